@@ -1,0 +1,130 @@
+"""What a measurement is about: a `Case`, the `Target` it runs on, and the `Op` that prepares it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from kernels.precision import Precision, precision
+
+DATA = ("normal", "uniform", "integers", "zeros")
+
+
+@dataclass(frozen=True)
+class Target:
+    """The device facts that kernels choose by: no clocks, no sensors."""
+
+    kind: str  # "cuda" or "cpu"
+    name: str
+    capability: tuple[int, int] | None = None
+    sm_count: int = 0
+    index: int = 0
+
+    @property
+    def torch_device(self) -> str:
+        """The device string torch takes."""
+        return f"cuda:{self.index}" if self.kind == "cuda" else "cpu"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing to measure: an op at one size, in one precision, by one back end.
+
+    `dims` holds the op's own sizes ("m", "n", "k" for gemm). Never changed once planned.
+    """
+
+    op: str
+    dims: Mapping[str, int | str] = field(hash=False)
+    precision_name: str
+    backend: str
+    layout: str = "nt"
+    data: str = "normal"
+
+    @property
+    def precision(self) -> Precision:
+        """The entry of PRECISIONS that `precision_name` names."""
+        return precision(self.precision_name)
+
+    @property
+    def group(self) -> str:
+        """Identity of the problem: cases that share it are arms of one comparison."""
+        dims = ",".join(f"{name}={value}" for name, value in self.dims.items())
+        return f"{self.op}/{dims}/{self.layout}/{self.data}"
+
+    @property
+    def key(self) -> str:
+        """Stable identity, the same in every run of every version."""
+        return f"{self.group}/{self.precision_name}/{self.backend}"
+
+    def dim(self, name: str) -> int:
+        """An integer dimension by name."""
+        return int(self.dims[name])
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to run a prepared case. `call()` only launches.
+
+    `tile` is (M, N, K) of a work-group's tile where the back end chose it itself; `label` names the
+    variant or configuration and is what a tuning table keeps.
+    """
+
+    label: str
+    call: Callable[[], object]
+    tile: tuple[int, int, int] | None = None
+    kernel: str | None = None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A case ready to launch: memory allocated, inputs filled.
+
+    `candidates` holds at least one; with several, the measuring core times them and keeps the
+    fastest. `rel_error(candidate)` poisons the output, launches once and compares with float64.
+    """
+
+    candidates: Sequence[Candidate]
+    rel_error: Callable[[Candidate], float]
+    flops: int
+    min_bytes: int
+
+
+class CannotRun(Exception):
+    """The case cannot run here; the message is the reason a person reads."""
+
+
+class Op(Protocol):
+    """An operation that can be measured. Registered in `kernels.OPS`."""
+
+    name: str
+    backends: Mapping[str, str]  # name -> what it is
+    dims: tuple[str, ...]
+
+    def cannot_run(self, case: Case, target: Target) -> str | None:
+        """Why the case cannot run on the target, or None."""
+        ...
+
+    def flops(self, case: Case) -> int:
+        """Useful floating-point (or integer) operations of one launch."""
+        ...
+
+    def min_bytes(self, case: Case) -> int:
+        """Fewest bytes through device memory: inputs read once, output written once."""
+        ...
+
+    def session(self, target: Target, seed: int) -> OpSession:
+        """Where operands live while the arms of one comparison share them."""
+        ...
+
+
+class OpSession(Protocol):
+    """Prepares cases; arms of one group that store the same operands share the memory."""
+
+    def prepare(self, case: Case, *, tune: bool = False) -> Prepared:
+        """Allocate, fill and bind. Raises CannotRun with a reason, or torch.OutOfMemoryError."""
+        ...
+
+    def close(self) -> None:
+        """Free what is shared."""
+        ...

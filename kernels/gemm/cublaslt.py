@@ -1,0 +1,299 @@
+"""GEMM by cuBLASLt itself: every algorithm that its heuristic proposes is a candidate.
+
+Where torch takes the heuristic's first proposal, the measuring core times them all, so this is the
+best the library has. Two things keep the comparison honest. float32 means CUBLAS_COMPUTE_32F, which
+never uses TF32. And where the output is narrower than the accumulator, split-K may add its partial
+sums in the accumulator's type only ("float16, float32 accumulate" stays true), while torch's
+default lets cuBLAS add them in float16.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from kernels.case import Candidate, CannotRun, Case, Target
+from kernels.gemm import cublaslt_api as api
+from kernels.gemm.operands import Operands
+from kernels.precision import DTYPE_BYTES, Capability, Precision
+
+MAX_CANDIDATES = 32
+# What NVIDIA advises: 32 MiB from Hopper on, 4 MiB before (cuBLAS documentation,
+# cublasSetWorkspace); with less, small problems lose their split-K algorithms.
+WORKSPACE_BYTES_HOPPER = 32 << 20
+WORKSPACE_BYTES_BEFORE = 4 << 20
+# cublasLtMatmul, "To use FP8 kernels" and "To use IMMA kernels": both operands K-major ("TN"), and
+# what lies along K and N aligned to 16 bytes (fp8) or in multiples of 4 (int8).
+FLOAT8_MULTIPLE = 16
+INT8_MULTIPLE = 4
+MAX_ALIGNMENT_BYTES = 256  # what the heuristic assumes unless told less
+
+
+def cannot_run(case: Case, target: Target) -> str | None:
+    """Why cuBLASLt cannot multiply this, or None. The heuristic has the last word."""
+    return refuse_8bit(case, "cuBLASLt")
+
+
+def refuse_8bit(case: Case, library: str) -> str | None:
+    """Why `library` has no kernel for an 8-bit case of this layout or size; None for others."""
+    name, kind = case.precision_name, case.precision
+    if kind.bytes_per_element != 1:
+        return None
+    if case.layout != "nt":
+        return f"{name} in {library} takes both operands K-major only; use --layout nt"
+    n, k = case.dim("n"), case.dim("k")
+    multiple = FLOAT8_MULTIPLE if kind.is_float8 else INT8_MULTIPLE
+    if n % multiple or k % multiple:
+        return f"{name} in {library} needs N and K in multiples of {multiple}, not {n} and {k}"
+    return None
+
+
+def candidates(case: Case, operands: Operands, target: Target) -> Sequence[Candidate]:
+    """Every algorithm of the heuristic's, best guess first; `target` must be the current device.
+
+    Labels and tiles in them are the library's, rows x columns of its column-major C;
+    `Candidate.tile` is (M, N, K) of ours. Raises CannotRun when the library is missing or has
+    nothing for the case.
+    """
+    require_current_device(target)
+    library = api.load()
+    try:
+        problem = _problem(library, case.precision, operands, target)
+        algos = _proposed(problem)
+    except api.CublasLtError as error:
+        raise CannotRun(
+            f"cuBLASLt has no {case.precision_name} for {case.group}: {error}"
+        ) from error
+    if not algos:
+        raise CannotRun(f"cuBLASLt's heuristic proposes nothing for {case.key}")
+    labels = _unique([_label(library, algo) for algo in algos])
+    return tuple(
+        Candidate(label, _launcher(problem, algo), tile=_tile(library, algo))
+        for label, algo in zip(labels, algos, strict=True)
+    )
+
+
+def require_current_device(target: Target) -> None:
+    """CannotRun unless the target is torch's current device: raw launches go to that one."""
+    current = torch.cuda.current_device()
+    if current != target.index:
+        raise CannotRun(
+            f"cuda:{target.index} is not the current device (cuda:{current} is); "
+            f"call torch.cuda.set_device({target.index}) first"
+        )
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """Everything a launch points at. It owns it, so that a bound launch keeps it alive."""
+
+    library: api.Library
+    handle: int
+    description: api.Descriptor
+    first: api.Descriptor
+    second: api.Descriptor
+    out: api.Descriptor
+    alpha: ctypes._SimpleCData
+    beta: ctypes._SimpleCData
+    operands: Operands
+    workspace: torch.Tensor
+    reductions: int
+    index: int
+
+
+@cache
+def _handle(index: int) -> int:
+    """The process's cuBLASLt handle for the (current) device; never destroyed."""
+    handle = ctypes.c_void_p()
+    api.load().call("Create", ctypes.byref(handle))
+    assert handle.value is not None, f"no handle for cuda:{index}"
+    return handle.value
+
+
+def _problem(library: api.Library, kind: Precision, operands: Operands, target: Target) -> _Problem:
+    a, b, c = operands.a, operands.b, operands.c
+    blas = api.column_major(operands.mnk, a.stride(), b.stride(), c.stride())
+    alpha, beta = api.arithmetic(kind).scalars()
+    size = workspace_bytes(target.capability or (0, 0))
+    return _Problem(
+        library=library,
+        handle=_handle(target.index),
+        description=_description(library, kind, blas, operands),
+        first=_layout(library, kind.storage_b or kind.storage, blas.first),
+        second=_layout(library, kind.storage, blas.second),
+        out=_layout(library, kind.output, blas.out),
+        alpha=alpha,
+        beta=beta,
+        operands=operands,
+        workspace=torch.empty(size, dtype=torch.uint8, device=c.device),
+        reductions=reduction_schemes(kind),
+        index=target.index,
+    )
+
+
+def workspace_bytes(capability: Capability) -> int:
+    """Scratch memory that an algorithm may ask for, bytes."""
+    return WORKSPACE_BYTES_HOPPER if capability >= (9, 0) else WORKSPACE_BYTES_BEFORE
+
+
+def reduction_schemes(kind: Precision) -> int:
+    """The split-K reductions that keep the precision's accumulator, a mask."""
+    if DTYPE_BYTES[kind.output] < DTYPE_BYTES[kind.accumulate]:
+        return api.CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE
+    return api.CUBLASLT_REDUCTION_SCHEME_MASK
+
+
+def _description(
+    library: api.Library, kind: Precision, blas: api.ColumnMajor, operands: Operands
+) -> api.Descriptor:
+    how = api.arithmetic(kind)
+    description = api.Descriptor(library, "MatmulDesc", how.compute, how.scale)
+    description.set(api.CUBLASLT_MATMUL_DESC_TRANSA, ctypes.c_int32(blas.first.op))
+    description.set(api.CUBLASLT_MATMUL_DESC_TRANSB, ctypes.c_int32(blas.second.op))
+    if kind.is_float8:
+        one = ctypes.c_void_p(operands.one.data_ptr())
+        description.set(api.CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, one)
+        description.set(api.CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, one)
+        fast = ctypes.c_int8(kind.fast_accumulate)
+        description.set(api.CUBLASLT_MATMUL_DESC_FAST_ACCUM, fast)
+    return description
+
+
+def _layout(library: api.Library, dtype: str, stored: api.Stored) -> api.Descriptor:
+    return api.Descriptor(
+        library, "MatrixLayout", api.DATA_TYPES[dtype], stored.rows, stored.columns, stored.ld
+    )
+
+
+def alignment_bytes(address: int) -> int:
+    """The largest power of two, up to 256, that divides the address."""
+    return min(address & -address, MAX_ALIGNMENT_BYTES) or MAX_ALIGNMENT_BYTES
+
+
+def _preference(problem: _Problem) -> api.Descriptor:
+    preference = api.Descriptor(problem.library, "MatmulPreference")
+    size = ctypes.c_uint64(problem.workspace.numel())
+    preference.set(api.CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, size)
+    reductions = ctypes.c_uint32(problem.reductions)
+    preference.set(api.CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reductions)
+    operands = problem.operands
+    for attribute, tensor in (
+        (api.CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, operands.b),
+        (api.CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, operands.a),
+        (api.CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, operands.c),
+        (api.CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, operands.c),
+    ):
+        preference.set(attribute, ctypes.c_uint32(alignment_bytes(tensor.data_ptr())))
+    return preference
+
+
+def _proposed(problem: _Problem) -> list[api.Algo]:
+    """The heuristic's algorithms, best guess first, each once."""
+    results = (api.HeuristicResult * MAX_CANDIDATES)()
+    count = ctypes.c_int()
+    preference = _preference(problem)
+    problem.library.call(
+        "MatmulAlgoGetHeuristic",
+        problem.handle,
+        problem.description.address,
+        problem.first.address,
+        problem.second.address,
+        problem.out.address,
+        problem.out.address,
+        preference.address,
+        MAX_CANDIDATES,
+        ctypes.byref(results),
+        ctypes.byref(count),
+    )
+    usable = [r for r in results[: count.value] if r.state == api.CUBLAS_STATUS_SUCCESS]
+    by_content = {bytes(result.algo): result.algo for result in usable}
+    return [api.Algo.from_buffer_copy(content) for content in by_content]
+
+
+def _label(library: api.Library, algo: api.Algo) -> str:
+    def read(attribute: int) -> int:
+        return library.algo_config(algo, attribute)
+
+    tile = read(api.CUBLASLT_ALGO_CONFIG_TILE_ID)
+    stages = read(api.CUBLASLT_ALGO_CONFIG_STAGES_ID)
+    cluster = read(api.CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID)
+    parts = [
+        f"algo{read(api.CUBLASLT_ALGO_CONFIG_ID)}",
+        "tile" + _times(api.TILES.get(tile), tile),
+        "stages" + _times(api.STAGES.get(stages), stages),
+        f"splitk{read(api.CUBLASLT_ALGO_CONFIG_SPLITK_NUM)}",
+        "cluster" + (api.CLUSTERS.get(cluster) or (f"#{cluster}" if cluster else "auto")),
+    ]
+    for name, attribute in (
+        ("reduce", api.CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME),
+        ("swizzle", api.CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING),
+        ("custom", api.CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION),
+        ("inner", api.CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID),
+    ):
+        if value := read(attribute):
+            parts.append(f"{name}{value}")
+    return "/".join(parts)
+
+
+def _times(pair: tuple[object, object] | None, number: int) -> str:
+    """ "128x256", or "#700" for an id that the table does not have."""
+    return f"{pair[0]}x{pair[1]}" if pair else f"#{number}"
+
+
+def _unique(labels: Sequence[str]) -> list[str]:
+    """The labels, those seen before numbered: settings that cuBLASLt does not show differ."""
+    seen: dict[str, int] = {}
+    unique: list[str] = []
+    for label in labels:
+        seen[label] = seen.get(label, 0) + 1
+        unique.append(label if seen[label] == 1 else f"{label}~{seen[label]}")
+    return unique
+
+
+def _tile(library: api.Library, algo: api.Algo) -> tuple[int, int, int] | None:
+    tile = api.TILES.get(library.algo_config(algo, api.CUBLASLT_ALGO_CONFIG_TILE_ID))
+    stages = api.STAGES.get(library.algo_config(algo, api.CUBLASLT_ALGO_CONFIG_STAGES_ID))
+    return (tile[1], tile[0], stages[0]) if tile and stages else None
+
+
+def _launcher(problem: _Problem, algo: api.Algo) -> Callable[[], object]:
+    operands, out = problem.operands, problem.operands.c.data_ptr()
+    arguments = (
+        problem.handle,
+        problem.description.address,
+        ctypes.addressof(problem.alpha),
+        operands.b.data_ptr(),
+        problem.first.address,
+        operands.a.data_ptr(),
+        problem.second.address,
+        ctypes.addressof(problem.beta),
+        out,
+        problem.out.address,
+        out,
+        problem.out.address,
+        ctypes.addressof(algo),
+        problem.workspace.data_ptr(),
+        problem.workspace.numel(),
+    )
+    return _Launch(problem, algo, arguments)
+
+
+class _Launch:
+    """One cublasLtMatmul on torch's current stream, its arguments bound beforehand."""
+
+    def __init__(self, problem: _Problem, algo: api.Algo, arguments: tuple[int, ...]) -> None:
+        self.keep = (problem, algo)  # what the addresses in `arguments` point at
+        self.library, self.index = problem.library, problem.index
+        self.matmul = problem.library.functions["Matmul"]
+        self.arguments = arguments
+
+    def __call__(self) -> None:
+        # The raw stream of torch.cuda.current_stream(), without making a Stream object of it.
+        stream = torch._C._cuda_getCurrentRawStream(self.index)
+        status = self.matmul(*self.arguments, stream)
+        if status != api.CUBLAS_STATUS_SUCCESS:
+            raise self.library.error("Matmul", status)

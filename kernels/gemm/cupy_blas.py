@@ -1,0 +1,119 @@
+"""GEMM by cuBLAS's gemmEx, called through CuPy's binding: no torch between the call and cuBLAS.
+
+The handle is this module's own. CuPy's shared one (and torch's) keep their math mode, and nobody
+can switch TF32 on under a float32 arm: with the math mode at its default the compute type alone
+decides, 68 is IEEE float32 and 77 is TF32. The one flag set makes split-K add its partial sums in
+the accumulator's type, as the cublaslt back end does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+
+from kernels.case import Candidate, CannotRun, Case, Target
+from kernels.gemm import cublaslt_api as api
+from kernels.gemm.cublaslt import refuse_8bit, require_current_device
+from kernels.gemm.operands import Operands
+from kernels.precision import Precision
+
+MATH_MODE = api.CUBLAS_DEFAULT_MATH | api.CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION
+
+
+def cannot_run(case: Case, target: Target) -> str | None:
+    """Why gemmEx cannot multiply this, or None."""
+    if case.precision.is_float8:
+        return f"cublasGemmEx has no {case.precision_name}; use back end cublaslt"
+    if importlib.util.find_spec("cupy") is None:
+        return "CuPy is not installed: pip install cupy-cuda13x"
+    return refuse_8bit(case, "cublasGemmEx")
+
+
+def candidates(case: Case, operands: Operands, target: Target) -> Sequence[Candidate]:
+    """The one gemmEx call for this case; `target` must be the current device.
+
+    Launches it once, so that a refusal of cuBLAS is a CannotRun with cuBLAS's own status.
+    """
+    require_current_device(target)
+    binding = _binding()
+    call = _Launch(case.precision, operands, target.index)
+    try:
+        call()
+    except binding.CUBLASError as error:
+        raise CannotRun(f"cublasGemmEx refuses {case.key}: {error}") from error
+    return (Candidate("gemmEx", call),)
+
+
+@cache
+def _binding() -> Any:
+    """CuPy's cublas module. Raises CannotRun with the reason it cannot be imported."""
+    try:
+        from cupy_backends.cuda.libs import cublas
+    except Exception as error:  # CuPy fails in many ways where its CUDA libraries do not load
+        raise CannotRun(f"CuPy cannot be imported: {str(error).strip().splitlines()[0]}") from error
+    return cublas
+
+
+@cache
+def _handle(index: int) -> int:
+    """The process's cuBLAS handle for the (current) device; never destroyed."""
+    binding = _binding()
+    handle = binding.create()
+    assert handle, f"no handle for cuda:{index}"
+    binding.setMathMode(handle, MATH_MODE)
+    return handle
+
+
+class _Stream:
+    """A CUDA stream by its address, in the protocol that CuPy reads (`__cuda_stream__`)."""
+
+    def __init__(self, address: int) -> None:
+        self.address = address
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.address
+
+
+@cache
+def _cupy_stream(address: int) -> Any:
+    import cupy
+
+    return cupy.cuda.Stream.from_external(_Stream(address))
+
+
+def _arguments(kind: Precision, operands: Operands, alpha: int, beta: int) -> tuple[int, ...]:
+    """What gemmEx takes after the handle; `alpha` and `beta` are host addresses."""
+    a, b, c = operands.a, operands.b, operands.c
+    blas = api.column_major(operands.mnk, a.stride(), b.stride(), c.stride())
+    stored, output = api.DATA_TYPES[kind.storage], api.DATA_TYPES[kind.output]
+    return (
+        *(blas.first.op, blas.second.op, blas.m, blas.n, blas.k, alpha),
+        *(b.data_ptr(), stored, blas.first.ld),
+        *(a.data_ptr(), stored, blas.second.ld, beta),
+        *(c.data_ptr(), output, blas.out.ld),
+        *(api.arithmetic(kind).compute, api.CUBLAS_GEMM_DEFAULT),
+    )
+
+
+class _Launch:
+    """One cublasGemmEx on torch's current stream, its arguments bound beforehand."""
+
+    def __init__(self, kind: Precision, operands: Operands, index: int) -> None:
+        alpha, beta = api.arithmetic(kind).scalars()
+        self.keep = (operands, alpha, beta)  # what the addresses in `arguments` point at
+        self.index = index
+        self.gemm_ex: Callable[..., object] = _binding().gemmEx
+        self.arguments = (
+            _handle(index),
+            *_arguments(kind, operands, ctypes.addressof(alpha), ctypes.addressof(beta)),
+        )
+
+    def __call__(self) -> None:
+        # gemmEx sets the handle's stream to CuPy's current one, whatever it was set to before.
+        with _cupy_stream(torch._C._cuda_getCurrentRawStream(self.index)):
+            self.gemm_ex(*self.arguments)

@@ -1,0 +1,87 @@
+"""GEMM through torch: cuBLAS on a GPU (what a user gets), oneDNN or MKL on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from kernels.case import Candidate, CannotRun, Case, Target
+from kernels.gemm.operands import Operands
+
+matmul_switches = torch.backends.cuda.matmul
+CPU_TRIAL_SIZE = 64
+
+
+def cannot_run(case: Case, target: Target) -> str | None:
+    """Why torch cannot multiply this, or None."""
+    kind = case.precision
+    if target.kind == "cpu" and kind.multiply == "tf32":
+        return "tf32 is a Tensor Core mode; a CPU has none"
+    if target.kind == "cpu" and kind.accumulate == "float16":
+        return "torch has no float16 accumulation on a CPU"
+    if kind.is_float8 or kind.storage == "int8":
+        return _cannot_run_8bit(case, target)
+    return None
+
+
+def _cannot_run_8bit(case: Case, target: Target) -> str | None:
+    name, (m, n, k) = case.precision_name, (case.dim(d) for d in "mnk")
+    if target.kind == "cpu":
+        return None
+    if case.layout != "nt":
+        return f"{name} in cuBLASLt takes both operands K-major only; use --layout nt"
+    multiple = 16 if case.precision.is_float8 else 8
+    if n % multiple or k % multiple:
+        return f"{name} in torch needs N and K in multiples of {multiple}, not {n} and {k}"
+    if case.precision.storage == "int8" and m <= 16:
+        return f"int8 in torch needs M above 16, not {m}"
+    return None
+
+
+def candidates(case: Case, operands: Operands, target: Target) -> Sequence[Candidate]:
+    """The one call that torch offers for this case."""
+    if target.kind == "cpu":
+        _try_on_cpu(case, operands)
+    return (Candidate("torch", _call(case, operands)),)
+
+
+def _try_on_cpu(case: Case, operands: Operands) -> None:
+    """CannotRun where this CPU's torch lacks the product; tried on a corner, at no cost."""
+    m, n, k = (min(size, CPU_TRIAL_SIZE) for size in operands.mnk)
+    corner = Operands(
+        operands.a[:m, :k], operands.b[:k, :n], operands.c[:m, :n].contiguous(), operands.one
+    )
+    try:
+        _call(case, corner)()
+    except (RuntimeError, NotImplementedError, ValueError) as error:
+        first_line = (str(error) or type(error).__name__).splitlines()[0]
+        raise CannotRun(f"torch on this CPU has no {case.precision_name}: {first_line}") from error
+
+
+def _call(case: Case, operands: Operands) -> Callable[[], object]:
+    a, b, c, one = operands.a, operands.b, operands.c, operands.one
+    kind = case.precision
+    if kind.is_float8:
+        return lambda: torch._scaled_mm(  # pyright: ignore[reportPrivateImportUsage]
+            a, b, one, one, out_dtype=c.dtype, use_fast_accum=kind.fast_accumulate, out=c
+        )
+    if kind.storage == "int8":
+        return lambda: torch._int_mm(a, b, out=c)  # pyright: ignore[reportPrivateImportUsage]
+    if kind.storage == "float32":
+        return _with_switch("fp32_precision", kind.multiply, lambda: torch.mm(a, b, out=c))
+    if kind.storage == "float16":
+        half_accumulate = kind.accumulate == "float16"
+        return _with_switch(
+            "allow_fp16_accumulation", half_accumulate, lambda: torch.mm(a, b, out=c)
+        )
+    return lambda: torch.mm(a, b, out=c)
+
+
+def _with_switch(name: str, value: object, launch: Callable[[], object]) -> Callable[[], object]:
+    # Arms take turns in one process, so every launch sets the switch that it depends on.
+    def call() -> object:
+        setattr(matmul_switches, name, value)
+        return launch()
+
+    return call

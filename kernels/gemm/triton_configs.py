@@ -1,0 +1,254 @@
+"""Configurations of the Triton GEMM: their labels, what a problem allows, and which to prefer.
+
+Nothing here imports torch or triton: tables and rules can be checked on any machine.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from math import ceil
+
+from kernels.case import Case
+from kernels.precision import Capability, Precision
+
+POINTER, TMA, PERSISTENT, WIDE = "pointer", "tma", "tma_persistent", "tma_192"
+KERNELS = (POINTER, TMA, PERSISTENT, WIDE)
+TMA_ALIGNMENT = 16  # bytes, of every row; CUDA driver API, cuTensorMapEncodeTiled
+
+# Shared memory that one block may have, in bytes; CUDA C++ Programming Guide, "Technical
+# Specifications per Compute Capability". Others get the least of the GPUs since Ampere.
+SHARED_MEMORY: dict[Capability, int] = {
+    (7, 0): 98304, (7, 5): 65536, (8, 0): 166912, (8, 7): 166912,
+    (9, 0): 232448, (10, 0): 232448, (10, 3): 232448,
+}  # fmt: skip
+LEAST_SHARED_MEMORY = 101376
+
+
+@dataclass(frozen=True)
+class Config:
+    """One way to run a kernel. `split` is the number of parts that a tile is stored in.
+
+    `direct` stores registers to memory without TMA; `specialize` gives loads warps of their own.
+    """
+
+    kernel: str
+    bm: int
+    bn: int
+    bk: int
+    stages: int
+    warps: int
+    group: int = 8
+    split: int = 1
+    direct: bool = False
+    specialize: bool = False
+
+    @property
+    def label(self) -> str:
+        """Compact name, which `parse` reads: "tma_persistent/128x256x64/s4/w8/g8/sub2"."""
+        parts = [self.kernel, f"{self.bm}x{self.bn}x{self.bk}", f"s{self.stages}"]
+        parts += [f"w{self.warps}", f"g{self.group}"]
+        parts += [f"sub{self.split}"] * (self.split > 1)
+        parts += ["direct"] * self.direct + ["ws"] * self.specialize
+        return "/".join(parts)
+
+
+_LABEL = re.compile(
+    rf"(?P<kernel>{'|'.join(KERNELS)})/(?P<bm>\d+)x(?P<bn>\d+)x(?P<bk>\d+)/s(?P<stages>\d+)"
+    r"/w(?P<warps>\d+)/g(?P<group>\d+)(/sub(?P<split>\d+))?(?P<direct>/direct)?(?P<specialize>/ws)?"
+)
+
+
+def parse(label: str) -> Config:
+    """The configuration a label names. Raises ValueError."""
+    found = _LABEL.fullmatch(label)
+    if found is None:
+        raise ValueError(f"not a configuration of the Triton GEMM: {label!r}")
+    numbers = {name: int(found[name]) for name in ("bm", "bn", "bk", "stages", "warps", "group")}
+    return Config(
+        kernel=found["kernel"], **numbers, split=int(found["split"] or 1),
+        direct=found["direct"] is not None, specialize=found["specialize"] is not None,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A GEMM as the kernels see it: sizes, arithmetic, and how A and B lie in memory."""
+
+    m: int
+    n: int
+    k: int
+    precision: Precision
+    a_k_major: bool
+    b_k_major: bool
+
+    @classmethod
+    def of(cls, case: Case) -> Problem:
+        """The problem of a case: layout letter "n" of A and "t" of B keep K contiguous."""
+        m, n, k = (case.dim(d) for d in "mnk")
+        return cls(m, n, k, case.precision, case.layout[0] == "n", case.layout[1] == "t")
+
+    @property
+    def pack_a(self) -> bool:
+        """Whether TMA needs a copy of A."""
+        return self._pack(self.a_k_major, self.m)
+
+    @property
+    def pack_b(self) -> bool:
+        """Whether TMA needs a copy of B."""
+        return self._pack(self.b_k_major, self.n)
+
+    def _pack(self, k_major: bool, rows: int) -> bool:
+        # wgmma reads only 16-bit types with K outermost; PTX ISA, "Strides", wgmma descriptors.
+        if not k_major and self.precision.bytes_per_element != 2:
+            return True
+        return bool(
+            (self.k if k_major else rows) * self.precision.bytes_per_element % TMA_ALIGNMENT
+        )
+
+    @property
+    def c_misaligned(self) -> bool:
+        """Whether the rows of C are out of TMA's reach."""
+        return bool(self.n * self.precision.output_bytes % TMA_ALIGNMENT)
+
+    @property
+    def storage_class(self) -> tuple[bool, bool, bool]:
+        """Problems that agree here can share a tuned configuration."""
+        return self.pack_a, self.pack_b, self.c_misaligned
+
+    def tiles(self, config: Config) -> int:
+        """How many tiles cover C."""
+        return ceil(self.m / config.bm) * ceil(self.n / config.bn)
+
+
+def shared_memory(config: Config, kind: Precision) -> int:
+    """Estimated bytes of shared memory, seldom too few; the compiler has the last word."""
+    buffers = config.stages * (config.bm + config.bn) * config.bk * kind.bytes_per_element
+    staged = config.bm * config.bn * kind.output_bytes // config.split
+    if config.kernel == POINTER:
+        return max(buffers, staged)
+    barriers = 1024
+    if config.kernel == TMA and (kind.output_bytes == 2 or config.split > 1 or config.direct):
+        return max(buffers, staged) + barriers
+    return buffers + staged + barriers
+
+
+def shared_memory_limit(capability: Capability) -> int:
+    """Bytes of shared memory one block may have."""
+    return SHARED_MEMORY.get(capability, LEAST_SHARED_MEMORY)
+
+
+def valid(config: Config, problem: Problem, capability: Capability) -> bool:
+    """Whether the configuration can run the problem on a GPU of this capability."""
+    if config.kernel != POINTER and (capability < (9, 0) or config.direct < problem.c_misaligned):
+        return False
+    return shared_memory(config, problem.precision) <= shared_memory_limit(capability)
+
+
+@cache
+def catalogue(precision_name: str, element_bytes: int, output_bytes: int) -> tuple[Config, ...]:
+    """Every configuration that the rules choose from, for one precision."""
+    if precision_name == "fp32":
+        return tuple(_fp32())
+    line = 128 // element_bytes  # elements of K in a 128-byte swizzled row
+    found = [*_pointer(line), *_plain(line), *_persistent(line, output_bytes), *_wide(line)]
+    found += [replace(c, direct=True, split=max(c.split, 2)) for c in found if c.kernel != POINTER]
+    return tuple(found)
+
+
+def _fp32() -> Iterator[Config]:
+    # No Tensor Core: operands go through registers, so tiles stay small along K.
+    for bm, bn, bk, stages, warps in (
+        (32, 32, 32, 3, 4), (32, 64, 32, 3, 4), (64, 64, 16, 3, 4), (128, 64, 16, 3, 4),
+        (64, 128, 16, 3, 4), (128, 128, 16, 3, 8), (128, 128, 16, 2, 8),
+    ):  # fmt: skip
+        yield Config(POINTER, bm, bn, bk, stages, warps)
+
+
+def _pointer(line: int) -> Iterator[Config]:
+    for bm, bn, stages, warps in (
+        (32, 32, 4, 4), (32, 64, 4, 4), (64, 64, 4, 4), (64, 128, 4, 4), (128, 64, 4, 4),
+        (128, 128, 3, 8), (128, 256, 3, 8),
+    ):  # fmt: skip
+        yield Config(POINTER, bm, bn, line, stages, warps)
+
+
+def _plain(line: int) -> Iterator[Config]:
+    for bm, bn, lines, stages, warps in (
+        (64, 32, 1, 6, 4), (64, 64, 1, 4, 4), (64, 64, 1, 6, 4), (64, 64, 2, 4, 4),
+        (64, 128, 1, 4, 4), (64, 128, 1, 6, 4), (128, 64, 1, 4, 4), (128, 64, 1, 6, 4),
+        (128, 64, 2, 4, 4), (64, 128, 2, 4, 4), (128, 128, 1, 3, 4), (128, 128, 1, 4, 4),
+        (128, 128, 1, 5, 8), (64, 256, 1, 4, 4), (128, 256, 1, 3, 8), (128, 256, 1, 4, 8),
+        (256, 128, 1, 3, 8), (256, 128, 1, 4, 8),
+    ):  # fmt: skip
+        yield Config(TMA, bm, bn, lines * line, stages, warps)
+
+
+def _persistent(line: int, output_bytes: int) -> Iterator[Config]:
+    wide = output_bytes // 2  # parts for a 32-bit C, so that four stages still fit
+    yield Config(PERSISTENT, 128, 128, line, 4, 4, split=wide)
+    yield Config(PERSISTENT, 128, 128, line, 4, 8, split=wide)
+    for bm, bn in ((128, 256), (256, 128)):
+        yield Config(PERSISTENT, bm, bn, line, 3, 8, split=wide)
+        yield Config(PERSISTENT, bm, bn, line, 4, 8, split=2 * wide)
+
+
+def _wide(line: int) -> Iterator[Config]:
+    yield Config(WIDE, 128, 192, line, 4, 8, split=2)
+
+
+def choices(problem: Problem, capability: Capability, sm_count: int) -> Sequence[Config]:
+    """All valid configurations of the catalogue, the most promising first."""
+    kind = problem.precision
+    listed = catalogue(kind.name, kind.bytes_per_element, kind.output_bytes)
+    possible = [
+        config
+        for config in listed
+        if valid(config, problem, capability)
+        and (config.direct == problem.c_misaligned or config.kernel == POINTER)
+    ]
+    return sorted(possible, key=lambda config: estimated_clocks(config, problem, sm_count))
+
+
+# Multiply-adds count two. Dense, per clock and SM, from NVIDIA's H100 whitepaper, "H100 SM".
+FLOP_PER_CLOCK = {
+    "ieee/float32": 256,
+    "tf32/float32": 2048,
+    "ieee/float16": 4096,
+    "ieee/bfloat16": 4096,
+}
+FLOP_PER_CLOCK_8BIT = 8192
+L2_BYTES_PER_CLOCK = 42  # per SM: about 10 TB/s over 132 SMs; a model's constant, not a measurement
+START_CLOCKS = 3000  # launch, first loads
+POINTER_SLOWDOWN = 1.3  # address arithmetic and register pressure, against TMA
+PACK_CLOCKS = 4000  # another launch
+
+
+def estimated_clocks(config: Config, problem: Problem, sm_count: int) -> float:
+    """A model's SM clocks for one launch: waves x (products or loads), and the ends of a tile."""
+    kind = problem.precision
+    rate = FLOP_PER_CLOCK.get(f"{kind.multiply}/{kind.storage}", FLOP_PER_CLOCK_8BIT)
+    shared_blocks = 2 if _two_fit(config, kind) else 1
+    waves = ceil(problem.tiles(config) / (sm_count * shared_blocks)) * shared_blocks
+    if problem.tiles(config) <= sm_count:
+        waves = 1
+    area, edge = config.bm * config.bn, config.bm + config.bn
+    narrow = (
+        1.0 if min(config.bm, config.bn) >= 128 else 1.15
+    )  # shared memory feeds wgmma too slowly
+    products = 2 * area * problem.k / rate * narrow
+    loads = edge * problem.k * kind.bytes_per_element / L2_BYTES_PER_CLOCK
+    store = (
+        area * kind.output_bytes / L2_BYTES_PER_CLOCK * (0.3 if config.kernel == PERSISTENT else 1)
+    )
+    clocks = START_CLOCKS + waves * (max(products, loads) + store)
+    if config.kernel == POINTER:
+        return clocks * POINTER_SLOWDOWN
+    packs = problem.pack_a + problem.pack_b
+    return clocks + packs * PACK_CLOCKS
+
+
+def _two_fit(config: Config, kind: Precision) -> bool:
+    return config.warps == 4 and shared_memory(config, kind) * 2 <= SHARED_MEMORY[(9, 0)]

@@ -1,0 +1,161 @@
+"""The precisions: how numbers are stored, multiplied and added up. One entry each.
+
+Importing this module does not import torch; `Precision.torch_storage` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+Capability = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How one arm of a comparison computes.
+
+    `storage`, `accumulate` and `output` are torch dtype names. `multiply` names the arithmetic of
+    the product: "ieee" is what the storage type says, "tf32" rounds float32 operands to 10
+    mantissa bits. `rel_tolerance` bounds ||out - ref|| / ||ref|| against a float64 product of the
+    *rounded* operands, so it covers accumulation and output rounding, not the storage rounding.
+    `min_capability` maps each GPU back end that can run the precision to the compute capability
+    it needs there; a back end not listed cannot run it.
+    """
+
+    name: str
+    title: str
+    storage: str
+    multiply: str
+    accumulate: str
+    output: str
+    rel_tolerance: float
+    min_capability: Mapping[str, Capability] = field(hash=False)
+    fast_accumulate: bool = False
+    storage_b: str | None = None  # where the second operand is stored differently
+
+    def torch_dtype(self, which: str = "storage") -> torch.dtype:
+        """The torch dtype of "storage", "storage_b", "accumulate" or "output"."""
+        import torch
+
+        return getattr(torch, getattr(self, which) or self.storage)
+
+    @property
+    def bytes_per_element(self) -> int:
+        """Bytes of one stored element."""
+        return DTYPE_BYTES[self.storage]
+
+    @property
+    def output_bytes(self) -> int:
+        """Bytes of one output element."""
+        return DTYPE_BYTES[self.output]
+
+    @property
+    def is_float8(self) -> bool:
+        """Whether the operands are stored in an 8-bit floating-point type."""
+        return self.storage.startswith("float8")
+
+
+DTYPE_BYTES: Mapping[str, int] = {
+    "float64": 8,
+    "float32": 4,
+    "int32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "int8": 1,
+}
+
+# Capabilities: Tensor Cores take fp16 from 7.0 (Volta), int8 from 7.5 (Turing), tf32 and bf16 from
+# 8.0 (Ampere), fp8 from 8.9 (Ada); CUDA C++ Programming Guide, "Element Types and Matrix Sizes".
+_ANY: Capability = (5, 0)
+
+
+def _same(capability: Capability, *backends: str) -> dict[str, Capability]:
+    return dict.fromkeys(backends, capability)
+
+
+_ALL_PRECISIONS = (
+    Precision(
+        "fp64", "float64", "float64", "ieee", "float64", "float64",
+        rel_tolerance=1e-12,
+        min_capability=_same(_ANY, "cublas", "cublaslt", "cupy"),
+    ),
+    Precision(
+        "fp32", "float32, IEEE (TF32 off)", "float32", "ieee", "float32", "float32",
+        rel_tolerance=2e-5,
+        min_capability=_same(_ANY, "cublas", "cublaslt", "cupy") | {"triton": (7, 0)},
+    ),
+    Precision(
+        "tf32", "float32 rounded to TF32", "float32", "tf32", "float32", "float32",
+        rel_tolerance=1.5e-3,
+        min_capability=_same((8, 0), "cublas", "cublaslt", "cupy", "triton"),
+    ),
+    Precision(
+        "fp16", "float16, float32 accumulate", "float16", "ieee", "float32", "float16",
+        rel_tolerance=1e-3,
+        min_capability=_same((7, 0), "cublas", "cublaslt", "cupy", "triton"),
+    ),
+    Precision(
+        "fp16-acc16", "float16, float16 accumulate", "float16", "ieee", "float16", "float16",
+        rel_tolerance=5e-2,
+        min_capability=_same((7, 0), "cublas", "cublaslt", "cupy", "triton"),
+    ),
+    Precision(
+        "bf16", "bfloat16, float32 accumulate", "bfloat16", "ieee", "float32", "bfloat16",
+        rel_tolerance=8e-3,
+        min_capability=_same((8, 0), "cublas", "cublaslt", "cupy", "triton"),
+    ),
+    Precision(
+        "fp8-e4m3", "float8 e4m3, fast accumulate", "float8_e4m3fn", "ieee", "float32", "bfloat16",
+        rel_tolerance=3e-2,
+        min_capability=_same((8, 9), "cublas", "cublaslt", "triton"),
+        fast_accumulate=True,
+    ),
+    Precision(
+        "fp8-e4m3-precise", "float8 e4m3, float32 accumulate",
+        "float8_e4m3fn", "ieee", "float32", "bfloat16",
+        rel_tolerance=8e-3,
+        min_capability=_same((8, 9), "cublas", "cublaslt", "triton"),
+    ),
+    Precision(
+        "fp8-e5m2", "float8 e5m2 x e4m3 (gradient x weight), fast accumulate",
+        "float8_e5m2", "ieee", "float32", "bfloat16",
+        rel_tolerance=3e-2,
+        min_capability=_same((8, 9), "cublas", "cublaslt", "triton"),
+        fast_accumulate=True,
+        # cuBLASLt has no e5m2 x e5m2 (its documentation's table of fp8 types); training never
+        # multiplies two gradients, so e5m2 stands for A alone.
+        storage_b="float8_e4m3fn",
+    ),
+    Precision(
+        "int8", "int8, int32 accumulate", "int8", "ieee", "int32", "int32",
+        rel_tolerance=0.0,
+        min_capability=_same((7, 5), "cublas", "cublaslt", "cupy", "triton"),
+    ),
+)  # fmt: skip
+
+PRECISIONS: Mapping[str, Precision] = {p.name: p for p in _ALL_PRECISIONS}
+
+ALIASES: Mapping[str, str] = {
+    "fp8": "fp8-e4m3",
+    "float64": "fp64",
+    "double": "fp64",
+    "float32": "fp32",
+    "float16": "fp16",
+    "half": "fp16",
+    "bfloat16": "bf16",
+}
+
+
+def precision(name: str) -> Precision:
+    """The precision called `name` (or an alias such as "fp8"); ValueError lists the choices."""
+    found = PRECISIONS.get(ALIASES.get(name, name))
+    if found is None:
+        raise ValueError(f"unknown precision {name!r}; choose from {', '.join(PRECISIONS)}")
+    return found

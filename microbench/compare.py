@@ -1,0 +1,159 @@
+"""Two runs, case by case: faster, slower, same, or cannot tell.
+
+Runs happen at different times on different allocations of memory and at different temperatures, so
+the interval of each run alone is too narrow for their ratio. NOISE_PCT and NOISE_S are what two
+runs of the same cases on one H200 differed by at most (docs/method.md, "Two runs"): a verdict needs
+the whole interval beyond them, and, where both runs know their clock, the same verdict in cycles.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kernels.case import Case
+from microbench.errors import UserError
+from microbench.results import Measurement, Result, Run
+
+NOISE_PCT = 3.0
+NOISE_S = 0.4e-6
+VERDICTS = ("faster", "slower", "same", "cannot tell")
+MUST_AGREE = ("timer", "l2", "regime")
+
+
+@dataclass(frozen=True)
+class CompareRow:
+    """One case in both runs. `ratio` is time in A over time in B: above 1, B is faster."""
+
+    key: str
+    case: Case
+    verdict: str
+    ratio: float
+    ci95: tuple[float, float] | None
+    a_s: float | None
+    b_s: float | None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What two runs say of each other. `differences` are facts that colour every row."""
+
+    differences: list[str]
+    rows: list[CompareRow]
+    only_a: list[str]
+    only_b: list[str]
+
+    def count(self, verdict: str) -> int:
+        """How many rows have this verdict."""
+        return sum(row.verdict == verdict for row in self.rows)
+
+
+def compare(a: Run, b: Run) -> Comparison:
+    """Row by row; UserError when the runs were not taken by the same method."""
+    if a.method_version != b.method_version:
+        raise UserError(
+            f"the runs were measured by different methods (method_version {a.method_version} and "
+            f"{b.method_version}); measure one of them again"
+        )
+    _refuse_other_settings(a, b)
+    in_b = {result.case.key: result for result in b.results}
+    rows = [_row(result, in_b[result.case.key]) for result in a.results if result.case.key in in_b]
+    in_a = {result.case.key for result in a.results}
+    if not rows:
+        raise UserError("the runs have no case in common")
+    return Comparison(
+        _differences(a, b),
+        rows,
+        [key for key in in_a if key not in in_b],
+        [key for key in in_b if key not in in_a],
+    )
+
+
+def _refuse_other_settings(a: Run, b: Run) -> None:
+    for name in MUST_AGREE:
+        ours, theirs = _setting(a, name), _setting(b, name)
+        if ours and theirs and ours != theirs:
+            raise UserError(
+                f"the runs differ in {name} ({', '.join(sorted(ours))} and "
+                f"{', '.join(sorted(theirs))}): such times do not compare; measure one again"
+            )
+
+
+def _setting(run: Run, name: str) -> set[str]:
+    return {str(getattr(r.measurement, name)) for r in run.results if r.measurement}
+
+
+def _differences(a: Run, b: Run) -> list[str]:
+    found: list[str] = []
+    for part, ours, theirs in (("", a.device, b.device), ("", a.software, b.software)):
+        for name in sorted(ours.keys() | theirs.keys()):
+            if ours.get(name) != theirs.get(name):
+                found.append(f"{part}{name}: {ours.get(name)} | {theirs.get(name)}")
+    clock_a, clock_b = _mean_clock(a), _mean_clock(b)
+    if clock_a and clock_b and abs(clock_a / clock_b - 1) > 0.02:
+        found.append(f"mean SM clock: {clock_a:.0f} MHz | {clock_b:.0f} MHz")
+    return found
+
+
+def _mean_clock(run: Run) -> float | None:
+    clocks = [r.measurement.sm_clock_mhz for r in run.results if r.measurement]
+    known = [clock for clock in clocks if clock]
+    return sum(known) / len(known) if known else None
+
+
+def _row(a: Result, b: Result) -> CompareRow:
+    case = a.case
+    if a.measurement is None or b.measurement is None:
+        statuses = f"{a.status} | {b.status}"
+        verdict = "same" if a.status == b.status else "cannot tell"
+        return CompareRow(case.key, case, verdict, math.nan, None, a.median_s, b.median_s, statuses)
+    ratio, interval = ratio_between(a.measurement, b.measurement)
+    verdict, note = judge(a.measurement, b.measurement)
+    return CompareRow(case.key, case, verdict, ratio, interval, a.median_s, b.median_s, note)
+
+
+def ratio_between(a: Measurement, b: Measurement) -> tuple[float, tuple[float, float] | None]:
+    """(time in A over time in B, interval): the medians' intervals, taken as independent."""
+    ratio = a.median_s / b.median_s
+    if a.ci95_s is None or b.ci95_s is None:
+        return ratio, None
+    below = math.hypot(math.log(a.median_s / a.ci95_s[0]), math.log(b.ci95_s[1] / b.median_s))
+    above = math.hypot(math.log(a.ci95_s[1] / a.median_s), math.log(b.median_s / b.ci95_s[0]))
+    return ratio, (ratio * math.exp(-below), ratio * math.exp(above))
+
+
+def judge(a: Measurement, b: Measurement) -> tuple[str, str]:
+    """(verdict on B, note). The whole interval must lie beyond the noise of two runs."""
+    ratio, interval = ratio_between(a, b)
+    if interval is None:
+        return "cannot tell", "one round only"
+    noise = max(NOISE_PCT / 100, NOISE_S / min(a.median_s, b.median_s))
+    verdict = _verdict(interval, noise)
+    if verdict not in ("faster", "slower") or not a.sm_clock_mhz or not b.sm_clock_mhz:
+        return verdict, ""
+    in_cycles = ratio * a.sm_clock_mhz / b.sm_clock_mhz
+    scale = in_cycles / ratio
+    if _verdict((interval[0] * scale, interval[1] * scale), noise) != verdict:
+        return "cannot tell", (
+            f"the clocks differ ({a.sm_clock_mhz:.0f} and {b.sm_clock_mhz:.0f} MHz): "
+            f"{in_cycles:.2f}x in cycles"
+        )
+    return verdict, ""
+
+
+def _verdict(interval: tuple[float, float], noise: float) -> str:
+    low, high = interval
+    if low > 1 + noise:
+        return "faster"
+    if high < 1 / (1 + noise):
+        return "slower"
+    if low >= 1 / (1 + noise) and high <= 1 + noise:
+        return "same"
+    return "cannot tell"
+
+
+def failing(comparison: Comparison, fail_on: Sequence[str]) -> list[CompareRow]:
+    """Rows whose verdict is one that the user asked to fail on."""
+    return [row for row in comparison.rows if row.verdict in fail_on]

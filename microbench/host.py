@@ -1,0 +1,178 @@
+"""What the computer round the device is: processor, caches, memory, control groups, software.
+
+Reads /proc and /sys of Linux; a fact that is not there is None. `root` arguments are for tests.
+Nothing here says which computer it is: no host name, no serial number, no address.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+KIB = 1024
+ROOT = Path("/")
+CGROUP_V1_UNLIMITED = 1 << 60  # v1 writes "no limit" as about 2^63, rounded down to a page
+CUPY_DISTRIBUTIONS = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
+CUBLAS_DISTRIBUTIONS = ("nvidia-cublas", "nvidia-cublas-cu13", "nvidia-cublas-cu12")
+TRITON_DISTRIBUTIONS = ("triton", "pytorch-triton")
+
+
+def usable_cores() -> int:
+    """Logical cores this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+def cpu_name(root: Path = ROOT) -> str:
+    """The processor's model name, or the architecture where /proc/cpuinfo has none (many Arms)."""
+    return _field(root / "proc/cpuinfo", "model name") or platform.machine()
+
+
+def is_virtual_machine(root: Path = ROOT) -> bool:
+    """Whether the processor says that a hypervisor runs it (x86 only)."""
+    return "hypervisor" in (_field(root / "proc/cpuinfo", "flags") or "").split()
+
+
+def memory_bytes(root: Path = ROOT) -> int | None:
+    """Memory of the whole computer."""
+    return _meminfo_bytes("MemTotal", root)
+
+
+def available_memory_bytes(root: Path = ROOT) -> int | None:
+    """Memory that a process could still take: MemAvailable, or what the control groups leave."""
+    limits = [
+        _meminfo_bytes("MemAvailable", root),
+        *(_memory_left(g) for g in _cgroups(root, "memory")),
+    ]
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def cpu_quota_cores(root: Path = ROOT) -> float | None:
+    """Cores' worth of time that the control groups allow, or None where there is no quota."""
+    quotas = (_quota(group) for group in _cgroups(root, "cpu"))
+    return min((quota for quota in quotas if quota is not None), default=None)
+
+
+def cpu_governor(root: Path = ROOT) -> str | None:
+    """The frequency governor of core 0; None where the system hides it, as in most VMs."""
+    return _text(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
+
+
+def last_level_cache_bytes(root: Path = ROOT) -> int | None:
+    """Bytes of last-level cache that the usable cores reach, each shared cache counted once."""
+    caches: dict[tuple[int, str], int] = {}
+    for core in os.sched_getaffinity(0):
+        for folder in (root / f"sys/devices/system/cpu/cpu{core}/cache").glob("index*"):
+            level, size = _text(folder / "level"), _size_bytes(_text(folder / "size"))
+            if level and size and _text(folder / "type") != "Instruction":
+                shared = _text(folder / "shared_cpu_list") or str(core)
+                caches[int(level), shared] = size
+    last = max((level for level, _ in caches), default=0)
+    return sum(size for (level, _), size in caches.items() if level == last) or None
+
+
+def software() -> dict[str, str | None]:
+    """Versions of what decides the numbers, as in the run file; None for what is absent."""
+    import torch
+
+    cudnn = torch.backends.cudnn.version()
+    return {
+        "project": _version("halfway") or "unknown",
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "triton": _version(*TRITON_DISTRIBUTIONS),
+        "cupy": _version(*CUPY_DISTRIBUTIONS),
+        "cuda": torch.version.cuda,
+        "cudnn": None if cudnn is None else cudnn_version(cudnn),
+        "cublas": _version(*CUBLAS_DISTRIBUTIONS),
+    }
+
+
+def cudnn_version(number: int) -> str:
+    """cuDNN's CUDNN_VERSION as text: 91002 is "9.10.2"; before cuDNN 9, 8907 is "8.9.7"."""
+    major_unit = 10_000 if number >= 90_000 else 1_000
+    return f"{number // major_unit}.{number % major_unit // 100}.{number % 100}"
+
+
+def _version(*distributions: str) -> str | None:
+    for name in distributions:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return None
+
+
+def _number(path: Path) -> int | None:
+    text = _text(path)
+    return int(text) if text and text.lstrip("-").isdigit() else None
+
+
+def _field(path: Path, name: str) -> str | None:
+    """The first "name : value" of a /proc file."""
+    for line in (_text(path) or "").splitlines():
+        key, colon, value = line.partition(":")
+        if colon and key.strip() == name:
+            return value.strip()
+    return None
+
+
+def _meminfo_bytes(name: str, root: Path) -> int | None:
+    value = _field(root / "proc/meminfo", name)
+    return KIB * int(value.split()[0]) if value else None
+
+
+def _size_bytes(text: str | None) -> int | None:
+    """Bytes of a sysfs cache size: "36608K", "32M"."""
+    units = {"K": KIB, "M": KIB**2, "G": KIB**3}
+    if not text or text[-1] not in units or not text[:-1].isdigit():
+        return None
+    return int(text[:-1]) * units[text[-1]]
+
+
+def _cgroups(root: Path, controller: str) -> Iterator[Path]:
+    """Folders of this process's control group and its ancestors, version 2 and 1.
+
+    A container often sees its own group at the top of the mount, which the ancestors include.
+    """
+    for line in (_text(root / "proc/self/cgroup") or "").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        mount = root / "sys/fs/cgroup" / (controllers and controller)
+        group = mount / path.strip("/")
+        while True:
+            yield group
+            if group == mount:
+                break
+            group = group.parent
+
+
+def _memory_left(group: Path) -> int | None:
+    """What a group's memory limit leaves; page cache that can be dropped counts as free."""
+    limit = _number(group / "memory.max") or _number(group / "memory.limit_in_bytes")
+    used = _number(group / "memory.current") or _number(group / "memory.usage_in_bytes")
+    if limit is None or used is None or limit >= CGROUP_V1_UNLIMITED:
+        return None
+    stat = dict(
+        line.split(maxsplit=1) for line in (_text(group / "memory.stat") or "").splitlines()
+    )
+    droppable = int(stat.get("total_inactive_file") or stat.get("inactive_file") or 0)
+    return max(0, limit - used + droppable)
+
+
+def _quota(group: Path) -> float | None:
+    both = (_text(group / "cpu.max") or "").split()  # version 2: "max 100000" or "200000 100000"
+    if len(both) == 2:
+        return None if both[0] == "max" else int(both[0]) / int(both[1])
+    quota, period = _number(group / "cpu.cfs_quota_us"), _number(group / "cpu.cfs_period_us")
+    return quota / period if quota and period and quota > 0 else None

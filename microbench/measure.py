@@ -1,0 +1,277 @@
+"""Measures one comparison: prepare, check, choose, take turns. Runs where the device is.
+
+Order for each arm: can it run? -> prepare -> right? -> (choose the best candidate) -> then all arms
+that passed are timed in turns. Every case comes out as a Result, whatever happens to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from kernels import OPS
+from kernels.case import Candidate, CannotRun, Case, OpSession, Prepared, Target
+from microbench import kernel_names
+from microbench.estimate import Estimator, TooLong
+from microbench.interleave import Arm, Turns
+from microbench.results import TIME_DECIMALS, Measurement, Ratio, Result
+from microbench.stats import median, median_interval, ratio_interval
+from microbench.sweep import Group
+from microbench.telemetry import Telemetry, TelemetrySummary
+from microbench.timing import Timer
+
+ESTIMATE_SAMPLES = 3
+CHOICE_SAMPLES = 5
+CHOICE_FINALISTS = 4
+CHOICE_ROUNDS = 3
+
+Announce = Callable[[str, str], None]  # (case key, stage): heartbeat, and whom to blame
+
+
+@dataclass
+class Measurer:
+    """Everything that outlives a comparison: target, timer, telemetry, operands."""
+
+    target: Target
+    timer: Timer
+    telemetry: Telemetry
+    regime: str
+    seed: int
+    tune: bool
+    estimator: Estimator = field(default_factory=Estimator)
+    sessions: dict[str, OpSession] = field(default_factory=dict[str, OpSession])
+
+    def measure(self, group: Group, budget_s: float, announce: Announce) -> list[Result]:
+        """A result for every case of the group, in order.
+
+        RuntimeError only for an error that leaves the device unusable; the case announced last is
+        the one to blame.
+        """
+        results: dict[str, Result] = {}
+        ready: list[_Ready] = []
+        for case in sorted(group.cases, key=self.estimator.expected_s):
+            outcome = self._ready(case, budget_s, ready, announce)
+            if isinstance(outcome, Result):
+                results[case.key] = outcome
+            else:
+                ready.append(outcome)
+        if ready:
+            results.update(self._take_turns(ready, budget_s, announce))
+        self.timer.forget()
+        self.session(group.cases[0].op).close()
+        return [results[case.key] for case in group.cases]
+
+    def session(self, op: str) -> OpSession:
+        """The op's session on this target."""
+        if op not in self.sessions:
+            self.sessions[op] = OPS[op].session(self.target, self.seed)
+        return self.sessions[op]
+
+    # ------------------------------------------------------------ one arm, up to being timed
+
+    def _ready(
+        self, case: Case, budget_s: float, others: Sequence[_Ready], announce: Announce
+    ) -> _Ready | Result:
+        announce(case.key, "preparing")
+        op = OPS[case.op]
+        blank = Result(case, "ok", flops=op.flops(case), min_bytes=op.min_bytes(case))
+        reason = op.cannot_run(case, self.target)
+        if reason:
+            return replace(blank, status="skipped", reason=reason)
+        try:
+            if self.target.kind == "cpu":
+                spoken_for = sum(other.arm.estimate_s for other in others)
+                self.estimator.admit(case, self.target, budget_s, spoken_for)
+            return self._checked(case, blank, announce)
+        except (CannotRun, TooLong) as error:
+            return replace(blank, status="skipped", reason=str(error))
+        except Exception as error:
+            self._raise_if_dead(error)
+            return replace(blank, status="failed", reason=describe_failure(error, case))
+
+    def _checked(self, case: Case, blank: Result, announce: Announce) -> _Ready | Result:
+        prepared = self.session(case.op).prepare(case, tune=self.tune)
+        candidate = self._choose(case, prepared, announce)
+        announce(case.key, "checking")
+        error = prepared.rel_error(candidate)
+        tolerance = case.precision.rel_tolerance
+        if not error <= tolerance:
+            what = (
+                "left elements unwritten or NaN"
+                if error == float("inf") or error != error
+                else f"relative error {error:.2g} against float64, over the {tolerance:g} allowed"
+            )
+            return replace(blank, status="failed", reason=f"wrong result: {what}")
+        names: tuple[str, ...] = ()
+        if self.target.kind == "cuda":
+            names = kernel_names.record(candidate.call)
+        announce(case.key, "estimating")
+        estimate = median(self.timer.block(candidate.call, ESTIMATE_SAMPLES).times_s)
+        self.estimator.learn(case, blank.flops, estimate)
+        result = replace(
+            blank,
+            rel_error=error,
+            variant=candidate.label,
+            kernels=names or ((candidate.kernel,) if candidate.kernel else ()),
+            tile=candidate.tile or kernel_names.tile_of(names),
+        )
+        return _Ready(result, Arm(case.key, candidate.call, estimate))
+
+    def _choose(self, case: Case, prepared: Prepared, announce: Announce) -> Candidate:
+        """The fastest candidate that works and is right; the only one, untimed."""
+        if len(prepared.candidates) == 1:
+            return prepared.candidates[0]
+        times: dict[int, float] = {}
+        last: Exception | None = None
+        for i, candidate in enumerate(prepared.candidates):
+            announce(case.key, f"trying {i + 1} of {len(prepared.candidates)}")
+            try:
+                if not prepared.rel_error(candidate) <= case.precision.rel_tolerance:
+                    continue
+                times[i] = median(self.timer.block(candidate.call, CHOICE_SAMPLES).times_s)
+            except Exception as error:
+                self._raise_if_dead(error)
+                last = error
+        if not times:
+            raise CannotRun(f"none of {len(prepared.candidates)} candidates works: {last}")
+        finalists = sorted(times, key=lambda i: times[i])[:CHOICE_FINALISTS]
+        samples: dict[int, list[float]] = {i: [] for i in finalists}
+        for _ in range(CHOICE_ROUNDS):
+            for i in finalists:
+                block = self.timer.block(prepared.candidates[i].call, CHOICE_SAMPLES)
+                samples[i] += block.times_s
+        return prepared.candidates[min(finalists, key=lambda i: median(samples[i]))]
+
+    # ------------------------------------------------------------ all arms, in turns
+
+    def _take_turns(
+        self, ready: Sequence[_Ready], budget_s: float, announce: Announce
+    ) -> dict[str, Result]:
+        arms = [item.arm for item in ready]
+        turns = Turns(
+            self.timer,
+            self.regime,
+            budget_s,
+            during=self.telemetry.during,
+            progress=lambda rounds: announce(arms[0].key, f"timing, round {rounds}"),
+        )
+        announce(arms[0].key, "timing")
+        try:
+            turns.take(arms)
+        except Exception as error:
+            self._raise_if_dead(error)
+            return self._alone(ready, budget_s, announce, error)
+        timed = {
+            item.arm.key: replace(item.result, measurement=self._measurement(item.arm))
+            for item in ready
+        }
+        return with_ratios(timed, arms, self.timer)
+
+    def _alone(
+        self, ready: Sequence[_Ready], budget_s: float, announce: Announce, error: Exception
+    ) -> dict[str, Result]:
+        """One arm broke the turns: find out which, by itself, and go on without it."""
+        if len(ready) == 1:
+            result = ready[0].result
+            reason = describe_failure(error, result.case)
+            return {result.case.key: replace(result, status="failed", reason=reason)}
+        failed: dict[str, Result] = {}
+        sound: list[_Ready] = []
+        for item in ready:
+            try:
+                self.timer.block(item.arm.launch, 1)
+            except Exception as single:
+                self._raise_if_dead(single)
+                reason = describe_failure(single, item.result.case)
+                failed[item.arm.key] = replace(item.result, status="failed", reason=reason)
+            else:
+                item.arm.blocks.clear()
+                sound.append(item)
+        if not failed:
+            raise error
+        return failed | (self._take_turns(sound, budget_s, announce) if sound else {})
+
+    def _measurement(self, arm: Arm) -> Measurement:
+        overhead = self.timer.overhead_s
+        blocks = [[t - overhead for t in block.times_s] for block in arm.blocks]
+        times = [round(t, TIME_DECIMALS) for block in blocks for t in block]
+        clocks = [block.sm_clock_mhz for block in arm.blocks if block.sm_clock_mhz]
+        state: TelemetrySummary = self.telemetry.summary(arm.key)
+        centre = median(times)
+        return Measurement(
+            times_s=tuple(times),
+            blocks=tuple(len(block) for block in blocks),
+            median_s=centre,
+            ci95_s=median_interval(blocks, self.timer.resolution_s),
+            timer=self.timer.name,
+            l2=self.timer.l2,
+            regime=self.regime,
+            timer_overhead_s=overhead,
+            timer_resolution_s=self.timer.resolution_s,
+            sm_clock_mhz=sum(clocks) / len(clocks) if clocks else state.sm_clock_mhz,
+            power_w=state.power_w,
+            energy_j=state.power_w * centre if state.power_w else None,
+            temperature_c=state.temperature_c,
+            throttle=state.throttle,
+        )
+
+    def _raise_if_dead(self, error: Exception) -> None:
+        """After a fault that the device does not survive, only a new process helps."""
+        if self.target.kind != "cuda":
+            return
+        import torch
+
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError:
+            raise RuntimeError(first_line(error)) from error
+
+
+@dataclass
+class _Ready:
+    """A case that passed its check, and its arm."""
+
+    result: Result
+    arm: Arm
+
+
+def with_ratios(results: dict[str, Result], arms: Sequence[Arm], timer: Timer) -> dict[str, Result]:
+    """Each result with its speed-up over the group's other precisions and back ends.
+
+    Over fp32 and tf32 as the library runs them (`speedup`), and over the same precision in other
+    back ends (`vs_backend`).
+    """
+    taken = {
+        arm.key: [[t - timer.overhead_s for t in block.times_s] for block in arm.blocks]
+        for arm in arms
+    }
+    out: dict[str, Result] = {}
+    for key, result in results.items():
+        speedup: dict[str, Ratio] = {}
+        vs_backend: dict[str, Ratio] = {}
+        for other_key, other in results.items():
+            if other_key == key:
+                continue
+            ratio = Ratio(*ratio_interval(taken[other_key], taken[key], timer.resolution_s))
+            if other.case.precision_name == result.case.precision_name:
+                vs_backend[other.case.backend] = ratio
+            elif other.case.backend in ("cublas", "cpu"):
+                speedup[other.case.precision_name] = ratio
+        out[key] = replace(result, speedup=speedup, vs_backend=vs_backend)
+    return out
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, or its type."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def describe_failure(error: Exception, case: Case) -> str:
+    """The reason a person reads for a case that failed."""
+    import torch
+
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        need_gb = OPS[case.op].min_bytes(case) / 1e9
+        return f"out of memory: the matrices alone take {need_gb:.1f} GB; try smaller --sizes"
+    return first_line(error)

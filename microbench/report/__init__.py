@@ -1,0 +1,1 @@
+"""What a person sees: screens, charts, tables. The only package that imports rich."""

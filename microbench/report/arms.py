@@ -1,0 +1,55 @@
+"""Who is compared with whom in a run: what was asked for, what it is held against, which groups."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from microbench.report import words
+from microbench.results import Result, Run
+from microbench.verdict import BASELINES, LIBRARY, asked_for
+
+
+@dataclass(frozen=True)
+class Arms:
+    """`asked` and `baselines` are precision names; a precision can be both."""
+
+    asked: tuple[str, ...]
+    baselines: tuple[str, ...]
+
+    def is_baseline(self, result: Result) -> bool:
+        """Whether the result is only there to be compared with."""
+        return result.case.precision_name not in self.asked
+
+
+def arms_of(run: Run) -> Arms:
+    """What the verdict takes as asked for, and the baselines that something was compared with."""
+    present = tuple(dict.fromkeys(r.case.precision_name for r in run.results))
+    compared = tuple(b for b in BASELINES if any(b in r.speedup for r in run.results))
+    return Arms(tuple(asked_for(run)) or present, compared)
+
+
+def groups_of(run: Run) -> list[list[Result]]:
+    """Results of the same problem together, in the order in which each problem first came."""
+    groups: dict[str, list[Result]] = {}
+    for result in run.results:
+        groups.setdefault(result.case.group, []).append(result)
+    return list(groups.values())
+
+
+def varying(run: Run) -> tuple[bool, bool]:
+    """Whether layouts, and whether input data, differ between results."""
+    layouts = {r.case.layout for r in run.results}
+    return len(layouts) > 1, len({r.case.data for r in run.results}) > 1
+
+
+def representative(results: Sequence[Result], precisions: Sequence[str]) -> Result | None:
+    """The measured result that the verdict speaks of: the library's, else the fastest."""
+    timed = [r for r in results if r.measurement and r.case.precision_name in precisions]
+    return min(timed, key=lambda r: (r.case.backend not in LIBRARY, r.median_s), default=None)
+
+
+def rate_unit(results: Sequence[Result]) -> words.Unit:
+    """The unit for the rates of these results."""
+    integers = any(r.case.precision_name.startswith("int") for r in results)
+    return words.rate_unit((r.flop_per_s or 0.0 for r in results), integers=integers)

@@ -1,0 +1,113 @@
+"""Two runs compared, as a person reads it. Everything is said of B, measured against A."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from microbench.compare import VERDICTS, CompareRow, Comparison
+from microbench.report import words
+from microbench.report.grid import DIM, Column, Grid, Row
+from microbench.report.screen import WIDTH
+from microbench.results import Ratio
+
+MOST_SAME_ROWS = 6
+MOST_KEYS = 5
+ORDER = ("slower", "faster", "cannot tell", "same")
+_LOOKS = {
+    "slower": ("- slower", "red"),
+    "faster": ("+ faster", "green"),
+    "cannot tell": ("? cannot tell", "yellow"),
+    "same": ("= same", DIM),
+}
+
+
+def print_comparison(comparison: Comparison, console: Console) -> None:
+    """What differs between the runs, the rows that matter, and the counts."""
+    width = min(console.width, WIDTH)
+
+    def say(line: Text) -> None:
+        """Print a line, folded to the width."""
+        console.print(line, width=width, overflow="fold")
+
+    if comparison.differences:
+        say(Text("The runs differ (A | B):", "bold"))
+        for difference in comparison.differences:
+            say(Text(f"  {words.clean(difference)}"))
+        console.print()
+    shown, hidden = _chosen(comparison.rows)
+    if shown:
+        for line in _grid(shown).lines(width)[0]:
+            say(line)
+    for note, cases in _notes(shown).items():
+        say(Text(f"  {words.listed(cases)}: {note}"))
+    if hidden:
+        say(Text(_same(hidden), DIM))
+    console.print()
+    for name, keys in (("A", comparison.only_a), ("B", comparison.only_b)):
+        if keys:
+            listed = words.listed([words.clean(key) for key in sorted(keys)], MOST_KEYS)
+            say(Text(f"only in {name}: {listed}"))
+    say(Text(summary(comparison), "bold"))
+
+
+def summary(comparison: Comparison) -> str:
+    """The counts: "B against A, 24 cases: 1 slower, 23 same." """
+    counts = [(comparison.count(verdict), verdict) for verdict in ORDER]
+    parts = [f"{count} {verdict}" for count, verdict in counts if count]
+    cases = words.count(len(comparison.rows), "case")
+    return f"B against A, {cases}: {', '.join(parts) or 'nothing to compare'}."
+
+
+def _chosen(rows: Sequence[CompareRow]) -> tuple[list[CompareRow], list[CompareRow]]:
+    """Rows to show, slower ones first, and the same ones that are too many to show."""
+    assert set(ORDER) == set(VERDICTS)
+    ordered = sorted(rows, key=lambda row: ORDER.index(row.verdict))
+    same = [row for row in ordered if row.verdict == "same"]
+    if len(same) <= MOST_SAME_ROWS:
+        return ordered, []
+    return [row for row in ordered if row.verdict != "same"], same
+
+
+def _grid(rows: Sequence[CompareRow]) -> Grid:
+    columns = [
+        Column("B is"),
+        Column("precision"),
+        Column("size", right=True),
+        Column("backend", drop=1),
+        Column("time A", right=True, drop=2),
+        Column("time B", right=True, drop=2),
+        Column("A / B", right=True),
+    ]
+    grid = Grid(columns)
+    for row in rows:
+        look, style = _LOOKS[row.verdict]
+        case = row.case
+        cells = [
+            look,
+            words.clean(case.precision_name),
+            words.size(case),
+            words.clean(case.backend),
+        ]
+        cells += [words.duration(s) if s is not None else "-" for s in (row.a_s, row.b_s)]
+        cells.append("-" if math.isnan(row.ratio) else words.interval(Ratio(row.ratio, row.ci95)))
+        grid.rows.append(Row(cells, style=style))
+    return grid
+
+
+def _notes(rows: Sequence[CompareRow]) -> dict[str, list[str]]:
+    """Note -> the cases it is about."""
+    notes: dict[str, list[str]] = {}
+    for row in rows:
+        if row.note:
+            notes.setdefault(words.clean(row.note), []).append(words.name(row.case))
+    return notes
+
+
+def _same(rows: Sequence[CompareRow]) -> str:
+    ratios = [row.ratio for row in rows if not math.isnan(row.ratio)]
+    text = f"= same: {words.count(len(rows), 'case')}"
+    return text + (f", A / B from {min(ratios):.3f} to {max(ratios):.3f}" if ratios else "")

@@ -1,0 +1,58 @@
+"""The doctor's findings as a person reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from microbench.finding import Finding
+from microbench.report import words
+from microbench.report.screen import WIDTH
+
+# Each level has a word and a sign, so that colour is only an addition.
+_LOOKS = {
+    "ok": ("  ok", "green"),
+    "note": ("· note", "cyan"),
+    "warning": ("! warning", "bold yellow"),
+    "problem": ("✗ problem", "bold red"),
+}
+
+
+def print_findings(findings: Sequence[Finding], console: Console) -> None:
+    """A line a finding, its remedy under it, and one sentence that sums up."""
+    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for finding in findings:
+        look, style = _LOOKS.get(finding.level, (words.clean(finding.level), ""))
+        what = Text(words.clean(finding.what))
+        if finding.remedy and finding.level != "ok":
+            what.append(f"\n→ {words.clean(finding.remedy)}", "italic")
+        table.add_row(Text(look, style), Text(words.clean(finding.name), "bold"), what)
+    width = min(console.width, WIDTH)
+    if findings:
+        console.print(table, width=width)
+        console.print()
+    console.print(Text(summary(findings), "bold"), width=width, overflow="fold")
+
+
+def summary(findings: Sequence[Finding]) -> str:
+    """What to do first."""
+    problems = [words.clean(f.name) for f in findings if f.level == "problem"]
+    cautions = [words.clean(f.name) for f in findings if f.level == "warning"]
+    sentences: list[str] = []
+    if problems:
+        sentences.append(
+            f"{words.count(len(problems), 'problem')} to repair before measuring "
+            f"({', '.join(problems)}): numbers would be wrong or cannot be had."
+        )
+    if cautions:
+        sentences.append(
+            f"{words.count(len(cautions), 'warning')} ({', '.join(cautions)}): numbers can be had, "
+            "but slower or less steady than they could be."
+        )
+    return " ".join(sentences) or "Ready to measure: nothing found that would spoil numbers."

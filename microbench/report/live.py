@@ -1,0 +1,148 @@
+"""What goes on while a run is measured: one changing line on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from microbench.report import words
+from microbench.report.arms import rate_unit
+from microbench.report.screen import WIDTH, is_live
+from microbench.results import Result
+from microbench.sweep import Group
+
+BAR_WIDTH = 20
+REDRAWS_PER_S = 4
+
+
+class LiveProgress:
+    """Tells a person what is measured, what came out and how long it will take.
+
+    Implements `microbench.runner.Progress`; use as a context. The time left is the sampling that is
+    still to come plus what preparing, checking and compiling have cost a group so far.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        groups: Sequence[Group],
+        *,
+        quiet: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._console = console
+        self._quiet = quiet or console.quiet
+        self._clock = clock
+        self._groups = list(groups)
+        self._by_key = {case.key: group for group in groups for case in group.cases}
+        self._done = 0
+        self._doing = "starting"
+        self._left_s: float | None = None  # of sampling, after the groups that are done
+        self._group_began_s: float | None = None
+        self._spent_s: list[float] = []  # on each group that is done
+        self._sampled_s: list[float] = []  # of that, sampling; from the second group on
+        self._live: Live | None = None
+
+    def __enter__(self) -> LiveProgress:
+        if not self._quiet and is_live(self._console):
+            live = Live(
+                get_renderable=self._status,
+                console=self._console,
+                refresh_per_second=REDRAWS_PER_S,
+                transient=True,
+            )
+            live.start()
+            self._live = live
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._live:
+            self._live.stop()
+            self._live = None
+
+    def stage(self, key: str, stage: str) -> None:
+        """A case entered a stage."""
+        group = self._by_key.get(key)
+        if group and self._group_began_s is None:
+            self._group_began_s = self._clock()
+        self._doing = describe(key, stage, group)
+
+    def done(self, group: Group, results: Sequence[Result], left_s: float) -> None:
+        """A group is on disk; about `left_s` seconds of sampling are left."""
+        now = self._clock()
+        if self._group_began_s is not None:
+            self._spent_s.append(now - self._group_began_s)
+            if self._left_s is not None:
+                self._sampled_s.append(self._left_s - left_s)
+        self._group_began_s = now
+        self._left_s = left_s
+        self._done += 1
+        self._doing = "next size"
+        if self._quiet:
+            return
+        line = f"[{self._done}/{len(self._groups)}] {summary(results)}"
+        self._console.print(Text(line), width=min(self._console.width, WIDTH), soft_wrap=False)
+
+    def left_s(self) -> float | None:
+        """Seconds until the end, as far as can be told; None before the first group is done."""
+        groups_left = len(self._groups) - self._done
+        if self._left_s is None or not self._spent_s:
+            return None
+        overhead_s = 0.0
+        if self._sampled_s:
+            spent, sampled = self._spent_s[-len(self._sampled_s) :], self._sampled_s
+            overhead_s = max(0.0, sum(spent) - sum(sampled)) / len(sampled)
+        began_s = self._group_began_s if self._group_began_s is not None else self._clock()
+        return max(0.0, self._left_s + overhead_s * groups_left - (self._clock() - began_s))
+
+    def _status(self) -> RenderableType:
+        total = max(1, len(self._groups))
+        filled = BAR_WIDTH * self._done // total
+        left_s = self.left_s()
+        left = f", about {words.rough_duration(left_s)} left" if left_s is not None else ""
+        line = Text("━" * filled, "green").append("─" * (BAR_WIDTH - filled), "dim not green")
+        line.append(f" {self._done}/{total} done{left}  ", "not green")
+        line.append(self._doing, "bold not green")
+        line.truncate(min(self._console.width, WIDTH), overflow="ellipsis")
+        return line
+
+
+def describe(key: str, stage: str, group: Group | None) -> str:
+    """What happens now, in words: "fp16 4096 triton: checking"."""
+    if group is None:
+        return f"learning what the device can do: {words.clean(stage)}"
+    if stage.startswith("timing"):  # all arms take turns; the key is only the first one's
+        precisions = dict.fromkeys(case.precision_name for case in group.cases)
+        return words.clean(f"{words.size(group.cases[0])} in {', '.join(precisions)}: {stage}")
+    case = next(case for case in group.cases if case.key == key)
+    return f"{words.name(case)}: {words.clean(stage)}"
+
+
+def summary(results: Sequence[Result]) -> str:
+    """One line on a group: "4096: fp32 51.2, tf32 353, fp16 688, fp16 triton 669 TFLOP/s"."""
+    if not results:
+        return "nothing measured"
+    unit = rate_unit(results)
+    seen: set[str] = set()
+    parts: list[str] = []
+    for result in results:
+        name = result.case.precision_name
+        if name in seen:
+            name = f"{name} {result.case.backend}"
+        seen.add(result.case.precision_name)
+        rate = result.flop_per_s
+        parts.append(f"{name} {unit.text(rate) if rate else result.status}")
+    measured = any(result.flop_per_s for result in results)
+    return words.clean(
+        f"{words.size(results[0].case)}: {', '.join(parts)}{f' {unit.name}' if measured else ''}"
+    )

@@ -1,0 +1,110 @@
+"""What stands under the table: reasons, explanations, warnings, sources."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from kernels.precision import PRECISIONS
+from microbench.report import words
+from microbench.report.arms import arms_of, groups_of, rate_unit, representative
+from microbench.results import Ceiling, Result, Run, Warning
+
+MOST_WHYS = 8
+
+
+def legend(run: Run, left_out: Sequence[str], width: int) -> list[Text]:
+    """How to read the table."""
+    arms = arms_of(run)
+    parts: list[str] = []
+    if any(r.measurement for r in run.results):
+        parts.append("±: half of the 95 % interval")
+    if arms.baselines:
+        parts.append("~1: no difference seen; under 1: slower")
+    if any(ratio.ci95 is None for r in run.results for ratio in r.speedup.values()):
+        parts.append("±?: too few rounds to say")
+    lines = [Text("; ".join(parts), "dim")] if parts else []
+    present = dict.fromkeys(r.case.precision_name for r in run.results)
+    titles = [f"{p} = {PRECISIONS[p].title}" for p in present if p in PRECISIONS]
+    if titles:
+        lines.append(Text("; ".join(titles), "dim"))
+    if left_out:
+        lines.append(
+            Text(f"left out to fit {words.count(width, 'column')}: {', '.join(left_out)}", "dim")
+        )
+    return lines
+
+
+def reasons(cut: Sequence[Result]) -> list[Text]:
+    """The whole reason of results whose row had no room for it, each reason once."""
+    by_reason: dict[str, list[str]] = {}
+    for result in cut:
+        by_reason.setdefault(words.clean(result.reason or ""), []).append(words.name(result.case))
+    return [_item(words.listed(names), reason) for reason, names in by_reason.items()]
+
+
+def whys(run: Run, details: bool) -> list[Text]:
+    """Why results are not faster: one a size, where something else than arithmetic holds it back.
+
+    Every result with `details`.
+    """
+    asked = arms_of(run).asked
+    if details:
+        chosen = [r for r in run.results if r.why]
+    else:
+        best = [representative(group, asked) for group in groups_of(run)]
+        chosen = [r for r in best if r and r.why and not (r.bound or "").startswith("compute")]
+    lines = [_item(words.name(r.case), words.clean(r.why)) for r in chosen]
+    if details or len(lines) <= MOST_WHYS:
+        return lines
+    more = words.count(len(lines) - MOST_WHYS, "more result")
+    return [*lines[:MOST_WHYS], Text(f"  and {more} (--verbose shows all)", "dim")]
+
+
+def warnings(run: Run) -> list[Text]:
+    """Each warning once, with the cases it is about; those of one cause and remedy together."""
+    seen: dict[tuple[str, str], list[tuple[Warning, Result]]] = {}
+    for result in run.results:
+        for warning in result.warnings:
+            seen.setdefault((warning.cause, warning.remedy), []).append((warning, result))
+    lines: list[Text] = []
+    for (cause, remedy), found in seen.items():
+        symptoms = list(dict.fromkeys(words.clean(w.symptom) for w, _ in found))
+        cases = list(dict.fromkeys(words.name(r.case) for _, r in found))
+        more = f" (and {len(symptoms) - 1} like it)" if len(symptoms) > 1 else ""
+        line = Text("! ", "bold yellow").append(symptoms[0] + more, "bold not yellow")
+        line.append(f" [{words.listed(cases, most=2)}]", "not bold not yellow dim")
+        line.append(f"\n  cause: {words.clean(cause)}", "not bold not yellow")
+        line.append(f"\n  try:   {words.clean(remedy)}", "not bold not yellow")
+        lines.append(line)
+    return lines
+
+
+def ceilings(run: Run) -> list[Text]:
+    """Which ceiling "% of ceiling" means, and where it comes from."""
+    precisions = list(dict.fromkeys(r.case.precision_name for r in run.results))
+    unit = rate_unit(run.results)
+    peaks = [c for p in precisions if (c := run.ceiling("dense peak", "datasheet", p))]
+    large = [c for p in precisions if (c := run.ceiling("large GEMM", "measured", p))]
+    lines: list[Text] = []
+    if peaks:
+        address = " ".join(dict.fromkeys(words.clean(c.reference) for c in peaks))
+        lines.append(Text(f"ceiling: dense peak of the datasheet, {_rates(peaks, unit)}", "dim"))
+        lines.append(Text(f"         {address}", "dim"))
+    elif large:
+        text = f"ceiling: the largest products measured, {_rates(large, unit)}"
+        lines.append(Text(text + "; no datasheet known", "dim"))
+    memory = run.ceiling("memory", "measured")
+    if memory and memory.byte_per_s:
+        lines.append(Text(f"memory: {words.bandwidth(memory.byte_per_s)} measured", "dim"))
+    return lines
+
+
+def _rates(found: Sequence[Ceiling], unit: words.Unit) -> str:
+    rates = ((words.clean(c.precision), c.flop_per_s) for c in found if c.flop_per_s)
+    return ", ".join(f"{name} {unit.text(rate)}" for name, rate in rates) + f" {unit.name}"
+
+
+def _item(name: str, text: str) -> Text:
+    return Text(f"  {name}: ", "bold").append(text, "not bold")

@@ -1,0 +1,56 @@
+"""Where text goes: consoles of at most 100 columns, plain when nobody looks at them."""
+
+from __future__ import annotations
+
+import codecs
+import io
+import os
+import sys
+from typing import TextIO
+
+from rich.console import Console
+
+WIDTH = 100
+# For terminals that cannot show the left one; each stays one character, so columns keep aligned.
+_PLAIN = str.maketrans(
+    "±·─━│┤└●▲■◆★♥♣♠○△□◇…→°",
+    "~.--||+oAB*#@%&o^0<.>d",
+)
+
+
+def _in_plain_characters(problem: UnicodeError) -> tuple[str, int]:
+    if not isinstance(problem, UnicodeEncodeError):
+        raise problem
+    text = problem.object[problem.start : problem.end].translate(_PLAIN)
+    return "".join(c if ord(c) < 128 else "?" for c in text), problem.end
+
+
+codecs.register_error("halfway-plain", _in_plain_characters)
+
+
+def make_console(
+    *, stderr: bool = False, quiet: bool = False, file: TextIO | None = None
+) -> Console:
+    """A console on stdout, stderr or a file.
+
+    At most WIDTH columns on a terminal, exactly WIDTH elsewhere. Text is plain with NO_COLOR (bold
+    and dim go too) and where the output is no terminal.
+    """
+    stream = file or (sys.stderr if stderr else sys.stdout)
+    if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+        stream.reconfigure(errors="halfway-plain")
+    console = Console(
+        file=stream,
+        quiet=quiet,
+        color_system=None if os.environ.get("NO_COLOR") else "auto",
+        highlight=False,
+        markup=False,
+        emoji=False,
+    )
+    console.width = min(console.width, WIDTH) if console.is_terminal else WIDTH
+    return console
+
+
+def is_live(console: Console) -> bool:
+    """Whether lines on the console can be redrawn."""
+    return console.is_terminal and not console.is_dumb_terminal and not console.quiet

@@ -1,0 +1,172 @@
+"""Numbers and cases as a person reads them. Scaling from SI units happens here and nowhere else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from kernels.case import Case
+from microbench.results import Interval, Ratio
+from microbench.stats import excludes_one, half_width_pct
+
+NO_DIFFERENCE = "~1"
+_TIME_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
+
+
+def clean(text: object) -> str:
+    """One line without control characters: a run file may hold anything."""
+    return " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())
+
+
+def number(value: float) -> str:
+    """Three significant digits, in at most seven characters."""
+    if not math.isfinite(value):
+        return str(value)
+    size = abs(value)
+    if size == 0 or 0.01 <= size < 99_999.5:
+        decimals = 0 if size >= 99.95 else 1 if size >= 9.995 else 2 if size >= 0.9995 else 3
+        return f"{value:.{decimals}f}"
+    return f"{value:.1e}"
+
+
+def duration(seconds: float) -> str:
+    """ "6.05 us", "1.66 ms"."""
+    for unit, name in _TIME_UNITS:
+        if seconds >= 0.9995 * unit:
+            return f"{number(seconds / unit)} {name}"
+    return f"{number(seconds / 1e-9)} ns"
+
+
+def rough_duration(seconds: float) -> str:
+    """Whole seconds or minutes, for what is left to wait."""
+    whole = max(0, math.ceil(seconds))
+    if whole < 120:
+        return f"{whole} s"
+    return f"{round(whole / 60)} min"
+
+
+@dataclass(frozen=True)
+class Unit:
+    """The unit that rates are shown in: 1 of it is `per_s` operations a second."""
+
+    name: str
+    per_s: float
+
+    def text(self, rate_per_s: float) -> str:
+        """The rate in this unit, without its name."""
+        return number(rate_per_s / self.per_s)
+
+
+def rate_unit(rates_per_s: Iterable[float], *, integers: bool) -> Unit:
+    """TFLOP/s, or GFLOP/s where no rate reaches one of those; OP/s when integers are multiplied."""
+    operation = "OP/s" if integers else "FLOP/s"
+    small = 0 < max(rates_per_s, default=0) < 1e12
+    return Unit(f"G{operation}", 1e9) if small else Unit(f"T{operation}", 1e12)
+
+
+def rate(flop_per_s: float) -> str:
+    """TFLOP/s (or TOP/s), without the unit."""
+    return number(flop_per_s / 1e12)
+
+
+def bandwidth(byte_per_s: float) -> str:
+    """ "4.30 TB/s", "12.0 GB/s"."""
+    if byte_per_s >= 1e12:
+        return f"{number(byte_per_s / 1e12)} TB/s"
+    return f"{number(byte_per_s / 1e9)} GB/s"
+
+
+def half_interval(median_s: float, ci95_s: Interval | None) -> str:
+    """Half of the interval in per cent of the median; "" when nothing is known of it."""
+    if ci95_s is None or median_s <= 0:
+        return ""
+    pct = half_width_pct(median_s, ci95_s)
+    return f"{pct:.1f}%" if pct < 9.95 else f"{min(pct, 999):.0f}%"
+
+
+def per_cent(value: float | None) -> str:
+    """ "67%", "0.4%"."""
+    if value is None:
+        return ""
+    return f"{value:.0f}%" if value >= 9.95 else f"{value:.1f}%"
+
+
+def error(value: float | None) -> str:
+    """Two digits, scientific; "exact" for zero."""
+    if value is None:
+        return ""
+    return "exact" if value == 0 else f"{value:.1e}"
+
+
+def ratio(value: Ratio) -> str:
+    """ "12.9 ±0.1", "~1 ±0.02" when the interval holds 1, "12.9 ±?" when there is no interval.
+
+    Half intervals are rounded up, so that the text never claims more than was seen.
+    """
+    if value.ci95 is not None and not excludes_one(value.ci95):
+        low, high = value.ci95
+        return f"{NO_DIFFERENCE} ±{_rounded_up(max(high - 1, 1 - low), 2)}"
+    return interval(value)
+
+
+def interval(value: Ratio) -> str:
+    """ "12.9 ±0.1" whatever the interval holds."""
+    decimals = _decimals(value.ratio)
+    if value.ci95 is None:
+        return f"{_fixed(value.ratio, decimals)} ±?"
+    low, high = value.ci95
+    half = max(high - value.ratio, value.ratio - low)
+    return f"{_fixed(value.ratio, decimals)} ±{_rounded_up(half, decimals)}"
+
+
+def short_ratio(value: Ratio) -> str:
+    """The ratio without its interval; "~1" when no difference was seen."""
+    if value.ci95 is not None and not excludes_one(value.ci95):
+        return NO_DIFFERENCE
+    return _fixed(value.ratio, _decimals(value.ratio))
+
+
+def _decimals(value: float) -> int:
+    return 0 if value >= 99.95 else 1 if value >= 9.995 else 2 if value >= 0.0995 else 3
+
+
+def _fixed(value: float, decimals: int) -> str:
+    if value < 0.00095 or value > 99_999:
+        return f"{value:.0e}"
+    return f"{value:.{decimals}f}"
+
+
+def _rounded_up(value: float, decimals: int) -> str:
+    if value > 9999:
+        return f"{value:.0e}"
+    unit = 10**decimals
+    return f"{max(1, math.ceil(value * unit - 1e-9)) / unit:.{decimals}f}"
+
+
+def size(case: Case) -> str:
+    """ "4096" for a square product, "4096x11008x4096" otherwise."""
+    values = [clean(value) for value in case.dims.values()]
+    return values[0] if case.op == "gemm" and len(set(values)) == 1 else "x".join(values)
+
+
+def long_size(case: Case) -> str:
+    """ "M=4096 N=11008 K=4096"."""
+    return " ".join(f"{dim.upper()}={clean(value)}" for dim, value in case.dims.items())
+
+
+def name(case: Case) -> str:
+    """A case in a sentence: "fp16 8192 cublas"."""
+    return clean(f"{case.precision_name} {size(case)} {case.backend}")
+
+
+def count(number_of: int, noun: str, plural: str = "") -> str:
+    """ "1 size", "3 sizes"."""
+    return f"{number_of} {noun if number_of == 1 else plural or noun + 's'}"
+
+
+def listed(names: list[str], most: int = 3) -> str:
+    """The first names, and how many more there are."""
+    if len(names) <= most:
+        return ", ".join(names)
+    return f"{', '.join(names[:most])} and {len(names) - most} more"

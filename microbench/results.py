@@ -1,0 +1,153 @@
+"""The types of a run: what was measured, of what, and what it means.
+
+History of `schema_version` (readers accept this one and older):
+  1  first version.
+`method_version` counts changes of how numbers are taken (timer, flush, stopping rule): runs of
+different methods are not compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from kernels.case import Case
+
+SCHEMA_VERSION = 1
+METHOD_VERSION = 1
+STATUSES = ("ok", "skipped", "failed")
+TIME_DECIMALS = 10  # of a second in `times_s`: a tenth of a nanosecond, under every timer's tick
+
+Json = dict[str, Any]
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How many times faster than something else, with its 95 % interval (None: too few rounds)."""
+
+    ratio: float
+    ci95: Interval | None
+
+
+@dataclass(frozen=True)
+class Warning:
+    """Something that spoils or colours a number: what is seen, why, and what to do."""
+
+    symptom: str
+    cause: str
+    remedy: str
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Samples of one case and the state of the device while they were taken.
+
+    `times_s` are seconds a launch, with `timer_overhead_s` already taken off each (add it back for
+    the raw readings); `blocks` says how many of them each round took, in order.
+    """
+
+    times_s: tuple[float, ...]
+    blocks: tuple[int, ...]
+    median_s: float
+    ci95_s: Interval | None
+    timer: str
+    l2: str
+    regime: str
+    timer_overhead_s: float = 0.0
+    timer_resolution_s: float = 0.0
+    sm_clock_mhz: float | None = None
+    power_w: float | None = None
+    energy_j: float | None = None
+    temperature_c: float | None = None
+    throttle: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """A limit of the device: FLOP/s of a precision (dense), bytes/s, or seconds a launch."""
+
+    name: str
+    source: str  # "datasheet" or "measured"
+    precision: str | None = None
+    flop_per_s: float | None = None
+    byte_per_s: float | None = None
+    seconds: float | None = None
+    reference: str = ""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of one case. `flops` and `min_bytes` are of one launch."""
+
+    case: Case
+    status: str
+    reason: str | None = None
+    measurement: Measurement | None = None
+    flops: int = 0
+    min_bytes: int = 0
+    rel_error: float | None = None
+    variant: str | None = None
+    kernels: tuple[str, ...] = ()
+    tile: tuple[int, ...] | None = None
+    tensor_core: bool | None = None
+    speedup: Mapping[str, Ratio] = field(default_factory=dict[str, Ratio])
+    vs_backend: Mapping[str, Ratio] = field(default_factory=dict[str, Ratio])
+    ceiling_pct: float | None = None
+    efficiency_pct: Mapping[str, float] = field(default_factory=dict[str, float])
+    bound: str | None = None
+    why: str | None = None
+    warnings: tuple[Warning, ...] = ()
+
+    @property
+    def median_s(self) -> float | None:
+        """Median seconds a launch, when measured."""
+        return self.measurement.median_s if self.measurement else None
+
+    @property
+    def flop_per_s(self) -> float | None:
+        """FLOP/s at the median, when measured."""
+        return self.flops / self.median_s if self.median_s else None
+
+    @property
+    def byte_per_s(self) -> float | None:
+        """Minimal bytes over the median time, when measured."""
+        return self.min_bytes / self.median_s if self.median_s else None
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything one command measured."""
+
+    command: tuple[str, ...]
+    started_at: str
+    device: Json
+    software: Json
+    settings: Json = field(default_factory=dict[str, Any])
+    ceilings: tuple[Ceiling, ...] = ()
+    results: tuple[Result, ...] = ()
+    finished_at: str | None = None
+    schema_version: int = SCHEMA_VERSION
+    method_version: int = METHOD_VERSION
+
+    def with_results(self, results: Sequence[Result]) -> Run:
+        """The run with these results added; one for a case already there takes its place."""
+        merged = {result.case.key: result for result in self.results}
+        merged.update({result.case.key: result for result in results})
+        return replace(self, results=tuple(merged.values()))
+
+    def ceiling(self, name: str, source: str, precision: str | None = None) -> Ceiling | None:
+        """The ceiling of this name, source and precision, or None."""
+        return next(
+            (
+                c
+                for c in self.ceilings
+                if (c.name, c.source, c.precision) == (name, source, precision)
+            ),
+            None,
+        )
+
+    def result(self, key: str) -> Result | None:
+        """The result of the case with this key."""
+        return next((r for r in self.results if r.case.key == key), None)

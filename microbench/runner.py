@@ -1,0 +1,170 @@
+"""Plan -> measure -> result, group by group; each group is on disk before the next begins.
+
+The measuring itself happens in a `Session` (a child process, see `microbench.worker`), so that a
+kernel that faults or hangs costs its own case and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol
+
+from kernels import OPS
+from kernels.case import Case
+from microbench.ceilings import datasheet_ceilings, is_large, large_ceilings
+from microbench.explain import annotate
+from microbench.results import Ceiling, Result, Run
+from microbench.runfile import write_run
+from microbench.sweep import Group
+from microbench.worker import OnStage, WorkerDied
+
+MAX_DEATHS_IN_A_ROW = 5
+
+# Seconds of sampling an arm gets when the user gives no --budget: a case that can drive a GPU to
+# its power limit needs many turns of the power controller (about 0.1 s each) to be known to 0.5 %.
+LARGE_FLOPS = 4e9
+ARM_BUDGET_S = {"large": 1.75, "small": 0.25}
+CPU_BUDGET_S = 45.0
+
+
+class Session(Protocol):
+    """Something that measures: a child process, or made-up results in a test."""
+
+    def calibrate(
+        self, precisions: Sequence[str], large: Sequence[str], on_stage: OnStage
+    ) -> list[Ceiling]:
+        """Measured ceilings."""
+        ...
+
+    def measure(self, group: Group, budget_s: float, on_stage: OnStage) -> list[Result]:
+        """A result for each case of the group. Raises WorkerDied."""
+        ...
+
+    def close(self) -> None:
+        """Free the device."""
+        ...
+
+
+class Progress(Protocol):
+    """Who is told what goes on."""
+
+    def stage(self, key: str, stage: str) -> None:
+        """A case entered a stage."""
+        ...
+
+    def done(self, group: Group, results: Sequence[Result], left_s: float) -> None:
+        """A group is on disk; about `left_s` seconds of measuring are left."""
+        ...
+
+
+def weight(case: Case) -> float:
+    """Seconds of sampling that a case is worth relative to others."""
+    return ARM_BUDGET_S["large" if OPS[case.op].flops(case) >= LARGE_FLOPS else "small"]
+
+
+def group_weight(group: Group) -> float:
+    """Seconds of sampling that a group is worth relative to others."""
+    return sum(weight(case) for case in group.cases)
+
+
+def default_budget_s(groups: Sequence[Group], kind: str) -> float:
+    """Seconds of sampling for all groups when the user sets no --budget."""
+    return CPU_BUDGET_S if kind == "cpu" else sum(group_weight(group) for group in groups)
+
+
+@dataclass
+class Runner:
+    """Measures groups one after another and keeps the run file current."""
+
+    run: Run
+    kind: str
+    path: Path | None
+    start_session: Callable[[], Session]
+    progress: Progress
+    now: Callable[[], str] = lambda: datetime.now(UTC).isoformat(timespec="seconds")
+
+    def measure(self, groups: Sequence[Group], budget_s: float) -> Run:
+        """The run with a result for every case. What is done is on disk even when this raises."""
+        session = self.start_session()
+        try:
+            self._calibrate(session, groups)
+            left_s = budget_s
+            for i, group in enumerate(groups):
+                rest = sum(group_weight(g) for g in groups[i:])
+                share_s = left_s * group_weight(group) / rest
+                results, session = self._measure(session, group, share_s)
+                left_s -= share_s
+                self._add(group, results, left_s)
+        finally:
+            session.close()
+        self.run = replace(self.run, finished_at=self.now())
+        self._save()
+        return self.run
+
+    def _calibrate(self, session: Session, groups: Sequence[Group]) -> None:
+        cases = [case for group in groups for case in group.cases]
+        precisions = list(dict.fromkeys(case.precision_name for case in cases))
+        covered = {
+            case.precision_name
+            for case in [*cases, *(r.case for r in self.run.results)]
+            if is_large(case, self.kind)
+        }
+        large = [name for name in precisions if name not in covered]
+        ceilings = datasheet_ceilings(str(self.run.device["name"]), precisions)
+        ceilings += session.calibrate(precisions, large, self.progress.stage)
+        known = {(c.name, c.source, c.precision): c for c in (*self.run.ceilings, *ceilings)}
+        self.run = replace(self.run, ceilings=tuple(known.values()))
+        self._save()
+
+    def _measure(
+        self, session: Session, group: Group, budget_s: float
+    ) -> tuple[list[Result], Session]:
+        """Results for the group, and the session to go on with: a new one if cases killed it."""
+        failed: dict[str, Result] = {}
+        while len(failed) < len(group.cases):
+            left = Group(tuple(case for case in group.cases if case.key not in failed))
+            try:
+                results = session.measure(left, budget_s, self.progress.stage)
+            except WorkerDied as death:
+                session.close()
+                session = self.start_session()
+                blamed = next((c for c in left.cases if c.key == death.key), left.cases[0])
+                failed[blamed.key] = Result(blamed, "failed", death.reason)
+            else:
+                failed.update({result.case.key: result for result in results})
+        return [failed[case.key] for case in group.cases], session
+
+    def _add(self, group: Group, results: Sequence[Result], left_s: float) -> None:
+        run = self.run.with_results(results)
+        found = large_ceilings(run.results, self.kind)
+        known = {(c.name, c.source, c.precision): c for c in (*run.ceilings, *found)}
+        self.run = annotate(replace(run, ceilings=tuple(known.values())))
+        self._save()
+        keys = {result.case.key for result in results}
+        done = [result for result in self.run.results if result.case.key in keys]
+        self.progress.done(group, done, left_s)
+
+    def _save(self) -> None:
+        if self.path is not None:
+            write_run(self.run, self.path)
+
+
+def missing(groups: Sequence[Group], run: Run) -> list[Group]:
+    """What a resumed run still has to measure.
+
+    A case is done when it has a result other than "failed". A group with cases missing keeps its
+    baselines, timed again beside them: a ratio needs both in turns.
+    """
+    done = {result.case.key for result in run.results if result.status != "failed"}
+    left: list[Group] = []
+    for group in groups:
+        if all(case.key in done for case in group.cases):
+            continue
+        library = {OPS[case.op].library_backend("cuda") for case in group.cases} | {"cpu"}
+        left.append(
+            Group(tuple(c for c in group.cases if c.key not in done or c.backend in library))
+        )
+    return left

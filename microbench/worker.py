@@ -1,0 +1,181 @@
+"""The measuring process. It holds the device; the parent holds the screen and the run file.
+
+A kernel that faults or hangs takes its process with it, so measuring happens in a child: the parent
+blames the case announced last, starts another child and goes on.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from kernels.case import Target
+from microbench.errors import UserError
+from microbench.results import Ceiling, Json, Result
+from microbench.sweep import Group
+
+OnStage = Callable[[str, str], None]
+HANG_S = 120.0  # silence after which a child counts as hung (compiling a kernel takes far less)
+START_S = 180.0  # the same while torch and the driver load
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the child must know to measure."""
+
+    device: str
+    timer: str
+    l2: str
+    regime: str
+    seed: int
+    tune: bool = False
+
+
+@dataclass(frozen=True)
+class Greeting:
+    """What the child says of its device before anything is measured."""
+
+    device: Json
+    software: Json
+    target: Target
+    free_bytes: int | None
+
+
+class WorkerDied(Exception):
+    """The child ended or hung while it measured `key`."""
+
+    def __init__(self, key: str, reason: str) -> None:
+        super().__init__(reason)
+        self.key = key
+        self.reason = reason
+
+
+class Worker:
+    """A child process that measures. Start it, ask it, close it."""
+
+    def __init__(self, settings: Settings, hang_s: float = HANG_S) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, settings), daemon=True)
+        self._process.start()
+        theirs.close()
+        self._hang_s = hang_s
+        self._stage = ("", "starting")
+
+    def greet(self) -> Greeting:
+        """Wait for the child's first word. UserError when the device cannot be had."""
+        return self._answer(lambda _key, _stage: None, START_S)
+
+    def calibrate(
+        self, precisions: Sequence[str], large: Sequence[str], on_stage: OnStage
+    ) -> list[Ceiling]:
+        """Measured ceilings; see `microbench.ceilings.calibrate`. Raises WorkerDied."""
+        self._send(("calibrate", tuple(precisions), tuple(large)))
+        return self._answer(on_stage, START_S)
+
+    def measure(self, group: Group, budget_s: float, on_stage: OnStage) -> list[Result]:
+        """A result for every case of the group. Raises WorkerDied."""
+        self._send(("measure", group, budget_s))
+        return self._answer(on_stage, self._hang_s + budget_s)
+
+    def close(self) -> None:
+        """End the child, gently if it listens."""
+        if self._process.is_alive():
+            self._process.terminate()
+            self._process.join(5)
+            if self._process.is_alive():
+                self._process.kill()
+                self._process.join()
+        self._pipe.close()
+
+    def _send(self, request: tuple[object, ...]) -> None:
+        try:
+            self._pipe.send(request)
+        except OSError:
+            raise WorkerDied(*self._end("the measuring process ended")) from None
+
+    def _answer(self, on_stage: OnStage, patience_s: float) -> Any:
+        while True:
+            if not self._pipe.poll(patience_s):
+                self._process.kill()
+                key, stage = self._stage
+                raise WorkerDied(key, f"hung: no sign of life for {patience_s:.0f} s while {stage}")
+            try:
+                kind, *rest = self._pipe.recv()
+            except (EOFError, OSError):
+                raise WorkerDied(*self._end("the measuring process ended")) from None
+            if kind == "stage":
+                self._stage = (rest[0], rest[1])
+                on_stage(*self._stage)
+            elif kind == "refused":
+                raise UserError(rest[0])
+            elif kind == "dead":
+                self._process.join(5)
+                raise WorkerDied(*self._end(rest[0]))
+            else:
+                return rest[0]
+
+    def _end(self, reason: str) -> tuple[str, str]:
+        self._process.join(5)
+        code = self._process.exitcode
+        if code and code < 0:
+            reason += f" ({signal.Signals(-code).name})"
+        key, stage = self._stage
+        return key, f"{reason} while {stage}"
+
+
+# ---------------------------------------------------------------- in the child
+
+
+def _serve(pipe: Connection, settings: Settings) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    try:
+        _measure_on_request(pipe, settings)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return  # the parent has gone
+    except UserError as error:
+        pipe.send(("refused", str(error)))
+    except Exception as error:
+        from microbench.measure import first_line
+
+        pipe.send(("dead", f"{type(error).__name__}: {first_line(error)}"))
+
+
+def _measure_on_request(pipe: Connection, settings: Settings) -> None:
+    from microbench import device as devices
+    from microbench.ceilings import calibrate
+    from microbench.measure import Measurer
+    from microbench.timing import make_timer
+
+    try:
+        info = devices.describe(settings.device)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    target = info.target()
+    pipe.send(
+        (
+            "ok",
+            Greeting(info.as_dict(), devices.software(), target, devices.free_memory_bytes(info)),
+        )
+    )
+    timer = make_timer(
+        settings.timer, settings.l2, info.kind, info.index, info.l2_bytes, info.sm_count
+    )
+
+    def announce(key: str, stage: str) -> None:
+        pipe.send(("stage", key, stage))
+
+    with devices.open_telemetry(info) as telemetry:
+        measurer = Measurer(target, timer, telemetry, settings.regime, settings.seed, settings.tune)
+        while True:
+            kind, *rest = pipe.recv()
+            if kind == "calibrate":
+                precisions, large = rest
+                pipe.send(("ok", calibrate(measurer, precisions, large, announce)))
+            else:
+                group, budget_s = rest
+                pipe.send(("ok", measurer.measure(group, budget_s, announce)))

@@ -1,0 +1,556 @@
+"""The cublaslt back end: constants against NVIDIA's headers, the mapping to BLAS, a stand-in GPU.
+
+Without a GPU, libcublasLt still makes and reads descriptors. The stand-in below answers the three
+calls that need a device; its matmul reads every fact from the library's own descriptors and the
+raw addresses that it is given, and multiplies in float64.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib.util
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kernels import OPS
+from kernels.case import CannotRun, Case, Target
+from kernels.gemm import LAYOUTS, cublaslt
+from kernels.gemm import cublaslt_api as api
+from kernels.precision import PRECISIONS
+
+CPU = Target("cpu", "stand-in", capability=(9, 0))
+H200 = Target("cuda", "NVIDIA H200", (9, 0), 132)
+DIMS = {"m": 48, "n": 32, "k": 64}
+
+
+def case(precision: str, layout: str = "nt", **dims: int) -> Case:
+    return Case("gemm", {**DIMS, **dims}, precision, "cublaslt", layout)
+
+
+# --- The headers --------------------------------------------------------------------------------
+
+
+def include_folder() -> Path:
+    nvidia = importlib.util.find_spec("nvidia")
+    for root in (nvidia.submodule_search_locations or ()) if nvidia else ():
+        for found in Path(root).glob("*/include/cublasLt.h"):
+            return found.parent
+    pytest.skip("no cublasLt.h in pip's nvidia packages")
+
+
+@pytest.fixture(scope="module")
+def enums() -> dict[str, int]:
+    """Every `NAME = number` of the headers."""
+    folder, found = include_folder(), {}
+    for header in ("cublasLt.h", "cublas_api.h", "library_types.h"):
+        text = (folder / header).read_text(encoding="latin-1")
+        for name, value in re.findall(r"^\s*(CU[A-Z0-9x_a-z]+)\s*=\s*(-?\w+)\s*[,/\n]", text, re.M):
+            if re.fullmatch(r"-?(0x[0-9a-fA-F]+|\d+)", value):
+                found[name] = int(value, 0)
+    return found
+
+
+def test_constants_equal_the_headers(enums: dict[str, int]) -> None:
+    ours = {name: value for name, value in vars(api).items() if re.match(r"CU(BLAS|DA)", name)}
+    ours.pop("CublasLtError", None)
+    assert len(ours) > 40
+    assert ours == {name: enums.get(name) for name in ours}
+
+
+def test_tiles_equal_the_header(enums: dict[str, int]) -> None:
+    named = re.compile(r"CUBLASLT_MATMUL_TILE_(\d+)x(\d+)")
+    header = {
+        value: (int(match[1]), int(match[2]))
+        for name, value in enums.items()
+        if (match := named.fullmatch(name))
+    }
+    assert {number: api.TILES.get(number) for number in header} == header
+
+
+def test_stages_equal_the_header(enums: dict[str, int]) -> None:
+    named = re.compile(r"CUBLASLT_MATMUL_STAGES_(\d+)x(\w+)")
+    header = {
+        value: (int(match[1]), match[2])
+        for name, value in enums.items()
+        if (match := named.fullmatch(name))
+    }
+    assert {number: api.STAGES.get(number) for number in header} == header
+
+
+def test_clusters_equal_the_header(enums: dict[str, int]) -> None:
+    named = re.compile(r"CUBLASLT_CLUSTER_SHAPE_(\d+x\d+)x1")
+    header = {value: match[1] for name, value in enums.items() if (match := named.fullmatch(name))}
+    assert {number: api.CLUSTERS.get(number) for number in header} == header
+
+
+def test_structures_equal_the_compilers(tmp_path: Path) -> None:
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    # The two structures alone: the whole header needs more of CUDA than pip installs.
+    header = (include_folder() / "cublasLt.h").read_text(encoding="latin-1")
+    names = ("cublasLtMatmulAlgo_t", "cublasLtMatmulHeuristicResult_t")
+    structures = [re.search(rf"typedef struct \{{[^}}]*\}} {name};", header) for name in names]
+    assert all(structures)
+    fields = [name for name, *_ in api.HeuristicResult._fields_]
+    numbers = [*(f"sizeof({name})" for name in names)]
+    numbers += [f"offsetof({names[1]}, {field})" for field in fields]
+    source = tmp_path / "sizes.c"
+    source.write_text(
+        "#include <stddef.h>\n#include <stdint.h>\n#include <stdio.h>\n"
+        "typedef enum { SUCCESS = 0 } cublasStatus_t;\n"
+        + "\n".join(match[0] for match in structures if match)
+        + "\nint main(void) {\n"
+        + "\n".join(f'printf("%zu ", {number});' for number in numbers)
+        + "\nreturn 0; }\n"
+    )
+    built = tmp_path / "sizes"
+    subprocess.run([compiler, str(source), "-o", str(built)], check=True)
+    printed = subprocess.run([str(built)], capture_output=True, text=True, check=True).stdout
+    offsets = [getattr(api.HeuristicResult, field).offset for field in fields]
+    ours = [ctypes.sizeof(api.Algo), ctypes.sizeof(api.HeuristicResult), *offsets]
+    assert [int(number) for number in printed.split()] == ours
+
+
+# --- The mapping to column-major ----------------------------------------------------------------
+
+
+def memory(address: int, dtype: torch.dtype, shape: tuple[int, int], ld: int) -> torch.Tensor:
+    """A column-major matrix at an address; reading past its last element would be an error."""
+    elements = (shape[1] - 1) * ld + shape[0]
+    raw = (ctypes.c_char * (elements * dtype.itemsize)).from_address(address)
+    flat = torch.frombuffer(raw, dtype=torch.uint8).view(dtype)
+    return flat.as_strided(shape, (1, ld))
+
+
+def as_operand(address: int, dtype: torch.dtype, stored: api.Stored) -> torch.Tensor:
+    matrix = memory(address, dtype, (stored.rows, stored.columns), stored.ld).double()
+    return matrix.t() if stored.op == api.CUBLAS_OP_T else matrix
+
+
+def logical(rows: int, columns: int, letter: str, padding: int) -> torch.Tensor:
+    """A rows x columns matrix stored as the layout says, its leading dimension padded."""
+    if letter == "t":
+        return torch.randn(columns, rows + padding, dtype=torch.float64)[:, :rows].t()
+    return torch.randn(rows, columns + padding, dtype=torch.float64)[:, :columns]
+
+
+SIZE = st.integers(1, 9)
+
+
+@given(m=SIZE, n=SIZE, k=SIZE, layout=st.sampled_from(LAYOUTS), padding=st.integers(0, 3))
+def test_column_major_is_the_same_product(
+    m: int, n: int, k: int, layout: str, padding: int
+) -> None:
+    a, b = logical(m, k, layout[0], padding), logical(k, n, layout[1], padding)
+    c = torch.full((m, n + padding), torch.nan, dtype=torch.float64)[:, :n]
+    blas = api.column_major((m, n, k), a.stride(), b.stride(), c.stride())
+    first = as_operand(b.data_ptr(), b.dtype, blas.first)
+    second = as_operand(a.data_ptr(), a.dtype, blas.second)
+    assert (blas.m, blas.n, blas.k) == (first.shape[0], second.shape[1], first.shape[1])
+    for stored in (blas.first, blas.second, blas.out):
+        assert stored.ld >= stored.rows
+    memory(c.data_ptr(), c.dtype, (blas.m, blas.n), blas.out.ld)[:] = first @ second
+    assert torch.allclose(c, a @ b, rtol=1e-12, atol=1e-12)
+
+
+def test_nt_is_what_blas_calls_tn() -> None:
+    blas = api.column_major((48, 32, 64), (64, 1), (1, 64), (32, 1))
+    assert (blas.first.op, blas.second.op) == (api.CUBLAS_OP_T, api.CUBLAS_OP_N)
+    assert (blas.m, blas.n, blas.k) == (32, 48, 64)
+
+
+@pytest.mark.parametrize(("a", "c"), [((128, 2), (32, 1)), ((1, 40), (32, 1)), ((64, 1), (1, 48))])
+def test_other_strides_are_refused(a: tuple[int, int], c: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match="strides"):
+        api.column_major((48, 32, 64), a, (32, 1), c)
+
+
+# --- What can run -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("precision", "layout", "dims", "words"),
+    [
+        ("fp8-e4m3", "nn", {}, "use --layout nt"),
+        ("int8", "tt", {}, "use --layout nt"),
+        ("fp8-e4m3-precise", "nt", {"n": 40}, "multiples of 16, not 40 and 64"),
+        ("fp8-e5m2", "nt", {"k": 72}, "multiples of 16, not 32 and 72"),
+        ("int8", "nt", {"n": 34}, "multiples of 4, not 34 and 64"),
+    ],
+)
+def test_cannot_run_says_why(precision: str, layout: str, dims: dict[str, int], words: str) -> None:
+    reason = cublaslt.cannot_run(case(precision, layout, **dims), H200)
+    assert reason is not None
+    assert precision in reason
+    assert words in reason
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("precision", ["fp64", "fp32", "tf32", "fp16", "fp16-acc16", "bf16"])
+def test_odd_sizes_and_all_layouts_are_left_to_the_heuristic(precision: str, layout: str) -> None:
+    assert cublaslt.cannot_run(case(precision, layout, m=3, n=5, k=7), H200) is None
+
+
+@pytest.mark.parametrize("precision", [p for p in PRECISIONS if p.startswith(("fp8", "int8"))])
+def test_8_bit_aligned_nt_can_run(precision: str) -> None:
+    assert cublaslt.cannot_run(case(precision, m=7), H200) is None
+
+
+def test_split_k_keeps_the_accumulator() -> None:
+    def schemes(name: str) -> int:
+        return cublaslt.reduction_schemes(PRECISIONS[name])
+
+    for narrow in ("fp16", "bf16", "fp8-e4m3"):
+        assert schemes(narrow) == api.CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE
+    for same in ("fp64", "fp32", "tf32", "fp16-acc16", "int8"):
+        assert schemes(same) == api.CUBLASLT_REDUCTION_SCHEME_MASK
+
+
+def test_workspace_and_alignment() -> None:
+    assert cublaslt.workspace_bytes((9, 0)) == cublaslt.workspace_bytes((10, 0)) == 32 << 20
+    assert cublaslt.workspace_bytes((8, 9)) == 4 << 20
+    assert cublaslt.alignment_bytes(0x7F0000000200) == 256
+    assert cublaslt.alignment_bytes(0x7F0000000210) == 16
+    assert cublaslt.alignment_bytes(0x7F0000000201) == 1
+
+
+def test_labels_are_unique() -> None:
+    assert cublaslt._unique(["x", "y", "x", "x"]) == ["x", "y", "x~2", "x~3"]
+
+
+# --- Finding the library ------------------------------------------------------------------------
+
+MAPS = """\
+7f00-7f01 r-xp 00000000 00:1f 12  /usr/lib/libc.so.6
+7f02-7f03 r-xp 00000000 00:1f 13  /opt/a b/nvidia/cu13/lib/libcublas.so.13
+7f04-7f05 r-xp 00000000 00:1f 14  /opt/a b/nvidia/cu13/lib/libcublasLt.so.13
+7f06-7f07 rw-p 00000000 00:00 0
+"""
+
+
+def test_the_library_that_is_loaded_is_found() -> None:
+    found = api.mapped_path(MAPS, "libcublasLt.so")
+    assert found == "/opt/a b/nvidia/cu13/lib/libcublasLt.so.13"
+    assert api.mapped_path(MAPS, "libcublasXt.so") is None
+
+
+def test_no_library_is_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(api, "_library_paths", lambda: [str(tmp_path / "none.so")])
+    with pytest.raises(CannotRun, match=r"libcublasLt cannot be loaded: .*none\.so"):
+        api.load.__wrapped__()
+    monkeypatch.setattr(api, "_library_paths", list)
+    with pytest.raises(CannotRun, match="not found in this process"):
+        api.load.__wrapped__()
+
+
+# --- The library, with a stand-in for the device ------------------------------------------------
+
+
+@pytest.fixture
+def library() -> api.Library:
+    """A libcublasLt of the test's own, whose functions it may replace."""
+    for path in api._library_paths():
+        try:
+            return api.Library(path)
+        except (OSError, AttributeError):
+            continue
+    pytest.skip("no libcublasLt here")
+
+
+GET = {"MatmulDesc": "cublasLtMatmulDescGetAttribute", "Layout": "cublasLtMatrixLayoutGetAttribute"}
+LAYOUT_TYPE, LAYOUT_ROWS, LAYOUT_COLS, LAYOUT_LD = 0, 2, 3, 4
+DESC_COMPUTE_TYPE, DESC_SCALE_TYPE = 0, 1
+
+
+class StandIn:
+    """Two algorithms, and a matmul that believes nothing but the descriptors."""
+
+    def __init__(self, library: api.Library) -> None:
+        self.shared = ctypes.CDLL(library.path)
+        self.proposals = 2
+        self.status = 0
+        self.seen: dict[str, int] = {}
+
+    def get(self, kind: str, address: int, attribute: int, held: type) -> int:
+        value, written = held(), ctypes.c_size_t()
+        status = self.shared[GET[kind]](
+            ctypes.c_void_p(address),
+            attribute,
+            ctypes.byref(value),
+            ctypes.c_size_t(ctypes.sizeof(value)),
+            ctypes.byref(written),
+        )
+        assert status == 0
+        return value.value
+
+    def create(self, handle: object) -> int:
+        handle._obj.value = 0xC0DE  # type: ignore[attr-defined]
+        return 0
+
+    def heuristic(self, handle: int, *arguments: object) -> int:
+        assert handle == 0xC0DE
+        results, count = (argument._obj for argument in arguments[-2:])  # type: ignore[attr-defined]
+        # The last one repeats the first: duplicates are dropped.
+        for index in range(self.proposals):
+            results[index].algo.data[0] = 7 + index % max(self.proposals - 1, 1)
+        count.value = self.proposals
+        return self.status
+
+    def operand(self, data: int, layout: int, description: int, which: int) -> torch.Tensor:
+        names = {number: name for name, number in api.DATA_TYPES.items()}
+        dtype = names[self.get("Layout", layout, LAYOUT_TYPE, ctypes.c_uint32)]
+        stored = api.Stored(
+            self.get("MatmulDesc", description, which, ctypes.c_int32),
+            self.get("Layout", layout, LAYOUT_ROWS, ctypes.c_uint64),
+            self.get("Layout", layout, LAYOUT_COLS, ctypes.c_uint64),
+            self.get("Layout", layout, LAYOUT_LD, ctypes.c_int64),
+        )
+        return as_operand(data, getattr(torch, dtype), stored)
+
+    def matmul(self, handle: int, description: int, alpha: int, *rest: int) -> int:
+        a, a_layout, b, b_layout, beta, c, c_layout, d, d_layout, algo, _, size, _ = rest
+        assert (handle, c, c_layout) == (0xC0DE, d, d_layout)
+        assert size == cublaslt.WORKSPACE_BYTES_HOPPER
+        assert ctypes.c_uint64.from_address(algo).value == 7
+        scale = self.get("MatmulDesc", description, DESC_SCALE_TYPE, ctypes.c_int32)
+        held, one = api._ONE_IN[scale]
+        assert held.from_address(alpha).value == one
+        assert held.from_address(beta).value == 0
+        for name, attribute, kind in (
+            ("compute", DESC_COMPUTE_TYPE, ctypes.c_int32),
+            ("scale_a", api.CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, ctypes.c_uint64),
+            ("scale_b", api.CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, ctypes.c_uint64),
+            ("fast", api.CUBLASLT_MATMUL_DESC_FAST_ACCUM, ctypes.c_int8),
+        ):
+            self.seen[name] = self.get("MatmulDesc", description, attribute, kind)
+        first = self.operand(a, a_layout, description, api.CUBLASLT_MATMUL_DESC_TRANSA)
+        second = self.operand(b, b_layout, description, api.CUBLASLT_MATMUL_DESC_TRANSB)
+        names = {number: name for name, number in api.DATA_TYPES.items()}
+        dtype = getattr(torch, names[self.get("Layout", d_layout, LAYOUT_TYPE, ctypes.c_uint32)])
+        ld = self.get("Layout", d_layout, LAYOUT_LD, ctypes.c_int64)
+        out = memory(d, dtype, (first.shape[0], second.shape[1]), ld)
+        out[:] = (first @ second).to(dtype)
+        return self.status
+
+
+@pytest.fixture
+def stand_in(library: api.Library, monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    device = StandIn(library)
+    library.functions |= {
+        "Create": device.create,
+        "MatmulAlgoGetHeuristic": device.heuristic,
+        "Matmul": device.matmul,
+    }
+    monkeypatch.setattr(api, "load", lambda: library)
+    monkeypatch.setattr(cublaslt, "_handle", cublaslt._handle.__wrapped__)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
+    return device
+
+
+RUNNABLE = [
+    (precision, layout)
+    for precision in PRECISIONS
+    for layout in LAYOUTS
+    if cublaslt.cannot_run(case(precision, layout), H200) is None
+]
+
+
+@pytest.mark.parametrize(("precision", "layout"), RUNNABLE)
+def test_the_descriptors_say_the_right_product(
+    stand_in: StandIn, precision: str, layout: str
+) -> None:
+    prepared = OPS["gemm"].session(CPU, seed=1).prepare(case(precision, layout))
+    assert len(prepared.candidates) == 1
+    gc.collect()  # what a launch points at must be alive by its own doing
+    kind = PRECISIONS[precision]
+    assert prepared.rel_error(prepared.candidates[0]) <= kind.rel_tolerance
+    assert stand_in.seen["compute"] == api.arithmetic(kind).compute
+    assert stand_in.seen["fast"] == kind.fast_accumulate
+    assert bool(stand_in.seen["scale_a"]) == bool(stand_in.seen["scale_b"]) == kind.is_float8
+
+
+def test_precisions_ask_for_the_compute_type_they_name() -> None:
+    wanted = {
+        "fp64": api.CUBLAS_COMPUTE_64F,
+        "fp32": api.CUBLAS_COMPUTE_32F,
+        "tf32": api.CUBLAS_COMPUTE_32F_FAST_TF32,
+        "fp16": api.CUBLAS_COMPUTE_32F,
+        "fp16-acc16": api.CUBLAS_COMPUTE_16F,
+        "bf16": api.CUBLAS_COMPUTE_32F,
+        "fp8-e4m3": api.CUBLAS_COMPUTE_32F,
+        "fp8-e4m3-precise": api.CUBLAS_COMPUTE_32F,
+        "fp8-e5m2": api.CUBLAS_COMPUTE_32F,
+        "int8": api.CUBLAS_COMPUTE_32I,
+    }
+    assert {name: api.arithmetic(kind).compute for name, kind in PRECISIONS.items()} == wanted
+
+
+def test_every_preference_is_accepted(stand_in: StandIn) -> None:
+    # _preference sets all six; the library refuses an attribute or a size it does not know.
+    stand_in.proposals = 3
+    found = OPS["gemm"].session(CPU, 1).prepare(case("bf16")).candidates
+    assert len({candidate.label for candidate in found}) == len(found) == 2
+
+
+def test_wrong_attribute_size_is_refused(library: api.Library) -> None:
+    description = api.Descriptor(library, "MatmulDesc", api.CUBLAS_COMPUTE_32F, api.CUDA_R_32F)
+    with pytest.raises(api.CublasLtError, match="CUBLAS_STATUS_INVALID_VALUE"):
+        description.set(api.CUBLASLT_MATMUL_DESC_FAST_ACCUM, ctypes.c_int32(1))
+
+
+def test_labels_and_tiles_are_read_from_the_algorithm(library: api.Library) -> None:
+    settings = {
+        api.CUBLASLT_ALGO_CONFIG_ID: 66,
+        api.CUBLASLT_ALGO_CONFIG_TILE_ID: 23,
+        api.CUBLASLT_ALGO_CONFIG_STAGES_ID: 35,
+        api.CUBLASLT_ALGO_CONFIG_SPLITK_NUM: 4,
+        api.CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME: 2,
+        api.CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID: 3,
+    }
+
+    def read(algo: object, attribute: int, value: object, size: int, written: object) -> int:
+        value._obj.value = settings.get(attribute, 0)  # type: ignore[attr-defined]
+        return 0
+
+    library.functions["MatmulAlgoConfigGetAttribute"] = read
+    label = cublaslt._label(library, api.Algo())
+    assert label == "algo66/tile128x256/stages64xAUTO/splitk4/cluster2x1/reduce2"
+    assert cublaslt._tile(library, api.Algo()) == (256, 128, 64)
+    settings[api.CUBLASLT_ALGO_CONFIG_TILE_ID] = 9999
+    assert "/tile#9999/" in cublaslt._label(library, api.Algo())
+    assert cublaslt._tile(library, api.Algo()) is None
+
+
+def test_no_proposal_is_a_reason(stand_in: StandIn) -> None:
+    stand_in.proposals = 0
+    with pytest.raises(CannotRun, match="proposes nothing"):
+        OPS["gemm"].session(CPU, 1).prepare(case("fp16"))
+
+
+def test_refusal_of_the_heuristic_is_a_reason(stand_in: StandIn) -> None:
+    stand_in.status = 15
+    with pytest.raises(CannotRun, match=r"fp16.*CUBLAS_STATUS_NOT_SUPPORTED \(15\)"):
+        OPS["gemm"].session(CPU, 1).prepare(case("fp16"))
+
+
+def test_a_failed_launch_names_the_status(stand_in: StandIn) -> None:
+    launch = OPS["gemm"].session(CPU, 1).prepare(case("fp16")).candidates[0].call
+    stand_in.status = 13
+    with pytest.raises(
+        RuntimeError, match="cublasLtMatmul returned CUBLAS_STATUS_EXECUTION_FAILED"
+    ):
+        launch()
+
+
+def test_another_current_device_is_a_reason(stand_in: StandIn) -> None:
+    elsewhere = Target("cpu", "stand-in", (9, 0), index=1)
+    with pytest.raises(CannotRun, match=r"set_device\(1\)"):
+        cublaslt.require_current_device(elsewhere)
+
+
+def test_descriptors_are_destroyed(stand_in: StandIn, library: api.Library) -> None:
+    destroyed: list[str] = []
+
+    def count(name: str) -> object:
+        real = library.functions[name]
+
+        def call(address: int) -> int:
+            destroyed.append(name)
+            return real(address)
+
+        return call
+
+    for name in [name for name in library.functions if name.endswith("Destroy")]:
+        library.functions[name] = count(name)
+    session = OPS["gemm"].session(CPU, 1)
+    prepared = session.prepare(case("bf16"))
+    gc.collect()
+    assert destroyed == ["MatmulPreferenceDestroy"]
+    del prepared
+    session.close()
+    gc.collect()
+    assert sorted(destroyed) == sorted(
+        ["MatmulPreferenceDestroy", "MatmulDescDestroy", *["MatrixLayoutDestroy"] * 3]
+    )
+
+
+# --- On a GPU -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def gpu() -> Target:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA GPU")
+    facts = torch.cuda.get_device_properties(0)
+    return Target("cuda", facts.name, (facts.major, facts.minor), facts.multi_processor_count)
+
+
+SIZES = [(256, 256, 256), (272, 528, 1040), (16, 64, 4096), (1, 128, 128)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mnk", SIZES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("precision", list(PRECISIONS))
+def test_every_candidate_is_right_on_a_gpu(
+    gpu: Target, precision: str, layout: str, mnk: tuple[int, int, int]
+) -> None:
+    asked = case(precision, layout, **dict(zip("mnk", mnk, strict=True)))
+    if reason := OPS["gemm"].cannot_run(asked, gpu):
+        pytest.skip(reason)
+    session = OPS["gemm"].session(gpu, seed=0)
+    try:
+        prepared = session.prepare(asked)
+    except CannotRun as refusal:
+        if mnk[0] > 1:  # only one row may be too few, and only for 8-bit types
+            raise
+        assert asked.precision.bytes_per_element == 1
+        pytest.skip(str(refusal))
+    errors = {c.label: prepared.rel_error(c) for c in prepared.candidates}
+    session.close()
+    tolerance = asked.precision.rel_tolerance
+    assert {label: e for label, e in errors.items() if not e <= tolerance} == {}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp64", "fp32", "tf32", "fp16", "fp16-acc16", "bf16"])
+def test_odd_sizes_are_right_on_a_gpu(gpu: Target, precision: str) -> None:
+    session = OPS["gemm"].session(gpu, seed=0)
+    prepared = session.prepare(case(precision, "nn", m=127, n=131, k=257))
+    assert all(
+        prepared.rel_error(c) <= PRECISIONS[precision].rel_tolerance for c in prepared.candidates
+    )
+
+
+@pytest.mark.gpu
+def test_launches_follow_torch_s_stream_on_a_gpu(gpu: Target) -> None:
+    prepared = OPS["gemm"].session(gpu, seed=0).prepare(case("fp16", m=512, n=512, k=512))
+    side = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=side):
+        prepared.candidates[0].call()
+    replay = type(prepared.candidates[0])("graph", graph.replay)
+    assert prepared.rel_error(replay) <= PRECISIONS["fp16"].rel_tolerance
+
+
+@pytest.mark.gpu
+def test_torch_and_we_use_one_library_on_a_gpu(gpu: Target) -> None:
+    torch.mm(*[torch.ones(8, 8, device="cuda")] * 2)
+    names = {
+        line.split(maxsplit=5)[5]
+        for line in Path("/proc/self/maps").read_text().splitlines()
+        if "libcublasLt.so" in line
+    }
+    api.load.cache_clear()
+    assert names == {api.load().path}
