@@ -240,7 +240,7 @@ def _without(words: Sequence[str], *options: str) -> list[str]:
 
 
 def _keep_tuned(run: Run, greeting: Greeting) -> None:
-    from kernels.gemm.triton_tuned import save_tuned
+    from kernels.gemm.triton_gemm import save_tuned
 
     for result in run.results:
         if result.case.backend == "triton" and result.measurement and result.variant:

@@ -27,8 +27,8 @@ def verdict(run: Run) -> list[str]:
             lines += _against(name, baseline, timed)
         if "tf32" in timed[-1].speedup and name != "tf32":
             lines.append(
-                "  tf32 keeps float32 data and rounds it on the way to the Tensor Cores: one switch "
-                "in torch, no change of data type."
+                "  tf32 keeps float32 data and rounds it on the way to the Tensor Cores: "
+                "one switch in torch, no change of data type."
             )
         lines += _skipped(name, results)
         lines += _price(name, timed, run)
@@ -88,7 +88,7 @@ Row = tuple[Result, Ratio]
 def _pays_off(name: str, baseline: str, rows: Sequence[Row], start: int) -> str:
     where = f"from {shape_text(rows[start][0].case)} up" if start else "at every size measured"
     first, best = rows[start], max(rows[start:], key=lambda row: row[1].ratio)
-    much = f"{_times(first[1])} faster at {shape_text(first[0].case)}"
+    much = f"{_times(first[1])} at {shape_text(first[0].case)}"
     if _times(best[1]) != _times(first[1]):
         much += f", {_times(best[1])} at {shape_text(best[0].case)}, the most"
     return f"{name} pays off against {baseline} {where}: {much}."
@@ -108,15 +108,17 @@ def _does_not_pay_off(name: str, baseline: str, rows: Sequence[Row], gains: Sequ
 
 
 def _times(ratio: Ratio) -> str:
-    """ "13.5 times", three digits."""
-    return f"{ratio.ratio:.3g} times"
+    """ "13.5 times faster", "8.3 times slower"."""
+    if ratio.ratio < 1:
+        return f"{1 / ratio.ratio:.3g} times slower"
+    return f"{ratio.ratio:.3g} times faster"
 
 
 def _why_not_below(baseline: str, rows: Sequence[Row], gains: Sequence[str]) -> list[str]:
-    words = {"same": "no difference is seen", "slower": "slower", "unknown": "one round only"}
+    words = {"same": "no difference seen, ", "slower": "", "unknown": "one round only, "}
     below = [(row, gain) for row, gain in zip(rows, gains, strict=True) if gain != "faster"]
     return [
-        f"  at {shape_text(result.case)} against {baseline}: {words[gain]} ({_times(ratio)})"
+        f"  at {shape_text(result.case)} against {baseline}: {words[gain]}{_times(ratio)}"
         f"{'; ' + result.why if result.why else ''}."
         for (result, ratio), gain in below[-MOST_REASONS:]
     ]

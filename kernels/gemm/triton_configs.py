@@ -12,7 +12,7 @@ from functools import cache
 from math import ceil
 
 from kernels.case import Case
-from kernels.precision import Capability, Precision
+from kernels.precision import PRECISIONS, Capability, Precision
 
 POINTER, TMA, PERSISTENT, WIDE = "pointer", "tma", "tma_persistent", "tma_192"
 KERNELS = (POINTER, TMA, PERSISTENT, WIDE)
@@ -25,6 +25,9 @@ SHARED_MEMORY: dict[Capability, int] = {
     (9, 0): 232448, (10, 0): 232448, (10, 3): 232448,
 }  # fmt: skip
 LEAST_SHARED_MEMORY = 101376
+
+PRECISE_ACCUMULATORS = 64  # fp8's float32 sums come on top of wgmma's own: 128 each would spill
+LARGE_ACCUMULATORS = 128
 
 
 @dataclass(frozen=True)
@@ -130,6 +133,8 @@ def shared_memory(config: Config, kind: Precision) -> int:
     if config.kernel == POINTER:
         return max(buffers, staged)
     barriers = 1024
+    if config.specialize:
+        staged //= 2  # each group of warps stores half the rows
     if config.kernel == TMA and (kind.output_bytes == 2 or config.split > 1 or config.direct):
         return max(buffers, staged) + barriers
     return buffers + staged + barriers
@@ -148,14 +153,27 @@ def valid(config: Config, problem: Problem, capability: Capability) -> bool:
 
 
 @cache
-def catalogue(precision_name: str, element_bytes: int, output_bytes: int) -> tuple[Config, ...]:
+def catalogue(precision_name: str) -> tuple[Config, ...]:
     """Every configuration that the rules choose from, for one precision."""
+    kind = PRECISIONS[precision_name]
     if precision_name == "fp32":
         return tuple(_fp32())
-    line = 128 // element_bytes  # elements of K in a 128-byte swizzled row
-    found = [*_pointer(line), *_plain(line), *_persistent(line, output_bytes), *_wide(line)]
-    found += [replace(c, direct=True, split=max(c.split, 2)) for c in found if c.kernel != POINTER]
-    return tuple(found)
+    line = 128 // kind.bytes_per_element  # elements of K in a 128-byte swizzled row
+    found = [*_pointer(line), *_plain(line), *_persistent(line, kind.output_bytes), *_wide(line)]
+    if kind.is_float8 and not kind.fast_accumulate:
+        found = [config for config in found if accumulators(config) <= PRECISE_ACCUMULATORS]
+    return (*found, *(_direct(config) for config in found if config.kernel != POINTER))
+
+
+def accumulators(config: Config) -> int:
+    """Elements of the tile that a thread adds up."""
+    return config.bm * config.bn // (32 * config.warps)
+
+
+def _direct(config: Config) -> Config:
+    # Addresses take registers too: a large tile stored in one part spills.
+    parts = 4 if accumulators(config) >= LARGE_ACCUMULATORS else 2
+    return replace(config, direct=True, split=max(config.split, parts))
 
 
 def _fp32() -> Iterator[Config]:
@@ -202,10 +220,9 @@ def _wide(line: int) -> Iterator[Config]:
 def choices(problem: Problem, capability: Capability, sm_count: int) -> Sequence[Config]:
     """All valid configurations of the catalogue, the most promising first."""
     kind = problem.precision
-    listed = catalogue(kind.name, kind.bytes_per_element, kind.output_bytes)
     possible = [
         config
-        for config in listed
+        for config in catalogue(kind.name)
         if valid(config, problem, capability)
         and (config.direct == problem.c_misaligned or config.kernel == POINTER)
     ]

@@ -1,0 +1,242 @@
+"""GEMM on the CPU: operands, the check against float64, work and skips."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kernels import OPS
+from kernels.case import CannotRun, Case, Prepared, Target
+from kernels.gemm import LAYOUTS, GemmSession
+from kernels.gemm.operands import Operands, OperandPool, make_input, poison, relative_error
+from kernels.precision import PRECISIONS, Precision
+
+CPU = Target("cpu", "a CPU", None, 2)
+SAMPLED = 64
+
+
+def case(m: int, n: int, k: int, precision: str = "fp32", **more: str) -> Case:
+    return Case("gemm", {"m": m, "n": n, "k": k}, precision, **{"backend": "cpu", **more})  # type: ignore[arg-type]
+
+
+def prepared(what: Case, seed: int = 0) -> Prepared:
+    return GemmSession(OPS["gemm"], CPU, seed).prepare(what)
+
+
+def float_operands(m: int, n: int, k: int, kind: Precision) -> Operands:
+    rng = torch.Generator().manual_seed(1)
+    a = make_input(m, k, kind.torch_dtype(), "normal", False, rng)
+    b = make_input(k, n, kind.torch_dtype("storage_b"), "normal", True, rng)
+    c = (a.double() @ b.double()).to(kind.torch_dtype("output"))
+    return Operands(a, b, c, torch.ones(()))
+
+
+# ---------------------------------------------------------------- right
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", list(PRECISIONS))
+def test_every_precision_and_layout_is_right_or_says_why_not(name: str, layout: str) -> None:
+    what = case(48, 80, 96, name, layout=layout)
+    reason = OPS["gemm"].cannot_run(what, CPU)
+    if reason:
+        assert "\n" not in reason
+        assert name not in ("fp64", "fp32", "fp16", "bf16")
+        return
+    try:
+        ready = prepared(what)
+    except CannotRun as error:
+        assert "\n" not in str(error)
+        assert name not in ("fp64", "fp32", "fp16", "bf16")
+        return
+    assert ready.rel_error(ready.candidates[0]) <= what.precision.rel_tolerance
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (1, 7, 3), (65, 1, 129), (200, 3, 1), (63, 64, 65)])
+def test_odd_shapes(shape: tuple[int, int, int]) -> None:
+    ready = prepared(case(*shape))
+    assert ready.rel_error(ready.candidates[0]) <= PRECISIONS["fp32"].rel_tolerance
+
+
+def test_layouts_are_how_the_operands_are_stored() -> None:
+    for layout in LAYOUTS:
+        operands = OperandPool(CPU, 0).get(case(16, 32, 48, layout=layout))
+        assert operands.mnk == (16, 32, 48)
+        assert operands.a.stride() == ((1, 16) if layout[0] == "t" else (48, 1))
+        assert operands.b.stride() == ((1, 48) if layout[1] == "t" else (32, 1))
+        assert operands.c.is_contiguous()
+
+
+def test_work_is_counted_as_the_field_counts_it() -> None:
+    op = OPS["gemm"]
+    assert op.flops(case(3, 5, 7)) == 2 * 3 * 5 * 7
+    assert op.min_bytes(case(3, 5, 7, "fp32")) == 4 * (21 + 35 + 15)
+    assert op.min_bytes(case(3, 5, 7, "int8")) == 21 + 35 + 4 * 15
+    assert op.min_bytes(case(3, 5, 7, "fp8-e4m3")) == 21 + 35 + 2 * 15
+
+
+# ---------------------------------------------------------------- inputs
+
+
+@pytest.mark.parametrize("name", list(PRECISIONS))
+@pytest.mark.parametrize("data", ["normal", "uniform", "integers", "zeros"])
+def test_inputs_are_finite_and_spread_as_named(name: str, data: str) -> None:
+    kind = PRECISIONS[name]
+    values = make_input(
+        128, 256, kind.torch_dtype(), data, False, torch.Generator().manual_seed(3)
+    ).double()
+    assert torch.isfinite(values).all()
+    scale = {"normal": 32.0, "uniform": 127.0}.get(data, 1.0) if name == "int8" else 1.0
+    if data == "zeros":
+        assert not values.any()
+    elif data == "integers":
+        assert torch.equal(values, values.round())
+        assert 2 < values.abs().max() <= 16
+    elif data == "uniform":
+        assert values.abs().max() <= scale
+        assert values.std() == pytest.approx(scale / math.sqrt(3), rel=0.03)
+    else:
+        assert values.std() == pytest.approx(scale, rel=0.03)
+        assert values.abs().max() > 2.5 * scale
+    if data != "zeros":
+        assert abs(values.mean()) < 0.05 * max(1.0, values.std())
+        assert not torch.equal(values[0], values[1])
+
+
+def test_the_seed_decides_the_inputs() -> None:
+    first, again, other = (OperandPool(CPU, seed).get(case(8, 8, 8)).a for seed in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_arms_that_store_alike_share_and_the_next_problem_does_not() -> None:
+    pool = OperandPool(CPU, 0)
+    fp32, tf32 = pool.get(case(8, 8, 8, "fp32")), pool.get(case(8, 8, 8, "tf32"))
+    assert fp32.a.data_ptr() == tf32.a.data_ptr()
+    assert fp32.c.data_ptr() == tf32.c.data_ptr()
+    assert pool.get(case(8, 8, 8, "fp16")).a.dtype == torch.float16
+    assert pool.get(case(8, 8, 16, "fp32")).mnk == (8, 8, 16)
+
+
+# ---------------------------------------------------------------- the check
+
+FLOATS = ["fp64", "fp32", "tf32", "fp16", "bf16", "fp8-e4m3", "fp8-e4m3-precise", "fp8-e5m2"]
+
+
+@pytest.mark.parametrize("name", [*FLOATS, "int8"])
+def test_a_rounded_exact_product_passes(name: str) -> None:
+    kind = PRECISIONS[name]
+    assert relative_error(float_operands(64, 64, 64, kind), kind, SAMPLED) <= kind.rel_tolerance
+
+
+@pytest.mark.parametrize("name", [*FLOATS, "int8"])
+@pytest.mark.parametrize("where", [(0, 0), (7, 9), (15, 15)])
+def test_one_wrong_element_in_a_small_matrix_is_caught(name: str, where: tuple[int, int]) -> None:
+    kind = PRECISIONS[name]
+    operands = float_operands(16, 16, 16, kind)
+    operands.c[where] = operands.c[where] + operands.c.double().std().to(operands.c.dtype)
+    assert not relative_error(operands, kind, SAMPLED) <= kind.rel_tolerance
+
+
+@pytest.mark.parametrize("name", [*FLOATS, "fp16-acc16", "int8"])
+@pytest.mark.parametrize("size", [16, 300])
+def test_an_unwritten_element_is_caught_wherever_it_is(name: str, size: int) -> None:
+    kind = PRECISIONS[name]
+    for where in ((0, 0), (size // 2, size // 3), (size - 1, size - 1)):
+        operands = float_operands(size, size, 16, kind)
+        hole = torch.empty(1, 1, dtype=operands.c.dtype)
+        poison(hole)
+        operands.c[where] = hole[0, 0]
+        assert relative_error(operands, kind, SAMPLED) == math.inf
+
+
+@pytest.mark.parametrize("name", ["fp32", "fp16", "bf16", "fp8-e4m3", "int8"])
+def test_an_unwritten_tile_of_a_large_matrix_is_caught(name: str) -> None:
+    kind = PRECISIONS[name]
+    operands = float_operands(1024, 1024, 32, kind)
+    poison(operands.c[512:576, 128:192])
+    assert relative_error(operands, kind, SAMPLED) == math.inf
+
+
+@pytest.mark.parametrize("edge", [(slice(-1, None), slice(None)), (slice(None), slice(-1, None))])
+def test_a_wrong_last_row_or_column_of_a_large_matrix_is_caught(edge: tuple[slice, slice]) -> None:
+    kind = PRECISIONS["fp16"]
+    operands = float_operands(1023, 1023, 32, kind)
+    operands.c[edge] = 0
+    assert relative_error(operands, kind, SAMPLED) > kind.rel_tolerance
+
+
+def test_a_wrong_tile_of_a_large_matrix_is_nearly_always_caught() -> None:
+    kind = PRECISIONS["fp16"]
+    operands = float_operands(1024, 1024, 32, kind)
+    operands.c[512:640, 128:256] = 0
+    torch.manual_seed(0)
+    caught = [relative_error(operands, kind, SAMPLED) > kind.rel_tolerance for _ in range(50)]
+    assert sum(caught) >= 48
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_nan_and_infinity_never_pass(value: float) -> None:
+    kind = PRECISIONS["fp16-acc16"]
+    operands = float_operands(32, 32, 32, kind)
+    operands.c[3, 4] = value
+    assert not relative_error(operands, kind, SAMPLED) <= kind.rel_tolerance
+
+
+def test_products_of_zeros_must_be_zero() -> None:
+    kind = PRECISIONS["fp32"]
+    zero = torch.zeros(8, 8)
+    right = Operands(zero, zero, zero.clone(), torch.ones(()))
+    assert relative_error(right, kind, SAMPLED) == 0.0
+    assert relative_error(replace(right, c=zero + 1), kind, SAMPLED) > kind.rel_tolerance
+
+
+def test_operands_in_the_wrong_order_are_caught() -> None:
+    kind = PRECISIONS["bf16"]
+    operands = float_operands(64, 64, 64, kind)
+    swapped = replace(operands, c=(operands.b.double() @ operands.a.double()).bfloat16())
+    assert relative_error(swapped, kind, SAMPLED) > 0.5
+
+
+def test_the_output_is_poisoned_before_the_check() -> None:
+    ready = prepared(case(16, 16, 16))
+    assert ready.rel_error(ready.candidates[0]) < 1e-5
+    idle = replace(ready.candidates[0], call=lambda: None)
+    assert ready.rel_error(idle) == math.inf
+
+
+# ---------------------------------------------------------------- what cannot run
+
+
+def gpu(capability: tuple[int, int]) -> Target:
+    return Target("cuda", "a GPU", capability, 80)
+
+
+@pytest.mark.parametrize(
+    ("precision", "capability", "said"),
+    [
+        ("fp8-e4m3", (8, 0), "8.9"),
+        ("bf16", (7, 5), "8.0"),
+        ("tf32", (7, 0), "8.0"),
+        ("int8", (7, 0), "7.5"),
+        ("fp16", (6, 1), "7.0"),
+    ],
+)
+def test_an_old_gpu_says_what_is_needed_and_what_it_has(
+    precision: str, capability: tuple[int, int], said: str
+) -> None:
+    for backend in PRECISIONS[precision].min_capability:
+        reason = OPS["gemm"].cannot_run(case(64, 64, 64, precision, backend=backend), gpu(capability))
+        assert reason is not None
+        assert said in reason
+        assert "{}.{}".format(*capability) in reason
+
+
+def test_a_precision_that_a_back_end_has_not_is_named() -> None:
+    reason = OPS["gemm"].cannot_run(case(64, 64, 64, "fp64", backend="triton"), gpu((9, 0)))
+    assert reason is not None
+    assert "triton" in reason
+    assert "fp64" in reason

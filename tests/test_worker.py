@@ -1,0 +1,118 @@
+"""The measuring process, for real on the CPU: it measures, it dies, and the right case is blamed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from kernels.case import Case
+from microbench.errors import UserError
+from microbench.sweep import Group
+from microbench.worker import Settings, Worker, WorkerDied
+
+ON_CPU = Settings("cpu", "auto", "warm", "sustained", 0)
+
+
+def group_of(*precisions: str, size: int = 16) -> Group:
+    dims = {"m": size, "n": size, "k": size}
+    return Group(tuple(Case("gemm", dims, p, "cpu") for p in precisions))
+
+
+def process_of(worker: Worker) -> Any:
+    return worker._process
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    """One child for the whole file: the tests below use it in order, and the last one kills it."""
+    child = Worker(ON_CPU)
+    yield child
+    child.close()
+    assert not process_of(child).is_alive()
+
+
+def test_it_greets_with_its_device_and_not_with_its_owner(worker: Worker) -> None:
+    greeting = worker.greet()
+    assert greeting.target.kind == greeting.device["kind"] == "cpu"
+    assert set(greeting.device) >= {
+        "name", "kind", "capability", "sm_count", "memory_bytes", "l2_bytes", "driver",
+        "power_limit_w", "sm_clock_max_mhz",
+    }  # fmt: skip
+    assert set(greeting.software) >= {
+        "project", "python", "torch", "triton", "cupy", "cuda", "cudnn", "cublas",
+    }  # fmt: skip
+    assert os.uname().nodename not in str(greeting)
+
+
+def test_it_measures_a_group_and_tells_where_it_is(worker: Worker) -> None:
+    stages: list[tuple[str, str]] = []
+    group = group_of("fp32", "tf32", "bf16")
+    results = worker.measure(group, 0.1, lambda *what: stages.append(what))
+    assert [result.case for result in results] == list(group.cases)
+    assert [result.status for result in results] == ["ok", "skipped", "ok"]
+    assert {key for key, _ in stages} == {case.key for case in group.cases}
+
+
+def test_ctrl_c_is_not_its_business(worker: Worker) -> None:
+    os.kill(process_of(worker).pid, signal.SIGINT)
+    assert worker.measure(group_of("fp32"), 0.1, lambda *_: None)[0].status == "ok"
+
+
+def test_killed_while_measuring_it_names_the_case_and_the_signal(worker: Worker) -> None:
+    group = group_of("fp32", size=32)
+    killed: list[str] = []
+
+    def kill(key: str, stage: str) -> None:
+        if stage == "checking" and not killed:
+            killed.append(key)
+            os.kill(process_of(worker).pid, signal.SIGKILL)
+
+    with pytest.raises(WorkerDied) as caught:
+        worker.measure(group, 30.0, kill)
+    assert caught.value.key == group.cases[0].key
+    assert "SIGKILL" in caught.value.reason
+    assert "\n" not in caught.value.reason
+    with pytest.raises(WorkerDied):  # and it stays dead, at once
+        worker.measure(group, 30.0, lambda *_: None)
+
+
+def test_a_device_that_is_not_there_is_a_users_mistake() -> None:
+    child = Worker(Settings("tpu", "auto", "warm", "sustained", 0))
+    try:
+        with pytest.raises(UserError) as caught:
+            child.greet()
+        assert "tpu" in str(caught.value)
+        assert "\n" not in str(caught.value)
+    finally:
+        child.close()
+
+
+def test_a_child_that_falls_silent_counts_as_hung_and_is_ended() -> None:
+    child = Worker(ON_CPU, hang_s=0.5)
+    try:
+        child.greet()
+        group = group_of("fp32", size=48)
+
+        def freeze(key: str, stage: str) -> None:
+            if stage == "checking":
+                os.kill(process_of(child).pid, signal.SIGSTOP)
+
+        began = time.monotonic()
+        with pytest.raises(WorkerDied) as caught:
+            child.measure(group, 0.5, freeze)
+        assert time.monotonic() - began < 10
+        assert caught.value.key == group.cases[0].key
+        assert "hung" in caught.value.reason
+        process_of(child).join(5)
+        assert not process_of(child).is_alive()
+    finally:
+        closer = threading.Thread(target=child.close)
+        closer.start()
+        closer.join(10)
+        assert not closer.is_alive()
