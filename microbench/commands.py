@@ -16,10 +16,11 @@ from microbench.errors import UserError
 from microbench.results import METHOD_VERSION, Run
 from microbench.runfile import check_writable, probe, read_run, write_text
 from microbench.runner import Runner, default_budget_s, missing
-from microbench.sweep import Group, parse_names, plan_gemm
+from microbench.sweep import Group, parse_choice, parse_names, plan_gemm
 from microbench.timing import L2_STATES, REGIMES, TIMERS
 from microbench.worker import Greeting, Settings, Worker, WorkerDied
 
+MAX_SEED = 2**31
 MEMORY_SHARE = 0.9  # of the free memory that the matrices of one comparison may take
 CHECK_BYTES = 1 << 29  # what the float64 check and the cache flush take beside them
 
@@ -67,7 +68,7 @@ def run_gemm(request: GemmRequest) -> None:
     console = make_console(quiet=request.quiet)
     settings = Settings(
         request.device, request.timer, request.l2, request.regime,
-        secrets.randbelow(2**31) if request.seed is None else request.seed, request.autotune,
+        secrets.randbelow(MAX_SEED) if request.seed is None else request.seed, request.autotune,
     )  # fmt: skip
     worker = Worker(settings)
     try:
@@ -75,26 +76,23 @@ def run_gemm(request: GemmRequest) -> None:
         groups = request.plan(greeting.target.kind)
         _check_memory(groups, greeting)
         run = _begin(request, settings, greeting, before)
-        todo = missing(groups, run)
-        if not todo:
+        todo = missing(groups, run, retry_skipped=request.budget is not None)
+        if todo:
+            budget_s = request.budget or default_budget_s(todo, greeting.target.kind)
+            workers = _Workers(settings, worker)
+            with LiveProgress(console, todo, quiet=request.quiet) as progress:
+                runner = Runner(run, greeting.target.kind, path, workers.next, progress)
+                run = _measure(runner, todo, budget_s, path)
+        else:
             console.print(f"Nothing is missing in {path}.")
-            print_run(run, console, details=request.verbose)
-            return
-        budget_s = request.budget or default_budget_s(todo, greeting.target.kind)
-        workers = _Workers(settings, worker)
-        with LiveProgress(console, todo, quiet=request.quiet) as progress:
-            runner = Runner(run, greeting.target.kind, path, workers.next, progress)
-            _measure(runner, todo, budget_s, path)
     finally:
         worker.close()
     if request.autotune:
-        _keep_tuned(runner.run, greeting)
-    print_run(runner.run, console, details=request.verbose)
+        _keep_tuned(run, greeting)
+    print_run(run, console, details=request.verbose)
     console.print(f"Run file: {path}")
     if request.csv:
-        from microbench.report.table_csv import to_csv
-
-        write_text(to_csv(runner.run).rstrip("\n"), request.csv)
+        _write_csv(run, request.csv)
 
 
 class _Workers:
@@ -128,14 +126,17 @@ def _check_words(request: GemmRequest) -> None:
         (request.regime, REGIMES, "--regime"),
         (request.timer, TIMERS, "--timer"),
     ):
-        if len(parse_names(value, choices, name)) != 1:
-            raise UserError(f"{name} takes one of {', '.join(choices)}")
+        parse_choice(value, choices, name)
     if request.budget is not None and not 0 < request.budget < float("inf"):
         raise UserError(f"--budget takes seconds above 0, not {request.budget:g}")
     if request.json and request.resume:
         raise UserError("--resume writes to the file it goes on with; leave out --json")
+    if request.seed is not None and not 0 <= request.seed < MAX_SEED:
+        raise UserError(f"--seed takes a number from 0 to {MAX_SEED - 1}")
     if request.csv:
         check_writable(request.csv, "--csv")
+        if request.json and request.csv.resolve() == request.json.resolve():
+            raise UserError("--json and --csv name the same file")
 
 
 def _run_path(request: GemmRequest) -> Path:
@@ -209,9 +210,18 @@ def _begin(request: GemmRequest, settings: Settings, greeting: Greeting, before:
     return replace(before, finished_at=None)
 
 
-def _measure(runner: Runner, groups: Sequence[Group], budget_s: float, path: Path) -> None:
+def _write_csv(run: Run, path: Path) -> None:
+    from microbench.report.table_csv import to_csv
+
     try:
-        runner.measure(groups, budget_s)
+        write_text(to_csv(run).rstrip("\n"), path)
+    except OSError as error:
+        raise UserError(f"--csv {path}: cannot write there ({error.strerror})") from None
+
+
+def _measure(runner: Runner, groups: Sequence[Group], budget_s: float, path: Path) -> Run:
+    try:
+        return runner.measure(groups, budget_s)
     except KeyboardInterrupt:
         words = [word for word in sys.argv[1:] if word]
         command = shlex.join(["python", "-m", "microbench", *_without(words, "--json", "--resume")])
@@ -273,7 +283,7 @@ def compare_runs(a: Path, b: Path, fail_on: str | None) -> int:
     from microbench.report.screen import make_console
 
     choices = [verdict.replace(" ", "-") for verdict in VERDICTS]
-    named = parse_names(fail_on, choices, "--fail-on") if fail_on else []
+    named = parse_names(fail_on, choices, "--fail-on") if fail_on is not None else []
     comparison = compare(read_run(a), read_run(b))
     print_comparison(comparison, make_console(quiet=False))
     return 1 if failing(comparison, [name.replace("-", " ") for name in named]) else 0

@@ -66,7 +66,7 @@ def compare(a: Run, b: Run) -> Comparison:
     return Comparison(
         _differences(a, b),
         rows,
-        [key for key in in_a if key not in in_b],
+        [result.case.key for result in a.results if result.case.key not in in_b],
         [key for key in in_b if key not in in_a],
     )
 
@@ -108,6 +108,8 @@ def _row(a: Result, b: Result) -> CompareRow:
     if a.measurement is None or b.measurement is None:
         statuses = f"{a.status} | {b.status}"
         verdict = "same" if a.status == b.status else "cannot tell"
+        if {a.status, b.status} == {"ok", "failed"}:
+            verdict = "slower" if b.status == "failed" else "faster"  # it takes for ever
         return CompareRow(case.key, case, verdict, math.nan, None, a.median_s, b.median_s, statuses)
     ratio, interval = ratio_between(a.measurement, b.measurement)
     verdict, note = judge(a.measurement, b.measurement)

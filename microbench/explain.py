@@ -161,7 +161,7 @@ def _memory(result: Result, limits: Limits, run: Run) -> Cause:
 
 
 def _no_hardware(result: Result, limits: Limits, run: Run) -> Cause:
-    own, fp32 = limits.measured_flop_per_s or result.flop_per_s, limits.fp32_flop_per_s
+    own, fp32 = limits.measured_flop_per_s, limits.fp32_flop_per_s
     case = result.case
     if not own or not fp32 or case.precision.bytes_per_element >= 4 or own > SLOW_HARDWARE * fp32:
         return None

@@ -32,6 +32,14 @@ FEWEST_ROUNDS = 3  # when the budget is short: slow cases on a CPU
 MAX_ROUNDS = 60
 
 
+class ArmFailed(Exception):
+    """A launch raised during its turn; `arm` is whose it was, the cause is what it raised."""
+
+    def __init__(self, arm: Arm) -> None:
+        super().__init__(arm.key)
+        self.arm = arm
+
+
 class Clock(Protocol):
     """Where policy reads the time and sleeps."""
 
@@ -96,28 +104,36 @@ class Turns:
     budget_s: float
     clock: Clock = field(default_factory=SystemClock)
     during: Callable[[str], AbstractContextManager[object]] = _no_telemetry
-    progress: Callable[[int], None] = lambda _: None
+    begin: Callable[[str, int], None] = lambda _key, _round: None
 
     def take(self, arms: Sequence[Arm]) -> int:
-        """Fill the arms' blocks; returns the number of rounds. All arms take part in each round."""
+        """Fill the arms' blocks; the number of rounds. All arms take part in each. ArmFailed."""
         start = self.clock.now()
         rounds = 0
         order = list(arms)
         shuffle = random.Random(ORDER_SEED).shuffle
-        self._warm(arms[0], SETTLE_S)
+        self._turn(arms[0], 0, SETTLE_S)
         while rounds < MAX_ROUNDS:
             # A new order each round: an arm that always followed one other would carry its heat.
             shuffle(order)
-            for arm in order:
-                self._warm(arm, WARM_S)
-                with self.during(arm.key):
-                    arm.blocks.append(self._block(arm))
             rounds += 1
-            self.progress(rounds)
+            for arm in order:
+                self._turn(arm, rounds, WARM_S)
             spent = self.clock.now() - start
             if self._enough(arms, rounds, spent):
                 break
         return rounds
+
+    def _turn(self, arm: Arm, number: int, warm_s: Mapping[str, float]) -> None:
+        """One arm's part of a round; in round 0 the card is brought to its working state only."""
+        self.begin(arm.key, number)
+        try:
+            self._warm(arm, warm_s)
+            if number:
+                with self.during(arm.key):
+                    arm.blocks.append(self._block(arm))
+        except Exception as error:
+            raise ArmFailed(arm) from error
 
     def _enough(self, arms: Sequence[Arm], rounds: int, spent_s: float) -> bool:
         if spent_s >= self.budget_s and rounds >= FEWEST_ROUNDS:

@@ -6,6 +6,7 @@ that passed are timed in turns. Every case comes out as a Result, whatever happe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -13,7 +14,7 @@ from kernels import OPS
 from kernels.case import Candidate, CannotRun, Case, OpSession, Prepared, Target
 from microbench import kernel_names
 from microbench.estimate import Estimator, TooLong
-from microbench.interleave import Arm, Turns
+from microbench.interleave import Arm, ArmFailed, Turns
 from microbench.results import TIME_DECIMALS, Measurement, Ratio, Result
 from microbench.stats import median, median_interval, ratio_interval
 from microbench.sweep import Group
@@ -96,12 +97,8 @@ class Measurer:
         error = prepared.rel_error(candidate)
         tolerance = case.precision.rel_tolerance
         if not error <= tolerance:
-            what = (
-                "left elements unwritten or NaN"
-                if error == float("inf") or error != error
-                else f"relative error {error:.2g} against float64, over the {tolerance:g} allowed"
-            )
-            return replace(blank, status="failed", reason=f"wrong result: {what}")
+            wrong = replace(blank, rel_error=error if math.isfinite(error) else None)
+            return replace(wrong, status="failed", reason=describe_wrong(error, tolerance))
         names: tuple[str, ...] = ()
         if self.target.kind == "cuda":
             names = kernel_names.record(candidate.call)
@@ -122,18 +119,22 @@ class Measurer:
         if len(prepared.candidates) == 1:
             return prepared.candidates[0]
         times: dict[int, float] = {}
+        wrong = 0
         last: Exception | None = None
         for i, candidate in enumerate(prepared.candidates):
             announce(case.key, f"trying {i + 1} of {len(prepared.candidates)}")
             try:
                 if not prepared.rel_error(candidate) <= case.precision.rel_tolerance:
+                    wrong += 1
                     continue
                 times[i] = median(self.timer.block(candidate.call, CHOICE_SAMPLES).times_s)
             except Exception as error:
                 self._raise_if_dead(error)
                 last = error
+        if not times and wrong:
+            return prepared.candidates[0]  # the check that follows says how wrong it is
         if not times:
-            raise CannotRun(f"none of {len(prepared.candidates)} candidates works: {last}")
+            raise last or CannotRun("no candidates")
         finalists = sorted(times, key=lambda i: times[i])[:CHOICE_FINALISTS]
         samples: dict[int, list[float]] = {i: [] for i in finalists}
         for _ in range(CHOICE_ROUNDS):
@@ -153,43 +154,35 @@ class Measurer:
             self.regime,
             budget_s,
             during=self.telemetry.during,
-            progress=lambda rounds: announce(arms[0].key, f"timing, round {rounds}"),
+            begin=lambda key, number: announce(key, f"timing, round {number}"),
         )
-        announce(arms[0].key, "timing")
         try:
             turns.take(arms)
-        except Exception as error:
-            self._raise_if_dead(error)
-            return self._alone(ready, budget_s, announce, error)
+        except ArmFailed as failure:
+            return self._without(failure, ready, budget_s, announce)
         timed = {
             item.arm.key: replace(item.result, measurement=self._measurement(item.arm))
             for item in ready
         }
         return with_ratios(timed, arms, self.timer)
 
-    def _alone(
-        self, ready: Sequence[_Ready], budget_s: float, announce: Announce, error: Exception
+    def _without(
+        self, failure: ArmFailed, ready: Sequence[_Ready], budget_s: float, announce: Announce
     ) -> dict[str, Result]:
-        """One arm broke the turns: find out which, by itself, and go on without it."""
-        if len(ready) == 1:
-            result = ready[0].result
-            reason = describe_failure(error, result.case)
-            return {result.case.key: replace(result, status="failed", reason=reason)}
-        failed: dict[str, Result] = {}
+        """One arm broke its turn: it fails, and the others begin again."""
+        cause = failure.__cause__
+        assert isinstance(cause, Exception)
+        self._raise_if_dead(cause)
+        results: dict[str, Result] = {}
         sound: list[_Ready] = []
         for item in ready:
-            try:
-                self.timer.block(item.arm.launch, 1)
-            except Exception as single:
-                self._raise_if_dead(single)
-                reason = describe_failure(single, item.result.case)
-                failed[item.arm.key] = replace(item.result, status="failed", reason=reason)
+            item.arm.blocks.clear()
+            if item.arm is failure.arm:
+                reason = describe_failure(cause, item.result.case)
+                results[item.arm.key] = replace(item.result, status="failed", reason=reason)
             else:
-                item.arm.blocks.clear()
                 sound.append(item)
-        if not failed:
-            raise error
-        return failed | (self._take_turns(sound, budget_s, announce) if sound else {})
+        return results | (self._take_turns(sound, budget_s, announce) if sound else {})
 
     def _measurement(self, arm: Arm) -> Measurement:
         overhead = self.timer.overhead_s
@@ -259,6 +252,13 @@ def with_ratios(results: dict[str, Result], arms: Sequence[Arm], timer: Timer) -
                 speedup[other.case.precision_name] = ratio
         out[key] = replace(result, speedup=speedup, vs_backend=vs_backend)
     return out
+
+
+def describe_wrong(error: float, tolerance: float) -> str:
+    """The reason a person reads for a wrong result."""
+    if not math.isfinite(error):
+        return "wrong result: left elements unwritten or NaN"
+    return f"wrong result: relative error {error:.2g} against float64, {tolerance:g} allowed"
 
 
 def first_line(error: BaseException) -> str:

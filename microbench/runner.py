@@ -15,13 +15,12 @@ from typing import Protocol
 from kernels import OPS
 from kernels.case import Case
 from microbench.ceilings import datasheet_ceilings, is_large, large_ceilings
+from microbench.errors import UserError
 from microbench.explain import annotate
 from microbench.results import Ceiling, Result, Run
 from microbench.runfile import write_run
 from microbench.sweep import Group
 from microbench.worker import OnStage, WorkerDied
-
-MAX_DEATHS_IN_A_ROW = 5
 
 # Seconds of sampling an arm gets when the user gives no --budget: a case that can drive a GPU to
 # its power limit needs many turns of the power controller (about 0.1 s each) to be known to 0.5 %.
@@ -88,23 +87,23 @@ class Runner:
 
     def measure(self, groups: Sequence[Group], budget_s: float) -> Run:
         """The run with a result for every case. What is done is on disk even when this raises."""
-        session = self.start_session()
+        self._session = self.start_session()
         try:
-            self._calibrate(session, groups)
+            self._calibrate(groups)
             left_s = budget_s
             for i, group in enumerate(groups):
                 rest = sum(group_weight(g) for g in groups[i:])
                 share_s = left_s * group_weight(group) / rest
-                results, session = self._measure(session, group, share_s)
+                results = self._measure(group, share_s)
                 left_s -= share_s
                 self._add(group, results, left_s)
         finally:
-            session.close()
+            self._session.close()
         self.run = replace(self.run, finished_at=self.now())
         self._save()
         return self.run
 
-    def _calibrate(self, session: Session, groups: Sequence[Group]) -> None:
+    def _calibrate(self, groups: Sequence[Group]) -> None:
         cases = [case for group in groups for case in group.cases]
         precisions = list(dict.fromkeys(case.precision_name for case in cases))
         covered = {
@@ -114,28 +113,32 @@ class Runner:
         }
         large = [name for name in precisions if name not in covered]
         ceilings = datasheet_ceilings(str(self.run.device["name"]), precisions)
-        ceilings += session.calibrate(precisions, large, self.progress.stage)
+        try:
+            ceilings += self._session.calibrate(precisions, large, self.progress.stage)
+        except WorkerDied:
+            self._restart()  # the case that did it will fail in its turn; go on without ceilings
         known = {(c.name, c.source, c.precision): c for c in (*self.run.ceilings, *ceilings)}
         self.run = replace(self.run, ceilings=tuple(known.values()))
         self._save()
 
-    def _measure(
-        self, session: Session, group: Group, budget_s: float
-    ) -> tuple[list[Result], Session]:
-        """Results for the group, and the session to go on with: a new one if cases killed it."""
-        failed: dict[str, Result] = {}
-        while len(failed) < len(group.cases):
-            left = Group(tuple(case for case in group.cases if case.key not in failed))
+    def _restart(self) -> None:
+        self._session.close()
+        self._session = self.start_session()
+
+    def _measure(self, group: Group, budget_s: float) -> list[Result]:
+        """A result for each case of the group; one that kills the session fails, alone."""
+        found: dict[str, Result] = {}
+        while len(found) < len(group.cases):
+            left = Group(tuple(case for case in group.cases if case.key not in found))
             try:
-                results = session.measure(left, budget_s, self.progress.stage)
+                results = self._session.measure(left, budget_s, self.progress.stage)
             except WorkerDied as death:
-                session.close()
-                session = self.start_session()
+                self._restart()
                 blamed = next((c for c in left.cases if c.key == death.key), left.cases[0])
-                failed[blamed.key] = Result(blamed, "failed", death.reason)
+                found[blamed.key] = Result(blamed, "failed", death.reason)
             else:
-                failed.update({result.case.key: result for result in results})
-        return [failed[case.key] for case in group.cases], session
+                found.update({result.case.key: result for result in results})
+        return [found[case.key] for case in group.cases]
 
     def _add(self, group: Group, results: Sequence[Result], left_s: float) -> None:
         run = self.run.with_results(results)
@@ -148,17 +151,25 @@ class Runner:
         self.progress.done(group, done, left_s)
 
     def _save(self) -> None:
-        if self.path is not None:
+        if self.path is None:
+            return
+        try:
             write_run(self.run, self.path)
+        except OSError as error:
+            raise UserError(
+                f"cannot write {self.path} ({error.strerror}); what it holds so far is whole"
+            ) from None
 
 
-def missing(groups: Sequence[Group], run: Run) -> list[Group]:
+def missing(groups: Sequence[Group], run: Run, *, retry_skipped: bool = False) -> list[Group]:
     """What a resumed run still has to measure.
 
-    A case is done when it has a result other than "failed". A group with cases missing keeps its
-    baselines, timed again beside them: a ratio needs both in turns.
+    A case is done when it was measured, or skipped (unless those are to be tried again, as with a
+    larger budget). A group with cases missing keeps its baselines, timed again beside them: a
+    ratio needs both in turns.
     """
-    done = {result.case.key for result in run.results if result.status != "failed"}
+    statuses = ("ok",) if retry_skipped else ("ok", "skipped")
+    done = {result.case.key for result in run.results if result.status in statuses}
     left: list[Group] = []
     for group in groups:
         if all(case.key in done for case in group.cases):

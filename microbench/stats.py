@@ -66,18 +66,21 @@ def _interval_of_mean(
 
 
 def median_interval(blocks: Blocks, resolution_s: float = 0.0) -> Interval | None:
-    """A 95 % interval of the typical time, from the spread of block medians.
+    """A 95 % interval of the typical time, from the spread of the logarithms of block medians.
 
-    None with fewer than two blocks: nothing is known of the spread.
+    None with fewer than two blocks, or where a median is not above zero: nothing can be said.
     """
     if len(blocks) < 2:
         return None
     medians = np.array([median(block) for block in blocks])
     centre = median([sample for block in blocks for sample in block])
+    if centre <= 0 or medians.min() <= 0:
+        return None
+    logs = np.log(medians)
     rng = np.random.default_rng(SEED)
-    jitter = rng.uniform(-resolution_s / 2, resolution_s / 2, REPLICATES)
-    low, high = _interval_of_mean(medians - medians.mean(), jitter, rng)
-    return min(centre, centre + low), max(centre, centre + high)
+    jitter = np.log1p(rng.uniform(-0.5, 0.5, REPLICATES) * min(resolution_s / centre, 1.0))
+    low, high = _interval_of_mean(logs - logs.mean(), jitter, rng)
+    return min(centre, centre * math.exp(low)), max(centre, centre * math.exp(high))
 
 
 def half_width_pct(centre: float, interval: Interval) -> float:

@@ -18,8 +18,9 @@ from microbench.errors import UserError
 
 Shape = tuple[int, int, int]
 MAX_SIZES = 4096
-_RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)(?::([+*])(-?\d+))?")
-_SHAPE = re.compile(r"(-?\d+)x(-?\d+)x(-?\d+)")
+_NUMBER = r"(-?\d{1,9})"  # more digits than any memory holds would only overflow something
+_RANGE = re.compile(rf"{_NUMBER}\.\.{_NUMBER}(?::([+*]){_NUMBER})?")
+_SHAPE = re.compile(rf"{_NUMBER}x{_NUMBER}x{_NUMBER}")
 _FORMS = "write 256..8192, 64..1024:+32, 63,64,65 or MxNxK such as 4096x11008x4096"
 
 
@@ -37,6 +38,7 @@ class Group:
 
 def parse_sizes(text: str) -> list[Shape]:
     """(M, N, K) of each size in the text, in order, without repeats; UserError says what is off."""
+    text = " ".join(text.split())
     shapes: list[Shape] = []
     for part in text.split(","):
         shapes += _parse_part(part.strip(), text)
@@ -53,10 +55,11 @@ def _parse_part(part: str, text: str) -> list[Shape]:
     if found := _SHAPE.fullmatch(part):
         m, n, k = (_positive(int(number), part) for number in found.groups())
         return [(m, n, k)]
-    if re.fullmatch(r"-?\d+", part):
+    if re.fullmatch(_NUMBER, part):
         n = _positive(int(part), part)
         return [(n, n, n)]
-    raise UserError(f"--sizes: cannot read {part!r}; {_FORMS}")
+    shown = part if len(part) <= 40 else f"{part[:40]}..."
+    raise UserError(f"--sizes: cannot read {shown!r}; {_FORMS}")
 
 
 def _expand(part: str, found: re.Match[str]) -> list[int]:
@@ -91,6 +94,13 @@ def parse_names(text: str, choices: Sequence[str], option: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
+def parse_choice(text: str, choices: Sequence[str], option: str) -> str:
+    """One of the choices, exactly; UserError names them."""
+    if text not in choices:
+        raise UserError(f"{option} takes one of {', '.join(choices)}, not {text!r}")
+    return text
+
+
 def parse_precisions(text: str, option: str = "--dtype") -> list[str]:
     """Precision names (aliases resolved) of a comma-separated list."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
@@ -114,19 +124,17 @@ def plan_gemm(
     asked = parse_precisions(dtypes)
     named = (
         parse_names(backends, list(op.backends), "--backend")
-        if backends
+        if backends is not None
         else list(op.default_backends(kind))
     )
     baselines = [] if vs == "none" else parse_precisions(vs, "--vs")
     arms = [(p, op.library_backend(kind)) for p in baselines]
     arms += [(p, backend) for p in asked for backend in named]
-    chosen_data = parse_names(data, DATA, "--data")
-    if len(chosen_data) != 1:
-        raise UserError("--data takes one distribution at a time")
+    parse_choice(data, DATA, "--data")
     return [
         Group(
             tuple(
-                Case("gemm", {"m": m, "n": n, "k": k}, p, backend, layout, chosen_data[0])
+                Case("gemm", {"m": m, "n": n, "k": k}, p, backend, layout, data)
                 for p, backend in dict.fromkeys(arms)
             )
         )

@@ -103,7 +103,12 @@ def _does_not_pay_off(name: str, baseline: str, rows: Sequence[Row], gains: Sequ
             f"(seen: {at_best}); raise --budget."
         )
     if "faster" in gains:
-        return f"{name} pays off against {baseline} only here and there: {at_best}, the most."
+        sizes = ", ".join(
+            f"{shape_text(result.case)} ({_times(ratio)})"
+            for (result, ratio), gain in zip(rows, gains, strict=True)
+            if gain == "faster"
+        )
+        return f"{name} pays off against {baseline} only at some sizes: {sizes}."
     return f"{name} does not pay off against {baseline} at the sizes measured: {at_best} at best."
 
 
@@ -114,11 +119,16 @@ def _times(ratio: Ratio) -> str:
     return f"{ratio.ratio:.3g} times faster"
 
 
+def _below(ratio: Ratio, gain: str) -> str:
+    if gain == "same":
+        return "no difference seen"
+    return _times(ratio) + (", from one round" if gain == "unknown" else "")
+
+
 def _why_not_below(baseline: str, rows: Sequence[Row], gains: Sequence[str]) -> list[str]:
-    words = {"same": "no difference seen, ", "slower": "", "unknown": "one round only, "}
     below = [(row, gain) for row, gain in zip(rows, gains, strict=True) if gain != "faster"]
     return [
-        f"  at {shape_text(result.case)} against {baseline}: {words[gain]}{_times(ratio)}"
+        f"  at {shape_text(result.case)} against {baseline}: {_below(ratio, gain)}"
         f"{'; ' + result.why if result.why else ''}."
         for (result, ratio), gain in below[-MOST_REASONS:]
     ]

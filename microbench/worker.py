@@ -162,6 +162,10 @@ def _measure_on_request(pipe: Connection, settings: Settings) -> None:
             Greeting(info.as_dict(), devices.software(), target, devices.free_memory_bytes(info)),
         )
     )
+    if info.kind == "cuda":
+        import torch
+
+        torch.cuda.set_device(info.index)
     timer = make_timer(
         settings.timer, settings.l2, info.kind, info.index, info.l2_bytes, info.sm_count
     )

@@ -91,7 +91,9 @@ def test_a_wide_interval_cannot_tell() -> None:
 
 
 def test_one_round_cannot_tell() -> None:
-    assert verdicts(run_of(result(64, 1e-3, None)), run_of(result(64, 2e-3, 0.1))) == ["cannot tell"]
+    assert verdicts(run_of(result(64, 1e-3, None)), run_of(result(64, 2e-3, 0.1))) == [
+        "cannot tell"
+    ]
 
 
 def test_a_few_hundred_nanoseconds_of_a_short_kernel_are_noise() -> None:

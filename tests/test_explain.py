@@ -158,7 +158,9 @@ def test_heat_is_not_called_power_limit() -> None:
 
 
 def test_a_full_clock_is_not_power_however_the_flags_stand() -> None:
-    assert annotated(at_rate(8192, 690e12, clock=1970.0, throttle=("power cap",))).bound == "compute"
+    assert (
+        annotated(at_rate(8192, 690e12, clock=1970.0, throttle=("power cap",))).bound == "compute"
+    )
 
 
 def test_a_low_clock_without_a_reason_is_not_power() -> None:
@@ -212,7 +214,9 @@ def test_three_efficiencies() -> None:
 
 def test_an_unknown_gpu_is_held_against_what_was_measured() -> None:
     measured = [c for c in CEILINGS if c.source == "measured"]
-    found = annotated(at_rate(8192, 600e12), device=H200 | {"capability": "12.9"}, ceilings=measured)
+    found = annotated(
+        at_rate(8192, 600e12), device=H200 | {"capability": "12.9"}, ceilings=measured
+    )
     assert found.ceiling_pct == pytest.approx(100 * 600 / 700)
     assert set(found.efficiency_pct) == {"measured"}
 
@@ -232,9 +236,7 @@ def test_an_unknown_gpu_is_held_against_what_was_measured() -> None:
         ("fp32", 70e12, False),
     ],
 )
-def test_tensor_cores_are_proved_by_rate(
-    precision: str, rate: float, proved: bool | None
-) -> None:
+def test_tensor_cores_are_proved_by_rate(precision: str, rate: float, proved: bool | None) -> None:
     assert annotated(at_rate(2048, rate, precision=precision)).tensor_core is proved
 
 

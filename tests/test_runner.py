@@ -91,9 +91,7 @@ class World:
         return self.sessions[-1]
 
     def runner(self) -> Runner:
-        return Runner(
-            self.run, "cuda", self.path, self.start, self.progress, now=lambda: "the end"
-        )
+        return Runner(self.run, "cuda", self.path, self.start, self.progress, now=lambda: "the end")
 
     def asked(self) -> list[Group]:
         return [group for session in self.sessions for group, _ in session.asked]

@@ -1,4 +1,4 @@
-"""The measuring process, for real on the CPU: it measures, it dies, and the right case is blamed."""
+"""The measuring process, for real on the CPU: it measures, it dies, the right case is blamed."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ fp8 sum moves to a float32 register (None: the hardware's short accumulator hold
 together share operands in L2.
 """
 
-# A kernel is typed by Triton's compiler; to pyright tl.range has no iterator and 128 is no constexpr.
+# Typed by Triton's compiler: to pyright tl.range has no iterator and 128 is no constexpr.
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _store_part(c_desc, c, value, m, n, M, N, BM: tl.constexpr, BN: tl.constexpr
         rows = m + tl.arange(0, BM)
         columns = n + tl.arange(0, BN)
         corner = c + rows.to(tl.int64)[:, None] * N
-        tl.store(corner + columns[None, :], value, (rows < M)[:, None] & (columns < N+1)[None, :])
+        tl.store(corner + columns[None, :], value, (rows < M)[:, None] & (columns < N)[None, :])
     else:
         c_desc.store([m, n], value)
 
