@@ -14,9 +14,13 @@ from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
+from kernels import OPS
+from kernels.case import Case
 from kernels.precision import precision
 from microbench.results import STATUSES, Json, Measurement, Result, Run
 
+REQUIRED = ("method_version", "finished_at", "ceilings", "results")  # beside those with no default
+LARGEST = 2**63  # integers from here on are no sizes, and overflow what is computed from them
 MEASURED = tuple(field.name for field in fields(Measurement))
 
 
@@ -66,7 +70,10 @@ def run_to_json(run: Run) -> Json:
 
 def run_from_json(data: Json) -> Run:
     """The inverse of `run_to_json`; ValueError says which field is not what it should be."""
-    results = data.get("results")
+    for name in REQUIRED:
+        if name not in data:
+            raise ValueError(f"{name} is missing")
+    results = data["results"]
     if not isinstance(results, list):
         raise ValueError("results is no list")
     found = [
@@ -74,9 +81,11 @@ def run_from_json(data: Json) -> Run:
         for i, result in enumerate(cast("list[object]", results))
     ]
     run = decode(Run, {**data, "results": []}, "")
-    name = run.device.get("name")
-    if not isinstance(name, str):
+    if not isinstance(run.device.get("name"), str):
         raise ValueError("device has no name")
+    for name, value in run.device.items():
+        if isinstance(value, int | float):
+            _decode_float(value, f"device.{name}")
     return run.with_results(found)
 
 
@@ -100,11 +109,21 @@ def _result_from_json(data: Json, where: str) -> Result:
     measurement = {name: data.get(name) for name in MEASURED} if measured else None
     body = {**data, "case": names, "measurement": measurement}
     result = decode(Result, body, where)
-    precision(result.case.precision_name)  # ValueError for one that this version does not know
+    _check_case(result.case, where)
     if result.status not in STATUSES:
         raise ValueError(f"{where}.status is {result.status!r}")
     _check_measurement(result.measurement, where)
     return result
+
+
+def _check_case(case: Case, where: str) -> None:
+    precision(case.precision_name)  # ValueError for one that this version does not know
+    op = OPS.get(case.op)
+    if op is None:
+        raise ValueError(f"{where}.op is {case.op!r}, which this version does not know")
+    for name in op.dims:
+        if not isinstance(case.dims.get(name), int):
+            raise ValueError(f"{where}.case has no {name}")
 
 
 def _check_measurement(measurement: Measurement | None, where: str) -> None:
@@ -141,6 +160,8 @@ def decode(kind: Any, value: object, where: str) -> Any:
         return {name: decode(arguments[1], item, f"{where}.{name}") for name, item in items}
     if kind is float:
         return _decode_float(value, where)
+    if isinstance(value, int) and abs(value) >= LARGEST:
+        raise ValueError(f"{where} is too large")
     if type(value) is not kind:
         raise ValueError(f"{where} is {type(value).__name__}, not {kind.__name__}")
     return value

@@ -79,7 +79,12 @@ def _against(name: str, baseline: str, timed: Sequence[Result]) -> list[str]:
         first = _pays_off(name, baseline, rows, start)
     else:
         first = _does_not_pay_off(name, baseline, rows, gains)
-    return [first, *_why_not_below(baseline, rows[:start], gains[:start])]
+    also = [
+        f"  at {shape_text(result.case)} too: {_times(ratio)}."
+        for (result, ratio), gain in zip(rows[:start], gains, strict=False)
+        if gain == "faster" and start < len(rows)
+    ]
+    return [first, *also, *_why_not_below(baseline, rows[:start], gains[:start])]
 
 
 Row = tuple[Result, Ratio]

@@ -340,7 +340,7 @@ def test_bad_words_in_a_real_process() -> None:
         (("--device", "tpu"), ("tpu", "cuda", "cpu")),
         (("--timer", "graph"), ("graph", "clock")),
         (("--sizes", "500000"), ("3000", "free")),  # 3 x 10^12 bytes
-        (("--sizes", "9" * 400), ("free",)),
+        (("--sizes", "9" * 400), ("cannot read", "MxNxK")),
     ],
 )
 def test_what_only_the_device_knows_is_refused_in_a_line_too(

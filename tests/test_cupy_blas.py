@@ -242,9 +242,14 @@ def test_torch_s_handle_is_left_alone_on_a_gpu(gpu: Target) -> None:
 @pytest.mark.gpu
 def test_launches_follow_torch_s_stream_on_a_gpu(gpu: Target) -> None:
     prepared = OPS["gemm"].session(gpu, seed=0).prepare(case("fp16", m=512, n=512, k=512))
+    candidate = prepared.candidates[0]
+    candidate.call()
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=torch.cuda.Stream()):
-        prepared.candidates[0].call()
-    replay = type(prepared.candidates[0])("graph", graph.replay)
-    assert prepared.rel_error(replay) <= PRECISIONS["fp16"].rel_tolerance
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(200_000_000)  # about a tenth of a second
+        candidate.call()
+    assert torch.cuda.default_stream().query()  # nothing went there
+    assert not side.query()
+    torch.cuda.synchronize()
+    assert prepared.rel_error(candidate) <= PRECISIONS["fp16"].rel_tolerance

@@ -16,6 +16,7 @@ from microbench.interleave import (
     MAX_ROUNDS,
     MIN_ROUNDS,
     Arm,
+    ArmFailed,
     Turns,
 )
 from microbench.stats import MAX_INTERVAL_PCT, half_width_pct, median, median_interval
@@ -207,7 +208,7 @@ def test_the_cpu_clock_needs_no_warming() -> None:
 def test_telemetry_and_progress_follow_the_turns() -> None:
     clock, timer = set_up({"arm0": constant(LIGHT), "arm1": constant(LIGHT)})
     watched: list[str] = []
-    told: list[int] = []
+    told: list[tuple[str, int]] = []
 
     @contextmanager
     def during(key: str) -> Iterator[None]:
@@ -216,11 +217,16 @@ def test_telemetry_and_progress_follow_the_turns() -> None:
         assert [name for name, _ in timer.taken[before:]] == [key]
         watched.append(key)
 
-    rounds = Turns(timer, "sustained", 1.0, clock, during=during, progress=told.append).take(
-        arms_of(LIGHT, LIGHT)
-    )
-    assert told == list(range(1, rounds + 1))
+    def begin(key: str, number: int) -> None:
+        told.append((key, number))
+
+    turns = Turns(timer, "sustained", 1.0, clock, during=during, begin=begin)
+    rounds = turns.take(arms_of(LIGHT, LIGHT))
     assert watched == [name for name, _ in timer.taken]
+    # Round 0 settles the card; after it, whoever was announced last is the one that is timed.
+    assert told[0] == ("arm0", 0)
+    assert [key for key, _ in told[1:]] == watched
+    assert [number for _, number in told[1:]] == [i for i in range(1, rounds + 1) for _ in "ab"]
 
 
 def test_a_launch_that_fails_is_not_hidden() -> None:
@@ -229,5 +235,6 @@ def test_a_launch_that_fails_is_not_hidden() -> None:
     def broken() -> object:
         raise RuntimeError("illegal instruction")
 
-    with pytest.raises(RuntimeError, match="illegal"):
+    with pytest.raises(ArmFailed, match="bad") as caught:
         Turns(timer, "sustained", 1.0, clock).take([Arm("bad", broken, LIGHT)])
+    assert str(caught.value.__cause__) == "illegal instruction"

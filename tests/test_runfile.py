@@ -119,6 +119,8 @@ def path(tmp_path: Path) -> Path:
 # ---------------------------------------------------------------- round trip
 
 numbers = st.floats(0, 1e30)
+times = st.floats(1e-9, 1e6)
+intervals = st.tuples(times, times).map(lambda pair: (min(pair), max(pair)))
 maybe_number = st.none() | numbers
 words = st.text(max_size=12)
 pairs = st.tuples(numbers, numbers)
@@ -134,10 +136,10 @@ cases = st.builds(
 )
 measurements = st.builds(
     Measurement,
-    times_s=st.lists(numbers, max_size=5).map(tuple),
+    times_s=st.lists(times, min_size=1, max_size=5).map(tuple),
     blocks=st.lists(st.integers(0, 99), max_size=3).map(tuple),
     median_s=st.floats(1e-9, 1e6),
-    ci95_s=st.none() | pairs,
+    ci95_s=st.none() | intervals,
     timer=words,
     l2=words,
     regime=words,
@@ -155,8 +157,8 @@ results = st.builds(
     status=st.sampled_from(["ok", "skipped", "failed"]),
     reason=st.none() | words,
     measurement=st.none() | measurements,
-    flops=st.integers(0, 10**20),
-    min_bytes=st.integers(0, 10**20),
+    flops=st.integers(0, 10**18),
+    min_bytes=st.integers(0, 10**18),
     rel_error=maybe_number,
     variant=st.none() | words,
     kernels=st.lists(words, max_size=2).map(tuple),
@@ -175,7 +177,7 @@ runs = st.builds(
     Run,
     command=st.lists(words, max_size=4).map(tuple),
     started_at=words,
-    device=facts,
+    device=facts.map(lambda some: some | {"name": "a device"}),
     software=facts,
     settings=facts,
     ceilings=st.lists(
@@ -183,7 +185,7 @@ runs = st.builds(
                   maybe_number, words),
         max_size=3,
     ).map(tuple),
-    results=st.lists(results, max_size=3).map(tuple),
+    results=st.lists(results, max_size=3, unique_by=lambda r: r.case.key).map(tuple),
     finished_at=st.none() | words,
 )  # fmt: skip
 

@@ -34,7 +34,7 @@ LARGE_ACCUMULATORS = 128
 class Config:
     """One way to run a kernel. `split` is the number of parts that a tile is stored in.
 
-    `direct` stores registers to memory without TMA; `specialize` gives loads warps of their own.
+    `direct` stores registers to memory without TMA.
     """
 
     kernel: str
@@ -46,7 +46,6 @@ class Config:
     group: int = 8
     split: int = 1
     direct: bool = False
-    specialize: bool = False
 
     @property
     def label(self) -> str:
@@ -54,13 +53,13 @@ class Config:
         parts = [self.kernel, f"{self.bm}x{self.bn}x{self.bk}", f"s{self.stages}"]
         parts += [f"w{self.warps}", f"g{self.group}"]
         parts += [f"sub{self.split}"] * (self.split > 1)
-        parts += ["direct"] * self.direct + ["ws"] * self.specialize
+        parts += ["direct"] * self.direct
         return "/".join(parts)
 
 
 _LABEL = re.compile(
     rf"(?P<kernel>{'|'.join(KERNELS)})/(?P<bm>\d+)x(?P<bn>\d+)x(?P<bk>\d+)/s(?P<stages>\d+)"
-    r"/w(?P<warps>\d+)/g(?P<group>\d+)(/sub(?P<split>\d+))?(?P<direct>/direct)?(?P<specialize>/ws)?"
+    r"/w(?P<warps>\d+)/g(?P<group>\d+)(/sub(?P<split>\d+))?(?P<direct>/direct)?"
 )
 
 
@@ -72,7 +71,7 @@ def parse(label: str) -> Config:
     numbers = {name: int(found[name]) for name in ("bm", "bn", "bk", "stages", "warps", "group")}
     return Config(
         kernel=found["kernel"], **numbers, split=int(found["split"] or 1),
-        direct=found["direct"] is not None, specialize=found["specialize"] is not None,
+        direct=found["direct"] is not None,
     )  # fmt: skip
 
 
@@ -133,8 +132,6 @@ def shared_memory(config: Config, kind: Precision) -> int:
     if config.kernel == POINTER:
         return max(buffers, staged)
     barriers = 1024
-    if config.specialize:
-        staged //= 2  # each group of warps stores half the rows
     if config.kernel == TMA and (kind.output_bytes == 2 or config.split > 1 or config.direct):
         return max(buffers, staged) + barriers
     return buffers + staged + barriers

@@ -130,7 +130,7 @@ class Launcher:
             boxes = (a_box, b.descriptor(config.bn, config.bk), self._c_box(config, config.bn))
             args = (*boxes, self.c, *sizes, *how)
         if config.kernel == PERSISTENT:
-            args = (*args, self.sm_count, config.specialize)
+            args = (*args, self.sm_count)
         return Step(_KERNELS[config.kernel], grid, args, self._options(config))
 
     def _c_box(self, config: Config, columns: int) -> TensorDescriptor | None:
