@@ -69,11 +69,12 @@ def show(file: Path, form: str | None, verbose: bool) -> None:
 @click.argument("a", type=FILE)
 @click.argument("b", type=FILE)
 @option("--fail-on", None, "Exit with 1 on these verdicts: slower,faster,cannot-tell")
-def compare(a: Path, b: Path, fail_on: str | None) -> int:
+@option("--json", None, "Also write the comparison, case by case", type=FILE)
+def compare(a: Path, b: Path, fail_on: str | None, json: Path | None) -> int:
     """Say for each case whether B is faster, slower, the same as A, or that one cannot tell."""
     from microbench.commands import compare_runs
 
-    return compare_runs(a, b, fail_on)
+    return compare_runs(a, b, fail_on, json)
 
 
 @app.command()

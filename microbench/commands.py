@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import shlex
@@ -276,7 +277,7 @@ def show_run(file: Path, *, form: str | None, verbose: bool) -> None:
     print_run(run, make_console(quiet=False), details=verbose)
 
 
-def compare_runs(a: Path, b: Path, fail_on: str | None) -> int:
+def compare_runs(a: Path, b: Path, fail_on: str | None, json_path: Path | None) -> int:
     """Print the comparison; the exit code: 1 when a verdict is one to fail on, else 0."""
     from microbench.compare import VERDICTS, compare, failing
     from microbench.report.comparison import print_comparison
@@ -284,7 +285,11 @@ def compare_runs(a: Path, b: Path, fail_on: str | None) -> int:
 
     choices = [verdict.replace(" ", "-") for verdict in VERDICTS]
     named = parse_names(fail_on, choices, "--fail-on") if fail_on is not None else []
+    if json_path:
+        check_writable(json_path, "--json")
     comparison = compare(read_run(a), read_run(b))
+    if json_path:
+        write_text(json.dumps(comparison.as_dict(), allow_nan=False), json_path)
     print_comparison(comparison, make_console(quiet=False))
     return 1 if failing(comparison, [name.replace("-", " ") for name in named]) else 0
 

@@ -29,7 +29,7 @@ class CompareRow:
     key: str
     case: Case
     verdict: str
-    ratio: float
+    ratio: float | None
     ci95: tuple[float, float] | None
     a_s: float | None
     b_s: float | None
@@ -44,6 +44,19 @@ class Comparison:
     rows: list[CompareRow]
     only_a: list[str]
     only_b: list[str]
+
+    def as_dict(self) -> dict[str, object]:
+        """The comparison as plain values: counts, differences, and a row a case."""
+        names = ("key", "verdict", "ratio", "ci95", "a_s", "b_s", "note")
+        return {
+            "counts": {verdict: self.count(verdict) for verdict in VERDICTS},
+            "noise_pct": NOISE_PCT,
+            "noise_s": NOISE_S,
+            "differences": self.differences,
+            "only_a": self.only_a,
+            "only_b": self.only_b,
+            "rows": [{name: getattr(row, name) for name in names} for row in self.rows],
+        }
 
     def count(self, verdict: str) -> int:
         """How many rows have this verdict."""
@@ -110,7 +123,7 @@ def _row(a: Result, b: Result) -> CompareRow:
         verdict = "same" if a.status == b.status else "cannot tell"
         if {a.status, b.status} == {"ok", "failed"}:
             verdict = "slower" if b.status == "failed" else "faster"  # it takes for ever
-        return CompareRow(case.key, case, verdict, math.nan, None, a.median_s, b.median_s, statuses)
+        return CompareRow(case.key, case, verdict, None, None, a.median_s, b.median_s, statuses)
     ratio, interval = ratio_between(a.measurement, b.measurement)
     verdict, note = judge(a.measurement, b.measurement)
     return CompareRow(case.key, case, verdict, ratio, interval, a.median_s, b.median_s, note)

@@ -77,9 +77,11 @@ def software() -> dict[str, str | None]:
     """Versions of what decides the numbers, as in the run file; None for what is absent."""
     import torch
 
+    from microbench import __version__
+
     cudnn = torch.backends.cudnn.version()
     return {
-        "project": _version("halfway") or "unknown",
+        "project": __version__,
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "triton": _version(*TRITON_DISTRIBUTIONS),

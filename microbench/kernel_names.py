@@ -16,7 +16,7 @@ def record(launch: Launch) -> tuple[str, ...]:
     from torch.autograd import DeviceType  # pyright: ignore[reportPrivateImportUsage]
     from torch.profiler import ProfilerActivity, profile
 
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
         launch()
         torch.cuda.synchronize()
     events = profiler.events() or []

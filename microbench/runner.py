@@ -25,7 +25,7 @@ from microbench.worker import OnStage, WorkerDied
 # Seconds of sampling an arm gets when the user gives no --budget: a case that can drive a GPU to
 # its power limit needs many turns of the power controller (about 0.1 s each) to be known to 0.5 %.
 LARGE_FLOPS = 4e9
-ARM_BUDGET_S = {"large": 1.75, "small": 0.25}
+ARM_BUDGET_S = {"large": 1.4, "small": 0.25}
 CPU_BUDGET_S = 45.0
 
 

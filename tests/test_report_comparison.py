@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -59,7 +58,7 @@ def test_few_same_rows_are_shown() -> None:
 
 def test_rows_without_times() -> None:
     what = case(64, "int8", "triton")
-    blank = CompareRow(what.key, what, "same", math.nan, None, None, None, "skipped | skipped")
+    blank = CompareRow(what.key, what, "same", None, None, None, None, "skipped | skipped")
     text = shown(Comparison([], [blank] * 8, [], []))
     assert "= same: 8 cases\n" in text
     assert "nan" not in shown(Comparison([], [blank], [], []))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -93,7 +92,7 @@ def _grid(rows: Sequence[CompareRow]) -> Grid:
             words.clean(case.backend),
         ]
         cells += [words.duration(s) if s is not None else "-" for s in (row.a_s, row.b_s)]
-        cells.append("-" if math.isnan(row.ratio) else words.interval(Ratio(row.ratio, row.ci95)))
+        cells.append("-" if row.ratio is None else words.interval(Ratio(row.ratio, row.ci95)))
         grid.rows.append(Row(cells, style=style))
     return grid
 
@@ -108,6 +107,6 @@ def _notes(rows: Sequence[CompareRow]) -> dict[str, list[str]]:
 
 
 def _same(rows: Sequence[CompareRow]) -> str:
-    ratios = [row.ratio for row in rows if not math.isnan(row.ratio)]
+    ratios = [row.ratio for row in rows if row.ratio is not None]
     text = f"= same: {words.count(len(rows), 'case')}"
     return text + (f", A / B from {min(ratios):.3f} to {max(ratios):.3f}" if ratios else "")
