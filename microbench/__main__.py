@@ -48,7 +48,7 @@ def option(name: str, default: str | None, text: str, **more: Any) -> Callable[.
 @click.option("--quiet", is_flag=True, help="Print nothing but errors")
 def gemm(**options: Any) -> None:
     """Measure C = A @ B by precision, size and back end, and say when low precision pays off."""
-    from microbench.commands import GemmRequest, run_gemm
+    from microbench.run_command import GemmRequest, run_gemm
 
     run_gemm(GemmRequest(**options))
 

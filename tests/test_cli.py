@@ -311,7 +311,7 @@ def test_bad_words_are_refused_before_anything_is_measured(
     words: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """In this process, for speed; the next test asks real ones."""
-    import microbench.commands as commands
+    import microbench.run_command as commands
 
     def no_worker(*_: object) -> None:
         pytest.fail("a measuring process was started")

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from microbench import facts as facts_module
 from microbench.device import DeviceInfo, describe
 from microbench.doctor import CHECKS, LEVELS, Facts, examine, gather, judge
-from microbench.doctor_gpu import _THROTTLE
-from microbench.doctor_host import VARIABLES
-from microbench.finding import GIB
+from microbench.doctor import facts as facts_module
+from microbench.doctor.finding import GIB
+from microbench.doctor.gpu import _THROTTLE
+from microbench.doctor.host import VARIABLES
 from microbench.nvml import GpuState
 from microbench.telemetry import THROTTLE_REASONS
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from microbench.device import ASSUMED_CACHE_BYTES
-from microbench.facts import Facts
-from microbench.finding import GIB, Check, Finding, Level
+from microbench.doctor.facts import Facts
+from microbench.doctor.finding import GIB, Check, Finding, Level
 
 LOAD_WARNING = 0.5  # runnable processes per core of the computer
 HOST_MEMORY_WARNING_BYTES = 2 * GIB

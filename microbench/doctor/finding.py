@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from microbench.facts import Facts
+from microbench.doctor.facts import Facts
 
 GIB = 1024**3
 

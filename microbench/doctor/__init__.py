@@ -1,16 +1,16 @@
 """What the machine is and what will spoil numbers: facts in, findings out, nothing changed.
 
 `examine` gathers and judges; the report prints. A check is a function of `Facts`; adding one is
-one function and one entry in the tuples of doctor_gpu.py or doctor_host.py.
+one function and one entry in the tuples of gpu.py or host.py.
 """
 
 from __future__ import annotations
 
 from microbench.device import DeviceInfo
-from microbench.doctor_gpu import GPU_CHECKS
-from microbench.doctor_host import HOST_CHECKS, SOFTWARE_CHECKS, device
-from microbench.facts import Facts, gather
-from microbench.finding import LEVELS, Check, Finding, Level
+from microbench.doctor.facts import Facts, gather
+from microbench.doctor.finding import LEVELS, Check, Finding, Level
+from microbench.doctor.gpu import GPU_CHECKS
+from microbench.doctor.host import HOST_CHECKS, SOFTWARE_CHECKS, device
 
 __all__ = ["CHECKS", "LEVELS", "Check", "Facts", "Finding", "Level", "examine", "gather", "judge"]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from microbench.facts import Facts
-from microbench.finding import GIB, Check, Finding, Level
+from microbench.doctor.facts import Facts
+from microbench.doctor.finding import GIB, Check, Finding, Level
 from microbench.nvml import GpuState
 from microbench.telemetry import throttle_words
 
