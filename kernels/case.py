@@ -81,11 +81,14 @@ class Prepared:
     """A case ready to launch: memory allocated, inputs filled.
 
     `candidates` holds at least one; with several, the measuring core times them and keeps the
-    fastest. `rel_error(candidate)` poisons the output, launches once and compares with float64.
+    fastest. `rel_error(candidate)` poisons the output, launches once and compares with a float64
+    product of the inputs as stored; `total_error()` compares the output as it then stands with the
+    product of the inputs before they were rounded to their storage.
     """
 
     candidates: Sequence[Candidate]
     rel_error: Callable[[Candidate], float]
+    total_error: Callable[[], float]
     flops: int
     min_bytes: int
 

@@ -19,6 +19,7 @@ from microbench.sweep import Group
 
 FLOOR_SIZE = 64
 LARGE_SIZE = {"cuda": 8192, "cpu": 1024}
+ALIGNED = 64  # elements: sizes off this run slower kernels, which are no ceiling
 COPY_SAMPLES = 7
 FLOOR_BUDGET_S = 0.3
 LARGE_BUDGET_S = 2.0
@@ -35,18 +36,22 @@ def datasheet_ceilings(device_name: str, precisions: Sequence[str]) -> list[Ceil
         if p in sheet.flop_per_s
     ]
     rows += [
-        Ceiling("without Tensor Cores", "datasheet", p, sheet.simt_flop_per_s[p],
-                reference=sheet.reference)
-        for p in precisions
-        if p in sheet.simt_flop_per_s
+        Ceiling("without Tensor Cores", "datasheet", p, rate, reference=sheet.reference)
+        for p, rate in sheet.simt_flop_per_s.items()
     ]  # fmt: skip
     memory = Ceiling("memory", "datasheet", byte_per_s=sheet.byte_per_s, reference=sheet.reference)
     return [*rows, memory]
 
 
 def is_large(case: Case, kind: str) -> bool:
-    """Whether the case is large enough for its rate to count as a measured ceiling."""
-    return OPS[case.op].flops(case) >= 2 * (LARGE_SIZE[kind] // 2) ** 3
+    """Whether the case's rate may count as a measured ceiling: large in every dimension."""
+    dims = [case.dim(name) for name in OPS[case.op].dims]
+    return min(dims) >= LARGE_SIZE[kind] // 2 and not any(n % ALIGNED for n in dims)
+
+
+def is_reference(case: Case, kind: str) -> bool:
+    """Whether the case makes a ceiling measured apart superfluous: large, and the library's."""
+    return is_large(case, kind) and case.backend == OPS[case.op].library_backend(kind)
 
 
 def library_group(precisions: Sequence[str], kind: str, size: int) -> Group:

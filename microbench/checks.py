@@ -28,7 +28,7 @@ def _clock_fell(result: Result, run: Run) -> Warning | None:
     if share >= CLOCK_DROP or not measurement.throttle:
         return None
     remedy = (
-        "this is what a long run gets; compare with --regime burst"
+        "a long run of this product gets such a clock; compare with --regime burst"
         if measurement.regime == "sustained"
         else "let the card cool, and see python -m microbench doctor"
     )

@@ -120,7 +120,7 @@ def _row(a: Result, b: Result) -> CompareRow:
     case = a.case
     if a.measurement is None or b.measurement is None:
         statuses = f"{a.status} | {b.status}"
-        verdict = "same" if a.status == b.status else "cannot tell"
+        verdict = "same" if a.status == b.status == "skipped" else "cannot tell"
         if {a.status, b.status} == {"ok", "failed"}:
             verdict = "slower" if b.status == "failed" else "faster"  # it takes for ever
         return CompareRow(case.key, case, verdict, None, None, a.median_s, b.median_s, statuses)
@@ -164,7 +164,8 @@ def _verdict(interval: tuple[float, float], noise: float) -> str:
         return "faster"
     if high < 1 / (1 + noise):
         return "slower"
-    if low >= 1 / (1 + noise) and high <= 1 + noise:
+    near = 1 + NOISE_PCT / 100
+    if low >= 1 / near and high <= near:
         return "same"
     return "cannot tell"
 

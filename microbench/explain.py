@@ -16,8 +16,10 @@ from microbench.results import Result, Run
 FLOOR_SHARE = 0.5  # of the time: from here on a case is bound by launch and latency
 MEMORY_SHARE = 0.5
 NEAR_CEILING = 0.85
+AT_CLOCK_PCT = 80.0  # of what the SMs can do at their clock: below this more than power is lost
 UNALIGNED_RATE = 0.6  # of the ceiling: below this, rows off 16 bytes are the likely cause
 FULL_WAVES = 0.85
+ONE_PER_SM = 128 * 128  # elements: accumulators of a tile this large leave no room for a second
 CLOCK_HELD = 0.97  # of the maximum clock: below this, and with a reason, power decides
 SLOW_HARDWARE = 0.2  # of the fp32 ceiling: a low precision this slow has no hardware here
 ALIGNMENT_BYTES = 16  # what TMA and 128-bit loads ask of a row's stride
@@ -32,6 +34,18 @@ FLOP_PER_CYCLE_PER_SM: Mapping[str, Mapping[str, int]] = {
             "bf16": 2048, "int8": 4096},
     "7.0": {"fp64": 64, "fp32": 128, "fp16": 1024, "fp16-acc16": 1024},
 }  # fmt: skip
+
+
+# What the SMs can do without Tensor Cores in precisions that datasheets give no such rate for: tf32
+# as fp32; fp8 no faster than the fp16 it would be widened to; int8 by DP4A, four products a lane.
+SIMT_TWIN: Mapping[str, tuple[str, int]] = {
+    "tf32": ("fp32", 1),
+    "fp16-acc16": ("fp16", 1),
+    "fp8-e4m3": ("fp16", 1),
+    "fp8-e4m3-precise": ("fp16", 1),
+    "fp8-e5m2": ("fp16", 1),
+    "int8": ("fp32", 4),
+}
 
 
 @dataclass(frozen=True)
@@ -88,17 +102,19 @@ def limits_for(result: Result, run: Run) -> Limits:
         return found.flop_per_s if found else None
 
     memory = run.ceiling("memory", "measured")
-    floor = run.ceiling("latency floor", "measured", name)
+    # The quickest launch seen, in whatever precision: a library may take two kernels in another.
+    floors = [c.seconds for c in run.ceilings if c.name == "latency floor" and c.seconds]
     measured = rate("large GEMM", "measured", name)
-    simt = rate("without Tensor Cores", "datasheet", "fp32" if name == "tf32" else name)
+    twin, factor = SIMT_TWIN.get(name, (name, 1))
+    simt = rate("without Tensor Cores", "datasheet", twin)
     return Limits(
         datasheet_flop_per_s=rate("dense peak", "datasheet", name),
         clock_flop_per_s=_at_clock(result, run),
         measured_flop_per_s=measured,
-        simt_flop_per_s=simt,
+        simt_flop_per_s=factor * simt if simt else None,
         compute_s=result.flops / measured if measured else None,
         memory_s=result.min_bytes / memory.byte_per_s if memory and memory.byte_per_s else None,
-        floor_s=floor.seconds if floor else None,
+        floor_s=min(floors, default=None),
         fp32_flop_per_s=rate("large GEMM", "measured", "fp32"),
     )
 
@@ -227,7 +243,9 @@ def _ceiling(result: Result, limits: Limits, run: Run) -> Cause:
     reached = f"{100 * share:.0f} % of the rate a large product reaches here"
     clock, top = result.measurement.sm_clock_mhz, run.device.get("sm_clock_max_mhz")
     held = [reason for reason in result.measurement.throttle if reason in ("power cap", "thermal")]
-    if clock and top and held and clock < CLOCK_HELD * float(top):
+    at_clock = limits.clock_flop_per_s
+    full = at_clock is None or 100 * (result.flop_per_s or 0) / at_clock >= AT_CLOCK_PCT
+    if clock and top and held and full and clock < CLOCK_HELD * float(top):
         limit = run.device.get("power_limit_w")
         watts = f" of {float(limit):.0f} W" if limit and held[0] == "power cap" else ""
         return "power", (
@@ -242,6 +260,8 @@ def _waves(result: Result, limits: Limits, run: Run) -> Cause:
     share = _share(result, limits)
     if shape is None or share is None or shape.efficiency >= FULL_WAVES:
         return None
+    if shape.tiles >= shape.sm_count and shape.tile_m * shape.tile_n < ONE_PER_SM:
+        return None  # several such tiles may share an SM: the waves cannot be counted
     return "waves", (
         f"{shape.tiles} tiles of {shape.tile_m}x{shape.tile_n} on {shape.sm_count} SMs: "
         f"{shape.waves} wave{'s' if shape.waves > 1 else ''}, {100 * shape.efficiency:.0f} % full; "

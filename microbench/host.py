@@ -19,6 +19,17 @@ CUPY_DISTRIBUTIONS = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
 CUBLAS_DISTRIBUTIONS = ("nvidia-cublas", "nvidia-cublas-cu13", "nvidia-cublas-cu12")
 TRITON_DISTRIBUTIONS = ("triton", "pytorch-triton")
 
+# Environment variables that change results without a word; doctor says how.
+WATCHED_VARIABLES = (
+    "CUDA_LAUNCH_BLOCKING",
+    "NVIDIA_TF32_OVERRIDE",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING",
+    "TRITON_INTERPRET",
+    "OMP_NUM_THREADS",
+)
+
 
 def usable_cores() -> int:
     """Logical cores this process may run on."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -16,20 +16,25 @@ from microbench.stats import MAX_INTERVAL_PCT, half_width_pct, median, median_in
 from microbench.timing import Block, Launch, Timer
 
 # A launch this long can keep the GPU at its power limit: the clock must settle before and between.
-# Shorter ones spend most of a cold sample in the flush, which draws far less.
+# One such arm makes the whole comparison heavy: all arms are then timed in the same way.
 HEAVY_S = 100e-6
+LARGE_FLOPS = 4e9  # and so does a problem of this size, however fast its arms are
 SETTLE_S = {"heavy": 0.5, "light": 0.02}  # once, before the first turn
 WARM_S = {"heavy": 0.15, "light": 0.002}
-BLOCK_S = {"heavy": 0.1, "light": 0.008}
-BLOCK_SAMPLES = {"heavy": (3, 200), "light": (15, 60)}  # at least, at most
+# Heavy blocks are short: the flush between samples rests the card, and its clock creeps up over a
+# block. What stands is the first samples after 150 ms of the arm back to back.
+BLOCK_S = {"heavy": 0.04, "light": 0.008}
+BLOCK_SAMPLES = {"heavy": (3, 24), "light": (15, 48)}  # at least, at most
+WATCHED_SHARE = 0.5  # of the warm-up, its later part, belongs to the arm's telemetry
 ORDER_SEED = 7
 WARM_RUN_S = 0.01
 BURST_IDLE_FACTOR = 15  # idle this many times the launch's time between samples
 BURST_IDLE_MIN_S = 2e-3
 BURST_SAMPLES = 3
-MIN_ROUNDS = 7
+# Looking after every round would stop on lucky streaks, and the interval would cover less.
+LOOKS = (7, 14, 28, 56)
+MIN_ROUNDS, MAX_ROUNDS = LOOKS[0], LOOKS[-1]
 FEWEST_ROUNDS = 3  # when the budget is short: slow cases on a CPU
-MAX_ROUNDS = 60
 
 
 class ArmFailed(Exception):
@@ -73,11 +78,6 @@ class Arm:
     estimate_s: float
     blocks: list[Block] = field(default_factory=list)
 
-    @property
-    def weight(self) -> str:
-        """ "heavy" when it can drive the GPU to its power limit."""
-        return "heavy" if self.estimate_s >= HEAVY_S else "light"
-
     def settled(self, resolution_s: float) -> bool:
         """Whether the interval of its median is within MAX_INTERVAL_PCT, or within a tick."""
         times = [block.times_s for block in self.blocks]
@@ -105,58 +105,68 @@ class Turns:
     clock: Clock = field(default_factory=SystemClock)
     during: Callable[[str], AbstractContextManager[object]] = _no_telemetry
     begin: Callable[[str, int], None] = lambda _key, _round: None
+    heavy: bool = False  # whatever the estimates say
 
     def take(self, arms: Sequence[Arm]) -> int:
         """Fill the arms' blocks; the number of rounds. All arms take part in each. ArmFailed."""
         start = self.clock.now()
         rounds = 0
+        weight = self.weight(arms)
         order = list(arms)
         shuffle = random.Random(ORDER_SEED).shuffle
-        self._turn(arms[0], 0, SETTLE_S)
+        self._turn(arms[0], 0, weight)
         while rounds < MAX_ROUNDS:
             # A new order each round: an arm that always followed one other would carry its heat.
             shuffle(order)
             rounds += 1
             for arm in order:
-                self._turn(arm, rounds, WARM_S)
+                self._turn(arm, rounds, weight)
             spent = self.clock.now() - start
             if self._enough(arms, rounds, spent):
                 break
         return rounds
 
-    def _turn(self, arm: Arm, number: int, warm_s: Mapping[str, float]) -> None:
+    def weight(self, arms: Sequence[Arm]) -> str:
+        """ "heavy" when an arm can drive the GPU to its power limit, else "light"."""
+        heavy = self.heavy or any(arm.estimate_s >= HEAVY_S for arm in arms)
+        return "heavy" if heavy else "light"
+
+    def _turn(self, arm: Arm, number: int, weight: str) -> None:
         """One arm's part of a round; in round 0 the card is brought to its working state only."""
         self.begin(arm.key, number)
         try:
-            self._warm(arm, warm_s)
-            if number:
-                with self.during(arm.key):
-                    arm.blocks.append(self._block(arm))
+            if number == 0:
+                self._warm(arm, SETTLE_S[weight])
+                return
+            self._warm(arm, (1 - WATCHED_SHARE) * WARM_S[weight])
+            with self.during(arm.key):
+                self._warm(arm, WATCHED_SHARE * WARM_S[weight])
+                arm.blocks.append(self._block(arm, weight))
         except Exception as error:
             raise ArmFailed(arm) from error
 
     def _enough(self, arms: Sequence[Arm], rounds: int, spent_s: float) -> bool:
         if spent_s >= self.budget_s and rounds >= FEWEST_ROUNDS:
             return True
-        if rounds < MIN_ROUNDS:
+        if rounds not in LOOKS:
             return False
         return all(arm.settled(self.timer.resolution_s) for arm in arms)
 
-    def _warm(self, arm: Arm, seconds_by_weight: Mapping[str, float]) -> None:
+    def _warm(self, arm: Arm, seconds: float) -> None:
         if self.regime == "burst" or self.timer.name == "clock":
             return
         per_run = max(1, int(WARM_RUN_S / max(arm.estimate_s, 1e-6)))
-        end = self.clock.now() + seconds_by_weight[arm.weight]
+        end = self.clock.now() + seconds
         while self.clock.now() < end:
             self.timer.run(arm.launch, per_run)
 
-    def _block(self, arm: Arm) -> Block:
-        if self.regime == "burst" and arm.weight == "heavy" and self.timer.name != "clock":
+    def _block(self, arm: Arm, weight: str) -> Block:
+        if self.regime == "burst" and weight == "heavy" and self.timer.name != "clock":
             return self._burst_block(arm)
-        least, most = BLOCK_SAMPLES[arm.weight]
-        if arm.estimate_s + self.timer.flush_s > BLOCK_S["heavy"] / least:
+        least, most = BLOCK_SAMPLES[weight]
+        if self.timer.name == "clock" and arm.estimate_s + self.timer.flush_s > BLOCK_S["heavy"]:
             least = 1
-        wanted = int(BLOCK_S[arm.weight] / (arm.estimate_s + self.timer.flush_s))
+        wanted = int(BLOCK_S[weight] / (arm.estimate_s + self.timer.flush_s))
         return self.timer.block(arm.launch, min(most, max(least, wanted)))
 
     def _burst_block(self, arm: Arm) -> Block:

@@ -28,9 +28,15 @@ def record(launch: Launch) -> tuple[str, ...]:
 
 
 def tile_of(names: tuple[str, ...]) -> tuple[int, int, int] | None:
-    """(M, N, K) of the work-group tile that a library kernel's name states, or None."""
-    for name in names:
-        if found := _TILE.search(name):
-            m, n, k = (int(number) for number in found.groups())
-            return m, n, k
-    return None
+    """(M, N, K) of the work-group tile that a library kernel's name states, or None.
+
+    BLAS computes the transpose of a row-major C, so the name's first number is our N. None for
+    launches of several kernels and for split K, whose work-groups are more than the tiles of C.
+    """
+    if len(names) != 1 or "split" in names[0].lower():
+        return None
+    found = _TILE.search(names[0])
+    if found is None:
+        return None
+    n, m, k = (int(number) for number in found.groups())
+    return m, n, k

@@ -14,7 +14,7 @@ from kernels import OPS
 from kernels.case import Candidate, CannotRun, Case, OpSession, Prepared, Target
 from microbench import kernel_names
 from microbench.estimate import Estimator, TooLong
-from microbench.interleave import Arm, ArmFailed, Turns
+from microbench.interleave import LARGE_FLOPS, Arm, ArmFailed, Turns
 from microbench.results import TIME_DECIMALS, Measurement, Ratio, Result
 from microbench.stats import median, median_interval, ratio_interval
 from microbench.sweep import Group
@@ -99,6 +99,10 @@ class Measurer:
         if not error <= tolerance:
             wrong = replace(blank, rel_error=error if math.isfinite(error) else None)
             return replace(wrong, status="failed", reason=describe_wrong(error, tolerance))
+        total_error = prepared.total_error()
+        if error < case.precision.least_error and case.data in ("normal", "uniform"):
+            reason = f"too exact for {case.precision_name} ({error:.1g}): another arithmetic ran"
+            return replace(blank, status="failed", reason=reason, rel_error=error)
         names: tuple[str, ...] = ()
         if self.target.kind == "cuda":
             names = kernel_names.record(candidate.call)
@@ -108,6 +112,7 @@ class Measurer:
         result = replace(
             blank,
             rel_error=error,
+            total_error=total_error,
             variant=candidate.label,
             kernels=names or ((candidate.kernel,) if candidate.kernel else ()),
             tile=candidate.tile or kernel_names.tile_of(names),
@@ -155,13 +160,15 @@ class Measurer:
             budget_s,
             during=self.telemetry.during,
             begin=lambda key, number: announce(key, f"timing, round {number}"),
+            heavy=ready[0].result.flops >= LARGE_FLOPS,
         )
         try:
             turns.take(arms)
         except ArmFailed as failure:
             return self._without(failure, ready, budget_s, announce)
+        heavy = turns.weight(arms) == "heavy"
         timed = {
-            item.arm.key: replace(item.result, measurement=self._measurement(item.arm))
+            item.arm.key: replace(item.result, measurement=self._measurement(item.arm, heavy))
             for item in ready
         }
         return with_ratios(timed, arms, self.timer)
@@ -184,7 +191,7 @@ class Measurer:
                 sound.append(item)
         return results | (self._take_turns(sound, budget_s, announce) if sound else {})
 
-    def _measurement(self, arm: Arm) -> Measurement:
+    def _measurement(self, arm: Arm, heavy: bool) -> Measurement:
         overhead = self.timer.overhead_s
         blocks = [[t - overhead for t in block.times_s] for block in arm.blocks]
         times = [round(t, TIME_DECIMALS) for block in blocks for t in block]
@@ -198,12 +205,12 @@ class Measurer:
             ci95_s=median_interval(blocks, self.timer.resolution_s),
             timer=self.timer.name,
             l2=self.timer.l2,
-            regime=self.regime,
+            regime=self.regime if self.target.kind == "cuda" else "unmanaged",
             timer_overhead_s=overhead,
             timer_resolution_s=self.timer.resolution_s,
             sm_clock_mhz=sum(clocks) / len(clocks) if clocks else state.sm_clock_mhz,
             power_w=state.power_w,
-            energy_j=state.power_w * centre if state.power_w else None,
+            energy_j=state.power_w * centre if state.power_w and heavy else None,
             temperature_c=state.temperature_c,
             throttle=state.throttle,
         )

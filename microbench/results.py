@@ -79,7 +79,11 @@ class Ceiling:
 
 @dataclass(frozen=True)
 class Result:
-    """What became of one case. `flops` and `min_bytes` are of one launch."""
+    """What became of one case. `flops` and `min_bytes` are of one launch.
+
+    `rel_error` is the kernel's own, against a float64 product of the inputs as stored;
+    `total_error` is against the product of the inputs before they were rounded to the precision.
+    """
 
     case: Case
     status: str
@@ -88,6 +92,7 @@ class Result:
     flops: int = 0
     min_bytes: int = 0
     rel_error: float | None = None
+    total_error: float | None = None
     variant: str | None = None
     kernels: tuple[str, ...] = ()
     tile: tuple[int, ...] | None = None

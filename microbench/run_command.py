@@ -13,6 +13,7 @@ from pathlib import Path
 
 from kernels import OPS
 from microbench.errors import UserError
+from microbench.host import WATCHED_VARIABLES
 from microbench.results import METHOD_VERSION, Run
 from microbench.runfile import check_writable, probe, read_run, write_text
 from microbench.runner import Runner, default_budget_s, missing
@@ -177,13 +178,14 @@ def _check_memory(groups: Sequence[Group], greeting: Greeting) -> None:
 def _begin(request: GemmRequest, settings: Settings, greeting: Greeting, before: Run | None) -> Run:
     """A new run, or the one to go on with; UserError when that was taken on another device."""
     chosen = {"timer": settings.timer, "l2": settings.l2, "regime": settings.regime}
+    environment = {name: os.environ[name] for name in WATCHED_VARIABLES if name in os.environ}
     if before is None:
         return Run(
             command=("python", "-m", "microbench", *sys.argv[1:]),
             started_at=datetime.now(UTC).isoformat(timespec="seconds"),
             device=greeting.device,
             software=greeting.software,
-            settings=chosen | {"seed": settings.seed},
+            settings=chosen | {"seed": settings.seed, "environment": environment},
         )
     if before.method_version != METHOD_VERSION:
         raise UserError(

@@ -42,6 +42,7 @@ def result_to_json(result: Result) -> Json:
         "ceiling_pct": result.ceiling_pct,
         "efficiency_pct": dict(result.efficiency_pct),
         "rel_error": result.rel_error,
+        "total_error": result.total_error,
         "variant": result.variant,
         "kernels": result.kernels,
         "tile": result.tile,

@@ -14,9 +14,10 @@ from typing import Protocol
 
 from kernels import OPS
 from kernels.case import Case
-from microbench.ceilings import datasheet_ceilings, is_large, large_ceilings
+from microbench.ceilings import datasheet_ceilings, is_reference, large_ceilings
 from microbench.errors import UserError
 from microbench.explain import annotate
+from microbench.interleave import LARGE_FLOPS
 from microbench.results import Ceiling, Result, Run
 from microbench.runfile import write_run
 from microbench.sweep import Group
@@ -24,8 +25,7 @@ from microbench.worker import OnStage, WorkerDied
 
 # Seconds of sampling an arm gets when the user gives no --budget: a case that can drive a GPU to
 # its power limit needs many turns of the power controller (about 0.1 s each) to be known to 0.5 %.
-LARGE_FLOPS = 4e9
-ARM_BUDGET_S = {"large": 1.4, "small": 0.25}
+ARM_BUDGET_S = {"large": 1.25, "small": 0.25}
 CPU_BUDGET_S = 45.0
 
 
@@ -109,7 +109,7 @@ class Runner:
         covered = {
             case.precision_name
             for case in [*cases, *(r.case for r in self.run.results)]
-            if is_large(case, self.kind)
+            if is_reference(case, self.kind)
         }
         large = [name for name in precisions if name not in covered]
         ceilings = datasheet_ceilings(str(self.run.device["name"]), precisions)

@@ -23,6 +23,9 @@ REGIMES = ("sustained", "burst")
 EVENT_TICK_S = 32e-9  # steps in which event readings come on an H200 (seen: multiples of 32 ns)
 CPU_TICK_S = 1e-9
 WARM_REPEATS = 10  # launches between one pair of events when the cache stays warm
+# Queued behind the samples and thrown away: with nothing more to fetch behind it, a sample reads
+# half a microsecond less, so that the last of a batch would differ from the others.
+TRAILING = 6
 SAMPLES_BEHIND_GATE = 24  # of about 10 commands each: well under the 1,024 that a stream queues
 CPU_FLUSH_FACTOR = 2
 
@@ -84,11 +87,11 @@ class GatedEvents:
             self.overhead_s = self._calibrate()
 
     def _calibrate(self) -> float:
-        """What a pair of events reads beyond the duration of an empty kernel, on quiet memory."""
+        """What a pair of events reads beyond the duration of an empty kernel."""
         self.run(self.instruments.launch_empty, 1)
         readings: list[float] = []
         while len(readings) < CALIBRATION_SAMPLES:
-            readings += self._batch(self.instruments.launch_empty, SAMPLES_BEHIND_GATE, False)[0]
+            readings += self._batch(self.instruments.launch_empty, SAMPLES_BEHIND_GATE, 1, False)[0]
         return max(0.0, median(readings) - EMPTY_KERNEL_S)
 
     def _time_flush(self) -> float:
@@ -101,23 +104,27 @@ class GatedEvents:
         """Samples in as few gated batches as the launch queue takes."""
         times: list[float] = []
         clocks: list[float] = []
-        flush = self.l2 == "cold"
+        cold = self.l2 == "cold"
         while len(times) < samples:
             wanted = min(SAMPLES_BEHIND_GATE, samples - len(times))
-            got, clock = self._batch(launch, wanted, flush)
+            got, clock = self._batch(launch, wanted, 1 if cold else WARM_REPEATS, cold)
             times += got
             clocks += [clock] if clock else []
         return Block(tuple(times), sum(clocks) / len(clocks) if clocks else None)
 
-    def _batch(self, launch: Launch, samples: int, flush: bool) -> tuple[list[float], float | None]:
+    def _batch(
+        self, launch: Launch, samples: int, repeats: int, flush: bool
+    ) -> tuple[list[float], float | None]:
         import torch
 
-        pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(samples)]
-        repeats = 1 if self.l2 == "cold" else WARM_REPEATS
+        pairs = [
+            [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+            for _ in range(samples + TRAILING)
+        ]
         self.instruments.close_gate()
         try:
             self.instruments.stamp_clock(0)
-            for start, end in pairs:
+            for start, end in pairs[:samples]:
                 if flush:
                     self.instruments.flush_l2()
                 start.record()
@@ -125,6 +132,10 @@ class GatedEvents:
                     launch()
                 end.record()
             self.instruments.stamp_clock(1)
+            for start, end in pairs[samples:]:
+                start.record()
+                self.instruments.launch_empty()
+                end.record()
         finally:
             self.instruments.open_gate()
         torch.cuda.synchronize()
@@ -132,7 +143,7 @@ class GatedEvents:
             raise RuntimeError(
                 "the launch waits for the device, so its host time cannot be kept out of the timing"
             )
-        times = [start.elapsed_time(end) * 1e-3 / repeats for start, end in pairs]
+        times = [start.elapsed_time(end) * 1e-3 / repeats for start, end in pairs[:samples]]
         return times, self.instruments.clock_mhz()
 
     def run(self, launch: Launch, times: int) -> None:
@@ -157,20 +168,15 @@ class GraphReplay(GatedEvents):
         self._graphs: dict[int, tuple[Launch, Any]] = {}
 
     def block(self, launch: Launch, samples: int) -> Block:
-        """Each sample is one replay over WARM_REPEATS."""
-        import torch
-
-        graph = self._graph(launch)
-        pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(samples)]
-        self.instruments.stamp_clock(0)
-        for start, end in pairs:
-            start.record()
-            graph.replay()
-            end.record()
-        self.instruments.stamp_clock(1)
-        torch.cuda.synchronize()
-        times = tuple(start.elapsed_time(end) * 1e-3 / WARM_REPEATS for start, end in pairs)
-        return Block(times, self.instruments.clock_mhz())
+        """Each sample is one replay over WARM_REPEATS, behind the gate."""
+        replay = self._graph(launch).replay
+        times: list[float] = []
+        clock: float | None = None
+        while len(times) < samples:
+            wanted = min(SAMPLES_BEHIND_GATE, samples - len(times))
+            got, clock = self._batch(replay, wanted, 1, False)
+            times += got
+        return Block(tuple(t / WARM_REPEATS for t in times), clock)
 
     def _graph(self, launch: Launch) -> Any:
         import torch

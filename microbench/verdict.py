@@ -10,6 +10,7 @@ from microbench.results import Ratio, Result, Run
 
 BASELINES = ("fp32", "tf32")
 MOST_REASONS = 3
+MIN_GAIN = 1.02  # between runs, ratios of small products move by more than their intervals say
 LIBRARY = tuple(OPS["gemm"].library_backend(kind) for kind in ("cuda", "cpu"))
 
 
@@ -58,11 +59,11 @@ def _library_or_best(results: Sequence[Result]) -> list[Result]:
 
 
 def _gain(ratio: Ratio | None) -> str:
-    """ "faster", "slower", or "same" when the interval holds 1; "unknown" without an interval."""
+    """ "faster" or "slower" by at least MIN_GAIN, else "same"; "unknown" without an interval."""
     if ratio is None or ratio.ci95 is None:
         return "unknown"
     low, high = ratio.ci95
-    return "faster" if low > 1 else "slower" if high < 1 else "same"
+    return "faster" if low > MIN_GAIN else "slower" if high < 1 / MIN_GAIN else "same"
 
 
 def _against(name: str, baseline: str, timed: Sequence[Result]) -> list[str]:
@@ -92,10 +93,10 @@ Row = tuple[Result, Ratio]
 
 def _pays_off(name: str, baseline: str, rows: Sequence[Row], start: int) -> str:
     where = f"from {shape_text(rows[start][0].case)} up" if start else "at every size measured"
-    first, best = rows[start], max(rows[start:], key=lambda row: row[1].ratio)
+    first, best = rows[start], max(rows[start:], key=lambda row: _at_least(row[1]))
     much = f"{_times(first[1])} at {shape_text(first[0].case)}"
     if _times(best[1]) != _times(first[1]):
-        much += f", {_times(best[1])} at {shape_text(best[0].case)}, the most"
+        much += f", {_times(best[1])} at {shape_text(best[0].case)}"
     return f"{name} pays off against {baseline} {where}: {much}."
 
 
@@ -115,6 +116,10 @@ def _does_not_pay_off(name: str, baseline: str, rows: Sequence[Row], gains: Sequ
         )
         return f"{name} pays off against {baseline} only at some sizes: {sizes}."
     return f"{name} does not pay off against {baseline} at the sizes measured: {at_best} at best."
+
+
+def _at_least(ratio: Ratio) -> float:
+    return ratio.ci95[0] if ratio.ci95 else 0.0
 
 
 def _times(ratio: Ratio) -> str:
@@ -153,12 +158,12 @@ def _price(name: str, timed: Sequence[Result], run: Run) -> list[str]:
     for result in reversed(timed):
         base = next(
             (r for r in run.results if r.case.group == result.case.group
-             and r.case.precision_name == "fp32" and r.rel_error is not None),
+             and r.case.precision_name == "fp32" and r.total_error is not None),
             None,
         )  # fmt: skip
-        if base is not None and result.rel_error is not None and name != "fp32":
+        if base is not None and result.total_error is not None and name != "fp32":
             return [
-                f"The price at {shape_text(result.case)}: relative error {result.rel_error:.1e} "
-                f"against {base.rel_error:.1e} in fp32."
+                f"The price at {shape_text(result.case)}: relative error {result.total_error:.1e} "
+                f"against {base.total_error:.1e} in fp32, rounding of the inputs included."
             ]
     return []

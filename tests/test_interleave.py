@@ -10,11 +10,14 @@ from dataclasses import dataclass, field
 import pytest
 
 from microbench.interleave import (
+    BLOCK_SAMPLES,
     BURST_IDLE_FACTOR,
     BURST_SAMPLES,
     FEWEST_ROUNDS,
+    LOOKS,
     MAX_ROUNDS,
     MIN_ROUNDS,
+    WARM_S,
     Arm,
     ArmFailed,
     Turns,
@@ -129,7 +132,8 @@ def test_stops_when_every_median_is_known_to_half_a_per_cent() -> None:
         return half_width_pct(median([t for b in blocks[:upto] for t in b]), interval)
 
     assert width(rounds) <= MAX_INTERVAL_PCT
-    assert all(width(before) > MAX_INTERVAL_PCT for before in range(MIN_ROUNDS, rounds))
+    assert rounds in LOOKS
+    assert all(width(look) > MAX_INTERVAL_PCT for look in LOOKS if look < rounds)
 
 
 def test_one_noisy_arm_keeps_all_at_it_so_that_rounds_pair_up() -> None:
@@ -156,17 +160,23 @@ def test_a_timer_of_coarse_ticks_is_settled_within_a_tick() -> None:
     assert rounds < MAX_ROUNDS
 
 
-def test_heavy_arms_are_warmed_longer_and_in_longer_blocks() -> None:
+def warm_s(timer: FakeTimer, name: str) -> float:
+    return sum(n * timer.times[name](0) for who, n in timer.warmed if who == name)
+
+
+def test_one_heavy_arm_makes_the_whole_comparison_heavy() -> None:
+    """Arms that are warmed differently would be compared at different clocks."""
     clock, timer = set_up({"arm0": constant(HEAVY), "arm1": constant(LIGHT)})
-    Turns(timer, "sustained", 1e9, clock).take(arms_of(HEAVY, LIGHT))
-    samples = {name: n for name, n in timer.taken}
-    assert 0.05 <= samples["arm0"] * HEAVY <= 0.2
-    assert 15 <= samples["arm1"] <= 60
-    warm_s = {
-        name: sum(n * timer.times[name](0) for who, n in timer.warmed if who == name)
-        for name in ("arm0", "arm1")
-    }
-    assert warm_s["arm0"] > 10 * warm_s["arm1"] > 0
+    rounds = Turns(timer, "sustained", 1e9, clock).take(arms_of(HEAVY, LIGHT))
+    for name in ("arm0", "arm1"):
+        assert warm_s(timer, name) >= 0.99 * rounds * WARM_S["heavy"]
+        assert dict(timer.taken)[name] <= BLOCK_SAMPLES["heavy"][1]
+    clock, timer = set_up({"arm0": constant(LIGHT)})
+    light = Turns(timer, "sustained", 1e9, clock).take(arms_of(LIGHT))
+    assert warm_s(timer, "arm0") < 0.1 * light * WARM_S["heavy"]
+    clock, timer = set_up({"arm0": constant(LIGHT)})
+    Turns(timer, "sustained", 1e9, clock, heavy=True).take(arms_of(LIGHT))
+    assert warm_s(timer, "arm0") >= WARM_S["heavy"]
 
 
 def test_a_very_slow_launch_is_taken_once_a_round() -> None:
@@ -176,7 +186,7 @@ def test_a_very_slow_launch_is_taken_once_a_round() -> None:
 
 
 def test_a_slow_flush_counts_as_time() -> None:
-    clock, timer = set_up({"arm0": constant(1e-4)}, flush_s=1.0)
+    clock, timer = set_up({"arm0": constant(1e-4)}, flush_s=1.0, name="clock")
     Turns(timer, "sustained", 1.0, clock).take(arms_of(1e-4))
     assert [n for _, n in timer.taken] == [1, 1, 1]
 

@@ -195,7 +195,7 @@ def results(draw: st.DrawFn) -> Result:
         draw(st.none() | text_of),
         measurement,
         flops=draw(st.integers(1, 10**20)),
-        rel_error=draw(st.none() | st.floats(0, 1e9)),
+        total_error=draw(st.none() | st.floats(0, 1e9)),
         ceiling_pct=draw(st.none() | st.floats(0, 1e5)),
         speedup=draw(st.dictionaries(st.sampled_from(["fp32", "tf32"]), ratios)),
         bound=draw(st.none() | text_of),

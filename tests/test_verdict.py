@@ -26,7 +26,7 @@ def result(
         "ok",
         measurement=Measurement((seconds,), (1,), seconds, None, "events", "cold", "sustained"),
         flops=2 * size**3,
-        rel_error=error,
+        total_error=error,
         speedup=ratios,
         bound="launch",
         why=f"the reason at {size}",

@@ -112,7 +112,7 @@ class GemmSession:
 
     def prepare(self, case: Case, *, tune: bool = False) -> Prepared:
         """Allocate, fill and bind; raises CannotRun or torch.OutOfMemoryError."""
-        from kernels.gemm import operands as ops
+        from kernels.gemm import check
 
         operands = self.pool.get(case)
         module = _module(case.backend)
@@ -122,11 +122,17 @@ class GemmSession:
             found = module.candidates(case, operands, self.target)
 
         def rel_error(candidate: Candidate) -> float:
-            ops.poison(operands.c)
+            check.poison(operands.c)
             candidate.call()
-            return ops.relative_error(operands, case.precision, ops.SAMPLED_ROWS[self.target.kind])
+            return check.relative_error(operands)
 
-        return Prepared(tuple(found), rel_error, self.op.flops(case), self.op.min_bytes(case))
+        return Prepared(
+            tuple(found),
+            rel_error,
+            lambda: check.total_error(operands),
+            self.op.flops(case),
+            self.op.min_bytes(case),
+        )
 
     def close(self) -> None:
         """Free the matrices."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -49,8 +50,11 @@ def candidates(case: Case, operands: Operands, target: Target) -> Sequence[Candi
 def _try_on_cpu(case: Case, operands: Operands) -> None:
     """CannotRun where this CPU's torch lacks the product; tried on a corner, at no cost."""
     m, n, k = (min(size, CPU_TRIAL_SIZE) for size in operands.mnk)
-    corner = Operands(
-        operands.a[:m, :k], operands.b[:k, :n], operands.c[:m, :n].contiguous(), operands.one
+    corner = replace(
+        operands,
+        a=operands.a[:m, :k],
+        b=operands.b[:k, :n],
+        c=operands.c[:m, :n].contiguous(),
     )
     try:
         _call(case, corner)()

@@ -14,15 +14,6 @@ from microbench.device import DeviceInfo, free_memory_bytes, gpu_state, why_no_c
 from microbench.nvml import GpuState
 
 OPTIONAL_LIBRARIES = ("triton", "cupy")
-WATCHED_VARIABLES = (
-    "CUDA_LAUNCH_BLOCKING",
-    "NVIDIA_TF32_OVERRIDE",
-    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
-    "CUBLAS_WORKSPACE_CONFIG",
-    "PYTORCH_NO_CUDA_MEMORY_CACHING",
-    "TRITON_INTERPRET",
-    "OMP_NUM_THREADS",
-)
 DRIVER_FILES = ("/proc/driver/nvidia/version", "/dev/dxg")  # Linux, and Linux under Windows
 
 
@@ -39,7 +30,9 @@ class Facts:
     torch_architectures: tuple[str, ...] = ()  # "sm_90", ...: what torch was compiled for
     matmul_fp32: str | None = None  # torch's switches: "none" (not set), "ieee", "tf32"
     conv_fp32: str | None = None
-    environment: Mapping[str, str] = field(default_factory=dict)  # WATCHED_VARIABLES that are set
+    environment: Mapping[str, str] = field(
+        default_factory=dict
+    )  # host.WATCHED_VARIABLES that are set
     own_pid: int = 0
     cores_usable: int = 1
     cores_total: int = 1
@@ -70,7 +63,9 @@ def gather(info: DeviceInfo) -> Facts:
         torch_architectures=tuple(torch.cuda.get_arch_list()),
         matmul_fp32=str(torch.backends.cuda.matmul.fp32_precision),
         conv_fp32=str(torch.backends.cudnn.conv.fp32_precision),  # pyright: ignore[reportAttributeAccessIssue]
-        environment={name: os.environ[name] for name in WATCHED_VARIABLES if name in os.environ},
+        environment={
+            name: os.environ[name] for name in host.WATCHED_VARIABLES if name in os.environ
+        },
         own_pid=os.getpid(),
         cores_usable=host.usable_cores(),
         cores_total=os.cpu_count() or 1,

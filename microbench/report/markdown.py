@@ -31,6 +31,6 @@ def _cells(result: Result) -> tuple[str, ...]:
         words.rate(result.flop_per_s),
         words.per_cent(result.ceiling_pct),
         *(words.interval(ratio) if ratio else "" for ratio in speedups),
-        words.error(result.rel_error),
+        words.error(result.total_error),
         words.clean(result.bound or ""),
     )

@@ -98,7 +98,7 @@ def _row(result: Result, first: list[str], arms: Arms, unit: words.Unit) -> Row:
         unit.text(result.flop_per_s or 0.0),
         words.per_cent(result.ceiling_pct),
         *_speedups(result, arms.baselines),
-        words.error(result.rel_error),
+        words.error(result.total_error),
         words.clean(result.bound or ""),
     ]
     return Row(cells, style=style)

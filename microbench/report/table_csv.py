@@ -72,6 +72,7 @@ def _meaning(result: Result) -> dict[str, Cell]:
     row: dict[str, Cell] = {
         "ceiling_pct": result.ceiling_pct,
         "rel_error": result.rel_error,
+        "total_error": result.total_error,
         "bound": result.bound,
         "why": result.why,
         "tensor_core": result.tensor_core,
