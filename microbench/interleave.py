@@ -28,6 +28,7 @@ BLOCK_SAMPLES = {"heavy": (3, 24), "light": (15, 48)}  # at least, at most
 WATCHED_SHARE = 0.5  # of the warm-up, its later part, belongs to the arm's telemetry
 ORDER_SEED = 7
 WARM_RUN_S = 0.01
+LAUNCH_S = 5e-6  # the host takes about this long to launch, whatever the kernel takes
 BURST_IDLE_FACTOR = 15  # idle this many times the launch's time between samples
 BURST_IDLE_MIN_S = 2e-3
 BURST_SAMPLES = 3
@@ -155,7 +156,8 @@ class Turns:
     def _warm(self, arm: Arm, seconds: float) -> None:
         if self.regime == "burst" or self.timer.name == "clock":
             return
-        per_run = max(1, int(WARM_RUN_S / max(arm.estimate_s, 1e-6)))
+        run_s = min(WARM_RUN_S, seconds / 2)
+        per_run = max(1, int(run_s / max(arm.estimate_s, LAUNCH_S)))
         end = self.clock.now() + seconds
         while self.clock.now() < end:
             self.timer.run(arm.launch, per_run)

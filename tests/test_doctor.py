@@ -13,6 +13,7 @@ from microbench.doctor import facts as facts_module
 from microbench.doctor.finding import GIB
 from microbench.doctor.gpu import _THROTTLE
 from microbench.doctor.host import VARIABLES
+from microbench.host import WATCHED_VARIABLES
 from microbench.nvml import GpuState
 from microbench.telemetry import THROTTLE_REASONS
 
@@ -208,7 +209,7 @@ def test_environment_is_only_called_clean_when_it_is():
 
 
 def test_watched_variables_are_those_with_a_rule():
-    assert set(facts_module.WATCHED_VARIABLES) == set(VARIABLES)
+    assert set(WATCHED_VARIABLES) == set(VARIABLES)
 
 
 def test_this_computer(monkeypatch):

@@ -173,7 +173,7 @@ def test_one_heavy_arm_makes_the_whole_comparison_heavy() -> None:
         assert dict(timer.taken)[name] <= BLOCK_SAMPLES["heavy"][1]
     clock, timer = set_up({"arm0": constant(LIGHT)})
     light = Turns(timer, "sustained", 1e9, clock).take(arms_of(LIGHT))
-    assert warm_s(timer, "arm0") < 0.1 * light * WARM_S["heavy"]
+    assert warm_s(timer, "arm0") < 0.3 * light * WARM_S["heavy"]
     clock, timer = set_up({"arm0": constant(LIGHT)})
     Turns(timer, "sustained", 1e9, clock, heavy=True).take(arms_of(LIGHT))
     assert warm_s(timer, "arm0") >= WARM_S["heavy"]

@@ -15,7 +15,7 @@ from microbench.verdict import verdict
 
 ROOT = Path(__file__).parent.parent
 H200 = ROOT / "results" / "nvidia-h200"
-README = (ROOT / "README.md").read_text()
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 RUN_FILES = sorted(ROOT.glob("results/*/gemm-*.json"))
 
 

@@ -19,13 +19,13 @@ def legend(run: Run, left_out: Sequence[str], width: int) -> list[Text]:
     arms = arms_of(run)
     parts: list[str] = []
     if any(r.measurement for r in run.results):
-        parts.append("±: half of the 95 % interval within this run")
+        parts.append("±: half of the 95 % interval")
     if arms.baselines:
         parts.append("~1: no difference seen; under 1: slower")
     if any(ratio.ci95 is None for r in run.results for ratio in r.speedup.values()):
         parts.append("±?: too few rounds to say")
     if any(r.total_error is not None for r in run.results):
-        parts.append("rel. error: rounding of the inputs counts")
+        parts.append("error: with the inputs' rounding")
     lines = [Text("; ".join(parts), "dim")] if parts else []
     present = dict.fromkeys(r.case.precision_name for r in run.results)
     titles = [f"{p} = {PRECISIONS[p].title}" for p in present if p in PRECISIONS]
