@@ -58,19 +58,23 @@ def hidden_error(operands: Operands, got: torch.Tensor, reference: torch.Tensor)
     lines = [float(difference.norm(dim=d).max() / _typical(reference.norm(dim=d))) for d in (0, 1)]
     few = min(reference.shape)
     spread = 1 + CHECKSUM_SLACK / few**0.5
-    checks = [checksum_error(operands, transposed) for transposed in (False, True)]
+    size = float(_typical(reference))
+    checks = [checksum_error(operands, size, transposed) for transposed in (False, True)]
     return max(max(lines) / spread, max(checks) / CHECKSUM_SLACK)
 
 
-def checksum_error(operands: Operands, transposed: bool) -> float:
-    """The largest |C@x - A@(B@x)| of a row, over their root mean square; of C's transpose if so."""
+def checksum_error(operands: Operands, size: float, transposed: bool) -> float:
+    """The largest |C@x - A@(B@x)| of a row over what such sums come to; of C's transpose if so.
+
+    x is random signs, so a row of n elements of typical `size` comes to about sqrt(n) times that.
+    """
     a, b, c = operands.a, operands.b, operands.c
     if transposed:
         a, b, c = b.t(), a.t(), c.t()
     signs = torch.randint(0, 2, (b.shape[1],), device=c.device).double() * 2 - 1
     expected = _times(a, _times(b, signs))
     got = _times(c, signs)
-    return float((got - expected).abs().max() / _typical(expected))
+    return float((got - expected).abs().max()) / (size * c.shape[1] ** 0.5)
 
 
 def _times(matrix: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
