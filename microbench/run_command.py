@@ -22,6 +22,7 @@ from microbench.timing import L2_STATES, REGIMES, TIMERS
 from microbench.worker import Greeting, Settings, Worker, WorkerDied
 
 MAX_SEED = 2**31
+PATH_OPTIONS = ("--json", "--csv", "--resume")  # a published file need not say where it lay
 MEMORY_SHARE = 0.9  # of the free memory that the matrices of one comparison may take
 CHECK_BYTES = 1 << 29  # what the float64 check and the cache flush take beside them
 
@@ -181,7 +182,7 @@ def _begin(request: GemmRequest, settings: Settings, greeting: Greeting, before:
     environment = {name: os.environ[name] for name in WATCHED_VARIABLES if name in os.environ}
     if before is None:
         return Run(
-            command=("python", "-m", "microbench", *sys.argv[1:]),
+            command=("python", "-m", "microbench", *_without(sys.argv[1:], *PATH_OPTIONS)),
             started_at=datetime.now(UTC).isoformat(timespec="seconds"),
             device=greeting.device,
             software=greeting.software,

@@ -24,9 +24,9 @@ def legend(run: Run, left_out: Sequence[str], width: int) -> list[Text]:
         parts.append("~1: no difference seen; under 1: slower")
     if any(ratio.ci95 is None for r in run.results for ratio in r.speedup.values()):
         parts.append("±?: too few rounds to say")
-    if any(r.total_error is not None for r in run.results):
-        parts.append("error: with the inputs' rounding")
     lines = [Text("; ".join(parts), "dim")] if parts else []
+    if any(r.total_error is not None for r in run.results):
+        lines.append(Text("rel. error: against float64, the rounding of the inputs counted", "dim"))
     present = dict.fromkeys(r.case.precision_name for r in run.results)
     titles = [f"{p} = {PRECISIONS[p].title}" for p in present if p in PRECISIONS]
     if titles:

@@ -6,7 +6,6 @@ Commands, not tests: they take device time, and their outputs are committed unde
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,7 +35,7 @@ def validate_method(what: str, path: Path, device: str, tries: int) -> None:
     figures, summary = checks[what](info, tries)
     document = {
         "check": what,
-        "command": ["python", "-m", "microbench", *sys.argv[1:]],
+        "command": ["python", "-m", "microbench", "validate", what, "--tries", str(tries)],
         "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": info.as_dict(),
         "software": software(),
