@@ -1,5 +1,8 @@
 """What is computed: precisions, cases and the kernels that run them. No clocks, no printing."""
 
+from collections.abc import Mapping
+
+from kernels.case import Op
 from kernels.gemm import Gemm
 
-OPS = {"gemm": Gemm()}
+OPS: Mapping[str, Op] = {"gemm": Gemm()}

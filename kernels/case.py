@@ -108,6 +108,14 @@ class Op(Protocol):
         """Why the case cannot run on the target, or None."""
         ...
 
+    def default_backends(self, kind: str) -> tuple[str, ...]:
+        """What is measured on a kind of device when the user names no back end."""
+        ...
+
+    def library_backend(self, kind: str) -> str:
+        """The back end that baselines are measured with on a kind of device."""
+        ...
+
     def flops(self, case: Case) -> int:
         """Useful floating-point (or integer) operations of one launch."""
         ...

@@ -34,7 +34,7 @@ BURST_IDLE_MIN_S = 2e-3
 BURST_SAMPLES = 3
 # Looking after every round would stop on lucky streaks, and the interval would cover less.
 LOOKS = (7, 14, 28, 56)
-MIN_ROUNDS, MAX_ROUNDS = LOOKS[0], LOOKS[-1]
+MAX_ROUNDS = LOOKS[-1]
 FEWEST_ROUNDS = 3  # when the budget is short: slow cases on a CPU
 
 

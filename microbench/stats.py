@@ -115,8 +115,3 @@ def ratio_interval(
 def excludes_one(interval: Interval) -> bool:
     """Whether a ratio's interval says that there is a difference."""
     return interval[0] > 1 or interval[1] < 1
-
-
-def geometric_mean(ratios: Sequence[float]) -> float:
-    """The geometric mean of positive ratios."""
-    return math.exp(sum(math.log(ratio) for ratio in ratios) / len(ratios))

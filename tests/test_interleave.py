@@ -16,7 +16,6 @@ from microbench.interleave import (
     FEWEST_ROUNDS,
     LOOKS,
     MAX_ROUNDS,
-    MIN_ROUNDS,
     WARM_S,
     Arm,
     ArmFailed,
@@ -26,6 +25,7 @@ from microbench.stats import MAX_INTERVAL_PCT, half_width_pct, median, median_in
 from microbench.timing import Block, Launch
 
 HEAVY = 1e-3
+MIN_ROUNDS = LOOKS[0]
 LIGHT = 5e-6
 
 

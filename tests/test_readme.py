@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from statistics import geometric_mean
 
 import pytest
 
 from microbench.report.markdown import to_markdown
 from microbench.runfile import read_run
-from microbench.stats import geometric_mean
 from microbench.verdict import verdict
 
 ROOT = Path(__file__).parent.parent

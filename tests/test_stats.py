@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from microbench.stats import (
     excludes_one,
-    geometric_mean,
     half_width_pct,
     median,
     median_interval,
@@ -200,13 +199,6 @@ def test_the_ratios_interval_holds_the_ratio_and_is_positive(samples: list[list[
 @settings(max_examples=40, deadline=None)
 def test_the_same_samples_give_the_same_interval(samples: list[list[float]]) -> None:
     assert median_interval(samples) == median_interval(samples)
-
-
-@given(st.lists(st.floats(0.01, 100), min_size=1, max_size=20))
-def test_the_geometric_mean_lies_between_and_inverts(ratios: list[float]) -> None:
-    mean = geometric_mean(ratios)
-    assert min(ratios) * (1 - 1e-9) <= mean <= max(ratios) * (1 + 1e-9)
-    assert geometric_mean([1 / r for r in ratios]) == pytest.approx(1 / mean)
 
 
 @given(st.floats(0.1, 10), st.floats(0.1, 10))

@@ -49,7 +49,7 @@ class Gemm:
     """The op: how much work a case is, whether it can run, and how to run it."""
 
     name = "gemm"
-    dims = ("m", "n", "k")
+    dims: tuple[str, ...] = ("m", "n", "k")
     backends: Mapping[str, str] = {name: entry[1] for name, entry in _BACKENDS.items()}
 
     def default_backends(self, kind: str) -> tuple[str, ...]:
