@@ -10,6 +10,7 @@ INT_POISON = torch.iinfo(torch.int32).min  # a value that no product of int8 mat
 # A checksum sees a row's error through one random projection, so its size varies like a normal
 # deviate; over thousands of rows the largest is four to five times the typical one.
 CHECKSUM_SLACK = 6.0
+CHECKSUMS = 8
 CHUNK_ELEMENTS = 1 << 26  # of C that are held in float64 at once
 
 
@@ -66,21 +67,22 @@ def hidden_error(operands: Operands, got: torch.Tensor, reference: torch.Tensor)
 def checksum_error(operands: Operands, size: float, transposed: bool) -> float:
     """The largest |C@x - A@(B@x)| of a row over what such sums come to; of C's transpose if so.
 
-    x is random signs, so a row of n elements of typical `size` comes to about sqrt(n) times that.
+    x is random signs, so a row of n elements of typical `size` comes to about sqrt(n) times that;
+    CHECKSUMS of them, since one alone may cancel a wrong row by chance.
     """
     a, b, c = operands.a, operands.b, operands.c
     if transposed:
         a, b, c = b.t(), a.t(), c.t()
-    signs = torch.randint(0, 2, (b.shape[1],), device=c.device).double() * 2 - 1
+    signs = torch.randint(0, 2, (b.shape[1], CHECKSUMS), device=c.device).double() * 2 - 1
     expected = _times(a, _times(b, signs))
     got = _times(c, signs)
     return float((got - expected).abs().max()) / (size * c.shape[1] ** 0.5)
 
 
-def _times(matrix: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
-    """matrix @ vector in float64, a band of rows at a time."""
+def _times(matrix: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
+    """matrix @ vectors in float64, a band of rows at a time."""
     rows = max(1, CHUNK_ELEMENTS // max(1, matrix.shape[1]))
-    bands = (matrix[i : i + rows].double() @ vector for i in range(0, matrix.shape[0], rows))
+    bands = (matrix[i : i + rows].double() @ vectors for i in range(0, matrix.shape[0], rows))
     return torch.cat(list(bands))
 
 
