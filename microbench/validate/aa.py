@@ -8,7 +8,7 @@ from typing import Any
 from kernels import OPS
 from kernels.case import Case
 from microbench.device import DeviceInfo, open_telemetry
-from microbench.interleave import Arm, Turns
+from microbench.interleave import LARGE_FLOPS, Arm, Turns
 from microbench.stats import excludes_one, median, ratio_interval
 from microbench.timing import Timer, make_timer
 
@@ -29,7 +29,8 @@ def same_kernel_twice(info: DeviceInfo, tries: int) -> tuple[dict[str, Any], str
         for (size, precision), _ in zip(shapes, range(tries), strict=False):
             case = Case("gemm", {"m": size, "n": size, "k": size}, precision, backend)
             launch = session.prepare(case).candidates[0].call
-            rows.append({"case": case.key, **compare_with_itself(launch, timer)})
+            heavy = OPS["gemm"].flops(case) >= LARGE_FLOPS  # as the runner decides it
+            rows.append({"case": case.key, **compare_with_itself(launch, timer, heavy)})
     holding = sum(row["holds_1"] for row in rows)
     summary = (
         f"The same kernel as two arms: the 95 % interval of the ratio holds 1 in {holding} of "
@@ -38,12 +39,12 @@ def same_kernel_twice(info: DeviceInfo, tries: int) -> tuple[dict[str, Any], str
     return {"tries": tries, "holding_1": holding, "rows": rows}, summary
 
 
-def compare_with_itself(launch: Any, timer: Timer) -> dict[str, Any]:
+def compare_with_itself(launch: Any, timer: Timer, heavy: bool = False) -> dict[str, Any]:
     """Ratio and interval of two arms that are one launch."""
     timer.run(launch, 1)  # the first launch loads modules, which no gate can hold
     estimate = median(timer.block(launch, 3).times_s)
     arms = [Arm(name, launch, estimate) for name in "ab"]
-    rounds = Turns(timer, "sustained", BUDGET_S).take(arms)
+    rounds = Turns(timer, "sustained", BUDGET_S, heavy=heavy).take(arms)
     blocks = [[block.times_s for block in arm.blocks] for arm in arms]
     ratio, interval = ratio_interval(blocks[0], blocks[1], timer.resolution_s)
     return {
