@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
 from typing import Protocol
 
 from kernels.precision import Precision, precision
@@ -46,13 +48,13 @@ class Case:
         """The entry of PRECISIONS that `precision_name` names."""
         return precision(self.precision_name)
 
-    @property
+    @cached_property
     def group(self) -> str:
         """Identity of the problem: cases that share it are arms of one comparison."""
         dims = ",".join(f"{name}={value}" for name, value in self.dims.items())
         return f"{self.op}/{dims}/{self.layout}/{self.data}"
 
-    @property
+    @cached_property
     def key(self) -> str:
         """Stable identity, the same in every run of every version."""
         return f"{self.group}/{self.precision_name}/{self.backend}"
@@ -102,7 +104,13 @@ class Op(Protocol):
 
     name: str
     backends: Mapping[str, str]  # name -> what it is
-    dims: tuple[str, ...]
+    dims: tuple[str, ...]  # the integer ones
+    layouts: tuple[str, ...]
+    axis_name: str  # what `axis` counts
+
+    def validate(self, case: Case) -> None:
+        """ValueError when the case is no problem of this op."""
+        ...
 
     def cannot_run(self, case: Case, target: Target) -> str | None:
         """Why the case cannot run on the target, or None."""
@@ -122,6 +130,46 @@ class Op(Protocol):
 
     def min_bytes(self, case: Case) -> int:
         """Fewest bytes through device memory: inputs read once, output written once."""
+        ...
+
+    def tolerance(self, case: Case) -> float:
+        """The largest relative error against float64 that is right."""
+        ...
+
+    def may_run_exactly(self, case: Case) -> bool:
+        """Whether the back end is only *allowed* the precision's arithmetic, and may do better."""
+        ...
+
+    def gemm(self, case: Case) -> tuple[int, int, int]:
+        """(M, N, K) of the product that the case is, or is done as."""
+        ...
+
+    def misaligned(self, case: Case) -> tuple[str, int] | None:
+        """("K=4095", 8190) when rows of so many bytes do not start on 16 of them, else None."""
+        ...
+
+    def aligned(self, case: Case) -> Case:
+        """The case padded up until `misaligned` has nothing to say."""
+        ...
+
+    def size(self, case: Case) -> str:
+        """The size in a word: "4096", "64x256"."""
+        ...
+
+    def axis(self, case: Case) -> int | None:
+        """The size as one number, where it is one: what charts run along."""
+        ...
+
+    def setting(self, case: Case) -> Mapping[str, str]:
+        """What else the case is, beside size, precision and back end, by name."""
+        ...
+
+    def probe(self, case: Case) -> Case:
+        """A small case of the same kind."""
+        ...
+
+    def save_tuned(self, case: Case, target: Target, label: str) -> Path:
+        """Record the Triton configuration that won a search; the path of the user's table."""
         ...
 
     def session(self, target: Target, seed: int) -> OpSession:

@@ -85,33 +85,33 @@ _ALL_PRECISIONS = (
     Precision(
         "fp64", "float64", "float64", "ieee", "float64", "float64",
         rel_tolerance=1e-12,
-        min_capability=_same(_ANY, "cublas", "cublaslt", "cupy"),
+        min_capability=_same(_ANY, "cublas", "cublaslt", "cupy", "cudnn"),
     ),
     Precision(
         "fp32", "float32, IEEE (TF32 off)", "float32", "ieee", "float32", "float32",
         rel_tolerance=5e-6,
-        min_capability=_same(_ANY, "cublas", "cublaslt", "cupy") | {"triton": (7, 0)},
+        min_capability=_same(_ANY, "cublas", "cublaslt", "cupy", "cudnn") | {"triton": (7, 0)},
     ),
     Precision(
         "tf32", "float32 rounded to TF32", "float32", "tf32", "float32", "float32",
         rel_tolerance=1.5e-3,
-        min_capability=_same((8, 0), "cublas", "cublaslt", "cupy", "triton"),
+        min_capability=_same((8, 0), "cublas", "cublaslt", "cupy", "cudnn", "triton"),
         least_error=2e-5,
     ),
     Precision(
         "fp16", "float16, float32 accumulate", "float16", "ieee", "float32", "float16",
         rel_tolerance=1e-3,
-        min_capability=_same((7, 0), "cublas", "cublaslt", "cupy", "triton"),
+        min_capability=_same((7, 0), "cublas", "cublaslt", "cupy", "cudnn", "triton"),
     ),
     Precision(
         "fp16-acc16", "float16, float16 accumulate", "float16", "ieee", "float16", "float16",
         rel_tolerance=2e-2,
-        min_capability=_same((7, 0), "cublas", "cublaslt", "cupy", "triton"),
+        min_capability=_same((7, 0), "cublas", "cublaslt", "cupy", "cudnn", "triton"),
     ),
     Precision(
         "bf16", "bfloat16, float32 accumulate", "bfloat16", "ieee", "float32", "bfloat16",
         rel_tolerance=8e-3,
-        min_capability=_same((8, 0), "cublas", "cublaslt", "cupy", "triton"),
+        min_capability=_same((8, 0), "cublas", "cublaslt", "cupy", "cudnn", "triton"),
     ),
     Precision(
         "fp8-e4m3", "float8 e4m3, fast accumulate", "float8_e4m3fn", "ieee", "float32", "bfloat16",

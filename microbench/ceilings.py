@@ -18,11 +18,12 @@ from microbench.stats import median
 from microbench.sweep import Group
 
 FLOOR_SIZE = 64
-LARGE_SIZE = {"cuda": 8192, "cpu": 1024}
+LARGE_SIZE = {"cuda": 4096, "cpu": 512}  # from here on a product can be a ceiling
+CALIBRATED_SIZE = {"cuda": 4096, "cpu": 1024}  # measured for the purpose
 ALIGNED = 64  # elements: sizes off this run slower kernels, which are no ceiling
 COPY_SAMPLES = 7
 FLOOR_BUDGET_S = 0.3
-LARGE_BUDGET_S = 2.0
+LARGE_BUDGET_S = 1.0
 
 
 def datasheet_ceilings(device_name: str, precisions: Sequence[str]) -> list[Ceiling]:
@@ -45,8 +46,10 @@ def datasheet_ceilings(device_name: str, precisions: Sequence[str]) -> list[Ceil
 
 def is_large(case: Case, kind: str) -> bool:
     """Whether the case's rate may count as a measured ceiling: large in every dimension."""
+    if case.op != "gemm":
+        return False
     dims = [case.dim(name) for name in OPS[case.op].dims]
-    return min(dims) >= LARGE_SIZE[kind] // 2 and not any(n % ALIGNED for n in dims)
+    return min(dims) >= LARGE_SIZE[kind] and not any(n % ALIGNED for n in dims)
 
 
 def is_reference(case: Case, kind: str) -> bool:
@@ -79,7 +82,7 @@ def calibrate(
                         seconds=result.median_s, reference=result.case.key)
             )  # fmt: skip
     if large:
-        group = library_group(large, kind, LARGE_SIZE[kind])
+        group = library_group(large, kind, CALIBRATED_SIZE[kind])
         found += large_ceilings(
             measurer.measure(group, LARGE_BUDGET_S * len(large), announce), kind
         )

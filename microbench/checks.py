@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from microbench.kernel_names import fewer_operations
 from microbench.results import Result, Run, Warning
 from microbench.stats import half_width_pct
 
@@ -58,7 +59,7 @@ def _wide_interval(result: Result, run: Run) -> Warning | None:
 
 def _impossible(result: Result, run: Run) -> Warning | None:
     at_clock = result.efficiency_pct.get("at_clock")
-    if at_clock is None or at_clock <= OVER_PEAK_PCT:
+    if at_clock is None or at_clock <= OVER_PEAK_PCT or fewer_operations(result.kernels):
         return None
     return Warning(
         f"{at_clock:.0f} % of what the hardware can do at this clock",
@@ -77,4 +78,17 @@ def _zeros(result: Result, run: Run) -> Warning | None:
     )
 
 
-CHECKS: Sequence[Check] = (_clock_fell, _wide_interval, _impossible, _zeros)
+def _exact_arithmetic(result: Result, run: Run) -> Warning | None:
+    case, error = result.case, result.rel_error
+    if case.data not in ("normal", "uniform") or error is None:
+        return None
+    if error >= case.precision.least_error:
+        return None
+    return Warning(
+        f"{case.precision_name} was allowed, but the result is exact to {error:.0e}",
+        "the library found an IEEE kernel faster, so no Tensor Core ran",
+        "nothing: this is what a user of the switch gets at this size",
+    )
+
+
+CHECKS: Sequence[Check] = (_clock_fell, _wide_interval, _impossible, _zeros, _exact_arithmetic)

@@ -7,13 +7,20 @@ import sys
 from pathlib import Path
 
 from microbench.errors import UserError
-from microbench.runfile import check_writable, read_run, write_text
+from microbench.runfile import check_writable, probe, read_run, write_run, write_text
 from microbench.sweep import parse_names
 
 
-def show_run(file: Path, *, form: str | None, verbose: bool) -> None:
-    """Print a run file as a screen, or in the form "csv" or "markdown"."""
+def show_run(file: Path, *, form: str | None, verbose: bool, chart: Path | None = None) -> None:
+    """Print a run file as a screen, or in the form "csv" or "markdown", or draw it."""
     run = read_run(file)
+    if chart:
+        from microbench.report.drawing import check_chart_path, draw
+
+        check_chart_path(chart)
+        draw(run, chart)
+        print(f"Chart: {chart}")
+        return
     if form == "csv":
         from microbench.report.table_csv import to_csv
 
@@ -28,6 +35,18 @@ def show_run(file: Path, *, form: str | None, verbose: bool) -> None:
     from microbench.report.screen import make_console
 
     print_run(run, make_console(quiet=False), details=verbose)
+
+
+def explain_again(file: Path) -> None:
+    """Bounds, reasons and warnings of a run file from its numbers, written back to it."""
+    from microbench.explain import annotate
+
+    run = read_run(file)
+    probe(file, "FILE")
+    explained = annotate(run)
+    changed = sum(a != b for a, b in zip(run.results, explained.results, strict=True))
+    write_run(explained, file)
+    print(f"{file}: {changed} of {len(run.results)} results are explained otherwise than before")
 
 
 def compare_runs(a: Path, b: Path, fail_on: str | None, json_path: Path | None) -> int:

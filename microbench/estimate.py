@@ -14,7 +14,6 @@ from kernels.case import Case, Target
 from microbench.interleave import FEWEST_ROUNDS
 
 LAUNCHES_NEEDED = FEWEST_ROUNDS + 2  # one to check, one to estimate, the rest to time
-PROBE_SIZE = 128
 
 
 class TooLong(Exception):
@@ -69,8 +68,7 @@ class Estimator:
             )
 
     def _probe(self, case: Case, target: Target) -> None:
-        dims = {name: min(int(size), PROBE_SIZE) for name, size in case.dims.items()}
-        small = Case(case.op, dims, case.precision_name, case.backend, case.layout, case.data)
+        small = OPS[case.op].probe(case)
         session = OPS[case.op].session(target, seed=0)  # its own: the arms keep their operands
         prepared = session.prepare(small)
         prepared.candidates[0].call()

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from kernels import OPS
+from kernels import OPS, is_library
 from kernels.case import Candidate, CannotRun, Case, OpSession, Prepared, Target
 from microbench import kernel_names
 from microbench.estimate import Estimator, TooLong
@@ -95,17 +95,18 @@ class Measurer:
         candidate = self._choose(case, prepared, announce)
         announce(case.key, "checking")
         error = prepared.rel_error(candidate)
-        tolerance = case.precision.rel_tolerance
+        tolerance = OPS[case.op].tolerance(case)
         if not error <= tolerance:
             wrong = replace(blank, rel_error=error if math.isfinite(error) else None)
             return replace(wrong, status="failed", reason=describe_wrong(error, tolerance))
         total_error = prepared.total_error()
-        if error < case.precision.least_error and case.data in ("normal", "uniform"):
+        if too_exact(case, error) and not OPS[case.op].may_run_exactly(case):
             reason = f"too exact for {case.precision_name} ({error:.1g}): another arithmetic ran"
             return replace(blank, status="failed", reason=reason, rel_error=error)
-        names: tuple[str, ...] = ()
+        seen: tuple[kernel_names.KernelTime, ...] = ()
         if self.target.kind == "cuda":
-            names = kernel_names.record(candidate.call)
+            seen = kernel_names.record(candidate.call)
+        names = tuple(kernel.name for kernel in seen)
         announce(case.key, "estimating")
         estimate = median(self.timer.block(candidate.call, ESTIMATE_SAMPLES).times_s)
         self.estimator.learn(case, blank.flops, estimate)
@@ -115,7 +116,8 @@ class Measurer:
             total_error=total_error,
             variant=candidate.label,
             kernels=names or ((candidate.kernel,) if candidate.kernel else ()),
-            tile=candidate.tile or kernel_names.tile_of(names),
+            kernels_s=tuple(k.seconds for k in seen),
+            tile=candidate.tile or kernel_names.tile_of(names, case),
         )
         return _Ready(result, Arm(case.key, candidate.call, estimate))
 
@@ -129,7 +131,7 @@ class Measurer:
         for i, candidate in enumerate(prepared.candidates):
             announce(case.key, f"trying {i + 1} of {len(prepared.candidates)}")
             try:
-                if not prepared.rel_error(candidate) <= case.precision.rel_tolerance:
+                if not prepared.rel_error(candidate) <= OPS[case.op].tolerance(case):
                     wrong += 1
                     continue
                 times[i] = median(self.timer.block(candidate.call, CHOICE_SAMPLES).times_s)
@@ -255,10 +257,15 @@ def with_ratios(results: dict[str, Result], arms: Sequence[Arm], timer: Timer) -
             ratio = Ratio(*ratio_interval(taken[other_key], taken[key], timer.resolution_s))
             if other.case.precision_name == result.case.precision_name:
                 vs_backend[other.case.backend] = ratio
-            elif other.case.backend in ("cublas", "cpu"):
+            elif is_library(other.case):
                 speedup[other.case.precision_name] = ratio
         out[key] = replace(result, speedup=speedup, vs_backend=vs_backend)
     return out
+
+
+def too_exact(case: Case, error: float) -> bool:
+    """Whether random data cannot come out so right in the arithmetic of the precision."""
+    return error < case.precision.least_error and case.data in ("normal", "uniform")
 
 
 def describe_wrong(error: float, tolerance: float) -> str:
@@ -280,5 +287,5 @@ def describe_failure(error: Exception, case: Case) -> str:
 
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         need_gb = OPS[case.op].min_bytes(case) / 1e9
-        return f"out of memory: the matrices alone take {need_gb:.1f} GB; try smaller --sizes"
+        return f"out of memory: the tensors alone take {need_gb:.1f} GB; try a smaller problem"
     return first_line(error)

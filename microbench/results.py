@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
+from kernels import OPS
 from kernels.case import Case
 
 SCHEMA_VERSION = 1
@@ -83,6 +85,7 @@ class Result:
 
     `rel_error` is the kernel's own, against a float64 product of the inputs as stored;
     `total_error` is against the product of the inputs before they were rounded to the precision.
+    `kernels_s` are the durations of `kernels` in one profiled launch, the cache warm.
     """
 
     case: Case
@@ -95,6 +98,7 @@ class Result:
     total_error: float | None = None
     variant: str | None = None
     kernels: tuple[str, ...] = ()
+    kernels_s: tuple[float, ...] = ()
     tile: tuple[int, ...] | None = None
     tensor_core: bool | None = None
     speedup: Mapping[str, Ratio] = field(default_factory=dict[str, Ratio])
@@ -122,6 +126,40 @@ class Result:
 
 
 @dataclass(frozen=True)
+class LayerUse:
+    """Where a network uses a problem: `group` is the problem's `Case.group`, `which` its pass.
+
+    `count` times a training step, by the modules `names`.
+    """
+
+    group: str
+    which: str
+    count: int
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class NotMeasured:
+    """A product of the network that no case stands for, and why; `flops` of one run."""
+
+    what: str
+    reason: str
+    count: int
+    flops: int
+
+
+@dataclass(frozen=True)
+class NetworkUse:
+    """The network whose layers a run measured, at which batch and image size."""
+
+    name: str
+    batch: int
+    image: int | None
+    layers: tuple[LayerUse, ...]
+    not_measured: tuple[NotMeasured, ...] = ()
+
+
+@dataclass(frozen=True)
 class Run:
     """Everything one command measured."""
 
@@ -132,6 +170,7 @@ class Run:
     settings: Json = field(default_factory=dict[str, Any])
     ceilings: tuple[Ceiling, ...] = ()
     results: tuple[Result, ...] = ()
+    network: NetworkUse | None = None
     finished_at: str | None = None
     schema_version: int = SCHEMA_VERSION
     method_version: int = METHOD_VERSION
@@ -153,6 +192,25 @@ class Run:
             None,
         )
 
+    @cached_property
+    def by_key(self) -> Mapping[str, Result]:
+        """The results by their case's key."""
+        return {result.case.key: result for result in self.results}
+
+    @cached_property
+    def varying(self) -> tuple[str, ...]:
+        """Names of the settings (see `Op.setting`) that differ between the results."""
+        seen: dict[str, set[str]] = {}
+        for result in self.results:
+            for name, value in OPS[result.case.op].setting(result.case).items():
+                seen.setdefault(name, set()).add(value)
+        return tuple(name for name, values in seen.items() if len(values) > 1)
+
+    @cached_property
+    def by_group_flops(self) -> Mapping[str, int]:
+        """FLOPs of a launch of each problem, by `Case.group`."""
+        return {result.case.group: result.flops for result in self.results}
+
     def result(self, key: str) -> Result | None:
         """The result of the case with this key."""
-        return next((r for r in self.results if r.case.key == key), None)
+        return self.by_key.get(key)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import types
 from collections.abc import Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, asdict, fields, is_dataclass
 from functools import cache
 from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
@@ -45,6 +45,7 @@ def result_to_json(result: Result) -> Json:
         "total_error": result.total_error,
         "variant": result.variant,
         "kernels": result.kernels,
+        "kernels_s": result.kernels_s,
         "tile": result.tile,
         "tensor_core": result.tensor_core,
         "speedup": {name: vars(ratio) for name, ratio in result.speedup.items()},
@@ -59,8 +60,10 @@ def run_to_json(run: Run) -> Json:
     """The whole document."""
     plain = ("schema_version", "method_version", "command", "started_at", "finished_at", "device",
              "software", "settings")  # fmt: skip
+    network = {"network": asdict(run.network)} if run.network else {}
     return {
         **{name: getattr(run, name) for name in plain},
+        **network,
         "ceilings": [
             {name: value for name, value in vars(c).items() if value is not None}
             for c in run.ceilings
@@ -125,6 +128,10 @@ def _check_case(case: Case, where: str) -> None:
     for name in op.dims:
         if not isinstance(case.dims.get(name), int):
             raise ValueError(f"{where}.case has no {name}")
+    try:
+        op.validate(case)
+    except ValueError as error:
+        raise ValueError(f"{where}.case: {error}") from None
 
 
 def _check_measurement(measurement: Measurement | None, where: str) -> None:

@@ -6,6 +6,7 @@ kernel that faults or hangs costs its own case and nothing else.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -69,9 +70,46 @@ def group_weight(group: Group) -> float:
     return sum(weight(case) for case in group.cases)
 
 
-def default_budget_s(groups: Sequence[Group], kind: str) -> float:
+def default_budget_s(groups: Sequence[Group], kind: str, most_s: float = math.inf) -> float:
     """Seconds of sampling for all groups when the user sets no --budget."""
-    return CPU_BUDGET_S if kind == "cpu" else sum(group_weight(group) for group in groups)
+    wanted_s = CPU_BUDGET_S if kind == "cpu" else sum(group_weight(group) for group in groups)
+    return min(wanted_s, most_s)
+
+
+class Schedule(Protocol):
+    """What is measured next, and for how long."""
+
+    cases: Sequence[Case]  # all that may come
+
+    def next(self, run: Run) -> tuple[Group, float] | None:
+        """A group and the seconds of sampling it gets, from what is known so far; None: done."""
+        ...
+
+    def left_s(self) -> float:
+        """Seconds of sampling that are still to come, about."""
+        ...
+
+
+class InOrder:
+    """One group after another; each gets its share of what is left of the budget."""
+
+    def __init__(self, groups: Sequence[Group], budget_s: float) -> None:
+        self.cases: Sequence[Case] = [case for group in groups for case in group.cases]
+        self._groups = list(groups)
+        self._left_s = budget_s
+
+    def next(self, run: Run) -> tuple[Group, float] | None:
+        """The next in order."""
+        if not self._groups:
+            return None
+        weights = [group_weight(group) for group in self._groups]
+        share_s = self._left_s * weights[0] / sum(weights)
+        self._left_s -= share_s
+        return self._groups.pop(0), share_s
+
+    def left_s(self) -> float:
+        """What is left of the budget."""
+        return self._left_s
 
 
 @dataclass
@@ -85,26 +123,23 @@ class Runner:
     progress: Progress
     now: Callable[[], str] = lambda: datetime.now(UTC).isoformat(timespec="seconds")
 
-    def measure(self, groups: Sequence[Group], budget_s: float) -> Run:
+    def measure(self, schedule: Schedule) -> Run:
         """The run with a result for every case. What is done is on disk even when this raises."""
         self._session = self.start_session()
         try:
-            self._calibrate(groups)
-            left_s = budget_s
-            for i, group in enumerate(groups):
-                rest = sum(group_weight(g) for g in groups[i:])
-                share_s = left_s * group_weight(group) / rest
-                results = self._measure(group, share_s)
-                left_s -= share_s
-                self._add(group, results, left_s)
+            self._calibrate(schedule.cases)
+            while (following := schedule.next(self.run)) is not None:
+                group, share_s = following
+                self._add(group, self._measure(group, share_s), schedule.left_s())
         finally:
             self._session.close()
-        self.run = replace(self.run, finished_at=self.now())
+        self.run = annotate(
+            replace(self.run, finished_at=self.now())
+        )  # what came later may explain
         self._save()
         return self.run
 
-    def _calibrate(self, groups: Sequence[Group]) -> None:
-        cases = [case for group in groups for case in group.cases]
+    def _calibrate(self, cases: Sequence[Case]) -> None:
         precisions = list(dict.fromkeys(case.precision_name for case in cases))
         covered = {
             case.precision_name
@@ -144,9 +179,9 @@ class Runner:
         run = self.run.with_results(results)
         found = large_ceilings(run.results, self.kind)
         known = {(c.name, c.source, c.precision): c for c in (*run.ceilings, *found)}
-        self.run = annotate(replace(run, ceilings=tuple(known.values())))
-        self._save()
         keys = {result.case.key for result in results}
+        self.run = annotate(replace(run, ceilings=tuple(known.values())), keys)
+        self._save()
         done = [result for result in self.run.results if result.case.key in keys]
         self.progress.done(group, done, left_s)
 

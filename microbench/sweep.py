@@ -1,7 +1,8 @@
-"""Sizes as people write them, and the cases they make.
+"""Sizes as people write them, and lists of names.
 
-`256..8192` doubles, `64..1024:+32` steps, `64..4096:*4` multiplies, `63,64,65` lists, and
-`4096x11008x4096` is MxNxK. All can be mixed with commas.
+`256..8192` doubles, `64..1024:+32` steps, `64..4096:*4` multiplies, `63,64,65` lists, and numbers
+joined by x are one size of several dimensions: `4096x11008x4096` is MxNxK. All can be mixed with
+commas.
 """
 
 from __future__ import annotations
@@ -10,18 +11,21 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kernels import OPS
-from kernels.case import DATA, Case
-from kernels.gemm import LAYOUTS
+from kernels.case import Case
 from kernels.precision import precision
 from microbench.errors import UserError
 
-Shape = tuple[int, int, int]
+Shape = tuple[int, ...]
 MAX_SIZES = 4096
 _NUMBER = r"(-?\d{1,9})"  # more digits than any memory holds would only overflow something
 _RANGE = re.compile(rf"{_NUMBER}\.\.{_NUMBER}(?::([+*]){_NUMBER})?")
-_SHAPE = re.compile(rf"{_NUMBER}x{_NUMBER}x{_NUMBER}")
-_FORMS = "write 256..8192, 64..1024:+32, 63,64,65 or MxNxK such as 4096x11008x4096"
+_FORMS = {
+    "--sizes": "256..8192, 64..1024:+32, 63,64,65 or MxNxK such as 4096x11008x4096",
+    "--channels": "8..2048, 1..72:+1, 60,64 or CxK such as 64x256",
+    "--image": "28, 7..56 or HxW such as 28x56",
+    "--batch": "32, 8..256 or 1..16:+1",
+    "--kernel": "3, 1,3 or RxS such as 1x7",
+}
 
 
 @dataclass(frozen=True)
@@ -36,51 +40,65 @@ class Group:
         return self.cases[0].group
 
 
-def parse_sizes(text: str) -> list[Shape]:
-    """(M, N, K) of each size in the text, in order, without repeats; UserError says what is off."""
+def parse_sizes(text: str, option: str = "--sizes", rank: int = 3) -> list[Shape]:
+    """Each size of the text as `rank` numbers, in order, without repeats.
+
+    One number stands for all of them. UserError says what is off.
+    """
     text = " ".join(text.split())
     shapes: list[Shape] = []
     for part in text.split(","):
-        shapes += _parse_part(part.strip(), text)
+        shapes += _Part(part.strip(), option, rank).shapes(text)
     if len(shapes) > MAX_SIZES:
-        raise UserError(f"--sizes {text}: {len(shapes)} sizes; at most {MAX_SIZES} in one run")
+        raise UserError(f"{option} {text}: {len(shapes)} sizes; at most {MAX_SIZES} in one run")
     return list(dict.fromkeys(shapes))
 
 
-def _parse_part(part: str, text: str) -> list[Shape]:
-    if not part:
-        raise UserError(f"--sizes {text!r} has an empty part; {_FORMS}")
-    if found := _RANGE.fullmatch(part):
-        return [(n, n, n) for n in _expand(part, found)]
-    if found := _SHAPE.fullmatch(part):
-        m, n, k = (_positive(int(number), part) for number in found.groups())
-        return [(m, n, k)]
-    if re.fullmatch(_NUMBER, part):
-        n = _positive(int(part), part)
-        return [(n, n, n)]
-    shown = part if len(part) <= 40 else f"{part[:40]}..."
-    raise UserError(f"--sizes: cannot read {shown!r}; {_FORMS}")
+def parse_numbers(text: str, option: str) -> list[int]:
+    """Each number of the text; UserError says what is off."""
+    return [shape[0] for shape in parse_sizes(text, option, rank=1)]
 
 
-def _expand(part: str, found: re.Match[str]) -> list[int]:
-    start, end = (_positive(int(found[i]), part) for i in (1, 2))
-    if start > end:
-        raise UserError(f"--sizes {part}: the range runs backwards; write {end}..{start}")
-    sign, step = found[3] or "*", int(found[4] or 2)
-    if step < (2 if sign == "*" else 1):
-        raise UserError(f"--sizes {part}: the step {sign}{step} never reaches the end")
-    sizes = [start]
-    while (following := sizes[-1] * step if sign == "*" else sizes[-1] + step) <= end:
-        sizes.append(following)
-        if len(sizes) > MAX_SIZES:
-            raise UserError(f"--sizes {part}: more than {MAX_SIZES} sizes; use a larger step")
-    return sizes
+@dataclass(frozen=True)
+class _Part:
+    """One part of a list of sizes: what stands between two commas."""
 
+    text: str
+    option: str
+    rank: int
 
-def _positive(number: int, part: str) -> int:
-    if number < 1:
-        raise UserError(f"--sizes {part}: sizes start at 1, not {number}")
-    return number
+    def shapes(self, whole: str) -> list[Shape]:
+        forms = f"write {_FORMS[self.option]}"
+        if not self.text:
+            raise UserError(f"{self.option} {whole!r} has an empty part; {forms}")
+        if found := _RANGE.fullmatch(self.text):
+            return [(n,) * self.rank for n in self._expand(found)]
+        if re.fullmatch(_NUMBER, self.text):
+            return [(self._positive(int(self.text)),) * self.rank]
+        if self.rank > 1 and (found := re.fullmatch("x".join([_NUMBER] * self.rank), self.text)):
+            return [tuple(self._positive(int(number)) for number in found.groups())]
+        shown = self.text if len(self.text) <= 40 else f"{self.text[:40]}..."
+        raise UserError(f"{self.option}: cannot read {shown!r}; {forms}")
+
+    def _expand(self, found: re.Match[str]) -> list[int]:
+        about = f"{self.option} {self.text}"
+        start, end = (self._positive(int(found[i])) for i in (1, 2))
+        if start > end:
+            raise UserError(f"{about}: the range runs backwards; write {end}..{start}")
+        sign, step = found[3] or "*", int(found[4] or 2)
+        if step < (2 if sign == "*" else 1):
+            raise UserError(f"{about}: the step {sign}{step} never reaches the end")
+        sizes = [start]
+        while (following := sizes[-1] * step if sign == "*" else sizes[-1] + step) <= end:
+            sizes.append(following)
+            if len(sizes) > MAX_SIZES:
+                raise UserError(f"{about}: more than {MAX_SIZES} sizes; use a larger step")
+        return sizes
+
+    def _positive(self, number: int) -> int:
+        if number < 1:
+            raise UserError(f"{self.option} {self.text}: sizes start at 1, not {number}")
+        return number
 
 
 def parse_names(text: str, choices: Sequence[str], option: str) -> list[str]:
@@ -110,34 +128,3 @@ def parse_precisions(text: str, option: str = "--dtype") -> list[str]:
         return list(dict.fromkeys(precision(part).name for part in parts))
     except ValueError as error:
         raise UserError(f"{option}: {error}") from None
-
-
-def plan_gemm(
-    *, sizes: str, dtypes: str, backends: str | None, layouts: str, data: str, vs: str, kind: str
-) -> list[Group]:
-    """Every case of a GEMM sweep, grouped so that the arms of a comparison stand together.
-
-    `kind` is the device's, "cuda" or "cpu"; it decides the default back ends. `vs` names the
-    baselines ("none" for none); each is measured with the library's back end.
-    """
-    op = OPS["gemm"]
-    asked = parse_precisions(dtypes)
-    named = (
-        parse_names(backends, list(op.backends), "--backend")
-        if backends is not None
-        else list(op.default_backends(kind))
-    )
-    baselines = [] if vs == "none" else parse_precisions(vs, "--vs")
-    arms = [(p, op.library_backend(kind)) for p in baselines]
-    arms += [(p, backend) for p in asked for backend in named]
-    parse_choice(data, DATA, "--data")
-    return [
-        Group(
-            tuple(
-                Case("gemm", {"m": m, "n": n, "k": k}, p, backend, layout, data)
-                for p, backend in dict.fromkeys(arms)
-            )
-        )
-        for m, n, k in parse_sizes(sizes)
-        for layout in parse_names(layouts, LAYOUTS, "--layout")
-    ]

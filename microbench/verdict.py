@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kernels import OPS
-from microbench.explain import shape_text
+from kernels import is_library, size_of
+from microbench.payoff import BASELINES, Payoff, Row, library_or_best, payoffs
 from microbench.results import Ratio, Result, Run
 
-BASELINES = ("fp32", "tf32")
 MOST_REASONS = 3
-MIN_GAIN = 1.02  # between runs, ratios of small products move by more than their intervals say
-LIBRARY = tuple(OPS["gemm"].library_backend(kind) for kind in ("cuda", "cpu"))
+MOST_SIZES = 6
 
 
 def verdict(run: Run) -> list[str]:
@@ -19,14 +17,14 @@ def verdict(run: Run) -> list[str]:
     lines: list[str] = []
     for name in asked_for(run):
         results = [r for r in run.results if r.case.precision_name == name]
-        timed = [r for r in _library_or_best(results) if r.measurement]
+        timed = library_or_best(results)
         if not timed:
             reason = next((r.reason for r in results if r.reason), "not measured")
             lines.append(f"{name}: no verdict ({reason}).")
             continue
-        for baseline in BASELINES:
-            lines += _against(name, baseline, timed)
-        if "tf32" in timed[-1].speedup and name != "tf32":
+        for payoff in payoffs(run, name):
+            lines += _against(payoff)
+        if any("tf32" in r.speedup for r in timed) and name != "tf32":
             lines.append(
                 "  tf32 keeps float32 data and rounds it on the way to the Tensor Cores: "
                 "one switch in torch, no change of data type."
@@ -43,66 +41,37 @@ def asked_for(run: Run) -> list[str]:
     return others or [name for name in names if name != "fp32"]
 
 
-def _library_or_best(results: Sequence[Result]) -> list[Result]:
-    """One result a problem: the library's, which a user gets; else the fastest."""
-    chosen: dict[str, Result] = {}
-    for result in results:
-        if result.measurement is None:
-            continue
-        before = chosen.get(result.case.group)
-        faster = before is None or (
-            before.case.backend not in LIBRARY and (result.median_s or 0) < (before.median_s or 0)
-        )
-        if faster or result.case.backend in LIBRARY:
-            chosen[result.case.group] = result
-    return sorted(chosen.values(), key=lambda r: r.flops)
-
-
-def _gain(ratio: Ratio | None) -> str:
-    """ "faster" or "slower" by at least MIN_GAIN, else "same"; "unknown" without an interval."""
-    if ratio is None or ratio.ci95 is None:
-        return "unknown"
-    low, high = ratio.ci95
-    return "faster" if low > MIN_GAIN else "slower" if high < 1 / MIN_GAIN else "same"
-
-
-def _against(name: str, baseline: str, timed: Sequence[Result]) -> list[str]:
-    if name == baseline:
-        return []
-    rows = [(r, r.speedup[baseline]) for r in timed if baseline in r.speedup]
-    if not rows:
-        return []
-    gains = [_gain(ratio) for _, ratio in rows]
-    start = len(rows)
-    while start and gains[start - 1] == "faster":
-        start -= 1
-    if start < len(rows):
-        first = _pays_off(name, baseline, rows, start)
-    else:
-        first = _does_not_pay_off(name, baseline, rows, gains)
+def _against(payoff: Payoff) -> list[str]:
+    rows, gains, start = payoff.rows, payoff.gains, payoff.start
+    first = _pays_off(payoff) if start < len(rows) else _does_not_pay_off(payoff)
     also = [
-        f"  at {shape_text(result.case)} too: {_times(ratio)}."
+        f"{size_of(result.case)} ({_times(ratio)})"
         for (result, ratio), gain in zip(rows[:start], gains, strict=False)
         if gain == "faster" and start < len(rows)
     ]
-    return [first, *also, *_why_not_below(baseline, rows[:start], gains[:start])]
+    if also:
+        more = f" and {len(also) - MOST_SIZES} more" if len(also) > MOST_SIZES else ""
+        also = [f"  at {', '.join(also[:MOST_SIZES])}{more} too."]
+    prefix = f"{payoff.subject}: " if payoff.subject else ""
+    most = 1 if payoff.subject else MOST_REASONS
+    below = _why_not_below(payoff.baseline, rows[:start], gains[:start], most)
+    return [prefix + first, *also, *below]
 
 
-Row = tuple[Result, Ratio]
-
-
-def _pays_off(name: str, baseline: str, rows: Sequence[Row], start: int) -> str:
-    where = f"from {shape_text(rows[start][0].case)} up" if start else "at every size measured"
+def _pays_off(payoff: Payoff) -> str:
+    rows, start = payoff.rows, payoff.start
+    where = f"from {size_of(rows[start][0].case)} up" if start else "at every size measured"
     first, best = rows[start], max(rows[start:], key=lambda row: _at_least(row[1]))
-    much = f"{_times(first[1])} at {shape_text(first[0].case)}"
+    much = f"{_times(first[1])} at {size_of(first[0].case)}"
     if _times(best[1]) != _times(first[1]):
-        much += f", {_times(best[1])} at {shape_text(best[0].case)}"
-    return f"{name} pays off against {baseline} {where}: {much}."
+        much += f", {_times(best[1])} at {size_of(best[0].case)}"
+    return f"{payoff.precision} pays off against {payoff.baseline} {where}: {much}."
 
 
-def _does_not_pay_off(name: str, baseline: str, rows: Sequence[Row], gains: Sequence[str]) -> str:
+def _does_not_pay_off(payoff: Payoff) -> str:
+    name, baseline, rows, gains = payoff.precision, payoff.baseline, payoff.rows, payoff.gains
     best = max(rows, key=lambda row: row[1].ratio)
-    at_best = f"{_times(best[1])} at {shape_text(best[0].case)}"
+    at_best = f"{_times(best[1])} at {size_of(best[0].case)}"
     if gains[-1] == "unknown":
         return (
             f"Whether {name} pays off against {baseline} cannot be told from one round "
@@ -110,7 +79,7 @@ def _does_not_pay_off(name: str, baseline: str, rows: Sequence[Row], gains: Sequ
         )
     if "faster" in gains:
         sizes = ", ".join(
-            f"{shape_text(result.case)} ({_times(ratio)})"
+            f"{size_of(result.case)} ({_times(ratio)})"
             for (result, ratio), gain in zip(rows, gains, strict=True)
             if gain == "faster"
         )
@@ -124,9 +93,11 @@ def _at_least(ratio: Ratio) -> float:
 
 def _times(ratio: Ratio) -> str:
     """ "13.5 times faster", "8.3 times slower"."""
-    if ratio.ratio < 1:
-        return f"{1 / ratio.ratio:.3g} times slower"
-    return f"{ratio.ratio:.3g} times faster"
+    slower = ratio.ratio < 1
+    times = f"{1 / ratio.ratio if slower else ratio.ratio:.3g}"
+    if times == "1":
+        return "as fast"
+    return f"{times} times {'slower' if slower else 'faster'}"
 
 
 def _below(ratio: Ratio, gain: str) -> str:
@@ -135,21 +106,23 @@ def _below(ratio: Ratio, gain: str) -> str:
     return _times(ratio) + (", from one round" if gain == "unknown" else "")
 
 
-def _why_not_below(baseline: str, rows: Sequence[Row], gains: Sequence[str]) -> list[str]:
+def _why_not_below(
+    baseline: str, rows: Sequence[Row], gains: Sequence[str], most: int
+) -> list[str]:
     below = [(row, gain) for row, gain in zip(rows, gains, strict=True) if gain != "faster"]
     return [
-        f"  at {shape_text(result.case)} against {baseline}: {_below(ratio, gain)}"
+        f"  at {size_of(result.case)} against {baseline}: {_below(ratio, gain)}"
         f"{'; ' + result.why if result.why else ''}."
-        for (result, ratio), gain in below[-MOST_REASONS:]
+        for (result, ratio), gain in below[-most:]
     ]
 
 
 def _skipped(name: str, results: Sequence[Result]) -> list[str]:
-    without = [r for r in results if r.measurement is None and r.case.backend in LIBRARY]
+    without = [r for r in results if r.measurement is None and is_library(r.case)]
     if not without:
         return []
-    sizes = ", ".join(shape_text(r.case) for r in without[:6])
-    more = f" and {len(without) - 6} more" if len(without) > 6 else ""
+    sizes = ", ".join(size_of(r.case) for r in without[:MOST_SIZES])
+    more = f" and {len(without) - MOST_SIZES} more" if len(without) > MOST_SIZES else ""
     return [f"  {name} was not measured at {sizes}{more}: {without[0].reason}."]
 
 
@@ -163,7 +136,7 @@ def _price(name: str, timed: Sequence[Result], run: Run) -> list[str]:
         )  # fmt: skip
         if base is not None and result.total_error is not None and name != "fp32":
             return [
-                f"The price at {shape_text(result.case)}: relative error {result.total_error:.1e} "
+                f"The price at {size_of(result.case)}: relative error {result.total_error:.1e} "
                 f"against {base.total_error:.1e} in fp32, rounding of the inputs included."
             ]
     return []

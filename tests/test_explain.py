@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from kernels import OPS
 from kernels.case import Case
-from microbench.explain import annotate, misaligned, waves
+from microbench.causes import waves
+from microbench.explain import annotate
 from microbench.results import Ceiling, Measurement, Result, Run
 
 PEAK = {"fp32": 66.9e12, "tf32": 494.7e12, "fp16": 989.4e12}
@@ -81,6 +83,15 @@ def test_a_time_under_the_floor_never_claims_more_than_itself() -> None:
     check(annotated(timed(32, 4e-6)), "launch", "4.0 us of its 4.0 us")
 
 
+def test_two_kernels_with_nothing_to_do_are_launch_though_they_take_two_floors() -> None:
+    check(annotated(timed(64, 11e-6, "tf32")), "launch", "5.0 us of its 11.0 us", "0 %")
+
+
+def test_a_short_case_that_has_work_to_do_is_not_launch() -> None:
+    assert annotated(timed(1024, 11e-6)).bound != "launch"
+    assert annotated(timed(64, 14e-6)).bound != "launch"
+
+
 def test_memory() -> None:
     thin = annotated(timed((1, 16384, 16384), 150e-6))
     check(thin, "memory", "1 FLOP a byte", "536.9 MB", "134.2 us", "150.0 us")
@@ -97,6 +108,14 @@ def test_alignment_with_the_neighbour_as_witness() -> None:
 
 def test_alignment_without_a_neighbour_still_has_its_number() -> None:
     check(annotated(at_rate(4095, 280e12)), "alignment", "8190 bytes", "40 %")
+
+
+def test_a_padded_twin_decides_whatever_the_rate() -> None:
+    """65 % of the ceiling is no low rate, but padding gains 1.4 times: the strides cost that."""
+    odd = at_rate((4096, 4096, 4095), 455e12)
+    check(annotated(odd, at_rate(4096, 650e12)), "alignment", "8190 bytes", "1.4 times faster")
+    assert annotated(odd, at_rate(4096, 480e12)).bound != "alignment"
+    assert annotated(odd).bound != "alignment"
 
 
 def test_alignment_is_not_blamed_when_it_costs_nothing() -> None:
@@ -122,7 +141,7 @@ def test_which_rows_are_off(
 ) -> None:
     m, n, k = shape
     what = Case("gemm", {"m": m, "n": n, "k": k}, precision, "cublas", layout)
-    assert misaligned(what) == off
+    assert OPS["gemm"].misaligned(what) == off
 
 
 def test_waves() -> None:

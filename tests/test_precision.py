@@ -8,11 +8,11 @@ import sys
 import pytest
 import torch
 
-from kernels.gemm import Gemm
+from kernels import OPS
 from kernels.precision import ALIASES, DTYPE_BYTES, PRECISIONS, Precision, precision
 
 ENTRIES = list(PRECISIONS.values())
-GPU_BACKENDS = set(Gemm.backends) - {"cpu"}
+GPU_BACKENDS = {name for op in OPS.values() for name in op.backends} - {"cpu"}
 
 
 def test_everything_that_was_asked_for_is_there() -> None:

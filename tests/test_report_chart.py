@@ -69,7 +69,7 @@ def test_no_chart_for_few_sizes_or_a_narrow_screen_or_other_shapes() -> None:
     skipped = [Result(case(n, "int8", "triton"), "skipped", "no") for n in (64, 128, 256)]
     assert text_of(run_of(skipped)) == []
     shapes = [measured(case((n, 64, 64), "fp16", "cublas"), n) for n in (64, 128, 256)]
-    assert text_of(run_of(shapes)) == ["No chart: it needs square sizes only."]
+    assert text_of(run_of(shapes)) == ["No chart: it needs sizes that are one number."]
 
 
 def test_equal_rates_and_dense_sweeps_are_drawn() -> None:

@@ -117,7 +117,7 @@ def test_huge_and_rectangular_sizes_stand_over_their_rows() -> None:
     shapes = ((32768, 32768, 32768), (4096, 11008, 4096), (131072, 131072, 131072))
     text = shown(run_of([result for shape in shapes for result in group(shape)]))
     assert "M=4096 N=11008 K=4096\n" in text
-    assert "No chart: it needs square sizes only." in text
+    assert "No chart: it needs sizes that are one number." in text
     assert widest(text) <= 100
 
 

@@ -18,8 +18,9 @@ def rows(text: str) -> list[dict[str, str]]:
 
 def test_columns_keep_their_names() -> None:
     assert ",".join(COLUMNS) == (
-        "op,m,n,k,layout,data,precision,backend,status,reason,median_s,ci95_low_s,ci95_high_s,"
-        "samples,tflops,gb_per_s,ceiling_pct,rel_error,bound,why,sm_clock_mhz,power_w,energy_j,"
+        "op,m,n,k,c,h,w,r,s,stride,padding,dilation,groups,pass,layout,data,precision,backend,"
+        "status,reason,median_s,ci95_low_s,ci95_high_s,"
+        "samples,flops,min_bytes,tflops,gb_per_s,ceiling_pct,rel_error,bound,why,sm_clock_mhz,power_w,energy_j,"
         "temperature_c,throttle,tensor_core,variant,kernels,timer,l2,regime,"
         "speedup_fp32,speedup_fp32_low,speedup_fp32_high,"
         "speedup_tf32,speedup_tf32_low,speedup_tf32_high"

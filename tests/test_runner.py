@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from kernels.case import Case
+from microbench.plans import plan_gemm
 from microbench.results import Ceiling, Measurement, Result, Run
 from microbench.runfile import read_run
-from microbench.runner import Runner, default_budget_s, group_weight, missing
-from microbench.sweep import Group, plan_gemm
+from microbench.runner import InOrder, Runner, default_budget_s, group_weight, missing
+from microbench.sweep import Group
 from microbench.worker import OnStage, WorkerDied
 
 Trouble = Callable[[Group], None]
@@ -112,7 +113,7 @@ def on_disk(path: Path) -> dict[str, Any]:
 
 def test_groups_are_measured_in_order_and_every_case_has_a_result(world: World) -> None:
     groups = [group_of(64), group_of(32), group_of(128)]
-    run = world.runner().measure(groups, 10.0)
+    run = world.runner().measure(InOrder(groups, 10.0))
     assert world.asked() == groups
     assert keys(run.results) == [case.key for group in groups for case in group.cases]
     assert read_run(world.path) == run
@@ -130,13 +131,13 @@ def test_what_is_done_is_on_disk_before_the_next_group_begins(world: World) -> N
         assert run.ceilings
 
     world.trouble = look
-    world.runner().measure(groups, 10.0)
+    world.runner().measure(InOrder(groups, 10.0))
     assert seen == [(0, None), (2, None), (4, None)]
     assert on_disk(world.path)["finished_at"] == "the end"
 
 
 def test_results_are_explained_before_they_are_written(world: World) -> None:
-    world.runner().measure([group_of(64)], 10.0)
+    world.runner().measure(InOrder([group_of(64)], 10.0))
     assert all(r["bound"] and r["why"] for r in on_disk(world.path)["results"])
 
 
@@ -150,7 +151,7 @@ def test_a_death_fails_the_blamed_case_only(world: World) -> None:
 
     world.trouble = die_on_tf32
     after = group_of(128)
-    run = world.runner().measure([group, after], 10.0)
+    run = world.runner().measure(InOrder([group, after], 10.0))
     assert keys(run.results) == [c.key for g in (group, after) for c in g.cases]
     assert {r.case.key: r.reason for r in run.results if r.status != "ok"} == {
         bad: "illegal memory access"
@@ -165,7 +166,9 @@ def test_every_case_may_die_and_the_run_still_ends(world: World) -> None:
             raise WorkerDied(asked.cases[-1].key, "hung")
 
     world.trouble = die
-    run = world.runner().measure([group_of(64, "fp32", "tf32", "fp16"), group_of(128)], 10.0)
+    run = world.runner().measure(
+        InOrder([group_of(64, "fp32", "tf32", "fp16"), group_of(128)], 10.0)
+    )
     assert [r.status for r in run.results] == ["failed"] * 3 + ["ok"] * 2
     assert run.finished_at == "the end"
 
@@ -188,7 +191,7 @@ def test_a_death_while_ceilings_are_taken_does_not_end_the_run(world: World) -> 
 
     group = group_of(64)
     runner = Runner(world.run, "cuda", world.path, start, world.progress)
-    run = runner.measure([group], 10.0)
+    run = runner.measure(InOrder([group], 10.0))
     assert run.result(group.cases[0].key) is not None
     assert run.results[0].status == "ok"
 
@@ -203,7 +206,7 @@ def test_ctrl_c_keeps_what_is_done(world: World) -> None:
     world.trouble = interrupt
     runner = world.runner()
     with pytest.raises(KeyboardInterrupt):
-        runner.measure(groups, 10.0)
+        runner.measure(InOrder(groups, 10.0))
     kept = read_run(world.path)
     assert keys(kept.results) == [case.key for case in groups[0].cases]
     assert kept.finished_at is None
@@ -220,7 +223,7 @@ def test_ctrl_c_after_a_death_closes_the_new_process_too(world: World) -> None:
 
     world.trouble = die_then_interrupt
     with pytest.raises(KeyboardInterrupt):
-        world.runner().measure([group_of(64)], 10.0)
+        world.runner().measure(InOrder([group_of(64)], 10.0))
     assert [session.closed > 0 for session in world.sessions] == [True, True]
 
 
@@ -234,11 +237,11 @@ def test_resuming_measures_only_what_is_missing(world: World) -> None:
 
     first.trouble = interrupt
     with pytest.raises(KeyboardInterrupt):
-        first.runner().measure(groups, 10.0)
+        first.runner().measure(InOrder(groups, 10.0))
     world.run = read_run(world.path)
     left = missing(groups, world.run)
     assert left == [groups[2]]
-    run = world.runner().measure(left, 10.0)
+    run = world.runner().measure(InOrder(left, 10.0))
     assert sorted(keys(run.results)) == sorted(c.key for g in groups for c in g.cases)
     assert run.finished_at == "the end"
     assert missing(groups, run) == []
@@ -252,7 +255,7 @@ def test_what_failed_is_tried_again_and_its_new_result_takes_its_place(world: Wo
     left = missing([group], world.run)
     assert len(left) == 1
     assert group.cases[3] in left[0].cases
-    run = world.runner().measure(left, 10.0)
+    run = world.runner().measure(InOrder(left, 10.0))
     assert len(run.results) == 4
     again = run.result(bad.case.key)
     assert again is not None
@@ -279,7 +282,7 @@ def test_skipped_is_an_answer_that_stays(world: World) -> None:
 
 def test_the_budget_is_shared_by_weight_and_all_of_it_is_given(world: World) -> None:
     groups = [group_of(64), group_of(8192), group_of(64, "fp16")]
-    world.runner().measure(groups, 90.0)
+    world.runner().measure(InOrder(groups, 90.0))
     shares = [share for session in world.sessions for _, share in session.asked]
     assert sum(shares) == pytest.approx(90.0)
     weights = [group_weight(group) for group in groups]
@@ -300,13 +303,13 @@ def test_the_main_command_on_a_gpu_fits_its_half_minute() -> None:
 
 
 def test_a_precision_without_a_large_case_has_its_ceiling_measured(world: World) -> None:
-    world.runner().measure([group_of(64, "fp32", "fp16")], 1.0)
+    world.runner().measure(InOrder([group_of(64, "fp32", "fp16")], 1.0))
     ((precisions, large),) = world.sessions[0].calibrated
     assert (set(precisions), set(large)) == ({"fp32", "fp16"}, {"fp32", "fp16"})
 
 
 def test_a_large_case_of_the_run_is_the_ceiling(world: World) -> None:
-    run = world.runner().measure([group_of(64), group_of(8192)], 1.0)
+    run = world.runner().measure(InOrder([group_of(64), group_of(8192)], 1.0))
     assert world.sessions[0].calibrated[0][1] == ()
     ceiling = run.ceiling("large GEMM", "measured", "fp16")
     assert ceiling is not None

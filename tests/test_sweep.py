@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from microbench.errors import UserError
-from microbench.sweep import MAX_SIZES, parse_names, parse_precisions, parse_sizes, plan_gemm
+from microbench.plans import plan_gemm
+from microbench.sweep import MAX_SIZES, parse_names, parse_precisions, parse_sizes
 
 
 def cubes(*sizes: int) -> list[tuple[int, int, int]]:

@@ -66,7 +66,8 @@ def interpreted() -> dict[str, tuple[str, Case]]:
 
 def interpret() -> None:
     """Run all of `interpreted` and print errors and tolerances as JSON."""
-    from kernels.gemm.check import poison, relative_error
+    from kernels.checking import poison
+    from kernels.gemm.check import relative_error
     from kernels.gemm.operands import OperandPool
     from kernels.gemm.triton_launch import Launcher
 

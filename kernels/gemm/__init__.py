@@ -7,42 +7,30 @@ int8 have on every GPU. (BLAS, which thinks in columns, calls it TN.)
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, cast
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 
+from kernels.backends import BackendEntry
 from kernels.case import Candidate, Case, Prepared, Target
-from kernels.precision import Capability
-
-if TYPE_CHECKING:
-    from kernels.gemm.operands import Operands
 
 LAYOUTS = ("nn", "nt", "tn", "tt")
+ALIGNMENT_BYTES = 16  # what TMA and 128-bit loads ask of a row's stride
+PROBED = 128  # at most, of a case that is tried small
 
-# name -> (module, what it is, kind of device)
-_BACKENDS: Mapping[str, tuple[str, str, str]] = {
-    "cublas": ("torch_blas", "cuBLAS as torch calls it: what a user gets", "cuda"),
-    "cublaslt": ("cublaslt", "the best of cuBLASLt's own candidates, timed", "cuda"),
-    "cupy": ("cupy_blas", "cuBLAS gemmEx called directly through CuPy", "cuda"),
-    "triton": ("triton_gemm", "this project's Triton kernels", "cuda"),
-    "cpu": ("torch_blas", "torch on the CPU (oneDNN, MKL)", "cpu"),
+_BACKENDS: Mapping[str, BackendEntry] = {
+    "cublas": BackendEntry(
+        "kernels.gemm.torch_blas", "cuBLAS as torch calls it: what a user gets", "cuda"
+    ),
+    "cublaslt": BackendEntry(
+        "kernels.gemm.cublaslt", "the best of cuBLASLt's own candidates, timed", "cuda"
+    ),
+    "cupy": BackendEntry(
+        "kernels.gemm.cupy_blas", "cuBLAS gemmEx called directly through CuPy", "cuda"
+    ),
+    "triton": BackendEntry("kernels.gemm.triton_gemm", "this project's Triton kernels", "cuda"),
+    "cpu": BackendEntry("kernels.gemm.torch_blas", "torch on the CPU (oneDNN, MKL)", "cpu"),
 }
-
-
-class Backend(Protocol):
-    """What a back end's module offers."""
-
-    def cannot_run(self, case: Case, target: Target) -> str | None:
-        """Why it cannot run the case, or None."""
-        ...
-
-    def candidates(self, case: Case, operands: Operands, target: Target) -> Sequence[Candidate]:
-        """The ways to run it. Raises CannotRun."""
-        ...
-
-
-def _module(backend: str) -> Backend:
-    return cast(Backend, importlib.import_module(f"kernels.gemm.{_BACKENDS[backend][0]}"))
 
 
 class Gemm:
@@ -50,7 +38,9 @@ class Gemm:
 
     name = "gemm"
     dims: tuple[str, ...] = ("m", "n", "k")
-    backends: Mapping[str, str] = {name: entry[1] for name, entry in _BACKENDS.items()}
+    layouts: tuple[str, ...] = LAYOUTS
+    axis_name = "size"
+    backends: Mapping[str, str] = {name: b.title for name, b in _BACKENDS.items()}
 
     def default_backends(self, kind: str) -> tuple[str, ...]:
         """What is measured when the user names no back end."""
@@ -62,15 +52,7 @@ class Gemm:
 
     def cannot_run(self, case: Case, target: Target) -> str | None:
         """Why the case cannot run on the target, or None."""
-        wanted = _BACKENDS[case.backend][2]
-        if wanted != target.kind:
-            device = "a CUDA GPU" if wanted == "cuda" else "--device cpu"
-            return f"back end {case.backend} needs {device}"
-        if target.kind == "cuda":
-            reason = _below_capability(case, target)
-            if reason:
-                return reason
-        return _module(case.backend).cannot_run(case, target)
+        return _BACKENDS[case.backend].cannot_run(case, target)
 
     def flops(self, case: Case) -> int:
         """2*M*N*K operations."""
@@ -82,22 +64,78 @@ class Gemm:
         kind = case.precision
         return (m * k + k * n) * kind.bytes_per_element + m * n * kind.output_bytes
 
+    def validate(self, case: Case) -> None:
+        """ValueError for a size under 1 or an unknown layout."""
+        if min(self.gemm(case)) < 1:
+            raise ValueError(f"size {self.size(case)} is below 1")
+        if case.layout not in LAYOUTS:
+            raise ValueError(f"layout is {case.layout!r}")
+
+    def tolerance(self, case: Case) -> float:
+        """The precision's own."""
+        return case.precision.rel_tolerance
+
+    def may_run_exactly(self, case: Case) -> bool:
+        """Never: a product asked for in TF32 is one."""
+        return False
+
+    def gemm(self, case: Case) -> tuple[int, int, int]:
+        """(M, N, K)."""
+        return case.dim("m"), case.dim("n"), case.dim("k")
+
+    def misaligned(self, case: Case) -> tuple[str, int] | None:
+        """("K=4095", 8190) when an operand's rows do not start on 16 bytes; None when they do."""
+        for name, width in self._rows(case):
+            stride = case.dim(name) * width
+            if stride % ALIGNMENT_BYTES:
+                return f"{name.upper()}={case.dim(name)}", stride
+        return None
+
+    def aligned(self, case: Case) -> Case:
+        """The case with the rows of every operand padded to whole 16-byte words."""
+        dims = dict(case.dims)
+        for name, width in self._rows(case):
+            whole = ALIGNMENT_BYTES // min(width, ALIGNMENT_BYTES)
+            dims[name] = -(-int(dims[name]) // whole) * whole
+        return replace(case, dims=dims)
+
+    @staticmethod
+    def _rows(case: Case) -> tuple[tuple[str, int], ...]:
+        """(dimension, bytes of an element) along which each matrix lies in memory."""
+        kind = case.precision
+        return (
+            ("k" if case.layout[0] == "n" else "m", kind.bytes_per_element),
+            ("k" if case.layout[1] == "t" else "n", kind.bytes_per_element),
+            ("n", kind.output_bytes),
+        )
+
+    def size(self, case: Case) -> str:
+        """ "4096" for a cube, "4096x11008x4096" otherwise."""
+        m, n, k = self.gemm(case)
+        return str(m) if m == n == k else f"{m}x{n}x{k}"
+
+    def axis(self, case: Case) -> int | None:
+        """The edge of a square product."""
+        m, n, k = self.gemm(case)
+        return m if m == n == k else None
+
+    def setting(self, case: Case) -> Mapping[str, str]:
+        """The layout."""
+        return {"layout": case.layout}
+
+    def probe(self, case: Case) -> Case:
+        """The product cut to PROBED along each dimension."""
+        return replace(case, dims={name: min(case.dim(name), PROBED) for name in self.dims})
+
+    def save_tuned(self, case: Case, target: Target, label: str) -> Path:
+        """Record the Triton configuration that won a search; the path of the user's table."""
+        from kernels.gemm.triton_gemm import save_tuned
+
+        return save_tuned(case, target, label)
+
     def session(self, target: Target, seed: int) -> GemmSession:
         """A session that shares operands between arms."""
         return GemmSession(self, target, seed)
-
-
-def _below_capability(case: Case, target: Target) -> str | None:
-    have: Capability = target.capability or (0, 0)
-    need = case.precision.min_capability.get(case.backend)
-    if need is None:
-        return f"{case.backend} has no {case.precision_name}"
-    if have < need:
-        return (
-            f"{case.precision_name} needs compute capability {need[0]}.{need[1]}, "
-            f"this GPU has {have[0]}.{have[1]}"
-        )
-    return None
 
 
 class GemmSession:
@@ -112,17 +150,18 @@ class GemmSession:
 
     def prepare(self, case: Case, *, tune: bool = False) -> Prepared:
         """Allocate, fill and bind; raises CannotRun or torch.OutOfMemoryError."""
+        from kernels.checking import poison
         from kernels.gemm import check
 
         operands = self.pool.get(case)
-        module = _module(case.backend)
+        module = _BACKENDS[case.backend].load()
         if tune and hasattr(module, "tuning_candidates"):
-            found = module.tuning_candidates(case, operands, self.target)  # type: ignore[attr-defined]
+            found = module.tuning_candidates(case, operands, self.target)
         else:
             found = module.candidates(case, operands, self.target)
 
         def rel_error(candidate: Candidate) -> float:
-            check.poison(operands.c)
+            poison(operands.c)
             candidate.call()
             return check.relative_error(operands)
 

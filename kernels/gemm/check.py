@@ -4,25 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from kernels.checking import CHECKSUM_SLACK, CHUNK_ELEMENTS, random_signs, ratio, typical, unwritten
 from kernels.gemm.operands import Operands
-
-INT_POISON = torch.iinfo(torch.int32).min  # a value that no product of int8 matrices can have
-# A checksum sees a row's error through one random projection, so its size varies like a normal
-# deviate; over thousands of rows the largest is four to five times the typical one.
-CHECKSUM_SLACK = 6.0
-CHECKSUMS = 8
-CHUNK_ELEMENTS = 1 << 26  # of C that are held in float64 at once
-
-
-def poison(c: torch.Tensor) -> None:
-    """Fill an output with what no product can leave there."""
-    c.fill_(float("nan") if c.dtype.is_floating_point else INT_POISON)
-
-
-def unwritten(c: torch.Tensor) -> int:
-    """How many elements still hold the poison (NaN counts, wherever it came from)."""
-    bad = torch.isnan(c) if c.dtype.is_floating_point else c == INT_POISON
-    return int(bad.sum().item())
 
 
 def relative_error(operands: Operands) -> float:
@@ -37,7 +20,7 @@ def relative_error(operands: Operands) -> float:
     sample = operands.sample
     reference = _rows(operands.a, sample.rows) @ _rows(operands.b.t(), sample.columns).t()
     got = operands.c[sample.rows][:, sample.columns].double()
-    return max(_ratio(got - reference, reference), hidden_error(operands, got, reference))
+    return max(ratio(got - reference, reference), hidden_error(operands, got, reference))
 
 
 def total_error(operands: Operands) -> float:
@@ -45,7 +28,7 @@ def total_error(operands: Operands) -> float:
     sample = operands.sample
     reference = sample.a @ sample.b
     got = operands.c[sample.rows][:, sample.columns].double() / operands.scale
-    return _ratio(got - reference, reference)
+    return ratio(got - reference, reference)
 
 
 def hidden_error(operands: Operands, got: torch.Tensor, reference: torch.Tensor) -> float:
@@ -56,10 +39,10 @@ def hidden_error(operands: Operands, got: torch.Tensor, reference: torch.Tensor)
     """
     difference = got - reference
     # Over the typical row, not each its own: a row of few elements may be near zero by chance.
-    lines = [float(difference.norm(dim=d).max() / _typical(reference.norm(dim=d))) for d in (0, 1)]
+    lines = [float(difference.norm(dim=d).max() / typical(reference.norm(dim=d))) for d in (0, 1)]
     few = min(reference.shape)
     spread = 1 + CHECKSUM_SLACK / few**0.5
-    size = float(_typical(reference))
+    size = float(typical(reference))
     checks = [checksum_error(operands, size, transposed) for transposed in (False, True)]
     return max(max(lines) / spread, max(checks) / CHECKSUM_SLACK)
 
@@ -73,7 +56,7 @@ def checksum_error(operands: Operands, size: float, transposed: bool) -> float:
     a, b, c = operands.a, operands.b, operands.c
     if transposed:
         a, b, c = b.t(), a.t(), c.t()
-    signs = torch.randint(0, 2, (b.shape[1], CHECKSUMS), device=c.device).double() * 2 - 1
+    signs = random_signs(b.shape[1], c.device)
     expected = _times(a, _times(b, signs))
     got = _times(c, signs)
     return float((got - expected).abs().max()) / (size * c.shape[1] ** 0.5)
@@ -84,17 +67,6 @@ def _times(matrix: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
     rows = max(1, CHUNK_ELEMENTS // max(1, matrix.shape[1]))
     bands = (matrix[i : i + rows].double() @ vectors for i in range(0, matrix.shape[0], rows))
     return torch.cat(list(bands))
-
-
-def _typical(sizes: torch.Tensor) -> torch.Tensor:
-    """The root mean square; 1 where all are zero, so that an error stands for itself."""
-    square = sizes.square().mean().sqrt()
-    return torch.where(square > 0, square, torch.ones_like(square))
-
-
-def _ratio(difference: torch.Tensor, reference: torch.Tensor) -> float:
-    norm = reference.norm()
-    return float((difference.norm() / norm if norm > 0 else difference.norm()).item())
 
 
 def _rows(matrix: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:

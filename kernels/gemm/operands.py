@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 
 from kernels.case import Case, Target
+from kernels.data import choose, draw, storage_factor, store
 
 SAMPLED_ROWS = {"cuda": 256, "cpu": 64}
-INT8_STD = 32.0  # standard deviation of normal int8 data; +-127 is four of them
-# float64 inputs are the float32 master times this, which fills all their bits: short mantissas
-# would switch fewer transistors.
-FP64_FACTOR = math.pi / 3
 
 
 @dataclass(frozen=True)
@@ -48,37 +44,6 @@ class Operands:
     def mnk(self) -> tuple[int, int, int]:
         """(M, N, K)."""
         return self.a.shape[0], self.b.shape[1], self.a.shape[1]
-
-
-def storage_factor(dtype: torch.dtype, data: str) -> float:
-    """What drawn values are multiplied by before they are rounded to a storage type."""
-    if dtype == torch.float64:
-        return FP64_FACTOR
-    if dtype == torch.int8 and data in ("normal", "uniform"):
-        return INT8_STD if data == "normal" else 127.0
-    return 1.0
-
-
-def draw(shape: tuple[int, int], data: str, rng: torch.Generator) -> torch.Tensor:
-    """float32 values of a distribution: normal, uniform in [-1, 1), integers -8..8, zeros."""
-    device = rng.device
-    if data == "zeros":
-        return torch.zeros(shape, device=device)
-    if data == "integers":
-        return torch.randint(-8, 9, shape, generator=rng, device=device).float()
-    if data == "uniform":
-        return torch.rand(shape, generator=rng, device=device) * 2 - 1
-    return torch.randn(shape, generator=rng, device=device)
-
-
-def store(drawn: torch.Tensor, dtype: torch.dtype, data: str) -> torch.Tensor:
-    """Drawn values as a storage type holds them."""
-    factor = storage_factor(dtype, data)
-    if dtype == torch.float64:
-        return drawn.double() * factor
-    if dtype == torch.int8:
-        return (drawn * factor).round().clamp(-127, 127).to(dtype)
-    return drawn.to(dtype)
 
 
 class OperandPool:
@@ -147,12 +112,3 @@ class OperandPool:
         a = a.t() if self._transposed(case, "a") else a
         b = b.t() if self._transposed(case, "b") else b
         return Sample(rows, columns, a[rows].double(), b[:, columns].double())
-
-
-def choose(size: int, count: int, device: torch.device) -> torch.Tensor:
-    """Sorted indices: all of them, or a random choice that has the first and last in it."""
-    if size <= count:
-        return torch.arange(size, device=device)
-    chosen = torch.randperm(size, device=device)[:count]
-    chosen[0], chosen[1] = 0, size - 1
-    return chosen.unique()

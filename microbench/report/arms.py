@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kernels import is_library
 from microbench.report import words
 from microbench.results import Result, Run
-from microbench.verdict import BASELINES, LIBRARY, asked_for
+from microbench.verdict import BASELINES, asked_for
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ def varying(run: Run) -> tuple[bool, bool]:
 def representative(results: Sequence[Result], precisions: Sequence[str]) -> Result | None:
     """The measured result that the verdict speaks of: the library's, else the fastest."""
     timed = [r for r in results if r.measurement and r.case.precision_name in precisions]
-    return min(timed, key=lambda r: (r.case.backend not in LIBRARY, r.median_s), default=None)
+    return min(timed, key=lambda r: (not is_library(r.case), r.median_s), default=None)
 
 
 def rate_unit(results: Sequence[Result]) -> words.Unit:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from rich.cells import cell_len
 from rich.text import Text
 
+from kernels import OPS
+from microbench.payoff import subject_of
 from microbench.report import words
 from microbench.report.arms import (
     Arms,
@@ -48,26 +50,28 @@ def chart(run: Run, width: int) -> list[Text]:
 
     Logarithmic both ways, so that the vertical distance between two curves is a speed-up.
     """
+    run, subject = _one_subject(run)
     results = [r for r in run.results if r.measurement and r.flop_per_s]
     sizes = {words.size(r.case) for r in results}
     if len(sizes) < FEWEST_SIZES or width < FEWEST_COLUMNS:
         return []
-    if not all(_square(r) for r in results):
-        return [Text("No chart: it needs square sizes only.", "dim")]
+    if not all(_along(r) for r in results):
+        return [Text("No chart: it needs sizes that are one number.", "dim")]
     arms = arms_of(run)
+    axis = OPS[results[0].case.op].axis_name
     series = _series(run, results, arms)
     if series is None:
         return [Text("No chart: too many curves; show fewer precisions or back ends.", "dim")]
     speedups, unit = _speedups(run, arms), rate_unit(results)
-    label_width = max(6, *map(len, speedups), 0)
+    label_width = max(6, len(axis), *map(len, speedups))
     canvas, hidden = _draw(series, _levels(run, arms, results, unit), width, label_width)
     low, high = (y / unit.per_s for y in canvas.y_range)
     return [
-        Text(f"{unit.name} by size; {READING}", overflow="ellipsis"),
+        Text(f"{subject}{unit.name} by {axis}; {READING}", overflow="ellipsis"),
         *canvas.lines([(tick * unit.per_s, f"{tick:g}") for tick in log_ticks(low, high)]),
         Text(" " * label_width + " └" + RULE * canvas.width),
         canvas.under(
-            "size",
+            axis,
             [(size, f"{size:.0f}") for size in sorted({x for c in series for x, _ in c.points})],
         ),
         *(canvas.under(label, values) for label, values in speedups.items()),
@@ -76,11 +80,22 @@ def chart(run: Run, width: int) -> list[Text]:
     ]
 
 
-def _square(result: Result) -> int | None:
-    """The size of a square product, else None."""
-    sizes = set(result.case.dims.values())
-    only = next(iter(sizes)) if len(sizes) == 1 else None
-    return only if isinstance(only, int) else None
+def _one_subject(run: Run) -> tuple[Run, str]:
+    """The run cut to its first setting, and what that is; gemm keeps all, a curve for each."""
+    subjects = {} if not run.results or run.results[0].case.op == "gemm" else {
+        subject_of(r, run): None for r in run.results
+    }  # fmt: skip
+    if len(subjects) < 2:
+        return run, ""
+    first = next(iter(subjects))
+    return replace(
+        run, results=tuple(r for r in run.results if subject_of(r, run) == first)
+    ), f"{words.clean(first)}: "
+
+
+def _along(result: Result) -> int | None:
+    """Where the result stands on the axis."""
+    return OPS[result.case.op].axis(result.case)
 
 
 def _series(run: Run, results: list[Result], arms: Arms) -> list[Series] | None:
@@ -99,7 +114,7 @@ def _series(run: Run, results: list[Result], arms: Arms) -> list[Series] | None:
             return None
         used = len(ASKED_MARKERS) - len(asked)
         style = "dim" if markers is baseline else ASKED_STYLES[used % len(ASKED_STYLES)]
-        points = {float(_square(r) or 1): r.flop_per_s or 0.0 for r in curve}
+        points = {float(_along(r) or 1): r.flop_per_s or 0.0 for r in curve}
         found.append(Series(label, markers.pop(0), style, sorted(points.items())))
     return found
 
@@ -165,7 +180,7 @@ def _speedups(run: Run, arms: Arms) -> dict[str, list[tuple[float, str]]]:
             best = representative(group, [precision])
             ratio = best and best.speedup.get(baseline)
             if best and ratio:
-                values[float(_square(best) or 1)] = words.short_ratio(ratio)
+                values[float(_along(best) or 1)] = words.short_ratio(ratio)
         if values:
             lines[words.clean(label)] = sorted(values.items())
     return lines

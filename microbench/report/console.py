@@ -7,11 +7,16 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
+from kernels import OPS
+from microbench.model import describe, held_out_error
 from microbench.report import notes, words
-from microbench.report.arms import arms_of, varying
+from microbench.report.arms import arms_of
 from microbench.report.chart import chart
-from microbench.report.run_table import run_table
+from microbench.report.layers_table import layers_summary, layers_table
+from microbench.report.map_table import is_map, map_tables, map_verdict
+from microbench.report.run_table import RunTable, run_table
 from microbench.report.screen import WIDTH
+from microbench.report.wide_table import missing_reasons, wide_table
 from microbench.results import Run
 from microbench.verdict import verdict
 
@@ -33,13 +38,37 @@ def print_run(run: Run, console: Console, *, details: bool = False) -> None:
     if not run.results:
         console.print(Text("Nothing was measured."))
         return
-    table = run_table(run, width)
-    _section(console, [*table.lines, *notes.legend(run, table.left_out, width)], width)
+    if is_map(run):
+        _print_map(run, console, width)
+        return
+    table = _table(run, width)
+    legend = notes.legend(run, table.left_out, width, ratios=run.network is None)
+    _section(console, [*table.lines, *legend], width)
     _section(console, notes.reasons(table.cut), width, "Reasons in full")
     _section(console, notes.whys(run, details), width, _what_holds_back(run, details))
-    _section(console, chart(run, width), width)
-    _section(console, _verdict(run), width, "In short")
+    if not run.network:
+        _section(console, chart(run, width), width)
+    if run.network:
+        _section(console, layers_summary(run, run.network), width, "In short")
+    else:
+        _section(console, _verdict(run), width, "In short")
+    _section(console, _model(run), width, "A model of the time, checked on cases it has not seen")
     _section(console, notes.warnings(run), width, "Warnings")
+    _section(console, notes.ceilings(run), width, blank=False)
+
+
+def _table(run: Run, width: int) -> RunTable:
+    if run.network:
+        lines, left_out = layers_table(run, run.network, width)
+        return RunTable([*lines, *missing_reasons(run)], left_out, [])
+    wide = any(result.case.op == "conv" for result in run.results)
+    return wide_table(run, width) if wide else run_table(run, width)
+
+
+def _print_map(run: Run, console: Console, width: int) -> None:
+    _section(console, [*map_tables(run, width), *missing_reasons(run)], width)
+    _section(console, [Text(line, "bold") for line in map_verdict(run)], width, "In short")
+    _section(console, _model(run), width, "A model of the time, checked on cases it has not seen")
     _section(console, notes.ceilings(run), width, blank=False)
 
 
@@ -71,19 +100,30 @@ def header(run: Run, details: bool = False) -> list[Text]:
 
 def _how(run: Run) -> list[str]:
     """The conditions that all results share, and when."""
-    with_layout, with_data = varying(run)
     parts: list[str] = []
-    ops = {r.case.op for r in run.results}
-    parts += sorted(words.clean(op) for op in ops)
-    if run.results and not with_layout and run.results[0].case.layout:
-        parts.append(f"layout {words.clean(run.results[0].case.layout)}")
-    if run.results and not with_data:
+    parts += sorted({words.clean(r.case.op) for r in run.results})
+    parts += _shared_settings(run)
+    if len({r.case.data for r in run.results}) == 1:
         parts.append(f"{words.clean(run.results[0].case.data)} data")
     for title, field in (("timer", "timer"), ("L2", "l2"), ("regime", "regime")):
         values = sorted({getattr(r.measurement, field) for r in run.results if r.measurement})
         parts += [f"{title} {words.clean('/'.join(values))}"] if values else []
     parts.append(words.clean(run.started_at.replace("T", " ").replace("+00:00", " UTC")))
     return parts
+
+
+def _model(run: Run) -> list[Text]:
+    found = held_out_error(run)
+    return [Text(f"  {line}") for line in describe(found)] if found else []
+
+
+def _shared_settings(run: Run) -> list[str]:
+    """What every problem of the run has in common, by name."""
+    if len({r.case.op for r in run.results}) != 1 or run.network:
+        return []
+    settings = OPS[run.results[0].case.op].setting(run.results[0].case)
+    return [words.clean(f"{name} {value}") for name, value in settings.items()
+            if name not in run.varying]  # fmt: skip
 
 
 def _what_holds_back(run: Run, details: bool) -> str:
@@ -106,6 +146,8 @@ def _section(
     if not lines:
         return
     for line in [*([Text(title, "bold underline")] if title else []), *lines]:
-        console.print(line, width=width, overflow="fold")
+        for part in line.wrap(console, width, overflow="fold"):
+            part.rstrip()
+            console.print(part, width=width)
     if blank:
         console.print()

@@ -123,7 +123,7 @@ def describe(key: str, stage: str, group: Group | None) -> str:
         return f"learning what the device can do: {words.clean(stage)}"
     if stage.startswith("timing"):  # all arms take turns; the key is only the first one's
         precisions = dict.fromkeys(case.precision_name for case in group.cases)
-        return words.clean(f"{words.size(group.cases[0])} in {', '.join(precisions)}: {stage}")
+        return words.clean(f"{words.problem(group.cases[0])} in {', '.join(precisions)}: {stage}")
     case = next(case for case in group.cases if case.key == key)
     return f"{words.name(case)}: {words.clean(stage)}"
 
@@ -144,5 +144,5 @@ def summary(results: Sequence[Result]) -> str:
         parts.append(f"{name} {unit.text(rate) if rate else result.status}")
     measured = any(result.flop_per_s for result in results)
     return words.clean(
-        f"{words.size(results[0].case)}: {', '.join(parts)}{f' {unit.name}' if measured else ''}"
+        f"{words.problem(results[0].case)}: {', '.join(parts)}{f' {unit.name}' if measured else ''}"
     )

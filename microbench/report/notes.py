@@ -14,18 +14,18 @@ from microbench.results import Ceiling, Result, Run, Warning
 MOST_WHYS = 8
 
 
-def legend(run: Run, left_out: Sequence[str], width: int) -> list[Text]:
-    """How to read the table."""
+def legend(run: Run, left_out: Sequence[str], width: int, *, ratios: bool = True) -> list[Text]:
+    """How to read the table; `ratios`: whether it has intervals and errors."""
     arms = arms_of(run)
     parts: list[str] = []
-    if any(r.measurement for r in run.results):
+    if ratios and any(r.measurement for r in run.results):
         parts.append("±: half of the 95 % interval")
-    if arms.baselines:
+    if ratios and arms.baselines:
         parts.append("~1: no difference seen; under 1: slower")
-    if any(ratio.ci95 is None for r in run.results for ratio in r.speedup.values()):
+    if ratios and any(ratio.ci95 is None for r in run.results for ratio in r.speedup.values()):
         parts.append("±?: too few rounds to say")
     lines = [Text("; ".join(parts), "dim")] if parts else []
-    if any(r.total_error is not None for r in run.results):
+    if ratios and any(r.total_error is not None for r in run.results):
         lines.append(Text("rel. error: against float64, the rounding of the inputs counted", "dim"))
     present = dict.fromkeys(r.case.precision_name for r in run.results)
     titles = [f"{p} = {PRECISIONS[p].title}" for p in present if p in PRECISIONS]

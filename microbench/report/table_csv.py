@@ -9,8 +9,10 @@ from microbench.results import Ratio, Result, Run
 
 BASELINES = ("fp32", "tf32")
 COLUMNS = (
-    "op", "m", "n", "k", "layout", "data", "precision", "backend", "status", "reason",
-    "median_s", "ci95_low_s", "ci95_high_s", "samples", "tflops", "gb_per_s", "ceiling_pct",
+    "op", "m", "n", "k", "c", "h", "w", "r", "s", "stride", "padding", "dilation", "groups", "pass",
+    "layout", "data", "precision", "backend", "status", "reason",
+    "median_s", "ci95_low_s", "ci95_high_s", "samples", "flops", "min_bytes", "tflops", "gb_per_s",
+    "ceiling_pct",
     "rel_error", "bound", "why", "sm_clock_mhz", "power_w", "energy_j", "temperature_c", "throttle",
     "tensor_core", "variant", "kernels", "timer", "l2", "regime",
     *(f"speedup_{name}{end}" for name in BASELINES for end in ("", "_low", "_high")),
@@ -34,7 +36,7 @@ def to_csv(run: Run) -> str:
 def _case(result: Result) -> dict[str, Cell]:
     case = result.case
     return {
-        **{name: case.dims.get(name) for name in ("m", "n", "k")},
+        **case.dims,
         "op": case.op,
         "layout": case.layout,
         "data": case.data,
@@ -55,6 +57,8 @@ def _measurement(result: Result) -> dict[str, Cell]:
         "ci95_low_s": low,
         "ci95_high_s": high,
         "samples": len(measurement.times_s),
+        "flops": result.flops,
+        "min_bytes": result.min_bytes,
         "tflops": (result.flop_per_s or 0.0) / 1e12,
         "gb_per_s": (result.byte_per_s or 0.0) / 1e9,
         "sm_clock_mhz": measurement.sm_clock_mhz,

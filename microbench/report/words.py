@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from kernels import size_of
 from kernels.case import Case
 from microbench.results import Interval, Ratio
 from microbench.stats import excludes_one, half_width_pct
@@ -145,9 +146,8 @@ def _rounded_up(value: float, decimals: int) -> str:
 
 
 def size(case: Case) -> str:
-    """ "4096" for a square product, "4096x11008x4096" otherwise."""
-    values = [clean(value) for value in case.dims.values()]
-    return values[0] if case.op == "gemm" and len(set(values)) == 1 else "x".join(values)
+    """ "4096" for a square product, "64x256" for channels in and out."""
+    return clean(size_of(case))
 
 
 def long_size(case: Case) -> str:
@@ -155,9 +155,23 @@ def long_size(case: Case) -> str:
     return " ".join(f"{dim.upper()}={clean(value)}" for dim, value in case.dims.items())
 
 
+def problem(case: Case) -> str:
+    """What is computed, without who computes it: "8192", "fprop nhwc 3x3/2 64 @28 b32"."""
+    if case.op != "conv":
+        return size(case)
+    dims = case.dims
+    image = dims["h"] if dims["h"] == dims["w"] else f"{dims['h']}x{dims['w']}"
+    stride = f"/{dims['stride']}" * (dims["stride"] != 1)
+    more = [f"{letter}{dims[name]}" for name, letter, usual in
+            (("dilation", "d", 1), ("groups", "g", 1)) if dims[name] != usual]  # fmt: skip
+    taps = f"{dims['r']}x{dims['s']}{stride}"
+    parts = [dims["pass"], case.layout, taps, size(case), f"@{image}", f"b{dims['n']}", *more]
+    return clean(" ".join(map(str, parts)))
+
+
 def name(case: Case) -> str:
     """A case in a sentence: "fp16 8192 cublas"."""
-    return clean(f"{case.precision_name} {size(case)} {case.backend}")
+    return clean(f"{case.precision_name} {problem(case)} {case.backend}")
 
 
 def count(number_of: int, noun: str, plural: str = "") -> str:

@@ -1,0 +1,40 @@
+"""What every op's check is made of: poison for outputs, sizes of errors, checksums."""
+
+from __future__ import annotations
+
+import torch
+
+INT_POISON = torch.iinfo(torch.int32).min  # a value that no product of int8 matrices can have
+# A checksum sees a row's error through one random projection, so its size varies like a normal
+# deviate; over thousands of rows the largest is four to five times the typical one.
+CHECKSUM_SLACK = 6.0
+CHECKSUMS = 8
+CHUNK_ELEMENTS = 1 << 26  # of a tensor that are held in float64 at once
+
+
+def poison(output: torch.Tensor) -> None:
+    """Fill an output with what no product can leave there."""
+    output.fill_(float("nan") if output.dtype.is_floating_point else INT_POISON)
+
+
+def unwritten(output: torch.Tensor) -> int:
+    """How many elements still hold the poison (NaN counts, wherever it came from)."""
+    bad = torch.isnan(output) if output.dtype.is_floating_point else output == INT_POISON
+    return int(bad.sum().item())
+
+
+def ratio(difference: torch.Tensor, reference: torch.Tensor) -> float:
+    """||difference|| / ||reference||; ||difference|| where the reference is zero."""
+    norm = reference.norm()
+    return float((difference.norm() / norm if norm > 0 else difference.norm()).item())
+
+
+def typical(sizes: torch.Tensor) -> torch.Tensor:
+    """The root mean square; 1 where all are zero, so that an error stands for itself."""
+    square = sizes.square().mean().sqrt()
+    return torch.where(square > 0, square, torch.ones_like(square))
+
+
+def random_signs(rows: int, device: torch.device) -> torch.Tensor:
+    """[rows, CHECKSUMS] of +-1 in float64."""
+    return torch.randint(0, 2, (rows, CHECKSUMS), device=device).double() * 2 - 1

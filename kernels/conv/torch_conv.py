@@ -1,0 +1,84 @@
+"""Convolution through torch: cuDNN on a GPU (what a user gets), oneDNN on a CPU.
+
+Each pass alone: the forward, or the backward with one output asked for. With cudnn.benchmark torch
+times the first few algorithms that cuDNN offers (torch.backends.cudnn.benchmark_limit, 10) at the
+first launch and keeps the quickest: what it keeps can differ from process to process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+
+from kernels.case import Candidate, CannotRun, Case, Target
+from kernels.conv.operands import ConvOperands, memory_format
+from kernels.conv.shape import ConvShape
+
+conv_switches = torch.backends.cudnn.conv  # pyright: ignore[reportAttributeAccessIssue]
+CPU_TRIAL = {"n": 1, "h": 8, "w": 8}  # at most
+
+
+def cannot_run(case: Case, target: Target) -> str | None:
+    """Why torch cannot run this, or None."""
+    kind = case.precision
+    if target.kind == "cpu" and kind.multiply == "tf32":
+        return "tf32 is a Tensor Core mode; a CPU has none"
+    if kind.is_float8 or kind.storage == "int8":
+        return f"torch has no {case.precision_name} convolution"
+    if kind.accumulate == "float16":
+        return "cuDNN's float16 accumulation is not to be had through torch"
+    return None
+
+
+def candidates(case: Case, operands: ConvOperands, target: Target) -> Sequence[Candidate]:
+    """The one call that torch offers for this case."""
+    if target.kind == "cpu":
+        _try_on_cpu(case, operands)
+        return (Candidate("torch", _launch(operands)),)
+    torch.backends.cudnn.benchmark = True
+    launch, mode = _launch(operands), case.precision.multiply
+
+    def call() -> object:
+        # Arms take turns in one process, so every launch sets the switch that it depends on.
+        conv_switches.fp32_precision = mode
+        return launch()
+
+    return (Candidate("torch", call),)
+
+
+def _launch(operands: ConvOperands) -> Callable[[], torch.Tensor]:
+    shape, x, w, y = operands.shape, operands.x, operands.w, operands.y
+    stride, padding = [shape.stride] * 2, [shape.padding] * 2
+    dilation = [shape.dilation] * 2
+    if operands.which == "fprop":
+        forward = torch.ops.aten.convolution.default
+        return lambda: forward(x, w, None, stride, padding, dilation, False, [0, 0], shape.groups)
+    backward = torch.ops.aten.convolution_backward.default
+    wanted = [operands.which == "dgrad", operands.which == "wgrad", False]
+    place = 0 if operands.which == "dgrad" else 1
+    return lambda: backward(
+        y, x, w, None, stride, padding, dilation, False, [0, 0], shape.groups, wanted
+    )[place]
+
+
+def _try_on_cpu(case: Case, operands: ConvOperands) -> None:
+    """CannotRun where this CPU's torch lacks the convolution; tried on a corner, at no cost."""
+    shape = operands.shape
+    small = replace(shape, **{d: min(getattr(shape, d), most) for d, most in CPU_TRIAL.items()})
+    try:
+        small = ConvShape(**{**vars(small), "h": max(small.h, shape.r), "w": max(small.w, shape.s)})
+        corner = corner_operands(operands, small, case.layout)
+        _launch(corner)()
+    except (RuntimeError, NotImplementedError, ValueError) as error:
+        first_line = (str(error) or type(error).__name__).splitlines()[0]
+        raise CannotRun(f"torch on this CPU has no {case.precision_name}: {first_line}") from error
+
+
+def corner_operands(operands: ConvOperands, small: ConvShape, layout: str) -> ConvOperands:
+    """The operands cut down to a smaller image and batch."""
+    form = memory_format(layout)
+    x = operands.x[: small.n, :, : small.h, : small.w].contiguous(memory_format=form)
+    y = operands.y[: small.n, :, : small.p, : small.q].contiguous(memory_format=form)
+    return replace(operands, x=x, y=y, shape=small)

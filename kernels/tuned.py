@@ -1,0 +1,71 @@
+"""Tables of tuned configurations: precision -> section -> key -> label, one file a device.
+
+The repository's tables stand beside an op's modules in tuned/; what a user tunes goes to the user's
+cache directory and comes first. A section is a layout or a pass, a key the size.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+Table = dict[str, dict[str, dict[str, str]]]
+
+
+def slug(device_name: str) -> str:
+    """File name of a device's table: "NVIDIA H200" -> "nvidia-h200"."""
+    return re.sub(r"[^a-z0-9]+", "-", device_name.lower()).strip("-")
+
+
+def user_directory() -> Path:
+    """Where a user's own tables live."""
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "halfway" / "tuned"
+
+
+@cache
+def _read(path: Path) -> Table:
+    try:
+        content: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}  # no table is the usual case; a damaged cache costs its entries, not the run
+    return content if isinstance(content, dict) else {}
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The tables of one op: its repository's folder, and the user's folder of that name."""
+
+    repository: Path
+    user_folder: str = "."
+
+    def _directories(self) -> tuple[Path, Path]:
+        return self.repository, user_directory() / self.user_folder
+
+    def section(self, device_names: Sequence[str], precision: str, name: str) -> dict[str, str]:
+        """Keys -> labels; later devices override earlier ones, the user's all of them."""
+        found: dict[str, str] = {}
+        for directory, device in product(self._directories(), device_names):
+            table = _read(directory / f"{slug(device)}.json")
+            found.update(table.get(precision, {}).get(name, {}))
+        return found
+
+    def save(self, device_name: str, precision: str, name: str, key: str, label: str) -> Path:
+        """Record a winner in the user's table; the file's path."""
+        path = self._directories()[1] / f"{slug(device_name)}.json"
+        _read.cache_clear()
+        table = _read(path)
+        table.setdefault(precision, {}).setdefault(name, {})[key] = label
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_suffix(".tmp")
+        draft.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        draft.replace(path)
+        _read.cache_clear()
+        return path

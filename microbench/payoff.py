@@ -1,0 +1,84 @@
+"""From which size a precision is faster, stays so, and by how much: per setting of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from kernels import OPS, is_library
+from microbench.results import Ratio, Result, Run
+
+BASELINES = ("fp32", "tf32")
+MIN_GAIN = 1.02  # between runs, ratios of small products move by more than their intervals say
+
+Row = tuple[Result, Ratio]
+
+
+@dataclass(frozen=True)
+class Payoff:
+    """One precision against one baseline, at every size of one setting, smallest first."""
+
+    subject: str
+    precision: str
+    baseline: str
+    rows: Sequence[Row]
+
+    @cached_property
+    def gains(self) -> list[str]:
+        """What each row says; see `gain`."""
+        return [gain(ratio) for _, ratio in self.rows]
+
+    @property
+    def start(self) -> int:
+        """The first row from which the precision is faster and stays so; len(rows) if none."""
+        start = len(self.rows)
+        while start and self.gains[start - 1] == "faster":
+            start -= 1
+        return start
+
+
+def gain(ratio: Ratio | None) -> str:
+    """ "faster" or "slower" by at least MIN_GAIN, else "same"; "unknown" without an interval."""
+    if ratio is None or ratio.ci95 is None:
+        return "unknown"
+    low, high = ratio.ci95
+    return "faster" if low > MIN_GAIN else "slower" if high < 1 / MIN_GAIN else "same"
+
+
+def payoffs(run: Run, precision: str) -> list[Payoff]:
+    """The precision against each baseline in each setting that the run holds."""
+    subjects: dict[str, list[Result]] = {}
+    for result in library_or_best([r for r in run.results if r.case.precision_name == precision]):
+        subjects.setdefault(subject_of(result, run), []).append(result)
+    found: list[Payoff] = []
+    for subject, results in subjects.items():
+        for baseline in BASELINES:
+            rows = [(r, r.speedup[baseline]) for r in results if baseline in r.speedup]
+            if rows and baseline != precision:
+                found.append(Payoff(subject, precision, baseline, rows))
+    return found
+
+
+def library_or_best(results: Sequence[Result]) -> list[Result]:
+    """One measured result a problem: the library's, which a user gets; else the fastest."""
+    chosen: dict[str, Result] = {}
+    for result in results:
+        if result.measurement is None:
+            continue
+        before = chosen.get(result.case.group)
+        faster = before is None or (
+            not is_library(before.case) and (result.median_s or 0) < (before.median_s or 0)
+        )
+        if faster or is_library(result.case):
+            chosen[result.case.group] = result
+    return sorted(chosen.values(), key=lambda r: r.flops)
+
+
+def subject_of(result: Result, run: Run) -> str:
+    """The settings that vary in the run, as this result has them: "fprop nhwc image 28"."""
+    return " ".join(
+        value if name in ("pass", "layout") else f"{name} {value}"
+        for name, value in OPS[result.case.op].setting(result.case).items()
+        if name in run.varying
+    )

@@ -1,0 +1,158 @@
+"""The cases that a command measures, grouped so that the arms of a comparison stand together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
+
+from kernels import OPS
+from kernels.case import DATA, Case
+from kernels.conv.shape import PASSES
+from kernels.precision import PRECISIONS
+from microbench.errors import UserError
+from microbench.sweep import (
+    Group,
+    parse_choice,
+    parse_names,
+    parse_numbers,
+    parse_precisions,
+    parse_sizes,
+)
+
+Arm = tuple[str, str]  # precision, back end
+
+
+def plan_arms(op: str, *, dtypes: str, backends: str | None, vs: str, kind: str) -> list[Arm]:
+    """Who is compared: the baselines by the library, then each precision by each back end.
+
+    `kind` is the device's, "cuda" or "cpu"; it decides the default back ends. `vs` names the
+    baselines ("none" for none).
+    """
+    found = OPS[op]
+    named = (
+        parse_names(backends, list(found.backends), "--backend")
+        if backends is not None
+        else list(found.default_backends(kind))
+    )
+    baselines = [] if vs == "none" else parse_precisions(vs, "--vs")
+    arms = [(p, found.library_backend(kind)) for p in baselines]
+    return list(dict.fromkeys([*arms, *product(parse_precisions(dtypes), named)]))
+
+
+def group_of(problem: Case, arms: Sequence[Arm]) -> Group:
+    """The problem by every arm."""
+    return Group(tuple(replace(problem, precision_name=p, backend=b) for p, b in arms))
+
+
+def plan_gemm(
+    *, sizes: str, dtypes: str, backends: str | None, layouts: str, data: str, vs: str, kind: str
+) -> list[Group]:
+    """Every comparison of a GEMM sweep."""
+    arms = plan_arms("gemm", dtypes=dtypes, backends=backends, vs=vs, kind=kind)
+    parse_choice(data, DATA, "--data")
+    return [
+        group_of(Case("gemm", dict(zip("mnk", shape, strict=True)), *arms[0], layout, data), arms)
+        for shape in parse_sizes(sizes)
+        for layout in parse_names(layouts, OPS["gemm"].layouts, "--layout")
+    ]
+
+
+def plan_conv(
+    *,
+    channels: str,
+    passes: str,
+    layouts: str,
+    image: str,
+    batch: str,
+    kernel: str,
+    stride: int,
+    padding: str,
+    dilation: int,
+    groups: str,
+    dtypes: str,
+    backends: str | None,
+    data: str,
+    vs: str,
+    kind: str,
+) -> list[Group]:
+    """Every comparison of a convolution sweep, and the padded twin of each misaligned width.
+
+    `padding` is a number or "same"; `groups` a number or "depthwise".
+    """
+    arms = plan_arms("conv", dtypes=dtypes, backends=backends, vs=vs, kind=kind)
+    parse_choice(data, DATA, "--data")
+    problems = [
+        _problem(width, which, layout, size, n, taps, stride, padding, dilation, groups, data)
+        for which in parse_names(passes, PASSES, "--pass")
+        for layout in parse_names(layouts, OPS["conv"].layouts, "--layout")
+        for size in parse_sizes(image, "--image", rank=2)
+        for n in parse_numbers(batch, "--batch")
+        for taps in parse_sizes(kernel, "--kernel", rank=2)
+        for width in parse_sizes(channels, "--channels", rank=2)
+    ]
+    return [*(group_of(problem, arms) for problem in problems), *_padded(problems, dtypes, kind)]
+
+
+def _problem(
+    width: Sequence[int],
+    which: str,
+    layout: str,
+    image: Sequence[int],
+    batch: int,
+    kernel: Sequence[int],
+    stride: int,
+    padding: str,
+    dilation: int,
+    groups: str,
+    data: str,
+) -> Case:
+    for name, value in (("--stride", stride), ("--dilation", dilation)):
+        if value < 1:
+            raise UserError(f"{name} starts at 1, not {value}")
+    dims: dict[str, int | str] = {
+        "n": batch, "c": width[0], "h": image[0], "w": image[1], "k": width[1],
+        "r": kernel[0], "s": kernel[1], "stride": stride,
+        "padding": _padding(padding, kernel, dilation), "dilation": dilation,
+        "groups": width[0] if groups == "depthwise" else _number(groups, "--groups", "depthwise"),
+        "pass": which,
+    }  # fmt: skip
+    case = Case("conv", dims, "fp32", "cudnn", layout, data)
+    try:
+        OPS["conv"].validate(case)
+    except ValueError as error:
+        size = OPS["conv"].size(case)
+        raise UserError(f"{size} channels, image {image[0]}x{image[1]}: {error}") from None
+    return case
+
+
+def _padding(text: str, kernel: Sequence[int], dilation: int) -> int:
+    if text != "same":
+        return _number(text, "--padding", "same")
+    if kernel[0] != kernel[1] or kernel[0] % 2 == 0:
+        raise UserError(
+            f"--padding same needs a square kernel of odd size, not {kernel[0]}x{kernel[1]}; "
+            "give a number"
+        )
+    return dilation * (kernel[0] - 1) // 2
+
+
+def _number(text: str, option: str, word: str) -> int:
+    if not text.isdecimal() or len(text) > 9:
+        raise UserError(f"{option} takes a number or {word}, not {text!r}")
+    return int(text)
+
+
+def _padded(problems: Sequence[Case], dtypes: str, kind: str) -> list[Group]:
+    """What misaligned widths are to be held against: the same with channels padded, measured."""
+    op = OPS["conv"]
+    planned = {problem.group for problem in problems}
+    found: dict[str, Group] = {}
+    for problem, name in product(problems, parse_precisions(dtypes)):
+        if "cudnn" not in PRECISIONS[name].min_capability:
+            continue
+        case = replace(problem, precision_name=name, backend=op.library_backend(kind))
+        twin = op.aligned(case)
+        if twin.group not in planned and twin.key not in found:
+            found[twin.key] = Group((twin,))
+    return list(found.values())

@@ -1,0 +1,69 @@
+"""The chart of a run as a file, without a browser: the format is what the file's name ends in."""
+
+from __future__ import annotations
+
+import io
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from microbench.errors import UserError
+from microbench.report.drawing_lines import line_chart
+from microbench.report.drawing_map import payoff_map
+from microbench.report.drawing_style import library
+from microbench.results import Run
+from microbench.runfile import check_writable
+
+__all__ = ["SUFFIXES", "check_chart_path", "draw", "line_chart", "payoff_map"]
+
+SUFFIXES = (".png", ".svg", ".html")
+PNG_SCALE = 2  # pixels a unit of length: sharp in a document
+
+
+def check_chart_path(path: Path) -> None:
+    """UserError for an unknown format, no library, no place to write. Found before measuring."""
+    _suffix(path)
+    library()
+    check_writable(path, "--chart")
+
+
+def draw(run: Run, path: Path) -> None:
+    """Write the chart that suits the run: the map for `payoff` of conv, else rate against size.
+
+    Whole or not at all. UserError when there is nothing to draw or nowhere to write.
+    """
+    suffix = _suffix(path)
+    is_map = "payoff" in run.command and any(r.case.op == "conv" and r.speedup for r in run.results)
+    _replace(path, _render(payoff_map(run) if is_map else line_chart(run), suffix))
+
+
+def _suffix(path: Path) -> str:
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
+        raise UserError(f"--chart {path}: name a file that ends in {', '.join(SUFFIXES)}")
+    return suffix
+
+
+def _render(chart: Any, suffix: str) -> bytes:
+    if suffix == ".png":
+        image = io.BytesIO()
+        chart.save(image, format="png", scale_factor=PNG_SCALE)
+        return image.getvalue()
+    text = io.StringIO()
+    if suffix == ".html":  # inline: the scripts too, so that it opens without a network
+        chart.save(text, format="html", inline=True)
+    else:
+        chart.save(text, format="svg")
+    return text.getvalue().encode()
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Put the content in the file's place at once."""
+    try:
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+            whole = Path(folder) / path.name
+            whole.write_bytes(content)
+            os.replace(whole, path)
+    except OSError as error:
+        raise UserError(f"--chart {path}: cannot write there ({error.strerror})") from None

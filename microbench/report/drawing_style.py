@@ -1,0 +1,125 @@
+"""What all drawn charts share: the library, the colours, the heading, the settings that vary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from kernels import OPS
+from kernels.case import Case
+from microbench.errors import UserError
+from microbench.report import words
+from microbench.report.arms import arms_of
+from microbench.results import Result, Run
+
+INK, FAINT, PALE = "#222222", "#6b6b6b", "#f3f3f3"
+# Okabe and Ito's palette (https://jfly.uni-koeln.de/color/), greys for what is compared with: a
+# precision has one colour in every chart.
+COLOURS = {
+    "fp64": "#a8a8a8",
+    "fp32": "#555555",
+    "tf32": "#8a8a8a",
+    "fp16": "#0072b2",
+    "fp16-acc16": "#56b4e9",
+    "bf16": "#d55e00",
+    "fp8-e4m3": "#009e73",
+    "fp8-e4m3-precise": "#cc79a7",
+    "fp8-e5m2": "#e69f00",
+    "int8": "#000000",
+}
+OTHER_COLOUR = "#b8860b"
+SHOWN_BARE = ("pass", "layout")  # settings whose values speak for themselves
+
+
+def library() -> Any:
+    """Altair; UserError when it or the renderer is not installed."""
+    try:
+        import altair
+        import vl_convert  # noqa: F401  # pyright: ignore[reportUnusedImport]
+    except ImportError as error:
+        raise UserError(
+            f"charts need Altair and vl-convert ({error.name} is missing): "
+            "pip install 'halfway[charts]'"
+        ) from None
+    return altair
+
+
+def settings_of(case: Case) -> dict[str, str]:
+    """What a case is beside size, precision and back end, the input data included."""
+    named = {**OPS[case.op].setting(case), "data": case.data}
+    return {words.clean(name): words.clean(value) for name, value in named.items()}
+
+
+def varying(results: Iterable[Result]) -> list[str]:
+    """Names of the settings that differ between the results."""
+    seen: dict[str, set[str]] = {}
+    for result in results:
+        for name, value in settings_of(result.case).items():
+            seen.setdefault(name, set()).add(value)
+    return [name for name, values in seen.items() if len(values) > 1]
+
+
+def in_words(case: Case, names: Sequence[str], bare: Sequence[str] = SHOWN_BARE) -> str:
+    """These settings of a case: "fprop, nhwc, batch 32"; of those in `bare` only the value."""
+    settings = settings_of(case)
+    return ", ".join(
+        settings[name] if name in bare else f"{name} {settings[name]}"
+        for name in names
+        if name in settings
+    )
+
+
+def ordered(values: Iterable[str]) -> list[str]:
+    """The different values: those that end in a number by the number, else as they first came."""
+    found = list(dict.fromkeys(values))
+    numbers = [value.split()[-1] if value else "" for value in found]
+    if all(number.isdecimal() for number in numbers):
+        return [v for _, v in sorted(zip(map(int, numbers), found, strict=True))]
+    return found
+
+
+def panel_title(alt: Any, text: str) -> Any:
+    """The title of one of several panels."""
+    return alt.TitleParams(text, anchor="start", fontSize=14, color=INK, offset=6)
+
+
+def heading(run: Run, results: Sequence[Result], reading: Sequence[str]) -> Any:
+    """The title: what was measured, on what, under which conditions; how to read the chart."""
+    case = results[0].case
+    arms = arms_of(run)
+    asked = [words.clean(p) for p in arms.asked]
+    others = [b for b in arms.baselines if b not in arms.asked]
+    against = f" against {' and '.join(others)}" if others else ""
+    ops = " and ".join(dict.fromkeys(words.clean(r.case.op) for r in results))
+    device = words.clean(run.device.get("name") or "unknown device")
+    fixed = [name for name in settings_of(case) if name not in varying(results)]
+    states = {
+        "timer": {r.measurement.timer for r in results if r.measurement},
+        "L2": {r.measurement.l2 for r in results if r.measurement},
+        "regime": {r.measurement.regime for r in results if r.measurement},
+    }
+    conditions = [
+        f"{name} {words.clean('/'.join(sorted(found)))}" for name, found in states.items()
+    ]
+    return library().TitleParams(
+        f"{ops} on {device}: {words.listed(asked, most=4)}{against}",
+        subtitle=[
+            in_words(case, fixed, bare=()),
+            f"{', '.join(conditions)}; measured {words.clean(run.started_at[:10])}",
+            *reading,
+        ],
+        fontSize=18, subtitleFontSize=12, subtitleColor=FAINT, color=INK,
+        anchor="start", offset=16, subtitlePadding=6,
+    )  # fmt: skip
+
+
+def styled(chart: Any) -> Any:
+    """The chart with the fonts and lines that all have."""
+    return (
+        chart.configure(font="sans-serif", background="white", padding=16)
+        .configure_axis(
+            labelFontSize=12, titleFontSize=13, titleFontWeight="normal", titleColor=INK,
+            labelColor=INK, gridColor="#e4e4e4", domainColor="#888888", tickColor="#888888",
+        )
+        .configure_view(stroke="#cccccc")
+    )  # fmt: skip

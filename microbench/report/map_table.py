@@ -1,0 +1,137 @@
+"""The break-even map as text: channels down, image and batch across."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich.text import Text
+
+from kernels import OPS
+from microbench.payoff import BASELINES, gain, library_or_best
+from microbench.report import words
+from microbench.report.arms import arms_of
+from microbench.report.grid import Column, Grid, Row
+from microbench.results import Result, Run
+from microbench.stats import excludes_one
+
+ACROSS = ("image", "batch")
+# A letter a cause, beside the number.
+CAUSES = {"launch": "l", "memory": "m", "layout": "t", "alignment": "a", "waves": "w",
+          "compute": "c", "power": "p", "mixed": "-", "no hardware": "n"}  # fmt: skip
+
+
+def is_map(run: Run) -> bool:
+    """Whether the run refined a boundary instead of measuring everything."""
+    return "payoff" in run.command
+
+
+def map_tables(run: Run, width: int) -> list[Text]:
+    """A map for each baseline and remaining setting: times faster, and a letter for the cause."""
+    lines: list[Text] = []
+    for name in arms_of(run).asked:
+        results = library_or_best([r for r in run.results if r.case.precision_name == name])
+        for subject, found in _subjects(results, run).items():
+            for baseline in BASELINES:
+                if any(baseline in r.speedup for r in found):
+                    lines += _map(f"{subject} {name} against {baseline}", found, baseline, width)
+    if lines:
+        key = ", ".join(f"{letter} {cause}" for cause, letter in CAUSES.items())
+        lines.append(Text("times faster; = no difference seen; . not measured, on the side of its "
+                          "neighbour", "dim"))  # fmt: skip
+        lines.append(Text("after the slash, what limits it:", "dim"))
+        lines.append(Text(f"  {key}", "dim"))
+    return lines
+
+
+def _subjects(results: Sequence[Result], run: Run) -> dict[str, list[Result]]:
+    names = [name for name in run.varying if name not in ACROSS]
+    found: dict[str, list[Result]] = {}
+    for result in results:
+        setting = OPS[result.case.op].setting(result.case)
+        subject = " ".join(
+            setting[name] if name in ("pass", "layout") else f"{name} {setting[name]}"
+            for name in names
+        )
+        found.setdefault(subject, []).append(result)
+    return found
+
+
+def _map(title: str, results: Sequence[Result], baseline: str, width: int) -> list[Text]:
+    cells: dict[tuple[str, tuple[str, str]], Result] = {}
+    for result in results:
+        setting = OPS[result.case.op].setting(result.case)
+        cells[words.size(result.case), (setting["image"], setting["batch"])] = result
+    columns = sorted({column for _, column in cells}, key=lambda c: tuple(map(_number, c)))
+    widths = sorted({size for size, _ in cells}, key=_number)
+    lines: list[Text] = []
+    for some in _chunks(columns, max(1, (width - 12) // 7)):
+        heads = [Column(f"{image}\n{batch}", right=True) for image, batch in some]
+        grid = Grid([Column("image\nbatch", right=True, bold=True), *heads])
+        grid.rows += [
+            Row([size, *(_cell(cells.get((size, column)), baseline) for column in some)])
+            for size in reversed(widths)
+        ]
+        lines += [Text(words.clean(title), "bold"), *grid.lines(width)[0], Text()]
+    return lines
+
+
+def _number(text: str) -> int:
+    return int(text.split("x")[0])
+
+
+def _chunks(items: Sequence[tuple[str, str]], most: int) -> list[Sequence[tuple[str, str]]]:
+    return [items[i : i + most] for i in range(0, len(items), most)]
+
+
+def _cell(result: Result | None, baseline: str) -> str:
+    ratio = result.speedup.get(baseline) if result else None
+    if result is None or ratio is None:
+        return "."
+    sign = "=" if ratio.ci95 and not excludes_one(ratio.ci95) else ""
+    cause = CAUSES.get(result.bound or "", "")
+    return f"{sign}{ratio.ratio:.2g}{f'/{cause}' * bool(cause)}"
+
+
+def map_verdict(run: Run) -> list[str]:
+    """From which width on the precision pays off, over all images and batches."""
+    lines: list[str] = []
+    for name in arms_of(run).asked:
+        results = library_or_best([r for r in run.results if r.case.precision_name == name])
+        for subject, found in _subjects(results, run).items():
+            for baseline in BASELINES:
+                starts = _starts(found, baseline)
+                if starts:
+                    lines.append(_summary(f"{subject}: ".lstrip(": "), name, baseline, starts))
+    return lines
+
+
+def _starts(results: Sequence[Result], baseline: str) -> Mapping[tuple[str, str], int | None]:
+    """The boundary of every column: the narrowest measured width from which all are faster."""
+    columns: dict[tuple[str, str], list[Result]] = {}
+    for result in results:
+        if baseline in result.speedup:
+            setting = OPS[result.case.op].setting(result.case)
+            columns.setdefault((setting["image"], setting["batch"]), []).append(result)
+    starts: dict[tuple[str, str], int | None] = {}
+    for column, found in columns.items():
+        start: int | None = None
+        for result in sorted(found, key=lambda r: -r.flops):
+            if gain(result.speedup[baseline]) != "faster":
+                break
+            start = _number(words.size(result.case))
+        starts[column] = start
+    return starts
+
+
+def _summary(
+    subject: str, name: str, baseline: str, starts: Mapping[tuple[str, str], int | None]
+) -> str:
+    known = [start for start in starts.values() if start is not None]
+    never = len(starts) - len(known)
+    parts = [
+        f"from {width} channels up at {known.count(width)} of {len(starts)} images and batches"
+        for width in sorted(set(known))
+    ]
+    if never:
+        parts.append(f"nowhere at {never} of {len(starts)} images and batches")
+    return f"{subject}{name} pays off against {baseline} {'; '.join(parts)}."

@@ -1,0 +1,1 @@
+"""The diagnosis against known answers: plant a condition, measure, see whether it is named."""

@@ -1,0 +1,179 @@
+"""Whether the diagnosis names what was planted, and whether it was planted at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from microbench.limits import limits_for
+from microbench.results import Result, Run
+from microbench.selftest.cache import cache_effect
+from microbench.selftest.plant import Plant
+
+RIGHT, WRONG, NOT_APPLICABLE = "right", "wrong", "not applicable"
+TARGET_PCT = 95.0
+TINY_SHARE = 0.05  # of the shortest launch that the work of a launch plant may take
+THIN_SHARE = 0.5  # of the time for its bytes that the arithmetic of a memory plant may take
+LAYOUT_COSTS = 1.1  # times slower than in nhwc: below this, the layout was not what bound it
+ZEROS_GAIN = 1.03  # times faster on zeros: below this, power was not what bound it
+
+
+@dataclass(frozen=True)
+class Runs:
+    """What was measured: with the cache emptied before each launch, and back to back."""
+
+    cold: Run
+    warm: Run | None = None
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A plant, what was named, the reason given, and the verdict."""
+
+    plant: Plant
+    verdict: str
+    named: str | None
+    why: str
+
+    def as_dict(self, runs: Runs) -> dict[str, Any]:
+        """The row of the evidence file, with the numbers behind it."""
+        plant = self.plant
+        return {
+            "name": plant.name,
+            "condition": plant.condition,
+            "control": plant.control,
+            "because": plant.because,
+            "expected": plant.right,
+            "named": self.named,
+            "why": self.why,
+            "verdict": self.verdict,
+            "subject": _numbers(runs.cold, plant.subject.key),
+            "beside": [_numbers(runs.cold, case.key) for case in plant.companions],
+            "warm": [_numbers(runs.warm, case.key) for case in plant.apart],
+        }
+
+
+def judge(plant: Plant, runs: Runs) -> Judged:
+    """The verdict on one plant.
+
+    Not applicable: the device cannot run it, or a check that does not use the diagnosis shows that
+    the condition did not come about. A case that failed is wrong: its bound cannot be named.
+    """
+    result = runs.cold.result(plant.subject.key)
+    if result is None or result.status == "skipped":
+        reason = result.reason if result else "not measured"
+        return Judged(plant, NOT_APPLICABLE, None, reason or "skipped")
+    if result.status != "ok" or result.bound is None:
+        return Judged(plant, WRONG, None, f"no bound to name: {result.reason or 'failed'}")
+    missing = _not_planted(plant, result, runs)
+    if missing:
+        return Judged(plant, NOT_APPLICABLE, None, missing)
+    named, why = result.bound, result.why or ""
+    if plant.condition == "cache":
+        assert runs.warm is not None
+        warm = runs.warm.result(plant.subject.key)
+        assert warm is not None
+        named, why = cache_effect(result, warm, runs.cold, runs.warm)
+    right = named not in plant.never if plant.control else named == plant.condition
+    return Judged(plant, RIGHT if right else WRONG, named, why)
+
+
+def score(judged: Iterable[Judged]) -> tuple[int, int]:
+    """(right, counted): those that are not applicable do not count."""
+    counted = [item for item in judged if item.verdict != NOT_APPLICABLE]
+    return sum(item.verdict == RIGHT for item in counted), len(counted)
+
+
+def passed(judged: Sequence[Judged]) -> bool:
+    """Whether enough was named right; nothing counted is no pass."""
+    right, counted = score(judged)
+    return counted > 0 and 100 * right >= TARGET_PCT * counted
+
+
+# ---------------------------------------------------------------- was it planted?
+
+
+def _not_planted(plant: Plant, result: Result, runs: Runs) -> str | None:
+    """Why the condition did not come about, or None."""
+    if plant.tile and (result.tile is None or tuple(result.tile[:2]) != plant.tile):
+        return f"the kernel took tiles of {result.tile}, not {plant.tile}"
+    if any(not _measured(runs.warm, case.key) for case in plant.apart):
+        return "its twin was not measured with a warm cache"
+    check = None if plant.control else CHECKS.get(plant.condition)
+    return check(plant, result, runs) if check else None
+
+
+def _measured(run: Run | None, key: str) -> Result | None:
+    found = run.result(key) if run else None
+    return found if found and found.measurement else None
+
+
+def _tiny(plant: Plant, result: Result, runs: Runs) -> str | None:
+    limits = limits_for(result, runs.cold)
+    if not limits.compute_s or not limits.memory_s or not limits.floor_s:
+        return "the device's rates and its shortest launch were not measured"
+    share = (limits.compute_s + limits.memory_s) / limits.floor_s
+    return f"its work takes {100 * share:.0f} % of a launch" if share > TINY_SHARE else None
+
+
+def _thin(plant: Plant, result: Result, runs: Runs) -> str | None:
+    limits = limits_for(result, runs.cold)
+    if not limits.compute_s or not limits.memory_s:
+        return "the device's rates were not measured"
+    share = limits.compute_s / limits.memory_s
+    if share <= THIN_SHARE:
+        return None
+    return f"its arithmetic takes {100 * share:.0f} % of the time for its bytes"
+
+
+def _slower_than_twin(plant: Plant, result: Result, runs: Runs) -> str | None:
+    twin = _measured(runs.cold, plant.companions[0].key)
+    if twin is None:
+        return "its twin in nhwc was not measured"
+    gain = (result.median_s or 0.0) / (twin.median_s or 1.0)
+    return f"nhwc is {gain:.2f} times as fast: no cost" if gain < LAYOUT_COSTS else None
+
+
+def _capped(plant: Plant, result: Result, runs: Runs) -> str | None:
+    if result.measurement is None or "power cap" not in result.measurement.throttle:
+        return "the card did not name its power cap while it ran"
+    normal, zeros = (_measured(runs.warm, case.key) for case in plant.apart)
+    assert normal is not None
+    assert zeros is not None
+    gain = (normal.median_s or 0.0) / (zeros.median_s or 1.0)
+    return f"zeros are {gain:.2f} times as fast: no power limit" if gain < ZEROS_GAIN else None
+
+
+Check = Callable[[Plant, Result, Runs], str | None]
+CHECKS: Mapping[str, Check] = {
+    "launch": _tiny,
+    "memory": _thin,
+    "layout": _slower_than_twin,
+    "power": _capped,
+}
+
+
+def _numbers(run: Run | None, key: str) -> dict[str, Any]:
+    """What was seen of a case, without its samples."""
+    result = run.result(key) if run else None
+    if result is None:
+        return {"case": key, "status": "not measured"}
+    seen: dict[str, Any] = {"case": key, "status": result.status}
+    measurement = result.measurement
+    if measurement is None:
+        return seen | {"reason": result.reason}
+    return seen | {
+        "median_s": measurement.median_s,
+        "ci95_s": measurement.ci95_s,
+        "flops": result.flops,
+        "min_bytes": result.min_bytes,
+        "efficiency_pct": dict(result.efficiency_pct),
+        "bound": result.bound,
+        "sm_clock_mhz": measurement.sm_clock_mhz,
+        "power_w": measurement.power_w,
+        "throttle": measurement.throttle,
+        "tile": result.tile,
+        "kernels": result.kernels,
+        "kernels_s": result.kernels_s,
+    }

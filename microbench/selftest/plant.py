@@ -1,0 +1,91 @@
+"""What a plant is: a case, the condition planted in it, and why it is there by construction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from kernels import OPS, size_of
+from kernels.case import Case
+
+CONDITIONS = ("launch", "memory", "alignment", "waves", "layout", "power", "cache")
+Tile = tuple[int, int]
+TileOf = Callable[[Case], Tile | None]  # the tile that a Triton GEMM will use; None: cannot run
+
+
+@dataclass(frozen=True)
+class Plant:
+    """A case and the condition planted in it, or kept out of it when `control` is set.
+
+    `companions` are measured beside it (`apart`: in the session with a warm cache). A plant counts
+    as right when `condition` is named; a control when none of `never` is.
+    """
+
+    name: str
+    condition: str
+    because: str
+    subject: Case
+    companions: tuple[Case, ...] = ()
+    apart: tuple[Case, ...] = ()
+    tile: Tile | None = None
+    never: frozenset[str] = field(default_factory=frozenset[str])
+
+    @property
+    def control(self) -> bool:
+        """Whether the condition was kept out."""
+        return bool(self.never)
+
+    @property
+    def right(self) -> str:
+        """What counts as right, in words."""
+        return "not " + " or ".join(sorted(self.never)) if self.control else self.condition
+
+
+@dataclass(frozen=True)
+class Absent:
+    """A condition that this device cannot be given, and why."""
+
+    condition: str
+    reason: str
+
+
+def gemm(m: int, n: int, k: int, precision: str, backend: str = "cublas") -> Case:
+    """A GEMM in the default layout."""
+    return Case("gemm", {"m": m, "n": n, "k": k}, precision, backend)
+
+
+def conv(
+    channels: tuple[int, int], which: str, precision: str, layout: str = "nhwc", *,
+    batch: int = 32, image: int = 28, taps: int = 3,
+) -> Case:  # fmt: skip
+    """A convolution of stride 1 that keeps the image's size, by cuDNN."""
+    c, k = channels
+    dims: dict[str, int | str] = {
+        "n": batch, "c": c, "h": image, "w": image, "k": k, "r": taps, "s": taps, "stride": 1,
+        "padding": taps // 2, "dilation": 1, "groups": 1, "pass": which,
+    }  # fmt: skip
+    return Case("conv", dims, precision, "cudnn", layout)
+
+
+def label(case: Case) -> str:
+    """ "fp16 gemm 4096 cublas", "tf32 conv dgrad nhwc 64"."""
+    more = f" {case.dims['pass']} {case.layout}" if case.op == "conv" else ""
+    by = "" if case.op == "conv" else f" {case.backend}"
+    return f"{case.precision_name} {case.op}{more} {size_of(case)}{by}"
+
+
+def min_bytes(case: Case) -> int:
+    """Fewest bytes that a launch moves."""
+    return OPS[case.op].min_bytes(case)
+
+
+def planted(condition: str, because: str, subject: Case, **more: Any) -> Plant:
+    """A plant, named after its condition and case."""
+    return Plant(f"{condition}: {label(subject)}", condition, because, subject, **more)
+
+
+def control(condition: str, because: str, subject: Case, *never: str, **more: Any) -> Plant:
+    """A case free of a condition (or of all in `never`)."""
+    name = f"not {condition}: {label(subject)}"
+    return Plant(name, condition, because, subject, never=frozenset(never or (condition,)), **more)

@@ -1,0 +1,246 @@
+"""The planted conditions: cases that are bound by what they are bound by by construction.
+
+Each says why in words that do not lean on the diagnosis: sizes, strides, tiles, bytes. Controls are
+cases that are free of a condition by construction; naming it there is wrong.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from kernels import OPS, size_of
+from kernels.case import Case
+from kernels.gemm import ALIGNMENT_BYTES
+from microbench.selftest.plant import (
+    Absent,
+    Plant,
+    TileOf,
+    control,
+    conv,
+    gemm,
+    min_bytes,
+    planted,
+)
+from microbench.selftest.waves import wave_plants
+
+L2_SHARE = 3.5  # a cache plant's tensors fit the L2 this many times: its halves may hold copies
+MEMORY_SHARE = 0.25  # of the device's memory that the tensors of a plant may take
+
+
+def plan(device: dict[str, Any], tile_of: TileOf) -> tuple[list[Plant], list[Absent]]:
+    """The plants for a device, and the conditions that it lacks."""
+    if device["kind"] == "cpu":
+        plants = [_large_cpu(), *_launch_cpu(), *_memory_cpu()]
+        return plants, [Absent(c, why) for c, why in NOT_ON_A_CPU]
+    waves = wave_plants(int(device["sm_count"]), tile_of)
+    plants = [*_launch(), *_memory(), *_alignment(), *waves, *_layout(), *_power(),
+              *_cache(int(device["l2_bytes"]))]  # fmt: skip
+    absent: list[Absent] = []
+    if not waves:
+        absent.append(Absent("waves", "no Triton GEMM takes a tile that leaves SMs idle here"))
+    if device.get("power_limit_w") is None:
+        plants = [plant for plant in plants if plant.condition != "power"]
+        absent.append(Absent("power", "the card reports no power limit"))
+    room = MEMORY_SHARE * float(device["memory_bytes"])
+    large = [plant for plant in plants if min_bytes(plant.subject) > room]
+    absent += [Absent(p.condition, f"{p.name}: too large for this device") for p in large]
+    return [plant for plant in plants if plant not in large], absent
+
+
+NOT_ON_A_CPU = (
+    ("alignment", "a CPU loads words off 16 bytes as fast as others"),
+    ("waves", "a CPU has no SMs"),
+    ("layout", "no kernel names to tell what a CPU library transposes"),
+    ("power", "no power sensor that this program reads"),
+    ("cache", "other processes share a CPU's last-level cache"),
+)
+
+
+# ---------------------------------------------------------------- on a CPU
+
+
+def _large_cpu() -> Plant:
+    large = gemm(1024, 1024, 1024, "fp32", "cpu")
+    return control(
+        "launch",
+        "a billion products: thousands of times what a 64x64x64 product is",
+        large,
+        "launch",
+        "memory",
+        companions=tuple(gemm(n, n, n, "fp32", "cpu") for n in (128, 256, 512)),
+    )
+
+
+def _launch_cpu() -> list[Plant]:
+    return [_tiny(gemm(n, n, n, "fp32", "cpu")) for n in (4, 8, 16, 24)]
+
+
+def _memory_cpu() -> list[Plant]:
+    return [_thin(gemm(1, n, 4096, "fp32", "cpu")) for n in (4096, 8192)]
+
+
+# ---------------------------------------------------------------- launch
+
+
+def _launch() -> list[Plant]:
+    tiny = [
+        gemm(16, 16, 16, "fp16"), gemm(64, 64, 64, "bf16"), gemm(128, 128, 128, "fp16"),
+        gemm(64, 64, 64, "tf32"), gemm(128, 128, 128, "tf32"),
+        gemm(128, 128, 128, "fp16", "triton"), gemm(64, 64, 64, "tf32", "triton"),
+        conv((16, 16), "fprop", "fp16", batch=1, image=8),
+        conv((16, 16), "fprop", "bf16", batch=1, image=8),
+    ]  # fmt: skip
+    return [_tiny(case) for case in tiny]
+
+
+def _tiny(case: Case) -> Plant:
+    return planted(
+        "launch",
+        f"{OPS[case.op].flops(case):,} operations and {min_bytes(case):,} bytes: at this device's "
+        "measured rates they take under a twentieth of its shortest launch",
+        case,
+    )
+
+
+# ---------------------------------------------------------------- memory
+
+
+def _memory() -> list[Plant]:
+    thin = [
+        gemm(16, 16384, 8192, "fp16"), gemm(32, 16384, 8192, "bf16"), gemm(16, 16384, 8192, "tf32"),
+        conv((64, 256), "fprop", "fp16", batch=256, taps=1),
+        conv((256, 64), "fprop", "bf16", batch=256, taps=1),
+        conv((64, 64), "fprop", "fp16", batch=256, taps=1),
+        conv((64, 64), "fprop", "tf32", batch=256, taps=1),
+    ]  # fmt: skip
+    return [_thin(case) for case in thin]
+
+
+def _thin(case: Case) -> Plant:
+    intensity = OPS[case.op].flops(case) / min_bytes(case)
+    return planted(
+        "memory",
+        f"{intensity:.1f} FLOP a byte: at this device's measured rates its arithmetic takes under "
+        f"half of what moving its {min_bytes(case) / 1e6:.0f} MB takes",
+        case,
+    )
+
+
+# ---------------------------------------------------------------- alignment
+
+
+def _alignment() -> list[Plant]:
+    off = [
+        *(gemm(4096, 4096, 4095, p) for p in ("fp16", "bf16", "tf32")),
+        gemm(1024, 1024, 1025, "fp16"), gemm(2049, 2049, 2049, "bf16"),
+        gemm(4095, 4095, 4095, "fp16", "triton"),
+        conv((60, 60), "fprop", "fp16", batch=64), conv((60, 60), "dgrad", "fp16", batch=64),
+        conv((61, 61), "fprop", "tf32", batch=64),
+    ]  # fmt: skip
+    never = ("alignment", "launch", "memory", "waves", "layout")
+    whole = "every row is whole 16-byte words, its tiles fill the SMs many times, its arithmetic "
+    return [
+        *(_misaligned(case) for case in off),
+        *(
+            control("alignment", f"{whole}takes tens of times as long as its bytes", case, *never)
+            for case in (gemm(4096, 4096, 4096, p) for p in ("fp16", "bf16", "tf32"))
+        ),
+    ]
+
+
+def _misaligned(case: Case) -> Plant:
+    what, stride = OPS[case.op].misaligned(case) or ("", 0)
+    twin = OPS[case.op].aligned(case)
+    short = -stride % ALIGNMENT_BYTES
+    return planted(
+        "alignment",
+        f"{what} makes rows of {stride} bytes, {short} short of whole {ALIGNMENT_BYTES}-byte "
+        f"words; the same padded to {size_of(twin)} is measured beside it",
+        case,
+        companions=(twin,),
+    )
+
+
+# ---------------------------------------------------------------- layout
+
+
+def _layout() -> list[Plant]:
+    plain = [
+        conv((64, 64), "fprop", "fp16", "nchw"), conv((128, 128), "fprop", "fp16", "nchw"),
+        conv((128, 128), "fprop", "bf16", "nchw"), conv((64, 64), "fprop", "tf32", "nchw"),
+        conv((64, 64), "dgrad", "fp16", "nchw"), conv((128, 128), "dgrad", "bf16", "nchw"),
+    ]  # fmt: skip
+    twins = {case.key: replace(case, layout="nhwc") for case in plain}
+    return [
+        *(
+            planted(
+                "layout",
+                "the same convolution in nhwc, measured beside it, is faster: the tensors and the "
+                "arithmetic are the same, only their layout differs",
+                case,
+                companions=(twins[case.key],),
+            )
+            for case in plain
+        ),
+        *(
+            control("layout", "nhwc is what the Tensor Core kernels take as it is", case)
+            for case in twins.values()
+        ),
+    ]
+
+
+# ---------------------------------------------------------------- power
+
+
+def _power() -> list[Plant]:
+    hot = [
+        gemm(8192, 8192, 8192, "fp16"), gemm(8192, 8192, 8192, "bf16"),
+        gemm(4096, 4096, 4096, "fp16"), gemm(4096, 4096, 4096, "tf32"),
+        conv((512, 512), "fprop", "fp16"),
+    ]  # fmt: skip
+    return [
+        planted(
+            "power",
+            "the card names its power cap while it runs, and the same kernel on zeros, which "
+            "switches fewer transistors for the same instructions and bytes, is faster",
+            case,
+            apart=(case, replace(case, data="zeros")),
+        )
+        for case in hot
+    ]
+
+
+# ---------------------------------------------------------------- cache
+
+
+def _cache(l2_bytes: int) -> list[Plant]:
+    """Thin products, all weights: what they read is in the L2 from the last launch, or is not."""
+    fits = [
+        _weights(l2_bytes / L2_SHARE, 16, 8192, "fp16"),
+        _weights(l2_bytes / L2_SHARE, 16, 16384, "bf16"),
+        _weights(l2_bytes / L2_SHARE, 16, 8192, "tf32"),
+        _weights(l2_bytes / L2_SHARE, 64, 8192, "fp16"),
+    ]
+    streams = _weights(4 * l2_bytes, 16, 16384, "fp16")
+    heavy = gemm(2048, 2048, 2048, "bf16")
+    held = f"the L2 holds {l2_bytes / 1e6:.0f} MB"
+    emptied = "the cold timing empties it before each launch"
+    streamed = "what a launch leaves is overwritten before it is read again"
+    intensity = OPS["gemm"].flops(heavy) / min_bytes(heavy)
+    busy = f"{intensity:.0f} FLOP a byte: its bytes arrive long before they are multiplied"
+    return [
+        *(planted("cache", f"{_size(c)}, {held}, {emptied}", c, apart=(c,)) for c in fits),
+        control("cache", f"{_size(streams)}, {held}: {streamed}", streams, apart=(streams,)),
+        control("cache", busy, heavy, apart=(heavy,)),
+    ]
+
+
+def _size(case: Case) -> str:
+    return f"its tensors are {min_bytes(case) / 1e6:.0f} MB"
+
+
+def _weights(size_bytes: float, m: int, n: int, precision: str) -> Case:
+    """A product by weights of n columns and about this many bytes, aligned."""
+    row = n * gemm(m, n, 64, precision).precision.bytes_per_element
+    return gemm(m, n, max(64, int(size_bytes / row) // 64 * 64), precision)

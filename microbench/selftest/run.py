@@ -1,0 +1,185 @@
+"""The selftest from end to end: plan for the device, measure, judge, write, report."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from kernels.case import Case
+from microbench.errors import UserError
+from microbench.results import Run
+from microbench.runfile import check_writable, write_text
+from microbench.runner import InOrder, Runner, Session, group_weight
+from microbench.selftest.judge import Judged, Runs, judge, passed, score
+from microbench.selftest.plant import Absent, Plant
+from microbench.selftest.planted import plan
+from microbench.selftest.waves import target_of, triton_tile
+from microbench.sweep import Group
+from microbench.worker import Greeting, Settings, Worker, WorkerDied
+
+# A bound needs no narrow interval: a fifth of the sampling that a result to quote gets on a GPU. A
+# CPU has few plants, and other processes that disturb them.
+BUDGET_SHARE = {"cuda": 0.2, "cpu": 8.0}
+MAX_SEED = 2**31
+
+
+def run_selftest(*, json_path: Path | None, device: str, budget: float | None, quiet: bool) -> int:
+    """Plant, measure, report; the exit code: 0 when enough was named right, else 1."""
+    from microbench.report.screen import make_console
+    from microbench.report.selftest import print_selftest
+
+    if budget is not None and not 0 < budget < float("inf"):
+        raise UserError(f"--budget takes seconds above 0, not {budget:g}")
+    if json_path:
+        check_writable(json_path, "--json")
+    console = make_console(quiet=quiet)
+    seed = secrets.randbelow(MAX_SEED)
+    cold = Workers(Settings(device, "auto", "cold", "sustained", seed))
+    try:
+        greeting = cold.greet()
+        plants, absent = planted_for(greeting)
+        runs = measure(plants, cold, greeting, budget, console)
+    finally:
+        cold.close()
+    judged = [judge(plant, runs) for plant in plants]
+    if json_path:
+        document = evidence(judged, absent, runs)
+        write_text(json.dumps(document, separators=(",", ":"), allow_nan=False), json_path)
+    print_selftest(judged, absent, console)
+    if json_path:
+        console.print(f"Written: {json_path}")
+    return 0 if passed(judged) else 1
+
+
+def planted_for(greeting: Greeting) -> tuple[list[Plant], list[Absent]]:
+    """The plants for the device that greeted."""
+    device = greeting.device
+    cuda = device["kind"] == "cuda"
+    return plan(device, triton_tile(target_of(device)) if cuda else lambda _: None)
+
+
+class Workers:
+    """Measuring processes of one setting: the one that greeted first, new ones after it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._first: Worker | None = None
+
+    def greet(self) -> Greeting:
+        """Start the first and hear what it says of the device. UserError when it cannot be had."""
+        self._first = Worker(self.settings)
+        try:
+            return self._first.greet()
+        except WorkerDied as death:
+            raise UserError(f"the device cannot be used: {death.reason}") from None
+
+    def next(self) -> Worker:
+        """A worker that is ready to measure."""
+        if self._first is None:
+            self.greet()
+        worker, self._first = self._first, None
+        assert worker is not None
+        return worker
+
+    def close(self) -> None:
+        """End the first if nobody took it."""
+        if self._first:
+            self._first.close()
+
+
+def measure(
+    plants: Sequence[Plant],
+    cold: Workers,
+    greeting: Greeting,
+    budget: float | None,
+    console: Console,
+) -> Runs:
+    """Every case of the plants, cold; those that are compared apart, warm too."""
+    beside = groups_of(case for plant in plants for case in (*plant.companions, plant.subject))
+    apart = groups_of(case for plant in plants for case in plant.apart)
+    weights = [sum(group_weight(group) for group in groups) for groups in (beside, apart)]
+    whole_s = budget or BUDGET_SHARE[greeting.target.kind] * sum(weights)
+    share_s = [whole_s * weight / sum(weights) for weight in weights]
+    found = take(beside, share_s[0], cold.next, blank(greeting, cold.settings), console)
+    if not apart:
+        return Runs(found)
+    warm = Workers(replace(cold.settings, l2="warm"))
+    return Runs(found, take(apart, share_s[1], warm.next, blank(greeting, warm.settings), console))
+
+
+def take(
+    groups: Sequence[Group],
+    budget_s: float,
+    start_session: Callable[[], Session],
+    run: Run,
+    console: Console,
+) -> Run:
+    """The run with a result for every case, explained."""
+    from microbench.report.live import LiveProgress
+
+    kind = str(run.device["kind"])
+    with LiveProgress(console, groups) as progress:
+        runner = Runner(run, kind, None, start_session, progress)
+        try:
+            return runner.measure(InOrder(groups, budget_s))
+        except WorkerDied as death:
+            raise UserError(f"the device cannot be used: {death.reason}") from None
+
+
+def groups_of(cases: Iterable[Case]) -> list[Group]:
+    """The cases, each once, with those of one problem together."""
+    found: dict[str, dict[str, Case]] = {}
+    for case in cases:
+        found.setdefault(case.group, {})[case.key] = case
+    return [Group(tuple(arms.values())) for arms in found.values()]
+
+
+def blank(greeting: Greeting, settings: Settings) -> Run:
+    """A run with nothing measured."""
+    return Run(
+        command=("python", "-m", "microbench", "selftest"),
+        started_at=_now(),
+        device=greeting.device,
+        software=greeting.software,
+        settings={
+            "timer": settings.timer,
+            "l2": settings.l2,
+            "regime": settings.regime,
+            "seed": settings.seed,
+        },
+    )
+
+
+def evidence(judged: Sequence[Judged], absent: Sequence[Absent], runs: Runs) -> dict[str, Any]:
+    """What goes into the file: every plant, what was expected and named, the numbers behind it."""
+    right, counted = score(judged)
+    return {
+        "check": "selftest",
+        "command": list(runs.cold.command),
+        "started_at": runs.cold.started_at,
+        "finished_at": _now(),
+        "device": runs.cold.device,
+        "software": runs.cold.software,
+        "settings": runs.cold.settings,
+        "ceilings": [
+            {"l2": run.settings["l2"], "name": c.name, "source": c.source, "precision": c.precision,
+             "flop_per_s": c.flop_per_s, "byte_per_s": c.byte_per_s, "seconds": c.seconds}
+            for run in (runs.cold, runs.warm) if run for c in run.ceilings
+        ],
+        "right": right,
+        "counted": counted,
+        "passed": passed(judged),
+        "absent": [{"condition": a.condition, "reason": a.reason} for a in absent],
+        "rows": [item.as_dict(runs) for item in judged],
+    }  # fmt: skip
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

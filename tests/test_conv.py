@@ -1,0 +1,230 @@
+"""Op conv: geometry, work, and a check that sees what is wrong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernels import OPS
+from kernels.case import Candidate, Case, Target
+from kernels.conv.check import reference, relative_error
+from kernels.conv.operands import INPUTS, OUTPUT, OperandPool
+from kernels.conv.shape import PASSES, ConvShape
+
+CPU = Target("cpu", "a CPU")
+SHAPES = {
+    "3x3": {},
+    "1x1": {"r": 1, "s": 1, "padding": 0},
+    "stride 2": {"stride": 2},
+    "1x1 stride 2": {"r": 1, "s": 1, "padding": 0, "stride": 2},
+    "7x7 stride 2": {"r": 7, "s": 7, "padding": 3, "stride": 2, "h": 15, "w": 13, "c": 3},
+    "dilated": {"dilation": 2, "padding": 2},
+    "odd, unpadded, unequal": {"h": 7, "w": 10, "c": 5, "k": 7, "padding": 0},
+    "flat kernel": {"r": 1, "s": 5, "padding": 2},
+    "two groups": {"groups": 2},
+    "depthwise": {"c": 8, "k": 16, "groups": 8},
+}
+
+
+def conv(which: str = "fprop", layout: str = "nchw", precision: str = "fp32", **dims: int) -> Case:
+    plain = {"n": 2, "c": 8, "h": 9, "w": 9, "k": 12, "r": 3, "s": 3,
+             "stride": 1, "padding": 1, "dilation": 1, "groups": 1}  # fmt: skip
+    return Case("conv", {**plain, **dims, "pass": which}, precision, "cpu", layout)
+
+
+def torch_reference(which: str, x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, s: ConvShape):
+    arguments = (s.stride, s.padding, s.dilation, s.groups)
+    if which == "fprop":
+        return torch.nn.functional.conv2d(x, w, None, *arguments)
+    if which == "dgrad":
+        return torch.nn.grad.conv2d_input(x.shape, w, y, *arguments)
+    return torch.nn.grad.conv2d_weight(x, w.shape, y, *arguments)
+
+
+@pytest.mark.parametrize("dims", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize("which", PASSES)
+def test_the_back_end_is_right_and_so_is_the_reference(which, layout, dims) -> None:
+    case = conv(which, layout, **dims)
+    session = OPS["conv"].session(CPU, seed=1)
+    prepared = session.prepare(case)
+    error = prepared.rel_error(prepared.candidates[0])
+    assert 0 <= error < case.precision.rel_tolerance
+    assert prepared.total_error() < case.precision.rel_tolerance
+    operands = session.pool.get(case)
+    shape = operands.shape
+    x, w, y = (getattr(operands, name).double() for name in "xwy")
+    inputs = {"x": x, "w": w, "y": y}
+    del inputs[OUTPUT[which]]
+    ours = reference(which, inputs, shape)
+    zero = {"x": torch.zeros_like(x), "w": torch.zeros_like(w), "y": torch.zeros_like(y)}
+    theirs = torch_reference(which, **{**zero, **inputs}, s=shape)
+    torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("precision", ["fp64", "fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("which", PASSES)
+def test_every_precision_keeps_its_tolerance(which: str, precision: str) -> None:
+    case = conv(which, "nhwc", precision)
+    prepared = OPS["conv"].session(CPU, seed=2).prepare(case)
+    stored = prepared.rel_error(prepared.candidates[0])
+    assert stored <= case.precision.rel_tolerance
+    if precision in ("fp16", "bf16"):
+        assert prepared.total_error() > stored  # rounding of the inputs comes on top
+
+
+@pytest.mark.parametrize("which", PASSES)
+@pytest.mark.parametrize(
+    "dims",
+    [{}, {"n": 9}, {"c": 40, "k": 48}, {"c": 16, "k": 16, "groups": 16}],
+    ids=["whole", "images sampled", "channels sampled", "depthwise"],
+)
+def test_a_single_wrong_element_anywhere_is_seen(which: str, dims: dict[str, int]) -> None:
+    case = conv(which, **dims)
+    session = OPS["conv"].session(CPU, seed=3)
+    prepared = session.prepare(case)
+    right = prepared.candidates[0].call
+    for place in (0, -1, 1234567):
+
+        def wrong(place: int = place) -> torch.Tensor:
+            out = right().clone()
+            flat = out.view(-1)
+            flat[place % flat.numel() if place > 0 else place] += 20 * out.std()
+            return out
+
+        assert prepared.rel_error(Candidate("wrong", wrong)) > 100 * case.precision.rel_tolerance
+
+
+@pytest.mark.parametrize("which", PASSES)
+def test_an_unwritten_element_is_infinitely_wrong(which: str) -> None:
+    session = OPS["conv"].session(CPU, seed=4)
+    prepared = session.prepare(conv(which))
+    right = prepared.candidates[0].call
+
+    def hole() -> torch.Tensor:
+        out = right().clone()
+        out.view(-1)[5] = float("nan")
+        return out
+
+    assert prepared.rel_error(Candidate("hole", hole)) == float("inf")
+    assert prepared.rel_error(Candidate("nothing", lambda: None)) == float("inf")
+
+
+def test_arms_that_store_alike_share_memory_and_precisions_share_values() -> None:
+    pool = OperandPool(CPU, 5)
+    first, again, half = (pool.get(conv(precision=p)) for p in ("fp32", "fp32", "fp16"))
+    assert first.x.data_ptr() == again.x.data_ptr()
+    torch.testing.assert_close(first.x.half(), half.x)
+    other = pool.get(conv(n=3))
+    assert not torch.equal(other.x[0], first.x[0])
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_the_layout_is_how_tensors_lie_in_memory(layout: str) -> None:
+    operands = OperandPool(CPU, 6).get(conv(layout=layout))
+    assert operands.layout == layout
+    last = {"nchw": 3, "nhwc": 1}[layout]
+    for tensor in (operands.x, operands.w, operands.y):
+        assert tensor.stride(last) == 1
+    assert relative_error(replace(operands, y=torch.full_like(operands.y, float("nan")))) > 1e300
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 3), st.integers(1, 4), st.integers(1, 12), st.integers(1, 12),
+    st.integers(1, 4), st.integers(1, 4), st.integers(1, 3), st.integers(0, 3), st.integers(1, 2),
+    st.integers(1, 3),
+)  # fmt: skip
+def test_geometry_is_torchs(n, c, h, w, r, s, stride, padding, dilation, groups) -> None:
+    dims = dict(n=n, c=c * groups, h=h, w=w, k=2 * groups, r=r, s=s, stride=stride,
+                padding=padding, dilation=dilation, groups=groups)  # fmt: skip
+    fits = all(dilation * (a - 1) + 1 <= b + 2 * padding for a, b in ((r, h), (s, w)))
+    if not fits:
+        with pytest.raises(ValueError, match="does not fit"):
+            ConvShape(**dims)
+        return
+    shape = ConvShape(**dims)
+    x = torch.zeros(n, c * groups, h, w)
+    y = torch.nn.functional.conv2d(
+        x, torch.zeros(2 * groups, c, r, s), None, stride, padding, dilation, groups
+    )
+    assert tuple(y.shape) == (n, shape.k, shape.p, shape.q)
+    m, columns, depth = shape.gemm("fprop")
+    assert shape.flops == 2 * m * columns * depth * groups
+    m, columns, depth = shape.gemm("wgrad")
+    assert shape.flops == 2 * m * columns * depth * groups
+
+
+def test_bytes_of_what_a_pass_must_touch() -> None:
+    op = OPS["conv"]
+    plain = conv("fprop", precision="fp16", padding=1)
+    x, w, y = 2 * 8 * 81, 12 * 8 * 9, 2 * 12 * 81
+    assert op.min_bytes(plain) == 2 * (x + w + y)
+    strided = conv("fprop", precision="fp16", r=1, s=1, padding=0, stride=2)
+    assert op.min_bytes(strided) == 2 * (2 * 8 * 25 + 12 * 8 + 2 * 12 * 25)
+    # dgrad writes all of dx, zeros too
+    dgrad = conv("dgrad", precision="fp16", r=1, s=1, padding=0, stride=2)
+    assert op.min_bytes(dgrad) == 2 * (x + 12 * 8 + 2 * 12 * 25)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"groups": 5}, "does not divide"),
+        ({"r": 12}, "does not fit"),
+        ({"stride": 0}, "stride must be at least 1"),
+        ({"padding": -1}, "padding must be at least 0"),
+    ],
+)
+def test_what_is_no_convolution_says_why(change: dict[str, int], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        OPS["conv"].validate(conv(**change))
+
+
+def test_alignment_goes_by_the_channels_of_a_pixel() -> None:
+    op = OPS["conv"]
+    off = conv(precision="fp16", c=60, k=60)
+    assert op.misaligned(off) == ("C=60", 120)
+    padded = op.aligned(off)
+    assert (padded.dim("c"), padded.dim("k")) == (64, 64)
+    assert op.misaligned(padded) is None
+    assert op.misaligned(conv(precision="fp32", c=60, k=60)) is None
+
+
+def test_the_inputs_of_a_pass_are_all_but_its_output() -> None:
+    for which in PASSES:
+        assert {*INPUTS[which], OUTPUT[which]} == {"x", "w", "y"}
+
+
+@pytest.mark.parametrize("padding", [0, 1, 3, 10**8])
+@pytest.mark.parametrize(("stride", "kernel", "dilation"), [(1, 3, 1), (2, 1, 1), (3, 2, 2)])
+def test_touched_pixels_are_counted_at_once_however_wide_the_padding(
+    padding: int, stride: int, kernel: int, dilation: int
+) -> None:
+    shape = ConvShape(1, 1, 9, 9, 1, kernel, kernel, stride, padding, dilation)
+    if padding <= 3:
+        touched = {
+            row
+            for output in range(shape.p)
+            for tap in range(kernel)
+            if 0 <= (row := output * stride - padding + tap * dilation) < 9
+        }
+        assert shape.elements("x") == len(touched) ** 2
+    else:
+        assert 0 < shape.elements("x") <= 81
+
+
+def test_tolerances_tell_float32_from_tf32_and_missing_filters_from_rounding() -> None:
+    op = OPS["conv"]
+    stem = dict(n=256, c=3, h=224, w=224, k=64, r=7, s=7, padding=3, stride=2)
+    tf32_errs = 3e-4
+    assert op.tolerance(conv("wgrad", precision="fp32", **stem)) < tf32_errs / 2
+    assert (
+        op.tolerance(conv("wgrad", precision="bf16", **stem))
+        == conv(precision="bf16").precision.rel_tolerance
+    )
+    assert 1.4e-3 < op.tolerance(conv("wgrad", precision="fp16", **stem)) <= 2e-3
