@@ -250,5 +250,5 @@ def test_nowhere_to_write(tmp_path: Path) -> None:
 def test_missing_library(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, name, None)
     for action in (check_chart_path, lambda path: draw(h200_run(), path)):
-        with pytest.raises(UserError, match=r"pip install 'halfway\[charts\]'"):
+        with pytest.raises(UserError, match=r"pip install -e '\.\[charts\]'"):
             action(tmp_path / "chart.png")

@@ -39,7 +39,7 @@ def library() -> Any:
     except ImportError as error:
         raise UserError(
             f"charts need Altair and vl-convert ({error.name} is missing): "
-            "pip install 'halfway[charts]'"
+            "pip install -e '.[charts]'"
         ) from None
     return altair
 
