@@ -6,7 +6,7 @@ import importlib
 from dataclasses import dataclass
 from typing import Any
 
-from kernels.case import Case, Target
+from kernels.case import Candidate, Case, Target
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,15 @@ class BackendEntry:
     def load(self) -> Any:
         """The module."""
         return importlib.import_module(self.module)
+
+    def candidates(
+        self, case: Case, operands: Any, target: Target, *, tune: bool
+    ) -> tuple[Candidate, ...]:
+        """The ways to run the case; with `tune`, all that a search tries, where there is one."""
+        module = self.load()
+        searches = tune and hasattr(module, "tuning_candidates")
+        find = module.tuning_candidates if searches else module.candidates
+        return tuple(find(case, operands, target))
 
     def cannot_run(self, case: Case, target: Target) -> str | None:
         """Why the case cannot run on the target: device, capability, or the module's reason."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +52,25 @@ def conditions(backends: str) -> Callable[..., Any]:
         click.option("--quiet", is_flag=True, help="Print nothing but errors"),
     )
 
-    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        for add in reversed(options):
-            command = add(command)
-        return command
+    return lambda command: _with(options, command)
 
-    return decorate
+
+def geometry(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that every command on convolutions has."""
+    options = (
+        option("--layout", "nhwc,nchw", "nhwc (torch: channels_last), nchw (torch's default)"),
+        option("--stride", "1", "Along both axes", type=int),
+        option("--padding", "same", "Along both axes: a number, or same"),
+        option("--dilation", "1", "Along both axes", type=int),
+        option("--groups", "1", "A number, or depthwise"),
+    )
+    return _with(options, command)
+
+
+def _with(options: Sequence[Callable[..., Any]], command: Callable[..., Any]) -> Callable[..., Any]:
+    for add in reversed(options):
+        command = add(command)
+    return command
 
 
 @app.command()
@@ -79,14 +92,10 @@ def gemm(**options: Any) -> None:
     "8..2048 doubles, 1..72:+1 steps, 64x256 is C to K; mix. Brings padded twins",
 )
 @option("--pass", "fprop", "fprop,dgrad,wgrad: forward, gradients by x and w", into="passes")
-@option("--layout", "nhwc,nchw", "nhwc (torch: channels_last), nchw (torch's default)")
 @option("--image", "28", "Height and width of the input: 28, 7..56, 28x56")
 @option("--batch", "16", "Images: 16, 8..256")
 @option("--kernel", "3", "Height and width of the filters: 3 or 1,3; 1x7 needs --padding")
-@option("--stride", "1", "Along both axes", type=int)
-@option("--padding", "same", "Along both axes: a number, or same")
-@option("--dilation", "1", "Along both axes", type=int)
-@option("--groups", "1", "A number, or depthwise")
+@geometry
 @conditions("cudnn,triton,cpu  [default: cudnn; on CPU cpu]")
 def conv(**options: Any) -> None:
     """Measure convolution by channel width, pass and layout, and say from where FP16 pays off."""
@@ -100,14 +109,10 @@ def conv(**options: Any) -> None:
 @click.option("--op", type=click.Choice(["conv"]), default="conv", show_default=True)
 @option("--channels", "8..512", "Widths that may be measured: 8..512 doubles")
 @option("--pass", "fprop", "fprop,dgrad,wgrad", into="passes")
-@option("--layout", "nhwc,nchw", "nhwc (torch: channels_last), nchw (torch's default)")
 @option("--image", "7..56", "Height and width of the input: 7..56 doubles")
 @option("--batch", "8..256", "Images: 8..256 doubles")
 @option("--kernel", "3", "Height and width of the filters")
-@option("--stride", "1", "Along both axes", type=int)
-@option("--padding", "same", "Along both axes: a number, or same")
-@option("--dilation", "1", "Along both axes", type=int)
-@option("--groups", "1", "A number, or depthwise")
+@geometry
 @conditions("cudnn,triton,cpu  [default: cudnn; on CPU cpu]")
 def payoff(op: str, **options: Any) -> None:
     """The break-even map of FP16 over channels, image and batch, measured around the boundary."""

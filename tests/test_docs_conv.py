@@ -207,6 +207,11 @@ def test_a_published_convolution_is_right_and_physical(name: str) -> None:
     assert found.finished_at
     for result in found.results:
         assert result.status == "ok"
+        op = OPS[result.case.op]
+        assert (result.flops, result.min_bytes) == (
+            op.flops(result.case),
+            op.min_bytes(result.case),
+        )
         assert result.rel_error is not None
         assert 0 < result.rel_error <= OPS[result.case.op].tolerance(result.case)
         assert result.byte_per_s is not None

@@ -11,11 +11,11 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from interpreting import errors_of
 
 from kernels.conv import triton_data_configs as cfg
 from kernels.conv.shape import ConvShape
@@ -140,12 +140,7 @@ def make_operands(shape: ConvShape, which: str, kind: Precision):
 def errors() -> dict[str, list[float]]:
     pytest.importorskip("torch")
     pytest.importorskip("triton")
-    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
-    run = subprocess.run(
-        [sys.executable, __file__], env=environment, capture_output=True, text=True, timeout=280
-    )
-    assert run.returncode == 0, run.stderr[-2000:]
-    return json.loads(run.stdout.splitlines()[-1])
+    return errors_of(__file__)
 
 
 @pytest.mark.parametrize("name", list(interpreted()))

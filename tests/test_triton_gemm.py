@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from interpreting import errors_of
 
 from kernels.case import Candidate, Case, Target
 from kernels.gemm import triton_configs as cfg
@@ -88,12 +86,7 @@ def interpret() -> None:
 def errors() -> dict[str, list[float]]:
     pytest.importorskip("torch")
     pytest.importorskip("triton")
-    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
-    run = subprocess.run(
-        [sys.executable, __file__], env=environment, capture_output=True, text=True, timeout=280
-    )
-    assert run.returncode == 0, run.stderr[-2000:]
-    return json.loads(run.stdout.splitlines()[-1])
+    return errors_of(__file__)
 
 
 @pytest.mark.parametrize("name", list(interpreted()))

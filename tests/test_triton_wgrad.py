@@ -10,12 +10,12 @@ import json
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from interpreting import errors_of
 
 from kernels.conv import triton_wgrad_configs as cfg
 from kernels.conv.shape import ConvShape
@@ -132,12 +132,7 @@ def error(label: str, shape: ConvShape, precision: str) -> float:
 def errors() -> dict[str, list[float]]:
     pytest.importorskip("torch")
     pytest.importorskip("triton")
-    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
-    run = subprocess.run(
-        [sys.executable, __file__], env=environment, capture_output=True, text=True, timeout=280
-    )
-    assert run.returncode == 0, run.stderr[-2000:]
-    return json.loads(run.stdout.splitlines()[-1])
+    return errors_of(__file__)
 
 
 @pytest.mark.parametrize("name", list(interpreted()))

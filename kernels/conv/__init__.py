@@ -5,7 +5,7 @@ y[N, K, P, Q] = x[N, C, H, W] * w[K, C/groups, R, S]. dgrad and wgrad are its gr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -186,10 +186,8 @@ class ConvSession:
         from kernels.conv.operands import OUTPUT, ConvOperands
 
         operands = self.pool.get(case)
-        module = _BACKENDS[case.backend].load()
-        find: Callable[..., tuple[Candidate, ...]] = module.candidates
-        if tune and hasattr(module, "tuning_candidates"):
-            find = module.tuning_candidates
+        backend = _BACKENDS[case.backend]
+        found = backend.candidates(case, operands, self.target, tune=tune)
         last: list[ConvOperands] = [operands]
 
         def rel_error(candidate: Candidate) -> float:
@@ -202,7 +200,7 @@ class ConvSession:
             return check.relative_error(last[0])
 
         return Prepared(
-            tuple(find(case, operands, self.target)),
+            found,
             rel_error,
             lambda: check.total_error(last[0]),
             self.op.flops(case),

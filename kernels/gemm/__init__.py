@@ -154,11 +154,8 @@ class GemmSession:
         from kernels.gemm import check
 
         operands = self.pool.get(case)
-        module = _BACKENDS[case.backend].load()
-        if tune and hasattr(module, "tuning_candidates"):
-            found = module.tuning_candidates(case, operands, self.target)
-        else:
-            found = module.candidates(case, operands, self.target)
+        backend = _BACKENDS[case.backend]
+        found = backend.candidates(case, operands, self.target, tune=tune)
 
         def rel_error(candidate: Candidate) -> float:
             poison(operands.c)
@@ -166,7 +163,7 @@ class GemmSession:
             return check.relative_error(operands)
 
         return Prepared(
-            tuple(found),
+            found,
             rel_error,
             lambda: check.total_error(operands),
             self.op.flops(case),
