@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
-from microbench.errors import UserError
+from microbench.command_line import FILE, option, run_app, with_options
 
-FILE = click.Path(path_type=Path)
 DEVICE = click.option(
     "--device", default="auto", show_default=True, help="auto, cuda, cuda:N or cpu"
 )
@@ -20,14 +19,6 @@ DEVICE = click.option(
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 def app() -> None:
     """Tensor Core TFLOP/s by precision and size, and why. Run files are JSON."""
-
-
-def option(name: str, default: str | None, text: str, **more: Any) -> Callable[..., Any]:
-    """An option that shows its default."""
-    names = (name, more.pop("into")) if "into" in more else (name,)
-    return click.option(
-        *names, default=default, show_default=default is not None, help=text, **more
-    )
 
 
 def conditions(backends: str) -> Callable[..., Any]:
@@ -52,7 +43,7 @@ def conditions(backends: str) -> Callable[..., Any]:
         click.option("--quiet", is_flag=True, help="Print nothing but errors"),
     )
 
-    return lambda command: _with(options, command)
+    return lambda command: with_options(options, command)
 
 
 def geometry(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -64,13 +55,7 @@ def geometry(command: Callable[..., Any]) -> Callable[..., Any]:
         option("--dilation", "1", "Along both axes", type=int),
         option("--groups", "1", "A number, or depthwise"),
     )
-    return _with(options, command)
-
-
-def _with(options: Sequence[Callable[..., Any]], command: Callable[..., Any]) -> Callable[..., Any]:
-    for add in reversed(options):
-        command = add(command)
-    return command
+    return with_options(options, command)
 
 
 @app.command()
@@ -208,26 +193,7 @@ def selftest(json: Path | None, device: str, budget: float | None, quiet: bool) 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; a user's mistake is one line on stderr and exit code 2."""
-    try:
-        code = app(arguments, prog_name="python -m microbench", standalone_mode=False)
-    except UserError as error:
-        return _complain(str(error), 2)
-    except click.exceptions.NoArgsIsHelpError as error:
-        print(error.format_message())
-        return 2
-    except click.ClickException as error:
-        return _complain(" ".join(error.format_message().split()), 2)
-    except (click.exceptions.Abort, KeyboardInterrupt):
-        return 130
-    except BrokenPipeError:
-        sys.stderr.close()  # the reader of a pipe has gone; nothing is left to say
-        return 1
-    return code if isinstance(code, int) else 0
-
-
-def _complain(message: str, code: int) -> int:
-    print(f"error: {message}", file=sys.stderr)
-    return code
+    return run_app(app, "python -m microbench", arguments)
 
 
 if __name__ == "__main__":

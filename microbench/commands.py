@@ -43,6 +43,9 @@ def explain_again(file: Path) -> None:
 
     run = read_run(file)
     probe(file, "FILE")
+    if run.trainings and not run.results:
+        print(f"{file} holds trainings only: they were explained when they were measured")
+        return
     explained = annotate(run)
     changed = sum(a != b for a, b in zip(run.results, explained.results, strict=True))
     write_run(explained, file)

@@ -1,9 +1,9 @@
 """Two runs, case by case: faster, slower, same, or cannot tell.
 
 Runs happen at different times on different allocations of memory and at different temperatures, so
-the interval of each run alone is too narrow for their ratio. NOISE_PCT and NOISE_S are what two
-runs of the same cases on one H200 differed by (docs/method.md, "Two runs"): a verdict needs the
-whole interval beyond them, and, where both runs know their clock, the same verdict in cycles.
+the interval of each run alone is too narrow for their ratio. A Noise is what two runs of the same
+cases on one H200 differed by (docs/method.md, "Two runs"): a verdict needs the whole interval
+beyond it, and, where both runs know their clock, the same verdict in cycles.
 """
 
 from __future__ import annotations
@@ -11,15 +11,49 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from kernels.case import Case
 from microbench.errors import UserError
-from microbench.results import Measurement, Result, Run
+from microbench.results import Result, Run
+from microbench.train_results import TrainCase, Training
+from microbench.values import Interval
 
 NOISE_PCT = 3.0
 NOISE_S = 1.3e-6  # where the matrices lie in memory: up to 1.22 us between runs, stable in each
+TRAIN_NOISE_PCT = 1.0  # of a training step
 VERDICTS = ("faster", "slower", "same", "cannot tell")
 MUST_AGREE = ("timer", "l2", "regime")
+
+
+class Timed(Protocol):
+    """What a verdict needs to know of a case in one run; None: nobody knows."""
+
+    @property
+    def median_s(self) -> float:
+        """Median seconds a launch or a step."""
+        ...
+
+    @property
+    def ci95_s(self) -> Interval | None:
+        """The interval of the median."""
+        ...
+
+    @property
+    def sm_clock_mhz(self) -> float | None:
+        """The clock while it ran."""
+        ...
+
+
+@dataclass(frozen=True)
+class Noise:
+    """What two runs of one case may differ by: the larger of a share and of an absolute time."""
+
+    pct: float
+    seconds: float = 0.0
+
+
+KERNELS, TRAININGS = Noise(NOISE_PCT, NOISE_S), Noise(TRAIN_NOISE_PCT)
 
 
 @dataclass(frozen=True)
@@ -27,7 +61,7 @@ class CompareRow:
     """One case in both runs. `ratio` is time in A over time in B: above 1, B is faster."""
 
     key: str
-    case: Case
+    case: Case | TrainCase
     verdict: str
     ratio: float | None
     ci95: tuple[float, float] | None
@@ -52,6 +86,7 @@ class Comparison:
             "counts": {verdict: self.count(verdict) for verdict in VERDICTS},
             "noise_pct": NOISE_PCT,
             "noise_s": NOISE_S,
+            "train_noise_pct": TRAIN_NOISE_PCT,
             "differences": self.differences,
             "only_a": self.only_a,
             "only_b": self.only_b,
@@ -71,17 +106,21 @@ def compare(a: Run, b: Run) -> Comparison:
             f"{b.method_version}); measure one of them again"
         )
     _refuse_other_settings(a, b)
-    in_b = {result.case.key: result for result in b.results}
-    rows = [_row(result, in_b[result.case.key]) for result in a.results if result.case.key in in_b]
-    in_a = {result.case.key for result in a.results}
+    in_a, in_b = _by_key(a), _by_key(b)
+    rows = [_row(found, in_b[key]) for key, found in in_a.items() if key in in_b]
     if not rows:
         raise UserError("the runs have no case in common")
     return Comparison(
         _differences(a, b),
         rows,
-        [result.case.key for result in a.results if result.case.key not in in_b],
+        [key for key in in_a if key not in in_b],
         [key for key in in_b if key not in in_a],
     )
+
+
+def _by_key(run: Run) -> dict[str, Result | Training]:
+    """Everything that the run measured, kernels first."""
+    return {found.case.key: found for found in (*run.results, *run.trainings)}
 
 
 def _refuse_other_settings(a: Run, b: Run) -> None:
@@ -112,24 +151,54 @@ def _differences(a: Run, b: Run) -> list[str]:
 
 def _mean_clock(run: Run) -> float | None:
     clocks = [r.measurement.sm_clock_mhz for r in run.results if r.measurement]
+    clocks += [training.state.sm_clock_mhz for training in run.trainings]
     known = [clock for clock in clocks if clock]
     return sum(known) / len(known) if known else None
 
 
-def _row(a: Result, b: Result) -> CompareRow:
-    case = a.case
-    if a.measurement is None or b.measurement is None:
+def _row(a: Result | Training, b: Result | Training) -> CompareRow:
+    case, timed_a, timed_b = a.case, _timed(a), _timed(b)
+    a_s, b_s = (timed.median_s if timed else None for timed in (timed_a, timed_b))
+    if timed_a is None or timed_b is None:
         statuses = f"{a.status} | {b.status}"
         verdict = "same" if a.status == b.status == "skipped" else "cannot tell"
         if {a.status, b.status} == {"ok", "failed"}:
             verdict = "slower" if b.status == "failed" else "faster"  # it takes for ever
-        return CompareRow(case.key, case, verdict, None, None, a.median_s, b.median_s, statuses)
-    ratio, interval = ratio_between(a.measurement, b.measurement)
-    verdict, note = judge(a.measurement, b.measurement)
-    return CompareRow(case.key, case, verdict, ratio, interval, a.median_s, b.median_s, note)
+        return CompareRow(case.key, case, verdict, None, None, a_s, b_s, statuses)
+    ratio, interval = ratio_between(timed_a, timed_b)
+    noise = TRAININGS if isinstance(a, Training) else KERNELS
+    verdict, note = judge(timed_a, timed_b, noise)
+    notes = [text for text in (note, _convergence(a, b)) if text]
+    return CompareRow(case.key, case, verdict, ratio, interval, a_s, b_s, "; ".join(notes))
 
 
-def ratio_between(a: Measurement, b: Measurement) -> tuple[float, tuple[float, float] | None]:
+@dataclass(frozen=True)
+class _Step:
+    """A `Timed` step of a training."""
+
+    median_s: float
+    ci95_s: Interval | None
+    sm_clock_mhz: float | None
+
+
+def _timed(found: Result | Training) -> Timed | None:
+    if isinstance(found, Result):
+        return found.measurement
+    steps = found.steps
+    return _Step(steps.median_s, steps.ci95_s, found.state.sm_clock_mhz) if steps else None
+
+
+def _convergence(a: Result | Training, b: Result | Training) -> str:
+    """What to know of the times when only one of the two trainings converged."""
+    if not isinstance(a, Training) or not isinstance(b, Training):
+        return ""
+    if None in (a.converged, b.converged) or a.converged == b.converged:
+        return ""
+    lost, name = (a, "A") if b.converged else (b, "B")
+    return f"{name} did not converge ({lost.convergence or 'no reason given'})"
+
+
+def ratio_between(a: Timed, b: Timed) -> tuple[float, Interval | None]:
     """(time in A over time in B, interval): the medians' intervals, taken as independent."""
     ratio = a.median_s / b.median_s
     if a.ci95_s is None or b.ci95_s is None:
@@ -139,18 +208,19 @@ def ratio_between(a: Measurement, b: Measurement) -> tuple[float, tuple[float, f
     return ratio, (ratio * math.exp(-below), ratio * math.exp(above))
 
 
-def judge(a: Measurement, b: Measurement) -> tuple[str, str]:
+def judge(a: Timed, b: Timed, noise: Noise = KERNELS) -> tuple[str, str]:
     """(verdict on B, note). The whole interval must lie beyond the noise of two runs."""
     ratio, interval = ratio_between(a, b)
     if interval is None:
         return "cannot tell", "one round only"
-    noise = max(NOISE_PCT / 100, NOISE_S / min(a.median_s, b.median_s))
-    verdict = _verdict(interval, noise)
+    share = max(noise.pct / 100, noise.seconds / min(a.median_s, b.median_s))
+    near = noise.pct / 100
+    verdict = _verdict(interval, share, near)
     if verdict not in ("faster", "slower") or not a.sm_clock_mhz or not b.sm_clock_mhz:
         return verdict, ""
     in_cycles = ratio * a.sm_clock_mhz / b.sm_clock_mhz
     scale = in_cycles / ratio
-    if _verdict((interval[0] * scale, interval[1] * scale), noise) != verdict:
+    if _verdict((interval[0] * scale, interval[1] * scale), share, near) != verdict:
         return "cannot tell", (
             f"the clocks differ ({a.sm_clock_mhz:.0f} and {b.sm_clock_mhz:.0f} MHz): "
             f"{in_cycles:.2f}x in cycles"
@@ -158,14 +228,14 @@ def judge(a: Measurement, b: Measurement) -> tuple[str, str]:
     return verdict, ""
 
 
-def _verdict(interval: tuple[float, float], noise: float) -> str:
+def _verdict(interval: Interval, beyond: float, near: float) -> str:
+    """Shares of a ratio: `beyond` which it is a difference, `near` to which it is none."""
     low, high = interval
-    if low > 1 + noise:
+    if low > 1 + beyond:
         return "faster"
-    if high < 1 / (1 + noise):
+    if high < 1 / (1 + beyond):
         return "slower"
-    near = 1 + NOISE_PCT / 100
-    if low >= 1 / near and high <= near:
+    if low >= 1 / (1 + near) and high <= 1 + near:
         return "same"
     return "cannot tell"
 

@@ -15,7 +15,7 @@ from kernels.case import Target
 from microbench import host
 from microbench.host import software as software
 from microbench.nvml import SM_CLOCK, GpuState, NvmlGpu
-from microbench.telemetry import NoSensors, Sensors, Telemetry
+from microbench.telemetry import POLL_INTERVAL_S, NoSensors, Sensors, Telemetry
 
 # An assumption, for where sysfs tells no cache size; doctor says when it is in use.
 ASSUMED_CACHE_BYTES = 32 * 1024 * 1024
@@ -135,9 +135,9 @@ def open_sensors(info: DeviceInfo) -> Sensors:
     return NoSensors() if gpu is None else gpu
 
 
-def open_telemetry(info: DeviceInfo) -> Telemetry:
+def open_telemetry(info: DeviceInfo, interval_s: float = POLL_INTERVAL_S) -> Telemetry:
     """Telemetry of a device, not started yet."""
-    return Telemetry(open_sensors(info))
+    return Telemetry(open_sensors(info), interval_s)
 
 
 def gpu_state(info: DeviceInfo) -> GpuState | None:

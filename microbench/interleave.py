@@ -19,12 +19,6 @@ from microbench.timing import Block, Launch, Timer
 # One such arm makes the whole comparison heavy: all arms are then timed in the same way.
 HEAVY_S = 100e-6
 LARGE_FLOPS = 4e9  # and so does a problem of this size, however fast its arms are
-SETTLE_S = {"heavy": 0.5, "light": 0.02}  # once, before the first turn
-WARM_S = {"heavy": 0.15, "light": 0.002}
-# Heavy blocks are short: the flush between samples rests the card, and its clock creeps up over a
-# block. What stands is the first samples after 150 ms of the arm back to back.
-BLOCK_S = {"heavy": 0.04, "light": 0.008}
-BLOCK_SAMPLES = {"heavy": (3, 24), "light": (15, 48)}  # at least, at most
 WATCHED_SHARE = 0.5  # of the warm-up, its later part, belongs to the arm's telemetry
 ORDER_SEED = 7
 WARM_RUN_S = 0.01
@@ -36,6 +30,26 @@ BURST_SAMPLES = 3
 LOOKS = (7, 14, 28, 56)
 MAX_ROUNDS = LOOKS[-1]
 FEWEST_ROUNDS = 3  # when the budget is short: slow cases on a CPU
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How long an arm runs before its first turn, before each turn, and in a turn.
+
+    A turn has as many samples as take `block_s`, but at least and at most so many.
+    """
+
+    settle_s: float
+    warm_s: float
+    block_s: float
+    least: int
+    most: int
+
+
+# Heavy blocks are short: the flush between samples rests the card, and its clock creeps up over a
+# block. What stands is the first samples after 150 ms of the arm back to back.
+HEAVY = Pace(settle_s=0.5, warm_s=0.15, block_s=0.04, least=3, most=24)
+LIGHT = Pace(settle_s=0.02, warm_s=0.002, block_s=0.008, least=15, most=48)
 
 
 class ArmFailed(Exception):
@@ -107,42 +121,45 @@ class Turns:
     during: Callable[[str], AbstractContextManager[object]] = _no_telemetry
     begin: Callable[[str, int], None] = lambda _key, _round: None
     heavy: bool = False  # whatever the estimates say
+    own_pace: Pace | None = None  # of launches that are neither light nor heavy: training steps
 
     def take(self, arms: Sequence[Arm]) -> int:
         """Fill the arms' blocks; the number of rounds. All arms take part in each. ArmFailed."""
         start = self.clock.now()
         rounds = 0
-        weight = self.weight(arms)
+        pace = self.pace(arms)
         order = list(arms)
         shuffle = random.Random(ORDER_SEED).shuffle
-        self._turn(arms[0], 0, weight)
+        self._turn(arms[0], 0, pace)
         while rounds < MAX_ROUNDS:
             # A new order each round: an arm that always followed one other would carry its heat.
             shuffle(order)
             rounds += 1
             for arm in order:
-                self._turn(arm, rounds, weight)
+                self._turn(arm, rounds, pace)
             spent = self.clock.now() - start
             if self._enough(arms, rounds, spent):
                 break
         return rounds
 
-    def weight(self, arms: Sequence[Arm]) -> str:
-        """ "heavy" when an arm can drive the GPU to its power limit, else "light"."""
+    def pace(self, arms: Sequence[Arm]) -> Pace:
+        """HEAVY when an arm can drive the GPU to its power limit, else LIGHT; or the own one."""
+        if self.own_pace:
+            return self.own_pace
         heavy = self.heavy or any(arm.estimate_s >= HEAVY_S for arm in arms)
-        return "heavy" if heavy else "light"
+        return HEAVY if heavy else LIGHT
 
-    def _turn(self, arm: Arm, number: int, weight: str) -> None:
+    def _turn(self, arm: Arm, number: int, pace: Pace) -> None:
         """One arm's part of a round; in round 0 the card is brought to its working state only."""
         self.begin(arm.key, number)
         try:
             if number == 0:
-                self._warm(arm, SETTLE_S[weight])
+                self._warm(arm, pace.settle_s)
                 return
-            self._warm(arm, (1 - WATCHED_SHARE) * WARM_S[weight])
+            self._warm(arm, (1 - WATCHED_SHARE) * pace.warm_s)
             with self.during(arm.key):
-                self._warm(arm, WATCHED_SHARE * WARM_S[weight])
-                arm.blocks.append(self._block(arm, weight))
+                self._warm(arm, WATCHED_SHARE * pace.warm_s)
+                arm.blocks.append(self._block(arm, pace))
         except Exception as error:
             raise ArmFailed(arm) from error
 
@@ -162,14 +179,14 @@ class Turns:
         while self.clock.now() < end:
             self.timer.run(arm.launch, per_run)
 
-    def _block(self, arm: Arm, weight: str) -> Block:
-        if self.regime == "burst" and weight == "heavy" and self.timer.name != "clock":
+    def _block(self, arm: Arm, pace: Pace) -> Block:
+        if self.regime == "burst" and pace is HEAVY and self.timer.name != "clock":
             return self._burst_block(arm)
-        least, most = BLOCK_SAMPLES[weight]
-        if self.timer.name == "clock" and arm.estimate_s + self.timer.flush_s > BLOCK_S["heavy"]:
+        least = pace.least
+        if self.timer.name == "clock" and arm.estimate_s + self.timer.flush_s > HEAVY.block_s:
             least = 1
-        wanted = int(BLOCK_S[weight] / (arm.estimate_s + self.timer.flush_s))
-        return self.timer.block(arm.launch, min(most, max(least, wanted)))
+        wanted = int(pace.block_s / (arm.estimate_s + self.timer.flush_s))
+        return self.timer.block(arm.launch, min(pace.most, max(least, wanted)))
 
     def _burst_block(self, arm: Arm) -> Block:
         # One launch at a time on a rested card, as a profiler that replays kernels sees it.

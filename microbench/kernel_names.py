@@ -19,10 +19,14 @@ _CONVERSION = re.compile(r"nchw\w*tonhwc|nhwc\w*tonchw|transpose(?!d)|nhwc_to_nc
 
 @dataclass(frozen=True)
 class KernelTime:
-    """A kernel of a launch and its duration as the profiler saw it once, warm."""
+    """A kernel of a launch and its duration as the profiler saw it once, warm.
+
+    `start_s` counts from some moment before the first kernel.
+    """
 
     name: str
     seconds: float
+    start_s: float = 0.0
 
 
 def record(launch: Launch) -> tuple[KernelTime, ...]:
@@ -36,7 +40,7 @@ def record(launch: Launch) -> tuple[KernelTime, ...]:
         torch.cuda.synchronize()
     events = profiler.events() or []
     return tuple(
-        KernelTime(event.name, event.time_range.elapsed_us() * 1e-6)
+        KernelTime(event.name, event.time_range.elapsed_us() * 1e-6, event.time_range.start * 1e-6)
         for event in events
         if event.device_type == DeviceType.CUDA and not event.name.startswith("Activity")
     )

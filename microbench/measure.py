@@ -14,7 +14,7 @@ from kernels import OPS, is_library
 from kernels.case import Candidate, CannotRun, Case, OpSession, Prepared, Target
 from microbench import kernel_names
 from microbench.estimate import Estimator, TooLong
-from microbench.interleave import LARGE_FLOPS, Arm, ArmFailed, Turns
+from microbench.interleave import HEAVY, LARGE_FLOPS, Arm, ArmFailed, Turns
 from microbench.results import TIME_DECIMALS, Measurement, Ratio, Result
 from microbench.stats import median, median_interval, ratio_interval
 from microbench.sweep import Group
@@ -168,7 +168,7 @@ class Measurer:
             turns.take(arms)
         except ArmFailed as failure:
             return self._without(failure, ready, budget_s, announce)
-        heavy = turns.weight(arms) == "heavy"
+        heavy = turns.pace(arms) is HEAVY
         timed = {
             item.arm.key: replace(item.result, measurement=self._measurement(item.arm, heavy))
             for item in ready

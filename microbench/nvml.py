@@ -98,6 +98,11 @@ class NvmlGpu:
         reasons = self.ask("nvmlDeviceGetCurrentClocksEventReasons")
         return self.ask("nvmlDeviceGetCurrentClocksThrottleReasons") if reasons is None else reasons
 
+    def utilization_pct(self) -> int | None:
+        """Share of the last sampling period in which a kernel ran, as nvidia-smi shows it."""
+        rates = self.ask("nvmlDeviceGetUtilizationRates")
+        return rates and rates.gpu
+
     def energy_j(self) -> float | None:
         """Energy counter; it moves every 100 ms."""
         millijoules = self.ask("nvmlDeviceGetTotalEnergyConsumption")
@@ -107,7 +112,6 @@ class NvmlGpu:
         """All settings and conditions, each None where the call is refused."""
         ecc, ecc_pending = self.ask("nvmlDeviceGetEccMode") or (None, None)
         mig, _ = self.ask("nvmlDeviceGetMigMode") or (None, None)
-        utilization = self.ask("nvmlDeviceGetUtilizationRates")
         cuda = self._call("nvmlSystemGetCudaDriverVersion")
         return GpuState(
             driver_cuda=cuda and (cuda // 1000, cuda % 1000 // 10),
@@ -123,7 +127,7 @@ class NvmlGpu:
             event_reasons=self.event_reasons(),
             temperature_c=self.temperature_c(),
             temperature_margin_c=self._temperature_margin_c(),
-            utilization_pct=utilization and utilization.gpu,
+            utilization_pct=self.utilization_pct(),
             ecc=_on(ecc),
             ecc_pending=_on(ecc_pending),
             mig=_on(mig),

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from microbench.errors import UserError
 from microbench.payoff import BASELINES
 from microbench.payoff_map import Refine
 from microbench.plans import plan_conv, plan_gemm
 from microbench.results import NetworkUse, Run
+from microbench.run_output import Outputs, outputs_from
 from microbench.runner import CPU_BUDGET_S, InOrder, Schedule, default_budget_s, missing
 from microbench.sweep import Group, parse_precisions
 
@@ -35,14 +35,9 @@ class Conditions:
     regime: str
     timer: str
     budget: float | None
-    json: Path | None
-    csv: Path | None
-    chart: Path | None
-    resume: Path | None
     autotune: bool
     seed: int | None
-    verbose: bool
-    quiet: bool
+    outputs: Outputs
 
 
 class Request(Protocol):
@@ -202,9 +197,10 @@ class LayersRequest(_Sweep):
         )  # fmt: skip
 
 
-CONDITIONS = tuple(Conditions.__dataclass_fields__)
+CONDITIONS = tuple(name for name in Conditions.__dataclass_fields__ if name != "outputs")
 
 
-def conditions_from(options: dict[str, object]) -> Conditions:
+def conditions_from(options: dict[str, Any]) -> Conditions:
     """The conditions among a command's options, taken out of them."""
-    return Conditions(**{name: options.pop(name) for name in CONDITIONS})  # type: ignore[arg-type]
+    outputs = outputs_from(options)
+    return Conditions(**{name: options.pop(name) for name in CONDITIONS}, outputs=outputs)

@@ -15,31 +15,16 @@ from typing import Any
 
 from kernels import OPS
 from kernels.case import Case
+from microbench.train_results import Training
+from microbench.values import Interval as Interval
+from microbench.values import Json as Json
+from microbench.values import Ratio as Ratio
+from microbench.values import Warning as Warning
 
 SCHEMA_VERSION = 1
 METHOD_VERSION = 1
 STATUSES = ("ok", "skipped", "failed")
 TIME_DECIMALS = 10  # of a second in `times_s`: a tenth of a nanosecond, under every timer's tick
-
-Json = dict[str, Any]
-Interval = tuple[float, float]
-
-
-@dataclass(frozen=True)
-class Ratio:
-    """How many times faster than something else, with its 95 % interval (None: too few rounds)."""
-
-    ratio: float
-    ci95: Interval | None
-
-
-@dataclass(frozen=True)
-class Warning:
-    """Something that spoils or colours a number: what is seen, why, and what to do."""
-
-    symptom: str
-    cause: str
-    remedy: str
 
 
 @dataclass(frozen=True)
@@ -170,6 +155,7 @@ class Run:
     settings: Json = field(default_factory=dict[str, Any])
     ceilings: tuple[Ceiling, ...] = ()
     results: tuple[Result, ...] = ()
+    trainings: tuple[Training, ...] = ()
     network: NetworkUse | None = None
     finished_at: str | None = None
     schema_version: int = SCHEMA_VERSION
@@ -180,6 +166,16 @@ class Run:
         merged = {result.case.key: result for result in self.results}
         merged.update({result.case.key: result for result in results})
         return replace(self, results=tuple(merged.values()))
+
+    def with_training(self, training: Training) -> Run:
+        """The run with this training added; one for a case already there takes its place."""
+        merged = {known.case.key: known for known in self.trainings}
+        merged[training.case.key] = training
+        return replace(self, trainings=tuple(merged.values()))
+
+    def training(self, key: str) -> Training | None:
+        """The training of the case with this key."""
+        return next((t for t in self.trainings if t.case.key == key), None)
 
     def ceiling(self, name: str, source: str, precision: str | None = None) -> Ceiling | None:
         """The ceiling of this name, source and precision, or None."""

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import secrets
-import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -13,18 +10,25 @@ from pathlib import Path
 
 from kernels import OPS
 from microbench.errors import UserError
-from microbench.host import WATCHED_VARIABLES
 from microbench.requests import Conditions, Request
-from microbench.results import METHOD_VERSION, NetworkUse, Run
-from microbench.runfile import check_writable, probe, read_run, write_text
+from microbench.results import NetworkUse, Run
+from microbench.run_output import (
+    MAX_SEED,
+    check_goes_on,
+    check_numbers,
+    check_outputs,
+    command_line,
+    report,
+    run_path,
+    say_stopped,
+    watched_environment,
+)
+from microbench.runfile import read_run
 from microbench.runner import Runner, Schedule
 from microbench.sweep import Group, parse_choice
 from microbench.timing import L2_STATES, REGIMES, TIMERS
 from microbench.worker import Greeting, Settings, Worker, WorkerDied
 
-MAX_SEED = 2**31
-# A published file need not say where it lay.
-PATH_OPTIONS = ("--json", "--csv", "--resume", "--chart")
 MEMORY_SHARE = 0.9  # of the free memory that the tensors of one comparison may take
 COMMANDS = ("gemm", "conv", "payoff", "layers")
 KNOBS = {"gemm": "--sizes", "conv": "--channels, --image or --batch"}
@@ -36,15 +40,14 @@ CHECK_FACTOR = 16  # times the tensors themselves: all that a small problem's ch
 
 def run_request(request: Request) -> None:
     """Measure and report; UserError for what the user can mend."""
-    from microbench.report.console import print_run
     from microbench.report.live import LiveProgress
     from microbench.report.screen import make_console
 
     asked = request.conditions
     _check_words(request)
-    before = read_run(asked.resume) if asked.resume else None
-    path = _run_path(asked, request.name)
-    console = make_console(quiet=asked.quiet)
+    before = read_run(asked.outputs.resume) if asked.outputs.resume else None
+    path = run_path(asked.outputs, request.name)
+    console = make_console(quiet=asked.outputs.quiet)
     settings = Settings(
         asked.device, asked.timer, asked.l2, asked.regime,
         secrets.randbelow(MAX_SEED) if asked.seed is None else asked.seed, asked.autotune,
@@ -56,13 +59,13 @@ def run_request(request: Request) -> None:
         _check_memory(groups, greeting)
         network = request.network(greeting.target.kind)
         if before is not None:
-            _check_same_task(asked.resume, before, request.name, network)
+            _check_same_task(asked.outputs.resume, before, request.name, network)
         run = replace(_begin(asked, settings, greeting, before), network=network)
         todo = request.remaining(groups, run)
         if todo:
             schedule = request.schedule(todo, greeting.target.kind)
             workers = _Workers(settings, worker)
-            with LiveProgress(console, todo, quiet=asked.quiet) as progress:
+            with LiveProgress(console, todo, quiet=asked.outputs.quiet) as progress:
                 runner = Runner(run, greeting.target.kind, path, workers.next, progress)
                 run = _measure(runner, schedule, path)
         else:
@@ -71,15 +74,7 @@ def run_request(request: Request) -> None:
         worker.close()
     if asked.autotune:
         _keep_tuned(run, greeting)
-    print_run(run, console, details=asked.verbose)
-    console.print(f"Run file: {path}")
-    if asked.chart:
-        from microbench.report.drawing import draw
-
-        draw(run, asked.chart)
-        console.print(f"Chart: {asked.chart}")
-    if asked.csv:
-        _write_csv(run, asked.csv)
+    report(run, path, asked.outputs, console)
 
 
 class _Workers:
@@ -118,40 +113,8 @@ def _check_conditions(request: Conditions) -> None:
         (request.timer, TIMERS, "--timer"),
     ):
         parse_choice(value, choices, name)
-    if request.budget is not None and not 0 < request.budget < float("inf"):
-        raise UserError(f"--budget takes seconds above 0, not {request.budget:g}")
-    if request.json and request.resume:
-        raise UserError("--resume writes to the file it goes on with; leave out --json")
-    if request.seed is not None and not 0 <= request.seed < MAX_SEED:
-        raise UserError(f"--seed takes a number from 0 to {MAX_SEED - 1}")
-    if request.chart:
-        from microbench.report.drawing import check_chart_path
-
-        check_chart_path(request.chart)
-    if request.csv:
-        check_writable(request.csv, "--csv")
-        if request.json and request.csv.resolve() == request.json.resolve():
-            raise UserError("--json and --csv name the same file")
-
-
-def _run_path(request: Conditions, name: str) -> Path:
-    if request.resume:
-        probe(request.resume, "--resume")
-        return request.resume
-    if request.json:
-        check_writable(request.json, "--json")
-        return request.json
-    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    folder = state / "halfway" / "runs"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"cannot keep run files in {folder} ({error.strerror}); name one: --json"
-        ) from None
-    path = folder / f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}.json"
-    check_writable(path, "--json")
-    return path
+    check_numbers(request.budget, request.seed)
+    check_outputs(request.outputs)
 
 
 def _check_memory(groups: Sequence[Group], greeting: Greeting) -> None:
@@ -176,36 +139,20 @@ def _check_memory(groups: Sequence[Group], greeting: Greeting) -> None:
 def _begin(request: Conditions, settings: Settings, greeting: Greeting, before: Run | None) -> Run:
     """A new run, or the one to go on with; UserError when that was taken on another device."""
     chosen = {"timer": settings.timer, "l2": settings.l2, "regime": settings.regime}
-    environment = {name: os.environ[name] for name in WATCHED_VARIABLES if name in os.environ}
     if before is None:
         return Run(
-            command=("python", "-m", "microbench", *_without(sys.argv[1:], *PATH_OPTIONS)),
+            command=command_line("microbench"),
             started_at=datetime.now(UTC).isoformat(timespec="seconds"),
             device=greeting.device,
             software=greeting.software,
-            settings=chosen | {"seed": settings.seed, "environment": environment},
+            settings=chosen | {"seed": settings.seed, "environment": watched_environment()},
         )
-    if before.method_version != METHOD_VERSION:
-        raise UserError(
-            f"--resume {request.resume}: measured by method_version {before.method_version}, this "
-            f"program has {METHOD_VERSION}; start a new run"
-        )
-    parts = (
-        ("device", before.device, greeting.device),
-        ("software", before.software, greeting.software),
-    )
-    for part, then, now in parts:
-        for name in sorted(then.keys() | now.keys()):
-            if then.get(name) != now.get(name):
-                raise UserError(
-                    f"--resume {request.resume}: {part} {name} was {then.get(name)} and is "
-                    f"{now.get(name)}; start a new run"
-                )
+    path = request.outputs.resume
+    check_goes_on(path, before, greeting)
     for name, value in chosen.items():
         if before.settings.get(name, value) != value:
             raise UserError(
-                f"--resume {request.resume} was taken with --{name} {before.settings[name]}; "
-                f"give the same"
+                f"--resume {path} was taken with --{name} {before.settings[name]}; give the same"
             )
     return replace(before, finished_at=None)
 
@@ -224,43 +171,14 @@ def _identity(network: NetworkUse) -> tuple[str, int, int | None]:
     return network.name, network.batch, network.image
 
 
-def _write_csv(run: Run, path: Path) -> None:
-    from microbench.report.table_csv import to_csv
-
-    try:
-        write_text(to_csv(run).rstrip("\n"), path)
-    except OSError as error:
-        raise UserError(f"--csv {path}: cannot write there ({error.strerror})") from None
-
-
 def _measure(runner: Runner, schedule: Schedule, path: Path) -> Run:
     try:
         return runner.measure(schedule)
     except KeyboardInterrupt:
-        words = [word for word in sys.argv[1:] if word]
-        command = shlex.join(["python", "-m", "microbench", *_without(words, "--json", "--resume")])
-        print(
-            f"\nstopped; what is done is in {path}. Go on with:\n  {command} --resume "
-            f"{shlex.quote(str(path))}",
-            file=sys.stderr,
-        )
+        say_stopped("microbench", path)
         raise
     except WorkerDied as death:
         raise UserError(f"the device cannot be used: {death.reason}; so far: {path}") from None
-
-
-def _without(words: Sequence[str], *options: str) -> list[str]:
-    """The command line without these options and their values."""
-    kept: list[str] = []
-    skip = False
-    for word in words:
-        if skip:
-            skip = False
-        elif word in options:
-            skip = True
-        elif not any(word.startswith(f"{option}=") for option in options):
-            kept.append(word)
-    return kept
 
 
 def _keep_tuned(run: Run, greeting: Greeting) -> None:

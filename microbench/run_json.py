@@ -1,26 +1,24 @@
 """A `Run` as a JSON document, and back; what comes back is checked field by field.
 
 The document is flat where the schema says so: a measurement's fields stand in its result, a case's
-layout and data among its dimensions. Unknown fields are passed over, so that a file with more than
-this version knows still reads.
+layout and data among its dimensions. Trainings stand in the same list (see `train_json`). Unknown
+fields are passed over, so that a file with more than this version knows still reads.
 """
 
 from __future__ import annotations
 
-import math
-import types
-from collections.abc import Mapping
-from dataclasses import MISSING, asdict, fields, is_dataclass
-from functools import cache
-from typing import Any, Union, cast, get_args, get_origin, get_type_hints
+from dataclasses import asdict, fields
+from typing import cast
 
 from kernels import OPS
 from kernels.case import Case
 from kernels.precision import precision
+from microbench.decoding import as_float, as_object, decode
 from microbench.results import STATUSES, Json, Measurement, Result, Run
+from microbench.train_json import training_from_json, training_to_json
+from microbench.train_results import OP as TRAIN
 
 REQUIRED = ("method_version", "finished_at", "ceilings", "results")  # beside those with no default
-LARGEST = 2**63  # integers from here on are no sizes, and overflow what is computed from them
 MEASURED = tuple(field.name for field in fields(Measurement))
 
 
@@ -68,7 +66,10 @@ def run_to_json(run: Run) -> Json:
             {name: value for name, value in vars(c).items() if value is not None}
             for c in run.ceilings
         ],
-        "results": [result_to_json(result) for result in run.results],
+        "results": [
+            *(result_to_json(result) for result in run.results),
+            *(training_to_json(training) for training in run.trainings),
+        ],
     }
 
 
@@ -80,27 +81,25 @@ def run_from_json(data: Json) -> Run:
     results = data["results"]
     if not isinstance(results, list):
         raise ValueError("results is no list")
-    found = [
-        _result_from_json(_object(result, f"results[{i}]"), f"results[{i}]")
+    found = {
+        f"results[{i}]": as_object(result, f"results[{i}]")
         for i, result in enumerate(cast("list[object]", results))
-    ]
-    run = decode(Run, {**data, "results": []}, "")
+    }
+    trained = {where: item for where, item in found.items() if item.get("op") == TRAIN}
+    kernels = [_result_from_json(i, where) for where, i in found.items() if where not in trained]
+    run = decode(Run, {**data, "results": [], "trainings": []}, "")
     if not isinstance(run.device.get("name"), str):
         raise ValueError("device has no name")
     for name, value in run.device.items():
         if isinstance(value, int | float):
-            _decode_float(value, f"device.{name}")
-    return run.with_results(found)
-
-
-def _object(data: object, where: str) -> Json:
-    if not isinstance(data, dict):
-        raise ValueError(f"{where} is no object")
-    return cast(Json, data)
+            as_float(value, f"device.{name}")
+    for where, item in trained.items():
+        run = run.with_training(training_from_json(item, where))
+    return run.with_results(kernels)
 
 
 def _result_from_json(data: Json, where: str) -> Result:
-    dims = dict(_object(data.get("case"), f"{where}.case"))
+    dims = dict(as_object(data.get("case"), f"{where}.case"))
     names = {
         "op": data.get("op"),
         "precision_name": data.get("precision"),
@@ -142,77 +141,3 @@ def _check_measurement(measurement: Measurement | None, where: str) -> None:
     interval = measurement.ci95_s
     if interval is not None and not 0 < interval[0] <= interval[1]:
         raise ValueError(f"{where}.ci95_s is no interval of times")
-
-
-# ---------------------------------------------------------------- values of a declared type
-
-
-@cache
-def _hints(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)
-
-
-def decode(kind: Any, value: object, where: str) -> Any:
-    """The value as the declared type, dataclasses included; ValueError names the field."""
-    origin, arguments = get_origin(kind), get_args(kind)
-    if kind is Any:
-        return value
-    if is_dataclass(kind):
-        return _decode_fields(cast(type, kind), _object(value, where or "the file"), where)
-    if origin in (Union, types.UnionType):
-        return _decode_union(arguments, value, where)
-    if origin is tuple:
-        return _decode_tuple(arguments, value, where)
-    if origin in (dict, Mapping):
-        items = _object(value, where).items()
-        return {name: decode(arguments[1], item, f"{where}.{name}") for name, item in items}
-    if kind is float:
-        return _decode_float(value, where)
-    if isinstance(value, int) and abs(value) >= LARGEST:
-        raise ValueError(f"{where} is too large")
-    if type(value) is not kind:
-        raise ValueError(f"{where} is {type(value).__name__}, not {kind.__name__}")
-    return value
-
-
-def _decode_fields(kind: type, data: Json, where: str) -> Any:
-    values: Json = {}
-    for field in fields(kind):
-        place = f"{where}.{field.name}" if where else field.name
-        if field.name in data:
-            values[field.name] = decode(_hints(kind)[field.name], data[field.name], place)
-        elif field.default is MISSING and field.default_factory is MISSING:
-            raise ValueError(f"{place} is missing")
-    return kind(**values)
-
-
-def _decode_union(choices: tuple[Any, ...], value: object, where: str) -> Any:
-    if value is None and type(None) in choices:
-        return None
-    problems: list[str] = []
-    for choice in choices:
-        try:
-            return decode(choice, value, where)
-        except ValueError as error:
-            problems.append(str(error))
-    raise ValueError(problems[0])
-
-
-def _decode_tuple(arguments: tuple[Any, ...], value: object, where: str) -> tuple[Any, ...]:
-    if not isinstance(value, list):
-        raise ValueError(f"{where} is no list")
-    items = cast("list[object]", value)
-    kinds = [arguments[0]] * len(items) if arguments[-1] is Ellipsis else list(arguments)
-    if len(kinds) != len(items):
-        raise ValueError(f"{where} has {len(items)} items, not {len(kinds)}")
-    pairs = zip(kinds, items, strict=True)
-    return tuple(decode(kind, item, f"{where}[{i}]") for i, (kind, item) in enumerate(pairs))
-
-
-def _decode_float(value: object, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{where} is {type(value).__name__}, not a number")
-    number = float(value)  # OverflowError for an integer of hundreds of digits
-    if not math.isfinite(number):
-        raise ValueError(f"{where} is {number}")
-    return number

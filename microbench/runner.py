@@ -16,11 +16,10 @@ from typing import Protocol
 from kernels import OPS
 from kernels.case import Case
 from microbench.ceilings import datasheet_ceilings, is_reference, large_ceilings
-from microbench.errors import UserError
 from microbench.explain import annotate
 from microbench.interleave import LARGE_FLOPS
 from microbench.results import Ceiling, Result, Run
-from microbench.runfile import write_run
+from microbench.run_output import save
 from microbench.sweep import Group
 from microbench.worker import OnStage, WorkerDied
 
@@ -186,14 +185,8 @@ class Runner:
         self.progress.done(group, done, left_s)
 
     def _save(self) -> None:
-        if self.path is None:
-            return
-        try:
-            write_run(self.run, self.path)
-        except OSError as error:
-            raise UserError(
-                f"cannot write {self.path} ({error.strerror}); what it holds so far is whole"
-            ) from None
+        if self.path is not None:
+            save(self.run, self.path)
 
 
 def missing(groups: Sequence[Group], run: Run, *, retry_skipped: bool = False) -> list[Group]:

@@ -52,6 +52,10 @@ class Sensors(Protocol):
         """Bits of THROTTLE_REASONS."""
         ...
 
+    def utilization_pct(self) -> float | None:
+        """Share of the last sampling period (up to a second) in which any kernel ran."""
+        ...
+
     def energy_j(self) -> float | None:
         """Energy since the driver was loaded, in joules. May take 30 ms to answer."""
         ...
@@ -74,6 +78,9 @@ class NoSensors:
     def event_reasons(self) -> None:
         """Not known."""
 
+    def utilization_pct(self) -> None:
+        """Not known."""
+
     def energy_j(self) -> None:
         """Not known."""
 
@@ -87,6 +94,7 @@ class Sample:
     sm_clock_mhz: float | None
     temperature_c: float | None
     throttle: tuple[str, ...]
+    utilization_pct: float | None = None
 
 
 @dataclass(frozen=True)
@@ -98,6 +106,7 @@ class TelemetrySummary:
     temperature_c: float | None = None
     throttle: tuple[str, ...] = ()
     samples: int = 0
+    utilization_pct: tuple[float, ...] = ()  # every reading
 
 
 def throttle_words(reasons: int | None) -> tuple[str, ...]:
@@ -207,6 +216,7 @@ class Telemetry:
             sm_clock_mhz=sensors.sm_clock_mhz(),
             temperature_c=sensors.temperature_c(),
             throttle=throttle_words(sensors.event_reasons()),
+            utilization_pct=sensors.utilization_pct(),
         )
 
     def summary(self, key: Hashable) -> TelemetrySummary:
@@ -222,6 +232,9 @@ class Telemetry:
                 word for word in dict.fromkeys(THROTTLE_REASONS.values()) if word in seen
             ),
             samples=len(samples),
+            utilization_pct=tuple(
+                sample.utilization_pct for sample in samples if sample.utilization_pct is not None
+            ),
         )
 
     def _run(self) -> None:

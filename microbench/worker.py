@@ -11,14 +11,18 @@ import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kernels.case import Target
 from microbench.errors import UserError
 from microbench.results import Ceiling, Json, Result
 from microbench.sweep import Group
 
+if TYPE_CHECKING:
+    from microbench.device import DeviceInfo
+
 OnStage = Callable[[str, str], None]
+Serve = Callable[[Connection, Any], None]
 HANG_S = 120.0  # silence after which a child counts as hung (compiling a kernel takes far less)
 START_S = 180.0  # the same while torch and the driver load
 
@@ -54,33 +58,29 @@ class WorkerDied(Exception):
         self.reason = reason
 
 
-class Worker:
-    """A child process that measures. Start it, ask it, close it."""
+class Child:
+    """A child process that holds the device. It answers one request after another.
 
-    def __init__(self, settings: Settings, hang_s: float = HANG_S) -> None:
+    `serve(pipe, settings)` runs in the child: it sends ("ok", Greeting) first, then ("ok", answer)
+    to each request it receives, ("stage", key, stage) as signs of life in between.
+    """
+
+    def __init__(self, serve: Serve, settings: object, *, daemon: bool = True) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, settings), daemon=True)
+        self._process = context.Process(target=_live, args=(theirs, serve, settings), daemon=daemon)
         self._process.start()
         theirs.close()
-        self._hang_s = hang_s
         self._stage = ("", "starting")
 
     def greet(self) -> Greeting:
         """Wait for the child's first word. UserError when the device cannot be had."""
         return self._answer(lambda _key, _stage: None, START_S)
 
-    def calibrate(
-        self, precisions: Sequence[str], large: Sequence[str], on_stage: OnStage
-    ) -> list[Ceiling]:
-        """Measured ceilings; see `microbench.ceilings.calibrate`. Raises WorkerDied."""
-        self._send(("calibrate", tuple(precisions), tuple(large)))
-        return self._answer(on_stage, START_S)
-
-    def measure(self, group: Group, budget_s: float, on_stage: OnStage) -> list[Result]:
-        """A result for every case of the group. Raises WorkerDied."""
-        self._send(("measure", group, budget_s))
-        return self._answer(on_stage, self._hang_s + budget_s)
+    def ask(self, request: tuple[object, ...], on_stage: OnStage, patience_s: float) -> Any:
+        """The child's answer. Raises WorkerDied when it ends, or is silent for `patience_s`."""
+        self._send(request)
+        return self._answer(on_stage, patience_s)
 
     def close(self) -> None:
         """End the child, gently if it listens."""
@@ -128,13 +128,31 @@ class Worker:
         return key, f"{reason} while {stage}"
 
 
+class Worker(Child):
+    """A child process that measures. Start it, ask it, close it."""
+
+    def __init__(self, settings: Settings, hang_s: float = HANG_S) -> None:
+        super().__init__(_measure_on_request, settings)
+        self._hang_s = hang_s
+
+    def calibrate(
+        self, precisions: Sequence[str], large: Sequence[str], on_stage: OnStage
+    ) -> list[Ceiling]:
+        """Measured ceilings; see `microbench.ceilings.calibrate`. Raises WorkerDied."""
+        return self.ask(("calibrate", tuple(precisions), tuple(large)), on_stage, START_S)
+
+    def measure(self, group: Group, budget_s: float, on_stage: OnStage) -> list[Result]:
+        """A result for every case of the group. Raises WorkerDied."""
+        return self.ask(("measure", group, budget_s), on_stage, self._hang_s + budget_s)
+
+
 # ---------------------------------------------------------------- in the child
 
 
-def _serve(pipe: Connection, settings: Settings) -> None:
+def _live(pipe: Connection, serve: Serve, settings: object) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     try:
-        _measure_on_request(pipe, settings)
+        serve(pipe, settings)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # the parent has gone
     except UserError as error:
@@ -145,27 +163,31 @@ def _serve(pipe: Connection, settings: Settings) -> None:
         pipe.send(("dead", f"{type(error).__name__}: {first_line(error)}"))
 
 
+def greet_parent(pipe: Connection, device: str) -> DeviceInfo:
+    """Take the device of this name for the child, and say what it is. UserError: there is none."""
+    from microbench import device as devices
+
+    try:
+        info = devices.describe(device)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    free_bytes = devices.free_memory_bytes(info)
+    pipe.send(("ok", Greeting(info.as_dict(), devices.software(), info.target(), free_bytes)))
+    if info.kind == "cuda":
+        import torch
+
+        torch.cuda.set_device(info.index)
+    return info
+
+
 def _measure_on_request(pipe: Connection, settings: Settings) -> None:
     from microbench import device as devices
     from microbench.ceilings import calibrate
     from microbench.measure import Measurer
     from microbench.timing import make_timer
 
-    try:
-        info = devices.describe(settings.device)
-    except ValueError as error:
-        raise UserError(str(error)) from None
+    info = greet_parent(pipe, settings.device)
     target = info.target()
-    pipe.send(
-        (
-            "ok",
-            Greeting(info.as_dict(), devices.software(), target, devices.free_memory_bytes(info)),
-        )
-    )
-    if info.kind == "cuda":
-        import torch
-
-        torch.cuda.set_device(info.index)
     timer = make_timer(
         settings.timer, settings.l2, info.kind, info.index, info.l2_bytes, info.sm_count
     )

@@ -10,17 +10,16 @@ from dataclasses import dataclass, field
 import pytest
 
 from microbench.interleave import (
-    BLOCK_SAMPLES,
     BURST_IDLE_FACTOR,
     BURST_SAMPLES,
     FEWEST_ROUNDS,
     LOOKS,
     MAX_ROUNDS,
-    WARM_S,
     Arm,
     ArmFailed,
     Turns,
 )
+from microbench.interleave import HEAVY as HEAVY_PACE
 from microbench.stats import MAX_INTERVAL_PCT, half_width_pct, median, median_interval
 from microbench.timing import Block, Launch
 
@@ -169,14 +168,14 @@ def test_one_heavy_arm_makes_the_whole_comparison_heavy() -> None:
     clock, timer = set_up({"arm0": constant(HEAVY), "arm1": constant(LIGHT)})
     rounds = Turns(timer, "sustained", 1e9, clock).take(arms_of(HEAVY, LIGHT))
     for name in ("arm0", "arm1"):
-        assert warm_s(timer, name) >= 0.99 * rounds * WARM_S["heavy"]
-        assert dict(timer.taken)[name] <= BLOCK_SAMPLES["heavy"][1]
+        assert warm_s(timer, name) >= 0.99 * rounds * HEAVY_PACE.warm_s
+        assert dict(timer.taken)[name] <= HEAVY_PACE.most
     clock, timer = set_up({"arm0": constant(LIGHT)})
     light = Turns(timer, "sustained", 1e9, clock).take(arms_of(LIGHT))
-    assert warm_s(timer, "arm0") < 0.3 * light * WARM_S["heavy"]
+    assert warm_s(timer, "arm0") < 0.3 * light * HEAVY_PACE.warm_s
     clock, timer = set_up({"arm0": constant(LIGHT)})
     Turns(timer, "sustained", 1e9, clock, heavy=True).take(arms_of(LIGHT))
-    assert warm_s(timer, "arm0") >= WARM_S["heavy"]
+    assert warm_s(timer, "arm0") >= HEAVY_PACE.warm_s
 
 
 def test_a_very_slow_launch_is_taken_once_a_round() -> None:

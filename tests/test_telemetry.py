@@ -29,6 +29,7 @@ class FakeSensors:
     clock: list[float | None] = field(default_factory=lambda: [None])
     temperature: list[float | None] = field(default_factory=lambda: [None])
     reasons: list[int | None] = field(default_factory=lambda: [None])
+    utilization: list[float | None] = field(default_factory=lambda: [None])
     energy: list[float | None] = field(default_factory=lambda: [None])
     energy_calls: int = 0
 
@@ -46,6 +47,9 @@ class FakeSensors:
 
     def event_reasons(self):
         return self._next(self.reasons)
+
+    def utilization_pct(self):
+        return self._next(self.utilization)
 
     def energy_j(self):
         self.energy_calls += 1
@@ -216,3 +220,11 @@ def test_words_are_unique_and_known_for_any_mask(mask):
 @pytest.mark.parametrize(("mask", "words"), [(None, ()), (0, ()), (1, ()), (0x100, ("display",))])
 def test_words_of_masks(mask, words):
     assert throttle_words(mask) == words
+
+
+def test_utilization_keeps_every_reading():
+    telemetry = Telemetry(FakeSensors(utilization=[10, 90, None, 50]), clock=seconds())
+    with telemetry.during("arm"):
+        for _ in range(4):
+            telemetry.poll()
+    assert telemetry.summary("arm").utilization_pct == (10, 90, 50)

@@ -147,7 +147,8 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-def _suggest(word: str, known: Iterable[str]) -> str:
+def suggest(word: str, known: Iterable[str]) -> str:
+    """What the user may have meant: "; did you mean a, b?", or nothing when none is near."""
     close = difflib.get_close_matches(word, list(known), n=3)
     return f"; did you mean {', '.join(close)}?" if close else ""
 
@@ -156,7 +157,7 @@ def _from_torchvision(name: str, batch: int, image: int | None, fake: FakeTensor
     from torchvision import models
 
     if name.lower() not in models.list_models():
-        hint = _suggest(name.lower(), models.list_models())
+        hint = suggest(name.lower(), models.list_models())
         raise UserError(
             f"torchvision has no network {name!r}{hint or '; your own is module:function'}"
         )
@@ -166,7 +167,7 @@ def _from_torchvision(name: str, batch: int, image: int | None, fake: FakeTensor
             f"{name} detects objects: its step depends on the boxes in the images and cannot be "
             "traced without running it; give its backbone as module:function"
         )
-    image = image or _usual_image(name)
+    image = image or usual_image(name)
     options = SIZE_ARGUMENTS.get(builder.__module__, lambda _: {})(image)
     if "weights_backbone" in inspect.signature(builder).parameters:
         options["weights_backbone"] = None  # else it is downloaded
@@ -184,7 +185,7 @@ def _from_torchvision(name: str, batch: int, image: int | None, fake: FakeTensor
         return Network(module, tuple(torch.empty(size) for _ in range(frames)), image)
 
 
-def _usual_image(name: str) -> int:
+def usual_image(name: str) -> int:
     """The side, in pixels, that the model's default weights were made for."""
     from torchvision import models
 
@@ -197,7 +198,7 @@ def _usual_image(name: str) -> int:
 
 
 def _from_function(name: str, batch: int, image: int | None, fake: FakeTensorMode) -> Network:
-    function = _find_function(name)
+    function = find_function(name)
     with BuildMode(fake):
         try:
             made = function()
@@ -209,7 +210,7 @@ def _from_function(name: str, batch: int, image: int | None, fake: FakeTensorMod
     module, example = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(module, nn.Module):
         raise UserError(
-            f"{name}() returned {_kind(made)}; it must return an nn.Module, "
+            f"{name}() returned {kind_of(made)}; it must return an nn.Module, "
             "or (nn.Module, example inputs)"
         )
     if isinstance(made, tuple):
@@ -226,29 +227,42 @@ def _example_inputs(name: str, example: object, fake: FakeTensorMode) -> tuple[T
     inputs: list[Tensor] = []
     for tensor in example if isinstance(example, (tuple, list)) else (example,):
         if not isinstance(tensor, Tensor):
-            raise UserError(f"{name}() returned {_kind(tensor)} as an example input, not a tensor")
+            raise UserError(
+                f"{name}() returned {kind_of(tensor)} as an example input, not a tensor"
+            )
         inputs.append(tensor if isinstance(tensor, FakeTensor) else fake.from_tensor(tensor))
     if not inputs or inputs[0].dim() == 0:
         raise UserError(f"{name}() returned an example input without a batch")
     return tuple(inputs)
 
 
-def _kind(value: object) -> str:
+def kind_of(value: object) -> str:
+    """What a value is, for a message: its type's name."""
     return "None" if value is None else f"an object of type {type(value).__name__}"
 
 
-def _find_function(name: str) -> Callable[[], object]:
+def find_function(name: str) -> Callable[[], object]:
+    """The function that "module:function" names; UserError when it cannot be had or called."""
+    function = find_attribute(name)
+    if isinstance(function, nn.Module) or not callable(function):
+        raise UserError(f"{name} is {kind_of(function)}, not a function that returns an nn.Module")
+    return function
+
+
+def find_attribute(name: str) -> object:
+    """What "module:attribute" names, importable from the current directory too.
+
+    UserError when the module does not import, with its own error, or has no such attribute.
+    """
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute.isidentifier():
         raise UserError(f"{name!r} is not module:function, for example mynet:build")
     module = _import(module_name)
-    function = getattr(module, attribute, None)
-    if function is None:
+    found = getattr(module, attribute, None)
+    if found is None:
         functions = [key for key, value in vars(module).items() if callable(value)]
-        raise UserError(f"{module_name} has no {attribute!r}{_suggest(attribute, functions)}")
-    if isinstance(function, nn.Module) or not callable(function):
-        raise UserError(f"{name} is {_kind(function)}, not a function that returns an nn.Module")
-    return function
+        raise UserError(f"{module_name} has no {attribute!r}{suggest(attribute, functions)}")
+    return found
 
 
 def _import(module_name: str) -> ModuleType:

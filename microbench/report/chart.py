@@ -64,7 +64,7 @@ def chart(run: Run, width: int) -> list[Text]:
         return [Text("No chart: too many curves; show fewer precisions or back ends.", "dim")]
     speedups, unit = _speedups(run, arms), rate_unit(results)
     label_width = max(6, len(axis), *map(len, speedups))
-    canvas, hidden = _draw(series, _levels(run, arms, results, unit), width, label_width)
+    canvas, hidden = draw(series, _levels(run, arms, results, unit), width, label_width)
     low, high = (y / unit.per_s for y in canvas.y_range)
     return [
         Text(f"{subject}{unit.name} by {axis}; {READING}", overflow="ellipsis"),
@@ -75,7 +75,7 @@ def chart(run: Run, width: int) -> list[Text]:
             [(size, f"{size:.0f}") for size in sorted({x for c in series for x, _ in c.points})],
         ),
         *(canvas.under(label, values) for label, values in speedups.items()),
-        *_legend(series, hidden, width),
+        *legend(series, hidden, width),
         *_key(run, arms, list(speedups)),
     ]
 
@@ -137,7 +137,7 @@ def _levels(run: Run, arms: Arms, results: list[Result], unit: words.Unit) -> di
     }
 
 
-def _draw(
+def draw(
     series: list[Series], levels: dict[str, float], width: int, label_width: int
 ) -> tuple[Canvas, int]:
     """The canvas, and how many points lie under others."""
@@ -186,7 +186,8 @@ def _speedups(run: Run, arms: Arms) -> dict[str, list[tuple[float, str]]]:
     return lines
 
 
-def _legend(series: list[Series], hidden: int, width: int) -> list[Text]:
+def legend(series: list[Series], hidden: int, width: int) -> list[Text]:
+    """The markers and what they stand for; says so when markers lie under others."""
     lines = [Text()]
     for curve in series:
         if lines[-1] and cell_len(lines[-1].plain) + cell_len(curve.label) + 5 > width:

@@ -7,11 +7,15 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
+from kernels.case import Case
 from microbench.compare import VERDICTS, CompareRow, Comparison
 from microbench.report import words
 from microbench.report.grid import DIM, Column, Grid, Row
 from microbench.report.screen import WIDTH
+from microbench.report.training import figures
+from microbench.report.training.arms import OPTIONS, in_words
 from microbench.results import Ratio
+from microbench.train_results import TrainCase
 
 MOST_SAME_ROWS = 6
 MOST_KEYS = 5
@@ -72,11 +76,12 @@ def _chosen(rows: Sequence[CompareRow]) -> tuple[list[CompareRow], list[CompareR
 
 
 def _grid(rows: Sequence[CompareRow]) -> Grid:
+    trained = {isinstance(row.case, TrainCase) for row in rows}
     columns = [
         Column("B is"),
-        Column("precision"),
-        Column("size", right=True),
-        Column("backend", drop=1),
+        Column("recipe" if trained == {True} else "precision"),
+        Column("what" if True in trained else "size", right=True),
+        Column("options" if trained == {True} else "backend", drop=1),
         Column("time A", right=True, drop=2),
         Column("time B", right=True, drop=2),
         Column("A / B", right=True),
@@ -84,17 +89,24 @@ def _grid(rows: Sequence[CompareRow]) -> Grid:
     grid = Grid(columns)
     for row in rows:
         look, style = _LOOKS[row.verdict]
-        case = row.case
-        cells = [
-            look,
-            words.clean(case.precision_name),
-            words.size(case),
-            words.clean(case.backend),
-        ]
+        cells = [look, *_what(row.case)]
         cells += [words.duration(s) if s is not None else "-" for s in (row.a_s, row.b_s)]
-        cells.append("-" if row.ratio is None else words.interval(Ratio(row.ratio, row.ci95)))
+        told = figures.interval if isinstance(row.case, TrainCase) else words.interval
+        cells.append("-" if row.ratio is None else told(Ratio(row.ratio, row.ci95)))
         grid.rows.append(Row(cells, style=style))
     return grid
+
+
+def _what(case: Case | TrainCase) -> tuple[str, str, str]:
+    """Precision, problem and who computes it; of a training: recipe, what is trained, options."""
+    if isinstance(case, TrainCase):
+        return (words.clean(case.recipe), ", ".join(in_words(case, ("network", "batch", "loader"))),
+                " ".join(in_words(case, OPTIONS)))  # fmt: skip
+    return words.clean(case.precision_name), words.size(case), words.clean(case.backend)
+
+
+def _name(case: Case | TrainCase) -> str:
+    return " ".join(_what(case)) if isinstance(case, TrainCase) else words.name(case)
 
 
 def _notes(rows: Sequence[CompareRow]) -> dict[str, list[str]]:
@@ -102,7 +114,7 @@ def _notes(rows: Sequence[CompareRow]) -> dict[str, list[str]]:
     notes: dict[str, list[str]] = {}
     for row in rows:
         if row.note:
-            notes.setdefault(words.clean(row.note), []).append(words.name(row.case))
+            notes.setdefault(words.clean(row.note), []).append(_name(row.case))
     return notes
 
 

@@ -16,6 +16,8 @@ from microbench.report.layers_table import layers_summary, layers_table
 from microbench.report.map_table import is_map, map_tables, map_verdict
 from microbench.report.run_table import RunTable, run_table
 from microbench.report.screen import WIDTH
+from microbench.report.training.arms import what_was_trained
+from microbench.report.training.screen import training_sections
 from microbench.report.wide_table import missing_reasons, wide_table
 from microbench.results import Run
 from microbench.verdict import verdict
@@ -32,15 +34,24 @@ SOFTWARE = (
 
 
 def print_run(run: Run, console: Console, *, details: bool = False) -> None:
-    """Header, table, chart, verdict, warnings. `details` adds why for every result."""
+    """Header, table, chart, verdict, warnings; kernels before trainings.
+
+    `details` adds why for every result.
+    """
     width = min(console.width, WIDTH)
     _section(console, header(run, details), width)
-    if not run.results:
+    if not run.results and not run.trainings:
         console.print(Text("Nothing was measured."))
-        return
-    if is_map(run):
+    if run.results and is_map(run):
         _print_map(run, console, width)
-        return
+    elif run.results:
+        _print_kernels(run, console, width, details)
+    if run.trainings:
+        for title, lines in training_sections(run, width, details=details):
+            _section(console, lines, width, title)
+
+
+def _print_kernels(run: Run, console: Console, width: int, details: bool) -> None:
     table = _table(run, width)
     legend = notes.legend(run, table.left_out, width, ratios=run.network is None)
     _section(console, [*table.lines, *legend], width)
@@ -103,6 +114,8 @@ def _how(run: Run) -> list[str]:
     parts: list[str] = []
     parts += sorted({words.clean(r.case.op) for r in run.results})
     parts += _shared_settings(run)
+    if run.trainings:
+        parts += what_was_trained(run)
     if len({r.case.data for r in run.results}) == 1:
         parts.append(f"{words.clean(run.results[0].case.data)} data")
     for title, field in (("timer", "timer"), ("L2", "l2"), ("regime", "regime")):

@@ -12,10 +12,11 @@ from microbench.errors import UserError
 from microbench.report.drawing_lines import line_chart
 from microbench.report.drawing_map import payoff_map
 from microbench.report.drawing_style import library
+from microbench.report.drawing_training import training_chart
 from microbench.results import Run
 from microbench.runfile import check_writable
 
-__all__ = ["SUFFIXES", "check_chart_path", "draw", "line_chart", "payoff_map"]
+__all__ = ["SUFFIXES", "check_chart_path", "draw", "line_chart", "payoff_map", "training_chart"]
 
 SUFFIXES = (".png", ".svg", ".html")
 PNG_SCALE = 2  # pixels a unit of length: sharp in a document
@@ -29,13 +30,20 @@ def check_chart_path(path: Path) -> None:
 
 
 def draw(run: Run, path: Path) -> None:
-    """Write the chart that suits the run: the map for `payoff` of conv, else rate against size.
+    """Write the chart that suits the run: of its trainings where it has some; else the map for
+    `payoff` of conv, else rate against size.
 
     Whole or not at all. UserError when there is nothing to draw or nowhere to write.
     """
     suffix = _suffix(path)
+    _replace(path, _render(_chart_of(run), suffix))
+
+
+def _chart_of(run: Run) -> Any:
+    if run.trainings:
+        return training_chart(run)
     is_map = "payoff" in run.command and any(r.case.op == "conv" and r.speedup for r in run.results)
-    _replace(path, _render(payoff_map(run) if is_map else line_chart(run), suffix))
+    return payoff_map(run) if is_map else line_chart(run)
 
 
 def _suffix(path: Path) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
+from typing import Self
 
 from rich.console import Console, RenderableType
 from rich.live import Live
@@ -20,35 +21,21 @@ BAR_WIDTH = 20
 REDRAWS_PER_S = 4
 
 
-class LiveProgress:
-    """Tells a person what is measured, what came out and how long it will take.
+class LiveLine:
+    """A line at the foot of a terminal that says how far the work is; use as a context.
 
-    Implements `microbench.runner.Progress`; use as a context. The time left is the sampling that is
-    still to come plus what preparing, checking and compiling have cost a group so far.
+    Elsewhere (a pipe, --quiet) nothing is redrawn.
     """
 
-    def __init__(
-        self,
-        console: Console,
-        groups: Sequence[Group],
-        *,
-        quiet: bool = False,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, console: Console, total: int, *, quiet: bool = False) -> None:
         self._console = console
         self._quiet = quiet or console.quiet
-        self._clock = clock
-        self._groups = list(groups)
-        self._by_key = {case.key: group for group in groups for case in group.cases}
+        self._total = total
         self._done = 0
         self._doing = "starting"
-        self._left_s: float | None = None  # of sampling, after the groups that are done
-        self._group_began_s: float | None = None
-        self._spent_s: list[float] = []  # on each group that is done
-        self._sampled_s: list[float] = []  # of that, sampling; from the second group on
         self._live: Live | None = None
 
-    def __enter__(self) -> LiveProgress:
+    def __enter__(self) -> Self:
         if not self._quiet and is_live(self._console):
             live = Live(
                 get_renderable=self._status,
@@ -70,6 +57,52 @@ class LiveProgress:
             self._live.stop()
             self._live = None
 
+    def left_s(self) -> float | None:
+        """Seconds until the end, as far as can be told."""
+        raise NotImplementedError
+
+    def say(self, line: str) -> None:
+        """Print a line that stays."""
+        if not self._quiet:
+            width = min(self._console.width, WIDTH)
+            self._console.print(Text(line), width=width, soft_wrap=False)
+
+    def _status(self) -> RenderableType:
+        total = max(1, self._total)
+        filled = BAR_WIDTH * self._done // total
+        left_s = self.left_s()
+        left = f", about {words.rough_duration(left_s)} left" if left_s is not None else ""
+        line = Text("━" * filled, "green").append("─" * (BAR_WIDTH - filled), "dim not green")
+        line.append(f" {self._done}/{total} done{left}  ", "not green")
+        line.append(self._doing, "bold not green")
+        line.truncate(min(self._console.width, WIDTH), overflow="ellipsis")
+        return line
+
+
+class LiveProgress(LiveLine):
+    """Tells a person what is measured, what came out and how long it will take.
+
+    Implements `microbench.runner.Progress`. The time left is the sampling that is still to come
+    plus what preparing, checking and compiling have cost a group so far.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        groups: Sequence[Group],
+        *,
+        quiet: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(console, len(groups), quiet=quiet)
+        self._clock = clock
+        self._groups = list(groups)
+        self._by_key = {case.key: group for group in groups for case in group.cases}
+        self._left_s: float | None = None  # of sampling, after the groups that are done
+        self._group_began_s: float | None = None
+        self._spent_s: list[float] = []  # on each group that is done
+        self._sampled_s: list[float] = []  # of that, sampling; from the second group on
+
     def stage(self, key: str, stage: str) -> None:
         """A case entered a stage."""
         group = self._by_key.get(key)
@@ -88,10 +121,7 @@ class LiveProgress:
         self._left_s = left_s
         self._done += 1
         self._doing = "next size"
-        if self._quiet:
-            return
-        line = f"[{self._done}/{len(self._groups)}] {summary(results)}"
-        self._console.print(Text(line), width=min(self._console.width, WIDTH), soft_wrap=False)
+        self.say(f"[{self._done}/{len(self._groups)}] {summary(results)}")
 
     def left_s(self) -> float | None:
         """Seconds until the end, as far as can be told; None before the first group is done."""
@@ -104,17 +134,6 @@ class LiveProgress:
             overhead_s = max(0.0, sum(spent) - sum(sampled)) / len(sampled)
         began_s = self._group_began_s if self._group_began_s is not None else self._clock()
         return max(0.0, self._left_s + overhead_s * groups_left - (self._clock() - began_s))
-
-    def _status(self) -> RenderableType:
-        total = max(1, len(self._groups))
-        filled = BAR_WIDTH * self._done // total
-        left_s = self.left_s()
-        left = f", about {words.rough_duration(left_s)} left" if left_s is not None else ""
-        line = Text("━" * filled, "green").append("─" * (BAR_WIDTH - filled), "dim not green")
-        line.append(f" {self._done}/{total} done{left}  ", "not green")
-        line.append(self._doing, "bold not green")
-        line.truncate(min(self._console.width, WIDTH), overflow="ellipsis")
-        return line
 
 
 def describe(key: str, stage: str, group: Group | None) -> str:

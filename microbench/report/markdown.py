@@ -7,6 +7,7 @@ from microbench.payoff import payoffs
 from microbench.report import words
 from microbench.report.arms import arms_of
 from microbench.report.layers_table import PASSES, layers_of
+from microbench.report.training.markdown import training_caption, training_table
 from microbench.results import NetworkUse, Result, Run
 
 HEADER = ("size", "precision", "back end", "time", "TFLOP/s", "% of peak", "x fp32", "x tf32",
@@ -14,9 +15,14 @@ HEADER = ("size", "precision", "back end", "time", "TFLOP/s", "% of peak", "x fp
 
 
 def to_markdown(run: Run) -> str:
-    """One row a result, in the order measured; what was skipped says why."""
+    """One row a result, in the order measured; what was skipped says why. Kernels and trainings
+    are tables of their own."""
     lines = [_row(HEADER), _row(("---:", "---", "---", *["---:"] * 6, "---"))]
-    return "\n".join([*lines, *(_row(_cells(result)) for result in run.results)]) + "\n"
+    kernels = "\n".join([*lines, *(_row(_cells(result)) for result in run.results)]) + "\n"
+    if not run.trainings:
+        return kernels
+    trainings = f"{training_caption(run)}\n\n{training_table(run)}"
+    return f"{kernels}\n{trainings}" if run.results else trainings
 
 
 def payoff_table(run: Run, precision: str) -> str:

@@ -13,6 +13,8 @@ from microbench.results import Ceiling, Result, Run, Warning
 
 MOST_WHYS = 8
 
+Found = tuple[Warning, str]  # and the case it is about, in words
+
 
 def legend(run: Run, left_out: Sequence[str], width: int, *, ratios: bool = True) -> list[Text]:
     """How to read the table; `ratios`: whether it has intervals and errors."""
@@ -65,15 +67,19 @@ def whys(run: Run, details: bool) -> list[Text]:
 
 
 def warnings(run: Run) -> list[Text]:
+    """The warnings of the results, see `told_once`."""
+    return told_once([(warning, words.name(r.case)) for r in run.results for warning in r.warnings])
+
+
+def told_once(found: Sequence[Found]) -> list[Text]:
     """Each warning once, with the cases it is about; those of one cause and remedy together."""
-    seen: dict[tuple[str, str], list[tuple[Warning, Result]]] = {}
-    for result in run.results:
-        for warning in result.warnings:
-            seen.setdefault((warning.cause, warning.remedy), []).append((warning, result))
+    seen: dict[tuple[str, str], list[Found]] = {}
+    for warning, case in found:
+        seen.setdefault((warning.cause, warning.remedy), []).append((warning, case))
     lines: list[Text] = []
-    for (cause, remedy), found in seen.items():
-        symptoms = list(dict.fromkeys(words.clean(w.symptom) for w, _ in found))
-        cases = list(dict.fromkeys(words.name(r.case) for _, r in found))
+    for (cause, remedy), alike in seen.items():
+        symptoms = list(dict.fromkeys(words.clean(warning.symptom) for warning, _ in alike))
+        cases = list(dict.fromkeys(case for _, case in alike))
         more = f" (and {len(symptoms) - 1} like it)" if len(symptoms) > 1 else ""
         line = Text("! ", "bold yellow").append(symptoms[0] + more, "bold not yellow")
         line.append(f" [{words.listed(cases, most=2)}]", "not bold not yellow dim")

@@ -1,11 +1,16 @@
-"""A run as CSV: one row a result, every unit in its column's name, names that do not change."""
+"""A run as CSV: one row a result, every unit in its column's name, names that do not change.
+
+Kernels and trainings have their own columns; a run that holds both has all of them.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
 
-from microbench.results import Ratio, Result, Run
+from microbench.report.training.table_csv import COLUMNS as TRAINING_COLUMNS
+from microbench.report.training.table_csv import Cell, speedup, training_row
+from microbench.results import Result, Run
 
 BASELINES = ("fp32", "tf32")
 COLUMNS = (
@@ -19,17 +24,19 @@ COLUMNS = (
 )  # fmt: skip
 JOIN = "; "
 
-Cell = str | int | float | bool | None
-
 
 def to_csv(run: Run) -> str:
     """The whole table with its header; what is not known is empty."""
+    rows = [_case(result) | _measurement(result) | _meaning(result) for result in run.results]
+    rows += [training_row(training) for training in run.trainings]
+    kinds = [COLUMNS] * (bool(run.results) or not run.trainings)
+    kinds += [TRAINING_COLUMNS] * bool(run.trainings)
+    columns = list(dict.fromkeys(name for kind in kinds for name in kind))
     text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
-    for result in run.results:
-        row = _case(result) | _measurement(result) | _meaning(result)
-        writer.writerow({name: _cell(row.get(name)) for name in COLUMNS})
+    for row in rows:
+        writer.writerow({name: _cell(row.get(name)) for name in columns})
     return text.getvalue()
 
 
@@ -84,19 +91,8 @@ def _meaning(result: Result) -> dict[str, Cell]:
         "kernels": JOIN.join(result.kernels),
     }
     for name in BASELINES:
-        row |= _speedup(name, result.speedup.get(name))
+        row |= speedup(name, result.speedup.get(name))
     return row
-
-
-def _speedup(name: str, ratio: Ratio | None) -> dict[str, Cell]:
-    if ratio is None:
-        return {}
-    low, high = ratio.ci95 or (None, None)
-    return {
-        f"speedup_{name}": ratio.ratio,
-        f"speedup_{name}_low": low,
-        f"speedup_{name}_high": high,
-    }
 
 
 def _cell(value: Cell) -> str:

@@ -1,0 +1,1 @@
+"""What half precision buys in real training: networks trained under precision recipes."""

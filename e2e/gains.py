@@ -1,0 +1,124 @@
+"""What the timed arms say of each other: speed-ups, what each waits for, and what to be wary of.
+
+Pure functions of the results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from microbench.stats import ratio_interval
+from microbench.train_results import StepTimes, TrainCase, Training
+from microbench.values import Ratio, Warning
+
+BASELINES = {"fp32": ("fp32", "O0"), "tf32": ("tf32",)}
+# A step in which no kernel runs for more than this share waits for the host; what is less is the
+# gap of about a microsecond between kernels.
+IDLE_SHARE = 0.10
+DATA_SHARE = 0.10
+MAX_WALL_GAP = 0.02  # images over wall time must agree with what is reported within this
+MAX_SKIPPED_SHARE = 0.01
+RESOLUTION_S = 32e-9
+
+
+def with_gains(trainings: Sequence[Training], rungs: Mapping[str, str | None]) -> list[Training]:
+    """The trainings of one comparison with speed-ups, limits and warnings."""
+    ladder = [t for t in trainings if rungs.get(t.case.key) and t.steps]
+    found: list[Training] = []
+    for training in trainings:
+        training = replace(training, rung=rungs.get(training.case.key))
+        if training.steps is None:
+            found.append(training)
+            continue
+        speedup = _against_baselines(training, trainings)
+        if training.rung:
+            speedup |= _against_rungs(training, ladder)
+        limit, why = _limit(training)
+        warned = replace(training, speedup=speedup, limit=limit, why=why)
+        found.append(replace(warned, warnings=_warnings(warned)))
+    return found
+
+
+def _against_baselines(training: Training, arms: Sequence[Training]) -> dict[str, Ratio]:
+    """Against the baseline that differs in the recipe alone; where there is none, the first one."""
+    speedup: dict[str, Ratio] = {}
+    for name, recipes in BASELINES.items():
+        timed = [t for t in arms if t.case.recipe in recipes and t.steps]
+        alike = [t for t in timed if _but_recipe(t.case) == _but_recipe(training.case)]
+        baseline = next(iter(alike or timed), None)
+        if baseline is not None and training.case.recipe not in recipes:
+            speedup[name] = _ratio(baseline, training)
+    return speedup
+
+
+def _but_recipe(case: TrainCase) -> TrainCase:
+    return replace(case, recipe="", loss_scale=None, keep_batchnorm_fp32=False)
+
+
+def _against_rungs(training: Training, ladder: Sequence[Training]) -> dict[str, Ratio]:
+    place = next(i for i, rung in enumerate(ladder) if rung.case == training.case)
+    if place == 0:
+        return {}
+    return {
+        "previous": _ratio(ladder[place - 1], training),
+        "first": _ratio(ladder[0], training),
+    }
+
+
+def _ratio(slow: Training, fast: Training) -> Ratio:
+    assert slow.steps
+    assert fast.steps
+    return Ratio(*ratio_interval(slow.steps.blocks_s, fast.steps.blocks_s, RESOLUTION_S))
+
+
+def _limit(training: Training) -> tuple[str | None, str | None]:
+    """What a step waits for, with the number that says so; None where it is not known."""
+    steps = training.steps
+    assert steps
+    waited_s = sum(phase.host_s for phase in training.phases if phase.name == "data")
+    if waited_s > DATA_SHARE * steps.median_s:
+        share = waited_s / steps.median_s
+        return "data", f"the host waits for data in {share:.0%} of the step"
+    if steps.busy_s is None:
+        return None, None
+    idle = 1 - min(1.0, steps.busy_s / steps.median_s)
+    if idle > IDLE_SHARE:
+        return "host", f"no kernel runs in {idle:.0%} of the step{_launching(steps)}"
+    return "gpu", f"kernels run in {1 - idle:.0%} of the step"
+
+
+def _launching(steps: StepTimes) -> str:
+    if steps.host_s is None or steps.launches is None:
+        return ""
+    return f": the host needs {steps.host_s * 1e3:.1f} ms to launch its {steps.launches} kernels"
+
+
+def _warnings(training: Training) -> tuple[Warning, ...]:
+    return tuple(w for w in (_wall_gap(training), _many_skipped(training)) if w)
+
+
+def _wall_gap(training: Training) -> Warning | None:
+    reported, wall = training.per_s, training.wall_per_s
+    if not reported or not wall or abs(wall / reported - 1) <= MAX_WALL_GAP:
+        return None
+    gap = wall / reported - 1
+    return Warning(
+        f"{training.case.recipe}: {training.unit}/s over wall time is {abs(gap):.1%} "
+        f"{'below' if gap < 0 else 'above'} the {training.unit}/s of the median step",
+        "some steps take far longer than the median one: another program, the loader, the clock",
+        "close what else runs; believe the wall time",
+    )
+
+
+def _many_skipped(training: Training) -> Warning | None:
+    steps = training.steps
+    if not steps or not training.skipped_steps:
+        return None
+    if training.skipped_steps <= MAX_SKIPPED_SHARE * steps.wall_steps:
+        return None
+    return Warning(
+        f"{training.case.recipe}: the loss scaler left out {training.skipped_steps} updates",
+        "gradients overflow float16 again and again",
+        "lower the learning rate, or train in bfloat16 (--recipe amp-bf16), which needs no scale",
+    )

@@ -1,0 +1,79 @@
+"""Networks to train, by name: torchvision's, CIFAR's, a GPT, or the user's own function.
+
+To add one, put an entry into `CIFAR` (cifar.py) or `GPTS` (gpt.py); a new kind goes into `_groups`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+
+from e2e.networks.cifar import CIFAR, cifar_network
+from e2e.networks.gpt import GPTS, gpt_network
+from e2e.networks.losses import user_loss
+from e2e.networks.network import Network, never
+from e2e.networks.own import own_network
+from e2e.networks.torchvision_nets import (
+    is_other_torchvision,
+    torchvision_names,
+    torchvision_network,
+)
+from microbench.errors import UserError
+from microbench.layers.networks import suggest
+
+__all__ = ["Network", "find", "names"]
+
+Maker = Callable[[str, tuple[int, ...] | None, int | None], Network]
+
+
+def names() -> dict[str, list[str]]:
+    """The names of the networks, by group: the group's title and its names."""
+    return {title: list(known) for title, (known, _) in _groups().items()}
+
+
+def find(
+    name: str,
+    *,
+    input: tuple[int, ...] | None = None,
+    classes: int | None = None,
+    loss: str | None = None,
+) -> Network:
+    """The network of this name, in any case and with "-" or "_"; or that of "module:function".
+
+    `input` is the shape of one sample, (3, H, W) or (T,), `classes` the number of the data's
+    classes, `loss` the user's "module:function", called as loss(output, target): None is the
+    network's own of each. UserError for an unknown name, with near ones, and for an input, loss or
+    function that does not do.
+    """
+    network = own_network(name, input, classes) if ":" in name else _named(name, input, classes)
+    if loss is None:
+        return network
+    return dataclasses.replace(network, loss=user_loss(loss), stands_in=never)
+
+
+def _groups() -> dict[str, tuple[Iterable[str], Maker]]:
+    """Each group's title, its names, and what makes a Network of one of them."""
+    return {
+        "ImageNet, from torchvision": (torchvision_names(), torchvision_network),
+        "CIFAR, 3x32x32": (CIFAR, cifar_network),
+        "Text, tokens": (GPTS, gpt_network),
+    }
+
+
+def _named(name: str, input: tuple[int, ...] | None, classes: int | None) -> Network:
+    makers = {known: make for group, make in _groups().values() for known in group}
+    spelled = {_spelling(known): known for known in makers}
+    known = spelled.get(_spelling(name))
+    if known is not None:
+        return makers[known](known, input, classes)
+    if is_other_torchvision(name):
+        raise UserError(
+            f"torchvision's {name} is not a classification network; "
+            "your own function that builds it is module:function"
+        )
+    near = suggest(name.lower(), makers) or "; `e2e list` names them; your own is module:function"
+    raise UserError(f"no network {name!r}{near}")
+
+
+def _spelling(name: str) -> str:
+    return name.lower().replace("-", "_")

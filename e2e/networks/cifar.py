@@ -1,0 +1,105 @@
+"""Networks for images of CIFAR's size: 3x32x32, 10 classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from torch import nn
+
+from e2e.networks.losses import classification_loss, count_right
+from e2e.networks.network import Network, check_input, class_count, image_input
+from e2e.networks.wide_resnet import WideResNet
+
+IMAGE = 32  # pixels a side
+CLASSES = 10
+WEIGHT_DECAY = 5e-4
+# Channels of VGG's 13 convolutions (configuration D); "pool" halves the image.
+VGG16 = [64, 64, "pool", 128, 128, "pool", 256, 256, 256, "pool"]
+VGG16 += [512, 512, 512, "pool", 512, 512, 512, "pool"]
+SMALL_CNN = [32, "pool", 64, "pool", 128, "pool", 128]
+
+
+@dataclass(frozen=True)
+class Form:
+    """A CIFAR network: how to build it for a number of classes, and its defaults for SGD."""
+
+    build: Callable[[int], nn.Module]
+    lr: float = 0.1
+    batch: int = 128
+    cpu_batch: int = 32
+
+
+def resnet(torchvision_name: str, classes: int) -> nn.Module:
+    """Build torchvision's ResNet with a 3x3 stem of stride 1 and no max-pool.
+
+    As He et al. (2016, section 4.2) begin on CIFAR: the ImageNet stem would leave 8x8 of 32x32.
+    """
+    from torchvision import models
+
+    network = models.get_model(torchvision_name, weights=None, num_classes=classes)
+    network.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
+    nn.init.kaiming_normal_(network.conv1.weight, mode="fan_out", nonlinearity="relu")
+    network.maxpool = nn.Identity()
+    return network
+
+
+def plain_cnn(layers: list[int | str], classes: int) -> nn.Module:
+    """3x3 convolutions, each with batch-norm and ReLU, then the mean and one linear classifier.
+
+    `layers` are the convolutions' channels, or "pool" for a 2x2 max-pool.
+    """
+    made: list[nn.Module] = []
+    width = 3
+    for layer in layers:
+        if isinstance(layer, str):
+            made.append(nn.MaxPool2d(2))
+            continue
+        conv = nn.Conv2d(width, layer, 3, padding=1, bias=False)
+        nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
+        made += [conv, nn.BatchNorm2d(layer), nn.ReLU(inplace=True)]
+        width = layer
+    return nn.Sequential(*made, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, classes))
+
+
+CIFAR: dict[str, Form] = {
+    # 0.24 M parameters and 13 M multiply-adds an image: for tests, and for trying on a laptop.
+    "cnn-cifar": Form(partial(plain_cnn, SMALL_CNN), cpu_batch=128),
+    "resnet18-cifar": Form(partial(resnet, "resnet18")),
+    "resnet34-cifar": Form(partial(resnet, "resnet34"), cpu_batch=16),
+    "resnet50-cifar": Form(partial(resnet, "resnet50"), cpu_batch=16),
+    "vgg16-cifar": Form(partial(plain_cnn, VGG16), lr=0.05),
+    "wrn-16-4": Form(partial(WideResNet, 16, 4)),
+    "wrn-28-10": Form(partial(WideResNet, 28, 10), cpu_batch=4),
+}
+
+
+def cifar_network(name: str, input: tuple[int, ...] | None, classes: int | None) -> Network:
+    """The network of the table CIFAR that has this name. UserError for an input it cannot take."""
+    form = CIFAR[name]
+    classes = class_count(name, classes, CLASSES)
+    shape = image_input(name, input, IMAGE)
+    build = partial(_build, form, classes)
+    if shape != (3, IMAGE, IMAGE):
+        check_input(name, build, shape)
+    return Network(
+        name=name,
+        build=build,
+        input=shape,
+        tokens=None,
+        classes=classes,
+        loss=classification_loss,
+        accuracy=count_right,
+        unit="img",
+        units_per_sample=1,
+        optimizer="sgd",
+        lr=form.lr,
+        weight_decay=WEIGHT_DECAY,
+        batch=form.batch,
+        cpu_batch=form.cpu_batch,
+    )
+
+
+def _build(form: Form, classes: int) -> nn.Module:
+    return form.build(classes).train()

@@ -1,0 +1,162 @@
+"""Losses, always in float32 whatever the output's type, and the count of right answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from microbench.errors import UserError
+from microbench.layers.networks import find_attribute, kind_of, tensors_in
+
+NO_TARGET = -100  # F.cross_entropy leaves out positions with this target
+
+
+def classification_loss(
+    output: Any, target: Tensor | None, label_smoothing: float, *, auxiliary_weight: float = 0.0
+) -> Tensor:
+    """Cross-entropy of [batch, classes] with int64 [batch], a scalar in float32.
+
+    Of several outputs the first is the main one; each of the others, an auxiliary classifier's,
+    is added `auxiliary_weight` times. A single tensor has no others (evaluation).
+    """
+    assert target is not None, "a classifier is trained with classes"
+    main, *others = tensors_in(output)
+    loss = F.cross_entropy(main.float(), target, label_smoothing=label_smoothing)
+    if auxiliary_weight:
+        for other in others:
+            extra = F.cross_entropy(other.float(), target, label_smoothing=label_smoothing)
+            loss = loss + auxiliary_weight * extra
+    return loss
+
+
+def next_token_loss(output: Any, target: Tensor | None, label_smoothing: float) -> Tensor:
+    """Cross-entropy of the logits [batch, T, vocabulary] with each next token of [batch, T].
+
+    A scalar in float32: the mean over the first T-1 positions.
+    """
+    assert target is not None, "a language model is trained with tokens"
+    logits = next(tensors_in(output))
+    # The targets are shifted, not the logits: a slice of those would be copied, 3 GB for gpt.
+    following = F.pad(target[:, 1:], (0, 1), value=NO_TARGET)
+    return F.cross_entropy(
+        logits.float().flatten(0, 1),
+        following.flatten(),
+        ignore_index=NO_TARGET,
+        label_smoothing=label_smoothing,
+    )
+
+
+def count_right(output: Any, target: Tensor) -> Tensor | None:
+    """How many samples have their greatest logit at the target's class: int64, on the device.
+
+    Only the main output counts. None when it is not [batch, classes] for this target.
+    """
+    if not scores_classes(output, target):
+        return None
+    return (next(tensors_in(output)).argmax(1) == target).sum()
+
+
+def scores_classes(output: object, target: Tensor | None) -> bool:
+    """Whether the first tensor put out is floating [batch, classes] and the target its classes."""
+    main = next(tensors_in(output), None)
+    return _scores(main, 2) and _labels(target, main, 1)
+
+
+def scores_tokens(output: object, target: Tensor | None) -> bool:
+    """Whether the first tensor put out is floating [batch, T, vocabulary] for tokens [batch, T]."""
+    main = next(tensors_in(output), None)
+    return _scores(main, 3) and _labels(target, main, 2)
+
+
+def is_stand_in(output: object, target: Tensor | None) -> bool:
+    """Whether the loss of a user's network that brings none is a stand-in (see `DefaultLoss`)."""
+    return not scores_classes(output, target) and not scores_tokens(output, target)
+
+
+def _scores(main: Tensor | None, dims: int) -> bool:
+    return main is not None and main.is_floating_point() and main.dim() == dims
+
+
+def _labels(target: Tensor | None, main: Tensor | None, dims: int) -> bool:
+    return (
+        target is not None
+        and main is not None
+        and target.dtype == torch.int64
+        and target.dim() == dims
+        and target.shape == main.shape[:dims]
+    )
+
+
+@dataclass(frozen=True)
+class DefaultLoss:
+    """The loss of a user's network that brings none.
+
+    Cross-entropy where the first tensor put out is floating [batch, classes], next-token
+    cross-entropy where it is [batch, T, vocabulary] for tokens [batch, T]. For anything else it is
+    a stand-in, the mean of the squares of all floating outputs: the speed of a step is that of
+    training, what is learnt is not. `labels` is how many classes or tokens the data has, None
+    when that is not known.
+    """
+
+    name: str
+    labels: int | None
+
+    def __call__(self, output: Any, target: Tensor | None, label_smoothing: float) -> Tensor:
+        """Reduce an output to a scalar in float32. UserError if too narrow or not floating."""
+        if scores_classes(output, target):
+            self._check_width(output, "classes")
+            return classification_loss(output, target, label_smoothing)
+        if scores_tokens(output, target):
+            self._check_width(output, "tokens")
+            return next_token_loss(output, target, label_smoothing)
+        floating = [tensor.float() for tensor in tensors_in(output) if tensor.is_floating_point()]
+        if not floating:
+            raise UserError(f"{self.name} puts out no floating tensor: give --loss module:function")
+        count = sum(tensor.numel() for tensor in floating)
+        return torch.stack([tensor.square().sum() for tensor in floating]).sum() / count
+
+    def _check_width(self, output: Any, what: str) -> None:
+        width = next(tensors_in(output)).shape[-1]
+        if self.labels is not None and width < self.labels:
+            raise UserError(
+                f"{self.name} puts out {width} {what}, but the data have {self.labels} {what}"
+            )
+
+
+@dataclass(frozen=True)
+class UserLoss:
+    """A loss of the user's, called as function(output, target).
+
+    The floating tensors of the output are given in float32 (those in tuples, lists and dicts).
+    """
+
+    name: str
+    function: Callable[[Any, Any], object]
+
+    def __call__(self, output: Any, target: Tensor | None, label_smoothing: float) -> Tensor:
+        """Call the function. UserError for label smoothing, or when it returns no scalar."""
+        if label_smoothing:
+            raise UserError(f"label smoothing is not for the loss {self.name}: smooth it there")
+        loss = self.function(tree_map(_in_float32, output), target)
+        if not isinstance(loss, Tensor) or not loss.is_floating_point() or loss.numel() != 1:
+            shape = f" of shape {list(loss.shape)}" if isinstance(loss, Tensor) else ""
+            raise UserError(f"{self.name} returned {kind_of(loss)}{shape}, not a scalar loss")
+        return loss.float().reshape(())
+
+
+def user_loss(name: str) -> UserLoss:
+    """The loss that "module:function" names. UserError when it cannot be had or called."""
+    function = find_attribute(name)
+    if not callable(function):
+        raise UserError(f"{name} is {kind_of(function)}, not a function of output and target")
+    return UserLoss(name, function)
+
+
+def _in_float32(leaf: object) -> object:
+    return leaf.float() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf

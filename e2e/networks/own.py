@@ -1,0 +1,125 @@
+"""A user's own network: module:function, with an optional loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from e2e.networks.losses import DefaultLoss, count_right, is_stand_in
+from e2e.networks.network import Network, class_count, written
+from microbench.errors import UserError
+from microbench.layers.networks import DEFAULT_IMAGE, find_function, kind_of, one_line
+
+BATCH, CPU_BATCH = 64, 4
+# optimizer, learning rate, weight decay
+IMAGE_TRAINING = ("sgd", 0.01, 1e-4)
+TOKEN_TRAINING = ("adamw", 3e-4, 0.1)
+
+
+def own_network(name: str, input: tuple[int, ...] | None, classes: int | None) -> Network:
+    """The network that the function `name`, "module:function", makes.
+
+    It is called without arguments and returns an nn.Module, or (nn.Module, example input) with a
+    tensor whose first dimension is the batch. `input` is the shape of one sample, else that of the
+    example, else 3x224x224. An integer example makes the input tokens in [0, its greatest + 1).
+    The loss is `DefaultLoss`. UserError, in one line with the function's own error, for whatever
+    is wrong with it.
+    """
+    function = find_function(name)
+    with torch.random.fork_rng(devices=[]):  # a look at it must not change what a seed builds
+        module, example = _call(name, function)
+    _check_trainable(name, module)
+    tokens = _tokens(name, example)
+    if input is not None and (not input or min(input) < 1):
+        raise UserError(f"--input of {name} must have sides of at least 1, not {written(input)}")
+    default = (3, DEFAULT_IMAGE, DEFAULT_IMAGE) if example is None else tuple(example.shape[1:])
+    shape = input or default
+    if tokens is None and classes is not None:
+        classes = class_count(name, classes, classes)
+    sequence = tokens is not None and len(shape) == 1
+    optimizer, lr, weight_decay = IMAGE_TRAINING if tokens is None else TOKEN_TRAINING
+    return Network(
+        name=name,
+        build=partial(_build, name, function),
+        input=shape,
+        tokens=tokens,
+        classes=classes if tokens is None else None,
+        loss=DefaultLoss(name, classes if tokens is None else tokens),
+        accuracy=count_right if tokens is None else None,
+        unit="tok" if sequence else "img" if tokens is None and len(shape) == 3 else "sample",
+        units_per_sample=shape[0] if sequence else 1,
+        optimizer=optimizer,
+        lr=lr,
+        weight_decay=weight_decay,
+        batch=BATCH,
+        cpu_batch=CPU_BATCH,
+        stands_in=is_stand_in,
+    )
+
+
+def _build(name: str, function: Callable[[], object]) -> nn.Module:
+    module, _ = _call(name, function)
+    return module.float().cpu().train()
+
+
+def _call(name: str, function: Callable[[], object]) -> tuple[nn.Module, Tensor | None]:
+    try:
+        made = function()
+    except (Exception, SystemExit) as error:
+        raise UserError(f"{name}() raised {one_line(error)}") from None
+    module, example = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    if not isinstance(module, nn.Module):
+        raise UserError(
+            f"{name}() returned {kind_of(made)}; it must return an nn.Module, "
+            "or (nn.Module, example input)"
+        )
+    return module, _example(name, example) if isinstance(made, tuple) else None
+
+
+def _example(name: str, example: object) -> Tensor:
+    """The one example input, which may stand in a tuple or a list of its own."""
+    inputs = list(example) if isinstance(example, tuple | list) else [example]
+    if len(inputs) != 1:
+        raise UserError(
+            f"{name}() returned {len(inputs)} example inputs; training feeds one tensor: "
+            "wrap the module in one that takes it"
+        )
+    tensor = inputs[0]
+    if not isinstance(tensor, Tensor):
+        raise UserError(f"{name}() returned {kind_of(tensor)} as its example input, not a tensor")
+    if tensor.dim() < 2 or tensor.numel() == 0:
+        raise UserError(
+            f"{name}() returned an example input of shape {list(tensor.shape)}; "
+            "it must be a batch of samples"
+        )
+    return tensor
+
+
+def _tokens(name: str, example: Tensor | None) -> int | None:
+    """The number of token ids that an example stands for; None when it is floating."""
+    if example is None or example.is_floating_point():
+        return None
+    if example.dtype not in (torch.int64, torch.int32) or int(example.min()) < 0:
+        kind = str(example.dtype).removeprefix("torch.")
+        raise UserError(
+            f"{name}() returned an example input of {kind}, at least {example.min().item()}; "
+            "it must be floating, or tokens: int64 from 0"
+        )
+    return int(example.max()) + 1
+
+
+def _check_trainable(name: str, module: nn.Module) -> None:
+    weights = list(module.parameters())
+    remedy = None
+    if any(is_lazy(weight) for weight in weights):
+        remedy = "lazy weights; call it once on its example input before returning it"
+    elif any(weight.is_meta for weight in weights):
+        remedy = "weights on the meta device; build it on the CPU"
+    elif not any(weight.requires_grad for weight in weights):
+        remedy = "no weight that requires a gradient: there is nothing to train"
+    if remedy:
+        raise UserError(f"the network of {name}() has {remedy}")

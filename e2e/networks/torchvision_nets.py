@@ -1,0 +1,166 @@
+"""torchvision's classification networks, by name, without trained weights."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+from torch import nn
+
+from e2e.networks.losses import classification_loss, count_right
+from e2e.networks.network import Network, check_input, class_count, image_input
+from microbench.errors import UserError
+from microbench.layers.networks import SIZE_ARGUMENTS, one_line, usual_image
+
+CLASSES = 1000
+LR_BATCH = 256  # the batch that the learning rates of FAMILIES are for
+BATCH = 256
+CPU_BATCH, LARGE_CPU_BATCH = 4, 2  # large: networks in BATCHES
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a family is trained: `lr` is for a batch of LR_BATCH."""
+
+    optimizer: str
+    lr: float
+    weight_decay: float
+
+
+USUAL = Training("sgd", 0.1, 1e-4)
+# By how the names begin; the first that fits. Learning rates of torchvision's own recipes
+# (github.com/pytorch/vision, references/classification), scaled to LR_BATCH.
+FAMILIES: dict[str, Training] = {
+    "alexnet": Training("sgd", 0.01, 1e-4),
+    "vgg": Training("sgd", 0.01, 1e-4),
+    "squeezenet": Training("sgd", 0.01, 2e-4),
+    "mobilenet_v2": Training("sgd", 0.045, 4e-5),
+    "shufflenet": Training("sgd", 0.125, 4e-5),
+    "regnet": Training("sgd", 0.2, 5e-5),
+    "efficientnet_v2": Training("sgd", 0.125, 2e-5),
+    "vit": Training("adamw", 1.9e-4, 0.3),
+    "swin": Training("adamw", 2.5e-4, 0.05),
+    "convnext": Training("adamw", 2.5e-4, 0.05),
+    "maxvit": Training("adamw", 1.9e-4, 0.05),
+}
+
+# Smaller than BATCH so that what the backward pass keeps stays below 60 GiB in float32.
+BATCHES: dict[str, int] = {
+    "convnext_base": 128,
+    "convnext_large": 64,
+    "convnext_small": 128,
+    "densenet161": 128,
+    "densenet201": 128,
+    "efficientnet_b3": 128,
+    "efficientnet_b4": 64,
+    "efficientnet_b5": 32,
+    "efficientnet_b6": 16,
+    "efficientnet_b7": 16,
+    "efficientnet_v2_l": 16,
+    "efficientnet_v2_m": 32,
+    "efficientnet_v2_s": 128,
+    "maxvit_t": 128,
+    "regnet_x_32gf": 64,
+    "regnet_y_32gf": 64,
+    "regnet_y_128gf": 32,
+    "resnext101_32x8d": 128,
+    "resnext101_64x4d": 128,
+    "swin_b": 128,
+    "swin_s": 128,
+    "swin_v2_b": 64,
+    "swin_v2_s": 128,
+    "swin_v2_t": 128,
+    "vgg11": 128,
+    "vgg11_bn": 128,
+    "vgg13": 128,
+    "vgg13_bn": 128,
+    "vgg16": 128,
+    "vgg16_bn": 128,
+    "vgg19": 128,
+    "vgg19_bn": 128,
+    "vit_b_16": 128,
+    "vit_b_32": 128,
+    "vit_h_14": 8,
+    "vit_l_16": 64,
+    "vit_l_32": 64,
+}
+
+# What an auxiliary classifier's loss counts beside the main one.
+AUXILIARY_WEIGHTS: dict[str, float] = {
+    # Szegedy et al., "Going Deeper with Convolutions", 2015, section 5: each of the two by 0.3
+    "googlenet": 0.3,
+    # the weight of "AuxLogits" in TF-Slim's train_image_classifier.py, by the network's authors'
+    # colleagues, and in PyTorch's tutorial on fine-tuning; the paper gives none
+    "inception_v3": 0.4,
+}
+# Said, because torchvision warns when left to choose. These are the published truncated normals.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "googlenet": {"init_weights": True},
+    "inception_v3": {"init_weights": True},
+}
+
+
+@cache
+def torchvision_names() -> tuple[str, ...]:
+    """The names of torchvision's classification networks, sorted."""
+    from torchvision import models
+
+    return tuple(models.list_models(module=models))
+
+
+def is_other_torchvision(name: str) -> bool:
+    """Whether torchvision has a network of this name that is not in `torchvision_names()`."""
+    from torchvision import models
+
+    return name.lower() in models.list_models() and name.lower() not in torchvision_names()
+
+
+def torchvision_network(name: str, input: tuple[int, ...] | None, classes: int | None) -> Network:
+    """The network of this name, one of `torchvision_names()`, with its usual image size.
+
+    UserError for an input it cannot take.
+    """
+    classes = class_count(name, classes, CLASSES)
+    usual = usual_image(name)
+    shape = image_input(name, input, usual)
+    build = partial(_build, name, shape[1:], classes)
+    if shape != (3, usual, usual):
+        check_input(name, build, shape)
+    training = next((FAMILIES[start] for start in FAMILIES if name.startswith(start)), USUAL)
+    batch = BATCHES.get(name, BATCH)
+    return Network(
+        name=name,
+        build=build,
+        input=shape,
+        tokens=None,
+        classes=classes,
+        loss=partial(classification_loss, auxiliary_weight=AUXILIARY_WEIGHTS.get(name, 0.0)),
+        accuracy=count_right,
+        unit="img",
+        units_per_sample=1,
+        optimizer=training.optimizer,
+        lr=training.lr * batch / LR_BATCH,
+        weight_decay=training.weight_decay,
+        batch=batch,
+        cpu_batch=LARGE_CPU_BATCH if name in BATCHES else CPU_BATCH,
+    )
+
+
+def _build(name: str, size: tuple[int, int], classes: int) -> nn.Module:
+    from torchvision import models
+
+    builder = models.get_model_builder(name)
+    options = dict(OPTIONS.get(name, {}))
+    if builder.__module__ in SIZE_ARGUMENTS:
+        if size[0] != size[1]:
+            raise UserError(f"{name} takes square images, not {size[0]}x{size[1]}")
+        options |= SIZE_ARGUMENTS[builder.__module__](size[0])
+    with warnings.catch_warnings(action="ignore"):  # of slow initialisation
+        try:
+            return builder(weights=None, num_classes=classes, **options).train()
+        except (AssertionError, ValueError) as error:
+            raise UserError(
+                f"{name} cannot be built for {size[0]}x{size[1]} px: {one_line(error)}"
+            ) from None

@@ -1,0 +1,197 @@
+"""From words to arms: which cases a run trains, and which of them are compared with each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from e2e.networks import Network
+from e2e.networks.network import written
+from e2e.recipes import ON_CPU, adapted, parse_recipes
+from microbench.errors import UserError
+from microbench.sweep import parse_names, parse_numbers
+from microbench.train_results import TrainCase
+
+AMP = "fp32,tf32,amp"
+LAYOUTS = ("nchw", "nhwc")
+OPTIMIZERS = ("sgd", "adam", "adamw")
+# A card with less memory starts from a quarter of the usual batch.
+SMALL_CARD_BYTES = 32e9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What decides the arms, as given on the command line; None: the network's or device's own."""
+
+    recipe: str | None = None
+    amp: bool = False
+    ladder: bool = False
+    batch: str | None = None
+    layout: str | None = None
+    optimizer: str | None = None
+    fused: bool = True
+    compile: bool = False
+    graph: bool = False
+    accumulate: int = 1
+    loss_scale: float | None = None
+    keep_batchnorm_fp32: bool = False
+    label_smoothing: float = 0.0
+    loader: str = "synthetic"
+    workers: int = 0
+
+
+@dataclass(frozen=True)
+class Planned:
+    """An arm; `rung` is what it adds to the one before it on a ladder."""
+
+    case: TrainCase
+    rung: str | None = None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Arms that take turns."""
+
+    arms: tuple[Planned, ...]
+
+    @property
+    def cases(self) -> tuple[TrainCase, ...]:
+        """The cases of the arms."""
+        return tuple(arm.case for arm in self.arms)
+
+
+def plan(
+    network: Network, options: Options, kind: str, memory_bytes: int | None
+) -> list[Comparison]:
+    """One comparison a batch size. UserError for words that do not go together."""
+    _check(network, options, kind)
+    batches = [_usual_batch(network, kind, memory_bytes)]
+    if options.batch is not None:
+        batches = parse_numbers(options.batch, "--batch")
+    arms = _ladder(network, options, kind) if options.ladder else _recipes(network, options, kind)
+    return [
+        Comparison(tuple(replace(arm, case=replace(arm.case, batch=batch)) for arm in arms))
+        for batch in batches
+    ]
+
+
+def notes(options: Options, kind: str) -> list[str]:
+    """What was understood otherwise than it was written, for the screen."""
+    asked = _asked(options)
+    if kind == "cpu" and any(name in ON_CPU for name in asked):
+        return ["On a CPU amp is bfloat16 (amp-bf16): float16 has no fast arithmetic there."]
+    return []
+
+
+def _usual_batch(network: Network, kind: str, memory_bytes: int | None) -> int:
+    if kind == "cpu":
+        return network.cpu_batch
+    small = memory_bytes is not None and memory_bytes < SMALL_CARD_BYTES
+    return max(1, network.batch // 4) if small else network.batch
+
+
+def _asked(options: Options) -> list[str]:
+    if options.recipe is None:
+        return parse_recipes(AMP)
+    names = parse_recipes(options.recipe)
+    return [*parse_recipes(AMP), *names] if options.amp else names
+
+
+def _base(network: Network, options: Options, recipe: str, layout: str) -> TrainCase:
+    adapted(recipe, loss_scale=options.loss_scale)  # UserError for a scale that means nothing
+    return TrainCase(
+        network=network.name,
+        recipe=recipe,
+        batch=1,
+        input=written(network.input),
+        layout=layout,
+        optimizer=options.optimizer or network.optimizer,
+        fused=options.fused,
+        compile=options.compile,
+        graph=options.graph,
+        accumulate=options.accumulate,
+        loss_scale=options.loss_scale,
+        keep_batchnorm_fp32=options.keep_batchnorm_fp32,
+        label_smoothing=options.label_smoothing,
+        loader=options.loader,
+        workers=options.workers,
+    )
+
+
+def _recipes(network: Network, options: Options, kind: str) -> list[Planned]:
+    names = _asked(options)
+    if kind == "cpu":
+        names = [ON_CPU.get(name, name) for name in names]
+    return [
+        Planned(_base(network, options, recipe, layout))
+        for layout in _layouts(network, options, kind)
+        for recipe in dict.fromkeys(names)
+    ]
+
+
+def _layouts(network: Network, options: Options, kind: str) -> Sequence[str]:
+    if not _takes_images(network):
+        if options.layout is not None:
+            raise UserError(f"--layout is for images; {network.name} has none")
+        return ("",)
+    if options.layout is not None:
+        return parse_names(options.layout, LAYOUTS, "--layout")
+    return ("nhwc",) if kind == "cuda" else ("nchw",)
+
+
+def _takes_images(network: Network) -> bool:
+    return network.tokens is None and len(network.input) == 3
+
+
+def _ladder(network: Network, options: Options, kind: str) -> list[Planned]:
+    """From plain float32 to a captured step, one change a rung."""
+    images = _takes_images(network)
+    start = "nchw" if images else ""
+    case = replace(
+        _base(network, options, "fp32", start), fused=False, compile=False, graph=False,
+        loss_scale=None,
+    )  # fmt: skip
+    amp = ON_CPU["amp"] if kind == "cpu" else "amp"
+    changes: dict[str, dict[str, Any]] = {
+        "tf32": {"recipe": "tf32"},
+        "channels_last": {"layout": "nhwc"},
+        "AMP": {"recipe": amp, "loss_scale": options.loss_scale},
+        "fused optimizer": {"fused": True},
+        "compile": {"compile": True},
+        "CUDA graph": {"graph": True},
+    }
+    left_out = {"channels_last"} if not images else set[str]()
+    if kind == "cpu":
+        left_out |= {"tf32", "CUDA graph"}  # a CPU has neither
+    arms = [Planned(case, "fp32")]
+    for name, change in changes.items():
+        if name not in left_out:
+            case = replace(case, **change)
+            arms.append(Planned(case, name))
+    return arms
+
+
+def _check(network: Network, options: Options, kind: str) -> None:
+    if options.ladder:
+        for given, name in (
+            (options.recipe, "--recipe"), (options.layout, "--layout"), (options.amp, "--amp"),
+            (options.compile, "--compile"), (options.graph, "--graph"),
+        ):  # fmt: skip
+            if given:
+                raise UserError(f"--ladder goes through the recipes by itself; leave out {name}")
+    if options.optimizer is not None and options.optimizer not in OPTIMIZERS:
+        raise UserError(
+            f"--optimizer takes one of {', '.join(OPTIMIZERS)}, not {options.optimizer!r}"
+        )
+    if options.accumulate < 1:
+        raise UserError(f"--accumulate starts at 1, not {options.accumulate}")
+    if not 0 <= options.label_smoothing < 1:
+        raise UserError(f"--label-smoothing goes from 0 to below 1, not {options.label_smoothing}")
+    if options.graph and kind == "cpu":
+        raise UserError("--graph needs a CUDA device; a CPU has no CUDA graphs")
+    for given, name in ((options.graph, "--graph"), (options.ladder, "--ladder")):
+        if given and options.accumulate > 1:
+            raise UserError(f"{name} captures a step of one batch; leave out --accumulate")
+    if options.graph and not options.fused:
+        raise UserError("--graph needs the fused optimizer; leave out --no-fused")

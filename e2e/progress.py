@@ -1,0 +1,83 @@
+"""What goes on while a run trains: one changing line on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from rich.console import Console
+
+from microbench.report import words
+from microbench.report.live import LiveLine
+from microbench.train_results import Repeat, TrainCase, Training
+
+
+class TrainProgress(LiveLine):
+    """Tells a person which arm runs, what came out, and how long it will take.
+
+    `total` counts what is put on disk one after another: comparisons timed, and trainings.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        total: int,
+        *,
+        quiet: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(console, total, quiet=quiet)
+        self._clock = clock
+        self._began_s = clock()
+        self._names: dict[str, str] = {}
+
+    def about(self, cases: tuple[TrainCase, ...]) -> None:
+        """What the arms of the comparison that comes are called."""
+        self._names = {case.key: arm_name(case) for case in cases}
+
+    def stage(self, key: str, stage: str) -> None:
+        """An arm entered a stage."""
+        name = self._names.get(key, "")
+        self._doing = words.clean(f"{name}: {stage}" if name else stage)
+
+    def timed(self, trainings: list[Training]) -> None:
+        """A comparison is on disk."""
+        parts = [
+            f"{arm_name(t.case)} {words.number(t.per_s)}"
+            if t.per_s
+            else f"{arm_name(t.case)} {t.status}"
+            for t in trainings
+        ]
+        case, unit = trainings[0].case, trainings[0].unit
+        self._advance(f"{case.network} batch {case.batch}: {', '.join(parts)} {unit}/s")
+
+    def trained(self, case: TrainCase, repeat: Repeat) -> None:
+        """A training is on disk."""
+        result = "no held-out data" if repeat.loss is None else f"loss {repeat.loss:.3f}"
+        if repeat.accuracy is not None:
+            result = f"accuracy {repeat.accuracy:.1%}"
+        if repeat.train_loss is None:
+            result = "the loss is not finite"
+        took = words.duration(repeat.train_s)
+        self._advance(
+            f"{arm_name(case)} batch {case.batch} seed {repeat.seed}: {result} after "
+            f"{words.count(repeat.steps, 'step')} in {took}"
+        )
+
+    def _advance(self, line: str) -> None:
+        self._done += 1
+        self.say(words.clean(f"[{self._done}/{self._total}] {line}"))
+
+    def left_s(self) -> float | None:
+        """Seconds until the end, if what is left takes as long as what is done; None at first."""
+        if not self._done:
+            return None
+        spent_s = self._clock() - self._began_s
+        return spent_s / self._done * (self._total - self._done)
+
+
+def arm_name(case: TrainCase) -> str:
+    """ "amp nhwc +compile"."""
+    more = [name for name, on in (("+compile", case.compile), ("+graph", case.graph)) if on]
+    unfused = [] if case.fused else ["unfused"]
+    return " ".join([case.recipe, *([case.layout] if case.layout else []), *unfused, *more])

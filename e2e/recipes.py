@@ -1,0 +1,139 @@
+"""Precision recipes: which arithmetic each part of a training step is done in.
+
+O0 to O3 are the optimization levels of NVIDIA's apex
+(https://nvidia.github.io/apex/amp.html#opt-levels), made of what torch itself offers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from microbench.errors import UserError
+from microbench.sweep import parse_names
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+DYNAMIC, NONE = "dynamic", "none"
+MAX_SCALE = 2.0**24  # beyond it a loss near 1 is no finite float16 gradient any more
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is done in which precision; names of `DTYPES`.
+
+    `weights` is what forward and backward read; `batchnorm` the same for batch-norm layers;
+    `autocast` what torch.autocast casts products to, None without it; `masters` whether the
+    optimizer updates float32 copies of the weights; `scale` of the loss: "none", "dynamic" or a
+    static factor; `tf32` whether float32 products may run as TF32.
+    """
+
+    name: str
+    text: str
+    weights: str = "fp32"
+    batchnorm: str = "fp32"
+    autocast: str | None = None
+    masters: bool = False
+    scale: str | float = NONE
+    tf32: bool = False
+
+    @property
+    def half(self) -> bool:
+        """Whether float16 gradients occur, which a loss scale keeps from vanishing."""
+        return "fp16" in (self.weights, self.autocast)
+
+    @property
+    def low(self) -> bool:
+        """Whether anything runs in 16 bits."""
+        return self.weights != "fp32" or self.autocast is not None
+
+    @property
+    def weight_dtype(self) -> torch.dtype:
+        """The storage of the weights that forward and backward read."""
+        return DTYPES[self.weights]
+
+
+_ALL = (
+    Recipe("fp32", "IEEE float32 throughout, TF32 off"),
+    Recipe("tf32", "float32 storage; products on Tensor Cores with 10-bit mantissas", tf32=True),
+    Recipe(
+        "amp",
+        "torch.autocast to float16 with a dynamic loss scale; weights stay float32",
+        autocast="fp16", scale=DYNAMIC,
+    ),
+    Recipe("amp-bf16", "torch.autocast to bfloat16; no loss scale needed", autocast="bf16"),
+    Recipe(
+        "fp16", "weights, activations, batch-norm and optimizer in float16; no loss scale",
+        weights="fp16", batchnorm="fp16",
+    ),
+    Recipe(
+        "bf16", "weights, activations, batch-norm and optimizer in bfloat16",
+        weights="bf16", batchnorm="bf16",
+    ),
+    Recipe("O0", "apex's name for fp32"),
+    Recipe("O1", "apex's name for amp", autocast="fp16", scale=DYNAMIC),
+    Recipe(
+        "O2", "float16 weights, float32 batch-norm and master weights, dynamic loss scale",
+        weights="fp16", masters=True, scale=DYNAMIC,
+    ),
+    Recipe(
+        "O3", "apex's name for fp16; --keep-batchnorm-fp32 keeps batch-norm in float32",
+        weights="fp16", batchnorm="fp16",
+    ),
+)  # fmt: skip
+RECIPES = {recipe.name: recipe for recipe in _ALL}
+ON_CPU = {"amp": "amp-bf16"}  # float16 has no fast arithmetic on most CPUs
+
+
+def parse_recipes(text: str) -> list[str]:
+    """The recipes that a list names, in its order; UserError for others."""
+    lower = {name.lower(): name for name in RECIPES}
+    names = parse_names(text.lower(), list(lower), "--recipe")
+    return [lower[name] for name in names]
+
+
+def adapted(
+    name: str, *, loss_scale: float | None = None, keep_batchnorm_fp32: bool = False
+) -> Recipe:
+    """The recipe of this name with a user's changes, where they mean something to it.
+
+    `loss_scale` is static and takes the place of the recipe's own where float16 gradients occur.
+    UserError for a scale that no float16 gradient survives.
+    """
+    recipe = RECIPES[name]
+    if loss_scale is not None:
+        if not 0 < loss_scale <= MAX_SCALE:
+            raise UserError(f"--loss-scale takes a factor above 0 and at most {MAX_SCALE:.0f}")
+        if recipe.half:
+            recipe = replace(recipe, scale=float(loss_scale))
+    if keep_batchnorm_fp32:
+        recipe = replace(recipe, batchnorm="fp32")
+    return recipe
+
+
+def cannot_run(recipe: Recipe, kind: str, capability: tuple[int, int] | None) -> str | None:
+    """Why a device cannot train under this recipe, or None."""
+    if kind == "cpu":
+        if recipe.tf32:
+            return "tf32 is a Tensor Core mode; a CPU has none"
+        return None
+    if recipe.tf32 and capability and capability < (8, 0):
+        return _needs("tf32", (8, 0), capability)
+    if "bf16" in (recipe.weights, recipe.autocast) and capability and capability < (8, 0):
+        return _needs("bf16", (8, 0), capability)
+    return None
+
+
+def _needs(what: str, needed: tuple[int, int], has: tuple[int, int]) -> str:
+    words = ["{}.{}".format(*version) for version in (needed, has)]
+    return f"{what} needs compute capability {words[0]}, this GPU has {words[1]}"
+
+
+def switch_tf32(on: bool) -> None:
+    """Allow or forbid TF32 in this process: in cuBLAS, in cuDNN, and in what torch.compile makes.
+
+    PyTorch's defaults mix the two (cuDNN's on, cuBLAS's off); here both are always set. The older
+    switches are used because torch.compile reads them, and refuses a mix of old and new.
+    """
+    torch.set_float32_matmul_precision("high" if on else "highest")
+    torch.backends.cudnn.allow_tf32 = on

@@ -1,0 +1,190 @@
+"""Timing training steps: blocks of them without a stop, their phases, and what the host needs.
+
+A block is launched as a training loop launches it: the host runs ahead, and waits for the device
+only before the first and after the last step.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from microbench.kernel_names import KernelTime, record
+from microbench.stats import median
+from microbench.timing import CPU_TICK_S, EVENT_TICK_S, Block, Launch
+from microbench.train_results import Phase
+
+LEAD_STEPS = 1  # launched before the first timed one, so that the device never starts from rest
+HOST_STEPS = 7
+PHASE_STEPS = 8
+PROFILE_STEPS = 3
+
+
+@dataclass(frozen=True)
+class StepBlock(Block):
+    """A block of steps; see `microbench.train_results.StepTimes` for the three kinds of time."""
+
+    wall_times_s: tuple[float, ...] = ()
+    wall_s: float = 0.0
+    wall_steps: int = 0
+
+
+class CudaSteps:
+    """Times steps on the device's clock, by one event after each. A `Timer` for `Turns`."""
+
+    name = "steps"
+    l2 = "warm"
+    resolution_s = EVENT_TICK_S
+    flush_s = 0.0
+    overhead_s = 0.0
+
+    def __init__(self, device_index: int, sm_count: int) -> None:
+        from microbench.instruments import Instruments
+
+        # Of the instruments only the clock stamp is used: nothing is flushed, so no L2 to cover.
+        self._instruments = Instruments(device_index, 16, sm_count)
+
+    def block(self, launch: Launch, samples: int) -> StepBlock:
+        """`samples` steps in a row, after LEAD_STEPS that fill the device's queue."""
+        events: list[Any] = [torch.cuda.Event(enable_timing=True) for _ in range(samples + 1)]
+        torch.cuda.synchronize()
+        began_s = time.perf_counter()
+        for _ in range(LEAD_STEPS):
+            launch()
+        self._instruments.stamp_clock(0)
+        events[0].record()
+        walls = [time.perf_counter()]
+        for event in events[1:]:
+            launch()
+            event.record()
+            walls.append(time.perf_counter())
+        self._instruments.stamp_clock(1)
+        torch.cuda.synchronize()
+        wall_s = time.perf_counter() - began_s
+        return StepBlock(
+            tuple(a.elapsed_time(b) * 1e-3 for a, b in itertools.pairwise(events)),
+            self._instruments.clock_mhz(),
+            _differences(walls),
+            wall_s,
+            LEAD_STEPS + samples,
+        )
+
+    def run(self, launch: Launch, times: int) -> None:
+        """Steps in a row, untimed, and wait."""
+        for _ in range(times):
+            launch()
+        torch.cuda.synchronize()
+
+    def forget(self) -> None:
+        """Nothing is kept."""
+
+
+class CpuSteps:
+    """Times steps by the monotonic clock, one after another. A `Timer` for `Turns`."""
+
+    name = "clock"
+    l2 = "warm"
+    resolution_s = CPU_TICK_S
+    flush_s = 0.0
+    overhead_s = 0.0
+
+    def block(self, launch: Launch, samples: int) -> StepBlock:
+        """`samples` steps in a row."""
+        walls = [time.perf_counter()]
+        for _ in range(samples):
+            launch()
+            walls.append(time.perf_counter())
+        times = _differences(walls)
+        return StepBlock(times, None, times, walls[-1] - walls[0], samples)
+
+    def run(self, launch: Launch, times: int) -> None:
+        """Steps in a row, untimed."""
+        for _ in range(times):
+            launch()
+
+    def forget(self) -> None:
+        """Nothing is kept."""
+
+
+StepTimer = CudaSteps | CpuSteps
+
+
+def host_time(launch: Launch) -> float:
+    """Seconds that the host needs to launch a step while the device has nothing else to do."""
+    times: list[float] = []
+    for _ in range(HOST_STEPS):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        launch()
+        times.append(time.perf_counter() - start)
+    torch.cuda.synchronize()
+    return median(times)
+
+
+def busy_time(launch: Launch) -> tuple[float, int]:
+    """(seconds a step in which a kernel or copy runs, how many of them), by the profiler."""
+
+    def steps() -> None:
+        for _ in range(PROFILE_STEPS):
+            launch()
+
+    kernels = record(steps)
+    return union_s(kernels) / PROFILE_STEPS, len(kernels) // PROFILE_STEPS
+
+
+def union_s(kernels: Sequence[KernelTime]) -> float:
+    """Seconds in which at least one of the kernels runs: they may overlap on several streams."""
+    total_s, end_s = 0.0, float("-inf")
+    for kernel in sorted(kernels, key=lambda k: k.start_s):
+        stop_s = kernel.start_s + kernel.seconds
+        total_s += max(0.0, stop_s - max(kernel.start_s, end_s))
+        end_s = max(end_s, stop_s)
+    return total_s
+
+
+class PhaseClock:
+    """Told the end of each phase of a step, it notes the host's time and the device's."""
+
+    def __init__(self, cuda: bool) -> None:
+        self._cuda = cuda
+        self._ends: list[tuple[str, float, Any]] = []
+
+    def __call__(self, name: str) -> None:
+        """The phase `name` has just been launched."""
+        event = torch.cuda.Event(enable_timing=True) if self._cuda else None
+        if event is not None:
+            event.record()
+        self._ends.append((name, time.perf_counter(), event))
+
+    def phases(self, steps: int) -> tuple[Phase, ...]:
+        """Seconds a step of each phase, in the order met. Waits for the device."""
+        if self._cuda:
+            torch.cuda.synchronize()
+        host_s: dict[str, float] = {}
+        gpu_s: dict[str, float] = {}
+        for before, (name, at_s, event) in zip(self._ends, self._ends[1:], strict=False):
+            host_s[name] = host_s.get(name, 0.0) + at_s - before[1]
+            if event is not None:
+                gpu_s[name] = gpu_s.get(name, 0.0) + before[2].elapsed_time(event) * 1e-3
+        return tuple(
+            Phase(name, gpu_s[name] / steps if self._cuda else None, host_s[name] / steps)
+            for name in host_s
+        )
+
+
+def time_phases(step: Callable[[PhaseClock], object], cuda: bool, steps: int) -> tuple[Phase, ...]:
+    """The phases of `steps` steps in a row, in a pass of their own."""
+    clock = PhaseClock(cuda)
+    clock("start")
+    for _ in range(steps):
+        step(clock)
+    return clock.phases(steps)
+
+
+def _differences(values: Sequence[float]) -> tuple[float, ...]:
+    return tuple(b - a for a, b in itertools.pairwise(values))

@@ -1,0 +1,182 @@
+"""The training process. It holds the device, the data and the arms; the parent holds the screen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from microbench.train_results import Repeat, TrainCase, Training
+from microbench.worker import HANG_S, Child, OnStage, greet_parent
+
+SET_UP_S = 900.0  # compiling a large network may take minutes without a word
+STAND_IN = (
+    "The loss is a stand-in, the mean of squares of the output: the speed is that of training, "
+    "what is learnt is not; give --loss module:function."
+)
+POLL_S = 0.05  # sensors are read less often than for kernels: the host has a loop to run
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """What the child must know to train. None: the network's own."""
+
+    device: str
+    network: str
+    data: str
+    input: tuple[int, ...] | None = None
+    loss: str | None = None
+    seed: int = 1
+    lr: float | None = None
+    warmup: int = 0
+    strict: bool = False
+    workers: int = 0
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """What the parent must know of the data. `train_samples` None: it has no end."""
+
+    name: str
+    classes: int
+    train_samples: int | None
+    held_out: int | None
+    notes: tuple[str, ...]
+
+
+class TrainWorker(Child):
+    """A child process that trains. Greet it, open the data, then ask."""
+
+    def __init__(self, settings: TrainSettings) -> None:
+        # Not a daemon: those may have no children, and data loaders have.
+        super().__init__(_train_on_request, settings, daemon=False)
+
+    def open_data(self) -> DataFacts:
+        """Open the data and build the network once. UserError for what is wrong with either."""
+        return self.ask(("open",), lambda _key, _stage: None, SET_UP_S)
+
+    def set_up(self, cases: Sequence[TrainCase], on_stage: OnStage) -> list[Training]:
+        """Hold these arms, and no others; a Training for each. Raises WorkerDied."""
+        return self.ask(("set_up", tuple(cases)), on_stage, SET_UP_S)
+
+    def time(self, budget_s: float, on_stage: OnStage) -> list[Training]:
+        """Time the arms that are held. Raises WorkerDied."""
+        return self.ask(("time", budget_s), on_stage, budget_s + 2 * HANG_S)
+
+    def train(self, key: str, seed: int, steps: int, on_stage: OnStage) -> Repeat:
+        """Train one of the arms from scratch. Raises WorkerDied, UserError (strict data)."""
+        return self.ask(("train", key, seed, steps), on_stage, SET_UP_S)
+
+    def notes(self) -> tuple[str, ...]:
+        """What there is to say of the data by now: broken images that were left out."""
+        return self.ask(("notes",), lambda _key, _stage: None, HANG_S)
+
+
+# ---------------------------------------------------------------- in the child
+
+
+def _train_on_request(pipe: Connection, settings: TrainSettings) -> None:
+    info = greet_parent(pipe, settings.device)
+    from e2e.measure import Trainer
+    from microbench import device as devices
+
+    kind, *_ = pipe.recv()
+    assert kind == "open"
+    task, facts = _opened(settings, info.target().torch_device)
+    pipe.send(("ok", facts))
+
+    def announce(key: str, stage: str) -> None:
+        pipe.send(("stage", key, stage))
+
+    with devices.open_telemetry(info, POLL_S) as telemetry:
+        trainer = Trainer(task, info.target(), telemetry)
+        while True:
+            try:
+                kind, *rest = pipe.recv()
+            except EOFError:
+                trainer.close()  # ends the loaders' processes too
+                return
+            pipe.send(("ok", _answer(trainer, kind, rest, announce)))
+
+
+def _answer(trainer: Any, kind: str, rest: Sequence[Any], announce: OnStage) -> object:
+    from e2e.converge import train_once
+
+    if kind == "set_up":
+        return trainer.set_up(rest[0], announce)
+    if kind == "time":
+        return trainer.time(rest[0], announce)
+    if kind == "train":
+        key, seed, steps = rest
+        held = trainer.held[key]
+
+        def on_step(step: int) -> None:
+            announce(key, f"training, seed {seed}, step {step} of {steps}")
+
+        on_step(0)
+        return train_once(held, trainer.task.data, seed, steps, on_step)
+    assert kind == "notes"
+    return tuple(trainer.task.data.notes)
+
+
+def _opened(settings: TrainSettings, device: str) -> tuple[Any, DataFacts]:
+    """The task and the facts of its data. UserError for what is wrong with network or data."""
+    from dataclasses import replace
+
+    from e2e.datasets import open_data
+    from e2e.measure import Task
+    from e2e.networks import find
+
+    network = find(settings.network, input=settings.input, loss=settings.loss)
+    look = _look_at(network, device) if network.classes is None else _Look(network.classes, False)
+    data = open_data(
+        settings.data,
+        sample=network.input,
+        classes=look.classes,
+        tokens=network.tokens,
+        strict=settings.strict,
+        workers=settings.workers,
+    )
+    if data.train_samples is not None:
+        network = find(
+            settings.network, input=settings.input, loss=settings.loss, classes=data.classes
+        )
+    task = Task(
+        replace(network, classes=data.classes), data, settings.seed, settings.lr, settings.warmup
+    )
+    notes = [*data.notes, *([STAND_IN] if look.stands_in else [])]
+    return task, DataFacts(
+        data.name, data.classes, data.train_samples, data.held_out_samples, tuple(notes)
+    )
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What a network's output says: its classes, and whether its loss only stands in."""
+
+    classes: int | None
+    stands_in: bool
+
+
+def _look_at(network: Any, device: str) -> _Look:
+    """Run a user's network forward once, on two samples. UserError with the error it raises."""
+    import torch
+
+    from microbench.errors import UserError
+    from microbench.layers.networks import one_line, tensors_in
+
+    shape = (2, *network.input)
+    if network.tokens is None:
+        inputs = torch.randn(shape, device=device)
+    else:
+        inputs = torch.randint(network.tokens, shape, device=device)
+    try:
+        with torch.no_grad():
+            output = network.build().to(device)(inputs)
+    except Exception as error:
+        raise UserError(f"{network.name}: its forward raised {one_line(error)}") from None
+    first = next(tensors_in(output), None)
+    classes = first.shape[1] if first is not None and first.dim() == 2 else None
+    target = inputs if network.tokens else torch.zeros(2, dtype=torch.int64, device=device)
+    return _Look(None if network.tokens else classes, network.stands_in(output, target))

@@ -1,0 +1,57 @@
+"""The trainings of a run on the screen: titled sections of lines, a pure function of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from microbench.report import notes, words
+from microbench.report.training import costs
+from microbench.report.training.arms import View, view_of
+from microbench.report.training.chart import train_chart
+from microbench.report.training.learning import learning_table, learning_title
+from microbench.report.training.table import notes as table_notes
+from microbench.report.training.table import reasons, train_table
+from microbench.report.training.verdict import verdict
+from microbench.results import Run
+
+Section = tuple[str, Sequence[Text]]
+
+
+def training_sections(run: Run, width: int, *, details: bool = False) -> list[Section]:
+    """(title, lines) of each part of the screen; parts with nothing to say have no lines.
+
+    `details` adds the state of the device and why each step takes what it takes.
+    """
+    view = view_of(run)
+    table = train_table(view, width)
+    below = [*table_notes(view, table, width), *costs.setups(view)]
+    return [
+        ("", [*table.lines, *below]),
+        ("Reasons in full", reasons(view, table.cut)),
+        (learning_title(run), learning_table(view, width)),
+        (costs.phases_title(view), costs.phases_table(view, width)),
+        (costs.STATES_TITLE, costs.states(view) if details else []),
+        ("Why a step takes what it takes", costs.whys(view) if details else []),
+        ("", train_chart(view, width)),
+        ("In short", _in_short(run)),
+        ("Warnings", notes.told_once(_warnings(run, view))),
+    ]
+
+
+def _in_short(run: Run) -> list[Text]:
+    return [
+        Text("  " + words.clean(sentence)) if sentence.startswith(" ")
+        else Text(words.clean(sentence), "bold")
+        for sentence in verdict(run)
+    ]  # fmt: skip
+
+
+def _warnings(run: Run, view: View) -> list[notes.Found]:
+    several = len(view.groups) > 1
+    return [
+        (warning, view.label(training) + f" batch {training.case.batch}" * several)
+        for training in run.trainings
+        for warning in training.warnings
+    ]

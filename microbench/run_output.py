@@ -1,0 +1,174 @@
+"""Around a run, whatever is measured: where it goes, whether it can go on, how it is reported."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from microbench.errors import UserError
+from microbench.host import WATCHED_VARIABLES
+from microbench.results import METHOD_VERSION, Run
+from microbench.runfile import check_writable, probe, write_run, write_text
+from microbench.worker import Greeting
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+MAX_SEED = 2**31
+# A published file need not say where it lay.
+PATH_OPTIONS = ("--json", "--csv", "--resume", "--chart")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outputs:
+    """Where a run is written, drawn and shown, as given on the command line."""
+
+    json: Path | None
+    csv: Path | None
+    chart: Path | None
+    resume: Path | None
+    verbose: bool
+    quiet: bool
+
+
+def outputs_from(options: dict[str, Any]) -> Outputs:
+    """The outputs among a command's options, taken out of them."""
+    return Outputs(**{name: options.pop(name) for name in Outputs.__dataclass_fields__})
+
+
+def check_outputs(outputs: Outputs) -> None:
+    """UserError for files that cannot be written. Found before measuring, not after."""
+    if outputs.json and outputs.resume:
+        raise UserError("--resume writes to the file it goes on with; leave out --json")
+    if outputs.chart:
+        from microbench.report.drawing import check_chart_path
+
+        check_chart_path(outputs.chart)
+    if outputs.csv:
+        check_writable(outputs.csv, "--csv")
+        if outputs.json and outputs.csv.resolve() == outputs.json.resolve():
+            raise UserError("--json and --csv name the same file")
+
+
+def check_numbers(budget: float | None, seed: int | None) -> None:
+    """UserError for a --budget or a --seed that means nothing."""
+    if budget is not None and not 0 < budget < float("inf"):
+        raise UserError(f"--budget takes seconds above 0, not {budget:g}")
+    if seed is not None and not 0 <= seed < MAX_SEED:
+        raise UserError(f"--seed takes a number from 0 to {MAX_SEED - 1}")
+
+
+def run_path(outputs: Outputs, name: str) -> Path:
+    """The run file: the one named, or a new one in the user's state folder."""
+    if outputs.resume:
+        probe(outputs.resume, "--resume")
+        return outputs.resume
+    if outputs.json:
+        check_writable(outputs.json, "--json")
+        return outputs.json
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    folder = state / "halfway" / "runs"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"cannot keep run files in {folder} ({error.strerror}); name one: --json"
+        ) from None
+    path = folder / f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}.json"
+    check_writable(path, "--json")
+    return path
+
+
+def watched_environment() -> dict[str, str]:
+    """The environment variables that change what is measured, as they are set."""
+    return {name: os.environ[name] for name in WATCHED_VARIABLES if name in os.environ}
+
+
+def command_line(program: str) -> tuple[str, ...]:
+    """The command as a run file keeps it: without paths."""
+    return ("python", "-m", program, *without(sys.argv[1:], *PATH_OPTIONS))
+
+
+def check_goes_on(path: Path | None, before: Run, greeting: Greeting) -> None:
+    """UserError when a run was taken by another method, on another device or by other software."""
+    if before.method_version != METHOD_VERSION:
+        raise UserError(
+            f"--resume {path}: measured by method_version {before.method_version}, this "
+            f"program has {METHOD_VERSION}; start a new run"
+        )
+    parts = (
+        ("device", before.device, greeting.device),
+        ("software", before.software, greeting.software),
+    )
+    for part, then, now in parts:
+        for name in sorted(then.keys() | now.keys()):
+            if then.get(name) != now.get(name):
+                raise UserError(
+                    f"--resume {path}: {part} {name} was {then.get(name)} and is "
+                    f"{now.get(name)}; start a new run"
+                )
+
+
+def save(run: Run, path: Path) -> None:
+    """Write the run file; UserError when the disk refuses."""
+    try:
+        write_run(run, path)
+    except OSError as error:
+        raise UserError(
+            f"cannot write {path} ({error.strerror}); what it holds so far is whole"
+        ) from None
+
+
+def say_stopped(program: str, path: Path) -> None:
+    """Tell the user who pressed Ctrl-C how to go on."""
+    words = [word for word in sys.argv[1:] if word]
+    command = shlex.join(["python", "-m", program, *without(words, "--json", "--resume")])
+    print(
+        f"\nstopped; what is done is in {path}. Go on with:\n  {command} --resume "
+        f"{shlex.quote(str(path))}",
+        file=sys.stderr,
+    )
+
+
+def report(run: Run, path: Path, outputs: Outputs, console: Console) -> None:
+    """Print the run, draw it and write its table, as asked."""
+    from microbench.report.console import print_run
+
+    print_run(run, console, details=outputs.verbose)
+    console.print(f"Run file: {path}")
+    if outputs.chart:
+        from microbench.report.drawing import draw
+
+        draw(run, outputs.chart)
+        console.print(f"Chart: {outputs.chart}")
+    if outputs.csv:
+        _write_csv(run, outputs.csv)
+
+
+def without(words: Sequence[str], *options: str) -> list[str]:
+    """The command line without these options and their values."""
+    kept: list[str] = []
+    skip = False
+    for word in words:
+        if skip:
+            skip = False
+        elif word in options:
+            skip = True
+        elif not any(word.startswith(f"{option}=") for option in options):
+            kept.append(word)
+    return kept
+
+
+def _write_csv(run: Run, path: Path) -> None:
+    from microbench.report.table_csv import to_csv
+
+    try:
+        write_text(to_csv(run).rstrip("\n"), path)
+    except OSError as error:
+        raise UserError(f"--csv {path}: cannot write there ({error.strerror})") from None

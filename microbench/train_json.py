@@ -1,0 +1,155 @@
+"""A training as an object of the run file's `results`, and back; what comes back is checked.
+
+Flat, as kernels' results are: the fields of the steps and of the device's state stand in the result
+itself. Beside what was measured stand the derived values that readers want; reading passes over
+them, as over any other field that is not declared.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, fields
+
+from microbench.decoding import decode
+from microbench.results import STATUSES, TIME_DECIMALS
+from microbench.train_results import (
+    LIMITS,
+    OP,
+    Repeat,
+    State,
+    StepTimes,
+    TrainCase,
+    Training,
+)
+from microbench.values import Json
+
+STATE = tuple(field.name for field in fields(State))
+# As they stand in the file; `median_s` is `step_s` there.
+STEPS = tuple(field.name for field in fields(StepTimes) if field.name != "median_s")
+RAW_TIMES = ("times_s", "wall_times_s")
+PLAIN = (
+    "status", "reason", "unit", "step_units", "setup_s", "compile_s", "memory_peak_bytes",
+    "fits_batch", "skipped_steps", "chance", "converged", "convergence", "limit", "why", "rung",
+)  # fmt: skip
+NOT_NEGATIVE = (
+    "step_units", "setup_s", "compile_s", "memory_peak_bytes", "fits_batch", "skipped_steps",
+    "chance",
+)  # fmt: skip
+
+
+def training_to_json(training: Training) -> Json:
+    """The training as the schema writes it. Times of steps are rounded to TIME_DECIMALS."""
+    steps, state = training.steps, training.state
+    measured: Json = {name: getattr(steps, name) if steps else None for name in STEPS}
+    for name in RAW_TIMES if steps else ():
+        measured[name] = [round(seconds, TIME_DECIMALS) for seconds in measured[name]]
+    return {
+        "op": OP,
+        "case": {**asdict(training.case), "image_size": _image_size(training.case)},
+        **{name: getattr(training, name) for name in PLAIN},
+        "step_s": training.step_s,
+        **measured,
+        "images_per_s": _finite(training.per_s),
+        "images_per_j": _finite(training.per_j),
+        "data_wait_s": _data_wait_s(training),
+        "phases": [asdict(phase) for phase in training.phases],
+        **{name: getattr(state, name) for name in STATE},
+        "gpu_util_pct": asdict(state.gpu_util_pct) if state.gpu_util_pct else None,
+        "speedup": {name: asdict(ratio) for name, ratio in training.speedup.items()},
+        "repeats": [_repeat_to_json(repeat) for repeat in training.repeats],
+        "loss": _mean_and_deviation(training.loss),
+        "accuracy": _mean_and_deviation(training.accuracy),
+        "warnings": [asdict(warning) for warning in training.warnings],
+    }
+
+
+def _image_size(case: TrainCase) -> int | None:
+    """Height and width of an image, where they are one number."""
+    sizes = case.input.split("x")
+    square = len(sizes) == 3 and sizes[1] == sizes[2] and sizes[2].isdecimal()
+    return int(sizes[2]) if square else None
+
+
+def _data_wait_s(training: Training) -> float | None:
+    """Seconds of the host on a step's data."""
+    return next((phase.host_s for phase in training.phases if phase.name == "data"), None)
+
+
+def _repeat_to_json(repeat: Repeat) -> Json:
+    return {name: _finite(value) for name, value in asdict(repeat).items()}
+
+
+def _finite(value: float | None) -> float | None:
+    """JSON has no NaN and no infinity: a number that is none is written as null."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _mean_and_deviation(pair: tuple[float, float] | None) -> Json | None:
+    if pair is None or not all(map(math.isfinite, pair)):
+        return None
+    return {"mean": pair[0], "std": pair[1]}
+
+
+def training_from_json(data: Json, where: str) -> Training:
+    """The inverse of `training_to_json`; ValueError says which field is not what it should be."""
+    steps = None
+    if data.get("times_s") is not None:
+        steps = {name: data.get(name) for name in STEPS} | {"median_s": data.get("step_s")}
+    state = {name: data[name] for name in STATE if name in data}
+    training = decode(Training, {**data, "steps": steps, "state": state}, where)
+    _check_case(training.case, f"{where}.case")
+    _check_training(training, where)
+    if training.steps:
+        _check_steps(training.steps, where)
+    for name, ratio in training.speedup.items():
+        if ratio.ratio <= 0 or (ratio.ci95 and not 0 < ratio.ci95[0] <= ratio.ci95[1]):
+            raise ValueError(f"{where}.speedup.{name} is no ratio above zero")
+    for i, repeat in enumerate(training.repeats):
+        _check_repeat(repeat, f"{where}.repeats[{i}]")
+    return training
+
+
+def _check_case(case: TrainCase, where: str) -> None:
+    for name in ("batch", "accumulate", "gpus"):
+        if getattr(case, name) < 1:
+            raise ValueError(f"{where}.{name} is {getattr(case, name)}")
+
+
+def _check_training(training: Training, where: str) -> None:
+    if training.status not in STATUSES:
+        raise ValueError(f"{where}.status is {training.status!r}")
+    if training.limit is not None and training.limit not in LIMITS:
+        raise ValueError(f"{where}.limit is {training.limit!r}")
+    if training.steps and training.step_units < 1:
+        raise ValueError(f"{where} has steps of {training.step_units} {training.unit}")
+    for name in NOT_NEGATIVE:
+        value = getattr(training, name)
+        if value is not None and value < 0:
+            raise ValueError(f"{where}.{name} is {value}")
+    for phase in training.phases:
+        if phase.host_s < 0 or (phase.gpu_s or 0) < 0:
+            raise ValueError(f"{where}.phases has a time under zero")
+    if (training.state.power_w or 0) < 0:
+        raise ValueError(f"{where}.power_w is {training.state.power_w}")
+
+
+def _check_steps(steps: StepTimes, where: str) -> None:
+    if not steps.times_s or min(steps.median_s, *steps.times_s, *steps.wall_times_s) <= 0:
+        raise ValueError(f"{where} has no steps, or a time that is not above zero")
+    if sum(steps.blocks) != len(steps.times_s) or min(steps.blocks, default=0) < 1:
+        raise ValueError(f"{where}.blocks is no division of {len(steps.times_s)} times")
+    interval = steps.ci95_s
+    if interval is not None and not 0 < interval[0] <= interval[1]:
+        raise ValueError(f"{where}.ci95_s is no interval of times")
+    if steps.wall_s < 0 or steps.wall_steps < 0:
+        raise ValueError(f"{where}.wall_s or .wall_steps is under zero")
+    for name in ("busy_s", "host_s", "launches"):
+        if (getattr(steps, name) or 0) < 0:
+            raise ValueError(f"{where}.{name} is under zero")
+
+
+def _check_repeat(repeat: Repeat, where: str) -> None:
+    if repeat.steps < 0 or repeat.train_s < 0 or repeat.skipped_steps < 0:
+        raise ValueError(f"{where} has steps or seconds under zero")
+    if repeat.accuracy is not None and not 0 <= repeat.accuracy <= 1:
+        raise ValueError(f"{where}.accuracy is {repeat.accuracy}, not from 0 to 1")

@@ -1,0 +1,219 @@
+"""The types of a training measurement: a network trained under one recipe, and what came of it.
+
+They stand beside `microbench.results` so that `show`, `compare` and `--resume` read one kind of
+run file, whoever measured it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from statistics import fmean, stdev
+
+from microbench.values import Interval, Ratio, Warning
+
+OP = "train"
+# Settings of a case that do not change what is learnt from: arms that share the rest take turns.
+VARIED = (
+    "recipe", "layout", "optimizer", "fused", "compile", "graph", "loss_scale",
+    "keep_batchnorm_fp32",
+)  # fmt: skip
+LIMITS = ("gpu", "host", "data")  # what a step waits for
+
+
+@dataclass(frozen=True)
+class TrainCase:
+    """What is trained, and how. `batch` is of one forward pass; a step has `accumulate` of them.
+
+    `input` is the shape of one sample ("3x224x224", "1024" for tokens); `layout` is "nchw", "nhwc"
+    (torch: channels_last) or "" where the input is no image; `loss_scale` a static scale, None for
+    the recipe's own; `fused` whether the optimizer updates all weights in one kernel.
+    """
+
+    network: str
+    recipe: str
+    batch: int
+    input: str
+    layout: str = "nchw"
+    optimizer: str = "sgd"
+    fused: bool = True
+    compile: bool = False
+    graph: bool = False
+    accumulate: int = 1
+    loss_scale: float | None = None
+    keep_batchnorm_fp32: bool = False
+    label_smoothing: float = 0.0
+    loader: str = "synthetic"
+    workers: int = 0
+    gpus: int = 1
+
+    @cached_property
+    def group(self) -> str:
+        """Identity of the comparison: cases that share it are its arms."""
+        parts = [f"{f.name}={getattr(self, f.name)}" for f in fields(self) if f.name not in VARIED]
+        return f"{OP}/{','.join(parts)}"
+
+    @cached_property
+    def key(self) -> str:
+        """Stable identity, the same in every run of every version."""
+        parts = [f"{name}={getattr(self, name)}" for name in VARIED]
+        return f"{self.group}/{','.join(parts)}"
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Timed steps of one arm, in turns with the others; all seconds a step.
+
+    `times_s` are from one step's end to the next one's: on a GPU by its own clock, so that they
+    hold the waiting for the host too. `wall_times_s` are the host's clock between the same points;
+    a host that runs ahead sees other steps, but the same sum. `blocks` says how many steps each
+    round took. `wall_s` is the host's clock over whole blocks, synchronised at both ends, for
+    `wall_steps` steps. `busy_s` is the time in which at least one kernel ran (by the profiler),
+    `host_s` what the host needs to launch a step on an idle GPU, `launches` its kernels and copies.
+    """
+
+    times_s: tuple[float, ...]
+    wall_times_s: tuple[float, ...]
+    blocks: tuple[int, ...]
+    median_s: float
+    ci95_s: Interval | None
+    wall_s: float
+    wall_steps: int
+    busy_s: float | None = None
+    host_s: float | None = None
+    launches: int | None = None
+
+    @property
+    def blocks_s(self) -> list[tuple[float, ...]]:
+        """The times, round by round."""
+        ends = [sum(self.blocks[: i + 1]) for i in range(len(self.blocks))]
+        return [self.times_s[end - n : end] for end, n in zip(ends, self.blocks, strict=True)]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One part of a step, timed in a pass of its own: on the GPU's clock, and on the host's."""
+
+    name: str  # "data", "copy", "forward", "backward", "optimizer"
+    gpu_s: float | None
+    host_s: float
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and range of what was sampled while the arm ran."""
+
+    mean: float
+    min: float
+    max: float
+
+
+@dataclass(frozen=True)
+class State:
+    """The device while the arm ran; None where nobody can tell."""
+
+    gpu_util_pct: Spread | None = None
+    sm_clock_mhz: float | None = None
+    power_w: float | None = None
+    temperature_c: float | None = None
+    throttle: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """One training from scratch. `train_s` is wall time without set-up and evaluation.
+
+    `train_loss` is the mean over the last tenth of the steps, `first_loss` over the first tenth;
+    `loss` and `accuracy` (0 to 1) are of held-out data. NaN and infinity are written as None.
+    """
+
+    seed: int
+    steps: int
+    train_s: float
+    first_loss: float | None
+    train_loss: float | None
+    loss: float | None
+    accuracy: float | None
+    skipped_steps: int = 0
+
+
+@dataclass(frozen=True)
+class Training:
+    """What became of one case.
+
+    `unit` is what throughput counts ("img", "tok", "sample"), `step_units` how many of them a step
+    has. `setup_s` is building, compiling and autotuning, outside all other numbers; `compile_s` the
+    part of it before the first step was through. `chance` is the accuracy of guessing. `fits_batch`
+    is a batch that ran when the case's did not fit the memory. `speedup` is by what it is compared
+    with: "fp32", "tf32", or (a ladder) "previous" and "first".
+    """
+
+    case: TrainCase
+    status: str
+    reason: str | None = None
+    unit: str = "img"
+    step_units: int = 0
+    steps: StepTimes | None = None
+    phases: tuple[Phase, ...] = ()
+    state: State = field(default_factory=State)
+    setup_s: float | None = None
+    compile_s: float | None = None
+    memory_peak_bytes: int | None = None
+    fits_batch: int | None = None
+    skipped_steps: int | None = None
+    speedup: Mapping[str, Ratio] = field(default_factory=dict[str, Ratio])
+    repeats: tuple[Repeat, ...] = ()
+    chance: float | None = None
+    converged: bool | None = None
+    convergence: str | None = None
+    limit: str | None = None
+    why: str | None = None
+    rung: str | None = None  # a ladder's step: what this arm adds to the one before
+    warnings: tuple[Warning, ...] = ()
+
+    @property
+    def step_s(self) -> float | None:
+        """Median seconds a step, when timed."""
+        return self.steps.median_s if self.steps else None
+
+    @property
+    def per_s(self) -> float | None:
+        """Throughput in `unit` a second at the median step, when timed."""
+        return self.step_units / self.steps.median_s if self.steps else None
+
+    @property
+    def wall_per_s(self) -> float | None:
+        """Throughput by the host's clock over whole blocks, when timed."""
+        if self.steps is None or self.steps.wall_s <= 0:
+            return None
+        return self.step_units * self.steps.wall_steps / self.steps.wall_s
+
+    @property
+    def per_j(self) -> float | None:
+        """Units a joule of the whole board, when its power is known."""
+        power_w = self.state.power_w
+        return self.per_s / power_w if self.per_s and power_w else None
+
+    @property
+    def accuracy(self) -> tuple[float, float] | None:
+        """(mean, deviation) of held-out accuracy over the repeats; deviation 0 for one."""
+        return _mean_and_deviation([r.accuracy for r in self.repeats])
+
+    @property
+    def loss(self) -> tuple[float, float] | None:
+        """(mean, deviation) of held-out loss over the repeats."""
+        return _mean_and_deviation([r.loss for r in self.repeats])
+
+    @property
+    def train_s(self) -> tuple[float, float] | None:
+        """(mean, deviation) of the wall time of a training."""
+        return _mean_and_deviation([r.train_s for r in self.repeats])
+
+
+def _mean_and_deviation(values: list[float | None]) -> tuple[float, float] | None:
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    if not known:
+        return None
+    return fmean(known), stdev(known) if len(known) > 1 else 0.0

@@ -1,0 +1,522 @@
+"""The networks of the training benchmark: their sizes, losses and defaults, and users' own."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from e2e.networks import Network, find, names
+from e2e.networks.cifar import CIFAR
+from e2e.networks.torchvision_nets import AUXILIARY_WEIGHTS, BATCHES, FAMILIES, torchvision_names
+from microbench.errors import UserError
+from microbench.layers.networks import BuildMode
+
+
+def parameters(name: str, classes: int | None = None) -> int:
+    with torch.device("meta"):
+        return sum(weight.numel() for weight in find(name, classes=classes).build().parameters())
+
+
+def message(name: str, **options: object) -> str:
+    with pytest.raises(UserError) as caught:
+        find(name, **options)  # pyright: ignore[reportArgumentType]
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# ---- names
+
+
+def test_names_are_grouped_and_every_one_is_found() -> None:
+    groups = names()
+    assert [len(group) for group in groups.values()] == [len(torchvision_names()), len(CIFAR), 2]
+    assert {"resnet50", "vit_b_16", "inception_v3"} <= set(torchvision_names())
+    for group in groups.values():
+        for name in group:
+            network = find(name)
+            assert network.name == name
+            assert network.optimizer in ("sgd", "adamw")
+            assert network.lr > 0
+            assert network.batch >= network.cpu_batch >= 1
+            # batch-norm cannot train on one value a channel
+            assert network.cpu_batch >= 2 or network.unit == "tok"
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [("ResNet18_CIFAR", "resnet18-cifar"), ("WRN_28_10", "wrn-28-10"), ("ViT-B-16", "vit_b_16")],
+)
+def test_names_in_any_spelling(written: str, name: str) -> None:
+    assert find(written).name == name
+
+
+def test_an_unknown_name_gets_near_ones() -> None:
+    assert message("resnet51").startswith("no network 'resnet51'; did you mean resnet50")
+    assert "wrn-28-10" in message("wrn-28-1")
+    assert "module:function" in message("qqqqqqqq")
+    assert "not a classification network" in message("fasterrcnn_resnet50_fpn")
+
+
+def test_tables_by_name_name_networks() -> None:
+    assert set(BATCHES) | set(AUXILIARY_WEIGHTS) <= set(torchvision_names())
+    for start in FAMILIES:
+        assert any(name.startswith(start) for name in torchvision_names())
+
+
+# ---- torchvision
+
+
+def test_defaults_of_imagenet_networks() -> None:
+    network = find("resnet50")
+    assert (network.input, network.classes, network.tokens) == ((3, 224, 224), 1000, None)
+    assert (network.unit, network.units_per_sample, network.batch) == ("img", 1, 256)
+    assert (network.optimizer, network.lr, network.weight_decay) == ("sgd", 0.1, 1e-4)
+    assert find("inception_v3").input == (3, 299, 299)
+    vit = find("vit_b_16")
+    assert (vit.optimizer, vit.batch) == ("adamw", 128)
+    assert vit.lr == pytest.approx(0.003 * 128 / 4096, rel=0.02)  # torchvision: 0.003 for 4096
+
+
+FAMILY_MEMBERS = [
+    "alexnet",
+    "convnext_tiny",
+    "densenet121",
+    "efficientnet_b0",
+    "efficientnet_v2_s",
+    "maxvit_t",
+    "mnasnet0_5",
+    "mobilenet_v2",
+    "mobilenet_v3_small",
+    "resnet18",
+    "resnext50_32x4d",
+    "squeezenet1_0",
+    "swin_t",
+    "swin_v2_t",
+    "vgg11",
+    "wide_resnet50_2",
+]
+
+
+@pytest.mark.parametrize("name", FAMILY_MEMBERS)
+def test_every_family_is_built_for_the_classes(name: str) -> None:
+    network = find(name, classes=7)
+    with torch.device("meta"):
+        module = network.build()
+    assert network.classes == 7
+    assert module.training
+    last = [layer for layer in module.modules() if isinstance(layer, nn.Linear | nn.Conv2d)][-1]
+    assert last.weight.shape[0] == 7
+
+
+@pytest.mark.parametrize("name", ["alexnet", "regnet_x_400mf", "shufflenet_v2_x0_5", "vit_b_32"])
+def test_torchvision_networks_take_their_own_input(name: str) -> None:
+    network = find(name, classes=7)
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    with BuildMode(fake):
+        module = network.build()
+    with fake:
+        output = module(torch.empty(2, *network.input))
+        loss = network.loss(output, torch.empty(2, dtype=torch.int64), 0.1)
+    assert output.shape == (2, 7)
+    assert (loss.shape, loss.dtype) == ((), torch.float32)
+
+
+def test_input_changes_the_size_of_networks_that_fix_it() -> None:
+    network = find("vit_b_32", input=(3, 64, 64))
+    assert network.input == (3, 64, 64)
+    with torch.device("meta"):
+        module = network.build()
+    assert module.get_parameter("encoder.pos_embedding").shape == (1, 1 + 4, 768)
+    assert find("resnet18", input=(3, 96, 128)).input == (3, 96, 128)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "said"),
+    [
+        ("resnet50", (512,), "resnet50 takes images of 3 channels: --input 3x224x224, not 512"),
+        ("resnet50", (1, 28, 28), "not 1x28x28"),
+        (
+            "vit_b_16",
+            (3, 100, 100),
+            "cannot be built for 100x100 px: AssertionError: Input shape",
+        ),
+        ("vit_b_16", (3, 224, 256), "vit_b_16 takes square images, not 224x256"),
+        ("vgg16-cifar", (3, 16, 16), "does not take --input 3x16x16"),
+        ("gpt", (3, 32, 32), "gpt takes tokens: --input 1024 (at least 2), not 3x32x32"),
+        ("gpt", (1,), "at least 2"),
+    ],
+)
+def test_an_input_that_does_not_fit(
+    name: str, shape: tuple[int, ...], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert said in message(name, input=shape)
+    assert not caplog.records  # no traceback of torch's beside the one line
+
+
+@pytest.mark.parametrize(("name", "weight"), [("googlenet", 0.3), ("inception_v3", 0.4)])
+def test_auxiliary_classifiers_count_in_training_only(name: str, weight: float) -> None:
+    network = find(name, classes=5)
+    module = network.build()
+    side = 299 if name == "inception_v3" else 64  # Inception's auxiliary classifier takes no less
+    target = torch.tensor([1, 3])
+    with torch.no_grad():
+        output = module(torch.randn(2, 3, side, side))
+        alone = module.eval()(torch.randn(2, 3, 96, 96))
+    main, *others = leaves = [scores.requires_grad_() for scores in output]
+    assert len(others) == (1 if name == "inception_v3" else 2)
+    loss = network.loss(output, target, 0.0)
+    expected = F.cross_entropy(main, target) + weight * sum(
+        F.cross_entropy(other, target) for other in others
+    )
+    torch.testing.assert_close(loss, expected)
+    loss.backward()
+    assert all(scores.grad is not None and scores.grad.any() for scores in leaves)
+    assert network.accuracy is not None
+    torch.testing.assert_close(network.accuracy(output, main.argmax(1)), torch.tensor(2))
+    torch.testing.assert_close(network.loss(alone, target, 0.0), F.cross_entropy(alone, target))
+
+
+# ---- CIFAR
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"),
+    [
+        ("cnn-cifar", 0.2425),
+        ("resnet18-cifar", 11.174),
+        ("resnet34-cifar", 21.282),
+        ("resnet50-cifar", 23.521),
+        ("vgg16-cifar", 14.724),
+        ("wrn-16-4", 2.7489),
+        ("wrn-28-10", 36.4792),
+    ],
+)
+def test_parameter_counts_of_cifar_networks(name: str, millions: float) -> None:
+    assert parameters(name) / 1e6 == pytest.approx(millions, abs=0.001)
+    wider = parameters(name, classes=11) - parameters(name)
+    assert 0 < wider <= 2049  # one more row of the classifier and its bias
+
+
+@pytest.mark.parametrize("name", list(CIFAR))
+def test_cifar_networks_train(name: str) -> None:
+    torch.manual_seed(0)
+    network = find(name)
+    module = network.build()
+    assert network.input == (3, 32, 32)
+    images, target = torch.randn(2, 3, 32, 32), torch.tensor([0, 9])
+    output = module(images)
+    loss = network.loss(output, target, 0.0)
+    assert output.shape == (2, 10)
+    assert 0.1 < loss.item() < 20
+    loss.backward()
+    for path, weight in module.named_parameters():
+        assert weight.grad is not None, path
+        assert weight.grad.isfinite().all(), path
+
+
+def test_cifar_resnet_keeps_the_resolution_of_its_stem() -> None:
+    module = find("resnet18-cifar").build()
+    sizes: list[torch.Size] = []
+    module.get_submodule("layer1").register_forward_hook(lambda *seen: sizes.append(seen[2].shape))
+    module(torch.randn(2, 3, 32, 32))
+    assert sizes == [(2, 64, 32, 32)]
+
+
+def test_wide_resnet_is_pre_activation() -> None:
+    """Without the inner branch a block of unchanged width hands its input on untouched."""
+    module = find("wrn-16-4").build().eval()
+    block = module.get_submodule("blocks.1")
+    nn.init.zeros_(block.get_parameter("conv2.weight"))
+    images = torch.randn(2, 64, 8, 8)
+    torch.testing.assert_close(block(images), images, rtol=0, atol=0)
+
+
+def test_the_small_network_learns() -> None:
+    torch.manual_seed(0)
+    network = find("cnn-cifar", classes=3)
+    module = network.build()
+    optimizer = torch.optim.SGD(module.parameters(), lr=network.lr, momentum=0.9)
+    target = torch.arange(24) % 3
+    images = torch.randn(24, 3, 32, 32) + 2 * F.one_hot(target, 3)[:, :, None, None]
+    for _ in range(12):
+        optimizer.zero_grad()
+        network.loss(module(images), target, 0.0).backward()
+        optimizer.step()
+    assert network.accuracy is not None
+    right = network.accuracy(module(images), target)
+    assert right is not None
+    assert (right.dtype, right.dim()) == (torch.int64, 0)
+    assert right >= 22
+
+
+def test_the_seed_decides_the_weights() -> None:
+    network = find("cnn-cifar")
+    built: list[Tensor] = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        built.append(next(network.build().parameters()))
+    assert torch.equal(built[0], built[1])
+    assert not torch.equal(built[0], built[2])
+
+
+# ---- losses
+
+
+def test_losses_are_float32_and_smoothed() -> None:
+    network = find("resnet18")
+    logits = torch.randn(4, 10, dtype=torch.float16) * 20
+    target = torch.tensor([0, 1, 2, 9])
+    loss = network.loss(logits, target, 0.1)
+    assert loss.dtype == torch.float32
+    expected = F.cross_entropy(logits.double(), target, label_smoothing=0.1)
+    torch.testing.assert_close(loss.double(), expected, rtol=1e-5, atol=0)
+    assert loss != network.loss(logits, target, 0.0)
+
+
+def test_next_token_loss_leaves_out_the_last_position() -> None:
+    network = find("gpt-tiny")
+    tokens = torch.randint(0, 256, (3, 8))
+    logits = torch.randn(3, 8, 256, dtype=torch.bfloat16)
+    expected = F.cross_entropy(logits[:, :-1].float().reshape(-1, 256), tokens[:, 1:].reshape(-1))
+    loss = network.loss(logits, tokens, 0.0)
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, expected)
+
+
+# ---- GPT
+
+
+def test_gpt_is_gpt2_small() -> None:
+    network = find("gpt")
+    assert parameters("gpt") == 124_439_808 + (50304 - 50257) * 768  # GPT-2's, and the padding
+    assert (network.input, network.tokens, network.classes) == ((1024,), 50257, None)
+    assert (network.unit, network.units_per_sample) == ("tok", 1024)
+    assert (network.optimizer, network.batch, network.cpu_batch) == ("adamw", 16, 1)
+    assert find("gpt", input=(512,)).units_per_sample == 512
+    assert "has no classes" in message("gpt", classes=10)
+
+
+def test_gpt_starts_as_gpt2_does() -> None:
+    torch.manual_seed(0)
+    module = find("gpt-tiny").build()
+    for path, weight in module.named_parameters():
+        if path.endswith("bias"):
+            assert not weight.any()
+        elif "norm" not in path:
+            residual = path.endswith("project.weight")
+            assert weight.std().item() == pytest.approx(0.01 if residual else 0.02, rel=0.05), path
+
+
+def test_gpt_is_causal() -> None:
+    torch.manual_seed(0)
+    module = find("gpt-tiny").build()
+    tokens = torch.randint(0, 256, (2, 64))
+    changed = tokens.clone()
+    changed[:, 40] = (changed[:, 40] + 1) % 256
+    with torch.no_grad():
+        before, after = module(tokens), module(changed)
+    torch.testing.assert_close(before[:, :40], after[:, :40])
+    moved = (before - after).abs().amax(dim=(0, 2))
+    assert (moved[40:] > 1e-4).all()
+
+
+def test_gpt_ties_its_embedding() -> None:
+    module = find("gpt-tiny").build()
+    embedding = module.get_parameter("tokens.weight")
+    assert [path for path, w in module.named_parameters() if w.shape == (256, 64)][:1] == [
+        "tokens.weight"
+    ]
+    module(torch.zeros(1, 4, dtype=torch.int64)).sum().backward()
+    assert embedding.grad is not None
+    assert embedding.grad[200].any()  # a token that was not read: its row is an output's too
+
+
+def test_gpt_tiny_learns_to_repeat() -> None:
+    torch.manual_seed(0)
+    network = find("gpt-tiny")
+    module = network.build()
+    optimizer = torch.optim.AdamW(
+        module.parameters(), lr=network.lr, weight_decay=network.weight_decay
+    )
+    tokens = torch.randint(0, 256, (8, 8)).repeat(1, 8)
+    losses: list[float] = []
+    for _ in range(30):
+        optimizer.zero_grad()
+        loss = network.loss(module(tokens), tokens, 0.0)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[0] == pytest.approx(5.55, abs=0.2)  # ln 256
+    assert losses[-1] < 2.5
+
+
+# ---- the user's own
+
+NETS = """
+    import torch
+    from torch import nn
+
+    class Split(nn.Module):
+        def __init__(self, out):
+            super().__init__()
+            self.layer = nn.Conv2d(3, out, 1)
+        def forward(self, images):
+            maps = self.layer(images)
+            return {"maps": maps.half(), "mean": maps.mean(), "count": torch.tensor(3)}
+
+    def classifier(): return nn.Sequential(nn.Flatten(), nn.Linear(3 * 224 * 224, 4))
+    def half(): return nn.Linear(6, 4).half(), torch.zeros(2, 6)
+    def split(): return Split(5), torch.zeros(2, 3, 8, 8)
+    def language(width): return nn.Sequential(nn.Embedding(20, 8), nn.Linear(8, width))
+    def words(): return language(20), torch.tensor([[3, 0, 19]])
+    def narrow(): return language(9), torch.tensor([[3, 0, 19]])
+    def integer():
+        class Whole(nn.Linear):
+            def forward(self, x): return x.argmax(1)
+        return Whole(6, 4), torch.zeros(2, 6)
+    def broken(): raise ValueError("no such thing\\nsecond line")
+    def nothing(): return None
+    def pair(): return nn.Linear(2, 2), (torch.zeros(1, 2), torch.zeros(1, 2))
+    def no_tensor(): return nn.Linear(2, 2), "example"
+    def no_batch(): return nn.Linear(2, 2), torch.zeros(2)
+    def negative(): return nn.Embedding(2, 2), torch.tensor([[-1, 1]])
+    def no_weights(): return nn.ReLU()
+    def meta(): return nn.Linear(2, 2, device="meta")
+    def lazy(): return nn.LazyLinear(2)
+
+    def squared(output, target): return (output - target[:, None]).square().mean()
+    def vector(output, target): return output
+    value = 3
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Network]]:
+    (tmp_path / "own_nets.py").write_text(textwrap.dedent(NETS))
+    (tmp_path / "own_broken.py").write_text("import torch.does_not_exist\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield lambda name: find(f"own_nets:{name}")
+    sys.modules.pop("own_nets", None)
+
+
+def test_own_classifier(own: Callable[[str], Network]) -> None:
+    network = own("classifier")
+    assert (network.input, network.tokens, network.classes) == ((3, 224, 224), None, None)
+    assert network.unit == "img"
+    output, target = network.build()(torch.randn(2, 3, 224, 224)), torch.tensor([0, 3])
+    assert not network.stands_in(output, target)
+    torch.testing.assert_close(network.loss(output, target, 0.0), F.cross_entropy(output, target))
+    assert network.accuracy is not None
+    assert network.accuracy(output, output.argmax(1)) == 2
+    wide = find("own_nets:classifier", classes=10)
+    with pytest.raises(UserError, match="puts out 4 classes, but the data have 10 classes"):
+        wide.loss(output, target, 0.0)
+
+
+def test_own_network_is_built_in_float32_for_training(own: Callable[[str], Network]) -> None:
+    network = own("half")
+    assert (network.input, network.unit) == ((6,), "sample")
+    module = network.build()
+    assert module.training
+    assert {weight.dtype for weight in module.parameters()} == {torch.float32}
+    assert find("own_nets:half", input=(4, 6)).input == (4, 6)
+
+
+def test_looking_at_an_own_network_leaves_the_random_numbers(own: Callable[[str], Network]) -> None:
+    torch.manual_seed(3)
+    expected = torch.rand(4)
+    torch.manual_seed(3)
+    own("half")
+    assert torch.equal(torch.rand(4), expected)
+
+
+def test_own_outputs_without_classes_get_a_stand_in(own: Callable[[str], Network]) -> None:
+    network = own("split")
+    output, target = network.build()(torch.randn(2, 3, 8, 8)), torch.tensor([0, 1])
+    assert network.stands_in(output, target)
+    assert not network.stands_in(torch.randn(2, 5), target)
+    maps, mean = output["maps"].float(), output["mean"]
+    expected = (maps.square().sum() + mean.square()) / (maps.numel() + 1)
+    loss = network.loss(output, target, 0.0)
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, expected)
+    assert network.accuracy is not None
+    assert network.accuracy(output, target) is None
+    whole = own("integer")
+    with pytest.raises(UserError, match="puts out no floating tensor"):
+        whole.loss(whole.build()(torch.randn(2, 6)), target, 0.0)
+
+
+def test_own_language_model(own: Callable[[str], Network]) -> None:
+    network = own("words")
+    assert (network.input, network.tokens) == ((3,), 20)
+    assert (network.unit, network.units_per_sample, network.accuracy) == ("tok", 3, None)
+    tokens = torch.randint(0, 20, (4, 3))
+    logits = network.build()(tokens)
+    assert not network.stands_in(logits, tokens)
+    expected = find("gpt-tiny").loss(logits, tokens, 0.0)
+    torch.testing.assert_close(network.loss(logits, tokens, 0.0), expected)
+    narrow = own("narrow")
+    with pytest.raises(UserError, match="puts out 9 tokens, but the data have 20 tokens"):
+        narrow.loss(narrow.build()(tokens), tokens, 0.0)
+
+
+def test_own_loss(own: Callable[[str], Network]) -> None:
+    network = find("own_nets:half", loss="own_nets:squared")
+    output, target = torch.full((2, 4), 3.0, dtype=torch.float16), torch.tensor([1, 1])
+    assert not network.stands_in(output, target)
+    loss = network.loss(output, target, 0.0)
+    assert (loss.item(), loss.dtype) == (4.0, torch.float32)
+    with pytest.raises(UserError, match="label smoothing is not for the loss own_nets:squared"):
+        network.loss(output, target, 0.1)
+    wrong = find("own_nets:half", loss="own_nets:vector")
+    with pytest.raises(UserError, match=r"returned an object of type Tensor of shape \[2, 4\]"):
+        wrong.loss(output, target, 0.0)
+    plain = find("resnet18", loss="torch.nn.functional:cross_entropy")
+    torch.testing.assert_close(
+        plain.loss(output, target, 0.0), F.cross_entropy(output.float(), target)
+    )
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ("broken", "own_nets:broken() raised ValueError: no such thing"),
+        ("nothing", "returned None; it must return an nn.Module"),
+        ("pair", "returned 2 example inputs; training feeds one tensor"),
+        ("no_tensor", "returned an object of type str as its example input"),
+        ("no_batch", "example input of shape [2]; it must be a batch"),
+        ("negative", "example input of int64, at least -1"),
+        ("no_weights", "nothing to train"),
+        ("meta", "weights on the meta device; build it on the CPU"),
+        ("lazy", "lazy weights; call it once"),
+        ("clasifier", "own_nets has no 'clasifier'; did you mean classifier?"),
+        ("value", "own_nets:value is an object of type int, not a function"),
+    ],
+)
+@pytest.mark.usefixtures("own")
+def test_errors_of_own_networks(function: str, said: str) -> None:
+    assert said in message(f"own_nets:{function}")
+
+
+@pytest.mark.usefixtures("own")
+def test_errors_of_own_modules_and_losses() -> None:
+    broken = message("own_broken:build")
+    assert broken.startswith("importing own_broken raised ModuleNotFoundError: No module named")
+    assert message("own_absent:build").startswith("no module 'own_absent'")
+    assert "is not module:function" in message("own_nets:")
+    assert (
+        message("own_nets:half", loss="own_nets:sqared")
+        == "own_nets has no 'sqared'; did you mean squared?"
+    )
+    assert "not a function of output and target" in message("resnet18", loss="own_nets:value")
+    assert "sides of at least 1, not 0x3" in message("own_nets:half", input=(0, 3))
