@@ -36,7 +36,7 @@ def with_gains(trainings: Sequence[Training], rungs: Mapping[str, str | None]) -
             speedup |= _against_rungs(training, ladder)
         limit, why = _limit(training)
         warned = replace(training, speedup=speedup, limit=limit, why=why)
-        found.append(replace(warned, warnings=_warnings(warned)))
+        found.append(replace(warned, warnings=(*warned.warnings, *_warnings(warned))))
     return found
 
 

@@ -154,7 +154,8 @@ class Learner:
         fetched = feed.fetch()
         mark("data")
         placed = feed.place(fetched)
-        if placed[0] is not captured.source:  # a fixed batch is there already
+        if placed[0] is not captured.placed:  # a fixed batch is there already
+            captured.placed = placed[0]
             for fixed, fresh in zip(captured.batch, placed, strict=True):
                 fixed.copy_(fresh)
         mark("copy")
@@ -212,14 +213,14 @@ class Learner:
         return (mean if _finite(mean) else None), share
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Captured:
-    """A step as a CUDA graph: it reads `batch`, a copy of `source`, and writes `loss`."""
+    """A step as a CUDA graph: it reads `batch`, a copy of what was `placed`, and writes `loss`."""
 
     graph: torch.cuda.CUDAGraph
     batch: tuple[Tensor, Tensor]
     loss: Tensor
-    source: Tensor
+    placed: Tensor
 
 
 class _Repeat:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from e2e.datasets import Data, Feed
+from e2e.datasets.resident import Resident
 from e2e.learner import Learner
 from e2e.networks import Network
 from e2e.recipes import adapted, cannot_run
@@ -28,12 +29,14 @@ from e2e.steps import (
     time_phases,
 )  # fmt: skip
 from kernels.case import Target
+from microbench.errors import UserError
 from microbench.interleave import LOOKS, Arm, ArmFailed, Pace, Turns
 from microbench.measure import first_line
 from microbench.results import TIME_DECIMALS
 from microbench.stats import median, median_interval
 from microbench.telemetry import Telemetry
 from microbench.train_results import Spread, State, StepTimes, TrainCase, Training
+from microbench.values import Warning
 
 WARM_STEPS = 3  # the first ones search algorithms, make optimizer state, and fill the allocator
 SETTLED_STEPS = 2  # after those: what memory a step takes, and how long it is
@@ -66,6 +69,7 @@ class Held:
     learner: Learner
     feed: Feed
     arm: Arm = field(init=False)
+    skipped_before: int = 0  # updates that were skipped before timing began
 
     def step(self) -> object:
         """Launch one step."""
@@ -83,6 +87,15 @@ class Trainer:
         if self.cuda:
             self.timer = CudaSteps(target.index, target.sm_count)
         self.held: dict[str, Held] = {}
+        self._take_shared_memory()
+
+    def _take_shared_memory(self) -> None:
+        """What all arms share must not be charged to the first: resident data, cuBLAS's space."""
+        if isinstance(self.task.data, Resident):
+            self.task.data.feed(1, self.device, self.task.seed).close()
+        if self.cuda:
+            one = torch.ones(1, 1, device=self.device)
+            torch.mm(one, one)
 
     # ------------------------------------------------------------ setting up
 
@@ -107,6 +120,8 @@ class Trainer:
             return replace(blank, status="skipped", reason=reason)
         try:
             held = self._fitted(case, blank)
+        except UserError:
+            raise  # strict data: the run ends
         except Exception as error:
             self.raise_if_dead(error)
             self._free()
@@ -191,12 +206,14 @@ class Trainer:
         for key in list(self.held):
             held = self.held[key]
             announce(key, "timing its phases")
+            held.training = self._timed(held)
             try:
-                held.training = self._looked_closer(self._timed(held))
+                held.training = self._looked_closer(held.training)
+            except UserError:
+                raise
             except Exception as error:
                 self.raise_if_dead(error)
-                failed.append(replace(held.training, status="failed", reason=describe(error)))
-                self.drop(key)
+                held.training = replace(held.training, warnings=(_unseen(held.training, error),))
         return [*(held.training for held in self.held.values()), *failed]
 
     def _take_turns(self, budget_s: float, announce: Announce) -> None:
@@ -206,6 +223,7 @@ class Trainer:
 
         for held in self.held.values():
             held.arm.blocks.clear()
+            held.skipped_before = held.learner.skipped_steps
         turns = Turns(
             self.timer, "sustained", budget_s, during=self.telemetry.during, begin=begin,
             own_pace=self._pace(budget_s),
@@ -222,6 +240,8 @@ class Trainer:
     def _dropped(self, failure: ArmFailed) -> Training:
         cause = failure.__cause__
         assert isinstance(cause, Exception)
+        if isinstance(cause, UserError):
+            raise cause  # strict data: the run ends
         self.raise_if_dead(cause)
         training = replace(
             self.held[failure.arm.key].training, status="failed", reason=describe(cause)
@@ -251,9 +271,8 @@ class Trainer:
             temperature_c=seen.temperature_c,
             throttle=seen.throttle,
         )
-        return replace(
-            held.training, steps=steps, state=state, skipped_steps=held.learner.skipped_steps
-        )
+        skipped = held.learner.skipped_steps - held.skipped_before
+        return replace(held.training, steps=steps, state=state, skipped_steps=skipped)
 
     def _looked_closer(self, training: Training) -> Training:
         """What is not measured while steps are timed, because it would slow them."""
@@ -305,6 +324,14 @@ class Trainer:
     def _reset_peak(self) -> None:
         if self.cuda:
             torch.cuda.reset_peak_memory_stats(self.device)
+
+
+def _unseen(training: Training, error: Exception) -> Warning:
+    return Warning(
+        f"{training.case.recipe}: its phases and kernels were not seen",
+        describe(error),
+        "the timed steps above stand; try again for the rest",
+    )
 
 
 def feed_of(data: Data, case: TrainCase, device: torch.device, seed: int) -> Feed:

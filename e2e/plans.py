@@ -174,12 +174,7 @@ def _ladder(network: Network, options: Options, kind: str) -> list[Planned]:
 
 def _check(network: Network, options: Options, kind: str) -> None:
     if options.ladder:
-        for given, name in (
-            (options.recipe, "--recipe"), (options.layout, "--layout"), (options.amp, "--amp"),
-            (options.compile, "--compile"), (options.graph, "--graph"),
-        ):  # fmt: skip
-            if given:
-                raise UserError(f"--ladder goes through the recipes by itself; leave out {name}")
+        _check_ladder(options)
     if options.optimizer is not None and options.optimizer not in OPTIMIZERS:
         raise UserError(
             f"--optimizer takes one of {', '.join(OPTIMIZERS)}, not {options.optimizer!r}"
@@ -188,10 +183,25 @@ def _check(network: Network, options: Options, kind: str) -> None:
         raise UserError(f"--accumulate starts at 1, not {options.accumulate}")
     if not 0 <= options.label_smoothing < 1:
         raise UserError(f"--label-smoothing goes from 0 to below 1, not {options.label_smoothing}")
-    if options.graph and kind == "cpu":
+    if options.graph:
+        _check_graph(options, kind)
+
+
+def _check_ladder(options: Options) -> None:
+    for given, name in (
+        (options.recipe, "--recipe"), (options.layout, "--layout"), (options.amp, "--amp"),
+        (options.compile, "--compile"), (options.graph, "--graph"),
+    ):  # fmt: skip
+        if given:
+            raise UserError(f"--ladder goes through the recipes by itself; leave out {name}")
+    if options.accumulate > 1:
+        raise UserError("--ladder captures a step of one batch; leave out --accumulate")
+
+
+def _check_graph(options: Options, kind: str) -> None:
+    if kind == "cpu":
         raise UserError("--graph needs a CUDA device; a CPU has no CUDA graphs")
-    for given, name in ((options.graph, "--graph"), (options.ladder, "--ladder")):
-        if given and options.accumulate > 1:
-            raise UserError(f"{name} captures a step of one batch; leave out --accumulate")
-    if options.graph and not options.fused:
+    if options.accumulate > 1:
+        raise UserError("--graph captures a step of one batch; leave out --accumulate")
+    if not options.fused:
         raise UserError("--graph needs the fused optimizer; leave out --no-fused")

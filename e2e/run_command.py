@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
-from e2e.converge import judged
-from e2e.gains import with_gains
-from e2e.networks import Network, find
+from e2e.job import Job, Work
+from e2e.networks import find
 from e2e.plans import Comparison, Options, notes, plan
 from e2e.progress import TrainProgress
 from e2e.worker import DataFacts, TrainSettings, TrainWorker
@@ -25,16 +23,11 @@ from microbench.run_output import (
     command_line,
     report,
     run_path,
-    save,
     say_stopped,
     watched_environment,
 )  # fmt: skip
 from microbench.runfile import read_run
-from microbench.train_results import TrainCase, Training
 from microbench.worker import Greeting, WorkerDied
-
-ARM_BUDGET_S = 10.0  # seconds of timing an arm gets when the user gives no --budget
-CPU_BUDGET_S = 40.0  # for all arms of a comparison
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,16 +48,18 @@ def run_training(request: TrainRequest) -> None:
     """Train, time and report; UserError for what the user can mend."""
     from microbench.report.screen import make_console
 
-    network = _check_words(request)
+    _check_words(request)
     before = read_run(request.outputs.resume) if request.outputs.resume else None
-    path = run_path(request.outputs, f"train-{network.name.replace(':', '-')}")
+    path = run_path(request.outputs, f"train-{request.network.replace(':', '-')}")
     console = make_console(quiet=request.outputs.quiet)
     worker = TrainWorker(request.settings)
     try:
+        # The child loads what it needs while the words are checked that need the network.
+        network = find(request.network, input=request.settings.input, loss=request.settings.loss)
+        plan(network, request.options, "cuda", None)
         greeting = _greet(worker)
-        memory = greeting.device.get("memory_bytes")
         kind = greeting.target.kind
-        comparisons = plan(network, request.options, kind, memory)
+        comparisons = plan(network, request.options, kind, greeting.device.get("memory_bytes"))
         facts = worker.open_data()
         steps = _steps_wanted(request, facts)
         for note in [*notes(request.options, kind), *facts.notes]:
@@ -72,7 +67,10 @@ def run_training(request: TrainRequest) -> None:
         run = _begin(request, greeting, facts, before)
         total = sum(1 + request.repeats * len(c.arms) * bool(steps(c)) for c in comparisons)
         with TrainProgress(console, total, quiet=request.outputs.quiet) as progress:
-            job = _Job(request, path, worker, progress, facts, kind)
+            plan_of_work = Work(
+                request.settings, path, request.repeats, request.budget, facts, kind
+            )
+            job = Job(plan_of_work, worker, progress)
             try:
                 run = job.run(run, comparisons, steps)
             finally:
@@ -87,8 +85,8 @@ def run_training(request: TrainRequest) -> None:
     report(run, path, request.outputs, console)
 
 
-def _check_words(request: TrainRequest) -> Network:
-    """Everything that can be found wrong before a device is touched."""
+def _check_words(request: TrainRequest) -> None:
+    """Everything that can be found wrong before torch is loaded."""
     settings = request.settings
     check_numbers(request.budget, settings.seed)
     check_outputs(request.outputs)
@@ -105,9 +103,6 @@ def _check_words(request: TrainRequest) -> Network:
     for name, value in (("--warmup", settings.warmup), ("--workers", settings.workers)):
         if value < 0:
             raise UserError(f"{name} starts at 0, not {value}")
-    network = find(request.network, input=settings.input, loss=settings.loss)
-    plan(network, request.options, "cuda", None)
-    return network
 
 
 def _greet(worker: TrainWorker) -> Greeting:
@@ -117,7 +112,7 @@ def _greet(worker: TrainWorker) -> Greeting:
         raise UserError(f"the device cannot be used: {death.reason}") from None
 
 
-def _steps_wanted(request: TrainRequest, facts: DataFacts) -> Any:
+def _steps_wanted(request: TrainRequest, facts: DataFacts) -> Callable[[Comparison], int]:
     """Steps of a training for a comparison: 0 when none was asked for."""
     if request.epochs is not None and facts.train_samples is None:
         raise UserError(f"{facts.name} data has no epochs; use --iterations")
@@ -164,138 +159,3 @@ def _begin(request: TrainRequest, greeting: Greeting, facts: DataFacts, before: 
                 f"--resume {path} was taken with {name} {known[name]}, not {value}; give the same"
             )
     return replace(before, finished_at=None)
-
-
-class _Job:
-    """Comparisons one after another; each result is on disk before the next begins."""
-
-    def __init__(
-        self,
-        request: TrainRequest,
-        path: Path,
-        worker: TrainWorker,
-        progress: TrainProgress,
-        facts: DataFacts,
-        kind: str,
-    ) -> None:
-        self.request, self.path, self.worker = request, path, worker
-        self.progress, self.facts, self.kind = progress, facts, kind
-
-    def run(self, run: Run, comparisons: Sequence[Comparison], steps: Any) -> Run:
-        """The run with every comparison timed and trained."""
-        for comparison in comparisons:
-            self.progress.about(comparison.cases)
-            run = self._timed(run, comparison)
-            if steps(comparison):
-                run = self._trained(run, comparison, steps(comparison))
-        notes = list(self.worker.notes())
-        if notes:
-            run = replace(run, settings={**run.settings, "notes": notes})
-        return self._saved(
-            replace(run, finished_at=datetime.now(UTC).isoformat(timespec="seconds"))
-        )
-
-    def _saved(self, run: Run) -> Run:
-        save(run, self.path)
-        return run
-
-    # ------------------------------------------------------------ timing
-
-    def _timed(self, run: Run, comparison: Comparison) -> Run:
-        done = [run.training(case.key) for case in comparison.cases]
-        if all(t is not None and t.status != "failed" for t in done):
-            return run
-        trainings = self._time(comparison.cases)
-        repeats = {t.case.key: t.repeats for t in done if t is not None}
-        rungs = {arm.case.key: arm.rung for arm in comparison.arms}
-        found = with_gains(trainings, rungs)
-        for training in found:
-            kept = repeats.get(training.case.key, ())
-            run = run.with_training(replace(training, repeats=kept))
-        self.progress.timed(found)
-        return self._saved(run)
-
-    def _time(self, cases: Sequence[TrainCase]) -> list[Training]:
-        """A Training for each case, in order; one that kills the process fails, alone."""
-        failed: dict[str, Training] = {}
-        while left := [case for case in cases if case.key not in failed]:
-            try:
-                found = self.worker.set_up(left, self.progress.stage)
-                arms = sum(t.status == "ok" for t in found)
-                if arms:
-                    budget_s = self.request.budget or self._budget_s(arms)
-                    timed = self.worker.time(budget_s, self.progress.stage)
-                    found = [*found, *timed]  # what was timed takes the place of what was set up
-                by_key = {t.case.key: t for t in found} | failed
-                return [by_key[case.key] for case in cases]
-            except WorkerDied as death:
-                self._restart()
-                blamed = next((case for case in left if case.key == death.key), left[0])
-                failed[blamed.key] = Training(blamed, "failed", death.reason)
-        return [failed[case.key] for case in cases]
-
-    def _budget_s(self, arms: int) -> float:
-        return CPU_BUDGET_S if self.kind == "cpu" else ARM_BUDGET_S * arms
-
-    def _restart(self) -> None:
-        self.worker.close()
-        self.worker = TrainWorker(self.request.settings)
-        self.worker.greet()
-        self.worker.open_data()
-
-    # ------------------------------------------------------------ training
-
-    def _trained(self, run: Run, comparison: Comparison, steps: int) -> Run:
-        """Each arm trained from each seed; the arms take turns seed by seed."""
-        first = self.request.settings.seed
-        seeds = range(first, first + self.request.repeats)
-        todo = [
-            (case, seed)
-            for seed in seeds
-            for case in comparison.cases
-            if self._wanted(run.training(case.key), seed)
-        ]
-        if todo:
-            self._hold(run, [case for case, _ in todo])
-        for case, seed in todo:
-            run = self._train(run, comparison, case, seed, steps)
-        return run
-
-    def _wanted(self, training: Training | None, seed: int) -> bool:
-        return (
-            training is not None
-            and training.status == "ok"
-            and seed not in {repeat.seed for repeat in training.repeats}
-        )
-
-    def _hold(self, run: Run, cases: Sequence[TrainCase]) -> None:
-        """Have the child hold these arms: after timing it does, after --resume or a fault not."""
-        self.worker.set_up(list(dict.fromkeys(cases)), self.progress.stage)
-
-    def _train(
-        self, run: Run, comparison: Comparison, case: TrainCase, seed: int, steps: int
-    ) -> Run:
-        training = run.training(case.key)
-        assert training is not None
-        if training.status != "ok":
-            return run  # it broke with an earlier seed
-        try:
-            repeat = self.worker.train(case.key, seed, steps, self.progress.stage)
-        except WorkerDied as death:
-            self._restart()
-            others = [c for c in comparison.cases if c != case and _ok(run.training(c.key))]
-            self._hold(run, others)
-            reason = f"training from seed {seed}: {death.reason}"
-            return self._saved(run.with_training(replace(training, status="failed", reason=reason)))
-        chance = 1 / self.facts.classes if repeat.accuracy is not None else None
-        training = replace(training, repeats=(*training.repeats, repeat), chance=chance)
-        run = run.with_training(training)
-        found = [t for c in comparison.cases if (t := run.training(c.key)) is not None]
-        for one in judged(found, self.facts.held_out):
-            run = run.with_training(one)
-        self.progress.trained(case, repeat)
-        return self._saved(run)
-
-
-def _ok(training: Training | None) -> bool:
-    return training is not None and training.status == "ok"

@@ -37,6 +37,12 @@ class Updates:
         self.masters: list[Tensor] = weights
         if recipe.masters:
             self.masters = [nn.Parameter(weight.detach().float()) for weight in weights]
+        # A float32 weight (batch-norm's) is its own master: `float` made no copy of it.
+        self._pairs = [
+            (weight, master)
+            for weight, master in zip(weights, self.masters, strict=True)
+            if weight.dtype != master.dtype
+        ]
         self.optimizer = _optimizer(self.masters, case, lr, weight_decay)
         dynamic = recipe.scale == DYNAMIC
         self.scaler = torch.amp.GradScaler(device.type, enabled=dynamic)
@@ -78,16 +84,37 @@ class Updates:
     def apply(self) -> None:
         """Update the weights by their gradients, unless the dynamic scale finds one not finite."""
         if self._recipe.masters:
-            _copy_gradients(self._weights, self.masters)
+            self._hand_gradients_on()
         if self._static is not None:
             gradients = [m.grad for m in self.masters if m.grad is not None]
             foreach_multiply(gradients, 1 / self._static)
         self._not_called += 1
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        if self._recipe.masters:
-            with torch.no_grad():
-                foreach_copy(self._weights, self.masters)
+        self._round_masters()
+
+    # One list of one type each: torch copies lists of mixed types one tensor after another, and in
+    # versions before 2026 wrongly.
+
+    @torch.no_grad()
+    def _hand_gradients_on(self) -> None:
+        """Float32 copies of the weights' gradients for the master weights."""
+        for weight, master in zip(self._weights, self.masters, strict=True):
+            if weight.dtype == master.dtype:
+                master.grad = weight.grad
+        pairs = [(w.grad, master) for w, master in self._pairs if w.grad is not None]
+        if not pairs:
+            return
+        copies = [torch.empty_like(gradient, dtype=torch.float32) for gradient, _ in pairs]
+        foreach_copy(copies, [gradient for gradient, _ in pairs])
+        for copy, (_, master) in zip(copies, pairs, strict=True):
+            master.grad = copy
+
+    @torch.no_grad()
+    def _round_masters(self) -> None:
+        """The weights from their masters."""
+        if self._pairs:
+            foreach_copy([w for w, _ in self._pairs], [master for _, master in self._pairs])
 
     def _note_call(self, optimizer: Any, *_: object) -> None:
         """A fused optimizer is told on the device whether to skip; an unfused one is not called."""
@@ -106,8 +133,8 @@ class Updates:
     @torch.no_grad()
     def restart(self) -> None:
         """Begin again from the weights as they are now, in place."""
-        if self._recipe.masters:
-            foreach_copy(self.masters, self._weights)
+        if self._pairs:
+            foreach_copy([master for _, master in self._pairs], [w for w, _ in self._pairs])
         for state in self.optimizer.state.values():
             for value in state.values():
                 if isinstance(value, Tensor):
@@ -134,14 +161,3 @@ def _optimizer(
     if case.graph:
         how["capturable"] = True
     return kind(weights, lr=rate, weight_decay=weight_decay, **how)
-
-
-@torch.no_grad()
-def _copy_gradients(weights: list[Tensor], masters: list[Tensor]) -> None:
-    """Float32 copies of the weights' gradients for the master weights."""
-    pairs = [(w.grad, m) for w, m in zip(weights, masters, strict=True) if w.grad is not None]
-    gradients = [gradient for gradient, _ in pairs]
-    copies = [torch.empty_like(gradient, dtype=torch.float32) for gradient in gradients]
-    foreach_copy(copies, gradients)
-    for copy, (_, master) in zip(copies, pairs, strict=True):
-        master.grad = copy

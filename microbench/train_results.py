@@ -67,8 +67,9 @@ class StepTimes:
     """Timed steps of one arm, in turns with the others; all seconds a step.
 
     `times_s` are from one step's end to the next one's: on a GPU by its own clock, so that they
-    hold the waiting for the host too. `wall_times_s` are the host's clock between the same points;
-    a host that runs ahead sees other steps, but the same sum. `blocks` says how many steps each
+    hold the waiting for the host too. `wall_times_s` are the host's clock when a step was
+    launched, to the next launch; a host that runs ahead waits at the end of a block, so the last
+    one of each holds the wait, and the sums agree. `blocks` says how many steps each
     round took. `wall_s` is the host's clock over whole blocks, synchronised at both ends, for
     `wall_steps` steps. `busy_s` is the time in which at least one kernel ran (by the profiler),
     `host_s` what the host needs to launch a step on an idle GPU, `launches` its kernels and copies.

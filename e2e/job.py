@@ -1,0 +1,161 @@
+"""The work of a run: comparisons timed and trained, each result on disk before the next begins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from e2e.converge import judged
+from e2e.gains import with_gains
+from e2e.plans import Comparison
+from e2e.progress import TrainProgress
+from e2e.worker import DataFacts, TrainSettings, TrainWorker
+from microbench.results import Run
+from microbench.run_output import save
+from microbench.train_results import TrainCase, Training
+from microbench.worker import WorkerDied
+
+ARM_BUDGET_S = 10.0  # seconds of timing an arm gets when the user gives no --budget
+CPU_BUDGET_S = 40.0  # for all arms of a comparison
+
+
+@dataclass(frozen=True)
+class Work:
+    """What all comparisons share. `budget_s` of timing a comparison; None: by its arms."""
+
+    settings: TrainSettings
+    path: Path
+    repeats: int
+    budget_s: float | None
+    facts: DataFacts
+    kind: str
+
+
+class Job:
+    """Comparisons one after another; each result is on disk before the next begins."""
+
+    def __init__(self, work: Work, worker: TrainWorker, progress: TrainProgress) -> None:
+        self.work, self.worker, self.progress = work, worker, progress
+
+    def run(
+        self, run: Run, comparisons: Sequence[Comparison], steps: Callable[[Comparison], int]
+    ) -> Run:
+        """The run with every comparison timed and trained."""
+        for comparison in comparisons:
+            self.progress.about(comparison.cases)
+            run = self._timed(run, comparison)
+            if steps(comparison):
+                run = self._trained(run, comparison, steps(comparison))
+        notes = list(self.worker.notes())
+        if notes:
+            run = replace(run, settings={**run.settings, "notes": notes})
+        return self._saved(
+            replace(run, finished_at=datetime.now(UTC).isoformat(timespec="seconds"))
+        )
+
+    def _saved(self, run: Run) -> Run:
+        save(run, self.work.path)
+        return run
+
+    # ------------------------------------------------------------ timing
+
+    def _timed(self, run: Run, comparison: Comparison) -> Run:
+        done = [run.training(case.key) for case in comparison.cases]
+        if all(t is not None and t.status != "failed" for t in done):
+            return run
+        trainings = self._time(comparison.cases)
+        repeats = {t.case.key: t.repeats for t in done if t is not None}
+        rungs = {arm.case.key: arm.rung for arm in comparison.arms}
+        found = with_gains(trainings, rungs)
+        for training in found:
+            kept = repeats.get(training.case.key, ())
+            run = run.with_training(replace(training, repeats=kept))
+        self.progress.timed(found)
+        return self._saved(run)
+
+    def _time(self, cases: Sequence[TrainCase]) -> list[Training]:
+        """A Training for each case, in order; one that kills the process fails, alone."""
+        failed: dict[str, Training] = {}
+        while left := [case for case in cases if case.key not in failed]:
+            try:
+                found = self.worker.set_up(left, self.progress.stage)
+                arms = sum(t.status == "ok" for t in found)
+                if arms:
+                    budget_s = self.work.budget_s or self._budget_s(arms)
+                    timed = self.worker.time(budget_s, self.progress.stage)
+                    found = [*found, *timed]  # what was timed takes the place of what was set up
+                by_key = {t.case.key: t for t in found} | failed
+                return [by_key[case.key] for case in cases]
+            except WorkerDied as death:
+                self._restart()
+                blamed = next((case for case in left if case.key == death.key), left[0])
+                failed[blamed.key] = Training(blamed, "failed", death.reason)
+        return [failed[case.key] for case in cases]
+
+    def _budget_s(self, arms: int) -> float:
+        return CPU_BUDGET_S if self.work.kind == "cpu" else ARM_BUDGET_S * arms
+
+    def _restart(self) -> None:
+        self.worker.close()
+        self.worker = TrainWorker(self.work.settings)
+        self.worker.greet()
+        self.worker.open_data()
+
+    # ------------------------------------------------------------ training
+
+    def _trained(self, run: Run, comparison: Comparison, steps: int) -> Run:
+        """Each arm trained from each seed; the arms take turns seed by seed."""
+        first = self.work.settings.seed
+        seeds = range(first, first + self.work.repeats)
+        todo = [
+            (case, seed)
+            for seed in seeds
+            for case in comparison.cases
+            if self._wanted(run.training(case.key), seed)
+        ]
+        if todo:
+            self._hold(run, [case for case, _ in todo])
+        for case, seed in todo:
+            run = self._train(run, comparison, case, seed, steps)
+        return run
+
+    def _wanted(self, training: Training | None, seed: int) -> bool:
+        return (
+            training is not None
+            and training.status == "ok"
+            and seed not in {repeat.seed for repeat in training.repeats}
+        )
+
+    def _hold(self, run: Run, cases: Sequence[TrainCase]) -> None:
+        """Have the child hold these arms: after timing it does, after --resume or a fault not."""
+        self.worker.set_up(list(dict.fromkeys(cases)), self.progress.stage)
+
+    def _train(
+        self, run: Run, comparison: Comparison, case: TrainCase, seed: int, steps: int
+    ) -> Run:
+        training = run.training(case.key)
+        assert training is not None
+        if training.status != "ok":
+            return run  # it broke with an earlier seed
+        try:
+            repeat = self.worker.train(case.key, seed, steps, self.progress.stage)
+        except WorkerDied as death:
+            self._restart()
+            others = [c for c in comparison.cases if c != case and _ok(run.training(c.key))]
+            self._hold(run, others)
+            reason = f"training from seed {seed}: {death.reason}"
+            return self._saved(run.with_training(replace(training, status="failed", reason=reason)))
+        chance = 1 / self.work.facts.classes if repeat.accuracy is not None else None
+        training = replace(training, repeats=(*training.repeats, repeat), chance=chance)
+        run = run.with_training(training)
+        found = [t for c in comparison.cases if (t := run.training(c.key)) is not None]
+        for one in judged(found, self.work.facts.held_out):
+            run = run.with_training(one)
+        self.progress.trained(case, repeat)
+        return self._saved(run)
+
+
+def _ok(training: Training | None) -> bool:
+    return training is not None and training.status == "ok"

@@ -1,0 +1,9 @@
+"""How tests run side by side."""
+
+from __future__ import annotations
+
+import os
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # As many processes as cores: threads of each beside them would only wait for one another.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
