@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rich.table import Table
+from rich.text import Text
 
 from e2e.networks import names
 from e2e.recipes import DYNAMIC, NONE, RECIPES, Recipe, parse_recipes
@@ -18,7 +19,9 @@ def explain_recipes(asked: str | None, *, quiet: bool) -> None:
     table = Table(*HEADER, box=None, pad_edge=False)
     for name in chosen:
         table.add_row(*cells(RECIPES[name]))
-    make_console(quiet=quiet).print(table)
+    console = make_console(quiet=quiet)
+    for line in console.render_lines(table, pad=False):
+        console.print(Text("".join(segment.text for segment in line).rstrip()))
 
 
 def cells(recipe: Recipe) -> tuple[str, ...]:

@@ -30,7 +30,7 @@ from e2e.steps import (
 )  # fmt: skip
 from kernels.case import Target
 from microbench.errors import UserError
-from microbench.interleave import LOOKS, Arm, ArmFailed, Pace, Turns
+from microbench.interleave import FEWEST_ROUNDS, LOOKS, Arm, ArmFailed, Pace, Turns
 from microbench.measure import first_line
 from microbench.results import TIME_DECIMALS
 from microbench.stats import median, median_interval
@@ -116,7 +116,10 @@ class Trainer:
         recipe = adapted(
             case.recipe, loss_scale=case.loss_scale, keep_batchnorm_fp32=case.keep_batchnorm_fp32
         )
-        if reason := cannot_run(recipe, self.target.kind, self.target.capability):
+        reason = cannot_run(recipe, self.target.kind, self.target.capability)
+        if case.graph and not self.cuda:
+            reason = "a CUDA graph needs a CUDA device"
+        if reason:
             return replace(blank, status="skipped", reason=reason)
         try:
             held = self._fitted(case, blank)
@@ -232,7 +235,8 @@ class Trainer:
 
     def _pace(self, budget_s: float) -> Pace:
         if not self.cuda:
-            return Pace(settle_s=0.0, warm_s=0.0, block_s=CPU_BLOCK_S, least=1, most=100)
+            block_s = min(CPU_BLOCK_S, budget_s / len(self.held) / FEWEST_ROUNDS)
+            return Pace(settle_s=0.0, warm_s=0.0, block_s=block_s, least=1, most=100)
         turn_s = min(TURN_S, budget_s / len(self.held) / ROUNDS)
         warm_s = WARM_SHARE * turn_s
         return Pace(settle_s=TURN_S, warm_s=warm_s, block_s=turn_s - warm_s, least=3, most=400)

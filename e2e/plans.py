@@ -161,14 +161,14 @@ def _ladder(network: Network, options: Options, kind: str) -> list[Planned]:
         "compile": {"compile": True},
         "CUDA graph": {"graph": True},
     }
-    left_out = {"channels_last"} if not images else set[str]()
-    if kind == "cpu":
-        left_out |= {"tf32", "CUDA graph"}  # a CPU has neither
+    if not images:
+        del changes["channels_last"]
     arms = [Planned(case, "fp32")]
     for name, change in changes.items():
-        if name not in left_out:
-            case = replace(case, **change)
-            arms.append(Planned(case, name))
+        changed = replace(case, **change)
+        arms.append(Planned(changed, name))
+        if kind != "cpu" or name != "tf32":  # which a CPU skips: the next rung goes on from fp32
+            case = changed
     return arms
 
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 import torch
 
 from microbench.errors import UserError
-from microbench.sweep import parse_names
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 DYNAMIC, NONE = "dynamic", "none"
@@ -88,8 +87,13 @@ ON_CPU = {"amp": "amp-bf16"}  # float16 has no fast arithmetic on most CPUs
 def parse_recipes(text: str) -> list[str]:
     """The recipes that a list names, in its order; UserError for others."""
     lower = {name.lower(): name for name in RECIPES}
-    names = parse_names(text.lower(), list(lower), "--recipe")
-    return [lower[name] for name in names]
+    names = [part.strip() for part in text.split(",") if part.strip()]
+    if not names:
+        raise UserError(f"--recipe is empty; choose from {', '.join(RECIPES)}")
+    for name in names:
+        if name.lower() not in lower:
+            raise UserError(f"--recipe: unknown {name!r}; choose from {', '.join(RECIPES)}")
+    return list(dict.fromkeys(lower[name.lower()] for name in names))
 
 
 def adapted(

@@ -21,6 +21,8 @@ def request_from(network: str, words: dict[str, Any]) -> TrainRequest:
     outputs = outputs_from(words)
     loader, _, _ = words["data"].partition(":")
     made = {"network": network, "loader": loader}
+    if words["workers"] < 0:
+        raise UserError(f"--workers starts at 0, not {words['workers']}")
     if loader != "folder":  # nothing else has processes that load
         words["workers"] = 0
     options = Options(**_those(Options, words | made))

@@ -62,9 +62,9 @@ def run_training(request: TrainRequest) -> None:
         comparisons = plan(network, request.options, kind, greeting.device.get("memory_bytes"))
         facts = worker.open_data()
         steps = _steps_wanted(request, facts)
+        run = _begin(request, greeting, facts, before)
         for note in [*notes(request.options, kind), *facts.notes]:
             console.print(note)
-        run = _begin(request, greeting, facts, before)
         total = sum(1 + request.repeats * len(c.arms) * bool(steps(c)) for c in comparisons)
         with TrainProgress(console, total, quiet=request.outputs.quiet) as progress:
             plan_of_work = Work(
@@ -82,6 +82,9 @@ def run_training(request: TrainRequest) -> None:
         raise UserError(f"the device cannot be used: {death.reason}; so far: {path}") from None
     finally:
         worker.close()
+    for note in run.settings.get("notes", ()):
+        if note not in facts.notes:  # found while it trained
+            console.print(note)
     report(run, path, request.outputs, console)
 
 
@@ -98,11 +101,12 @@ def _check_words(request: TrainRequest) -> None:
     ):  # fmt: skip
         if value is not None and value < 1:
             raise UserError(f"{name} starts at 1, not {value}")
+    if request.repeats > 1 and request.iterations is None and request.epochs is None:
+        raise UserError("--repeats is of trainings: give --iterations or --epochs too")
     if settings.lr is not None and not 0 < settings.lr < math.inf:
         raise UserError(f"--lr takes a rate above 0, not {settings.lr:g}")
-    for name, value in (("--warmup", settings.warmup), ("--workers", settings.workers)):
-        if value < 0:
-            raise UserError(f"{name} starts at 0, not {value}")
+    if settings.warmup < 0:
+        raise UserError(f"--warmup starts at 0, not {settings.warmup}")
 
 
 def _greet(worker: TrainWorker) -> Greeting:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -89,15 +90,16 @@ def _train_on_request(pipe: Connection, settings: TrainSettings) -> None:
     def announce(key: str, stage: str) -> None:
         pipe.send(("stage", key, stage))
 
+    # What it says of a computer without CUDA while it compiles is no news to anybody.
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     with devices.open_telemetry(info, POLL_S) as telemetry:
         trainer = Trainer(task, info.target(), telemetry)
-        while True:
-            try:
+        try:
+            while True:
                 kind, *rest = pipe.recv()
-            except EOFError:
-                trainer.close()  # ends the loaders' processes too
-                return
-            pipe.send(("ok", _answer(trainer, kind, rest, announce)))
+                pipe.send(("ok", _answer(trainer, kind, rest, announce)))
+        finally:
+            trainer.close()  # ends the loaders' processes too
 
 
 def _answer(trainer: Any, kind: str, rest: Sequence[Any], announce: OnStage) -> object:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 OnStage = Callable[[str, str], None]
 Serve = Callable[[Connection, Any], None]
 HANG_S = 120.0  # silence after which a child counts as hung (compiling a kernel takes far less)
+GENTLE_S = 5.0  # that a child gets to end by itself
 START_S = 180.0  # the same while torch and the driver load
 
 
@@ -83,14 +84,16 @@ class Child:
         return self._answer(on_stage, patience_s)
 
     def close(self) -> None:
-        """End the child, gently if it listens."""
+        """End the child, gently if it listens: it sees that nobody asks any more."""
+        self._pipe.close()
+        if not self._process.daemon:  # it may have children of its own to end
+            self._process.join(GENTLE_S)
         if self._process.is_alive():
             self._process.terminate()
             self._process.join(5)
             if self._process.is_alive():
                 self._process.kill()
                 self._process.join()
-        self._pipe.close()
 
     def _send(self, request: tuple[object, ...]) -> None:
         try:
