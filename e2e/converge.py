@@ -89,7 +89,7 @@ def _judged(training: Training, baseline: Training | None, held_out: int | None)
 
 
 def _not_finite(repeats: Sequence[Repeat]) -> str | None:
-    bad = sum(r.train_loss is None or (r.accuracy is not None and r.loss is None) for r in repeats)
+    bad = sum(r.train_loss is None for r in repeats)
     if not bad:
         return None
     return f"the loss is not finite in {bad} of {len(repeats)} trainings"

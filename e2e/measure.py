@@ -118,7 +118,7 @@ class Trainer:
         )
         reason = cannot_run(recipe, self.target.kind, self.target.capability)
         if case.graph and not self.cuda:
-            reason = "a CUDA graph needs a CUDA device"
+            reason = "CUDA graphs need a CUDA device; a CPU has none"
         if reason:
             return replace(blank, status="skipped", reason=reason)
         try:
