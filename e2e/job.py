@@ -84,6 +84,7 @@ class Job:
                 arms = sum(t.status == "ok" for t in found)
                 if arms:
                     budget_s = self.work.budget_s or self._budget_s(arms)
+                    self.progress.timing(budget_s)
                     timed = self.worker.time(budget_s, self.progress.stage)
                     found = [*found, *timed]  # what was timed takes the place of what was set up
                 by_key = {t.case.key: t for t in found} | failed

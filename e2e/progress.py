@@ -30,6 +30,11 @@ class TrainProgress(LiveLine):
         self._clock = clock
         self._began_s = clock()
         self._names: dict[str, str] = {}
+        self._timed_until_s: float | None = None
+
+    def timing(self, budget_s: float) -> None:
+        """The timing of a comparison begins, and takes about so long."""
+        self._timed_until_s = self._clock() + budget_s
 
     def about(self, cases: tuple[TrainCase, ...]) -> None:
         """What the arms of the comparison that comes are called."""
@@ -69,11 +74,16 @@ class TrainProgress(LiveLine):
         self.say(words.clean(f"[{self._done}/{self._total}] {line}"))
 
     def left_s(self) -> float | None:
-        """Seconds until the end, if what is left takes as long as what is done; None at first."""
-        if not self._done:
-            return None
-        spent_s = self._clock() - self._began_s
-        return spent_s / self._done * (self._total - self._done)
+        """Seconds until the end, if what is left takes as long as what is done.
+
+        Before anything is done, what is left of a comparison's timing, if it is the only one.
+        """
+        now_s = self._clock()
+        if self._done:
+            return (now_s - self._began_s) / self._done * (self._total - self._done)
+        if self._total == 1 and self._timed_until_s is not None:
+            return max(0.0, self._timed_until_s - now_s)
+        return None
 
 
 def arm_name(case: TrainCase) -> str:

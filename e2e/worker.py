@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -104,6 +105,7 @@ def _train_on_request(pipe: Connection, settings: TrainSettings) -> None:
 
 def _answer(trainer: Any, kind: str, rest: Sequence[Any], announce: OnStage) -> object:
     from e2e.converge import train_once
+    from microbench.report import words
 
     if kind == "set_up":
         return trainer.set_up(rest[0], announce)
@@ -113,8 +115,12 @@ def _answer(trainer: Any, kind: str, rest: Sequence[Any], announce: OnStage) -> 
         key, seed, steps = rest
         held = trainer.held[key]
 
+        began_s = time.perf_counter()
+
         def on_step(step: int) -> None:
-            announce(key, f"training, seed {seed}, step {step} of {steps}")
+            left_s = (time.perf_counter() - began_s) / max(1, step) * (steps - step)
+            left = f", about {words.rough_duration(left_s)} left" if step else ""
+            announce(key, f"training, seed {seed}, step {step} of {steps}{left}")
 
         on_step(0)
         return train_once(held, trainer.task.data, seed, steps, on_step)
@@ -126,8 +132,8 @@ def _opened(settings: TrainSettings, device: str) -> tuple[Any, DataFacts]:
     """The task and the facts of its data. UserError for what is wrong with network or data."""
     from dataclasses import replace
 
+    from e2e.arms import Task
     from e2e.datasets import open_data
-    from e2e.measure import Task
     from e2e.networks import find
 
     network = find(settings.network, input=settings.input, loss=settings.loss)

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from e2e import converge
+from e2e.arms import Held
 from e2e.converge import BEHIND_SHARE, SIGMAS, judged, train_once
 from e2e.learner import Learner
-from e2e.measure import Held
 from e2e.networks import Network
 from e2e.networks.losses import classification_loss, count_right
 from e2e.recipes import MAX_SCALE, RECIPES, Recipe, adapted

@@ -19,17 +19,17 @@ from typing import Any
 
 import pytest
 import torch
+from feeding import Batch, Batches, Census
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from e2e.arms import Held, Task
 from e2e.converge import train_once
 from e2e.datasets import open_data
 from e2e.datasets.data import IMAGENET, Data
 from e2e.datasets.resident import Labelled, Resident
 from e2e.datasets.synthetic import Synthetic
 from e2e.learner import PRE_CAPTURE_STEPS, Learner
-from e2e.measure import Held, Task, Trainer
+from e2e.measure import Trainer
 from e2e.networks import Network, find
 from e2e.networks.losses import classification_loss, count_right
 from e2e.recipes import RECIPES, Recipe, switch_tf32
@@ -52,41 +52,6 @@ PRODUCTS = {
 }  # fmt: skip
 # How far losses of two arms of a recipe may be apart: sums are not made in the same order.
 CLOSE = {"fp32": 2e-3, "tf32": 1e-2, "amp": 2e-2, "amp-bf16": 2e-2, "O2": 2e-2, "bf16": 4e-2}
-
-Batch = tuple[Tensor, Tensor]
-
-
-class Batches:
-    """A feed that gives its batches in turn, again and again."""
-
-    def __init__(self, *batches: Batch) -> None:
-        self.batches, self.given = batches, 0
-
-    def fetch(self) -> int:
-        self.given += 1
-        return self.given - 1
-
-    def place(self, fetched: object) -> Batch:
-        assert isinstance(fetched, int)
-        return self.batches[fetched % len(self.batches)]
-
-    def close(self) -> None:
-        """Nothing to close."""
-
-
-class Census(TorchDispatchMode):
-    """Notes the types of the floating tensors that products are given (forward only)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: set[torch.dtype] = set()
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> object:
-        if func.overloadpacket.__name__ in ("convolution", "addmm", "mm"):
-            self.seen |= {leaf.dtype for leaf in tree_leaves(args) if isinstance(leaf, Tensor)}
-        return func(*args, **(kwargs or {}))
 
 
 def perceptron() -> nn.Module:
@@ -227,7 +192,7 @@ def test_products_run_in_the_recipes_type(name: str) -> None:
     learner = learner_of("cnn-cifar", name)
     with Census() as census:
         learner.forward(pictures(1)[0][0])
-    assert census.seen == {PRODUCTS[name]}
+    assert census.of("convolution", "addmm", "mm") == {PRODUCTS[name]}
 
 
 @pytest.mark.parametrize("fused", [True, False])

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from feeding import Batch, Batches
 from torch import Tensor, nn
 
 from e2e.learner import Learner
@@ -27,26 +28,6 @@ FEATURES, CLASSES = 12, 5
 LR, DECAY = 0.05, 0.01
 OPTIMIZERS = ("sgd", "adam", "adamw")
 DYNAMIC = ("amp", "O2")
-
-Batch = tuple[Tensor, Tensor]
-
-
-class Batches:
-    """A feed that gives its batches in turn, again and again."""
-
-    def __init__(self, *batches: Batch) -> None:
-        self.batches, self.given = batches, 0
-
-    def fetch(self) -> int:
-        self.given += 1
-        return self.given - 1
-
-    def place(self, fetched: object) -> Batch:
-        assert isinstance(fetched, int)
-        return self.batches[fetched % len(self.batches)]
-
-    def close(self) -> None:
-        """Nothing to close."""
 
 
 def network_of(build: Callable[[], nn.Module], **changes: Any) -> Network:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from hopper import FakeHopper
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -31,21 +32,6 @@ WGMMA = {
 }  # fmt: skip
 PRECISIONS = [*WGMMA, "fp32"]
 SIZES = (256, 1024, 2048, 8192)
-
-
-class FakeHopper:
-    """A driver that answers as an H200 would, under a device number no real one has."""
-
-    def get_current_device(self) -> int:
-        return 1000
-
-    def get_current_stream(self, device: int | None = None) -> int:
-        return 0
-
-    def get_current_target(self) -> object:
-        from triton.backends.compiler import GPUTarget
-
-        return GPUTarget("cuda", 90, 32)
 
 
 @pytest.fixture(autouse=True)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hopper import FakeHopper
 from interpreting import errors_of
 
 from kernels.conv import triton_data_configs as cfg
@@ -192,21 +193,6 @@ WGMMA = {"fp16": "f32.f16.f16", "bf16": "f32.bf16.bf16", "tf32": "f32.tf32.tf32"
 def layer(name: str) -> ConvShape:
     c, k, image, kernel, stride = LAYERS[name]
     return ConvShape(256, c, image, image, k, kernel, kernel, stride, kernel // 2)
-
-
-class FakeHopper:
-    """A driver that answers as an H200 would, under a device number no real one has."""
-
-    def get_current_device(self) -> int:
-        return 1000
-
-    def get_current_stream(self, device: int | None = None) -> int:
-        return 0
-
-    def get_current_target(self) -> object:
-        from triton.backends.compiler import GPUTarget
-
-        return GPUTarget("cuda", 90, 32)
 
 
 @pytest.fixture

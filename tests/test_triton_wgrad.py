@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hopper import FakeHopper
 from interpreting import errors_of
 
 from kernels.conv import triton_wgrad_configs as cfg
@@ -190,21 +191,6 @@ def test_tma_comes_first_and_every_step_has_work(layer: tuple[int, int, int, int
     found = ranked(shape)
     assert found[0].kernel != cfg.POINTER
     assert all(1 <= config.splits <= cfg.steps(config, shape) for config in found)
-
-
-class FakeHopper:
-    """A driver that answers as an H200 would, under a device number no real one has."""
-
-    def get_current_device(self) -> int:
-        return 1000
-
-    def get_current_stream(self, device: int | None = None) -> int:
-        return 0
-
-    def get_current_target(self) -> object:
-        from triton.backends.compiler import GPUTarget
-
-        return GPUTarget("cuda", 90, 32)
 
 
 @pytest.fixture

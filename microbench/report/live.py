@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
@@ -21,7 +22,7 @@ BAR_WIDTH = 20
 REDRAWS_PER_S = 4
 
 
-class LiveLine:
+class LiveLine(ABC):
     """A line at the foot of a terminal that says how far the work is; use as a context.
 
     Elsewhere (a pipe, --quiet) nothing is redrawn.
@@ -57,9 +58,9 @@ class LiveLine:
             self._live.stop()
             self._live = None
 
+    @abstractmethod
     def left_s(self) -> float | None:
-        """Seconds until the end, as far as can be told."""
-        raise NotImplementedError
+        """Seconds until the end, as far as can be told; None when it cannot."""
 
     def say(self, line: str) -> None:
         """Print a line that stays."""

@@ -1,0 +1,234 @@
+"""The arms of a comparison on the device: set up, warmed up, held, let go.
+
+All arms are resident at once: weights are small beside activations, which one arm's steps leave to
+the next. Every case comes out as a Training, whatever happens to it.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from e2e.datasets import Data, Feed
+from e2e.datasets.resident import Resident
+from e2e.learner import Learner
+from e2e.networks import Network
+from e2e.recipes import Recipe, adapted, cannot_run
+from e2e.steps import CpuSteps, CudaSteps, StepTimer
+from kernels.case import Target
+from microbench.errors import UserError
+from microbench.interleave import Arm
+from microbench.measure import first_line
+from microbench.train_results import TrainCase, Training
+
+WARM_STEPS = 3  # the first ones search algorithms, make optimizer state, and fill the allocator
+SETTLED_STEPS = 2  # after those: what memory a step takes, and how long it is
+
+Announce = Callable[[str, str], None]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What every arm of a run shares. `lr` None: the network's own."""
+
+    network: Network
+    data: Data
+    seed: int
+    lr: float | None
+    warmup: int
+
+
+@dataclass
+class Held:
+    """An arm that is set up: its learner and feed, and what is known of it so far."""
+
+    training: Training
+    learner: Learner
+    feed: Feed
+    arm: Arm = field(init=False)
+    skipped_before: int = 0  # updates that were skipped before timing began
+
+    def step(self) -> object:
+        """Launch one step."""
+        return self.learner.step(self.feed)
+
+
+class Arms:
+    """Those that are held on one device, by their case's key."""
+
+    def __init__(self, task: Task, target: Target) -> None:
+        self.task, self.target = task, target
+        self.device = torch.device(target.torch_device)
+        self.cuda = target.kind == "cuda"
+        self.timer: StepTimer = CpuSteps()
+        if self.cuda:
+            self.timer = CudaSteps(target.index, target.sm_count)
+        self.held: dict[str, Held] = {}
+        self._take_shared_memory()
+
+    def _take_shared_memory(self) -> None:
+        """What all arms share must not be charged to the first: resident data, cuBLAS's space."""
+        if isinstance(self.task.data, Resident):
+            self.task.data.feed(1, self.device, self.task.seed).close()
+        if self.cuda:
+            one = torch.ones(1, 1, device=self.device)
+            torch.mm(one, one)
+
+    def set_up(self, cases: Sequence[TrainCase], announce: Announce) -> list[Training]:
+        """A Training for each case: "ok" for those that can step. Other arms are let go."""
+        for key in self.held.keys() - {case.key for case in cases}:
+            self.drop(key)
+        return [
+            self.held[case.key].training if case.key in self.held else self._set_up(case, announce)
+            for case in cases
+        ]
+
+    def _set_up(self, case: TrainCase, announce: Announce) -> Training:
+        announce(case.key, "compiling" if case.compile else "setting up")
+        network = self.task.network
+        units = network.units_per_sample * case.batch * case.accumulate
+        blank = Training(case, "ok", unit=network.unit, step_units=units)
+        reason = cannot_run(recipe_of(case), self.target.kind, self.target.capability)
+        if case.graph and not self.cuda:
+            reason = "CUDA graphs need a CUDA device; a CPU has none"
+        if reason:
+            return replace(blank, status="skipped", reason=reason)
+        try:
+            held = self._fitted(case, blank)
+        except UserError:
+            raise  # strict data: the run ends
+        except Exception as error:
+            self.raise_if_dead(error)
+            self._free()
+            return replace(blank, status="failed", reason=describe(error))
+        if held is None:
+            return self._too_large(blank, announce)
+        self.held[case.key] = held
+        return held.training
+
+    def _fitted(self, case: TrainCase, blank: Training) -> Held | None:
+        """The arm, or None when the memory does not hold it; a traceback would keep it alive."""
+        try:
+            return self._built(case, blank)
+        except torch.OutOfMemoryError:
+            return None
+
+    def _built(self, case: TrainCase, blank: Training) -> Held:
+        began_s = time.perf_counter()
+        held_bytes = self._allocated()
+        learner = Learner(
+            self.task.network, case, recipe_of(case), self.device,
+            seed=self.task.seed, lr=self.task.lr, warmup=self.task.warmup,
+        )  # fmt: skip
+        held = Held(blank, learner, feed_of(self.task.data, case, self.device, self.task.seed))
+        try:
+            first_s, estimate_s = self._warmed(held)
+        except BaseException:
+            held.feed.close()  # its workers would outlive it
+            raise
+        held.training = replace(
+            blank,
+            setup_s=time.perf_counter() - began_s,
+            compile_s=first_s if case.compile else None,
+            memory_peak_bytes=self._peak() - held_bytes if self.cuda else None,
+        )
+        held.arm = Arm(case.key, held.step, estimate_s)
+        return held
+
+    def _warmed(self, held: Held) -> tuple[float, float]:
+        """(seconds of the first step, of a later one); the peak of memory begins after the first.
+
+        The first steps search algorithms, which may take more memory than any later step.
+        """
+        first_s = self._seconds(held, 1)
+        self.timer.run(held.step, WARM_STEPS - 1 if self.cuda else 0)
+        self._reset_peak()
+        if held.learner.case.graph:
+            held.learner.capture(held.feed)
+        count = SETTLED_STEPS if self.cuda else 1
+        return first_s, self._seconds(held, count) / count
+
+    def _seconds(self, held: Held, steps: int) -> float:
+        start_s = time.perf_counter()
+        self.timer.run(held.step, steps)
+        return time.perf_counter() - start_s
+
+    def _too_large(self, blank: Training, announce: Announce) -> Training:
+        """Out of memory: what was taken, and the largest half, quarter, ... that runs."""
+        peak = self._peak()
+        self._free()
+        case = replace(blank.case, compile=False, graph=False)
+        failed = replace(blank, status="failed", memory_peak_bytes=peak)
+        taken = f"out of memory: peak {peak / 1e9:.1f} GB"
+        batch = case.batch // 2
+        while batch >= 1:
+            announce(blank.case.key, f"out of memory, trying batch {batch}")
+            smaller = self._fitted(replace(case, batch=batch), blank)
+            if smaller is None:
+                self._free()
+                batch //= 2
+                continue
+            needed = smaller.training.memory_peak_bytes or 0
+            smaller.feed.close()
+            del smaller
+            self._free()
+            reason = f"{taken}; batch {batch} fits ({needed / 1e9:.1f} GB)"
+            return replace(failed, reason=reason, fits_batch=batch)
+        return replace(failed, reason=f"{taken}; not even batch 1 fits")
+
+    # ------------------------------------------------------------ memory, and the end
+
+    def drop(self, key: str) -> None:
+        """Let an arm go, and its memory with it."""
+        self.held.pop(key).feed.close()
+        self._free()
+
+    def close(self) -> None:
+        """Let all arms go."""
+        for key in list(self.held):
+            self.drop(key)
+
+    def raise_if_dead(self, error: Exception) -> None:
+        """RuntimeError after a fault that the device does not survive: only a new process helps."""
+        if self.cuda:
+            try:
+                torch.cuda.synchronize()
+            except RuntimeError:
+                raise RuntimeError(first_line(error)) from error
+
+    def _free(self) -> None:
+        gc.collect()
+        if self.cuda:
+            torch.cuda.empty_cache()
+            self._reset_peak()
+
+    def _allocated(self) -> int:
+        return torch.cuda.memory_allocated(self.device) if self.cuda else 0
+
+    def _peak(self) -> int:
+        return torch.cuda.max_memory_allocated(self.device) if self.cuda else 0
+
+    def _reset_peak(self) -> None:
+        if self.cuda:
+            torch.cuda.reset_peak_memory_stats(self.device)
+
+
+def recipe_of(case: TrainCase) -> Recipe:
+    """The case's recipe, with the changes to it that the case names."""
+    return adapted(
+        case.recipe, loss_scale=case.loss_scale, keep_batchnorm_fp32=case.keep_batchnorm_fp32
+    )
+
+
+def feed_of(data: Data, case: TrainCase, device: torch.device, seed: int) -> Feed:
+    """The case's batches, in its layout."""
+    return data.feed(case.batch, device, seed, channels_last=case.layout == "nhwc")
+
+
+def describe(error: Exception) -> str:
+    """A failure in one line: an error's kind and first line."""
+    return f"{type(error).__name__}: {first_line(error)}"

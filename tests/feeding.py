@@ -1,0 +1,54 @@
+"""What tests of training feed a learner with, and how they see what it computes with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+Batch = tuple[Tensor, Tensor]
+
+
+class Batches:
+    """A feed that gives its batches in turn, again and again."""
+
+    def __init__(self, *batches: Batch) -> None:
+        self.batches, self.given = batches, 0
+
+    def fetch(self) -> int:
+        self.given += 1
+        return self.given - 1
+
+    def place(self, fetched: object) -> Batch:
+        assert isinstance(fetched, int)
+        return self.batches[fetched % len(self.batches)]
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+class Census(TorchDispatchMode):
+    """Notes the types of the floating tensors that each operation is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: dict[str, set[torch.dtype]] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
+        name = func.overloadpacket.__name__
+        floating = {
+            leaf.dtype
+            for leaf in tree_leaves(args)
+            if isinstance(leaf, Tensor) and leaf.is_floating_point()
+        }
+        self.seen.setdefault(name, set()).update(floating)
+        return func(*args, **(kwargs or {}))
+
+    def of(self, *names: str) -> set[torch.dtype]:
+        """The types that any of these operations was given."""
+        return set().union(*(self.seen.get(name, set()) for name in names))
