@@ -24,7 +24,8 @@ RESOLUTION_S = 32e-9
 
 def with_gains(trainings: Sequence[Training], rungs: Mapping[str, str | None]) -> list[Training]:
     """The trainings of one comparison with speed-ups, limits and warnings."""
-    ladder = [t for t in trainings if rungs.get(t.case.key) and t.steps]
+    # What a rung adds is told from the one before it; a skipped one adds nothing, a failed one may.
+    ladder = [t for t in trainings if rungs.get(t.case.key) and t.status != "skipped"]
     found: list[Training] = []
     for training in trainings:
         training = replace(training, rung=rungs.get(training.case.key))
@@ -58,12 +59,8 @@ def _but_recipe(case: TrainCase) -> TrainCase:
 
 def _against_rungs(training: Training, ladder: Sequence[Training]) -> dict[str, Ratio]:
     place = next(i for i, rung in enumerate(ladder) if rung.case == training.case)
-    if place == 0:
-        return {}
-    return {
-        "previous": _ratio(ladder[place - 1], training),
-        "first": _ratio(ladder[0], training),
-    }
+    others = {"previous": ladder[place - 1], "first": ladder[0]} if place else {}
+    return {name: _ratio(other, training) for name, other in others.items() if other.steps}
 
 
 def _ratio(slow: Training, fast: Training) -> Ratio:

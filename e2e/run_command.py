@@ -159,7 +159,12 @@ def _begin(request: TrainRequest, greeting: Greeting, facts: DataFacts, before: 
     known = before.settings.get("training", {})
     for name, value in chosen.items():
         if known.get(name, value) != value:
+            then, now = (_said(words) for words in (known[name], value))
             raise UserError(
-                f"--resume {path} was taken with {name} {known[name]}, not {value}; give the same"
+                f"--resume {path} was taken with {name} {then}, not {now}; give the same"
             )
     return replace(before, finished_at=None)
+
+
+def _said(value: Any) -> str:
+    return "unset" if value is None else str(value)
