@@ -76,8 +76,8 @@ class Comparison:
 
     differences: list[str]
     rows: list[CompareRow]
-    only_a: list[str]
-    only_b: list[str]
+    only_a: list[Case | TrainCase]
+    only_b: list[Case | TrainCase]
 
     def as_dict(self) -> dict[str, object]:
         """The comparison as plain values: counts, differences, and a row a case."""
@@ -88,8 +88,8 @@ class Comparison:
             "noise_s": NOISE_S,
             "train_noise_pct": TRAIN_NOISE_PCT,
             "differences": self.differences,
-            "only_a": self.only_a,
-            "only_b": self.only_b,
+            "only_a": [case.key for case in self.only_a],
+            "only_b": [case.key for case in self.only_b],
             "rows": [{name: getattr(row, name) for name in names} for row in self.rows],
         }
 
@@ -113,8 +113,8 @@ def compare(a: Run, b: Run) -> Comparison:
     return Comparison(
         _differences(a, b),
         rows,
-        [key for key in in_a if key not in in_b],
-        [key for key in in_b if key not in in_a],
+        [found.case for key, found in in_a.items() if key not in in_b],
+        [found.case for key, found in in_b.items() if key not in in_a],
     )
 
 

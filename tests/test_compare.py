@@ -153,8 +153,8 @@ def test_cases_of_one_run_only_are_listed_in_its_order() -> None:
     a = run_of(result(8), *[result(size) for size in sizes])
     b = run_of(result(8), *[result(size + 1) for size in sizes])
     comparison = compare(a, b)
-    assert comparison.only_a == [r.case.key for r in a.results[1:]]
-    assert comparison.only_b == [r.case.key for r in b.results[1:]]
+    assert comparison.only_a == [r.case for r in a.results[1:]]
+    assert comparison.only_b == [r.case for r in b.results[1:]]
     assert len(comparison.rows) == 1
 
 

@@ -36,15 +36,20 @@ def test_what_differs_what_changed_and_the_counts() -> None:
         row(1, "cannot tell", 1.4, clocks),
     ]
     text = shown(
-        Comparison(["driver: 580 | 590"], rows, ["gemm/a"], [f"gemm/{i}" for i in range(9)])
+        Comparison(
+            ["driver: 580 | 590"],
+            rows,
+            [case(64, "tf32", "cublas")],
+            [case(size, "fp16", "cupy") for size in range(1, 10)],
+        )
     )
     assert "The runs differ (A | B):\n  driver: 580 | 590\n" in text
     assert text.index("- slower") < text.index("+ faster") < text.index("? cannot tell")
     assert "0.80 ±0.01" in text
     assert "1.20 ±0.02" in text
     assert "= same: 9 cases, A / B from 1.001 to 1.006" in text
-    assert "only in A: gemm/a\n" in text
-    assert "and 4 more" in text
+    assert "only in A: tf32 64 cublas\n" in text
+    assert "only in B: fp16 5 cupy\nonly in B: 4 more\n" in text
     assert text.endswith("B against A, 12 cases: 1 slower, 1 faster, 1 cannot tell, 9 same.\n")
     assert max(cell_len(line) for line in text.splitlines()) <= 100
     assert "\x1b" not in text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 from rich.text import Text
@@ -18,7 +18,7 @@ from microbench.results import Ratio
 from microbench.train_results import TrainCase
 
 MOST_SAME_ROWS = 6
-MOST_KEYS = 5
+MOST_NAMED = 5
 ORDER = ("slower", "faster", "cannot tell", "same")
 _LOOKS = {
     "slower": ("- slower", "red"),
@@ -50,10 +50,9 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     if hidden:
         say(Text(_same(hidden), DIM))
     console.print()
-    for name, keys in (("A", comparison.only_a), ("B", comparison.only_b)):
-        if keys:
-            listed = words.listed([words.clean(key) for key in sorted(keys)], MOST_KEYS)
-            say(Text(f"only in {name}: {listed}"))
+    for name, cases in (("A", comparison.only_a), ("B", comparison.only_b)):
+        for line in _one_side(name, cases):
+            say(Text(line))
     say(Text(summary(comparison), "bold"))
 
 
@@ -63,6 +62,14 @@ def summary(comparison: Comparison) -> str:
     parts = [f"{count} {verdict}" for count, verdict in counts if count]
     cases = words.count(len(comparison.rows), "case")
     return f"B against A, {cases}: {', '.join(parts) or 'nothing to compare'}."
+
+
+def _one_side(name: str, cases: Sequence[Case | TrainCase]) -> Iterator[str]:
+    """The cases that one run alone has: a line each up to MOST_NAMED, and how many more."""
+    for case in cases[:MOST_NAMED]:
+        yield f"only in {name}: {_name(case)}"
+    if len(cases) > MOST_NAMED:
+        yield f"only in {name}: {len(cases) - MOST_NAMED} more"
 
 
 def _chosen(rows: Sequence[CompareRow]) -> tuple[list[CompareRow], list[CompareRow]]:
@@ -100,7 +107,10 @@ def _grid(rows: Sequence[CompareRow]) -> Grid:
 def _what(case: Case | TrainCase) -> tuple[str, str, str]:
     """Precision, problem and who computes it; of a training: recipe, what is trained, options."""
     if isinstance(case, TrainCase):
-        return (words.clean(case.recipe), ", ".join(in_words(case, ("network", "batch", "loader"))),
+        told = (
+            ("network", "batch") if case.loader == "synthetic" else ("network", "batch", "loader")
+        )
+        return (words.clean(case.recipe), ", ".join(in_words(case, told)),
                 " ".join(in_words(case, OPTIONS)))  # fmt: skip
     return words.clean(case.precision_name), words.size(case), words.clean(case.backend)
 
