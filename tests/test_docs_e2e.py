@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+
+import pytest
 
 from e2e.datasets import KINDS
 from e2e.explain import cells
 from e2e.recipes import RECIPES
+from microbench.report.markdown import to_markdown
+from microbench.runfile import read_run
+from microbench.train_results import Training
 
-DOCS = (Path(__file__).parents[1] / "docs" / "e2e.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[1]
+H200 = ROOT / "results" / "nvidia-h200"
+DOCS = (ROOT / "docs" / "e2e.md").read_text(encoding="utf-8")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+RUN_FILES = [
+    path
+    for path in sorted(ROOT.glob("results/*/**/*.json"))
+    if any(r.get("op") == "train" for r in json.loads(path.read_text()).get("results", ()))
+]
 
 
 def test_every_recipe_has_its_row() -> None:
@@ -20,3 +34,59 @@ def test_every_recipe_has_its_row() -> None:
 def test_every_kind_of_data_has_its_row() -> None:
     for name in KINDS:
         assert f"| `{name}" in DOCS
+
+
+@pytest.mark.parametrize("name", ["train-resnet50.json", "ladder-resnet50.json"])
+def test_the_readme_s_tables_are_the_run_files_own(name: str) -> None:
+    whole = to_markdown(read_run(H200 / name))
+    assert whole[whole.index("| ") :].strip() in README
+
+
+def test_timm_s_figures_are_its_own() -> None:
+    for name, label in (("amp", "AMP"), ("compiled", "AMP, compiled")):
+        timm = json.loads((H200 / "timm" / f"{name}.json").read_text())
+        by_step = timm["train_batch_size"] / timm["train_step_time"] * 1e3
+        (ours,) = read_run(H200 / "timm" / f"ours-{name}.json").trainings
+        assert ours.per_s is not None
+        assert ours.per_s > by_step, "our target"
+        row = f"| {label} | {by_step:,.0f}"
+        found = next(line for line in DOCS.splitlines() if line.startswith(row))
+        assert found.endswith(f"| {timm['train_samples_per_sec']:,.0f} | {ours.per_s:,.0f} |")
+
+
+def test_repeated_recipes_are_as_far_apart_as_said() -> None:
+    runs = ("train-resnet50.json", "ladder-resnet50.json", "timm/ours-amp.json")
+    steps = [_amp(read_run(H200 / name).trainings).step_s for name in runs]
+    for step_s in steps:
+        assert step_s is not None
+        assert f"{step_s * 1e3:.1f} ms" in DOCS
+    known = [step_s for step_s in steps if step_s]
+    assert f"{max(known) / min(known) - 1:.1%}".replace("%", " %") in DOCS
+
+
+def _amp(trainings: tuple[Training, ...]) -> Training:
+    """Fused, channels_last, neither compiled nor captured."""
+    return next(
+        t
+        for t in trainings
+        if (t.case.recipe, t.case.layout, t.case.fused, t.case.compile)
+        == ("amp", "nhwc", True, False)
+    )
+
+
+@pytest.mark.parametrize("path", RUN_FILES, ids=lambda p: f"{p.parent.name}/{p.name}")
+def test_a_published_training_is_whole_and_physical(path: Path) -> None:
+    run = read_run(path)
+    assert run.finished_at is not None
+    for training in run.trainings:
+        if training.status != "ok":
+            assert training.reason
+            continue
+        assert training.steps is not None
+        assert sum(training.steps.times_s) <= 1.001 * training.steps.wall_s
+        assert (
+            training.steps.busy_s is None or training.steps.busy_s <= 1.05 * training.steps.median_s
+        )
+        assert training.steps.ci95_s is not None
+        low, high = training.steps.ci95_s
+        assert low <= training.steps.median_s <= high

@@ -70,8 +70,9 @@ def test_a_published_run_is_whole_and_physical(path: Path) -> None:
 
 def test_every_published_file_is_listed_with_its_command() -> None:
     text = (ROOT / "results" / "README.md").read_text()
-    for path in ROOT.glob("results/*/*.json"):
-        assert f"| {path.name} |" in text, path
+    for path in ROOT.glob("results/*/**/*.json"):
+        name = path.relative_to(ROOT / "results").parts[1:]
+        assert f"| {'/'.join(name)} |" in text, path
 
 
 def test_the_readme_names_only_files_that_exist() -> None:
