@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
@@ -38,52 +38,67 @@ def app() -> None:
     """
 
 
-def _options(command: Callable[..., Any]) -> Callable[..., Any]:
-    flag = click.option
-    return with_options(
-        (
-            flag("--amp", is_flag=True, help="fp32, tf32 and AMP side by side (the default)"),
-            option("--recipe", None, "fp32,tf32,amp,amp-bf16,fp16,bf16,O0..O3 (see --explain)"),
-            flag("--ladder", is_flag=True, help="From fp32 to a CUDA graph, one change a rung"),
-            flag("--explain", is_flag=True, help="Say what each recipe does, and train nothing"),
-            option("--batch", None, "Samples in a forward pass: 256, 128..2048 [default: usual]"),
-            option("--input", None, "Shape of a sample: 3x512x512, or 512 for tokens"),
-            option("--layout", None, "nchw, nhwc (channels_last)  [default: nhwc on a GPU]"),
-            option("--data", "synthetic", "synthetic, generated, cifar10:DIR or folder:DIR"),
-            flag("--strict", is_flag=True, help="End at the first broken image"),
-            option("--workers", "4", "Processes that load a folder's images", type=int),
-            option("--iterations", None, "Train so many steps and evaluate", type=int),
-            option("--epochs", None, "The same, in passes over the data", type=int),
-            option("--repeats", "1", "Trainings of each recipe, from seeds in a row", type=int),
-            option("--seed", "1", "The first seed: weights and order of the data", type=int),
-            option("--optimizer", None, "sgd, adam or adamw  [default: the network's usual]"),
-            option("--lr", None, "Learning rate  [default: the network's usual]", type=float),
-            option("--warmup", "0", "Steps in which the rate rises from 0", type=int),
-            option("--label-smoothing", "0", "Share of a target spread over classes", type=float),
-            option("--accumulate", "1", "Batches a step", type=int),
-            option("--loss", None, "module:function, called as loss(output, target)"),
-            option("--loss-scale", None, "A static scale in place of the recipe's", type=float),
-            flag("--keep-batchnorm-fp32", is_flag=True, help="Whatever the recipe says"),
-            flag("--fused/--no-fused", default=True, help="The optimizer in one kernel"),
-            flag("--compile", is_flag=True, help="torch.compile, in every recipe"),
-            flag("--graph", is_flag=True, help="Capture the step as a CUDA graph, in every recipe"),
-            option("--device", "auto", "auto, cuda, cuda:N or cpu"),
-            option("--budget", None, "Seconds of timing a comparison  [default: 10 an arm]",
-                   type=float),
-            option("--json", None, "Run file to write  [default: in the state folder]", type=FILE),
-            option("--csv", None, "Also write the results as CSV", type=FILE),
-            option("--chart", None, "Also draw a chart: .png, .svg or .html", type=FILE),
-            option("--resume", None, "Run file to go on with: does what is missing", type=FILE),
-            flag("--verbose", is_flag=True, help="Phases of every arm"),
-            flag("--quiet", is_flag=True, help="Print nothing but errors"),
-        ),
-        command,
-    )  # fmt: skip
+flag = click.option
+ARMS = (
+    flag("--amp", is_flag=True, help="fp32, tf32 and AMP side by side (the default)"),
+    option("--recipe", None, "fp32,tf32,amp,amp-bf16,fp16,bf16,O0..O3 (see train --explain)"),
+    flag("--ladder", is_flag=True, help="From fp32 to a CUDA graph, one change a rung"),
+    option("--batch", None, "Samples in a forward pass: 256, 128..2048 [default: usual]"),
+    option("--input", None, "Shape of a sample: 3x512x512, or 512 for tokens"),
+    option("--layout", None, "nchw, nhwc (channels_last)  [default: nhwc on a GPU]"),
+    option("--optimizer", None, "sgd, adam or adamw  [default: the network's usual]"),
+    option("--label-smoothing", "0", "Share of a target spread over classes", type=float),
+    option("--accumulate", "1", "Batches a step", type=int),
+    option("--loss", None, "module:function, called as loss(output, target)"),
+    option("--loss-scale", None, "A static scale in place of the recipe's", type=float),
+    flag("--keep-batchnorm-fp32", is_flag=True, help="Whatever the recipe says"),
+    flag("--fused/--no-fused", default=True, help="The optimizer in one kernel"),
+    flag("--compile", is_flag=True, help="torch.compile, in every recipe"),
+    flag("--graph", is_flag=True, help="Capture the step as a CUDA graph, in every recipe"),
+    option("--device", "auto", "auto, cuda, cuda:N or cpu"),
+)
+TRAINING = (
+    flag("--explain", is_flag=True, help="Say what each recipe does, and train nothing"),
+    option("--data", "synthetic", "synthetic, generated, cifar10:DIR or folder:DIR"),
+    flag("--strict", is_flag=True, help="End at the first broken image"),
+    option("--workers", "4", "Processes that load a folder's images", type=int),
+    option("--iterations", None, "Train so many steps and evaluate", type=int),
+    option("--epochs", None, "The same, in passes over the data", type=int),
+    option("--repeats", "1", "Trainings of each recipe, from seeds in a row", type=int),
+    option("--seed", "1", "The first seed: weights and order of the data", type=int),
+    option("--lr", None, "Learning rate  [default: the network's usual]", type=float),
+    option("--warmup", "0", "Steps in which the rate rises from 0", type=int),
+    flag("--predict/--no-predict", default=None,
+         help="Predict each step before it is timed  [default: on a GPU]"),
+    flag("--verify", is_flag=True, help="Measure the fixes that the prediction proposes"),
+    option("--budget", None, "Seconds of timing a comparison  [default: 10 an arm]", type=float),
+)  # fmt: skip
+VALIDATION = (
+    option("--recipe", None, "Recipes of every network  [default: fp32,tf32,amp,amp-bf16]"),
+    option("--batch", None, "Batches of every network  [default: two, by the network]"),
+    option("--layout", None, "nchw, nhwc (channels_last)  [default: nhwc on a GPU]"),
+    flag("--graph", is_flag=True, help="Capture the steps as CUDA graphs"),
+    flag("--verify", is_flag=True, help="Measure proposed fixes too"),
+    option("--device", "auto", "auto, cuda, cuda:N or cpu"),
+    option("--budget", None, "Seconds of timing a comparison  [default: 10 an arm]", type=float),
+)
+OUTPUT = (
+    option("--json", None, "Run file to write  [default: in the state folder]", type=FILE),
+    option("--csv", None, "Also write the results as CSV", type=FILE),
+    option("--chart", None, "Also draw a chart: .png, .svg or .html", type=FILE),
+    option("--resume", None, "Run file to go on with: does what is missing", type=FILE),
+    flag("--verbose", is_flag=True, help="Phases of every arm"),
+    flag("--quiet", is_flag=True, help="Print nothing but errors"),
+)
+
+
+def _options(*groups: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
+    return lambda command: with_options([one for group in groups for one in group], command)
 
 
 @app.command()
 @click.argument("network", metavar="NETWORK", required=False)
-@_options
+@_options(ARMS, TRAINING, OUTPUT)
 def train(network: str | None, explain: bool, **options: Any) -> None:
     """Train NETWORK under several precision recipes, in turns, and compare them."""
     if explain:
@@ -93,10 +108,32 @@ def train(network: str | None, explain: bool, **options: Any) -> None:
         return
     if network is None:
         raise click.UsageError("name a network: python -m e2e resnet50 --amp; `list` shows them")
-    from e2e.requests import request_from
+    from e2e.requests import training_request
     from e2e.run_command import run_training
 
-    run_training(request_from(network, options))
+    run_training(training_request(network, options))
+
+
+@app.command()
+@click.argument("network", metavar="NETWORK")
+@_options(ARMS, OUTPUT)
+@click.option("--allow-run", is_flag=True, help="Record a real step where tracing fails")
+def predict(network: str, **options: Any) -> None:
+    """Predict NETWORK's steps without running it: trace it, measure its operations one by one."""
+    from e2e.requests import prediction_request
+    from e2e.run_command import run_training
+
+    run_training(prediction_request(network, options))
+
+
+@app.command()
+@click.option("--networks", help="Names, by commas  [default: twelve of different kinds]")
+@_options(VALIDATION, OUTPUT)
+def validate(networks: str | None, batch: str | None, **options: Any) -> None:
+    """Predict and measure a matrix of networks, recipes and batches: the error table."""
+    from e2e.predict.validate_command import run_validation
+
+    run_validation(networks, batch, options)
 
 
 @app.command(name="list")

@@ -17,7 +17,7 @@ from e2e.datasets import Data, Feed
 from e2e.datasets.resident import Resident
 from e2e.learner import Learner
 from e2e.networks import Network
-from e2e.recipes import Recipe, adapted, cannot_run
+from e2e.recipes import cannot_run, recipe_of
 from e2e.steps import CpuSteps, CudaSteps, StepTimer
 from kernels.case import Target
 from microbench.errors import UserError
@@ -215,13 +215,6 @@ class Arms:
     def _reset_peak(self) -> None:
         if self.cuda:
             torch.cuda.reset_peak_memory_stats(self.device)
-
-
-def recipe_of(case: TrainCase) -> Recipe:
-    """The case's recipe, with the changes to it that the case names."""
-    return adapted(
-        case.recipe, loss_scale=case.loss_scale, keep_batchnorm_fp32=case.keep_batchnorm_fp32
-    )
 
 
 def feed_of(data: Data, case: TrainCase, device: torch.device, seed: int) -> Feed:

@@ -42,15 +42,23 @@ def with_gains(trainings: Sequence[Training], rungs: Mapping[str, str | None]) -
 
 
 def _against_baselines(training: Training, arms: Sequence[Training]) -> dict[str, Ratio]:
-    """Against the baseline that differs in the recipe alone; where there is none, the first one."""
-    speedup: dict[str, Ratio] = {}
+    timed = {arm.case: arm for arm in arms if arm.steps}
+    found = baselines(training.case, list(timed))
+    return {name: _ratio(timed[case], training) for name, case in found.items()}
+
+
+def baselines(case: TrainCase, among: Sequence[TrainCase]) -> dict[str, TrainCase]:
+    """What a case is compared with: "fp32" and "tf32", where there is one.
+
+    The baseline that differs in the recipe alone; where there is none, the first one.
+    """
+    found: dict[str, TrainCase] = {}
     for name, recipes in BASELINES.items():
-        timed = [t for t in arms if t.case.recipe in recipes and t.steps]
-        alike = [t for t in timed if _but_recipe(t.case) == _but_recipe(training.case)]
-        baseline = next(iter(alike or timed), None)
-        if baseline is not None and training.case.recipe not in recipes:
-            speedup[name] = _ratio(baseline, training)
-    return speedup
+        those = [other for other in among if other.recipe in recipes]
+        alike = [other for other in those if _but_recipe(other) == _but_recipe(case)]
+        if those and case.recipe not in recipes:
+            found[name] = (alike or those)[0]
+    return found
 
 
 def _but_recipe(case: TrainCase) -> TrainCase:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,11 +10,13 @@ from pathlib import Path
 from e2e.converge import judged
 from e2e.gains import with_gains
 from e2e.plans import Comparison
+from e2e.predict.foresight import Foresight, to_verify, verified
+from e2e.predict.foretold import Foretold
 from e2e.progress import TrainProgress
 from e2e.worker import DataFacts, TrainSettings, TrainWorker
 from microbench.results import Run
 from microbench.run_output import save
-from microbench.train_results import TrainCase, Training
+from microbench.train_results import PREDICTED, TrainCase, Training
 from microbench.worker import WorkerDied
 
 ARM_BUDGET_S = 10.0  # seconds of timing an arm gets when the user gives no --budget
@@ -23,7 +25,10 @@ CPU_BUDGET_S = 40.0  # for all arms of a comparison
 
 @dataclass(frozen=True)
 class Work:
-    """What all comparisons share. `budget_s` of timing a comparison; None: by its arms."""
+    """What all comparisons share. `budget_s` of timing a comparison; None: by its arms.
+
+    `unit` and `units_per_sample` are what the network's throughput counts.
+    """
 
     settings: TrainSettings
     path: Path
@@ -31,6 +36,12 @@ class Work:
     budget_s: float | None
     facts: DataFacts
     kind: str
+    unit: str
+    units_per_sample: int
+    memory_bytes: int | None
+    predict: bool = True  # before timing
+    verify: bool = False  # measure the fixes that are proposed
+    train: bool = True  # False: predict, and no more
 
 
 class Job:
@@ -38,6 +49,9 @@ class Job:
 
     def __init__(self, work: Work, worker: TrainWorker, progress: TrainProgress) -> None:
         self.work, self.worker, self.progress = work, worker, progress
+        self.foresight = Foresight(
+            self._ask, work.kind, work.memory_bytes, fixes=work.verify or not work.train
+        )
 
     def run(
         self, run: Run, comparisons: Sequence[Comparison], steps: Callable[[Comparison], int]
@@ -45,7 +59,15 @@ class Job:
         """The run with every comparison timed and trained."""
         for comparison in comparisons:
             self.progress.about(comparison.cases)
-            run = self._timed(run, comparison)
+            foretold = self._foretold(run, comparison)
+            if not self.work.train:
+                if foretold:
+                    run = self._saved_all(run, self._untrained(foretold))
+                continue
+            self.progress.about(comparison.cases)
+            run = self._timed(run, comparison, foretold)
+            if self.work.verify:
+                run = self._verified(run, comparison)
             if steps(comparison):
                 run = self._trained(run, comparison, steps(comparison))
         notes = list(self.worker.notes())
@@ -59,16 +81,53 @@ class Job:
         save(run, self.work.path)
         return run
 
+    def _saved_all(self, run: Run, trainings: Sequence[Training]) -> Run:
+        for training in trainings:
+            run = run.with_training(training)
+        return self._saved(run)
+
+    # ------------------------------------------------------------ predicting
+
+    def _foretold(self, run: Run, comparison: Comparison) -> dict[str, Foretold]:
+        if not self.work.predict or self._is_done(run, comparison):
+            return {}
+        return self.foresight.foretold(comparison.cases)
+
+    def _ask(self, case: TrainCase) -> Foretold:
+        """What cannot be told, or kills the process, has a reason instead of a time."""
+        self.progress.about((case,))
+        try:
+            return self.worker.foretell(case, self.progress.stage)
+        except WorkerDied as death:
+            self._restart()
+            return Foretold(case, reason=death.reason)
+
+    def _untrained(self, foretold: Mapping[str, Foretold]) -> list[Training]:
+        """The arms of a comparison that nobody runs."""
+        found = [self._blank(told) for told in foretold.values()]
+        self.progress.foretold(found)
+        return self.foresight.explained(found, foretold)
+
+    def _blank(self, told: Foretold) -> Training:
+        status = PREDICTED if told.predicted else "skipped"
+        units = self.work.units_per_sample * told.case.batch * told.case.accumulate
+        return Training(told.case, status, told.reason, self.work.unit, units)
+
     # ------------------------------------------------------------ timing
 
-    def _timed(self, run: Run, comparison: Comparison) -> Run:
-        done = [run.training(case.key) for case in comparison.cases]
-        if all(t is not None and t.status != "failed" for t in done):
+    def _is_done(self, run: Run, comparison: Comparison) -> bool:
+        undone = ("failed",) if not self.work.train else ("failed", PREDICTED)
+        found = [run.training(case.key) for case in comparison.cases]
+        return all(t is not None and t.status not in undone for t in found)
+
+    def _timed(self, run: Run, comparison: Comparison, foretold: Mapping[str, Foretold]) -> Run:
+        if self._is_done(run, comparison):
             return run
+        done = [run.training(case.key) for case in comparison.cases]
         trainings = self._time(comparison.cases)
         repeats = {t.case.key: t.repeats for t in done if t is not None}
         rungs = {arm.case.key: arm.rung for arm in comparison.arms}
-        found = with_gains(trainings, rungs)
+        found = self.foresight.explained(with_gains(trainings, rungs), foretold)
         for training in found:
             kept = repeats.get(training.case.key, ())
             run = run.with_training(replace(training, repeats=kept))
@@ -103,6 +162,20 @@ class Job:
         self.worker = TrainWorker(self.work.settings)
         self.worker.greet()
         self.worker.open_data()
+
+    def _verified(self, run: Run, comparison: Comparison) -> Run:
+        """The best fixes of each arm, measured in turns with the arm itself."""
+        for case in comparison.cases:
+            training = run.training(case.key)
+            fixes = to_verify(training) if training and training.steps else []
+            if training is None or not fixes or _is_verified(training):
+                continue
+            self.progress.about((case, *(fixed for _, fixed in fixes)))
+            again, *tried = with_gains(self._time([case, *(fixed for _, fixed in fixes)]), {})
+            causes = [cause for cause, _ in fixes]
+            measured = verified(training, again, list(zip(causes, tried, strict=True)))
+            run = self._saved_all(run, [measured, *tried])
+        return run
 
     # ------------------------------------------------------------ training
 
@@ -160,3 +233,7 @@ class Job:
 
 def _ok(training: Training | None) -> bool:
     return training is not None and training.status == "ok"
+
+
+def _is_verified(training: Training) -> bool:
+    return any(cause.measured_gain_pct is not None for cause in training.causes)

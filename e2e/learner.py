@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _NormBase  # pyright: ignore[reportPrivat
 
 from e2e.datasets import Feed
 from e2e.networks import Network
-from e2e.recipes import DTYPES, Recipe, switch_tf32
+from e2e.recipes import DTYPES, Recipe, switch_process
 from e2e.updates import Updates
 from microbench.train_results import TrainCase
 
@@ -39,6 +39,7 @@ class Learner:
 
     Random numbers come from `seed`, so two arms of one network start from the same weights.
     `lr` None takes the network's own; it rises linearly from 0 over the first `warmup` steps.
+    `module` is the network where somebody else made it, on the device, in layout and storage.
     """
 
     def __init__(
@@ -51,13 +52,16 @@ class Learner:
         seed: int,
         lr: float | None = None,
         warmup: int = 0,
+        module: nn.Module | None = None,
     ) -> None:
         self.case, self.recipe, self.device, self.network = case, recipe, device, network
         self.steps_done = 0
         torch.manual_seed(seed)
         self.switch()
-        self.module = _in_layout(network.build(), case.layout).to(device)
-        _store(self.module, recipe)
+        if module is None:
+            module = _in_layout(network.build(), case.layout).to(device)
+            _store(module, recipe)
+        self.module = module
         self.updates = Updates(
             [weight for weight in self.module.parameters() if weight.requires_grad],
             case, recipe,
@@ -113,7 +117,7 @@ class Learner:
     def forward(self, inputs: Tensor) -> Any:
         """The network's output for inputs as they come from a feed, in the recipe's precision."""
         if inputs.dim() == 4:
-            inputs = inputs.contiguous(memory_format=_format(self.case.layout))
+            inputs = inputs.contiguous(memory_format=memory_format(self.case.layout))
         if inputs.is_floating_point():
             inputs = inputs.to(self.recipe.weight_dtype)
         with self._autocast():
@@ -172,9 +176,7 @@ class Learner:
 
     def switch(self) -> None:
         """Set this process's switches as the recipe wants them: arms take turns in one process."""
-        switch_tf32(self.recipe.tf32)
-        if self.device.type == "cuda":
-            torch.backends.cudnn.benchmark = True
+        switch_process(self.recipe, self.device.type)
 
     @torch.no_grad()
     def restart(self, seed: int) -> None:
@@ -244,7 +246,8 @@ def _finite(value: float) -> bool:
     return value - value == 0
 
 
-def _format(layout: str) -> torch.memory_format:
+def memory_format(layout: str) -> torch.memory_format:
+    """Torch's word for the order in which a layout has images."""
     return torch.channels_last if layout == "nhwc" else torch.contiguous_format
 
 
@@ -252,15 +255,18 @@ def _in_layout(module: nn.Module, layout: str) -> nn.Module:
     return module.to(memory_format=torch.channels_last) if layout == "nhwc" else module  # type: ignore[call-overload]
 
 
+def storage(layer: nn.Module, recipe: Recipe) -> torch.dtype:
+    """What the weights and buffers of a layer are stored in; batch-norm has its own."""
+    return DTYPES[recipe.batchnorm if isinstance(layer, _NormBase) else recipe.weights]
+
+
 @torch.no_grad()
 def _store(module: nn.Module, recipe: Recipe) -> None:
-    """Weights and buffers in the recipe's storage; batch-norm in its own, never rounded between."""
+    """Weights and buffers in the recipe's storage, never rounded between."""
     if recipe.weights == "fp32":
         return
     for child in module.modules():
-        norm = isinstance(child, _NormBase)
-        dtype = DTYPES[recipe.batchnorm if norm else recipe.weights]
         own = (*child.parameters(recurse=False), *child.buffers(recurse=False))
         for tensor in own:
             if tensor.is_floating_point():
-                tensor.data = tensor.data.to(dtype)
+                tensor.data = tensor.data.to(storage(child, recipe))

@@ -56,6 +56,12 @@ class TrainProgress(LiveLine):
         case, unit = trainings[0].case, trainings[0].unit
         self._advance(f"{case.network} batch {case.batch}: {', '.join(parts)} {unit}/s")
 
+    def foretold(self, trainings: list[Training]) -> None:
+        """A comparison is predicted, and on disk."""
+        case = trainings[0].case
+        parts = [f"{arm_name(t.case)} {t.status}" for t in trainings]
+        self._advance(f"{case.network} batch {case.batch}: {', '.join(parts)}")
+
     def trained(self, case: TrainCase, repeat: Repeat) -> None:
         """A training is on disk."""
         result = "no held-out data" if repeat.loss is None else f"loss {repeat.loss:.3f}"

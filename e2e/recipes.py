@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from microbench.errors import UserError
+from microbench.train_results import TrainCase
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 DYNAMIC, NONE = "dynamic", "none"
@@ -115,6 +116,13 @@ def adapted(
     return recipe
 
 
+def recipe_of(case: TrainCase) -> Recipe:
+    """The recipe that a case is trained under, with the user's changes."""
+    return adapted(
+        case.recipe, loss_scale=case.loss_scale, keep_batchnorm_fp32=case.keep_batchnorm_fp32
+    )
+
+
 def cannot_run(recipe: Recipe, kind: str, capability: tuple[int, int] | None) -> str | None:
     """Why a device cannot train under this recipe, or None."""
     if kind == "cpu":
@@ -131,6 +139,13 @@ def cannot_run(recipe: Recipe, kind: str, capability: tuple[int, int] | None) ->
 def _needs(what: str, needed: tuple[int, int], has: tuple[int, int]) -> str:
     words = ["{}.{}".format(*version) for version in (needed, has)]
     return f"{what} needs compute capability {words[0]}, this GPU has {words[1]}"
+
+
+def switch_process(recipe: Recipe, kind: str) -> None:
+    """Set this process's switches as the recipe wants them, for a kind of device."""
+    switch_tf32(recipe.tf32)
+    if kind == "cuda":
+        torch.backends.cudnn.benchmark = True
 
 
 def switch_tf32(on: bool) -> None:

@@ -15,28 +15,33 @@ from microbench.run_output import outputs_from
 MAX_SIDES = 4
 
 
-def request_from(network: str, words: dict[str, Any]) -> TrainRequest:
-    """The request that these options make; UserError for a shape that cannot be read."""
+def training_request(network: str, words: dict[str, Any]) -> TrainRequest:
+    """The training that these options ask for; UserError for a shape that cannot be read."""
+    # What is going to run anyway may run to be recorded.
+    return _request(network, {**words, "allow_run": True})
+
+
+def prediction_request(network: str, words: dict[str, Any]) -> TrainRequest:
+    """The same without training: what `predict` has no options for is as usual."""
+    usual = {
+        "data": "synthetic", "workers": 0, "iterations": None, "epochs": None, "repeats": 1,
+        "budget": None,
+    }  # fmt: skip
+    return _request(network, {**usual, **words, "train": False})
+
+
+def _request(network: str, words: dict[str, Any]) -> TrainRequest:
     words = {**words, "input": parse_shape(words["input"])}
     outputs = outputs_from(words)
     loader, _, _ = words["data"].partition(":")
-    made = {"network": network, "loader": loader}
     if words["workers"] < 0:
         raise UserError(f"--workers starts at 0, not {words['workers']}")
     if loader != "folder":  # nothing else has processes that load
         words["workers"] = 0
-    options = Options(**_those(Options, words | made))
-    settings = TrainSettings(**_those(TrainSettings, words | made))
-    return TrainRequest(
-        network=network,
-        options=options,
-        settings=settings,
-        iterations=words["iterations"],
-        epochs=words["epochs"],
-        repeats=words["repeats"],
-        budget=words["budget"],
-        outputs=outputs,
-    )
+    made = words | {"network": network, "loader": loader, "outputs": outputs}
+    made["options"] = Options(**_those(Options, made))
+    made["settings"] = TrainSettings(**_those(TrainSettings, made))
+    return TrainRequest(**_those(TrainRequest, made))
 
 
 def parse_shape(text: str | None) -> tuple[int, ...] | None:

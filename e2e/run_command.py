@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from e2e.job import Job, Work
-from e2e.networks import find
+from e2e.networks import Network, find
 from e2e.plans import Comparison, Options, notes, plan
 from e2e.progress import TrainProgress
 from e2e.worker import DataFacts, TrainSettings, TrainWorker
@@ -29,6 +30,9 @@ from microbench.run_output import (
 from microbench.runfile import read_run
 from microbench.worker import Greeting, WorkerDied
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainRequest:
@@ -42,16 +46,26 @@ class TrainRequest:
     repeats: int
     budget: float | None
     outputs: Outputs
+    predict: bool | None = None  # None: on a GPU
+    verify: bool = False
+    train: bool = True  # False: predict, and no more
 
 
 def run_training(request: TrainRequest) -> None:
-    """Train, time and report; UserError for what the user can mend."""
+    """Predict, train, time and report, as asked; UserError for what the user can mend."""
     from microbench.report.screen import make_console
 
-    _check_words(request)
+    check_words(request)
     before = read_run(request.outputs.resume) if request.outputs.resume else None
-    path = run_path(request.outputs, f"train-{request.network.replace(':', '-')}")
+    word = "train" if request.train else "predict"
+    path = run_path(request.outputs, f"{word}-{request.network.replace(':', '-')}")
     console = make_console(quiet=request.outputs.quiet)
+    run = carry_out(request, before, path, console)
+    report(run, path, request.outputs, console)
+
+
+def carry_out(request: TrainRequest, before: Run | None, path: Path, console: Console) -> Run:
+    """The run with what the request asks for added to it, and on disk at `path`."""
     worker = TrainWorker(request.settings)
     try:
         # The child loads what it needs while the words are checked that need the network.
@@ -67,10 +81,7 @@ def run_training(request: TrainRequest) -> None:
             console.print(note)
         total = sum(1 + request.repeats * len(c.arms) * bool(steps(c)) for c in comparisons)
         with TrainProgress(console, total, quiet=request.outputs.quiet) as progress:
-            plan_of_work = Work(
-                request.settings, path, request.repeats, request.budget, facts, kind
-            )
-            job = Job(plan_of_work, worker, progress)
+            job = Job(_work(request, network, facts, greeting, path), worker, progress)
             try:
                 run = job.run(run, comparisons, steps)
             finally:
@@ -85,10 +96,23 @@ def run_training(request: TrainRequest) -> None:
     for note in run.settings.get("notes", ()):
         if note not in facts.notes:  # found while it trained
             console.print(note)
-    report(run, path, request.outputs, console)
+    return run
 
 
-def _check_words(request: TrainRequest) -> None:
+def _work(
+    request: TrainRequest, network: Network, facts: DataFacts, greeting: Greeting, path: Path
+) -> Work:
+    kind = greeting.target.kind
+    wanted = kind == "cuda" if request.predict is None else request.predict
+    return Work(
+        request.settings, path, request.repeats, request.budget, facts, kind,
+        network.unit, network.units_per_sample, greeting.device.get("memory_bytes"),
+        predict=wanted or request.verify or not request.train,
+        verify=request.verify, train=request.train,
+    )  # fmt: skip
+
+
+def check_words(request: TrainRequest) -> None:
     """Everything that can be found wrong before torch is loaded."""
     settings = request.settings
     check_numbers(request.budget, settings.seed)

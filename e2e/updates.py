@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -129,6 +130,13 @@ class Updates:
         if self._recipe.scale != DYNAMIC:
             return 0
         return int(self._skipped.item()) if self._fused else self._not_called
+
+    def tensors(self) -> Iterator[Tensor]:
+        """What it keeps on the device between updates, but for the weights themselves."""
+        yield from (master for _, master in self._pairs)
+        for state in self.optimizer.state.values():
+            yield from (value for value in state.values() if isinstance(value, Tensor))
+        yield self._skipped
 
     @torch.no_grad()
     def restart(self) -> None:

@@ -7,10 +7,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from microbench.train_results import Repeat, TrainCase, Training
 from microbench.worker import HANG_S, Child, OnStage, greet_parent
+
+if TYPE_CHECKING:
+    from e2e.predict.foretold import Foretold
+    from microbench.device import DeviceInfo
 
 SET_UP_S = 900.0  # compiling a large network may take minutes without a word
 STAND_IN = (
@@ -34,6 +38,7 @@ class TrainSettings:
     warmup: int = 0
     strict: bool = False
     workers: int = 0
+    allow_run: bool = False  # record a real step where fake tensors fail
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,10 @@ class TrainWorker(Child):
     def open_data(self) -> DataFacts:
         """Open the data and build the network once. UserError for what is wrong with either."""
         return self.ask(("open",), lambda _key, _stage: None, SET_UP_S)
+
+    def foretell(self, case: TrainCase, on_stage: OnStage) -> Foretold:
+        """What is known of a case's step before it runs. Raises WorkerDied."""
+        return self.ask(("foretell", case), on_stage, SET_UP_S)
 
     def set_up(self, cases: Sequence[TrainCase], on_stage: OnStage) -> list[Training]:
         """Hold these arms, and no others; a Training for each. Raises WorkerDied."""
@@ -95,12 +104,26 @@ def _train_on_request(pipe: Connection, settings: TrainSettings) -> None:
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     with devices.open_telemetry(info, POLL_S) as telemetry:
         trainer = Trainer(task, info.target(), telemetry)
+        predictor: Any = None
         try:
             while True:
                 kind, *rest = pipe.recv()
-                pipe.send(("ok", _answer(trainer, kind, rest, announce)))
+                if kind == "foretell":
+                    predictor = predictor or _make_predictor(task, info, settings.allow_run)
+                    pipe.send(("ok", predictor.foretell(rest[0], announce)))
+                else:
+                    pipe.send(("ok", _answer(trainer, kind, rest, announce)))
         finally:
             trainer.close()  # ends the loaders' processes too
+
+
+def _make_predictor(task: Any, info: DeviceInfo, allow_run: bool) -> Any:
+    from e2e.predict.predictor import Predictor
+    from e2e.predict.store import Store
+    from microbench.device import software
+
+    store = Store(info.as_dict(), software())
+    return Predictor(task.network, info.target(), task.data.classes, store, allow_run=allow_run)
 
 
 def _answer(trainer: Any, kind: str, rest: Sequence[Any], announce: OnStage) -> object:

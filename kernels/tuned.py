@@ -24,10 +24,10 @@ def slug(device_name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", device_name.lower()).strip("-")
 
 
-def user_directory() -> Path:
-    """Where a user's own tables live."""
+def user_directory(name: str = "tuned") -> Path:
+    """The user's folder for what was measured once: tables, or what `name` says."""
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "halfway" / "tuned"
+    return Path(root) / "halfway" / name
 
 
 @cache

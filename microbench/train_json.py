@@ -15,6 +15,10 @@ from microbench.results import STATUSES, TIME_DECIMALS
 from microbench.train_results import (
     LIMITS,
     OP,
+    PREDICTED,
+    Cause,
+    LedgerLine,
+    Predicted,
     Repeat,
     State,
     StepTimes,
@@ -30,11 +34,16 @@ RAW_TIMES = ("times_s", "wall_times_s")
 PLAIN = (
     "status", "reason", "unit", "step_units", "setup_s", "compile_s", "memory_peak_bytes",
     "fits_batch", "skipped_steps", "chance", "converged", "convergence", "limit", "why", "rung",
+    "ledger_base",
 )  # fmt: skip
 NOT_NEGATIVE = (
     "step_units", "setup_s", "compile_s", "memory_peak_bytes", "fits_batch", "skipped_steps",
     "chance",
 )  # fmt: skip
+LONGEST_MS = 1e15  # thirty thousand years: what is more is no time
+LEDGER_TOLERANCE = 1e-3  # of its longer step: by so much a ledger's lines may miss their sum
+GAINS = ("predicted_gain_pct", "measured_gain_pct")
+LISTS = ("ledger", "causes")  # null where they are empty
 
 
 def training_to_json(training: Training) -> Json:
@@ -60,6 +69,26 @@ def training_to_json(training: Training) -> Json:
         "loss": _mean_and_deviation(training.loss),
         "accuracy": _mean_and_deviation(training.accuracy),
         "warnings": [asdict(warning) for warning in training.warnings],
+        "predicted": _predicted_to_json(training.predicted),
+        "ledger": [asdict(line) for line in training.ledger] or None,
+        "bound": _finite(training.bound),
+        "causes": [_cause_to_json(cause) for cause in training.causes] or None,
+    }
+
+
+def _predicted_to_json(predicted: Predicted | None) -> Json | None:
+    if predicted is None:
+        return None
+    return {**asdict(predicted), "error_pct": _finite(predicted.error_pct)}
+
+
+def _cause_to_json(cause: Cause) -> Json:
+    return {
+        "title": cause.title,
+        "why": cause.why,
+        "fix": cause.fix,
+        **{name: _finite(getattr(cause, name)) for name in GAINS},
+        "case_change": None if cause.case_change is None else dict(cause.case_change),
     }
 
 
@@ -96,7 +125,9 @@ def training_from_json(data: Json, where: str) -> Training:
     if data.get("times_s") is not None:
         steps = {name: data.get(name) for name in STEPS} | {"median_s": data.get("step_s")}
     state = {name: data[name] for name in STATE if name in data}
-    training = decode(Training, {**data, "steps": steps, "state": state}, where)
+    empty: Json = {name: [] for name in LISTS if data.get(name) is None}
+    whole = {**data, "steps": steps, "state": state, **empty}
+    training = decode(Training, whole, where)
     _check_case(training.case, f"{where}.case")
     _check_training(training, where)
     if training.steps:
@@ -104,6 +135,7 @@ def training_from_json(data: Json, where: str) -> Training:
     for name, ratio in training.speedup.items():
         if ratio.ratio <= 0 or (ratio.ci95 and not 0 < ratio.ci95[0] <= ratio.ci95[1]):
             raise ValueError(f"{where}.speedup.{name} is no ratio above zero")
+    _check_foretold(training, where)
     for i, repeat in enumerate(training.repeats):
         _check_repeat(repeat, f"{where}.repeats[{i}]")
     return training
@@ -116,11 +148,11 @@ def _check_case(case: TrainCase, where: str) -> None:
 
 
 def _check_training(training: Training, where: str) -> None:
-    if training.status not in STATUSES:
+    if training.status not in (*STATUSES, PREDICTED):
         raise ValueError(f"{where}.status is {training.status!r}")
     if training.limit is not None and training.limit not in LIMITS:
         raise ValueError(f"{where}.limit is {training.limit!r}")
-    if training.steps and training.step_units < 1:
+    if (training.steps or training.predicted) and training.step_units < 1:
         raise ValueError(f"{where} has steps of {training.step_units} {training.unit}")
     for name in NOT_NEGATIVE:
         value = getattr(training, name)
@@ -153,3 +185,49 @@ def _check_repeat(repeat: Repeat, where: str) -> None:
         raise ValueError(f"{where} has steps or seconds under zero")
     if repeat.accuracy is not None and not 0 <= repeat.accuracy <= 1:
         raise ValueError(f"{where}.accuracy is {repeat.accuracy}, not from 0 to 1")
+
+
+def _check_foretold(training: Training, where: str) -> None:
+    if training.status == PREDICTED and (training.steps or not training.predicted):
+        raise ValueError(f"{where}.status is {PREDICTED!r}, with steps or without a prediction")
+    if training.predicted:
+        _check_predicted(training.predicted, f"{where}.predicted")
+    if training.ledger:
+        _check_ledger(training.ledger, f"{where}.ledger")
+    if training.bound is not None and training.bound <= 0:
+        raise ValueError(f"{where}.bound is {training.bound}")
+    for i, cause in enumerate(training.causes):
+        _check_cause(cause, f"{where}.causes[{i}]")
+
+
+def _check_cause(cause: Cause, where: str) -> None:
+    for name in GAINS:
+        gain_pct = getattr(cause, name)
+        if gain_pct is not None and gain_pct < -100:
+            raise ValueError(f"{where}.{name} is {gain_pct}, less than -100")
+
+
+def _check_predicted(predicted: Predicted, where: str) -> None:
+    if predicted.step_s <= 0:
+        raise ValueError(f"{where}.step_s is {predicted.step_s}")
+    interval = predicted.interval_s
+    if interval is not None and not 0 < interval[0] <= interval[1]:
+        raise ValueError(f"{where}.interval_s is no interval of times")
+    if predicted.limit is not None and predicted.limit not in LIMITS:
+        raise ValueError(f"{where}.limit is {predicted.limit!r}")
+    if predicted.memory_bytes is not None and predicted.memory_bytes < 0:
+        raise ValueError(f"{where}.memory_bytes is {predicted.memory_bytes}")
+    for name, ratio in predicted.speedup.items():
+        if ratio <= 0:
+            raise ValueError(f"{where}.speedup.{name} is no ratio above zero")
+
+
+def _check_ledger(ledger: tuple[LedgerLine, ...], where: str) -> None:
+    first, last = ledger[0], ledger[-1]
+    if len(ledger) < 2 or min(first.ms, last.ms) <= 0:
+        raise ValueError(f"{where} does not begin and end with a step's time")
+    if max(abs(line.ms) for line in ledger) > LONGEST_MS:
+        raise ValueError(f"{where} has a time of more than {LONGEST_MS:g} ms")
+    total = math.fsum(line.ms for line in ledger[:-1])
+    if abs(total - last.ms) > LEDGER_TOLERANCE * max(first.ms, last.ms):
+        raise ValueError(f"{where} adds up to {total:.6g} ms, not {last.ms:.6g}")

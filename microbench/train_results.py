@@ -21,6 +21,12 @@ VARIED = (
     "keep_batchnorm_fp32",
 )  # fmt: skip
 LIMITS = ("gpu", "host", "data")  # what a step waits for
+PREDICTED = "predicted"  # the status of a training that was predicted and never run
+# Terms of a ledger: what the Tensor Cores compute, and what the other terms do not explain.
+PRODUCT_TERMS = ("convolutions", "matrix products", "attention", "products")
+RESIDUAL = "residual"
+
+Setting = str | int | float | bool | None  # a field of a case
 
 
 @dataclass(frozen=True)
@@ -141,6 +147,56 @@ class Repeat:
 
 
 @dataclass(frozen=True)
+class Predicted:
+    """A step as predicted from its operations, without running the network.
+
+    `limit` is one of LIMITS, None on a CPU; `speedup` is by what it is compared with, as in
+    `Training`, of predicted steps; `memory_bytes` the peak. `uncovered` names, in words, what could
+    not be replayed: its time is missing. `error_pct` is how much longer the predicted step is than
+    the measured one, in per cent (negative: shorter); None when it was not measured.
+    """
+
+    step_s: float
+    interval_s: Interval | None
+    limit: str | None
+    speedup: Mapping[str, float]
+    memory_bytes: int | None = None
+    uncovered: tuple[str, ...] = ()
+    error_pct: float | None = None
+
+
+@dataclass(frozen=True)
+class LedgerLine:
+    """One line of the account of what a recipe changes in a step; see `Training.ledger`.
+
+    `source` is where the number comes from: "measured", "replayed" or "predicted".
+    """
+
+    term: str
+    ms: float
+    source: str
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One reason why a step is not faster, in a sentence with numbers.
+
+    `fix` is what to do, "" where nothing is proposed. Gains are of throughput: `predicted_gain_pct`
+    is None where nobody predicted it, `measured_gain_pct` where nobody trained with the fix.
+    `case_change` is what the fix changes in the case (TrainCase's fields), None where it changes
+    the network or nothing.
+    """
+
+    title: str
+    why: str
+    fix: str = ""
+    predicted_gain_pct: float | None = None
+    case_change: Mapping[str, Setting] | None = None
+    measured_gain_pct: float | None = None
+
+
+@dataclass(frozen=True)
 class Training:
     """What became of one case.
 
@@ -149,6 +205,12 @@ class Training:
     part of it before the first step was through. `chance` is the accuracy of guessing. `fits_batch`
     is a batch that ran when the case's did not fit the memory. `speedup` is by what it is compared
     with: "fp32", "tf32", or (a ladder) "previous" and "first".
+
+    `ledger` leads from the step of the recipe `ledger_base` to this one's: its first and last lines
+    are those whole steps, the lines between are changes (negative: time saved), and
+    first + sum(between) == last. `bound` is Amdahl's: how many times faster the base's step would
+    be if its products took no time. `causes` say what would make the step faster and why it is no
+    faster. A status of PREDICTED has `predicted` and no `steps`.
     """
 
     case: TrainCase
@@ -173,6 +235,11 @@ class Training:
     why: str | None = None
     rung: str | None = None  # a ladder's step: what this arm adds to the one before
     warnings: tuple[Warning, ...] = ()
+    predicted: Predicted | None = None
+    ledger: tuple[LedgerLine, ...] = ()
+    ledger_base: str | None = None
+    bound: float | None = None
+    causes: tuple[Cause, ...] = ()
 
     @property
     def step_s(self) -> float | None:
@@ -183,6 +250,11 @@ class Training:
     def per_s(self) -> float | None:
         """Throughput in `unit` a second at the median step, when timed."""
         return self.step_units / self.steps.median_s if self.steps else None
+
+    @property
+    def predicted_per_s(self) -> float | None:
+        """Throughput in `unit` a second at the predicted step, when predicted."""
+        return self.step_units / self.predicted.step_s if self.predicted else None
 
     @property
     def wall_per_s(self) -> float | None:

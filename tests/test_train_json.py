@@ -21,16 +21,22 @@ from microbench.compare import compare
 from microbench.errors import UserError
 from microbench.report.console import print_run
 from microbench.report.drawing_training import bar_rows
+from microbench.report.drawing_waterfall import waterfall_rows
 from microbench.report.markdown import to_markdown
 from microbench.report.table_csv import to_csv
 from microbench.report.training.arms import view_of
+from microbench.report.training.ledger import waterfall, with_ledgers
 from microbench.results import TIME_DECIMALS, Ratio, Run, Warning
 from microbench.run_json import run_from_json, run_to_json
 from microbench.runfile import read_run, write_run
 from microbench.train_json import training_from_json, training_to_json
 from microbench.train_results import (
     LIMITS,
+    PREDICTED,
+    Cause,
+    LedgerLine,
     Phase,
+    Predicted,
     Repeat,
     Spread,
     State,
@@ -51,7 +57,8 @@ NAMES = {
     "data_wait_s", "phases", "memory_peak_bytes", "gpu_util_pct", "power_w", "images_per_j",
     "sm_clock_mhz", "temperature_c", "throttle", "setup_s", "compile_s", "fits_batch",
     "skipped_steps", "speedup", "repeats", "loss", "accuracy", "chance", "converged",
-    "convergence", "limit", "why", "rung", "warnings",
+    "convergence", "limit", "why", "rung", "warnings", "predicted", "ledger", "ledger_base",
+    "bound", "causes",
 }  # fmt: skip
 CASE = TrainCase("resnet50", "amp", 256, "3x224x224", "nhwc", loss_scale=256.0)
 FULL = Training(
@@ -85,7 +92,23 @@ FULL = Training(
     why="kernels take 96 % of the step",
     rung="+ amp",
     warnings=(Warning("symptom", "cause", "remedy"),),
+    predicted=Predicted(
+        0.0495, (0.048, 0.051), "gpu", {"fp32": 5.9}, 21_300_000_000, ("aten.nonzero",), -1.0
+    ),
+    ledger=(
+        LedgerLine("fp32 step", 290.0, "measured"),
+        LedgerLine("convolutions", -239.5, "replayed", "250.00 to 10.50 ms"),
+        LedgerLine("residual", -0.5, "measured"),
+        LedgerLine("amp step", 50.0, "measured"),
+    ),
+    ledger_base="fp32",
+    bound=7.25,
+    causes=(
+        Cause("CUDA graph", "waits", "--graph", 12.5, {"graph": True, "loss_scale": 8.0}, 11.0),
+        Cause("TF32 is already on in the baseline", "products take 9 ms"),
+    ),
 )
+FORETOLD = Training(CASE, PREDICTED, step_units=256, predicted=FULL.predicted)
 FAILED = Training(replace(CASE, batch=4096), "failed", "out of memory", fits_batch=1024)
 
 words = st.text(max_size=8)
@@ -122,7 +145,50 @@ repeats = st.builds(
     skipped_steps=st.integers(0, 99),
 )  # fmt: skip
 ratios = st.builds(Ratio, st.floats(1e-6, 1e6), st.none() | intervals)
-trainings = st.builds(
+steps_ahead = st.builds(
+    Predicted, step_s=st.floats(1e-9, 1e6), interval_s=st.none() | intervals,
+    limit=st.sampled_from(LIMITS),
+    speedup=st.dictionaries(st.sampled_from(["fp32", "tf32"]) | words, st.floats(1e-6, 1e6),
+                            max_size=3),
+    memory_bytes=st.none() | counts, uncovered=st.lists(words, max_size=3).map(tuple),
+    error_pct=st.none() | st.floats(-100, 1e6),
+)  # fmt: skip
+
+
+@st.composite
+def ledgers(draw: st.DrawFn) -> tuple[LedgerLine, ...]:
+    """Lines that add up, from one whole step to another."""
+    terms = st.sampled_from(["convolutions", "casts", "residual"]) | words
+    sources = st.sampled_from(["measured", "replayed", "predicted"]) | words
+    first = draw(st.floats(1e-3, 1e5))
+    changes = draw(st.lists(st.floats(-first, first), max_size=6))
+    last = math.fsum([first, *changes])
+    if last <= 0:
+        changes.append(first - last)
+        last = math.fsum([first, *changes])
+    return tuple(
+        LedgerLine(draw(terms), ms, draw(sources), draw(words)) for ms in (first, *changes, last)
+    )
+
+
+settings_of_a_case = st.none() | st.booleans() | st.integers(-(2**62), 2**62) | numbers | words
+gains = st.none() | st.floats(-100, 1e30)
+causes = st.lists(
+    st.builds(
+        Cause, title=words, why=words, fix=st.just("") | st.sampled_from(["--graph"]) | words,
+        predicted_gain_pct=gains, measured_gain_pct=gains,
+        case_change=st.none() | st.dictionaries(words, settings_of_a_case, max_size=2),
+    ),
+    max_size=4,
+).map(tuple)  # fmt: skip
+
+
+foretold = st.builds(
+    Training, case=cases, status=st.just(PREDICTED), step_units=counts,
+    unit=st.sampled_from(["img", "tok"]), predicted=steps_ahead, why=st.none() | words,
+    ledger=st.just(()) | ledgers(), rung=st.none() | words, causes=causes,
+)  # fmt: skip
+ran = st.builds(
     Training, case=cases, status=st.sampled_from(["ok", "skipped", "failed"]),
     reason=st.none() | words, unit=st.sampled_from(["img", "tok", "sample"]), step_units=counts,
     steps=st.none() | step_times(),
@@ -138,7 +204,11 @@ trainings = st.builds(
     converged=st.none() | st.booleans(), convergence=st.none() | words,
     limit=st.none() | st.sampled_from(LIMITS), why=st.none() | words, rung=st.none() | words,
     warnings=st.lists(st.builds(Warning, words, words, words), max_size=2).map(tuple),
+    predicted=st.none() | steps_ahead, ledger=st.just(()) | ledgers(),
+    ledger_base=st.none() | words, bound=st.none() | st.floats(1, 1e6),
+    causes=causes,
 )  # fmt: skip
+trainings = ran | foretold
 
 
 def run_of(*found: Training, **changes: Any) -> Run:
@@ -170,12 +240,16 @@ def test_what_is_written_is_read_back(
 
 def test_every_field_is_kept(path: Path) -> None:
     """FULL sets every field, so that one that is forgotten shows."""
-    for kind in (FULL, FULL.steps, FULL.state, FULL.repeats[1], FULL.phases[1]):
+    kinds = (FULL, FULL.steps, FULL.state, FULL.repeats[1], FULL.phases[1], FULL.predicted)
+    kinds = (*kinds, FULL.causes[0])
+    for kind in kinds:
         assert kind is not None
         unset = {field.name for field in fields(kind) if getattr(kind, field.name) is None}
         assert unset <= {"reason", "fits_batch"}
     write_run(run_of(FULL, FAILED), path)
     assert read_run(path).trainings == (FULL, FAILED)
+    write_run(run_of(FORETOLD), path)
+    assert read_run(path).trainings == (FORETOLD,)
 
 
 def test_the_key_survives(path: Path) -> None:
@@ -204,6 +278,12 @@ def test_old_files_read_as_before(path: Path) -> None:
     assert "trainings" not in json.loads(path.read_text())
     for old in (Path(__file__).parent.parent / "results").glob("*/gemm-fp16.json"):
         assert read_run(old).trainings == ()
+    files = list((Path(__file__).parent.parent / "results").glob("*/*-resnet50.json"))
+    known = [one for file in files for one in read_run(file).trainings if "train" in file.name]
+    assert known
+    for one in known:
+        assert (one.predicted, one.ledger, one.ledger_base, one.bound) == (None, (), None, None)
+        assert one.causes == ()
 
 
 def test_a_list_of_another_name_is_no_way_in(path: Path) -> None:
@@ -232,6 +312,46 @@ def test_derived_values() -> None:
     assert written["loss"]["mean"] == pytest.approx(0.35)
     for name in ("images_per_s", "step_s", "times_s", "images_per_j", "data_wait_s", "accuracy"):
         assert training_to_json(FAILED)[name] is None
+
+
+def test_a_prediction_as_the_contract_writes_it() -> None:
+    written = training_to_json(FULL)
+    assert written["predicted"] == {
+        "step_s": 0.0495, "interval_s": (0.048, 0.051), "limit": "gpu", "speedup": {"fp32": 5.9},
+        "memory_bytes": 21_300_000_000, "uncovered": ("aten.nonzero",), "error_pct": -1.0,
+    }  # fmt: skip
+    assert written["ledger"][1] == {
+        "term": "convolutions", "ms": -239.5, "source": "replayed", "detail": "250.00 to 10.50 ms",
+    }  # fmt: skip
+    assert (written["ledger_base"], written["bound"]) == ("fp32", 7.25)
+    for name in ("predicted", "ledger", "ledger_base", "bound"):
+        assert training_to_json(FAILED)[name] is None
+        assert training_from_json(document() | {name: None}, "x")
+    assert FULL.predicted
+    free = replace(FULL, bound=math.inf, predicted=replace(FULL.predicted, error_pct=math.nan))
+    assert training_to_json(free)["bound"] is None
+    assert training_to_json(free)["predicted"]["error_pct"] is None
+    assert FORETOLD.predicted_per_s == pytest.approx(256 / 0.0495)
+    assert (FORETOLD.per_s, FAILED.predicted_per_s) == (None, None)
+
+
+def test_causes_as_the_contract_writes_them() -> None:
+    written = training_to_json(FULL)["causes"]
+    assert written == [
+        {"title": "CUDA graph", "why": "waits", "fix": "--graph", "predicted_gain_pct": 12.5,
+         "measured_gain_pct": 11.0, "case_change": {"graph": True, "loss_scale": 8.0}},
+        {"title": "TF32 is already on in the baseline", "why": "products take 9 ms", "fix": "",
+         "predicted_gain_pct": None, "measured_gain_pct": None, "case_change": None},
+    ]  # fmt: skip
+    assert training_to_json(FAILED)["causes"] is None
+    for nothing in (None, []):
+        assert training_from_json(document() | {"causes": nothing}, "x").causes == ()
+    old = document()
+    del old["causes"]
+    assert training_from_json(old, "x") == replace(FULL, causes=())
+    endless = replace(FULL.causes[0], predicted_gain_pct=math.inf, measured_gain_pct=math.nan)
+    (read,) = training_to_json(replace(FULL, causes=(endless,)))["causes"]
+    assert (read["predicted_gain_pct"], read["measured_gain_pct"]) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -302,6 +422,38 @@ def document() -> Any:
         (("repeats", 0, "accuracy"), 91, "accuracy is 91.0, not from 0 to 1"),
         (("repeats", 1, "train_s"), -1, "repeats[1] has steps or seconds under zero"),
         (("converged",), "yes", "converged is str"),
+        (("status",), "predicted", "status is 'predicted', with steps or without a prediction"),
+        (("predicted",), {}, "predicted.step_s is missing"),
+        (("predicted", "step_s"), 0, "predicted.step_s is 0.0"),
+        (("predicted", "interval_s"), [2, 1], "predicted.interval_s is no interval of times"),
+        (("predicted", "interval_s"), 3, "predicted.interval_s is no list"),
+        (("predicted", "limit"), "loader", "predicted.limit is 'loader'"),
+        (("predicted", "memory_bytes"), -1, "predicted.memory_bytes is -1"),
+        (("predicted", "speedup", "fp32"), -1, "predicted.speedup.fp32 is no ratio above zero"),
+        (("predicted", "uncovered", 0), None, "predicted.uncovered[0] is NoneType"),
+        (("predicted", "error_pct"), "small", "predicted.error_pct is str"),
+        (("ledger",), [{}], "ledger[0].term is missing"),
+        (("ledger",), {}, "ledger is no list"),
+        (("ledger",), [{"term": "a", "ms": 1, "source": "b"}], "does not begin and end with"),
+        (("ledger", 0, "ms"), 0, "ledger does not begin and end with a step's time"),
+        (("ledger", 3, "ms"), -50, "ledger does not begin and end with a step's time"),
+        (("ledger", 1, "ms"), -230, "ledger adds up to 59.5 ms, not 50"),
+        (("ledger", 1, "ms"), None, "ledger[1].ms is NoneType"),
+        (("ledger", 2, "detail"), 7, "ledger[2].detail is int"),
+        (("ledger", 1, "ms"), -1e300, "ledger has a time of more than 1e+15 ms"),
+        (("ledger_base",), 3, "ledger_base is int"),
+        (("bound",), 0, "bound is 0"),
+        (("causes",), {}, "causes is no list"),
+        (("causes", 0), "graph", "causes[0] is no object"),
+        (("causes", 0), {"why": "x"}, "causes[0].title is missing"),
+        (("causes", 1, "why"), None, "causes[1].why is NoneType"),
+        (("causes", 0, "fix"), ["--graph"], "causes[0].fix is list"),
+        (("causes", 0, "predicted_gain_pct"), "much", "causes[0].predicted_gain_pct is str"),
+        (("causes", 0, "predicted_gain_pct"), math.inf, "causes[0].predicted_gain_pct is inf"),
+        (("causes", 0, "measured_gain_pct"), -101, "measured_gain_pct is -101.0, less than -100"),
+        (("causes", 0, "case_change"), "graph", "causes[0].case_change is no object"),
+        (("causes", 0, "case_change", "graph"), [1], "causes[0].case_change.graph is list"),
+        (("causes", 0, "case_change", "graph"), {}, "causes[0].case_change.graph is dict"),
     ],
 )
 def test_wrong_values_are_refused_by_name(
@@ -325,7 +477,8 @@ def test_infinity_is_refused() -> None:
 
 
 def test_unknown_fields_are_passed_over() -> None:
-    data = document() | {"predicted": {"step_s": 1}, "ledger": [{}], "steps": 5, "state": None}
+    data = document() | {"forecast": {"step_s": 1}, "steps": 5, "state": None}
+    data["predicted"]["model"] = "queue"
     data["case"]["optimiser_state"] = "cold"
     assert training_from_json(data, "x") == FULL
 
@@ -356,6 +509,7 @@ def use(data: Any, path: Path) -> str | None:
         to_csv(run)
         to_markdown(run)
         bar_rows(view_of(run))
+        [waterfall_rows(waterfall(one)) for _, one in with_ledgers(view_of(run).groups)]
         compare(run, run)
     except UserError as error:
         return None if "\n" not in str(error) else "two lines"
@@ -366,7 +520,8 @@ def use(data: Any, path: Path) -> str | None:
 
 def test_any_value_of_another_type_is_refused_in_a_line_or_harmless(path: Path) -> None:
     """A file from anywhere never ends in a traceback, whichever one value in it is wrong."""
-    whole = json.loads(json.dumps(run_to_json(run_of(FULL))))
+    other = replace(FORETOLD, case=replace(CASE, recipe="fp32"))
+    whole = json.loads(json.dumps(run_to_json(run_of(FULL, other))))
     crashes: dict[str, str] = {}
     for place in places(whole["results"], ("results",)):
         for junk in (None, "text", -1, 0, 10**400, [], {"a": 1}):

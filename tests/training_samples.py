@@ -12,7 +12,11 @@ from rich.console import Console
 from microbench.report.console import print_run
 from microbench.results import TIME_DECIMALS, Ratio, Run, Warning
 from microbench.train_results import (
+    PREDICTED,
+    Cause,
+    LedgerLine,
     Phase,
+    Predicted,
     Repeat,
     Spread,
     State,
@@ -33,6 +37,19 @@ LADDER = (
 # img/s at a huge batch, the batch at half of them, accuracy lost against fp32.
 SWEPT = {"fp32": (11_000, 60, 0.0), "amp": (52_000, 900, 0.001), "fp16": (58_000, 950, 0.012)}
 WIDE = Warning("the median is known to 2.3 % only", "other work on the machine", "raise --budget")
+
+
+# Terms of a step at batch 256, in ms: fp32 and tf32 (nhwc), then amp.
+TERMS = {
+    "convolutions": (196.2, 48.9, 18.04), "matrix products": (0.61, 0.22, 0.14),
+    "normalisation": (23.6, 23.6, 12.9), "activation": (13.1, 13.1, 6.55),
+    "pooling": (1.18, 1.18, 0.66), "softmax and loss": (0.011, 0.011, 0.012),
+    "elementwise": (6.3, 6.3, 3.1), "copies": (0.02, 0.02, 0.02), "casts": (0.0, 0.0, 0.94),
+    "layout changes": (0.0, 0.0, 0.02), "optimizer": (0.45, 0.45, 0.47),
+    "loss scaler": (0.0, 0.0, 0.14), "host and launch gaps": (0.19, 0.22, 0.31),
+}  # fmt: skip
+STEPS_MS = {"fp32": 242.0, "tf32": 94.5, "amp": 42.1}
+SEEN = {"fp32": -0.3, "tf32": 0.2, "amp": 2.9}  # error of the predicted step, %
 
 
 def arm(
@@ -238,9 +255,138 @@ def networks_run() -> Run:
     return run_of(*compared(small), *amp_run().trainings, *tokens_run().trainings)
 
 
+def ledger_of(base: str, recipe: str, measured: bool = True) -> tuple[LedgerLine, ...]:
+    """From one recipe's step to the other's; a residual where the steps were measured."""
+    places = [list(STEPS_MS).index(name) for name in (base, recipe)]
+    changes = [
+        LedgerLine(
+            term,
+            ms[places[1]] - ms[places[0]],
+            "predicted" if term.startswith("host") else "replayed",
+            f"{ms[places[0]]:.2f} to {ms[places[1]]:.2f} ms",
+        )
+        for term, ms in TERMS.items()
+    ]
+    if measured:
+        ends = [STEPS_MS[name] for name in (base, recipe)]
+        rest_ms = ends[1] - ends[0] - sum(line.ms for line in changes)
+        changes.append(LedgerLine("residual", rest_ms, "measured", "measured minus predicted"))
+    else:
+        ends = [sum(ms[place] for ms in TERMS.values()) for place in places]
+    source = "measured" if measured else "predicted"
+    return (LedgerLine(f"{base} step", ends[0], source), *changes,
+            LedgerLine(f"{recipe} step", ends[1], source))  # fmt: skip
+
+
+def predicted_of(recipe: str, measured: bool = True, **changes: Any) -> Predicted:
+    """The step of a recipe as predicted, a few per cent off the measured one."""
+    found = {name: ms * (1 + SEEN[name] / 100) / 1e3 for name, ms in STEPS_MS.items()}
+    step_s = found[recipe]
+    told = Predicted(
+        step_s, (0.97 * step_s, 1.03 * step_s), "gpu",
+        {base: found[base] / step_s for base in ("fp32", "tf32")
+         if list(found).index(base) < list(found).index(recipe)},
+        int((11.6 if recipe == "amp" else 22.3) * GB), (), SEEN[recipe] if measured else None,
+    )  # fmt: skip
+    return replace(told, **changes)
+
+
+def ledger_run() -> Run:
+    """Three recipes, each predicted, measured, and accounted for."""
+    arms = [
+        arm(recipe, 256 / (ms / 1e3), predicted=predicted_of(recipe),
+            memory_peak_bytes=int((11.7 if recipe == "amp" else 22.5) * GB),
+            ledger=ledger_of("fp32", recipe) if recipe != "fp32" else (),
+            ledger_base="fp32" if recipe != "fp32" else None,
+            bound=242 / (242 - 196.81) if recipe != "fp32" else None)
+        for recipe, ms in STEPS_MS.items()
+    ]  # fmt: skip
+    return run_of(*compared(arms))
+
+
+def host_run() -> Run:
+    """A small batch: the host takes back most of what the products save, and a term is unknown."""
+    terms = {"convolutions": -9.1, "normalisation": -0.9, "casts": 0.4, "loss scaler": 0.1,
+             "host and launch gaps": 4.6, "residual": 1.2}  # fmt: skip
+    lines = [LedgerLine(term, ms, "replayed") for term, ms in terms.items()]
+    last = 17.2 + sum(terms.values())
+    ledger = (LedgerLine("fp32 step", 17.2, "measured"), *lines,
+              LedgerLine("amp step", last, "measured"))  # fmt: skip
+    case = {"batch": 16}
+    lacking = ("mylib.fancy_attention (unknown operation)", "aten.nonzero")
+    gain = {"fp32": 17.1 / 11.9}
+    told = Predicted(0.0119, (0.0107, 0.0131), "host", gain, int(1.3 * GB), lacking, -11.8)
+    base = arm("fp32", 16 / 0.0172, units=16, case=case)
+    amp = arm(
+        "amp", 16 / (last / 1e3), units=16, case=case, limit="gpu", predicted=told, ledger=ledger,
+        ledger_base="fp32", bound=3.9, memory_peak_bytes=int(1.35 * GB),
+    )  # fmt: skip
+    return run_of(*compared([base, amp]))
+
+
+def foretold(recipe: str, batch: int = 256, **changes: Any) -> Training:
+    """A training that was predicted and never run."""
+    ledger = ledger_of("fp32", "amp", measured=False) if recipe == "amp" else ()
+    told = predicted_of(recipe, measured=False)
+    scale = batch / 256
+    told = replace(
+        told, step_s=scale * told.step_s, memory_bytes=int(scale * (told.memory_bytes or 0)),
+        interval_s=told.interval_s and (scale * told.interval_s[0], scale * told.interval_s[1]),
+    )  # fmt: skip
+    return Training(**{
+        "case": TrainCase("resnet50", recipe, batch, "3x224x224", "nhwc"), "status": PREDICTED,
+        "step_units": batch, "predicted": told, "ledger": ledger if batch == 256 else (),
+        "ledger_base": "fp32" if ledger else None, "bound": 5.36 if ledger else None, **changes,
+    })  # fmt: skip
+
+
+def predicted_run() -> Run:
+    """Nothing was run."""
+    return run_of(*(foretold(recipe) for recipe in STEPS_MS),
+                  command=("python", "-m", "e2e", "predict", "resnet50", "--amp"))  # fmt: skip
+
+
+def foretold_sweep() -> Run:
+    """Several batches, none of them run."""
+    return run_of(*(foretold(recipe, batch) for batch in (64, 256, 1024) for recipe in STEPS_MS),
+                  command=("python", "-m", "e2e", "predict", "resnet50"))  # fmt: skip
+
+
+# As `e2e.predict` writes them: fixes by gain, findings, and what could not be predicted.
+CAUSES = (
+    Cause("CUDA graph", "predicted 1,839 instead of 1,185 img/s: 8.70 instead of 13.5 ms, by 4.61 "
+          "ms less in waiting for launches", "--graph", 55.17, {"graph": True}),
+    Cause("larger batch", "predicted 1,475 instead of 1,185 img/s: 10.8 instead of 13.5 ms for 16, "
+          "by 2.60 ms less in waiting for launches", "--batch 32", 24.43, {"batch": 32}),
+    Cause("pad channels to a multiple of 8", "predicted 1,228 instead of 1,185 img/s: 13.0 instead "
+          "of 13.5 ms", "pad channels to a multiple of 8", 3.65),
+    Cause("the host launches too slowly", "no kernel runs in 4.60 of 13.5 ms (34 %): the host "
+          "needs 13.4 ms to launch 1,204 ops, which the device does in 8.90 ms"),
+    Cause("products still in float32", "products that amp leaves in float32 take 1.10 of 4.10 ms "
+          "(27 %) of all products: head (1.10 ms)",
+          "call them under autocast, with no .float() or autocast(enabled=False) before them"),
+    Cause("TF32 is already on in the baseline", "products take 6.60 ms in tf32, on Tensor Cores "
+          "already, and 4.10 in amp: against fp32 the gain would be larger"),
+    Cause("torch.compile", "it cannot be traced", "--compile", None, {"compile": True}),
+)  # fmt: skip
+MEASURED_PCT = (48.95, 26.1, None, None, None, None, 31.0)
+
+
+def causes_run(measured: bool = False) -> Run:
+    """A small batch with what would help it; `measured`: some of it was tried."""
+    base, amp = host_run().trainings
+    gains = MEASURED_PCT if measured else [None] * len(CAUSES)
+    found = tuple(
+        replace(cause, measured_gain_pct=gain) for cause, gain in zip(CAUSES, gains, strict=True)
+    )
+    return run_of(base, replace(amp, causes=found))
+
+
 RUNS = {
     "amp": amp_run, "ladder": ladder_run, "memory": out_of_memory_run, "sweep": sweep_run,
     "broken": broken_run, "cpu": cpu_run, "tokens": tokens_run, "networks": networks_run,
+    "ledger": ledger_run, "host": host_run, "predicted": predicted_run, "foretold": foretold_sweep,
+    "causes": causes_run, "verified": lambda: causes_run(measured=True),
 }  # fmt: skip
 
 

@@ -92,7 +92,7 @@ def check_input(name: str, build: Callable[[], nn.Module], shape: tuple[int, ...
     """
     # small constants that a constructor computes are real
     fake = FakeTensorMode(allow_non_fake_inputs=True)
-    with warnings.catch_warnings(action="ignore"), _quiet(FAKE_LOGGER):
+    with warnings.catch_warnings(action="ignore"), quiet(FAKE_LOGGER):
         try:
             with BuildMode(fake):
                 module = build()
@@ -107,7 +107,8 @@ def check_input(name: str, build: Callable[[], nn.Module], shape: tuple[int, ...
 
 
 @contextmanager
-def _quiet(logger_name: str) -> Iterator[None]:
+def quiet(logger_name: str) -> Iterator[None]:
+    """Nothing that this logger says is heard."""
     logger = logging.getLogger(logger_name)
     was = logger.disabled
     logger.disabled = True

@@ -19,6 +19,7 @@ from microbench.report.drawing_style import (
     panel_title,
     styled,
 )
+from microbench.report.drawing_waterfall import waterfall_panels
 from microbench.report.training.arms import Group, View, is_generated, view_of, what_was_trained
 from microbench.report.training.figures import rate, ratio
 from microbench.results import Json, Run
@@ -44,18 +45,24 @@ LOST = "not converged"
 
 
 def training_chart(run: Run) -> Any:
-    """Curves where a network was trained at several batches, else bars; UserError for no times.
+    """Curves where a network was trained at several batches, else bars; under them the ledgers, as
+    waterfalls. UserError for neither.
 
     Returns an Altair chart.
     """
     view = view_of(run)
     timed = [arm for arm in run.trainings if arm.per_s]
-    if not timed:
+    falls = waterfall_panels(view)
+    if not timed and not falls:
         raise UserError("nothing to draw: the run holds no training with times")
     family = max(view.families, key=_batches)
-    if _batches(family) >= FEWEST_SIZES:
-        return styled(_curves(run, view, family))
-    return styled(_bars(run, view))
+    if not timed:
+        found = library().vconcat(*falls, spacing=24).properties(title=_heading(run, []))
+        return styled(found)
+    chart = _curves(run, view, family) if _batches(family) >= FEWEST_SIZES else _bars(run, view)
+    if falls:
+        chart = library().vconcat(chart, *falls, spacing=36).resolve_scale(color="independent")
+    return styled(chart)
 
 
 def _batches(family: Sequence[Group]) -> int:
@@ -67,10 +74,11 @@ def _heading(run: Run, reading: Sequence[str]) -> Any:
     title, *conditions = what_was_trained(run)[1:]
     device = words.clean(run.device.get("name") or "unknown device")
     torch = words.clean(run.software.get("torch", ""))
-    measured = f"measured {words.clean(run.started_at[:10])}"
+    ran = any(arm.steps for arm in run.trainings)
+    measured = f"{'measured' if ran else 'predicted'} {words.clean(run.started_at[:10])}"
     told = [*conditions, *([f"torch {torch}"] if torch else []), measured]
     return library().TitleParams(
-        f"training {title} on {device}",
+        f"{'training' if ran else 'predicted training of'} {title} on {device}",
         subtitle=[", ".join(told), *reading],
         fontSize=18, subtitleFontSize=12, subtitleColor=FAINT, color=INK,
         anchor="start", offset=16, subtitlePadding=6,

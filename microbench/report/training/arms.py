@@ -7,12 +7,12 @@ when it differs between groups only, in an arm's name when it differs within a g
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from microbench.report import words
 from microbench.results import Run
 from microbench.stats import excludes_one
-from microbench.train_results import VARIED, TrainCase, Training
+from microbench.train_results import PREDICTED, VARIED, TrainCase, Training
 
 BASELINES = {"fp32": ("fp32", "O0"), "tf32": ("tf32",)}  # and the recipes that can stand for each
 LADDER = ("previous", "first")
@@ -83,6 +83,15 @@ class View:
             return (rung if start else f"+ {rung.removeprefix('+').lstrip()}") or "-"
         parts = [words.clean(training.case.recipe), *in_words(training.case, self.within)]
         return " ".join(part for part in parts if part) or "-"
+
+    def only(self, wanted: Callable[[Training], bool]) -> View:
+        """The view with these arms alone; settings are said where they are said of all."""
+        groups = [
+            Group(group.title, tuple(filter(wanted, group.arms)))
+            for group in self.groups
+            if any(map(wanted, group.arms))
+        ]
+        return replace(self, groups=tuple(groups))
 
     @property
     def compared(self) -> tuple[str, ...]:
@@ -172,13 +181,14 @@ def what_was_trained(run: Run) -> list[str]:
             parts.append(words.count(len(values), "network"))
         elif values:
             parts.append(" or ".join(values))
-    return ["train", *parts]
+    return ["train" if any(map(was_run, run.trainings)) else "predict", *parts]
 
 
 def is_base(arm: Training, name: str, group: Group) -> bool:
     """Whether the arm is what others of its group are compared with under this name."""
     if name in LADDER:
-        return arm is next((other for other in group.arms if other.steps), None)
+        stands = (other for other in group.arms if other.steps or other.status == PREDICTED)
+        return arm is next(stands, None)
     return arm.case.recipe in BASELINES.get(name, (name,))
 
 
@@ -197,6 +207,17 @@ def reference(training: Training, name: str, group: Group) -> Training | None:
 def is_generated(case: TrainCase) -> bool:
     """Whether numbers of the case come from generated data."""
     return case.loader in GENERATED
+
+
+def place(training: Training) -> str:
+    """ "resnet50, batch 256", with the data where nobody collected it."""
+    names = ["network", "batch", *(["loader"] if is_generated(training.case) else [])]
+    return ", ".join(in_words(training.case, names))
+
+
+def was_run(training: Training) -> bool:
+    """Whether the arm was more than predicted; it may have failed."""
+    return training.status != PREDICTED
 
 
 def reason(training: Training) -> str:

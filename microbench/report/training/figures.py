@@ -9,6 +9,7 @@ from microbench.results import Ratio
 from microbench.stats import excludes_one
 
 NOUNS = {"img": "images", "tok": "tokens", "sample": "samples"}
+LIMITERS = {"gpu": "the GPU", "host": "the host", "data": "data"}
 NEAR_PCT = 5.0  # ratios this near to 1 are told to a tenth of a per cent, or in per cent
 _LARGE = 1e8  # beyond it all digits say less than an exponent
 
@@ -44,6 +45,11 @@ def spread(pair: tuple[float, float] | None, several: bool, scale: float = 1.0) 
 def noun(unit: str) -> str:
     """ "images" for "img"."""
     return NOUNS.get(unit, words.clean(unit))
+
+
+def limiter(limit: str) -> str:
+    """ "the GPU" for "gpu"."""
+    return LIMITERS.get(limit, words.clean(limit))
 
 
 def joined(parts: list[str]) -> str:

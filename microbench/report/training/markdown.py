@@ -11,29 +11,114 @@ from microbench.report.training.arms import (
     is_generated,
     reason,
     view_of,
+    was_run,
     what_was_trained,
 )
+from microbench.report.training.causes import (
+    FINDINGS,
+    FIXES,
+    causes_title,
+    explanation,
+    findings,
+    fix_words,
+    fixes,
+    gain_cells,
+    title_words,
+    verified,
+    with_causes,
+)
 from microbench.report.training.figures import gigabytes, milliseconds, rate, spread
+from microbench.report.training.ledger import account, ledger_title, waterfall, with_ledgers
+from microbench.report.training.predictions import (
+    ALONE_TITLE,
+    BESIDE_TITLE,
+    alone,
+    beside,
+    uncovered,
+)
 from microbench.report.training.table import busy_pct, ratio_cells
 from microbench.results import Run
 from microbench.train_results import Training
+
+LEFT = ("", "recipe", "rung", "limited by", "learnt", "term", "source", "detail",
+        "fix", "finding", "why")  # fmt: skip
 
 
 def training_table(run: Run) -> str:
     """One row an arm or a ladder's rung, in the order measured; what has no times says why.
 
     Columns that no arm fills are left out, and so is what all arms share: that is the caption's.
+    Predictions, ledgers, fixes and findings follow, in tables of their own.
     """
     view = view_of(run)
-    compared = view.compared
-    header = _header(run, view, compared)
-    rows = [_cells(arm, group, view, compared) for group in view.groups for arm in group.arms]
+    return "\n".join([*_measured(run, view), *_predicted(view), *_ledgers(view), *_causes(view)])
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The table without its empty columns."""
     kept = [i for i in range(len(header)) if any(row[i] for row in rows)]
-    left = ("", "recipe", "rung", "limited by", "learnt")
-    rule = ["---" if header[i] in left else "---:" for i in kept]
+    rule = ["---" if header[i] in LEFT else "---:" for i in kept]
     lines = [[header[i] for i in kept], rule, *([row[i] for i in kept] for row in rows)]
     return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n"
                    for line in lines)  # fmt: skip
+
+
+def _measured(run: Run, view: View) -> list[str]:
+    compared, ran = view.compared, view.only(was_run)
+    rows = [_cells(arm, group, view, compared) for group in ran.groups for arm in group.arms]
+    return [_table(_header(run, view, compared), rows)] if rows else []
+
+
+def _predicted(view: View) -> list[str]:
+    found: list[str] = []
+    for title, rows in ((BESIDE_TITLE, beside(view)), (ALONE_TITLE, alone(view))):
+        header = ["", *(column.title.replace("\n", " ") for column in rows.columns)]
+        cells = [
+            [group.title, *rows.cells(arm, group)]
+            for group in rows.view.groups
+            for arm in group.arms
+        ]
+        lacking = "".join(f"\n{note}.\n" for note in uncovered(rows.view, details=True))
+        pairs = "; two values: predicted / measured" * (title == BESIDE_TITLE)
+        found += [f"{title}{pairs}:\n\n{_table(header, cells)}{lacking}"] if cells else []
+    return found
+
+
+def _ledgers(view: View) -> list[str]:
+    """Each ledger with all of its terms."""
+    found: list[str] = []
+    for group, arm in with_ledgers(view.groups):
+        bars = waterfall(arm, fold=False).bars
+        details = [words.clean(line.detail) for line in arm.ledger]
+        details[-1:-1] = [""] * (len(bars) - len(details))
+        rows = [
+            [bar.term, bar.text, bar.source, detail]
+            for bar, detail in zip(bars, details, strict=True)
+        ]
+        table = _table(["term", "ms", "source", "detail"], rows)
+        said = "".join(f"\n{sentence}\n" for sentence in account(arm, view.label(arm)))
+        found.append(f"{ledger_title(view, group, arm)}:\n\n{table}{said}")
+    return found
+
+
+def _causes(view: View) -> list[str]:
+    """The fixes of each training, ranked, and its findings."""
+    found: list[str] = []
+    for group, arm in with_causes(view.groups):
+        header = ["", "fix", "predicted gain", "measured gain", "difference in points", "why"]
+        rows = [
+            [str(place), fix_words(fix), *gain_cells(fix), explanation(fix)]
+            for place, fix in enumerate(fixes(arm), 1)
+        ]
+        if rows:
+            said = f"\n{verified(arm)}.\n" * bool(verified(arm))
+            title = causes_title(FIXES, view, group, arm)
+            found.append(f"{title}\n\n{_table(header, rows)}{said}")
+        rows = [[title_words(cause), words.clean(cause.why)] for cause in findings(arm)]
+        if rows:
+            title = causes_title(FINDINGS, view, group, arm)
+            found.append(f"{title}\n\n{_table(['finding', 'why'], rows)}")
+    return found
 
 
 def training_caption(run: Run) -> str:

@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from microbench.report import notes, words
-from microbench.report.training import costs
-from microbench.report.training.arms import View, view_of
+from microbench.report.training import costs, predictions
+from microbench.report.training.arms import View, view_of, was_run
+from microbench.report.training.cause_lines import cause_sections
 from microbench.report.training.chart import train_chart
 from microbench.report.training.learning import learning_table, learning_title
 from microbench.report.training.table import notes as table_notes
 from microbench.report.training.table import reasons, train_table
 from microbench.report.training.verdict import verdict
+from microbench.report.training.waterfall import waterfall_sections
 from microbench.results import Run
 
 Section = tuple[str, Sequence[Text]]
@@ -25,19 +27,34 @@ def training_sections(run: Run, width: int, *, details: bool = False) -> list[Se
     `details` adds the state of the device and why each step takes what it takes.
     """
     view = view_of(run)
-    table = train_table(view, width)
-    below = [*table_notes(view, table, width), *costs.setups(view)]
+    ran = view.only(was_run)
+    table = train_table(ran, width)
+    below = [*table_notes(ran, table, width), *costs.setups(view)]
     return [
-        ("", [*table.lines, *below]),
+        ("", [*table.lines, *below] if ran.groups else []),
         ("Reasons in full", reasons(view, table.cut)),
+        (predictions.ALONE_TITLE, predictions.alone_table(view, width, details=details)),
         (learning_title(run), learning_table(view, width)),
         (costs.phases_title(view), costs.phases_table(view, width)),
         (costs.STATES_TITLE, costs.states(view) if details else []),
         ("Why a step takes what it takes", costs.whys(view) if details else []),
+        (predictions.BESIDE_TITLE, predictions.beside_table(view, width, details=details)),
         ("", train_chart(view, width)),
+        *_accounts(view, width, details),
         ("In short", _in_short(run)),
         ("Warnings", notes.told_once(_warnings(run, view))),
     ]
+
+
+def _accounts(view: View, width: int, details: bool) -> list[Section]:
+    """Training by training: its ledger, its fixes, its findings."""
+    parts = [
+        *waterfall_sections(view, width, details=details),
+        *cause_sections(view, width, details=details),
+    ]
+    arms = [arm for group in view.groups for arm in group.arms]
+    place = {id(arm): i for i, arm in enumerate(arms)}
+    return [section for _, section in sorted(parts, key=lambda part: place[id(part[0])])]
 
 
 def _in_short(run: Run) -> list[Text]:

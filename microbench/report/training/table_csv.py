@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, fields
 
+from microbench.report.training.predictions import error_pct
 from microbench.results import Ratio
 from microbench.train_results import TrainCase, Training
 
@@ -21,6 +22,7 @@ COLUMNS = (
     "skipped_steps", "accuracy_mean", "accuracy_std", "loss_mean", "loss_std", "train_mean_s",
     "train_std_s", "repeats", "seeds", "chance", "converged", "convergence", "limit", "why",
     *(f"speedup_{name}{end}" for name in BASELINES for end in ("", "_low", "_high")),
+    "predicted_step_s", "predicted_error_pct",
 )  # fmt: skip
 PLAIN = (
     "rung", "status", "reason", "unit", "step_units", "step_s", "memory_peak_bytes", "fits_batch",
@@ -39,6 +41,8 @@ def training_row(training: Training) -> dict[str, Cell]:
         **_state(training),
         **_learning(training),
         **_speedups(training),
+        "predicted_step_s": training.predicted.step_s if training.predicted else None,
+        "predicted_error_pct": error_pct(training),
     }
 
 

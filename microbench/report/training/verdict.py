@@ -14,11 +14,16 @@ from microbench.report.training.arms import (
     differs,
     in_words,
     is_generated,
+    place,
     reason,
     reference,
     view_of,
+    was_run,
 )
+from microbench.report.training.causes import cause_sentences
 from microbench.report.training.figures import faster, joined, noun, rate, spread, times
+from microbench.report.training.ledger import ledger_sentences
+from microbench.report.training.prediction_words import prediction_sentences
 from microbench.report.training.table import busy_pct
 from microbench.results import Run
 from microbench.train_results import Training
@@ -41,6 +46,9 @@ def verdict(run: Run) -> list[str]:
         lines += _accuracies(view, family)
         if run.device.get("kind") == "cuda":
             lines += _waiting(view, family)
+        lines += prediction_sentences(view, family)
+        lines += ledger_sentences(view, family)
+        lines += cause_sentences(view, family)
     return lines
 
 
@@ -65,18 +73,12 @@ def _gains(view: View, family: Sequence[Group]) -> list[str]:
     if not lines and timed:
         best = max(timed, key=lambda arm: arm.per_s or 0.0)
         lines = [f"{view.label(best)} trains {rate(best.per_s or 0.0)} {words.clean(best.unit)}/s "
-                 f"({_place(best)})."]  # fmt: skip
+                 f"({place(best)})."]  # fmt: skip
     return lines
 
 
 def _group_of(arm: Training, family: Sequence[Group]) -> Group:
     return next(group for group in family if any(arm is other for other in group.arms))
-
-
-def _place(arm: Training) -> str:
-    """ "resnet50, batch 256", with the data where nobody collected it."""
-    names = ["network", "batch", *(["loader"] if is_generated(arm.case) else [])]
-    return ", ".join(in_words(arm.case, names))
 
 
 def _gain(view: View, arm: Training, compared: Sequence[str], group: Group) -> str:
@@ -87,10 +89,10 @@ def _gain(view: View, arm: Training, compared: Sequence[str], group: Group) -> s
     label = view.label(arm)
     if not seen:
         extra = _extras(view, arm, known, group)
-        return f"{label}: no difference seen against {joined(unseen)} ({_place(arm)}){extra}."
+        return f"{label}: no difference seen against {joined(unseen)} ({place(arm)}){extra}."
     clauses = joined([f"{faster(arm.speedup[name])} than {view.title(name)}" for name in seen])
     also = f"; no difference seen against {joined(unseen)}" if unseen else ""
-    return f"{label} trains {clauses} ({_place(arm)}){_extras(view, arm, seen, group)}{also}."
+    return f"{label} trains {clauses} ({place(arm)}){_extras(view, arm, seen, group)}{also}."
 
 
 def _seen(arm: Training, name: str) -> bool:
@@ -119,23 +121,23 @@ def _gain_by_batch(view: View, timed: Sequence[Training], compared: Sequence[str
     """ "amp trains 2.1 ±0.1 (batch 128) to 5.8 ±0.1 (batch 2048) times as fast as fp32"."""
     label = view.label(timed[0])
     names = ["network", *(["loader"] if is_generated(timed[0].case) else [])]
-    place = ", ".join(in_words(timed[0].case, names))
+    where = ", ".join(in_words(timed[0].case, names))
     if not any(_seen(arm, name) for arm in timed for name in compared if name in arm.speedup):
         unseen = joined([view.title(name) for name in compared])
-        return f"{label}: no difference seen against {unseen} at any batch ({place})."
+        return f"{label}: no difference seen against {unseen} at any batch ({where})."
     clauses: list[str] = []
     for name in compared:
         ratios = [(arm.speedup[name], arm.case.batch) for arm in timed if name in arm.speedup]
         low, high = (pick(ratios, key=lambda pair: pair[0].ratio) for pick in (min, max))
         ends = [f"{times(ratio)} (batch {batch})" for ratio, batch in (low, high)]
         clauses.append(f"{' to '.join(dict.fromkeys(ends))} times as fast as {view.title(name)}")
-    return f"{label} trains {joined(clauses)} ({place})."
+    return f"{label} trains {joined(clauses)} ({where})."
 
 
 def _no_gain(view: View, arm: Training) -> str:
     """What a recipe that does not learn does instead of gaining."""
     label, why = view.label(arm), words.clean(arm.convergence or "no reason given")
-    lost = f"did not converge ({why}; {_place(arm)})"
+    lost = f"did not converge ({why}; {place(arm)})"
     name = next((name for name in ("fp32", "first", "tf32") if name in arm.speedup), None)
     if name is None or not _seen(arm, name) or arm.speedup[name].ratio <= 1:
         return f"{label} {lost}."
@@ -154,7 +156,7 @@ def _ladder(view: View, group: Group) -> list[str]:
     last = next((arm for arm in reversed(sound) if "first" in arm.speedup), None)
     if last is not None:
         gain = faster(last.speedup["first"]) if _seen(last, "first") else "no difference seen"
-        lines.append(f"From {view.label(timed[0])} to {view.label(last)}: {gain} ({_place(last)})"
+        lines.append(f"From {view.label(timed[0])} to {view.label(last)}: {gain} ({place(last)})"
                      f"{_extras(view, last, ['first'], group)}.")  # fmt: skip
     lines += _steps(view, sound)
     return [*lines, *(_no_gain(view, arm) for arm in timed if arm.converged is False)]
@@ -185,7 +187,7 @@ def _steps(view: View, sound: Sequence[Training]) -> list[str]:
 def _missing(view: View, family: Sequence[Group]) -> list[str]:
     lines: list[str] = []
     for label, arms in view.curves(family).items():
-        without = [arm for arm in arms if arm.steps is None and arm.status != "ok"]
+        without = [arm for arm in arms if arm.steps is None and arm.status != "ok" and was_run(arm)]
         if without:
             batches = words.listed([str(arm.case.batch) for arm in without], MOST_NAMED)
             lines.append(f"  {label} was not measured at batch {batches}: {reason(without[0])}.")
@@ -208,7 +210,7 @@ def _accuracies(view: View, family: Sequence[Group]) -> list[str]:
                 parts.append(f"{view.label(arm)} {text}{' %' * by_accuracy}")
         if parts:
             what = "Mean accuracy" if by_accuracy else "Mean loss"
-            lines.append(f"{what} on held-out data ({_place(group.arms[0])}): "
+            lines.append(f"{what} on held-out data ({place(group.arms[0])}): "
                          f"{words.listed(parts, 8)}.")  # fmt: skip
     return [*lines, *_unjudged(view, family)]
 

@@ -1,0 +1,150 @@
+"""Joins what was foretold with what was measured: errors, speed-ups, the ledger, and causes.
+
+Pure functions of both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from e2e.gains import baselines
+from e2e.predict.causes import Counterfactual, as_options, causes
+from e2e.predict.fixes import Change
+from e2e.predict.foretold import Foretold
+from e2e.predict.ledger import Step, bound, ledger
+from microbench.train_results import Cause, Predicted, TrainCase, Training
+from microbench.values import Warning
+
+
+def with_predictions(
+    trainings: Sequence[Training], foretold: Mapping[str, Foretold]
+) -> list[Training]:
+    """The trainings of one comparison with their predictions, and ledgers from their baselines."""
+    known = [t.case for t in trainings if _told(t.case, foretold)]
+    by_case = {training.case: training for training in trainings}
+    found: list[Training] = []
+    for training in trainings:
+        told = _told(training.case, foretold)
+        if told is None:
+            found.append(training)
+            continue
+        others = baselines(training.case, known)
+        notes = tuple(_warning(note) for note in foretold[training.case.key].notes)
+        training = replace(
+            training,
+            predicted=_predicted(training, told, others, foretold),
+            warnings=(*training.warnings, *notes),
+        )
+        base = others.get("fp32") or others.get("tf32")
+        if base is not None:
+            training = _with_ledger(training, by_case[base], foretold)
+        found.append(training)
+    return found
+
+
+def _warning(note: str) -> Warning:
+    return Warning(
+        f"the prediction was {note}",
+        "fake tensors cannot follow what depends on values",
+        "nothing to do: the step was recorded once, its operations were timed as always",
+    )
+
+
+def _told(case: TrainCase, foretold: Mapping[str, Foretold]) -> Predicted | None:
+    told = foretold.get(case.key)
+    return told.predicted if told else None
+
+
+def _predicted(
+    training: Training,
+    told: Predicted,
+    others: Mapping[str, TrainCase],
+    foretold: Mapping[str, Foretold],
+) -> Predicted:
+    speedup: dict[str, float] = {}
+    for name, case in others.items():
+        base = _told(case, foretold)
+        if base is not None:
+            speedup[name] = base.step_s / told.step_s
+    measured_s = training.step_s
+    error_pct = (told.step_s / measured_s - 1) * 100 if measured_s else None
+    return replace(told, speedup=speedup, error_pct=error_pct)
+
+
+def _with_ledger(training: Training, base: Training, foretold: Mapping[str, Foretold]) -> Training:
+    steps = [_step(one, foretold[one.case.key]) for one in (base, training)]
+    names = (base.case.recipe, training.case.recipe)
+    return replace(
+        training,
+        ledger=ledger(steps[0], steps[1], names),
+        ledger_base=base.case.recipe,
+        bound=bound(steps[0]),
+    )
+
+
+def _step(training: Training, told: Foretold) -> Step:
+    assert told.simulated is not None
+    return Step(told.ops, told.simulated, training.step_s)
+
+
+# ---------------------------------------------------------------- causes
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A change to a case, and what is foretold of the case as changed."""
+
+    change: Change
+    told: Foretold
+
+
+def with_causes(
+    training: Training,
+    trainings: Sequence[Training],
+    foretold: Mapping[str, Foretold],
+    tried: Sequence[Tried] = (),
+) -> Training:
+    """The training with fixes, ranked, and findings, from the numbers of its comparison.
+
+    `tried` are counterfactuals of this training; those that could not be predicted come last.
+    """
+    told = foretold[training.case.key]
+    known = [t.case for t in trainings if _told(t.case, foretold)]
+    others = baselines(training.case, known)
+    base = others.get("fp32") or others.get("tf32")
+    by_case = {one.case: one for one in trainings}
+    units = training.step_units
+    found = causes(
+        _step(training, told),
+        _step(by_case[base], foretold[base.key]) if base else None,
+        units,
+        [
+            Counterfactual(one.change.name, one.change.fields, step, _units(training, one))
+            for one in tried
+            if (step := _told_step(one.told))
+        ],
+        recipe=training.case.recipe,
+        base_recipe=base.recipe if base else "",
+        unit=training.unit,
+    )
+    untold = [
+        Cause(
+            one.change.name,
+            one.told.reason or "",
+            as_options(one.change.fields),
+            None,
+            one.change.fields,
+        )
+        for one in tried
+        if one.told.predicted is None
+    ]
+    return replace(training, causes=(*found, *untold))
+
+
+def _told_step(told: Foretold) -> Step | None:
+    return Step(told.ops, told.simulated) if told.simulated else None
+
+
+def _units(training: Training, one: Tried) -> int:
+    return training.step_units * one.told.case.batch // training.case.batch

@@ -1,0 +1,107 @@
+"""Times of the calls that a step is made of: from disk or measured now, each distinct one once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from e2e.predict.recorder import TracedOp
+from e2e.predict.replay import Counted, CpuStopwatch, CudaStopwatch, OpTime, Stopwatch
+from e2e.predict.store import Store
+from e2e.predict.trace import Trace
+from e2e.recipes import recipe_of, switch_process
+from kernels.aten import CannotReplay, Pool, kind_of, materialise, reserve
+from kernels.case import Target
+from microbench.train_results import TrainCase
+
+TOO_LARGE = "it alone needs more memory than there is"
+
+
+@dataclass(frozen=True)
+class Times:
+    """What is known of a trace's calls, by `key_of`: their times, or why there is none."""
+
+    known: Mapping[str, OpTime]
+    problems: Mapping[str, str]
+
+
+class Calls:
+    """Measures calls on one device and keeps their times."""
+
+    def __init__(self, target: Target, store: Store) -> None:
+        self.device = torch.device(target.torch_device)
+        self.store = store
+        cuda = target.kind == "cuda"
+        self._stopwatch: Stopwatch = CudaStopwatch(target) if cuda else CpuStopwatch()
+
+    def times(self, traced: Trace) -> Times:
+        """Of every call that launches something."""
+        keys = [key_of(traced.case, op) for op in traced.ops if not is_view(op)]
+        calls = {key_of(traced.case, op): op for op in traced.ops if not is_view(op)}
+        known = {key: time for key in calls if (time := self.store.get(key)) is not None}
+        missing = {key: op for key, op in calls.items() if key not in known}
+        switch_process(recipe_of(traced.case), self.device.type)
+        counted, problems = self._made(missing, Counter(keys))
+        found = dict(zip(counted, self._stopwatch.times(list(counted.values())), strict=True))
+        new = {key: time for key, time in found.items() if isinstance(time, OpTime)}
+        problems |= {key: why for key, why in found.items() if isinstance(why, str)}
+        self.store.add(new)
+        return Times(known | new, problems)
+
+    def _made(
+        self, ops: Mapping[str, TracedOp], counts: Mapping[str, int]
+    ) -> tuple[dict[str, Counted], dict[str, str]]:
+        """The calls ready to launch, in the step's order, and why others are not."""
+        counted: dict[str, Counted] = {}
+        problems: dict[str, str] = {}
+        pool = self._pool(dict(ops), problems)
+        for key in ops.keys() - problems.keys():
+            try:
+                replay = materialise(ops[key].call, self.device, pool)
+            except (CannotReplay, torch.OutOfMemoryError) as problem:
+                problems[key] = _in_words(problem)
+                continue
+            counted[key] = Counted(replay, counts[key], kind(ops[key]) == "product")
+        return {key: counted[key] for key in ops if key in counted}, problems
+
+    def _pool(self, ops: dict[str, TracedOp], problems: dict[str, str]) -> Pool:
+        """Memory for the largest call; calls that the device cannot hold become problems."""
+        while True:
+            pool = Pool(self.device)
+            try:
+                reserve([op.call for op in ops.values()], pool)
+            except torch.OutOfMemoryError:
+                largest = max(ops, key=lambda key: _bytes(ops[key]))
+                del ops[largest]
+                problems[largest] = TOO_LARGE
+                continue
+            return pool
+
+
+def key_of(case: TrainCase, op: TracedOp) -> str:
+    """A call, and the one switch of the process that changes how it runs."""
+    tf32 = recipe_of(case).tf32 and kind(op) == "product"
+    return f"tf32 {op.call.key}" if tf32 else op.call.key
+
+
+def kind(op: TracedOp) -> str:
+    """What sort of work the op is."""
+    return kind_of(op.call, op.outputs)
+
+
+def is_view(op: TracedOp) -> bool:
+    """Whether it launches nothing."""
+    return kind(op) == "view"
+
+
+def _bytes(op: TracedOp) -> int:
+    return sum(tensor.bytes for tensor in op.call.tensors)
+
+
+def _in_words(problem: Exception) -> str:
+    if isinstance(problem, torch.OutOfMemoryError):
+        return TOO_LARGE
+    return str(problem).partition("\n")[0]

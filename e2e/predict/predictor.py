@@ -1,0 +1,170 @@
+"""Predicts steps that were never run: trace, measure the calls one by one, simulate the queue."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+
+from e2e.learner import Learner
+from e2e.networks import Network
+from e2e.networks.network import written
+from e2e.predict.calls import Calls, Times, key_of, kind
+from e2e.predict.foretold import Foretold
+from e2e.predict.framework import Framework, Sample, fitted, small_networks
+from e2e.predict.memory import peak_bytes
+from e2e.predict.model import OpCost, simulate
+from e2e.predict.recorder import TracedOp
+from e2e.predict.replay import OpTime
+from e2e.predict.store import Store
+from e2e.predict.trace import CannotTrace, Trace, fixed_feed, trace, trace_real
+from e2e.recipes import cannot_run, recipe_of
+from e2e.steps import CpuSteps, host_time
+from kernels.case import Target
+from microbench.stats import median
+from microbench.train_results import Predicted, TrainCase
+
+GPU_ERROR = 0.03  # of a step that the device limits: the most that validation allows
+HOST_ERROR = 0.10  # of one that the host limits: its time varies as much between runs
+GRAPH_HOST_S = 1.5e-3  # that launching a captured step takes (ResNet-50 on an H200's host)
+COMPILED = "a compiled step runs kernels that no trace shows: predicted steps are eager or captured"
+SMALL_CLASSES = 8
+FRAMEWORK_STEPS = 5
+
+Announce = Callable[[str, str], None]
+
+
+class Predictor:
+    """Predicts cases of one network on one device; calls are measured once."""
+
+    def __init__(
+        self, network: Network, target: Target, classes: int, store: Store, *, allow_run: bool
+    ) -> None:
+        self.network, self.classes = network, classes
+        self.target, self.device = target, torch.device(target.torch_device)
+        self.cuda = target.kind == "cuda"
+        self.allow_run = allow_run
+        self._calls = Calls(target, store)
+        self._framework: Framework | None = None
+
+    def foretell(self, case: TrainCase, announce: Announce) -> Foretold:
+        """The step of a case, or why it cannot be told. Nothing of the network runs."""
+        reason = self._cannot(case)
+        if reason:
+            return Foretold(case, reason=reason)
+        announce(case.key, "tracing")
+        try:
+            traced, notes = self._traced(case)
+        except CannotTrace as problem:
+            return Foretold(case, reason=f"cannot be traced: {problem}")
+        announce(case.key, "measuring its operations one by one")
+        times = self._calls.times(traced)
+        if self._framework is None:
+            announce(case.key, "measuring what the host does around operations")
+            self._framework = self._calibrated()
+        if self.cuda:
+            torch.cuda.empty_cache()  # what comes next finds the memory as it was
+        return self._told(traced, times, notes, self._framework)
+
+    def _cannot(self, case: TrainCase) -> str | None:
+        if case.compile:
+            return COMPILED
+        return cannot_run(recipe_of(case), self.target.kind, self.target.capability)
+
+    def _traced(self, case: TrainCase) -> tuple[Trace, tuple[str, ...]]:
+        try:
+            return trace(self.network, case, self.device, self.classes), ()
+        except CannotTrace as problem:
+            if not self.allow_run:
+                raise CannotTrace(f"{problem}; --allow-run records a real step") from problem
+            real = trace_real(self.network, case, self.device, self.classes)
+            return real, (f"recorded from a real step, because fake tensors failed: {problem}",)
+
+    # ------------------------------------------------------------ the host
+
+    def _calibrated(self) -> Framework:
+        """Fitted to small networks: what the host does beside the calls."""
+        samples: list[Sample] = []
+        for small in small_networks():
+            for recipe in ("fp32", "amp") if self.cuda else ("fp32",):
+                samples.append(self._sample(small, recipe))
+        return fitted(samples)
+
+    def _sample(self, small: Network, recipe: str) -> Sample:
+        case = TrainCase(small.name, recipe, small.batch, written(small.input), "nchw")
+        traced = trace(small, case, self.device, SMALL_CLASSES)
+        times = self._calls.times(traced).known
+        calls_s = sum(
+            self._alone_s(times[key]) for op in traced.ops if (key := key_of(case, op)) in times
+        )
+        learner = Learner(small, case, recipe_of(case), self.device, seed=1)
+        feed = fixed_feed(small, case, self.device, SMALL_CLASSES)
+
+        def step() -> None:
+            learner.step(feed)
+
+        for _ in range(FRAMEWORK_STEPS):
+            step()
+        if self.cuda:
+            return Sample(traced, host_time(step), calls_s)
+        return Sample(traced, median(CpuSteps().block(step, FRAMEWORK_STEPS).times_s), calls_s)
+
+    def _alone_s(self, time: OpTime) -> float:
+        return time.host_s if self.cuda else time.gpu_s
+
+    # ------------------------------------------------------------ the step
+
+    def _told(
+        self,
+        traced: Trace,
+        times: Times,
+        notes: Sequence[str],
+        framework: Framework,
+    ) -> Foretold:
+        case = traced.case
+        ops = tuple(self._cost(case, op, times.known) for op in traced.ops)
+        simulated = simulate(
+            ops, framework_s=framework.of(traced), captured=case.graph,
+            graph_host_s=GRAPH_HOST_S if case.graph else None,
+        )  # fmt: skip
+        error = GPU_ERROR
+        if simulated.limit == "host":
+            error = max(HOST_ERROR, 2 * framework.error)
+        scratch = {
+            op.call.key: times.known[key].scratch_bytes
+            for op in traced.ops
+            if (key := key_of(case, op)) in times.known
+        }
+        predicted = Predicted(
+            simulated.step_s,
+            (simulated.step_s * (1 - error), simulated.step_s * (1 + error)),
+            simulated.limit if self.cuda else None,
+            {},
+            peak_bytes(traced, scratch) if self.cuda else None,
+            tuple(_uncovered(_missing(traced, times))),
+        )
+        return Foretold(case, predicted, simulated, ops, None, tuple(notes))
+
+    def _cost(self, case: TrainCase, op: TracedOp, times: Mapping[str, OpTime]) -> OpCost:
+        time = times.get(key_of(case, op), OpTime(0.0, 0.0))
+        tensors = op.call.tensors
+        return OpCost(
+            kind(op), op.phase, op.layer, time.gpu_s, time.host_s,
+            waits=op.waits or not self.cuda,  # a CPU's host is its device
+            conversion_s=time.conversion_s,
+            name=op.call.name,
+            dtype=tensors[0].dtype if tensors else "",
+        )  # fmt: skip
+
+
+def _missing(traced: Trace, times: Times) -> Iterable[tuple[str, str]]:
+    for op in traced.ops:
+        reason = times.problems.get(key_of(traced.case, op))
+        if reason:
+            yield op.call.name, reason
+
+
+def _uncovered(missing: Iterable[tuple[str, str]]) -> list[str]:
+    counted = Counter(missing)
+    return [f"{count} x {name}: {reason}" for (name, reason), count in counted.items()]

@@ -1,0 +1,206 @@
+"""Records the ATen calls of a training step, seen below autograd, and the memory they hold."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from kernels.aten import Call, TensorSpec, describe, spec_of
+from microbench.layers.networks import following
+
+LAST_PHASE = "optimizer"  # of what comes after the last mark of a step
+SCALED = "backward"  # after this phase the loss scaler looks at the gradients
+SKIPPED = ("prim.", "profiler.")  # questions and notes: no arithmetic, no launch
+READS = "aten._local_scalar_dense.default"  # a value that Python reads: the host waits for it
+BATCH_NORM = "aten.native_batch_norm.default"
+BLOCK_BYTES = 512  # torch's caching allocator rounds up to this
+
+autograd: Any = torch._C  # pyright: ignore[reportPrivateUsage]
+
+
+@dataclass(frozen=True)
+class TracedOp:
+    """One ATen call of a step, in order of launch.
+
+    `layer` is the path of the module that made it, forward or backward, "" outside of all modules.
+    `waits`: the host waits for the device here. `noted`: autograd notes it for the backward pass.
+    `allocated` bytes are of new storages that it returns, `freed` those let go since the call
+    before.
+    """
+
+    call: Call
+    outputs: tuple[TensorSpec, ...]
+    phase: str
+    layer: str
+    waits: bool
+    noted: bool
+    allocated: int
+    freed: int
+
+
+class Storages:
+    """Which storages are alive: told of every tensor, it notices when one is let go."""
+
+    def __init__(self) -> None:
+        self.alive: dict[int, tuple[object, int]] = {}
+        self.freed = 0
+
+    @property
+    def total(self) -> int:
+        """Bytes alive."""
+        return sum(size for _, size in self.alive.values())
+
+    def see(self, tensor: Tensor, device_type: str) -> int:
+        """Bytes of the tensor's storage when it is new, else 0."""
+        if tensor.device.type != device_type:
+            return 0
+        storage = tensor.untyped_storage()
+        if id(storage) in self.alive or not storage.nbytes():
+            return 0
+        size = -(-storage.nbytes() // BLOCK_BYTES) * BLOCK_BYTES
+        key = id(storage)
+        self.alive[key] = (weakref.ref(storage, lambda _: self._gone(key)), size)
+        return size
+
+    def _gone(self, key: int) -> None:
+        self.freed += self.alive.pop(key)[1]
+
+    def take_freed(self) -> int:
+        """Bytes let go since the last time."""
+        freed, self.freed = self.freed, 0
+        return freed
+
+
+class Recorder(TorchDispatchMode):
+    """Sees each call below autograd. `mark(phase)` ends a phase, as a `Learner.step` tells it."""
+
+    def __init__(self, device_type: str) -> None:
+        super().__init__()
+        self.ops: list[TracedOp] = []
+        self.storages = Storages()
+        self.module_calls = 0
+        self._device_type = device_type
+        self._pending: list[TracedOp] = []
+        self._path: list[str] = []
+        self._last_mark = ""
+        self._layers: dict[int, str] = {}  # autograd's sequence number -> layer
+        self._sequence = _next_sequence()
+
+    def begin(self) -> int:
+        """Start a step: bytes alive before it."""
+        self.ops, self._pending, self.module_calls = [], [], 0
+        self._layers.clear()
+        self._sequence = _next_sequence()
+        self.storages.take_freed()
+        return self.storages.total
+
+    def hold(self, tensors: Iterator[Tensor]) -> None:
+        """Tensors that are there before the first step."""
+        for tensor in tensors:
+            self.storages.see(tensor, self._device_type)
+
+    @contextmanager
+    def following(self, module: nn.Module) -> Iterator[None]:
+        """Know which submodule runs."""
+        with following(module, self._enter, self._leave):
+            yield
+
+    def _enter(self, path: str) -> None:
+        self._path.append(path)
+        self.module_calls += 1
+
+    def _leave(self) -> None:
+        self._path.pop()
+
+    def mark(self, phase: str) -> None:
+        """What was recorded since the last mark belongs to this phase."""
+        self._last_mark = phase
+        self.ops += [replace(op, phase=phase) for op in self._pending]
+        self._pending.clear()
+
+    def end(self) -> tuple[TracedOp, ...]:
+        """The calls of the step."""
+        self.mark(LAST_PHASE)
+        return tuple(self.ops)
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run one call and note it."""
+        kwargs = kwargs or {}
+        name = str(func)
+        if name.startswith(SKIPPED):
+            return func(*args, **kwargs)
+        call = describe(func, args, kwargs)
+        freed = self.storages.take_freed()
+        layer, noted = self._layer()
+        if name == READS and self._last_mark == SCALED and isinstance(args[0], FakeTensor):
+            out = 0.0  # whether a gradient overflowed: none did
+        else:
+            out = _as_when_real(name, args, func(*args, **kwargs))
+        made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+        self._pending.append(
+            TracedOp(
+                call,
+                tuple(spec_of(tensor) for tensor in made),
+                phase="",  # told by the next mark
+                layer=layer,
+                waits=self._waits(name, args, made),
+                noted=noted,
+                allocated=sum(self.storages.see(tensor, self._device_type) for tensor in made),
+                freed=freed,
+            )
+        )
+        return out
+
+    def _layer(self) -> tuple[str, bool]:
+        """The module whose call this is, and whether autograd has just made a node for it."""
+        node = autograd._current_autograd_node()
+        if node is not None:
+            return self._layers.get(node._sequence_nr(), ""), False
+        path = self._path[-1] if self._path else ""
+        following_number = _next_sequence()
+        noted = following_number != self._sequence
+        for number in range(self._sequence, following_number):
+            self._layers[number] = path
+        self._sequence = following_number
+        return path, noted
+
+    def _waits(self, name: str, args: Sequence[Any], made: Sequence[Tensor]) -> bool:
+        if self._device_type == "cpu":
+            return False
+        if name == READS:
+            return args[0].device.type != "cpu"
+        sources = [arg for arg in args if isinstance(arg, Tensor)]
+        return any(t.device.type == "cpu" for t in made) and any(
+            source.device.type != "cpu" for source in sources
+        )
+
+
+def _as_when_real(name: str, args: Sequence[Any], out: Any) -> Any:
+    """What a call returns, with the one type put right that fake tensors are known to get wrong.
+
+    On a CPU batch-norm of 16-bit images with float32 weights keeps float32 statistics.
+    """
+    if name != BATCH_NORM or not isinstance(args[0], FakeTensor) or args[1] is None:
+        return out
+    if args[0].device.type != "cpu" or args[0].dtype == args[1].dtype:
+        return out
+    return (out[0], *(statistic.to(args[1].dtype) for statistic in out[1:]))
+
+
+def _next_sequence() -> int:
+    return autograd._autograd._get_sequence_nr()

@@ -1,0 +1,71 @@
+"""Times of calls on disk, so that a second network re-uses what the first has measured.
+
+One file for a device and the versions of the software: a time belongs to the library that was fast
+or slow.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from e2e.predict.replay import OpTime
+from kernels.tuned import slug, user_directory
+
+VERSIONS = ("torch", "triton", "cuda", "cudnn", "cublas")
+FORMAT = 1  # raised when times are taken in another way
+
+
+class Store:
+    """Times by a call's key, read once and written when something was added."""
+
+    def __init__(self, device: Mapping[str, Any], software: Mapping[str, Any]) -> None:
+        made_by = {name: software.get(name) for name in VERSIONS}
+        facts = json.dumps([FORMAT, device.get("power_limit_w"), made_by], sort_keys=True)
+        digest = hashlib.sha256(facts.encode()).hexdigest()[:16]
+        folder = user_directory("calls")
+        self.path = folder / f"{slug(str(device.get('name', 'device')))}-{digest}.json"
+        self._times = _read(self.path)
+
+    def __len__(self) -> int:
+        return len(self._times)
+
+    def get(self, key: str) -> OpTime | None:
+        """The time of a call, when it was measured before."""
+        return self._times.get(key)
+
+    def add(self, times: Mapping[str, OpTime]) -> None:
+        """Keep these too. A disk that cannot be written costs the next run its time, no more."""
+        if not times:
+            return
+        self._times = {**_read(self.path), **self._times, **times}
+        with suppress(OSError):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(dir=self.path.parent)
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                json.dump({key: asdict(time) for key, time in self._times.items()}, file)
+            Path(name).replace(self.path)
+
+
+def _read(path: Path) -> dict[str, OpTime]:
+    """What the file holds; damaged entries are measured again."""
+    try:
+        content: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(content, dict):
+        return {}
+    found: dict[str, OpTime] = {}
+    for key, fields in content.items():
+        with suppress(TypeError, ValueError, AttributeError):
+            numbers = {name: float(value) for name, value in fields.items()}
+            scratch = int(numbers.pop("scratch_bytes", 0))
+            found[key] = OpTime(**numbers, scratch_bytes=scratch)
+    return found

@@ -1,0 +1,43 @@
+"""Any recorded ATen call as a case: what it is, what it costs at least, and how to run it alone.
+
+A training step is a list of such calls. `describe` turns one into plain data that survives JSON,
+`kind_of`, `flops` and `min_bytes` say what it does, and `materialise` makes arguments that are
+valid and of realistic content, so that it can be launched and timed by itself.
+"""
+
+from kernels.aten.arena import Pool
+from kernels.aten.call import (
+    Argument,
+    Call,
+    CannotReplay,
+    Named,
+    TensorSpec,
+    from_json,
+    to_json,
+)
+from kernels.aten.kinds import KINDS, kind_of
+from kernels.aten.materialise import Replay, materialise, reserve, why_not
+from kernels.aten.record import describe, resolve, spec_of
+from kernels.aten.work import flops, min_bytes
+
+__all__ = [
+    "KINDS",
+    "Argument",
+    "Call",
+    "CannotReplay",
+    "Named",
+    "Pool",
+    "Replay",
+    "TensorSpec",
+    "describe",
+    "flops",
+    "from_json",
+    "kind_of",
+    "materialise",
+    "min_bytes",
+    "reserve",
+    "resolve",
+    "spec_of",
+    "to_json",
+    "why_not",
+]

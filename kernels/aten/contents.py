@@ -1,0 +1,275 @@
+"""What arguments must hold for a call to be valid, or as fast as in training.
+
+Normal values do for most. The rest is said here, by operator and argument: to teach another one,
+add an entry to FILLS (values that are drawn) or REFUSED, or to `kernels.aten.saved.SAVED` (a
+backward pass needs what its forward pass saved).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.aten.arena import fill, fill_normal
+from kernels.aten.call import Argument, TensorSpec
+from kernels.aten.slots import Slot
+
+LEAST = 0.1  # of values that are divided by, or whose root is taken
+SMALL = 0.1  # standard deviation of means
+STEPS_DONE = 10.0  # of an optimizer
+LEARNING_RATE = 1e-4
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where content is needed: the call's arguments by name, the place in a list of tensors."""
+
+    arguments: Mapping[str, Argument]
+    position: int | None
+    rng: torch.Generator
+
+    def spec(self, name: str) -> TensorSpec:
+        """A tensor argument."""
+        found = self.arguments[name]
+        assert isinstance(found, TensorSpec)
+        return found
+
+    def number(self, name: str, default: Any = None) -> Any:
+        """An argument that is no tensor."""
+        return self.arguments.get(name, default)
+
+
+Fill = Callable[[Tensor, Site], None]
+
+# ------------------------------------------------------------ values
+
+
+def _always(value: float) -> Fill:
+    def put(tensor: Tensor, _: Site) -> None:
+        tensor.fill_(value)
+
+    return put
+
+
+def _positive(tensor: Tensor, site: Site) -> None:
+    fill_normal(tensor, site.rng)
+    tensor.abs_().add_(LEAST)
+
+
+def _small(tensor: Tensor, site: Site) -> None:
+    tensor.normal_(0.0, SMALL, generator=site.rng)
+
+
+def _signs(tensor: Tensor, site: Site) -> None:
+    """1 or -1: what can be multiplied by thousands of times."""
+    tensor.bernoulli_(0.5, generator=site.rng).mul_(2).sub_(1)
+
+
+def _unit(tensor: Tensor, site: Site) -> None:
+    tensor.uniform_(0, 1, generator=site.rng)
+
+
+def _tanh(tensor: Tensor, site: Site) -> None:
+    tensor.uniform_(-1, 1, generator=site.rng)
+
+
+def _softmax(tensor: Tensor, site: Site) -> None:
+    fill_normal(tensor, site.rng)
+    tensor.copy_(torch.softmax(tensor, site.number("dim")))
+
+
+def _log_softmax(tensor: Tensor, site: Site) -> None:
+    fill_normal(tensor, site.rng)
+    tensor.copy_(torch.log_softmax(tensor, site.number("dim")))
+
+
+def _kept(tensor: Tensor, site: Site) -> None:
+    """A dropout mask: what is kept is scaled by 1 / its share."""
+    scale = site.number("scale")
+    tensor.bernoulli_(min(1.0, 1 / scale) if scale else 0.0, generator=site.rng)
+
+
+def _data(tensor: Tensor, site: Site) -> None:
+    """Integers that are only moved, such as images."""
+    if tensor.dtype == torch.bool:
+        fill(tensor, site.rng)
+    else:
+        tensor.random_(0, 128, generator=site.rng)
+
+
+# ------------------------------------------------------------ indices
+
+
+def _below(tensor: Tensor, bound: int, site: Site) -> None:
+    tensor.random_(0, max(bound, 1), generator=site.rng)
+
+
+def _classes(tensor: Tensor, site: Site) -> None:
+    scores = site.spec("self").shape
+    _below(tensor, scores[min(1, len(scores) - 1)], site)
+
+
+def _along_dim(tensor: Tensor, site: Site) -> None:
+    shape = site.spec("self").shape
+    _below(tensor, shape[site.number("dim")] if shape else 1, site)
+
+
+def _rows_of_table(tensor: Tensor, site: Site) -> None:
+    _below(tensor, site.spec("weight").shape[0], site)
+
+
+def _rows_of_gradient(tensor: Tensor, site: Site) -> None:
+    _below(tensor, site.number("num_weights"), site)
+
+
+def _in_dim_of_place(tensor: Tensor, site: Site) -> None:
+    assert site.position is not None
+    _below(tensor, site.spec("self").shape[site.position], site)
+
+
+def _anywhere(tensor: Tensor, site: Site) -> None:
+    _below(tensor, site.spec("self").numel, site)
+
+
+def _evenly_up_to(name: str) -> Fill:
+    """Where equally long pieces of dimension 0 of another argument begin, and its end."""
+
+    def cumulate(tensor: Tensor, site: Site) -> None:
+        pieces = max(tensor.numel() - 1, 1)
+        ends = torch.arange(tensor.numel(), device=tensor.device) * site.spec(name).shape[0]
+        tensor.copy_(ends // pieces)
+
+    return cumulate
+
+
+def _bag_starts(tensor: Tensor, site: Site) -> None:
+    many = site.spec("indices").numel
+    tensor.copy_(torch.arange(tensor.numel(), device=tensor.device) * many // tensor.numel())
+
+
+def _whole_length(tensor: Tensor, site: Site) -> None:
+    shape = site.spec("input").shape
+    tensor.fill_(shape[1] if site.number("batch_first") else shape[0])
+
+
+def _count_of_targets(tensor: Tensor, site: Site) -> None:
+    tensor.fill_(max(site.spec("target").numel, 1))
+
+
+# ------------------------------------------------------------ who needs what
+
+# "operator.argument", "operator_.argument" for the in-place form alone, or "argument" of any.
+FILLS: dict[str, Fill] = {
+    # classes, indices
+    "nll_loss_forward.target": _classes,
+    "nll_loss_backward.target": _classes,
+    "nll_loss2d_forward.target": _classes,
+    "nll_loss2d_backward.target": _classes,
+    "nll_loss_backward.total_weight": _count_of_targets,
+    "nll_loss2d_backward.total_weight": _count_of_targets,
+    "embedding.indices": _rows_of_table,
+    "embedding_dense_backward.indices": _rows_of_gradient,
+    "_embedding_bag.indices": _rows_of_table,
+    "_embedding_bag.offsets": _bag_starts,
+    "_embedding_bag_forward_only.indices": _rows_of_table,
+    "_embedding_bag_forward_only.offsets": _bag_starts,
+    "index": _along_dim,
+    "take.index": _anywhere,
+    "put.index": _anywhere,
+    "index.indices": _in_dim_of_place,
+    "index_put.indices": _in_dim_of_place,
+    "_index_put_impl.indices": _in_dim_of_place,
+    "_unsafe_index.indices": _in_dim_of_place,
+    "_unsafe_index_put.indices": _in_dim_of_place,
+    "cum_seq_q": _evenly_up_to("query"),
+    "cum_seq_k": _evenly_up_to("key"),
+    "cu_seqlens_q": _evenly_up_to("query"),
+    "cu_seqlens_k": _evenly_up_to("key"),
+    "_pack_padded_sequence.lengths": _whole_length,
+    # dropout, probabilities, outputs of activations
+    "native_dropout_backward.mask": _kept,
+    "_masked_scale.mask": _kept,
+    "bernoulli.self": _unit,
+    "bernoulli.p": _unit,
+    "binary_cross_entropy.self": _unit,
+    "binary_cross_entropy.target": _unit,
+    "binary_cross_entropy_backward.self": _unit,
+    "binary_cross_entropy_backward.target": _unit,
+    "binary_cross_entropy_with_logits.target": _unit,
+    "sigmoid_backward.output": _unit,
+    "tanh_backward.output": _tanh,
+    "_softmax_backward_data.output": _softmax,
+    "_log_softmax_backward_data.output": _log_softmax,
+    # statistics
+    "running_mean": _small,
+    "running_var": _positive,
+    "save_mean": _small,
+    "save_invstd": _positive,
+    "save_var": _positive,
+    "invstd": _positive,
+    "rstd": _positive,
+    "native_layer_norm_backward.mean": _small,
+    "native_group_norm_backward.mean": _small,
+    # optimizer and loss scaler
+    "exp_avg_sqs": _positive,
+    "max_exp_avg_sqs": _positive,
+    "state_sums": _positive,
+    "state_steps": _always(STEPS_DONE),
+    "lr": _always(LEARNING_RATE),
+    "found_inf": _always(0),
+    "growth_tracker": _always(0),
+    "inv_scale": _always(1),
+    "grad_scale": _always(1),
+    "_amp_update_scale.self": _always(1),
+    "_scaled_mm.scale_a": _always(1),
+    "_scaled_mm.scale_b": _always(1),
+    # what must not be 0 or negative, and what stays finite when multiplied again and again
+    **{f"{name}.self": _positive
+       for name in ("sqrt", "rsqrt", "log", "log2", "log10", "log1p", "reciprocal", "pow",
+                    "_foreach_sqrt", "_foreach_rsqrt", "_foreach_log", "_foreach_reciprocal",
+                    "_foreach_pow")},
+    **{f"{name}.other": _positive for name in ("div", "_foreach_div", "remainder", "fmod")},
+    "addcdiv.tensor2": _positive,
+    "_foreach_addcdiv.tensor2": _positive,
+    **{f"{name}.other": _signs for name in ("mul_", "div_", "_foreach_mul_", "_foreach_div_")},
+    "pow.exponent": _unit,
+    "_foreach_pow.exponent": _unit,
+}  # fmt: skip
+
+_OF_FLOATS = (_positive, _small, _signs, _unit, _tanh)
+_ONES = _always(1)
+# Integers that these read are data; elsewhere they may be indices or sizes.
+_MOVE_INTEGERS = ("_to_copy", "copy", "clone", "cat", "stack", "div", "mul", "sub", "add")
+
+
+def fill_of(operator: str, slot: Slot) -> Fill | None:
+    """What fills an argument; None if normal values do."""
+    plain, dtype = operator.removesuffix("_"), slot.spec.torch_dtype
+    is_real = dtype.is_floating_point
+    for key in (f"{operator}.{slot.name}", f"{plain}.{slot.name}", slot.name):
+        if key in FILLS:
+            return _ONES if FILLS[key] in _OF_FLOATS and not is_real else FILLS[key]
+    if is_real or dtype.is_complex:
+        return None
+    return _data if plain in _MOVE_INTEGERS and not slot.written else _by_type
+
+
+def _by_type(tensor: Tensor, site: Site) -> None:
+    """Integers 0: counters begin so, and it is valid as index and size. Random truth values."""
+    fill(tensor, site.rng)
+
+
+# ------------------------------------------------------------ what cannot be made
+
+REFUSED: dict[str, str] = {
+    "_embedding_bag_backward": "what its forward pass has sorted is not made here",
+    "_embedding_bag_dense_backward": "what its forward pass has sorted is not made here",
+    "_ctc_loss": "lengths and targets that fit each other are not made here",
+    "_ctc_loss_backward": "lengths and targets that fit each other are not made here",
+    "mkldnn_rnn_layer_backward": "its work space is known to its forward pass alone",
+    "miopen_batch_norm_backward": "is for GPUs of another maker",
+}

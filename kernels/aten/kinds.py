@@ -1,0 +1,204 @@
+"""What kind of work a recorded call is: the terms of a step's time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import torch
+
+from kernels.aten.call import Call, CannotReplay, Named, TensorSpec
+from kernels.aten.record import resolve
+
+# "view" launches no kernel; "other" is what no rule knows.
+KINDS = (
+    "product", "norm", "activation", "pooling", "softmax", "cast", "layout", "elementwise", "copy",
+    "optimizer", "scaler", "index", "reduce", "view", "other",
+)  # fmt: skip
+
+# Operators without the endings of their backward, forward and in-place forms (see `_stem`). Those
+# that are neither here nor matched below have the kind that torch's tags give them.
+_STEMS: Mapping[str, str] = {
+    "product": """
+        convolution _convolution cudnn_convolution convolution_overrideable mkldnn_convolution
+        cudnn_convolution_transpose cudnn_convolution_relu _slow_conv2d conv_depthwise3d
+        _conv_depthwise2d mm addmm bmm baddbmm addbmm mv addmv dot vdot addr linear _int_mm
+        _scaled_mm _addmm_activation _grouped_mm matmul mkldnn_linear _trilinear _cudnn_rnn
+        mkldnn_rnn_layer _flash_attention _efficient_attention _cudnn_attention
+    """,
+    "norm": """
+        native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training
+        _batch_norm_with_update batch_norm cudnn_batch_norm miopen_batch_norm batch_norm_stats
+        batch_norm_elemt batch_norm_reduce batch_norm_gather_stats_with_counts
+        batch_norm_update_stats native_layer_norm native_group_norm _fused_rms_norm
+    """,
+    "activation": """
+        relu threshold gelu silu sigmoid tanh hardswish hardtanh hardsigmoid leaky_relu elu mish
+        softplus softshrink hardshrink prelu _prelu_kernel glu log_sigmoid celu selu
+        rrelu_with_noise
+    """,
+    "softmax": """
+        _softmax _log_softmax _safe_softmax nll_loss nll_loss2d _masked_softmax
+    """,
+    "elementwise": """
+        native_dropout _fused_dropout bernoulli normal uniform rand randn randint rand_like
+        randn_like randint_like randperm random exponential mse_loss smooth_l1_loss huber_loss
+        binary_cross_entropy binary_cross_entropy_with_logits _masked_scale addcmul addcdiv
+        _thnn_fused_lstm_cell _thnn_fused_gru_cell isfinite where lerp masked_fill clamp clamp_min
+        clamp_max
+    """,
+    "copy": """
+        fill zero zeros zeros_like ones ones_like full full_like new_zeros new_ones new_full arange
+        linspace scalar_tensor eye cat stack _chunk_cat split_with_sizes_copy repeat
+        constant_pad_nd reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d flip
+        roll select slice slice_scatter select_scatter diagonal as_strided_scatter tril triu
+        unfold im2col col2im pixel_shuffle pixel_unshuffle channel_shuffle view_copy
+    """,
+    "index": """
+        embedding embedding_dense embedding_renorm _embedding_bag _embedding_bag_dense gather
+        scatter scatter_add scatter_reduce index index_put _index_put_impl _unsafe_index
+        _unsafe_index_put index_select index_add index_copy index_fill index_reduce take put
+        masked_scatter masked_select nonzero sort topk searchsorted bucketize one_hot bincount
+        unique_dim _unique2 repeat_interleave max_unpool2d
+    """,
+    "reduce": """
+        sum mean amax amin max min argmax argmin prod std var std_mean var_mean norm
+        linalg_vector_norm logsumexp any all cumsum cumprod logcumsumexp count_nonzero nansum
+        median kthvalue aminmax dist
+    """,
+    # `_local_scalar_dense` copies one number to the host: no kernel, but a wait, which is noted
+    # by who records the step.
+    "view": """
+        empty empty_like empty_strided new_empty new_empty_strided _unsafe_view _reshape_alias
+        view detach alias t transpose permute expand squeeze unsqueeze split slice_view set
+        resize _local_scalar_dense item equal is_same_size is_pinned _pin_memory record_stream
+        _assert_async lift_fresh sym_size sym_stride sym_numel sym_storage_offset
+        _has_compatible_shallow_copy_type size stride
+    """,
+}  # fmt: skip
+_KIND_OF_STEM = {stem: kind for kind, stems in _STEMS.items() for stem in stems.split()}
+
+_PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
+    (re.compile(r"_scaled_dot_product_"), "product"),
+    (re.compile(r"_amp_"), "scaler"),
+    (re.compile(r"_foreach_|_fused_(sgd|adam|adamw|adagrad|lars)_?$"), "optimizer"),
+    (re.compile(r"(_?adaptive_|fractional_)?(max|avg)_pool|_?upsample_|grid_sampler"), "pooling"),
+)
+_MOVES = ("_to_copy", "copy", "copy_", "clone", "contiguous", "_foreach_copy_")
+_BATCH_DIMS = 2  # N and C stand before the spatial dimensions
+_CHANNELS_LAST = ("channels_last", "channels_last_3d")
+
+
+def kind_of(call: Call, outputs: tuple[TensorSpec, ...] | None = None) -> str:
+    """One of KINDS. With `outputs`, a change of layout is seen where the arguments do not tell."""
+    if call.name.startswith(("profiler.", "prim.")):
+        return "view"
+    if call.operator in _MOVES:
+        return _kind_of_move(call, outputs)
+    for pattern, kind in _PATTERNS:
+        if pattern.match(call.operator):
+            return kind
+    if _returns_a_view(call):
+        return "view"
+    return _KIND_OF_STEM.get(_stem(call.operator)) or _kind_by_tag(call)
+
+
+def _stem(operator: str) -> str:
+    """The operator's name without the ending of its in-place, forward or backward form."""
+    stem = operator if operator.startswith("__") else operator.removesuffix("_")
+    for ending in ("_backward_data", "_backward_reduce", "_backward_elemt", "_backward"):
+        stem = stem.removesuffix(ending)
+    return stem.removesuffix("_forward")
+
+
+def _returns_a_view(call: Call) -> bool:
+    """Whether the result only shares an argument's memory, by the schema, or reshapes it there."""
+    try:
+        func = resolve(call.name)
+    except CannotReplay:
+        return False
+    if torch.Tag.inplace_view in func.tags:
+        return True
+    schema = func._schema
+    aliases = [a.alias_info for a in (*schema.arguments, *schema.returns)]
+    returned = any(r.alias_info is not None for r in schema.returns)
+    return returned and not any(alias is not None and alias.is_write for alias in aliases)
+
+
+def _kind_by_tag(call: Call) -> str:
+    try:
+        tags = resolve(call.name).tags
+    except CannotReplay:
+        return "other"
+    if torch.Tag.pointwise in tags:
+        return "elementwise"
+    reduction = getattr(torch.Tag, "reduction", None)  # since torch 2.12
+    return "reduce" if reduction is not None and reduction in tags else "other"
+
+
+# ------------------------------------------------------------ copies
+
+
+def _kind_of_move(call: Call, outputs: tuple[TensorSpec, ...] | None) -> str:
+    """What a copy changes: "cast" the type, "layout" the order of strides, "copy" neither."""
+    lists = call.operator == "_foreach_copy_"
+    source, target = _ends(call, outputs)
+    if source is None:
+        return "optimizer" if lists else "copy"
+    named = _constants(call)
+    dtype = target.dtype if target else named.get("dtype", source.dtype)
+    if dtype != source.dtype:
+        return "cast"
+    if lists:
+        return "optimizer"
+    if target is not None:
+        return "layout" if _reordered(source, target) else "copy"
+    unset = "contiguous_format" if call.operator == "contiguous" else "preserve_format"
+    return "layout" if _reformats(source, named.get("memory_format", unset)) else "copy"
+
+
+def _ends(
+    call: Call, outputs: tuple[TensorSpec, ...] | None
+) -> tuple[TensorSpec | None, TensorSpec | None]:
+    """(what is read, what is written) by a copy; None where unknown."""
+    if call.operator == "_foreach_copy_":
+        into, source = call.args[:2]
+        if isinstance(into, tuple) and isinstance(source, tuple) and into and source:
+            return _tensor(source[0]), _tensor(into[0])
+        return None, None
+    if call.operator in ("copy", "copy_"):
+        return _tensor(call.args[1]), _tensor(call.args[0])
+    return _tensor(call.args[0]), outputs[0] if outputs else None
+
+
+def _tensor(value: object) -> TensorSpec | None:
+    return value if isinstance(value, TensorSpec) else None
+
+
+def _constants(call: Call) -> dict[str, str]:
+    """Names of the torch constants among the arguments, by kind."""
+    values = (*call.args, *(value for _, value in call.kwargs))
+    return {value.kind: value.name for value in values if isinstance(value, Named)}
+
+
+def _reordered(source: TensorSpec, target: TensorSpec) -> bool:
+    """Whether dimensions lie in another order; those of size 1 or stride 0 lie nowhere."""
+    if source.shape != target.shape:
+        return False  # the source is broadcast
+    steps = zip(source.shape, source.stride, target.stride, strict=True)
+    pairs = [(a, b) for size, a, b in steps if size > 1 and a and b]
+    return any((a - x) * (b - y) < 0 for a, b in pairs for x, y in pairs)
+
+
+def _reformats(source: TensorSpec, memory_format: str) -> bool:
+    """Whether a copy of `source` into a memory format has its dimensions in another order."""
+    dims = list(range(len(source.shape)))
+    if memory_format in _CHANNELS_LAST:
+        dims = [0, *dims[_BATCH_DIMS:], 1]
+    elif memory_format != "contiguous_format":
+        return False
+    stride, step = [0] * len(dims), 1
+    for dim in reversed(dims):
+        stride[dim] = step
+        step *= max(source.shape[dim], 1)
+    return _reordered(source, TensorSpec(source.shape, tuple(stride), source.dtype, source.device))

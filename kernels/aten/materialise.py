@@ -1,0 +1,253 @@
+"""Arguments for a recorded call, and a launch of it alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from kernels.aten.arena import READ, WRITTEN, Area, Pool, fill, total, writable
+from kernels.aten.call import (
+    Argument,
+    Call,
+    CannotReplay,
+    Named,
+    TensorSpec,
+)
+from kernels.aten.contents import REFUSED, Fill, Site, fill_of
+from kernels.aten.record import constant, resolve
+from kernels.aten.saved import SAVED, run_forward
+from kernels.aten.slots import Slot, named_arguments, slots_of
+
+# Torch says of these that their shape may depend on data; it does for masks, not for indices.
+_INDEXED = ("index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl_")
+_MASKS = ("bool", "uint8")
+_OWN_NAMESPACES = ("aten", "prims")
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A recorded call ready to run: `launch` does nothing but call the operator.
+
+    Where arguments are written (`mutated`), `restore` gives them fresh content: to be called before
+    each block of launches, since calls share the memory, and so that an addition in place does not
+    run to infinity. It launches a few kernels, and does not wait for them.
+    """
+
+    launch: Callable[[], object]
+    mutated: bool
+    restore: Callable[[], None]
+    args: tuple[Any, ...] = field(repr=False)
+    kwargs: Mapping[str, Any] = field(repr=False)
+
+
+def materialise(call: Call, device: torch.device, pool: Pool) -> Replay:
+    """Arguments with the recorded shapes, strides and types on `device`, and a launch with them.
+
+    What the shared memory of `pool` cannot hold (indices, masks, what a forward pass saved) is the
+    replay's own and freed with it. CannotReplay, with the reason, for calls whose output's shape or
+    flow depends on data, for custom operators that take integers, and for what has no valid
+    arguments here.
+    """
+    assert pool.device == device, "a pool is for one device"
+    func = _refuse_or_resolve(call)
+    places = _places(call, pool)
+    needs = _needs(places)
+    pool.grow(needs)
+    arguments = named_arguments(call, func)
+    made = {place.at: _tensor(place, pool) for place in places if not place.saved}
+    fills = {place: _filler(place, made, arguments, pool) for place in places if place.at in made}
+    restore = _restorer(needs, [fills[place] for place in fills if place.slot.written], pool)
+    restore()
+    for place, give_content in fills.items():
+        if not place.slot.written:
+            give_content()
+    values = {name: _value(name, value, made, device) for name, value in arguments.items()}
+    if any(place.saved for place in places):
+        values.update(run_forward(SAVED[call.operator], call, arguments, values))
+    args = tuple(values[name] for name in list(arguments)[: len(call.args)])
+    kwargs = {name: values[name] for name, _ in call.kwargs}
+    return Replay(
+        partial(func, *args, **kwargs),
+        mutated=any(place.slot.written for place in places),
+        restore=restore,
+        args=args,
+        kwargs=kwargs,
+    )
+
+
+def reserve(calls: Iterable[Call], pool: Pool) -> None:
+    """Make the pool as large as the largest of these calls needs; what cannot run needs nothing."""
+    pool.grow(total(_needs(_places(call, pool)) for call in calls if why_not(call) is None))
+
+
+def why_not(call: Call) -> str | None:
+    """Why a call cannot be replayed, to a person; None if, as far as is known, it can."""
+    try:
+        _refuse_or_resolve(call)
+        slots_of(call)
+    except CannotReplay as error:
+        return str(error)
+    return None
+
+
+# ------------------------------------------------------------ what cannot run
+
+
+def _refuse_or_resolve(call: Call) -> OpOverload:
+    func = resolve(call.name)
+    reason = _refusal(call, func)
+    if reason is not None:
+        raise CannotReplay(f"{call.name}: {reason}")
+    return func
+
+
+def _refusal(call: Call, func: OpOverload) -> str | None:
+    if func.namespace == "profiler":
+        return "only marks a range for the profiler"
+    if call.operator in REFUSED:
+        return REFUSED[call.operator]
+    if func.namespace not in _OWN_NAMESPACES and any(
+        not spec.torch_dtype.is_floating_point for spec in call.tensors
+    ):
+        return "a custom operator; what its integer arguments must hold is not known"
+    if call.operator in _INDEXED:
+        indices = call.args[1] if len(call.args) > 1 else ()
+        assert isinstance(indices, tuple)
+        if any(isinstance(spec, TensorSpec) and spec.dtype in _MASKS for spec in indices):
+            return "indexes by a mask, so that the amount of work depends on data"
+        return None
+    if torch.Tag.dynamic_output_shape in func.tags:
+        return "the shape of its output depends on data"
+    if torch.Tag.data_dependent_output in func.tags:
+        return "waits for the device to read a value"
+    if torch.Tag.inplace_view in func.tags:
+        return "changes its argument's shape in place, so that it cannot be repeated"
+    return None
+
+
+# ------------------------------------------------------------ where arguments lie
+
+
+_At = tuple[str, int | None]
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where an argument's memory comes from: an area of the pool, or (area None) of its own."""
+
+    slot: Slot
+    area: Area | None
+    offset: int
+    fill: Fill | None
+    saved: bool  # by the forward pass, which has not run yet
+    pinned: bool
+
+    @property
+    def at(self) -> _At:
+        """Its name and place in a list of tensors."""
+        return self.slot.name, self.slot.position
+
+
+def _places(call: Call, pool: Pool) -> list[_Place]:
+    """One after another in their areas, so that no two share memory."""
+    used: dict[Area, int] = {}
+    places: list[_Place] = []
+    saved = SAVED[call.operator].outputs if call.operator in SAVED else ()
+    for slot in slots_of(call):
+        fill_it = fill_of(call.operator, slot)
+        pinned = _is_pinned(call, slot, pool)
+        area = None
+        if slot.name not in saved and not pinned and (slot.written or fill_it is None):
+            use = WRITTEN if slot.written else READ
+            area = Area(use, pool.place(slot.spec), slot.spec.torch_dtype)
+        offset = used.get(area, 0) if area else 0
+        if area is not None:
+            used[area] = offset + area.aligned(slot.spec.span)
+        places.append(_Place(slot, area, offset, fill_it, slot.name in saved, pinned))
+    return places
+
+
+def _is_pinned(call: Call, slot: Slot, pool: Pool) -> bool:
+    """Whether the host's side of a copy must be: only from pinned memory does it not wait."""
+    crosses = slot.spec.device == "cpu" and pool.device.type == "cuda"
+    moves = call.operator in ("_to_copy", "copy_") and not slot.written
+    arguments = named_arguments(call) if crosses and moves else {}
+    return bool(arguments.get("non_blocking"))
+
+
+def _needs(places: Iterable[_Place]) -> dict[Area, int]:
+    needs: dict[Area, int] = {}
+    for place in places:
+        if place.area is not None:
+            needs[place.area] = place.offset + place.area.aligned(place.slot.spec.span)
+    return needs
+
+
+def _tensor(place: _Place, pool: Pool) -> Tensor:
+    spec = place.slot.spec
+    if place.area is not None:
+        return pool.view(place.area, place.offset, spec)
+    own = torch.empty_strided(
+        spec.shape, spec.stride,
+        dtype=spec.torch_dtype, device=pool.place(spec), pin_memory=place.pinned,
+    )  # fmt: skip
+    return own
+
+
+def _filler(
+    place: _Place, made: Mapping[_At, Tensor], arguments: Mapping[str, Argument], pool: Pool
+) -> Callable[[], None]:
+    """Gives an argument its content; nothing to do where its area has it already."""
+    tensor = writable(made[place.at])
+    site = Site(arguments, place.slot.position, pool.generator(tensor.device))
+    if place.fill is not None:
+        return partial(place.fill, tensor, site)
+    return (lambda: None) if place.area is not None else partial(fill, tensor, site.rng)
+
+
+# ------------------------------------------------------------ what is passed
+
+
+def _value(name: str, value: Argument, made: Mapping[_At, Tensor], device: torch.device) -> Any:
+    """An argument as torch takes it; None for a tensor that has not been made yet."""
+    if isinstance(value, TensorSpec):
+        return made.get((name, None))
+    if isinstance(value, Named):
+        return constant(value, device)
+    if isinstance(value, tuple):
+        return [
+            made.get((name, place))
+            if isinstance(item, TensorSpec)
+            else _value(name, item, made, device)
+            for place, item in enumerate(value)
+        ]
+    return value
+
+
+# ------------------------------------------------------------ again
+
+
+def _restorer(
+    needs: Mapping[Area, int], fills: Iterable[Callable[[], None]], pool: Pool
+) -> Callable[[], None]:
+    """Gives everything that is written fresh content: by type, then what has rules of its own."""
+    begun = [
+        (pool.beginning(area, elements), pool.generator(area.device))
+        for area, elements in needs.items()
+        if area.use == WRITTEN
+    ]
+    again = tuple(fills)
+
+    def restore() -> None:
+        for flat, rng in begun:
+            fill(flat, rng)
+        for give_content in again:
+            give_content()
+
+    return restore

@@ -1,0 +1,172 @@
+"""How much work a recorded call is at least: floating-point operations, and bytes of its inputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import flop_registry
+
+from kernels.aten.call import Argument, Call, CannotReplay, TensorSpec
+from kernels.aten.kinds import kind_of
+from kernels.aten.record import resolve
+from kernels.aten.slots import Slot, slots_of
+
+
+def flops(call: Call) -> int | None:
+    """FLOPs of a product, multiply and add counted each; None if it is none, or not known.
+
+    Attention counts masked elements too, and its backward pass the scores computed again, as
+    torch.utils.flop_counter does. Its formulas are used, but for convolutions, whose weights'
+    gradients do not know groups there, and attention, which older versions count in part.
+    """
+    own = _FORMULAS.get(call.operator)
+    if call.operator.startswith("_scaled_dot_product_"):
+        own = _attention_backward if call.operator.endswith("_backward") else _attention
+    if own is not None:
+        return own(call.args)
+    try:
+        formula: Any = flop_registry.get(resolve(call.name).overloadpacket)
+    except CannotReplay:
+        return None
+    if formula is None:
+        return None
+    kwargs = {name: _meta(value) for name, value in call.kwargs}
+    return int(formula(*(_meta(value) for value in call.args), **kwargs, out_val=None))
+
+
+def _meta(value: Argument) -> Any:
+    """The argument with tensors that have a shape and no memory, as the formulas take them."""
+    if isinstance(value, TensorSpec):
+        return torch.empty(value.shape, device="meta")
+    if isinstance(value, tuple):
+        return [_meta(item) for item in value]
+    return value
+
+
+def _convolution(args: Sequence[Argument]) -> int:
+    source, weight, _, stride, padding, dilation, transposed = args[:7]
+    assert isinstance(source, TensorSpec)
+    assert isinstance(weight, TensorSpec)
+    if transposed:
+        return _convolved(source, weight, source.shape[2:])
+    sizes = zip(
+        source.shape[2:], weight.shape[2:],
+        *(_each(value, len(source.shape) - 2) for value in (stride, padding, dilation)),
+        strict=True,
+    )  # fmt: skip
+    return _convolved(source, weight, [(n + 2 * p - d * (r - 1) - 1) // s + 1
+                                       for n, r, s, p, d in sizes])  # fmt: skip
+
+
+def _convolution_backward(args: Sequence[Argument]) -> int:
+    """As many as the forward pass for each of the input's and the weight's gradient."""
+    gradient, source, weight, mask = args[0], args[1], args[2], args[10]
+    assert isinstance(gradient, TensorSpec)
+    assert isinstance(source, TensorSpec)
+    assert isinstance(weight, TensorSpec)
+    assert isinstance(mask, tuple)
+    at = (source if args[7] else gradient).shape[2:]
+    return _convolved(source, weight, at) * (bool(mask[0]) + bool(mask[1]))
+
+
+def _convolved(source: TensorSpec, weight: TensorSpec, at: Sequence[int]) -> int:
+    """Each image multiplies the whole weight at each position of the smaller grid: the output's,
+    or the input's where the convolution is transposed. Groups are in the weight's shape."""
+    return 2 * source.shape[0] * math.prod(at) * math.prod(weight.shape)
+
+
+def _attention(args: Sequence[Argument]) -> int:
+    """Query times key, and the scores times value."""
+    query, key, value = args[:3]
+    return _scores(query, key) * (_width(key) + _width(value))
+
+
+def _attention_backward(args: Sequence[Argument]) -> int:
+    """The scores again; gradients of scores and value (value's width), of query and key (key's)."""
+    query, key, value = args[1:4]
+    return _scores(query, key) * (3 * _width(key) + 2 * _width(value))
+
+
+def _scores(query: Argument, key: Argument) -> int:
+    """FLOPs a unit of width: multiply and add for each pair of positions of each head."""
+    assert isinstance(query, TensorSpec)
+    assert isinstance(key, TensorSpec)
+    return 2 * math.prod(query.shape[:-1]) * key.shape[-2]
+
+
+def _width(factor: Argument) -> int:
+    assert isinstance(factor, TensorSpec)
+    return factor.shape[-1]
+
+
+def _each(value: Argument, dims: int) -> list[int]:
+    """A convolution's stride, padding or dilation; one number stands for all dimensions."""
+    numbers = [int(n) for n in value] if isinstance(value, tuple) else [value]  # pyright: ignore
+    return numbers * dims if len(numbers) == 1 else numbers  # pyright: ignore[reportReturnType]
+
+
+def _product(first: int) -> Callable[[Sequence[Argument]], int]:
+    """Of two factors, the left of which is argument `first`: 2 FLOPs an element and column."""
+
+    def count(args: Sequence[Argument]) -> int:
+        left, right = args[first], args[first + 1]
+        assert isinstance(left, TensorSpec)
+        assert isinstance(right, TensorSpec)
+        return 2 * left.numel * math.prod(right.shape[1:])
+
+    return count
+
+
+_FORMULAS: Mapping[str, Callable[[Sequence[Argument]], int]] = {
+    "convolution": _convolution,
+    "_convolution": _convolution,
+    "convolution_overrideable": _convolution,
+    "convolution_backward": _convolution_backward,
+    "mv": _product(0),
+    "dot": _product(0),
+    "addmv": _product(1),
+    "_addmm_activation": _product(1),
+}
+
+# ------------------------------------------------------------ bytes
+
+# These overwrite their argument without looking at it.
+_ONLY_WRITE = (
+    "copy_", "fill_", "zero_", "bernoulli_", "normal_", "uniform_", "random_", "exponential_",
+    "_foreach_copy_", "_foreach_zero_",
+)  # fmt: skip
+_NOT_READ = (
+    "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like", "new_zeros",
+    "new_ones", "new_full",
+)  # fmt: skip
+
+
+def min_bytes(call: Call) -> int:
+    """Bytes a call must at least move for its arguments: what it reads once, what it writes once.
+
+    Its outputs are not among the arguments, and not counted. Of a table that it looks rows up in,
+    no more is counted than it reads. 0 for views. CannotReplay for an operator not known here.
+    """
+    if kind_of(call) == "view" or call.operator in _NOT_READ:
+        return 0
+    if call.operator == "embedding":
+        return _looked_up(call)
+    return sum(_moved(call, slot) * slot.spec.itemsize for slot in slots_of(call))
+
+
+def _moved(call: Call, slot: Slot) -> int:
+    """Elements."""
+    if not slot.written:
+        return slot.spec.distinct
+    if slot.name == "grads" and dict(call.kwargs).get("grad_scale") is None:
+        return slot.spec.distinct  # the schema calls them written, for when they are unscaled
+    return slot.spec.distinct * (1 if call.operator in _ONLY_WRITE else 2)
+
+
+def _looked_up(call: Call) -> int:
+    table, indices = call.tensors[:2]
+    read = min(table.distinct, indices.numel * table.shape[1])
+    return read * table.itemsize + indices.distinct * indices.itemsize

@@ -1,0 +1,245 @@
+"""FLOPs and bytes of a recorded call, and what kind of work it is."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
+
+from kernels.aten import (
+    KINDS,
+    Call,
+    Named,
+    TensorSpec,
+    describe,
+    flops,
+    kind_of,
+    min_bytes,
+    spec_of,
+)
+
+ATEN = torch.ops.aten
+
+
+def dense(*shape: int, dtype: str = "float32", device: str = "cuda") -> TensorSpec:
+    stride = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+    return TensorSpec(shape, stride, dtype, device)
+
+
+def channels_last(n: int, c: int, h: int, w: int, dtype: str = "float32") -> TensorSpec:
+    return TensorSpec((n, c, h, w), (c * h * w, 1, w * c, c), dtype, "cuda")
+
+
+# ------------------------------------------------------------ flops
+
+
+@st.composite
+def convolutions(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor, tuple[object, ...]]:
+    dims, groups = draw(st.integers(1, 2)), draw(st.integers(1, 3))
+    n, per_in, per_out = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    several = lambda low, high: [draw(st.integers(low, high)) for _ in range(dims)]  # noqa: E731
+    size, kernel, stride = several(1, 7), several(1, 3), several(1, 2)
+    padding, dilation, transposed = several(0, 2), several(1, 2), draw(st.booleans())
+    if transposed:
+        ends = [
+            (h - 1) * s - 2 * p + d * (r - 1) + 1
+            for h, s, p, d, r in zip(size, stride, padding, dilation, kernel, strict=True)
+        ]
+        weight = torch.ones(per_in * groups, per_out, *kernel)
+    else:
+        ends = [h + 2 * p - d * (r - 1)
+                for h, p, d, r in zip(size, padding, dilation, kernel, strict=True)]  # fmt: skip
+        weight = torch.ones(per_out * groups, per_in, *kernel)
+    assume(min(ends) >= 1)
+    source = torch.ones(n, per_in * groups, *size)
+    return source, weight, (stride, padding, dilation, transposed, [0] * dims, groups)
+
+
+def multiplications(source: torch.Tensor, weight: torch.Tensor, how: tuple[object, ...]) -> int:
+    """Counted one by one: a convolution of ones, padded with ones, sums up its multiplications."""
+    stride, padding, dilation, transposed, out_padding, groups = how
+    if transposed:  # what each input is multiplied by is the same whatever is cropped
+        return source[:, :1].numel() * weight.numel()
+    widths = [p for p in reversed(padding) for _ in range(2)]  # type: ignore[call-overload]
+    padded = torch.nn.functional.pad(source, widths, value=1.0)
+    out = ATEN.convolution.default(
+        padded, weight, None, stride, [0] * len(widths[::2]), dilation, False, out_padding, groups
+    )
+    return int(out.sum())
+
+
+@given(convolutions())
+def test_convolution(case: tuple[torch.Tensor, torch.Tensor, tuple[object, ...]]) -> None:
+    source, weight, how = case
+    call = describe(ATEN.convolution.default, (source, weight, None, *how), {})
+    assert flops(call) == 2 * multiplications(source, weight, how)
+
+
+@given(convolutions(), st.tuples(st.booleans(), st.booleans(), st.booleans()))
+def test_convolution_backward(
+    case: tuple[torch.Tensor, torch.Tensor, tuple[object, ...]], mask: tuple[bool, bool, bool]
+) -> None:
+    source, weight, how = case
+    out = ATEN.convolution.default(source, weight, None, *how)
+    call = describe(
+        ATEN.convolution_backward.default, (out, source, weight, [out.shape[1]], *how, mask), {}
+    )
+    assert flops(call) == 2 * multiplications(source, weight, how) * (mask[0] + mask[1])
+
+
+@given(*[st.integers(1, 9)] * 4)
+def test_products(b: int, m: int, n: int, k: int) -> None:
+    assert flops(Call("aten.mm.default", (dense(m, k), dense(k, n)))) == 2 * m * n * k
+    bias = Call("aten.addmm.default", (dense(n), dense(m, k), dense(k, n)))
+    assert flops(bias) == 2 * m * n * k
+    batched = Call("aten.bmm.default", (dense(b, m, k), dense(b, k, n)))
+    assert flops(batched) == 2 * b * m * n * k
+    activated = Call("aten._addmm_activation.default", (dense(n), dense(m, k), dense(k, n)))
+    assert flops(activated) == 2 * m * n * k
+    assert flops(Call("aten.mv.default", (dense(m, k), dense(k)))) == 2 * m * k
+
+
+@pytest.mark.parametrize(
+    "name", ["flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu"]
+)
+def test_attention(name: str) -> None:
+    b, h, s, t, d = 2, 3, 8, 16, 4
+    q, k = dense(b, h, s, d), dense(b, h, t, d)
+    op = f"aten._scaled_dot_product_{name}"
+    assert flops(Call(f"{op}.default", (q, k, k))) == 2 * 2 * b * h * s * t * d
+    assert flops(Call(f"{op}_backward.default", (q, q, k, k))) == 5 * 2 * b * h * s * t * d
+
+
+def test_attention_with_fewer_key_heads() -> None:
+    q, k, v = dense(2, 8, 5, 4), dense(2, 2, 7, 4), dense(2, 2, 7, 6)
+    call = Call("aten._scaled_dot_product_flash_attention.default", (q, k, v))
+    assert flops(call) == 2 * 2 * 8 * 5 * 7 * (4 + 6)
+
+
+def test_no_product_has_none() -> None:
+    assert flops(Call("aten.relu.default", (dense(3),))) is None
+    assert flops(Call("mine.mm.default", (dense(3, 3), dense(3, 3)))) is None
+
+
+def test_grouped_backward_is_not_what_torch_counts() -> None:
+    """Why the formula is our own: torch counts a grouped weight's gradient as if it were dense."""
+    x = torch.ones(1, 4, 5, 5, requires_grad=True)
+    weight = torch.ones(4, 1, 3, 3, requires_grad=True)
+    with FlopCounterMode(display=False) as counter:
+        torch.nn.functional.conv2d(x, weight, groups=4).sum().backward()
+    forward = 2 * 4 * 9 * 9
+    assert counter.get_total_flops() == forward + forward + 4 * forward
+
+
+# ------------------------------------------------------------ bytes
+
+
+def test_min_bytes() -> None:
+    half, full = dense(8, 8, dtype="float16"), dense(8, 8)
+    assert min_bytes(Call("aten.mm.default", (half, half))) == 2 * 64 * 2
+    assert min_bytes(Call("aten.add_.Tensor", (full, half))) == 64 * (4 + 4 + 2)
+    assert min_bytes(Call("aten.copy_.default", (half, full))) == 64 * (2 + 4)
+    assert min_bytes(Call("aten.zero_.default", (full,))) == 64 * 4
+    expanded = TensorSpec((8, 1000), (1, 0), "float32", "cuda")
+    assert min_bytes(Call("aten.sum.default", (expanded,))) == 8 * 4
+    assert min_bytes(Call("aten.view.default", (full, (64,)))) == 0
+    assert min_bytes(Call("aten.zeros_like.default", (full,))) == 0
+
+
+def test_min_bytes_of_a_lookup_and_an_optimizer() -> None:
+    table, ids = dense(50000, 64, dtype="float16"), dense(4, 8, dtype="int64")
+    assert min_bytes(Call("aten.embedding.default", (table, ids))) == 32 * (64 * 2 + 8)
+    w = (dense(10), dense(5))
+    sgd = dict(weight_decay=0.0, momentum=0.9, lr=0.1, dampening=0.0, nesterov=False,
+               maximize=False, is_first_step=False)  # fmt: skip
+    call = Call("aten._fused_sgd_.default", (w, w, w), tuple(sorted(sgd.items())))
+    assert min_bytes(call) == 15 * 4 * (2 + 1 + 2), "gradients are read only"
+    scaled = Call(call.name, call.args, (*call.kwargs, ("grad_scale", dense())))
+    assert min_bytes(scaled) == 15 * 4 * (2 + 2 + 2) + 4, "and written where they are unscaled"
+
+
+# ------------------------------------------------------------ kinds
+
+X = dense(4, 8, 6, 6)
+HALF = dense(4, 8, 6, 6, dtype="float16")
+LAST = channels_last(4, 8, 6, 6)
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "kwargs", "kind"),
+    [
+        ("aten._to_copy.default", (X,), {"dtype": Named("dtype", "float16")}, "cast"),
+        ("aten._to_copy.default", (X,), {"dtype": Named("dtype", "float32")}, "copy"),
+        ("aten._to_copy.default", (X,), {"device": Named("device", "cuda")}, "copy"),
+        ("aten._to_copy.default", (X,),
+         {"memory_format": Named("memory_format", "channels_last")}, "layout"),
+        ("aten.copy_.default", (HALF, X), {}, "cast"),
+        ("aten.copy_.default", (X, LAST), {}, "layout"),
+        ("aten.copy_.default", (LAST, LAST), {}, "copy"),
+        ("aten.copy_.default", (X, dense(1)), {}, "copy"),
+        ("aten.clone.default", (LAST,), {}, "copy"),
+        ("aten.clone.default", (LAST,),
+         {"memory_format": Named("memory_format", "contiguous_format")}, "layout"),
+        ("aten.clone.default", (X,), {"memory_format": Named("memory_format", "channels_last")},
+         "layout"),
+        ("aten.clone.default", (LAST,), {"memory_format": Named("memory_format", "channels_last")},
+         "copy"),
+        ("aten.clone.default", (channels_last(4, 1, 6, 6),),
+         {"memory_format": Named("memory_format", "contiguous_format")}, "copy"),
+        ("aten._foreach_copy_.default", ((HALF,), (X,)), {}, "cast"),
+        ("aten._foreach_copy_.default", ((X,), (X,)), {}, "optimizer"),
+        ("aten.contiguous.default", (LAST,), {}, "layout"),
+    ],
+)  # fmt: skip
+def test_kinds_of_copies(name: str, args: tuple, kwargs: dict, kind: str) -> None:
+    assert kind_of(Call(name, args, tuple(kwargs.items()))) == kind
+
+
+def test_the_output_tells_a_change_of_layout() -> None:
+    transposed = spec_of(torch.empty(4, 8).t())
+    call = Call("aten.clone.default", (transposed,))
+    assert kind_of(call) == kind_of(call, (transposed,)) == "copy"
+    assert kind_of(call, (spec_of(torch.empty(8, 4)),)) == "layout"
+
+
+KINDS_OF = {
+    "product": "convolution convolution_backward mm addmm bmm _scaled_dot_product_flash_attention "
+               "_scaled_dot_product_efficient_attention_backward _cudnn_rnn",
+    "norm": "native_batch_norm cudnn_batch_norm cudnn_batch_norm_backward native_layer_norm "
+            "native_group_norm_backward _fused_rms_norm_backward",
+    "activation": "relu relu_ threshold_backward gelu gelu_backward silu_backward sigmoid "
+                  "hardswish_ hardswish_backward hardtanh hardtanh_backward tanh_backward",
+    "pooling": "max_pool2d_with_indices max_pool2d_with_indices_backward avg_pool2d "
+               "_adaptive_avg_pool2d _adaptive_avg_pool2d_backward upsample_nearest2d",
+    "softmax": "_softmax _log_softmax _log_softmax_backward_data nll_loss_forward "
+               "nll_loss_backward nll_loss2d_forward",
+    "elementwise": "native_dropout native_dropout_backward add.Tensor add_.Tensor mul.Tensor "
+                   "div_.Tensor neg bernoulli_.float masked_fill.Scalar where.self lerp.Scalar",
+    "copy": "fill_.Scalar zero_ zeros cat stack ones_like full slice_backward constant_pad_nd",
+    "optimizer": "_fused_sgd_ _fused_adam_ _fused_adamw_ _foreach_add_.List _foreach_zero_ "
+                 "_foreach_addcdiv_.Scalar",
+    "scaler": "_amp_foreach_non_finite_check_and_unscale_ _amp_update_scale_",
+    "index": "embedding embedding_dense_backward gather scatter.value index_put index.Tensor "
+             "index_select scatter_add",
+    "reduce": "sum sum.dim_IntList mean.dim amax argmax any linalg_vector_norm",
+    "view": "view detach t expand empty.memory_format empty_like new_empty _unsafe_view "
+            "split.Tensor as_strided transpose.int unbind.int _local_scalar_dense lift_fresh "
+            "unsqueeze_ as_strided_ select.int slice.Tensor",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "names"), KINDS_OF.items())
+def test_kinds(kind: str, names: str) -> None:
+    assert kind in KINDS
+    for name in names.split():
+        full = f"aten.{name}" if "." in name else f"aten.{name}.default"
+        assert kind_of(Call(full, (X,))) == kind, full
+
+
+def test_unknown_operators_are_other_and_marks_no_work() -> None:
+    assert kind_of(Call("mine.op.default", (X,))) == "other"
+    assert kind_of(Call("profiler._record_function_enter_new.default", ("step",))) == "view"

@@ -1,0 +1,71 @@
+"""What the host does beside calls: the fit finds what was planted."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from e2e.networks.network import written
+from e2e.predict.framework import Framework, Sample, counts, fitted, small_networks
+from e2e.predict.trace import Trace, trace
+from microbench.train_results import TrainCase
+
+PLANTED = (40e-6, 3e-6, 2e-6, 4e-6, 0.5e-6, 1e-6)
+
+
+@pytest.fixture(scope="module")
+def traces() -> list[Trace]:
+    return [
+        trace(
+            network,
+            TrainCase(network.name, recipe, network.batch, written(network.input)),
+            torch.device("cpu"),
+            8,
+        )
+        for network in small_networks()
+        for recipe in ("fp32", "amp-bf16")
+    ]
+
+
+def planted(traces: list[Trace], calls_s: float = 100e-6) -> list[Sample]:
+    truth = Framework(PLANTED, 0.0)
+    return [Sample(found, truth.of(found) + calls_s, calls_s) for found in traces]
+
+
+def test_what_was_planted_is_found(traces: list[Trace]) -> None:
+    samples = planted(traces)
+    found = fitted(samples)
+    assert found.error < 0.01
+    for sample in samples:
+        assert found.of(sample.trace) == pytest.approx(sample.host_s - sample.calls_s, rel=0.02)
+
+
+def test_a_network_outside_the_fit_is_told(traces: list[Trace]) -> None:
+    truth = Framework(PLANTED, 0.0)
+    for i, left_out in enumerate(traces):
+        found = fitted(planted(traces[:i] + traces[i + 1 :]))
+        assert found.of(left_out) == pytest.approx(truth.of(left_out), rel=0.1)
+
+
+def test_noise_shows_in_the_error(traces: list[Trace]) -> None:
+    generator = torch.Generator().manual_seed(1)
+    samples = [
+        Sample(
+            s.trace, s.host_s * (1 + 0.1 * torch.randn((), generator=generator).item()), s.calls_s
+        )
+        for s in planted(traces)
+    ]
+    assert 0.02 < fitted(samples).error < 0.2
+
+
+def test_the_small_networks_differ_in_what_the_host_does(traces: list[Trace]) -> None:
+    rows = torch.tensor([counts(found) for found in traces], dtype=torch.float64)
+    assert torch.linalg.matrix_rank(rows / rows.amax(0)) == len(PLANTED)
+
+
+def test_it_never_takes_time_away() -> None:
+    class Nothing:
+        ops = ()
+        module_calls = weights = 0
+
+    assert Framework((-1.0,) * len(PLANTED), 0.0).of(Nothing()) == 0.0  # type: ignore[arg-type]

@@ -1,0 +1,161 @@
+"""Predictions on the CPU: their arithmetic, not their timing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from e2e.networks import find
+from e2e.networks.network import Network, written
+from e2e.predict.attach import with_predictions
+from e2e.predict.calls import Calls, is_view, key_of
+from e2e.predict.foretold import Foretold
+from e2e.predict.predictor import Predictor
+from e2e.predict.replay import Counted, OpTime
+from e2e.predict.store import Store
+from e2e.predict.trace import trace
+from kernels.case import Target
+from microbench.train_results import PREDICTED, TrainCase, Training
+
+CPU = Target("cpu", "a CPU")
+CLASSES = 10
+DEVICE = {"name": "a CPU"}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        return Store(DEVICE, {})
+
+
+def quietly(key: str, stage: str) -> None:
+    """Nobody listens."""
+
+
+def case_of(network: Network, recipe: str = "fp32", batch: int = 4, **more: object) -> TrainCase:
+    return TrainCase(network.name, recipe, batch, written(network.input), **more)  # type: ignore[arg-type]
+
+
+def predictor(network: Network, store: Store, *, allow_run: bool = False) -> Predictor:
+    return Predictor(network, CPU, CLASSES, store, allow_run=allow_run)
+
+
+@pytest.fixture(scope="module")
+def told(store: Store) -> dict[str, Foretold]:
+    network = find("cnn-cifar")
+    asked = predictor(network, store)
+    cases = [case_of(network, recipe) for recipe in ("fp32", "amp-bf16")]
+    return {case.key: asked.foretell(case, quietly) for case in cases}
+
+
+def test_every_op_is_counted_and_the_step_is_their_sum(told: dict[str, Foretold]) -> None:
+    network = find("cnn-cifar")
+    for found in told.values():
+        traced = trace(network, found.case, torch.device("cpu"), CLASSES)
+        assert [op.name for op in found.ops] == [op.call.name for op in traced.ops]
+        assert found.predicted is not None
+        assert found.simulated is not None
+        assert found.predicted.uncovered == ()
+        launched = math.fsum(op.gpu_s for op in found.ops)
+        assert launched > 0
+        assert found.simulated.gpu_s == pytest.approx(launched)
+        # A CPU waits for each op, so the rest is what surrounds them.
+        assert found.predicted.step_s == pytest.approx(launched + found.simulated.host_s)
+        low, high = found.predicted.interval_s or (0.0, 0.0)
+        assert low < found.predicted.step_s < high
+        assert found.predicted.limit is None
+
+
+def test_every_op_that_launches_takes_time_and_views_take_none(told: dict[str, Foretold]) -> None:
+    for found in told.values():
+        for op in found.ops:
+            assert (op.gpu_s > 0) == (op.kind != "view"), op
+
+
+def test_the_ledger_adds_up(told: dict[str, Foretold]) -> None:
+    arms = [Training(one.case, PREDICTED, step_units=4) for one in told.values()]
+    fp32, amp = with_predictions(arms, told)
+    assert fp32.ledger == ()
+    assert amp.ledger_base == "fp32"
+    first, *changes, last = amp.ledger
+    assert first.ms + math.fsum(line.ms for line in changes) == pytest.approx(last.ms)
+    assert amp.predicted is not None
+    assert fp32.predicted is not None
+    assert last.ms == pytest.approx(1e3 * amp.predicted.step_s)
+    ratio = fp32.predicted.step_s / amp.predicted.step_s
+    assert amp.predicted.speedup == {"fp32": pytest.approx(ratio)}
+
+
+def test_what_was_measured_before_is_not_measured_again(
+    store: Store, told: dict[str, Foretold], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def times(self: object, calls: Sequence[Counted]) -> list[OpTime | str]:
+        asked.append(len(calls))
+        return []
+
+    monkeypatch.setattr("e2e.predict.replay.CpuStopwatch.times", times)
+    network = find("cnn-cifar")
+    traced = trace(network, case_of(network), torch.device("cpu"), CLASSES)
+    found = Calls(CPU, store).times(traced)
+    assert asked == [0]
+    assert found.known.keys() == {key_of(traced.case, op) for op in traced.ops if not is_view(op)}
+
+
+def test_a_compiled_step_is_not_covered_and_says_so(store: Store) -> None:
+    network = find("cnn-cifar")
+    found = predictor(network, store).foretell(case_of(network, compile=True), quietly)
+    assert found.predicted is None
+    assert "compiled" in (found.reason or "")
+
+
+def test_a_recipe_that_cannot_run_is_not_predicted(store: Store) -> None:
+    network = find("cnn-cifar")
+    found = predictor(network, store).foretell(case_of(network, "tf32"), quietly)
+    assert found.predicted is None
+    assert "Tensor Core" in (found.reason or "")
+
+
+class Undecided(nn.Module):
+    """Its second half has as many rows as are above zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Rows above zero, and one more."""
+        out = self.linear(x)
+        return torch.cat([out[out.sum(1) > 0], out[:1]])
+
+
+def undecided() -> Network:
+    base = find("cnn-cifar")
+    return replace(
+        base, name="undecided", build=partial(Undecided), input=(4,), classes=4,
+        loss=lambda output, target, smoothing: output.float().square().mean(), accuracy=None,
+    )  # fmt: skip
+
+
+def test_what_fake_tensors_cannot_follow_needs_a_step_that_runs(store: Store) -> None:
+    network = undecided()
+    refused = predictor(network, store).foretell(case_of(network), quietly)
+    assert refused.predicted is None
+    assert "--allow-run" in (refused.reason or "")
+    allowed = predictor(network, store, allow_run=True).foretell(case_of(network), quietly)
+    assert allowed.predicted is not None
+    assert any("real step" in note for note in allowed.notes)
+    assert any("nonzero" in words or "index" in words for words in allowed.predicted.uncovered)
+
+
+def test_a_store_of_another_device_is_not_touched(store: Store, tmp_path: Path) -> None:
+    assert store.path != Store({"name": "another"}, {}).path
