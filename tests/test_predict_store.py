@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from e2e.predict.framework import Framework
 from e2e.predict.replay import OpTime
 from e2e.predict.store import Store
 
 DEVICE = {"name": "NVIDIA H200", "power_limit_w": 700.0}
 SOFTWARE = {"torch": "2.11.0", "cudnn": "9.19.0"}
+HOST = Framework((1e-5, -2e-6, 0.0, 1e-6, 0.0, 2e-6), 0.05)
 TIMES = {"a": OpTime(1e-3, 2e-6, 512, 1e-4), "b": OpTime(0.0, 5e-6)}
 
 
@@ -22,7 +24,9 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_one_run_adds_the_next_one_finds() -> None:
     Store(DEVICE, SOFTWARE).add(TIMES)
+    Store(DEVICE, SOFTWARE).keep(HOST)
     again = Store(DEVICE, SOFTWARE)
+    assert again.framework == HOST
     assert {key: again.get(key) for key in TIMES} == TIMES
     assert again.get("c") is None
 
@@ -50,15 +54,26 @@ def test_two_that_add_at_once_lose_nothing() -> None:
     assert len(Store(DEVICE, SOFTWARE)) == 2
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]", '{"a": 1}', '{"a": {"gpu_s": "x"}}', '{"a": {}}'])
+DAMAGED = [
+    "", "{", "[1]", "{}", '{"calls": 1}', '{"calls": {"a": 1}}', '{"calls": {"a": {}}}',
+    '{"calls": {"a": {"gpu_s": "x", "host_s": 1}}}',
+    '{"calls": {"a": {"gpu_s": -1, "host_s": 1}}}',
+    '{"calls": {"a": {"gpu_s": NaN, "host_s": 1}}}',
+    '{"framework": {"seconds": 3, "error": 0.1}}', '{"framework": {"seconds": [1]}}',
+    '{"framework": {"seconds": [1], "error": 0.1}}',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", DAMAGED)
 def test_a_damaged_file_is_measured_again(text: str) -> None:
     store = Store(DEVICE, SOFTWARE)
     store.path.parent.mkdir(parents=True)
     store.path.write_text(text)
     damaged = Store(DEVICE, SOFTWARE)
     assert len(damaged) == 0
+    assert damaged.framework is None
     damaged.add(TIMES)
-    assert json.loads(store.path.read_text()).keys() == TIMES.keys()
+    assert json.loads(store.path.read_text())["calls"].keys() == TIMES.keys()
 
 
 def test_a_disk_that_refuses_costs_no_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

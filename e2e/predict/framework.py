@@ -16,13 +16,15 @@ from e2e.networks import Network
 from e2e.predict.trace import Trace
 from kernels.aten import kind_of
 
+# Views launch nothing; forward calls that autograd notes have a node in the backward pass.
+COUNTED = ("step", "module", "noted call", "backward call", "view", "weight")
 RIDGE = 1e-4  # keeps a count that the calibration hardly varies from taking a wild value
 WIDTH = 32
 
 
 @dataclass(frozen=True)
 class Framework:
-    """Seconds of the host for each thing that `counts` counts, and how well they fitted.
+    """Seconds of the host for each of COUNTED, and how well they fitted.
 
     `error` is the root mean square of (fitted - measured) / measured over the host's whole time of
     the calibration's steps.
@@ -47,9 +49,7 @@ class Sample:
 
 
 def counts(trace: Trace) -> tuple[float, ...]:
-    """A step, its modules, forward calls that autograd notes, backward calls, calls that launch
-    nothing, updated weights.
-    """
+    """How many of each of COUNTED a step has."""
     noted = sum(op.noted for op in trace.ops)
     backward = sum(op.phase == "backward" for op in trace.ops)
     views = sum(kind_of(op.call, op.outputs) == "view" for op in trace.ops)

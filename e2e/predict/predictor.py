@@ -45,8 +45,7 @@ class Predictor:
         self.target, self.device = target, torch.device(target.torch_device)
         self.cuda = target.kind == "cuda"
         self.allow_run = allow_run
-        self._calls = Calls(target, store)
-        self._framework: Framework | None = None
+        self._store, self._calls = store, Calls(target, store)
 
     def foretell(self, case: TrainCase, announce: Announce) -> Foretold:
         """The step of a case, or why it cannot be told. Nothing of the network runs."""
@@ -60,12 +59,14 @@ class Predictor:
             return Foretold(case, reason=f"cannot be traced: {problem}")
         announce(case.key, "measuring its operations one by one")
         times = self._calls.times(traced)
-        if self._framework is None:
+        framework = self._store.framework
+        if framework is None:
             announce(case.key, "measuring what the host does around operations")
-            self._framework = self._calibrated()
+            framework = self._calibrated()
+            self._store.keep(framework)
         if self.cuda:
             torch.cuda.empty_cache()  # what comes next finds the memory as it was
-        return self._told(traced, times, notes, self._framework)
+        return self._told(traced, times, notes, framework)
 
     def _cannot(self, case: TrainCase) -> str | None:
         if case.compile:

@@ -1,4 +1,4 @@
-"""Times of calls on disk, so that a second network re-uses what the first has measured.
+"""What was measured once, on disk, so that a second network re-uses what the first one needed.
 
 One file for a device and the versions of the software: a time belongs to the library that was fast
 or slow.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import tempfile
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from e2e.predict.framework import COUNTED, Framework
 from e2e.predict.replay import OpTime
 from kernels.tuned import slug, user_directory
 
@@ -24,7 +26,7 @@ FORMAT = 1  # raised when times are taken in another way
 
 
 class Store:
-    """Times by a call's key, read once and written when something was added."""
+    """Times by a call's key, and the host's own; read once, written when something was added."""
 
     def __init__(self, device: Mapping[str, Any], software: Mapping[str, Any]) -> None:
         made_by = {name: software.get(name) for name in VERSIONS}
@@ -32,7 +34,7 @@ class Store:
         digest = hashlib.sha256(facts.encode()).hexdigest()[:16]
         folder = user_directory("calls")
         self.path = folder / f"{slug(str(device.get('name', 'device')))}-{digest}.json"
-        self._times = _read(self.path)
+        self._times, self.framework = _read(self.path)
 
     def __len__(self) -> int:
         return len(self._times)
@@ -42,30 +44,57 @@ class Store:
         return self._times.get(key)
 
     def add(self, times: Mapping[str, OpTime]) -> None:
-        """Keep these too. A disk that cannot be written costs the next run its time, no more."""
-        if not times:
-            return
-        self._times = {**_read(self.path), **self._times, **times}
+        """Keep these too."""
+        if times:
+            self._times |= times
+            self._write()
+
+    def keep(self, framework: Framework) -> None:
+        """Keep what the host does beside calls."""
+        self.framework = framework
+        self._write()
+
+    def _write(self) -> None:
+        """A disk that cannot be written costs the next run its time, no more."""
+        known, _ = _read(self.path)
+        self._times = known | self._times
+        content = {
+            "calls": {key: asdict(time) for key, time in self._times.items()},
+            "framework": asdict(self.framework) if self.framework else None,
+        }
         with suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             handle, name = tempfile.mkstemp(dir=self.path.parent)
             with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump({key: asdict(time) for key, time in self._times.items()}, file)
+                json.dump(content, file)
             Path(name).replace(self.path)
 
 
-def _read(path: Path) -> dict[str, OpTime]:
+def _read(path: Path) -> tuple[dict[str, OpTime], Framework | None]:
     """What the file holds; damaged entries are measured again."""
     try:
         content: Any = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return {}
-    if not isinstance(content, dict):
-        return {}
+        return {}, None
     found: dict[str, OpTime] = {}
-    for key, fields in content.items():
+    if not isinstance(content, dict):
+        return found, None
+    calls = content.get("calls")
+    for key, fields in calls.items() if isinstance(calls, dict) else ():
         with suppress(TypeError, ValueError, AttributeError):
-            numbers = {name: float(value) for name, value in fields.items()}
+            numbers = {name: _time(value) for name, value in fields.items()}
             scratch = int(numbers.pop("scratch_bytes", 0))
             found[key] = OpTime(**numbers, scratch_bytes=scratch)
-    return found
+    with suppress(TypeError, ValueError, KeyError):
+        kept = content["framework"]
+        seconds = tuple(float(each) for each in kept["seconds"])
+        if len(seconds) == len(COUNTED):
+            return found, Framework(seconds, _time(kept["error"]))
+    return found, None
+
+
+def _time(value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number) or number < 0:
+        raise ValueError(value)
+    return number

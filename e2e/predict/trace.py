@@ -56,13 +56,21 @@ def trace(network: Network, case: TrainCase, device: torch.device, classes: int)
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with warnings.catch_warnings(action="ignore"), quiet(FAKE_LOGGER):
         try:
-            with BuildMode(fake):
-                module = network.build()
+            module = _built(network, fake)
             with fake:
                 _move(module, case, recipe_of(case), device)
                 return _recorded(network, case, device, classes, module)
         except Exception as error:
             raise CannotTrace(one_line(error)) from error
+
+
+def _built(network: Network, fake: FakeTensorMode) -> nn.Module:
+    """The network with weights that are fake, or, where its builder minds that, real on the CPU."""
+    try:
+        with BuildMode(fake):
+            return network.build()
+    except Exception:
+        return network.build()
 
 
 def trace_real(network: Network, case: TrainCase, device: torch.device, classes: int) -> Trace:
