@@ -1,0 +1,136 @@
+"""Predictions on a GPU: the trace is the real step's, every call can be replayed, bounds hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from e2e.arms import Arms, Task
+from e2e.datasets.synthetic import Synthetic
+from e2e.networks import find
+from e2e.networks.network import Network, written
+from e2e.predict.calls import Calls, key_of, kind
+from e2e.predict.predictor import Predictor
+from e2e.predict.store import Store
+from e2e.predict.trace import differences, trace, trace_real
+from kernels.aten import flops
+from kernels.case import Target
+from microbench.train_results import TrainCase
+
+pytestmark = pytest.mark.gpu
+
+DEVICE = torch.device("cuda:0")
+CLASSES = 10
+FASTEST_FLOP_PER_S = (
+    2.5e15  # more than any GPU's dense float16 Tensor Cores, so no time is below it
+)
+ARMS: list[tuple[str, dict[str, object]]] = [
+    ("cnn-cifar", {"recipe": "fp32"}),
+    ("cnn-cifar", {"recipe": "tf32", "layout": "nhwc", "fused": False}),
+    ("cnn-cifar", {"recipe": "amp", "layout": "nhwc"}),
+    ("cnn-cifar", {"recipe": "amp", "fused": False}),
+    ("cnn-cifar", {"recipe": "amp-bf16"}),
+    ("cnn-cifar", {"recipe": "O2", "layout": "nhwc"}),
+    ("cnn-cifar", {"recipe": "fp16"}),
+    ("cnn-cifar", {"recipe": "amp", "graph": True}),
+    ("resnet18", {"recipe": "amp", "layout": "nhwc"}),
+    ("mobilenet_v2", {"recipe": "amp", "layout": "nhwc"}),
+    ("vit_b_16", {"recipe": "amp"}),
+    ("gpt-tiny", {"recipe": "amp-bf16"}),
+]
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    facts = torch.cuda.get_device_properties(0)
+    return Target(
+        "cuda", facts.name, (facts.major, facts.minor), facts.multi_processor_count, index=0
+    )
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return Store({"name": "a GPU"}, {})
+
+
+def case_of(network: Network, batch: int = 8, **settings: object) -> TrainCase:
+    made: dict[str, object] = {"recipe": "fp32", "layout": "nchw", "optimizer": network.optimizer}
+    made |= settings
+    if network.tokens is not None:
+        made["layout"] = ""
+    return TrainCase(network.name, batch=batch, input=written(network.input), **made)  # type: ignore[arg-type]
+
+
+def quietly(key: str, stage: str) -> None:
+    """Nobody listens."""
+
+
+@pytest.mark.parametrize(("name", "settings"), ARMS, ids=str)
+def test_the_trace_is_that_of_a_real_step(name: str, settings: dict[str, object]) -> None:
+    network = find(name)
+    case = case_of(network, 8, **settings)
+    fake, real = (record(network, case, DEVICE, CLASSES) for record in (trace, trace_real))
+    assert [op.call.name for op in fake.ops] == [op.call.name for op in real.ops]
+    # cuDNN says how much batch-norm reserves; fake tensors say nothing.
+    unlike = [line for line in differences(fake, real) if "batch_norm" not in line]
+    assert [line for line in unlike if "freed" not in line] == []
+    assert [(op.phase, op.layer) for op in fake.ops] == [(op.phase, op.layer) for op in real.ops]
+
+
+@pytest.mark.parametrize(("name", "settings"), ARMS, ids=str)
+def test_every_call_is_replayed_and_none_beats_the_card(
+    name: str, settings: dict[str, object], target: Target, store: Store
+) -> None:
+    network = find(name)
+    traced = trace(network, case_of(network, 8, **settings), DEVICE, CLASSES)
+    times = Calls(target, store).times(traced)
+    assert times.problems == {}
+    for op in traced.ops:
+        if kind(op) == "view":
+            continue
+        time = times.known[key_of(traced.case, op)]
+        assert time.gpu_s > 0, op.call.name
+        assert time.host_s > 0
+        assert time.scratch_bytes >= 0
+        assert 0 <= time.conversion_s <= time.gpu_s
+        assert (flops(op.call) or 0) / time.gpu_s < FASTEST_FLOP_PER_S
+
+
+def test_layout_changes_inside_convolutions_are_seen(target: Target, store: Store) -> None:
+    network = find("resnet18")
+    found: dict[str, float] = {}
+    for layout in ("nchw", "nhwc"):
+        traced = trace(network, case_of(network, 32, recipe="amp", layout=layout), DEVICE, CLASSES)
+        times = Calls(target, store).times(traced)
+        found[layout] = sum(
+            times.known[key_of(traced.case, op)].conversion_s
+            for op in traced.ops
+            if kind(op) == "product"
+        )
+    assert found["nchw"] > 5 * found["nhwc"]
+
+
+def test_peak_memory_is_near_that_of_a_training(target: Target, store: Store) -> None:
+    network = find("resnet18")
+    case = case_of(network, 64, recipe="amp", layout="nhwc")
+    predictor = Predictor(network, target, CLASSES, store, allow_run=False)
+    told = predictor.foretell(case, quietly)
+    assert told.predicted is not None
+    data = Synthetic(network.input, CLASSES)
+    arms = Arms(Task(network, data, 1, None, 0), target)
+    (training,) = arms.set_up([case], quietly)
+    arms.close()
+    assert training.memory_peak_bytes is not None
+    assert told.predicted.memory_bytes == pytest.approx(training.memory_peak_bytes, rel=0.1)
+
+
+def test_a_prediction_leaves_no_memory_behind(target: Target, store: Store) -> None:
+    network = find("cnn-cifar")
+    predictor = Predictor(network, target, CLASSES, store, allow_run=False)
+    predictor.foretell(case_of(network), quietly)
+    before = torch.cuda.memory_allocated()
+    predictor.foretell(case_of(network, 16), quietly)
+    assert torch.cuda.memory_allocated() - before < 2**20
