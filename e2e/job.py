@@ -49,6 +49,7 @@ class Job:
 
     def __init__(self, work: Work, worker: TrainWorker, progress: TrainProgress) -> None:
         self.work, self.worker, self.progress = work, worker, progress
+        self._told: dict[str, Foretold] = {}
         self.foresight = Foresight(
             self._ask, work.kind, work.memory_bytes, fixes=work.verify or not work.train
         )
@@ -95,12 +96,14 @@ class Job:
 
     def _ask(self, case: TrainCase) -> Foretold:
         """What cannot be told, or kills the process, has a reason instead of a time."""
-        self.progress.about((case,))
-        try:
-            return self.worker.foretell(case, self.progress.stage)
-        except WorkerDied as death:
-            self._restart()
-            return Foretold(case, reason=death.reason)
+        if case.key not in self._told:
+            self.progress.about((case,))
+            try:
+                self._told[case.key] = self.worker.foretell(case, self.progress.stage)
+            except WorkerDied as death:
+                self._restart()
+                self._told[case.key] = Foretold(case, reason=death.reason)
+        return self._told[case.key]
 
     def _untrained(self, foretold: Mapping[str, Foretold]) -> list[Training]:
         """The arms of a comparison that nobody runs."""

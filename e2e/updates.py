@@ -155,11 +155,20 @@ class Updates:
 def _optimizer(
     weights: list[Tensor], case: TrainCase, lr: float, weight_decay: float
 ) -> torch.optim.Optimizer:
-    # A captured step reads its learning rate from the device; only fused kernels do so.
-    rate: Any = torch.tensor(lr, device=weights[0].device) if case.graph else lr
+    optimizer = _with_float_rate(weights, case, lr, weight_decay)
+    if case.graph:
+        # A captured step reads its learning rate from the device; only fused kernels do so.
+        for group in optimizer.param_groups:
+            group["lr"] = torch.tensor(lr, device=weights[0].device)
+    return optimizer
+
+
+def _with_float_rate(
+    weights: list[Tensor], case: TrainCase, lr: float, weight_decay: float
+) -> torch.optim.Optimizer:
     how: dict[str, Any] = {"fused": True} if case.fused else {"foreach": True}
     if case.optimizer == "sgd":
-        sgd = torch.optim.SGD(weights, lr=rate, momentum=MOMENTUM, weight_decay=weight_decay, **how)
+        sgd = torch.optim.SGD(weights, lr=lr, momentum=MOMENTUM, weight_decay=weight_decay, **how)
         # Torch's fused SGD makes these buffers without setting them, and an update that the loss
         # scale skips leaves them so: the next one would add what lay in memory.
         for weight in weights:
@@ -168,4 +177,4 @@ def _optimizer(
     kind = torch.optim.AdamW if case.optimizer == "adamw" else torch.optim.Adam
     if case.graph:
         how["capturable"] = True
-    return kind(weights, lr=rate, weight_decay=weight_decay, **how)
+    return kind(weights, lr=lr, weight_decay=weight_decay, **how)

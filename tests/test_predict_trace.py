@@ -28,6 +28,10 @@ ARMS: list[dict[str, object]] = [
     {"recipe": "bf16", "keep_batchnorm_fp32": True},
     {"recipe": "fp32", "accumulate": 3, "label_smoothing": 0.1},
     {"recipe": "fp32", "optimizer": "adamw"},
+    {"recipe": "fp32", "optimizer": "adamw", "fused": False},
+    {"recipe": "amp", "optimizer": "adam", "fused": False},
+    {"recipe": "amp", "graph": True},
+    {"recipe": "fp32", "optimizer": "adamw", "graph": True},
 ]
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from e2e.predict.recorder import TracedOp
-from e2e.predict.replay import Counted, CpuStopwatch, CudaStopwatch, OpTime, Stopwatch
+from e2e.predict.replay import Counted, CpuStopwatch, CudaStopwatch, OpTime, Stopwatch, Taken
 from e2e.predict.store import Store
 from e2e.predict.trace import Trace
 from e2e.recipes import recipe_of, switch_process
@@ -46,10 +46,10 @@ class Calls:
         switch_process(recipe_of(traced.case), self.device.type)
         counted, problems = self._made(missing, Counter(keys))
         found = dict(zip(counted, self._stopwatch.times(list(counted.values())), strict=True))
-        new = {key: time for key, time in found.items() if isinstance(time, OpTime)}
+        new = {key: taken for key, taken in found.items() if isinstance(taken, Taken)}
         problems |= {key: why for key, why in found.items() if isinstance(why, str)}
-        self.store.add(new)
-        return Times(known | new, problems)
+        self.store.add({key: taken.time for key, taken in new.items() if taken.steady})
+        return Times(known | {key: taken.time for key, taken in new.items()}, problems)
 
     def _made(
         self, ops: Mapping[str, TracedOp], counts: Mapping[str, int]
@@ -64,7 +64,7 @@ class Calls:
             except (CannotReplay, torch.OutOfMemoryError) as problem:
                 problems[key] = _in_words(problem)
                 continue
-            counted[key] = Counted(replay, counts[key], kind(ops[key]) == "product")
+            counted[key] = Counted(replay, counts[key])
         return {key: counted[key] for key in ops if key in counted}, problems
 
     def _pool(self, ops: dict[str, TracedOp], problems: dict[str, str]) -> Pool:

@@ -29,7 +29,8 @@ class OpCost:
     inside a product; an op of kind "view" has none. `host_s` is what the host needs to launch it;
     one that `waits` holds the host until the device is done with it. `name` is ATen's
     ("aten.convolution.default"), `dtype` that of its input, `misaligned` what keeps it off the fast
-    kernels ("C=60"); each is "" where nobody said.
+    kernels ("C=60"); each is "" where nobody said. `busy_s` is the part of `gpu_s` in which a
+    kernel runs, None where it is not known.
     """
 
     kind: str
@@ -42,6 +43,7 @@ class OpCost:
     name: str = ""
     dtype: str = ""
     misaligned: str = ""
+    busy_s: float | None = None
 
     @property
     def device_s(self) -> float:
@@ -54,7 +56,7 @@ class Simulated:
     """A step in steady state. `idle_s` is the part of `step_s` in which the device has no work.
 
     `gpu_s` and `host_s` are what device and host need without each other; `limit` is "host" when
-    the idle share is above IDLE_SHARE, as for measured steps, and "gpu" otherwise.
+    no kernel runs in more than IDLE_SHARE of the step, as for measured steps, and "gpu" otherwise.
     """
 
     step_s: float
@@ -83,18 +85,19 @@ def simulate(
     one launch, `queue_depth` of which the host may be ahead.
     """
     gpu_s = math.fsum(op.device_s for op in ops)
+    busy_s = math.fsum(op.device_s if op.busy_s is None else op.busy_s for op in ops)
     if captured:
         if graph_host_s is None:
             raise ValueError("a captured step needs graph_host_s, what launching its graph takes")
-        return _simulated(max(gpu_s, graph_host_s), gpu_s, graph_host_s)
+        return _simulated(max(gpu_s, graph_host_s), gpu_s, graph_host_s, busy_s)
     launches = _launches(ops, framework_s)
     host_s = math.fsum(launch[0] for launch in launches)
-    return _simulated(_period(launches, gpu_s, host_s, queue_depth), gpu_s, host_s)
+    return _simulated(_period(launches, gpu_s, host_s, queue_depth), gpu_s, host_s, busy_s)
 
 
-def _simulated(step_s: float, gpu_s: float, host_s: float) -> Simulated:
+def _simulated(step_s: float, gpu_s: float, host_s: float, busy_s: float) -> Simulated:
     idle_s = max(0.0, step_s - gpu_s)
-    limit = "host" if idle_s > IDLE_SHARE * step_s else "gpu"
+    limit = "host" if max(idle_s, step_s - busy_s) > IDLE_SHARE * step_s else "gpu"
     return Simulated(gpu_s + idle_s, gpu_s, host_s, idle_s, limit)
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 
 import torch
 
@@ -12,17 +15,16 @@ from e2e.networks import Network
 from e2e.networks.network import written
 from e2e.predict.calls import Calls, Times, key_of, kind
 from e2e.predict.foretold import Foretold
-from e2e.predict.framework import Framework, Sample, fitted, small_networks
+from e2e.predict.framework import Framework, Sample, fitted
 from e2e.predict.memory import peak_bytes
 from e2e.predict.model import OpCost, simulate
 from e2e.predict.recorder import TracedOp
 from e2e.predict.replay import OpTime
+from e2e.predict.small_networks import small_networks
 from e2e.predict.store import Store
 from e2e.predict.trace import CannotTrace, Trace, fixed_feed, trace, trace_real
 from e2e.recipes import cannot_run, recipe_of
-from e2e.steps import CpuSteps, host_time
 from kernels.case import Target
-from microbench.stats import median
 from microbench.train_results import Predicted, TrainCase
 
 GPU_ERROR = 0.03  # of a step that the device limits: the most that validation allows
@@ -30,7 +32,7 @@ HOST_ERROR = 0.10  # of one that the host limits: its time varies as much betwee
 GRAPH_HOST_S = 1.5e-3  # that launching a captured step takes (ResNet-50 on an H200's host)
 COMPILED = "a compiled step runs kernels that no trace shows: predicted steps are eager or captured"
 SMALL_CLASSES = 8
-FRAMEWORK_STEPS = 5
+FRAMEWORK_STEPS, FRAMEWORK_TRIES = 20, 3
 
 Announce = Callable[[str, str], None]
 
@@ -65,6 +67,7 @@ class Predictor:
             framework = self._calibrated()
             self._store.keep(framework)
         if self.cuda:
+            gc.collect()
             torch.cuda.empty_cache()  # what comes next finds the memory as it was
         return self._told(traced, times, notes, framework)
 
@@ -87,13 +90,16 @@ class Predictor:
     def _calibrated(self) -> Framework:
         """Fitted to small networks: what the host does beside the calls."""
         samples: list[Sample] = []
-        for small in small_networks():
+        for small in small_networks(self.target.kind):
             for recipe in ("fp32", "amp") if self.cuda else ("fp32",):
-                samples.append(self._sample(small, recipe))
+                with suppress(CannotTrace):  # what is left is fitted
+                    samples.append(self._sample(small, recipe))
         return fitted(samples)
 
     def _sample(self, small: Network, recipe: str) -> Sample:
-        case = TrainCase(small.name, recipe, small.batch, written(small.input), "nchw")
+        case = TrainCase(
+            small.name, recipe, small.batch, written(small.input), optimizer=small.optimizer
+        )
         traced = trace(small, case, self.device, SMALL_CLASSES)
         times = self._calls.times(traced).known
         calls_s = sum(
@@ -105,11 +111,19 @@ class Predictor:
         def step() -> None:
             learner.step(feed)
 
+        return Sample(traced, min(self._step_s(step) for _ in range(FRAMEWORK_TRIES)), calls_s)
+
+    def _step_s(self, step: Callable[[], None]) -> float:
+        """Seconds a step, many in a row: so small that the device keeps up with the host."""
+        step()
+        if self.cuda:
+            torch.cuda.synchronize()
+        began_s = time.perf_counter()
         for _ in range(FRAMEWORK_STEPS):
             step()
         if self.cuda:
-            return Sample(traced, host_time(step), calls_s)
-        return Sample(traced, median(CpuSteps().block(step, FRAMEWORK_STEPS).times_s), calls_s)
+            torch.cuda.synchronize()
+        return (time.perf_counter() - began_s) / FRAMEWORK_STEPS
 
     def _alone_s(self, time: OpTime) -> float:
         return time.host_s if self.cuda else time.gpu_s
@@ -152,8 +166,9 @@ class Predictor:
         tensors = op.call.tensors
         return OpCost(
             kind(op), op.phase, op.layer, time.gpu_s, time.host_s,
-            waits=op.waits or not self.cuda,  # a CPU's host is its device
+            waits=op.waits or time.waits or not self.cuda,  # a CPU's host is its device
             conversion_s=time.conversion_s,
+            busy_s=time.busy_s,
             name=op.call.name,
             dtype=tensors[0].dtype if tensors else "",
         )  # fmt: skip

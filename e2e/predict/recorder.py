@@ -18,9 +18,13 @@ from kernels.aten import Call, TensorSpec, describe, spec_of
 from microbench.layers.networks import following
 
 LAST_PHASE = "optimizer"  # of what comes after the last mark of a step
-SCALED = "backward"  # after this phase the loss scaler looks at the gradients
+BACKWARD = "backward"
+# What Python reads after that phase: whether a gradient overflowed, and an optimizer's steps.
+FINITE, STEPS_DONE = 0.0, 2.0
+FUSED = "aten._fused_"
 SKIPPED = ("prim.", "profiler.")  # questions and notes: no arithmetic, no launch
 READS = "aten._local_scalar_dense.default"  # a value that Python reads: the host waits for it
+COPIES = ("aten._to_copy.", "aten.copy_.")
 BATCH_NORM = "aten.native_batch_norm.default"
 BLOCK_BYTES = 512  # torch's caching allocator rounds up to this
 
@@ -81,9 +85,12 @@ class Storages:
 
 
 class Recorder(TorchDispatchMode):
-    """Sees each call below autograd. `mark(phase)` ends a phase, as a `Learner.step` tells it."""
+    """Sees each call below autograd. `mark(phase)` ends a phase, as a `Learner.step` tells it.
 
-    def __init__(self, device_type: str) -> None:
+    `scaled`: a loss scaler looks at the gradients before an unfused optimizer is called.
+    """
+
+    def __init__(self, device_type: str, *, scaled: bool = False) -> None:
         super().__init__()
         self.ops: list[TracedOp] = []
         self.storages = Storages()
@@ -91,7 +98,7 @@ class Recorder(TorchDispatchMode):
         self._device_type = device_type
         self._pending: list[TracedOp] = []
         self._path: list[str] = []
-        self._last_mark = ""
+        self._last_mark, self._reads, self._scaled = "", 0, scaled
         self._layers: dict[int, str] = {}  # autograd's sequence number -> layer
         self._sequence = _next_sequence()
 
@@ -123,7 +130,7 @@ class Recorder(TorchDispatchMode):
 
     def mark(self, phase: str) -> None:
         """What was recorded since the last mark belongs to this phase."""
-        self._last_mark = phase
+        self._last_mark, self._reads = phase, 0
         self.ops += [replace(op, phase=phase) for op in self._pending]
         self._pending.clear()
 
@@ -147,10 +154,7 @@ class Recorder(TorchDispatchMode):
         call = describe(func, args, kwargs)
         freed = self.storages.take_freed()
         layer, noted = self._layer()
-        if name == READS and self._last_mark == SCALED and isinstance(args[0], FakeTensor):
-            out = 0.0  # whether a gradient overflowed: none did
-        else:
-            out = _as_when_real(name, args, func(*args, **kwargs))
+        out = self._run(name, func, args, kwargs)
         made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
         self._pending.append(
             TracedOp(
@@ -158,13 +162,22 @@ class Recorder(TorchDispatchMode):
                 tuple(spec_of(tensor) for tensor in made),
                 phase="",  # told by the next mark
                 layer=layer,
-                waits=self._waits(name, args, made),
+                waits=self._waits(name, args, kwargs, made),
                 noted=noted,
                 allocated=sum(self.storages.see(tensor, self._device_type) for tensor in made),
                 freed=freed,
             )
         )
         return out
+
+    def _run(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        fake = any(isinstance(leaf, FakeTensor) for leaf in tree_leaves(args))
+        if fake and name.startswith(FUSED):
+            return None  # some have no fake kernel, and torch would run them for real
+        if fake and name == READS and self._last_mark == BACKWARD:
+            self._reads += 1
+            return FINITE if self._scaled and self._reads == 1 else STEPS_DONE
+        return _as_when_real(name, args, func(*args, **kwargs))
 
     def _layer(self) -> tuple[str, bool]:
         """The module whose call this is, and whether autograd has just made a node for it."""
@@ -179,15 +192,17 @@ class Recorder(TorchDispatchMode):
         self._sequence = following_number
         return path, noted
 
-    def _waits(self, name: str, args: Sequence[Any], made: Sequence[Tensor]) -> bool:
+    def _waits(
+        self, name: str, args: Sequence[Any], kwargs: dict[str, Any], made: Sequence[Tensor]
+    ) -> bool:
         if self._device_type == "cpu":
             return False
         if name == READS:
             return args[0].device.type != "cpu"
+        if not name.startswith(COPIES) or kwargs.get("non_blocking"):
+            return False
         sources = [arg for arg in args if isinstance(arg, Tensor)]
-        return any(t.device.type == "cpu" for t in made) and any(
-            source.device.type != "cpu" for source in sources
-        )
+        return len({tensor.device.type for tensor in (*sources, *made)}) > 1
 
 
 def _as_when_real(name: str, args: Sequence[Any], out: Any) -> Any:

@@ -1,8 +1,8 @@
-"""Measures the calls of a step one by one: on the device, on the host, and the memory in between.
+"""Measures calls one by one: on the device, on the host, and the memory that they take.
 
-A round launches every distinct call as often as the step does, in the step's order, so that the
-card draws the power, and runs at the clock, of the step. Short calls are timed behind a gate, many
-at a time: the host cannot launch them as fast as the device runs them.
+A round launches every call that is asked for at least as often as the step does, so that the card
+draws power, and runs at a clock, as in the step. Calls that the host cannot launch as fast as the
+device runs them are timed behind a gate, as many at a time as a stream can queue.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import quantiles
 from typing import Any, Protocol, TypeVar
 
 import torch
 
+from e2e.steps import union_s
 from kernels.aten import Replay
 from kernels.case import Target
 from microbench.kernel_names import KernelTime, is_conversion, record
@@ -24,41 +26,54 @@ from microbench.layers.networks import one_line
 from microbench.stats import median
 from microbench.timing import TRAILING
 
-HOST_LAUNCHES = 16  # of a call in a row, its host time taken: well under what a stream queues
-HOST_TRIES = 3
+HOST_LAUNCHES, HOST_TRIES = 16, 3  # of a call in a row, its host time taken
+SLOW_S, SLOW_LAUNCHES = 1e-3, 4  # a call this long is tried once, with so few
 # A call this long is launched faster than it runs, even when the host is slow.
 LONG_S = 80e-6
 BLOCK_S = 300e-6  # launches of a call between two events take at least this long, and
 LEAST_SHORT = 10  # of a short one there are at least so many
-GATED_LAUNCHES = 600  # behind one gate; the events add to them
+GATED_COMMANDS = 700  # kernels, copies and events behind one gate: a stream queues about 1,024
 ROUNDS, SETTLING_ROUNDS = 7, 2
 SETTLE_S = 0.3  # the clock needs this long to settle to the power of the step
 MAX_SETTLING_ROUNDS = 40
 EMPTIES, EMPTY_BLOCKS = 10, 21  # to learn what a pair of events costs
 MARK = "empty"  # the kernel between two calls in a profile
-CPU_LAUNCHES = 3
+CPU_LAUNCHES = 5
+# Quartiles of a call's rounds further apart than this share of the median: it is not kept on disk.
+MAX_SPREAD = {"cuda": 0.05, "cpu": 0.3}
 
 
 @dataclass(frozen=True)
 class OpTime:
     """One launch of a call alone: seconds of the device and of the host, bytes beside its results.
 
-    `conversion_s` is the part of `gpu_s` in kernels that only change a layout.
+    `gpu_s` is from one launch to the next, gaps between its kernels included; `busy_s` of it a
+    kernel runs, `conversion_s` one that only changes a layout. `kernels` counts them and copies.
     """
 
     gpu_s: float
     host_s: float
     scratch_bytes: int = 0
     conversion_s: float = 0.0
+    busy_s: float | None = None
+    kernels: int = 1
+    waits: bool = False
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A time, and whether it was steady enough to be kept for other runs."""
+
+    time: OpTime
+    steady: bool
 
 
 @dataclass(frozen=True)
 class Counted:
-    """A call that can be launched, how often the step launches it, and whether it is a product."""
+    """A call that can be launched, and how often the step launches it."""
 
     replay: Replay
     count: int
-    product: bool = False
 
 
 T = TypeVar("T")
@@ -74,10 +89,15 @@ def _or_why(measure: Callable[[Counted], T], counted: Counted) -> T | str:
         return one_line(error)
 
 
+def _is_steady(times: Sequence[float], kind: str) -> bool:
+    low, middle, high = quantiles(times, n=4)
+    return high - low <= MAX_SPREAD[kind] * middle
+
+
 class Stopwatch(Protocol):
     """Takes the times of calls."""
 
-    def times(self, calls: Sequence[Counted]) -> list[OpTime | str]:
+    def times(self, calls: Sequence[Counted]) -> list[Taken | str]:
         """One for each call, in order; why there is none for one that raises."""
         ...
 
@@ -85,11 +105,11 @@ class Stopwatch(Protocol):
 class CpuStopwatch:
     """By the clock: a CPU runs a call before the host goes on, so all of it is the device's."""
 
-    def times(self, calls: Sequence[Counted]) -> list[OpTime | str]:
+    def times(self, calls: Sequence[Counted]) -> list[Taken | str]:
         """The median of CPU_LAUNCHES after one to warm up."""
         return [_or_why(self._time, counted) for counted in calls]
 
-    def _time(self, counted: Counted) -> OpTime:
+    def _time(self, counted: Counted) -> Taken:
         replay = counted.replay
         replay.launch()
         times: list[float] = []
@@ -98,7 +118,7 @@ class CpuStopwatch:
             start_s = time.perf_counter()
             replay.launch()
             times.append(time.perf_counter() - start_s)
-        return OpTime(median(times), 0.0)
+        return Taken(OpTime(median(times), 0.0), _is_steady(times, "cpu"))
 
 
 @dataclass
@@ -109,17 +129,32 @@ class _Met:
     host_s: float
     rough_s: float
     scratch_bytes: int
+    waits: bool
+    kernels: int = 1
+    busy_s: float | None = None
+    conversion_share: float = 0.0
 
     @property
-    def long(self) -> bool:
-        """Whether the host is sure to launch it faster than the device runs it."""
-        return self.rough_s > max(LONG_S, 2 * self.host_s)
+    def launch(self) -> Callable[[], object]:
+        """Launch it once."""
+        return self.counted.replay.launch
+
+    @property
+    def gated(self) -> bool:
+        """Whether the host might not launch it as fast as the device runs it."""
+        return not self.waits and self.rough_s <= max(LONG_S, 2 * self.host_s)
 
     @property
     def launches(self) -> int:
         """How many stand between two events."""
-        least = 1 if self.long else LEAST_SHORT
-        return max(self.counted.count, least, math.ceil(BLOCK_S / max(self.rough_s, 1e-6)))
+        least = LEAST_SHORT if self.gated else 1
+        wanted = max(self.counted.count, least, math.ceil(BLOCK_S / max(self.rough_s, 1e-6)))
+        return min(wanted, max(1, (GATED_COMMANDS - 2) // self.kernels)) if self.gated else wanted
+
+    @property
+    def commands(self) -> int:
+        """What a block of them queues."""
+        return self.launches * self.kernels + 2
 
 
 class CudaStopwatch:
@@ -130,23 +165,21 @@ class CudaStopwatch:
 
         # Nothing is flushed: a step's calls find the cache as the one before left it.
         self._instruments = Instruments(target.index, 16, target.sm_count)
+        self._instruments.launch_empty()  # loading it may wait for the device, which a gate holds
+        torch.cuda.synchronize()
 
-    def times(self, calls: Sequence[Counted]) -> list[OpTime | str]:
+    def times(self, calls: Sequence[Counted]) -> list[Taken | str]:
         """From ROUNDS rounds after the clock has settled."""
         tried = [_or_why(self._meet, counted) for counted in calls]
-        times = iter(self._in_rounds([one for one in tried if not isinstance(one, str)]))
-        return [one if isinstance(one, str) else next(times) for one in tried]
+        taken = iter(self._in_rounds([one for one in tried if not isinstance(one, str)]))
+        return [one if isinstance(one, str) else next(taken) for one in tried]
 
-    def _in_rounds(self, met: Sequence[_Met]) -> list[OpTime]:
+    def _in_rounds(self, met: Sequence[_Met]) -> list[Taken]:
+        self._look_at_kernels(met)
         self._settle(met)
         rounds = [self._round(met) for _ in range(ROUNDS)]
         overhead_s = self._event_overhead()
-        shares = self._conversion_shares(met)
-        found: list[OpTime] = []
-        for one, share, *blocks in zip(met, shares, *rounds, strict=True):
-            gpu_s = max(0.0, median(blocks) - overhead_s) / one.launches
-            found.append(OpTime(gpu_s, one.host_s, one.scratch_bytes, share * gpu_s))
-        return found
+        return [_taken(one, blocks, overhead_s) for one, *blocks in zip(met, *rounds, strict=True)]
 
     # ------------------------------------------------------------ alone
 
@@ -157,28 +190,38 @@ class CudaStopwatch:
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
+        began_s = time.perf_counter()
         kept = launch()
         torch.cuda.synchronize()
+        once_s = time.perf_counter() - began_s
         after, peak = torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
         del kept
         counted.replay.restore()
-        tries = [self._gated(launch) for _ in range(HOST_TRIES)]
-        host_s = median([host_s for host_s, _ in tries])
-        return _Met(
-            counted, host_s, median([gpu_s for _, gpu_s in tries]), peak - max(before, after)
-        )
+        host_s, rough_s, waits = self._roughly(launch, once_s)
+        return _Met(counted, host_s, rough_s, peak - max(before, after), waits)
 
-    def _gated(self, launch: Any) -> tuple[float, float]:
-        """(host, device) seconds of a launch of HOST_LAUNCHES behind the gate."""
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    def _roughly(self, launch: Callable[[], object], once_s: float) -> tuple[float, float, bool]:
+        """(host seconds, device seconds, whether it waits for the device) of a launch."""
+        launches, tries = (SLOW_LAUNCHES, 1) if once_s > SLOW_S else (HOST_LAUNCHES, HOST_TRIES)
+        found: list[tuple[float, float]] = []
+        for _ in range(tries):
+            host_s, device_s = self._behind_gate(launch, launches)
+            if self._instruments.gate_expired:
+                return 0.0, once_s, True
+            found.append((host_s, device_s))
+        return median([host_s for host_s, _ in found]), median([s for _, s in found]), False
+
+    def _behind_gate(self, launch: Callable[[], object], launches: int) -> tuple[float, float]:
+        """(host, device) seconds a launch."""
+        start, end = _pair()
         with self._gate():
             start.record()
             began_s = time.perf_counter()
-            for _ in range(HOST_LAUNCHES):
+            for _ in range(launches):
                 launch()
             host_s = time.perf_counter() - began_s
             end.record()
-        return host_s / HOST_LAUNCHES, start.elapsed_time(end) * 1e-3 / HOST_LAUNCHES
+        return host_s / launches, start.elapsed_time(end) * 1e-3 / launches
 
     @contextmanager
     def _gate(self) -> Iterator[None]:
@@ -199,20 +242,20 @@ class CudaStopwatch:
         return max(0.0, one_s - (many_s - one_s) / EMPTIES)
 
     def _empty_block(self, launches: int) -> float:
-        pairs = [self._pair() for _ in range(EMPTY_BLOCKS)]
+        pairs = [_pair() for _ in range(EMPTY_BLOCKS)]
         with self._gate():
             for start, end in pairs:
                 start.record()
                 for _ in range(launches):
                     self._instruments.launch_empty()
                 end.record()
-        return median([start.elapsed_time(end) * 1e-3 for start, end in pairs])
+        return median([_seconds(pair) for pair in pairs])
 
     # ------------------------------------------------------------ in rounds
 
     def _settle(self, met: Sequence[_Met]) -> None:
         """Rounds until the clock is the step's; short calls alone leave the card cool."""
-        if not any(one.long for one in met):
+        if all(one.gated for one in met):
             return
         began_s = time.perf_counter()
         for number in range(MAX_SETTLING_ROUNDS):
@@ -222,70 +265,93 @@ class CudaStopwatch:
 
     def _round(self, met: Sequence[_Met]) -> list[float]:
         """Seconds of each call's block."""
-        pairs = [self._pair() for _ in met]
-        longs = [i for i, one in enumerate(met) if one.long]
-        self._block(met, pairs, longs)
+        pairs = [_pair() for _ in met]
+        self._block(met, pairs, [i for i, one in enumerate(met) if not one.gated])
         torch.cuda.synchronize()
-        for batch in self._batches(met):
-            with self._gate():
-                self._block(met, pairs, batch)
+        for batch in _batches(met):
+            self._behind_gates(met, pairs, batch)
         for one in met:
             one.counted.replay.restore()
         torch.cuda.synchronize()
-        return [start.elapsed_time(end) * 1e-3 for start, end in pairs]
+        return [_seconds(pair) for pair in pairs]
+
+    def _behind_gates(
+        self, met: Sequence[_Met], pairs: Sequence[Any], batch: Sequence[int]
+    ) -> None:
+        """Behind one gate, or behind several when it opens before all is launched."""
+        with self._gate():
+            self._block(met, pairs, batch)
+        if self._instruments.gate_expired and len(batch) > 1:
+            for half in (batch[: len(batch) // 2], batch[len(batch) // 2 :]):
+                self._behind_gates(met, pairs, half)
 
     def _block(self, met: Sequence[_Met], pairs: Sequence[Any], which: Sequence[int]) -> None:
         if not which:
             return
-        met[which[0]].counted.replay.launch()  # the first block must not begin on an idle device
+        met[which[0]].launch()  # the first block must not begin on an idle device
         for i in which:
             start, end = pairs[i]
             start.record()
             for _ in range(met[i].launches):
-                met[i].counted.replay.launch()
+                met[i].launch()
             end.record()
-
-    def _batches(self, met: Sequence[_Met]) -> Iterator[list[int]]:
-        """Short calls in order, as many as one gate holds."""
-        batch: list[int] = []
-        launches = 0
-        for i, one in enumerate(met):
-            if one.long:
-                continue
-            if batch and launches + one.launches > GATED_LAUNCHES:
-                yield batch
-                batch, launches = [], 0
-            batch.append(i)
-            launches += one.launches
-        if batch:
-            yield batch
-
-    def _pair(self) -> tuple[Any, Any]:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        return start, end
 
     # ------------------------------------------------------------ by kernel
 
-    def _conversion_shares(self, met: Sequence[_Met]) -> list[float]:
-        """Of each call's kernels, the share of the time in those that only change a layout."""
-        products = [i for i, one in enumerate(met) if one.counted.product]
-        shares = [0.0] * len(met)
-        if not products:
-            return shares
+    def _look_at_kernels(self, met: Sequence[_Met]) -> None:
+        """Note of each call its kernels, their time, and how much of it only changes a layout."""
 
         def launch_all() -> None:
-            for i in products:
+            for one in met:
                 self._instruments.launch_empty()
-                met[i].counted.replay.launch()
+                one.launch()
             self._instruments.launch_empty()
 
         kernels = record(launch_all)
         marks = [i for i, kernel in enumerate(kernels) if kernel.name == MARK]
-        if len(marks) != len(products) + 1:
-            return shares
-        for which, (first, last) in zip(products, pairwise(marks), strict=True):
-            shares[which] = _conversion_share(kernels[first + 1 : last])
-        return shares
+        if len(marks) != len(met) + 1:
+            return
+        for one, (first, last) in zip(met, pairwise(marks), strict=True):
+            own = kernels[first + 1 : last]
+            one.kernels = max(1, len(own))
+            one.busy_s = union_s(own)
+            one.conversion_share = _conversion_share(own)
+
+
+def _taken(one: _Met, blocks: Sequence[float], overhead_s: float) -> Taken:
+    gpu_s = max(0.0, median(blocks) - overhead_s) / one.launches
+    busy_s = None if one.busy_s is None else min(one.busy_s, gpu_s)
+    found = OpTime(
+        gpu_s, one.host_s, one.scratch_bytes, one.conversion_share * gpu_s, busy_s, one.kernels,
+        one.waits,
+    )  # fmt: skip
+    return Taken(found, _is_steady(blocks, "cuda"))
+
+
+def _batches(met: Sequence[_Met]) -> Iterator[list[int]]:
+    """Calls for the gate in order, as many at a time as it holds."""
+    batch: list[int] = []
+    commands = 0
+    for i, one in enumerate(met):
+        if not one.gated:
+            continue
+        if batch and commands + one.commands > GATED_COMMANDS:
+            yield batch
+            batch, commands = [], 0
+        batch.append(i)
+        commands += one.commands
+    if batch:
+        yield batch
+
+
+def _pair() -> tuple[Any, Any]:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    return start, end
+
+
+def _seconds(pair: tuple[Any, Any]) -> float:
+    start, end = pair
+    return start.elapsed_time(end) * 1e-3
 
 
 def _conversion_share(kernels: Sequence[KernelTime]) -> float:

@@ -1,7 +1,7 @@
 """What was measured once, on disk, so that a second network re-uses what the first one needed.
 
-One file for a device and the versions of the software: a time belongs to the library that was fast
-or slow.
+One file for a device, its host and the versions of the software: a time belongs to the library that
+was fast or slow, and to the processor that launched it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from typing import Any
 from e2e.predict.framework import COUNTED, Framework
 from e2e.predict.replay import OpTime
 from kernels.tuned import slug, user_directory
+from microbench.host import cpu_name
 
-VERSIONS = ("torch", "triton", "cuda", "cudnn", "cublas")
+VERSIONS = ("python", "torch", "triton", "cuda", "cudnn", "cublas")
 FORMAT = 1  # raised when times are taken in another way
 
 
@@ -30,7 +31,8 @@ class Store:
 
     def __init__(self, device: Mapping[str, Any], software: Mapping[str, Any]) -> None:
         made_by = {name: software.get(name) for name in VERSIONS}
-        facts = json.dumps([FORMAT, device.get("power_limit_w"), made_by], sort_keys=True)
+        card = {name: device.get(name) for name in ("power_limit_w", "driver")}
+        facts = json.dumps([FORMAT, card, cpu_name(), made_by], sort_keys=True)
         digest = hashlib.sha256(facts.encode()).hexdigest()[:16]
         folder = user_directory("calls")
         self.path = folder / f"{slug(str(device.get('name', 'device')))}-{digest}.json"
@@ -56,8 +58,9 @@ class Store:
 
     def _write(self) -> None:
         """A disk that cannot be written costs the next run its time, no more."""
-        known, _ = _read(self.path)
+        known, framework = _read(self.path)
         self._times = known | self._times
+        self.framework = self.framework or framework
         content = {
             "calls": {key: asdict(time) for key, time in self._times.items()},
             "framework": asdict(self.framework) if self.framework else None,
@@ -81,16 +84,27 @@ def _read(path: Path) -> tuple[dict[str, OpTime], Framework | None]:
         return found, None
     calls = content.get("calls")
     for key, fields in calls.items() if isinstance(calls, dict) else ():
-        with suppress(TypeError, ValueError, AttributeError):
-            numbers = {name: _time(value) for name, value in fields.items()}
-            scratch = int(numbers.pop("scratch_bytes", 0))
-            found[key] = OpTime(**numbers, scratch_bytes=scratch)
+        with suppress(TypeError, ValueError, AttributeError, KeyError):
+            found[key] = _op_time(fields)
     with suppress(TypeError, ValueError, KeyError):
         kept = content["framework"]
         seconds = tuple(float(each) for each in kept["seconds"])
         if len(seconds) == len(COUNTED):
             return found, Framework(seconds, _time(kept["error"]))
     return found, None
+
+
+def _op_time(fields: dict[str, Any]) -> OpTime:
+    busy_s = fields.get("busy_s")
+    return OpTime(
+        _time(fields["gpu_s"]),
+        _time(fields["host_s"]),
+        int(_time(fields["scratch_bytes"])),
+        _time(fields["conversion_s"]),
+        None if busy_s is None else _time(busy_s),
+        int(_time(fields["kernels"])),
+        bool(fields["waits"]),
+    )
 
 
 def _time(value: Any) -> float:

@@ -23,7 +23,7 @@ from e2e.learner import Learner, memory_format, storage
 from e2e.networks import Network
 from e2e.networks.network import FAKE_LOGGER, quiet
 from e2e.predict.recorder import Recorder, TracedOp
-from e2e.recipes import Recipe, recipe_of
+from e2e.recipes import DYNAMIC, Recipe, recipe_of
 from microbench.layers.networks import BuildMode, one_line
 from microbench.train_results import TrainCase
 
@@ -57,7 +57,8 @@ def trace(network: Network, case: TrainCase, device: torch.device, classes: int)
     with warnings.catch_warnings(action="ignore"), quiet(FAKE_LOGGER):
         try:
             module = _built(network, fake)
-            with fake:
+            # One thread: fake tensors live in the mode of the thread that made them.
+            with torch.autograd.set_multithreading_enabled(False), fake:
                 _move(module, case, recipe_of(case), device)
                 return _recorded(network, case, device, classes, module)
         except Exception as error:
@@ -82,8 +83,8 @@ def _recorded(
     network: Network, case: TrainCase, device: torch.device, classes: int, module: nn.Module | None
 ) -> Trace:
     """The second step: the first one makes what later steps find there."""
-    recorder = Recorder(device.type)
     learner = Learner(network, case, recipe_of(case), device, seed=SEED, module=module)
+    recorder = Recorder(device.type, scaled=recipe_of(case).scale == DYNAMIC)
     feed = fixed_feed(network, case, device, classes)
     recorder.hold(_tensors_of(learner, feed))
     with _without_cycles(), recorder.following(learner.module), recorder:
