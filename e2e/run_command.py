@@ -46,7 +46,7 @@ class TrainRequest:
     repeats: int
     budget: float | None
     outputs: Outputs
-    predict: bool | None = None  # None: on a GPU
+    predict: bool = False  # before it is timed
     verify: bool = False
     train: bool = True  # False: predict, and no more
 
@@ -102,12 +102,10 @@ def carry_out(request: TrainRequest, before: Run | None, path: Path, console: Co
 def _work(
     request: TrainRequest, network: Network, facts: DataFacts, greeting: Greeting, path: Path
 ) -> Work:
-    kind = greeting.target.kind
-    wanted = kind == "cuda" if request.predict is None else request.predict
     return Work(
-        request.settings, path, request.repeats, request.budget, facts, kind,
+        request.settings, path, request.repeats, request.budget, facts, greeting.target.kind,
         network.unit, network.units_per_sample, greeting.device.get("memory_bytes"),
-        predict=wanted or request.verify or not request.train,
+        predict=request.predict or request.verify or not request.train,
         verify=request.verify, train=request.train,
     )  # fmt: skip
 
