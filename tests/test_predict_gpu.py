@@ -6,18 +6,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from tracing import case_of
 
 from e2e.arms import Arms, Task
 from e2e.datasets.synthetic import Synthetic
 from e2e.networks import find
-from e2e.networks.network import Network, written
 from e2e.predict.calls import Calls, key_of, kind
 from e2e.predict.predictor import Predictor
 from e2e.predict.store import Store
 from e2e.predict.trace import differences, trace, trace_real
 from kernels.aten import flops
 from kernels.case import Target
-from microbench.train_results import TrainCase
 
 pytestmark = pytest.mark.gpu
 
@@ -54,14 +53,6 @@ def target() -> Target:
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return Store({"name": "a GPU"}, {})
-
-
-def case_of(network: Network, batch: int = 8, **settings: object) -> TrainCase:
-    made: dict[str, object] = {"recipe": "fp32", "layout": "nchw", "optimizer": network.optimizer}
-    made |= settings
-    if network.tokens is not None:
-        made["layout"] = ""
-    return TrainCase(network.name, batch=batch, input=written(network.input), **made)  # type: ignore[arg-type]
 
 
 def quietly(key: str, stage: str) -> None:

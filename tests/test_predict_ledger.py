@@ -27,7 +27,6 @@ from e2e.predict.ledger import (
     bound,
     layer_table,
     ledger,
-    reached,
     term_of,
 )
 from e2e.predict.model import OpCost, simulate
@@ -169,13 +168,6 @@ def test_the_bound_is_amdahls() -> None:
     assert bound(step(op("norm", 1))) is None
     assert bound(step(op("product", 1))) is None
     assert bound(step()) is None
-
-
-def test_reached_is_the_share_of_the_products_saving() -> None:
-    assert reached(FP32, AMP) == pytest.approx((39.5 - 20) / (34 - 16))
-    assert reached(FP32, FP32) is None
-    assert reached(AMP, FP32) is None
-    assert reached(step(), step()) is None
 
 
 # ---------------------------------------------------------------- properties

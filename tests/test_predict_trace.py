@@ -7,13 +7,13 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
+from tracing import case_of
 
 from e2e.networks import find
-from e2e.networks.network import Network, written
+from e2e.networks.network import Network
 from e2e.predict.memory import peak_bytes
 from e2e.predict.trace import CannotTrace, Trace, differences, trace, trace_real
 from kernels.aten import kind_of
-from microbench.train_results import TrainCase
 
 CPU = torch.device("cpu")
 CLASSES = 10
@@ -33,14 +33,6 @@ ARMS: list[dict[str, object]] = [
     {"recipe": "amp", "graph": True},
     {"recipe": "fp32", "optimizer": "adamw", "graph": True},
 ]
-
-
-def case_of(network: Network, batch: int = 8, **settings: object) -> TrainCase:
-    made: dict[str, object] = {"recipe": "fp32", "layout": "nchw", "optimizer": network.optimizer}
-    made |= settings
-    if network.tokens is not None:
-        made["layout"] = ""
-    return TrainCase(network.name, batch=batch, input=written(network.input), **made)  # type: ignore[arg-type]
 
 
 def traced(name: str, batch: int = 8, **settings: object) -> Trace:

@@ -8,16 +8,15 @@ from dataclasses import dataclass
 
 import torch
 
+from e2e.predict.cuda_replay import CudaStopwatch
 from e2e.predict.recorder import TracedOp
-from e2e.predict.replay import Counted, CpuStopwatch, CudaStopwatch, OpTime, Stopwatch, Taken
+from e2e.predict.replay import TOO_LARGE, Counted, CpuStopwatch, OpTime, Stopwatch, Taken
 from e2e.predict.store import Store
 from e2e.predict.trace import Trace
 from e2e.recipes import recipe_of, switch_process
 from kernels.aten import CannotReplay, Pool, kind_of, materialise, reserve
 from kernels.case import Target
 from microbench.train_results import TrainCase
-
-TOO_LARGE = "it alone needs more memory than there is"
 
 
 @dataclass(frozen=True)

@@ -140,17 +140,6 @@ def bound(base: Step) -> float | None:
     return base.whole_s / rest_s
 
 
-def reached(base: Step, other: Step) -> float | None:
-    """The step's saving as a share of what its products save; None where they save nothing.
-
-    Above 1 where the rest of the step got faster too.
-    """
-    saved_s = base.product_s - other.product_s
-    if saved_s <= NOTHING * base.product_s:
-        return None
-    return (base.whole_s - other.whole_s) / saved_s
-
-
 def term_of(op: OpCost) -> str:
     """The ledger's term that an op's time counts in, but for its `conversion_s` (LAYOUT)."""
     if op.kind != "product":

@@ -1,44 +1,21 @@
-"""Measures calls one by one: on the device, on the host, and the memory that they take.
-
-A round launches every call that is asked for at least as often as the step does, so that the card
-draws power, and runs at a clock, as in the step. Calls that the host cannot launch as fast as the
-device runs them are timed behind a gate, as many at a time as a stream can queue.
-"""
+"""Times of calls launched alone: what is known of one, and how a CPU takes them."""
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from statistics import quantiles
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 
-from e2e.steps import union_s
 from kernels.aten import Replay
-from kernels.case import Target
-from microbench.kernel_names import KernelTime, is_conversion, record
 from microbench.layers.networks import one_line
 from microbench.stats import median
-from microbench.timing import TRAILING
 
-HOST_LAUNCHES, HOST_TRIES = 16, 3  # of a call in a row, its host time taken
-SLOW_S, SLOW_LAUNCHES = 1e-3, 4  # a call this long is tried once, with so few
-# A call this long is launched faster than it runs, even when the host is slow.
-LONG_S = 80e-6
-BLOCK_S = 300e-6  # launches of a call between two events take at least this long, and
-LEAST_SHORT = 10  # of a short one there are at least so many
-GATED_COMMANDS = 700  # kernels, copies and events behind one gate: a stream queues about 1,024
-ROUNDS, SETTLING_ROUNDS = 7, 2
-SETTLE_S = 0.3  # the clock needs this long to settle to the power of the step
-MAX_SETTLING_ROUNDS = 40
-EMPTIES, EMPTY_BLOCKS = 10, 21  # to learn what a pair of events costs
-MARK = "empty"  # the kernel between two calls in a profile
 CPU_LAUNCHES = 5
+TOO_LARGE = "it alone needs more memory than there is"
 # Quartiles of a call's rounds further apart than this share of the median: it is not kept on disk.
 MAX_SPREAD = {"cuda": 0.05, "cpu": 0.3}
 
@@ -79,17 +56,17 @@ class Counted:
 T = TypeVar("T")
 
 
-def _or_why(measure: Callable[[Counted], T], counted: Counted) -> T | str:
+def or_why(measure: Callable[[Counted], T], counted: Counted) -> T | str:
     """What is measured of a call, or, in words, why it cannot be launched."""
     try:
         return measure(counted)
     except torch.OutOfMemoryError:
-        return "it alone needs more memory than there is"
+        return TOO_LARGE
     except Exception as error:
         return one_line(error)
 
 
-def _is_steady(times: Sequence[float], kind: str) -> bool:
+def is_steady(times: Sequence[float], kind: str) -> bool:
     low, middle, high = quantiles(times, n=4)
     return high - low <= MAX_SPREAD[kind] * middle
 
@@ -107,7 +84,7 @@ class CpuStopwatch:
 
     def times(self, calls: Sequence[Counted]) -> list[Taken | str]:
         """The median of CPU_LAUNCHES after one to warm up."""
-        return [_or_why(self._time, counted) for counted in calls]
+        return [or_why(self._time, counted) for counted in calls]
 
     def _time(self, counted: Counted) -> Taken:
         replay = counted.replay
@@ -118,243 +95,4 @@ class CpuStopwatch:
             start_s = time.perf_counter()
             replay.launch()
             times.append(time.perf_counter() - start_s)
-        return Taken(OpTime(median(times), 0.0), _is_steady(times, "cpu"))
-
-
-@dataclass
-class _Met:
-    """A call that was launched alone: what is known of it before the rounds."""
-
-    counted: Counted
-    host_s: float
-    rough_s: float
-    scratch_bytes: int
-    waits: bool
-    kernels: int = 1
-    busy_s: float | None = None
-    conversion_share: float = 0.0
-
-    @property
-    def launch(self) -> Callable[[], object]:
-        """Launch it once."""
-        return self.counted.replay.launch
-
-    @property
-    def gated(self) -> bool:
-        """Whether the host might not launch it as fast as the device runs it."""
-        return not self.waits and self.rough_s <= max(LONG_S, 2 * self.host_s)
-
-    @property
-    def launches(self) -> int:
-        """How many stand between two events."""
-        least = LEAST_SHORT if self.gated else 1
-        wanted = max(self.counted.count, least, math.ceil(BLOCK_S / max(self.rough_s, 1e-6)))
-        return min(wanted, max(1, (GATED_COMMANDS - 2) // self.kernels)) if self.gated else wanted
-
-    @property
-    def commands(self) -> int:
-        """What a block of them queues."""
-        return self.launches * self.kernels + 2
-
-
-class CudaStopwatch:
-    """By device events."""
-
-    def __init__(self, target: Target) -> None:
-        from microbench.instruments import Instruments
-
-        # Nothing is flushed: a step's calls find the cache as the one before left it.
-        self._instruments = Instruments(target.index, 16, target.sm_count)
-        self._instruments.launch_empty()  # loading it may wait for the device, which a gate holds
-        torch.cuda.synchronize()
-
-    def times(self, calls: Sequence[Counted]) -> list[Taken | str]:
-        """From ROUNDS rounds after the clock has settled."""
-        tried = [_or_why(self._meet, counted) for counted in calls]
-        taken = iter(self._in_rounds([one for one in tried if not isinstance(one, str)]))
-        return [one if isinstance(one, str) else next(taken) for one in tried]
-
-    def _in_rounds(self, met: Sequence[_Met]) -> list[Taken]:
-        self._look_at_kernels(met)
-        self._settle(met)
-        rounds = [self._round(met) for _ in range(ROUNDS)]
-        overhead_s = self._event_overhead()
-        return [_taken(one, blocks, overhead_s) for one, *blocks in zip(met, *rounds, strict=True)]
-
-    # ------------------------------------------------------------ alone
-
-    def _meet(self, counted: Counted) -> _Met:
-        """The first launches: they search algorithms, then show memory, host time, rough time."""
-        launch, device = counted.replay.launch, torch.cuda.current_device()
-        launch()
-        torch.cuda.synchronize()
-        before = torch.cuda.memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        began_s = time.perf_counter()
-        kept = launch()
-        torch.cuda.synchronize()
-        once_s = time.perf_counter() - began_s
-        after, peak = torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
-        del kept
-        counted.replay.restore()
-        host_s, rough_s, waits = self._roughly(launch, once_s)
-        return _Met(counted, host_s, rough_s, peak - max(before, after), waits)
-
-    def _roughly(self, launch: Callable[[], object], once_s: float) -> tuple[float, float, bool]:
-        """(host seconds, device seconds, whether it waits for the device) of a launch."""
-        launches, tries = (SLOW_LAUNCHES, 1) if once_s > SLOW_S else (HOST_LAUNCHES, HOST_TRIES)
-        found: list[tuple[float, float]] = []
-        for _ in range(tries):
-            host_s, device_s = self._behind_gate(launch, launches)
-            if self._instruments.gate_expired:
-                return 0.0, once_s, True
-            found.append((host_s, device_s))
-        return median([host_s for host_s, _ in found]), median([s for _, s in found]), False
-
-    def _behind_gate(self, launch: Callable[[], object], launches: int) -> tuple[float, float]:
-        """(host, device) seconds a launch."""
-        start, end = _pair()
-        with self._gate():
-            start.record()
-            began_s = time.perf_counter()
-            for _ in range(launches):
-                launch()
-            host_s = time.perf_counter() - began_s
-            end.record()
-        return host_s / launches, start.elapsed_time(end) * 1e-3 / launches
-
-    @contextmanager
-    def _gate(self) -> Iterator[None]:
-        """What is launched inside runs after it has all been launched; waits for it at the end."""
-        torch.cuda.synchronize()
-        self._instruments.close_gate()
-        try:
-            yield
-            for _ in range(TRAILING):
-                self._instruments.launch_empty()
-        finally:
-            self._instruments.open_gate()
-            torch.cuda.synchronize()
-
-    def _event_overhead(self) -> float:
-        """What a block reads beyond its launches: of one empty kernel, less one of many."""
-        one_s, many_s = (self._empty_block(count) for count in (1, 1 + EMPTIES))
-        return max(0.0, one_s - (many_s - one_s) / EMPTIES)
-
-    def _empty_block(self, launches: int) -> float:
-        pairs = [_pair() for _ in range(EMPTY_BLOCKS)]
-        with self._gate():
-            for start, end in pairs:
-                start.record()
-                for _ in range(launches):
-                    self._instruments.launch_empty()
-                end.record()
-        return median([_seconds(pair) for pair in pairs])
-
-    # ------------------------------------------------------------ in rounds
-
-    def _settle(self, met: Sequence[_Met]) -> None:
-        """Rounds until the clock is the step's; short calls alone leave the card cool."""
-        if all(one.gated for one in met):
-            return
-        began_s = time.perf_counter()
-        for number in range(MAX_SETTLING_ROUNDS):
-            if number >= SETTLING_ROUNDS and time.perf_counter() - began_s > SETTLE_S:
-                return
-            self._round(met)
-
-    def _round(self, met: Sequence[_Met]) -> list[float]:
-        """Seconds of each call's block."""
-        pairs = [_pair() for _ in met]
-        self._block(met, pairs, [i for i, one in enumerate(met) if not one.gated])
-        torch.cuda.synchronize()
-        for batch in _batches(met):
-            self._behind_gates(met, pairs, batch)
-        for one in met:
-            one.counted.replay.restore()
-        torch.cuda.synchronize()
-        return [_seconds(pair) for pair in pairs]
-
-    def _behind_gates(
-        self, met: Sequence[_Met], pairs: Sequence[Any], batch: Sequence[int]
-    ) -> None:
-        """Behind one gate, or behind several when it opens before all is launched."""
-        with self._gate():
-            self._block(met, pairs, batch)
-        if self._instruments.gate_expired and len(batch) > 1:
-            for half in (batch[: len(batch) // 2], batch[len(batch) // 2 :]):
-                self._behind_gates(met, pairs, half)
-
-    def _block(self, met: Sequence[_Met], pairs: Sequence[Any], which: Sequence[int]) -> None:
-        if not which:
-            return
-        met[which[0]].launch()  # the first block must not begin on an idle device
-        for i in which:
-            start, end = pairs[i]
-            start.record()
-            for _ in range(met[i].launches):
-                met[i].launch()
-            end.record()
-
-    # ------------------------------------------------------------ by kernel
-
-    def _look_at_kernels(self, met: Sequence[_Met]) -> None:
-        """Note of each call its kernels, their time, and how much of it only changes a layout."""
-
-        def launch_all() -> None:
-            for one in met:
-                self._instruments.launch_empty()
-                one.launch()
-            self._instruments.launch_empty()
-
-        kernels = record(launch_all)
-        marks = [i for i, kernel in enumerate(kernels) if kernel.name == MARK]
-        if len(marks) != len(met) + 1:
-            return
-        for one, (first, last) in zip(met, pairwise(marks), strict=True):
-            own = kernels[first + 1 : last]
-            one.kernels = max(1, len(own))
-            one.busy_s = union_s(own)
-            one.conversion_share = _conversion_share(own)
-
-
-def _taken(one: _Met, blocks: Sequence[float], overhead_s: float) -> Taken:
-    gpu_s = max(0.0, median(blocks) - overhead_s) / one.launches
-    busy_s = None if one.busy_s is None else min(one.busy_s, gpu_s)
-    found = OpTime(
-        gpu_s, one.host_s, one.scratch_bytes, one.conversion_share * gpu_s, busy_s, one.kernels,
-        one.waits,
-    )  # fmt: skip
-    return Taken(found, _is_steady(blocks, "cuda"))
-
-
-def _batches(met: Sequence[_Met]) -> Iterator[list[int]]:
-    """Calls for the gate in order, as many at a time as it holds."""
-    batch: list[int] = []
-    commands = 0
-    for i, one in enumerate(met):
-        if not one.gated:
-            continue
-        if batch and commands + one.commands > GATED_COMMANDS:
-            yield batch
-            batch, commands = [], 0
-        batch.append(i)
-        commands += one.commands
-    if batch:
-        yield batch
-
-
-def _pair() -> tuple[Any, Any]:
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    return start, end
-
-
-def _seconds(pair: tuple[Any, Any]) -> float:
-    start, end = pair
-    return start.elapsed_time(end) * 1e-3
-
-
-def _conversion_share(kernels: Sequence[KernelTime]) -> float:
-    total_s = sum(kernel.seconds for kernel in kernels)
-    changing_s = sum(kernel.seconds for kernel in kernels if is_conversion(kernel.name))
-    return changing_s / total_s if total_s else 0.0
+        return Taken(OpTime(median(times), 0.0), is_steady(times, "cpu"))
