@@ -1,0 +1,44 @@
+"""What `resample` must compute, said another way: whole images turned, dense weights, float64."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+def reference(
+    images: Sequence[Tensor], boxes: Tensor, flips: Tensor, orientations: Tensor,
+    size: tuple[int, int], scale: Tensor, shift: Tensor,
+) -> Tensor:  # fmt: skip
+    """As `resample`, on the CPU: float64 [N, 3, *size]."""
+    crops = []
+    for image, box, flip, orientation in zip(images, boxes, flips, orientations, strict=True):
+        top, left, height, width = box.tolist()
+        upright = _upright(image.cpu().numpy().astype(np.float64), int(orientation))
+        crop = upright[:, top : top + height, left : left + width]
+        resized = _weights(height, size[0]) @ crop @ _weights(width, size[1]).T
+        crops.append(resized[:, :, ::-1] if flip else resized)
+    batch = torch.from_numpy(np.stack(crops))
+    factor, offset = (value.cpu().double().reshape(1, 3, 1, 1) for value in (scale, shift))
+    return batch * factor + offset
+
+
+def _upright(image: NDArray[np.float64], orientation: int) -> NDArray[np.float64]:
+    """[3, height, width] as it is looked at: mirrored where EXIF says so, then turned."""
+    if orientation in (2, 4, 5, 7):
+        image = image[:, :, ::-1]
+    quarter_turns = {1: 0, 2: 0, 3: 2, 4: 2, 5: 1, 6: 3, 7: 3, 8: 1}[orientation]
+    return np.rot90(image, quarter_turns, axes=(1, 2))
+
+
+def _weights(taps: int, size: int) -> NDArray[np.float64]:
+    """[size, taps]: the triangle of each output index at the middle of each tap, adding up to 1."""
+    ratio = taps / size
+    centres = (np.arange(size)[:, None] + 0.5) * ratio
+    distances = np.abs(np.arange(taps)[None, :] + 0.5 - centres)
+    heights = np.maximum(1 - distances / max(1.0, ratio), 0)
+    return heights / heights.sum(axis=1, keepdims=True)

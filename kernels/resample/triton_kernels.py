@@ -1,0 +1,80 @@
+"""The Triton kernel of resample: a thread makes an output pixel, all channels, both axes at once.
+
+Window and weights are those of torch's interpolate(mode="bilinear", antialias=True): a triangle
+round the output pixel's centre, of half-width max(1, input / output), cut off at the crop's edges,
+its weights made to add up to one. Names in capitals are compile-time constants.
+"""
+
+# Typed by Triton's compiler: to pyright `range` takes no block.
+# pyright: reportArgumentType=false
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+# Of the table: the address of the crop's first pixel, bytes from it to the next channel, to the
+# pixel below and to the pixel beside it, and the crop's height and width.
+COLUMNS = tl.constexpr(6)
+
+
+@triton.jit
+def resample_images(
+    table, scale, shift, out, H, W,
+    CHANNELS_LAST: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """out[n, c] = scale[c] * crop n resized to H x W + shift[c].
+
+    table: int64 [N, COLUMNS]; scale, shift: float32 [3]; out: float32 [N, 3, H, W], in memory
+    [N, H, W, 3] when CHANNELS_LAST. A program makes BLOCK pixels of one image, row by row.
+    """
+    image = tl.program_id(1).to(tl.int64)
+    row = table + image * COLUMNS
+    first = tl.load(row).to(tl.pointer_type(tl.uint8))
+    plane = tl.load(row + 1)
+    down, across = tl.load(row + 2).to(tl.int32), tl.load(row + 3).to(tl.int32)
+    height, width = tl.load(row + 4).to(tl.int32), tl.load(row + 5).to(tl.int32)
+
+    pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    ratio_y, ratio_x = height.to(tl.float32) / H, width.to(tl.float32) / W
+    half_y, half_x = tl.maximum(ratio_y, 1.0), tl.maximum(ratio_x, 1.0)
+    top, above = _first_tap(pixel // W, ratio_y, half_y)
+    left, before = _first_tap(pixel % W, ratio_x, half_x)
+    red = tl.zeros((BLOCK,), tl.float32)
+    green = tl.zeros((BLOCK,), tl.float32)
+    blue = tl.zeros((BLOCK,), tl.float32)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for i in range(0, tl.ceil(2 * half_y).to(tl.int32)):
+        weight_y = _weight(above + i, 1 / half_y, top + i < height)
+        line = tl.minimum(top + i, height - 1) * down
+        for j in range(0, tl.ceil(2 * half_x).to(tl.int32)):
+            weight = weight_y * _weight(before + j, 1 / half_x, left + j < width)
+            at = line + tl.minimum(left + j, width - 1) * across
+            red += weight * tl.load(first + at).to(tl.float32)
+            green += weight * tl.load(first + plane + at).to(tl.float32)
+            blue += weight * tl.load(first + 2 * plane + at).to(tl.float32)
+            total += weight
+
+    share = 1 / total
+    step = 1 if CHANNELS_LAST else H * W
+    at = out + image * 3 * H * W + pixel * (3 if CHANNELS_LAST else 1)
+    inside = pixel < H * W
+    tl.store(at, red * share * tl.load(scale) + tl.load(shift), inside)
+    tl.store(at + step, green * share * tl.load(scale + 1) + tl.load(shift + 1), inside)
+    tl.store(at + 2 * step, blue * share * tl.load(scale + 2) + tl.load(shift + 2), inside)
+
+
+@triton.jit
+def _first_tap(index, ratio, half):
+    """The first tap under the triangle of an output index, and how far its middle lies from the
+    triangle's.
+    """
+    centre = (index.to(tl.float32) + 0.5) * ratio
+    first = tl.maximum(tl.floor(centre - half + 0.5), 0.0)
+    return first.to(tl.int32), first + 0.5 - centre
+
+
+@triton.jit
+def _weight(distance, slope, inside):
+    """The triangle's height this far from its middle; nothing beyond its foot and the crop."""
+    return tl.where(inside, tl.maximum(1.0 - tl.abs(distance) * slope, 0.0), 0.0)
