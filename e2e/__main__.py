@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -61,7 +62,10 @@ TRAINING = (
     flag("--explain", is_flag=True, help="Say what each recipe does, and train nothing"),
     option("--data", "synthetic", "synthetic, generated, cifar10:DIR or folder:DIR"),
     flag("--strict", is_flag=True, help="End at the first broken image"),
-    option("--workers", "4", "Processes that load a folder's images", type=int),
+    option("--loader", None, "What turns data into batches  [default: usual; see `list`]"),
+    option("--workers", "4", "Processes that load images", type=int),
+    option("--cpus", None, "Cores the run may use  [default: all]", type=int),
+    option("--on-worker-death", "stop", "stop, or restart the loader's processes"),
     option("--iterations", None, "Train so many steps and evaluate", type=int),
     option("--epochs", None, "The same, in passes over the data", type=int),
     option("--repeats", "1", "Trainings of each recipe, from seeds in a row", type=int),
@@ -72,6 +76,22 @@ TRAINING = (
     flag("--verify", is_flag=True, help="Measure the fixes that the prediction proposes"),
     option("--budget", None, "Seconds of timing a comparison  [default: 10 an arm]", type=float),
 )  # fmt: skip
+LOADING = (
+    option("--data", "made", "made, folder:DIR, cifar10:DIR or generated"),
+    option("--workers", None, "Processes that load: 1..16, 2,4,8  [default: 1 to one a core]"),
+    option("--cpus", None, "Cores the run may use  [default: all]", type=int),
+)
+STALLING = (
+    option("--recipe", "fp32,amp", "What is compared, as for train"),
+    option("--batch", None, "Samples in a step  [default: the network's usual]"),
+    option("--layout", None, "nchw or nhwc (channels_last)  [default: nhwc on a GPU]"),
+    option("--loader", None, "What loads (`list` names them)  [default: torchvision]"),
+    flag("--compile", is_flag=True, help="torch.compile, in every recipe"),
+    flag("--graph", is_flag=True, help="Capture the step as a CUDA graph, in every recipe"),
+    option("--measure", "some", "Of what is foretold, measure some, all or none"),
+    option("--device", "auto", "auto, cuda, cuda:N or cpu"),
+    option("--budget", None, "Seconds of timing a comparison  [default: 10 an arm]", type=float),
+)
 VALIDATION = (
     option("--recipe", None, "Recipes of every network  [default: fp32,tf32,amp,amp-bf16]"),
     option("--batch", None, "Batches of every network  [default: two, by the network]"),
@@ -135,12 +155,53 @@ def validate(networks: str | None, batch: str | None, **options: Any) -> None:
     run_validation(networks, batch, options)
 
 
+@app.command()
+@click.argument("network", metavar="NETWORK")
+@_options(LOADING, STALLING, OUTPUT)
+def stalls(network: str, workers: str | None, measure: str, **options: Any) -> None:
+    """Say from how many workers on low precision pays: precision x workers, by difference."""
+    from e2e.stalls.command import run_stalls
+
+    run_stalls(network, workers, measure, options)
+
+
+@app.command()
+@_options(LOADING, OUTPUT)
+@click.option("--backend", default="all", show_default=True, help="Loaders by name, by commas")
+@click.option("--batch", default="128", show_default=True, help="Samples in a batch")
+@click.option("--input", help="Shape of a sample  [default: 3x224x224, or the data's own]")
+@click.option("--cold", is_flag=True, help="Also with files that are not in memory")
+@click.option("--budget", type=float, help="Seconds of loading each  [default: 6]")
+@click.option("--device", default="auto", show_default=True, help="auto, cuda, cuda:N or cpu")
+def loader(backend: str, workers: str | None, cold: bool, **options: Any) -> None:
+    """Measure loaders alone: images a second, and a second and core."""
+    from e2e.stalls.command import run_loaders
+
+    run_loaders(backend, workers, cold, options)
+
+
+@app.command(name="make-data")
+@click.argument("folder", metavar="DIR", type=FILE)
+@click.option("--images", default=20_000, show_default=True, help="How many, held-out ones too")
+@click.option("--classes", default=100, show_default=True, help="In how many classes")
+@click.option("--seed", default=1, show_default=True, help="Another seed makes other images")
+@click.option("--shards", default=0, show_default=True, help="Pack them into tar files too")
+@click.option("--workers", type=int, help="Processes  [default: one a core]")
+@click.option("--quiet", is_flag=True, help="Print nothing but errors")
+def make_data(folder: Path, **options: Any) -> None:
+    """Make photo-like JPEGs in class folders, for who has no photographs to train on."""
+    from e2e.made.command import run_make_data
+
+    run_make_data(folder, **options)
+
+
 @app.command(name="list")
 def list_networks() -> None:
-    """The networks that are known by name."""
-    from e2e.explain import print_networks
+    """The networks and the loaders that are known by name."""
+    from e2e.explain import print_loaders, print_networks
 
     print_networks()
+    print_loaders()
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from e2e.datasets import Data, Feed
+from e2e.datasets import Data
 from e2e.datasets.resident import Resident
+from e2e.feeds import Feeds, TimedFeed
 from e2e.learner import Learner
 from e2e.networks import Network
 from e2e.recipes import cannot_run, recipe_of
@@ -48,7 +49,7 @@ class Held:
 
     training: Training
     learner: Learner
-    feed: Feed
+    feed: TimedFeed
     arm: Arm = field(init=False)
     skipped_before: int = 0  # updates that were skipped before timing began
 
@@ -67,6 +68,7 @@ class Arms:
         self.timer: StepTimer = CpuSteps()
         if self.cuda:
             self.timer = CudaSteps(target.index, target.sm_count)
+        self.feeds = Feeds(task.data, self.device, task.seed)
         self.held: dict[str, Held] = {}
         self._take_shared_memory()
 
@@ -124,7 +126,7 @@ class Arms:
             self.task.network, case, recipe_of(case), self.device,
             seed=self.task.seed, lr=self.task.lr, warmup=self.task.warmup,
         )  # fmt: skip
-        held = Held(blank, learner, feed_of(self.task.data, case, self.device, self.task.seed))
+        held = Held(blank, learner, self.feeds.open(case))
         try:
             first_s, estimate_s = self._warmed(held)
         except BaseException:
@@ -150,6 +152,9 @@ class Arms:
         if held.learner.case.graph:
             held.learner.capture(held.feed)
         count = SETTLED_STEPS if self.cuda else 1
+        if held.training.case.fed:
+            held.feed.skip_ready()
+            count = max(count, held.training.case.workers)  # one batch of each
         return first_s, self._seconds(held, count) / count
 
     def _seconds(self, held: Held, steps: int) -> float:
@@ -215,11 +220,6 @@ class Arms:
     def _reset_peak(self) -> None:
         if self.cuda:
             torch.cuda.reset_peak_memory_stats(self.device)
-
-
-def feed_of(data: Data, case: TrainCase, device: torch.device, seed: int) -> Feed:
-    """The case's batches, in its layout."""
-    return data.feed(case.batch, device, seed, channels_last=case.layout == "nhwc")
 
 
 def describe(error: Exception) -> str:

@@ -9,8 +9,9 @@ from dataclasses import replace
 
 import torch
 
-from e2e.arms import Held, feed_of
+from e2e.arms import Held
 from e2e.datasets import Data
+from e2e.feeds import feed_of
 from microbench.train_results import Repeat, Training
 
 EDGE_SHARE = 0.1  # of the steps, at each end, that `first_loss` and `train_loss` are means over

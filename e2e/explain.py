@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.table import Table
 from rich.text import Text
 
+from e2e.loaders import FIXED, LOADERS
 from e2e.networks import names
 from e2e.recipes import DYNAMIC, NONE, RECIPES, Recipe, parse_recipes
 from microbench.report import words
@@ -32,6 +33,16 @@ def cells(recipe: Recipe) -> tuple[str, ...]:
     return (
         recipe.name, recipe.weights, products, recipe.batchnorm, updated, scale, recipe.text
     )  # fmt: skip
+
+
+def print_loaders() -> None:
+    """Print the loaders, and of those that need something what it is."""
+    console = make_console(quiet=False)
+    console.print("Loaders (--loader):")
+    for name, says in FIXED.items():
+        console.print(f"  {name}: {says}")
+    for name, backend in LOADERS.items():
+        console.print(f"  {name}: {backend.says}")
 
 
 def print_networks() -> None:

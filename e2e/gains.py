@@ -81,13 +81,13 @@ def _limit(training: Training) -> tuple[str | None, str | None]:
     """What a step waits for, with the number that says so; None where it is not known."""
     steps = training.steps
     assert steps
-    waited_s = sum(phase.host_s for phase in training.phases if phase.name == "data")
-    if waited_s > DATA_SHARE * steps.median_s:
-        share = waited_s / steps.median_s
+    share = (training.data_wait_s or 0.0) / steps.median_s
+    idle = None if steps.busy_s is None else 1 - min(1.0, steps.busy_s / steps.median_s)
+    # A host that runs ahead of a busy GPU waits too, for nothing that would make it faster.
+    if share > DATA_SHARE and (idle is None or idle > IDLE_SHARE):
         return "data", f"the host waits for data in {share:.0%} of the step"
-    if steps.busy_s is None:
+    if idle is None:
         return None, None
-    idle = 1 - min(1.0, steps.busy_s / steps.median_s)
     if idle > IDLE_SHARE:
         return "host", f"no kernel runs in {idle:.0%} of the step{_launching(steps)}"
     return "gpu", f"kernels run in {1 - idle:.0%} of the step"

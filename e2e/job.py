@@ -12,8 +12,11 @@ from e2e.gains import with_gains
 from e2e.plans import Comparison
 from e2e.predict.foresight import Foresight, to_verify, verified
 from e2e.predict.foretold import Foretold
+from e2e.predict.loader_wait import with_loader
 from e2e.progress import TrainProgress
 from e2e.worker import DataFacts, TrainSettings, TrainWorker
+from microbench.host import usable_cores
+from microbench.load_results import LoadCase, Loading, load_case
 from microbench.results import Run
 from microbench.run_output import save
 from microbench.train_results import PREDICTED, TrainCase, Training
@@ -21,6 +24,7 @@ from microbench.worker import WorkerDied
 
 ARM_BUDGET_S = 10.0  # seconds of timing an arm gets when the user gives no --budget
 CPU_BUDGET_S = 40.0  # for all arms of a comparison
+LOAD_BUDGET_S = 4.0  # of loading alone, where a prediction needs to know it
 
 
 @dataclass(frozen=True)
@@ -50,9 +54,11 @@ class Job:
     def __init__(self, work: Work, worker: TrainWorker, progress: TrainProgress) -> None:
         self.work, self.worker, self.progress = work, worker, progress
         self._told: dict[str, Foretold] = {}
+        self._loadings: dict[str, Loading] = {}
         self.foresight = Foresight(
-            self._ask, work.kind, work.memory_bytes, fixes=work.verify or not work.train
-        )
+            self._ask, work.kind, work.memory_bytes, fixes=work.verify or not work.train,
+            cores=work.settings.cpus or usable_cores(),
+        )  # fmt: skip
 
     def run(
         self, run: Run, comparisons: Sequence[Comparison], steps: Callable[[Comparison], int]
@@ -71,21 +77,44 @@ class Job:
                 run = self._verified(run, comparison)
             if steps(comparison):
                 run = self._trained(run, comparison, steps(comparison))
+        return run
+
+    def finished(self, run: Run) -> Run:
+        """The run with what there is to say of its data, marked as whole."""
         notes = list(self.worker.notes())
         if notes:
             run = replace(run, settings={**run.settings, "notes": notes})
-        return self._saved(
-            replace(run, finished_at=datetime.now(UTC).isoformat(timespec="seconds"))
-        )
+        return self.saved(replace(run, finished_at=datetime.now(UTC).isoformat(timespec="seconds")))
 
-    def _saved(self, run: Run) -> Run:
+    def loaded(self, run: Run, case: LoadCase, budget_s: float) -> Run:
+        """The run with a loader measured alone, unless it has been."""
+        known = run.loading(case.key)
+        if known is not None and known.status != "failed":
+            return run
+        found = self._loading(case, budget_s)
+        self.progress.loaded(found)
+        return self.saved(run.with_loading(found))
+
+    def _loading(self, case: LoadCase, budget_s: float) -> Loading:
+        """A loader measured alone, once."""
+        if case.key not in self._loadings:
+            self.progress.loading(case)
+            try:
+                self._loadings[case.key] = self.worker.load(case, budget_s)
+            except WorkerDied as death:
+                self._restart()
+                self._loadings[case.key] = Loading(case, "failed", death.reason)
+        return self._loadings[case.key]
+
+    def saved(self, run: Run) -> Run:
+        """The run, once it is on disk."""
         save(run, self.work.path)
         return run
 
     def _saved_all(self, run: Run, trainings: Sequence[Training]) -> Run:
         for training in trainings:
             run = run.with_training(training)
-        return self._saved(run)
+        return self.saved(run)
 
     # ------------------------------------------------------------ predicting
 
@@ -96,14 +125,21 @@ class Job:
 
     def _ask(self, case: TrainCase) -> Foretold:
         """What cannot be told, or kills the process, has a reason instead of a time."""
-        if case.key not in self._told:
-            self.progress.about((case,))
+        plain = replace(case, loader="synthetic", workers=0, cached=False, cold=False)
+        if plain.key not in self._told:
+            self.progress.about((plain,))
             try:
-                self._told[case.key] = self.worker.foretell(case, self.progress.stage)
+                self._told[plain.key] = self.worker.foretell(plain, self.progress.stage)
             except WorkerDied as death:
                 self._restart()
-                self._told[case.key] = Foretold(case, reason=death.reason)
-        return self._told[case.key]
+                self._told[plain.key] = Foretold(plain, reason=death.reason)
+        told = replace(self._told[plain.key], case=case)
+        if not case.fed or told.predicted is None:
+            return told
+        loading = self._loading(load_case(case), LOAD_BUDGET_S)
+        if loading.status != "ok":
+            return Foretold(case, reason=loading.reason)
+        return with_loader(told, loading, case.batch * case.accumulate)
 
     def _untrained(self, foretold: Mapping[str, Foretold]) -> list[Training]:
         """The arms of a comparison that nobody runs."""
@@ -134,8 +170,10 @@ class Job:
         for training in found:
             kept = repeats.get(training.case.key, ())
             run = run.with_training(replace(training, repeats=kept))
+        for loading in self._loadings.values():  # that predictions asked for
+            run = run.with_loading(loading)
         self.progress.timed(found)
-        return self._saved(run)
+        return self.saved(run)
 
     def _time(self, cases: Sequence[TrainCase]) -> list[Training]:
         """A Training for each case, in order; one that kills the process fails, alone."""
@@ -173,12 +211,24 @@ class Job:
             fixes = to_verify(training) if training and training.steps else []
             if training is None or not fixes or _is_verified(training):
                 continue
-            self.progress.about((case, *(fixed for _, fixed in fixes)))
-            again, *tried = with_gains(self._time([case, *(fixed for _, fixed in fixes)]), {})
+            again, *tried = self._tried(case, [fixed for _, fixed in fixes])
             causes = [cause for cause, _ in fixes]
             measured = verified(training, again, list(zip(causes, tried, strict=True)))
             run = self._saved_all(run, [measured, *tried])
         return run
+
+    def _tried(self, case: TrainCase, fixed: Sequence[TrainCase]) -> list[Training]:
+        """A case and some that differ from it, timed: in turns, but for those that load otherwise,
+        whose loaders would work in each other's turns.
+        """
+        alike = [case, *(one for one in fixed if load_case(one) == load_case(case))]
+        self.progress.about(tuple(alike))
+        found = {t.case.key: t for t in with_gains(self._time(alike), {})}
+        for one in fixed:
+            if one.key not in found:
+                self.progress.about((one,))
+                found |= {t.case.key: t for t in with_gains(self._time([one]), {})}
+        return [found[one.key] for one in (case, *fixed)]
 
     # ------------------------------------------------------------ training
 
@@ -223,7 +273,7 @@ class Job:
             others = [c for c in comparison.cases if c != case and _ok(run.training(c.key))]
             self._hold(run, others)
             reason = f"training from seed {seed}: {death.reason}"
-            return self._saved(run.with_training(replace(training, status="failed", reason=reason)))
+            return self.saved(run.with_training(replace(training, status="failed", reason=reason)))
         chance = 1 / self.work.facts.classes if repeat.accuracy is not None else None
         training = replace(training, repeats=(*training.repeats, repeat), chance=chance)
         run = run.with_training(training)
@@ -231,7 +281,7 @@ class Job:
         for one in judged(found, self.work.facts.held_out):
             run = run.with_training(one)
         self.progress.trained(case, repeat)
-        return self._saved(run)
+        return self.saved(run)
 
 
 def _ok(training: Training | None) -> bool:

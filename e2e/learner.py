@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase  # pyright: ignore[reportPrivateUsage]
 
 from e2e.datasets import Feed
+from e2e.datasets.synthetic import SyntheticFeed
 from e2e.networks import Network
 from e2e.recipes import DTYPES, Recipe, switch_process
 from e2e.updates import Updates
@@ -138,7 +139,7 @@ class Learner:
         assert self.case.accumulate == 1, "refused when planned"
         source, targets = feed.place(feed.fetch())
         batch = (source.clone(memory_format=torch.preserve_format), targets.clone())
-        repeat = _Repeat(batch)
+        repeat = SyntheticFeed(batch)
         side = torch.cuda.Stream(self.device)
         side.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(side):
@@ -148,7 +149,8 @@ class Learner:
                 self.steps_done += 1
         torch.cuda.current_stream(self.device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        # A loader's threads go on decoding and pinning memory, which "global" would forbid them.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             loss = self._launch(repeat, _unmarked)
         self._captured = _Captured(graph, batch, loss, source)
 
@@ -223,23 +225,6 @@ class _Captured:
     batch: tuple[Tensor, Tensor]
     loss: Tensor
     placed: Tensor
-
-
-class _Repeat:
-    """A feed that gives one batch again and again."""
-
-    def __init__(self, batch: tuple[Tensor, Tensor]) -> None:
-        self._batch = batch
-
-    def fetch(self) -> None:
-        """Nothing to wait for."""
-
-    def place(self, fetched: object) -> tuple[Tensor, Tensor]:
-        """The batch."""
-        return self._batch
-
-    def close(self) -> None:
-        """Nothing to close."""
 
 
 def _finite(value: float) -> bool:

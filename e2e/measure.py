@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from e2e.arms import Announce, Arms, Held, Task, describe
-from e2e.steps import PHASE_STEPS, StepBlock, busy_time, host_time, time_phases
+from e2e.datasets.synthetic import SyntheticFeed
+from e2e.steps import PHASE_STEPS, Bursts, StepBlock, busy_time, host_time, time_phases
 from kernels.case import Target
 from microbench.errors import UserError
 from microbench.interleave import FEWEST_ROUNDS, LOOKS, ArmFailed, Pace, Turns
@@ -21,6 +22,8 @@ from microbench.values import Warning
 # median of a turn to be known to a fraction of a per cent; less when the budget is short.
 TURN_S, WARM_SHARE = 0.8, 0.25
 ROUNDS = LOOKS[0]  # that a budget is meant to last for
+# Of a case that is fed: several bursts of its workers, after what lay ready has been thrown away.
+FED_TURN_S, FED_WARM_SHARE = 4.0, 0.25
 CPU_BLOCK_S = 2.0
 CPU_PHASE_STEPS = 2
 
@@ -56,24 +59,31 @@ class Trainer(Arms):
 
     def _take_turns(self, budget_s: float, announce: Announce) -> None:
         def begin(key: str, number: int) -> None:
-            self.held[key].learner.switch()
-            announce(key, f"timing, round {number}{_rate_so_far(self.held[key])}")
+            held = self.held[key]
+            held.learner.switch()
+            announce(key, f"timing, round {number}{_rate_so_far(held)}")
+            if len(self.held) > 1:
+                held.feed.skip_ready()
 
         for held in self.held.values():
             held.arm.blocks.clear()
             held.skipped_before = held.learner.skipped_steps
+            held.feed.forget()
+        fed = [held.training.case for held in self.held.values() if held.training.case.fed]
         turns = Turns(
-            self.timer, "sustained", budget_s, during=self.telemetry.during, begin=begin,
-            own_pace=self._pace(budget_s),
+            Bursts(self.timer, max(case.workers for case in fed)) if fed else self.timer,
+            "sustained", budget_s, during=self.telemetry.during, begin=begin,
+            own_pace=self._pace(budget_s, bool(fed)),
         )  # fmt: skip
         turns.take([held.arm for held in self.held.values()])
 
-    def _pace(self, budget_s: float) -> Pace:
+    def _pace(self, budget_s: float, fed: bool) -> Pace:
         if not self.cuda:
             block_s = min(CPU_BLOCK_S, budget_s / len(self.held) / FEWEST_ROUNDS)
             return Pace(settle_s=0.0, warm_s=0.0, block_s=block_s, least=1, most=100)
-        turn_s = min(TURN_S, budget_s / len(self.held) / ROUNDS)
-        warm_s = WARM_SHARE * turn_s
+        longest_s, share = (FED_TURN_S, FED_WARM_SHARE) if fed else (TURN_S, WARM_SHARE)
+        turn_s = min(longest_s, budget_s / len(self.held) / (FEWEST_ROUNDS if fed else ROUNDS))
+        warm_s = share * turn_s
         return Pace(settle_s=TURN_S, warm_s=warm_s, block_s=turn_s - warm_s, least=3, most=400)
 
     def _dropped(self, failure: ArmFailed) -> Training:
@@ -99,6 +109,7 @@ class Trainer(Arms):
             ci95_s=median_interval(times, self.timer.resolution_s),
             wall_s=sum(block.wall_s for block in blocks),
             wall_steps=sum(block.wall_steps for block in blocks),
+            wait_s=held.feed.wait_s * held.training.case.accumulate,
         )
         clocks = [block.sm_clock_mhz for block in blocks if block.sm_clock_mhz]
         seen = self.telemetry.summary(held.arm.key)
@@ -124,9 +135,17 @@ class Trainer(Arms):
             return training
         busy_s, launches = busy_time(held.step)
         # An unfused optimizer makes the loss scaler wait for the device: no host time of its own.
-        host_s = None if held.learner.updates.waits else host_time(held.step)
+        host_s = None if held.learner.updates.waits else host_time(_without_loading(held))
         steps = replace(training.steps, busy_s=busy_s, launches=launches, host_s=host_s)
         return replace(training, steps=steps)
+
+
+def _without_loading(held: Held) -> Callable[[], object]:
+    """The arm's step; of a case that is fed, on a batch that is there already."""
+    if not held.training.case.fed:
+        return held.step
+    feed = SyntheticFeed(held.feed.place(held.feed.fetch()))
+    return lambda: held.learner.step(feed)
 
 
 def _rate_so_far(held: Held) -> str:

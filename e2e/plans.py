@@ -37,8 +37,12 @@ class Options:
     loss_scale: float | None = None
     keep_batchnorm_fp32: bool = False
     label_smoothing: float = 0.0
+    data: str = "synthetic"
     loader: str = "synthetic"
     workers: int = 0
+    cached: bool = False
+    cold: bool = False
+    cpus: int = 0
 
 
 @dataclass(frozen=True)
@@ -114,8 +118,12 @@ def _base(network: Network, options: Options, recipe: str, layout: str) -> Train
         loss_scale=options.loss_scale,
         keep_batchnorm_fp32=options.keep_batchnorm_fp32,
         label_smoothing=options.label_smoothing,
+        data=options.data,
         loader=options.loader,
         workers=options.workers,
+        cached=options.cached,
+        cold=options.cold,
+        cpus=options.cpus,
     )
 
 

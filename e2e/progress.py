@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from rich.console import Console
 
+from microbench.load_results import LoadCase, Loading
 from microbench.report import words
 from microbench.report.live import LiveLine
 from microbench.train_results import Repeat, TrainCase, Training
@@ -15,7 +16,8 @@ from microbench.train_results import Repeat, TrainCase, Training
 class TrainProgress(LiveLine):
     """Tells a person which arm runs, what came out, and how long it will take.
 
-    `total` counts what is put on disk one after another: comparisons timed, and trainings.
+    `total` counts what is put on disk one after another: comparisons timed, trainings, and loaders
+    measured.
     """
 
     def __init__(
@@ -31,6 +33,10 @@ class TrainProgress(LiveLine):
         self._began_s = clock()
         self._names: dict[str, str] = {}
         self._timed_until_s: float | None = None
+
+    def expect(self, more: int) -> None:
+        """So much more is going to be put on disk."""
+        self._total += more
 
     def timing(self, budget_s: float) -> None:
         """The timing of a comparison begins, and takes about so long."""
@@ -62,6 +68,15 @@ class TrainProgress(LiveLine):
         parts = [f"{arm_name(t.case)} {t.status}" for t in trainings]
         self._advance(f"{case.network} batch {case.batch}: {', '.join(parts)}")
 
+    def loading(self, case: LoadCase) -> None:
+        """A loader is about to be measured alone."""
+        self._doing = words.clean(f"{loader_name(case)}: loading")
+
+    def loaded(self, loading: Loading) -> None:
+        """A loader's measurement is on disk."""
+        per_s = f"{words.number(loading.per_s)} img/s" if loading.per_s else loading.status
+        self._advance(f"{loader_name(loading.case)}: {per_s}")
+
     def trained(self, case: TrainCase, repeat: Repeat) -> None:
         """A training is on disk."""
         result = "no held-out data" if repeat.loss is None else f"loss {repeat.loss:.3f}"
@@ -90,6 +105,12 @@ class TrainProgress(LiveLine):
         if self._total == 1 and self._timed_until_s is not None:
             return max(0.0, self._timed_until_s - now_s)
         return None
+
+
+def loader_name(case: LoadCase) -> str:
+    """ "torchvision, 4 workers, cold files"."""
+    parts = [case.loader, words.count(case.workers, "worker"), *["cold files"] * case.cold]
+    return ", ".join(parts)
 
 
 def arm_name(case: TrainCase) -> str:

@@ -10,9 +10,12 @@ from e2e.plans import Options
 from e2e.run_command import TrainRequest
 from e2e.worker import TrainSettings
 from microbench.errors import UserError
+from microbench.host import usable_cores
 from microbench.run_output import outputs_from
+from microbench.train_results import AT_HAND, USUAL_LOADER
 
 MAX_SIDES = 4
+ON_DEATH = ("stop", "restart")
 
 
 def training_request(network: str, words: dict[str, Any]) -> TrainRequest:
@@ -24,8 +27,8 @@ def training_request(network: str, words: dict[str, Any]) -> TrainRequest:
 def prediction_request(network: str, words: dict[str, Any]) -> TrainRequest:
     """The same without training: what `predict` has no options for is as usual."""
     usual = {
-        "data": "synthetic", "workers": 0, "iterations": None, "epochs": None, "repeats": 1,
-        "budget": None,
+        "data": "synthetic", "loader": None, "workers": 0, "cpus": None, "iterations": None,
+        "epochs": None, "repeats": 1, "budget": None, "on_worker_death": "stop",
     }  # fmt: skip
     return _request(network, {**usual, **words, "train": False})
 
@@ -33,15 +36,35 @@ def prediction_request(network: str, words: dict[str, Any]) -> TrainRequest:
 def _request(network: str, words: dict[str, Any]) -> TrainRequest:
     words = {**words, "input": parse_shape(words["input"])}
     outputs = outputs_from(words)
-    loader, _, _ = words["data"].partition(":")
-    if words["workers"] < 0:
-        raise UserError(f"--workers starts at 0, not {words['workers']}")
-    if loader != "folder":  # nothing else has processes that load
-        words["workers"] = 0
-    made = words | {"network": network, "loader": loader, "outputs": outputs}
+    made = words | loading_of(words) | {"network": network, "outputs": outputs}
     made["options"] = Options(**_those(Options, made))
+    made["data"] = words["data"]  # with its folder
+    if made["on_worker_death"] not in ON_DEATH:
+        choices = " or ".join(ON_DEATH)
+        raise UserError(f"--on-worker-death takes {choices}, not {made['on_worker_death']!r}")
     made["settings"] = TrainSettings(**_those(TrainSettings, made))
     return TrainRequest(**_those(TrainRequest, made))
+
+
+def loading_of(words: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a case that say how data is loaded; UserError for what cannot be."""
+    if words["workers"] < 0:
+        raise UserError(f"--workers starts at 0, not {words['workers']}")
+    data, _, _ = words["data"].partition(":")
+    loader = words["loader"] or USUAL_LOADER.get(data, data)
+    if data == "synthetic" and loader not in (data, "pinned"):
+        raise UserError(f"synthetic data is one batch: loader {loader} has nothing to load")
+    # What is at hand has no processes that load.
+    workers = 0 if loader in AT_HAND else words["workers"]
+    return {"data": data, "loader": loader, "workers": workers, "cpus": checked_cpus(words["cpus"])}
+
+
+def checked_cpus(asked: int | None) -> int:
+    """--cpus as a case has it, 0 for all; UserError for more than there are."""
+    there = usable_cores()
+    if asked is not None and not 1 <= asked <= there:
+        raise UserError(f"--cpus {asked}: this process may use 1 to {there} cores")
+    return asked or 0
 
 
 def parse_shape(text: str | None) -> tuple[int, ...] | None:

@@ -51,6 +51,42 @@ class TrainRequest:
     train: bool = True  # False: predict, and no more
 
 
+@dataclass(frozen=True)
+class Session:
+    """A run under way: what was asked, and what the device and the data turned out to be."""
+
+    request: TrainRequest
+    network: Network
+    greeting: Greeting
+    facts: DataFacts
+    job: Job
+
+    @property
+    def kind(self) -> str:
+        """The device's kind."""
+        return self.greeting.target.kind
+
+    def plan(self, **changes: Any) -> list[Comparison]:
+        """The comparisons that the options ask for, with these changed."""
+        options = replace(self.request.options, **changes)
+        memory_bytes = self.greeting.device.get("memory_bytes")
+        return plan(self.network, options, self.kind, memory_bytes)
+
+
+Procedure = Callable[[Session, Run], Run]  # adds to the run, through the session's job
+
+
+def compare_recipes(session: Session, run: Run) -> Run:
+    """What training a network means: its comparisons timed, trained and predicted, as asked."""
+    comparisons = session.plan()
+    steps = _steps_wanted(session.request, session.facts)
+    repeats = session.request.repeats
+    session.job.progress.expect(
+        sum(1 + repeats * len(c.arms) * bool(steps(c)) for c in comparisons)
+    )
+    return session.job.run(run, comparisons, steps)
+
+
 def run_training(request: TrainRequest) -> None:
     """Predict, train, time and report, as asked; UserError for what the user can mend."""
     from microbench.report.screen import make_console
@@ -64,8 +100,18 @@ def run_training(request: TrainRequest) -> None:
     report(run, path, request.outputs, console)
 
 
-def carry_out(request: TrainRequest, before: Run | None, path: Path, console: Console) -> Run:
+def carry_out(
+    request: TrainRequest,
+    before: Run | None,
+    path: Path,
+    console: Console,
+    procedure: Procedure = compare_recipes,
+) -> Run:
     """The run with what the request asks for added to it, and on disk at `path`."""
+    if request.settings.data == "made":
+        from e2e.made.command import make_usual
+
+        make_usual(console)
     worker = TrainWorker(request.settings)
     try:
         # The child loads what it needs while the words are checked that need the network.
@@ -73,17 +119,17 @@ def carry_out(request: TrainRequest, before: Run | None, path: Path, console: Co
         plan(network, request.options, "cuda", None)
         greeting = _greet(worker)
         kind = greeting.target.kind
-        comparisons = plan(network, request.options, kind, greeting.device.get("memory_bytes"))
+        plan(network, request.options, kind, greeting.device.get("memory_bytes"))
         facts = worker.open_data()
-        steps = _steps_wanted(request, facts)
+        _steps_wanted(request, facts)
         run = _begin(request, greeting, facts, before)
         for note in [*notes(request.options, kind), *facts.notes]:
             console.print(note)
-        total = sum(1 + request.repeats * len(c.arms) * bool(steps(c)) for c in comparisons)
-        with TrainProgress(console, total, quiet=request.outputs.quiet) as progress:
+        with TrainProgress(console, 0, quiet=request.outputs.quiet) as progress:
             job = Job(_work(request, network, facts, greeting, path), worker, progress)
             try:
-                run = job.run(run, comparisons, steps)
+                run = procedure(Session(request, network, greeting, facts, job), run)
+                run = job.finished(run)
             finally:
                 worker = job.worker
     except KeyboardInterrupt:

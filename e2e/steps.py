@@ -7,9 +7,11 @@ only before the first and after the last step.
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -107,6 +109,33 @@ class CpuSteps:
         """Steps in a row, untimed."""
         for _ in range(times):
             launch()
+
+    def forget(self) -> None:
+        """Nothing is kept."""
+
+
+class Bursts:
+    """A `Timer` of steps whose batches come in bursts, as `workers` end them: a block's one sample
+    is the mean of its steps, and their number a multiple of the workers'.
+    """
+
+    name = "steps"
+
+    def __init__(self, timer: CudaSteps | CpuSteps, workers: int) -> None:
+        self._timer, self._workers = timer, max(1, workers)
+        self.name, self.l2 = timer.name, timer.l2
+        self.resolution_s = timer.resolution_s
+        self.flush_s, self.overhead_s = timer.flush_s, timer.overhead_s
+
+    def block(self, launch: Launch, samples: int) -> StepBlock:
+        """At least `samples` steps in a row."""
+        whole_rounds = math.ceil(samples / self._workers)
+        block = self._timer.block(launch, whole_rounds * self._workers)
+        return replace(block, times_s=(fmean(block.times_s),))
+
+    def run(self, launch: Launch, times: int) -> None:
+        """Steps in a row, untimed."""
+        self._timer.run(launch, times)
 
     def forget(self) -> None:
         """Nothing is kept."""

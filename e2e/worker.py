@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
+from microbench.load_results import LoadCase, Loading
 from microbench.train_results import Repeat, TrainCase, Training
 from microbench.worker import HANG_S, Child, OnStage, greet_parent
 
@@ -26,7 +27,10 @@ POLL_S = 0.05  # sensors are read less often than for kernels: the host has a lo
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """What the child must know to train. None: the network's own."""
+    """What the child must know to train. None: the network's own.
+
+    `workers` and `loader` are those of held-out data and of cases that do not say otherwise.
+    """
 
     device: str
     network: str
@@ -37,7 +41,10 @@ class TrainSettings:
     lr: float | None = None
     warmup: int = 0
     strict: bool = False
+    loader: str | None = None
     workers: int = 0
+    cpus: int = 0  # 0: all
+    on_worker_death: str = "stop"
     allow_run: bool = False  # record a real step where fake tensors fail
 
 
@@ -67,6 +74,10 @@ class TrainWorker(Child):
         """What is known of a case's step before it runs. Raises WorkerDied."""
         return self.ask(("foretell", case), on_stage, SET_UP_S)
 
+    def load(self, case: LoadCase, budget_s: float) -> Loading:
+        """Measure a loader alone, with no arms beside it. Raises WorkerDied."""
+        return self.ask(("load", case, budget_s), lambda _key, _stage: None, budget_s + SET_UP_S)
+
     def set_up(self, cases: Sequence[TrainCase], on_stage: OnStage) -> list[Training]:
         """Hold these arms, and no others; a Training for each. Raises WorkerDied."""
         return self.ask(("set_up", tuple(cases)), on_stage, SET_UP_S)
@@ -89,9 +100,12 @@ class TrainWorker(Child):
 
 def _train_on_request(pipe: Connection, settings: TrainSettings) -> None:
     info = greet_parent(pipe, settings.device)
+    from e2e.loaders.cpus import limit_cpus
     from e2e.measure import Trainer
     from microbench import device as devices
 
+    if settings.cpus:
+        limit_cpus(settings.cpus)
     kind, *_ = pipe.recv()
     assert kind == "open"
     task, facts = _opened(settings, info.target().torch_device)
@@ -128,8 +142,14 @@ def _make_predictor(task: Any, info: DeviceInfo, allow_run: bool) -> Any:
 
 def _answer(trainer: Any, kind: str, rest: Sequence[Any], announce: OnStage) -> object:
     from e2e.converge import train_once
+    from e2e.loading import measure_loading
     from microbench.report import words
 
+    if kind == "load":
+        trainer.close()  # arms would be beside it
+        case, budget_s = rest
+        task = trainer.task
+        return measure_loading(task.data, case, trainer.device, budget_s, task.seed)
     if kind == "set_up":
         return trainer.set_up(rest[0], announce)
     if kind == "time":
@@ -155,6 +175,8 @@ def _opened(settings: TrainSettings, device: str) -> tuple[Any, DataFacts]:
     """The task and the facts of its data. UserError for what is wrong with network or data."""
     from dataclasses import replace
 
+    import torch
+
     from e2e.arms import Task
     from e2e.datasets import open_data
     from e2e.networks import find
@@ -168,6 +190,9 @@ def _opened(settings: TrainSettings, device: str) -> tuple[Any, DataFacts]:
         tokens=network.tokens,
         strict=settings.strict,
         workers=settings.workers,
+        loader=settings.loader,
+        on_death=settings.on_worker_death,
+        device=torch.device(device),
     )
     if data.train_samples is not None:
         network = find(

@@ -43,8 +43,8 @@ def explain_again(file: Path) -> None:
 
     run = read_run(file)
     probe(file, "FILE")
-    if run.trainings and not run.results:
-        print(f"{file} holds trainings only: they were explained when they were measured")
+    if (run.trainings or run.loadings) and not run.results:
+        print(f"{file} holds no kernels: the rest was explained when it was measured")
         return
     explained = annotate(run)
     changed = sum(a != b for a, b in zip(run.results, explained.results, strict=True))

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from kernels.case import Case
 from microbench.errors import UserError
+from microbench.load_results import LoadCase, Loading
 from microbench.results import Result, Run
 from microbench.train_results import TrainCase, Training
 from microbench.values import Interval
@@ -22,6 +23,7 @@ from microbench.values import Interval
 NOISE_PCT = 3.0
 NOISE_S = 1.3e-6  # where the matrices lie in memory: up to 1.22 us between runs, stable in each
 TRAIN_NOISE_PCT = 1.0  # of a training step
+LOAD_NOISE_PCT = 5.0  # of loading an image: processes share cores as the system likes
 VERDICTS = ("faster", "slower", "same", "cannot tell")
 MUST_AGREE = ("timer", "l2", "regime")
 
@@ -54,6 +56,9 @@ class Noise:
 
 
 KERNELS, TRAININGS = Noise(NOISE_PCT, NOISE_S), Noise(TRAIN_NOISE_PCT)
+LOADERS = Noise(LOAD_NOISE_PCT)
+AnyCase = Case | TrainCase | LoadCase
+AnyResult = Result | Training | Loading
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,7 @@ class CompareRow:
     """One case in both runs. `ratio` is time in A over time in B: above 1, B is faster."""
 
     key: str
-    case: Case | TrainCase
+    case: AnyCase
     verdict: str
     ratio: float | None
     ci95: tuple[float, float] | None
@@ -76,8 +81,8 @@ class Comparison:
 
     differences: list[str]
     rows: list[CompareRow]
-    only_a: list[Case | TrainCase]
-    only_b: list[Case | TrainCase]
+    only_a: list[AnyCase]
+    only_b: list[AnyCase]
 
     def as_dict(self) -> dict[str, object]:
         """The comparison as plain values: counts, differences, and a row a case."""
@@ -87,6 +92,7 @@ class Comparison:
             "noise_pct": NOISE_PCT,
             "noise_s": NOISE_S,
             "train_noise_pct": TRAIN_NOISE_PCT,
+            "load_noise_pct": LOAD_NOISE_PCT,
             "differences": self.differences,
             "only_a": [case.key for case in self.only_a],
             "only_b": [case.key for case in self.only_b],
@@ -118,9 +124,10 @@ def compare(a: Run, b: Run) -> Comparison:
     )
 
 
-def _by_key(run: Run) -> dict[str, Result | Training]:
+def _by_key(run: Run) -> dict[str, AnyResult]:
     """Everything that the run measured, kernels first."""
-    return {found.case.key: found for found in (*run.results, *run.trainings)}
+    measured = (*run.results, *run.trainings, *run.loadings)
+    return {found.case.key: found for found in measured}
 
 
 def _refuse_other_settings(a: Run, b: Run) -> None:
@@ -156,7 +163,7 @@ def _mean_clock(run: Run) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _row(a: Result | Training, b: Result | Training) -> CompareRow:
+def _row(a: AnyResult, b: AnyResult) -> CompareRow:
     case, timed_a, timed_b = a.case, _timed(a), _timed(b)
     a_s, b_s = (timed.median_s if timed else None for timed in (timed_a, timed_b))
     if timed_a is None or timed_b is None:
@@ -166,7 +173,8 @@ def _row(a: Result | Training, b: Result | Training) -> CompareRow:
             verdict = "slower" if b.status == "failed" else "faster"  # it takes for ever
         return CompareRow(case.key, case, verdict, None, None, a_s, b_s, statuses)
     ratio, interval = ratio_between(timed_a, timed_b)
-    noise = TRAININGS if isinstance(a, Training) else KERNELS
+    noise = KERNELS if isinstance(a, Result) else LOADERS
+    noise = TRAININGS if isinstance(a, Training) else noise
     verdict, note = judge(timed_a, timed_b, noise)
     notes = [text for text in (note, _convergence(a, b)) if text]
     return CompareRow(case.key, case, verdict, ratio, interval, a_s, b_s, "; ".join(notes))
@@ -174,21 +182,25 @@ def _row(a: Result | Training, b: Result | Training) -> CompareRow:
 
 @dataclass(frozen=True)
 class _Step:
-    """A `Timed` step of a training."""
+    """A `Timed` step of a training, or image of a loader."""
 
     median_s: float
     ci95_s: Interval | None
     sm_clock_mhz: float | None
 
 
-def _timed(found: Result | Training) -> Timed | None:
+def _timed(found: AnyResult) -> Timed | None:
     if isinstance(found, Result):
         return found.measurement
+    if isinstance(found, Loading):
+        ends = found.ci95_per_s
+        image_s = (1 / ends[1], 1 / ends[0]) if ends else None
+        return _Step(1 / found.per_s, image_s, None) if found.per_s else None
     steps = found.steps
     return _Step(steps.median_s, steps.ci95_s, found.state.sm_clock_mhz) if steps else None
 
 
-def _convergence(a: Result | Training, b: Result | Training) -> str:
+def _convergence(a: AnyResult, b: AnyResult) -> str:
     """What to know of the times when only one of the two trainings converged."""
     if not isinstance(a, Training) or not isinstance(b, Training):
         return ""

@@ -15,6 +15,7 @@ from typing import Any
 
 from kernels import OPS
 from kernels.case import Case
+from microbench.load_results import Loading
 from microbench.train_results import Training
 from microbench.values import Interval as Interval
 from microbench.values import Json as Json
@@ -156,6 +157,7 @@ class Run:
     ceilings: tuple[Ceiling, ...] = ()
     results: tuple[Result, ...] = ()
     trainings: tuple[Training, ...] = ()
+    loadings: tuple[Loading, ...] = ()
     network: NetworkUse | None = None
     finished_at: str | None = None
     schema_version: int = SCHEMA_VERSION
@@ -176,6 +178,16 @@ class Run:
     def training(self, key: str) -> Training | None:
         """The training of the case with this key."""
         return next((t for t in self.trainings if t.case.key == key), None)
+
+    def with_loading(self, loading: Loading) -> Run:
+        """The run with this loading added; one for a case already there takes its place."""
+        merged = {known.case.key: known for known in self.loadings}
+        merged[loading.case.key] = loading
+        return replace(self, loadings=tuple(merged.values()))
+
+    def loading(self, key: str) -> Loading | None:
+        """The loading of the case with this key."""
+        return next((known for known in self.loadings if known.case.key == key), None)
 
     def ceiling(self, name: str, source: str, precision: str | None = None) -> Ceiling | None:
         """The ceiling of this name, source and precision, or None."""

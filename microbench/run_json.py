@@ -1,8 +1,9 @@
 """A `Run` as a JSON document, and back; what comes back is checked field by field.
 
 The document is flat where the schema says so: a measurement's fields stand in its result, a case's
-layout and data among its dimensions. Trainings stand in the same list (see `train_json`). Unknown
-fields are passed over, so that a file with more than this version knows still reads.
+layout and data among its dimensions. Trainings and loadings stand in the same list (see
+`train_json`, `load_json`). Unknown fields are passed over, so that a file with more than this
+version knows still reads.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from kernels import OPS
 from kernels.case import Case
 from kernels.precision import precision
 from microbench.decoding import as_float, as_object, decode
+from microbench.load_json import loading_from_json, loading_to_json
+from microbench.load_results import OP as LOAD
 from microbench.results import STATUSES, Json, Measurement, Result, Run
 from microbench.train_json import training_from_json, training_to_json
 from microbench.train_results import OP as TRAIN
@@ -69,6 +72,7 @@ def run_to_json(run: Run) -> Json:
         "results": [
             *(result_to_json(result) for result in run.results),
             *(training_to_json(training) for training in run.trainings),
+            *(loading_to_json(loading) for loading in run.loadings),
         ],
     }
 
@@ -86,8 +90,10 @@ def run_from_json(data: Json) -> Run:
         for i, result in enumerate(cast("list[object]", results))
     }
     trained = {where: item for where, item in found.items() if item.get("op") == TRAIN}
-    kernels = [_result_from_json(i, where) for where, i in found.items() if where not in trained]
-    run = decode(Run, {**data, "results": [], "trainings": []}, "")
+    loaded = {where: item for where, item in found.items() if item.get("op") == LOAD}
+    others = trained | loaded
+    kernels = [_result_from_json(i, where) for where, i in found.items() if where not in others]
+    run = decode(Run, {**data, "results": [], "trainings": [], "loadings": []}, "")
     if not isinstance(run.device.get("name"), str):
         raise ValueError("device has no name")
     for name, value in run.device.items():
@@ -95,6 +101,8 @@ def run_from_json(data: Json) -> Run:
             as_float(value, f"device.{name}")
     for where, item in trained.items():
         run = run.with_training(training_from_json(item, where))
+    for where, item in loaded.items():
+        run = run.with_loading(loading_from_json(item, where))
     return run.with_results(kernels)
 
 

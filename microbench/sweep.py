@@ -24,6 +24,7 @@ _FORMS = {
     "--channels": "8..2048, 1..72:+1, 60,64 or CxK such as 64x256",
     "--image": "28, 7..56 or HxW such as 28x56",
     "--batch": "32, 8..256 or 1..16:+1",
+    "--workers": "4, 1..16 or 1..8:+1",
     "--kernel": "3, 1,3 or RxS such as 1x7",
 }
 

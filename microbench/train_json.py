@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, fields
 
-from microbench.decoding import decode
+from microbench.decoding import as_object, decode
 from microbench.results import STATUSES, TIME_DECIMALS
 from microbench.train_results import (
     LIMITS,
     OP,
     PREDICTED,
+    USUAL_LOADER,
     Cause,
     LedgerLine,
     Predicted,
@@ -60,7 +61,7 @@ def training_to_json(training: Training) -> Json:
         **measured,
         "images_per_s": _finite(training.per_s),
         "images_per_j": _finite(training.per_j),
-        "data_wait_s": _data_wait_s(training),
+        "data_wait_s": training.data_wait_s,
         "phases": [asdict(phase) for phase in training.phases],
         **{name: getattr(state, name) for name in STATE},
         "gpu_util_pct": asdict(state.gpu_util_pct) if state.gpu_util_pct else None,
@@ -99,11 +100,6 @@ def _image_size(case: TrainCase) -> int | None:
     return int(sizes[2]) if square else None
 
 
-def _data_wait_s(training: Training) -> float | None:
-    """Seconds of the host on a step's data."""
-    return next((phase.host_s for phase in training.phases if phase.name == "data"), None)
-
-
 def _repeat_to_json(repeat: Repeat) -> Json:
     return {name: _finite(value) for name, value in asdict(repeat).items()}
 
@@ -126,7 +122,7 @@ def training_from_json(data: Json, where: str) -> Training:
         steps = {name: data.get(name) for name in STEPS} | {"median_s": data.get("step_s")}
     state = {name: data[name] for name in STATE if name in data}
     empty: Json = {name: [] for name in LISTS if data.get(name) is None}
-    whole = {**data, "steps": steps, "state": state, **empty}
+    whole = {**data, "case": _case(data, where), "steps": steps, "state": state, **empty}
     training = decode(Training, whole, where)
     _check_case(training.case, f"{where}.case")
     _check_training(training, where)
@@ -141,9 +137,21 @@ def training_from_json(data: Json, where: str) -> Training:
     return training
 
 
+def _case(data: Json, where: str) -> Json:
+    """The case; older files have the kind of data where newer ones have its loader."""
+    case = as_object(data.get("case"), f"{where}.case")
+    kind = case.get("loader")
+    if "data" in case or not isinstance(kind, str):
+        return case
+    return {**case, "data": kind, "loader": USUAL_LOADER.get(kind, kind)}
+
+
 def _check_case(case: TrainCase, where: str) -> None:
     for name in ("batch", "accumulate", "gpus"):
         if getattr(case, name) < 1:
+            raise ValueError(f"{where}.{name} is {getattr(case, name)}")
+    for name in ("workers", "cpus"):
+        if getattr(case, name) < 0:
             raise ValueError(f"{where}.{name} is {getattr(case, name)}")
 
 
@@ -175,7 +183,7 @@ def _check_steps(steps: StepTimes, where: str) -> None:
         raise ValueError(f"{where}.ci95_s is no interval of times")
     if steps.wall_s < 0 or steps.wall_steps < 0:
         raise ValueError(f"{where}.wall_s or .wall_steps is under zero")
-    for name in ("busy_s", "host_s", "launches"):
+    for name in ("busy_s", "host_s", "launches", "wait_s"):
         if (getattr(steps, name) or 0) < 0:
             raise ValueError(f"{where}.{name} is under zero")
 

@@ -28,6 +28,14 @@ RESIDUAL = "residual"
 
 Setting = str | int | float | bool | None  # a field of a case
 
+# Loaders whose batches cost the host nothing but a launch or a copy, and what each kind of data is
+# usually loaded by.
+AT_HAND = ("synthetic", "pinned", "resident")
+USUAL_LOADER = {
+    "synthetic": "synthetic", "generated": "resident", "cifar10": "resident",
+    "folder": "torchvision", "made": "torchvision",
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class TrainCase:
@@ -36,6 +44,12 @@ class TrainCase:
     `input` is the shape of one sample ("3x224x224", "1024" for tokens); `layout` is "nchw", "nhwc"
     (torch: channels_last) or "" where the input is no image; `loss_scale` a static scale, None for
     the recipe's own; `fused` whether the optimizer updates all weights in one kernel.
+
+    `data` is what it trains on, `loader` how that becomes batches: one batch that stays on the
+    device ("synthetic") or is copied from pinned memory at each step ("pinned"), or a back end of
+    `e2e.loaders` with so many `workers`. Is it `cached`, the back end runs as fast as it can and
+    its batches are thrown away: it trains on a pinned batch. `cold` files are dropped from the page
+    cache before they are read. `cpus` is how many cores the process may use (0: all there are).
     """
 
     network: str
@@ -51,9 +65,18 @@ class TrainCase:
     loss_scale: float | None = None
     keep_batchnorm_fp32: bool = False
     label_smoothing: float = 0.0
+    data: str = "synthetic"
     loader: str = "synthetic"
     workers: int = 0
+    cached: bool = False
+    cold: bool = False
+    cpus: int = 0
     gpus: int = 1
+
+    @property
+    def fed(self) -> bool:
+        """Whether batches are loaded while it trains: they come in bursts, as workers end them."""
+        return self.loader not in AT_HAND
 
     @cached_property
     def group(self) -> str:
@@ -73,12 +96,15 @@ class StepTimes:
     """Timed steps of one arm, in turns with the others; all seconds a step.
 
     `times_s` are from one step's end to the next one's: on a GPU by its own clock, so that they
-    hold the waiting for the host too. `wall_times_s` are the host's clock when a step was
-    launched, to the next launch; a host that runs ahead waits at the end of a block, so the last
-    one of each holds the wait, and the sums agree. `blocks` says how many steps each
-    round took. `wall_s` is the host's clock over whole blocks, synchronised at both ends, for
-    `wall_steps` steps. `busy_s` is the time in which at least one kernel ran (by the profiler),
-    `host_s` what the host needs to launch a step on an idle GPU, `launches` its kernels and copies.
+    hold the waiting for the host too. Of a case that is `fed` they are means of whole blocks, one a
+    block: batches come in bursts, and no median of single steps is what an epoch takes.
+    `wall_times_s` are the host's clock when a step was launched, to the next launch; a host that
+    runs ahead waits at the end of a block, so the last one of each holds the wait, and the sums
+    agree. `blocks` says how many of `times_s` each round has. `wall_s` is the host's clock over
+    whole blocks, synchronised at both ends, for `wall_steps` steps. `busy_s` is the time in which
+    at least one kernel ran (by the profiler), `host_s` what the host needs to launch a step on an
+    idle GPU, `launches` its kernels and copies. `wait_s` is how long the host waited for the data
+    of a step.
     """
 
     times_s: tuple[float, ...]
@@ -91,6 +117,7 @@ class StepTimes:
     busy_s: float | None = None
     host_s: float | None = None
     launches: int | None = None
+    wait_s: float | None = None
 
     @property
     def blocks_s(self) -> list[tuple[float, ...]]:
@@ -148,7 +175,8 @@ class Repeat:
 
 @dataclass(frozen=True)
 class Predicted:
-    """A step as predicted from its operations, without running the network.
+    """A step as predicted without running it: from its operations, or, of a case that is fed, from
+    what its recipe and its loader do alone.
 
     `limit` is one of LIMITS, None on a CPU; `speedup` is by what it is compared with, as in
     `Training`, of predicted steps; `memory_bytes` the peak. `uncovered` names, in words, what could
@@ -268,6 +296,13 @@ class Training:
         """Units a joule of the whole board, when its power is known."""
         power_w = self.state.power_w
         return self.per_s / power_w if self.per_s and power_w else None
+
+    @property
+    def data_wait_s(self) -> float | None:
+        """Seconds of a step in which the host waits for data, when known."""
+        if self.steps and self.steps.wait_s is not None:
+            return self.steps.wait_s
+        return next((phase.host_s for phase in self.phases if phase.name == "data"), None)
 
     @property
     def accuracy(self) -> tuple[float, float] | None:

@@ -279,7 +279,7 @@ def test_the_run_file_has_what_the_schema_names(run: Doc) -> None:
     for result in run["results"]:
         assert result["op"] == "train"
         case = result["case"]
-        assert (case["network"], case["image_size"], case["loader"]) == (
+        assert (case["network"], case["image_size"], case["data"]) == (
             "cnn-cifar", 32, "synthetic",
         )  # fmt: skip
         assert (case["compile"], case["gpus"], case["accumulate"]) == (False, 1, 1)
@@ -741,7 +741,7 @@ def test_repeats_have_listed_seeds(training: Doc, trained: Ran) -> None:
     for result in by_recipe(training).values():
         assert [repeat["seed"] for repeat in result["repeats"]] == [5, 6]
         assert [repeat["steps"] for repeat in result["repeats"]] == [12, 12]
-        assert result["case"]["loader"] == "generated"
+        assert result["case"]["data"] == "generated"
         check_steps(result)
     assert re.search(r"seeds?\D*5\D{1,5}6", report_of(trained.stdout))
 
@@ -1034,7 +1034,7 @@ def test_broken_images_are_named_counted_and_left_out(broken_images: Path, folde
         assert name in text
     assert re.search(r"\b3 (broken|images)", text)
     (result,) = document(folder / "images.json")["results"]
-    assert result["case"]["loader"] == "folder"
+    assert (result["case"]["data"], result["case"]["loader"]) == ("folder", "torchvision")
     (repeat,) = result["repeats"]
     assert repeat["steps"] == 6  # 21 of 23, in fours: half.png is known only when it is decoded
     assert 0 <= repeat["accuracy"] <= 1

@@ -69,8 +69,9 @@ class Plain:
     notes: tuple[str, ...] = ()
 
     def feed(
-        self, batch: int, device: torch.device, seed: int, *, channels_last: bool = False
-    ) -> Drawn:
+        self, batch: int, device: torch.device, seed: int, *, channels_last: bool = False,
+        loader: str | None = None, workers: int | None = None, cold: bool = False,
+    ) -> Drawn:  # fmt: skip
         assert batch == BATCH
         self.feeds.append(Drawn(self.draw, seed))
         return self.feeds[-1]

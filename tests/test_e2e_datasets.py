@@ -21,9 +21,10 @@ from torch import Tensor
 
 from e2e.datasets import KINDS, Data, Feed, generated, open_data
 from e2e.datasets.data import IMAGENET, Normal
-from e2e.datasets.images import decode
 from e2e.datasets.listing import list_images
-from e2e.datasets.resident import PADDING, Labelled, Resident
+from e2e.datasets.resident import Labelled, Resident
+from e2e.loaders.decode import decode
+from e2e.loaders.resident import PADDING
 from microbench.errors import UserError
 
 CPU = torch.device("cpu")
@@ -555,7 +556,7 @@ def test_images_of_all_kinds_become_rgb(tmp_path: Path, kind: str) -> None:
     changed, suffix = KINDS_OF_IMAGES[kind]
     halves = Image.new("RGB", (32, 16), (255, 255, 255))
     halves.paste((0, 0, 0), (0, 0, 16, 16))
-    image = decode(str(save(changed(halves), tmp_path / f"a.{suffix}")))
+    image = decode(save(changed(halves), tmp_path / f"a.{suffix}").read_bytes())
     assert image.mode == "RGB"
     assert image.size == (32, 16)
     pixels = np.asarray(image)
@@ -566,7 +567,7 @@ def test_images_of_all_kinds_become_rgb(tmp_path: Path, kind: str) -> None:
 def test_images_are_turned_upright(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # the camera was held on its side
-    image = decode(str(save(photo(1, (40, 20)), tmp_path / "a.jpg", exif=exif)))
+    image = decode(save(photo(1, (40, 20)), tmp_path / "a.jpg", exif=exif).read_bytes())
     assert image.size == (20, 40)
 
 

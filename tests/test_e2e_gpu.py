@@ -37,7 +37,7 @@ from e2e.steps import busy_time, host_time
 from microbench.device import describe, open_telemetry
 from microbench.kernel_names import record
 from microbench.runfile import read_run
-from microbench.train_results import TrainCase, Training
+from microbench.train_results import USUAL_LOADER, TrainCase, Training
 
 pytestmark = pytest.mark.gpu
 
@@ -528,7 +528,8 @@ def test_sixteen_bits_take_less_memory() -> None:
 def test_equal_arms_take_equal_memory_whichever_comes_first(spec: str) -> None:
     """What arms share (the data set on the device, cuBLAS's workspace) is charged to none."""
     data = open_data(spec, sample=(3, 32, 32), classes=10, tokens=None, strict=False, workers=0)
-    cases = [case_of("cnn-cifar", recipe, 512, loader=spec) for recipe in ("fp32", "O0")]
+    fed = {"data": spec, "loader": USUAL_LOADER[spec]}
+    cases = [case_of("cnn-cifar", recipe, 512, **fed) for recipe in ("fp32", "O0")]
     first, second = _peaks("cnn-cifar", *cases, data=data)
     assert first == pytest.approx(second, rel=0.02)
 

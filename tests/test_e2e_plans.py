@@ -140,8 +140,12 @@ PASSED_ON: list[tuple[str, Any]] = [
     ("loss_scale", 256.0),
     ("keep_batchnorm_fp32", True),
     ("label_smoothing", 0.1),
-    ("loader", "generated"),
+    ("data", "generated"),
+    ("loader", "torchvision"),
     ("workers", 3),
+    ("cached", True),
+    ("cold", True),
+    ("cpus", 2),
 ]
 
 
@@ -249,7 +253,7 @@ def test_a_ladder_takes_the_options_it_does_not_vary() -> None:
     options = {
         "optimizer": "adamw",
         "label_smoothing": 0.1,
-        "loader": "generated",
+        "data": "generated",
         "batch": "32,64",
     }
     comparisons = planned(ladder=True, loss_scale=128.0, **options)
@@ -258,7 +262,7 @@ def test_a_ladder_takes_the_options_it_does_not_vary() -> None:
         for arm in arms:
             assert arm.case.optimizer == "adamw"
             assert arm.case.label_smoothing == 0.1
-            assert arm.case.loader == "generated"
+            assert arm.case.data == "generated"
             float16 = arm.case.recipe == "amp"
             assert arm.case.loss_scale == (128.0 if float16 else None)
 

@@ -71,5 +71,5 @@ def test_the_small_networks_differ_in_what_the_host_does(traces: list[Trace]) ->
 
 
 def test_it_never_takes_time_away() -> None:
-    empty = Trace(TrainCase("none", "fp32", 1, "1"), (), 0, 0, 0, fake=True)
+    empty = Trace(TrainCase("none", "fp32", 1, "1"), (), 0, 0, 0, 0, fake=True)
     assert Framework((-1.0,) * len(PLANTED), 0.0).of(empty) == 0.0

@@ -24,14 +24,16 @@ def op(gpu_us: float, host_us: float, kind: str = "norm", waits: bool = False) -
 
 
 def played(ops: Sequence[OpCost], queue_depth: int, steps: int) -> list[float]:
-    """When the host is through with each step, op by op as the docstring says it."""
+    """When the host is through with each step, kernel by kernel as the docstring says it."""
     host_s, ends, marks = 0.0, [0.0], list[float]()
     for _ in range(steps):
         for each in ops:
             if each.device_s:
-                pending = len(ends) - 1 - queue_depth
-                host_s = max(host_s, ends[1 + pending] if pending >= 0 else 0.0) + each.host_s
-                ends.append(max(ends[-1], host_s) + each.device_s)
+                for _ in range(each.kernels):
+                    pending = len(ends) - 1 - queue_depth
+                    host_s = max(host_s, ends[1 + pending] if pending >= 0 else 0.0)
+                    host_s += each.host_s / each.kernels
+                    ends.append(max(ends[-1], host_s) + each.device_s / each.kernels)
             else:
                 host_s += each.host_s
             if each.waits:
@@ -169,11 +171,17 @@ def test_a_deep_network_with_slow_places_is_played_right() -> None:
 
 
 @SETTINGS
-@given(steps_of_ops, st.lists(st.integers(0, 11), max_size=2), st.integers(1, 16))
+@given(
+    steps_of_ops,
+    st.lists(st.integers(0, 11), max_size=2),
+    st.integers(1, 16),
+    st.lists(st.integers(1, 3), min_size=12, max_size=12),
+)
 def test_it_is_the_period_of_many_steps(
-    ops: list[OpCost], places: list[int], queue_depth: int
+    ops: list[OpCost], places: list[int], queue_depth: int, kernels: list[int]
 ) -> None:
     ops = with_waits(ops, places)
+    ops = [replace(each, kernels=count) for each, count in zip(ops, kernels, strict=False)]
     found = simulate(ops, queue_depth=queue_depth).step_s
     # 1/800 of what the transient holds is left; queue limits have periods of a few steps.
     marks = played(ops, queue_depth, 1200)
@@ -265,3 +273,37 @@ def test_a_graph_is_never_slower_than_its_launch_or_its_kernels(
 ) -> None:
     found = simulate(ops, captured=True, graph_host_s=graph_us * US)
     assert found.step_s == pytest.approx(max(found.gpu_s, graph_us * US))
+
+
+# ---------------------------------------------------------------- kernels
+
+
+def test_the_queue_holds_kernels_and_not_calls() -> None:
+    """Four calls of two kernels fill a queue of eight; four of one kernel do not."""
+    one = [op(100, 1)] * 2 + [op(1, 100)] * 2
+    two = [replace(each, kernels=2) for each in one]
+    deep = max(simulate(one).gpu_s, simulate(one).host_s)
+    assert simulate(one, queue_depth=5).step_s == pytest.approx(deep)
+    assert simulate(two, queue_depth=9).step_s == pytest.approx(deep)
+    assert simulate(two, queue_depth=2).step_s > 1.1 * deep
+    halves = [op(50, 0.5)] * 4 + [op(0.5, 50)] * 4
+    for depth in (2, 3, 4, 8):
+        assert simulate(two, queue_depth=depth) == simulate(halves, queue_depth=depth)
+
+
+def test_views_fill_no_queue() -> None:
+    views = [replace(op(0, 5, "view"), kernels=7)] * 50
+    ops = [op(100, 1)] * 2 + [op(1, 100)] * 2
+    found = simulate(ops + views, queue_depth=5)
+    assert found.step_s == pytest.approx(max(found.gpu_s, found.host_s))
+
+
+def test_the_last_kernel_of_a_call_is_waited_for() -> None:
+    # The first of four kernels starts when its own launch is over.
+    waits = replace(op(100, 40, waits=True), kernels=4)
+    assert simulate([waits]).step_s == pytest.approx((10 + 100) * US)
+
+
+def test_a_call_that_takes_time_launches_a_kernel() -> None:
+    with pytest.raises(AssertionError, match="kernel"):
+        simulate([replace(op(1, 1), kernels=0)])

@@ -43,7 +43,7 @@ def traced(name: str, batch: int = 8, **settings: object) -> Trace:
 @pytest.mark.parametrize("settings", ARMS, ids=str)
 def test_the_calls_are_those_of_a_real_step(settings: dict[str, object]) -> None:
     network = find("cnn-cifar")
-    case = case_of(network, **settings)
+    case = case_of(network, 8, **settings)
     fake, real = (record(network, case, CPU, CLASSES) for record in (trace, trace_real))
     assert (fake.fake, real.fake) == (True, False)
     assert differences(fake, real) == []  # calls, results, phases, layers, memory

@@ -48,12 +48,13 @@ from microbench.train_results import (
 # The names that DESIGN.md and the issue promise to readers and other tools.
 CASE_NAMES = {
     "network", "recipe", "batch", "input", "image_size", "layout", "optimizer", "fused", "compile",
-    "graph", "accumulate", "loss_scale", "keep_batchnorm_fp32", "label_smoothing", "loader",
-    "workers", "gpus",
+    "graph", "accumulate", "loss_scale", "keep_batchnorm_fp32", "label_smoothing", "data",
+    "loader", "workers", "cached", "cold", "cpus", "gpus",
 }  # fmt: skip
 NAMES = {
     "op", "case", "status", "reason", "unit", "step_units", "images_per_s", "step_s", "ci95_s",
     "times_s", "wall_times_s", "blocks", "wall_s", "wall_steps", "busy_s", "host_s", "launches",
+    "wait_s",
     "data_wait_s", "phases", "memory_peak_bytes", "gpu_util_pct", "power_w", "images_per_j",
     "sm_clock_mhz", "temperature_c", "throttle", "setup_s", "compile_s", "fits_batch",
     "skipped_steps", "speedup", "repeats", "loss", "accuracy", "chance", "converged",
@@ -76,6 +77,7 @@ FULL = Training(
         busy_s=0.048,
         host_s=0.02,
         launches=1_204,
+        wait_s=0.003,
     ),
     phases=(Phase("data", 0.0, 0.003), Phase("forward", 0.015, 0.007)),
     state=State(Spread(98.0, 91.0, 100.0), 1_755.0, 640.0, 58.0, ("power cap",)),
@@ -122,8 +124,10 @@ cases = st.builds(
     batch=counts, input=st.sampled_from(["3x224x224", "1024", "3x8x9"]) | words, layout=words,
     optimizer=words, fused=st.booleans(), compile=st.booleans(), graph=st.booleans(),
     accumulate=counts, loss_scale=maybe, keep_batchnorm_fp32=st.booleans(),
-    label_smoothing=numbers, loader=st.sampled_from(["synthetic", "generated", "cifar10"]) | words,
-    workers=st.integers(0, 99), gpus=counts,
+    label_smoothing=numbers, data=st.sampled_from(["synthetic", "generated", "folder"]) | words,
+    loader=st.sampled_from(["synthetic", "resident", "torchvision"]) | words,
+    workers=st.integers(0, 99), cached=st.booleans(), cold=st.booleans(), cpus=st.integers(0, 99),
+    gpus=counts,
 )  # fmt: skip
 
 

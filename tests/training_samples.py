@@ -198,7 +198,7 @@ def sweep_run() -> Run:
             arms.append(
                 arm(recipe, per_s, units=batch, busy=0.55 if host else 0.98,
                     case={"network": "vgg16-cifar", "batch": batch, "input": "3x32x32",
-                          "loader": "generated"},
+                          "data": "generated", "loader": "resident"},
                     limit="host" if host else "gpu",
                     memory_peak_bytes=int(batch * (9e6 if recipe == "fp32" else 5e6)),
                     repeats=repeats(0.91 - batch / 1e5 - lost, 0.3, 100 * batch / per_s),
@@ -210,7 +210,8 @@ def sweep_run() -> Run:
 
 def broken_run() -> Run:
     """O3 is fast and does not learn."""
-    settings = {"network": "wrn-28-10", "batch": 128, "input": "3x32x32", "loader": "cifar10"}
+    settings = {"network": "wrn-28-10", "batch": 128, "input": "3x32x32"} | {
+        "data": "cifar10", "loader": "resident"}  # fmt: skip
     lost = tuple(Repeat(s, 3910, 31.0, 2.3, None, None, None) for s in (1, 2, 3))
     arms = [
         arm("O0", 2_100, units=128, case=settings, converged=True, chance=0.1,

@@ -1,4 +1,4 @@
-"""What networks train on, by a word: "synthetic", "generated", "cifar10:DIR", "folder:DIR".
+"""What networks train on, by a word: "synthetic", "generated", "made", "cifar10:DIR", "folder:DIR".
 
 To add a kind, put an entry into `KINDS`.
 """
@@ -9,8 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from e2e.datasets import cifar10, generated
 from e2e.datasets.data import Data, Feed
+from e2e.datasets.feeding import Reading
 from e2e.datasets.resident import Resident
 from e2e.datasets.synthetic import USUAL_CLASSES, Synthetic
 from microbench.errors import UserError
@@ -27,7 +30,7 @@ class Wanted:
     classes: int | None
     tokens: int | None
     strict: bool
-    workers: int
+    reading: Reading
 
 
 @dataclass(frozen=True)
@@ -47,14 +50,20 @@ def open_data(
     tokens: int | None,
     strict: bool,
     workers: int,
+    loader: str | None = None,
+    on_death: str = "stop",
+    device: torch.device | None = None,
 ) -> Data:
     """The data that a word names, for a network that takes samples of this shape.
 
     `classes` is used by synthetic data alone: other data has its own number of them. `tokens` is
     the vocabulary of a network that takes tokens, for which there is synthetic data only. `strict`
     makes a broken image an error, `workers` is how many processes decode images (0: none).
-    UserError for an unknown word, a folder that is not what it should be, and a sample's shape that
-    the data does not have.
+    `loader` is a name of e2e.loaders (None: the usual one of the data; synthetic data takes any,
+    but only "pinned" makes a difference), `on_death` what to do when a worker dies ("stop" or
+    "restart"), `device` what the loader must be able to run for: without it, that is found out by
+    the first feed. UserError for an unknown word, a folder that is not what it should be, a
+    sample's shape that the data does not have, and a loader that does not fit.
     """
     name, kind, folder = _parsed(spec)
     if tokens is not None and name != "synthetic":
@@ -64,7 +73,8 @@ def open_data(
             f"{name} has images of {_written(kind.sample)}, the network takes {_written(sample)}; "
             "use a network with 32x32 input, for example resnet18-cifar, or --input 3x32x32"
         )
-    return kind.open(Wanted(sample, classes, tokens, strict, workers), folder)
+    reading = Reading(loader, workers, on_death, device)
+    return kind.open(Wanted(sample, classes, tokens, strict, reading), folder)
 
 
 def _parsed(spec: str) -> tuple[str, Kind, Path]:
@@ -88,30 +98,52 @@ def _written(shape: tuple[int, ...]) -> str:
 
 
 def _synthetic(wanted: Wanted, folder: Path) -> Data:
+    from e2e.loaders import check_name  # it needs this package itself
+
     classes = wanted.tokens or wanted.classes or USUAL_CLASSES
-    return Synthetic(wanted.sample, classes, wanted.tokens)
+    loader = wanted.reading.loader
+    if loader is not None:
+        check_name(loader)
+    return Synthetic(wanted.sample, classes, wanted.tokens, loader)
 
 
 def _generated(wanted: Wanted, folder: Path) -> Data:
     train, held_out = generated.images()
-    return Resident("generated", train, held_out, generated.NORMAL, generated.CLASSES, True)
+    return Resident("generated", train, held_out, generated.NORMAL, generated.CLASSES, True,
+                    wanted.reading)  # fmt: skip
 
 
 def _cifar10(wanted: Wanted, folder: Path) -> Data:
     train, held_out = cifar10.read(folder)
-    return Resident("cifar10", train, held_out, cifar10.NORMAL, cifar10.CLASSES)
+    return Resident(
+        "cifar10", train, held_out, cifar10.NORMAL, cifar10.CLASSES, reading=wanted.reading
+    )
+
+
+def _made(wanted: Wanted, folder: Path) -> Data:
+    from e2e.made import CLASSES, IMAGES, cached
+
+    root = cached(IMAGES, CLASSES, lambda _done, _total: None)
+    return _images(wanted, root, "made", generated=True)
 
 
 def _folder(wanted: Wanted, folder: Path) -> Data:
-    # Pillow and torchvision take a while to load, and only this kind needs them.
+    return _images(wanted, folder, "folder", generated=False)
+
+
+def _images(wanted: Wanted, folder: Path, name: str, *, generated: bool) -> Data:
+    # Pillow and torchvision take a while to load, and only these kinds need them.
     from e2e.datasets.folder import Folder
 
     if len(wanted.sample) != 3 or wanted.sample[0] != 3:
         raise UserError(
-            f"folder has images of 3 channels, the network takes {_written(wanted.sample)}; "
+            f"{name} has images of 3 channels, the network takes {_written(wanted.sample)}; "
             "use a network with 3xHxW input"
         )
-    return Folder(folder, wanted.sample, strict=wanted.strict, workers=wanted.workers)
+    return Folder(
+        folder, wanted.sample, strict=wanted.strict, reading=wanted.reading, name=name,
+        generated=generated,
+    )  # fmt: skip
 
 
 KINDS: dict[str, Kind] = {
@@ -119,4 +151,5 @@ KINDS: dict[str, Kind] = {
     "generated": Kind(_generated, sample=generated.SAMPLE),
     "cifar10": Kind(_cifar10, folder=True, sample=cifar10.SAMPLE),
     "folder": Kind(_folder, folder=True),
+    "made": Kind(_made),
 }

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from e2e.loaders import LoaderFeed
 
 
 class Feed(Protocol):
@@ -72,11 +75,14 @@ class Data(Protocol):
         ...
 
     def feed(
-        self, batch: int, device: torch.device, seed: int, *, channels_last: bool = False
-    ) -> Feed:
+        self, batch: int, device: torch.device, seed: int, *, channels_last: bool = False,
+        loader: str | None = None, workers: int | None = None, cold: bool = False,
+    ) -> LoaderFeed:  # fmt: skip
         """Batches in an order that the seed decides. May take time; allocates on the device.
 
-        `channels_last` is the layout of images as they come; tokens have none.
+        `channels_last` is the layout of images as they come; tokens have none. `loader`, a name of
+        e2e.loaders, and `workers` are as the data was opened where they are None. `cold` reads
+        files from the disk, not from memory. UserError for a loader that does not fit.
         """
         ...
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from e2e.datasets.data import laid_out
+
+if TYPE_CHECKING:
+    from e2e.loaders import LoaderFeed
 
 USUAL_CLASSES = 1000  # where neither network nor user says how many
 HELD_OUT_BATCHES = 4
@@ -24,6 +28,7 @@ class Synthetic:
     sample: tuple[int, ...]
     classes: int
     tokens: int | None = None
+    loader: str | None = None
 
     name = "synthetic"
     train_samples: int | None = None
@@ -32,9 +37,16 @@ class Synthetic:
     notes: tuple[str, ...] = ()
 
     def feed(
-        self, batch: int, device: torch.device, seed: int, *, channels_last: bool = False
-    ) -> SyntheticFeed:
-        """The same batch for ever, drawn from the seed on the device."""
+        self, batch: int, device: torch.device, seed: int, *, channels_last: bool = False,
+        loader: str | None = None, workers: int | None = None, cold: bool = False,
+    ) -> LoaderFeed:  # fmt: skip
+        """The same batch for ever, drawn from the seed: on the device, whatever the loader, or with
+        "pinned" in pinned memory, from where it is copied each step.
+        """
+        if (loader or self.loader) == "pinned":
+            from e2e.loaders.pinned import PinnedFeed  # it needs this package itself
+
+            return PinnedFeed(self._bytes(batch, seed), device, channels_last)
         inputs, targets = self._batch(batch, device, seed)
         if channels_last and inputs.dim() == 4:
             inputs = laid_out(inputs, channels_last)
@@ -54,9 +66,21 @@ class Synthetic:
         images = torch.randn(shape, generator=generator, device=device)
         return images, torch.randint(self.classes, (batch,), generator=generator, device=device)
 
+    def _bytes(self, batch: int, seed: int) -> tuple[Tensor, Tensor]:
+        """Colour images as bytes [N, 3, H, W], which files become; anything else as it is."""
+        if len(self.sample) != 3 or self.sample[0] != 3:
+            return self._batch(batch, torch.device("cpu"), seed)
+        generator = torch.Generator().manual_seed(seed)
+        shape = (batch, *self.sample)
+        images = torch.randint(256, shape, dtype=torch.uint8, generator=generator)
+        return images, torch.randint(self.classes, (batch,), generator=generator)
+
 
 class SyntheticFeed:
-    """A `Feed` of one batch: the same two tensors each time, so that nothing is copied."""
+    """A `LoaderFeed` of one batch: the same two tensors each time, so that nothing is copied."""
+
+    ahead = 0
+    pids: tuple[int, ...] = ()
 
     def __init__(self, batch: tuple[Tensor, Tensor]) -> None:
         self._batch: tuple[Tensor, Tensor] | None = batch

@@ -1,6 +1,6 @@
 """Networks to train, by name: torchvision's, CIFAR's, a GPT, or the user's own function.
 
-To add one, put an entry into `CIFAR` (cifar.py) or `GPTS` (gpt.py); a new kind goes into `_groups`.
+To add one, put an entry into `CIFAR` (cifar.py) or `GPTS` (gpt.py); a new kind goes into `_GROUPS`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Maker = Callable[[str, tuple[int, ...] | None, int | None], Network]
 
 def names() -> dict[str, list[str]]:
     """The names of the networks, by group: the group's title and its names."""
-    return {title: list(known) for title, (known, _) in _groups().items()}
+    return {title: list(known()) for title, (known, _) in _GROUPS.items()}
 
 
 def find(
@@ -51,27 +51,27 @@ def find(
     return dataclasses.replace(network, loss=user_loss(loss), stands_in=never)
 
 
-def _groups() -> dict[str, tuple[Iterable[str], Maker]]:
-    """Each group's title, its names, and what makes a Network of one of them."""
-    return {
-        "ImageNet, from torchvision": (torchvision_names(), torchvision_network),
-        "CIFAR, 3x32x32": (CIFAR, cifar_network),
-        "Text, tokens": (GPTS, gpt_network),
-    }
+# Each group's title, its names, and what makes a Network of one of them.
+_GROUPS: dict[str, tuple[Callable[[], Iterable[str]], Maker]] = {
+    "ImageNet, from torchvision": (torchvision_names, torchvision_network),
+    "CIFAR, 3x32x32": (CIFAR.keys, cifar_network),
+    "Text, tokens": (GPTS.keys, gpt_network),
+}
 
 
 def _named(name: str, input: tuple[int, ...] | None, classes: int | None) -> Network:
-    makers = {known: make for group, make in _groups().values() for known in group}
-    spelled = {_spelling(known): known for known in makers}
-    known = spelled.get(_spelling(name))
-    if known is not None:
-        return makers[known](known, input, classes)
+    others: list[str] = []
+    for known, make in reversed(_GROUPS.values()):  # torchvision takes seconds to load
+        spelled = {_spelling(one): one for one in known()}
+        if _spelling(name) in spelled:
+            return make(spelled[_spelling(name)], input, classes)
+        others = [*known(), *others]
     if is_other_torchvision(name):
         raise UserError(
             f"torchvision's {name} is not a classification network; "
             "your own function that builds it is module:function"
         )
-    near = suggest(name.lower(), makers) or "; `e2e list` names them; your own is module:function"
+    near = suggest(name.lower(), others) or "; `e2e list` names them; your own is module:function"
     raise UserError(f"no network {name!r}{near}")
 
 

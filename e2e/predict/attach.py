@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 
 from e2e.gains import baselines
 from e2e.predict.causes import Counterfactual, as_options, causes
-from e2e.predict.fixes import Change
+from e2e.predict.fixes import Change, Pad
 from e2e.predict.foretold import Foretold
 from e2e.predict.ledger import Step, bound, ledger
+from e2e.predict.loader_wait import measured_wait_s
 from microbench.train_results import Cause, Predicted, TrainCase, Training
 from microbench.values import Warning
 
@@ -85,7 +86,9 @@ def _with_ledger(training: Training, base: Training, foretold: Mapping[str, Fore
 
 def _step(training: Training, told: Foretold) -> Step:
     assert told.simulated is not None
-    return Step(told.ops, told.simulated, training.step_s)
+    measured_s = training.step_s
+    wait_s = told.wait_s if measured_s is None else measured_wait_s(training, told)
+    return Step(told.ops, told.simulated, measured_s, wait_s, told.wait_s)
 
 
 # ---------------------------------------------------------------- causes
@@ -115,8 +118,11 @@ def with_causes(
     base = others.get("fp32") or others.get("tf32")
     by_case = {one.case: one for one in trainings}
     units = training.step_units
+    present = _step(training, told)
+    if any(isinstance(one.change, Pad) for one in tried):
+        present = _aligned(present)  # what padding gains is known
     found = causes(
-        _step(training, told),
+        present,
         _step(by_case[base], foretold[base.key]) if base else None,
         units,
         [
@@ -137,13 +143,20 @@ def with_causes(
             one.change.fields,
         )
         for one in tried
-        if one.told.predicted is None
+        if one.told.predicted is None and not isinstance(one.change, Pad)
     ]
     return replace(training, causes=(*found, *untold))
 
 
+def _aligned(step: Step) -> Step:
+    """The step without a word of sizes that might be padded."""
+    return replace(step, ops=[replace(op, misaligned="") for op in step.ops])
+
+
 def _told_step(told: Foretold) -> Step | None:
-    return Step(told.ops, told.simulated) if told.simulated else None
+    if told.simulated is None:
+        return None
+    return Step(told.ops, told.simulated, None, told.wait_s, told.wait_s)
 
 
 def _units(training: Training, one: Tried) -> int:

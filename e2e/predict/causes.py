@@ -54,8 +54,13 @@ class Counterfactual:
 
     @property
     def predicted(self) -> Simulated:
-        """The predicted step."""
+        """What is predicted of its ops."""
         return self.step.predicted if isinstance(self.step, Step) else self.step
+
+    @property
+    def expected_s(self) -> float:
+        """The predicted step's time, with its loader."""
+        return self.step.expected_s if isinstance(self.step, Step) else self.step.step_s
 
 
 @dataclass(frozen=True)
@@ -75,7 +80,7 @@ class Steps:
     @property
     def step_s(self) -> float:
         """The present step's predicted time."""
-        return self.present.predicted.step_s
+        return self.present.expected_s
 
 
 # Seconds of the step that it is about (0: of the comparison), and what there is to say.
@@ -105,38 +110,55 @@ def causes(
     proposed = [fix for fix in fixes if (fix.predicted_gain_pct or 0.0) > MIN_GAIN_PCT]
     proposed.sort(key=lambda fix: -(fix.predicted_gain_pct or 0.0))
     steps = Steps(present, base, recipe, base_recipe)
-    finders = (_launching, _memory, _slower_layers, _missed, _misaligned, _tf32_baseline)
+    finders = (_loading, _launching, _memory, _slower_layers, _missed, _misaligned, _tf32_baseline)
     findings = [finding for find in finders if (finding := find(steps))]
     findings.sort(key=lambda finding: -finding[0])
     return proposed + [cause for _, cause in findings]
 
 
 def _fix(present: Step, units: int, other: Counterfactual, unit: str) -> Cause:
-    now, then = present.predicted, other.predicted
-    rates = [units / now.step_s, other.units / then.step_s]
+    rates = [units / present.expected_s, other.units / other.expected_s]
     why = (
         f"predicted {rates[1]:,.0f} instead of {rates[0]:,.0f} {unit}/s"
         f"{_difference(present, other, units)}"
     )
     gain_pct = 100 * (rates[1] / rates[0] - 1)
-    return Cause(
-        other.name, why, as_options(other.change) or other.name, gain_pct, other.change or None
-    )
+    fix = as_options(other.change) or other.name
+    padded = [op.padded for op in _ops(other) if op.padded]
+    if padded:
+        why += f"; the padded layers save {_largest(_saved_ms(present, other))}"
+        fix = f"pad {_named(padded)}"
+    return Cause(other.name, why, fix, gain_pct, other.change or None)
+
+
+def _ops(other: Counterfactual) -> Sequence[OpCost]:
+    return other.step.ops if isinstance(other.step, Step) else ()
+
+
+def _saved_ms(present: Step, other: Counterfactual) -> dict[str, float]:
+    """What each padded layer takes less."""
+    saved_ms: dict[str, float] = defaultdict(float)
+    for before, after in zip(present.ops, _ops(other), strict=True):
+        if after.padded:
+            saved_ms[_layer(after)] += 1e3 * (before.device_s - after.device_s)
+    return saved_ms
 
 
 def _difference(present: Step, other: Counterfactual, units: int) -> str:
     """What changes most, in ms of a step of as many units as the present one."""
     scale = 1e3 * units / other.units
     now, then = present.predicted, other.predicted
-    said = f": {_ms(then.step_s * scale)} instead of {_ms(now.step_s * 1e3)} ms"
+    said = f": {_ms(other.expected_s * scale)} instead of {_ms(present.expected_s * 1e3)} ms"
     if other.units != units:
         said += f" for {units:,}"
     changes = {"waiting for launches": then.idle_s * scale - now.idle_s * 1e3}
     if isinstance(other.step, Step):
+        then_s, now_s = other.step.predicted_wait_s, present.predicted_wait_s
+        changes["waiting for the loader"] = then_s * scale - now_s * 1e3
         before, after = op_terms_ms(present.ops), op_terms_ms(other.step.ops)
         for term in {**before, **after}:
             changes[term] = after.get(term, 0.0) * units / other.units - before.get(term, 0.0)
-    least = MIN_GAIN_PCT / 100 * now.step_s * 1e3
+    least = MIN_GAIN_PCT / 100 * present.expected_s * 1e3
     saved = sorted((ms, term) for term, ms in changes.items() if ms < -least)[:NAMED]
     if not saved:
         return said
@@ -153,6 +175,18 @@ def as_options(change: Mapping[str, Setting]) -> str:
         else:
             options.append(f"--{option} {value}")
     return " ".join(options)
+
+
+def _loading(steps: Steps) -> Finding | None:
+    """The loader is what the step waits for."""
+    wait_s = steps.present.predicted_wait_s
+    if wait_s <= MIN_GAIN_PCT / 100 * steps.step_s:
+        return None
+    why = (
+        f"the loader alone takes {_ms(1e3 * steps.step_s)} ms for the images of a step, the step "
+        f"without it {_ms(1e3 * (steps.step_s - wait_s))} ms"
+    )
+    return wait_s, Cause("the loader is slower than the training", why)
 
 
 def _launching(steps: Steps) -> Finding | None:
@@ -254,13 +288,11 @@ def _misaligned(steps: Steps) -> Finding | None:
     taken_s = math.fsum(op.device_s for op in ops)
     if taken_s <= MISALIGNED_SHARE * steps.step_s:
         return None
-    sizes = list(dict.fromkeys(op.misaligned for op in ops))
-    more = f" and {len(sizes) - NAMED} more" if len(sizes) > NAMED else ""
     why = (
-        f"products of sizes that are not aligned ({', '.join(sizes[:NAMED])}{more}) take "
+        f"products of sizes that are not aligned ({_named([op.misaligned for op in ops])}) take "
         f"{_of(taken_s, steps.step_s)}: {_layers(ops)}"
     )
-    fix = "pad these sizes to a multiple of 8 (of 16 for 8-bit types)"
+    fix = "pad these sizes to a multiple of 8 (of 4 in TF32)"
     return taken_s, Cause("sizes that are not aligned", why, _worth(fix, taken_s, steps))
 
 
@@ -296,8 +328,14 @@ def _layers(ops: Sequence[OpCost]) -> str:
 def _largest(taken_ms: Mapping[str, float]) -> str:
     """ "layer3 (4.00 ms), layer4 (2.00 ms) and 5 more"."""
     most = sorted(taken_ms, key=lambda name: -taken_ms[name])
-    more = f" and {len(most) - NAMED} more" if len(most) > NAMED else ""
-    return f"{', '.join(f'{name} ({_ms(taken_ms[name])} ms)' for name in most[:NAMED])}{more}"
+    return _named([f"{name} ({_ms(taken_ms[name])} ms)" for name in most])
+
+
+def _named(words: Iterable[str]) -> str:
+    """The first ones, each once, and how many more there are."""
+    once = list(dict.fromkeys(words))
+    more = f" and {len(once) - NAMED} more" if len(once) > NAMED else ""
+    return f"{', '.join(once[:NAMED])}{more}"
 
 
 def _layer(op: OpCost) -> str:

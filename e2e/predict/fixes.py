@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from e2e.recipes import DYNAMIC, recipe_of
@@ -22,17 +22,60 @@ class Change:
         return replace(case, **self.fields)
 
 
-def changes(case: TrainCase, kind: str) -> Iterator[Change]:
-    """What a user could try with words of the command line on a kind of device, one change each."""
+@dataclass(frozen=True)
+class PaddedCase(TrainCase):
+    """A case whose network has channels and features rounded up where that makes it faster.
+
+    Nobody can train it: the network itself would have to change.
+    """
+
+    padded: bool = True
+
+    @property
+    def plain(self) -> TrainCase:
+        """The case of the network as it is."""
+        return TrainCase(**{field.name: getattr(self, field.name) for field in fields(TrainCase)})
+
+
+@dataclass(frozen=True)
+class Pad(Change):
+    """The change that `PaddedCase` stands for."""
+
+    def of(self, case: TrainCase) -> TrainCase:
+        """The case with a padded network."""
+        return PaddedCase(**{field.name: getattr(case, field.name) for field in fields(case)})
+
+
+# What a step that waits for its loader may be fed by instead, where it can run.
+OTHER_LOADERS = ("torchvision-io", "gpu-decode", "resident")
+
+
+def changes(case: TrainCase, kind: str, cores: int = 1) -> Iterator[Change]:
+    """What a user could try with words of the command line on a kind of device, one change each.
+
+    `cores` are those that there are for workers.
+    """
     if case.layout == "nchw":
         yield Change("channels_last", {"layout": "nhwc"})
     if not case.fused:
         yield Change("fused optimizer", {"fused": True})
+    if case.fed:
+        yield from _loaders(case, cores)
     yield Change("larger batch", {"batch": 2 * case.batch})
     if not case.compile:
         yield Change("torch.compile", {"compile": True})
     if kind == "cuda":
+        yield Pad("pad channels", {})
         yield from _on_a_gpu(case)
+
+
+def _loaders(case: TrainCase, cores: int) -> Iterator[Change]:
+    if case.workers < cores:
+        yield Change("more workers", {"workers": min(cores, max(1, 2 * case.workers))})
+    for name in OTHER_LOADERS:
+        if name != case.loader:
+            workers = 0 if name == "resident" else case.workers
+            yield Change(f"loader {name}", {"loader": name, "workers": workers})
 
 
 def _on_a_gpu(case: TrainCase) -> Iterator[Change]:

@@ -23,13 +23,14 @@ class Foresight:
     """Asks for what is foretold and joins it to trainings.
 
     `kind` and `memory_bytes` are the device's; `fixes` says whether changes are foretold too, which
-    takes as long as so many more cases.
+    takes as long as so many more cases. `cores` are those that there are for workers.
     """
 
     ask: Ask
     kind: str
     memory_bytes: int | None
     fixes: bool
+    cores: int = 1
 
     def foretold(self, cases: Sequence[TrainCase]) -> dict[str, Foretold]:
         """What is known of each case before it runs, by key."""
@@ -57,7 +58,7 @@ class Foresight:
 
     def _tried(self, training: Training) -> list[Tried]:
         tried: list[Tried] = []
-        for change in changes(training.case, self.kind):
+        for change in changes(training.case, self.kind, self.cores):
             told = self.ask(change.of(training.case))
             tried.append(Tried(change, self._if_it_fits(told)))
         return tried

@@ -13,6 +13,7 @@ class Foretold:
     """What is known of a step before it runs: its predicted time, and the ops it is made of.
 
     `reason` says why there is none of either; `notes` is what a reader must know beside it.
+    `wait_s` is the part of the predicted step in which it waits for its loader.
     """
 
     case: TrainCase
@@ -21,3 +22,4 @@ class Foretold:
     ops: tuple[OpCost, ...] = ()
     reason: str | None = None
     notes: tuple[str, ...] = ()
+    wait_s: float = 0.0

@@ -45,16 +45,22 @@ NOTHING = 1e-9  # of a step: less is rounding
 
 @dataclass(frozen=True)
 class Step:
-    """A step: its ops, what is predicted for it, and what was measured, if it was.
+    """A step: its ops, what is predicted of them, and what was measured, if it was.
 
-    `data_wait_s` is the host's wait for the loader, which no prediction holds but a measured step
-    does.
+    `data_wait_s` is the part of the step in which it waits for the loader, as measured where the
+    step was, else as predicted; `predicted_wait_s` always the latter. Neither is in `predicted`.
     """
 
     ops: Sequence[OpCost]
     predicted: Simulated
     measured_s: float | None = None
     data_wait_s: float = 0.0
+    predicted_wait_s: float = 0.0
+
+    @property
+    def expected_s(self) -> float:
+        """The step's time as predicted, with its loader."""
+        return self.predicted.step_s + self.predicted_wait_s
 
     @property
     def whole_s(self) -> float:

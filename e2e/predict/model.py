@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from e2e.gains import IDLE_SHARE
 
-# CUDA's launch queue: with this many launches pending, the next one holds the host until the oldest
+# CUDA's launch queue: with this many kernels pending, the next one holds the host until the oldest
 # of them has ended.
 QUEUE_DEPTH = 1024
 CONVERGED = 1e-9  # of the period: less is rounding
@@ -29,8 +29,9 @@ class OpCost:
     inside a product; an op of kind "view" has none. `host_s` is what the host needs to launch it;
     one that `waits` holds the host until the device is done with it. `name` is ATen's
     ("aten.convolution.default"), `dtype` that of its input, `misaligned` what keeps it off the fast
-    kernels ("C=60"); each is "" where nobody said. `busy_s` is the part of `gpu_s` in which a
-    kernel runs, None where it is not known.
+    kernels ("60 channels"), `padded` what was made of it ("60 to 64 channels"); each is "" where
+    nobody said. `busy_s` is the part of `gpu_s` in which a kernel runs, None where it is not known;
+    `kernels` how many it launches, where it has device time.
     """
 
     kind: str
@@ -44,6 +45,8 @@ class OpCost:
     dtype: str = ""
     misaligned: str = ""
     busy_s: float | None = None
+    padded: str = ""
+    kernels: int = 1
 
     @property
     def device_s(self) -> float:
@@ -81,8 +84,8 @@ def simulate(
 
     `framework_s` is host time outside the ops, in all (spread evenly over them) or by phase (over
     the phase's ops; before the first op for a phase without any). `captured`: the step is one CUDA
-    graph, which costs the host `graph_host_s` (required then) and nothing an op. An op counts as
-    one launch, `queue_depth` of which the host may be ahead.
+    graph, which costs the host `graph_host_s` (required then) and nothing an op. The host may be
+    `queue_depth` kernels ahead; those of one op share its times evenly.
     """
     gpu_s = math.fsum(op.device_s for op in ops)
     busy_s = math.fsum(op.device_s if op.busy_s is None else op.busy_s for op in ops)
@@ -104,6 +107,7 @@ def _simulated(step_s: float, gpu_s: float, host_s: float, busy_s: float) -> Sim
 def _launches(ops: Sequence[OpCost], framework_s: float | Mapping[str, float]) -> list[Launch]:
     """The ops with their shares of the framework's time."""
     assert all(op.gpu_s >= 0 and op.host_s >= 0 for op in ops), "costs are no negative times"
+    assert all(op.kernels >= 1 for op in ops), "what takes time launches a kernel"
     if isinstance(framework_s, Mapping):
         counts = Counter(op.phase for op in ops)
         shares = {phase: framework_s.get(phase, 0.0) / n for phase, n in counts.items()}
@@ -111,8 +115,17 @@ def _launches(ops: Sequence[OpCost], framework_s: float | Mapping[str, float]) -
     else:
         shares = {op.phase: framework_s / len(ops) for op in ops}
         before_s = 0.0 if ops else framework_s
-    lead: list[Launch] = [(before_s, 0.0, False)] if before_s else []
-    return lead + [(op.host_s + shares[op.phase], op.device_s, op.waits) for op in ops]
+    launches: list[Launch] = [(before_s, 0.0, False)] if before_s else []
+    for op in ops:
+        launches += _kernels(op, op.host_s + shares[op.phase])
+    return launches
+
+
+def _kernels(op: OpCost, host_s: float) -> list[Launch]:
+    """An op's launches; what launches nothing is one that takes no device time."""
+    count = op.kernels if op.device_s else 1
+    each = (host_s / count, op.device_s / count)
+    return [(*each, False)] * (count - 1) + [(*each, op.waits)]
 
 
 def _period(launches: list[Launch], gpu_s: float, host_s: float, queue_depth: int) -> float:
@@ -129,7 +142,7 @@ def _period(launches: list[Launch], gpu_s: float, host_s: float, queue_depth: in
 
 
 def _period_of_full_queue(launches: list[Launch], lower_s: float, queue_depth: int) -> float:
-    """The period of a step of more launches than the queue holds, in which nothing waits.
+    """The period of a step of more kernels than the queue holds, in which nothing waits.
 
     It is the largest mean cycle of a max-plus system. No period is below `lower_s`: times told from
     the start of their step, taken to be that far apart, stay bounded when it is the period, and

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -14,10 +15,12 @@ from e2e.learner import Learner
 from e2e.networks import Network
 from e2e.networks.network import written
 from e2e.predict.calls import Calls, Times, key_of, kind
+from e2e.predict.fixes import PaddedCase
 from e2e.predict.foretold import Foretold
 from e2e.predict.framework import Framework, Sample, fitted
-from e2e.predict.memory import peak_bytes
+from e2e.predict.memory import captured_bytes, peak_bytes
 from e2e.predict.model import OpCost, simulate
+from e2e.predict.padding import padded_step, padding
 from e2e.predict.recorder import TracedOp
 from e2e.predict.replay import OpTime
 from e2e.predict.small_networks import small_networks
@@ -31,10 +34,20 @@ GPU_ERROR = 0.03  # of a step that the device limits: the most that validation a
 HOST_ERROR = 0.10  # of one that the host limits: its time varies as much between runs
 GRAPH_HOST_S = 1.5e-3  # that launching a captured step takes (ResNet-50 on an H200's host)
 COMPILED = "a compiled step runs kernels that no trace shows: predicted steps are eager or captured"
+NO_GAIN = "no layer gets faster when it is padded"
 SMALL_CLASSES = 8
 FRAMEWORK_STEPS, FRAMEWORK_TRIES = 20, 3
 
 Announce = Callable[[str, str], None]
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A case's trace, the times of its calls, and what a reader must know of them."""
+
+    traced: Trace
+    times: Times
+    notes: tuple[str, ...]
 
 
 class Predictor:
@@ -48,19 +61,26 @@ class Predictor:
         self.cuda = target.kind == "cuda"
         self.allow_run = allow_run
         self._store, self._calls = store, Calls(target, store)
+        self._known: dict[str, _Known] = {}
 
     def foretell(self, case: TrainCase, announce: Announce) -> Foretold:
         """The step of a case, or why it cannot be told. Nothing of the network runs."""
         reason = self._cannot(case)
         if reason:
             return Foretold(case, reason=reason)
-        announce(case.key, "tracing")
+        plain = case.plain if isinstance(case, PaddedCase) else case
         try:
-            traced, notes = self._traced(case)
+            known = self._known.get(plain.key) or self._measured(plain, announce)
         except CannotTrace as problem:
             return Foretold(case, reason=f"cannot be traced: {problem}")
-        announce(case.key, "measuring its operations one by one")
-        times = self._calls.times(traced)
+        self._known[plain.key] = known
+        ops = tuple(self._cost(plain, op, known.times.known) for op in known.traced.ops)
+        if isinstance(case, PaddedCase):
+            announce(case.key, "measuring its operations padded")
+            padded = self._padded(known.traced, ops)
+            if padded is None:
+                return Foretold(case, reason=NO_GAIN)
+            ops = padded
         framework = self._store.framework
         if framework is None:
             announce(case.key, "measuring what the host does around operations")
@@ -69,7 +89,13 @@ class Predictor:
         if self.cuda:
             gc.collect()
             torch.cuda.empty_cache()  # what comes next finds the memory as it was
-        return self._told(traced, times, notes, framework)
+        return replace(self._told(known, ops, framework), case=case)
+
+    def _measured(self, case: TrainCase, announce: Announce) -> _Known:
+        announce(case.key, "tracing")
+        traced, notes = self._traced(case)
+        announce(case.key, "measuring its operations one by one")
+        return _Known(traced, self._calls.times(traced), notes)
 
     def _cannot(self, case: TrainCase) -> str | None:
         if case.compile:
@@ -130,15 +156,9 @@ class Predictor:
 
     # ------------------------------------------------------------ the step
 
-    def _told(
-        self,
-        traced: Trace,
-        times: Times,
-        notes: Sequence[str],
-        framework: Framework,
-    ) -> Foretold:
+    def _told(self, known: _Known, ops: tuple[OpCost, ...], framework: Framework) -> Foretold:
+        traced, times = known.traced, known.times
         case = traced.case
-        ops = tuple(self._cost(case, op, times.known) for op in traced.ops)
         simulated = simulate(
             ops, framework_s=framework.of(traced), captured=case.graph,
             graph_host_s=GRAPH_HOST_S if case.graph else None,
@@ -151,19 +171,40 @@ class Predictor:
             for op in traced.ops
             if (key := key_of(case, op)) in times.known
         }
+        memory_bytes = peak_bytes(traced, scratch)
+        if case.graph:
+            memory_bytes += captured_bytes(traced, self.target.capability)
         predicted = Predicted(
             simulated.step_s,
             (simulated.step_s * (1 - error), simulated.step_s * (1 + error)),
             simulated.limit if self.cuda else None,
             {},
-            peak_bytes(traced, scratch) if self.cuda else None,
+            memory_bytes if self.cuda else None,
             tuple(_uncovered(_missing(traced, times))),
         )
-        return Foretold(case, predicted, simulated, ops, None, tuple(notes))
+        return Foretold(case, predicted, simulated, ops, None, known.notes)
+
+    def _padded(self, traced: Trace, ops: Sequence[OpCost]) -> tuple[OpCost, ...] | None:
+        """The ops with layers padded where that makes them faster; None where it does for none."""
+        case = traced.case
+        paddings = {
+            i: found
+            for i, op in enumerate(traced.ops)
+            if (found := padding(op.call, recipe_of(case).tf32)) is not None
+        }
+        larger = {i: replace(traced.ops[i], call=each.call) for i, each in paddings.items()}
+        times = self._calls.times(replace(traced, ops=tuple(larger.values()))).known
+        tried = {
+            i: (self._cost(case, op, times), paddings[i])
+            for i, op in larger.items()
+            if key_of(case, op) in times
+        }
+        return padded_step(ops, [op.call for op in traced.ops], tried)
 
     def _cost(self, case: TrainCase, op: TracedOp, times: Mapping[str, OpTime]) -> OpCost:
         time = times.get(key_of(case, op), OpTime(0.0, 0.0))
         tensors = op.call.tensors
+        odd = padding(op.call, recipe_of(case).tf32) if self.cuda else None  # of Tensor Cores
         return OpCost(
             kind(op), op.phase, op.layer, time.gpu_s, time.host_s,
             waits=op.waits or time.waits or not self.cuda,  # a CPU's host is its device
@@ -171,6 +212,8 @@ class Predictor:
             busy_s=time.busy_s,
             name=op.call.name,
             dtype=tensors[0].dtype if tensors else "",
+            misaligned=odd.misaligned if odd else "",
+            kernels=time.kernels,
         )  # fmt: skip
 
 

@@ -26,6 +26,7 @@ SKIPPED = ("prim.", "profiler.")  # questions and notes: no arithmetic, no launc
 READS = "aten._local_scalar_dense.default"  # a value that Python reads: the host waits for it
 COPIES = ("aten._to_copy.", "aten.copy_.")
 BATCH_NORM = "aten.native_batch_norm.default"
+EFFICIENT_ATTENTION = "aten._scaled_dot_product_efficient_attention.default"
 BLOCK_BYTES = 512  # torch's caching allocator rounds up to this
 
 autograd: Any = torch._C  # pyright: ignore[reportPrivateUsage]
@@ -51,6 +52,11 @@ class TracedOp:
     freed: int
 
 
+def block_bytes(tensor: Tensor) -> int:
+    """What torch's caching allocator takes for a tensor's storage."""
+    return -(-tensor.untyped_storage().nbytes() // BLOCK_BYTES) * BLOCK_BYTES
+
+
 class Storages:
     """Which storages are alive: told of every tensor, it notices when one is let go."""
 
@@ -70,7 +76,7 @@ class Storages:
         storage = tensor.untyped_storage()
         if id(storage) in self.alive or not storage.nbytes():
             return 0
-        size = -(-storage.nbytes() // BLOCK_BYTES) * BLOCK_BYTES
+        size = block_bytes(tensor)
         key = id(storage)
         self.alive[key] = (weakref.ref(storage, lambda _: self._gone(key)), size)
         return size
@@ -206,15 +212,17 @@ class Recorder(TorchDispatchMode):
 
 
 def _as_when_real(name: str, args: Sequence[Any], out: Any) -> Any:
-    """What a call returns, with the one type put right that fake tensors are known to get wrong.
+    """What a call returns, with what fake tensors are known to get wrong put right.
 
-    On a CPU batch-norm of 16-bit images with float32 weights keeps float32 statistics.
+    On a CPU batch-norm of 16-bit images with float32 weights keeps float32 statistics. On a GPU
+    memory-efficient attention keeps seed and offset of its dropout on the host, unless captured.
     """
-    if name != BATCH_NORM or not isinstance(args[0], FakeTensor) or args[1] is None:
-        return out
-    if args[0].device.type != "cpu" or args[0].dtype == args[1].dtype:
-        return out
-    return (out[0], *(statistic.to(args[1].dtype) for statistic in out[1:]))
+    if name == BATCH_NORM and isinstance(args[0], FakeTensor) and args[1] is not None:
+        if args[0].device.type == "cpu" and args[0].dtype != args[1].dtype:
+            return (out[0], *(statistic.to(args[1].dtype) for statistic in out[1:]))
+    elif name == EFFICIENT_ATTENTION and isinstance(args[0], FakeTensor):
+        return (*out[:2], *(seed.to("cpu") for seed in out[2:]))
+    return out
 
 
 def _next_sequence() -> int:

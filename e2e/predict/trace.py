@@ -22,7 +22,7 @@ from e2e.datasets.synthetic import SyntheticFeed
 from e2e.learner import Learner, memory_format, storage
 from e2e.networks import Network
 from e2e.networks.network import FAKE_LOGGER, quiet
-from e2e.predict.recorder import Recorder, TracedOp
+from e2e.predict.recorder import Recorder, TracedOp, block_bytes
 from e2e.recipes import DYNAMIC, Recipe, recipe_of
 from microbench.layers.networks import BuildMode, one_line
 from microbench.train_results import TrainCase
@@ -35,13 +35,15 @@ class Trace:
     """One step: its calls in order of launch, and what is around them.
 
     `held_bytes` are alive before the step (weights, optimizer state, the batch, gradients of the
-    last step). `module_calls` and `weights` (tensors that are updated) are what the host's own work
-    grows with. `fake` says whether nothing was run.
+    last step); inputs and targets of a batch are `batch_bytes`. `module_calls` and `weights`
+    (tensors that are updated) are what the host's own work grows with. `fake` says whether nothing
+    was run.
     """
 
     case: TrainCase
     ops: tuple[TracedOp, ...]
     held_bytes: int
+    batch_bytes: int
     module_calls: int
     weights: int
     fake: bool
@@ -93,7 +95,10 @@ def _recorded(
         learner.step(feed, recorder.mark)
         ops = recorder.end()
     weights = sum(1 for weight in learner.module.parameters() if weight.requires_grad)
-    return Trace(case, ops, held_bytes, recorder.module_calls, weights, fake=module is not None)
+    batch_bytes = sum(block_bytes(tensor) for tensor in feed.place(None))
+    return Trace(
+        case, ops, held_bytes, batch_bytes, recorder.module_calls, weights, fake=module is not None
+    )
 
 
 def fixed_feed(

@@ -50,8 +50,8 @@ def _batches(networks: str | None, batch: str | None) -> dict[str, str]:
 def _request(network: str, batch: str, options: dict[str, Any]) -> TrainRequest:
     usual: dict[str, Any] = {
         "amp": False, "recipe": RECIPES, "ladder": False, "input": None, "layout": None,
-        "data": "synthetic", "workers": 0, "iterations": None, "epochs": None, "repeats": 1,
-        "predict": True,
+        "data": "synthetic", "loader": None, "workers": 0, "cpus": None, "iterations": None,
+        "epochs": None, "repeats": 1, "predict": True, "on_worker_death": "stop",
     }  # fmt: skip
     given = {name: value for name, value in options.items() if value is not None}
     nothing = {name: None for name in options}

@@ -8,7 +8,8 @@ from rich.console import Console
 from rich.text import Text
 
 from kernels.case import Case
-from microbench.compare import VERDICTS, CompareRow, Comparison
+from microbench.compare import VERDICTS, AnyCase, CompareRow, Comparison
+from microbench.load_results import LoadCase
 from microbench.report import words
 from microbench.report.grid import DIM, Column, Grid, Row
 from microbench.report.screen import WIDTH
@@ -64,7 +65,7 @@ def summary(comparison: Comparison) -> str:
     return f"B against A, {cases}: {', '.join(parts) or 'nothing to compare'}."
 
 
-def _one_side(name: str, cases: Sequence[Case | TrainCase]) -> Iterator[str]:
+def _one_side(name: str, cases: Sequence[AnyCase]) -> Iterator[str]:
     """The cases that one run alone has: a line each up to MOST_NAMED, and how many more."""
     for case in cases[:MOST_NAMED]:
         yield f"only in {name}: {_name(case)}"
@@ -83,12 +84,13 @@ def _chosen(rows: Sequence[CompareRow]) -> tuple[list[CompareRow], list[CompareR
 
 
 def _grid(rows: Sequence[CompareRow]) -> Grid:
-    trained = {isinstance(row.case, TrainCase) for row in rows}
+    kinds = {type(row.case) for row in rows}
+    first = {TrainCase: "recipe", LoadCase: "loader"}
     columns = [
         Column("B is"),
-        Column("recipe" if trained == {True} else "precision"),
-        Column("what" if True in trained else "size", right=True),
-        Column("options" if trained == {True} else "backend", drop=1),
+        Column(first.get(next(iter(kinds)), "precision") if len(kinds) == 1 else "precision"),
+        Column("size" if kinds == {Case} else "what", right=True),
+        Column("backend" if Case in kinds else "options", drop=1),
         Column("time A", right=True, drop=2),
         Column("time B", right=True, drop=2),
         Column("A / B", right=True),
@@ -104,19 +106,22 @@ def _grid(rows: Sequence[CompareRow]) -> Grid:
     return grid
 
 
-def _what(case: Case | TrainCase) -> tuple[str, str, str]:
+def _what(case: AnyCase) -> tuple[str, str, str]:
     """Precision, problem and who computes it; of a training: recipe, what is trained, options."""
     if isinstance(case, TrainCase):
-        told = (
-            ("network", "batch") if case.loader == "synthetic" else ("network", "batch", "loader")
-        )
+        told = ["network", "batch"]
+        told += [] if case.data == "synthetic" else ["data", "loader", "workers"]
         return (words.clean(case.recipe), ", ".join(in_words(case, told)),
                 " ".join(in_words(case, OPTIONS)))  # fmt: skip
+    if isinstance(case, LoadCase):
+        how = [words.count(case.workers, "worker"), *["cold files"] * case.cold]
+        what = f"{words.clean(case.data)} data, batch {case.batch}"
+        return words.clean(case.loader), what, ", ".join(how)
     return words.clean(case.precision_name), words.size(case), words.clean(case.backend)
 
 
-def _name(case: Case | TrainCase) -> str:
-    return " ".join(_what(case)) if isinstance(case, TrainCase) else words.name(case)
+def _name(case: AnyCase) -> str:
+    return words.name(case) if isinstance(case, Case) else " ".join(_what(case))
 
 
 def _notes(rows: Sequence[CompareRow]) -> dict[str, list[str]]:

@@ -13,11 +13,14 @@ from microbench.report import notes, words
 from microbench.report.arms import arms_of
 from microbench.report.chart import chart
 from microbench.report.layers_table import layers_summary, layers_table
+from microbench.report.loading import loaders_table
+from microbench.report.loading.joint import joints
+from microbench.report.loading.screen import loading_sections
 from microbench.report.map_table import is_map, map_tables, map_verdict
 from microbench.report.run_table import RunTable, run_table
 from microbench.report.screen import WIDTH
 from microbench.report.training.arms import what_was_trained
-from microbench.report.training.screen import training_sections
+from microbench.report.training.screen import Section, training_sections
 from microbench.report.wide_table import missing_reasons, wide_table
 from microbench.results import Run
 from microbench.verdict import verdict
@@ -40,15 +43,24 @@ def print_run(run: Run, console: Console, *, details: bool = False) -> None:
     """
     width = min(console.width, WIDTH)
     _section(console, header(run, details), width)
-    if not run.results and not run.trainings:
+    if not run.results and not run.trainings and not run.loadings:
         console.print(Text("Nothing was measured."))
     if run.results and is_map(run):
         _print_map(run, console, width)
     elif run.results:
         _print_kernels(run, console, width, details)
-    if run.trainings:
-        for title, lines in training_sections(run, width, details=details):
-            _section(console, lines, width, title)
+    for title, lines in _sections(run, width, details):
+        _section(console, lines, width, title)
+
+
+def _sections(run: Run, width: int, details: bool) -> list[Section]:
+    """The parts on trainings and loaders."""
+    if joints(run) or not run.trainings:
+        return loading_sections(run, width, details=details)
+    return [
+        *training_sections(run, width, details=details),
+        (loaders_table.TITLE, loaders_table.loaders_table(run, width)),
+    ]
 
 
 def _print_kernels(run: Run, console: Console, width: int, details: bool) -> None:

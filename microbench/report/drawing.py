@@ -10,9 +10,11 @@ from typing import Any
 
 from microbench.errors import UserError
 from microbench.report.drawing_lines import line_chart
+from microbench.report.drawing_loading import loading_chart
 from microbench.report.drawing_map import payoff_map
 from microbench.report.drawing_style import library
 from microbench.report.drawing_training import training_chart
+from microbench.report.loading.joint import joints
 from microbench.results import Run
 from microbench.runfile import check_writable
 
@@ -30,8 +32,8 @@ def check_chart_path(path: Path) -> None:
 
 
 def draw(run: Run, path: Path) -> None:
-    """Write the chart that suits the run: of its trainings where it has some; else the map for
-    `payoff` of conv, else rate against size.
+    """Write the chart that suits the run: of its loaders or trainings where it has some; else the
+    map for `payoff` of conv, else rate against size.
 
     Whole or not at all. UserError when there is nothing to draw or nowhere to write.
     """
@@ -40,6 +42,8 @@ def draw(run: Run, path: Path) -> None:
 
 
 def _chart_of(run: Run) -> Any:
+    if joints(run) or (run.loadings and not run.trainings):
+        return loading_chart(run)
     if run.trainings:
         return training_chart(run)
     is_map = "payoff" in run.command and any(r.case.op == "conv" and r.speedup for r in run.results)

@@ -7,6 +7,7 @@ from microbench.payoff import payoffs
 from microbench.report import words
 from microbench.report.arms import arms_of
 from microbench.report.layers_table import PASSES, layers_of
+from microbench.report.loading.markdown import loading_markdown
 from microbench.report.training.markdown import training_caption, training_table
 from microbench.results import NetworkUse, Result, Run
 
@@ -15,14 +16,16 @@ HEADER = ("size", "precision", "back end", "time", "TFLOP/s", "% of peak", "x fp
 
 
 def to_markdown(run: Run) -> str:
-    """One row a result, in the order measured; what was skipped says why. Kernels and trainings
-    are tables of their own."""
+    """One row a result, in the order measured; what was skipped says why. Kernels, trainings and
+    loaders are tables of their own."""
     lines = [_row(HEADER), _row(("---:", "---", "---", *["---:"] * 6, "---"))]
     kernels = "\n".join([*lines, *(_row(_cells(result)) for result in run.results)]) + "\n"
-    if not run.trainings:
-        return kernels
-    trainings = f"{training_caption(run)}\n\n{training_table(run)}"
-    return f"{kernels}\n{trainings}" if run.results else trainings
+    tables = [kernels] if run.results else []
+    if run.trainings:
+        tables.append(f"{training_caption(run)}\n\n{training_table(run)}")
+    if run.loadings:
+        tables.append(loading_markdown(run))
+    return "\n".join(tables or [kernels])
 
 
 def payoff_table(run: Run, precision: str) -> str:

@@ -1,6 +1,6 @@
 """A run as CSV: one row a result, every unit in its column's name, names that do not change.
 
-Kernels and trainings have their own columns; a run that holds both has all of them.
+Kernels, trainings and loaders have their own columns; a run that holds several has all of them.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 import csv
 import io
 
+from microbench.report.loading.table_csv import COLUMNS as LOADING_COLUMNS
+from microbench.report.loading.table_csv import loading_row
 from microbench.report.training.table_csv import COLUMNS as TRAINING_COLUMNS
 from microbench.report.training.table_csv import Cell, speedup, training_row
 from microbench.results import Result, Run
@@ -29,8 +31,10 @@ def to_csv(run: Run) -> str:
     """The whole table with its header; what is not known is empty."""
     rows = [_case(result) | _measurement(result) | _meaning(result) for result in run.results]
     rows += [training_row(training) for training in run.trainings]
-    kinds = [COLUMNS] * (bool(run.results) or not run.trainings)
-    kinds += [TRAINING_COLUMNS] * bool(run.trainings)
+    rows += [loading_row(loading) for loading in run.loadings]
+    others = bool(run.trainings) or bool(run.loadings)
+    kinds = [COLUMNS] * (bool(run.results) or not others)
+    kinds += [TRAINING_COLUMNS] * bool(run.trainings) + [LOADING_COLUMNS] * bool(run.loadings)
     columns = list(dict.fromkeys(name for kind in kinds for name in kind))
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")

@@ -12,12 +12,20 @@ from dataclasses import dataclass, fields, replace
 from microbench.report import words
 from microbench.results import Run
 from microbench.stats import excludes_one
-from microbench.train_results import PREDICTED, VARIED, TrainCase, Training
+from microbench.train_results import (
+    AT_HAND,
+    PREDICTED,
+    USUAL_LOADER,
+    VARIED,
+    TrainCase,
+    Training,
+)
 
 BASELINES = {"fp32": ("fp32", "O0"), "tf32": ("tf32",)}  # and the recipes that can stand for each
 LADDER = ("previous", "first")
-GENERATED = ("synthetic", "generated")  # loaders whose data nobody collected
+GENERATED = ("synthetic", "generated", "made")  # data that nobody collected
 OPTIONS = tuple(name for name in VARIED if name != "recipe")
+OF_LOADING = ("loader", "workers", "cached", "cold")
 OF_RECIPE = ("loss_scale", "keep_batchnorm_fp32")  # options that are part of the arithmetic
 SETTINGS = tuple(field.name for field in fields(TrainCase) if field.name != "recipe")
 
@@ -37,10 +45,20 @@ _WORDS: Mapping[str, Callable[[TrainCase], str]] = {
     "label_smoothing": lambda case: (
         f"smoothing {case.label_smoothing:g}" if case.label_smoothing else ""
     ),
-    "loader": lambda case: f"{case.loader} data",
+    "data": lambda case: f"{case.data} data",
+    "loader": lambda case: "" if case.loader == USUAL_LOADER.get(case.data) else _loader(case),
     "workers": lambda case: words.count(case.workers, "worker") if case.workers else "",
+    "cached": lambda case: "batches thrown away" if case.cached else "",
+    "cold": lambda case: "cold files" if case.cold else "",
+    "cpus": lambda case: words.count(case.cpus, "core") if case.cpus else "",
     "gpus": lambda case: words.count(case.gpus, "GPU") if case.gpus > 1 else "",
 }
+
+
+def _loader(case: TrainCase) -> str:
+    """What a loader is called: "one pinned batch", "torchvision-io loader"."""
+    at_hand = case.loader in AT_HAND and case.loader != "resident"
+    return f"one {case.loader} batch" if at_hand else f"{case.loader} loader"
 
 
 def in_words(case: TrainCase, names: Sequence[str]) -> list[str]:
@@ -168,10 +186,11 @@ def _varying(trainings: Sequence[Training]) -> list[str]:
 def what_was_trained(run: Run) -> list[str]:
     """What all trainings share, and what ranges over which values, for a header."""
     view = view_of(run)
+    loaded = OF_LOADING if run.loadings else ()  # they have tables of their own
     cases = [training.case for training in run.trainings]
     parts: list[str] = []
     for name in SETTINGS:
-        if name in view.within:
+        if name in view.within or name in loaded:
             continue
         values = list(dict.fromkeys(text for case in cases for text in in_words(case, [name])))
         if name == "batch" and len(values) > 1:
@@ -206,12 +225,12 @@ def reference(training: Training, name: str, group: Group) -> Training | None:
 
 def is_generated(case: TrainCase) -> bool:
     """Whether numbers of the case come from generated data."""
-    return case.loader in GENERATED
+    return case.data in GENERATED
 
 
 def place(training: Training) -> str:
     """ "resnet50, batch 256", with the data where nobody collected it."""
-    names = ["network", "batch", *(["loader"] if is_generated(training.case) else [])]
+    names = ["network", "batch", *(["data"] if is_generated(training.case) else [])]
     return ", ".join(in_words(training.case, names))
 
 

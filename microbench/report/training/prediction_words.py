@@ -44,7 +44,7 @@ def _foretold(view: View, label: str, arms: Sequence[Training]) -> str:
     gains = [gain for name in names if (gain := _gain(view, name, arms))]
     verb = f"is predicted to train {joined(gains)}" if gains else "is predicted"
     if len(arms) > 1:
-        where = ["network", *(["loader"] if is_generated(arms[0].case) else [])]
+        where = ["network", *(["data"] if is_generated(arms[0].case) else [])]
         ends = [f"at batch {arm.case.batch} {_figures(arm)}" for arm in (arms[0], arms[-1])]
         return f"{label} {verb} ({', '.join(in_words(arms[0].case, where))}); {'; '.join(ends)}."
     return f"{label} {verb} ({place(arms[0])}): {_figures(arms[0])}."

@@ -46,6 +46,18 @@ def training_sections(run: Run, width: int, *, details: bool = False) -> list[Se
     ]
 
 
+def table_sections(run: Run, width: int, title: str) -> list[Section]:
+    """The table and the warnings alone, for trainings that are part of something else."""
+    view = view_of(run)
+    ran = view.only(was_run)
+    table = train_table(ran, width)
+    return [
+        (title, [*table.lines, *table_notes(ran, table, width)] if ran.groups else []),
+        ("Reasons in full", reasons(view, table.cut)),
+        ("Warnings", notes.told_once(_warnings(run, view))),
+    ]
+
+
 def _accounts(view: View, width: int, details: bool) -> list[Section]:
     """Training by training: its ledger, its fixes, its findings."""
     parts = [

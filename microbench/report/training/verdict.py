@@ -120,7 +120,7 @@ def _extras(view: View, arm: Training, compared: Sequence[str], group: Group) ->
 def _gain_by_batch(view: View, timed: Sequence[Training], compared: Sequence[str]) -> str:
     """ "amp trains 2.1 ±0.1 (batch 128) to 5.8 ±0.1 (batch 2048) times as fast as fp32"."""
     label = view.label(timed[0])
-    names = ["network", *(["loader"] if is_generated(timed[0].case) else [])]
+    names = ["network", *(["data"] if is_generated(timed[0].case) else [])]
     where = ", ".join(in_words(timed[0].case, names))
     if not any(_seen(arm, name) for arm in timed for name in compared if name in arm.speedup):
         unseen = joined([view.title(name) for name in compared])
@@ -263,16 +263,15 @@ def _waited_pct(arm: Training) -> float | None:
     if arm.limit == "host":
         busy = busy_pct(arm)
         return None if busy is None else 100 - busy
-    waited_s = next((phase.host_s for phase in arm.phases if phase.name == "data"), None)
-    if waited_s is None or arm.steps is None:
+    if arm.data_wait_s is None or arm.steps is None:
         return None
-    return 100 * min(1.0, waited_s / arm.steps.median_s)
+    return 100 * min(1.0, arm.data_wait_s / arm.steps.median_s)
 
 
 def _remedy(arm: Training) -> str:
     """Something that is not in use yet; "" when nothing is known to help."""
     if arm.limit == "data":
-        return "more --workers" if arm.case.loader == "folder" else ""
+        return "more --workers" if arm.case.fed else ""
     if arm.case.graph:
         return "a larger batch"
     return "CUDA graphs (--graph)" if arm.case.compile else "CUDA graphs (--graph) or --compile"

@@ -1,0 +1,56 @@
+"""Image files decoded once, and kept as bytes on the device."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from e2e.loaders.backend import Files, Tell, Wanted
+from e2e.loaders.cuts import CENTRE, middle
+from e2e.loaders.pillow import once
+from e2e.loaders.pixels import none_left
+from microbench.errors import UserError
+from microbench.host import available_memory_bytes
+
+SHARE = 0.5  # of the device's free memory that images may take: training needs the rest
+DECODED_AT_ONCE = 64
+
+
+def decoded(files: Files, wanted: Wanted, tell: Tell) -> tuple[Tensor, Tensor]:
+    """Images, uint8 [N, 3, H, W] with 256 pixels for every 224 that are wanted, and classes, int64.
+
+    Broken files are left out and told. UserError when the images do not fit into SHARE of the
+    device's free memory, or none can be decoded.
+    """
+    height, width = size = (math.ceil(wanted.size[0] / CENTRE), math.ceil(wanted.size[1] / CENTRE))
+    count = len(files.pictures)
+    _check_memory(count, count * 3 * height * width, wanted.device)
+    images = torch.empty((count, 3, height, width), dtype=torch.uint8, device=wanted.device)
+    classes = torch.empty(count, dtype=torch.int64, device=wanted.device)
+    at = 0
+    some = replace(wanted, size=size, batch=DECODED_AT_ONCE)
+    for batch in once(files.pictures, some, middle(size, max(size))):
+        tell(batch.broken)
+        good = len(batch.labels)
+        if good:
+            images[at : at + good] = batch.images
+            classes[at : at + good] = batch.labels
+        at += good
+    if not at:
+        raise none_left(files)
+    return images[:at], classes[:at]
+
+
+def _check_memory(count: int, needed: int, device: torch.device) -> None:
+    on_gpu = device.type == "cuda"
+    free = torch.cuda.mem_get_info(device)[0] if on_gpu else available_memory_bytes()
+    if free is None or needed <= SHARE * free:
+        return
+    raise UserError(
+        f"loader resident keeps {count:,} images in {needed / 1e9:,.1f} GB of the device's memory, "
+        f"more than half of the {free / 1e9:,.1f} GB that are free; another --loader reads them as "
+        "it goes"
+    )

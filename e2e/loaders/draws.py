@@ -1,0 +1,46 @@
+"""Which images make up which batch, and the seeds of how they are cut."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+Draw = tuple[int, int]  # which image, and the seed of how it is cut
+
+
+@dataclass(frozen=True)
+class Shuffled:
+    """Lists of `batch` draws from `count` images, epoch after epoch; one may run over an epoch's
+    end. They begin with the batch of number `start`, and are as they would have been from 0.
+    """
+
+    count: int
+    batch: int
+    seed: int
+    start: int = 0
+
+    def __iter__(self) -> Iterator[list[Draw]]:
+        draws = self._draws()
+        while True:
+            yield list(itertools.islice(draws, self.batch))
+
+    def _draws(self) -> Iterator[Draw]:
+        generator = torch.Generator().manual_seed(self.seed)
+        left_out = self.start * self.batch
+        while True:
+            order = torch.randperm(self.count, generator=generator)
+            seeds = torch.randint(2**62, (self.count,), generator=generator)
+            if left_out < self.count:
+                pairs = zip(order[left_out:].tolist(), seeds[left_out:].tolist(), strict=True)
+                yield from pairs
+            left_out = max(0, left_out - self.count)
+
+
+def in_order(count: int, batch: int) -> list[list[Draw]]:
+    """Every image once; the last batch may be short."""
+    return [
+        [(index, 0) for index in range(at, min(at + batch, count))] for at in range(0, count, batch)
+    ]

@@ -1,0 +1,90 @@
+"""The back end that most people run: Pillow and torchvision's transforms in DataLoader workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from e2e.datasets.listing import Picture
+from e2e.loaders.backend import Arrays, Source, Tell, Wanted
+from e2e.loaders.cuts import centre, random_cut, random_shift
+from e2e.loaders.decode import decode
+from e2e.loaders.draws import Draw, Shuffled, in_order
+from e2e.loaders.pixels import PixelFeed
+from e2e.loaders.processes import Workers
+from e2e.loaders.samples import Batch, Pictures, Sample, seeded, together
+
+
+def missing(device: torch.device) -> str | None:
+    """It runs everywhere."""
+    return None
+
+
+def open_feed(source: Source, wanted: Wanted, tell: Tell) -> PixelFeed:
+    """Shuffled epochs, the same for a seed whatever the workers."""
+    if isinstance(source, Arrays):
+        samples: Dataset[Sample] = _Decoded(source, random_shift(wanted.size))
+        count = len(source.images)
+    else:
+        cut = random_cut(wanted.size)
+        samples = Pictures(source.pictures, decode, cut, cold=wanted.cold)
+        count = len(source.pictures)
+    return PixelFeed(shuffled(samples, count, wanted), source, wanted, tell)
+
+
+def shuffled(samples: Dataset[Sample], count: int, wanted: Wanted) -> Workers[Batch]:
+    """Workers that draw from `count` samples, epoch after epoch."""
+    return Workers(
+        samples,
+        partial(Shuffled, count, wanted.batch, wanted.seed),
+        workers=wanted.workers,
+        collate=together,
+        pinned=wanted.pinned,
+        batch_bytes=wanted.batch_bytes,
+        on_death=wanted.on_death,
+        prefetch=wanted.prefetch,
+        note=wanted.note,
+    )
+
+
+def once(
+    pictures: Sequence[Picture],
+    wanted: Wanted,
+    cut: Callable[[Image.Image], Tensor] | None = None,
+) -> Iterator[Batch]:
+    """Every image once, in order, cut by `cut` (None: its centre). Broken ones are left out."""
+    workers = Workers(
+        Pictures(pictures, decode, cut or centre(wanted.size), whole=True),
+        lambda start: in_order(len(pictures), wanted.batch)[start:],
+        workers=wanted.workers,
+        collate=together,
+        pinned=wanted.pinned,
+        batch_bytes=wanted.batch_bytes,
+        on_death=wanted.on_death,
+        prefetch=wanted.prefetch,
+        note=wanted.note,
+    )
+    try:
+        yield from workers
+    finally:
+        workers.close()
+
+
+class _Decoded(Dataset[Sample]):
+    """Arrays as CIFAR's scripts have them: one Pillow image at a time."""
+
+    def __init__(self, arrays: Arrays, cut: Callable[[Any], Tensor]) -> None:
+        self._pixels = arrays.images.permute(0, 2, 3, 1).numpy()  # as Pillow wants them
+        self._labels = arrays.classes.tolist()
+        self._cut = cut
+
+    def __getitem__(self, draw: Draw) -> Sample:
+        index, seed = draw
+        image = Image.fromarray(self._pixels[index].copy(order="C"))
+        return Sample(seeded(self._cut, image, seed), self._labels[index], [])

@@ -1,0 +1,100 @@
+"""One batch of bytes that is copied to the device each step, and training on it while a loader
+works for nothing: what the copy costs, and what a loader costs beside being waited for.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+from torch import Tensor
+
+from e2e.datasets.data import IMAGENET
+from e2e.loaders.backend import LoaderFeed
+from e2e.loaders.placing import Placer
+
+
+class PinnedFeed:
+    """A `LoaderFeed` of one batch in pinned memory (a CPU has none, and copies nothing).
+
+    Bytes, uint8 [N, 3, H, W], are normalised on the device; other inputs are taken as they are.
+    """
+
+    ahead = 0
+    pids: tuple[int, ...] = ()
+
+    def __init__(
+        self, batch: tuple[Tensor, Tensor], device: torch.device, channels_last: bool = False
+    ) -> None:
+        inputs, targets = batch
+        if device.type == "cuda":
+            inputs, targets = inputs.pin_memory(), targets.pin_memory()
+        self._tokens = batch[0] is batch[1]
+        self._batch = [inputs, targets]
+        self._placer = Placer(device, IMAGENET, channels_last)
+
+    def fetch(self) -> None:
+        """Nothing to wait for."""
+
+    def place(self, fetched: object) -> tuple[Tensor, Tensor]:
+        """Copy the batch to the device, without waiting, and normalise it there."""
+        assert self._batch, "closed"
+        inputs, targets = self._batch
+        if inputs.dtype == torch.uint8:
+            return self._placer(inputs, targets)
+        if self._tokens:
+            (tokens,) = self._placer.copied(inputs)
+            return tokens, tokens
+        inputs, targets = self._placer.copied(inputs, targets)
+        return inputs, targets
+
+    def close(self) -> None:
+        """Let the batch go."""
+        self._batch = []
+
+
+class CachedFeed:
+    """A `LoaderFeed` of a pinned batch. A thread takes the batches of `busy`, from the first
+    `fetch` on and as fast as they come, and throws them away.
+    """
+
+    ahead = 0
+
+    def __init__(self, pinned: LoaderFeed, busy: LoaderFeed) -> None:
+        self._pinned, self._busy = pinned, busy
+        self._ending = threading.Event()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._drain, name="drain", daemon=True)
+        self.drained = 0  # batches of `busy` by now
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The workers by now."""
+        return self._busy.pids
+
+    def fetch(self) -> None:
+        """Nothing to wait for. Raises what the thrown away batches raised."""
+        if self._error is not None:
+            raise self._error
+        if self._thread.ident is None:
+            self._thread.start()
+
+    def place(self, fetched: object) -> tuple[Tensor, Tensor]:
+        """The pinned batch on the device."""
+        return self._pinned.place(fetched)
+
+    def close(self) -> None:
+        """End the thread, which may wait for a last batch, and both feeds."""
+        self._ending.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._busy.close()
+        self._pinned.close()
+
+    def _drain(self) -> None:
+        try:
+            while not self._ending.is_set():
+                self._busy.fetch()
+                self.drained += 1
+        except Exception as error:
+            self._error = error

@@ -1,0 +1,96 @@
+"""What a recipe and a loader make together, from what each does alone. Pure functions.
+
+After DS-Analyzer (Mohan et al., "Analyzing and Mitigating Data Stalls in DNN Training", VLDB 2021),
+whose what-if is the slower of GPU and loader. Two terms are added: what busy workers cost the
+training beside them, and the processor time that both must share.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from microbench.load_results import Loading
+from microbench.train_results import Predicted, Training
+
+
+class Reading(NamedTuple):
+    """A number, and its 95 % interval (the number itself where there is none)."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Alone:
+    """One recipe without a loader to wait for; seconds a step.
+
+    `pinned` is its training on a pinned batch, `busy` the same while so many workers load for
+    nothing. `host_s` is the processor time that the training itself takes.
+    """
+
+    pinned: Training
+    busy: Mapping[int, Training] = field(default_factory=dict[int, Training])
+    host_s: float = 0.0
+
+
+def foretell(alone: Alone, loading: Loading, cores: int) -> Predicted | None:
+    """The step of a recipe that is fed by a loader; None where either is not known.
+
+    It takes as long as the slowest of: the training beside busy workers, the loader, and all their
+    processor time on the cores there are. The interval is that of its terms.
+    """
+    pinned = _step(alone.pinned)
+    load = _loads(loading, alone.pinned.step_units)
+    if pinned is None or load is None:
+        return None
+    busy = _beside(alone, loading.case.workers, pinned)
+    cpu_s = (loading.cpu_s_per_image or 0.0) * alone.pinned.step_units
+    shared_s = (cpu_s + alone.host_s) / cores
+    steps = [
+        _together(p, b, loads, shared_s) for p, b, loads in zip(pinned, busy, load, strict=True)
+    ]
+    waits = max(load.value, shared_s) >= steps[0] > pinned.value
+    limit = "data" if waits else alone.pinned.limit or "gpu"
+    return Predicted(steps[0], (min(steps), max(steps)), limit, {})
+
+
+def _together(pinned_s: float, busy_s: float, load_s: float, shared_s: float) -> float:
+    """Workers that are waited for work all the time; others only as much as is taken from them."""
+    at_work = min(1.0, load_s / pinned_s)
+    return max(pinned_s + at_work * (busy_s - pinned_s), load_s, shared_s)
+
+
+def _beside(alone: Alone, workers: int, pinned: Reading) -> Reading:
+    """The step beside so many busy workers: between those that were measured, in proportion."""
+    known = {0: pinned}
+    known |= {count: step for count, one in alone.busy.items() if (step := _step(one)) is not None}
+    counts = sorted(known)
+    at = bisect_left(counts, workers)
+    if at == len(counts):
+        return known[counts[-1]]
+    if counts[at] == workers:
+        return known[workers]
+    before, after = counts[at - 1], counts[at]
+    share = (workers - before) / (after - before)
+    pairs = zip(known[before], known[after], strict=True)
+    return Reading(*(a + share * (b - a) for a, b in pairs))
+
+
+def _step(training: Training) -> Reading | None:
+    if training.steps is None:
+        return None
+    step_s = training.steps.median_s
+    return Reading(step_s, *(training.steps.ci95_s or (step_s, step_s)))
+
+
+def _loads(loading: Loading, images: int) -> Reading | None:
+    """Seconds that the loader takes for a step's images."""
+    per_s = loading.per_s
+    if not per_s:
+        return None
+    low, high = loading.ci95_per_s or (per_s, per_s)
+    return Reading(images / per_s, images / max(high, per_s), images / max(1e-9, min(low, per_s)))

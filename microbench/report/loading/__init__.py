@@ -1,0 +1,1 @@
+"""What is said of loaders, and of recipes and loaders together."""

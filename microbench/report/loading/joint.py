@@ -1,0 +1,142 @@
+"""Recipes x workers: what a loader leaves of each recipe. Pure functions of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from microbench.load_results import Loading, load_case
+from microbench.results import Run
+from microbench.train_results import TrainCase, Training
+
+PAYS = 1.02  # a speed-up below this is none
+IN_FULL = 0.95  # of a recipe's throughput without a loader
+
+
+@dataclass(frozen=True)
+class Joint:
+    """A network fed by one loader: its trainings by recipe and number of workers, and its parts.
+
+    `alone` are the trainings on a pinned batch (without one: on one that lies on the device), by
+    recipe; `busy` those beside so many busy workers.
+    """
+
+    loader: str
+    trainings: tuple[Training, ...]
+    alone: dict[str, Training]
+    synthetic: dict[str, Training]
+    busy: dict[tuple[str, int], Training]
+    loading: dict[int, Loading]
+    others: tuple[Loading, ...]  # cold files, and reading alone
+
+    @property
+    def recipes(self) -> list[str]:
+        """In the order in which they came."""
+        return list(dict.fromkeys(t.case.recipe for t in self.trainings))
+
+    @property
+    def workers(self) -> list[int]:
+        """The numbers of workers, fewest first."""
+        return sorted({t.case.workers for t in self.trainings})
+
+    def at(self, recipe: str, workers: int) -> Training | None:
+        """A recipe with so many workers."""
+        found = (t for t in self.trainings if (t.case.recipe, t.case.workers) == (recipe, workers))
+        return next(found, None)
+
+    @property
+    def errors_pct(self) -> list[float]:
+        """Of predicted throughput, where it was measured."""
+        return [
+            100 * (t.predicted_per_s / t.per_s - 1)
+            for t in self.trainings
+            if t.per_s and t.predicted_per_s
+        ]
+
+    @property
+    def median_error_pct(self) -> float | None:
+        """The median of the errors' sizes."""
+        return median(abs(e) for e in self.errors_pct) if self.errors_pct else None
+
+    def speedup(self, recipe: str, base: str, workers: int) -> float | None:
+        """Of a recipe over another with so many workers: as measured where both were, else as
+        predicted."""
+        pair = [self.at(name, workers) for name in (recipe, base)]
+        if any(one is None for one in pair):
+            return None
+        ours, theirs = pair
+        assert ours is not None
+        assert theirs is not None
+        if ours.per_s and theirs.per_s:
+            return ours.per_s / theirs.per_s
+        if ours.predicted_per_s and theirs.predicted_per_s:
+            return ours.predicted_per_s / theirs.predicted_per_s
+        return None
+
+    def pays_from(self, recipe: str, base: str) -> int | None:
+        """The fewest workers from which on a recipe beats another; None when it never does."""
+        return self._from(lambda count: (self.speedup(recipe, base, count) or 0.0) >= PAYS)
+
+    def in_full_from(self, recipe: str) -> int | None:
+        """The fewest workers that leave IN_FULL of what the recipe does without a loader."""
+        alone = self.alone.get(recipe)
+        if alone is None or not alone.per_s:
+            return None
+        wanted = IN_FULL * alone.per_s
+        return self._from(lambda count: (throughput(self.at(recipe, count)) or 0.0) >= wanted)
+
+    def _from(self, fits) -> int | None:
+        found: int | None = None
+        for count in reversed(self.workers):
+            if not fits(count):
+                break
+            found = count
+        return found
+
+
+def throughput(training: Training | None) -> float | None:
+    """As measured, else as predicted; None where neither is known."""
+    return (training.per_s or training.predicted_per_s) if training else None
+
+
+def joints(run: Run) -> list[Joint]:
+    """Every network, batch and loader of the run of which the recipes were measured alone too."""
+    found: dict[TrainCase, list[Training]] = {}
+    for training in run.trainings:
+        case = training.case
+        if case.fed and not case.cached and run.loading(load_case(case).key):
+            found.setdefault(_family(case), []).append(training)
+    pictures = [_joint(run, family, trainings) for family, trainings in found.items()]
+    return [picture for picture in pictures if picture.alone]
+
+
+def _joint(run: Run, family: TrainCase, trainings: Sequence[Training]) -> Joint:
+    pinned, synthetic = (_without_loader(run, family, name) for name in ("pinned", "synthetic"))
+    busy = {
+        (t.case.recipe, t.case.workers): t
+        for t in run.trainings
+        if t.case.cached and _family(t.case) == family
+    }
+    loadings = [
+        loading
+        for loading in run.loadings
+        if (loading.case.data, loading.case.batch) == (family.data, family.batch)
+    ]
+    own = {
+        loading.case.workers: loading
+        for loading in loadings
+        if loading.case.loader == family.loader and not loading.case.cold
+    }
+    others = tuple(one for one in loadings if one.case.cold or one.case.loader == "read")
+    return Joint(family.loader, tuple(trainings), pinned or synthetic, synthetic, busy, own, others)
+
+
+def _without_loader(run: Run, family: TrainCase, loader: str) -> dict[str, Training]:
+    plain = replace(family, loader=loader)
+    return {t.case.recipe: t for t in run.trainings if _family(t.case) == plain}
+
+
+def _family(case: TrainCase) -> TrainCase:
+    """What trainings of one picture share."""
+    return replace(case, recipe="", workers=0, cached=False, loss_scale=None)

@@ -1,0 +1,80 @@
+"""The table of loaders that were measured alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from microbench.load_results import LoadCase, Loading
+from microbench.report import words
+from microbench.report.grid import DIM, Column, Grid, Row
+from microbench.report.training.figures import rate
+from microbench.results import Run
+
+TITLE = "Loaders alone"
+SENTENCE = {"skipped": "skipped", "failed": "FAILED"}
+
+
+def loaders_table(run: Run, width: int) -> list[Text]:
+    """One row a loader and number of workers, no wider than `width`; nothing without any."""
+    if not run.loadings:
+        return []
+    grid = Grid(
+        [
+            Column("loader"), Column("files", drop=6), Column("workers", right=True),
+            Column("img/s", right=True), Column("±", right=True, drop=3),
+            Column("img/s\na core", right=True, drop=2), Column("MB/s\nread", right=True, drop=4),
+            Column("first\nbatch", right=True, drop=5),
+        ]
+    )  # fmt: skip
+    cold = any(loading.case.cold for loading in run.loadings)
+    for loading in run.loadings:
+        row = _row(loading, cold)
+        if row.sentence and row in grid.rows:
+            continue  # it lacks the same with any number of workers
+        grid.rows.append(row)
+    lines, _ = grid.lines(width)
+    return [*lines, *(Text(line, "dim") for line in notes(run.loadings))]
+
+
+def _row(loading: Loading, with_files: bool) -> Row:
+    case = loading.case
+    name, files = words.clean(case.loader), ("cold" if case.cold else "warm") * with_files
+    if loading.per_s is None:
+        reason = words.clean(loading.reason or "")
+        style = "red" if loading.status == "failed" else DIM
+        return Row(
+            [name, files], f"{SENTENCE.get(loading.status, 'not measured')}: {reason}", style
+        )
+    read = loading.bytes_per_s
+    interval = loading.ci95_per_s
+    return Row(
+        [
+            name,
+            files,
+            str(case.workers),
+            rate(loading.per_s),
+            words.half_interval(loading.per_s, interval),
+            rate(loading.per_s_per_core) if loading.per_s_per_core else "",
+            rate(read / 1e6) if read is not None else "",
+            words.duration(loading.first_s) if loading.first_s is not None else "",
+        ]
+    )
+
+
+def notes(loadings: Sequence[Loading]) -> list[str]:
+    """How to read the table, and what all of it shares."""
+    cases = [loading.case for loading in loadings]
+    parts = [
+        f"batches of {words.listed([str(batch) for batch in sorted({c.batch for c in cases})])}, "
+        f"{words.listed(sorted({words.clean(c.input) for c in cases}))}, "
+        f"{words.listed(sorted({words.clean(c.data) for c in cases}))} data{_cpus(cases)}",
+        "a core: by the processor time of the workers and of the process that takes the batches",
+    ]
+    return ["; ".join(parts)]
+
+
+def _cpus(cases: Sequence[LoadCase]) -> str:
+    limited = {case.cpus for case in cases if case.cpus}
+    return f", on {words.count(max(limited), 'core')}" if limited else ""

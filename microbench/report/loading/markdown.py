@@ -1,0 +1,70 @@
+"""Loaders, and recipes fed by them, as Markdown tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from microbench.load_results import Loading
+from microbench.report import words
+from microbench.report.loading.joint import Joint, joints
+from microbench.report.training.figures import rate
+from microbench.results import Run
+
+HEADER = ("loader", "files", "workers", "img/s", "±", "img/s a core", "MB/s read")
+
+
+def loading_markdown(run: Run) -> str:
+    """A table of the loaders alone, and one for each picture of recipes and workers."""
+    tables = [loaders_markdown(run), *(joint_markdown(joint) for joint in joints(run))]
+    return "\n".join(tables)
+
+
+def loaders_markdown(run: Run) -> str:
+    """One row a loader and number of workers; what did not run says why."""
+    rows = [_loader(loading) for loading in run.loadings]
+    return _table(HEADER, ("---", "---", *["---:"] * 5), rows)
+
+
+def joint_markdown(joint: Joint) -> str:
+    """Workers x recipes in images a second, as foretold and as measured."""
+    base, *others = joint.recipes
+    header = ["workers", "loader alone"]
+    for name in joint.recipes:
+        header += [f"{words.clean(name)}, foretold", "measured", "error"]
+    header += [f"{words.clean(name)} x {words.clean(base)}" for name in others]
+    rows: list[list[str]] = []
+    for count in joint.workers:
+        alone = joint.loading.get(count)
+        row = [str(count), rate(alone.per_s) if alone and alone.per_s else ""]
+        for name in joint.recipes:
+            arm = joint.at(name, count)
+            told, per_s = (arm.predicted_per_s, arm.per_s) if arm else (None, None)
+            row += [rate(told) if told else "", rate(per_s) if per_s else ""]
+            row.append(f"{100 * (told / per_s - 1):+.1f} %" if told and per_s else "")
+        for name in others:
+            ratio = joint.speedup(name, base, count)
+            row.append(f"{ratio:.2f}" if ratio else "")
+        rows.append(row)
+    return _table(header, ["---:"] * len(header), rows)
+
+
+def _loader(loading: Loading) -> list[str]:
+    case, per_s, read = loading.case, loading.per_s, loading.bytes_per_s
+    name = [words.clean(case.loader), "cold" if case.cold else "warm"]
+    if per_s is None:
+        return [*name, f"{loading.status}: {words.clean(loading.reason or '')}", *[""] * 4]
+    return [
+        *name,
+        str(case.workers),
+        rate(per_s),
+        words.half_interval(per_s, loading.ci95_per_s),
+        rate(loading.per_s_per_core) if loading.per_s_per_core else "",
+        rate(read / 1e6) if read is not None else "",
+    ]
+
+
+def _table(header: Sequence[str], rule: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, rule, *rows]
+    return "".join(
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines
+    )
