@@ -77,8 +77,8 @@ class Arms:
         if isinstance(self.task.data, Resident):
             self.task.data.feed(1, self.device, self.task.seed).close()
         if self.cuda:
-            one = torch.ones(1, 1, device=self.device)
-            torch.mm(one, one)
+            one = torch.ones(1, 1, device=self.device, requires_grad=True)
+            torch.mm(one, one).backward()  # whose thread has a workspace of its own
 
     def set_up(self, cases: Sequence[TrainCase], announce: Announce) -> list[Training]:
         """A Training for each case: "ok" for those that can step. Other arms are let go."""
@@ -121,16 +121,19 @@ class Arms:
 
     def _built(self, case: TrainCase, blank: Training) -> Held:
         began_s = time.perf_counter()
-        held_bytes = self._allocated()
-        learner = Learner(
-            self.task.network, case, recipe_of(case), self.device,
-            seed=self.task.seed, lr=self.task.lr, warmup=self.task.warmup,
-        )  # fmt: skip
-        held = Held(blank, learner, self.feeds.open(case))
+        feed = self.feeds.open(case)
         try:
+            if case.fed:  # what the loader takes of the device's memory is no arm's
+                feed.place(feed.fetch())
+            held_bytes = self._allocated()
+            learner = Learner(
+                self.task.network, case, recipe_of(case), self.device,
+                seed=self.task.seed, lr=self.task.lr, warmup=self.task.warmup,
+            )  # fmt: skip
+            held = Held(blank, learner, feed)
             first_s, estimate_s = self._warmed(held)
         except BaseException:
-            held.feed.close()  # its workers would outlive it
+            feed.close()  # its workers would outlive it
             raise
         held.training = replace(
             blank,
@@ -191,6 +194,11 @@ class Arms:
         """Let an arm go, and its memory with it."""
         self.held.pop(key).feed.close()
         self._free()
+
+    def end_loading(self) -> None:
+        """End the loaders: the arms are going to train on feeds of their own."""
+        for held in self.held.values():
+            held.feed.close()
 
     def close(self) -> None:
         """Let all arms go."""

@@ -17,7 +17,10 @@ from e2e.datasets import Data
 from e2e.loaders.backend import LoaderFeed
 from e2e.loaders.pinned import CachedFeed
 from e2e.loaders.shared import Following
+from e2e.steps import Tally
 from microbench.train_results import TrainCase
+
+READY_S = 0.02  # a batch that takes longer to come was not ready
 
 
 def feed_of(data: Data, case: TrainCase, device: torch.device, seed: int) -> LoaderFeed:
@@ -34,28 +37,32 @@ def feed_of(data: Data, case: TrainCase, device: torch.device, seed: int) -> Loa
 
 
 class TimedFeed:
-    """A feed, and how long the host waited for it since `forget`."""
+    """A feed, and how long the host has waited for it. `busy` is the feed whose batches are thrown
+    away meanwhile, where there is one.
+    """
 
-    def __init__(self, feed: LoaderFeed, close: Callable[[], None]) -> None:
-        self._feed, self._close = feed, close
-        self.waited_s, self.fetched = 0.0, 0
+    def __init__(
+        self, feed: LoaderFeed, close: Callable[[], None], busy: CachedFeed | None = None
+    ) -> None:
+        self._feed, self._close, self._busy = feed, close, busy
+        self._waited_s = 0.0
+        self._closed = False
 
     @property
-    def wait_s(self) -> float:
-        """Mean seconds of waiting for a batch."""
-        return self.waited_s / self.fetched if self.fetched else 0.0
+    def tally(self) -> Tally:
+        """What was counted so far."""
+        return Tally(self._waited_s, self._busy.drained if self._busy else 0)
 
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """The processes that work for it by now."""
-        return self._feed.pids
+    def start(self) -> None:
+        """Let the loader run whose batches are thrown away, where there is one."""
+        if self._busy and not self._busy.drained:  # another arm may have
+            self._busy.start()
 
     def fetch(self) -> object:
         """The next batch, as far as the host must wait for it."""
         start_s = time.perf_counter()
         batch = self._feed.fetch()
-        self.waited_s += time.perf_counter() - start_s
-        self.fetched += 1
+        self._waited_s += time.perf_counter() - start_s
         return batch
 
     def place(self, fetched: object) -> tuple[Tensor, Tensor]:
@@ -65,15 +72,16 @@ class TimedFeed:
     def skip_ready(self) -> None:
         """Throw away what lay ready, that is what was loaded in the turns of other arms."""
         for _ in range(self._feed.ahead):
+            start_s = time.perf_counter()
             self._feed.fetch()
-
-    def forget(self) -> None:
-        """Count the waiting anew."""
-        self.waited_s, self.fetched = 0.0, 0
+            if time.perf_counter() - start_s > READY_S:
+                break
 
     def close(self) -> None:
         """Leave the loader; the last arm that does ends it."""
-        self._close()
+        if not self._closed:
+            self._closed = True
+            self._close()
 
 
 class _Way(NamedTuple):
@@ -113,4 +121,6 @@ class Feeds:
             if not shared.users:
                 self._shared.pop(way).feed.close()
 
-        return TimedFeed(own if own is shared.feed else Following(own, shared.feed), leave)
+        feed = own if own is shared.feed else Following(own, shared.feed)
+        busy = shared.feed if isinstance(shared.feed, CachedFeed) else None
+        return TimedFeed(feed, leave, busy)

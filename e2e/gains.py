@@ -17,6 +17,7 @@ BASELINES = {"fp32": ("fp32", "O0"), "tf32": ("tf32",)}
 # gap of about a microsecond between kernels.
 IDLE_SHARE = 0.10
 DATA_SHARE = 0.10
+FED_SHARE = 0.05  # a loader that makes the step longer by more is what it waits for
 MAX_WALL_GAP = 0.02  # images over wall time must agree with what is reported within this
 MAX_SKIPPED_SHARE = 0.01
 RESOLUTION_S = 32e-9
@@ -81,7 +82,12 @@ def _limit(training: Training) -> tuple[str | None, str | None]:
     """What a step waits for, with the number that says so; None where it is not known."""
     steps = training.steps
     assert steps
-    share = (training.data_wait_s or 0.0) / steps.median_s
+    if steps.unfed_s is not None and steps.median_s > steps.unfed_s * (1 + FED_SHARE):
+        return "data", (
+            f"the step takes {steps.median_s * 1e3:.1f} ms, {steps.unfed_s * 1e3:.1f} ms on a "
+            "batch that is there already"
+        )
+    share = 0.0 if training.case.fed else (training.data_wait_s or 0.0) / steps.median_s
     idle = None if steps.busy_s is None else 1 - min(1.0, steps.busy_s / steps.median_s)
     # A host that runs ahead of a busy GPU waits too, for nothing that would make it faster.
     if share > DATA_SHARE and (idle is None or idle > IDLE_SHARE):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -10,42 +11,76 @@ from dataclasses import replace
 import torch
 
 from e2e.datasets import Data
-from e2e.loaders import LOADERS
+from e2e.loaders import LOADERS, Files
 from e2e.loaders.backend import LoaderFeed
+from e2e.loaders.cold import cold_missing
 from e2e.loaders.cpus import cpu_seconds
 from e2e.loaders.reading import Read
 from microbench.errors import UserError
+from microbench.host import usable_cores
 from microbench.load_results import LoadBlock, LoadCase, Loading
 from microbench.stats import half_width_pct
 
 BLOCK_S = 1.0
-FEWEST_BLOCKS, MOST_BLOCKS = 3, 30
+WARM_S = 60.0
+# As in interleave.LOOKS: to look after every block would stop on lucky streaks.
+LOOKS = (3, 5, 10, 20, 30)
 ENOUGH_PCT = 1.0  # of the rate: with an interval this narrow nothing more is measured
 
 
-def measure_loading(
-    data: Data, case: LoadCase, device: torch.device, budget_s: float, seed: int
-) -> Loading:
-    """The loader's rate to the device, in blocks of whole rounds of its workers.
+class LoadMeter:
+    """Measures loaders of one kind of data to one device."""
 
-    What was ready before the clock started is thrown away. "skipped", with the reason, when the
-    back end cannot run here; "failed" when it broke.
-    """
-    backend = LOADERS[case.loader]
-    reason = backend.missing(device)
-    if reason:
-        return Loading(case, "skipped", reason)
-    feed: LoaderFeed | None = None
-    try:
-        feed = data.feed(
-            case.batch, device, seed, channels_last=device.type == "cuda", loader=case.loader,
-            workers=case.workers, cold=case.cold,
+    def __init__(self, data: Data, device: torch.device, seed: int) -> None:
+        self._data, self._device, self._seed = data, device, seed
+        self._read = False
+
+    def measure(self, case: LoadCase, budget_s: float) -> Loading:
+        """The loader's rate to the device, in blocks of whole rounds of its workers.
+
+        What was ready before the clock started is thrown away. "skipped", with the reason, when the
+        back end cannot run here; "failed" when it broke.
+        """
+        backend = LOADERS[case.loader]
+        reason = backend.missing(self._device) or (case.cold and self._cannot_be_cold())
+        if reason:
+            return Loading(case, "skipped", reason)
+        feed: LoaderFeed | None = None
+        try:
+            if not case.cold:
+                self._have_read(case.batch)
+            feed = self._feed(case.batch, case.loader, case.workers, cold=case.cold)
+            return _measured(feed, case, self._device, budget_s, trains=backend.trains)
+        except UserError as error:
+            return Loading(case, "failed", str(error))
+        finally:
+            if feed is not None:
+                feed.close()
+
+    def _feed(self, batch: int, loader: str, workers: int, *, cold: bool = False) -> LoaderFeed:
+        return self._data.feed(
+            batch, self._device, self._seed, channels_last=self._device.type == "cuda",
+            loader=loader, workers=workers, cold=cold,
         )  # fmt: skip
-        return _measured(feed, case, device, budget_s, trains=backend.trains)
-    except UserError as error:
-        return Loading(case, "failed", str(error))
-    finally:
-        if feed is not None:
+
+    def _cannot_be_cold(self) -> str | None:
+        source = getattr(self._data, "source", None)
+        return cold_missing(source) if source is not None else "there are no files"
+
+    def _have_read(self, batch: int) -> None:
+        """Read each file once, as far as WARM_S goes: what is read first would else be cold."""
+        source = getattr(self._data, "source", None)
+        if self._read or not isinstance(source, Files):
+            return
+        self._read = True
+        feed = self._feed(batch, "read", usable_cores())
+        until_s = time.perf_counter() + WARM_S
+        try:
+            for _ in range(math.ceil(len(source.pictures) / batch)):
+                feed.fetch()
+                if time.perf_counter() > until_s:
+                    break
+        finally:
             feed.close()
 
 
@@ -69,7 +104,7 @@ def _measured(
     found = Loading(case, "ok", first_s=first_s)
     until_s = time.perf_counter() + budget_s
     while not _enough(found, time.perf_counter() > until_s):
-        block = _block(next_batch, feed, case, device, min(BLOCK_S, budget_s / FEWEST_BLOCKS))
+        block = _block(next_batch, feed, case, device, min(BLOCK_S, budget_s / LOOKS[0]))
         found = replace(found, blocks=(*found.blocks, block))
     return found
 
@@ -92,17 +127,18 @@ def _block(
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     wall_s = time.perf_counter() - start_s
-    return LoadBlock(images, wall_s, _cpu_s(feed) - start_cpu_s, size_bytes)
+    return LoadBlock(images, wall_s, max(0.0, _cpu_s(feed) - start_cpu_s), size_bytes)
 
 
 def _cpu_s(feed: LoaderFeed) -> float:
-    return cpu_seconds([os.getpid(), *feed.pids])
+    """Processor time that was worked: what only waited for the device is taken off."""
+    return cpu_seconds([os.getpid(), *feed.pids]) - feed.idle_cpu_s
 
 
 def _enough(loading: Loading, late: bool) -> bool:
     """Whether the rate is known as well as need be, or as the time allows."""
-    if len(loading.blocks) < FEWEST_BLOCKS:
-        return False
+    if len(loading.blocks) not in LOOKS:
+        return late and len(loading.blocks) > LOOKS[0]
     interval, per_s = loading.ci95_per_s, loading.per_s
     known = interval and per_s and half_width_pct(per_s, interval) <= ENOUGH_PCT
-    return bool(known) or late or len(loading.blocks) == MOST_BLOCKS
+    return bool(known) or late or len(loading.blocks) == LOOKS[-1]

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from e2e.arms import Announce, Arms, Held, Task, describe
 from e2e.datasets.synthetic import SyntheticFeed
-from e2e.steps import PHASE_STEPS, Bursts, StepBlock, busy_time, host_time, time_phases
+from e2e.steps import (
+    PHASE_STEPS,
+    Bursts,
+    StepBlock,
+    Tally,
+    busy_time,
+    host_time,
+    time_phases,
+)
 from kernels.case import Target
 from microbench.errors import UserError
 from microbench.interleave import FEWEST_ROUNDS, LOOKS, ArmFailed, Pace, Turns
@@ -15,7 +23,7 @@ from microbench.report import words
 from microbench.results import TIME_DECIMALS
 from microbench.stats import median, median_interval
 from microbench.telemetry import Telemetry
-from microbench.train_results import Spread, State, StepTimes, Training
+from microbench.train_results import Spread, State, StepTimes, TrainCase, Training
 from microbench.values import Warning
 
 # Of a turn's seconds: at most 0.6 of timed steps after 0.2 to warm up, which is enough for the
@@ -24,6 +32,7 @@ TURN_S, WARM_SHARE = 0.8, 0.25
 ROUNDS = LOOKS[0]  # that a budget is meant to last for
 # Of a case that is fed: several bursts of its workers, after what lay ready has been thrown away.
 FED_TURN_S, FED_WARM_SHARE = 4.0, 0.25
+FED_PHASES_S = 2.0  # of steps whose phases are timed, where the loader makes them long
 CPU_BLOCK_S = 2.0
 CPU_PHASE_STEPS = 2
 
@@ -68,14 +77,21 @@ class Trainer(Arms):
         for held in self.held.values():
             held.arm.blocks.clear()
             held.skipped_before = held.learner.skipped_steps
-            held.feed.forget()
+            held.feed.start()
         fed = [held.training.case for held in self.held.values() if held.training.case.fed]
         turns = Turns(
-            Bursts(self.timer, max(case.workers for case in fed)) if fed else self.timer,
+            self._bursts(max(case.workers for case in fed)) if fed else self.timer,
             "sustained", budget_s, during=self.telemetry.during, begin=begin,
             own_pace=self._pace(budget_s, bool(fed)),
         )  # fmt: skip
         turns.take([held.arm for held in self.held.values()])
+
+    def _bursts(self, workers: int) -> Bursts:
+        def tally() -> Tally:
+            parts = [held.feed.tally for held in self.held.values()]
+            return Tally(sum(p.waited_s for p in parts), max(p.drained for p in parts))
+
+        return Bursts(self.timer, workers, tally)
 
     def _pace(self, budget_s: float, fed: bool) -> Pace:
         if not self.cuda:
@@ -109,8 +125,9 @@ class Trainer(Arms):
             ci95_s=median_interval(times, self.timer.resolution_s),
             wall_s=sum(block.wall_s for block in blocks),
             wall_steps=sum(block.wall_steps for block in blocks),
-            wait_s=held.feed.wait_s * held.training.case.accumulate,
         )
+        if held.training.case.fed:
+            steps = _fed(steps, blocks, held.training.case)
         clocks = [block.sm_clock_mhz for block in blocks if block.sm_clock_mhz]
         seen = self.telemetry.summary(held.arm.key)
         busy = seen.utilization_pct
@@ -128,16 +145,32 @@ class Trainer(Arms):
         """What is not measured while steps are timed, because it would slow them."""
         held = self.held[training.case.key]
         held.learner.switch()
+        assert training.steps is not None
         count = PHASE_STEPS if self.cuda else CPU_PHASE_STEPS
+        if training.case.fed:
+            count = max(CPU_PHASE_STEPS, min(count, int(FED_PHASES_S / training.steps.median_s)))
         phases = time_phases(lambda clock: held.learner.step(held.feed, clock), self.cuda, count)
-        training = replace(training, phases=phases)
-        if not self.cuda or training.steps is None:
-            return training
-        busy_s, launches = busy_time(held.step)
-        # An unfused optimizer makes the loss scaler wait for the device: no host time of its own.
-        host_s = None if held.learner.updates.waits else host_time(_without_loading(held))
-        steps = replace(training.steps, busy_s=busy_s, launches=launches, host_s=host_s)
-        return replace(training, steps=steps)
+        steps = training.steps
+        step = _without_loading(held)
+        if training.case.fed:
+            steps = replace(steps, unfed_s=median(self.timer.block(step, count).times_s))
+        if self.cuda:
+            busy_s, launches = busy_time(step)
+            # An unfused optimizer makes the loss scaler wait for the device: no time of its own.
+            host_s = None if held.learner.updates.waits else host_time(step)
+            steps = replace(steps, busy_s=busy_s, launches=launches, host_s=host_s)
+        return replace(training, phases=phases, steps=steps)
+
+
+def _fed(steps: StepTimes, blocks: Sequence[StepBlock], case: TrainCase) -> StepTimes:
+    """The steps with what only a case that is fed has: waiting, and batches thrown away."""
+    waited_s = sum(block.waited_s for block in blocks)
+    drained = sum(block.drained for block in blocks)
+    return replace(
+        steps,
+        wait_s=waited_s / steps.wall_steps,
+        loaded_per_s=drained * case.batch / steps.wall_s if case.cached else None,
+    )
 
 
 def _without_loading(held: Held) -> Callable[[], object]:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import itertools
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -25,15 +26,29 @@ LEAD_STEPS = 1  # launched before the first timed one, so that the device never 
 HOST_STEPS = 7
 PHASE_STEPS = 8
 PROFILE_STEPS = 3
+RUN_AHEAD = 2
+
+
+class Tally(NamedTuple):
+    """What feeds counted so far: seconds of waiting for data, and batches thrown away."""
+
+    waited_s: float
+    drained: int
 
 
 @dataclass(frozen=True)
 class StepBlock(Block):
-    """A block of steps; see `microbench.train_results.StepTimes` for the three kinds of time."""
+    """A block of steps; see `microbench.train_results.StepTimes` for the three kinds of time.
+
+    `waited_s` is how long the host waited for data in all of it, `drained` how many batches came
+    that nobody trained on; both are counted in `Bursts` alone.
+    """
 
     wall_times_s: tuple[float, ...] = ()
     wall_s: float = 0.0
     wall_steps: int = 0
+    waited_s: float = 0.0
+    drained: int = 0
 
 
 class CudaSteps:
@@ -117,12 +132,19 @@ class CpuSteps:
 class Bursts:
     """A `Timer` of steps whose batches come in bursts, as `workers` end them: a block's one sample
     is the mean of its steps, and their number a multiple of the workers'.
+
+    The host is kept RUN_AHEAD steps ahead of the device at most, as in a training that reads its
+    loss now and then: else it would fetch all batches of a block at once, wait for the loader while
+    the device is busy, and hold them all in memory. `tally` is asked for the waiting so far.
     """
 
     name = "steps"
 
-    def __init__(self, timer: CudaSteps | CpuSteps, workers: int) -> None:
-        self._timer, self._workers = timer, max(1, workers)
+    def __init__(
+        self, timer: CudaSteps | CpuSteps, workers: int, tally: Callable[[], Tally]
+    ) -> None:
+        self._timer, self._workers, self._tally = timer, max(1, workers), tally
+        self._paced = isinstance(timer, CudaSteps)
         self.name, self.l2 = timer.name, timer.l2
         self.resolution_s = timer.resolution_s
         self.flush_s, self.overhead_s = timer.flush_s, timer.overhead_s
@@ -130,12 +152,36 @@ class Bursts:
     def block(self, launch: Launch, samples: int) -> StepBlock:
         """At least `samples` steps in a row."""
         whole_rounds = math.ceil(samples / self._workers)
-        block = self._timer.block(launch, whole_rounds * self._workers)
-        return replace(block, times_s=(fmean(block.times_s),))
+        before = self._tally()
+        block = self._timer.block(self._held_back(launch), whole_rounds * self._workers)
+        after = self._tally()
+        return replace(
+            block,
+            times_s=(fmean(block.times_s),),
+            waited_s=after.waited_s - before.waited_s,
+            drained=after.drained - before.drained,
+        )
 
     def run(self, launch: Launch, times: int) -> None:
         """Steps in a row, untimed."""
-        self._timer.run(launch, times)
+        self._timer.run(self._held_back(launch), times)
+
+    def _held_back(self, launch: Launch) -> Launch:
+        """The launch, which first waits for the device where the host is too far ahead."""
+        if not self._paced:
+            return launch
+        under_way: deque[Any] = deque()
+
+        def paced() -> object:
+            if len(under_way) == RUN_AHEAD:
+                under_way.popleft().synchronize()
+            launched = launch()
+            end = torch.cuda.Event(blocking=True)  # sleeps: the core is the workers'
+            end.record()
+            under_way.append(end)
+            return launched
+
+        return paced
 
     def forget(self) -> None:
         """Nothing is kept."""

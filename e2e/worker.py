@@ -101,6 +101,7 @@ class TrainWorker(Child):
 def _train_on_request(pipe: Connection, settings: TrainSettings) -> None:
     info = greet_parent(pipe, settings.device)
     from e2e.loaders.cpus import limit_cpus
+    from e2e.loading import LoadMeter
     from e2e.measure import Trainer
     from microbench import device as devices
 
@@ -118,6 +119,7 @@ def _train_on_request(pipe: Connection, settings: TrainSettings) -> None:
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     with devices.open_telemetry(info, POLL_S) as telemetry:
         trainer = Trainer(task, info.target(), telemetry)
+        meter = LoadMeter(task.data, trainer.device, task.seed)
         predictor: Any = None
         try:
             while True:
@@ -126,7 +128,7 @@ def _train_on_request(pipe: Connection, settings: TrainSettings) -> None:
                     predictor = predictor or _make_predictor(task, info, settings.allow_run)
                     pipe.send(("ok", predictor.foretell(rest[0], announce)))
                 else:
-                    pipe.send(("ok", _answer(trainer, kind, rest, announce)))
+                    pipe.send(("ok", _answer(trainer, meter, kind, rest, announce)))
         finally:
             trainer.close()  # ends the loaders' processes too
 
@@ -140,21 +142,19 @@ def _make_predictor(task: Any, info: DeviceInfo, allow_run: bool) -> Any:
     return Predictor(task.network, info.target(), task.data.classes, store, allow_run=allow_run)
 
 
-def _answer(trainer: Any, kind: str, rest: Sequence[Any], announce: OnStage) -> object:
+def _answer(trainer: Any, meter: Any, kind: str, rest: Sequence[Any], announce: OnStage) -> object:
     from e2e.converge import train_once
-    from e2e.loading import measure_loading
     from microbench.report import words
 
     if kind == "load":
         trainer.close()  # arms would be beside it
-        case, budget_s = rest
-        task = trainer.task
-        return measure_loading(task.data, case, trainer.device, budget_s, task.seed)
+        return meter.measure(*rest)
     if kind == "set_up":
         return trainer.set_up(rest[0], announce)
     if kind == "time":
         return trainer.time(rest[0], announce)
     if kind == "train":
+        trainer.end_loading()
         key, seed, steps = rest
         held = trainer.held[key]
 

@@ -183,7 +183,7 @@ def _check_steps(steps: StepTimes, where: str) -> None:
         raise ValueError(f"{where}.ci95_s is no interval of times")
     if steps.wall_s < 0 or steps.wall_steps < 0:
         raise ValueError(f"{where}.wall_s or .wall_steps is under zero")
-    for name in ("busy_s", "host_s", "launches", "wait_s"):
+    for name in ("busy_s", "host_s", "launches", "wait_s", "unfed_s", "loaded_per_s"):
         if (getattr(steps, name) or 0) < 0:
             raise ValueError(f"{where}.{name} is under zero")
 

@@ -104,7 +104,8 @@ class StepTimes:
     whole blocks, synchronised at both ends, for `wall_steps` steps. `busy_s` is the time in which
     at least one kernel ran (by the profiler), `host_s` what the host needs to launch a step on an
     idle GPU, `launches` its kernels and copies. `wait_s` is how long the host waited for the data
-    of a step.
+    of a step, `unfed_s` the median step on a batch that is there already, `loaded_per_s` how many
+    images came meanwhile that were thrown away: of cases that are `fed`.
     """
 
     times_s: tuple[float, ...]
@@ -118,6 +119,8 @@ class StepTimes:
     host_s: float | None = None
     launches: int | None = None
     wait_s: float | None = None
+    unfed_s: float | None = None
+    loaded_per_s: float | None = None
 
     @property
     def blocks_s(self) -> list[tuple[float, ...]]:

@@ -18,9 +18,11 @@ from torchvision.transforms import v2
 from e2e.datasets.listing import Picture
 from e2e.loaders import gpu_decode
 from e2e.loaders.decode import decode
-from e2e.loaders.encoded import AREA, RATIO, Encoded, pack, plain_jpeg, random_cut
+from e2e.loaders.encoded import AREA, RATIO, Encoded, plain_jpeg, random_cut
+from e2e.loaders.packed import pack
 from e2e.loaders.processes import Workers
 from e2e.loaders.ready import Ahead
+from kernels.resample.geometry import crop_table
 from microbench.errors import UserError
 
 pytest.importorskip("triton")
@@ -158,17 +160,46 @@ class TestWorkers:
         )  # fmt: skip
         samples = [Encoded(pictures)[draw] for draw in ((0, 5), (1, 6), (2, 7))]
         packed = pack(samples)
-        assert [item.coded for item in packed.items] == [True, False, True]
-        assert [item.label for item in packed.items] == [0, 1, 2]
+        rows = packed.rows()
+        assert rows["coded"].tolist() == [1, 0, 1]
+        assert rows["label"].tolist() == [0, 1, 2]
+        assert rows["draw"].tolist() == [[0, 5], [1, 6], [2, 7]]
         first, second, third = packed.contents()
         assert first.numpy().tobytes() == Path(pictures[0].path).read_bytes()
         assert third.numpy().tobytes() == Path(pictures[2].path).read_bytes()
         (top, left, height, width), flip = random_cut(20, 30, 6)
         whole = np.asarray(noise(20, 30)).transpose(2, 0, 1)
-        assert np.array_equal(second, whole[:, top : top + height, left : left + width])
-        assert packed.items[1].box == (0, 0, height, width)
-        assert packed.items[1].flip == flip
+        assert rows["shape"].tolist() == [[3, HEIGHT, WIDTH], [3, height, width], [3, 8, 9]]
+        cut = second.view(3, height, width)
+        assert np.array_equal(cut, whole[:, top : top + height, left : left + width])
+        item = samples[1].item
+        assert item is not None
+        assert (item.box, item.flip) == ((0, 0, height, width), flip)
         assert packed.broken == []
+
+    def test_crops_are_those_of_images_wherever_they_lie(self, tmp_path: Path):
+        contents = {f"turned{n}": turned(n) for n in range(1, 9)}
+        samples = [Encoded(written(tmp_path, **contents))[n, n] for n in range(8)]
+        items = [sample.item for sample in samples if sample.item is not None]
+        addresses = [10**12 * (n + 1) for n in range(8)]
+        crops = pack(samples).rows()["crop"].copy()
+        crops[:, 0] += addresses
+        wanted = crop_table(
+            addresses,
+            [item.size for item in items],
+            torch.tensor([item.box for item in items]),
+            torch.tensor([item.flip for item in items]),
+            torch.tensor([item.orientation for item in items]),
+        )
+        assert {item.orientation for item in items} == set(range(1, 9))
+        assert np.array_equal(crops, wanted)
+
+    def test_what_travels_beside_the_tensor_is_the_same_for_any_batch(self, tmp_path: Path):
+        sample = Encoded(written(tmp_path, one=coded(noise())))[0, 2**61 + 1]
+        one, many = (pack([sample] * count) for count in (1, 500))
+        assert many.rows()["draw"][499].tolist() == [0, 2**61 + 1]
+        assert set(vars(one)) == {"flat", "count", "broken"}
+        assert (many.count, many.broken) == (500, [])
 
     def test_boxes_are_in_the_upright_image(self, tmp_path: Path):
         (picture,) = written(tmp_path, turned=turned(6))
@@ -181,9 +212,11 @@ class TestWorkers:
         content = turned(8)
         sample = Encoded(written(tmp_path, turned=content)).by_pillow((0, 3))
         assert sample.item is not None
-        (pixels,) = pack([sample]).contents()
+        packed = pack([sample])
+        (pixels,) = packed.contents()
         (top, left, height, width), flip = random_cut(WIDTH, HEIGHT, 3)
         upright = np.asarray(decode(content)).transpose(2, 0, 1)
+        pixels = pixels.view(packed.rows()["shape"][0].tolist())
         assert np.array_equal(pixels, upright[:, top : top + height, left : left + width])
         assert (sample.item.orientation, sample.item.flip) == (1, flip)
 
@@ -205,7 +238,7 @@ class TestWorkers:
         sample = Encoded(written(tmp_path, one=b"", two=b""))[1, 0]
         assert sample.item is None
         packed = pack([sample, sample])
-        assert (packed.items, packed.contents()) == ([], [])
+        assert (packed.count, len(packed.rows()), packed.contents()) == (0, 0, [])
         assert len(packed.broken) == 4
 
     def test_batches_are_the_same_from_processes(self, tmp_path: Path):

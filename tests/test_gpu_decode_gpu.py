@@ -183,6 +183,35 @@ def test_what_nvjpeg_alone_refuses_goes_through_pillow(files: Files, opened: Ope
     assert opened.broken == []
 
 
+def test_what_comes_out_otherwise_than_its_header_says_goes_through_pillow(
+    files: Files, opened: Opened, monkeypatch
+):
+    """The kernel reads as much as the header says, so this must not reach it."""
+    from e2e.loaders import encoded
+
+    def higher(content: bytes) -> encoded.Stored | None:
+        stored = plain(content)
+        return stored and stored._replace(size=(stored.size[0] + 1, stored.size[1]))
+
+    plain = encoded.plain_jpeg
+    monkeypatch.setattr(encoded, "plain_jpeg", higher)
+    found = batches(opened("gpu-decode", files), 3)
+    for one, other in zip(found, batches(opened("torchvision", files), 3), strict=True):
+        check_alike(one, other)
+    assert opened.broken == []
+
+
+def test_time_spent_waiting_for_the_device_is_counted(files: Files, opened: Opened):
+    feed = opened("gpu-decode", files, workers=1)
+    counted = [feed.idle_cpu_s]
+    began_s = time.process_time()
+    for _ in range(6):
+        feed.fetch()
+        counted.append(feed.idle_cpu_s)
+    assert counted == sorted(counted)
+    assert counted[0] < counted[-1] <= counted[0] + time.process_time() - began_s
+
+
 def test_nothing_but_broken_files_ends_with_a_reason(tmp_path: Path, opened: Opened):
     feed = opened("gpu-decode", written(tmp_path, [b"", b"no image"]), workers=1)
     with pytest.raises(UserError, match="none of the 2 training images"):

@@ -26,8 +26,20 @@ from torch.utils.data import Dataset
 
 from e2e.datasets import Data, open_data
 from e2e.datasets.data import IMAGENET
+from e2e.datasets.listing import Picture
 from e2e.datasets.resident import Labelled, Resident
-from e2e.loaders import FIXED, LOADERS, Arrays, Files, LoaderFeed, Wanted, cpus, open_feed
+from e2e.loaders import (
+    FIXED,
+    LOADERS,
+    Arrays,
+    Files,
+    LoaderFeed,
+    Wanted,
+    cold,
+    cpus,
+    open_feed,
+    pinned,
+)
 from e2e.loaders.decode import decode
 from e2e.loaders.draws import Shuffled
 from e2e.loaders.pinned import CachedFeed
@@ -185,7 +197,8 @@ def test_every_back_end_gives_each_image_once_an_epoch(root: Path, loader: str) 
     assert same(batches, drawn(data.feed(8, CPU, 1), 5))
     assert not same(batches, drawn(data.feed(8, CPU, 2), 5))
     assert numbers(data.held_out(4, CPU)) == [0, 2, 1, 3]
-    assert data.notes == ()
+    notes = ["20 images decoded once" in note for note in data.notes]
+    assert notes == ([True] if loader == "resident" else [])
 
 
 @pytest.mark.parametrize("loader", FROM_FILES)
@@ -257,6 +270,36 @@ def test_from_the_disk_itself_comes_the_same(root: Path, loader: str) -> None:
     assert same(warm, drawn(data.feed(8, CPU, 1, cold=True), 3))
 
 
+def test_what_cannot_be_dropped_from_memory_is_found(root: Path) -> None:
+    in_memory = cpus.SHARED_MEMORY / f"halfway-test-{os.getpid()}"
+    try:
+        reason = cold.cannot_drop(put(in_memory, b"bytes"))
+        pictures = [Picture(str(root / "gone.jpg"), 0), Picture(str(in_memory), 0)]
+        assert reason == cold.cold_missing(Files(pictures, root))
+    finally:
+        in_memory.unlink()
+    assert reason is not None
+    assert reason.startswith("no cold reads: the file system")
+    assert cold.cannot_drop(put(root / "empty", b"")) is None
+    with pytest.raises(OSError, match="gone"):
+        cold.cannot_drop(root / "gone.jpg")
+    assert "lie in memory" in (cold.cold_missing(small_arrays().source) or "")
+
+
+def test_what_is_dropped_from_memory_is_not_there(root: Path) -> None:
+    path = root / "train" / "a" / "0.jpg"
+    if cold.cannot_drop(path):
+        pytest.skip("the file system of temporary files drops nothing")
+    assert cold.cold_missing(opened(root).source) is None  # type: ignore[attr-defined]
+    with path.open("rb") as file:
+        file.read()
+        buffer = bytearray(1)
+        assert os.preadv(file.fileno(), [buffer], 0, os.RWF_NOWAIT) == 1
+        cold.drop(file.fileno())
+        with pytest.raises(BlockingIOError):
+            os.preadv(file.fileno(), [buffer], 0, os.RWF_NOWAIT)
+
+
 def test_arrays_are_cut_in_workers_as_cifars_scripts_do() -> None:
     data = small_arrays()
     batches = drawn(data.feed(6, CPU, 1, loader="torchvision"), 4)
@@ -295,8 +338,8 @@ def test_reading_counts_bytes_and_broken_files(root: Path) -> None:
     size_bytes = sum(path.stat().st_size for path in root.glob("train/*/*.jpg"))
     (root / "train" / "a" / "2.jpg").rename(root / "gone.jpg")
     size_bytes -= (root / "gone.jpg").stat().st_size
-    for cold in (False, True):
-        feed = data.feed(20, CPU, 1, loader="read", cold=cold)
+    for from_disk in (False, True):
+        feed = data.feed(20, CPU, 1, loader="read", cold=from_disk)
         read = feed.fetch()
         assert isinstance(read, Read)
         assert (read.files, read.size_bytes) == (19, size_bytes)
@@ -356,13 +399,18 @@ def test_other_inputs_than_images_can_be_pinned() -> None:
 
 
 def test_a_cached_batch_is_trained_on_while_a_loader_works_for_nothing(root: Path) -> None:
-    data = opened(root)
+    data = opened(root, workers=1)
     busy = data.feed(4, CPU, 1)
     feed = CachedFeed(data.feed(4, CPU, 1, loader="pinned"), busy)  # type: ignore[arg-type]
     want = drawn(data.feed(4, CPU, 1, loader="pinned"), 1)
-    assert feed.drained == 0
+    assert same([feed.place(feed.fetch())], want)
+    assert (feed.drained, busy.pids) == (0, ())
+    feed.start()
+    assert len(feed.pids) == 1
     assert same([feed.place(feed.fetch())], want)
     wait_for(lambda: feed.drained > 2)
+    feed.start()
+    assert (feed.ahead, feed.idle_cpu_s) == (0, 0.0)
     feed.close()
     with pytest.raises(AssertionError, match="closed"):
         busy.fetch()
@@ -372,11 +420,37 @@ def test_what_a_loader_that_works_for_nothing_raises_is_heard(damaged: Path) -> 
     (damaged / "train" / "a" / "empty.jpg").unlink()
     (damaged / "train" / "a" / "text.jpg").unlink()
     data = opened(damaged, strict=True)
-    feed = CachedFeed(data.feed(4, CPU, 1, loader="pinned"), data.feed(22, CPU, 1))  # type: ignore[arg-type]
-    feed.fetch()
+
+    def cached(batch: int, seed: int) -> CachedFeed:
+        busy = data.feed(batch, CPU, seed)
+        return CachedFeed(data.feed(4, CPU, 1, loader="pinned"), busy)  # type: ignore[arg-type]
+
+    feed = cached(22, 1)
+    assert "broken image" in message(feed.start)
+    feed.close()
+    lenient = opened(damaged)
+    first = (lenient.feed(1, CPU, seed).fetch().broken for seed in range(9))  # type: ignore[attr-defined]
+    feed = cached(1, next(seed for seed, broken in enumerate(first) if not broken))
+    feed.start()
     wait_for(lambda: not feed._thread.is_alive())
     assert "broken image" in message(feed.fetch)
     feed.close()
+
+
+def test_closing_ends_a_loader_that_hangs(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipe that nobody writes to, as a file: whoever opens it waits for ever."""
+    monkeypatch.setattr(pinned, "LAST_BATCH_S", 0.1)
+    pipe = root / "train" / "a" / "pipe.jpg"
+    os.mkfifo(pipe)
+    files = Files([Picture(str(root / "train" / "a" / "0.jpg"), 0), Picture(str(pipe), 0)], root)
+    seed = next(seed for seed in range(9) if next(iter(Shuffled(2, 1, seed)))[0][0] == 0)
+    busy = open_feed("read", files, Wanted((16, 16), 1, seed, CPU, workers=1), list)
+    feed = CachedFeed(opened(root).feed(1, CPU, 1, loader="pinned"), busy)  # type: ignore[arg-type]
+    feed.start()
+    (pid,) = feed.pids
+    feed.close()
+    assert not feed._thread.is_alive()
+    assert is_gone(pid)
 
 
 def test_arms_take_turns_on_one_loader(root: Path) -> None:
@@ -466,6 +540,46 @@ def test_batches_reach_a_gpu_as_they_are(root: Path, loader: str) -> None:
         assert torch.equal(classes.cpu(), right_classes)
 
 
+class Large(Dataset[bytes]):
+    """Fills the pipe from a worker, which waits then until somebody reads it."""
+
+    def __getitem__(self, index: int) -> bytes:
+        return bytes(1 << 20)
+
+
+def loading(pids: Any) -> None:
+    """In a process of its own: have workers, and wait to be killed."""
+    workers = counted(Large(), "stop")  # type: ignore[arg-type]
+    next(workers)
+    pids.put(workers.pids)
+    time.sleep(600)
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended, even if nobody asks how."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
+def test_workers_end_with_a_run_that_is_killed() -> None:
+    fork = multiprocessing.get_context("fork")
+    pids = fork.SimpleQueue()
+    process = fork.Process(target=loading, args=(pids,))
+    process.start()
+    (worker,) = pids.get()
+    time.sleep(0.2)  # until the pipe is full
+    assert not is_gone(worker)
+    process.kill()
+    process.join()
+    try:
+        wait_for(lambda: is_gone(worker))
+    finally:
+        if not is_gone(worker):
+            os.kill(worker, signal.SIGKILL)
+
+
 class Deadly(Dataset[int]):
     """Kills whoever asks for its third item."""
 
@@ -528,19 +642,55 @@ def limited(answers: Any) -> None:
     going = threading.Event()
     other = threading.Thread(target=going.wait)
     other.start()
-    cpus.limit_cpus(1)
-    mine = len(os.sched_getaffinity(other.native_id or 0))
-    answers.put((cpus.cores(), torch.get_num_threads(), mine))
+    chosen = cpus.limit_cpus(1)
+    mine = os.sched_getaffinity(other.native_id or 0)
+    answers.put((cpus.cores(), torch.get_num_threads(), len(chosen), mine == set(chosen)))
     going.set()
 
 
-def test_a_process_can_be_limited_to_some_cores() -> None:
+def not_limited(answers: Any) -> None:
+    """In a process of its own, where the system takes no notice: what the user is told."""
+    os.sched_setaffinity = lambda *_: None  # type: ignore[assignment]
+    deadline_s = time.monotonic() + 60
+    while time.monotonic() < deadline_s:  # other processes may have most of the cores
+        try:
+            cpus.limit_cpus(1)
+        except UserError as error:
+            answers.put(str(error))
+            return
+    answers.put("")
+
+
+def answered(target: Callable[[Any], None]) -> Any:
     fork = multiprocessing.get_context("fork")
     answers = fork.SimpleQueue()
-    process = fork.Process(target=limited, args=(answers,))
+    process = fork.Process(target=target, args=(answers,))
     process.start()
-    assert answers.get() == (1, 1, 1)
+    answer = answers.get()
     process.join()
+    return answer
+
+
+def test_a_process_can_be_limited_to_some_cores() -> None:
+    assert answered(limited) == (1, 1, 1, True)
+
+
+@pytest.mark.skipif(cpus.cores() < 2, reason="there is one core")
+def test_a_limit_that_does_not_hold_is_found() -> None:
+    assert "--cpus 1: this system does not hold processes to" in answered(not_limited)
+
+
+def test_physical_cores_come_before_their_second_threads(tmp_path: Path) -> None:
+    for number in range(8):
+        core = tmp_path / f"sys/devices/system/cpu/cpu{number}/topology"
+        put(core / "thread_siblings_list", b"%d,%d\n" % (number % 4, number % 4 + 4))
+    assert cpus.physical_first(range(8), tmp_path) == list(range(8))
+    assert cpus.physical_first([5, 1, 0, 4, 2], tmp_path) == [0, 1, 2, 4, 5]
+    assert cpus.physical_first([9, 8], tmp_path) == [8, 9]  # of which nothing is known
+    for number in range(4):
+        core = tmp_path / f"sys/devices/system/cpu/cpu{number}/topology"
+        put(core / "thread_siblings_list", b"0-1\n" if number < 2 else b"2-3\n")
+    assert cpus.physical_first(range(4), tmp_path) == [0, 2, 1, 3]
 
 
 @pytest.mark.parametrize("count", [0, 10**6])

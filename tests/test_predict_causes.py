@@ -179,6 +179,19 @@ def test_a_layer_that_is_slower_is_found_with_its_layout_changes() -> None:
     assert cause.fix == "keep it in fp32"
 
 
+def test_a_layer_that_has_a_number_for_a_name_reads_as_one() -> None:
+    base = step(product("4", 20, "float32"), other("norm", 5))
+    cause = titled(SLOWER, found(step(product("4", 24), other("norm", 5)), base))
+    assert "in low precision in layer 4 (24.0 ms" in cause.why
+
+
+def test_small_rates_and_long_times_are_told_apart() -> None:
+    slow = [step(product("body", ms, "float32")) for ms in (2302.4, 2169.1)]
+    larger = Counterfactual("larger batch", {"batch": 16}, slow[1], 8)
+    (cause, *_) = causes(slow[0], None, 8, [larger], recipe="fp32", base_recipe="")
+    assert "predicted 3.69 instead of 3.47 img/s: 2,169 instead of 2,302 ms" in cause.why
+
+
 def test_layers_that_are_hardly_slower_are_not_named() -> None:
     assert found(step(product("stem", 20.5), product("body", 8), other("norm", 5))) == []
     tiny = [product("new", 0.001, "float32")], [product("new", 0.002)]

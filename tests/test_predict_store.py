@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,7 @@ DAMAGED = [
     '{"calls": {"a": {"gpu_s": "x", "host_s": 1}}}',
     '{"calls": {"a": {"gpu_s": -1, "host_s": 1}}}',
     '{"calls": {"a": {"gpu_s": NaN, "host_s": 1}}}',
+    json.dumps({"calls": {"a": asdict(OpTime(1.0, 1.0, kernels=0))}}),
     '{"framework": {"seconds": 3, "error": 0.1}}', '{"framework": {"seconds": [1]}}',
     '{"framework": {"seconds": [1], "error": 0.1}}',
 ]  # fmt: skip

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from e2e.stalls.model import Alone, foretell
 from e2e.stalls.points import busy_points, measured_points, pays_from
 from microbench.load_results import LoadBlock, LoadCase, Loading, load_case
-from microbench.report.loading.joint import joints
+from microbench.report.loading.joint import Gain, joints
 from microbench.report.loading.joint_table import joint_sentences, joint_table
-from microbench.results import Run
+from microbench.results import Ratio, Run
 from microbench.run_json import run_from_json, run_to_json
 from microbench.train_results import PREDICTED, Predicted, StepTimes, TrainCase, Training
 
@@ -87,6 +87,27 @@ def test_workers_that_are_always_busy_slow_the_training_as_measured() -> None:
     assert told(alone, loading(0.5, 8)).step_s == pytest.approx(1.1)  # at work half of it
     assert told(alone, loading(1.1, 4)).step_s == pytest.approx(1.1)  # half as many
     assert told(alone, loading(1.0, 99)).step_s == pytest.approx(1.2)  # no more is known
+
+
+def test_a_training_that_slows_its_loader_is_waited_for_longer() -> None:
+    """Beside the training, 8 workers give 800 img/s, not 1,000."""
+    pinned, alone = training(0.1), loading(BATCH / 1000, 8)
+    busy = training(0.1)
+    assert busy.steps is not None
+    busy = replace(busy, steps=replace(busy.steps, loaded_per_s=800.0))
+    known = Alone(pinned, {8: busy}, loadings={8: alone})
+    assert told(known, alone).step_s == pytest.approx(BATCH / 800)
+    assert told(known, loading(BATCH / 500, 4)).step_s == pytest.approx(0.2 + 0.125 * 0.1), (
+        "it trains half of the time"
+    )
+    assert told(known, loading(BATCH / 4000, 16)).step_s == pytest.approx(0.1)
+
+
+def test_a_gain_that_may_be_chance_does_not_pay() -> None:
+    assert Gain(Ratio(1.5, (1.4, 1.6)), measured=True).pays
+    assert not Gain(Ratio(1.5, (0.9, 2.1)), measured=True).pays
+    assert not Gain(Ratio(1.01, (1.005, 1.015)), measured=True).pays
+    assert Gain(Ratio(1.5, None), measured=False).pays
 
 
 def test_two_cores_have_two_seconds_a_second() -> None:
@@ -170,14 +191,16 @@ def test_the_picture_says_where_amp_stops_paying() -> None:
     (joint,) = joints(picture())
     assert joint.recipes == ["fp32", "amp"]
     assert joint.workers == [1, 2, 4, 8, 16]
-    assert joint.speedup("amp", "fp32", 1) == pytest.approx(1.0)
-    assert joint.speedup("amp", "fp32", 4) == pytest.approx(2.0)
-    assert joint.speedup("amp", "fp32", 16) == pytest.approx(5.0)
+    for workers, ratio, measured in ((1, 1.0, True), (4, 2.0, True), (16, 5.0, False)):
+        gain = joint.speedup("amp", "fp32", workers)
+        assert gain is not None
+        assert gain.ratio.ratio == pytest.approx(ratio)
+        assert gain.measured == measured
     assert joint.pays_from("amp", "fp32") == 4
     assert joint.in_full_from("fp32") == 2
     assert joint.in_full_from("amp") == 16
     said = "\n".join(joint_sentences(joint))
-    assert "amp stops paying below 4 workers: 2.00 times fp32 with 4." in said
+    assert "amp stops paying below 4 workers: 2.00 times fp32 with 4 workers (measured)." in said
     assert "amp trains 5,000 img/s without a loader; 16 workers leave 95% of it." in said
     assert "amp: copying and normalising a batch +1.0 % of a step" in said
     assert "16 busy workers beside it +10.0 %" in said
@@ -201,7 +224,7 @@ def test_a_loader_that_is_too_slow_for_anything() -> None:
     few = [t for t in run.trainings if t.case.workers in (0, 1, 2) or t.case.cached]
     (joint,) = joints(replace(run, trainings=tuple(few)))
     said = "\n".join(joint_sentences(joint))
-    assert "amp never pays with this loader: 1.00 times fp32 with 2 workers." in said
+    assert "amp never pays with this loader: 1.00 times fp32 with 2 workers (foretold)." in said
     assert "no number of workers leaves 95% of it: 2 leave 20%" in said
 
 

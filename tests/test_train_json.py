@@ -54,7 +54,7 @@ CASE_NAMES = {
 NAMES = {
     "op", "case", "status", "reason", "unit", "step_units", "images_per_s", "step_s", "ci95_s",
     "times_s", "wall_times_s", "blocks", "wall_s", "wall_steps", "busy_s", "host_s", "launches",
-    "wait_s",
+    "wait_s", "unfed_s", "loaded_per_s",
     "data_wait_s", "phases", "memory_peak_bytes", "gpu_util_pct", "power_w", "images_per_j",
     "sm_clock_mhz", "temperature_c", "throttle", "setup_s", "compile_s", "fits_batch",
     "skipped_steps", "speedup", "repeats", "loss", "accuracy", "chance", "converged",
@@ -78,6 +78,8 @@ FULL = Training(
         host_s=0.02,
         launches=1_204,
         wait_s=0.003,
+        unfed_s=0.0301,
+        loaded_per_s=812.5,
     ),
     phases=(Phase("data", 0.0, 0.003), Phase("forward", 0.015, 0.007)),
     state=State(Spread(98.0, 91.0, 100.0), 1_755.0, 640.0, 58.0, ("power cap",)),

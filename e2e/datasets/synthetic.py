@@ -81,6 +81,7 @@ class SyntheticFeed:
 
     ahead = 0
     pids: tuple[int, ...] = ()
+    idle_cpu_s = 0.0
 
     def __init__(self, batch: tuple[Tensor, Tensor]) -> None:
         self._batch: tuple[Tensor, Tensor] | None = batch

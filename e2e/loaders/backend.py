@@ -92,6 +92,14 @@ class LoaderFeed(Feed, Protocol):
         """The processes that work for it by now."""
         ...
 
+    @property
+    def idle_cpu_s(self) -> float:
+        """Processor seconds so far that threads of this process took only to wait for the device.
+
+        Some waits spin. What ends later is not in it: it grows batch by batch.
+        """
+        ...
+
 
 @dataclass(frozen=True)
 class Backend:

@@ -41,6 +41,7 @@ class DaliFeed:
     """A `LoaderFeed` round a pipeline of DALI. It knows no broken files: one of them ends it."""
 
     pids: tuple[int, ...] = ()
+    idle_cpu_s = 0.0
 
     def __init__(self, files: Files, wanted: Wanted) -> None:
         self._files, self._wanted = files, wanted

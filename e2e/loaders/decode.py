@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from io import BytesIO
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from e2e.loaders.cold import drop
+
 
 def read(path: str, cold: bool = False) -> bytes:
     """A file's bytes; when `cold`, from the disk itself, not from memory. OSError."""
     with open(path, "rb", buffering=0) as file:
         if cold:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            drop(file.fileno())
         return file.read()
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 Draw = tuple[int, int]  # which image, and the seed of how it is cut
+LISTED = 1024  # draws that become Python's at once: a whole epoch's would hold up a training
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,9 @@ class Shuffled:
             order = torch.randperm(self.count, generator=generator)
             seeds = torch.randint(2**62, (self.count,), generator=generator)
             if left_out < self.count:
-                pairs = zip(order[left_out:].tolist(), seeds[left_out:].tolist(), strict=True)
-                yield from pairs
+                drawn = torch.stack([order, seeds])[:, left_out:]
+                for some in drawn.split(LISTED, dim=1):
+                    yield from zip(*some.tolist(), strict=True)
             left_out = max(0, left_out - self.count)
 
 

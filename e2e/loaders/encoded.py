@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from io import BytesIO
 from typing import NamedTuple
 
@@ -19,13 +18,13 @@ from numpy.typing import NDArray
 from PIL import Image
 from PIL.ExifTags import Base
 from PIL.JpegImagePlugin import JpegImageFile
-from torch import Tensor
 from torch.utils.data import Dataset
 
 from e2e.datasets.listing import Picture
 from e2e.loaders.backend import Broken
 from e2e.loaders.decode import decode, read, short
 from e2e.loaders.draws import Draw
+from e2e.loaders.packed import Box, Item, Sample
 from kernels.resample.geometry import ORIENTATIONS, upright_size
 
 # The cuts of v2.RandomResizedCrop as it usually is, and v2.RandomHorizontalFlip.
@@ -40,33 +39,6 @@ PADDING = b"\0\r\n "  # what may stand behind it
 COLOUR_BY_NAME = [ord(letter) for letter in "RGB"]  # components that are not YCbCr
 # Of brightness, where colours have one sample: 4:4:4, 4:2:2, 4:2:0, 4:4:0, 4:1:1, 4:1:0.
 SAMPLINGS = frozenset(((1, 1), (2, 1), (2, 2), (1, 2), (4, 1), (4, 2)))
-
-Box = tuple[int, int, int, int]  # top, left, height, width in the upright image
-
-
-@dataclass(frozen=True)
-class Item:
-    """An image of a batch, without its content.
-
-    `coded`: it is a JPEG's bytes, not pixels. `size`: height and width as it is stored.
-    `orientation`: EXIF's. `draw`: which image it is, and the seed that it was cut by.
-    """
-
-    coded: bool
-    size: tuple[int, int]
-    orientation: int
-    box: Box
-    flip: bool
-    label: int
-    draw: Draw
-
-
-class Sample(NamedTuple):
-    """An image and its content, uint8 in one dimension; None where none could be read."""
-
-    item: Item | None
-    content: NDArray[np.uint8]
-    broken: list[Broken]
 
 
 class Encoded(Dataset[Sample]):
@@ -183,36 +155,3 @@ def _whole(height: int, width: int) -> Box:
     elif width / height > RATIO[1]:
         w = round(height * RATIO[1])
     return (height - h) // 2, (width - w) // 2, h, w
-
-
-@dataclass(frozen=True)
-class Packed:
-    """A batch on its way: the contents of all `items`, one behind the other, and broken files.
-
-    `flat` is uint8, and `sizes` has how much of it each content takes.
-    """
-
-    flat: Tensor
-    sizes: list[int]
-    items: list[Item]
-    broken: list[Broken]
-
-    def pin_memory(self) -> Packed:
-        """The same in pinned memory: what the DataLoader calls."""
-        return replace(self, flat=self.flat.pin_memory())
-
-    def contents(self) -> list[Tensor]:
-        """Views of each image's content: uint8 [bytes], or [3, height, width] when it is pixels."""
-        return [
-            part if item.coded else part.view(3, *item.size)
-            for part, item in zip(self.flat.split(self.sizes), self.items, strict=True)
-        ]
-
-
-def pack(samples: Sequence[Sample]) -> Packed:
-    """A batch of those samples that have an image."""
-    items = [sample.item for sample in samples if sample.item is not None]
-    contents = [sample.content for sample in samples if sample.item is not None]
-    flat = torch.from_numpy(np.concatenate([np.empty(0, np.uint8), *contents]))
-    broken = [file for sample in samples for file in sample.broken]
-    return Packed(flat, [len(content) for content in contents], items, broken)

@@ -20,14 +20,16 @@ from e2e.datasets.data import laid_out
 from e2e.datasets.listing import Picture
 from e2e.loaders.backend import Files, Source, Tell, Wanted
 from e2e.loaders.draws import Shuffled
-from e2e.loaders.encoded import Encoded, Packed, pack
+from e2e.loaders.encoded import Encoded
 from e2e.loaders.nvjpeg import Decoder, Ready
+from e2e.loaders.packed import Packed, pack
 from e2e.loaders.pixels import none_left
 from e2e.loaders.processes import Workers
 from e2e.loaders.ready import Ahead
 
 READY = 2  # batches on the device that nobody asked for yet
 SIZED = 64  # files that tell how large the others are
+LAST_BATCH_S = 2.0  # at most that closing waits for a batch before it ends who reads it
 
 
 def missing(device: torch.device) -> str | None:
@@ -78,6 +80,11 @@ class DecodedFeed:
         return self._workers.pids
 
     @property
+    def idle_cpu_s(self) -> float:
+        """Processor seconds of decoding so far: torchvision's op spins until the device is done."""
+        return self._decoder.idle_cpu_s
+
+    @property
     def restarts(self) -> int:
         """How often workers were replaced because one died."""
         return self._workers.restarts
@@ -103,9 +110,10 @@ class DecodedFeed:
         return laid_out(fetched.images, self._channels_last), fetched.labels
 
     def close(self) -> None:
-        """End the thread, then the workers."""
-        self._batches.close()
+        """End the thread, then the workers; these first when it waits for them too long."""
+        self._batches.close(LAST_BATCH_S)
         self._workers.close()
+        self._batches.close()
 
     def _make(self) -> Ready:
         with torch.cuda.device(self._device):  # where the workers' batches are pinned, too

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from io import BytesIO
 from typing import NamedTuple
@@ -15,8 +16,8 @@ from torchvision.io import ImageReadMode, decode_jpeg
 from e2e.loaders.backend import Broken, Wanted
 from e2e.loaders.decode import short
 from e2e.loaders.draws import Draw
-from e2e.loaders.encoded import Item, Packed, Sample, pack
-from kernels.resample.resample import Resampling, prepare
+from e2e.loaders.packed import Packed, Rows, Sample, pack
+from kernels.resample.resample import Resampling
 from microbench.errors import UserError
 
 FIRST = -1  # priority of a stream: its kernels go before a training's that wait
@@ -40,7 +41,8 @@ class Decoder:
     """Decodes batches for one feed, on a stream of its own.
 
     `by_pillow` gives the pixels of an image that nvJPEG refuses, or of one that takes its place.
-    UserError when nvJPEG does not work on this device.
+    `idle_cpu_s` are processor seconds in torchvision's op so far, nearly all of which it spins for
+    until the device is done. UserError when nvJPEG does not work on this device.
     """
 
     def __init__(
@@ -51,14 +53,15 @@ class Decoder:
         self._scale, self._shift = wanted.normal.scale_and_shift(device)
         self._stream = torch.cuda.Stream(device, priority=FIRST)
         self._launched: tuple[Ready, Resampling] | None = None
+        self.idle_cpu_s = 0.0
         self._try()
 
     def __call__(self, packed: Packed) -> Ready:
         """Wait until a batch is decoded, and launch the rest."""
         with torch.cuda.stream(self._stream):
-            items, images, broken = self._decoded(packed)
-            labels = self._sent(torch.tensor([item.label for item in items], dtype=torch.int64))
-            resampling = self._prepared(items, images) if items else None
+            rows, images, broken = self._decoded(packed)
+            labels = self._sent(torch.from_numpy(rows["label"].copy()))
+            resampling = self._prepared(rows, images) if images else None
             cut = labels if resampling is None else resampling.launch()
             done = torch.cuda.Event(blocking=True)  # who waits for it on the host sleeps
             done.record()
@@ -75,42 +78,60 @@ class Decoder:
         if before is not None:
             before[0].done.synchronize()
 
-    def _prepared(self, items: list[Item], images: list[Tensor]) -> Resampling:
-        return prepare(
-            images,
-            torch.tensor([item.box for item in items]),
-            torch.tensor([item.flip for item in items]),
-            torch.tensor([item.orientation for item in items]),
-            self._size, self._scale, self._shift, self._channels_last,
-        )  # fmt: skip
+    def _prepared(self, rows: Rows, images: list[Tensor]) -> Resampling:
+        table = rows["crop"].copy()
+        table[:, 0] += [image.data_ptr() for image in images]
+        layout = torch.channels_last if self._channels_last else torch.contiguous_format
+        out = torch.empty(
+            (len(images), 3, *self._size),
+            dtype=torch.float32,
+            device=self._device,
+            memory_format=layout,
+        )
+        table = self._sent(torch.from_numpy(table))
+        return Resampling(images, table, self._scale, self._shift, out)
 
-    def _decoded(self, packed: Packed) -> tuple[list[Item], list[Tensor], list[Broken]]:
-        """Images on the device, with items that say how to cut them, and broken files."""
-        contents = list(zip(packed.items, packed.contents(), strict=True))
-        coded = [content for item, content in contents if item.coded]
-        found = iter(each_decoded(coded, self._nvjpeg))
-        items: list[Item] = []
-        images: list[Tensor] = []
+    def _decoded(self, packed: Packed) -> tuple[Rows, list[Tensor], list[Broken]]:
+        """Rows, their images on the device, uint8 and each in one piece, and broken files."""
+        rows, found = packed.rows(), self._tried(packed)
+        images = [image for image in found if image is not None]
+        if len(images) == len(found):
+            return rows, images, []
+        rows = rows.copy()
         broken: list[Broken] = []
-        for item, content in contents:
-            image = next(found) if item.coded else self._sent(content)
-            if image is not None:
-                items.append(item)
-                images.append(image)
-                continue
-            instead = pack([self._by_pillow(item.draw)])
-            items += instead.items
-            images += [self._sent(pixels) for pixels in instead.contents()]
+        for at in (at for at, image in enumerate(found) if image is None):
+            index, seed = rows["draw"][at].tolist()
+            instead = pack([self._by_pillow((index, seed))])
             broken += instead.broken
-        return items, images, broken
+            if instead.count:
+                rows[at : at + 1] = instead.rows()
+                found[at] = self._sent(*instead.contents())
+        whole = [at for at, image in enumerate(found) if image is not None]
+        return rows[whole], [image for image in found if image is not None], broken
+
+    def _tried(self, packed: Packed) -> list[Tensor | None]:
+        """Each image on the device, None where nvJPEG does not give what the file's header says."""
+        rows, contents = packed.rows(), packed.contents()
+        coded = rows["coded"].tolist()
+        decoded = iter(
+            each_decoded([c for c, so in zip(contents, coded, strict=True) if so], self._nvjpeg)
+        )
+        found = []
+        for content, so, shape in zip(contents, coded, rows["shape"].tolist(), strict=True):
+            image = next(decoded) if so else self._sent(content.view(shape))
+            found.append(image if image is not None and list(image.shape) == shape else None)
+        return found
 
     def _nvjpeg(self, encoded: list[Tensor]) -> list[Tensor]:
+        began_s = time.thread_time()
         try:
             return list(decode_jpeg(encoded, ImageReadMode.RGB, self._device))
         except RuntimeError:
             # nvJPEG may still write to memory of the batch that it gave up.
             torch.cuda.synchronize(self._device)
             raise
+        finally:
+            self.idle_cpu_s += time.thread_time() - began_s
 
     def _sent(self, tensor: Tensor) -> Tensor:
         return tensor.pin_memory().to(self._device, non_blocking=True)

@@ -13,6 +13,9 @@ from e2e.datasets.data import IMAGENET
 from e2e.loaders.backend import LoaderFeed
 from e2e.loaders.placing import Placer
 
+LAST_BATCH_S = 10.0  # at most that closing waits for a batch
+NOTICED_S = 10.0  # at most until a thread that waits for workers knows that they were ended
+
 
 class PinnedFeed:
     """A `LoaderFeed` of one batch in pinned memory (a CPU has none, and copies nothing).
@@ -22,6 +25,7 @@ class PinnedFeed:
 
     ahead = 0
     pids: tuple[int, ...] = ()
+    idle_cpu_s = 0.0
 
     def __init__(
         self, batch: tuple[Tensor, Tensor], device: torch.device, channels_last: bool = False
@@ -54,8 +58,8 @@ class PinnedFeed:
 
 
 class CachedFeed:
-    """A `LoaderFeed` of a pinned batch. A thread takes the batches of `busy`, from the first
-    `fetch` on and as fast as they come, and throws them away.
+    """A `LoaderFeed` of a pinned batch. From `start` on, a thread takes the batches of `busy` as
+    fast as they come, and throws them away: `drained` by now.
     """
 
     ahead = 0
@@ -65,30 +69,47 @@ class CachedFeed:
         self._ending = threading.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._drain, name="drain", daemon=True)
-        self.drained = 0  # batches of `busy` by now
+        self.drained = 0
 
     @property
     def pids(self) -> tuple[int, ...]:
         """The workers by now."""
         return self._busy.pids
 
+    @property
+    def idle_cpu_s(self) -> float:
+        """Processor seconds that threads of `busy` only waited for the device."""
+        return self._busy.idle_cpu_s
+
+    def start(self) -> None:
+        """Wait for the first batch of `busy`, then let the thread take the others; only once.
+
+        Workers are forked meanwhile. Call it from the thread that trains: a lock that this held
+        just then, had another thread forked, would be locked in them for ever.
+        """
+        if self._thread.ident is not None:
+            return
+        self._busy.fetch()
+        self.drained = 1
+        self._thread.start()
+
     def fetch(self) -> None:
         """Nothing to wait for. Raises what the thrown away batches raised."""
         if self._error is not None:
             raise self._error
-        if self._thread.ident is None:
-            self._thread.start()
 
     def place(self, fetched: object) -> tuple[Tensor, Tensor]:
         """The pinned batch on the device."""
         return self._pinned.place(fetched)
 
     def close(self) -> None:
-        """End the thread, which may wait for a last batch, and both feeds."""
+        """End the thread and both feeds, without the batch that is waited for if it takes long."""
         self._ending.set()
         if self._thread.ident is not None:
-            self._thread.join()
+            self._thread.join(LAST_BATCH_S)
         self._busy.close()
+        if self._thread.ident is not None:
+            self._thread.join(NOTICED_S)
         self._pinned.close()
 
     def _drain(self) -> None:

@@ -14,6 +14,8 @@ from microbench.errors import UserError
 class PixelFeed:
     """A `LoaderFeed` that waits for its workers' batch, copies it, and normalises on the device."""
 
+    idle_cpu_s = 0.0
+
     def __init__(self, workers: Workers[Batch], source: Source, wanted: Wanted, tell: Tell) -> None:
         self._workers, self._source, self._tell = workers, source, tell
         self._place = Placer(wanted.device, wanted.normal, wanted.channels_last)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing.process import BaseProcess
 from typing import Any, Generic, TypeVar
 
@@ -24,6 +26,7 @@ from microbench.errors import UserError
 START = "fork"
 MAX_LOSSES = 2  # of the same batch: what kills a worker twice is no accident
 DYING_S = 1.0  # at most from a worker's last sign of life to its end
+WATCH_S = 0.5  # how often a worker looks whether its parent lives
 MEANINGS = {
     signal.SIGKILL: "out of memory, most likely: fewer --workers and a smaller --batch take less",
     signal.SIGBUS: "shared memory ran out, most likely: fewer --workers and a smaller --batch take "
@@ -102,9 +105,12 @@ class Workers(Iterator[Batch], Generic[Batch]):
                 return batch
 
     def close(self) -> None:
-        """End the workers."""
-        self._running = None  # nobody else holds it, and its end is theirs
-        self._processes = ()
+        """End the workers. A `next` that another thread waits in raises within some seconds."""
+        self._running = None  # its end is theirs, unless another thread waits in it
+        processes, self._processes = self._processes, ()
+        for process in processes:
+            if process.is_alive():
+                process.terminate()
 
     def _next(self) -> Batch:
         if self._running is None:
@@ -127,6 +133,7 @@ class Workers(Iterator[Batch], Generic[Batch]):
                 pin_memory=self._pinned,
                 prefetch_factor=self._prefetch if self._workers else None,
                 generator=torch.Generator(),  # else it draws from the training's random numbers
+                worker_init_fn=partial(_end_with, os.getpid()),
             )
             self._running = iter(loader)
             started = set(multiprocessing.active_children()) - before
@@ -169,6 +176,20 @@ class Workers(Iterator[Batch], Generic[Batch]):
         self.restarts += 1
         if self._note:
             self._note(f"{said}; new ones went on from the batch that was lost")
+
+
+def _end_with(parent: int, _: int) -> None:
+    """In a worker: end when its parent does.
+
+    torch has it leave its loop then, and wait for ever for someone to read what it made.
+    """
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(WATCH_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="watch", daemon=True).start()
 
 
 def _end_of(process: BaseProcess) -> str:

@@ -51,6 +51,8 @@ def open_feed(source: Source, wanted: Wanted, tell: Tell) -> ReadFeed:
 class ReadFeed:
     """A `LoaderFeed` that cannot train: it fetches, and has nothing to place."""
 
+    idle_cpu_s = 0.0
+
     def __init__(self, workers: Workers[Read], tell: Tell) -> None:
         self._workers, self._tell = workers, tell
 

@@ -49,14 +49,17 @@ class Ahead(Generic[Made]):
             self._changed.notify_all()
         return first
 
-    def close(self) -> None:
-        """End the thread, when it has made what it is at, and let go of what is ready."""
+    def close(self, within_s: float = CLOSE_S) -> None:
+        """End the thread, when it has made what it is at, and let go of what is ready.
+
+        May be called again where that took longer than `within_s`.
+        """
         with self._changed:
             self._closed = True
             self._ready.clear()
             self._changed.notify_all()
         if self._thread is not None:
-            self._thread.join(CLOSE_S)
+            self._thread.join(within_s)
 
     def _run(self) -> None:
         going = True

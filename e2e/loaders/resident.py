@@ -50,6 +50,7 @@ class ResidentFeed:
 
     ahead = 0
     pids: tuple[int, ...] = ()
+    idle_cpu_s = 0.0
 
     def __init__(self, images: Tensor, classes: Tensor, wanted: Wanted) -> None:
         self._channels_last = wanted.channels_last

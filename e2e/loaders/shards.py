@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from e2e.loaders.backend import Broken, Files, Source, Tell, Wanted
+from e2e.loaders.cold import drop
 from e2e.loaders.cuts import random_cut
 from e2e.loaders.decode import decode, short
 from e2e.loaders.pixels import PixelFeed
@@ -154,7 +155,7 @@ class _Shards(Dataset[Sample]):
             try:
                 with open(path, "rb") as file:
                     if self._wanted.cold:
-                        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                        drop(file.fileno())
                     if _is_cut_short(file):  # where tarfile says nothing
                         self._broken.append((path, "cut short"))
                     yield {"url": path, "stream": file}

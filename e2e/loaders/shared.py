@@ -26,6 +26,11 @@ class Following:
         """The leader's workers by now."""
         return self._leader.pids
 
+    @property
+    def idle_cpu_s(self) -> float:
+        """Processor seconds that the leader's threads only waited for the device."""
+        return self._leader.idle_cpu_s
+
     def fetch(self) -> object:
         """The leader's next batch."""
         return self._leader.fetch()

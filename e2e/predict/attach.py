@@ -87,7 +87,7 @@ def _with_ledger(training: Training, base: Training, foretold: Mapping[str, Fore
 def _step(training: Training, told: Foretold) -> Step:
     assert told.simulated is not None
     measured_s = training.step_s
-    wait_s = told.wait_s if measured_s is None else measured_wait_s(training, told)
+    wait_s = told.wait_s if measured_s is None else measured_wait_s(training)
     return Step(told.ops, told.simulated, measured_s, wait_s, told.wait_s)
 
 

@@ -119,7 +119,7 @@ def causes(
 def _fix(present: Step, units: int, other: Counterfactual, unit: str) -> Cause:
     rates = [units / present.expected_s, other.units / other.expected_s]
     why = (
-        f"predicted {rates[1]:,.0f} instead of {rates[0]:,.0f} {unit}/s"
+        f"predicted {_rate(rates[1])} instead of {_rate(rates[0])} {unit}/s"
         f"{_difference(present, other, units)}"
     )
     gain_pct = 100 * (rates[1] / rates[0] - 1)
@@ -241,8 +241,8 @@ def _slower_layers(steps: Steps) -> Finding | None:
     lost_s = -math.fsum(row.saving_ms for row in rows) / 1e3
     named = _listed(
         [
-            f"{row.layer} ({_ms(row.other_ms)} ms in {steps.recipe}, {_ms(row.base_ms)} in "
-            f"{steps.base_recipe})"
+            f"{_called(row.layer)} ({_ms(row.other_ms)} ms in {steps.recipe}, "
+            f"{_ms(row.base_ms)} in {steps.base_recipe})"
             for row in rows[:NAMED]
         ]
     )
@@ -328,7 +328,7 @@ def _layers(ops: Sequence[OpCost]) -> str:
 def _largest(taken_ms: Mapping[str, float]) -> str:
     """ "layer3 (4.00 ms), layer4 (2.00 ms) and 5 more"."""
     most = sorted(taken_ms, key=lambda name: -taken_ms[name])
-    return _named([f"{name} ({_ms(taken_ms[name])} ms)" for name in most])
+    return _named([f"{_called(name)} ({_ms(taken_ms[name])} ms)" for name in most])
 
 
 def _named(words: Iterable[str]) -> str:
@@ -342,12 +342,23 @@ def _layer(op: OpCost) -> str:
     return op.layer or NO_LAYER
 
 
+def _called(layer: str) -> str:
+    """A layer that has a number for a name in a sentence."""
+    return f"layer {layer}" if layer[:1].isdigit() else layer
+
+
 def _of(part_s: float, whole_s: float) -> str:
     """ "3.1 of 16.0 ms (19 %)"."""
     return f"{_ms(1e3 * part_s)} of {_ms(1e3 * whole_s)} ms ({100 * part_s / whole_s:.0f} %)"
 
 
+def _rate(per_s: float) -> str:
+    return f"{per_s:,.0f}" if per_s >= 99.95 else f"{per_s:.3g}"
+
+
 def _ms(ms: float) -> str:
+    if abs(ms) >= 999.5:
+        return f"{ms:,.0f}"
     return f"{ms:.1f}" if abs(ms) >= 9.95 else f"{ms:.2f}"
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from e2e.recipes import DYNAMIC, recipe_of
-from microbench.train_results import TrainCase
+from microbench.train_results import USUAL_LOADER, TrainCase
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,9 @@ class Pad(Change):
         return PaddedCase(**{field.name: getattr(case, field.name) for field in fields(case)})
 
 
+RESIDENT = "resident"
 # What a step that waits for its loader may be fed by instead, where it can run.
-OTHER_LOADERS = ("torchvision-io", "gpu-decode", "resident")
+OTHER_LOADERS = ("torchvision-io", "gpu-decode")
 
 
 def changes(case: TrainCase, kind: str, cores: int = 1) -> Iterator[Change]:
@@ -72,10 +73,12 @@ def changes(case: TrainCase, kind: str, cores: int = 1) -> Iterator[Change]:
 def _loaders(case: TrainCase, cores: int) -> Iterator[Change]:
     if case.workers < cores:
         yield Change("more workers", {"workers": min(cores, max(1, 2 * case.workers))})
+    if USUAL_LOADER.get(case.data) == RESIDENT:
+        yield Change("data on the device", {"loader": RESIDENT, "workers": 0})
+        return
     for name in OTHER_LOADERS:
         if name != case.loader:
-            workers = 0 if name == "resident" else case.workers
-            yield Change(f"loader {name}", {"loader": name, "workers": workers})
+            yield Change(f"loader {name}", {"loader": name})
 
 
 def _on_a_gpu(case: TrainCase) -> Iterator[Change]:

@@ -113,7 +113,7 @@ def ledger(
     changes.append(LedgerLine(GAPS, gaps[1] - gaps[0], "predicted", _from_to(*gaps)))
     if base.data_wait_s or other.data_wait_s:
         waits = [1e3 * step.data_wait_s for step in (base, other)]
-        changes.append(LedgerLine(LOADER, waits[1] - waits[0], "measured", _from_to(*waits)))
+        changes.append(LedgerLine(LOADER, waits[1] - waits[0], other.source, _from_to(*waits)))
     first_ms, last_ms = 1e3 * base.whole_s, 1e3 * other.whole_s
     rest_ms = math.fsum([last_ms, -first_ms, *(-line.ms for line in changes)])
     measured = "measured" in (base.source, other.source)

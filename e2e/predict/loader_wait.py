@@ -31,13 +31,8 @@ def with_loader(told: Foretold, loading: Loading, images: int) -> Foretold:
     return replace(told, predicted=slower, wait_s=wait_s)
 
 
-def measured_wait_s(training: Training, told: Foretold) -> float:
-    """How much longer a measured step took because the host waited for data.
-
-    A host that is ahead of a busy device waits too, for nothing: no more is counted than the step
-    took beyond what its operations do.
-    """
-    if not training.case.fed or training.step_s is None or told.simulated is None:
+def measured_wait_s(training: Training) -> float:
+    """How much longer a measured step took because it was fed, than on a batch that was there."""
+    if training.steps is None or training.steps.unfed_s is None:
         return 0.0
-    beyond_s = training.step_s - told.simulated.step_s
-    return max(0.0, min(training.data_wait_s or 0.0, beyond_s))
+    return max(0.0, training.steps.median_s - training.steps.unfed_s)

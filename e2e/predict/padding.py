@@ -18,7 +18,6 @@ from kernels.aten import Argument, Call, TensorSpec
 # https://docs.nvidia.com/deeplearning/performance/dl-performance-convolutional/
 WORD_BYTES = 16
 IMAGE_CHANNELS = 4
-BATCHED_SEQUENCE = 3  # dimensions: of what has more, channels are the second, else the last
 HALVES = ("float16", "bfloat16")
 
 # The sizes of tensor arguments, in order, a letter a dimension; "." is none that is padded.
@@ -29,6 +28,7 @@ MATRICES = {
     "bmm": (".MK", ".KN"),
     "baddbmm": (".MN", ".MK", ".KN"),
 }
+NOUNS = {**dict.fromkeys(CONVOLUTIONS, "channels"), "mm": "features", "addmm": "features"}
 TRANSPOSED = {"convolution": 6, "convolution_backward": 7}  # the argument; groups are two further
 
 
@@ -78,7 +78,7 @@ def padding(call: Call, tf32: bool) -> Padding | None:
         Call(call.name, args + call.args[len(letters) :], call.kwargs),
         dict(sorted(found.values())),
         tuple(sorted(set(slow))),
-        "channels" if call.operator in CONVOLUTIONS else "features",
+        NOUNS.get(call.operator, "elements"),
     )
 
 
@@ -173,6 +173,9 @@ def _dense(shape: Sequence[int], like: TensorSpec) -> tuple[int, ...]:
 
 # ------------------------------------------------------------ a step
 
+# Sizes of channels (dimension 1) and of features (the last one), and what they become.
+Sizes = dict[tuple[int, int], int]
+
 
 def padded_step(
     ops: Sequence[OpCost],
@@ -190,9 +193,10 @@ def padded_step(
     chosen = {i: each for i, each in tried.items() if gains_s[ops[i].layer] > 0}
     if not chosen:
         return None
-    sizes: dict[int, int] = {}
-    for _, found in chosen.values():
-        sizes |= found.sizes
+    sizes: Sizes = {}
+    for i, (_, found) in chosen.items():
+        where = 1 if calls[i].operator in CONVOLUTIONS else -1
+        sizes |= {(where, size): padded for size, padded in found.sizes.items()}
     return tuple(
         replace(chosen[i][0], padded=chosen[i][1].change)
         if i in chosen
@@ -201,7 +205,7 @@ def padded_step(
     )
 
 
-def _grown(op: OpCost, call: Call, sizes: Mapping[int, int]) -> OpCost:
+def _grown(op: OpCost, call: Call, sizes: Sizes) -> OpCost:
     if op.kind == "product" or not op.device_s:
         return op
     before = sum(tensor.bytes for tensor in call.tensors)
@@ -215,10 +219,11 @@ def _grown(op: OpCost, call: Call, sizes: Mapping[int, int]) -> OpCost:
     )
 
 
-def _growth(tensor: TensorSpec, sizes: Mapping[int, int]) -> float:
-    """How much larger a tensor is when its channels are padded."""
-    if not tensor.shape:
-        return 1.0
-    dims = len(tensor.shape)
-    channels = tensor.shape[1 if dims > BATCHED_SEQUENCE else dims - 1]
-    return sizes.get(channels, channels) / max(channels, 1)
+def _growth(tensor: TensorSpec, sizes: Sizes) -> float:
+    """How much larger a tensor is when its channels or features are padded."""
+    factor = 1.0
+    for where in (1, -1):
+        if len(tensor.shape) > 1 or (where < 0 and tensor.shape):
+            size = tensor.shape[where]
+            factor *= sizes.get((where, size), size) / max(size, 1)
+    return factor

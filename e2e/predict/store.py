@@ -95,14 +95,16 @@ def _read(path: Path) -> tuple[dict[str, OpTime], Framework | None]:
 
 
 def _op_time(fields: dict[str, Any]) -> OpTime:
-    busy_s = fields.get("busy_s")
+    busy_s, kernels = fields.get("busy_s"), int(_time(fields["kernels"]))
+    if kernels < 1:
+        raise ValueError(kernels)
     return OpTime(
         _time(fields["gpu_s"]),
         _time(fields["host_s"]),
         int(_time(fields["scratch_bytes"])),
         _time(fields["conversion_s"]),
         None if busy_s is None else _time(busy_s),
-        int(_time(fields["kernels"])),
+        kernels,
         bool(fields["waits"]),
     )
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-PAYS = 1.02  # a speed-up below this is none
+from microbench.payoff import MIN_GAIN
+
 BUSY_POINTS = 2
 
 
@@ -37,7 +38,7 @@ def pays_from(speedups: Mapping[int, float]) -> int | None:
     """The fewest workers from which on every speed-up is worth something; None for none."""
     found: int | None = None
     for count in sorted(speedups, reverse=True):
-        if speedups[count] < PAYS:
+        if speedups[count] < MIN_GAIN:
             break
         found = count
     return found

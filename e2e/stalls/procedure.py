@@ -152,12 +152,16 @@ def _foretold(
             for count, comparison in busy.items()
             if (one := run.training(comparison.cases[i].key)) is not None
         }
-        alone = Alone(training, beside, _host_s(training, session.kind, there))
-        for comparison in joint.values():
-            loading = run.loading(load_case(comparison.cases[i]).key)
-            told = foretell(alone, loading, there) if loading else None
+        loadings = {
+            count: loading
+            for count, comparison in joint.items()
+            if (loading := run.loading(load_case(comparison.cases[i]).key)) is not None
+        }
+        alone = Alone(training, beside, _host_s(training, session.kind, there), loadings)
+        for count, loading in loadings.items():
+            told = foretell(alone, loading, there)
             if told is not None:
-                found[comparison.cases[i]] = told
+                found[joint[count].cases[i]] = told
     return {case: replace(told, speedup=_speedups(case, found)) for case, told in found.items()}
 
 
@@ -167,7 +171,8 @@ def _host_s(training: Training, kind: str, there: int) -> float:
         return 0.0
     if kind == "cpu":
         return training.steps.median_s * there
-    return training.steps.host_s or 0.0
+    # A step that waits for the device has no launching of its own: it holds its core all along.
+    return training.steps.host_s or training.steps.median_s
 
 
 def _speedups(case: TrainCase, told: dict[TrainCase, Predicted]) -> dict[str, float]:

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import NamedTuple
 
 from microbench.load_results import Loading, load_case
-from microbench.results import Run
+from microbench.payoff import MIN_GAIN
+from microbench.report.training.arms import BASELINES
+from microbench.results import Ratio, Run
 from microbench.train_results import TrainCase, Training
 
-PAYS = 1.02  # a speed-up below this is none
 IN_FULL = 0.95  # of a recipe's throughput without a loader
+
+
+class Gain(NamedTuple):
+    """How many times faster one recipe is than another, measured or foretold."""
+
+    ratio: Ratio
+    measured: bool
+
+    @property
+    def pays(self) -> bool:
+        """Whether it is a gain, by more than chance where an interval is known."""
+        ends = self.ratio.ci95
+        return self.ratio.ratio >= MIN_GAIN and (ends is None or ends[0] > 1)
 
 
 @dataclass(frozen=True)
@@ -59,24 +74,29 @@ class Joint:
         """The median of the errors' sizes."""
         return median(abs(e) for e in self.errors_pct) if self.errors_pct else None
 
-    def speedup(self, recipe: str, base: str, workers: int) -> float | None:
+    def speedup(self, recipe: str, base: str, workers: int) -> Gain | None:
         """Of a recipe over another with so many workers: as measured where both were, else as
-        predicted."""
-        pair = [self.at(name, workers) for name in (recipe, base)]
-        if any(one is None for one in pair):
+        foretold."""
+        ours, theirs = self.at(recipe, workers), self.at(base, workers)
+        if ours is None or theirs is None:
             return None
-        ours, theirs = pair
-        assert ours is not None
-        assert theirs is not None
         if ours.per_s and theirs.per_s:
-            return ours.per_s / theirs.per_s
+            name = next((name for name, known in BASELINES.items() if base in known), base)
+            paired = ours.speedup.get(name)
+            return Gain(paired or Ratio(ours.per_s / theirs.per_s, None), measured=True)
         if ours.predicted_per_s and theirs.predicted_per_s:
-            return ours.predicted_per_s / theirs.predicted_per_s
+            ratio = ours.predicted_per_s / theirs.predicted_per_s
+            return Gain(Ratio(ratio, None), measured=False)
         return None
 
     def pays_from(self, recipe: str, base: str) -> int | None:
         """The fewest workers from which on a recipe beats another; None when it never does."""
-        return self._from(lambda count: (self.speedup(recipe, base, count) or 0.0) >= PAYS)
+
+        def pays(count: int) -> bool:
+            gain = self.speedup(recipe, base, count)
+            return gain is not None and gain.pays
+
+        return self._from(pays)
 
     def in_full_from(self, recipe: str) -> int | None:
         """The fewest workers that leave IN_FULL of what the recipe does without a loader."""
@@ -86,7 +106,7 @@ class Joint:
         wanted = IN_FULL * alone.per_s
         return self._from(lambda count: (throughput(self.at(recipe, count)) or 0.0) >= wanted)
 
-    def _from(self, fits) -> int | None:
+    def _from(self, fits: Callable[[int], bool]) -> int | None:
         found: int | None = None
         for count in reversed(self.workers):
             if not fits(count):
@@ -121,7 +141,8 @@ def _joint(run: Run, family: TrainCase, trainings: Sequence[Training]) -> Joint:
     loadings = [
         loading
         for loading in run.loadings
-        if (loading.case.data, loading.case.batch) == (family.data, family.batch)
+        if replace(loading.case, loader="", workers=0, cold=False)
+        == replace(load_case(family), loader="", cold=False)
     ]
     own = {
         loading.case.workers: loading

@@ -6,7 +6,7 @@ from rich.text import Text
 
 from microbench.report import words
 from microbench.report.grid import Column, Grid, Row
-from microbench.report.loading.joint import IN_FULL, Joint, throughput
+from microbench.report.loading.joint import IN_FULL, Gain, Joint, throughput
 from microbench.report.training.figures import limiter, rate
 from microbench.train_results import Training
 
@@ -35,7 +35,7 @@ def joint_table(joint: Joint, width: int) -> list[Text]:
                     rate(alone.per_s) if alone and alone.per_s else "",
                     *map(_rates, arms),
                     *map(_limit, arms),
-                    *(f"{ratio:.2f}" if ratio else "" for ratio in ratios),
+                    *map(gain_cell, ratios),
                 ]
             )
         )
@@ -50,13 +50,20 @@ def _rates(arm: Training | None) -> str:
     return " / ".join(pair) if arm.per_s else pair[0]
 
 
+def gain_cell(gain: Gain | None) -> str:
+    """ "2.00 ±0.03" where it was measured, "(2.00)" where it is foretold, "" where neither."""
+    if gain is None:
+        return ""
+    return words.interval(gain.ratio) if gain.measured else f"({words.short_ratio(gain.ratio)})"
+
+
 def _limit(arm: Training | None) -> str:
     limit = arm and (arm.limit or (arm.predicted.limit if arm.predicted else None))
     return limiter(limit) if limit else ""
 
 
 def _notes(joint: Joint) -> list[str]:
-    notes = ["two values: predicted / measured; one: predicted"]
+    notes = ["two values: predicted / measured; one, or one in brackets: predicted"]
     errors = joint.errors_pct
     if errors:
         median_pct = joint.median_error_pct or 0.0
@@ -84,16 +91,21 @@ def _pays(joint: Joint, name: str, base: str, most: int) -> list[str]:
     low, high = words.clean(name), words.clean(base)
     start = joint.pays_from(name, base)
     if start is None:
-        at = joint.speedup(name, base, most)
-        only = f": {at:.2f} times {high} with {words.count(most, 'worker')}" if at else ""
+        only = _times(joint.speedup(name, base, most), high, most)
         return [f"{low} never pays with this loader{only}."]
-    ratio = joint.speedup(name, base, start)
+    there = _times(joint.speedup(name, base, start), high, start)
     if start == joint.workers[0]:
-        return [f"{low} pays with every number of workers: {ratio:.2f} times {high} with {start}."]
-    return [
-        f"{low} stops paying below {words.count(start, 'worker')}: {ratio:.2f} times {high} with "
-        f"{start}."
-    ]
+        return [f"{low} pays with every number of workers{there}."]
+    return [f"{low} stops paying below {words.count(start, 'worker')}{there}."]
+
+
+def _times(gain: Gain | None, base: str, workers: int) -> str:
+    """ ": 2.00 ±0.03 times fp32 with 4 workers (measured)"; "" when not known."""
+    if gain is None:
+        return ""
+    known = words.interval(gain.ratio) if gain.ratio.ci95 else words.short_ratio(gain.ratio)
+    source = "measured" if gain.measured else "foretold"
+    return f": {known} times {base} with {words.count(workers, 'worker')} ({source})"
 
 
 def _in_full(joint: Joint, name: str, most: int) -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from microbench.load_results import Loading
 from microbench.report import words
 from microbench.report.loading.joint import Joint, joints
+from microbench.report.loading.joint_table import gain_cell
 from microbench.report.training.figures import rate
 from microbench.results import Run
 
@@ -42,8 +43,7 @@ def joint_markdown(joint: Joint) -> str:
             row += [rate(told) if told else "", rate(per_s) if per_s else ""]
             row.append(f"{100 * (told / per_s - 1):+.1f} %" if told and per_s else "")
         for name in others:
-            ratio = joint.speedup(name, base, count)
-            row.append(f"{ratio:.2f}" if ratio else "")
+            row.append(gain_cell(joint.speedup(name, base, count)))
         rows.append(row)
     return _table(header, ["---:"] * len(header), rows)
 
