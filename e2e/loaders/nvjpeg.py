@@ -79,6 +79,7 @@ class Decoder:
             before[0].done.synchronize()
 
     def _prepared(self, rows: Rows, images: list[Tensor]) -> Resampling:
+        assert all(image.is_contiguous() for image in images)
         table = rows["crop"].copy()
         table[:, 0] += [image.data_ptr() for image in images]
         layout = torch.channels_last if self._channels_last else torch.contiguous_format
