@@ -182,7 +182,13 @@ def check_steps(result: Doc) -> None:
     times = result["times_s"]
     assert times
     assert min(times) > 0
-    assert sum(result["blocks"]) == len(times) == len(result["wall_times_s"])
+    assert sum(result["blocks"]) == len(times)
+    if result["case"]["loader"] == "torchvision":  # fed: a mean of each block
+        assert set(result["blocks"]) == {1}
+        assert min(result["wall_times_s"]) <= min(times)
+        assert max(times) <= max(result["wall_times_s"])
+    else:
+        assert len(times) == len(result["wall_times_s"])
     assert result["step_s"] == pytest.approx(median(times), rel=1e-3)
     low, high = result["ci95_s"] or (result["step_s"],) * 2
     assert low <= result["step_s"] <= high

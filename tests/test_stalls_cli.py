@@ -184,6 +184,7 @@ def test_data_is_made_and_trained_on(tmp_path: Path, capsys: pytest.CaptureFixtu
         (["stalls", "cnn-cifar", "--measure", "most"], "--measure takes one of some, all, none"),
         (["stalls", "cnn-cifar", "--data", "generated", "--loader", "pinned"], "loads nothing"),
         (["stalls", "cnn-cifar", "--data", "generated", "--loader", "read"], "loads nothing"),
+        (["stalls", "cnn-cifar", "--data", "generated", "--loader", "resident"], "loads nothing"),
         (["stalls", "cnn-cifar", "--data", "generated", "--workers", "some"], "--workers"),
         (["stalls", "cnn-cifar", "--data", "synthetic"], "has nothing to load"),
         (["loader", "--backend", "torchvison"], "--backend: unknown 'torchvison'"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from e2e.loaders import FIXED, LOADERS
+from e2e.loaders import LOADERS
 from e2e.requests import training_request
 from e2e.run_command import Procedure, TrainRequest, carry_out, check_words
 from e2e.stalls.procedure import LOAD_BUDGET_S, MEASURED, Loaders, Stalls
@@ -32,8 +32,9 @@ def run_stalls(network: str, workers: str | None, measure: str, words: dict[str,
         raise UserError(f"--measure takes one of {', '.join(MEASURED)}, not {measure!r}")
     request = _request(network, {**words, "loader": words["loader"] or "torchvision"})
     loader = request.options.loader
-    if loader in FIXED or loader not in LOADERS or not LOADERS[loader].trains:
-        fit = ", ".join(name for name, backend in LOADERS.items() if backend.trains)
+    fitting = [name for name, one in LOADERS.items() if one.trains and one.processes]
+    if loader not in fitting:
+        fit = ", ".join(fitting)
         raise UserError(f"--loader {loader} loads nothing while it trains; take one of {fit}")
     counts = _counts(workers, request)
     budget_s = min(LOAD_BUDGET_S, request.budget or LOAD_BUDGET_S)

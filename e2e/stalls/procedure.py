@@ -40,8 +40,7 @@ class Stalls:
         return run
 
     def _at_batch(self, session: Session, run: Run, plain: Comparison) -> Run:
-        loader = LOADERS[session.request.options.loader]
-        busy = busy_points(self.workers) if loader.processes else []
+        busy = busy_points(self.workers)
         alone = [plain, _changed(plain, loader="pinned")]
         beside = [_fed(session, plain, count, cached=True) for count in busy]
         run = _timed(session, run, [*alone, *beside])
