@@ -28,6 +28,7 @@ from e2e.datasets import open_data
 from e2e.datasets.data import IMAGENET, Data
 from e2e.datasets.resident import Labelled, Resident
 from e2e.datasets.synthetic import Synthetic
+from e2e.feeds import TimedFeed
 from e2e.learner import PRE_CAPTURE_STEPS, Learner
 from e2e.measure import Trainer
 from e2e.networks import Network, find
@@ -620,13 +621,13 @@ def test_host_and_busy_time_of_a_step_that_is_known() -> None:
 @pytest.mark.parametrize("graph", [False, True])
 def test_a_training_from_scratch_learns(graph: bool) -> None:
     data = coloured()
-    learner = learner_of("cnn-cifar", "amp", graph=graph)
+    learner = learner_of("cnn-cifar", "amp", graph=graph, data="generated", loader="resident")
     feed = data.feed(BATCH, DEVICE, 1)
     for _ in range(3):
         learner.step(feed)
     if graph:
         learner.capture(feed)
-    held = Held(Training(learner.case, "ok"), learner, feed)
+    held = Held(Training(learner.case, "ok"), learner, TimedFeed(feed, feed.close))
     repeats = [train_once(held, data, seed, 60, lambda step: None) for seed in (1, 2, 1)]
     for repeat in repeats:
         assert repeat.accuracy is not None
