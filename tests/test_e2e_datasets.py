@@ -15,17 +15,18 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from fetching import drawn as batches
+from fetching import message, same
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from e2e.datasets import KINDS, Data, Feed, generated, open_data
+from e2e.datasets import KINDS, Data, generated, open_data
 from e2e.datasets.data import IMAGENET, Normal
 from e2e.datasets.listing import list_images
 from e2e.datasets.resident import Labelled, Resident
 from e2e.loaders.decode import decode
 from e2e.loaders.resident import PADDING
-from microbench.errors import UserError
 
 CPU = torch.device("cpu")
 DIGESTS = [
@@ -47,25 +48,6 @@ def opened(
     return open_data(
         spec, sample=sample, classes=classes, tokens=tokens, strict=strict, workers=workers
     )
-
-
-def message(act: Callable[[], object]) -> str:
-    with pytest.raises(UserError) as caught:
-        act()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
-def batches(feed: Feed, count: int) -> list[tuple[Tensor, Tensor]]:
-    try:
-        return [feed.place(feed.fetch()) for _ in range(count)]
-    finally:
-        feed.close()
-
-
-def same(one: Iterable[tuple[Tensor, Tensor]], other: Iterable[tuple[Tensor, Tensor]]) -> bool:
-    pairs = list(zip(one, other, strict=True))
-    return all(torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in pairs)
 
 
 # ---- the word

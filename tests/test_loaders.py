@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fetching import drawn, message, same
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -33,7 +34,6 @@ from e2e.loaders import (
     LOADERS,
     Arrays,
     Files,
-    LoaderFeed,
     Wanted,
     cold,
     cpus,
@@ -114,25 +114,6 @@ def small_arrays(count: int = 12, side: int = 16) -> Resident:
     images = torch.randint(256, (count, 3, side, side), dtype=torch.uint8, generator=generator)
     labelled = Labelled(images, torch.arange(count) % 3)
     return Resident("small", labelled, labelled, IMAGENET, 3)
-
-
-def message(act: Callable[[], object]) -> str:
-    with pytest.raises(UserError) as caught:
-        act()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
-def drawn(feed: LoaderFeed, count: int) -> list[tuple[Tensor, Tensor]]:
-    try:
-        return [feed.place(feed.fetch()) for _ in range(count)]
-    finally:
-        feed.close()
-
-
-def same(one: Iterable[tuple[Tensor, Tensor]], other: Iterable[tuple[Tensor, Tensor]]) -> bool:
-    pairs = list(zip(one, other, strict=True))
-    return all(torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in pairs)
 
 
 def numbers(batches: Iterable[tuple[Tensor, Tensor]]) -> list[int]:

@@ -9,13 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from e2e.predict.causes import (
-    MIN_GAIN_PCT,
-    MISALIGNED_SHARE,
-    MISSED_SHARE,
-    Counterfactual,
-    causes,
-)
+from e2e.predict.causes import Counterfactual, causes
+from e2e.predict.findings import MIN_GAIN_PCT, MISALIGNED_SHARE, MISSED_SHARE
 from e2e.predict.ledger import Step
 from e2e.predict.model import OpCost, Simulated, simulate
 from microbench.train_results import Cause

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,10 +14,9 @@ from e2e.datasets.listing import Picture
 from e2e.loaders.backend import Arrays, Source, Tell, Wanted
 from e2e.loaders.cuts import centre, random_cut, random_shift
 from e2e.loaders.decode import decode
-from e2e.loaders.draws import Draw, Shuffled, in_order
+from e2e.loaders.draws import Draw, in_order
 from e2e.loaders.pixels import PixelFeed
-from e2e.loaders.processes import Workers
-from e2e.loaders.samples import Batch, Pictures, Sample, seeded, together
+from e2e.loaders.samples import Batch, Pictures, Sample, sample_workers, seeded, shuffled
 
 
 def missing(device: torch.device) -> str | None:
@@ -38,37 +36,16 @@ def open_feed(source: Source, wanted: Wanted, tell: Tell) -> PixelFeed:
     return PixelFeed(shuffled(samples, count, wanted), source, wanted, tell)
 
 
-def shuffled(samples: Dataset[Sample], count: int, wanted: Wanted) -> Workers[Batch]:
-    """Workers that draw from `count` samples, epoch after epoch."""
-    return Workers(
-        samples,
-        partial(Shuffled, count, wanted.batch, wanted.seed),
-        workers=wanted.workers,
-        collate=together,
-        pinned=wanted.pinned,
-        batch_bytes=wanted.batch_bytes,
-        on_death=wanted.on_death,
-        prefetch=wanted.prefetch,
-        note=wanted.note,
-    )
-
-
 def once(
     pictures: Sequence[Picture],
     wanted: Wanted,
     cut: Callable[[Image.Image], Tensor] | None = None,
 ) -> Iterator[Batch]:
     """Every image once, in order, cut by `cut` (None: its centre). Broken ones are left out."""
-    workers = Workers(
+    workers = sample_workers(
         Pictures(pictures, decode, cut or centre(wanted.size), whole=True),
         lambda start: in_order(len(pictures), wanted.batch)[start:],
-        workers=wanted.workers,
-        collate=together,
-        pinned=wanted.pinned,
-        batch_bytes=wanted.batch_bytes,
-        on_death=wanted.on_death,
-        prefetch=wanted.prefetch,
-        note=wanted.note,
+        wanted,
     )
     try:
         yield from workers

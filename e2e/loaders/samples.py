@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -10,9 +11,10 @@ from torch import Tensor
 from torch.utils.data import Dataset, default_collate, get_worker_info
 
 from e2e.datasets.listing import Picture
-from e2e.loaders.backend import Broken
+from e2e.loaders.backend import Broken, Wanted
 from e2e.loaders.decode import read, short
-from e2e.loaders.draws import Draw
+from e2e.loaders.draws import Draw, Shuffled
+from e2e.loaders.processes import Workers
 
 Decoded = TypeVar("Decoded")
 
@@ -87,3 +89,25 @@ def together(samples: Sequence[Sample]) -> Batch:
         return Batch(torch.empty(0, dtype=torch.uint8), labels, broken)
     # In a worker it stacks into memory that the parent shares.
     return Batch(default_collate([one.image for one in good]), labels, broken)
+
+
+def sample_workers(
+    samples: Dataset[Sample], batches: Callable[[int], Iterable[list[Any]]], wanted: Wanted
+) -> Workers[Batch]:
+    """Workers that make batches of samples, for the draws from the n-th batch on."""
+    return Workers(
+        samples,
+        batches,
+        workers=wanted.workers,
+        collate=together,
+        pinned=wanted.pinned,
+        batch_bytes=wanted.batch_bytes,
+        on_death=wanted.on_death,
+        prefetch=wanted.prefetch,
+        note=wanted.note,
+    )
+
+
+def shuffled(samples: Dataset[Sample], count: int, wanted: Wanted) -> Workers[Batch]:
+    """Workers that draw from `count` samples, epoch after epoch."""
+    return sample_workers(samples, partial(Shuffled, count, wanted.batch, wanted.seed), wanted)

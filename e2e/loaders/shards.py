@@ -22,8 +22,7 @@ from e2e.loaders.cold import drop
 from e2e.loaders.cuts import random_cut
 from e2e.loaders.decode import decode, short
 from e2e.loaders.pixels import PixelFeed
-from e2e.loaders.processes import Workers
-from e2e.loaders.samples import Batch, Sample, seeded, together
+from e2e.loaders.samples import Sample, sample_workers, seeded
 from microbench.errors import UserError
 
 BUFFER = 1000  # undecoded images of a worker from which the next is drawn
@@ -53,16 +52,10 @@ def open_feed(source: Source, wanted: Wanted, tell: Tell) -> PixelFeed:
             f"which needs one: at most --workers {len(paths)}"
         )
     classes = 1 + max(picture.label for picture in source.pictures)
-    workers: Workers[Batch] = Workers(
+    workers = sample_workers(
         _Shards(paths, classes, random_cut(wanted.size), wanted),
-        lambda start: ([number] for number in itertools.count(start)),  # type: ignore[arg-type]
-        workers=wanted.workers,
-        collate=together,
-        pinned=wanted.pinned,
-        batch_bytes=wanted.batch_bytes,
-        on_death=wanted.on_death,
-        prefetch=wanted.prefetch,
-        note=wanted.note,
+        lambda start: ([number] for number in itertools.count(start)),
+        wanted,
     )
     return PixelFeed(workers, source, wanted, tell)
 

@@ -13,9 +13,8 @@ from torchvision.transforms.v2.functional import pil_to_tensor
 from e2e.loaders.backend import Files, Source, Tell, Wanted
 from e2e.loaders.cuts import random_cut
 from e2e.loaders.decode import decode
-from e2e.loaders.pillow import shuffled
 from e2e.loaders.pixels import PixelFeed
-from e2e.loaders.samples import Pictures
+from e2e.loaders.samples import Pictures, shuffled
 
 JPEG = b"\xff\xd8\xff"
 # Markers of a JPEG that begin a frame: all from C0 to CF but DHT, JPG and DAC.
