@@ -78,7 +78,8 @@ class Arms:
             self.task.data.feed(1, self.device, self.task.seed).close()
         if self.cuda:
             one = torch.ones(1, 1, device=self.device, requires_grad=True)
-            torch.mm(one, one).backward()  # whose thread has a workspace of its own
+            # Its thread has a workspace of its own; a kernel first, or cuBLAS finds no context.
+            torch.mm(one, one).exp().backward()
 
     def set_up(self, cases: Sequence[TrainCase], announce: Announce) -> list[Training]:
         """A Training for each case: "ok" for those that can step. Other arms are let go."""

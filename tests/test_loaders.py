@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import itertools
 import multiprocessing
@@ -578,6 +579,56 @@ def counted(dataset: Dataset[int], on_death: str, **options: Any) -> Workers[lis
         dataset, batches, workers=1, collate=list, pinned=False, on_death=on_death, prefetch=1,
         batch_bytes=options.get("batch_bytes", 8),
     )  # fmt: skip
+
+
+class Ended:
+    """As a CUDA event: to be let go in the process that made it alone, and kept by a cycle."""
+
+    def __init__(self) -> None:
+        self.itself, self.owner = self, os.getpid()
+
+    def __del__(self) -> None:
+        if os.getpid() != self.owner:
+            os.abort()
+
+
+class Collecting(Dataset[int]):
+    """Each item collects the garbage of its process."""
+
+    def __getitem__(self, number: int) -> int:
+        gc.collect()
+        return number
+
+
+def test_workers_leave_the_garbage_of_the_training_alone() -> None:
+    gc.disable()
+    try:
+        Ended()
+        workers = counted(Collecting(), "stop")
+        assert [next(workers), next(workers)] == [[0], [1]]
+        workers.close()
+        assert gc.get_freeze_count() == 0
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize(("name", "heard"), [("Thread-6 (_pin_memory_loop)", 0), ("ahead", 1)])
+def test_only_torchs_pinning_thread_may_fail_unheard(
+    name: str, heard: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", failures.append)
+    workers = counted(Collecting(), "stop")
+    next(workers)
+    workers.close()
+
+    def fail() -> None:
+        raise ConnectionResetError
+
+    thread = threading.Thread(target=fail, name=name)
+    thread.start()
+    thread.join()
+    assert len(failures) == heard
 
 
 def test_an_item_that_kills_every_worker_ends_the_run_too() -> None:

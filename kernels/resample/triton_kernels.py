@@ -36,19 +36,19 @@ def resample_images(
     height, width = tl.load(row + 4).to(tl.int32), tl.load(row + 5).to(tl.int32)
 
     pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    ratio_y, ratio_x = height.to(tl.float32) / H, width.to(tl.float32) / W
-    half_y, half_x = tl.maximum(ratio_y, 1.0), tl.maximum(ratio_x, 1.0)
-    top, above = _first_tap(pixel // W, ratio_y, half_y)
-    left, before = _first_tap(pixel % W, ratio_x, half_x)
+    reach_y, reach_x = tl.maximum(height, H), tl.maximum(width, W)
+    slope_y, slope_x = H / reach_y.to(tl.float32), W / reach_x.to(tl.float32)
+    top, above = _first_tap(pixel // W, height, H, reach_y)
+    left, before = _first_tap(pixel % W, width, W, reach_x)
     red = tl.zeros((BLOCK,), tl.float32)
     green = tl.zeros((BLOCK,), tl.float32)
     blue = tl.zeros((BLOCK,), tl.float32)
     total = tl.zeros((BLOCK,), tl.float32)
-    for i in range(0, tl.ceil(2 * half_y).to(tl.int32)):
-        weight_y = _weight(above + i, 1 / half_y, top + i < height)
+    for i in range(0, tl.cdiv(2 * reach_y, H)):
+        weight_y = _weight(above + i, slope_y, top + i < height)
         line = tl.minimum(top + i, height - 1) * down
-        for j in range(0, tl.ceil(2 * half_x).to(tl.int32)):
-            weight = weight_y * _weight(before + j, 1 / half_x, left + j < width)
+        for j in range(0, tl.cdiv(2 * reach_x, W)):
+            weight = weight_y * _weight(before + j, slope_x, left + j < width)
             at = line + tl.minimum(left + j, width - 1) * across
             red += weight * tl.load(first + at).to(tl.float32)
             green += weight * tl.load(first + plane + at).to(tl.float32)
@@ -65,13 +65,16 @@ def resample_images(
 
 
 @triton.jit
-def _first_tap(index, ratio, half):
+def _first_tap(index, taps, size, reach):
     """The first tap under the triangle of an output index, and how far its middle lies from the
     triangle's.
+
+    In whole halves of 1 / size of a tap, because a float32 cannot tell places some hundred taps
+    along well enough. The triangle's half-width is reach / size, reach = max(taps, size).
     """
-    centre = (index.to(tl.float32) + 0.5) * ratio
-    first = tl.maximum(tl.floor(centre - half + 0.5), 0.0)
-    return first.to(tl.int32), first + 0.5 - centre
+    centre = (2 * index + 1) * taps
+    first = tl.maximum((centre - 2 * reach + size) // (2 * size), 0)
+    return first, (2 * first * size + size - centre).to(tl.float32) / (2 * size)
 
 
 @triton.jit
