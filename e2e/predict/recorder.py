@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from e2e.predict.real_layouts import as_when_real
 from kernels.aten import Call, TensorSpec, describe, spec_of
 from microbench.layers.networks import following
 
@@ -25,8 +26,6 @@ FUSED = "aten._fused_"
 SKIPPED = ("prim.", "profiler.")  # questions and notes: no arithmetic, no launch
 READS = "aten._local_scalar_dense.default"  # a value that Python reads: the host waits for it
 COPIES = ("aten._to_copy.", "aten.copy_.")
-BATCH_NORM = "aten.native_batch_norm.default"
-EFFICIENT_ATTENTION = "aten._scaled_dot_product_efficient_attention.default"
 BLOCK_BYTES = 512  # torch's caching allocator rounds up to this
 
 autograd: Any = torch._C  # pyright: ignore[reportPrivateUsage]
@@ -183,7 +182,7 @@ class Recorder(TorchDispatchMode):
         if fake and name == READS and self._last_mark == BACKWARD:
             self._reads += 1
             return FINITE if self._scaled and self._reads == 1 else STEPS_DONE
-        return _as_when_real(name, args, func(*args, **kwargs))
+        return as_when_real(name, args, func(*args, **kwargs))
 
     def _layer(self) -> tuple[str, bool]:
         """The module whose call this is, and whether autograd has just made a node for it."""
@@ -209,20 +208,6 @@ class Recorder(TorchDispatchMode):
             return False
         sources = [arg for arg in args if isinstance(arg, Tensor)]
         return len({tensor.device.type for tensor in (*sources, *made)}) > 1
-
-
-def _as_when_real(name: str, args: Sequence[Any], out: Any) -> Any:
-    """What a call returns, with what fake tensors are known to get wrong put right.
-
-    On a CPU batch-norm of 16-bit images with float32 weights keeps float32 statistics. On a GPU
-    memory-efficient attention keeps seed and offset of its dropout on the host, unless captured.
-    """
-    if name == BATCH_NORM and isinstance(args[0], FakeTensor) and args[1] is not None:
-        if args[0].device.type == "cpu" and args[0].dtype != args[1].dtype:
-            return (out[0], *(statistic.to(args[1].dtype) for statistic in out[1:]))
-    elif name == EFFICIENT_ATTENTION and isinstance(args[0], FakeTensor):
-        return (*out[:2], *(seed.to("cpu") for seed in out[2:]))
-    return out
 
 
 def _next_sequence() -> int:
