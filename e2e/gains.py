@@ -20,6 +20,17 @@ DATA_SHARE = 0.10
 FED_SHARE = 0.05  # a loader that makes the step longer by more is what it waits for
 MAX_WALL_GAP = 0.02  # images over wall time must agree with what is reported within this
 MAX_SKIPPED_SHARE = 0.01
+# A scale that starts at 65,536 may be halved so often, to 1,024, before it fits.
+FIRST_SKIPS = 6
+# Cause and remedy where wall time and the median step disagree.
+STEPS_STAND_OUT = (
+    "some steps take far longer than the median one: another program, the loader, the clock",
+    "close what else runs; believe the wall time",
+)
+HOST_WANDERS = (
+    "the time that the host needs for a step changed while it was timed",
+    "time it longer (--budget), or leave the host less to do: --graph, --compile, a larger --batch",
+)
 RESOLUTION_S = 32e-9
 
 
@@ -117,8 +128,7 @@ def _wall_gap(training: Training) -> Warning | None:
     return Warning(
         f"{training.case.recipe}: {training.unit}/s over wall time is {abs(gap):.1%} "
         f"{'below' if gap < 0 else 'above'} the {training.unit}/s of the median step",
-        "some steps take far longer than the median one: another program, the loader, the clock",
-        "close what else runs; believe the wall time",
+        *(HOST_WANDERS if training.limit == "host" else STEPS_STAND_OUT),
     )
 
 
@@ -126,7 +136,7 @@ def _many_skipped(training: Training) -> Warning | None:
     steps = training.steps
     if not steps or not training.skipped_steps:
         return None
-    if training.skipped_steps <= MAX_SKIPPED_SHARE * steps.wall_steps:
+    if training.skipped_steps <= max(FIRST_SKIPS, MAX_SKIPPED_SHARE * steps.wall_steps):
         return None
     return Warning(
         f"{training.case.recipe}: the loss scaler left out {training.skipped_steps} updates",

@@ -1,13 +1,51 @@
-"""How tests run side by side."""
+"""How tests run side by side, and one after another in a process."""
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # As many processes as cores: threads of each beside them would only wait for one another.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+FRESH = ("highest", True, False, "none")  # switches as torch is imported
+
 # Started in the background by a shell, it would pass on that Ctrl-C is ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Times that must agree do so only where nothing else keeps the device busy."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        for item in items:
+            if item.get_closest_marker("alone"):
+                item.add_marker(pytest.mark.skip(reason="others run beside it: run it alone"))
+
+
+@pytest.fixture(autouse=True)
+def _switches() -> Iterator[None]:
+    """Recipes and kernels set switches of the process: put them as torch has them when it starts.
+
+    The older ones first: torch refuses to read these where they contradict the newer ones.
+    """
+    yield
+    torch: Any = sys.modules.get("torch")
+    if torch:
+        matmul, torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark, newer = FRESH
+        torch.set_float32_matmul_precision(matmul)
+        torch.backends.cuda.matmul.fp32_precision = newer
+        assert _read(torch) == FRESH
+
+
+def _read(torch: Any) -> tuple[str, bool, bool, str]:
+    cudnn = torch.backends.cudnn
+    return (
+        torch.get_float32_matmul_precision(), cudnn.allow_tf32, cudnn.benchmark,
+        torch.backends.cuda.matmul.fp32_precision,
+    )  # fmt: skip

@@ -12,7 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from e2e.gains import DATA_SHARE, IDLE_SHARE, MAX_SKIPPED_SHARE, MAX_WALL_GAP, with_gains
+from e2e.gains import (
+    DATA_SHARE,
+    FIRST_SKIPS,
+    IDLE_SHARE,
+    MAX_SKIPPED_SHARE,
+    MAX_WALL_GAP,
+    with_gains,
+)
 from microbench.stats import median
 from microbench.train_results import LIMITS, Phase, StepTimes, TrainCase, Training
 
@@ -335,6 +342,22 @@ def test_a_few_slow_steps_show_in_the_wall_time_alone() -> None:
     assert found.per_s == pytest.approx(BATCH / 0.1)
     assert found.wall_per_s == pytest.approx(BATCH / 0.19)
     assert len(found.warnings) == 1
+
+
+@pytest.mark.parametrize(("busy_s", "names_host"), [(0.05, True), (0.1, False), (None, False)])
+def test_a_gap_of_a_step_that_waits_for_the_host_is_the_hosts(
+    busy_s: float | None, names_host: bool
+) -> None:
+    (found,) = gained(with_steps(arm("amp", steady(0.1)), wall_s=100.0, busy_s=busy_s))
+    (warning,) = found.warnings
+    assert ("host" in warning.cause) is names_host
+    assert ("--graph" in warning.remedy) is names_host
+
+
+@pytest.mark.parametrize(("skipped", "warned"), [(FIRST_SKIPS, 0), (FIRST_SKIPS + 1, 1)])
+def test_a_scale_that_settles_is_no_warning(skipped: int, warned: int) -> None:
+    (found,) = gained(replace(arm("amp", steady(0.1)), skipped_steps=skipped))
+    assert len(found.warnings) == warned
 
 
 @pytest.mark.parametrize(("skipped", "warned"), [(None, 0), (0, 0), (9, 0), (11, 1), (900, 1)])

@@ -136,13 +136,8 @@ def weights_of(learner: Learner) -> list[Tensor]:
 
 @pytest.fixture(autouse=True)
 def _clean() -> Iterator[None]:
-    """Recipes set switches of the process, and compiled code and memory stay: put all back."""
-    matmul, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    benchmark = torch.backends.cudnn.benchmark
+    """Compiled code and memory stay in a process: let go of them."""
     yield
-    torch.set_float32_matmul_precision(matmul)
-    torch.backends.cudnn.allow_tf32 = cudnn
-    torch.backends.cudnn.benchmark = benchmark
     torch._dynamo.reset()
     gc.collect()
     torch.cuda.empty_cache()
@@ -581,6 +576,7 @@ class TestTimed:
         assert steps.launches is not None
         assert steps.launches > 50
 
+    @pytest.mark.alone
     def test_phases_add_up_to_the_step(self, timed: list[Training], arm: int) -> None:
         training = timed[arm]
         names = [phase.name for phase in training.phases]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -71,16 +70,6 @@ def learner_of(
     network = network or small()
     made = TrainCase(network.name, recipe.name, 4, "3x8x8", optimizer=optimizer, **case)
     return Learner(network, made, recipe, CPU, seed=1)
-
-
-@pytest.fixture(autouse=True)
-def _switches() -> Iterator[None]:
-    """Recipes set switches of the process: put them back."""
-    matmul = torch.get_float32_matmul_precision()
-    cudnn = torch.backends.cudnn.allow_tf32
-    yield
-    torch.set_float32_matmul_precision(matmul)
-    torch.backends.cudnn.allow_tf32 = cudnn
 
 
 # ---------------------------------------------------------------- names and words

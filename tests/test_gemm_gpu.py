@@ -157,6 +157,7 @@ def test_a_cold_cache_is_not_faster_than_a_warm_one(gpu: DeviceInfo) -> None:
     assert cold >= warm
 
 
+@pytest.mark.alone
 def test_the_graph_timer_and_events_agree_on_a_warm_large_product(gpu: DeviceInfo) -> None:
     what = case(4096, "fp16", "cublas", "nt")
     events, graph = (

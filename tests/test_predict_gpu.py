@@ -12,6 +12,7 @@ from e2e.arms import Arms, Task
 from e2e.datasets.synthetic import Synthetic
 from e2e.networks import find
 from e2e.predict.calls import Calls, key_of, kind
+from e2e.predict.pace import HostPace, pace_of
 from e2e.predict.predictor import Predictor
 from e2e.predict.store import Store
 from e2e.predict.trace import differences, trace, trace_real
@@ -77,7 +78,7 @@ def test_every_call_is_replayed_and_none_beats_the_card(
 ) -> None:
     network = find(name)
     traced = trace(network, case_of(network, 8, **settings), DEVICE, CLASSES)
-    times = Calls(target, store).times(traced)
+    times = Calls(target, store, pace_of(DEVICE)).times(traced)
     assert times.problems == {}
     for op in traced.ops:
         if kind(op) == "view":
@@ -95,7 +96,7 @@ def test_layout_changes_inside_convolutions_are_seen(target: Target, store: Stor
     found: dict[str, float] = {}
     for layout in ("nchw", "nhwc"):
         traced = trace(network, case_of(network, 32, recipe="amp", layout=layout), DEVICE, CLASSES)
-        times = Calls(target, store).times(traced)
+        times = Calls(target, store, pace_of(DEVICE)).times(traced)
         found[layout] = sum(
             times.known[key_of(traced.case, op)].conversion_s
             for op in traced.ops
@@ -125,3 +126,25 @@ def test_a_prediction_leaves_no_memory_behind(target: Target, store: Store) -> N
     before = torch.cuda.memory_allocated()
     predictor.foretell(case_of(network, 16), quietly)
     assert torch.cuda.memory_allocated() - before < 2**20
+
+
+def test_the_pace_is_that_of_launching_and_holds_no_memory_afterwards() -> None:
+    before = torch.cuda.memory_allocated()
+    pace = HostPace(DEVICE)
+    looked = pace.look()
+    assert 0 < looked.low <= looked.middle <= looked.high
+    torch.cuda._sleep(2_000_000_000)  # a second or so, which is not the host's
+    assert pace.now() < 20 * looked.high
+    pace.forget()
+    assert torch.cuda.memory_allocated() - before < 2**20
+
+
+def test_the_pace_does_not_count_a_search_for_algorithms() -> None:
+    pace = HostPace(DEVICE)
+    middle = pace.look().middle
+    allowed = torch.backends.cudnn.allow_tf32
+    try:
+        torch.backends.cudnn.allow_tf32 = not allowed
+        assert pace.now() < 20 * middle
+    finally:
+        torch.backends.cudnn.allow_tf32 = allowed

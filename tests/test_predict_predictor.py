@@ -17,8 +17,10 @@ from e2e.networks.network import Network, written
 from e2e.predict.attach import with_predictions
 from e2e.predict.calls import Calls, is_view, key_of
 from e2e.predict.foretold import Foretold
-from e2e.predict.predictor import Predictor
+from e2e.predict.pace import Spread, Steady
+from e2e.predict.predictor import GPU_ERROR, Predictor
 from e2e.predict.replay import Counted, OpTime, Taken
+from e2e.predict.small_networks import small_network
 from e2e.predict.store import Store
 from e2e.predict.trace import trace
 from kernels.case import Target
@@ -108,8 +110,51 @@ def test_what_was_measured_before_is_not_measured_again(
     traced = trace(network, case_of(network), torch.device("cpu"), CLASSES)
     launched = {key_of(traced.case, op) for op in traced.ops if not is_view(op)}
     store.add({key: OpTime(1e-3, 1e-6) for key in launched})
-    assert Calls(CPU, store).times(traced).known.keys() == launched
+    assert Calls(CPU, store, Steady()).times(traced).known.keys() == launched
     assert asked == [0]
+
+
+class Planted(Steady):
+    """A host that is as slow as told."""
+
+    def __init__(self, *spread: float) -> None:
+        self.spread = Spread(*spread)
+
+    def now(self) -> float:
+        return self.spread.middle
+
+    def look(self) -> Spread:
+        return self.spread
+
+
+def test_what_the_host_needs_is_told_for_the_pace_of_the_moment(store: Store) -> None:
+    network = find("cnn-cifar")
+    before, slow = (
+        Predictor(network, CPU, CLASSES, store, allow_run=False, pace=pace).foretell(
+            case_of(network), quietly
+        )
+        for pace in (Steady(), Planted(2.0, 1.5, 4.0))
+    )
+    assert before.simulated is not None
+    assert slow.simulated is not None
+    assert slow.predicted is not None
+    assert slow.simulated.gpu_s == pytest.approx(before.simulated.gpu_s)
+    assert slow.simulated.host_s == pytest.approx(2 * before.simulated.host_s)
+    low, high = slow.predicted.interval_s or (0.0, 0.0)
+    by_pace = [slow.simulated.gpu_s + pace * before.simulated.host_s for pace in (1.5, 4.0)]
+    assert low <= (1 - GPU_ERROR) * by_pace[0] * (1 + 1e-9)
+    assert high >= (1 + GPU_ERROR) * by_pace[1] * (1 - 1e-9)
+
+
+def test_what_the_host_does_around_calls_is_kept_as_at_pace_1(store: Store) -> None:
+    """The same steps, by a host that says it is a thousand times slower just now."""
+    network = find("cnn-cifar")
+    small = small_network("modules")
+    seconds = []
+    for pace in (Steady(), Planted(1000.0, 1000.0, 1000.0)):
+        asked = Predictor(network, CPU, CLASSES, store, allow_run=False, pace=pace)
+        seconds.append(asked._sample(small, "fp32").host_s)
+    assert seconds[0] / seconds[1] > 30  # a thousand, but for noise
 
 
 def test_a_compiled_step_is_not_covered_and_says_so(store: Store) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from e2e.predict.pace import Pace
 from e2e.predict.replay import Counted, OpTime, Taken, is_steady, or_why
 from e2e.steps import union_s
 from kernels.case import Target
@@ -40,10 +41,14 @@ MARK = "empty"  # the kernel between two calls in a profile
 
 @dataclass
 class _Met:
-    """A call that was launched alone: what is known of it before the rounds."""
+    """A call that was launched alone: what is known of it before the rounds.
+
+    `pace` was the host's just after `host_s` was taken.
+    """
 
     counted: Counted
     host_s: float
+    pace: float
     rough_s: float
     scratch_bytes: int
     waits: bool
@@ -77,13 +82,14 @@ class _Met:
 class CudaStopwatch:
     """By device events."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, pace: Pace) -> None:
         from microbench.instruments import Instruments
 
         # Nothing is flushed: a step's calls find the cache as the one before left it.
         self._instruments = Instruments(target.index, 16, target.sm_count)
         self._instruments.launch_empty()  # loading it may wait for the device, which a gate holds
         torch.cuda.synchronize()
+        self._pace = pace
 
     def times(self, calls: Sequence[Counted]) -> list[Taken | str]:
         """From ROUNDS rounds after the clock has settled."""
@@ -115,7 +121,8 @@ class CudaStopwatch:
         del kept
         counted.replay.restore()
         host_s, rough_s, waits = self._roughly(launch, once_s)
-        return _Met(counted, host_s, rough_s, peak - max(before, after), waits)
+        scratch_bytes = peak - max(before, after)
+        return _Met(counted, host_s, self._pace.now(), rough_s, scratch_bytes, waits)
 
     def _roughly(self, launch: Callable[[], object], once_s: float) -> tuple[float, float, bool]:
         """(host seconds, device seconds, whether it waits for the device) of a launch."""
@@ -239,8 +246,8 @@ def _taken(one: _Met, blocks: Sequence[float], overhead_s: float) -> Taken:
     gpu_s = max(0.0, median(blocks) - overhead_s) / one.launches
     busy_s = None if one.busy_s is None else min(one.busy_s, gpu_s)
     found = OpTime(
-        gpu_s, one.host_s, one.scratch_bytes, one.conversion_share * gpu_s, busy_s, one.kernels,
-        one.waits,
+        gpu_s, one.host_s / one.pace, one.scratch_bytes, one.conversion_share * gpu_s, busy_s,
+        one.kernels, one.waits,
     )  # fmt: skip
     return Taken(found, is_steady(blocks, "cuda"))
 

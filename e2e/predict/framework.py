@@ -25,7 +25,7 @@ RIDGE = 1e-4  # keeps a count that the calibration hardly varies from taking a w
 
 @dataclass(frozen=True)
 class Framework:
-    """Seconds of the host for each of COUNTED, and how well they fitted.
+    """Seconds of the host at pace 1 for each of COUNTED, and how well they fitted.
 
     `error` is the root mean square of (fitted - measured) / measured over the host's whole time of
     the calibration's steps.

@@ -8,34 +8,34 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 import torch
 
-from e2e.learner import Learner
 from e2e.networks import Network
-from e2e.networks.network import written
 from e2e.predict.calls import Calls, Times, key_of, kind
 from e2e.predict.fixes import PaddedCase
 from e2e.predict.foretold import Foretold
 from e2e.predict.framework import Framework, Sample, fitted
 from e2e.predict.memory import captured_bytes, peak_bytes
-from e2e.predict.model import OpCost, simulate
+from e2e.predict.model import OpCost, Simulated, simulate
+from e2e.predict.pace import Pace, Spread, pace_of
 from e2e.predict.padding import padded_step, padding
 from e2e.predict.recorder import TracedOp
 from e2e.predict.replay import OpTime
-from e2e.predict.small_networks import small_networks
+from e2e.predict.small_networks import CLASSES, small_case, small_networks, small_step
 from e2e.predict.store import Store
-from e2e.predict.trace import CannotTrace, Trace, fixed_feed, trace, trace_real
+from e2e.predict.trace import CannotTrace, Trace, trace, trace_real
 from e2e.recipes import cannot_run, recipe_of
 from kernels.case import Target
+from microbench.stats import median
 from microbench.train_results import Predicted, TrainCase
 
 GPU_ERROR = 0.03  # of a step that the device limits: the most that validation allows
-HOST_ERROR = 0.10  # of one that the host limits: its time varies as much between runs
+HOST_ERROR = 0.05  # of one that the host limits, beside what its pace varies by
 GRAPH_HOST_S = 1.5e-3  # that launching a captured step takes (ResNet-50 on an H200's host)
 COMPILED = "a compiled step runs kernels that no trace shows: predicted steps are eager or captured"
 NO_GAIN = "no layer gets faster when it is padded"
-SMALL_CLASSES = 8
 FRAMEWORK_STEPS, FRAMEWORK_TRIES = 20, 3
 
 Announce = Callable[[str, str], None]
@@ -51,16 +51,22 @@ class _Known:
 
 
 class Predictor:
-    """Predicts cases of one network on one device; calls are measured once."""
+    """Predicts cases of one network on one device; calls are measured once.
+
+    `pace` tells how fast the host launches; of the device's own when none is given.
+    """
 
     def __init__(
-        self, network: Network, target: Target, classes: int, store: Store, *, allow_run: bool
-    ) -> None:
+        self, network: Network, target: Target, classes: int, store: Store, *, allow_run: bool,
+        pace: Pace | None = None,
+    ) -> None:  # fmt: skip
         self.network, self.classes = network, classes
         self.target, self.device = target, torch.device(target.torch_device)
         self.cuda = target.kind == "cuda"
         self.allow_run = allow_run
-        self._store, self._calls = store, Calls(target, store)
+        self._pace = pace or pace_of(self.device)
+        self._paced: Spread | None = None
+        self._store, self._calls = store, Calls(target, store, self._pace)
         self._known: dict[str, _Known] = {}
 
     def foretell(self, case: TrainCase, announce: Announce) -> Foretold:
@@ -74,6 +80,9 @@ class Predictor:
         except CannotTrace as problem:
             return Foretold(case, reason=f"cannot be traced: {problem}")
         self._known[plain.key] = known
+        if self._paced is None:
+            announce(case.key, "measuring how fast the host launches")
+            self._paced = self._pace.look()  # once, so that cases can be compared
         ops = tuple(self._cost(plain, op, known.times.known) for op in known.traced.ops)
         if isinstance(case, PaddedCase):
             announce(case.key, "measuring its operations padded")
@@ -87,6 +96,7 @@ class Predictor:
             framework = self._calibrated()
             self._store.keep(framework)
         if self.cuda:
+            self._pace.forget()
             gc.collect()
             torch.cuda.empty_cache()  # what comes next finds the memory as it was
         return replace(self._told(known, ops, framework), case=case)
@@ -123,24 +133,18 @@ class Predictor:
         return fitted(samples)
 
     def _sample(self, small: Network, recipe: str) -> Sample:
-        case = TrainCase(
-            small.name, recipe, small.batch, written(small.input), optimizer=small.optimizer
-        )
-        traced = trace(small, case, self.device, SMALL_CLASSES)
+        case = small_case(small, recipe)
+        traced = trace(small, case, self.device, CLASSES)
         times = self._calls.times(traced).known
         calls_s = sum(
             self._alone_s(times[key]) for op in traced.ops if (key := key_of(case, op)) in times
         )
-        learner = Learner(small, case, recipe_of(case), self.device, seed=1)
-        feed = fixed_feed(small, case, self.device, SMALL_CLASSES)
-
-        def step() -> None:
-            learner.step(feed)
-
-        return Sample(traced, min(self._step_s(step) for _ in range(FRAMEWORK_TRIES)), calls_s)
+        step = small_step(small, recipe, self.device)
+        return Sample(traced, median([self._step_s(step) for _ in range(FRAMEWORK_TRIES)]), calls_s)
 
     def _step_s(self, step: Callable[[], None]) -> float:
-        """Seconds a step, many in a row: so small that the device keeps up with the host."""
+        """Seconds a step at pace 1, many in a row, which the device keeps up with."""
+        before = self._pace.now()
         step()
         if self.cuda:
             torch.cuda.synchronize()
@@ -149,7 +153,8 @@ class Predictor:
             step()
         if self.cuda:
             torch.cuda.synchronize()
-        return (time.perf_counter() - began_s) / FRAMEWORK_STEPS
+        step_s = (time.perf_counter() - began_s) / FRAMEWORK_STEPS
+        return step_s / fmean((before, self._pace.now()))
 
     def _alone_s(self, time: OpTime) -> float:
         return time.host_s if self.cuda else time.gpu_s
@@ -159,10 +164,19 @@ class Predictor:
     def _told(self, known: _Known, ops: tuple[OpCost, ...], framework: Framework) -> Foretold:
         traced, times = known.traced, known.times
         case = traced.case
-        simulated = simulate(
-            ops, framework_s=framework.of(traced), captured=case.graph,
-            graph_host_s=GRAPH_HOST_S if case.graph else None,
-        )  # fmt: skip
+        assert self._paced is not None
+        paced, framework_s = self._paced, framework.of(traced)
+
+        def at(pace: float) -> Simulated:
+            rate = pace / paced.middle
+            return simulate(
+                [replace(op, host_s=rate * op.host_s) for op in ops],
+                framework_s=pace * framework_s,
+                captured=case.graph,
+                graph_host_s=GRAPH_HOST_S if case.graph else None,
+            )
+
+        simulated, quick, slow = (at(pace) for pace in (paced.middle, paced.low, paced.high))
         error = GPU_ERROR
         if simulated.limit == "host":
             error = max(HOST_ERROR, 2 * framework.error)
@@ -176,7 +190,7 @@ class Predictor:
             memory_bytes += captured_bytes(traced, self.target.capability)
         predicted = Predicted(
             simulated.step_s,
-            (simulated.step_s * (1 - error), simulated.step_s * (1 + error)),
+            (quick.step_s * (1 - error), slow.step_s * (1 + error)),
             simulated.limit if self.cuda else None,
             {},
             memory_bytes if self.cuda else None,
@@ -203,10 +217,11 @@ class Predictor:
 
     def _cost(self, case: TrainCase, op: TracedOp, times: Mapping[str, OpTime]) -> OpCost:
         time = times.get(key_of(case, op), OpTime(0.0, 0.0))
+        assert self._paced is not None
         tensors = op.call.tensors
         odd = padding(op.call, recipe_of(case).tf32) if self.cuda else None  # of Tensor Cores
         return OpCost(
-            kind(op), op.phase, op.layer, time.gpu_s, time.host_s,
+            kind(op), op.phase, op.layer, time.gpu_s, self._paced.middle * time.host_s,
             waits=op.waits or time.waits or not self.cuda,  # a CPU's host is its device
             conversion_s=time.conversion_s,
             busy_s=time.busy_s,

@@ -22,7 +22,8 @@ MAX_SPREAD = {"cuda": 0.05, "cpu": 0.3}
 
 @dataclass(frozen=True)
 class OpTime:
-    """One launch of a call alone: seconds of the device and of the host, bytes beside its results.
+    """One launch of a call alone: seconds of the device, seconds of the host at pace 1 (see
+    `e2e.predict.pace`), bytes beside its results.
 
     `gpu_s` is from one launch to the next, gaps between its kernels included; `busy_s` of it a
     kernel runs, `conversion_s` one that only changes a layout. `kernels` counts them and copies.

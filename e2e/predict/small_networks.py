@@ -8,9 +8,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from e2e.learner import Learner
 from e2e.networks import Network, find
+from e2e.networks.network import written
+from e2e.predict.trace import fixed_feed
+from e2e.recipes import recipe_of
+from microbench.train_results import TrainCase
 
 WIDTH = 32
+CLASSES = 8
 ADAM = ("attention",)
 ON_A_GPU = ("resnet18", "mobilenet_v2")  # at a size that keeps no GPU busy; a CPU it would
 TINY = (3, 32, 32)
@@ -87,19 +93,21 @@ _SMALL: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 def small_networks(kind: str) -> list[Network]:
     """Those that suit a kind of device."""
-    made = [_small(name, build, shape) for name, (build, shape) in _SMALL.items()]
+    made = [small_network(name) for name in _SMALL]
     if kind == "cuda":
         made += [replace(find(name, input=TINY), batch=2) for name in ON_A_GPU]
     return made
 
 
-def _small(name: str, build: Callable[[], nn.Module], shape: tuple[int, ...]) -> Network:
+def small_network(name: str) -> Network:
+    """One of those that suit any device."""
+    build, shape = _SMALL[name]
     return Network(
         name=f"small-{name}",
         build=build,
         input=shape,
         tokens=None,
-        classes=8,
+        classes=CLASSES,
         loss=lambda output, target, smoothing: output.float().square().mean(),
         accuracy=None,
         unit="sample",
@@ -110,3 +118,22 @@ def _small(name: str, build: Callable[[], nn.Module], shape: tuple[int, ...]) ->
         batch=2,
         cpu_batch=2,
     )
+
+
+def small_case(small: Network, recipe: str) -> TrainCase:
+    """Its training under a recipe."""
+    return TrainCase(
+        small.name, recipe, small.batch, written(small.input), optimizer=small.optimizer
+    )
+
+
+def small_step(small: Network, recipe: str, device: torch.device) -> Callable[[], None]:
+    """Launches a step of it, on one batch for ever."""
+    case = small_case(small, recipe)
+    learner = Learner(small, case, recipe_of(case), device, seed=1)
+    feed = fixed_feed(small, case, device, CLASSES)
+
+    def step() -> None:
+        learner.step(feed)
+
+    return step
