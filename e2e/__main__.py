@@ -98,6 +98,7 @@ VALIDATION = (
     option("--layout", None, "nchw, nhwc (channels_last)  [default: nhwc on a GPU]"),
     flag("--graph", is_flag=True, help="Capture the steps as CUDA graphs"),
     flag("--verify", is_flag=True, help="Measure proposed fixes too"),
+    option("--cpus", None, "Cores the run may use  [default: all]", type=int),
     option("--device", "auto", "auto, cuda, cuda:N or cpu"),
     option("--budget", None, "Seconds of timing a comparison  [default: 10 an arm]", type=float),
 )

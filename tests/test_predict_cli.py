@@ -173,6 +173,7 @@ class TestValidate:
         (["predict", "resnet50", "--epochs", "3"], "--epochs"),
         (["validate", "--networks", ""], "--networks"),
         (["validate", "--networks", "resnet5"], "resnet50"),
+        (["validate", "--cpus", "0"], "--cpus"),
     ],
 )
 def test_a_mistake_is_one_line(

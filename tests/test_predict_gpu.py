@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,17 @@ def test_every_call_is_replayed_and_none_beats_the_card(
         assert (flops(op.call) or 0) / time.gpu_s < FASTEST_FLOP_PER_S
 
 
+def test_the_hosts_times_alone_are_had_for_every_call_and_not_kept(
+    target: Target, store: Store
+) -> None:
+    traced = trace(find("cnn-cifar"), case_of(find("cnn-cifar"), 8, recipe="amp"), DEVICE, CLASSES)
+    times = Calls(target, store, pace_of(DEVICE)).times(traced, alone=True)
+    assert times.problems == {}
+    assert {key_of(traced.case, op) for op in traced.ops if kind(op) != "view"} == set(times.known)
+    assert all(time.host_s > 0 for time in times.known.values())
+    assert len(store) == 0
+
+
 def test_layout_changes_inside_convolutions_are_seen(target: Target, store: Store) -> None:
     network = find("resnet18")
     found: dict[str, float] = {}
@@ -129,6 +141,8 @@ def test_a_prediction_leaves_no_memory_behind(target: Target, store: Store) -> N
 
 
 def test_the_pace_is_that_of_launching_and_holds_no_memory_afterwards() -> None:
+    HostPace(DEVICE).now()  # cuBLAS takes memory once and keeps it
+    gc.collect()
     before = torch.cuda.memory_allocated()
     pace = HostPace(DEVICE)
     looked = pace.look()
@@ -136,6 +150,7 @@ def test_the_pace_is_that_of_launching_and_holds_no_memory_afterwards() -> None:
     torch.cuda._sleep(2_000_000_000)  # a second or so, which is not the host's
     assert pace.now() < 20 * looked.high
     pace.forget()
+    gc.collect()
     assert torch.cuda.memory_allocated() - before < 2**20
 
 

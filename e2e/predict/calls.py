@@ -37,15 +37,16 @@ class Calls:
         cuda = target.kind == "cuda"
         self._stopwatch: Stopwatch = CudaStopwatch(target, pace) if cuda else CpuStopwatch()
 
-    def times(self, traced: Trace) -> Times:
-        """Of every call that launches something."""
+    def times(self, traced: Trace, *, alone: bool = False) -> Times:
+        """Of every call that launches something; `alone` as for a `Stopwatch`."""
         keys = [key_of(traced.case, op) for op in traced.ops if not is_view(op)]
         calls = {key_of(traced.case, op): op for op in traced.ops if not is_view(op)}
         known = {key: time for key in calls if (time := self.store.get(key)) is not None}
         missing = {key: op for key, op in calls.items() if key not in known}
         switch_process(recipe_of(traced.case), self.device.type)
         counted, problems = self._made(missing, Counter(keys))
-        found = dict(zip(counted, self._stopwatch.times(list(counted.values())), strict=True))
+        take = self._stopwatch.alone if alone else self._stopwatch.times
+        found = dict(zip(counted, take(list(counted.values())), strict=True))
         new = {key: taken for key, taken in found.items() if isinstance(taken, Taken)}
         problems |= {key: why for key, why in found.items() if isinstance(why, str)}
         self.store.add({key: taken.time for key, taken in new.items() if taken.steady})

@@ -97,6 +97,11 @@ class CudaStopwatch:
         taken = iter(self._in_rounds([one for one in tried if not isinstance(one, str)]))
         return [one if isinstance(one, str) else next(taken) for one in tried]
 
+    def alone(self, calls: Sequence[Counted]) -> list[Taken | str]:
+        """From the first launches of each; nothing of it is kept."""
+        tried = [or_why(self._meet, counted) for counted in calls]
+        return [one if isinstance(one, str) else Taken(_rough(one), False) for one in tried]
+
     def _in_rounds(self, met: Sequence[_Met]) -> list[Taken]:
         self._look_at_kernels(met)
         self._settle(met)
@@ -240,6 +245,10 @@ class CudaStopwatch:
             one.kernels = max(1, len(own))
             one.busy_s = union_s(own)
             one.conversion_share = _conversion_share(own)
+
+
+def _rough(one: _Met) -> OpTime:
+    return OpTime(one.rough_s, one.host_s / one.pace, one.scratch_bytes, waits=one.waits)
 
 
 def _taken(one: _Met, blocks: Sequence[float], overhead_s: float) -> Taken:

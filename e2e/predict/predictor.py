@@ -135,7 +135,7 @@ class Predictor:
     def _sample(self, small: Network, recipe: str) -> Sample:
         case = small_case(small, recipe)
         traced = trace(small, case, self.device, CLASSES)
-        times = self._calls.times(traced).known
+        times = self._calls.times(traced, alone=True).known
         calls_s = sum(
             self._alone_s(times[key]) for op in traced.ops if (key := key_of(case, op)) in times
         )
