@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from e2e.networks import find
-from e2e.predict.validation import MATRIX, RECIPES, error_table, limits_named
+from e2e.predict.validation import MATRIX, RECIPES, Hits, error_table, intervals_kept, limits_named
 from e2e.requests import training_request
 from e2e.run_command import TrainRequest, carry_out, check_words
 from microbench.errors import UserError
@@ -69,8 +69,18 @@ def print_errors(run: Run, console: Console) -> None:
         console.print(line)
     named = limits_named(run.trainings)
     if named.count:
-        share = named.right / named.count
-        console.print(f"The limit was named right in {named.right} of {named.count} ({share:.0%}).")
+        console.print(f"The limit was named right in {_share(named)}.")
+    for limit, who in (("gpu", "GPU"), ("host", "host")):
+        kept = intervals_kept(run.trainings, limit)
+        if kept.count:
+            console.print(
+                f"Limited by the {who}: the step was within the predicted interval in "
+                f"{_share(kept)}."
+            )
+
+
+def _share(hits: Hits) -> str:
+    return f"{hits.right} of {hits.count} ({hits.right / hits.count:.0%})"
 
 
 def _grid(lines: Sequence[Any]) -> Grid:

@@ -51,8 +51,8 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Limits:
-    """How often the limit was named right."""
+class Hits:
+    """How many of `count` predictions came true."""
 
     right: int
     count: int
@@ -81,10 +81,22 @@ def error_table(trainings: Sequence[Training]) -> list[Line]:
     return [row for row in rows if row is not None]
 
 
-def limits_named(trainings: Sequence[Training]) -> Limits:
+def limits_named(trainings: Sequence[Training]) -> Hits:
     """Of the trainings that were predicted and measured, those whose limit was foreseen."""
     pairs = [(t.predicted.limit, t.limit) for t in trainings if t.predicted and t.steps and t.limit]
-    return Limits(sum(told == found for told, found in pairs), len(pairs))
+    return Hits(sum(told == found for told, found in pairs), len(pairs))
+
+
+def intervals_kept(trainings: Sequence[Training], limit: str) -> Hits:
+    """Of those whose steps this limits, the steps that were as long as the prediction's interval
+    allows.
+    """
+    pairs = [
+        (t.predicted.interval_s, t.step_s)
+        for t in trainings
+        if t.predicted and t.predicted.interval_s and t.step_s and t.limit == limit
+    ]
+    return Hits(sum(low <= step_s <= high for (low, high), step_s in pairs), len(pairs))
 
 
 def _line(

@@ -1,0 +1,98 @@
+"""The error table of a validation, from planted predictions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+from training_samples import arm, ratio_of, run_of
+
+from e2e.predict.validate_command import print_errors
+from e2e.predict.validation import Hits, Line, error_table, intervals_kept, limits_named
+from microbench.train_results import Predicted, Training
+
+GPU, CAPTURED, HOST = (
+    "step, limited by the GPU", "step, captured as a graph", "step, limited by the host",
+)  # fmt: skip
+
+
+def planted(
+    off_pct: float,
+    *,
+    limit: str = "gpu",
+    told: str = "gpu",
+    half_pct: float = 3.0,
+    memory: tuple[int, int] = (100, 100),
+    recipe: str = "amp",
+    **case: object,
+) -> Training:
+    """A training whose step was predicted this much too long, with an interval round it."""
+    made = arm(recipe, 256.0, limit=limit, case=case, memory_peak_bytes=memory[1])
+    assert made.step_s is not None
+    step_s = made.step_s * (1 + off_pct / 100)
+    ends = (step_s * (1 - half_pct / 100), step_s * (1 + half_pct / 100))
+    return replace(made, predicted=Predicted(step_s, ends, told, {}, memory[0], error_pct=off_pct))
+
+
+def line(trainings: list[Training], what: str) -> Line:
+    (found,) = (each for each in error_table(trainings) if each.what == what)
+    return found
+
+
+def test_errors_count_by_size_and_the_furthest_off_is_named() -> None:
+    some = [planted(off, batch=batch) for batch, off in ((8, -2.0), (16, 0.5), (32, 1.0))]
+    found = line(some, GPU)
+    assert (found.count, found.median_pct, found.largest_pct) == (3, 1.0, 2.0)
+    assert found.worst == "resnet50 amp nhwc batch 8"
+    assert found.met
+
+
+@pytest.mark.parametrize(
+    ("offs", "met"), [([0.5, 0.9, 2.9], True), ([0.5, 1.1, 1.2], False), ([0.1, 0.1, 3.1], False)]
+)
+def test_a_target_is_missed_by_the_middle_or_by_the_worst(offs: list[float], met: bool) -> None:
+    assert line([planted(off) for off in offs], GPU).met is met
+
+
+def test_steps_are_told_apart_by_what_limits_them_as_measured() -> None:
+    both = [planted(1.0), planted(7.0, limit="host", told="gpu"), planted(2.0, graph=True)]
+    assert [line(both, what).largest_pct for what in (GPU, CAPTURED, HOST)] == [1.0, 2.0, 7.0]
+    assert line([planted(10.0, limit="host")], HOST).target == (8.0, 20.0)
+
+
+def test_memory_and_speed_ups_have_rows_of_their_own() -> None:
+    made = planted(0.0, memory=(104, 100))
+    assert made.predicted is not None
+    made = replace(
+        made,
+        predicted=replace(made.predicted, speedup={"fp32": 3.0, "tf32": 1.5}),
+        speedup={"fp32": ratio_of(2.0), "tf32": ratio_of(2.0)},
+    )
+    assert line([made], "peak memory").largest_pct == pytest.approx(4.0)
+    assert line([made], "AMP's speed-up over fp32").largest_pct == pytest.approx(50.0)
+    assert line([made], "AMP's speed-up over tf32").largest_pct == pytest.approx(25.0)
+    assert error_table([replace(made, predicted=None)]) == []
+
+
+def test_limits_are_counted() -> None:
+    made = [planted(0.0), planted(0.0, limit="host"), planted(0.0, limit="host", told="host")]
+    assert limits_named(made) == Hits(2, 3)
+    assert limits_named([replace(made[0], predicted=None)]) == Hits(0, 0)
+
+
+def test_intervals_are_kept_or_not() -> None:
+    made = [planted(2.0), planted(-2.0), planted(9.0), planted(50.0, limit="host", half_pct=60)]
+    assert intervals_kept(made, "gpu") == Hits(2, 3)
+    assert intervals_kept(made, "host") == Hits(1, 1)
+
+
+def test_the_table_is_printed_with_its_counts() -> None:
+    console = Console(record=True, width=100)
+    print_errors(run_of(planted(0.5), planted(30.0, limit="host", told="host")), console)
+    said = console.export_text()
+    assert "1 / 3 met" in said
+    assert "8 / 20 missed" in said
+    assert "The limit was named right in 2 of 2 (100%)." in said
+    assert "Limited by the GPU: the step was within the predicted interval in 1 of 1" in said
+    assert "Limited by the host: the step was within the predicted interval in 0 of 1" in said
