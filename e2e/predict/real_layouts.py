@@ -11,33 +11,61 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._prims_common import suggest_memory_format
+from torch._ops import OpOverload
+from torch._prims_common import make_contiguous_strides_for, suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_leaves
 
-BATCH_NORM = "aten.native_batch_norm.default"
+# Calls that `_is_elementwise` cannot tell by torch's tags and the names of overloads.
+ELEMENTWISE = {
+    "aten.hardswish.default",
+    "aten.leaky_relu.default",
+    "aten.leaky_relu_backward.default",
+    "aten.mish_backward.default",
+    "aten.lerp.Scalar",
+    "aten.pow.Tensor_Scalar",
+}
+ALIKE = ("aten.clone.default", "aten.hardtanh.default")  # tagged, yet made like their argument
+# Where their weight is among their arguments.
+NORMS = {
+    "aten.native_batch_norm.default": 1,
+    "aten.native_layer_norm.default": 2,
+    "aten.native_group_norm.default": 1,
+}
+GROUP_NORM_BACKWARD = "aten.native_group_norm_backward.default"
 EFFICIENT_ATTENTION = "aten._scaled_dot_product_efficient_attention.default"
 
 # (a call's first result, its arguments) -> a tensor with the strides that this result has for real
 Rule = Callable[[Tensor, Sequence[Any]], Tensor]
 
 
-def as_when_real(name: str, args: Sequence[Any], out: Any) -> Any:
-    """What the call `name` returns on a real device, from what it returned; allocates nothing.
+def as_when_real(func: OpOverload, args: Sequence[Any], out: Any) -> Any:
+    """What the call of `func` returns on a real device, from what it returned; allocates nothing.
 
-    On a CPU batch-norm of 16-bit images with float32 weights keeps float32 statistics. On a GPU
-    memory-efficient attention keeps seed and offset of its dropout on the host, unless captured.
-    Layouts are those of `RULES` and, on a CPU, `CPU_RULES`.
+    On a CPU a norm of 16-bit values with float32 weights keeps float32 statistics. The gradient of
+    group-norm's input has the input's type. On a GPU memory-efficient attention keeps seed and
+    offset of its dropout on the host, unless captured.
+    Layouts are those of `RULES` and, on a CPU, `CPU_RULES`, else of `_as_if_contiguous`.
     """
     if not args or not isinstance(args[0], FakeTensor):
         return out
-    on_cpu = args[0].device.type == "cpu"
-    if name == BATCH_NORM and args[1] is not None:
-        if on_cpu and args[0].dtype != args[1].dtype:
-            return (out[0], *(statistic.to(args[1].dtype) for statistic in out[1:]))
+    name, on_cpu = str(func), args[0].device.type == "cpu"
+    if on_cpu and name in NORMS:
+        out = _with_statistics_of(args[NORMS[name]], args[0], out)
     elif name == EFFICIENT_ATTENTION:
         return (*out[:2], *(seed.to("cpu") for seed in out[2:]))
+    elif name == GROUP_NORM_BACKWARD and out[0] is not None:
+        out = (out[0].to(args[1].dtype), *out[1:])
     rule = RULES.get(name) or (CPU_RULES.get(name) if on_cpu else None)
+    if rule is None and _is_elementwise(func, args):
+        rule = _as_if_contiguous
     return _laid_out(rule, args, out) if rule else out
+
+
+def _with_statistics_of(weight: Tensor | None, x: Tensor, out: Any) -> Any:
+    if weight is None or weight.dtype == x.dtype:
+        return out
+    return (out[0], *(statistic.to(weight.dtype) for statistic in out[1:]))
 
 
 def _laid_out(rule: Rule, args: Sequence[Any], out: Any) -> Any:
@@ -45,7 +73,42 @@ def _laid_out(rule: Rule, args: Sequence[Any], out: Any) -> Any:
     if isinstance(out, tuple):
         first, *others = out
         return (first if first is None else _laid_out(rule, args, first), *others)
-    return out.new_empty_strided(out.shape, rule(out, args).stride())
+    stride = rule(out, args).stride()
+    return out if stride == out.stride() else out.new_empty_strided(out.shape, stride)
+
+
+def _is_elementwise(func: OpOverload, args: Sequence[Any]) -> bool:
+    """Whether ATen's TensorIterator makes the result, and of these tensors alone.
+
+    Where the kernel takes tensors and is given a number, that is one of no dimensions.
+    """
+    name = str(func)
+    if name in ELEMENTWISE:
+        return True
+    if torch.Tag.pointwise not in func.tags or func._schema.is_mutable:
+        return False
+    if name in ALIKE or "Scalar" in func._overloadname:
+        return False
+    wanted = [argument.type.kind() for argument in func._schema.arguments]
+    return all(
+        isinstance(arg, Tensor)
+        for kind, arg in zip(wanted, args, strict=False)
+        if kind == "TensorType"
+    )
+
+
+def _as_if_contiguous(out: Tensor, args: Sequence[Any]) -> Tensor:
+    """As TensorIterator has it: [N, C, 1, 1], contiguous and channels-last at once, is contiguous.
+
+    Only where all arguments are so, and of the result's shape (`compute_fast_setup_type` in ATen's
+    TensorIterator.cpp, for every device). A convolution takes such strides for a layout.
+    """
+    if out.stride() == make_contiguous_strides_for(out.shape) or not out.is_contiguous():
+        return out
+    tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
+    if not all(tensor.shape == out.shape and tensor.is_contiguous() for tensor in tensors):
+        return out
+    return _contiguous(out, args)
 
 
 def _as_sum_of(first: int, second: int) -> Rule:
@@ -53,7 +116,12 @@ def _as_sum_of(first: int, second: int) -> Rule:
 
     Dimensions in the order of the first one's strides, or, where it is expanded, the second one's.
     """
-    return lambda out, args: torch.add(args[first], args[second])
+
+    def rule(out: Tensor, args: Sequence[Any]) -> Tensor:
+        taken = args[first], args[second]
+        return _as_if_contiguous(torch.add(*taken), taken)
+
+    return rule
 
 
 def _like(argument: int) -> Rule:
@@ -61,10 +129,19 @@ def _like(argument: int) -> Rule:
 
 
 def _in_format_of(argument: int) -> Rule:
-    """Channels-last where this argument is, else contiguous."""
-    return lambda out, args: torch.empty_like(
-        out, memory_format=suggest_memory_format(args[argument])
-    )
+    """Channels-last where this argument is so and is not contiguous as well, else contiguous."""
+
+    def rule(out: Tensor, args: Sequence[Any]) -> Tensor:
+        if args[argument].is_contiguous():
+            return _contiguous(out, args)
+        return torch.empty_like(out, memory_format=suggest_memory_format(args[argument]))
+
+    return rule
+
+
+def _as_contiguous_as(argument: int) -> Rule:
+    """Contiguous where this argument is, be it channels-last as well; else as it was."""
+    return lambda out, args: _contiguous(out, args) if args[argument].is_contiguous() else out
 
 
 def _contiguous(out: Tensor, args: Sequence[Any]) -> Tensor:
@@ -97,6 +174,8 @@ RULES: dict[str, Rule] = {
     "aten.native_layer_norm_backward.default": _contiguous,
 }
 CPU_RULES: dict[str, Rule] = {  # CUDA's kernels of these do otherwise
+    "aten.native_dropout.default": _as_contiguous_as(0),
     "aten.native_dropout_backward.default": _as_sum_of(0, 1),
+    "aten.native_batch_norm.default": _in_format_of(0),
     "aten.native_batch_norm_backward.default": _in_format_of(1),
 }

@@ -182,7 +182,7 @@ class Recorder(TorchDispatchMode):
         if fake and name == READS and self._last_mark == BACKWARD:
             self._reads += 1
             return FINITE if self._scaled and self._reads == 1 else STEPS_DONE
-        return as_when_real(name, args, func(*args, **kwargs))
+        return as_when_real(func, args, func(*args, **kwargs))
 
     def _layer(self) -> tuple[str, bool]:
         """The module whose call this is, and whether autograd has just made a node for it."""

@@ -2,6 +2,10 @@
 
 Nothing is allocated, so a batch beyond the memory can be traced. A network that fake tensors cannot
 follow is recorded from a real step, where the user allows one.
+
+Known to differ from a real step: a view that is changed in place, as by an in-place dropout after a
+flatten. Backward, autograd fills zeros and copies into them (`as_strided`) for a real tensor; for a
+fake one, a subclass, it only makes the view again. So two small launches each are missed.
 """
 
 from __future__ import annotations
