@@ -568,11 +568,12 @@ class TestTimed:
         assert steps.wall_steps > len(steps.times_s) == len(steps.wall_times_s)
         assert timed[arm].wall_per_s == pytest.approx(64 * steps.wall_steps / steps.wall_s)
 
+    @pytest.mark.alone
     def test_kernels_run_no_longer_than_the_step(self, timed: list[Training], arm: int) -> None:
         steps = timed[arm].steps
         assert steps is not None
         assert steps.busy_s is not None
-        assert 0.1 * steps.median_s < steps.busy_s <= 1.5 * steps.median_s, "a card may be shared"
+        assert 0.1 * steps.median_s < steps.busy_s <= 1.1 * steps.median_s
         assert steps.launches is not None
         assert steps.launches > 50
 
