@@ -20,8 +20,9 @@ DATA_SHARE = 0.10
 FED_SHARE = 0.05  # a loader that makes the step longer by more is what it waits for
 MAX_WALL_GAP = 0.02  # images over wall time must agree with what is reported within this
 MAX_SKIPPED_SHARE = 0.01
-# A scale that starts at 65,536 may be halved so often, to 1,024, before it fits.
-FIRST_SKIPS = 6
+# A scale that starts at 65,536 may be halved so often, to 1,024, before it fits, in a run that is
+# long enough for that to be few.
+FIRST_SKIPS, FIRST_SKIPPED_SHARE = 6, 0.1
 # Cause and remedy where wall time and the median step disagree.
 STEPS_STAND_OUT = (
     "some steps take far longer than the median one: another program, the loader, the clock",
@@ -29,7 +30,7 @@ STEPS_STAND_OUT = (
 )
 HOST_WANDERS = (
     "the time that the host needs for a step changed while it was timed",
-    "time it longer (--budget), or leave the host less to do: --graph, --compile, a larger --batch",
+    "time it longer (--budget), or let the GPU be the limit by a larger --batch",
 )
 RESOLUTION_S = 32e-9
 
@@ -136,7 +137,8 @@ def _many_skipped(training: Training) -> Warning | None:
     steps = training.steps
     if not steps or not training.skipped_steps:
         return None
-    if training.skipped_steps <= max(FIRST_SKIPS, MAX_SKIPPED_SHARE * steps.wall_steps):
+    settling = min(FIRST_SKIPS, FIRST_SKIPPED_SHARE * steps.wall_steps)
+    if training.skipped_steps <= max(settling, MAX_SKIPPED_SHARE * steps.wall_steps):
         return None
     return Warning(
         f"{training.case.recipe}: the loss scaler left out {training.skipped_steps} updates",

@@ -351,12 +351,16 @@ def test_a_gap_of_a_step_that_waits_for_the_host_is_the_hosts(
     (found,) = gained(with_steps(arm("amp", steady(0.1)), wall_s=100.0, busy_s=busy_s))
     (warning,) = found.warnings
     assert ("host" in warning.cause) is names_host
-    assert ("--graph" in warning.remedy) is names_host
+    assert ("--batch" in warning.remedy) is names_host
 
 
-@pytest.mark.parametrize(("skipped", "warned"), [(FIRST_SKIPS, 0), (FIRST_SKIPS + 1, 1)])
-def test_a_scale_that_settles_is_no_warning(skipped: int, warned: int) -> None:
-    (found,) = gained(replace(arm("amp", steady(0.1)), skipped_steps=skipped))
+@pytest.mark.parametrize(
+    ("steps", "skipped", "warned"),
+    [(100, FIRST_SKIPS, 0), (100, FIRST_SKIPS + 1, 1), (20, 2, 0), (20, 3, 1)],
+)
+def test_a_scale_that_settles_is_no_warning(steps: int, skipped: int, warned: int) -> None:
+    made = arm("amp", [[0.1] * steps])
+    (found,) = gained(replace(made, skipped_steps=skipped))
     assert len(found.warnings) == warned
 
 

@@ -40,6 +40,7 @@ from e2e.loaders import (
     cpus,
     open_feed,
     pinned,
+    processes,
 )
 from e2e.loaders.decode import decode
 from e2e.loaders.draws import Shuffled
@@ -610,20 +611,26 @@ def test_workers_leave_the_garbage_of_the_training_alone() -> None:
         assert gc.get_freeze_count() == 0
     finally:
         gc.enable()
+        gc.collect()
 
 
-@pytest.mark.parametrize(("name", "heard"), [("Thread-6 (_pin_memory_loop)", 0), ("ahead", 1)])
-def test_only_torchs_pinning_thread_may_fail_unheard(
-    name: str, heard: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "error", "heard"),
+    [
+        ("Thread-6 (_pin_memory_loop)", ConnectionResetError(), 0),
+        ("Thread-6 (_pin_memory_loop)", OSError(24, "Too many open files"), 1),
+        ("ahead", ConnectionResetError(), 1),
+    ],
+)
+def test_torchs_pinning_thread_may_lose_a_worker_unheard(
+    name: str, error: Exception, heard: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failures: list[Any] = []
     monkeypatch.setattr(threading, "excepthook", failures.append)
-    workers = counted(Collecting(), "stop")
-    next(workers)
-    workers.close()
+    processes._keep_quiet_about_the_dead()
 
     def fail() -> None:
-        raise ConnectionResetError
+        raise error
 
     thread = threading.Thread(target=fail, name=name)
     thread.start()

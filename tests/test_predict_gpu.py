@@ -13,7 +13,7 @@ from e2e.arms import Arms, Task
 from e2e.datasets.synthetic import Synthetic
 from e2e.networks import find
 from e2e.predict.calls import Calls, key_of, kind
-from e2e.predict.pace import HostPace, pace_of
+from e2e.predict.pace import SmallStepPace, pace_of
 from e2e.predict.predictor import Predictor
 from e2e.predict.store import Store
 from e2e.predict.trace import differences, trace, trace_real
@@ -92,6 +92,16 @@ def test_every_call_is_replayed_and_none_beats_the_card(
         assert (flops(op.call) or 0) / time.gpu_s < FASTEST_FLOP_PER_S
 
 
+def test_tf32s_products_are_measured_in_tf32(target: Target, store: Store) -> None:
+    network, gpu_s = find("resnet18"), dict[str, float]()
+    for recipe in ("fp32", "tf32"):
+        traced = trace(network, case_of(network, 64, recipe=recipe), DEVICE, CLASSES)
+        times = Calls(target, store, pace_of(DEVICE)).times(traced).known
+        keys = {key_of(traced.case, op) for op in traced.ops if kind(op) == "product"}
+        gpu_s[recipe] = sum(times[key].gpu_s for key in keys)
+    assert gpu_s["fp32"] > 1.5 * gpu_s["tf32"]
+
+
 def test_the_hosts_times_alone_are_had_for_every_call_and_not_kept(
     target: Target, store: Store
 ) -> None:
@@ -141,10 +151,10 @@ def test_a_prediction_leaves_no_memory_behind(target: Target, store: Store) -> N
 
 
 def test_the_pace_is_that_of_launching_and_holds_no_memory_afterwards() -> None:
-    HostPace(DEVICE).now()  # cuBLAS takes memory once and keeps it
+    SmallStepPace(DEVICE).now()  # cuBLAS takes memory once and keeps it
     gc.collect()
     before = torch.cuda.memory_allocated()
-    pace = HostPace(DEVICE)
+    pace = SmallStepPace(DEVICE)
     looked = pace.look()
     assert 0 < looked.low <= looked.middle <= looked.high
     torch.cuda._sleep(2_000_000_000)  # a second or so, which is not the host's
@@ -155,7 +165,7 @@ def test_the_pace_is_that_of_launching_and_holds_no_memory_afterwards() -> None:
 
 
 def test_the_pace_does_not_count_a_search_for_algorithms() -> None:
-    pace = HostPace(DEVICE)
+    pace = SmallStepPace(DEVICE)
     middle = pace.look().middle
     allowed = torch.backends.cudnn.allow_tf32
     try:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from e2e.predict.pace import Spread, Steady, pace_of, spread
+from e2e.predict import cuda_replay, pace
+from e2e.predict.pace import SmallStepPace, Spread, Steady, pace_of, spread
+from e2e.predict.replay import Counted
+from e2e.recipes import switch_tf32
 
 PACES = st.lists(st.floats(0.1, 10.0), min_size=2, max_size=200)
 
@@ -31,3 +35,50 @@ def test_a_cpu_has_no_pace_of_its_own() -> None:
     pace = pace_of(torch.device("cpu"))
     assert isinstance(pace, Steady)
     assert pace.look() == Spread(1.0, 1.0, 1.0)
+
+
+@pytest.fixture
+def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> SmallStepPace:
+    """As on a GPU, by a recipe that a CPU has, and with nothing to wait for."""
+    monkeypatch.setattr(pace, "RECIPE", "amp-bf16")
+    monkeypatch.setattr(pace, "LOOK_S", 0.2)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    return SmallStepPace(torch.device("cpu"))
+
+
+@pytest.mark.parametrize("tf32", [True, False])
+def test_the_switches_of_the_recipe_that_is_measured_stay(
+    on_a_cpu: SmallStepPace, tf32: bool
+) -> None:
+    switch_tf32(tf32)
+    matmul = torch.get_float32_matmul_precision()
+    assert on_a_cpu.now() > 0
+    assert torch.backends.cudnn.allow_tf32 is tf32
+    assert torch.get_float32_matmul_precision() == matmul
+
+
+def test_a_slower_clock_is_a_slower_pace(
+    on_a_cpu: SmallStepPace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock of the test's own, which a step moves on by as much as it is told to."""
+    clock = [0.0]
+    monkeypatch.setattr(pace.time, "perf_counter", lambda: clock[0])
+    for took_s in (pace.REFERENCE_S, 3 * pace.REFERENCE_S):
+
+        def step(took_s: float = took_s) -> None:
+            clock[0] += took_s
+
+        monkeypatch.setattr(on_a_cpu, "_warm_step", lambda step=step: step)
+        found = on_a_cpu.look()
+        assert on_a_cpu.now() == pytest.approx(took_s / pace.REFERENCE_S)
+        assert (found.low, found.high) == pytest.approx((found.middle,) * 2)
+        assert found.middle == pytest.approx(took_s / pace.REFERENCE_S)
+
+
+def test_a_host_time_is_kept_as_at_pace_1() -> None:
+    counted = Counted(replay=None, count=3)  # type: ignore[arg-type]
+    met = cuda_replay._Met(counted, 4e-5, 2.0, rough_s=1e-4, scratch_bytes=0, waits=False)
+    assert cuda_replay._rough(met).host_s == pytest.approx(2e-5)
+    taken = cuda_replay._taken(met, [3e-3] * 7, overhead_s=0.0)
+    assert taken.time.host_s == pytest.approx(2e-5)
+    assert taken.time.gpu_s == pytest.approx(3e-3 / met.launches)

@@ -17,10 +17,11 @@ from e2e.networks.network import Network, written
 from e2e.predict.attach import with_predictions
 from e2e.predict.calls import Calls, is_view, key_of
 from e2e.predict.foretold import Foretold
+from e2e.predict.framework import COUNTED, Framework
 from e2e.predict.pace import Spread, Steady
-from e2e.predict.predictor import GPU_ERROR, Predictor
+from e2e.predict.predictor import HOST_ERROR, Predictor
 from e2e.predict.replay import Counted, OpTime, Taken
-from e2e.predict.small_networks import small_network
+from e2e.predict.small_networks import paced_network
 from e2e.predict.store import Store
 from e2e.predict.trace import trace
 from kernels.case import Target
@@ -127,8 +128,15 @@ class Planted(Steady):
         return self.spread
 
 
-def test_what_the_host_needs_is_told_for_the_pace_of_the_moment(store: Store) -> None:
-    network = find("cnn-cifar")
+def test_what_the_host_needs_is_told_for_the_pace_of_the_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    network, store = find("cnn-cifar"), Store(DEVICE, {})
+    traced = trace(network, case_of(network), torch.device("cpu"), CLASSES)
+    launched = {key_of(traced.case, op) for op in traced.ops if not is_view(op)}
+    store.add({key: OpTime(1e-3, 1e-4) for key in launched})
+    store.keep(Framework((1e-3,) * len(COUNTED), 0.0))
     before, slow = (
         Predictor(network, CPU, CLASSES, store, allow_run=False, pace=pace).foretell(
             case_of(network), quietly
@@ -140,16 +148,17 @@ def test_what_the_host_needs_is_told_for_the_pace_of_the_moment(store: Store) ->
     assert slow.predicted is not None
     assert slow.simulated.gpu_s == pytest.approx(before.simulated.gpu_s)
     assert slow.simulated.host_s == pytest.approx(2 * before.simulated.host_s)
+    assert [op.host_s for op in slow.ops] == pytest.approx([2 * op.host_s for op in before.ops])
+    assert sum(op.host_s for op in before.ops) > 0
     low, high = slow.predicted.interval_s or (0.0, 0.0)
-    by_pace = [slow.simulated.gpu_s + pace * before.simulated.host_s for pace in (1.5, 4.0)]
-    assert low <= (1 - GPU_ERROR) * by_pace[0] * (1 + 1e-9)
-    assert high >= (1 + GPU_ERROR) * by_pace[1] * (1 - 1e-9)
+    quick, slowest = (before.simulated.gpu_s + n * before.simulated.host_s for n in (1.5, 4.0))
+    assert low == pytest.approx((1 - HOST_ERROR) * quick)
+    assert high == pytest.approx((1 + HOST_ERROR) * slowest)
 
 
 def test_what_the_host_does_around_calls_is_kept_as_at_pace_1(store: Store) -> None:
     """The same steps, by a host that says it is a thousand times slower just now."""
-    network = find("cnn-cifar")
-    small = small_network("modules")
+    network, small = find("cnn-cifar"), paced_network()
     seconds = []
     for pace in (Steady(), Planted(1000.0, 1000.0, 1000.0)):
         asked = Predictor(network, CPU, CLASSES, store, allow_run=False, pace=pace)

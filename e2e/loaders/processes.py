@@ -35,6 +35,9 @@ MEANINGS = {
     signal.SIGSEGV: "a decoder crashed on an image, most likely; another --loader may not",
 }
 
+# A CUDA event or stream that is collected in a process which did not make it ends that process.
+os.register_at_fork(after_in_child=gc.freeze)
+
 Batch = TypeVar("Batch")
 _starting = threading.Lock()
 
@@ -121,7 +124,7 @@ class Workers(Iterator[Batch], Generic[Batch]):
 
     def _start(self) -> None:
         self._check_shared_memory()
-        with _starting, _quiet_children(), _garbage_left_alone(), warnings.catch_warnings():
+        with _starting, _quiet_children(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "This DataLoader will create")  # a note says it
             warnings.filterwarnings("ignore", ".*multi-threaded, use of fork")  # as torch does it
             before = set(multiprocessing.active_children())
@@ -136,7 +139,8 @@ class Workers(Iterator[Batch], Generic[Batch]):
                 generator=torch.Generator(),  # else it draws from the training's random numbers
                 worker_init_fn=partial(_end_with, os.getpid()),
             )
-            _keep_quiet_about_the_dead()
+            if self._workers and self._pinned:
+                _keep_quiet_about_the_dead()
             self._running = iter(loader)
             started = set(multiprocessing.active_children()) - before
         self._processes = tuple(sorted(started, key=lambda process: process.pid or 0))
@@ -219,19 +223,6 @@ def _quiet_children() -> Iterator[None]:
         signal.signal(signal.SIGCHLD, before or signal.SIG_DFL)
 
 
-@contextmanager
-def _garbage_left_alone() -> Iterator[None]:
-    """Keep processes that start meanwhile from collecting what they take over of this one.
-
-    A CUDA event or stream that is let go in a process which did not make it ends that process.
-    """
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-
-
 def _keep_quiet_about_the_dead() -> None:
     """No traceback when a worker dies while torch's pinning thread reads from it: `Workers` says
     it.
@@ -243,5 +234,6 @@ def _keep_quiet_about_the_dead() -> None:
 
 def _unless_pinning(otherwise: Callable[[Any], object], args: Any) -> None:
     pinning = "_pin_memory_loop" in getattr(args.thread, "name", "")
-    if not (pinning and isinstance(args.exc_value, (OSError, EOFError))):
+    gone = isinstance(args.exc_value, (ConnectionError, EOFError, FileNotFoundError))
+    if not (pinning and gone):
         otherwise(args)

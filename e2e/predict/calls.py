@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from e2e.predict.cuda_replay import CudaStopwatch
-from e2e.predict.pace import Pace
+from e2e.predict.pace import HostPace
 from e2e.predict.recorder import TracedOp
 from e2e.predict.replay import TOO_LARGE, Counted, CpuStopwatch, OpTime, Stopwatch, Taken
 from e2e.predict.store import Store
@@ -31,7 +31,7 @@ class Times:
 class Calls:
     """Measures calls on one device and keeps their times."""
 
-    def __init__(self, target: Target, store: Store, pace: Pace) -> None:
+    def __init__(self, target: Target, store: Store, pace: HostPace) -> None:
         self.device = torch.device(target.torch_device)
         self.store = store
         cuda = target.kind == "cuda"

@@ -11,13 +11,13 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 import torch
 
-from e2e.predict.pace import Pace
+from e2e.predict.pace import HostPace
 from e2e.predict.replay import Counted, OpTime, Taken, is_steady, or_why
 from e2e.steps import union_s
 from kernels.case import Target
@@ -82,7 +82,7 @@ class _Met:
 class CudaStopwatch:
     """By device events."""
 
-    def __init__(self, target: Target, pace: Pace) -> None:
+    def __init__(self, target: Target, pace: HostPace) -> None:
         from microbench.instruments import Instruments
 
         # Nothing is flushed: a step's calls find the cache as the one before left it.
@@ -254,10 +254,13 @@ def _rough(one: _Met) -> OpTime:
 def _taken(one: _Met, blocks: Sequence[float], overhead_s: float) -> Taken:
     gpu_s = max(0.0, median(blocks) - overhead_s) / one.launches
     busy_s = None if one.busy_s is None else min(one.busy_s, gpu_s)
-    found = OpTime(
-        gpu_s, one.host_s / one.pace, one.scratch_bytes, one.conversion_share * gpu_s, busy_s,
-        one.kernels, one.waits,
-    )  # fmt: skip
+    found = replace(
+        _rough(one),
+        gpu_s=gpu_s,
+        conversion_s=one.conversion_share * gpu_s,
+        busy_s=busy_s,
+        kernels=one.kernels,
+    )
     return Taken(found, is_steady(blocks, "cuda"))
 
 

@@ -14,12 +14,14 @@ from typing import Protocol
 
 import torch
 
-from e2e.predict.small_networks import small_network, small_step
+from e2e.predict.small_networks import paced_network, small_step
+from e2e.recipes import switch_tf32
+from microbench.stats import median
 
-NETWORK, RECIPE = "convolutions", "amp"
-REFERENCE_S = 5e-3  # the small step takes this long at pace 1
+RECIPE = "amp"
+REFERENCE_S = 2e-3  # the small step takes this long at pace 1
 LOOK_S = 2.0  # of steps in a row: host speeds last for tenths of seconds to seconds
-WARM_STEPS = 3
+WARM_STEPS, STEPS = 3, 3
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Spread:
     high: float
 
 
-class Pace(Protocol):
+class HostPace(Protocol):
     """Tells how many times longer than at pace 1 the host takes."""
 
     def now(self) -> float:
@@ -62,7 +64,7 @@ class Steady:
         """It holds nothing."""
 
 
-class HostPace:
+class SmallStepPace:
     """By launching a training step that a GPU is done with sooner than the host."""
 
     def __init__(self, device: torch.device) -> None:
@@ -71,15 +73,13 @@ class HostPace:
         self._warm_with: bool | None = None
 
     def now(self) -> float:
-        """By one step, a few ms. Waits for the device first."""
+        """The median of STEPS, after one that brings their code back to the processor."""
         step = self._warm_step()
-        torch.cuda.synchronize(self._device)
-        began_s = time.perf_counter()
-        step()
-        return (time.perf_counter() - began_s) / REFERENCE_S
+        self._seconds(step)
+        return median([self._seconds(step) for _ in range(STEPS)]) / REFERENCE_S
 
     def look(self) -> Spread:
-        """By as many as LOOK_S allows."""
+        """As often as LOOK_S allows."""
         until_s = time.perf_counter() + LOOK_S
         found: list[float] = []
         while time.perf_counter() < until_s:
@@ -90,12 +90,23 @@ class HostPace:
         """The small network is made anew when it is needed again."""
         self._step = self._warm_with = None
 
+    def _seconds(self, step: Callable[[], None]) -> float:
+        torch.cuda.synchronize(self._device)
+        began_s = time.perf_counter()
+        step()
+        return time.perf_counter() - began_s
+
     def _warm_step(self) -> Callable[[], None]:
-        """The step, after some where cuDNN would search its algorithms again: it does by switch."""
+        """The step, after some where cuDNN would search its algorithms again: it does by switch.
+
+        The switches stay as they are, though a learner sets them.
+        """
+        tf32 = torch.backends.cudnn.allow_tf32
         if self._step is None:
-            self._step = small_step(small_network(NETWORK), RECIPE, self._device)
-        if self._warm_with is not torch.backends.cudnn.allow_tf32:
-            self._warm_with = torch.backends.cudnn.allow_tf32
+            self._step = small_step(paced_network(), RECIPE, self._device)
+            switch_tf32(tf32)
+        if self._warm_with is not tf32:
+            self._warm_with = tf32
             for _ in range(WARM_STEPS):
                 self._step()
         return self._step
@@ -107,6 +118,6 @@ def spread(found: Sequence[float]) -> Spread:
     return Spread(twentieths[9], twentieths[0], twentieths[-1])
 
 
-def pace_of(device: torch.device) -> Pace:
+def pace_of(device: torch.device) -> HostPace:
     """Of this process's launches on the device."""
-    return HostPace(device) if device.type == "cuda" else Steady()
+    return SmallStepPace(device) if device.type == "cuda" else Steady()

@@ -17,6 +17,7 @@ from microbench.train_results import TrainCase
 
 WIDTH = 32
 CLASSES = 8
+PACED_LAYERS = 8
 ADAM = ("attention",)
 ON_A_GPU = ("resnet18", "mobilenet_v2")  # at a size that keeps no GPU busy; a CPU it would
 TINY = (3, 32, 32)
@@ -93,15 +94,18 @@ _SMALL: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 def small_networks(kind: str) -> list[Network]:
     """Those that suit a kind of device."""
-    made = [small_network(name) for name in _SMALL]
+    made = [_small(name, build, shape) for name, (build, shape) in _SMALL.items()]
     if kind == "cuda":
         made += [replace(find(name, input=TINY), batch=2) for name in ON_A_GPU]
     return made
 
 
-def small_network(name: str) -> Network:
-    """One of those that suit any device."""
-    build, shape = _SMALL[name]
+def paced_network() -> Network:
+    """The one that tells how fast a host launches."""
+    return _small("pace", lambda: _convolutions(PACED_LAYERS), (3, 8, 8))
+
+
+def _small(name: str, build: Callable[[], nn.Module], shape: tuple[int, ...]) -> Network:
     return Network(
         name=f"small-{name}",
         build=build,

@@ -17,13 +17,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from e2e.predict.framework import COUNTED, Framework
 from e2e.predict.replay import OpTime
 from kernels.tuned import slug, user_directory
 from microbench.host import cpu_name
 
 VERSIONS = ("python", "torch", "triton", "cuda", "cudnn", "cublas")
-FORMAT = 2  # raised when times are taken in another way
+FORMAT = 3  # raised when times are taken in another way
 
 
 class Store:
@@ -32,7 +34,9 @@ class Store:
     def __init__(self, device: Mapping[str, Any], software: Mapping[str, Any]) -> None:
         made_by = {name: software.get(name) for name in VERSIONS}
         card = {name: device.get(name) for name in ("power_limit_w", "driver")}
-        facts = json.dumps([FORMAT, card, cpu_name(), made_by], sort_keys=True)
+        # A CPU's own times are of so many of its cores; a GPU's host launches with one.
+        threads = torch.get_num_threads() if device.get("kind") == "cpu" else None
+        facts = json.dumps([FORMAT, card, cpu_name(), threads, made_by], sort_keys=True)
         digest = hashlib.sha256(facts.encode()).hexdigest()[:16]
         folder = user_directory("calls")
         self.path = folder / f"{slug(str(device.get('name', 'device')))}-{digest}.json"
