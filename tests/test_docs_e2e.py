@@ -12,6 +12,7 @@ from e2e.explain import cells
 from e2e.recipes import RECIPES
 from microbench.report.markdown import to_markdown
 from microbench.runfile import read_run
+from microbench.stats import half_width_pct
 from microbench.train_results import Training
 
 ROOT = Path(__file__).parents[1]
@@ -62,6 +63,42 @@ def test_repeated_recipes_are_as_far_apart_as_said() -> None:
         assert f"{step_s * 1e3:.1f} ms" in DOCS
     known = [step_s for step_s in steps if step_s]
     assert f"{max(known) / min(known) - 1:.1%}".replace("%", " %") in DOCS
+
+
+def test_other_networks_rows_are_the_run_files_own() -> None:
+    for training in read_run(H200 / "train-others.json").trainings:
+        case, steps = training.case, training.steps
+        assert steps is not None
+        assert steps.ci95_s is not None
+        assert steps.busy_s is not None
+        cells = next(
+            [cell.strip() for cell in line.strip("| ").split("|")]
+            for line in DOCS.splitlines()
+            if line.startswith(f"| {case.network} | {case.batch} | {case.recipe} |")
+        )
+        assert cells[3] == f"{training.per_s:,.0f} {training.unit}/s"
+        half_pct = float(cells[4].split()[0])
+        assert half_pct == pytest.approx(half_width_pct(steps.median_s, steps.ci95_s), abs=0.51)
+        assert cells[7] == f"{min(1.0, steps.busy_s / steps.median_s):.0%}"
+        assert cells[8] == training.limit
+        for base, cell in zip(("fp32", "tf32"), cells[5:7], strict=True):
+            ratio = training.speedup.get(base)
+            if ratio and cell[0] not in "-~":
+                assert cell.startswith(f"{ratio.ratio:.2f} ±")
+                if base == "tf32" and case.network in ("vit_b_16", "gpt"):
+                    assert cell in README
+
+
+@pytest.mark.parametrize("name", ["wrn-generated.json", "cifar-vgg16.json"])
+def test_what_was_learnt_is_the_run_files_own(name: str) -> None:
+    section = DOCS[DOCS.index(f"[{name}]") :]
+    for training in read_run(H200 / name).trainings:
+        assert training.accuracy is not None
+        row = next(r for r in section.splitlines() if r.startswith(f"| {training.case.recipe} |"))
+        assert row.startswith(f"| {training.case.recipe} | {100 * training.accuracy[0]:.1f} ")
+        assert training.converged
+        assert "| converged |" in row
+        assert row.endswith(f"| {training.limit} |")
 
 
 def _amp(trainings: tuple[Training, ...]) -> Training:
