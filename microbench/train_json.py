@@ -228,6 +228,9 @@ def _check_predicted(predicted: Predicted, where: str) -> None:
     for name, ratio in predicted.speedup.items():
         if ratio <= 0:
             raise ValueError(f"{where}.speedup.{name} is no ratio above zero")
+    for name, seconds in predicted.took_s.items():
+        if seconds < 0:
+            raise ValueError(f"{where}.took_s.{name} is {seconds}")
 
 
 def _check_ledger(ledger: tuple[LedgerLine, ...], where: str) -> None:

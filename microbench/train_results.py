@@ -184,7 +184,9 @@ class Predicted:
     `limit` is one of LIMITS, None on a CPU; `speedup` is by what it is compared with, as in
     `Training`, of predicted steps; `memory_bytes` the peak. `uncovered` names, in words, what could
     not be replayed: its time is missing. `error_pct` is how much longer the predicted step is than
-    the measured one, in per cent (negative: shorter); None when it was not measured.
+    the measured one, in per cent (negative: shorter); None when it was not measured. `took_s` is
+    what predicting took, by stage: "tracing", "operations" (those that were not known from an
+    earlier prediction), "host".
     """
 
     step_s: float
@@ -194,6 +196,7 @@ class Predicted:
     memory_bytes: int | None = None
     uncovered: tuple[str, ...] = ()
     error_pct: float | None = None
+    took_s: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,7 @@ class TestPredict:
         assert "convolutions" in predicted.stdout
         assert "tf32 is a Tensor Core mode" in predicted.stdout
         assert "What would make it faster" in predicted.stdout
+        assert "predicting these took" in predicted.stdout
 
     def test_nothing_is_measured(self, predicted: Ran, shop: Path) -> None:
         assert predicted.returncode == 0
@@ -88,6 +89,7 @@ class TestPredict:
         for name in ("fp32", "amp-bf16"):
             assert arms[name]["step_s"] is None
             assert arms[name]["predicted"]["step_s"] > 0
+            assert arms[name]["predicted"]["took_s"]["tracing"] > 0
             assert arms[name]["predicted"]["uncovered"] == []
 
     def test_the_ledger_of_the_run_file_adds_up(self, predicted: Ran, shop: Path) -> None:

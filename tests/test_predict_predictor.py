@@ -77,6 +77,17 @@ def test_every_op_is_counted_and_the_step_is_their_sum(told: dict[str, Foretold]
         assert found.predicted.limit is None
 
 
+def test_what_predicting_took_is_told_once(store: Store) -> None:
+    network = find("cnn-cifar")
+    asked = predictor(network, store)
+    first, again = (asked.foretell(case_of(network), quietly).predicted for _ in range(2))
+    assert first is not None
+    assert again is not None
+    assert first.took_s["tracing"] > 0
+    assert first.took_s["operations"] > 0
+    assert again.took_s == {}
+
+
 def test_every_op_that_launches_takes_time_and_views_take_none(told: dict[str, Foretold]) -> None:
     for found in told.values():
         for op in found.ops:

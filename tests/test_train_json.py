@@ -97,7 +97,8 @@ FULL = Training(
     rung="+ amp",
     warnings=(Warning("symptom", "cause", "remedy"),),
     predicted=Predicted(
-        0.0495, (0.048, 0.051), "gpu", {"fp32": 5.9}, 21_300_000_000, ("aten.nonzero",), -1.0
+        0.0495, (0.048, 0.051), "gpu", {"fp32": 5.9}, 21_300_000_000, ("aten.nonzero",), -1.0,
+        {"tracing": 1.1, "operations": 8.4},
     ),
     ledger=(
         LedgerLine("fp32 step", 290.0, "measured"),
@@ -158,6 +159,7 @@ steps_ahead = st.builds(
                             max_size=3),
     memory_bytes=st.none() | counts, uncovered=st.lists(words, max_size=3).map(tuple),
     error_pct=st.none() | st.floats(-100, 1e6),
+    took_s=st.dictionaries(words, st.floats(0, 1e6), max_size=3),
 )  # fmt: skip
 
 
@@ -325,6 +327,7 @@ def test_a_prediction_as_the_contract_writes_it() -> None:
     assert written["predicted"] == {
         "step_s": 0.0495, "interval_s": (0.048, 0.051), "limit": "gpu", "speedup": {"fp32": 5.9},
         "memory_bytes": 21_300_000_000, "uncovered": ("aten.nonzero",), "error_pct": -1.0,
+        "took_s": {"tracing": 1.1, "operations": 8.4},
     }  # fmt: skip
     assert written["ledger"][1] == {
         "term": "convolutions", "ms": -239.5, "source": "replayed", "detail": "250.00 to 10.50 ms",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -69,12 +69,14 @@ class Predictor:
         self._paced: Spread | None = None
         self._store, self._calls = store, Calls(target, store, self._pace)
         self._known: dict[str, _Known] = {}
+        self._took_s: dict[str, float] = {}
 
     def foretell(self, case: TrainCase, announce: Announce) -> Foretold:
         """The step of a case, or why it cannot be told. Nothing of the network runs."""
         reason = self._cannot(case)
         if reason:
             return Foretold(case, reason=reason)
+        self._took_s = {}
         try:
             return self._foretold(case, announce)
         except CannotTrace as problem:
@@ -91,26 +93,40 @@ class Predictor:
         self._known[plain.key] = known
         if self._paced is None:
             announce(case.key, "measuring how fast the host launches")
-            self._paced = self._pace.look()  # once, so that cases can be compared
+            with self._timed("host"):
+                self._paced = self._pace.look()  # once, so that cases can be compared
         ops = tuple(self._cost(plain, op, known.times.known) for op in known.traced.ops)
         if isinstance(case, PaddedCase):
             announce(case.key, "measuring its operations padded")
-            padded = self._padded(known.traced, ops)
+            with self._timed("operations"):
+                padded = self._padded(known.traced, ops)
             if padded is None:
                 return Foretold(case, reason=NO_GAIN)
             ops = padded
         framework = self._store.framework
         if framework is None:
             announce(case.key, "measuring what the host does around operations")
-            framework = self._calibrated()
+            with self._timed("host"):
+                framework = self._calibrated()
             self._store.keep(framework)
         return replace(self._told(known, ops, framework, self._paced), case=case)
 
     def _measured(self, case: TrainCase, announce: Announce) -> _Known:
         announce(case.key, "tracing")
-        traced, notes = self._traced(case)
+        with self._timed("tracing"):
+            traced, notes = self._traced(case)
         announce(case.key, "measuring its operations one by one")
-        return _Known(traced, self._calls.times(traced), notes)
+        with self._timed("operations"):
+            times = self._calls.times(traced)
+        return _Known(traced, times, notes)
+
+    @contextmanager
+    def _timed(self, stage: str) -> Iterator[None]:
+        """Add what is done inside to `took_s` of the prediction under way."""
+        began_s = time.perf_counter()
+        yield
+        took_s = self._took_s.get(stage, 0.0) + time.perf_counter() - began_s
+        self._took_s[stage] = round(took_s, 3)
 
     def _cannot(self, case: TrainCase) -> str | None:
         if case.compile:
@@ -200,6 +216,7 @@ class Predictor:
             {},
             memory_bytes if self.cuda else None,
             tuple(_uncovered(_missing(traced, times))),
+            took_s=self._took_s,
         )
         told_ops = launched_at(paced.middle, ops)
         return Foretold(case, predicted, simulated, told_ops, None, known.notes)

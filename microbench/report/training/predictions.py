@@ -219,9 +219,23 @@ def _table(rows: Rows, notes: Sequence[str], width: int, details: bool) -> list[
         *notes,
         "between: the interval of the prediction" * (spread and "between ms" not in left_out),
         *uncovered(view, details),
+        predicting(view),
         f"left out to fit {words.count(width, 'column')}: {', '.join(left_out)}" * bool(left_out),
     ]
     return [*lines, *(Text(note, "dim") for note in notes if note)]
+
+
+def predicting(view: View) -> str:
+    """What predicting took, all arms together: "predicting these took 31 s: ..."."""
+    stages: dict[str, float] = {}
+    for group in view.groups:
+        for arm in group.arms:
+            for name, seconds in (arm.predicted.took_s if arm.predicted else {}).items():
+                stages[name] = stages.get(name, 0.0) + seconds
+    if not stages:
+        return ""
+    parts = [f"{words.clean(name)} {words.duration(s)}" for name, s in stages.items()]
+    return f"predicting these took {words.duration(sum(stages.values()))}: {', '.join(parts)}"
 
 
 def uncovered(view: View, details: bool) -> list[str]:
