@@ -21,7 +21,7 @@ def legend(run: Run, left_out: Sequence[str], width: int, *, ratios: bool = True
     arms = arms_of(run)
     parts: list[str] = []
     if ratios and any(r.measurement for r in run.results):
-        parts.append("±: larger half of the 95 % interval")
+        parts.append("±: larger half of 95 % interval")
     if ratios and arms.baselines:
         parts.append("~1: no difference seen; under 1: slower")
     if ratios and any(ratio.ci95 is None for r in run.results for ratio in r.speedup.values()):

@@ -131,7 +131,7 @@ def notes(view: View, table: TrainTable, width: int) -> list[Text]:
     timed = [arm for arm in arms if arm.steps]
     ratios = [found for arm in arms for found in arm.speedup.values()]
     parts = [
-        ("±: larger half of the 95 % interval", any(a.steps and a.steps.ci95_s for a in timed)),
+        ("±: larger half of 95 % interval", any(a.steps and a.steps.ci95_s for a in timed)),
         ("~1: no difference seen; under 1: slower", bool(ratios)),
         ("±?: too few rounds to say", any(found.ci95 is None for found in ratios)),
     ]
