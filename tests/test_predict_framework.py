@@ -5,11 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from e2e.networks.network import written
 from e2e.predict.framework import Framework, Sample, counts, fitted
-from e2e.predict.small_networks import small_networks
+from e2e.predict.small_networks import CLASSES, small_case, small_networks
 from e2e.predict.trace import Trace, trace
-from microbench.train_results import TrainCase
 
 PLANTED = (40e-6, 3e-6, 2e-6, 4e-6, 1e-6, 60e-6, 0.5e-6, 2e-6)
 
@@ -17,18 +15,7 @@ PLANTED = (40e-6, 3e-6, 2e-6, 4e-6, 1e-6, 60e-6, 0.5e-6, 2e-6)
 @pytest.fixture(scope="module")
 def traces() -> list[Trace]:
     return [
-        trace(
-            network,
-            TrainCase(
-                network.name,
-                recipe,
-                network.batch,
-                written(network.input),
-                optimizer=network.optimizer,
-            ),
-            torch.device("cpu"),
-            8,
-        )
+        trace(network, small_case(network, recipe), torch.device("cpu"), CLASSES)
         for network in small_networks("cpu")
         for recipe in ("fp32", "amp")
     ]
