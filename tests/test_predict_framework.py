@@ -8,6 +8,7 @@ import torch
 from e2e.predict.framework import Framework, Sample, counts, fitted
 from e2e.predict.small_networks import CLASSES, small_case, small_networks
 from e2e.predict.trace import Trace, trace
+from microbench.train_results import TrainCase
 
 PLANTED = (40e-6, 3e-6, 2e-6, 4e-6, 1e-6, 60e-6, 0.5e-6, 2e-6)
 
