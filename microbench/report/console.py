@@ -170,9 +170,10 @@ def _section(
     """Lines under a title, and an empty line after them; nothing when there are none."""
     if not lines:
         return
-    for line in [*([Text(title, "bold underline")] if title else []), *lines]:
-        for part in line.wrap(console, width, overflow="fold"):
-            part.rstrip()
-            console.print(part, width=width)
+    titled = [*([Text(title, "bold underline")] if title else []), *lines]
+    parts = [part for line in titled for part in line.wrap(console, width, overflow="fold")]
+    for part in parts:
+        part.rstrip()
+    console.print(*parts, sep="\n", width=width)
     if blank:
         console.print()
