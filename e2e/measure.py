@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from e2e.arms import Announce, Arms, Held, Task, describe
 from e2e.datasets.synthetic import SyntheticFeed
+from e2e.predict.pace import HostPace, Looks
 from e2e.steps import (
     PHASE_STEPS,
     Bursts,
@@ -44,19 +45,28 @@ class Trainer(Arms):
         super().__init__(task, target)
         self.telemetry = telemetry
 
-    def time(self, budget_s: float, announce: Announce) -> list[Training]:
-        """The held arms with their times, state, phases; one that breaks its turn fails alone."""
+    def time(
+        self, budget_s: float, announce: Announce, pace: HostPace | None = None
+    ) -> list[Training]:
+        """The held arms with their times, state, phases; one that breaks its turn fails alone.
+
+        With a `pace`, how fast the host launched meanwhile is noted of each.
+        """
         failed: list[Training] = []
+        looks: Looks | None = None
         while self.held:
+            looks = Looks(pace) if pace else None
             try:
-                self._take_turns(budget_s, announce)
+                self._take_turns(budget_s, announce, looks)
                 break
             except ArmFailed as failure:
                 failed.append(self._dropped(failure))
+        if pace:
+            pace.forget()
         for key in list(self.held):
             held = self.held[key]
             announce(key, "timing its phases")
-            held.training = self._timed(held)
+            held.training = self._timed(held, looks.of(key) if looks else None)
             try:
                 held.training = self._looked_closer(held.training)
             except UserError:
@@ -66,9 +76,11 @@ class Trainer(Arms):
                 held.training = replace(held.training, warnings=(_unseen(held.training, error),))
         return [*(held.training for held in self.held.values()), *failed]
 
-    def _take_turns(self, budget_s: float, announce: Announce) -> None:
+    def _take_turns(self, budget_s: float, announce: Announce, looks: Looks | None) -> None:
         def begin(key: str, number: int) -> None:
             held = self.held[key]
+            if looks:
+                looks.begin(key)
             held.learner.switch()
             announce(key, f"timing, round {number}{_rate_so_far(held)}")
             if len(self.held) > 1:
@@ -85,6 +97,8 @@ class Trainer(Arms):
             own_pace=self._pace(budget_s, bool(fed)),
         )  # fmt: skip
         turns.take([held.arm for held in self.held.values()])
+        if looks:
+            looks.begin("")
 
     def _bursts(self, workers: int) -> Bursts:
         def tally() -> Tally:
@@ -114,7 +128,7 @@ class Trainer(Arms):
         self.drop(failure.arm.key)
         return training
 
-    def _timed(self, held: Held) -> Training:
+    def _timed(self, held: Held, host_pace: float | None) -> Training:
         blocks = [block for block in held.arm.blocks if isinstance(block, StepBlock)]
         times = [block.times_s for block in blocks]
         steps = StepTimes(
@@ -125,6 +139,7 @@ class Trainer(Arms):
             ci95_s=median_interval(times, self.timer.resolution_s),
             wall_s=sum(block.wall_s for block in blocks),
             wall_steps=sum(block.wall_steps for block in blocks),
+            host_pace=host_pace,
         )
         if held.training.case.fed:
             steps = _fed(steps, blocks, held.training.case)

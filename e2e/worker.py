@@ -128,7 +128,8 @@ def _train_on_request(pipe: Connection, settings: TrainSettings) -> None:
                     predictor = predictor or _make_predictor(task, info, settings.allow_run)
                     pipe.send(("ok", predictor.foretell(rest[0], announce)))
                 else:
-                    pipe.send(("ok", _answer(trainer, meter, kind, rest, announce)))
+                    pace = predictor.pace if predictor else None
+                    pipe.send(("ok", _answer(trainer, meter, pace, kind, rest, announce)))
         finally:
             trainer.close()  # ends the loaders' processes too
 
@@ -142,7 +143,9 @@ def _make_predictor(task: Any, info: DeviceInfo, allow_run: bool) -> Any:
     return Predictor(task.network, info.target(), task.data.classes, store, allow_run=allow_run)
 
 
-def _answer(trainer: Any, meter: Any, kind: str, rest: Sequence[Any], announce: OnStage) -> object:
+def _answer(
+    trainer: Any, meter: Any, pace: Any, kind: str, rest: Sequence[Any], announce: OnStage
+) -> object:
     from e2e.converge import train_once
     from microbench.report import words
 
@@ -152,7 +155,7 @@ def _answer(trainer: Any, meter: Any, kind: str, rest: Sequence[Any], announce: 
     if kind == "set_up":
         return trainer.set_up(rest[0], announce)
     if kind == "time":
-        return trainer.time(rest[0], announce)
+        return trainer.time(rest[0], announce, pace)
     if kind == "train":
         trainer.end_loading()
         key, seed, steps = rest

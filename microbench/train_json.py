@@ -183,7 +183,7 @@ def _check_steps(steps: StepTimes, where: str) -> None:
         raise ValueError(f"{where}.ci95_s is no interval of times")
     if steps.wall_s < 0 or steps.wall_steps < 0:
         raise ValueError(f"{where}.wall_s or .wall_steps is under zero")
-    for name in ("busy_s", "host_s", "launches", "wait_s", "unfed_s", "loaded_per_s"):
+    for name in ("busy_s", "host_s", "launches", "wait_s", "unfed_s", "loaded_per_s", "host_pace"):
         if (getattr(steps, name) or 0) < 0:
             raise ValueError(f"{where}.{name} is under zero")
 
@@ -223,6 +223,8 @@ def _check_predicted(predicted: Predicted, where: str) -> None:
         raise ValueError(f"{where}.interval_s is no interval of times")
     if predicted.limit is not None and predicted.limit not in LIMITS:
         raise ValueError(f"{where}.limit is {predicted.limit!r}")
+    if predicted.paced_s is not None and predicted.paced_s <= 0:
+        raise ValueError(f"{where}.paced_s is {predicted.paced_s}")
     if predicted.memory_bytes is not None and predicted.memory_bytes < 0:
         raise ValueError(f"{where}.memory_bytes is {predicted.memory_bytes}")
     for name, ratio in predicted.speedup.items():

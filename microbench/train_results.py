@@ -105,7 +105,9 @@ class StepTimes:
     at least one kernel ran (by the profiler), `host_s` what the host needs to launch a step on an
     idle GPU, `launches` its kernels and copies. `wait_s` is how long the host waited for the data
     of a step, `unfed_s` the median step on a batch that is there already, `loaded_per_s` how many
-    images came meanwhile that were thrown away: of cases that are `fed`.
+    images came meanwhile that were thrown away: of cases that are `fed`. `host_pace` is how many
+    times longer than at pace 1 the host took to launch in between (see `e2e.predict.pace`), where
+    steps were predicted.
     """
 
     times_s: tuple[float, ...]
@@ -121,6 +123,7 @@ class StepTimes:
     wait_s: float | None = None
     unfed_s: float | None = None
     loaded_per_s: float | None = None
+    host_pace: float | None = None
 
     @property
     def blocks_s(self) -> list[tuple[float, ...]]:
@@ -186,7 +189,8 @@ class Predicted:
     not be replayed: its time is missing. `error_pct` is how much longer the predicted step is than
     the measured one, in per cent (negative: shorter); None when it was not measured. `took_s` is
     what predicting took, by stage: "tracing", "operations" (those that were not known from an
-    earlier prediction), "host".
+    earlier prediction), "host". `paced_s` is the step for a host that launches as fast as it did
+    while the step was measured, where that is known: what it is off by is not the host's.
     """
 
     step_s: float
@@ -197,6 +201,7 @@ class Predicted:
     uncovered: tuple[str, ...] = ()
     error_pct: float | None = None
     took_s: Mapping[str, float] = field(default_factory=dict[str, float])
+    paced_s: float | None = None
 
 
 @dataclass(frozen=True)

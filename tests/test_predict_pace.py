@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from statistics import fmean
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from e2e.predict import cuda_replay, pace
-from e2e.predict.pace import SmallStepPace, Spread, Steady, pace_of, spread
+from e2e.predict.pace import Looks, SmallStepPace, Spread, Steady, pace_of, spread
 from e2e.predict.replay import Counted
 from e2e.recipes import switch_tf32
 
@@ -73,6 +75,43 @@ def test_a_slower_clock_is_a_slower_pace(
         assert on_a_cpu.now() == pytest.approx(took_s / pace.REFERENCE_S)
         assert (found.low, found.high) == pytest.approx((found.middle,) * 2)
         assert found.middle == pytest.approx(took_s / pace.REFERENCE_S)
+
+
+def test_a_pace_is_good_for_a_moment_and_then_seen_anew(
+    on_a_cpu: SmallStepPace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, steps = [0.0], [0]
+    monkeypatch.setattr(pace.time, "perf_counter", lambda: clock[0])
+
+    def step() -> None:
+        steps[0] += 1
+
+    monkeypatch.setattr(on_a_cpu, "_warm_step", lambda: step)
+    counts = []
+    for wait_s in (0.0, pace.LASTS_S / 2, pace.LASTS_S):
+        clock[0] += wait_s
+        on_a_cpu.now()
+        counts.append(steps[0])
+    assert counts[0] == counts[1] == counts[2] / 2 > 0
+
+
+class Planned(Steady):
+    """Paces in the order that they are asked for."""
+
+    def __init__(self, *paces: float) -> None:
+        self.left = list(paces)
+
+    def now(self) -> float:
+        return self.left.pop(0)
+
+
+def test_the_pace_of_a_turn_is_that_of_both_its_ends() -> None:
+    looks = Looks(Planned(1.0, 2.0, 4.0, 3.0, 5.0, 6.0))
+    for turn in ("a", "b", "a", "b", "b", ""):
+        looks.begin(turn)
+    assert looks.of("a") == fmean((1.5, 3.5))
+    assert looks.of("b") == 4.0  # of 3, 4 and 5.5
+    assert looks.of("c") is None
 
 
 def test_a_host_time_is_kept_as_at_pace_1() -> None:

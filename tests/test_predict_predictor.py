@@ -25,7 +25,7 @@ from e2e.predict.small_networks import paced_network
 from e2e.predict.store import Store
 from e2e.predict.trace import trace
 from kernels.case import Target
-from microbench.train_results import PREDICTED, TrainCase, Training
+from microbench.train_results import PREDICTED, StepTimes, TrainCase, Training
 
 CPU = Target("cpu", "a CPU")
 CLASSES = 10
@@ -165,6 +165,37 @@ def test_what_the_host_needs_is_told_for_the_pace_of_the_moment(
     quick, slowest = (before.simulated.gpu_s + n * before.simulated.host_s for n in (1.5, 4.0))
     assert low == pytest.approx((1 - HOST_ERROR) * quick)
     assert high == pytest.approx((1 + HOST_ERROR) * slowest)
+
+
+def measured(told: Foretold, pace: float, off_s: float = 0.0) -> Training:
+    """A training whose steps took as long as is told for a host of this pace, and `off_s` more."""
+    step_s = told.at(pace).simulate().step_s + off_s
+    steps = StepTimes((step_s,), (step_s,), (1,), step_s, None, step_s, 1, host_pace=pace)
+    return Training(told.case, "ok", step_units=4, steps=steps)
+
+
+def test_steps_are_explained_by_the_pace_of_the_host_while_they_were_measured(
+    told: dict[str, Foretold],
+) -> None:
+    slow = {
+        key: replace(one, ops=tuple(replace(op, host_s=1e-3, waits=False) for op in one.ops))
+        for key, one in told.items()
+    }
+    for off_s in (0.0, 0.01):
+        arms = [measured(one, 5.0 + i, off_s * i) for i, one in enumerate(slow.values())]
+        fp32, amp = with_predictions(arms, slow)
+        for arm, one, off in ((fp32, told[fp32.case.key], 0), (amp, told[amp.case.key], off_s)):
+            assert arm.predicted is not None
+            assert one.predicted is not None
+            assert arm.predicted.step_s == one.predicted.step_s  # what was said before stays
+            paced_s = arm.predicted.paced_s or 0.0
+            assert paced_s == pytest.approx((arm.step_s or 0.0) - off)
+            assert paced_s > one.predicted.step_s
+        (residual,) = (line.ms for line in amp.ledger if line.term == "residual")
+        assert residual == pytest.approx(1e3 * off_s, abs=1e-6)
+    without = [Training(arm.case, "ok", step_units=4) for arm in (fp32, amp)]
+    unpaced = [t.predicted.paced_s for t in with_predictions(without, slow) if t.predicted]
+    assert unpaced == [None, None]
 
 
 def test_what_the_host_does_around_calls_is_kept_as_at_pace_1(store: Store) -> None:

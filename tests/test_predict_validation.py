@@ -12,8 +12,9 @@ from e2e.predict.validate_command import print_errors
 from e2e.predict.validation import Hits, Line, error_table, intervals_kept, limits_named
 from microbench.train_results import Predicted, Training
 
-GPU, CAPTURED, HOST = (
+GPU, CAPTURED, HOST, PACED = (
     "step, limited by the GPU", "step, captured as a graph", "step, limited by the host",
+    "the same, at the host's pace meanwhile",
 )  # fmt: skip
 
 
@@ -59,6 +60,18 @@ def test_steps_are_told_apart_by_what_limits_them_as_measured() -> None:
     both = [planted(1.0), planted(7.0, limit="host", told="gpu"), planted(2.0, graph=True)]
     assert [line(both, what).largest_pct for what in (GPU, CAPTURED, HOST)] == [1.0, 2.0, 7.0]
     assert line([planted(10.0, limit="host")], HOST).target == (8.0, 20.0)
+
+
+def test_what_the_host_alone_is_off_by_has_a_row_of_its_own() -> None:
+    made = [planted(30.0, limit="host"), planted(-1.0)]
+    paced = [
+        replace(t, predicted=t.predicted and replace(t.predicted, paced_s=1.05 * (t.step_s or 0.0)))
+        for t in made
+    ]
+    assert line(paced, PACED).largest_pct == pytest.approx(5.0)
+    assert line(paced, PACED).count == 1  # of the step that the host limits
+    assert line(paced, HOST).largest_pct == 30.0  # which is no better for it
+    assert [each.what for each in error_table(made)].count(PACED) == 0
 
 
 def test_memory_and_speed_ups_have_rows_of_their_own() -> None:

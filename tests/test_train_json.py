@@ -54,7 +54,7 @@ CASE_NAMES = {
 NAMES = {
     "op", "case", "status", "reason", "unit", "step_units", "images_per_s", "step_s", "ci95_s",
     "times_s", "wall_times_s", "blocks", "wall_s", "wall_steps", "busy_s", "host_s", "launches",
-    "wait_s", "unfed_s", "loaded_per_s",
+    "wait_s", "unfed_s", "loaded_per_s", "host_pace",
     "data_wait_s", "phases", "memory_peak_bytes", "gpu_util_pct", "power_w", "images_per_j",
     "sm_clock_mhz", "temperature_c", "throttle", "setup_s", "compile_s", "fits_batch",
     "skipped_steps", "speedup", "repeats", "loss", "accuracy", "chance", "converged",
@@ -80,6 +80,7 @@ FULL = Training(
         wait_s=0.003,
         unfed_s=0.0301,
         loaded_per_s=812.5,
+        host_pace=1.25,
     ),
     phases=(Phase("data", 0.0, 0.003), Phase("forward", 0.015, 0.007)),
     state=State(Spread(98.0, 91.0, 100.0), 1_755.0, 640.0, 58.0, ("power cap",)),
@@ -105,6 +106,7 @@ FULL = Training(
         ("aten.nonzero",),
         -1.0,
         {"tracing": 1.1, "operations": 8.4},
+        0.0501,
     ),
     ledger=(
         LedgerLine("fp32 step", 290.0, "measured"),
@@ -166,6 +168,7 @@ steps_ahead = st.builds(
     memory_bytes=st.none() | counts, uncovered=st.lists(words, max_size=3).map(tuple),
     error_pct=st.none() | st.floats(-100, 1e6),
     took_s=st.dictionaries(words, st.floats(0, 1e6), max_size=3),
+    paced_s=st.none() | st.floats(1e-9, 1e6),
 )  # fmt: skip
 
 
@@ -333,7 +336,7 @@ def test_a_prediction_as_the_contract_writes_it() -> None:
     assert written["predicted"] == {
         "step_s": 0.0495, "interval_s": (0.048, 0.051), "limit": "gpu", "speedup": {"fp32": 5.9},
         "memory_bytes": 21_300_000_000, "uncovered": ("aten.nonzero",), "error_pct": -1.0,
-        "took_s": {"tracing": 1.1, "operations": 8.4},
+        "took_s": {"tracing": 1.1, "operations": 8.4}, "paced_s": 0.0501,
     }  # fmt: skip
     assert written["ledger"][1] == {
         "term": "convolutions", "ms": -239.5, "source": "replayed", "detail": "250.00 to 10.50 ms",

@@ -70,7 +70,16 @@ def _predicted(
             speedup[name] = base.step_s / told.step_s
     measured_s = training.step_s
     error_pct = (told.step_s / measured_s - 1) * 100 if measured_s else None
-    return replace(told, speedup=speedup, error_pct=error_pct)
+    return replace(
+        told, speedup=speedup, error_pct=error_pct,
+        paced_s=_paced_s(training, foretold[training.case.key]),
+    )  # fmt: skip
+
+
+def _paced_s(training: Training, told: Foretold) -> float | None:
+    """The step as predicted for the host's pace while it was measured."""
+    pace = training.steps.host_pace if training.steps else None
+    return told.at(pace).simulate().step_s if pace and not training.case.fed else None
 
 
 def _with_ledger(training: Training, base: Training, foretold: Mapping[str, Foretold]) -> Training:
@@ -85,10 +94,17 @@ def _with_ledger(training: Training, base: Training, foretold: Mapping[str, Fore
 
 
 def _step(training: Training, told: Foretold) -> Step:
+    """The step, its host as fast as while it was measured, where it was."""
+    told = _at_the_same_pace(told, training)
     assert told.simulated is not None
     measured_s = training.step_s
     wait_s = told.wait_s if measured_s is None else measured_wait_s(training)
     return Step(told.ops, told.simulated, measured_s, wait_s, told.wait_s)
+
+
+def _at_the_same_pace(told: Foretold, training: Training) -> Foretold:
+    pace = training.steps.host_pace if training.steps else None
+    return told.at(pace) if pace and told.simulated else told
 
 
 # ---------------------------------------------------------------- causes
@@ -128,7 +144,7 @@ def with_causes(
         [
             Counterfactual(one.change.name, one.change.fields, step, _units(training, one))
             for one in tried
-            if (step := _told_step(one.told))
+            if (step := _told_step(_at_the_same_pace(one.told, training)))
         ],
         recipe=training.case.recipe,
         base_recipe=base.recipe if base else "",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from e2e.predict.model import OpCost, Simulated
+from e2e.predict.model import OpCost, Simulated, launched_at, simulate
 from microbench.train_results import Predicted, TrainCase
+
+# That launching a captured step takes (ResNet-50 on an H200's host), at whatever pace.
+GRAPH_HOST_S = 1.5e-3
 
 
 @dataclass(frozen=True)
@@ -13,7 +16,8 @@ class Foretold:
     """What is known of a step before it runs: its predicted time, and the ops it is made of.
 
     `reason` says why there is none of either; `notes` is what a reader must know beside it.
-    `wait_s` is the part of the predicted step in which it waits for its loader.
+    `wait_s` is the part of the predicted step in which it waits for its loader. The ops' host times
+    are as at `pace`, and so is `framework_s`, the host's time beside them.
     """
 
     case: TrainCase
@@ -23,3 +27,22 @@ class Foretold:
     reason: str | None = None
     notes: tuple[str, ...] = ()
     wait_s: float = 0.0
+    pace: float = 1.0
+    framework_s: float = 0.0
+
+    def at(self, pace: float) -> Foretold:
+        """The same, simulated where the host launches at another pace; `predicted` stays."""
+        ratio = pace / self.pace
+        paced = replace(
+            self, ops=launched_at(ratio, self.ops), framework_s=ratio * self.framework_s, pace=pace
+        )
+        return replace(paced, simulated=paced.simulate())
+
+    def simulate(self) -> Simulated:
+        """The step from its ops."""
+        return simulate(
+            self.ops,
+            framework_s=self.framework_s,
+            captured=self.case.graph,
+            graph_host_s=GRAPH_HOST_S if self.case.graph else None,
+        )

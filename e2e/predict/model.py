@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from e2e.gains import IDLE_SHARE
 
@@ -67,6 +67,11 @@ class Simulated:
     host_s: float
     idle_s: float
     limit: str
+
+
+def launched_at(pace: float, ops: Iterable[OpCost]) -> tuple[OpCost, ...]:
+    """The same ops, launched by a host that takes so many times as long."""
+    return tuple(replace(op, host_s=pace * op.host_s) for op in ops)
 
 
 Launch = tuple[float, float, bool]  # host seconds, device seconds, whether the host waits for it

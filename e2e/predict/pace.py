@@ -6,10 +6,12 @@ Host times are therefore kept as at one pace, and told for the pace of the momen
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import quantiles
+from itertools import pairwise
+from statistics import fmean, quantiles
 from typing import Protocol
 
 import torch
@@ -20,7 +22,8 @@ from microbench.stats import median
 
 RECIPE = "amp"
 REFERENCE_S = 2e-3  # the small step takes this long at pace 1
-LOOK_S = 2.0  # of steps in a row: host speeds last for tenths of seconds to seconds
+LOOK_S = 2.0  # of steps in a row: host speeds last for tenths of seconds to seconds,
+LASTS_S = 0.05  # so that one that was looked at is good for as long as this
 WARM_STEPS, STEPS = 3, 3
 
 
@@ -37,7 +40,7 @@ class HostPace(Protocol):
     """Tells how many times longer than at pace 1 the host takes."""
 
     def now(self) -> float:
-        """At this moment."""
+        """At this moment, or LASTS_S before."""
         ...
 
     def look(self) -> Spread:
@@ -47,6 +50,24 @@ class HostPace(Protocol):
     def forget(self) -> None:
         """Let go of what it holds on the device."""
         ...
+
+
+class Looks:
+    """The pace while several take turns: seen where a turn ends and the next begins."""
+
+    def __init__(self, pace: HostPace) -> None:
+        self._pace = pace
+        self._seen: list[tuple[str, float]] = []
+
+    def begin(self, turn: str) -> None:
+        """The turn of this one begins, that of another ends."""
+        self._seen.append((turn, self._pace.now()))
+
+    def of(self, turn: str) -> float | None:
+        """The median over its turns, of each the mean of both ends; None when it had none."""
+        pairs = pairwise(self._seen)
+        means = [fmean((first, last)) for (name, first), (_, last) in pairs if name == turn]
+        return median(means) if means else None
 
 
 class Steady:
@@ -71,24 +92,31 @@ class SmallStepPace:
         self._device = device
         self._step: Callable[[], None] | None = None
         self._warm_with: bool | None = None
+        self._seen, self._seen_at_s = 1.0, -math.inf
 
     def now(self) -> float:
         """The median of STEPS, after one that brings their code back to the processor."""
-        step = self._warm_step()
-        self._seconds(step)
-        return median([self._seconds(step) for _ in range(STEPS)]) / REFERENCE_S
+        if time.perf_counter() - self._seen_at_s > LASTS_S:
+            self._seen = self._taken(self._warm_step())
+            self._seen_at_s = time.perf_counter()
+        return self._seen
 
     def look(self) -> Spread:
-        """As often as LOOK_S allows."""
+        """As often as LOOK_S allows, and twice at least."""
+        step = self._warm_step()
         until_s = time.perf_counter() + LOOK_S
-        found: list[float] = []
+        found = [self._taken(step), self._taken(step)]
         while time.perf_counter() < until_s:
-            found.append(self.now())
+            found.append(self._taken(step))
         return spread(found)
 
     def forget(self) -> None:
         """The small network is made anew when it is needed again."""
         self._step = self._warm_with = None
+
+    def _taken(self, step: Callable[[], None]) -> float:
+        self._seconds(step)
+        return median([self._seconds(step) for _ in range(STEPS)]) / REFERENCE_S
 
     def _seconds(self, step: Callable[[], None]) -> float:
         torch.cuda.synchronize(self._device)

@@ -18,7 +18,7 @@ from e2e.predict.fixes import PaddedCase
 from e2e.predict.foretold import Foretold
 from e2e.predict.framework import Framework, Sample, fitted
 from e2e.predict.memory import captured_bytes, peak_bytes
-from e2e.predict.model import OpCost, Simulated, simulate
+from e2e.predict.model import OpCost
 from e2e.predict.pace import HostPace, Spread, pace_of
 from e2e.predict.padding import padded_step, padding
 from e2e.predict.recorder import TracedOp
@@ -33,8 +33,6 @@ from microbench.train_results import Predicted, TrainCase
 
 GPU_ERROR = 0.03  # of a step that the device limits: the most that validation allows
 HOST_ERROR = 0.10  # of one that the host limits, beside what its pace varies by
-# That launching a captured step takes (ResNet-50 on an H200's host), at whatever pace.
-GRAPH_HOST_S = 1.5e-3
 COMPILED = "a compiled step runs kernels that no trace shows: predicted steps are eager or captured"
 NO_GAIN = "no layer gets faster when it is padded"
 FRAMEWORK_STEPS, FRAMEWORK_TRIES = 20, 3
@@ -65,9 +63,9 @@ class Predictor:
         self.target, self.device = target, torch.device(target.torch_device)
         self.cuda = target.kind == "cuda"
         self.allow_run = allow_run
-        self._pace = pace or pace_of(self.device)
+        self.pace = pace or pace_of(self.device)
         self._paced: Spread | None = None
-        self._store, self._calls = store, Calls(target, store, self._pace)
+        self._store, self._calls = store, Calls(target, store, self.pace)
         self._known: dict[str, _Known] = {}
         self._took_s: dict[str, float] = {}
 
@@ -83,7 +81,7 @@ class Predictor:
             return Foretold(case, reason=f"cannot be traced: {problem}")
         finally:
             if self.cuda:
-                self._pace.forget()
+                self.pace.forget()
                 gc.collect()
                 torch.cuda.empty_cache()  # what comes next finds the memory as it was
 
@@ -94,7 +92,7 @@ class Predictor:
         if self._paced is None:
             announce(case.key, "measuring how fast the host launches")
             with self._timed("host"):
-                self._paced = self._pace.look()  # once, so that cases can be compared
+                self._paced = self.pace.look()  # once, so that cases can be compared
         ops = tuple(self._cost(plain, op, known.times.known) for op in known.traced.ops)
         if isinstance(case, PaddedCase):
             announce(case.key, "measuring its operations padded")
@@ -165,7 +163,7 @@ class Predictor:
 
     def _step_s(self, step: Callable[[], None]) -> float:
         """Seconds a step at pace 1, many in a row, which the device keeps up with."""
-        before = self._pace.now()
+        before = self.pace.now()
         step()
         if self.cuda:
             torch.cuda.synchronize()
@@ -175,7 +173,7 @@ class Predictor:
         if self.cuda:
             torch.cuda.synchronize()
         step_s = (time.perf_counter() - began_s) / FRAMEWORK_STEPS
-        return step_s / fmean((before, self._pace.now()))
+        return step_s / fmean((before, self.pace.now()))
 
     def _alone_s(self, time: OpTime) -> float:
         return time.host_s if self.cuda else time.gpu_s
@@ -187,17 +185,9 @@ class Predictor:
     ) -> Foretold:
         traced, times = known.traced, known.times
         case = traced.case
-        framework_s = framework.of(traced)
-
-        def at(pace: float) -> Simulated:
-            return simulate(
-                launched_at(pace, ops),
-                framework_s=pace * framework_s,
-                captured=case.graph,
-                graph_host_s=GRAPH_HOST_S if case.graph else None,
-            )
-
-        simulated, quick, slow = (at(pace) for pace in (paced.middle, paced.low, paced.high))
+        at_1 = Foretold(case, ops=ops, notes=known.notes, framework_s=framework.of(traced))
+        told, quick, slow = map(at_1.at, (paced.middle, paced.low, paced.high))
+        simulated = told.simulate()
         error = GPU_ERROR
         if simulated.limit == "host":
             error = max(HOST_ERROR, 2 * framework.error)
@@ -211,15 +201,14 @@ class Predictor:
             memory_bytes += captured_bytes(traced, self.target.capability)
         predicted = Predicted(
             simulated.step_s,
-            (quick.step_s * (1 - error), slow.step_s * (1 + error)),
+            (quick.simulate().step_s * (1 - error), slow.simulate().step_s * (1 + error)),
             simulated.limit if self.cuda else None,
             {},
             memory_bytes if self.cuda else None,
             tuple(_uncovered(_missing(traced, times))),
             took_s=self._took_s,
         )
-        told_ops = launched_at(paced.middle, ops)
-        return Foretold(case, predicted, simulated, told_ops, None, known.notes)
+        return replace(told, predicted=predicted)
 
     def _padded(self, traced: Trace, ops: Sequence[OpCost]) -> tuple[OpCost, ...] | None:
         """The ops with layers padded where that makes them faster; None where it does for none."""
@@ -252,11 +241,6 @@ class Predictor:
             misaligned=odd.misaligned if odd else "",
             kernels=time.kernels,
         )  # fmt: skip
-
-
-def launched_at(pace: float, ops: Iterable[OpCost]) -> tuple[OpCost, ...]:
-    """Ops as at pace 1, launched by a host at another one."""
-    return tuple(replace(op, host_s=pace * op.host_s) for op in ops)
 
 
 def _missing(traced: Trace, times: Times) -> Iterable[tuple[str, str]]:

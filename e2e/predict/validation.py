@@ -72,6 +72,7 @@ def error_table(trainings: Sequence[Training]) -> list[Line]:
         _line("step, limited by the GPU", _plain(gpu), _step_pct, (1.0, 3.0)),
         _line("step, captured as a graph", _captured(gpu), _step_pct, (1.0, 3.0)),
         _line("step, limited by the host", host, _step_pct, (8.0, 20.0)),
+        _line("the same, at the host's pace meanwhile", host, _paced_pct, (8.0, 20.0)),
         *(
             _line(f"AMP's speed-up over {base}", low, _speedup_pct(base), (1.5, 4.0))
             for base in ("fp32", "tf32")
@@ -122,6 +123,11 @@ def _captured(trainings: Sequence[Training]) -> list[Training]:
 
 def _step_pct(training: Training) -> float | None:
     return training.predicted.error_pct if training.predicted else None
+
+
+def _paced_pct(training: Training) -> float | None:
+    told = training.predicted.paced_s if training.predicted else None
+    return 100 * (told / training.step_s - 1) if told and training.step_s else None
 
 
 def _speedup_pct(base: str) -> Callable[[Training], float | None]:
