@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from kernels.aten import (
+    NEAR,
     Call,
     Pool,
     TensorSpec,
@@ -127,7 +128,7 @@ def test_replays_return_what_the_step_did(name: str) -> None:
     torch.manual_seed(0)
     ops = STEPS[name]()
     pool = Pool(GPU)
-    reserve(ops, pool)
+    reserve([(op, NEAR) for op in ops], pool)
     reserved = pool.bytes
     for call, outputs in ops.items():
         if why_not(call) is not None:

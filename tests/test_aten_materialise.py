@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from kernels.aten import (
+    NEAR,
     Call,
     CannotReplay,
     Named,
@@ -169,7 +170,7 @@ def test_replays_of_one_pool_can_take_turns() -> None:
     step = Call("aten._fused_adam_.default", ((X,), (X,), (X,), (X,), (), (spec(),)), tuple(
         dict(lr=1e-3, beta1=0.9, beta2=0.99, weight_decay=0.0, eps=1e-8, amsgrad=False,
              maximize=False).items()))  # fmt: skip
-    reserve([add, step], pool)
+    reserve([(add, NEAR), (step, NEAR)], pool)
     replays = [materialise(call, CPU, pool) for call in (add, step)]
     for _ in range(3):
         for replay in replays:

@@ -61,7 +61,7 @@ class Calls:
         pool = self._pool(dict(ops), problems)
         for key in ops.keys() - problems.keys():
             try:
-                replay = materialise(ops[key].call, self.device, pool)
+                replay = materialise(ops[key].call, self.device, pool, ops[key].distant)
             except (CannotReplay, torch.OutOfMemoryError) as problem:
                 problems[key] = _in_words(problem)
                 continue
@@ -73,7 +73,7 @@ class Calls:
         while True:
             pool = Pool(self.device)
             try:
-                reserve([op.call for op in ops.values()], pool)
+                reserve([(op.call, op.distant) for op in ops.values()], pool)
             except torch.OutOfMemoryError:
                 largest = max(ops, key=lambda key: _bytes(ops[key]))
                 del ops[largest]
@@ -83,9 +83,11 @@ class Calls:
 
 
 def key_of(case: TrainCase, op: TracedOp) -> str:
-    """A call, and the one switch of the process that changes how it runs."""
+    """A call, what the cache does not hold of it, and the one switch of the process that changes
+    how it runs.
+    """
     tf32 = recipe_of(case).tf32 and kind(op) == "product"
-    return f"tf32 {op.call.key}" if tf32 else op.call.key
+    return " ".join(filter(None, ("tf32" * tf32, op.distant.key, op.call.key)))
 
 
 def kind(op: TracedOp) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,8 +14,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from e2e.predict.cache import Cache
 from e2e.predict.real_layouts import as_when_real
-from kernels.aten import Call, TensorSpec, describe, spec_of
+from kernels.aten import NEAR, Call, Distant, TensorSpec, describe, kind_of, spec_of
 from microbench.layers.networks import following
 
 LAST_PHASE = "optimizer"  # of what comes after the last mark of a step
@@ -26,6 +27,8 @@ FUSED = "aten._fused_"
 SKIPPED = ("prim.", "profiler.")  # questions and notes: no arithmetic, no launch
 READS = "aten._local_scalar_dense.default"  # a value that Python reads: the host waits for it
 COPIES = ("aten._to_copy.", "aten.copy_.")
+LEAST_DISTANT = 2**20  # bytes: what is smaller costs hardly more when it is not in the cache
+WIDE = 4  # times the cache: a call that touches more finds nothing of its last launch
 BLOCK_BYTES = 512  # torch's caching allocator rounds up to this
 
 autograd: Any = torch._C  # pyright: ignore[reportPrivateUsage]
@@ -38,7 +41,7 @@ class TracedOp:
     `layer` is the path of the module that made it, forward or backward, "" outside of all modules.
     `waits`: the host waits for the device here. `noted`: autograd notes it for the backward pass.
     `allocated` bytes are of new storages that it returns, `freed` those let go since the call
-    before.
+    before. `distant` is what the device's cache does not hold of it.
     """
 
     call: Call
@@ -49,6 +52,7 @@ class TracedOp:
     noted: bool
     allocated: int
     freed: int
+    distant: Distant = NEAR
 
 
 def block_bytes(tensor: Tensor) -> int:
@@ -59,9 +63,10 @@ def block_bytes(tensor: Tensor) -> int:
 class Storages:
     """Which storages are alive: told of every tensor, it notices when one is let go."""
 
-    def __init__(self) -> None:
+    def __init__(self, cache: Cache) -> None:
         self.alive: dict[int, tuple[object, int]] = {}
         self.freed = 0
+        self._cache = cache
 
     @property
     def total(self) -> int:
@@ -82,6 +87,7 @@ class Storages:
 
     def _gone(self, key: int) -> None:
         self.freed += self.alive.pop(key)[1]
+        self._cache.forget(key)
 
     def take_freed(self) -> int:
         """Bytes let go since the last time."""
@@ -92,13 +98,15 @@ class Storages:
 class Recorder(TorchDispatchMode):
     """Sees each call below autograd. `mark(phase)` ends a phase, as a `Learner.step` tells it.
 
-    `scaled`: a loss scaler looks at the gradients before an unfused optimizer is called.
+    `scaled`: a loss scaler looks at the gradients before an unfused optimizer is called. The
+    device's cache holds `cache_bytes`; with 0, nothing is said of it.
     """
 
-    def __init__(self, device_type: str, *, scaled: bool = False) -> None:
+    def __init__(self, device_type: str, *, scaled: bool = False, cache_bytes: int = 0) -> None:
         super().__init__()
         self.ops: list[TracedOp] = []
-        self.storages = Storages()
+        self._cache = Cache(cache_bytes)
+        self.storages = Storages(self._cache)
         self.module_calls = 0
         self._device_type = device_type
         self._pending: list[TracedOp] = []
@@ -113,6 +121,7 @@ class Recorder(TorchDispatchMode):
         self._layers.clear()
         self._sequence = _next_sequence()
         self.storages.take_freed()
+        self._cache.begin()
         return self.storages.total
 
     def hold(self, tensors: Iterator[Tensor]) -> None:
@@ -142,7 +151,12 @@ class Recorder(TorchDispatchMode):
     def end(self) -> tuple[TracedOp, ...]:
         """The calls of the step."""
         self.mark(LAST_PHASE)
-        return tuple(self.ops)
+        return tuple(
+            replace(op, distant=replace(op.distant, results=True, cache_bytes=self._cache.size))
+            if i in self._cache.written_back
+            else op
+            for i, op in enumerate(self.ops)
+        )
 
     def __torch_dispatch__(
         self,
@@ -159,21 +173,53 @@ class Recorder(TorchDispatchMode):
         call = describe(func, args, kwargs)
         freed = self.storages.take_freed()
         layer, noted = self._layer()
+        taken = _tensors_in(args, kwargs)
         out = self._run(name, func, args, kwargs)
-        made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+        made = _tensors_in(out)
+        outputs = tuple(spec_of(tensor) for tensor in made)
+        new = [self.storages.see(tensor, self._device_type) for tensor in made]
         self._pending.append(
             TracedOp(
                 call,
-                tuple(spec_of(tensor) for tensor in made),
+                outputs,
                 phase="",  # told by the next mark
                 layer=layer,
                 waits=self._waits(name, args, kwargs, made),
                 noted=noted,
-                allocated=sum(self.storages.see(tensor, self._device_type) for tensor in made),
+                allocated=sum(new),
                 freed=freed,
+                distant=self._touched(call, outputs, taken, zip(made, new, strict=True)),
             )
         )
         return out
+
+    def _touched(
+        self, call: Call, outputs: tuple[TensorSpec, ...], taken: Sequence[Tensor],
+        made: Iterable[tuple[Tensor, int]],
+    ) -> Distant:  # fmt: skip
+        """What the cache did not hold; now it holds what the call has touched.
+
+        A call that touches much more than the cache holds leaves nothing there for its next launch.
+        """
+        cache, number = self._cache, len(self.ops) + len(self._pending)
+        if not cache.size or kind_of(call, outputs) == "view":
+            return NEAR
+        touched = [(tensor, _touched_bytes(tensor), False) for tensor in taken]
+        touched += [(tensor, _touched_bytes(tensor), new > 0) for tensor, new in made]
+        touched = [one for one in touched if one[0].device.type == self._device_type]
+        narrow = sum(size for _, size, _ in touched) <= WIDE * cache.size
+        distant = [
+            i
+            for i, tensor in enumerate(taken)
+            if narrow
+            and tensor.device.type == self._device_type
+            and _touched_bytes(tensor) >= LEAST_DISTANT
+            and not cache.holds(_storage(tensor))
+        ]
+        for tensor, size, new in touched:
+            matters = new and narrow and size >= LEAST_DISTANT
+            cache.touch(_storage(tensor), size, new_of=number if matters else None)
+        return Distant(tuple(distant), cache_bytes=cache.size) if distant else NEAR
 
     def _run(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         fake = any(isinstance(leaf, FakeTensor) for leaf in tree_leaves(args))
@@ -208,6 +254,24 @@ class Recorder(TorchDispatchMode):
             return False
         sources = [arg for arg in args if isinstance(arg, Tensor)]
         return len({tensor.device.type for tensor in (*sources, *made)}) > 1
+
+
+def _tensors_in(*values: Any) -> list[Tensor]:
+    """In the order of `Call.tensors`."""
+    found: list[Any] = []
+    for value in values:
+        items = [value[name] for name in sorted(value)] if isinstance(value, dict) else value
+        found += tree_leaves(items)
+    return [leaf for leaf in found if isinstance(leaf, Tensor)]
+
+
+def _storage(tensor: Tensor) -> int:
+    return id(tensor.untyped_storage())
+
+
+def _touched_bytes(tensor: Tensor) -> int:
+    """At most what its storage has: elements may share memory."""
+    return min(tensor.untyped_storage().nbytes(), tensor.numel() * tensor.itemsize)
 
 
 def _next_sequence() -> int:

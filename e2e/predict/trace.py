@@ -26,6 +26,7 @@ from e2e.datasets.synthetic import SyntheticFeed
 from e2e.learner import Learner, memory_format, storage
 from e2e.networks import Network
 from e2e.networks.network import FAKE_LOGGER, quiet
+from e2e.predict.cache import cache_bytes
 from e2e.predict.recorder import Recorder, TracedOp, block_bytes
 from e2e.recipes import DYNAMIC, Recipe, recipe_of
 from microbench.layers.networks import BuildMode, one_line
@@ -90,7 +91,9 @@ def _recorded(
 ) -> Trace:
     """The second step: the first one makes what later steps find there."""
     learner = Learner(network, case, recipe_of(case), device, seed=SEED, module=module)
-    recorder = Recorder(device.type, scaled=recipe_of(case).scale == DYNAMIC)
+    recorder = Recorder(
+        device.type, scaled=recipe_of(case).scale == DYNAMIC, cache_bytes=cache_bytes(device)
+    )
     feed = fixed_feed(network, case, device, classes)
     recorder.hold(_tensors_of(learner, feed))
     with _without_cycles(), recorder.following(learner.module), recorder:

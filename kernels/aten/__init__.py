@@ -15,6 +15,7 @@ from kernels.aten.call import (
     from_json,
     to_json,
 )
+from kernels.aten.distant import NEAR, Distant
 from kernels.aten.kinds import KINDS, kind_of
 from kernels.aten.materialise import Replay, materialise, reserve, why_not
 from kernels.aten.record import describe, resolve, spec_of
@@ -22,9 +23,11 @@ from kernels.aten.work import flops, min_bytes
 
 __all__ = [
     "KINDS",
+    "NEAR",
     "Argument",
     "Call",
     "CannotReplay",
+    "Distant",
     "Named",
     "Pool",
     "Replay",

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels.aten.call import TensorSpec
+from kernels.aten.distant import Held
 
 ALIGNMENT_BYTES = 512  # of an argument's beginning, as torch's allocator aligns on CUDA
 READ, WRITTEN = "read", "written"
@@ -44,6 +45,7 @@ class Pool:
         self._flats: dict[Area, Tensor] = {}
         self._seed = seed
         self._generators: dict[torch.device, torch.Generator] = {}
+        self.held = Held()  # results that were let go would be written over
 
     @property
     def bytes(self) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,7 @@ from kernels.aten.call import (
     TensorSpec,
 )
 from kernels.aten.contents import REFUSED, Fill, Site, fill_of
+from kernels.aten.distant import NEAR, Distant, in_turns
 from kernels.aten.record import constant, resolve
 from kernels.aten.saved import SAVED, run_forward
 from kernels.aten.slots import Slot, named_arguments, slots_of
@@ -36,7 +38,8 @@ class Replay:
 
     Where arguments are written (`mutated`), `restore` gives them fresh content: to be called before
     each block of launches, since calls share the memory, and so that an addition in place does not
-    run to infinity. It launches a few kernels, and does not wait for them.
+    run to infinity. It launches a few kernels, and does not wait for them. `launch_distant` is
+    `launch` with arguments and results that the cache does not hold, where there are any.
     """
 
     launch: Callable[[], object]
@@ -44,9 +47,10 @@ class Replay:
     restore: Callable[[], None]
     args: tuple[Any, ...] = field(repr=False)
     kwargs: Mapping[str, Any] = field(repr=False)
+    launch_distant: Callable[[], object] = field(repr=False)
 
 
-def materialise(call: Call, device: torch.device, pool: Pool) -> Replay:
+def materialise(call: Call, device: torch.device, pool: Pool, distant: Distant = NEAR) -> Replay:
     """Arguments with the recorded shapes, strides and types on `device`, and a launch with them.
 
     What the shared memory of `pool` cannot hold (indices, masks, what a forward pass saved) is the
@@ -57,7 +61,8 @@ def materialise(call: Call, device: torch.device, pool: Pool) -> Replay:
     assert pool.device == device, "a pool is for one device"
     func = _refuse_or_resolve(call)
     places = _places(call, pool)
-    needs = _needs(places)
+    turns = _turns(places, distant)
+    needs = _needs([*places, *itertools.chain(*turns)])
     pool.grow(needs)
     arguments = named_arguments(call, func)
     made = {place.at: _tensor(place, pool) for place in places if not place.saved}
@@ -70,20 +75,27 @@ def materialise(call: Call, device: torch.device, pool: Pool) -> Replay:
     values = {name: _value(name, value, made, device) for name, value in arguments.items()}
     if any(place.saved for place in places):
         values.update(run_forward(SAVED[call.operator], call, arguments, values))
-    args = tuple(values[name] for name in list(arguments)[: len(call.args)])
-    kwargs = {name: values[name] for name, _ in call.kwargs}
+    launch = _launch(func, call, arguments, values)
+    elsewhere = [values | _moved(turn, made, arguments, pool) for turn in turns]
+    launches = [launch, *(_launch(func, call, arguments, there) for there in elsewhere)]
     return Replay(
-        partial(func, *args, **kwargs),
+        launch,
         mutated=any(place.slot.written for place in places),
         restore=restore,
-        args=args,
-        kwargs=kwargs,
+        args=launch.args,
+        kwargs=launch.keywords,
+        launch_distant=in_turns(launches, distant, pool.held) if distant else launch,
     )
 
 
-def reserve(calls: Iterable[Call], pool: Pool) -> None:
+def reserve(calls: Iterable[tuple[Call, Distant]], pool: Pool) -> None:
     """Make the pool as large as the largest of these calls needs; what cannot run needs nothing."""
-    pool.grow(total(_needs(_places(call, pool)) for call in calls if why_not(call) is None))
+
+    def needs(call: Call, distant: Distant) -> dict[Area, int]:
+        places = _places(call, pool)
+        return _needs([*places, *itertools.chain(*_turns(places, distant))])
+
+    pool.grow(total(needs(call, distant) for call, distant in calls if why_not(call) is None))
 
 
 def why_not(call: Call) -> str | None:
@@ -173,6 +185,28 @@ def _places(call: Call, pool: Pool) -> list[_Place]:
     return places
 
 
+def _turns(places: Sequence[_Place], distant: Distant) -> list[list[_Place]]:
+    """Further places for the distant arguments that are only read, behind all others: a turn each.
+
+    Values that have rules of their own, and what a forward pass saved, stay where they are.
+    """
+    moving = [
+        place
+        for i, place in enumerate(places)
+        if i in distant.arguments and place.area and place.area.use == READ
+    ]
+    ends = _needs(places)
+    turns: list[list[_Place]] = []
+    for _ in range(1, distant.turns(sum(place.slot.spec.bytes for place in moving))):
+        turn: list[_Place] = []
+        for place in moving:
+            assert place.area is not None
+            turn.append(replace(place, offset=ends[place.area]))
+            ends[place.area] += place.area.aligned(place.slot.spec.span)
+        turns.append(turn)
+    return turns if moving else []
+
+
 def _is_pinned(call: Call, slot: Slot, pool: Pool) -> bool:
     """Whether the host's side of a copy must be: only from pinned memory does it not wait."""
     crosses = slot.spec.device == "cpu" and pool.device.type == "cuda"
@@ -228,6 +262,25 @@ def _value(name: str, value: Argument, made: Mapping[_At, Tensor], device: torch
             for place, item in enumerate(value)
         ]
     return value
+
+
+def _moved(
+    turn: Iterable[_Place],
+    made: Mapping[_At, Tensor],
+    arguments: Mapping[str, Argument],
+    pool: Pool,
+) -> dict[str, Any]:
+    """The arguments, by name, that lie elsewhere in a turn."""
+    there = {**made, **{place.at: _tensor(place, pool) for place in turn}}
+    names = {place.slot.name for place in turn}
+    return {name: _value(name, arguments[name], there, pool.device) for name in names}
+
+
+def _launch(
+    func: OpOverload, call: Call, arguments: Mapping[str, Argument], values: Mapping[str, Any]
+) -> partial[object]:
+    args = [values[name] for name in list(arguments)[: len(call.args)]]
+    return partial(func, *args, **{name: values[name] for name, _ in call.kwargs})
 
 
 # ------------------------------------------------------------ again

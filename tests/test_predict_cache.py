@@ -1,0 +1,193 @@
+"""What a step finds in the device's cache, and calls that are measured without finding it there."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from e2e.predict.cache import Cache, cache_bytes
+from e2e.predict.recorder import LEAST_DISTANT, WIDE, Recorder, TracedOp
+from kernels.aten import Distant, Pool, TensorSpec, describe, materialise, reserve
+from kernels.aten.distant import MOST_TURNS, Held
+
+CPU = torch.device("cpu")
+ATEN = torch.ops.aten
+MB = 2**20
+TOUCHES = st.lists(st.tuples(st.integers(0, 9), st.integers(1, 60)), max_size=60)
+
+
+@given(TOUCHES)
+def test_what_was_touched_last_is_held_up_to_the_size(touches: list[tuple[int, int]]) -> None:
+    cache = Cache(100)
+    order: OrderedDict[int, int] = OrderedDict()
+    for storage, size in touches:
+        cache.touch(storage, size)
+        order[storage] = size
+        order.move_to_end(storage)
+        total, held = 0, set()
+        for each, bytes_ in reversed(order.items()):
+            total += bytes_
+            if total > 100:
+                break
+            held.add(each)
+        # What left the cache does not come back when another shrinks.
+        assert {each for each in order if cache.holds(each)} <= held
+        assert cache.holds(storage)
+
+
+def test_a_result_goes_to_memory_when_it_leaves_the_cache_and_not_when_it_is_freed() -> None:
+    cache = Cache(100)
+    cache.touch(1, 40, new_of=11)
+    cache.touch(2, 40, new_of=12)
+    cache.touch(1, 40)
+    cache.forget(2)
+    assert not cache.holds(2)
+    cache.touch(3, 60)
+    assert cache.written_back == set()
+    cache.touch(4, 1)
+    assert cache.written_back == {11}
+    cache.begin()
+    assert cache.written_back == set()
+
+
+def test_what_is_larger_than_the_cache_leaves_nothing_there() -> None:
+    cache = Cache(100)
+    cache.touch(1, 40)
+    cache.touch(2, 101, new_of=5)
+    assert not cache.holds(1)
+    assert not cache.holds(2)
+    assert cache.written_back == {5}
+
+
+def test_a_cpu_s_calls_are_not_told_apart_by_its_cache() -> None:
+    assert cache_bytes(CPU) == 0
+
+
+def rows(mb: int) -> Tensor:
+    return torch.ones(mb, MB // 4)
+
+
+def step(first: Tensor, second: Tensor) -> list[Tensor]:
+    kept = first * 2  # let go before it is read again
+    brief = second + 1
+    del brief
+    other = second.exp()
+    return [kept + 1, other]
+
+
+def recorded(cache_mb: float) -> list[TracedOp]:
+    """Two steps of `step`, of which the second one counts."""
+    recorder = Recorder("cpu", cache_bytes=int(cache_mb * MB))
+    first, second = rows(4), rows(3)
+    recorder.hold(iter((first, second)))
+    with recorder:
+        step(first, second)
+        recorder.begin()
+        step(first, second)
+    return list(recorder.end())
+
+
+def test_a_recording_notes_what_the_cache_does_not_hold() -> None:
+    # Since `first` was read last, 13 MB were touched; since `second` was, itself and `brief`.
+    mul, add, exp, last = recorded(12)
+    assert [op.call.operator for op in (mul, add, exp, last)] == ["mul", "add", "exp", "add"]
+    assert mul.distant.arguments == (0,)
+    assert exp.distant.arguments == ()
+    assert [op.distant.results for op in (add, exp)] == [False, False]
+
+
+def test_a_larger_cache_holds_all_and_none_says_nothing() -> None:
+    for cache_mb in (0, 1000):
+        assert all(not op.distant for op in recorded(cache_mb)[1:])
+    assert recorded(0)[0].distant.key == ""
+
+
+def test_results_that_leave_the_cache_and_come_back_are_noted() -> None:
+    mul, _, _, last = recorded(6)
+    assert mul.distant.results
+    assert last.distant.arguments == (0,)
+
+
+def test_calls_wider_than_the_cache_are_as_they_always_were() -> None:
+    """They do not find the launch before in it either."""
+    assert all(not op.distant for op in recorded(6 / WIDE - 0.1))
+
+
+def test_small_arguments_do_not_matter() -> None:
+    recorder = Recorder("cpu", cache_bytes=4 * MB)
+    small = torch.ones(LEAST_DISTANT // 4 - 1)
+    recorder.hold(iter((small,)))
+    with recorder:
+        torch.exp(small)
+    (op,) = recorder.end()
+    assert not op.distant
+
+
+def spec(*shape: int) -> TensorSpec:
+    return TensorSpec(shape, tuple(torch.empty(shape, device="meta").stride()), "float32", "cpu")
+
+
+@pytest.mark.parametrize("arguments", [(), (0,), (1,), (0, 1)])
+def test_distant_arguments_take_turns_and_the_others_stay(arguments: tuple[int, ...]) -> None:
+    seen: list[tuple[int, int]] = []
+    call = describe(ATEN.mm.default, (torch.empty(64, 128), torch.empty(128, 32)), {})
+    distant = Distant(arguments, cache_bytes=64 * 128 * 4)
+    pool = Pool(CPU)
+    reserve([(call, distant)], pool)
+    reserved = pool.bytes
+    replay = materialise(call, CPU, pool, distant)
+    assert pool.bytes == reserved
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            seen.append((args[0].data_ptr(), args[1].data_ptr()))
+            return func(*args, **(kwargs or {}))
+
+    with Watch():
+        for _ in range(20):
+            replay.launch_distant()
+        replay.launch()
+    for place in (0, 1):
+        places = {pair[place] for pair in seen}
+        assert (len(places) > 1) is (place in arguments)
+    sizes = (64 * 128 * 4, 128 * 32 * 4)
+    turn = sum(sizes[i] for i in arguments)
+    if arguments:
+        assert len(set(seen)) * turn > 2 * distant.cache_bytes
+    areas = sorted((pair[i], pair[i] + sizes[i]) for pair in set(seen) for i in arguments)
+    assert all(end <= begin for (_, end), (begin, _) in pairwise(areas))
+    assert seen[-1] == seen[0]
+
+
+def test_distant_results_do_not_lie_where_the_last_ones_did() -> None:
+    call = describe(ATEN.exp.default, (torch.empty(1024),), {})
+    distant = Distant((), results=True, cache_bytes=3 * 4096)
+    pool = Pool(CPU)
+    replay = materialise(call, CPU, pool, distant)
+    for _ in range(30):
+        replay.launch_distant()
+    held = [result for result, _ in pool.held._results]
+    pointers = {tensor.data_ptr() for tensor in held if isinstance(tensor, Tensor)}
+    assert len(pointers) == len(held) == 12  # four caches, no more
+    pool.held.clear()
+    assert not pool.held._results
+
+
+def test_one_result_larger_than_all_is_held_alone() -> None:
+    held = Held()
+    for _ in range(3):
+        held.hold((torch.ones(100), None), 8)
+    assert len(held._results) == 1
+
+
+def test_turns_are_bounded() -> None:
+    assert Distant((0,), cache_bytes=10**9).turns(1) == MOST_TURNS
+    assert Distant((0,), cache_bytes=10).turns(10**6) == 1
+    assert Distant((1,), True, 10).key == "distant 1,results"
