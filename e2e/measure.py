@@ -61,8 +61,9 @@ class Trainer(Arms):
                 break
             except ArmFailed as failure:
                 failed.append(self._dropped(failure))
-        if pace:
-            pace.forget()
+            finally:
+                if pace:
+                    pace.forget()
         for key in list(self.held):
             held = self.held[key]
             announce(key, "timing its phases")
@@ -80,7 +81,7 @@ class Trainer(Arms):
         def begin(key: str, number: int) -> None:
             held = self.held[key]
             if looks:
-                looks.begin(key)
+                looks.begin(key if number else "")  # the first turn of all only warms the device
             held.learner.switch()
             announce(key, f"timing, round {number}{_rate_so_far(held)}")
             if len(self.held) > 1:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,35 +13,49 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from tracing import case_of
 
+from e2e.networks import find
 from e2e.predict.cache import Cache, cache_bytes
+from e2e.predict.calls import Calls
+from e2e.predict.pace import Steady
 from e2e.predict.recorder import LEAST_DISTANT, WIDE, Recorder, TracedOp
-from kernels.aten import Distant, Pool, TensorSpec, describe, materialise, reserve
+from e2e.predict.store import Store
+from e2e.predict.trace import Trace
+from kernels.aten import NEAR, Call, Distant, Pool, Replay, describe, materialise, reserve
 from kernels.aten.distant import MOST_TURNS, Held
+from kernels.case import Target
 
 CPU = torch.device("cpu")
 ATEN = torch.ops.aten
 MB = 2**20
-TOUCHES = st.lists(st.tuples(st.integers(0, 9), st.integers(1, 60)), max_size=60)
+SIZES = st.lists(st.integers(1, 60), min_size=10, max_size=10)
+TOUCHES = st.lists(st.integers(0, 9), max_size=60)
 
 
-@given(TOUCHES)
-def test_what_was_touched_last_is_held_up_to_the_size(touches: list[tuple[int, int]]) -> None:
+@given(SIZES, TOUCHES)
+def test_what_was_touched_last_is_held_up_to_the_size(sizes: list[int], touches: list[int]) -> None:
     cache = Cache(100)
-    order: OrderedDict[int, int] = OrderedDict()
-    for storage, size in touches:
-        cache.touch(storage, size)
-        order[storage] = size
-        order.move_to_end(storage)
-        total, held = 0, set()
-        for each, bytes_ in reversed(order.items()):
-            total += bytes_
+    order: list[int] = []
+    for storage in touches:
+        cache.touch(storage, sizes[storage])
+        order = [each for each in order if each != storage] + [storage]
+        held, total = set[int](), 0
+        for each in reversed(order):
+            total += sizes[each]
             if total > 100:
                 break
             held.add(each)
-        # What left the cache does not come back when another shrinks.
-        assert {each for each in order if cache.holds(each)} <= held
-        assert cache.holds(storage)
+        assert {each for each in order if cache.holds(each)} == held
+
+
+def test_of_a_storage_that_is_read_in_part_the_rest_stays() -> None:
+    cache = Cache(100)
+    cache.touch(1, 90, new_of=7)
+    cache.touch(1, 5)
+    cache.touch(2, 90)
+    assert not cache.holds(1)
+    assert cache.written_back == {7}
 
 
 def test_a_result_goes_to_memory_when_it_leaves_the_cache_and_not_when_it_is_freed() -> None:
@@ -105,7 +121,7 @@ def test_a_recording_notes_what_the_cache_does_not_hold() -> None:
 
 def test_a_larger_cache_holds_all_and_none_says_nothing() -> None:
     for cache_mb in (0, 1000):
-        assert all(not op.distant for op in recorded(cache_mb)[1:])
+        assert all(not op.distant for op in recorded(cache_mb))
     assert recorded(0)[0].distant.key == ""
 
 
@@ -120,6 +136,59 @@ def test_calls_wider_than_the_cache_are_as_they_always_were() -> None:
     assert all(not op.distant for op in recorded(6 / WIDE - 0.1))
 
 
+def one_call(cache_mb: float, launch: Callable[[], object], *held: Tensor) -> TracedOp:
+    recorder = Recorder("cpu", cache_bytes=int(cache_mb * MB))
+    recorder.hold(iter(held))
+    with recorder:
+        launch()
+    return recorder.end()[-1]
+
+
+def test_parts_of_a_storage_count_together_and_an_argument_passed_twice_once() -> None:
+    joined = torch.ones(3, 2 * MB // 4)
+    a, b, c = joined.unbind()
+    op = one_call(6, lambda: (torch.stack((a, b, c)).exp(), a.neg()), joined)
+    assert op.distant.arguments == (0,)  # 6 of `joined`, then 6 and 6: nothing of it is left
+    assert one_call(1, lambda: rows(1) * 1, joined).distant.arguments == ()
+    x = rows(2)
+    assert one_call(1.5, lambda: x.mul(x), x).distant.arguments == (0, 1)  # 4 MB, not 6
+
+
+def test_what_a_call_writes_stays_where_it_is_and_is_not_named() -> None:
+    x, y = rows(2), rows(2)
+    assert one_call(3, lambda: x.add_(y), x, y).distant.arguments == (1,)
+    assert one_call(3, lambda: x.relu_(), x).distant == NEAR
+
+
+def test_gaps_between_rows_are_not_touched() -> None:
+    """So as many turns are needed as without them."""
+    joined = torch.empty(64, 4, 32)
+    distant = Distant((0,), cache_bytes=64 * 32 * 4)
+    pool = Pool(CPU)
+    call = describe(ATEN.exp.default, (joined[:, 0],), {})
+    materialise(call, CPU, pool, distant)
+    assert pool.bytes >= 4 * (joined.numel() - 3 * 32) * 4
+
+
+def test_a_distant_call_is_another_and_is_measured_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Distant] = []
+
+    def watched(call: Call, device: torch.device, pool: Pool, distant: Distant) -> Replay:
+        seen.append(distant)
+        return materialise(call, device, pool, distant)
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("e2e.predict.calls.materialise", watched)
+    near = TracedOp(describe(ATEN.exp.default, (rows(2),), {}), (), "", "", False, False, 0, 0)
+    far = replace(near, distant=Distant((0,), cache_bytes=4 * MB))
+    traced = Trace(case_of(find("cnn-cifar")), (near, far), 0, 0, 0, 0, fake=True)
+    calls = Calls(Target("cpu", "a CPU"), Store({"name": "a CPU"}, {}), Steady())
+    assert len(calls.times(traced).known) == 2
+    assert set(seen) == {NEAR, far.distant}
+
+
 def test_small_arguments_do_not_matter() -> None:
     recorder = Recorder("cpu", cache_bytes=4 * MB)
     small = torch.ones(LEAST_DISTANT // 4 - 1)
@@ -128,10 +197,6 @@ def test_small_arguments_do_not_matter() -> None:
         torch.exp(small)
     (op,) = recorder.end()
     assert not op.distant
-
-
-def spec(*shape: int) -> TensorSpec:
-    return TensorSpec(shape, tuple(torch.empty(shape, device="meta").stride()), "float32", "cpu")
 
 
 @pytest.mark.parametrize("arguments", [(), (0,), (1,), (0, 1)])
@@ -176,8 +241,6 @@ def test_distant_results_do_not_lie_where_the_last_ones_did() -> None:
     held = [result for result, _ in pool.held._results]
     pointers = {tensor.data_ptr() for tensor in held if isinstance(tensor, Tensor)}
     assert len(pointers) == len(held) == 12  # four caches, no more
-    pool.held.clear()
-    assert not pool.held._results
 
 
 def test_one_result_larger_than_all_is_held_alone() -> None:

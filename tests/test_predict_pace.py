@@ -8,11 +8,18 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tracing import case_of
 
+from e2e.arms import Task
+from e2e.datasets.synthetic import Synthetic
+from e2e.measure import Trainer
+from e2e.networks import find
 from e2e.predict import cuda_replay, pace
 from e2e.predict.pace import Looks, SmallStepPace, Spread, Steady, pace_of, spread
 from e2e.predict.replay import Counted
 from e2e.recipes import switch_tf32
+from microbench.device import describe, open_telemetry
+from microbench.interleave import FEWEST_ROUNDS
 
 PACES = st.lists(st.floats(0.1, 10.0), min_size=2, max_size=200)
 
@@ -90,9 +97,11 @@ def test_a_pace_is_good_for_a_moment_and_then_seen_anew(
     counts = []
     for wait_s in (0.0, pace.LASTS_S / 2, pace.LASTS_S):
         clock[0] += wait_s
-        on_a_cpu.now()
+        on_a_cpu.lately()
         counts.append(steps[0])
     assert counts[0] == counts[1] == counts[2] / 2 > 0
+    on_a_cpu.now()
+    assert steps[0] == 3 * counts[0]
 
 
 class Planned(Steady):
@@ -112,6 +121,42 @@ def test_the_pace_of_a_turn_is_that_of_both_its_ends() -> None:
     assert looks.of("a") == fmean((1.5, 3.5))
     assert looks.of("b") == 4.0  # of 3, 4 and 5.5
     assert looks.of("c") is None
+
+
+def test_a_trainer_notes_the_pace_of_each_arm_s_turns() -> None:
+    """Ever slower by 1, of which the first turn, to warm up, has none."""
+    info, network = describe("cpu"), find("cnn-cifar")
+    data = Synthetic(network.input, network.classes or 0, network.tokens)
+    cases = [case_of(network, 4, recipe=recipe) for recipe in ("fp32", "amp-bf16")]
+    pace = Planned(*(float(number) for number in range(100)))
+    with open_telemetry(info, 0.05) as telemetry:
+        task = Task(network, data, seed=1, lr=None, warmup=0)
+        trainer = Trainer(task, info.target(), telemetry)
+        try:
+            trainer.set_up(cases, lambda key, stage: None)
+            found = trainer.time(0.2, lambda key, stage: None, pace)
+        finally:
+            trainer.close()
+    looks = 100 - len(pace.left)
+    paces = [t.steps.host_pace for t in found if t.steps]
+    assert looks >= 2 + 2 * FEWEST_ROUNDS
+    rounds = len(found[0].steps.blocks) if found[0].steps else 0
+    assert looks == 2 + 2 * rounds
+    # Turn n is between n and n + 1; which arm begins varies, and both take part in each round.
+    assert sum(pace or 0 for pace in paces) == pytest.approx(looks - 1, abs=1.1)
+
+
+def test_a_pace_that_cannot_be_seen_ends_no_measurement() -> None:
+    class Full(Planned):
+        def now(self) -> float:
+            if len(self.left) == 1:
+                raise torch.OutOfMemoryError("no room")
+            return super().now()
+
+    looks = Looks(Full(1.0, 2.0, 3.0))
+    for turn in ("a", "b", "a", ""):
+        looks.begin(turn)
+    assert looks.of("a") is None
 
 
 def test_a_host_time_is_kept_as_at_pace_1() -> None:

@@ -78,8 +78,13 @@ def _predicted(
 
 def _paced_s(training: Training, told: Foretold) -> float | None:
     """The step as predicted for the host's pace while it was measured."""
-    pace = training.steps.host_pace if training.steps else None
-    return told.at(pace).simulate().step_s if pace and not training.case.fed else None
+    pace = _pace_of(training)
+    return told.at(pace).simulate().step_s if pace else None
+
+
+def _pace_of(training: Training) -> float | None:
+    """The host's while it was measured; not of a case that is fed, whose wait is of another."""
+    return training.steps.host_pace if training.steps and not training.case.fed else None
 
 
 def _with_ledger(training: Training, base: Training, foretold: Mapping[str, Foretold]) -> Training:
@@ -103,8 +108,11 @@ def _step(training: Training, told: Foretold) -> Step:
 
 
 def _at_the_same_pace(told: Foretold, training: Training) -> Foretold:
-    pace = training.steps.host_pace if training.steps else None
-    return told.at(pace) if pace and told.simulated else told
+    pace = _pace_of(training)
+    if not pace or not told.simulated:
+        return told
+    paced = told.at(pace)
+    return replace(paced, simulated=paced.simulate())
 
 
 # ---------------------------------------------------------------- causes

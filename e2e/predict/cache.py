@@ -11,9 +11,9 @@ from collections import OrderedDict
 
 import torch
 
-# The two halves of a large L2 each keep what their own processors read, so that what all read is
+# The halves of these cards' L2 each keep what their own processors read, so that what all read is
 # kept twice (NVIDIA A100 Tensor Core GPU Architecture, 2020, "L2 cache"; an H100's is alike).
-SHARE = 0.5
+IN_HALVES = ((8, 0), (9, 0))  # compute capabilities
 
 
 class Cache:
@@ -37,8 +37,9 @@ class Cache:
         """A call has read or written so many bytes of it, and made it, if it is `new_of` it."""
         if new_of is not None:
             self._written[storage] = new_of
-        self._total += size - self._held.pop(storage, 0)
-        self._held[storage] = size
+        before = self._held.pop(storage, 0)
+        self._held[storage] = max(size, before)  # of a part, the rest stays
+        self._total += self._held[storage] - before
         while self._total > self.size:
             oldest, gone = self._held.popitem(last=False)
             self._total -= gone
@@ -61,4 +62,6 @@ def cache_bytes(device: torch.device) -> int:
     """Bytes that stay in a device's cache; 0 for a CPU, whose calls are not told apart by it."""
     if device.type != "cuda":
         return 0
-    return int(SHARE * torch.cuda.get_device_properties(device).L2_cache_size)
+    facts = torch.cuda.get_device_properties(device)
+    halves = 2 if (facts.major, facts.minor) in IN_HALVES else 1
+    return int(facts.L2_cache_size) // halves

@@ -43,7 +43,7 @@ MARK = "empty"  # the kernel between two calls in a profile
 class _Met:
     """A call that was launched alone: what is known of it before the rounds.
 
-    `pace` was the host's just after `host_s` was taken.
+    `pace` was the host's when `host_s` was taken, or a twentieth of a second before.
     """
 
     counted: Counted
@@ -132,7 +132,7 @@ class CudaStopwatch:
         counted.replay.restore()
         host_s, rough_s, waits = self._roughly(launch, once_s)
         scratch_bytes = peak - max(before, after)
-        return _Met(counted, host_s, self._pace.now(), rough_s, scratch_bytes, waits)
+        return _Met(counted, host_s, self._pace.lately(), rough_s, scratch_bytes, waits)
 
     def _roughly(self, launch: Callable[[], object], once_s: float) -> tuple[float, float, bool]:
         """(host seconds, device seconds, whether it waits for the device) of a launch."""

@@ -31,12 +31,15 @@ class Foretold:
     framework_s: float = 0.0
 
     def at(self, pace: float) -> Foretold:
-        """The same, simulated where the host launches at another pace; `predicted` stays."""
+        """The same ops, launched at another pace, and not simulated yet; `predicted` stays."""
         ratio = pace / self.pace
-        paced = replace(
-            self, ops=launched_at(ratio, self.ops), framework_s=ratio * self.framework_s, pace=pace
+        return replace(
+            self,
+            ops=launched_at(ratio, self.ops),
+            framework_s=ratio * self.framework_s,
+            pace=pace,
+            simulated=None,
         )
-        return replace(paced, simulated=paced.simulate())
 
     def simulate(self) -> Simulated:
         """The step from its ops."""

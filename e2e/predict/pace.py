@@ -40,7 +40,11 @@ class HostPace(Protocol):
     """Tells how many times longer than at pace 1 the host takes."""
 
     def now(self) -> float:
-        """At this moment, or LASTS_S before."""
+        """At this moment."""
+        ...
+
+    def lately(self) -> float:
+        """The same, or what it was up to LASTS_S ago."""
         ...
 
     def look(self) -> Spread:
@@ -53,15 +57,24 @@ class HostPace(Protocol):
 
 
 class Looks:
-    """The pace while several take turns: seen where a turn ends and the next begins."""
+    """The pace while several take turns: seen where a turn ends and the next begins.
+
+    A device without room for the small step is no reason to end what takes the turns.
+    """
 
     def __init__(self, pace: HostPace) -> None:
-        self._pace = pace
+        self._pace: HostPace | None = pace
         self._seen: list[tuple[str, float]] = []
 
     def begin(self, turn: str) -> None:
         """The turn of this one begins, that of another ends."""
-        self._seen.append((turn, self._pace.now()))
+        if self._pace is None:
+            return
+        try:
+            self._seen.append((turn, self._pace.now()))
+        except RuntimeError:
+            self._pace = None
+            self._seen.clear()
 
     def of(self, turn: str) -> float | None:
         """The median over its turns, of each the mean of both ends; None when it had none."""
@@ -76,6 +89,10 @@ class Steady:
     def now(self) -> float:
         """Always 1."""
         return 1.0
+
+    def lately(self) -> float:
+        """Always 1."""
+        return self.now()
 
     def look(self) -> Spread:
         """Always 1."""
@@ -96,10 +113,13 @@ class SmallStepPace:
 
     def now(self) -> float:
         """The median of STEPS, after one that brings their code back to the processor."""
-        if time.perf_counter() - self._seen_at_s > LASTS_S:
-            self._seen = self._taken(self._warm_step())
-            self._seen_at_s = time.perf_counter()
+        self._seen = self._taken(self._warm_step())
+        self._seen_at_s = time.perf_counter()
         return self._seen
+
+    def lately(self) -> float:
+        """What `now` said last, where that is good still."""
+        return self._seen if time.perf_counter() - self._seen_at_s <= LASTS_S else self.now()
 
     def look(self) -> Spread:
         """As often as LOOK_S allows, and twice at least."""

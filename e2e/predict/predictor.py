@@ -208,7 +208,7 @@ class Predictor:
             tuple(_uncovered(_missing(traced, times))),
             took_s=self._took_s,
         )
-        return replace(told, predicted=predicted)
+        return replace(told, predicted=predicted, simulated=simulated)
 
     def _padded(self, traced: Trace, ops: Sequence[OpCost]) -> tuple[OpCost, ...] | None:
         """The ops with layers padded where that makes them faster; None where it does for none."""

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from e2e.predict.cache import Cache
 from e2e.predict.real_layouts import as_when_real
-from kernels.aten import NEAR, Call, Distant, TensorSpec, describe, kind_of, spec_of
+from kernels.aten import NEAR, Call, Distant, TensorSpec, describe, kind_of, movable, spec_of
 from microbench.layers.networks import following
 
 LAST_PHASE = "optimizer"  # of what comes after the last mark of a step
@@ -204,22 +204,25 @@ class Recorder(TorchDispatchMode):
         cache, number = self._cache, len(self.ops) + len(self._pending)
         if not cache.size or kind_of(call, outputs) == "view":
             return NEAR
-        touched = [(tensor, _touched_bytes(tensor), False) for tensor in taken]
-        touched += [(tensor, _touched_bytes(tensor), new > 0) for tensor, new in made]
-        touched = [one for one in touched if one[0].device.type == self._device_type]
-        narrow = sum(size for _, size, _ in touched) <= WIDE * cache.size
-        distant = [
+        made = list(made)
+        touched: dict[int, int] = {}  # bytes by storage; an argument may be passed twice
+        for tensor in (*taken, *(tensor for tensor, _ in made)):
+            if tensor.device.type == self._device_type:
+                most, before = tensor.untyped_storage().nbytes(), touched.get(_storage(tensor), 0)
+                touched[_storage(tensor)] = min(most, before + _touched_bytes(tensor))
+        narrow = sum(touched.values()) <= WIDE * cache.size
+        far = {
             i
             for i, tensor in enumerate(taken)
-            if narrow
-            and tensor.device.type == self._device_type
+            if _storage(tensor) in touched
             and _touched_bytes(tensor) >= LEAST_DISTANT
             and not cache.holds(_storage(tensor))
-        ]
-        for tensor, size, new in touched:
-            matters = new and narrow and size >= LEAST_DISTANT
-            cache.touch(_storage(tensor), size, new_of=number if matters else None)
-        return Distant(tuple(distant), cache_bytes=cache.size) if distant else NEAR
+        }
+        new = {_storage(tensor) for tensor, size in made if size >= LEAST_DISTANT} if narrow else ()
+        for storage, size in touched.items():
+            cache.touch(storage, size, new_of=number if storage in new else None)
+        moving = tuple(i for i in movable(call) if i in far) if far and narrow else ()
+        return Distant(moving, cache_bytes=cache.size) if moving else NEAR
 
     def _run(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         fake = any(isinstance(leaf, FakeTensor) for leaf in tree_leaves(args))
@@ -270,8 +273,8 @@ def _storage(tensor: Tensor) -> int:
 
 
 def _touched_bytes(tensor: Tensor) -> int:
-    """At most what its storage has: elements may share memory."""
-    return min(tensor.untyped_storage().nbytes(), tensor.numel() * tensor.itemsize)
+    spec = spec_of(tensor)
+    return spec.distinct * spec.itemsize
 
 
 def _next_sequence() -> int:

@@ -17,7 +17,7 @@ from kernels.aten.call import (
 )
 from kernels.aten.distant import NEAR, Distant
 from kernels.aten.kinds import KINDS, kind_of
-from kernels.aten.materialise import Replay, materialise, reserve, why_not
+from kernels.aten.materialise import Replay, materialise, movable, reserve, why_not
 from kernels.aten.record import describe, resolve, spec_of
 from kernels.aten.work import flops, min_bytes
 
@@ -38,6 +38,7 @@ __all__ = [
     "kind_of",
     "materialise",
     "min_bytes",
+    "movable",
     "reserve",
     "resolve",
     "spec_of",

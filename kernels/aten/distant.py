@@ -40,7 +40,7 @@ class Distant:
         return f"distant {','.join(named)}" if named else ""
 
     def turns(self, turn_bytes: int) -> int:
-        """How many turns of so many bytes leave none of them in the cache: 1 or more."""
+        """How many turns of so many bytes leave none of them in the cache; MOST_TURNS at most."""
         wanted = math.ceil(ROUND_CACHES * self.cache_bytes / max(1, turn_bytes))
         return max(1, min(MOST_TURNS, wanted))
 
@@ -62,11 +62,6 @@ class Held:
         self._bytes += size
         while self._bytes > most_bytes and len(self._results) > 1:
             self._bytes -= self._results.popleft()[1]
-
-    def clear(self) -> None:
-        """Let go of all."""
-        self._results.clear()
-        self._bytes = 0
 
 
 def in_turns(

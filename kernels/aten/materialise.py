@@ -186,18 +186,11 @@ def _places(call: Call, pool: Pool) -> list[_Place]:
 
 
 def _turns(places: Sequence[_Place], distant: Distant) -> list[list[_Place]]:
-    """Further places for the distant arguments that are only read, behind all others: a turn each.
-
-    Values that have rules of their own, and what a forward pass saved, stay where they are.
-    """
-    moving = [
-        place
-        for i, place in enumerate(places)
-        if i in distant.arguments and place.area and place.area.use == READ
-    ]
+    """Further places for the distant arguments, behind all others: a turn each."""
+    moving = [place for i, place in enumerate(places) if i in distant.arguments and _moves(place)]
     ends = _needs(places)
     turns: list[list[_Place]] = []
-    for _ in range(1, distant.turns(sum(place.slot.spec.bytes for place in moving))):
+    for _ in range(1, distant.turns(sum(_distinct_bytes(place) for place in moving))):
         turn: list[_Place] = []
         for place in moving:
             assert place.area is not None
@@ -205,6 +198,26 @@ def _turns(places: Sequence[_Place], distant: Distant) -> list[list[_Place]]:
             ends[place.area] += place.area.aligned(place.slot.spec.span)
         turns.append(turn)
     return turns if moving else []
+
+
+def movable(call: Call) -> tuple[int, ...]:
+    """Arguments that can be measured as distant, by their places in `Call.tensors`.
+
+    Those that are only read; values that have rules of their own, and what a forward pass saved,
+    stay where they are. None of a call that cannot be replayed.
+    """
+    if why_not(call) is not None:
+        return ()
+    places = _places(call, Pool(torch.device("cpu")))
+    return tuple(i for i, place in enumerate(places) if _moves(place))
+
+
+def _moves(place: _Place) -> bool:
+    return place.area is not None and place.area.use == READ
+
+
+def _distinct_bytes(place: _Place) -> int:
+    return place.slot.spec.distinct * place.slot.spec.itemsize
 
 
 def _is_pinned(call: Call, slot: Slot, pool: Pool) -> bool:
