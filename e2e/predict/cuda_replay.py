@@ -63,7 +63,7 @@ class _Met:
 
     @property
     def launch_as_in_step(self) -> Callable[[], object]:
-        """The same, by a host that is busier, with arguments as distant as in the step."""
+        """The same with arguments as distant as in the step, which costs the host a little more."""
         return self.counted.replay.launch_distant
 
     @property
