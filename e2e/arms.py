@@ -21,9 +21,9 @@ from e2e.networks import Network
 from e2e.recipes import cannot_run, recipe_of
 from e2e.steps import CpuSteps, CudaSteps, StepTimer
 from kernels.case import Target
+from kernels.error_words import first_line, one_line
 from microbench.errors import UserError
 from microbench.interleave import Arm
-from microbench.measure import first_line
 from microbench.train_results import TrainCase, Training
 
 WARM_STEPS = 3  # the first ones search algorithms, make optimizer state, and fill the allocator
@@ -107,7 +107,7 @@ class Arms:
         except Exception as error:
             self.raise_if_dead(error)
             self._free()
-            return replace(blank, status="failed", reason=describe(error))
+            return replace(blank, status="failed", reason=one_line(error))
         if held is None:
             return self._too_large(blank, announce)
         self.held[case.key] = held
@@ -229,8 +229,3 @@ class Arms:
     def _reset_peak(self) -> None:
         if self.cuda:
             torch.cuda.reset_peak_memory_stats(self.device)
-
-
-def describe(error: Exception) -> str:
-    """A failure in one line: an error's kind and first line."""
-    return f"{type(error).__name__}: {first_line(error)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from e2e.arms import Announce, Arms, Held, Task, describe
+from e2e.arms import Announce, Arms, Held, Task
 from e2e.datasets.synthetic import SyntheticFeed
 from e2e.predict.pace import HostPace, Looks
 from e2e.steps import (
@@ -18,6 +18,7 @@ from e2e.steps import (
     time_phases,
 )
 from kernels.case import Target
+from kernels.error_words import one_line
 from microbench.errors import UserError
 from microbench.interleave import FEWEST_ROUNDS, LOOKS, ArmFailed, Pace, Turns
 from microbench.report import words
@@ -124,7 +125,7 @@ class Trainer(Arms):
             raise cause  # strict data: the run ends
         self.raise_if_dead(cause)
         training = replace(
-            self.held[failure.arm.key].training, status="failed", reason=describe(cause)
+            self.held[failure.arm.key].training, status="failed", reason=one_line(cause)
         )
         self.drop(failure.arm.key)
         return training
@@ -208,7 +209,7 @@ def _rate_so_far(held: Held) -> str:
 def _unseen(training: Training, error: Exception) -> Warning:
     return Warning(
         f"{training.case.recipe}: its phases and kernels were not seen",
-        describe(error),
+        one_line(error),
         "the timed steps above stand; try again for the rest",
     )
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
+from kernels.error_words import one_line
 from microbench.load_results import LoadCase, Loading
 from microbench.train_results import Repeat, TrainCase, Training
 from microbench.worker import HANG_S, Child, OnStage, greet_parent
@@ -223,7 +224,7 @@ def _look_at(network: Any, device: str) -> _Look:
     import torch
 
     from microbench.errors import UserError
-    from microbench.layers.networks import one_line, tensors_in
+    from microbench.layers.networks import tensors_in
 
     shape = (2, *network.input)
     if network.tokens is None:

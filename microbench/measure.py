@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from kernels import OPS, is_library
 from kernels.case import Candidate, CannotRun, Case, OpSession, Prepared, Target
+from kernels.error_words import first_line
 from microbench import kernel_names
 from microbench.estimate import Estimator, TooLong
 from microbench.interleave import HEAVY, LARGE_FLOPS, Arm, ArmFailed, Turns
@@ -273,12 +274,6 @@ def describe_wrong(error: float, tolerance: float) -> str:
     if not math.isfinite(error):
         return "wrong result: left elements unwritten or NaN"
     return f"wrong result: relative error {error:.2g} against float64, {tolerance:g} allowed"
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's text, or its type."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
 
 
 def describe_failure(error: Exception, case: Case) -> str:

@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import cast
 
+from kernels.error_words import first_line
 from microbench.errors import UserError
 from microbench.results import SCHEMA_VERSION, Json, Run
 from microbench.run_json import run_from_json, run_to_json
@@ -30,7 +31,7 @@ def read_run(path: Path) -> Run:
     try:
         return run_from_json(data)
     except (ValueError, OverflowError) as error:
-        what = _first_line(error)
+        what = first_line(error)
         raise UserError(f"{path} is damaged or not of this project: {what}") from None
 
 
@@ -48,14 +49,10 @@ def _read_document(path: Path) -> Json:
             f"{path} is not whole JSON (line {error.lineno}: {error.msg}); was the copy cut short?"
         ) from None
     except (RecursionError, ValueError) as error:  # ValueError: a number of thousands of digits
-        raise UserError(f"{path} is not a run file: {_first_line(error)}") from None
+        raise UserError(f"{path} is not a run file: {first_line(error)}") from None
     if not isinstance(data, dict):
         raise UserError(f"{path} is not a run file: no JSON object")
     return cast(Json, data)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 def _short(error: Exception) -> str:

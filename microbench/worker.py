@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from kernels.case import Target
+from kernels.error_words import one_line
 from microbench.errors import UserError
 from microbench.results import Ceiling, Json, Result
 from microbench.sweep import Group
@@ -161,9 +162,7 @@ def _live(pipe: Connection, serve: Serve, settings: object) -> None:
     except UserError as error:
         pipe.send(("refused", str(error)))
     except Exception as error:
-        from microbench.measure import first_line
-
-        pipe.send(("dead", f"{type(error).__name__}: {first_line(error)}"))
+        pipe.send(("dead", one_line(error)))
 
 
 def greet_parent(pipe: Connection, device: str) -> DeviceInfo:

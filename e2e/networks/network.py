@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from kernels.error_words import one_line
 from microbench.errors import UserError
-from microbench.layers.networks import BuildMode, one_line
+from microbench.layers.networks import BuildMode
 
 FAKE_LOGGER = "torch._subclasses.fake_tensor"  # prints the traceback of what it cannot run
 TRIED_BATCH = 2  # batch-norm in training needs more than one value a channel

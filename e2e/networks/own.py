@@ -11,8 +11,9 @@ from torch.nn.parameter import is_lazy
 
 from e2e.networks.losses import DefaultLoss, count_right, is_stand_in
 from e2e.networks.network import Network, class_count, written
+from kernels.error_words import one_line
 from microbench.errors import UserError
-from microbench.layers.networks import DEFAULT_IMAGE, find_function, kind_of, one_line
+from microbench.layers.networks import DEFAULT_IMAGE, find_function, kind_of
 
 BATCH, CPU_BATCH = 64, 4
 # optimizer, learning rate, weight decay

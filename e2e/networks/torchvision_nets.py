@@ -11,8 +11,9 @@ from torch import nn
 
 from e2e.networks.losses import classification_loss, count_right
 from e2e.networks.network import Network, check_input, class_count, image_input
+from kernels.error_words import one_line
 from microbench.errors import UserError
-from microbench.layers.networks import SIZE_ARGUMENTS, one_line, usual_image
+from microbench.layers.networks import SIZE_ARGUMENTS, usual_image
 
 CLASSES = 1000
 LR_BATCH = 256  # the batch that the learning rates of FAMILIES are for

@@ -17,6 +17,7 @@ from e2e.predict.trace import Trace
 from e2e.recipes import recipe_of, switch_process
 from kernels.aten import CannotReplay, Pool, kind_of, materialise, reserve
 from kernels.case import Target
+from kernels.error_words import first_line
 from microbench.train_results import TrainCase
 
 
@@ -107,4 +108,4 @@ def _bytes(op: TracedOp) -> int:
 def _in_words(problem: Exception) -> str:
     if isinstance(problem, torch.OutOfMemoryError):
         return TOO_LARGE
-    return str(problem).partition("\n")[0]
+    return first_line(problem)

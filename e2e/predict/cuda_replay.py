@@ -43,7 +43,7 @@ MARK = "empty"  # the kernel between two calls in a profile
 class _Met:
     """A call that was launched alone: what is known of it before the rounds.
 
-    `pace` was the host's when `host_s` was taken, or a twentieth of a second before.
+    `pace` was the host's when `host_s` was taken, or up to `pace.LASTS_S` before.
     """
 
     counted: Counted

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -188,14 +188,14 @@ class Recorder(TorchDispatchMode):
                 noted=noted,
                 allocated=sum(new),
                 freed=freed,
-                distant=self._touched(call, outputs, taken, zip(made, new, strict=True)),
+                distant=self._touched(call, outputs, taken, list(zip(made, new, strict=True))),
             )
         )
         return out
 
     def _touched(
         self, call: Call, outputs: tuple[TensorSpec, ...], taken: Sequence[Tensor],
-        made: Iterable[tuple[Tensor, int]],
+        made: Sequence[tuple[Tensor, int]],
     ) -> Distant:  # fmt: skip
         """What the cache did not hold; now it holds what the call has touched.
 
@@ -204,7 +204,6 @@ class Recorder(TorchDispatchMode):
         cache, number = self._cache, len(self.ops) + len(self._pending)
         if not cache.size or kind_of(call, outputs) == "view":
             return NEAR
-        made = list(made)
         touched: dict[int, int] = {}  # bytes by storage; an argument may be passed twice
         for tensor in (*taken, *(tensor for tensor, _ in made)):
             if tensor.device.type == self._device_type:

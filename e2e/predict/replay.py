@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 import torch
 
 from kernels.aten import Replay
-from microbench.layers.networks import one_line
+from kernels.error_words import one_line
 from microbench.stats import median
 
 CPU_LAUNCHES = 5

@@ -30,7 +30,8 @@ from e2e.predict.cache import cache_bytes
 from e2e.predict.recorder import Recorder, TracedOp, block_bytes
 from e2e.recipes import DYNAMIC, Recipe, recipe_of
 from kernels.aten import NEAR
-from microbench.layers.networks import BuildMode, one_line
+from kernels.error_words import one_line
+from microbench.layers.networks import BuildMode
 from microbench.train_results import TrainCase
 
 SEED = 1

@@ -188,6 +188,8 @@ def _places(call: Call, pool: Pool) -> list[_Place]:
 def _turns(places: Sequence[_Place], distant: Distant) -> list[list[_Place]]:
     """Further places for the distant arguments, behind all others: a turn each."""
     moving = [place for i, place in enumerate(places) if i in distant.arguments and _moves(place)]
+    if not moving:
+        return []
     ends = _needs(places)
     turns: list[list[_Place]] = []
     for _ in range(1, distant.turns(sum(_distinct_bytes(place) for place in moving))):
@@ -197,7 +199,7 @@ def _turns(places: Sequence[_Place], distant: Distant) -> list[list[_Place]]:
             turn.append(replace(place, offset=ends[place.area]))
             ends[place.area] += place.area.aligned(place.slot.spec.span)
         turns.append(turn)
-    return turns if moving else []
+    return turns
 
 
 def movable(call: Call) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kernels.aten.arena import writable
 from kernels.aten.call import Argument, Call, CannotReplay, TensorSpec
+from kernels.error_words import first_line
 
 Values = Mapping[str, Any]  # arguments as they are passed, by name
 
@@ -104,8 +105,9 @@ def run_forward(
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, NotImplementedError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise CannotReplay(f"{call.name}: its forward pass does not run here: {reason}") from None
+        raise CannotReplay(
+            f"{call.name}: its forward pass does not run here: {first_line(error)}"
+        ) from None
     return {
         name: _fit(returned[place], arguments[name])
         for name, place in saved.outputs.items()

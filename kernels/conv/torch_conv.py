@@ -15,6 +15,7 @@ import torch
 from kernels.case import Candidate, CannotRun, Case, Target
 from kernels.conv.operands import ConvOperands, memory_format
 from kernels.conv.shape import ConvShape
+from kernels.error_words import first_line
 
 conv_switches = torch.backends.cudnn.conv  # pyright: ignore[reportAttributeAccessIssue]
 CPU_TRIAL = {"n": 1, "h": 8, "w": 8}  # at most
@@ -72,8 +73,9 @@ def _try_on_cpu(case: Case, operands: ConvOperands) -> None:
         corner = corner_operands(operands, small, case.layout)
         _launch(corner)()
     except (RuntimeError, NotImplementedError, ValueError) as error:
-        first_line = (str(error) or type(error).__name__).splitlines()[0]
-        raise CannotRun(f"torch on this CPU has no {case.precision_name}: {first_line}") from error
+        raise CannotRun(
+            f"torch on this CPU has no {case.precision_name}: {first_line(error)}"
+        ) from error
 
 
 def corner_operands(operands: ConvOperands, small: ConvShape, layout: str) -> ConvOperands:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from kernels.case import Candidate, CannotRun, Case, Target
+from kernels.error_words import first_line
 from kernels.gemm import cublaslt_api as api
 from kernels.gemm.cublaslt import refuse_8bit, require_current_device
 from kernels.gemm.operands import Operands
@@ -55,7 +56,7 @@ def _binding() -> Any:
     try:
         from cupy_backends.cuda.libs import cublas
     except Exception as error:  # CuPy fails in many ways where its CUDA libraries do not load
-        raise CannotRun(f"CuPy cannot be imported: {str(error).strip().splitlines()[0]}") from error
+        raise CannotRun(f"CuPy cannot be imported: {first_line(error)}") from error
     return cublas
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 
 from kernels.case import Candidate, CannotRun, Case, Target
+from kernels.error_words import first_line
 from kernels.gemm.operands import Operands
 
 matmul_switches = torch.backends.cuda.matmul
@@ -59,8 +60,9 @@ def _try_on_cpu(case: Case, operands: Operands) -> None:
     try:
         _call(case, corner)()
     except (RuntimeError, NotImplementedError, ValueError) as error:
-        first_line = (str(error) or type(error).__name__).splitlines()[0]
-        raise CannotRun(f"torch on this CPU has no {case.precision_name}: {first_line}") from error
+        raise CannotRun(
+            f"torch on this CPU has no {case.precision_name}: {first_line(error)}"
+        ) from error
 
 
 def _call(case: Case, operands: Operands) -> Callable[[], object]:

@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from kernels.error_words import one_line
 from microbench.errors import UserError
 
 DEFAULT_IMAGE = 224  # pixels a side, of a network that says nothing else
@@ -139,12 +140,6 @@ def following(
     finally:
         for handle in handles:
             handle.remove()
-
-
-def one_line(error: BaseException) -> str:
-    """The kind of an exception and the first line of what it says."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 def suggest(word: str, known: Iterable[str]) -> str:

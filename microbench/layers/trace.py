@@ -24,8 +24,9 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels.conv.shape import PASSES, ConvShape
+from kernels.error_words import one_line
 from microbench.errors import UserError
-from microbench.layers.networks import Network, following, load, one_line, tensors_in
+from microbench.layers.networks import Network, following, load, tensors_in
 
 BATCHED = "batched products and attention are not measured yet"
 
