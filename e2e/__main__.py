@@ -72,7 +72,11 @@ TRAINING = (
     option("--seed", "1", "The first seed: weights and order of the data", type=int),
     option("--lr", None, "Learning rate  [default: the network's usual]", type=float),
     option("--warmup", "0", "Steps in which the rate rises from 0", type=int),
-    flag("--predict", is_flag=True, help="Predict each step before it is timed; a ledger"),
+    flag(
+        "--predict/--no-predict",
+        default=None,
+        help="Predict each step before it is timed; a ledger  [default: on a GPU]",
+    ),
     flag("--verify", is_flag=True, help="Measure the fixes that the prediction proposes"),
     option("--budget", None, "Seconds of timing a comparison  [default: 10 an arm]", type=float),
 )  # fmt: skip

@@ -141,11 +141,14 @@ def _needs(what: str, needed: tuple[int, int], has: tuple[int, int]) -> str:
     return f"{what} needs compute capability {words[0]}, this GPU has {words[1]}"
 
 
-def switch_process(recipe: Recipe, kind: str) -> None:
-    """Set this process's switches as the recipe wants them, for a kind of device."""
+def switch_process(recipe: Recipe, kind: str, *, search: bool = True) -> None:
+    """Set this process's switches as the recipe wants them, for a kind of device.
+
+    Without `search`, cuDNN takes the first algorithm that suits a convolution.
+    """
     switch_tf32(recipe.tf32)
     if kind == "cuda":
-        torch.backends.cudnn.benchmark = True
+        torch.backends.cudnn.benchmark = search
 
 
 def switch_tf32(on: bool) -> None:

@@ -46,7 +46,7 @@ class TrainRequest:
     repeats: int
     budget: float | None
     outputs: Outputs
-    predict: bool = False  # before it is timed
+    predict: bool | None = False  # before it is timed; None: on a GPU
     verify: bool = False
     train: bool = True  # False: predict, and no more
 
@@ -148,10 +148,12 @@ def carry_out(
 def _work(
     request: TrainRequest, network: Network, facts: DataFacts, greeting: Greeting, path: Path
 ) -> Work:
+    kind = greeting.target.kind
+    predict = kind == "cuda" if request.predict is None else request.predict
     return Work(
-        request.settings, path, request.repeats, request.budget, facts, greeting.target.kind,
+        request.settings, path, request.repeats, request.budget, facts, kind,
         network.unit, network.units_per_sample, greeting.device.get("memory_bytes"),
-        predict=request.predict or request.verify or not request.train,
+        predict=predict or request.verify or not request.train,
         verify=request.verify, train=request.train,
     )  # fmt: skip
 

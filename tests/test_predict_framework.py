@@ -61,3 +61,15 @@ def test_the_small_networks_differ_in_what_the_host_does(traces: list[Trace]) ->
 def test_it_never_takes_time_away() -> None:
     empty = Trace(TrainCase("none", "fp32", 1, "1"), (), 0, 0, 0, 0, fake=True)
     assert Framework((-1.0,) * len(PLANTED), 0.0).of(empty) == 0.0
+
+
+def test_nothing_takes_less_than_no_time(traces: list[Trace]) -> None:
+    """Calls that were timed in a slow moment leave steps that seem shorter than their calls."""
+    samples = [
+        Sample(s.trace, s.host_s, s.calls_s + 6e-6 * counts(s.trace)[3]) for s in planted(traces)
+    ]
+    found = fitted(samples)
+    assert min(found.seconds) == 0.0
+    assert max(found.seconds) > 0.0
+    nothing = [Sample(s.trace, s.host_s, 2 * s.host_s) for s in samples]
+    assert set(fitted(nothing).seconds) == {0.0}

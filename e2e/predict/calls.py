@@ -39,12 +39,14 @@ class Calls:
         self._stopwatch: Stopwatch = CudaStopwatch(target, pace) if cuda else CpuStopwatch()
 
     def times(self, traced: Trace, *, alone: bool = False) -> Times:
-        """Of every call that launches something; `alone` as for a `Stopwatch`."""
+        """Of every call that launches something; `alone` as for a `Stopwatch`, algorithms not
+        searched: good for the host's times.
+        """
         keys = [key_of(traced.case, op) for op in traced.ops if not is_view(op)]
         calls = {key_of(traced.case, op): op for op in traced.ops if not is_view(op)}
         known = {key: time for key in calls if (time := self.store.get(key)) is not None}
         missing = {key: op for key, op in calls.items() if key not in known}
-        switch_process(recipe_of(traced.case), self.device.type)
+        switch_process(recipe_of(traced.case), self.device.type, search=not alone)
         counted, problems = self._made(missing, Counter(keys))
         take = self._stopwatch.alone if alone else self._stopwatch.times
         found = dict(zip(counted, take(list(counted.values())), strict=True))

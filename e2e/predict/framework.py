@@ -62,7 +62,10 @@ def counts(trace: Trace) -> tuple[float, ...]:
 
 
 def fitted(samples: Sequence[Sample]) -> Framework:
-    """Least squares over relative errors, so that a short step counts as much as a long one."""
+    """Least squares over relative errors, so that a short step counts as much as a long one.
+
+    Nothing takes less than no time: counts that would are left out, the most negative one first.
+    """
     rows = torch.tensor([counts(sample.trace) for sample in samples], dtype=torch.float64)
     whole = torch.tensor([sample.host_s for sample in samples], dtype=torch.float64)
     rest = whole - torch.tensor([sample.calls_s for sample in samples], dtype=torch.float64)
@@ -71,6 +74,19 @@ def fitted(samples: Sequence[Sample]) -> Framework:
     ridge = torch.diag(RIDGE * typical * len(samples) ** 0.5)
     system = torch.cat([scaled, ridge])
     target = torch.cat([wanted, torch.zeros(rows.shape[1], dtype=torch.float64)])
-    found = torch.linalg.lstsq(system, target[:, None]).solution[:, 0]
+    found = _not_negative(system, target)
     error = (scaled @ found - wanted).square().mean().sqrt().item()
     return Framework(tuple(found.tolist()), error)
+
+
+def _not_negative(system: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Least squares without negative values, by elimination. [rows, n], [rows] -> [n]"""
+    found = torch.zeros(system.shape[1], dtype=system.dtype)
+    used = torch.arange(system.shape[1])
+    while len(used):
+        values = torch.linalg.lstsq(system[:, used], target[:, None]).solution[:, 0]
+        if values.min() >= 0:
+            found[used] = values
+            break
+        used = used[torch.arange(len(used)) != values.argmin()]
+    return found

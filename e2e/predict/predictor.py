@@ -6,36 +6,33 @@ import gc
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from statistics import fmean
 
 import torch
 
 from e2e.networks import Network
+from e2e.predict.calibration import calibrated
 from e2e.predict.calls import Calls, Times, key_of, kind
 from e2e.predict.fixes import PaddedCase
 from e2e.predict.foretold import Foretold
-from e2e.predict.framework import Framework, Sample, fitted
+from e2e.predict.framework import Framework
 from e2e.predict.memory import captured_bytes, peak_bytes
 from e2e.predict.model import OpCost
 from e2e.predict.pace import HostPace, Spread, pace_of
 from e2e.predict.padding import padded_step, padding
 from e2e.predict.recorder import TracedOp
 from e2e.predict.replay import OpTime
-from e2e.predict.small_networks import CLASSES, small_case, small_networks, small_step
 from e2e.predict.store import Store
 from e2e.predict.trace import CannotTrace, Trace, trace, trace_real
 from e2e.recipes import cannot_run, recipe_of
 from kernels.case import Target
-from microbench.stats import median
 from microbench.train_results import Predicted, TrainCase
 
 GPU_ERROR = 0.03  # of a step that the device limits: the most that validation allows
 HOST_ERROR = 0.10  # of one that the host limits, beside what its pace varies by
 COMPILED = "a compiled step runs kernels that no trace shows: predicted steps are eager or captured"
 NO_GAIN = "no layer gets faster when it is padded"
-FRAMEWORK_STEPS, FRAMEWORK_TRIES = 20, 3
 
 Announce = Callable[[str, str], None]
 
@@ -105,7 +102,7 @@ class Predictor:
         if framework is None:
             announce(case.key, "measuring what the host does around operations")
             with self._timed("host"):
-                framework = self._calibrated()
+                framework = calibrated(self._calls, self.pace)
             self._store.keep(framework)
         return replace(self._told(known, ops, framework, self._paced), case=case)
 
@@ -139,44 +136,6 @@ class Predictor:
                 raise CannotTrace(f"{problem}; --allow-run records a real step") from problem
             real = trace_real(self.network, case, self.device, self.classes)
             return real, (f"recorded from a real step, because fake tensors failed: {problem}",)
-
-    # ------------------------------------------------------------ the host
-
-    def _calibrated(self) -> Framework:
-        """Fitted to small networks: what the host does beside the calls."""
-        samples: list[Sample] = []
-        for small in small_networks(self.target.kind):
-            for recipe in ("fp32", "amp") if self.cuda else ("fp32",):
-                with suppress(CannotTrace):  # what is left is fitted
-                    samples.append(self._sample(small, recipe))
-        return fitted(samples)
-
-    def _sample(self, small: Network, recipe: str) -> Sample:
-        case = small_case(small, recipe)
-        traced = trace(small, case, self.device, CLASSES)
-        times = self._calls.times(traced, alone=True).known
-        calls_s = sum(
-            self._alone_s(times[key]) for op in traced.ops if (key := key_of(case, op)) in times
-        )
-        step = small_step(small, recipe, self.device)
-        return Sample(traced, median([self._step_s(step) for _ in range(FRAMEWORK_TRIES)]), calls_s)
-
-    def _step_s(self, step: Callable[[], None]) -> float:
-        """Seconds a step at pace 1, many in a row, which the device keeps up with."""
-        before = self.pace.now()
-        step()
-        if self.cuda:
-            torch.cuda.synchronize()
-        began_s = time.perf_counter()
-        for _ in range(FRAMEWORK_STEPS):
-            step()
-        if self.cuda:
-            torch.cuda.synchronize()
-        step_s = (time.perf_counter() - began_s) / FRAMEWORK_STEPS
-        return step_s / fmean((before, self.pace.now()))
-
-    def _alone_s(self, time: OpTime) -> float:
-        return time.host_s if self.cuda else time.gpu_s
 
     # ------------------------------------------------------------ the step
 
