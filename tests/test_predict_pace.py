@@ -84,26 +84,6 @@ def test_a_slower_clock_is_a_slower_pace(
         assert found.middle == pytest.approx(took_s / pace.REFERENCE_S)
 
 
-def test_a_pace_is_good_for_a_moment_and_then_seen_anew(
-    on_a_cpu: SmallStepPace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock, steps = [0.0], [0]
-    monkeypatch.setattr(pace.time, "perf_counter", lambda: clock[0])
-
-    def step() -> None:
-        steps[0] += 1
-
-    monkeypatch.setattr(on_a_cpu, "_warm_step", lambda: step)
-    counts = []
-    for wait_s in (0.0, pace.LASTS_S / 2, pace.LASTS_S):
-        clock[0] += wait_s
-        on_a_cpu.lately()
-        counts.append(steps[0])
-    assert counts[0] == counts[1] == counts[2] / 2 > 0
-    on_a_cpu.now()
-    assert steps[0] == 3 * counts[0]
-
-
 class Planned(Steady):
     """Paces in the order that they are asked for."""
 
@@ -159,10 +139,41 @@ def test_a_pace_that_cannot_be_seen_ends_no_measurement() -> None:
     assert looks.of("a") is None
 
 
-def test_a_host_time_is_kept_as_at_pace_1() -> None:
-    counted = Counted(replay=None, count=3)  # type: ignore[arg-type]
-    met = cuda_replay._Met(counted, 4e-5, 2.0, rough_s=1e-4, scratch_bytes=0, waits=False)
-    assert cuda_replay._rough(met).host_s == pytest.approx(2e-5)
-    taken = cuda_replay._taken(met, [3e-3] * 7, overhead_s=0.0)
-    assert taken.time.host_s == pytest.approx(2e-5)
-    assert taken.time.gpu_s == pytest.approx(3e-3 / met.launches)
+class Fake:
+    """A replay whose launches take some time of a clock, and are noted."""
+
+    def __init__(self, name: str, seconds: float, clock: list[float], seen: list[str]) -> None:
+        self.name, self.seconds, self.clock, self.seen = name, seconds, clock, seen
+
+    def launch(self) -> None:
+        self.clock[0] += self.seconds
+        self.seen.append(self.name)
+
+    def restore(self) -> None:
+        self.seen.append("restored " + self.name)
+
+
+def test_host_times_are_of_calls_in_the_steps_order_and_as_at_pace_1(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, seen = [0.0], list[str]()
+    monkeypatch.setattr(cuda_replay.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: seen.append("wait"))
+    calls = {"a": (1e-3, (0, 3)), "b": (2e-3, (1,)), "waits": (1.0, (2,))}
+    met = {
+        name: cuda_replay._Met(
+            Counted(Fake(name, seconds, clock, seen), places),  # type: ignore[arg-type]
+            0.0, rough_s=1e-4, scratch_bytes=0, waits=name == "waits",
+        )
+        for name, (seconds, places) in calls.items()
+    }  # fmt: skip
+    watch = cuda_replay.CudaStopwatch.__new__(cuda_replay.CudaStopwatch)
+    watch._pace = Planned(*[4.0] * (cuda_replay.PASSES + 1))
+    watch._time_host(list(met.values()))
+    assert seen[:7] == ["wait", "a", "b", "a", "restored a", "restored b", "wait"]
+    assert seen.count("b") == cuda_replay.PASSES
+    assert [one.host_s for one in met.values()] == pytest.approx([0.25e-3, 0.5e-3, 0.0])
+    taken = cuda_replay._taken(met["a"], [3e-3] * 7, overhead_s=0.0)
+    assert taken.time.host_s == pytest.approx(0.25e-3)
+    assert taken.time.gpu_s == pytest.approx(3e-3 / met["a"].launches)
+    assert cuda_replay._rough(met["a"]).host_s == pytest.approx(0.25e-3)

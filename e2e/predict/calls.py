@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -42,12 +41,17 @@ class Calls:
         """Of every call that launches something; `alone` as for a `Stopwatch`, algorithms not
         searched: good for the host's times.
         """
-        keys = [key_of(traced.case, op) for op in traced.ops if not is_view(op)]
-        calls = {key_of(traced.case, op): op for op in traced.ops if not is_view(op)}
+        calls: dict[str, TracedOp] = {}
+        places: dict[str, list[int]] = {}
+        for place, op in enumerate(traced.ops):
+            if not is_view(op):
+                key = key_of(traced.case, op)
+                calls[key] = op
+                places.setdefault(key, []).append(place)
         known = {key: time for key in calls if (time := self.store.get(key)) is not None}
         missing = {key: op for key, op in calls.items() if key not in known}
         switch_process(recipe_of(traced.case), self.device.type, search=not alone)
-        counted, problems = self._made(missing, Counter(keys))
+        counted, problems = self._made(missing, places)
         take = self._stopwatch.alone if alone else self._stopwatch.times
         found = dict(zip(counted, take(list(counted.values())), strict=True))
         new = {key: taken for key, taken in found.items() if isinstance(taken, Taken)}
@@ -56,7 +60,7 @@ class Calls:
         return Times(known | {key: taken.time for key, taken in new.items()}, problems)
 
     def _made(
-        self, ops: Mapping[str, TracedOp], counts: Mapping[str, int]
+        self, ops: Mapping[str, TracedOp], places: Mapping[str, Sequence[int]]
     ) -> tuple[dict[str, Counted], dict[str, str]]:
         """The calls ready to launch, in the step's order, and why others are not."""
         counted: dict[str, Counted] = {}
@@ -68,7 +72,7 @@ class Calls:
             except (CannotReplay, torch.OutOfMemoryError) as problem:
                 problems[key] = _in_words(problem)
                 continue
-            counted[key] = Counted(replay, counts[key])
+            counted[key] = Counted(replay, tuple(places[key]))
         return {key: counted[key] for key in ops if key in counted}, problems
 
     def _pool(self, ops: dict[str, TracedOp], problems: dict[str, str]) -> Pool:

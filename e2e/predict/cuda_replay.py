@@ -2,7 +2,9 @@
 
 A round launches every call that is asked for at least as often as the step does, so that the card
 draws power, and runs at a clock, as in the step. Calls that the host cannot launch as fast as the
-device runs them are timed behind a gate, as many at a time as a stream can queue.
+device runs them are timed behind a gate, as many at a time as a stream can queue. The host's times
+are of calls in the step's order: one that is launched again and again is in the processor's caches,
+and a host that is slow because others use these would seem quick.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -25,8 +28,10 @@ from microbench.kernel_names import KernelTime, is_conversion, record
 from microbench.stats import median
 from microbench.timing import TRAILING
 
-HOST_LAUNCHES, HOST_TRIES = 16, 3  # of a call in a row, its host time taken
-SLOW_S, SLOW_LAUNCHES = 1e-3, 4  # a call this long is tried once, with so few
+LAUNCHES = 16  # of a call in a row, its time on the device to be known roughly
+SLOW_S, SLOW_LAUNCHES = 1e-3, 4  # of one this long
+PASSES, LEAST_PASSES, PASSING_S = 15, 4, 1.0  # over all calls for the host; fewer after so long
+QUEUED_CALLS = 200  # launched before the device is waited for: a stream does not make the host wait
 # A call this long is launched faster than it runs, even when the host is slow.
 LONG_S = 80e-6
 BLOCK_S = 300e-6  # launches of a call between two events take at least this long, and
@@ -39,19 +44,19 @@ EMPTIES, EMPTY_BLOCKS = 10, 21  # to learn what a pair of events costs
 MARK = "empty"  # the kernel between two calls in a profile
 
 
-@dataclass
+@dataclass(eq=False)
 class _Met:
     """A call that was launched alone: what is known of it before the rounds.
 
-    `pace` was the host's when `host_s` was taken, or up to `pace.LASTS_S` before.
+    `launch_s` is the host's for a launch just now, `host_s` at pace 1 and in the step's order.
     """
 
     counted: Counted
-    host_s: float
-    pace: float
+    launch_s: float
     rough_s: float
     scratch_bytes: int
     waits: bool
+    host_s: float = 0.0
     kernels: int = 1
     busy_s: float | None = None
     conversion_share: float = 0.0
@@ -69,7 +74,7 @@ class _Met:
     @property
     def gated(self) -> bool:
         """Whether the host might not launch it as fast as the device runs it."""
-        return not self.waits and self.rough_s <= max(LONG_S, 2 * self.host_s)
+        return not self.waits and self.rough_s <= max(LONG_S, 2 * self.launch_s)
 
     @property
     def launches(self) -> int:
@@ -105,9 +110,11 @@ class CudaStopwatch:
     def alone(self, calls: Sequence[Counted]) -> list[Taken | str]:
         """From the first launches of each; nothing of it is kept."""
         tried = [or_why(self._meet, counted) for counted in calls]
+        self._time_host([one for one in tried if not isinstance(one, str)])
         return [one if isinstance(one, str) else Taken(_rough(one), False) for one in tried]
 
     def _in_rounds(self, met: Sequence[_Met]) -> list[Taken]:
+        self._time_host(met)
         self._look_at_kernels(met)
         self._settle(met)
         rounds = [self._round(met) for _ in range(ROUNDS)]
@@ -117,7 +124,7 @@ class CudaStopwatch:
     # ------------------------------------------------------------ alone
 
     def _meet(self, counted: Counted) -> _Met:
-        """The first launches: they search algorithms, then show memory, host time, rough time."""
+        """The first launches: they search algorithms, then show memory and times, roughly."""
         launch, device = counted.replay.launch, torch.cuda.current_device()
         launch()
         torch.cuda.synchronize()
@@ -130,20 +137,16 @@ class CudaStopwatch:
         after, peak = torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
         del kept
         counted.replay.restore()
-        host_s, rough_s, waits = self._roughly(launch, once_s)
-        scratch_bytes = peak - max(before, after)
-        return _Met(counted, host_s, self._pace.lately(), rough_s, scratch_bytes, waits)
+        launch_s, rough_s, waits = self._roughly(launch, once_s)
+        return _Met(counted, launch_s, rough_s, peak - max(before, after), waits)
 
     def _roughly(self, launch: Callable[[], object], once_s: float) -> tuple[float, float, bool]:
         """(host seconds, device seconds, whether it waits for the device) of a launch."""
-        launches, tries = (SLOW_LAUNCHES, 1) if once_s > SLOW_S else (HOST_LAUNCHES, HOST_TRIES)
-        found: list[tuple[float, float]] = []
-        for _ in range(tries):
-            host_s, device_s = self._behind_gate(launch, launches)
-            if self._instruments.gate_expired:
-                return 0.0, once_s, True
-            found.append((host_s, device_s))
-        return median([host_s for host_s, _ in found]), median([s for _, s in found]), False
+        launches = SLOW_LAUNCHES if once_s > SLOW_S else LAUNCHES
+        launch_s, device_s = self._behind_gate(launch, launches)
+        return (
+            (0.0, once_s, True) if self._instruments.gate_expired else (launch_s, device_s, False)
+        )
 
     def _behind_gate(self, launch: Callable[[], object], launches: int) -> tuple[float, float]:
         """(host, device) seconds a launch."""
@@ -184,6 +187,48 @@ class CudaStopwatch:
                     self._instruments.launch_empty()
                 end.record()
         return median([_seconds(pair) for pair in pairs])
+
+    # ------------------------------------------------------------ the host
+
+    def _time_host(self, met: Sequence[_Met]) -> None:
+        """Note each call's host time: the median over passes, the pace seen between them.
+
+        A pass launches the calls as often as the step does, and in its order.
+        """
+        free = [(place, one) for one in met if not one.waits for place in one.counted.places]
+        order = [one for _, one in sorted(free, key=lambda pair: pair[0])]
+        if not order:
+            return
+        until_s = time.perf_counter() + PASSING_S
+        passes: list[list[float]] = []
+        before = self._pace.now()
+        while len(passes) < PASSES:
+            if len(passes) >= LEAST_PASSES and time.perf_counter() > until_s:
+                break
+            seconds = self._pass(order)
+            after = self._pace.now()
+            pace, before = fmean((before, after)), after
+            passes.append([each_s / pace for each_s in seconds])
+        taken: dict[_Met, list[float]] = {}
+        for one, *times in zip(order, *passes, strict=True):
+            taken.setdefault(one, []).append(median(times))
+        for one, times in taken.items():
+            one.host_s = fmean(times)
+
+    def _pass(self, order: Sequence[_Met]) -> list[float]:
+        """Seconds of the host for each launch."""
+        found: list[float] = []
+        for i, one in enumerate(order):
+            if i % QUEUED_CALLS == 0:
+                torch.cuda.synchronize()
+            launch = one.launch
+            began_s = time.perf_counter()
+            launch()
+            found.append(time.perf_counter() - began_s)
+        for one in dict.fromkeys(order):
+            one.counted.replay.restore()
+        torch.cuda.synchronize()
+        return found
 
     # ------------------------------------------------------------ in rounds
 
@@ -254,7 +299,7 @@ class CudaStopwatch:
 
 
 def _rough(one: _Met) -> OpTime:
-    return OpTime(one.rough_s, one.host_s / one.pace, one.scratch_bytes, waits=one.waits)
+    return OpTime(one.rough_s, one.host_s, one.scratch_bytes, waits=one.waits)
 
 
 def _taken(one: _Met, blocks: Sequence[float], overhead_s: float) -> Taken:

@@ -6,7 +6,6 @@ Host times are therefore kept as at one pace, and told for the pace of the momen
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,8 +21,7 @@ from microbench.stats import median
 
 RECIPE = "amp"
 REFERENCE_S = 2e-3  # the small step takes this long at pace 1
-LOOK_S = 2.0  # of steps in a row: host speeds last for tenths of seconds to seconds,
-LASTS_S = 0.05  # so that one that was looked at is good for as long as this
+LOOK_S = 2.0  # of steps in a row: host speeds last for tenths of seconds to seconds
 WARM_STEPS, STEPS = 3, 3
 
 
@@ -41,10 +39,6 @@ class HostPace(Protocol):
 
     def now(self) -> float:
         """At this moment."""
-        ...
-
-    def lately(self) -> float:
-        """The same, or what it was up to LASTS_S ago."""
         ...
 
     def look(self) -> Spread:
@@ -90,10 +84,6 @@ class Steady:
         """Always 1."""
         return 1.0
 
-    def lately(self) -> float:
-        """Always 1."""
-        return self.now()
-
     def look(self) -> Spread:
         """Always 1."""
         return Spread(1.0, 1.0, 1.0)
@@ -109,17 +99,10 @@ class SmallStepPace:
         self._device = device
         self._step: Callable[[], None] | None = None
         self._warm_with: bool | None = None
-        self._seen, self._seen_at_s = 1.0, -math.inf
 
     def now(self) -> float:
         """The median of STEPS, after one that brings their code back to the processor."""
-        self._seen = self._taken(self._warm_step())
-        self._seen_at_s = time.perf_counter()
-        return self._seen
-
-    def lately(self) -> float:
-        """What `now` said last, where that is good still."""
-        return self._seen if time.perf_counter() - self._seen_at_s <= LASTS_S else self.now()
+        return self._taken(self._warm_step())
 
     def look(self) -> Spread:
         """As often as LOOK_S allows, and twice at least."""

@@ -84,6 +84,7 @@ class Predictor:
 
     def _foretold(self, case: TrainCase, announce: Announce) -> Foretold:
         plain = case.plain if isinstance(case, PaddedCase) else case
+        self.pace.now()  # takes its memory before the operations take theirs
         known = self._known.get(plain.key) or self._measured(plain, announce)
         self._known[plain.key] = known
         if self._paced is None:

@@ -48,10 +48,15 @@ class Taken:
 
 @dataclass(frozen=True)
 class Counted:
-    """A call that can be launched, and how often the step launches it."""
+    """A call that can be launched, and where in the step it is: every launch of it has a place."""
 
     replay: Replay
-    count: int
+    places: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        """How often the step launches it."""
+        return len(self.places)
 
 
 T = TypeVar("T")
