@@ -74,6 +74,11 @@ def baselines(case: TrainCase, among: Sequence[TrainCase]) -> dict[str, TrainCas
     return found
 
 
+def slowest(case: TrainCase, others: Mapping[str, TrainCase]) -> TrainCase | None:
+    """Of a case's baselines the one that its ledger starts from: fp32, else tf32; none for fp32."""
+    return None if case.recipe in BASELINES["fp32"] else others.get("fp32") or others.get("tf32")
+
+
 def _but_recipe(case: TrainCase) -> TrainCase:
     return replace(case, recipe="", loss_scale=None, keep_batchnorm_fp32=False)
 

@@ -394,17 +394,20 @@ def test_what_products_save(terms: tuple[tuple[str, float], ...], sentence: str)
 
 def test_in_short() -> None:
     assert ("Of the 242 ms of a step in fp32, amp saves 200 ms, most of all in convolutions "
-            "(178 ms); most is taken back by casts (0.94 ms); what is left is 42.1 ms, limited by "
-            "the GPU.") in said(ledger_run())  # fmt: skip
+            "(178 ms); of what is added, most is in casts (0.94 ms); what is left is 42.1 ms, "
+            "limited by the GPU.") in said(ledger_run())  # fmt: skip
     assert "The residual is 9 % of the step of amp" in said(host_run())
     assert "The residual is" not in said(ledger_run())
     slower = run_of(steps_of(20.0, ("convolutions", -1.0), ("host and launch gaps", 4.0)))
     assert "amp takes 3.00 ms more than the 20.0 ms of a step in fp32, most of all in" in said(
         slower
     )
-    assert "in host and launch gaps (4.00 ms); most is saved by convolutions (1.00" in said(slower)
+    assert (
+        "in host and launch gaps (4.00 ms); of what is saved, most is in convolutions (1.00"
+        in said(slower)
+    )
     only = said(run_of(steps_of(20.0, ("convolutions", -1.0))))
-    assert "no term takes any back" in only
+    assert "no term adds any" in only
     same = said(run_of(steps_of(20.0)))
     assert "amp takes all of the 20.0 ms of a step in fp32; no term saves any" in same
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from e2e.gains import baselines
+from e2e.gains import baselines, slowest
 from e2e.predict.causes import Counterfactual, as_options, causes
 from e2e.predict.fixes import Change, Pad
 from e2e.predict.foretold import Foretold
@@ -37,7 +37,7 @@ def with_predictions(
             predicted=_predicted(training, told, others, foretold),
             warnings=(*training.warnings, *notes),
         )
-        base = others.get("fp32") or others.get("tf32")
+        base = slowest(training.case, others)
         if base is not None:
             training = _with_ledger(training, by_case[base], foretold)
         found.append(training)
@@ -139,7 +139,7 @@ def with_causes(
     told = foretold[training.case.key]
     known = [t.case for t in trainings if _told(t.case, foretold)]
     others = baselines(training.case, known)
-    base = others.get("fp32") or others.get("tf32")
+    base = slowest(training.case, others)
     by_case = {one.case: one for one in trainings}
     units = training.step_units
     present = _step(training, told)

@@ -46,7 +46,7 @@ class Calls:
         for place, op in enumerate(traced.ops):
             if not is_view(op):
                 key = key_of(traced.case, op)
-                calls[key] = op
+                calls.setdefault(key, op)
                 places.setdefault(key, []).append(place)
         known = {key: time for key in calls if (time := self.store.get(key)) is not None}
         missing = {key: op for key, op in calls.items() if key not in known}
@@ -72,7 +72,9 @@ class Calls:
             except (CannotReplay, torch.OutOfMemoryError) as problem:
                 problems[key] = _in_words(problem)
                 continue
-            counted[key] = Counted(replay, tuple(places[key]))
+            counted[key] = Counted(
+                replay, tuple(places[key]), backward=ops[key].phase == "backward"
+            )
         return {key: counted[key] for key in ops if key in counted}, problems
 
     def _pool(self, ops: dict[str, TracedOp], problems: dict[str, str]) -> Pool:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from statistics import fmean
 from typing import Any
@@ -22,6 +23,7 @@ import torch
 
 from e2e.predict.pace import HostPace
 from e2e.predict.replay import Counted, OpTime, Taken, is_steady, or_why
+from e2e.predict.threads import Within, backward_thread, forward_thread
 from e2e.steps import union_s
 from kernels.case import Target
 from microbench.kernel_names import KernelTime, is_conversion, record
@@ -100,21 +102,33 @@ class CudaStopwatch:
         self._instruments.launch_empty()  # loading it may wait for the device, which a gate holds
         torch.cuda.synchronize()
         self._pace = pace
+        self._backward_thread = backward_thread(torch.device(target.torch_device))
 
     def times(self, calls: Sequence[Counted]) -> list[Taken | str]:
         """From ROUNDS rounds after the clock has settled."""
-        tried = [or_why(self._meet, counted) for counted in calls]
-        taken = iter(self._in_rounds([one for one in tried if not isinstance(one, str)]))
-        return [one if isinstance(one, str) else next(taken) for one in tried]
+        return self._by_thread(calls, self._in_rounds)
 
     def alone(self, calls: Sequence[Counted]) -> list[Taken | str]:
         """From the first launches of each; nothing of it is kept."""
-        tried = [or_why(self._meet, counted) for counted in calls]
-        self._time_host([one for one in tried if not isinstance(one, str)])
-        return [one if isinstance(one, str) else Taken(_rough(one), False) for one in tried]
+        return self._by_thread(calls, lambda met: [Taken(_rough(one), False) for one in met])
+
+    def _by_thread(
+        self, calls: Sequence[Counted], take: Callable[[Sequence[_Met]], list[Taken]]
+    ) -> list[Taken | str]:
+        """Calls of the backward pass are launched in its thread, as the step launches them."""
+        found: dict[int, Taken | str] = {}
+        for within in (forward_thread, self._backward_thread):
+            backward = within is self._backward_thread
+            which = [i for i, one in enumerate(calls) if one.backward is backward]
+            tried = [within(partial(or_why, self._meet, calls[i])) for i in which]
+            met = [one for one in tried if not isinstance(one, str)]
+            self._time_host(met, within)
+            taken = iter(within(partial(take, met)) if met else [])
+            for i, one in zip(which, tried, strict=True):
+                found[i] = one if isinstance(one, str) else next(taken)
+        return [found[i] for i in range(len(calls))]
 
     def _in_rounds(self, met: Sequence[_Met]) -> list[Taken]:
-        self._time_host(met)
         self._look_at_kernels(met)
         self._settle(met)
         rounds = [self._round(met) for _ in range(ROUNDS)]
@@ -190,7 +204,7 @@ class CudaStopwatch:
 
     # ------------------------------------------------------------ the host
 
-    def _time_host(self, met: Sequence[_Met]) -> None:
+    def _time_host(self, met: Sequence[_Met], within: Within = forward_thread) -> None:
         """Note each call's host time: the median over passes, the pace seen between them.
 
         A pass launches the calls as often as the step does, and in its order.
@@ -205,7 +219,7 @@ class CudaStopwatch:
         while len(passes) < PASSES:
             if len(passes) >= LEAST_PASSES and time.perf_counter() > until_s:
                 break
-            seconds = self._pass(order)
+            seconds = within(partial(self._pass, order))
             after = self._pace.now()
             pace, before = fmean((before, after)), after
             passes.append([each_s / pace for each_s in seconds])

@@ -48,10 +48,14 @@ class Taken:
 
 @dataclass(frozen=True)
 class Counted:
-    """A call that can be launched, and where in the step it is: every launch of it has a place."""
+    """A call that can be launched, and where in the step it is: every launch of it has a place.
+
+    `backward`: in the backward pass, the first time at least.
+    """
 
     replay: Replay
     places: tuple[int, ...]
+    backward: bool = False
 
     @property
     def count(self) -> int:

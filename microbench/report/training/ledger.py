@@ -263,12 +263,12 @@ def _in_short(arm: Training, label: str) -> str:
     if saved_ms > 0:
         text = f"Of the {whole}, {label} saves {_ms(saved_ms)} ms"
         text += f", most of all in {saving}" * bool(saving)
-        back = f"most is taken back by {taking}" if taking else "no term takes any back"
+        back = f"of what is added, most is in {taking}" if taking else "no term adds any"
     else:
         more = f"{_ms(-saved_ms)} ms more than" if saved_ms else "all of"
         text = f"{label} takes {more} the {whole}"
         text += f", most of all in {taking}" * bool(taking)
-        back = f"most is saved by {saving}" if saving else "no term saves any"
+        back = f"of what is saved, most is in {saving}" if saving else "no term saves any"
     return f"{text}; {back}; {rest}."
 
 

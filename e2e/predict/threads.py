@@ -1,0 +1,47 @@
+"""Runs work in the thread that a backward pass has, as autograd gives a device one.
+
+cuDNN's algorithms are searched once a thread: what is launched where a training launches it finds
+the same ones, and leaves them for the training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+T = TypeVar("T")
+Within = Callable[[Callable[[], Any]], Any]  # runs a function in some thread, gives what it gives
+
+
+def forward_thread(work: Callable[[], T]) -> T:
+    """In the caller's own."""
+    return work()
+
+
+def backward_thread(device: torch.device) -> Within:
+    """In autograd's for this device. What the work raises is raised here."""
+
+    def within(work: Callable[[], T]) -> T:
+        done: list[T] = []
+        with torch.enable_grad():
+            root = torch.zeros((), device=device, requires_grad=True)
+            _Backward.apply(root, lambda: done.append(work())).backward()
+        return done[0]
+
+    return within
+
+
+class _Backward(torch.autograd.Function):
+    """Nothing but work in its backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, root: torch.Tensor, work: Callable[[], object]) -> torch.Tensor:
+        ctx.work = work
+        return root.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        ctx.work()
+        return None, None

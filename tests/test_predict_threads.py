@@ -1,0 +1,39 @@
+"""Work in the thread of a backward pass."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from e2e.predict.threads import backward_thread, forward_thread
+
+CPU = torch.device("cpu")
+
+
+def test_work_gives_what_it_gives_and_keeps_no_gradients() -> None:
+    for within in (forward_thread, backward_thread(CPU)):
+        assert within(lambda: [1, 2]) == [1, 2]
+        assert within(lambda: None) is None
+    with torch.no_grad():
+        assert backward_thread(CPU)(torch.is_grad_enabled) is False
+
+
+def test_what_the_work_raises_is_raised() -> None:
+    def fail() -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    with pytest.raises(torch.OutOfMemoryError, match="no room"):
+        backward_thread(CPU)(fail)
+
+
+@pytest.mark.gpu
+def test_it_is_the_thread_of_a_training() -> None:
+    device = torch.device("cuda:0")
+    seen: list[int] = []
+    weight = torch.ones(3, device=device, requires_grad=True)
+    weight.register_hook(lambda grad: seen.append(threading.get_ident()))
+    weight.square().sum().backward()
+    assert seen == [backward_thread(device)(threading.get_ident)]
+    assert seen != [forward_thread(threading.get_ident)]
