@@ -159,10 +159,10 @@ class TestValidate:
     def test_it_prints_the_error_table(self, shop: Path) -> None:
         ran = e2e(
             shop, "validate", "--networks", "cnn-cifar", "--recipe", "fp32,amp-bf16",
-            "--batch", "2", "--device", "cpu", "--budget", "1", "--json", "m.json",
+            "--batch", "2,4", "--device", "cpu", "--budget", "1", "--json", "m.json",
         )  # fmt: skip
         assert ran.returncode == 0, ran.stderr
-        assert "Predicted against measured" in ran.stdout or "Nothing was both" in ran.stdout
+        assert "Predicted against measured" in ran.stdout
         assert all(r["predicted"] for r in results(shop / "m.json"))
 
 

@@ -5,11 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from rich.console import Console
 from training_samples import arm, ratio_of, run_of
 
-from e2e.predict.validate_command import print_errors
-from e2e.predict.validation import Hits, Line, error_table, intervals_kept, limits_named
+from microbench.report.training.errors import (
+    ERRORS_TITLE,
+    Hits,
+    Line,
+    error_sentences,
+    error_table,
+    errors_table,
+    intervals_kept,
+    limits_named,
+)
+from microbench.report.training.markdown import training_table
+from microbench.report.training.screen import training_sections
 from microbench.train_results import Predicted, Training
 
 GPU, CAPTURED, HOST, PACED = (
@@ -21,7 +30,7 @@ GPU, CAPTURED, HOST, PACED = (
 def planted(
     off_pct: float,
     *,
-    limit: str = "gpu",
+    limit: str | None = "gpu",
     told: str = "gpu",
     half_pct: float = 3.0,
     memory: tuple[int, int] = (100, 100),
@@ -62,6 +71,13 @@ def test_steps_are_told_apart_by_what_limits_them_as_measured() -> None:
     assert line([planted(10.0, limit="host")], HOST).target == (8.0, 20.0)
 
 
+def test_a_cpus_steps_have_a_row_and_no_target() -> None:
+    (found,) = error_table([planted(40.0, limit=None)])[:1]
+    assert (found.what, found.largest_pct, found.verdict, found.met) == (
+        "step, on a CPU", 40.0, "", True,
+    )  # fmt: skip
+
+
 def test_what_the_host_alone_is_off_by_has_a_row_of_its_own() -> None:
     made = [planted(30.0, limit="host"), planted(-1.0)]
     paced = [
@@ -100,12 +116,22 @@ def test_intervals_are_kept_or_not() -> None:
     assert intervals_kept(made, "host") == Hits(1, 1)
 
 
-def test_the_table_is_printed_with_its_counts() -> None:
-    console = Console(record=True, width=100)
-    print_errors(run_of(planted(0.5), planted(30.0, limit="host", told="host")), console)
-    said = console.export_text()
+def test_the_table_is_read_with_its_counts() -> None:
+    made = [planted(0.5), planted(30.0, limit="host", told="host", batch=8)]
+    said = "\n".join(line.plain for line in errors_table(made, 100))
     assert "1 / 3 met" in said
     assert "8 / 20 missed" in said
     assert "The limit was named right in 2 of 2 (100%)." in said
     assert "Limited by the GPU: the step was within the predicted interval in 1 of 1" in said
     assert "Limited by the host: the step was within the predicted interval in 0 of 1" in said
+    assert set(error_sentences(made)) <= set(said.splitlines())
+
+
+def test_one_comparison_has_no_table_of_errors() -> None:
+    assert errors_table([planted(0.5), planted(1.0, recipe="tf32")], 100) == []
+
+
+def test_screen_and_markdown_have_the_table() -> None:
+    run = run_of(planted(0.5), planted(30.0, limit="host", told="host", batch=8))
+    assert dict(training_sections(run, 100))[ERRORS_TITLE]
+    assert "| step, limited by the GPU | 1 | 0.5 | 0.5 | 1 / 3 met |" in training_table(run)

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
-
 from e2e.networks import find
-from e2e.predict.validation import MATRIX, RECIPES, Hits, error_table, intervals_kept, limits_named
 from e2e.requests import training_request
 from e2e.run_command import TrainRequest, carry_out, check_words
 from microbench.errors import UserError
-from microbench.report import words
-from microbench.report.grid import Column, Grid, Row
 from microbench.report.screen import make_console
-from microbench.results import Run
 from microbench.run_output import report, run_path
 from microbench.runfile import read_run
+
+# What a default validation trains: networks of different kinds at batches from 1 to 512, four of
+# them where the host is the limit and where the device is.
+MATRIX = {
+    "resnet18": "16,128",
+    "wrn-16-4": "32,512",
+    "gpt": "1,8",
+    "vit_b_16": "8,64",
+    "densenet121": "8",
+    "swin_t": "64",
+    "convnext_tiny": "64",
+    "resnet50": "128",
+    "resnext50_32x4d": "64",
+    "mobilenet_v2": "128",
+    "efficientnet_b0": "64",
+    "vgg16": "32",
+}
+RECIPES = "fp32,tf32,amp,amp-bf16"
 
 
 def run_validation(networks: str | None, batch: str | None, options: dict[str, Any]) -> None:
@@ -35,7 +46,6 @@ def run_validation(networks: str | None, batch: str | None, options: dict[str, A
         run = carry_out(request, run, path, console)
     assert run is not None
     report(run, path, outputs, console)
-    print_errors(run, console)
 
 
 def _batches(networks: str | None, batch: str | None) -> dict[str, str]:
@@ -56,48 +66,3 @@ def _request(network: str, batch: str, options: dict[str, Any]) -> TrainRequest:
     given = {name: value for name, value in options.items() if value is not None}
     nothing = {name: None for name in options}
     return training_request(network, {**nothing, **usual, **given, "batch": batch})
-
-
-def print_errors(run: Run, console: Console) -> None:
-    """The error table of a run, and how often the limit was named right."""
-    lines = error_table(run.trainings)
-    if not lines:
-        console.print("Nothing was both predicted and measured.")
-        return
-    console.print("\nPredicted against measured, absolute errors in per cent")
-    for line in _grid(lines).lines(console.width)[0]:
-        console.print(line)
-    named = limits_named(run.trainings)
-    if named.count:
-        console.print(f"The limit was named right in {_share(named)}.")
-    for limit, who in (("gpu", "GPU"), ("host", "host")):
-        kept = intervals_kept(run.trainings, limit)
-        if kept.count:
-            console.print(
-                f"Limited by the {who}: the step was within the predicted interval in "
-                f"{_share(kept)}."
-            )
-
-
-def _share(hits: Hits) -> str:
-    return f"{hits.right} of {hits.count} ({hits.right / hits.count:.0%})"
-
-
-def _grid(lines: Sequence[Any]) -> Grid:
-    grid = Grid(
-        [
-            Column("error of the"), Column("cases", right=True), Column("median", right=True),
-            Column("largest", right=True), Column("target"), Column("furthest off", drop=1),
-        ]
-    )  # fmt: skip
-    for line in lines:
-        target = f"{line.target[0]:g} / {line.target[1]:g} {'met' if line.met else 'missed'}"
-        grid.rows.append(
-            Row(
-                [
-                    line.what, str(line.count), f"{line.median_pct:.1f}",
-                    f"{line.largest_pct:.1f}", target, words.clean(line.worst),
-                ]
-            )
-        )  # fmt: skip
-    return grid

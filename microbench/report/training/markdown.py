@@ -27,6 +27,12 @@ from microbench.report.training.causes import (
     verified,
     with_causes,
 )
+from microbench.report.training.errors import (
+    ERRORS_HEADER,
+    ERRORS_TITLE,
+    error_rows,
+    error_sentences,
+)
 from microbench.report.training.figures import gigabytes, milliseconds, rate, spread
 from microbench.report.training.ledger import account, ledger_title, waterfall, with_ledgers
 from microbench.report.training.predictions import (
@@ -41,7 +47,7 @@ from microbench.results import Run
 from microbench.train_results import Training
 
 LEFT = ("", "recipe", "rung", "limited by", "learnt", "term", "source", "detail",
-        "fix", "finding", "why")  # fmt: skip
+        "fix", "finding", "why", "error of the", "target", "furthest off")  # fmt: skip
 
 
 def training_table(run: Run) -> str:
@@ -51,7 +57,9 @@ def training_table(run: Run) -> str:
     Predictions, ledgers, fixes and findings follow, in tables of their own.
     """
     view = view_of(run)
-    return "\n".join([*_measured(run, view), *_predicted(view), *_ledgers(view), *_causes(view)])
+    return "\n".join(
+        [*_measured(run, view), *_predicted(view), *_errors(run), *_ledgers(view), *_causes(view)]
+    )
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -82,6 +90,13 @@ def _predicted(view: View) -> list[str]:
         pairs = "; two values: predicted / measured" * (title == BESIDE_TITLE)
         found += [f"{title}{pairs}:\n\n{_table(header, cells)}{lacking}"] if cells else []
     return found
+
+
+def _errors(run: Run) -> list[str]:
+    """How far predictions are from measurements, where there are several comparisons."""
+    rows = error_rows(run.trainings)
+    said = "".join(f"\n{sentence}\n" for sentence in error_sentences(run.trainings))
+    return [f"{ERRORS_TITLE}:\n\n{_table(ERRORS_HEADER, rows)}{said}"] if rows else []
 
 
 def _ledgers(view: View) -> list[str]:

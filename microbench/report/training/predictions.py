@@ -17,6 +17,7 @@ from microbench.train_results import Predicted, Training
 BESIDE_TITLE = "The step as predicted from its operations, and as measured"
 ALONE_TITLE = "The step as predicted from its operations; not measured"
 MOST_UNCOVERED = 6
+AT_ITS_PACE = "at its pace: of what was predicted for the host's pace while it was measured"
 
 
 def is_beside(arm: Training) -> bool:
@@ -37,6 +38,12 @@ def error_pct(arm: Training) -> float | None:
     if predicted.error_pct is not None:
         return predicted.error_pct
     return 100 * (predicted.step_s / step_s - 1)
+
+
+def paced_error_pct(arm: Training) -> float | None:
+    """The same of the step as predicted for the host's pace while it was measured."""
+    paced_s = arm.predicted.paced_s if arm.predicted else None
+    return 100 * (paced_s / arm.step_s - 1) if paced_s and arm.step_s else None
 
 
 def signed_pct(value: float) -> str:
@@ -99,6 +106,7 @@ def beside(view: View) -> Rows:
         Column("between\nms", right=True, drop=9),
         Column("measured\nms", right=True),
         Column("error", right=True),
+        Column("at its\npace", right=True, drop=10),
         Column("limited\nby", drop=6),
         Column("peak\nGB", right=True, drop=7),
         *_ratio_columns(view, names),
@@ -126,6 +134,7 @@ def _beside(arm: Training, group: Group, view: View, names: Sequence[str]) -> li
         interval(predicted),
         milliseconds(arm.step_s),
         signed_pct(error) if error is not None else "",
+        _paced(arm),
         _pair(words.clean(predicted.limit or ""), words.clean(arm.limit or "")),
         _pair(gigabytes(predicted.memory_bytes), gigabytes(arm.memory_peak_bytes)),
         *(_ratios(arm, name, group) for name in names),
@@ -146,6 +155,12 @@ def _ratios(arm: Training, name: str, group: Group) -> str:
     if not predicted or name not in predicted.speedup:
         return told
     return _pair(told, plain_ratio(measured.ratio) if measured else "")
+
+
+def _paced(arm: Training) -> str:
+    """Where the host is the limit: elsewhere its pace changes nothing."""
+    error = paced_error_pct(arm) if arm.limit == "host" else None
+    return signed_pct(error) if error is not None else ""
 
 
 def _is_outside(arm: Training) -> bool:
@@ -215,9 +230,11 @@ def _table(rows: Rows, notes: Sequence[str], width: int, details: bool) -> list[
     lines, left_out = grid.lines(width)
     known = [arm.predicted for group in view.groups for arm in group.arms]
     spread = any(predicted and predicted.interval_s for predicted in known)
+    paced = any(_paced(arm) for group in view.groups for arm in group.arms)
     notes = [
         *notes,
         "between: the interval of the prediction" * (spread and "between ms" not in left_out),
+        AT_ITS_PACE * (paced and "at its pace" not in left_out),
         *uncovered(view, details),
         predicting(view),
         f"left out to fit {words.count(width, 'column')}: {', '.join(left_out)}" * bool(left_out),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from microbench.report import notes, words
-from microbench.report.training import costs, predictions
+from microbench.report.training import costs, errors, predictions
 from microbench.report.training.arms import View, view_of, was_run
 from microbench.report.training.cause_lines import cause_sections
 from microbench.report.training.chart import train_chart
@@ -42,6 +42,7 @@ def training_sections(run: Run, width: int, *, details: bool = False) -> list[Se
         ("", train_chart(view, width)),
         *_accounts(view, width, details),
         ("In short", _in_short(run)),
+        (errors.ERRORS_TITLE, errors.errors_table(run.trainings, width)),
         ("Warnings", notes.told_once(_warnings(run, view))),
     ]
 

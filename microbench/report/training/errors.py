@@ -1,33 +1,24 @@
-"""How far predictions are from measurements, over a matrix of networks: the error table.
+"""How far predictions are from measurements over the trainings of a run: the error table.
 
-Pure functions of a run's trainings.
+Pure functions of the run.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from rich.text import Text
+
+from microbench.report import words
+from microbench.report.grid import DIM, Column, Grid, Row
+from microbench.report.training.predictions import error_pct, is_beside, paced_error_pct
 from microbench.train_results import Training
 
-# What a default validation trains: networks of different kinds at batches from 1 to 512, four of
-# them where the host is the limit and where the device is.
-MATRIX = {
-    "resnet18": "16,128",
-    "wrn-16-4": "32,512",
-    "gpt": "1,8",
-    "vit_b_16": "8,64",
-    "densenet121": "8",
-    "swin_t": "64",
-    "convnext_tiny": "64",
-    "resnet50": "128",
-    "resnext50_32x4d": "64",
-    "mobilenet_v2": "128",
-    "efficientnet_b0": "64",
-    "vgg16": "32",
-}
-RECIPES = "fp32,tf32,amp,amp-bf16"
+ERRORS_TITLE = "Predicted against measured, absolute errors in per cent"
+ERRORS_HEADER = ("error of the", "cases", "median", "largest", "target", "furthest off")
 
 
 @dataclass(frozen=True)
@@ -35,7 +26,7 @@ class Line:
     """One row of the error table: of `count` values, the middle and the largest, in per cent.
 
     `worst` names the training that is furthest off. `target` is what the project holds itself to:
-    (middle, largest).
+    (middle, largest), if to any.
     """
 
     what: str
@@ -43,12 +34,20 @@ class Line:
     median_pct: float
     largest_pct: float
     worst: str
-    target: tuple[float, float]
+    target: tuple[float, float] | None = None
 
     @property
     def met(self) -> bool:
-        """Whether both are within the target."""
-        return self.median_pct <= self.target[0] and self.largest_pct <= self.target[1]
+        """Whether both are within the target; where there is none, they are."""
+        middle, largest = self.target or (math.inf, math.inf)
+        return self.median_pct <= middle and self.largest_pct <= largest
+
+    @property
+    def verdict(self) -> str:
+        """ "1 / 3 met"; "" where there is no target."""
+        if self.target is None:
+            return ""
+        return f"{self.target[0]:g} / {self.target[1]:g} {'met' if self.met else 'missed'}"
 
 
 @dataclass(frozen=True)
@@ -70,10 +69,11 @@ def error_table(trainings: Sequence[Training]) -> list[Line]:
     host = [t for t in both if t.limit == "host"]
     low = [t for t in gpu if t.case.recipe.startswith("amp")]
     rows = (
-        _line("step, limited by the GPU", _plain(gpu), _step_pct, (1.0, 3.0)),
-        _line("step, captured as a graph", _captured(gpu), _step_pct, (1.0, 3.0)),
-        _line("step, limited by the host", host, _step_pct, (8.0, 20.0)),
-        _line("the same, at the host's pace meanwhile", host, _paced_pct, (8.0, 20.0)),
+        _line("step, on a CPU", [t for t in both if t.limit is None], error_pct),
+        _line("step, limited by the GPU", _plain(gpu), error_pct, (1.0, 3.0)),
+        _line("step, captured as a graph", _captured(gpu), error_pct, (1.0, 3.0)),
+        _line("step, limited by the host", host, error_pct, (8.0, 20.0)),
+        _line("the same, at the host's pace meanwhile", host, paced_error_pct, (8.0, 20.0)),
         *(
             _line(f"AMP's speed-up over {base}", low, _speedup_pct(base), (1.5, 4.0))
             for base in ("fp32", "tf32")
@@ -105,7 +105,7 @@ def _line(
     what: str,
     trainings: Sequence[Training],
     pct: Callable[[Training], float | None],
-    target: tuple[float, float],
+    target: tuple[float, float] | None = None,
 ) -> Line | None:
     known = [(abs(value), t) for t in trainings if (value := pct(t)) is not None]
     if not known:
@@ -120,15 +120,6 @@ def _plain(trainings: Sequence[Training]) -> list[Training]:
 
 def _captured(trainings: Sequence[Training]) -> list[Training]:
     return [t for t in trainings if t.case.graph]
-
-
-def _step_pct(training: Training) -> float | None:
-    return training.predicted.error_pct if training.predicted else None
-
-
-def _paced_pct(training: Training) -> float | None:
-    told = training.predicted.paced_s if training.predicted else None
-    return 100 * (told / training.step_s - 1) if told and training.step_s else None
 
 
 def _speedup_pct(base: str) -> Callable[[Training], float | None]:
@@ -150,3 +141,57 @@ def _named(training: Training) -> str:
     case = training.case
     parts = [case.network, case.recipe, case.layout, f"batch {case.batch}", "graph" * case.graph]
     return " ".join(part for part in parts if part)
+
+
+# ---------------------------------------------------------------- as read
+
+
+def errors_table(trainings: Sequence[Training], width: int) -> list[Text]:
+    """The error table of several comparisons and what is said below it; nothing for one."""
+    rows = error_rows(trainings)
+    if not rows:
+        return []
+    what, cases, middle, largest, target, worst = ERRORS_HEADER
+    grid = Grid(
+        [
+            Column(what), Column(cases, right=True), Column(middle, right=True),
+            Column(largest, right=True), Column(target), Column(worst, drop=1),
+        ]
+    )  # fmt: skip
+    grid.rows += [Row(row) for row in rows]
+    said = [Text(sentence, DIM) for sentence in error_sentences(trainings)]
+    return [*grid.lines(width)[0], *said]
+
+
+def error_rows(trainings: Sequence[Training]) -> list[list[str]]:
+    """The cells of ERRORS_HEADER, row by row; none unless several comparisons were predicted."""
+    both = [t for t in trainings if is_beside(t)]
+    if len({(t.case.network, t.case.batch) for t in both}) < 2:
+        return []
+    return [
+        [
+            line.what, str(line.count), f"{line.median_pct:.1f}", f"{line.largest_pct:.1f}",
+            line.verdict, words.clean(line.worst),
+        ]
+        for line in error_table(both)
+    ]  # fmt: skip
+
+
+def error_sentences(trainings: Sequence[Training]) -> list[str]:
+    """How often the limit was named right, and the step within its interval."""
+    found: list[str] = []
+    named = limits_named(trainings)
+    if named.count:
+        found.append(f"The limit was named right in {_share(named)}.")
+    for limit, who in (("gpu", "GPU"), ("host", "host")):
+        kept = intervals_kept(trainings, limit)
+        if kept.count:
+            found.append(
+                f"Limited by the {who}: the step was within the predicted interval in "
+                f"{_share(kept)}."
+            )
+    return found
+
+
+def _share(hits: Hits) -> str:
+    return f"{hits.right} of {hits.count} ({hits.right / hits.count:.0%})"
