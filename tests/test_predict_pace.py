@@ -17,6 +17,7 @@ from e2e.networks import find
 from e2e.predict import cuda_replay, pace
 from e2e.predict.pace import Looks, SmallStepPace, Spread, Steady, pace_of, spread
 from e2e.predict.replay import Counted
+from e2e.predict.threads import forward_thread
 from e2e.recipes import switch_tf32
 from microbench.device import describe, open_telemetry
 from microbench.interleave import FEWEST_ROUNDS
@@ -169,7 +170,7 @@ def test_host_times_are_of_calls_in_the_steps_order_and_as_at_pace_1(
     }  # fmt: skip
     watch = cuda_replay.CudaStopwatch.__new__(cuda_replay.CudaStopwatch)
     watch._pace = Planned(*[4.0] * (cuda_replay.PASSES + 1))
-    watch._time_host(list(met.values()))
+    watch._time_host(list(met.values()), forward_thread, cuda_replay.PASSES)
     assert seen[:7] == ["wait", "a", "b", "a", "restored a", "restored b", "wait"]
     assert seen.count("b") == cuda_replay.PASSES
     assert [one.host_s for one in met.values()] == pytest.approx([0.25e-3, 0.5e-3, 0.0])

@@ -32,7 +32,8 @@ from microbench.timing import TRAILING
 
 LAUNCHES = 16  # of a call in a row, its time on the device to be known roughly
 SLOW_S, SLOW_LAUNCHES = 1e-3, 4  # of one this long
-PASSES, LEAST_PASSES, PASSING_S = 15, 4, 1.0  # over all calls for the host; fewer after so long
+PASSES, ALONE_PASSES = 15, 5  # over all calls for the host; of a small network's, which has many
+LEAST_PASSES, PASSING_S = 4, 1.0  # where passes take long
 QUEUED_CALLS = 200  # launched before the device is waited for: a stream does not make the host wait
 # A call this long is launched faster than it runs, even when the host is slow.
 LONG_S = 80e-6
@@ -106,14 +107,21 @@ class CudaStopwatch:
 
     def times(self, calls: Sequence[Counted]) -> list[Taken | str]:
         """From ROUNDS rounds after the clock has settled."""
-        return self._by_thread(calls, self._in_rounds)
+        return self._by_thread(calls, self._in_rounds, PASSES)
 
     def alone(self, calls: Sequence[Counted]) -> list[Taken | str]:
         """From the first launches of each; nothing of it is kept."""
-        return self._by_thread(calls, lambda met: [Taken(_rough(one), False) for one in met])
+
+        def take(met: Sequence[_Met]) -> list[Taken]:
+            return [Taken(_rough(one), False) for one in met]
+
+        return self._by_thread(calls, take, ALONE_PASSES)
 
     def _by_thread(
-        self, calls: Sequence[Counted], take: Callable[[Sequence[_Met]], list[Taken]]
+        self,
+        calls: Sequence[Counted],
+        take: Callable[[Sequence[_Met]], list[Taken]],
+        passes: int,
     ) -> list[Taken | str]:
         """Calls of the backward pass are launched in its thread, as the step launches them."""
         found: dict[int, Taken | str] = {}
@@ -122,7 +130,7 @@ class CudaStopwatch:
             which = [i for i, one in enumerate(calls) if one.backward is backward]
             tried = [within(partial(or_why, self._meet, calls[i])) for i in which]
             met = [one for one in tried if not isinstance(one, str)]
-            self._time_host(met, within)
+            self._time_host(met, within, passes)
             taken = iter(within(partial(take, met)) if met else [])
             for i, one in zip(which, tried, strict=True):
                 found[i] = one if isinstance(one, str) else next(taken)
@@ -204,7 +212,7 @@ class CudaStopwatch:
 
     # ------------------------------------------------------------ the host
 
-    def _time_host(self, met: Sequence[_Met], within: Within = forward_thread) -> None:
+    def _time_host(self, met: Sequence[_Met], within: Within, most: int) -> None:
         """Note each call's host time: the median over passes, the pace seen between them.
 
         A pass launches the calls as often as the step does, and in its order.
@@ -216,7 +224,7 @@ class CudaStopwatch:
         until_s = time.perf_counter() + PASSING_S
         passes: list[list[float]] = []
         before = self._pace.now()
-        while len(passes) < PASSES:
+        while len(passes) < most:
             if len(passes) >= LEAST_PASSES and time.perf_counter() > until_s:
                 break
             seconds = within(partial(self._pass, order))

@@ -1,0 +1,82 @@
+"""docs/predict.md and docs/ledger.md have the run files' numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from microbench.report.markdown import to_markdown
+from microbench.report.training.errors import error_table
+from microbench.runfile import read_run
+from microbench.train_results import Training
+
+ROOT = Path(__file__).parents[1]
+H200 = ROOT / "results" / "nvidia-h200"
+PREDICT = (ROOT / "docs" / "predict.md").read_text(encoding="utf-8")
+LEDGER = (ROOT / "docs" / "ledger.md").read_text(encoding="utf-8")
+README = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+VERIFIED = read_run(H200 / "verify-resnet50.json")
+VALIDATED = read_run(H200 / "predict-validation.json")
+
+
+def table(markdown: str, title: str) -> str:
+    """The first table after a title."""
+    begin = markdown.index("| ", markdown.index(title))
+    return markdown[begin : markdown.index("\n\n", begin)]
+
+
+@pytest.mark.parametrize("title", ["Predicted against measured", "The step as predicted"])
+def test_errors_are_the_run_files_own(title: str) -> None:
+    assert table(to_markdown(VALIDATED), title) in PREDICT
+
+
+def test_what_has_been_validated_is_said() -> None:
+    networks = {t.case.network for t in VALIDATED.trainings}
+    assert f"{len(VALIDATED.trainings)} of the matrix's 64" in PREDICT
+    assert len(networks) == 4
+    assert "four networks of twelve" in PREDICT
+
+
+@pytest.mark.parametrize("title", ["From fp32 to amp", "What would make it faster: amp"])
+def test_the_ledger_and_its_fixes_are_the_run_files_own(title: str) -> None:
+    assert table(to_markdown(VERIFIED), title) in LEDGER
+
+
+def test_what_is_said_of_the_ledger_is_the_run_files_own() -> None:
+    amp = next(t for t in VERIFIED.trainings if t.ledger_base == "fp32" and _is_amp(t))
+    terms = {line.term: line for line in amp.ledger}
+    first, *changes, last = amp.ledger
+    assert sum(line.ms for line in (first, *changes)) == pytest.approx(last.ms)
+    for said in (
+        f"{first.ms:.1f} ms a step, AMP {last.ms:.1f} ms",
+        f"the {first.ms - last.ms:.1f} ms between",
+        f"from {terms['activation'].detail}", f"these {-terms['layout changes'].ms:.1f} ms",
+    ):  # fmt: skip
+        assert said in LEDGER.replace("\n", " ")
+    before, after = map(float, terms["convolutions"].detail.split(" ms")[0].split(" to "))
+    assert f"{before / after:.1f} times less" in LEDGER
+    base, other = (part.split()[-1] for part in terms["residual"].detail.split(", "))
+    assert f"FP32 took {float(base):.2f} ms longer" in LEDGER
+    assert f"AMP {-float(other):.2f} ms less" in LEDGER
+
+
+def test_the_readme_says_the_same() -> None:
+    amp = next(t for t in VERIFIED.trainings if t.ledger_base == "fp32" and _is_amp(t))
+    ms = {line.term: -line.ms for line in amp.ledger}
+    saved = amp.ledger[-1].ms - amp.ledger[0].ms
+    assert f"of the {-saved:.1f} ms that AMP takes off" in README
+    assert f"{ms['convolutions']:.1f} are convolutions, {ms['layout changes']:.1f} layout" in README
+    lines = {line.what: line for line in error_table(VALIDATED.trainings)}
+    gpu, host = lines["step, limited by the GPU"], lines["step, limited by the host"]
+    paced = lines["the same, at the host's pace meanwhile"]
+    assert (
+        f"were {gpu.median_pct:.1f} % off in the median, {gpu.largest_pct:.1f} % at most" in README
+    )
+    assert f"where the host is, {host.median_pct:.0f} % in the median" in README
+    assert f"and {paced.median_pct:.0f} % for the pace that it had meanwhile" in README
+    assert f"{len(VALIDATED.trainings)} of the 64 combinations" in README
+
+
+def _is_amp(training: Training) -> bool:
+    return training.case.recipe == "amp"
