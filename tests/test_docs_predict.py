@@ -73,8 +73,8 @@ def test_the_readme_says_the_same() -> None:
     assert (
         f"were {gpu.median_pct:.1f} % off in the median, {gpu.largest_pct:.1f} % at most" in README
     )
-    assert f"where the host is, {host.median_pct:.0f} % in the median" in README
-    assert f"and {paced.median_pct:.0f} % for the pace that it had meanwhile" in README
+    assert f"where the host is, {host.median_pct:.1f} % in the median" in README
+    assert f"and {paced.median_pct:.1f} % for the pace that it had meanwhile" in README
     assert f"{len(VALIDATED.trainings)} of the 64 combinations" in README
 
 
