@@ -98,7 +98,7 @@ STALLING = (
 )
 VALIDATION = (
     option("--recipe", None, "Recipes of every network  [default: fp32,tf32,amp,amp-bf16]"),
-    option("--batch", None, "Batches of every network  [default: two, by the network]"),
+    option("--batch", None, "Batches of every network  [default: one or two, by the network]"),
     option("--layout", None, "nchw, nhwc (channels_last)  [default: nhwc on a GPU]"),
     flag("--graph", is_flag=True, help="Capture the steps as CUDA graphs"),
     flag("--verify", is_flag=True, help="Measure proposed fixes too"),

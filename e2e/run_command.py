@@ -46,7 +46,7 @@ class TrainRequest:
     repeats: int
     budget: float | None
     outputs: Outputs
-    predict: bool | None = False  # before it is timed; None: on a GPU
+    predict: bool | None = None  # before it is timed; None: on a GPU
     verify: bool = False
     train: bool = True  # False: predict, and no more
 
@@ -173,6 +173,8 @@ def check_words(request: TrainRequest) -> None:
             raise UserError(f"{name} starts at 1, not {value}")
     if request.repeats > 1 and request.iterations is None and request.epochs is None:
         raise UserError("--repeats is of trainings: give --iterations or --epochs too")
+    if request.verify and request.predict is False:
+        raise UserError("--verify measures what a prediction proposes: leave out --no-predict")
     if settings.lr is not None and not 0 < settings.lr < math.inf:
         raise UserError(f"--lr takes a rate above 0, not {settings.lr:g}")
     if settings.warmup < 0:

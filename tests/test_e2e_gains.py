@@ -18,6 +18,8 @@ from e2e.gains import (
     IDLE_SHARE,
     MAX_SKIPPED_SHARE,
     MAX_WALL_GAP,
+    baselines,
+    slowest,
     with_gains,
 )
 from microbench.stats import median
@@ -27,6 +29,22 @@ Blocks = Sequence[Sequence[float]]
 CASE = TrainCase("resnet50", "fp32", 64, "3x224x224", layout="nhwc")
 BATCH = 64
 FEW = settings(max_examples=40, deadline=None)  # each example is a bootstrap
+
+
+@pytest.mark.parametrize(
+    ("recipe", "among", "base"),
+    [
+        ("amp", ("tf32", "fp32"), "fp32"), ("amp", ("tf32",), "tf32"), ("amp", (), None),
+        ("tf32", ("fp32",), "fp32"), ("fp32", ("tf32",), None), ("O0", ("tf32",), None),
+        ("O1", ("tf32", "O0"), "O0"),
+    ],
+)  # fmt: skip
+def test_a_ledger_starts_from_the_slowest_baseline(
+    recipe: str, among: Sequence[str], base: str | None
+) -> None:
+    case = replace(CASE, recipe=recipe)
+    found = slowest(case, baselines(case, [replace(CASE, recipe=name) for name in among]))
+    assert (found.recipe if found else None) == base
 
 
 def timed(blocks: Blocks, **changes: Any) -> StepTimes:

@@ -173,6 +173,7 @@ class TestValidate:
         (["predict", "resnet5"], "resnet50"),
         (["predict", "resnet50", "--recipe", "fp99"], "fp99"),
         (["predict", "resnet50", "--epochs", "3"], "--epochs"),
+        (["resnet50", "--verify", "--no-predict"], "--no-predict"),
         (["validate", "--networks", ""], "--networks"),
         (["validate", "--networks", "resnet5"], "resnet50"),
         (["validate", "--cpus", "0"], "--cpus"),

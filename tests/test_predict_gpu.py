@@ -89,6 +89,9 @@ def test_every_call_is_replayed_and_none_beats_the_card(
         assert time.host_s > 0
         assert time.scratch_bytes >= 0
         assert 0 <= time.conversion_s <= time.gpu_s
+        # Kernels are seen in both threads.
+        assert time.busy_s is not None
+        assert 0 <= time.busy_s <= time.gpu_s
         assert (flops(op.call) or 0) / time.gpu_s < FASTEST_FLOP_PER_S
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from statistics import fmean
+from typing import Any
 
 import pytest
 import torch
@@ -16,8 +18,7 @@ from e2e.measure import Trainer
 from e2e.networks import find
 from e2e.predict import cuda_replay, pace
 from e2e.predict.pace import Looks, SmallStepPace, Spread, Steady, pace_of, spread
-from e2e.predict.replay import Counted
-from e2e.predict.threads import forward_thread
+from e2e.predict.replay import Counted, Taken
 from e2e.recipes import switch_tf32
 from microbench.device import describe, open_telemetry
 from microbench.interleave import FEWEST_ROUNDS
@@ -154,27 +155,85 @@ class Fake:
         self.seen.append("restored " + self.name)
 
 
+class Watched(cuda_replay.CudaStopwatch):
+    """A stopwatch without a device: calls move its clock, and what is launched is noted."""
+
+    def __init__(self) -> None:
+        self.clock, self.seen = [0.0], list[str]()
+        self._pace = Steady()
+
+        def backward(work: Callable[[], Any]) -> Any:
+            self.seen.append("backward:")
+            return work()
+
+        self._backward_thread = backward
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch) -> Watched:
+    made = Watched()
+    monkeypatch.setattr(cuda_replay.time, "perf_counter", lambda: made.clock[0])
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: made.seen.append("wait"))
+    return made
+
+
+def met(
+    watch: Watched,
+    name: str,
+    seconds: float,
+    *places: int,
+    backward: bool = False,
+) -> cuda_replay._Met:
+    replay = Fake(name, seconds, watch.clock, watch.seen)
+    counted = Counted(replay, places, backward)  # type: ignore[arg-type]
+    return cuda_replay._Met(counted, 0.0, rough_s=1e-4, scratch_bytes=0, waits=name == "waits")
+
+
 def test_host_times_are_of_calls_in_the_steps_order_and_as_at_pace_1(
-    monkeypatch: pytest.MonkeyPatch,
+    watch: Watched,
 ) -> None:
-    clock, seen = [0.0], list[str]()
-    monkeypatch.setattr(cuda_replay.time, "perf_counter", lambda: clock[0])
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: seen.append("wait"))
-    calls = {"a": (1e-3, (0, 3)), "b": (2e-3, (1,)), "waits": (1.0, (2,))}
-    met = {
-        name: cuda_replay._Met(
-            Counted(Fake(name, seconds, clock, seen), places),  # type: ignore[arg-type]
-            0.0, rough_s=1e-4, scratch_bytes=0, waits=name == "waits",
-        )
-        for name, (seconds, places) in calls.items()
-    }  # fmt: skip
-    watch = cuda_replay.CudaStopwatch.__new__(cuda_replay.CudaStopwatch)
-    watch._pace = Planned(*[4.0] * (cuda_replay.PASSES + 1))
-    watch._time_host(list(met.values()), forward_thread, cuda_replay.PASSES)
-    assert seen[:7] == ["wait", "a", "b", "a", "restored a", "restored b", "wait"]
-    assert seen.count("b") == cuda_replay.PASSES
-    assert [one.host_s for one in met.values()] == pytest.approx([0.25e-3, 0.5e-3, 0.0])
-    taken = cuda_replay._taken(met["a"], [3e-3] * 7, overhead_s=0.0)
-    assert taken.time.host_s == pytest.approx(0.25e-3)
-    assert taken.time.gpu_s == pytest.approx(3e-3 / met["a"].launches)
-    assert cuda_replay._rough(met["a"]).host_s == pytest.approx(0.25e-3)
+    a, b = met(watch, "a", 1e-3, 0, 3), met(watch, "b", 2e-3, 1, backward=True)
+    waits = met(watch, "waits", 1.0, 2)
+    # Each pass between two looks: the first pass at pace 4, in the mean, the second at 8.
+    watch._pace = Planned(2.0, 6.0, 10.0)
+    watch._time_host([b, a, waits], 2)
+    once = ["wait", "a", "restored a", "wait", "backward:", "wait", "b", "restored b", "wait",
+            "wait", "a", "restored a", "wait"]  # fmt: skip
+    assert watch.seen == 2 * once
+    middle = (1 / 4 + 1 / 8) / 2
+    assert [one.host_s for one in (a, b, waits)] == pytest.approx([middle * 1e-3, middle * 2e-3, 0])
+    taken = cuda_replay._taken(a, [3e-3] * 7, overhead_s=0.0)
+    assert taken.time.host_s == cuda_replay._rough(a).host_s == a.host_s
+    assert taken.time.gpu_s == pytest.approx(3e-3 / a.launches)
+
+
+def test_passes_that_take_long_are_few(watch: Watched) -> None:
+    watch._time_host([met(watch, "long", 0.6 * cuda_replay.PASSING_S, 0)], cuda_replay.PASSES)
+    assert watch.seen.count("long") == cuda_replay.LEAST_PASSES
+    watch._time_host([met(watch, "short", 1e-3, 0)], cuda_replay.PASSES)
+    assert watch.seen.count("short") == cuda_replay.PASSES
+
+
+def test_calls_are_first_launched_in_their_thread_and_answered_in_order(
+    watch: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    some = {
+        name: met(watch, name, 1e-3, i, backward=name == "b")
+        for i, name in enumerate(("b", "fails", "waits"))
+    }
+
+    def meet(counted: Counted) -> cuda_replay._Met:
+        name = counted.replay.name
+        watch.seen.append(f"met {name}")
+        if name == "fails":
+            raise RuntimeError("no such kernel")
+        return some[name]
+
+    monkeypatch.setattr(watch, "_meet", meet)
+    b, fails, waits = watch.alone([one.counted for one in some.values()])
+    assert watch.seen[:4] == ["backward:", "met b", "met fails", "met waits"]
+    assert fails == "RuntimeError: no such kernel"
+    assert isinstance(b, Taken)
+    assert isinstance(waits, Taken)
+    assert (b.time.host_s, waits.time.host_s, waits.time.waits) == (pytest.approx(1e-3), 0.0, True)
+    assert watch.alone([]) == watch.times([]) == []

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from e2e.__main__ import train
 from e2e.networks import find
 from e2e.networks.network import Network, written
 from e2e.predict.attach import with_predictions
@@ -25,8 +26,12 @@ from e2e.predict.replay import Counted, OpTime, Taken
 from e2e.predict.small_networks import paced_network, small_step
 from e2e.predict.store import Store
 from e2e.predict.trace import trace
+from e2e.requests import training_request
+from e2e.run_command import _work
+from e2e.worker import DataFacts
 from kernels.case import Target
 from microbench.train_results import PREDICTED, StepTimes, TrainCase, Training
+from microbench.worker import Greeting
 
 CPU = Target("cpu", "a CPU")
 CLASSES = 10
@@ -220,6 +225,38 @@ def test_a_recipe_that_cannot_run_is_not_predicted(store: Store) -> None:
     found = predictor(network, store).foretell(case_of(network, "tf32"), quietly)
     assert found.predicted is None
     assert "Tensor Core" in (found.reason or "")
+
+
+def test_what_goes_wrong_is_a_reason_and_no_end(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = predictor(find("cnn-cifar"), store)
+
+    def full() -> float:
+        raise torch.OutOfMemoryError("no room for the small step\nand more")
+
+    monkeypatch.setattr(asked.pace, "now", full)
+    found = asked.foretell(case_of(asked.network), quietly)
+    assert found.predicted is None
+    assert found.reason == "OutOfMemoryError: no room for the small step"
+
+
+@pytest.mark.parametrize(
+    ("flags", "kind", "predicts"),
+    [
+        ([], "cuda", True), ([], "cpu", False), (["--no-predict"], "cuda", False),
+        (["--predict"], "cpu", True), (["--predict"], "cuda", True), (["--verify"], "cpu", True),
+    ],
+)  # fmt: skip
+def test_a_training_is_predicted_by_default_on_a_gpu(
+    flags: list[str], kind: str, predicts: bool, tmp_path: Path
+) -> None:
+    words = train.make_context("train", ["cnn-cifar", *flags]).params
+    request = training_request("cnn-cifar", words)
+    greeting = Greeting({}, {}, Target(kind, "a device"), None)
+    facts = DataFacts("synthetic", CLASSES, None, None, ())
+    work = _work(request, find("cnn-cifar"), facts, greeting, tmp_path / "run.json")
+    assert work.predict is predicts
 
 
 class Undecided(nn.Module):

@@ -39,8 +39,8 @@ class _Prepared:
 def calibrated(calls: Calls, pace: HostPace) -> Framework:
     """Fitted to the small networks that suit the device of `calls`.
 
-    cuDNN takes its first algorithm here: which one it is does not change what the host does, and
-    trying ten of each convolution would take most of the time.
+    cuDNN takes its first algorithm here, in steps as in calls alone: trying ten of each convolution
+    would take most of the time.
     """
     prepared = list(_prepared(calls))
     for _ in range(ROUNDS):

@@ -1,7 +1,8 @@
 """Measures calls one by one on a GPU: on the device, on the host, and the memory that they take.
 
 A round launches every call that is asked for at least as often as the step does, so that the card
-draws power, and runs at a clock, as in the step. Calls that the host cannot launch as fast as the
+draws power, and runs at a clock, as in the step; those of the backward pass in the thread that the
+step launches them from. Calls that the host cannot launch as fast as the
 device runs them are timed behind a gate, as many at a time as a stream can queue. The host's times
 are of calls in the step's order: one that is launched again and again is in the processor's caches,
 and a host that is slow because others use these would seem quick.
@@ -11,11 +12,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import groupby, pairwise
 from statistics import fmean
 from typing import Any
 
@@ -45,6 +46,9 @@ SETTLE_S = 0.3  # the clock needs this long to settle to the power of the step
 MAX_SETTLING_ROUNDS = 40
 EMPTIES, EMPTY_BLOCKS = 10, 21  # to learn what a pair of events costs
 MARK = "empty"  # the kernel between two calls in a profile
+
+
+_Pair = tuple[Any, Any]  # events around a block
 
 
 @dataclass(eq=False)
@@ -107,36 +111,32 @@ class CudaStopwatch:
 
     def times(self, calls: Sequence[Counted]) -> list[Taken | str]:
         """From ROUNDS rounds after the clock has settled."""
-        return self._by_thread(calls, self._in_rounds, PASSES)
+        tried = self._tried(calls, PASSES)
+        taken = iter(self._in_rounds([one for one in tried if not isinstance(one, str)]))
+        return [one if isinstance(one, str) else next(taken) for one in tried]
 
     def alone(self, calls: Sequence[Counted]) -> list[Taken | str]:
-        """From the first launches of each; nothing of it is kept."""
+        """The host's from fewer passes, the device's from the first launches."""
+        tried = self._tried(calls, ALONE_PASSES)
+        return [one if isinstance(one, str) else Taken(_rough(one), False) for one in tried]
 
-        def take(met: Sequence[_Met]) -> list[Taken]:
-            return [Taken(_rough(one), False) for one in met]
+    def _tried(self, calls: Sequence[Counted], passes: int) -> list[_Met | str]:
+        """Each launched for the first time, in its thread, and timed on the host."""
+        tried = [self._thread(one.backward)(partial(or_why, self._meet, one)) for one in calls]
+        self._time_host([one for one in tried if not isinstance(one, str)], passes)
+        return tried
 
-        return self._by_thread(calls, take, ALONE_PASSES)
+    def _thread(self, backward: bool) -> Within:
+        return self._backward_thread if backward else forward_thread
 
-    def _by_thread(
-        self,
-        calls: Sequence[Counted],
-        take: Callable[[Sequence[_Met]], list[Taken]],
-        passes: int,
-    ) -> list[Taken | str]:
-        """Calls of the backward pass are launched in its thread, as the step launches them."""
-        found: dict[int, Taken | str] = {}
-        for within in (forward_thread, self._backward_thread):
-            backward = within is self._backward_thread
-            which = [i for i, one in enumerate(calls) if one.backward is backward]
-            tried = [within(partial(or_why, self._meet, calls[i])) for i in which]
-            met = [one for one in tried if not isinstance(one, str)]
-            self._time_host(met, within, passes)
-            taken = iter(within(partial(take, met)) if met else [])
-            for i, one in zip(which, tried, strict=True):
-                found[i] = one if isinstance(one, str) else next(taken)
-        return [found[i] for i in range(len(calls))]
+    def _by_thread(self, met: Iterable[_Met]) -> Iterator[tuple[Within, list[_Met]]]:
+        """As many in a row as the same thread launches."""
+        for backward, some in groupby(met, _is_backward):
+            yield self._thread(backward), list(some)
 
     def _in_rounds(self, met: Sequence[_Met]) -> list[Taken]:
+        if not met:
+            return []
         self._look_at_kernels(met)
         self._settle(met)
         rounds = [self._round(met) for _ in range(ROUNDS)]
@@ -212,7 +212,7 @@ class CudaStopwatch:
 
     # ------------------------------------------------------------ the host
 
-    def _time_host(self, met: Sequence[_Met], within: Within, most: int) -> None:
+    def _time_host(self, met: Sequence[_Met], most: int) -> None:
         """Note each call's host time: the median over passes, the pace seen between them.
 
         A pass launches the calls as often as the step does, and in its order.
@@ -227,7 +227,11 @@ class CudaStopwatch:
         while len(passes) < most:
             if len(passes) >= LEAST_PASSES and time.perf_counter() > until_s:
                 break
-            seconds = within(partial(self._pass, order))
+            seconds = [
+                each_s
+                for within, some in self._by_thread(order)
+                for each_s in within(partial(self._pass, some))
+            ]
             after = self._pace.now()
             pace, before = fmean((before, after)), after
             passes.append([each_s / pace for each_s in seconds])
@@ -266,35 +270,38 @@ class CudaStopwatch:
 
     def _round(self, met: Sequence[_Met]) -> list[float]:
         """Seconds of each call's block."""
-        pairs = [_pair() for _ in met]
-        self._block(met, pairs, [i for i, one in enumerate(met) if not one.gated])
+        pairs = {one: _pair() for one in met}
+        for within, some in self._by_thread(sorted(met, key=_is_backward)):
+            within(partial(self._launch_blocks, some, pairs))
+        return [_seconds(pairs[one]) for one in met]
+
+    def _launch_blocks(self, met: Sequence[_Met], pairs: Mapping[_Met, _Pair]) -> None:
+        """Those that run longer than they are launched, then the others behind gates."""
+        self._launch([one for one in met if not one.gated], pairs)
         torch.cuda.synchronize()
         for batch in _batches(met):
-            self._behind_gates(met, pairs, batch)
+            self._behind_gates(batch, pairs)
         for one in met:
             one.counted.replay.restore()
         torch.cuda.synchronize()
-        return [_seconds(pair) for pair in pairs]
 
-    def _behind_gates(
-        self, met: Sequence[_Met], pairs: Sequence[Any], batch: Sequence[int]
-    ) -> None:
+    def _behind_gates(self, batch: Sequence[_Met], pairs: Mapping[_Met, _Pair]) -> None:
         """Behind one gate, or behind several when it opens before all is launched."""
         with self._gate():
-            self._block(met, pairs, batch)
+            self._launch(batch, pairs)
         if self._instruments.gate_expired and len(batch) > 1:
             for half in (batch[: len(batch) // 2], batch[len(batch) // 2 :]):
-                self._behind_gates(met, pairs, half)
+                self._behind_gates(half, pairs)
 
-    def _block(self, met: Sequence[_Met], pairs: Sequence[Any], which: Sequence[int]) -> None:
-        if not which:
+    def _launch(self, met: Sequence[_Met], pairs: Mapping[_Met, _Pair]) -> None:
+        if not met:
             return
-        met[which[0]].launch()  # the first block must not begin on an idle device
-        for i in which:
-            start, end = pairs[i]
-            launch = met[i].launch_as_in_step
+        met[0].launch()  # the first block must not begin on an idle device
+        for one in met:
+            start, end = pairs[one]
+            launch = one.launch_as_in_step
             start.record()
-            for _ in range(met[i].launches):
+            for _ in range(one.launches):
                 launch()
             end.record()
 
@@ -303,17 +310,23 @@ class CudaStopwatch:
     def _look_at_kernels(self, met: Sequence[_Met]) -> None:
         """Note of each call its kernels, their time, and how much of it only changes a layout."""
 
-        def launch_all() -> None:
-            for one in met:
+        order = sorted(met, key=_is_backward)
+
+        def launch_marked(some: Sequence[_Met]) -> None:
+            for one in some:
                 self._instruments.launch_empty()
                 one.launch_as_in_step()
+
+        def launch_all() -> None:
+            for within, some in self._by_thread(order):
+                within(partial(launch_marked, some))
             self._instruments.launch_empty()
 
         kernels = record(launch_all)
         marks = [i for i, kernel in enumerate(kernels) if kernel.name == MARK]
-        if len(marks) != len(met) + 1:
+        if len(marks) != len(order) + 1:
             return
-        for one, (first, last) in zip(met, pairwise(marks), strict=True):
+        for one, (first, last) in zip(order, pairwise(marks), strict=True):
             own = kernels[first + 1 : last]
             one.kernels = max(1, len(own))
             one.busy_s = union_s(own)
@@ -337,28 +350,32 @@ def _taken(one: _Met, blocks: Sequence[float], overhead_s: float) -> Taken:
     return Taken(found, is_steady(blocks, "cuda"))
 
 
-def _batches(met: Sequence[_Met]) -> Iterator[list[int]]:
+def _is_backward(one: _Met) -> bool:
+    return one.counted.backward
+
+
+def _batches(met: Sequence[_Met]) -> Iterator[list[_Met]]:
     """Calls for the gate in order, as many at a time as it holds."""
-    batch: list[int] = []
+    batch: list[_Met] = []
     commands = 0
-    for i, one in enumerate(met):
+    for one in met:
         if not one.gated:
             continue
         if batch and commands + one.commands > GATED_COMMANDS:
             yield batch
             batch, commands = [], 0
-        batch.append(i)
+        batch.append(one)
         commands += one.commands
     if batch:
         yield batch
 
 
-def _pair() -> tuple[Any, Any]:
+def _pair() -> _Pair:
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     return start, end
 
 
-def _seconds(pair: tuple[Any, Any]) -> float:
+def _seconds(pair: _Pair) -> float:
     start, end = pair
     return start.elapsed_time(end) * 1e-3
 

@@ -130,16 +130,18 @@ class SmallStepPace:
     def _warm_step(self) -> Callable[[], None]:
         """The step, after some where cuDNN would search its algorithms again: it does by switch.
 
-        The switches stay as they are, though a learner sets them.
+        It is always searched for, and the switches are then as they were.
         """
-        tf32 = torch.backends.cudnn.allow_tf32
+        tf32, search = torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark
         if self._step is None:
             self._step = small_step(paced_network(), RECIPE, self._device)
             switch_tf32(tf32)
         if self._warm_with is not tf32:
             self._warm_with = tf32
+            torch.backends.cudnn.benchmark = True
             for _ in range(WARM_STEPS):
                 self._step()
+        torch.backends.cudnn.benchmark = search
         return self._step
 
 

@@ -27,6 +27,7 @@ from e2e.predict.store import Store
 from e2e.predict.trace import CannotTrace, Trace, trace, trace_real
 from e2e.recipes import cannot_run, recipe_of
 from kernels.case import Target
+from kernels.error_words import one_line
 from microbench.train_results import Predicted, TrainCase
 
 GPU_ERROR = 0.03  # of a step that the device limits: the most that validation allows
@@ -76,6 +77,10 @@ class Predictor:
             return self._foretold(case, announce)
         except CannotTrace as problem:
             return Foretold(case, reason=f"cannot be traced: {problem}")
+        except Exception as error:
+            if self.cuda:
+                torch.cuda.synchronize(self.device)  # raises where the device is of no more use
+            return Foretold(case, reason=one_line(error))
         finally:
             if self.cuda:
                 self.pace.forget()
@@ -84,7 +89,6 @@ class Predictor:
 
     def _foretold(self, case: TrainCase, announce: Announce) -> Foretold:
         plain = case.plain if isinstance(case, PaddedCase) else case
-        self.pace.now()  # takes its memory before the operations take theirs
         known = self._known.get(plain.key) or self._measured(plain, announce)
         self._known[plain.key] = known
         if self._paced is None:
@@ -113,6 +117,7 @@ class Predictor:
             traced, notes = self._traced(case)
         announce(case.key, "measuring its operations one by one")
         with self._timed("operations"):
+            self.pace.now()  # takes its memory before the operations take theirs
             times = self._calls.times(traced)
         return _Known(traced, times, notes)
 

@@ -1,7 +1,7 @@
 """Runs work in the thread that a backward pass has, as autograd gives a device one.
 
-cuDNN's algorithms are searched once a thread: what is launched where a training launches it finds
-the same ones, and leaves them for the training.
+cuDNN's algorithms are searched once a thread of a process: what is launched where a training
+launches it leaves what it found for a training that follows.
 """
 
 from __future__ import annotations
