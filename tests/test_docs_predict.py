@@ -61,6 +61,20 @@ def test_what_is_said_of_the_ledger_is_the_run_files_own() -> None:
     assert f"AMP {-float(other):.2f} ms less" in LEDGER
 
 
+def test_what_predicting_took_is_the_run_files_own() -> None:
+    stages: dict[str, float] = {}
+    for told in (t.predicted for t in VERIFIED.trainings if t.predicted):
+        for stage, seconds in told.took_s.items():
+            stages[stage] = stages.get(stage, 0.0) + seconds
+    assert (
+        f"took {sum(stages.values()):.0f} s there, {stages['operations']:.0f} s of them" in PREDICT
+    )
+    assert f"{stages['tracing']:.0f} s tracing" in PREDICT
+    first = VALIDATED.trainings[0].predicted
+    assert first is not None
+    assert f"Learning the host took {first.took_s['host']:.0f} s more" in PREDICT
+
+
 def test_the_readme_says_the_same() -> None:
     amp = next(t for t in VERIFIED.trainings if t.ledger_base == "fp32" and _is_amp(t))
     ms = {line.term: -line.ms for line in amp.ledger}
