@@ -116,7 +116,8 @@ class Trainer(Arms):
         longest_s, share = (FED_TURN_S, FED_WARM_SHARE) if fed else (TURN_S, WARM_SHARE)
         turn_s = min(longest_s, budget_s / len(self.held) / (FEWEST_ROUNDS if fed else ROUNDS))
         warm_s = share * turn_s
-        return Pace(settle_s=TURN_S, warm_s=warm_s, block_s=turn_s - warm_s, least=3, most=400)
+        least = 1 if fed else 3  # `Bursts` adds what makes a round of the workers whole
+        return Pace(settle_s=TURN_S, warm_s=warm_s, block_s=turn_s - warm_s, least=least, most=400)
 
     def _dropped(self, failure: ArmFailed) -> Training:
         cause = failure.__cause__

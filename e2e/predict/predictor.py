@@ -16,7 +16,7 @@ from e2e.predict.calibration import calibrated
 from e2e.predict.calls import Calls, Times, key_of, kind
 from e2e.predict.fixes import PaddedCase
 from e2e.predict.foretold import Foretold
-from e2e.predict.framework import Framework
+from e2e.predict.framework import COUNTED, Framework
 from e2e.predict.memory import captured_bytes, peak_bytes
 from e2e.predict.model import OpCost
 from e2e.predict.pace import HostPace, Spread, pace_of
@@ -34,6 +34,8 @@ GPU_ERROR = 0.03  # of a step that the device limits: the most that validation a
 HOST_ERROR = 0.10  # of one that the host limits, beside what its pace varies by
 COMPILED = "a compiled step runs kernels that no trace shows: predicted steps are eager or captured"
 NO_GAIN = "no layer gets faster when it is padded"
+
+AT_ONCE = Framework((0.0,) * len(COUNTED), 0.0)  # a host that does nothing beside calls
 
 Announce = Callable[[str, str], None]
 
@@ -91,10 +93,6 @@ class Predictor:
         plain = case.plain if isinstance(case, PaddedCase) else case
         known = self._known.get(plain.key) or self._measured(plain, announce)
         self._known[plain.key] = known
-        if self._paced is None:
-            announce(case.key, "measuring how fast the host launches")
-            with self._timed("host"):
-                self._paced = self.pace.look()  # once, so that cases can be compared
         ops = tuple(self._cost(plain, op, known.times.known) for op in known.traced.ops)
         if isinstance(case, PaddedCase):
             announce(case.key, "measuring its operations padded")
@@ -103,13 +101,24 @@ class Predictor:
             if padded is None:
                 return Foretold(case, reason=NO_GAIN)
             ops = padded
+        framework, paced = self._host(plain, announce)
+        return replace(self._told(known, ops, framework, paced), case=case)
+
+    def _host(self, case: TrainCase, announce: Announce) -> tuple[Framework, Spread]:
+        """What the host does beside calls, and its pace: neither matters to a captured step."""
+        if case.graph:
+            return AT_ONCE, Spread(1.0, 1.0, 1.0)
+        if self._paced is None:
+            announce(case.key, "measuring how fast the host launches")
+            with self._timed("host"):
+                self._paced = self.pace.look()  # once, so that cases can be compared
         framework = self._store.framework
         if framework is None:
             announce(case.key, "measuring what the host does around operations")
             with self._timed("host"):
                 framework = calibrated(self._calls, self.pace)
             self._store.keep(framework)
-        return replace(self._told(known, ops, framework, self._paced), case=case)
+        return framework, self._paced
 
     def _measured(self, case: TrainCase, announce: Announce) -> _Known:
         announce(case.key, "tracing")
