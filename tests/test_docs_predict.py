@@ -70,6 +70,12 @@ def test_what_predicting_took_is_the_run_files_own() -> None:
         f"took {sum(stages.values()):.0f} s there, {stages['operations']:.0f} s of them" in PREDICT
     )
     assert f"{stages['tracing']:.0f} s tracing" in PREDICT
+    fp32 = VERIFIED.trainings[0]
+    assert fp32.predicted is not None
+    assert f"({fp32.predicted.took_s['operations']:.0f} s FP32's" in PREDICT
+    assert f"FP32 was set up for {fp32.setup_s or 0:.0f} s after" in PREDICT
+    assert max(t.setup_s or 0 for t in VALIDATED.trainings) < 2.3
+    assert "no arm took over 2.3 s" in PREDICT
     first = VALIDATED.trainings[0].predicted
     assert first is not None
     assert f"Learning the host took {first.took_s['host']:.0f} s more" in PREDICT

@@ -17,8 +17,10 @@ from e2e.datasets.synthetic import Synthetic
 from e2e.measure import Trainer
 from e2e.networks import find
 from e2e.predict import cuda_replay, pace
+from e2e.predict.host_times import LEAST_PASSES, PASSING_S, host_times
 from e2e.predict.pace import Looks, SmallStepPace, Spread, Steady, pace_of, spread
 from e2e.predict.replay import Counted, Taken
+from e2e.predict.threads import forward_thread
 from e2e.recipes import switch_tf32
 from microbench.device import describe, open_telemetry
 from microbench.interleave import FEWEST_ROUNDS
@@ -166,7 +168,7 @@ class Watched(cuda_replay.CudaStopwatch):
             self.seen.append("backward:")
             return work()
 
-        self._backward_thread = backward
+        self._threads = (forward_thread, backward)
 
 
 @pytest.fixture
@@ -193,25 +195,24 @@ def test_host_times_are_of_calls_in_the_steps_order_and_as_at_pace_1(
     watch: Watched,
 ) -> None:
     a, b = met(watch, "a", 1e-3, 0, 3), met(watch, "b", 2e-3, 1, backward=True)
-    waits = met(watch, "waits", 1.0, 2)
     # Each pass between two looks: the first pass at pace 4, in the mean, the second at 8.
     watch._pace = Planned(2.0, 6.0, 10.0)
-    watch._time_host([b, a, waits], 2)
+    a.host_s, b.host_s = host_times([a.counted, b.counted], watch._threads, watch._pace, 2)
     once = ["wait", "a", "restored a", "wait", "backward:", "wait", "b", "restored b", "wait",
             "wait", "a", "restored a", "wait"]  # fmt: skip
     assert watch.seen == 2 * once
     middle = (1 / 4 + 1 / 8) / 2
-    assert [one.host_s for one in (a, b, waits)] == pytest.approx([middle * 1e-3, middle * 2e-3, 0])
+    assert [a.host_s, b.host_s] == pytest.approx([middle * 1e-3, middle * 2e-3])
     taken = cuda_replay._taken(a, [3e-3] * 7, overhead_s=0.0)
     assert taken.time.host_s == cuda_replay._rough(a).host_s == a.host_s
     assert taken.time.gpu_s == pytest.approx(3e-3 / a.launches)
 
 
 def test_passes_that_take_long_are_few(watch: Watched) -> None:
-    watch._time_host([met(watch, "long", 0.6 * cuda_replay.PASSING_S, 0)], cuda_replay.PASSES)
-    assert watch.seen.count("long") == cuda_replay.LEAST_PASSES
-    watch._time_host([met(watch, "short", 1e-3, 0)], cuda_replay.PASSES)
-    assert watch.seen.count("short") == cuda_replay.PASSES
+    for name, seconds, passes in (("long", 0.6 * PASSING_S, LEAST_PASSES), ("short", 1e-3, 9)):
+        one = met(watch, name, seconds, 0)
+        host_times([one.counted], watch._threads, Steady(), 9)
+        assert watch.seen.count(name) == passes
 
 
 def test_calls_are_first_launched_in_their_thread_and_answered_in_order(

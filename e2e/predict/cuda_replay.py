@@ -1,30 +1,28 @@
-"""Measures calls one by one on a GPU: on the device, on the host, and the memory that they take.
+"""Measures calls one by one on a GPU: their time on the device, and the memory that they take.
 
 A round launches every call that is asked for at least as often as the step does, so that the card
 draws power, and runs at a clock, as in the step; those of the backward pass in the thread that the
-step launches them from. Calls that the host cannot launch as fast as the
-device runs them are timed behind a gate, as many at a time as a stream can queue. The host's times
-are of calls in the step's order: one that is launched again and again is in the processor's caches,
-and a host that is slow because others use these would seem quick.
+step launches them from. Calls that the host cannot launch as fast as the device runs them are timed
+behind a gate, as many at a time as a stream can queue.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import groupby, pairwise
-from statistics import fmean
+from itertools import pairwise
 from typing import Any
 
 import torch
 
+from e2e.predict.host_times import host_times
 from e2e.predict.pace import HostPace
 from e2e.predict.replay import Counted, OpTime, Taken, is_steady, or_why
-from e2e.predict.threads import Within, backward_thread, forward_thread
+from e2e.predict.threads import Within, backward_thread, by_thread, forward_thread
 from e2e.steps import union_s
 from kernels.case import Target
 from microbench.kernel_names import KernelTime, is_conversion, record
@@ -34,8 +32,6 @@ from microbench.timing import TRAILING
 LAUNCHES = 16  # of a call in a row, its time on the device to be known roughly
 SLOW_S, SLOW_LAUNCHES = 1e-3, 4  # of one this long
 PASSES, ALONE_PASSES = 15, 5  # over all calls for the host; of a small network's, which has many
-LEAST_PASSES, PASSING_S = 4, 1.0  # where passes take long
-QUEUED_CALLS = 200  # launched before the device is waited for: a stream does not make the host wait
 # A call this long is launched faster than it runs, even when the host is slow.
 LONG_S = 80e-6
 BLOCK_S = 300e-6  # launches of a call between two events take at least this long, and
@@ -46,7 +42,6 @@ SETTLE_S = 0.3  # the clock needs this long to settle to the power of the step
 MAX_SETTLING_ROUNDS = 40
 EMPTIES, EMPTY_BLOCKS = 10, 21  # to learn what a pair of events costs
 MARK = "empty"  # the kernel between two calls in a profile
-
 
 _Pair = tuple[Any, Any]  # events around a block
 
@@ -107,7 +102,7 @@ class CudaStopwatch:
         self._instruments.launch_empty()  # loading it may wait for the device, which a gate holds
         torch.cuda.synchronize()
         self._pace = pace
-        self._backward_thread = backward_thread(torch.device(target.torch_device))
+        self._threads = (forward_thread, backward_thread(torch.device(target.torch_device)))
 
     def times(self, calls: Sequence[Counted]) -> list[Taken | str]:
         """From ROUNDS rounds after the clock has settled."""
@@ -122,17 +117,16 @@ class CudaStopwatch:
 
     def _tried(self, calls: Sequence[Counted], passes: int) -> list[_Met | str]:
         """Each launched for the first time, in its thread, and timed on the host."""
-        tried = [self._thread(one.backward)(partial(or_why, self._meet, one)) for one in calls]
-        self._time_host([one for one in tried if not isinstance(one, str)], passes)
+        tried = [self._threads[one.backward](partial(or_why, self._meet, one)) for one in calls]
+        met = [one for one in tried if not isinstance(one, str) and not one.waits]
+        taken_s = host_times([one.counted for one in met], self._threads, self._pace, passes)
+        for one, host_s in zip(met, taken_s, strict=True):
+            one.host_s = host_s
         return tried
 
-    def _thread(self, backward: bool) -> Within:
-        return self._backward_thread if backward else forward_thread
-
-    def _by_thread(self, met: Iterable[_Met]) -> Iterator[tuple[Within, list[_Met]]]:
-        """As many in a row as the same thread launches."""
-        for backward, some in groupby(met, _is_backward):
-            yield self._thread(backward), list(some)
+    def _by_thread(self, met: Sequence[_Met]) -> Iterator[tuple[Within, list[_Met]]]:
+        """Each thread and what it launches."""
+        return by_thread(sorted(met, key=_is_backward), _is_backward, self._threads)
 
     def _in_rounds(self, met: Sequence[_Met]) -> list[Taken]:
         if not met:
@@ -210,52 +204,6 @@ class CudaStopwatch:
                 end.record()
         return median([_seconds(pair) for pair in pairs])
 
-    # ------------------------------------------------------------ the host
-
-    def _time_host(self, met: Sequence[_Met], most: int) -> None:
-        """Note each call's host time: the median over passes, the pace seen between them.
-
-        A pass launches the calls as often as the step does, and in its order.
-        """
-        free = [(place, one) for one in met if not one.waits for place in one.counted.places]
-        order = [one for _, one in sorted(free, key=lambda pair: pair[0])]
-        if not order:
-            return
-        until_s = time.perf_counter() + PASSING_S
-        passes: list[list[float]] = []
-        before = self._pace.now()
-        while len(passes) < most:
-            if len(passes) >= LEAST_PASSES and time.perf_counter() > until_s:
-                break
-            seconds = [
-                each_s
-                for within, some in self._by_thread(order)
-                for each_s in within(partial(self._pass, some))
-            ]
-            after = self._pace.now()
-            pace, before = fmean((before, after)), after
-            passes.append([each_s / pace for each_s in seconds])
-        taken: dict[_Met, list[float]] = {}
-        for one, *times in zip(order, *passes, strict=True):
-            taken.setdefault(one, []).append(median(times))
-        for one, times in taken.items():
-            one.host_s = fmean(times)
-
-    def _pass(self, order: Sequence[_Met]) -> list[float]:
-        """Seconds of the host for each launch."""
-        found: list[float] = []
-        for i, one in enumerate(order):
-            if i % QUEUED_CALLS == 0:
-                torch.cuda.synchronize()
-            launch = one.launch
-            began_s = time.perf_counter()
-            launch()
-            found.append(time.perf_counter() - began_s)
-        for one in dict.fromkeys(order):
-            one.counted.replay.restore()
-        torch.cuda.synchronize()
-        return found
-
     # ------------------------------------------------------------ in rounds
 
     def _settle(self, met: Sequence[_Met]) -> None:
@@ -271,7 +219,7 @@ class CudaStopwatch:
     def _round(self, met: Sequence[_Met]) -> list[float]:
         """Seconds of each call's block."""
         pairs = {one: _pair() for one in met}
-        for within, some in self._by_thread(sorted(met, key=_is_backward)):
+        for within, some in self._by_thread(met):
             within(partial(self._launch_blocks, some, pairs))
         return [_seconds(pairs[one]) for one in met]
 

@@ -46,7 +46,7 @@ class Taken:
     steady: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Counted:
     """A call that can be launched, and where in the step it is: every launch of it has a place.
 

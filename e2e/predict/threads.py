@@ -6,13 +6,25 @@ launches it leaves what it found for a training that follows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
 from typing import Any, TypeVar
 
 import torch
 
 T = TypeVar("T")
 Within = Callable[[Callable[[], Any]], Any]  # runs a function in some thread, gives what it gives
+
+
+Threads = tuple[Within, Within]  # of the forward pass and all else; of the backward pass
+
+
+def by_thread(
+    calls: Iterable[T], is_backward: Callable[[T], bool], threads: Threads
+) -> Iterator[tuple[Within, list[T]]]:
+    """As many calls in a row as the same thread launches, with that thread."""
+    for backward, some in groupby(calls, is_backward):
+        yield threads[backward], list(some)
 
 
 def forward_thread(work: Callable[[], T]) -> T:
