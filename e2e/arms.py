@@ -17,9 +17,10 @@ from e2e.datasets import Data
 from e2e.datasets.resident import Resident
 from e2e.feeds import Feeds, TimedFeed
 from e2e.learner import Learner
+from e2e.loaders import LOADERS
 from e2e.networks import Network
 from e2e.recipes import cannot_run, recipe_of
-from e2e.steps import CpuSteps, CudaSteps, StepTimer
+from e2e.steps import CpuSteps, CudaSteps, StepBlock, StepTimer
 from kernels.case import Target
 from kernels.error_words import first_line, one_line
 from microbench.errors import UserError
@@ -28,6 +29,7 @@ from microbench.train_results import TrainCase, Training
 
 WARM_STEPS = 3  # the first ones search algorithms, make optimizer state, and fill the allocator
 SETTLED_STEPS = 2  # after those: what memory a step takes, and how long it is
+WAITS_SHARE = 0.05  # of the time: with more in the last block, a step is waiting for its loader
 
 Announce = Callable[[str, str], None]
 
@@ -56,6 +58,12 @@ class Held:
     def step(self) -> object:
         """Launch one step."""
         return self.learner.step(self.feed)
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waited for its loader when it was timed last; a loader is slow until then."""
+        last = self.arm.blocks[-1] if self.arm.blocks else None
+        return not isinstance(last, StepBlock) or last.waited_s > WAITS_SHARE * last.wall_s
 
 
 class Arms:
@@ -126,6 +134,8 @@ class Arms:
         try:
             if case.fed:  # what the loader takes of the device's memory is no arm's
                 feed.place(feed.fetch())
+                if LOADERS[case.loader].on_gpu:
+                    feed.refill()
             held_bytes = self._allocated()
             learner = Learner(
                 self.task.network, case, recipe_of(case), self.device,
@@ -160,6 +170,13 @@ class Arms:
             held.feed.skip_ready()
             count = max(count, held.training.case.workers)  # one batch of each
         return first_s, self._seconds(held, count) / count
+
+    def start_loading(self) -> None:
+        """Let the loaders run whose batches are thrown away: the steps beside them take longer."""
+        for held in self.held.values():
+            if held.training.case.cached:
+                held.feed.start()
+                held.arm.estimate_s = self._seconds(held, SETTLED_STEPS) / SETTLED_STEPS
 
     def _seconds(self, held: Held, steps: int) -> float:
         start_s = time.perf_counter()

@@ -15,12 +15,16 @@ from torch import Tensor
 
 from e2e.datasets import Data
 from e2e.loaders.backend import LoaderFeed
+from e2e.loaders.cpus import cpu_seconds
 from e2e.loaders.pinned import CachedFeed
 from e2e.loaders.shared import Following
 from e2e.steps import Tally
 from microbench.train_results import TrainCase
 
 READY_S = 0.02  # a batch that takes longer to come was not ready
+# Workers that took less than this share of a core for so long rest; they are waited for no longer
+# than MAX_REFILL_S.
+RESTING_S, RESTING_SHARE, MAX_REFILL_S = 0.2, 0.1, 10.0
 
 
 def feed_of(data: Data, case: TrainCase, device: torch.device, seed: int) -> LoaderFeed:
@@ -50,12 +54,12 @@ class TimedFeed:
 
     @property
     def tally(self) -> Tally:
-        """What was counted so far."""
-        return Tally(self._waited_s, self._busy.drained if self._busy else 0)
+        """What was noted so far."""
+        return Tally(self._waited_s, self._busy.came_s if self._busy else ())
 
     def start(self) -> None:
         """Let the loader run whose batches are thrown away, where there is one."""
-        if self._busy and not self._busy.drained:  # another arm may have
+        if self._busy and not self._busy.came_s:  # another arm may have
             self._busy.start()
 
     def fetch(self) -> object:
@@ -76,6 +80,17 @@ class TimedFeed:
             self._feed.fetch()
             if time.perf_counter() - start_s > READY_S:
                 break
+
+    def refill(self) -> None:
+        """Wait until the workers rest, since all is ready that may be; thrown away, it never is."""
+        if self._busy is not None:
+            return
+        until_s = time.perf_counter() + MAX_REFILL_S
+        took_s = RESTING_S
+        while took_s > RESTING_SHARE * RESTING_S and time.perf_counter() < until_s:
+            before_s = cpu_seconds(self._feed.pids)
+            time.sleep(RESTING_S)
+            took_s = cpu_seconds(self._feed.pids) - before_s
 
     def close(self) -> None:
         """Leave the loader; the last arm that does ends it."""

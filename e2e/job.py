@@ -9,6 +9,7 @@ from pathlib import Path
 
 from e2e.converge import judged
 from e2e.gains import with_gains
+from e2e.loaders import LOADERS
 from e2e.plans import Comparison
 from e2e.predict.foresight import Foresight, to_verify, verified
 from e2e.predict.foretold import Foretold
@@ -64,6 +65,8 @@ class Job:
         self, run: Run, comparisons: Sequence[Comparison], steps: Callable[[Comparison], int]
     ) -> Run:
         """The run with every comparison timed and trained."""
+        known = {found.case.key: found for found in run.loadings if found.status == "ok"}
+        self._loadings = known | self._loadings
         for comparison in comparisons:
             self.progress.about(comparison.cases)
             foretold = self._foretold(run, comparison)
@@ -139,7 +142,8 @@ class Job:
         loading = self._loading(load_case(case), LOAD_BUDGET_S)
         if loading.status != "ok":
             return Foretold(case, reason=loading.reason)
-        return with_loader(told, loading, case.batch * case.accumulate)
+        on_gpu = LOADERS[case.loader].on_gpu
+        return with_loader(told, loading, case.batch * case.accumulate, on_gpu=on_gpu)
 
     def _untrained(self, foretold: Mapping[str, Foretold]) -> list[Training]:
         """The arms of a comparison that nobody runs."""

@@ -127,7 +127,10 @@ def _block(
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     wall_s = time.perf_counter() - start_s
-    return LoadBlock(images, wall_s, max(0.0, _cpu_s(feed) - start_cpu_s), size_bytes)
+    cpu_s = max(0.0, _cpu_s(feed) - start_cpu_s)
+    # Without workers all is the device's work, which this process spins for.
+    spins = device.type == "cuda" and not feed.pids
+    return LoadBlock(images, wall_s, None if spins else cpu_s, size_bytes)
 
 
 def _cpu_s(feed: LoaderFeed) -> float:

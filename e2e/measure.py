@@ -13,6 +13,7 @@ from e2e.steps import (
     Bursts,
     StepBlock,
     Tally,
+    batches_per_s,
     busy_time,
     host_time,
     time_phases,
@@ -85,18 +86,23 @@ class Trainer(Arms):
                 looks.begin(key if number else "")  # the first turn of all only warms the device
             held.learner.switch()
             announce(key, f"timing, round {number}{_rate_so_far(held)}")
-            if len(self.held) > 1:
+            # Whoever waits for its loader must not live on what came in another arm's turn; others
+            # have batches ready at all times, and workers that fill up would only slow them.
+            if len(self.held) > 1 and held.waits:
                 held.feed.skip_ready()
 
         for held in self.held.values():
             held.arm.blocks.clear()
             held.skipped_before = held.learner.skipped_steps
-            held.feed.start()
-        fed = [held.training.case for held in self.held.values() if held.training.case.fed]
+        self.start_loading()
+        cases = [held.training.case for held in self.held.values()]
+        fed = any(case.fed for case in cases)
+        # A pinned batch is timed as fed ones are, or their difference would be the stopwatch's.
+        in_bursts = fed or any(case.loader == "pinned" for case in cases)
         turns = Turns(
-            self._bursts(max(case.workers for case in fed)) if fed else self.timer,
+            self._bursts(max(case.workers for case in cases)) if in_bursts else self.timer,
             "sustained", budget_s, during=self.telemetry.during, begin=begin,
-            own_pace=self._pace(budget_s, bool(fed)),
+            own_pace=self._pace(budget_s, fed),
         )  # fmt: skip
         turns.take([held.arm for held in self.held.values()])
         if looks:
@@ -105,7 +111,8 @@ class Trainer(Arms):
     def _bursts(self, workers: int) -> Bursts:
         def tally() -> Tally:
             parts = [held.feed.tally for held in self.held.values()]
-            return Tally(sum(p.waited_s for p in parts), max(p.drained for p in parts))
+            came_s = max((part.came_s for part in parts), key=len)  # arms share a loader
+            return Tally(sum(part.waited_s for part in parts), came_s)
 
         return Bursts(self.timer, workers, tally)
 
@@ -170,7 +177,8 @@ class Trainer(Arms):
         phases = time_phases(lambda clock: held.learner.step(held.feed, clock), self.cuda, count)
         steps = training.steps
         step = _without_loading(held)
-        if training.case.fed:
+        if training.case.fed and not training.case.cached:
+            held.feed.refill()  # workers that are at work slow what is measured
             steps = replace(steps, unfed_s=median(self.timer.block(step, count).times_s))
         if self.cuda:
             busy_s, launches = busy_time(step)
@@ -183,11 +191,11 @@ class Trainer(Arms):
 def _fed(steps: StepTimes, blocks: Sequence[StepBlock], case: TrainCase) -> StepTimes:
     """The steps with what only a case that is fed has: waiting, and batches thrown away."""
     waited_s = sum(block.waited_s for block in blocks)
-    drained = sum(block.drained for block in blocks)
+    came_per_s = batches_per_s([block.came_s for block in blocks], case.workers)
     return replace(
         steps,
         wait_s=waited_s / steps.wall_steps,
-        loaded_per_s=drained * case.batch / steps.wall_s if case.cached else None,
+        loaded_per_s=came_per_s * case.batch if came_per_s else None,
     )
 
 

@@ -30,25 +30,27 @@ RUN_AHEAD = 2
 
 
 class Tally(NamedTuple):
-    """What feeds counted so far: seconds of waiting for data, and batches thrown away."""
+    """What feeds noted so far: seconds of waiting for data, and when each batch came that was
+    thrown away, by the monotonic clock.
+    """
 
     waited_s: float
-    drained: int
+    came_s: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
 class StepBlock(Block):
     """A block of steps; see `microbench.train_results.StepTimes` for the three kinds of time.
 
-    `waited_s` is how long the host waited for data in all of it, `drained` how many batches came
-    that nobody trained on; both are counted in `Bursts` alone.
+    `waited_s` is how long the host waited for data in all of it, `came_s` when batches came that
+    nobody trained on; both are noted in `Bursts` alone.
     """
 
     wall_times_s: tuple[float, ...] = ()
     wall_s: float = 0.0
     wall_steps: int = 0
     waited_s: float = 0.0
-    drained: int = 0
+    came_s: tuple[float, ...] = ()
 
 
 class CudaSteps:
@@ -153,13 +155,14 @@ class Bursts:
         """At least `samples` steps in a row."""
         whole_rounds = math.ceil(samples / self._workers)
         before = self._tally()
+        came_before = len(before.came_s)  # the tally goes on with the same list
         block = self._timer.block(self._held_back(launch), whole_rounds * self._workers)
         after = self._tally()
         return replace(
             block,
             times_s=(fmean(block.times_s),),
             waited_s=after.waited_s - before.waited_s,
-            drained=after.drained - before.drained,
+            came_s=tuple(after.came_s[came_before:]),
         )
 
     def run(self, launch: Launch, times: int) -> None:
@@ -211,6 +214,23 @@ def busy_time(launch: Launch) -> tuple[float, int]:
 
     kernels = record(steps)
     return union_s(kernels) / PROFILE_STEPS, len(kernels) // PROFILE_STEPS
+
+
+def batches_per_s(blocks_s: Sequence[Sequence[float]], workers: int) -> float | None:
+    """How many batches a second came, by when they did in each block; None for too few.
+
+    Workers end their batches in bursts, so what a block holds says little. From one batch to the
+    next of the same worker is as long as that worker takes, wherever the block begins.
+    """
+    each = max(1, workers)
+    batches, seconds = 0, 0.0
+    for came_s in blocks_s:
+        apart = each * ((len(came_s) - 1) // each)  # whole rounds of the workers
+        if apart <= 0:
+            continue
+        batches += apart
+        seconds += fmean(b - a for a, b in zip(came_s, came_s[apart:], strict=False))
+    return batches / seconds if seconds > 0 else None
 
 
 def union_s(kernels: Sequence[KernelTime]) -> float:

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import replace
+from select import select
+from subprocess import PIPE, Popen
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from e2e.arms import Held
 from e2e.datasets.cifar10 import NORMAL
 from e2e.datasets.resident import Labelled, Resident
-from e2e.feeds import Feeds
+from e2e.feeds import Feeds, TimedFeed
 from e2e.predict.attach import with_predictions
 from e2e.predict.foretold import Foretold
 from e2e.predict.loader_wait import measured_wait_s, with_loader
 from e2e.predict.model import OpCost, simulate
-from e2e.steps import Bursts, CpuSteps, Tally
+from e2e.steps import Bursts, CpuSteps, StepBlock, Tally, batches_per_s
+from microbench.interleave import Arm
 from microbench.load_results import LoadBlock, Loading, load_case
 from microbench.train_results import Predicted, StepTimes, TrainCase, Training
 
@@ -87,10 +92,11 @@ def test_a_loader_whose_batches_are_thrown_away_runs_once_it_is_started(data: Re
     feed = Feeds(data, CPU, seed=1).open(replace(FED, cached=True))
     try:
         first = feed.place(feed.fetch())
-        assert feed.tally.drained == 0
+        assert not feed.tally.came_s
+        feed.refill()  # it never rests, and is not waited for
         feed.start()
         until = time.monotonic() + 20
-        while feed.tally.drained < 3:
+        while len(feed.tally.came_s) < 3:
             assert time.monotonic() < until
             time.sleep(0.01)
         again = feed.place(feed.fetch())
@@ -105,18 +111,40 @@ def test_a_loader_whose_batches_are_thrown_away_runs_once_it_is_started(data: Re
 @given(st.integers(1, 8), st.integers(1, 20))
 def test_a_block_has_as_many_steps_of_each_worker(workers: int, samples: int) -> None:
     count = 0
+    came: list[float] = [0.0]
 
     def launch() -> None:
         nonlocal count
         count += 1
+        came.extend((count, count + 0.5))
 
-    timer = Bursts(CpuSteps(), workers, lambda: Tally(0.5 * count, 2 * count))
+    timer = Bursts(CpuSteps(), workers, lambda: Tally(0.5 * count, came))
     block = timer.block(launch, samples)
     assert count % workers == 0
     assert samples <= count < samples + workers
     assert len(block.times_s) == 1
     assert block.times_s[0] == pytest.approx(sum(block.wall_times_s) / count)
-    assert (block.waited_s, block.drained) == (0.5 * count, 2 * count)
+    assert block.waited_s == 0.5 * count
+    assert block.came_s == tuple(came[1:])
+
+
+@given(st.integers(1, 16), st.floats(0.01, 1), st.lists(st.integers(0, 40), min_size=1), st.data())
+def test_bursts_of_workers_are_counted_by_whole_rounds(
+    workers: int, each_s: float, sizes: list[int], data: st.DataObject
+) -> None:
+    """Whoever looks in the middle of a burst must see the same rate as at its end."""
+    late = data.draw(st.lists(st.floats(0, 0.9), min_size=workers, max_size=workers))
+    late.sort()  # each worker's place in the burst
+    came = [each_s * (k // workers + late[k % workers]) for k in range(sum(sizes) + workers)]
+    blocks, at = [], data.draw(st.integers(0, workers - 1))
+    for size in sizes:
+        blocks.append(came[at : at + size])
+        at += size
+    found = batches_per_s(blocks, workers)
+    if all(len(block) <= workers for block in blocks):
+        assert found is None
+    else:
+        assert found == pytest.approx(workers / each_s)
 
 
 # ---------------------------------------------------------------- predictions
@@ -134,19 +162,68 @@ def loads(case: TrainCase, step_s: float) -> Loading:
 
 
 def test_a_loader_that_is_slower_decides() -> None:
-    found = with_loader(told(FED, 0.010), loads(FED, 0.030), FED.batch)
+    found = with_loader(told(FED, 0.010), loads(FED, 0.030), FED.batch, on_gpu=False)
     assert found.predicted is not None
     assert found.predicted.step_s == pytest.approx(0.030)
     assert found.predicted.limit == "data"
     assert found.wait_s == pytest.approx(0.020, rel=1e-3)
-    fast = with_loader(told(FED, 0.010), loads(FED, 0.009), FED.batch)
+    fast = with_loader(told(FED, 0.010), loads(FED, 0.009), FED.batch, on_gpu=False)
     assert fast == told(FED, 0.010)
+
+
+@pytest.mark.parametrize("load_s", [0.004, 0.030])
+def test_a_loader_that_needs_the_gpu_may_come_on_top(load_s: float) -> None:
+    plain = told(FED, 0.010).predicted
+    found = with_loader(told(FED, 0.010), loads(FED, load_s), FED.batch, on_gpu=True).predicted
+    assert plain is not None
+    assert plain.interval_s is not None
+    assert found is not None
+    assert found.interval_s is not None
+    assert found.step_s == pytest.approx(max(0.010, load_s), rel=1e-3)
+    assert found.interval_s[0] <= found.step_s
+    assert found.interval_s[1] == pytest.approx(plain.interval_s[1] + load_s)
+
+
+WORKS_THEN_RESTS = """
+import time
+until = time.monotonic() + 1
+while time.monotonic() < until:
+    pass
+print("rests", flush=True)
+time.sleep(60)
+"""
+
+
+class OfOneProcess:
+    """As much of a feed as is asked for its worker."""
+
+    def __init__(self, pid: int) -> None:
+        self.pids = (pid,)
+
+
+def test_a_refill_lasts_until_the_workers_rest() -> None:
+    with Popen([sys.executable, "-c", WORKS_THEN_RESTS], stdout=PIPE) as worker:
+        assert worker.stdout is not None
+        time.sleep(0.3)  # python has started
+        TimedFeed(OfOneProcess(worker.pid), lambda: None).refill()  # type: ignore[arg-type]
+        said, _, _ = select([worker.stdout], [], [], 0)
+        worker.kill()
+    assert said
+
+
+def test_who_waits_for_its_loader_is_known_by_its_last_block() -> None:
+    held = Held(Training(FED, "ok"), None, None)  # type: ignore[arg-type]
+    held.arm = Arm("", lambda: None, 0.01)
+    assert held.waits, "nothing is known yet"
+    for waited_s, waits in ((0.3, True), (0.0, False), (0.2, True)):
+        held.arm.blocks.append(StepBlock((0.1,), None, (0.1,), 1.0, 10, waited_s))
+        assert held.waits == waits
 
 
 def test_the_wait_for_the_loader_is_a_line_of_the_ledger() -> None:
     amp = replace(FED, recipe="amp")
     foretold = {
-        case.key: with_loader(told(case, step_s), loads(case, 0.030), FED.batch)
+        case.key: with_loader(told(case, step_s), loads(case, 0.030), FED.batch, on_gpu=False)
         for case, step_s in ((FED, 0.040), (amp, 0.010))
     }
     trainings = [measured(FED, 0.040, 0.040), measured(amp, 0.031, 0.011)]

@@ -387,11 +387,11 @@ def test_a_cached_batch_is_trained_on_while_a_loader_works_for_nothing(root: Pat
     feed = CachedFeed(data.feed(4, CPU, 1, loader="pinned"), busy)  # type: ignore[arg-type]
     want = drawn(data.feed(4, CPU, 1, loader="pinned"), 1)
     assert same([feed.place(feed.fetch())], want)
-    assert (feed.drained, busy.pids) == (0, ())
+    assert (feed.came_s, busy.pids) == ([], ())
     feed.start()
     assert len(feed.pids) == 1
     assert same([feed.place(feed.fetch())], want)
-    wait_for(lambda: feed.drained > 2)
+    wait_for(lambda: len(feed.came_s) > 2)
     feed.start()
     assert (feed.ahead, feed.idle_cpu_s) == (0, 0.0)
     feed.close()

@@ -39,8 +39,9 @@ FIXED = {
 
 
 def _in_module(
-    name: str, says: str, sources: Iterable[str], *, processes: bool = True, trains: bool = True
-) -> Backend:
+    name: str, says: str, sources: Iterable[str], *, processes: bool = True, trains: bool = True,
+    on_gpu: bool = False,
+) -> Backend:  # fmt: skip
     """The back end in a module of this package, which is imported when it is asked for."""
 
     def module():
@@ -53,6 +54,7 @@ def _in_module(
         lambda source, wanted, tell: module().open_feed(source, wanted, tell),
         processes=processes,
         trains=trains,
+        on_gpu=on_gpu,
     )
 
 
@@ -64,14 +66,15 @@ LOADERS: dict[str, Backend] = {
         "torchvision_io", "torchvision's own JPEG decoder and transforms in workers", ("files",)
     ),
     "gpu-decode": _in_module(
-        "gpu_decode", "workers read; the GPU decodes, cuts, resizes and flips", ("files",)
+        "gpu_decode", "workers read; the GPU decodes, cuts, resizes and flips", ("files",),
+        on_gpu=True,
     ),
     "webdataset": _in_module(
         "shards",
         "tar shards read in a row by workers, then as torchvision; the order depends on how many",
         ("shards",),
     ),
-    "dali": _in_module("dali", "NVIDIA DALI decodes and cuts on the GPU", ("files",)),
+    "dali": _in_module("dali", "NVIDIA DALI decodes and cuts on the GPU", ("files",), on_gpu=True),
     "resident": _in_module(
         "resident", "all images lie on the device, and are cut and flipped there",
         ("files", "arrays"), processes=False,

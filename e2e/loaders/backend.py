@@ -107,7 +107,7 @@ class Backend:
 
     `sources` are those it takes: "files", "arrays", "shards". `missing` says why it cannot run for
     a device here, None when it can. `processes`: whether it has workers. `trains`: whether its
-    batches can be trained on.
+    batches can be trained on. `on_gpu`: whether it makes them on the GPU, beside the training.
     """
 
     says: str
@@ -116,6 +116,7 @@ class Backend:
     open: Callable[[Source, Wanted, Tell], LoaderFeed]
     processes: bool = True
     trains: bool = True
+    on_gpu: bool = False
 
 
 def kinds_of(source: Source) -> frozenset[str]:

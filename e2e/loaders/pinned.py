@@ -5,6 +5,7 @@ works for nothing: what the copy costs, and what a loader costs beside being wai
 from __future__ import annotations
 
 import threading
+import time
 
 import torch
 from torch import Tensor
@@ -59,7 +60,7 @@ class PinnedFeed:
 
 class CachedFeed:
     """A `LoaderFeed` of a pinned batch. From `start` on, a thread takes the batches of `busy` as
-    fast as they come, and throws them away: `drained` by now.
+    fast as they come, and throws them away: `came_s` is when, by the monotonic clock.
     """
 
     ahead = 0
@@ -69,7 +70,7 @@ class CachedFeed:
         self._ending = threading.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._drain, name="drain", daemon=True)
-        self.drained = 0
+        self.came_s: list[float] = []
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -89,8 +90,7 @@ class CachedFeed:
         """
         if self._thread.ident is not None:
             return
-        self._busy.fetch()
-        self.drained = 1
+        self._throw_away()
         self._thread.start()
 
     def fetch(self) -> None:
@@ -115,7 +115,10 @@ class CachedFeed:
     def _drain(self) -> None:
         try:
             while not self._ending.is_set():
-                self._busy.fetch()
-                self.drained += 1
+                self._throw_away()
         except Exception as error:
             self._error = error
+
+    def _throw_away(self) -> None:
+        self._busy.fetch()
+        self.came_s.append(time.perf_counter())

@@ -11,24 +11,26 @@ from microbench.train_results import Training
 DATA = "data"
 
 
-def with_loader(told: Foretold, loading: Loading, images: int) -> Foretold:
-    """What is foretold of a step of so many images when a loader may be what it waits for."""
+def with_loader(told: Foretold, loading: Loading, images: int, *, on_gpu: bool) -> Foretold:
+    """What is foretold of a step of so many images when a loader may be what it waits for.
+
+    The slower of both decides. A loader that makes batches `on_gpu` takes time of the device that
+    the step needs; how much is not known, so the interval reaches to one after the other.
+    """
     predicted = told.predicted
     if predicted is None or not loading.per_s:
         return told
     load_s = images / loading.per_s
-    wait_s = load_s - predicted.step_s
-    if wait_s <= 0:
-        return told
     low, high = loading.ci95_per_s or (loading.per_s, loading.per_s)
     ends = predicted.interval_s or (predicted.step_s, predicted.step_s)
-    slower = replace(
+    longest_s = ends[1] + images / low if on_gpu else max(ends[1], images / low)
+    both = replace(
         predicted,
-        step_s=load_s,
-        interval_s=(max(ends[0], images / high), max(ends[1], images / low)),
-        limit=DATA,
+        step_s=max(predicted.step_s, load_s),
+        interval_s=(max(ends[0], images / high), longest_s),
+        limit=DATA if load_s > predicted.step_s else predicted.limit,
     )
-    return replace(told, predicted=slower, wait_s=wait_s)
+    return replace(told, predicted=both, wait_s=max(0.0, load_s - predicted.step_s))
 
 
 def measured_wait_s(training: Training) -> float:

@@ -90,7 +90,7 @@ def _slowed(alone: Alone, loading: Loading, workers: int) -> float:
         beside = one.steps.loaded_per_s if one.steps else None
         own = alone.loadings.get(count, loading if count == workers else None)
         if beside and own and own.per_s:
-            known[count] = max(1.0, own.per_s / beside)
+            known[count] = own.per_s / beside
     return _between(known, workers)
 
 
