@@ -64,6 +64,7 @@ TRAINING = (
     flag("--strict", is_flag=True, help="End at the first broken image"),
     option("--loader", None, "What turns data into batches  [default: usual; see `list`]"),
     option("--workers", "4", "Processes that load images", type=int),
+    option("--prefetch", None, "Batches that each of them is ahead  [default: 2]", type=int),
     option("--cpus", None, "Cores the run may use  [default: all]", type=int),
     option("--on-worker-death", "stop", "stop, or restart the loader's processes"),
     option("--iterations", None, "Train so many steps and evaluate", type=int),
@@ -83,6 +84,7 @@ TRAINING = (
 LOADING = (
     option("--data", "made", "made, folder:DIR, cifar10:DIR or generated"),
     option("--workers", None, "Processes that load: 1..16, 2,4,8  [default: 1 to one a core]"),
+    option("--prefetch", None, "Batches that each of them is ahead  [default: 2]", type=int),
     option("--cpus", None, "Cores the run may use  [default: all]", type=int),
 )
 STALLING = (

@@ -33,7 +33,7 @@ def feed_of(data: Data, case: TrainCase, device: torch.device, seed: int) -> Loa
     def feed(loader: str, workers: int) -> LoaderFeed:
         return data.feed(
             case.batch, device, seed, channels_last=case.layout == "nhwc", loader=loader,
-            workers=workers, cold=case.cold,
+            workers=workers, cold=case.cold, prefetch=case.prefetch,
         )  # fmt: skip
 
     loaded = feed(case.loader, case.workers)
@@ -106,6 +106,7 @@ class _Way(NamedTuple):
     workers: int
     cached: bool
     cold: bool
+    prefetch: int
     batch: int
 
 
@@ -127,7 +128,9 @@ class Feeds:
         own = feed_of(self._data, case, self._device, self._seed)
         if not case.fed:
             return TimedFeed(own, own.close)
-        way = _Way(case.loader, case.workers, case.cached, case.cold, case.batch)
+        way = _Way(
+            case.loader, case.workers, case.cached, case.cold, case.prefetch, case.batch
+        )  # fmt: skip
         shared = self._shared.setdefault(way, _Shared(own))
         shared.users += 1
 

@@ -10,17 +10,19 @@ from pathlib import Path
 from e2e.converge import judged
 from e2e.gains import with_gains
 from e2e.loaders import LOADERS
+from e2e.loaders.room import no_room
 from e2e.plans import Comparison
 from e2e.predict.foresight import Foresight, to_verify, verified
 from e2e.predict.foretold import Foretold
 from e2e.predict.loader_wait import with_loader
 from e2e.progress import TrainProgress
 from e2e.worker import DataFacts, TrainSettings, TrainWorker
+from microbench.errors import UserError
 from microbench.host import usable_cores
 from microbench.load_results import LoadCase, Loading, load_case
 from microbench.results import Run
 from microbench.run_output import save
-from microbench.train_results import PREDICTED, TrainCase, Training
+from microbench.train_results import PREDICTED, RESIDENT, USUAL_LOADER, TrainCase, Training
 from microbench.worker import WorkerDied
 
 ARM_BUDGET_S = 10.0  # seconds of timing an arm gets when the user gives no --budget
@@ -128,7 +130,8 @@ class Job:
 
     def _ask(self, case: TrainCase) -> Foretold:
         """What cannot be told, or kills the process, has a reason instead of a time."""
-        plain = replace(case, loader="synthetic", workers=0, cached=False, cold=False)
+        at_hand = {"loader": "synthetic", "workers": 0, "prefetch": 0}
+        plain = replace(case, cached=False, cold=False, **at_hand)
         if plain.key not in self._told:
             self.progress.about((plain,))
             try:
@@ -137,13 +140,24 @@ class Job:
                 self._restart()
                 self._told[plain.key] = Foretold(plain, reason=death.reason)
         told = replace(self._told[plain.key], case=case)
+        too_large = self._no_room(case)
+        if too_large:
+            return Foretold(case, reason=too_large, runs=False)
         if not case.fed or told.predicted is None:
             return told
         loading = self._loading(load_case(case), LOAD_BUDGET_S)
         if loading.status != "ok":
-            return Foretold(case, reason=loading.reason)
+            return Foretold(case, reason=loading.reason, runs=False)
         on_gpu = LOADERS[case.loader].on_gpu
         return with_loader(told, loading, case.batch * case.accumulate, on_gpu=on_gpu)
+
+    def _no_room(self, case: TrainCase) -> str | None:
+        """Why files that are decoded once would not fit into the device's memory."""
+        count = self.work.facts.train_samples
+        if case.loader != RESIDENT or count is None or USUAL_LOADER.get(case.data) == RESIDENT:
+            return None
+        _, height, width = (int(side) for side in case.input.split("x"))
+        return no_room(count, (height, width), self.work.memory_bytes)
 
     def _untrained(self, foretold: Mapping[str, Foretold]) -> list[Training]:
         """The arms of a comparison that nobody runs."""
@@ -231,8 +245,15 @@ class Job:
         for one in fixed:
             if one.key not in found:
                 self.progress.about((one,))
-                found |= {t.case.key: t for t in with_gains(self._time([one]), {})}
+                found |= {t.case.key: t for t in with_gains(self._loaded_otherwise(one), {})}
         return [found[one.key] for one in (case, *fixed)]
+
+    def _loaded_otherwise(self, case: TrainCase) -> list[Training]:
+        """A case timed with a loader that the user did not ask for: it may not work here."""
+        try:
+            return self._time([case])
+        except UserError as error:
+            return [Training(case, "failed", str(error))]
 
     # ------------------------------------------------------------ training
 

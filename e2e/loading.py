@@ -48,8 +48,8 @@ class LoadMeter:
         feed: LoaderFeed | None = None
         try:
             if not case.cold:
-                self._have_read(case.batch)
-            feed = self._feed(case.batch, case.loader, case.workers, cold=case.cold)
+                self._have_read(case)
+            feed = self._feed(case)
             return _measured(feed, case, self._device, budget_s, trains=backend.trains)
         except UserError as error:
             return Loading(case, "failed", str(error))
@@ -57,26 +57,26 @@ class LoadMeter:
             if feed is not None:
                 feed.close()
 
-    def _feed(self, batch: int, loader: str, workers: int, *, cold: bool = False) -> LoaderFeed:
+    def _feed(self, case: LoadCase) -> LoaderFeed:
         return self._data.feed(
-            batch, self._device, self._seed, channels_last=self._device.type == "cuda",
-            loader=loader, workers=workers, cold=cold,
+            case.batch, self._device, self._seed, channels_last=self._device.type == "cuda",
+            loader=case.loader, workers=case.workers, cold=case.cold, prefetch=case.prefetch,
         )  # fmt: skip
 
     def _cannot_be_cold(self) -> str | None:
         source = getattr(self._data, "source", None)
         return cold_missing(source) if source is not None else "there are no files"
 
-    def _have_read(self, batch: int) -> None:
+    def _have_read(self, case: LoadCase) -> None:
         """Read each file once, as far as WARM_S goes: what is read first would else be cold."""
         source = getattr(self._data, "source", None)
         if self._read or not isinstance(source, Files):
             return
         self._read = True
-        feed = self._feed(batch, "read", usable_cores())
+        feed = self._feed(replace(case, loader="read", workers=usable_cores()))
         until_s = time.perf_counter() + WARM_S
         try:
-            for _ in range(math.ceil(len(source.pictures) / batch)):
+            for _ in range(math.ceil(len(source.pictures) / case.batch)):
                 feed.fetch()
                 if time.perf_counter() > until_s:
                     break

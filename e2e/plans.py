@@ -42,6 +42,7 @@ class Options:
     workers: int = 0
     cached: bool = False
     cold: bool = False
+    prefetch: int = 0
     cpus: int = 0
 
 
@@ -123,6 +124,7 @@ def _base(network: Network, options: Options, recipe: str, layout: str) -> Train
         workers=options.workers,
         cached=options.cached,
         cold=options.cold,
+        prefetch=options.prefetch,
         cpus=options.cpus,
     )
 

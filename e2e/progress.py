@@ -108,8 +108,9 @@ class TrainProgress(LiveLine):
 
 
 def loader_name(case: LoadCase) -> str:
-    """ "torchvision, 4 workers, cold files"."""
+    """ "torchvision, 4 workers, cold files, prefetch 4"."""
     parts = [case.loader, words.count(case.workers, "worker"), *["cold files"] * case.cold]
+    parts += [f"prefetch {case.prefetch}"] if case.prefetch else []
     return ", ".join(parts)
 
 

@@ -28,7 +28,7 @@ def prediction_request(network: str, words: dict[str, Any]) -> TrainRequest:
     """The same without training: what `predict` has no options for is as usual."""
     usual = {
         "data": "synthetic", "loader": None, "workers": 0, "cpus": None, "iterations": None,
-        "epochs": None, "repeats": 1, "budget": None, "on_worker_death": "stop",
+        "epochs": None, "repeats": 1, "budget": None, "on_worker_death": "stop", "prefetch": None,
     }  # fmt: skip
     return _request(network, {**usual, **words, "train": False})
 
@@ -55,8 +55,21 @@ def loading_of(words: dict[str, Any]) -> dict[str, Any]:
     if data == "synthetic" and loader not in (data, "pinned"):
         raise UserError(f"synthetic data is one batch: loader {loader} has nothing to load")
     # What is at hand has no processes that load.
-    workers = 0 if loader in AT_HAND else words["workers"]
-    return {"data": data, "loader": loader, "workers": workers, "cpus": checked_cpus(words["cpus"])}
+    at_hand = loader in AT_HAND
+    return {
+        "data": data,
+        "loader": loader,
+        "workers": 0 if at_hand else words["workers"],
+        "prefetch": 0 if at_hand else _checked_prefetch(words["prefetch"]),
+        "cpus": checked_cpus(words["cpus"]),
+    }
+
+
+def _checked_prefetch(asked: int | None) -> int:
+    """--prefetch as a case has it, 0 for the usual; UserError for less than a batch."""
+    if asked is not None and asked < 1:
+        raise UserError(f"--prefetch starts at 1, not {asked}")
+    return asked or 0
 
 
 def checked_cpus(asked: int | None) -> int:

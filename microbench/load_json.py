@@ -36,8 +36,8 @@ def loading_from_json(data: Json, where: str) -> Loading:
     if loading.status == "ok" and not loading.blocks:
         raise ValueError(f"{where} is ok and has no blocks")
     case = loading.case
-    if case.batch < 1 or min(case.workers, case.cpus) < 0:
-        raise ValueError(f"{where}.case has a batch, workers or cpus that cannot be")
+    if case.batch < 1 or min(case.workers, case.prefetch, case.cpus) < 0:
+        raise ValueError(f"{where}.case has a batch, workers, prefetch or cpus that cannot be")
     if (loading.first_s or 0) < 0:
         raise ValueError(f"{where}.first_s is {loading.first_s}")
     for i, block in enumerate(loading.blocks):

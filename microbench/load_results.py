@@ -30,6 +30,7 @@ class LoadCase:
     input: str
     workers: int = 0
     cold: bool = False
+    prefetch: int = 0
     cpus: int = 0
 
     @cached_property
@@ -42,8 +43,9 @@ class LoadCase:
 def load_case(case: TrainCase) -> LoadCase:
     """The loader of a training, alone."""
     return LoadCase(
-        case.data, case.loader, case.batch, case.input, case.workers, case.cold, case.cpus
-    )
+        case.data, case.loader, case.batch, case.input, case.workers, case.cold, case.prefetch,
+        case.cpus,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

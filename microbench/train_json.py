@@ -150,7 +150,7 @@ def _check_case(case: TrainCase, where: str) -> None:
     for name in ("batch", "accumulate", "gpus"):
         if getattr(case, name) < 1:
             raise ValueError(f"{where}.{name} is {getattr(case, name)}")
-    for name in ("workers", "cpus"):
+    for name in ("workers", "prefetch", "cpus"):
         if getattr(case, name) < 0:
             raise ValueError(f"{where}.{name} is {getattr(case, name)}")
 

@@ -30,9 +30,10 @@ Setting = str | int | float | bool | None  # a field of a case
 
 # Loaders whose batches cost the host nothing but a launch or a copy, and what each kind of data is
 # usually loaded by.
-AT_HAND = ("synthetic", "pinned", "resident")
+RESIDENT = "resident"
+AT_HAND = ("synthetic", "pinned", RESIDENT)
 USUAL_LOADER = {
-    "synthetic": "synthetic", "generated": "resident", "cifar10": "resident",
+    "synthetic": "synthetic", "generated": RESIDENT, "cifar10": RESIDENT,
     "folder": "torchvision", "made": "torchvision",
 }  # fmt: skip
 
@@ -49,7 +50,8 @@ class TrainCase:
     device ("synthetic") or is copied from pinned memory at each step ("pinned"), or a back end of
     `e2e.loaders` with so many `workers`. Is it `cached`, the back end runs as fast as it can and
     its batches are thrown away: it trains on a pinned batch. `cold` files are dropped from the page
-    cache before they are read. `cpus` is how many cores the process may use (0: all there are).
+    cache before they are read. `prefetch` is how many batches each worker is ahead (0: as usual),
+    `cpus` how many cores the process may use (0: all there are).
     """
 
     network: str
@@ -70,6 +72,7 @@ class TrainCase:
     workers: int = 0
     cached: bool = False
     cold: bool = False
+    prefetch: int = 0
     cpus: int = 0
     gpus: int = 1
 

@@ -23,6 +23,7 @@ import pytest
 import torch
 from fetching import drawn, message, same
 from PIL import Image
+from PIL.ExifTags import Base
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -38,21 +39,25 @@ from e2e.loaders import (
     Wanted,
     cold,
     cpus,
+    draft,
     open_feed,
     pinned,
     processes,
 )
+from e2e.loaders.cuts import random_cut
 from e2e.loaders.decode import decode
+from e2e.loaders.draft import DraftCut
 from e2e.loaders.draws import Shuffled
 from e2e.loaders.pinned import CachedFeed
 from e2e.loaders.processes import MAX_LOSSES, LoaderError, Workers
 from e2e.loaders.reading import Read
+from e2e.loaders.room import no_room
 from e2e.loaders.shared import Following
 from e2e.loaders.torchvision_io import pixels
 from microbench.errors import UserError
 
 CPU = torch.device("cpu")
-FROM_FILES = ("torchvision", "torchvision-io", "resident")
+FROM_FILES = ("torchvision", "torchvision-io", "torchvision-draft", "resident")
 BROKEN = {"cut.jpg", "header.jpg", "noise.jpg", "cut.png", "text.jpg", "empty.jpg"}
 
 
@@ -228,6 +233,53 @@ def test_torchvisions_decoder_gives_what_pillow_gives(kind: str) -> None:
     assert torch.equal(pixels(content), want)
 
 
+@pytest.mark.parametrize("kind", OF_ALL_KINDS)
+def test_a_draft_is_the_same_cut_of_an_image_of_any_kind(kind: str) -> None:
+    content = OF_ALL_KINDS[kind]
+    for seed in range(5):
+        torch.manual_seed(seed)
+        want = random_cut((16, 16))(decode(content))
+        torch.manual_seed(seed)
+        assert torch.equal(DraftCut((16, 16))(content), want), "too small to be decoded smaller"
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
+def test_a_draft_of_a_large_jpeg_is_the_same_cut_decoded_smaller(
+    orientation: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exif = Image.Exif()
+    exif[Base.Orientation] = orientation
+    content = stored(photo(1, (640, 480)), exif=exif, quality=95)
+    sizes: list[tuple[int, int]] = []
+
+    def noted(*args: Any) -> Image.Image:
+        sizes.append((image := decode(*args)).size)
+        return image
+
+    monkeypatch.setattr(draft, "decode", noted)
+    whole = (640, 480) if orientation < 5 else (480, 640)
+    for seed in range(8):
+        torch.manual_seed(seed)
+        want = random_cut((24, 32))(decode(content))
+        torch.manual_seed(seed)
+        found = DraftCut((24, 32))(content)
+        assert found.shape == want.shape
+        # Decoders of fewer pixels average as a resize does, but for rounding and the edges.
+        assert (found.float() - want.float()).abs().mean() < 3
+        scale = whole[0] / sizes[-1][0]
+        assert scale in (2, 4, 8)
+        assert sizes[-1] == (whole[0] / scale, whole[1] / scale)
+    assert len(set(sizes)) > 1, "as small as each cut allows"
+
+
+def test_workers_are_as_many_batches_ahead_as_asked(root: Path) -> None:
+    data = opened(root, workers=2)
+    for asked, ahead in ((0, 4), (1, 2), (3, 6)):
+        feed = data.feed(4, CPU, 1, prefetch=asked)
+        assert feed.ahead == ahead
+        feed.close()
+
+
 def test_a_file_that_claims_to_be_huge_is_broken(root: Path) -> None:
     content = bytearray(stored(photo(1)))
     frame = content.index(b"\xff\xc0")
@@ -246,7 +298,7 @@ def test_files_of_one_class(tmp_path: Path) -> None:
     assert "only one class" in data.notes[0]
 
 
-@pytest.mark.parametrize("loader", ["torchvision", "torchvision-io"])
+@pytest.mark.parametrize("loader", ["torchvision", "torchvision-io", "torchvision-draft"])
 def test_from_the_disk_itself_comes_the_same(root: Path, loader: str) -> None:
     data = opened(root, loader)
     warm = drawn(data.feed(8, CPU, 1), 3)
@@ -313,6 +365,13 @@ def test_resident_files_that_do_not_fit_are_refused(root: Path) -> None:
     said = message(lambda: opened(root, "resident", size=300_000).feed(1, CPU, 1))
     assert "keeps 20 images in" in said
     assert "more than half of the" in said
+    assert no_room(20, (300_000, 300_000), int(1e9)) == said.replace(
+        said[said.index("half of the ") :], "half of the 1.0 GB that are free; another --loader "
+        "reads them as it goes",
+    )  # fmt: skip
+    assert no_room(1000, (224, 224), 2 * 1000 * 3 * 256 * 256) is None
+    assert no_room(1001, (224, 224), 2 * 1000 * 3 * 256 * 256) is not None
+    assert no_room(10**9, (224, 224), None) is None, "nobody knows"
 
 
 def test_reading_counts_bytes_and_broken_files(root: Path) -> None:

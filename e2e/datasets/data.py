@@ -77,12 +77,14 @@ class Data(Protocol):
     def feed(
         self, batch: int, device: torch.device, seed: int, *, channels_last: bool = False,
         loader: str | None = None, workers: int | None = None, cold: bool = False,
+        prefetch: int = 0,
     ) -> LoaderFeed:  # fmt: skip
         """Batches in an order that the seed decides. May take time; allocates on the device.
 
         `channels_last` is the layout of images as they come; tokens have none. `loader`, a name of
         e2e.loaders, and `workers` are as the data was opened where they are None. `cold` reads
-        files from the disk, not from memory. UserError for a loader that does not fit.
+        files from the disk, not from memory. Each worker is `prefetch` batches ahead (0: as usual).
+        UserError for a loader that does not fit.
         """
         ...
 

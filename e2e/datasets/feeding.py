@@ -63,10 +63,10 @@ class Feeder:
 
     def feed(
         self, batch: int, device: torch.device, seed: int, *, channels_last: bool,
-        loader: str | None, workers: int | None, cold: bool,
+        loader: str | None, workers: int | None, cold: bool, prefetch: int,
     ) -> LoaderFeed:  # fmt: skip
         """As `Data.feed`. UserError for a loader that does not fit."""
-        from e2e.loaders import FIXED, Wanted, open_feed
+        from e2e.loaders import FIXED, PREFETCH, Wanted, open_feed
 
         name = loader or self._usual
         if name in FIXED:
@@ -76,7 +76,7 @@ class Feeder:
         height, width = self._noise.sample[1:]
         wanted = Wanted(
             (height, width), batch, seed, device, workers, channels_last, cold,
-            self._reading.on_death, self._normal, note=self._note,
+            self._reading.on_death, self._normal, prefetch or PREFETCH, self._note,
         )  # fmt: skip
         return open_feed(name, self._source, wanted, self._tell)
 

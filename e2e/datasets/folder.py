@@ -75,11 +75,12 @@ class Folder:
     def feed(
         self, batch: int, device: torch.device, seed: int, *, channels_last: bool = False,
         loader: str | None = None, workers: int | None = None, cold: bool = False,
+        prefetch: int = 0,
     ) -> LoaderFeed:  # fmt: skip
         """Shuffled epochs, decoded ahead by this feed's own workers."""
         return self._feeder.feed(
             batch, device, seed, channels_last=channels_last,
-            loader=loader, workers=workers, cold=cold,
+            loader=loader, workers=workers, cold=cold, prefetch=prefetch,
         )  # fmt: skip
 
     def held_out(self, batch: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:

@@ -69,11 +69,12 @@ class Resident:
     def feed(
         self, batch: int, device: torch.device, seed: int, *, channels_last: bool = False,
         loader: str | None = None, workers: int | None = None, cold: bool = False,
+        prefetch: int = 0,
     ) -> LoaderFeed:  # fmt: skip
         """Epochs one after another, each in an order of its own; every batch is full."""
         return self._feeder.feed(
             batch, device, seed, channels_last=channels_last,
-            loader=loader, workers=workers, cold=cold,
+            loader=loader, workers=workers, cold=cold, prefetch=prefetch,
         )  # fmt: skip
 
     def held_out(self, batch: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:

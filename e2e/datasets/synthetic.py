@@ -39,6 +39,7 @@ class Synthetic:
     def feed(
         self, batch: int, device: torch.device, seed: int, *, channels_last: bool = False,
         loader: str | None = None, workers: int | None = None, cold: bool = False,
+        prefetch: int = 0,
     ) -> LoaderFeed:  # fmt: skip
         """The same batch for ever, drawn from the seed: on the device, whatever the loader, or with
         "pinned" in pinned memory, from where it is copied each step.

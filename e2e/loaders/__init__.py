@@ -13,6 +13,7 @@ from importlib import import_module
 import torch
 
 from e2e.loaders.backend import (
+    PREFETCH,
     Arrays,
     Backend,
     Broken,
@@ -27,8 +28,8 @@ from microbench.errors import UserError
 from microbench.layers.networks import suggest
 
 __all__ = [
-    "FIXED", "LOADERS", "Arrays", "Backend", "Broken", "Files", "LoaderFeed", "Source", "Tell",
-    "Wanted", "backend_of", "check_name", "open_feed", "usual",
+    "FIXED", "LOADERS", "PREFETCH", "Arrays", "Backend", "Broken", "Files", "LoaderFeed",
+    "Source", "Tell", "Wanted", "backend_of", "check_name", "open_feed", "usual",
 ]  # fmt: skip
 
 # What is no back end but takes the place of one, for any data: a batch that is always the same.
@@ -64,6 +65,10 @@ LOADERS: dict[str, Backend] = {
     ),
     "torchvision-io": _in_module(
         "torchvision_io", "torchvision's own JPEG decoder and transforms in workers", ("files",)
+    ),
+    "torchvision-draft": _in_module(
+        "draft", "as torchvision, but a JPEG is decoded at 1/2, 1/4 or 1/8 where that is enough",
+        ("files",),
     ),
     "gpu-decode": _in_module(
         "gpu_decode", "workers read; the GPU decodes, cuts, resizes and flips", ("files",),

@@ -8,8 +8,7 @@ from __future__ import annotations
 from torchvision.transforms import v2
 
 from e2e.loaders.resident import PADDING
-
-CENTRE = 224 / 256  # of the shorter side, what is kept of a held-out image
+from e2e.loaders.room import CENTRE
 
 
 def random_cut(size: tuple[int, int]) -> v2.Compose:

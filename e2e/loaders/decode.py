@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from io import BytesIO
 
 import numpy as np
@@ -19,9 +20,14 @@ def read(path: str, cold: bool = False) -> bytes:
         return file.read()
 
 
-def decode(content: bytes) -> Image.Image:
-    """The image in a file's bytes as RGB, upright. Raises what Pillow raises on a broken one."""
+def decode(content: bytes, before: Callable[[Image.Image], object] | None = None) -> Image.Image:
+    """The image in a file's bytes as RGB, upright. Raises what Pillow raises on a broken one.
+
+    `before` gets the image as its header says, with no pixels yet.
+    """
     with warnings.catch_warnings(action="ignore"), Image.open(BytesIO(content)) as image:
+        if before:
+            before(image)
         image.load()
         ImageOps.exif_transpose(image, in_place=True)
         if image.mode == "RGB":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import replace
 
@@ -11,13 +10,13 @@ from torch import Tensor
 
 from e2e.loaders.backend import Files, Tell, Wanted
 from e2e.loaders.cpus import cores, free_shared_memory
-from e2e.loaders.cuts import CENTRE, middle
+from e2e.loaders.cuts import middle
 from e2e.loaders.pillow import once
 from e2e.loaders.pixels import none_left
+from e2e.loaders.room import kept_size, no_room
 from microbench.errors import UserError
 from microbench.host import available_memory_bytes
 
-SHARE = 0.5  # of the device's free memory that images may take: training needs the rest
 DECODED_AT_ONCE = 16
 MOST_WORKERS = 16
 
@@ -30,9 +29,9 @@ def decoded(files: Files, wanted: Wanted, tell: Tell) -> tuple[Tensor, Tensor]:
     the device's free memory, or none can be decoded.
     """
     start_s = time.perf_counter()
-    height, width = size = (math.ceil(wanted.size[0] / CENTRE), math.ceil(wanted.size[1] / CENTRE))
+    height, width = size = kept_size(wanted.size)
     count = len(files.pictures)
-    _check_memory(count, count * 3 * height * width, wanted.device)
+    _check_memory(count, wanted.size, wanted.device)
     images = torch.empty((count, 3, height, width), dtype=torch.uint8, device=wanted.device)
     classes = torch.empty(count, dtype=torch.int64, device=wanted.device)
     at = 0
@@ -60,13 +59,10 @@ def _in_workers(wanted: Wanted, count: int) -> Wanted:
     return replace(wanted, workers=max(0, most))
 
 
-def _check_memory(count: int, needed: int, device: torch.device) -> None:
+def _check_memory(count: int, size: tuple[int, int], device: torch.device) -> None:
     on_gpu = device.type == "cuda"
-    free = torch.cuda.mem_get_info(device)[0] if on_gpu else available_memory_bytes()
-    if free is None or needed <= SHARE * free:
-        return
-    raise UserError(
-        f"loader resident keeps {count:,} images in {needed / 1e9:,.1f} GB of the device's memory, "
-        f"more than half of the {free / 1e9:,.1f} GB that are free; another --loader reads them as "
-        "it goes"
+    reason = no_room(
+        count, size, torch.cuda.mem_get_info(device)[0] if on_gpu else available_memory_bytes()
     )
+    if reason:
+        raise UserError(reason)

@@ -164,7 +164,7 @@ def with_causes(
             one.told.reason or "",
             as_options(one.change.fields),
             None,
-            one.change.fields,
+            one.change.fields if one.told.runs else None,
         )
         for one in tried
         if one.told.predicted is None and not isinstance(one.change, Pad)

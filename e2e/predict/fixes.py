@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from e2e.recipes import DYNAMIC, recipe_of
-from microbench.train_results import USUAL_LOADER, TrainCase
+from microbench.train_results import RESIDENT, USUAL_LOADER, TrainCase
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,9 @@ class Pad(Change):
         return PaddedCase(**{field.name: getattr(case, field.name) for field in fields(case)})
 
 
-RESIDENT = "resident"
 # What a step that waits for its loader may be fed by instead, where it can run.
-OTHER_LOADERS = ("torchvision-io", "gpu-decode")
+OTHER_LOADERS = ("torchvision-io", "torchvision-draft", "gpu-decode")
+PREFETCH = 4  # batches that each worker may be ahead, twice the usual
 
 
 def changes(case: TrainCase, kind: str, cores: int = 1) -> Iterator[Change]:
@@ -73,9 +73,11 @@ def changes(case: TrainCase, kind: str, cores: int = 1) -> Iterator[Change]:
 def _loaders(case: TrainCase, cores: int) -> Iterator[Change]:
     if case.workers < cores:
         yield Change("more workers", {"workers": min(cores, max(1, 2 * case.workers))})
+    if case.workers and case.prefetch < PREFETCH:
+        yield Change("more batches ahead", {"prefetch": PREFETCH})
+    yield Change("data on the device", {"loader": RESIDENT, "workers": 0, "prefetch": 0})
     if USUAL_LOADER.get(case.data) == RESIDENT:
-        yield Change("data on the device", {"loader": RESIDENT, "workers": 0})
-        return
+        return  # it is no files
     for name in OTHER_LOADERS:
         if name != case.loader:
             yield Change(f"loader {name}", {"loader": name})

@@ -68,7 +68,7 @@ class Foresight:
         if not needed or not self.memory_bytes or needed <= FIT_SHARE * self.memory_bytes:
             return told
         reason = TOO_LARGE.format(needed=needed / 1e9, has=self.memory_bytes / 1e9)
-        return Foretold(told.case, reason=reason)
+        return Foretold(told.case, reason=reason, runs=False)
 
 
 def to_verify(training: Training) -> list[tuple[Cause, TrainCase]]:

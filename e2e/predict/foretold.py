@@ -15,7 +15,8 @@ GRAPH_HOST_S = 1.5e-3
 class Foretold:
     """What is known of a step before it runs: its predicted time, and the ops it is made of.
 
-    `reason` says why there is none of either; `notes` is what a reader must know beside it.
+    `reason` says why there is none of either; `runs` is False where it is known that nobody can
+    train it, so that there is nothing to measure; `notes` is what a reader must know beside it.
     `wait_s` is the part of the predicted step in which it waits for its loader. The ops' host times
     are as at `pace`, and so is `framework_s`, the host's time beside them.
     """
@@ -25,6 +26,7 @@ class Foretold:
     simulated: Simulated | None = None
     ops: tuple[OpCost, ...] = ()
     reason: str | None = None
+    runs: bool = True
     notes: tuple[str, ...] = ()
     wait_s: float = 0.0
     pace: float = 1.0

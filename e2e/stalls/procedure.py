@@ -105,7 +105,15 @@ def load_cases(
         for name in names:
             counts = workers if LOADERS[name].processes else [0]
             found += [
-                LoadCase(options.data, name, case.batch, case.input, count, cpus=options.cpus)
+                LoadCase(
+                    options.data,
+                    name,
+                    case.batch,
+                    case.input,
+                    count,
+                    prefetch=options.prefetch,
+                    cpus=options.cpus,
+                )
                 for count in counts
             ]
         last = found[-1]

@@ -110,11 +110,12 @@ def _what(case: AnyCase) -> tuple[str, str, str]:
     """Precision, problem and who computes it; of a training: recipe, what is trained, options."""
     if isinstance(case, TrainCase):
         told = ["network", "batch"]
-        told += [] if case.data == "synthetic" else ["data", "loader", "workers"]
+        told += [] if case.data == "synthetic" else ["data", "loader", "workers", "prefetch"]
         return (words.clean(case.recipe), ", ".join(in_words(case, told)),
                 " ".join(in_words(case, OPTIONS)))  # fmt: skip
     if isinstance(case, LoadCase):
         how = [words.count(case.workers, "worker"), *["cold files"] * case.cold]
+        how += [f"prefetch {case.prefetch}"] if case.prefetch else []
         what = f"{words.clean(case.data)} data, batch {case.batch}"
         return words.clean(case.loader), what, ", ".join(how)
     return words.clean(case.precision_name), words.size(case), words.clean(case.backend)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from rich.text import Text
 
@@ -13,6 +14,31 @@ from microbench.report.training.figures import rate
 from microbench.results import Run
 
 TITLE = "Loaders alone"
+
+
+class Telling(NamedTuple):
+    """Which settings tell rows from one another, and so have a column."""
+
+    files: bool
+    batch: bool
+    ahead: bool
+
+
+def telling_of(loadings: Sequence[Loading]) -> Telling:
+    """What is not the same, and as usual, in all rows of a table."""
+    cases = [loading.case for loading in loadings]
+    return Telling(
+        files=any(case.cold for case in cases),
+        batch=len({case.batch for case in cases}) > 1,
+        ahead=any(case.prefetch for case in cases),
+    )
+
+
+def ahead(case: LoadCase) -> str:
+    """How many batches each worker is ahead."""
+    return str(case.prefetch or "usual")
+
+
 SENTENCE = {"skipped": "skipped", "failed": "FAILED"}
 
 
@@ -22,15 +48,16 @@ def loaders_table(run: Run, width: int) -> list[Text]:
         return []
     grid = Grid(
         [
-            Column("loader"), Column("files", drop=6), Column("workers", right=True),
+            Column("loader"), Column("files", drop=6), Column("batch", right=True, drop=7),
+            Column("workers", right=True), Column("ahead", right=True, drop=8),
             Column("img/s", right=True), Column("±", right=True, drop=3),
             Column("img/s\na core", right=True, drop=2), Column("MB/s\nread", right=True, drop=4),
             Column("first\nbatch", right=True, drop=5),
         ]
     )  # fmt: skip
-    cold = any(loading.case.cold for loading in run.loadings)
+    telling = telling_of(run.loadings)
     for loading in run.loadings:
-        row = _row(loading, cold)
+        row = _row(loading, telling)
         if row.sentence and row in grid.rows:
             continue  # it lacks the same with any number of workers
         grid.rows.append(row)
@@ -38,9 +65,9 @@ def loaders_table(run: Run, width: int) -> list[Text]:
     return [*lines, *(Text(line, "dim") for line in notes(run.loadings))]
 
 
-def _row(loading: Loading, with_files: bool) -> Row:
+def _row(loading: Loading, telling: Telling) -> Row:
     case = loading.case
-    name, files = words.clean(case.loader), ("cold" if case.cold else "warm") * with_files
+    name, files = words.clean(case.loader), ("cold" if case.cold else "warm") * telling.files
     if loading.per_s is None:
         reason = words.clean(loading.reason or "")
         style = "red" if loading.status == "failed" else DIM
@@ -53,7 +80,9 @@ def _row(loading: Loading, with_files: bool) -> Row:
         [
             name,
             files,
+            str(case.batch) if telling.batch else "",
             str(case.workers),
+            ahead(case) if telling.ahead else "",
             rate(loading.per_s),
             words.half_interval(loading.per_s, interval),
             rate(loading.per_s_per_core) if loading.per_s_per_core else "",
@@ -71,6 +100,7 @@ def notes(loadings: Sequence[Loading]) -> list[str]:
         f"{words.listed(sorted({words.clean(c.input) for c in cases}))}, "
         f"{words.listed(sorted({words.clean(c.data) for c in cases}))} data{_cpus(cases)}",
         "a core: by the processor time of the workers and of the process that takes the batches",
+        *["ahead: batches that each worker is ahead"] * telling_of(loadings).ahead,
     ]
     return ["; ".join(parts)]
 

@@ -8,10 +8,11 @@ from microbench.load_results import Loading
 from microbench.report import words
 from microbench.report.loading.joint import Joint, joints
 from microbench.report.loading.joint_table import gain_cell
+from microbench.report.loading.loaders_table import Telling, ahead, telling_of
 from microbench.report.training.figures import rate
 from microbench.results import Run
 
-HEADER = ("loader", "files", "workers", "img/s", "±", "img/s a core", "MB/s read")
+RATES = ("img/s", "±", "img/s a core", "MB/s read")
 
 
 def loading_markdown(run: Run) -> str:
@@ -22,8 +23,11 @@ def loading_markdown(run: Run) -> str:
 
 def loaders_markdown(run: Run) -> str:
     """One row a loader and number of workers; what did not run says why."""
-    rows = [_loader(loading) for loading in run.loadings]
-    return _table(HEADER, ("---", "---", *["---:"] * 5), rows)
+    telling = telling_of(run.loadings)
+    settings = ["workers", *["batch"] * telling.batch, *["ahead"] * telling.ahead]
+    rows = [_loader(loading, telling) for loading in run.loadings]
+    rules = ["---", "---", *["---:"] * (len(settings) + len(RATES))]
+    return _table(["loader", "files", *settings, *RATES], rules, rows)
 
 
 def joint_markdown(joint: Joint) -> str:
@@ -48,14 +52,17 @@ def joint_markdown(joint: Joint) -> str:
     return _table(header, ["---:"] * len(header), rows)
 
 
-def _loader(loading: Loading) -> list[str]:
+def _loader(loading: Loading, telling: Telling) -> list[str]:
     case, per_s, read = loading.case, loading.per_s, loading.bytes_per_s
     name = [words.clean(case.loader), "cold" if case.cold else "warm"]
+    more = [*[str(case.batch)] * telling.batch, *[ahead(case)] * telling.ahead]
     if per_s is None:
-        return [*name, f"{loading.status}: {words.clean(loading.reason or '')}", *[""] * 4]
+        reason = f"{loading.status}: {words.clean(loading.reason or '')}"
+        return [*name, reason, *[""] * (len(more) + len(RATES))]
     return [
         *name,
         str(case.workers),
+        *more,
         rate(per_s),
         words.half_interval(per_s, loading.ci95_per_s),
         rate(loading.per_s_per_core) if loading.per_s_per_core else "",

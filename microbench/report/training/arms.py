@@ -15,6 +15,7 @@ from microbench.stats import excludes_one
 from microbench.train_results import (
     AT_HAND,
     PREDICTED,
+    RESIDENT,
     USUAL_LOADER,
     VARIED,
     TrainCase,
@@ -25,7 +26,7 @@ BASELINES = {"fp32": ("fp32", "O0"), "tf32": ("tf32",)}  # and the recipes that 
 LADDER = ("previous", "first")
 GENERATED = ("synthetic", "generated", "made")  # data that nobody collected
 OPTIONS = tuple(name for name in VARIED if name != "recipe")
-OF_LOADING = ("loader", "workers", "cached", "cold")
+OF_LOADING = ("loader", "workers", "cached", "cold", "prefetch")
 OF_RECIPE = ("loss_scale", "keep_batchnorm_fp32")  # options that are part of the arithmetic
 SETTINGS = tuple(field.name for field in fields(TrainCase) if field.name != "recipe")
 
@@ -50,6 +51,7 @@ _WORDS: Mapping[str, Callable[[TrainCase], str]] = {
     "workers": lambda case: words.count(case.workers, "worker") if case.workers else "",
     "cached": lambda case: "batches thrown away" if case.cached else "",
     "cold": lambda case: "cold files" if case.cold else "",
+    "prefetch": lambda case: f"prefetch {case.prefetch}" if case.prefetch else "",
     "cpus": lambda case: words.count(case.cpus, "core") if case.cpus else "",
     "gpus": lambda case: words.count(case.gpus, "GPU") if case.gpus > 1 else "",
 }
@@ -57,7 +59,7 @@ _WORDS: Mapping[str, Callable[[TrainCase], str]] = {
 
 def _loader(case: TrainCase) -> str:
     """What a loader is called: "one pinned batch", "torchvision-io loader"."""
-    at_hand = case.loader in AT_HAND and case.loader != "resident"
+    at_hand = case.loader in AT_HAND and case.loader != RESIDENT
     return f"one {case.loader} batch" if at_hand else f"{case.loader} loader"
 
 
