@@ -56,16 +56,17 @@ def loading_of(words: dict[str, Any]) -> dict[str, Any]:
         raise UserError(f"synthetic data is one batch: loader {loader} has nothing to load")
     # What is at hand has no processes that load.
     at_hand = loader in AT_HAND
+    prefetch = checked_prefetch(words["prefetch"])
     return {
         "data": data,
         "loader": loader,
         "workers": 0 if at_hand else words["workers"],
-        "prefetch": 0 if at_hand else _checked_prefetch(words["prefetch"]),
+        "prefetch": 0 if at_hand else prefetch,
         "cpus": checked_cpus(words["cpus"]),
     }
 
 
-def _checked_prefetch(asked: int | None) -> int:
+def checked_prefetch(asked: int | None) -> int:
     """--prefetch as a case has it, 0 for the usual; UserError for less than a batch."""
     if asked is not None and asked < 1:
         raise UserError(f"--prefetch starts at 1, not {asked}")

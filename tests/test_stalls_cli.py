@@ -155,10 +155,11 @@ def test_nothing_is_measured_twice(ran: tuple[str, Path], images: Path) -> None:
 def test_loaders_alone_say_what_they_lack(images: Path, tmp_path: Path) -> None:
     file = tmp_path / "loader.json"
     words = ["loader", "--backend", "torchvision-io,gpu-decode,read", "--data", f"folder:{images}",
-             "--workers", "1", "--batch", "4", "--input", "3x32x32", *CPU,
+             "--workers", "1", "--prefetch", "3", "--batch", "4", "--input", "3x32x32", *CPU,
              "--json", str(file), "--quiet"]  # fmt: skip
     assert main(words) == 0
     found = {one["case"]["loader"]: one for one in results(file, "load")}
+    assert {one["case"]["prefetch"] for one in found.values()} == {3}
     assert found["gpu-decode"]["status"] == "skipped"
     assert "GPU" in found["gpu-decode"]["reason"]
     assert found["torchvision-io"]["images_per_s"] > 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from e2e.loaders import LOADERS
-from e2e.requests import training_request
+from e2e.requests import checked_prefetch, training_request
 from e2e.run_command import Procedure, TrainRequest, carry_out, check_words
 from e2e.stalls.procedure import LOAD_BUDGET_S, MEASURED, Loaders, Stalls
 from microbench.errors import UserError
@@ -49,7 +49,8 @@ def run_loaders(backend: str, workers: str | None, cold: bool, words: dict[str, 
     request = _request(network, {**words, "loader": None})
     counts = _counts(workers, request)
     budget_s = request.budget or LOAD_BUDGET_S
-    _carry_out(request, Loaders(names, counts, cold, budget_s), "loader")
+    ahead = checked_prefetch(words["prefetch"])
+    _carry_out(request, Loaders(names, counts, ahead, cold, budget_s), "loader")
 
 
 def _counts(workers: str | None, request: TrainRequest) -> list[int]:

@@ -32,7 +32,8 @@ class Stalls:
     def __call__(self, session: Session, run: Run) -> Run:
         """Loaders alone, recipes alone, what busy workers cost them, and the points together."""
         loader = session.request.options.loader
-        for case in load_cases(session, [loader], self.workers, ends=True):
+        prefetch = session.request.options.prefetch
+        for case in load_cases(session, [loader], self.workers, prefetch, ends=True):
             session.job.progress.expect(1)
             run = session.job.loaded(run, case, self.load_budget_s)
         for plain in session.plan(loader="synthetic", workers=0):
@@ -73,16 +74,19 @@ class Stalls:
 
 @dataclass(frozen=True)
 class Loaders:
-    """The procedure of loaders alone: these back ends, with these numbers of workers."""
+    """The procedure of loaders alone: these back ends, with these numbers of workers, each so many
+    batches ahead (0: as usual).
+    """
 
     names: Sequence[str]
     workers: Sequence[int]
+    prefetch: int
     cold: bool
     load_budget_s: float
 
     def __call__(self, session: Session, run: Run) -> Run:
         """One after another; a back end that cannot run here is a result with its reason."""
-        cases = load_cases(session, self.names, self.workers)
+        cases = load_cases(session, self.names, self.workers, self.prefetch)
         if self.cold:
             cases += [replace(c, cold=True) for c in cases if LOADERS[c.loader].processes]
         session.job.progress.expect(len(cases))
@@ -92,7 +96,12 @@ class Loaders:
 
 
 def load_cases(
-    session: Session, names: Sequence[str], workers: Sequence[int], *, ends: bool = False
+    session: Session,
+    names: Sequence[str],
+    workers: Sequence[int],
+    prefetch: int,
+    *,
+    ends: bool = False,
 ) -> list[LoadCase]:
     """Each loader with each number of workers; one without processes once.
 
@@ -111,7 +120,7 @@ def load_cases(
                     case.batch,
                     case.input,
                     count,
-                    prefetch=options.prefetch,
+                    prefetch=prefetch if LOADERS[name].processes else 0,
                     cpus=options.cpus,
                 )
                 for count in counts
