@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from e2e.gains import IDLE_SHARE
-from e2e.predict.model import QUEUE_DEPTH, OpCost, simulate
+from e2e.predict.captured import learnt
+from e2e.predict.model import QUEUE_DEPTH, Captured, OpCost, simulate
+from e2e.predict.replay import OpTime
 
 US = 1e-6
 SETTINGS = settings(max_examples=150, deadline=None)
@@ -120,11 +122,36 @@ def test_the_frameworks_time_by_phase_stands_where_the_phase_is() -> None:
 
 def test_a_graph_costs_the_host_one_launch() -> None:
     ops = [op(10, 100), op(20, 100, waits=True)]
-    assert simulate(ops, captured=True, graph_host_s=5 * US).step_s == pytest.approx(30 * US)
-    late = simulate(ops, captured=True, graph_host_s=90 * US)
+    assert simulate(ops, captured=True, framework_s=5 * US).step_s == pytest.approx(30 * US)
+    late = simulate(ops, captured=True, framework_s=90 * US)
     assert (late.step_s, late.host_s, late.limit) == (pytest.approx(90 * US), 90 * US, "host")
-    with pytest.raises(ValueError, match="graph_host_s"):
-        simulate(ops, captured=True)
+
+
+def test_a_captured_step_has_its_own_gaps() -> None:
+    known = replace(op(10, 100), busy_s=8 * US, kernels=4)
+    ops = [known, op(20, 100), replace(op(0, 3), kind="view")]
+    captured = Captured(gap_s=0.5 * US, launch_s=2 * US)
+    assert [one.gpu_s for one in captured.ops(ops)] == [pytest.approx(10 * US), 20 * US, 0.0]
+    assert captured.host_s(ops) == pytest.approx(10 * US)
+    slow = replace(captured, gap_s=1.5 * US)
+    assert simulate(slow.ops(ops), captured=True).step_s == pytest.approx(34 * US)
+
+
+def test_what_is_learnt_of_a_small_step_tells_the_same_step() -> None:
+    """Calls of 7 kernels, which run for 21 us alone; captured, their step takes 28."""
+    taken = [
+        OpTime(6 * US, 0.0, busy_s=5 * US, kernels=2),
+        OpTime(9 * US, 0.0, busy_s=8 * US, kernels=4),
+        OpTime(8 * US, 0.0, busy_s=None),
+        OpTime(0.0, 0.0, busy_s=0.0),
+    ]
+    found = learnt(taken, 28 * US, 14 * US)
+    ops = [replace(op(1e6 * one.gpu_s, 0), busy_s=one.busy_s, kernels=one.kernels) for one in taken]
+    assert simulate(found.ops(ops), captured=True).step_s == pytest.approx(28 * US)
+    assert found.host_s(ops) == pytest.approx(14 * US)
+    assert learnt(taken, 20 * US, 14 * US).gap_s == 0.0, "no negative gap"
+    unknown = learnt([OpTime(8 * US, 0.0)], 9 * US, US)
+    assert unknown.ops(ops[2:3]) == (ops[2],), "nobody knows what runs"
 
 
 def test_a_step_of_nothing_takes_nothing_but_the_framework() -> None:
@@ -271,7 +298,7 @@ def test_scaling_all_costs_scales_the_step(
 def test_a_graph_is_never_slower_than_its_launch_or_its_kernels(
     ops: list[OpCost], graph_us: int
 ) -> None:
-    found = simulate(ops, captured=True, graph_host_s=graph_us * US)
+    found = simulate(ops, captured=True, framework_s=graph_us * US)
     assert found.step_s == pytest.approx(max(found.gpu_s, graph_us * US))
 
 

@@ -227,18 +227,12 @@ def test_a_recipe_that_cannot_run_is_not_predicted(store: Store) -> None:
     assert "Tensor Core" in (found.reason or "")
 
 
-def test_a_captured_step_asks_nothing_of_the_host(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    empty = Store(DEVICE, {})
-    found = predictor(find("cnn-cifar"), empty).foretell(
+def test_a_captured_step_needs_a_device_that_captures(store: Store) -> None:
+    found = predictor(find("cnn-cifar"), store).foretell(
         case_of(find("cnn-cifar"), graph=True), quietly
     )
-    assert found.predicted is not None
-    assert "host" not in found.predicted.took_s
-    assert empty.framework is None
-    assert found.framework_s == 0.0
+    assert found.predicted is None
+    assert "CUDA" in (found.reason or "")
 
 
 def test_what_goes_wrong_is_a_reason_and_no_end(

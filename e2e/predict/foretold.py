@@ -7,9 +7,6 @@ from dataclasses import dataclass, replace
 from e2e.predict.model import OpCost, Simulated, launched_at, simulate
 from microbench.train_results import Predicted, TrainCase
 
-# That launching a captured step takes (ResNet-50 on an H200's host), at whatever pace.
-GRAPH_HOST_S = 1.5e-3
-
 
 @dataclass(frozen=True)
 class Foretold:
@@ -18,7 +15,8 @@ class Foretold:
     `reason` says why there is none of either; `runs` is False where it is known that nobody can
     train it, so that there is nothing to measure; `notes` is what a reader must know beside it.
     `wait_s` is the part of the predicted step in which it waits for its loader. The ops' host times
-    are as at `pace`, and so is `framework_s`, the host's time beside them.
+    are as at `pace`, and so is `framework_s`, the host's time beside them; of a captured step, all
+    that the host takes to launch it.
     """
 
     case: TrainCase
@@ -49,5 +47,4 @@ class Foretold:
             self.ops,
             framework_s=self.framework_s,
             captured=self.case.graph,
-            graph_host_s=GRAPH_HOST_S if self.case.graph else None,
         )

@@ -55,6 +55,31 @@ class OpCost:
 
 
 @dataclass(frozen=True)
+class Captured:
+    """Seconds for each kernel of a captured step: of the device, from one kernel's end to the next
+    one's begin; and of the host at pace 1, which launches them all at once.
+    """
+
+    gap_s: float
+    launch_s: float
+
+    def ops(self, ops: Iterable[OpCost]) -> tuple[OpCost, ...]:
+        """The ops as they run in a graph; one of which nobody knows how long its kernels run, as it
+        runs alone.
+        """
+        return tuple(
+            op
+            if op.busy_s is None or not op.device_s
+            else replace(op, gpu_s=op.busy_s + self.gap_s * op.kernels)
+            for op in ops
+        )
+
+    def host_s(self, ops: Iterable[OpCost]) -> float:
+        """What launching a graph of these ops takes, at pace 1."""
+        return self.launch_s * sum(op.kernels for op in ops if op.device_s)
+
+
+@dataclass(frozen=True)
 class Simulated:
     """A step in steady state. `idle_s` is the part of `step_s` in which the device has no work.
 
@@ -82,22 +107,21 @@ def simulate(
     *,
     framework_s: float | Mapping[str, float] = 0.0,
     captured: bool = False,
-    graph_host_s: float | None = None,
     queue_depth: int = QUEUE_DEPTH,
 ) -> Simulated:
     """The steady state of a step.
 
     `framework_s` is host time outside the ops, in all (spread evenly over them) or by phase (over
     the phase's ops; before the first op for a phase without any). `captured`: the step is one CUDA
-    graph, which costs the host `graph_host_s` (required then) and nothing an op. The host may be
-    `queue_depth` kernels ahead; those of one op share its times evenly.
+    graph, which costs the host `framework_s` and nothing an op. The host may be `queue_depth`
+    kernels ahead; those of one op share its times evenly.
     """
     gpu_s = math.fsum(op.device_s for op in ops)
     busy_s = math.fsum(op.device_s if op.busy_s is None else op.busy_s for op in ops)
     if captured:
-        if graph_host_s is None:
-            raise ValueError("a captured step needs graph_host_s, what launching its graph takes")
-        return _simulated(max(gpu_s, graph_host_s), gpu_s, graph_host_s, busy_s)
+        by_phase = isinstance(framework_s, Mapping)
+        graph_s = math.fsum(framework_s.values()) if by_phase else framework_s
+        return _simulated(max(gpu_s, graph_s), gpu_s, graph_s, busy_s)
     launches = _launches(ops, framework_s)
     host_s = math.fsum(launch[0] for launch in launches)
     return _simulated(_period(launches, gpu_s, host_s, queue_depth), gpu_s, host_s, busy_s)

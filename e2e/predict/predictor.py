@@ -14,11 +14,12 @@ import torch
 from e2e.networks import Network
 from e2e.predict.calibration import calibrated
 from e2e.predict.calls import Calls, Times, key_of, kind
+from e2e.predict.captured import measure as measure_captured
 from e2e.predict.fixes import PaddedCase
 from e2e.predict.foretold import Foretold
-from e2e.predict.framework import COUNTED, Framework
+from e2e.predict.framework import Framework
 from e2e.predict.memory import captured_bytes, peak_bytes
-from e2e.predict.model import OpCost
+from e2e.predict.model import Captured, OpCost
 from e2e.predict.pace import HostPace, Spread, pace_of
 from e2e.predict.padding import padded_step, padding
 from e2e.predict.recorder import TracedOp
@@ -35,7 +36,7 @@ HOST_ERROR = 0.10  # of one that the host limits, beside what its pace varies by
 COMPILED = "a compiled step runs kernels that no trace shows: predicted steps are eager or captured"
 NO_GAIN = "no layer gets faster when it is padded"
 
-AT_ONCE = Framework((0.0,) * len(COUNTED), 0.0)  # a host that does nothing beside calls
+NO_GRAPHS = "CUDA graphs need a CUDA device; a CPU has none"
 
 Announce = Callable[[str, str], None]
 
@@ -101,13 +102,29 @@ class Predictor:
             if padded is None:
                 return Foretold(case, reason=NO_GAIN)
             ops = padded
-        framework, paced = self._host(plain, announce)
-        return replace(self._told(known, ops, framework, paced), case=case)
+        at_1 = Foretold(plain, ops=ops, notes=known.notes)
+        if plain.graph:
+            captured = self._captured(case, announce)
+            at_1 = replace(at_1, ops=captured.ops(ops), framework_s=captured.host_s(ops))
+            told = self._told(known, at_1, 0.0, Spread(1.0, 1.0, 1.0))
+        else:
+            framework, paced = self._host(case, announce)
+            at_1 = replace(at_1, framework_s=framework.of(known.traced))
+            told = self._told(known, at_1, framework.error, paced)
+        return replace(told, case=case)
+
+    def _captured(self, case: TrainCase, announce: Announce) -> Captured:
+        """What a graph takes beside its kernels. The host's pace hardly matters to one."""
+        captured = self._store.captured
+        if captured is None:
+            announce(case.key, "measuring what a captured step takes beside its kernels")
+            with self._timed("host"):
+                captured = measure_captured(self._calls, self.pace)
+            self._store.keep_captured(captured)
+        return captured
 
     def _host(self, case: TrainCase, announce: Announce) -> tuple[Framework, Spread]:
-        """What the host does beside calls, and its pace: neither matters to a captured step."""
-        if case.graph:
-            return AT_ONCE, Spread(1.0, 1.0, 1.0)
+        """What the host does beside calls, and its pace."""
         if self._paced is None:
             announce(case.key, "measuring how fast the host launches")
             with self._timed("host"):
@@ -141,6 +158,8 @@ class Predictor:
     def _cannot(self, case: TrainCase) -> str | None:
         if case.compile:
             return COMPILED
+        if case.graph and not self.cuda:
+            return NO_GRAPHS
         return cannot_run(recipe_of(case), self.target.kind, self.target.capability)
 
     def _traced(self, case: TrainCase) -> tuple[Trace, tuple[str, ...]]:
@@ -154,17 +173,14 @@ class Predictor:
 
     # ------------------------------------------------------------ the step
 
-    def _told(
-        self, known: _Known, ops: tuple[OpCost, ...], framework: Framework, paced: Spread
-    ) -> Foretold:
+    def _told(self, known: _Known, at_1: Foretold, host_error: float, paced: Spread) -> Foretold:
         traced, times = known.traced, known.times
         case = traced.case
-        at_1 = Foretold(case, ops=ops, notes=known.notes, framework_s=framework.of(traced))
         told, quick, slow = map(at_1.at, (paced.middle, paced.low, paced.high))
         simulated = told.simulate()
         error = GPU_ERROR
         if simulated.limit == "host":
-            error = max(HOST_ERROR, 2 * framework.error)
+            error = max(HOST_ERROR, 2 * host_error)
         scratch = {
             op.call.key: times.known[key].scratch_bytes
             for op in traced.ops

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from e2e.predict.framework import COUNTED, Framework
+from e2e.predict.model import Captured
 from e2e.predict.replay import OpTime
 from kernels.tuned import slug, user_directory
 from microbench.host import cpu_name
@@ -40,7 +41,7 @@ class Store:
         digest = hashlib.sha256(facts.encode()).hexdigest()[:16]
         folder = user_directory("calls")
         self.path = folder / f"{slug(str(device.get('name', 'device')))}-{digest}.json"
-        self._times, self.framework = _read(self.path)
+        self._times, self.framework, self.captured = _read(self.path)
 
     def __len__(self) -> int:
         return len(self._times)
@@ -60,14 +61,21 @@ class Store:
         self.framework = framework
         self._write()
 
+    def keep_captured(self, captured: Captured) -> None:
+        """Keep what a captured step takes beside its kernels."""
+        self.captured = captured
+        self._write()
+
     def _write(self) -> None:
         """A disk that cannot be written costs the next run its time, no more."""
-        known, framework = _read(self.path)
+        known, framework, captured = _read(self.path)
         self._times = known | self._times
         self.framework = self.framework or framework
+        self.captured = self.captured or captured
         content = {
             "calls": {key: asdict(time) for key, time in self._times.items()},
             "framework": asdict(self.framework) if self.framework else None,
+            "captured": asdict(self.captured) if self.captured else None,
         }
         with suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -77,15 +85,16 @@ class Store:
             Path(name).replace(self.path)
 
 
-def _read(path: Path) -> tuple[dict[str, OpTime], Framework | None]:
+def _read(path: Path) -> tuple[dict[str, OpTime], Framework | None, Captured | None]:
     """What the file holds; damaged entries are measured again."""
     try:
         content: Any = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return {}, None
-    found: dict[str, OpTime] = {}
+        return {}, None, None
     if not isinstance(content, dict):
-        return found, None
+        return {}, None, None
+    found: dict[str, OpTime] = {}
+    framework = captured = None
     calls = content.get("calls")
     for key, fields in calls.items() if isinstance(calls, dict) else ():
         with suppress(TypeError, ValueError, AttributeError, KeyError):
@@ -94,8 +103,11 @@ def _read(path: Path) -> tuple[dict[str, OpTime], Framework | None]:
         kept = content["framework"]
         seconds = tuple(float(each) for each in kept["seconds"])
         if len(seconds) == len(COUNTED):
-            return found, Framework(seconds, _time(kept["error"]))
-    return found, None
+            framework = Framework(seconds, _time(kept["error"]))
+    with suppress(TypeError, ValueError, KeyError):
+        kept = content["captured"]
+        captured = Captured(_time(kept["gap_s"]), _time(kept["launch_s"]))
+    return found, framework, captured
 
 
 def _op_time(fields: dict[str, Any]) -> OpTime:
