@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from ctypes import sizeof
 from io import BytesIO
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from torchvision.io import ImageReadMode, decode_jpeg
 from torchvision.transforms import v2
 
 from e2e.datasets.listing import Picture
-from e2e.loaders import gpu_decode
+from e2e.loaders import gpu_decode, nvjpeg_hardware
 from e2e.loaders.decode import decode
 from e2e.loaders.encoded import AREA, RATIO, Encoded, plain_jpeg, random_cut
 from e2e.loaders.packed import pack
@@ -349,3 +350,14 @@ class TestAhead:
 
 def test_a_cpu_is_told_why():
     assert gpu_decode.missing(torch.device("cpu")) == "it decodes on an NVIDIA GPU"
+
+
+def test_an_image_of_nvjpegs_is_as_its_header_has_it():
+    """Four addresses, then four pitches of 8 bytes: CUDA 13's nvjpeg.h."""
+    assert sizeof(nvjpeg_hardware._Image) == 64
+    assert nvjpeg_hardware._Image.pitch.offset == 32
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")
+def test_without_a_device_there_is_no_hardware_decoder():
+    assert nvjpeg_hardware._opened(0) is None

@@ -16,6 +16,7 @@ from torchvision.io import ImageReadMode, decode_jpeg
 from e2e.loaders.backend import Broken, Wanted
 from e2e.loaders.decode import short
 from e2e.loaders.draws import Draw
+from e2e.loaders.nvjpeg_hardware import hardware_decoder
 from e2e.loaders.packed import Packed, Rows, Sample, pack
 from kernels.resample.resample import Resampling
 from microbench.errors import UserError
@@ -41,8 +42,9 @@ class Decoder:
     """Decodes batches for one feed, on a stream of its own.
 
     `by_pillow` gives the pixels of an image that nvJPEG refuses, or of one that takes its place.
-    `idle_cpu_s` are processor seconds in torchvision's op so far, nearly all of which it spins for
-    until the device is done. UserError when nvJPEG does not work on this device.
+    By the hardware of a device that has it, on that stream; else by torchvision's op, of which
+    `idle_cpu_s` are the processor seconds so far: it spins until the device is done. UserError when
+    nvJPEG does not work on this device.
     """
 
     def __init__(
@@ -52,9 +54,9 @@ class Decoder:
         self._channels_last = wanted.channels_last
         self._scale, self._shift = wanted.normal.scale_and_shift(device)
         self._stream = torch.cuda.Stream(device, priority=FIRST)
-        self._launched: tuple[Ready, Resampling] | None = None
+        self._launched: tuple[Ready, object] | None = None
         self.idle_cpu_s = 0.0
-        self._try()
+        self._decode = self._working()
 
     def __call__(self, packed: Packed) -> Ready:
         """Wait until a batch is decoded, and launch the rest."""
@@ -66,15 +68,16 @@ class Decoder:
             done = torch.cuda.Event(blocking=True)  # who waits for it on the host sleeps
             done.record()
         ready = Ready(cut, labels, [*packed.broken, *broken], done)
-        self._hold(ready, resampling)
+        self._hold(ready, (packed, resampling))
         return ready
 
-    def _hold(self, ready: Ready, resampling: Resampling | None) -> None:
-        """Keep all that was just launched alive, and let go of the batch before when it has run.
+    def _hold(self, ready: Ready, read: object) -> None:
+        """Keep all that is being read alive, and let go of the batch before when it has run.
 
-        Memory that is let go is this stream's again, and so nvJPEG's, whose stream waits for none.
+        Memory that is let go is this stream's again, and so that of torchvision's, which waits for
+        none; and a worker's next batch may come where this one's bytes are.
         """
-        before, self._launched = self._launched, (ready, resampling) if resampling else None
+        before, self._launched = self._launched, (ready, read)
         if before is not None:
             before[0].done.synchronize()
 
@@ -114,16 +117,15 @@ class Decoder:
         """Each image on the device, None where nvJPEG does not give what the file's header says."""
         rows, contents = packed.rows(), packed.contents()
         coded = rows["coded"].tolist()
-        decoded = iter(
-            each_decoded([c for c, so in zip(contents, coded, strict=True) if so], self._nvjpeg)
-        )
+        encoded = [content for content, so in zip(contents, coded, strict=True) if so]
+        decoded = iter(each_decoded(encoded, self._decode))
         found = []
         for content, so, shape in zip(contents, coded, rows["shape"].tolist(), strict=True):
             image = next(decoded) if so else self._sent(content.view(shape))
             found.append(image if image is not None and list(image.shape) == shape else None)
         return found
 
-    def _nvjpeg(self, encoded: list[Tensor]) -> list[Tensor]:
+    def _by_torchvision(self, encoded: list[Tensor]) -> list[Tensor]:
         began_s = time.thread_time()
         try:
             return list(decode_jpeg(encoded, ImageReadMode.RGB, self._device))
@@ -137,14 +139,24 @@ class Decoder:
     def _sent(self, tensor: Tensor) -> Tensor:
         return tensor.pin_memory().to(self._device, non_blocking=True)
 
-    def _try(self) -> None:
-        """Decode an image: torchvision may be built without nvJPEG, or the driver lack it."""
-        written = BytesIO()
-        Image.new("RGB", (16, 16)).save(written, "JPEG")
-        try:
-            self._nvjpeg([torch.from_numpy(np.frombuffer(bytearray(written.getvalue()), np.uint8))])
-        except RuntimeError as error:
-            raise UserError(f"loader gpu-decode cannot run here: {short(error)}") from None
+    def _working(self) -> Decode:
+        """What decodes an image here: there may be no hardware for it, torchvision may have no
+        nvJPEG, or the driver may lack it.
+        """
+        reason, written = "", BytesIO()
+        Image.new("RGB", (64, 64)).save(written, "JPEG")
+        encoded = torch.from_numpy(np.frombuffer(bytearray(written.getvalue()), np.uint8))
+        for decode in (hardware_decoder(self._device), self._by_torchvision):
+            if decode is None:
+                continue
+            try:
+                decode([encoded])
+                torch.cuda.synchronize(self._device)
+            except RuntimeError as error:
+                reason = short(error)
+            else:
+                return decode
+        raise UserError(f"loader gpu-decode cannot run here: {reason}")
 
 
 def each_decoded(encoded: list[Tensor], decode: Decode) -> list[Tensor | None]:
