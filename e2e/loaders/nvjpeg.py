@@ -21,6 +21,7 @@ from e2e.loaders.packed import Packed, Rows, Sample, pack
 from kernels.resample.resample import Resampling
 from microbench.errors import UserError
 
+TRIED, COLOUR = 64, (200, 40, 90)  # an image whose pixels are known
 FIRST = -1  # priority of a stream: its kernels go before a training's that wait
 
 Decode = Callable[[list[Tensor]], list[Tensor]]
@@ -144,18 +145,19 @@ class Decoder:
         nvJPEG, or the driver may lack it.
         """
         reason, written = "", BytesIO()
-        Image.new("RGB", (64, 64)).save(written, "JPEG")
+        Image.new("RGB", (TRIED, TRIED), COLOUR).save(written, "JPEG")
         encoded = torch.from_numpy(np.frombuffer(bytearray(written.getvalue()), np.uint8))
         for decode in (hardware_decoder(self._device), self._by_torchvision):
             if decode is None:
                 continue
             try:
-                decode([encoded])
-                torch.cuda.synchronize(self._device)
+                image = decode([encoded])[0].cpu().permute(1, 2, 0)
             except RuntimeError as error:
                 reason = short(error)
-            else:
+                continue
+            if image.shape[:2] == (TRIED, TRIED) and (image - torch.tensor(COLOUR)).abs().max() < 8:
                 return decode
+            reason = "nvJPEG gives other pixels than it should"
         raise UserError(f"loader gpu-decode cannot run here: {reason}")
 
 
