@@ -84,12 +84,13 @@ class Job:
                 run = self._trained(run, comparison, steps(comparison))
         return run
 
-    def finished(self, run: Run) -> Run:
-        """The run with what there is to say of its data, marked as whole."""
+    def finished(self, run: Run, *, whole: bool) -> Run:
+        """The run with what there is to say of its data; marked as finished if it is `whole`."""
         notes = list(self.worker.notes())
         if notes:
             run = replace(run, settings={**run.settings, "notes": notes})
-        return self.saved(replace(run, finished_at=datetime.now(UTC).isoformat(timespec="seconds")))
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        return self.saved(replace(run, finished_at=now if whole else None))
 
     def loaded(self, run: Run, case: LoadCase, budget_s: float) -> Run:
         """The run with a loader measured alone, unless it has been."""

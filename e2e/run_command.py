@@ -106,8 +106,13 @@ def carry_out(
     path: Path,
     console: Console,
     procedure: Procedure = compare_recipes,
+    *,
+    whole: bool = True,
 ) -> Run:
-    """The run with what the request asks for added to it, and on disk at `path`."""
+    """The run with what the request asks for added to it, and on disk at `path`.
+
+    It is `whole` then, unless another request is going to add to it.
+    """
     if request.settings.data == "made":
         from e2e.made.command import make_usual
 
@@ -129,7 +134,7 @@ def carry_out(
             job = Job(_work(request, network, facts, greeting, path), worker, progress)
             try:
                 run = procedure(Session(request, network, greeting, facts, job), run)
-                run = job.finished(run)
+                run = job.finished(run, whole=whole)
             finally:
                 worker = job.worker
     except KeyboardInterrupt:

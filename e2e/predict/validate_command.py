@@ -43,7 +43,7 @@ def run_validation(networks: str | None, batch: str | None, options: dict[str, A
     console = make_console(quiet=outputs.quiet)
     run = read_run(outputs.resume) if outputs.resume else None
     for request in requests:
-        run = carry_out(request, run, path, console)
+        run = carry_out(request, run, path, console, whole=request is requests[-1])
     assert run is not None
     report(run, path, outputs, console)
 
@@ -61,7 +61,7 @@ def _request(network: str, batch: str, options: dict[str, Any]) -> TrainRequest:
     usual: dict[str, Any] = {
         "amp": False, "recipe": RECIPES, "ladder": False, "input": None, "layout": None,
         "data": "synthetic", "loader": None, "workers": 0, "cpus": None, "iterations": None,
-        "epochs": None, "repeats": 1, "predict": True, "on_worker_death": "stop",
+        "epochs": None, "repeats": 1, "predict": True, "on_worker_death": "stop", "prefetch": None,
     }  # fmt: skip
     given = {name: value for name, value in options.items() if value is not None}
     nothing = {name: None for name in options}
