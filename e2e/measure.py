@@ -33,8 +33,8 @@ from microbench.values import Warning
 # median of a turn to be known to a fraction of a per cent; less when the budget is short.
 TURN_S, WARM_SHARE = 0.8, 0.25
 ROUNDS = LOOKS[0]  # that a budget is meant to last for
-# Of a case that is fed: several bursts of its workers, after what lay ready has been thrown away.
-FED_TURN_S, FED_WARM_SHARE = 4.0, 0.25
+# Of a case that is fed: some bursts of its workers, after what lay ready has been thrown away.
+FED_TURN_S, FED_WARM_SHARE, FED_BURSTS = 4.0, 0.25, 4
 FED_PHASES_S = 2.0  # of steps whose phases are timed, where the loader makes them long
 CPU_BLOCK_S = 2.0
 CPU_PHASE_STEPS = 2
@@ -120,11 +120,21 @@ class Trainer(Arms):
         if not self.cuda:
             block_s = min(CPU_BLOCK_S, budget_s / len(self.held) / FEWEST_ROUNDS)
             return Pace(settle_s=0.0, warm_s=0.0, block_s=block_s, least=1, most=100)
-        longest_s, share = (FED_TURN_S, FED_WARM_SHARE) if fed else (TURN_S, WARM_SHARE)
-        turn_s = min(longest_s, budget_s / len(self.held) / (FEWEST_ROUNDS if fed else ROUNDS))
-        warm_s = share * turn_s
+        arm_s = budget_s / len(self.held)
+        turn_s = self._fed_turn_s(arm_s) if fed else min(TURN_S, arm_s / ROUNDS)
+        warm_s = (FED_WARM_SHARE if fed else WARM_SHARE) * turn_s
         least = 1 if fed else 3  # `Bursts` adds what makes a round of the workers whole
         return Pace(settle_s=TURN_S, warm_s=warm_s, block_s=turn_s - warm_s, least=least, most=400)
+
+    def _fed_turn_s(self, arm_s: float) -> float:
+        """As many turns as others have, but in each some bursts of the workers, and of the batches
+        that are thrown away as many as fit.
+        """
+        cases = [(held.training.case, held.arm.estimate_s) for held in self.held.values()]
+        burst_s = max(case.workers * estimate_s for case, estimate_s in cases)
+        cached = any(case.cached for case, _ in cases)
+        wanted_s = FED_TURN_S if cached else max(arm_s / ROUNDS, FED_BURSTS * burst_s)
+        return min(FED_TURN_S, arm_s / FEWEST_ROUNDS, wanted_s)
 
     def _dropped(self, failure: ArmFailed) -> Training:
         cause = failure.__cause__
