@@ -24,12 +24,13 @@ from e2e.steps import CpuSteps, CudaSteps, StepBlock, StepTimer
 from kernels.case import Target
 from kernels.error_words import first_line, one_line
 from microbench.errors import UserError
-from microbench.interleave import Arm
+from microbench.interleave import Arm, ArmFailed
 from microbench.train_results import TrainCase, Training
 
 WARM_STEPS = 3  # the first ones search algorithms, make optimizer state, and fill the allocator
 SETTLED_STEPS = 2  # after those: what memory a step takes, and how long it is
-WAITS_SHARE = 0.05  # of the time: with more in the last block, a step is waiting for its loader
+BATCHES_HELD = 4  # that a loader which makes them on the GPU has there at most, and one more
+WAITS_SHARE = 0.02  # of the time: with more of it in any block, steps wait for their loader
 
 Announce = Callable[[str, str], None]
 
@@ -61,9 +62,12 @@ class Held:
 
     @property
     def waits(self) -> bool:
-        """Whether it waited for its loader when it was timed last; a loader is slow until then."""
-        last = self.arm.blocks[-1] if self.arm.blocks else None
-        return not isinstance(last, StepBlock) or last.waited_s > WAITS_SHARE * last.wall_s
+        """Whether it ever waited for its loader. A loader is slow until a block has been timed: the
+        first one begins with nothing ready.
+        """
+        blocks = [block for block in self.arm.blocks if isinstance(block, StepBlock)]
+        waited = (block.waited_s > WAITS_SHARE * block.wall_s for block in blocks)
+        return not blocks or any(waited)
 
 
 class Arms:
@@ -133,8 +137,10 @@ class Arms:
         feed = self.feeds.open(case)
         try:
             if case.fed:  # what the loader takes of the device's memory is no arm's
-                feed.place(feed.fetch())
-                if LOADERS[case.loader].on_gpu:
+                on_gpu = LOADERS[case.loader].on_gpu
+                for _ in range(BATCHES_HELD if on_gpu else 1):
+                    feed.place(feed.fetch())
+                if on_gpu:
                     feed.refill()
             held_bytes = self._allocated()
             learner = Learner(
@@ -172,11 +178,19 @@ class Arms:
         return first_s, self._seconds(held, count) / count
 
     def start_loading(self) -> None:
-        """Let the loaders run whose batches are thrown away: the steps beside them take longer."""
+        """Let the loaders run whose batches are thrown away: the steps beside them take longer.
+
+        ArmFailed, as for what goes wrong in a turn.
+        """
         for held in self.held.values():
-            if held.training.case.cached:
+            if not held.training.case.cached:
+                continue
+            try:
+                held.learner.switch()
                 held.feed.start()
                 held.arm.estimate_s = self._seconds(held, SETTLED_STEPS) / SETTLED_STEPS
+            except Exception as error:
+                raise ArmFailed(held.arm) from error
 
     def _seconds(self, held: Held, steps: int) -> float:
         start_s = time.perf_counter()

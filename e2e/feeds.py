@@ -82,7 +82,10 @@ class TimedFeed:
                 break
 
     def refill(self) -> None:
-        """Wait until the workers rest, since all is ready that may be; thrown away, it never is."""
+        """Wait until the workers rest, since all is ready that may be; thrown away, it never is.
+
+        By their processor time: workers that wait for a disk look at rest.
+        """
         if self._busy is not None:
             return
         until_s = time.perf_counter() + MAX_REFILL_S

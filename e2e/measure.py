@@ -88,8 +88,8 @@ class Trainer(Arms):
             announce(key, f"timing, round {number}{_rate_so_far(held)}")
             # Whoever waits for its loader must not live on what came in another arm's turn; others
             # have batches ready at all times, and workers that fill up would only slow them.
-            if len(self.held) > 1 and held.waits:
-                held.feed.skip_ready()
+            if len(self.held) > 1:
+                held.feed.skip_ready() if held.waits else held.feed.refill()
 
         for held in self.held.values():
             held.arm.blocks.clear()
@@ -201,7 +201,7 @@ class Trainer(Arms):
 def _fed(steps: StepTimes, blocks: Sequence[StepBlock], case: TrainCase) -> StepTimes:
     """The steps with what only a case that is fed has: waiting, and batches thrown away."""
     waited_s = sum(block.waited_s for block in blocks)
-    came_per_s = batches_per_s([block.came_s for block in blocks], case.workers)
+    came_per_s = batches_per_s([(block.wall_s, block.came_s) for block in blocks], case.workers)
     return replace(
         steps,
         wait_s=waited_s / steps.wall_steps,

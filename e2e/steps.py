@@ -27,6 +27,7 @@ HOST_STEPS = 7
 PHASE_STEPS = 8
 PROFILE_STEPS = 3
 RUN_AHEAD = 2
+ROUNDS = 3  # of the workers, in a block that is long enough to tell how long each takes
 
 
 class Tally(NamedTuple):
@@ -216,18 +217,20 @@ def busy_time(launch: Launch) -> tuple[float, int]:
     return union_s(kernels) / PROFILE_STEPS, len(kernels) // PROFILE_STEPS
 
 
-def batches_per_s(blocks_s: Sequence[Sequence[float]], workers: int) -> float | None:
-    """How many batches a second came, by when they did in each block; None for too few.
+def batches_per_s(blocks: Sequence[tuple[float, Sequence[float]]], workers: int) -> float | None:
+    """How many batches a second came, by how long each block took and when they did; None for none.
 
-    Workers end their batches in bursts, so what a block holds says little. From one batch to the
-    next of the same worker is as long as that worker takes, wherever the block begins.
+    Workers end their batches in bursts, so what a block holds is known to a burst. From one batch
+    to the next of the same worker is as long as that worker takes, wherever the block begins; but a
+    block that is hardly longer than that would only show the quick ones, and is counted instead.
     """
     each = max(1, workers)
+    if any(len(came_s) <= ROUNDS * each for _, came_s in blocks):
+        came = sum(len(came_s) for _, came_s in blocks)
+        return came / math.fsum(wall_s for wall_s, _ in blocks) if came else None
     batches, seconds = 0, 0.0
-    for came_s in blocks_s:
+    for _, came_s in blocks:
         apart = each * ((len(came_s) - 1) // each)  # whole rounds of the workers
-        if apart <= 0:
-            continue
         batches += apart
         seconds += fmean(b - a for a, b in zip(came_s, came_s[apart:], strict=False))
     return batches / seconds if seconds > 0 else None

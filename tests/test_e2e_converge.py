@@ -71,6 +71,7 @@ class Plain:
     def feed(
         self, batch: int, device: torch.device, seed: int, *, channels_last: bool = False,
         loader: str | None = None, workers: int | None = None, cold: bool = False,
+        prefetch: int = 0,
     ) -> Drawn:  # fmt: skip
         assert batch == BATCH
         self.feeds.append(Drawn(self.draw, seed))

@@ -145,6 +145,7 @@ PASSED_ON: list[tuple[str, Any]] = [
     ("workers", 3),
     ("cached", True),
     ("cold", True),
+    ("prefetch", 4),
     ("cpus", 2),
 ]
 

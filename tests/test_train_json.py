@@ -49,7 +49,7 @@ from microbench.train_results import (
 CASE_NAMES = {
     "network", "recipe", "batch", "input", "image_size", "layout", "optimizer", "fused", "compile",
     "graph", "accumulate", "loss_scale", "keep_batchnorm_fp32", "label_smoothing", "data",
-    "loader", "workers", "cached", "cold", "cpus", "gpus",
+    "loader", "workers", "cached", "cold", "prefetch", "cpus", "gpus",
 }  # fmt: skip
 NAMES = {
     "op", "case", "status", "reason", "unit", "step_units", "images_per_s", "step_s", "ci95_s",

@@ -17,21 +17,24 @@ from torchvision.transforms.v2.functional import pil_to_tensor
 
 from e2e.loaders.backend import Files, Source, Tell, Wanted
 from e2e.loaders.decode import decode
+from e2e.loaders.packed import Box
 from e2e.loaders.pixels import PixelFeed
 from e2e.loaders.samples import Pictures, shuffled
-from kernels.resample.geometry import ORIENTATIONS, upright_size
+from kernels.resample.geometry import ORIENTATIONS, runs_backwards, upright_size
 
 SCALES = (8, 4, 2)  # that a JPEG may be decoded smaller by
 
 
-class _Drawn(NamedTuple):
-    """What is cut from an upright image of `size` (height, width): top, left, height and width; and
-    the (width, height) that the image, as it is stored, needs for that.
+class _Reduced(NamedTuple):
+    """An upright image that was decoded smaller: the (width, height) that it would have, by what it
+    is smaller, and where in its own pixels it begins. A side that is no multiple of the scale is
+    rounded up, at the end of what is stored.
     """
 
     size: tuple[int, int]
-    box: tuple[int, int, int, int]
-    least: tuple[int, int]
+    scale: int
+    top: float
+    left: float
 
 
 def missing(device: torch.device) -> str | None:
@@ -65,35 +68,58 @@ class DraftCut:
 
     def __call__(self, content: bytes) -> Tensor:
         """Raises what Pillow raises on a broken image."""
-        drawn: list[_Drawn] = []
+        box: list[Box] = []
+        reduced: list[_Reduced] = []
 
         def draw(image: Image.Image) -> None:
-            drawn.append(self._drawn(image))
-            image.draft(None, drawn[0].least)
+            if image.format == "JPEG":
+                orientation = _orientation(image)
+                height, width = upright_size(image.height, image.width, orientation)
+                box.append(self._box(height, width))
+                scale = self._scale(box[0])
+                image.draft(None, (image.width // scale, image.height // scale))
+                reduced.append(_reduced(height, width, scale, orientation))
 
         image = decode(content, draw)
-        return pil_to_tensor(self._flip(self._cut(image, drawn[0])))
+        if not reduced or image.size == reduced[0].size:
+            cut = self._cut(image, box[0] if box else self._box(image.height, image.width))
+        else:
+            cut = self._scaled(image, box[0], reduced[0])
+        return pil_to_tensor(self._flip(cut))
 
-    def _drawn(self, image: Image.Image) -> _Drawn:
-        """The cut, and how small the image may become for it; of an image without pixels yet."""
-        orientation = image.getexif().get(Base.Orientation, 1)
-        known = orientation if orientation in ORIENTATIONS else 1
-        height, width = upright_size(image.height, image.width, known)
+    def _box(self, height: int, width: int) -> Box:
         drawn = self._crop.make_params([torch.empty(3, height, width, device="meta")])
-        top, left, high, wide = (drawn[name] for name in ("top", "left", "height", "width"))
-        rows, columns = self._size
-        fitting = (scale for scale in SCALES if high >= scale * rows and wide >= scale * columns)
-        scale = next(fitting, 1)
-        least = (image.width // scale, image.height // scale)
-        return _Drawn((height, width), (top, left, high, wide), least)
+        return drawn["top"], drawn["left"], drawn["height"], drawn["width"]
 
-    def _cut(self, image: Image.Image, drawn: _Drawn) -> Image.Image:
-        top, left, high, wide = drawn.box
-        edges = (left, top, left + wide, top + high)
-        size, by = (self._size[1], self._size[0]), Image.Resampling.BILINEAR
-        height, width = drawn.size
-        if image.size == (width, height):
-            return image.crop(edges).resize(size, by)
-        across, down = image.width / width, image.height / height
-        box = (edges[0] * across, edges[1] * down, edges[2] * across, edges[3] * down)
-        return image.resize(size, by, box)
+    def _scale(self, box: Box) -> int:
+        """By what the image may be smaller without the cut being enlarged."""
+        _, _, height, width = box
+        rows, columns = self._size
+        fitting = (one for one in SCALES if height >= one * rows and width >= one * columns)
+        return next(fitting, 1)
+
+    def _cut(self, image: Image.Image, box: Box) -> Image.Image:
+        top, left, height, width = box
+        cut = image.crop((left, top, left + width, top + height))
+        return cut.resize((self._size[1], self._size[0]), Image.Resampling.BILINEAR)
+
+    def _scaled(self, image: Image.Image, box: Box, reduced: _Reduced) -> Image.Image:
+        top, left, height, width = box
+        edges = (
+            reduced.left + left / reduced.scale,
+            reduced.top + top / reduced.scale,
+            min(image.width, reduced.left + (left + width) / reduced.scale),
+            min(image.height, reduced.top + (top + height) / reduced.scale),
+        )
+        return image.resize((self._size[1], self._size[0]), Image.Resampling.BILINEAR, edges)
+
+
+def _orientation(image: Image.Image) -> int:
+    found = image.getexif().get(Base.Orientation, 1)
+    return found if found in ORIENTATIONS else 1
+
+
+def _reduced(height: int, width: int, scale: int, orientation: int) -> _Reduced:
+    down_back, across_back = runs_backwards(orientation)
+    beyond = (-height % scale / scale, -width % scale / scale)
+    return _Reduced((width, height), scale, beyond[0] * down_back, beyond[1] * across_back)

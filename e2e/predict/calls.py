@@ -35,7 +35,7 @@ class Calls:
         self.device = torch.device(target.torch_device)
         self.store = store
         cuda = target.kind == "cuda"
-        self._stopwatch: Stopwatch = CudaStopwatch(target, pace) if cuda else CpuStopwatch()
+        self.stopwatch: Stopwatch = CudaStopwatch(target, pace) if cuda else CpuStopwatch()
 
     def times(self, traced: Trace, *, alone: bool = False) -> Times:
         """Of every call that launches something; `alone` as for a `Stopwatch`, algorithms not
@@ -52,7 +52,7 @@ class Calls:
         missing = {key: op for key, op in calls.items() if key not in known}
         switch_process(recipe_of(traced.case), self.device.type, search=not alone)
         counted, problems = self._made(missing, places)
-        take = self._stopwatch.alone if alone else self._stopwatch.times
+        take = self.stopwatch.alone if alone else self.stopwatch.times
         found = dict(zip(counted, take(list(counted.values())), strict=True))
         new = {key: taken for key, taken in found.items() if isinstance(taken, Taken)}
         problems |= {key: why for key, why in found.items() if isinstance(why, str)}

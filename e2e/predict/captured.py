@@ -9,16 +9,19 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from statistics import fmean
 
 import torch
 
 from e2e.learner import Learner
 from e2e.networks import find
+from e2e.networks.network import written
 from e2e.predict.calls import Calls, key_of
+from e2e.predict.cuda_replay import GATED_COMMANDS, CudaStopwatch
 from e2e.predict.model import Captured
 from e2e.predict.pace import HostPace
-from e2e.predict.replay import OpTime
+from e2e.predict.replay import OpTime, Stopwatch, is_steady
 from e2e.predict.trace import fixed_feed, trace
 from e2e.recipes import recipe_of, switch_process
 from microbench.stats import median
@@ -26,30 +29,49 @@ from microbench.train_results import TrainCase
 
 # Some hundred kernels of many kinds, each so short that what is between them counts.
 NETWORK, INPUT, RECIPE, BATCH = "resnet18", (3, 64, 64), "amp", 16
-WARM_STEPS, LEAD_STEPS, STEPS, BLOCKS, LAUNCHES = 5, 3, 20, 9, 9
+WARM_STEPS, BLOCKS, LAUNCHES = 5, 15, 9
 
 
-def measure(calls: Calls, pace: HostPace) -> Captured:
+@dataclass(frozen=True)
+class Learnt:
+    """What a captured step takes beside its kernels, and whether it was steady enough to keep."""
+
+    captured: Captured
+    steady: bool
+
+
+def measure(calls: Calls, pace: HostPace) -> Learnt:
     """By a small step: captured, less the time in which its calls run a kernel alone.
 
-    Afterwards the process's switches are as that step needs them. Raises what tracing, launching or
-    capturing raises.
+    On a CUDA device. Afterwards the process's switches are as that step needs them. Raises what
+    tracing, launching or capturing raises, and RuntimeError where a call cannot be launched alone.
     """
     network = replace(find(NETWORK, input=INPUT), batch=BATCH)
     case = TrainCase(
-        NETWORK, RECIPE, BATCH, "x".join(map(str, INPUT)), layout="nhwc",
-        optimizer=network.optimizer, graph=True,
+        NETWORK, RECIPE, BATCH, written(INPUT), layout="nhwc", optimizer=network.optimizer,
+        graph=True,
     )  # fmt: skip
     traced = trace(network, case, calls.device, network.classes or 0)
-    known = calls.times(traced).known
-    taken = [time for op in traced.ops if (time := known.get(key_of(case, op))) is not None]
+    times = calls.times(traced)
+    if times.problems:
+        name, why = next(iter(times.problems.items()))
+        raise RuntimeError(f"the small step that is captured lacks {name}: {why}")
+    found = (times.known.get(key_of(case, op)) for op in traced.ops)
+    taken = [time for time in found if time is not None]  # views have none
     switch_process(recipe_of(case), calls.device.type)
     learner = Learner(network, case, recipe_of(case), calls.device, seed=1)
     feed = fixed_feed(network, case, calls.device, network.classes or 0)
     for _ in range(WARM_STEPS):
         learner.step(feed)
     learner.capture(feed)
-    return learnt(taken, *_timed(lambda: learner.step(feed), pace))
+
+    def step() -> None:
+        learner.step(feed)
+
+    kernels = sum(time.kernels for time in taken if time.gpu_s)
+    steps_s = _device_s(step, calls.stopwatch, max(1, GATED_COMMANDS // (kernels + 1)))
+    captured = learnt(taken, median(steps_s), _launch_s(step, pace))
+    return Learnt(captured, is_steady(steps_s, "cuda"))
 
 
 def learnt(taken: Sequence[OpTime], step_s: float, launch_s: float) -> Captured:
@@ -60,24 +82,22 @@ def learnt(taken: Sequence[OpTime], step_s: float, launch_s: float) -> Captured:
     return Captured(max(0.0, step_s - busy_s) / max(1, between), launch_s / max(1, kernels))
 
 
-def _timed(step: Callable[[], object], pace: HostPace) -> tuple[float, float]:
-    """(seconds of a step, of the host to launch one at pace 1)"""
-    steps_s: list[float] = []
-    for _ in range(BLOCKS):
-        for _ in range(LEAD_STEPS):  # the device has work when the clock starts
-            step()
-        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        began.record()
-        for _ in range(STEPS):
-            step()
-        ended.record()
-        ended.synchronize()
-        steps_s.append(1e-3 * began.elapsed_time(ended) / STEPS)
-    launches_s: list[float] = []
+def _device_s(step: Callable[[], object], stopwatch: Stopwatch, together: int) -> list[float]:
+    """Seconds of the device for a step, however slow the host is to launch it."""
+    assert isinstance(stopwatch, CudaStopwatch), "only a GPU captures steps"
+    for _ in range(WARM_STEPS):
+        step()
+    return [stopwatch.behind_gate(step, together)[1] for _ in range(BLOCKS)]
+
+
+def _launch_s(step: Callable[[], object], pace: HostPace) -> float:
+    """Seconds of the host to launch a step, at pace 1."""
+    before = pace.now()
+    taken_s: list[float] = []
     for _ in range(LAUNCHES):
         torch.cuda.synchronize()
         start_s = time.perf_counter()
         step()
-        launches_s.append(time.perf_counter() - start_s)
+        taken_s.append(time.perf_counter() - start_s)
     torch.cuda.synchronize()
-    return median(steps_s), median(launches_s) / pace.now()
+    return median(taken_s) / fmean((before, pace.now()))

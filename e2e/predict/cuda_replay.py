@@ -159,13 +159,13 @@ class CudaStopwatch:
     def _roughly(self, launch: Callable[[], object], once_s: float) -> tuple[float, float, bool]:
         """(host seconds, device seconds, whether it waits for the device) of a launch."""
         launches = SLOW_LAUNCHES if once_s > SLOW_S else LAUNCHES
-        launch_s, device_s = self._behind_gate(launch, launches)
+        launch_s, device_s = self.behind_gate(launch, launches)
         return (
             (0.0, once_s, True) if self._instruments.gate_expired else (launch_s, device_s, False)
         )
 
-    def _behind_gate(self, launch: Callable[[], object], launches: int) -> tuple[float, float]:
-        """(host, device) seconds a launch."""
+    def behind_gate(self, launch: Callable[[], object], launches: int) -> tuple[float, float]:
+        """(host, device) seconds a launch, of so many that wait until all of them are launched."""
         start, end = _pair()
         with self._gate():
             start.record()

@@ -66,6 +66,7 @@ class Predictor:
         self.allow_run = allow_run
         self.pace = pace or pace_of(self.device)
         self._paced: Spread | None = None
+        self._graphs = store.captured
         self._store, self._calls = store, Calls(target, store, self.pace)
         self._known: dict[str, _Known] = {}
         self._took_s: dict[str, float] = {}
@@ -106,36 +107,42 @@ class Predictor:
         if plain.graph:
             captured = self._captured(case, announce)
             at_1 = replace(at_1, ops=captured.ops(ops), framework_s=captured.host_s(ops))
-            told = self._told(known, at_1, 0.0, Spread(1.0, 1.0, 1.0))
+            error = 0.0
         else:
-            framework, paced = self._host(case, announce)
+            framework = self._framework(case, announce)
             at_1 = replace(at_1, framework_s=framework.of(known.traced))
-            told = self._told(known, at_1, framework.error, paced)
+            error = framework.error
+        told = self._told(known, at_1, error, self._pace_seen(case, announce))
         return replace(told, case=case)
 
-    def _captured(self, case: TrainCase, announce: Announce) -> Captured:
-        """What a graph takes beside its kernels. The host's pace hardly matters to one."""
-        captured = self._store.captured
-        if captured is None:
-            announce(case.key, "measuring what a captured step takes beside its kernels")
-            with self._timed("host"):
-                captured = measure_captured(self._calls, self.pace)
-            self._store.keep_captured(captured)
-        return captured
-
-    def _host(self, case: TrainCase, announce: Announce) -> tuple[Framework, Spread]:
-        """What the host does beside calls, and its pace."""
+    def _pace_seen(self, case: TrainCase, announce: Announce) -> Spread:
+        """How fast the host launches; looked at once, so that cases can be compared."""
         if self._paced is None:
             announce(case.key, "measuring how fast the host launches")
             with self._timed("host"):
-                self._paced = self.pace.look()  # once, so that cases can be compared
+                self._paced = self.pace.look()
+        return self._paced
+
+    def _captured(self, case: TrainCase, announce: Announce) -> Captured:
+        """What a graph takes beside its kernels."""
+        if self._graphs is None:
+            announce(case.key, "measuring what a captured step takes beside its kernels")
+            with self._timed("host"):
+                learnt = measure_captured(self._calls, self.pace)
+            self._graphs = learnt.captured
+            if learnt.steady:
+                self._store.keep_captured(learnt.captured)
+        return self._graphs
+
+    def _framework(self, case: TrainCase, announce: Announce) -> Framework:
+        """What the host does beside calls."""
         framework = self._store.framework
         if framework is None:
             announce(case.key, "measuring what the host does around operations")
             with self._timed("host"):
                 framework = calibrated(self._calls, self.pace)
             self._store.keep(framework)
-        return framework, self._paced
+        return framework
 
     def _measured(self, case: TrainCase, announce: Announce) -> _Known:
         announce(case.key, "tracing")

@@ -23,6 +23,14 @@ def upright_size(height: int, width: int, orientation: int) -> tuple[int, int]:
     return (width, height) if orientation >= FIRST_TRANSPOSED else (height, width)
 
 
+def runs_backwards(orientation: int) -> tuple[bool, bool]:
+    """Whether, from top to bottom and from left to right in the upright image, what is stored runs
+    backwards.
+    """
+    rows, columns = bool(_ROWS_BACK[orientation]), bool(_COLUMNS_BACK[orientation])
+    return (columns, rows) if orientation >= FIRST_TRANSPOSED else (rows, columns)
+
+
 def crop_table(
     addresses: Sequence[int], sizes: Sequence[tuple[int, int]], boxes: Tensor, flips: Tensor,
     orientations: Tensor,
