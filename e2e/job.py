@@ -10,7 +10,7 @@ from pathlib import Path
 from e2e.converge import judged
 from e2e.gains import with_gains
 from e2e.loaders import LOADERS
-from e2e.loaders.room import no_room
+from e2e.loaders.room import kept_bytes, no_room
 from e2e.plans import Comparison
 from e2e.predict.foresight import Foresight, to_verify, verified
 from e2e.predict.foretold import Foretold
@@ -141,9 +141,8 @@ class Job:
                 self._restart()
                 self._told[plain.key] = Foretold(plain, reason=death.reason)
         told = replace(self._told[plain.key], case=case)
-        too_large = self._no_room(case)
-        if too_large:
-            return Foretold(case, reason=too_large, runs=False)
+        if case.loader == RESIDENT and USUAL_LOADER.get(case.data) != RESIDENT:
+            return self._kept(told)
         if not case.fed or told.predicted is None:
             return told
         loading = self._loading(load_case(case), LOAD_BUDGET_S)
@@ -152,13 +151,17 @@ class Job:
         on_gpu = LOADERS[case.loader].on_gpu
         return with_loader(told, loading, case.batch * case.accumulate, on_gpu=on_gpu)
 
-    def _no_room(self, case: TrainCase) -> str | None:
-        """Why files that are decoded once would not fit into the device's memory."""
-        count = self.work.facts.train_samples
-        if case.loader != RESIDENT or count is None or USUAL_LOADER.get(case.data) == RESIDENT:
-            return None
-        _, height, width = (int(side) for side in case.input.split("x"))
-        return no_room(count, (height, width), self.work.memory_bytes)
+    def _kept(self, told: Foretold) -> Foretold:
+        """What is foretold where files are decoded once and kept beside the step."""
+        count, predicted = self.work.facts.train_samples or 0, told.predicted
+        _, height, width = (int(side) for side in told.case.input.split("x"))
+        too_large = no_room(count, (height, width), self.work.memory_bytes)
+        if too_large:
+            return Foretold(told.case, reason=too_large, runs=False)
+        if predicted is None or predicted.memory_bytes is None:
+            return told
+        memory_bytes = predicted.memory_bytes + kept_bytes(count, (height, width))
+        return replace(told, predicted=replace(predicted, memory_bytes=memory_bytes))
 
     def _untrained(self, foretold: Mapping[str, Foretold]) -> list[Training]:
         """The arms of a comparison that nobody runs."""

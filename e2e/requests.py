@@ -55,13 +55,13 @@ def loading_of(words: dict[str, Any]) -> dict[str, Any]:
     if data == "synthetic" and loader not in (data, "pinned"):
         raise UserError(f"synthetic data is one batch: loader {loader} has nothing to load")
     # What is at hand has no processes that load.
-    at_hand = loader in AT_HAND
+    workers = 0 if loader in AT_HAND else words["workers"]
     prefetch = checked_prefetch(words["prefetch"])
     return {
         "data": data,
         "loader": loader,
-        "workers": 0 if at_hand else words["workers"],
-        "prefetch": 0 if at_hand else prefetch,
+        "workers": workers,
+        "prefetch": prefetch if workers else 0,
         "cpus": checked_cpus(words["cpus"]),
     }
 

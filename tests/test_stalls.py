@@ -103,6 +103,18 @@ def test_a_training_that_slows_its_loader_is_waited_for_longer() -> None:
     assert told(known, loading(BATCH / 4000, 16)).step_s == pytest.approx(0.1)
 
 
+def test_both_together_take_no_longer_than_one_after_the_other() -> None:
+    """Workers that never rest take nearly all cores of a small machine; fed ones do rest."""
+    pinned, alone = training(0.1), loading(0.05, 2, cpu_s=0.05)
+    busy = training(1.0)
+    assert busy.steps is not None
+    busy = replace(busy, steps=replace(busy.steps, loaded_per_s=BATCH / 0.5))
+    found = told(Alone(pinned, {2: busy}, host_s=0.2, loadings={2: alone}), alone, cores=2)
+    assert found.step_s == pytest.approx(0.15)
+    one_core = told(Alone(pinned, {2: busy}, host_s=0.2, loadings={2: alone}), alone, cores=1)
+    assert one_core.step_s == pytest.approx(0.25), "all their processor time on the cores there are"
+
+
 def test_a_gain_that_may_be_chance_does_not_pay() -> None:
     assert Gain(Ratio(1.5, (1.4, 1.6)), measured=True).pays
     assert not Gain(Ratio(1.5, (0.9, 2.1)), measured=True).pays

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -168,6 +169,25 @@ def test_loaders_alone_say_what_they_lack(images: Path, tmp_path: Path) -> None:
     files = [*images.glob("train/*/*.jpg")]
     sizes = sorted(file.stat().st_size for file in files)
     assert sizes[0] <= block["read_bytes"] / block["images"] <= sizes[-1]
+
+
+def test_the_loader_by_hand_runs(images: Path, tmp_path: Path) -> None:
+    """What `torchvision` is held against; its folder has no broken file."""
+    good = tmp_path / "good" / "one"
+    good.mkdir(parents=True)
+    for file in sorted(images.glob("train/class1/*.jpg")):
+        shutil.copy(file, good)
+    out = tmp_path / "plain.json"
+    done = subprocess.run(
+        [sys.executable, ROOT / "results" / "plain_dataloader.py", good.parent, "--workers", "1",
+         "--batch", "4", "--seconds", "0.1", "--blocks", "2", "--json", out],
+        check=True, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    found = json.loads(out.read_text())
+    assert found == json.loads(done.stdout)
+    assert (found["workers"], found["batch"]) == (1, 4)
+    assert len(found["images_per_s"]) == 2
+    assert min(found["images_per_s"]) > 0
 
 
 def test_data_is_made_and_trained_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,7 @@
 """Workers only read; the GPU decodes with nvJPEG, then cuts, resizes, flips and normalises.
 
-torchvision's op decodes a batch on a stream of its own and waits for it, without Python's lock: it
-runs in a thread, a batch or two ahead of the training, which never waits for it on the host.
+Decoding is launched by a thread, a batch or two ahead of the training, which never waits for it on
+the host.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class DecodedFeed:
         return self._workers.restarts
 
     def fetch(self) -> Ready:
-        """Wait for the next batch to be decoded; the device may still have to resize it.
+        """Wait for the next batch to be launched; the device may still be at work on it.
 
         UserError for a broken image when strict, or all broken.
         """
@@ -114,6 +114,7 @@ class DecodedFeed:
         self._batches.close(LAST_BATCH_S)
         self._workers.close()
         self._batches.close()
+        self._decoder.close()
 
     def _make(self) -> Ready:
         with torch.cuda.device(self._device):  # where the workers' batches are pinned, too

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from io import BytesIO
 from typing import NamedTuple
 
@@ -16,15 +17,15 @@ from torchvision.io import ImageReadMode, decode_jpeg
 from e2e.loaders.backend import Broken, Wanted
 from e2e.loaders.decode import short
 from e2e.loaders.draws import Draw
-from e2e.loaders.nvjpeg_hardware import hardware_decoder
+from e2e.loaders.nvjpeg_hardware import HardwareDecoder, NvjpegError, hardware_decoder
 from e2e.loaders.packed import Packed, Rows, Sample, pack
 from kernels.resample.resample import Resampling
 from microbench.errors import UserError
 
-TRIED, COLOUR = 64, (200, 40, 90)  # an image whose pixels are known
+TRIED, COLOUR = ((64, 64), (131, 77), (90, 203)), (200, 40, 90)  # images whose pixels are known
 FIRST = -1  # priority of a stream: its kernels go before a training's that wait
 
-Decode = Callable[[list[Tensor]], list[Tensor]]
+Decode = Callable[[list[Tensor]], Sequence[Tensor | None]]
 
 
 class Ready(NamedTuple):
@@ -57,10 +58,20 @@ class Decoder:
         self._stream = torch.cuda.Stream(device, priority=FIRST)
         self._launched: tuple[Ready, object] | None = None
         self.idle_cpu_s = 0.0
-        self._decode = self._working()
+        self._hardware = self._open()
+
+    def close(self) -> None:
+        """Wait for the last batch, and give back what the next decoder can use."""
+        with suppress(RuntimeError):  # of a device that is of no more use
+            self._stream.synchronize()
+            if self._hardware is not None:
+                self._hardware.close()
+        self._launched = None
 
     def __call__(self, packed: Packed) -> Ready:
-        """Wait until a batch is decoded, and launch the rest."""
+        """Launch all that makes a batch, once the one before is done; torchvision's op waits for
+        the device meanwhile.
+        """
         with torch.cuda.stream(self._stream):
             rows, images, broken = self._decoded(packed)
             labels = self._sent(torch.from_numpy(rows["label"].copy()))
@@ -118,13 +129,25 @@ class Decoder:
         """Each image on the device, None where nvJPEG does not give what the file's header says."""
         rows, contents = packed.rows(), packed.contents()
         coded = rows["coded"].tolist()
-        encoded = [content for content, so in zip(contents, coded, strict=True) if so]
-        decoded = iter(each_decoded(encoded, self._decode))
+        decoded = iter(
+            self._by_nvjpeg([part for part, so in zip(contents, coded, strict=True) if so])
+        )
         found = []
         for content, so, shape in zip(contents, coded, rows["shape"].tolist(), strict=True):
             image = next(decoded) if so else self._sent(content.view(shape))
             found.append(image if image is not None and list(image.shape) == shape else None)
         return found
+
+    def _by_nvjpeg(self, encoded: list[Tensor]) -> list[Tensor | None]:
+        """By the hardware, and what that does not take by torchvision's op; None for the rest."""
+        if self._hardware is None:
+            return each_decoded(encoded, self._by_torchvision)
+        decoded = each_decoded(encoded, self._hardware)
+        left = [at for at, image in enumerate(decoded) if image is None]
+        again = each_decoded([encoded[at] for at in left], self._by_torchvision)
+        for at, image in zip(left, again, strict=True):
+            decoded[at] = image
+        return decoded
 
     def _by_torchvision(self, encoded: list[Tensor]) -> list[Tensor]:
         began_s = time.thread_time()
@@ -140,29 +163,48 @@ class Decoder:
     def _sent(self, tensor: Tensor) -> Tensor:
         return tensor.pin_memory().to(self._device, non_blocking=True)
 
-    def _working(self) -> Decode:
-        """What decodes an image here: there may be no hardware for it, torchvision may have no
-        nvJPEG, or the driver may lack it.
+    def _open(self) -> HardwareDecoder | None:
+        """The hardware's decoder where it works; None where torchvision's op does. UserError where
+        neither: torchvision may have no nvJPEG, or the driver may lack it.
         """
-        reason, written = "", BytesIO()
-        Image.new("RGB", (TRIED, TRIED), COLOUR).save(written, "JPEG")
-        encoded = torch.from_numpy(np.frombuffer(bytearray(written.getvalue()), np.uint8))
-        for decode in (hardware_decoder(self._device), self._by_torchvision):
-            if decode is None:
-                continue
-            try:
-                image = decode([encoded])[0].cpu().permute(1, 2, 0)
-            except RuntimeError as error:
-                reason = short(error)
-                continue
-            if image.shape[:2] == (TRIED, TRIED) and (image - torch.tensor(COLOUR)).abs().max() < 8:
-                return decode
-            reason = "nvJPEG gives other pixels than it should"
-        raise UserError(f"loader gpu-decode cannot run here: {reason}")
+        hardware = hardware_decoder(self._device)
+        if hardware is not None:
+            if why_not(hardware) is None:
+                return hardware
+            hardware.close()
+        reason = why_not(self._by_torchvision)
+        if reason is not None:
+            raise UserError(f"loader gpu-decode cannot run here: {reason}")
+        return None
+
+
+def why_not(decode: Decode) -> str | None:
+    """What is wrong with a decoder, by images whose pixels are known; None where nothing is."""
+    images = [Image.new("RGB", size, COLOUR) for size in TRIED]
+    for image in images:
+        image.paste((20, 200, 120), (0, 0, image.width // 2, image.height // 3))
+    images[-1] = images[-1].convert("L")
+    encoded: list[Tensor] = []
+    for image in images:
+        written = BytesIO()
+        image.save(written, "JPEG", quality=95)
+        encoded.append(torch.from_numpy(np.frombuffer(bytearray(written.getvalue()), np.uint8)))
+    try:
+        decoded = decode(encoded)
+        for image, found in zip(images, decoded, strict=True):
+            wanted = torch.from_numpy(np.array(image.convert("RGB")))
+            if found is None:
+                return "nvJPEG refuses a plain image"
+            pixels = found.cpu().permute(1, 2, 0).to(torch.int64)
+            if pixels.shape != wanted.shape or (pixels - wanted).abs().float().mean() > 6:
+                return "nvJPEG gives other pixels than it should"
+    except (RuntimeError, NvjpegError) as error:
+        return short(error)
+    return None
 
 
 def each_decoded(encoded: list[Tensor], decode: Decode) -> list[Tensor | None]:
-    """What `decode` gives of each; None where it raises RuntimeError.
+    """What `decode` gives of each; None where it gives none, or raises RuntimeError.
 
     One that is refused spoils its whole batch, which is halved until that one stands alone.
     """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from ctypes import CDLL, PyDLL, Structure, byref, c_int, c_size_t, c_void_p
+from ctypes import CDLL, PyDLL, Structure, byref, c_int, c_size_t, c_uint, c_void_p
 from functools import cache
 from pathlib import Path
 
@@ -16,14 +16,22 @@ import torch
 import torchvision
 from torch import Tensor
 
-# From nvjpeg.h of CUDA 13.
-SUCCESS = 0
+# From nvjpeg.h of CUDA 13: statuses, and what is asked for.
+SUCCESS, NO_MEMORY = 0, 5
+ABOUT_THE_IMAGE = frozenset((3, 4, 9, 10))  # bad, or not supported, or incomplete
 HARDWARE, RGB = 3, 3
 COMPONENTS = 4
-IN_HARDWARE = frozenset((0, 1, 2, 3, 6))  # samplings of colour: 4:4:4, 4:2:2, 4:2:0, 4:4:0, grey
 
 ALIGNMENT = 512  # bytes, of where an image begins
 STATES = 2  # batches that may be under way
+
+
+class NvjpegError(Exception):
+    """The library does not work as it should, whatever the image."""
+
+
+class Refused(RuntimeError):
+    """An image of the batch is not for this decoder."""
 
 
 class _Image(Structure):
@@ -32,41 +40,58 @@ class _Image(Structure):
     _fields_ = (("channel", c_void_p * COMPONENTS), ("pitch", c_size_t * COMPONENTS))
 
 
-class Refused(RuntimeError):
-    """An image of the batch, or the whole of it, is not for this decoder."""
-
-
 class _Library:
-    """The functions of nvJPEG that are used here, and a handle of its hardware decoder."""
+    """The functions of nvJPEG that are used here, with its hardware decoder of one device."""
 
     def __init__(self, path: str) -> None:
         self._batches = CDLL(path)  # without Python's lock: other threads go on
         # With it: each would else wait for its turn once an image.
         self._headers = PyDLL(path)
         self._handle = c_void_p()
-        _check(
-            self._batches.nvjpegCreateEx(HARDWARE, None, None, 0, byref(self._handle)),
-            "its decoder",
-        )
+        status = self._batches.nvjpegCreateEx(HARDWARE, None, None, 0, byref(self._handle))
+        _check(status, "a decoder")
+        self._spare: list[c_void_p] = []
 
     def state(self) -> c_void_p:
-        """What a batch under way needs."""
+        """What a batch under way needs: buffers on the device, which are used again."""
+        if self._spare:
+            return self._spare.pop()
         state = c_void_p()
         _check(self._batches.nvjpegJpegStateCreate(self._handle, byref(state)), "a state")
         return state
 
-    def size(self, encoded: Tensor) -> tuple[int, int]:
-        """Height and width, by the header. Refused for what the hardware does not decode."""
-        channels, sampling = c_int(), c_int()
-        widths, heights = (c_int * COMPONENTS)(), (c_int * COMPONENTS)()
-        status = self._headers.nvjpegGetImageInfo(
-            self._handle, c_void_p(encoded.data_ptr()), c_size_t(encoded.numel()),
-            byref(channels), byref(sampling), widths, heights,
-        )  # fmt: skip
-        _check(status, "a header")
-        if sampling.value not in IN_HARDWARE:
-            raise Refused(f"nvJPEG: no hardware for a sampling of {sampling.value}")
-        return heights[0], widths[0]
+    def give_back(self, state: c_void_p) -> None:
+        """A state that nothing is under way for."""
+        self._spare.append(state)
+
+    def end(self, state: c_void_p) -> None:
+        """Let go of a state of which nobody knows what it holds."""
+        self._batches.nvjpegJpegStateDestroy(state)
+
+    def header(self) -> c_void_p:
+        """Room for what an image's header says."""
+        header = c_void_p()
+        _check(self._batches.nvjpegJpegStreamCreate(self._handle, byref(header)), "a header")
+        return header
+
+    def size(self, encoded: Tensor, header: c_void_p) -> tuple[int, int] | None:
+        """Height and width, by the header; None for what the hardware does not decode."""
+        functions, supported = self._headers, c_int(-1)
+        width, height = c_uint(), c_uint()
+        bytes_ = (c_void_p(encoded.data_ptr()), c_size_t(encoded.numel()))
+        steps = (
+            lambda: functions.nvjpegJpegStreamParseHeader(self._handle, *bytes_, header),
+            lambda: functions.nvjpegDecodeBatchedSupported(self._handle, header, byref(supported)),
+            lambda: functions.nvjpegJpegStreamGetFrameDimensions(
+                header, byref(width), byref(height)
+            ),
+        )
+        for step in steps:
+            status = step()
+            if status in ABOUT_THE_IMAGE:
+                return None
+            _check(status, "a header")
+        return (height.value, width.value) if supported.value == 0 else None
 
     def decode(
         self, state: c_void_p, encoded: Sequence[Tensor], images: Sequence[Tensor], stream: int
@@ -88,48 +113,74 @@ class _Library:
         status = self._batches.nvjpegDecodeBatched(
             self._handle, state, data, lengths, placed, c_void_p(stream)
         )
+        if status in ABOUT_THE_IMAGE:
+            raise Refused(f"nvJPEG: status {status}")
         _check(status, "a batch")
 
 
 class HardwareDecoder:
-    """Decodes batches in turn, on the stream that is current then. Not for several threads."""
+    """Decodes batches in turn, on the stream that is current then. Not for several threads.
+
+    NvjpegError where the library has no room for it.
+    """
 
     def __init__(self, library: _Library, device: torch.device) -> None:
         self._library, self._device = library, device
-        self._turns: Iterator[tuple[c_void_p, torch.cuda.Event]] = itertools.cycle(
-            [(library.state(), torch.cuda.Event(blocking=True)) for _ in range(STATES)]
-        )
+        self._header = library.header()
+        self._states = [library.state() for _ in range(STATES)]
+        self._done = [torch.cuda.Event(blocking=True) for _ in range(STATES)]
+        self._turns = itertools.cycle(range(STATES))
 
-    def __call__(self, encoded: list[Tensor]) -> list[Tensor]:
+    def __call__(self, encoded: list[Tensor]) -> list[Tensor | None]:
         """Baseline JPEGs' bytes, uint8 [bytes] each, as uint8 [3, height, width] on the device.
 
-        They are there when the current stream has come so far; until then the bytes must stay.
-        Refused where one of them is not for this decoder: nothing is under way then.
+        None for one that the hardware does not decode. They are there when the current stream has
+        come so far; until then the bytes must stay. Refused where the batch has an image that turns
+        out not to be for it: nothing is under way then. NvjpegError, OutOfMemoryError.
         """
-        sizes = [self._library.size(one) for one in encoded]
-        starts = list(itertools.accumulate((_aligned(3 * h * w) for h, w in sizes), initial=0))
-        flat = torch.empty(starts[-1], dtype=torch.uint8, device=self._device)
+        sizes = [self._library.size(one, self._header) for one in encoded]
+        fitting = [(one, size) for one, size in zip(encoded, sizes, strict=True) if size]
+        if not fitting:
+            return [None] * len(encoded)
+        lengths = [_aligned(3 * height * width) for _, (height, width) in fitting]
+        flat = torch.empty(sum(lengths), dtype=torch.uint8, device=self._device)
         images = [
-            flat[start : start + 3 * height * width].view(3, height, width)
-            for start, (height, width) in zip(starts, sizes, strict=False)
+            part[: 3 * height * width].view(3, height, width)
+            for part, (_, (height, width)) in zip(flat.split(lengths), fitting, strict=True)
         ]
-        state, done = next(self._turns)
-        done.synchronize()  # of the batch that had this state before
+        self._decode([one for one, _ in fitting], images)
+        made = iter(images)
+        return [next(made) if size else None for size in sizes]
+
+    def close(self) -> None:
+        """Give back what the next decoder can use, when this one's batches are done."""
+        for state, done in zip(self._states, self._done, strict=True):
+            done.synchronize()
+            self._library.give_back(state)
+        self._states, self._done = [], []
+
+    def _decode(self, encoded: Sequence[Tensor], images: Sequence[Tensor]) -> None:
+        turn = next(self._turns)
+        self._done[turn].synchronize()  # of the batch that had this state before
         stream = torch.cuda.current_stream(self._device)
         try:
-            self._library.decode(state, encoded, images, stream.cuda_stream)
-        except Refused:
-            stream.synchronize()  # some of it may be under way
+            self._library.decode(self._states[turn], encoded, images, stream.cuda_stream)
+        except Exception:
+            torch.cuda.synchronize(self._device)  # some of it may be under way
+            self._library.end(self._states[turn])
+            self._states[turn] = self._library.state()
             raise
-        done.record(stream)
-        return images
+        self._done[turn].record(stream)
 
 
 def hardware_decoder(device: torch.device) -> HardwareDecoder | None:
-    """A decoder for a device that has one, by its number; None where hardware or library lack."""
+    """A decoder for a device, by its number; None where hardware, library or room for it lack."""
     with torch.cuda.device(device):
         library = _opened(device.index)
-        return HardwareDecoder(library, device) if library else None
+        try:
+            return HardwareDecoder(library, device) if library else None
+        except (NvjpegError, torch.OutOfMemoryError):
+            return None
 
 
 @cache
@@ -138,7 +189,7 @@ def _opened(index: int) -> _Library | None:
     for path in _places():
         try:
             return _Library(str(path))
-        except (OSError, AttributeError, Refused):
+        except (OSError, AttributeError, NvjpegError, torch.OutOfMemoryError):
             continue
     return None
 
@@ -154,5 +205,7 @@ def _aligned(size: int) -> int:
 
 
 def _check(status: int, what: str) -> None:
+    if status == NO_MEMORY:
+        raise torch.OutOfMemoryError(f"CUDA out of memory: nvJPEG has none for {what}")
     if status != SUCCESS:
-        raise Refused(f"nvJPEG refuses {what}: status {status}")
+        raise NvjpegError(f"nvJPEG cannot make {what}: status {status}")

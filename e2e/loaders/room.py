@@ -13,12 +13,17 @@ def kept_size(size: tuple[int, int]) -> tuple[int, int]:
     return math.ceil(size[0] / CENTRE), math.ceil(size[1] / CENTRE)
 
 
+def kept_bytes(count: int, size: tuple[int, int]) -> int:
+    """What so many images take of which cuts of `size` are taken."""
+    height, width = kept_size(size)
+    return count * 3 * height * width
+
+
 def no_room(count: int, size: tuple[int, int], free_bytes: int | None) -> str | None:
     """Why so many images, of which cuts of `size` are taken, may not be kept; None where they may,
     or where nobody knows how much is free.
     """
-    height, width = kept_size(size)
-    needed = count * 3 * height * width
+    needed = kept_bytes(count, size)
     if free_bytes is None or needed <= SHARE * free_bytes:
         return None
     return (

@@ -38,7 +38,9 @@ def run_stalls(network: str, workers: str | None, measure: str, words: dict[str,
         raise UserError(f"--loader {loader} loads nothing while it trains; take one of {fit}")
     counts = _counts(workers, request)
     budget_s = min(LOAD_BUDGET_S, request.budget or LOAD_BUDGET_S)
-    _carry_out(request, Stalls(counts, measure, budget_s), f"stalls-{network.replace(':', '-')}")
+    ahead = checked_prefetch(words["prefetch"])
+    name = f"stalls-{network.replace(':', '-')}"
+    _carry_out(request, Stalls(counts, ahead, measure, budget_s), name)
 
 
 def run_loaders(backend: str, workers: str | None, cold: bool, words: dict[str, Any]) -> None:

@@ -43,7 +43,8 @@ def foretell(alone: Alone, loading: Loading, cores: int) -> Predicted | None:
     """The step of a recipe that is fed by a loader; None where either is not known.
 
     It takes as long as the slowest of: the training beside busy workers, the loader beside the
-    training, all their processor time on the cores there are. The interval is that of its terms.
+    training, all their processor time on the cores there are; the first two count no more than
+    training and loader one after the other. The interval is that of its terms.
     """
     pinned = _step(alone.pinned)
     load = _loads(loading, alone.pinned.step_units)
@@ -54,18 +55,25 @@ def foretell(alone: Alone, loading: Loading, cores: int) -> Predicted | None:
     slowed = _slowed(alone, loading, workers)
     cpu_s = (loading.cpu_s_per_image or 0.0) * alone.pinned.step_units
     shared_s = (cpu_s + alone.host_s) / cores
-    load = Reading(*(_loaded(p, s, slowed) for p, s in zip(pinned, load, strict=True)))
-    parts = zip(pinned, busy, load, strict=True)
+    beside = Reading(*(_loaded(p, s, slowed) for p, s in zip(pinned, load, strict=True)))
+    in_turn = [p + s for p, s in zip(pinned, load, strict=True)]
+    parts = zip(pinned, busy, beside, in_turn, strict=True)
     steps = [_together(*part, shared_s) for part in parts]
-    waits = max(load.value, shared_s) >= steps[0] > pinned.value
+    waits = max(beside.value, shared_s) >= steps[0] > pinned.value
     limit = "data" if waits else alone.pinned.limit or "gpu"
     return Predicted(steps[0], (min(steps), max(steps)), limit, {})
 
 
-def _together(pinned_s: float, busy_s: float, load_s: float, shared_s: float) -> float:
-    """Workers that are waited for work all the time; others only as much as is taken from them."""
+def _together(
+    pinned_s: float, busy_s: float, load_s: float, in_turn_s: float, shared_s: float
+) -> float:
+    """Workers that are waited for work all the time; others only as much as is taken from them.
+
+    Whatever they take from each other, both together take no longer than one after the other.
+    """
     at_work = min(1.0, load_s / pinned_s)
-    return max(pinned_s + at_work * (busy_s - pinned_s), load_s, shared_s)
+    side_by_side_s = max(pinned_s + at_work * (busy_s - pinned_s), load_s)
+    return max(min(side_by_side_s, in_turn_s), shared_s)
 
 
 def _loaded(pinned_s: float, load_s: float, slowed: float) -> float:

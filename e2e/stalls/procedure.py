@@ -23,17 +23,19 @@ OF_FILES = ("folder", "made")  # data that is read from a disk
 
 @dataclass(frozen=True)
 class Stalls:
-    """The procedure of the joint picture, recipes x `workers`; `measure` is one of MEASURED."""
+    """The procedure of the joint picture, recipes x `workers`, each so many batches ahead (0: as
+    usual); `measure` is one of MEASURED.
+    """
 
     workers: Sequence[int]
+    prefetch: int
     measure: str
     load_budget_s: float
 
     def __call__(self, session: Session, run: Run) -> Run:
         """Loaders alone, recipes alone, what busy workers cost them, and the points together."""
         loader = session.request.options.loader
-        prefetch = session.request.options.prefetch
-        for case in load_cases(session, [loader], self.workers, prefetch, ends=True):
+        for case in load_cases(session, [loader], self.workers, self.prefetch, ends=True):
             session.job.progress.expect(1)
             run = session.job.loaded(run, case, self.load_budget_s)
         for plain in session.plan(loader="synthetic", workers=0):
@@ -43,13 +45,19 @@ class Stalls:
     def _at_batch(self, session: Session, run: Run, plain: Comparison) -> Run:
         busy = busy_points(self.workers)
         alone = [plain, _changed(plain, loader="pinned")]
-        beside = [_fed(session, plain, count, cached=True) for count in busy]
+        beside = [self._fed(session, plain, count, cached=True) for count in busy]
         run = _timed(session, run, [*alone, *beside])
-        joint = {count: _fed(session, plain, count) for count in self.workers}
+        joint = {count: self._fed(session, plain, count) for count in self.workers}
         told = _foretold(session, run, alone[1], dict(zip(busy, beside, strict=True)), joint)
         run = _with_predictions(session, run, told)
         points = self._points(plain.cases, joint, told)
         return _with_predictions(session, _timed(session, run, [joint[w] for w in points]), told)
+
+    def _fed(
+        self, session: Session, plain: Comparison, workers: int, *, cached: bool = False
+    ) -> Comparison:
+        loader, ahead = session.request.options.loader, self.prefetch if workers else 0
+        return _changed(plain, loader=loader, workers=workers, prefetch=ahead, cached=cached)
 
     def _points(
         self,
@@ -120,7 +128,7 @@ def load_cases(
                     case.batch,
                     case.input,
                     count,
-                    prefetch=prefetch if LOADERS[name].processes else 0,
+                    prefetch=prefetch if count else 0,
                     cpus=options.cpus,
                 )
                 for count in counts
@@ -137,11 +145,6 @@ def _changed(comparison: Comparison, **fields: object) -> Comparison:
     return Comparison(
         tuple(replace(arm, case=replace(arm.case, **fields)) for arm in comparison.arms)
     )
-
-
-def _fed(session: Session, plain: Comparison, workers: int, *, cached: bool = False) -> Comparison:
-    loader = session.request.options.loader
-    return _changed(plain, loader=loader, workers=workers, cached=cached)
 
 
 def _timed(session: Session, run: Run, comparisons: Sequence[Comparison]) -> Run:

@@ -154,7 +154,7 @@ def _joint(run: Run, family: TrainCase, trainings: Sequence[Training]) -> Joint:
 
 
 def _without_loader(run: Run, family: TrainCase, loader: str) -> dict[str, Training]:
-    plain = replace(family, loader=loader)
+    plain = replace(family, loader=loader, prefetch=0)
     return {t.case.recipe: t for t in run.trainings if _family(t.case) == plain}
 
 
