@@ -86,7 +86,7 @@ class TimedFeed:
 
         By their processor time: workers that wait for a disk look at rest.
         """
-        if self._busy is not None:
+        if self._busy is not None or not self._feed.pids:
             return
         until_s = time.perf_counter() + MAX_REFILL_S
         took_s = RESTING_S

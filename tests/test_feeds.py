@@ -219,6 +219,19 @@ def test_a_refill_lasts_until_the_workers_rest() -> None:
     assert said, "it rests"
 
 
+def test_nobody_waits_for_workers_that_there_are_not(
+    data: Resident, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(_: float) -> None:
+        raise AssertionError("it sleeps")
+
+    monkeypatch.setattr(time, "sleep", never)
+    for loader in ("synthetic", "resident"):
+        feed = Feeds(data, CPU, seed=1).open(replace(FED, loader=loader, workers=0))
+        feed.refill()
+        feed.close()
+
+
 def test_who_waits_for_its_loader_is_known_by_its_blocks() -> None:
     held = Held(Training(FED, "ok"), None, None)  # type: ignore[arg-type]
     held.arm = Arm("", lambda: None, 0.01)
