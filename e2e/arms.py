@@ -19,7 +19,7 @@ from e2e.feeds import Feeds, TimedFeed
 from e2e.learner import Learner
 from e2e.loaders import LOADERS
 from e2e.networks import Network
-from e2e.recipes import cannot_run, recipe_of
+from e2e.recipes import NO_GRAPHS, cannot_run, recipe_of
 from e2e.steps import CpuSteps, CudaSteps, StepBlock, StepTimer
 from kernels.case import Target
 from kernels.error_words import first_line, one_line
@@ -109,7 +109,7 @@ class Arms:
         blank = Training(case, "ok", unit=network.unit, step_units=units)
         reason = cannot_run(recipe_of(case), self.target.kind, self.target.capability)
         if case.graph and not self.cuda:
-            reason = "CUDA graphs need a CUDA device; a CPU has none"
+            reason = NO_GRAPHS
         if reason:
             return replace(blank, status="skipped", reason=reason)
         try:

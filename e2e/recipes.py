@@ -16,6 +16,7 @@ from microbench.train_results import TrainCase
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 DYNAMIC, NONE = "dynamic", "none"
 MAX_SCALE = 2.0**24  # beyond it a loss near 1 is no finite float16 gradient any more
+NO_GRAPHS = "CUDA graphs need a CUDA device; a CPU has none"
 
 
 @dataclass(frozen=True)

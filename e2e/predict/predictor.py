@@ -26,7 +26,7 @@ from e2e.predict.recorder import TracedOp
 from e2e.predict.replay import OpTime
 from e2e.predict.store import Store
 from e2e.predict.trace import CannotTrace, Trace, trace, trace_real
-from e2e.recipes import cannot_run, recipe_of
+from e2e.recipes import NO_GRAPHS, cannot_run, recipe_of
 from kernels.case import Target
 from kernels.error_words import one_line
 from microbench.train_results import Predicted, TrainCase
@@ -35,8 +35,6 @@ GPU_ERROR = 0.03  # of a step that the device limits: the most that validation a
 HOST_ERROR = 0.10  # of one that the host limits, beside what its pace varies by
 COMPILED = "a compiled step runs kernels that no trace shows: predicted steps are eager or captured"
 NO_GAIN = "no layer gets faster when it is padded"
-
-NO_GRAPHS = "CUDA graphs need a CUDA device; a CPU has none"
 
 Announce = Callable[[str, str], None]
 
