@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from e2e.predict.causes import as_options
 from e2e.predict.fixes import changes
 from e2e.predict.foresight import Foresight, to_verify
 from e2e.predict.foretold import Foretold
@@ -42,6 +43,9 @@ def test_what_a_fed_training_can_try() -> None:
     assert {one.loader for one in found.values()} - {case.loader} == {
         "resident", "torchvision-io", "torchvision-draft", "gpu-decode",
     }  # fmt: skip
+    words = {change.name: as_options(change.fields) for change in changes(case, "cuda", cores=4)}
+    assert words["more batches ahead"] == "--prefetch 4"
+    assert words["data on the device"] == "--loader resident", "what the command line takes"
     arrays = replace(case, data="cifar10", workers=4, prefetch=4)
     found = {change.name: change.of(arrays) for change in changes(arrays, "cuda", cores=4)}
     assert {one.loader for one in found.values()} == {"torchvision", "resident"}

@@ -74,6 +74,10 @@ class _Library:
         _check(self._batches.nvjpegJpegStreamCreate(self._handle, byref(header)), "a header")
         return header
 
+    def end_header(self, header: c_void_p) -> None:
+        """Let go of the room for one."""
+        self._batches.nvjpegJpegStreamDestroy(header)
+
     def size(self, encoded: Tensor, header: c_void_p) -> tuple[int, int] | None:
         """Height and width, by the header; None for what the hardware does not decode."""
         functions, supported = self._headers, c_int(-1)
@@ -154,9 +158,12 @@ class HardwareDecoder:
 
     def close(self) -> None:
         """Give back what the next decoder can use, when this one's batches are done."""
+        if not self._states:
+            return
         for state, done in zip(self._states, self._done, strict=True):
             done.synchronize()
             self._library.give_back(state)
+        self._library.end_header(self._header)
         self._states, self._done = [], []
 
     def _decode(self, encoded: Sequence[Tensor], images: Sequence[Tensor]) -> None:

@@ -7,12 +7,9 @@ all of them at once.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-
-import torch
 
 from e2e.learner import Learner
 from e2e.networks import find
@@ -24,12 +21,13 @@ from e2e.predict.pace import HostPace
 from e2e.predict.replay import OpTime, Stopwatch, is_steady
 from e2e.predict.trace import fixed_feed, trace
 from e2e.recipes import recipe_of, switch_process
+from e2e.steps import host_time
 from microbench.stats import median
 from microbench.train_results import TrainCase
 
 # Some hundred kernels of many kinds, each so short that what is between them counts.
 NETWORK, INPUT, RECIPE, BATCH = "resnet18", (3, 64, 64), "amp", 16
-WARM_STEPS, BLOCKS, LAUNCHES = 5, 15, 9
+WARM_STEPS, BLOCKS = 5, 15
 
 
 @dataclass(frozen=True)
@@ -68,8 +66,7 @@ def measure(calls: Calls, pace: HostPace) -> Learnt:
     def step() -> None:
         learner.step(feed)
 
-    kernels = sum(time.kernels for time in taken if time.gpu_s)
-    steps_s = _device_s(step, calls.stopwatch, max(1, GATED_COMMANDS // (kernels + 1)))
+    steps_s = _device_s(step, calls.stopwatch, max(1, GATED_COMMANDS // (_kernels(taken) + 1)))
     captured = learnt(taken, median(steps_s), _launch_s(step, pace))
     return Learnt(captured, is_steady(steps_s, "cuda"))
 
@@ -77,9 +74,12 @@ def measure(calls: Calls, pace: HostPace) -> Learnt:
 def learnt(taken: Sequence[OpTime], step_s: float, launch_s: float) -> Captured:
     """From the calls of a step alone, the captured step, and the host's time to launch that."""
     busy_s = math.fsum(time.gpu_s if time.busy_s is None else time.busy_s for time in taken)
-    kernels = sum(time.kernels for time in taken if time.gpu_s)
-    between = sum(time.kernels for time in taken if time.gpu_s and time.busy_s is not None)
-    return Captured(max(0.0, step_s - busy_s) / max(1, between), launch_s / max(1, kernels))
+    between = _kernels([time for time in taken if time.busy_s is not None])
+    return Captured(max(0.0, step_s - busy_s) / max(1, between), launch_s / max(1, _kernels(taken)))
+
+
+def _kernels(taken: Sequence[OpTime]) -> int:
+    return sum(time.kernels for time in taken if time.gpu_s)
 
 
 def _device_s(step: Callable[[], object], stopwatch: Stopwatch, together: int) -> list[float]:
@@ -93,11 +93,5 @@ def _device_s(step: Callable[[], object], stopwatch: Stopwatch, together: int) -
 def _launch_s(step: Callable[[], object], pace: HostPace) -> float:
     """Seconds of the host to launch a step, at pace 1."""
     before = pace.now()
-    taken_s: list[float] = []
-    for _ in range(LAUNCHES):
-        torch.cuda.synchronize()
-        start_s = time.perf_counter()
-        step()
-        taken_s.append(time.perf_counter() - start_s)
-    torch.cuda.synchronize()
-    return median(taken_s) / fmean((before, pace.now()))
+    launch_s = host_time(step)
+    return launch_s / fmean((before, pace.now()))

@@ -122,6 +122,6 @@ def as_options(change: Mapping[str, Setting]) -> str:
         option = name.replace("_", "-")
         if isinstance(value, bool):
             options.append(f"--{option}" if value else f"--no-{option}")
-        else:
+        elif value != 0:  # what a number is when it is left out
             options.append(f"--{option} {value}")
     return " ".join(options)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from e2e.loaders import PREFETCH
 from e2e.recipes import DYNAMIC, recipe_of
 from microbench.train_results import RESIDENT, USUAL_LOADER, TrainCase
 
@@ -48,7 +49,7 @@ class Pad(Change):
 
 # What a step that waits for its loader may be fed by instead, where it can run.
 OTHER_LOADERS = ("torchvision-io", "torchvision-draft", "gpu-decode")
-PREFETCH = 4  # batches that each worker may be ahead, twice the usual
+AHEAD = 2 * PREFETCH  # batches that each worker may be instead
 
 
 def changes(case: TrainCase, kind: str, cores: int = 1) -> Iterator[Change]:
@@ -73,8 +74,8 @@ def changes(case: TrainCase, kind: str, cores: int = 1) -> Iterator[Change]:
 def _loaders(case: TrainCase, cores: int) -> Iterator[Change]:
     if case.workers < cores:
         yield Change("more workers", {"workers": min(cores, max(1, 2 * case.workers))})
-    if case.workers and case.prefetch < PREFETCH:
-        yield Change("more batches ahead", {"prefetch": PREFETCH})
+    if case.workers and case.prefetch < AHEAD:
+        yield Change("more batches ahead", {"prefetch": AHEAD})
     yield Change("data on the device", {"loader": RESIDENT, "workers": 0, "prefetch": 0})
     if USUAL_LOADER.get(case.data) == RESIDENT:
         return  # it is no files
