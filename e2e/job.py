@@ -71,7 +71,8 @@ class Job:
         self._loadings = known | self._loadings
         for comparison in comparisons:
             self.progress.about(comparison.cases)
-            foretold = self._foretold(run, comparison)
+            was_done = self._is_done(run, comparison)
+            foretold = {} if was_done else self._foretold(comparison)
             if not self.work.train:
                 if foretold:
                     run = self._saved_all(run, self._untrained(foretold))
@@ -79,6 +80,7 @@ class Job:
             self.progress.about(comparison.cases)
             run = self._timed(run, comparison, foretold)
             if self.work.verify:
+                run = self._proposed(run, comparison) if was_done else run
                 run = self._verified(run, comparison)
             if steps(comparison):
                 run = self._trained(run, comparison, steps(comparison))
@@ -124,10 +126,17 @@ class Job:
 
     # ------------------------------------------------------------ predicting
 
-    def _foretold(self, run: Run, comparison: Comparison) -> dict[str, Foretold]:
-        if not self.work.predict or self._is_done(run, comparison):
-            return {}
-        return self.foresight.foretold(comparison.cases)
+    def _foretold(self, comparison: Comparison) -> dict[str, Foretold]:
+        return self.foresight.foretold(comparison.cases) if self.work.predict else {}
+
+    def _proposed(self, run: Run, comparison: Comparison) -> Run:
+        """With fixes for arms that were timed without --verify, all else as it was then."""
+        found = [t for case in comparison.cases if (t := run.training(case.key)) is not None]
+        if any(map(to_verify, found)):
+            return run
+        again = self.foresight.explained(found, self._foretold(comparison))
+        pairs = zip(found, again, strict=True)
+        return self._saved_all(run, [replace(old, causes=new.causes) for old, new in pairs])
 
     def _ask(self, case: TrainCase) -> Foretold:
         """What cannot be told, or kills the process, has a reason instead of a time."""

@@ -261,8 +261,11 @@ def test_arms_off_a_ladder_have_no_rungs() -> None:
 # ---------------------------------------------------------------- what a step waits for
 
 
-def limited(step_s: float = 0.1, *, data_s: float = 0.0, **changes: Any) -> Training:
+def limited(
+    step_s: float = 0.1, *, data_s: float = 0.0, graph: bool = False, **changes: Any
+) -> Training:
     made = with_steps(arm("amp", steady(step_s)), **changes)
+    made = replace(made, case=replace(made.case, graph=graph))
     phases = (Phase("data", None, data_s), Phase("forward", 0.05, 5.0))
     (found,) = gained(replace(made, phases=phases))
     return found
@@ -313,6 +316,17 @@ def test_on_a_cpu_nobody_knows_but_for_the_data() -> None:
 @pytest.mark.parametrize(("above", "limit"), [(-0.02, "gpu"), (0.02, "host")])
 def test_the_bound_between_gpu_and_host(above: float, limit: str) -> None:
     assert limited(1.0, busy_s=1 - (IDLE_SHARE + above)).limit == limit
+
+
+@pytest.mark.parametrize(("host_s", "limit"), [(0.01, "gpu"), (0.08, "gpu"), (0.099, "host")])
+def test_a_captured_step_waits_for_the_host_only_where_that_takes_as_long(
+    host_s: float, limit: str
+) -> None:
+    found = limited(0.1, busy_s=0.08, host_s=host_s, launches=700, graph=True)
+    assert found.limit == limit
+    assert found.why is not None
+    if limit == "gpu":
+        assert found.why == "kernels run in 80% of the step; the rest is between those of its graph"
 
 
 @pytest.mark.parametrize(("above", "limit"), [(-0.02, "host"), (0.02, "data")])

@@ -152,6 +152,22 @@ class TestVerify:
                 "the measurement that the gain comes from"
             )
 
+    def test_a_run_that_was_timed_without_it_is_verified_later(self, shop: Path) -> None:
+        words = [*OWN, "--recipe", "fp32,amp-bf16", "--batch", "4", "--budget", "1"]
+        timed = e2e(shop, *words, "--predict", "--json", "later.json")
+        assert timed.returncode == 0, timed.stderr
+        before = {r["case"]["recipe"]: r for r in results(shop / "later.json")}
+        resumed = e2e(shop, *words, "--verify", "--resume", "later.json")
+        assert resumed.returncode == 0, resumed.stderr
+        after = results(shop / "later.json")[: len(before)]
+        for arm in after:
+            causes = arm.pop("causes")
+            same = before[arm["case"]["recipe"]]
+            same.pop("causes")
+            assert arm == same
+            if arm["ledger"]:
+                assert any(cause["measured_gain_pct"] is not None for cause in causes)
+
 
 class TestValidate:
     """`validate`, on the user's own network."""

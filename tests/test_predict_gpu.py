@@ -153,12 +153,19 @@ def test_a_prediction_leaves_no_memory_behind(target: Target, store: Store) -> N
     assert torch.cuda.memory_allocated() - before < 2**20
 
 
+def own_bytes() -> int:
+    """What is allocated, without the space that cuBLAS keeps for each stream it has seen."""
+    gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()
+    return torch.cuda.memory_allocated()
+
+
 def test_a_captured_step_is_told_by_what_was_learnt_of_a_small_one(
     target: Target, store: Store
 ) -> None:
     network = find("cnn-cifar")
     predictor = Predictor(network, target, CLASSES, store, allow_run=False)
-    before = torch.cuda.memory_allocated()
+    before = own_bytes()
     told = predictor.foretell(case_of(network, 8, recipe="amp", graph=True), quietly)
     captured, predicted = predictor._graphs, told.predicted
     assert captured is not None
@@ -170,7 +177,7 @@ def test_a_captured_step_is_told_by_what_was_learnt_of_a_small_one(
     launch_s = told.pace * captured.host_s(told.ops)
     assert predicted.step_s == pytest.approx(max(busy_s + gaps_s, launch_s))
     assert store.framework is None, "it asks nothing of the host"
-    assert torch.cuda.memory_allocated() - before < 2**24, "the small step is gone"
+    assert own_bytes() - before < 2**20, "the small step is gone"
 
 
 def test_the_pace_is_that_of_launching_and_holds_no_memory_afterwards() -> None:

@@ -134,7 +134,8 @@ def test_a_captured_step_has_its_own_gaps() -> None:
     assert [one.gpu_s for one in captured.ops(ops)] == [pytest.approx(10 * US), 20 * US, 0.0]
     assert captured.host_s(ops) == pytest.approx(10 * US)
     slow = replace(captured, gap_s=1.5 * US)
-    assert simulate(slow.ops(ops), captured=True).step_s == pytest.approx(34 * US)
+    found = simulate(slow.ops(ops), captured=True)
+    assert (found.step_s, found.limit) == (pytest.approx(34 * US), "gpu"), "for no host"
 
 
 def test_what_is_learnt_of_a_small_step_tells_the_same_step() -> None:

@@ -25,12 +25,14 @@ from e2e.recipes import switch_tf32
 from microbench.device import describe, open_telemetry
 from microbench.interleave import FEWEST_ROUNDS
 
-PACES = st.lists(st.floats(0.1, 10.0), min_size=2, max_size=200)
+PACES = st.lists(
+    st.tuples(st.floats(0.0, 60.0), st.floats(0.1, 10.0)), min_size=2, max_size=200
+)  # fmt: skip
 
 
 @given(PACES)
-def test_most_values_lie_between_low_and_high(found: list[float]) -> None:
-    told = spread(found)
+def test_most_values_lie_between_low_and_high(seen: list[tuple[float, float]]) -> None:
+    told, found = spread(seen), [pace for _, pace in seen]
     rounding = 1e-9
     assert told.low <= told.middle * (1 + rounding) <= told.high * (1 + rounding) ** 2
     outside = [v for v in found if not (1 - rounding) * told.low <= v <= (1 + rounding) * told.high]
@@ -40,8 +42,14 @@ def test_most_values_lie_between_low_and_high(found: list[float]) -> None:
 
 
 def test_the_spread_of_known_values() -> None:
-    told = spread([float(value) for value in range(1, 20)])
-    assert told == Spread(10.0, 1.9, 18.1)
+    told = spread([(0.1 * value, float(value)) for value in range(1, 10)])
+    assert told == pytest.approx(Spread(5.0, 1.4, 8.6))
+
+
+def test_a_second_counts_as_much_as_another_however_often_it_was_looked_at() -> None:
+    """Nine looks within a slow second, one in each of two quick ones."""
+    seen = [(0.5, 1.0), (1.5, 2.0), *((2.0 + 0.1 * i, 4.0) for i in range(9))]
+    assert spread(seen).middle == 2.0
 
 
 def test_a_cpu_has_no_pace_of_its_own() -> None:
@@ -82,10 +90,31 @@ def test_a_slower_clock_is_a_slower_pace(
             clock[0] += took_s
 
         monkeypatch.setattr(on_a_cpu, "_warm_step", lambda step=step: step)
-        found = on_a_cpu.look()
         assert on_a_cpu.now() == pytest.approx(took_s / pace.REFERENCE_S)
-        assert (found.low, found.high) == pytest.approx((found.middle,) * 2)
-        assert found.middle == pytest.approx(took_s / pace.REFERENCE_S)
+    found = on_a_cpu.look()
+    assert (found.middle, found.high) == pytest.approx((3.0, 3.0))
+    assert 1.0 <= found.low < 3.0
+
+
+def test_a_look_knows_what_was_seen_before(
+    on_a_cpu: SmallStepPace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten quick seconds, then a look in which all is slow."""
+    clock, took_s = [0.0], [pace.REFERENCE_S]
+
+    def step() -> None:
+        clock[0] += took_s[0]
+
+    monkeypatch.setattr(pace.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(on_a_cpu, "_warm_step", lambda: step)
+    for second in range(10):
+        clock[0] = float(second)
+        on_a_cpu.now()
+    took_s[0] = 3 * pace.REFERENCE_S
+    clock[0] = 10.0
+    found = on_a_cpu.look()
+    assert found.middle == pytest.approx(1.0)
+    assert found.high == pytest.approx(3.0)
 
 
 class Planned(Steady):

@@ -81,7 +81,7 @@ class DecodedFeed:
 
     @property
     def idle_cpu_s(self) -> float:
-        """Processor seconds of decoding so far: torchvision's op spins until the device is done."""
+        """Processor seconds of decoding so far: nvJPEG spins until the device is done."""
         return self._decoder.idle_cpu_s
 
     @property

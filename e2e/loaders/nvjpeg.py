@@ -44,9 +44,8 @@ class Decoder:
     """Decodes batches for one feed, on a stream of its own.
 
     `by_pillow` gives the pixels of an image that nvJPEG refuses, or of one that takes its place.
-    By the hardware of a device that has it, on that stream; else by torchvision's op, of which
-    `idle_cpu_s` are the processor seconds so far: it spins until the device is done. UserError when
-    nvJPEG does not work on this device.
+    By the hardware of a device that has it, on that stream; else by torchvision's op. UserError
+    when nvJPEG does not work on this device.
     """
 
     def __init__(
@@ -57,8 +56,13 @@ class Decoder:
         self._scale, self._shift = wanted.normal.scale_and_shift(device)
         self._stream = torch.cuda.Stream(device, priority=FIRST)
         self._launched: tuple[Ready, object] | None = None
-        self.idle_cpu_s = 0.0
+        self._op_cpu_s = 0.0
         self._hardware = self._open()
+
+    @property
+    def idle_cpu_s(self) -> float:
+        """Processor seconds of waiting for the device so far: nvJPEG spins until it is done."""
+        return self._op_cpu_s + (self._hardware.idle_cpu_s if self._hardware else 0.0)
 
     def close(self) -> None:
         """Wait for the last batch, and give back what the next decoder can use."""
@@ -158,7 +162,7 @@ class Decoder:
             torch.cuda.synchronize(self._device)
             raise
         finally:
-            self.idle_cpu_s += time.thread_time() - began_s
+            self._op_cpu_s += time.thread_time() - began_s
 
     def _sent(self, tensor: Tensor) -> Tensor:
         return tensor.pin_memory().to(self._device, non_blocking=True)

@@ -1,12 +1,14 @@
-"""nvJPEG's hardware decoder, called on the caller's own stream.
+"""nvJPEG's hardware decoder, called on the caller's own stream and without its pipeline.
 
-torchvision's op calls the same library, on a stream that has no priority, and waits for it: beside
-a training, what follows each image's decoding stands in line behind the training's kernels.
+Left to itself, as torchvision's op leaves it, the library gives each of the engines a stream of its
+own, without priority: what follows each image's decoding there stands in line behind the kernels of
+a training, and the engine waits.
 """
 
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterator, Sequence
 from ctypes import CDLL, PyDLL, Structure, byref, c_int, c_size_t, c_uint, c_void_p
 from functools import cache
@@ -20,6 +22,7 @@ from torch import Tensor
 SUCCESS, NO_MEMORY = 0, 5
 ABOUT_THE_IMAGE = frozenset((3, 4, 9, 10))  # bad, or not supported, or incomplete
 HARDWARE, RGB = 3, 3
+NO_PIPELINE = 1  # what follows the engines' work goes on the caller's stream
 COMPONENTS = 4
 
 ALIGNMENT = 512  # bytes, of where an image begins
@@ -48,7 +51,9 @@ class _Library:
         # With it: each would else wait for its turn once an image.
         self._headers = PyDLL(path)
         self._handle = c_void_p()
-        status = self._batches.nvjpegCreateEx(HARDWARE, None, None, 0, byref(self._handle))
+        status = self._batches.nvjpegCreateEx(
+            HARDWARE, None, None, c_uint(NO_PIPELINE), byref(self._handle)
+        )
         _check(status, "a decoder")
         self._spare: list[c_void_p] = []
 
@@ -100,7 +105,11 @@ class _Library:
     def decode(
         self, state: c_void_p, encoded: Sequence[Tensor], images: Sequence[Tensor], stream: int
     ) -> None:
-        """Queue the decoding of a batch into its images, uint8 [3, height, width] each."""
+        """Decode a batch into its images, uint8 [3, height, width] each, and wait for the engines.
+
+        They write at once, whatever the stream has to do before: its memory must be nobody's. The
+        images are there when the stream has come so far.
+        """
         count = len(encoded)
         data = (c_void_p * count)(*(one.data_ptr() for one in encoded))
         lengths = (c_size_t * count)(*(one.numel() for one in encoded))
@@ -125,7 +134,8 @@ class _Library:
 class HardwareDecoder:
     """Decodes batches in turn, on the stream that is current then. Not for several threads.
 
-    NvjpegError where the library has no room for it.
+    `idle_cpu_s` are the processor seconds of waiting for the engines so far. NvjpegError where the
+    library has no room for it.
     """
 
     def __init__(self, library: _Library, device: torch.device) -> None:
@@ -134,6 +144,7 @@ class HardwareDecoder:
         self._states = [library.state() for _ in range(STATES)]
         self._done = [torch.cuda.Event(blocking=True) for _ in range(STATES)]
         self._turns = itertools.cycle(range(STATES))
+        self.idle_cpu_s = 0.0
 
     def __call__(self, encoded: list[Tensor]) -> list[Tensor | None]:
         """Baseline JPEGs' bytes, uint8 [bytes] each, as uint8 [3, height, width] on the device.
@@ -170,6 +181,7 @@ class HardwareDecoder:
         turn = next(self._turns)
         self._done[turn].synchronize()  # of the batch that had this state before
         stream = torch.cuda.current_stream(self._device)
+        began_s = time.thread_time()
         try:
             self._library.decode(self._states[turn], encoded, images, stream.cuda_stream)
         except Exception:
@@ -177,6 +189,8 @@ class HardwareDecoder:
             self._library.end(self._states[turn])
             self._states[turn] = self._library.state()
             raise
+        finally:
+            self.idle_cpu_s += time.thread_time() - began_s
         self._done[turn].record(stream)
 
 

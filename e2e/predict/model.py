@@ -84,7 +84,8 @@ class Simulated:
     """A step in steady state. `idle_s` is the part of `step_s` in which the device has no work.
 
     `gpu_s` and `host_s` are what device and host need without each other; `limit` is "host" when
-    no kernel runs in more than IDLE_SHARE of the step, as for measured steps, and "gpu" otherwise.
+    no kernel runs in more than IDLE_SHARE of the step, as for measured steps (of a captured one:
+    beside what is between its kernels), and "gpu" otherwise.
     """
 
     step_s: float
@@ -117,11 +118,12 @@ def simulate(
     kernels ahead; those of one op share its times evenly.
     """
     gpu_s = math.fsum(op.device_s for op in ops)
-    busy_s = math.fsum(op.device_s if op.busy_s is None else op.busy_s for op in ops)
     if captured:
         by_phase = isinstance(framework_s, Mapping)
         graph_s = math.fsum(framework_s.values()) if by_phase else framework_s
-        return _simulated(max(gpu_s, graph_s), gpu_s, graph_s, busy_s)
+        # Between its kernels nothing waits for the host.
+        return _simulated(max(gpu_s, graph_s), gpu_s, graph_s, gpu_s)
+    busy_s = math.fsum(op.device_s if op.busy_s is None else op.busy_s for op in ops)
     launches = _launches(ops, framework_s)
     host_s = math.fsum(launch[0] for launch in launches)
     return _simulated(_period(launches, gpu_s, host_s, queue_depth), gpu_s, host_s, busy_s)

@@ -25,6 +25,9 @@ LOOK_S = 2.0  # of steps in a row: host speeds last for tenths of seconds to sec
 WARM_STEPS, STEPS = 3, 3
 
 
+Seen = tuple[float, float]  # when, in seconds, and the pace
+
+
 @dataclass(frozen=True)
 class Spread:
     """How many times longer than at pace 1 the host took: the middle, and where 90 % lay."""
@@ -42,7 +45,7 @@ class HostPace(Protocol):
         ...
 
     def look(self) -> Spread:
-        """Over some time."""
+        """Over some time, and whenever it was asked for before."""
         ...
 
     def forget(self) -> None:
@@ -99,19 +102,21 @@ class SmallStepPace:
         self._device = device
         self._step: Callable[[], None] | None = None
         self._warm_with: bool | None = None
+        self._seen: list[Seen] = []
 
     def now(self) -> float:
         """The median of STEPS, after one that brings their code back to the processor."""
         return self._taken(self._warm_step())
 
     def look(self) -> Spread:
-        """As often as LOOK_S allows, and twice at least."""
+        """As often as LOOK_S allows, and twice at least; with all that was seen before."""
         step = self._warm_step()
         until_s = time.perf_counter() + LOOK_S
-        found = [self._taken(step), self._taken(step)]
+        self._taken(step)
+        self._taken(step)
         while time.perf_counter() < until_s:
-            found.append(self._taken(step))
-        return spread(found)
+            self._taken(step)
+        return spread(self._seen)
 
     def forget(self) -> None:
         """The small network is made anew when it is needed again."""
@@ -119,7 +124,9 @@ class SmallStepPace:
 
     def _taken(self, step: Callable[[], None]) -> float:
         self._seconds(step)
-        return median([self._seconds(step) for _ in range(STEPS)]) / REFERENCE_S
+        taken = median([self._seconds(step) for _ in range(STEPS)]) / REFERENCE_S
+        self._seen.append((time.perf_counter(), taken))
+        return taken
 
     def _seconds(self, step: Callable[[], None]) -> float:
         torch.cuda.synchronize(self._device)
@@ -145,10 +152,16 @@ class SmallStepPace:
         return self._step
 
 
-def spread(found: Sequence[float]) -> Spread:
-    """Median, 5th and 95th percentile of two values or more."""
-    twentieths = quantiles(found, n=20, method="inclusive")
-    return Spread(twentieths[9], twentieths[0], twentieths[-1])
+def spread(seen: Sequence[Seen]) -> Spread:
+    """5th and 95th percentile of two paces or more; in the middle the median of the medians of
+    seconds, so that one of many looks counts no more than one of few.
+    """
+    by_second: dict[int, list[float]] = {}
+    for at_s, pace in seen:
+        by_second.setdefault(int(at_s), []).append(pace)
+    middle = median([median(paces) for paces in by_second.values()])
+    twentieths = quantiles([pace for _, pace in seen], n=20, method="inclusive")
+    return Spread(middle, min(twentieths[0], middle), max(twentieths[-1], middle))
 
 
 def pace_of(device: torch.device) -> HostPace:
