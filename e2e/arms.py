@@ -16,7 +16,7 @@ import torch
 from e2e.datasets import Data
 from e2e.datasets.resident import Resident
 from e2e.feeds import Feeds, TimedFeed
-from e2e.learner import Learner
+from e2e.learner import Learner, capture_stream
 from e2e.loaders import LOADERS
 from e2e.networks import Network
 from e2e.recipes import NO_GRAPHS, cannot_run, recipe_of
@@ -89,9 +89,13 @@ class Arms:
         if isinstance(self.task.data, Resident):
             self.task.data.feed(1, self.device, self.task.seed).close()
         if self.cuda:
-            one = torch.ones(1, 1, device=self.device, requires_grad=True)
-            # Its thread has a workspace of its own; a kernel first, or cuBLAS finds no context.
-            torch.mm(one, one).exp().backward()
+            self._let_cublas_take_memory()
+
+    def _let_cublas_take_memory(self) -> None:
+        """For the current stream: each stream and thread has a workspace of its own."""
+        one = torch.ones(1, 1, device=self.device, requires_grad=True)
+        # A kernel first in the backward pass, or cuBLAS finds no context.
+        torch.mm(one, one).exp().backward()
 
     def set_up(self, cases: Sequence[TrainCase], announce: Announce) -> list[Training]:
         """A Training for each case: "ok" for those that can step. Other arms are let go."""
@@ -142,6 +146,9 @@ class Arms:
                     feed.place(feed.fetch())
                 if on_gpu:
                     feed.refill()
+            if case.graph:
+                with torch.cuda.stream(capture_stream(self.device)):
+                    self._let_cublas_take_memory()
             held_bytes = self._allocated()
             learner = Learner(
                 self.task.network, case, recipe_of(case), self.device,

@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cache
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -27,6 +28,15 @@ from microbench.train_results import TrainCase
 PRE_CAPTURE_STEPS = 3  # on a side stream: workspaces and optimizer state must exist before capture
 
 _numbers = itertools.count()
+
+
+@cache
+def capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """The one on which all of a process's steps are captured, and run before: cuBLAS keeps memory
+    for each stream that it has seen.
+    """
+    return torch.cuda.Stream(device)
+
 
 Mark = Callable[[str], object]  # told the name of each phase as it ends
 
@@ -140,7 +150,7 @@ class Learner:
         source, targets = feed.place(feed.fetch())
         batch = (source.clone(memory_format=torch.preserve_format), targets.clone())
         repeat = SyntheticFeed(batch)
-        side = torch.cuda.Stream(self.device)
+        side = capture_stream(self.device)
         side.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(side):
             for _ in range(PRE_CAPTURE_STEPS):
@@ -150,7 +160,7 @@ class Learner:
         torch.cuda.current_stream(self.device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         # A loader's threads go on decoding and pinning memory, which "global" would forbid them.
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
             loss = self._launch(repeat, _unmarked)
         self._captured = _Captured(graph, batch, loss, source)
 

@@ -214,7 +214,7 @@ def test_what_comes_out_otherwise_than_its_header_says_goes_through_pillow(
     assert opened.broken == []
 
 
-def test_time_spent_waiting_for_the_device_is_counted(files: Files, opened: Opened, decoder: str):
+def test_time_spent_waiting_for_the_device_is_counted(files: Files, opened: Opened):
     feed = opened("gpu-decode", files, workers=1)
     counted = [feed.idle_cpu_s]
     began_s = time.process_time()
@@ -223,8 +223,7 @@ def test_time_spent_waiting_for_the_device_is_counted(files: Files, opened: Open
         counted.append(feed.idle_cpu_s)
     assert counted == sorted(counted)
     spun_s = counted[-1] - counted[0]
-    assert spun_s <= time.process_time() - began_s
-    assert (spun_s > 0) == (decoder == "torchvision"), "the hardware took all of them"
+    assert 0 < spun_s <= time.process_time() - began_s
 
 
 def test_nothing_but_broken_files_ends_with_a_reason(tmp_path: Path, opened: Opened):

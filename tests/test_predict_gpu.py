@@ -13,10 +13,12 @@ from e2e.arms import Arms, Task
 from e2e.datasets.synthetic import Synthetic
 from e2e.networks import find
 from e2e.predict.calls import Calls, key_of, kind
+from e2e.predict.captured import graph_of
 from e2e.predict.pace import SmallStepPace, pace_of
 from e2e.predict.predictor import Predictor
 from e2e.predict.store import Store
 from e2e.predict.trace import differences, trace, trace_real
+from e2e.steps import busy_time
 from kernels.aten import flops
 from kernels.case import Target
 
@@ -160,24 +162,38 @@ def own_bytes() -> int:
     return torch.cuda.memory_allocated()
 
 
-def test_a_captured_step_is_told_by_what_was_learnt_of_a_small_one(
+def test_a_captured_step_is_told_by_its_calls_captured_together(
     target: Target, store: Store
 ) -> None:
     network = find("cnn-cifar")
     predictor = Predictor(network, target, CLASSES, store, allow_run=False)
     before = own_bytes()
     told = predictor.foretell(case_of(network, 8, recipe="amp", graph=True), quietly)
-    captured, predicted = predictor._graphs, told.predicted
-    assert captured is not None
-    assert predicted is not None
-    assert captured.gap_s >= 0
+    predicted, (captured,) = told.predicted, predictor._graphs.values()
+    assert predicted is not None, told.reason
     assert captured.launch_s > 0
     busy_s = sum(op.busy_s or 0.0 for op in told.ops)
     gaps_s = captured.gap_s * sum(op.kernels for op in told.ops if op.device_s)
+    assert busy_s + gaps_s > 0
     launch_s = told.pace * captured.host_s(told.ops)
     assert predicted.step_s == pytest.approx(max(busy_s + gaps_s, launch_s))
     assert store.framework is None, "it asks nothing of the host"
-    assert own_bytes() - before < 2**20, "the small step is gone"
+    assert own_bytes() - before < 2**20, "the graph is gone"
+
+
+@pytest.mark.parametrize("recipe", ["tf32", "amp"])
+def test_the_graph_of_a_steps_calls_has_their_kernels_and_no_others(
+    recipe: str, target: Target, store: Store
+) -> None:
+    network = find("resnet18")
+    case = case_of(network, 8, recipe=recipe, layout="nhwc", graph=True)
+    traced = trace(network, case, DEVICE, CLASSES)
+    calls = Calls(target, store, pace_of(DEVICE))
+    known = calls.times(traced).known
+    found = (known.get(key_of(traced.case, op)) for op in traced.ops)
+    alone = sum(time.kernels for time in found if time is not None and time.gpu_s)
+    graph = graph_of(calls.counted(traced), DEVICE)
+    assert busy_time(graph.replay)[1] == pytest.approx(alone, abs=3)
 
 
 def test_the_pace_is_that_of_launching_and_holds_no_memory_afterwards() -> None:

@@ -15,7 +15,7 @@ from e2e.predict.store import Store
 
 DEVICE = {"name": "NVIDIA H200", "power_limit_w": 700.0}
 SOFTWARE = {"torch": "2.11.0", "cudnn": "9.19.0"}
-GRAPH = Captured(0.6e-6, 2e-6)
+GRAPHS = {"a": Captured(0.6e-6, 2e-6), "b": Captured(-0.1e-6, 2e-6)}
 HOST = Framework((1e-5, -2e-6, 0.0, 1e-6, 0.0, 2e-6, 0.0, 1e-6), 0.05)
 TIMES = {"a": OpTime(1e-3, 2e-6, 512, 1e-4, 9e-4, 3), "b": OpTime(0.0, 5e-6, waits=True)}
 
@@ -28,9 +28,10 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_one_run_adds_the_next_one_finds() -> None:
     Store(DEVICE, SOFTWARE).add(TIMES)
     Store(DEVICE, SOFTWARE).keep(HOST)
-    Store(DEVICE, SOFTWARE).keep_captured(GRAPH)
+    for key, step in GRAPHS.items():
+        Store(DEVICE, SOFTWARE).keep_captured(key, step)
     again = Store(DEVICE, SOFTWARE)
-    assert (again.framework, again.captured) == (HOST, GRAPH)
+    assert (again.framework, again.captured) == (HOST, GRAPHS)
     assert {key: again.get(key) for key in TIMES} == TIMES
     assert again.get("c") is None
 
@@ -66,8 +67,8 @@ DAMAGED = [
     json.dumps({"calls": {"a": asdict(OpTime(1.0, 1.0, kernels=0))}}),
     '{"framework": {"seconds": 3, "error": 0.1}}', '{"framework": {"seconds": [1]}}',
     '{"framework": {"seconds": [1], "error": 0.1}}',
-    '{"captured": {"gap_s": 1e-6}}', '{"captured": {"gap_s": -1, "launch_s": 1}}',
-    '{"captured": 1}',
+    '{"captured": {"a": {"gap_s": 1e-6}}}', '{"captured": {"a": {"gap_s": 1, "launch_s": -1}}}',
+    '{"captured": 1}', '{"captured": {"a": {"gap_s": Infinity, "launch_s": 1}}}',
 ]  # fmt: skip
 
 
@@ -78,7 +79,7 @@ def test_a_damaged_file_is_measured_again(text: str) -> None:
     store.path.write_text(text)
     damaged = Store(DEVICE, SOFTWARE)
     assert len(damaged) == 0
-    assert (damaged.framework, damaged.captured) == (None, None)
+    assert (damaged.framework, damaged.captured) == (None, {})
     damaged.add(TIMES)
     assert json.loads(store.path.read_text())["calls"].keys() == TIMES.keys()
 

@@ -7,7 +7,8 @@ import threading
 import pytest
 import torch
 
-from e2e.predict.threads import backward_thread, forward_thread
+from e2e.predict.threads import backward_thread, forward_thread, in_backward
+from e2e.steps import busy_time
 
 CPU = torch.device("cpu")
 
@@ -28,6 +29,14 @@ def test_what_the_work_raises_is_raised() -> None:
         backward_thread(CPU)(fail)
 
 
+def test_work_can_be_made_ready_and_run_later() -> None:
+    runs: list[int] = []
+    run = in_backward(lambda: runs.append(threading.get_ident()) or "done", CPU)
+    assert runs == []
+    assert run() == "done"
+    assert len(runs) == 1
+
+
 @pytest.mark.gpu
 def test_it_is_the_thread_of_a_training() -> None:
     device = torch.device("cuda:0")
@@ -37,3 +46,25 @@ def test_it_is_the_thread_of_a_training() -> None:
     weight.square().sum().backward()
     assert seen == [backward_thread(device)(threading.get_ident)]
     assert seen != [forward_thread(threading.get_ident)]
+
+
+@pytest.mark.gpu
+def test_running_it_launches_nothing_on_the_stream_that_it_was_made_on() -> None:
+    """A graph of it holds what the work launches, from the thread of a training."""
+    device = torch.device("cuda:0")
+    stream, value, seen = torch.cuda.Stream(device), torch.zeros((), device=device), list[int]()
+
+    def work() -> None:
+        seen.append(threading.get_ident())
+        value.add_(1)
+
+    with torch.cuda.stream(stream):
+        run = in_backward(work, device)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        run()
+    graph.replay()
+    assert value.item() == 1
+    assert seen != [threading.get_ident()]
+    assert busy_time(graph.replay)[1] == 1

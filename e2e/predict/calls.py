@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -41,13 +42,7 @@ class Calls:
         """Of every call that launches something; `alone` as for a `Stopwatch`, algorithms not
         searched: good for the host's times.
         """
-        calls: dict[str, TracedOp] = {}
-        places: dict[str, list[int]] = {}
-        for place, op in enumerate(traced.ops):
-            if not is_view(op):
-                key = key_of(traced.case, op)
-                calls.setdefault(key, op)
-                places.setdefault(key, []).append(place)
+        calls, places = _distinct(traced)
         known = {key: time for key in calls if (time := self.store.get(key)) is not None}
         missing = {key: op for key, op in calls.items() if key not in known}
         switch_process(recipe_of(traced.case), self.device.type, search=not alone)
@@ -58,6 +53,16 @@ class Calls:
         problems |= {key: why for key, why in found.items() if isinstance(why, str)}
         self.store.add({key: taken.time for key, taken in new.items() if taken.steady})
         return Times(known | {key: taken.time for key, taken in new.items()}, problems)
+
+    def counted(self, traced: Trace) -> list[Counted]:
+        """Every call that launches something, ready to launch. RuntimeError where one is not."""
+        calls, places = _distinct(traced)
+        switch_process(recipe_of(traced.case), self.device.type)
+        counted, problems = self._made(calls, places)
+        if problems:
+            key, why = next(iter(problems.items()))
+            raise RuntimeError(f"{calls[key].call.name} cannot be launched alone: {why}")
+        return list(counted.values())
 
     def _made(
         self, ops: Mapping[str, TracedOp], places: Mapping[str, Sequence[int]]
@@ -91,12 +96,30 @@ class Calls:
             return pool
 
 
+def _distinct(traced: Trace) -> tuple[dict[str, TracedOp], dict[str, list[int]]]:
+    """The calls that launch something, and where in the step each is, by `key_of`."""
+    calls: dict[str, TracedOp] = {}
+    places: dict[str, list[int]] = {}
+    for place, op in enumerate(traced.ops):
+        if not is_view(op):
+            key = key_of(traced.case, op)
+            calls.setdefault(key, op)
+            places.setdefault(key, []).append(place)
+    return calls, places
+
+
 def key_of(case: TrainCase, op: TracedOp) -> str:
     """A call, what the cache does not hold of it, and the one switch of the process that changes
     how it runs.
     """
     tf32 = recipe_of(case).tf32 and kind(op) == "product"
     return " ".join(filter(None, ("tf32" * tf32, op.distant.key, op.call.key)))
+
+
+def step_key(traced: Trace) -> str:
+    """The calls of a step that launch something, in its order."""
+    keys = (key_of(traced.case, op) for op in traced.ops if not is_view(op))
+    return hashlib.sha256("\n".join(keys).encode()).hexdigest()[:16]
 
 
 def kind(op: TracedOp) -> str:

@@ -32,8 +32,8 @@ def host_times(
     """
     if not calls:
         return []
-    order = sorted((place, i) for i, one in enumerate(calls) for place in one.places)
-    launches = [calls[i] for _, i in order]
+    order = in_order(calls)
+    launches = [calls[i] for i in order]
     until_s = time.perf_counter() + PASSING_S
     passes: list[list[float]] = []
     before = pace.now()
@@ -49,9 +49,14 @@ def host_times(
         passes.append([each_s / fmean((before, after)) for each_s in seconds])
         before = after
     taken: list[list[float]] = [[] for _ in calls]
-    for (_, i), *times in zip(order, *passes, strict=True):
+    for i, *times in zip(order, *passes, strict=True):
         taken[i].append(median(times))
     return [fmean(times) for times in taken]
+
+
+def in_order(calls: Sequence[Counted]) -> list[int]:
+    """Which of the calls is launched, launch by launch as the step has them."""
+    return [i for _, i in sorted((place, i) for i, one in enumerate(calls) for place in one.places)]
 
 
 def _pass(launches: Sequence[Counted]) -> list[float]:

@@ -13,12 +13,12 @@ import torch
 
 from e2e.networks import Network
 from e2e.predict.calibration import calibrated
-from e2e.predict.calls import Calls, Times, key_of, kind
+from e2e.predict.calls import Calls, Times, key_of, kind, step_key
 from e2e.predict.captured import measure as measure_captured
 from e2e.predict.fixes import PaddedCase
 from e2e.predict.foretold import Foretold
 from e2e.predict.framework import Framework
-from e2e.predict.memory import captured_bytes, peak_bytes
+from e2e.predict.memory import peak_bytes
 from e2e.predict.model import Captured, OpCost
 from e2e.predict.pace import HostPace, Spread, pace_of
 from e2e.predict.padding import padded_step, padding
@@ -64,9 +64,9 @@ class Predictor:
         self.allow_run = allow_run
         self.pace = pace or pace_of(self.device)
         self._paced: Spread | None = None
-        self._graphs = store.captured
         self._store, self._calls = store, Calls(target, store, self.pace)
         self._known: dict[str, _Known] = {}
+        self._graphs = dict(store.captured)
         self._took_s: dict[str, float] = {}
 
     def foretell(self, case: TrainCase, announce: Announce) -> Foretold:
@@ -103,7 +103,7 @@ class Predictor:
             ops = padded
         at_1 = Foretold(plain, ops=ops, notes=known.notes)
         if plain.graph:
-            captured = self._captured(case, announce)
+            captured = self._captured(case, known, announce)
             at_1 = replace(at_1, ops=captured.ops(ops), framework_s=captured.host_s(ops))
             error = 0.0
         else:
@@ -121,16 +121,17 @@ class Predictor:
                 self._paced = self.pace.look()
         return self._paced
 
-    def _captured(self, case: TrainCase, announce: Announce) -> Captured:
-        """What a graph takes beside its kernels."""
-        if self._graphs is None:
-            announce(case.key, "measuring what a captured step takes beside its kernels")
-            with self._timed("host"):
-                learnt = measure_captured(self._calls, self.pace)
-            self._graphs = learnt.captured
+    def _captured(self, case: TrainCase, known: _Known, announce: Announce) -> Captured:
+        """What a graph of these calls takes beside their kernels."""
+        key = step_key(known.traced)
+        if key not in self._graphs:
+            announce(case.key, "measuring its operations captured together")
+            with self._timed("operations"):
+                learnt = measure_captured(self._calls, known.traced, known.times.known, self.pace)
+            self._graphs[key] = learnt.captured
             if learnt.steady:
-                self._store.keep_captured(learnt.captured)
-        return self._graphs
+                self._store.keep_captured(key, learnt.captured)
+        return self._graphs[key]
 
     def _framework(self, case: TrainCase, announce: Announce) -> Framework:
         """What the host does beside calls."""
@@ -193,7 +194,7 @@ class Predictor:
         }
         memory_bytes = peak_bytes(traced, scratch)
         if case.graph:
-            memory_bytes += captured_bytes(traced, self.target.capability)
+            memory_bytes += traced.batch_bytes  # a copy, which the graph reads
         predicted = Predicted(
             simulated.step_s,
             (quick.simulate().step_s * (1 - error), slow.simulate().step_s * (1 + error)),

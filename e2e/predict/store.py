@@ -26,11 +26,14 @@ from kernels.tuned import slug, user_directory
 from microbench.host import cpu_name
 
 VERSIONS = ("python", "torch", "triton", "cuda", "cudnn", "cublas")
-FORMAT = 5  # raised when times are taken in another way
+FORMAT = 6  # raised when times are taken in another way
 
 
 class Store:
-    """Times by a call's key, and the host's own; read once, written when something was added."""
+    """Times by a call's key, what captured steps take by theirs, and the host's own.
+
+    Read once, written when something was added.
+    """
 
     def __init__(self, device: Mapping[str, Any], software: Mapping[str, Any]) -> None:
         made_by = {name: software.get(name) for name in VERSIONS}
@@ -61,9 +64,9 @@ class Store:
         self.framework = framework
         self._write()
 
-    def keep_captured(self, captured: Captured) -> None:
+    def keep_captured(self, key: str, captured: Captured) -> None:
         """Keep what a captured step takes beside its kernels."""
-        self.captured = captured
+        self.captured[key] = captured
         self._write()
 
     def _write(self) -> None:
@@ -71,11 +74,11 @@ class Store:
         known, framework, captured = _read(self.path)
         self._times = known | self._times
         self.framework = self.framework or framework
-        self.captured = self.captured or captured
+        self.captured = captured | self.captured
         content = {
             "calls": {key: asdict(time) for key, time in self._times.items()},
             "framework": asdict(self.framework) if self.framework else None,
-            "captured": asdict(self.captured) if self.captured else None,
+            "captured": {key: asdict(step) for key, step in self.captured.items()},
         }
         with suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -85,16 +88,17 @@ class Store:
             Path(name).replace(self.path)
 
 
-def _read(path: Path) -> tuple[dict[str, OpTime], Framework | None, Captured | None]:
+def _read(path: Path) -> tuple[dict[str, OpTime], Framework | None, dict[str, Captured]]:
     """What the file holds; damaged entries are measured again."""
     try:
         content: Any = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return {}, None, None
+        return {}, None, {}
     if not isinstance(content, dict):
-        return {}, None, None
+        return {}, None, {}
     found: dict[str, OpTime] = {}
-    framework = captured = None
+    captured: dict[str, Captured] = {}
+    framework = None
     calls = content.get("calls")
     for key, fields in calls.items() if isinstance(calls, dict) else ():
         with suppress(TypeError, ValueError, AttributeError, KeyError):
@@ -104,9 +108,10 @@ def _read(path: Path) -> tuple[dict[str, OpTime], Framework | None, Captured | N
         seconds = tuple(float(each) for each in kept["seconds"])
         if len(seconds) == len(COUNTED):
             framework = Framework(seconds, _time(kept["error"]))
-    with suppress(TypeError, ValueError, KeyError):
-        kept = content["captured"]
-        captured = Captured(_time(kept["gap_s"]), _time(kept["launch_s"]))
+    steps = content.get("captured")
+    for key, fields in steps.items() if isinstance(steps, dict) else ():
+        with suppress(TypeError, ValueError, KeyError):
+            captured[key] = Captured(_finite(fields["gap_s"]), _time(fields["launch_s"]))
     return found, framework, captured
 
 
@@ -126,7 +131,14 @@ def _op_time(fields: dict[str, Any]) -> OpTime:
 
 
 def _time(value: Any) -> float:
+    number = _finite(value)
+    if number < 0:
+        raise ValueError(value)
+    return number
+
+
+def _finite(value: Any) -> float:
     number = float(value)
-    if not math.isfinite(number) or number < 0:
+    if not math.isfinite(number):
         raise ValueError(value)
     return number

@@ -36,13 +36,26 @@ def backward_thread(device: torch.device) -> Within:
     """In autograd's for this device. What the work raises is raised here."""
 
     def within(work: Callable[[], T]) -> T:
-        done: list[T] = []
-        with torch.enable_grad():
-            root = torch.zeros((), device=device, requires_grad=True)
-            _Backward.apply(root, lambda: done.append(work())).backward()
-        return done[0]
+        return in_backward(work, device)()
 
     return within
+
+
+def in_backward(work: Callable[[], T], device: torch.device) -> Callable[[], T]:
+    """The work as a backward pass that can be run once, on the stream that is current now; running
+    it launches nothing else.
+    """
+    done: list[T] = []
+    with torch.enable_grad():
+        root = torch.zeros((), device=device, requires_grad=True)
+        output = _Backward.apply(root, lambda: done.append(work()))
+    gradient = torch.ones((), device=device)
+
+    def run() -> T:
+        torch.autograd.backward(output, gradient)
+        return done[0]
+
+    return run
 
 
 class _Backward(torch.autograd.Function):

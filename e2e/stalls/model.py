@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from e2e.gains import FED_SHARE
 from microbench.load_results import Loading
 from microbench.train_results import Predicted, Training
 
@@ -59,7 +60,7 @@ def foretell(alone: Alone, loading: Loading, cores: int) -> Predicted | None:
     in_turn = [p + s for p, s in zip(pinned, load, strict=True)]
     parts = zip(pinned, busy, beside, in_turn, strict=True)
     steps = [_together(*part, shared_s) for part in parts]
-    waits = max(beside.value, shared_s) >= steps[0] > pinned.value
+    waits = steps[0] > (1 + FED_SHARE) * pinned.value  # as for measured steps
     limit = "data" if waits else alone.pinned.limit or "gpu"
     return Predicted(steps[0], (min(steps), max(steps)), limit, {})
 
