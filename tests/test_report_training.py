@@ -356,6 +356,23 @@ def test_who_waits_and_what_would_help() -> None:
     assert "waits" not in said(cpu)
 
 
+def test_who_is_slowed_by_a_loader_that_it_does_not_wait_for() -> None:
+    arm = tokens_run().trainings[2]
+    assert arm.steps is not None
+    fed = replace(arm.case, data="folder", loader="gpu-decode")
+    for wait_s, graph, remedy in (
+        (0.0, False, ": CUDA graphs (--graph) would leave the host less to do."),
+        (0.0, True, "."),
+        (0.2 * arm.steps.median_s, True, None),
+    ):
+        steps = replace(arm.steps, unfed_s=0.8 * arm.steps.median_s, wait_s=wait_s)
+        case = replace(fed, graph=graph)
+        text = said(changed(tokens_run(), 2, case=case, steps=steps, limit="data"))
+        slowed = f"takes 25 % longer beside its loader, without waiting for it{remedy}"
+        assert (slowed in text) == (remedy is not None)
+        assert ("waits for data" in text) == (remedy is None)
+
+
 def test_a_ladder_names_its_largest_step() -> None:
     text = said(ladder_run())
     assert "From fp32 to + CUDA graph: 10.0 ±0.1 times faster (resnet50, batch 256, synth" in text

@@ -46,6 +46,7 @@ def verdict(run: Run) -> list[str]:
         lines += _accuracies(view, family)
         if run.device.get("kind") == "cuda":
             lines += _waiting(view, family)
+            lines += _slowed(view, family)
         lines += prediction_sentences(view, family)
         lines += ledger_sentences(view, family)
         lines += cause_sentences(view, family)
@@ -233,7 +234,7 @@ def _waiting(view: View, family: Sequence[Group]) -> list[str]:
     found: dict[tuple[str, str], list[Training]] = {}
     for group in family:
         for arm in group.arms:
-            if arm.limit in ("host", "data") and arm.steps:
+            if arm.limit in ("host", "data") and arm.steps and not _only_slowed(arm):
                 found.setdefault((arm.limit, _remedy(arm)), []).append(arm)
     lines: list[str] = []
     for (limit, remedy), arms in found.items():
@@ -245,6 +246,33 @@ def _waiting(view: View, family: Sequence[Group]) -> list[str]:
         lines.append(f"{words.listed(names, MOST_NAMED)} {'waits' if len(names) == 1 else 'wait'} "
                      f"for {whom}{much}{f': {remedy} would help' * bool(remedy)}.")  # fmt: skip
     return lines
+
+
+def _slowed(view: View, family: Sequence[Group]) -> list[str]:
+    """Whose steps are longer beside a loader that they hardly wait for."""
+    lines: list[str] = []
+    for arm in (arm for group in family for arm in group.arms if _only_slowed(arm)):
+        (name,) = _named(view, [arm], several=len(family) > 1)
+        remedy = "" if arm.case.graph else ": CUDA graphs (--graph) would leave the host less to do"
+        lines.append(
+            f"{name} takes {_longer_pct(arm):.0f} % longer beside its loader, without waiting for "
+            f"it{remedy}."
+        )
+    return lines
+
+
+def _only_slowed(arm: Training) -> bool:
+    """Whether less than half of what a loader makes the step longer is waiting for it."""
+    waited, longer = _waited_pct(arm), _longer_pct(arm)
+    if arm.limit != "data" or waited is None or longer is None:
+        return False
+    return waited < longer / 2
+
+
+def _longer_pct(arm: Training) -> float | None:
+    if arm.steps is None or not arm.steps.unfed_s:
+        return None
+    return 100 * (arm.steps.median_s / arm.steps.unfed_s - 1)
 
 
 def _named(view: View, arms: Sequence[Training], several: bool) -> list[str]:
