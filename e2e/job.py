@@ -134,9 +134,17 @@ class Job:
         found = [t for case in comparison.cases if (t := run.training(case.key)) is not None]
         if any(map(to_verify, found)):
             return run
-        again = self.foresight.explained(found, self._foretold(comparison))
-        pairs = zip(found, again, strict=True)
-        return self._saved_all(run, [replace(old, causes=new.causes) for old, new in pairs])
+        untold = [replace(training, predicted=None) for training in found]
+        again = self.foresight.explained(untold, self._foretold(comparison))
+        for old, new in zip(found, again, strict=True):
+            run = run.with_training(replace(old, causes=new.causes or old.causes))
+        return self.saved(self._with_loadings(run))
+
+    def _with_loadings(self, run: Run) -> Run:
+        """With the loaders that predictions asked for."""
+        for loading in self._loadings.values():
+            run = run.with_loading(loading)
+        return run
 
     def _ask(self, case: TrainCase) -> Foretold:
         """What cannot be told, or kills the process, has a reason instead of a time."""
@@ -201,10 +209,8 @@ class Job:
         for training in found:
             kept = repeats.get(training.case.key, ())
             run = run.with_training(replace(training, repeats=kept))
-        for loading in self._loadings.values():  # that predictions asked for
-            run = run.with_loading(loading)
         self.progress.timed(found)
-        return self.saved(run)
+        return self.saved(self._with_loadings(run))
 
     def _time(self, cases: Sequence[TrainCase]) -> list[Training]:
         """A Training for each case, in order; one that kills the process fails, alone."""

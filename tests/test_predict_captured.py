@@ -1,23 +1,27 @@
-"""The order in which the calls of a captured step are launched."""
+"""How the calls of a captured step are launched and told apart, and what is refused."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tracing import case_of
 
 from e2e.networks import find
-from e2e.predict.calls import Calls, is_view, step_key
-from e2e.predict.captured import rows_of
+from e2e.predict.calls import Calls, is_view, key_of, step_key
+from e2e.predict.captured import refuse, rows_of
+from e2e.predict.kernels_seen import MARK, kernels_of
 from e2e.predict.pace import Steady
-from e2e.predict.replay import Counted
+from e2e.predict.replay import Counted, OpTime
 from e2e.predict.store import Store
 from e2e.predict.trace import Trace, trace
-from kernels.aten import CannotReplay, Replay
+from kernels.aten import Call, CannotReplay, Replay, materialise, resolve
 from kernels.case import Target
+from microbench.kernel_names import KernelTime
 
 CPU = torch.device("cpu")
 
@@ -68,15 +72,72 @@ def test_every_call_of_a_step_is_made_ready_at_its_places(calls: Calls) -> None:
         row()
 
 
-def test_a_call_that_cannot_be_launched_alone_is_named(
+def test_calls_that_cannot_be_launched_alone_are_left_out(
     calls: Calls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object) -> None:
-        raise CannotReplay("not today")
+    traced = traced_at(4)
+    whole, make = len(calls.counted(traced)), materialise
+
+    def refuse(call: Call, *rest: Any) -> Replay:
+        if "batch_norm" in call.name:
+            raise CannotReplay("not today")
+        return make(call, *rest)
 
     monkeypatch.setattr("e2e.predict.calls.materialise", refuse)
-    with pytest.raises(RuntimeError, match=r"aten.* cannot be launched alone: not today"):
-        calls.counted(traced_at(4))
+    assert 0 < len(calls.counted(traced)) < whole
+
+
+def test_what_waits_for_the_device_is_refused_before_it_breaks_a_capture() -> None:
+    traced = traced_at(4)
+    refuse(traced, {})
+    key = next(key_of(traced.case, op) for op in traced.ops if not is_view(op))
+    with pytest.raises(RuntimeError, match="waits for the device: no graph can hold it"):
+        refuse(traced, {key: OpTime(1e-6, 1e-6, waits=True)})
+    ops = (replace(traced.ops[0], waits=True), *traced.ops[1:])
+    with pytest.raises(RuntimeError, match="waits for the device"):
+        refuse(replace(traced, ops=ops), {})
+
+
+@pytest.mark.parametrize(("dropout", "refused"), [(0.1, True), (0.0, False)])
+def test_attention_whose_seed_lies_on_the_host_is_refused(dropout: float, refused: bool) -> None:
+    name = "aten._scaled_dot_product_efficient_attention_backward.default"
+    places = {"dropout_p": dropout}
+    arguments = resolve(name)._schema.arguments
+    args = tuple(places.get(a.name) for a in arguments if not a.kwarg_only)
+    traced = traced_at(4)
+    attention = replace(traced.ops[-1], call=Call(name, args, ()))
+    step = replace(traced, ops=(attention,))
+    if not refused:
+        refuse(step, {})
+        return
+    with pytest.raises(RuntimeError, match="with dropout is not captured"):
+        refuse(step, {})
+
+
+# ---------------------------------------------------------------- kernels in a profile
+
+
+def seen(*names: str) -> list[KernelTime]:
+    return [KernelTime(name, 1e-6, i * 1e-6) for i, name in enumerate(names)]
+
+
+def test_kernels_belong_to_the_call_whose_mark_is_before_them() -> None:
+    """Two behind a gate that ends with two marks, then one that waits, then nobody's."""
+    profile = seen(
+        "fill", "gate", MARK, "x", "y", MARK, "z", MARK, MARK, "copy", MARK, "w", MARK, "fill"
+    )
+    found = kernels_of(profile, ["a", "b", None, None, "c", None])
+    assert found is not None
+    names = [(owner, [kernel.name for kernel in kernels]) for owner, kernels in found]
+    assert names == [("a", ["x", "y"]), ("b", ["z"]), ("c", ["w"])]
+
+
+def test_a_profile_that_lost_a_mark_tells_nothing() -> None:
+    assert kernels_of(seen(MARK, "x", MARK), ["a", "b", None]) is None
+    assert kernels_of([], []) == []
+
+
+# ---------------------------------------------------------------- steps on disk
 
 
 def test_a_step_is_known_by_its_calls_and_their_order() -> None:

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from e2e.gains import IDLE_SHARE
 from e2e.predict.captured import learnt
 from e2e.predict.model import QUEUE_DEPTH, Captured, OpCost, simulate
-from e2e.predict.replay import OpTime
 
 US = 1e-6
 SETTINGS = settings(max_examples=150, deadline=None)
@@ -138,24 +137,15 @@ def test_a_captured_step_has_its_own_gaps() -> None:
     assert (found.step_s, found.limit) == (pytest.approx(34 * US), "gpu"), "for no host"
 
 
-def test_what_is_learnt_of_a_step_tells_the_same_step() -> None:
-    """Calls of 7 kernels, which run for 21 us alone; captured, their step takes 28."""
-    taken = [
-        OpTime(6 * US, 0.0, busy_s=5 * US, kernels=2),
-        OpTime(9 * US, 0.0, busy_s=8 * US, kernels=4),
-        OpTime(8 * US, 0.0, busy_s=None),
-        OpTime(0.0, 0.0, busy_s=0.0),
-    ]
-    found = learnt(taken, 28 * US, 14 * US)
-    ops = [replace(op(1e6 * one.gpu_s, 0), busy_s=one.busy_s, kernels=one.kernels) for one in taken]
+def test_what_is_learnt_of_a_graph_is_its_gaps() -> None:
+    """7 kernels that run for 21 us of 28, launched in 14."""
+    found = learnt(28 * US, 21 * US, 7, 14 * US)
+    assert (found.gap_s, found.launch_s) == (pytest.approx(1 * US), pytest.approx(2 * US))
+    ops = [replace(op(9, 0), busy_s=21 * US, kernels=7)]
     assert simulate(found.ops(ops), captured=True).step_s == pytest.approx(28 * US)
     assert found.host_s(ops) == pytest.approx(14 * US)
-    quick = learnt(taken, 20 * US, 14 * US)
-    assert quick.gap_s < 0, "a kernel runs longer alone"
-    assert simulate(quick.ops(ops), captured=True).step_s == pytest.approx(20 * US)
-    assert all(one.gpu_s >= 0 for one in replace(quick, gap_s=-1.0).ops(ops))
-    unknown = learnt([OpTime(8 * US, 0.0)], 9 * US, US)
-    assert unknown.ops(ops[2:3]) == (ops[2],), "nobody knows what runs"
+    assert learnt(20 * US, 21 * US, 7, 14 * US).gap_s == 0.0, "no negative gap"
+    assert learnt(1 * US, 0.0, 0, 1 * US).gap_s == 1 * US, "nothing seen"
 
 
 def test_a_step_of_nothing_takes_nothing_but_the_framework() -> None:

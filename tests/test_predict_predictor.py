@@ -18,6 +18,7 @@ from e2e.networks.network import Network, written
 from e2e.predict.attach import with_predictions
 from e2e.predict.calibration import time_step
 from e2e.predict.calls import Calls, is_view, key_of
+from e2e.predict.captured import CaptureFailed
 from e2e.predict.foretold import Foretold
 from e2e.predict.framework import COUNTED, Framework
 from e2e.predict.pace import Spread, Steady
@@ -233,6 +234,19 @@ def test_a_captured_step_needs_a_device_that_captures(store: Store) -> None:
     )
     assert found.predicted is None
     assert "CUDA" in (found.reason or "")
+
+
+def test_a_capture_that_breaks_off_ends_the_process_that_may_be_broken_too(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = predictor(find("cnn-cifar"), store)
+
+    def broken(*_: object) -> Foretold:
+        raise CaptureFailed("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(asked, "_foretold", broken)
+    with pytest.raises(CaptureFailed):
+        asked.foretell(case_of(asked.network), quietly)
 
 
 def test_what_goes_wrong_is_a_reason_and_no_end(

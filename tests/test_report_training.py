@@ -360,15 +360,20 @@ def test_who_is_slowed_by_a_loader_that_it_does_not_wait_for() -> None:
     arm = tokens_run().trainings[2]
     assert arm.steps is not None
     fed = replace(arm.case, data="folder", loader="gpu-decode")
-    for wait_s, graph, remedy in (
-        (0.0, False, ": CUDA graphs (--graph) would leave the host less to do."),
-        (0.0, True, "."),
-        (0.2 * arm.steps.median_s, True, None),
+    spared = ": CUDA graphs (--graph) would leave the host less to do."
+    for host_share, wait_share, graph, remedy in (
+        (0.7, 0.0, False, spared),
+        (0.3, 0.0, False, "."),
+        (0.7, 0.0, True, "."),
+        (0.7, 0.2, True, None),
     ):
-        steps = replace(arm.steps, unfed_s=0.8 * arm.steps.median_s, wait_s=wait_s)
+        step_s = arm.steps.median_s
+        steps = replace(
+            arm.steps, unfed_s=0.8 * step_s, wait_s=wait_share * step_s, host_s=host_share * step_s
+        )
         case = replace(fed, graph=graph)
         text = said(changed(tokens_run(), 2, case=case, steps=steps, limit="data"))
-        slowed = f"takes 25 % longer beside its loader, without waiting for it{remedy}"
+        slowed = f"25 % longer beside its loader, most of it without waiting for it{remedy}"
         assert (slowed in text) == (remedy is not None)
         assert ("waits for data" in text) == (remedy is None)
 

@@ -6,7 +6,6 @@ depends on both of them; and the host launches all of them at once.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,10 +23,17 @@ from e2e.predict.pace import HostPace
 from e2e.predict.replay import Counted, OpTime, is_steady
 from e2e.predict.threads import in_backward
 from e2e.predict.trace import Trace
-from e2e.steps import host_time
+from e2e.steps import busy_time, host_time
+from kernels.aten import Call
+from kernels.aten.slots import named_arguments
+from kernels.error_words import one_line
 from microbench.stats import median
 
 WARM_REPLAYS, BLOCKS = 5, 15
+
+
+class CaptureFailed(Exception):
+    """A capture broke off: the process cannot be relied on any more."""
 
 
 @dataclass(frozen=True)
@@ -39,40 +45,70 @@ class Learnt:
 
 
 def measure(calls: Calls, traced: Trace, known: Mapping[str, OpTime], pace: HostPace) -> Learnt:
-    """Of a step whose calls are `known` by `key_of`, on a CUDA device.
+    """Of a step whose calls are `known` by `key_of`, on a CUDA device; those that cannot be
+    launched alone are left out.
 
-    Raises what launching or capturing the calls raises, and RuntimeError where one of them cannot
-    be launched alone.
+    How long kernels run is not taken from here: the calls share memory, so the cache holds other
+    things than in a step. RuntimeError, with the reason, for what cannot be captured;
+    CaptureFailed, or what launching raises.
     """
     stopwatch = calls.stopwatch
     assert isinstance(stopwatch, CudaStopwatch), "only a GPU captures steps"
-    found = (known.get(key_of(traced.case, op)) for op in traced.ops)
-    taken = [time for time in found if time is not None]  # views have none
+    refuse(traced, known)
     counted = calls.counted(traced)
+    if not counted:
+        raise RuntimeError("none of its calls can be launched alone")
     graph = graph_of(counted, calls.device)
     for _ in range(WARM_REPLAYS):
         graph.replay()
-    together = max(1, GATED_COMMANDS // (_kernels(taken) + 1))
-    steps_s = [stopwatch.behind_gate(graph.replay, together)[1] for _ in range(BLOCKS)]
-    captured = learnt(taken, median(steps_s), _launch_s(graph.replay, pace))
-    return Learnt(captured, is_steady(steps_s, "cuda"))
+    busy_s, kernels = busy_time(graph.replay)
+    together = max(1, GATED_COMMANDS // (kernels + 1))
+    steps_s: list[float] = []
+    in_time = True
+    while len(steps_s) < BLOCKS:
+        _, step_s = stopwatch.behind_gate(graph.replay, together)
+        if stopwatch.gate_expired and together > 1:
+            together = 1  # launching has waited for the device
+            steps_s.clear()
+            continue
+        in_time = in_time and not stopwatch.gate_expired
+        steps_s.append(step_s)
+    captured = learnt(median(steps_s), busy_s, kernels, _launch_s(graph.replay, pace))
+    return Learnt(captured, in_time and is_steady(steps_s, "cuda"))
 
 
-def learnt(taken: Sequence[OpTime], step_s: float, launch_s: float) -> Captured:
-    """From the calls of a step alone, the captured step, and the host's time to launch that."""
-    busy_s = math.fsum(time.gpu_s if time.busy_s is None else time.busy_s for time in taken)
-    between = _kernels([time for time in taken if time.busy_s is not None])
-    return Captured((step_s - busy_s) / max(1, between), launch_s / max(1, _kernels(taken)))
+def learnt(step_s: float, busy_s: float, kernels: int, launch_s: float) -> Captured:
+    """From a graph: how long it takes, and how much of it so many kernels run; and the host's time
+    to launch it.
+    """
+    count = max(1, kernels)
+    return Captured(max(0.0, step_s - busy_s) / count, launch_s / count)
 
 
-def _kernels(taken: Sequence[OpTime]) -> int:
-    return sum(time.kernels for time in taken if time.gpu_s)
+def refuse(traced: Trace, known: Mapping[str, OpTime]) -> None:
+    """RuntimeError for a step with a call that cannot be captured, or not when launched alone."""
+    for op in traced.ops:
+        time = known.get(key_of(traced.case, op))
+        if op.waits or (time is not None and time.waits):
+            raise RuntimeError(f"{op.call.name} waits for the device: no graph can hold it")
+        if _has_dropout(op.call):
+            raise RuntimeError(f"{op.call.name} with dropout is not captured as it is launched")
+
+
+def _has_dropout(call: Call) -> bool:
+    """Whether it is the backward pass of attention with dropout: the forward pass leaves its seed
+    on the host when it is launched, on the device when it is captured.
+    """
+    name = call.operator
+    if "attention" not in name or not name.endswith("backward"):
+        return False
+    return bool(named_arguments(call).get("dropout_p"))
 
 
 def graph_of(counted: Sequence[Counted], device: torch.device) -> torch.cuda.CUDAGraph:
     """Every launch of the calls, in the step's order and from the thread that the step has for it.
 
-    It reads and writes the calls' arguments. On a CUDA device; raises what capturing raises.
+    It reads and writes the calls' arguments: keep them as long. On a CUDA device; CaptureFailed.
     """
     stream = capture_stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
@@ -82,9 +118,12 @@ def graph_of(counted: Sequence[Counted], device: torch.device) -> torch.cuda.CUD
             launch()
     torch.cuda.synchronize(device)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-        for launch in again:
-            launch()
+    try:
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            for launch in again:
+                launch()
+    except Exception as error:
+        raise CaptureFailed(one_line(error)) from error
     return graph
 
 

@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import torch
 
 from e2e.predict.host_times import host_times
+from e2e.predict.kernels_seen import kernels_of
 from e2e.predict.pace import HostPace
 from e2e.predict.replay import Counted, OpTime, Taken, is_steady, or_why
 from e2e.predict.threads import Within, backward_thread, by_thread, forward_thread
@@ -41,7 +41,8 @@ ROUNDS, SETTLING_ROUNDS = 7, 2
 SETTLE_S = 0.3  # the clock needs this long to settle to the power of the step
 MAX_SETTLING_ROUNDS = 40
 EMPTIES, EMPTY_BLOCKS = 10, 21  # to learn what a pair of events costs
-MARK = "empty"  # the kernel between two calls in a profile
+# Calls behind one gate when their kernels are not known yet, and how often these are looked at.
+SEEN_TOGETHER, TIMES_SEEN = 100, 3
 
 _Pair = tuple[Any, Any]  # events around a block
 
@@ -160,9 +161,7 @@ class CudaStopwatch:
         """(host seconds, device seconds, whether it waits for the device) of a launch."""
         launches = SLOW_LAUNCHES if once_s > SLOW_S else LAUNCHES
         launch_s, device_s = self.behind_gate(launch, launches)
-        return (
-            (0.0, once_s, True) if self._instruments.gate_expired else (launch_s, device_s, False)
-        )
+        return (0.0, once_s, True) if self.gate_expired else (launch_s, device_s, False)
 
     def behind_gate(self, launch: Callable[[], object], launches: int) -> tuple[float, float]:
         """(host, device) seconds a launch, of so many that wait until all of them are launched."""
@@ -175,6 +174,11 @@ class CudaStopwatch:
             host_s = time.perf_counter() - began_s
             end.record()
         return host_s / launches, start.elapsed_time(end) * 1e-3 / launches
+
+    @property
+    def gate_expired(self) -> bool:
+        """Whether the last gate opened before all that it was for had been launched."""
+        return self._instruments.gate_expired
 
     @contextmanager
     def _gate(self) -> Iterator[None]:
@@ -237,7 +241,7 @@ class CudaStopwatch:
         """Behind one gate, or behind several when it opens before all is launched."""
         with self._gate():
             self._launch(batch, pairs)
-        if self._instruments.gate_expired and len(batch) > 1:
+        if self.gate_expired and len(batch) > 1:
             for half in (batch[: len(batch) // 2], batch[len(batch) // 2 :]):
                 self._behind_gates(half, pairs)
 
@@ -256,29 +260,40 @@ class CudaStopwatch:
     # ------------------------------------------------------------ by kernel
 
     def _look_at_kernels(self, met: Sequence[_Met]) -> None:
-        """Note of each call its kernels, their time, and how much of it only changes a layout."""
+        """Note of each call its kernels, their time, and how much of it only changes a layout.
 
-        order = sorted(met, key=_is_backward)
+        Behind gates: a kernel that finds the device idle takes longer to begin.
+        """
+        owners: list[_Met | None] = []  # of marks
 
         def launch_marked(some: Sequence[_Met]) -> None:
             for one in some:
+                owners.append(one)
                 self._instruments.launch_empty()
                 one.launch_as_in_step()
 
-        def launch_all() -> None:
-            for within, some in self._by_thread(order):
-                within(partial(launch_marked, some))
+        def launch(some: Sequence[_Met]) -> None:
+            launch_marked([one for one in some if one.waits])
+            owners.append(None)
             self._instruments.launch_empty()
+            others = [one for one in some if not one.waits]
+            for first in range(0, len(others), SEEN_TOGETHER):
+                with self._gate():
+                    launch_marked(others[first : first + SEEN_TOGETHER])
+                owners.extend([None] * TRAILING)
 
-        kernels = record(launch_all)
-        marks = [i for i, kernel in enumerate(kernels) if kernel.name == MARK]
-        if len(marks) != len(order) + 1:
-            return
-        for one, (first, last) in zip(order, pairwise(marks), strict=True):
-            own = kernels[first + 1 : last]
-            one.kernels = max(1, len(own))
-            one.busy_s = union_s(own)
-            one.conversion_share = _conversion_share(own)
+        def launch_all() -> None:
+            for _ in range(TIMES_SEEN):
+                for within, some in self._by_thread(met):
+                    within(partial(launch, some))
+
+        seen = kernels_of(record(launch_all), owners) or []
+        for one in met:
+            own = [kernels for owner, kernels in seen if owner is one]
+            if own:
+                one.kernels = max(1, len(own[0]))
+                one.busy_s = median([union_s(kernels) for kernels in own])
+                one.conversion_share = _conversion_share(own[-1])
 
 
 def _rough(one: _Met) -> OpTime:

@@ -56,8 +56,8 @@ class OpCost:
 
 @dataclass(frozen=True)
 class Captured:
-    """Seconds for each kernel of a captured step: of the device, beyond what the kernel takes where
-    it is launched by itself; and of the host at pace 1, which launches them all at once.
+    """Seconds for each kernel of a captured step: of the device, from one kernel's end to the next
+    one's begin; and of the host at pace 1, which launches them all at once.
     """
 
     gap_s: float
@@ -70,7 +70,7 @@ class Captured:
         return tuple(
             op
             if op.busy_s is None or not op.device_s
-            else replace(op, gpu_s=max(0.0, op.busy_s + self.gap_s * op.kernels))
+            else replace(op, gpu_s=op.busy_s + self.gap_s * op.kernels)
             for op in ops
         )
 

@@ -7,10 +7,12 @@ Host times are therefore kept as at one pace, and told for the pace of the momen
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from statistics import fmean, quantiles
+from itertools import accumulate, pairwise
+from statistics import fmean
 from typing import Protocol
 
 import torch
@@ -153,15 +155,17 @@ class SmallStepPace:
 
 
 def spread(seen: Sequence[Seen]) -> Spread:
-    """5th and 95th percentile of two paces or more; in the middle the median of the medians of
-    seconds, so that one of many looks counts no more than one of few.
+    """Median, 5th and 95th percentile of paces, where every second counts the same, however often
+    it was looked at.
     """
-    by_second: dict[int, list[float]] = {}
-    for at_s, pace in seen:
-        by_second.setdefault(int(at_s), []).append(pace)
-    middle = median([median(paces) for paces in by_second.values()])
-    twentieths = quantiles([pace for _, pace in seen], n=20, method="inclusive")
-    return Spread(middle, min(twentieths[0], middle), max(twentieths[-1], middle))
+    looks = Counter(int(at_s) for at_s, _ in seen)
+    weighted = sorted((pace, 1 / looks[int(at_s)]) for at_s, pace in seen)
+    ends = list(accumulate(weight for _, weight in weighted))
+    low, middle, high = (
+        weighted[min(bisect_left(ends, share * ends[-1]), len(weighted) - 1)][0]
+        for share in (0.05, 0.5, 0.95)
+    )
+    return Spread(middle, low, high)
 
 
 def pace_of(device: torch.device) -> HostPace:

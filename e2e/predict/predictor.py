@@ -14,6 +14,7 @@ import torch
 from e2e.networks import Network
 from e2e.predict.calibration import calibrated
 from e2e.predict.calls import Calls, Times, key_of, kind, step_key
+from e2e.predict.captured import CaptureFailed
 from e2e.predict.captured import measure as measure_captured
 from e2e.predict.fixes import PaddedCase
 from e2e.predict.foretold import Foretold
@@ -70,24 +71,29 @@ class Predictor:
         self._took_s: dict[str, float] = {}
 
     def foretell(self, case: TrainCase, announce: Announce) -> Foretold:
-        """The step of a case, or why it cannot be told. Nothing of the network runs."""
+        """The step of a case, or why it cannot be told. Nothing of the network runs.
+
+        CaptureFailed, after which the process is of no more use.
+        """
         reason = self._cannot(case)
         if reason:
             return Foretold(case, reason=reason)
         self._took_s = {}
         try:
-            return self._foretold(case, announce)
+            found = self._foretold(case, announce)
+        except CaptureFailed:
+            raise  # nothing more can be told in this process
         except CannotTrace as problem:
-            return Foretold(case, reason=f"cannot be traced: {problem}")
+            found = Foretold(case, reason=f"cannot be traced: {problem}")
         except Exception as error:
             if self.cuda:
                 torch.cuda.synchronize(self.device)  # raises where the device is of no more use
-            return Foretold(case, reason=one_line(error))
-        finally:
-            if self.cuda:
-                self.pace.forget()
-                gc.collect()
-                torch.cuda.empty_cache()  # what comes next finds the memory as it was
+            found = Foretold(case, reason=one_line(error))
+        if self.cuda:
+            self.pace.forget()
+            gc.collect()
+            torch.cuda.empty_cache()  # what comes next finds the memory as it was
+        return found
 
     def _foretold(self, case: TrainCase, announce: Announce) -> Foretold:
         plain = case.plain if isinstance(case, PaddedCase) else case

@@ -111,7 +111,7 @@ def _read(path: Path) -> tuple[dict[str, OpTime], Framework | None, dict[str, Ca
     steps = content.get("captured")
     for key, fields in steps.items() if isinstance(steps, dict) else ():
         with suppress(TypeError, ValueError, KeyError):
-            captured[key] = Captured(_finite(fields["gap_s"]), _time(fields["launch_s"]))
+            captured[key] = Captured(_time(fields["gap_s"]), _time(fields["launch_s"]))
     return found, framework, captured
 
 
@@ -131,14 +131,7 @@ def _op_time(fields: dict[str, Any]) -> OpTime:
 
 
 def _time(value: Any) -> float:
-    number = _finite(value)
-    if number < 0:
-        raise ValueError(value)
-    return number
-
-
-def _finite(value: Any) -> float:
     number = float(value)
-    if not math.isfinite(number):
+    if not math.isfinite(number) or number < 0:
         raise ValueError(value)
     return number

@@ -30,6 +30,7 @@ from microbench.train_results import Training
 
 SAME_SHARE = 0.005  # memory that differs by less is the same
 MOST_NAMED = 4
+SPARE_SHARE = 0.7  # of a step: a host that launches for longer has no time to spare for a loader
 
 
 def verdict(run: Run) -> list[str]:
@@ -249,16 +250,23 @@ def _waiting(view: View, family: Sequence[Group]) -> list[str]:
 
 
 def _slowed(view: View, family: Sequence[Group]) -> list[str]:
-    """Whose steps are longer beside a loader that they hardly wait for."""
+    """Whose steps are longer beside a loader that they wait for less than that."""
     lines: list[str] = []
     for arm in (arm for group in family for arm in group.arms if _only_slowed(arm)):
         (name,) = _named(view, [arm], several=len(family) > 1)
-        remedy = "" if arm.case.graph else ": CUDA graphs (--graph) would leave the host less to do"
+        remedy = ": CUDA graphs (--graph) would leave the host less to do" * _hurries(arm)
         lines.append(
-            f"{name} takes {_longer_pct(arm):.0f} % longer beside its loader, without waiting for "
-            f"it{remedy}."
+            f"{name} takes {_longer_pct(arm):.0f} % longer beside its loader, most of it without "
+            f"waiting for it{remedy}."
         )
     return lines
+
+
+def _hurries(arm: Training) -> bool:
+    """Whether its host has little time to spare, and could be spared launching."""
+    if arm.steps is None or arm.case.graph or arm.case.accumulate > 1:
+        return False
+    return (arm.steps.host_s or 0.0) > SPARE_SHARE * (arm.steps.unfed_s or arm.steps.median_s)
 
 
 def _only_slowed(arm: Training) -> bool:
