@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
@@ -132,7 +133,10 @@ def _train_on_request(pipe: Connection, settings: TrainSettings) -> None:
                     pace = predictor.pace if predictor else None
                     pipe.send(("ok", _answer(trainer, meter, pace, kind, rest, announce)))
         finally:
-            trainer.close()  # ends the loaders' processes too
+            trainer.end_loading()
+            # Where a capture broke off, letting memory go raises what nobody wants to read.
+            with suppress(RuntimeError):
+                trainer.close()
 
 
 def _make_predictor(task: Any, info: DeviceInfo, allow_run: bool) -> Any:

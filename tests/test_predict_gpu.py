@@ -192,7 +192,7 @@ def test_the_graph_of_a_steps_calls_has_their_kernels_and_no_others(
     known = calls.times(traced).known
     found = (known.get(key_of(traced.case, op)) for op in traced.ops)
     alone = sum(time.kernels for time in found if time is not None and time.gpu_s)
-    counted = calls.counted(traced)  # the graph writes to their arguments
+    counted = calls.counted(traced, known)  # the graph writes to their arguments
     graph = graph_of(counted, DEVICE)
     assert busy_time(graph.replay)[1] == pytest.approx(alone, abs=3)
 

@@ -138,14 +138,14 @@ def test_a_captured_step_has_its_own_gaps() -> None:
 
 
 def test_what_is_learnt_of_a_graph_is_its_gaps() -> None:
-    """7 kernels that run for 21 us of 28, launched in 14."""
-    found = learnt(28 * US, 21 * US, 7, 14 * US)
-    assert (found.gap_s, found.launch_s) == (pytest.approx(1 * US), pytest.approx(2 * US))
+    """7 kernels that run for 21 us of 24.5, launched in 14."""
+    found = learnt(24.5 * US, 21 * US, 7, 14 * US)
+    assert (found.gap_s, found.launch_s) == (pytest.approx(0.5 * US), pytest.approx(2 * US))
     ops = [replace(op(9, 0), busy_s=21 * US, kernels=7)]
-    assert simulate(found.ops(ops), captured=True).step_s == pytest.approx(28 * US)
+    assert simulate(found.ops(ops), captured=True).step_s == pytest.approx(24.5 * US)
     assert found.host_s(ops) == pytest.approx(14 * US)
     assert learnt(20 * US, 21 * US, 7, 14 * US).gap_s == 0.0, "no negative gap"
-    assert learnt(1 * US, 0.0, 0, 1 * US).gap_s == 1 * US, "nothing seen"
+    assert learnt(90 * US, 21 * US, 7, 14 * US).gap_s == 1 * US, "no gap is so long"
 
 
 def test_a_step_of_nothing_takes_nothing_but_the_framework() -> None:

@@ -54,9 +54,10 @@ class Calls:
         self.store.add({key: taken.time for key, taken in new.items() if taken.steady})
         return Times(known | {key: taken.time for key, taken in new.items()}, problems)
 
-    def counted(self, traced: Trace) -> list[Counted]:
-        """The calls that launch something and can be launched alone, ready."""
+    def counted(self, traced: Trace, known: Mapping[str, OpTime]) -> list[Counted]:
+        """The calls that are `known`, ready to be launched."""
         calls, places = _distinct(traced)
+        calls = {key: op for key, op in calls.items() if key in known}
         switch_process(recipe_of(traced.case), self.device.type)
         counted, _ = self._made(calls, places)
         return list(counted.values())

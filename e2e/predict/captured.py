@@ -6,6 +6,7 @@ depends on both of them; and the host launches all of them at once.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +30,8 @@ from kernels.aten.slots import named_arguments
 from kernels.error_words import one_line
 from microbench.stats import median
 
-WARM_REPLAYS, BLOCKS = 5, 15
+SETTLE_S, BLOCKS = 0.3, 15
+MOST_GAP_S = 1e-6  # between kernels of a graph; what is more is another clock
 
 
 class CaptureFailed(Exception):
@@ -55,41 +57,54 @@ def measure(calls: Calls, traced: Trace, known: Mapping[str, OpTime], pace: Host
     stopwatch = calls.stopwatch
     assert isinstance(stopwatch, CudaStopwatch), "only a GPU captures steps"
     refuse(traced, known)
-    counted = calls.counted(traced)
-    if not counted:
-        raise RuntimeError("none of its calls can be launched alone")
+    counted = calls.counted(traced, known)
     graph = graph_of(counted, calls.device)
-    for _ in range(WARM_REPLAYS):
-        graph.replay()
+    _settle(graph)
     busy_s, kernels = busy_time(graph.replay)
-    together = max(1, GATED_COMMANDS // (kernels + 1))
-    steps_s: list[float] = []
-    in_time = True
-    while len(steps_s) < BLOCKS:
-        _, step_s = stopwatch.behind_gate(graph.replay, together)
-        if stopwatch.gate_expired and together > 1:
-            together = 1  # launching has waited for the device
-            steps_s.clear()
-            continue
-        in_time = in_time and not stopwatch.gate_expired
-        steps_s.append(step_s)
+    if not kernels:
+        raise RuntimeError("no kernel of its graph was seen")
+    _settle(graph)
+    steps_s = _steps_s(graph, stopwatch, max(1, GATED_COMMANDS // (kernels + 1)))
     captured = learnt(median(steps_s), busy_s, kernels, _launch_s(graph.replay, pace))
-    return Learnt(captured, in_time and is_steady(steps_s, "cuda"))
+    return Learnt(captured, is_steady(steps_s, "cuda"))
 
 
 def learnt(step_s: float, busy_s: float, kernels: int, launch_s: float) -> Captured:
     """From a graph: how long it takes, and how much of it so many kernels run; and the host's time
     to launch it.
     """
-    count = max(1, kernels)
-    return Captured(max(0.0, step_s - busy_s) / count, launch_s / count)
+    gap_s = (step_s - busy_s) / kernels
+    return Captured(min(max(0.0, gap_s), MOST_GAP_S), launch_s / kernels)
+
+
+def _settle(graph: torch.cuda.CUDAGraph) -> None:
+    """Replay it until the clock is the step's."""
+    until_s = time.perf_counter() + SETTLE_S
+    while time.perf_counter() < until_s:
+        graph.replay()
+        torch.cuda.synchronize()
+
+
+def _steps_s(graph: torch.cuda.CUDAGraph, stopwatch: CudaStopwatch, together: int) -> list[float]:
+    """Seconds of the device for a replay, in BLOCKS of so many together, or of one where the host
+    has to wait before it has launched so many.
+    """
+    for count in dict.fromkeys((together, 1)):
+        steps_s: list[float] = []
+        while len(steps_s) < BLOCKS:
+            steps_s.append(stopwatch.behind_gate(graph.replay, count)[1])
+            if stopwatch.gate_expired:
+                break
+        else:
+            return steps_s
+    raise RuntimeError("launching its graph waits for the device")
 
 
 def refuse(traced: Trace, known: Mapping[str, OpTime]) -> None:
     """RuntimeError for a step with a call that cannot be captured, or not when launched alone."""
     for op in traced.ops:
-        time = known.get(key_of(traced.case, op))
-        if op.waits or (time is not None and time.waits):
+        taken = known.get(key_of(traced.case, op))
+        if op.waits or (taken is not None and taken.waits):
             raise RuntimeError(f"{op.call.name} waits for the device: no graph can hold it")
         if _has_dropout(op.call):
             raise RuntimeError(f"{op.call.name} with dropout is not captured as it is launched")
@@ -122,8 +137,11 @@ def graph_of(counted: Sequence[Counted], device: torch.device) -> torch.cuda.CUD
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             for launch in again:
                 launch()
+    except torch.OutOfMemoryError:
+        raise  # the capture has ended as it should
     except Exception as error:
-        raise CaptureFailed(one_line(error)) from error
+        # Ending a capture that broke off raises too, about that alone.
+        raise CaptureFailed(one_line(error.__context__ or error)) from error
     return graph
 
 

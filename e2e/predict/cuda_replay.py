@@ -43,6 +43,7 @@ MAX_SETTLING_ROUNDS = 40
 EMPTIES, EMPTY_BLOCKS = 10, 21  # to learn what a pair of events costs
 # Calls behind one gate when their kernels are not known yet, and how often these are looked at.
 SEEN_TOGETHER, TIMES_SEEN = 100, 3
+MOST_BETWEEN_S = 2e-6  # kernels that are launched ahead are no further apart
 
 _Pair = tuple[Any, Any]  # events around a block
 
@@ -160,8 +161,11 @@ class CudaStopwatch:
     def _roughly(self, launch: Callable[[], object], once_s: float) -> tuple[float, float, bool]:
         """(host seconds, device seconds, whether it waits for the device) of a launch."""
         launches = SLOW_LAUNCHES if once_s > SLOW_S else LAUNCHES
-        launch_s, device_s = self.behind_gate(launch, launches)
-        return (0.0, once_s, True) if self.gate_expired else (launch_s, device_s, False)
+        for together in dict.fromkeys((launches, 1)):  # the queue may not hold so many kernels
+            launch_s, device_s = self.behind_gate(launch, together)
+            if not self.gate_expired:
+                return launch_s, device_s, False
+        return 0.0, once_s, True
 
     def behind_gate(self, launch: Callable[[], object], launches: int) -> tuple[float, float]:
         """(host, device) seconds a launch, of so many that wait until all of them are launched."""
@@ -260,33 +264,16 @@ class CudaStopwatch:
     # ------------------------------------------------------------ by kernel
 
     def _look_at_kernels(self, met: Sequence[_Met]) -> None:
-        """Note of each call its kernels, their time, and how much of it only changes a layout.
-
-        Behind gates: a kernel that finds the device idle takes longer to begin.
-        """
+        """Note of each call its kernels, their time, and how much of it only changes a layout."""
         owners: list[_Met | None] = []  # of marks
-
-        def launch_marked(some: Sequence[_Met]) -> None:
-            for one in some:
-                owners.append(one)
-                self._instruments.launch_empty()
-                one.launch_as_in_step()
-
-        def launch(some: Sequence[_Met]) -> None:
-            launch_marked([one for one in some if one.waits])
-            owners.append(None)
-            self._instruments.launch_empty()
-            others = [one for one in some if not one.waits]
-            for first in range(0, len(others), SEEN_TOGETHER):
-                with self._gate():
-                    launch_marked(others[first : first + SEEN_TOGETHER])
-                owners.extend([None] * TRAILING)
 
         def launch_all() -> None:
             for _ in range(TIMES_SEEN):
                 for within, some in self._by_thread(met):
-                    within(partial(launch, some))
+                    within(partial(self._launch_marked, some, owners))
 
+        for within, some in self._by_thread(met):  # a first launch may hold the host: for memory
+            within(partial(self._launch_once, some))
         seen = kernels_of(record(launch_all), owners) or []
         for one in met:
             own = [kernels for owner, kernels in seen if owner is one]
@@ -295,6 +282,31 @@ class CudaStopwatch:
                 one.busy_s = median([union_s(kernels) for kernels in own])
                 one.conversion_share = _conversion_share(own[-1])
 
+    def _launch_once(self, met: Sequence[_Met]) -> None:
+        for one in met:
+            one.launch_as_in_step()
+        torch.cuda.synchronize()
+
+    def _launch_marked(self, met: Sequence[_Met], owners: list[_Met | None]) -> None:
+        """Each after a mark, whose owner it is; those that do not wait behind gates: a kernel that
+        finds the device idle takes longer to begin.
+        """
+
+        def launch(some: Sequence[_Met]) -> None:
+            for one in some:
+                owners.append(one)
+                self._instruments.launch_empty()
+                one.launch_as_in_step()
+
+        launch([one for one in met if one.waits])
+        owners.append(None)
+        self._instruments.launch_empty()
+        others = [one for one in met if not one.waits]
+        for first in range(0, len(others), SEEN_TOGETHER):
+            with self._gate():
+                launch(others[first : first + SEEN_TOGETHER])
+            owners.extend([None] * TRAILING)  # which the gate has launched
+
 
 def _rough(one: _Met) -> OpTime:
     return OpTime(one.rough_s, one.host_s, one.scratch_bytes, waits=one.waits)
@@ -302,7 +314,9 @@ def _rough(one: _Met) -> OpTime:
 
 def _taken(one: _Met, blocks: Sequence[float], overhead_s: float) -> Taken:
     gpu_s = max(0.0, median(blocks) - overhead_s) / one.launches
-    busy_s = None if one.busy_s is None else min(one.busy_s, gpu_s)
+    # A profile is taken at the clock of a card that has rested.
+    least_s = gpu_s - one.kernels * MOST_BETWEEN_S
+    busy_s = None if one.busy_s is None else min(max(one.busy_s, least_s), gpu_s)
     found = replace(
         _rough(one),
         gpu_s=gpu_s,

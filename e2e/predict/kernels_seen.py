@@ -18,7 +18,8 @@ def kernels_of(
     """Each call with what ran between its mark and the next one, in the order of the marks.
 
     `owners` has, of each mark that was launched, the call that follows, or None where what follows
-    is nobody's. None when the profile has lost a mark.
+    is nobody's. Of a profile that begins late the first owners are left out: CUPTI loses what runs
+    first after a rest. None when there are marks that nobody launched.
     """
     rows: list[list[KernelTime]] = []
     for kernel in seen:
@@ -26,7 +27,7 @@ def kernels_of(
             rows.append([])
         elif rows and kernel.name != GATE:
             rows[-1].append(kernel)
-    if len(rows) != len(owners):
+    if len(rows) > len(owners):
         return None
-    pairs = zip(owners, rows, strict=True)
+    pairs = zip(owners[len(owners) - len(rows) :], rows, strict=True)
     return [(owner, row) for owner, row in pairs if owner is not None]
