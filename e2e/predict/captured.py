@@ -1,4 +1,4 @@
-"""What a captured step takes: its calls, captured in the step's order and played again together.
+"""What is between the kernels of a captured step: its calls are captured together and replayed.
 
 In a graph a kernel follows the one before sooner than when each is launched, how much sooner
 depends on both of them; and the host launches all of them at once.
