@@ -69,6 +69,18 @@ def test_what_is_said_of_single_rows_is_the_run_files_own() -> None:
     assert f"the worst of {100 * max(widths):.0f} %" in PREDICT
 
 
+def test_the_gaps_of_captured_steps_are_the_run_files_own() -> None:
+    for network, said in (("vit_b_16", "by {} to {} us where"), ("resnet18", "do by {} to {} ")):
+        steps = [
+            t.steps for t in VALIDATED.trainings
+            if t.case.graph and t.case.network == network and t.steps
+        ]  # fmt: skip
+        gaps_us = sorted(
+            1e6 * (one.median_s - (one.busy_s or 0.0)) / (one.launches or 1) for one in steps
+        )
+        assert said.format(*(f"{gap_us:.2f}" for gap_us in gaps_us)) in PREDICT
+
+
 @pytest.mark.parametrize("title", ["From fp32 to amp", "What would make it faster: amp"])
 def test_the_ledger_and_its_fixes_are_the_run_files_own(title: str) -> None:
     assert table(to_markdown(VERIFIED), title) in LEDGER
