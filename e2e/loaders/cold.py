@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 from contextlib import suppress
 from pathlib import Path
 
 from e2e.loaders.backend import Arrays, Source
 
 TRIED = 4  # files of a source
-TRIES = 3  # of a file: pages that were just written or read may be held for a moment
+# Seconds to wait before each try to drop a file: pages that were just written or read may be held
+# for a moment, longer on a busy machine.
+TRIES_S = (0.0, 0.02, 0.05, 0.1, 0.2)
 
 
 def drop(descriptor: int) -> None:
@@ -30,7 +33,7 @@ def cannot_drop(path: str | Path) -> str | None:
             return None
         try:
             known = _in_memory(file.fileno())
-            kept = all(_kept(file.fileno()) for _ in range(TRIES))
+            kept = all(_kept(file.fileno(), wait_s) for wait_s in TRIES_S)
         except OSError:
             known = kept = False
     if not known:
@@ -52,7 +55,8 @@ def cold_missing(source: Source) -> str | None:
     return None
 
 
-def _kept(descriptor: int) -> bool:
+def _kept(descriptor: int, wait_s: float) -> bool:
+    time.sleep(wait_s)
     drop(descriptor)
     return _in_memory(descriptor)
 
