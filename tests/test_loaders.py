@@ -340,6 +340,17 @@ def test_what_cannot_be_dropped_from_memory_is_found(root: Path) -> None:
     assert "lie in memory" in (cold.cold_missing(small_arrays().source) or "")
 
 
+def dropped(descriptor: int, wait_s: float) -> bool:
+    """Another processor may hold pages for a moment."""
+    time.sleep(wait_s)
+    cold.drop(descriptor)
+    try:
+        os.preadv(descriptor, [bytearray(1)], 0, os.RWF_NOWAIT)
+    except BlockingIOError:
+        return True
+    return False
+
+
 def test_what_is_dropped_from_memory_is_not_there(root: Path) -> None:
     path = root / "train" / "a" / "0.jpg"
     if cold.cannot_drop(path):
@@ -349,9 +360,7 @@ def test_what_is_dropped_from_memory_is_not_there(root: Path) -> None:
         file.read()
         buffer = bytearray(1)
         assert os.preadv(file.fileno(), [buffer], 0, os.RWF_NOWAIT) == 1
-        assert cold.cannot_drop(path) is None
-        with pytest.raises(BlockingIOError):
-            os.preadv(file.fileno(), [buffer], 0, os.RWF_NOWAIT)
+        assert any(dropped(file.fileno(), wait_s) for wait_s in cold.TRIES_S)
 
 
 def test_arrays_are_cut_in_workers_as_cifars_scripts_do() -> None:
