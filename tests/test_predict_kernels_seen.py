@@ -9,9 +9,9 @@ from typing import Any, cast
 import pytest
 import torch
 
-from e2e.predict import cuda_replay
-from e2e.predict.cuda_replay import SEEN_TOGETHER, CudaStopwatch, _Met
-from e2e.predict.kernels_seen import GATE, MARK, kernels_of
+from e2e.predict import kernels_seen
+from e2e.predict.cuda_replay import CudaStopwatch, _Met
+from e2e.predict.kernels_seen import GATE, MARK, TIMES, TOGETHER, kernels_of
 from e2e.predict.replay import Counted
 from e2e.predict.threads import backward_thread, forward_thread
 from kernels.aten import Replay
@@ -77,16 +77,16 @@ def test_every_call_has_its_own_kernels_in_both_threads(monkeypatch: pytest.Monk
     """More of them than one gate is for, and some that hold the host."""
     device = Profiled()
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
-    monkeypatch.setattr(cuda_replay, "record", device.record)
+    monkeypatch.setattr(kernels_seen, "record", device.record)
     stopwatch = CudaStopwatch.__new__(CudaStopwatch)
     stopwatch._instruments = cast("Any", device)
     stopwatch._threads = (forward_thread, backward_thread(torch.device("cpu")))
     met = [
         call(device, number, backward=number % 3 == 0, waits=number % 40 == 0)
-        for number in range(1, 2 * SEEN_TOGETHER + 30)
+        for number in range(1, 2 * TOGETHER + 30)
     ]
     stopwatch._look_at_kernels(met)
     for number, one in enumerate(met, 1):
         assert one.kernels == number
         assert one.busy_s == pytest.approx(number * 1e-6)
-    assert device.names.count(GATE) == 3 * (2 + 1)
+    assert device.names.count(GATE) == TIMES * (2 + 1)

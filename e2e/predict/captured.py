@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
 from statistics import fmean
 
 import torch
@@ -22,7 +21,7 @@ from e2e.predict.host_times import in_order
 from e2e.predict.model import Captured
 from e2e.predict.pace import HostPace
 from e2e.predict.replay import Counted, OpTime, is_steady
-from e2e.predict.threads import in_backward
+from e2e.predict.threads import by_thread, in_backward
 from e2e.predict.trace import Trace
 from e2e.steps import busy_time, host_time
 from kernels.aten import Call
@@ -148,12 +147,9 @@ def graph_of(counted: Sequence[Counted], device: torch.device) -> torch.cuda.CUD
 def rows_of(counted: Sequence[Counted], device: torch.device) -> list[Callable[[], object]]:
     """The step's launches, as many together as one thread has in a row; each row runs once."""
     launches = [counted[i] for i in in_order(counted)]
-    rows = [(so, partial(_launch, list(some))) for so, some in groupby(launches, _is_backward)]
-    return [in_backward(row, device) if backward else row for backward, row in rows]
-
-
-def _is_backward(one: Counted) -> bool:
-    return one.backward
+    ready = (lambda work: work, partial(in_backward, device=device))
+    rows = by_thread(launches, lambda one: one.backward, ready)
+    return [make(partial(_launch, some)) for make, some in rows]
 
 
 def _launch(counted: Sequence[Counted]) -> None:

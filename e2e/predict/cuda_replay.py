@@ -19,13 +19,13 @@ from typing import Any
 import torch
 
 from e2e.predict.host_times import host_times
-from e2e.predict.kernels_seen import kernels_of
+from e2e.predict.kernels_seen import looked_at
 from e2e.predict.pace import HostPace
 from e2e.predict.replay import Counted, OpTime, Taken, is_steady, or_why
 from e2e.predict.threads import Within, backward_thread, by_thread, forward_thread
 from e2e.steps import union_s
 from kernels.case import Target
-from microbench.kernel_names import KernelTime, is_conversion, record
+from microbench.kernel_names import KernelTime, is_conversion
 from microbench.stats import median
 from microbench.timing import TRAILING
 
@@ -41,8 +41,6 @@ ROUNDS, SETTLING_ROUNDS = 7, 2
 SETTLE_S = 0.3  # the clock needs this long to settle to the power of the step
 MAX_SETTLING_ROUNDS = 40
 EMPTIES, EMPTY_BLOCKS = 10, 21  # to learn what a pair of events costs
-# Calls behind one gate when their kernels are not known yet, and how often these are looked at.
-SEEN_TOGETHER, TIMES_SEEN = 100, 3
 MOST_BETWEEN_S = 2e-6  # kernels that are launched ahead are no further apart
 
 _Pair = tuple[Any, Any]  # events around a block
@@ -265,47 +263,11 @@ class CudaStopwatch:
 
     def _look_at_kernels(self, met: Sequence[_Met]) -> None:
         """Note of each call its kernels, their time, and how much of it only changes a layout."""
-        owners: list[_Met | None] = []  # of marks
-
-        def launch_all() -> None:
-            for _ in range(TIMES_SEEN):
-                for within, some in self._by_thread(met):
-                    within(partial(self._launch_marked, some, owners))
-
-        for within, some in self._by_thread(met):  # a first launch may hold the host: for memory
-            within(partial(self._launch_once, some))
-        seen = kernels_of(record(launch_all), owners) or []
-        for one in met:
-            own = [kernels for owner, kernels in seen if owner is one]
-            if own:
-                one.kernels = max(1, len(own[0]))
-                one.busy_s = median([union_s(kernels) for kernels in own])
-                one.conversion_share = _conversion_share(own[-1])
-
-    def _launch_once(self, met: Sequence[_Met]) -> None:
-        for one in met:
-            one.launch_as_in_step()
-        torch.cuda.synchronize()
-
-    def _launch_marked(self, met: Sequence[_Met], owners: list[_Met | None]) -> None:
-        """Each after a mark, whose owner it is; those that do not wait behind gates: a kernel that
-        finds the device idle takes longer to begin.
-        """
-
-        def launch(some: Sequence[_Met]) -> None:
-            for one in some:
-                owners.append(one)
-                self._instruments.launch_empty()
-                one.launch_as_in_step()
-
-        launch([one for one in met if one.waits])
-        owners.append(None)
-        self._instruments.launch_empty()
-        others = [one for one in met if not one.waits]
-        for first in range(0, len(others), SEEN_TOGETHER):
-            with self._gate():
-                launch(others[first : first + SEEN_TOGETHER])
-            owners.extend([None] * TRAILING)  # which the gate has launched
+        rows = list(self._by_thread(met))
+        for one, own in looked_at(rows, self._instruments.launch_empty, self._gate).items():
+            one.kernels = max(1, len(own[0]))
+            one.busy_s = median([union_s(kernels) for kernels in own])
+            one.conversion_share = _conversion_share(own[-1])
 
 
 def _rough(one: _Met) -> OpTime:

@@ -2,14 +2,89 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Protocol, TypeVar
 
-from microbench.kernel_names import KernelTime
+import torch
+
+from e2e.predict.threads import Within
+from microbench.kernel_names import KernelTime, record
+from microbench.timing import TRAILING
 
 MARK, GATE = "empty", "gate"  # kernels of `microbench.instruments`, and of no call
+TIMES, TOGETHER = 3, 100  # that calls are looked at; behind one gate, their kernels not known yet
+
+
+class Launched(Protocol):
+    """A call."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether it holds the host until the device is done."""
+        ...
+
+    @property
+    def launch_as_in_step(self) -> Callable[[], object]:
+        """Launch it once."""
+        ...
+
 
 T = TypeVar("T")
+C = TypeVar("C", bound=Launched)
+Rows = Sequence[tuple[Within, Sequence[C]]]  # calls, with the thread that launches them
+Gate = Callable[[], AbstractContextManager[None]]
+
+
+def looked_at(
+    rows: Rows[C], mark: Callable[[], object], gate: Gate
+) -> dict[C, list[list[KernelTime]]]:
+    """The kernels of each call, as often as they were seen; calls of which none was are left out.
+
+    `mark` launches an empty kernel, as a `gate` does TRAILING times in the end. What does not wait
+    is launched behind one: a kernel that finds the device idle takes longer to begin.
+    """
+    owners: list[C | None] = []  # of marks
+
+    def launch_all() -> None:
+        for _ in range(TIMES):
+            for within, some in rows:
+                within(partial(_launch_marked, some, owners, mark, gate))
+
+    for within, some in rows:  # a first launch may hold the host: for memory
+        within(partial(_launch_once, some))
+    found: dict[C, list[list[KernelTime]]] = {}
+    for one, kernels in kernels_of(record(launch_all), owners) or []:
+        found.setdefault(one, []).append(kernels)
+    return found
+
+
+def _launch_once(calls: Sequence[Launched]) -> None:
+    for one in calls:
+        one.launch_as_in_step()
+    torch.cuda.synchronize()
+
+
+def _launch_marked(
+    calls: Sequence[C], owners: list[C | None], mark: Callable[[], object], gate: Gate
+) -> None:
+    """Each after a mark, whose owner it is."""
+
+    def launch(some: Sequence[C]) -> None:
+        for one in some:
+            owners.append(one)
+            mark()
+            one.launch_as_in_step()
+
+    launch([one for one in calls if one.waits])
+    owners.append(None)
+    mark()
+    others = [one for one in calls if not one.waits]
+    for first in range(0, len(others), TOGETHER):
+        with gate():
+            launch(others[first : first + TOGETHER])
+        owners.extend([None] * TRAILING)
 
 
 def kernels_of(
