@@ -127,7 +127,13 @@ class Job:
     # ------------------------------------------------------------ predicting
 
     def _foretold(self, comparison: Comparison) -> dict[str, Foretold]:
-        return self.foresight.foretold(comparison.cases) if self.work.predict else {}
+        """All cases for the same pace of the host: as seen while any of them was measured."""
+        if not self.work.predict:
+            return {}
+        first = self.foresight.foretold(comparison.cases)
+        for key in [key for key, told in self._told.items() if told.predicted]:
+            del self._told[key]
+        return self.foresight.foretold(comparison.cases) if len(first) > 1 else first
 
     def _proposed(self, run: Run, comparison: Comparison) -> Run:
         """With fixes for arms that were timed without --verify, all else as it was then."""

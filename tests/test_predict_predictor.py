@@ -84,7 +84,7 @@ def test_every_op_is_counted_and_the_step_is_their_sum(told: dict[str, Foretold]
         assert found.predicted.limit is None
 
 
-def test_what_predicting_took_is_told_once(store: Store) -> None:
+def test_what_was_measured_is_not_measured_again(store: Store) -> None:
     network = find("cnn-cifar")
     asked = predictor(network, store)
     first, again = (asked.foretell(case_of(network), quietly).predicted for _ in range(2))
@@ -92,7 +92,7 @@ def test_what_predicting_took_is_told_once(store: Store) -> None:
     assert again is not None
     assert first.took_s["tracing"] > 0
     assert first.took_s["operations"] > 0
-    assert again.took_s == {}
+    assert again.took_s == first.took_s
 
 
 def test_every_op_that_launches_takes_time_and_views_take_none(told: dict[str, Foretold]) -> None:
@@ -142,7 +142,7 @@ class Planted(Steady):
     def now(self) -> float:
         return self.spread.middle
 
-    def look(self) -> Spread:
+    def seen(self) -> Spread:
         return self.spread
 
 
@@ -172,6 +172,26 @@ def test_what_the_host_needs_is_told_for_the_pace_of_the_moment(
     quick, slowest = (before.simulated.gpu_s + n * before.simulated.host_s for n in (1.5, 4.0))
     assert low == pytest.approx((1 - HOST_ERROR) * quick)
     assert high == pytest.approx((1 + HOST_ERROR) * slowest)
+
+
+def test_asked_again_a_step_is_told_for_the_pace_seen_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    network, store = find("cnn-cifar"), Store(DEVICE, {})
+    store.keep(Framework((1e-3,) * len(COUNTED), 0.0))
+    pace = Planted(1.0, 1.0, 1.0)
+    asked = Predictor(network, CPU, CLASSES, store, allow_run=False, pace=pace)
+    first = asked.foretell(case_of(network), quietly)
+    pace.spread = Spread(3.0, 2.0, 4.0)
+    monkeypatch.setattr("e2e.predict.replay.CpuStopwatch.times", None)
+    again = asked.foretell(case_of(network), quietly)
+    assert (first.pace, again.pace) == (1.0, 3.0)
+    assert again.framework_s == pytest.approx(3 * first.framework_s)
+    assert [op.gpu_s for op in again.ops] == [op.gpu_s for op in first.ops]
+    assert first.predicted is not None
+    assert again.predicted is not None
+    assert again.predicted.step_s > first.predicted.step_s
 
 
 def measured(told: Foretold, pace: float, off_s: float = 0.0) -> Training:

@@ -46,8 +46,12 @@ class HostPace(Protocol):
         """At this moment."""
         ...
 
-    def look(self) -> Spread:
-        """Over some time, and whenever it was asked for before."""
+    def look(self) -> None:
+        """Ask for it for some time."""
+        ...
+
+    def seen(self) -> Spread:
+        """Over all that was asked for so far."""
         ...
 
     def forget(self) -> None:
@@ -89,7 +93,10 @@ class Steady:
         """Always 1."""
         return 1.0
 
-    def look(self) -> Spread:
+    def look(self) -> None:
+        """There is nothing to see."""
+
+    def seen(self) -> Spread:
         """Always 1."""
         return Spread(1.0, 1.0, 1.0)
 
@@ -110,14 +117,17 @@ class SmallStepPace:
         """The median of STEPS, after one that brings their code back to the processor."""
         return self._taken(self._warm_step())
 
-    def look(self) -> Spread:
-        """As often as LOOK_S allows, and twice at least; with all that was seen before."""
+    def look(self) -> None:
+        """As often as LOOK_S allows, and twice at least."""
         step = self._warm_step()
         until_s = time.perf_counter() + LOOK_S
         self._taken(step)
         self._taken(step)
         while time.perf_counter() < until_s:
             self._taken(step)
+
+    def seen(self) -> Spread:
+        """Since it was made; it has been asked."""
         return spread(self._seen)
 
     def forget(self) -> None:

@@ -64,21 +64,23 @@ class Predictor:
         self.cuda = target.kind == "cuda"
         self.allow_run = allow_run
         self.pace = pace or pace_of(self.device)
-        self._paced: Spread | None = None
+        self._looked = False
         self._store, self._calls = store, Calls(target, store, self.pace)
         self._known: dict[str, _Known] = {}
         self._graphs = dict(store.captured)
-        self._took_s: dict[str, float] = {}
+        self._took_s: dict[str, float] = {}  # of the case that is asked for
+        self._took_by_case: dict[str, dict[str, float]] = {}
 
     def foretell(self, case: TrainCase, announce: Announce) -> Foretold:
         """The step of a case, or why it cannot be told. Nothing of the network runs.
 
-        CaptureFailed, after which the process is of no more use.
+        What has been measured is not again: asked once more it is told for the host's pace as seen
+        since. CaptureFailed, after which the process is of no more use.
         """
         reason = self._cannot(case)
         if reason:
             return Foretold(case, reason=reason)
-        self._took_s = {}
+        self._took_s = self._took_by_case.setdefault(case.key, {})
         try:
             found = self._foretold(case, announce)
         except CaptureFailed:
@@ -120,12 +122,13 @@ class Predictor:
         return replace(told, case=case)
 
     def _pace_seen(self, case: TrainCase, announce: Announce) -> Spread:
-        """How fast the host launches; looked at once, so that cases can be compared."""
-        if self._paced is None:
+        """How fast the host launches; looked at once, and whenever calls were measured."""
+        if not self._looked:
             announce(case.key, "measuring how fast the host launches")
             with self._timed("host"):
-                self._paced = self.pace.look()
-        return self._paced
+                self.pace.look()
+            self._looked = True
+        return self.pace.seen()
 
     def _captured(self, case: TrainCase, known: _Known, announce: Announce) -> Captured:
         """What a graph of these calls takes beside their kernels."""
@@ -208,7 +211,7 @@ class Predictor:
             {},
             memory_bytes if self.cuda else None,
             tuple(_uncovered(_missing(traced, times))),
-            took_s=self._took_s,
+            took_s=dict(self._took_s),
         )
         return replace(told, predicted=predicted, simulated=simulated)
 
