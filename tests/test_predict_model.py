@@ -127,25 +127,35 @@ def test_a_graph_costs_the_host_one_launch() -> None:
 
 
 def test_a_captured_step_has_its_own_gaps() -> None:
-    known = replace(op(10, 100), busy_s=8 * US, kernels=4)
-    ops = [known, op(20, 100), replace(op(0, 3), kind="view")]
-    captured = Captured(gap_s=0.5 * US, launch_s=2 * US)
-    assert [one.gpu_s for one in captured.ops(ops)] == [pytest.approx(10 * US), 20 * US, 0.0]
-    assert captured.host_s(ops) == pytest.approx(10 * US)
-    slow = replace(captured, gap_s=1.5 * US)
-    found = simulate(slow.ops(ops), captured=True)
-    assert (found.step_s, found.limit) == (pytest.approx(34 * US), "gpu"), "for no host"
+    """The kernels of the two ops that are known run for 16 us alone, for 18 in the graph."""
+    known = [replace(op(10, 100), busy_s=busy * US, kernels=4) for busy in (8, 8)]
+    ops = [*known, op(20, 100), replace(op(0, 3), kind="view")]
+    captured = Captured(step_s=42 * US, gap_s=0.5 * US, launch_s=2 * US)
+    found = captured.ops(ops, ops)
+    assert [one.gpu_s for one in found] == [pytest.approx(11 * US)] * 2 + [20 * US, 0.0]
+    assert [one.busy_s for one in found[:2]] == [pytest.approx(9 * US)] * 2
+    assert captured.host_s(ops) == pytest.approx(18 * US)
+    told = simulate(found, captured=True)
+    assert (told.step_s, told.limit) == (pytest.approx(42 * US), "gpu"), "for no host"
+    half = [replace(known[0], busy_s=4 * US), *ops[1:]]  # of what was captured, made faster
+    assert captured.ops(ops, half)[0].busy_s == pytest.approx(4.5 * US)
+    assert captured.ops(ops, half)[1:] == found[1:]
+    short = replace(captured, step_s=1 * US).ops(ops, ops)
+    assert all(one.gpu_s >= 0 for one in short), "no negative time"
+    assert captured.ops(ops[2:], ops[2:]) == tuple(ops[2:])
 
 
-def test_what_is_learnt_of_a_graph_is_its_gaps() -> None:
+def test_what_is_learnt_of_a_graph() -> None:
     """7 kernels that run for 21 us of 24.5, launched in 14."""
     found = learnt(24.5 * US, 21 * US, 7, 14 * US)
     assert (found.gap_s, found.launch_s) == (pytest.approx(0.5 * US), pytest.approx(2 * US))
-    ops = [replace(op(9, 0), busy_s=21 * US, kernels=7)]
-    assert simulate(found.ops(ops), captured=True).step_s == pytest.approx(24.5 * US)
+    ops = [replace(op(9, 0), busy_s=20 * US, kernels=7)]
+    assert simulate(found.ops(ops, ops), captured=True).step_s == pytest.approx(24.5 * US)
     assert found.host_s(ops) == pytest.approx(14 * US)
     assert learnt(20 * US, 21 * US, 7, 14 * US).gap_s == 0.0, "no negative gap"
-    assert learnt(90 * US, 21 * US, 7, 14 * US).gap_s == 1 * US, "no gap is so long"
+    late = learnt(90 * US, 21 * US, 7, 14 * US)
+    assert late.gap_s == 1 * US, "no gap is so long"
+    assert simulate(late.ops(ops, ops), captured=True).step_s == pytest.approx(90 * US)
 
 
 def test_a_step_of_nothing_takes_nothing_but_the_framework() -> None:

@@ -15,7 +15,7 @@ from e2e.predict.store import Store
 
 DEVICE = {"name": "NVIDIA H200", "power_limit_w": 700.0}
 SOFTWARE = {"torch": "2.11.0", "cudnn": "9.19.0"}
-GRAPHS = {"a": Captured(0.6e-6, 2e-6), "b": Captured(0.0, 2e-6)}
+GRAPHS = {"a": Captured(2e-3, 0.6e-6, 2e-6), "b": Captured(1e-3, 0.0, 2e-6)}
 HOST = Framework((1e-5, -2e-6, 0.0, 1e-6, 0.0, 2e-6, 0.0, 1e-6), 0.05)
 TIMES = {"a": OpTime(1e-3, 2e-6, 512, 1e-4, 9e-4, 3), "b": OpTime(0.0, 5e-6, waits=True)}
 
@@ -67,8 +67,10 @@ DAMAGED = [
     json.dumps({"calls": {"a": asdict(OpTime(1.0, 1.0, kernels=0))}}),
     '{"framework": {"seconds": 3, "error": 0.1}}', '{"framework": {"seconds": [1]}}',
     '{"framework": {"seconds": [1], "error": 0.1}}',
-    '{"captured": {"a": {"gap_s": 1e-6}}}', '{"captured": {"a": {"gap_s": 1, "launch_s": -1}}}',
-    '{"captured": 1}', '{"captured": {"a": {"gap_s": Infinity, "launch_s": 1}}}',
+    '{"captured": {"a": {"step_s": 1, "gap_s": 1e-6}}}',
+    '{"captured": {"a": {"step_s": 1, "gap_s": 1, "launch_s": -1}}}',
+    '{"captured": 1}', '{"captured": {"a": {"step_s": 1, "gap_s": Infinity, "launch_s": 1}}}',
+    '{"captured": {"a": {"gap_s": 1, "launch_s": 1}}}',
 ]  # fmt: skip
 
 

@@ -1,7 +1,7 @@
-"""What is between the kernels of a captured step: its calls are captured together and replayed.
+"""What a captured step takes: its calls are captured together, in its order, and replayed.
 
 In a graph a kernel follows the one before sooner than when each is launched, how much sooner
-depends on both of them; and the host launches all of them at once.
+depends on both of them, and finds what those before it left; and the host launches all at once.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class CaptureFailed(Exception):
 
 @dataclass(frozen=True)
 class Learnt:
-    """What a captured step takes beside its kernels, and whether it was steady enough to keep."""
+    """What a captured step takes, and whether it was steady enough to keep."""
 
     captured: Captured
     steady: bool
@@ -47,10 +47,7 @@ class Learnt:
 
 def measure(calls: Calls, traced: Trace, known: Mapping[str, OpTime], pace: HostPace) -> Learnt:
     """Of a step whose calls are `known` by `key_of`, on a CUDA device; those that cannot be
-    launched alone are left out.
-
-    How long kernels run is not taken from here: the calls share memory, so the cache holds other
-    things than in a step. RuntimeError, with the reason, for what cannot be captured;
+    launched alone are left out. RuntimeError, with the reason, for what cannot be captured;
     CaptureFailed, or what launching raises.
     """
     stopwatch = calls.stopwatch
@@ -63,7 +60,7 @@ def measure(calls: Calls, traced: Trace, known: Mapping[str, OpTime], pace: Host
     if not kernels:
         raise RuntimeError("no kernel of its graph was seen")
     _settle(graph)
-    steps_s = _steps_s(graph, stopwatch, max(1, GATED_COMMANDS // (kernels + 1)))
+    steps_s = _steps_s(graph, stopwatch, max(1, GATED_COMMANDS // (kernels + 2)))
     captured = learnt(median(steps_s), busy_s, kernels, _launch_s(graph.replay, pace))
     return Learnt(captured, is_steady(steps_s, "cuda"))
 
@@ -73,7 +70,7 @@ def learnt(step_s: float, busy_s: float, kernels: int, launch_s: float) -> Captu
     to launch it.
     """
     gap_s = (step_s - busy_s) / kernels
-    return Captured(min(max(0.0, gap_s), MOST_GAP_S), launch_s / kernels)
+    return Captured(step_s, min(max(0.0, gap_s), MOST_GAP_S), launch_s / kernels)
 
 
 def _settle(graph: torch.cuda.CUDAGraph) -> None:
@@ -86,12 +83,18 @@ def _settle(graph: torch.cuda.CUDAGraph) -> None:
 
 def _steps_s(graph: torch.cuda.CUDAGraph, stopwatch: CudaStopwatch, together: int) -> list[float]:
     """Seconds of the device for a replay, in BLOCKS of so many together, or of one where the host
-    has to wait before it has launched so many.
+    has to wait before it has launched so many. An event follows each, as when steps are timed.
     """
+    event = torch.cuda.Event(enable_timing=True)
+
+    def step() -> None:
+        graph.replay()
+        event.record()
+
     for count in dict.fromkeys((together, 1)):
         steps_s: list[float] = []
         while len(steps_s) < BLOCKS:
-            steps_s.append(stopwatch.behind_gate(graph.replay, count)[1])
+            steps_s.append(stopwatch.behind_gate(step, count)[1])
             if stopwatch.gate_expired:
                 break
         else:

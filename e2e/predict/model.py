@@ -56,21 +56,32 @@ class OpCost:
 
 @dataclass(frozen=True)
 class Captured:
-    """Seconds for each kernel of a captured step: of the device, from one kernel's end to the next
-    one's begin; and of the host at pace 1, which launches them all at once.
+    """Seconds of a step whose ops were captured together: all of it, and for each kernel from the
+    end of the one before; and of the host at pace 1, which launches all at once, for each kernel.
     """
 
+    step_s: float
     gap_s: float
     launch_s: float
 
-    def ops(self, ops: Iterable[OpCost]) -> tuple[OpCost, ...]:
-        """The ops as they run in a graph; one of which nobody knows how long its kernels run, as it
-        runs alone.
+    def ops(self, alone: Sequence[OpCost], ops: Sequence[OpCost]) -> tuple[OpCost, ...]:
+        """The ops as they run in a graph, where those that were captured take `step_s`.
+
+        `alone` are these as each was measured; `ops` are the same, or what was made of them. One of
+        which nobody knows how long its kernels run takes as long as alone; kernels of the others
+        all run so much longer, or shorter, that the sum is right.
         """
+        seen = [op for op in alone if op.device_s and op.busy_s is not None]
+        unseen_s = math.fsum(op.device_s for op in alone if op.busy_s is None)
+        gaps_s = self.gap_s * sum(op.kernels for op in seen)
+        busy_s = math.fsum(op.busy_s or 0.0 for op in seen)
+        share = max(0.0, self.step_s - unseen_s - gaps_s) / busy_s if busy_s else 1.0
         return tuple(
             op
             if op.busy_s is None or not op.device_s
-            else replace(op, gpu_s=op.busy_s + self.gap_s * op.kernels)
+            else replace(
+                op, busy_s=share * op.busy_s, gpu_s=share * op.busy_s + self.gap_s * op.kernels
+            )
             for op in ops
         )
 

@@ -101,18 +101,19 @@ class Predictor:
         plain = case.plain if isinstance(case, PaddedCase) else case
         known = self._known.get(plain.key) or self._measured(plain, announce)
         self._known[plain.key] = known
-        ops = tuple(self._cost(plain, op, known.times.known) for op in known.traced.ops)
+        alone = tuple(self._cost(plain, op, known.times.known) for op in known.traced.ops)
+        ops = alone
         if isinstance(case, PaddedCase):
             announce(case.key, "measuring its operations padded")
             with self._timed("operations"):
-                padded = self._padded(known.traced, ops)
+                padded = self._padded(known.traced, alone)
             if padded is None:
                 return Foretold(case, reason=NO_GAIN)
             ops = padded
         at_1 = Foretold(plain, ops=ops, notes=known.notes)
         if plain.graph:
             captured = self._captured(case, known, announce)
-            at_1 = replace(at_1, ops=captured.ops(ops), framework_s=captured.host_s(ops))
+            at_1 = replace(at_1, ops=captured.ops(alone, ops), framework_s=captured.host_s(ops))
             error = 0.0
         else:
             framework = self._framework(case, announce)
@@ -131,7 +132,7 @@ class Predictor:
         return self.pace.seen()
 
     def _captured(self, case: TrainCase, known: _Known, announce: Announce) -> Captured:
-        """What a graph of these calls takes beside their kernels."""
+        """What a graph of these calls takes."""
         key = step_key(known.traced)
         if key not in self._graphs:
             announce(case.key, "measuring its operations captured together")

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
+from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ from kernels.tuned import slug, user_directory
 from microbench.host import cpu_name
 
 VERSIONS = ("python", "torch", "triton", "cuda", "cudnn", "cublas")
-FORMAT = 6  # raised when times are taken in another way
+CAPTURED = [field.name for field in dataclass_fields(Captured)]
+FORMAT = 7  # raised when times are taken in another way
 
 
 class Store:
@@ -111,7 +113,7 @@ def _read(path: Path) -> tuple[dict[str, OpTime], Framework | None, dict[str, Ca
     steps = content.get("captured")
     for key, fields in steps.items() if isinstance(steps, dict) else ():
         with suppress(TypeError, ValueError, KeyError):
-            captured[key] = Captured(_time(fields["gap_s"]), _time(fields["launch_s"]))
+            captured[key] = Captured(*(_time(fields[name]) for name in CAPTURED))
     return found, framework, captured
 
 
