@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from tracing import case_of
 
 from e2e.networks import find
@@ -174,34 +175,100 @@ def test_a_distant_call_is_another_and_is_measured_as_such(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Distant] = []
+    told_apart: list[int] = []
 
-    def watched(call: Call, device: torch.device, pool: Pool, distant: Distant) -> Replay:
+    def watched(
+        call: Call, device: torch.device, pool: Pool, distant: Distant, *, apart: int
+    ) -> Replay:
         seen.append(distant)
-        return materialise(call, device, pool, distant)
+        told_apart.append(apart)
+        return materialise(call, device, pool, distant, apart=apart)
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("e2e.predict.calls.materialise", watched)
     near = TracedOp(describe(ATEN.exp.default, (rows(2),), {}), (), "", "", False, False, 0, 0)
     far = replace(near, distant=Distant((0,), cache_bytes=4 * MB))
-    traced = Trace(case_of(find("cnn-cifar")), (near, far), 0, 0, 0, 0, fake=True)
+    traced = Trace(case_of(find("cnn-cifar")), (near, far, near), 0, 0, 0, 0, fake=True)
     calls = Calls(Target("cpu", "a CPU"), Store({"name": "a CPU"}, {}), Steady())
-    assert len(calls.times(traced).known) == 2
+    known = calls.times(traced).known
+    assert len(known) == 2
     assert set(seen) == {NEAR, far.distant}
+    assert told_apart == [0, 0]
+    calls.counted(traced, known)
+    assert sorted(told_apart[2:]) == [1, 2], "as many as the step launches"
 
 
-def test_small_arguments_do_not_matter() -> None:
+def test_small_arguments_that_the_cache_does_not_hold_are_another_thing() -> None:
+    """A call on them alone is no other one: they are told apart only among a step's launches."""
     recorder = Recorder("cpu", cache_bytes=4 * MB)
     small = torch.ones(LEAST_DISTANT // 4 - 1)
     recorder.hold(iter((small,)))
     with recorder:
         torch.exp(small)
-    (op,) = recorder.end()
-    assert not op.distant
+        torch.neg(small)
+    first, again = recorder.end()
+    assert not first.distant
+    assert first.distant.key == ""
+    assert first.distant.small == (0,)
+    assert again.distant == NEAR, "the first call has just read them"
+
+
+class Pointers(TorchDispatchMode):
+    """Where the tensors of each launch lie."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[list[int]] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        pointers = [leaf.data_ptr() for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
+        if pointers:  # else it is a note for the profiler
+            self.seen.append(pointers)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("arguments", [(), (0,)])
+def test_each_launch_of_a_step_has_small_distant_arguments_of_its_own(
+    arguments: tuple[int, ...],
+) -> None:
+    x, y = torch.empty(1024), torch.empty(1024)
+    call = describe(ATEN._foreach_add_.List, ([x, y], [x.clone(), y.clone()]), {})
+    distant = Distant(arguments, cache_bytes=2**16, small=(1, 3))
+    pool = Pool(CPU)
+    as_ever = materialise(call, CPU, pool, distant)
+    with Pointers() as once:
+        as_ever.launch_distant()
+    replay = materialise(call, CPU, pool, distant, apart=3)
+    with Pointers() as watch:
+        for _ in range(6):
+            replay.launch_distant()
+        replay.launch()
+    *step, alone = watch.seen
+    assert alone == once.seen[0], "alone nothing is told apart"
+    assert step[:3] == step[3:], "the next step has what the one before had"
+    for place in (1, 3):
+        own = {launch[place] for launch in step}
+        assert len(own) == 3
+        assert alone[place] not in own
+    assert {launch[0] for launch in step} == {alone[0]}, "written, and not small: where it was"
+
+
+def test_arguments_with_rules_of_their_own_stay_where_they_are() -> None:
+    """What an embedding looks up must be indices."""
+    call = describe(
+        ATEN.embedding.default, (torch.empty(8, 4), torch.zeros(3, dtype=torch.long)), {}
+    )
+    replay = materialise(call, CPU, Pool(CPU), Distant(small=(0, 1)), apart=2)
+    with Pointers() as watch:
+        for _ in range(2):
+            replay.launch_distant()
+    first, second = watch.seen
+    assert first[0] != second[0]
+    assert first[1] == second[1]
 
 
 @pytest.mark.parametrize("arguments", [(), (0,), (1,), (0, 1)])
 def test_distant_arguments_take_turns_and_the_others_stay(arguments: tuple[int, ...]) -> None:
-    seen: list[tuple[int, int]] = []
     call = describe(ATEN.mm.default, (torch.empty(64, 128), torch.empty(128, 32)), {})
     distant = Distant(arguments, cache_bytes=64 * 128 * 4)
     pool = Pool(CPU)
@@ -210,15 +277,11 @@ def test_distant_arguments_take_turns_and_the_others_stay(arguments: tuple[int, 
     replay = materialise(call, CPU, pool, distant)
     assert pool.bytes == reserved
 
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-            seen.append((args[0].data_ptr(), args[1].data_ptr()))
-            return func(*args, **(kwargs or {}))
-
-    with Watch():
+    with Pointers() as watch:
         for _ in range(20):
             replay.launch_distant()
         replay.launch()
+    seen = [(first, second) for first, second in watch.seen]
     for place in (0, 1):
         places = {pair[place] for pair in seen}
         assert (len(places) > 1) is (place in arguments)

@@ -55,23 +55,31 @@ class Calls:
         return Times(known | {key: taken.time for key, taken in new.items()}, problems)
 
     def counted(self, traced: Trace, known: Mapping[str, OpTime]) -> list[Counted]:
-        """The calls that are `known`, ready to be launched."""
+        """The calls that are `known`, ready to be launched as often as the step does: each launch
+        on small arguments of its own, where the step does not find them in the cache.
+        """
         calls, places = _distinct(traced)
         calls = {key: op for key, op in calls.items() if key in known}
         switch_process(recipe_of(traced.case), self.device.type)
-        counted, _ = self._made(calls, places)
+        counted, _ = self._made(calls, places, apart=True)
         return list(counted.values())
 
     def _made(
-        self, ops: Mapping[str, TracedOp], places: Mapping[str, Sequence[int]]
-    ) -> tuple[dict[str, Counted], dict[str, str]]:
-        """The calls ready to launch, in the step's order, and why others are not."""
+        self, ops: Mapping[str, TracedOp], places: Mapping[str, Sequence[int]], *,
+        apart: bool = False,
+    ) -> tuple[dict[str, Counted], dict[str, str]]:  # fmt: skip
+        """The calls ready to launch, in the step's order, and why others are not; their launches in
+        a step told `apart`, as for `materialise`.
+        """
         counted: dict[str, Counted] = {}
         problems: dict[str, str] = {}
         pool = self._pool(dict(ops), problems)
         for key in ops.keys() - problems.keys():
             try:
-                replay = materialise(ops[key].call, self.device, pool, ops[key].distant)
+                replay = materialise(
+                    ops[key].call, self.device, pool, ops[key].distant,
+                    apart=len(places[key]) if apart else 0,
+                )  # fmt: skip
             except (CannotReplay, torch.OutOfMemoryError) as problem:
                 problems[key] = _in_words(problem)
                 continue

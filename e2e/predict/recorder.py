@@ -27,7 +27,7 @@ FUSED = "aten._fused_"
 SKIPPED = ("prim.", "profiler.")  # questions and notes: no arithmetic, no launch
 READS = "aten._local_scalar_dense.default"  # a value that Python reads: the host waits for it
 COPIES = ("aten._to_copy.", "aten.copy_.")
-LEAST_DISTANT = 2**20  # bytes: what is smaller costs hardly more when it is not in the cache
+LEAST_DISTANT = 2**20  # bytes: what is smaller only comes later when it is not in the cache
 WIDE = 4  # times the cache: a call that touches more finds nothing of its last launch
 BLOCK_BYTES = 512  # torch's caching allocator rounds up to this
 
@@ -210,18 +210,18 @@ class Recorder(TorchDispatchMode):
                 most, before = tensor.untyped_storage().nbytes(), touched.get(_storage(tensor), 0)
                 touched[_storage(tensor)] = min(most, before + _touched_bytes(tensor))
         narrow = sum(touched.values()) <= WIDE * cache.size
-        far = {
-            i
+        gone = {
+            i: _touched_bytes(tensor) >= LEAST_DISTANT
             for i, tensor in enumerate(taken)
-            if _storage(tensor) in touched
-            and _touched_bytes(tensor) >= LEAST_DISTANT
-            and not cache.holds(_storage(tensor))
+            if narrow and _storage(tensor) in touched and not cache.holds(_storage(tensor))
         }
         new = {_storage(tensor) for tensor, size in made if size >= LEAST_DISTANT} if narrow else ()
         for storage, size in touched.items():
             cache.touch(storage, size, new_of=number if storage in new else None)
-        moving = tuple(i for i in movable(call) if i in far) if far and narrow else ()
-        return Distant(moving, cache_bytes=cache.size) if moving else NEAR
+        large, small = (tuple(i for i in gone if gone[i] is size) for size in (True, False))
+        moving = tuple(i for i in movable(call) if i in large) if large else ()
+        found = Distant(moving, cache_bytes=cache.size, small=small)
+        return found if moving or small else NEAR
 
     def _run(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         fake = any(isinstance(leaf, FakeTensor) for leaf in tree_leaves(args))

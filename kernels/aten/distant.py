@@ -24,11 +24,15 @@ MOST_TURNS = 128  # unless it would have more turns than these
 class Distant:
     """What the cache does not hold: arguments, by their places in `Call.tensors`, and whether
     `results` leave it before they are freed. `cache_bytes` is what it does hold.
+
+    `small` are further arguments, of which a launch only finds that the first bytes come late: they
+    are told apart where the launches of a step are (see `materialise`).
     """
 
     arguments: tuple[int, ...] = ()
     results: bool = False
     cache_bytes: int = 0
+    small: tuple[int, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.arguments or self.results)

@@ -50,8 +50,13 @@ class Replay:
     launch_distant: Callable[[], object] = field(repr=False)
 
 
-def materialise(call: Call, device: torch.device, pool: Pool, distant: Distant = NEAR) -> Replay:
+def materialise(
+    call: Call, device: torch.device, pool: Pool, distant: Distant = NEAR, *, apart: int = 0
+) -> Replay:
     """Arguments with the recorded shapes, strides and types on `device`, and a launch with them.
+
+    So many launches are told `apart`: in `launch_distant`, each has small distant arguments of its
+    own, as each launch of a step has; what it writes there stays.
 
     What the shared memory of `pool` cannot hold (indices, masks, what a forward pass saved) is the
     replay's own and freed with it. CannotReplay, with the reason, for calls whose output's shape or
@@ -76,15 +81,19 @@ def materialise(call: Call, device: torch.device, pool: Pool, distant: Distant =
     if any(place.saved for place in places):
         values.update(run_forward(SAVED[call.operator], call, arguments, values))
     launch = _launch(func, call, arguments, values)
-    elsewhere = [values | _moved(turn, made, arguments, pool) for turn in turns]
-    launches = [launch, *(_launch(func, call, arguments, there) for there in elsewhere)]
+    moved = [{place.at: _tensor(place, pool) for place in turn} for turn in ([], *turns)]
+    own = _own(places, distant, apart, pool)
+    if own:
+        moved = [each | there for each, there in zip(own, itertools.cycle(moved), strict=False)]
+    elsewhere = [values | _moved(there, made, arguments, pool) for there in moved]
+    launches = [_launch(func, call, arguments, there) for there in elsewhere]
     return Replay(
         launch,
         mutated=any(place.slot.written for place in places),
         restore=restore,
         args=launch.args,
         kwargs=launch.keywords,
-        launch_distant=in_turns(launches, distant, pool.held) if distant else launch,
+        launch_distant=in_turns(launches, distant, pool.held) if distant or own else launch,
     )
 
 
@@ -202,6 +211,30 @@ def _turns(places: Sequence[_Place], distant: Distant) -> list[list[_Place]]:
     return turns
 
 
+def _own(
+    places: Sequence[_Place], distant: Distant, launches: int, pool: Pool
+) -> list[dict[_At, Tensor]]:
+    """The small distant arguments of so many launches, in memory of their own; none for none.
+
+    Values that have rules of their own stay where they are.
+    """
+    small = [
+        place
+        for i, place in enumerate(places)
+        if i in distant.small and place.area is not None and place.fill is None
+    ]
+    if not small:
+        return []
+    return [{place.at: _filled(place, pool) for place in small} for _ in range(launches)]
+
+
+def _filled(place: _Place, pool: Pool) -> Tensor:
+    """Memory of its own for an argument, with the content that its area has."""
+    tensor = _tensor(replace(place, area=None), pool)
+    fill(writable(tensor), pool.generator(tensor.device))
+    return tensor
+
+
 def movable(call: Call) -> tuple[int, ...]:
     """Arguments that can be measured as distant, by their places in `Call.tensors`.
 
@@ -280,14 +313,14 @@ def _value(name: str, value: Argument, made: Mapping[_At, Tensor], device: torch
 
 
 def _moved(
-    turn: Iterable[_Place],
+    moved: Mapping[_At, Tensor],
     made: Mapping[_At, Tensor],
     arguments: Mapping[str, Argument],
     pool: Pool,
 ) -> dict[str, Any]:
-    """The arguments, by name, that lie elsewhere in a turn."""
-    there = {**made, **{place.at: _tensor(place, pool) for place in turn}}
-    names = {place.slot.name for place in turn}
+    """The arguments, by name, of which some lie elsewhere in a turn."""
+    there = {**made, **moved}
+    names = {name for name, _ in moved}
     return {name: _value(name, arguments[name], there, pool.device) for name in names}
 
 
