@@ -16,6 +16,7 @@ from microbench.report.training.errors import (
     errors_table,
     intervals_kept,
     limits_named,
+    measured_half_pct,
 )
 from microbench.report.training.markdown import training_table
 from microbench.report.training.screen import training_sections
@@ -114,6 +115,20 @@ def test_intervals_are_kept_or_not() -> None:
     made = [planted(2.0), planted(-2.0), planted(9.0), planted(50.0, limit="host", half_pct=60)]
     assert intervals_kept(made, "gpu") == Hits(2, 3)
     assert intervals_kept(made, "host") == Hits(1, 1)
+
+
+def test_measurements_are_known_to_so_much() -> None:
+    def known_to(half_pct: float, limit: str = "host") -> Training:
+        made = planted(0.0, limit=limit)
+        assert made.steps is not None
+        step_s = made.steps.median_s
+        ends = ((1 - half_pct / 200) * step_s, (1 + half_pct / 100) * step_s)  # the larger side
+        return replace(made, steps=replace(made.steps, ci95_s=ends))
+
+    made = [known_to(half) for half in (3.0, 40.0, 7.0)]
+    assert measured_half_pct([*made, known_to(90.0, "gpu")], "host") == pytest.approx(7.0)
+    assert measured_half_pct(made, "gpu") is None
+    assert "Half of these are measured to ±7 % or worse." in error_sentences(made)
 
 
 def test_the_table_is_read_with_its_counts() -> None:

@@ -15,6 +15,7 @@ from rich.text import Text
 from microbench.report import words
 from microbench.report.grid import DIM, Column, Grid, Row
 from microbench.report.training.predictions import error_pct, is_beside, paced_error_pct
+from microbench.stats import half_width_pct
 from microbench.train_results import Training
 
 ERRORS_TITLE = "Predicted against measured, absolute errors in per cent"
@@ -101,6 +102,18 @@ def intervals_kept(trainings: Sequence[Training], limit: str) -> Hits:
     return Hits(sum(low <= step_s <= high for (low, high), step_s in pairs), len(pairs))
 
 
+def measured_half_pct(trainings: Sequence[Training], limit: str) -> float | None:
+    """Of the steps that this limits, the middle half width of the measurements' own intervals, in
+    per cent; None where none is known. No prediction can be told to be closer than this.
+    """
+    halves = [
+        half_width_pct(t.steps.median_s, t.steps.ci95_s)
+        for t in trainings
+        if t.predicted and t.steps and t.steps.ci95_s and t.limit == limit
+    ]
+    return median(halves) if halves else None
+
+
 def _line(
     what: str,
     trainings: Sequence[Training],
@@ -178,7 +191,9 @@ def error_rows(trainings: Sequence[Training]) -> list[list[str]]:
 
 
 def error_sentences(trainings: Sequence[Training]) -> list[str]:
-    """How often the limit was named right, and the step within its interval."""
+    """How often the limit was named right, and the step within its interval; and how well the
+    measured steps themselves are known.
+    """
     found: list[str] = []
     named = limits_named(trainings)
     if named.count:
@@ -190,6 +205,9 @@ def error_sentences(trainings: Sequence[Training]) -> list[str]:
                 f"Limited by the {who}: the step was within the predicted interval in "
                 f"{_share(kept)}."
             )
+        half_pct = measured_half_pct(trainings, limit)
+        if half_pct is not None:
+            found.append(f"Half of these are measured to ±{half_pct:.2g} % or worse.")
     return found
 
 
