@@ -7,6 +7,7 @@ from pathlib import Path
 from microbench.report.markdown import to_markdown
 from microbench.results import Run
 from microbench.runfile import read_run
+from microbench.stats import median
 from microbench.train_results import Training
 
 ROOT = Path(__file__).parents[1]
@@ -35,27 +36,62 @@ def test_the_loaders_alone_are_the_run_files_own() -> None:
 
 def test_what_a_decoding_gpu_feeds_is_the_run_files_own() -> None:
     run = run_file("train-resnet50-jpeg.json")
-    (captured, compiled), (loading,) = fed(run), run.loadings
-    assert captured.case.graph
-    assert compiled.case.compile
-    for training in (captured, compiled):
-        assert training.steps is not None
-        assert training.steps.unfed_s is not None
-        assert training.per_s is not None
-        at_hand = f"{training.per_s * training.steps.median_s / training.steps.unfed_s:,.0f}"
-        said = [f"trained {training.per_s:,.0f} img/s"]
-        if training.case.graph:
-            share = 100 * training.steps.unfed_s / training.steps.median_s
-            step_ms, unfed_ms = 1e3 * training.steps.median_s, 1e3 * training.steps.unfed_s
-            said += [f"{step_ms:.1f} ms a step", f"took {unfed_ms:.1f} ms ({share:.1f} % of"]
-        else:
-            host_ms = 1e3 * (training.steps.host_s or 0)
-            said += [f"would have given {at_hand}", f"needs {host_ms:.0f} ms to launch"]
-        for words in said:
-            assert words in SAID
+    arms, (loading,) = fed(run), run.loadings
+    by_wall: list[str] = []
+    for training in arms:
+        case, steps = training.case, training.steps
+        assert steps is not None
+        assert steps.unfed_s is not None
+        how = " and ".join(["compiled"] * case.compile + ["captured"] * case.graph)
+        cells = (
+            how, f"{case.batch}", f"{training.per_s:,.0f}", f"{1e3 * steps.median_s:.1f}",
+            f"{1e3 * steps.unfed_s:.1f}", f"{100 * steps.unfed_s / steps.median_s:.1f} %",
+        )  # fmt: skip
+        assert f"| {' | '.join(cells)} |" in LOADER
+        if case.graph and case.compile:
+            by_wall.append(f"{training.step_units * steps.wall_steps / steps.wall_s:,.0f}")
+        if not case.graph:
+            assert f"needs {1e3 * (steps.host_s or 0):.0f} ms to launch it" in SAID
+    assert len(arms) == 4
+    assert f"trained {' and '.join(by_wall)} img/s" in SAID
+    captured, fastest = arms[0], max(arms, key=lambda t: t.per_s or 0.0)
     assert f"the loader alone gave {loading.per_s:,.0f}" in SAID
     assert f"ran at {captured.per_s:,.0f} img/s" in " ".join(METHOD.split())
     assert f"trains {captured.per_s:,.0f} img/s" in " ".join(README.split())
+    assert f"{fastest.per_s:,.0f} img/s compiled at batch {fastest.case.batch}" in README
+
+
+def test_the_joint_picture_is_the_run_files_own() -> None:
+    run = run_file("stalls-resnet50.json")
+    table = to_markdown(run)
+    assert table[table.index("| workers | loader alone") :].strip() in LOADER
+    together = {(t.case.recipe, t.case.workers): t for t in fed(run)}
+    errors = [
+        abs(told / t.per_s - 1)
+        for t in together.values()
+        if t.per_s and (told := t.predicted_per_s)
+    ]
+    assert len(errors) == 6
+    assert f"Of six points half are foretold within {100 * median(errors):.1f} %" in SAID
+    ratios = {n: together["amp", n].speedup["fp32"].ratio for n in (8, 16)}
+    assert f"with 8 it is {ratios[8]:.2f} times as fast, with 16 {ratios[16]:.2f} times" in SAID
+    pinned = next(t for t in run.trainings if t.case.loader == "pinned" and t.case.recipe == "amp")
+    assert f"would be {pinned.speedup['fp32'].ratio:.2f} times without" in SAID
+    rates = sorted(
+        block.images / block.wall_s
+        for one in run.loadings if one.case.workers == 8
+        for block in one.blocks
+    )  # fmt: skip
+    assert f"between {rates[0]:,.0f} and {rates[-1]:,.0f} img/s" in SAID
+    busy = {
+        t.case.recipe: t.steps for t in run.trainings if t.case.cached and t.case.workers == 16
+    }["amp"]
+    assert busy is not None
+    assert busy.ci95_s is not None
+    low, high = (f"{1e3 * end:.1f}" for end in busy.ci95_s)
+    assert f"took {1e3 * busy.median_s:.1f} ms (95 % interval: {low} to {high})" in SAID
+    assert pinned.steps is not None
+    assert f"instead of {1e3 * pinned.steps.median_s:.1f}; FP32's" in SAID
 
 
 def test_two_cores_are_the_run_files_own() -> None:
@@ -64,6 +100,6 @@ def test_two_cores_are_the_run_files_own() -> None:
     steps = [steps for name in ("O0", "O1", "O2", "O3") if (steps := arms[name])]
     assert f"took {ms([one.median_s for one in steps])} ms a step, but" in SAID
     assert f"but {ms([one.unfed_s or 0 for one in steps])} ms on a batch that was there" in SAID
-    assert {len(one.blocks_s) for one in steps} == {3}
+    assert {len(one.blocks_s) for one in steps} == {4}
     table = to_markdown(run)
     assert table[table.index("| workers | loader alone") :].strip() in LOADER

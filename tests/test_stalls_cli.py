@@ -135,7 +135,9 @@ def test_the_run_is_shown_tabled_and_compared(
     assert microbench(["show", str(file), "--csv"]) == 0
     assert "images_per_s_per_core" in capsys.readouterr().out.splitlines()[0]
     assert microbench(["show", str(file), "--chart", str(tmp_path / "c.svg")]) == 0
-    assert "loader alone" in (tmp_path / "c.svg").read_text()
+    drawn = (tmp_path / "c.svg").read_text()
+    assert "loader alone" in drawn
+    assert "batch 4, loader" in drawn, "of what, not only where"
     capsys.readouterr()
     assert microbench(["compare", str(file), str(file)]) == 0
     assert "B against A, 17 cases: " in capsys.readouterr().out

@@ -44,7 +44,8 @@ def loading_chart(run: Run) -> Any:
         colours = dict(zip(names, SERIES_COLOURS * len(names), strict=False))
         panels = [_panel(alt, "", rows, colours)]
         reading = "images a second to the device, nothing trained"
-    chart = panels[0] if len(panels) == 1 else alt.vconcat(*panels, spacing=30)
+    # One panel too: its own title says of what, the heading of which device.
+    chart = alt.vconcat(*panels, spacing=30)
     return styled(chart.properties(title=_heading(alt, run, reading)))
 
 
