@@ -15,6 +15,7 @@ from e2e.plans import Comparison
 from e2e.predict.foresight import Foresight, to_verify, verified
 from e2e.predict.foretold import Foretold
 from e2e.predict.loader_wait import with_loader
+from e2e.predict.spread import Spread, spread
 from e2e.progress import TrainProgress
 from e2e.worker import DataFacts, TrainSettings, TrainWorker
 from microbench.errors import UserError
@@ -57,6 +58,7 @@ class Job:
     def __init__(self, work: Work, worker: TrainWorker, progress: TrainProgress) -> None:
         self.work, self.worker, self.progress = work, worker, progress
         self._told: dict[str, Foretold] = {}
+        self._pace: Spread | None = None  # of the comparison's arms, and of what they might be
         self._loadings: dict[str, Loading] = {}
         self.foresight = Foresight(
             self._ask, work.kind, work.memory_bytes, fixes=work.verify or not work.train,
@@ -127,13 +129,13 @@ class Job:
     # ------------------------------------------------------------ predicting
 
     def _foretold(self, comparison: Comparison) -> dict[str, Foretold]:
-        """All cases for the same pace of the host: as seen while any of them was measured."""
+        """All cases for one pace of the host: as seen while any of them was measured."""
         if not self.work.predict:
             return {}
+        self._pace = None
         first = self.foresight.foretold(comparison.cases)
-        for key in [key for key, told in self._told.items() if told.predicted]:
-            del self._told[key]
-        return self.foresight.foretold(comparison.cases) if len(first) > 1 else first
+        self._pace = spread({seen for told in first.values() for seen in told.seen})
+        return self.foresight.foretold(comparison.cases)
 
     def _proposed(self, run: Run, comparison: Comparison) -> Run:
         """With fixes for arms that were timed without --verify, all else as it was then."""
@@ -164,6 +166,7 @@ class Job:
                 self._restart()
                 self._told[plain.key] = Foretold(plain, reason=death.reason)
         told = replace(self._told[plain.key], case=case)
+        told = told.told_for(self._pace) if self._pace else told
         if case.loader == RESIDENT and USUAL_LOADER.get(case.data) != RESIDENT:
             return self._kept(told)
         if not case.fed or told.predicted is None:

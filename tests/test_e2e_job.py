@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,11 +12,14 @@ from rich.console import Console
 from e2e.job import Job, Work
 from e2e.plans import Comparison, Planned
 from e2e.predict.foretold import Foretold
+from e2e.predict.model import OpCost
+from e2e.predict.spread import Spread
 from e2e.progress import TrainProgress
 from e2e.worker import DataFacts, TrainSettings
 from microbench.results import Run
 from microbench.runfile import read_run
 from microbench.train_results import Predicted, TrainCase
+from microbench.worker import WorkerDied
 
 LEDGER = Path(__file__).parents[1] / "results" / "nvidia-h200" / "ledger-resnet50.json"
 
@@ -28,16 +32,21 @@ class Refusing:
 
 
 class Slowing:
-    """A training process whose host is slower whenever it is asked; one recipe cannot be told."""
+    """A training process whose host is slower whenever it is asked, or dies of one recipe."""
 
-    def __init__(self, refused: str) -> None:
-        self.refused, self.asked = refused, 0
+    def __init__(self, deadly: str) -> None:
+        self.deadly, self.asked = deadly, list[str]()
 
     def foretell(self, case: TrainCase, on_stage: object) -> Foretold:
-        self.asked += 1
-        if case.recipe == self.refused:
-            return Foretold(case, reason="planted")
-        return Foretold(case, Predicted(1.0, (1.0, 1.0), "gpu", {}, None), pace=self.asked)
+        self.asked.append(case.key)
+        if case.recipe == self.deadly:
+            raise WorkerDied(case.key, "planted")
+        pace = float(len(self.asked))
+        told = Predicted(1.0, (1.0, 1.0), "gpu", {}, None)
+        op = OpCost("product", "forward", "", 1.0, 1.0)
+        return Foretold(case, told, ops=(op,), seen=((pace, pace),)).told_for(
+            Spread(pace, pace, pace)
+        )
 
 
 @pytest.fixture
@@ -53,18 +62,26 @@ def job_with(worker: object, path: Path) -> Job:
     return Job(work, cast("Any", worker), TrainProgress(Console(quiet=True), 1, quiet=True))
 
 
-def test_arms_that_are_compared_are_told_when_all_of_them_have_been_measured(
-    run: Run, tmp_path: Path
+def test_arms_that_are_compared_and_their_fixes_are_told_for_one_pace(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     comparison = Comparison(tuple(Planned(training.case) for training in run.trainings))
-    recipes = [case.recipe for case in comparison.cases]
-    assert len(recipes) > 2
-    worker = Slowing(refused=recipes[1])
-    told = list(job_with(worker, tmp_path / "run.json")._foretold(comparison).values())
-    assert [one.case.recipe for one in told] == recipes
-    assert told[1].reason == "planted"
-    assert min(one.pace for one in told if one.predicted) > len(recipes)
-    assert worker.asked == 2 * len(recipes) - 1  # what cannot be told is not tried again
+    first, deadly, last = comparison.cases
+    worker = Slowing(deadly.recipe)
+    job = job_with(worker, tmp_path / "run.json")
+    monkeypatch.setattr(job, "_restart", lambda: None)
+    told = job._foretold(comparison)
+    assert told[deadly.key].reason == "planted"
+    assert [told[case.key].pace for case in (first, last)] == [1.0, 1.0], "of 1 and 3 the middle"
+    for case in (first, last):
+        predicted = told[case.key].predicted
+        assert predicted is not None
+        assert predicted.interval_s is not None
+        assert predicted.interval_s[1] > 3.0
+    assert worker.asked == [case.key for case in comparison.cases], "each once"
+    fix = job._ask(replace(last, batch=2 * last.batch))
+    assert len(worker.asked) == 4
+    assert (fix.seen, fix.pace) == (((4.0, 4.0),), 1.0), "as the arms, to be compared with them"
 
 
 def test_fixes_that_cannot_be_foretold_leave_a_run_as_it_was(run: Run, tmp_path: Path) -> None:

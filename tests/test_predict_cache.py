@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -175,27 +175,29 @@ def test_a_distant_call_is_another_and_is_measured_as_such(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Distant] = []
-    told_apart: list[int] = []
+    told_apart: list[list[tuple[int, ...]]] = []
 
     def watched(
-        call: Call, device: torch.device, pool: Pool, distant: Distant, *, apart: int
-    ) -> Replay:
+        call: Call, device: torch.device, pool: Pool, distant: Distant,
+        *, apart: Sequence[tuple[int, ...]],
+    ) -> Replay:  # fmt: skip
         seen.append(distant)
-        told_apart.append(apart)
+        told_apart.append(list(apart))
         return materialise(call, device, pool, distant, apart=apart)
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("e2e.predict.calls.materialise", watched)
     near = TracedOp(describe(ATEN.exp.default, (rows(2),), {}), (), "", "", False, False, 0, 0)
     far = replace(near, distant=Distant((0,), cache_bytes=4 * MB))
-    traced = Trace(case_of(find("cnn-cifar")), (near, far, near), 0, 0, 0, 0, fake=True)
+    late = replace(near, distant=Distant(small=(0,)))
+    traced = Trace(case_of(find("cnn-cifar")), (near, far, late), 0, 0, 0, 0, fake=True)
     calls = Calls(Target("cpu", "a CPU"), Store({"name": "a CPU"}, {}), Steady())
     known = calls.times(traced).known
     assert len(known) == 2
     assert set(seen) == {NEAR, far.distant}
-    assert told_apart == [0, 0]
+    assert told_apart == [[], []]
     calls.counted(traced, known)
-    assert sorted(told_apart[2:]) == [1, 2], "as many as the step launches"
+    assert sorted(told_apart[2:]) == [[()], [(), (0,)]], "launch by launch"
 
 
 def test_small_arguments_that_the_cache_does_not_hold_are_another_thing() -> None:
@@ -227,18 +229,18 @@ class Pointers(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("arguments", [(), (0,)])
+@pytest.mark.parametrize("arguments", [(), (2,)])
 def test_each_launch_of_a_step_has_small_distant_arguments_of_its_own(
     arguments: tuple[int, ...],
 ) -> None:
     x, y = torch.empty(1024), torch.empty(1024)
     call = describe(ATEN._foreach_add_.List, ([x, y], [x.clone(), y.clone()]), {})
-    distant = Distant(arguments, cache_bytes=2**16, small=(1, 3))
+    distant = Distant(arguments, cache_bytes=2**13)
     pool = Pool(CPU)
     as_ever = materialise(call, CPU, pool, distant)
     with Pointers() as once:
         as_ever.launch_distant()
-    replay = materialise(call, CPU, pool, distant, apart=3)
+    replay = materialise(call, CPU, pool, distant, apart=[(1, 3), (1, 3), (1,)])
     with Pointers() as watch:
         for _ in range(6):
             replay.launch_distant()
@@ -246,11 +248,14 @@ def test_each_launch_of_a_step_has_small_distant_arguments_of_its_own(
     *step, alone = watch.seen
     assert alone == once.seen[0], "alone nothing is told apart"
     assert step[:3] == step[3:], "the next step has what the one before had"
-    for place in (1, 3):
-        own = {launch[place] for launch in step}
-        assert len(own) == 3
+    for place, count in ((1, 3), (3, 2)):
+        own = {launch[place] for launch in step[:count]}
+        assert len(own) == count
         assert alone[place] not in own
+    assert step[2][3] == alone[3], "which the third launch finds in the cache"
     assert {launch[0] for launch in step} == {alone[0]}, "written, and not small: where it was"
+    turns = {launch[2] for launch in step}
+    assert (len(turns) > 1) is bool(arguments), "larger ones take their turns as ever"
 
 
 def test_arguments_with_rules_of_their_own_stay_where_they_are() -> None:
@@ -258,13 +263,54 @@ def test_arguments_with_rules_of_their_own_stay_where_they_are() -> None:
     call = describe(
         ATEN.embedding.default, (torch.empty(8, 4), torch.zeros(3, dtype=torch.long)), {}
     )
-    replay = materialise(call, CPU, Pool(CPU), Distant(small=(0, 1)), apart=2)
+    replay = materialise(call, CPU, Pool(CPU), apart=[(0, 1), (0, 1)])
     with Pointers() as watch:
         for _ in range(2):
             replay.launch_distant()
     first, second = watch.seen
     assert first[0] != second[0]
     assert first[1] == second[1]
+
+
+def test_memory_of_its_own_is_no_more_than_an_argument_fills() -> None:
+    """A column of a large matrix, of which each launch would have one."""
+    matrix = torch.empty(1000, 1000)
+    call = describe(ATEN.exp.default, (matrix[:, 0],), {})
+    replay = materialise(call, CPU, Pool(CPU), apart=[(0,), (0,)])
+    with Pointers() as watch:
+        replay.launch_distant()
+        replay.launch_distant()
+        replay.launch()
+    assert len({launch[0] for launch in watch.seen}) == 1
+
+
+def test_eight_bit_values_may_lie_in_any_order() -> None:
+    columns = torch.zeros(16, 32, dtype=torch.float8_e4m3fn).t()
+    call = describe(ATEN._to_copy.default, (columns,), {"dtype": torch.float32})
+    replay = materialise(call, CPU, Pool(CPU), apart=[(0,)])
+    with Pointers() as watch:
+        replay.launch_distant()
+        replay.launch()
+    assert len({launch[0] for launch in watch.seen}) == 2
+
+
+def test_a_step_that_has_no_room_for_a_call_is_no_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*given: object, apart: Sequence[object]) -> Replay:
+        if apart:
+            raise torch.OutOfMemoryError("planted")
+        return materialise(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("e2e.predict.calls.materialise", full)
+    op = TracedOp(describe(ATEN.exp.default, (rows(2),), {}), (), "", "", False, False, 0, 0)
+    traced = Trace(case_of(find("cnn-cifar")), (op,), 0, 0, 0, 0, fake=True)
+    calls = Calls(Target("cpu", "a CPU"), Store({"name": "a CPU"}, {}), Steady())
+    known = calls.times(traced).known
+    assert len(known) == 1
+    with pytest.raises(RuntimeError, match=r"aten\.exp\.default, among the others: it alone needs"):
+        calls.counted(traced, known)
 
 
 @pytest.mark.parametrize("arguments", [(), (0,), (1,), (0, 1)])

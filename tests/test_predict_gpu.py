@@ -14,8 +14,9 @@ from e2e.datasets.synthetic import Synthetic
 from e2e.networks import find
 from e2e.predict.calls import Calls, key_of, kind
 from e2e.predict.captured import graph_of
-from e2e.predict.pace import SmallStepPace, pace_of
+from e2e.predict.pace import Noted, SmallStepPace, pace_of
 from e2e.predict.predictor import Predictor
+from e2e.predict.spread import spread
 from e2e.predict.store import Store
 from e2e.predict.trace import differences, trace, trace_real
 from e2e.steps import busy_time
@@ -203,8 +204,9 @@ def test_the_pace_is_that_of_launching_and_holds_no_memory_afterwards() -> None:
     gc.collect()
     before = torch.cuda.memory_allocated()
     pace = SmallStepPace(DEVICE)
-    pace.look()
-    looked = pace.seen()
+    noted = Noted(pace)
+    noted.look()
+    looked = spread(noted.take())
     assert 0 < looked.low <= looked.middle <= looked.high
     torch.cuda._sleep(2_000_000_000)  # a second or so, which is not the host's
     assert pace.now() < 20 * looked.high
@@ -215,8 +217,7 @@ def test_the_pace_is_that_of_launching_and_holds_no_memory_afterwards() -> None:
 
 def test_the_pace_does_not_count_a_search_for_algorithms() -> None:
     pace = SmallStepPace(DEVICE)
-    pace.look()
-    middle = pace.seen().middle
+    middle = pace.now()
     allowed = torch.backends.cudnn.allow_tf32
     try:
         torch.backends.cudnn.allow_tf32 = not allowed

@@ -137,6 +137,9 @@ def test_a_captured_step_has_its_own_gaps() -> None:
     assert captured.host_s(ops) == pytest.approx(18 * US)
     told = simulate(found, captured=True)
     assert (told.step_s, told.limit) == (pytest.approx(42 * US), "gpu"), "for no host"
+    changing = replace(known[0], conversion_s=2 * US)
+    (changed,) = captured.ops(ops, [changing])
+    assert changed.conversion_s == pytest.approx(2.2 * US), "its part of the time stays"
     half = [replace(known[0], busy_s=4 * US), *ops[1:]]  # of what was captured, made faster
     assert captured.ops(ops, half)[0].busy_s == pytest.approx(4.5 * US)
     assert captured.ops(ops, half)[1:] == found[1:]

@@ -18,8 +18,9 @@ from e2e.measure import Trainer
 from e2e.networks import find
 from e2e.predict import cuda_replay, pace
 from e2e.predict.host_times import LEAST_PASSES, PASSING_S, host_times
-from e2e.predict.pace import Looks, SmallStepPace, Spread, Steady, pace_of, spread
+from e2e.predict.pace import Looks, Noted, SmallStepPace, Steady, pace_of
 from e2e.predict.replay import Counted, Taken
+from e2e.predict.spread import Spread, spread
 from e2e.predict.threads import forward_thread
 from e2e.recipes import switch_tf32
 from microbench.device import describe, open_telemetry
@@ -59,15 +60,17 @@ def test_a_second_counts_as_much_as_another_however_often_it_was_looked_at() -> 
 def test_a_cpu_has_no_pace_of_its_own() -> None:
     pace = pace_of(torch.device("cpu"))
     assert isinstance(pace, Steady)
-    pace.look()
-    assert pace.seen() == Spread(1.0, 1.0, 1.0)
+    noted = Noted(pace)
+    noted.look()
+    assert {found for _, found in noted.take()} == {1.0}
+    assert spread(()) == Spread(1.0, 1.0, 1.0)
 
 
 @pytest.fixture
 def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> SmallStepPace:
     """As on a GPU, by a recipe that a CPU has, and with nothing to wait for."""
     monkeypatch.setattr(pace, "RECIPE", "amp-bf16")
-    monkeypatch.setattr(pace, "LOOK_S", 0.2)
+    monkeypatch.setattr(SmallStepPace, "look_s", 0.2)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     return SmallStepPace(torch.device("cpu"))
 
@@ -96,13 +99,29 @@ def test_a_slower_clock_is_a_slower_pace(
 
         monkeypatch.setattr(on_a_cpu, "_warm_step", lambda step=step: step)
         assert on_a_cpu.now() == pytest.approx(took_s / pace.REFERENCE_S)
-    on_a_cpu.look()
-    found = on_a_cpu.seen()
-    assert (found.middle, found.high) == pytest.approx((3.0, 3.0))
-    assert 1.0 <= found.low < 3.0
+    noted = Noted(on_a_cpu)
+    noted.look()
+    seen = noted.take()
+    assert [found for _, found in seen] == pytest.approx([3.0] * len(seen))
+    assert seen[-1][0] >= seen[0][0] + 0.1
 
 
-def test_a_look_knows_what_was_seen_before(
+def test_what_was_seen_is_taken_once_and_looks_beside_are_not_in_it(
+    on_a_cpu: SmallStepPace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another asks for the same pace while steps are timed."""
+    paces = iter((1.0, 2.0, 9.0, 3.0))
+    monkeypatch.setattr(on_a_cpu, "now", lambda: next(paces))
+    noted, looks = Noted(on_a_cpu), Looks(on_a_cpu)
+    assert (noted.now(), noted.now()) == (1.0, 2.0)
+    assert [found for _, found in noted.take()] == [1.0, 2.0]
+    looks.begin("an arm")
+    noted.now()
+    assert [found for _, found in noted.take()] == [3.0]
+    assert noted.take() == ()
+
+
+def test_a_look_counts_beside_what_was_seen_before(
     on_a_cpu: SmallStepPace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ten quick seconds, then a look in which all is slow."""
@@ -113,13 +132,14 @@ def test_a_look_knows_what_was_seen_before(
 
     monkeypatch.setattr(pace.time, "perf_counter", lambda: clock[0])
     monkeypatch.setattr(on_a_cpu, "_warm_step", lambda: step)
+    noted = Noted(on_a_cpu)
     for second in range(10):
         clock[0] = float(second)
-        on_a_cpu.now()
+        noted.now()
     took_s[0] = 3 * pace.REFERENCE_S
     clock[0] = 10.0
-    on_a_cpu.look()
-    found = on_a_cpu.seen()
+    noted.look()
+    found = spread(noted.take())
     assert found.middle == pytest.approx(1.0)
     assert found.high == pytest.approx(3.0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,12 +20,13 @@ from e2e.predict.attach import with_predictions
 from e2e.predict.calibration import time_step
 from e2e.predict.calls import Calls, is_view, key_of
 from e2e.predict.captured import CaptureFailed
-from e2e.predict.foretold import Foretold
+from e2e.predict.foretold import HOST_ERROR, Foretold
 from e2e.predict.framework import COUNTED, Framework
-from e2e.predict.pace import Spread, Steady
-from e2e.predict.predictor import HOST_ERROR, Predictor
+from e2e.predict.pace import Steady
+from e2e.predict.predictor import Predictor
 from e2e.predict.replay import Counted, OpTime, Taken
 from e2e.predict.small_networks import paced_network, small_step
+from e2e.predict.spread import Spread
 from e2e.predict.store import Store
 from e2e.predict.trace import trace
 from e2e.requests import training_request
@@ -84,7 +86,7 @@ def test_every_op_is_counted_and_the_step_is_their_sum(told: dict[str, Foretold]
         assert found.predicted.limit is None
 
 
-def test_what_was_measured_is_not_measured_again(store: Store) -> None:
+def test_what_predicting_took_is_told_once(store: Store) -> None:
     network = find("cnn-cifar")
     asked = predictor(network, store)
     first, again = (asked.foretell(case_of(network), quietly).predicted for _ in range(2))
@@ -92,7 +94,7 @@ def test_what_was_measured_is_not_measured_again(store: Store) -> None:
     assert again is not None
     assert first.took_s["tracing"] > 0
     assert first.took_s["operations"] > 0
-    assert again.took_s == first.took_s
+    assert again.took_s == {}
 
 
 def test_every_op_that_launches_takes_time_and_views_take_none(told: dict[str, Foretold]) -> None:
@@ -134,16 +136,13 @@ def test_what_was_measured_before_is_not_measured_again(
 
 
 class Planted(Steady):
-    """A host that is as slow as told."""
+    """A host that is as slow as told, each of these in turn."""
 
-    def __init__(self, *spread: float) -> None:
-        self.spread = Spread(*spread)
+    def __init__(self, *paces: float) -> None:
+        self.paces = itertools.cycle(paces)
 
     def now(self) -> float:
-        return self.spread.middle
-
-    def seen(self) -> Spread:
-        return self.spread
+        return next(self.paces)
 
 
 def test_what_the_host_needs_is_told_for_the_pace_of_the_moment(
@@ -174,24 +173,49 @@ def test_what_the_host_needs_is_told_for_the_pace_of_the_moment(
     assert high == pytest.approx((1 + HOST_ERROR) * slowest)
 
 
-def test_asked_again_a_step_is_told_for_the_pace_seen_since(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_step_may_be_told_for_another_pace(told: dict[str, Foretold]) -> None:
+    for one in told.values():
+        assert one.predicted is not None
+        assert one.simulated is not None
+        again = one.told_for(Spread(3.0, 2.0, 4.0))
+        assert again.predicted is not None
+        assert again.simulated is not None
+        assert again.pace == 3.0
+        assert again.simulated.gpu_s == pytest.approx(one.simulated.gpu_s)
+        assert again.simulated.host_s == pytest.approx(3 * one.simulated.host_s / one.pace)
+        assert again.predicted.step_s == again.simulated.step_s > one.predicted.step_s
+        ends = [one.at(pace).simulate().step_s for pace in (2.0, 4.0)]
+        error = again.predicted.interval_s
+        assert error is not None
+        assert error[0] < ends[0]
+        assert error[1] > ends[1]
+        assert again.predicted.limit is None, "a CPU has none"
+        assert (
+            again.told_for(Spread(1.0, 1.0, 1.0)).predicted
+            == one.told_for(Spread(1.0, 1.0, 1.0)).predicted
+        )
+    nothing = Foretold(case_of(find("cnn-cifar")), reason="planted")
+    assert nothing.told_for(Spread(3.0, 2.0, 4.0)) == nothing
+
+
+def test_the_pace_is_looked_at_where_little_is_known_of_it(
+    store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    network, store = find("cnn-cifar"), Store(DEVICE, {})
-    store.keep(Framework((1e-3,) * len(COUNTED), 0.0))
-    pace = Planted(1.0, 1.0, 1.0)
-    asked = Predictor(network, CPU, CLASSES, store, allow_run=False, pace=pace)
-    first = asked.foretell(case_of(network), quietly)
-    pace.spread = Spread(3.0, 2.0, 4.0)
-    monkeypatch.setattr("e2e.predict.replay.CpuStopwatch.times", None)
+    """At the first prediction; at later ones only when the last is long ago."""
+    clock, looks = [100.0], []
+    network = find("cnn-cifar")
+    asked = predictor(network, store)
+    monkeypatch.setattr("e2e.predict.pace.time.perf_counter", lambda: clock[0])
+    look = asked._noted.look
+    monkeypatch.setattr(asked._noted, "look", lambda: (looks.append(clock[0]), look()))
+    assert asked.foretell(case_of(network), quietly).seen
+    clock[0] = 105.0
     again = asked.foretell(case_of(network), quietly)
-    assert (first.pace, again.pace) == (1.0, 3.0)
-    assert again.framework_s == pytest.approx(3 * first.framework_s)
-    assert [op.gpu_s for op in again.ops] == [op.gpu_s for op in first.ops]
-    assert first.predicted is not None
-    assert again.predicted is not None
-    assert again.predicted.step_s > first.predicted.step_s
+    assert looks == [100.0]
+    assert again.seen, "those of the last time"
+    clock[0] = 200.0
+    asked.foretell(case_of(network), quietly)
+    assert looks == [100.0, 200.0]
 
 
 def measured(told: Foretold, pace: float, off_s: float = 0.0) -> Training:

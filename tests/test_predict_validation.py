@@ -128,7 +128,7 @@ def test_measurements_are_known_to_so_much() -> None:
     made = [known_to(half) for half in (3.0, 40.0, 7.0)]
     assert measured_half_pct([*made, known_to(90.0, "gpu")], "host") == pytest.approx(7.0)
     assert measured_half_pct(made, "gpu") is None
-    assert "Half of these are measured to ±7 % or worse." in error_sentences(made)
+    assert "Half of these are measured to ±7.0% or worse." in error_sentences(made)
 
 
 def test_the_table_is_read_with_its_counts() -> None:

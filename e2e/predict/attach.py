@@ -107,10 +107,8 @@ def _step(training: Training, told: Foretold) -> Step:
     return Step(told.ops, told.simulated, measured_s, wait_s, told.wait_s)
 
 
-def _at_the_same_pace(
-    told: Foretold, training: Training, otherwise: float | None = None
-) -> Foretold:
-    pace = _pace_of(training) or otherwise
+def _at_the_same_pace(told: Foretold, training: Training) -> Foretold:
+    pace = _pace_of(training)
     if not pace or not told.simulated:
         return told
     paced = told.at(pace)
@@ -154,7 +152,7 @@ def with_causes(
         [
             Counterfactual(one.change.name, one.change.fields, step, _units(training, one))
             for one in tried
-            if (step := _told_step(_at_the_same_pace(one.told, training, told.pace)))
+            if (step := _told_step(_at_the_same_pace(one.told, training)))
         ],
         recipe=training.case.recipe,
         base_recipe=base.recipe if base else "",

@@ -56,20 +56,24 @@ class Calls:
 
     def counted(self, traced: Trace, known: Mapping[str, OpTime]) -> list[Counted]:
         """The calls that are `known`, ready to be launched as often as the step does: each launch
-        on small arguments of its own, where the step does not find them in the cache.
+        on small arguments of its own, where the step does not find them in the cache. RuntimeError
+        where one is not: without it the rest is no step.
         """
         calls, places = _distinct(traced)
         calls = {key: op for key, op in calls.items() if key in known}
         switch_process(recipe_of(traced.case), self.device.type)
-        counted, _ = self._made(calls, places, apart=True)
+        small = {key: [traced.ops[i].distant.small for i in places[key]] for key in calls}
+        counted, problems = self._made(calls, places, small)
+        for key, why in problems.items():
+            raise RuntimeError(f"{calls[key].call.name}, among the others: {why}")
         return list(counted.values())
 
     def _made(
-        self, ops: Mapping[str, TracedOp], places: Mapping[str, Sequence[int]], *,
-        apart: bool = False,
+        self, ops: Mapping[str, TracedOp], places: Mapping[str, Sequence[int]],
+        apart: Mapping[str, Sequence[Sequence[int]]] | None = None,
     ) -> tuple[dict[str, Counted], dict[str, str]]:  # fmt: skip
-        """The calls ready to launch, in the step's order, and why others are not; their launches in
-        a step told `apart`, as for `materialise`.
+        """The calls ready to launch, in the step's order, and why others are not; the launches of
+        each told `apart`, as for `materialise`.
         """
         counted: dict[str, Counted] = {}
         problems: dict[str, str] = {}
@@ -78,7 +82,7 @@ class Calls:
             try:
                 replay = materialise(
                     ops[key].call, self.device, pool, ops[key].distant,
-                    apart=len(places[key]) if apart else 0,
+                    apart=apart[key] if apart else (),
                 )  # fmt: skip
             except (CannotReplay, torch.OutOfMemoryError) as problem:
                 problems[key] = _in_words(problem)

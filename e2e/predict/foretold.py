@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from e2e.predict.model import OpCost, Simulated, launched_at, simulate
+from e2e.predict.spread import Seen, Spread
 from microbench.train_results import Predicted, TrainCase
+
+GPU_ERROR = 0.03  # of a step that the device limits: the most that validation allows
+HOST_ERROR = 0.10  # of one that the host limits, beside what its pace varies by
 
 
 @dataclass(frozen=True)
@@ -16,7 +20,8 @@ class Foretold:
     train it, so that there is nothing to measure; `notes` is what a reader must know beside it.
     `wait_s` is the part of the predicted step in which it waits for its loader. The ops' host times
     are as at `pace`, and so is `framework_s`, the host's time beside them; of a captured step, all
-    that the host takes to launch it.
+    that the host takes to launch it. `host_error` is how far off small networks' steps were from
+    what is told of what surrounds their ops; `seen` is the host's pace while this was measured.
     """
 
     case: TrainCase
@@ -29,6 +34,22 @@ class Foretold:
     wait_s: float = 0.0
     pace: float = 1.0
     framework_s: float = 0.0
+    host_error: float = 0.0
+    seen: tuple[Seen, ...] = ()
+
+    def told_for(self, pace: Spread) -> Foretold:
+        """The same, predicted for a host that varies so; what is not predicted stays so."""
+        if self.predicted is None:
+            return self
+        told, quick, slow = map(self.at, (pace.middle, pace.low, pace.high))
+        simulated = told.simulate()
+        error = GPU_ERROR
+        if simulated.limit == "host":
+            error = max(HOST_ERROR, 2 * self.host_error)
+        ends = (quick.simulate().step_s * (1 - error), slow.simulate().step_s * (1 + error))
+        limit = simulated.limit if self.predicted.limit else None  # None on a CPU
+        predicted = replace(self.predicted, step_s=simulated.step_s, interval_s=ends, limit=limit)
+        return replace(told, predicted=predicted, simulated=simulated)
 
     def at(self, pace: float) -> Foretold:
         """The same ops, launched at another pace, and not simulated yet; `predicted` stays."""

@@ -79,15 +79,18 @@ class Captured:
         return tuple(
             op
             if op.busy_s is None or not op.device_s
-            else replace(
-                op, busy_s=share * op.busy_s, gpu_s=share * op.busy_s + self.gap_s * op.kernels
-            )
+            else _lasting(op, share * op.busy_s, self.gap_s * op.kernels)
             for op in ops
         )
 
     def host_s(self, ops: Iterable[OpCost]) -> float:
         """What launching a graph of these ops takes, at pace 1."""
         return self.launch_s * sum(op.kernels for op in ops if op.device_s)
+
+
+def _lasting(op: OpCost, busy_s: float, gaps_s: float) -> OpCost:
+    gpu_s = busy_s + gaps_s
+    return replace(op, busy_s=busy_s, gpu_s=gpu_s, conversion_s=op.conversion_s * gpu_s / op.gpu_s)
 
 
 @dataclass(frozen=True)

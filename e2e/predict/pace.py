@@ -7,17 +7,15 @@ Host times are therefore kept as at one pace, and told for the pace of the momen
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from collections.abc import Callable
+from itertools import pairwise
 from statistics import fmean
 from typing import Protocol
 
 import torch
 
 from e2e.predict.small_networks import paced_network, small_step
+from e2e.predict.spread import Seen
 from e2e.recipes import switch_tf32
 from microbench.stats import median
 
@@ -27,36 +25,60 @@ LOOK_S = 2.0  # of steps in a row: host speeds last for tenths of seconds to sec
 WARM_STEPS, STEPS = 3, 3
 
 
-Seen = tuple[float, float]  # when, in seconds, and the pace
-
-
-@dataclass(frozen=True)
-class Spread:
-    """How many times longer than at pace 1 the host took: the middle, and where 90 % lay."""
-
-    middle: float
-    low: float
-    high: float
-
-
 class HostPace(Protocol):
-    """Tells how many times longer than at pace 1 the host takes."""
+    """Tells how many times longer than at pace 1 the host takes.
+
+    It is looked at for `look_s` seconds where nothing else is done meanwhile.
+    """
+
+    @property
+    def look_s(self) -> float:
+        """0 where it never changes."""
+        ...
 
     def now(self) -> float:
         """At this moment."""
         ...
 
-    def look(self) -> None:
-        """Ask for it for some time."""
-        ...
-
-    def seen(self) -> Spread:
-        """Over all that was asked for so far."""
-        ...
-
     def forget(self) -> None:
         """Let go of what it holds on the device."""
         ...
+
+
+class Noted:
+    """A pace that remembers what it was whenever it was asked for."""
+
+    def __init__(self, pace: HostPace) -> None:
+        self._pace = pace
+        self._seen: list[Seen] = []
+
+    @property
+    def look_s(self) -> float:
+        """As of the pace itself."""
+        return self._pace.look_s
+
+    def now(self) -> float:
+        """At this moment."""
+        found = self._pace.now()
+        self._seen.append((time.perf_counter(), found))
+        return found
+
+    def look(self) -> None:
+        """As often as `look_s` allows, and twice at least."""
+        until_s = time.perf_counter() + self.look_s
+        self.now()
+        self.now()
+        while time.perf_counter() < until_s:
+            self.now()
+
+    def take(self) -> tuple[Seen, ...]:
+        """What was seen since this was last asked."""
+        seen, self._seen = tuple(self._seen), []
+        return seen
+
+    def forget(self) -> None:
+        """What was seen is kept."""
+        self._pace.forget()
 
 
 class Looks:
@@ -89,16 +111,11 @@ class Looks:
 class Steady:
     """Where the host is the device, the calls' own times have its pace in them."""
 
+    look_s = 0.0
+
     def now(self) -> float:
         """Always 1."""
         return 1.0
-
-    def look(self) -> None:
-        """There is nothing to see."""
-
-    def seen(self) -> Spread:
-        """Always 1."""
-        return Spread(1.0, 1.0, 1.0)
 
     def forget(self) -> None:
         """It holds nothing."""
@@ -107,38 +124,22 @@ class Steady:
 class SmallStepPace:
     """By launching a training step that a GPU is done with sooner than the host."""
 
+    look_s = LOOK_S
+
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._step: Callable[[], None] | None = None
         self._warm_with: bool | None = None
-        self._seen: list[Seen] = []
 
     def now(self) -> float:
         """The median of STEPS, after one that brings their code back to the processor."""
-        return self._taken(self._warm_step())
-
-    def look(self) -> None:
-        """As often as LOOK_S allows, and twice at least."""
         step = self._warm_step()
-        until_s = time.perf_counter() + LOOK_S
-        self._taken(step)
-        self._taken(step)
-        while time.perf_counter() < until_s:
-            self._taken(step)
-
-    def seen(self) -> Spread:
-        """Since it was made; it has been asked."""
-        return spread(self._seen)
+        self._seconds(step)
+        return median([self._seconds(step) for _ in range(STEPS)]) / REFERENCE_S
 
     def forget(self) -> None:
         """The small network is made anew when it is needed again."""
         self._step = self._warm_with = None
-
-    def _taken(self, step: Callable[[], None]) -> float:
-        self._seconds(step)
-        taken = median([self._seconds(step) for _ in range(STEPS)]) / REFERENCE_S
-        self._seen.append((time.perf_counter(), taken))
-        return taken
 
     def _seconds(self, step: Callable[[], None]) -> float:
         torch.cuda.synchronize(self._device)
@@ -162,20 +163,6 @@ class SmallStepPace:
                 self._step()
         torch.backends.cudnn.benchmark = search
         return self._step
-
-
-def spread(seen: Sequence[Seen]) -> Spread:
-    """Median, 5th and 95th percentile of paces, where every second counts the same, however often
-    it was looked at.
-    """
-    looks = Counter(int(at_s) for at_s, _ in seen)
-    weighted = sorted((pace, 1 / looks[int(at_s)]) for at_s, pace in seen)
-    ends = list(accumulate(weight for _, weight in weighted))
-    low, middle, high = (
-        weighted[min(bisect_left(ends, share * ends[-1]), len(weighted) - 1)][0]
-        for share in (0.05, 0.5, 0.95)
-    )
-    return Spread(middle, low, high)
 
 
 def pace_of(device: torch.device) -> HostPace:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,10 +22,11 @@ from e2e.predict.foretold import Foretold
 from e2e.predict.framework import Framework
 from e2e.predict.memory import peak_bytes
 from e2e.predict.model import Captured, OpCost
-from e2e.predict.pace import HostPace, Spread, pace_of
+from e2e.predict.pace import HostPace, Noted, pace_of
 from e2e.predict.padding import padded_step, padding
 from e2e.predict.recorder import TracedOp
 from e2e.predict.replay import OpTime
+from e2e.predict.spread import Seen, spread
 from e2e.predict.store import Store
 from e2e.predict.trace import CannotTrace, Trace, trace, trace_real
 from e2e.recipes import NO_GRAPHS, cannot_run, recipe_of
@@ -32,8 +34,7 @@ from kernels.case import Target
 from kernels.error_words import one_line
 from microbench.train_results import Predicted, TrainCase
 
-GPU_ERROR = 0.03  # of a step that the device limits: the most that validation allows
-HOST_ERROR = 0.10  # of one that the host limits, beside what its pace varies by
+SECONDS, RECENT_S = 3, 10.0  # in which the host's pace was seen; it changes in some
 COMPILED = "a compiled step runs kernels that no trace shows: predicted steps are eager or captured"
 NO_GAIN = "no layer gets faster when it is padded"
 
@@ -64,23 +65,23 @@ class Predictor:
         self.cuda = target.kind == "cuda"
         self.allow_run = allow_run
         self.pace = pace or pace_of(self.device)
-        self._looked = False
-        self._store, self._calls = store, Calls(target, store, self.pace)
+        self._noted = Noted(self.pace)
+        self._seen: tuple[Seen, ...] = ()
+        self._store, self._calls = store, Calls(target, store, self._noted)
         self._known: dict[str, _Known] = {}
         self._graphs = dict(store.captured)
-        self._took_s: dict[str, float] = {}  # of the case that is asked for
-        self._took_by_case: dict[str, dict[str, float]] = {}
+        self._took_s: dict[str, float] = {}
 
     def foretell(self, case: TrainCase, announce: Announce) -> Foretold:
         """The step of a case, or why it cannot be told. Nothing of the network runs.
 
-        What has been measured is not again: asked once more it is told for the host's pace as seen
-        since. CaptureFailed, after which the process is of no more use.
+        It is told for the host's pace as seen meanwhile, or, where nothing had to be measured, as
+        seen the last time. CaptureFailed, after which the process is of no more use.
         """
         reason = self._cannot(case)
         if reason:
             return Foretold(case, reason=reason)
-        self._took_s = self._took_by_case.setdefault(case.key, {})
+        self._took_s = {}
         try:
             found = self._foretold(case, announce)
         except CaptureFailed:
@@ -119,17 +120,24 @@ class Predictor:
             framework = self._framework(case, announce)
             at_1 = replace(at_1, framework_s=framework.of(known.traced))
             error = framework.error
-        told = self._told(known, at_1, error, self._pace_seen(case, announce))
+        told = self._told(known, replace(at_1, host_error=error), self._pace_seen(case, announce))
         return replace(told, case=case)
 
-    def _pace_seen(self, case: TrainCase, announce: Announce) -> Spread:
-        """How fast the host launches; looked at once, and whenever calls were measured."""
-        if not self._looked:
+    def _pace_seen(self, case: TrainCase, announce: Announce) -> tuple[Seen, ...]:
+        """How fast the host launched since the last prediction; looked at where that is hardly
+        known and the last one is not RECENT_S ago.
+        """
+        seen = self._noted.take()
+        before_s = self._seen[-1][0] if self._seen else -math.inf
+        if len({int(at_s) for at_s, _ in seen}) < SECONDS and time.perf_counter() > (
+            before_s + RECENT_S
+        ):
             announce(case.key, "measuring how fast the host launches")
             with self._timed("host"):
-                self.pace.look()
-            self._looked = True
-        return self.pace.seen()
+                self._noted.look()
+            seen += self._noted.take()
+        self._seen = seen or self._seen
+        return self._seen
 
     def _captured(self, case: TrainCase, known: _Known, announce: Announce) -> Captured:
         """What a graph of these calls takes."""
@@ -137,7 +145,7 @@ class Predictor:
         if key not in self._graphs:
             announce(case.key, "measuring its operations captured together")
             with self._timed("operations"):
-                learnt = measure_captured(self._calls, known.traced, known.times.known, self.pace)
+                learnt = measure_captured(self._calls, known.traced, known.times.known, self._noted)
             self._graphs[key] = learnt.captured
             if learnt.steady:
                 self._store.keep_captured(key, learnt.captured)
@@ -149,7 +157,7 @@ class Predictor:
         if framework is None:
             announce(case.key, "measuring what the host does around operations")
             with self._timed("host"):
-                framework = calibrated(self._calls, self.pace)
+                framework = calibrated(self._calls, self._noted)
             self._store.keep(framework)
         return framework
 
@@ -159,7 +167,7 @@ class Predictor:
             traced, notes = self._traced(case)
         announce(case.key, "measuring its operations one by one")
         with self._timed("operations"):
-            self.pace.now()  # takes its memory before the operations take theirs
+            self._noted.now()  # takes its memory before the operations take theirs
             times = self._calls.times(traced)
         return _Known(traced, times, notes)
 
@@ -189,14 +197,9 @@ class Predictor:
 
     # ------------------------------------------------------------ the step
 
-    def _told(self, known: _Known, at_1: Foretold, host_error: float, paced: Spread) -> Foretold:
+    def _told(self, known: _Known, at_1: Foretold, seen: tuple[Seen, ...]) -> Foretold:
         traced, times = known.traced, known.times
         case = traced.case
-        told, quick, slow = map(at_1.at, (paced.middle, paced.low, paced.high))
-        simulated = told.simulate()
-        error = GPU_ERROR
-        if simulated.limit == "host":
-            error = max(HOST_ERROR, 2 * host_error)
         scratch = {
             op.call.key: times.known[key].scratch_bytes
             for op in traced.ops
@@ -206,15 +209,14 @@ class Predictor:
         if case.graph:
             memory_bytes += traced.batch_bytes  # a copy, which the graph reads
         predicted = Predicted(
-            simulated.step_s,
-            (quick.simulate().step_s * (1 - error), slow.simulate().step_s * (1 + error)),
-            simulated.limit if self.cuda else None,
+            0.0, None,  # which depend on the pace
+            "gpu" if self.cuda else None,
             {},
             memory_bytes if self.cuda else None,
             tuple(_uncovered(_missing(traced, times))),
-            took_s=dict(self._took_s),
-        )
-        return replace(told, predicted=predicted, simulated=simulated)
+            took_s=self._took_s,
+        )  # fmt: skip
+        return replace(at_1, predicted=predicted, seen=seen).told_for(spread(seen))
 
     def _padded(self, traced: Trace, ops: Sequence[OpCost]) -> tuple[OpCost, ...] | None:
         """The ops with layers padded where that makes them faster; None where it does for none."""

@@ -67,7 +67,7 @@ class Store:
         self._write()
 
     def keep_captured(self, key: str, captured: Captured) -> None:
-        """Keep what a captured step takes beside its kernels."""
+        """Keep what a captured step takes."""
         self.captured[key] = captured
         self._write()
 

@@ -78,15 +78,24 @@ class Pool:
 
     def view(self, area: Area, offset: int, spec: TensorSpec) -> Tensor:
         """A tensor in an area's memory, `offset` elements from its beginning; no view to torch."""
-        flat = self._flats[area]
-        empty = torch.empty(0, dtype=area.dtype, device=area.device)
-        return empty.set_(flat.untyped_storage(), offset, spec.shape, spec.stride)
+        return _laid_out(self._flats[area], offset, spec)
+
+    def apart(self, area: Area, spec: TensorSpec) -> Tensor:
+        """A tensor as in an area, in memory that nothing else has; no view to torch."""
+        flat = torch.empty(spec.span, dtype=area.dtype, device=area.device)
+        fill(flat, self.generator(area.device))
+        return _laid_out(flat, 0, spec)
 
     def generator(self, device: torch.device) -> torch.Generator:
         """The source of random numbers for tensors on a device, seeded by the pool's seed."""
         if device not in self._generators:
             self._generators[device] = torch.Generator(device).manual_seed(self._seed)
         return self._generators[device]
+
+
+def _laid_out(flat: Tensor, offset: int, spec: TensorSpec) -> Tensor:
+    empty = torch.empty(0, dtype=flat.dtype, device=flat.device)
+    return empty.set_(flat.untyped_storage(), offset, spec.shape, spec.stride)
 
 
 def total(needs: Iterable[Mapping[Area, int]]) -> dict[Area, int]:

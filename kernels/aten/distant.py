@@ -25,8 +25,8 @@ class Distant:
     """What the cache does not hold: arguments, by their places in `Call.tensors`, and whether
     `results` leave it before they are freed. `cache_bytes` is what it does hold.
 
-    `small` are further arguments, of which a launch only finds that the first bytes come late: they
-    are told apart where the launches of a step are (see `materialise`).
+    `small` are further arguments, of which a launch only finds that the first bytes come late: no
+    other call for that, but in a step each launch has its own (see `materialise`).
     """
 
     arguments: tuple[int, ...] = ()

@@ -30,6 +30,7 @@ from kernels.aten.slots import Slot, named_arguments, slots_of
 _INDEXED = ("index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl_")
 _MASKS = ("bool", "uint8")
 _OWN_NAMESPACES = ("aten", "prims")
+MOST_SPAN = 4  # times what an argument fills, for which it has memory of its own
 
 
 @dataclass(frozen=True)
@@ -51,12 +52,13 @@ class Replay:
 
 
 def materialise(
-    call: Call, device: torch.device, pool: Pool, distant: Distant = NEAR, *, apart: int = 0
-) -> Replay:
+    call: Call, device: torch.device, pool: Pool, distant: Distant = NEAR,
+    *, apart: Sequence[Sequence[int]] = (),
+) -> Replay:  # fmt: skip
     """Arguments with the recorded shapes, strides and types on `device`, and a launch with them.
 
-    So many launches are told `apart`: in `launch_distant`, each has small distant arguments of its
-    own, as each launch of a step has; what it writes there stays.
+    The launches of a step may be told `apart`: for each, in order, which small arguments (as in
+    `Distant.small`) `launch_distant` finds in memory of its own; what it writes there stays.
 
     What the shared memory of `pool` cannot hold (indices, masks, what a forward pass saved) is the
     replay's own and freed with it. CannotReplay, with the reason, for calls whose output's shape or
@@ -82,8 +84,8 @@ def materialise(
         values.update(run_forward(SAVED[call.operator], call, arguments, values))
     launch = _launch(func, call, arguments, values)
     moved = [{place.at: _tensor(place, pool) for place in turn} for turn in ([], *turns)]
-    own = _own(places, distant, apart, pool)
-    if own:
+    own = [_own(places, small, pool) for small in apart]
+    if any(own):
         moved = [each | there for each, there in zip(own, itertools.cycle(moved), strict=False)]
     elsewhere = [values | _moved(there, made, arguments, pool) for there in moved]
     launches = [_launch(func, call, arguments, there) for there in elsewhere]
@@ -93,7 +95,7 @@ def materialise(
         restore=restore,
         args=launch.args,
         kwargs=launch.keywords,
-        launch_distant=in_turns(launches, distant, pool.held) if distant or own else launch,
+        launch_distant=in_turns(launches, distant, pool.held) if distant or any(own) else launch,
     )
 
 
@@ -211,28 +213,18 @@ def _turns(places: Sequence[_Place], distant: Distant) -> list[list[_Place]]:
     return turns
 
 
-def _own(
-    places: Sequence[_Place], distant: Distant, launches: int, pool: Pool
-) -> list[dict[_At, Tensor]]:
-    """The small distant arguments of so many launches, in memory of their own; none for none.
-
-    Values that have rules of their own stay where they are.
+def _own(places: Sequence[_Place], small: Sequence[int], pool: Pool) -> dict[_At, Tensor]:
+    """Memory of their own for these arguments; values that have rules stay where they are, and so
+    does what lies scattered over much more memory than it fills.
     """
-    small = [
-        place
+    return {
+        place.at: pool.apart(place.area, place.slot.spec)
         for i, place in enumerate(places)
-        if i in distant.small and place.area is not None and place.fill is None
-    ]
-    if not small:
-        return []
-    return [{place.at: _filled(place, pool) for place in small} for _ in range(launches)]
-
-
-def _filled(place: _Place, pool: Pool) -> Tensor:
-    """Memory of its own for an argument, with the content that its area has."""
-    tensor = _tensor(replace(place, area=None), pool)
-    fill(writable(tensor), pool.generator(tensor.device))
-    return tensor
+        if i in small
+        and place.area is not None
+        and place.fill is None
+        and place.slot.spec.span <= MOST_SPAN * place.slot.spec.distinct
+    }
 
 
 def movable(call: Call) -> tuple[int, ...]:

@@ -109,8 +109,9 @@ def measured_half_pct(trainings: Sequence[Training], limit: str) -> float | None
     halves = [
         half_width_pct(t.steps.median_s, t.steps.ci95_s)
         for t in trainings
-        if t.predicted and t.steps and t.steps.ci95_s and t.limit == limit
-    ]
+        if t.predicted and t.predicted.interval_s and t.steps and t.steps.ci95_s
+        and t.limit == limit
+    ]  # fmt: skip
     return median(halves) if halves else None
 
 
@@ -205,9 +206,9 @@ def error_sentences(trainings: Sequence[Training]) -> list[str]:
                 f"Limited by the {who}: the step was within the predicted interval in "
                 f"{_share(kept)}."
             )
-        half_pct = measured_half_pct(trainings, limit)
-        if half_pct is not None:
-            found.append(f"Half of these are measured to ±{half_pct:.2g} % or worse.")
+            half_pct = measured_half_pct(trainings, limit)
+            if half_pct is not None:
+                found.append(f"Half of these are measured to ±{words.per_cent(half_pct)} or worse.")
     return found
 
 
