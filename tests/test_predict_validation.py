@@ -72,6 +72,15 @@ def test_steps_are_told_apart_by_what_limits_them_as_measured() -> None:
     assert line([planted(10.0, limit="host")], HOST).target == (8.0, 20.0)
 
 
+def test_steps_said_to_be_the_gpus_have_a_row_whatever_they_turned_out_to_be() -> None:
+    some = [
+        planted(1.0), planted(30.0, limit="host", told="gpu"),
+        planted(40.0, limit="host", told="host"), planted(50.0, graph=True),
+    ]  # fmt: skip
+    found = line(some, "step, said to be limited by the GPU")
+    assert (found.count, found.largest_pct, found.target) == (2, 30.0, None)
+
+
 def test_a_cpus_steps_have_a_row_and_no_target() -> None:
     (found,) = error_table([planted(40.0, limit=None)])[:1]
     assert (found.what, found.largest_pct, found.verdict, found.met) == (
@@ -100,8 +109,16 @@ def test_memory_and_speed_ups_have_rows_of_their_own() -> None:
         speedup={"fp32": ratio_of(2.0), "tf32": ratio_of(2.0)},
     )
     assert line([made], "peak memory").largest_pct == pytest.approx(4.0)
-    assert line([made], "AMP's speed-up over fp32").largest_pct == pytest.approx(50.0)
-    assert line([made], "AMP's speed-up over tf32").largest_pct == pytest.approx(25.0)
+    for base, off_pct in (("fp32", 50.0), ("tf32", 25.0)):
+        found = line([made], f"AMP's speed-up over {base}, limited by the GPU")
+        assert found.largest_pct == pytest.approx(off_pct)
+        assert found.target == (1.5, 4.0)
+        beside = [made, replace(made, limit="host")]
+        (late,) = (
+            each for each in error_table(beside)
+            if each.what == f"AMP's speed-up over {base}, limited by the host"
+        )  # fmt: skip
+        assert (late.count, late.target) == (1, None)
     assert error_table([replace(made, predicted=None)]) == []
 
 

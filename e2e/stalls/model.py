@@ -92,14 +92,14 @@ def _beside(alone: Alone, workers: int, pinned: Reading) -> Reading:
 
 def _slowed(alone: Alone, loading: Loading, workers: int) -> float:
     """How many times longer the loader takes beside the training: in proportion between the numbers
-    of workers that were measured so, none at no workers.
+    of workers that were measured so, none at no workers. No training makes a loader quicker.
     """
     known = {0: 1.0}
     for count, one in alone.busy.items():
         beside = one.steps.loaded_per_s if one.steps else None
         own = alone.loadings.get(count, loading if count == workers else None)
         if beside and own and own.per_s:
-            known[count] = own.per_s / beside
+            known[count] = max(1.0, own.per_s / beside)
     return _between(known, workers)
 
 

@@ -200,8 +200,9 @@ def _bound(arm: Training, base: str, label: str) -> str:
     seen = arm.ledger[0].ms / arm.ledger[-1].ms
     also = ", since other terms got shorter too" if seen > arm.bound else ""
     return (
-        f"If products (convolutions, matrix products, attention) took no time and all else stayed "
-        f"as in {base}, the step would be at most {words.number(arm.bound)} times faster "
+        f"If products (convolutions with the layout changes inside them, matrix products, "
+        f"attention) took no time and all else stayed as in {base}, the step would be at most "
+        f"{words.number(arm.bound)} times faster "
         f"(Amdahl's law); {label} makes it {_times_faster(seen)}{also}."
     )
 
