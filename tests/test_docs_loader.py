@@ -7,7 +7,7 @@ from pathlib import Path
 from microbench.report.markdown import to_markdown
 from microbench.results import Run
 from microbench.runfile import read_run
-from microbench.stats import median
+from microbench.stats import half_width_pct, median
 from microbench.train_results import Training
 
 ROOT = Path(__file__).parents[1]
@@ -53,6 +53,13 @@ def test_what_a_decoding_gpu_feeds_is_the_run_files_own() -> None:
         if not case.graph:
             assert f"needs {1e3 * (steps.host_s or 0):.0f} ms to launch it" in SAID
     assert len(arms) == 4
+    halves = [
+        half_width_pct(t.steps.median_s, t.steps.ci95_s)
+        for t in arms
+        if t.case.graph and t.case.compile and t.steps and t.steps.ci95_s
+    ]
+    assert f"known to ±{' and ±'.join(f'{half:.1f}' for half in halves)} %" in SAID
+    assert f"(±{halves[-1]:.1f} %; {by_wall[-1]} by the wall clock" in README
     assert f"trained {' and '.join(by_wall)} img/s" in SAID
     captured, fastest = arms[0], max(arms, key=lambda t: t.per_s or 0.0)
     assert f"the loader alone gave {loading.per_s:,.0f}" in SAID
@@ -73,8 +80,19 @@ def test_the_joint_picture_is_the_run_files_own() -> None:
     ]
     assert len(errors) == 6
     assert f"Of six points half are foretold within {100 * median(errors):.1f} %" in SAID
+    waiting = [
+        abs(told / t.per_s - 1)
+        for t in together.values()
+        if t.limit == "data" and t.per_s and (told := t.predicted_per_s)
+    ]
+    assert len(waiting) == 4
+    assert f"that wait for the loader, within {100 * median(waiting):.1f} %" in SAID
+    equal = together["amp", 2].speedup["fp32"]
+    assert equal.ci95 is not None
+    half = max(equal.ci95[1] - equal.ratio, equal.ratio - equal.ci95[0])
+    assert f"between AMP and FP32 ({equal.ratio:.2f} ±{half:.2f})" in SAID
     ratios = {n: together["amp", n].speedup["fp32"].ratio for n in (8, 16)}
-    assert f"with 8 it is {ratios[8]:.2f} times as fast, with 16 {ratios[16]:.2f} times" in SAID
+    assert f"with 8 AMP is {ratios[8]:.2f} times as fast, with 16 {ratios[16]:.2f} times" in SAID
     pinned = next(t for t in run.trainings if t.case.loader == "pinned" and t.case.recipe == "amp")
     assert f"would be {pinned.speedup['fp32'].ratio:.2f} times without" in SAID
     rates = sorted(
@@ -91,7 +109,7 @@ def test_the_joint_picture_is_the_run_files_own() -> None:
     low, high = (f"{1e3 * end:.1f}" for end in busy.ci95_s)
     assert f"took {1e3 * busy.median_s:.1f} ms (95 % interval: {low} to {high})" in SAID
     assert pinned.steps is not None
-    assert f"instead of {1e3 * pinned.steps.median_s:.1f}; FP32's" in SAID
+    assert f"instead of {1e3 * pinned.steps.median_s:.1f}, so no slowdown" in SAID
 
 
 def test_two_cores_are_the_run_files_own() -> None:
@@ -101,5 +119,14 @@ def test_two_cores_are_the_run_files_own() -> None:
     assert f"took {ms([one.median_s for one in steps])} ms a step, but" in SAID
     assert f"but {ms([one.unfed_s or 0 for one in steps])} ms on a batch that was there" in SAID
     assert {len(one.blocks_s) for one in steps} == {4}
+    quicker = [
+        t.step_s < t.predicted.interval_s[0]
+        for t in fed(run)
+        if t.step_s and t.predicted and t.predicted.interval_s
+    ]
+    assert (sum(quicker), len(quicker)) == (3, 4)
     table = to_markdown(run)
     assert table[table.index("| workers | loader alone") :].strip() in LOADER
+    ratios = table.strip().splitlines()[-1].strip("| ").split(" | ")[-3:]
+    ratio, half = map(float, ratios[1].split(" ±"))
+    assert f"O2 is shown to be within {100 * (abs(ratio - 1) + half):.0f} % of O0" in SAID
