@@ -163,6 +163,11 @@ def test_the_captured_step_that_is_furthest_off_runs_at_the_power_limit() -> Non
     assert "power cap" in furthest.state.throttle
 
 
+def test_the_other_layouts_fixes_are_the_run_files_own() -> None:
+    verified = to_markdown(read_run(H200 / "verify-resnet50-nchw.json"))
+    assert table(verified, "What would make it faster: tf32") in LEDGER
+
+
 @pytest.mark.parametrize("title", ["From fp32 to amp", "What would make it faster: amp"])
 def test_the_ledger_and_its_fixes_are_the_run_files_own(title: str) -> None:
     assert table(to_markdown(VERIFIED), title) in LEDGER
