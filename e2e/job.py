@@ -77,7 +77,7 @@ class Job:
             foretold = {} if was_done else self._foretold(comparison)
             if not self.work.train:
                 if foretold:
-                    run = self._saved_all(run, self._untrained(foretold))
+                    run = self._saved_all(run, self._untrained(run, foretold))
                 continue
             self.progress.about(comparison.cases)
             run = self._timed(run, comparison, foretold)
@@ -189,11 +189,13 @@ class Job:
         memory_bytes = predicted.memory_bytes + kept_bytes(count, (height, width))
         return replace(told, predicted=replace(predicted, memory_bytes=memory_bytes))
 
-    def _untrained(self, foretold: Mapping[str, Foretold]) -> list[Training]:
-        """The arms of a comparison that nobody runs."""
+    def _untrained(self, run: Run, foretold: Mapping[str, Foretold]) -> list[Training]:
+        """The arms of a comparison that nobody runs; those that the run has measured stay so."""
         found = [self._blank(told) for told in foretold.values()]
         self.progress.foretold(found)
-        return self.foresight.explained(found, foretold)
+        told = self.foresight.explained(found, foretold)
+        measured = {t.case.key for t in run.trainings if t.steps is not None}
+        return [training for training in told if training.case.key not in measured]
 
     def _blank(self, told: Foretold) -> Training:
         status = PREDICTED if told.predicted else "skipped"
@@ -203,7 +205,11 @@ class Job:
     # ------------------------------------------------------------ timing
 
     def _is_done(self, run: Run, comparison: Comparison) -> bool:
-        undone = ("failed",) if not self.work.train else ("failed", PREDICTED)
+        undone = {"failed"}
+        if self.work.train:
+            undone.add(PREDICTED)
+        elif self.work.settings.allow_run:
+            undone.add("skipped")  # for want of that, perhaps
         found = [run.training(case.key) for case in comparison.cases]
         return all(t is not None and t.status not in undone for t in found)
 
@@ -212,12 +218,11 @@ class Job:
             return run
         done = [run.training(case.key) for case in comparison.cases]
         trainings = self._time(comparison.cases)
-        repeats = {t.case.key: t.repeats for t in done if t is not None}
+        known = {t.case.key: t for t in done if t is not None}
         rungs = {arm.case.key: arm.rung for arm in comparison.arms}
         found = self.foresight.explained(with_gains(trainings, rungs), foretold)
         for training in found:
-            kept = repeats.get(training.case.key, ())
-            run = run.with_training(replace(training, repeats=kept))
+            run = run.with_training(_with_what_was(known.get(training.case.key), training))
         self.progress.timed(found)
         return self.saved(self._with_loadings(run))
 
@@ -343,3 +348,15 @@ def _ok(training: Training | None) -> bool:
 
 def _is_verified(training: Training) -> bool:
     return any(cause.measured_gain_pct is not None for cause in training.causes)
+
+
+def _with_what_was(before: Training | None, training: Training) -> Training:
+    """An arm that is timed again, with what the run had of it and does not get anew."""
+    if before is None:
+        return training
+    predicted = training.predicted or before.predicted
+    if predicted and training.step_s:
+        error_pct = (predicted.step_s / training.step_s - 1) * 100
+        predicted = replace(predicted, error_pct=error_pct)
+    causes = training.causes or before.causes
+    return replace(training, repeats=before.repeats, predicted=predicted, causes=causes)

@@ -113,15 +113,15 @@ def carry_out(
 
     It is `whole` then, unless another request is going to add to it.
     """
-    if request.settings.data == "made":
-        from e2e.made.command import make_usual
-
-        make_usual(console)
     worker = TrainWorker(request.settings)
     try:
         # The child loads what it needs while the words are checked that need the network.
         network = find(request.network, input=request.settings.input, loss=request.settings.loss)
         plan(network, request.options, "cuda", None)
+        if request.settings.data == "made":
+            from e2e.made.command import make_usual
+
+            make_usual(console)
         greeting = _greet(worker)
         kind = greeting.target.kind
         plan(network, request.options, kind, greeting.device.get("memory_bytes"))
@@ -138,7 +138,8 @@ def carry_out(
             finally:
                 worker = job.worker
     except KeyboardInterrupt:
-        say_stopped("e2e", path)
+        if path.exists():
+            say_stopped("e2e", path)
         raise
     except WorkerDied as death:
         raise UserError(f"the device cannot be used: {death.reason}; so far: {path}") from None

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
-from e2e.job import Job, Work
+from e2e.job import Job, Work, _with_what_was
 from e2e.plans import Comparison, Planned
 from e2e.predict.foretold import Foretold
 from e2e.predict.model import OpCost
@@ -18,7 +18,7 @@ from e2e.progress import TrainProgress
 from e2e.worker import DataFacts, TrainSettings
 from microbench.results import Run
 from microbench.runfile import read_run
-from microbench.train_results import Predicted, TrainCase
+from microbench.train_results import PREDICTED, Predicted, TrainCase, Training
 from microbench.worker import WorkerDied
 
 LEDGER = Path(__file__).parents[1] / "results" / "nvidia-h200" / "ledger-resnet50.json"
@@ -91,3 +91,50 @@ def test_fixes_that_cannot_be_foretold_leave_a_run_as_it_was(run: Run, tmp_path:
     assert found.trainings == run.trainings
     assert any(training.causes for training in found.trainings)
     assert read_run(tmp_path / "run.json").trainings == run.trainings
+
+
+def test_a_prediction_takes_the_place_of_no_measurement(run: Run, tmp_path: Path) -> None:
+    comparison = Comparison(tuple(Planned(training.case) for training in run.trainings))
+    new = replace(comparison.cases[-1], recipe="bf16")
+    wider = Comparison((*comparison.arms, Planned(new)))
+    job = job_with(Slowing(deadly=""), tmp_path / "run.json")
+    job.work = replace(job.work, train=False)
+    found = job.run(run, [wider], lambda _: 0)
+    assert found.trainings[:-1] == run.trainings
+    added = found.trainings[-1]
+    assert (added.case, added.status) == (new, PREDICTED)
+    assert read_run(tmp_path / "run.json").trainings[:-1] == run.trainings
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_what_was_skipped_is_tried_again_where_more_is_allowed(
+    run: Run, tmp_path: Path, allowed: bool
+) -> None:
+    job = job_with(Refusing(), tmp_path / "run.json")
+    settings = replace(job.work.settings, allow_run=allowed)
+    job.work = replace(job.work, train=False, settings=settings)
+    skipped = Training(run.trainings[0].case, "skipped", "cannot be traced: planted")
+    assert job._is_done(run.with_training(skipped), Comparison((Planned(skipped.case),))) is (
+        not allowed
+    )
+
+
+def test_an_arm_that_is_timed_again_keeps_what_it_does_not_get_anew(run: Run) -> None:
+    before = run.trainings[-1]
+    assert before.predicted is not None
+    assert before.causes
+    assert before.steps is not None
+    steps = replace(before.steps, median_s=2 * before.steps.median_s)
+    again = replace(before, steps=steps, predicted=None, causes=(), repeats=())
+    found = _with_what_was(before, again)
+    assert found.predicted is not None
+    assert found.predicted.step_s == before.predicted.step_s
+    assert found.predicted.error_pct == pytest.approx(
+        (before.predicted.step_s / steps.median_s - 1) * 100
+    )
+    assert (found.causes, found.steps) == (before.causes, steps)
+    newer = replace(before.predicted, step_s=1.0)
+    told = _with_what_was(before, replace(again, predicted=newer)).predicted
+    assert told is not None
+    assert told.step_s == 1.0
+    assert _with_what_was(None, again) == again

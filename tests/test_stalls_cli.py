@@ -210,6 +210,7 @@ def test_data_is_made_and_trained_on(tmp_path: Path, capsys: pytest.CaptureFixtu
         (["stalls", "cnn-cifar", "--data", "generated", "--loader", "resident"], "loads nothing"),
         (["stalls", "cnn-cifar", "--data", "generated", "--workers", "some"], "--workers"),
         (["stalls", "cnn-cifar", "--data", "synthetic"], "has nothing to load"),
+        (["loader", "--data", "synthetic"], "there is nothing to load"),
         (["loader", "--backend", "torchvison"], "--backend: unknown 'torchvison'"),
         (["loader", "--data", "generated", "--cpus", "0"], "--cpus 0: this process may use 1 to"),
         (["loader", "--data", "generated", "--prefetch", "0"], "--prefetch starts at 1, not 0"),

@@ -65,7 +65,7 @@ def test_ctrl_c_is_not_its_business(worker: Worker) -> None:
 
 
 def test_killed_while_measuring_it_names_the_case_and_the_signal(worker: Worker) -> None:
-    group = group_of("fp32", size=32)
+    group = group_of("fp32", size=1536)  # which takes longer than the signal, on a busy machine too
     killed: list[str] = []
 
     def kill(key: str, stage: str) -> None:

@@ -47,6 +47,8 @@ def run_loaders(backend: str, workers: str | None, cold: bool, words: dict[str, 
     """Measure loaders alone."""
     names = list(LOADERS) if backend == "all" else parse_names(backend, list(LOADERS), "--backend")
     data = str(words["data"]).partition(":")[0]
+    if data == "synthetic":
+        raise UserError("synthetic data is one batch: there is nothing to load")
     network = "cnn-cifar" if data in SMALL else "resnet50"
     request = _request(network, {**words, "loader": None})
     counts = _counts(workers, request)
