@@ -575,7 +575,9 @@ def damaged(pictures: Path) -> Path:
     return pictures
 
 
-def test_broken_images_are_left_out_counted_and_named(damaged: Path) -> None:
+def test_broken_images_are_left_out_counted_and_named(
+    damaged: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = opened(f"folder:{damaged}", (3, 16, 16), workers=1)
     assert data.train_samples == 21
     (note,) = data.notes
@@ -584,7 +586,11 @@ def test_broken_images_are_left_out_counted_and_named(damaged: Path) -> None:
     drawn = batches(data.feed(7, CPU, 1), 6)
     (note,) = data.notes
     assert note.startswith("4 broken images left out")
-    assert note.endswith("and 1 more")
+    for name in ("empty.jpg", "text.jpg", "gone.png", "cut.jpg"):
+        assert f"train/katze/{name}" in note, "each is listed"
+    monkeypatch.setattr("e2e.datasets.folder.NAMED", 3)
+    (note,) = data.notes
+    assert note.endswith("and 1 more"), "as far as a note may go"
     # The next good one takes the place of the one that is cut: its number comes twice an epoch.
     counts = Counter(numbers(drawn))
     assert sum(counts.values()) == 42
