@@ -355,8 +355,9 @@ def _with_what_was(before: Training | None, training: Training) -> Training:
     if before is None:
         return training
     predicted = training.predicted or before.predicted
-    if predicted and training.step_s:
-        error_pct = (predicted.step_s / training.step_s - 1) * 100
-        predicted = replace(predicted, error_pct=error_pct)
-    causes = training.causes or before.causes
-    return replace(training, repeats=before.repeats, predicted=predicted, causes=causes)
+    return replace(
+        training,
+        repeats=before.repeats,
+        predicted=predicted and predicted.beside(training.step_s),
+        causes=training.causes or before.causes,
+    )

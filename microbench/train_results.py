@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from statistics import fmean, stdev
 
@@ -205,6 +205,10 @@ class Predicted:
     error_pct: float | None = None
     took_s: Mapping[str, float] = field(default_factory=dict[str, float])
     paced_s: float | None = None
+
+    def beside(self, step_s: float | None) -> Predicted:
+        """With its error against a step that was measured; None: it was not."""
+        return replace(self, error_pct=100 * (self.step_s / step_s - 1) if step_s else None)
 
 
 @dataclass(frozen=True)

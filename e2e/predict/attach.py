@@ -68,12 +68,8 @@ def _predicted(
         base = _told(case, foretold)
         if base is not None:
             speedup[name] = base.step_s / told.step_s
-    measured_s = training.step_s
-    error_pct = (told.step_s / measured_s - 1) * 100 if measured_s else None
-    return replace(
-        told, speedup=speedup, error_pct=error_pct,
-        paced_s=_paced_s(training, foretold[training.case.key]),
-    )  # fmt: skip
+    paced_s = _paced_s(training, foretold[training.case.key])
+    return replace(told.beside(training.step_s), speedup=speedup, paced_s=paced_s)
 
 
 def _paced_s(training: Training, told: Foretold) -> float | None:

@@ -208,9 +208,5 @@ def _with_predictions(session: Session, run: Run, told: dict[TrainCase, Predicte
         units = network.units_per_sample * case.batch * case.accumulate
         known = run.training(case.key)
         training = known or Training(case, PREDICTED, unit=network.unit, step_units=units)
-        step_s = training.step_s
-        error_pct = 100 * (predicted.step_s / step_s - 1) if step_s else None
-        run = run.with_training(
-            replace(training, predicted=replace(predicted, error_pct=error_pct))
-        )
+        run = run.with_training(replace(training, predicted=predicted.beside(training.step_s)))
     return session.job.saved(run)
