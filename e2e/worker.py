@@ -145,7 +145,10 @@ def _make_predictor(task: Any, info: DeviceInfo, allow_run: bool) -> Any:
     from microbench.device import software
 
     store = Store(info.as_dict(), software())
-    return Predictor(task.network, info.target(), task.data.classes, store, allow_run=allow_run)
+    return Predictor(
+        task.network, info.target(), task.data.classes, store, allow_run=allow_run,
+        memory_bytes=info.memory_bytes,
+    )  # fmt: skip
 
 
 def _answer(

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from microbench.errors import UserError
+from microbench.errors import NothingMeasured, UserError
 
 FILE = click.Path(path_type=Path)
 
@@ -32,7 +32,10 @@ def with_options(
 
 
 def run_app(app: click.Group, program: str, arguments: list[str] | None) -> int:
-    """Run a command line; a user's mistake is one line on stderr and exit code 2."""
+    """Run a command line; a user's mistake is one line on stderr and exit code 2.
+
+    1 where all that a run has tried has failed, 130 where the user stopped it.
+    """
     try:
         code = app(arguments, prog_name=program, standalone_mode=False)
     except UserError as error:
@@ -44,6 +47,8 @@ def run_app(app: click.Group, program: str, arguments: list[str] | None) -> int:
         return _complain(" ".join(error.format_message().split()), 2)
     except (click.exceptions.Abort, KeyboardInterrupt):
         return 130
+    except NothingMeasured:
+        return 1
     except BrokenPipeError:
         sys.stderr.close()  # the reader of a pipe has gone; nothing is left to say
         return 1

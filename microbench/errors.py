@@ -3,3 +3,7 @@
 
 class UserError(Exception):
     """A mistake the user can mend. The message is one line."""
+
+
+class NothingMeasured(Exception):
+    """All that a run has tried has failed, and it has said why: exit code 1."""

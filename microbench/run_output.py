@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from microbench.errors import UserError
+from microbench.errors import NothingMeasured, UserError
 from microbench.host import WATCHED_VARIABLES
 from microbench.results import METHOD_VERSION, Run
 from microbench.runfile import check_writable, probe, write_run, write_text
@@ -137,7 +137,9 @@ def say_stopped(program: str, path: Path) -> None:
 
 
 def report(run: Run, path: Path, outputs: Outputs, console: Console) -> None:
-    """Print the run, draw it and write its table, as asked."""
+    """Print the run, draw it and write its table, as asked. NothingMeasured where what was tried
+    has failed, all of it; what was skipped could not be tried.
+    """
     from microbench.report.console import print_run
 
     print_run(run, console, details=outputs.verbose)
@@ -149,6 +151,9 @@ def report(run: Run, path: Path, outputs: Outputs, console: Console) -> None:
         console.print(f"Chart: {outputs.chart}")
     if outputs.csv:
         _write_csv(run, outputs.csv)
+    entries = (*run.results, *run.trainings, *run.loadings)
+    if {entry.status for entry in entries} - {"skipped"} == {"failed"}:
+        raise NothingMeasured
 
 
 def without(words: Sequence[str], *options: str) -> list[str]:

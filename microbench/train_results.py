@@ -189,11 +189,12 @@ class Predicted:
 
     `limit` is one of LIMITS, None on a CPU; `speedup` is by what it is compared with, as in
     `Training`, of predicted steps; `memory_bytes` the peak. `uncovered` names, in words, what could
-    not be replayed: its time is missing. `error_pct` is how much longer the predicted step is than
-    the measured one, in per cent (negative: shorter); None when it was not measured. `took_s` is
-    what predicting took, by stage: "tracing", "operations" (those that were not known from an
-    earlier prediction), "host". `paced_s` is the step for a host that launches as fast as it did
-    while the step was measured, where that is known: what it is off by is not the host's.
+    not be replayed: its time is missing; `from_step` what a real step has timed instead: its time
+    is in it. `error_pct` is how much longer the predicted step is than the measured one, in per
+    cent (negative: shorter); None when it was not measured. `took_s` is what predicting took, by
+    stage: "tracing", "operations" (those that were not known from an earlier prediction), "real
+    steps", "host". `paced_s` is the step for a host that launches as fast as it did while the step
+    was measured, where that is known: what it is off by is not the host's.
     """
 
     step_s: float
@@ -205,6 +206,7 @@ class Predicted:
     error_pct: float | None = None
     took_s: Mapping[str, float] = field(default_factory=dict[str, float])
     paced_s: float | None = None
+    from_step: tuple[str, ...] = ()
 
     def beside(self, step_s: float | None) -> Predicted:
         """With its error against a step that was measured; None: it was not."""

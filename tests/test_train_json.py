@@ -169,6 +169,7 @@ steps_ahead = st.builds(
     error_pct=st.none() | st.floats(-100, 1e6),
     took_s=st.dictionaries(words, st.floats(0, 1e6), max_size=3),
     paced_s=st.none() | st.floats(1e-9, 1e6),
+    from_step=st.lists(words, max_size=3).map(tuple),
 )  # fmt: skip
 
 
@@ -337,6 +338,7 @@ def test_a_prediction_as_the_contract_writes_it() -> None:
         "step_s": 0.0495, "interval_s": (0.048, 0.051), "limit": "gpu", "speedup": {"fp32": 5.9},
         "memory_bytes": 21_300_000_000, "uncovered": ("aten.nonzero",), "error_pct": -1.0,
         "took_s": {"tracing": 1.1, "operations": 8.4}, "paced_s": 0.0501,
+        "from_step": (),
     }  # fmt: skip
     assert written["ledger"][1] == {
         "term": "convolutions", "ms": -239.5, "source": "replayed", "detail": "250.00 to 10.50 ms",

@@ -85,7 +85,7 @@ class Calls:
                     apart=apart[key] if apart else (),
                 )  # fmt: skip
             except (CannotReplay, torch.OutOfMemoryError) as problem:
-                problems[key] = _in_words(problem)
+                problems[key] = _in_words(problem).removeprefix(f"{ops[key].call.name}: ")
                 continue
             counted[key] = Counted(
                 replay, tuple(places[key]), backward=ops[key].phase == "backward"

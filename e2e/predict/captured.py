@@ -47,12 +47,11 @@ class Learnt:
 
 def measure(calls: Calls, traced: Trace, known: Mapping[str, OpTime], pace: HostPace) -> Learnt:
     """Of a step whose calls are `known` by `key_of`, on a CUDA device; those that are not known,
-    because they cannot be launched alone, are left out. RuntimeError, with the reason, for what
-    cannot be captured or has no room; CaptureFailed, or what launching raises.
+    because they cannot be launched alone, are left out; `refuse` lets the step through.
+    RuntimeError, with the reason, for what has no room; CaptureFailed, or what launching raises.
     """
     stopwatch = calls.stopwatch
     assert isinstance(stopwatch, CudaStopwatch), "only a GPU captures steps"
-    refuse(traced, known)
     counted = calls.counted(traced, known)
     graph = graph_of(counted, calls.device)
     _settle(graph)

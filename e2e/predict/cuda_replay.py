@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, TypeVar
 
 import torch
 
@@ -43,6 +43,7 @@ MAX_SETTLING_ROUNDS = 40
 EMPTIES, EMPTY_BLOCKS = 10, 21  # to learn what a pair of events costs
 MOST_BETWEEN_S = 2e-6  # kernels that are launched ahead are no further apart
 
+T = TypeVar("T")
 _Pair = tuple[Any, Any]  # events around a block
 
 
@@ -115,6 +116,21 @@ class CudaStopwatch:
         tried = self._tried(calls, ALONE_PASSES)
         return [one if isinstance(one, str) else Taken(_rough(one), False) for one in tried]
 
+    def once(self, run: Callable[[], T], *, waits: bool) -> tuple[T, OpTime | None]:
+        """Behind a gate, so that the host's time is not in the device's; what waits by the clock,
+        all of it the device's.
+        """
+        out: list[T] = []
+        with _Memory() as memory:
+            if waits:
+                host_s, device_s = 0.0, _waited(lambda: out.append(run()))
+            else:
+                host_s, device_s = self.behind_gate(lambda: out.append(run()), 1)
+        if not waits and self.gate_expired:
+            return out[0], None
+        gpu_s = device_s if waits else max(0.0, device_s - self._overhead_s)
+        return out[0], OpTime(gpu_s, host_s, memory.scratch_bytes, waits=waits)
+
     def _tried(self, calls: Sequence[Counted], passes: int) -> list[_Met | str]:
         """Each launched for the first time, in its thread, and timed on the host."""
         tried = [self._threads[one.backward](partial(or_why, self._meet, one)) for one in calls]
@@ -141,20 +157,15 @@ class CudaStopwatch:
 
     def _meet(self, counted: Counted) -> _Met:
         """The first launches: they search algorithms, then show memory and times, roughly."""
-        launch, device = counted.replay.launch, torch.cuda.current_device()
+        launch = counted.replay.launch
         launch()
-        torch.cuda.synchronize()
-        before = torch.cuda.memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        began_s = time.perf_counter()
-        kept = launch()
-        torch.cuda.synchronize()
-        once_s = time.perf_counter() - began_s
-        after, peak = torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
-        del kept
+        kept: list[object] = []
+        with _Memory() as memory:
+            once_s = _waited(lambda: kept.append(launch()))
+        kept.clear()
         counted.replay.restore()
         launch_s, rough_s, waits = self._roughly(launch, once_s)
-        return _Met(counted, launch_s, rough_s, peak - max(before, after), waits)
+        return _Met(counted, launch_s, rough_s, memory.scratch_bytes, waits)
 
     def _roughly(self, launch: Callable[[], object], once_s: float) -> tuple[float, float, bool]:
         """(host seconds, device seconds, whether it waits for the device) of a launch."""
@@ -194,6 +205,11 @@ class CudaStopwatch:
         finally:
             self._instruments.open_gate()
             torch.cuda.synchronize()
+
+    @cached_property
+    def _overhead_s(self) -> float:
+        """What a pair of events reads beyond one launch, whatever the clock is."""
+        return self._event_overhead()
 
     def _event_overhead(self) -> float:
         """What a block reads beyond its launches: of one empty kernel, less one of many."""
@@ -268,6 +284,30 @@ class CudaStopwatch:
             one.kernels = max(1, len(own[0]))
             one.busy_s = median([union_s(kernels) for kernels in own])
             one.conversion_share = _conversion_share(own[-1])
+
+
+class _Memory:
+    """What runs inside, and is kept there, takes `scratch_bytes` beside."""
+
+    scratch_bytes = 0
+
+    def __enter__(self) -> _Memory:
+        torch.cuda.synchronize()
+        self._before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        after, peak = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
+        self.scratch_bytes = peak - max(self._before, after)
+
+
+def _waited(launch: Callable[[], object]) -> float:
+    """Seconds until the device is done with it."""
+    began_s = time.perf_counter()
+    launch()
+    torch.cuda.synchronize()
+    return time.perf_counter() - began_s
 
 
 def _rough(one: _Met) -> OpTime:

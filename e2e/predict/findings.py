@@ -85,6 +85,13 @@ def _launching(steps: Steps) -> Finding | None:
     step = steps.present.predicted
     if step.limit != "host":
         return None
+    if all(op.waits for op in steps.present.ops):  # a CPU's
+        why = (
+            f"no operation runs in {share(step.idle_s, step.step_s)}: that is Python's, "
+            f"autograd's and the optimizer's, around operations that take "
+            f"{as_ms(1e3 * step.gpu_s)} ms"
+        )
+        return step.idle_s, Cause("the framework takes its time between operations", why)
     launches = sum(op.kind != "view" for op in steps.present.ops)
     waits = sum(op.waits for op in steps.present.ops)
     why = (

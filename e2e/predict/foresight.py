@@ -8,12 +8,11 @@ from dataclasses import dataclass, replace
 from e2e.gains import BASELINES
 from e2e.predict.attach import Tried, with_causes, with_predictions
 from e2e.predict.fixes import changes
-from e2e.predict.foretold import Foretold
+from e2e.predict.foretold import Foretold, needs_more
 from microbench.train_results import Cause, TrainCase, Training
 
 FIT_SHARE = 0.9  # of the device's memory: what a larger batch may take, by its predicted peak
 VERIFIED = 3  # fixes of a training that are measured, best first
-TOO_LARGE = "it would need {needed:.1f} GB of the device's {has:.1f}"
 
 Ask = Callable[[TrainCase], Foretold]
 
@@ -67,8 +66,7 @@ class Foresight:
         needed = told.predicted.memory_bytes if told.predicted else None
         if not needed or not self.memory_bytes or needed <= FIT_SHARE * self.memory_bytes:
             return told
-        reason = TOO_LARGE.format(needed=needed / 1e9, has=self.memory_bytes / 1e9)
-        return Foretold(told.case, reason=reason, runs=False)
+        return Foretold(told.case, reason=needs_more(needed, self.memory_bytes), runs=False)
 
 
 def to_verify(training: Training) -> list[tuple[Cause, TrainCase]]:

@@ -69,3 +69,8 @@ class Foretold:
             framework_s=self.framework_s,
             captured=self.case.graph,
         )
+
+
+def needs_more(needed: int, has: int) -> str:
+    """The reason for a case that the device has too little memory for, in bytes both."""
+    return f"it would need {needed / 1e9:.1f} GB of the device's {has / 1e9:.1f}"

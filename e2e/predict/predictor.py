@@ -5,8 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -14,18 +13,20 @@ import torch
 
 from e2e.networks import Network
 from e2e.predict.calibration import calibrated
-from e2e.predict.calls import Calls, Times, key_of, kind, step_key
-from e2e.predict.captured import CaptureFailed
+from e2e.predict.calls import Calls, key_of, kind, step_key
+from e2e.predict.captured import CaptureFailed, refuse
 from e2e.predict.captured import measure as measure_captured
 from e2e.predict.fixes import PaddedCase
-from e2e.predict.foretold import Foretold
+from e2e.predict.foretold import Foretold, needs_more
 from e2e.predict.framework import Framework
+from e2e.predict.in_step import time_in_step
+from e2e.predict.lacking import from_step, uncovered
 from e2e.predict.memory import peak_bytes
 from e2e.predict.model import Captured, OpCost
 from e2e.predict.pace import HostPace, Noted, pace_of
 from e2e.predict.padding import padded_step, padding
 from e2e.predict.recorder import TracedOp
-from e2e.predict.replay import OpTime
+from e2e.predict.replay import TOO_LARGE, OpTime
 from e2e.predict.spread import Seen, spread
 from e2e.predict.store import Store
 from e2e.predict.trace import CannotTrace, Trace, trace, trace_real
@@ -43,27 +44,37 @@ Announce = Callable[[str, str], None]
 
 @dataclass(frozen=True)
 class _Known:
-    """A case's trace, the times of its calls, and what a reader must know of them."""
+    """A case's trace, the times of its calls by key, launched `alone` or taken `in_step` where
+    they cannot be, why there is none of others, and what a reader must know of them.
+    """
 
     traced: Trace
-    times: Times
+    alone: Mapping[str, OpTime]
+    in_step: Mapping[str, OpTime]
+    problems: Mapping[str, str]
     notes: tuple[str, ...]
+
+    @property
+    def times(self) -> Mapping[str, OpTime]:
+        """All that are known."""
+        return {**self.alone, **self.in_step}
 
 
 class Predictor:
     """Predicts cases of one network on one device; calls are measured once.
 
-    `pace` tells how fast the host launches; of the device's own when none is given.
+    Of a step that needs more than `memory_bytes`, where that is given, nothing is measured. `pace`
+    tells how fast the host launches; of the device's own when none is given.
     """
 
     def __init__(
         self, network: Network, target: Target, classes: int, store: Store, *, allow_run: bool,
-        pace: HostPace | None = None,
+        memory_bytes: int | None = None, pace: HostPace | None = None,
     ) -> None:  # fmt: skip
         self.network, self.classes = network, classes
         self.target, self.device = target, torch.device(target.torch_device)
         self.cuda = target.kind == "cuda"
-        self.allow_run = allow_run
+        self.allow_run, self.memory_bytes = allow_run, memory_bytes
         self.pace = pace or pace_of(self.device)
         self._noted = Noted(self.pace)
         self._seen: tuple[Seen, ...] = ()
@@ -88,6 +99,8 @@ class Predictor:
             raise  # nothing more can be told in this process
         except CannotTrace as problem:
             found = Foretold(case, reason=f"cannot be traced: {problem}")
+        except _DoesNotFit as problem:
+            found = Foretold(case, reason=str(problem), runs=False)
         except Exception as error:
             if self.cuda:
                 torch.cuda.synchronize(self.device)  # raises where the device is of no more use
@@ -102,7 +115,7 @@ class Predictor:
         plain = case.plain if isinstance(case, PaddedCase) else case
         known = self._known.get(plain.key) or self._measured(plain, announce)
         self._known[plain.key] = known
-        alone = tuple(self._cost(plain, op, known.times.known) for op in known.traced.ops)
+        alone = tuple(self._cost(plain, op, known.times) for op in known.traced.ops)
         ops = alone
         if isinstance(case, PaddedCase):
             announce(case.key, "measuring its operations padded")
@@ -114,7 +127,12 @@ class Predictor:
         at_1 = Foretold(plain, ops=ops, notes=known.notes)
         if plain.graph:
             captured = self._captured(case, known, announce)
-            at_1 = replace(at_1, ops=captured.ops(alone, ops), framework_s=captured.host_s(ops))
+            of_graph = [
+                cost
+                for op, cost in zip(known.traced.ops, alone, strict=True)
+                if key_of(plain, op) not in known.in_step
+            ]
+            at_1 = replace(at_1, ops=captured.ops(of_graph, ops), framework_s=captured.host_s(ops))
             error = 0.0
         else:
             framework = self._framework(case, announce)
@@ -141,11 +159,12 @@ class Predictor:
 
     def _captured(self, case: TrainCase, known: _Known, announce: Announce) -> Captured:
         """What a graph of these calls takes."""
+        refuse(known.traced, known.times)
         key = step_key(known.traced)
         if key not in self._graphs:
             announce(case.key, "measuring its operations captured together")
             with self._timed("operations"):
-                learnt = measure_captured(self._calls, known.traced, known.times.known, self._noted)
+                learnt = measure_captured(self._calls, known.traced, known.alone, self._noted)
             self._graphs[key] = learnt.captured
             if learnt.steady:
                 self._store.keep_captured(key, learnt.captured)
@@ -165,11 +184,42 @@ class Predictor:
         announce(case.key, "tracing")
         with self._timed("tracing"):
             traced, notes = self._traced(case)
+        needed, has = _memory_bytes(traced, {}), self.memory_bytes
+        if has and needed > has:
+            raise _DoesNotFit(needs_more(needed, has))
         announce(case.key, "measuring its operations one by one")
         with self._timed("operations"):
             self._noted.now()  # takes its memory before the operations take theirs
             times = self._calls.times(traced)
-        return _Known(traced, times, notes)
+        lacking = {key: why for key, why in times.problems.items() if why != TOO_LARGE}
+        in_step: Mapping[str, OpTime] = {}
+        reason = "--allow-run times it in a real step"
+        if lacking and self.allow_run:
+            announce(case.key, "timing in a real step what cannot be launched alone")
+            with self._timed("real steps"):
+                in_step, reason = self._in_step(traced, lacking)
+        lacking = {key: f"{why}; {reason}" for key, why in lacking.items()}
+        problems = {
+            key: why for key, why in {**times.problems, **lacking}.items() if key not in in_step
+        }
+        return _Known(traced, times.known, in_step, problems, notes)
+
+    def _in_step(
+        self, traced: Trace, problems: Mapping[str, str]
+    ) -> tuple[Mapping[str, OpTime], str]:
+        """Times from real steps by key, and why there is none of the others."""
+        keys = [key_of(traced.case, op) for op in traced.ops]
+        wanted = {i: key for i, key in enumerate(keys) if key in problems}
+        try:
+            found = time_in_step(
+                self.network, traced, self.device, self.classes, wanted,
+                self._calls.stopwatch, self._noted,
+            )  # fmt: skip
+        except Exception as error:
+            if self.cuda:
+                torch.cuda.synchronize(self.device)  # raises where the device is of no more use
+            return {}, f"a real step raised {one_line(error)}"
+        return found, "a real step did not make it"
 
     @contextmanager
     def _timed(self, stage: str) -> Iterator[None]:
@@ -190,6 +240,8 @@ class Predictor:
         try:
             return trace(self.network, case, self.device, self.classes), ()
         except CannotTrace as problem:
+            if not problem.real:
+                raise
             if not self.allow_run:
                 raise CannotTrace(f"{problem}; --allow-run records a real step") from problem
             real = trace_real(self.network, case, self.device, self.classes)
@@ -198,23 +250,16 @@ class Predictor:
     # ------------------------------------------------------------ the step
 
     def _told(self, known: _Known, at_1: Foretold, seen: tuple[Seen, ...]) -> Foretold:
-        traced, times = known.traced, known.times
-        case = traced.case
-        scratch = {
-            op.call.key: times.known[key].scratch_bytes
-            for op in traced.ops
-            if (key := key_of(case, op)) in times.known
-        }
-        memory_bytes = peak_bytes(traced, scratch)
-        if case.graph:
-            memory_bytes += traced.batch_bytes  # a copy, which the graph reads
+        traced = known.traced
+        memory_bytes = _memory_bytes(traced, known.times)
         predicted = Predicted(
             0.0, None,  # which depend on the pace
             "gpu" if self.cuda else None,
             {},
             memory_bytes if self.cuda else None,
-            tuple(_uncovered(_missing(traced, times))),
+            uncovered(traced, known.problems),
             took_s=self._took_s,
+            from_step=from_step(traced, at_1.ops, known.in_step),
         )  # fmt: skip
         return replace(at_1, predicted=predicted, seen=seen).told_for(spread(seen))
 
@@ -251,13 +296,16 @@ class Predictor:
         )  # fmt: skip
 
 
-def _missing(traced: Trace, times: Times) -> Iterable[tuple[str, str]]:
-    for op in traced.ops:
-        reason = times.problems.get(key_of(traced.case, op))
-        if reason:
-            yield op.call.name, reason
+class _DoesNotFit(Exception):
+    """A step that the device has no room for; the message is the reason a person reads."""
 
 
-def _uncovered(missing: Iterable[tuple[str, str]]) -> list[str]:
-    counted = Counter(missing)
-    return [f"{count} x {name}: {reason}" for (name, reason), count in counted.items()]
+def _memory_bytes(traced: Trace, times: Mapping[str, OpTime]) -> int:
+    """The peak of a step, with what its calls take beside their results as far as that is known."""
+    scratch = {
+        op.call.key: times[key].scratch_bytes
+        for op in traced.ops
+        if (key := key_of(traced.case, op)) in times
+    }
+    copied = traced.batch_bytes if traced.case.graph else 0  # which a graph reads
+    return peak_bytes(traced, scratch) + copied

@@ -16,7 +16,17 @@ from torch.utils._pytree import tree_leaves
 
 from e2e.predict.cache import Cache
 from e2e.predict.real_layouts import as_when_real
-from kernels.aten import NEAR, Call, Distant, TensorSpec, describe, kind_of, movable, spec_of
+from kernels.aten import (
+    NEAR,
+    Call,
+    CannotReplay,
+    Distant,
+    TensorSpec,
+    describe,
+    kind_of,
+    movable,
+    spec_of,
+)
 from microbench.layers.networks import following
 
 LAST_PHASE = "optimizer"  # of what comes after the last mark of a step
@@ -176,7 +186,7 @@ class Recorder(TorchDispatchMode):
         taken = _tensors_in(args, kwargs)
         out = self._run(name, func, args, kwargs)
         made = _tensors_in(out)
-        outputs = tuple(spec_of(tensor) for tensor in made)
+        outputs = _specs(name, made)
         new = [self.storages.see(tensor, self._device_type) for tensor in made]
         self._pending.append(
             TracedOp(
@@ -265,6 +275,15 @@ def _tensors_in(*values: Any) -> list[Tensor]:
         items = [value[name] for name in sorted(value)] if isinstance(value, dict) else value
         found += tree_leaves(items)
     return [leaf for leaf in found if isinstance(leaf, Tensor)]
+
+
+def _specs(name: str, tensors: Sequence[Tensor]) -> tuple[TensorSpec, ...]:
+    """What a call gives; CannotReplay with its name."""
+    try:
+        return tuple(spec_of(tensor) for tensor in tensors)
+    except CannotReplay as error:
+        reason = str(error).replace("takes", "gives", 1)
+        raise CannotReplay(f"{name} {reason}") from None
 
 
 def _storage(tensor: Tensor) -> int:

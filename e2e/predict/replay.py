@@ -14,6 +14,8 @@ from kernels.aten import Replay
 from kernels.error_words import one_line
 from microbench.stats import median
 
+T = TypeVar("T")
+
 CPU_LAUNCHES = 5
 TOO_LARGE = "it alone needs more memory than there is"
 # Quartiles of a call's rounds further apart than this share of the median: it is not kept on disk.
@@ -63,9 +65,6 @@ class Counted:
         return len(self.places)
 
 
-T = TypeVar("T")
-
-
 def or_why(measure: Callable[[Counted], T], counted: Counted) -> T | str:
     """What is measured of a call, or, in words, why it cannot be launched."""
     try:
@@ -92,6 +91,12 @@ class Stopwatch(Protocol):
         """In less time: the host's is as exact, the device's is rough."""
         ...
 
+    def once(self, run: Callable[[], T], *, waits: bool) -> tuple[T, OpTime | None]:
+        """What running it once gives, and takes, the host's time as it is; None for the time where
+        it waits for the device and nobody said so.
+        """
+        ...
+
 
 class CpuStopwatch:
     """By the clock: a CPU runs a call before the host goes on, so all of it is the device's."""
@@ -103,6 +108,12 @@ class CpuStopwatch:
     def alone(self, calls: Sequence[Counted]) -> list[Taken | str]:
         """The same: host and device are one."""
         return self.times(calls)
+
+    def once(self, run: Callable[[], T], *, waits: bool) -> tuple[T, OpTime | None]:
+        """By one look at the clock."""
+        began_s = time.perf_counter()
+        out = run()
+        return out, OpTime(time.perf_counter() - began_s, 0.0)
 
     def _time(self, counted: Counted) -> Taken:
         replay = counted.replay

@@ -29,7 +29,7 @@ from e2e.networks.network import FAKE_LOGGER, quiet
 from e2e.predict.cache import cache_bytes
 from e2e.predict.recorder import Recorder, TracedOp, block_bytes
 from e2e.recipes import DYNAMIC, Recipe, recipe_of
-from kernels.aten import NEAR
+from kernels.aten import NEAR, CannotReplay
 from kernels.error_words import one_line
 from microbench.layers.networks import BuildMode
 from microbench.train_results import TrainCase
@@ -57,7 +57,14 @@ class Trace:
 
 
 class CannotTrace(Exception):
-    """Fake tensors cannot follow the network; the message is the reason a person reads."""
+    """Fake tensors cannot follow the network; the message is the reason a person reads.
+
+    `real`: a real step may be recorded instead.
+    """
+
+    def __init__(self, reason: str, *, real: bool = True) -> None:
+        super().__init__(reason)
+        self.real = real
 
 
 def trace(network: Network, case: TrainCase, device: torch.device, classes: int) -> Trace:
@@ -70,6 +77,8 @@ def trace(network: Network, case: TrainCase, device: torch.device, classes: int)
             with torch.autograd.set_multithreading_enabled(False), fake:
                 _move(module, case, recipe_of(case), device)
                 return _recorded(network, case, device, classes, module)
+        except CannotReplay as error:
+            raise CannotTrace(str(error), real=False) from error
         except Exception as error:
             raise CannotTrace(one_line(error)) from error
 

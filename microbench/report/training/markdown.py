@@ -40,7 +40,7 @@ from microbench.report.training.predictions import (
     BESIDE_TITLE,
     alone,
     beside,
-    uncovered,
+    calls_named,
 )
 from microbench.report.training.table import busy_pct, ratio_cells
 from microbench.results import Run
@@ -86,7 +86,7 @@ def _predicted(view: View) -> list[str]:
             for group in rows.view.groups
             for arm in group.arms
         ]
-        lacking = "".join(f"\n{note}.\n" for note in uncovered(rows.view, details=True))
+        lacking = "".join(f"\n{note}.\n" for note in calls_named(rows.view, details=True))
         pairs = "; two values: predicted / measured" * (title == BESIDE_TITLE)
         found += [f"{title}{pairs}:\n\n{_table(header, cells)}{lacking}"] if cells else []
     return found

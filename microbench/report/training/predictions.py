@@ -17,6 +17,8 @@ from microbench.train_results import Predicted, Training
 BESIDE_TITLE = "The step as predicted from its operations, and as measured"
 ALONE_TITLE = "The step as predicted from its operations; not measured"
 MOST_UNCOVERED = 6
+LACKING = "not in the prediction of {arms}, could not be replayed"
+FROM_STEP = "in the prediction of {arms} from a real step, could not be replayed"
 AT_ITS_PACE = "at its pace: of what was predicted for the host's pace while it was measured"
 
 
@@ -235,7 +237,7 @@ def _table(rows: Rows, notes: Sequence[str], width: int, details: bool) -> list[
         *notes,
         "between: the interval of the prediction" * (spread and "between ms" not in left_out),
         AT_ITS_PACE * (paced and "at its pace" not in left_out),
-        *uncovered(view, details),
+        *calls_named(view, details),
         predicting(view),
         f"left out to fit {words.count(width, 'column')}: {', '.join(left_out)}" * bool(left_out),
     ]
@@ -251,21 +253,30 @@ def predicting(view: View) -> str:
                 stages[name] = stages.get(name, 0.0) + seconds
     if not stages:
         return ""
-    parts = [f"{words.clean(name)} {words.duration(s)}" for name, s in stages.items()]
+    parts = [f"{words.clean(name)} {words.duration(s)}" for name, s in stages.items() if s]
     return f"predicting these took {words.duration(sum(stages.values()))}: {', '.join(parts)}"
 
 
-def uncovered(view: View, details: bool) -> list[str]:
-    """What predictions lack, each list once with the arms it is of; whole with `details`."""
-    seen: dict[tuple[str, ...], list[str]] = {}
+def calls_named(view: View, details: bool) -> list[str]:
+    """What predictions lack, and what they have from a real step, each list once with the arms it
+    is of; whole with `details`.
+    """
+    seen: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for group in view.groups:
         for arm in group.arms:
-            if arm.predicted and arm.predicted.uncovered:
-                name = view.label(arm) + f" ({group.title})" * bool(group.title)
-                ops = tuple(words.clean(op) or "-" for op in arm.predicted.uncovered)
-                seen.setdefault(ops, []).append(name)
+            name = view.label(arm) + f" ({group.title})" * bool(group.title)
+            for said, calls in _calls_of(arm).items():
+                ops = tuple(words.clean(op) or "-" for op in calls)
+                seen.setdefault((said, ops), []).append(name)
     return [
-        f"not in the prediction of {words.listed(names)}, could not be replayed: "
+        f"{said.format(arms=words.listed(names))}: "
         f"{words.listed(list(ops), len(ops) if details else MOST_UNCOVERED)}"
-        for ops, names in seen.items()
+        for (said, ops), names in seen.items()
     ]
+
+
+def _calls_of(arm: Training) -> dict[str, tuple[str, ...]]:
+    if not arm.predicted:
+        return {}
+    found = {LACKING: arm.predicted.uncovered, FROM_STEP: arm.predicted.from_step}
+    return {said: calls for said, calls in found.items() if calls}

@@ -1,0 +1,66 @@
+"""Says, in words, what of a step could not be launched alone, and how much of the step that is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from e2e.predict.calls import is_view, key_of
+from e2e.predict.cause_words import as_ms
+from e2e.predict.model import OpCost
+from e2e.predict.recorder import TracedOp
+from e2e.predict.replay import OpTime
+from e2e.predict.trace import Trace
+
+
+def uncovered(traced: Trace, problems: Mapping[str, str]) -> tuple[str, ...]:
+    """The calls whose time is not known, those of a name and a reason in a line, with their share
+    of the calls that launch something and of the bytes that these read and write.
+    """
+    launched = [op for op in traced.ops if not is_view(op)]
+    in_all = math.fsum(map(_bytes, launched))
+    lines: list[str] = []
+    for (name, why), ops in _grouped(traced, launched, problems).items():
+        of_bytes = math.fsum(map(_bytes, ops)) / in_all if in_all else 0.0
+        lines.append(
+            f"{len(ops)} x {name}: {why} ({len(ops)} of {len(launched)} calls, "
+            f"{_percent(of_bytes)} of their bytes)"
+        )
+    return tuple(lines)
+
+
+def from_step(
+    traced: Trace, costs: Sequence[OpCost], in_step: Mapping[str, OpTime]
+) -> tuple[str, ...]:
+    """The calls that a real step has timed, those of a name in a line, with their device time and
+    its share of all; `costs` are of the trace's calls.
+    """
+    device_s = math.fsum(cost.device_s for cost in costs)
+    taken_s: dict[str, list[float]] = {}
+    for op, cost in zip(traced.ops, costs, strict=True):
+        if key_of(traced.case, op) in in_step:
+            taken_s.setdefault(op.call.name, []).append(cost.device_s)
+    return tuple(
+        f"{len(times)} x {name} ({as_ms(1e3 * math.fsum(times))} ms, "
+        f"{_percent(math.fsum(times) / device_s if device_s else 0.0)} of the device's time)"
+        for name, times in taken_s.items()
+    )
+
+
+def _grouped(
+    traced: Trace, launched: Iterable[TracedOp], problems: Mapping[str, str]
+) -> dict[tuple[str, str], list[TracedOp]]:
+    found: dict[tuple[str, str], list[TracedOp]] = {}
+    for op in launched:
+        why = problems.get(key_of(traced.case, op))
+        if why is not None:
+            found.setdefault((op.call.name, why), []).append(op)
+    return found
+
+
+def _bytes(op: TracedOp) -> int:
+    return sum(each.distinct * each.itemsize for each in (*op.call.tensors, *op.outputs))
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %" if share >= 0.001 or not share else "under 0.1 %"

@@ -1,0 +1,103 @@
+"""Calls that cannot be launched alone, timed in real steps on a GPU."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from in_step_networks import CYCLES, Picking, Undecided, network_of
+from tracing import case_of
+
+from e2e.predict.cuda_replay import CudaStopwatch
+from e2e.predict.pace import pace_of
+from e2e.predict.predictor import Predictor
+from e2e.predict.store import Store
+from kernels.case import Target
+
+pytestmark = pytest.mark.gpu
+
+DEVICE, CLASSES = torch.device("cuda:0"), 4
+PICKED = "halfway_tests.slowly_picked.default"
+HIGHEST_HZ = 3e9  # more than any GPU's clock
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    facts = torch.cuda.get_device_properties(0)
+    return Target(
+        "cuda", facts.name, (facts.major, facts.minor), facts.multi_processor_count, index=0
+    )
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return Store({"name": "a GPU"}, {})
+
+
+def quietly(key: str, stage: str) -> None:
+    """Nobody listens."""
+
+
+def test_a_call_that_spins_is_the_devices_not_the_hosts(target: Target, store: Store) -> None:
+    network = network_of(Picking, 2)
+    asked = Predictor(network, target, CLASSES, store, allow_run=True)
+    told = asked.foretell(case_of(network), quietly)
+    assert told.predicted is not None
+    assert told.simulated is not None
+    assert told.predicted.uncovered == ()
+    picked = [op for op in told.ops if op.name == PICKED]
+    assert len(picked) == 2
+    for op in picked:
+        assert op.gpu_s > CYCLES / HIGHEST_HZ
+        assert 0 < op.host_s < op.gpu_s
+        assert not op.waits
+    rest_s = math.fsum(op.device_s for op in told.ops if op.name != PICKED)
+    assert told.simulated.gpu_s == pytest.approx(rest_s + sum(op.gpu_s for op in picked))
+    assert told.predicted.limit == "gpu"
+
+
+def test_a_captured_step_has_it_beside_its_graph(target: Target, store: Store) -> None:
+    network = network_of(Picking)
+    asked = Predictor(network, target, CLASSES, store, allow_run=True)
+    eager, captured = (
+        asked.foretell(case_of(network, graph=graph), quietly) for graph in (False, True)
+    )
+    assert captured.predicted is not None, captured.reason
+    assert eager.predicted is not None
+    assert captured.predicted.from_step
+    (eager_s,) = (op.gpu_s for op in eager.ops if op.name == PICKED)
+    (captured_s,) = (op.gpu_s for op in captured.ops if op.name == PICKED)
+    assert captured_s == eager_s
+    assert captured.predicted.step_s > CYCLES / HIGHEST_HZ
+
+
+def test_what_waits_for_the_device_is_known_to(target: Target, store: Store) -> None:
+    network = network_of(Undecided)
+    asked = Predictor(network, target, CLASSES, store, allow_run=True)
+    told = asked.foretell(case_of(network), quietly)
+    assert told.predicted is not None, told.reason
+    assert told.predicted.uncovered == ()
+    masked = [op for op in told.ops if op.name == "aten.index.Tensor" and op.waits]
+    assert masked  # its size is read by the host
+    assert all(op.gpu_s > 0 for op in told.ops if op.kind != "view")
+    refused = asked.foretell(case_of(network, graph=True), quietly)
+    assert refused.predicted is None
+    assert "waits for the device" in (refused.reason or "")
+
+
+def test_once_gives_what_it_runs_and_leaves_the_gate_open(target: Target) -> None:
+    stopwatch = CudaStopwatch(target, pace_of(DEVICE))
+    some = torch.arange(8, device=DEVICE)
+    out, taken = stopwatch.once(lambda: some + 1, waits=False)
+    assert taken is not None
+    assert out.tolist() == list(range(1, 9))
+    total, taken = stopwatch.once(lambda: some.sum().item(), waits=False)
+    assert (total, taken) == (28, None)
+    total, taken = stopwatch.once(lambda: some.sum().item(), waits=True)
+    assert total == 28
+    assert taken is not None
+    assert taken.waits
+    assert taken.gpu_s > 0
