@@ -135,6 +135,9 @@ def carry_out(
             try:
                 run = procedure(Session(request, network, greeting, facts, job), run)
                 run = job.finished(run, whole=whole)
+            except UserError as error:
+                told = str(path) in str(error)
+                raise UserError(f"{error}{'' if told else _so_far(path)}") from None
             finally:
                 worker = job.worker
     except KeyboardInterrupt:
@@ -142,13 +145,19 @@ def carry_out(
             say_stopped("e2e", path)
         raise
     except WorkerDied as death:
-        raise UserError(f"the device cannot be used: {death.reason}; so far: {path}") from None
+        reason = f"the device cannot be used: {death.reason}"
+        raise UserError(f"{reason}{_so_far(path)}") from None
     finally:
         worker.close()
     for note in run.settings.get("notes", ()):
         if note not in facts.notes:  # found while it trained
             console.print(note)
     return run
+
+
+def _so_far(path: Path) -> str:
+    """Where to find what was measured before a run broke off."""
+    return f"; so far: {path}" if path.exists() else ""
 
 
 def _work(

@@ -738,7 +738,7 @@ def test_an_item_that_kills_every_worker_ends_the_run_too() -> None:
 def test_shared_memory_that_is_too_small_is_found_before_workers_start(root: Path) -> None:
     feed = opened(root, workers=2).feed(10**9, CPU, 1)
     said = message(feed.fetch)
-    assert "2 workers have 5 batches of 776,000.0 MB under way, 3,880,000 MB" in said
+    assert "--workers 2 has 5 batches of 776,000.0 MB under way, 3,880,000 MB" in said
     assert "fewer --workers or a smaller --batch" in said
     assert "--shm-size" in said
     assert feed.pids == ()

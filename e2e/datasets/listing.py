@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from microbench.errors import UserError
 SUFFIXES = frozenset(
     (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
 )
+MOST_ENDS = 5  # kinds of other files that a note names
 TRAIN = "train"
 HELD_OUT = ("val", "valid", "validation", "test")  # the first one there is taken
 LAYOUT = "expected are train/CLASS/*.jpg and val/CLASS/*.jpg in it, or CLASS/*.jpg"
@@ -70,6 +72,7 @@ def list_images(root: Path) -> Listing:
         notes.append(f"only one class, {classes[0]}: accuracy says nothing")
     train = _labelled(found, classes)
     held_out = _labelled(_known_only(kept_root, classes), classes) if kept_root else []
+    notes += _left_out_notes([train_root, *([kept_root] if kept_root else [])])
     broken = _broken([*train, *held_out])
     train = [picture for picture in train if picture.path not in broken]
     held_out = [picture for picture in held_out if picture.path not in broken]
@@ -84,9 +87,29 @@ def list_images(root: Path) -> Listing:
     return Listing(root, classes, tuple(train), tuple(held_out), broken, tuple(notes))
 
 
+def _left_out_notes(roots: Sequence[Path]) -> list[str]:
+    """How many files in class folders are no images by their names: those nobody loads."""
+    ends = Counter(
+        os.path.splitext(path)[1].lower() or "no suffix"
+        for root in roots
+        for entry in _entries(root)
+        if entry.is_dir()
+        for path in _files(Path(entry.path), images=False)
+    )
+    if not ends:
+        return []
+    kinds = ", ".join(f"{count:,} {end}" for end, count in ends.most_common(MOST_ENDS))
+    more = f" and {len(ends) - MOST_ENDS} more kinds" if len(ends) > MOST_ENDS else ""
+    return [f"left out, for their names are no images': {printable_name(kinds)}{more}"]
+
+
 def printable(path: str, root: Path) -> str:
     """A file's name below a folder, on one line and in characters that any screen takes."""
-    name = os.path.relpath(path, root)
+    return printable_name(os.path.relpath(path, root))
+
+
+def printable_name(name: str) -> str:
+    """A name in characters that any screen takes."""
     return "".join(letter if letter.isprintable() else "?" for letter in name)
 
 
@@ -96,11 +119,12 @@ def _by_class(root: Path) -> dict[str, list[str]]:
     return {name: sorted(_files(root / name)) for name in names}
 
 
-def _files(folder: Path) -> Iterator[str]:
+def _files(folder: Path, *, images: bool = True) -> Iterator[str]:
+    """Those that are images by their names, or those that are none."""
     for entry in _entries(folder):
         if entry.is_dir(follow_symlinks=False):
-            yield from _files(Path(entry.path))
-        elif os.path.splitext(entry.name)[1].lower() in SUFFIXES:
+            yield from _files(Path(entry.path), images=images)
+        elif (os.path.splitext(entry.name)[1].lower() in SUFFIXES) is images:
             yield entry.path
 
 

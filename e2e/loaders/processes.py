@@ -150,7 +150,7 @@ class Workers(Iterator[Batch], Generic[Batch]):
         if not self._workers or free is None or needed <= free:
             return
         raise LoaderError(
-            f"{self._workers} workers have {self.ahead + 1} batches of "
+            f"--workers {self._workers} has {self.ahead + 1} batches of "
             f"{self._batch_bytes / 1e6:,.1f} MB under way, {needed / 1e6:,.0f} MB; shared memory "
             f"(/dev/shm) has {free / 1e6:,.0f} MB free: take fewer --workers or a smaller --batch; "
             "in a container, --shm-size gives more"
@@ -176,7 +176,7 @@ class Workers(Iterator[Batch], Generic[Batch]):
         self.close()
         self._losses += 1
         if self._on_death != "restart":
-            raise LoaderError(said)
+            raise LoaderError(f"{said}; --on-worker-death restart goes on with new ones")
         if self._losses == MAX_LOSSES:
             raise LoaderError(f"{said}; so was the one before it, at the same batch")
         self.restarts += 1

@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from e2e.made import CLASSES, IMAGES
+from e2e.made import CLASSES, IMAGES, check
 from e2e.made.making import Made, cached, make
 from e2e.made.manifest import MANIFEST
 from e2e.made.plan import Plan
@@ -20,6 +20,7 @@ from microbench.report import words
 from microbench.report.live import LiveLine
 from microbench.report.screen import is_live, make_console
 
+NAMED = 100  # files that a check names
 SAY_EVERY_S = 10.0  # where nothing can be redrawn
 
 
@@ -46,6 +47,21 @@ def run_make_data(
         raise
     for line in lines(made, seed, shards, time.monotonic() - began_s):
         console.print(line, soft_wrap=True)
+
+
+def run_check(folder: Path, *, quiet: bool) -> int:
+    """Say what of made data is not as it was made; the exit code: 1 where anything is not.
+    UserError where the folder holds no made data.
+    """
+    console = make_console(quiet=quiet)
+    troubles = check(folder)
+    for line in troubles[:NAMED]:
+        console.print(words.clean(line), soft_wrap=True, markup=False)
+    if len(troubles) > NAMED:
+        console.print(f"and {len(troubles) - NAMED:,} more")
+    if not troubles:
+        console.print(f"{words.clean(folder)}: every file is as it was made", soft_wrap=True)
+    return 1 if troubles else 0
 
 
 def make_usual(console: Console) -> None:

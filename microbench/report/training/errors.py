@@ -15,6 +15,7 @@ from rich.text import Text
 from microbench.report import words
 from microbench.report.grid import DIM, Column, Grid, Row
 from microbench.report.training.predictions import error_pct, is_beside, paced_error_pct
+from microbench.results import Run
 from microbench.stats import half_width_pct
 from microbench.train_results import Training
 
@@ -172,9 +173,11 @@ def _named(training: Training) -> str:
 # ---------------------------------------------------------------- as read
 
 
-def errors_table(trainings: Sequence[Training], width: int) -> list[Text]:
-    """The error table of several comparisons and what is said below it; nothing for one."""
-    rows = error_rows(trainings)
+def errors_table(run: Run, width: int) -> list[Text]:
+    """The error table of several comparisons and what is said below it; nothing for one, unless it
+    was asked for.
+    """
+    rows = error_rows(run)
     if not rows:
         return []
     what, cases, middle, largest, target, worst = ERRORS_HEADER
@@ -185,14 +188,16 @@ def errors_table(trainings: Sequence[Training], width: int) -> list[Text]:
         ]
     )  # fmt: skip
     grid.rows += [Row(row) for row in rows]
-    said = [Text(sentence, DIM) for sentence in error_sentences(trainings)]
+    said = [Text(sentence, DIM) for sentence in error_sentences(run.trainings)]
     return [*grid.lines(width)[0], *said]
 
 
-def error_rows(trainings: Sequence[Training]) -> list[list[str]]:
-    """The cells of ERRORS_HEADER, row by row; none unless several comparisons were predicted."""
-    both = [t for t in trainings if is_beside(t)]
-    if len({(t.case.network, t.case.batch) for t in both}) < 2:
+def error_rows(run: Run) -> list[list[str]]:
+    """The cells of ERRORS_HEADER, row by row; none unless several comparisons were predicted, or
+    the run is a validation.
+    """
+    both = [t for t in run.trainings if is_beside(t)]
+    if len({(t.case.network, t.case.batch) for t in both}) < 2 and "validate" not in run.command:
         return []
     return [
         [

@@ -122,7 +122,7 @@ def _legend(arms: Sequence[Training]) -> list[str]:
         parts.append("±: standard deviation of the repeats")
     chances = {arm.chance for arm in arms if arm.chance is not None}
     if len(chances) == 1:
-        parts.append(f"guessing is right in {100 * chances.pop():.2g} %")
+        parts.append(f"guessing is right in {100 * chances.pop():.3g} %")
     parts += _seeds(arms)
     return ["; ".join(parts)] if parts else []
 

@@ -94,7 +94,7 @@ def _predicted(view: View) -> list[str]:
 
 def _errors(run: Run) -> list[str]:
     """How far predictions are from measurements, where there are several comparisons."""
-    rows = error_rows(run.trainings)
+    rows = error_rows(run)
     said = "".join(f"\n{sentence}\n" for sentence in error_sentences(run.trainings))
     return [f"{ERRORS_TITLE}:\n\n{_table(ERRORS_HEADER, rows)}{said}"] if rows else []
 

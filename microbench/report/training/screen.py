@@ -42,7 +42,7 @@ def training_sections(run: Run, width: int, *, details: bool = False) -> list[Se
         ("", train_chart(view, width)),
         *_accounts(view, width, details),
         ("In short", _in_short(run)),
-        (errors.ERRORS_TITLE, errors.errors_table(run.trainings, width)),
+        (errors.ERRORS_TITLE, errors.errors_table(run, width)),
         ("Warnings", notes.told_once(_warnings(run, view))),
     ]
 

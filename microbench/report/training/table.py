@@ -71,8 +71,14 @@ def _columns(view: View, compared: Sequence[str], units: set[str]) -> list[Colum
         Column(f"{unit}/J" if unit else "a joule", right=True, drop=17),
         Column("GPU\nbusy", right=True, drop=21),
         Column("host\nms", right=True, drop=22),
+        *[Column("waits\nms", right=True, drop=14)] * _is_fed(view),
         Column("limited\nby", drop=18),
     ]
+
+
+def _is_fed(view: View) -> bool:
+    """Whether a loader feeds any of the arms."""
+    return any(arm.case.fed for group in view.groups for arm in group.arms)
 
 
 def _row(arm: Training, group: Group, view: View, compared: Sequence[str], with_unit: bool) -> Row:
@@ -95,6 +101,7 @@ def _row(arm: Training, group: Group, view: View, compared: Sequence[str], with_
         rate(arm.per_j) if arm.per_j else "",
         words.per_cent(busy_pct(arm)),
         milliseconds(steps.host_s),
+        *[milliseconds(arm.data_wait_s)] * _is_fed(view),
         words.clean(arm.limit or ""),
     ]
     style = "red" if arm.converged is False else DIM if view.is_baseline(arm) else ""
@@ -138,8 +145,13 @@ def notes(view: View, table: TrainTable, width: int) -> list[Text]:
     explained = {
         "GPU busy": "GPU busy: share of the step in which a kernel runs",
         "host ms": "host ms: to launch a step",
+        "waits ms": "waits ms: of the step, for its data",
     }
-    there = {"GPU busy": _has(timed, "busy_s"), "host ms": _has(timed, "host_s")}
+    there = {
+        "GPU busy": _has(timed, "busy_s"),
+        "host ms": _has(timed, "host_s"),
+        "waits ms": _is_fed(view),
+    }
     seconds = [
         text for title, text in explained.items() if there[title] and title not in table.left_out
     ]
