@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
+import shutil
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -667,12 +668,18 @@ def test_odd_folders_are_noted(tmp_path: Path) -> None:
     (tmp_path / "none").mkdir()
     (tmp_path / ".hidden").mkdir()
     (tmp_path / "only" / "readme.txt").write_text("no image by its name")
+    shutil.copy(tmp_path / "only" / "deep" / "0.JPG", tmp_path / "only" / "deep" / "photo.jfif")
+    shutil.copy(tmp_path / "only" / "deep" / "0.JPG", tmp_path / "only" / "deep" / "photo")
+    (tmp_path / "only" / "other.txt").touch()
     data = opened(f"folder:{tmp_path}", (3, 16, 16))
     assert (data.classes, data.train_samples, data.held_out_samples) == (1, 4, 1)
     notes = " ".join(data.notes)
     assert "only one class" in notes
     assert f"no image in {tmp_path / 'none'}" in notes
     assert "hidden" not in notes
+    assert "left out, for their names are no images': 2 .txt, " in notes
+    assert "1 .jfif" in notes
+    assert "1 no suffix" in notes
 
 
 def test_a_folder_is_for_networks_of_colour_images(pictures: Path) -> None:

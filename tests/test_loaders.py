@@ -568,6 +568,7 @@ def test_a_killed_worker_ends_the_run_by_name(root: Path) -> None:
     said = message(lambda: [feed.fetch() for _ in range(9)])
     assert f"loader worker 2 of 2 (pid {victim}) was killed by signal 9 (SIGKILL)" in said
     assert "out of memory" in said
+    assert "--on-worker-death restart goes on" in said
     assert feed.pids == ()
     feed.close()
 

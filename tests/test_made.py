@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from rich.console import Console
 
+from e2e.__main__ import main
 from e2e.datasets.listing import list_images
 from e2e.made import Made, cached, check, make, making
 from e2e.made.command import MakeProgress, run_make_data
@@ -336,7 +337,9 @@ def test_other_tar_files_are_packed_without_making_images(whole: Path, copy: Pat
     assert digests(copy) == digests(whole)
 
 
-def test_damage_is_found_and_mended(whole: Path, copy: Path) -> None:
+def test_damage_is_found_and_mended(
+    whole: Path, copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     gone, cut, turned = (copy / PLAN.path(index) for index in (1, 6, 11))
     gone.unlink()
     cut.write_bytes(cut.read_bytes()[:1000])
@@ -350,6 +353,11 @@ def test_damage_is_found_and_mended(whole: Path, copy: Path) -> None:
         "missing: train-000001.tar",
         f"missing: {PLAN.path(1)}",
     ]
+    assert main(["make-data", str(copy), "--check"]) == 1
+    assert capsys.readouterr().out.count("changed: ") == 2
+    assert main(["make-data", str(whole), "--check"]) == 0
+    assert "every file is as it was made" in " ".join(capsys.readouterr().out.split())
+    assert main(["make-data", str(copy / "nothing"), "--check"]) == 2
     # What a glance finds is made again; a turned bit takes a full check to find.
     made = made_in(copy, shards=SHARDS)
     assert (made.made, made.there) == (2, IMAGES - 2)

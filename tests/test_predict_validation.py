@@ -150,7 +150,7 @@ def test_measurements_are_known_to_so_much() -> None:
 
 def test_the_table_is_read_with_its_counts() -> None:
     made = [planted(0.5), planted(30.0, limit="host", told="host", batch=8)]
-    said = "\n".join(line.plain for line in errors_table(made, 100))
+    said = "\n".join(line.plain for line in errors_table(run_of(*made), 100))
     assert "1 / 3 met" in said
     assert "8 / 20 missed" in said
     assert "The limit was named right in 2 of 2 (100%)." in said
@@ -160,7 +160,10 @@ def test_the_table_is_read_with_its_counts() -> None:
 
 
 def test_one_comparison_has_no_table_of_errors() -> None:
-    assert errors_table([planted(0.5), planted(1.0, recipe="tf32")], 100) == []
+    run = run_of(planted(0.5), planted(1.0, recipe="tf32"))
+    assert errors_table(run, 100) == []
+    asked = replace(run, command=("python", "-m", "e2e", "validate", "--networks", "resnet50"))
+    assert any("limited by the GPU" in line.plain for line in errors_table(asked, 100))
 
 
 def test_screen_and_markdown_have_the_table() -> None:

@@ -356,6 +356,24 @@ def test_who_waits_and_what_would_help() -> None:
     assert "waits" not in said(cpu)
 
 
+def test_the_table_says_how_long_a_fed_step_waits() -> None:
+    run = tokens_run()
+    assert "waits ms" not in shown(run)
+    steps = [t.steps for t in run.trainings]
+    waiting = [
+        replace(
+            t,
+            case=replace(t.case, data="folder", loader="torchvision"),
+            steps=replace(s, wait_s=0.0125) if s else None,
+        )
+        for t, s in zip(run.trainings, steps, strict=True)
+    ]
+    text = shown(run_of(*waiting), 140)
+    assert "waits ms: of the step, for its data" in text
+    row = next(line for line in text.splitlines() if line.startswith("amp-bf16 "))
+    assert "12.5" in row.split()
+
+
 def test_who_is_slowed_by_a_loader_that_it_does_not_wait_for() -> None:
     arm = tokens_run().trainings[2]
     assert arm.steps is not None
