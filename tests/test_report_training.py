@@ -369,7 +369,7 @@ def test_the_table_says_how_long_a_fed_step_waits() -> None:
         for t, s in zip(run.trainings, steps, strict=True)
     ]
     text = shown(run_of(*waiting), 140)
-    assert "waits ms: of the step, for its data" in text
+    assert "waits ms: of the step, for its data" in " ".join(text.split())
     row = next(line for line in text.splitlines() if line.startswith("amp-bf16 "))
     assert "12.5" in row.split()
 
