@@ -16,6 +16,7 @@ from e2e.stalls.points import busy_points, measured_points, pays_from
 from microbench.load_results import LoadBlock, LoadCase, Loading, load_case
 from microbench.report.loading.joint import Gain, joints
 from microbench.report.loading.joint_table import joint_sentences, joint_table
+from microbench.report.loading.loaders_table import loaders_table
 from microbench.results import Ratio, Run
 from microbench.run_json import run_from_json, run_to_json
 from microbench.train_results import PREDICTED, Predicted, StepTimes, TrainCase, Training
@@ -254,3 +255,23 @@ def test_a_training_with_a_loader_is_no_picture() -> None:
     run = picture()
     fed = tuple(t for t in run.trainings if t.case.fed and not t.case.cached)
     assert joints(replace(run, trainings=fed)) == []
+
+
+def test_what_failed_says_so_and_why_in_full() -> None:
+    run = picture(measured=())
+    why = "loader worker 2 of 4 was killed by signal 9 (SIGKILL): out of memory, most likely"
+    arms = [
+        replace(t, status="failed", reason=why)
+        if t.case.recipe == "amp" and t.case.workers == 4
+        else t
+        for t in run.trainings
+    ]
+    loader = replace(loading(0.1, 2, loader="dali"), status="skipped", reason=f"{why} {why}")
+    run = replace(run, trainings=tuple(arms)).with_loading(replace(loader, blocks=()))
+    (joint,) = joints(run)
+    text = " ".join("\n".join(line.plain for line in joint_table(joint, 100)).split())
+    assert "failed" in text
+    assert f"amp with 4 workers failed: {why}" in text
+    alone = [line.plain for line in loaders_table(run, 100)]
+    assert any(f"dali skipped: {why} {why}" in line for line in alone)
+    assert sum(why in line for line in alone) == 1

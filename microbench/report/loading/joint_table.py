@@ -46,6 +46,8 @@ def joint_table(joint: Joint, width: int) -> list[Text]:
 def _rates(arm: Training | None) -> str:
     if arm is None:
         return ""
+    if arm.status == "failed":
+        return "failed"
     pair = [rate(value) if value else "-" for value in (arm.predicted_per_s, arm.per_s)]
     return " / ".join(pair) if arm.per_s else pair[0]
 
@@ -64,6 +66,12 @@ def _limit(arm: Training | None) -> str:
 
 def _notes(joint: Joint) -> list[str]:
     notes = ["two values: predicted / measured; one, or one in brackets: predicted"]
+    failed = {t.reason or "": t.case for t in joint.trainings if t.status == "failed"}
+    notes += [
+        f"{words.clean(case.recipe)} with {words.count(case.workers, 'worker')} failed: "
+        f"{words.clean(reason)}"
+        for reason, case in failed.items()
+    ]
     errors = joint.errors_pct
     if errors:
         median_pct = joint.median_error_pct or 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from rich.cells import cell_len
 from rich.text import Text
 
 from microbench.load_results import LoadCase, Loading
@@ -62,7 +63,14 @@ def loaders_table(run: Run, width: int) -> list[Text]:
             continue  # it lacks the same with any number of workers
         grid.rows.append(row)
     lines, _ = grid.lines(width)
-    return [*lines, *(Text(line, "dim") for line in notes(run.loadings))]
+    cut = [row for row in grid.rows if isinstance(row, Row) and _is_cut(row, grid, width)]
+    in_full = [Text(f"{row.cells[0]} {row.sentence}", row.style) for row in cut]
+    return [*lines, *in_full, *(Text(line, "dim") for line in notes(run.loadings))]
+
+
+def _is_cut(row: Row, grid: Grid, width: int) -> bool:
+    """Whether a reason has no room in the row."""
+    return cell_len(row.sentence) > grid.space_for_sentence(row, width) if row.sentence else False
 
 
 def _row(loading: Loading, telling: Telling) -> Row:
