@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ from kernels.case import Target
 from microbench.train_results import TrainCase
 
 CPU, CLASSES, DEVICE = Target("cpu", "a CPU"), 4, torch.device("cpu")
+T = TypeVar("T")
 PICKED = "halfway_tests.slowly_picked.default"
 
 
@@ -44,11 +46,14 @@ def foretold(network: Network, store: Store, *, allow_run: bool, **more: object)
     return asked.foretell(case_of(network), quietly)
 
 
-def timed(network: Network, case: TrainCase) -> Mapping[str, OpTime]:
+def timed(
+    network: Network, case: TrainCase, stopwatch: CpuStopwatch | None = None
+) -> Mapping[str, OpTime]:
     traced = trace(network, case, DEVICE, CLASSES)
     wanted = {i: key_of(case, op) for i, op in enumerate(traced.ops) if op.call.name == PICKED}
     assert wanted
-    return time_in_step(network, traced, DEVICE, CLASSES, wanted, CpuStopwatch(), Steady())
+    stopwatch = stopwatch or CpuStopwatch()
+    return time_in_step(network, traced, DEVICE, CLASSES, wanted, stopwatch, Steady())
 
 
 def test_what_is_not_known_is_named_with_its_share(store: Store) -> None:
@@ -159,3 +164,24 @@ def test_a_step_with_no_room_is_not_measured(store: Store) -> None:
     assert told.runs is False
     assert "GB of the device's 1.0" in (told.reason or "")
     assert len(store) == known
+
+
+class LateToWait(CpuStopwatch):
+    """A device whose third step is the first that holds the host, as when memory has to be made."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def once(self, run: Callable[[], T], *, waits: bool) -> tuple[T, OpTime | None]:
+        """A second where it waits, a millisecond where it does not."""
+        self.looks += 1
+        out = run()
+        if waits:
+            return out, OpTime(1.0, 0.0, waits=True)
+        return out, None if self.looks == 3 else OpTime(1e-3, 1e-4)
+
+
+def test_a_call_that_is_found_to_wait_is_timed_as_one_that_does() -> None:
+    network = network_of(Picking)
+    (time,) = timed(network, case_of(network), LateToWait()).values()
+    assert time == OpTime(1.0, 0.0, waits=True)

@@ -118,6 +118,8 @@ def _mean(times: list[OpTime], host_pace: float) -> OpTime:
 
 
 def _median(times: list[OpTime]) -> OpTime:
+    """Of the steps, in order, since it was known whether it waits."""
+    times = [one for one in times if one.waits is times[-1].waits]
     return replace(
         times[0],
         gpu_s=median([one.gpu_s for one in times]),
