@@ -11,7 +11,7 @@ from e2e.predict.validate_command import MATRIX, RECIPES
 from microbench.report.markdown import to_markdown
 from microbench.report.training.errors import error_table, intervals_kept
 from microbench.runfile import read_run
-from microbench.stats import half_width_pct, median
+from microbench.stats import median
 from microbench.train_results import Training
 
 ROOT = Path(__file__).parents[1]
@@ -50,36 +50,30 @@ def test_what_has_been_validated_is_said() -> None:
 def test_what_is_said_of_single_rows_is_the_run_files_own() -> None:
     lines = {line.what: line for line in error_table(VALIDATED.trainings)}
     gpu = lines["step, limited by the GPU"]
-    assert f"the limit, all {gpu.count} steps were told within {gpu.largest_pct:.1f} %" in SAID
-    said = lines["step, said to be limited by the GPU"]
     wrong = [t for t in VALIDATED.trainings if t.predicted and t.predicted.limit != t.limit]
-    assert {(t.predicted.limit, t.limit) for t in wrong if t.predicted} == {("gpu", "host")}
-    assert f"of {said.count} that were said to be, six met a slower host" in SAID
-    errors = sorted(-t.predicted.error_pct for t in wrong if t.predicted and t.predicted.error_pct)
-    assert len(errors) == 6
-    assert f"took {errors[0]:.0f} to {errors[-1]:.0f} % longer than told" in SAID
-    assert sum(t.predicted.paced_s == t.predicted.step_s for t in wrong if t.predicted) == 2
-
-
-def test_what_is_said_of_gpts_steps_is_the_run_files_own() -> None:
-    gpu = [t for t in VALIDATED.trainings if t.limit == "gpu" and not t.case.graph and t.steps]
-    others, halves, walls, offs = list[float](), list[str](), list[str](), list[str]()
-    for training in gpu:
-        steps, told = training.steps, training.predicted
-        assert steps is not None
-        assert steps.ci95_s is not None
-        assert told is not None
-        half_pct = half_width_pct(steps.median_s, steps.ci95_s)
-        if (training.case.network, training.case.batch) != ("gpt", 8) or half_pct < 3:
-            others.append(half_pct)
-            continue
-        wall_s = steps.wall_s / steps.wall_steps
-        halves.append(f"{half_pct:.0f}")
-        walls.append(f"{1e3 * wall_s:.1f}")
-        offs.append(f"{100 * (1 - told.step_s / wall_s):.1f}")
-    assert f"±{' and ±'.join(halves)} % only" in SAID
-    assert f"the others are measured to {max(others):.1f} % or better" in SAID
-    assert f"they took {' and '.join(walls)} ms, {' and '.join(offs)} %" in SAID
+    (slow,) = (t for t in wrong if t.limit == "gpu")
+    assert gpu.worst == "vit_b_16 amp-bf16 nhwc batch 64"
+    assert (slow.case.network, slow.case.batch, slow.case.recipe) == ("vit_b_16", 64, "amp-bf16")
+    others_pct = sorted(
+        abs(t.predicted.error_pct or 0.0)
+        for t in VALIDATED.trainings
+        if t.limit == "gpu" and t.predicted and not t.case.graph
+    )[:-1]
+    within = f"{len(others_pct)} of {gpu.count} steps were told within {others_pct[-1]:.1f} %"
+    assert f"the limit, {within}" in SAID
+    assert f"{gpu.largest_pct:.1f} % too long: it was told to be the host's" in SAID
+    assert slow.predicted is not None
+    assert slow.step_s is not None
+    assert slow.predicted.paced_s is not None
+    paced_pct = 100 * (slow.predicted.paced_s / slow.step_s - 1)
+    assert f"(at the pace that was seen then, {paced_pct:.1f} %)" in SAID
+    said = lines["step, said to be limited by the GPU"]
+    assert f"of {said.count} that were said to be, three met a slower host" in SAID
+    short = [t.predicted for t in wrong if t.limit == "host" and t.predicted]
+    errors = sorted(-(told.error_pct or 0.0) for told in short)
+    assert len(errors) == 3
+    assert f"were told {errors[0]:.0f} to {errors[-1]:.0f} % too short" in SAID
+    assert sum(told.paced_s == told.step_s for told in short) == 1
 
 
 def test_what_is_said_of_the_hosts_steps_is_the_run_files_own() -> None:
@@ -103,7 +97,12 @@ def test_what_is_said_of_the_hosts_steps_is_the_run_files_own() -> None:
         by_network.setdefault(training.case.network, set()).add(
             (training.predicted.error_pct or 0.0) < 0
         )
-    assert by_network["vit_b_16"] == by_network["efficientnet_b0"] == {True}
+    small = {
+        (t.predicted.error_pct or 0.0) < 0
+        for t in host
+        if (t.case.network, t.case.batch) in (("gpt", 1), ("vit_b_16", 8)) and t.predicted
+    }
+    assert small == by_network["efficientnet_b0"] == {True}
     assert by_network["convnext_tiny"] == {False}
     kept = intervals_kept(VALIDATED.trainings, "host")
     assert f"and held {kept.right} of {kept.count}" in SAID
@@ -117,13 +116,15 @@ def test_what_is_said_of_the_hosts_steps_is_the_run_files_own() -> None:
         and (t.predicted.speedup["fp32"] > 1) != (t.speedup["fp32"].ratio > 1)
     ]  # fmt: skip
     ratios = sum(t.case.recipe.startswith("amp") and "fp32" in t.speedup for t in host)
-    assert (len(wrong_side), ratios) == (5, 28)
-    assert "in five of 28 cases over FP32" in SAID
+    assert (len(wrong_side), ratios) == (8, 26)
+    assert "in eight of 26 cases over FP32" in SAID
 
 
 def test_what_is_said_of_the_host_is_the_run_files_own() -> None:
     lines = {line.what: line for line in error_table(VALIDATED.trainings)}
-    assert "gpt amp batch 8" in lines["AMP's speed-up over fp32, limited by the GPU"].worst
+    for base in ("fp32", "tf32"):
+        line = lines[f"AMP's speed-up over {base}, limited by the GPU"]
+        assert line.worst == "vit_b_16 amp-bf16 nhwc batch 64"
     told, paced = (
         lines[what].median_pct
         for what in ("step, limited by the host", "the same, at the host's pace meanwhile")
@@ -149,18 +150,20 @@ def test_the_gaps_of_captured_steps_are_the_run_files_own() -> None:
     assert f"by {min(gaps_us):.2f} to {max(gaps_us):.2f} us in the four networks" in SAID
 
 
-def test_the_captured_step_that_is_furthest_off_runs_at_the_power_limit() -> None:
+def test_what_is_said_of_captured_steps_is_the_run_files_own() -> None:
     (line,) = (
         one for one in error_table(VALIDATED.trainings) if one.what == "step, captured as a graph"
     )
-    assert line.worst == "gpt amp batch 8 graph"
-    assert f"under AMP, {line.largest_pct:.1f} % too long" in SAID
-    (furthest,) = (
+    assert line.worst == "resnet50 tf32 nhwc batch 8 graph"
+    assert f"under TF32, {line.largest_pct:.1f} % too long" in SAID
+    (gpt,) = (
         t for t in VALIDATED.trainings
         if t.case.graph and (t.case.network, t.case.recipe) == ("gpt", "amp")
     )  # fmt: skip
-    assert furthest.state is not None
-    assert "power cap" in furthest.state.throttle
+    assert gpt.state is not None
+    assert "power cap" in gpt.state.throttle
+    assert gpt.predicted is not None
+    assert f"is {gpt.predicted.error_pct:.1f} % off under AMP" in SAID
 
 
 def test_the_other_layouts_fixes_are_the_run_files_own() -> None:
@@ -226,8 +229,8 @@ def test_the_readme_says_the_same() -> None:
     paced = lines["the same, at the host's pace meanwhile"]
     assert f"were {gpu.median_pct:.1f} % off in the median where the GPU is the limit" in README
     captured = lines["step, captured as a graph"]
-    assert f"limit, {gpu.largest_pct:.1f} % at most; {captured.median_pct:.1f} and" in README
-    assert f"and {captured.largest_pct:.1f} % where they are captured" in README
+    assert f"at most but for one of {gpu.count} ({gpu.largest_pct:.1f} %, which was told" in README
+    assert f"{captured.median_pct:.1f} and {captured.largest_pct:.1f} % where they are" in README
     assert f"where the host is the limit {host.median_pct:.1f} % in the median" in README
     assert f"and {host.largest_pct:.1f} % at most, on virtual" in README
     paces = f"{paced.median_pct:.1f} and {paced.largest_pct:.1f} %"

@@ -230,4 +230,4 @@ def error_sentences(trainings: Sequence[Training]) -> list[str]:
 
 
 def _share(hits: Hits) -> str:
-    return f"{hits.right} of {hits.count} ({hits.right / hits.count:.0%})"
+    return f"{hits.right} of {hits.count} ({100 * hits.right / hits.count:.3g}%)"
