@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -31,10 +30,12 @@ T = TypeVar("T")
 PICKED = "halfway_tests.slowly_picked.default"
 
 
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return Store({"name": "a CPU"}, {})
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """One for all: what the host does beside calls is learnt once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        return Store({"name": "a CPU"}, {})
 
 
 def quietly(key: str, stage: str) -> None:

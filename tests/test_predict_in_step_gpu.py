@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -31,10 +30,12 @@ def target() -> Target:
     )
 
 
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return Store({"name": "a GPU"}, {})
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """One for all: what the host does beside calls is learnt once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        return Store({"name": "a GPU"}, {})
 
 
 def quietly(key: str, stage: str) -> None:
