@@ -143,7 +143,9 @@ def train(network: str | None, explain: bool, **options: Any) -> None:
 @app.command()
 @click.argument("network", metavar="NETWORK")
 @_options(ARMS, OUTPUT)
-@click.option("--allow-run", is_flag=True, help="Record a real step where tracing fails")
+@click.option(
+    "--allow-run", is_flag=True, help="Run real steps for what can be told by nothing else"
+)
 def predict(network: str, **options: Any) -> None:
     """Predict NETWORK's steps without running it: trace it, measure its operations one by one."""
     from e2e.requests import prediction_request

@@ -164,7 +164,7 @@ class Job:
                 self._told[plain.key] = self.worker.foretell(plain, self.progress.stage)
             except WorkerDied as death:
                 self._restart()
-                self._told[plain.key] = Foretold(plain, reason=death.reason)
+                self._told[plain.key] = Foretold(plain, reason=death.reason, broke=True)
         told = replace(self._told[plain.key], case=case)
         told = told.told_for(self._pace) if self._pace else told
         if case.loader == RESIDENT and USUAL_LOADER.get(case.data) != RESIDENT:
@@ -198,7 +198,7 @@ class Job:
         return [training for training in told if training.case.key not in measured]
 
     def _blank(self, told: Foretold) -> Training:
-        status = PREDICTED if told.predicted else "skipped"
+        status = PREDICTED if told.predicted else "failed" if told.broke else "skipped"
         units = self.work.units_per_sample * told.case.batch * told.case.accumulate
         return Training(told.case, status, told.reason, self.work.unit, units)
 
@@ -211,7 +211,12 @@ class Job:
         elif self.work.settings.allow_run:
             undone.add("skipped")  # for want of that, perhaps
         found = [run.training(case.key) for case in comparison.cases]
-        return all(t is not None and t.status not in undone for t in found)
+        return all(t is not None and t.status not in undone and not self._lacks(t) for t in found)
+
+    def _lacks(self, training: Training) -> bool:
+        """Whether it was predicted without what a real step may tell now."""
+        told = None if training.steps else training.predicted
+        return self.work.settings.allow_run and told is not None and bool(told.uncovered)
 
     def _timed(self, run: Run, comparison: Comparison, foretold: Mapping[str, Foretold]) -> Run:
         if self._is_done(run, comparison):

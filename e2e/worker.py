@@ -47,7 +47,7 @@ class TrainSettings:
     workers: int = 0
     cpus: int = 0  # 0: all
     on_worker_death: str = "stop"
-    allow_run: bool = False  # record a real step where fake tensors fail
+    allow_run: bool = False  # real steps may run to be recorded and timed
 
 
 @dataclass(frozen=True)

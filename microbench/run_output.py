@@ -151,7 +151,7 @@ def report(run: Run, path: Path, outputs: Outputs, console: Console) -> None:
         console.print(f"Chart: {outputs.chart}")
     if outputs.csv:
         _write_csv(run, outputs.csv)
-    entries = (*run.results, *run.trainings, *run.loadings)
+    entries = run.results or run.trainings or run.loadings
     if {entry.status for entry in entries} - {"skipped"} == {"failed"}:
         raise NothingMeasured
 

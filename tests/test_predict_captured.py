@@ -114,5 +114,9 @@ def test_attention_whose_seed_lies_on_the_host_is_refused(dropout: float, refuse
 
 
 def test_a_step_is_known_by_its_calls_and_their_order() -> None:
-    assert step_key(traced_at(4)) == step_key(traced_at(4))
-    assert step_key(traced_at(4)) != step_key(traced_at(8))
+    small, large = traced_at(4), traced_at(8)
+    known, others = ({key_of(one.case, op) for op in one.ops} for one in (small, large))
+    assert step_key(small, known) == step_key(traced_at(4), known)
+    assert step_key(small, known) != step_key(large, others)
+    (some, *_) = (key_of(small.case, op) for op in small.ops if not is_view(op))
+    assert step_key(small, known - {some}) != step_key(small, known)

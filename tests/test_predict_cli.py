@@ -19,6 +19,35 @@ Ran = subprocess.CompletedProcess[str]
 NETWORK = """
 from torch import nn
 
+import torch
+
+@torch.library.custom_op("shop::pick", mutates_args=())
+def pick(x: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    return x[:, columns].clone()
+
+@pick.register_fake
+def _(x, columns):
+    return x.new_empty(x.shape[0], columns.shape[0])
+
+class Pick(nn.Module):
+    def forward(self, x):
+        return x + pick(x.detach(), torch.arange(10))
+
+class Breaking(nn.Module):
+    steps = 0
+
+    def forward(self, x):
+        self.steps += self.training
+        if self.steps > 1:
+            raise ValueError("only in its second step")
+        return x
+
+def picking():
+    return nn.Sequential(*build(), Pick())
+
+def breaking():
+    return nn.Sequential(*build(), Breaking())
+
 def build():
     return nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(),
@@ -115,6 +144,25 @@ class TestPredict:
         assert again.returncode == 0, again.stderr
         after = results(shop / "p.json")
         assert after == json.loads(before)["results"]
+
+    def test_what_was_lacking_is_told_when_a_real_step_may_run(self, shop: Path) -> None:
+        words = ["predict", "shop:picking", *OWN[1:], "--recipe", "fp32", "--batch", "4"]
+        lacking = e2e(shop, *words, "--json", "l.json")
+        assert lacking.returncode == 0, lacking.stderr
+        (arm,) = results(shop / "l.json")
+        assert len(arm["predicted"]["uncovered"]) == 1
+        again = e2e(shop, *words, "--allow-run", "--resume", "l.json")
+        assert again.returncode == 0, again.stderr
+        (arm,) = results(shop / "l.json")
+        assert arm["predicted"]["uncovered"] == []
+        (told,) = arm["predicted"]["from_step"]
+        assert "shop.pick.default" in told
+        assert "from a real step, could not be replayed" in " ".join(again.stdout.split())
+
+    def test_a_prediction_that_breaks_ends_with_1(self, shop: Path) -> None:
+        ran = e2e(shop, "predict", "shop:breaking", *OWN[1:], "--recipe", "fp32", "--allow-run")
+        assert ran.returncode == 1, ran.stdout
+        assert "only in its second step" in ran.stdout
 
     def test_a_compiled_step_is_refused_in_words(self, shop: Path) -> None:
         ran = e2e(shop, "predict", *OWN, "--recipe", "fp32", "--compile", "--batch", "4")

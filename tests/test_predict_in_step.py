@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TypeVar
 
 import pytest
@@ -15,14 +16,16 @@ from tracing import case_of
 from e2e.networks.network import Network
 from e2e.predict.calls import key_of
 from e2e.predict.foretold import Foretold
-from e2e.predict.in_step import time_in_step
+from e2e.predict.in_step import STEPS, time_in_step
 from e2e.predict.lacking import from_step, uncovered
-from e2e.predict.pace import Steady
+from e2e.predict.pace import HostPace, Steady
 from e2e.predict.predictor import Predictor
 from e2e.predict.replay import CpuStopwatch, OpTime
 from e2e.predict.store import Store
 from e2e.predict.trace import trace
+from kernels.aten import TensorSpec
 from kernels.case import Target
+from microbench.kernel_names import KernelTime
 from microbench.train_results import TrainCase
 
 CPU, CLASSES, DEVICE = Target("cpu", "a CPU"), 4, torch.device("cpu")
@@ -48,13 +51,12 @@ def foretold(network: Network, store: Store, *, allow_run: bool, **more: object)
 
 
 def timed(
-    network: Network, case: TrainCase, stopwatch: CpuStopwatch | None = None
+    network: Network, case: TrainCase, stopwatch: CpuStopwatch, pace: HostPace | None = None
 ) -> Mapping[str, OpTime]:
     traced = trace(network, case, DEVICE, CLASSES)
     wanted = {i: key_of(case, op) for i, op in enumerate(traced.ops) if op.call.name == PICKED}
     assert wanted
-    stopwatch = stopwatch or CpuStopwatch()
-    return time_in_step(network, traced, DEVICE, CLASSES, wanted, stopwatch, Steady())
+    return time_in_step(network, traced, DEVICE, CLASSES, wanted, stopwatch, pace or Steady())
 
 
 def test_what_is_not_known_is_named_with_its_share(store: Store) -> None:
@@ -115,11 +117,84 @@ def test_sizes_that_depend_on_data_are_timed_where_they_occur(store: Store) -> N
     assert all((op.gpu_s > 0) == (op.kind != "view") for op in told.ops)
 
 
-def test_calls_alike_share_their_time_and_a_slower_host_is_told_apart() -> None:
+class Launching(CpuStopwatch):
+    """A device that a call keeps busy for a millisecond, and its host for a tenth of one; calls
+    hold the host in the `held` looks.
+    """
+
+    def __init__(self, *held: int) -> None:
+        self.held, self.looks = held, 0
+
+    def once(self, run: Callable[[], T], *, waits: bool) -> tuple[T, OpTime | None]:
+        """A second of both where it is known to wait."""
+        self.looks += 1
+        out = run()
+        if waits:
+            return out, OpTime(1.0, 0.0, waits=True)
+        return out, None if self.looks in self.held else OpTime(1e-3, 1e-4)
+
+    def kernels_in(
+        self, step: Callable[[Callable[[str | None], None]], None]
+    ) -> Mapping[str, list[list[KernelTime]]]:
+        """Two kernels a call: half a millisecond, half of it in both."""
+        owners: list[str] = []
+        step(lambda owner: owners.append(owner) if owner else None)
+        both = [KernelTime("a", 4e-4, 0.0), KernelTime("b", 3e-4, 2e-4)]
+        return {key: [both] * owners.count(key) for key in owners}
+
+
+class Twice(Steady):
+    """A host that takes twice as long as at pace 1."""
+
+    def now(self) -> float:
+        """Always 2."""
+        return 2.0
+
+
+def test_the_hosts_time_is_kept_as_at_pace_1_and_kernels_as_seen() -> None:
     network = network_of(Picking, 3)
-    (time,) = timed(network, case_of(network)).values()
-    assert time.gpu_s >= SLEEP_S
-    assert time.host_s == 0  # a CPU's calls are its device's
+    (time,) = timed(network, case_of(network), Launching(), Twice()).values()
+    assert time == OpTime(1e-3, 0.5e-4, busy_s=pytest.approx(5e-4), kernels=2)
+
+
+def test_of_a_call_that_waits_the_device_has_what_kernels_run_in() -> None:
+    network = network_of(Picking)
+    (time,) = timed(network, case_of(network), Launching(3, 4), Twice()).values()
+    assert time.waits
+    assert time.gpu_s == time.busy_s == pytest.approx(5e-4)
+    assert time.host_s == pytest.approx((1.0 - 5e-4) / 2)
+
+
+def test_a_gate_that_opens_once_makes_no_call_wait_for_ever() -> None:
+    network = network_of(Picking)
+    stopwatch = Launching(3)
+    (time,) = timed(network, case_of(network), stopwatch).values()
+    assert not time.waits
+    assert stopwatch.looks == STEPS + 1  # a step more for the one that was held
+
+
+def test_a_call_found_late_to_wait_is_timed_as_often_as_any() -> None:
+    network = network_of(Picking)
+    stopwatch = Launching(3, 5)
+    (time,) = timed(network, case_of(network), stopwatch).values()
+    assert time.waits
+    assert stopwatch.looks == 5 + STEPS
+
+
+def test_another_call_in_its_place_is_not_timed_for_it() -> None:
+    network = network_of(Picking)
+    case = case_of(network)
+    traced = trace(network, case, DEVICE, CLASSES)
+    (place,) = (i for i, op in enumerate(traced.ops) if op.call.name == PICKED)
+    op = traced.ops[place]
+    first, *others = op.call.args
+    assert isinstance(first, TensorSpec)
+    flat = replace(op, call=replace(op.call, args=(replace(first, shape=(32,)), *others)))
+    ops = (*traced.ops[:place], flat, *traced.ops[place + 1 :])
+    found = time_in_step(
+        network, replace(traced, ops=ops), DEVICE, CLASSES, {place: "it"}, CpuStopwatch(), Steady()
+    )
+    assert found == {}
 
 
 def test_shares_are_of_what_launches(store: Store) -> None:
@@ -165,24 +240,3 @@ def test_a_step_with_no_room_is_not_measured(store: Store) -> None:
     assert told.runs is False
     assert "GB of the device's 1.0" in (told.reason or "")
     assert len(store) == known
-
-
-class LateToWait(CpuStopwatch):
-    """A device whose third step is the first that holds the host, as when memory has to be made."""
-
-    def __init__(self) -> None:
-        self.looks = 0
-
-    def once(self, run: Callable[[], T], *, waits: bool) -> tuple[T, OpTime | None]:
-        """A second where it waits, a millisecond where it does not."""
-        self.looks += 1
-        out = run()
-        if waits:
-            return out, OpTime(1.0, 0.0, waits=True)
-        return out, None if self.looks == 3 else OpTime(1e-3, 1e-4)
-
-
-def test_a_call_that_is_found_to_wait_is_timed_as_one_that_does() -> None:
-    network = network_of(Picking)
-    (time,) = timed(network, case_of(network), LateToWait()).values()
-    assert time == OpTime(1.0, 0.0, waits=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import assume, given
@@ -13,12 +14,15 @@ from hypothesis import strategies as st
 from e2e.gains import FED_SHARE
 from e2e.stalls.model import Alone, foretell
 from e2e.stalls.points import busy_points, measured_points, pays_from
+from microbench.errors import NothingMeasured
 from microbench.load_results import LoadBlock, LoadCase, Loading, load_case
 from microbench.report.loading.joint import Gain, joints
 from microbench.report.loading.joint_table import joint_sentences, joint_table
 from microbench.report.loading.loaders_table import loaders_table
+from microbench.report.screen import make_console
 from microbench.results import Ratio, Run
 from microbench.run_json import run_from_json, run_to_json
+from microbench.run_output import Outputs, report
 from microbench.train_results import PREDICTED, Predicted, StepTimes, TrainCase, Training
 
 BATCH = 100
@@ -275,3 +279,12 @@ def test_what_failed_says_so_and_why_in_full() -> None:
     alone = [line.plain for line in loaders_table(run, 100)]
     assert any(f"dali skipped: {why} {why}" in line for line in alone)
     assert sum(why in line for line in alone) == 1
+
+
+def test_a_loader_alone_is_no_result_of_a_training(tmp_path: Path) -> None:
+    failed = replace(training(1.0, loader="torchvision"), status="failed", steps=None, reason="it")
+    run = Run(("e2e",), "now", {"name": "a GPU", "kind": "cuda"}, {}).with_loading(loading(0.1))
+    outputs = Outputs(json=None, csv=None, chart=None, resume=None, verbose=False, quiet=True)
+    report(run, tmp_path, outputs, make_console(quiet=True))
+    with pytest.raises(NothingMeasured):
+        report(run.with_training(failed), tmp_path, outputs, make_console(quiet=True))

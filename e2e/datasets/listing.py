@@ -16,7 +16,7 @@ from microbench.errors import UserError
 SUFFIXES = frozenset(
     (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
 )
-MOST_ENDS = 5  # kinds of other files that a note names
+MOST_KINDS = 5  # of other files that a note names
 TRAIN = "train"
 HELD_OUT = ("val", "valid", "validation", "test")  # the first one there is taken
 LAYOUT = "expected are train/CLASS/*.jpg and val/CLASS/*.jpg in it, or CLASS/*.jpg"
@@ -63,7 +63,8 @@ def list_images(root: Path) -> Listing:
     kept_root = next((root / name for name in HELD_OUT if (root / name).is_dir()), None)
     if kept_root is not None and train_root is root:
         raise UserError(f"{root} has {kept_root.name} but no {TRAIN}; {LAYOUT}")
-    found = _by_class(train_root)
+    left_out: Counter[str] = Counter()
+    found = _by_class(train_root, left_out)
     classes = tuple(name for name, paths in found.items() if paths)
     if not classes:
         raise UserError(f"{train_root} has no class folders with images; {LAYOUT}")
@@ -71,8 +72,8 @@ def list_images(root: Path) -> Listing:
     if len(classes) == 1:
         notes.append(f"only one class, {classes[0]}: accuracy says nothing")
     train = _labelled(found, classes)
-    held_out = _labelled(_known_only(kept_root, classes), classes) if kept_root else []
-    notes += _left_out_notes([train_root, *([kept_root] if kept_root else [])])
+    held_out = _labelled(_known_only(kept_root, classes, left_out), classes) if kept_root else []
+    notes += _left_out_notes(left_out)
     broken = _broken([*train, *held_out])
     train = [picture for picture in train if picture.path not in broken]
     held_out = [picture for picture in held_out if picture.path not in broken]
@@ -87,19 +88,12 @@ def list_images(root: Path) -> Listing:
     return Listing(root, classes, tuple(train), tuple(held_out), broken, tuple(notes))
 
 
-def _left_out_notes(roots: Sequence[Path]) -> list[str]:
-    """How many files in class folders are no images by their names: those nobody loads."""
-    ends = Counter(
-        os.path.splitext(path)[1].lower() or "no suffix"
-        for root in roots
-        for entry in _entries(root)
-        if entry.is_dir()
-        for path in _files(Path(entry.path), images=False)
-    )
-    if not ends:
+def _left_out_notes(left_out: Counter[str]) -> list[str]:
+    """How much in class folders is no image by its name: what nobody loads."""
+    if not left_out:
         return []
-    kinds = ", ".join(f"{count:,} {end}" for end, count in ends.most_common(MOST_ENDS))
-    more = f" and {len(ends) - MOST_ENDS} more kinds" if len(ends) > MOST_ENDS else ""
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in left_out.most_common(MOST_KINDS))
+    more = f" and {len(left_out) - MOST_KINDS} more kinds" if len(left_out) > MOST_KINDS else ""
     return [f"left out, for their names are no images': {printable_name(kinds)}{more}"]
 
 
@@ -113,19 +107,23 @@ def printable_name(name: str) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in name)
 
 
-def _by_class(root: Path) -> dict[str, list[str]]:
-    """The image files below each folder of a folder, in the order of their names."""
+def _by_class(root: Path, left_out: Counter[str]) -> dict[str, list[str]]:
+    """The image files below each folder of a folder, in the order of their names; what else is
+    there is counted by kind.
+    """
     names = sorted(entry.name for entry in _entries(root) if entry.is_dir())
-    return {name: sorted(_files(root / name)) for name in names}
+    return {name: sorted(_files(root / name, left_out)) for name in names}
 
 
-def _files(folder: Path, *, images: bool = True) -> Iterator[str]:
-    """Those that are images by their names, or those that are none."""
+def _files(folder: Path, left_out: Counter[str]) -> Iterator[str]:
     for entry in _entries(folder):
+        suffix = os.path.splitext(entry.name)[1].lower()
         if entry.is_dir(follow_symlinks=False):
-            yield from _files(Path(entry.path), images=images)
-        elif (os.path.splitext(entry.name)[1].lower() in SUFFIXES) is images:
+            yield from _files(Path(entry.path), left_out)
+        elif suffix in SUFFIXES:
             yield entry.path
+        else:
+            left_out["link to a folder" if entry.is_dir() else suffix or "no suffix"] += 1
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
@@ -137,8 +135,8 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
         raise UserError(f"folder {folder} cannot be read: {error.strerror}") from None
 
 
-def _known_only(root: Path, classes: Sequence[str]) -> dict[str, list[str]]:
-    found = {name: paths for name, paths in _by_class(root).items() if paths}
+def _known_only(root: Path, classes: Sequence[str], left_out: Counter[str]) -> dict[str, list[str]]:
+    found = {name: paths for name, paths in _by_class(root, left_out).items() if paths}
     unknown = [name for name in found if name not in classes]
     if unknown:
         raise UserError(f"{root} has classes that train has not: {', '.join(unknown[:3])}")

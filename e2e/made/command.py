@@ -53,14 +53,13 @@ def run_check(folder: Path, *, quiet: bool) -> int:
     """Say what of made data is not as it was made; the exit code: 1 where anything is not.
     UserError where the folder holds no made data.
     """
-    console = make_console(quiet=quiet)
     troubles = check(folder)
-    for line in troubles[:NAMED]:
-        console.print(words.clean(line), soft_wrap=True, markup=False)
+    console = make_console(quiet=quiet and not troubles)
+    lines = [words.clean(line) for line in troubles[:NAMED]]
     if len(troubles) > NAMED:
-        console.print(f"and {len(troubles) - NAMED:,} more")
-    if not troubles:
-        console.print(f"{words.clean(folder)}: every file is as it was made", soft_wrap=True)
+        lines.append(f"and {len(troubles) - NAMED:,} more")
+    for line in lines or [f"{words.clean(folder)}: every file is as it was made"]:
+        console.print(line, soft_wrap=True, markup=False)
     return 1 if troubles else 0
 
 

@@ -28,7 +28,7 @@ def with_predictions(
     for training in trainings:
         told = _told(training.case, foretold)
         if told is None:
-            found.append(training)
+            found.append(_untold(training, foretold.get(training.case.key)))
             continue
         others = baselines(training.case, known)
         notes = tuple(_warning(note) for note in foretold[training.case.key].notes)
@@ -44,11 +44,23 @@ def with_predictions(
     return found
 
 
+def _untold(training: Training, told: Foretold | None) -> Training:
+    """A training that ran though nobody could tell its step: with the reason."""
+    if training.steps is None or told is None or not told.reason or training.case.compile:
+        return training
+    warning = Warning(
+        f"no prediction, and no ledger: {told.reason}",
+        "what cannot be predicted can still be measured",
+        "nothing to do for the measurement",
+    )
+    return replace(training, warnings=(*training.warnings, warning))
+
+
 def _warning(note: str) -> Warning:
     return Warning(
         f"the prediction was {note}",
         "fake tensors cannot follow what depends on values",
-        "nothing to do: the step was recorded once, its operations were timed as always",
+        "nothing to do: the step was recorded, and what can be launched alone timed as always",
     )
 
 

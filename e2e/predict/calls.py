@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -126,9 +126,10 @@ def key_of(case: TrainCase, op: TracedOp) -> str:
     return " ".join(filter(None, ("tf32" * tf32, op.distant.key, op.call.key)))
 
 
-def step_key(traced: Trace) -> str:
-    """The calls of a step that launch something, in its order."""
+def step_key(traced: Trace, known: Container[str]) -> str:
+    """The calls of a step that launch something and are `known`, in its order."""
     keys = (key_of(traced.case, op) for op in traced.ops if not is_view(op))
+    keys = (key for key in keys if key in known)
     return hashlib.sha256("\n".join(keys).encode()).hexdigest()[:16]
 
 

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import torch
 
 from e2e.predict.host_times import host_times
-from e2e.predict.kernels_seen import looked_at
+from e2e.predict.kernels_seen import kernels_in, looked_at
 from e2e.predict.pace import HostPace
 from e2e.predict.replay import Counted, OpTime, Taken, is_steady, or_why
 from e2e.predict.threads import Within, backward_thread, by_thread, forward_thread
@@ -130,6 +130,12 @@ class CudaStopwatch:
             return out[0], None
         gpu_s = device_s if waits else max(0.0, device_s - self._overhead_s)
         return out[0], OpTime(gpu_s, host_s, memory.scratch_bytes, waits=waits)
+
+    def kernels_in(
+        self, step: Callable[[Callable[[str | None], None]], None]
+    ) -> Mapping[str, list[list[KernelTime]]]:
+        """From a profile."""
+        return kernels_in(step, self._instruments.launch_empty)
 
     def _tried(self, calls: Sequence[Counted], passes: int) -> list[_Met | str]:
         """Each launched for the first time, in its thread, and timed on the host."""

@@ -17,8 +17,9 @@ class Foretold:
     """What is known of a step before it runs: its predicted time, and the ops it is made of.
 
     `reason` says why there is none of either; `runs` is False where it is known that nobody can
-    train it, so that there is nothing to measure; `notes` is what a reader must know beside it.
-    `wait_s` is the part of the predicted step in which it waits for its loader. The ops' host times
+    train it, so that there is nothing to measure, `broke` is True where telling it went wrong;
+    `notes` is what a reader must know beside it. `wait_s` is the part of the predicted step in
+    which it waits for its loader. The ops' host times
     are as at `pace`, and so is `framework_s`, the host's time beside them; of a captured step, all
     that the host takes to launch it. `host_error` is how far off small networks' steps were from
     what is told of what surrounds their ops; `seen` is the host's pace while this was measured.
@@ -30,6 +31,7 @@ class Foretold:
     ops: tuple[OpCost, ...] = ()
     reason: str | None = None
     runs: bool = True
+    broke: bool = False
     notes: tuple[str, ...] = ()
     wait_s: float = 0.0
     pace: float = 1.0

@@ -60,6 +60,24 @@ def looked_at(
     return found
 
 
+def kernels_in(
+    step: Callable[[Callable[[T | None], None]], object], mark: Callable[[], object]
+) -> dict[T, list[list[KernelTime]]]:
+    """The kernels that ran after each mark that `step` sets, by whose they are said to be: from
+    one mark to the next, None for nobody's. `mark` launches an empty kernel.
+    """
+    owners: list[T | None] = []
+
+    def set_mark(owner: T | None) -> None:
+        owners.append(owner)
+        mark()
+
+    found: dict[T, list[list[KernelTime]]] = {}
+    for owner, kernels in kernels_of(record(lambda: step(set_mark)), owners) or []:
+        found.setdefault(owner, []).append(kernels)
+    return found
+
+
 def _launch_once(calls: Sequence[Launched]) -> None:
     for one in calls:
         one.launch_as_in_step()

@@ -15,7 +15,7 @@ from e2e.predict.trace import Trace
 
 def uncovered(traced: Trace, problems: Mapping[str, str]) -> tuple[str, ...]:
     """The calls whose time is not known, those of a name and a reason in a line, with their share
-    of the calls that launch something and of the bytes that these read and write.
+    of the calls that launch something and of the bytes of their arguments and results.
     """
     launched = [op for op in traced.ops if not is_view(op)]
     in_all = math.fsum(map(_bytes, launched))
@@ -32,19 +32,25 @@ def uncovered(traced: Trace, problems: Mapping[str, str]) -> tuple[str, ...]:
 def from_step(
     traced: Trace, costs: Sequence[OpCost], in_step: Mapping[str, OpTime]
 ) -> tuple[str, ...]:
-    """The calls that a real step has timed, those of a name in a line, with their device time and
-    its share of all; `costs` are of the trace's calls.
+    """The calls that a real step has timed, those of a name in a line, with their device time, its
+    share of all, and the host's; `costs` are of the trace's calls.
     """
     device_s = math.fsum(cost.device_s for cost in costs)
-    taken_s: dict[str, list[float]] = {}
+    taken: dict[str, list[OpCost]] = {}
     for op, cost in zip(traced.ops, costs, strict=True):
         if key_of(traced.case, op) in in_step:
-            taken_s.setdefault(op.call.name, []).append(cost.device_s)
-    return tuple(
-        f"{len(times)} x {name} ({as_ms(1e3 * math.fsum(times))} ms, "
-        f"{_percent(math.fsum(times) / device_s if device_s else 0.0)} of the device's time)"
-        for name, times in taken_s.items()
-    )
+            taken.setdefault(op.call.name, []).append(cost)
+    lines: list[str] = []
+    for name, some in taken.items():
+        own_s, host_s = (
+            math.fsum(cost.device_s for cost in some), math.fsum(cost.host_s for cost in some)
+        )  # fmt: skip
+        host = f"; {as_ms(1e3 * host_s)} ms of the host's" if host_s else ""
+        lines.append(
+            f"{len(some)} x {name} ({as_ms(1e3 * own_s)} ms, "
+            f"{_percent(own_s / device_s if device_s else 0.0)} of the device's time{host})"
+        )
+    return tuple(lines)
 
 
 def _grouped(

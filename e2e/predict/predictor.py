@@ -37,6 +37,7 @@ from microbench.train_results import Predicted, TrainCase
 
 SECONDS, RECENT_S = 3, 10.0  # in which the host's pace was seen; it changes in some
 COMPILED = "a compiled step runs kernels that no trace shows: predicted steps are eager or captured"
+MEMORY_ERROR = 0.05  # of a peak: the most that validation allows
 NO_GAIN = "no layer gets faster when it is padded"
 
 Announce = Callable[[str, str], None]
@@ -63,7 +64,8 @@ class _Known:
 class Predictor:
     """Predicts cases of one network on one device; calls are measured once.
 
-    Of a step that needs more than `memory_bytes`, where that is given, nothing is measured. `pace`
+    Of a step that needs more than `memory_bytes`, where that is given, by more than MEMORY_ERROR,
+    nothing is measured. `pace`
     tells how fast the host launches; of the device's own when none is given.
     """
 
@@ -104,12 +106,17 @@ class Predictor:
         except Exception as error:
             if self.cuda:
                 torch.cuda.synchronize(self.device)  # raises where the device is of no more use
-            found = Foretold(case, reason=one_line(error))
+            found = Foretold(case, reason=one_line(error), broke=True)
         if self.cuda:
             self.pace.forget()
-            gc.collect()
-            torch.cuda.empty_cache()  # what comes next finds the memory as it was
+            self._let_go()  # what comes next finds the memory as it was
         return found
+
+    def _let_go(self) -> None:
+        """Of memory that nobody uses, a training's that has ended for one."""
+        gc.collect()
+        if self.cuda:
+            torch.cuda.empty_cache()
 
     def _foretold(self, case: TrainCase, announce: Announce) -> Foretold:
         plain = case.plain if isinstance(case, PaddedCase) else case
@@ -160,7 +167,7 @@ class Predictor:
     def _captured(self, case: TrainCase, known: _Known, announce: Announce) -> Captured:
         """What a graph of these calls takes."""
         refuse(known.traced, known.times)
-        key = step_key(known.traced)
+        key = step_key(known.traced, known.alone)
         if key not in self._graphs:
             announce(case.key, "measuring its operations captured together")
             with self._timed("operations"):
@@ -185,7 +192,7 @@ class Predictor:
         with self._timed("tracing"):
             traced, notes = self._traced(case)
         needed, has = _memory_bytes(traced, {}), self.memory_bytes
-        if has and needed > has:
+        if has and needed > (1 + MEMORY_ERROR) * has:
             raise _DoesNotFit(needs_more(needed, has))
         announce(case.key, "measuring its operations one by one")
         with self._timed("operations"):
@@ -210,6 +217,7 @@ class Predictor:
         """Times from real steps by key, and why there is none of the others."""
         keys = [key_of(traced.case, op) for op in traced.ops]
         wanted = {i: key for i, key in enumerate(keys) if key in problems}
+        reason = "a real step did not make it"
         try:
             found = time_in_step(
                 self.network, traced, self.device, self.classes, wanted,
@@ -218,8 +226,9 @@ class Predictor:
         except Exception as error:
             if self.cuda:
                 torch.cuda.synchronize(self.device)  # raises where the device is of no more use
-            return {}, f"a real step raised {one_line(error)}"
-        return found, "a real step did not make it"
+            found, reason = {}, f"a real step raised {one_line(error)}"
+        self._let_go()
+        return found, reason
 
     @contextmanager
     def _timed(self, stage: str) -> Iterator[None]:
@@ -245,13 +254,14 @@ class Predictor:
             if not self.allow_run:
                 raise CannotTrace(f"{problem}; --allow-run records a real step") from problem
             real = trace_real(self.network, case, self.device, self.classes)
+            self._let_go()
             return real, (f"recorded from a real step, because fake tensors failed: {problem}",)
 
     # ------------------------------------------------------------ the step
 
     def _told(self, known: _Known, at_1: Foretold, seen: tuple[Seen, ...]) -> Foretold:
         traced = known.traced
-        memory_bytes = _memory_bytes(traced, known.times)
+        memory_bytes, pace = _memory_bytes(traced, known.times), spread(seen)
         predicted = Predicted(
             0.0, None,  # which depend on the pace
             "gpu" if self.cuda else None,
@@ -259,9 +269,9 @@ class Predictor:
             memory_bytes if self.cuda else None,
             uncovered(traced, known.problems),
             took_s=self._took_s,
-            from_step=from_step(traced, at_1.ops, known.in_step),
+            from_step=from_step(traced, at_1.at(pace.middle).ops, known.in_step),
         )  # fmt: skip
-        return replace(at_1, predicted=predicted, seen=seen).told_for(spread(seen))
+        return replace(at_1, predicted=predicted, seen=seen).told_for(pace)
 
     def _padded(self, traced: Trace, ops: Sequence[OpCost]) -> tuple[OpCost, ...] | None:
         """The ops with layers padded where that makes them faster; None where it does for none."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import quantiles
 from typing import Protocol, TypeVar
@@ -12,6 +12,7 @@ import torch
 
 from kernels.aten import Replay
 from kernels.error_words import one_line
+from microbench.kernel_names import KernelTime
 from microbench.stats import median
 
 T = TypeVar("T")
@@ -97,6 +98,14 @@ class Stopwatch(Protocol):
         """
         ...
 
+    def kernels_in(
+        self, step: Callable[[Callable[[str | None], None]], None]
+    ) -> Mapping[str, list[list[KernelTime]]]:
+        """The kernels that ran after each mark that the step set, by its name; after None nobody's.
+        Empty where no profile tells.
+        """
+        ...
+
 
 class CpuStopwatch:
     """By the clock: a CPU runs a call before the host goes on, so all of it is the device's."""
@@ -114,6 +123,12 @@ class CpuStopwatch:
         began_s = time.perf_counter()
         out = run()
         return out, OpTime(time.perf_counter() - began_s, 0.0)
+
+    def kernels_in(
+        self, step: Callable[[Callable[[str | None], None]], None]
+    ) -> Mapping[str, list[list[KernelTime]]]:
+        """A CPU has none, and nothing is run."""
+        return {}
 
     def _time(self, counted: Counted) -> Taken:
         replay = counted.replay

@@ -47,7 +47,7 @@ def _rates(arm: Training | None) -> str:
     if arm is None:
         return ""
     if arm.status == "failed":
-        return "failed"
+        return f"{rate(arm.predicted_per_s)} / failed" if arm.predicted_per_s else "failed"
     pair = [rate(value) if value else "-" for value in (arm.predicted_per_s, arm.per_s)]
     return " / ".join(pair) if arm.per_s else pair[0]
 
@@ -66,12 +66,12 @@ def _limit(arm: Training | None) -> str:
 
 def _notes(joint: Joint) -> list[str]:
     notes = ["two values: predicted / measured; one, or one in brackets: predicted"]
-    failed = {t.reason or "": t.case for t in joint.trainings if t.status == "failed"}
-    notes += [
-        f"{words.clean(case.recipe)} with {words.count(case.workers, 'worker')} failed: "
-        f"{words.clean(reason)}"
-        for reason, case in failed.items()
-    ]
+    failed: dict[str, list[str]] = {}
+    for t in joint.trainings:
+        if t.status == "failed":
+            name = f"{words.clean(t.case.recipe)} with {words.count(t.case.workers, 'worker')}"
+            failed.setdefault(words.clean(t.reason or ""), []).append(name)
+    notes += [f"{words.listed(names)} failed: {reason}" for reason, names in failed.items()]
     errors = joint.errors_pct
     if errors:
         median_pct = joint.median_error_pct or 0.0

@@ -107,7 +107,7 @@ def _lacking(view: View, family: Sequence[Group]) -> list[str]:
     for group in family:
         for arm in group.arms:
             if arm.predicted and arm.predicted.uncovered:
-                ops = tuple(words.clean(op) or "-" for op in arm.predicted.uncovered)
+                ops = tuple(words.clean(op).split(": ")[0] or "-" for op in arm.predicted.uncovered)
                 seen.setdefault(ops, []).append(_name(view, arm, len(family) > 1))
     return [
         f"The prediction of {words.listed(names, MOST_NAMED)} lacks what could not be replayed, so "
