@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from statistics import fmean
 
 from microbench.report.markdown import to_markdown
 from microbench.results import Run
@@ -13,6 +15,7 @@ from microbench.train_results import Training
 ROOT = Path(__file__).parents[1]
 LOADER = (ROOT / "docs" / "loader.md").read_text(encoding="utf-8")
 METHOD = (ROOT / "docs" / "method.md").read_text(encoding="utf-8")
+BY_HAND = ROOT / "results" / "nvidia-h200" / "by-hand"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 SAID = " ".join(LOADER.split())
 
@@ -130,3 +133,18 @@ def test_two_cores_are_the_run_files_own() -> None:
     ratios = table.strip().splitlines()[-1].strip("| ").split(" | ")[-3:]
     ratio, half = map(float, ratios[1].split(" ±"))
     assert f"O2 is shown to be within {100 * (abs(ratio - 1) + half):.0f} % of O0" in SAID
+
+
+def test_what_a_loader_by_hand_gives_is_the_files_own() -> None:
+    hand = [
+        fmean(json.loads((BY_HAND / f"plain{i}.json").read_text(encoding="utf-8"))["images_per_s"])
+        for i in (1, 2, 3)
+    ]
+    ours = [run_file(f"by-hand/ours{i}.json").loadings[0].per_s or 0.0 for i in (1, 2, 3)]
+
+    def said(per_s: list[float]) -> str:
+        return f"({min(per_s):,.0f} to {max(per_s):,.0f})"
+
+    assert f"by hand {fmean(hand):,.0f} img/s on average {said(hand)}" in SAID
+    more_pct = 100 * (fmean(ours) / fmean(hand) - 1)
+    assert f"`torchvision` {fmean(ours):,.0f} {said(ours)}, {more_pct:.1f} % more" in SAID
