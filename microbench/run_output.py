@@ -91,8 +91,15 @@ def watched_environment() -> dict[str, str]:
 
 
 def command_line(program: str) -> tuple[str, ...]:
-    """The command as a run file keeps it: without paths."""
-    return ("python", "-m", program, *without(sys.argv[1:], *PATH_OPTIONS))
+    """The command as a run file keeps it: without paths, of data's folders but their names."""
+    words = without(sys.argv[1:], *PATH_OPTIONS)
+    return ("python", "-m", program, *(_with_folders_name(word) for word in words))
+
+
+def _with_folders_name(word: str) -> str:
+    """ "folder:/data/imagenet" as "folder:imagenet", other words as they are."""
+    kind, colon, path = word.partition(":")
+    return f"{kind}:{os.path.basename(os.path.normpath(path))}" if colon and "/" in path else word
 
 
 def check_goes_on(path: Path | None, before: Run, greeting: Greeting) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from microbench.__main__ import main
+from microbench.run_output import command_line
 from microbench.runfile import read_run
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -446,3 +447,16 @@ def test_bad_words_need_no_torch() -> None:
     )
     subprocess.run([sys.executable, "-c", code], check=True, env=environment(), cwd=ROOT,
                    capture_output=True)  # fmt: skip
+
+
+def test_a_run_file_keeps_no_path_of_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = [
+        "e2e", "my_nets:build", "--data", "folder:/home/me/images/", "--batch", "16..512:+1",
+        "--json", "/tmp/x.json", "--chart=/tmp/x.svg", "--data=cifar10:/d/c",
+    ]  # fmt: skip
+    monkeypatch.setattr("sys.argv", words)
+    kept = command_line("e2e")
+    assert kept == (
+        "python", "-m", "e2e", "my_nets:build", "--data", "folder:images", "--batch", "16..512:+1",
+        "--data=cifar10:c",
+    )  # fmt: skip
