@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import fmean
 
 from microbench.report.markdown import to_markdown
+from microbench.report.words import interval
 from microbench.results import Run
 from microbench.runfile import read_run
 from microbench.stats import half_width_pct, median
@@ -90,20 +91,20 @@ def test_the_joint_picture_is_the_run_files_own() -> None:
     ]
     assert len(waiting) == 4
     assert f"that wait for the loader, within {100 * median(waiting):.1f} %" in SAID
-    equal = together["amp", 2].speedup["fp32"]
-    assert equal.ci95 is not None
-    half = max(equal.ci95[1] - equal.ratio, equal.ratio - equal.ci95[0])
-    assert f"between AMP and FP32 ({equal.ratio:.2f} ±{half:.2f})" in SAID
-    ratios = {n: together["amp", n].speedup["fp32"].ratio for n in (8, 16)}
-    assert f"with 8 AMP is {ratios[8]:.2f} times as fast, with 16 {ratios[16]:.2f} times" in SAID
+    equal = interval(together["amp", 2].speedup["fp32"])
+    assert f"between AMP and FP32 ({equal})" in SAID
+    ratios = {n: interval(together["amp", n].speedup["fp32"]) for n in (8, 16)}
+    assert f"with 8 AMP is {ratios[8]} times as fast, with 16 {ratios[16]} times" in SAID
     pinned = next(t for t in run.trainings if t.case.loader == "pinned" and t.case.recipe == "amp")
-    assert f"would be {pinned.speedup['fp32'].ratio:.2f} times without" in SAID
-    rates = sorted(
-        block.images / block.wall_s
-        for one in run.loadings if one.case.workers == 8
-        for block in one.blocks
-    )  # fmt: skip
-    assert f"between {rates[0]:,.0f} and {rates[-1]:,.0f} img/s" in SAID
+    assert f"would be {interval(pinned.speedup['fp32'])} times without" in SAID
+    halves = sorted(
+        half_width_pct(t.steps.median_s, t.steps.ci95_s)
+        for t in together.values()
+        if t.limit == "data" and t.steps and t.steps.ci95_s
+    )
+    *some, last = [f"±{half:.0f}" for half in halves]
+    assert f"are measured to {', '.join(some)} and {last} % only" in SAID
+    assert {len(t.steps.blocks_s) for t in together.values() if t.steps} == {3}
     busy = {
         t.case.recipe: t.steps for t in run.trainings if t.case.cached and t.case.workers == 16
     }["amp"]
@@ -112,7 +113,9 @@ def test_the_joint_picture_is_the_run_files_own() -> None:
     low, high = (f"{1e3 * end:.1f}" for end in busy.ci95_s)
     assert f"took {1e3 * busy.median_s:.1f} ms (95 % interval: {low} to {high})" in SAID
     assert pinned.steps is not None
-    assert f"instead of {1e3 * pinned.steps.median_s:.1f}, so no slowdown" in SAID
+    assert pinned.steps.ci95_s is not None
+    low, high = (f"{1e3 * end:.1f}" for end in pinned.steps.ci95_s)
+    assert f"instead of {1e3 * pinned.steps.median_s:.1f} ({low} to {high})" in SAID
 
 
 def test_two_cores_are_the_run_files_own() -> None:
