@@ -86,6 +86,7 @@ LOADING = (
     option("--workers", None, "Processes that load: 1..16, 2,4,8  [default: 1 to one a core]"),
     option("--prefetch", None, "Batches that each of them is ahead  [default: 2]", type=int),
     option("--cpus", None, "Cores the run may use  [default: all]", type=int),
+    option("--on-worker-death", "stop", "stop, or restart the loader's processes"),
 )
 STALLING = (
     option("--recipe", "fp32,amp", "What is compared, as for train"),

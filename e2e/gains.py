@@ -28,6 +28,10 @@ STEPS_STAND_OUT = (
     "some steps take far longer than the median one: another program, the loader, the clock",
     "close what else runs; believe the wall time",
 )
+STEPS_FALL_SHORT = (
+    "some steps take far less than the median one: the clock rose, or another program ended",
+    "time it longer (--budget); believe the wall time",
+)
 HOST_WANDERS = (
     "the time that the host needs for a step changed while it was timed",
     "time it longer (--budget), or let the GPU be the limit by a larger --batch",
@@ -142,7 +146,13 @@ def _wall_gap(training: Training) -> Warning | None:
     return Warning(
         f"{training.case.recipe}: {training.unit}/s over wall time is {abs(gap):.1%} "
         f"{'below' if gap < 0 else 'above'} the {training.unit}/s of the median step",
-        *(HOST_WANDERS if training.limit == "host" else STEPS_STAND_OUT),
+        *(
+            HOST_WANDERS
+            if training.limit == "host"
+            else STEPS_STAND_OUT
+            if gap < 0
+            else STEPS_FALL_SHORT
+        ),
     )
 
 

@@ -60,7 +60,8 @@ class TrainProgress(LiveLine):
             for t in trainings
         ]
         case, unit = trainings[0].case, trainings[0].unit
-        self._advance(f"{case.network} batch {case.batch}: {', '.join(parts)} {unit}/s")
+        timed = f" {unit}/s" * any(t.per_s for t in trainings)
+        self._advance(f"{case.network} batch {case.batch}: {', '.join(parts)}{timed}")
 
     def foretold(self, trainings: list[Training]) -> None:
         """A comparison is predicted, and on disk."""

@@ -14,7 +14,7 @@ from e2e.networks import Network, find
 from e2e.plans import Comparison, Options, notes, plan
 from e2e.progress import TrainProgress
 from e2e.worker import DataFacts, TrainSettings, TrainWorker
-from microbench.errors import UserError
+from microbench.errors import NothingMeasured, UserError
 from microbench.results import Run
 from microbench.run_output import (
     Outputs,
@@ -88,7 +88,9 @@ def compare_recipes(session: Session, run: Run) -> Run:
 
 
 def run_training(request: TrainRequest) -> None:
-    """Predict, train, time and report, as asked; UserError for what the user can mend."""
+    """Predict, train, time and report, as asked; UserError for what the user can mend,
+    NothingMeasured where no step is known in the end.
+    """
     from microbench.report.screen import make_console
 
     check_words(request)
@@ -98,6 +100,8 @@ def run_training(request: TrainRequest) -> None:
     console = make_console(quiet=request.outputs.quiet)
     run = carry_out(request, before, path, console)
     report(run, path, request.outputs, console)
+    if not any(training.predicted or training.steps for training in run.trainings):
+        raise NothingMeasured
 
 
 def carry_out(
@@ -149,15 +153,12 @@ def carry_out(
         raise UserError(f"{reason}{_so_far(path)}") from None
     finally:
         worker.close()
-    for note in run.settings.get("notes", ()):
-        if note not in facts.notes:  # found while it trained
-            console.print(note)
     return run
 
 
 def _so_far(path: Path) -> str:
     """Where to find what was measured before a run broke off."""
-    return f"; so far: {path}" if path.exists() else ""
+    return f"; so far: {path} (--resume goes on)" if path.exists() else ""
 
 
 def _work(

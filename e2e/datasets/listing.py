@@ -81,9 +81,10 @@ def list_images(root: Path) -> Listing:
         train, held_out = _split(train, root)
         notes.append(f"no {HELD_OUT[0]} images: {len(held_out):,} of {TRAIN} are held out instead")
     if not train or not held_out:
+        first = next((f", {printable(path, root)} ({why})" for path, why in broken.items()), "")
         raise UserError(
             f"{root} has too few images: {len(train)} to train on, {len(held_out)} to hold out, "
-            f"{len(broken)} broken"
+            f"{len(broken)} broken{first}"
         )
     return Listing(root, classes, tuple(train), tuple(held_out), broken, tuple(notes))
 

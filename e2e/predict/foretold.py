@@ -49,7 +49,10 @@ class Foretold:
         if simulated.limit == "host":
             error = max(HOST_ERROR, 2 * self.host_error)
         ends = (quick.simulate().step_s * (1 - error), slow.simulate().step_s * (1 + error))
-        limit = simulated.limit if self.predicted.limit else None  # None on a CPU
+        if self.predicted.limit is None:  # on a CPU, where nobody has seen how far steps are off
+            predicted = replace(self.predicted, step_s=simulated.step_s, interval_s=None)
+            return replace(told, predicted=predicted, simulated=simulated)
+        limit = simulated.limit
         predicted = replace(self.predicted, step_s=simulated.step_s, interval_s=ends, limit=limit)
         return replace(told, predicted=predicted, simulated=simulated)
 

@@ -51,6 +51,8 @@ def print_run(run: Run, console: Console, *, details: bool = False) -> None:
         _print_kernels(run, console, width, details)
     for title, lines in _sections(run, width, details):
         _section(console, lines, width, title)
+    of_data = [Text(words.clean(note)) for note in run.settings.get("notes", ())]
+    _section(console, of_data, width, "What there is to say of the data")
 
 
 def _sections(run: Run, width: int, details: bool) -> list[Section]:

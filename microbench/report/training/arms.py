@@ -202,7 +202,8 @@ def what_was_trained(run: Run) -> list[str]:
             parts.append(words.count(len(values), "network"))
         elif values:
             parts.append(" or ".join(values))
-    return ["train" if any(map(was_run, run.trainings)) else "predict", *parts]
+    predicts = "predict" in run.command or not any(map(was_run, run.trainings))
+    return ["predict" if predicts else "train", *parts]
 
 
 def is_base(arm: Training, name: str, group: Group) -> bool:

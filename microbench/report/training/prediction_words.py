@@ -111,6 +111,6 @@ def _lacking(view: View, family: Sequence[Group]) -> list[str]:
                 seen.setdefault(ops, []).append(_name(view, arm, len(family) > 1))
     return [
         f"The prediction of {words.listed(names, MOST_NAMED)} lacks what could not be replayed, so "
-        f"the step takes longer: {words.listed(list(ops), MOST_NAMED)}."
+        f"the step takes longer, nobody knows by how much: {words.listed(list(ops), MOST_NAMED)}."
         for ops, names in seen.items()
     ]

@@ -18,7 +18,7 @@ BESIDE_TITLE = "The step as predicted from its operations, and as measured"
 ALONE_TITLE = "The step as predicted from its operations; not measured"
 MOST_UNCOVERED = 6
 LACKING = "not in the prediction of {arms}, could not be replayed"
-FROM_STEP = "in the prediction of {arms} from a real step, could not be replayed"
+FROM_STEP = "timed in real steps for the prediction of {arms}, could not be launched alone"
 AT_ITS_PACE = "at its pace: of what was predicted for the host's pace while it was measured"
 
 

@@ -13,7 +13,7 @@ from microbench.report.training.cause_lines import cause_sections
 from microbench.report.training.chart import train_chart
 from microbench.report.training.learning import learning_table, learning_title
 from microbench.report.training.table import notes as table_notes
-from microbench.report.training.table import reasons, train_table
+from microbench.report.training.table import reasons, train_table, wall_gap
 from microbench.report.training.verdict import verdict
 from microbench.report.training.waterfall import waterfall_sections
 from microbench.results import Run
@@ -79,9 +79,10 @@ def _in_short(run: Run) -> list[Text]:
 
 
 def _warnings(run: Run, view: View) -> list[notes.Found]:
+    """Of those alike, that of the training whose steps are least alike is first."""
     several = len(view.groups) > 1
     return [
         (warning, view.label(training) + f" batch {training.case.batch}" * several)
-        for training in run.trainings
+        for training in sorted(run.trainings, key=wall_gap, reverse=True)
         for warning in training.warnings
     ]

@@ -183,8 +183,17 @@ def _names(view: View, arms: Sequence[Training], chosen: Callable[[Training], bo
 
 def wall_check(timed: Sequence[Training]) -> str:
     """How far throughput by the host's clock over whole blocks is from the medians; "" unknown."""
-    off = [abs(arm.wall_per_s / arm.per_s - 1) for arm in timed if arm.wall_per_s and arm.per_s]
-    return f"by the wall clock: within {100 * max(off):.1f} % of these" if off else ""
+    known = [arm for arm in timed if arm.wall_per_s and arm.per_s]
+    return (
+        f"by the wall clock: within {100 * max(map(wall_gap, known)):.1f} % of these"
+        if known
+        else ""
+    )
+
+
+def wall_gap(arm: Training) -> float:
+    """How far that is of an arm, of its throughput; 0 where it is not known."""
+    return abs(arm.wall_per_s / arm.per_s - 1) if arm.wall_per_s and arm.per_s else 0.0
 
 
 def _skipped(view: View, timed: Sequence[Training]) -> str:
