@@ -534,3 +534,11 @@ def test_commands_take_files_of_trainings(
 
 if __name__ == "__main__":
     GOLDEN.write_text(shown(amp_run(), details=True), encoding="utf-8")
+
+
+def test_reasons_begin_below_one_another() -> None:
+    arms = tokens_run().trainings
+    skipped = [replace(t, status="skipped", reason="not here", steps=None) for t in arms]
+    lines = [line for line in shown(run_of(*skipped)).splitlines() if "skipped: not here" in line]
+    assert len(lines) == len(arms) == 3
+    assert len({line.index("skipped") for line in lines}) == 1

@@ -78,4 +78,4 @@ class Foretold:
 
 def needs_more(needed: int, has: int) -> str:
     """The reason for a case that the device has too little memory for, in bytes both."""
-    return f"it would need {needed / 1e9:.1f} GB of the device's {has / 1e9:.1f}"
+    return f"it would need {needed / 1e9:,.1f} GB of the device's {has / 1e9:,.1f}"

@@ -88,9 +88,10 @@ class Grid:
     def _line(self, row: Row | str | None, gaps: Mapping[int, str]) -> Text:
         if not isinstance(row, Row):
             return Text(row or "", "bold")
-        line = self._join({i: row.cells[i] for i in gaps if i < len(row.cells)}, gaps, row.style)
+        cells = {i: row.cells[i] for i in gaps if i < len(row.cells)}
+        line = self._join(cells, gaps, row.style)
         if row.sentence:
-            line.append("" if line.plain.endswith(" ") else "  ").append(row.sentence, row.style)
+            line.append("" if gaps[max(cells)] else "  ").append(row.sentence, row.style)
         return line
 
     def _join(self, cells: Mapping[int, str], gaps: Mapping[int, str], style: str) -> Text:
