@@ -8,7 +8,7 @@ from typing import Any
 
 from e2e.networks import Network
 from e2e.networks.network import written
-from e2e.recipes import ON_CPU, adapted, parse_recipes
+from e2e.recipes import ON_CPU, RECIPES, adapted, parse_recipes
 from microbench.errors import UserError
 from microbench.sweep import parse_names, parse_numbers
 from microbench.train_results import TrainCase
@@ -83,10 +83,17 @@ def plan(
 
 def notes(options: Options, kind: str) -> list[str]:
     """What was understood otherwise than it was written, for the screen."""
-    asked = _asked(options)
-    if kind == "cpu" and any(name in ON_CPU for name in asked):
-        return ["On a CPU amp is bfloat16 (amp-bf16): float16 has no fast arithmetic there."]
-    return []
+    if kind != "cpu":
+        return []
+    asked, found = _asked(options), list[str]()
+    if any(name in ON_CPU for name in asked):
+        found.append("On a CPU amp is bfloat16 (amp-bf16): float16 has no fast arithmetic there.")
+    slow = [name for name in asked if name not in ON_CPU and RECIPES[name].half]
+    if slow:
+        found.append(
+            f"On most CPUs float16 has no fast arithmetic: {', '.join(slow)} will be slow."
+        )
+    return found
 
 
 def _usual_batch(network: Network, kind: str, memory_bytes: int | None) -> int:

@@ -68,6 +68,9 @@ def test_on_a_cpu_amp_is_bfloat16_and_that_is_said() -> None:
     assert notes(Options(), "cuda") == []
     assert notes(Options(recipe="fp32,bf16"), "cpu") == []
     assert notes(Options(recipe="amp"), "cpu") == [note]
+    (slow,) = notes(Options(recipe="fp32,O1,fp16"), "cpu")
+    assert "O1, fp16 will be slow" in slow
+    assert notes(Options(recipe="O1"), "cuda") == []
 
 
 def test_recipes_come_in_the_order_given_and_once() -> None:
