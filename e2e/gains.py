@@ -146,14 +146,15 @@ def _wall_gap(training: Training) -> Warning | None:
     return Warning(
         f"{training.case.recipe}: {training.unit}/s over wall time is {abs(gap):.1%} "
         f"{'below' if gap < 0 else 'above'} the {training.unit}/s of the median step",
-        *(
-            HOST_WANDERS
-            if training.limit == "host"
-            else STEPS_STAND_OUT
-            if gap < 0
-            else STEPS_FALL_SHORT
-        ),
+        *_why_gap(training, gap),
     )
+
+
+def _why_gap(training: Training, gap: float) -> tuple[str, str]:
+    """(cause, remedy) of a throughput over wall time that is so much higher."""
+    if training.limit == "host":
+        return HOST_WANDERS
+    return STEPS_STAND_OUT if gap < 0 else STEPS_FALL_SHORT
 
 
 def _many_skipped(training: Training) -> Warning | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tracing import case_of
+from tracing import case_of, quietly
 
 from e2e.arms import Arms, Task
 from e2e.datasets.synthetic import Synthetic
@@ -58,10 +58,6 @@ def target() -> Target:
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return Store({"name": "a GPU"}, {})
-
-
-def quietly(key: str, stage: str) -> None:
-    """Nobody listens."""
 
 
 @pytest.mark.parametrize(("name", "settings"), ARMS, ids=str)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from in_step_networks import SLEEP_S, Picking, Undecided, network_of
 from torch import nn
-from tracing import case_of
+from tracing import case_of, quietly
 
 from e2e.networks.network import Network
 from e2e.predict.calls import key_of
@@ -39,10 +39,6 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         return Store({"name": "a CPU"}, {})
-
-
-def quietly(key: str, stage: str) -> None:
-    """Nobody listens."""
 
 
 def foretold(network: Network, store: Store, *, allow_run: bool, **more: object) -> Foretold:

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 from in_step_networks import CYCLES, Picking, Undecided, network_of
-from tracing import case_of
+from tracing import case_of, quietly
 
 from e2e.predict.cuda_replay import CudaStopwatch
 from e2e.predict.pace import pace_of
@@ -36,10 +36,6 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         return Store({"name": "a GPU"}, {})
-
-
-def quietly(key: str, stage: str) -> None:
-    """Nobody listens."""
 
 
 def test_a_call_that_spins_is_the_devices_not_the_hosts(target: Target, store: Store) -> None:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
-from tracing import case_of
+from tracing import case_of, quietly
 
 from e2e.networks import find
 from e2e.networks.network import Network
@@ -250,10 +250,6 @@ def test_a_step_that_gains_nothing_is_none() -> None:
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return Store({"name": "a CPU"}, {})
-
-
-def quietly(key: str, stage: str) -> None:
-    """Nobody listens."""
 
 
 def test_a_padded_case_is_another_case() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from in_step_networks import Undecided, network_of
+from tracing import quietly
 
 from e2e.__main__ import train
 from e2e.networks import find
@@ -45,10 +46,6 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         return Store(DEVICE, {})
-
-
-def quietly(key: str, stage: str) -> None:
-    """Nobody listens."""
 
 
 def case_of(network: Network, recipe: str = "fp32", batch: int = 4, **more: object) -> TrainCase:

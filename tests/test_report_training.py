@@ -356,6 +356,11 @@ def test_who_waits_and_what_would_help() -> None:
     assert "waits" not in said(cpu)
 
 
+def train_lines(text: str) -> str:
+    """The table of throughput, to its notes."""
+    return text[: text.index("±: larger half")]
+
+
 def test_the_table_says_how_long_a_fed_step_waits() -> None:
     run = tokens_run()
     assert "waits ms" not in shown(run)
@@ -372,6 +377,10 @@ def test_the_table_says_how_long_a_fed_step_waits() -> None:
     assert "waits ms: of the step, for its data" in " ".join(text.split())
     row = next(line for line in text.splitlines() if line.startswith("amp-bf16 "))
     assert "12.5" in row.split()
+    phases = (Phase("data", None, 0.0204),)
+    resting = [replace(t, phases=phases, case=replace(t.case, loader="pinned")) for t in waiting]
+    resting = [replace(t, steps=s) for t, s in zip(resting, steps, strict=True)]
+    assert "20.4" not in train_lines(shown(run_of(waiting[0], *resting[1:]), 140))
 
 
 def test_who_is_slowed_by_a_loader_that_it_does_not_wait_for() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from e2e.predict.calls import is_view, key_of
 from e2e.predict.cause_words import as_ms
@@ -11,6 +12,9 @@ from e2e.predict.model import OpCost
 from e2e.predict.recorder import TracedOp
 from e2e.predict.replay import OpTime
 from e2e.predict.trace import Trace
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 def uncovered(traced: Trace, problems: Mapping[str, str]) -> tuple[str, ...]:
@@ -20,7 +24,12 @@ def uncovered(traced: Trace, problems: Mapping[str, str]) -> tuple[str, ...]:
     launched = [op for op in traced.ops if not is_view(op)]
     in_all = math.fsum(map(_bytes, launched))
     lines: list[str] = []
-    for (name, why), ops in _grouped(traced, launched, problems).items():
+    lacking = (
+        ((op.call.name, why), op)
+        for op in launched
+        if (why := problems.get(key_of(traced.case, op))) is not None
+    )
+    for (name, why), ops in _gathered(lacking).items():
         of_bytes = math.fsum(map(_bytes, ops)) / in_all if in_all else 0.0
         lines.append(
             f"{len(ops)} x {name}: {why} ({len(ops)} of {len(launched)} calls, "
@@ -36,12 +45,13 @@ def from_step(
     share of all, and the host's; `costs` are of the trace's calls.
     """
     device_s = math.fsum(cost.device_s for cost in costs)
-    taken: dict[str, list[OpCost]] = {}
-    for op, cost in zip(traced.ops, costs, strict=True):
-        if key_of(traced.case, op) in in_step:
-            taken.setdefault(op.call.name, []).append(cost)
+    taken = (
+        (op.call.name, cost)
+        for op, cost in zip(traced.ops, costs, strict=True)
+        if key_of(traced.case, op) in in_step
+    )
     lines: list[str] = []
-    for name, some in taken.items():
+    for name, some in _gathered(taken).items():
         own_s, host_s = (
             math.fsum(cost.device_s for cost in some), math.fsum(cost.host_s for cost in some)
         )  # fmt: skip
@@ -53,14 +63,11 @@ def from_step(
     return tuple(lines)
 
 
-def _grouped(
-    traced: Trace, launched: Iterable[TracedOp], problems: Mapping[str, str]
-) -> dict[tuple[str, str], list[TracedOp]]:
-    found: dict[tuple[str, str], list[TracedOp]] = {}
-    for op in launched:
-        why = problems.get(key_of(traced.case, op))
-        if why is not None:
-            found.setdefault((op.call.name, why), []).append(op)
+def _gathered(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+    """The values by their keys, both in order."""
+    found: dict[K, list[V]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
     return found
 
 

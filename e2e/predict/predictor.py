@@ -63,7 +63,8 @@ class Predictor:
         self._stages = Stages()
 
     def foretell(self, case: TrainCase, announce: Announce) -> Foretold:
-        """The step of a case, or why it cannot be told. Nothing of the network runs.
+        """The step of a case, or why it cannot be told. Nothing of the network runs, but for what
+        `allow_run` lets.
 
         It is told for the host's pace as seen meanwhile, or, where nothing had to be measured, as
         seen the last time. CaptureFailed, after which the process is of no more use.

@@ -101,7 +101,7 @@ def _row(arm: Training, group: Group, view: View, compared: Sequence[str], with_
         rate(arm.per_j) if arm.per_j else "",
         words.per_cent(busy_pct(arm)),
         milliseconds(steps.host_s),
-        *[milliseconds(arm.data_wait_s)] * _is_fed(view),
+        *[milliseconds(steps.wait_s)] * _is_fed(view),
         words.clean(arm.limit or ""),
     ]
     style = "red" if arm.converged is False else DIM if view.is_baseline(arm) else ""
