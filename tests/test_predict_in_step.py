@@ -153,6 +153,21 @@ def test_the_hosts_time_is_kept_as_at_pace_1_and_kernels_as_seen() -> None:
     assert time == OpTime(1e-3, 0.5e-4, busy_s=pytest.approx(5e-4), kernels=2)
 
 
+class Warming(Launching):
+    """A device that is quicker at every look."""
+
+    def once(self, run: Callable[[], T], *, waits: bool) -> tuple[T, OpTime | None]:
+        """A millisecond, a half, a third ..."""
+        out, taken = super().once(run, waits=waits)
+        return out, taken and replace(taken, gpu_s=taken.gpu_s / self.looks)
+
+
+def test_kernels_run_no_longer_than_their_call() -> None:
+    network = network_of(Picking)
+    (time,) = timed(network, case_of(network), Warming()).values()
+    assert time.gpu_s == time.busy_s == pytest.approx(1e-3 / 3)
+
+
 def test_of_a_call_that_waits_the_device_has_what_kernels_run_in() -> None:
     network = network_of(Picking)
     (time,) = timed(network, case_of(network), Launching(3, 4), Twice()).values()
