@@ -11,9 +11,10 @@ import torch
 from tracing import case_of
 
 from e2e.networks import find
-from e2e.predict.calls import Calls, is_view, key_of, step_key
+from e2e.predict.calls import Calls, key_of, step_key
 from e2e.predict.captured import refuse, rows_of
 from e2e.predict.pace import Steady
+from e2e.predict.recorder import is_view
 from e2e.predict.replay import Counted, OpTime
 from e2e.predict.store import Store
 from e2e.predict.trace import Trace, trace
@@ -23,29 +24,29 @@ from kernels.case import Target
 CPU = torch.device("cpu")
 
 
-def planted(name: str, seen: list[str], *places: int, backward: bool = False) -> Counted:
+def planted(name: str, seen: list[str], *places: int, backward: tuple[int, ...] = ()) -> Counted:
     def launch(how: str) -> None:
         seen.append(how + name)
 
     replay = Replay(partial(launch, ""), False, lambda: None, (), {}, partial(launch, "distant "))
-    return Counted(replay, places, backward)
+    return Counted(replay, places, frozenset(backward))
 
 
 def test_calls_are_launched_as_often_and_in_the_order_of_the_step() -> None:
     seen: list[str] = []
     calls = [
-        planted("a", seen, 0, 2),
+        planted("a", seen, 0, 2, 5, backward=(5,)),
         planted("b", seen, 1),
-        planted("c", seen, 3, 5, backward=True),
-        planted("d", seen, 4, backward=True),
-        planted("e", seen, 6),
+        planted("c", seen, 3, 6, backward=(3, 6)),
+        planted("d", seen, 4, backward=(4,)),
+        planted("e", seen, 7),
     ]
     rows = rows_of(calls, CPU)
     assert seen == [], "made ready, not launched"
     assert len(rows) == 3, "forward, backward, and what comes after"
     for row in rows:
         row()
-    assert seen == [f"distant {name}" for name in "abacdce"]
+    assert seen == [f"distant {name}" for name in "abacdace"]
 
 
 @pytest.fixture

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from e2e.predict.framework import Framework, Sample, counts, fitted
+from e2e.predict import replay
+from e2e.predict.framework import COUNTED, Framework, Sample, counts, fitted
+from e2e.predict.replay import Counted, CpuStopwatch
 from e2e.predict.small_networks import CLASSES, small_case, small_networks
 from e2e.predict.trace import Trace, trace
 from microbench.train_results import TrainCase
@@ -58,6 +60,45 @@ def test_the_small_networks_differ_in_what_the_host_does(traces: list[Trace]) ->
     assert torch.linalg.matrix_rank(rows / rows.amax(0)) == len(PLANTED)
 
 
+def test_views_that_autograd_notes_are_told_from_calls(traces: list[Trace]) -> None:
+    attention = next(found for found in traces if found.case.network == "small-attention")
+    named = dict(zip(COUNTED, counts(attention), strict=True))
+    names = [op.call.name for op in attention.ops if op.noted]
+    assert named["noted call"] + named["noted view"] == len(names)
+    assert named["noted view"] >= names.count("aten.view.default") + names.count("aten.t.default")
+    assert named["noted call"] >= names.count("aten.addmm.default") > 0
+
+
+class Launched:
+    """A replay whose launch takes a second of the test's clock, or fails."""
+
+    def __init__(self, clock: list[float], *, fails: bool = False) -> None:
+        self.clock, self.fails, self.launches = clock, fails, 0
+
+    def launch(self) -> None:
+        """Once more."""
+        if self.fails:
+            raise RuntimeError("no such kernel")
+        self.launches += 1
+        self.clock[0] += 1.0
+
+    def restore(self) -> None:
+        """Takes a while, which is not the launch's."""
+        self.clock[0] += 100.0
+
+
+def test_calls_alone_count_as_often_as_the_step_launches_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(replay.time, "perf_counter", lambda: clock[0])
+    often, fails = Launched(clock), Launched(clock, fails=True)
+    calls = [Counted(often, (0, 2, 3)), Counted(fails, (1,))]  # type: ignore[arg-type]
+    launch = CpuStopwatch().passes(calls)
+    assert [launch(), launch()] == [3.0, 3.0]
+    assert often.launches == 3, "once to begin with, and once a pass"
+
+
 def test_it_never_takes_time_away() -> None:
     empty = Trace(TrainCase("none", "fp32", 1, "1"), (), 0, 0, 0, 0, fake=True)
     assert Framework((-1.0,) * len(PLANTED), 0.0).of(empty) == 0.0
@@ -66,7 +107,10 @@ def test_it_never_takes_time_away() -> None:
 def test_nothing_takes_less_than_no_time(traces: list[Trace]) -> None:
     """Calls that were timed in a slow moment leave steps that seem shorter than their calls."""
     samples = [
-        Sample(s.trace, s.host_s, s.calls_s + 6e-6 * counts(s.trace)[3]) for s in planted(traces)
+        Sample(
+            s.trace, s.host_s, s.calls_s + 6e-6 * counts(s.trace)[COUNTED.index("backward call")]
+        )
+        for s in planted(traces)
     ]
     found = fitted(samples)
     assert min(found.seconds) == 0.0

@@ -12,10 +12,11 @@ from tracing import case_of, quietly
 from e2e.arms import Arms, Task
 from e2e.datasets.synthetic import Synthetic
 from e2e.networks import find
-from e2e.predict.calls import Calls, key_of, kind
+from e2e.predict.calls import Calls, key_of
 from e2e.predict.captured import graph_of
 from e2e.predict.pace import Noted, SmallStepPace, pace_of
 from e2e.predict.predictor import Predictor
+from e2e.predict.recorder import kind
 from e2e.predict.spread import spread
 from e2e.predict.store import Store
 from e2e.predict.trace import differences, trace, trace_real
@@ -104,15 +105,17 @@ def test_tf32s_products_are_measured_in_tf32(target: Target, store: Store) -> No
     assert gpu_s["fp32"] > 1.5 * gpu_s["tf32"]
 
 
-def test_the_hosts_times_alone_are_had_for_every_call_and_not_kept(
+def test_a_pass_over_calls_takes_the_host_about_as_long_as_they_are_known_to(
     target: Target, store: Store
 ) -> None:
     traced = trace(find("cnn-cifar"), case_of(find("cnn-cifar"), 8, recipe="amp"), DEVICE, CLASSES)
-    times = Calls(target, store, pace_of(DEVICE)).times(traced, alone=True)
-    assert times.problems == {}
-    assert {key_of(traced.case, op) for op in traced.ops if kind(op) != "view"} == set(times.known)
-    assert all(time.host_s > 0 for time in times.known.values())
-    assert len(store) == 0
+    calls = Calls(target, store, pace_of(DEVICE))
+    launch = calls.passes(traced)
+    assert len(store) == 0, "nothing is known of one call from it"
+    known = calls.times(traced).known
+    alone_s = sum(known[key_of(traced.case, op)].host_s for op in traced.ops if kind(op) != "view")
+    passes_s = sorted(launch() for _ in range(9))
+    assert alone_s / 4 < passes_s[4] < 4 * alone_s
 
 
 def test_layout_changes_inside_convolutions_are_seen(target: Target, store: Store) -> None:
@@ -171,7 +174,7 @@ def test_a_captured_step_is_told_by_its_calls_captured_together(
     assert captured.launch_s > 0
     busy_s = sum(op.busy_s or 0.0 for op in told.ops)
     gaps_s = captured.gap_s * sum(op.kernels for op in told.ops if op.device_s)
-    assert captured.step_s > gaps_s > 0
+    assert captured.step_s > gaps_s >= 0  # none where the profile was at a lower clock
     assert busy_s + gaps_s == pytest.approx(captured.step_s)
     launch_s = told.pace * captured.host_s(told.ops)
     assert predicted.step_s == pytest.approx(max(captured.step_s, launch_s))

@@ -19,7 +19,7 @@ from e2e.networks import find
 from e2e.predict import cuda_replay, pace
 from e2e.predict.host_times import LEAST_PASSES, PASSING_S, host_times
 from e2e.predict.pace import Looks, Noted, SmallStepPace, Steady, pace_of
-from e2e.predict.replay import Counted, Taken
+from e2e.predict.replay import Counted, OpTime
 from e2e.predict.spread import Spread, spread
 from e2e.predict.threads import forward_thread
 from e2e.recipes import switch_tf32
@@ -240,22 +240,23 @@ def met(
     name: str,
     seconds: float,
     *places: int,
-    backward: bool = False,
+    backward: tuple[int, ...] = (),
 ) -> cuda_replay._Met:
     replay = Fake(name, seconds, watch.clock, watch.seen)
-    counted = Counted(replay, places, backward)  # type: ignore[arg-type]
+    counted = Counted(replay, places, frozenset(backward))  # type: ignore[arg-type]
     return cuda_replay._Met(counted, 0.0, rough_s=1e-4, scratch_bytes=0, waits=name == "waits")
 
 
 def test_host_times_are_of_calls_in_the_steps_order_and_as_at_pace_1(
     watch: Watched,
 ) -> None:
-    a, b = met(watch, "a", 1e-3, 0, 3), met(watch, "b", 2e-3, 1, backward=True)
-    # Each pass between two looks: the first pass at pace 4, in the mean, the second at 8.
-    watch._pace = Planned(2.0, 6.0, 10.0)
+    a = met(watch, "a", 1e-3, 0, 2, 3, backward=(2,))
+    b = met(watch, "b", 2e-3, 1, backward=(1,))
+    # Each pass between two looks: the first at pace 4, in the mean, the second at 8.
+    watch._pace = Planned(2.0, 6.0, 6.0, 10.0)
     a.host_s, b.host_s = host_times([a.counted, b.counted], watch._threads, watch._pace, 2)
-    once = ["wait", "a", "restored a", "wait", "backward:", "wait", "b", "restored b", "wait",
-            "wait", "a", "restored a", "wait"]  # fmt: skip
+    once = ["wait", "a", "restored a", "wait", "backward:", "wait", "b", "a", "restored b",
+            "restored a", "wait", "wait", "a", "restored a", "wait"]  # fmt: skip
     assert watch.seen == 2 * once
     middle = (1 / 4 + 1 / 8) / 2
     assert [a.host_s, b.host_s] == pytest.approx([middle * 1e-3, middle * 2e-3])
@@ -275,7 +276,7 @@ def test_calls_are_first_launched_in_their_thread_and_answered_in_order(
     watch: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     some = {
-        name: met(watch, name, 1e-3, i, backward=name == "b")
+        name: met(watch, name, 1e-3, i, backward=(i,) if name == "b" else ())
         for i, name in enumerate(("b", "fails", "waits"))
     }
 
@@ -287,10 +288,37 @@ def test_calls_are_first_launched_in_their_thread_and_answered_in_order(
         return some[name]
 
     monkeypatch.setattr(watch, "_meet", meet)
-    b, fails, waits = watch.alone([one.counted for one in some.values()])
+    counted = [one.counted for one in some.values()]
+    monkeypatch.setattr(watch, "_in_rounds", lambda met: [cuda_replay._rough(one) for one in met])
+    b, fails, waits = watch.times(counted)
     assert watch.seen[:4] == ["backward:", "met b", "met fails", "met waits"]
     assert fails == "RuntimeError: no such kernel"
-    assert isinstance(b, Taken)
-    assert isinstance(waits, Taken)
-    assert (b.time.host_s, waits.time.host_s, waits.time.waits) == (pytest.approx(1e-3), 0.0, True)
-    assert watch.alone([]) == watch.times([]) == []
+    assert isinstance(b, OpTime)
+    assert isinstance(waits, OpTime)
+    assert (b.host_s, waits.host_s, waits.waits) == (pytest.approx(1e-3), 0.0, True)
+    assert watch.times([]) == []
+
+
+def test_a_pass_leaves_out_what_fails_and_what_waits(
+    watch: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    some = [
+        met(watch, name, seconds, *places)
+        for name, seconds, places in (
+            ("a", 1e-3, (0, 2)),
+            ("fails", 1.0, (1,)),
+            ("waits", 1.0, (3,)),
+        )
+    ]
+
+    def meet(counted: Counted) -> cuda_replay._Met:
+        if counted.replay.name == "fails":
+            raise RuntimeError("no such kernel")
+        return next(one for one in some if one.counted is counted)
+
+    monkeypatch.setattr(watch, "_meet", meet)
+    launch = watch.passes([one.counted for one in some])
+    watch._pace = Planned(1.0, 3.0, 4.0, 4.0)
+    assert launch() == pytest.approx(2 * 1e-3 / 2)
+    assert launch() == pytest.approx(2 * 1e-3 / 4)
+    assert watch.seen.count("a") == 4

@@ -18,12 +18,13 @@ from e2e.networks import find
 from e2e.networks.network import Network, written
 from e2e.predict.attach import with_predictions
 from e2e.predict.calibration import time_step
-from e2e.predict.calls import Calls, is_view, key_of
+from e2e.predict.calls import Calls, key_of
 from e2e.predict.captured import CaptureFailed
 from e2e.predict.foretold import HOST_ERROR, Foretold
 from e2e.predict.framework import COUNTED, Framework
 from e2e.predict.pace import Steady
 from e2e.predict.predictor import Predictor
+from e2e.predict.recorder import is_view
 from e2e.predict.replay import Counted, OpTime, Taken
 from e2e.predict.small_networks import paced_network, small_step
 from e2e.predict.spread import Spread

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from e2e.predict.cuda_replay import CudaStopwatch
 from e2e.predict.pace import HostPace
-from e2e.predict.recorder import TracedOp
+from e2e.predict.recorder import TracedOp, is_view, kind
 from e2e.predict.replay import TOO_LARGE, Counted, CpuStopwatch, OpTime, Stopwatch, Taken
 from e2e.predict.store import Store
 from e2e.predict.trace import Trace
 from e2e.recipes import recipe_of, switch_process
-from kernels.aten import CannotReplay, Pool, kind_of, materialise, reserve
+from kernels.aten import CannotReplay, Pool, materialise, reserve
 from kernels.case import Target
 from kernels.error_words import first_line
 from microbench.train_results import TrainCase
@@ -38,21 +38,27 @@ class Calls:
         cuda = target.kind == "cuda"
         self.stopwatch: Stopwatch = CudaStopwatch(target, pace) if cuda else CpuStopwatch()
 
-    def times(self, traced: Trace, *, alone: bool = False) -> Times:
-        """Of every call that launches something; `alone` as for a `Stopwatch`, algorithms not
-        searched: good for the host's times.
-        """
+    def times(self, traced: Trace) -> Times:
+        """Of every call that launches something."""
         calls, places = _distinct(traced)
         known = {key: time for key in calls if (time := self.store.get(key)) is not None}
         missing = {key: op for key, op in calls.items() if key not in known}
-        switch_process(recipe_of(traced.case), self.device.type, search=not alone)
-        counted, problems = self._made(missing, places)
-        take = self.stopwatch.alone if alone else self.stopwatch.times
-        found = dict(zip(counted, take(list(counted.values())), strict=True))
+        switch_process(recipe_of(traced.case), self.device.type)
+        counted, problems = self._made(traced, missing, places)
+        found = dict(zip(counted, self.stopwatch.times(list(counted.values())), strict=True))
         new = {key: taken for key, taken in found.items() if isinstance(taken, Taken)}
         problems |= {key: why for key, why in found.items() if isinstance(why, str)}
         self.store.add({key: taken.time for key, taken in new.items() if taken.steady})
         return Times(known | {key: taken.time for key, taken in new.items()}, problems)
+
+    def passes(self, traced: Trace) -> Callable[[], float]:
+        """Launches every call that it can once, as the step does, and tells the host's seconds at
+        pace 1. cuDNN's first algorithm is good enough for that; the process is switched by now as
+        the recipe wants it, and should be at every pass.
+        """
+        switch_process(recipe_of(traced.case), self.device.type, search=False)
+        counted, _ = self._made(traced, *_distinct(traced))
+        return self.stopwatch.passes(list(counted.values()))
 
     def counted(self, traced: Trace, known: Mapping[str, OpTime]) -> list[Counted]:
         """The calls that are `known`, ready to be launched as often as the step does: each launch
@@ -63,17 +69,17 @@ class Calls:
         calls = {key: op for key, op in calls.items() if key in known}
         switch_process(recipe_of(traced.case), self.device.type)
         small = {key: [traced.ops[i].distant.small for i in places[key]] for key in calls}
-        counted, problems = self._made(calls, places, small)
+        counted, problems = self._made(traced, calls, places, small)
         for key, why in problems.items():
             raise RuntimeError(f"{calls[key].call.name}, among the others: {why}")
         return list(counted.values())
 
     def _made(
-        self, ops: Mapping[str, TracedOp], places: Mapping[str, Sequence[int]],
+        self, traced: Trace, ops: Mapping[str, TracedOp], places: Mapping[str, Sequence[int]],
         apart: Mapping[str, Sequence[Sequence[int]]] | None = None,
     ) -> tuple[dict[str, Counted], dict[str, str]]:  # fmt: skip
-        """The calls ready to launch, in the step's order, and why others are not; the launches of
-        each told `apart`, as for `materialise`.
+        """The calls at these places ready to launch, in the step's order, and why others are not;
+        the launches of each told `apart`, as for `materialise`.
         """
         counted: dict[str, Counted] = {}
         problems: dict[str, str] = {}
@@ -87,9 +93,8 @@ class Calls:
             except (CannotReplay, torch.OutOfMemoryError) as problem:
                 problems[key] = _in_words(problem).removeprefix(f"{ops[key].call.name}: ")
                 continue
-            counted[key] = Counted(
-                replay, tuple(places[key]), backward=ops[key].phase == "backward"
-            )
+            backward = [place for place in places[key] if traced.ops[place].phase == "backward"]
+            counted[key] = Counted(replay, tuple(places[key]), frozenset(backward))
         return {key: counted[key] for key in ops if key in counted}, problems
 
     def _pool(self, ops: dict[str, TracedOp], problems: dict[str, str]) -> Pool:
@@ -131,16 +136,6 @@ def step_key(traced: Trace, known: Container[str]) -> str:
     keys = (key_of(traced.case, op) for op in traced.ops if not is_view(op))
     keys = (key for key in keys if key in known)
     return hashlib.sha256("\n".join(keys).encode()).hexdigest()[:16]
-
-
-def kind(op: TracedOp) -> str:
-    """What sort of work the op is."""
-    return kind_of(op.call, op.outputs)
-
-
-def is_view(op: TracedOp) -> bool:
-    """Whether it launches nothing."""
-    return kind(op) == "view"
 
 
 def _bytes(op: TracedOp) -> int:

@@ -148,10 +148,11 @@ def graph_of(counted: Sequence[Counted], device: torch.device) -> torch.cuda.CUD
 
 def rows_of(counted: Sequence[Counted], device: torch.device) -> list[Callable[[], object]]:
     """The step's launches, as many together as one thread has in a row; each row runs once."""
-    launches = [counted[i] for i in in_order(counted)]
     ready = (lambda work: work, partial(in_backward, device=device))
-    rows = by_thread(launches, lambda one: one.backward, ready)
-    return [make(partial(_launch, some)) for make, some in rows]
+    rows = by_thread(in_order(counted), lambda launch: launch.backward, ready)
+    return [
+        make(partial(_launch, [counted[launch.which] for launch in some])) for make, some in rows
+    ]
 
 
 def _launch(counted: Sequence[Counted]) -> None:

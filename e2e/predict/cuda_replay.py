@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from e2e.predict.host_times import host_times
+from e2e.predict.host_times import host_pass, host_times
 from e2e.predict.kernels_seen import kernels_in, looked_at
 from e2e.predict.pace import HostPace
 from e2e.predict.replay import Counted, OpTime, Taken, is_steady, or_why
@@ -31,7 +31,7 @@ from microbench.timing import TRAILING
 
 LAUNCHES = 16  # of a call in a row, its time on the device to be known roughly
 SLOW_S, SLOW_LAUNCHES = 1e-3, 4  # of one this long
-PASSES, ALONE_PASSES = 15, 5  # over all calls for the host; of a small network's, which has many
+PASSES = 25  # over all calls for the host
 # A call this long is launched faster than it runs, even when the host is slow.
 LONG_S = 80e-6
 BLOCK_S = 300e-6  # launches of a call between two events take at least this long, and
@@ -107,14 +107,18 @@ class CudaStopwatch:
 
     def times(self, calls: Sequence[Counted]) -> list[Taken | str]:
         """From ROUNDS rounds after the clock has settled."""
-        tried = self._tried(calls, PASSES)
+        tried = self._tried(calls)
+        met = _that_launch(tried)
+        taken_s = host_times([one.counted for one in met], self._threads, self._pace, PASSES)
+        for one, host_s in zip(met, taken_s, strict=True):
+            one.host_s = host_s
         taken = iter(self._in_rounds([one for one in tried if not isinstance(one, str)]))
         return [one if isinstance(one, str) else next(taken) for one in tried]
 
-    def alone(self, calls: Sequence[Counted]) -> list[Taken | str]:
-        """The host's from fewer passes, the device's from the first launches."""
-        tried = self._tried(calls, ALONE_PASSES)
-        return [one if isinstance(one, str) else Taken(_rough(one), False) for one in tried]
+    def passes(self, calls: Sequence[Counted]) -> Callable[[], float]:
+        """By the clock of the host alone."""
+        some = [one.counted for one in _that_launch(self._tried(calls))]
+        return lambda: math.fsum(host_pass(some, self._threads, self._pace))
 
     def once(self, run: Callable[[], T], *, waits: bool) -> tuple[T, OpTime | None]:
         """Behind a gate, so that the host's time is not in the device's; what waits by the clock,
@@ -137,14 +141,11 @@ class CudaStopwatch:
         """From a profile."""
         return kernels_in(step, self._instruments.launch_empty)
 
-    def _tried(self, calls: Sequence[Counted], passes: int) -> list[_Met | str]:
-        """Each launched for the first time, in its thread, and timed on the host."""
-        tried = [self._threads[one.backward](partial(or_why, self._meet, one)) for one in calls]
-        met = [one for one in tried if not isinstance(one, str) and not one.waits]
-        taken_s = host_times([one.counted for one in met], self._threads, self._pace, passes)
-        for one, host_s in zip(met, taken_s, strict=True):
-            one.host_s = host_s
-        return tried
+    def _tried(self, calls: Sequence[Counted]) -> list[_Met | str]:
+        """Each launched for the first time, in the thread in which the step does."""
+        return [
+            self._threads[one.first_backward](partial(or_why, self._meet, one)) for one in calls
+        ]
 
     def _by_thread(self, met: Sequence[_Met]) -> Iterator[tuple[Within, list[_Met]]]:
         """Each thread and what it launches."""
@@ -335,8 +336,13 @@ def _taken(one: _Met, blocks: Sequence[float], overhead_s: float) -> Taken:
     return Taken(found, is_steady(blocks, "cuda"))
 
 
+def _that_launch(tried: Sequence[_Met | str]) -> list[_Met]:
+    """Those that work and do not wait for the device."""
+    return [one for one in tried if not isinstance(one, str) and not one.waits]
+
+
 def _is_backward(one: _Met) -> bool:
-    return one.counted.backward
+    return one.counted.first_backward
 
 
 def _batches(met: Sequence[_Met]) -> Iterator[list[_Met]]:

@@ -11,14 +11,16 @@ from dataclasses import dataclass
 
 import torch
 
+from e2e.predict.recorder import is_view
 from e2e.predict.trace import Trace
 from e2e.recipes import DYNAMIC, recipe_of
 
-# Forward calls that autograd notes have a node in the backward pass. A loss scaler looks at every
-# gradient in Python, and Adam prepares more than SGD.
+# Forward calls that autograd notes have a node in the backward pass; views, which are not launched
+# alone, have all their time here, with those of the backward pass that undo them. A loss scaler
+# looks at every gradient in Python.
 COUNTED = (
-    "step", "module", "noted call", "backward call", "weight", "scaled step", "scaled weight",
-    "weight of Adam",
+    "step", "module", "noted call", "noted view", "backward call", "weight", "scaled step",
+    "scaled weight",
 )  # fmt: skip
 RIDGE = 1e-4  # keeps a count that the calibration hardly varies from taking a wild value
 
@@ -51,13 +53,12 @@ class Sample:
 
 def counts(trace: Trace) -> tuple[float, ...]:
     """How many of each of COUNTED a step has."""
-    noted = sum(op.noted for op in trace.ops)
+    noted = [is_view(op) for op in trace.ops if op.noted]
     backward = sum(op.phase == "backward" for op in trace.ops)
     scaled = recipe_of(trace.case).scale == DYNAMIC
-    adam = trace.case.optimizer != "sgd"
     return (
-        1.0, trace.module_calls, noted, backward, trace.weights, scaled, scaled * trace.weights,
-        adam * trace.weights,
+        1.0, trace.module_calls, noted.count(False), noted.count(True), backward, trace.weights,
+        scaled, scaled * trace.weights,
     )  # fmt: skip
 
 

@@ -7,9 +7,10 @@ because others use these would seem quick.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from statistics import fmean
+from typing import NamedTuple
 
 import torch
 
@@ -18,48 +19,60 @@ from e2e.predict.replay import Counted
 from e2e.predict.threads import Threads, by_thread
 from microbench.stats import median
 
-LEAST_PASSES, PASSING_S = 4, 1.0  # where passes take long
+LEAST_PASSES, PASSING_S = 4, 2.0  # where passes take long
 QUEUED_CALLS = 200  # launched before the device is waited for: a stream does not make the host wait
+
+
+class Launch(NamedTuple):
+    """One of a step's launches: which of the calls, and whether in the backward pass."""
+
+    which: int
+    backward: bool
 
 
 def host_times(
     calls: Sequence[Counted], threads: Threads, pace: HostPace, most: int
 ) -> list[float]:
-    """Seconds of each call: the median over passes, `most` at most, the pace seen between them.
-
-    A pass launches the calls as often as the step does, and in its order. None of them may wait for
-    the device.
+    """Seconds of each call: the median over passes, `most` at most. None of them may wait for the
+    device.
     """
     if not calls:
         return []
-    order = in_order(calls)
-    launches = [calls[i] for i in order]
     until_s = time.perf_counter() + PASSING_S
     passes: list[list[float]] = []
-    before = pace.now()
     while len(passes) < most:
         if len(passes) >= LEAST_PASSES and time.perf_counter() > until_s:
             break
-        seconds = [
-            each_s
-            for within, some in by_thread(launches, lambda one: one.backward, threads)
-            for each_s in within(partial(_pass, some))
-        ]
-        after = pace.now()
-        passes.append([each_s / fmean((before, after)) for each_s in seconds])
-        before = after
+        passes.append(host_pass(calls, threads, pace))
     taken: list[list[float]] = [[] for _ in calls]
-    for i, *times in zip(order, *passes, strict=True):
-        taken[i].append(median(times))
+    for launch, *times in zip(in_order(calls), *passes, strict=True):
+        taken[launch.which].append(median(times))
     return [fmean(times) for times in taken]
 
 
-def in_order(calls: Sequence[Counted]) -> list[int]:
-    """Which of the calls is launched, launch by launch as the step has them."""
-    return [i for _, i in sorted((place, i) for i, one in enumerate(calls) for place in one.places)]
+def host_pass(calls: Sequence[Counted], threads: Threads, pace: HostPace) -> list[float]:
+    """Seconds at pace 1 of each launch, in the step's order: every call is launched as often as the
+    step does, and from its threads; the pace is seen before and afterwards.
+    """
+    order = in_order(calls)
+    before = pace.now()
+    seconds: list[float] = []
+    for within, some in by_thread(order, lambda launch: launch.backward, threads):
+        seconds += within(partial(_launched, [calls[launch.which] for launch in some]))
+    middle = fmean((before, pace.now()))
+    return [each_s / middle for each_s in seconds]
 
 
-def _pass(launches: Sequence[Counted]) -> list[float]:
+def in_order(calls: Sequence[Counted]) -> list[Launch]:
+    """Launch by launch as the step has them."""
+    return [Launch(i, back) for _, i, back in sorted(_placed(calls))]
+
+
+def _placed(calls: Sequence[Counted]) -> Iterable[tuple[int, int, bool]]:
+    return ((at, i, at in one.backward) for i, one in enumerate(calls) for at in one.places)
+
+
+def _launched(launches: Sequence[Counted]) -> list[float]:
     """Seconds of the host for each launch."""
     found: list[float] = []
     for i, one in enumerate(launches):

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from e2e.predict.calls import is_view, key_of
+from e2e.predict.calls import key_of
 from e2e.predict.cause_words import as_ms
 from e2e.predict.model import OpCost
-from e2e.predict.recorder import TracedOp
+from e2e.predict.recorder import TracedOp, is_view
 from e2e.predict.replay import OpTime
 from e2e.predict.trace import Trace
 

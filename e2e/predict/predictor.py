@@ -11,7 +11,7 @@ import torch
 
 from e2e.networks import Network
 from e2e.predict.calibration import calibrated
-from e2e.predict.calls import Calls, key_of, kind, step_key
+from e2e.predict.calls import Calls, key_of, step_key
 from e2e.predict.captured import CaptureFailed, refuse
 from e2e.predict.captured import measure as measure_captured
 from e2e.predict.fixes import PaddedCase
@@ -22,7 +22,7 @@ from e2e.predict.lacking import from_step, uncovered
 from e2e.predict.model import Captured, OpCost
 from e2e.predict.pace import HostPace, Noted, pace_of
 from e2e.predict.padding import padded_step, padding
-from e2e.predict.recorder import TracedOp
+from e2e.predict.recorder import TracedOp, kind
 from e2e.predict.replay import OpTime
 from e2e.predict.spread import Seen, spread
 from e2e.predict.store import Store

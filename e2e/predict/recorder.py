@@ -65,6 +65,16 @@ class TracedOp:
     distant: Distant = NEAR
 
 
+def kind(op: TracedOp) -> str:
+    """What sort of work the op is."""
+    return kind_of(op.call, op.outputs)
+
+
+def is_view(op: TracedOp) -> bool:
+    """Whether it launches nothing."""
+    return kind(op) == "view"
+
+
 def block_bytes(tensor: Tensor) -> int:
     """What torch's caching allocator takes for a tensor's storage."""
     return -(-tensor.untyped_storage().nbytes() // BLOCK_BYTES) * BLOCK_BYTES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -53,17 +54,22 @@ class Taken:
 class Counted:
     """A call that can be launched, and where in the step it is: every launch of it has a place.
 
-    `backward`: in the backward pass, the first time at least.
+    `backward` are those of its places that are in the backward pass, which has its own thread.
     """
 
     replay: Replay
     places: tuple[int, ...]
-    backward: bool = False
+    backward: frozenset[int] = frozenset()
 
     @property
     def count(self) -> int:
         """How often the step launches it."""
         return len(self.places)
+
+    @property
+    def first_backward(self) -> bool:
+        """Whether the backward pass is where the step launches it first."""
+        return min(self.places) in self.backward
 
 
 def or_why(measure: Callable[[Counted], T], counted: Counted) -> T | str:
@@ -88,8 +94,10 @@ class Stopwatch(Protocol):
         """As exact as can be."""
         ...
 
-    def alone(self, calls: Sequence[Counted]) -> list[Taken | str]:
-        """In less time: the host's is as exact, the device's is rough."""
+    def passes(self, calls: Sequence[Counted]) -> Callable[[], float]:
+        """Launches all of them once, as the step does, and tells the host's seconds at pace 1: as
+        often as it is asked to. Those that raise, or wait for the device, are left out.
+        """
         ...
 
     def once(self, run: Callable[[], T], *, waits: bool) -> tuple[T, OpTime | None]:
@@ -114,9 +122,10 @@ class CpuStopwatch:
         """The median of CPU_LAUNCHES after one to warm up."""
         return [or_why(self._time, counted) for counted in calls]
 
-    def alone(self, calls: Sequence[Counted]) -> list[Taken | str]:
-        """The same: host and device are one."""
-        return self.times(calls)
+    def passes(self, calls: Sequence[Counted]) -> Callable[[], float]:
+        """Each is launched once, and counts as often as the step launches it."""
+        fit = [one for one in calls if not isinstance(or_why(_launched, one), str)]
+        return lambda: math.fsum(one.count * _timed(one.replay) for one in fit)
 
     def once(self, run: Callable[[], T], *, waits: bool) -> tuple[T, OpTime | None]:
         """By one look at the clock."""
@@ -131,12 +140,18 @@ class CpuStopwatch:
         return {}
 
     def _time(self, counted: Counted) -> Taken:
-        replay = counted.replay
-        replay.launch()
-        times: list[float] = []
-        for _ in range(CPU_LAUNCHES):
-            replay.restore()
-            start_s = time.perf_counter()
-            replay.launch()
-            times.append(time.perf_counter() - start_s)
+        counted.replay.launch()
+        times = [_timed(counted.replay) for _ in range(CPU_LAUNCHES)]
         return Taken(OpTime(median(times), 0.0), is_steady(times, "cpu"))
+
+
+def _launched(counted: Counted) -> object:
+    return counted.replay.launch()
+
+
+def _timed(replay: Replay) -> float:
+    """Seconds of a launch on fresh content."""
+    replay.restore()
+    start_s = time.perf_counter()
+    replay.launch()
+    return time.perf_counter() - start_s
