@@ -51,29 +51,18 @@ def test_what_is_said_of_single_rows_is_the_run_files_own() -> None:
     lines = {line.what: line for line in error_table(VALIDATED.trainings)}
     gpu = lines["step, limited by the GPU"]
     wrong = [t for t in VALIDATED.trainings if t.predicted and t.predicted.limit != t.limit]
-    (slow,) = (t for t in wrong if t.limit == "gpu")
-    assert gpu.worst == "vit_b_16 amp-bf16 nhwc batch 64"
-    assert (slow.case.network, slow.case.batch, slow.case.recipe) == ("vit_b_16", 64, "amp-bf16")
-    others_pct = sorted(
-        abs(t.predicted.error_pct or 0.0)
-        for t in VALIDATED.trainings
-        if t.limit == "gpu" and t.predicted and not t.case.graph
-    )[:-1]
-    within = f"{len(others_pct)} of {gpu.count} steps were told within {others_pct[-1]:.1f} %"
-    assert f"the limit, {within}" in SAID
-    assert f"{gpu.largest_pct:.1f} % too long: it was told to be the host's" in SAID
-    assert slow.predicted is not None
-    assert slow.step_s is not None
-    assert slow.predicted.paced_s is not None
-    paced_pct = 100 * (slow.predicted.paced_s / slow.step_s - 1)
-    assert f"(at the pace that was seen then, {paced_pct:.1f} %)" in SAID
+    assert gpu.worst == "convnext_tiny amp-bf16 nhwc batch 64"
+    assert f"the limit, all {gpu.count} steps were told within {gpu.largest_pct:.1f} %" in SAID
     said = lines["step, said to be limited by the GPU"]
-    assert f"of {said.count} that were said to be, three met a slower host" in SAID
-    short = [t.predicted for t in wrong if t.limit == "host" and t.predicted]
-    errors = sorted(-(told.error_pct or 0.0) for told in short)
-    assert len(errors) == 3
-    assert f"were told {errors[0]:.0f} to {errors[-1]:.0f} % too short" in SAID
-    assert sum(told.paced_s == told.step_s for told in short) == 1
+    assert f"of {said.count} that were said to be, two met a slower host" in SAID
+    assert {t.limit for t in wrong} == {"host"}, "none was the GPU's unforeseen"
+    short = [-(t.predicted.error_pct or 0.0) for t in wrong if t.predicted]
+    paced = [
+        100 * (1 - (t.predicted.paced_s or 0.0) / (t.step_s or 1.0)) for t in wrong if t.predicted
+    ]
+    assert len(short) == 2
+    assert f"were told {min(short):.0f} and {max(short):.0f} % too short" in SAID
+    assert f"({min(paced):.0f} and {max(paced):.0f} % at the pace that was seen meanwhile)" in SAID
 
 
 def test_what_is_said_of_the_hosts_steps_is_the_run_files_own() -> None:
@@ -91,40 +80,31 @@ def test_what_is_said_of_the_hosts_steps_is_the_run_files_own() -> None:
             outside[i] += not low <= step_s <= high
     assert f"{outside[0]} of the {len(host)} predictions lie outside these" in SAID
     assert f"intervals, {outside[1]} at the pace meanwhile" in SAID
-    by_network: dict[str, set[bool]] = {}
-    for training in host:
-        assert training.predicted is not None
-        by_network.setdefault(training.case.network, set()).add(
-            (training.predicted.error_pct or 0.0) < 0
-        )
-    small = {
-        (t.predicted.error_pct or 0.0) < 0
-        for t in host
-        if (t.case.network, t.case.batch) in (("gpt", 1), ("vit_b_16", 8)) and t.predicted
-    }
-    assert small == by_network["efficientnet_b0"] == {True}
-    assert by_network["convnext_tiny"] == {False}
+    errors = [t.predicted for t in host if t.predicted]
+    short = sum((told.error_pct or 0.0) < 0 for told in errors)
+    still = sum((t.predicted.paced_s or 0.0) < (t.step_s or 0.0) for t in host if t.predicted)
+    assert f"{short} of the {len(host)} were told too short, {still} at the pace" in SAID
     kept = intervals_kept(VALIDATED.trainings, "host")
     assert f"and held {kept.right} of {kept.count}" in SAID
     wide = [
         high / low for t in host if t.predicted for low, high in [t.predicted.interval_s or (1, 1)]
     ]
-    assert round(median(wide)) == 3, "three times their lower end"
+    assert round(median(wide)) == 2, "twice their lower end"
     wrong_side = [
         t for t in host
         if t.case.recipe.startswith("amp") and t.predicted and "fp32" in t.speedup
         and (t.predicted.speedup["fp32"] > 1) != (t.speedup["fp32"].ratio > 1)
     ]  # fmt: skip
     ratios = sum(t.case.recipe.startswith("amp") and "fp32" in t.speedup for t in host)
-    assert (len(wrong_side), ratios) == (8, 26)
-    assert "in eight of 26 cases over FP32" in SAID
+    assert (len(wrong_side), ratios) == (6, 22)
+    assert "in six of 22 cases over FP32" in SAID
 
 
 def test_what_is_said_of_the_host_is_the_run_files_own() -> None:
     lines = {line.what: line for line in error_table(VALIDATED.trainings)}
     for base in ("fp32", "tf32"):
         line = lines[f"AMP's speed-up over {base}, limited by the GPU"]
-        assert line.worst == "vit_b_16 amp-bf16 nhwc batch 64"
+        assert line.worst == "convnext_tiny amp-bf16 nhwc batch 64"
     told, paced = (
         lines[what].median_pct
         for what in ("step, limited by the host", "the same, at the host's pace meanwhile")
@@ -229,7 +209,7 @@ def test_the_readme_says_the_same() -> None:
     paced = lines["the same, at the host's pace meanwhile"]
     assert f"were {gpu.median_pct:.1f} % off in the median where the GPU is the limit" in README
     captured = lines["step, captured as a graph"]
-    assert f"at most but for one of {gpu.count} ({gpu.largest_pct:.1f} %, which was told" in README
+    assert f"{gpu.largest_pct:.1f} % at most;" in README
     assert f"{captured.median_pct:.1f} and {captured.largest_pct:.1f} % where they are" in README
     assert f"where the host is the limit {host.median_pct:.1f} % in the median" in README
     assert f"and {host.largest_pct:.1f} % at most, on virtual" in README
