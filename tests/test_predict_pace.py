@@ -18,7 +18,7 @@ from e2e.measure import Trainer
 from e2e.networks import find
 from e2e.predict import cuda_replay, pace
 from e2e.predict.host_times import LEAST_PASSES, PASSING_S, host_times
-from e2e.predict.pace import Looks, Noted, SmallStepPace, Steady, pace_of
+from e2e.predict.pace import Between, Looks, Noted, SmallStepPace, Steady, pace_of
 from e2e.predict.replay import Counted, OpTime
 from e2e.predict.spread import Spread, spread
 from e2e.predict.threads import forward_thread
@@ -97,13 +97,33 @@ def test_a_slower_clock_is_a_slower_pace(
         def step(took_s: float = took_s) -> None:
             clock[0] += took_s
 
-        monkeypatch.setattr(on_a_cpu, "_warm_step", lambda step=step: step)
+        monkeypatch.setattr(on_a_cpu, "_searched_step", lambda step=step: step)
         assert on_a_cpu.now() == pytest.approx(took_s / pace.REFERENCE_S)
     noted = Noted(on_a_cpu)
     noted.look()
     seen = noted.take()
     assert [found for _, found in seen] == pytest.approx([3.0] * len(seen))
     assert seen[-1][0] >= seen[0][0] + 0.1
+
+
+def test_a_reading_does_not_depend_on_what_was_done_before(
+    on_a_cpu: SmallStepPace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planted: the six steps that follow other work are ten times as long."""
+    clock, cold = [0.0], [6]
+
+    def step() -> None:
+        clock[0] += pace.REFERENCE_S * (10 if cold[0] > 0 else 1)
+        cold[0] -= 1
+
+    monkeypatch.setattr(pace.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(on_a_cpu, "_searched_step", lambda: step)
+    assert [on_a_cpu.now(), on_a_cpu.now()] == pytest.approx([1.0, 1.0])
+
+
+def test_the_end_of_one_stretch_is_the_beginning_of_the_next() -> None:
+    between = Between(Planned(1.0, 3.0, 7.0))
+    assert [between.ends(), between.ends()] == [2.0, 5.0]
 
 
 def test_what_was_seen_is_taken_once_and_looks_beside_are_not_in_it(
@@ -131,7 +151,7 @@ def test_a_look_counts_beside_what_was_seen_before(
         clock[0] += took_s[0]
 
     monkeypatch.setattr(pace.time, "perf_counter", lambda: clock[0])
-    monkeypatch.setattr(on_a_cpu, "_warm_step", lambda: step)
+    monkeypatch.setattr(on_a_cpu, "_searched_step", lambda: step)
     noted = Noted(on_a_cpu)
     for second in range(10):
         clock[0] = float(second)
@@ -253,7 +273,7 @@ def test_host_times_are_of_calls_in_the_steps_order_and_as_at_pace_1(
     a = met(watch, "a", 1e-3, 0, 2, 3, backward=(2,))
     b = met(watch, "b", 2e-3, 1, backward=(1,))
     # Each pass between two looks: the first at pace 4, in the mean, the second at 8.
-    watch._pace = Planned(2.0, 6.0, 6.0, 10.0)
+    watch._pace = Planned(2.0, 6.0, 10.0)
     a.host_s, b.host_s = host_times([a.counted, b.counted], watch._threads, watch._pace, 2)
     once = ["wait", "a", "restored a", "wait", "backward:", "wait", "b", "a", "restored b",
             "restored a", "wait", "wait", "a", "restored a", "wait"]  # fmt: skip
@@ -299,7 +319,7 @@ def test_calls_are_first_launched_in_their_thread_and_answered_in_order(
     assert watch.times([]) == []
 
 
-def test_a_pass_leaves_out_what_fails_and_what_waits(
+def test_a_pass_leaves_out_what_fails_and_what_waits_and_is_by_the_clock(
     watch: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     some = [
@@ -318,7 +338,6 @@ def test_a_pass_leaves_out_what_fails_and_what_waits(
 
     monkeypatch.setattr(watch, "_meet", meet)
     launch = watch.passes([one.counted for one in some])
-    watch._pace = Planned(1.0, 3.0, 4.0, 4.0)
-    assert launch() == pytest.approx(2 * 1e-3 / 2)
-    assert launch() == pytest.approx(2 * 1e-3 / 4)
+    watch._pace = Planned()  # nobody asks
+    assert [launch(), launch()] == pytest.approx([2e-3, 2e-3])
     assert watch.seen.count("a") == 4

@@ -10,13 +10,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from statistics import fmean
 
 import torch
 
 from e2e.predict.calls import Calls
 from e2e.predict.framework import Framework, Sample, fitted
-from e2e.predict.pace import HostPace
+from e2e.predict.pace import Between, HostPace
 from e2e.predict.small_networks import CLASSES, small_case, small_networks, small_step
 from e2e.predict.trace import CannotTrace, Trace, trace
 from e2e.recipes import recipe_of, switch_process
@@ -44,11 +43,14 @@ def calibrated(calls: Calls, pace: HostPace) -> Framework:
     would take most of the time.
     """
     prepared = list(_prepared(calls))
+    between = Between(pace)
     for _ in range(ROUNDS):
         for one in prepared:
             switch_process(recipe_of(one.traced.case), calls.device.type, search=False)
-            one.calls_s.append(one.launch_calls())
-            one.steps_s.append(time_step(one.step, pace, calls.device))
+            calls_s = one.launch_calls()
+            one.calls_s.append(calls_s / between.ends())
+            step_s = _step_s(one.step, calls.device)
+            one.steps_s.append(step_s / between.ends())
     return fitted(
         [Sample(one.traced, median(one.steps_s), median(one.calls_s)) for one in prepared]
     )
@@ -64,15 +66,13 @@ def _prepared(calls: Calls) -> Iterator[_Prepared]:
                 yield _Prepared(traced, calls.passes(traced), step)
 
 
-def time_step(step: Callable[[], object], pace: HostPace, device: torch.device) -> float:
-    """Seconds a step at pace 1, many in a row, which the device keeps up with."""
-    before = pace.now()
+def _step_s(step: Callable[[], object], device: torch.device) -> float:
+    """Seconds a step, many in a row, which the device keeps up with."""
     step()
     began_s = _now_s(device)
     for _ in range(STEPS):
         step()
-    step_s = (_now_s(device) - began_s) / STEPS
-    return step_s / fmean((before, pace.now()))
+    return (_now_s(device) - began_s) / STEPS
 
 
 def _now_s(device: torch.device) -> float:

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from statistics import fmean
 
 import torch
 
@@ -19,17 +18,19 @@ from e2e.predict.calls import Calls, key_of
 from e2e.predict.cuda_replay import GATED_COMMANDS, CudaStopwatch
 from e2e.predict.host_times import in_order
 from e2e.predict.model import Captured
-from e2e.predict.pace import HostPace
+from e2e.predict.pace import Between, HostPace
 from e2e.predict.replay import Counted, OpTime, is_steady
 from e2e.predict.threads import by_thread, in_backward
 from e2e.predict.trace import Trace
-from e2e.steps import busy_time, host_time
+from e2e.steps import host_time, union_s
 from kernels.aten import Call
 from kernels.aten.slots import named_arguments
 from kernels.error_words import one_line
+from microbench.kernel_names import KernelTime, record
 from microbench.stats import median
 
 SETTLE_S, BLOCKS = 0.3, 15
+PROFILED = 5  # replays whose kernels are looked at
 MOST_GAP_S = 1e-6  # between kernels of a graph; what is more is another clock
 
 
@@ -55,7 +56,7 @@ def measure(calls: Calls, traced: Trace, known: Mapping[str, OpTime], pace: Host
     counted = calls.counted(traced, known)
     graph = graph_of(counted, calls.device)
     _settle(graph)
-    busy_s, kernels = busy_time(graph.replay)
+    busy_s, kernels = replay_busy(record(lambda: _replay(graph, PROFILED)), PROFILED)
     if not kernels:
         raise RuntimeError("no kernel of its graph was seen")
     _settle(graph)
@@ -70,6 +71,21 @@ def learnt(step_s: float, busy_s: float, kernels: int, launch_s: float) -> Captu
     """
     gap_s = (step_s - busy_s) / kernels
     return Captured(step_s, min(max(0.0, gap_s), MOST_GAP_S), launch_s / kernels)
+
+
+def replay_busy(kernels: Sequence[KernelTime], replays: int) -> tuple[float, int]:
+    """(seconds in which a kernel runs, how many run) in one of so many replays of a graph.
+
+    The median: a replay that lost the device to another process for a while does not move it.
+    """
+    count = len(kernels) // replays
+    each = (kernels[i * count : (i + 1) * count] for i in range(replays))
+    return median([union_s(one) for one in each]), count
+
+
+def _replay(graph: torch.cuda.CUDAGraph, times: int) -> None:
+    for _ in range(times):
+        graph.replay()
 
 
 def _settle(graph: torch.cuda.CUDAGraph) -> None:
@@ -162,6 +178,6 @@ def _launch(counted: Sequence[Counted]) -> None:
 
 def _launch_s(step: Callable[[], object], pace: HostPace) -> float:
     """Seconds of the host to launch a step, at pace 1."""
-    before = pace.now()
+    between = Between(pace)
     launch_s = host_time(step)
-    return launch_s / fmean((before, pace.now()))
+    return launch_s / between.ends()

@@ -118,7 +118,7 @@ class CudaStopwatch:
     def passes(self, calls: Sequence[Counted]) -> Callable[[], float]:
         """By the clock of the host alone."""
         some = [one.counted for one in _that_launch(self._tried(calls))]
-        return lambda: math.fsum(host_pass(some, self._threads, self._pace))
+        return lambda: math.fsum(host_pass(some, self._threads))
 
     def once(self, run: Callable[[], T], *, waits: bool) -> tuple[T, OpTime | None]:
         """Behind a gate, so that the host's time is not in the device's; what waits by the clock,

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from e2e.predict.pace import HostPace
+from e2e.predict.pace import Between, HostPace
 from e2e.predict.replay import Counted
 from e2e.predict.threads import Threads, by_thread
 from microbench.stats import median
@@ -33,34 +33,34 @@ class Launch(NamedTuple):
 def host_times(
     calls: Sequence[Counted], threads: Threads, pace: HostPace, most: int
 ) -> list[float]:
-    """Seconds of each call: the median over passes, `most` at most. None of them may wait for the
-    device.
+    """Seconds at pace 1 of each call: the median over passes, `most` at most. None of them may wait
+    for the device.
     """
     if not calls:
         return []
     until_s = time.perf_counter() + PASSING_S
     passes: list[list[float]] = []
+    between = Between(pace)
     while len(passes) < most:
         if len(passes) >= LEAST_PASSES and time.perf_counter() > until_s:
             break
-        passes.append(host_pass(calls, threads, pace))
+        seconds = host_pass(calls, threads)
+        middle = between.ends()
+        passes.append([each_s / middle for each_s in seconds])
     taken: list[list[float]] = [[] for _ in calls]
     for launch, *times in zip(in_order(calls), *passes, strict=True):
         taken[launch.which].append(median(times))
     return [fmean(times) for times in taken]
 
 
-def host_pass(calls: Sequence[Counted], threads: Threads, pace: HostPace) -> list[float]:
-    """Seconds at pace 1 of each launch, in the step's order: every call is launched as often as the
-    step does, and from its threads; the pace is seen before and afterwards.
+def host_pass(calls: Sequence[Counted], threads: Threads) -> list[float]:
+    """Seconds of each launch, in the step's order: every call is launched as often as the step
+    does, and from its threads.
     """
-    order = in_order(calls)
-    before = pace.now()
     seconds: list[float] = []
-    for within, some in by_thread(order, lambda launch: launch.backward, threads):
+    for within, some in by_thread(in_order(calls), lambda launch: launch.backward, threads):
         seconds += within(partial(_launched, [calls[launch.which] for launch in some]))
-    middle = fmean((before, pace.now()))
-    return [each_s / middle for each_s in seconds]
+    return seconds
 
 
 def in_order(calls: Sequence[Counted]) -> list[Launch]:

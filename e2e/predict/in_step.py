@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from e2e.learner import Learner
 from e2e.networks import Network
-from e2e.predict.pace import HostPace
+from e2e.predict.pace import Between, HostPace
 from e2e.predict.recorder import SKIPPED
 from e2e.predict.replay import OpTime, Stopwatch
 from e2e.predict.trace import SEED, Trace, fixed_feed
@@ -84,11 +84,12 @@ def time_in_step(
     waiting: set[str] = set()
     held: Counter[str] = Counter()
     steps: list[dict[str, OpTime]] = []
+    between = Between(pace)
     while len(steps) < STEPS:
-        before, timer = pace.now(), _Timer(stopwatch, waiting)
+        timer = _Timer(stopwatch, waiting)
         with _Watching(chosen, timer.watch):
             learner.step(feed)
-        host_pace = fmean((before, pace.now()))
+        host_pace = between.ends()
         held.update(timer.held)
         found = {key for key in timer.held if held[key] >= HELD}
         if found:

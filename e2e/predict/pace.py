@@ -22,7 +22,8 @@ from microbench.stats import median
 RECIPE = "amp"
 REFERENCE_S = 2e-3  # the small step takes this long at pace 1
 LOOK_S = 2.0  # of steps in a row: host speeds last for tenths of seconds to seconds
-WARM_STEPS, STEPS = 3, 3
+# A step is up to 1.4 times as long after other work; from the seventh on nothing is seen of it.
+WARM_STEPS, STEPS = 6, 3
 
 
 class HostPace(Protocol):
@@ -43,6 +44,19 @@ class HostPace(Protocol):
     def forget(self) -> None:
         """Let go of what it holds on the device."""
         ...
+
+
+class Between:
+    """The pace between readings: what ends one stretch begins the next."""
+
+    def __init__(self, pace: HostPace) -> None:
+        self._pace = pace
+        self._last = pace.now()
+
+    def ends(self) -> float:
+        """The pace of the stretch that ends now: the mean of its two ends."""
+        before, self._last = self._last, self._pace.now()
+        return fmean((before, self._last))
 
 
 class Noted:
@@ -129,17 +143,19 @@ class SmallStepPace:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._step: Callable[[], None] | None = None
-        self._warm_with: bool | None = None
+        self._searched: set[bool] = set()
 
     def now(self) -> float:
-        """The median of STEPS, after one that brings their code back to the processor."""
-        step = self._warm_step()
-        self._seconds(step)
+        """The median of STEPS, after WARM_STEPS: it must not depend on what was done before."""
+        step = self._searched_step()
+        for _ in range(WARM_STEPS):
+            step()
         return median([self._seconds(step) for _ in range(STEPS)]) / REFERENCE_S
 
     def forget(self) -> None:
         """The small network is made anew when it is needed again."""
-        self._step = self._warm_with = None
+        self._step = None
+        self._searched.clear()
 
     def _seconds(self, step: Callable[[], None]) -> float:
         torch.cuda.synchronize(self._device)
@@ -147,20 +163,19 @@ class SmallStepPace:
         step()
         return time.perf_counter() - began_s
 
-    def _warm_step(self) -> Callable[[], None]:
-        """The step, after some where cuDNN would search its algorithms again: it does by switch.
+    def _searched_step(self) -> Callable[[], None]:
+        """The step, whose algorithms cuDNN has searched: for each switch of TF32, and always.
 
-        It is always searched for, and the switches are then as they were.
+        The switches are then as they were.
         """
         tf32, search = torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark
         if self._step is None:
             self._step = small_step(paced_network(), RECIPE, self._device)
             switch_tf32(tf32)
-        if self._warm_with is not tf32:
-            self._warm_with = tf32
+        if tf32 not in self._searched:
+            self._searched.add(tf32)
             torch.backends.cudnn.benchmark = True
-            for _ in range(WARM_STEPS):
-                self._step()
+            self._step()
         torch.backends.cudnn.benchmark = search
         return self._step
 

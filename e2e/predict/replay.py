@@ -95,8 +95,8 @@ class Stopwatch(Protocol):
         ...
 
     def passes(self, calls: Sequence[Counted]) -> Callable[[], float]:
-        """Launches all of them once, as the step does, and tells the host's seconds at pace 1: as
-        often as it is asked to. Those that raise, or wait for the device, are left out.
+        """Launches all of them once, as the step does, and tells the host's seconds: as often as it
+        is asked to. Those that raise, or wait for the device, are left out.
         """
         ...
 
