@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from statistics import fmean
 from typing import Any
 
@@ -224,9 +225,10 @@ class Fake:
 
     def __init__(self, name: str, seconds: float, clock: list[float], seen: list[str]) -> None:
         self.name, self.seconds, self.clock, self.seen = name, seconds, clock, seen
+        self.slower: Iterator[int] | None = None
 
     def launch(self) -> None:
-        self.clock[0] += self.seconds
+        self.clock[0] += self.seconds * (next(self.slower) if self.slower else 1)
         self.seen.append(self.name)
 
     def restore(self) -> None:
@@ -283,6 +285,18 @@ def test_host_times_are_of_calls_in_the_steps_order_and_as_at_pace_1(
     taken = cuda_replay._taken(a, [3e-3] * 7, overhead_s=0.0)
     assert taken.time.host_s == cuda_replay._rough(a).host_s == a.host_s
     assert taken.time.gpu_s == pytest.approx(3e-3 / a.launches)
+
+
+def test_calls_add_up_to_what_a_pass_takes_though_another_is_slow_in_each(
+    watch: Watched,
+) -> None:
+    """By medians alone they would take 6 ms of 10."""
+    some = [Fake("a", 2e-3, watch.clock, watch.seen) for _ in range(3)]
+    for i, one in enumerate(some):
+        one.slower = itertools.cycle([3 if i == n else 1 for n in range(3)])
+    calls = [Counted(one, (i,)) for i, one in enumerate(some)]  # type: ignore[arg-type]
+    found = host_times(calls, watch._threads, Steady(), 9)
+    assert found == pytest.approx([10e-3 / 3] * 3)
 
 
 def test_passes_that_take_long_are_few(watch: Watched) -> None:

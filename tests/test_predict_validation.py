@@ -122,6 +122,25 @@ def test_memory_and_speed_ups_have_rows_of_their_own() -> None:
     assert error_table([replace(made, predicted=None)]) == []
 
 
+def test_a_speed_up_of_median_steps_is_not_moved_by_the_turns() -> None:
+    """Steps of 10 and 5 ms, told twice as fast; in some turns the host was the limit."""
+    base, low = planted(0.0, recipe="fp32"), planted(0.0, recipe="amp")
+    assert base.step_s is not None
+    assert low.steps is not None
+    assert low.predicted is not None
+    low = replace(
+        low,
+        steps=replace(low.steps, median_s=base.step_s / 2),
+        predicted=replace(low.predicted, speedup={"fp32": 2.1}),
+        speedup={"fp32": ratio_of(1.5)},
+    )
+    title = "the same over fp32, of the median steps"
+    assert line([base, low], title).largest_pct == pytest.approx(5.0)
+    assert line([base, low], "AMP's speed-up over fp32, limited by the GPU").largest_pct > 30
+    alone = [each.what for each in error_table([low])]
+    assert title not in alone, "its baseline was not measured beside it"
+
+
 def test_limits_are_counted() -> None:
     made = [planted(0.0), planted(0.0, limit="host"), planted(0.0, limit="host", told="host")]
     assert limits_named(made) == Hits(2, 3)

@@ -6,6 +6,7 @@ because others use these would seem quick.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -33,8 +34,9 @@ class Launch(NamedTuple):
 def host_times(
     calls: Sequence[Counted], threads: Threads, pace: HostPace, most: int
 ) -> list[float]:
-    """Seconds at pace 1 of each call: the median over passes, `most` at most. None of them may wait
-    for the device.
+    """Seconds at pace 1 of each call: the median over passes, `most` at most, and as much more as
+    makes them add up to what a pass takes, since in every pass a few calls are slow. None of them
+    may wait for the device.
     """
     if not calls:
         return []
@@ -47,9 +49,11 @@ def host_times(
         seconds = host_pass(calls, threads)
         middle = between.ends()
         passes.append([each_s / middle for each_s in seconds])
+    middles = [median(times) for times in zip(*passes, strict=True)]
+    share = median([math.fsum(one) for one in passes]) / math.fsum(middles)
     taken: list[list[float]] = [[] for _ in calls]
-    for launch, *times in zip(in_order(calls), *passes, strict=True):
-        taken[launch.which].append(median(times))
+    for launch, middle_s in zip(in_order(calls), middles, strict=True):
+        taken[launch.which].append(share * middle_s)
     return [fmean(times) for times in taken]
 
 
