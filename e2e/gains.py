@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from microbench.stats import ratio_interval
+from microbench.train_baselines import baselines
 from microbench.train_results import StepTimes, TrainCase, Training
 from microbench.values import Ratio, Warning
 
-BASELINES = {"fp32": ("fp32", "O0"), "tf32": ("tf32",)}
 # A step in which no kernel runs for more than this share waits for the host; what is less is the
 # gap of about a microsecond between kernels.
 IDLE_SHARE = 0.10
@@ -62,29 +62,6 @@ def _against_baselines(training: Training, arms: Sequence[Training]) -> dict[str
     timed = {arm.case: arm for arm in arms if arm.steps}
     found = baselines(training.case, list(timed))
     return {name: _ratio(timed[case], training) for name, case in found.items()}
-
-
-def baselines(case: TrainCase, among: Sequence[TrainCase]) -> dict[str, TrainCase]:
-    """What a case is compared with: "fp32" and "tf32", where there is one.
-
-    The baseline that differs in the recipe alone; where there is none, the first one.
-    """
-    found: dict[str, TrainCase] = {}
-    for name, recipes in BASELINES.items():
-        those = [other for other in among if other.recipe in recipes]
-        alike = [other for other in those if _but_recipe(other) == _but_recipe(case)]
-        if those and case.recipe not in recipes:
-            found[name] = (alike or those)[0]
-    return found
-
-
-def slowest(case: TrainCase, others: Mapping[str, TrainCase]) -> TrainCase | None:
-    """Of a case's baselines the one that its ledger starts from: fp32, else tf32; none for fp32."""
-    return None if case.recipe in BASELINES["fp32"] else others.get("fp32") or others.get("tf32")
-
-
-def _but_recipe(case: TrainCase) -> TrainCase:
-    return replace(case, recipe="", loss_scale=None, keep_batchnorm_fp32=False)
 
 
 def _against_rungs(training: Training, ladder: Sequence[Training]) -> dict[str, Ratio]:

@@ -25,7 +25,7 @@ from microbench.train_results import Phase
 LEAD_STEPS = 1  # launched before the first timed one, so that the device never starts from rest
 HOST_STEPS = 7
 PHASE_STEPS = 8
-PROFILE_STEPS = 3
+PROFILE_STEPS = 5
 RUN_AHEAD = 2
 ROUNDS = 3  # of the workers, in a block that is long enough to tell how long each takes
 
@@ -213,8 +213,19 @@ def busy_time(launch: Launch) -> tuple[float, int]:
         for _ in range(PROFILE_STEPS):
             launch()
 
-    kernels = record(steps)
-    return union_s(kernels) / PROFILE_STEPS, len(kernels) // PROFILE_STEPS
+    return busy_in(record(steps), PROFILE_STEPS)
+
+
+def busy_in(kernels: Sequence[KernelTime], steps: int) -> tuple[float, int]:
+    """(seconds in which a kernel runs, how many run) in one of so many steps, kernels in order.
+
+    The median where steps have as many kernels each, as those of a graph: a step that lost the
+    device to another process for a while does not move it. The mean where they differ.
+    """
+    count, rest = divmod(len(kernels), steps)
+    if rest:
+        return union_s(kernels) / steps, count
+    return median([union_s(kernels[i * count : (i + 1) * count]) for i in range(steps)]), count
 
 
 def batches_per_s(blocks: Sequence[tuple[float, Sequence[float]]], workers: int) -> float | None:

@@ -18,11 +18,10 @@ from e2e.gains import (
     IDLE_SHARE,
     MAX_SKIPPED_SHARE,
     MAX_WALL_GAP,
-    baselines,
-    slowest,
     with_gains,
 )
 from microbench.stats import median
+from microbench.train_baselines import baselines, slowest
 from microbench.train_results import LIMITS, Phase, StepTimes, TrainCase, Training
 
 Blocks = Sequence[Sequence[float]]

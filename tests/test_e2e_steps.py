@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from e2e.steps import CpuSteps, PhaseClock, time_phases, union_s
+from e2e.steps import CpuSteps, PhaseClock, busy_in, time_phases, union_s
 from microbench.kernel_names import KernelTime
 
 NAP_S = 0.004
@@ -27,6 +27,24 @@ def covered(given_spans: list[Span]) -> int:
 
 
 # ---------------------------------------------------------------- when the device is busy
+
+
+@pytest.mark.parametrize("late", [None, 0, 3, 4])
+def test_a_step_that_lost_the_device_for_a_while_does_not_move_how_long_kernels_run(
+    late: int | None,
+) -> None:
+    """Two kernels of 3 and 4 a step, 1 apart; in the midst of one the device was away."""
+    spans = [
+        (10 * step + at, 2000 if (step, at) == (late, 4) else length)
+        for step in range(5)
+        for at, length in ((0, 3), (4, 4))
+    ]
+    assert busy_in(kernels(spans), 5) == (7.0, 2)
+    assert busy_in([], 5) == (0.0, 0)
+
+
+def test_steps_of_unlike_kernels_are_busy_as_long_as_in_the_mean() -> None:
+    assert busy_in(kernels([(0, 3), (4, 4), (10, 3)]), 2) == (5.0, 1)
 
 
 @given(spans)

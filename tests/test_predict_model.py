@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from e2e.gains import IDLE_SHARE
-from e2e.predict.captured import learnt, replay_busy
+from e2e.predict.captured import learnt
 from e2e.predict.model import QUEUE_DEPTH, Captured, OpCost, simulate
-from microbench.kernel_names import KernelTime
 
 US = 1e-6
 SETTINGS = settings(max_examples=150, deadline=None)
@@ -160,18 +159,6 @@ def test_what_is_learnt_of_a_graph() -> None:
     late = learnt(90 * US, 21 * US, 7, 14 * US)
     assert late.gap_s == 1 * US, "no gap is so long"
     assert simulate(late.ops(ops, ops), captured=True).step_s == pytest.approx(90 * US)
-
-
-def test_a_replay_that_lost_the_device_for_a_while_does_not_move_how_long_kernels_run() -> None:
-    """Two kernels of 3 and 4 us a replay, 1 us apart; in the midst of one the device was away."""
-    kernels = [
-        KernelTime("k", (2000 if (replay, at) == (3, 4) else seconds) * US, (10 * replay + at) * US)
-        for replay in range(5)
-        for seconds, at in ((3, 0), (4, 4))
-    ]
-    busy_s, count = replay_busy(kernels, 5)
-    assert (busy_s, count) == (pytest.approx(7 * US), 2)
-    assert replay_busy([], 5) == (0.0, 0)
 
 
 def test_a_step_of_nothing_takes_nothing_but_the_framework() -> None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from e2e.gains import baselines, slowest
 from e2e.predict.causes import Counterfactual, as_options, causes
 from e2e.predict.fixes import Change, Pad
 from e2e.predict.foretold import Foretold
 from e2e.predict.ledger import Step, bound, ledger
 from e2e.predict.loader_wait import measured_wait_s
+from microbench.train_baselines import baselines, slowest
 from microbench.train_results import Cause, Predicted, TrainCase, Training
 from microbench.values import Warning
 

@@ -22,15 +22,13 @@ from e2e.predict.pace import Between, HostPace
 from e2e.predict.replay import Counted, OpTime, is_steady
 from e2e.predict.threads import by_thread, in_backward
 from e2e.predict.trace import Trace
-from e2e.steps import host_time, union_s
+from e2e.steps import busy_time, host_time
 from kernels.aten import Call
 from kernels.aten.slots import named_arguments
 from kernels.error_words import one_line
-from microbench.kernel_names import KernelTime, record
 from microbench.stats import median
 
 SETTLE_S, BLOCKS = 0.3, 15
-PROFILED = 5  # replays whose kernels are looked at
 MOST_GAP_S = 1e-6  # between kernels of a graph; what is more is another clock
 
 
@@ -56,7 +54,7 @@ def measure(calls: Calls, traced: Trace, known: Mapping[str, OpTime], pace: Host
     counted = calls.counted(traced, known)
     graph = graph_of(counted, calls.device)
     _settle(graph)
-    busy_s, kernels = replay_busy(record(lambda: _replay(graph, PROFILED)), PROFILED)
+    busy_s, kernels = busy_time(graph.replay)
     if not kernels:
         raise RuntimeError("no kernel of its graph was seen")
     _settle(graph)
@@ -71,21 +69,6 @@ def learnt(step_s: float, busy_s: float, kernels: int, launch_s: float) -> Captu
     """
     gap_s = (step_s - busy_s) / kernels
     return Captured(step_s, min(max(0.0, gap_s), MOST_GAP_S), launch_s / kernels)
-
-
-def replay_busy(kernels: Sequence[KernelTime], replays: int) -> tuple[float, int]:
-    """(seconds in which a kernel runs, how many run) in one of so many replays of a graph.
-
-    The median: a replay that lost the device to another process for a while does not move it.
-    """
-    count = len(kernels) // replays
-    each = (kernels[i * count : (i + 1) * count] for i in range(replays))
-    return median([union_s(one) for one in each]), count
-
-
-def _replay(graph: torch.cuda.CUDAGraph, times: int) -> None:
-    for _ in range(times):
-        graph.replay()
 
 
 def _settle(graph: torch.cuda.CUDAGraph) -> None:

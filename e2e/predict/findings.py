@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from e2e.gains import BASELINES
 from e2e.predict.cause_words import (
     NAMED,
     as_ms,
@@ -19,6 +18,7 @@ from e2e.predict.cause_words import (
     share,
 )
 from e2e.predict.ledger import TERMS, Step, bound, layer_table, op_terms_ms
+from microbench.train_baselines import BASELINES
 from microbench.train_results import Cause
 
 MIN_GAIN_PCT = 1.0  # of throughput: less is proposed to nobody

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from e2e.gains import BASELINES
 from e2e.predict.attach import Tried, with_causes, with_predictions
 from e2e.predict.fixes import changes
 from e2e.predict.foretold import Foretold, needs_more
+from microbench.train_baselines import BASELINES
 from microbench.train_results import Cause, TrainCase, Training
 
 FIT_SHARE = 0.9  # of the device's memory: what a larger batch may take, by its predicted peak

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from e2e.gains import baselines
 from e2e.loaders import LOADERS
 from e2e.loaders.cpus import cores
 from e2e.plans import Comparison
@@ -14,6 +13,7 @@ from e2e.stalls.model import Alone, foretell
 from e2e.stalls.points import busy_points, measured_points
 from microbench.load_results import LoadCase, load_case
 from microbench.results import Run
+from microbench.train_baselines import baselines
 from microbench.train_results import PREDICTED, Predicted, TrainCase, Training
 
 LOAD_BUDGET_S = 6.0  # seconds of loading, for each loader

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from microbench.load_results import Loading, load_case
 from microbench.payoff import MIN_GAIN
-from microbench.report.training.arms import BASELINES
 from microbench.results import Ratio, Run
+from microbench.train_baselines import BASELINES
 from microbench.train_results import TrainCase, Training
 
 IN_FULL = 0.95  # of a recipe's throughput without a loader

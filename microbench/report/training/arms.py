@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields, replace
 from microbench.report import words
 from microbench.results import Run
 from microbench.stats import excludes_one
+from microbench.train_baselines import BASELINES
 from microbench.train_results import (
     AT_HAND,
     PREDICTED,
@@ -22,7 +23,6 @@ from microbench.train_results import (
     Training,
 )
 
-BASELINES = {"fp32": ("fp32", "O0"), "tf32": ("tf32",)}  # and the recipes that can stand for each
 LADDER = ("previous", "first")
 GENERATED = ("synthetic", "generated", "made")  # data that nobody collected
 OPTIONS = tuple(name for name in VARIED if name != "recipe")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 
 from rich.text import Text
@@ -17,6 +17,7 @@ from microbench.report.grid import DIM, Column, Grid, Row
 from microbench.report.training.predictions import error_pct, is_beside, paced_error_pct
 from microbench.results import Run
 from microbench.stats import half_width_pct
+from microbench.train_baselines import BASELINES, baselines
 from microbench.train_results import Training
 
 ERRORS_TITLE = "Predicted against measured, absolute errors in per cent"
@@ -66,8 +67,8 @@ def error_table(trainings: Sequence[Training]) -> list[Line]:
     The limit is the measured one: a step that waits for the host is no easier to predict because
     the prediction took it for another kind. Whoever reads a prediction knows only what it says, so
     a row has those that are said to be limited by the GPU, whatever they turned out to be. A
-    measured speed-up is a mean over turns: where the host is the limit in some of these, it is not
-    that of the median steps, which has a row too.
+    measured speed-up is a mean over turns, which a few slow turns move; that of the median steps
+    has a row too.
     """
     both = [t for t in trainings if t.predicted and t.steps]
     gpu = [t for t in both if t.limit == "gpu"]
@@ -85,19 +86,12 @@ def error_table(trainings: Sequence[Training]) -> list[Line]:
         _line("step, limited by the host", host, error_pct, (8.0, 20.0)),
         _line("the same, at the host's pace meanwhile", host, paced_error_pct, (8.0, 20.0)),
         *(
-            line
+            _line(f"{what} over {base}, limited by the {who}", some, pct, target)
             for who, some in low.items()
-            for base in ("fp32", "tf32")
-            for line in (
-                _line(
-                    f"AMP's speed-up over {base}, limited by the {who}",
-                    some,
-                    _speedup_pct(base),
-                    (1.5, 4.0) if who == "GPU" else None,
-                ),
-                _line(f"the same over {base}, of the median steps", some, _medians_pct(base, both))
-                if who == "GPU"
-                else None,
+            for base in BASELINES
+            for what, pct, target in (
+                ("AMP's speed-up", _speedup_pct(base), (1.5, 4.0) if who == "GPU" else None),
+                ("of the median steps", _medians_pct(base, both), None),
             )
         ),
         _line("peak memory", both, _memory_pct, (5.0, 5.0)),
@@ -167,14 +161,14 @@ def _speedup_pct(base: str) -> Callable[[Training], float | None]:
 
 
 def _medians_pct(base: str, trainings: Sequence[Training]) -> Callable[[Training], float | None]:
-    steps_s = {t.case: t.step_s for t in trainings}
+    steps_s = {t.case: t.step_s for t in trainings if t.step_s}
 
     def pct(training: Training) -> float | None:
         told = training.predicted.speedup.get(base) if training.predicted else None
-        base_s = steps_s.get(replace(training.case, recipe=base))
-        if not told or not base_s or not training.step_s or base not in training.speedup:
-            return None
-        return 100 * (told / (base_s / training.step_s) - 1)
+        beside = [case for case in steps_s if case.group == training.case.group]
+        other = baselines(training.case, beside).get(base)
+        step_s = steps_s.get(training.case)
+        return 100 * (told / (steps_s[other] / step_s) - 1) if told and other and step_s else None
 
     return pct
 

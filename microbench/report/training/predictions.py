@@ -9,9 +9,10 @@ from rich.text import Text
 
 from microbench.report import words
 from microbench.report.grid import DIM, Column, Grid, Row
-from microbench.report.training.arms import BASELINES, LADDER, Group, View, is_base
+from microbench.report.training.arms import LADDER, Group, View, is_base
 from microbench.report.training.figures import gigabytes, milliseconds, rate
 from microbench.results import Ratio
+from microbench.train_baselines import BASELINES
 from microbench.train_results import Predicted, Training
 
 BESIDE_TITLE = "The step as predicted from its operations, and as measured"
