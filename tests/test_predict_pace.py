@@ -110,16 +110,51 @@ def test_a_slower_clock_is_a_slower_pace(
 def test_a_reading_does_not_depend_on_what_was_done_before(
     on_a_cpu: SmallStepPace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Planted: the six steps that follow other work are ten times as long."""
-    clock, cold = [0.0], [6]
+    """Planted: the six steps that follow other work are ten times as long, each a bit less."""
+    clock, since = [0.0], [0]
 
     def step() -> None:
-        clock[0] += pace.REFERENCE_S * (10 if cold[0] > 0 else 1)
-        cold[0] -= 1
+        since[0] += 1
+        clock[0] += pace.REFERENCE_S * (1 if since[0] > 6 else 10 - since[0])
 
     monkeypatch.setattr(pace.time, "perf_counter", lambda: clock[0])
     monkeypatch.setattr(on_a_cpu, "_searched_step", lambda: step)
-    assert [on_a_cpu.now(), on_a_cpu.now()] == pytest.approx([1.0, 1.0])
+    timed: list[float] = []
+    seconds = on_a_cpu._seconds
+    monkeypatch.setattr(on_a_cpu, "_seconds", lambda step: timed.append(seconds(step)) or timed[-1])
+    assert on_a_cpu.now() == pytest.approx(1.0)
+    since[0] = 0  # other work
+    assert on_a_cpu.now() == pytest.approx(1.0)
+    assert timed == pytest.approx([pace.REFERENCE_S] * 2 * pace.STEPS)
+
+
+@pytest.mark.parametrize("search", [True, False])
+def test_algorithms_are_searched_once_for_each_switch_and_the_switch_stays(
+    on_a_cpu: SmallStepPace, monkeypatch: pytest.MonkeyPatch, search: bool
+) -> None:
+    searching: list[bool] = []
+    made: list[torch.device] = []
+
+    def fake_step(_network: object, _recipe: str, device: torch.device) -> Callable[[], None]:
+        made.append(device)
+        return lambda: searching.append(torch.backends.cudnn.benchmark)
+
+    monkeypatch.setattr(pace, "small_step", fake_step)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", search)
+
+    def searched(tf32: bool) -> int:
+        searching.clear()
+        monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
+        on_a_cpu.now()
+        assert torch.backends.cudnn.benchmark is search
+        steps = pace.WARM_STEPS + pace.STEPS
+        assert searching[-steps:] == [search] * steps
+        assert all(searching[:-steps])
+        return len(searching) - steps
+
+    assert [searched(tf32) for tf32 in (True, False, True, False)] == [1, 1, 0, 0]
+    on_a_cpu.forget()
+    assert [searched(True), len(made)] == [1, 2]
 
 
 def test_the_end_of_one_stretch_is_the_beginning_of_the_next() -> None:
@@ -225,7 +260,7 @@ class Fake:
 
     def __init__(self, name: str, seconds: float, clock: list[float], seen: list[str]) -> None:
         self.name, self.seconds, self.clock, self.seen = name, seconds, clock, seen
-        self.slower: Iterator[int] | None = None
+        self.slower: Iterator[int] | None = None  # how many times as long the next launches take
 
     def launch(self) -> None:
         self.clock[0] += self.seconds * (next(self.slower) if self.slower else 1)
@@ -270,8 +305,9 @@ def met(
 
 
 def test_host_times_are_of_calls_in_the_steps_order_and_as_at_pace_1(
-    watch: Watched,
+    watch: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("e2e.predict.host_times.WARM_S", 0.0)  # one untimed pass before each
     a = met(watch, "a", 1e-3, 0, 2, 3, backward=(2,))
     b = met(watch, "b", 2e-3, 1, backward=(1,))
     # Each pass between two looks: the first at pace 4, in the mean, the second at 8.
@@ -279,7 +315,7 @@ def test_host_times_are_of_calls_in_the_steps_order_and_as_at_pace_1(
     a.host_s, b.host_s = host_times([a.counted, b.counted], watch._threads, watch._pace, 2)
     once = ["wait", "a", "restored a", "wait", "backward:", "wait", "b", "a", "restored b",
             "restored a", "wait", "wait", "a", "restored a", "wait"]  # fmt: skip
-    assert watch.seen == 2 * once
+    assert watch.seen == 2 * 2 * once
     middle = (1 / 4 + 1 / 8) / 2
     assert [a.host_s, b.host_s] == pytest.approx([middle * 1e-3, middle * 2e-3])
     taken = cuda_replay._taken(a, [3e-3] * 7, overhead_s=0.0)
@@ -288,9 +324,10 @@ def test_host_times_are_of_calls_in_the_steps_order_and_as_at_pace_1(
 
 
 def test_calls_add_up_to_what_a_pass_takes_though_another_is_slow_in_each(
-    watch: Watched,
+    watch: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By medians alone they would take 6 ms of 10."""
+    monkeypatch.setattr("e2e.predict.host_times.WARM_S", 0.0)
     some = [Fake("a", 2e-3, watch.clock, watch.seen) for _ in range(3)]
     for i, one in enumerate(some):
         one.slower = itertools.cycle([3 if i == n else 1 for n in range(3)])
@@ -299,11 +336,25 @@ def test_calls_add_up_to_what_a_pass_takes_though_another_is_slow_in_each(
     assert found == pytest.approx([10e-3 / 3] * 3)
 
 
-def test_passes_that_take_long_are_few(watch: Watched) -> None:
+def test_a_pass_is_timed_when_what_was_done_before_is_no_longer_seen(watch: Watched) -> None:
+    """Planted: for 25 ms after the pace is read, a launch takes ten times as long."""
+    some = Fake("a", 1e-3, watch.clock, watch.seen)
+
+    class Disturbing(Steady):
+        def now(self) -> float:
+            some.slower = itertools.chain([10, 10, 5], itertools.repeat(1))
+            return 1.0
+
+    call = Counted(some, (0,))  # type: ignore[arg-type]
+    assert host_times([call], watch._threads, Disturbing(), 5) == pytest.approx([1e-3])
+
+
+def test_passes_that_take_long_are_few(watch: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("e2e.predict.host_times.WARM_S", 0.0)
     for name, seconds, passes in (("long", 0.6 * PASSING_S, LEAST_PASSES), ("short", 1e-3, 9)):
         one = met(watch, name, seconds, 0)
         host_times([one.counted], watch._threads, Steady(), 9)
-        assert watch.seen.count(name) == passes
+        assert watch.seen.count(name) == 2 * passes
 
 
 def test_calls_are_first_launched_in_their_thread_and_answered_in_order(

@@ -15,6 +15,7 @@ import torch
 
 from e2e.predict.calls import Calls
 from e2e.predict.framework import Framework, Sample, fitted
+from e2e.predict.host_times import warm
 from e2e.predict.pace import Between, HostPace
 from e2e.predict.small_networks import CLASSES, small_case, small_networks, small_step
 from e2e.predict.trace import CannotTrace, Trace, trace
@@ -27,7 +28,10 @@ RECIPES = {"cuda": ("fp32", "amp"), "cpu": ("fp32",)}
 
 @dataclass
 class _Prepared:
-    """A small network's step, and its calls alone, ready to be timed. Seconds are at pace 1."""
+    """A small network's step, and its calls alone, ready to be timed.
+
+    `calls_s` and `steps_s` are at pace 1.
+    """
 
     traced: Trace
     launch_calls: Callable[[], float]
@@ -47,6 +51,7 @@ def calibrated(calls: Calls, pace: HostPace) -> Framework:
     for _ in range(ROUNDS):
         for one in prepared:
             switch_process(recipe_of(one.traced.case), calls.device.type, search=False)
+            warm(one.launch_calls)
             calls_s = one.launch_calls()
             one.calls_s.append(calls_s / between.ends())
             step_s = _step_s(one.step, calls.device)
@@ -68,7 +73,7 @@ def _prepared(calls: Calls) -> Iterator[_Prepared]:
 
 def _step_s(step: Callable[[], object], device: torch.device) -> float:
     """Seconds a step, many in a row, which the device keeps up with."""
-    step()
+    warm(step)
     began_s = _now_s(device)
     for _ in range(STEPS):
         step()

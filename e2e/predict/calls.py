@@ -52,9 +52,10 @@ class Calls:
         return Times(known | {key: taken.time for key, taken in new.items()}, problems)
 
     def passes(self, traced: Trace) -> Callable[[], float]:
-        """Launches every call that it can once, as the step does, and tells the host's seconds at
-        pace 1. cuDNN's first algorithm is good enough for that; the process is switched by now as
-        the recipe wants it, and should be at every pass.
+        """Launches every call that it can once, as the step does, and tells the host's seconds.
+
+        cuDNN's first algorithm is good enough for that; the process is switched by now as the
+        recipe wants it, and should be at every pass.
         """
         switch_process(recipe_of(traced.case), self.device.type, search=False)
         counted, _ = self._made(traced, *_distinct(traced))

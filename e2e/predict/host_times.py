@@ -1,14 +1,15 @@
-"""What launching calls costs the host: in the step's order, in the step's threads, at pace 1.
+"""What launching calls costs the host: in the step's order and in the step's threads.
 
 A call that is launched again and again is in the processor's caches, and a host that is slow
-because others use these would seem quick.
+because others use these would seem quick. After other work all is slow at first; but a step follows
+its like, and so does a pass over its calls.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from statistics import fmean
 from typing import NamedTuple
@@ -21,6 +22,7 @@ from e2e.predict.threads import Threads, by_thread
 from microbench.stats import median
 
 LEAST_PASSES, PASSING_S = 4, 2.0  # where passes take long
+WARM_S = 0.03  # after other work the host needs this long to be as quick as it will be
 QUEUED_CALLS = 200  # launched before the device is waited for: a stream does not make the host wait
 
 
@@ -34,9 +36,9 @@ class Launch(NamedTuple):
 def host_times(
     calls: Sequence[Counted], threads: Threads, pace: HostPace, most: int
 ) -> list[float]:
-    """Seconds at pace 1 of each call: the median over passes, `most` at most, and as much more as
-    makes them add up to what a pass takes, since in every pass a few calls are slow. None of them
-    may wait for the device.
+    """Seconds at pace 1 of each call: the median over passes, `most` at most, scaled so that they
+    add up to the median pass: in every pass a few calls are slow, seldom the same ones. None of
+    them may wait for the device.
     """
     if not calls:
         return []
@@ -46,6 +48,7 @@ def host_times(
     while len(passes) < most:
         if len(passes) >= LEAST_PASSES and time.perf_counter() > until_s:
             break
+        warm(lambda: host_pass(calls, threads))
         seconds = host_pass(calls, threads)
         middle = between.ends()
         passes.append([each_s / middle for each_s in seconds])
@@ -65,6 +68,14 @@ def host_pass(calls: Sequence[Counted], threads: Threads) -> list[float]:
     for within, some in by_thread(in_order(calls), lambda launch: launch.backward, threads):
         seconds += within(partial(_launched, [calls[launch.which] for launch in some]))
     return seconds
+
+
+def warm(run: Callable[[], object]) -> None:
+    """Run it for WARM_S, once at least."""
+    until_s = time.perf_counter() + WARM_S
+    run()
+    while time.perf_counter() < until_s:
+        run()
 
 
 def in_order(calls: Sequence[Counted]) -> list[Launch]:

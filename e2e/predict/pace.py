@@ -22,7 +22,7 @@ from microbench.stats import median
 RECIPE = "amp"
 REFERENCE_S = 2e-3  # the small step takes this long at pace 1
 LOOK_S = 2.0  # of steps in a row: host speeds last for tenths of seconds to seconds
-# A step is up to 1.4 times as long after other work; from the seventh on nothing is seen of it.
+# After other work or a rest a step is up to 1.4 times as long; the seventh shows nothing of it.
 WARM_STEPS, STEPS = 6, 3
 
 
@@ -164,19 +164,20 @@ class SmallStepPace:
         return time.perf_counter() - began_s
 
     def _searched_step(self) -> Callable[[], None]:
-        """The step, whose algorithms cuDNN has searched: for each switch of TF32, and always.
-
-        The switches are then as they were.
+        """The step, whose algorithms cuDNN has searched: with TF32 on and with it off, and also
+        where the recipe that is measured has it not search. The switches are then as they were.
         """
         tf32, search = torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark
         if self._step is None:
             self._step = small_step(paced_network(), RECIPE, self._device)
             switch_tf32(tf32)
         if tf32 not in self._searched:
-            self._searched.add(tf32)
             torch.backends.cudnn.benchmark = True
-            self._step()
-        torch.backends.cudnn.benchmark = search
+            try:
+                self._step()
+            finally:
+                torch.backends.cudnn.benchmark = search
+            self._searched.add(tf32)
         return self._step
 
 
