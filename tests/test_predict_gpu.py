@@ -95,6 +95,7 @@ def test_every_call_is_replayed_and_none_beats_the_card(
         assert (flops(op.call) or 0) / time.gpu_s < FASTEST_FLOP_PER_S
 
 
+@pytest.mark.alone
 def test_tf32s_products_are_measured_in_tf32(target: Target, store: Store) -> None:
     network, gpu_s = find("resnet18"), dict[str, float]()
     for recipe in ("fp32", "tf32"):
@@ -166,6 +167,7 @@ def own_bytes() -> int:
     return torch.cuda.memory_allocated()
 
 
+@pytest.mark.alone
 def test_a_captured_step_is_told_by_its_calls_captured_together(
     target: Target, store: Store
 ) -> None:
