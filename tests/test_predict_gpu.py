@@ -14,7 +14,7 @@ from e2e.datasets.synthetic import Synthetic
 from e2e.networks import find
 from e2e.predict.calls import Calls, key_of
 from e2e.predict.captured import graph_of
-from e2e.predict.pace import Noted, SmallStepPace, pace_of
+from e2e.predict.pace import Between, Noted, SmallStepPace, pace_of
 from e2e.predict.predictor import Predictor
 from e2e.predict.recorder import kind
 from e2e.predict.spread import spread
@@ -110,7 +110,8 @@ def test_a_pass_over_calls_takes_the_host_about_as_long_as_they_are_known_to(
     target: Target, store: Store
 ) -> None:
     traced = trace(find("cnn-cifar"), case_of(find("cnn-cifar"), 8, recipe="amp"), DEVICE, CLASSES)
-    calls = Calls(target, store, pace_of(DEVICE))
+    pace = pace_of(DEVICE)
+    calls = Calls(target, store, pace)
     launch = calls.passes(traced)
     assert len(store) == 0, "nothing is known of one call from it"
     times = calls.times(traced)
@@ -119,7 +120,8 @@ def test_a_pass_over_calls_takes_the_host_about_as_long_as_they_are_known_to(
     assert {key_of(traced.case, op) for op in traced.ops if kind(op) != "view"} == set(known)
     assert all(time.host_s > 0 for time in known.values())
     alone_s = sum(known[key_of(traced.case, op)].host_s for op in traced.ops if kind(op) != "view")
-    passes_s = sorted(launch() for _ in range(9))
+    between = Between(pace)
+    passes_s = sorted(launch() / between.ends() for _ in range(9))
     assert alone_s / 4 < passes_s[4] < 4 * alone_s
 
 
