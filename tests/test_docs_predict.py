@@ -94,6 +94,11 @@ def test_what_is_said_of_the_hosts_steps_is_the_run_files_own() -> None:
     assert {one[1:] for one in paces[-2:]} == {("efficientnet_b0", r) for r in ("fp32", "tf32")}
     assert f"these two are {paces[-1][0]:.0f} and {paces[-2][0]:.0f} % too short" in SAID
     assert f"are told within {paces[-3][0]:.1f} %" in SAID
+    names = {"fp32": "FP32 ({} steps)", "tf32": "TF32 ({})", "amp": "AMP ({})"}
+    for recipe, name in {**names, "amp-bf16": "bfloat16 ({})"}.items():
+        errors_at_pace = [_paced_error(t) for t in host if t.case.recipe == recipe]
+        said = name.format(len(errors_at_pace))
+        assert f"{median(errors_at_pace):+.1f} % for {said}" in SAID
     wrong_side = [
         t for t in host
         if t.case.recipe.startswith("amp") and t.predicted and "fp32" in t.speedup
