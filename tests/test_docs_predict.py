@@ -117,6 +117,13 @@ def test_what_is_said_of_the_host_is_the_run_files_own() -> None:
     assert {line.worst for line in ratios} == {
         "vit_b_16 amp-bf16 nhwc batch 64", "resnext50_32x4d amp nhwc batch 64",
     }  # fmt: skip
+    known = sorted(
+        50 * (t.steps.ci95_s[1] - t.steps.ci95_s[0]) / t.steps.median_s
+        for t in VALIDATED.trainings
+        if t.case.network == "resnext50_32x4d" and t.case.recipe.startswith("amp")
+        if t.steps and t.steps.ci95_s
+    )
+    assert f"under AMP are known to ±{known[0]:.0f} and ±{known[1]:.0f} %" in SAID
     told, paced = (
         lines[what].median_pct
         for what in ("step, limited by the host", "the same, at the host's pace meanwhile")

@@ -104,7 +104,7 @@ def run_forward(
         returned = forward(*args, **kwargs)
     except torch.OutOfMemoryError:
         raise
-    except (RuntimeError, NotImplementedError) as error:
+    except RuntimeError as error:
         raise CannotReplay(
             f"{call.name}: its forward pass does not run here: {first_line(error)}"
         ) from None
