@@ -18,7 +18,7 @@ from e2e.datasets.synthetic import Synthetic
 from e2e.measure import Trainer
 from e2e.networks import find
 from e2e.predict import cuda_replay, pace
-from e2e.predict.host_times import LEAST_PASSES, PASSING_S, host_times
+from e2e.predict.host_times import LEAST_PASSES, MOST_BEHIND_S, PASSING_S, Ready, host_times
 from e2e.predict.pace import Between, Looks, Noted, SmallStepPace, Steady, pace_of
 from e2e.predict.replay import Counted, OpTime
 from e2e.predict.spread import Spread, spread
@@ -312,9 +312,9 @@ def test_host_times_are_of_calls_in_the_steps_order_and_as_at_pace_1(
     b = met(watch, "b", 2e-3, 1, backward=(1,))
     # Each pass between two looks: the first at pace 4, in the mean, the second at 8.
     watch._pace = Planned(2.0, 6.0, 10.0)
-    a.host_s, b.host_s = host_times([a.counted, b.counted], watch._threads, watch._pace, 2)
-    once = ["wait", "a", "restored a", "wait", "backward:", "wait", "b", "a", "restored b",
-            "restored a", "wait", "wait", "a", "restored a", "wait"]  # fmt: skip
+    a.host_s, b.host_s = host_times([a.ready, b.ready], watch._threads, watch._pace, 2)
+    once = ["wait", "a", "restored a", "wait", "backward:", "wait", "b", "wait", "a",
+            "restored b", "restored a", "wait", "wait", "a", "restored a", "wait"]  # fmt: skip
     assert watch.seen == 2 * 2 * once
     middle = (1 / 4 + 1 / 8) / 2
     assert [a.host_s, b.host_s] == pytest.approx([middle * 1e-3, middle * 2e-3])
@@ -331,7 +331,8 @@ def test_calls_add_up_to_what_a_pass_takes_though_another_is_slow_in_each(
     some = [Fake("a", 2e-3, watch.clock, watch.seen) for _ in range(3)]
     for i, one in enumerate(some):
         one.slower = itertools.cycle([3 if i == n else 1 for n in range(3)])
-    calls = [Counted(one, (i,)) for i, one in enumerate(some)]  # type: ignore[arg-type]
+    counted = [Counted(one, (i,)) for i, one in enumerate(some)]  # type: ignore[arg-type]
+    calls = [Ready(one, 0.0) for one in counted]
     found = host_times(calls, watch._threads, Steady(), 9)
     assert found == pytest.approx([10e-3 / 3] * 3)
 
@@ -346,15 +347,44 @@ def test_a_pass_is_timed_when_what_was_done_before_is_no_longer_seen(watch: Watc
             return 1.0
 
     call = Counted(some, (0,))  # type: ignore[arg-type]
-    assert host_times([call], watch._threads, Disturbing(), 5) == pytest.approx([1e-3])
+    found = host_times([Ready(call, 0.0)], watch._threads, Disturbing(), 5)
+    assert found == pytest.approx([1e-3])
 
 
 def test_passes_that_take_long_are_few(watch: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("e2e.predict.host_times.WARM_S", 0.0)
     for name, seconds, passes in (("long", 0.6 * PASSING_S, LEAST_PASSES), ("short", 1e-3, 9)):
         one = met(watch, name, seconds, 0)
-        host_times([one.counted], watch._threads, Steady(), 9)
+        host_times([one.ready], watch._threads, Steady(), 9)
         assert watch.seen.count(name) == 2 * passes
+
+
+@pytest.mark.parametrize(
+    ("device_s", "waits"),
+    [(5e-6, 0), (20e-6, 1), (50e-6, 4)],
+    ids=["keeps up", "falls behind slowly", "falls behind at once"],
+)
+def test_a_call_is_launched_when_the_device_has_done_about_all_before_it(
+    device_s: float, waits: int, watch: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A launch takes the host 10 us, and the device `device_s`."""
+    monkeypatch.setattr("e2e.predict.host_times.WARM_S", 0.0)
+    done_s = [0.0]
+
+    class Queued(Fake):
+        def launch(self) -> None:
+            assert done_s[0] - watch.clock[0] <= 1.001 * MOST_BEHIND_S
+            super().launch()
+            done_s[0] = max(done_s[0], watch.clock[0]) + device_s
+
+    def wait() -> None:
+        watch.seen.append("wait")
+        watch.clock[0] = max(watch.clock[0], done_s[0])
+
+    monkeypatch.setattr(torch.cuda, "synchronize", wait)
+    call = Counted(Queued("a", 1e-5, watch.clock, watch.seen), tuple(range(5)))  # type: ignore[arg-type]
+    assert host_times([Ready(call, device_s)], watch._threads, Steady(), 1) == pytest.approx([1e-5])
+    assert watch.seen.count("wait") == 2 * (2 + waits)
 
 
 def test_calls_are_first_launched_in_their_thread_and_answered_in_order(
@@ -382,6 +412,30 @@ def test_calls_are_first_launched_in_their_thread_and_answered_in_order(
     assert isinstance(waits, OpTime)
     assert (b.host_s, waits.host_s, waits.waits) == (pytest.approx(1e-3), 0.0, True)
     assert watch.times([]) == []
+
+
+def test_calls_are_launched_on_the_host_among_the_rest_of_the_step(
+    watch: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rest is not asked for, and what of it fails or waits is left out."""
+    names = ("a", "wanted", "fails", "waits", "b")
+    some = {name: met(watch, name, 1e-3, i) for i, name in enumerate(names)}
+
+    by_call = {one.counted: one for one in some.values()}
+
+    def meet(counted: Counted) -> cuda_replay._Met:
+        if counted is some["fails"].counted:
+            raise RuntimeError("no such kernel")
+        return by_call[counted]
+
+    monkeypatch.setattr(watch, "_meet", meet)
+    monkeypatch.setattr(watch, "_in_rounds", lambda met: [cuda_replay._rough(one) for one in met])
+    rest = [one.counted for name, one in some.items() if name != "wanted"]
+    (wanted,) = watch.times([some["wanted"].counted], rest)
+    assert isinstance(wanted, OpTime)
+    assert wanted.host_s == pytest.approx(1e-3)
+    launched = [name for name in watch.seen if name in names]
+    assert launched[:6] == ["a", "wanted", "b"] * 2
 
 
 def test_a_pass_leaves_out_what_fails_and_what_waits_and_is_by_the_clock(

@@ -38,14 +38,19 @@ class Calls:
         cuda = target.kind == "cuda"
         self.stopwatch: Stopwatch = CudaStopwatch(target, pace) if cuda else CpuStopwatch()
 
-    def times(self, traced: Trace) -> Times:
-        """Of every call that launches something."""
-        calls, places = _distinct(traced)
+    def times(self, traced: Trace, only: Container[int] | None = None) -> Times:
+        """Of every call that launches something, or `only` of those at some places of the step.
+
+        What is not on disk is measured, and launched on the host among the rest of the step.
+        """
+        calls, _ = _distinct(traced, only)
         known = {key: time for key in calls if (time := self.store.get(key)) is not None}
         missing = {key: op for key, op in calls.items() if key not in known}
         switch_process(recipe_of(traced.case), self.device.type)
-        counted, problems = self._made(traced, missing, places)
-        found = dict(zip(counted, self.stopwatch.times(list(counted.values())), strict=True))
+        if not missing:
+            return Times(known, {})
+        counted, among, problems = self._made_among(traced, missing)
+        found = dict(zip(counted, self.stopwatch.times(list(counted.values()), among), strict=True))
         new = {key: taken for key, taken in found.items() if isinstance(taken, Taken)}
         problems |= {key: why for key, why in found.items() if isinstance(why, str)}
         self.store.add({key: taken.time for key, taken in new.items() if taken.steady})
@@ -74,6 +79,23 @@ class Calls:
         for key, why in problems.items():
             raise RuntimeError(f"{calls[key].call.name}, among the others: {why}")
         return list(counted.values())
+
+    def _made_among(
+        self, traced: Trace, missing: Mapping[str, TracedOp]
+    ) -> tuple[dict[str, Counted], list[Counted], dict[str, str]]:
+        """The missing calls ready to launch, the rest of the step, and why others are missing.
+
+        Products are no part of the rest: cuDNN would search algorithms for those that are known.
+        """
+        step, places = _distinct(traced)
+        rest = {
+            key: op
+            for key, op in step.items()
+            if kind(op) != "product" and (time := self.store.get(key)) and not time.waits
+        }
+        made, problems = self._made(traced, {**missing, **rest}, places)
+        counted = {key: made.pop(key) for key in missing if key in made}
+        return counted, list(made.values()), {k: problems[k] for k in missing if k in problems}
 
     def _made(
         self, traced: Trace, ops: Mapping[str, TracedOp], places: Mapping[str, Sequence[int]],
@@ -112,12 +134,16 @@ class Calls:
             return pool
 
 
-def _distinct(traced: Trace) -> tuple[dict[str, TracedOp], dict[str, list[int]]]:
-    """The calls that launch something, and where in the step each is, by `key_of`."""
+def _distinct(
+    traced: Trace, only: Container[int] | None = None
+) -> tuple[dict[str, TracedOp], dict[str, list[int]]]:
+    """The calls that launch something, and where in the step each is, by `key_of`; of `only` some
+    places, or of all.
+    """
     calls: dict[str, TracedOp] = {}
     places: dict[str, list[int]] = {}
     for place, op in enumerate(traced.ops):
-        if not is_view(op):
+        if not is_view(op) and (only is None or place in only):
             key = key_of(traced.case, op)
             calls.setdefault(key, op)
             places.setdefault(key, []).append(place)

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from e2e.predict.host_times import host_pass, host_times
+from e2e.predict.host_times import Ready, host_pass, host_times
 from e2e.predict.kernels_seen import kernels_in, looked_at
 from e2e.predict.pace import HostPace
 from e2e.predict.replay import Counted, OpTime, Taken, is_steady, or_why
@@ -65,6 +65,11 @@ class _Met:
     conversion_share: float = 0.0
 
     @property
+    def ready(self) -> Ready:
+        """As a pass over a step's calls needs it."""
+        return Ready(self.counted, self.rough_s)
+
+    @property
     def launch(self) -> Callable[[], object]:
         """Launch it once."""
         return self.counted.replay.launch
@@ -105,11 +110,13 @@ class CudaStopwatch:
         self._pace = pace
         self._threads = (forward_thread, backward_thread(torch.device(target.torch_device)))
 
-    def times(self, calls: Sequence[Counted]) -> list[Taken | str]:
-        """From ROUNDS rounds after the clock has settled."""
+    def times(self, calls: Sequence[Counted], among: Sequence[Counted] = ()) -> list[Taken | str]:
+        """From ROUNDS rounds after the clock has settled; the host's from passes with `among`."""
+        if not calls:
+            return []
         tried = self._tried(calls)
-        met = _that_launch(tried)
-        taken_s = host_times([one.counted for one in met], self._threads, self._pace, PASSES)
+        met = _that_launch([*tried, *self._tried(among)])
+        taken_s = host_times([one.ready for one in met], self._threads, self._pace, PASSES)
         for one, host_s in zip(met, taken_s, strict=True):
             one.host_s = host_s
         taken = iter(self._in_rounds([one for one in tried if not isinstance(one, str)]))
@@ -117,7 +124,7 @@ class CudaStopwatch:
 
     def passes(self, calls: Sequence[Counted]) -> Callable[[], float]:
         """By the clock of the host alone."""
-        some = [one.counted for one in _that_launch(self._tried(calls))]
+        some = [one.ready for one in _that_launch(self._tried(calls))]
         return lambda: math.fsum(host_pass(some, self._threads))
 
     def once(self, run: Callable[[], T], *, waits: bool) -> tuple[T, OpTime | None]:

@@ -2,7 +2,8 @@
 
 A call that is launched again and again is in the processor's caches, and a host that is slow
 because others use these would seem quick. After other work all is slow at first; but a step follows
-its like, and so does a pass over its calls.
+its like, and so does a pass over its calls. A launch costs less while the device has work left: in
+a step that the host limits it has none.
 """
 
 from __future__ import annotations
@@ -23,7 +24,14 @@ from microbench.stats import median
 
 LEAST_PASSES, PASSING_S = 4, 2.0  # where passes take long
 WARM_S = 0.03  # after other work the host needs this long to be as quick as it will be
-QUEUED_CALLS = 200  # launched before the device is waited for: a stream does not make the host wait
+MOST_BEHIND_S = 30e-6  # a device with more to do than this is waited for before the next launch
+
+
+class Ready(NamedTuple):
+    """A call that can be launched, and how long a launch takes the device, roughly."""
+
+    counted: Counted
+    device_s: float
 
 
 class Launch(NamedTuple):
@@ -33,9 +41,7 @@ class Launch(NamedTuple):
     backward: bool
 
 
-def host_times(
-    calls: Sequence[Counted], threads: Threads, pace: HostPace, most: int
-) -> list[float]:
+def host_times(calls: Sequence[Ready], threads: Threads, pace: HostPace, most: int) -> list[float]:
     """Seconds at pace 1 of each call: the median over passes, `most` at most, scaled so that they
     add up to the median pass: in every pass a few calls are slow, seldom the same ones. None of
     them may wait for the device.
@@ -55,17 +61,19 @@ def host_times(
     middles = [median(times) for times in zip(*passes, strict=True)]
     share = median([math.fsum(one) for one in passes]) / math.fsum(middles)
     taken: list[list[float]] = [[] for _ in calls]
-    for launch, middle_s in zip(in_order(calls), middles, strict=True):
+    launches = in_order([one.counted for one in calls])
+    for launch, middle_s in zip(launches, middles, strict=True):
         taken[launch.which].append(share * middle_s)
     return [fmean(times) for times in taken]
 
 
-def host_pass(calls: Sequence[Counted], threads: Threads) -> list[float]:
+def host_pass(calls: Sequence[Ready], threads: Threads) -> list[float]:
     """Seconds of each launch, in the step's order: every call is launched as often as the step
     does, and from its threads.
     """
     seconds: list[float] = []
-    for within, some in by_thread(in_order(calls), lambda launch: launch.backward, threads):
+    launches = in_order([one.counted for one in calls])
+    for within, some in by_thread(launches, lambda launch: launch.backward, threads):
         seconds += within(partial(_launched, [calls[launch.which] for launch in some]))
     return seconds
 
@@ -87,17 +95,21 @@ def _placed(calls: Sequence[Counted]) -> Iterable[tuple[int, int, bool]]:
     return ((at, i, at in one.backward) for i, one in enumerate(calls) for at in one.places)
 
 
-def _launched(launches: Sequence[Counted]) -> list[float]:
-    """Seconds of the host for each launch."""
+def _launched(launches: Sequence[Ready]) -> list[float]:
+    """Seconds of the host for each launch, on a device that has done about all before it."""
     found: list[float] = []
-    for i, one in enumerate(launches):
-        if i % QUEUED_CALLS == 0:
+    torch.cuda.synchronize()
+    done_s = 0.0  # when the device will have done it all
+    for one in launches:
+        if done_s - time.perf_counter() > MOST_BEHIND_S:
             torch.cuda.synchronize()
-        launch = one.replay.launch
+        launch = one.counted.replay.launch
         began_s = time.perf_counter()
         launch()
-        found.append(time.perf_counter() - began_s)
-    for one in dict.fromkeys(launches):
-        one.replay.restore()
+        ended_s = time.perf_counter()
+        found.append(ended_s - began_s)
+        done_s = max(done_s, ended_s) + one.device_s
+    for counted in dict.fromkeys(one.counted for one in launches):
+        counted.replay.restore()
     torch.cuda.synchronize()
     return found

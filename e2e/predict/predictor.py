@@ -190,7 +190,8 @@ class Predictor:
             if (found := padding(op.call, recipe_of(case).tf32)) is not None
         }
         larger = {i: replace(traced.ops[i], call=each.call) for i, each in paddings.items()}
-        times = self._calls.times(replace(traced, ops=tuple(larger.values()))).known
+        step = tuple(larger.get(i, op) for i, op in enumerate(traced.ops))
+        times = self._calls.times(replace(traced, ops=step), larger).known
         tried = {
             i: (self._cost(case, op, times), paddings[i])
             for i, op in larger.items()
