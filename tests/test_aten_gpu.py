@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from waiting import no_waits
 
 from kernels.aten import (
     NEAR,
@@ -153,13 +154,10 @@ def test_launching_and_restoring_do_not_wait(name: str) -> None:
         for call in ops
         if why_not(call) is None and kind_of(call) != "view"
     ]
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waits():
         for replay in replays:
             replay.restore()
             replay.launch()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_a_copy_that_does_not_block_reads_pinned_memory() -> None:

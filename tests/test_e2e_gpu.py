@@ -21,6 +21,7 @@ import pytest
 import torch
 from feeding import Batch, Batches, Census
 from torch import Tensor, nn
+from waiting import no_waits
 
 from e2e.arms import Held, Task
 from e2e.converge import train_once
@@ -248,12 +249,9 @@ def test_a_step_never_waits_for_the_device(name: str, optimizer: str) -> None:
     learner = learner_of("cnn-cifar", name, optimizer=optimizer)
     feed = Batches(*pictures(2))
     losses_of(learner, feed, 3)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waits():
         for _ in range(3):
             learner.step(feed)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def _colours(count: int, seed: int) -> Labelled:
@@ -279,12 +277,9 @@ def test_resident_data_never_makes_a_step_wait(graph: bool) -> None:
     if graph:
         learner.capture(feed)
     learner.step(feed)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waits():
         for _ in range(12):  # nearly two epochs
             learner.step(feed)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 # ---------------------------------------------------------------- captured steps
