@@ -49,20 +49,23 @@ def test_what_has_been_validated_is_said() -> None:
 
 def test_what_is_said_of_single_rows_is_the_run_files_own() -> None:
     told = [t for t in VALIDATED.trainings if t.predicted and not t.case.graph]
-    foreseen = [_error(t) for t in told if t.limit == "gpu" == _said(t)]
-    assert f"all {len(foreseen)} steps were told within {max(map(abs, foreseen)):.1f} %" in SAID
-    quicker = [t for t in told if (t.limit, _said(t)) == ("gpu", "host")]
+    foreseen = sorted(
+        (t for t in told if t.limit == "gpu" == _said(t)), key=lambda t: abs(_error(t))
+    )
+    *others, furthest = foreseen
+    within = math.ceil(10 * abs(_error(others[-1]))) / 10
+    assert f"{len(others)} of {len(foreseen)} steps were told within {within:.1f} %" in SAID
+    assert (furthest.case.network, furthest.case.recipe) == ("mobilenet_v2", "tf32")
+    assert f"(its median is known to ±{_known_pct(furthest):.0f} %)" in SAID
+    assert f"and was told {-_error(furthest):.1f} % too short" in SAID
+    assert not [t for t in told if (t.limit, _said(t)) == ("gpu", "host")]
     slower = [t for t in told if (t.limit, _said(t)) == ("host", "gpu")]
-    assert len(quicker) == len(slower) == 4
-    long, short = sorted(map(_error, quicker)), sorted(-_error(t) for t in slower)
-    assert f"were told {long[0]:.0f} to {long[-1]:.0f} % too long" in SAID
     said = sum(_said(t) == "gpu" for t in told)
-    assert f"of {said} that were said to be the GPU's, four met a slower host" in SAID
-    assert f"were told {short[0]:.0f} to {short[-1]:.0f} % too short" in SAID
-    paced = max(abs(_paced_error(t)) for t in quicker)
-    still = sorted(-_paced_error(t) for t in slower)
-    assert f"the former are told within {paced:.1f} %" in SAID
-    assert f"the latter {still[0]:.0f} to {still[-1]:.0f} % too short" in SAID
+    assert f"of {said} that were said to be the GPU's, two met a slower host" in SAID
+    one, other = sorted(slower, key=lambda t: -_error(t))
+    assert f"were told {-_error(one):.0f} and {-_error(other):.0f} % too short" in SAID
+    paced = f"told {-_paced_error(one):.0f} % too short and {_paced_error(other):.0f} % too long"
+    assert paced in SAID
 
 
 def test_what_is_said_of_the_hosts_steps_is_the_run_files_own() -> None:
@@ -90,10 +93,13 @@ def test_what_is_said_of_the_hosts_steps_is_the_run_files_own() -> None:
         high / low for t in host if t.predicted for low, high in [t.predicted.interval_s or (1, 1)]
     ]
     assert f"their upper end {median(wide):.1f} times the lower" in SAID
-    paces = sorted((abs(_paced_error(t)), t.case.network, t.case.recipe) for t in host)
-    assert {one[1:] for one in paces[-2:]} == {("efficientnet_b0", r) for r in ("fp32", "tf32")}
-    assert f"these two are {paces[-1][0]:.0f} and {paces[-2][0]:.0f} % too short" in SAID
-    assert f"are told within {paces[-3][0]:.1f} %" in SAID
+    long = [t for t in host if abs(_paced_error(t)) > 10]
+    assert all(_paced_error(t) > 0 and t.case.recipe.startswith("amp") for t in long)
+    assert len(long) == 6
+    assert "The six that are told over 10 % too long then are all AMP's or bfloat16's" in SAID
+    busy = [t for t in long if t.steps and (t.steps.busy_s or 0.0) > 0.6 * t.steps.median_s]
+    assert len(busy) == 5
+    assert "in five of them the device is busy for over 60 % of the step" in SAID
     names = {"fp32": "FP32 ({} steps)", "tf32": "TF32 ({})", "amp": "AMP ({})"}
     for recipe, name in {**names, "amp-bf16": "bfloat16 ({})"}.items():
         errors_at_pace = [_paced_error(t) for t in host if t.case.recipe == recipe]
@@ -105,30 +111,26 @@ def test_what_is_said_of_the_hosts_steps_is_the_run_files_own() -> None:
         and (t.predicted.speedup["fp32"] > 1) != (t.speedup["fp32"].ratio > 1)
     ]  # fmt: skip
     ratios = sum(t.case.recipe.startswith("amp") and "fp32" in t.speedup for t in host)
-    assert (len(wrong_side), ratios) == (3, 21)
-    assert "in three of 21 cases over FP32" in SAID
+    assert not wrong_side
+    assert f"on the right side of 1 in all {ratios} cases" in SAID
 
 
 def test_what_is_said_of_the_host_is_the_run_files_own() -> None:
     lines = {line.what: line for line in error_table(VALIDATED.trainings)}
     ratios = [lines[f"AMP's speed-up over {base}, limited by the GPU"] for base in ("fp32", "tf32")]
-    assert max(line.median_pct for line in ratios) <= 1.5, "told within 1.5 % in the median"
-    assert "it was told within 1.5 % in the median, over either baseline" in SAID
-    assert {line.worst for line in ratios} == {
-        "vit_b_16 amp-bf16 nhwc batch 64", "resnext50_32x4d amp nhwc batch 64",
-    }  # fmt: skip
-    known = sorted(
-        50 * (t.steps.ci95_s[1] - t.steps.ci95_s[0]) / t.steps.median_s
-        for t in VALIDATED.trainings
-        if t.case.network == "resnext50_32x4d" and t.case.recipe.startswith("amp")
-        if t.steps and t.steps.ci95_s
-    )
-    assert f"under AMP are known to ±{known[0]:.0f} and ±{known[1]:.0f} %" in SAID
+    over_fp32, over_tf32 = ratios
+    assert f"told {over_fp32.median_pct:.1f} % off in the median over FP32" in SAID
+    assert f"and {over_tf32.median_pct:.1f} % over TF32" in SAID
+    assert {line.worst for line in ratios} == {"gpt amp-bf16 batch 8"}
+    most = max(line.largest_pct for line in ratios)
+    assert f"and {most:.1f} % at most (GPT under bfloat16)" in SAID
     told, paced = (
-        lines[what].median_pct
-        for what in ("step, limited by the host", "the same, at the host's pace meanwhile")
+        lines[what] for what in ("step, limited by the host", "the same, at the host's pace meanwhile")
+    )  # fmt: skip
+    assert (
+        f"{told.median_pct:.1f} % in the median become {paced.median_pct:.1f} % at the pace" in SAID
     )
-    assert f"{told:.1f} % in the median become {paced:.1f} % at the pace" in SAID
+    assert f"{told.largest_pct:.1f} % at most become {paced.largest_pct:.1f}" in SAID
     widths = [
         (t.steps.ci95_s[1] - t.steps.ci95_s[0]) / t.steps.median_s
         for t in VALIDATED.trainings
@@ -228,10 +230,7 @@ def test_the_readme_says_the_same() -> None:
     paced = lines["the same, at the host's pace meanwhile"]
     assert f"were {gpu.median_pct:.1f} % off in the median where the GPU is the limit" in README
     captured = lines["step, captured as a graph"]
-    foreseen = [t for t in VALIDATED.trainings if t.limit == "gpu" == _said(t) and not t.case.graph]
-    within = max(abs(_error(t)) for t in foreseen)
-    at_most = f"{gpu.largest_pct:.1f} % at most ({within:.1f} % where it was foreseen to be);"
-    assert at_most in README
+    assert f"where the GPU is the limit, {gpu.largest_pct:.1f} % at most;" in README
     right = sum(t.limit == _said(t) for t in VALIDATED.trainings if t.predicted)
     assert f"named right in {right} of {len(VALIDATED.trainings)} (64 combinations" in README
     assert f"{captured.median_pct:.1f} and {captured.largest_pct:.1f} % where they are" in README
@@ -252,6 +251,13 @@ def _said(training: Training) -> str | None:
 def _error(training: Training) -> float:
     """Per cent that the predicted step is too long."""
     return (training.predicted.error_pct or 0.0) if training.predicted else 0.0
+
+
+def _known_pct(training: Training) -> float:
+    """Half of the 95 % interval of the measured step, in per cent of it."""
+    assert training.steps
+    low, high = training.steps.ci95_s or (0.0, 0.0)
+    return 50 * (high - low) / training.steps.median_s
 
 
 def _paced_error(training: Training) -> float:
