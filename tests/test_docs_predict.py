@@ -124,9 +124,8 @@ def test_what_is_said_of_the_host_is_the_run_files_own() -> None:
     assert {line.worst for line in ratios} == {"gpt amp-bf16 batch 8"}
     most = max(line.largest_pct for line in ratios)
     assert f"and {most:.1f} % at most (GPT under bfloat16)" in SAID
-    told, paced = (
-        lines[what] for what in ("step, limited by the host", "the same, at the host's pace meanwhile")
-    )  # fmt: skip
+    told = lines["step, limited by the host"]
+    paced = lines["the same, at the host's pace meanwhile"]
     assert (
         f"{told.median_pct:.1f} % in the median become {paced.median_pct:.1f} % at the pace" in SAID
     )
