@@ -153,8 +153,9 @@ def test_nothing_is_overwritten_while_it_is_read(files: Files, opened: Opened):
 
 
 def test_placing_never_waits(files: Files, opened: Opened):
+    """Once no buffer grows any more: while one does, the driver holds up who asks it anything."""
     feed = opened("gpu-decode", files, workers=1)
-    batches(feed, 3)
+    batches(feed, 64)
     fetched = feed.fetch()
     with no_waits(), while_busy():
         feed.place(fetched)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from tracing import case_of, quietly
 
 from e2e.networks import find
 from e2e.networks.network import Network
+from e2e.predict.calls import Calls, Times
 from e2e.predict.fixes import Pad, PaddedCase, changes
 from e2e.predict.foresight import Foresight
 from e2e.predict.foretold import Foretold
@@ -27,7 +28,7 @@ from e2e.predict.padding import Padding, padded_step, padding
 from e2e.predict.predictor import NO_GAIN, Predictor
 from e2e.predict.recorder import TracedOp
 from e2e.predict.store import Store
-from e2e.predict.trace import trace
+from e2e.predict.trace import Trace, trace
 from kernels.aten import Call, Pool, TensorSpec, describe, kind_of, materialise
 from kernels.case import Target
 from microbench.train_results import PREDICTED, Predicted, TrainCase, Training
@@ -278,6 +279,36 @@ def test_a_padded_step_is_foretold(store: Store) -> None:
         return
     assert len(padded.ops) == len(plain.ops)
     assert {op.layer for op in padded.ops if op.padded} <= {"stem", "body", "up", "head"}
+
+
+def test_padded_products_are_measured_among_the_rest_of_their_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is asked for is the whole step, with larger products in it, but only these places."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    store = Store({"name": "a CPU"}, {})
+    store.keep(Framework((0.0,) * len(COUNTED), 0.0))
+    network = odd_network()
+    predictor = Predictor(network, Target("cpu", "a CPU"), CLASSES, store, allow_run=False)
+    case = case_of(network, 4, recipe="amp-bf16")
+    predictor.foretell(case, quietly)
+    asked: list[tuple[Trace, set[int]]] = []
+
+    def times(self: Calls, traced: Trace, only: Container[int] | None = None) -> Times:
+        places = {i for i in range(len(traced.ops)) if only is None or i in only}
+        asked.append((traced, places))
+        return Times({}, {})
+
+    monkeypatch.setattr(Calls, "times", times)
+    assert predictor.foretell(Pad("", {}).of(case), quietly).reason == NO_GAIN
+    ((padded, places),) = asked
+    plain = trace(network, case, CPU, CLASSES)
+    assert len(padded.ops) == len(plain.ops)
+    assert 0 < len(places) < len(plain.ops)
+    for i, (before, now) in enumerate(zip(plain.ops, padded.ops, strict=True)):
+        assert (now.call == before.call) == (i not in places), before.call.name
+        if i in places:
+            assert padding(before.call, tf32=False) is not None
 
 
 def test_the_fix_names_sizes_layers_and_gain() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,8 +23,8 @@ from e2e.predict.foretold import HOST_ERROR, Foretold
 from e2e.predict.framework import COUNTED, Framework
 from e2e.predict.pace import Steady
 from e2e.predict.predictor import Predictor
-from e2e.predict.recorder import is_view, kind
-from e2e.predict.replay import Counted, CpuStopwatch, OpTime, Taken
+from e2e.predict.recorder import is_view
+from e2e.predict.replay import CpuStopwatch, OpTime
 from e2e.predict.spread import Spread
 from e2e.predict.store import Store
 from e2e.predict.trace import trace
@@ -110,42 +109,6 @@ def test_the_ledger_adds_up(told: dict[str, Foretold]) -> None:
     assert last.ms == pytest.approx(1e3 * amp.predicted.step_s)
     ratio = fp32.predicted.step_s / amp.predicted.step_s
     assert amp.predicted.speedup == {"fp32": pytest.approx(ratio)}
-
-
-def test_what_was_measured_before_is_not_measured_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    store = Store(DEVICE, {})
-    asked: list[tuple[int, int]] = []
-
-    def times(
-        self: object, calls: Sequence[Counted], among: Sequence[Counted]
-    ) -> list[Taken | str]:
-        asked.append((len(calls), len(among)))
-        return ["planted"] * len(calls)
-
-    monkeypatch.setattr("e2e.predict.replay.CpuStopwatch.times", times)
-    network = find("cnn-cifar")
-    traced = trace(network, case_of(network), torch.device("cpu"), CLASSES)
-    launched = {key_of(traced.case, op): op for op in traced.ops if not is_view(op)}
-    products = {key for key, op in launched.items() if kind(op) == "product"}
-    waits, *others = (key for key in launched if key not in products)
-    store.add({key: OpTime(1e-3, 1e-6) for key in others} | {waits: OpTime(1e-3, 0.0, waits=True)})
-    calls = Calls(CPU, store, Steady())
-    found = calls.times(traced)
-    assert found.known.keys() == launched.keys() - products
-    assert found.problems == dict.fromkeys(products, "planted")
-    assert asked == [(len(products), len(others))], "launched among what is known and goes on"
-
-    at = {i for i, op in enumerate(traced.ops) if key_of(traced.case, op) == min(products)}
-    calls.times(traced, at)
-    assert asked[1:] == [(1, len(others))], "one of them alone, and not among products"
-    known_too = at | {i for i, op in enumerate(traced.ops) if key_of(traced.case, op) == waits}
-    assert calls.times(traced, known_too).known.keys() == {waits}
-    store.add({key: OpTime(1e-3, 1e-6) for key in products})
-    assert calls.times(traced).known.keys() == launched.keys()
-    assert len(asked) == 3, "nothing is missing"
 
 
 class Planted(Steady):

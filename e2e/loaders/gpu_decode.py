@@ -1,7 +1,7 @@
 """Workers only read; the GPU decodes with nvJPEG, then cuts, resizes, flips and normalises.
 
 Decoding is launched by a thread, a batch or two ahead of the training, which never waits for it on
-the host.
+the host, once all buffers are as large as they will be: until then the driver may hold both up.
 """
 
 from __future__ import annotations

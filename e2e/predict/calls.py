@@ -10,12 +10,13 @@ import torch
 
 from e2e.predict.cuda_replay import CudaStopwatch
 from e2e.predict.pace import HostPace
+from e2e.predict.padding import CONVOLUTIONS
 from e2e.predict.recorder import TracedOp, is_view, kind
 from e2e.predict.replay import TOO_LARGE, Counted, CpuStopwatch, OpTime, Stopwatch, Taken
 from e2e.predict.store import Store
 from e2e.predict.trace import Trace
 from e2e.recipes import recipe_of, switch_process
-from kernels.aten import CannotReplay, Pool, materialise, reserve
+from kernels.aten import CannotReplay, Pool, materialise, reserve, why_not
 from kernels.case import Target
 from kernels.error_words import first_line
 from microbench.train_results import TrainCase
@@ -37,20 +38,29 @@ class Calls:
         self.store = store
         cuda = target.kind == "cuda"
         self.stopwatch: Stopwatch = CudaStopwatch(target, pace) if cuda else CpuStopwatch()
+        self._launched = set[str]()  # timed by this process, by key
 
     def times(self, traced: Trace, only: Container[int] | None = None) -> Times:
         """Of every call that launches something, or `only` of those at some places of the step.
 
-        What is not on disk is measured, and launched on the host among the rest of the step.
+        What is not on disk is measured, and launched on the host among what is known of the step.
         """
         calls, _ = _distinct(traced, only)
         known = {key: time for key in calls if (time := self.store.get(key)) is not None}
         missing = {key: op for key, op in calls.items() if key not in known}
         switch_process(recipe_of(traced.case), self.device.type)
+        problems = {
+            key: _without_name(why, op)
+            for key, op in missing.items()
+            if (why := why_not(op.call)) is not None
+        }
+        missing = {key: op for key, op in missing.items() if key not in problems}
         if not missing:
-            return Times(known, {})
-        counted, among, problems = self._made_among(traced, missing)
+            return Times(known, problems)
+        counted, among, more = self._made_among(traced, missing)
         found = dict(zip(counted, self.stopwatch.times(list(counted.values()), among), strict=True))
+        self._launched |= found.keys()
+        problems |= more
         new = {key: taken for key, taken in found.items() if isinstance(taken, Taken)}
         problems |= {key: why for key, why in found.items() if isinstance(why, str)}
         self.store.add({key: taken.time for key, taken in new.items() if taken.steady})
@@ -83,19 +93,21 @@ class Calls:
     def _made_among(
         self, traced: Trace, missing: Mapping[str, TracedOp]
     ) -> tuple[dict[str, Counted], list[Counted], dict[str, str]]:
-        """The missing calls ready to launch, the rest of the step, and why others are missing.
-
-        Products are no part of the rest: cuDNN would search algorithms for those that are known.
-        """
+        """The missing calls ready to launch, what is known of the step, and why some are not."""
         step, places = _distinct(traced)
-        rest = {
-            key: op
-            for key, op in step.items()
-            if kind(op) != "product" and (time := self.store.get(key)) and not time.waits
-        }
+        rest = {key: op for key, op in step.items() if self._goes_on(key, op)}
         made, problems = self._made(traced, {**missing, **rest}, places)
         counted = {key: made.pop(key) for key in missing if key in made}
         return counted, list(made.values()), {k: problems[k] for k in missing if k in problems}
+
+    def _goes_on(self, key: str, op: TracedOp) -> bool:
+        """Whether a known call is launched where others are timed on the host: one for which cuDNN
+        would search, because this process has not launched it, takes too long.
+        """
+        time = self.store.get(key)
+        if not self.stopwatch.others_matter or time is None or time.waits:
+            return False
+        return key in self._launched or op.call.operator not in CONVOLUTIONS
 
     def _made(
         self, traced: Trace, ops: Mapping[str, TracedOp], places: Mapping[str, Sequence[int]],
@@ -114,7 +126,7 @@ class Calls:
                     apart=apart[key] if apart else (),
                 )  # fmt: skip
             except (CannotReplay, torch.OutOfMemoryError) as problem:
-                problems[key] = _in_words(problem).removeprefix(f"{ops[key].call.name}: ")
+                problems[key] = _without_name(_in_words(problem), ops[key])
                 continue
             backward = [place for place in places[key] if traced.ops[place].phase == "backward"]
             counted[key] = Counted(replay, tuple(places[key]), frozenset(backward))
@@ -163,6 +175,10 @@ def step_key(traced: Trace, known: Container[str]) -> str:
     keys = (key_of(traced.case, op) for op in traced.ops if not is_view(op))
     keys = (key for key in keys if key in known)
     return hashlib.sha256("\n".join(keys).encode()).hexdigest()[:16]
+
+
+def _without_name(why: str, op: TracedOp) -> str:
+    return why.removeprefix(f"{op.call.name}: ")
 
 
 def _bytes(op: TracedOp) -> int:

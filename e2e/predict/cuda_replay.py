@@ -100,6 +100,8 @@ class _Met:
 class CudaStopwatch:
     """By device events."""
 
+    others_matter = True
+
     def __init__(self, target: Target, pace: HostPace) -> None:
         from microbench.instruments import Instruments
 
@@ -115,7 +117,9 @@ class CudaStopwatch:
         if not calls:
             return []
         tried = self._tried(calls)
-        met = _that_launch([*tried, *self._tried(among)])
+        met = _that_launch(tried)
+        if met:
+            met += _that_launch(self._tried(among))
         taken_s = host_times([one.ready for one in met], self._threads, self._pace, PASSES)
         for one, host_s in zip(met, taken_s, strict=True):
             one.host_s = host_s

@@ -2,8 +2,8 @@
 
 A call that is launched again and again is in the processor's caches, and a host that is slow
 because others use these would seem quick. After other work all is slow at first; but a step follows
-its like, and so does a pass over its calls. A launch costs less while the device has work left: in
-a step that the host limits it has none.
+its like, and so does a pass over its calls. A launch seems to cost less while the device has work
+left: in a step that the host limits it often has little.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from microbench.stats import median
 
 LEAST_PASSES, PASSING_S = 4, 2.0  # where passes take long
 WARM_S = 0.03  # after other work the host needs this long to be as quick as it will be
-MOST_BEHIND_S = 30e-6  # a device with more to do than this is waited for before the next launch
+LEFT_S = 10e-6  # of work that a launch may find on the device, by rough times; and
+SURE_LAUNCHES = 200  # later it is waited for, as rough times that are too short add up
 
 
 class Ready(NamedTuple):
@@ -96,13 +97,17 @@ def _placed(calls: Sequence[Counted]) -> Iterable[tuple[int, int, bool]]:
 
 
 def _launched(launches: Sequence[Ready]) -> list[float]:
-    """Seconds of the host for each launch, on a device that has done about all before it."""
+    """Seconds of the host for each launch, on a device that has done about all before it.
+
+    Meanwhile the host spins: it is as warm as in a step then, and no more often told by the device.
+    """
     found: list[float] = []
-    torch.cuda.synchronize()
     done_s = 0.0  # when the device will have done it all
-    for one in launches:
-        if done_s - time.perf_counter() > MOST_BEHIND_S:
+    for i, one in enumerate(launches):
+        if i % SURE_LAUNCHES == 0:
             torch.cuda.synchronize()
+            done_s = 0.0
+        spin_until(done_s - LEFT_S)
         launch = one.counted.replay.launch
         began_s = time.perf_counter()
         launch()
@@ -113,3 +118,9 @@ def _launched(launches: Sequence[Ready]) -> list[float]:
         counted.replay.restore()
     torch.cuda.synchronize()
     return found
+
+
+def spin_until(at_s: float) -> None:
+    """Keep the processor busy until then: asleep, it would have to wake up."""
+    while time.perf_counter() < at_s:
+        pass

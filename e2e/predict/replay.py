@@ -90,6 +90,8 @@ def is_steady(times: Sequence[float], kind: str) -> bool:
 class Stopwatch(Protocol):
     """Takes the times of calls: one for each, in order; why there is none for one that raises."""
 
+    others_matter: bool  # whether a call takes the host another time where others are launched
+
     def times(self, calls: Sequence[Counted], among: Sequence[Counted] = ()) -> list[Taken | str]:
         """As exact as can be; the host launches them `among` others of their step."""
         ...
@@ -118,8 +120,10 @@ class Stopwatch(Protocol):
 class CpuStopwatch:
     """By the clock: a CPU runs a call before the host goes on, so all of it is the device's."""
 
+    others_matter = False
+
     def times(self, calls: Sequence[Counted], among: Sequence[Counted] = ()) -> list[Taken | str]:
-        """The median of CPU_LAUNCHES after one to warm up; others make no difference."""
+        """The median of CPU_LAUNCHES after one to warm up."""
         return [or_why(self._time, counted) for counted in calls]
 
     def passes(self, calls: Sequence[Counted]) -> Callable[[], float]:
