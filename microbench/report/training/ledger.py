@@ -15,6 +15,7 @@ from microbench.report.training.figures import limiter
 from microbench.train_results import PRODUCT_TERMS, RESIDUAL, LedgerLine, Training
 
 SMALL_SHARE = 0.005  # of the first step: terms under it are shown in one line
+NOTHING_SHARE = 1e-6  # of it: terms up to it are said to change nothing
 OTHERS = "other small terms"
 GAP = "not accounted for"
 DIGITS = 4  # of the longer step, in the numbers shown
@@ -257,8 +258,9 @@ def _in_short(arm: Training, label: str) -> str:
     """What was saved or added, which term saved and which took most, and what limits the rest."""
     first, *between, last = arm.ledger
     saved_ms = first.ms - last.ms
-    saving = _largest([line for line in between if line.ms < 0])
-    taking = _largest([line for line in between if line.ms > 0])
+    least_ms = NOTHING_SHARE * first.ms
+    saving = _largest([line for line in between if line.ms < -least_ms])
+    taking = _largest([line for line in between if line.ms > least_ms])
     whole = f"{_ms(first.ms)} ms of a step in {base_name(arm)}"
     rest = ", ".join([f"what is left is {_ms(last.ms)} ms", *_limit(arm)])
     if saved_ms > 0:

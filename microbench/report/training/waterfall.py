@@ -12,6 +12,7 @@ from microbench.report.grid import Column, Grid, Row
 from microbench.report.training.arms import View
 from microbench.report.training.figures import joined
 from microbench.report.training.ledger import (
+    NOTHING_SHARE,
     SMALL_SHARE,
     Bar,
     Waterfall,
@@ -136,8 +137,11 @@ def _small(fall: Waterfall) -> str:
     """The terms that share a line, each with its number."""
     if not fall.small:
         return ""
-    parts = [f"{words.clean(line.term) or '-'} {line.ms:+.2g}" for line in fall.small if line.ms]
-    same = [words.clean(line.term) or "-" for line in fall.small if not line.ms]
+    least_ms = NOTHING_SHARE * fall.bars[0].ms
+    names = {line.term: words.clean(line.term) or "-" for line in fall.small}
+    changed = [line for line in fall.small if abs(line.ms) > least_ms]
+    parts = [f"{names[line.term]} {line.ms:+.2g}" for line in changed]
+    same = [names[line.term] for line in fall.small if line not in changed]
     parts += [f"no change in {joined(same)}"] if same else []
     return f"small terms, each under {100 * SMALL_SHARE:g} % of the first step: {', '.join(parts)}"
 
