@@ -541,9 +541,10 @@ def timed() -> list[Training]:
     return [found[case.key] for case in cases]
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("arm", range(len(TIMED)))
 class TestTimed:
-    """Each of the three timed arms."""
+    """Each of the three timed arms, set up once and on a card of its own."""
 
     def test_it_was_timed(self, timed: list[Training], arm: int) -> None:
         training = timed[arm]
@@ -556,7 +557,6 @@ class TestTimed:
     def test_steps_on_the_device_lie_within_the_wall_time(
         self, timed: list[Training], arm: int
     ) -> None:
-        """True of a card that others use too, as these tests do to each other."""
         steps = timed[arm].steps
         assert steps is not None
         assert sum(steps.times_s) <= 1.001 * steps.wall_s
@@ -564,7 +564,6 @@ class TestTimed:
         assert steps.wall_steps > len(steps.times_s) == len(steps.wall_times_s)
         assert timed[arm].wall_per_s == pytest.approx(TIMED_BATCH * steps.wall_steps / steps.wall_s)
 
-    @pytest.mark.alone
     def test_kernels_run_no_longer_than_the_step(self, timed: list[Training], arm: int) -> None:
         steps = timed[arm].steps
         assert steps is not None
@@ -573,7 +572,6 @@ class TestTimed:
         assert steps.launches is not None
         assert steps.launches > 50
 
-    @pytest.mark.alone
     def test_phases_add_up_to_the_step(self, timed: list[Training], arm: int) -> None:
         training = timed[arm]
         names = [phase.name for phase in training.phases]
