@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from e2e.predict.recorder import TracedOp, is_view, kind
 from e2e.predict.replay import Counted, CpuStopwatch, OpTime, Taken
 from e2e.predict.store import Store
 from e2e.predict.trace import Trace, trace
+from kernels.aten import Call, CannotReplay, Replay, materialise
 from kernels.case import Target
 
 CPU = Target("cpu", "a CPU")
@@ -114,3 +116,24 @@ def test_what_cannot_be_replayed_asks_for_nothing_else(
     store.add({key: OpTime(1e-3, 1e-6) for key in launched.keys() - {unknown}})
     assert Calls(CPU, store, Steady()).times(traced).problems == {unknown: "planted"}
     assert asked.counts == []
+
+
+def test_what_does_not_fit_says_so_beside_what_does(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planted: no room for one call's arguments; others are measured."""
+    asked, traced = Asked(monkeypatch, Taken(OpTime(1e-3, 1e-6), steady=True)), step()
+    launched = distinct(traced)
+    large = max(launched)
+    name = launched[large].call.name
+
+    def made(call: Call, *args: Any, **how: Any) -> Replay:
+        if call.key == launched[large].call.key:
+            raise CannotReplay(f"{name}: planted")
+        return materialise(call, *args, **how)
+
+    monkeypatch.setattr("e2e.predict.calls.materialise", made)
+    found = Calls(CPU, store, Steady()).times(traced)
+    assert found.problems == {large: "planted"}
+    assert found.known.keys() == launched.keys() - {large}
+    assert asked.counts == [(len(launched) - 1, 0)]

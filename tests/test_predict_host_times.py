@@ -139,7 +139,7 @@ class Device:
     """A device that works off what is launched; the host can wait until it is done."""
 
     def __init__(self, watch: Watched) -> None:
-        self.watch, self.done_s = watch, 0.0
+        self.watch, self.done_s, self.waited_until_s = watch, 0.0, set[float]()
 
     @property
     def left_s(self) -> float:
@@ -150,6 +150,7 @@ class Device:
         """Until it is idle."""
         self.watch.seen.append("wait")
         self.watch.clock[0] += self.left_s
+        self.waited_until_s.add(self.watch.clock[0])
 
 
 class Queued(Fake):
@@ -157,10 +158,12 @@ class Queued(Fake):
 
     def __init__(self, seconds: float, device_s: float, device: Device) -> None:
         super().__init__("a", seconds, device.watch.clock, device.watch.seen)
-        self.device, self.device_s, self.found = device, device_s, list[float]()
+        self.device, self.device_s = device, device_s
+        self.found, self.began_s = list[float](), list[float]()
 
     def launch(self) -> None:
         self.found.append(self.device.left_s)
+        self.began_s.append(self.clock[0])
         super().launch()
         self.device.done_s = self.clock[0] + self.device.left_s + self.device_s
 
@@ -187,18 +190,22 @@ def test_a_call_is_launched_when_the_device_has_done_about_all_before_it(
     if device_s > 10e-6 and error == 1.0:  # and not later
         assert min(one.found[2:SURE_LAUNCHES]) >= 0.999 * LEFT_S
     took_s = watch.clock[0] / (2 * launches)
-    assert took_s <= 1.01 * max(10e-6, device_s * max(1.0, error)) + LEFT_S
+    assert took_s <= 1.01 * max(10e-6, device_s * max(1.0, error)) + 0.1e-6
+    after_wait = {i for i, began_s in enumerate(one.began_s) if began_s in device.waited_until_s}
+    firsts = {n * launches + i for n in (0, 1) for i in range(0, launches, SURE_LAUNCHES)}
+    assert after_wait >= firsts, "what was reckoned before is of no interest then"
 
 
 def test_the_host_spins_until_the_moment_and_no_longer_than_asked() -> None:
     began_s = time.perf_counter()
     spin_until(began_s + 0.01)
     assert time.perf_counter() >= began_s + 0.01
-    ticks = iter((1.0, 2.0, 3.0))
+    ticks = itertools.chain((1.0, 2.0), itertools.repeat(3.0))
     with pytest.MonkeyPatch.context() as planted:
         planted.setattr(time, "perf_counter", lambda: next(ticks))
         spin_until(2.0)
         assert next(ticks) == 3.0
+        spin_until(0.0)
 
 
 def test_calls_are_first_launched_in_their_thread_and_answered_in_order(
@@ -250,6 +257,11 @@ def test_calls_are_launched_on_the_host_among_the_rest_of_the_step(
     assert wanted.host_s == pytest.approx(1e-3)
     launched = [name for name in watch.seen if name in names]
     assert launched[:6] == ["a", "wanted", "b"] * 2
+
+    watch.seen.clear()
+    (failed,) = watch.times([some["fails"].counted], [some["a"].counted])
+    assert isinstance(failed, str)
+    assert "a" not in watch.seen, "nothing is launched among others"
 
 
 def test_a_pass_leaves_out_what_fails_and_what_waits_and_is_by_the_clock(

@@ -281,7 +281,7 @@ def test_a_padded_step_is_foretold(store: Store) -> None:
     assert {op.layer for op in padded.ops if op.padded} <= {"stem", "body", "up", "head"}
 
 
-def test_padded_products_are_measured_among_the_rest_of_their_step(
+def test_padded_products_are_asked_for_with_the_rest_of_their_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is asked for is the whole step, with larger products in it, but only these places."""

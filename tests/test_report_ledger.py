@@ -231,6 +231,8 @@ def test_numbers_of_the_waterfall() -> None:
     text = flat(shown(run))
     assert "matrix products -0.47, pooling -0.52, softmax and loss +0.001, casts +0.94" in text
     assert "no change in copies" in text
+    hardly = run_of(steps_of(20.0, ("convolutions", -5.0), ("casts", 0.05), ("copies", 1e-6)))
+    assert "casts +0.05, no change in copies" in flat(shown(hardly))
 
 
 @pytest.mark.parametrize("width", WIDTHS)

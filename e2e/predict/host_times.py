@@ -99,7 +99,8 @@ def _placed(calls: Sequence[Counted]) -> Iterable[tuple[int, int, bool]]:
 def _launched(launches: Sequence[Ready]) -> list[float]:
     """Seconds of the host for each launch, on a device that has done about all before it.
 
-    Meanwhile the host spins: it is as warm as in a step then, and no more often told by the device.
+    Until then the host spins. Where the rough times are too long, or a call's first kernels run
+    before its last are launched, it does so for longer than it need, and the device is idle.
     """
     found: list[float] = []
     done_s = 0.0  # when the device will have done it all
@@ -121,6 +122,6 @@ def _launched(launches: Sequence[Ready]) -> list[float]:
 
 
 def spin_until(at_s: float) -> None:
-    """Keep the processor busy until then: asleep, it would have to wake up."""
+    """Keep the processor busy until then."""
     while time.perf_counter() < at_s:
         pass
