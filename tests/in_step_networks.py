@@ -77,6 +77,19 @@ class Undecided(nn.Module):
         return torch.cat([out[out.sum(1) > 0], out[:1]])
 
 
+class Recurring(nn.Module):
+    """A recurrent layer over the four numbers of a sample, one after another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.linear = nn.LSTM(1, 8, num_layers=2, dropout=0.1), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, 4] -> [N, 4]"""
+        hidden, _ = self.lstm(x.t()[:, :, None])
+        return self.linear(hidden[-1])
+
+
 def network_of(module: type[nn.Module], *args: object) -> Network:
     """A network of four numbers a sample, with a loss of its own."""
     base = find("cnn-cifar")

@@ -8,11 +8,11 @@ import torch
 from e2e.predict import replay
 from e2e.predict.framework import COUNTED, Framework, Sample, counts, fitted
 from e2e.predict.replay import Counted, CpuStopwatch
-from e2e.predict.small_networks import CLASSES, small_case, small_networks
+from e2e.predict.small_networks import CLASSES, small_case, small_networks, small_recipes
 from e2e.predict.trace import Trace, trace
 from microbench.train_results import TrainCase
 
-PLANTED = (40e-6, 3e-6, 2e-6, 4e-6, 1e-6, 60e-6, 0.5e-6, 2e-6)
+PLANTED = (40e-6, 3e-6, 2e-6, 4e-6, 1e-6, 60e-6, 30e-6, 50e-6, 2e-6)
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +20,7 @@ def traces() -> list[Trace]:
     return [
         trace(network, small_case(network, recipe), torch.device("cpu"), CLASSES)
         for network in small_networks("cpu")
-        for recipe in ("fp32", "amp")
+        for recipe in small_recipes(network, "cuda")
     ]
 
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from in_step_networks import CYCLES, Picking, Undecided, network_of
+from in_step_networks import CYCLES, Picking, Recurring, Undecided, network_of
 from tracing import case_of, quietly
 
 from e2e.predict.cuda_replay import CudaStopwatch
@@ -86,6 +86,25 @@ def test_what_waits_for_the_device_is_known_to(target: Target, store: Store) -> 
     refused = asked.foretell(case_of(network, graph=True), quietly)
     assert refused.predicted is None
     assert "waits for the device" in (refused.reason or "")
+
+
+@pytest.mark.parametrize("recipe", ["fp32", "amp"])
+def test_a_recurrent_network_is_recorded_from_a_real_step(
+    target: Target, store: Store, recipe: str
+) -> None:
+    """cuDNN's layers ask where their weights lie, which fake ones do not."""
+    network = network_of(Recurring)
+    case = case_of(network, recipe=recipe)
+    told = Predictor(network, target, CLASSES, store, allow_run=False).foretell(case, quietly)
+    assert told.predicted is None
+    assert "--allow-run records a real step" in (told.reason or "")
+    told = Predictor(network, target, CLASSES, store, allow_run=True).foretell(case, quietly)
+    assert told.predicted is not None, told.reason
+    assert any("recorded from a real step" in note for note in told.notes)
+    assert told.predicted.uncovered == ()
+    layers = {op.name: op for op in told.ops if "_cudnn_rnn" in op.name}
+    assert set(layers) == {"aten._cudnn_rnn.default", "aten._cudnn_rnn_backward.default"}
+    assert all(op.gpu_s > 0 and op.host_s > 0 for op in layers.values())
 
 
 def test_once_gives_what_it_runs_and_leaves_the_gate_open(target: Target) -> None:

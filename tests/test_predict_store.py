@@ -16,7 +16,7 @@ from e2e.predict.store import Store
 DEVICE = {"name": "NVIDIA H200", "power_limit_w": 700.0}
 SOFTWARE = {"torch": "2.11.0", "cudnn": "9.19.0"}
 GRAPHS = {"a": Captured(2e-3, 0.6e-6, 2e-6), "b": Captured(1e-3, 0.0, 2e-6)}
-HOST = Framework((1e-5, -2e-6, 0.0, 1e-6, 0.0, 2e-6, 0.0, 1e-6), 0.05)
+HOST = Framework((1e-5, -2e-6, 0.0, 1e-6, 0.0, 2e-6, 3e-6, 0.0, 1e-6), 0.05)
 TIMES = {"a": OpTime(1e-3, 2e-6, 512, 1e-4, 9e-4, 3), "b": OpTime(0.0, 5e-6, waits=True)}
 
 

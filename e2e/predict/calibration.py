@@ -17,13 +17,18 @@ from e2e.predict.calls import Calls
 from e2e.predict.framework import Framework, Sample, fitted
 from e2e.predict.host_times import warm
 from e2e.predict.pace import Between, HostPace
-from e2e.predict.small_networks import CLASSES, small_case, small_networks, small_step
+from e2e.predict.small_networks import (
+    CLASSES,
+    small_case,
+    small_networks,
+    small_recipes,
+    small_step,
+)
 from e2e.predict.trace import CannotTrace, Trace, trace
 from e2e.recipes import recipe_of, switch_process
 from microbench.stats import median
 
 STEPS, ROUNDS = 10, 7  # in a row; over all networks
-RECIPES = {"cuda": ("fp32", "amp"), "cpu": ("fp32",)}
 
 
 @dataclass
@@ -62,8 +67,9 @@ def calibrated(calls: Calls, pace: HostPace) -> Framework:
 
 
 def _prepared(calls: Calls) -> Iterator[_Prepared]:
-    for small in small_networks(calls.device.type):
-        for recipe in RECIPES[calls.device.type]:
+    kind = calls.device.type
+    for small in small_networks(kind):
+        for recipe in small_recipes(small, kind):
             case = small_case(small, recipe)
             with suppress(CannotTrace):  # what is left is fitted
                 traced = trace(small, case, calls.device, CLASSES)

@@ -16,11 +16,11 @@ from e2e.predict.trace import Trace
 from e2e.recipes import DYNAMIC, recipe_of
 
 # Forward calls that autograd notes have a node in the backward pass; views, which are not launched
-# alone, have all their time here, with those of the backward pass that undo them. A loss scaler
-# looks at every gradient in Python.
+# alone, have all their time here, with those of the backward pass that undo them. Autocast is
+# entered and left, and a loss scaler looks at every gradient, in Python.
 COUNTED = (
-    "step", "module", "noted call", "noted view", "backward call", "weight", "scaled step",
-    "scaled weight",
+    "step", "module", "noted call", "noted view", "backward call", "weight", "autocast step",
+    "scaled step", "scaled weight",
 )  # fmt: skip
 RIDGE = 1e-4  # keeps a count that the calibration hardly varies from taking a wild value
 
@@ -55,10 +55,11 @@ def counts(trace: Trace) -> tuple[float, ...]:
     """How many of each of COUNTED a step has."""
     noted = [is_view(op) for op in trace.ops if op.noted]
     backward = sum(op.phase == "backward" for op in trace.ops)
-    scaled = recipe_of(trace.case).scale == DYNAMIC
+    recipe = recipe_of(trace.case)
+    scaled = recipe.scale == DYNAMIC
     return (
         1.0, trace.module_calls, noted.count(False), noted.count(True), backward, trace.weights,
-        scaled, scaled * trace.weights,
+        recipe.autocast is not None, scaled, scaled * trace.weights,
     )  # fmt: skip
 
 

@@ -21,6 +21,13 @@ PACED_LAYERS = 8
 ADAM = ("attention",)
 ON_A_GPU = ("resnet18", "mobilenet_v2")  # at a size that keeps no GPU busy; a CPU it would
 TINY = (3, 32, 32)
+# Autocast without a loss scaler beside autocast with one, where both have little to do.
+RECIPES = {
+    "small-modules": ("fp32", "amp-bf16"),
+    "small-calls": ("fp32", "amp-bf16"),
+    "small-little": ("fp32", "amp", "amp-bf16"),
+}
+USUAL_RECIPES = ("fp32", "amp")
 
 
 class _Sums(nn.Module):
@@ -98,6 +105,11 @@ def small_networks(kind: str) -> list[Network]:
     if kind == "cuda":
         made += [replace(find(name, input=TINY), batch=2) for name in ON_A_GPU]
     return made
+
+
+def small_recipes(small: Network, kind: str) -> tuple[str, ...]:
+    """The recipes that suit one of them on a kind of device: a CPU learns nothing from others."""
+    return RECIPES.get(small.name, USUAL_RECIPES) if kind == "cuda" else ("fp32",)
 
 
 def paced_network() -> Network:

@@ -28,7 +28,7 @@ from microbench.host import cpu_name
 
 VERSIONS = ("python", "torch", "triton", "cuda", "cudnn", "cublas")
 CAPTURED = [field.name for field in dataclass_fields(Captured)]
-FORMAT = 11  # raised when times are taken in another way
+FORMAT = 12  # raised when times are taken in another way
 
 
 class Store:

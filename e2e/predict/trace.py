@@ -73,14 +73,25 @@ def trace(network: Network, case: TrainCase, device: torch.device, classes: int)
     with warnings.catch_warnings(action="ignore"), quiet(FAKE_LOGGER):
         try:
             module = _built(network, fake)
+            _refuse_recurrent(module, device)
             # One thread: fake tensors live in the mode of the thread that made them.
             with torch.autograd.set_multithreading_enabled(False), fake:
                 _move(module, case, recipe_of(case), device)
                 return _recorded(network, case, device, classes, module)
+        except CannotTrace:
+            raise
         except CannotReplay as error:
             raise CannotTrace(str(error), real=False) from error
         except Exception as error:
             raise CannotTrace(one_line(error)) from error
+
+
+def _refuse_recurrent(module: nn.Module, device: torch.device) -> None:
+    """torch asks where the weights of cuDNN's recurrent layers lie, and copies them where that is
+    not in one piece; and it keeps their dropout's state for the whole process.
+    """
+    if device.type == "cuda" and any(isinstance(layer, nn.RNNBase) for layer in module.modules()):
+        raise CannotTrace("cuDNN's recurrent layers need weights that are in memory")
 
 
 def _built(network: Network, fake: FakeTensorMode) -> nn.Module:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from kernels.aten.arena import READ, WRITTEN, Area, Pool, fill, total, writable
+from kernels.aten.bindings import quickest
 from kernels.aten.call import (
     Argument,
     Call,
@@ -35,7 +36,7 @@ MOST_SPAN = 4  # times what an argument fills, for which it has memory of its ow
 
 @dataclass(frozen=True)
 class Replay:
-    """A recorded call ready to run: `launch` does nothing but call the operator.
+    """A recorded call ready to run: `launch` does nothing but call the operator, as a step would.
 
     Where arguments are written (`mutated`), `restore` gives them fresh content: to be called before
     each block of launches, since calls share the memory, and so that an addition in place does not
@@ -82,19 +83,21 @@ def materialise(
     values = {name: _value(name, value, made, device) for name, value in arguments.items()}
     if any(place.saved for place in places):
         values.update(run_forward(SAVED[call.operator], call, arguments, values))
-    launch = _launch(func, call, arguments, values)
+    args, kwargs = _passed(call, arguments, values)
+    bind = quickest(func, args, kwargs)
+    launch = bind(args, kwargs)
     moved = [{place.at: _tensor(place, pool) for place in turn} for turn in ([], *turns)]
     own = [_own(places, small, pool) for small in apart]
     if any(own):
         moved = [each | there for each, there in zip(own, itertools.cycle(moved), strict=False)]
     elsewhere = [values | _moved(there, made, arguments, pool) for there in moved]
-    launches = [_launch(func, call, arguments, there) for there in elsewhere]
+    launches = [bind(*_passed(call, arguments, there)) for there in elsewhere]
     return Replay(
         launch,
         mutated=any(place.slot.written for place in places),
         restore=restore,
-        args=launch.args,
-        kwargs=launch.keywords,
+        args=args,
+        kwargs=kwargs,
         launch_distant=in_turns(launches, distant, pool.held) if distant or any(own) else launch,
     )
 
@@ -316,11 +319,12 @@ def _moved(
     return {name: _value(name, arguments[name], there, pool.device) for name in names}
 
 
-def _launch(
-    func: OpOverload, call: Call, arguments: Mapping[str, Argument], values: Mapping[str, Any]
-) -> partial[object]:
-    args = [values[name] for name in list(arguments)[: len(call.args)]]
-    return partial(func, *args, **{name: values[name] for name, _ in call.kwargs})
+def _passed(
+    call: Call, arguments: Mapping[str, Argument], values: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What the operator is called with."""
+    args = tuple(values[name] for name in list(arguments)[: len(call.args)])
+    return args, {name: values[name] for name, _ in call.kwargs}
 
 
 # ------------------------------------------------------------ again

@@ -17,7 +17,8 @@ def describe(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
     """What a TorchDispatchMode was called with, as plain data; tensors may be fake.
 
     CannotReplay for what is no operator overload, and for arguments that are no plain data: sparse
-    or nested tensors, streams, objects. A random generator, and a profiler's object, become None.
+    or nested tensors, streams, objects. A random generator, a storage that a view is set to, and a
+    profiler's object become None.
     """
     if not isinstance(func, OpOverload):
         raise CannotReplay(f"{func} is not an ATen operator")
@@ -58,7 +59,7 @@ def _plain(value: Any) -> Argument:
 
 
 def _plain_object(value: Any) -> Argument:
-    if isinstance(value, torch.Generator):
+    if isinstance(value, torch.Generator | torch.UntypedStorage):
         return None
     if isinstance(value, torch.device):
         return Named("device", value.type)
