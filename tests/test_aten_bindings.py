@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kernels.aten import bindings
-from kernels.aten.bindings import quickest
+from kernels.aten.bindings import matching, quickest
 
 ATEN = torch.ops.aten
 X, Y = torch.arange(6.0).reshape(2, 3), torch.ones(2, 3)
@@ -93,3 +93,18 @@ def test_copies_that_to_does_not_make_go_as_they_are(kwargs: dict[str, Any]) -> 
 def test_other_namespaces_are_left_alone() -> None:
     func = torch.ops.prims.abs.default
     assert taken(func, X) is func
+
+
+def test_matching_takes_what_the_operator_takes_and_runs_nothing() -> None:
+    x = torch.zeros(3)
+    assert matching(ATEN.add_.Tensor, (x, torch.ones(3)), {}) is not None
+    match = matching(ATEN.convolution.default, (X, X, None, [1], [0], [1], False, [0], 1), {})
+    assert match is not None  # shapes that do not fit are the operator's own affair
+    match()
+    assert matching(ATEN.add_.Tensor, (x, "three"), {}) is None
+    assert not x.any()
+
+
+def test_without_torchs_help_nothing_is_matched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bindings, "_torch", SimpleNamespace())
+    assert matching(ATEN.relu.default, (X,), {}) is None

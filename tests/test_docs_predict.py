@@ -24,6 +24,7 @@ README = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
 BEFORE = read_run(H200 / "ledger-resnet50.json")
 VERIFIED = read_run(H200 / "verify-resnet50.json")
 VALIDATED = read_run(H200 / "predict-validation.json")
+OUTSIDE = read_run(H200 / "predict-outside.json")
 
 
 def table(markdown: str, title: str) -> str:
@@ -34,7 +35,41 @@ def table(markdown: str, title: str) -> str:
 
 @pytest.mark.parametrize("title", ["Predicted against measured", "The step as predicted"])
 def test_errors_are_the_run_files_own(title: str) -> None:
-    assert table(to_markdown(VALIDATED), title) in PREDICT
+    for run in (VALIDATED, OUTSIDE):
+        assert table(to_markdown(run), title) in PREDICT
+
+
+def test_what_is_said_of_other_networks_is_the_run_files_own() -> None:
+    told = [t for t in OUTSIDE.trainings if t.predicted and t.limit]
+    assert len(told) == len(OUTSIDE.trainings)
+    names = {t.case.network for t in told}
+    assert not names & MATRIX.keys()
+    own = sum(":" in name for name in names)
+    assert (len(names) - own, own) == (6, 2)
+    assert {t.case.recipe for t in told} == {"tf32", "amp"}
+    right = sum(t.limit == _said(t) for t in told)
+    assert f"The limit was named right in {right} of {len(told)}, and every step was" in SAID
+    for limit in ("gpu", "host"):
+        kept = intervals_kept(OUTSIDE.trainings, limit)
+        assert kept.right == kept.count > 0
+    lines = {line.what: line for line in error_table(OUTSIDE.trainings)}
+    gpu, host = lines["step, limited by the GPU"], lines["step, limited by the host"]
+    assert (
+        f"Of eight networks outside the matrix ({len(told)} steps) {gpu.median_pct:.1f} and "
+        f"{gpu.largest_pct:.1f} %, {host.median_pct:.1f} and {host.largest_pct:.1f} %, "
+        f"and {right} limits." in README
+    )
+    foreseen = [t for t in told if _said(t) == "gpu"]
+    furthest = max(foreseen, key=lambda t: abs(_error(t)))
+    case = furthest.case
+    assert (case.network, case.recipe, case.batch) == ("regnet_y_3_2gf", "amp", 128)
+    small = {(t.case.network, t.case.recipe): t for t in told if t.case.batch == 8}
+    longer = [
+        _error(t) > _error(small[network, "tf32"])
+        for (network, recipe), t in small.items()
+        if recipe == "amp" and t.limit == "host"
+    ]
+    assert longer == [True] * 6
 
 
 def test_what_has_been_validated_is_said() -> None:

@@ -32,6 +32,7 @@ class Fake:
     def __init__(self, name: str, seconds: float, clock: list[float], seen: list[str]) -> None:
         self.name, self.seconds, self.clock, self.seen = name, seconds, clock, seen
         self.slower: Iterator[int] | None = None  # how many times as long the next launches take
+        self.matching: Callable[[], object] | None = None
 
     def launch(self) -> None:
         self.clock[0] += self.seconds * (next(self.slower) if self.slower else 1)
@@ -111,6 +112,18 @@ def test_calls_add_up_to_what_a_pass_takes_though_another_is_slow_in_each(
     calls = [Ready(one, 0.0) for one in counted]
     found = host_times(calls, watch._threads, Steady(), 9)
     assert found == pytest.approx([10e-3 / 3] * 3)
+
+
+def test_what_a_launch_does_for_python_alone_is_not_the_steps(watch: Watched) -> None:
+    """Of 10 us matching takes 4, after the launch as in it."""
+    some = Fake("a", 10e-6, watch.clock, watch.seen)
+
+    def match() -> None:
+        watch.clock[0] += 4e-6
+
+    some.matching = match
+    found = host_times([Ready(Counted(some, (0, 1)), 0.0)], watch._threads, Steady(), 5)  # type: ignore[arg-type]
+    assert found == pytest.approx([6e-6])
 
 
 def test_a_pass_is_timed_when_what_was_done_before_is_no_longer_seen(watch: Watched) -> None:

@@ -2,7 +2,8 @@
 
 Through `torch.ops` every argument is matched with the operator's schema: on the host of a small
 call that takes 1 us longer, and with keywords or lists of numbers (a cast, a convolution) 3 or 4.
-A cast is made by autocast and autograd, without Python: `Tensor.to` comes nearest.
+A cast is made by autocast and autograd, without Python: `Tensor.to` comes nearest. Most operators
+of the backward pass have no binding: of these, the matching can be timed by itself.
 """
 
 from __future__ import annotations
@@ -33,6 +34,22 @@ def quickest(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -
         if _makes(binding(args, kwargs), func, args, _telling(func, args, kwargs)):
             return binding
     return _as_is(func)
+
+
+def matching(
+    func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Callable[[], object] | None:
+    """Converts and matches arguments as `torch.ops` does before it calls the operator, and does
+    nothing else; None where this torch cannot.
+    """
+    check = getattr(_torch, "_check_schema_allow_fake_script_object", None)
+    if check is None:
+        return None
+    match = partial(check, func._schema, *args, **kwargs)
+    try:
+        return match if match() else None
+    except (RuntimeError, TypeError):
+        return None
 
 
 def _telling(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:

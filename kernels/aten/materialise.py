@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from kernels.aten.arena import READ, WRITTEN, Area, Pool, fill, total, writable
-from kernels.aten.bindings import quickest
+from kernels.aten.bindings import matching, quickest
 from kernels.aten.call import (
     Argument,
     Call,
@@ -42,6 +42,7 @@ class Replay:
     each block of launches, since calls share the memory, and so that an addition in place does not
     run to infinity. It launches a few kernels, and does not wait for them. `launch_distant` is
     `launch` with arguments and results that the cache does not hold, where there are any.
+    `matching` does what of a launch is for Python alone, where that can be told.
     """
 
     launch: Callable[[], object]
@@ -50,6 +51,7 @@ class Replay:
     args: tuple[Any, ...] = field(repr=False)
     kwargs: Mapping[str, Any] = field(repr=False)
     launch_distant: Callable[[], object] = field(repr=False)
+    matching: Callable[[], object] | None = field(default=None, repr=False)
 
 
 def materialise(
@@ -86,6 +88,7 @@ def materialise(
     args, kwargs = _passed(call, arguments, values)
     bind = quickest(func, args, kwargs)
     launch = bind(args, kwargs)
+    by_schema = launch.func is func
     moved = [{place.at: _tensor(place, pool) for place in turn} for turn in ([], *turns)]
     own = [_own(places, small, pool) for small in apart]
     if any(own):
@@ -99,6 +102,7 @@ def materialise(
         args=args,
         kwargs=kwargs,
         launch_distant=in_turns(launches, distant, pool.held) if distant or any(own) else launch,
+        matching=matching(func, args, kwargs) if by_schema else None,
     )
 
 
