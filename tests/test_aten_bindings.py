@@ -15,6 +15,7 @@ from kernels.aten.bindings import matching, quickest
 
 ATEN = torch.ops.aten
 X, Y = torch.arange(6.0).reshape(2, 3), torch.ones(2, 3)
+SPARSE = X.to_sparse()
 
 
 def taken(func: Any, *args: Any, **kwargs: Any) -> Any:
@@ -25,6 +26,10 @@ def taken(func: Any, *args: Any, **kwargs: Any) -> Any:
 def holding(monkeypatch: pytest.MonkeyPatch, **functions: Callable[..., object]) -> None:
     """Only these bindings exist."""
     monkeypatch.setattr(bindings, "_HOLDERS", (SimpleNamespace(**functions),))
+
+
+def _fails(error: Exception) -> Tensor:
+    raise error
 
 
 def test_operators_go_by_their_bindings() -> None:
@@ -54,7 +59,9 @@ def test_nothing_is_run() -> None:
         lambda a, b: torch.sub(a, torch.ones(2, 3)),  # a tensor like it
         lambda a, b: a,  # nothing at all
         lambda a: a,  # it takes other arguments
-        lambda a, b: torch.sub(a, b.bool()),  # what torch refuses
+        lambda a, b: _fails(RuntimeError("torch refuses")),
+        lambda a, b: _fails(OverflowError("int too big")),
+        lambda a, b: torch.sub(SPARSE, SPARSE),  # what cannot be described
     ],
 )
 def test_a_binding_that_makes_another_call_is_not_taken(
@@ -82,6 +89,7 @@ def test_casts_go_by_to() -> None:
     [
         {"dtype": torch.float32},  # `to` would give the tensor back
         {"memory_format": torch.contiguous_format},
+        {"dtype": torch.float16, "memory_format": torch.contiguous_format},
         {"dtype": torch.float16, "device": torch.device("meta")},
         {"dtype": torch.float16, "non_blocking": True},
     ],
@@ -90,9 +98,11 @@ def test_copies_that_to_does_not_make_go_as_they_are(kwargs: dict[str, Any]) -> 
     assert taken(ATEN._to_copy.default, X, **kwargs) is ATEN._to_copy.default
 
 
-def test_other_namespaces_are_left_alone() -> None:
+def test_other_namespaces_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: a binding that has another namespace's name in full."""
     func = torch.ops.prims.abs.default
-    assert taken(func, X) is func
+    holding(monkeypatch, **{"prims::abs": func})
+    assert list(bindings._bindings(func, {})) == []
 
 
 def test_matching_takes_what_the_operator_takes_and_runs_nothing() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -228,6 +230,22 @@ def test_a_custom_operator_with_floats_alone_is_replayed() -> None:
     assert torch.equal(returned, replay.args[0] * 2)
     with pytest.raises(CannotReplay, match="custom operator"):
         materialise(Call("halfway_test.pick.default", (X, IDS)), CPU, Pool(CPU))
+
+
+def test_distant_launches_go_by_the_binding_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: a binding that only notes where its first argument lies."""
+    seen: list[int] = []
+
+    def noting(func: Any, args: Any, kwargs: Any) -> Any:
+        return lambda args, kwargs: partial(seen.append, args[0].data_ptr())
+
+    monkeypatch.setattr(sys.modules["kernels.aten.materialise"], "quickest", noting)
+    call = Call("aten.exp.default", (spec(1024),))
+    replay = materialise(call, CPU, Pool(CPU), apart=[(0,), (0,)])
+    replay.launch_distant()
+    replay.launch_distant()
+    replay.launch()
+    assert len(set(seen)) == 3
 
 
 def test_indices_by_place() -> None:

@@ -22,7 +22,7 @@ from e2e.predict.pace import HostPace, Steady
 from e2e.predict.predictor import Predictor
 from e2e.predict.replay import CpuStopwatch, OpTime
 from e2e.predict.store import Store
-from e2e.predict.trace import trace
+from e2e.predict.trace import Trace, trace
 from kernels.aten import TensorSpec
 from kernels.case import Target
 from microbench.kernel_names import KernelTime
@@ -239,6 +239,20 @@ def test_what_no_step_can_record_promises_nothing(store: Store, allow_run: bool)
     assert "sparse" in (told.reason or "")
     assert "aten." in (told.reason or "")
     assert "--allow-run" not in (told.reason or "")
+
+
+def test_a_step_that_runs_out_of_memory_while_it_is_recorded_does_not_fit(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> Trace:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("e2e.predict.known.trace_real", full)
+    told = foretold(network_of(Undecided), store, allow_run=True)
+    assert told.predicted is None
+    assert told.runs is False
+    assert not told.broke
+    assert "does not fit" in (told.reason or "")
 
 
 def test_a_step_with_no_room_is_not_measured(store: Store) -> None:

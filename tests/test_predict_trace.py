@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
+from in_step_networks import network_of
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from tracing import case_of
 
 from e2e.networks import find
 from e2e.networks.network import Network
 from e2e.predict.memory import peak_bytes
+from e2e.predict.recorder import Recorder, is_view
 from e2e.predict.trace import CannotTrace, Trace, differences, trace, trace_real
 from kernels.aten import kind_of
 
@@ -109,6 +113,44 @@ def test_scratch_counts_while_its_call_runs() -> None:
     at = next(op for op in found.ops if op.call.name == "aten.convolution_backward.default")
     assert peak_bytes(found, {at.call.key: 10**12}) >= 10**12
     assert peak_bytes(found, {at.call.key: 0}) == plain
+
+
+@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_of_a_gpu_are_not_traced(layer: type[nn.RNNBase]) -> None:
+    """cuDNN's ask where weights lie; a CPU's are traced like others."""
+    network = replace(
+        find("cnn-cifar"), build=lambda: nn.Sequential(nn.Flatten(2), layer(4, 2)), input=(3, 2, 2),
+        loss=lambda output, target, smoothing: output[0].float().square().mean(),
+    )  # fmt: skip
+    case = case_of(network)
+    with pytest.raises(CannotTrace, match="recurrent") as raised:
+        trace(network, case, torch.device("cuda"), CLASSES)
+    assert raised.value.real
+    assert trace(network, case, CPU, CLASSES).fake
+
+
+@pytest.mark.parametrize("name", ["_cudnn_rnn", "_cudnn_init_dropout_state"])
+def test_what_would_outlive_the_trace_is_not_run_under_fake_tensors(name: str) -> None:
+    """Whoever calls it: a network of its own weights, or compiled by TorchScript."""
+    recorder = Recorder("cuda")
+    func, args = getattr(torch.ops.aten, name).default, (0.5, True, 1)
+    with FakeTensorMode(), pytest.raises(RuntimeError, match="in memory"):
+        recorder._run(str(func), func, args, {})
+
+
+def test_a_view_that_is_set_to_a_storage_is_recorded() -> None:
+    class Resettled(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            """[N, 4] -> [N, 4]"""
+            with torch.no_grad():
+                torch.empty(0).set_(self.weight.untyped_storage())
+            return super().forward(x)
+
+    network = network_of(Resettled, 4, 4)
+    case = case_of(network)
+    for record in (trace, trace_real):
+        names = [op.call.name for op in record(network, case, CPU, CLASSES).ops if is_view(op)]
+        assert "aten.set_.source_Storage" in names
 
 
 class Undecided(nn.Module):

@@ -25,7 +25,7 @@ from e2e.predict.small_networks import (
     small_step,
 )
 from e2e.predict.trace import CannotTrace, Trace, trace
-from e2e.recipes import recipe_of, switch_process
+from e2e.recipes import RECIPES, cannot_run, recipe_of, switch_process
 from microbench.stats import median
 
 STEPS, ROUNDS = 10, 7  # in a row; over all networks
@@ -68,8 +68,10 @@ def calibrated(calls: Calls, pace: HostPace) -> Framework:
 
 def _prepared(calls: Calls) -> Iterator[_Prepared]:
     kind = calls.device.type
+    card = torch.cuda.get_device_capability(calls.device) if kind == "cuda" else None
+    bf16 = cannot_run(RECIPES["amp-bf16"], kind, card) is None
     for small in small_networks(kind):
-        for recipe in small_recipes(small, kind):
+        for recipe in small_recipes(small, kind, bf16=bf16):
             case = small_case(small, recipe)
             with suppress(CannotTrace):  # what is left is fitted
                 traced = trace(small, case, calls.device, CLASSES)

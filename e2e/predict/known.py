@@ -120,9 +120,15 @@ class Knowledge:
                 raise
             if not self._allow_run:
                 raise CannotTrace(f"{problem}; --allow-run records a real step") from problem
-            real = trace_real(self._network, case, self._calls.device, self._classes)
-            let_go(self._calls.device)
-            return real, (f"recorded from a real step, because fake tensors failed: {problem}",)
+            try:
+                real = trace_real(self._network, case, self._calls.device, self._classes)
+            except torch.OutOfMemoryError:
+                raise DoesNotFit(
+                    "its step, which has to run to be recorded, does not fit"
+                ) from None
+            finally:
+                let_go(self._calls.device)
+            return real, (f"recorded from a real step, because fake tensors do not do: {problem}",)
 
     def _in_step(
         self, traced: Trace, problems: Mapping[str, str]

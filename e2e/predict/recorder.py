@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -35,6 +36,8 @@ BACKWARD = "backward"
 FINITE, STEPS_DONE = 0.0, 2.0
 FUSED = "aten._fused_"
 SKIPPED = ("prim.", "profiler.")  # questions and notes: no arithmetic, no launch
+# They look at memory, or make a state that torch keeps for the whole process.
+UNFOLLOWED = ("aten._cudnn_rnn", "aten._cudnn_init_dropout_state")
 READS = "aten._local_scalar_dense.default"  # a value that Python reads: the host waits for it
 COPIES = ("aten._to_copy.", "aten.copy_.")
 LEAST_DISTANT = 2**20  # bytes: what is smaller only comes later when it is not in the cache
@@ -245,6 +248,8 @@ class Recorder(TorchDispatchMode):
 
     def _run(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         fake = any(isinstance(leaf, FakeTensor) for leaf in tree_leaves(args))
+        if name.startswith(UNFOLLOWED) and detect_fake_mode(args) is not None:
+            raise RuntimeError(f"{name} needs tensors that are in memory")
         if fake and name.startswith(FUSED):
             return None  # some have no fake kernel, and torch would run them for real
         if fake and name == READS and self._last_mark == BACKWARD:

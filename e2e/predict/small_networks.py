@@ -25,6 +25,7 @@ TINY = (3, 32, 32)
 RECIPES = {
     "small-modules": ("fp32", "amp-bf16"),
     "small-calls": ("fp32", "amp-bf16"),
+    "small-dense": ("fp32", "amp", "amp-bf16"),
     "small-little": ("fp32", "amp", "amp-bf16"),
 }
 USUAL_RECIPES = ("fp32", "amp")
@@ -107,9 +108,14 @@ def small_networks(kind: str) -> list[Network]:
     return made
 
 
-def small_recipes(small: Network, kind: str) -> tuple[str, ...]:
-    """The recipes that suit one of them on a kind of device: a CPU learns nothing from others."""
-    return RECIPES.get(small.name, USUAL_RECIPES) if kind == "cuda" else ("fp32",)
+def small_recipes(small: Network, kind: str, *, bf16: bool = True) -> tuple[str, ...]:
+    """The recipes that suit one of them on a kind of device: a CPU learns nothing from others.
+
+    On a card without bfloat16 all that comes under autocast has a loss scaler.
+    """
+    if kind != "cuda":
+        return ("fp32",)
+    return RECIPES.get(small.name, USUAL_RECIPES) if bf16 else USUAL_RECIPES
 
 
 def paced_network() -> Network:

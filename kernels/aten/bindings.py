@@ -1,9 +1,9 @@
 """Torch's own bindings of operators, by which networks and their optimizers call them.
 
 Through `torch.ops` every argument is matched with the operator's schema: on the host of a small
-call that takes 1 us longer, and with keywords or lists of numbers (a cast, a convolution) 3 or 4.
-A cast is made by autocast and autograd, without Python: `Tensor.to` comes nearest. Most operators
-of the backward pass have no binding: of these, the matching can be timed by itself.
+call that takes 1 us longer, and with keywords or lists of numbers (a cast, a convolution) 2 to 4.
+A cast is made by autocast and autograd, without Python: `Tensor.to` comes nearest. The gradients
+of convolutions and norms have no binding: of these, the matching can be timed by itself.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _makes(
         return False  # it gave back what it was given
     except _Seen:
         pass
-    except (TypeError, ValueError, RuntimeError):
+    except Exception:
         return False  # it takes other arguments
     assert watch.seen is not None
     return _is(*watch.seen, func, args, kwargs)
