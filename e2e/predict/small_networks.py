@@ -21,8 +21,8 @@ PACED_LAYERS = 8
 ADAM = ("attention",)
 ON_A_GPU = ("resnet18", "mobilenet_v2")  # at a size that keeps no GPU busy; a CPU it would
 TINY = (3, 32, 32)
-# Autocast without a loss scaler beside autocast with one, where both have little to do.
-RECIPES = {
+# Of these, under autocast without a loss scaler too, or instead: the others have one.
+SMALL_RECIPES = {
     "small-modules": ("fp32", "amp-bf16"),
     "small-calls": ("fp32", "amp-bf16"),
     "small-dense": ("fp32", "amp", "amp-bf16"),
@@ -115,7 +115,7 @@ def small_recipes(small: Network, kind: str, *, bf16: bool = True) -> tuple[str,
     """
     if kind != "cuda":
         return ("fp32",)
-    return RECIPES.get(small.name, USUAL_RECIPES) if bf16 else USUAL_RECIPES
+    return SMALL_RECIPES.get(small.name, USUAL_RECIPES) if bf16 else USUAL_RECIPES
 
 
 def paced_network() -> Network:
