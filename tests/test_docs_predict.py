@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean, stdev
 
 import pytest
 
@@ -70,6 +72,36 @@ def test_what_is_said_of_other_networks_is_the_run_files_own() -> None:
         if recipe == "amp" and t.limit == "host"
     ]
     assert longer == [True] * 6
+
+
+def test_amps_excess_beside_tf32_is_the_run_files_own() -> None:
+    """Where the host limits both: how much longer AMP's step was told beside TF32's than it was."""
+    said = []
+    for run in (OUTSIDE, VALIDATED):
+        steps = {(t.case.network, t.case.batch, t.case.recipe): t for t in _eager(run.trainings)}
+        pairs = [
+            (steps[network, batch, "tf32"], t)
+            for (network, batch, recipe), t in steps.items()
+            if recipe == "amp"
+        ]
+        excess = [
+            100 * ((100 + _error(amp)) / (100 + _error(tf32)) - 1)
+            for tf32, amp in pairs
+            if tf32.limit == amp.limit == "host"
+        ]
+        said.append(
+            (len(excess), f"{fmean(excess):.0f}", f"{stdev(excess) / len(excess) ** 0.5:.0f}")
+        )
+    (six, most, its), (seven, less, own) = said
+    assert (six, seven) == (6, 7)
+    assert (
+        f"by {most} % (±{its}) in six networks that are not in the matrix, "
+        f"by {less} (±{own}) in seven that are" in METHOD
+    )
+
+
+def _eager(trainings: Sequence[Training]) -> list[Training]:
+    return [t for t in trainings if not t.case.graph]
 
 
 def test_what_has_been_validated_is_said() -> None:
