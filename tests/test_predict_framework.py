@@ -60,6 +60,14 @@ def test_the_small_networks_differ_in_what_the_host_does(traces: list[Trace]) ->
     assert torch.linalg.matrix_rank(rows / rows.amax(0)) == len(PLANTED)
 
 
+def test_a_card_without_bfloat16_is_not_asked_for_it() -> None:
+    for small in small_networks("cuda"):
+        assert small_recipes(small, "cuda", bf16=False) == ("fp32", "amp")
+        assert small_recipes(small, "cpu") == ("fp32",)
+    able = [small_recipes(small, "cuda") for small in small_networks("cuda")]
+    assert sum("amp-bf16" in recipes for recipes in able) == 4
+
+
 def test_views_that_autograd_notes_are_told_from_calls(traces: list[Trace]) -> None:
     attention = next(found for found in traces if found.case.network == "small-attention")
     named = dict(zip(COUNTED, counts(attention), strict=True))

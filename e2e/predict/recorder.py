@@ -27,6 +27,7 @@ from kernels.aten import (
     kind_of,
     movable,
     spec_of,
+    tensors_among,
 )
 from microbench.layers.networks import following
 
@@ -196,9 +197,9 @@ class Recorder(TorchDispatchMode):
         call = describe(func, args, kwargs)
         freed = self.storages.take_freed()
         layer, noted = self._layer()
-        taken = _tensors_in(args, kwargs)
+        taken = tensors_among(args, kwargs)
         out = self._run(name, func, args, kwargs)
-        made = _tensors_in(out)
+        made = tensors_among(out)
         outputs = _specs(name, made)
         new = [self.storages.see(tensor, self._device_type) for tensor in made]
         self._pending.append(
@@ -281,15 +282,6 @@ class Recorder(TorchDispatchMode):
             return False
         sources = [arg for arg in args if isinstance(arg, Tensor)]
         return len({tensor.device.type for tensor in (*sources, *made)}) > 1
-
-
-def _tensors_in(*values: Any) -> list[Tensor]:
-    """In the order of `Call.tensors`."""
-    found: list[Any] = []
-    for value in values:
-        items = [value[name] for name in sorted(value)] if isinstance(value, dict) else value
-        found += tree_leaves(items)
-    return [leaf for leaf in found if isinstance(leaf, Tensor)]
 
 
 def _specs(name: str, tensors: Sequence[Tensor]) -> tuple[TensorSpec, ...]:

@@ -18,7 +18,7 @@ from kernels.aten.call import (
 from kernels.aten.distant import NEAR, Distant
 from kernels.aten.kinds import KINDS, kind_of
 from kernels.aten.materialise import Replay, materialise, movable, reserve, why_not
-from kernels.aten.record import describe, resolve, spec_of
+from kernels.aten.record import describe, resolve, spec_of, tensors_among
 from kernels.aten.work import flops, min_bytes
 
 __all__ = [
@@ -42,6 +42,7 @@ __all__ = [
     "reserve",
     "resolve",
     "spec_of",
+    "tensors_among",
     "to_json",
     "why_not",
 ]

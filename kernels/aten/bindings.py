@@ -13,13 +13,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from kernels.aten.call import CannotReplay
-from kernels.aten.record import describe
+from kernels.aten.record import describe, tensors_among
 
 # From an operator's arguments and keywords to a launch with them.
 Binding = Callable[[Sequence[Any], Mapping[str, Any]], partial[object]]
@@ -131,10 +129,5 @@ def _is(
         same = describe(seen, its_args, its_kwargs) == describe(func, args, kwargs)
     except CannotReplay:
         return False
-    tensors, its = _tensors(args, kwargs), _tensors(its_args, its_kwargs)
+    tensors, its = tensors_among(args, kwargs), tensors_among(its_args, its_kwargs)
     return same and all(a is b for a, b in zip(tensors, its, strict=True))
-
-
-def _tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    leaves: list[Any] = tree_leaves([*args, *(kwargs[name] for name in sorted(kwargs))])
-    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]

@@ -88,7 +88,6 @@ def materialise(
     args, kwargs = _passed(call, arguments, values)
     bind = quickest(func, args, kwargs)
     launch = bind(args, kwargs)
-    by_schema = launch.func is func
     moved = [{place.at: _tensor(place, pool) for place in turn} for turn in ([], *turns)]
     own = [_own(places, small, pool) for small in apart]
     if any(own):
@@ -102,7 +101,7 @@ def materialise(
         args=args,
         kwargs=kwargs,
         launch_distant=in_turns(launches, distant, pool.held) if distant or any(own) else launch,
-        matching=matching(func, args, kwargs) if by_schema else None,
+        matching=matching(func, args, kwargs) if launch.func is func else None,
     )
 
 

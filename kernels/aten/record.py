@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_leaves
 
 from kernels.aten.call import NAME, NAMED_TYPES, Argument, Call, CannotReplay, Named, TensorSpec
 
@@ -46,6 +47,15 @@ def spec_of(tensor: Tensor) -> TensorSpec:
         _bare(tensor.dtype),
         tensor.device.type,
     )
+
+
+def tensors_among(*values: Any) -> list[Tensor]:
+    """Tensors in what an operator takes or gives, in the order of `Call.tensors`."""
+    found: list[Any] = []
+    for value in values:
+        items = [value[name] for name in sorted(value)] if isinstance(value, dict) else value
+        found += tree_leaves(items)
+    return [leaf for leaf in found if isinstance(leaf, Tensor)]
 
 
 def _plain(value: Any) -> Argument:
