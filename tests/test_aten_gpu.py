@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from launching import finite, given, specs
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from waiting import no_waits
 
 from kernels.aten import (
@@ -26,7 +26,6 @@ from kernels.aten import (
     kind_of,
     materialise,
     reserve,
-    spec_of,
     why_not,
 )
 
@@ -35,15 +34,6 @@ pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda:0")
 LAUNCHES = 20
 WIDTH, CLASSES = 64, 10
-
-
-def specs(returned: Any) -> tuple[TensorSpec, ...]:
-    return tuple(spec_of(leaf) for leaf in tree_leaves(returned) if isinstance(leaf, Tensor))
-
-
-def finite(returned: Any) -> bool:
-    floats = [t for t in tree_leaves(returned) if isinstance(t, Tensor) and t.is_floating_point()]
-    return all(bool(t.isfinite().all()) for t in floats)
 
 
 class Recorder(TorchDispatchMode):
@@ -139,7 +129,7 @@ def test_replays_return_what_the_step_did(name: str) -> None:
         for _ in range(LAUNCHES):
             returned = replay.launch()
         assert kind_of(call, outputs) != "other", call.name
-        assert specs(returned) == outputs, call.key
+        assert given(call, returned) == outputs, call.key
         if "empty" not in call.operator:
             assert finite([returned, list(replay.args)]), call.key
     assert pool.bytes == reserved

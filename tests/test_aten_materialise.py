@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from launching import finite, specs
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from kernels.aten import (
     NEAR,
@@ -30,15 +30,6 @@ from kernels.aten.call import tensors_in
 
 CPU = torch.device("cpu")
 ATEN = torch.ops.aten
-
-
-def specs(returned: Any) -> tuple[TensorSpec, ...]:
-    return tuple(spec_of(leaf) for leaf in tree_leaves(returned) if isinstance(leaf, Tensor))
-
-
-def finite(returned: Any) -> bool:
-    floats = [t for t in tree_leaves(returned) if isinstance(t, Tensor) and t.is_floating_point()]
-    return all(bool(t.isfinite().all()) for t in floats)
 
 
 def launched(call: Call) -> tuple[Any, Any]:
