@@ -4,26 +4,31 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from kernels.aten import Call, Replay, TensorSpec, resolve, spec_of, tensors_among
 
-from kernels.aten import Call, TensorSpec, resolve, spec_of
+NUMBER = TensorSpec((), (), "int64", "cpu")
 
 
 def specs(returned: Any) -> tuple[TensorSpec, ...]:
-    return tuple(spec_of(leaf) for leaf in tree_leaves(returned) if isinstance(leaf, Tensor))
+    return tuple(spec_of(tensor) for tensor in tensors_among(returned))
 
 
-def given(call: Call, returned: Any) -> tuple[TensorSpec, ...]:
+def given(call: Call, replay: Replay, returned: Any) -> tuple[TensorSpec, ...]:
     """The tensors that the operator gives by its schema.
 
-    torch's bindings also give back a list that was changed in place, and make tensors of numbers.
+    A binding of torch's may also give back the list that it changed, and make tensors of numbers;
+    nothing else, or the test fails.
     """
     kinds = [str(value.type) for value in resolve(call.name)._schema.returns]
-    values = returned if len(kinds) > 1 else [returned] * len(kinds)
-    return specs([v for v, kind in zip(values, kinds, strict=True) if "Tensor" in kind])
+    if not kinds:
+        assert returned is None or specs(returned) == specs(replay.args[0]), call.key
+        return ()
+    values = list(zip(returned if len(kinds) > 1 else [returned], kinds, strict=True))
+    numbers = specs([value for value, kind in values if "Tensor" not in kind])
+    assert set(numbers) <= {NUMBER}, call.key
+    return specs([value for value, kind in values if "Tensor" in kind])
 
 
 def finite(returned: Any) -> bool:
-    floats = [t for t in tree_leaves(returned) if isinstance(t, Tensor) and t.is_floating_point()]
+    floats = [t for t in tensors_among(returned) if t.is_floating_point()]
     return all(bool(t.isfinite().all()) for t in floats)

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from launching import given
 from torch import Tensor
 
-from kernels.aten import bindings
+from kernels.aten import Pool, bindings, describe, materialise
 from kernels.aten.bindings import matching, quickest
 
 ATEN = torch.ops.aten
@@ -74,6 +75,16 @@ def test_a_binding_that_makes_another_call_is_not_taken(
 def test_one_that_makes_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     holding(monkeypatch, sub=torch.sub)
     assert taken(ATEN.sub.Tensor, X, Y) is torch.sub
+
+
+def test_what_it_may_give_back_beyond_the_schema_is_what_it_changed() -> None:
+    """A list that is changed in place; planted: another one."""
+    call = describe(ATEN._foreach_add_.Scalar, ([X, Y], 1.0), {})
+    replay = materialise(call, torch.device("cpu"), Pool(torch.device("cpu")))
+    assert replay.launch() == replay.args[0]
+    assert given(call, replay, replay.launch()) == ()
+    with pytest.raises(AssertionError):
+        given(call, replay, [X])
 
 
 def test_casts_go_by_to() -> None:

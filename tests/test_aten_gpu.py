@@ -129,7 +129,7 @@ def test_replays_return_what_the_step_did(name: str) -> None:
         for _ in range(LAUNCHES):
             returned = replay.launch()
         assert kind_of(call, outputs) != "other", call.name
-        assert given(call, returned) == outputs, call.key
+        assert given(call, replay, returned) == outputs, call.key
         if "empty" not in call.operator:
             assert finite([returned, list(replay.args)]), call.key
     assert pool.bytes == reserved

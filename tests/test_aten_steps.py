@@ -243,7 +243,7 @@ def test_replays_return_what_the_step_did(name: str) -> None:
         assert replay.mutated or not op.call.operator.endswith("_"), op.call.key
         for _ in range(3):
             returned = replay.launch()
-        assert given(op.call, returned) == op.outputs, op.call.key
+        assert given(op.call, replay, returned) == op.outputs, op.call.key
         assert may_be_infinite(op.call) or finite(returned), op.call.key
         assert finite(list(replay.args)), op.call.key
 
