@@ -18,7 +18,15 @@ from microbench.report.loading.joint import joints
 from microbench.results import Run
 from microbench.runfile import check_writable
 
-__all__ = ["SUFFIXES", "check_chart_path", "draw", "line_chart", "payoff_map", "training_chart"]
+__all__ = [
+    "SUFFIXES",
+    "chart_of",
+    "check_chart_path",
+    "draw",
+    "line_chart",
+    "payoff_map",
+    "training_chart",
+]
 
 SUFFIXES = (".png", ".svg", ".html")
 PNG_SCALE = 2  # pixels a unit of length: sharp in a document
@@ -38,10 +46,11 @@ def draw(run: Run, path: Path) -> None:
     Whole or not at all. UserError when there is nothing to draw or nowhere to write.
     """
     suffix = _suffix(path)
-    _replace(path, _render(_chart_of(run), suffix))
+    _replace(path, _render(chart_of(run), suffix))
 
 
-def _chart_of(run: Run) -> Any:
+def chart_of(run: Run) -> Any:
+    """The Altair chart that suits the run. UserError when there is nothing to draw."""
     if joints(run) or (run.loadings and not run.trainings):
         return loading_chart(run)
     if run.trainings:
