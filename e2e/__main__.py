@@ -129,14 +129,14 @@ def _options(*groups: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
 def train(network: str | None, explain: bool, **options: Any) -> None:
     """Train NETWORK under several precision recipes, in turns, and compare them."""
     if explain:
-        from e2e.explain import explain_recipes
+        from e2e.commands.list import explain_recipes
 
         explain_recipes(options["recipe"], quiet=options["quiet"])
         return
     if network is None:
         raise click.UsageError("name a network: python -m e2e resnet50 --amp; `list` shows them")
-    from e2e.requests import training_request
-    from e2e.run_command import run_training
+    from e2e.commands.requests import training_request
+    from e2e.commands.train import run_training
 
     run_training(training_request(network, options))
 
@@ -149,8 +149,8 @@ def train(network: str | None, explain: bool, **options: Any) -> None:
 )
 def predict(network: str, **options: Any) -> None:
     """Predict NETWORK's steps without running it: trace it, measure its operations one by one."""
-    from e2e.requests import prediction_request
-    from e2e.run_command import run_training
+    from e2e.commands.requests import prediction_request
+    from e2e.commands.train import run_training
 
     run_training(prediction_request(network, options))
 
@@ -160,7 +160,7 @@ def predict(network: str, **options: Any) -> None:
 @_options(VALIDATION, OUTPUT)
 def validate(networks: str | None, batch: str | None, **options: Any) -> None:
     """Predict and measure a matrix of networks, recipes and batches: the error table."""
-    from e2e.predict.validate_command import run_validation
+    from e2e.commands.validate import run_validation
 
     run_validation(networks, batch, options)
 
@@ -170,7 +170,7 @@ def validate(networks: str | None, batch: str | None, **options: Any) -> None:
 @_options(LOADING, STALLING, OUTPUT)
 def stalls(network: str, workers: str | None, measure: str, **options: Any) -> None:
     """Say from how many workers on low precision pays: precision x workers, by difference."""
-    from e2e.stalls.command import run_stalls
+    from e2e.commands.stalls import run_stalls
 
     run_stalls(network, workers, measure, options)
 
@@ -185,7 +185,7 @@ def stalls(network: str, workers: str | None, measure: str, **options: Any) -> N
 @click.option("--device", default="auto", show_default=True, help="auto, cuda, cuda:N or cpu")
 def loader(backend: str, workers: str | None, cold: bool, **options: Any) -> None:
     """Measure loaders alone: images a second, and a second and core."""
-    from e2e.stalls.command import run_loaders
+    from e2e.commands.stalls import run_loaders
 
     run_loaders(backend, workers, cold, options)
 
@@ -201,7 +201,7 @@ def loader(backend: str, workers: str | None, cold: bool, **options: Any) -> Non
 @click.option("--quiet", is_flag=True, help="Print nothing but errors")
 def make_data(folder: Path, check: bool, **options: Any) -> int:
     """Make photo-like JPEGs in class folders, for who has no photographs to train on."""
-    from e2e.made.command import run_check, run_make_data
+    from e2e.commands.make_data import run_check, run_make_data
 
     if check:
         return run_check(folder, quiet=options["quiet"])
@@ -212,7 +212,7 @@ def make_data(folder: Path, check: bool, **options: Any) -> int:
 @app.command(name="list")
 def list_networks() -> None:
     """The networks and the loaders that are known by name."""
-    from e2e.explain import print_loaders, print_networks
+    from e2e.commands.list import print_loaders, print_networks
 
     print_networks()
     print_loaders()

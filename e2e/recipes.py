@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from e2e.results.types import TrainCase
 from microbench.errors import UserError
-from microbench.train_results import TrainCase
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 DYNAMIC, NONE = "dynamic", "none"

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from microbench.errors import UserError
-from microbench.runfile import check_writable, probe, read_run, write_run, write_text
+from microbench.results.runfile import check_writable, probe, read_run, write_run, write_text
 from microbench.sweep import parse_names
 
 
@@ -39,11 +39,11 @@ def show_run(file: Path, *, form: str | None, verbose: bool, chart: Path | None 
 
 def explain_again(file: Path) -> None:
     """Bounds, reasons and warnings of a run file from its numbers, written back to it."""
-    from microbench.explain import annotate
+    from microbench.roofline.explain import annotate
 
     run = read_run(file)
     probe(file, "FILE")
-    if (run.trainings or run.loadings) and not run.results:
+    if run.others and not run.results:
         print(f"{file} holds no kernels: the rest was explained when it was measured")
         return
     explained = annotate(run)
@@ -54,9 +54,9 @@ def explain_again(file: Path) -> None:
 
 def compare_runs(a: Path, b: Path, fail_on: str | None, json_path: Path | None) -> int:
     """Print the comparison; the exit code: 1 when a verdict is one to fail on, else 0."""
-    from microbench.compare import VERDICTS, compare, failing
     from microbench.report.comparison import print_comparison
     from microbench.report.screen import make_console
+    from microbench.results.compare import VERDICTS, compare, failing
 
     choices = [verdict.replace(" ", "-") for verdict in VERDICTS]
     named = parse_names(fail_on, choices, "--fail-on") if fail_on is not None else []
@@ -71,8 +71,8 @@ def compare_runs(a: Path, b: Path, fail_on: str | None, json_path: Path | None) 
 
 def examine_machine(device: str) -> None:
     """Print the doctor's findings."""
-    from microbench.device import describe
-    from microbench.doctor import examine
+    from microbench.device.device import describe
+    from microbench.device.doctor import examine
     from microbench.report.doctor import print_findings
     from microbench.report.screen import make_console
 

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field, replace
 from kernels import OPS, is_library
 from kernels.case import Candidate, CannotRun, Case, OpSession, Prepared, Target
 from kernels.error_words import first_line
-from microbench import kernel_names
-from microbench.estimate import Estimator, TooLong
-from microbench.interleave import HEAVY, LARGE_FLOPS, Arm, ArmFailed, Turns
-from microbench.results import TIME_DECIMALS, Measurement, Ratio, Result
-from microbench.stats import median, median_interval, ratio_interval
+from microbench.device import profiler as kernel_names
+from microbench.device.telemetry import Telemetry, TelemetrySummary
+from microbench.results.types import TIME_DECIMALS, Measurement, Ratio, Result
+from microbench.roofline.estimate import Estimator, TooLong
 from microbench.sweep import Group
-from microbench.telemetry import Telemetry, TelemetrySummary
-from microbench.timing import Timer
+from microbench.timing.interleave import HEAVY, LARGE_FLOPS, Arm, ArmFailed, Turns
+from microbench.timing.stats import median, median_interval, ratio_interval
+from microbench.timing.timers import Timer
 
 ESTIMATE_SAMPLES = 3
 CHOICE_SAMPLES = 5

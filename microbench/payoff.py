@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from kernels import OPS, is_library
-from microbench.results import Ratio, Result, Run
+from microbench.results.types import Ratio, Result, Run
 
 BASELINES = ("fp32", "tf32")
 MIN_GAIN = 1.02  # between runs, ratios of small products move by more than their intervals say

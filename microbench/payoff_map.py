@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from kernels import OPS
 from kernels.case import Case
 from microbench.payoff import BASELINES, gain
-from microbench.results import Run
+from microbench.results.types import Run
 from microbench.runner import weight
 from microbench.sweep import Group
 

@@ -11,7 +11,7 @@ from microbench.errors import UserError
 from microbench.payoff import BASELINES
 from microbench.payoff_map import Refine
 from microbench.plans import plan_conv, plan_gemm
-from microbench.results import NetworkUse, Run
+from microbench.results.types import NetworkUse, Run
 from microbench.run_output import Outputs, outputs_from
 from microbench.runner import CPU_BUDGET_S, InOrder, Schedule, default_budget_s, missing
 from microbench.sweep import Group, parse_precisions

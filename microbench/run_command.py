@@ -11,7 +11,8 @@ from pathlib import Path
 from kernels import OPS
 from microbench.errors import UserError
 from microbench.requests import Conditions, Request
-from microbench.results import NetworkUse, Run
+from microbench.results.runfile import read_run
+from microbench.results.types import NetworkUse, Run
 from microbench.run_output import (
     MAX_SEED,
     check_goes_on,
@@ -23,10 +24,9 @@ from microbench.run_output import (
     say_stopped,
     watched_environment,
 )
-from microbench.runfile import read_run
 from microbench.runner import Runner, Schedule
 from microbench.sweep import Group, parse_choice
-from microbench.timing import L2_STATES, REGIMES, TIMERS
+from microbench.timing.timers import L2_STATES, REGIMES, TIMERS
 from microbench.worker import Greeting, Settings, Worker, WorkerDied
 
 MEMORY_SHARE = 0.9  # of the free memory that the tensors of one comparison may take

@@ -11,10 +11,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from microbench.device.host import WATCHED_VARIABLES
 from microbench.errors import NothingMeasured, UserError
-from microbench.host import WATCHED_VARIABLES
-from microbench.results import METHOD_VERSION, Run
-from microbench.runfile import check_writable, probe, write_run, write_text
+from microbench.results.runfile import check_writable, probe, write_run, write_text
+from microbench.results.types import METHOD_VERSION, Run
 from microbench.worker import Greeting
 
 if TYPE_CHECKING:
@@ -158,8 +158,7 @@ def report(run: Run, path: Path, outputs: Outputs, console: Console) -> None:
         console.print(f"Chart: {outputs.chart}")
     if outputs.csv:
         _write_csv(run, outputs.csv)
-    entries = run.results or run.trainings or run.loadings
-    if {entry.status for entry in entries} - {"skipped"} == {"failed"}:
+    if {entry.status for entry in run.results or run.others} - {"skipped"} == {"failed"}:
         raise NothingMeasured
 
 

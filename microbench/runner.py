@@ -15,12 +15,12 @@ from typing import Protocol
 
 from kernels import OPS
 from kernels.case import Case
-from microbench.ceilings import datasheet_ceilings, is_reference, large_ceilings
-from microbench.explain import annotate
-from microbench.interleave import LARGE_FLOPS
-from microbench.results import Ceiling, Result, Run
+from microbench.results.types import Ceiling, Result, Run
+from microbench.roofline.ceilings import datasheet_ceilings, is_reference, large_ceilings
+from microbench.roofline.explain import annotate
 from microbench.run_output import save
 from microbench.sweep import Group
+from microbench.timing.interleave import LARGE_FLOPS
 from microbench.worker import OnStage, WorkerDied
 
 # Seconds of sampling an arm gets when the user gives no --budget: a case that can drive a GPU to

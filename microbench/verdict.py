@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from kernels import is_library, size_of
 from microbench.payoff import BASELINES, Payoff, Row, library_or_best, payoffs
-from microbench.results import Ratio, Result, Run
+from microbench.results.types import Ratio, Result, Run
 
 MOST_REASONS = 3
 MOST_SIZES = 6

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 from kernels.case import Target
 from kernels.error_words import one_line
 from microbench.errors import UserError
-from microbench.results import Ceiling, Json, Result
+from microbench.results.types import Ceiling, Json, Result
 from microbench.sweep import Group
 
 if TYPE_CHECKING:
-    from microbench.device import DeviceInfo
+    from microbench.device.device import DeviceInfo
 
 OnStage = Callable[[str, str], None]
 Serve = Callable[[Connection, Any], None]
@@ -142,7 +142,7 @@ class Worker(Child):
     def calibrate(
         self, precisions: Sequence[str], large: Sequence[str], on_stage: OnStage
     ) -> list[Ceiling]:
-        """Measured ceilings; see `microbench.ceilings.calibrate`. Raises WorkerDied."""
+        """Measured ceilings; see `microbench.roofline.ceilings.calibrate`. Raises WorkerDied."""
         return self.ask(("calibrate", tuple(precisions), tuple(large)), on_stage, START_S)
 
     def measure(self, group: Group, budget_s: float, on_stage: OnStage) -> list[Result]:
@@ -167,7 +167,7 @@ def _live(pipe: Connection, serve: Serve, settings: object) -> None:
 
 def greet_parent(pipe: Connection, device: str) -> DeviceInfo:
     """Take the device of this name for the child, and say what it is. UserError: there is none."""
-    from microbench import device as devices
+    from microbench.device import device as devices
 
     try:
         info = devices.describe(device)
@@ -183,10 +183,10 @@ def greet_parent(pipe: Connection, device: str) -> DeviceInfo:
 
 
 def _measure_on_request(pipe: Connection, settings: Settings) -> None:
-    from microbench import device as devices
-    from microbench.ceilings import calibrate
+    from microbench.device import device as devices
     from microbench.measure import Measurer
-    from microbench.timing import make_timer
+    from microbench.roofline.ceilings import calibrate
+    from microbench.timing.timers import make_timer
 
     info = greet_parent(pipe, settings.device)
     target = info.target()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from e2e.predict.foretold import Foretold
-from microbench.load_results import Loading
-from microbench.train_results import Training
+from e2e.predict.prediction import Foretold
+from e2e.results.loader_types import Loading
+from e2e.results.types import Training
 
 DATA = "data"
 

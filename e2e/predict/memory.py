@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from e2e.predict.trace import Trace
+from e2e.predict.trace.fake_trace import Trace
 
 
 def peak_bytes(trace: Trace, scratch: Mapping[str, int]) -> int:

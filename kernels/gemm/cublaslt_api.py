@@ -2,8 +2,8 @@
 
 Nothing here is loaded or launched at import. Every constant keeps the name it has in NVIDIA's
 headers (cublasLt.h, cublas_api.h and library_types.h of CUDA 13, which pip's nvidia-cublas and
-nvidia-cuda-runtime install under nvidia/cu13/include); tests/test_cublaslt.py compares each of
-them, the tables of tiles, stages and clusters and the structures with the installed headers.
+nvidia-cuda-runtime install under nvidia/cu13/include); tests/kernels/test_cublaslt.py compares each
+of them, the tables of tiles, stages and clusters and the structures with the installed headers.
 """
 
 from __future__ import annotations

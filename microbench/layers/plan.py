@@ -9,7 +9,7 @@ from kernels import OPS
 from kernels.case import DATA, Case
 from microbench.layers.trace import Layer, Traced, trace
 from microbench.plans import Arm, group_of, plan_arms
-from microbench.results import LayerUse, NetworkUse, NotMeasured
+from microbench.results.types import LayerUse, NetworkUse, NotMeasured
 from microbench.sweep import Group, parse_choice, parse_names
 
 BACKENDS = ("library", "triton")  # library: cuDNN and cuBLAS, or torch on a CPU

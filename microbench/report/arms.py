@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kernels import is_library
 from microbench.report import words
-from microbench.results import Result, Run
+from microbench.results.types import Result, Run
 from microbench.verdict import BASELINES, asked_for
 
 

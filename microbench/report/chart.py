@@ -20,7 +20,7 @@ from microbench.report.arms import (
     varying,
 )
 from microbench.report.canvas import RULE, Canvas, log_ticks
-from microbench.results import Result, Run
+from microbench.results.types import Result, Run
 
 HEIGHT = 17
 FEWEST_SIZES = 3

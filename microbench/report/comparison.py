@@ -8,15 +8,12 @@ from rich.console import Console
 from rich.text import Text
 
 from kernels.case import Case
-from microbench.compare import VERDICTS, AnyCase, CompareRow, Comparison
-from microbench.load_results import LoadCase
 from microbench.report import words
 from microbench.report.grid import DIM, Column, Grid, Row
 from microbench.report.screen import WIDTH
-from microbench.report.training import figures
-from microbench.report.training.arms import OPTIONS, in_words
-from microbench.results import Ratio
-from microbench.train_results import TrainCase
+from microbench.results.compare import VERDICTS, CompareRow, Comparison
+from microbench.results.kinds import KINDS, AnyCase, Report
+from microbench.results.types import Ratio
 
 MOST_SAME_ROWS = 6
 MOST_NAMED = 5
@@ -84,13 +81,14 @@ def _chosen(rows: Sequence[CompareRow]) -> tuple[list[CompareRow], list[CompareR
 
 
 def _grid(rows: Sequence[CompareRow]) -> Grid:
-    kinds = {type(row.case) for row in rows}
-    first = {TrainCase: "recipe", LoadCase: "loader"}
+    ops = {row.case.op for row in rows}
+    kernels, kinds = ops - KINDS.keys(), ops & KINDS.keys()
+    first = [KINDS[op].report.FIRST[op] for op in kinds]
     columns = [
         Column("B is"),
-        Column(first.get(next(iter(kinds)), "precision") if len(kinds) == 1 else "precision"),
-        Column("size" if kinds == {Case} else "what", right=True),
-        Column("backend" if Case in kinds else "options", drop=1),
+        Column("precision" if kernels or len(first) > 1 else first[0]),
+        Column("what" if kinds else "size", right=True),
+        Column("backend" if kernels else "options", drop=1),
         Column("time A", right=True, drop=2),
         Column("time B", right=True, drop=2),
         Column("A / B", right=True),
@@ -100,25 +98,24 @@ def _grid(rows: Sequence[CompareRow]) -> Grid:
         look, style = _LOOKS[row.verdict]
         cells = [look, *_what(row.case)]
         cells += [words.duration(s) if s is not None else "-" for s in (row.a_s, row.b_s)]
-        told = figures.interval if isinstance(row.case, TrainCase) else words.interval
-        cells.append("-" if row.ratio is None else told(Ratio(row.ratio, row.ci95)))
+        cells.append("-" if row.ratio is None else _ratio(row.case, Ratio(row.ratio, row.ci95)))
         grid.rows.append(Row(cells, style=style))
     return grid
 
 
 def _what(case: AnyCase) -> tuple[str, str, str]:
-    """Precision, problem and who computes it; of a training: recipe, what is trained, options."""
-    if isinstance(case, TrainCase):
-        told = ["network", "batch"]
-        told += [] if case.data == "synthetic" else ["data", "loader", "workers", "prefetch"]
-        return (words.clean(case.recipe), ", ".join(in_words(case, told)),
-                " ".join(in_words(case, OPTIONS)))  # fmt: skip
-    if isinstance(case, LoadCase):
-        how = [words.count(case.workers, "worker"), *["cold files"] * case.cold]
-        how += [f"prefetch {case.prefetch}"] if case.prefetch else []
-        what = f"{words.clean(case.data)} data, batch {case.batch}"
-        return words.clean(case.loader), what, ", ".join(how)
-    return words.clean(case.precision_name), words.size(case), words.clean(case.backend)
+    """Precision, problem and who computes it; of other kinds what their report says."""
+    if isinstance(case, Case):
+        return words.clean(case.precision_name), words.size(case), words.clean(case.backend)
+    return _report(case).cells(case)
+
+
+def _ratio(case: AnyCase, ratio: Ratio) -> str:
+    return words.interval(ratio) if isinstance(case, Case) else _report(case).ratio(case.op, ratio)
+
+
+def _report(case: AnyCase) -> Report:
+    return KINDS[case.op].report
 
 
 def _name(case: AnyCase) -> str:

@@ -8,21 +8,17 @@ from rich.console import Console
 from rich.text import Text
 
 from kernels import OPS
-from microbench.model import describe, held_out_error
 from microbench.report import notes, words
 from microbench.report.arms import arms_of
 from microbench.report.chart import chart
 from microbench.report.layers_table import layers_summary, layers_table
-from microbench.report.loading import loaders_table
-from microbench.report.loading.joint import joints
-from microbench.report.loading.screen import loading_sections
 from microbench.report.map_table import is_map, map_tables, map_verdict
 from microbench.report.run_table import RunTable, run_table
 from microbench.report.screen import WIDTH
-from microbench.report.training.arms import what_was_trained
-from microbench.report.training.screen import Section, training_sections
 from microbench.report.wide_table import missing_reasons, wide_table
-from microbench.results import Run
+from microbench.results.kinds import reports
+from microbench.results.types import Run
+from microbench.roofline.model import describe, held_out_error
 from microbench.verdict import verdict
 
 SOFTWARE = (
@@ -43,26 +39,17 @@ def print_run(run: Run, console: Console, *, details: bool = False) -> None:
     """
     width = min(console.width, WIDTH)
     _section(console, header(run, details), width)
-    if not run.results and not run.trainings and not run.loadings:
+    if not run.entries:
         console.print(Text("Nothing was measured."))
     if run.results and is_map(run):
         _print_map(run, console, width)
     elif run.results:
         _print_kernels(run, console, width, details)
-    for title, lines in _sections(run, width, details):
-        _section(console, lines, width, title)
+    for report in reports(run):
+        for title, lines in report.sections(run, width, details=details):
+            _section(console, lines, width, title)
     of_data = [Text(words.clean(note)) for note in run.settings.get("notes", ())]
     _section(console, of_data, width, "What there is to say of the data")
-
-
-def _sections(run: Run, width: int, details: bool) -> list[Section]:
-    """The parts on trainings and loaders."""
-    if joints(run) or not run.trainings:
-        return loading_sections(run, width, details=details)
-    return [
-        *training_sections(run, width, details=details),
-        (loaders_table.TITLE, loaders_table.loaders_table(run, width)),
-    ]
 
 
 def _print_kernels(run: Run, console: Console, width: int, details: bool) -> None:
@@ -128,8 +115,7 @@ def _how(run: Run) -> list[str]:
     parts: list[str] = []
     parts += sorted({words.clean(r.case.op) for r in run.results})
     parts += _shared_settings(run)
-    if run.trainings:
-        parts += what_was_trained(run)
+    parts += [part for report in reports(run) for part in report.conditions(run)]
     if len({r.case.data for r in run.results}) == 1:
         parts.append(f"{words.clean(run.results[0].case.data)} data")
     for title, field in (("timer", "timer"), ("L2", "l2"), ("regime", "regime")):

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from microbench.doctor.finding import Finding
+from microbench.device.doctor.finding import Finding
 from microbench.report import words
 from microbench.report.screen import WIDTH
 

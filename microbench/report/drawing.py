@@ -10,13 +10,11 @@ from typing import Any
 
 from microbench.errors import UserError
 from microbench.report.drawing_lines import line_chart
-from microbench.report.drawing_loading import loading_chart
 from microbench.report.drawing_map import payoff_map
 from microbench.report.drawing_style import library
-from microbench.report.drawing_training import training_chart
-from microbench.report.loading.joint import joints
-from microbench.results import Run
-from microbench.runfile import check_writable
+from microbench.results.kinds import reports
+from microbench.results.runfile import check_writable
+from microbench.results.types import Run
 
 __all__ = [
     "SUFFIXES",
@@ -25,7 +23,6 @@ __all__ = [
     "draw",
     "line_chart",
     "payoff_map",
-    "training_chart",
 ]
 
 SUFFIXES = (".png", ".svg", ".html")
@@ -40,7 +37,7 @@ def check_chart_path(path: Path) -> None:
 
 
 def draw(run: Run, path: Path) -> None:
-    """Write the chart that suits the run: of its loaders or trainings where it has some; else the
+    """Write the chart that suits the run: of other kinds than kernels where it has some; else the
     map for `payoff` of conv, else rate against size.
 
     Whole or not at all. UserError when there is nothing to draw or nowhere to write.
@@ -51,10 +48,8 @@ def draw(run: Run, path: Path) -> None:
 
 def chart_of(run: Run) -> Any:
     """The Altair chart that suits the run. UserError when there is nothing to draw."""
-    if joints(run) or (run.loadings and not run.trainings):
-        return loading_chart(run)
-    if run.trainings:
-        return training_chart(run)
+    for report in reports(run):
+        return report.chart(run)
     is_map = "payoff" in run.command and any(r.case.op == "conv" and r.speedup for r in run.results)
     return payoff_map(run) if is_map else line_chart(run)
 

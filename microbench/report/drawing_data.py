@@ -11,7 +11,7 @@ from microbench.errors import UserError
 from microbench.report import words
 from microbench.report.arms import arms_of, rate_unit
 from microbench.report.drawing_style import in_words, ordered, varying
-from microbench.results import Ceiling, Json, Result, Run
+from microbench.results.types import Ceiling, Json, Result, Run
 
 MOST_PANELS = 24
 MOST_ARMS = 8  # in a panel: with more, each back end gets its own

@@ -19,7 +19,7 @@ from microbench.report.drawing_style import (
     panel_title,
     styled,
 )
-from microbench.results import Json, Run
+from microbench.results.types import Json, Run
 
 MARKERS = ("circle", "triangle-up", "square", "diamond", "cross")  # the first is drawn filled
 CLOSE = 9  # pixels between two sizes: under it their points cover each other

@@ -24,8 +24,8 @@ from microbench.report.drawing_style import (
     styled,
     varying,
 )
-from microbench.results import Json, Result, Run
-from microbench.stats import excludes_one
+from microbench.results.types import Json, Result, Run
+from microbench.timing.stats import excludes_one
 
 AXES = ("image", "batch")  # the settings that lie across the map; the size runs up it
 MOST_PANELS = 24

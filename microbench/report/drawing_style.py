@@ -10,7 +10,7 @@ from kernels.case import Case
 from microbench.errors import UserError
 from microbench.report import words
 from microbench.report.arms import arms_of
-from microbench.results import Result, Run
+from microbench.results.types import Result, Run
 
 INK, FAINT, PALE = "#222222", "#6b6b6b", "#f3f3f3"
 # Okabe and Ito's palette (https://jfly.uni-koeln.de/color/), greys for what is compared with: a

@@ -12,7 +12,7 @@ from kernels import is_library
 from microbench.report import words
 from microbench.report.arms import Arms, arms_of
 from microbench.report.grid import Column, Grid, Row
-from microbench.results import LayerUse, NetworkUse, Result, Run
+from microbench.results.types import LayerUse, NetworkUse, Result, Run
 
 PASSES = ("fprop", "dgrad", "wgrad")
 LITTLE_GAIN = 1.3  # times faster: a layer under it is named among those that gain little

@@ -15,7 +15,7 @@ from rich.text import Text
 from microbench.report import words
 from microbench.report.arms import rate_unit
 from microbench.report.screen import WIDTH, is_live
-from microbench.results import Result
+from microbench.results.types import Result
 from microbench.sweep import Group
 
 BAR_WIDTH = 20

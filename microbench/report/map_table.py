@@ -11,8 +11,8 @@ from microbench.payoff import BASELINES, gain, library_or_best
 from microbench.report import words
 from microbench.report.arms import arms_of
 from microbench.report.grid import Column, Grid, Row
-from microbench.results import Result, Run
-from microbench.stats import excludes_one
+from microbench.results.types import Result, Run
+from microbench.timing.stats import excludes_one
 
 ACROSS = ("image", "batch")
 # A letter a cause, beside the number.

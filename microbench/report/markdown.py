@@ -7,9 +7,8 @@ from microbench.payoff import payoffs
 from microbench.report import words
 from microbench.report.arms import arms_of
 from microbench.report.layers_table import PASSES, layers_of
-from microbench.report.loading.markdown import loading_markdown
-from microbench.report.training.markdown import training_caption, training_table
-from microbench.results import NetworkUse, Result, Run
+from microbench.results.kinds import reports
+from microbench.results.types import NetworkUse, Result, Run
 
 HEADER = ("size", "precision", "back end", "time", "TFLOP/s", "% of peak", "x fp32", "x tf32",
           "rel. error", "bound by")  # fmt: skip
@@ -21,10 +20,7 @@ def to_markdown(run: Run) -> str:
     lines = [_row(HEADER), _row(("---:", "---", "---", *["---:"] * 6, "---"))]
     kernels = "\n".join([*lines, *(_row(_cells(result)) for result in run.results)]) + "\n"
     tables = [kernels] if run.results else []
-    if run.trainings:
-        tables.append(f"{training_caption(run)}\n\n{training_table(run)}")
-    if run.loadings:
-        tables.append(loading_markdown(run))
+    tables += [table for report in reports(run) for table in report.markdown(run)]
     return "\n".join(tables or [kernels])
 
 

@@ -9,7 +9,7 @@ from rich.text import Text
 from kernels.precision import PRECISIONS
 from microbench.report import words
 from microbench.report.arms import arms_of, groups_of, rate_unit, representative
-from microbench.results import Ceiling, Result, Run, Warning
+from microbench.results.types import Ceiling, Result, Run, Warning
 
 MOST_WHYS = 8
 

@@ -11,7 +11,7 @@ from rich.text import Text
 from microbench.report import words
 from microbench.report.arms import Arms, arms_of, groups_of, rate_unit, varying
 from microbench.report.grid import DIM, Column, Grid, Row
-from microbench.results import Result, Run
+from microbench.results.types import Result, Run
 
 WIDEST_SIZE = 11  # beyond it a size stands on a line of its own, over its rows
 SENTENCE = {"skipped": "skipped", "failed": "FAILED"}

@@ -8,14 +8,11 @@ from __future__ import annotations
 import csv
 import io
 
-from microbench.report.loading.table_csv import COLUMNS as LOADING_COLUMNS
-from microbench.report.loading.table_csv import loading_row
-from microbench.report.training.table_csv import COLUMNS as TRAINING_COLUMNS
-from microbench.report.training.table_csv import Cell, speedup, training_row
-from microbench.results import Result, Run
+from microbench.results.kinds import reports
+from microbench.results.types import Ratio, Result, Run
 
 BASELINES = ("fp32", "tf32")
-COLUMNS = (
+COLUMNS: tuple[str, ...] = (
     "op", "m", "n", "k", "c", "h", "w", "r", "s", "stride", "padding", "dilation", "groups", "pass",
     "layout", "data", "precision", "backend", "status", "reason",
     "median_s", "ci95_low_s", "ci95_high_s", "samples", "flops", "min_bytes", "tflops", "gb_per_s",
@@ -25,16 +22,17 @@ COLUMNS = (
     *(f"speedup_{name}{end}" for name in BASELINES for end in ("", "_low", "_high")),
 )  # fmt: skip
 JOIN = "; "
+Cell = str | int | float | bool | None
 
 
 def to_csv(run: Run) -> str:
     """The whole table with its header; what is not known is empty."""
     rows = [_case(result) | _measurement(result) | _meaning(result) for result in run.results]
-    rows += [training_row(training) for training in run.trainings]
-    rows += [loading_row(loading) for loading in run.loadings]
-    others = bool(run.trainings) or bool(run.loadings)
-    kinds = [COLUMNS] * (bool(run.results) or not others)
-    kinds += [TRAINING_COLUMNS] * bool(run.trainings) + [LOADING_COLUMNS] * bool(run.loadings)
+    kinds = [COLUMNS] * bool(run.results or not run.others)
+    for report in reports(run):
+        its_columns, its_rows = report.csv(run)
+        kinds.append(tuple(its_columns))
+        rows += its_rows
     columns = list(dict.fromkeys(name for kind in kinds for name in kind))
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")
@@ -106,3 +104,15 @@ def _cell(value: Cell) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:.9g}" if isinstance(value, float) else str(value)
+
+
+def speedup(name: str, ratio: Ratio | None) -> dict[str, Cell]:
+    """The columns of one speed-up: the ratio and the ends of its interval."""
+    if ratio is None:
+        return {}
+    low, high = ratio.ci95 or (None, None)
+    return {
+        f"speedup_{name}": ratio.ratio,
+        f"speedup_{name}_low": low,
+        f"speedup_{name}_high": high,
+    }

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from microbench.causes import conversion_share
 from microbench.payoff import subject_of
 from microbench.report import words
 from microbench.report.arms import arms_of, groups_of, rate_unit, representative
 from microbench.report.grid import Column, Grid, Row
 from microbench.report.run_table import RunTable
-from microbench.results import Result, Run
+from microbench.results.types import Result, Run
+from microbench.roofline.causes import conversion_share
 
 Arm = tuple[str, str]  # precision, back end
 SHOWN_CONVERSION = 0.02

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from kernels import size_of
 from kernels.case import Case
-from microbench.results import Interval, Ratio
-from microbench.stats import excludes_one, half_width_pct
+from microbench.results.types import Interval, Ratio
+from microbench.timing.stats import excludes_one, half_width_pct
 
 NO_DIFFERENCE = "~1"
 _TIME_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))

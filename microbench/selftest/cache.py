@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from microbench.results import Result, Run
+from microbench.results.types import Result, Run
 
 GAINS = 1.1  # times faster warm: a gain under this is within what clocks do between two sessions
 SAVED_SHARE = 0.08  # of the cold time that must be saved beyond what the shortest launch saves

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from microbench.limits import limits_for
-from microbench.results import Result, Run
+from microbench.results.types import Result, Run
+from microbench.roofline.limits import limits_for
 from microbench.selftest.cache import cache_effect
 from microbench.selftest.plant import Plant
 

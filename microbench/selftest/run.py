@@ -14,8 +14,8 @@ from rich.console import Console
 
 from kernels.case import Case
 from microbench.errors import UserError
-from microbench.results import Run
-from microbench.runfile import check_writable, write_text
+from microbench.results.runfile import check_writable, write_text
+from microbench.results.types import Run
 from microbench.runner import InOrder, Runner, Session, group_weight
 from microbench.selftest.judge import Judged, Runs, judge, passed, score
 from microbench.selftest.plant import Absent, Plant

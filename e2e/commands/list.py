@@ -1,0 +1,54 @@
+"""What can be trained, and what each recipe does: tables for the screen."""
+
+from __future__ import annotations
+
+from rich.table import Table
+from rich.text import Text
+
+from e2e.data.loaders import FIXED, LOADERS
+from e2e.networks import names
+from e2e.recipes import DYNAMIC, NONE, RECIPES, Recipe, parse_recipes
+from microbench.report import words
+from microbench.report.screen import make_console
+
+HEADER = ("recipe", "weights", "products", "batch-norm", "optimizer", "loss scale", "in words")
+
+
+def explain_recipes(asked: str | None, *, quiet: bool) -> None:
+    """Print what the recipes do, those asked for or all."""
+    chosen = parse_recipes(asked) if asked else list(RECIPES)
+    table = Table(*HEADER, box=None, pad_edge=False)
+    for name in chosen:
+        table.add_row(*cells(RECIPES[name]))
+    console = make_console(quiet=quiet)
+    for line in console.render_lines(table, pad=False):
+        console.print(Text("".join(segment.text for segment in line).rstrip()))
+
+
+def cells(recipe: Recipe) -> tuple[str, ...]:
+    """A recipe's row under HEADER."""
+    products = recipe.autocast or ("tf32" if recipe.tf32 else recipe.weights)
+    updated = "fp32 masters" if recipe.masters else recipe.weights
+    scale = {DYNAMIC: "dynamic", NONE: "-"}.get(str(recipe.scale), str(recipe.scale))
+    return (
+        recipe.name, recipe.weights, products, recipe.batchnorm, updated, scale, recipe.text
+    )  # fmt: skip
+
+
+def print_loaders() -> None:
+    """Print the loaders, and of those that need something what it is."""
+    console = make_console(quiet=False)
+    console.print("Loaders (--loader):")
+    for name, says in FIXED.items():
+        console.print(f"  {name}: {says}")
+    for name, backend in LOADERS.items():
+        console.print(f"  {name}: {backend.says}")
+
+
+def print_networks() -> None:
+    """Print the networks by group."""
+    console = make_console(quiet=False)
+    for title, known in names().items():
+        console.print(f"{title} ({words.count(len(known), 'network')}):")
+        console.print("  " + ", ".join(known))
+    console.print("Your own: module:function, which returns a torch module.")

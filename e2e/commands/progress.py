@@ -1,0 +1,122 @@
+"""What goes on while a run trains: one changing line on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from rich.console import Console
+
+from e2e.results.loader_types import LoadCase, Loading
+from e2e.results.types import Repeat, TrainCase, Training
+from microbench.report import words
+from microbench.report.live import LiveLine
+
+
+class TrainProgress(LiveLine):
+    """Tells a person which arm runs, what came out, and how long it will take.
+
+    `total` counts what is put on disk one after another: comparisons timed, trainings, and loaders
+    measured.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        total: int,
+        *,
+        quiet: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(console, total, quiet=quiet)
+        self._clock = clock
+        self._began_s = clock()
+        self._names: dict[str, str] = {}
+        self._timed_until_s: float | None = None
+
+    def expect(self, more: int) -> None:
+        """So much more is going to be put on disk."""
+        self._total += more
+
+    def timing(self, budget_s: float) -> None:
+        """The timing of a comparison begins, and takes about so long."""
+        self._timed_until_s = self._clock() + budget_s
+
+    def about(self, cases: tuple[TrainCase, ...]) -> None:
+        """What the arms of the comparison that comes are called."""
+        self._names = {case.key: arm_name(case) for case in cases}
+
+    def stage(self, key: str, stage: str) -> None:
+        """An arm entered a stage."""
+        name = self._names.get(key, "")
+        self._doing = words.clean(f"{name}: {stage}" if name else stage)
+
+    def timed(self, trainings: list[Training]) -> None:
+        """A comparison is on disk."""
+        parts = [
+            f"{arm_name(t.case)} {words.number(t.per_s)}"
+            if t.per_s
+            else f"{arm_name(t.case)} {t.status}"
+            for t in trainings
+        ]
+        case, unit = trainings[0].case, trainings[0].unit
+        timed = f" {unit}/s" * any(t.per_s for t in trainings)
+        self._advance(f"{case.network} batch {case.batch}: {', '.join(parts)}{timed}")
+
+    def foretold(self, trainings: list[Training]) -> None:
+        """A comparison is predicted, and on disk."""
+        case = trainings[0].case
+        parts = [f"{arm_name(t.case)} {t.status}" for t in trainings]
+        self._advance(f"{case.network} batch {case.batch}: {', '.join(parts)}")
+
+    def loading(self, case: LoadCase) -> None:
+        """A loader is about to be measured alone."""
+        self._doing = words.clean(f"{loader_name(case)}: loading")
+
+    def loaded(self, loading: Loading) -> None:
+        """A loader's measurement is on disk."""
+        per_s = f"{words.number(loading.per_s)} img/s" if loading.per_s else loading.status
+        self._advance(f"{loader_name(loading.case)}: {per_s}")
+
+    def trained(self, case: TrainCase, repeat: Repeat) -> None:
+        """A training is on disk."""
+        result = "no held-out data" if repeat.loss is None else f"loss {repeat.loss:.3f}"
+        if repeat.accuracy is not None:
+            result = f"accuracy {repeat.accuracy:.1%}"
+        if repeat.train_loss is None:
+            result = "the loss is not finite"
+        took = words.duration(repeat.train_s)
+        self._advance(
+            f"{arm_name(case)} batch {case.batch} seed {repeat.seed}: {result} after "
+            f"{words.count(repeat.steps, 'step')} in {took}"
+        )
+
+    def _advance(self, line: str) -> None:
+        self._done += 1
+        self.say(words.clean(f"[{self._done}/{self._total}] {line}"))
+
+    def left_s(self) -> float | None:
+        """Seconds until the end, if what is left takes as long as what is done.
+
+        Before anything is done, what is left of a comparison's timing, if it is the only one.
+        """
+        now_s = self._clock()
+        if self._done:
+            return (now_s - self._began_s) / self._done * (self._total - self._done)
+        if self._total == 1 and self._timed_until_s is not None:
+            return max(0.0, self._timed_until_s - now_s)
+        return None
+
+
+def loader_name(case: LoadCase) -> str:
+    """ "torchvision, 4 workers, cold files, prefetch 4"."""
+    parts = [case.loader, words.count(case.workers, "worker"), *["cold files"] * case.cold]
+    parts += [f"prefetch {case.prefetch}"] if case.prefetch else []
+    return ", ".join(parts)
+
+
+def arm_name(case: TrainCase) -> str:
+    """ "amp nhwc +compile"."""
+    more = [name for name, on in (("+compile", case.compile), ("+graph", case.graph)) if on]
+    unfused = [] if case.fused else ["unfused"]
+    return " ".join([case.recipe, *([case.layout] if case.layout else []), *unfused, *more])

@@ -1,0 +1,259 @@
+"""What `python -m e2e NETWORK` does, straight through: check the words, plan, train, report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from e2e.case import Comparison, Options, notes, plan
+from e2e.commands.progress import TrainProgress
+from e2e.commands.scheduler import Job, Work
+from e2e.commands.worker import DataFacts, TrainSettings, TrainWorker
+from e2e.networks import Network, find
+from e2e.results.types import Training
+from microbench.errors import NothingMeasured, UserError
+from microbench.results.runfile import read_run
+from microbench.results.types import Run
+from microbench.run_output import (
+    Outputs,
+    check_goes_on,
+    check_numbers,
+    check_outputs,
+    command_line,
+    report,
+    run_path,
+    say_stopped,
+    watched_environment,
+)  # fmt: skip
+from microbench.worker import Greeting, WorkerDied
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainRequest:
+    """The command's options."""
+
+    network: str
+    options: Options
+    settings: TrainSettings
+    iterations: int | None
+    epochs: int | None
+    repeats: int
+    budget: float | None
+    outputs: Outputs
+    predict: bool | None = None  # before it is timed; None: on a GPU
+    verify: bool = False
+    train: bool = True  # False: predict, and no more
+
+
+@dataclass(frozen=True)
+class Session:
+    """A run under way: what was asked, and what the device and the data turned out to be."""
+
+    request: TrainRequest
+    network: Network
+    greeting: Greeting
+    facts: DataFacts
+    job: Job
+
+    @property
+    def kind(self) -> str:
+        """The device's kind."""
+        return self.greeting.target.kind
+
+    def plan(self, **changes: Any) -> list[Comparison]:
+        """The comparisons that the options ask for, with these changed."""
+        options = replace(self.request.options, **changes)
+        memory_bytes = self.greeting.device.get("memory_bytes")
+        return plan(self.network, options, self.kind, memory_bytes)
+
+
+Procedure = Callable[[Session, Run], Run]  # adds to the run, through the session's job
+
+
+def compare_recipes(session: Session, run: Run) -> Run:
+    """What training a network means: its comparisons timed, trained and predicted, as asked."""
+    comparisons = session.plan()
+    steps = _steps_wanted(session.request, session.facts)
+    repeats = session.request.repeats
+    session.job.progress.expect(
+        sum(1 + repeats * len(c.arms) * bool(steps(c)) for c in comparisons)
+    )
+    return session.job.run(run, comparisons, steps)
+
+
+def run_training(request: TrainRequest) -> None:
+    """Predict, train, time and report, as asked; UserError for what the user can mend,
+    NothingMeasured where no step is known in the end.
+    """
+    from microbench.report.screen import make_console
+
+    check_words(request)
+    before = read_run(request.outputs.resume) if request.outputs.resume else None
+    word = "train" if request.train else "predict"
+    path = run_path(request.outputs, f"{word}-{request.network.replace(':', '-')}")
+    console = make_console(quiet=request.outputs.quiet)
+    run = carry_out(request, before, path, console)
+    report(run, path, request.outputs, console)
+    if not any(training.predicted or training.steps for training in run.of(Training)):
+        raise NothingMeasured
+
+
+def carry_out(
+    request: TrainRequest,
+    before: Run | None,
+    path: Path,
+    console: Console,
+    procedure: Procedure = compare_recipes,
+    *,
+    whole: bool = True,
+) -> Run:
+    """The run with what the request asks for added to it, and on disk at `path`.
+
+    It is `whole` then, unless another request is going to add to it.
+    """
+    worker = TrainWorker(request.settings)
+    try:
+        # The child loads what it needs while the words are checked that need the network.
+        network = find(request.network, input=request.settings.input, loss=request.settings.loss)
+        plan(network, request.options, "cuda", None)
+        if request.settings.data == "made":
+            from e2e.commands.make_data import make_usual
+
+            make_usual(console)
+        greeting = _greet(worker)
+        kind = greeting.target.kind
+        plan(network, request.options, kind, greeting.device.get("memory_bytes"))
+        facts = worker.open_data()
+        _steps_wanted(request, facts)
+        run = _begin(request, greeting, facts, before)
+        for note in [*notes(request.options, kind), *facts.notes]:
+            console.print(note)
+        with TrainProgress(console, 0, quiet=request.outputs.quiet) as progress:
+            job = Job(_work(request, network, facts, greeting, path), worker, progress)
+            try:
+                run = procedure(Session(request, network, greeting, facts, job), run)
+                run = job.finished(run, whole=whole)
+            except UserError as error:
+                told = str(path) in str(error)
+                raise UserError(f"{error}{'' if told else _so_far(path)}") from None
+            finally:
+                worker = job.worker
+    except KeyboardInterrupt:
+        if path.exists():
+            say_stopped("e2e", path)
+        raise
+    except WorkerDied as death:
+        reason = f"the device cannot be used: {death.reason}"
+        raise UserError(f"{reason}{_so_far(path)}") from None
+    finally:
+        worker.close()
+    return run
+
+
+def _so_far(path: Path) -> str:
+    """Where to find what was measured before a run broke off."""
+    return f"; so far: {path} (--resume goes on)" if path.exists() else ""
+
+
+def _work(
+    request: TrainRequest, network: Network, facts: DataFacts, greeting: Greeting, path: Path
+) -> Work:
+    kind = greeting.target.kind
+    predict = kind == "cuda" if request.predict is None else request.predict
+    return Work(
+        request.settings, path, request.repeats, request.budget, facts, kind,
+        network.unit, network.units_per_sample, greeting.device.get("memory_bytes"),
+        predict=predict or request.verify or not request.train,
+        verify=request.verify, train=request.train,
+    )  # fmt: skip
+
+
+def check_words(request: TrainRequest) -> None:
+    """Everything that can be found wrong before torch is loaded."""
+    settings = request.settings
+    check_numbers(request.budget, settings.seed)
+    check_outputs(request.outputs)
+    if request.iterations is not None and request.epochs is not None:
+        raise UserError("--iterations and --epochs say the same thing: give one of them")
+    for name, value in (
+        ("--iterations", request.iterations), ("--epochs", request.epochs),
+        ("--repeats", request.repeats),
+    ):  # fmt: skip
+        if value is not None and value < 1:
+            raise UserError(f"{name} starts at 1, not {value}")
+    if request.repeats > 1 and request.iterations is None and request.epochs is None:
+        raise UserError("--repeats is of trainings: give --iterations or --epochs too")
+    if request.verify and request.predict is False:
+        raise UserError("--verify measures what a prediction proposes: leave out --no-predict")
+    if settings.lr is not None and not 0 < settings.lr < math.inf:
+        raise UserError(f"--lr takes a rate above 0, not {settings.lr:g}")
+    if settings.warmup < 0:
+        raise UserError(f"--warmup starts at 0, not {settings.warmup}")
+
+
+def _greet(worker: TrainWorker) -> Greeting:
+    try:
+        return worker.greet()
+    except WorkerDied as death:
+        raise UserError(f"the device cannot be used: {death.reason}") from None
+
+
+def _steps_wanted(request: TrainRequest, facts: DataFacts) -> Callable[[Comparison], int]:
+    """Steps of a training for a comparison: 0 when none was asked for."""
+    if request.epochs is not None and facts.train_samples is None:
+        raise UserError(f"{facts.name} data has no epochs; use --iterations")
+
+    def steps(comparison: Comparison) -> int:
+        if request.epochs is None:
+            return request.iterations or 0
+        case = comparison.arms[0].case
+        assert facts.train_samples is not None
+        return request.epochs * math.ceil(facts.train_samples / (case.batch * case.accumulate))
+
+    return steps
+
+
+def _begin(request: TrainRequest, greeting: Greeting, facts: DataFacts, before: Run | None) -> Run:
+    """A new run, or the one to go on with."""
+    settings = request.settings
+    chosen: dict[str, Any] = {
+        "seed": settings.seed,
+        "lr": settings.lr,
+        "warmup": settings.warmup,
+        "iterations": request.iterations,
+        "epochs": request.epochs,
+        "data": facts.name,
+        "train_samples": facts.train_samples,
+        "held_out_samples": facts.held_out,
+    }
+    if before is None:
+        return Run(
+            command=command_line("e2e"),
+            started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            device=greeting.device,
+            software=greeting.software,
+            settings={"training": chosen, "environment": watched_environment()},
+        )
+    path = request.outputs.resume
+    if not before.of(Training) and before.results:
+        raise UserError(f"--resume {path} is no run of e2e; start a new run")
+    check_goes_on(path, before, greeting)
+    known = before.settings.get("training", {})
+    for name, value in chosen.items():
+        if known.get(name, value) != value:
+            then, now = (_said(words) for words in (known[name], value))
+            raise UserError(
+                f"--resume {path} was taken with {name} {then}, not {now}; give the same"
+            )
+    return replace(before, finished_at=None)
+
+
+def _said(value: Any) -> str:
+    return "unset" if value is None else str(value)

@@ -1,0 +1,249 @@
+"""The training process. It holds the device, the data and the arms; the parent holds the screen."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
+
+from e2e.results.loader_types import LoadCase, Loading
+from e2e.results.types import Repeat, TrainCase, Training
+from kernels.error_words import one_line
+from microbench.worker import HANG_S, Child, OnStage, greet_parent
+
+if TYPE_CHECKING:
+    from e2e.predict.prediction import Foretold
+    from microbench.device.device import DeviceInfo
+
+SET_UP_S = 900.0  # compiling a large network may take minutes without a word
+STAND_IN = (
+    "The loss is a stand-in, the mean of squares of the output: the speed is that of training, "
+    "what is learnt is not; give --loss module:function."
+)
+POLL_S = 0.05  # sensors are read less often than for kernels: the host has a loop to run
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """What the child must know to train. None: the network's own.
+
+    `workers` and `loader` are those of held-out data and of cases that do not say otherwise.
+    """
+
+    device: str
+    network: str
+    data: str
+    input: tuple[int, ...] | None = None
+    loss: str | None = None
+    seed: int = 1
+    lr: float | None = None
+    warmup: int = 0
+    strict: bool = False
+    loader: str | None = None
+    workers: int = 0
+    cpus: int = 0  # 0: all
+    on_worker_death: str = "stop"
+    allow_run: bool = False  # real steps may run to be recorded and timed
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """What the parent must know of the data. `train_samples` None: it has no end."""
+
+    name: str
+    classes: int
+    train_samples: int | None
+    held_out: int | None
+    notes: tuple[str, ...]
+
+
+class TrainWorker(Child):
+    """A child process that trains. Greet it, open the data, then ask."""
+
+    def __init__(self, settings: TrainSettings) -> None:
+        # Not a daemon: those may have no children, and data loaders have.
+        super().__init__(_train_on_request, settings, daemon=False)
+
+    def open_data(self) -> DataFacts:
+        """Open the data and build the network once. UserError for what is wrong with either."""
+        return self.ask(("open",), lambda _key, _stage: None, SET_UP_S)
+
+    def foretell(self, case: TrainCase, on_stage: OnStage) -> Foretold:
+        """What is known of a case's step before it runs. Raises WorkerDied."""
+        return self.ask(("foretell", case), on_stage, SET_UP_S)
+
+    def load(self, case: LoadCase, budget_s: float) -> Loading:
+        """Measure a loader alone, with no arms beside it. Raises WorkerDied."""
+        return self.ask(("load", case, budget_s), lambda _key, _stage: None, budget_s + SET_UP_S)
+
+    def set_up(self, cases: Sequence[TrainCase], on_stage: OnStage) -> list[Training]:
+        """Hold these arms, and no others; a Training for each. Raises WorkerDied."""
+        return self.ask(("set_up", tuple(cases)), on_stage, SET_UP_S)
+
+    def time(self, budget_s: float, on_stage: OnStage) -> list[Training]:
+        """Time the arms that are held. Raises WorkerDied."""
+        return self.ask(("time", budget_s), on_stage, budget_s + 2 * HANG_S)
+
+    def train(self, key: str, seed: int, steps: int, on_stage: OnStage) -> Repeat:
+        """Train one of the arms from scratch. Raises WorkerDied, UserError (strict data)."""
+        return self.ask(("train", key, seed, steps), on_stage, SET_UP_S)
+
+    def notes(self) -> tuple[str, ...]:
+        """What there is to say of the data by now: broken images that were left out."""
+        return self.ask(("notes",), lambda _key, _stage: None, HANG_S)
+
+
+# ---------------------------------------------------------------- in the child
+
+
+def _train_on_request(pipe: Connection, settings: TrainSettings) -> None:
+    info = greet_parent(pipe, settings.device)
+    from e2e.data.loader_bench import LoadMeter
+    from e2e.data.loaders.cpus import limit_cpus
+    from e2e.train.measure import Trainer
+    from microbench.device import device as devices
+
+    if settings.cpus:
+        limit_cpus(settings.cpus)
+    kind, *_ = pipe.recv()
+    assert kind == "open"
+    task, facts = _opened(settings, info.target().torch_device)
+    pipe.send(("ok", facts))
+
+    def announce(key: str, stage: str) -> None:
+        pipe.send(("stage", key, stage))
+
+    # What it says of a computer without CUDA while it compiles is no news to anybody.
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
+    with devices.open_telemetry(info, POLL_S) as telemetry:
+        trainer = Trainer(task, info.target(), telemetry)
+        meter = LoadMeter(task.data, trainer.device, task.seed)
+        predictor: Any = None
+        try:
+            while True:
+                kind, *rest = pipe.recv()
+                if kind == "foretell":
+                    predictor = predictor or _make_predictor(task, info, settings.allow_run)
+                    pipe.send(("ok", predictor.foretell(rest[0], announce)))
+                else:
+                    pace = predictor.pace if predictor else None
+                    pipe.send(("ok", _answer(trainer, meter, pace, kind, rest, announce)))
+        finally:
+            trainer.end_loading()
+            # Where a capture broke off, letting memory go raises what nobody wants to read.
+            with suppress(RuntimeError):
+                trainer.close()
+
+
+def _make_predictor(task: Any, info: DeviceInfo, allow_run: bool) -> Any:
+    from e2e.predict.op_timer.store import Store
+    from e2e.predict.predictor import Predictor
+    from microbench.device.device import software
+
+    store = Store(info.as_dict(), software())
+    return Predictor(
+        task.network, info.target(), task.data.classes, store, allow_run=allow_run,
+        memory_bytes=info.memory_bytes,
+    )  # fmt: skip
+
+
+def _answer(
+    trainer: Any, meter: Any, pace: Any, kind: str, rest: Sequence[Any], announce: OnStage
+) -> object:
+    from e2e.train.convergence import train_once
+    from microbench.report import words
+
+    if kind == "load":
+        trainer.close()  # arms would be beside it
+        return meter.measure(*rest)
+    if kind == "set_up":
+        return trainer.set_up(rest[0], announce)
+    if kind == "time":
+        return trainer.time(rest[0], announce, pace)
+    if kind == "train":
+        trainer.end_loading()
+        key, seed, steps = rest
+        held = trainer.held[key]
+
+        began_s = time.perf_counter()
+
+        def on_step(step: int) -> None:
+            left_s = (time.perf_counter() - began_s) / max(1, step) * (steps - step)
+            left = f", about {words.rough_duration(left_s)} left" if step else ""
+            announce(key, f"training, seed {seed}, step {step} of {steps}{left}")
+
+        on_step(0)
+        return train_once(held, trainer.task.data, seed, steps, on_step)
+    assert kind == "notes"
+    return tuple(trainer.task.data.notes)
+
+
+def _opened(settings: TrainSettings, device: str) -> tuple[Any, DataFacts]:
+    """The task and the facts of its data. UserError for what is wrong with network or data."""
+    from dataclasses import replace
+
+    import torch
+
+    from e2e.data.sources import open_data
+    from e2e.networks import find
+    from e2e.train.arms import Task
+
+    network = find(settings.network, input=settings.input, loss=settings.loss)
+    look = _look_at(network, device) if network.classes is None else _Look(network.classes, False)
+    data = open_data(
+        settings.data,
+        sample=network.input,
+        classes=look.classes,
+        tokens=network.tokens,
+        strict=settings.strict,
+        workers=settings.workers,
+        loader=settings.loader,
+        on_death=settings.on_worker_death,
+        device=torch.device(device),
+    )
+    if data.train_samples is not None:
+        network = find(
+            settings.network, input=settings.input, loss=settings.loss, classes=data.classes
+        )
+    task = Task(
+        replace(network, classes=data.classes), data, settings.seed, settings.lr, settings.warmup
+    )
+    notes = [*data.notes, *([STAND_IN] if look.stands_in else [])]
+    return task, DataFacts(
+        data.name, data.classes, data.train_samples, data.held_out_samples, tuple(notes)
+    )
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What a network's output says: its classes, and whether its loss only stands in."""
+
+    classes: int | None
+    stands_in: bool
+
+
+def _look_at(network: Any, device: str) -> _Look:
+    """Run a user's network forward once, on two samples. UserError with the error it raises."""
+    import torch
+
+    from microbench.errors import UserError
+    from microbench.layers.networks import tensors_in
+
+    shape = (2, *network.input)
+    if network.tokens is None:
+        inputs = torch.randn(shape, device=device)
+    else:
+        inputs = torch.randint(network.tokens, shape, device=device)
+    try:
+        with torch.no_grad():
+            output = network.build().to(device)(inputs)
+    except Exception as error:
+        raise UserError(f"{network.name}: its forward raised {one_line(error)}") from None
+    first = next(tensors_in(output), None)
+    classes = first.shape[1] if first is not None and first.dim() == 2 else None
+    target = inputs if network.tokens else torch.zeros(2, dtype=torch.int64, device=device)
+    return _Look(None if network.tokens else classes, network.stands_in(output, target))

@@ -1,0 +1,1 @@
+"""Where training data comes from, and how it becomes batches."""

@@ -1,0 +1,147 @@
+"""The feeds of arms: arms that load alike take turns with one loader, and their waiting is timed.
+
+Each with workers of its own would slow the others: those would go on loading in the others' turns.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from e2e.data.loaders.backend import LoaderFeed
+from e2e.data.loaders.cpus import cpu_seconds
+from e2e.data.loaders.pinned import CachedFeed
+from e2e.data.loaders.shared_feed import Following
+from e2e.data.sources import Data
+from e2e.results.types import TrainCase
+from e2e.train.step_timer import Tally
+
+READY_S = 0.02  # a batch that takes longer to come was not ready
+# Workers that took less than this share of a core for so long rest; they are waited for no longer
+# than MAX_REFILL_S.
+RESTING_S, RESTING_SHARE, MAX_REFILL_S = 0.2, 0.1, 10.0
+
+
+def feed_of(data: Data, case: TrainCase, device: torch.device, seed: int) -> LoaderFeed:
+    """The case's batches in its layout, from the first one of the seed's order."""
+
+    def feed(loader: str, workers: int) -> LoaderFeed:
+        return data.feed(
+            case.batch, device, seed, channels_last=case.layout == "nhwc", loader=loader,
+            workers=workers, cold=case.cold, prefetch=case.prefetch,
+        )  # fmt: skip
+
+    loaded = feed(case.loader, case.workers)
+    return CachedFeed(feed("pinned", 0), loaded) if case.cached else loaded
+
+
+class TimedFeed:
+    """A feed, and how long the host has waited for it. `busy` is the feed whose batches are thrown
+    away meanwhile, where there is one.
+    """
+
+    def __init__(
+        self, feed: LoaderFeed, close: Callable[[], None], busy: CachedFeed | None = None
+    ) -> None:
+        self._feed, self._close, self._busy = feed, close, busy
+        self._waited_s = 0.0
+        self._closed = False
+
+    @property
+    def tally(self) -> Tally:
+        """What was noted so far."""
+        return Tally(self._waited_s, self._busy.came_s if self._busy else ())
+
+    def start(self) -> None:
+        """Let the loader run whose batches are thrown away, where there is one."""
+        if self._busy and not self._busy.came_s:  # another arm may have
+            self._busy.start()
+
+    def fetch(self) -> object:
+        """The next batch, as far as the host must wait for it."""
+        start_s = time.perf_counter()
+        batch = self._feed.fetch()
+        self._waited_s += time.perf_counter() - start_s
+        return batch
+
+    def place(self, fetched: object) -> tuple[Tensor, Tensor]:
+        """What `fetch` gave, as a batch on the device."""
+        return self._feed.place(fetched)
+
+    def skip_ready(self) -> None:
+        """Throw away what lay ready, that is what was loaded in the turns of other arms."""
+        for _ in range(self._feed.ahead):
+            start_s = time.perf_counter()
+            self._feed.fetch()
+            if time.perf_counter() - start_s > READY_S:
+                break
+
+    def refill(self) -> None:
+        """Wait until the workers rest, since all is ready that may be; thrown away, it never is.
+
+        By their processor time: workers that wait for a disk look at rest.
+        """
+        if self._busy is not None or not self._feed.pids:
+            return
+        until_s = time.perf_counter() + MAX_REFILL_S
+        took_s = RESTING_S
+        while took_s > RESTING_SHARE * RESTING_S and time.perf_counter() < until_s:
+            before_s = cpu_seconds(self._feed.pids)
+            time.sleep(RESTING_S)
+            took_s = cpu_seconds(self._feed.pids) - before_s
+
+    def close(self) -> None:
+        """Leave the loader; the last arm that does ends it."""
+        if not self._closed:
+            self._closed = True
+            self._close()
+
+
+class _Way(NamedTuple):
+    """How a loader loads: arms that agree in this share it."""
+
+    loader: str
+    workers: int
+    cached: bool
+    cold: bool
+    prefetch: int
+    batch: int
+
+
+@dataclass
+class _Shared:
+    feed: LoaderFeed
+    users: int = 0
+
+
+class Feeds:
+    """Feeds for the arms on one device, from one kind of data."""
+
+    def __init__(self, data: Data, device: torch.device, seed: int) -> None:
+        self._data, self._device, self._seed = data, device, seed
+        self._shared: dict[_Way, _Shared] = {}
+
+    def open(self, case: TrainCase) -> TimedFeed:
+        """A feed for an arm. UserError for a loader that cannot do this."""
+        own = feed_of(self._data, case, self._device, self._seed)
+        if not case.fed:
+            return TimedFeed(own, own.close)
+        way = _Way(
+            case.loader, case.workers, case.cached, case.cold, case.prefetch, case.batch
+        )  # fmt: skip
+        shared = self._shared.setdefault(way, _Shared(own))
+        shared.users += 1
+
+        def leave() -> None:
+            shared.users -= 1
+            if not shared.users:
+                self._shared.pop(way).feed.close()
+
+        feed = own if own is shared.feed else Following(own, shared.feed)
+        busy = shared.feed if isinstance(shared.feed, CachedFeed) else None
+        return TimedFeed(feed, leave, busy)

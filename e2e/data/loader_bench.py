@@ -1,0 +1,147 @@
+"""Loaders alone: how fast batches come, and what they cost the processor, with no training."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from e2e.data.loaders import LOADERS, Files
+from e2e.data.loaders.backend import LoaderFeed
+from e2e.data.loaders.cpus import cpu_seconds
+from e2e.data.loaders.page_cache import cold_missing
+from e2e.data.loaders.reading import Read
+from e2e.data.sources import Data
+from e2e.results.loader_types import LoadBlock, LoadCase, Loading
+from microbench.device.host import usable_cores
+from microbench.errors import UserError
+from microbench.timing.stats import half_width_pct
+
+BLOCK_S = 1.0
+WARM_S = 60.0
+# As in interleave.LOOKS: to look after every block would stop on lucky streaks.
+LOOKS = (3, 5, 10, 20, 30)
+ENOUGH_PCT = 1.0  # of the rate: with an interval this narrow nothing more is measured
+
+
+class LoadMeter:
+    """Measures loaders of one kind of data to one device."""
+
+    def __init__(self, data: Data, device: torch.device, seed: int) -> None:
+        self._data, self._device, self._seed = data, device, seed
+        self._read = False
+
+    def measure(self, case: LoadCase, budget_s: float) -> Loading:
+        """The loader's rate to the device, in blocks of whole rounds of its workers.
+
+        What was ready before the clock started is thrown away. "skipped", with the reason, when the
+        back end cannot run here; "failed" when it broke.
+        """
+        backend = LOADERS[case.loader]
+        reason = backend.missing(self._device) or (case.cold and self._cannot_be_cold())
+        if reason:
+            return Loading(case, "skipped", reason)
+        feed: LoaderFeed | None = None
+        try:
+            if not case.cold:
+                self._have_read(case)
+            feed = self._feed(case)
+            return _measured(feed, case, self._device, budget_s, trains=backend.trains)
+        except UserError as error:
+            return Loading(case, "failed", str(error))
+        finally:
+            if feed is not None:
+                feed.close()
+
+    def _feed(self, case: LoadCase) -> LoaderFeed:
+        return self._data.feed(
+            case.batch, self._device, self._seed, channels_last=self._device.type == "cuda",
+            loader=case.loader, workers=case.workers, cold=case.cold, prefetch=case.prefetch,
+        )  # fmt: skip
+
+    def _cannot_be_cold(self) -> str | None:
+        source = getattr(self._data, "source", None)
+        return cold_missing(source) if source is not None else "there are no files"
+
+    def _have_read(self, case: LoadCase) -> None:
+        """Read each file once, as far as WARM_S goes: what is read first would else be cold."""
+        source = getattr(self._data, "source", None)
+        if self._read or not isinstance(source, Files):
+            return
+        self._read = True
+        feed = self._feed(replace(case, loader="read", workers=usable_cores()))
+        until_s = time.perf_counter() + WARM_S
+        try:
+            for _ in range(math.ceil(len(source.pictures) / case.batch)):
+                feed.fetch()
+                if time.perf_counter() > until_s:
+                    break
+        finally:
+            feed.close()
+
+
+def _measured(
+    feed: LoaderFeed, case: LoadCase, device: torch.device, budget_s: float, *, trains: bool
+) -> Loading:
+    def next_batch() -> tuple[int, int | None]:
+        """(images, bytes read when they are counted) of one batch."""
+        fetched = feed.fetch()
+        if isinstance(fetched, Read):
+            return fetched.files, fetched.size_bytes
+        if trains:
+            feed.place(fetched)
+        return case.batch, None
+
+    began_s = time.perf_counter()
+    next_batch()
+    first_s = time.perf_counter() - began_s
+    for _ in range(feed.ahead):
+        next_batch()
+    found = Loading(case, "ok", first_s=first_s)
+    until_s = time.perf_counter() + budget_s
+    while not _enough(found, time.perf_counter() > until_s):
+        block = _block(next_batch, feed, case, device, min(BLOCK_S, budget_s / LOOKS[0]))
+        found = replace(found, blocks=(*found.blocks, block))
+    return found
+
+
+def _block(
+    next_batch: Callable[[], tuple[int, int | None]],
+    feed: LoaderFeed,
+    case: LoadCase,
+    device: torch.device,
+    block_s: float,
+) -> LoadBlock:
+    """At least `block_s` of loading; as many batches from each worker, as they come in turn."""
+    images, size_bytes = 0, None
+    start_s, start_cpu_s = time.perf_counter(), _cpu_s(feed)
+    while time.perf_counter() - start_s < block_s:
+        for _ in range(max(1, case.workers)):
+            count, read = next_batch()
+            images += count
+            size_bytes = size_bytes if read is None else (size_bytes or 0) + read
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    wall_s = time.perf_counter() - start_s
+    cpu_s = max(0.0, _cpu_s(feed) - start_cpu_s)
+    # Without workers all is the device's work, which this process spins for.
+    spins = device.type == "cuda" and not feed.pids
+    return LoadBlock(images, wall_s, None if spins else cpu_s, size_bytes)
+
+
+def _cpu_s(feed: LoaderFeed) -> float:
+    """Processor time that was worked: what only waited for the device is taken off."""
+    return cpu_seconds([os.getpid(), *feed.pids]) - feed.idle_cpu_s
+
+
+def _enough(loading: Loading, late: bool) -> bool:
+    """Whether the rate is known as well as need be, or as the time allows."""
+    if len(loading.blocks) not in LOOKS:
+        return late and len(loading.blocks) > LOOKS[0]
+    interval, per_s = loading.ci95_per_s, loading.per_s
+    known = interval and per_s and half_width_pct(per_s, interval) <= ENOUGH_PCT
+    return bool(known) or late or len(loading.blocks) == LOOKS[-1]

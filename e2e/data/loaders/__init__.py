@@ -1,0 +1,145 @@
+"""How files and arrays become batches: `LOADERS`, one entry a back end.
+
+To add a back end, write its module (e2e/data/loaders/backend.py says what is in one) and put an
+entry into `LOADERS`. Modules are imported when they are asked for: most need what takes a while to
+load.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from importlib import import_module
+
+import torch
+
+from e2e.data.loaders.backend import (
+    PREFETCH,
+    Arrays,
+    Backend,
+    Broken,
+    Files,
+    LoaderFeed,
+    Source,
+    Tell,
+    Wanted,
+    kinds_of,
+)  # fmt: skip
+from microbench.errors import UserError
+from microbench.layers.networks import suggest
+
+__all__ = [
+    "FIXED", "LOADERS", "PREFETCH", "Arrays", "Backend", "Broken", "Files", "LoaderFeed",
+    "Source", "Tell", "Wanted", "backend_of", "check_name", "open_feed", "usual",
+]  # fmt: skip
+
+# What is no back end but takes the place of one, for any data: a batch that is always the same.
+FIXED = {
+    "synthetic": "one batch of noise that lies on the device",
+    "pinned": "one batch of bytes in pinned memory, copied and normalised each step",
+}
+
+
+def _in_module(
+    name: str, says: str, sources: Iterable[str], *, processes: bool = True, trains: bool = True,
+    on_gpu: bool = False,
+) -> Backend:  # fmt: skip
+    """The back end in a module of this package, which is imported when it is asked for."""
+
+    def module():
+        return import_module(f"e2e.data.loaders.{name}")
+
+    return Backend(
+        says,
+        frozenset(sources),
+        lambda device: module().missing(device),
+        lambda source, wanted, tell: module().open_feed(source, wanted, tell),
+        processes=processes,
+        trains=trains,
+        on_gpu=on_gpu,
+    )
+
+
+LOADERS: dict[str, Backend] = {
+    "torchvision": _in_module(
+        "pillow", "Pillow and torchvision's transforms in workers", ("files", "arrays")
+    ),
+    "torchvision-io": _in_module(
+        "torchvision_io", "torchvision's own JPEG decoder and transforms in workers", ("files",)
+    ),
+    "torchvision-draft": _in_module(
+        "draft", "as torchvision, but a JPEG is decoded at 1/2, 1/4 or 1/8 where that is enough",
+        ("files",),
+    ),
+    "gpu-decode": _in_module(
+        "gpu_decode", "workers read; the GPU decodes, cuts, resizes and flips", ("files",),
+        on_gpu=True,
+    ),
+    "webdataset": _in_module(
+        "shards",
+        "tar shards read in a row by workers, then as torchvision; the order depends on how many",
+        ("shards",),
+    ),
+    "dali": _in_module("dali", "NVIDIA DALI decodes and cuts on the GPU", ("files",), on_gpu=True),
+    "resident": _in_module(
+        "resident", "all images lie on the device, and are cut and flipped there",
+        ("files", "arrays"), processes=False,
+    ),
+    "read": _in_module(
+        "reading", "files are read and thrown away: what the disk gives", ("files",), trains=False
+    ),
+}  # fmt: skip
+
+
+def usual(source: Source) -> str:
+    """The back end for a source when the user names none."""
+    return "resident" if isinstance(source, Arrays) else "torchvision"
+
+
+def check_name(name: str) -> None:
+    """UserError for what is neither in FIXED nor in LOADERS."""
+    names = [*FIXED, *LOADERS]
+    if name not in names:
+        raise UserError(
+            f"no loader {name!r}{suggest(name.lower(), names)}; there are {', '.join(names)}"
+        )
+
+
+def backend_of(name: str, source: Source, device: torch.device | None = None) -> Backend:
+    """The back end of this name. UserError when there is none, or it does not take this source.
+
+    With a device, also when it cannot run for that device here.
+    """
+    check_name(name)
+    assert name not in FIXED, "no back end"
+    backend = LOADERS[name]
+    if not backend.sources & kinds_of(source):
+        raise UserError(f"loader {name} takes {_needs(backend)}; {_choices(source)}")
+    reason = None if device is None else backend.missing(device)
+    if reason:
+        raise UserError(f"loader {name} cannot run here: {reason}")
+    return backend
+
+
+def open_feed(name: str, source: Source, wanted: Wanted, tell: Tell) -> LoaderFeed:
+    """A feed of this source from a back end. UserError as of `backend_of`."""
+    backend = backend_of(name, source, wanted.device)
+    if wanted.cold:
+        os.sync()  # what waits to be written cannot be dropped from the page cache
+    return backend.open(source, wanted, tell)
+
+
+_NEEDED = {
+    "files": "image files (--data folder:DIR)",
+    "arrays": "images that lie in memory (--data cifar10:DIR, generated)",
+    "shards": "tar shards, which are expected as *.tar in the folder",
+}
+
+
+def _needs(backend: Backend) -> str:
+    return " or ".join(_NEEDED[kind] for kind in sorted(backend.sources))
+
+
+def _choices(source: Source) -> str:
+    names = [name for name, backend in LOADERS.items() if backend.sources & kinds_of(source)]
+    return f"this data can have {', '.join([*FIXED, *names])}"

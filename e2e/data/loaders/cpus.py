@@ -1,0 +1,116 @@
+"""The cores that this process may use, what processes took of them, and shared memory."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+from microbench.device.host import cpu_quota_cores, usable_cores
+from microbench.errors import UserError
+
+SHARED_MEMORY = Path("/dev/shm")
+TASKS = Path("/proc/self/task")
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+USER_TICKS, SYSTEM_TICKS = 11, 12  # fields of /proc/PID/stat, counted after the command's name
+SPIN_S = 0.2
+SPIN_BYTES = 1 << 22  # some milliseconds of work without Python's lock
+MORE_THREADS = 2  # than cores, when it is tried whether these are all that they get
+TOLERATED = 1.15  # of the cores
+
+
+def cores() -> int:
+    """How many cores' worth of time this process may use, rounded up."""
+    quota = cpu_quota_cores()
+    return usable_cores() if quota is None else min(usable_cores(), math.ceil(quota))
+
+
+def limit_cpus(count: int) -> list[int]:
+    """Let this process and those it will start use `count` of its cores: these ones.
+
+    UserError beyond what it has, and where the system does not hold it to them.
+    """
+    allowed = os.sched_getaffinity(0)
+    if not 1 <= count <= len(allowed):
+        raise UserError(f"--cpus {count}: this process may use {len(allowed)}, take 1 to that")
+    chosen = sorted(physical_first(allowed)[:count])
+    for task in TASKS.iterdir():  # a process has no set of its own, each thread has
+        with suppress(ProcessLookupError):
+            os.sched_setaffinity(int(task.name), chosen)
+    if count < len(allowed):
+        _check_limit(count)
+    torch.set_num_threads(count)
+    return chosen
+
+
+def physical_first(numbers: Iterable[int], root: Path = Path("/")) -> list[int]:
+    """Logical cores: one of each physical core in their order, then the second ones, and so on."""
+    before: Counter[str] = Counter()
+    ranked: list[tuple[int, int]] = []
+    for number in sorted(numbers):
+        topology = root / f"sys/devices/system/cpu/cpu{number}/topology"
+        try:
+            siblings = (topology / "thread_siblings_list").read_text()
+        except OSError:
+            siblings = str(number)
+        ranked.append((before[siblings], number))
+        before[siblings] += 1
+    return [number for _, number in sorted(ranked)]
+
+
+def _check_limit(count: int) -> None:
+    """UserError when threads get more than `count` cores. Some sandboxes set limits in vain."""
+    got = _spun(count + MORE_THREADS)
+    if got > TOLERATED * count:
+        raise UserError(
+            f"--cpus {count}: this system does not hold processes to some of its cores "
+            f"(threads got {got:.1f} at once); start the container with as many instead"
+        )
+
+
+def _spun(threads: int) -> float:
+    """How many cores' worth of time threads that never wait get together."""
+    block = bytes(SPIN_BYTES)
+    start_s, start_cpu_s = time.perf_counter(), time.process_time()
+
+    def spin() -> None:
+        while time.perf_counter() < start_s + SPIN_S:
+            hashlib.sha256(block)
+
+    spinning = [threading.Thread(target=spin) for _ in range(threads)]
+    for thread in spinning:
+        thread.start()
+    for thread in spinning:
+        thread.join()
+    return (time.process_time() - start_cpu_s) / (time.perf_counter() - start_s)
+
+
+def cpu_seconds(pids: Iterable[int]) -> float:
+    """What these processes have computed so far, in user and system mode; 0 for one that ended."""
+    return sum(_ticks(pid) for pid in pids) / TICKS_PER_S
+
+
+def free_shared_memory() -> int | None:
+    """Bytes free for what processes share. None where the system does not say."""
+    try:
+        status = os.statvfs(SHARED_MEMORY)
+    except OSError:
+        return None
+    return status.f_bavail * status.f_frsize
+
+
+def _ticks(pid: int) -> int:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return 0
+    fields = stat.rpartition(")")[2].split()
+    return int(fields[USER_TICKS]) + int(fields[SYSTEM_TICKS])

@@ -1,0 +1,54 @@
+"""Image files as bytes, and bytes as RGB pixels; what is wrong with those that cannot be."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from io import BytesIO
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from e2e.data.loaders.page_cache import drop
+
+
+def read(path: str, cold: bool = False) -> bytes:
+    """A file's bytes; when `cold`, from the disk itself, not from memory. OSError."""
+    with open(path, "rb", buffering=0) as file:
+        if cold:
+            drop(file.fileno())
+        return file.read()
+
+
+def decode(content: bytes, before: Callable[[Image.Image], object] | None = None) -> Image.Image:
+    """The image in a file's bytes as RGB, upright. Raises what Pillow raises on a broken one.
+
+    `before` gets the image as its header says, with no pixels yet.
+    """
+    with warnings.catch_warnings(action="ignore"), Image.open(BytesIO(content)) as image:
+        if before:
+            before(image)
+        image.load()
+        ImageOps.exif_transpose(image, in_place=True)
+        if image.mode == "RGB":
+            return image
+        if image.mode == "I" or image.mode.startswith("I;16"):
+            return _of_16_bits(image)
+        return image.convert("RGB")
+
+
+def short(error: Exception) -> str:
+    """What is wrong with a file, without its path."""
+    if isinstance(error, UnidentifiedImageError):
+        return "not an image"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    said = str(error).splitlines()
+    return said[0][:80] if said else type(error).__name__
+
+
+def _of_16_bits(image: Image.Image) -> Image.Image:
+    values = np.asarray(image).astype(np.int64)
+    if values.max() > 255:
+        values >>= 8
+    return Image.fromarray(values.clip(0, 255).astype(np.uint8)).convert("RGB")

@@ -1,0 +1,125 @@
+"""Back end torchvision, but that a JPEG is decoded smaller where its cut is scaled down anyway.
+
+A JPEG of eight by eight pixels a block can be decoded as four by four, two by two, or one, for a
+fraction of the work (Pillow: `Image.draft`). What is cut from it is never enlarged by that.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from PIL import Image
+from PIL.ExifTags import Base
+from torch import Tensor
+from torchvision.transforms import v2
+from torchvision.transforms.v2.functional import pil_to_tensor
+
+from e2e.data.loaders.backend import Files, Source, Tell, Wanted
+from e2e.data.loaders.decode import decode
+from e2e.data.loaders.packing import Box
+from e2e.data.loaders.pixels import PixelFeed
+from e2e.data.loaders.samples import Pictures, shuffled
+from kernels.resample.geometry import ORIENTATIONS, runs_backwards, upright_size
+
+SCALES = (8, 4, 2)  # that a JPEG may be decoded smaller by
+
+
+class _Reduced(NamedTuple):
+    """An upright image that was decoded smaller: the (width, height) that it would have, by what it
+    is smaller, and where in its own pixels it begins. A side that is no multiple of the scale is
+    rounded up, at the end of what is stored.
+    """
+
+    size: tuple[int, int]
+    scale: int
+    top: float
+    left: float
+
+
+def missing(device: torch.device) -> str | None:
+    """It runs everywhere."""
+    return None
+
+
+def open_feed(source: Source, wanted: Wanted, tell: Tell) -> PixelFeed:
+    """The images and cuts of back end torchvision; pixels differ where an image is decoded smaller,
+    and only there.
+    """
+    assert isinstance(source, Files)
+    samples = Pictures(source.pictures, _as_it_is, DraftCut(wanted.size), cold=wanted.cold)
+    return PixelFeed(shuffled(samples, len(source.pictures), wanted), source, wanted, tell)
+
+
+def _as_it_is(content: bytes) -> bytes:
+    """The cut has to come before the decoder."""
+    return content
+
+
+class DraftCut:
+    """A file's bytes to a cut at random, uint8 [3, *size]: that of `cuts.random_cut`, drawn before
+    the image is decoded.
+    """
+
+    def __init__(self, size: tuple[int, int]) -> None:
+        self._size = size
+        self._crop = v2.RandomResizedCrop(size, antialias=True)
+        self._flip = v2.RandomHorizontalFlip()
+
+    def __call__(self, content: bytes) -> Tensor:
+        """Raises what Pillow raises on a broken image."""
+        box: list[Box] = []
+        reduced: list[_Reduced] = []
+
+        def draw(image: Image.Image) -> None:
+            if image.format == "JPEG":
+                orientation = _orientation(image)
+                height, width = upright_size(image.height, image.width, orientation)
+                box.append(self._box(height, width))
+                scale = self._scale(box[0])
+                image.draft(None, (image.width // scale, image.height // scale))
+                reduced.append(_reduced(height, width, scale, orientation))
+
+        image = decode(content, draw)
+        if not reduced or image.size == reduced[0].size:
+            cut = self._cut(image, box[0] if box else self._box(image.height, image.width))
+        else:
+            cut = self._scaled(image, box[0], reduced[0])
+        return pil_to_tensor(self._flip(cut))
+
+    def _box(self, height: int, width: int) -> Box:
+        drawn = self._crop.make_params([torch.empty(3, height, width, device="meta")])
+        return drawn["top"], drawn["left"], drawn["height"], drawn["width"]
+
+    def _scale(self, box: Box) -> int:
+        """By what the image may be smaller without the cut being enlarged."""
+        _, _, height, width = box
+        rows, columns = self._size
+        fitting = (one for one in SCALES if height >= one * rows and width >= one * columns)
+        return next(fitting, 1)
+
+    def _cut(self, image: Image.Image, box: Box) -> Image.Image:
+        top, left, height, width = box
+        cut = image.crop((left, top, left + width, top + height))
+        return cut.resize((self._size[1], self._size[0]), Image.Resampling.BILINEAR)
+
+    def _scaled(self, image: Image.Image, box: Box, reduced: _Reduced) -> Image.Image:
+        top, left, height, width = box
+        edges = (
+            reduced.left + left / reduced.scale,
+            reduced.top + top / reduced.scale,
+            min(image.width, reduced.left + (left + width) / reduced.scale),
+            min(image.height, reduced.top + (top + height) / reduced.scale),
+        )
+        return image.resize((self._size[1], self._size[0]), Image.Resampling.BILINEAR, edges)
+
+
+def _orientation(image: Image.Image) -> int:
+    found = image.getexif().get(Base.Orientation, 1)
+    return found if found in ORIENTATIONS else 1
+
+
+def _reduced(height: int, width: int, scale: int, orientation: int) -> _Reduced:
+    down_back, across_back = runs_backwards(orientation)
+    beyond = (-height % scale / scale, -width % scale / scale)
+    return _Reduced((width, height), scale, beyond[0] * down_back, beyond[1] * across_back)

@@ -1,0 +1,136 @@
+"""Workers only read; the GPU decodes with nvJPEG, then cuts, resizes, flips and normalises.
+
+Decoding is launched by a thread, a batch or two ahead of the training, which never waits for it on
+the host, once all buffers are as large as they will be: until then the driver may hold both up.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from importlib.util import find_spec
+from statistics import fmean
+
+import torch
+from torch import Tensor
+
+from e2e.data.loaders.backend import Files, Source, Tell, Wanted
+from e2e.data.loaders.jpeg_bytes import Encoded
+from e2e.data.loaders.nvjpeg import Decoder, Ready
+from e2e.data.loaders.packing import Packed, pack
+from e2e.data.loaders.pixels import none_left
+from e2e.data.loaders.prefetch_thread import Ahead
+from e2e.data.loaders.sampling import Shuffled
+from e2e.data.loaders.worker_pool import Workers
+from e2e.data.sources.data import laid_out
+from e2e.data.sources.listing import Picture
+
+READY = 2  # batches on the device that nobody asked for yet
+SIZED = 64  # files that tell how large the others are
+LAST_BATCH_S = 2.0  # at most that closing waits for a batch before it ends who reads it
+
+
+def missing(device: torch.device) -> str | None:
+    """Why nothing can be decoded there."""
+    if device.type != "cuda" or torch.version.cuda is None:
+        return "it decodes on an NVIDIA GPU"
+    return None if find_spec("triton") else "it needs Triton"
+
+
+def open_feed(source: Source, wanted: Wanted, tell: Tell) -> DecodedFeed:
+    """Shuffled epochs of the images and cuts of back end torchvision, whatever the workers; pixels
+    differ as decoders and roundings do. UserError when nvJPEG does not work here.
+    """
+    assert isinstance(source, Files)
+    return DecodedFeed(source, wanted, tell)
+
+
+class DecodedFeed:
+    """A `LoaderFeed` whose batches are made on the device by a thread."""
+
+    def __init__(self, files: Files, wanted: Wanted, tell: Tell) -> None:
+        self._files, self._tell = files, tell
+        self._device = _numbered(wanted.device)
+        self._channels_last = wanted.channels_last
+        encoded = Encoded(files.pictures, wanted.cold)
+        self._decoder = Decoder(encoded.by_pillow, wanted, self._device)
+        self._workers: Workers[Packed] = Workers(
+            encoded,
+            partial(Shuffled, len(files.pictures), wanted.batch, wanted.seed),
+            workers=wanted.workers,
+            collate=pack,
+            pinned=wanted.pinned,
+            batch_bytes=wanted.batch * _usual_bytes(files.pictures),
+            on_death=wanted.on_death,
+            prefetch=wanted.prefetch,
+            note=wanted.note,
+        )
+        self._batches = Ahead(self._make, READY)
+
+    @property
+    def ahead(self) -> int:
+        """How many batches may be ready before anybody asks."""
+        return self._workers.ahead + READY + 1
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The workers by now."""
+        return self._workers.pids
+
+    @property
+    def idle_cpu_s(self) -> float:
+        """Processor seconds of decoding so far: nvJPEG spins until the device is done."""
+        return self._decoder.idle_cpu_s
+
+    @property
+    def restarts(self) -> int:
+        """How often workers were replaced because one died."""
+        return self._workers.restarts
+
+    def fetch(self) -> Ready:
+        """Wait for the next batch to be launched; the device may still be at work on it.
+
+        UserError for a broken image when strict, or all broken.
+        """
+        ready = self._batches.get()
+        self._tell(ready.broken)
+        if not len(ready.labels):
+            raise none_left(self._files)
+        return ready
+
+    def place(self, fetched: object) -> tuple[Tensor, Tensor]:
+        """The batch in this feed's layout; the current stream waits for it."""
+        assert isinstance(fetched, Ready)
+        current = torch.cuda.current_stream(self._device)
+        current.wait_event(fetched.done)
+        for part in (fetched.images, fetched.labels):
+            part.record_stream(current)
+        return laid_out(fetched.images, self._channels_last), fetched.labels
+
+    def close(self) -> None:
+        """End the thread, then the workers; these first when it waits for them too long."""
+        self._batches.close(LAST_BATCH_S)
+        self._workers.close()
+        self._batches.close()
+        self._decoder.close()
+
+    def _make(self) -> Ready:
+        with torch.cuda.device(self._device):  # where the workers' batches are pinned, too
+            return self._decoder(next(self._workers))
+
+
+def _numbered(device: torch.device) -> torch.device:
+    """The device with its index: torchvision makes a new decoder where "cuda" becomes "cuda:0"."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return torch.device("cuda", index)
+
+
+def _usual_bytes(pictures: Sequence[Picture]) -> int:
+    """The mean size of SIZED files, or of as many as there are."""
+    sizes = [0]
+    for picture in pictures[:: max(1, len(pictures) // SIZED)]:
+        with suppress(OSError):
+            sizes.append(os.stat(picture.path).st_size)
+    return round(fmean(sizes[1:] or sizes))

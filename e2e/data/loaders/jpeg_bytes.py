@@ -1,0 +1,157 @@
+"""Images that travel from the workers as they are stored: JPEG bytes, and how each is to be cut.
+
+What nvJPEG may not decode as Pillow does is decoded by Pillow, and travels as the pixels of its
+cut.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from io import BytesIO
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from PIL.ExifTags import Base
+from PIL.JpegImagePlugin import JpegImageFile
+from torch.utils.data import Dataset
+
+from e2e.data.loaders.backend import Broken
+from e2e.data.loaders.decode import decode, read, short
+from e2e.data.loaders.packing import Box, Item, Sample
+from e2e.data.loaders.sampling import Draw
+from e2e.data.sources.listing import Picture
+from kernels.resample.geometry import ORIENTATIONS, upright_size
+
+# The cuts of v2.RandomResizedCrop as it usually is, and v2.RandomHorizontalFlip.
+AREA = (0.08, 1.0)
+RATIO = (3 / 4, 4 / 3)
+LOG_RATIO = torch.log(torch.tensor(RATIO)).tolist()  # as float32 has them
+TRIES = 10
+FLIPPED = 0.5
+
+END_OF_IMAGE = b"\xff\xd9"
+PADDING = b"\0\r\n "  # what may stand behind it
+COLOUR_BY_NAME = [ord(letter) for letter in "RGB"]  # components that are not YCbCr
+# Of brightness, where colours have one sample: 4:4:4, 4:2:2, 4:2:0, 4:4:0, 4:1:1, 4:1:0.
+SAMPLINGS = frozenset(((1, 1), (2, 1), (2, 2), (1, 2), (4, 1), (4, 2)))
+
+
+class Encoded(Dataset[Sample]):
+    """Image files, read and not decoded. A broken one gives its place to the next good one."""
+
+    def __init__(self, pictures: Sequence[Picture], cold: bool = False) -> None:
+        self._pictures, self._cold = pictures, cold
+
+    def __getitem__(self, draw: Draw) -> Sample:
+        return self._first_good(draw, by_pillow=False)
+
+    def by_pillow(self, draw: Draw) -> Sample:
+        """The same image and cut as pixels, or those of the next one that Pillow can decode."""
+        return self._first_good(draw, by_pillow=True)
+
+    def _first_good(self, draw: Draw, by_pillow: bool) -> Sample:
+        first, seed = draw
+        broken: list[Broken] = []
+        for index in range(first, first + len(self._pictures)):
+            path, label = self._pictures[index % len(self._pictures)]
+            try:
+                content = read(path, self._cold)
+                stored = None if by_pillow else plain_jpeg(content)
+                item, pixels = _cut(content, stored, label, (index, seed))
+            except Exception as error:  # decoders raise nearly anything on broken files
+                broken.append((path, short(error)))
+                continue
+            return Sample(item, pixels, broken)
+        return Sample(None, np.empty(0, np.uint8), broken)
+
+
+class Stored(NamedTuple):
+    """What a JPEG's header says: height and width as stored, and EXIF's orientation."""
+
+    size: tuple[int, int]
+    orientation: int
+
+
+def plain_jpeg(content: bytes) -> Stored | None:
+    """The header of a JPEG that nvJPEG decodes as Pillow does; None for any other image.
+
+    Others are: CMYK, RGB that is stored as such, rare samplings of colour, what has no end, what
+    Pillow would refuse for its size, and progressive ones, which nvJPEG decodes on a single core.
+    Raises what Pillow raises on what is no image.
+    """
+    with warnings.catch_warnings(action="ignore"), Image.open(BytesIO(content)) as image:
+        usual = image.width * image.height <= (Image.MAX_IMAGE_PIXELS or 0)
+        if not isinstance(image, JpegImageFile) or not usual or not _as_usual(image):
+            return None
+        if not content.rstrip(PADDING).endswith(END_OF_IMAGE):
+            return None
+        orientation = image.getexif().get(Base.Orientation, 1)
+        known = orientation if orientation in ORIENTATIONS else 1
+        return Stored((image.height, image.width), known)
+
+
+def _as_usual(image: JpegImageFile) -> bool:
+    if image.format != "JPEG" or "progressive" in image.info:
+        return False
+    if image.mode == "L":
+        return True
+    names, across, down, _ = zip(*image.layer, strict=True)
+    return (
+        image.mode == "RGB"
+        and image.info.get("adobe_transform", 1) == 1
+        and list(names) != COLOUR_BY_NAME
+        and (across[1:], down[1:]) == ((1, 1), (1, 1))
+        and (across[0], down[0]) in SAMPLINGS
+    )
+
+
+def _cut(
+    content: bytes, stored: Stored | None, label: int, draw: Draw
+) -> tuple[Item, NDArray[np.uint8]]:
+    """An image that travels as it is, or when it is not `stored` so, the pixels of its cut."""
+    if stored is not None:
+        box, flip = random_cut(*upright_size(*stored.size, stored.orientation), draw[1])
+        item = Item(True, stored.size, stored.orientation, box, flip, label, draw)
+        return item, np.frombuffer(content, np.uint8)
+    image = decode(content)
+    (top, left, height, width), flip = random_cut(image.height, image.width, draw[1])
+    cut = np.asarray(image.crop((left, top, left + width, top + height)))
+    item = Item(False, (height, width), 1, (0, 0, height, width), flip, label, draw)
+    return item, cut.transpose(2, 0, 1).reshape(-1)
+
+
+def random_cut(height: int, width: int, seed: int) -> tuple[Box, bool]:
+    """The box and the flip that torchvision's transforms draw after `torch.manual_seed(seed)`.
+
+    They draw from the process's random numbers, which a training shares; this does not.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.empty(1)
+
+    def below(limit: int) -> int:
+        return int(torch.randint(0, limit, (1,), generator=generator))
+
+    box = _whole(height, width)
+    for _ in range(TRIES):
+        area = height * width * drawn.uniform_(*AREA, generator=generator).item()
+        ratio = drawn.uniform_(*LOG_RATIO, generator=generator).exp_().item()
+        h, w = round(math.sqrt(area / ratio)), round(math.sqrt(area * ratio))
+        if 0 < h <= height and 0 < w <= width:
+            box = below(height - h + 1), below(width - w + 1), h, w
+            break
+    return box, drawn.uniform_(generator=generator).item() < FLIPPED
+
+
+def _whole(height: int, width: int) -> Box:
+    """The largest middle of an image that has an allowed ratio."""
+    h, w = height, width
+    if width / height < RATIO[0]:
+        h = round(width / RATIO[0])
+    elif width / height > RATIO[1]:
+        w = round(height * RATIO[1])
+    return (height - h) // 2, (width - w) // 2, h, w

@@ -1,0 +1,225 @@
+"""Batches of encoded images made into batches on the device, by nvJPEG and the resample kernel."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from io import BytesIO
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torchvision.io import ImageReadMode, decode_jpeg
+
+from e2e.data.loaders.backend import Broken, Wanted
+from e2e.data.loaders.decode import short
+from e2e.data.loaders.nvjpeg_hardware import HardwareDecoder, NvjpegError, hardware_decoder
+from e2e.data.loaders.packing import Packed, Rows, Sample, pack
+from e2e.data.loaders.sampling import Draw
+from kernels.resample.resample import Resampling
+from microbench.errors import UserError
+
+TRIED, COLOUR = ((64, 64), (131, 77), (90, 203)), (200, 40, 90)  # images whose pixels are known
+FIRST = -1  # priority of a stream: its kernels go before a training's that wait
+
+Decode = Callable[[list[Tensor]], Sequence[Tensor | None]]
+
+
+class Ready(NamedTuple):
+    """A batch that is on the device when `done` is: float32 [N, 3, H, W] and classes, int64 [N].
+
+    N may be short; when it is 0, `images` says nothing.
+    """
+
+    images: Tensor
+    labels: Tensor
+    broken: list[Broken]
+    done: torch.cuda.Event
+
+
+class Decoder:
+    """Decodes batches for one feed, on a stream of its own.
+
+    `by_pillow` gives the pixels of an image that nvJPEG refuses, or of one that takes its place.
+    By the hardware of a device that has it, on that stream; else by torchvision's op. UserError
+    when nvJPEG does not work on this device.
+    """
+
+    def __init__(
+        self, by_pillow: Callable[[Draw], Sample], wanted: Wanted, device: torch.device
+    ) -> None:
+        self._by_pillow, self._device, self._size = by_pillow, device, wanted.size
+        self._channels_last = wanted.channels_last
+        self._scale, self._shift = wanted.normal.scale_and_shift(device)
+        self._stream = torch.cuda.Stream(device, priority=FIRST)
+        self._launched: tuple[Ready, object] | None = None
+        self._op_cpu_s = 0.0
+        self._hardware = self._open()
+
+    @property
+    def idle_cpu_s(self) -> float:
+        """Processor seconds of waiting for the device so far: nvJPEG spins until it is done."""
+        return self._op_cpu_s + (self._hardware.idle_cpu_s if self._hardware else 0.0)
+
+    def close(self) -> None:
+        """Wait for the last batch, and give back what the next decoder can use."""
+        with suppress(RuntimeError):  # of a device that is of no more use
+            self._stream.synchronize()
+            if self._hardware is not None:
+                self._hardware.close()
+        self._launched = None
+
+    def __call__(self, packed: Packed) -> Ready:
+        """Launch all that makes a batch, once the one before is done; torchvision's op waits for
+        the device meanwhile.
+        """
+        with torch.cuda.stream(self._stream):
+            rows, images, broken = self._decoded(packed)
+            labels = self._sent(torch.from_numpy(rows["label"].copy()))
+            resampling = self._prepared(rows, images) if images else None
+            cut = labels if resampling is None else resampling.launch()
+            done = torch.cuda.Event(blocking=True)  # who waits for it on the host sleeps
+            done.record()
+        ready = Ready(cut, labels, [*packed.broken, *broken], done)
+        self._hold(ready, (packed, resampling))
+        return ready
+
+    def _hold(self, ready: Ready, read: object) -> None:
+        """Keep all that is being read alive, and let go of the batch before when it has run.
+
+        Memory that is let go is this stream's again, and so that of torchvision's, which waits for
+        none; and a worker's next batch may come where this one's bytes are.
+        """
+        before, self._launched = self._launched, (ready, read)
+        if before is not None:
+            before[0].done.synchronize()
+
+    def _prepared(self, rows: Rows, images: list[Tensor]) -> Resampling:
+        assert all(image.is_contiguous() for image in images)
+        table = rows["crop"].copy()
+        table[:, 0] += [image.data_ptr() for image in images]
+        layout = torch.channels_last if self._channels_last else torch.contiguous_format
+        out = torch.empty(
+            (len(images), 3, *self._size),
+            dtype=torch.float32,
+            device=self._device,
+            memory_format=layout,
+        )
+        table = self._sent(torch.from_numpy(table))
+        return Resampling(images, table, self._scale, self._shift, out)
+
+    def _decoded(self, packed: Packed) -> tuple[Rows, list[Tensor], list[Broken]]:
+        """Rows, their images on the device, uint8 and each in one piece, and broken files."""
+        rows, found = packed.rows(), self._tried(packed)
+        images = [image for image in found if image is not None]
+        if len(images) == len(found):
+            return rows, images, []
+        rows = rows.copy()
+        broken: list[Broken] = []
+        for at in (at for at, image in enumerate(found) if image is None):
+            index, seed = rows["draw"][at].tolist()
+            instead = pack([self._by_pillow((index, seed))])
+            broken += instead.broken
+            if instead.count:
+                rows[at : at + 1] = instead.rows()
+                found[at] = self._sent(*instead.contents())
+        whole = [at for at, image in enumerate(found) if image is not None]
+        return rows[whole], [image for image in found if image is not None], broken
+
+    def _tried(self, packed: Packed) -> list[Tensor | None]:
+        """Each image on the device, None where nvJPEG does not give what the file's header says."""
+        rows, contents = packed.rows(), packed.contents()
+        coded = rows["coded"].tolist()
+        decoded = iter(
+            self._by_nvjpeg([part for part, so in zip(contents, coded, strict=True) if so])
+        )
+        found = []
+        for content, so, shape in zip(contents, coded, rows["shape"].tolist(), strict=True):
+            image = next(decoded) if so else self._sent(content.view(shape))
+            found.append(image if image is not None and list(image.shape) == shape else None)
+        return found
+
+    def _by_nvjpeg(self, encoded: list[Tensor]) -> list[Tensor | None]:
+        """By the hardware, and what that does not take by torchvision's op; None for the rest."""
+        if self._hardware is None:
+            return each_decoded(encoded, self._by_torchvision)
+        decoded = each_decoded(encoded, self._hardware)
+        left = [at for at, image in enumerate(decoded) if image is None]
+        again = each_decoded([encoded[at] for at in left], self._by_torchvision)
+        for at, image in zip(left, again, strict=True):
+            decoded[at] = image
+        return decoded
+
+    def _by_torchvision(self, encoded: list[Tensor]) -> list[Tensor]:
+        began_s = time.thread_time()
+        try:
+            return list(decode_jpeg(encoded, ImageReadMode.RGB, self._device))
+        except RuntimeError:
+            # nvJPEG may still write to memory of the batch that it gave up.
+            torch.cuda.synchronize(self._device)
+            raise
+        finally:
+            self._op_cpu_s += time.thread_time() - began_s
+
+    def _sent(self, tensor: Tensor) -> Tensor:
+        return tensor.pin_memory().to(self._device, non_blocking=True)
+
+    def _open(self) -> HardwareDecoder | None:
+        """The hardware's decoder where it works; None where torchvision's op does. UserError where
+        neither: torchvision may have no nvJPEG, or the driver may lack it.
+        """
+        hardware = hardware_decoder(self._device)
+        if hardware is not None:
+            if why_not(hardware) is None:
+                return hardware
+            hardware.close()
+        reason = why_not(self._by_torchvision)
+        if reason is not None:
+            raise UserError(f"loader gpu-decode cannot run here: {reason}")
+        return None
+
+
+def why_not(decode: Decode) -> str | None:
+    """What is wrong with a decoder, by images whose pixels are known; None where nothing is."""
+    images = [Image.new("RGB", size, COLOUR) for size in TRIED]
+    for image in images:
+        image.paste((20, 200, 120), (0, 0, image.width // 2, image.height // 3))
+    images[-1] = images[-1].convert("L")
+    encoded: list[Tensor] = []
+    for image in images:
+        written = BytesIO()
+        image.save(written, "JPEG", quality=95)
+        encoded.append(torch.from_numpy(np.frombuffer(bytearray(written.getvalue()), np.uint8)))
+    try:
+        decoded = decode(encoded)
+        for image, found in zip(images, decoded, strict=True):
+            wanted = torch.from_numpy(np.array(image.convert("RGB")))
+            if found is None:
+                return "nvJPEG refuses a plain image"
+            pixels = found.cpu().permute(1, 2, 0).to(torch.int64)
+            if pixels.shape != wanted.shape or (pixels - wanted).abs().float().mean() > 6:
+                return "nvJPEG gives other pixels than it should"
+    except (RuntimeError, NvjpegError) as error:
+        return short(error)
+    return None
+
+
+def each_decoded(encoded: list[Tensor], decode: Decode) -> list[Tensor | None]:
+    """What `decode` gives of each; None where it gives none, or raises RuntimeError.
+
+    One that is refused spoils its whole batch, which is halved until that one stands alone.
+    """
+    if not encoded:
+        return []
+    try:
+        return list(decode(encoded))
+    except RuntimeError as error:
+        if "out of memory" in str(error):
+            raise
+    if len(encoded) == 1:
+        return [None]
+    half = len(encoded) // 2
+    return [*each_decoded(encoded[:half], decode), *each_decoded(encoded[half:], decode)]

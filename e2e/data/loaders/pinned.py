@@ -1,0 +1,124 @@
+"""One batch of bytes that is copied to the device each step, and training on it while a loader
+works for nothing: what the copy costs, and what a loader costs beside being waited for.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import torch
+from torch import Tensor
+
+from e2e.data.loaders.backend import LoaderFeed
+from e2e.data.loaders.device_copy import Placer
+from e2e.data.sources.data import IMAGENET
+
+LAST_BATCH_S = 10.0  # at most that closing waits for a batch
+NOTICED_S = 10.0  # at most until a thread that waits for workers knows that they were ended
+
+
+class PinnedFeed:
+    """A `LoaderFeed` of one batch in pinned memory (a CPU has none, and copies nothing).
+
+    Bytes, uint8 [N, 3, H, W], are normalised on the device; other inputs are taken as they are.
+    """
+
+    ahead = 0
+    pids: tuple[int, ...] = ()
+    idle_cpu_s = 0.0
+
+    def __init__(
+        self, batch: tuple[Tensor, Tensor], device: torch.device, channels_last: bool = False
+    ) -> None:
+        inputs, targets = batch
+        if device.type == "cuda":
+            inputs, targets = inputs.pin_memory(), targets.pin_memory()
+        self._tokens = batch[0] is batch[1]
+        self._batch = [inputs, targets]
+        self._placer = Placer(device, IMAGENET, channels_last)
+
+    def fetch(self) -> None:
+        """Nothing to wait for."""
+
+    def place(self, fetched: object) -> tuple[Tensor, Tensor]:
+        """Copy the batch to the device, without waiting, and normalise it there."""
+        assert self._batch, "closed"
+        inputs, targets = self._batch
+        if inputs.dtype == torch.uint8:
+            return self._placer(inputs, targets)
+        if self._tokens:
+            (tokens,) = self._placer.copied(inputs)
+            return tokens, tokens
+        inputs, targets = self._placer.copied(inputs, targets)
+        return inputs, targets
+
+    def close(self) -> None:
+        """Let the batch go."""
+        self._batch = []
+
+
+class CachedFeed:
+    """A `LoaderFeed` of a pinned batch. From `start` on, a thread takes the batches of `busy` as
+    fast as they come, and throws them away: `came_s` is when, by the monotonic clock.
+    """
+
+    ahead = 0
+
+    def __init__(self, pinned: LoaderFeed, busy: LoaderFeed) -> None:
+        self._pinned, self._busy = pinned, busy
+        self._ending = threading.Event()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._drain, name="drain", daemon=True)
+        self.came_s: list[float] = []
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The workers by now."""
+        return self._busy.pids
+
+    @property
+    def idle_cpu_s(self) -> float:
+        """Processor seconds that threads of `busy` only waited for the device."""
+        return self._busy.idle_cpu_s
+
+    def start(self) -> None:
+        """Wait for the first batch of `busy`, then let the thread take the others; only once.
+
+        Workers are forked meanwhile. Call it from the thread that trains: a lock that this held
+        just then, had another thread forked, would be locked in them for ever.
+        """
+        if self._thread.ident is not None:
+            return
+        self._throw_away()
+        self._thread.start()
+
+    def fetch(self) -> None:
+        """Nothing to wait for. Raises what the thrown away batches raised."""
+        if self._error is not None:
+            raise self._error
+
+    def place(self, fetched: object) -> tuple[Tensor, Tensor]:
+        """The pinned batch on the device."""
+        return self._pinned.place(fetched)
+
+    def close(self) -> None:
+        """End the thread and both feeds, without the batch that is waited for if it takes long."""
+        self._ending.set()
+        if self._thread.ident is not None:
+            self._thread.join(LAST_BATCH_S)
+        self._busy.close()
+        if self._thread.ident is not None:
+            self._thread.join(NOTICED_S)
+        self._pinned.close()
+
+    def _drain(self) -> None:
+        try:
+            while not self._ending.is_set():
+                self._throw_away()
+        except Exception as error:
+            self._error = error
+
+    def _throw_away(self) -> None:
+        self._busy.fetch()
+        self.came_s.append(time.perf_counter())

@@ -1,0 +1,176 @@
+"""Tar shards, read in a row by webdataset in the workers; decoded and cut as by torchvision.
+
+A sample is two members of one name, NAME.jpg (or .jpeg, .png, .webp) and NAME.cls, its class as a
+number. Every worker has shards of its own, in a new order each epoch, and draws from a buffer.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+from collections.abc import Callable, Generator, Iterator, Sequence
+from importlib.util import find_spec
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from e2e.data.loaders.backend import Broken, Files, Source, Tell, Wanted
+from e2e.data.loaders.decode import decode, short
+from e2e.data.loaders.page_cache import drop
+from e2e.data.loaders.pixels import PixelFeed
+from e2e.data.loaders.samples import Sample, sample_workers, seeded
+from e2e.data.loaders.transforms import random_cut
+from microbench.errors import UserError
+
+BUFFER = 1000  # undecoded images of a worker from which the next is drawn
+TAR_BLOCK = 512
+SUFFIXES = ("jpg", "jpeg", "png", "webp")
+
+Raw = dict[str, Any]  # what webdataset makes of a sample: its name, its shard, bytes by suffix
+
+
+def missing(device: torch.device) -> str | None:
+    """Why it cannot run."""
+    if find_spec("webdataset") is None:
+        return "webdataset is not installed; pip install 'halfway[loaders]'"
+    return None
+
+
+def open_feed(source: Source, wanted: Wanted, tell: Tell) -> PixelFeed:
+    """Endless batches; their order follows from the seed and the number of workers.
+
+    UserError when there are fewer shards than workers.
+    """
+    assert isinstance(source, Files)
+    paths = sorted(str(path) for path in source.root.glob("*.tar"))
+    if len(paths) < wanted.workers:
+        raise UserError(
+            f"{source.root} has {len(paths)} tar shards for {wanted.workers} workers, each of "
+            f"which needs one: at most --workers {len(paths)}"
+        )
+    classes = 1 + max(picture.label for picture in source.pictures)
+    workers = sample_workers(
+        _Shards(paths, classes, random_cut(wanted.size), wanted),
+        lambda start: ([number] for number in itertools.count(start)),
+        wanted,
+    )
+    return PixelFeed(workers, source, wanted, tell)
+
+
+class _Shards(Dataset[Sample]):
+    """Whole batches by their number. DataLoader gives batch n to worker n % workers, and so on, so
+    that a worker reads in a row; one that takes another's place reads on where that was.
+    """
+
+    def __init__(
+        self, paths: Sequence[str], classes: int, cut: Callable[[Any], Tensor], wanted: Wanted
+    ) -> None:
+        self._paths, self._classes, self._cut = paths, classes, cut
+        self._wanted = wanted
+        self._raw: Iterator[tuple[Raw, int]] | None = None
+        self._broken: list[Broken] = []  # shards
+        self._reading = ""
+
+    def __getitems__(self, numbers: list[int]) -> list[Sample]:
+        """The samples of a batch. A broken one gives its place to a good one, which comes twice."""
+        (number,) = numbers
+        if self._raw is None:
+            every = max(1, self._wanted.workers)
+            before = number // every * self._wanted.batch
+            self._raw = itertools.islice(self._drawn(number % every, every), before, None)
+        raw = list(itertools.islice(self._raw, self._wanted.batch))
+        samples = [self._sample(raw, index) for index in range(len(raw))]
+        shards, self._broken = self._broken, []
+        return [*samples, Sample(None, 0, shards)]
+
+    def _sample(self, raw: Sequence[tuple[Raw, int]], first: int) -> Sample:
+        broken: list[Broken] = []
+        seed = raw[first][1]
+        following = self._following()
+        for parts, _ in itertools.chain(raw[first:], raw[:first], following):
+            try:
+                label = self._label(parts)
+                image = next(parts[suffix] for suffix in SUFFIXES if suffix in parts)
+                sample = Sample(seeded(self._cut, decode(image), seed), label, broken)
+                following.close()
+                return sample
+            except Exception as error:  # decoders raise nearly anything on broken files
+                broken.append((os.path.join(parts["__url__"], parts["__key__"]), _said(error)))
+        return Sample(None, 0, broken)
+
+    def _following(self) -> Generator[tuple[Raw, int], None, None]:
+        """What the next batches will be of, as far as anybody looks, and at most BUFFER of it."""
+        assert self._raw is not None
+        seen: list[tuple[Raw, int]] = []
+        try:
+            for one in itertools.islice(self._raw, BUFFER):
+                seen.append(one)
+                yield one
+        finally:
+            self._raw = itertools.chain(seen, self._raw)
+
+    def _label(self, parts: Raw) -> int:
+        if "cls" not in parts:
+            raise ValueError("no class: it lacks a .cls")
+        label = int(parts["cls"])
+        if not 0 <= label < self._classes:
+            raise ValueError(f"class {label}, where there are {self._classes}")
+        return label
+
+    def _drawn(self, worker: int, workers: int) -> Iterator[tuple[Raw, int]]:
+        """Samples of a worker's shards in random order, each with a seed, epoch after epoch."""
+        from webdataset import shuffle  # pyright: ignore[reportMissingImports]
+
+        random_ = random.Random(f"{self._wanted.seed} {worker}")
+        stream = self._epochs(self._paths[worker::workers], random.Random(random_.random()))
+        for raw in shuffle(BUFFER, rng=random.Random(random_.random()))(stream):
+            yield raw, random_.getrandbits(62)
+
+    def _epochs(self, paths: Sequence[str], random_: random.Random) -> Iterator[Raw]:
+        from webdataset import tariterators  # pyright: ignore[reportMissingImports]
+
+        while True:
+            order = random_.sample(paths, len(paths))
+            files = tariterators.tar_file_expander(self._opened(order), handler=self._heard)
+            found = 0
+            for raw in tariterators.group_by_keys(files, handler=self._heard):
+                found += 1
+                yield raw
+            if not found:
+                return
+
+    def _opened(self, paths: Sequence[str]) -> Iterator[dict[str, str | BinaryIO]]:
+        for path in paths:
+            self._reading = path
+            try:
+                with open(path, "rb") as file:
+                    if self._wanted.cold:
+                        drop(file.fileno())
+                    if _is_cut_short(file):  # where tarfile says nothing
+                        self._broken.append((path, "cut short"))
+                    yield {"url": path, "stream": file}
+            except OSError as error:
+                self._broken.append((path, short(error)))
+
+    def _heard(self, error: Exception) -> bool:
+        """Note what webdataset says of a shard: it adds the stream to the error's own words."""
+        said = str(error.args[0]).partition(" @ ")[0] if error.args else type(error).__name__
+        if all(path != self._reading for path, _ in self._broken):
+            self._broken.append((self._reading, said))
+        return True  # go on with what comes after it
+
+
+def _is_cut_short(file: BinaryIO) -> bool:
+    """Whether a tar file lacks the block of zeros at its end."""
+    end = file.seek(0, os.SEEK_END)
+    file.seek(max(0, end - TAR_BLOCK))
+    last = file.read()
+    file.seek(0)
+    return bool(end % TAR_BLOCK) or last != bytes(TAR_BLOCK)
+
+
+def _said(error: Exception) -> str:
+    return "no image in it" if isinstance(error, StopIteration) else short(error)

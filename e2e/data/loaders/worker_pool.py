@@ -1,0 +1,239 @@
+"""Batches from worker processes: torch's DataLoader, and what is done when a worker dies."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from multiprocessing.process import BaseProcess
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from e2e.data.loaders.backend import PREFETCH
+from e2e.data.loaders.cpus import free_shared_memory
+from microbench.errors import UserError
+
+# As in a user's own script. What torch would choose here is what the training process was started
+# by, and each worker would import torch, which takes seconds.
+START = "fork"
+MAX_LOSSES = 2  # of the same batch: what kills a worker twice is no accident
+DYING_S = 1.0  # at most from a worker's last sign of life to its end
+WATCH_S = 0.5  # how often a worker looks whether its parent lives
+MEANINGS = {
+    signal.SIGKILL: "out of memory, most likely: fewer --workers and a smaller --batch take less",
+    signal.SIGBUS: "shared memory ran out, most likely: fewer --workers and a smaller --batch take "
+    "less; in a container, --shm-size gives more",
+    signal.SIGSEGV: "a decoder crashed on an image, most likely; another --loader may not",
+}
+
+# A CUDA event or stream that is collected in a process which did not make it ends that process.
+os.register_at_fork(after_in_child=gc.freeze)
+
+Batch = TypeVar("Batch")
+_starting = threading.Lock()
+
+
+class LoaderError(UserError):
+    """A loader cannot go on."""
+
+
+class Workers(Iterator[Batch], Generic[Batch]):
+    """`collate([dataset[draw] for draw in draws])` for the draws of each batch, in their order.
+
+    `batches(n)` are the draws from the n-th batch on; all that is random must follow from them.
+    Workers start at the first `next` and stay; without any, the batches are made in this process.
+    When one is killed, "stop" is a LoaderError that names it; "restart" goes on with new ones at
+    the first batch that was not given yet, so that none is left out and none comes twice, and
+    `note` is told.
+    `batch_bytes` is what a batch takes in shared memory: a LoaderError, before any worker starts,
+    when the batches that are under way do not fit.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        batches: Callable[[int], Iterable[list[Any]]],
+        *,
+        workers: int,
+        collate: Callable[[list[Any]], Batch],
+        pinned: bool,
+        batch_bytes: int,
+        on_death: str = "stop",
+        prefetch: int = PREFETCH,
+        note: Callable[[str], None] | None = None,
+    ) -> None:
+        self._dataset, self._batches, self._collate = dataset, batches, collate
+        self._workers, self._prefetch, self._pinned = workers, prefetch, pinned
+        self._batch_bytes = batch_bytes
+        self._on_death = on_death
+        self._note = note
+        self._running: Iterator[Batch] | None = None
+        self._processes: tuple[BaseProcess, ...] = ()
+        self._given = 0
+        self._losses = 0
+        self.restarts = 0
+
+    @property
+    def ahead(self) -> int:
+        """How many batches may be ready before anybody asks."""
+        return self._workers * self._prefetch
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The workers by now."""
+        return tuple(process.pid for process in self._processes if process.pid is not None)
+
+    def __next__(self) -> Batch:
+        while True:
+            if self._dead():
+                self._bury()
+            try:
+                batch = self._next()
+            except StopIteration:
+                raise
+            except Exception:
+                if not self._found_dead():
+                    raise
+            else:
+                self._given += 1
+                self._losses = 0
+                return batch
+
+    def close(self) -> None:
+        """End the workers. A `next` that another thread waits in raises within some seconds."""
+        self._running = None  # its end is theirs, unless another thread waits in it
+        processes, self._processes = self._processes, ()
+        for process in processes:
+            if process.is_alive():
+                process.terminate()
+
+    def _next(self) -> Batch:
+        if self._running is None:
+            self._start()
+        assert self._running is not None
+        return next(self._running)
+
+    def _start(self) -> None:
+        self._check_shared_memory()
+        with _starting, _quiet_children(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "This DataLoader will create")  # a note says it
+            warnings.filterwarnings("ignore", ".*multi-threaded, use of fork")  # as torch does it
+            before = set(multiprocessing.active_children())
+            loader = DataLoader(
+                self._dataset,
+                batch_sampler=self._batches(self._given),  # type: ignore[arg-type]
+                num_workers=self._workers,
+                multiprocessing_context=START if self._workers else None,
+                collate_fn=self._collate,
+                pin_memory=self._pinned,
+                prefetch_factor=self._prefetch if self._workers else None,
+                generator=torch.Generator(),  # else it draws from the training's random numbers
+                worker_init_fn=partial(_end_with, os.getpid()),
+            )
+            if self._workers and self._pinned:
+                _keep_quiet_about_the_dead()
+            self._running = iter(loader)
+            started = set(multiprocessing.active_children()) - before
+        self._processes = tuple(sorted(started, key=lambda process: process.pid or 0))
+
+    def _check_shared_memory(self) -> None:
+        needed, free = (self.ahead + 1) * self._batch_bytes, free_shared_memory()
+        if not self._workers or free is None or needed <= free:
+            return
+        raise LoaderError(
+            f"--workers {self._workers} has {self.ahead + 1} batches of "
+            f"{self._batch_bytes / 1e6:,.1f} MB under way, {needed / 1e6:,.0f} MB; shared memory "
+            f"(/dev/shm) has {free / 1e6:,.0f} MB free: take fewer --workers or a smaller --batch; "
+            "in a container, --shm-size gives more"
+        )
+
+    def _dead(self) -> list[BaseProcess]:
+        return [process for process in self._processes if not process.is_alive()]
+
+    def _found_dead(self) -> bool:
+        """Whether a worker is dead, or dying: its connections end some time before it does."""
+        until_s = time.monotonic() + DYING_S
+        while self._processes and not self._dead():
+            if time.monotonic() > until_s:
+                return False
+            time.sleep(DYING_S / 100)
+        return bool(self._processes)
+
+    def _bury(self) -> None:
+        """Make ready to go on after a worker's death. LoaderError when that is not wanted."""
+        dead = self._dead()[0]
+        number = self._processes.index(dead) + 1
+        said = f"loader worker {number} of {self._workers} (pid {dead.pid}) {_end_of(dead)}"
+        self.close()
+        self._losses += 1
+        if self._on_death != "restart":
+            raise LoaderError(f"{said}; --on-worker-death restart goes on with new ones")
+        if self._losses == MAX_LOSSES:
+            raise LoaderError(f"{said}; so was the one before it, at the same batch")
+        self.restarts += 1
+        if self._note:
+            self._note(f"{said}; new ones went on from the batch that was lost")
+
+
+def _end_with(parent: int, _: int) -> None:
+    """In a worker: end when its parent does.
+
+    torch has it leave its loop then, and wait for ever for someone to read what it made.
+    """
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(WATCH_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="watch", daemon=True).start()
+
+
+def _end_of(process: BaseProcess) -> str:
+    code = process.exitcode or 0
+    if code >= 0:
+        return f"ended with exit code {code} in mid-run"
+    number = signal.Signals(-code)
+    meaning = MEANINGS.get(number)
+    return f"was killed by signal {-code} ({number.name})" + (f": {meaning}" if meaning else "")
+
+
+@contextmanager
+def _quiet_children() -> Iterator[None]:
+    """Keep torch from installing a signal handler that raises when a worker dies.
+
+    It raises wherever the main thread is just then, in the middle of a training step too.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # where torch installs none
+        return
+    before = signal.getsignal(signal.SIGCHLD)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, before or signal.SIG_DFL)
+
+
+def _keep_quiet_about_the_dead() -> None:
+    """No traceback when a worker dies while torch's pinning thread reads from it: `Workers` says
+    it.
+    """
+    hook = threading.excepthook
+    if not (isinstance(hook, partial) and hook.func is _unless_pinning):
+        threading.excepthook = partial(_unless_pinning, hook)
+
+
+def _unless_pinning(otherwise: Callable[[Any], object], args: Any) -> None:
+    pinning = "_pin_memory_loop" in getattr(args.thread, "name", "")
+    gone = isinstance(args.exc_value, (ConnectionError, EOFError, FileNotFoundError))
+    if not (pinning and gone):
+        otherwise(args)

@@ -1,0 +1,216 @@
+"""What is to be said of a step as it is: read off the numbers of the steps at hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from e2e.explain.ledger import TERMS, Step, bound, layer_table, op_terms_ms
+from e2e.explain.wording import (
+    NAMED,
+    as_ms,
+    called,
+    largest,
+    layer_of,
+    layers,
+    listed,
+    named,
+    share,
+)
+from e2e.results.baselines import BASELINES
+from e2e.results.types import Cause
+
+MIN_GAIN_PCT = 1.0  # of throughput: less is proposed to nobody
+SLOWER_SHARE = 0.05  # a layer this much slower in low precision is named ...
+SLOWER_STEP_SHARE = 0.001  # ... where this share of the step is lost by it
+MISSED_SHARE = 0.05  # of the products' time: more of it in float32 is an autocast that misses
+MEMORY_SHARE = 0.5  # of the step
+MISALIGNED_SHARE = 0.01  # of the step
+FULL_PRECISION = frozenset(recipe for recipes in BASELINES.values() for recipe in recipes)
+# Kinds whose time is that of moving their bytes.
+MEMORY_KINDS = (
+    "norm", "activation", "pooling", "softmax", "elementwise", "reduce", "index", "copy", "cast",
+    "layout",
+)  # fmt: skip
+MEMORY_TERMS = tuple(TERMS[kind] for kind in MEMORY_KINDS)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What findings are read off: the present step and, if known, the baseline's, by recipe."""
+
+    present: Step
+    base: Step | None
+    recipe: str
+    base_recipe: str
+
+    @property
+    def low(self) -> bool:
+        """Whether the present step is of a low precision."""
+        return self.recipe not in FULL_PRECISION
+
+    @property
+    def step_s(self) -> float:
+        """The present step's predicted time."""
+        return self.present.expected_s
+
+
+# Seconds of the step that it is about (0: of the comparison), and what there is to say.
+Finding = tuple[float, Cause]
+
+
+def findings(steps: Steps) -> list[Cause]:
+    """What there is to say, by the time that it is about."""
+    finders = (_loading, _launching, _memory, _slower_layers, _missed, _misaligned, _tf32_baseline)
+    found = [finding for find in finders if (finding := find(steps))]
+    found.sort(key=lambda finding: -finding[0])
+    return [cause for _, cause in found]
+
+
+def _loading(steps: Steps) -> Finding | None:
+    """The loader is what the step waits for."""
+    wait_s = steps.present.predicted_wait_s
+    if wait_s <= MIN_GAIN_PCT / 100 * steps.step_s:
+        return None
+    why = (
+        f"the loader alone takes {as_ms(1e3 * steps.step_s)} ms for the images of a step, the step "
+        f"without it {as_ms(1e3 * (steps.step_s - wait_s))} ms"
+    )
+    return wait_s, Cause("the loader is slower than the training", why)
+
+
+def _launching(steps: Steps) -> Finding | None:
+    """The device has nothing to do for more than IDLE_SHARE of the step."""
+    step = steps.present.predicted
+    if step.limit != "host":
+        return None
+    if all(op.waits for op in steps.present.ops):  # a CPU's
+        why = (
+            f"no operation runs in {share(step.idle_s, step.step_s)}: that is Python's, "
+            f"autograd's and the optimizer's, around operations that take "
+            f"{as_ms(1e3 * step.gpu_s)} ms"
+        )
+        return step.idle_s, Cause("the framework takes its time between operations", why)
+    launches = sum(op.kind != "view" for op in steps.present.ops)
+    waits = sum(op.waits for op in steps.present.ops)
+    why = (
+        f"no kernel runs in {share(step.idle_s, step.step_s)}: the host needs "
+        f"{as_ms(1e3 * step.host_s)} ms to launch {launches:,} ops, which the device does in "
+        f"{as_ms(1e3 * step.gpu_s)} ms"
+    )
+    if waits:
+        why += f"; {waits} of them {'holds' if waits == 1 else 'hold'} the host until it is done"
+    return step.idle_s, Cause("the host launches too slowly", why)
+
+
+def _memory(steps: Steps) -> Finding | None:
+    """Most of the baseline's step, or else of the present one, is no product."""
+    subjects = [(steps.base, steps.base_recipe)] if steps.base and steps.low else []
+    for step, recipe in [*subjects, (steps.present, steps.recipe)]:
+        assert step
+        terms = op_terms_ms(step.ops)
+        memory = {term: terms[term] for term in MEMORY_TERMS if term in terms}
+        memory_ms, step_ms = sum(memory.values()), 1e3 * step.predicted.step_s
+        at_most = bound(Step(step.ops, step.predicted))
+        if at_most is None or memory_ms <= MEMORY_SHARE * step_ms:
+            continue
+        why = (
+            f"in {recipe}, memory-bound work takes {share(memory_ms / 1e3, step_ms / 1e3)}: "
+            f"{largest(memory)}; products take {as_ms(1e3 * step.product_s)} ms, and even free "
+            f"ones would make the step at most {at_most:.2f} times faster"
+        )
+        return memory_ms / 1e3, Cause("memory-bound work is most of the step", why)
+    return None
+
+
+def _slower_layers(steps: Steps) -> Finding | None:
+    """Products that take longer in low precision than in the baseline."""
+    if steps.base is None or not steps.low:
+        return None
+    rows = [
+        row
+        for row in reversed(layer_table(steps.base, steps.present))
+        if row.other_ms > (1 + SLOWER_SHARE) * row.base_ms > 0
+        and -row.saving_ms > SLOWER_STEP_SHARE * 1e3 * steps.step_s
+    ]
+    if not rows:
+        return None
+    lost_s = -math.fsum(row.saving_ms for row in rows) / 1e3
+    named = listed(
+        [
+            f"{called(row.layer)} ({as_ms(row.other_ms)} ms in {steps.recipe}, "
+            f"{as_ms(row.base_ms)} in {steps.base_recipe})"
+            for row in rows[:NAMED]
+        ]
+    )
+    more = f" and {len(rows) - NAMED} more" if len(rows) > NAMED else ""
+    why = (
+        f"products are slower in low precision in {named}{more}: "
+        f"{share(lost_s, steps.step_s)} lost{_conversions(steps, [row.layer for row in rows])}"
+    )
+    fix = f"keep {'it' if len(rows) == 1 else 'them'} in {steps.base_recipe}"
+    return lost_s, Cause("layers that are slower in low precision", why, _worth(fix, lost_s, steps))
+
+
+def _conversions(steps: Steps, layers: Sequence[str]) -> str:
+    """What of the time of these layers only changes the layout, where it is much."""
+    ops = [op for op in steps.present.ops if op.kind == "product" and layer_of(op) in layers]
+    taken_s = math.fsum(op.device_s for op in ops)
+    changing_s = math.fsum(op.conversion_s for op in ops)
+    if changing_s <= SLOWER_SHARE * taken_s:
+        return ""
+    return f"; {share(changing_s, taken_s)} there only change the layout"
+
+
+def _missed(steps: Steps) -> Finding | None:
+    """Products that still run on float32 under a recipe of low precision."""
+    if not steps.low:
+        return None
+    products = [op for op in steps.present.ops if op.kind == "product"]
+    missed = [op for op in products if op.dtype == "float32"]
+    missed_s = math.fsum(op.device_s for op in missed)
+    if missed_s <= MISSED_SHARE * steps.present.product_s:
+        return None
+    why = (
+        f"products that {steps.recipe} leaves in float32 take "
+        f"{share(missed_s, steps.present.product_s)} of all products: {layers(missed)}"
+    )
+    fix = "call them under autocast, with no .float() or autocast(enabled=False) before them"
+    return missed_s, Cause("products still in float32", why, _worth(fix, missed_s, steps))
+
+
+def _misaligned(steps: Steps) -> Finding | None:
+    """Products whose sizes keep them off the fast kernels, as the caller found."""
+    ops = [op for op in steps.present.ops if op.misaligned]
+    taken_s = math.fsum(op.device_s for op in ops)
+    if taken_s <= MISALIGNED_SHARE * steps.step_s:
+        return None
+    why = (
+        f"products of sizes that are not aligned ({named([op.misaligned for op in ops])}) take "
+        f"{share(taken_s, steps.step_s)}: {layers(ops)}"
+    )
+    fix = "pad these sizes to a multiple of 8 (of 4 in TF32)"
+    return taken_s, Cause("sizes that are not aligned", why, _worth(fix, taken_s, steps))
+
+
+def _tf32_baseline(steps: Steps) -> Finding | None:
+    """The baseline's products run on Tensor Cores already."""
+    if steps.base is None or steps.base_recipe not in BASELINES["tf32"] or not steps.low:
+        return None
+    products_ms = [1e3 * step.product_s for step in (steps.base, steps.present)]
+    if not products_ms[0]:
+        return None
+    why = (
+        f"products take {as_ms(products_ms[0])} ms in {steps.base_recipe}, on Tensor Cores "
+        f"already, and {as_ms(products_ms[1])} in {steps.recipe}: against fp32 the gain would be "
+        "larger"
+    )
+    return 0.0, Cause("TF32 is already on in the baseline", why)
+
+
+def _worth(fix: str, stake_s: float, steps: Steps) -> str:
+    """The fix, where getting all of this time back would gain more than MIN_GAIN_PCT."""
+    rest_s = steps.step_s - stake_s
+    gain_pct = 100 * stake_s / rest_s if rest_s > 0 else math.inf
+    return fix if gain_pct > MIN_GAIN_PCT else ""

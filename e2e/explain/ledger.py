@@ -1,0 +1,215 @@
+"""Where the time went between two steps of one network, term by term, adding up.
+
+Pure functions of what the ops cost and of the two steps' times. A term is other minus base:
+negative where time was saved.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from e2e.predict.queue_model import OpCost, Simulated
+from e2e.results.types import LedgerLine
+
+CONVOLUTIONS, MATRIX_PRODUCTS, ATTENTION, PRODUCTS = (
+    "convolutions", "matrix products", "attention", "products",
+)  # fmt: skip
+PRODUCT_TERMS = (CONVOLUTIONS, MATRIX_PRODUCTS, ATTENTION, PRODUCTS)
+LAYOUT = "layout changes"
+OTHER = "other ops"
+TERMS = {  # kinds of ops but for products, in the ledger's order
+    "norm": "normalisation",
+    "activation": "activation",
+    "pooling": "pooling",
+    "softmax": "softmax and loss",
+    "elementwise": "elementwise",
+    "reduce": "reductions",
+    "index": "index",
+    "copy": "copies",
+    "cast": "casts",
+    "layout": LAYOUT,
+    "optimizer": "optimizer",
+    "scaler": "loss scaler",
+    "other": OTHER,
+}
+OP_TERMS = (*PRODUCT_TERMS, *TERMS.values())
+GAPS, LOADER, RESIDUAL = "host and launch gaps", "loader wait", "residual"
+TOP_LAYERS = 3
+NO_LAYER = "outside the layers"
+NOTHING = 1e-9  # of a step: less is rounding
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step: its ops, what is predicted of them, and what was measured, if it was.
+
+    `data_wait_s` is the part of the step in which it waits for the loader, as measured where the
+    step was, else as predicted; `predicted_wait_s` always the latter. Neither is in `predicted`.
+    """
+
+    ops: Sequence[OpCost]
+    predicted: Simulated
+    measured_s: float | None = None
+    data_wait_s: float = 0.0
+    predicted_wait_s: float = 0.0
+
+    @property
+    def expected_s(self) -> float:
+        """The step's time as predicted, with its loader."""
+        return self.predicted.step_s + self.predicted_wait_s
+
+    @property
+    def whole_s(self) -> float:
+        """The step's time: measured when known, else predicted."""
+        if self.measured_s is not None:
+            return self.measured_s
+        return self.predicted.step_s + self.data_wait_s
+
+    @property
+    def source(self) -> str:
+        """Where `whole_s` is from."""
+        return "predicted" if self.measured_s is None else "measured"
+
+    @property
+    def product_s(self) -> float:
+        """Device time of products, with the layout changes inside them."""
+        return math.fsum(op.device_s for op in self.ops if op.kind == "product")
+
+
+class LayerRow(NamedTuple):
+    """What the products of one layer take in both steps, with the layout changes inside them."""
+
+    layer: str
+    kind: str  # one of PRODUCT_TERMS
+    base_ms: float
+    other_ms: float
+
+    @property
+    def saving_ms(self) -> float:
+        """Time saved; negative where the layer got slower."""
+        return self.base_ms - self.other_ms
+
+    @property
+    def slower(self) -> bool:
+        """Whether the layer takes longer in the other step."""
+        return self.other_ms > self.base_ms
+
+
+def ledger(
+    base: Step, other: Step, names: tuple[str, str] = ("fp32", "amp")
+) -> tuple[LedgerLine, ...]:
+    """The lines from one step's time to the other's, in ms.
+
+    The first is the base step, the last the other one; what is between are changes, which add up
+    to their difference. The residual is what the prediction does not explain: the change that is
+    left over, so never hidden when a step was measured.
+    """
+    changes = _op_lines(base, other)
+    gaps = [1e3 * step.predicted.idle_s for step in (base, other)]
+    changes.append(LedgerLine(GAPS, gaps[1] - gaps[0], "predicted", _from_to(*gaps)))
+    if base.data_wait_s or other.data_wait_s:
+        waits = [1e3 * step.data_wait_s for step in (base, other)]
+        changes.append(LedgerLine(LOADER, waits[1] - waits[0], other.source, _from_to(*waits)))
+    first_ms, last_ms = 1e3 * base.whole_s, 1e3 * other.whole_s
+    rest_ms = math.fsum([last_ms, -first_ms, *(-line.ms for line in changes)])
+    measured = "measured" in (base.source, other.source)
+    if measured or abs(rest_ms) > NOTHING * (first_ms + last_ms):
+        source = "measured" if measured else "predicted"
+        changes.append(LedgerLine(RESIDUAL, rest_ms, source, _residual_detail(base, other)))
+    return (
+        LedgerLine(f"{names[0]} step", first_ms, base.source),
+        *changes,
+        LedgerLine(f"{names[1]} step", last_ms, other.source),
+    )
+
+
+def layer_table(base: Step, other: Step) -> list[LayerRow]:
+    """The products by layer and kind, the largest saving first; the last ones may be `slower`."""
+    times = [_by_layer(step.ops, net=False) for step in (base, other)]
+    keys = dict.fromkeys([*times[0], *times[1]])
+    rows = [LayerRow(*key, times[0].get(key, 0.0), times[1].get(key, 0.0)) for key in keys]
+    return sorted(rows, key=lambda row: -row.saving_ms)
+
+
+def bound(base: Step) -> float | None:
+    """Amdahl: how many times faster the step would be if its products took no time.
+
+    None where nothing would be gained or nothing be left: no products, or nothing but them.
+    """
+    rest_s = base.whole_s - base.product_s
+    if base.product_s <= 0 or rest_s <= NOTHING * base.whole_s:
+        return None
+    return base.whole_s / rest_s
+
+
+def term_of(op: OpCost) -> str:
+    """The ledger's term that an op's time counts in, but for its `conversion_s` (LAYOUT)."""
+    if op.kind != "product":
+        return TERMS.get(op.kind, OTHER)
+    if "conv" in op.name:
+        return CONVOLUTIONS
+    if "attention" in op.name:
+        return ATTENTION
+    return MATRIX_PRODUCTS if op.name else PRODUCTS
+
+
+def op_terms_ms(ops: Iterable[OpCost]) -> dict[str, float]:
+    """Device time by term, of those that occur, in the ledger's order."""
+    parts: dict[str, list[float]] = defaultdict(list)
+    for op in ops:
+        if op.kind == "view":
+            continue
+        parts[term_of(op)].append(op.device_s - op.conversion_s)
+        if op.conversion_s:
+            parts[LAYOUT].append(op.conversion_s)
+    return {term: 1e3 * math.fsum(parts[term]) for term in OP_TERMS if term in parts}
+
+
+def _op_lines(base: Step, other: Step) -> list[LedgerLine]:
+    terms = [op_terms_ms(step.ops) for step in (base, other)]
+    lines: list[LedgerLine] = []
+    for term in OP_TERMS:
+        if term not in terms[0] and term not in terms[1]:
+            continue
+        ms = [found.get(term, 0.0) for found in terms]
+        layers = _top_layers(base, other, term) if term in PRODUCT_TERMS else ""
+        lines.append(LedgerLine(term, ms[1] - ms[0], "replayed", _from_to(*ms) + layers))
+    return lines
+
+
+def _top_layers(base: Step, other: Step, term: str) -> str:
+    """The layers that changed most: "; layer4.0.conv2 -1.20, ..."."""
+    times = [_by_layer(step.ops, net=True) for step in (base, other)]
+    keys = [key for key in dict.fromkeys([*times[0], *times[1]]) if key[1] == term]
+    changes = [(key[0], times[1].get(key, 0.0) - times[0].get(key, 0.0)) for key in keys]
+    most = sorted(changes, key=lambda change: -abs(change[1]))[:TOP_LAYERS]
+    named = ", ".join(f"{layer} {ms:+.2f}" for layer, ms in most if f"{abs(ms):.2f}" != "0.00")
+    return f"; {named}" if named else ""
+
+
+def _by_layer(ops: Iterable[OpCost], *, net: bool) -> dict[tuple[str, str], float]:
+    """Milliseconds of products by layer and term; `net` of the layout changes inside them."""
+    parts: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for op in ops:
+        if op.kind == "product":
+            taken_s = op.device_s - (op.conversion_s if net else 0.0)
+            parts[op.layer or NO_LAYER, term_of(op)].append(taken_s)
+    return {key: 1e3 * math.fsum(seconds) for key, seconds in parts.items()}
+
+
+def _residual_detail(base: Step, other: Step) -> str:
+    """What measured steps take beyond their prediction."""
+    beyond = [
+        f"{name} {1e3 * (step.measured_s - step.predicted.step_s - step.data_wait_s):+.2f}"
+        for name, step in (("base", base), ("other", other))
+        if step.measured_s is not None
+    ]
+    return f"measured minus predicted: {', '.join(beyond)}" if beyond else ""
+
+
+def _from_to(base_ms: float, other_ms: float) -> str:
+    return f"{base_ms:.2f} to {other_ms:.2f} ms"

@@ -1,0 +1,161 @@
+"""Small networks whose steps hardly keep a device busy and differ in what the host must do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from e2e.networks import Network, find
+from e2e.networks.network import written
+from e2e.predict.trace.fake_trace import fixed_feed
+from e2e.recipes import recipe_of
+from e2e.results.types import TrainCase
+from e2e.train.trainer import Learner
+
+WIDTH = 32
+CLASSES = 8
+PACED_LAYERS = 8
+ADAM = ("attention",)
+ON_A_GPU = ("resnet18", "mobilenet_v2")  # at a size that keeps no GPU busy; a CPU it would
+TINY = (3, 32, 32)
+# Of these, under autocast without a loss scaler too, or instead: the others have one.
+SMALL_RECIPES = {
+    "small-modules": ("fp32", "amp-bf16"),
+    "small-calls": ("fp32", "amp-bf16"),
+    "small-dense": ("fp32", "amp", "amp-bf16"),
+    "small-little": ("fp32", "amp", "amp-bf16"),
+}
+USUAL_RECIPES = ("fp32", "amp")
+
+
+class _Sums(nn.Module):
+    """Calls without modules."""
+
+    def __init__(self, calls: int) -> None:
+        super().__init__()
+        self.calls = calls
+        self.weight = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, WIDTH] -> [N, WIDTH]"""
+        for _ in range(self.calls):
+            x = (x * self.weight).tanh()
+        return x
+
+
+class _Weights(nn.Module):
+    """Many weights, each used once."""
+
+    def __init__(self, weights: int) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList([torch.ones(WIDTH) for _ in range(weights)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, WIDTH] -> [N, WIDTH]"""
+        for weight in self.weights:
+            x = x + weight
+        return x
+
+
+def _nested(module: nn.Module, depth: int) -> nn.Module:
+    """Modules that only call the next one."""
+    for _ in range(depth):
+        module = nn.Sequential(module)
+    return module
+
+
+def _dense(layers: int) -> nn.Module:
+    pairs = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()) for _ in range(layers)]
+    return nn.Sequential(*pairs)
+
+
+def _convolutions(layers: int) -> nn.Module:
+    parts = [
+        nn.Sequential(nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(True))
+        for _ in range(layers)
+    ]
+    head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, WIDTH))
+    return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), *parts, head)
+
+
+def _attention(layers: int) -> nn.Module:
+    block = [
+        nn.TransformerEncoderLayer(WIDTH, 4, 2 * WIDTH, dropout=0.0, batch_first=True)
+        for _ in range(layers)
+    ]
+    return nn.Sequential(nn.Unflatten(1, (4, WIDTH)), *block, nn.Flatten(), nn.Linear(4 * WIDTH, 8))
+
+
+_SMALL: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "modules": (lambda: _nested(nn.Linear(WIDTH, WIDTH), 150), (WIDTH,)),
+    "calls": (lambda: _Sums(60), (WIDTH,)),
+    "weights": (lambda: _Weights(150), (WIDTH,)),
+    "dense": (lambda: _dense(40), (WIDTH,)),
+    "convolutions": (lambda: _convolutions(25), (3, 8, 8)),
+    "attention": (lambda: _attention(6), (4 * WIDTH,)),
+    "little": (lambda: nn.Linear(WIDTH, WIDTH), (WIDTH,)),
+}
+
+
+def small_networks(kind: str) -> list[Network]:
+    """Those that suit a kind of device."""
+    made = [_small(name, build, shape) for name, (build, shape) in _SMALL.items()]
+    if kind == "cuda":
+        made += [replace(find(name, input=TINY), batch=2) for name in ON_A_GPU]
+    return made
+
+
+def small_recipes(small: Network, kind: str, *, bf16: bool = True) -> tuple[str, ...]:
+    """The recipes that suit one of them on a kind of device: a CPU learns nothing from others.
+
+    On a card without bfloat16 all that comes under autocast has a loss scaler.
+    """
+    if kind != "cuda":
+        return ("fp32",)
+    return SMALL_RECIPES.get(small.name, USUAL_RECIPES) if bf16 else USUAL_RECIPES
+
+
+def paced_network() -> Network:
+    """The one that tells how fast a host launches."""
+    return _small("pace", lambda: _convolutions(PACED_LAYERS), (3, 8, 8))
+
+
+def _small(name: str, build: Callable[[], nn.Module], shape: tuple[int, ...]) -> Network:
+    return Network(
+        name=f"small-{name}",
+        build=build,
+        input=shape,
+        tokens=None,
+        classes=CLASSES,
+        loss=lambda output, target, smoothing: output.float().square().mean(),
+        accuracy=None,
+        unit="sample",
+        units_per_sample=1,
+        optimizer="adamw" if name in ADAM else "sgd",
+        lr=1e-3,
+        weight_decay=0.0,
+        batch=2,
+        cpu_batch=2,
+    )
+
+
+def small_case(small: Network, recipe: str) -> TrainCase:
+    """Its training under a recipe."""
+    return TrainCase(
+        small.name, recipe, small.batch, written(small.input), optimizer=small.optimizer
+    )
+
+
+def small_step(small: Network, recipe: str, device: torch.device) -> Callable[[], None]:
+    """Launches a step of it, on one batch for ever."""
+    case = small_case(small, recipe)
+    learner = Learner(small, case, recipe_of(case), device, seed=1)
+    feed = fixed_feed(small, case, device, CLASSES)
+
+    def step() -> None:
+        learner.step(feed)
+
+    return step

@@ -1,0 +1,94 @@
+"""What the host does around the calls of a step: modules, autograd, the optimizer's own Python.
+
+Calls are timed alone; what surrounds them is learnt once a machine from small networks, whose steps
+are timed on the host and traced: the difference is fitted to what there is to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from e2e.predict.trace.fake_trace import Trace
+from e2e.predict.trace.recorder import is_view
+from e2e.recipes import DYNAMIC, recipe_of
+
+# Forward calls that autograd notes have a node in the backward pass; views, which are not launched
+# alone, have all their time here, with those of the backward pass that undo them. Autocast is
+# entered and left, and a loss scaler looks at every gradient, in Python.
+COUNTED = (
+    "step", "module", "noted call", "noted view", "backward call", "weight", "autocast step",
+    "scaled step", "scaled weight",
+)  # fmt: skip
+RIDGE = 1e-4  # keeps a count that the calibration hardly varies from taking a wild value
+
+
+@dataclass(frozen=True)
+class Framework:
+    """Seconds of the host at pace 1 for each of COUNTED, and how well they fitted.
+
+    `error` is the root mean square of (fitted - measured) / measured over the host's whole time of
+    the calibration's steps.
+    """
+
+    seconds: tuple[float, ...]
+    error: float
+
+    def of(self, trace: Trace) -> float:
+        """Seconds a step of this trace needs beside its calls; not negative."""
+        counted = zip(counts(trace), self.seconds, strict=True)
+        return max(0.0, sum(count * each_s for count, each_s in counted))
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A small network's step: its trace, the host's whole time, the sum over its calls alone."""
+
+    trace: Trace
+    host_s: float
+    calls_s: float
+
+
+def counts(trace: Trace) -> tuple[float, ...]:
+    """How many of each of COUNTED a step has."""
+    noted = [is_view(op) for op in trace.ops if op.noted]
+    backward = sum(op.phase == "backward" for op in trace.ops)
+    recipe = recipe_of(trace.case)
+    scaled = recipe.scale == DYNAMIC
+    return (
+        1.0, trace.module_calls, noted.count(False), noted.count(True), backward, trace.weights,
+        recipe.autocast is not None, scaled, scaled * trace.weights,
+    )  # fmt: skip
+
+
+def fitted(samples: Sequence[Sample]) -> Framework:
+    """Least squares over relative errors, so that a short step counts as much as a long one.
+
+    Nothing takes less than no time: counts that would are left out, the most negative one first.
+    """
+    rows = torch.tensor([counts(sample.trace) for sample in samples], dtype=torch.float64)
+    whole = torch.tensor([sample.host_s for sample in samples], dtype=torch.float64)
+    rest = whole - torch.tensor([sample.calls_s for sample in samples], dtype=torch.float64)
+    scaled, wanted = rows / whole[:, None], rest / whole
+    typical = scaled.square().mean(0).sqrt().clamp_min(1e-12)
+    ridge = torch.diag(RIDGE * typical * len(samples) ** 0.5)
+    system = torch.cat([scaled, ridge])
+    target = torch.cat([wanted, torch.zeros(rows.shape[1], dtype=torch.float64)])
+    found = _not_negative(system, target)
+    error = (scaled @ found - wanted).square().mean().sqrt().item()
+    return Framework(tuple(found.tolist()), error)
+
+
+def _not_negative(system: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Least squares without negative values, by elimination. [rows, n], [rows] -> [n]"""
+    found = torch.zeros(system.shape[1], dtype=system.dtype)
+    used = torch.arange(system.shape[1])
+    while len(used):
+        values = torch.linalg.lstsq(system[:, used], target[:, None]).solution[:, 0]
+        if values.min() >= 0:
+            found[used] = values
+            break
+        used = used[torch.arange(len(used)) != values.argmin()]
+    return found

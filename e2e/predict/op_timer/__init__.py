@@ -1,0 +1,1 @@
+"""How long each recorded operation takes on the device."""

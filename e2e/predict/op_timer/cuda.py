@@ -1,0 +1,388 @@
+"""Measures calls one by one on a GPU: their time on the device, and the memory that they take.
+
+A round launches every call that is asked for at least as often as the step does, so that the card
+draws power, and runs at a clock, as in the step; those of the backward pass in the thread that the
+step launches them from. Calls that the host cannot launch as fast as the device runs them are timed
+behind a gate, as many at a time as a stream can queue.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any, TypeVar
+
+import torch
+
+from e2e.predict.host_model.host_speed import HostPace
+from e2e.predict.host_model.launch_times import Ready, host_pass, host_times
+from e2e.predict.op_timer.autograd_thread import Within, backward_thread, by_thread, forward_thread
+from e2e.predict.op_timer.kernel_profile import kernels_in, looked_at
+from e2e.predict.op_timer.op_timer import Counted, OpTime, Taken, is_steady, or_why
+from e2e.train.step_timer import union_s
+from kernels.case import Target
+from microbench.device.profiler import KernelTime, is_conversion
+from microbench.timing.stats import median
+from microbench.timing.timers import TRAILING
+
+LAUNCHES = 16  # of a call in a row, its time on the device to be known roughly
+SLOW_S, SLOW_LAUNCHES = 1e-3, 4  # of one this long
+PASSES = 25  # over all calls for the host
+# A call this long is launched faster than it runs, even when the host is slow.
+LONG_S = 80e-6
+BLOCK_S = 300e-6  # launches of a call between two events take at least this long, and
+LEAST_SHORT = 10  # of a short one there are at least so many
+GATED_COMMANDS = 700  # kernels, copies and events behind one gate: a stream queues about 1,024
+ROUNDS, SETTLING_ROUNDS = 7, 2
+SETTLE_S = 0.3  # the clock needs this long to settle to the power of the step
+MAX_SETTLING_ROUNDS = 40
+EMPTIES, EMPTY_BLOCKS = 10, 21  # to learn what a pair of events costs
+MOST_BETWEEN_S = 2e-6  # kernels that are launched ahead are no further apart
+
+T = TypeVar("T")
+_Pair = tuple[Any, Any]  # events around a block
+
+
+@dataclass(eq=False)
+class _Met:
+    """A call that was launched alone: what is known of it before the rounds.
+
+    `launch_s` is the host's for a launch just now, `host_s` at pace 1 and in the step's order.
+    """
+
+    counted: Counted
+    launch_s: float
+    rough_s: float
+    scratch_bytes: int
+    waits: bool
+    host_s: float = 0.0
+    kernels: int = 1
+    busy_s: float | None = None
+    conversion_share: float = 0.0
+
+    @property
+    def ready(self) -> Ready:
+        """As a pass over a step's calls needs it."""
+        return Ready(self.counted, self.rough_s)
+
+    @property
+    def launch(self) -> Callable[[], object]:
+        """Launch it once."""
+        return self.counted.replay.launch
+
+    @property
+    def launch_as_in_step(self) -> Callable[[], object]:
+        """The same with arguments as distant as in the step, which costs the host a little more."""
+        return self.counted.replay.launch_distant
+
+    @property
+    def gated(self) -> bool:
+        """Whether the host might not launch it as fast as the device runs it."""
+        return not self.waits and self.rough_s <= max(LONG_S, 2 * self.launch_s)
+
+    @property
+    def launches(self) -> int:
+        """How many stand between two events."""
+        least = LEAST_SHORT if self.gated else 1
+        wanted = max(self.counted.count, least, math.ceil(BLOCK_S / max(self.rough_s, 1e-6)))
+        return min(wanted, max(1, (GATED_COMMANDS - 2) // self.kernels)) if self.gated else wanted
+
+    @property
+    def commands(self) -> int:
+        """What a block of them queues."""
+        return self.launches * self.kernels + 2
+
+
+class CudaStopwatch:
+    """By device events."""
+
+    others_matter = True
+
+    def __init__(self, target: Target, pace: HostPace) -> None:
+        from microbench.timing.instruments import Instruments
+
+        # Nothing is flushed: a step's calls find the cache as the one before left it.
+        self._instruments = Instruments(target.index, 16, target.sm_count)
+        self._instruments.launch_empty()  # loading it may wait for the device, which a gate holds
+        torch.cuda.synchronize()
+        self._pace = pace
+        self._threads = (forward_thread, backward_thread(torch.device(target.torch_device)))
+
+    def times(self, calls: Sequence[Counted], among: Sequence[Counted] = ()) -> list[Taken | str]:
+        """From ROUNDS rounds after the clock has settled; the host's from passes with `among`."""
+        if not calls:
+            return []
+        tried = self._tried(calls)
+        met = _that_launch(tried)
+        if met:
+            met += _that_launch(self._tried(among))
+        taken_s = host_times([one.ready for one in met], self._threads, self._pace, PASSES)
+        for one, host_s in zip(met, taken_s, strict=True):
+            one.host_s = host_s
+        taken = iter(self._in_rounds([one for one in tried if not isinstance(one, str)]))
+        return [one if isinstance(one, str) else next(taken) for one in tried]
+
+    def passes(self, calls: Sequence[Counted]) -> Callable[[], float]:
+        """By the clock of the host alone."""
+        some = [one.ready for one in _that_launch(self._tried(calls))]
+        return lambda: math.fsum(host_pass(some, self._threads))
+
+    def once(self, run: Callable[[], T], *, waits: bool) -> tuple[T, OpTime | None]:
+        """Behind a gate, so that the host's time is not in the device's; what waits by the clock,
+        all of it the device's.
+        """
+        out: list[T] = []
+        with _Memory() as memory:
+            if waits:
+                host_s, device_s = 0.0, _waited(lambda: out.append(run()))
+            else:
+                host_s, device_s = self.behind_gate(lambda: out.append(run()), 1)
+        if not waits and self.gate_expired:
+            return out[0], None
+        gpu_s = device_s if waits else max(0.0, device_s - self._overhead_s)
+        return out[0], OpTime(gpu_s, host_s, memory.scratch_bytes, waits=waits)
+
+    def kernels_in(
+        self, step: Callable[[Callable[[str | None], None]], None]
+    ) -> Mapping[str, list[list[KernelTime]]]:
+        """From a profile."""
+        return kernels_in(step, self._instruments.launch_empty)
+
+    def _tried(self, calls: Sequence[Counted]) -> list[_Met | str]:
+        """Each launched for the first time, in the thread in which the step does."""
+        return [
+            self._threads[one.first_backward](partial(or_why, self._meet, one)) for one in calls
+        ]
+
+    def _by_thread(self, met: Sequence[_Met]) -> Iterator[tuple[Within, list[_Met]]]:
+        """Each thread and what it launches."""
+        return by_thread(sorted(met, key=_is_backward), _is_backward, self._threads)
+
+    def _in_rounds(self, met: Sequence[_Met]) -> list[Taken]:
+        if not met:
+            return []
+        self._look_at_kernels(met)
+        self._settle(met)
+        rounds = [self._round(met) for _ in range(ROUNDS)]
+        overhead_s = self._event_overhead()
+        return [_taken(one, blocks, overhead_s) for one, *blocks in zip(met, *rounds, strict=True)]
+
+    # ------------------------------------------------------------ alone
+
+    def _meet(self, counted: Counted) -> _Met:
+        """The first launches: they search algorithms, then show memory and times, roughly."""
+        launch = counted.replay.launch
+        launch()
+        kept: list[object] = []
+        with _Memory() as memory:
+            once_s = _waited(lambda: kept.append(launch()))
+        kept.clear()
+        counted.replay.restore()
+        launch_s, rough_s, waits = self._roughly(launch, once_s)
+        return _Met(counted, launch_s, rough_s, memory.scratch_bytes, waits)
+
+    def _roughly(self, launch: Callable[[], object], once_s: float) -> tuple[float, float, bool]:
+        """(host seconds, device seconds, whether it waits for the device) of a launch."""
+        launches = SLOW_LAUNCHES if once_s > SLOW_S else LAUNCHES
+        for together in dict.fromkeys((launches, 1)):  # the queue may not hold so many kernels
+            launch_s, device_s = self.behind_gate(launch, together)
+            if not self.gate_expired:
+                return launch_s, device_s, False
+        return 0.0, once_s, True
+
+    def behind_gate(self, launch: Callable[[], object], launches: int) -> tuple[float, float]:
+        """(host, device) seconds a launch, of so many that wait until all of them are launched."""
+        start, end = _pair()
+        with self._gate():
+            start.record()
+            began_s = time.perf_counter()
+            for _ in range(launches):
+                launch()
+            host_s = time.perf_counter() - began_s
+            end.record()
+        return host_s / launches, start.elapsed_time(end) * 1e-3 / launches
+
+    @property
+    def gate_expired(self) -> bool:
+        """Whether the last gate opened before all that it was for had been launched."""
+        return self._instruments.gate_expired
+
+    @contextmanager
+    def _gate(self) -> Iterator[None]:
+        """What is launched inside runs after it has all been launched; waits for it at the end."""
+        torch.cuda.synchronize()
+        self._instruments.close_gate()
+        try:
+            yield
+            for _ in range(TRAILING):
+                self._instruments.launch_empty()
+        finally:
+            self._instruments.open_gate()
+            torch.cuda.synchronize()
+
+    @cached_property
+    def _overhead_s(self) -> float:
+        """What a pair of events reads beyond one launch, whatever the clock is."""
+        return self._event_overhead()
+
+    def _event_overhead(self) -> float:
+        """What a block reads beyond its launches: of one empty kernel, less one of many."""
+        one_s, many_s = (self._empty_block(count) for count in (1, 1 + EMPTIES))
+        return max(0.0, one_s - (many_s - one_s) / EMPTIES)
+
+    def _empty_block(self, launches: int) -> float:
+        pairs = [_pair() for _ in range(EMPTY_BLOCKS)]
+        with self._gate():
+            for start, end in pairs:
+                start.record()
+                for _ in range(launches):
+                    self._instruments.launch_empty()
+                end.record()
+        return median([_seconds(pair) for pair in pairs])
+
+    # ------------------------------------------------------------ in rounds
+
+    def _settle(self, met: Sequence[_Met]) -> None:
+        """Rounds until the clock is the step's; short calls alone leave the card cool."""
+        if all(one.gated for one in met):
+            return
+        began_s = time.perf_counter()
+        for number in range(MAX_SETTLING_ROUNDS):
+            if number >= SETTLING_ROUNDS and time.perf_counter() - began_s > SETTLE_S:
+                return
+            self._round(met)
+
+    def _round(self, met: Sequence[_Met]) -> list[float]:
+        """Seconds of each call's block."""
+        pairs = {one: _pair() for one in met}
+        for within, some in self._by_thread(met):
+            within(partial(self._launch_blocks, some, pairs))
+        return [_seconds(pairs[one]) for one in met]
+
+    def _launch_blocks(self, met: Sequence[_Met], pairs: Mapping[_Met, _Pair]) -> None:
+        """Those that run longer than they are launched, then the others behind gates."""
+        self._launch([one for one in met if not one.gated], pairs)
+        torch.cuda.synchronize()
+        for batch in _batches(met):
+            self._behind_gates(batch, pairs)
+        for one in met:
+            one.counted.replay.restore()
+        torch.cuda.synchronize()
+
+    def _behind_gates(self, batch: Sequence[_Met], pairs: Mapping[_Met, _Pair]) -> None:
+        """Behind one gate, or behind several when it opens before all is launched."""
+        with self._gate():
+            self._launch(batch, pairs)
+        if self.gate_expired and len(batch) > 1:
+            for half in (batch[: len(batch) // 2], batch[len(batch) // 2 :]):
+                self._behind_gates(half, pairs)
+
+    def _launch(self, met: Sequence[_Met], pairs: Mapping[_Met, _Pair]) -> None:
+        if not met:
+            return
+        met[0].launch()  # the first block must not begin on an idle device
+        for one in met:
+            start, end = pairs[one]
+            launch = one.launch_as_in_step
+            start.record()
+            for _ in range(one.launches):
+                launch()
+            end.record()
+
+    # ------------------------------------------------------------ by kernel
+
+    def _look_at_kernels(self, met: Sequence[_Met]) -> None:
+        """Note of each call its kernels, their time, and how much of it only changes a layout."""
+        rows = list(self._by_thread(met))
+        for one, own in looked_at(rows, self._instruments.launch_empty, self._gate).items():
+            one.kernels = max(1, len(own[0]))
+            one.busy_s = median([union_s(kernels) for kernels in own])
+            one.conversion_share = _conversion_share(own[-1])
+
+
+class _Memory:
+    """What runs inside, and is kept there, takes `scratch_bytes` beside."""
+
+    scratch_bytes = 0
+
+    def __enter__(self) -> _Memory:
+        torch.cuda.synchronize()
+        self._before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        after, peak = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
+        self.scratch_bytes = peak - max(self._before, after)
+
+
+def _waited(launch: Callable[[], object]) -> float:
+    """Seconds until the device is done with it."""
+    began_s = time.perf_counter()
+    launch()
+    torch.cuda.synchronize()
+    return time.perf_counter() - began_s
+
+
+def _rough(one: _Met) -> OpTime:
+    return OpTime(one.rough_s, one.host_s, one.scratch_bytes, waits=one.waits)
+
+
+def _taken(one: _Met, blocks: Sequence[float], overhead_s: float) -> Taken:
+    gpu_s = max(0.0, median(blocks) - overhead_s) / one.launches
+    # A profile is taken at the clock of a card that has rested.
+    least_s = gpu_s - one.kernels * MOST_BETWEEN_S
+    busy_s = None if one.busy_s is None else min(max(one.busy_s, least_s), gpu_s)
+    found = replace(
+        _rough(one),
+        gpu_s=gpu_s,
+        conversion_s=one.conversion_share * gpu_s,
+        busy_s=busy_s,
+        kernels=one.kernels,
+    )
+    return Taken(found, is_steady(blocks, "cuda"))
+
+
+def _that_launch(tried: Sequence[_Met | str]) -> list[_Met]:
+    """Those that work and do not wait for the device."""
+    return [one for one in tried if not isinstance(one, str) and not one.waits]
+
+
+def _is_backward(one: _Met) -> bool:
+    return one.counted.first_backward
+
+
+def _batches(met: Sequence[_Met]) -> Iterator[list[_Met]]:
+    """Calls for the gate in order, as many at a time as it holds."""
+    batch: list[_Met] = []
+    commands = 0
+    for one in met:
+        if not one.gated:
+            continue
+        if batch and commands + one.commands > GATED_COMMANDS:
+            yield batch
+            batch, commands = [], 0
+        batch.append(one)
+        commands += one.commands
+    if batch:
+        yield batch
+
+
+def _pair() -> _Pair:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    return start, end
+
+
+def _seconds(pair: _Pair) -> float:
+    start, end = pair
+    return start.elapsed_time(end) * 1e-3
+
+
+def _conversion_share(kernels: Sequence[KernelTime]) -> float:
+    total_s = sum(kernel.seconds for kernel in kernels)
+    changing_s = sum(kernel.seconds for kernel in kernels if is_conversion(kernel.name))
+    return changing_s / total_s if total_s else 0.0

@@ -1,0 +1,166 @@
+"""What a captured step takes: its calls are captured together, in its order, and replayed.
+
+In a graph a kernel follows the one before sooner than when each is launched, how much sooner
+depends on both of them, and finds what those before it left; and the host launches all at once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from e2e.predict.host_model.host_speed import Between, HostPace
+from e2e.predict.host_model.launch_times import in_order
+from e2e.predict.op_timer.autograd_thread import by_thread, in_backward
+from e2e.predict.op_timer.cuda import GATED_COMMANDS, CudaStopwatch
+from e2e.predict.op_timer.op_costs import Calls, key_of
+from e2e.predict.op_timer.op_timer import Counted, OpTime, is_steady
+from e2e.predict.queue_model import Captured
+from e2e.predict.trace.fake_trace import Trace
+from e2e.train.step_timer import busy_time, host_time
+from e2e.train.trainer import capture_stream
+from kernels.aten import Call
+from kernels.aten.slots import named_arguments
+from kernels.error_words import one_line
+from microbench.timing.stats import median
+
+SETTLE_S, BLOCKS = 0.3, 15
+MOST_GAP_S = 1e-6  # between kernels of a graph; what is more is another clock
+
+
+class CaptureFailed(Exception):
+    """A capture broke off: the process cannot be relied on any more."""
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """What a captured step takes, and whether it was steady enough to keep."""
+
+    captured: Captured
+    steady: bool
+
+
+def measure(calls: Calls, traced: Trace, known: Mapping[str, OpTime], pace: HostPace) -> Learnt:
+    """Of a step whose calls are `known` by `key_of`, on a CUDA device; those that are not known,
+    because they cannot be launched alone, are left out; `refuse` lets the step through.
+    RuntimeError, with the reason, for what has no room; CaptureFailed, or what launching raises.
+    """
+    stopwatch = calls.stopwatch
+    assert isinstance(stopwatch, CudaStopwatch), "only a GPU captures steps"
+    counted = calls.counted(traced, known)
+    graph = graph_of(counted, calls.device)
+    _settle(graph)
+    busy_s, kernels = busy_time(graph.replay)
+    if not kernels:
+        raise RuntimeError("no kernel of its graph was seen")
+    _settle(graph)
+    steps_s = _steps_s(graph, stopwatch, max(1, GATED_COMMANDS // (kernels + 2)))
+    captured = learnt(median(steps_s), busy_s, kernels, _launch_s(graph.replay, pace))
+    return Learnt(captured, is_steady(steps_s, "cuda"))
+
+
+def learnt(step_s: float, busy_s: float, kernels: int, launch_s: float) -> Captured:
+    """From a graph: how long it takes, and how much of it so many kernels run; and the host's time
+    to launch it.
+    """
+    gap_s = (step_s - busy_s) / kernels
+    return Captured(step_s, min(max(0.0, gap_s), MOST_GAP_S), launch_s / kernels)
+
+
+def _settle(graph: torch.cuda.CUDAGraph) -> None:
+    """Replay it until the clock is the step's."""
+    until_s = time.perf_counter() + SETTLE_S
+    while time.perf_counter() < until_s:
+        graph.replay()
+        torch.cuda.synchronize()
+
+
+def _steps_s(graph: torch.cuda.CUDAGraph, stopwatch: CudaStopwatch, together: int) -> list[float]:
+    """Seconds of the device for a replay, in BLOCKS of so many together, or of one where the host
+    has to wait before it has launched so many. An event follows each, as when steps are timed.
+    """
+    event = torch.cuda.Event(enable_timing=True)
+
+    def step() -> None:
+        graph.replay()
+        event.record()
+
+    for count in dict.fromkeys((together, 1)):
+        steps_s: list[float] = []
+        while len(steps_s) < BLOCKS:
+            steps_s.append(stopwatch.behind_gate(step, count)[1])
+            if stopwatch.gate_expired:
+                break
+        else:
+            return steps_s
+    raise RuntimeError("launching its graph waits for the device")
+
+
+def refuse(traced: Trace, known: Mapping[str, OpTime]) -> None:
+    """RuntimeError for a step with a call that cannot be captured, or not when launched alone."""
+    for op in traced.ops:
+        taken = known.get(key_of(traced.case, op))
+        if op.waits or (taken is not None and taken.waits):
+            raise RuntimeError(f"{op.call.name} waits for the device: no graph can hold it")
+        if _has_dropout(op.call):
+            raise RuntimeError(f"{op.call.name} with dropout is not captured as it is launched")
+
+
+def _has_dropout(call: Call) -> bool:
+    """Whether it is the backward pass of attention with dropout: the forward pass leaves its seed
+    on the host when it is launched, on the device when it is captured.
+    """
+    name = call.operator
+    if "attention" not in name or not name.endswith("backward"):
+        return False
+    return bool(named_arguments(call).get("dropout_p"))
+
+
+def graph_of(counted: Sequence[Counted], device: torch.device) -> torch.cuda.CUDAGraph:
+    """Every launch of the calls, in the step's order and from the thread that the step has for it.
+
+    It reads and writes the calls' arguments: keep them as long. On a CUDA device; CaptureFailed.
+    """
+    stream = capture_stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        first, again = (rows_of(counted, device) for _ in range(2))
+        for launch in first:  # algorithms and workspaces must be there before
+            launch()
+    torch.cuda.synchronize(device)
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            for launch in again:
+                launch()
+    except torch.OutOfMemoryError:
+        raise  # the capture has ended as it should
+    except Exception as error:
+        # Ending a capture that broke off raises too, about that alone.
+        raise CaptureFailed(one_line(error.__context__ or error)) from error
+    return graph
+
+
+def rows_of(counted: Sequence[Counted], device: torch.device) -> list[Callable[[], object]]:
+    """The step's launches, as many together as one thread has in a row; each row runs once."""
+    ready = (lambda work: work, partial(in_backward, device=device))
+    rows = by_thread(in_order(counted), lambda launch: launch.backward, ready)
+    return [
+        make(partial(_launch, [counted[launch.which] for launch in some])) for make, some in rows
+    ]
+
+
+def _launch(counted: Sequence[Counted]) -> None:
+    for one in counted:
+        one.replay.launch_distant()
+
+
+def _launch_s(step: Callable[[], object], pace: HostPace) -> float:
+    """Seconds of the host to launch a step, at pace 1."""
+    between = Between(pace)
+    launch_s = host_time(step)
+    return launch_s / between.ends()

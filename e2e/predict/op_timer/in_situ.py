@@ -1,0 +1,212 @@
+"""Times of calls that cannot be launched alone, taken where a real step makes them.
+
+What such a call does depends on data that only the step has. Other calls of the step run as always;
+these are waited for, so that each is timed by itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from e2e.networks import Network
+from e2e.predict.host_model.host_speed import Between, HostPace
+from e2e.predict.op_timer.op_timer import OpTime, Stopwatch
+from e2e.predict.trace.fake_trace import SEED, Trace, fixed_feed
+from e2e.predict.trace.recorder import SKIPPED
+from e2e.recipes import recipe_of
+from e2e.train.step_timer import union_s
+from e2e.train.trainer import Learner
+from microbench.device.profiler import KernelTime
+from microbench.timing.stats import median
+
+WARM_STEPS, LOOKS, STEPS = 2, 3, 5
+HELD = 2  # steps in which a call holds the host before it is taken for one that waits
+
+
+class Nth(NamedTuple):
+    """A call of a step by its operator's name, and how many of that name came before it.
+
+    By that a real step and its trace agree even where sizes depend on data, or where a fake step
+    has a few calls less.
+    """
+
+    name: str
+    before: int
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A call that is to be timed: its key, and of its tensors the types and numbers of dimensions,
+    by which another call in its place is known for what it is.
+    """
+
+    key: str
+    tensors: tuple[tuple[str, int], ...]
+
+
+def time_in_step(
+    network: Network, traced: Trace, device: torch.device, classes: int,
+    wanted: Mapping[int, str], stopwatch: Stopwatch, pace: HostPace,
+) -> dict[str, OpTime]:  # fmt: skip
+    """The times, by key, of the calls at these places of the trace, each with its key: the medians
+    over STEPS steps of the mean of those that share a key. A call that the real step does not make
+    has none. Raises what the step raises.
+    """
+    case = traced.case
+    learner = Learner(network, case, recipe_of(case), device, seed=SEED)
+    feed = fixed_feed(network, case, device, classes)
+    for _ in range(WARM_STEPS):
+        learner.step(feed)
+    chosen = _chosen(traced, wanted)
+
+    def marked_steps(mark: Callable[[str | None], None]) -> None:
+        def watch(key: str, run: Callable[[], Any]) -> Any:
+            mark(key)
+            out = run()
+            mark(None)
+            return out
+
+        for _ in range(LOOKS):
+            with _Watching(chosen, watch):
+                learner.step(feed)
+
+    seen = stopwatch.kernels_in(marked_steps)
+    waiting: set[str] = set()
+    held: Counter[str] = Counter()
+    steps: list[dict[str, OpTime]] = []
+    between = Between(pace)
+    while len(steps) < STEPS:
+        timer = _Timer(stopwatch, waiting)
+        with _Watching(chosen, timer.watch):
+            learner.step(feed)
+        host_pace = between.ends()
+        held.update(timer.held)
+        found = {key for key in timer.held if held[key] >= HELD}
+        if found:
+            waiting |= found
+            steps.clear()
+        elif not timer.held:
+            steps.append(
+                {
+                    key: _mean(times, host_pace, seen.get(key, ()))
+                    for key, times in timer.found.items()
+                }
+            )
+    keys = dict.fromkeys(key for step in steps for key in step)
+    return {key: _median([step[key] for step in steps if key in step]) for key in keys}
+
+
+class _Timer:
+    """Times calls by their keys; `held` are those that held the host unforeseen."""
+
+    def __init__(self, stopwatch: Stopwatch, waiting: set[str]) -> None:
+        self.found: dict[str, list[OpTime]] = {}
+        self.held: set[str] = set()
+        self._stopwatch, self._waiting = stopwatch, waiting
+
+    def watch(self, key: str, run: Callable[[], Any]) -> Any:
+        """Run a call."""
+        out, taken = self._stopwatch.once(run, waits=key in self._waiting)
+        if taken is None:
+            self.held.add(key)
+        else:
+            self.found.setdefault(key, []).append(taken)
+        return out
+
+
+class _Watching(TorchDispatchMode):
+    """Has the `chosen` calls of one step run by `watch`, with their keys."""
+
+    def __init__(
+        self, chosen: Mapping[Nth, Wanted], watch: Callable[[str, Callable[[], Any]], Any]
+    ) -> None:
+        super().__init__()
+        self._chosen, self._watch = chosen, watch
+        self._seen: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run one call."""
+        name, kwargs = str(func), kwargs or {}
+        if name.startswith(SKIPPED):
+            return func(*args, **kwargs)
+        wanted = self._chosen.get(Nth(name, self._seen[name]))
+        self._seen[name] += 1
+        if wanted is None or _tensors((args, [kwargs[key] for key in sorted(kwargs)])) != (
+            wanted.tensors
+        ):
+            return func(*args, **kwargs)
+        return self._watch(wanted.key, partial(func, *args, **kwargs))
+
+
+def _chosen(traced: Trace, wanted: Mapping[int, str]) -> dict[Nth, Wanted]:
+    numbered = list(_numbered(op.call.name for op in traced.ops))
+    return {
+        numbered[place]: Wanted(
+            key, tuple((t.dtype, len(t.shape)) for t in traced.ops[place].call.tensors)
+        )
+        for place, key in wanted.items()
+    }
+
+
+def _numbered(names: Iterable[str]) -> Iterator[Nth]:
+    seen: Counter[str] = Counter()
+    for name in names:
+        yield Nth(name, seen[name])
+        seen[name] += 1
+
+
+def _tensors(values: Any) -> tuple[tuple[str, int], ...]:
+    return tuple(
+        (str(leaf.dtype).removeprefix("torch."), leaf.dim())
+        for leaf in tree_leaves(values)
+        if isinstance(leaf, Tensor)
+    )
+
+
+def _mean(
+    times: Sequence[OpTime], host_pace: float, seen: Sequence[Sequence[KernelTime]]
+) -> OpTime:
+    """Of the launches of a step, the host's time as at pace 1.
+
+    Of one that waits, what no kernel runs in is the host's: to launch it, and to hear of its end.
+    """
+    gpu_s, host_s = fmean(one.gpu_s for one in times), fmean(one.host_s for one in times)
+    busy_s = min(gpu_s, fmean(map(union_s, seen))) if seen else None
+    if times[0].waits and busy_s is not None:
+        gpu_s, host_s = busy_s, gpu_s - busy_s
+    return replace(
+        times[0],
+        gpu_s=gpu_s,
+        host_s=host_s / host_pace,
+        scratch_bytes=max(one.scratch_bytes for one in times),
+        busy_s=busy_s,
+        kernels=max(1, round(fmean(map(len, seen)))) if seen else 1,
+    )
+
+
+def _median(times: Sequence[OpTime]) -> OpTime:
+    """Over steps, each number by itself: kernels run no longer than the call, as in each step."""
+    busy_s = [one.busy_s for one in times if one.busy_s is not None]
+    return replace(
+        times[0],
+        gpu_s=median([one.gpu_s for one in times]),
+        host_s=median([one.host_s for one in times]),
+        scratch_bytes=max(one.scratch_bytes for one in times),
+        busy_s=median(busy_s) if busy_s else None,
+    )

@@ -1,0 +1,191 @@
+"""Times of the calls that a step is made of: from disk or measured now, each distinct one once."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from e2e.explain.padding import CONVOLUTIONS
+from e2e.predict.host_model.host_speed import HostPace
+from e2e.predict.op_timer.cuda import CudaStopwatch
+from e2e.predict.op_timer.op_timer import TOO_LARGE, Counted, CpuStopwatch, OpTime, Stopwatch, Taken
+from e2e.predict.op_timer.store import Store
+from e2e.predict.trace.fake_trace import Trace
+from e2e.predict.trace.recorder import TracedOp, is_view, kind
+from e2e.recipes import recipe_of, switch_process
+from e2e.results.types import TrainCase
+from kernels.aten import CannotReplay, Pool, materialise, reserve, why_not
+from kernels.case import Target
+from kernels.error_words import first_line
+
+
+@dataclass(frozen=True)
+class Times:
+    """What is known of a trace's calls, by `key_of`: their times, or why there is none."""
+
+    known: Mapping[str, OpTime]
+    problems: Mapping[str, str]
+
+
+class Calls:
+    """Measures calls on one device and keeps their times."""
+
+    def __init__(self, target: Target, store: Store, pace: HostPace) -> None:
+        self.device = torch.device(target.torch_device)
+        self.store = store
+        cuda = target.kind == "cuda"
+        self.stopwatch: Stopwatch = CudaStopwatch(target, pace) if cuda else CpuStopwatch()
+        self._launched = set[str]()  # timed by this process, by key
+
+    def times(self, traced: Trace, only: Container[int] | None = None) -> Times:
+        """Of every call that launches something, or `only` of those at some places of the step.
+
+        What is not on disk is measured, and launched on the host among what is known of the step.
+        """
+        calls, _ = _distinct(traced, only)
+        known = {key: time for key in calls if (time := self.store.get(key)) is not None}
+        missing = {key: op for key, op in calls.items() if key not in known}
+        switch_process(recipe_of(traced.case), self.device.type)
+        problems = {
+            key: _without_name(why, op)
+            for key, op in missing.items()
+            if (why := why_not(op.call)) is not None
+        }
+        missing = {key: op for key, op in missing.items() if key not in problems}
+        if not missing:
+            return Times(known, problems)
+        counted, among, more = self._made_among(traced, missing)
+        found = dict(zip(counted, self.stopwatch.times(list(counted.values()), among), strict=True))
+        self._launched |= found.keys()
+        problems |= more
+        new = {key: taken for key, taken in found.items() if isinstance(taken, Taken)}
+        problems |= {key: why for key, why in found.items() if isinstance(why, str)}
+        self.store.add({key: taken.time for key, taken in new.items() if taken.steady})
+        return Times(known | {key: taken.time for key, taken in new.items()}, problems)
+
+    def passes(self, traced: Trace) -> Callable[[], float]:
+        """Launches every call that it can once, as the step does, and tells the host's seconds.
+
+        cuDNN's first algorithm is good enough for that; the process is switched by now as the
+        recipe wants it, and should be at every pass.
+        """
+        switch_process(recipe_of(traced.case), self.device.type, search=False)
+        counted, _ = self._made(traced, *_distinct(traced))
+        return self.stopwatch.passes(list(counted.values()))
+
+    def counted(self, traced: Trace, known: Mapping[str, OpTime]) -> list[Counted]:
+        """The calls that are `known`, ready to be launched as often as the step does: each launch
+        on small arguments of its own, where the step does not find them in the cache. RuntimeError
+        where one is not: without it the rest is no step.
+        """
+        calls, places = _distinct(traced)
+        calls = {key: op for key, op in calls.items() if key in known}
+        switch_process(recipe_of(traced.case), self.device.type)
+        small = {key: [traced.ops[i].distant.small for i in places[key]] for key in calls}
+        counted, problems = self._made(traced, calls, places, small)
+        for key, why in problems.items():
+            raise RuntimeError(f"{calls[key].call.name}, among the others: {why}")
+        return list(counted.values())
+
+    def _made_among(
+        self, traced: Trace, missing: Mapping[str, TracedOp]
+    ) -> tuple[dict[str, Counted], list[Counted], dict[str, str]]:
+        """The missing calls ready to launch, what is known of the step, and why some are not."""
+        step, places = _distinct(traced)
+        rest = {key: op for key, op in step.items() if self._goes_on(key, op)}
+        made, problems = self._made(traced, {**missing, **rest}, places)
+        counted = {key: made.pop(key) for key in missing if key in made}
+        return counted, list(made.values()), {k: problems[k] for k in missing if k in problems}
+
+    def _goes_on(self, key: str, op: TracedOp) -> bool:
+        """Whether a known call is launched where others are timed on the host: one for which cuDNN
+        would search, because this process has not launched it, takes too long.
+        """
+        time = self.store.get(key)
+        if not self.stopwatch.others_matter or time is None or time.waits:
+            return False
+        return key in self._launched or op.call.operator not in CONVOLUTIONS
+
+    def _made(
+        self, traced: Trace, ops: Mapping[str, TracedOp], places: Mapping[str, Sequence[int]],
+        apart: Mapping[str, Sequence[Sequence[int]]] | None = None,
+    ) -> tuple[dict[str, Counted], dict[str, str]]:  # fmt: skip
+        """The calls at these places ready to launch, in the step's order, and why others are not;
+        the launches of each told `apart`, as for `materialise`.
+        """
+        counted: dict[str, Counted] = {}
+        problems: dict[str, str] = {}
+        pool = self._pool(dict(ops), problems)
+        for key in ops.keys() - problems.keys():
+            try:
+                replay = materialise(
+                    ops[key].call, self.device, pool, ops[key].distant,
+                    apart=apart[key] if apart else (),
+                )  # fmt: skip
+            except (CannotReplay, torch.OutOfMemoryError) as problem:
+                problems[key] = _without_name(_in_words(problem), ops[key])
+                continue
+            backward = [place for place in places[key] if traced.ops[place].phase == "backward"]
+            counted[key] = Counted(replay, tuple(places[key]), frozenset(backward))
+        return {key: counted[key] for key in ops if key in counted}, problems
+
+    def _pool(self, ops: dict[str, TracedOp], problems: dict[str, str]) -> Pool:
+        """Memory for the largest call; calls that the device cannot hold become problems."""
+        while True:
+            pool = Pool(self.device)
+            try:
+                reserve([(op.call, op.distant) for op in ops.values()], pool)
+            except torch.OutOfMemoryError:
+                largest = max(ops, key=lambda key: _bytes(ops[key]))
+                del ops[largest]
+                problems[largest] = TOO_LARGE
+                continue
+            return pool
+
+
+def _distinct(
+    traced: Trace, only: Container[int] | None = None
+) -> tuple[dict[str, TracedOp], dict[str, list[int]]]:
+    """The calls that launch something, and where in the step each is, by `key_of`; of `only` some
+    places, or of all.
+    """
+    calls: dict[str, TracedOp] = {}
+    places: dict[str, list[int]] = {}
+    for place, op in enumerate(traced.ops):
+        if not is_view(op) and (only is None or place in only):
+            key = key_of(traced.case, op)
+            calls.setdefault(key, op)
+            places.setdefault(key, []).append(place)
+    return calls, places
+
+
+def key_of(case: TrainCase, op: TracedOp) -> str:
+    """A call, what the cache does not hold of it, and the one switch of the process that changes
+    how it runs.
+    """
+    tf32 = recipe_of(case).tf32 and kind(op) == "product"
+    return " ".join(filter(None, ("tf32" * tf32, op.distant.key, op.call.key)))
+
+
+def step_key(traced: Trace, known: Container[str]) -> str:
+    """The calls of a step that launch something and are `known`, in its order."""
+    keys = (key_of(traced.case, op) for op in traced.ops if not is_view(op))
+    keys = (key for key in keys if key in known)
+    return hashlib.sha256("\n".join(keys).encode()).hexdigest()[:16]
+
+
+def _without_name(why: str, op: TracedOp) -> str:
+    return why.removeprefix(f"{op.call.name}: ")
+
+
+def _bytes(op: TracedOp) -> int:
+    return sum(tensor.bytes for tensor in op.call.tensors)
+
+
+def _in_words(problem: Exception) -> str:
+    if isinstance(problem, torch.OutOfMemoryError):
+        return TOO_LARGE
+    return first_line(problem)

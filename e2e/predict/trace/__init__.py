@@ -1,0 +1,1 @@
+"""The ATen calls of a step, recorded without running it."""

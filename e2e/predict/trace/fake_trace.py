@@ -1,0 +1,200 @@
+"""The ATen calls of one training step, recorded without running it: under fake tensors.
+
+Nothing is allocated, so a batch beyond the memory can be traced. A network that fake tensors cannot
+follow is recorded from a real step, where the user allows one.
+
+Known to differ from a real step: a view that is changed in place, as by an in-place dropout after a
+flatten. Backward, autograd fills zeros and copies into them (`as_strided`) for a real tensor; for a
+fake one, a subclass, it only makes the view again. So two small launches each are missed.
+"""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from e2e.data.sources.data import laid_out
+from e2e.data.sources.synthetic import SyntheticFeed
+from e2e.networks import Network
+from e2e.networks.network import FAKE_LOGGER, quiet
+from e2e.predict.op_timer.l2_residency import cache_bytes
+from e2e.predict.trace.recorder import Recorder, TracedOp, block_bytes
+from e2e.recipes import DYNAMIC, Recipe, recipe_of
+from e2e.results.types import TrainCase
+from e2e.train.trainer import Learner, memory_format, storage
+from kernels.aten import NEAR, CannotReplay
+from kernels.error_words import one_line
+from microbench.layers.networks import BuildMode
+
+SEED = 1
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One step: its calls in order of launch, and what is around them.
+
+    `held_bytes` are alive before the step (weights, optimizer state, the batch, gradients of the
+    last step); inputs and targets of a batch are `batch_bytes`. `module_calls` and `weights`
+    (tensors that are updated) are what the host's own work grows with. `fake` says whether nothing
+    was run.
+    """
+
+    case: TrainCase
+    ops: tuple[TracedOp, ...]
+    held_bytes: int
+    batch_bytes: int
+    module_calls: int
+    weights: int
+    fake: bool
+
+
+class CannotTrace(Exception):
+    """Fake tensors cannot follow the network; the message is the reason a person reads.
+
+    `real`: a real step may be recorded instead.
+    """
+
+    def __init__(self, reason: str, *, real: bool = True) -> None:
+        super().__init__(reason)
+        self.real = real
+
+
+def trace(network: Network, case: TrainCase, device: torch.device, classes: int) -> Trace:
+    """Record a step that never runs. CannotTrace where only a real one can tell."""
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    with warnings.catch_warnings(action="ignore"), quiet(FAKE_LOGGER):
+        try:
+            module = _built(network, fake)
+            _refuse_recurrent(module, device)
+            # One thread: fake tensors live in the mode of the thread that made them.
+            with torch.autograd.set_multithreading_enabled(False), fake:
+                _move(module, case, recipe_of(case), device)
+                return _recorded(network, case, device, classes, module)
+        except CannotTrace:
+            raise
+        except CannotReplay as error:
+            raise CannotTrace(str(error), real=False) from error
+        except Exception as error:
+            raise CannotTrace(one_line(error)) from error
+
+
+def _refuse_recurrent(module: nn.Module, device: torch.device) -> None:
+    """torch asks where the weights of cuDNN's recurrent layers lie, and copies them where that is
+    not in one piece; and it keeps their dropout's state for the whole process.
+    """
+    if device.type == "cuda" and any(isinstance(layer, nn.RNNBase) for layer in module.modules()):
+        raise CannotTrace("cuDNN's recurrent layers need weights that are in memory")
+
+
+def _built(network: Network, fake: FakeTensorMode) -> nn.Module:
+    """The network with weights that are fake, or, where its builder minds that, real on the CPU."""
+    try:
+        with BuildMode(fake):
+            return network.build()
+    except Exception:
+        return network.build()
+
+
+def trace_real(network: Network, case: TrainCase, device: torch.device, classes: int) -> Trace:
+    """Record a step that runs. Raises what the step raises."""
+    return _recorded(network, case, device, classes, None)
+
+
+def _recorded(
+    network: Network, case: TrainCase, device: torch.device, classes: int, module: nn.Module | None
+) -> Trace:
+    """The second step: the first one makes what later steps find there."""
+    learner = Learner(network, case, recipe_of(case), device, seed=SEED, module=module)
+    recorder = Recorder(
+        device.type, scaled=recipe_of(case).scale == DYNAMIC, cache_bytes=cache_bytes(device)
+    )
+    feed = fixed_feed(network, case, device, classes)
+    recorder.hold(_tensors_of(learner, feed))
+    with _without_cycles(), recorder.following(learner.module), recorder:
+        learner.step(feed, recorder.mark)
+        held_bytes = recorder.begin()
+        learner.step(feed, recorder.mark)
+        ops = recorder.end()
+    weights = sum(1 for weight in learner.module.parameters() if weight.requires_grad)
+    batch_bytes = sum(block_bytes(tensor) for tensor in feed.place(None))
+    return Trace(
+        case, ops, held_bytes, batch_bytes, recorder.module_calls, weights, fake=module is not None
+    )
+
+
+def fixed_feed(
+    network: Network, case: TrainCase, device: torch.device, classes: int
+) -> SyntheticFeed:
+    """One batch for ever, made on the device, fake or real."""
+    shape = (case.batch, *network.input)
+    if network.tokens is not None:
+        tokens = torch.randint(network.tokens, shape, device=device)
+        return SyntheticFeed((tokens, tokens))
+    images = laid_out(torch.randn(shape, device=device), case.layout == "nhwc")
+    return SyntheticFeed((images, torch.randint(classes, (case.batch,), device=device)))
+
+
+def _tensors_of(learner: Learner, feed: SyntheticFeed) -> Iterator[Tensor]:
+    yield from learner.module.parameters()
+    yield from learner.module.buffers()
+    yield from learner.updates.tensors()
+    yield from feed.place(None)
+
+
+def _move(module: nn.Module, case: TrainCase, recipe: Recipe, device: torch.device) -> None:
+    """Put fake weights on the device, in the case's layout and the recipe's storage.
+
+    `nn.Module.to` cannot swap fake tensors, so each is made anew; shared ones stay shared.
+    """
+    made: dict[int, Any] = {}
+
+    def moved(tensor: Tensor, layer: nn.Module) -> Tensor:
+        dtype = storage(layer, recipe) if tensor.is_floating_point() else tensor.dtype
+        order = memory_format(case.layout) if tensor.dim() == 4 else torch.contiguous_format
+        return torch.empty(tensor.shape, dtype=dtype, device=device, memory_format=order)
+
+    for layer in module.modules():
+        for name, weight in layer.named_parameters(recurse=False):
+            if id(weight) not in made:
+                made[id(weight)] = nn.Parameter(moved(weight, layer), weight.requires_grad)
+            layer.register_parameter(name, made[id(weight)])
+        for name, buffer in layer.named_buffers(recurse=False):
+            if id(buffer) not in made:
+                made[id(buffer)] = moved(buffer, layer)
+            setattr(layer, name, made[id(buffer)])
+
+
+@contextmanager
+def _without_cycles() -> Iterator[None]:
+    """Collected garbage would free memory at a moment of its own."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def differences(one: Trace, other: Trace) -> list[str]:
+    """Where two recordings of a step are not the same list of calls, a line each."""
+    if len(one.ops) != len(other.ops):
+        return [f"{len(one.ops)} calls | {len(other.ops)} calls"]
+    return [
+        f"{i}: {a.call.name} | {b.call.name}"
+        + ("" if a.call.name != b.call.name else f": {_unlike(a, b)}")
+        for i, (a, b) in enumerate(zip(one.ops, other.ops, strict=True))
+        if replace(a, distant=NEAR) != replace(b, distant=NEAR)  # it follows from all before
+    ]
+
+
+def _unlike(a: TracedOp, b: TracedOp) -> str:
+    names = [field.name for field in fields(a) if getattr(a, field.name) != getattr(b, field.name)]
+    return ", ".join(names)

@@ -1,0 +1,306 @@
+"""Records the ATen calls of a training step, seen below autograd, and the memory they hold."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from e2e.predict.op_timer.l2_residency import Cache
+from e2e.predict.trace.fake_tensor_strides import as_when_real
+from kernels.aten import (
+    NEAR,
+    Call,
+    CannotReplay,
+    Distant,
+    TensorSpec,
+    describe,
+    kind_of,
+    movable,
+    spec_of,
+    tensors_among,
+)
+from microbench.layers.networks import following
+
+LAST_PHASE = "optimizer"  # of what comes after the last mark of a step
+BACKWARD = "backward"
+# What Python reads after that phase: whether a gradient overflowed, and an optimizer's steps.
+FINITE, STEPS_DONE = 0.0, 2.0
+FUSED = "aten._fused_"
+SKIPPED = ("prim.", "profiler.")  # questions and notes: no arithmetic, no launch
+# They look at memory, or make a state that torch keeps for the whole process.
+UNFOLLOWED = ("aten._cudnn_rnn", "aten._cudnn_init_dropout_state")
+READS = "aten._local_scalar_dense.default"  # a value that Python reads: the host waits for it
+COPIES = ("aten._to_copy.", "aten.copy_.")
+LEAST_DISTANT = 2**20  # bytes: what is smaller only comes later when it is not in the cache
+WIDE = 4  # times the cache: a call that touches more finds nothing of its last launch
+BLOCK_BYTES = 512  # torch's caching allocator rounds up to this
+
+autograd: Any = torch._C  # pyright: ignore[reportPrivateUsage]
+
+
+@dataclass(frozen=True)
+class TracedOp:
+    """One ATen call of a step, in order of launch.
+
+    `layer` is the path of the module that made it, forward or backward, "" outside of all modules.
+    `waits`: the host waits for the device here. `noted`: autograd notes it for the backward pass.
+    `allocated` bytes are of new storages that it returns, `freed` those let go since the call
+    before. `distant` is what the device's cache does not hold of it.
+    """
+
+    call: Call
+    outputs: tuple[TensorSpec, ...]
+    phase: str
+    layer: str
+    waits: bool
+    noted: bool
+    allocated: int
+    freed: int
+    distant: Distant = NEAR
+
+
+def kind(op: TracedOp) -> str:
+    """What sort of work the op is."""
+    return kind_of(op.call, op.outputs)
+
+
+def is_view(op: TracedOp) -> bool:
+    """Whether it launches nothing."""
+    return kind(op) == "view"
+
+
+def block_bytes(tensor: Tensor) -> int:
+    """What torch's caching allocator takes for a tensor's storage."""
+    return -(-tensor.untyped_storage().nbytes() // BLOCK_BYTES) * BLOCK_BYTES
+
+
+class Storages:
+    """Which storages are alive: told of every tensor, it notices when one is let go."""
+
+    def __init__(self, cache: Cache) -> None:
+        self.alive: dict[int, tuple[object, int]] = {}
+        self.freed = 0
+        self._cache = cache
+
+    @property
+    def total(self) -> int:
+        """Bytes alive."""
+        return sum(size for _, size in self.alive.values())
+
+    def see(self, tensor: Tensor, device_type: str) -> int:
+        """Bytes of the tensor's storage when it is new, else 0."""
+        if tensor.device.type != device_type:
+            return 0
+        storage = tensor.untyped_storage()
+        if id(storage) in self.alive or not storage.nbytes():
+            return 0
+        size = block_bytes(tensor)
+        key = id(storage)
+        self.alive[key] = (weakref.ref(storage, lambda _: self._gone(key)), size)
+        return size
+
+    def _gone(self, key: int) -> None:
+        self.freed += self.alive.pop(key)[1]
+        self._cache.forget(key)
+
+    def take_freed(self) -> int:
+        """Bytes let go since the last time."""
+        freed, self.freed = self.freed, 0
+        return freed
+
+
+class Recorder(TorchDispatchMode):
+    """Sees each call below autograd. `mark(phase)` ends a phase, as a `Learner.step` tells it.
+
+    `scaled`: a loss scaler looks at the gradients before an unfused optimizer is called. The
+    device's cache holds `cache_bytes`; with 0, nothing is said of it.
+    """
+
+    def __init__(self, device_type: str, *, scaled: bool = False, cache_bytes: int = 0) -> None:
+        super().__init__()
+        self.ops: list[TracedOp] = []
+        self._cache = Cache(cache_bytes)
+        self.storages = Storages(self._cache)
+        self.module_calls = 0
+        self._device_type = device_type
+        self._pending: list[TracedOp] = []
+        self._path: list[str] = []
+        self._last_mark, self._reads, self._scaled = "", 0, scaled
+        self._layers: dict[int, str] = {}  # autograd's sequence number -> layer
+        self._sequence = _next_sequence()
+
+    def begin(self) -> int:
+        """Start a step: bytes alive before it."""
+        self.ops, self._pending, self.module_calls = [], [], 0
+        self._layers.clear()
+        self._sequence = _next_sequence()
+        self.storages.take_freed()
+        self._cache.begin()
+        return self.storages.total
+
+    def hold(self, tensors: Iterator[Tensor]) -> None:
+        """Tensors that are there before the first step."""
+        for tensor in tensors:
+            self.storages.see(tensor, self._device_type)
+
+    @contextmanager
+    def following(self, module: nn.Module) -> Iterator[None]:
+        """Know which submodule runs."""
+        with following(module, self._enter, self._leave):
+            yield
+
+    def _enter(self, path: str) -> None:
+        self._path.append(path)
+        self.module_calls += 1
+
+    def _leave(self) -> None:
+        self._path.pop()
+
+    def mark(self, phase: str) -> None:
+        """What was recorded since the last mark belongs to this phase."""
+        self._last_mark, self._reads = phase, 0
+        self.ops += [replace(op, phase=phase) for op in self._pending]
+        self._pending.clear()
+
+    def end(self) -> tuple[TracedOp, ...]:
+        """The calls of the step."""
+        self.mark(LAST_PHASE)
+        return tuple(
+            replace(op, distant=replace(op.distant, results=True, cache_bytes=self._cache.size))
+            if i in self._cache.written_back
+            else op
+            for i, op in enumerate(self.ops)
+        )
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run one call and note it."""
+        kwargs = kwargs or {}
+        name = str(func)
+        if name.startswith(SKIPPED):
+            return func(*args, **kwargs)
+        call = describe(func, args, kwargs)
+        freed = self.storages.take_freed()
+        layer, noted = self._layer()
+        taken = tensors_among(args, kwargs)
+        out = self._run(name, func, args, kwargs)
+        made = tensors_among(out)
+        outputs = _specs(name, made)
+        new = [self.storages.see(tensor, self._device_type) for tensor in made]
+        self._pending.append(
+            TracedOp(
+                call,
+                outputs,
+                phase="",  # told by the next mark
+                layer=layer,
+                waits=self._waits(name, args, kwargs, made),
+                noted=noted,
+                allocated=sum(new),
+                freed=freed,
+                distant=self._touched(call, outputs, taken, list(zip(made, new, strict=True))),
+            )
+        )
+        return out
+
+    def _touched(
+        self, call: Call, outputs: tuple[TensorSpec, ...], taken: Sequence[Tensor],
+        made: Sequence[tuple[Tensor, int]],
+    ) -> Distant:  # fmt: skip
+        """What the cache did not hold; now it holds what the call has touched.
+
+        A call that touches much more than the cache holds leaves nothing there for its next launch.
+        """
+        cache, number = self._cache, len(self.ops) + len(self._pending)
+        if not cache.size or kind_of(call, outputs) == "view":
+            return NEAR
+        touched: dict[int, int] = {}  # bytes by storage; an argument may be passed twice
+        for tensor in (*taken, *(tensor for tensor, _ in made)):
+            if tensor.device.type == self._device_type:
+                most, before = tensor.untyped_storage().nbytes(), touched.get(_storage(tensor), 0)
+                touched[_storage(tensor)] = min(most, before + _touched_bytes(tensor))
+        narrow = sum(touched.values()) <= WIDE * cache.size
+        gone = {
+            i: _touched_bytes(tensor) >= LEAST_DISTANT
+            for i, tensor in enumerate(taken)
+            if narrow and _storage(tensor) in touched and not cache.holds(_storage(tensor))
+        }
+        new = {_storage(tensor) for tensor, size in made if size >= LEAST_DISTANT} if narrow else ()
+        for storage, size in touched.items():
+            cache.touch(storage, size, new_of=number if storage in new else None)
+        large, small = (tuple(i for i in gone if gone[i] is size) for size in (True, False))
+        moving = tuple(i for i in movable(call) if i in large) if large else ()
+        found = Distant(moving, cache_bytes=cache.size, small=small)
+        return found if moving or small else NEAR
+
+    def _run(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        fake = any(isinstance(leaf, FakeTensor) for leaf in tree_leaves(args))
+        if name.startswith(UNFOLLOWED) and detect_fake_mode(args) is not None:
+            raise RuntimeError(f"{name} needs tensors that are in memory")
+        if fake and name.startswith(FUSED):
+            return None  # some have no fake kernel, and torch would run them for real
+        if fake and name == READS and self._last_mark == BACKWARD:
+            self._reads += 1
+            return FINITE if self._scaled and self._reads == 1 else STEPS_DONE
+        return as_when_real(func, args, func(*args, **kwargs))
+
+    def _layer(self) -> tuple[str, bool]:
+        """The module whose call this is, and whether autograd has just made a node for it."""
+        node = autograd._current_autograd_node()
+        if node is not None:
+            return self._layers.get(node._sequence_nr(), ""), False
+        path = self._path[-1] if self._path else ""
+        following_number = _next_sequence()
+        noted = following_number != self._sequence
+        for number in range(self._sequence, following_number):
+            self._layers[number] = path
+        self._sequence = following_number
+        return path, noted
+
+    def _waits(
+        self, name: str, args: Sequence[Any], kwargs: dict[str, Any], made: Sequence[Tensor]
+    ) -> bool:
+        if self._device_type == "cpu":
+            return False
+        if name == READS:
+            return args[0].device.type != "cpu"
+        if not name.startswith(COPIES) or kwargs.get("non_blocking"):
+            return False
+        sources = [arg for arg in args if isinstance(arg, Tensor)]
+        return len({tensor.device.type for tensor in (*sources, *made)}) > 1
+
+
+def _specs(name: str, tensors: Sequence[Tensor]) -> tuple[TensorSpec, ...]:
+    """What a call gives; CannotReplay with its name."""
+    try:
+        return tuple(spec_of(tensor) for tensor in tensors)
+    except CannotReplay as error:
+        reason = str(error).replace("takes", "gives", 1)
+        raise CannotReplay(f"{name} {reason}") from None
+
+
+def _storage(tensor: Tensor) -> int:
+    return id(tensor.untyped_storage())
+
+
+def _touched_bytes(tensor: Tensor) -> int:
+    spec = spec_of(tensor)
+    return spec.distinct * spec.itemsize
+
+
+def _next_sequence() -> int:
+    return autograd._autograd._get_sequence_nr()

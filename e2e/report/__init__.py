@@ -1,0 +1,1 @@
+"""Screens, tables and charts of trainings, predictions, ledgers and loaders."""

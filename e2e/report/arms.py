@@ -1,0 +1,254 @@
+"""The trainings of a run in groups of arms that took turns, and a name for each.
+
+A setting is said once, where it belongs: in the header when all trainings share it, over a group
+when it differs between groups only, in an arm's name when it differs within a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+
+from e2e.results.baselines import BASELINES
+from e2e.results.loader_types import Loading
+from e2e.results.types import (
+    AT_HAND,
+    PREDICTED,
+    RESIDENT,
+    USUAL_LOADER,
+    VARIED,
+    TrainCase,
+    Training,
+)
+from microbench.report import words
+from microbench.results.types import Run
+from microbench.timing.stats import excludes_one
+
+LADDER = ("previous", "first")
+GENERATED = ("synthetic", "generated", "made")  # data that nobody collected
+OPTIONS = tuple(name for name in VARIED if name != "recipe")
+OF_LOADING = ("loader", "workers", "cached", "cold", "prefetch")
+OF_RECIPE = ("loss_scale", "keep_batchnorm_fp32")  # options that are part of the arithmetic
+SETTINGS = tuple(field.name for field in fields(TrainCase) if field.name != "recipe")
+
+# A setting in words; "" where the value is the usual one.
+_WORDS: Mapping[str, Callable[[TrainCase], str]] = {
+    "network": lambda case: case.network,
+    "batch": lambda case: f"batch {case.batch}",
+    "input": lambda case: case.input if "x" in case.input else f"input {case.input}",
+    "layout": lambda case: case.layout,
+    "optimizer": lambda case: case.optimizer,
+    "fused": lambda case: "" if case.fused else "unfused",
+    "compile": lambda case: "+compile" if case.compile else "",
+    "graph": lambda case: "+graph" if case.graph else "",
+    "accumulate": lambda case: f"accumulate {case.accumulate}" if case.accumulate > 1 else "",
+    "loss_scale": lambda case: "" if case.loss_scale is None else f"scale {case.loss_scale:g}",
+    "keep_batchnorm_fp32": lambda case: "bn fp32" if case.keep_batchnorm_fp32 else "",
+    "label_smoothing": lambda case: (
+        f"smoothing {case.label_smoothing:g}" if case.label_smoothing else ""
+    ),
+    "data": lambda case: f"{case.data} data",
+    "loader": lambda case: "" if case.loader == USUAL_LOADER.get(case.data) else _loader(case),
+    "workers": lambda case: words.count(case.workers, "worker") if case.workers else "",
+    "cached": lambda case: "batches thrown away" if case.cached else "",
+    "cold": lambda case: "cold files" if case.cold else "",
+    "prefetch": lambda case: f"prefetch {case.prefetch}" if case.prefetch else "",
+    "cpus": lambda case: words.count(case.cpus, "core") if case.cpus else "",
+    "gpus": lambda case: words.count(case.gpus, "GPU") if case.gpus > 1 else "",
+}
+
+
+def _loader(case: TrainCase) -> str:
+    """What a loader is called: "one pinned batch", "torchvision-io loader"."""
+    at_hand = case.loader in AT_HAND and case.loader != RESIDENT
+    return f"one {case.loader} batch" if at_hand else f"{case.loader} loader"
+
+
+def in_words(case: TrainCase, names: Sequence[str]) -> list[str]:
+    """These settings of a case, usual values left out: ["batch 256", "nhwc"]."""
+    return [text for name in names if (text := words.clean(_WORDS[name](case)))]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Arms that took turns, and what tells the group from the others ("" for the only one)."""
+
+    title: str
+    arms: tuple[Training, ...]
+
+    @property
+    def case(self) -> TrainCase:
+        """A case of the group, for what its arms share."""
+        return self.arms[0].case
+
+    @property
+    def is_ladder(self) -> bool:
+        """Whether each arm adds something to the one before."""
+        return any(arm.rung is not None for arm in self.arms)
+
+
+@dataclass(frozen=True)
+class View:
+    """All groups of a run; `common`, `between` and `within` divide the settings of the cases."""
+
+    groups: tuple[Group, ...]
+    common: tuple[str, ...]
+    between: tuple[str, ...]
+    within: tuple[str, ...]
+
+    def label(self, training: Training) -> str:
+        """The arm in a few words: its rung, or "amp nhwc +compile"."""
+        if training.rung is not None:
+            rung = words.clean(training.rung)
+            start = any(group.arms[0].case.key == training.case.key for group in self.groups)
+            return (rung if start else f"+ {rung.removeprefix('+').lstrip()}") or "-"
+        parts = [words.clean(training.case.recipe), *in_words(training.case, self.within)]
+        return " ".join(part for part in parts if part) or "-"
+
+    def only(self, wanted: Callable[[Training], bool]) -> View:
+        """The view with these arms alone; settings are said where they are said of all."""
+        groups = [
+            Group(group.title, tuple(filter(wanted, group.arms)))
+            for group in self.groups
+            if any(map(wanted, group.arms))
+        ]
+        return replace(self, groups=tuple(groups))
+
+    @property
+    def compared(self) -> tuple[str, ...]:
+        """What speed-ups are against, in the order of the columns; of a rung, other rungs only."""
+        arms = [arm for group in self.groups for arm in group.arms]
+        climbs = any(name in arm.speedup for arm in arms for name in LADDER)
+        present = dict.fromkeys(
+            name
+            for arm in arms
+            for name in arm.speedup
+            if name in LADDER or not climbs or arm.rung is None
+        )
+        known = [name for name in (*LADDER, *BASELINES) if name in present]
+        return (*known, *(name for name in present if name not in known))
+
+    def title(self, name: str) -> str:
+        """What a speed-up is against, as the run calls it: "O0" where that stands for fp32."""
+        present = {arm.case.recipe for group in self.groups for arm in group.arms}
+        stands = next((r for r in BASELINES.get(name, ()) if r in present), name)
+        return words.clean(stands)
+
+    @property
+    def families(self) -> list[list[Group]]:
+        """Groups that differ in their batch alone, smallest batch first."""
+        found: dict[tuple[object, ...], list[Group]] = {}
+        for group in self.groups:
+            names = [n for n in SETTINGS if n != "batch" and n not in VARIED]
+            key = tuple(getattr(group.case, name) for name in names)
+            found.setdefault(key, []).append(group)
+        return [sorted(family, key=lambda group: group.case.batch) for family in found.values()]
+
+    def curves(self, family: Sequence[Group]) -> dict[str, list[Training]]:
+        """Label -> the trainings of that arm over the batches of a family."""
+        found: dict[str, list[Training]] = {}
+        for group in family:
+            for arm in group.arms:
+                found.setdefault(self.label(arm), []).append(arm)
+        return found
+
+    def is_baseline(self, training: Training) -> bool:
+        """Whether the arm is only there to be compared with."""
+        return training.rung is None and training.case.recipe not in self.asked
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """The recipes that the run is about: all that are not only baselines."""
+        names = list(dict.fromkeys(arm.case.recipe for group in self.groups for arm in group.arms))
+        others = [name for name in names if not any(name in some for some in BASELINES.values())]
+        return tuple(others or [n for n in names if n not in BASELINES["fp32"]] or names)
+
+
+def view_of(run: Run) -> View:
+    """The groups in the order in which each first came, and where each setting is said."""
+    groups: dict[str, list[Training]] = {}
+    for training in run.of(Training):
+        groups.setdefault(training.case.group, []).append(training)
+    varying = _varying(run.of(Training))
+    within = {name for arms in groups.values() for name in _varying(arms)}
+    between = tuple(name for name in varying if name not in within)
+    return View(
+        tuple(Group(", ".join(in_words(arms[0].case, between)), tuple(arms))
+              for arms in groups.values()),
+        tuple(name for name in SETTINGS if name not in varying),
+        between,
+        tuple(name for name in SETTINGS if name in within),
+    )  # fmt: skip
+
+
+def _varying(trainings: Sequence[Training]) -> list[str]:
+    """Names of the settings that differ between the trainings."""
+    return [name for name in SETTINGS if len({getattr(t.case, name) for t in trainings}) > 1]
+
+
+def what_was_trained(run: Run) -> list[str]:
+    """What all trainings share, and what ranges over which values, for a header."""
+    view = view_of(run)
+    loaded = OF_LOADING if run.of(Loading) else ()  # they have tables of their own
+    cases = [training.case for training in run.of(Training)]
+    parts: list[str] = []
+    for name in SETTINGS:
+        if name in view.within or name in loaded:
+            continue
+        values = list(dict.fromkeys(text for case in cases for text in in_words(case, [name])))
+        if name == "batch" and len(values) > 1:
+            batches = [case.batch for case in cases]
+            parts.append(f"batch {min(batches)}..{max(batches)}")
+        elif name == "network" and len(values) > 3:
+            parts.append(words.count(len(values), "network"))
+        elif values:
+            parts.append(" or ".join(values))
+    predicts = "predict" in run.command or not any(map(was_run, run.of(Training)))
+    return ["predict" if predicts else "train", *parts]
+
+
+def is_base(arm: Training, name: str, group: Group) -> bool:
+    """Whether the arm is what others of its group are compared with under this name."""
+    if name in LADDER:
+        stands = (other for other in group.arms if other.steps or other.status == PREDICTED)
+        return arm is next(stands, None)
+    return arm.case.recipe in BASELINES.get(name, (name,))
+
+
+def reference(training: Training, name: str, group: Group) -> Training | None:
+    """What an arm is compared with: the base that differs in the recipe alone, else the first."""
+    found = [arm for arm in group.arms if arm.steps and is_base(arm, name, group)]
+    options = [option for option in OPTIONS if option not in OF_RECIPE]
+    alike = [
+        arm
+        for arm in found
+        if all(getattr(arm.case, o) == getattr(training.case, o) for o in options)
+    ]
+    return next(iter(alike or found), None)
+
+
+def is_generated(case: TrainCase) -> bool:
+    """Whether numbers of the case come from generated data."""
+    return case.data in GENERATED
+
+
+def place(training: Training) -> str:
+    """ "resnet50, batch 256", with the data where nobody collected it."""
+    names = ["network", "batch", *(["data"] if is_generated(training.case) else [])]
+    return ", ".join(in_words(training.case, names))
+
+
+def was_run(training: Training) -> bool:
+    """Whether the arm was more than predicted; it may have failed."""
+    return training.status != PREDICTED
+
+
+def reason(training: Training) -> str:
+    """Why an arm has no times."""
+    return words.clean(training.reason or "no reason given")
+
+
+def differs(training: Training, baseline: str) -> bool:
+    """Whether the interval of the arm's speed-up says that there is one, or a loss."""
+    ratio = training.speedup.get(baseline)
+    return bool(ratio and ratio.ci95 and excludes_one(ratio.ci95))

@@ -1,0 +1,248 @@
+"""How far predictions are from measurements over the trainings of a run: the error table.
+
+Pure functions of the run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from rich.text import Text
+
+from e2e.report.predictions import error_pct, is_beside, paced_error_pct
+from e2e.results.baselines import BASELINES, baselines
+from e2e.results.types import Training
+from microbench.report import words
+from microbench.report.grid import DIM, Column, Grid, Row
+from microbench.results.types import Run
+from microbench.timing.stats import half_width_pct
+
+ERRORS_TITLE = "Predicted against measured, absolute errors in per cent"
+ERRORS_HEADER = ("error of the", "cases", "median", "largest", "target", "furthest off")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One row of the error table: of `count` values, the middle and the largest, in per cent.
+
+    `worst` names the training that is furthest off. `target` is what the project holds itself to:
+    (middle, largest), if to any.
+    """
+
+    what: str
+    count: int
+    median_pct: float
+    largest_pct: float
+    worst: str
+    target: tuple[float, float] | None = None
+
+    @property
+    def met(self) -> bool:
+        """Whether both are within the target; where there is none, they are."""
+        middle, largest = self.target or (math.inf, math.inf)
+        return self.median_pct <= middle and self.largest_pct <= largest
+
+    @property
+    def verdict(self) -> str:
+        """ "1 / 3 met"; "" where there is no target."""
+        if self.target is None:
+            return ""
+        return f"{self.target[0]:g} / {self.target[1]:g} {'met' if self.met else 'missed'}"
+
+
+@dataclass(frozen=True)
+class Hits:
+    """How many of `count` predictions came true."""
+
+    right: int
+    count: int
+
+
+def error_table(trainings: Sequence[Training]) -> list[Line]:
+    """Errors of step times by what limits the step, of speed-ups, and of peak memory.
+
+    The limit is the measured one: a step that waits for the host is no easier to predict because
+    the prediction took it for another kind. Whoever reads a prediction knows only what it says, so
+    a row has those that are said to be limited by the GPU, whatever they turned out to be. A
+    measured speed-up is a mean over turns, which a few slow turns move; that of the median steps
+    has a row too.
+    """
+    both = [t for t in trainings if t.predicted and t.steps]
+    gpu = [t for t in both if t.limit == "gpu"]
+    host = [t for t in both if t.limit == "host"]
+    low = {
+        who: [t for t in some if t.case.recipe.startswith("amp")]
+        for who, some in (("GPU", gpu), ("host", host))
+    }
+    said = [t for t in _plain(both) if t.predicted and t.predicted.limit == "gpu"]
+    rows = (
+        _line("step, on a CPU", [t for t in both if t.limit is None], error_pct),
+        _line("step, limited by the GPU", _plain(gpu), error_pct, (1.0, 3.0)),
+        _line("step, said to be limited by the GPU", said, error_pct),
+        _line("step, captured as a graph", _captured(gpu), error_pct, (1.0, 3.0)),
+        _line("step, limited by the host", host, error_pct, (8.0, 20.0)),
+        _line("the same, at the host's pace meanwhile", host, paced_error_pct, (8.0, 20.0)),
+        *(
+            _line(f"{what} over {base}, limited by the {who}", some, pct, target)
+            for who, some in low.items()
+            for base in BASELINES
+            for what, pct, target in (
+                ("AMP's speed-up", _speedup_pct(base), (1.5, 4.0) if who == "GPU" else None),
+                ("of the median steps", _medians_pct(base, both), None),
+            )
+        ),
+        _line("peak memory", both, _memory_pct, (5.0, 5.0)),
+    )
+    return [row for row in rows if row is not None]
+
+
+def limits_named(trainings: Sequence[Training]) -> Hits:
+    """Of the trainings that were predicted and measured, those whose limit was foreseen."""
+    pairs = [(t.predicted.limit, t.limit) for t in trainings if t.predicted and t.steps and t.limit]
+    return Hits(sum(told == found for told, found in pairs), len(pairs))
+
+
+def intervals_kept(trainings: Sequence[Training], limit: str) -> Hits:
+    """Of those whose steps this limits, the steps that were as long as the prediction's interval
+    allows.
+    """
+    pairs = [
+        (t.predicted.interval_s, t.step_s)
+        for t in trainings
+        if t.predicted and t.predicted.interval_s and t.step_s and t.limit == limit
+    ]
+    return Hits(sum(low <= step_s <= high for (low, high), step_s in pairs), len(pairs))
+
+
+def measured_half_pct(trainings: Sequence[Training], limit: str) -> float | None:
+    """Of the steps that this limits, the middle half width of the measurements' own intervals, in
+    per cent; None where none is known. No prediction can be told to be closer than this.
+    """
+    halves = [
+        half_width_pct(t.steps.median_s, t.steps.ci95_s)
+        for t in trainings
+        if t.predicted and t.predicted.interval_s and t.steps and t.steps.ci95_s
+        and t.limit == limit
+    ]  # fmt: skip
+    return median(halves) if halves else None
+
+
+def _line(
+    what: str,
+    trainings: Sequence[Training],
+    pct: Callable[[Training], float | None],
+    target: tuple[float, float] | None = None,
+) -> Line | None:
+    known = [(abs(value), t) for t in trainings if (value := pct(t)) is not None]
+    if not known:
+        return None
+    largest, worst = max(known, key=lambda pair: pair[0])
+    return Line(what, len(known), median(v for v, _ in known), largest, _named(worst), target)
+
+
+def _plain(trainings: Sequence[Training]) -> list[Training]:
+    return [t for t in trainings if not t.case.graph]
+
+
+def _captured(trainings: Sequence[Training]) -> list[Training]:
+    return [t for t in trainings if t.case.graph]
+
+
+def _speedup_pct(base: str) -> Callable[[Training], float | None]:
+    def pct(training: Training) -> float | None:
+        told = training.predicted.speedup.get(base) if training.predicted else None
+        found = training.speedup.get(base)
+        return 100 * (told / found.ratio - 1) if told and found else None
+
+    return pct
+
+
+def _medians_pct(base: str, trainings: Sequence[Training]) -> Callable[[Training], float | None]:
+    steps_s = {t.case: t.step_s for t in trainings if t.step_s}
+
+    def pct(training: Training) -> float | None:
+        told = training.predicted.speedup.get(base) if training.predicted else None
+        beside = [case for case in steps_s if case.group == training.case.group]
+        other = baselines(training.case, beside).get(base)
+        step_s = steps_s.get(training.case)
+        return 100 * (told / (steps_s[other] / step_s) - 1) if told and other and step_s else None
+
+    return pct
+
+
+def _memory_pct(training: Training) -> float | None:
+    told = training.predicted.memory_bytes if training.predicted else None
+    found = training.memory_peak_bytes
+    return 100 * (told / found - 1) if told and found else None
+
+
+def _named(training: Training) -> str:
+    case = training.case
+    parts = [case.network, case.recipe, case.layout, f"batch {case.batch}", "graph" * case.graph]
+    return " ".join(part for part in parts if part)
+
+
+# ---------------------------------------------------------------- as read
+
+
+def errors_table(run: Run, width: int) -> list[Text]:
+    """The error table of several comparisons and what is said below it; nothing for one, unless it
+    was asked for.
+    """
+    rows = error_rows(run)
+    if not rows:
+        return []
+    what, cases, middle, largest, target, worst = ERRORS_HEADER
+    grid = Grid(
+        [
+            Column(what), Column(cases, right=True), Column(middle, right=True),
+            Column(largest, right=True), Column(target), Column(worst, drop=1),
+        ]
+    )  # fmt: skip
+    grid.rows += [Row(row) for row in rows]
+    said = [Text(sentence, DIM) for sentence in error_sentences(run.of(Training))]
+    return [*grid.lines(width)[0], *said]
+
+
+def error_rows(run: Run) -> list[list[str]]:
+    """The cells of ERRORS_HEADER, row by row; none unless several comparisons were predicted, or
+    the run is a validation.
+    """
+    both = [t for t in run.of(Training) if is_beside(t)]
+    if len({(t.case.network, t.case.batch) for t in both}) < 2 and "validate" not in run.command:
+        return []
+    return [
+        [
+            line.what, str(line.count), f"{line.median_pct:.1f}", f"{line.largest_pct:.1f}",
+            line.verdict, words.clean(line.worst),
+        ]
+        for line in error_table(both)
+    ]  # fmt: skip
+
+
+def error_sentences(trainings: Sequence[Training]) -> list[str]:
+    """How often the limit was named right, and the step within its interval; and how well the
+    measured steps themselves are known.
+    """
+    found: list[str] = []
+    named = limits_named(trainings)
+    if named.count:
+        found.append(f"The limit was named right in {_share(named)}.")
+    for limit, who in (("gpu", "GPU"), ("host", "host")):
+        kept = intervals_kept(trainings, limit)
+        if kept.count:
+            found.append(
+                f"Limited by the {who}: the step was within the predicted interval in "
+                f"{_share(kept)}."
+            )
+            half_pct = measured_half_pct(trainings, limit)
+            if half_pct is not None:
+                found.append(f"Half of these are measured to ±{words.per_cent(half_pct)} or worse.")
+    return found
+
+
+def _share(hits: Hits) -> str:
+    return f"{hits.right} of {hits.count} ({100 * hits.right / hits.count:.3g}%)"

@@ -1,0 +1,101 @@
+"""Figures of a training as a person reads them. Scaling from SI units happens here."""
+
+from __future__ import annotations
+
+import math
+
+from microbench.report import words
+from microbench.results.types import Ratio
+from microbench.timing.stats import excludes_one
+
+NOUNS = {"img": "images", "tok": "tokens", "sample": "samples"}
+LIMITERS = {"gpu": "the GPU", "host": "the host", "data": "data"}
+NEAR_PCT = 5.0  # ratios this near to 1 are told to a tenth of a per cent, or in per cent
+_LARGE = 1e8  # beyond it all digits say less than an exponent
+
+
+def rate(per_s: float) -> str:
+    """ "812", "6,015": three digits at least, and all of them before the point."""
+    return f"{per_s:,.0f}" if 999.5 <= per_s < _LARGE else words.number(per_s)
+
+
+def milliseconds(seconds: float | None) -> str:
+    """ "42.6", without the unit; "" when not known."""
+    return "" if seconds is None else words.number(1e3 * seconds)
+
+
+def gigabytes(size_bytes: float | None) -> str:
+    """ "21.4", without the unit; "" when not known."""
+    return "" if size_bytes is None else words.number(size_bytes / 1e9)
+
+
+def spread(pair: tuple[float, float] | None, several: bool, scale: float = 1.0) -> str:
+    """ "92.1 ±0.3": mean and deviation, the deviation of several only; "" when not known."""
+    if pair is None:
+        return ""
+    mean, deviation = (scale * value for value in pair)
+    text = words.number(mean)
+    if not several:
+        return text
+    decimals = len(text.partition(".")[2])
+    same = "e" not in text and deviation < _LARGE
+    return f"{text} ±{f'{deviation:.{decimals}f}' if same else words.number(deviation)}"
+
+
+def noun(unit: str) -> str:
+    """ "images" for "img"."""
+    return NOUNS.get(unit, words.clean(unit))
+
+
+def limiter(limit: str) -> str:
+    """ "the GPU" for "gpu"."""
+    return LIMITERS.get(limit, words.clean(limit))
+
+
+def joined(parts: list[str]) -> str:
+    """ "a, b and c"."""
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+
+
+def ratio(value: Ratio) -> str:
+    """As `words.ratio`, "~1 ±0.02" when no difference was seen; else as `interval`."""
+    if value.ci95 is not None and not excludes_one(value.ci95):
+        return words.ratio(value)
+    return interval(value)
+
+
+def interval(value: Ratio) -> str:
+    """As `words.interval`; with a third decimal near 1: "0.995 ±0.004"."""
+    if value.ci95 is None or not _is_near(value):
+        return words.interval(value)
+    half = _half(value.ratio, value.ci95)
+    return f"{value.ratio:.3f} ±{math.ceil(1000 * half - 1e-9) / 1000:.3f}"
+
+
+def faster(value: Ratio) -> str:
+    """ "5.8 ±0.1 times faster", "1.25 ±0.02 times slower", "3.1 ±0.4 % faster"; "about" where no
+    interval is known."""
+    what = "faster" if value.ratio >= 1 else "slower"
+    if value.ratio < 1:
+        ends = value.ci95 and (1 / value.ci95[1], 1 / value.ci95[0])
+        value = Ratio(1 / value.ratio, ends)
+    if not _is_near(value):
+        return f"{times(value)} times {what}"
+    pct = f"{100 * (value.ratio - 1):.1f}"
+    if value.ci95 is None:
+        return f"about {pct} % {what}"
+    half = 100 * _half(value.ratio, value.ci95)
+    return f"{pct} ±{math.ceil(10 * half - 1e-9) / 10:.1f} % {what}"
+
+
+def times(value: Ratio) -> str:
+    """ "5.80 ±0.02"; "about 5.80" where no interval is known."""
+    return words.interval(value) if value.ci95 else f"about {words.short_ratio(value)}"
+
+
+def _is_near(value: Ratio) -> bool:
+    return abs(value.ratio - 1) < NEAR_PCT / 100
+
+
+def _half(centre: float, ends: tuple[float, float]) -> float:
+    return max(ends[1] - centre, centre - ends[0])

@@ -1,0 +1,123 @@
+"""The charts of loaders: recipes against workers, foretold and measured; or loaders alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from e2e.report.joint import Joint, joints
+from e2e.report.plot_training import RECIPE_COLOURS
+from e2e.results.loader_types import Loading
+from e2e.results.types import Training
+from microbench.errors import UserError
+from microbench.report import words
+from microbench.report.drawing_style import (
+    FAINT,
+    INK,
+    OTHER_COLOUR,
+    library,
+    panel_title,
+    styled,
+)
+from microbench.results.types import Json, Run
+
+LOADER_LINE, LOADER_COLOUR = "loader alone", "#d55e00"
+SIZE = (560, 320)
+SERIES_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
+
+
+def loading_chart(run: Run) -> Any:
+    """A panel a picture of recipes and workers; without any, loaders alone. An Altair chart.
+
+    UserError when no loader was measured.
+    """
+    pictures = joints(run)
+    alt = library()
+    if pictures:
+        panels = [
+            _panel(alt, _joint_title(one), joint_rows(one), _colours(one)) for one in pictures
+        ]
+        reading = "lines: foretold from recipe and loader apart; points: measured together"
+    else:
+        rows = loader_rows(run)
+        if not rows:
+            raise UserError("nothing to draw: the run holds no loader with a rate")
+        names = list(dict.fromkeys(row["series"] for row in rows))
+        colours = dict(zip(names, SERIES_COLOURS * len(names), strict=False))
+        panels = [_panel(alt, "", rows, colours)]
+        reading = "images a second to the device, nothing trained"
+    # One panel too: its own title says of what, the heading of which device.
+    chart = alt.vconcat(*panels, spacing=30)
+    return styled(chart.properties(title=_heading(alt, run, reading)))
+
+
+def joint_rows(joint: Joint) -> list[Json]:
+    """A row a point: foretold, measured ("points"), and the loader alone."""
+    rows: list[Json] = []
+    for training in joint.trainings:
+        name, workers = words.clean(training.case.recipe), training.case.workers
+        for per_s, kind in ((training.predicted_per_s, "line"), (training.per_s, "point")):
+            if per_s:
+                rows.append({"series": name, "workers": workers, "rate": per_s, "kind": kind})
+    for workers, loading in joint.loading.items():
+        if loading.per_s:
+            row = {"series": LOADER_LINE, "workers": workers, "rate": loading.per_s}
+            rows.append({**row, "kind": "line"})
+    return rows
+
+
+def loader_rows(run: Run) -> list[Json]:
+    """A row a loader and number of workers."""
+    return [
+        {
+            "series": words.clean(one.case.loader) + ", cold files" * one.case.cold,
+            "workers": one.case.workers,
+            "rate": one.per_s,
+            "kind": kind,
+        }
+        for one in run.of(Loading)
+        if one.per_s
+        for kind in ("line", "point")
+    ]
+
+
+def _joint_title(joint: Joint) -> str:
+    case = joint.trainings[0].case
+    return f"{words.clean(case.network)}, batch {case.batch}, loader {words.clean(joint.loader)}"
+
+
+def _colours(joint: Joint) -> dict[str, str]:
+    named = {words.clean(name): RECIPE_COLOURS.get(name, OTHER_COLOUR) for name in joint.recipes}
+    return {**named, LOADER_LINE: LOADER_COLOUR}
+
+
+def _panel(alt: Any, title: str, rows: list[Json], colours: Mapping[str, str]) -> Any:
+    counts = sorted({row["workers"] for row in rows})
+    scale = alt.Scale(type="symlog", domain=[counts[0], max(counts[-1], counts[0] + 1)], nice=False)
+    x = alt.X("workers:Q", title="workers", scale=scale, axis=alt.Axis(values=counts, grid=False))
+    y = alt.Y("rate:Q", title="img/s", scale=alt.Scale(zero=True), axis=alt.Axis(tickCount=6))
+    colour = alt.Color(
+        "series:N",
+        title=None,
+        scale=alt.Scale(domain=list(colours), range=list(colours.values())),
+        legend=alt.Legend(orient="right", labelLimit=220),
+    )
+    dashed = alt.condition(alt.datum.series == LOADER_LINE, alt.value([5, 4]), alt.value([1, 0]))
+    base = alt.Chart(alt.InlineData(values=rows)).encode(x=x, y=y, color=colour)
+    lines = base.transform_filter(alt.datum.kind == "line").mark_line(strokeWidth=2)
+    points = base.transform_filter(alt.datum.kind == "point").mark_point(filled=True, size=70)
+    panel = alt.layer(lines.encode(strokeDash=dashed), points)
+    panel = panel.properties(width=SIZE[0], height=SIZE[1])
+    return panel.properties(title=panel_title(alt, title)) if title else panel
+
+
+def _heading(alt: Any, run: Run, reading: str) -> Any:
+    device = words.clean(run.device.get("name") or "unknown device")
+    data = sorted({words.clean(loading.case.data) for loading in run.of(Loading)})
+    told = [f"{words.listed(data)} data", f"measured {words.clean(run.started_at[:10])}"]
+    return alt.TitleParams(
+        f"training fed by loaders on {device}" if run.of(Training) else f"loaders on {device}",
+        subtitle=[", ".join(told), reading],
+        fontSize=18, subtitleFontSize=12, subtitleColor=FAINT, color=INK,
+        anchor="start", offset=16, subtitlePadding=6,
+    )  # fmt: skip

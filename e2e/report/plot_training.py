@@ -1,0 +1,282 @@
+"""The charts of trainings: bars of throughput by arm, or panels of curves over the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any
+
+from e2e.report.arms import Group, View, is_generated, view_of, what_was_trained
+from e2e.report.figures import rate, ratio
+from e2e.report.plot_waterfall import waterfall_panels
+from e2e.results.types import Training
+from microbench.errors import UserError
+from microbench.report import words
+from microbench.report.chart import FEWEST_SIZES
+from microbench.report.drawing_style import (
+    COLOURS,
+    FAINT,
+    INK,
+    OTHER_COLOUR,
+    library,
+    panel_title,
+    styled,
+)
+from microbench.results.types import Json, Run
+
+# A recipe has the colour of the precision that its arithmetic is in, where it has one.
+RECIPE_COLOURS = {
+    **COLOURS,
+    "amp": COLOURS["fp16"],
+    "amp-bf16": COLOURS["bf16"],
+    "fp16": COLOURS["fp16-acc16"],
+    "bf16": COLOURS["fp8-e5m2"],
+    "O0": COLOURS["fp32"],
+    "O1": COLOURS["fp8-e4m3"],
+    "O2": COLOURS["fp8-e4m3-precise"],
+    "O3": COLOURS["int8"],
+}
+DASHES = ([1, 0], [7, 4], [2, 3], [9, 3, 2, 3])  # arms of one recipe that differ in options
+BAR, BARS_WIDTH, PANEL = 26, 520, (400, 260)  # height of a bar; widths and heights of the panels
+MOST_ROWS = 60
+TEXT_ROOM = 1.5  # times the longest bar, for the text after it
+LOST = "not converged"
+
+
+def training_chart(run: Run) -> Any:
+    """Curves where a network was trained at several batches, else bars; under them the ledgers, as
+    waterfalls. UserError for neither.
+
+    Returns an Altair chart.
+    """
+    view = view_of(run)
+    timed = [arm for arm in run.of(Training) if arm.per_s]
+    falls = waterfall_panels(view)
+    if not timed and not falls:
+        raise UserError("nothing to draw: the run holds no training with times")
+    family = max(view.families, key=_batches)
+    if not timed:
+        found = library().vconcat(*falls, spacing=24).properties(title=_heading(run, []))
+        return styled(found)
+    chart = _curves(run, view, family) if _batches(family) >= FEWEST_SIZES else _bars(run, view)
+    if falls:
+        chart = library().vconcat(chart, *falls, spacing=36).resolve_scale(color="independent")
+    return styled(chart)
+
+
+def _batches(family: Sequence[Group]) -> int:
+    return len({arm.case.batch for group in family for arm in group.arms if arm.per_s})
+
+
+def _heading(run: Run, reading: Sequence[str]) -> Any:
+    """The title: what was trained, on what, with which data; how to read the chart."""
+    title, *conditions = what_was_trained(run)[1:]
+    device = words.clean(run.device.get("name") or "unknown device")
+    torch = words.clean(run.software.get("torch", ""))
+    ran = any(arm.steps for arm in run.of(Training))
+    measured = f"{'measured' if ran else 'predicted'} {words.clean(run.started_at[:10])}"
+    told = [*conditions, *([f"torch {torch}"] if torch else []), measured]
+    return library().TitleParams(
+        f"{'training' if ran else 'predicted training of'} {title} on {device}",
+        subtitle=[", ".join(told), *reading],
+        fontSize=18, subtitleFontSize=12, subtitleColor=FAINT, color=INK,
+        anchor="start", offset=16, subtitlePadding=6,
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------- bars
+
+
+def bar_rows(view: View) -> dict[str, list[Json]]:
+    """Title of a group -> a row an arm with times, in the order measured."""
+    found: dict[str, list[Json]] = {}
+    for group in view.groups:
+        rows = [_bar(arm, view) for arm in group.arms if arm.per_s]
+        if rows:
+            found[group.title] = rows
+    return found
+
+
+def _bar(arm: Training, view: View) -> Json:
+    per_s, steps = arm.per_s or 0.0, arm.steps
+    fast, slow = steps.ci95_s if steps and steps.ci95_s else (None, None)
+    name = next(iter(view.compared), "")
+    gain = f" ({ratio(arm.speedup[name])} x {view.title(name)})" if name in arm.speedup else ""
+    lost = arm.converged is False
+    return {
+        "label": view.label(arm),
+        "rate": per_s,
+        "low": arm.step_units / slow if slow else per_s,
+        "high": arm.step_units / fast if fast else per_s,
+        "recipe": words.clean(arm.case.recipe),
+        "unit": f"{words.clean(arm.unit)}/s",
+        "text": f"{rate(per_s)}{f', {LOST}' if lost else gain}",
+        "lost": lost,
+    }
+
+
+def _bars(run: Run, view: View) -> Any:
+    panels = bar_rows(view)
+    if sum(map(len, panels.values())) > MOST_ROWS:
+        raise UserError(f"a chart of more than {MOST_ROWS} arms is too large; draw a smaller run")
+    alt = library()
+    recipes = list(dict.fromkeys(row["recipe"] for rows in panels.values() for row in rows))
+    charts = [_bar_panel(alt, title, rows, recipes) for title, rows in panels.items()]
+    reading = ["lines at the ends of the bars: 95 % interval of the median, where it can be seen"]
+    chart = charts[0] if len(charts) == 1 else alt.vconcat(*charts, spacing=24)
+    return chart.properties(title=_heading(run, reading))
+
+
+def _bar_panel(alt: Any, title: str, rows: Sequence[Json], recipes: Sequence[str]) -> Any:
+    base = alt.Chart(alt.InlineData(values=list(rows)))
+    unit = rows[0]["unit"]
+    names = alt.Axis(labelFontWeight="bold", labelLimit=260, ticks=False)
+    y = alt.Y("label:N", sort=None, title=None, axis=names)
+    top = max(row["high"] for row in rows) * TEXT_ROOM
+    axis = alt.Axis(grid=False, tickCount=6, labelOverlap="greedy", labelSeparation=6)
+    x = alt.X("rate:Q", title=unit, scale=alt.Scale(domain=[0, top], nice=False), axis=axis)
+    colours = alt.Scale(domain=list(recipes), range=[_of_recipe(recipe) for recipe in recipes])
+    faded = alt.condition(alt.datum.lost, alt.value(0.35), alt.value(1))
+    high = alt.X("high:Q", title=unit)
+    return alt.layer(
+        base.mark_bar(height=BAR * 0.62).encode(
+            x=x, y=y, color=alt.Color("recipe:N", scale=colours, legend=None), opacity=faded
+        ),
+        base.mark_rule(strokeWidth=2, color=INK).encode(
+            x=alt.X("low:Q", title=unit), x2="high:Q", y=y
+        ),
+        base.mark_text(align="left", dx=7, fontSize=12, color=INK).encode(
+            x=high, y=y, text="text:N"
+        ),
+    ).properties(width=BARS_WIDTH, height=BAR * len(rows), title=panel_title(alt, title))
+
+
+def _of_recipe(recipe: str) -> str:
+    return RECIPE_COLOURS.get(recipe, OTHER_COLOUR)
+
+
+# ---------------------------------------------------------------- curves
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes over the batch. Rows without a deviation have it 0."""
+
+    title: str
+    rows: list[Json]
+    from_zero: bool
+
+
+def curve_panels(view: View, family: Sequence[Group]) -> list[Panel]:
+    """Throughput, time (of a training, or of a step), memory and accuracy; those that are known."""
+    unit = words.clean(family[0].arms[0].unit)
+    data = " (generated data)" if is_generated(family[0].case) else ""
+    trained = any(arm.train_s for group in family for arm in group.arms)
+    found = [
+        Panel(f"{unit}/s", _rows(view, family, _rates), True),
+        Panel("seconds of a training", _rows(view, family, _train_s), True)
+        if trained
+        else Panel("ms a step", _rows(view, family, _step_ms), True),
+        Panel("peak memory, GB", _rows(view, family, _peak_gb), True),
+        Panel(f"held-out accuracy, %{data}", _rows(view, family, _accuracies), False),
+    ]
+    return [panel for panel in found if panel.rows]
+
+
+def _rates(arm: Training) -> list[float]:
+    return [arm.per_s] if arm.per_s else []
+
+
+def _step_ms(arm: Training) -> list[float]:
+    return [1e3 * arm.step_s] if arm.step_s else []
+
+
+def _train_s(arm: Training) -> list[float]:
+    return [repeat.train_s for repeat in arm.repeats]
+
+
+def _peak_gb(arm: Training) -> list[float]:
+    ran = arm.memory_peak_bytes and arm.status == "ok"
+    return [arm.memory_peak_bytes / 1e9] if ran and arm.memory_peak_bytes else []
+
+
+def _accuracies(arm: Training) -> list[float]:
+    return [100 * repeat.accuracy for repeat in arm.repeats if repeat.accuracy is not None]
+
+
+def _rows(view: View, family: Sequence[Group], values_of: Any) -> list[Json]:
+    """A row an arm and batch: mean and deviation of its values."""
+    rows: list[Json] = []
+    for label, arms in view.curves(family).items():
+        for arm in arms:
+            values: list[float] = values_of(arm)
+            if values:
+                mean = fmean(values)
+                spread = stdev(values) if len(values) > 1 else 0.0
+                rows.append({
+                    "arm": label, "recipe": words.clean(arm.case.recipe), "batch": arm.case.batch,
+                    "value": mean, "low": mean - spread, "high": mean + spread,
+                    "lost": arm.converged is False,
+                })  # fmt: skip
+    return rows
+
+
+def _curves(run: Run, view: View, family: Sequence[Group]) -> Any:
+    alt = library()
+    arms = view.curves(family)
+    looks = _looks({label: arms[label][0].case.recipe for label in arms})
+    batches = sorted({group.case.batch for group in family})
+    panels = [_curve_panel(alt, panel, batches, looks) for panel in curve_panels(view, family)]
+    reading = ["crosses: not converged"] * any(arm.converged is False for arm in run.of(Training))
+    if any(len(arm.repeats) > 1 for group in family for arm in group.arms):
+        reading.insert(0, "shaded: mean and standard deviation of the repeats")
+    if len(view.families) > 1:
+        several = words.count(len(view.families), "", "networks or settings")
+        reading.append(f"{words.clean(family[0].case.network)} only: the run holds {several}")
+    chart = alt.concat(*panels, columns=2, spacing=30)
+    return chart.properties(title=_heading(run, reading)).resolve_legend(color="shared")
+
+
+def _looks(recipes: dict[str, str]) -> dict[str, tuple[str, list[int]]]:
+    """Arm -> colour and dashes: a colour a recipe, dashes by which of its arms it is."""
+    seen: dict[str, int] = {}
+    found: dict[str, tuple[str, list[int]]] = {}
+    for label, recipe in recipes.items():
+        place = seen.get(recipe, 0)
+        seen[recipe] = place + 1
+        found[label] = _of_recipe(recipe), DASHES[place % len(DASHES)]
+    return found
+
+
+def _curve_panel(
+    alt: Any, panel: Panel, batches: Sequence[int], looks: dict[str, tuple[str, list[int]]]
+) -> Any:
+    base = alt.Chart(alt.InlineData(values=panel.rows))
+    scale = alt.Scale(type="log", base=2, domain=[batches[0], batches[-1]], padding=12, nice=False)
+    axis = alt.Axis(values=list(batches), format="d", grid=False, labelOverlap="greedy")
+    x = alt.X("batch:Q", title="batch", scale=scale, axis=axis)
+    y_scale = alt.Scale(zero=panel.from_zero)
+    y = alt.Y("value:Q", title=panel.title, scale=y_scale)
+    colour = alt.Color(
+        "arm:N",
+        scale=alt.Scale(domain=list(looks), range=[colour for colour, _ in looks.values()]),
+        legend=alt.Legend(
+            title=None, labelFontSize=13, symbolType="circle", symbolOpacity=1, orient="top"
+        ),
+    )
+    dash = alt.StrokeDash(
+        "arm:N",
+        scale=alt.Scale(domain=list(looks), range=[dash for _, dash in looks.values()]),
+        legend=None,
+    )
+    low = alt.Y("low:Q", title=panel.title, scale=y_scale)
+    shape = alt.condition(alt.datum.lost, alt.value("cross"), alt.value("circle"))
+    width, height = PANEL
+    return alt.layer(
+        base.mark_area(opacity=0.2).encode(x=x, y=low, y2="high:Q", color=colour),
+        base.mark_line(strokeWidth=2).encode(x=x, y=y, color=colour, strokeDash=dash),
+        base.mark_point(filled=True, size=46, opacity=1).encode(
+            x=x, y=y, color=colour, shape=shape
+        ),
+    ).properties(width=width, height=height)

@@ -1,0 +1,313 @@
+"""The answer in words: what each recipe gains, whether it learns, and what it waits for.
+
+A pure function of the run: every number in a sentence is one of the file, or the quotient of two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from e2e.report.arms import (
+    Group,
+    View,
+    differs,
+    in_words,
+    is_generated,
+    place,
+    reason,
+    reference,
+    view_of,
+    was_run,
+)
+from e2e.report.causes import cause_sentences
+from e2e.report.figures import faster, joined, noun, rate, spread, times
+from e2e.report.ledger import ledger_sentences
+from e2e.report.prediction_words import prediction_sentences
+from e2e.report.table import busy_pct
+from e2e.results.types import Training
+from microbench.report import words
+from microbench.results.types import Run
+
+SAME_SHARE = 0.005  # memory that differs by less is the same
+MOST_NAMED = 4
+SPARE_SHARE = 0.7  # of a step: a host that launches for longer has no time to spare for a loader
+
+
+def verdict(run: Run) -> list[str]:
+    """Sentences for the end of the screen; the details of one begin with a space."""
+    view = view_of(run)
+    lines: list[str] = []
+    for family in view.families:
+        if any(group.is_ladder for group in family):
+            for group in family:
+                lines += _ladder(view, group)
+        else:
+            lines += _gains(view, family)
+        lines += _missing(view, family)
+        lines += _accuracies(view, family)
+        if run.device.get("kind") == "cuda":
+            lines += _waiting(view, family)
+            lines += _slowed(view, family)
+        lines += prediction_sentences(view, family)
+        lines += ledger_sentences(view, family)
+        lines += cause_sentences(view, family)
+    return lines
+
+
+# ---------------------------------------------------------------- recipes
+
+
+def _gains(view: View, family: Sequence[Group]) -> list[str]:
+    """A sentence an arm that was asked for; the fastest arm's rate when nothing was compared."""
+    lines: list[str] = []
+    for arms in view.curves(family).values():
+        timed = [arm for arm in arms if arm.steps]
+        sound = [arm for arm in timed if arm.converged is not False]
+        if sound and not view.is_baseline(sound[0]) and any(arm.speedup for arm in sound):
+            present = dict.fromkeys(name for arm in sound for name in arm.speedup)
+            compared = sorted(present, key=[*view.compared, *present].index)
+            if len(sound) == 1:
+                lines.append(_gain(view, sound[0], compared, _group_of(sound[0], family)))
+            else:
+                lines.append(_gain_by_batch(view, sound, compared))
+        lines += [_no_gain(view, arm) for arm in timed if arm.converged is False]
+    timed = [arm for group in family for arm in group.arms if arm.steps]
+    if not lines and timed:
+        best = max(timed, key=lambda arm: arm.per_s or 0.0)
+        lines = [f"{view.label(best)} trains {rate(best.per_s or 0.0)} {words.clean(best.unit)}/s "
+                 f"({place(best)})."]  # fmt: skip
+    return lines
+
+
+def _group_of(arm: Training, family: Sequence[Group]) -> Group:
+    return next(group for group in family if any(arm is other for other in group.arms))
+
+
+def _gain(view: View, arm: Training, compared: Sequence[str], group: Group) -> str:
+    """ "amp trains 5.8 ±0.1 times faster than fp32 (resnet50, batch 256), in 0.52 of ..." """
+    known = [name for name in compared if name in arm.speedup]
+    seen = [name for name in known if _seen(arm, name)]
+    unseen = [view.title(name) for name in known if name not in seen]
+    label = view.label(arm)
+    if not seen:
+        extra = _extras(view, arm, known, group)
+        return f"{label}: no difference seen against {joined(unseen)} ({place(arm)}){extra}."
+    clauses = joined([f"{faster(arm.speedup[name])} than {view.title(name)}" for name in seen])
+    also = f"; no difference seen against {joined(unseen)}" if unseen else ""
+    return f"{label} trains {clauses} ({place(arm)}){_extras(view, arm, seen, group)}{also}."
+
+
+def _seen(arm: Training, name: str) -> bool:
+    """Whether there is a ratio to speak of: one that differs from 1, or has no interval."""
+    return arm.speedup[name].ci95 is None or differs(arm, name)
+
+
+def _extras(view: View, arm: Training, compared: Sequence[str], group: Group) -> str:
+    """ ", in 0.52 of the memory and with 5.1 times the images a joule of fp32", the first one."""
+    base = reference(arm, compared[0], group) if compared else None
+    if base is None or base is arm:
+        return ""
+    parts: list[str] = []
+    share = (arm.memory_peak_bytes or 0) / (base.memory_peak_bytes or 1)
+    if base.memory_peak_bytes and share and abs(share - 1) > SAME_SHARE:
+        parts.append(f"in {share:.2f}{' times' if share > 1 else ' of'} the memory")
+    if arm.per_j and base.per_j:
+        parts.append(f"with {arm.per_j / base.per_j:.2g} times the {noun(arm.unit)} a joule")
+    if not parts:
+        return ""
+    name = "the first" if compared[0] == "first" else view.title(compared[0])
+    return f", {joined(parts)} of {name}"
+
+
+def _gain_by_batch(view: View, timed: Sequence[Training], compared: Sequence[str]) -> str:
+    """ "amp trains 2.1 ±0.1 (batch 128) to 5.8 ±0.1 (batch 2048) times as fast as fp32"."""
+    label = view.label(timed[0])
+    names = ["network", *(["data"] if is_generated(timed[0].case) else [])]
+    where = ", ".join(in_words(timed[0].case, names))
+    if not any(_seen(arm, name) for arm in timed for name in compared if name in arm.speedup):
+        unseen = joined([view.title(name) for name in compared])
+        return f"{label}: no difference seen against {unseen} at any batch ({where})."
+    clauses: list[str] = []
+    for name in compared:
+        ratios = [(arm.speedup[name], arm.case.batch) for arm in timed if name in arm.speedup]
+        low, high = (pick(ratios, key=lambda pair: pair[0].ratio) for pick in (min, max))
+        ends = [f"{times(ratio)} (batch {batch})" for ratio, batch in (low, high)]
+        clauses.append(f"{' to '.join(dict.fromkeys(ends))} times as fast as {view.title(name)}")
+    return f"{label} trains {joined(clauses)} ({where})."
+
+
+def _no_gain(view: View, arm: Training) -> str:
+    """What a recipe that does not learn does instead of gaining."""
+    label, why = view.label(arm), words.clean(arm.convergence or "no reason given")
+    lost = f"did not converge ({why}; {place(arm)})"
+    name = next((name for name in ("fp32", "first", "tf32") if name in arm.speedup), None)
+    if name is None or not _seen(arm, name) or arm.speedup[name].ratio <= 1:
+        return f"{label} {lost}."
+    than = "the first rung" if name == "first" else view.title(name)
+    return f"{label} runs {faster(arm.speedup[name])} than {than} but {lost}: no gain."
+
+
+# ---------------------------------------------------------------- a ladder
+
+
+def _ladder(view: View, group: Group) -> list[str]:
+    """From the first rung to the last, the largest step, and those that gave nothing."""
+    timed = [arm for arm in group.arms if arm.steps]
+    sound = [arm for arm in timed if arm.converged is not False]
+    lines: list[str] = []
+    last = next((arm for arm in reversed(sound) if "first" in arm.speedup), None)
+    if last is not None:
+        gain = faster(last.speedup["first"]) if _seen(last, "first") else "no difference seen"
+        lines.append(f"From {view.label(timed[0])} to {view.label(last)}: {gain} ({place(last)})"
+                     f"{_extras(view, last, ['first'], group)}.")  # fmt: skip
+    lines += _steps(view, sound)
+    return [*lines, *(_no_gain(view, arm) for arm in timed if arm.converged is False)]
+
+
+def _steps(view: View, sound: Sequence[Training]) -> list[str]:
+    climbed = [arm for arm in sound if "previous" in arm.speedup]
+    gains = [a for a in climbed if differs(a, "previous") and a.speedup["previous"].ratio > 1]
+    losses = [a for a in climbed if differs(a, "previous") and a.speedup["previous"].ratio < 1]
+    same = [a for a in climbed if a.speedup["previous"].ci95 and not differs(a, "previous")]
+    lines: list[str] = []
+    if gains:
+        best = max(gains, key=lambda arm: arm.speedup["previous"].ratio)
+        ratio = faster(best.speedup["previous"])
+        lines.append(f"  The largest step is {view.label(best)}: {ratio} than the rung before.")
+    if losses:
+        named = [f"{view.label(a)} ({faster(a.speedup['previous'])})" for a in losses]
+        lines.append(f"  Steps that cost time: {words.listed(named, MOST_NAMED)}.")
+    if same:
+        named = [view.label(arm) for arm in same]
+        lines.append(f"  Steps with no difference seen: {words.listed(named, MOST_NAMED)}.")
+    return lines
+
+
+# ---------------------------------------------------------------- beside the speed
+
+
+def _missing(view: View, family: Sequence[Group]) -> list[str]:
+    lines: list[str] = []
+    for label, arms in view.curves(family).items():
+        without = [arm for arm in arms if arm.steps is None and arm.status != "ok" and was_run(arm)]
+        if without:
+            batches = words.listed([str(arm.case.batch) for arm in without], MOST_NAMED)
+            lines.append(f"  {label} was not measured at batch {batches}: {reason(without[0])}.")
+    return lines
+
+
+def _accuracies(view: View, family: Sequence[Group]) -> list[str]:
+    """Held-out accuracy (or loss) of the recipes side by side, at the ends of a sweep."""
+    trained = [group for group in family if any(arm.repeats for arm in group.arms)]
+    ends = trained if len(trained) <= 1 else [trained[0], trained[-1]]
+    lines: list[str] = []
+    for group in ends:
+        arms = [arm for arm in group.arms if arm.converged is not False]
+        by_accuracy = any(arm.accuracy for arm in arms)
+        parts: list[str] = []
+        for arm in arms:
+            several = len(arm.repeats) > 1
+            text = spread(arm.accuracy, several, 100) if by_accuracy else spread(arm.loss, several)
+            if text:
+                parts.append(f"{view.label(arm)} {text}{' %' * by_accuracy}")
+        if parts:
+            what = "Mean accuracy" if by_accuracy else "Mean loss"
+            lines.append(f"{what} on held-out data ({place(group.arms[0])}): "
+                         f"{words.listed(parts, 8)}.")  # fmt: skip
+    return [*lines, *_unjudged(view, family)]
+
+
+def _unjudged(view: View, family: Sequence[Group]) -> list[str]:
+    """Arms that did not converge and have no times, and those of which nobody can tell."""
+    arms = [arm for group in family for arm in group.arms if arm.convergence]
+    lines: list[str] = []
+    for title, found in (
+        ("Did not converge", [arm for arm in arms if arm.converged is False and not arm.steps]),
+        ("Not known whether it converges", [arm for arm in arms if arm.converged is None]),
+    ):
+        named = [f"{view.label(arm)} ({words.clean(arm.convergence)})" for arm in found]
+        lines += [f"{title}: {words.listed(named, MOST_NAMED)}."] if named else []
+    return lines
+
+
+def _waiting(view: View, family: Sequence[Group]) -> list[str]:
+    """Who waits for the host or for data, how much of the step, and what would help."""
+    found: dict[tuple[str, str], list[Training]] = {}
+    for group in family:
+        for arm in group.arms:
+            if arm.limit in ("host", "data") and arm.steps and not _only_slowed(arm):
+                found.setdefault((arm.limit, _remedy(arm)), []).append(arm)
+    lines: list[str] = []
+    for (limit, remedy), arms in found.items():
+        known = sorted(pct for arm in arms if (pct := _waited_pct(arm)) is not None)
+        ends = dict.fromkeys(f"{pct:.0f}" for pct in (*known[:1], *known[-1:]))
+        much = f" in {' to '.join(ends)} % of the step" if ends else ""
+        names = _named(view, arms, several=len(family) > 1)
+        whom = "the host" if limit == "host" else "data"
+        lines.append(f"{words.listed(names, MOST_NAMED)} {'waits' if len(names) == 1 else 'wait'} "
+                     f"for {whom}{much}{f': {remedy} would help' * bool(remedy)}.")  # fmt: skip
+    return lines
+
+
+def _slowed(view: View, family: Sequence[Group]) -> list[str]:
+    """Whose steps are longer beside a loader that they wait for less than that."""
+    lines: list[str] = []
+    for arm in (arm for group in family for arm in group.arms if _only_slowed(arm)):
+        (name,) = _named(view, [arm], several=len(family) > 1)
+        remedy = ": CUDA graphs (--graph) would leave the host less to do" * _hurries(arm)
+        lines.append(
+            f"{name} takes {_longer_pct(arm):.0f} % longer beside its loader, most of it without "
+            f"waiting for it{remedy}."
+        )
+    return lines
+
+
+def _hurries(arm: Training) -> bool:
+    """Whether its host has little time to spare, and could be spared launching."""
+    if arm.steps is None or arm.case.graph or arm.case.accumulate > 1:
+        return False
+    return (arm.steps.host_s or 0.0) > SPARE_SHARE * (arm.steps.unfed_s or arm.steps.median_s)
+
+
+def _only_slowed(arm: Training) -> bool:
+    """Whether less than half of what a loader makes the step longer is waiting for it."""
+    waited, longer = _waited_pct(arm), _longer_pct(arm)
+    if arm.limit != "data" or waited is None or longer is None:
+        return False
+    return waited < longer / 2
+
+
+def _longer_pct(arm: Training) -> float | None:
+    if arm.steps is None or not arm.steps.unfed_s:
+        return None
+    return 100 * (arm.steps.median_s / arm.steps.unfed_s - 1)
+
+
+def _named(view: View, arms: Sequence[Training], several: bool) -> list[str]:
+    """The arms by name, each with its batches: "amp (batch 128, 256)"."""
+    batches: dict[str, list[str]] = {}
+    for arm in arms:
+        batches.setdefault(view.label(arm), []).append(str(arm.case.batch))
+    return [
+        f"{label} (batch {words.listed(found, MOST_NAMED)})" if several else label
+        for label, found in batches.items()
+    ]
+
+
+def _waited_pct(arm: Training) -> float | None:
+    """Share of the step in which no kernel ran, or which went by on getting data."""
+    if arm.limit == "host":
+        busy = busy_pct(arm)
+        return None if busy is None else 100 - busy
+    if arm.data_wait_s is None or arm.steps is None:
+        return None
+    return 100 * min(1.0, arm.data_wait_s / arm.steps.median_s)
+
+
+def _remedy(arm: Training) -> str:
+    """Something that is not in use yet; "" when nothing is known to help."""
+    if arm.limit == "data":
+        return "more --workers" if arm.case.fed else ""
+    if arm.case.graph:
+        return "a larger batch"
+    return "CUDA graphs (--graph)" if arm.case.compile else "CUDA graphs (--graph) or --compile"

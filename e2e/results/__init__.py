@@ -1,0 +1,1 @@
+"""Types of trainings and loader runs, and their form in a run file."""

@@ -1,0 +1,36 @@
+"""Which arms the others of a training's comparison are measured against.
+
+Pure functions of the cases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from e2e.results.types import TrainCase
+
+BASELINES = {"fp32": ("fp32", "O0"), "tf32": ("tf32",)}  # and the recipes that can stand for each
+
+
+def baselines(case: TrainCase, among: Sequence[TrainCase]) -> dict[str, TrainCase]:
+    """What a case is compared with: "fp32" and "tf32", where there is one.
+
+    The baseline that differs in the recipe alone; where there is none, the first one.
+    """
+    found: dict[str, TrainCase] = {}
+    for name, recipes in BASELINES.items():
+        those = [other for other in among if other.recipe in recipes]
+        alike = [other for other in those if _but_recipe(other) == _but_recipe(case)]
+        if those and case.recipe not in recipes:
+            found[name] = (alike or those)[0]
+    return found
+
+
+def slowest(case: TrainCase, others: Mapping[str, TrainCase]) -> TrainCase | None:
+    """Of a case's baselines the one that its ledger starts from: fp32, else tf32; none for fp32."""
+    return None if case.recipe in BASELINES["fp32"] else others.get("fp32") or others.get("tf32")
+
+
+def _but_recipe(case: TrainCase) -> TrainCase:
+    return replace(case, recipe="", loss_scale=None, keep_batchnorm_fp32=False)

@@ -1,0 +1,246 @@
+"""A training as an object of the run file's `results`, and back; what comes back is checked.
+
+Flat, as kernels' results are: the fields of the steps and of the device's state stand in the result
+itself. Beside what was measured stand the derived values that readers want; reading passes over
+them, as over any other field that is not declared.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, fields
+
+from e2e.results.types import (
+    LIMITS,
+    OP,
+    PREDICTED,
+    USUAL_LOADER,
+    Cause,
+    LedgerLine,
+    Predicted,
+    Repeat,
+    State,
+    StepTimes,
+    TrainCase,
+    Training,
+)
+from microbench.results.fields import as_object, decode
+from microbench.results.types import STATUSES, TIME_DECIMALS
+from microbench.results.values import Json
+
+STATE = tuple(field.name for field in fields(State))
+# As they stand in the file; `median_s` is `step_s` there.
+STEPS = tuple(field.name for field in fields(StepTimes) if field.name != "median_s")
+RAW_TIMES = ("times_s", "wall_times_s")
+PLAIN = (
+    "status", "reason", "unit", "step_units", "setup_s", "compile_s", "memory_peak_bytes",
+    "fits_batch", "skipped_steps", "chance", "converged", "convergence", "limit", "why", "rung",
+    "ledger_base",
+)  # fmt: skip
+NOT_NEGATIVE = (
+    "step_units", "setup_s", "compile_s", "memory_peak_bytes", "fits_batch", "skipped_steps",
+    "chance",
+)  # fmt: skip
+LONGEST_MS = 1e15  # thirty thousand years: what is more is no time
+LEDGER_TOLERANCE = 1e-3  # of its longer step: by so much a ledger's lines may miss their sum
+GAINS = ("predicted_gain_pct", "measured_gain_pct")
+LISTS = ("ledger", "causes")  # null where they are empty
+
+
+def to_json(training: Training) -> Json:
+    """The training as the schema writes it. Times of steps are rounded to TIME_DECIMALS."""
+    steps, state = training.steps, training.state
+    measured: Json = {name: getattr(steps, name) if steps else None for name in STEPS}
+    for name in RAW_TIMES if steps else ():
+        measured[name] = [round(seconds, TIME_DECIMALS) for seconds in measured[name]]
+    return {
+        "op": OP,
+        "case": {**asdict(training.case), "image_size": _image_size(training.case)},
+        **{name: getattr(training, name) for name in PLAIN},
+        "step_s": training.step_s,
+        **measured,
+        "images_per_s": _finite(training.per_s),
+        "images_per_j": _finite(training.per_j),
+        "data_wait_s": training.data_wait_s,
+        "phases": [asdict(phase) for phase in training.phases],
+        **{name: getattr(state, name) for name in STATE},
+        "gpu_util_pct": asdict(state.gpu_util_pct) if state.gpu_util_pct else None,
+        "speedup": {name: asdict(ratio) for name, ratio in training.speedup.items()},
+        "repeats": [_repeat_to_json(repeat) for repeat in training.repeats],
+        "loss": _mean_and_deviation(training.loss),
+        "accuracy": _mean_and_deviation(training.accuracy),
+        "warnings": [asdict(warning) for warning in training.warnings],
+        "predicted": _predicted_to_json(training.predicted),
+        "ledger": [asdict(line) for line in training.ledger] or None,
+        "bound": _finite(training.bound),
+        "causes": [_cause_to_json(cause) for cause in training.causes] or None,
+    }
+
+
+def _predicted_to_json(predicted: Predicted | None) -> Json | None:
+    if predicted is None:
+        return None
+    return {**asdict(predicted), "error_pct": _finite(predicted.error_pct)}
+
+
+def _cause_to_json(cause: Cause) -> Json:
+    return {
+        "title": cause.title,
+        "why": cause.why,
+        "fix": cause.fix,
+        **{name: _finite(getattr(cause, name)) for name in GAINS},
+        "case_change": None if cause.case_change is None else dict(cause.case_change),
+    }
+
+
+def _image_size(case: TrainCase) -> int | None:
+    """Height and width of an image, where they are one number."""
+    sizes = case.input.split("x")
+    square = len(sizes) == 3 and sizes[1] == sizes[2] and sizes[2].isdecimal()
+    return int(sizes[2]) if square else None
+
+
+def _repeat_to_json(repeat: Repeat) -> Json:
+    return {name: _finite(value) for name, value in asdict(repeat).items()}
+
+
+def _finite(value: float | None) -> float | None:
+    """JSON has no NaN and no infinity: a number that is none is written as null."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _mean_and_deviation(pair: tuple[float, float] | None) -> Json | None:
+    if pair is None or not all(map(math.isfinite, pair)):
+        return None
+    return {"mean": pair[0], "std": pair[1]}
+
+
+def from_json(data: Json, where: str) -> Training:
+    """The inverse of `to_json`; ValueError says which field is not what it should be."""
+    steps = None
+    if data.get("times_s") is not None:
+        steps = {name: data.get(name) for name in STEPS} | {"median_s": data.get("step_s")}
+    state = {name: data[name] for name in STATE if name in data}
+    empty: Json = {name: [] for name in LISTS if data.get(name) is None}
+    whole = {**data, "case": _case(data, where), "steps": steps, "state": state, **empty}
+    training = decode(Training, whole, where)
+    _check_case(training.case, f"{where}.case")
+    _check_training(training, where)
+    if training.steps:
+        _check_steps(training.steps, where)
+    for name, ratio in training.speedup.items():
+        if ratio.ratio <= 0 or (ratio.ci95 and not 0 < ratio.ci95[0] <= ratio.ci95[1]):
+            raise ValueError(f"{where}.speedup.{name} is no ratio above zero")
+    _check_foretold(training, where)
+    for i, repeat in enumerate(training.repeats):
+        _check_repeat(repeat, f"{where}.repeats[{i}]")
+    return training
+
+
+def _case(data: Json, where: str) -> Json:
+    """The case; older files have the kind of data where newer ones have its loader."""
+    case = as_object(data.get("case"), f"{where}.case")
+    kind = case.get("loader")
+    if "data" in case or not isinstance(kind, str):
+        return case
+    return {**case, "data": kind, "loader": USUAL_LOADER.get(kind, kind)}
+
+
+def _check_case(case: TrainCase, where: str) -> None:
+    for name in ("batch", "accumulate", "gpus"):
+        if getattr(case, name) < 1:
+            raise ValueError(f"{where}.{name} is {getattr(case, name)}")
+    for name in ("workers", "prefetch", "cpus"):
+        if getattr(case, name) < 0:
+            raise ValueError(f"{where}.{name} is {getattr(case, name)}")
+
+
+def _check_training(training: Training, where: str) -> None:
+    if training.status not in (*STATUSES, PREDICTED):
+        raise ValueError(f"{where}.status is {training.status!r}")
+    if training.limit is not None and training.limit not in LIMITS:
+        raise ValueError(f"{where}.limit is {training.limit!r}")
+    if (training.steps or training.predicted) and training.step_units < 1:
+        raise ValueError(f"{where} has steps of {training.step_units} {training.unit}")
+    for name in NOT_NEGATIVE:
+        value = getattr(training, name)
+        if value is not None and value < 0:
+            raise ValueError(f"{where}.{name} is {value}")
+    for phase in training.phases:
+        if phase.host_s < 0 or (phase.gpu_s or 0) < 0:
+            raise ValueError(f"{where}.phases has a time under zero")
+    if (training.state.power_w or 0) < 0:
+        raise ValueError(f"{where}.power_w is {training.state.power_w}")
+
+
+def _check_steps(steps: StepTimes, where: str) -> None:
+    if not steps.times_s or min(steps.median_s, *steps.times_s, *steps.wall_times_s) <= 0:
+        raise ValueError(f"{where} has no steps, or a time that is not above zero")
+    if sum(steps.blocks) != len(steps.times_s) or min(steps.blocks, default=0) < 1:
+        raise ValueError(f"{where}.blocks is no division of {len(steps.times_s)} times")
+    interval = steps.ci95_s
+    if interval is not None and not 0 < interval[0] <= interval[1]:
+        raise ValueError(f"{where}.ci95_s is no interval of times")
+    if steps.wall_s < 0 or steps.wall_steps < 0:
+        raise ValueError(f"{where}.wall_s or .wall_steps is under zero")
+    for name in ("busy_s", "host_s", "launches", "wait_s", "unfed_s", "loaded_per_s", "host_pace"):
+        if (getattr(steps, name) or 0) < 0:
+            raise ValueError(f"{where}.{name} is under zero")
+
+
+def _check_repeat(repeat: Repeat, where: str) -> None:
+    if repeat.steps < 0 or repeat.train_s < 0 or repeat.skipped_steps < 0:
+        raise ValueError(f"{where} has steps or seconds under zero")
+    if repeat.accuracy is not None and not 0 <= repeat.accuracy <= 1:
+        raise ValueError(f"{where}.accuracy is {repeat.accuracy}, not from 0 to 1")
+
+
+def _check_foretold(training: Training, where: str) -> None:
+    if training.status == PREDICTED and (training.steps or not training.predicted):
+        raise ValueError(f"{where}.status is {PREDICTED!r}, with steps or without a prediction")
+    if training.predicted:
+        _check_predicted(training.predicted, f"{where}.predicted")
+    if training.ledger:
+        _check_ledger(training.ledger, f"{where}.ledger")
+    if training.bound is not None and training.bound <= 0:
+        raise ValueError(f"{where}.bound is {training.bound}")
+    for i, cause in enumerate(training.causes):
+        _check_cause(cause, f"{where}.causes[{i}]")
+
+
+def _check_cause(cause: Cause, where: str) -> None:
+    for name in GAINS:
+        gain_pct = getattr(cause, name)
+        if gain_pct is not None and gain_pct < -100:
+            raise ValueError(f"{where}.{name} is {gain_pct}, less than -100")
+
+
+def _check_predicted(predicted: Predicted, where: str) -> None:
+    if predicted.step_s <= 0:
+        raise ValueError(f"{where}.step_s is {predicted.step_s}")
+    interval = predicted.interval_s
+    if interval is not None and not 0 < interval[0] <= interval[1]:
+        raise ValueError(f"{where}.interval_s is no interval of times")
+    if predicted.limit is not None and predicted.limit not in LIMITS:
+        raise ValueError(f"{where}.limit is {predicted.limit!r}")
+    if predicted.paced_s is not None and predicted.paced_s <= 0:
+        raise ValueError(f"{where}.paced_s is {predicted.paced_s}")
+    if predicted.memory_bytes is not None and predicted.memory_bytes < 0:
+        raise ValueError(f"{where}.memory_bytes is {predicted.memory_bytes}")
+    for name, ratio in predicted.speedup.items():
+        if ratio <= 0:
+            raise ValueError(f"{where}.speedup.{name} is no ratio above zero")
+    for name, seconds in predicted.took_s.items():
+        if seconds < 0:
+            raise ValueError(f"{where}.took_s.{name} is {seconds}")
+
+
+def _check_ledger(ledger: tuple[LedgerLine, ...], where: str) -> None:
+    first, last = ledger[0], ledger[-1]
+    if len(ledger) < 2 or min(first.ms, last.ms) <= 0:
+        raise ValueError(f"{where} does not begin and end with a step's time")
+    if max(abs(line.ms) for line in ledger) > LONGEST_MS:
+        raise ValueError(f"{where} has a time of more than {LONGEST_MS:g} ms")
+    total = math.fsum(line.ms for line in ledger[:-1])
+    if abs(total - last.ms) > LEDGER_TOLERANCE * max(first.ms, last.ms):
+        raise ValueError(f"{where} adds up to {total:.6g} ms, not {last.ms:.6g}")

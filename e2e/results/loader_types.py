@@ -1,0 +1,121 @@
+"""The types of a loader's measurement: batches loaded and placed on the device, no training."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from functools import cached_property
+
+from e2e.results.types import TimedStep, TrainCase
+from microbench.results.values import Interval, Warning
+from microbench.timing.stats import median_interval
+
+OP = "load"
+
+
+@dataclass(frozen=True)
+class LoadCase:
+    """What is loaded, and how. `input` is the shape of one sample ("3x224x224").
+
+    `loader` is a back end of `e2e.data.loaders` with so many `workers`; the other fields are those
+    of a `TrainCase`.
+    """
+
+    data: str
+    loader: str
+    batch: int
+    input: str
+    workers: int = 0
+    cold: bool = False
+    prefetch: int = 0
+    cpus: int = 0
+
+    @property
+    def op(self) -> str:
+        """The kind of result, as the run file names it."""
+        return OP
+
+    @cached_property
+    def key(self) -> str:
+        """Stable identity, the same in every run of every version."""
+        parts = [f"{f.name}={getattr(self, f.name)}" for f in fields(self)]
+        return f"{OP}/{','.join(parts)}"
+
+
+def load_case(case: TrainCase) -> LoadCase:
+    """The loader of a training, alone."""
+    return LoadCase(
+        case.data, case.loader, case.batch, case.input, case.workers, case.cold, case.prefetch,
+        case.cpus,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LoadBlock:
+    """A stretch of loading without a stop.
+
+    `cpu_s` is the processor time of the workers and of the process that reads from them, over all
+    cores; None where nobody can tell. `read_bytes` are of files, as they lie on the disk.
+    """
+
+    images: int
+    wall_s: float
+    cpu_s: float | None = None
+    read_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Loading:
+    """One loader, measured alone. `first_s` is the wait for the first batch: starting processes."""
+
+    case: LoadCase
+    status: str
+    reason: str | None = None
+    blocks: tuple[LoadBlock, ...] = ()
+    first_s: float | None = None
+    warnings: tuple[Warning, ...] = ()
+
+    @property
+    def timed(self) -> TimedStep | None:
+        """Seconds of an image, when measured."""
+        ends = self.ci95_per_s
+        image_s = (1 / ends[1], 1 / ends[0]) if ends else None
+        return TimedStep(1 / self.per_s, image_s) if self.per_s else None
+
+    def caveat(self, other: Loading) -> str:
+        """Nothing colours a comparison of loaders but what their times say."""
+        return ""
+
+    @property
+    def per_s(self) -> float | None:
+        """Images a second over all blocks, when measured."""
+        wall_s = math.fsum(block.wall_s for block in self.blocks)
+        return sum(block.images for block in self.blocks) / wall_s if wall_s > 0 else None
+
+    @property
+    def ci95_per_s(self) -> Interval | None:
+        """95 % interval of the rate, from the spread of the blocks; None for fewer than two."""
+        interval_s = median_interval([(block.wall_s / block.images,) for block in self.blocks])
+        return (1 / interval_s[1], 1 / interval_s[0]) if interval_s else None
+
+    @property
+    def cpu_s_per_image(self) -> float | None:
+        """Processor seconds an image, over all cores."""
+        if not self.blocks or any(block.cpu_s is None for block in self.blocks):
+            return None
+        images = sum(block.images for block in self.blocks)
+        return math.fsum(block.cpu_s or 0.0 for block in self.blocks) / images
+
+    @property
+    def per_s_per_core(self) -> float | None:
+        """Images a second that one busy core loads."""
+        cpu_s = self.cpu_s_per_image
+        return 1 / cpu_s if cpu_s else None
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        """Bytes of files a second, when they were counted."""
+        if not self.blocks or any(block.read_bytes is None for block in self.blocks):
+            return None
+        wall_s = math.fsum(block.wall_s for block in self.blocks)
+        return sum(block.read_bytes or 0 for block in self.blocks) / wall_s

@@ -1,0 +1,269 @@
+"""The arms of a comparison on the device: set up, warmed up, held, let go.
+
+All arms are resident at once: weights are small beside activations, which one arm's steps leave to
+the next. Every case comes out as a Training, whatever happens to it.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from e2e.data.feeds import Feeds, TimedFeed
+from e2e.data.loaders import LOADERS
+from e2e.data.sources import Data
+from e2e.data.sources.resident import Resident
+from e2e.networks import Network
+from e2e.recipes import NO_GRAPHS, cannot_run, recipe_of
+from e2e.results.types import TrainCase, Training
+from e2e.train.step_timer import CpuSteps, CudaSteps, StepBlock, StepTimer
+from e2e.train.trainer import Learner, capture_stream
+from kernels.case import Target
+from kernels.error_words import first_line, one_line
+from microbench.errors import UserError
+from microbench.timing.interleave import Arm, ArmFailed
+
+WARM_STEPS = 3  # the first ones search algorithms, make optimizer state, and fill the allocator
+SETTLED_STEPS = 2  # after those: what memory a step takes, and how long it is
+BATCHES_HELD = 4  # that a loader which makes them on the GPU has there at most, and one more
+WAITS_SHARE = 0.02  # of the time: with more of it in any block, steps wait for their loader
+
+Announce = Callable[[str, str], None]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What every arm of a run shares. `lr` None: the network's own."""
+
+    network: Network
+    data: Data
+    seed: int
+    lr: float | None
+    warmup: int
+
+
+@dataclass
+class Held:
+    """An arm that is set up: its learner and feed, and what is known of it so far."""
+
+    training: Training
+    learner: Learner
+    feed: TimedFeed
+    arm: Arm = field(init=False)
+    skipped_before: int = 0  # updates that were skipped before timing began
+
+    def step(self) -> object:
+        """Launch one step."""
+        return self.learner.step(self.feed)
+
+    @property
+    def waits(self) -> bool:
+        """Whether it ever waited for its loader. A loader is slow until a block has been timed: the
+        first one begins with nothing ready.
+        """
+        blocks = [block for block in self.arm.blocks if isinstance(block, StepBlock)]
+        waited = (block.waited_s > WAITS_SHARE * block.wall_s for block in blocks)
+        return not blocks or any(waited)
+
+
+class Arms:
+    """Those that are held on one device, by their case's key."""
+
+    def __init__(self, task: Task, target: Target) -> None:
+        self.task, self.target = task, target
+        self.device = torch.device(target.torch_device)
+        self.cuda = target.kind == "cuda"
+        self.timer: StepTimer = CpuSteps()
+        if self.cuda:
+            self.timer = CudaSteps(target.index, target.sm_count)
+        self.feeds = Feeds(task.data, self.device, task.seed)
+        self.held: dict[str, Held] = {}
+        self._take_shared_memory()
+
+    def _take_shared_memory(self) -> None:
+        """What all arms share must not be charged to the first: resident data, cuBLAS's space."""
+        if isinstance(self.task.data, Resident):
+            self.task.data.feed(1, self.device, self.task.seed).close()
+        if self.cuda:
+            self._let_cublas_take_memory()
+
+    def _let_cublas_take_memory(self) -> None:
+        """For the current stream: each stream and thread has a workspace of its own."""
+        one = torch.ones(1, 1, device=self.device, requires_grad=True)
+        # A kernel first in the backward pass, or cuBLAS finds no context.
+        torch.mm(one, one).exp().backward()
+
+    def set_up(self, cases: Sequence[TrainCase], announce: Announce) -> list[Training]:
+        """A Training for each case: "ok" for those that can step. Other arms are let go."""
+        for key in self.held.keys() - {case.key for case in cases}:
+            self.drop(key)
+        return [
+            self.held[case.key].training if case.key in self.held else self._set_up(case, announce)
+            for case in cases
+        ]
+
+    def _set_up(self, case: TrainCase, announce: Announce) -> Training:
+        announce(case.key, "compiling" if case.compile else "setting up")
+        network = self.task.network
+        units = network.units_per_sample * case.batch * case.accumulate
+        blank = Training(case, "ok", unit=network.unit, step_units=units)
+        reason = cannot_run(recipe_of(case), self.target.kind, self.target.capability)
+        if case.graph and not self.cuda:
+            reason = NO_GRAPHS
+        if reason:
+            return replace(blank, status="skipped", reason=reason)
+        try:
+            held = self._fitted(case, blank)
+        except UserError:
+            raise  # strict data: the run ends
+        except Exception as error:
+            self.raise_if_dead(error)
+            self._free()
+            return replace(blank, status="failed", reason=one_line(error))
+        if held is None:
+            return self._too_large(blank, announce)
+        self.held[case.key] = held
+        return held.training
+
+    def _fitted(self, case: TrainCase, blank: Training) -> Held | None:
+        """The arm, or None when the memory does not hold it; a traceback would keep it alive."""
+        try:
+            return self._built(case, blank)
+        except torch.OutOfMemoryError:
+            return None
+
+    def _built(self, case: TrainCase, blank: Training) -> Held:
+        began_s = time.perf_counter()
+        feed = self.feeds.open(case)
+        try:
+            if case.fed:  # what the loader takes of the device's memory is no arm's
+                on_gpu = LOADERS[case.loader].on_gpu
+                for _ in range(BATCHES_HELD if on_gpu else 1):
+                    feed.place(feed.fetch())
+                if on_gpu:
+                    feed.refill()
+            if case.graph:
+                with torch.cuda.stream(capture_stream(self.device)):
+                    self._let_cublas_take_memory()
+            held_bytes = self._allocated()
+            learner = Learner(
+                self.task.network, case, recipe_of(case), self.device,
+                seed=self.task.seed, lr=self.task.lr, warmup=self.task.warmup,
+            )  # fmt: skip
+            held = Held(blank, learner, feed)
+            first_s, estimate_s = self._warmed(held)
+        except BaseException:
+            feed.close()  # its workers would outlive it
+            raise
+        held.training = replace(
+            blank,
+            setup_s=time.perf_counter() - began_s,
+            compile_s=first_s if case.compile else None,
+            memory_peak_bytes=self._peak() - held_bytes if self.cuda else None,
+        )
+        held.arm = Arm(case.key, held.step, estimate_s)
+        return held
+
+    def _warmed(self, held: Held) -> tuple[float, float]:
+        """(seconds of the first step, of a later one); the peak of memory begins after the first.
+
+        The first steps search algorithms, which may take more memory than any later step.
+        """
+        first_s = self._seconds(held, 1)
+        self.timer.run(held.step, WARM_STEPS - 1 if self.cuda else 0)
+        self._reset_peak()
+        if held.learner.case.graph:
+            held.learner.capture(held.feed)
+        count = SETTLED_STEPS if self.cuda else 1
+        if held.training.case.fed:
+            held.feed.skip_ready()
+            count = max(count, held.training.case.workers)  # one batch of each
+        return first_s, self._seconds(held, count) / count
+
+    def start_loading(self) -> None:
+        """Let the loaders run whose batches are thrown away: the steps beside them take longer.
+
+        ArmFailed, as for what goes wrong in a turn.
+        """
+        for held in self.held.values():
+            if not held.training.case.cached:
+                continue
+            try:
+                held.learner.switch()
+                held.feed.start()
+                held.arm.estimate_s = self._seconds(held, SETTLED_STEPS) / SETTLED_STEPS
+            except Exception as error:
+                raise ArmFailed(held.arm) from error
+
+    def _seconds(self, held: Held, steps: int) -> float:
+        start_s = time.perf_counter()
+        self.timer.run(held.step, steps)
+        return time.perf_counter() - start_s
+
+    def _too_large(self, blank: Training, announce: Announce) -> Training:
+        """Out of memory: what was taken, and the largest half, quarter, ... that runs."""
+        peak = self._peak()
+        self._free()
+        case = replace(blank.case, compile=False, graph=False)
+        failed = replace(blank, status="failed", memory_peak_bytes=peak)
+        taken = f"out of memory: peak {peak / 1e9:.1f} GB"
+        batch = case.batch // 2
+        while batch >= 1:
+            announce(blank.case.key, f"out of memory, trying batch {batch}")
+            smaller = self._fitted(replace(case, batch=batch), blank)
+            if smaller is None:
+                self._free()
+                batch //= 2
+                continue
+            needed = smaller.training.memory_peak_bytes or 0
+            smaller.feed.close()
+            del smaller
+            self._free()
+            reason = f"{taken}; batch {batch} fits ({needed / 1e9:.1f} GB)"
+            return replace(failed, reason=reason, fits_batch=batch)
+        return replace(failed, reason=f"{taken}; not even batch 1 fits")
+
+    # ------------------------------------------------------------ memory, and the end
+
+    def drop(self, key: str) -> None:
+        """Let an arm go, and its memory with it."""
+        self.held.pop(key).feed.close()
+        self._free()
+
+    def end_loading(self) -> None:
+        """End the loaders: the arms are going to train on feeds of their own."""
+        for held in self.held.values():
+            held.feed.close()
+
+    def close(self) -> None:
+        """Let all arms go."""
+        for key in list(self.held):
+            self.drop(key)
+
+    def raise_if_dead(self, error: Exception) -> None:
+        """RuntimeError after a fault that the device does not survive: only a new process helps."""
+        if self.cuda:
+            try:
+                torch.cuda.synchronize()
+            except RuntimeError:
+                raise RuntimeError(first_line(error)) from error
+
+    def _free(self) -> None:
+        gc.collect()
+        if self.cuda:
+            torch.cuda.empty_cache()
+            self._reset_peak()
+
+    def _allocated(self) -> int:
+        return torch.cuda.memory_allocated(self.device) if self.cuda else 0
+
+    def _peak(self) -> int:
+        return torch.cuda.max_memory_allocated(self.device) if self.cuda else 0
+
+    def _reset_peak(self) -> None:
+        if self.cuda:
+            torch.cuda.reset_peak_memory_stats(self.device)

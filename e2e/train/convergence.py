@@ -1,0 +1,130 @@
+"""Training from scratch, to see whether a recipe learns: one repeat, and the verdict on several."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+
+from e2e.data.feeds import feed_of
+from e2e.data.sources import Data
+from e2e.results.types import Repeat, Training
+from e2e.train.arms import Held
+
+EDGE_SHARE = 0.1  # of the steps, at each end, that `first_loss` and `train_loss` are means over
+BEAT_S = 5.0  # seconds between signs of life
+# Right answers beyond guessing: five standard deviations are no luck.
+SIGMAS = 5.0
+BEHIND_SHARE = 0.5  # of what the baseline learnt beyond guessing; a recipe with less has not learnt
+BASELINES = ("fp32", "O0", "tf32")
+
+OnStep = Callable[[int], None]
+
+
+def train_once(held: Held, data: Data, seed: int, steps: int, on_step: OnStep) -> Repeat:
+    """Train `steps` steps from the seed's weights on its batches, then look at held-out data.
+
+    Evaluates only data that has an end: a fixed synthetic batch can be learnt by heart alone.
+    """
+    learner = held.learner
+    learner.switch()
+    learner.restart(seed)
+    feed = feed_of(data, held.training.case, learner.device, seed)
+    losses = torch.zeros(steps, dtype=torch.float32, device=learner.device)
+    try:
+        _wait(learner.device)
+        start_s = beat_s = time.perf_counter()
+        for i in range(steps):
+            losses[i] = learner.step(feed)
+            if time.perf_counter() - beat_s > BEAT_S:
+                beat_s = time.perf_counter()
+                on_step(i + 1)
+        _wait(learner.device)
+        train_s = time.perf_counter() - start_s
+    finally:
+        feed.close()
+    loss: float | None = None
+    accuracy: float | None = None
+    if data.train_samples is not None:
+        loss, accuracy = learner.evaluate(data.held_out(held.training.case.batch, learner.device))
+    edge = max(1, int(EDGE_SHARE * steps))
+    return Repeat(
+        seed=seed,
+        steps=steps,
+        train_s=train_s,
+        first_loss=_mean(losses[:edge]),
+        train_loss=_mean(losses[-edge:]),
+        loss=loss,
+        accuracy=accuracy,
+        skipped_steps=learner.skipped_steps,
+    )
+
+
+def judged(trainings: Sequence[Training], held_out: int | None) -> list[Training]:
+    """The trainings with `converged` and, where they did not, why.
+
+    `held_out` is how many samples accuracy is over. A recipe that learns far less than the baseline
+    does from the same seeds has not converged; where the baseline learns nothing, nobody can tell.
+    """
+    baseline = next(
+        (t for name in BASELINES for t in trainings if t.case.recipe == name and t.repeats), None
+    )
+    return [_judged(t, baseline, held_out) if t.repeats else t for t in trainings]
+
+
+def _judged(training: Training, baseline: Training | None, held_out: int | None) -> Training:
+    trouble = _not_finite(training.repeats) or _not_learnt(training, held_out)
+    if trouble is None and baseline is not None and baseline is not training:
+        trouble = _behind(training, baseline)
+    if trouble is None:
+        return replace(training, converged=True, convergence=None)
+    if baseline is not None and baseline is not training and not _not_finite(training.repeats):
+        lost = _not_finite(baseline.repeats) or _not_learnt(baseline, held_out)
+        if lost:
+            reason = f"{baseline.case.recipe} learnt nothing either: train longer to tell"
+            return replace(training, converged=None, convergence=reason)
+    return replace(training, converged=False, convergence=trouble)
+
+
+def _not_finite(repeats: Sequence[Repeat]) -> str | None:
+    bad = sum(r.train_loss is None for r in repeats)
+    if not bad:
+        return None
+    return f"the loss is not finite in {bad} of {len(repeats)} trainings"
+
+
+def _not_learnt(training: Training, held_out: int | None) -> str | None:
+    """Whether accuracy is no better than guessing; without accuracy, whether the loss fell."""
+    seen, chance = training.accuracy, training.chance
+    if seen is not None and chance is not None and held_out:
+        luck = SIGMAS * math.sqrt(chance * (1 - chance) / held_out)
+        if seen[0] <= chance + luck:
+            return f"accuracy {seen[0]:.1%} is that of guessing ({chance:.1%})"
+        return None
+    first = [r.first_loss for r in training.repeats if r.first_loss is not None]
+    last = [r.train_loss for r in training.repeats if r.train_loss is not None]
+    if first and last and sum(last) / len(last) >= sum(first) / len(first):
+        return "the loss did not fall"
+    return None
+
+
+def _behind(training: Training, baseline: Training) -> str | None:
+    seen, best, chance = training.accuracy, baseline.accuracy, training.chance
+    if seen is None or best is None or chance is None:
+        return None
+    if seen[0] - chance < BEHIND_SHARE * (best[0] - chance):
+        return f"accuracy {seen[0]:.1%} where {baseline.case.recipe} reaches {best[0]:.1%}"
+    return None
+
+
+def _mean(losses: torch.Tensor) -> float | None:
+    mean = losses.double().mean().item()
+    return mean if math.isfinite(mean) else None
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

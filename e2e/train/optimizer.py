@@ -1,0 +1,180 @@
+"""The optimizer's side of a recipe: master weights, loss scale, learning rate, skipped updates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from e2e.recipes import DYNAMIC, NONE, Recipe
+from e2e.results.types import TrainCase
+
+MOMENTUM = 0.9  # of SGD
+foreach_copy: Any = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
+foreach_multiply: Any = torch._foreach_mul_  # pyright: ignore[reportPrivateImportUsage]
+
+
+class Updates:
+    """Turns the gradients of `weights` into new weights, under a recipe.
+
+    The learning rate rises linearly from 0 to `lr` over the first `warmup` updates.
+    """
+
+    def __init__(
+        self,
+        weights: list[Tensor],
+        case: TrainCase,
+        recipe: Recipe,
+        *,
+        lr: float,
+        weight_decay: float,
+        warmup: int,
+    ) -> None:
+        self._weights, self._recipe, self._lr, self._warmup = weights, recipe, lr, warmup
+        self._fused = case.fused
+        device = weights[0].device
+        self.masters: list[Tensor] = weights
+        if recipe.masters:
+            self.masters = [nn.Parameter(weight.detach().float()) for weight in weights]
+        # A float32 weight (batch-norm's) is its own master: `float` made no copy of it.
+        self._pairs = [
+            (weight, master)
+            for weight, master in zip(weights, self.masters, strict=True)
+            if weight.dtype != master.dtype
+        ]
+        self.optimizer = _optimizer(self.masters, case, lr, weight_decay)
+        dynamic = recipe.scale == DYNAMIC
+        self.scaler = torch.amp.GradScaler(device.type, enabled=dynamic)
+        self._fresh_scaler = self.scaler.state_dict()
+        self._static = None if recipe.scale in (DYNAMIC, NONE) else float(recipe.scale)
+        self._skipped = torch.zeros((), device=device)
+        self._not_called = 0
+        if dynamic:
+            self.optimizer.register_step_post_hook(self._note_call)
+
+    @property
+    def waits(self) -> bool:
+        """Whether an update waits for the device: torch's scaler does for an unfused optimizer."""
+        return self._recipe.scale == DYNAMIC and not self._fused
+
+    def set_rate(self, done: int) -> None:
+        """The learning rate of the next update, when `done` have been made."""
+        if done > self._warmup:
+            return
+        share = min(1.0, (done + 1) / self._warmup) if self._warmup else 1.0
+        for group in self.optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(self._lr * share)
+            else:
+                group["lr"] = self._lr * share
+
+    def clear(self) -> None:
+        """Let the gradients go."""
+        for weight in (*self._weights, *self.masters):
+            weight.grad = None
+
+    def backward(self, loss: Tensor) -> None:
+        """Gradients of the scaled loss."""
+        if self._static is not None:
+            (loss * self._static).backward()
+        else:
+            self.scaler.scale(loss).backward()
+
+    def apply(self) -> None:
+        """Update the weights by their gradients, unless the dynamic scale finds one not finite."""
+        if self._recipe.masters:
+            self._hand_gradients_on()
+        if self._static is not None:
+            gradients = [m.grad for m in self.masters if m.grad is not None]
+            foreach_multiply(gradients, 1 / self._static)
+        self._not_called += 1
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self._round_masters()
+
+    # One list of one type each: torch copies lists of mixed types one tensor after another, and in
+    # versions before 2026 wrongly.
+
+    @torch.no_grad()
+    def _hand_gradients_on(self) -> None:
+        """Float32 copies of the weights' gradients for the master weights."""
+        for weight, master in zip(self._weights, self.masters, strict=True):
+            if weight.dtype == master.dtype:
+                master.grad = weight.grad
+        pairs = [(w.grad, master) for w, master in self._pairs if w.grad is not None]
+        if not pairs:
+            return
+        copies = [torch.empty_like(gradient, dtype=torch.float32) for gradient, _ in pairs]
+        foreach_copy(copies, [gradient for gradient, _ in pairs])
+        for copy, (_, master) in zip(copies, pairs, strict=True):
+            master.grad = copy
+
+    @torch.no_grad()
+    def _round_masters(self) -> None:
+        """The weights from their masters."""
+        if self._pairs:
+            foreach_copy([w for w, _ in self._pairs], [master for _, master in self._pairs])
+
+    def _note_call(self, optimizer: Any, *_: object) -> None:
+        """A fused optimizer is told on the device whether to skip; an unfused one is not called."""
+        self._not_called -= 1
+        found = getattr(optimizer, "found_inf", None)
+        if found is not None:
+            self._skipped.add_(found.reshape(()))
+
+    @property
+    def skipped(self) -> int:
+        """Updates that the dynamic loss scale left out so far. Waits for the device."""
+        if self._recipe.scale != DYNAMIC:
+            return 0
+        return int(self._skipped.item()) if self._fused else self._not_called
+
+    def tensors(self) -> Iterator[Tensor]:
+        """What it keeps on the device between updates, but for the weights themselves."""
+        yield from (master for _, master in self._pairs)
+        for state in self.optimizer.state.values():
+            yield from (value for value in state.values() if isinstance(value, Tensor))
+        yield self._skipped
+
+    @torch.no_grad()
+    def restart(self) -> None:
+        """Begin again from the weights as they are now, in place."""
+        if self._pairs:
+            foreach_copy([master for _, master in self._pairs], [w for w, _ in self._pairs])
+        for state in self.optimizer.state.values():
+            for value in state.values():
+                if isinstance(value, Tensor):
+                    value.zero_()
+        self.scaler.load_state_dict(self._fresh_scaler)
+        self._skipped.zero_()
+        self._not_called = 0
+
+
+def _optimizer(
+    weights: list[Tensor], case: TrainCase, lr: float, weight_decay: float
+) -> torch.optim.Optimizer:
+    optimizer = _with_float_rate(weights, case, lr, weight_decay)
+    if case.graph:
+        # A captured step reads its learning rate from the device; only fused kernels do so.
+        for group in optimizer.param_groups:
+            group["lr"] = torch.tensor(lr, device=weights[0].device)
+    return optimizer
+
+
+def _with_float_rate(
+    weights: list[Tensor], case: TrainCase, lr: float, weight_decay: float
+) -> torch.optim.Optimizer:
+    how: dict[str, Any] = {"fused": True} if case.fused else {"foreach": True}
+    if case.optimizer == "sgd":
+        sgd = torch.optim.SGD(weights, lr=lr, momentum=MOMENTUM, weight_decay=weight_decay, **how)
+        # Torch's fused SGD makes these buffers without setting them, and an update that the loss
+        # scale skips leaves them so: the next one would add what lay in memory.
+        for weight in weights:
+            sgd.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
+        return sgd
+    kind = torch.optim.AdamW if case.optimizer == "adamw" else torch.optim.Adam
+    if case.graph:
+        how["capturable"] = True
+    return kind(weights, lr=lr, weight_decay=weight_decay, **how)

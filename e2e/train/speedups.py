@@ -1,0 +1,148 @@
+"""What the timed arms say of each other: speed-ups, what each waits for, and what to be wary of.
+
+Pure functions of the results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from e2e.results.baselines import baselines
+from e2e.results.types import StepTimes, TrainCase, Training
+from microbench.results.values import Ratio, Warning
+from microbench.timing.stats import ratio_interval
+
+# A step in which no kernel runs for more than this share waits for the host; what is less is the
+# gap of about a microsecond between kernels.
+IDLE_SHARE = 0.10
+DATA_SHARE = 0.10
+FED_SHARE = 0.05  # a loader that makes the step longer by more is what it waits for
+MAX_WALL_GAP = 0.02  # images over wall time must agree with what is reported within this
+MAX_SKIPPED_SHARE = 0.01
+# A scale that starts at 65,536 may be halved so often, to 1,024, before it fits, in a run that is
+# long enough for that to be few.
+FIRST_SKIPS, FIRST_SKIPPED_SHARE = 6, 0.1
+# Cause and remedy where wall time and the median step disagree.
+STEPS_STAND_OUT = (
+    "some steps take far longer than the median one: another program, the loader, the clock",
+    "close what else runs; believe the wall time",
+)
+STEPS_FALL_SHORT = (
+    "some steps take far less than the median one: the clock rose, or another program ended",
+    "time it longer (--budget); believe the wall time",
+)
+HOST_WANDERS = (
+    "the time that the host needs for a step changed while it was timed",
+    "time it longer (--budget), or let the GPU be the limit by a larger --batch",
+)
+RESOLUTION_S = 32e-9
+
+
+def with_gains(trainings: Sequence[Training], rungs: Mapping[str, str | None]) -> list[Training]:
+    """The trainings of one comparison with speed-ups, limits and warnings."""
+    # What a rung adds is told from the one before it; a skipped one adds nothing, a failed one may.
+    ladder = [t for t in trainings if rungs.get(t.case.key) and t.status != "skipped"]
+    found: list[Training] = []
+    for training in trainings:
+        training = replace(training, rung=rungs.get(training.case.key))
+        if training.steps is None:
+            found.append(training)
+            continue
+        speedup = _against_baselines(training, trainings)
+        if training.rung:
+            speedup |= _against_rungs(training, ladder)
+        limit, why = _limit(training)
+        warned = replace(training, speedup=speedup, limit=limit, why=why)
+        found.append(replace(warned, warnings=(*warned.warnings, *_warnings(warned))))
+    return found
+
+
+def _against_baselines(training: Training, arms: Sequence[Training]) -> dict[str, Ratio]:
+    timed = {arm.case: arm for arm in arms if arm.steps}
+    found = baselines(training.case, list(timed))
+    return {name: _ratio(timed[case], training) for name, case in found.items()}
+
+
+def _against_rungs(training: Training, ladder: Sequence[Training]) -> dict[str, Ratio]:
+    place = next(i for i, rung in enumerate(ladder) if rung.case == training.case)
+    others = {"previous": ladder[place - 1], "first": ladder[0]} if place else {}
+    return {name: _ratio(other, training) for name, other in others.items() if other.steps}
+
+
+def _ratio(slow: Training, fast: Training) -> Ratio:
+    assert slow.steps
+    assert fast.steps
+    return Ratio(*ratio_interval(slow.steps.blocks_s, fast.steps.blocks_s, RESOLUTION_S))
+
+
+def _limit(training: Training) -> tuple[str | None, str | None]:
+    """What a step waits for, with the number that says so; None where it is not known."""
+    steps = training.steps
+    assert steps
+    if steps.unfed_s is not None and steps.median_s > steps.unfed_s * (1 + FED_SHARE):
+        return "data", (
+            f"the step takes {steps.median_s * 1e3:.1f} ms, {steps.unfed_s * 1e3:.1f} ms on a "
+            "batch that is there already"
+        )
+    share = 0.0 if training.case.fed else (training.data_wait_s or 0.0) / steps.median_s
+    idle = None if steps.busy_s is None else 1 - min(1.0, steps.busy_s / steps.median_s)
+    # A host that runs ahead of a busy GPU waits too, for nothing that would make it faster.
+    if share > DATA_SHARE and (idle is None or idle > IDLE_SHARE):
+        return "data", f"the host waits for data in {share:.0%} of the step"
+    if idle is None:
+        return None, None
+    if idle > IDLE_SHARE and not _launched_at_once(training.case, steps):
+        return "host", f"no kernel runs in {idle:.0%} of the step{_launching(steps)}"
+    gaps = "; the rest is between those of its graph" * (idle > IDLE_SHARE)
+    return "gpu", f"kernels run in {1 - idle:.0%} of the step{gaps}"
+
+
+def _launched_at_once(case: TrainCase, steps: StepTimes) -> bool:
+    """Whether a step is captured, and its host done long before it: it has gaps of its own."""
+    if not case.graph or steps.host_s is None:
+        return False
+    return steps.host_s < (1 - IDLE_SHARE) * steps.median_s
+
+
+def _launching(steps: StepTimes) -> str:
+    if steps.host_s is None or steps.launches is None:
+        return ""
+    return f": the host needs {steps.host_s * 1e3:.1f} ms to launch its {steps.launches} kernels"
+
+
+def _warnings(training: Training) -> tuple[Warning, ...]:
+    return tuple(w for w in (_wall_gap(training), _many_skipped(training)) if w)
+
+
+def _wall_gap(training: Training) -> Warning | None:
+    reported, wall = training.per_s, training.wall_per_s
+    if not reported or not wall or abs(wall / reported - 1) <= MAX_WALL_GAP:
+        return None
+    gap = wall / reported - 1
+    return Warning(
+        f"{training.case.recipe}: {training.unit}/s over wall time is {abs(gap):.1%} "
+        f"{'below' if gap < 0 else 'above'} the {training.unit}/s of the median step",
+        *_why_gap(training, gap),
+    )
+
+
+def _why_gap(training: Training, gap: float) -> tuple[str, str]:
+    """(cause, remedy) of a throughput over wall time that is so much higher."""
+    if training.limit == "host":
+        return HOST_WANDERS
+    return STEPS_STAND_OUT if gap < 0 else STEPS_FALL_SHORT
+
+
+def _many_skipped(training: Training) -> Warning | None:
+    steps = training.steps
+    if not steps or not training.skipped_steps:
+        return None
+    settling = min(FIRST_SKIPS, FIRST_SKIPPED_SHARE * steps.wall_steps)
+    if training.skipped_steps <= max(settling, MAX_SKIPPED_SHARE * steps.wall_steps):
+        return None
+    return Warning(
+        f"{training.case.recipe}: the loss scaler left out {training.skipped_steps} updates",
+        "gradients overflow float16 again and again",
+        "lower the learning rate, or train in bfloat16 (--recipe amp-bf16), which needs no scale",
+    )

@@ -1,0 +1,300 @@
+"""Timing training steps: blocks of them without a stop, their phases, and what the host needs.
+
+A block is launched as a training loop launches it: the host runs ahead, and waits for the device
+only before the first and after the last step.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import torch
+
+from e2e.results.types import Phase
+from microbench.device.profiler import KernelTime, record
+from microbench.timing.stats import median
+from microbench.timing.timers import CPU_TICK_S, EVENT_TICK_S, Block, Launch
+
+LEAD_STEPS = 1  # launched before the first timed one, so that the device never starts from rest
+HOST_STEPS = 7
+PHASE_STEPS = 8
+PROFILE_STEPS = 5
+RUN_AHEAD = 2
+ROUNDS = 3  # of the workers, in a block that is long enough to tell how long each takes
+
+
+class Tally(NamedTuple):
+    """What feeds noted so far: seconds of waiting for data, and when each batch came that was
+    thrown away, by the monotonic clock.
+    """
+
+    waited_s: float
+    came_s: Sequence[float] = ()
+
+
+@dataclass(frozen=True)
+class StepBlock(Block):
+    """A block of steps; see `e2e.results.types.StepTimes` for the three kinds of time.
+
+    `waited_s` is how long the host waited for data in all of it, `came_s` when batches came that
+    nobody trained on; both are noted in `Bursts` alone.
+    """
+
+    wall_times_s: tuple[float, ...] = ()
+    wall_s: float = 0.0
+    wall_steps: int = 0
+    waited_s: float = 0.0
+    came_s: tuple[float, ...] = ()
+
+
+class CudaSteps:
+    """Times steps on the device's clock, by one event after each. A `Timer` for `Turns`."""
+
+    name = "steps"
+    l2 = "warm"
+    resolution_s = EVENT_TICK_S
+    flush_s = 0.0
+    overhead_s = 0.0
+
+    def __init__(self, device_index: int, sm_count: int) -> None:
+        from microbench.timing.instruments import Instruments
+
+        # Of the instruments only the clock stamp is used: nothing is flushed, so no L2 to cover.
+        self._instruments = Instruments(device_index, 16, sm_count)
+
+    def block(self, launch: Launch, samples: int) -> StepBlock:
+        """`samples` steps in a row, after LEAD_STEPS that fill the device's queue."""
+        events: list[Any] = [torch.cuda.Event(enable_timing=True) for _ in range(samples + 1)]
+        torch.cuda.synchronize()
+        began_s = time.perf_counter()
+        for _ in range(LEAD_STEPS):
+            launch()
+        self._instruments.stamp_clock(0)
+        events[0].record()
+        walls = [time.perf_counter()]
+        for event in events[1:]:
+            launch()
+            event.record()
+            walls.append(time.perf_counter())
+        self._instruments.stamp_clock(1)
+        torch.cuda.synchronize()
+        walls[-1] = time.perf_counter()
+        wall_s = walls[-1] - began_s
+        return StepBlock(
+            tuple(a.elapsed_time(b) * 1e-3 for a, b in itertools.pairwise(events)),
+            self._instruments.clock_mhz(),
+            _differences(walls),
+            wall_s,
+            LEAD_STEPS + samples,
+        )
+
+    def run(self, launch: Launch, times: int) -> None:
+        """Steps in a row, untimed, and wait."""
+        for _ in range(times):
+            launch()
+        torch.cuda.synchronize()
+
+    def forget(self) -> None:
+        """Nothing is kept."""
+
+
+class CpuSteps:
+    """Times steps by the monotonic clock, one after another. A `Timer` for `Turns`."""
+
+    name = "clock"
+    l2 = "warm"
+    resolution_s = CPU_TICK_S
+    flush_s = 0.0
+    overhead_s = 0.0
+
+    def block(self, launch: Launch, samples: int) -> StepBlock:
+        """`samples` steps in a row."""
+        walls = [time.perf_counter()]
+        for _ in range(samples):
+            launch()
+            walls.append(time.perf_counter())
+        times = _differences(walls)
+        return StepBlock(times, None, times, walls[-1] - walls[0], samples)
+
+    def run(self, launch: Launch, times: int) -> None:
+        """Steps in a row, untimed."""
+        for _ in range(times):
+            launch()
+
+    def forget(self) -> None:
+        """Nothing is kept."""
+
+
+class Bursts:
+    """A `Timer` of steps whose batches come in bursts, as `workers` end them: a block's one sample
+    is the mean of its steps, and their number a multiple of the workers'.
+
+    The host is kept RUN_AHEAD steps ahead of the device at most, as in a training that reads its
+    loss now and then: else it would fetch all batches of a block at once, wait for the loader while
+    the device is busy, and hold them all in memory. `tally` is asked for the waiting so far.
+    """
+
+    name = "steps"
+
+    def __init__(
+        self, timer: CudaSteps | CpuSteps, workers: int, tally: Callable[[], Tally]
+    ) -> None:
+        self._timer, self._workers, self._tally = timer, max(1, workers), tally
+        self._paced = isinstance(timer, CudaSteps)
+        self.name, self.l2 = timer.name, timer.l2
+        self.resolution_s = timer.resolution_s
+        self.flush_s, self.overhead_s = timer.flush_s, timer.overhead_s
+
+    def block(self, launch: Launch, samples: int) -> StepBlock:
+        """At least `samples` steps in a row."""
+        whole_rounds = math.ceil(samples / self._workers)
+        before = self._tally()
+        came_before = len(before.came_s)  # the tally goes on with the same list
+        block = self._timer.block(self._held_back(launch), whole_rounds * self._workers)
+        after = self._tally()
+        return replace(
+            block,
+            times_s=(fmean(block.times_s),),
+            waited_s=after.waited_s - before.waited_s,
+            came_s=tuple(after.came_s[came_before:]),
+        )
+
+    def run(self, launch: Launch, times: int) -> None:
+        """Steps in a row, untimed."""
+        self._timer.run(self._held_back(launch), times)
+
+    def _held_back(self, launch: Launch) -> Launch:
+        """The launch, which first waits for the device where the host is too far ahead."""
+        if not self._paced:
+            return launch
+        under_way: deque[Any] = deque()
+
+        def paced() -> object:
+            if len(under_way) == RUN_AHEAD:
+                under_way.popleft().synchronize()
+            launched = launch()
+            end = torch.cuda.Event(blocking=True)  # sleeps: the core is the workers'
+            end.record()
+            under_way.append(end)
+            return launched
+
+        return paced
+
+    def forget(self) -> None:
+        """Nothing is kept."""
+
+
+StepTimer = CudaSteps | CpuSteps
+
+
+def host_time(launch: Launch) -> float:
+    """Seconds that the host needs to launch a step while the device has nothing else to do."""
+    times: list[float] = []
+    for _ in range(HOST_STEPS):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        launch()
+        times.append(time.perf_counter() - start)
+    torch.cuda.synchronize()
+    return median(times)
+
+
+def busy_time(launch: Launch) -> tuple[float, int]:
+    """(seconds a step in which a kernel or copy runs, how many of them), by the profiler."""
+
+    def steps() -> None:
+        for _ in range(PROFILE_STEPS):
+            launch()
+
+    return busy_in(record(steps), PROFILE_STEPS)
+
+
+def busy_in(kernels: Sequence[KernelTime], steps: int) -> tuple[float, int]:
+    """(seconds in which a kernel runs, how many run) in one of so many steps, kernels in order.
+
+    The median where steps have as many kernels each, as those of a graph: a step that lost the
+    device to another process for a while does not move it. The mean where they differ.
+    """
+    count, rest = divmod(len(kernels), steps)
+    if rest:
+        return union_s(kernels) / steps, count
+    return median([union_s(kernels[i * count : (i + 1) * count]) for i in range(steps)]), count
+
+
+def batches_per_s(blocks: Sequence[tuple[float, Sequence[float]]], workers: int) -> float | None:
+    """How many batches a second came, by how long each block took and when they did; None for none.
+
+    Workers end their batches in bursts, so what a block holds is known to a burst. From one batch
+    to the next of the same worker is as long as that worker takes, wherever the block begins; but a
+    block that is hardly longer than that would only show the quick ones, and is counted instead.
+    """
+    each = max(1, workers)
+    if any(len(came_s) <= ROUNDS * each for _, came_s in blocks):
+        came = sum(len(came_s) for _, came_s in blocks)
+        return came / math.fsum(wall_s for wall_s, _ in blocks) if came else None
+    batches, seconds = 0, 0.0
+    for _, came_s in blocks:
+        apart = each * ((len(came_s) - 1) // each)  # whole rounds of the workers
+        batches += apart
+        seconds += fmean(b - a for a, b in zip(came_s, came_s[apart:], strict=False))
+    return batches / seconds if seconds > 0 else None
+
+
+def union_s(kernels: Sequence[KernelTime]) -> float:
+    """Seconds in which at least one of the kernels runs: they may overlap on several streams."""
+    total_s, end_s = 0.0, float("-inf")
+    for kernel in sorted(kernels, key=lambda k: k.start_s):
+        stop_s = kernel.start_s + kernel.seconds
+        total_s += max(0.0, stop_s - max(kernel.start_s, end_s))
+        end_s = max(end_s, stop_s)
+    return total_s
+
+
+class PhaseClock:
+    """Told the end of each phase of a step, it notes the host's time and the device's."""
+
+    def __init__(self, cuda: bool) -> None:
+        self._cuda = cuda
+        self._ends: list[tuple[str, float, Any]] = []
+
+    def __call__(self, name: str) -> None:
+        """The phase `name` has just been launched."""
+        event = torch.cuda.Event(enable_timing=True) if self._cuda else None
+        if event is not None:
+            event.record()
+        self._ends.append((name, time.perf_counter(), event))
+
+    def phases(self, steps: int) -> tuple[Phase, ...]:
+        """Seconds a step of each phase, in the order met. Waits for the device."""
+        if self._cuda:
+            torch.cuda.synchronize()
+        host_s: dict[str, float] = {}
+        gpu_s: dict[str, float] = {}
+        for before, (name, at_s, event) in zip(self._ends, self._ends[1:], strict=False):
+            host_s[name] = host_s.get(name, 0.0) + at_s - before[1]
+            if event is not None:
+                gpu_s[name] = gpu_s.get(name, 0.0) + before[2].elapsed_time(event) * 1e-3
+        return tuple(
+            Phase(name, gpu_s[name] / steps if self._cuda else None, host_s[name] / steps)
+            for name in host_s
+        )
+
+
+def time_phases(step: Callable[[PhaseClock], object], cuda: bool, steps: int) -> tuple[Phase, ...]:
+    """The phases of `steps` steps in a row, in a pass of their own."""
+    clock = PhaseClock(cuda)
+    clock("start")
+    for _ in range(steps):
+        step(clock)
+    return clock.phases(steps)
+
+
+def _differences(values: Sequence[float]) -> tuple[float, ...]:
+    return tuple(b - a for a, b in itertools.pairwise(values))

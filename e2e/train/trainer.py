@@ -1,0 +1,267 @@
+"""A network under a recipe: weights, master weights, optimizer, loss scale, and one step of it.
+
+Every recipe goes through the same `step`; nothing in it waits for the device (but for a loss scaler
+with an unfused optimizer, which torch makes wait).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cache
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase  # pyright: ignore[reportPrivateUsage]
+
+from e2e.data.sources import Feed
+from e2e.data.sources.synthetic import SyntheticFeed
+from e2e.networks import Network
+from e2e.recipes import DTYPES, Recipe, switch_process
+from e2e.results.types import TrainCase
+from e2e.train.optimizer import Updates
+
+PRE_CAPTURE_STEPS = 3  # on a side stream: workspaces and optimizer state must exist before capture
+
+_numbers = itertools.count()
+
+
+@cache
+def capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """The one on which all of a process's steps are captured, and run before: cuBLAS keeps memory
+    for each stream that it has seen.
+    """
+    return torch.cuda.Stream(device)
+
+
+Mark = Callable[[str], object]  # told the name of each phase as it ends
+
+
+def _unmarked(_: str) -> None:
+    """Nobody asks."""
+
+
+class Learner:
+    """One arm: `step(feed)` trains on the next batch and returns its loss, on the device.
+
+    Random numbers come from `seed`, so two arms of one network start from the same weights.
+    `lr` None takes the network's own; it rises linearly from 0 over the first `warmup` steps.
+    `module` is the network where somebody else made it, on the device, in layout and storage.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        case: TrainCase,
+        recipe: Recipe,
+        device: torch.device,
+        *,
+        seed: int,
+        lr: float | None = None,
+        warmup: int = 0,
+        module: nn.Module | None = None,
+    ) -> None:
+        self.case, self.recipe, self.device, self.network = case, recipe, device, network
+        self.steps_done = 0
+        torch.manual_seed(seed)
+        self.switch()
+        if module is None:
+            module = _in_layout(network.build(), case.layout).to(device)
+            _store(module, recipe)
+        self.module = module
+        self.updates = Updates(
+            [weight for weight in self.module.parameters() if weight.requires_grad],
+            case, recipe,
+            lr=network.lr if lr is None else lr, weight_decay=network.weight_decay, warmup=warmup,
+        )  # fmt: skip
+        self._loss: Callable[[Tensor, Tensor], Tensor] = self._eager_loss
+        if case.compile:
+            self._loss = torch.compile(self._with_code_of_its_own(), dynamic=False)
+        self._captured: _Captured | None = None
+
+    # ------------------------------------------------------------ a step
+
+    def step(self, feed: Feed, mark: Mark = _unmarked) -> Tensor:
+        """Train on the next `accumulate` batches; the mean loss, a scalar on the device."""
+        self.updates.set_rate(self.steps_done)
+        run = self._launch if self._captured is None else self._replay
+        loss = run(feed, mark)
+        self.steps_done += 1
+        return loss
+
+    def _launch(self, feed: Feed, mark: Mark) -> Tensor:
+        self.updates.clear()
+        total: Tensor | None = None
+        for _ in range(self.case.accumulate):
+            fetched = feed.fetch()
+            mark("data")
+            inputs, targets = feed.place(fetched)
+            mark("copy")
+            loss = self._loss(inputs, targets) / self.case.accumulate
+            mark("forward")
+            self.updates.backward(loss)
+            mark("backward")
+            total = loss.detach() if total is None else total + loss.detach()
+        self.updates.apply()
+        mark("optimizer")
+        assert total is not None
+        return total
+
+    def _eager_loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        return self.network.loss(self.forward(inputs), targets, self.case.label_smoothing)
+
+    def _with_code_of_its_own(self) -> Callable[[Tensor, Tensor], Tensor]:
+        """`_eager_loss` as a function that no other arm has.
+
+        Dynamo keeps what it compiles by code object, at most eight a piece, and looks through them
+        at every call: arms that share one would slow each other, and the ninth would run eagerly.
+        """
+        shared = Learner._eager_loss
+        code = shared.__code__.replace(co_name=f"loss_{next(_numbers)}")
+        own = FunctionType(code, shared.__globals__, code.co_name, None, shared.__closure__)
+        return MethodType(own, self)
+
+    def forward(self, inputs: Tensor) -> Any:
+        """The network's output for inputs as they come from a feed, in the recipe's precision."""
+        if inputs.dim() == 4:
+            inputs = inputs.contiguous(memory_format=memory_format(self.case.layout))
+        if inputs.is_floating_point():
+            inputs = inputs.to(self.recipe.weight_dtype)
+        with self._autocast():
+            return self.module(inputs)
+
+    def _autocast(self) -> Any:
+        if self.recipe.autocast is None:
+            return nullcontext()
+        return torch.autocast(self.device.type, DTYPES[self.recipe.autocast])
+
+    # ------------------------------------------------------------ a captured step
+
+    def capture(self, feed: Feed) -> None:
+        """Record a whole step as a CUDA graph; later steps replay it on new data.
+
+        Trains PRE_CAPTURE_STEPS steps. RuntimeError where something in the step cannot be captured.
+        """
+        assert self.case.accumulate == 1, "refused when planned"
+        source, targets = feed.place(feed.fetch())
+        batch = (source.clone(memory_format=torch.preserve_format), targets.clone())
+        repeat = SyntheticFeed(batch)
+        side = capture_stream(self.device)
+        side.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(side):
+            for _ in range(PRE_CAPTURE_STEPS):
+                self.updates.set_rate(self.steps_done)
+                self._launch(repeat, _unmarked)
+                self.steps_done += 1
+        torch.cuda.current_stream(self.device).wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        # A loader's threads go on decoding and pinning memory, which "global" would forbid them.
+        with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
+            loss = self._launch(repeat, _unmarked)
+        self._captured = _Captured(graph, batch, loss, source)
+
+    def _replay(self, feed: Feed, mark: Mark) -> Tensor:
+        captured = self._captured
+        assert captured is not None
+        fetched = feed.fetch()
+        mark("data")
+        placed = feed.place(fetched)
+        if placed[0] is not captured.placed:  # a fixed batch is there already
+            captured.placed = placed[0]
+            for fixed, fresh in zip(captured.batch, placed, strict=True):
+                fixed.copy_(fresh)
+        mark("copy")
+        captured.graph.replay()
+        mark("graph")
+        return captured.loss
+
+    # ------------------------------------------------------------ around steps
+
+    @property
+    def skipped_steps(self) -> int:
+        """Updates that the loss scale left out so far. Waits for the device."""
+        return self.updates.skipped
+
+    def switch(self) -> None:
+        """Set this process's switches as the recipe wants them: arms take turns in one process."""
+        switch_process(self.recipe, self.device.type)
+
+    @torch.no_grad()
+    def restart(self, seed: int) -> None:
+        """Begin again from the weights of a seed, in place: what was compiled or captured stays."""
+        torch.manual_seed(seed)
+        fresh = _in_layout(self.network.build(), self.case.layout).state_dict()
+        for name, value in self.module.state_dict().items():
+            value.copy_(fresh[name])
+        self.updates.restart()
+        self.steps_done = 0
+
+    @torch.no_grad()
+    def evaluate(
+        self, batches: Iterator[tuple[Tensor, Tensor]]
+    ) -> tuple[float | None, float | None]:
+        """(mean loss, share of right answers) over held-out batches, in the recipe's precision.
+
+        The share is None where the network has no notion of it, the loss where it is not finite.
+        """
+        self.module.eval()
+        count = self.network.accuracy
+        try:
+            loss = torch.zeros((), dtype=torch.float64, device=self.device)
+            right: Tensor | None = torch.zeros((), dtype=torch.int64, device=self.device)
+            seen = 0
+            for inputs, targets in batches:
+                output = self.forward(inputs)
+                seen += len(inputs)
+                loss += self.network.loss(output, targets, 0.0).double() * len(inputs)
+                found = count and count(output, targets)
+                right = None if found is None or right is None else right + found
+        finally:
+            self.module.train()
+        mean = loss.item() / seen
+        share = None if right is None else right.item() / seen
+        return (mean if _finite(mean) else None), share
+
+
+@dataclass
+class _Captured:
+    """A step as a CUDA graph: it reads `batch`, a copy of what was `placed`, and writes `loss`."""
+
+    graph: torch.cuda.CUDAGraph
+    batch: tuple[Tensor, Tensor]
+    loss: Tensor
+    placed: Tensor
+
+
+def _finite(value: float) -> bool:
+    return value - value == 0
+
+
+def memory_format(layout: str) -> torch.memory_format:
+    """Torch's word for the order in which a layout has images."""
+    return torch.channels_last if layout == "nhwc" else torch.contiguous_format
+
+
+def _in_layout(module: nn.Module, layout: str) -> nn.Module:
+    return module.to(memory_format=torch.channels_last) if layout == "nhwc" else module  # type: ignore[call-overload]
+
+
+def storage(layer: nn.Module, recipe: Recipe) -> torch.dtype:
+    """What the weights and buffers of a layer are stored in; batch-norm has its own."""
+    return DTYPES[recipe.batchnorm if isinstance(layer, _NormBase) else recipe.weights]
+
+
+@torch.no_grad()
+def _store(module: nn.Module, recipe: Recipe) -> None:
+    """Weights and buffers in the recipe's storage, never rounded between."""
+    if recipe.weights == "fp32":
+        return
+    for child in module.modules():
+        own = (*child.parameters(recurse=False), *child.buffers(recurse=False))
+        for tensor in own:
+            if tensor.is_floating_point():
+                tensor.data = tensor.data.to(storage(child, recipe))

@@ -1,0 +1,183 @@
+"""What the device is and does: its description, its sensors and settings, its free memory.
+
+The only importer of pynvml (nvidia-ml-py). Where NVML is missing, or refuses a call, a fact is
+None and nothing fails. Nothing here changes a setting.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from kernels.case import Target
+from microbench.device import host
+from microbench.device.host import software as software
+from microbench.device.nvml import SM_CLOCK, GpuState, NvmlGpu
+from microbench.device.telemetry import POLL_INTERVAL_S, NoSensors, Sensors, Telemetry
+
+# An assumption, for where sysfs tells no cache size; doctor says when it is in use.
+ASSUMED_CACHE_BYTES = 32 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class DeviceInfo:
+    """The facts of a device that go into a run file. None where nobody can tell.
+
+    `sm_count` is the usable cores of a CPU, `l2_bytes` its last-level cache. Holds nothing that
+    identifies the computer: no host name, no UUID, no serial number, no bus address.
+    """
+
+    name: str
+    kind: str  # "cuda" or "cpu"
+    capability: tuple[int, int] | None
+    sm_count: int
+    memory_bytes: int | None
+    l2_bytes: int
+    driver: str | None = None
+    power_limit_w: float | None = None
+    sm_clock_max_mhz: float | None = None
+    index: int = 0  # torch's, so after CUDA_VISIBLE_DEVICES
+
+    def target(self) -> Target:
+        """The part of the facts that kernels choose by."""
+        return Target(self.kind, self.name, self.capability, self.sm_count, self.index)
+
+    def as_dict(self) -> dict[str, object]:
+        """The "device" object of the run file."""
+        facts = asdict(self)
+        del facts["index"]
+        if self.capability is not None:
+            facts["capability"] = "{}.{}".format(*self.capability)
+        return facts
+
+
+def describe(device: str = "auto") -> DeviceInfo:
+    """The device called "auto" (a GPU if there is one), "cuda", "cuda:N" or "cpu".
+
+    Raises ValueError with a line for the user: unknown name, no GPU, or no such index.
+    """
+    if device == "auto":
+        return describe_cuda(0) if why_no_cuda() is None else describe_cpu()
+    if device == "cpu":
+        return describe_cpu()
+    name, colon, index = device.partition(":")
+    if name != "cuda" or (colon and not (index.isascii() and index.isdigit())):
+        raise ValueError(f"unknown device {device!r}; choose from auto, cuda, cuda:N, cpu")
+    return describe_cuda(int(index or 0))
+
+
+def why_no_cuda() -> str | None:
+    """Why torch finds no CUDA device here, or None when it does."""
+    import torch
+
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is built without CUDA"
+    if torch.cuda.is_available():
+        return None
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return "CUDA_VISIBLE_DEVICES hides every GPU"
+    return "torch finds no NVIDIA driver or no GPU"
+
+
+def describe_cpu() -> DeviceInfo:
+    """This computer's processor."""
+    return DeviceInfo(
+        name=host.cpu_name(),
+        kind="cpu",
+        capability=None,
+        sm_count=host.usable_cores(),
+        memory_bytes=host.memory_bytes(),
+        l2_bytes=host.last_level_cache_bytes() or ASSUMED_CACHE_BYTES,
+    )
+
+
+def describe_cuda(index: int) -> DeviceInfo:
+    """The GPU that torch calls cuda:`index`. ValueError when there is none."""
+    import torch
+
+    reason = why_no_cuda()
+    if reason is not None:
+        raise ValueError(f"no CUDA device here: {reason}; use --device cpu")
+    count = torch.cuda.device_count()
+    if index >= count:
+        choices = ", ".join(f"cuda:{i}" for i in range(count))
+        raise ValueError(f"no device cuda:{index} here; choose from {choices}, cpu")
+    properties = torch.cuda.get_device_properties(index)
+    gpu = gpu_for(index)
+    return DeviceInfo(
+        name=properties.name,
+        kind="cuda",
+        capability=(properties.major, properties.minor),
+        sm_count=properties.multi_processor_count,
+        memory_bytes=properties.total_memory,
+        l2_bytes=properties.L2_cache_size,
+        driver=gpu and gpu.driver(),
+        power_limit_w=gpu and gpu.watts("nvmlDeviceGetEnforcedPowerLimit"),
+        sm_clock_max_mhz=gpu and gpu.ask("nvmlDeviceGetMaxClockInfo", SM_CLOCK),
+        index=index,
+    )
+
+
+def free_memory_bytes(info: DeviceInfo) -> int | None:
+    """Memory still free on the device. On a GPU this creates a CUDA context."""
+    if info.kind == "cpu":
+        return host.available_memory_bytes()
+    import torch
+
+    return torch.cuda.mem_get_info(info.index)[0]
+
+
+def open_sensors(info: DeviceInfo) -> Sensors:
+    """The sensors of a device; NoSensors for a CPU or where NVML is missing."""
+    gpu = gpu_for(info.index) if info.kind == "cuda" else None
+    return NoSensors() if gpu is None else gpu
+
+
+def open_telemetry(info: DeviceInfo, interval_s: float = POLL_INTERVAL_S) -> Telemetry:
+    """Telemetry of a device, not started yet."""
+    return Telemetry(open_sensors(info), interval_s)
+
+
+def gpu_state(info: DeviceInfo) -> GpuState | None:
+    """Settings and condition of the GPU; None for a CPU or where NVML is missing."""
+    gpu = gpu_for(info.index) if info.kind == "cuda" else None
+    return None if gpu is None else gpu.state()
+
+
+def gpu_for(index: int) -> NvmlGpu | None:
+    """NVML's view of the GPU that torch calls cuda:`index`; None where NVML is missing.
+
+    CUDA_VISIBLE_DEVICES renumbers torch's devices but not NVML's, so they meet at the PCI address.
+    """
+    import torch
+
+    nvml = load_nvml()
+    if nvml is None:
+        return None
+    torch_view = torch.cuda.get_device_properties(index)
+    address = pci_address(torch_view.pci_domain_id, torch_view.pci_bus_id, torch_view.pci_device_id)
+    try:
+        return NvmlGpu(nvml, nvml.nvmlDeviceGetHandleByPciBusId(address))
+    except nvml.NVMLError:
+        return None
+
+
+def pci_address(domain: int, bus: int, device: int) -> str:
+    """The address as NVML writes it: "00000000:1B:00.0"."""
+    return f"{domain:08X}:{bus:02X}:{device:02X}.0"
+
+
+@functools.cache
+def load_nvml() -> Any:
+    """The pynvml module, initialised once a process; None without the package or the driver."""
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    return pynvml

@@ -1,0 +1,159 @@
+"""One GPU through NVML: its sensors, settings and condition.
+
+The pynvml module comes from outside (`microbench.device.device.load_nvml`), so tests can bring
+their own. Virtual machines, MIG slices and consumer cards refuse many calls; each refusal becomes a
+None, never an error. Nothing here changes a setting.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+POWER_INSTANT_FIELD = 186  # NVML_FI_DEV_POWER_INSTANT of nvml.h, in milliwatts
+SM_CLOCK = 1  # NVML_CLOCK_SM
+GPU_TEMPERATURE = 0  # NVML_TEMPERATURE_GPU
+SLOWDOWN_THRESHOLD = 1  # NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
+VIRTUALIZATION = {0: "none", 1: "passthrough", 2: "vgpu", 3: "host vgpu", 4: "host vsga"}
+
+
+@dataclass(frozen=True)
+class GpuState:
+    """Settings and condition of a GPU by NVML: what may spoil numbers. None where not answered."""
+
+    driver_cuda: tuple[int, int] | None = None  # the newest CUDA that the driver supports
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    power_limit_default_w: float | None = None
+    sm_clock_mhz: int | None = None
+    sm_clock_max_mhz: int | None = None
+    application_clock_mhz: int | None = None
+    application_clock_default_mhz: int | None = None
+    event_reasons: int | None = None
+    temperature_c: int | None = None
+    temperature_margin_c: int | None = None  # degrees left before the card slows itself down
+    utilization_pct: int | None = None
+    ecc: bool | None = None
+    ecc_pending: bool | None = None
+    mig: bool | None = None
+    persistence: bool | None = None
+    pcie_width: int | None = None
+    pcie_width_max: int | None = None
+    pcie_generation: int | None = None
+    pcie_generation_max: int | None = None
+    virtualization: str | None = None
+    processes: tuple[tuple[int, int | None], ...] | None = None  # (pid, bytes) of each compute one
+
+
+class NvmlGpu:
+    """One GPU as NVML sees it: the `Sensors` of telemetry and the settings that doctor judges.
+
+    `nvml` is the pynvml module, initialised. The readings take 7 to 24 us each on an H200,
+    `energy_j` 2 to 30 ms.
+    """
+
+    available = True
+
+    def __init__(self, nvml: Any, handle: Any) -> None:
+        self._nvml = nvml
+        self._handle = handle
+
+    def ask(self, function: str, *args: object) -> Any:
+        """The answer of an NVML call about this GPU, or None where it has none."""
+        return self._call(function, self._handle, *args)
+
+    def _call(self, function: str, *args: object) -> Any:
+        call = getattr(self._nvml, function, None)  # older bindings lack the newer calls
+        try:
+            return None if call is None else call(*args)
+        except self._nvml.NVMLError:
+            return None
+
+    def watts(self, function: str) -> float | None:
+        """The answer of a call that gives milliwatts, in watts."""
+        milliwatts = self.ask(function)
+        return None if milliwatts is None else milliwatts / 1e3
+
+    def driver(self) -> str | None:
+        """The driver's version."""
+        return self._call("nvmlSystemGetDriverVersion")
+
+    def power_w(self) -> float | None:
+        """Instant power; where the card has none, its average over up to a second."""
+        fields = self.ask("nvmlDeviceGetFieldValues", [POWER_INSTANT_FIELD])
+        if fields and fields[0].nvmlReturn == 0 and fields[0].value.uiVal:
+            return fields[0].value.uiVal / 1e3
+        return self.watts("nvmlDeviceGetPowerUsage")
+
+    def sm_clock_mhz(self) -> int | None:
+        """SM clock now."""
+        return self.ask("nvmlDeviceGetClockInfo", SM_CLOCK)
+
+    def temperature_c(self) -> int | None:
+        """Temperature of the chip."""
+        return self.ask("nvmlDeviceGetTemperature", GPU_TEMPERATURE)
+
+    def event_reasons(self) -> int | None:
+        """Why the clock is what it is, under the call's new name or its old one (driver < 535)."""
+        reasons = self.ask("nvmlDeviceGetCurrentClocksEventReasons")
+        return self.ask("nvmlDeviceGetCurrentClocksThrottleReasons") if reasons is None else reasons
+
+    def utilization_pct(self) -> int | None:
+        """Share of the last sampling period in which a kernel ran, as nvidia-smi shows it."""
+        rates = self.ask("nvmlDeviceGetUtilizationRates")
+        return rates and rates.gpu
+
+    def energy_j(self) -> float | None:
+        """Energy counter; it moves every 100 ms."""
+        millijoules = self.ask("nvmlDeviceGetTotalEnergyConsumption")
+        return None if millijoules is None else millijoules / 1e3
+
+    def state(self) -> GpuState:
+        """All settings and conditions, each None where the call is refused."""
+        ecc, ecc_pending = self.ask("nvmlDeviceGetEccMode") or (None, None)
+        mig, _ = self.ask("nvmlDeviceGetMigMode") or (None, None)
+        cuda = self._call("nvmlSystemGetCudaDriverVersion")
+        return GpuState(
+            driver_cuda=cuda and (cuda // 1000, cuda % 1000 // 10),
+            power_w=self.power_w(),
+            power_limit_w=self.watts("nvmlDeviceGetEnforcedPowerLimit"),
+            power_limit_default_w=self.watts("nvmlDeviceGetPowerManagementDefaultLimit"),
+            sm_clock_mhz=self.sm_clock_mhz(),
+            sm_clock_max_mhz=self.ask("nvmlDeviceGetMaxClockInfo", SM_CLOCK),
+            application_clock_mhz=self.ask("nvmlDeviceGetApplicationsClock", SM_CLOCK),
+            application_clock_default_mhz=self.ask(
+                "nvmlDeviceGetDefaultApplicationsClock", SM_CLOCK
+            ),
+            event_reasons=self.event_reasons(),
+            temperature_c=self.temperature_c(),
+            temperature_margin_c=self._temperature_margin_c(),
+            utilization_pct=self.utilization_pct(),
+            ecc=_on(ecc),
+            ecc_pending=_on(ecc_pending),
+            mig=_on(mig),
+            persistence=_on(self.ask("nvmlDeviceGetPersistenceMode")),
+            pcie_width=self.ask("nvmlDeviceGetCurrPcieLinkWidth"),
+            pcie_width_max=self.ask("nvmlDeviceGetMaxPcieLinkWidth"),
+            pcie_generation=self.ask("nvmlDeviceGetCurrPcieLinkGeneration"),
+            pcie_generation_max=self.ask("nvmlDeviceGetMaxPcieLinkGeneration"),
+            virtualization=VIRTUALIZATION.get(self.ask("nvmlDeviceGetVirtualizationMode")),
+            processes=self._processes(),
+        )
+
+    def _temperature_margin_c(self) -> int | None:
+        margin = self.ask("nvmlDeviceGetMarginTemperature")
+        if margin is not None:
+            return margin
+        slowdown = self.ask("nvmlDeviceGetTemperatureThreshold", SLOWDOWN_THRESHOLD)
+        now = self.temperature_c()
+        return None if slowdown is None or now is None else slowdown - now
+
+    def _processes(self) -> tuple[tuple[int, int | None], ...] | None:
+        running = self.ask("nvmlDeviceGetComputeRunningProcesses")
+        if running is None:
+            return None
+        return tuple((process.pid, process.usedGpuMemory) for process in running)
+
+
+def _on(state: int | None) -> bool | None:
+    return None if state is None else bool(state)

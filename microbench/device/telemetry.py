@@ -1,0 +1,248 @@
+"""What the device did while it was measured: clock, power, temperature, throttling, by arm.
+
+Arms take turns, so samples are filed under the arm whose turn it is: `with telemetry.during(key)`.
+The sensors come from outside (`microbench.device.device.open_sensors`), so this module knows no
+NVML.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Protocol
+
+POLL_INTERVAL_S = 0.02
+
+# nvmlClocksEventReasons of NVML's nvml.h, in the words of reports. 0x1 (idle) is no throttle.
+THROTTLE_REASONS: dict[int, str] = {
+    0x4: "power cap",
+    0x20: "thermal",  # by software
+    0x40: "thermal",  # by hardware
+    0x80: "power brake",
+    0x8: "hw slowdown",
+    0x10: "sync boost",
+    0x2: "application clocks",
+    0x100: "display",
+    0x200: "board limit",
+    0x400: "reliability",
+}
+
+
+class Sensors(Protocol):
+    """What can be read from a device at any time. Each reading is None where it does not answer."""
+
+    available: bool  # whether any reading can be expected
+
+    def power_w(self) -> float | None:
+        """Power of the whole board now, in watts."""
+        ...
+
+    def sm_clock_mhz(self) -> float | None:
+        """Clock of the streaming multiprocessors now, in MHz."""
+        ...
+
+    def temperature_c(self) -> float | None:
+        """Temperature of the chip, in degrees Celsius."""
+        ...
+
+    def event_reasons(self) -> int | None:
+        """Bits of THROTTLE_REASONS."""
+        ...
+
+    def utilization_pct(self) -> float | None:
+        """Share of the last sampling period (up to a second) in which any kernel ran."""
+        ...
+
+    def energy_j(self) -> float | None:
+        """Energy since the driver was loaded, in joules. May take 30 ms to answer."""
+        ...
+
+
+class NoSensors:
+    """A device without sensors: a CPU, or a GPU whose NVML is missing."""
+
+    available = False
+
+    def power_w(self) -> None:
+        """Not known."""
+
+    def sm_clock_mhz(self) -> None:
+        """Not known."""
+
+    def temperature_c(self) -> None:
+        """Not known."""
+
+    def event_reasons(self) -> None:
+        """Not known."""
+
+    def utilization_pct(self) -> None:
+        """Not known."""
+
+    def energy_j(self) -> None:
+        """Not known."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One reading of the sensors. `at_s` is on the clock that was given to Telemetry."""
+
+    at_s: float
+    power_w: float | None
+    sm_clock_mhz: float | None
+    temperature_c: float | None
+    throttle: tuple[str, ...]
+    utilization_pct: float | None = None
+
+
+@dataclass(frozen=True)
+class TelemetrySummary:
+    """Means over an arm's samples, and every throttle reason that was seen in one of them."""
+
+    power_w: float | None = None
+    sm_clock_mhz: float | None = None
+    temperature_c: float | None = None
+    throttle: tuple[str, ...] = ()
+    samples: int = 0
+    utilization_pct: tuple[float, ...] = ()  # every reading
+
+
+def throttle_words(reasons: int | None) -> tuple[str, ...]:
+    """The words for a mask of clock event reasons, each once; () for None or idle."""
+    return tuple(
+        dict.fromkeys(word for bit, word in THROTTLE_REASONS.items() if (reasons or 0) & bit)
+    )
+
+
+class _Segment:
+    """One stretch of work for one arm. Compared by identity."""
+
+    def __init__(self, key: Hashable) -> None:
+        self.key = key
+        self.samples = 0
+
+
+class Telemetry:
+    """Samples the sensors in the background, from `start` to `stop` (or as a context).
+
+    After `stop`, `energy_j` and `elapsed_s` hold the counter's difference and the time between the
+    two readings. Without sensors there is no thread, and every figure is None.
+    """
+
+    def __init__(
+        self,
+        sensors: Sensors,
+        interval_s: float = POLL_INTERVAL_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.energy_j: float | None = None
+        self.elapsed_s: float | None = None
+        self._sensors = sensors
+        self._interval_s = interval_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._current: _Segment | None = None
+        self._samples: dict[Hashable, list[Sample]] = {}
+        self._begin: tuple[float, float | None] = (0.0, None)
+
+    def __enter__(self) -> Telemetry:
+        """Start."""
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop."""
+        self.stop()
+
+    def start(self) -> None:
+        """Read the energy counter and start the thread. Does nothing where there are no sensors."""
+        assert self._thread is None, "telemetry is already running"
+        if not self._sensors.available:
+            return
+        self._begin = (self._clock(), self._sensors.energy_j())
+        self._stopping.clear()
+        self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Join the thread and read the energy counter again. Stopping twice does no harm."""
+        if self._thread is None:
+            return
+        self._stopping.set()
+        self._thread.join()
+        self._thread = None
+        begin_s, begin_j = self._begin
+        end_s, end_j = self._clock(), self._sensors.energy_j()
+        self.elapsed_s = end_s - begin_s
+        self.energy_j = None if begin_j is None or end_j is None else end_j - begin_j
+
+    @contextmanager
+    def during(self, key: Hashable) -> Iterator[None]:
+        """File the samples taken inside under `key`; at least one, taken at the end if need be."""
+        segment = _Segment(key)
+        with self._lock:
+            assert self._current is None, f"segment {self._current.key!r} is still open"
+            self._current = segment
+        try:
+            yield
+            if segment.samples == 0:
+                self.poll()
+        finally:
+            with self._lock:
+                self._current = None
+
+    def poll(self) -> None:
+        """Take one sample for the open segment. The thread does this every `interval_s`."""
+        segment = self._current
+        if segment is None or not self._sensors.available:
+            return
+        sample = self.read_now()
+        with self._lock:
+            if self._current is not segment:  # it ended while the sensors were read: whose is it?
+                return
+            segment.samples += 1
+            self._samples.setdefault(segment.key, []).append(sample)
+
+    def read_now(self) -> Sample:
+        """One reading, filed nowhere: what a loop that waits for a steady clock looks at."""
+        sensors = self._sensors
+        return Sample(
+            at_s=self._clock(),
+            power_w=sensors.power_w(),
+            sm_clock_mhz=sensors.sm_clock_mhz(),
+            temperature_c=sensors.temperature_c(),
+            throttle=throttle_words(sensors.event_reasons()),
+            utilization_pct=sensors.utilization_pct(),
+        )
+
+    def summary(self, key: Hashable) -> TelemetrySummary:
+        """What the samples under `key` say; all None and no samples for a key never seen."""
+        with self._lock:
+            samples = tuple(self._samples.get(key, ()))
+        seen = {word for sample in samples for word in sample.throttle}
+        return TelemetrySummary(
+            power_w=_mean(sample.power_w for sample in samples),
+            sm_clock_mhz=_mean(sample.sm_clock_mhz for sample in samples),
+            temperature_c=_mean(sample.temperature_c for sample in samples),
+            throttle=tuple(
+                word for word in dict.fromkeys(THROTTLE_REASONS.values()) if word in seen
+            ),
+            samples=len(samples),
+            utilization_pct=tuple(
+                sample.utilization_pct for sample in samples if sample.utilization_pct is not None
+            ),
+        )
+
+    def _run(self) -> None:
+        while not self._stopping.wait(self._interval_s):
+            self.poll()
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None

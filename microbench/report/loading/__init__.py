@@ -1,1 +1,0 @@
-"""What is said of loaders, and of recipes and loaders together."""

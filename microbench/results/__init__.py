@@ -1,0 +1,1 @@
+"""Types of a run, the run file, comparison of two runs."""

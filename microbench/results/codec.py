@@ -1,0 +1,150 @@
+"""A `Run` as a JSON document, and back; what comes back is checked field by field.
+
+The document is flat where the schema says so: a measurement's fields stand in its result, a case's
+layout and data among its dimensions. Results of other kinds stand in the same list (see
+`microbench.results.kinds`). Unknown fields are passed over, so that a file with more than this
+version knows still reads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+from typing import cast
+
+from kernels import OPS
+from kernels.case import Case
+from kernels.precision import precision
+from microbench.results.fields import as_float, as_object, decode
+from microbench.results.kinds import KINDS, Kind
+from microbench.results.types import STATUSES, Json, Measurement, Result, Run
+
+REQUIRED = ("method_version", "finished_at", "ceilings", "results")  # beside those with no default
+MEASURED = tuple(field.name for field in fields(Measurement))
+
+
+def result_to_json(result: Result) -> Json:
+    """The result as the schema writes it: raw values and the derived ones readers want."""
+    case, measured = result.case, result.measurement
+    rates = {"tflops": (result.flop_per_s, 1e12), "gb_per_s": (result.byte_per_s, 1e9)}
+    return {
+        "op": case.op,
+        "case": {**case.dims, "layout": case.layout, "data": case.data},
+        "precision": case.precision_name,
+        "backend": case.backend,
+        "status": result.status,
+        "reason": result.reason,
+        **{name: getattr(measured, name) if measured else None for name in MEASURED},
+        **{name: value / unit if value else None for name, (value, unit) in rates.items()},
+        "flops": result.flops,
+        "min_bytes": result.min_bytes,
+        "ceiling_pct": result.ceiling_pct,
+        "efficiency_pct": dict(result.efficiency_pct),
+        "rel_error": result.rel_error,
+        "total_error": result.total_error,
+        "variant": result.variant,
+        "kernels": result.kernels,
+        "kernels_s": result.kernels_s,
+        "tile": result.tile,
+        "tensor_core": result.tensor_core,
+        "speedup": {name: vars(ratio) for name, ratio in result.speedup.items()},
+        "vs_backend": {name: vars(ratio) for name, ratio in result.vs_backend.items()},
+        "bound": result.bound,
+        "why": result.why,
+        "warnings": [vars(warning) for warning in result.warnings],
+    }
+
+
+def run_to_json(run: Run) -> Json:
+    """The whole document."""
+    plain = ("schema_version", "method_version", "command", "started_at", "finished_at", "device",
+             "software", "settings")  # fmt: skip
+    network = {"network": asdict(run.network)} if run.network else {}
+    return {
+        **{name: getattr(run, name) for name in plain},
+        **network,
+        "ceilings": [
+            {name: value for name, value in vars(c).items() if value is not None}
+            for c in run.ceilings
+        ],
+        "results": [
+            *(result_to_json(result) for result in run.results),
+            *(KINDS[entry.case.op].codec.to_json(entry) for entry in run.others),
+        ],
+    }
+
+
+def run_from_json(data: Json) -> Run:
+    """The inverse of `run_to_json`; ValueError says which field is not what it should be."""
+    for name in REQUIRED:
+        if name not in data:
+            raise ValueError(f"{name} is missing")
+    results = data["results"]
+    if not isinstance(results, list):
+        raise ValueError("results is no list")
+    found = {
+        f"results[{i}]": as_object(result, f"results[{i}]")
+        for i, result in enumerate(cast("list[object]", results))
+    }
+    kinds = {where: _kind(item) for where, item in found.items()}
+    kernels = [_result_from_json(i, where) for where, i in found.items() if not kinds[where]]
+    run = decode(Run, {**data, "results": [], "others": []}, "")
+    if not isinstance(run.device.get("name"), str):
+        raise ValueError("device has no name")
+    for name, value in run.device.items():
+        if isinstance(value, int | float):
+            as_float(value, f"device.{name}")
+    for where, kind in kinds.items():
+        if kind:
+            run = run.with_other(kind.codec.from_json(found[where], where))
+    return run.with_results(kernels)
+
+
+def _kind(item: Json) -> Kind | None:
+    """How to read a result; None for a kernel's."""
+    op = item.get("op")
+    return KINDS.get(op) if isinstance(op, str) else None
+
+
+def _result_from_json(data: Json, where: str) -> Result:
+    dims = dict(as_object(data.get("case"), f"{where}.case"))
+    names = {
+        "op": data.get("op"),
+        "precision_name": data.get("precision"),
+        "backend": data.get("backend"),
+        "layout": dims.pop("layout", "nt"),
+        "data": dims.pop("data", "normal"),
+        "dims": dims,
+    }
+    measured = data.get("times_s") is not None
+    measurement = {name: data.get(name) for name in MEASURED} if measured else None
+    body = {**data, "case": names, "measurement": measurement}
+    result = decode(Result, body, where)
+    _check_case(result.case, where)
+    if result.status not in STATUSES:
+        raise ValueError(f"{where}.status is {result.status!r}")
+    _check_measurement(result.measurement, where)
+    return result
+
+
+def _check_case(case: Case, where: str) -> None:
+    precision(case.precision_name)  # ValueError for one that this version does not know
+    op = OPS.get(case.op)
+    if op is None:
+        raise ValueError(f"{where}.op is {case.op!r}, which this version does not know")
+    for name in op.dims:
+        if not isinstance(case.dims.get(name), int):
+            raise ValueError(f"{where}.case has no {name}")
+    try:
+        op.validate(case)
+    except ValueError as error:
+        raise ValueError(f"{where}.case: {error}") from None
+
+
+def _check_measurement(measurement: Measurement | None, where: str) -> None:
+    if measurement is None:
+        return
+    if measurement.median_s <= 0 or not measurement.times_s:
+        raise ValueError(f"{where} has no time above zero")
+    interval = measurement.ci95_s
+    if interval is not None and not 0 < interval[0] <= interval[1]:
+        raise ValueError(f"{where}.ci95_s is no interval of times")

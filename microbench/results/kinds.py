@@ -1,0 +1,158 @@
+"""Results that other packages measure: who reads, writes and shows each kind.
+
+`show`, `compare` and `--resume` take every run file, whoever measured it. A kind is found by the
+`op` of a result in the file; its modules are imported when a file holds one. So microbench imports
+nothing of the packages above it, and adding a kind is one entry here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
+
+from microbench.results.values import Interval, Json, Ratio
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from microbench.results.types import Run
+
+Section = tuple[str, Sequence["Text"]]  # title, lines
+
+
+class AnyCase(Protocol):
+    """What was measured, of whatever kind."""
+
+    @property
+    def op(self) -> str:
+        """The kind, as the run file names it."""
+        ...
+
+    @cached_property
+    def key(self) -> str:
+        """Stable identity, the same in every run of every version."""
+        ...
+
+
+class Timed(Protocol):
+    """What a verdict needs to know of a case in one run; None where it is not known."""
+
+    @property
+    def median_s(self) -> float:
+        """Median seconds of a launch, a step or an image."""
+        ...
+
+    @property
+    def ci95_s(self) -> Interval | None:
+        """95 % interval of the median."""
+        ...
+
+    @property
+    def sm_clock_mhz(self) -> float | None:
+        """The SM clock while it ran."""
+        ...
+
+
+class Entry(Protocol):
+    """One result of a run, of whatever kind."""
+
+    @property
+    def case(self) -> AnyCase:
+        """What was measured."""
+        ...
+
+    @property
+    def status(self) -> str:
+        """ "ok", "skipped", "failed", or a kind's own."""
+        ...
+
+    @property
+    def timed(self) -> Timed | None:
+        """Its time, when measured."""
+        ...
+
+    def caveat(self, other: Any) -> str:
+        """What colours a comparison with the same case in another run; "" for nothing."""
+        ...
+
+
+class Codec(Protocol):
+    """A module that turns a kind's results into JSON objects and back."""
+
+    def to_json(self, entry: Any) -> Json:
+        """The result as the schema writes it."""
+        ...
+
+    def from_json(self, data: Json, where: str) -> Any:
+        """The inverse; ValueError says which field is not what it should be."""
+        ...
+
+
+class Report(Protocol):
+    """A module that shows the results of its kinds."""
+
+    FIRST: ClassVar[Mapping[str, str]]  # op -> title of a comparison's column for `cells`'s first
+
+    def conditions(self, run: Run) -> list[str]:
+        """What all of its results share, for the header."""
+        ...
+
+    def sections(self, run: Run, width: int, *, details: bool) -> list[Section]:
+        """The parts of the screen, no wider than `width`."""
+        ...
+
+    def markdown(self, run: Run) -> list[str]:
+        """Its tables in Markdown."""
+        ...
+
+    def csv(self, run: Run) -> tuple[Sequence[str], list[dict[str, Any]]]:
+        """(names of the columns, rows)."""
+        ...
+
+    def chart(self, run: Run) -> Any:
+        """An Altair chart. UserError when there is nothing to draw."""
+        ...
+
+    def cells(self, case: Any) -> tuple[str, str, str]:
+        """A case in a comparison's row: what varies most, what was measured, options."""
+        ...
+
+    def ratio(self, op: str, ratio: Ratio) -> str:
+        """A ratio of two times, with its interval."""
+        ...
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Modules of one kind of result; two runs of one case may differ by `noise_pct` per cent."""
+
+    codec_module: str
+    report_module: str
+    noise_pct: float
+
+    @property
+    def codec(self) -> Codec:
+        """The module that reads and writes it."""
+        return cast(Codec, import_module(self.codec_module))
+
+    @property
+    def report(self) -> Report:
+        """The module that shows it."""
+        return cast(Report, import_module(self.report_module))
+
+
+KINDS: Mapping[str, Kind] = {
+    "train": Kind("e2e.results.codec", "e2e.report.run_report", noise_pct=1.0),
+    # Processes share cores as the system likes.
+    "load": Kind("e2e.results.loader_codec", "e2e.report.run_report", noise_pct=5.0),
+}
+
+
+def reports(run: Run) -> list[Report]:
+    """The modules that show what the run holds beside kernels, each once."""
+    ops = dict.fromkeys(entry.case.op for entry in run.others)
+    modules = dict.fromkeys(KINDS[op].report_module for op in ops)
+    return [cast(Report, import_module(module)) for module in modules]

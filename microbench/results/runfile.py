@@ -1,0 +1,108 @@
+"""The run file on disk: read whole or not at all, replaced at once or not at all.
+
+Nothing in a file is ever executed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import cast
+
+from kernels.error_words import first_line
+from microbench.errors import UserError
+from microbench.results.codec import run_from_json, run_to_json
+from microbench.results.types import SCHEMA_VERSION, Json, Run
+
+
+def read_run(path: Path) -> Run:
+    """The run in a file. UserError, in one line, for a missing, truncated, foreign or newer one."""
+    data = _read_document(path)
+    version = data.get("schema_version")
+    if not isinstance(version, int) or isinstance(version, bool):
+        raise UserError(f"{path} is not a run file of this project (no schema_version)")
+    if version > SCHEMA_VERSION:
+        raise UserError(
+            f"{path} has schema_version {version}, this program reads up to {SCHEMA_VERSION}; "
+            "update halfway"
+        )
+    try:
+        return run_from_json(data)
+    except (ValueError, OverflowError) as error:
+        what = first_line(error)
+        raise UserError(f"{path} is damaged or not of this project: {what}") from None
+
+
+def _read_document(path: Path) -> Json:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(f"no such file: {path}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {path}: {_short(error)}") from None
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UserError(
+            f"{path} is not whole JSON (line {error.lineno}: {error.msg}); was the copy cut short?"
+        ) from None
+    except (RecursionError, ValueError) as error:  # ValueError: a number of thousands of digits
+        raise UserError(f"{path} is not a run file: {first_line(error)}") from None
+    if not isinstance(data, dict):
+        raise UserError(f"{path} is not a run file: no JSON object")
+    return cast(Json, data)
+
+
+def _short(error: Exception) -> str:
+    return error.strerror or str(error) if isinstance(error, OSError) else str(error)
+
+
+def check_writable(path: Path, option: str) -> None:
+    """UserError unless a new file can be made there. Found before measuring, not after."""
+    try:
+        folder, there = path.is_dir(), path.exists()
+    except OSError as error:
+        raise UserError(f"{option}: {_short(error)}") from None
+    if folder:
+        raise UserError(f"{option} {path} is a folder; name a file in it")
+    if there:
+        more = f", or add to it with --resume {path}" if option == "--json" else ""
+        raise UserError(f"{option} {path} exists already; name another file{more}")
+    probe(path, option)
+
+
+def probe(path: Path, option: str) -> None:
+    """UserError unless the file's folder takes a new file."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}."):
+            pass
+    except OSError as error:
+        raise UserError(f"{option} {path}: cannot write there ({_short(error)})") from None
+
+
+def write_run(run: Run, path: Path) -> None:
+    """Write, flush, rename: the file is the old run or the new one, never half of either."""
+    write_text(json.dumps(run_to_json(run), separators=(",", ":"), allow_nan=False), path)
+
+
+def write_text(text: str, path: Path) -> None:
+    """Replace a file at once by one that holds the text."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).chmod(0o666 & ~_umask())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

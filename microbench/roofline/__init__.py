@@ -1,0 +1,1 @@
+"""Ceilings, what limits a case, and a model of its time."""

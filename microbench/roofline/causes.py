@@ -1,0 +1,255 @@
+"""The causes that can bound a case, each with the number that bears it out, in order of trust."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from kernels import OPS, size_of
+from kernels.case import Case
+from kernels.gemm import ALIGNMENT_BYTES
+from microbench.device.profiler import fewer_operations, is_conversion
+from microbench.results.types import Result, Run
+from microbench.roofline.limits import Limits
+
+FLOOR_SHARE = 0.5  # of the time: from here on a case is bound by launch and latency
+# A launch may be of two kernels (split K, a reduction), twice the floor with nothing to do. Where
+# arithmetic and bytes together are under BUSY_SHARE of the time, a lower share is enough.
+IDLE_FLOOR_SHARE = 0.4
+BUSY_SHARE = 0.1
+MEMORY_SHARE = 0.5
+NEAR_CEILING = 0.85
+ABOVE_CEILING = 1.05
+AT_CLOCK_PCT = 80.0  # of what the SMs can do at their clock: below this more than power is lost
+UNALIGNED_RATE = 0.6  # of the ceiling: below this, rows off 16 bytes are the likely cause
+# Where the padded twin was measured, it decides, whatever the rate: this many times faster with no
+# less to do, the strides are the cause; less shows that they do not matter.
+PADDING_GAINS = 1.1
+CONVERSION_SHARE = 0.2  # of the kernels' time
+FULL_WAVES = 0.85
+ONE_PER_SM = 128 * 128  # elements: accumulators of a tile this large leave no room for a second
+CLOCK_HELD = 0.97  # of the maximum clock: below this, and with a reason, power decides
+SLOW_HARDWARE = 0.2  # of the fp32 ceiling: a low precision this slow has no hardware here
+
+
+def explain(result: Result, limits: Limits, run: Run) -> tuple[str, str]:
+    """(bound, why) of a measured result; the first cause that the numbers bear out."""
+    for cause in (_no_hardware, _launch, _conversion, _memory, _alignment, _ceiling, _waves):
+        why = cause(result, limits, run)
+        if why:
+            return why
+    return _nothing(result, limits)
+
+
+Cause = tuple[str, str] | None
+
+
+def _launch(result: Result, limits: Limits, run: Run) -> Cause:
+    time_s = result.median_s
+    if not time_s or not limits.floor_s or limits.floor_s / time_s < IDLE_FLOOR_SHARE:
+        return None
+    floor = f"{_us(min(limits.floor_s, time_s))} of its {_us(time_s)} is what a 64x64x64 product"
+    if limits.floor_s / time_s >= FLOOR_SHARE:
+        return "launch", f"{floor} takes too: launch and latency, not arithmetic"
+    busy_s = (limits.compute_s or time_s) + (limits.memory_s or time_s)
+    if busy_s >= BUSY_SHARE * time_s:
+        return None
+    return "launch", (
+        f"{floor} takes too, its arithmetic and bytes take {100 * busy_s / time_s:.0f} %: "
+        "launch and latency"
+    )
+
+
+def _memory(result: Result, limits: Limits, run: Run) -> Cause:
+    time_s, memory_s = result.median_s, limits.memory_s
+    if not time_s or not memory_s or memory_s / time_s < MEMORY_SHARE:
+        return None
+    if limits.compute_s and limits.compute_s > memory_s:
+        return None
+    intensity = result.flops / result.min_bytes
+    decimals = 1 if intensity < 0.95 else 0
+    return "memory", (
+        f"{intensity:.{decimals}f} FLOP a byte: moving {result.min_bytes / 1e6:.1f} MB takes at "
+        f"least {_us(memory_s)} of its {_us(time_s)}"
+    )
+
+
+def _no_hardware(result: Result, limits: Limits, run: Run) -> Cause:
+    own, fp32 = limits.measured_flop_per_s, limits.fp32_flop_per_s
+    case = result.case
+    if not own or not fp32 or case.precision.bytes_per_element >= 4 or own > SLOW_HARDWARE * fp32:
+        return None
+    return "no hardware", (
+        f"{own / 1e9:.3g} GFLOP/s at best against {fp32 / 1e9:.3g} in fp32: "
+        f"this device has no fast {case.precision_name} arithmetic"
+    )
+
+
+def _conversion(result: Result, limits: Limits, run: Run) -> Cause:
+    share = conversion_share(result)
+    if share < CONVERSION_SHARE or not result.median_s:
+        return None
+    twin = _same_but(result, replace(result.case, layout="nhwc"), run)
+    compared = f"; {_times(result, twin)} in nhwc (measured)" if twin else ""
+    return "layout", (
+        f"{100 * share:.0f} % of its kernels' time goes into changing "
+        f"{result.case.layout} to the layout that the Tensor Cores want and back{compared}"
+    )
+
+
+def conversion_share(result: Result) -> float:
+    """Share of a launch's kernel time that only changes the layout of tensors, as profiled once."""
+    total = sum(result.kernels_s)
+    pairs = zip(result.kernels, result.kernels_s, strict=False)
+    return sum(t for name, t in pairs if is_conversion(name)) / total if total else 0.0
+
+
+def _same_but(result: Result, case: Case, run: Run) -> Result | None:
+    """The measured result of a case that differs from this one in one thing."""
+    found = run.result(case.key) if case.key != result.case.key else None
+    return found if found and found.measurement else None
+
+
+def _times(result: Result, twin: Result) -> str:
+    """ "2.3 times faster": the twin against the result."""
+    gain = (result.median_s or 0.0) / (twin.median_s or 1.0)
+    return f"{gain:.1f} times faster" if gain >= 1 else f"{1 / gain:.1f} times slower"
+
+
+def _alignment(result: Result, limits: Limits, run: Run) -> Cause:
+    off = OPS[result.case.op].misaligned(result.case)
+    share = _share(result, limits)
+    if run.device.get("kind") != "cuda" or not off or share is None:
+        return None
+    what, stride = off
+    rows = f"{what} makes rows of {stride} bytes, no multiple of {ALIGNMENT_BYTES}"
+    padded = OPS[result.case.op].aligned(result.case)
+    twin = _same_but(result, padded, run)
+    if twin:
+        gain = (result.median_s or 0.0) / (twin.median_s or 1.0)
+        if gain < PADDING_GAINS:
+            return None
+        return "alignment", (
+            f"{rows}; padded to {size_of(padded)} it is {gain:.1f} times faster (measured)"
+        )
+    if share > UNALIGNED_RATE:
+        return None
+    nearest = _aligned_neighbour(result, run)
+    compared = f"; {nearest}" if nearest else ""
+    return "alignment", f"{rows}: {100 * share:.0f} % of the measured ceiling{compared}"
+
+
+def _aligned_neighbour(result: Result, run: Run) -> str | None:
+    """A sentence about the nearest aligned size of the same arm, when the run has one."""
+    case = result.case
+    if case.op != "gemm":
+        return None
+    best: tuple[float, Result] | None = None
+    for other in run.results:
+        same = (other.case.op, other.case.precision_name, other.case.backend, other.case.layout)
+        if (*same, other.case.data) != (
+            case.op,
+            case.precision_name,
+            case.backend,
+            case.layout,
+            case.data,
+        ):
+            continue
+        if other.flop_per_s is None or OPS[other.case.op].misaligned(other.case):
+            continue
+        distance = abs(math.log(other.flops / result.flops))
+        if distance < 0.1 and (best is None or distance < best[0]):
+            best = (distance, other)
+    if best is None or not result.flop_per_s:
+        return None
+    gain = (best[1].flop_per_s or 0) / result.flop_per_s
+    return f"{size_of(best[1].case)} runs at {gain:.1f} times the rate (measured)"
+
+
+def _ceiling(result: Result, limits: Limits, run: Run) -> Cause:
+    share = _share(result, limits)
+    if share is None or share < NEAR_CEILING or result.measurement is None:
+        return None
+    reached = f"{100 * share:.0f} % of the rate a large product reaches here"
+    if share > ABOVE_CEILING and (trick := fewer_operations(result.kernels)):
+        return "compute", f"{reached}, by {trick}, which needs fewer operations than are counted"
+    clock, top = result.measurement.sm_clock_mhz, run.device.get("sm_clock_max_mhz")
+    held = [reason for reason in result.measurement.throttle if reason in ("power cap", "thermal")]
+    at_clock = limits.clock_flop_per_s
+    full = at_clock is None or 100 * (result.flop_per_s or 0) / at_clock >= AT_CLOCK_PCT
+    if clock and top and held and full and clock < CLOCK_HELD * float(top):
+        limit = run.device.get("power_limit_w")
+        watts = f" of {float(limit):.0f} W" if limit and held[0] == "power cap" else ""
+        return "power", (
+            f"{reached}; the {held[0]}{watts} holds the clock at "
+            f"{clock:.0f} of {float(top):.0f} MHz"
+        )
+    return "compute", reached
+
+
+def _waves(result: Result, limits: Limits, run: Run) -> Cause:
+    shape = waves(result, run)
+    share = _share(result, limits)
+    if shape is None or share is None or shape.efficiency >= FULL_WAVES:
+        return None
+    if shape.tiles >= shape.sm_count and shape.tile_m * shape.tile_n < ONE_PER_SM:
+        return None  # several such tiles may share an SM: the waves cannot be counted
+    return "waves", (
+        f"{shape.tiles} tiles of {shape.tile_m}x{shape.tile_n} on {shape.sm_count} SMs: "
+        f"{shape.waves} wave{'s' if shape.waves > 1 else ''}, {100 * shape.efficiency:.0f} % full; "
+        f"{100 * share:.0f} % of the measured ceiling"
+    )
+
+
+@dataclass(frozen=True)
+class Waves:
+    """How tiles fill the device. `efficiency` is useful output over what the waves could hold."""
+
+    tile_m: int
+    tile_n: int
+    tiles: int
+    sm_count: int
+
+    @property
+    def waves(self) -> int:
+        """Rounds of one tile an SM."""
+        return math.ceil(self.tiles / self.sm_count)
+
+    @property
+    def efficiency(self) -> float:
+        """Share of the tile slots of all waves that have a tile."""
+        return self.tiles / (self.waves * self.sm_count)
+
+
+def waves(result: Result, run: Run) -> Waves | None:
+    """The tiles of a result whose kernel's tile is known, on this device."""
+    sm_count = int(run.device.get("sm_count") or 0)
+    if result.tile is None or not sm_count or run.device.get("kind") != "cuda":
+        return None
+    tile_m, tile_n = result.tile[:2]
+    m, n, _ = OPS[result.case.op].gemm(result.case)
+    tiles = math.ceil(m / tile_m) * math.ceil(n / tile_n)
+    return Waves(tile_m, tile_n, tiles, sm_count)
+
+
+def _nothing(result: Result, limits: Limits) -> tuple[str, str]:
+    share, time_s = _share(result, limits), result.median_s
+    assert time_s is not None
+    parts = [f"{100 * share:.0f} % of the measured ceiling"] if share else []
+    if limits.floor_s:
+        parts.append(f"{100 * limits.floor_s / time_s:.0f} % of the time is the latency floor")
+    if limits.memory_s:
+        parts.append(f"{100 * limits.memory_s / time_s:.0f} % the least time for its bytes")
+    return "mixed", "no single limit: " + ", ".join(
+        parts
+    ) if parts else "no ceilings to compare with"
+
+
+def _share(result: Result, limits: Limits) -> float | None:
+    if not limits.measured_flop_per_s or not result.flop_per_s:
+        return None
+    return result.flop_per_s / limits.measured_flop_per_s
+
+
+def _us(seconds: float) -> str:
+    return f"{1e6 * seconds:.1f} us" if seconds < 1e-3 else f"{1e3 * seconds:.2f} ms"

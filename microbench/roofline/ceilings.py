@@ -1,0 +1,104 @@
+"""The limits a case is held against: datasheet and measured FLOP/s, bandwidth, latency floor.
+
+Measured ceilings come from a copy, from a 64 x 64 x 64 product (nothing a library launches is
+faster: its latency floor) and from the largest products of the run itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kernels import OPS
+from kernels.case import Case
+from kernels.memory import copy
+from microbench.measure import Announce, Measurer
+from microbench.results.types import Ceiling, Result
+from microbench.roofline.datasheets import find
+from microbench.sweep import Group
+from microbench.timing.stats import median
+
+FLOOR_SIZE = 64
+LARGE_SIZE = {"cuda": 4096, "cpu": 512}  # from here on a product can be a ceiling
+CALIBRATED_SIZE = {"cuda": 4096, "cpu": 1024}  # measured for the purpose
+ALIGNED = 64  # elements: sizes off this run slower kernels, which are no ceiling
+COPY_SAMPLES = 7
+FLOOR_BUDGET_S = 0.3
+LARGE_BUDGET_S = 1.0
+
+
+def datasheet_ceilings(device_name: str, precisions: Sequence[str]) -> list[Ceiling]:
+    """The datasheet's rows for these precisions; none for a GPU that nobody looked up."""
+    sheet = find(device_name)
+    if sheet is None:
+        return []
+    rows = [
+        Ceiling("dense peak", "datasheet", p, sheet.flop_per_s[p], reference=sheet.reference)
+        for p in precisions
+        if p in sheet.flop_per_s
+    ]
+    rows += [
+        Ceiling("without Tensor Cores", "datasheet", p, rate, reference=sheet.reference)
+        for p, rate in sheet.simt_flop_per_s.items()
+    ]  # fmt: skip
+    memory = Ceiling("memory", "datasheet", byte_per_s=sheet.byte_per_s, reference=sheet.reference)
+    return [*rows, memory]
+
+
+def is_large(case: Case, kind: str) -> bool:
+    """Whether the case's rate may count as a measured ceiling: large in every dimension."""
+    if case.op != "gemm":
+        return False
+    dims = [case.dim(name) for name in OPS[case.op].dims]
+    return min(dims) >= LARGE_SIZE[kind] and not any(n % ALIGNED for n in dims)
+
+
+def is_reference(case: Case, kind: str) -> bool:
+    """Whether the case makes a ceiling measured apart superfluous: large, and the library's."""
+    return is_large(case, kind) and case.backend == OPS[case.op].library_backend(kind)
+
+
+def library_group(precisions: Sequence[str], kind: str, size: int) -> Group:
+    """A square product in each precision by the library: what ceilings are measured with."""
+    backend = OPS["gemm"].library_backend(kind)
+    dims = {"m": size, "n": size, "k": size}
+    return Group(tuple(Case("gemm", dims, p, backend) for p in precisions))
+
+
+def calibrate(
+    measurer: Measurer, precisions: Sequence[str], large: Sequence[str], announce: Announce
+) -> list[Ceiling]:
+    """Bandwidth, latency floors, and large products of the precisions that the run has none of."""
+    kind = measurer.target.kind
+    announce("copy", "measuring memory bandwidth")
+    launch, moved = copy(measurer.target)
+    reading = median(measurer.timer.block(launch, COPY_SAMPLES).times_s)
+    found = [Ceiling("memory", "measured", byte_per_s=moved / reading, reference="copy")]
+    for result in measurer.measure(
+        library_group(precisions, kind, FLOOR_SIZE), FLOOR_BUDGET_S, announce
+    ):
+        if result.median_s:
+            found.append(
+                Ceiling("latency floor", "measured", result.case.precision_name,
+                        seconds=result.median_s, reference=result.case.key)
+            )  # fmt: skip
+    if large:
+        group = library_group(large, kind, CALIBRATED_SIZE[kind])
+        found += large_ceilings(
+            measurer.measure(group, LARGE_BUDGET_S * len(large), announce), kind
+        )
+    return found
+
+
+def large_ceilings(results: Sequence[Result], kind: str) -> list[Ceiling]:
+    """The best rate of each precision among the large products in these results."""
+    best: dict[str, Ceiling] = {}
+    for result in results:
+        rate, name = result.flop_per_s, result.case.precision_name
+        if rate is None or not is_large(result.case, kind):
+            continue
+        before = best.get(name)
+        if before is None or rate > (before.flop_per_s or 0):
+            best[name] = Ceiling(
+                "large GEMM", "measured", name, flop_per_s=rate, reference=result.case.key
+            )
+    return list(best.values())

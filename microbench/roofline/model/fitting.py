@@ -1,0 +1,267 @@
+"""Coefficients of the physical terms, fitted to measured cases, and what they predict.
+
+A way to compute a case takes
+
+    launch * L + ((compute * C / (1 + boost * h / (h + C)))^p + (memory * B)^p)^(1/p) + convert * V
+
+where L, C, B and V are its terms in seconds, p is OVERLAP (compute and memory hide each other), and
+launch, compute, memory, convert, boost and h are positive coefficients: a launch much shorter than
+h (`hold_s`) runs before the power limit holds the clock down. The library takes the quickest way.
+Coefficients belong to a path; a path starts from those of the wider pool that it is part of and
+moves away from them only as far as its cases bear out. The widest start from PRIORS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels import OPS
+from kernels.case import Case
+from microbench.results.types import Result, Run
+from microbench.roofline.model.features import Rates, Terms, case_of, uses_tensor_cores, ways
+
+Floats = NDArray[np.float64]
+Path = tuple[str, ...]
+
+WAYS = ("direct", "simt", "fft")
+OVERLAP = 3.0  # exponent of the smooth maximum of compute and memory
+NOISE = 0.05  # of the time: residuals below this are not worth moving a coefficient for
+# name, value that physics suggests, and how far (in logarithms) the first pool may be from it
+PRIORS = (
+    ("memory", 1.15, 0.05),  # the copy that the ceiling is measured with is hard to beat
+    ("boost", 0.3, 0.5),
+    ("hold_s", 50e-6, 0.3),
+    ("launch direct", 1.1, 0.5),
+    ("compute direct", 1.1, 0.7),
+    ("convert direct", 1.3, 0.2),
+    ("launch simt", 1.1, 0.5),
+    ("compute simt", 1.3, 0.7),
+    ("convert simt", 1.0, 0.5),  # nothing to convert
+    ("launch fft", 1.1, 0.3),
+    ("compute fft", 1.1, 0.1),
+    ("convert fft", 1.3, 0.2),
+)
+CLOSED_S = 1e9  # a way that is not open to a case is never the quickest
+SHARED = 3  # of the coefficients above belong to every way, the others to one each
+NARROWER = 0.6  # a pool may be this share of the first pool's distance from its wider one
+STEPS = 10  # of Gauss-Newton at most, each with fresh weights
+ENOUGH = 1e-3  # of the loss: a step that gains less is the last
+LONGEST_STEP = 1.0  # in logarithms, of one coefficient
+DIFFERENCE = 1e-4  # in logarithms, of the numerical derivatives
+POINTWISE = "pointwise"
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Seconds expected of a case, the share of each cause in them, and the largest cause.
+
+    `causes` adds up to `seconds`; `terms` are those of the way that is expected to be taken. Of a
+    misaligned case, "alignment" is what its aligned twin is expected to save, the others are the
+    twin's.
+    """
+
+    seconds: float
+    terms: Terms
+    causes: Mapping[str, float]
+
+    @property
+    def cause(self) -> str:
+        """The cause that takes most of the time."""
+        return max(self.causes, key=lambda name: self.causes[name])
+
+
+@dataclass(frozen=True)
+class Model:
+    """Fitted coefficients by pool, from a whole op to a single path, as logarithms."""
+
+    logs: Mapping[Path, Floats]
+
+    def coefficients(self, case: Case | Result) -> dict[str, float]:
+        """Those that a case is predicted with, by name: of the narrowest path that was fitted."""
+        values = np.exp(self._logs(case_of(case)))
+        return {name: float(value) for (name, _, _), value in zip(PRIORS, values, strict=True)}
+
+    def _logs(self, case: Case) -> Floats:
+        known = (self.logs[path] for path in reversed(paths(case)) if path in self.logs)
+        return next(known, np.log([value for _, value, _ in PRIORS]))
+
+    def predict(self, case: Case | Result, run: Run) -> Prediction | None:
+        """What a case should take on the run's device; None when the run lacks a ceiling."""
+        rates = Rates.of(run)
+        return self.predict_at(case_of(case), rates) if rates else None
+
+    def predict_at(self, case: Case, rates: Rates) -> Prediction | None:
+        """As `predict`, with the ceilings given."""
+        own = self._quickest(case, rates)
+        if own is None or not OPS[case.op].misaligned(case):
+            return own
+        twin = self._quickest(OPS[case.op].aligned(case), rates)
+        if twin is None or twin.seconds >= own.seconds:
+            return own
+        causes = {**twin.causes, "alignment": own.seconds - twin.seconds}
+        return replace(own, causes=causes)
+
+    def _quickest(self, case: Case, rates: Rates) -> Prediction | None:
+        """The prediction of the way that should take least."""
+        logs = self._logs(case)
+        options = [_priced(way, logs) for way in ways(case, rates)]
+        return min(options, key=lambda option: option.seconds, default=None)
+
+
+def paths(case: Case) -> tuple[Path, ...]:
+    """The pools of a case, from the widest to its own path.
+
+    A pointwise convolution pools with products, which it is one of and which libraries run it as.
+    """
+    cores = "tensor cores" if uses_tensor_cores(case.precision_name) else "simt"
+    special = _special(case)
+    pool = ("gemm" if special == POINTWISE else case.op, cores)
+    kind = (*pool, special, case.op)
+    data = "" if case.data == "normal" else case.data  # what is multiplied changes the power
+    arm = (*kind, case.layout, str(case.dims.get("pass", "")), case.backend, data)
+    return pool[:1], pool, kind, arm, (*arm, case.precision_name)
+
+
+def path_text(path: Path) -> str:
+    """A case's own path in words: "conv nhwc fprop cudnn fp16, misaligned"."""
+    _, _, special, *arm = path
+    return " ".join(word for word in arm if word) + (f", {special}" if special else "")
+
+
+def _special(case: Case) -> str:
+    """What makes a library run other kernels than for most cases; "" for most."""
+    if OPS[case.op].misaligned(case):
+        return "misaligned"
+    pointwise = case.op == "conv" and {case.dims[d] for d in ("r", "s", "stride", "groups")} == {1}
+    return POINTWISE if pointwise else ""
+
+
+def _priced(way: Terms, logs: Floats) -> Prediction:
+    """The prediction of one way, its seconds shared out among causes."""
+    index = WAYS.index(way.way)
+    launch, body, compute, memory, convert = (
+        float(part[0, index]) for part in _parts(_pack([(way,)]), logs)
+    )
+    total = compute**OVERLAP + memory**OVERLAP
+    busy = body * compute**OVERLAP / total if total else 0.0
+    useful = min(1.0, way.ideal_s / way.compute_s) if way.compute_s else 1.0
+    causes = {
+        "launch": launch,
+        "compute": busy * useful,
+        "tiles and waves": busy * (1 - useful),
+        "memory": body - busy,
+        "layout conversion" if way.way == "direct" else "transforms": convert,
+    }
+    return Prediction(launch + body + convert, way, causes)
+
+
+def _pack(found: Sequence[Sequence[Terms]]) -> Floats:
+    """[case, way, (launch, compute, memory, convert)]; CLOSED_S where a way is not open."""
+    packed = np.full((len(found), len(WAYS), 4), CLOSED_S)
+    for row, options in zip(packed, found, strict=True):
+        for way in options:
+            row[WAYS.index(way.way)] = (way.launch_s, way.compute_s, way.memory_s, way.convert_s)
+    return packed
+
+
+def _parts(packed: Floats, logs: Floats) -> tuple[Floats, Floats, Floats, Floats, Floats]:
+    """(launch, compute and memory together, compute, memory, convert) in seconds, [case, way]."""
+    memory, boost, hold = np.exp(logs[:SHARED])
+    launch, slower, convert = np.exp(logs[SHARED:]).reshape(len(WAYS), 3).T
+    work = packed[:, :, 1]
+    compute = slower * work / (1 + boost * hold / (hold + work))
+    moved = memory * packed[:, :, 2]
+    body = (compute**OVERLAP + moved**OVERLAP) ** (1 / OVERLAP)
+    return launch * packed[:, :, 0], body, compute, moved, convert * packed[:, :, 3]
+
+
+def _log_seconds(packed: Floats, logs: Floats) -> Floats:
+    launch, body, _, _, convert = _parts(packed, logs)
+    return np.log((launch + body + convert).min(axis=1))
+
+
+def fit(results: Sequence[Result], run: Run) -> Model:
+    """A model of these measured results, at the ceilings of the run.
+
+    Median-like: least absolute deviations of the logarithm of the time, pools before the paths in
+    them. ValueError when none of them is measured or the run lacks the ceilings.
+    """
+    rates = Rates.of(run)
+    return fit_at([(r, rates) for r in results] if rates else [])
+
+
+def fit_at(measured: Sequence[tuple[Result, Rates]]) -> Model:
+    """As `fit`, for results that each come with the ceilings of their own run."""
+    rows = [(r, ways(r.case, rates)) for r, rates in measured if r.median_s]
+    rows = [(result, found) for result, found in rows if found]
+    if not rows:
+        raise ValueError("nothing to fit: no measured case, or no ceilings measured")
+    packed = _pack([found for _, found in rows])
+    target = np.log([result.median_s or 1.0 for result, _ in rows])
+    members = _members([result.case for result, _ in rows])
+    first = np.array([spread for _, _, spread in PRIORS])
+    logs: dict[Path, Floats] = {}
+    for path in sorted(members, key=len):
+        wider = max((p for p in logs if p == path[: len(p)]), key=len, default=None)
+        start = np.log([value for _, value, _ in PRIORS]) if wider is None else logs[wider]
+        chosen = members[path]
+        spread = first if wider is None else NARROWER * first
+        logs[path] = _descend(packed[chosen], target[chosen], start, spread)
+    return Model(logs)
+
+
+def _members(cases: Sequence[Case]) -> dict[Path, list[int]]:
+    """Indices of the cases of each pool.
+
+    Pools of several kinds hold no special cases, which would move what is expected of the others;
+    a pool of nothing else is left out.
+    """
+    members: dict[Path, list[int]] = {}
+    for index, case in enumerate(cases):
+        for path in paths(case):
+            if len(path) > 2 or not _special(case):
+                members.setdefault(path, []).append(index)
+    return members
+
+
+def _descend(packed: Floats, target: Floats, start: Floats, spread: Floats) -> Floats:
+    """Logarithms near `start`, give or take `spread`, that fit: iteratively reweighted."""
+    logs, loss = start, _loss(packed, target, start, start, spread)
+    axes = np.eye(len(start))[_in_use(packed)]
+    for _ in range(STEPS):
+        here = _log_seconds(packed, logs)
+        moved = [_log_seconds(packed, logs + DIFFERENCE * axis) for axis in axes]
+        slopes = (np.stack(moved, axis=1) - here[:, None]) / DIFFERENCE
+        weighted = slopes.T / (NOISE * np.maximum(np.abs(target - here), NOISE))
+        stiff = 1 / (axes @ spread) ** 2
+        square = weighted @ slopes + np.diag(stiff)
+        pull = weighted @ (target - here) + stiff * (axes @ (start - logs))
+        step = axes.T @ np.clip(np.linalg.solve(square, pull), -LONGEST_STEP, LONGEST_STEP)
+        tries = [logs + shorter * step for shorter in (1.0, 0.3, 0.1)]
+        losses = [_loss(packed, target, tried, start, spread) for tried in tries]
+        best = int(np.argmin(losses))
+        if losses[best] > loss * (1 - ENOUGH):
+            break
+        logs, loss = tries[best], losses[best]
+    return logs
+
+
+def _in_use(packed: Floats) -> list[int]:
+    """Indices of the coefficients that the time of any of the cases depends on."""
+    own = [
+        SHARED + 3 * way + place
+        for way in range(len(WAYS))
+        for place, term in enumerate((0, 1, 3))
+        if ((packed[:, way, term] > 0) & (packed[:, way, 0] < CLOSED_S)).any()
+    ]
+    return [*range(SHARED), *own]
+
+
+def _loss(packed: Floats, target: Floats, logs: Floats, start: Floats, spread: Floats) -> float:
+    size = np.abs(target - _log_seconds(packed, logs))
+    rounded = np.where(size < NOISE, size**2 / (2 * NOISE), size - NOISE / 2)
+    return float(rounded.sum() / NOISE + 0.5 * (((logs - start) / spread) ** 2).sum())

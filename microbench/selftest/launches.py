@@ -1,0 +1,45 @@
+"""What Nsight Compute profiles: each case launched a few times, with a marker kernel before it.
+
+Run as `python -m microbench.selftest.launches DEVICE LAUNCHES CASE...`, a case being
+precision:backend:size.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+from kernels import OPS
+from kernels.case import Case
+from microbench.device.device import describe
+from microbench.timing.instruments import Instruments
+
+
+def parse(word: str) -> Case:
+    """A case from "fp16:cublas:4096"."""
+    precision, backend, size = word.split(":")
+    return Case("gemm", dict.fromkeys("mnk", int(size)), precision, backend)
+
+
+def launch_all(device: str, launches: int, words: list[str]) -> None:
+    """Launch every case between profiler start and stop; the marker is the kernel "empty"."""
+    info = describe(device)
+    instruments = Instruments(info.index, 1 << 20, info.sm_count)
+    session = OPS["gemm"].session(info.target(), seed=0)
+    runtime: Any = torch.cuda.cudart()
+    for word in words:
+        call = session.prepare(parse(word)).candidates[0].call
+        call()
+        torch.cuda.synchronize()
+        runtime.cudaProfilerStart()
+        instruments.launch_empty()
+        for _ in range(launches):
+            call()
+            torch.cuda.synchronize()
+        runtime.cudaProfilerStop()
+
+
+if __name__ == "__main__":
+    launch_all(sys.argv[1], int(sys.argv[2]), sys.argv[3:])

@@ -1,0 +1,124 @@
+"""Our timer against Nsight Compute's gpu__time_duration: burst, cold, clocks left alone."""
+
+from __future__ import annotations
+
+import csv
+import io
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from kernels import OPS
+from microbench.device.device import DeviceInfo
+from microbench.errors import UserError
+from microbench.selftest.launches import parse
+from microbench.timing.interleave import Arm, Turns
+from microbench.timing.stats import median
+from microbench.timing.timers import make_timer
+
+SIZES = (256, 512, 1024, 2048, 4096, 8192)
+ARMS = (("fp16", "cublas"), ("fp16", "triton"), ("fp32", "cublas"), ("tf32", "cublas"))
+LAUNCHES = 15
+BUDGET_S = 0.7
+LONG_S, LONG_TARGET_PCT, SHORT_TARGET_S = 50e-6, 2.0, 0.5e-6
+MARKER = "empty"
+UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0,
+         "nsecond": 1e-9, "usecond": 1e-6, "msecond": 1e-3, "second": 1.0}  # fmt: skip
+
+
+def timer_against_ncu(info: DeviceInfo, tries: int) -> tuple[dict[str, Any], str]:
+    """(figures, summary); UserError without a GPU or without ncu."""
+    if info.kind != "cuda":
+        raise UserError("validate timer needs a CUDA GPU: Nsight Compute profiles nothing else")
+    if shutil.which("ncu") is None:
+        raise UserError("validate timer needs ncu (Nsight Compute) on the PATH")
+    words = [f"{p}:{backend}:{size}" for p, backend in ARMS for size in SIZES]
+    ours = our_medians(info, words)
+    theirs = ncu_medians(info, words)
+    rows = [
+        {"case": parse(word).key, "ours_s": ours[word], "ncu_s": theirs[word],
+         "within_target": within_target(ours[word], theirs[word])}
+        for word in words
+    ]  # fmt: skip
+    good = sum(row["within_target"] for row in rows)
+    lines = [f"{'case':<52}{'ours us':>10}{'ncu us':>10}{'diff us':>9}{'diff %':>8}"]
+    for row in rows:
+        difference = row["ours_s"] - row["ncu_s"]
+        lines.append(
+            f"{row['case']:<52}{1e6 * row['ours_s']:>10.2f}{1e6 * row['ncu_s']:>10.2f}"
+            f"{1e6 * difference:>9.2f}{100 * difference / row['ncu_s']:>8.2f}"
+            f"{'' if row['within_target'] else '  off'}"
+        )
+    lines.append(
+        f"{good} of {len(rows)} within {LONG_TARGET_PCT:g} % from {1e6 * LONG_S:.0f} us up, within "
+        f"{1e6 * SHORT_TARGET_S:g} us below."
+    )
+    return {"rows": rows, "within_target": good}, "\n".join(lines)
+
+
+def within_target(ours_s: float, ncu_s: float) -> bool:
+    """2 % from 50 us up, half a microsecond below."""
+    difference = abs(ours_s - ncu_s)
+    if ncu_s >= LONG_S:
+        return 100 * difference / ncu_s <= LONG_TARGET_PCT
+    return difference <= SHORT_TARGET_S
+
+
+def our_medians(info: DeviceInfo, words: Sequence[str]) -> dict[str, float]:
+    """Our median of each case: gated events, cold, burst."""
+    timer = make_timer("auto", "cold", info.kind, info.index, info.l2_bytes, info.sm_count)
+    session = OPS["gemm"].session(info.target(), seed=0)
+    medians: dict[str, float] = {}
+    for word in words:
+        call = session.prepare(parse(word)).candidates[0].call
+        timer.run(call, 1)
+        arm = Arm(word, call, median(timer.block(call, 3).times_s))
+        Turns(timer, "burst", BUDGET_S).take([arm])
+        raw = median([t for block in arm.blocks for t in block.times_s])
+        medians[word] = raw - timer.overhead_s
+    return medians
+
+
+def ncu_medians(info: DeviceInfo, words: Sequence[str]) -> dict[str, float]:
+    """Nsight Compute's median of each case, kernels of one launch added up."""
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "ncu.csv"
+        command = [
+            "ncu", "--metrics", "gpu__time_duration.sum", "--clock-control", "none",
+            "--cache-control", "all", "--profile-from-start", "off", "--csv", "--log-file",
+            str(log), sys.executable, "-m", "microbench.selftest.launches", f"cuda:{info.index}",
+            str(LAUNCHES), *words,
+        ]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        text = log.read_text() if log.exists() else ""
+    durations = read_durations(text)
+    if done.returncode or len(durations) != len(words):
+        tail = (done.stderr or text).strip().splitlines()[-1:] or ["no output"]
+        raise UserError(f"ncu did not profile all {len(words)} cases: {tail[0]}")
+    return dict(zip(words, (median(per_launch(d)) for d in durations), strict=True))
+
+
+def read_durations(text: str) -> list[list[float]]:
+    """Seconds of each kernel, a list for each marker kernel seen, from ncu's CSV."""
+    rows = list(csv.reader(io.StringIO(text[text.find('"ID"') :])))
+    header = rows[0]
+    name, unit, value = (header.index(h) for h in ("Kernel Name", "Metric Unit", "Metric Value"))
+    found: list[list[float]] = []
+    for row in rows[1:]:
+        if len(row) != len(header):
+            continue
+        if row[name] == MARKER:
+            found.append([])
+        else:
+            found[-1].append(float(row[value].replace(",", "")) * UNITS[row[unit]])
+    return found
+
+
+def per_launch(durations: Sequence[float]) -> list[float]:
+    """Durations of whole launches, when each launch runs the same number of kernels."""
+    kernels = max(1, len(durations) // LAUNCHES)
+    return [sum(durations[i : i + kernels]) for i in range(0, len(durations), kernels)]

@@ -1,0 +1,1 @@
+"""Timers, interleaving, and statistics of samples."""

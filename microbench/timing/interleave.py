@@ -1,0 +1,201 @@
+"""Arms of one comparison take turns, a block of samples a round, until the medians are known.
+
+Pure policy: the timer, the clock and the telemetry are given, so tests run it with made-up times.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from microbench.timing.stats import MAX_INTERVAL_PCT, half_width_pct, median, median_interval
+from microbench.timing.timers import Block, Launch, Timer
+
+# A launch this long can keep the GPU at its power limit: the clock must settle before and between.
+# One such arm makes the whole comparison heavy: all arms are then timed in the same way.
+HEAVY_S = 100e-6
+LARGE_FLOPS = 4e9  # and so does a problem of this size, however fast its arms are
+WATCHED_SHARE = 0.5  # of the warm-up, its later part, belongs to the arm's telemetry
+ORDER_SEED = 7
+WARM_RUN_S = 0.01
+LAUNCH_S = 5e-6  # the host takes about this long to launch, whatever the kernel takes
+BURST_IDLE_FACTOR = 15  # idle this many times the launch's time between samples
+BURST_IDLE_MIN_S = 2e-3
+BURST_SAMPLES = 3
+# Looking after every round would stop on lucky streaks, and the interval would cover less.
+LOOKS = (7, 14, 28, 56)
+MAX_ROUNDS = LOOKS[-1]
+FEWEST_ROUNDS = 3  # when the budget is short: slow cases on a CPU
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How long an arm runs before its first turn, before each turn, and in a turn.
+
+    A turn has as many samples as take `block_s`, but at least and at most so many.
+    """
+
+    settle_s: float
+    warm_s: float
+    block_s: float
+    least: int
+    most: int
+
+
+# Heavy blocks are short: the flush between samples rests the card, and its clock creeps up over a
+# block. What stands is the first samples after 150 ms of the arm back to back.
+HEAVY = Pace(settle_s=0.5, warm_s=0.15, block_s=0.04, least=3, most=24)
+LIGHT = Pace(settle_s=0.02, warm_s=0.002, block_s=0.008, least=15, most=48)
+
+
+class ArmFailed(Exception):
+    """A launch raised during its turn; `arm` is whose it was, the cause is what it raised."""
+
+    def __init__(self, arm: Arm) -> None:
+        super().__init__(arm.key)
+        self.arm = arm
+
+
+class Clock(Protocol):
+    """Where policy reads the time and sleeps."""
+
+    def now(self) -> float:
+        """Seconds, monotonic."""
+        ...
+
+    def sleep(self, seconds: float) -> None:
+        """Do nothing for a while."""
+        ...
+
+
+class SystemClock:
+    """The machine's own."""
+
+    def now(self) -> float:
+        """Seconds, monotonic."""
+        return time.perf_counter()
+
+    def sleep(self, seconds: float) -> None:
+        """Do nothing for a while."""
+        time.sleep(seconds)
+
+
+@dataclass
+class Arm:
+    """One side of a comparison and the blocks it has taken so far."""
+
+    key: str
+    launch: Launch
+    estimate_s: float
+    blocks: list[Block] = field(default_factory=list)
+
+    def settled(self, resolution_s: float) -> bool:
+        """Whether the interval of its median is within MAX_INTERVAL_PCT, or within a tick."""
+        times = [block.times_s for block in self.blocks]
+        interval = median_interval(times, resolution_s)
+        if interval is None:
+            return False
+        centre = median([t for block in times for t in block])
+        return (
+            half_width_pct(centre, interval) <= MAX_INTERVAL_PCT
+            or interval[1] - interval[0] <= 2 * resolution_s
+        )
+
+
+def _no_telemetry(_: str) -> AbstractContextManager[object]:
+    return nullcontext()
+
+
+@dataclass(frozen=True)
+class Turns:
+    """How arms take turns: the regime, the time there is, and what to tell on the way."""
+
+    timer: Timer
+    regime: str
+    budget_s: float
+    clock: Clock = field(default_factory=SystemClock)
+    during: Callable[[str], AbstractContextManager[object]] = _no_telemetry
+    begin: Callable[[str, int], None] = lambda _key, _round: None
+    heavy: bool = False  # whatever the estimates say
+    own_pace: Pace | None = None  # of launches that are neither light nor heavy: training steps
+
+    def take(self, arms: Sequence[Arm]) -> int:
+        """Fill the arms' blocks; the number of rounds. All arms take part in each. ArmFailed."""
+        start = self.clock.now()
+        rounds = 0
+        pace = self.pace(arms)
+        order = list(arms)
+        shuffle = random.Random(ORDER_SEED).shuffle
+        self._turn(arms[0], 0, pace)
+        while rounds < MAX_ROUNDS:
+            # A new order each round: an arm that always followed one other would carry its heat.
+            shuffle(order)
+            rounds += 1
+            for arm in order:
+                self._turn(arm, rounds, pace)
+            spent = self.clock.now() - start
+            if self._enough(arms, rounds, spent):
+                break
+        return rounds
+
+    def pace(self, arms: Sequence[Arm]) -> Pace:
+        """HEAVY when an arm can drive the GPU to its power limit, else LIGHT; or the own one."""
+        if self.own_pace:
+            return self.own_pace
+        heavy = self.heavy or any(arm.estimate_s >= HEAVY_S for arm in arms)
+        return HEAVY if heavy else LIGHT
+
+    def _turn(self, arm: Arm, number: int, pace: Pace) -> None:
+        """One arm's part of a round; in round 0 the card is brought to its working state only."""
+        self.begin(arm.key, number)
+        try:
+            if number == 0:
+                self._warm(arm, pace.settle_s)
+                return
+            self._warm(arm, (1 - WATCHED_SHARE) * pace.warm_s)
+            with self.during(arm.key):
+                self._warm(arm, WATCHED_SHARE * pace.warm_s)
+                arm.blocks.append(self._block(arm, pace))
+        except Exception as error:
+            raise ArmFailed(arm) from error
+
+    def _enough(self, arms: Sequence[Arm], rounds: int, spent_s: float) -> bool:
+        if spent_s >= self.budget_s and rounds >= FEWEST_ROUNDS:
+            return True
+        if rounds not in LOOKS:
+            return False
+        return all(arm.settled(self.timer.resolution_s) for arm in arms)
+
+    def _warm(self, arm: Arm, seconds: float) -> None:
+        if self.regime == "burst" or self.timer.name == "clock":
+            return
+        run_s = min(WARM_RUN_S, seconds / 2)
+        per_run = max(1, int(run_s / max(arm.estimate_s, LAUNCH_S)))
+        end = self.clock.now() + seconds
+        while self.clock.now() < end:
+            self.timer.run(arm.launch, per_run)
+
+    def _block(self, arm: Arm, pace: Pace) -> Block:
+        if self.regime == "burst" and pace is HEAVY and self.timer.name != "clock":
+            return self._burst_block(arm)
+        least = pace.least
+        if self.timer.name == "clock" and arm.estimate_s + self.timer.flush_s > HEAVY.block_s:
+            least = 1
+        wanted = int(pace.block_s / (arm.estimate_s + self.timer.flush_s))
+        return self.timer.block(arm.launch, min(pace.most, max(least, wanted)))
+
+    def _burst_block(self, arm: Arm) -> Block:
+        # One launch at a time on a rested card, as a profiler that replays kernels sees it.
+        taken: list[Block] = []
+        for _ in range(BURST_SAMPLES):
+            self.clock.sleep(max(BURST_IDLE_MIN_S, BURST_IDLE_FACTOR * arm.estimate_s))
+            taken.append(self.timer.block(arm.launch, 1))
+        clocks = [block.sm_clock_mhz for block in taken if block.sm_clock_mhz]
+        return Block(
+            tuple(t for block in taken for t in block.times_s),
+            sum(clocks) / len(clocks) if clocks else None,
+        )

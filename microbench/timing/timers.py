@@ -1,0 +1,247 @@
+"""The timers. Each takes a block of samples of one launch; everything else is policy.
+
+A sample is seconds a launch. Device timers hold the stream behind a gate until all launches of the
+block are queued, so host time cannot leak in.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from microbench.errors import UserError
+from microbench.timing.stats import median
+
+Launch = Callable[[], object]
+
+TIMERS = ("auto", "events", "graph", "clock")
+L2_STATES = ("cold", "warm")
+REGIMES = ("sustained", "burst")
+
+EVENT_TICK_S = 32e-9  # steps in which event readings come on an H200 (seen: multiples of 32 ns)
+CPU_TICK_S = 1e-9
+WARM_REPEATS = 10  # launches between one pair of events when the cache stays warm
+# Queued behind the samples and thrown away: with nothing more to fetch behind it, a sample reads
+# half a microsecond less, so that the last of a batch would differ from the others.
+TRAILING = 6
+SAMPLES_BEHIND_GATE = 24  # of about 10 commands each: well under the 1,024 that a stream queues
+CPU_FLUSH_FACTOR = 2
+
+# What Nsight Compute reports (gpu__time_duration) for an empty kernel on an H200: the hardware's
+# own launch and drain, which belong to a kernel's duration; what events read beyond is overhead.
+EMPTY_KERNEL_S = 1.41e-6
+CALIBRATION_SAMPLES = 101
+
+
+@dataclass(frozen=True)
+class Block:
+    """Samples taken one after another, and the SM clock over them where it can be read."""
+
+    times_s: tuple[float, ...]
+    sm_clock_mhz: float | None = None
+
+
+class Timer(Protocol):
+    """Takes samples of a launch."""
+
+    name: str
+    l2: str
+    resolution_s: float
+    flush_s: float  # what emptying the cache costs before each sample
+    overhead_s: float  # what a raw reading has in it beyond the launch
+
+    def block(self, launch: Launch, samples: int) -> Block:
+        """`samples` samples, raw. RuntimeError when the launch cannot be timed this way."""
+        ...
+
+    def run(self, launch: Launch, times: int) -> None:
+        """Launch back to back, untimed, and wait: warming up."""
+        ...
+
+    def forget(self) -> None:
+        """Drop what was kept for the launches of the last comparison."""
+        ...
+
+
+class GatedEvents:
+    """Device events round each launch, behind a gate.
+
+    Cold: the L2 is flushed before each launch and each has its own pair of events. Warm: one pair
+    round WARM_REPEATS launches back to back, so a sample holds the gap between launches.
+    """
+
+    name = "events"
+    resolution_s = EVENT_TICK_S
+
+    def __init__(self, device_index: int, l2_bytes: int, sm_count: int, l2: str) -> None:
+        from microbench.timing.instruments import Instruments
+
+        self.l2 = l2
+        self.flush_s = 0.0
+        self.instruments = Instruments(device_index, l2_bytes, sm_count)
+        self.overhead_s = 0.0
+        if l2 == "cold":
+            self.flush_s = self._time_flush()
+            self.overhead_s = self._calibrate()
+
+    def _calibrate(self) -> float:
+        """What a pair of events reads beyond the duration of an empty kernel."""
+        self.run(self.instruments.launch_empty, 1)
+        readings: list[float] = []
+        while len(readings) < CALIBRATION_SAMPLES:
+            readings += self._batch(self.instruments.launch_empty, SAMPLES_BEHIND_GATE, 1, False)[0]
+        return max(0.0, median(readings) - EMPTY_KERNEL_S)
+
+    def _time_flush(self) -> float:
+        self.run(self.instruments.flush_l2, 1)
+        start = time.perf_counter()
+        self.run(self.instruments.flush_l2, 10)
+        return (time.perf_counter() - start) / 10
+
+    def block(self, launch: Launch, samples: int) -> Block:
+        """Samples in as few gated batches as the launch queue takes."""
+        times: list[float] = []
+        clocks: list[float] = []
+        cold = self.l2 == "cold"
+        while len(times) < samples:
+            wanted = min(SAMPLES_BEHIND_GATE, samples - len(times))
+            got, clock = self._batch(launch, wanted, 1 if cold else WARM_REPEATS, cold)
+            times += got
+            clocks += [clock] if clock else []
+        return Block(tuple(times), sum(clocks) / len(clocks) if clocks else None)
+
+    def _batch(
+        self, launch: Launch, samples: int, repeats: int, flush: bool
+    ) -> tuple[list[float], float | None]:
+        import torch
+
+        pairs = [
+            [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+            for _ in range(samples + TRAILING)
+        ]
+        self.instruments.close_gate()
+        try:
+            self.instruments.stamp_clock(0)
+            for start, end in pairs[:samples]:
+                if flush:
+                    self.instruments.flush_l2()
+                start.record()
+                for _ in range(repeats):
+                    launch()
+                end.record()
+            self.instruments.stamp_clock(1)
+            for start, end in pairs[samples:]:
+                start.record()
+                self.instruments.launch_empty()
+                end.record()
+        finally:
+            self.instruments.open_gate()
+        torch.cuda.synchronize()
+        if self.instruments.gate_expired:
+            raise RuntimeError(
+                "the launch waits for the device, so its host time cannot be kept out of the timing"
+            )
+        times = [start.elapsed_time(end) * 1e-3 / repeats for start, end in pairs[:samples]]
+        return times, self.instruments.clock_mhz()
+
+    def run(self, launch: Launch, times: int) -> None:
+        """Launch back to back and wait."""
+        import torch
+
+        for _ in range(times):
+            launch()
+        torch.cuda.synchronize()
+
+    def forget(self) -> None:
+        """Nothing is kept."""
+
+
+class GraphReplay(GatedEvents):
+    """WARM_REPEATS launches captured in a CUDA graph and replayed: no launch gaps, warm cache."""
+
+    name = "graph"
+
+    def __init__(self, device_index: int, l2_bytes: int, sm_count: int) -> None:
+        super().__init__(device_index, l2_bytes, sm_count, "warm")
+        self._graphs: dict[int, tuple[Launch, Any]] = {}
+
+    def block(self, launch: Launch, samples: int) -> Block:
+        """Each sample is one replay over WARM_REPEATS, behind the gate."""
+        replay = self._graph(launch).replay
+        times: list[float] = []
+        clock: float | None = None
+        while len(times) < samples:
+            wanted = min(SAMPLES_BEHIND_GATE, samples - len(times))
+            got, clock = self._batch(replay, wanted, 1, False)
+            times += got
+        return Block(tuple(t / WARM_REPEATS for t in times), clock)
+
+    def _graph(self, launch: Launch) -> Any:
+        import torch
+
+        if id(launch) not in self._graphs:
+            launch()
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                for _ in range(WARM_REPEATS):
+                    launch()
+            self._graphs[id(launch)] = (launch, graph)
+        return self._graphs[id(launch)][1]
+
+    def forget(self) -> None:
+        """Free the graphs."""
+        self._graphs.clear()
+
+
+class CpuClock:
+    """The monotonic clock round each call. Cold: the last-level cache is overwritten before it."""
+
+    name = "clock"
+    resolution_s = CPU_TICK_S
+    overhead_s = 0.0  # reading the clock costs tens of nanoseconds: nothing is taken off
+
+    def __init__(self, llc_bytes: int, l2: str) -> None:
+        import torch
+
+        self.l2 = l2
+        self._scratch = torch.ones(CPU_FLUSH_FACTOR * llc_bytes // 4, dtype=torch.int32)
+        start = time.perf_counter()
+        self._scratch.add_(1)
+        self.flush_s = time.perf_counter() - start if l2 == "cold" else 0.0
+
+    def block(self, launch: Launch, samples: int) -> Block:
+        """One call after another."""
+        times: list[float] = []
+        for _ in range(samples):
+            if self.l2 == "cold":
+                self._scratch.add_(1)
+            start = time.perf_counter()
+            launch()
+            times.append(time.perf_counter() - start)
+        return Block(tuple(times))
+
+    def run(self, launch: Launch, times: int) -> None:
+        """Call one after another."""
+        for _ in range(times):
+            launch()
+
+    def forget(self) -> None:
+        """Nothing is kept."""
+
+
+def make_timer(name: str, l2: str, kind: str, index: int, l2_bytes: int, sm_count: int) -> Timer:
+    """The timer for a device. UserError for a combination that means nothing."""
+    if kind == "cpu":
+        if name not in ("auto", "clock"):
+            raise UserError(f"--timer {name} needs a CUDA device; a CPU has --timer clock")
+        return CpuClock(l2_bytes, l2)
+    if name == "clock":
+        raise UserError("--timer clock is for a CPU; a CUDA device has --timer events or graph")
+    if name == "graph":
+        if l2 == "cold":
+            raise UserError("--timer graph replays with a warm cache; add --l2 warm")
+        return GraphReplay(index, l2_bytes, sm_count)
+    return GatedEvents(index, l2_bytes, sm_count, l2)

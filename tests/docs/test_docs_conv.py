@@ -1,0 +1,221 @@
+"""What docs/when-fp16-pays.md claims is what the committed run files say."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from kernels import OPS, is_library
+from microbench.report.layers_table import against_library, layers_of, layers_summary
+from microbench.report.map_table import map_verdict
+from microbench.report.markdown import payoff_table, rival_table
+from microbench.results.runfile import read_run
+from microbench.results.types import Result, Run
+from microbench.roofline.explain import annotate
+from microbench.roofline.model import held_out_error
+from microbench.roofline.model.features import Rates
+from microbench.roofline.model.fitting import fit_at
+
+ROOT = Path(__file__).parents[2]
+H200 = ROOT / "results" / "nvidia-h200"
+PAGE = (ROOT / "docs" / "when-fp16-pays.md").read_text(encoding="utf-8")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+CONV_RUNS = ("conv-channels", "conv-fine", "conv-fp16", "payoff-conv", "layers-resnet50")
+
+
+@cache
+def run(name: str) -> Run:
+    return read_run(H200 / f"{name}.json")
+
+
+def by_arm(name: str) -> dict[tuple[str, str, int, str], Result]:
+    return {
+        (str(r.case.dims["pass"]), r.case.layout, r.case.dim("c"), r.case.precision_name): r
+        for r in run(name).results
+    }
+
+
+@pytest.mark.parametrize("name", ["conv-channels", "conv-fine"])
+def test_the_payoff_tables_are_the_run_files(name: str) -> None:
+    assert payoff_table(run(name), "fp16") in PAGE
+
+
+def test_the_readme_s_table_is_the_main_command_s() -> None:
+    assert payoff_table(run("conv-fp16"), "fp16") in README
+    gains = [r.speedup["fp32"].ratio for r in run("conv-fp16").results
+             if r.case.precision_name == "fp16" and r.case.layout == "nhwc" and
+             r.case.dim("c") >= 512]  # fmt: skip
+    assert "13 to 18 times" in PAGE
+    assert 12.5 < min(gains) < max(gains) < 18.5
+
+
+def test_ranges_of_the_summary() -> None:
+    arms = by_arm("conv-channels")
+
+    def gains(which: str, baseline: str, least: int) -> list[float]:
+        return [
+            arms[which, "nhwc", c, "fp16"].speedup[baseline].ratio
+            for c in (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+            if c >= least
+        ]
+
+    for which in ("fprop", "dgrad"):
+        assert all(6.9 < g < 9.1 for g in gains(which, "fp32", 256))
+    assert all(3.45 < g < 5.05 for g in gains("wgrad", "fp32", 256))
+    assert all(1.1 < g < 2.3 for which in ("fprop", "dgrad") for g in gains(which, "tf32", 8))
+    exact = {
+        r.case.group
+        for r in run("payoff-conv").results
+        if any("tf32 was allowed" in warning.symptom for warning in r.warnings)
+    }
+    assert f"in {len(exact)} of 87 cells" in PAGE
+    algorithms = {c: arms["wgrad", "nhwc", c, "fp32"].kernels for c in (128, 512, 2048)}
+    assert all("winograd" in " ".join(k).lower() for k in algorithms.values())
+
+
+def test_two_runs_of_one_case_differ_by_the_kernels_that_cudnn_chose() -> None:
+    seen: dict[str, list[Result]] = {}
+    for name in CONV_RUNS:
+        for result in run(name).results:
+            if is_library(result.case) and result.case.op == "conv":
+                seen.setdefault(result.case.key, []).append(result)
+    pairs = [found[:2] for found in seen.values() if len(found) > 1]
+    moved = [(a, b) for a, b in pairs if abs((a.median_s or 0) / (b.median_s or 1) - 1) > 0.03]
+    other = [(a, b) for a, b in moved if a.kernels != b.kernels]
+    said = f"share {len(pairs)} cases: in {len(moved)} of them"
+    assert said in PAGE
+    assert f"in {len(other)} of those" in PAGE
+
+
+def test_the_map_in_words_is_the_run_file_s() -> None:
+    for line in map_verdict(run("payoff-conv")):
+        assert f"- {line}" in PAGE
+    cells = {r.case.group for r in run("payoff-conv").results}
+    assert f"{len(cells)} cells of {24 * 7 * 2}" in PAGE
+
+
+def test_the_network_s_summary_and_every_layer_s_ratio_are_the_run_file_s() -> None:
+    found = run("layers-resnet50")
+    assert found.network is not None
+    for line in layers_summary(found, found.network):
+        assert line.plain.strip() in PAGE
+    assert rival_table(found, found.network) in PAGE
+    layers = [layer for layer in layers_of(found, found.network) if "linear" not in layer.label]
+    assert len(layers) == 23
+    for layer in layers:
+        for baseline in ("fp32", "tf32"):
+            base, own = layer.seconds(baseline), layer.seconds("fp16")
+            assert base
+            assert own
+            assert base / own >= 1.3
+
+
+def test_triton_reaches_what_the_readme_says() -> None:
+    found = run("layers-resnet50")
+    assert found.network is not None
+    said = {line.split("fp16 ")[1].split(":")[0]: line for line in
+            against_library(found, found.network)}  # fmt: skip
+    for which, line in said.items():
+        mean = line.split(": ")[1].split(" ")[0]
+        assert f"{which} {mean}" in README
+
+
+def test_the_cliff_is_the_run_file_s() -> None:
+    fine = by_arm("conv-fine")
+    for width in (52, 56, 57, 60, 61, 63, 64, 65, 68, 71, 72):
+        rates = [
+            f"{(fine['fprop', 'nhwc', width, p].flop_per_s or 0) / 1e12:.1f}"
+            for p in ("fp32", "tf32", "fp16")
+        ]
+        fp16 = fine["fprop", "nhwc", width, "fp16"]
+        gains = [f"{fp16.speedup[b].ratio:.2f}" for b in ("fp32", "tf32")]
+        assert f"| {' | '.join([str(width), *rates, *gains, str(fp16.bound)])} |" in PAGE
+    off, tf32, padded = (fine["fprop", "nhwc", c, p].median_s or 0 for c, p in
+                         ((60, "fp16"), (60, "tf32"), (64, "fp16")))  # fmt: skip
+    assert "1.5 times as long as TF32. Padded to 64 it is 3 times faster" in PAGE
+    assert off / tf32 == pytest.approx(1.5, abs=0.05)
+    assert off / padded == pytest.approx(3.0, abs=0.1)
+
+
+def test_sentences_about_the_sweep() -> None:
+    arms = by_arm("conv-channels")
+    widths = [8 * 2**i for i in range(9)]
+    for which in ("fprop", "dgrad", "wgrad"):
+        for width in widths:
+            fp16 = arms[which, "nhwc", width, "fp16"]
+            for baseline in ("fp32", "tf32"):
+                ratio = fp16.speedup[baseline]
+                assert ratio.ci95 is not None
+                assert ratio.ci95[0] > 1
+    assert arms["fprop", "nchw", 8, "fp16"].speedup["fp32"].ratio < 1
+    rates = [(arms[which, "nhwc", 2048, "fp32"].flop_per_s or 0) / 1e12
+             for which in ("fprop", "wgrad")]  # fmt: skip
+    assert f"{rates[0]:.0f} (fprop) to {rates[1]:.0f} (wgrad)" in PAGE
+    assert all(any("fft" in k for k in arms["fprop", "nhwc", c, "fp32"].kernels)
+               for c in widths if c >= 64)  # fmt: skip
+    exact = arms["fprop", "nhwc", 8, "tf32"]
+    assert any("tf32 was allowed" in warning.symptom for warning in exact.warnings)
+
+
+@pytest.mark.parametrize("name", ["conv-channels", "conv-fine", "payoff-conv", "layers-resnet50"])
+def test_the_model_s_errors_on_unseen_sizes(name: str) -> None:
+    held = held_out_error(run(name))
+    assert held is not None
+    whole = held.overall
+    row = f"| {whole.count} | {100 * whole.median:.0f} % | {100 * whole.p90:.0f} % |"
+    assert row in PAGE
+
+
+def test_the_model_s_errors_across_runs() -> None:
+    seen = [run("conv-channels"), run("conv-fine")]
+    pairs = [(r, rates) for one in seen if (rates := Rates.of(one)) for r in one.results]
+    model = fit_at(pairs)
+
+    def error(name: str) -> float:
+        results = [r for r in run(name).results if r.case.op == "conv" and is_library(r.case)]
+        found = [
+            abs(guess.seconds / r.median_s - 1)
+            for r in results
+            if r.median_s and (guess := model.predict(r, run(name)))
+        ]
+        return 100 * median(found)
+
+    on_map, on_network = error("payoff-conv"), error("layers-resnet50")
+    assert f"a median of {on_map:.0f} % on the map, {on_network:.0f} %" in PAGE
+
+
+def test_the_selftest_is_the_file_s() -> None:
+    found = json.loads((H200 / "selftest.json").read_text())
+    assert f"{found['right']} of {found['counted']} named right" in PAGE
+    assert found["counted"] == len(found["rows"])
+    assert not found["absent"]
+
+
+@pytest.mark.parametrize("name", [*CONV_RUNS, "gemm-fp16", "gemm-all"])
+def test_published_explanations_are_what_this_version_says(name: str) -> None:
+    found = run(name)
+    assert annotate(found).results == found.results
+
+
+@pytest.mark.parametrize("name", CONV_RUNS)
+def test_a_published_convolution_is_right_and_physical(name: str) -> None:
+    found = run(name)
+    assert found.finished_at
+    for result in found.results:
+        assert result.status == "ok"
+        op = OPS[result.case.op]
+        assert (result.flops, result.min_bytes) == (
+            op.flops(result.case),
+            op.min_bytes(result.case),
+        )
+        assert result.rel_error is not None
+        assert 0 < result.rel_error <= OPS[result.case.op].tolerance(result.case)
+        assert result.byte_per_s is not None
+        assert 0 < result.byte_per_s < 8e12
+        if result.case.precision_name in ("fp16", "bf16"):
+            assert result.ceiling_pct is not None
+            assert 0 < result.ceiling_pct <= 105

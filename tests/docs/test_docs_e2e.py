@@ -1,0 +1,129 @@
+"""docs/e2e.md says what the code does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from e2e.commands.list import cells
+from e2e.data.sources import KINDS
+from e2e.recipes import RECIPES
+from e2e.results.types import Training
+from microbench.report.markdown import to_markdown
+from microbench.results.runfile import read_run
+from microbench.timing.stats import half_width_pct
+
+ROOT = Path(__file__).parents[2]
+H200 = ROOT / "results" / "nvidia-h200"
+DOCS = (ROOT / "docs" / "e2e.md").read_text(encoding="utf-8")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+RUN_FILES = [
+    path
+    for path in sorted(ROOT.glob("results/*/**/*.json"))
+    if any(r.get("op") == "train" for r in json.loads(path.read_text()).get("results", ()))
+]
+
+
+def test_every_recipe_has_its_row() -> None:
+    rows = [line for line in DOCS.splitlines() if line.startswith("| ")]
+    for recipe in RECIPES.values():
+        assert f"| {' | '.join(cells(recipe))} |" in rows
+
+
+def test_every_kind_of_data_has_its_row() -> None:
+    for name in KINDS:
+        assert f"| `{name}" in DOCS
+
+
+@pytest.mark.parametrize("name", ["train-resnet50.json", "ladder-resnet50.json"])
+def test_the_readme_s_tables_are_the_run_files_own(name: str) -> None:
+    whole = to_markdown(read_run(H200 / name))
+    assert whole[whole.index("| ") :].strip() in README
+
+
+def test_timm_s_figures_are_its_own() -> None:
+    for name, label in (("amp", "AMP"), ("compiled", "AMP, compiled")):
+        timm = json.loads((H200 / "timm" / f"{name}.json").read_text())
+        by_step = timm["train_batch_size"] / timm["train_step_time"] * 1e3
+        (ours,) = read_run(H200 / "timm" / f"ours-{name}.json").of(Training)
+        assert ours.per_s is not None
+        assert ours.per_s > by_step, "our target"
+        row = f"| {label} | {by_step:,.0f}"
+        found = next(line for line in DOCS.splitlines() if line.startswith(row))
+        assert found.endswith(f"| {timm['train_samples_per_sec']:,.0f} | {ours.per_s:,.0f} |")
+
+
+def test_repeated_recipes_are_as_far_apart_as_said() -> None:
+    runs = ("train-resnet50.json", "ladder-resnet50.json", "timm/ours-amp.json")
+    steps = [_amp(read_run(H200 / name).of(Training)).step_s for name in runs]
+    for step_s in steps:
+        assert step_s is not None
+        assert f"{step_s * 1e3:.1f} ms" in DOCS
+    known = [step_s for step_s in steps if step_s]
+    assert f"{max(known) / min(known) - 1:.1%}".replace("%", " %") in DOCS
+
+
+def test_other_networks_rows_are_the_run_files_own() -> None:
+    for training in read_run(H200 / "train-others.json").of(Training):
+        case, steps = training.case, training.steps
+        assert steps is not None
+        assert steps.ci95_s is not None
+        assert steps.busy_s is not None
+        cells = next(
+            [cell.strip() for cell in line.strip("| ").split("|")]
+            for line in DOCS.splitlines()
+            if line.startswith(f"| {case.network} | {case.batch} | {case.recipe} |")
+        )
+        assert cells[3] == f"{training.per_s:,.0f} {training.unit}/s"
+        half_pct = float(cells[4].split()[0])
+        assert half_pct == pytest.approx(half_width_pct(steps.median_s, steps.ci95_s), abs=0.51)
+        assert cells[7] == f"{min(1.0, steps.busy_s / steps.median_s):.0%}"
+        assert cells[8] == training.limit
+        for base, cell in zip(("fp32", "tf32"), cells[5:7], strict=True):
+            ratio = training.speedup.get(base)
+            if ratio and cell[0] not in "-~":
+                assert cell.startswith(f"{ratio.ratio:.2f} ±")
+                if base == "tf32" and case.network in ("vit_b_16", "gpt"):
+                    assert cell in README
+
+
+@pytest.mark.parametrize("name", ["wrn-generated.json", "cifar-vgg16.json"])
+def test_what_was_learnt_is_the_run_files_own(name: str) -> None:
+    section = DOCS[DOCS.index(f"[{name}]") :]
+    for training in read_run(H200 / name).of(Training):
+        assert training.accuracy is not None
+        row = next(r for r in section.splitlines() if r.startswith(f"| {training.case.recipe} |"))
+        assert row.startswith(f"| {training.case.recipe} | {100 * training.accuracy[0]:.1f} ")
+        assert training.converged
+        assert "| converged |" in row
+        assert row.endswith(f"| {training.limit} |")
+
+
+def _amp(trainings: tuple[Training, ...]) -> Training:
+    """Fused, channels_last, neither compiled nor captured."""
+    return next(
+        t
+        for t in trainings
+        if (t.case.recipe, t.case.layout, t.case.fused, t.case.compile)
+        == ("amp", "nhwc", True, False)
+    )
+
+
+@pytest.mark.parametrize("path", RUN_FILES, ids=lambda p: f"{p.parent.name}/{p.name}")
+def test_a_published_training_is_whole_and_physical(path: Path) -> None:
+    run = read_run(path)
+    assert run.finished_at is not None
+    for training in run.of(Training):
+        if training.status != "ok":
+            assert training.reason
+            continue
+        assert training.steps is not None
+        assert sum(training.steps.times_s) <= 1.001 * training.steps.wall_s
+        assert (
+            training.steps.busy_s is None or training.steps.busy_s <= 1.05 * training.steps.median_s
+        )
+        assert training.steps.ci95_s is not None
+        low, high = training.steps.ci95_s
+        assert low <= training.steps.median_s <= high

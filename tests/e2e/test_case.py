@@ -1,0 +1,321 @@
+"""Plans: every option does what it says to the arms, and words that do not fit are told."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import fields, replace
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from e2e.case import SMALL_CARD_BYTES, Options, Planned, notes, plan
+from e2e.commands.requests import parse_shape
+from e2e.networks import Network, find
+from e2e.results.types import TrainCase
+from microbench.errors import UserError
+
+BIG = 141 * 10**9
+
+
+@cache
+def network(name: str = "cnn-cifar") -> Network:
+    return find(name)
+
+
+def planned(
+    kind: str = "cuda", *, name: str = "cnn-cifar", memory: int | None = BIG, **options: Any
+) -> list[list[Planned]]:
+    comparisons = plan(network(name), Options(**options), kind, memory)
+    return [list(comparison.arms) for comparison in comparisons]
+
+
+def cases(kind: str = "cuda", **options: Any) -> list[TrainCase]:
+    return [arm.case for arms in planned(kind, **options) for arm in arms]
+
+
+def recipes(kind: str = "cuda", **options: Any) -> list[str]:
+    return [case.recipe for case in cases(kind, **options)]
+
+
+# ---------------------------------------------------------------- which arms
+
+
+def test_the_usual_arms() -> None:
+    found = cases()
+    assert [case.recipe for case in found] == ["fp32", "tf32", "amp"]
+    first = found[0]
+    expected = TrainCase(
+        "cnn-cifar", "fp32", network().batch, "3x32x32", layout="nhwc", optimizer="sgd", fused=True
+    )
+    assert first == expected
+    assert len({case.group for case in found}) == 1, "they take turns"
+    assert len({case.key for case in found}) == 3
+
+
+def test_amp_is_the_default_and_says_the_same() -> None:
+    assert cases(amp=True) == cases()
+
+
+def test_on_a_cpu_amp_is_bfloat16_and_that_is_said() -> None:
+    assert recipes("cpu") == ["fp32", "tf32", "amp-bf16"]
+    assert recipes("cpu", recipe="amp,amp-bf16,O1") == ["amp-bf16", "O1"]
+    (note,) = notes(Options(), "cpu")
+    assert "amp-bf16" in note
+    assert notes(Options(), "cuda") == []
+    assert notes(Options(recipe="fp32,bf16"), "cpu") == []
+    assert notes(Options(recipe="amp"), "cpu") == [note]
+    (slow,) = notes(Options(recipe="fp32,O1,fp16"), "cpu")
+    assert "O1, fp16 will be slow" in slow
+    assert notes(Options(recipe="O1"), "cuda") == []
+
+
+def test_recipes_come_in_the_order_given_and_once() -> None:
+    assert recipes(recipe="o2,fp32,AMP,fp32") == ["O2", "fp32", "amp"]
+    assert recipes(recipe="bf16,amp", amp=True) == ["fp32", "tf32", "amp", "bf16"]
+
+
+def test_layouts_by_device_and_by_option() -> None:
+    assert {case.layout for case in cases("cuda")} == {"nhwc"}
+    assert {case.layout for case in cases("cpu")} == {"nchw"}
+    both = cases(layout="nchw,nhwc")
+    assert [(c.layout, c.recipe) for c in both] == [
+        (layout, recipe) for layout in ("nchw", "nhwc") for recipe in ("fp32", "tf32", "amp")
+    ]
+    assert len({case.group for case in both}) == 1, "layouts are compared with each other"
+    assert {case.layout for case in cases("cpu", layout="nhwc")} == {"nhwc"}
+
+
+@pytest.mark.parametrize("kind", ["cuda", "cpu"])
+def test_tokens_have_no_layout(kind: str) -> None:
+    found = cases(kind, name="gpt-tiny")
+    assert {case.layout for case in found} == {""}
+    assert {case.input for case in found} == {"64"}
+    assert {case.optimizer for case in found} == {"adamw"}
+    with pytest.raises(UserError, match="--layout"):
+        cases(kind, name="gpt-tiny", layout="nhwc")
+
+
+# ---------------------------------------------------------------- batches
+
+
+def test_batches_by_device_and_memory() -> None:
+    usual = network().batch
+    assert {c.batch for c in cases("cuda")} == {usual}
+    assert {c.batch for c in cases("cuda", memory=None)} == {usual}
+    assert {c.batch for c in cases("cuda", memory=int(SMALL_CARD_BYTES) - 1)} == {usual // 4}
+    assert {c.batch for c in cases("cuda", memory=int(SMALL_CARD_BYTES))} == {usual}
+    assert {c.batch for c in cases("cpu")} == {network().cpu_batch}
+    assert {c.batch for c in cases("cpu", memory=10**9)} == {network().cpu_batch}
+
+
+@pytest.mark.parametrize("kind", ["cuda", "cpu"])
+def test_each_batch_is_a_comparison_of_its_own(kind: str) -> None:
+    comparisons = planned(kind, batch="128..512,100")
+    assert [arms[0].case.batch for arms in comparisons] == [128, 256, 512, 100]
+    for arms in comparisons:
+        assert len(arms) == 3
+        assert len({arm.case.batch for arm in arms}) == 1
+    assert len({arms[0].case.group for arms in comparisons}) == 4
+
+
+def test_a_batch_that_is_given_is_not_cut_for_a_small_card() -> None:
+    assert {c.batch for c in cases("cuda", memory=10**9, batch="1024")} == {1024}
+
+
+@pytest.mark.parametrize("batch", ["0", "-4", "many", "64,", "512..128", "64x64", ""])
+def test_batches_that_cannot_be(batch: str) -> None:
+    with pytest.raises(UserError, match="--batch"):
+        cases(batch=batch)
+
+
+# ---------------------------------------------------------------- options into cases
+
+PASSED_ON: list[tuple[str, Any]] = [
+    ("optimizer", "adam"),
+    ("fused", False),
+    ("compile", True),
+    ("graph", True),
+    ("accumulate", 4),
+    ("loss_scale", 256.0),
+    ("keep_batchnorm_fp32", True),
+    ("label_smoothing", 0.1),
+    ("data", "generated"),
+    ("loader", "torchvision"),
+    ("workers", 3),
+    ("cached", True),
+    ("cold", True),
+    ("prefetch", 4),
+    ("cpus", 2),
+]
+
+
+@pytest.mark.parametrize(("option", "value"), PASSED_ON)
+def test_an_option_reaches_every_case_and_changes_nothing_else(option: str, value: Any) -> None:
+    for plain, changed in zip(cases(), cases(**{option: value}), strict=True):
+        assert getattr(changed, option) == value
+        differing = {
+            f.name for f in fields(TrainCase) if getattr(plain, f.name) != getattr(changed, f.name)
+        }
+        assert differing == {option}
+        assert changed.key != plain.key
+
+
+def test_every_option_is_tested() -> None:
+    tested = {"recipe", "amp", "ladder", "batch", "layout"} | {name for name, _ in PASSED_ON}
+    assert {f.name for f in fields(Options)} == tested
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"recipe": "fp23"}, "fp23"),
+        ({"layout": "chwn"}, "chwn"),
+        ({"optimizer": "lion"}, "lion"),
+        ({"accumulate": 0}, "--accumulate"),
+        ({"label_smoothing": 1.0}, "--label-smoothing"),
+        ({"label_smoothing": -0.1}, "--label-smoothing"),
+        ({"label_smoothing": float("nan")}, "--label-smoothing"),
+        ({"loss_scale": 0.0}, "--loss-scale"),
+        ({"loss_scale": float("nan")}, "--loss-scale"),
+        ({"graph": True, "accumulate": 2}, "--accumulate"),
+        ({"graph": True, "fused": False}, "--no-fused"),
+        ({"ladder": True, "recipe": "amp"}, "--recipe"),
+        ({"ladder": True, "layout": "nhwc"}, "--layout"),
+        ({"ladder": True, "amp": True}, "--amp"),
+        ({"ladder": True, "compile": True}, "--compile"),
+        ({"ladder": True, "graph": True}, "--graph"),
+        ({"ladder": True, "accumulate": 2}, "--accumulate"),
+    ],
+)
+def test_words_that_mean_nothing_are_named_in_one_line(options: dict[str, Any], word: str) -> None:
+    with pytest.raises(UserError) as caught:
+        cases(**options)
+    assert word in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_cpu_has_no_graphs() -> None:
+    with pytest.raises(UserError, match="CUDA"):
+        cases("cpu", graph=True)
+
+
+def test_a_refusal_names_only_what_was_given() -> None:
+    with pytest.raises(UserError) as caught:
+        cases(ladder=True, accumulate=2)
+    assert "--graph" not in str(caught.value), "nobody wrote --graph"
+
+
+# ---------------------------------------------------------------- the ladder
+
+RUNGS = [
+    "fp32", "tf32", "channels_last", "AMP", "fused optimizer", "compile", "CUDA graph",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["cuda", "cpu"])
+def test_each_rung_changes_what_its_name_says(kind: str) -> None:
+    (arms,) = planned(kind, ladder=True)
+    amp = "amp" if kind == "cuda" else "amp-bf16"
+    changes: dict[str, dict[str, Any]] = {
+        "tf32": {"recipe": "tf32"},
+        "channels_last": {"layout": "nhwc"},
+        "AMP": {"recipe": amp},
+        "fused optimizer": {"fused": True},
+        "compile": {"compile": True},
+        "CUDA graph": {"graph": True},
+    }
+    assert [arm.rung for arm in arms] == RUNGS
+    first = arms[0].case
+    assert (first.recipe, first.layout, first.fused) == ("fp32", "nchw", False)
+    assert not first.compile
+    assert not first.graph
+    if kind == "cpu":  # which has no tf32: nothing is built on that rung
+        assert arms[1].case == replace(first, recipe="tf32")
+        arms = [arm for arm in arms if arm.rung != "tf32"]
+    for below, arm in pairwise(arms):
+        assert arm.rung is not None
+        differing = {
+            f.name: getattr(arm.case, f.name)
+            for f in fields(TrainCase)
+            if getattr(arm.case, f.name) != getattr(below.case, f.name)
+        }
+        assert differing == changes[arm.rung]
+    assert len({arm.case.group for arm in arms}) == 1
+
+
+def test_a_ladder_of_tokens_has_no_layouts() -> None:
+    (arms,) = planned(name="gpt-tiny", ladder=True)
+    assert [arm.rung for arm in arms] == [r for r in RUNGS if r != "channels_last"]
+    assert {arm.case.layout for arm in arms} == {""}
+
+
+def test_a_ladder_takes_the_options_it_does_not_vary() -> None:
+    options = {
+        "optimizer": "adamw",
+        "label_smoothing": 0.1,
+        "data": "generated",
+        "batch": "32,64",
+    }
+    comparisons = planned(ladder=True, loss_scale=128.0, **options)
+    assert [arms[0].case.batch for arms in comparisons] == [32, 64]
+    for arms in comparisons:
+        for arm in arms:
+            assert arm.case.optimizer == "adamw"
+            assert arm.case.label_smoothing == 0.1
+            assert arm.case.data == "generated"
+            float16 = arm.case.recipe == "amp"
+            assert arm.case.loss_scale == (128.0 if float16 else None)
+
+
+def test_arms_off_a_ladder_have_no_rungs() -> None:
+    assert all(arm.rung is None for arms in planned() for arm in arms)
+
+
+# ---------------------------------------------------------------- shapes
+
+
+@pytest.mark.parametrize(
+    ("text", "shape"),
+    [
+        (None, None),
+        ("3x512x512", (3, 512, 512)),
+        (" 3X224X224 ", (3, 224, 224)),
+        ("512", (512,)),
+        ("1x2x3x4", (1, 2, 3, 4)),
+    ],
+)
+def test_shapes_are_read(text: str | None, shape: tuple[int, ...] | None) -> None:
+    assert parse_shape(text) == shape
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "x", "3x", "x3", "3,224,224", "3x-1x4", "3x2.5", "1x2x3x4x5", "12345678901", "3 x 4", "²"],
+)
+def test_shapes_that_cannot_be_read_are_shown(text: str) -> None:
+    with pytest.raises(UserError, match="--input") as caught:
+        parse_shape(text)
+    assert repr(text) in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "text"), [("gpt-tiny", "0"), ("cnn-cifar", "3x0x32")])
+def test_no_network_takes_a_side_of_nothing(name: str, text: str) -> None:
+    with pytest.raises(UserError, match="--input"):
+        find(name, input=parse_shape(text))
+
+
+@given(st.lists(st.integers(1, 10**9 - 1), min_size=1, max_size=4))
+def test_every_shape_is_read_back(shape: list[int]) -> None:
+    assert parse_shape("x".join(map(str, shape))) == tuple(shape)
+
+
+@given(st.text(max_size=12))
+def test_whatever_is_written_gives_a_shape_or_an_error_for_the_user(text: str) -> None:
+    with suppress(UserError):
+        shape = parse_shape(text)
+        assert shape
+        assert len(shape) <= 4

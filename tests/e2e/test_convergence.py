@@ -1,0 +1,474 @@
+"""Training to convergence: what one repeat tells, and when a recipe is said to have learnt."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from e2e.networks import Network
+from e2e.networks.losses import classification_loss, count_right
+from e2e.recipes import MAX_SCALE, RECIPES, Recipe, adapted
+from e2e.results.types import Repeat, TrainCase, Training
+from e2e.train import convergence as converge
+from e2e.train.arms import Held
+from e2e.train.convergence import BEHIND_SHARE, SIGMAS, judged, train_once
+from e2e.train.trainer import Learner
+
+CPU = torch.device("cpu")
+FEATURES, CLASSES, BATCH = 8, 4, 16
+HELD_OUT = 1000
+Batch = tuple[Tensor, Tensor]
+
+
+class Drawn:
+    """A feed of batches that a seeded generator draws, and whether it was closed."""
+
+    def __init__(self, draw: Callable[[torch.Generator, int], Batch], seed: int) -> None:
+        self._draw, self._generator = draw, torch.Generator().manual_seed(seed)
+        self.given, self.closed = 0, False
+
+    def fetch(self) -> int:
+        self.given += 1
+        return self.given - 1
+
+    def place(self, fetched: object) -> Batch:
+        assert isinstance(fetched, int)
+        return self._draw(self._generator, fetched)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def blobs(generator: torch.Generator, index: int) -> Batch:
+    """Four clouds of points, well apart: anything that learns tells them apart."""
+    targets = torch.randint(CLASSES, (BATCH,), generator=generator)
+    noise = 0.3 * torch.randn(BATCH, FEATURES, generator=generator)
+    return noise + nn.functional.one_hot(targets, FEATURES).float(), targets
+
+
+@dataclass
+class Plain:
+    """Data in memory. `train_samples` None: endless, as synthetic data."""
+
+    draw: Callable[[torch.Generator, int], Batch] = blobs
+    train_samples: int | None = 10 * BATCH
+    held_out_samples: int | None = 4 * BATCH
+    feeds: list[Drawn] = field(default_factory=list[Drawn])
+    name = "plain"
+    sample = (FEATURES,)
+    classes = CLASSES
+    generated = False
+    notes: tuple[str, ...] = ()
+
+    def feed(
+        self, batch: int, device: torch.device, seed: int, *, channels_last: bool = False,
+        loader: str | None = None, workers: int | None = None, cold: bool = False,
+        prefetch: int = 0,
+    ) -> Drawn:  # fmt: skip
+        assert batch == BATCH
+        self.feeds.append(Drawn(self.draw, seed))
+        return self.feeds[-1]
+
+    def held_out(self, batch: int, device: torch.device) -> Iterator[Batch]:
+        generator = torch.Generator().manual_seed(77)
+        for index in range(4):
+            yield blobs(generator, index)
+
+
+def perceptron() -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, 16), nn.ReLU(), nn.Linear(16, CLASSES))
+
+
+MLP = Network(
+    name="own", build=perceptron, input=(FEATURES,), tokens=None, classes=CLASSES,
+    loss=classification_loss, accuracy=count_right, unit="sample", units_per_sample=1,
+    optimizer="sgd", lr=0.1, weight_decay=0.0, batch=BATCH, cpu_batch=BATCH,
+)  # fmt: skip
+
+
+class Told(nn.Module):
+    """Puts out its input, which the loss is then: what the batches tell is what is lost."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(()))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs + 0 * self.weight
+
+
+def _told_loss(output: Any, target: Tensor | None, smoothing: float) -> Tensor:
+    return output.float().mean()
+
+
+TOLD = replace(MLP, build=Told, loss=_told_loss, accuracy=None)
+
+
+def telling(*losses: float) -> Plain:
+    """Endless data on which `TOLD` has these losses."""
+
+    def draw(generator: torch.Generator, index: int) -> Batch:
+        return torch.full((BATCH, FEATURES), losses[index]), torch.zeros(BATCH, dtype=torch.int64)
+
+    return Plain(draw, train_samples=None)
+
+
+def held_by(recipe: str | Recipe, network: Network = MLP, **case: Any) -> Held:
+    made = RECIPES[recipe] if isinstance(recipe, str) else recipe
+    plan = TrainCase(network.name, made.name, BATCH, str(FEATURES), layout="", **case)
+    learner = Learner(network, plan, made, CPU, seed=1)
+    return Held(Training(plan, "ok"), learner, Plain().feed(BATCH, CPU, 1))
+
+
+def once(held: Held, data: Plain, seed: int = 1, steps: int = 30) -> Repeat:
+    return train_once(held, data, seed, steps, lambda step: None)
+
+
+# ---------------------------------------------------------------- one repeat
+
+
+@pytest.mark.parametrize(
+    ("losses", "first", "last"),
+    [
+        ([float(i) for i in range(40)], 1.5, 37.5),  # a tenth at each end: four steps
+        ([5.0, 4.0, 3.0], 5.0, 3.0),  # fewer than ten: one
+        ([float(i) for i in range(19)], 0.0, 18.0),
+        ([7.0], 7.0, 7.0),
+    ],
+)
+def test_losses_are_means_over_the_first_and_last_tenth(
+    losses: list[float], first: float, last: float
+) -> None:
+    repeat = once(held_by("fp32", TOLD), telling(*losses), steps=len(losses))
+    assert repeat.first_loss == pytest.approx(first)
+    assert repeat.train_loss == pytest.approx(last)
+    assert repeat.steps == len(losses)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_a_loss_that_is_not_finite_is_none_where_it_was_seen(bad: float) -> None:
+    good = [1.0] * 20
+    for place, first, last in ((0, None, 1.0), (19, 1.0, None), (10, 1.0, 1.0)):
+        losses = [*good[:place], bad, *good[place + 1 :]]
+        repeat = once(held_by("fp32", TOLD), telling(*losses), steps=20)
+        assert repeat.first_loss == first
+        assert repeat.train_loss == last
+
+
+def test_losses_are_kept_to_float32() -> None:
+    losses = [1000.0 + i / 8 for i in range(40)]
+    repeat = once(held_by("O3", TOLD), telling(*losses), steps=1)
+    assert repeat.train_loss == 1000.0
+    repeat = once(held_by("fp32", TOLD), telling(*losses), steps=40)
+    assert repeat.train_loss == pytest.approx(1000 + 37.5 / 8, abs=1e-3)
+
+
+def test_endless_data_is_not_evaluated() -> None:
+    repeat = once(held_by("fp32"), Plain(train_samples=None))
+    assert repeat.loss is None
+    assert repeat.accuracy is None
+    assert repeat.train_loss is not None
+
+
+@pytest.mark.parametrize("recipe", ["fp32", "amp", "amp-bf16", "bf16", "fp16", "O2"])
+def test_a_network_learns_what_is_easy_under_every_recipe(recipe: str) -> None:
+    repeat = once(held_by(recipe), Plain(), steps=60)
+    assert repeat.accuracy is not None
+    assert repeat.accuracy > 0.95
+    assert repeat.first_loss is not None
+    assert repeat.train_loss is not None
+    assert repeat.train_loss < 0.5 * repeat.first_loss
+    assert repeat.loss == pytest.approx(repeat.train_loss, abs=0.2)
+    assert repeat.train_s > 0
+
+
+def test_held_out_numbers_are_those_of_the_trained_weights() -> None:
+    held, data = held_by("fp32"), Plain()
+    repeat = once(held, data)
+    assert (repeat.loss, repeat.accuracy) == held.learner.evaluate(data.held_out(BATCH, CPU))
+
+
+def _but_time(repeat: Repeat) -> Repeat:
+    return replace(repeat, train_s=0.0)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("recipe", ["fp32", "amp", "O2", "bf16"])
+def test_one_seed_makes_one_training(recipe: str, optimizer: str) -> None:
+    held, data = held_by(recipe, optimizer=optimizer), Plain()
+    first = _but_time(once(held, data, seed=3))
+    other = _but_time(once(held, data, seed=4))
+    assert _but_time(once(held, data, seed=3)) == first
+    assert _but_time(once(held_by(recipe, optimizer=optimizer), data, seed=3)) == first
+    assert other.train_loss != first.train_loss
+    assert (first.seed, other.seed) == (3, 4)
+
+
+def test_what_was_timed_before_does_not_show_in_a_training() -> None:
+    fresh, used = held_by("O2"), held_by("O2")
+    for _ in range(5):
+        used.step()
+    assert _but_time(once(used, Plain())) == _but_time(once(fresh, Plain()))
+
+
+def broken_at(*places: int) -> Plain:
+    """Blobs, but for some batches that are infinite."""
+
+    def draw(generator: torch.Generator, index: int) -> Batch:
+        inputs, targets = blobs(generator, index)
+        return (inputs * float("inf") if index in places else inputs), targets
+
+    return Plain(draw)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_skipped_steps_are_those_of_this_training(fused: bool) -> None:
+    held = held_by("amp", fused=fused)
+    assert once(held, broken_at(3, 4, 12)).skipped_steps == 3
+    assert once(held, broken_at(20)).skipped_steps == 1
+    assert once(held, Plain()).skipped_steps == 0
+
+
+def test_a_few_broken_batches_cost_a_scaler_no_accuracy_and_fp32_everything() -> None:
+    data = broken_at(3, 4, 12)
+    scaled, bare = once(held_by("amp"), data, steps=60), once(held_by("fp32"), data, steps=60)
+    assert scaled.accuracy is not None
+    assert scaled.accuracy > 0.95
+    assert bare.train_loss is None
+    assert bare.loss is None
+
+
+def test_each_training_has_a_feed_of_its_own_which_is_closed() -> None:
+    held, data = held_by("fp32"), Plain()
+    once(held, data, steps=7)
+    once(held, data, steps=5)
+    assert [feed.given for feed in data.feeds] == [7, 5]
+    assert all(feed.closed for feed in data.feeds)
+
+
+def test_accumulated_steps_take_their_batches() -> None:
+    held, data = held_by("fp32", accumulate=3), Plain()
+    assert once(held, data, steps=4).steps == 4
+    assert data.feeds[0].given == 12
+
+
+def test_the_feed_is_closed_when_a_step_fails() -> None:
+    def draw(generator: torch.Generator, index: int) -> Batch:
+        if index == 2:
+            raise ValueError("a broken image")
+        return blobs(generator, index)
+
+    data = Plain(draw)
+    with pytest.raises(ValueError, match="broken image"):
+        once(held_by("fp32"), data)
+    assert data.feeds[0].closed
+
+
+def test_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    held, told = held_by("fp32"), list[int]()
+    train_once(held, Plain(), 1, 5, told.append)
+    assert told == [], "nothing to say within seconds"
+    monkeypatch.setattr(converge, "BEAT_S", 0.0)
+    train_once(held, Plain(), 1, 5, told.append)
+    assert told == [1, 2, 3, 4, 5]
+
+
+# ---------------------------------------------------------------- the verdict
+
+
+def repeat_of(
+    accuracy: float | None = None, *, first: float | None = 2.3, last: float | None = 0.5
+) -> Repeat:
+    return Repeat(1, 100, 10.0, first, last, None, accuracy)
+
+
+def training_of(recipe: str, *repeats: Repeat, chance: float | None = 0.1) -> Training:
+    return Training(TrainCase("net", recipe, 64, "3"), "ok", repeats=repeats, chance=chance)
+
+
+def verdicts(*trainings: Training, held_out: int | None = HELD_OUT) -> list[bool | None]:
+    found = judged(trainings, held_out)
+    for training in found:
+        assert (training.convergence is None) == (
+            training.converged is True or not training.repeats
+        )
+    return [training.converged for training in found]
+
+
+GOOD, CLOSE, BEHIND, CHANCE = 0.9, 0.8, 0.3, 0.1
+NAN = repeat_of(CHANCE, last=None)
+
+
+def test_what_learns_has_converged() -> None:
+    assert verdicts(training_of("fp32", repeat_of(GOOD)), training_of("amp", repeat_of(CLOSE))) == [
+        True, True,
+    ]  # fmt: skip
+
+
+def test_a_loss_that_is_not_finite_has_not_converged() -> None:
+    fp32 = training_of("fp32", repeat_of(GOOD), repeat_of(GOOD))
+    o3 = training_of("O3", repeat_of(GOOD), NAN)
+    found = judged([fp32, o3], HELD_OUT)
+    assert [t.converged for t in found] == [True, False]
+    assert found[1].convergence is not None
+    assert "1 of 2" in found[1].convergence
+
+
+def test_guessing_is_not_learning() -> None:
+    o3 = training_of("O3", repeat_of(0.11))
+    found = judged([training_of("fp32", repeat_of(GOOD)), o3], HELD_OUT)
+    assert found[1].converged is False
+    assert found[1].convergence is not None
+    assert "11.0%" in found[1].convergence
+    assert "10.0%" in found[1].convergence
+
+
+@pytest.mark.parametrize("held_out", [100, 10_000])
+def test_how_far_beyond_guessing_hangs_on_the_number_of_samples(held_out: int) -> None:
+    luck = SIGMAS * math.sqrt(CHANCE * (1 - CHANCE) / held_out)
+    assert verdicts(training_of("O3", repeat_of(CHANCE + 0.9 * luck)), held_out=held_out) == [False]
+    assert verdicts(training_of("O3", repeat_of(CHANCE + 1.1 * luck)), held_out=held_out) == [True]
+
+
+def test_far_behind_the_baseline_is_not_learning() -> None:
+    found = judged(
+        [training_of("fp32", repeat_of(GOOD)), training_of("O3", repeat_of(BEHIND))], 10_000
+    )
+    assert found[1].converged is False
+    assert found[1].convergence is not None
+    assert "30.0%" in found[1].convergence
+    assert "fp32" in found[1].convergence
+    assert "90.0%" in found[1].convergence
+
+
+@pytest.mark.parametrize(("above", "converged"), [(-0.01, False), (0.01, True)])
+def test_behind_is_counted_from_guessing(above: float, converged: bool) -> None:
+    seen = CHANCE + BEHIND_SHARE * (GOOD - CHANCE) + above
+    fp32 = training_of("fp32", repeat_of(GOOD))
+    assert verdicts(fp32, training_of("amp", repeat_of(seen))) == [True, converged]
+
+
+def test_means_over_repeats_decide() -> None:
+    fp32 = training_of("fp32", repeat_of(GOOD), repeat_of(GOOD))
+    mixed = training_of("amp", repeat_of(GOOD), repeat_of(0.6))
+    poor = training_of("O3", repeat_of(GOOD), repeat_of(CHANCE))
+    assert verdicts(fp32, mixed, poor) == [True, True, True]
+    assert verdicts(fp32, training_of("O3", repeat_of(0.5), repeat_of(CHANCE))) == [True, False]
+
+
+def test_where_the_baseline_learns_nothing_nobody_can_tell() -> None:
+    fp32 = training_of("fp32", repeat_of(CHANCE))
+    found = judged([fp32, training_of("amp", repeat_of(CHANCE)), training_of("O3", NAN)], HELD_OUT)
+    assert [t.converged for t in found] == [False, None, False]
+    assert found[1].convergence is not None
+    assert "fp32" in found[1].convergence
+    assert "longer" in found[1].convergence
+
+
+def test_a_baseline_that_breaks_excuses_nobody_who_breaks() -> None:
+    assert verdicts(training_of("fp32", NAN), training_of("O3", NAN)) == [False, False]
+    assert verdicts(training_of("fp32", NAN), training_of("O3", repeat_of(CHANCE))) == [False, None]
+
+
+def test_what_learns_though_the_baseline_does_not_has_converged() -> None:
+    fp32, amp = training_of("fp32", repeat_of(CHANCE)), training_of("amp", repeat_of(GOOD))
+    assert verdicts(fp32, amp) == [False, True]
+
+
+@pytest.mark.parametrize(("name", "others"), [("O0", "O1"), ("tf32", "amp")])
+def test_other_baselines(name: str, others: str) -> None:
+    found = judged(
+        [training_of(others, repeat_of(BEHIND)), training_of(name, repeat_of(GOOD))], 10_000
+    )
+    assert [t.converged for t in found] == [False, True]
+    assert name in (found[0].convergence or "")
+
+
+def test_fp32_is_the_baseline_where_there_are_several() -> None:
+    tf32, fp32 = training_of("tf32", repeat_of(BEHIND)), training_of("fp32", repeat_of(GOOD))
+    assert verdicts(tf32, fp32, held_out=10_000) == [False, True]
+
+
+def test_without_a_baseline_only_guessing_is_told() -> None:
+    bf16, o3 = training_of("bf16", repeat_of(GOOD)), training_of("O3", repeat_of(BEHIND))
+    assert verdicts(bf16, o3, held_out=10_000) == [True, True]
+
+
+def test_without_accuracy_the_loss_must_fall() -> None:
+    falls, rises = repeat_of(first=2.0, last=1.0), repeat_of(first=2.0, last=2.1)
+    fp32, amp = training_of("fp32", falls, chance=None), training_of("amp", rises, chance=None)
+    assert verdicts(fp32, amp, held_out=None) == [True, False]
+    assert verdicts(replace(fp32, repeats=(rises,)), amp, held_out=None) == [False, None]
+    assert verdicts(fp32, training_of("O3", repeat_of(last=None)), held_out=None) == [True, False]
+
+
+def test_accuracy_counts_where_there_is_one_though_the_loss_rose() -> None:
+    rises = repeat_of(GOOD, first=1.0, last=1.5)
+    assert verdicts(training_of("fp32", rises)) == [True]
+
+
+def test_a_training_without_repeats_is_not_judged() -> None:
+    bare = training_of("amp")
+    found = judged([training_of("fp32", repeat_of(GOOD)), bare], HELD_OUT)
+    assert found[1] == bare
+    failed = Training(TrainCase("net", "fp32", 64, "3"), "failed", "out of memory")
+    assert judged([failed], HELD_OUT) == [failed]
+
+
+def test_a_verdict_is_found_anew_each_time() -> None:
+    fp32, amp = training_of("fp32", repeat_of(CHANCE)), training_of("amp", repeat_of(CHANCE))
+    before = judged([fp32, amp], HELD_OUT)
+    better = [replace(t, repeats=(repeat_of(GOOD), repeat_of(GOOD))) for t in before]
+    assert verdicts(*better) == [True, True]
+
+
+accuracies = st.floats(0, 1) | st.none()
+repeat_lists = st.lists(
+    st.builds(
+        repeat_of,
+        accuracies,
+        first=st.floats(0, 10) | st.none(),
+        last=st.floats(0, 10) | st.none(),
+    ),
+    max_size=3,
+)
+
+
+@given(repeat_lists, repeat_lists, st.integers(1, 10**5) | st.none())
+def test_a_verdict_always_has_its_reason_and_nan_never_converges(
+    one: list[Repeat], other: list[Repeat], held_out: int | None
+) -> None:
+    trainings = [training_of("fp32", *one), training_of("amp", *other)]
+    found = judged(trainings, held_out)
+    for before, after in zip(trainings, found, strict=True):
+        assert replace(after, converged=None, convergence=None) == before
+        if not before.repeats:
+            assert after == before
+            continue
+        assert (after.convergence is None) == (after.converged is True)
+        if any(r.train_loss is None for r in before.repeats):
+            assert after.converged is False
+
+
+def test_real_trainings_are_told_apart() -> None:
+    """The whole way: two recipes that learn, and one whose scale breaks it."""
+    arms = {
+        "fp32": RECIPES["fp32"],
+        "amp": RECIPES["amp"],
+        "O3": adapted("O3", loss_scale=MAX_SCALE),
+    }
+    trainings: list[Training] = []
+    for name, recipe in arms.items():
+        repeats = tuple(once(held_by(recipe), Plain(), seed, steps=60) for seed in (1, 2))
+        trainings.append(training_of(name, *repeats, chance=1 / CLASSES))
+    found = judged(trainings, 4 * BATCH)
+    assert [t.converged for t in found] == [True, True, False]
+    assert "2 of 2" in (found[2].convergence or "")

@@ -1,0 +1,123 @@
+"""How the calls of a captured step are launched and told apart, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from samples.train_cases import case_of
+
+from e2e.networks import find
+from e2e.predict.host_model.host_speed import Steady
+from e2e.predict.op_timer.cuda_graph import refuse, rows_of
+from e2e.predict.op_timer.op_costs import Calls, key_of, step_key
+from e2e.predict.op_timer.op_timer import Counted, OpTime
+from e2e.predict.op_timer.store import Store
+from e2e.predict.trace.fake_trace import Trace, trace
+from e2e.predict.trace.recorder import is_view
+from kernels.aten import Call, Replay, resolve
+from kernels.case import Target
+
+CPU = torch.device("cpu")
+
+
+def planted(name: str, seen: list[str], *places: int, backward: tuple[int, ...] = ()) -> Counted:
+    def launch(how: str) -> None:
+        seen.append(how + name)
+
+    replay = Replay(partial(launch, ""), False, lambda: None, (), {}, partial(launch, "distant "))
+    return Counted(replay, places, frozenset(backward))
+
+
+def test_calls_are_launched_as_often_and_in_the_order_of_the_step() -> None:
+    seen: list[str] = []
+    calls = [
+        planted("a", seen, 0, 2, 5, backward=(5,)),
+        planted("b", seen, 1),
+        planted("c", seen, 3, 6, backward=(3, 6)),
+        planted("d", seen, 4, backward=(4,)),
+        planted("e", seen, 7),
+    ]
+    rows = rows_of(calls, CPU)
+    assert seen == [], "made ready, not launched"
+    assert len(rows) == 3, "forward, backward, and what comes after"
+    for row in rows:
+        row()
+    assert seen == [f"distant {name}" for name in "abacdace"]
+
+
+@pytest.fixture
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calls:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    store = Store({"name": "a processor", "kind": "cpu"}, {})
+    return Calls(Target("cpu", "a processor"), store, Steady())
+
+
+def traced_at(batch: int) -> Trace:
+    network = find("cnn-cifar")
+    return trace(network, case_of(network, batch), CPU, 10)
+
+
+def known_of(traced: Trace) -> dict[str, OpTime]:
+    return {key_of(traced.case, op): OpTime(1e-6, 1e-6) for op in traced.ops if not is_view(op)}
+
+
+def test_every_call_of_a_step_is_made_ready_at_its_places(calls: Calls) -> None:
+    traced = traced_at(4)
+    counted = calls.counted(traced, known_of(traced))
+    places = sorted(place for one in counted for place in one.places)
+    assert places == [i for i, op in enumerate(traced.ops) if not is_view(op)]
+    for row in rows_of(counted, CPU):
+        row()
+
+
+def test_calls_that_could_not_be_launched_are_left_out(calls: Calls) -> None:
+    traced = traced_at(4)
+    known = known_of(traced)
+    failed = next(key for key in known if "batch_norm" in key)
+    places = {
+        i for i, op in enumerate(traced.ops)
+        if not is_view(op) and key_of(traced.case, op) != failed
+    }  # fmt: skip
+    del known[failed]
+    counted = calls.counted(traced, known)
+    assert {place for one in counted for place in one.places} == places
+
+
+def test_what_waits_for_the_device_is_refused_before_it_breaks_a_capture() -> None:
+    traced = traced_at(4)
+    refuse(traced, {})
+    key = next(key_of(traced.case, op) for op in traced.ops if not is_view(op))
+    with pytest.raises(RuntimeError, match="waits for the device: no graph can hold it"):
+        refuse(traced, {key: OpTime(1e-6, 1e-6, waits=True)})
+    ops = (replace(traced.ops[0], waits=True), *traced.ops[1:])
+    with pytest.raises(RuntimeError, match="waits for the device"):
+        refuse(replace(traced, ops=ops), {})
+
+
+@pytest.mark.parametrize(("dropout", "refused"), [(0.1, True), (0.0, False)])
+def test_attention_whose_seed_lies_on_the_host_is_refused(dropout: float, refused: bool) -> None:
+    name = "aten._scaled_dot_product_efficient_attention_backward.default"
+    places = {"dropout_p": dropout}
+    arguments = resolve(name)._schema.arguments
+    args = tuple(places.get(a.name) for a in arguments if not a.kwarg_only)
+    traced = traced_at(4)
+    attention = replace(traced.ops[-1], call=Call(name, args, ()))
+    step = replace(traced, ops=(attention,))
+    if not refused:
+        refuse(step, {})
+        return
+    with pytest.raises(RuntimeError, match="with dropout is not captured"):
+        refuse(step, {})
+
+
+def test_a_step_is_known_by_its_calls_and_their_order() -> None:
+    small, large = traced_at(4), traced_at(8)
+    known, others = ({key_of(one.case, op) for op in one.ops} for one in (small, large))
+    assert step_key(small, known) == step_key(traced_at(4), known)
+    assert step_key(small, known) != step_key(large, others)
+    (some, *_) = (key_of(small.case, op) for op in small.ops if not is_view(op))
+    assert step_key(small, known - {some}) != step_key(small, known)

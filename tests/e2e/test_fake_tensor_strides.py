@@ -1,0 +1,241 @@
+"""Calls that fake tensors lay out unlike the kernels do, as the recorder puts them right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from itertools import product
+
+import pytest
+import torch
+from samples.train_cases import case_of
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from e2e.networks.network import Network
+from e2e.predict.trace.fake_tensor_strides import CPU_RULES, RULES
+from e2e.predict.trace.fake_trace import differences, trace, trace_real
+from e2e.predict.trace.recorder import Recorder
+from kernels.aten import TensorSpec, spec_of
+
+ATEN = torch.ops.aten
+CPU = torch.device("cpu")
+Act = Callable[[Tensor, Tensor], object]
+DENSE, LAST, SPREAD, ONE, TURNED, CUT = "dense", "channels last", "spread", "one", "turned", "cut"
+LAYOUTS: dict[str, Callable[[int, int, int, int], Tensor]] = {
+    DENSE: torch.rand,
+    LAST: lambda n, c, h, w: torch.rand(n, h, w, c).permute(0, 3, 1, 2),
+    SPREAD: lambda n, c, h, w: torch.rand(n, c, 1, 1).expand(n, c, h, w),
+    ONE: lambda n, c, h, w: torch.rand(()).expand(n, c, h, w),
+    TURNED: lambda n, c, h, w: torch.rand(n, c, w, h).transpose(2, 3),
+    CUT: lambda n, c, h, w: torch.rand(n, 2 * c, h, w)[:, :c],
+}
+IMAGES, VECTORS, SINGLE, GREY = (4, 8, 6, 5), (4, 8, 1, 1), (1, 8, 6, 5), (4, 1, 6, 5)
+AS_ONE = [(grad, x) for grad in (DENSE, LAST) for x in (DENSE, LAST)]
+CASES = [
+    *((IMAGES, grad, x) for grad in LAYOUTS for x in (DENSE, LAST, TURNED)),
+    *((shape, grad, x) for shape in (VECTORS, SINGLE) for grad, x in AS_ONE),
+]
+FAKE = FakeTensorMode()
+
+
+def layer_norm_backward(grad: Tensor, x: Tensor) -> object:
+    """Over channels, as ConvNeXt has it."""
+    grad, x = (tensor.permute(0, 2, 3, 1) for tensor in (grad, x))
+    statistic, weight = x.new_ones(*x.shape[:3], 1), x.new_ones(x.shape[3])
+    return ATEN.native_layer_norm_backward(
+        grad, x, weight.shape, statistic, statistic, weight, weight, [True] * 3
+    )
+
+
+def batch_norm(x: Tensor, like: Tensor) -> object:
+    """In training."""
+    each = [x.new_ones(x.shape[1])] * 4
+    return ATEN.native_batch_norm(x, *each, True, 0.1, 1e-5)
+
+
+def batch_norm_backward(grad: Tensor, x: Tensor) -> object:
+    """In training."""
+    each = [x.new_ones(x.shape[1])] * 5
+    return ATEN.native_batch_norm_backward(grad, x, *each, True, 1e-5, [True] * 3)
+
+
+ACTS: dict[str, Act] = {
+    "hardtanh": lambda grad, x: ATEN.hardtanh_backward(grad, x, 0.0, 6.0),
+    "hardswish": lambda grad, x: ATEN.hardswish_backward(grad, x),
+    "hardsigmoid": lambda grad, x: ATEN.hardsigmoid_backward(grad, x),
+    "softplus": lambda grad, x: ATEN.softplus_backward(grad, x, 1.0, 20.0),
+    "elu": lambda grad, x: ATEN.elu_backward(grad, 1.0, 1.0, 1.0, False, x),
+    "log_sigmoid": lambda grad, x: ATEN.log_sigmoid_backward(grad, x, x),
+    "bce": lambda grad, x: ATEN.binary_cross_entropy_backward(grad, x, x, None, 0),
+    "rrelu": lambda grad, x: ATEN.rrelu_with_noise_backward(grad, x, x, 0.1, 0.2, True, False),
+    "eval": lambda grad, x: ATEN.rrelu_with_noise_backward(grad, x, x, 0.1, 0.2, False, False),
+    "forward": lambda x, like: ATEN.rrelu_with_noise(x, like.new_ones(x.shape), 0.1, 0.2, True),
+    "glu": lambda grad, x: ATEN.glu_backward(grad, torch.cat([x, x], 1), 1),
+    "mse": lambda grad, x: ATEN.mse_loss_backward(grad, x, x, 0),
+    "mean mse": lambda grad, x: ATEN.mse_loss_backward(grad.sum(), x, x, 1),
+    "smooth l1": lambda grad, x: ATEN.smooth_l1_loss_backward(grad, x, x, 0, 1.0),
+    "huber": lambda grad, x: ATEN.huber_loss_backward(grad, x, x, 0, 1.0),
+    "log_softmax": lambda grad, x: ATEN._log_softmax_backward_data(grad, x, 1, torch.float32),
+    "layer_norm": layer_norm_backward,
+}
+CPU_ACTS: dict[str, Act] = {
+    "dropout": lambda x, like: ATEN.native_dropout(x, 0.5, True),
+    "dropout backward": lambda grad, x: ATEN.native_dropout_backward(grad, x > 0, 2.0),
+    "batch_norm": batch_norm,
+    "batch_norm backward": batch_norm_backward,
+}
+# What TensorIterator makes, or looks as if it did.
+ELEMENTWISE_ACTS: dict[str, Act] = {
+    "add": torch.add,
+    "add number": lambda x, y: x + 1.0,
+    "mul scalar": lambda x, y: ATEN.mul.Scalar(x, 2.0),
+    "compare": torch.gt,
+    "where": lambda x, y: torch.where(x > y, x, y),
+    "square": lambda x, y: x**2,
+    "lerp": lambda x, y: torch.lerp(x, y, 0.5),
+    "relu": lambda x, y: ATEN.relu(x),
+    "gelu": lambda x, y: ATEN.gelu(x),
+    "hardsigmoid": lambda x, y: ATEN.hardsigmoid(x),
+    "hardswish": lambda x, y: ATEN.hardswish(x),
+    "hardtanh": lambda x, y: ATEN.hardtanh(x, 0.0, 6.0),
+    "leaky_relu": lambda x, y: ATEN.leaky_relu(x, 0.1),
+    "mish": lambda x, y: ATEN.mish(x),
+    "clone": lambda x, y: ATEN.clone(x),
+    "cast": lambda x, y: x.bfloat16(),
+    "channels": lambda x, y: x * x.new_ones(1, x.shape[1], 1, 1),
+    "relu backward": lambda grad, x: ATEN.threshold_backward(grad, x, 0),
+    "leaky_relu backward": lambda grad, x: ATEN.leaky_relu_backward(grad, x, 0.1, False),
+    "mish backward": lambda grad, x: ATEN.mish_backward(grad, x),
+}
+
+
+def recorded(act: Act, device: str, *arguments: Tensor) -> tuple[str, tuple[TensorSpec, ...]]:
+    """The last call and what it gave, for fake tensors laid out as these are."""
+    recorder = Recorder(device)
+    with FAKE:
+        fakes = [torch.empty_strided(t.shape, t.stride(), device=device) for t in arguments]
+        with recorder:
+            act(*fakes)
+    op = recorder.end()[-1]
+    return op.call.name, op.outputs
+
+
+def layouts(specs: tuple[TensorSpec, ...]) -> list[object]:
+    """Shapes and strides, but for those of one element, which say nothing: fake ones vary."""
+    return [
+        (spec.shape, [step for side, step in zip(spec.shape, spec.stride, strict=True) if side > 1])
+        for spec in specs
+    ]
+
+
+def devices(both: bool) -> tuple[str, ...]:
+    """Rules of a GPU differ by name, not by shape: a few cases of each will do."""
+    return ("cpu", "cuda") if both else ("cpu",)
+
+
+def ran(act: Act, *arguments: Tensor) -> tuple[TensorSpec, ...]:
+    """What the kernel gives."""
+    out = act(*arguments)
+    return tuple(spec_of(tensor) for tensor in (out if isinstance(out, tuple) else (out,)))
+
+
+@pytest.mark.parametrize("name", ACTS)
+def test_a_result_lies_as_the_kernel_lays_it(name: str) -> None:
+    for shape, grad, x in CASES:
+        arguments = LAYOUTS[grad](*shape), LAYOUTS[x](*shape)
+        real = layouts(ran(ACTS[name], *arguments))
+        for device in devices(shape == IMAGES):
+            found = layouts(recorded(ACTS[name], device, *arguments)[1])
+            assert found == real, (shape, grad, x, device)
+
+
+@pytest.mark.parametrize("name", CPU_ACTS)
+def test_a_result_lies_as_the_kernel_of_a_cpu_lays_it(name: str) -> None:
+    for shape, grad, x in CASES:
+        arguments = LAYOUTS[grad](*shape), LAYOUTS[x](*shape)
+        real = layouts(ran(CPU_ACTS[name], *arguments))
+        assert layouts(recorded(CPU_ACTS[name], "cpu", *arguments)[1]) == real, (shape, grad, x)
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE_ACTS)
+def test_strides_of_one_element_are_the_kernel_s_too(name: str) -> None:
+    """They decide what the next layer takes for channels-last."""
+    act = ELEMENTWISE_ACTS[name]
+    for shape, (grad, x) in product((IMAGES, VECTORS, GREY), AS_ONE):
+        arguments = LAYOUTS[grad](*shape), LAYOUTS[x](*shape)
+        for device in devices(shape == VECTORS):
+            found = [spec.stride for spec in recorded(act, device, *arguments)[1]]
+            assert found == [spec.stride for spec in ran(act, *arguments)], (shape, grad, x)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ACTS | ELEMENTWISE_ACTS)
+@pytest.mark.parametrize("grad", [DENSE, LAST, SPREAD, ONE])
+@pytest.mark.parametrize("x", [DENSE, LAST])
+def test_a_gpu_lays_it_so_too(name: str, grad: str, x: str) -> None:
+    act = (ACTS | ELEMENTWISE_ACTS)[name]
+    for shape in (IMAGES, VECTORS) if {grad, x} <= {DENSE, LAST} else (IMAGES,):
+        arguments = [LAYOUTS[layout](*shape).cuda() for layout in (grad, x)]
+        assert recorded(act, "cuda", *arguments)[1] == ran(act, *arguments), shape
+
+
+def test_every_rule_is_tried() -> None:
+    dense = torch.rand(IMAGES)
+    for acts, rules in ((ACTS, RULES), (CPU_ACTS, CPU_RULES)):
+        assert {recorded(act, "cpu", dense, dense)[0] for act in acts.values()} == set(rules)
+
+
+class Squeezed(nn.Module):
+    """Squeeze and excitation: channels scaled by what a small network makes of their means."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Sequential(
+            nn.AdaptiveAvgPool2d(1), nn.Conv2d(16, 8, 1), nn.SiLU(), nn.Conv2d(8, 16, 1),
+            nn.Hardsigmoid(),
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images like x."""
+        return self.scale(x) * x
+
+
+class Normed(nn.Module):
+    """Layer-norm over channels, as ConvNeXt has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images like x."""
+        return self.norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+GROUP_NORM = partial(nn.GroupNorm, 4, 16)
+BLOCKS = [nn.ReLU6, nn.Hardswish, nn.ELU, nn.Softplus, nn.ReLU, Squeezed, Normed, GROUP_NORM]
+
+
+def convolutional() -> nn.Module:
+    """Blocks of convolution, batch-norm and one of `BLOCKS`, the mean, and a layer of ten."""
+    layers = [
+        layer
+        for i, block in enumerate(BLOCKS)
+        for layer in (nn.Conv2d(16 if i else 3, 16, 3, padding=1), nn.BatchNorm2d(16), block())
+    ]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10))
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize("recipe", ["fp32", "amp-bf16"])
+def test_a_step_with_them_is_the_step_that_runs(recipe: str, layout: str) -> None:
+    network = Network(
+        "laid out", convolutional, (3, 8, 8), None, 10,
+        lambda output, target, smoothing: nn.functional.cross_entropy(output.float(), target),
+        None, "img", 1, "sgd", 0.1, 0.0, 8, 8,
+    )  # fmt: skip
+    case = case_of(network, recipe=recipe, layout=layout)
+    fake, real = (record(network, case, CPU, 10) for record in (trace, trace_real))
+    assert fake.fake
+    assert differences(fake, real) == []

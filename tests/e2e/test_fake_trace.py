@@ -1,0 +1,181 @@
+"""A step recorded without running it is the step that runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from samples.planted_networks import network_of
+from samples.train_cases import case_of
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from e2e.networks import find
+from e2e.networks.network import Network
+from e2e.predict.memory import peak_bytes
+from e2e.predict.trace.fake_trace import CannotTrace, Trace, differences, trace, trace_real
+from e2e.predict.trace.recorder import Recorder, is_view
+from kernels.aten import kind_of
+
+CPU = torch.device("cpu")
+CLASSES = 10
+ARMS: list[dict[str, object]] = [
+    {"recipe": "fp32"},
+    {"recipe": "fp32", "layout": "nhwc", "fused": False},
+    {"recipe": "amp-bf16"},
+    {"recipe": "amp", "layout": "nhwc"},
+    {"recipe": "amp", "loss_scale": 256.0},
+    {"recipe": "amp", "fused": False},
+    {"recipe": "O2"},
+    {"recipe": "bf16", "keep_batchnorm_fp32": True},
+    {"recipe": "fp32", "accumulate": 3, "label_smoothing": 0.1},
+    {"recipe": "fp32", "optimizer": "adamw"},
+    {"recipe": "fp32", "optimizer": "adamw", "fused": False},
+    {"recipe": "amp", "optimizer": "adam", "fused": False},
+    {"recipe": "amp", "graph": True},
+    {"recipe": "fp32", "optimizer": "adamw", "graph": True},
+]
+
+
+def traced(name: str, batch: int = 8, **settings: object) -> Trace:
+    network = find(name)
+    return trace(network, case_of(network, batch, **settings), CPU, CLASSES)
+
+
+@pytest.mark.parametrize("settings", ARMS, ids=str)
+def test_the_calls_are_those_of_a_real_step(settings: dict[str, object]) -> None:
+    network = find("cnn-cifar")
+    case = case_of(network, 8, **settings)
+    fake, real = (record(network, case, CPU, CLASSES) for record in (trace, trace_real))
+    assert (fake.fake, real.fake) == (True, False)
+    assert differences(fake, real) == []  # calls, results, phases, layers, memory
+    assert fake.held_bytes == real.held_bytes
+    assert (fake.module_calls, fake.weights) == (real.module_calls, real.weights)
+
+
+def test_a_decoder_s_too() -> None:
+    network = find("gpt-tiny")
+    case = case_of(network, 2)
+    fake, real = (record(network, case, CPU, CLASSES) for record in (trace, trace_real))
+    assert differences(fake, real) == []
+
+
+def test_phases_come_in_order_and_hold_what_they_are_called_for() -> None:
+    ops = traced("cnn-cifar").ops
+    phases = list(dict.fromkeys(op.phase for op in ops))
+    assert phases == [
+        p for p in ("data", "copy", "forward", "backward", "optimizer") if p in phases
+    ]
+    names = {phase: {op.call.name for op in ops if op.phase == phase} for phase in phases}
+    assert "aten.convolution.default" in names["forward"]
+    assert "aten.convolution_backward.default" in names["backward"]
+    assert "aten._fused_sgd_.default" in names["optimizer"]
+
+
+def test_a_layer_s_backward_calls_are_its_own() -> None:
+    ops = traced("resnet18-cifar", recipe="amp-bf16").ops
+    forward = [op for op in ops if op.call.name == "aten.convolution.default"]
+    backward = [op for op in ops if op.call.name == "aten.convolution_backward.default"]
+    assert len(forward) == len(backward) == 20
+    assert [op.layer for op in backward] == [op.layer for op in reversed(forward)]
+    assert all(op.layer for op in forward)
+    assert len({op.layer for op in forward}) == 20
+
+
+def test_every_product_of_a_step_is_counted() -> None:
+    """Forward once, backward twice, but for the first layer's input."""
+    network = find("resnet50")
+    ops = trace(network, case_of(network, 4), CPU, 1000).ops
+    products = [op for op in ops if kind_of(op.call, op.outputs) == "product"]
+    assert len(products) == 53 * 2 + 3
+
+
+def test_a_batch_beyond_any_memory_is_traced() -> None:
+    network = find("vgg16")
+    found = trace(network, case_of(network, 100_000), CPU, 1000)
+    assert peak_bytes(found, {}) > 1e12
+
+
+def test_memory_grows_with_the_batch_and_by_no_less_than_the_weights() -> None:
+    small, large = (traced("cnn-cifar", batch) for batch in (16, 32))
+    network = find("cnn-cifar")
+    weights = sum(weight.numel() * weight.element_size() for weight in network.build().parameters())
+    assert small.held_bytes > 2 * weights  # and momentum, and gradients
+    peaks = [peak_bytes(found, {}) for found in (small, large)]
+    assert weights < peaks[0] < peaks[1] < 2 * peaks[0]
+
+
+def test_scratch_counts_while_its_call_runs() -> None:
+    found = traced("cnn-cifar")
+    plain = peak_bytes(found, {})
+    at = next(op for op in found.ops if op.call.name == "aten.convolution_backward.default")
+    assert peak_bytes(found, {at.call.key: 10**12}) >= 10**12
+    assert peak_bytes(found, {at.call.key: 0}) == plain
+
+
+@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_of_a_gpu_are_not_traced(layer: type[nn.RNNBase]) -> None:
+    """cuDNN's ask where weights lie; a CPU's are traced like others."""
+    network = replace(
+        find("cnn-cifar"), build=lambda: nn.Sequential(nn.Flatten(2), layer(4, 2)), input=(3, 2, 2),
+        loss=lambda output, target, smoothing: output[0].float().square().mean(),
+    )  # fmt: skip
+    case = case_of(network)
+    with pytest.raises(CannotTrace, match="recurrent") as raised:
+        trace(network, case, torch.device("cuda"), CLASSES)
+    assert raised.value.real
+    assert trace(network, case, CPU, CLASSES).fake
+
+
+@pytest.mark.parametrize("name", ["_cudnn_rnn", "_cudnn_init_dropout_state"])
+def test_what_would_outlive_the_trace_is_not_run_under_fake_tensors(name: str) -> None:
+    """Whoever calls it: a network of its own weights, or compiled by TorchScript."""
+    recorder = Recorder("cuda")
+    func, args = getattr(torch.ops.aten, name).default, (0.5, True, 1)
+    with FakeTensorMode(), pytest.raises(RuntimeError, match="in memory"):
+        recorder._run(str(func), func, args, {})
+
+
+def test_a_view_that_is_set_to_a_storage_is_recorded() -> None:
+    class Resettled(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            """[N, 4] -> [N, 4]"""
+            with torch.no_grad():
+                torch.empty(0).set_(self.weight.untyped_storage())
+            return super().forward(x)
+
+    network = network_of(Resettled, 4, 4)
+    case = case_of(network)
+    for record in (trace, trace_real):
+        names = [op.call.name for op in record(network, case, CPU, CLASSES).ops if is_view(op)]
+        assert "aten.set_.source_Storage" in names
+
+
+class Undecided(nn.Module):
+    """What it does depends on values."""
+
+    def __init__(self, reads: bool) -> None:
+        super().__init__()
+        self.linear, self.reads = nn.Linear(4, 4), reads
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Rows above zero, or all of them once more where the first is."""
+        out = self.linear(x)
+        if self.reads:
+            return self.linear(out) if out[0, 0].item() > 0 else out
+        return out[out.sum(1) > 0]
+
+
+@pytest.mark.parametrize(("reads", "named"), [(False, "DynamicOutput"), (True, "DataDependent")])
+def test_a_network_that_fake_tensors_cannot_follow_says_so(reads: bool, named: str) -> None:
+    network = Network(
+        "undecided", partial(Undecided, reads), (4,), None, 4,
+        lambda output, target, smoothing: output.float().square().mean(),
+        None, "sample", 1, "sgd", 0.1, 0.0, 8, 8,
+    )  # fmt: skip
+    case = case_of(network)
+    with pytest.raises(CannotTrace, match=named):
+        trace(network, case, CPU, CLASSES)
+    assert not trace_real(network, case, CPU, CLASSES).fake

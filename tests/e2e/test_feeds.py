@@ -1,0 +1,270 @@
+"""Arms that share a loader, steps that come in bursts, and what a loader adds to a prediction."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import replace
+from select import select
+from subprocess import PIPE, Popen
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from e2e.data.feeds import Feeds, TimedFeed
+from e2e.data.sources.cifar10 import NORMAL
+from e2e.data.sources.resident import Labelled, Resident
+from e2e.explain.annotate import with_predictions
+from e2e.predict.loader_wait import measured_wait_s, with_loader
+from e2e.predict.prediction import Foretold
+from e2e.predict.queue_model import OpCost, simulate
+from e2e.results.loader_types import LoadBlock, Loading, load_case
+from e2e.results.types import Predicted, StepTimes, TrainCase, Training
+from e2e.train.arms import Held
+from e2e.train.step_timer import Bursts, CpuSteps, StepBlock, Tally, batches_per_s
+from microbench.timing.interleave import Arm
+
+CPU = torch.device("cpu")
+FED = TrainCase(
+    "cnn-cifar", "fp32", 4, "3x32x32", data="generated", loader="torchvision", workers=1
+)
+
+
+@pytest.fixture
+def data() -> Resident:
+    """Twelve pictures, each of its number as a grey."""
+    pixels = torch.arange(12, dtype=torch.uint8).reshape(-1, 1, 1, 1).expand(-1, 3, 32, 32)
+    images = Labelled(pixels.contiguous(), torch.arange(12))
+    return Resident("generated", images, images, NORMAL, 12)
+
+
+# ---------------------------------------------------------------- sharing
+
+
+def test_arms_that_load_alike_take_turns_with_one_loader(data: Resident) -> None:
+    feeds = Feeds(data, CPU, seed=1)
+    one, other = feeds.open(FED), feeds.open(replace(FED, recipe="amp-bf16", layout="nhwc"))
+    own = data.feed(4, CPU, 1, loader="torchvision", workers=0)
+    try:
+        expected = [own.place(own.fetch())[1].tolist() for _ in range(4)]
+        found = [feed.place(feed.fetch())[1].tolist() for feed in (one, other, other, one)]
+        assert found == expected, "no batch twice, none left out"
+        assert other.place(other.fetch())[0].is_contiguous(memory_format=torch.channels_last)
+        one.close()
+        one.close()
+        other.fetch()  # the loader is there while anybody needs it
+    finally:
+        one.close()
+        other.close()
+        own.close()
+
+
+def test_arms_that_load_otherwise_have_loaders_of_their_own(data: Resident) -> None:
+    feeds = Feeds(data, CPU, seed=1)
+    one, other = feeds.open(replace(FED, workers=0)), feeds.open(replace(FED, workers=0, batch=2))
+    try:
+        assert len(one.place(one.fetch())[1]) == 4
+        assert len(other.place(other.fetch())[1]) == 2
+    finally:
+        one.close()
+        other.close()
+
+
+def test_what_lies_ready_is_thrown_away(data: Resident) -> None:
+    feed = Feeds(data, CPU, seed=1).open(FED)
+    own = data.feed(4, CPU, 1, loader="torchvision", workers=0)
+    try:
+        order = [own.place(own.fetch())[1].tolist() for _ in range(8)]
+        assert feed.place(feed.fetch())[1].tolist() == order[0]
+        time.sleep(0.5)  # for the worker to get ahead
+        feed.skip_ready()
+        at = order.index(feed.place(feed.fetch())[1].tolist())
+        assert 2 <= at <= 3, "at most as many as the worker may be ahead"
+        assert feed.tally.waited_s > 0
+    finally:
+        feed.close()
+        own.close()
+
+
+def test_a_loader_whose_batches_are_thrown_away_runs_once_it_is_started(data: Resident) -> None:
+    feed = Feeds(data, CPU, seed=1).open(replace(FED, cached=True))
+    try:
+        first = feed.place(feed.fetch())
+        assert not feed.tally.came_s
+        feed.refill()  # it never rests, and is not waited for
+        feed.start()
+        until = time.monotonic() + 20
+        while len(feed.tally.came_s) < 3:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        again = feed.place(feed.fetch())
+        assert torch.equal(first[0], again[0]), "it trains on one batch"
+    finally:
+        feed.close()
+
+
+# ---------------------------------------------------------------- bursts
+
+
+@given(st.integers(1, 8), st.integers(1, 20))
+def test_a_block_has_as_many_steps_of_each_worker(workers: int, samples: int) -> None:
+    count = 0
+    came: list[float] = [0.0]
+
+    def launch() -> None:
+        nonlocal count
+        count += 1
+        came.extend((count, count + 0.5))
+
+    timer = Bursts(CpuSteps(), workers, lambda: Tally(0.5 * count, came))
+    block = timer.block(launch, samples)
+    assert count % workers == 0
+    assert samples <= count < samples + workers
+    assert len(block.times_s) == 1
+    assert block.times_s[0] == pytest.approx(sum(block.wall_times_s) / count)
+    assert block.waited_s == 0.5 * count
+    assert block.came_s == tuple(came[1:])
+
+
+@given(
+    st.integers(1, 16),
+    st.floats(0.01, 1),
+    st.lists(st.integers(0, 120), min_size=1, max_size=5),
+    st.data(),
+)
+def test_bursts_of_workers_are_counted_by_whole_rounds(
+    workers: int, each_s: float, sizes: list[int], data: st.DataObject
+) -> None:
+    """Whoever looks in the middle of a burst must see the same rate as at its end."""
+    late = data.draw(st.lists(st.floats(0, 0.9), min_size=workers, max_size=workers))
+    late.sort()  # each worker's place in the burst
+    came = [each_s * (k // workers + late[k % workers]) for k in range(sum(sizes) + workers)]
+    blocks, at = [], data.draw(st.integers(0, workers - 1))
+    for size in sizes:
+        blocks.append((1.0 + size, came[at : at + size]))
+        at += size
+    found = batches_per_s(blocks, workers)
+    if not sum(sizes):
+        assert found is None
+    elif min(sizes) <= 3 * workers:  # too short to tell: counted
+        assert found == pytest.approx(sum(sizes) / (sum(sizes) + len(sizes)))
+    else:
+        assert found == pytest.approx(workers / each_s)
+
+
+# ---------------------------------------------------------------- predictions
+
+
+def told(case: TrainCase, step_s: float) -> Foretold:
+    ops = (OpCost("product", "forward", "conv", step_s, 1e-6, name="aten.convolution.default"),)
+    simulated = simulate(ops)
+    ends = (0.95 * simulated.step_s, 1.05 * simulated.step_s)
+    return Foretold(case, Predicted(simulated.step_s, ends, "gpu", {}), simulated, ops)
+
+
+def loads(case: TrainCase, step_s: float) -> Loading:
+    return Loading(load_case(case), "ok", blocks=(LoadBlock(case.batch, step_s),) * 3)
+
+
+def test_a_loader_that_is_slower_decides() -> None:
+    found = with_loader(told(FED, 0.010), loads(FED, 0.030), FED.batch, on_gpu=False)
+    assert found.predicted is not None
+    assert found.predicted.step_s == pytest.approx(0.030)
+    assert found.predicted.limit == "data"
+    assert found.wait_s == pytest.approx(0.020, rel=1e-3)
+    fast = with_loader(told(FED, 0.010), loads(FED, 0.009), FED.batch, on_gpu=False)
+    assert fast == told(FED, 0.010)
+
+
+@pytest.mark.parametrize("load_s", [0.004, 0.030])
+def test_a_loader_that_needs_the_gpu_may_come_on_top(load_s: float) -> None:
+    plain = told(FED, 0.010).predicted
+    found = with_loader(told(FED, 0.010), loads(FED, load_s), FED.batch, on_gpu=True).predicted
+    assert plain is not None
+    assert plain.interval_s is not None
+    assert found is not None
+    assert found.interval_s is not None
+    assert found.step_s == pytest.approx(max(0.010, load_s), rel=1e-3)
+    assert found.interval_s[0] <= found.step_s
+    assert found.interval_s[1] == pytest.approx(plain.interval_s[1] + load_s)
+
+
+WORKS_THEN_RESTS = """
+import time
+print("works", flush=True)
+until = time.monotonic() + 1
+while time.monotonic() < until:
+    pass
+print("rests", flush=True)
+time.sleep(60)
+"""
+
+
+class OfOneProcess:
+    """As much of a feed as is asked for its worker."""
+
+    def __init__(self, pid: int) -> None:
+        self.pids = (pid,)
+
+
+def test_a_refill_lasts_until_the_workers_rest() -> None:
+    with Popen([sys.executable, "-c", WORKS_THEN_RESTS], stdout=PIPE) as worker:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == b"works\n"
+        TimedFeed(OfOneProcess(worker.pid), lambda: None).refill()  # type: ignore[arg-type]
+        said, _, _ = select([worker.stdout], [], [], 0)
+        worker.kill()
+    assert said, "it rests"
+
+
+def test_nobody_waits_for_workers_that_there_are_not(
+    data: Resident, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(_: float) -> None:
+        raise AssertionError("it sleeps")
+
+    monkeypatch.setattr(time, "sleep", never)
+    for loader in ("synthetic", "resident"):
+        feed = Feeds(data, CPU, seed=1).open(replace(FED, loader=loader, workers=0))
+        feed.refill()
+        feed.close()
+
+
+def test_who_waits_for_its_loader_is_known_by_its_blocks() -> None:
+    held = Held(Training(FED, "ok"), None, None)  # type: ignore[arg-type]
+    held.arm = Arm("", lambda: None, 0.01)
+    assert held.waits, "nothing is known yet"
+    for waited_s, waits in ((0.0, False), (0.01, False), (0.2, True), (0.0, True)):
+        held.arm.blocks.append(StepBlock((0.1,), None, (0.1,), 1.0, 10, waited_s))
+        assert held.waits == waits, "once is enough: after that it begins with nothing ready"
+
+
+def test_the_wait_for_the_loader_is_a_line_of_the_ledger() -> None:
+    amp = replace(FED, recipe="amp")
+    foretold = {
+        case.key: with_loader(told(case, step_s), loads(case, 0.030), FED.batch, on_gpu=False)
+        for case, step_s in ((FED, 0.040), (amp, 0.010))
+    }
+    trainings = [measured(FED, 0.040, 0.040), measured(amp, 0.031, 0.011)]
+    _, training = with_predictions(trainings, foretold)
+    lines = {line.term: line for line in training.ledger}
+    assert lines["loader wait"].ms == pytest.approx(20.0)
+    assert lines["convolutions"].ms == pytest.approx(-30.0, abs=0.1)
+    assert lines["residual"].ms == pytest.approx(1.0, abs=0.1)
+    assert sum(line.ms for line in training.ledger[:-1]) == pytest.approx(training.ledger[-1].ms)
+
+
+def measured(case: TrainCase, step_s: float, unfed_s: float) -> Training:
+    steps = StepTimes(
+        (step_s,) * 3, (step_s,) * 3, (1, 1, 1), step_s, (step_s, step_s), 3 * step_s, 3,
+        unfed_s=unfed_s,
+    )  # fmt: skip
+    return Training(case, "ok", step_units=case.batch, steps=steps)
+
+
+def test_a_step_waited_as_much_longer_as_it_took_than_on_a_batch_that_was_there() -> None:
+    assert measured_wait_s(measured(FED, 0.05, 0.02)) == pytest.approx(0.03)
+    assert measured_wait_s(measured(FED, 0.05, 0.06)) == 0.0
+    assert measured_wait_s(Training(FED, "failed")) == 0.0

@@ -1,0 +1,132 @@
+"""What the host does beside calls: the fit finds what was planted."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from e2e.predict.host_model.calibration_models import (
+    CLASSES,
+    small_case,
+    small_networks,
+    small_recipes,
+)
+from e2e.predict.host_model.framework_overhead import COUNTED, Framework, Sample, counts, fitted
+from e2e.predict.op_timer import op_timer as replay
+from e2e.predict.op_timer.op_timer import Counted, CpuStopwatch
+from e2e.predict.trace.fake_trace import Trace, trace
+from e2e.results.types import TrainCase
+
+PLANTED = (40e-6, 3e-6, 2e-6, 4e-6, 1e-6, 60e-6, 30e-6, 50e-6, 2e-6)
+
+
+@pytest.fixture(scope="module")
+def traces() -> list[Trace]:
+    return [
+        trace(network, small_case(network, recipe), torch.device("cpu"), CLASSES)
+        for network in small_networks("cpu")
+        for recipe in small_recipes(network, "cuda")
+    ]
+
+
+def planted(traces: list[Trace], calls_s: float = 100e-6) -> list[Sample]:
+    truth = Framework(PLANTED, 0.0)
+    return [Sample(found, truth.of(found) + calls_s, calls_s) for found in traces]
+
+
+def test_what_was_planted_is_found(traces: list[Trace]) -> None:
+    samples = planted(traces)
+    found = fitted(samples)
+    assert found.error < 0.01
+    for sample in samples:
+        assert found.of(sample.trace) == pytest.approx(sample.host_s - sample.calls_s, rel=0.02)
+
+
+def test_a_network_outside_the_fit_is_told(traces: list[Trace]) -> None:
+    truth = Framework(PLANTED, 0.0)
+    for i, left_out in enumerate(traces):
+        found = fitted(planted(traces[:i] + traces[i + 1 :]))
+        assert found.of(left_out) == pytest.approx(truth.of(left_out), rel=0.1)
+
+
+def test_noise_shows_in_the_error(traces: list[Trace]) -> None:
+    generator = torch.Generator().manual_seed(1)
+    samples = [
+        Sample(
+            s.trace, s.host_s * (1 + 0.1 * torch.randn((), generator=generator).item()), s.calls_s
+        )
+        for s in planted(traces)
+    ]
+    assert 0.02 < fitted(samples).error < 0.2
+
+
+def test_the_small_networks_differ_in_what_the_host_does(traces: list[Trace]) -> None:
+    rows = torch.tensor([counts(found) for found in traces], dtype=torch.float64)
+    assert torch.linalg.matrix_rank(rows / rows.amax(0)) == len(PLANTED)
+
+
+def test_a_card_without_bfloat16_is_not_asked_for_it() -> None:
+    for small in small_networks("cuda"):
+        assert small_recipes(small, "cuda", bf16=False) == ("fp32", "amp")
+        assert small_recipes(small, "cpu") == ("fp32",)
+    able = [small_recipes(small, "cuda") for small in small_networks("cuda")]
+    assert sum("amp-bf16" in recipes for recipes in able) == 4
+
+
+def test_views_that_autograd_notes_are_told_from_calls(traces: list[Trace]) -> None:
+    attention = next(found for found in traces if found.case.network == "small-attention")
+    named = dict(zip(COUNTED, counts(attention), strict=True))
+    names = [op.call.name for op in attention.ops if op.noted]
+    assert named["noted call"] + named["noted view"] == len(names)
+    assert named["noted view"] >= names.count("aten.view.default") + names.count("aten.t.default")
+    assert named["noted call"] >= names.count("aten.addmm.default") > 0
+
+
+class Launched:
+    """A replay whose launch takes a second of the test's clock, or fails."""
+
+    def __init__(self, clock: list[float], *, fails: bool = False) -> None:
+        self.clock, self.fails, self.launches = clock, fails, 0
+
+    def launch(self) -> None:
+        """Once more."""
+        if self.fails:
+            raise RuntimeError("no such kernel")
+        self.launches += 1
+        self.clock[0] += 1.0
+
+    def restore(self) -> None:
+        """Takes a while, which is not the launch's."""
+        self.clock[0] += 100.0
+
+
+def test_calls_alone_count_as_often_as_the_step_launches_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(replay.time, "perf_counter", lambda: clock[0])
+    often, fails = Launched(clock), Launched(clock, fails=True)
+    calls = [Counted(often, (0, 2, 3)), Counted(fails, (1,))]  # type: ignore[arg-type]
+    launch = CpuStopwatch().passes(calls)
+    assert [launch(), launch()] == [3.0, 3.0]
+    assert often.launches == 3, "once to begin with, and once a pass"
+
+
+def test_it_never_takes_time_away() -> None:
+    empty = Trace(TrainCase("none", "fp32", 1, "1"), (), 0, 0, 0, 0, fake=True)
+    assert Framework((-1.0,) * len(PLANTED), 0.0).of(empty) == 0.0
+
+
+def test_nothing_takes_less_than_no_time(traces: list[Trace]) -> None:
+    """Calls that were timed in a slow moment leave steps that seem shorter than their calls."""
+    samples = [
+        Sample(
+            s.trace, s.host_s, s.calls_s + 6e-6 * counts(s.trace)[COUNTED.index("backward call")]
+        )
+        for s in planted(traces)
+    ]
+    found = fitted(samples)
+    assert min(found.seconds) == 0.0
+    assert max(found.seconds) > 0.0
+    nothing = [Sample(s.trace, s.host_s, 2 * s.host_s) for s in samples]
+    assert set(fitted(nothing).seconds) == {0.0}

@@ -1,0 +1,290 @@
+"""Recipes and loaders apart and together: the model, the points, and the picture on the screen."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from e2e.input_stalls.model import Alone, foretell
+from e2e.input_stalls.points import busy_points, measured_points, pays_from
+from e2e.report.joint import Gain, joints
+from e2e.report.joint_table import joint_sentences, joint_table
+from e2e.report.loaders_table import loaders_table
+from e2e.results.loader_types import LoadBlock, LoadCase, Loading, load_case
+from e2e.results.types import PREDICTED, Predicted, StepTimes, TrainCase, Training
+from e2e.train.speedups import FED_SHARE
+from microbench.errors import NothingMeasured
+from microbench.report.screen import make_console
+from microbench.results.codec import run_from_json, run_to_json
+from microbench.results.types import Ratio, Run
+from microbench.run_output import Outputs, report
+
+BATCH = 100
+CORES = 16
+seconds = st.floats(1e-3, 10.0)
+
+
+def training(step_s: float, recipe: str = "amp", spread: float = 0.01, **case: object) -> Training:
+    times = (step_s * (1 - spread), step_s, step_s * (1 + spread))
+    steps = StepTimes(times, times, (1, 1, 1), step_s, (times[0], times[2]), 3 * step_s, 3)
+    settings = {"data": "folder", "loader": "pinned", **case}
+    return Training(
+        TrainCase("resnet50", recipe, BATCH, "3x224x224", **settings),  # type: ignore[arg-type]
+        "ok", step_units=BATCH, steps=steps, limit="gpu",
+    )  # fmt: skip
+
+
+def loading(load_s: float, workers: int = 4, cpu_s: float = 0.0, **case: object) -> Loading:
+    """A loader that takes so long for a batch, and so much processor time."""
+    blocks = tuple(
+        LoadBlock(BATCH, load_s * factor, cpu_s * factor) for factor in (0.99, 1.0, 1.01)
+    )
+    settings = {"loader": "torchvision", **case}
+    made = LoadCase("folder", batch=BATCH, input="3x224x224", workers=workers, **settings)  # type: ignore[arg-type]
+    return Loading(made, "ok", blocks=blocks)
+
+
+def told(alone: Alone, loader: Loading, cores: int = CORES) -> Predicted:
+    found = foretell(alone, loader, cores)
+    assert found is not None
+    return found
+
+
+# ---------------------------------------------------------------- the model
+
+
+@given(seconds, seconds)
+def test_without_contention_the_slower_of_the_two_decides(step_s: float, load_s: float) -> None:
+    longer = load_s / step_s - 1
+    assume(abs(longer - FED_SHARE) > 1e-9)
+    found = told(Alone(training(step_s)), loading(load_s))
+    assert found.step_s == pytest.approx(max(step_s, load_s))
+    assert found.limit == ("data" if longer > FED_SHARE else "gpu")
+
+
+@given(seconds, st.floats(1, 3), seconds, st.floats(0, 10), st.floats(0, 1), st.integers(1, 64))
+def test_a_step_is_never_faster_than_any_of_its_parts(
+    step_s: float, slower: float, load_s: float, cpu_s: float, host: float, cores: int
+) -> None:
+    alone = Alone(training(step_s), {4: training(step_s * slower)}, host * step_s)
+    found = told(alone, loading(load_s, cpu_s=cpu_s), cores)
+    for part in (step_s, load_s, (cpu_s + host * step_s) / cores):
+        assert found.step_s >= part * (1 - 1e-9)
+    assert found.step_s <= max(step_s * slower, load_s, (cpu_s + host * step_s) / cores) * 1.000001
+    low, high = found.interval_s or (0, 0)
+    assert low <= found.step_s <= high
+
+
+@given(seconds, st.lists(seconds, min_size=2, max_size=6))
+def test_a_faster_loader_never_makes_the_step_longer(step_s: float, loads: list[float]) -> None:
+    alone = Alone(training(step_s), {4: training(1.3 * step_s)})
+    steps = [told(alone, loading(load_s)).step_s for load_s in sorted(loads)]
+    assert steps == sorted(steps)
+
+
+def test_workers_that_are_always_busy_slow_the_training_as_measured() -> None:
+    alone = Alone(training(1.0), {8: training(1.2)})
+    assert told(alone, loading(1.1, 8)).step_s == pytest.approx(1.2)  # waited for all the time
+    assert told(alone, loading(0.5, 8)).step_s == pytest.approx(1.1)  # at work half of it
+    assert told(alone, loading(1.1, 4)).step_s == pytest.approx(1.1)  # half as many
+    assert told(alone, loading(1.0, 99)).step_s == pytest.approx(1.2)  # no more is known
+    assert told(alone, loading(0.9, 8)).limit == "data", "without them it would be faster"
+
+
+def test_a_training_that_slows_its_loader_is_waited_for_longer() -> None:
+    """Beside the training, 8 workers give 800 img/s, not 1,000."""
+    pinned, alone = training(0.1), loading(BATCH / 1000, 8)
+    busy = training(0.1)
+    assert busy.steps is not None
+    busy = replace(busy, steps=replace(busy.steps, loaded_per_s=800.0))
+    known = Alone(pinned, {8: busy}, loadings={8: alone})
+    assert told(known, alone).step_s == pytest.approx(BATCH / 800)
+    assert told(known, loading(BATCH / 500, 4)).step_s == pytest.approx(0.2 + 0.125 * 0.1), (
+        "it trains half of the time"
+    )
+    assert told(known, loading(BATCH / 4000, 16)).step_s == pytest.approx(0.1)
+
+
+def test_both_together_take_no_longer_than_one_after_the_other() -> None:
+    """Workers that never rest take nearly all cores of a small machine; fed ones do rest."""
+    pinned, alone = training(0.1), loading(0.05, 2, cpu_s=0.05)
+    busy = training(1.0)
+    assert busy.steps is not None
+    busy = replace(busy, steps=replace(busy.steps, loaded_per_s=BATCH / 0.5))
+    found = told(Alone(pinned, {2: busy}, host_s=0.2, loadings={2: alone}), alone, cores=2)
+    assert found.step_s == pytest.approx(0.15)
+    one_core = told(Alone(pinned, {2: busy}, host_s=0.2, loadings={2: alone}), alone, cores=1)
+    assert one_core.step_s == pytest.approx(0.25), "all their processor time on the cores there are"
+
+
+def test_a_gain_that_may_be_chance_does_not_pay() -> None:
+    assert Gain(Ratio(1.5, (1.4, 1.6)), measured=True).pays
+    assert not Gain(Ratio(1.5, (0.9, 2.1)), measured=True).pays
+    assert not Gain(Ratio(1.01, (1.005, 1.015)), measured=True).pays
+    assert Gain(Ratio(1.5, None), measured=False).pays
+
+
+def test_two_cores_have_two_seconds_a_second() -> None:
+    alone = Alone(training(0.1), host_s=0.08)
+    found = told(alone, loading(0.2, workers=2, cpu_s=0.4), 2)
+    assert found.step_s == pytest.approx((0.4 + 0.08) / 2)
+    assert found.limit == "data"
+
+
+def test_what_is_not_known_is_not_told() -> None:
+    failed = replace(training(1.0), status="failed", steps=None)
+    assert foretell(Alone(failed), loading(1.0), CORES) is None
+    skipped = Loading(loading(1.0).case, "skipped", "no DALI here")
+    assert foretell(Alone(training(1.0)), skipped, CORES) is None
+
+
+def test_a_step_that_waits_for_the_host_still_does_beside_a_fast_loader() -> None:
+    alone = Alone(replace(training(1.0), limit="host"))
+    assert told(alone, loading(0.1)).limit == "host"
+    assert told(alone, loading(2.0)).limit == "data"
+
+
+# ---------------------------------------------------------------- the points
+
+
+@given(st.dictionaries(st.integers(1, 64), st.floats(0.5, 3), min_size=1))
+def test_measured_are_both_ends_and_where_it_begins_to_pay(speedups: dict[int, float]) -> None:
+    points = measured_points(speedups)
+    assert {min(speedups), max(speedups)} <= set(points) <= set(speedups)
+    assert len(points) <= 4
+    start = pays_from(speedups)
+    if start is None:
+        assert speedups[max(speedups)] < 1.02
+    else:
+        assert start in points
+        assert all(speedups[count] >= 1.02 for count in speedups if count >= start)
+        below = [count for count in speedups if count < start]
+        assert not below or speedups[max(below)] < 1.02
+
+
+def test_busy_workers_are_all_and_half() -> None:
+    assert busy_points([1, 2, 4, 8, 16]) == [8, 16]
+    assert busy_points([1, 2, 4]) == [2, 4]
+    assert busy_points([3]) == [3]
+    assert busy_points([]) == []
+
+
+# ---------------------------------------------------------------- the picture
+
+RATES = {1: 500.0, 2: 1000.0, 4: 2000.0, 8: 4000.0, 16: 8000.0}
+ALONE = {"fp32": 0.1, "amp": 0.02}  # seconds a step: 1,000 and 5,000 img/s
+
+
+def picture(measured: Sequence[int] = (1, 4)) -> Run:
+    """fp32 and amp fed by workers of 500 img/s each; what was measured is 2 % below foretold."""
+    run = Run(("stalls",), "now", {"name": "a GPU", "kind": "cuda"}, {})
+    for workers, per_s in RATES.items():
+        run = run.with_other(loading(BATCH / per_s, workers))
+    run = run.with_other(loading(0.05, 16, cold=True))
+    run = run.with_other(loading(0.005, 16, loader="read"))
+    for recipe, step_s in ALONE.items():
+        run = run.with_other(training(0.99 * step_s, recipe, loader="synthetic"))
+        run = run.with_other(training(step_s, recipe))
+        run = run.with_other(
+            training(1.1 * step_s, recipe, loader="torchvision", workers=16, cached=True)
+        )
+        for workers in RATES:
+            case = training(1.0, recipe, loader="torchvision", workers=workers).case
+            loader = run.find(Loading, load_case(case).key)
+            assert loader is not None
+            found = told(Alone(training(step_s)), loader)
+            one = Training(case, PREDICTED, step_units=BATCH, predicted=found)
+            if workers in measured:
+                steps = training(found.step_s / 0.98, recipe).steps
+                one = replace(one, status="ok", steps=steps, limit=found.limit)
+            run = run.with_other(one)
+    return run
+
+
+def test_the_picture_says_where_amp_stops_paying() -> None:
+    (joint,) = joints(picture())
+    assert joint.recipes == ["fp32", "amp"]
+    assert joint.workers == [1, 2, 4, 8, 16]
+    for workers, ratio, measured in ((1, 1.0, True), (4, 2.0, True), (16, 5.0, False)):
+        gain = joint.speedup("amp", "fp32", workers)
+        assert gain is not None
+        assert gain.ratio.ratio == pytest.approx(ratio)
+        assert gain.measured == measured
+    assert joint.pays_from("amp", "fp32") == 4
+    assert joint.in_full_from("fp32") == 2
+    assert joint.in_full_from("amp") == 16
+    said = "\n".join(joint_sentences(joint))
+    assert "amp stops paying below 4 workers: 2.00 times fp32 with 4 workers (measured)." in said
+    assert "amp trains 5,000 img/s without a loader; 16 workers leave 95% of it." in said
+    assert "amp: copying and normalising a batch +1.0 % of a step" in said
+    assert "16 busy workers beside it +10.0 %" in said
+    assert "files that are not in memory the loader gives 2,000 img/s" in said
+
+
+def test_the_prediction_s_error_is_told() -> None:
+    (joint,) = joints(picture())
+    assert joint.errors_pct == pytest.approx([2.04] * 4, rel=0.01)
+    text = "\n".join(line.plain for line in joint_table(joint, 100))
+    assert "median 2.0 %, largest +2.0 %, of 4 points" in text
+    assert max(map(len, text.splitlines())) <= 100
+    assert "2,000 / 1,960" in text
+    (untested,) = joints(picture(measured=()))
+    assert untested.errors_pct == []
+    assert "error" not in "\n".join(line.plain for line in joint_table(untested, 100))
+
+
+def test_a_loader_that_is_too_slow_for_anything() -> None:
+    run = picture(measured=())
+    few = [t for t in run.of(Training) if t.case.workers in (0, 1, 2) or t.case.cached]
+    (joint,) = joints(replace(run, others=tuple(few)))
+    said = "\n".join(joint_sentences(joint))
+    assert "amp never pays with this loader: 1.00 times fp32 with 2 workers (foretold)." in said
+    assert "no number of workers leaves 95% of it: 2 leave 20%" in said
+
+
+def test_a_picture_comes_back_from_its_file() -> None:
+    run = picture()
+    back = run_from_json(json.loads(json.dumps(run_to_json(run))))
+    shown = [[line.plain for line in joint_table(joint, 100)] for joint in joints(run)]
+    assert [[line.plain for line in joint_table(joint, 100)] for joint in joints(back)] == shown
+
+
+def test_a_training_with_a_loader_is_no_picture() -> None:
+    run = picture()
+    fed = tuple(t for t in run.of(Training) if t.case.fed and not t.case.cached)
+    assert joints(replace(run, others=fed)) == []
+
+
+def test_what_failed_says_so_and_why_in_full() -> None:
+    run = picture(measured=())
+    why = "loader worker 2 of 4 was killed by signal 9 (SIGKILL): out of memory, most likely"
+    arms = [
+        replace(t, status="failed", reason=why)
+        if t.case.recipe == "amp" and t.case.workers == 4
+        else t
+        for t in run.of(Training)
+    ]
+    loader = replace(loading(0.1, 2, loader="dali"), status="skipped", reason=f"{why} {why}")
+    run = replace(run, others=tuple(arms)).with_other(replace(loader, blocks=()))
+    (joint,) = joints(run)
+    text = " ".join("\n".join(line.plain for line in joint_table(joint, 100)).split())
+    assert "failed" in text
+    assert f"amp with 4 workers failed: {why}" in text
+    alone = [line.plain for line in loaders_table(run, 100)]
+    assert any(f"dali skipped: {why} {why}" in line for line in alone)
+    assert sum(why in line for line in alone) == 1
+
+
+def test_a_loader_alone_is_no_result_of_a_training(tmp_path: Path) -> None:
+    failed = replace(training(1.0, loader="torchvision"), status="failed", steps=None, reason="it")
+    run = Run(("e2e",), "now", {"name": "a GPU", "kind": "cuda"}, {}).with_other(loading(0.1))
+    outputs = Outputs(json=None, csv=None, chart=None, resume=None, verbose=False, quiet=True)
+    report(run, tmp_path, outputs, make_console(quiet=True))
+    with pytest.raises(NothingMeasured):
+        report(run.with_other(failed), tmp_path, outputs, make_console(quiet=True))

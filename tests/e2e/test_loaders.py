@@ -1,0 +1,906 @@
+"""Loader back ends: the same images whatever reads them, broken files told, dead workers."""
+
+from __future__ import annotations
+
+import gc
+import io
+import itertools
+import multiprocessing
+import os
+import signal
+import struct
+import tarfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from PIL.ExifTags import Base
+from samples.fetching import drawn, message, same
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from e2e.data.loaders import FIXED, LOADERS, Arrays, Files, Wanted, cpus, draft, open_feed, pinned
+from e2e.data.loaders import page_cache as cold
+from e2e.data.loaders import worker_pool as processes
+from e2e.data.loaders.decode import decode
+from e2e.data.loaders.draft import DraftCut
+from e2e.data.loaders.memory_check import no_room
+from e2e.data.loaders.pinned import CachedFeed
+from e2e.data.loaders.reading import Read
+from e2e.data.loaders.sampling import Shuffled
+from e2e.data.loaders.shared_feed import Following
+from e2e.data.loaders.torchvision_io import pixels
+from e2e.data.loaders.transforms import random_cut
+from e2e.data.loaders.worker_pool import MAX_LOSSES, LoaderError, Workers
+from e2e.data.sources import Data, open_data
+from e2e.data.sources.data import IMAGENET
+from e2e.data.sources.listing import Picture
+from e2e.data.sources.resident import Labelled, Resident
+from microbench.errors import UserError
+
+CPU = torch.device("cpu")
+FROM_FILES = ("torchvision", "torchvision-io", "torchvision-draft", "resident")
+BROKEN = {"cut.jpg", "header.jpg", "noise.jpg", "cut.png", "text.jpg", "empty.jpg"}
+
+
+def photo(seed: int, size: tuple[int, int] = (40, 32)) -> Image.Image:
+    small = np.random.default_rng(seed).integers(0, 256, (5, 6, 3), np.uint8)
+    return Image.fromarray(small).resize(size, Image.Resampling.BICUBIC)
+
+
+def flat(number: int) -> Image.Image:
+    return Image.new("RGB", (24, 20), (number, number, number))
+
+
+def stored(image: Image.Image, kind: str = "JPEG", **options: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def put(path: Path, content: bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Flat images of two classes, each as bright as 10 times its number: 20, and 4 held out."""
+    folder = tmp_path / "pictures"
+    for number in range(20):
+        put(folder / "train" / "ab"[number % 2] / f"{number}.jpg", stored(flat(10 * number)))
+    for number in range(4):
+        put(folder / "val" / "ab"[number % 2] / f"{number}.jpg", stored(flat(10 * number)))
+    return folder
+
+
+@pytest.fixture
+def damaged(root: Path) -> Path:
+    """Also files that are broken, and hidden from a glance by what they begin with."""
+    whole, png = stored(photo(1, (200, 200))), stored(photo(1, (200, 200)), "PNG")
+    folder = root / "train" / "a"
+    put(folder / "cut.jpg", whole[: len(whole) // 2])
+    put(folder / "header.jpg", whole[:40])
+    put(folder / "noise.jpg", whole[:3] + np.random.default_rng(1).bytes(3000))
+    put(folder / "cut.png", png[: len(png) // 2])
+    put(folder / "text.jpg", b"no image")
+    put(folder / "empty.jpg", b"")
+    return root
+
+
+def opened(
+    root: Path, loader: str | None = None, *, workers: int = 0, size: int = 16, **options: Any
+) -> Data:
+    return open_data(
+        f"folder:{root}", sample=(3, size, size), classes=None, tokens=None,
+        strict=options.pop("strict", False), workers=workers, loader=loader, **options,
+    )  # fmt: skip
+
+
+def small_arrays(count: int = 12, side: int = 16) -> Resident:
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randint(256, (count, 3, side, side), dtype=torch.uint8, generator=generator)
+    labelled = Labelled(images, torch.arange(count) % 3)
+    return Resident("small", labelled, labelled, IMAGENET, 3)
+
+
+def numbers(batches: Iterable[tuple[Tensor, Tensor]]) -> list[int]:
+    """Which of the flat images were drawn."""
+    scale, shift = IMAGENET.scale_and_shift(CPU)
+    means = (((images - shift) / scale).mean((1, 2, 3)) for images, _ in batches)
+    return [round(mean / 10) for some in means for mean in some.tolist()]
+
+
+def told(data: Data) -> str:
+    """The note on broken images."""
+    (note,) = (note for note in data.notes if "broken" in note)
+    return note
+
+
+# ---- names
+
+
+def test_an_unknown_loader_gets_near_ones_and_the_choices(root: Path) -> None:
+    said = message(lambda: opened(root, "torchvison"))
+    assert "no loader 'torchvison'; did you mean torchvision" in said
+    assert all(name in said for name in (*FIXED, *LOADERS))
+    assert "no loader 'x'" in message(lambda: opened(root).feed(4, CPU, 1, loader="x"))
+    said = message(
+        lambda: open_data(
+            "synthetic", sample=(3, 8, 8), classes=None, tokens=None, strict=False, workers=0,
+            loader="pined",
+        )
+    )  # fmt: skip
+    assert "did you mean pinned" in said
+
+
+def test_a_loader_that_does_not_take_this_data(root: Path) -> None:
+    said = message(lambda: small_arrays().feed(4, CPU, 1, loader="gpu-decode"))
+    assert "takes image files (--data folder:DIR)" in said
+    assert "this data can have synthetic, pinned, torchvision, resident" in said
+    assert "*.tar in the folder" in message(lambda: opened(root, "webdataset"))
+    assert "cannot be trained with" in message(lambda: opened(root, "read"))
+
+
+def test_a_loader_that_cannot_run_here_says_why(root: Path) -> None:
+    said = message(lambda: opened(root, "gpu-decode", device=CPU))
+    assert said == "loader gpu-decode cannot run here: it decodes on an NVIDIA GPU"
+    assert "cannot run here" in message(lambda: opened(root, "gpu-decode").feed(4, CPU, 1))
+
+
+# ---- what comes
+
+
+@pytest.mark.parametrize("loader", FROM_FILES)
+def test_every_back_end_gives_each_image_once_an_epoch(root: Path, loader: str) -> None:
+    data = opened(root, loader)
+    batches = drawn(data.feed(8, CPU, 1, channels_last=True), 5)
+    for images, classes in batches:
+        assert images.shape == (8, 3, 16, 16)
+        assert images.is_contiguous(memory_format=torch.channels_last)
+        assert (images.dtype, classes.dtype) == (torch.float32, torch.int64)
+    order = numbers(batches)
+    assert sorted(order[:20]) == sorted(order[20:]) == list(range(20))
+    assert order[:20] != order[20:]
+    assert torch.cat([classes for _, classes in batches]).tolist() == [n % 2 for n in order]
+    assert same(batches, drawn(data.feed(8, CPU, 1), 5))
+    assert not same(batches, drawn(data.feed(8, CPU, 2), 5))
+    assert numbers(data.held_out(4, CPU)) == [0, 2, 1, 3]
+    notes = ["20 images decoded once" in note for note in data.notes]
+    assert notes == ([True] if loader == "resident" else [])
+
+
+@pytest.mark.parametrize("loader", FROM_FILES)
+def test_every_back_end_tells_broken_files(damaged: Path, loader: str) -> None:
+    data = opened(damaged, loader)
+    count = data.train_samples
+    assert count == 24  # text.jpg and empty.jpg are found at once
+    order = numbers(drawn(data.feed(count, CPU, 1), 1))
+    # A good one takes a broken one's place, or it is not there at all.
+    assert set(order) == set(range(20))
+    assert told(data).startswith(f"{len(BROKEN)} broken images left out: train/a/")
+    for name in BROKEN - {"text.jpg", "empty.jpg"}:
+        strict = damaged.parent / name
+        put(strict / "train" / "a" / name, (damaged / "train" / "a" / name).read_bytes())
+        put(strict / "val" / "a" / "1.jpg", stored(photo(1)))
+        lone = opened(strict, loader, strict=True)
+        assert name in message(lambda lone=lone: drawn(lone.feed(1, CPU, 1), 1))
+        lone = opened(strict, loader)
+        assert "none of the 1 training images" in message(
+            lambda lone=lone: drawn(lone.feed(1, CPU, 1), 1)
+        )
+
+
+OF_ALL_KINDS: dict[str, bytes] = {
+    "colour": stored(photo(1)),
+    "progressive": stored(photo(1), progressive=True),
+    "grey": stored(photo(1).convert("L")),
+    "CMYK": stored(photo(1).convert("CMYK")),
+    "PNG": stored(photo(1), "PNG"),
+    "16 bits": stored(
+        Image.fromarray(np.asarray(photo(1).convert("L")).astype(np.uint16) * 257), "PNG"
+    ),
+    "on its side": stored(photo(1), exif=b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0"
+                          b"\x06\0\0\0\0\0\0\0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", OF_ALL_KINDS)
+def test_torchvisions_decoder_gives_what_pillow_gives(kind: str) -> None:
+    content = OF_ALL_KINDS[kind]
+    want = torch.from_numpy(np.array(decode(content))).permute(2, 0, 1)
+    if kind == "on its side":
+        assert want.shape == (3, 40, 32)
+    assert torch.equal(pixels(content), want)
+
+
+@pytest.mark.parametrize("kind", OF_ALL_KINDS)
+def test_a_draft_is_the_same_cut_of_an_image_of_any_kind(kind: str) -> None:
+    content = OF_ALL_KINDS[kind]
+    for seed in range(5):
+        torch.manual_seed(seed)
+        want = random_cut((16, 16))(decode(content))
+        torch.manual_seed(seed)
+        assert torch.equal(DraftCut((16, 16))(content), want), "too small to be decoded smaller"
+
+
+def slope(size: tuple[int, int]) -> Image.Image:
+    """Each pixel says where it lies."""
+    down, across = np.mgrid[: size[1], : size[0]]
+    wave = 128 + 60 * np.sin(across / 40)
+    pixels = np.stack([255 * across / size[0], 255 * down / size[1], wave], -1)
+    return Image.fromarray(pixels.astype(np.uint8))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("size", [(640, 480), (641, 473), (645, 489)])
+def test_a_draft_of_a_large_jpeg_is_the_same_cut_decoded_smaller(
+    size: tuple[int, int], orientation: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exif = Image.Exif()
+    exif[Base.Orientation] = orientation
+    content = stored(slope(size), exif=exif, quality=95, subsampling=0)
+    sizes: list[tuple[int, int]] = []
+
+    def noted(*args: Any) -> Image.Image:
+        sizes.append((image := decode(*args)).size)
+        return image
+
+    monkeypatch.setattr(draft, "decode", noted)
+    whole = size if orientation < 5 else size[::-1]
+    for seed in range(8):
+        torch.manual_seed(seed)
+        want = random_cut((24, 32))(decode(content))
+        torch.manual_seed(seed)
+        found = DraftCut((24, 32))(content)
+        assert (found.float() - want.float()).abs().mean() < 0.7, "of 255 levels"
+        scale = round(whole[0] / sizes[-1][0])
+        assert scale in (2, 4, 8)
+        assert sizes[-1] == (-(-whole[0] // scale), -(-whole[1] // scale))
+    assert len(set(sizes)) > 1, "as small as each cut allows"
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_draft_of_what_is_no_jpeg_is_the_same_cut(orientation: int) -> None:
+    exif = Image.Exif()
+    exif[Base.Orientation] = orientation
+    for kind in ("TIFF", "PNG", "WEBP"):
+        content = stored(slope((90, 70)), kind, exif=exif)
+        torch.manual_seed(orientation)
+        want = random_cut((16, 16))(decode(content))
+        torch.manual_seed(orientation)
+        assert torch.equal(DraftCut((16, 16))(content), want), kind
+
+
+def test_workers_are_as_many_batches_ahead_as_asked(root: Path) -> None:
+    data = opened(root, workers=2)
+    for asked, ahead in ((0, 4), (1, 2), (3, 6)):
+        feed = data.feed(4, CPU, 1, prefetch=asked)
+        assert feed.ahead == ahead
+        feed.close()
+
+
+def test_a_file_that_claims_to_be_huge_is_broken(root: Path) -> None:
+    content = bytearray(stored(photo(1)))
+    frame = content.index(b"\xff\xc0")
+    content[frame + 5 : frame + 9] = struct.pack(">HH", 60_000, 60_000)
+    put(root / "train" / "a" / "huge.jpg", bytes(content))
+    data = opened(root, "torchvision-io")
+    drawn(data.feed(21, CPU, 1), 1)
+    assert told(data).startswith("1 broken image left out: train/a/huge.jpg (Image size")
+
+
+def test_files_of_one_class(tmp_path: Path) -> None:
+    for number in range(4):
+        put(tmp_path / "only" / f"{number}.jpg", stored(flat(number)))
+    data = opened(tmp_path, "torchvision-io")
+    drawn(data.feed(4, CPU, 1), 1)
+    assert "only one class" in data.notes[0]
+
+
+@pytest.mark.parametrize("loader", ["torchvision", "torchvision-io", "torchvision-draft"])
+def test_from_the_disk_itself_comes_the_same(root: Path, loader: str) -> None:
+    data = opened(root, loader)
+    warm = drawn(data.feed(8, CPU, 1), 3)
+    assert same(warm, drawn(data.feed(8, CPU, 1, cold=True), 3))
+
+
+def test_what_cannot_be_dropped_from_memory_is_found(root: Path) -> None:
+    in_memory = cpus.SHARED_MEMORY / f"halfway-test-{os.getpid()}"
+    try:
+        reason = cold.cannot_drop(put(in_memory, b"bytes"))
+        pictures = [Picture(str(root / "gone.jpg"), 0), Picture(str(in_memory), 0)]
+        assert reason == cold.cold_missing(Files(pictures, root))
+    finally:
+        in_memory.unlink()
+    assert reason is not None
+    assert reason.startswith("no cold reads: the file system")
+    assert cold.cannot_drop(put(root / "empty", b"")) is None
+    with pytest.raises(OSError, match="gone"):
+        cold.cannot_drop(root / "gone.jpg")
+    assert "lie in memory" in (cold.cold_missing(small_arrays().source) or "")
+
+
+def dropped(descriptor: int, wait_s: float) -> bool:
+    """Another processor may hold pages for a moment."""
+    time.sleep(wait_s)
+    cold.drop(descriptor)
+    try:
+        os.preadv(descriptor, [bytearray(1)], 0, os.RWF_NOWAIT)
+    except BlockingIOError:
+        return True
+    return False
+
+
+def test_what_is_dropped_from_memory_is_not_there(root: Path) -> None:
+    path = root / "train" / "a" / "0.jpg"
+    if cold.cannot_drop(path):
+        pytest.skip("the file system of temporary files drops nothing")
+    assert cold.cold_missing(opened(root).source) is None  # type: ignore[attr-defined]
+    with path.open("rb") as file:
+        file.read()
+        buffer = bytearray(1)
+        assert os.preadv(file.fileno(), [buffer], 0, os.RWF_NOWAIT) == 1
+        assert any(dropped(file.fileno(), wait_s) for wait_s in cold.TRIES_S)
+
+
+def test_arrays_are_cut_in_workers_as_cifars_scripts_do() -> None:
+    data = small_arrays()
+    batches = drawn(data.feed(6, CPU, 1, loader="torchvision"), 4)
+    assert same(batches, drawn(data.feed(6, CPU, 1, loader="torchvision", workers=2), 4))
+    assert [len(images) for images, _ in batches] == [6] * 4
+    classes = torch.cat([classes for _, classes in batches[:2]])
+    assert Counter(classes.tolist()) == {0: 4, 1: 4, 2: 4}
+    # Each is a window of the mirrored image, flipped or not.
+    scale, shift = IMAGENET.scale_and_shift(CPU)
+    pad = torch.nn.functional.pad(data.train.pixels.float(), (4, 4, 4, 4), mode="reflect")
+    windows = pad.unfold(2, 16, 1).unfold(3, 16, 1).permute(0, 2, 3, 1, 4, 5).reshape(-1, 3, 16, 16)
+    for image in ((batches[0][0] - shift) / scale).round():
+        both = torch.stack([image, image.flip(2)])
+        assert any((windows == one).all((1, 2, 3)).any() for one in both)
+
+
+def test_resident_files_are_decoded_once_and_cut_anywhere(root: Path) -> None:
+    data = opened(root, "resident", size=14)
+    first = data.feed(4, CPU, 1)
+    for path in root.glob("train/*/*"):
+        path.unlink()
+    batches = drawn(data.feed(4, CPU, 1), 5)
+    assert same(batches, drawn(first, 5))
+    assert sorted(numbers(batches)) == list(range(20))
+
+
+def test_resident_files_that_do_not_fit_are_refused(root: Path) -> None:
+    said = message(lambda: opened(root, "resident", size=300_000).feed(1, CPU, 1))
+    assert "keeps 20 images in" in said
+    assert "more than half of the" in said
+    assert no_room(20, (300_000, 300_000), int(1e9)) == said.replace(
+        said[said.index("half of the ") :], "half of the 1.0 GB that are free; another --loader "
+        "reads them as it goes",
+    )  # fmt: skip
+    assert no_room(1000, (224, 224), 2 * 1000 * 3 * 256 * 256) is None
+    assert no_room(1001, (224, 224), 2 * 1000 * 3 * 256 * 256) is not None
+    assert no_room(10**9, (224, 224), None) is None, "nobody knows"
+
+
+def test_reading_counts_bytes_and_broken_files(root: Path) -> None:
+    (root / "train" / "a" / "0.jpg").write_bytes(stored(photo(1)))
+    data = opened(root)
+    size_bytes = sum(path.stat().st_size for path in root.glob("train/*/*.jpg"))
+    (root / "train" / "a" / "2.jpg").rename(root / "gone.jpg")
+    size_bytes -= (root / "gone.jpg").stat().st_size
+    for from_disk in (False, True):
+        feed = data.feed(20, CPU, 1, loader="read", cold=from_disk)
+        read = feed.fetch()
+        assert isinstance(read, Read)
+        assert (read.files, read.size_bytes) == (19, size_bytes)
+        assert "only reads" in message(lambda feed=feed, read=read: feed.place(read))
+        feed.close()
+    assert "train/a/2.jpg (No such file or directory)" in told(data)
+
+
+def test_the_trainings_random_numbers_are_left_alone(root: Path) -> None:
+    torch.manual_seed(5)
+    want = torch.rand(3)
+    torch.manual_seed(5)
+    drawn(opened(root).feed(4, CPU, 1), 2)
+    drawn(opened(root, workers=1).feed(4, CPU, 1), 2)
+    assert torch.equal(torch.rand(3), want)
+
+
+@pytest.mark.parametrize("start", [0, 1, 2, 3, 7, 40])
+def test_batches_can_begin_anywhere(start: int) -> None:
+    whole = list(itertools.islice(Shuffled(5, 3, 1), 45))
+    assert list(itertools.islice(Shuffled(5, 3, 1, start), 5)) == whole[start : start + 5]
+
+
+# ---- batches that are always the same
+
+
+def test_any_data_can_be_replaced_by_a_batch_on_the_device_or_in_pinned_memory(root: Path) -> None:
+    for data in (opened(root), small_arrays()):
+        for name in FIXED:
+            feed = data.feed(64, CPU, 1, loader=name, channels_last=True)
+            first, again = (feed.place(feed.fetch()) for _ in range(2))
+            assert first[0].shape == (64, 3, 16, 16)
+            assert first[0].is_contiguous(memory_format=torch.channels_last)
+            assert abs(first[0].mean()) < 0.5
+            assert set(first[1].tolist()) == set(range(data.classes))
+            assert same([first], [again])
+            assert (first[0] is again[0]) == (name == "synthetic")
+            assert (feed.ahead, feed.pids) == (0, ())
+            feed.close()
+
+
+def test_other_inputs_than_images_can_be_pinned() -> None:
+    def synthetic(sample: tuple[int, ...], tokens: int | None) -> tuple[Tensor, Tensor]:
+        data = open_data(
+            "synthetic", sample=sample, classes=5, tokens=tokens, strict=False, workers=0,
+            loader="pinned",
+        )  # fmt: skip
+        return drawn(data.feed(4, CPU, 1), 1)[0]
+
+    tokens, targets = synthetic((8,), 50)
+    assert targets is tokens
+    assert tokens.dtype == torch.int64
+    features, classes = synthetic((7,), None)
+    assert features.shape == (4, 7)
+    assert features.dtype == torch.float32
+    assert classes.shape == (4,)
+
+
+def test_a_cached_batch_is_trained_on_while_a_loader_works_for_nothing(root: Path) -> None:
+    data = opened(root, workers=1)
+    busy = data.feed(4, CPU, 1)
+    feed = CachedFeed(data.feed(4, CPU, 1, loader="pinned"), busy)  # type: ignore[arg-type]
+    want = drawn(data.feed(4, CPU, 1, loader="pinned"), 1)
+    assert same([feed.place(feed.fetch())], want)
+    assert (feed.came_s, busy.pids) == ([], ())
+    feed.start()
+    assert len(feed.pids) == 1
+    assert same([feed.place(feed.fetch())], want)
+    wait_for(lambda: len(feed.came_s) > 2)
+    feed.start()
+    assert (feed.ahead, feed.idle_cpu_s) == (0, 0.0)
+    feed.close()
+    with pytest.raises(AssertionError, match="closed"):
+        busy.fetch()
+
+
+def test_what_a_loader_that_works_for_nothing_raises_is_heard(damaged: Path) -> None:
+    (damaged / "train" / "a" / "empty.jpg").unlink()
+    (damaged / "train" / "a" / "text.jpg").unlink()
+    data = opened(damaged, strict=True)
+
+    def cached(batch: int, seed: int) -> CachedFeed:
+        busy = data.feed(batch, CPU, seed)
+        return CachedFeed(data.feed(4, CPU, 1, loader="pinned"), busy)  # type: ignore[arg-type]
+
+    feed = cached(22, 1)
+    assert "broken image" in message(feed.start)
+    feed.close()
+    lenient = opened(damaged)
+    first = (lenient.feed(1, CPU, seed).fetch().broken for seed in range(9))  # type: ignore[attr-defined]
+    feed = cached(1, next(seed for seed, broken in enumerate(first) if not broken))
+    feed.start()
+    wait_for(lambda: not feed._thread.is_alive())
+    assert "broken image" in message(feed.fetch)
+    feed.close()
+
+
+def test_closing_ends_a_loader_that_hangs(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipe that nobody writes to, as a file: whoever opens it waits for ever."""
+    monkeypatch.setattr(pinned, "LAST_BATCH_S", 0.1)
+    pipe = root / "train" / "a" / "pipe.jpg"
+    os.mkfifo(pipe)
+    files = Files([Picture(str(root / "train" / "a" / "0.jpg"), 0), Picture(str(pipe), 0)], root)
+    seed = next(seed for seed in range(9) if next(iter(Shuffled(2, 1, seed)))[0][0] == 0)
+    busy = open_feed("read", files, Wanted((16, 16), 1, seed, CPU, workers=1), list)
+    feed = CachedFeed(opened(root).feed(1, CPU, 1, loader="pinned"), busy)  # type: ignore[arg-type]
+    feed.start()
+    (pid,) = feed.pids
+    feed.close()
+    assert not feed._thread.is_alive()
+    assert is_gone(pid)
+
+
+def test_arms_take_turns_on_one_loader(root: Path) -> None:
+    data = opened(root)
+    want = drawn(data.feed(4, CPU, 1), 4)
+    leader, own = data.feed(4, CPU, 1), data.feed(4, CPU, 1, channels_last=True, workers=1)
+    follower = Following(own, leader)
+    turns = [feed.place(feed.fetch()) for feed in (leader, follower, follower, leader)]
+    assert same(turns, want)
+    assert turns[1][0].is_contiguous(memory_format=torch.channels_last)
+    assert own.pids == ()
+    follower.close()
+    assert same([leader.place(leader.fetch())], [drawn(data.feed(4, CPU, 1), 5)[4]])
+    leader.close()
+
+
+# ---- workers
+
+
+def wait_for(done: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 60
+    while not done():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    wait_for_death(pid)
+
+
+def wait_for_death(pid: int) -> None:
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # it leaves the reaping to its owner
+
+
+def test_a_killed_worker_ends_the_run_by_name(root: Path) -> None:
+    before = signal.getsignal(signal.SIGCHLD)
+    feed = opened(root, workers=2).feed(4, CPU, 1)
+    assert feed.pids == ()
+    feed.fetch()
+    assert feed.ahead == 4
+    victim = feed.pids[1]
+    assert signal.getsignal(signal.SIGCHLD) == before
+    kill(victim)
+    said = message(lambda: [feed.fetch() for _ in range(9)])
+    assert f"loader worker 2 of 2 (pid {victim}) was killed by signal 9 (SIGKILL)" in said
+    assert "out of memory" in said
+    assert "--on-worker-death restart goes on" in said
+    assert feed.pids == ()
+    feed.close()
+
+
+@pytest.mark.parametrize("victims", [[0], [0, 1]])
+def test_a_killed_worker_is_replaced_when_asked(root: Path, victims: list[int]) -> None:
+    want = drawn(opened(root).feed(3, CPU, 1), 12)
+    data = opened(root, workers=2, on_death="restart")
+    feed = data.feed(3, CPU, 1)
+    batches = [feed.place(feed.fetch()) for _ in range(5)]
+    pids = feed.pids
+    for victim in victims:
+        kill(pids[victim])
+    batches += [feed.place(feed.fetch()) for _ in range(7)]
+    assert same(batches, want)
+    assert not set(feed.pids) & set(pids)
+    feed.close()
+    (note,) = (note for note in data.notes if "killed" in note)
+    assert f"(pid {pids[victims[0]]})" in note
+    assert "new ones went on" in note
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("loader", ["torchvision", "torchvision-io", "pinned"])
+def test_batches_reach_a_gpu_as_they_are(root: Path, loader: str) -> None:
+    gpu = torch.device("cuda")
+    want = drawn(opened(root, loader).feed(3, CPU, 1), 12)
+    feed = opened(root, loader, workers=2, on_death="restart").feed(3, gpu, 1, channels_last=True)
+    much = torch.rand(4000, 4000, device=gpu)
+    batches: list[tuple[Tensor, Tensor]] = []
+    for number in range(12):
+        if number == 6 and feed.pids:
+            kill(feed.pids[0])
+        much = (much @ much).clamp(-1, 1)  # copies run beside it
+        batches.append(feed.place(feed.fetch()))
+    feed.close()
+    assert all(images.is_contiguous(memory_format=torch.channels_last) for images, _ in batches)
+    for (images, classes), (right, right_classes) in zip(batches, want, strict=True):
+        torch.testing.assert_close(images.cpu(), right, check_stride=False)
+        assert torch.equal(classes.cpu(), right_classes)
+
+
+class Large(Dataset[bytes]):
+    """Fills the pipe from a worker, which waits then until somebody reads it."""
+
+    def __getitem__(self, index: int) -> bytes:
+        return bytes(1 << 20)
+
+
+def loading(pids: Any) -> None:
+    """In a process of its own: have workers, and wait to be killed."""
+    workers = counted(Large(), "stop")  # type: ignore[arg-type]
+    next(workers)
+    pids.put(workers.pids)
+    time.sleep(600)
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended, even if nobody asks how."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
+def test_workers_end_with_a_run_that_is_killed() -> None:
+    fork = multiprocessing.get_context("fork")
+    pids = fork.SimpleQueue()
+    process = fork.Process(target=loading, args=(pids,))
+    process.start()
+    (worker,) = pids.get()
+    time.sleep(0.2)  # until the pipe is full
+    assert not is_gone(worker)
+    process.kill()
+    process.join()
+    try:
+        wait_for(lambda: is_gone(worker))
+    finally:
+        if not is_gone(worker):
+            os.kill(worker, signal.SIGKILL)
+
+
+class Deadly(Dataset[int]):
+    """Kills whoever asks for its third item."""
+
+    def __getitem__(self, index: int) -> int:
+        if index == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return index
+
+
+def counted(dataset: Dataset[int], on_death: str, **options: Any) -> Workers[list[int]]:
+    def batches(start: int) -> Iterator[list[int]]:
+        return ([number] for number in itertools.count(start))
+
+    return Workers(
+        dataset, batches, workers=1, collate=list, pinned=False, on_death=on_death, prefetch=1,
+        batch_bytes=options.get("batch_bytes", 8),
+    )  # fmt: skip
+
+
+class Ended:
+    """As a CUDA event: to be let go in the process that made it alone, and kept by a cycle."""
+
+    def __init__(self) -> None:
+        self.itself, self.owner = self, os.getpid()
+
+    def __del__(self) -> None:
+        if os.getpid() != self.owner:
+            os.abort()
+
+
+class Collecting(Dataset[int]):
+    """Each item collects the garbage of its process."""
+
+    def __getitem__(self, number: int) -> int:
+        gc.collect()
+        return number
+
+
+def test_workers_leave_the_garbage_of_the_training_alone() -> None:
+    gc.disable()
+    try:
+        Ended()
+        workers = counted(Collecting(), "stop")
+        assert [next(workers), next(workers)] == [[0], [1]]
+        workers.close()
+        assert gc.get_freeze_count() == 0
+    finally:
+        gc.enable()
+        gc.collect()
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "heard"),
+    [
+        ("Thread-6 (_pin_memory_loop)", ConnectionResetError(), 0),
+        ("Thread-6 (_pin_memory_loop)", OSError(24, "Too many open files"), 1),
+        ("ahead", ConnectionResetError(), 1),
+    ],
+)
+def test_torchs_pinning_thread_may_lose_a_worker_unheard(
+    name: str, error: Exception, heard: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", failures.append)
+    processes._keep_quiet_about_the_dead()
+
+    def fail() -> None:
+        raise error
+
+    thread = threading.Thread(target=fail, name=name)
+    thread.start()
+    thread.join()
+    assert len(failures) == heard
+
+
+def test_an_item_that_kills_every_worker_ends_the_run_too() -> None:
+    workers = counted(Deadly(), "restart")
+    assert [next(workers), next(workers)] == [[0], [1]]
+    wait_for_death(workers.pids[0])
+    with pytest.raises(LoaderError, match="so was the one before it"):
+        next(workers)
+    assert workers.restarts == MAX_LOSSES - 1
+    workers.close()
+
+
+def test_shared_memory_that_is_too_small_is_found_before_workers_start(root: Path) -> None:
+    feed = opened(root, workers=2).feed(10**9, CPU, 1)
+    said = message(feed.fetch)
+    assert "--workers 2 has 5 batches of 776,000.0 MB under way, 3,880,000 MB" in said
+    assert "fewer --workers or a smaller --batch" in said
+    assert "--shm-size" in said
+    assert feed.pids == ()
+    feed.close()
+    free = cpus.free_shared_memory()
+    assert free is not None
+    workers = counted(Deadly(), "stop", batch_bytes=free // 4)
+    assert next(workers) == [0]
+    workers.close()
+
+
+def test_more_workers_than_cores_are_noted(root: Path) -> None:
+    many = cpus.cores() + 1
+    data = opened(root, workers=many)
+    assert data.notes == (f"{many} loader workers on {many - 1} cores: they take turns",)
+    assert opened(root, "resident", workers=many).notes == ()
+    data = opened(root)
+    data.feed(4, CPU, 1, workers=many).close()
+    assert "they take turns" in data.notes[0]
+
+
+# ---- cores
+
+
+def limited(answers: Any) -> None:
+    """In a process of its own: what is left of it when it is limited to one core."""
+    going = threading.Event()
+    other = threading.Thread(target=going.wait)
+    other.start()
+    chosen = cpus.limit_cpus(1)
+    mine = os.sched_getaffinity(other.native_id or 0)
+    answers.put((cpus.cores(), torch.get_num_threads(), len(chosen), mine == set(chosen)))
+    going.set()
+
+
+def not_limited(answers: Any) -> None:
+    """In a process of its own, where the system takes no notice: what the user is told."""
+    os.sched_setaffinity = lambda *_: None  # type: ignore[assignment]
+    deadline_s = time.monotonic() + 60
+    while time.monotonic() < deadline_s:  # other processes may have most of the cores
+        try:
+            cpus.limit_cpus(1)
+        except UserError as error:
+            answers.put(str(error))
+            return
+    answers.put("")
+
+
+def answered(target: Callable[[Any], None]) -> Any:
+    fork = multiprocessing.get_context("fork")
+    answers = fork.SimpleQueue()
+    process = fork.Process(target=target, args=(answers,))
+    process.start()
+    answer = answers.get()
+    process.join()
+    return answer
+
+
+def test_a_process_can_be_limited_to_some_cores() -> None:
+    assert answered(limited) == (1, 1, 1, True)
+
+
+@pytest.mark.skipif(cpus.cores() < 2, reason="there is one core")
+def test_a_limit_that_does_not_hold_is_found() -> None:
+    assert "--cpus 1: this system does not hold processes to" in answered(not_limited)
+
+
+def test_physical_cores_come_before_their_second_threads(tmp_path: Path) -> None:
+    for number in range(8):
+        core = tmp_path / f"sys/devices/system/cpu/cpu{number}/topology"
+        put(core / "thread_siblings_list", b"%d,%d\n" % (number % 4, number % 4 + 4))
+    assert cpus.physical_first(range(8), tmp_path) == list(range(8))
+    assert cpus.physical_first([5, 1, 0, 4, 2], tmp_path) == [0, 1, 2, 4, 5]
+    assert cpus.physical_first([9, 8], tmp_path) == [8, 9]  # of which nothing is known
+    for number in range(4):
+        core = tmp_path / f"sys/devices/system/cpu/cpu{number}/topology"
+        put(core / "thread_siblings_list", b"0-1\n" if number < 2 else b"2-3\n")
+    assert cpus.physical_first(range(4), tmp_path) == [0, 2, 1, 3]
+
+
+@pytest.mark.parametrize("count", [0, 10**6])
+def test_cores_that_there_are_not(count: int) -> None:
+    assert f"--cpus {count}" in message(lambda: cpus.limit_cpus(count))
+
+
+def test_cpu_time_of_processes() -> None:
+    began_s = cpus.cpu_seconds([os.getpid()])
+    assert began_s > 0
+    end_s = time.process_time() + 0.05
+    while time.process_time() < end_s:
+        pass
+    assert cpus.cpu_seconds([os.getpid(), 2**22 + 1]) > began_s
+
+
+# ---- shards
+
+
+def tar(path: Path, members: dict[str, bytes]) -> None:
+    with tarfile.open(path, "w") as file:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            file.addfile(member, io.BytesIO(content))
+
+
+@pytest.fixture
+def shards(root: Path) -> Path:
+    """The images once more in two shards, and in the second one four samples that are broken."""
+    for shard in range(2):
+        members: dict[str, bytes] = {}
+        for number in range(shard, 20, 2):
+            members[f"{number}.jpg"] = stored(flat(10 * number))
+            members[f"{number}.cls"] = str(number % 2).encode()
+        if shard:
+            members |= {"cut.jpg": stored(photo(1))[:300], "cut.cls": b"0"}
+            members |= {"other.jpg": stored(photo(1)), "other.cls": b"7"}
+            members |= {"lone.jpg": stored(photo(1)), "none.cls": b"1"}
+        tar(root / f"{shard}.tar", members)
+    return root
+
+
+def test_shards_need_webdataset(shards: Path) -> None:
+    if find_spec("webdataset"):
+        pytest.skip("webdataset is installed")
+    said = message(lambda: opened(shards, "webdataset", device=CPU))
+    assert "pip install 'halfway[loaders]'" in said
+
+
+@pytest.mark.skipif(not find_spec("webdataset"), reason="webdataset is not installed")
+class TestShards:
+    """What webdataset reads."""
+
+    def test_every_image_comes_and_broken_ones_are_told(self, shards: Path) -> None:
+        data = opened(shards, "webdataset")
+        batches = drawn(data.feed(12, CPU, 1), 40)
+        assert set(numbers(batches)) == set(range(20))
+        assert all(images.shape == (12, 3, 16, 16) for images, _ in batches)
+        order = torch.cat([classes for _, classes in batches]).tolist()
+        assert order == [number % 2 for number in numbers(batches)]
+        assert told(data).startswith("4 broken images left out: 1.tar/")
+
+    def test_the_order_follows_from_seed_and_workers(self, shards: Path) -> None:
+        data = opened(shards, "webdataset", workers=2, on_death="restart")
+        batches = drawn(data.feed(3, CPU, 1), 8)
+        assert same(batches, drawn(data.feed(3, CPU, 1, cold=True), 8))
+        assert not same(batches, drawn(data.feed(3, CPU, 2), 8))
+        feed = data.feed(3, CPU, 1)
+        some = [feed.place(feed.fetch()) for _ in range(3)]
+        kill(feed.pids[1])
+        assert same(some + drawn(feed, 5), batches)
+
+    def test_shards_that_cannot_be_read(self, shards: Path) -> None:
+        data = opened(shards, "webdataset", workers=3)
+        assert "2 tar shards for 3 workers" in message(lambda: data.feed(3, CPU, 1))
+        whole = (shards / "0.tar").read_bytes()
+        (shards / "0.tar").write_bytes(whole[:5000])
+        (shards / "1.tar").write_bytes(b"no tar" * 1000)
+        data = opened(shards, "webdataset")
+        drawn(data.feed(4, CPU, 1), 1)
+        assert "0.tar (cut short)" in told(data)
+        assert "1.tar (" in told(data)
+        (shards / "0.tar").write_bytes(b"")
+        assert "can be decoded" in message(lambda: drawn(data.feed(4, CPU, 1), 1))
+
+
+def test_a_feed_can_be_had_without_training(root: Path) -> None:
+    heard: list[tuple[str, str]] = []
+    data = opened(root)
+    assert isinstance(data.source, Files)  # type: ignore[attr-defined]
+    feed = open_feed("read", data.source, Wanted((16, 16), 4, 1, CPU), heard.extend)  # type: ignore[attr-defined]
+    assert feed.fetch().files == 4  # type: ignore[attr-defined]
+    feed.close()
+    assert isinstance(small_arrays().source, Arrays)
+    assert not heard

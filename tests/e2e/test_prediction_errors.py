@@ -1,0 +1,194 @@
+"""The error table of a validation, from planted predictions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from samples.training_runs import arm, ratio_of, run_of
+
+from e2e.report.errors import (
+    ERRORS_TITLE,
+    Hits,
+    Line,
+    error_sentences,
+    error_table,
+    errors_table,
+    intervals_kept,
+    limits_named,
+    measured_half_pct,
+)
+from e2e.report.markdown import training_table
+from e2e.report.screen import training_sections
+from e2e.results.types import Predicted, Training
+
+GPU, CAPTURED, HOST, PACED = (
+    "step, limited by the GPU", "step, captured as a graph", "step, limited by the host",
+    "the same, at the host's pace meanwhile",
+)  # fmt: skip
+
+
+def planted(
+    off_pct: float,
+    *,
+    limit: str | None = "gpu",
+    told: str = "gpu",
+    half_pct: float = 3.0,
+    memory: tuple[int, int] = (100, 100),
+    recipe: str = "amp",
+    **case: object,
+) -> Training:
+    """A training whose step was predicted this much too long, with an interval round it."""
+    made = arm(recipe, 256.0, limit=limit, case=case, memory_peak_bytes=memory[1])
+    assert made.step_s is not None
+    step_s = made.step_s * (1 + off_pct / 100)
+    ends = (step_s * (1 - half_pct / 100), step_s * (1 + half_pct / 100))
+    return replace(made, predicted=Predicted(step_s, ends, told, {}, memory[0], error_pct=off_pct))
+
+
+def line(trainings: list[Training], what: str) -> Line:
+    (found,) = (each for each in error_table(trainings) if each.what == what)
+    return found
+
+
+def test_errors_count_by_size_and_the_furthest_off_is_named() -> None:
+    some = [planted(off, batch=batch) for batch, off in ((8, -2.0), (16, 0.5), (32, 1.0))]
+    found = line(some, GPU)
+    assert (found.count, found.median_pct, found.largest_pct) == (3, 1.0, 2.0)
+    assert found.worst == "resnet50 amp nhwc batch 8"
+    assert found.met
+
+
+@pytest.mark.parametrize(
+    ("offs", "met"), [([0.5, 0.9, 2.9], True), ([0.5, 1.1, 1.2], False), ([0.1, 0.1, 3.1], False)]
+)
+def test_a_target_is_missed_by_the_middle_or_by_the_worst(offs: list[float], met: bool) -> None:
+    assert line([planted(off) for off in offs], GPU).met is met
+
+
+def test_steps_are_told_apart_by_what_limits_them_as_measured() -> None:
+    both = [planted(1.0), planted(7.0, limit="host", told="gpu"), planted(2.0, graph=True)]
+    assert [line(both, what).largest_pct for what in (GPU, CAPTURED, HOST)] == [1.0, 2.0, 7.0]
+    assert line([planted(10.0, limit="host")], HOST).target == (8.0, 20.0)
+
+
+def test_steps_said_to_be_the_gpus_have_a_row_whatever_they_turned_out_to_be() -> None:
+    some = [
+        planted(1.0), planted(30.0, limit="host", told="gpu"),
+        planted(40.0, limit="host", told="host"), planted(50.0, graph=True),
+    ]  # fmt: skip
+    found = line(some, "step, said to be limited by the GPU")
+    assert (found.count, found.largest_pct, found.target) == (2, 30.0, None)
+
+
+def test_a_cpus_steps_have_a_row_and_no_target() -> None:
+    (found,) = error_table([planted(40.0, limit=None)])[:1]
+    assert (found.what, found.largest_pct, found.verdict, found.met) == (
+        "step, on a CPU", 40.0, "", True,
+    )  # fmt: skip
+
+
+def test_what_the_host_alone_is_off_by_has_a_row_of_its_own() -> None:
+    made = [planted(30.0, limit="host"), planted(-1.0)]
+    paced = [
+        replace(t, predicted=t.predicted and replace(t.predicted, paced_s=1.05 * (t.step_s or 0.0)))
+        for t in made
+    ]
+    assert line(paced, PACED).largest_pct == pytest.approx(5.0)
+    assert line(paced, PACED).count == 1  # of the step that the host limits
+    assert line(paced, HOST).largest_pct == 30.0  # which is no better for it
+    assert [each.what for each in error_table(made)].count(PACED) == 0
+
+
+def test_memory_and_speed_ups_have_rows_of_their_own() -> None:
+    made = planted(0.0, memory=(104, 100))
+    assert made.predicted is not None
+    made = replace(
+        made,
+        predicted=replace(made.predicted, speedup={"fp32": 3.0, "tf32": 1.5}),
+        speedup={"fp32": ratio_of(2.0), "tf32": ratio_of(2.0)},
+    )
+    assert line([made], "peak memory").largest_pct == pytest.approx(4.0)
+    for base, off_pct in (("fp32", 50.0), ("tf32", 25.0)):
+        found = line([made], f"AMP's speed-up over {base}, limited by the GPU")
+        assert found.largest_pct == pytest.approx(off_pct)
+        assert found.target == (1.5, 4.0)
+        beside = [made, replace(made, limit="host")]
+        (late,) = (
+            each for each in error_table(beside)
+            if each.what == f"AMP's speed-up over {base}, limited by the host"
+        )  # fmt: skip
+        assert (late.count, late.target) == (1, None)
+    assert error_table([replace(made, predicted=None)]) == []
+
+
+def test_a_speed_up_of_median_steps_is_not_moved_by_the_turns() -> None:
+    """The step is half as long, and was told 2.1 times as fast; in some turns it was slow."""
+    base, low = planted(0.0, recipe="fp32"), planted(0.0, recipe="amp")
+    assert base.step_s is not None
+    assert low.steps is not None
+    assert low.predicted is not None
+    low = replace(
+        low,
+        steps=replace(low.steps, median_s=base.step_s / 2),
+        predicted=replace(low.predicted, speedup={"fp32": 2.1}),
+        speedup={"fp32": ratio_of(1.5)},
+    )
+    title = "of the median steps over fp32, limited by the GPU"
+    assert line([base, low], title).largest_pct == pytest.approx(5.0)
+    assert line([base, low], "AMP's speed-up over fp32, limited by the GPU").largest_pct > 30
+    others = replace(base, case=replace(base.case, layout="nchw", recipe="O0"))
+    assert line([others, low], title).largest_pct == pytest.approx(5.0), "what stands for fp32"
+    elsewhere = replace(base, case=replace(base.case, batch=7))
+    alone = [each.what for each in error_table([elsewhere, low])]
+    assert title not in alone, "its baseline was not measured beside it"
+
+
+def test_limits_are_counted() -> None:
+    made = [planted(0.0), planted(0.0, limit="host"), planted(0.0, limit="host", told="host")]
+    assert limits_named(made) == Hits(2, 3)
+    assert limits_named([replace(made[0], predicted=None)]) == Hits(0, 0)
+
+
+def test_intervals_are_kept_or_not() -> None:
+    made = [planted(2.0), planted(-2.0), planted(9.0), planted(50.0, limit="host", half_pct=60)]
+    assert intervals_kept(made, "gpu") == Hits(2, 3)
+    assert intervals_kept(made, "host") == Hits(1, 1)
+
+
+def test_measurements_are_known_to_so_much() -> None:
+    def known_to(half_pct: float, limit: str = "host") -> Training:
+        made = planted(0.0, limit=limit)
+        assert made.steps is not None
+        step_s = made.steps.median_s
+        ends = ((1 - half_pct / 200) * step_s, (1 + half_pct / 100) * step_s)  # the larger side
+        return replace(made, steps=replace(made.steps, ci95_s=ends))
+
+    made = [known_to(half) for half in (3.0, 40.0, 7.0)]
+    assert measured_half_pct([*made, known_to(90.0, "gpu")], "host") == pytest.approx(7.0)
+    assert measured_half_pct(made, "gpu") is None
+    assert "Half of these are measured to ±7.0% or worse." in error_sentences(made)
+
+
+def test_the_table_is_read_with_its_counts() -> None:
+    made = [planted(0.5), planted(30.0, limit="host", told="host", batch=8)]
+    said = "\n".join(line.plain for line in errors_table(run_of(*made), 100))
+    assert "1 / 3 met" in said
+    assert "8 / 20 missed" in said
+    assert "The limit was named right in 2 of 2 (100%)." in said
+    assert "Limited by the GPU: the step was within the predicted interval in 1 of 1" in said
+    assert "Limited by the host: the step was within the predicted interval in 0 of 1" in said
+    assert set(error_sentences(made)) <= set(said.splitlines())
+
+
+def test_one_comparison_has_no_table_of_errors() -> None:
+    run = run_of(planted(0.5), planted(1.0, recipe="tf32"))
+    assert errors_table(run, 100) == []
+    asked = replace(run, command=("python", "-m", "e2e", "validate", "--networks", "resnet50"))
+    assert any("limited by the GPU" in line.plain for line in errors_table(asked, 100))
+
+
+def test_screen_and_markdown_have_the_table() -> None:
+    run = run_of(planted(0.5), planted(30.0, limit="host", told="host", batch=8))
+    assert dict(training_sections(run, 100))[ERRORS_TITLE]
+    assert "| step, limited by the GPU | 1 | 0.5 | 0.5 | 1 / 3 met |" in training_table(run)

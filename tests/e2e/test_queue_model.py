@@ -1,0 +1,343 @@
+"""The queue of a step, against planted costs and against many steps played one by one."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from e2e.predict.op_timer.cuda_graph import learnt
+from e2e.predict.queue_model import QUEUE_DEPTH, Captured, OpCost, simulate
+from e2e.train.speedups import IDLE_SHARE
+
+US = 1e-6
+SETTINGS = settings(max_examples=150, deadline=None)
+PHASES = ("forward", "backward", "optimizer")
+
+
+def op(gpu_us: float, host_us: float, kind: str = "norm", waits: bool = False) -> OpCost:
+    return OpCost(kind, "forward", "", gpu_us * US, host_us * US, waits)
+
+
+def played(ops: Sequence[OpCost], queue_depth: int, steps: int) -> list[float]:
+    """When the host is through with each step, kernel by kernel as the docstring says it."""
+    host_s, ends, marks = 0.0, [0.0], list[float]()
+    for _ in range(steps):
+        for each in ops:
+            if each.device_s:
+                for _ in range(each.kernels):
+                    pending = len(ends) - 1 - queue_depth
+                    host_s = max(host_s, ends[1 + pending] if pending >= 0 else 0.0)
+                    host_s += each.host_s / each.kernels
+                    ends.append(max(ends[-1], host_s) + each.device_s / each.kernels)
+            else:
+                host_s += each.host_s
+            if each.waits:
+                host_s = max(host_s, ends[-1])
+        marks.append(max(host_s, ends[-1]))
+    return marks
+
+
+whole_us = st.integers(0, 40)
+op_costs = st.builds(
+    lambda gpu, host, phase, view: OpCost(
+        "view" if view else "norm", phase, "", 0.0 if view else gpu * US, host * US
+    ),
+    whole_us,
+    whole_us,
+    st.sampled_from(PHASES),
+    st.booleans(),
+)
+steps_of_ops = st.lists(op_costs, min_size=1, max_size=12)
+
+
+def with_waits(ops: Sequence[OpCost], places: Sequence[int]) -> list[OpCost]:
+    return [replace(each, waits=i in places) for i, each in enumerate(ops)]
+
+
+# ---------------------------------------------------------------- planted
+
+
+def test_a_device_that_is_slower_than_the_host_sets_the_step() -> None:
+    found = simulate([op(100, 10), op(200, 10)])
+    assert found.step_s == pytest.approx(300 * US)
+    assert found.idle_s == 0
+    assert found.limit == "gpu"
+
+
+def test_a_host_that_is_slower_sets_the_step_and_the_device_idles() -> None:
+    found = simulate([op(10, 100), op(20, 100), op(0, 50, "view")])
+    assert (found.step_s, found.gpu_s) == pytest.approx((250 * US, 30 * US))
+    assert (found.host_s, found.idle_s) == pytest.approx((250 * US, 220 * US))
+    assert found.limit == "host"
+
+
+def test_the_limit_is_the_host_from_the_idle_share_of_measured_steps_on() -> None:
+    for idle, limit in ((0.9 * IDLE_SHARE, "gpu"), (1.1 * IDLE_SHARE, "host")):
+        assert simulate([op(100, 100 / (1 - idle))]).limit == limit
+
+
+def test_a_wait_at_the_end_adds_the_drain() -> None:
+    ops = [op(0, 30, "view"), op(100, 10), op(50, 10, waits=True)]
+    assert simulate(ops).step_s == pytest.approx((30 + 10 + 100 + 50) * US)
+
+
+def test_a_wait_in_the_middle_is_where_the_round_starts() -> None:
+    # After the wait: 40 for the last launch, 20 of its kernel, then 100 of the first one's.
+    ops = [op(100, 5, waits=True), op(20, 40)]
+    assert simulate(ops).step_s == pytest.approx(160 * US)
+
+
+def test_a_wait_of_something_without_device_time_waits_for_what_came_before() -> None:
+    ops = [op(100, 10), op(0, 5, "view", waits=True)]
+    assert simulate(ops).step_s == pytest.approx(110 * US)
+
+
+def test_device_time_of_a_view_is_not_counted() -> None:
+    assert simulate([op(100, 1, "view"), op(10, 1)]).gpu_s == pytest.approx(10 * US)
+
+
+def test_the_frameworks_time_is_the_hosts() -> None:
+    ops = [op(10, 10), op(10, 10)]
+    assert simulate(ops, framework_s=100 * US).host_s == pytest.approx(120 * US)
+    assert simulate(ops, framework_s=100 * US).step_s == pytest.approx(120 * US)
+
+
+def test_the_frameworks_time_by_phase_stands_where_the_phase_is() -> None:
+    forward, backward = op(100, 10), replace(op(100, 10, waits=True), phase="backward")
+    late = simulate([forward, backward], framework_s={"backward": 50 * US})
+    early = simulate([forward, backward], framework_s={"forward": 50 * US})
+    nowhere = simulate([forward, backward], framework_s={"data": 50 * US})
+    assert late.step_s == pytest.approx(210 * US)  # hidden behind the forward kernel
+    assert early.step_s == pytest.approx(260 * US)
+    assert nowhere.step_s == pytest.approx(260 * US)  # before the first op
+    assert late.host_s == early.host_s == nowhere.host_s == pytest.approx(70 * US)
+
+
+def test_a_graph_costs_the_host_one_launch() -> None:
+    ops = [op(10, 100), op(20, 100, waits=True)]
+    assert simulate(ops, captured=True, framework_s=5 * US).step_s == pytest.approx(30 * US)
+    late = simulate(ops, captured=True, framework_s=90 * US)
+    assert (late.step_s, late.host_s, late.limit) == (pytest.approx(90 * US), 90 * US, "host")
+
+
+def test_a_captured_step_has_its_own_gaps() -> None:
+    """The kernels of the two ops that are known run for 16 us alone, for 18 in the graph."""
+    known = [replace(op(10, 100), busy_s=busy * US, kernels=4) for busy in (8, 8)]
+    ops = [*known, op(20, 100), replace(op(0, 3), kind="view")]
+    captured = Captured(step_s=42 * US, gap_s=0.5 * US, launch_s=2 * US)
+    found = captured.ops(ops, ops)
+    assert [one.gpu_s for one in found] == [pytest.approx(11 * US)] * 2 + [20 * US, 0.0]
+    assert [one.busy_s for one in found[:2]] == [pytest.approx(9 * US)] * 2
+    assert captured.host_s(ops) == pytest.approx(18 * US)
+    told = simulate(found, captured=True)
+    assert (told.step_s, told.limit) == (pytest.approx(42 * US), "gpu"), "for no host"
+    changing = replace(known[0], conversion_s=2 * US)
+    (changed,) = captured.ops(ops, [changing])
+    assert changed.conversion_s == pytest.approx(2.2 * US), "its part of the time stays"
+    half = [replace(known[0], busy_s=4 * US), *ops[1:]]  # of what was captured, made faster
+    assert captured.ops(ops, half)[0].busy_s == pytest.approx(4.5 * US)
+    assert captured.ops(ops, half)[1:] == found[1:]
+    short = replace(captured, step_s=1 * US).ops(ops, ops)
+    assert all(one.gpu_s >= 0 for one in short), "no negative time"
+    assert captured.ops(ops[2:], ops[2:]) == tuple(ops[2:])
+
+
+def test_what_is_learnt_of_a_graph() -> None:
+    """7 kernels that run for 21 us of 24.5, launched in 14."""
+    found = learnt(24.5 * US, 21 * US, 7, 14 * US)
+    assert (found.gap_s, found.launch_s) == (pytest.approx(0.5 * US), pytest.approx(2 * US))
+    ops = [replace(op(9, 0), busy_s=20 * US, kernels=7)]
+    assert simulate(found.ops(ops, ops), captured=True).step_s == pytest.approx(24.5 * US)
+    assert found.host_s(ops) == pytest.approx(14 * US)
+    assert learnt(20 * US, 21 * US, 7, 14 * US).gap_s == 0.0, "no negative gap"
+    late = learnt(90 * US, 21 * US, 7, 14 * US)
+    assert late.gap_s == 1 * US, "no gap is so long"
+    assert simulate(late.ops(ops, ops), captured=True).step_s == pytest.approx(90 * US)
+
+
+def test_a_step_of_nothing_takes_nothing_but_the_framework() -> None:
+    assert simulate([]).step_s == 0
+    assert simulate([]).limit == "gpu"
+    assert simulate([], framework_s=10 * US).step_s == pytest.approx(10 * US)
+    assert simulate([], framework_s={"data": 10 * US}).step_s == pytest.approx(10 * US)
+
+
+def test_a_full_queue_keeps_the_host_from_running_ahead() -> None:
+    # First the device is slow, then the host; a deep queue hides each behind the other.
+    ops = [op(100, 1)] * 10 + [op(1, 100)] * 10
+    deep, shallow = simulate(ops), simulate(ops, queue_depth=2)
+    assert deep.step_s == pytest.approx(1010 * US)
+    assert shallow.step_s > 1.5 * deep.step_s
+
+
+def test_costs_below_nothing_are_our_own_mistake() -> None:
+    with pytest.raises(AssertionError, match="negative"):
+        simulate([op(10, -1)])
+
+
+@pytest.mark.parametrize("slow", ["device", "host", "turns", "waits"])
+def test_a_network_of_five_thousand_ops_takes_a_moment(slow: str) -> None:
+    costs = {"device": (30, 9), "host": (5, 9), "turns": (9, 9), "waits": (9, 9)}[slow]
+    ops = [op(*costs) for _ in range(5000)]
+    if slow == "turns":
+        ops = [op(20, 5)] * 2500 + [op(4, 20)] * 2500
+    if slow == "waits":
+        ops = [replace(each, waits=True) for each in ops]
+    begin = time.process_time()
+    found = simulate(ops)
+    assert time.process_time() - begin < 2  # about 0.1 s where nothing else runs
+    assert found.step_s >= max(found.gpu_s, found.host_s) * (1 - 1e-9)
+
+
+def test_a_deep_network_with_slow_places_is_played_right() -> None:
+    ops = [op(20, 5)] * 2500 + [op(4, 20)] * 2500
+    marks = played(ops, QUEUE_DEPTH, 40)
+    assert simulate(ops).step_s == pytest.approx((marks[-1] - marks[19]) / 20, rel=1e-6)
+
+
+# ---------------------------------------------------------------- properties
+
+
+@SETTINGS
+@given(
+    steps_of_ops,
+    st.lists(st.integers(0, 11), max_size=2),
+    st.integers(1, 16),
+    st.lists(st.integers(1, 3), min_size=12, max_size=12),
+)
+def test_it_is_the_period_of_many_steps(
+    ops: list[OpCost], places: list[int], queue_depth: int, kernels: list[int]
+) -> None:
+    ops = with_waits(ops, places)
+    ops = [replace(each, kernels=count) for each, count in zip(ops, kernels, strict=False)]
+    found = simulate(ops, queue_depth=queue_depth).step_s
+    # 1/800 of what the transient holds is left; queue limits have periods of a few steps.
+    marks = played(ops, queue_depth, 1200)
+    assert found == pytest.approx((marks[-1] - marks[399]) / 800, rel=5e-3, abs=1e-12)
+
+
+@SETTINGS
+@given(steps_of_ops)
+def test_without_waits_the_slower_side_sets_the_step(ops: list[OpCost]) -> None:
+    found = simulate(ops, queue_depth=10**6)
+    assert found.step_s == pytest.approx(max(found.gpu_s, found.host_s))
+
+
+@SETTINGS
+@given(steps_of_ops, st.lists(st.integers(0, 11), max_size=3), st.integers(1, 16))
+def test_parts_add_up_and_neither_side_is_beaten(
+    ops: list[OpCost], places: list[int], queue_depth: int
+) -> None:
+    found = simulate(with_waits(ops, places), queue_depth=queue_depth)
+    assert found.step_s == found.gpu_s + found.idle_s
+    assert found.idle_s >= 0
+    assert found.step_s >= max(found.gpu_s, found.host_s) * (1 - 1e-9)
+    assert found.gpu_s == pytest.approx(math.fsum(each.device_s for each in ops))
+    assert found.host_s == pytest.approx(math.fsum(each.host_s for each in ops))
+
+
+@SETTINGS
+@given(
+    steps_of_ops,
+    st.lists(st.integers(0, 11), max_size=2),
+    st.integers(0, 11),
+    st.booleans(),
+    st.integers(1, 16),
+)
+def test_dearer_ops_make_no_faster_step(
+    ops: list[OpCost], places: list[int], which: int, host: bool, queue_depth: int
+) -> None:
+    ops = with_waits(ops, places)
+    dear = ops[which % len(ops)]
+    if host:
+        dear = replace(dear, host_s=dear.host_s + 7 * US)
+    elif dear.device_s > 0:  # a first kernel would be one launch more
+        dear = replace(dear, gpu_s=dear.gpu_s + 7 * US)
+    dearer = list(ops)
+    dearer[which % len(ops)] = dear
+    before, after = (simulate(each, queue_depth=queue_depth) for each in (ops, dearer))
+    assert after.step_s >= before.step_s * (1 - 1e-9)
+
+
+@SETTINGS
+@given(steps_of_ops)
+def test_a_wait_at_the_end_takes_the_hosts_time_and_the_drain(ops: list[OpCost]) -> None:
+    ops = with_waits(ops, [len(ops) - 1])
+    found = simulate(ops)
+    after_last = next((each.device_s for each in reversed(ops) if each.device_s), 0.0)
+    unhidden = 0.0
+    for each in reversed(ops):  # launched after the last kernel: may be hidden behind it
+        if each.device_s:
+            break
+        unhidden += each.host_s
+    assert found.step_s >= (found.host_s + max(0.0, after_last - unhidden)) * (1 - 1e-9)
+
+
+@SETTINGS
+@given(
+    steps_of_ops,
+    st.lists(st.integers(0, 11), max_size=2),
+    st.integers(1, 16),
+    st.dictionaries(st.sampled_from((*PHASES, "data")), whole_us.map(lambda us: us * US)),
+)
+def test_scaling_all_costs_scales_the_step(
+    ops: list[OpCost], places: list[int], queue_depth: int, framework_s: Mapping[str, float]
+) -> None:
+    ops = with_waits(ops, places)
+    once = simulate(ops, framework_s=framework_s, queue_depth=queue_depth)
+    scaled = [replace(o, gpu_s=3 * o.gpu_s, host_s=3 * o.host_s) for o in ops]
+    thrice = simulate(
+        scaled,
+        framework_s={phase: 3 * s for phase, s in framework_s.items()},
+        queue_depth=queue_depth,
+    )
+    assert thrice.step_s == pytest.approx(3 * once.step_s, rel=1e-6)
+
+
+@SETTINGS
+@given(steps_of_ops, whole_us)
+def test_a_graph_is_never_slower_than_its_launch_or_its_kernels(
+    ops: list[OpCost], graph_us: int
+) -> None:
+    found = simulate(ops, captured=True, framework_s=graph_us * US)
+    assert found.step_s == pytest.approx(max(found.gpu_s, graph_us * US))
+
+
+# ---------------------------------------------------------------- kernels
+
+
+def test_the_queue_holds_kernels_and_not_calls() -> None:
+    """Four calls of two kernels fill a queue of eight; four of one kernel do not."""
+    one = [op(100, 1)] * 2 + [op(1, 100)] * 2
+    two = [replace(each, kernels=2) for each in one]
+    deep = max(simulate(one).gpu_s, simulate(one).host_s)
+    assert simulate(one, queue_depth=5).step_s == pytest.approx(deep)
+    assert simulate(two, queue_depth=9).step_s == pytest.approx(deep)
+    assert simulate(two, queue_depth=2).step_s > 1.1 * deep
+    halves = [op(50, 0.5)] * 4 + [op(0.5, 50)] * 4
+    for depth in (2, 3, 4, 8):
+        assert simulate(two, queue_depth=depth) == simulate(halves, queue_depth=depth)
+
+
+def test_views_fill_no_queue() -> None:
+    views = [replace(op(0, 5, "view"), kernels=7)] * 50
+    ops = [op(100, 1)] * 2 + [op(1, 100)] * 2
+    found = simulate(ops + views, queue_depth=5)
+    assert found.step_s == pytest.approx(max(found.gpu_s, found.host_s))
+
+
+def test_the_last_kernel_of_a_call_is_waited_for() -> None:
+    # The first of four kernels starts when its own launch is over.
+    waits = replace(op(100, 40, waits=True), kernels=4)
+    assert simulate([waits]).step_s == pytest.approx((10 + 100) * US)
+
+
+def test_a_call_that_takes_time_launches_a_kernel() -> None:
+    with pytest.raises(AssertionError, match="kernel"):
+        simulate([replace(op(1, 1), kernels=0)])

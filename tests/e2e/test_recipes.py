@@ -1,0 +1,284 @@
+"""Recipes: every part of a step is stored and computed in the precision that its recipe names."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from samples.feeding import Batches, Census
+from torch import Tensor, nn
+
+from e2e.networks import Network, find
+from e2e.recipes import (
+    MAX_SCALE,
+    ON_CPU,
+    RECIPES,
+    Recipe,
+    adapted,
+    cannot_run,
+    parse_recipes,
+    switch_tf32,
+)
+from e2e.results.types import TrainCase
+from e2e.train.trainer import Learner
+from microbench.errors import UserError
+
+CPU = torch.device("cpu")
+HOPPER, VOLTA = (9, 0), (7, 0)
+F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
+# Of a recipe: weights, batch-norm, the optimizer's weights and state, and the products.
+STORAGE: dict[str, tuple[torch.dtype, torch.dtype, torch.dtype, torch.dtype]] = {
+    "fp32": (F32, F32, F32, F32),
+    "tf32": (F32, F32, F32, F32),
+    "amp": (F32, F32, F32, F16),
+    "amp-bf16": (F32, F32, F32, BF16),
+    "fp16": (F16, F16, F16, F16),
+    "bf16": (BF16, BF16, BF16, BF16),
+    "O0": (F32, F32, F32, F32),
+    "O1": (F32, F32, F32, F16),
+    "O2": (F16, F32, F32, F16),
+    "O3": (F16, F16, F16, F16),
+}
+PRODUCTS = ("convolution", "convolution_backward", "addmm", "mm")
+
+
+def convolutions() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(),
+        nn.Conv2d(8, 8, 3, stride=2), nn.BatchNorm2d(8), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10),
+    )  # fmt: skip
+
+
+@cache
+def small() -> Network:
+    """As cnn-cifar is trained, but smaller and on smaller images, to save time."""
+    return replace(find("cnn-cifar"), name="small", build=convolutions, input=(3, 8, 8))
+
+
+def images(batch: int = 4) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    return torch.randn(batch, 3, 8, 8, generator=generator), torch.arange(batch) % 10
+
+
+def learner_of(
+    recipe: Recipe, network: Network | None = None, optimizer: str = "sgd", **case: Any
+) -> Learner:
+    network = network or small()
+    made = TrainCase(network.name, recipe.name, 4, "3x8x8", optimizer=optimizer, **case)
+    return Learner(network, made, recipe, CPU, seed=1)
+
+
+# ---------------------------------------------------------------- names and words
+
+
+def test_recipes_are_found_in_any_case_and_kept_in_order() -> None:
+    assert parse_recipes("o2, AMP-BF16,fp32") == ["O2", "amp-bf16", "fp32"]
+
+
+@pytest.mark.parametrize("text", ["fp23", "O4", "amp fp32", ""])
+def test_an_unknown_recipe_is_named(text: str) -> None:
+    with pytest.raises(UserError, match="--recipe"):
+        parse_recipes(text)
+
+
+@pytest.mark.parametrize(("apex", "ours"), [("O0", "fp32"), ("O1", "amp"), ("O3", "fp16")])
+def test_apex_levels_are_what_their_text_says(apex: str, ours: str) -> None:
+    assert ours in RECIPES[apex].text
+    assert replace(RECIPES[apex], name="", text="") == replace(RECIPES[ours], name="", text="")
+
+
+def test_every_recipe_is_in_the_table_of_this_test() -> None:
+    assert STORAGE.keys() == RECIPES.keys()
+    assert ON_CPU.items() <= {"amp": "amp-bf16"}.items()
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_static_scale_is_for_float16_gradients_alone(name: str) -> None:
+    recipe = adapted(name, loss_scale=256)
+    float16 = name in ("amp", "fp16", "O1", "O2", "O3")
+    assert recipe.scale == (256.0 if float16 else RECIPES[name].scale)
+    assert recipe.half == float16
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf"), 2 * MAX_SCALE])
+def test_a_scale_that_means_nothing_is_refused_whatever_the_recipe(scale: float) -> None:
+    for name in ("amp", "fp32"):
+        with pytest.raises(UserError, match="--loss-scale"):
+            adapted(name, loss_scale=scale)
+
+
+def test_the_greatest_scale_is_allowed() -> None:
+    assert adapted("amp", loss_scale=MAX_SCALE).scale == MAX_SCALE
+
+
+def test_recipes_are_never_changed_in_place() -> None:
+    before = dict(RECIPES)
+    adapted("O3", loss_scale=8.0, keep_batchnorm_fp32=True)
+    assert before == RECIPES
+    assert RECIPES["O3"].batchnorm == "fp16"
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_what_a_device_cannot_run(name: str) -> None:
+    recipe = RECIPES[name]
+    needs_ampere = name in ("tf32", "amp-bf16", "bf16")
+    assert cannot_run(recipe, "cuda", HOPPER) is None
+    assert cannot_run(recipe, "cuda", (8, 0)) is None
+    reason = cannot_run(recipe, "cuda", VOLTA)
+    assert (reason is not None) == needs_ampere
+    if reason:
+        assert "8.0" in reason
+        assert "7.0" in reason
+    assert (cannot_run(recipe, "cpu", None) is not None) == (name == "tf32")
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_tf32_is_switched_in_both_libraries(on: bool) -> None:
+    switch_tf32(not on)
+    switch_tf32(on)
+    assert torch.backends.cudnn.allow_tf32 is on
+    assert torch.backends.cuda.matmul.allow_tf32 is on
+    assert torch.get_float32_matmul_precision() == ("high" if on else "highest")
+
+
+def test_arms_that_take_turns_set_the_switch_each_time() -> None:
+    fp32, tf32 = learner_of(RECIPES["fp32"]), learner_of(RECIPES["tf32"])
+    for arm, on in ((fp32, False), (tf32, True), (fp32, False)):
+        arm.switch()
+        assert torch.backends.cuda.matmul.allow_tf32 is on
+        assert torch.backends.cudnn.allow_tf32 is on
+
+
+# ---------------------------------------------------------------- storage
+
+
+def _batchnorm_tensors(module: nn.Module) -> list[Tensor]:
+    return [
+        tensor
+        for child in module.modules()
+        if isinstance(child, nn.BatchNorm2d)
+        for tensor in (*child.parameters(), child.running_mean, child.running_var)
+        if tensor is not None
+    ]
+
+
+def _others(module: nn.Module) -> list[Tensor]:
+    kinds = (nn.Conv2d, nn.Linear)
+    return [p for child in module.modules() if isinstance(child, kinds) for p in child.parameters()]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("name", STORAGE)
+def test_storage_before_and_after_a_step(name: str, optimizer: str) -> None:
+    weights, batchnorm, updated, _ = STORAGE[name]
+    learner = learner_of(RECIPES[name], optimizer=optimizer)
+    for _ in range(2):
+        assert {t.dtype for t in _others(learner.module)} == {weights}
+        assert {t.dtype for t in _batchnorm_tensors(learner.module)} == {batchnorm}
+        learner.step(Batches(images()))
+    parameters = learner.updates.optimizer.param_groups[0]["params"]
+    assert len(parameters) == len(list(learner.module.parameters()))
+    assert {p.dtype for p in parameters} == {updated}
+    state = [
+        value
+        for values in learner.updates.optimizer.state.values()
+        for key, value in values.items()
+        if key != "step"
+    ]
+    assert len(state) == len(parameters) * (1 if optimizer == "sgd" else 2)
+    assert {value.dtype for value in state} == {updated}
+
+
+@pytest.mark.parametrize("name", ["fp16", "O3", "bf16", "amp", "O2", "fp32"])
+def test_keep_batchnorm_fp32_keeps_batchnorm_alone(name: str) -> None:
+    learner = learner_of(adapted(name, keep_batchnorm_fp32=True))
+    loss = learner.step(Batches(images()))
+    assert {t.dtype for t in _others(learner.module)} == {STORAGE[name][0]}
+    assert {t.dtype for t in _batchnorm_tensors(learner.module)} == {F32}
+    assert torch.isfinite(loss)
+
+
+def test_masters_start_as_the_weights_that_are_computed_with() -> None:
+    learner = learner_of(RECIPES["O2"])
+    pairs = list(zip(learner.module.parameters(), learner.updates.masters, strict=True))
+    assert all(torch.equal(weight.float(), master) for weight, master in pairs)
+    assert {master.dtype for _, master in pairs} == {F32}
+
+
+class OddNorm(nn.Module):
+    """Batch-norm with a weight that float16 cannot hold, as pretrained ones have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+        self.norm = nn.BatchNorm2d(8)
+        self.head = nn.Linear(8, 10)
+        nn.init.constant_(self.norm.weight, 0.3)
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        return self.head(self.norm(self.conv(pictures)).mean((2, 3)))
+
+
+@pytest.mark.parametrize("recipe", [RECIPES["O2"], adapted("O3", keep_batchnorm_fp32=True)])
+def test_float32_batchnorm_was_never_rounded(recipe: Recipe) -> None:
+    learner = learner_of(recipe, replace(small(), build=OddNorm))
+    weight = learner.module.get_parameter("norm.weight")
+    assert torch.equal(weight, torch.full((8,), 0.3))
+
+
+# ---------------------------------------------------------------- arithmetic
+
+
+@pytest.mark.parametrize("name", STORAGE)
+def test_products_run_in_the_recipes_type(name: str) -> None:
+    _, batchnorm, _, products = STORAGE[name]
+    learner = learner_of(RECIPES[name])
+    with Census() as census:
+        learner.step(Batches(images()))
+    assert {"convolution", "convolution_backward", "addmm", "mm"} <= census.seen.keys()
+    assert census.of(*PRODUCTS) == {products}
+    norms = [op for op in census.seen if "batch_norm" in op]
+    assert norms
+    assert census.of(*norms) == {products, batchnorm}
+
+
+@pytest.mark.parametrize("name", STORAGE)
+def test_the_loss_is_always_float32(name: str) -> None:
+    learner = learner_of(RECIPES[name])
+    with Census() as census:
+        loss = learner.step(Batches(images()))
+    assert loss.dtype == F32
+    assert census.of("_log_softmax") == {F32}
+
+
+@pytest.mark.parametrize("name", STORAGE)
+def test_evaluation_runs_in_the_recipes_type_too(name: str) -> None:
+    learner = learner_of(RECIPES[name])
+    with Census() as census:
+        learner.evaluate(iter([images()]))
+    assert census.of("convolution", "addmm", "mm") == {STORAGE[name][3]}
+
+
+@pytest.mark.parametrize("name", ["amp-bf16", "bf16", "O2"])
+def test_tokens_stay_integers_and_products_of_a_transformer_follow_the_recipe(name: str) -> None:
+    network = find("gpt-tiny")
+    case = TrainCase(network.name, name, 2, "64", layout="", optimizer="adamw")
+    learner = Learner(network, case, RECIPES[name], CPU, seed=1)
+    tokens = torch.arange(128).reshape(2, 64)
+    with Census() as census:
+        loss = learner.step(Batches((tokens, tokens)))
+    assert torch.isfinite(loss)
+    assert census.of("addmm", "mm", "bmm") == {STORAGE[name][3]}
+
+
+@pytest.mark.parametrize("name", STORAGE)
+def test_every_recipe_starts_from_the_same_random_weights(name: str) -> None:
+    torch.manual_seed(1)
+    fresh = list(small().build().parameters())
+    learner = learner_of(RECIPES[name])
+    for weight, start in zip(learner.module.parameters(), fresh, strict=True):
+        assert torch.equal(weight, start.to(weight.dtype))

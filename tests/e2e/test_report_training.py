@@ -1,0 +1,553 @@
+"""The screen of trainings: what it says of made-up runs, and that it always fits."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from samples.any_training import trainings
+from samples.kernel_runs import h200_run
+from samples.kernel_runs import shown as kernels_shown
+from samples.training_runs import (
+    LADDER,
+    RATES,
+    RUNS,
+    amp_run,
+    arm,
+    broken_run,
+    cpu_run,
+    ladder_run,
+    networks_run,
+    out_of_memory_run,
+    ratio_of,
+    run_of,
+    shown,
+    sweep_run,
+    tokens_run,
+)  # fmt: skip
+
+from e2e.report.arms import view_of
+from e2e.report.figures import faster, rate, ratio, spread
+from e2e.report.markdown import training_table
+from e2e.report.plot_training import bar_rows, curve_panels, training_chart
+from e2e.report.verdict import verdict
+from e2e.results.types import (
+    Phase,
+    Repeat,
+    TrainCase,
+    Training,
+)
+from microbench.commands import explain_again, show_run
+from microbench.errors import UserError
+from microbench.report.drawing import draw
+from microbench.report.markdown import to_markdown
+from microbench.report.table_csv import to_csv
+from microbench.results.runfile import read_run, write_run
+from microbench.results.types import Ratio, Run
+
+GOLDEN = Path(__file__).parents[1] / "samples" / "report_training.txt"
+
+
+def widest(text: str) -> int:
+    return max(cell_len(line) for line in text.splitlines())
+
+
+def row(text: str, *parts: str) -> str:
+    return next(line for line in text.splitlines() if all(part in line for part in parts))
+
+
+def said(run: Run) -> str:
+    return "\n".join(verdict(run))
+
+
+def changed(run: Run, place: int, **changes: Any) -> Run:
+    """The run with one of its trainings changed."""
+    found = list(run.of(Training))
+    found[place] = replace(found[place], **changes)
+    return replace(run, others=tuple(found))
+
+
+# ---------------------------------------------------------------- the screen
+
+
+def test_golden_screen_of_three_recipes() -> None:
+    """To renew: python tests/e2e/test_report_training.py"""
+    assert shown(amp_run(), details=True) == GOLDEN.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 200])
+def test_every_line_fits(name: str, width: int) -> None:
+    for details in (False, True):
+        text = shown(RUNS[name](), width, details=details)
+        assert widest(text) <= min(width, 100)
+        assert "\x1b" not in text
+        assert all(line == line.rstrip() for line in text.splitlines())
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(trainings, max_size=6), st.sampled_from([40, 80, 100]))
+def test_nothing_ever_runs_over_or_fails(found: list[Training], width: int) -> None:
+    run = run_of()
+    for training in found:
+        run = run.with_other(training)
+    assert widest(shown(run, width, details=True)) <= width
+    assert len(to_markdown(run).splitlines()) >= len(run.of(Training))
+    assert to_csv(run)
+    assert sum(map(len, bar_rows(view_of(run)).values())) == sum(
+        bool(t.steps) for t in run.of(Training)
+    )
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_read_from_its_file_shows_the_same(name: str, tmp_path: Path) -> None:
+    run = RUNS[name]()
+    write_run(run, tmp_path / "run.json")
+    assert shown(read_run(tmp_path / "run.json"), details=True) == shown(run, details=True)
+
+
+def test_numbers_of_a_row() -> None:
+    line = row(shown(amp_run()), "amp ", "gpu")
+    expected = "4,690 0.2% 54.6 5.79 ±0.03 1.93 ±0.01 21.7 640 7.33 97% 21.0 gpu"
+    assert line.split()[1:] == expected.split()
+    assert row(shown(amp_run()), "tf32 ", "gpu").split()[4:7] == ["3.00", "±0.02", "base"]
+    assert "-" in row(shown(amp_run()), "fp32 ", "gpu").split()  # no ratio upside down
+
+
+def test_narrow_screens_say_what_they_leave_out() -> None:
+    text = shown(ladder_run(), 60)
+    assert "left out to fit 60 columns: ±, power W, img/J, GPU busy" in text.replace("\n", " ")
+    assert "share of the step in which" not in text  # explains a column that is not there
+    assert "x first" in text
+
+
+def test_a_ladder_has_a_row_a_rung() -> None:
+    text = shown(ladder_run())
+    first, *others = (rung for rung, *_ in LADDER)
+    places = [text.index(f"\n{label} ") for label in (first, *(f"+ {rung}" for rung in others))]
+    assert places == sorted(places)
+    assert "~1 ±0.01" in row(text, "+ fused optimizer", "gpu")
+    assert row(text, "fp32 ", "gpu").count("base") == 2
+    assert "x tf32" not in text
+
+
+def test_batches_are_blocks_and_curves() -> None:
+    text = shown(sweep_run())
+    assert text.index("\nbatch 128\n") < text.index("\nbatch 2048\n")
+    assert "batch 128..2048" in text
+    assert "img/s by batch" in text
+    assert "longer is faster" not in text
+    two = run_of(*sweep_run().of(Training)[:6])
+    assert "longer is faster" in shown(two)
+
+
+def test_options_are_named_where_they_vary() -> None:
+    settings_of = ({"layout": "nchw"}, {"layout": "nhwc", "compile": True, "loss_scale": 256.0})
+    arms = [arm("amp", 4_000 + 1_000 * i, case=more) for i, more in enumerate(settings_of)]
+    text = shown(run_of(*arms))
+    assert "amp nchw " in text
+    assert "amp nhwc +compile scale 256 " in text
+    assert "train, resnet50, batch 256, 3x224x224, sgd, synthetic data" in text
+    apart = shown(networks_run())
+    assert "\ngpt-124m, batch 16, input 1024, adamw\n" in apart
+    assert "402,000 tok" in apart
+
+
+def test_a_failed_row_says_peak_and_what_fits() -> None:
+    text = shown(out_of_memory_run())
+    assert "FAILED: out of memory: peak 78.3 GB; batch 512 fits" in row(text, "fp32  ")
+    long = changed(out_of_memory_run(), 0, reason="the module's forward failed: " + "x " * 60)
+    assert "Reasons in full\n  fp32, batch 1024: the module's forward failed: x" in shown(long)
+    assert "fp32 was not measured at batch 1024: out of memory" in said(out_of_memory_run())
+
+
+def test_generated_data_is_said_at_each_number() -> None:
+    run = sweep_run()
+    assert "What was learnt, from generated data" in shown(run)
+    assert "generated data" in shown(run).splitlines()[1]
+    assert "accuracy (generated data)" in to_markdown(run)
+    assert all("generated data" in line for line in verdict(run) if "fp32" in line)
+    assert any("generated data" in panel.title for panel in _panels(run))
+    assert "generated" not in shown(broken_run())  # CIFAR-10 was collected
+    mixed = replace(run, others=(*run.of(Training), *broken_run().of(Training)))
+    assert "What was learnt, in part from generated data" in shown(mixed)
+
+
+def test_what_was_learnt() -> None:
+    text = shown(broken_run())
+    assert row(text, "O2 ", "converged").split()[:3] == ["O2", "92.9", "±0.2"]
+    assert "0 of 3  NOT CONVERGED" in row(text, "O3 ", "NOT")
+    assert "\nO3: loss is not finite from step 214 on\n" in text
+    assert "seeds 11, 12, 13 or 1, 2, 3" in text
+    assert "guessing is right in 10 %" in text
+    assert "* O3: did not converge" in text
+    assert "5,500 img/s ±0.2%, not converged" in text
+    assert "steps that the loss scaler skipped: O2 2" in text
+    assert "What was learnt" not in shown(amp_run())
+
+
+def test_time_outside_the_numbers_is_on_a_line_of_its_own() -> None:
+    assert "outside the numbers above: set-up fp32 2.90 s (first step 1.20 s)" in shown(amp_run())
+    text = shown(ladder_run()).replace("\n", " ")
+    assert "set-up of 7 arms, 2.00 s to 38.0 s each, 86.0 s in all (72.0 s of it" in text
+
+
+def test_the_wall_clock_is_compared() -> None:
+    assert "by the wall clock: within 0.5 % of these" in shown(amp_run())
+    steps = amp_run().of(Training)[0].steps
+    assert steps
+    off = changed(amp_run(), 0, steps=replace(steps, wall_s=steps.wall_s * 1.1))
+    assert "by the wall clock: within 9.5 % of these" in shown(off)
+
+
+def test_details_tell_the_state_of_the_device() -> None:
+    text = shown(amp_run(), details=True)
+    assert "amp: utilisation 99 % (93 to 100), SM clock 1755 MHz, 58 °C, power cap, 1204" in text
+    assert "amp, batch 256: the kernels of a step take 52.9 ms of it" in text
+    assert "utilisation" not in shown(amp_run())
+
+
+def test_phases_of_a_cpu_have_one_clock() -> None:
+    some = (Phase("data", None, 2e-4), Phase("forward", None, 1.0))
+    text = shown(changed(cpu_run(), 0, phases=some))
+    assert "timed in a pass of their own (ms: host)" in text
+    assert "\nfp32    0.20     1000\n" in text
+    assert "(ms: host / GPU)" in shown(amp_run())
+
+
+def test_waiting_without_a_known_share() -> None:
+    steps = tokens_run().of(Training)[2].steps
+    assert steps
+    blind = changed(tokens_run(), 2, steps=replace(steps, busy_s=None))
+    assert "amp-bf16 waits for the host: CUDA graphs" in said(blind)
+
+
+def test_both_kinds_of_results_in_one_run() -> None:
+    both = replace(h200_run(), others=amp_run().of(Training))
+    text = shown(both)
+    kernels = kernels_shown(h200_run())
+    assert kernels.split("\n\n")[1] in text  # the table of kernels
+    assert text.index("fp16") < text.index("img/s")
+    assert text.count("\nIn short\n") == 2
+    assert to_markdown(both).startswith(to_markdown(h200_run()))
+    assert training_table(both) in to_markdown(both)
+    header = to_csv(both).splitlines()[0].split(",")
+    assert len(header) == len(set(header))
+    assert len(to_csv(both).splitlines()) == 1 + len(both.results) + 3
+
+
+def test_escape_codes_in_a_run_file_are_not_printed() -> None:
+    bad = "x\x1b[2J\n"
+    case = TrainCase(bad, bad, 1, bad, bad, bad, data=bad, loader=bad)
+    failed = Training(case, "failed", bad, unit=bad, rung=bad, convergence=bad, converged=False)
+    evil = arm("amp", 5, case={"network": bad}, why=bad, limit="gpu", speedup={bad: ratio_of(2)})
+    for run in (run_of(failed), run_of(failed, evil)):
+        assert "\x1b" not in shown(run, details=True)
+        assert "\x1b" not in to_markdown(run)
+
+
+def test_an_empty_run_and_an_unfinished_one() -> None:
+    assert "Nothing was measured." in shown(run_of())
+    assert "not finished" in shown(replace(amp_run(), finished_at=None))
+
+
+# ---------------------------------------------------------------- in short
+
+
+def test_a_gain_is_told_with_memory_and_energy() -> None:
+    assert said(amp_run()) == (
+        "amp trains 5.79 ±0.03 times faster than fp32 and 1.93 ±0.01 times faster than tf32 "
+        "(resnet50, batch 256, synthetic data), in 0.52 of the memory and with 6.2 times the "
+        "images a joule of fp32."
+    )
+
+
+def test_no_gain_without_convergence() -> None:
+    text = said(broken_run())
+    assert "O3 runs 2.61 ±0.02 times faster than fp32 but did not converge" in text
+    assert "(loss is not finite from step 214 on; wrn-28-10, batch 128): no gain." in text
+    assert "O3 trains" not in text
+    assert "O2 92.9 ±0.2 %" in text
+    assert "O3 " not in row(text, "Mean accuracy")
+    slow = changed(broken_run(), 3, speedup={"fp32": ratio_of(0.5)})
+    assert "O3 did not converge (loss" in said(slow)
+    lost_base = changed(broken_run(), 1, converged=False, convergence="loss rose")
+    assert "fp32 did not converge (loss rose;" in said(lost_base)
+
+
+def test_some_batches_of_a_recipe_do_not_converge() -> None:
+    text = said(changed(sweep_run(), 14, converged=False, convergence="the loss is not finite"))
+    assert "fp16 trains 0.92 ±0.01 (batch 128) to 2.90 ±0.02 (batch 1024) times as fast" in text
+    assert ("fp16 runs 3.71 ±0.02 times faster than fp32 but did not converge (the loss is not "
+            "finite; vgg16-cifar, batch 2048, generated data): no gain." in text)  # fmt: skip
+
+
+def test_nobody_can_tell() -> None:
+    why = "fp32 learnt nothing either: train longer to tell"
+    unknown = changed(broken_run(), 3, converged=None, convergence=why)
+    assert f"Not known whether it converges: O3 ({why})." in said(unknown)
+    assert f"\nO3: {why}\n" in shown(unknown)
+    assert "not judged" in row(shown(unknown), "O3 ", "of 3")
+
+
+def test_o0_stands_for_fp32() -> None:
+    run = broken_run()
+    alone = replace(run, others=tuple(t for t in run.of(Training) if t.case.recipe != "fp32"))
+    alone = changed(alone, 0, speedup={})
+    text = shown(alone)
+    assert "x O0" in text
+    assert "x fp32" not in text
+    assert "base" in row(text, "O0 ", "gpu")
+    assert "O2 trains 2.51 ±0.02 times faster than O0" in said(alone)
+    assert "O0 trains" not in said(alone)
+
+
+def test_training_on_data_without_an_end_has_no_held_out_loss() -> None:
+    some = tuple(Repeat(seed, 50, 4.0, 6.9, 6.1, None, None) for seed in (1, 2))
+    text = shown(changed(amp_run(), 2, repeats=some, converged=True))
+    assert row(text, "amp ", "converged").split() == ["amp", "6.10", "4.00", "±0.00", "50", "2",
+                                                      "converged"]  # fmt: skip
+
+
+def test_no_difference_and_no_interval() -> None:
+    assert said(cpu_run()) == (
+        "amp: no difference seen against fp32 (resnet50, batch 8, synthetic data)."
+    )
+    once = changed(cpu_run(), 1, speedup={"fp32": Ratio(1.4, None)})
+    assert "amp trains about 1.40 times faster than fp32" in said(once)
+    half = {"fp32": ratio_of(2.0), "tf32": Ratio(1.001, (0.99, 1.01))}
+    text = said(changed(amp_run(), 2, speedup=half))
+    assert "2.00 ±0.01 times faster than fp32 (" in text
+    assert text.endswith("; no difference seen against tf32.")
+
+
+def test_over_batches_the_ends_are_told() -> None:
+    text = said(sweep_run())
+    assert ("amp trains 0.86 ±0.01 (batch 128) to 3.38 ±0.02 (batch 2048) times as fast as fp32"
+            in text)  # fmt: skip
+    assert ("amp (batch 128, 256) and fp16 (batch 128, 256) wait for the host in 45 % of the step"
+            in text.replace("256), fp16", "256) and fp16"))  # fmt: skip
+
+
+def test_who_waits_and_what_would_help() -> None:
+    remedy = "CUDA graphs (--graph) or --compile would help."
+    assert said(tokens_run()).endswith(f"amp-bf16 waits for the host in 23 % of the step: {remedy}")
+    waiting = tokens_run().of(Training)[2]
+    for options, remedy in (
+        ({"compile": True}, "CUDA graphs (--graph) would help."),
+        ({"graph": True}, "a larger batch would help."),
+    ):
+        case = replace(waiting.case, **options)
+        assert said(changed(tokens_run(), 2, case=case)).endswith(remedy)
+    data = changed(tokens_run(), 2, limit="data", phases=(Phase("data", None, 0.0204),))
+    assert said(data).endswith("amp-bf16 waits for data in 50 % of the step.")
+    fed = {"data": "folder", "loader": "torchvision"}
+    folder = [replace(t, case=replace(t.case, **fed)) for t in data.of(Training)]
+    assert said(run_of(*folder)).endswith("of the step: more --workers would help.")
+    cpu = replace(tokens_run(), device={"name": "a CPU", "kind": "cpu"})
+    assert "waits" not in said(cpu)
+
+
+def train_lines(text: str) -> str:
+    """The table of throughput, to its notes."""
+    return text[: text.index("±: larger half")]
+
+
+def test_the_table_says_how_long_a_fed_step_waits() -> None:
+    run = tokens_run()
+    assert "waits ms" not in shown(run)
+    steps = [t.steps for t in run.of(Training)]
+    waiting = [
+        replace(
+            t,
+            case=replace(t.case, data="folder", loader="torchvision"),
+            steps=replace(s, wait_s=0.0125) if s else None,
+        )
+        for t, s in zip(run.of(Training), steps, strict=True)
+    ]
+    text = shown(run_of(*waiting), 140)
+    assert "waits ms: of the step, for its data" in " ".join(text.split())
+    row = next(line for line in text.splitlines() if line.startswith("amp-bf16 "))
+    assert "12.5" in row.split()
+    phases = (Phase("data", None, 0.0204),)
+    resting = [replace(t, phases=phases, case=replace(t.case, loader="pinned")) for t in waiting]
+    resting = [replace(t, steps=s) for t, s in zip(resting, steps, strict=True)]
+    assert "20.4" not in train_lines(shown(run_of(waiting[0], *resting[1:]), 140))
+
+
+def test_who_is_slowed_by_a_loader_that_it_does_not_wait_for() -> None:
+    arm = tokens_run().of(Training)[2]
+    assert arm.steps is not None
+    fed = replace(arm.case, data="folder", loader="gpu-decode")
+    spared = ": CUDA graphs (--graph) would leave the host less to do."
+    for host_share, wait_share, graph, remedy in (
+        (0.7, 0.0, False, spared),
+        (0.3, 0.0, False, "."),
+        (0.7, 0.0, True, "."),
+        (0.7, 0.2, True, None),
+    ):
+        step_s = arm.steps.median_s
+        steps = replace(
+            arm.steps, unfed_s=0.8 * step_s, wait_s=wait_share * step_s, host_s=host_share * step_s
+        )
+        case = replace(fed, graph=graph)
+        text = said(changed(tokens_run(), 2, case=case, steps=steps, limit="data"))
+        slowed = f"25 % longer beside its loader, most of it without waiting for it{remedy}"
+        assert (slowed in text) == (remedy is not None)
+        assert ("waits for data" in text) == (remedy is None)
+
+
+def test_a_ladder_names_its_largest_step() -> None:
+    text = said(ladder_run())
+    assert "From fp32 to + CUDA graph: 10.0 ±0.1 times faster (resnet50, batch 256, synth" in text
+    assert "The largest step is + tf32: 2.86 ±0.02 times faster than the rung before." in text
+    assert "Steps with no difference seen: + fused optimizer." in text
+    slower = changed(ladder_run(), 5, speedup={"previous": ratio_of(0.8), "first": ratio_of(5.0)})
+    assert "Steps that cost time: + compile (1.25 ±0.01 times slower)." in said(slower)
+    lost = said(changed(ladder_run(), 6, converged=False, convergence="loss is not finite"))
+    assert "From fp32 to + compile: 9.42 ±0.04 times faster" in lost
+    assert "+ CUDA graph runs 10.0 ±0.1 times faster than the first rung but did not" in lost
+
+
+def test_without_anything_to_compare_the_rate_is_told() -> None:
+    alone = run_of(arm("fp32", 812.0))
+    assert said(alone) == "fp32 trains 812 img/s (resnet50, batch 256, synthetic data)."
+    assert said(run_of()) == ""
+
+
+def test_figures() -> None:
+    assert [rate(x) for x in (4.1, 999.4, 6015.2, 402_000, 3e9)] == [
+        "4.10", "999", "6,015", "402,000", "3.0e+09",
+    ]  # fmt: skip
+    assert ratio(Ratio(0.9873, (0.983, 0.99))) == "0.987 ±0.005"
+    assert ratio(Ratio(1.001, (0.99, 1.02))) == "~1 ±0.02"
+    assert faster(Ratio(1.031, (1.027, 1.035))) == "3.1 ±0.4 % faster"
+    assert faster(Ratio(0.8, (0.79, 0.81))) == "1.25 ±0.02 times slower"
+    assert faster(Ratio(0.98, None)) == "about 2.0 % slower"
+    assert spread((0.9213, 0.0031), True, 100) == "92.1 ±0.3"
+    assert spread((0.9213, 0.0), False, 100) == "92.1"
+    assert spread(None, True) == ""
+
+
+# ---------------------------------------------------------------- other forms
+
+
+def test_markdown() -> None:
+    text = to_markdown(amp_run())
+    assert text.startswith("NVIDIA H200: train, resnet50, batch 256, 3x224x224, nhwc, sgd, ")
+    assert ("| amp | 4,690 | 54.6 | 5.79 ±0.03 | 1.93 ±0.01 | 21.7 | 640 | 7.33 | 97% | gpu |"
+            in text)  # fmt: skip
+    for run in (case() for case in RUNS.values()):
+        parts = training_table(run).split("\n\n")
+        tables = [part.splitlines() for part in parts if part.startswith("|")]
+        assert len(tables[0]) == 2 + len(run.of(Training))
+        assert all(len({line.count(" | ") for line in lines}) == 1 for lines in tables)
+    lost = row(training_table(broken_run()), "| O3")
+    assert lost.endswith("| not converged: loss is not finite from step 214 on |")
+    assert "failed: out of memory: peak 78.3 GB; batch 512 fits" in to_markdown(out_of_memory_run())
+
+
+def test_csv_has_every_number() -> None:
+    table = list(csv.DictReader(io.StringIO(to_csv(amp_run()))))
+    assert [line["recipe"] for line in table] == ["fp32", "tf32", "amp"]
+    amp = table[2]
+    assert float(amp["images_per_s"]) == pytest.approx(4_690)
+    assert float(amp["step_s"]) == pytest.approx(256 / 4_690)
+    assert float(amp["images_per_j"]) == pytest.approx(4_690 / 640)
+    assert float(amp["gpu_util_min_pct"]) == 93
+    assert float(amp["speedup_tf32_low"]) < float(amp["speedup_tf32"])
+    assert float(amp["backward_gpu_s"]) == pytest.approx(0.033)
+    assert (amp["compile"], amp["loader"], amp["throttle"]) == ("false", "synthetic", "power cap")
+    lost = list(csv.DictReader(io.StringIO(to_csv(broken_run()))))[3]
+    assert (lost["converged"], lost["seeds"], lost["accuracy_mean"]) == ("false", "1; 2; 3", "")
+
+
+def _panels(run: Run) -> list[Any]:
+    view = view_of(run)
+    return curve_panels(view, view.families[0])
+
+
+def test_bars_are_the_numbers_of_the_run() -> None:
+    (bars,) = bar_rows(view_of(amp_run())).values()
+    assert [(bar["label"], bar["rate"]) for bar in bars] == [
+        (recipe, pytest.approx(per_s)) for recipe, (per_s, *_) in RATES.items()
+    ]
+    assert bars[2]["low"] == pytest.approx(4_690 / 1.002)
+    assert bars[2]["text"] == "4,690 (5.79 ±0.03 x fp32)"
+    assert bar_rows(view_of(broken_run()))[""][3]["text"] == "5,500, not converged"
+
+
+def test_curves_have_mean_and_deviation_of_the_repeats() -> None:
+    panels = {panel.title: panel.rows for panel in _panels(sweep_run())}
+    assert list(panels) == [
+        "img/s", "seconds of a training", "peak memory, GB",
+        "held-out accuracy, % (generated data)",
+    ]  # fmt: skip
+    trained = sweep_run().of(Training)[0]
+    assert trained.accuracy
+    point = panels["held-out accuracy, % (generated data)"][0]
+    assert (point["arm"], point["batch"]) == ("fp32", 128)
+    assert point["value"] == pytest.approx(100 * trained.accuracy[0])
+    assert point["high"] - point["value"] == pytest.approx(100 * trained.accuracy[1])
+    untrained = [replace(t, repeats=()) for t in sweep_run().of(Training)]
+    assert [panel.title for panel in _panels(run_of(*untrained))] == [
+        "img/s", "ms a step", "peak memory, GB",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["networks", "sweep"])
+def test_charts_render(name: str, tmp_path: Path) -> None:
+    run = RUNS[name]()
+    draw(run, tmp_path / "chart.svg")
+    text = "".join(ElementTree.parse(tmp_path / "chart.svg").getroot().itertext())
+    assert all(recipe in text for recipe in {t.case.recipe for t in run.of(Training)})
+    assert "NVIDIA H200" in text
+
+
+def test_nothing_to_draw() -> None:
+    failed = run_of(out_of_memory_run().of(Training)[0])
+    with pytest.raises(UserError, match="nothing to draw"):
+        training_chart(failed)
+    many = [arm("amp", 100 + i, case={"network": f"net{i}"}) for i in range(61)]
+    with pytest.raises(UserError, match="more than 60 arms"):
+        training_chart(run_of(*many))
+
+
+def test_commands_take_files_of_trainings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "train.json"
+    write_run(amp_run(), path)
+    before = path.read_bytes()
+    explain_again(path)
+    assert "holds no kernels" in capsys.readouterr().out
+    assert path.read_bytes() == before
+    for form, part in (("csv", "images_per_s"), ("markdown", "| amp |"), (None, "In short")):
+        show_run(path, form=form, verbose=False)
+        assert part in capsys.readouterr().out
+    show_run(path, form=None, verbose=False, chart=tmp_path / "chart.svg")
+    assert (tmp_path / "chart.svg").stat().st_size > 5_000
+    both = replace(h200_run(), others=amp_run().of(Training))
+    write_run(both, path)
+    explain_again(path)
+    assert read_run(path).trainings == both.of(Training)
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text(shown(amp_run(), details=True), encoding="utf-8")
+
+
+def test_reasons_begin_below_one_another() -> None:
+    arms = tokens_run().of(Training)
+    skipped = [replace(t, status="skipped", reason="not here", steps=None) for t in arms]
+    lines = [line for line in shown(run_of(*skipped)).splitlines() if "skipped: not here" in line]
+    assert len(lines) == len(arms) == 3
+    assert len({line.index("skipped") for line in lines}) == 1

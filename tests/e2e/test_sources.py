@@ -1,0 +1,690 @@
+"""The data that networks train on: what is drawn, from where, and what is said of bad files."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import shutil
+import struct
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from PIL import Image
+from samples.fetching import drawn as batches
+from samples.fetching import message, same
+from samples.waiting import no_waits
+from torch import Tensor
+
+from e2e.data.loaders.decode import decode
+from e2e.data.loaders.resident import PADDING
+from e2e.data.sources import KINDS, Data, generated, open_data
+from e2e.data.sources.data import IMAGENET, Normal
+from e2e.data.sources.listing import list_images
+from e2e.data.sources.resident import Labelled, Resident
+
+CPU = torch.device("cpu")
+DIGESTS = [
+    "5d8237d71a2f6117",
+    "845fa32a2f965bbf",
+    "72b04e85049d86e3",
+]  # of bytes that must never change
+
+
+def opened(
+    spec: str,
+    sample: tuple[int, ...] = (3, 32, 32),
+    *,
+    classes: int | None = None,
+    tokens: int | None = None,
+    strict: bool = False,
+    workers: int = 0,
+) -> Data:
+    return open_data(
+        spec, sample=sample, classes=classes, tokens=tokens, strict=strict, workers=workers
+    )
+
+
+# ---- the word
+
+
+def test_an_unknown_word_gets_near_ones_and_the_choices() -> None:
+    said = message(lambda: opened("cifar"))
+    assert "no data 'cifar'; did you mean cifar10" in said
+    for choice in ("synthetic", "generated", "cifar10:DIR", "folder:DIR"):
+        assert choice in said
+
+
+@pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if kind.folder])
+def test_data_from_a_folder_needs_one(name: str, tmp_path: Path) -> None:
+    assert f"--data {name}:DIR" in message(lambda: opened(name))
+    assert "missing" in message(lambda: opened(f"{name}:{tmp_path / 'missing'}"))
+
+
+def test_data_that_is_made_takes_no_folder() -> None:
+    assert "takes no folder" in message(lambda: opened("generated:/data"))
+
+
+@pytest.mark.parametrize("spec", ["generated", "cifar10:/data", "folder:/data"])
+def test_tokens_train_on_synthetic_data_alone(spec: str) -> None:
+    assert "--data synthetic" in message(lambda: opened(spec, (128,), tokens=500))
+
+
+@pytest.mark.parametrize("spec", ["generated", "cifar10:/data"])
+def test_small_images_do_not_fit_a_large_network(spec: str) -> None:
+    said = message(lambda: opened(spec, (3, 224, 224)))
+    assert "3x32x32" in said
+    assert "3x224x224" in said
+    assert "resnet18-cifar" in said
+
+
+# ---- synthetic
+
+
+def test_synthetic_images_are_one_normal_batch() -> None:
+    data = opened("synthetic", (3, 16, 24), classes=7)
+    feed = data.feed(64, CPU, 1)
+    images, classes = feed.place(feed.fetch())
+    assert images.shape == (64, 3, 16, 24)
+    assert (images.dtype, classes.dtype) == (torch.float32, torch.int64)
+    assert abs(images.mean()) < 0.02
+    assert abs(images.std() - 1) < 0.02
+    assert set(classes.tolist()) == set(range(7))
+    # The very tensors, so that a captured step need not copy them.
+    assert feed.place(feed.fetch())[0] is images
+    assert data.train_samples is None
+    assert not data.generated
+
+
+def test_synthetic_batches_come_from_the_seed() -> None:
+    data = opened("synthetic", (3, 8, 8))
+    assert data.classes == 1000
+    assert same(batches(data.feed(8, CPU, 3), 1), batches(data.feed(8, CPU, 3), 1))
+    assert not same(batches(data.feed(8, CPU, 3), 1), batches(data.feed(8, CPU, 4), 1))
+    held_out = list(data.held_out(8, CPU))
+    assert same(held_out, data.held_out(8, CPU))
+    assert not any(
+        torch.equal(a, b) for a, _ in held_out for b, _ in batches(data.feed(8, CPU, 1), 1)
+    )
+
+
+def test_synthetic_tokens_are_their_own_target() -> None:
+    data = opened("synthetic", (64,), tokens=50)
+    ((tokens, target),) = batches(data.feed(32, CPU, 1), 1)
+    assert target is tokens
+    assert tokens.shape == (32, 64)
+    assert tokens.dtype == torch.int64
+    assert set(tokens.unique().tolist()) == set(range(50))
+
+
+# ---- data that lives on the device
+
+
+HALF = Normal((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
+
+
+def numbered(count: int, side: int = 8) -> Resident:
+    """Images that are their own number in every pixel."""
+    pixels = torch.arange(count, dtype=torch.uint8).reshape(-1, 1, 1, 1).expand(-1, 3, side, side)
+    labelled = Labelled(pixels.contiguous(), torch.arange(count) % 10)
+    return Resident("numbered", labelled, labelled, HALF, 10)
+
+
+def bytes_of(images: Tensor) -> Tensor:
+    return ((images * 0.25 + 0.5) * 255).round().long()
+
+
+def test_an_epoch_has_every_image_once_and_batches_run_over_its_end() -> None:
+    data = numbered(50)
+    drawn = batches(data.feed(16, CPU, 1), 25)  # 8 epochs of 50
+    assert all(images.shape == (16, 3, 8, 8) and images.is_contiguous() for images, _ in drawn)
+    numbers = torch.cat([bytes_of(images)[:, 0, 0, 0] for images, _ in drawn])
+    classes = torch.cat([classes for _, classes in drawn])
+    assert torch.equal(numbers % 10, classes)
+    epochs = numbers.split(50)
+    assert all(sorted(epoch.tolist()) == list(range(50)) for epoch in epochs)
+    assert len({tuple(epoch.tolist()) for epoch in epochs}) == 8
+
+
+def test_a_batch_may_be_larger_than_an_epoch() -> None:
+    ((images, _),) = batches(numbered(10).feed(35, CPU, 1), 1)
+    counts = Counter(bytes_of(images)[:, 0, 0, 0].tolist())
+    assert set(counts.values()) == {3, 4}
+
+
+def test_resident_batches_come_from_the_seed() -> None:
+    data = numbered(40)
+    assert same(batches(data.feed(16, CPU, 5), 6), batches(data.feed(16, CPU, 5), 6))
+    assert not same(batches(data.feed(16, CPU, 5), 1), batches(data.feed(16, CPU, 6), 1))
+
+
+def test_feeds_leave_the_global_random_numbers_alone(pictures: Path) -> None:
+    state = torch.get_rng_state()
+    batches(numbered(40).feed(16, CPU, 5), 4)
+    batches(opened(f"folder:{pictures}", (3, 16, 16)).feed(4, CPU, 1), 2)
+    batches(opened("synthetic").feed(4, CPU, 1), 2)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_augmentation_is_every_cut_of_the_mirrored_border_and_its_flip() -> None:
+    image = torch.randint(256, (1, 3, 12, 10), dtype=torch.uint8)
+    padded = F.pad(image.float(), (PADDING,) * 4, mode="reflect").long()
+    cuts = {}
+    for down in range(2 * PADDING + 1):
+        for across in range(2 * PADDING + 1):
+            cut = padded[0, :, down : down + 12, across : across + 10]
+            cuts[cut.numpy().tobytes()] = (down, across, False)
+            cuts[cut.flip(2).numpy().tobytes()] = (down, across, True)
+    data = Resident(
+        "one", Labelled(image, torch.zeros(1, dtype=torch.int64)), numbered(1).kept, HALF, 1
+    )
+    ((images, _),) = batches(data.feed(4000, CPU, 1), 1)
+    found = [cuts[cut.contiguous().numpy().tobytes()] for cut in bytes_of(images)]
+    flips = sum(flipped for _, _, flipped in found)
+    assert abs(flips - 2000) < 5 * 1000**0.5  # five standard deviations
+    for places in (
+        Counter(down for down, _, _ in found),
+        Counter(across for _, across, _ in found),
+    ):
+        assert len(places) == 9
+        assert all(abs(count - 4000 / 9) < 5 * 20 for count in places.values())
+
+
+def test_held_out_images_come_once_in_order_as_they_are() -> None:
+    data = numbered(50)
+    drawn = list(data.held_out(16, CPU))
+    assert [len(images) for images, _ in drawn] == [16, 16, 16, 2]
+    images = torch.cat([images for images, _ in drawn])
+    torch.testing.assert_close(images, (data.kept.pixels / 255 - 0.5) / 0.25)
+    assert torch.equal(torch.cat([classes for _, classes in drawn]), data.kept.classes)
+
+
+@pytest.mark.gpu
+def test_placing_never_waits_for_the_device() -> None:
+    data, device = numbered(200), torch.device("cuda")
+    feed = data.feed(64, device, 1)
+    feed.place(feed.fetch())
+    torch.cuda.synchronize()
+    with no_waits():
+        drawn = [feed.place(feed.fetch()) for _ in range(10)]  # over the ends of epochs too
+    numbers = torch.cat([bytes_of(images.cpu())[:, 0, 0, 0] for images, _ in drawn])
+    assert sorted(numbers[200 - 64 : 400 - 64].tolist()) == list(range(200))
+
+
+# ---- generated
+
+
+def test_generated_data_is_the_same_bytes_everywhere() -> None:
+    train, held_out = generated.images()
+    assert train.pixels.shape == (50_000, 3, 32, 32)
+    assert held_out.pixels.shape == (10_000, 3, 32, 32)
+    assert train.pixels.dtype == torch.uint8
+    digests = [
+        hashlib.sha256(part.contiguous().numpy().tobytes()).hexdigest()[:16]
+        for part in (train.pixels[:2000], train.pixels[-500:], held_out.pixels[4321:5432])
+    ]
+    assert digests == DIGESTS
+    assert torch.equal(train.classes.bincount(), torch.full((10,), 5_000))
+    assert torch.equal(held_out.classes.bincount(), torch.full((10,), 1_000))
+
+
+def test_no_generated_image_is_held_out_and_trained_on() -> None:
+    images = [bytes(image) for part in generated.images() for image in part.pixels.numpy()]
+    assert len(set(images)) == 60_000
+
+
+def test_generated_data_is_not_for_linear_models() -> None:
+    """Nearest mean, and least squares with three strengths of ridge: all near the 10 % of luck."""
+    train, held_out = generated.images()
+    pixels, kept = (
+        F.avg_pool2d(part.pixels[:10_000].float() / 50 - 2.3, 2).flatten(1)
+        for part in (train, held_out)
+    )
+    classes, truth = train.classes[:10_000], held_out.classes
+    means = torch.stack([pixels[classes == label].mean(0) for label in range(10)])
+    assert (torch.cdist(kept, means).argmin(1) == truth).float().mean() < 0.2
+    gram, wanted = pixels.T @ pixels, pixels.T @ F.one_hot(classes, 10).float()
+    for ridge in (1e2, 1e4, 1e5):
+        weights = torch.linalg.solve(gram + ridge * torch.eye(len(gram)), wanted)
+        assert ((kept @ weights).argmax(1) == truth).float().mean() < 0.2
+
+
+def test_generated_data_is_opened_by_its_word_and_normalised() -> None:
+    data = opened("generated", classes=1000)
+    assert (data.name, data.classes, data.generated) == ("generated", 10, True)
+    assert (data.train_samples, data.held_out_samples) == (50_000, 10_000)
+    ((images, classes),) = batches(data.feed(512, CPU, 1), 1)
+    assert images.dtype == torch.float32
+    assert abs(images.mean()) < 0.1
+    assert abs(images.std() - 1) < 0.1
+    assert classes.shape == (512,)
+
+
+# ---- CIFAR-10
+
+
+# The pickler that is written in Python, whose parts can be replaced.
+PythonPickler: Any = vars(pickle)["_Pickler"]
+
+
+class Python2Pickler(PythonPickler):
+    """Writes text and bytes as Python 2 did, in which the published files are."""
+
+    def save(self, obj: Any, save_persistent_id: bool = True) -> None:
+        if not isinstance(obj, str | bytes):
+            super().save(obj, save_persistent_id)
+            return
+        raw = obj.encode() if isinstance(obj, str) else obj
+        self.write(pickle.BINSTRING + struct.pack("<i", len(raw)) + raw)
+
+
+def write_as_python2(path: Path, table: dict[bytes, Any]) -> None:
+    with path.open("wb") as file:
+        Python2Pickler(file, 2).dump(table)
+    raw = path.read_bytes()
+    path.write_bytes(raw.replace(b"cnumpy._core.multiarray\n", b"cnumpy.core.multiarray\n", 1))
+
+
+def cifar_records(seed: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    raw = np.frombuffer(np.random.PCG64(seed).random_raw(10_000 * 384).tobytes(), np.uint8)
+    return raw.reshape(10_000, 3072), raw[:10_000] % 10
+
+
+CIFAR_NAMES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
+
+
+@pytest.fixture(scope="module")
+def cifar(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """CIFAR-10's files with noise in them, in both forms, below one folder each."""
+    root = tmp_path_factory.mktemp("cifar")
+    python, binary = root / "a" / "cifar-10-batches-py", root / "b" / "cifar-10-batches-bin"
+    python.mkdir(parents=True)
+    binary.mkdir(parents=True)
+    for seed, name in enumerate(CIFAR_NAMES):
+        pixels, labels = cifar_records(seed)
+        table = {b"data": pixels, b"labels": labels.tolist(), b"batch_label": b"any"}
+        if seed % 3 == 0:
+            write_as_python2(python / name, table)
+        else:
+            (python / name).write_bytes(pickle.dumps(table, protocol=(2, 5)[seed % 3 - 1]))
+        np.concatenate([labels[:, None], pixels], 1).tofile(binary / f"{name}.bin")
+    return root
+
+
+def altered(source: Path, target: Path, name: str, content: bytes | None) -> Path:
+    """A folder as `source`, with one file replaced, or left out."""
+    target.mkdir()
+    for path in source.iterdir():
+        if path.name != name:
+            (target / path.name).symlink_to(path)
+    if content is not None:
+        (target / name).write_bytes(content)
+    return target
+
+
+@pytest.mark.parametrize("folder", ["a", "b/cifar-10-batches-bin"])
+def test_cifar10_is_read_in_both_forms(cifar: Path, folder: str) -> None:
+    data = opened(f"cifar10:{cifar / folder}")
+    assert isinstance(data, Resident)
+    assert (data.name, data.classes, data.generated) == ("cifar10", 10, False)
+    assert (data.train_samples, data.held_out_samples) == (50_000, 10_000)
+    for images, number, at in ((data.train, 1, 10_000), (data.train, 3, 30_000), (data.kept, 5, 0)):
+        pixels, labels = cifar_records(number)
+        assert np.array_equal(images.pixels[at : at + 10_000].reshape(-1, 3072), pixels)
+        assert np.array_equal(images.classes[at : at + 10_000], labels)
+
+
+def test_cifar10_that_is_not_there(tmp_path: Path) -> None:
+    said = message(lambda: opened(f"cifar10:{tmp_path}"))
+    assert "data_batch_1" in said
+    assert "test_batch" in said
+    (tmp_path / "cifar-10-python.tar.gz").touch()
+    assert "tar -xf" in message(lambda: opened(f"cifar10:{tmp_path}"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "content", "said"),
+    [
+        ("py", "data_batch_3", None, "lacks data_batch_3"),
+        ("py", "data_batch_2", b"", "EOFError"),
+        ("py", "data_batch_2", b"\x80\x02}q", "data_batch_2 is cut short"),
+        ("py", "data_batch_2", pickle.dumps([1, 2]), "not a pickle of CIFAR-10"),
+        (
+            "py", "data_batch_1",
+            pickle.dumps({b"data": np.zeros((5, 3072), np.uint8), b"labels": [0] * 5}), "[5, 3072]",
+        ),
+        ("bin", "data_batch_1.bin", b"\0" * 3073, "3,073 bytes, not 30,730,000"),
+        ("bin", "data_batch_1.bin", b"\x0b" * 30_730_000, "labels go from 11 to 11"),
+    ],
+)  # fmt: skip
+def test_broken_cifar10_files_are_named(
+    cifar: Path, tmp_path: Path, kind: str, name: str, content: bytes | None, said: str
+) -> None:
+    source = cifar / {"py": "a/cifar-10-batches-py", "bin": "b/cifar-10-batches-bin"}[kind]
+    folder = altered(source, tmp_path / "cifar", name, content)
+    heard = message(lambda: opened(f"cifar10:{folder}"))
+    assert said in heard
+    assert name in heard
+
+
+class Trap:
+    """Runs a program when it is unpickled by the usual unpickler."""
+
+    def __init__(self, sprung: Path) -> None:
+        self.sprung = sprung
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (f"touch {self.sprung}",)
+
+
+def test_a_pickle_with_a_program_in_it_is_refused(cifar: Path, tmp_path: Path) -> None:
+    sprung = tmp_path / "sprung"
+    evil = pickle.dumps({b"data": Trap(sprung), b"labels": []})
+    folder = altered(cifar / "a/cifar-10-batches-py", tmp_path / "cifar", "data_batch_1", evil)
+    said = message(lambda: opened(f"cifar10:{folder}"))
+    assert "data_batch_1 is refused" in said
+    assert "system" in said
+    assert not sprung.exists()
+    pickle.loads(evil)  # it is a real trap
+    assert sprung.exists()
+
+
+# ---- folders
+
+
+def photo(seed: int, size: tuple[int, int] = (40, 32)) -> Image.Image:
+    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), np.uint8)
+    return Image.fromarray(pixels)
+
+
+def save(image: Image.Image, path: Path, **options: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image.save(path, **options)
+    return path
+
+
+def flat(number: int) -> Image.Image:
+    return Image.new("RGB", (24, 20), (number, number, number))
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """Flat pictures, each as bright as its number: 12 of cats, 8 of dogs, and 3 and 2 held out."""
+    root = tmp_path / "pictures"
+    for number in range(20):
+        save(flat(number), root / "train" / ("katze", "犬")[number >= 12] / f"{number}.png")
+    for number in range(200, 205):
+        save(flat(number), root / "val" / ("katze", "犬")[number >= 203] / f"{number}.png")
+    return root
+
+
+def numbers(drawn: Iterable[tuple[Tensor, Tensor]]) -> list[int]:
+    """Which of the flat pictures were drawn."""
+    scale, shift = IMAGENET.scale_and_shift(CPU)
+    return [
+        round(number)
+        for images, _ in drawn
+        for number in ((images - shift) / scale).mean((1, 2, 3)).tolist()
+    ]
+
+
+def test_a_folder_is_trained_on_in_epochs(pictures: Path) -> None:
+    data = opened(f"folder:{pictures}", (3, 16, 8))
+    assert (data.name, data.classes, data.generated, data.notes) == ("folder", 2, False, ())
+    assert (data.train_samples, data.held_out_samples) == (20, 5)
+    drawn = batches(data.feed(8, CPU, 1), 5)
+    for images, classes in drawn:
+        assert images.shape == (8, 3, 16, 8)
+        assert images.is_contiguous()
+        assert (images.dtype, classes.dtype) == (torch.float32, torch.int64)
+    order = numbers(drawn)
+    assert sorted(order[:20]) == sorted(order[20:]) == list(range(20))
+    assert order[:20] != order[20:]
+    classes = torch.cat([classes for _, classes in drawn]).tolist()
+    assert classes == [int(number >= 12) for number in order]
+
+
+def test_a_folder_holds_out_its_val(pictures: Path) -> None:
+    drawn = list(opened(f"folder:{pictures}", (3, 16, 16)).held_out(4, CPU))
+    assert [len(images) for images, _ in drawn] == [4, 1]
+    assert numbers(drawn) == [200, 201, 202, 203, 204]
+    assert torch.cat([classes for _, classes in drawn]).tolist() == [0, 0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("name", ["valid", "validation", "test"])
+def test_other_names_of_val(pictures: Path, name: str) -> None:
+    (pictures / "val").rename(pictures / name)
+    assert opened(f"folder:{pictures}", (3, 16, 16)).held_out_samples == 5
+
+
+def test_batches_depend_on_the_seed_and_not_on_the_workers(tmp_path: Path) -> None:
+    for number in range(12):
+        save(photo(number), tmp_path / "train" / "ab"[number % 2] / f"{number}.png")
+        save(photo(number), tmp_path / "val" / "ab"[number % 2] / f"{number}.png")
+
+    def drawn(seed: int, workers: int) -> list[tuple[Tensor, Tensor]]:
+        data = opened(f"folder:{tmp_path}", (3, 16, 16), workers=workers)
+        return [*batches(data.feed(5, CPU, seed), 4), *data.held_out(5, CPU)]
+
+    alone = drawn(1, 0)
+    assert same(alone, drawn(1, 0))
+    assert same(alone, drawn(1, 2))
+    assert not same(alone[:4], drawn(2, 0)[:4])
+    assert same(alone[4:], drawn(2, 0)[4:])
+
+
+def test_closing_a_feed_ends_its_workers(pictures: Path) -> None:
+    import multiprocessing
+
+    feed = opened(f"folder:{pictures}", (3, 16, 16), workers=2).feed(4, CPU, 1)
+    feed.place(feed.fetch())
+    assert len(multiprocessing.active_children()) == 2
+    feed.close()
+    assert not multiprocessing.active_children()
+
+
+def test_without_val_a_tenth_of_each_class_is_held_out(tmp_path: Path) -> None:
+    for number in range(60):
+        save(flat(number), tmp_path / ("many" if number < 40 else "some") / f"{number}.png")
+    data = opened(f"folder:{tmp_path}", (3, 8, 8))
+    assert (data.train_samples, data.held_out_samples) == (54, 6)
+    assert "6 of train are held out" in data.notes[0]
+    held_out = numbers(data.held_out(60, CPU))
+    assert sum(number < 40 for number in held_out) == 4
+    trained = numbers(batches(data.feed(54, CPU, 1), 1))
+    assert sorted(trained + held_out) == list(range(60))
+    assert list_images(tmp_path) == list_images(tmp_path)
+    # Of train/ too, and the same ones.
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    for name in ("many", "some"):
+        (whole / "train").mkdir(exist_ok=True)
+        (tmp_path / name).rename(whole / "train" / name)
+    assert opened(f"folder:{whole}", (3, 8, 8)).held_out_samples == 6
+
+
+KINDS_OF_IMAGES: dict[str, tuple[Callable[[Image.Image], Image.Image], str]] = {
+    "grey": (lambda image: image.convert("L"), "jpg"),
+    "black and white": (lambda image: image.convert("1"), "png"),
+    "CMYK": (lambda image: image.convert("CMYK"), "jpg"),
+    "palette": (lambda image: image.convert("P"), "gif"),
+    "transparent": (lambda image: image.convert("RGBA"), "png"),
+    "grey and transparent": (lambda image: image.convert("LA"), "png"),
+    "webp": (lambda image: image, "webp"),
+    "16 bits": (
+        lambda image: Image.fromarray(np.asarray(image.convert("L")).astype(np.uint16) * 257),
+        "png",
+    ),
+    "16 bits, tiff": (
+        lambda image: Image.fromarray(np.asarray(image.convert("L")).astype(np.uint16) * 257),
+        "tiff",
+    ),
+    "32 bits": (
+        lambda image: Image.fromarray(np.asarray(image.convert("L")).astype(np.int32)), "tiff",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS_OF_IMAGES)
+def test_images_of_all_kinds_become_rgb(tmp_path: Path, kind: str) -> None:
+    changed, suffix = KINDS_OF_IMAGES[kind]
+    halves = Image.new("RGB", (32, 16), (255, 255, 255))
+    halves.paste((0, 0, 0), (0, 0, 16, 16))
+    image = decode(save(changed(halves), tmp_path / f"a.{suffix}").read_bytes())
+    assert image.mode == "RGB"
+    assert image.size == (32, 16)
+    pixels = np.asarray(image)
+    assert pixels[4:12, 2:12].mean() < 10
+    assert pixels[4:12, 20:30].mean() > 245
+
+
+def test_images_are_turned_upright(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # the camera was held on its side
+    image = decode(save(photo(1, (40, 20)), tmp_path / "a.jpg", exif=exif).read_bytes())
+    assert image.size == (20, 40)
+
+
+def bomb(path: Path) -> None:
+    """A PNG that claims 60,000 x 60,000 pixels."""
+    save(photo(1), path)
+    raw = bytearray(path.read_bytes())
+    raw[16:24] = struct.pack(">II", 60_000, 60_000)
+    path.write_bytes(raw)
+
+
+@pytest.fixture
+def damaged(pictures: Path) -> Path:
+    """The pictures and five that are broken: three seen at once, two when they are loaded."""
+    cats, held_out = pictures / "train" / "katze", pictures / "val" / "犬"
+    (cats / "empty.jpg").touch()
+    (cats / "text.jpg").write_text("not an image at all")
+    (cats / "._0.png").write_text("hidden, so nobody's image")
+    (cats / "gone.png").symlink_to(pictures / "nowhere.png")
+    whole = save(photo(3, (300, 300)), cats / "cut.jpg").read_bytes()
+    (cats / "cut.jpg").write_bytes(whole[: len(whole) // 2])
+    bomb(held_out / "bomb.png")
+    return pictures
+
+
+def test_broken_images_are_left_out_counted_and_named(
+    damaged: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = opened(f"folder:{damaged}", (3, 16, 16), workers=1)
+    assert data.train_samples == 21
+    (note,) = data.notes
+    assert note.startswith("3 broken images left out: train/katze/empty.jpg (empty), ")
+    assert "text.jpg (not an image)" in note
+    drawn = batches(data.feed(7, CPU, 1), 6)
+    (note,) = data.notes
+    assert note.startswith("4 broken images left out")
+    for name in ("empty.jpg", "text.jpg", "gone.png", "cut.jpg"):
+        assert f"train/katze/{name}" in note, "each is listed"
+    monkeypatch.setattr("e2e.data.sources.folder.NAMED", 3)
+    (note,) = data.notes
+    assert note.endswith("and 1 more"), "as far as a note may go"
+    # The next good one takes the place of the one that is cut: its number comes twice an epoch.
+    counts = Counter(numbers(drawn))
+    assert sum(counts.values()) == 42
+    assert sorted(counts.values()) == [2] * 19 + [4]
+    held_out = list(data.held_out(3, CPU))
+    assert sorted(numbers(held_out)) == [200, 201, 202, 203, 204]
+    assert data.notes[0].startswith("5 broken images")
+
+
+def test_names_of_broken_images_can_be_printed(pictures: Path) -> None:
+    Path(os.fsdecode(bytes(pictures) + b"/train/katze/\xff\n.jpg")).touch()
+    (note,) = opened(f"folder:{pictures}", (3, 16, 16)).notes
+    assert note == "1 broken image left out: train/katze/??.jpg (empty)"
+    note.encode()
+
+
+def test_strict_makes_the_first_broken_image_an_error(damaged: Path) -> None:
+    spec = f"folder:{damaged}"
+    assert "empty.jpg (empty) in" in message(lambda: opened(spec, (3, 16, 16), strict=True))
+    for path in damaged.glob("train/katze/*.*"):
+        if path.name in ("empty.jpg", "text.jpg", "gone.png"):
+            path.unlink()
+    data = opened(spec, (3, 16, 16), strict=True, workers=1)
+    assert "cut.jpg" in message(lambda: batches(data.feed(21, CPU, 1), 1))
+    assert "bomb.png" in message(lambda: list(data.held_out(8, CPU)))
+
+
+def test_a_folder_of_broken_images_alone(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        for number in range(3):
+            path = save(photo(number, (64, 64)), tmp_path / name / f"{number}.jpg")
+            path.write_bytes(path.read_bytes()[:200])
+    data = opened(f"folder:{tmp_path}", (3, 16, 16))
+    assert "none of the 4 training images" in message(lambda: batches(data.feed(2, CPU, 1), 1))
+    assert "none of the 2 held-out images" in message(lambda: list(data.held_out(2, CPU)))
+    assert "6 broken images" in data.notes[1]
+    assert str(tmp_path) not in data.notes[1]
+    for path in tmp_path.glob("*/*.jpg"):
+        path.write_bytes(b"")
+    assert "6 broken" in message(lambda: opened(f"folder:{tmp_path}", (3, 16, 16)))
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda root: None, "is empty"),
+        (lambda root: save(photo(1), root / "a.jpg"), "no class folders with images"),
+        (lambda root: (root / "train" / "cats").mkdir(parents=True), "no class folders"),
+        (lambda root: save(photo(1), root / "val" / "cats" / "a.jpg"), "has val but no train"),
+    ],
+)
+def test_other_layouts_are_told_the_expected_one(
+    tmp_path: Path, make: Callable[[Path], object], said: str
+) -> None:
+    make(tmp_path)
+    heard = message(lambda: opened(f"folder:{tmp_path}", (3, 16, 16)))
+    assert said in heard
+    assert "train/CLASS/*.jpg" in heard
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    path = save(photo(1), tmp_path / "a.jpg")
+    assert "is a file" in message(lambda: opened(f"folder:{path}", (3, 16, 16)))
+
+
+def test_classes_that_do_not_match(pictures: Path) -> None:
+    save(photo(1), pictures / "val" / "vogel" / "1.jpg")
+    assert "vogel" in message(lambda: opened(f"folder:{pictures}", (3, 16, 16)))
+
+
+def test_odd_folders_are_noted(tmp_path: Path) -> None:
+    for number in range(5):
+        save(photo(number), tmp_path / "only" / "deep" / f"{number}.JPG")
+    (tmp_path / "none").mkdir()
+    (tmp_path / ".hidden").mkdir()
+    (tmp_path / "only" / "readme.txt").write_text("no image by its name")
+    shutil.copy(tmp_path / "only" / "deep" / "0.JPG", tmp_path / "only" / "deep" / "photo.jfif")
+    shutil.copy(tmp_path / "only" / "deep" / "0.JPG", tmp_path / "only" / "deep" / "photo")
+    (tmp_path / "only" / "other.txt").touch()
+    data = opened(f"folder:{tmp_path}", (3, 16, 16))
+    assert (data.classes, data.train_samples, data.held_out_samples) == (1, 4, 1)
+    notes = " ".join(data.notes)
+    assert "only one class" in notes
+    assert f"no image in {tmp_path / 'none'}" in notes
+    assert "hidden" not in notes
+    assert "left out, for their names are no images': 2 .txt, " in notes
+    assert "1 .jfif" in notes
+    assert "1 no suffix" in notes
+
+
+def test_a_folder_is_for_networks_of_colour_images(pictures: Path) -> None:
+    assert "3 channels" in message(lambda: opened(f"folder:{pictures}", (1, 28, 28)))
+
+
+def test_samples_of_any_size(pictures: Path) -> None:
+    data = opened(f"folder:{pictures}", (3, 64, 20))
+    assert next(iter(data.held_out(4, CPU)))[0].shape == (4, 3, 64, 20)
+    assert {images.shape for images, _ in batches(data.feed(4, CPU, 1), 3)} == {(4, 3, 64, 20)}

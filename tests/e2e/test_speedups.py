@@ -1,0 +1,412 @@
+"""Speed-ups, limits and warnings, from planted numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from e2e.results.baselines import baselines, slowest
+from e2e.results.types import LIMITS, Phase, StepTimes, TrainCase, Training
+from e2e.train.speedups import (
+    DATA_SHARE,
+    FIRST_SKIPS,
+    IDLE_SHARE,
+    MAX_SKIPPED_SHARE,
+    MAX_WALL_GAP,
+    with_gains,
+)
+from microbench.timing.stats import median
+
+Blocks = Sequence[Sequence[float]]
+CASE = TrainCase("resnet50", "fp32", 64, "3x224x224", layout="nhwc")
+BATCH = 64
+FEW = settings(max_examples=40, deadline=None)  # each example is a bootstrap
+
+
+@pytest.mark.parametrize(
+    ("recipe", "among", "base"),
+    [
+        ("amp", ("tf32", "fp32"), "fp32"), ("amp", ("tf32",), "tf32"), ("amp", (), None),
+        ("tf32", ("fp32",), "fp32"), ("fp32", ("tf32",), None), ("O0", ("tf32",), None),
+        ("O1", ("tf32", "O0"), "O0"),
+    ],
+)  # fmt: skip
+def test_a_ledger_starts_from_the_slowest_baseline(
+    recipe: str, among: Sequence[str], base: str | None
+) -> None:
+    case = replace(CASE, recipe=recipe)
+    found = slowest(case, baselines(case, [replace(CASE, recipe=name) for name in among]))
+    assert (found.recipe if found else None) == base
+
+
+def timed(blocks: Blocks, **changes: Any) -> StepTimes:
+    times = tuple(t for block in blocks for t in block)
+    made = StepTimes(
+        times_s=times,
+        wall_times_s=times,
+        blocks=tuple(len(block) for block in blocks),
+        median_s=median(times),
+        ci95_s=None,
+        wall_s=sum(times),
+        wall_steps=len(times),
+    )
+    return replace(made, **changes)
+
+
+def arm(recipe: str, blocks: Blocks | None = None, **case: Any) -> Training:
+    """A training of this recipe with these times; without any it failed."""
+    made = replace(CASE, recipe=recipe, **case)
+    if blocks is None:
+        return Training(made, "failed", "out of memory")
+    return Training(made, "ok", step_units=BATCH, steps=timed(blocks))
+
+
+def steady(step_s: float, rounds: int = 7) -> list[list[float]]:
+    return [[step_s] * 3 for _ in range(rounds)]
+
+
+def gained(*arms: Training, rungs: dict[str, str | None] | None = None) -> list[Training]:
+    return with_gains(arms, rungs or {})
+
+
+def with_steps(training: Training, **changes: Any) -> Training:
+    assert training.steps
+    return replace(training, steps=replace(training.steps, **changes))
+
+
+# ---------------------------------------------------------------- against baselines
+
+
+def test_a_ratio_is_the_geometric_mean_of_the_rounds_ratios_of_medians() -> None:
+    slow = [[4.0, 4.0, 40.0], [6.0, 5.0, 7.0], [9.0]]  # medians 4, 6, 9
+    fast = [[2.0, 1.0, 2.0], [2.0, 2.0], [1.0, 3.0, 100.0]]  # medians 2, 2, 3
+    _, amp = gained(arm("fp32", slow), arm("amp", fast))
+    assert amp.speedup["fp32"].ratio == pytest.approx((4 / 2 * 6 / 2 * 9 / 3) ** (1 / 3))
+
+
+def test_the_interval_holds_the_ratio_and_is_tight_for_steady_arms() -> None:
+    _, amp = gained(arm("fp32", steady(0.2)), arm("amp", steady(0.1)))
+    ratio = amp.speedup["fp32"]
+    assert ratio.ratio == pytest.approx(2.0)
+    assert ratio.ci95 is not None
+    assert ratio.ci95[0] <= ratio.ratio <= ratio.ci95[1]
+    assert ratio.ci95[1] - ratio.ci95[0] < 1e-4
+
+
+def test_one_round_has_a_ratio_without_an_interval() -> None:
+    _, amp = gained(arm("fp32", steady(0.3, rounds=1)), arm("amp", steady(0.1, rounds=1)))
+    assert amp.speedup["fp32"].ratio == pytest.approx(3.0)
+    assert amp.speedup["fp32"].ci95 is None
+
+
+def test_what_is_compared_with_what() -> None:
+    found = gained(arm("fp32", steady(0.4)), arm("tf32", steady(0.2)), arm("amp", steady(0.1)))
+    ratios = [{name: r.ratio for name, r in t.speedup.items()} for t in found]
+    assert ratios[0] == pytest.approx({"tf32": 0.5})
+    assert ratios[1] == pytest.approx({"fp32": 2.0})
+    assert ratios[2] == pytest.approx({"fp32": 4.0, "tf32": 2.0})
+
+
+def test_a_recipe_that_is_slower_has_a_ratio_below_one() -> None:
+    _, o3 = gained(arm("fp32", steady(0.1)), arm("O3", steady(0.2)))
+    assert o3.speedup["fp32"].ratio == pytest.approx(0.5)
+
+
+def test_the_baseline_of_the_same_layout_comes_first() -> None:
+    found = gained(
+        arm("fp32", steady(0.8), layout="nchw"), arm("amp", steady(0.2), layout="nchw"),
+        arm("fp32", steady(0.3), layout="nhwc"), arm("amp", steady(0.1), layout="nhwc"),
+    )  # fmt: skip
+    assert found[1].speedup["fp32"].ratio == pytest.approx(4.0)
+    assert found[3].speedup["fp32"].ratio == pytest.approx(3.0)
+    assert not found[0].speedup
+    assert not found[2].speedup
+
+
+def test_where_no_baseline_differs_in_the_recipe_alone_the_first_one_serves() -> None:
+    found = gained(
+        arm("fp32", steady(0.8), layout="nchw"),
+        arm("fp32", steady(0.4), layout="nchw", fused=False),
+        arm("amp", steady(0.1), layout="nhwc"),
+    )
+    assert found[2].speedup["fp32"].ratio == pytest.approx(8.0)
+
+
+def test_settings_of_the_recipe_alone_do_not_part_it_from_its_baseline() -> None:
+    found = gained(
+        arm("fp32", steady(0.9), layout="nchw"),
+        arm("fp32", steady(0.4)),
+        arm("amp", steady(0.1), loss_scale=256.0),
+        arm("O3", steady(0.2), keep_batchnorm_fp32=True),
+    )
+    assert found[2].speedup["fp32"].ratio == pytest.approx(4.0)
+    assert found[3].speedup["fp32"].ratio == pytest.approx(2.0)
+
+
+def test_o0_is_a_float32_baseline_too() -> None:
+    found = gained(arm("O0", steady(0.4)), arm("O1", steady(0.1)))
+    assert found[1].speedup["fp32"].ratio == pytest.approx(4.0)
+    assert not found[0].speedup
+
+
+def test_a_baseline_that_failed_is_none() -> None:
+    failed, tf32, amp = gained(arm("fp32"), arm("tf32", steady(0.2)), arm("amp", steady(0.1)))
+    assert failed == arm("fp32")
+    assert not tf32.speedup
+    assert set(amp.speedup) == {"tf32"}
+
+
+def test_an_arm_that_failed_comes_out_as_it_went_in() -> None:
+    fp32, amp = gained(arm("fp32", steady(0.2)), arm("amp"))
+    assert amp == arm("amp")
+    assert fp32.steps == timed(steady(0.2))
+
+
+def test_without_arms_there_is_nothing() -> None:
+    assert gained() == []
+
+
+block_lists = st.lists(
+    st.lists(st.floats(1e-4, 10.0), min_size=1, max_size=5), min_size=2, max_size=8
+)
+
+
+@FEW
+@given(block_lists)
+def test_identical_arms_are_equally_fast(blocks: Blocks) -> None:
+    _, amp = gained(arm("fp32", blocks), arm("amp", blocks))
+    ratio = amp.speedup["fp32"]
+    assert ratio.ratio == pytest.approx(1.0)
+    assert ratio.ci95 is not None
+    assert ratio.ci95[0] <= 1.0 <= ratio.ci95[1]
+
+
+@FEW
+@given(block_lists, st.floats(0.1, 10.0))
+def test_an_arm_a_factor_slower_is_that_factor_slower(blocks: Blocks, factor: float) -> None:
+    slower = [[factor * t for t in block] for block in blocks]
+    _, amp = gained(arm("fp32", slower), arm("amp", blocks))
+    assert amp.speedup["fp32"].ratio == pytest.approx(factor)
+
+
+@FEW
+@given(st.data())
+def test_turned_round_the_ratio_is_its_inverse(data: st.DataObject) -> None:
+    one = data.draw(block_lists)
+    other = [[data.draw(st.floats(1e-4, 10.0)) for _ in block] for block in one]
+    _, forth = gained(arm("fp32", one), arm("amp", other))
+    _, back = gained(arm("fp32", other), arm("amp", one))
+    product = forth.speedup["fp32"].ratio * back.speedup["fp32"].ratio
+    assert product == pytest.approx(1.0)
+
+
+# ---------------------------------------------------------------- up a ladder
+
+RUNGS: list[tuple[str, str, float, dict[str, Any]]] = [
+    ("fp32", "fp32", 0.8, {"layout": "nchw", "fused": False}),
+    ("tf32", "tf32", 0.4, {"layout": "nchw", "fused": False}),
+    ("channels_last", "tf32", 0.32, {"fused": False}),
+    ("AMP", "amp", 0.2, {"fused": False}),
+    ("fused optimizer", "amp", 0.16, {}),
+    ("compile", "amp", 0.1, {"compile": True}),
+]
+
+
+def ladder(*missing: str) -> tuple[list[Training], dict[str, str | None]]:
+    arms = [
+        arm(recipe, None if rung in missing else steady(step_s), **case)
+        for rung, recipe, step_s, case in RUNGS
+    ]
+    names: dict[str, str | None] = {
+        made.case.key: rung for made, (rung, *_) in zip(arms, RUNGS, strict=True)
+    }
+    return arms, names
+
+
+def test_each_rung_is_compared_with_the_one_below_and_the_first() -> None:
+    arms, rungs = ladder()
+    found = gained(*arms, rungs=rungs)
+    assert [t.rung for t in found] == [rung for rung, *_ in RUNGS]
+    assert not {"previous", "first"} & found[0].speedup.keys()
+    for (below, here), training in zip(pairwise(RUNGS), found[1:], strict=True):
+        assert training.speedup["previous"].ratio == pytest.approx(below[2] / here[2])
+        assert training.speedup["first"].ratio == pytest.approx(RUNGS[0][2] / here[2])
+    product = math.prod(t.speedup["previous"].ratio for t in found[1:])
+    assert product == pytest.approx(found[-1].speedup["first"].ratio)
+
+
+def test_the_rung_after_a_failed_one_is_compared_with_the_first_alone() -> None:
+    arms, rungs = ladder("channels_last")
+    found = gained(*arms, rungs=rungs)
+    assert found[2].status == "failed"
+    assert found[2].rung == "channels_last"
+    assert "previous" not in found[3].speedup, "it would be the gain of two changes"
+    assert found[3].speedup["first"].ratio == pytest.approx(RUNGS[0][2] / RUNGS[3][2])
+
+
+def test_arms_off_a_ladder_have_no_rungs() -> None:
+    found = gained(arm("fp32", steady(0.2)), arm("amp", steady(0.1)))
+    assert all(t.rung is None for t in found)
+    assert set(found[1].speedup) == {"fp32"}
+
+
+# ---------------------------------------------------------------- what a step waits for
+
+
+def limited(
+    step_s: float = 0.1, *, data_s: float = 0.0, graph: bool = False, **changes: Any
+) -> Training:
+    made = with_steps(arm("amp", steady(step_s)), **changes)
+    made = replace(made, case=replace(made.case, graph=graph))
+    phases = (Phase("data", None, data_s), Phase("forward", 0.05, 5.0))
+    (found,) = gained(replace(made, phases=phases))
+    return found
+
+
+def test_a_step_that_waits_for_data() -> None:
+    found = limited(0.1, data_s=0.03, busy_s=0.065)
+    assert found.limit == "data"
+    assert found.why is not None
+    assert "30%" in found.why
+
+
+def test_a_step_that_waits_for_the_host() -> None:
+    found = limited(0.1, busy_s=0.06, host_s=0.0951, launches=700)
+    assert found.limit == "host"
+    assert found.why is not None
+    assert "40%" in found.why
+    assert "95.1 ms" in found.why
+    assert "700 kernels" in found.why
+
+
+def test_a_host_whose_time_is_not_known_is_not_said_to_need_any() -> None:
+    found = limited(0.1, busy_s=0.06)
+    assert found.limit == "host"
+    assert found.why is not None
+    assert "ms" not in found.why
+
+
+def test_a_step_that_waits_for_the_gpu() -> None:
+    found = limited(0.1, data_s=0.001, busy_s=0.097)
+    assert found.limit == "gpu"
+    assert found.why is not None
+    assert "97%" in found.why
+
+
+def test_a_profiler_that_counts_more_than_the_step_does_not_make_more_than_all_of_it() -> None:
+    found = limited(0.1, busy_s=0.104)
+    assert found.limit == "gpu"
+    assert found.why is not None
+    assert "100%" in found.why
+
+
+def test_on_a_cpu_nobody_knows_but_for_the_data() -> None:
+    assert (limited(0.1).limit, limited(0.1).why) == (None, None)
+    assert limited(0.1, data_s=0.05).limit == "data"
+
+
+@pytest.mark.parametrize(("above", "limit"), [(-0.02, "gpu"), (0.02, "host")])
+def test_the_bound_between_gpu_and_host(above: float, limit: str) -> None:
+    assert limited(1.0, busy_s=1 - (IDLE_SHARE + above)).limit == limit
+
+
+@pytest.mark.parametrize(("host_s", "limit"), [(0.01, "gpu"), (0.08, "gpu"), (0.099, "host")])
+def test_a_captured_step_waits_for_the_host_only_where_that_takes_as_long(
+    host_s: float, limit: str
+) -> None:
+    found = limited(0.1, busy_s=0.08, host_s=host_s, launches=700, graph=True)
+    assert found.limit == limit
+    assert found.why is not None
+    if limit == "gpu":
+        assert found.why == "kernels run in 80% of the step; the rest is between those of its graph"
+
+
+@pytest.mark.parametrize(("above", "limit"), [(-0.02, "host"), (0.02, "data")])
+def test_the_bound_beyond_which_data_is_waited_for(above: float, limit: str) -> None:
+    assert limited(1.0, data_s=DATA_SHARE + above, busy_s=0.89).limit == limit
+    assert limited(1.0, data_s=DATA_SHARE + above, busy_s=1.0).limit == "gpu", "it runs ahead"
+
+
+@given(st.floats(1e-4, 1.0), st.floats(0, 2), st.floats(0, 2) | st.none())
+def test_a_limit_is_one_of_the_known_ones_and_always_says_why(
+    step_s: float, data: float, busy: float | None
+) -> None:
+    found = limited(step_s, data_s=data * step_s, busy_s=None if busy is None else busy * step_s)
+    assert found.limit in (*LIMITS, None)
+    assert (found.limit is None) == (found.why is None)
+
+
+# ---------------------------------------------------------------- warnings
+
+
+@pytest.mark.parametrize(("factor", "word"), [(1.05, "below"), (0.95, "above")])
+def test_images_over_wall_time_that_disagree_are_told(factor: float, word: str) -> None:
+    made = arm("amp", steady(0.1))
+    assert made.steps
+    (found,) = gained(with_steps(made, wall_s=factor * made.steps.wall_s))
+    (warning,) = found.warnings
+    assert word in warning.symptom
+    assert f"{abs(1 / factor - 1):.1%}" in warning.symptom
+    assert "amp" in warning.symptom
+    assert warning.cause
+    assert warning.remedy
+
+
+@pytest.mark.parametrize("share", [-0.9, 0.0, 0.9])
+def test_a_small_gap_is_no_warning(share: float) -> None:
+    made = arm("amp", steady(0.1))
+    assert made.steps
+    (found,) = gained(with_steps(made, wall_s=made.steps.wall_s * (1 + share * MAX_WALL_GAP)))
+    assert found.warnings == ()
+
+
+def test_a_few_slow_steps_show_in_the_wall_time_alone() -> None:
+    blocks = [[0.1] * 9 + [1.0] for _ in range(7)]
+    (found,) = gained(arm("amp", blocks))
+    assert found.per_s == pytest.approx(BATCH / 0.1)
+    assert found.wall_per_s == pytest.approx(BATCH / 0.19)
+    assert len(found.warnings) == 1
+
+
+@pytest.mark.parametrize(("busy_s", "names_host"), [(0.05, True), (0.1, False), (None, False)])
+def test_a_gap_of_a_step_that_waits_for_the_host_is_the_hosts(
+    busy_s: float | None, names_host: bool
+) -> None:
+    (found,) = gained(with_steps(arm("amp", steady(0.1)), wall_s=100.0, busy_s=busy_s))
+    (warning,) = found.warnings
+    assert ("host" in warning.cause) is names_host
+    assert ("--batch" in warning.remedy) is names_host
+
+
+@pytest.mark.parametrize(
+    ("steps", "skipped", "warned"),
+    [(100, FIRST_SKIPS, 0), (100, FIRST_SKIPS + 1, 1), (20, 2, 0), (20, 3, 1)],
+)
+def test_a_scale_that_settles_is_no_warning(steps: int, skipped: int, warned: int) -> None:
+    made = arm("amp", [[0.1] * steps])
+    (found,) = gained(replace(made, skipped_steps=skipped))
+    assert len(found.warnings) == warned
+
+
+@pytest.mark.parametrize(("skipped", "warned"), [(None, 0), (0, 0), (9, 0), (11, 1), (900, 1)])
+def test_many_skipped_steps_are_told(skipped: int | None, warned: int) -> None:
+    assert MAX_SKIPPED_SHARE == 0.01
+    blocks = [[0.1] * 100 for _ in range(10)]
+    (found,) = gained(replace(arm("amp", blocks), skipped_steps=skipped))
+    assert len(found.warnings) == warned
+    if warned:
+        assert str(skipped) in found.warnings[0].symptom
+        assert "amp-bf16" in found.warnings[0].remedy
+
+
+def test_both_warnings_come_together() -> None:
+    made = replace(arm("amp", steady(0.1)), skipped_steps=20)
+    (found,) = gained(with_steps(made, wall_s=100.0))
+    assert len(found.warnings) == 2

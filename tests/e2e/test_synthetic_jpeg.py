@@ -1,0 +1,528 @@
+"""Made data: what the images are like, that they are the same everywhere, and what is on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import shutil
+import signal
+import tarfile
+from collections import Counter, namedtuple
+from collections.abc import Callable
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from PIL import Image
+from rich.console import Console
+
+from e2e.__main__ import main
+from e2e.commands.make_data import MakeProgress, run_make_data
+from e2e.data.sources.listing import list_images
+from e2e.data.synthetic_jpeg import Made, cached, check, make, making
+from e2e.data.synthetic_jpeg.class_attributes import CLASSES, look_of
+from e2e.data.synthetic_jpeg.folder import locked
+from e2e.data.synthetic_jpeg.manifest import FILES, MANIFEST, read_entries
+from e2e.data.synthetic_jpeg.parallel import spread
+from e2e.data.synthetic_jpeg.picture import jpeg, picture
+from e2e.data.synthetic_jpeg.plan import Plan
+from e2e.data.synthetic_jpeg.rng import Draws
+from e2e.data.synthetic_jpeg.sizes import FULL, LONGEST, size_of
+from e2e.data.synthetic_jpeg.textures import CLIP_STD, FIELD_STD, KINDS, fields
+from microbench.errors import UserError
+
+IMAGES, LABELS, SHARDS = 40, 4, 3
+PLAN = Plan(IMAGES, LABELS, 1)
+DIGESTS = ["ad4d8ba5ebcae1cd", "9b20df88d0d8dab6"]  # of pixels that must never change
+
+
+def made_in(
+    folder: Path, *, processes: int = 1, shards: int = 0, seen: list[int] | None = None
+) -> Made:
+    def on_progress(done: int, total: int) -> None:
+        assert total == IMAGES
+        if seen is not None:
+            seen.append(done)
+
+    return make(folder, IMAGES, LABELS, processes=processes, shards=shards, on_progress=on_progress)
+
+
+def ignore(done: int, total: int) -> None:
+    pass
+
+
+def message(act: Callable[[], object]) -> str:
+    with pytest.raises(UserError) as caught:
+        act()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def snapshot(folder: Path) -> dict[str, tuple[int, str]]:
+    """When each file was written, and its checksum."""
+    return {
+        str(path.relative_to(folder)): (
+            path.stat().st_mtime_ns, hashlib.sha256(path.read_bytes()).hexdigest(),
+        )
+        for path in sorted(folder.rglob("*")) if path.is_file()
+    }  # fmt: skip
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {name: digest for name, (_, digest) in snapshot(folder).items()}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Data made by two processes, with tar files; not to be changed."""
+    folder = tmp_path_factory.mktemp("made") / "whole"
+    made = made_in(folder, processes=2, shards=SHARDS)
+    assert (made.made, made.there) == (IMAGES, 0)
+    return folder
+
+
+@pytest.fixture
+def copy(whole: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole, tmp_path / "copy"))
+
+
+@cache
+def photo(index: int, label: int) -> Image.Image:
+    return Image.open(io.BytesIO(jpeg(fields(), 1, index, look_of(label)))).convert("RGB")
+
+
+def luminance(image: Image.Image) -> NDArray[np.float64]:
+    return np.asarray(image.convert("L")).astype(np.float64)
+
+
+# ---- the images
+
+
+def test_pixels_are_the_same_everywhere() -> None:
+    found = [
+        hashlib.sha256(
+            picture(fields(), size_of(seed, index), seed, index, look_of(label)).tobytes()
+        ).hexdigest()[:16]
+        for seed, index, label in ((1, 0, 0), (7, 123_456, 999))
+    ]
+    assert found == DIGESTS
+
+
+def slope(image: Image.Image) -> float:
+    """Of the amplitude against the frequency of a square cut, both logarithmic."""
+    plane = luminance(image)
+    side = min(plane.shape)
+    window = np.hanning(side)
+    plane = (plane[:side, :side] - plane.mean()) * window * window[:, None]
+    power = abs(np.fft.fft2(plane)) ** 2
+    frequency = np.hypot(np.fft.fftfreq(side), np.fft.fftfreq(side)[:, None])
+    ends = np.geomspace(4 / side, 0.45, 13)
+    amplitude = [
+        power[(frequency >= low) & (frequency < high)].mean() ** 0.5 for low, high in pairwise(ends)
+    ]
+    return float(np.polyfit(np.log(ends[1:]), np.log(amplitude), 1)[0])
+
+
+def test_amplitudes_fall_as_one_over_the_frequency() -> None:
+    slopes = [slope(photo(index, index % 8)) for index in range(16)]
+    assert np.mean(slopes) == pytest.approx(-1.15, abs=0.2)
+    assert all(-1.7 < each < -0.7 for each in slopes)
+
+
+def test_colours_go_together_and_brightness_has_the_contrast() -> None:
+    channels = [np.asarray(photo(index, index % 8)).reshape(-1, 3) for index in range(16)]
+    between = np.mean([np.corrcoef(pixels.T) for pixels in channels], 0)
+    assert between.min() > 0.7
+    planes = [np.asarray(photo(index, index % 8).convert("YCbCr")) for index in range(16)]
+    light, blue, red = np.mean([plane.reshape(-1, 3).std(0) for plane in planes], 0)
+    assert light > 3 * max(blue, red)
+    assert min(blue, red) > 3
+
+
+def test_fields_fit_into_the_sums_of_16_bits() -> None:
+    window = fields().noise(0, 1200, 1200, Draws(1))
+    assert abs(window).max() <= CLIP_STD * FIELD_STD
+    assert 0.5 * FIELD_STD < window.std() < 1.5 * FIELD_STD
+
+
+def test_sizes_are_about_those_of_imagenet() -> None:
+    sizes = [size_of(1, index) for index in range(3000)]
+    widths = np.array([size.width for size in sizes])
+    heights = np.array([size.height for size in sizes])
+    assert widths.mean() == pytest.approx(465, abs=20)
+    assert heights.mean() == pytest.approx(405, abs=20)
+    assert 0.2 < (heights > widths).mean() < 0.35
+    usual = Counter((size.width, size.height) for size in sizes).most_common(1)[0][0]
+    assert usual == (500, 375)
+    longer = np.maximum(widths, heights)
+    assert 1000 < longer.max() <= LONGEST
+    assert 0.01 < (longer > 800).mean() < 0.1
+    assert 0.01 < (longer < 250).mean() < 0.1
+    assert 0.7 < np.mean([size.subsampling == FULL for size in sizes]) < 0.8
+
+
+def test_files_have_about_the_bytes_of_imagenet(whole: Path) -> None:
+    measured = json.loads((whole / MANIFEST).read_text())["measured"]
+    assert 80_000 < measured["bytes"]["mean"] < 140_000
+    assert measured["bytes"]["p5"] < 50_000
+    assert measured["bytes"]["p95"] > 160_000
+    for path in whole.glob("train/*/*.jpg"):
+        with Image.open(path) as image:
+            entry = read_entries(whole, PLAN)[int(path.stem)]
+            assert (image.format, image.mode) == ("JPEG", "RGB")
+            assert image.size == (entry.width, entry.height)
+
+
+@cache
+def directions() -> NDArray[np.int64]:
+    """Of the Fourier coefficients of waves of about 15 pixels, 0 to 7; -1 for all others."""
+    down, across = np.fft.fftfreq(512)[:, None], np.fft.rfftfreq(512)[None]
+    band = abs(np.hypot(down, across) * 15 - 1) < 0.25
+    direction = np.floor((np.degrees(np.arctan2(down, across)) + 11.25) / 22.5).astype(int) % 8
+    return np.where(band, direction, -1)
+
+
+def texture_of(image: Image.Image) -> NDArray[np.float64]:
+    """How much there is of waves of 15 pixels in 8 directions and in all, as a logarithm."""
+    plane = luminance(image)
+    power = abs(np.fft.rfft2(plane - plane.mean(), (512, 512))) ** 2
+    waves = np.bincount(directions().ravel() + 1, power.ravel(), 9)
+    waves[0] = waves[1:].sum()
+    return np.log(waves / power.sum())
+
+
+def accuracy(features: NDArray[np.float64], labels: NDArray[np.int64]) -> float:
+    """Of the nearest mean of a class: the first half is learnt from, the second told."""
+    features = (features - features.mean(0)) / features.std(0)
+    half = len(labels) // 2
+    means = [features[:half][labels[:half] == label].mean(0) for label in range(labels.max() + 1)]
+    distance = [((features[half:] - mean) ** 2).sum(1) for mean in means]
+    return float((np.argmin(distance, 0) == labels[half:]).mean())
+
+
+def test_classes_can_be_learnt_and_not_by_their_mean_colour() -> None:
+    labels = np.arange(112) % 8
+    images = [photo(index, int(label)) for index, label in enumerate(labels)]
+    colours = np.array([np.asarray(image).reshape(-1, 3).mean(0) for image in images])
+    by_texture = accuracy(np.array([texture_of(image) for image in images]), labels)
+    by_colour = accuracy(colours, labels)
+    assert by_texture > 0.55
+    assert by_colour < 0.35
+    assert by_texture > 2 * by_colour
+
+
+def test_no_two_classes_look_the_same() -> None:
+    assert len({look_of(label) for label in range(CLASSES)}) == CLASSES
+    first = [look_of(label) for label in range(10)]
+    assert len({look.hue for look in first}) <= 5
+    assert len({look.texture for look in first}) == len(KINDS)
+
+
+# ---- which image is where
+
+
+@given(st.integers(1, 50), st.integers(2, 40), st.integers(0, 49), st.data())
+def test_a_plan_names_each_image_once(
+    classes: int, rounds: int, more: int, data: st.DataObject
+) -> None:
+    plan = Plan(classes * rounds + more % classes, classes, 1)
+    index = data.draw(st.integers(0, plan.images - 1))
+    assert plan.index_of(plan.path(index)) == index
+    assert plan.index_of(plan.path(index).replace("class-", "class-1")) is None
+    held_out = Counter(plan.label(i) for i in range(plan.images) if plan.is_held_out(i))
+    trained = Counter(plan.label(i) for i in range(plan.images) if not plan.is_held_out(i))
+    assert set(held_out) == set(trained) == set(range(classes))
+    assert sum(held_out.values()) <= max(classes, plan.images / 10 + classes)
+    # A longer plan has the same images, and more.
+    assert Plan(plan.images + 7, classes, 1).path(index) == plan.path(index)
+
+
+def test_the_folders_are_what_training_opens(whole: Path) -> None:
+    listing = list_images(whole)
+    assert listing.notes == ()
+    assert listing.broken == {}
+    assert listing.classes == tuple(f"class-{label:04}" for label in range(LABELS))
+    assert (len(listing.train), len(listing.held_out)) == (36, 4)
+    for image in (*listing.train, *listing.held_out):
+        assert image.label == int(Path(image.path).stem) % LABELS
+
+
+def test_tar_files_have_every_training_image_with_its_label(whole: Path) -> None:
+    found: dict[str, tuple[bytes, int]] = {}
+    for number in range(SHARDS):
+        with tarfile.open(whole / f"train-{number:06}.tar") as tar:
+            files = [(member.name, tar.extractfile(member)) for member in tar.getmembers()]
+            content = [(name, file.read()) for name, file in files if file]
+        assert len(content) == 2 * 12
+        for (image, raw), (label, digits) in zip(content[::2], content[1::2], strict=True):
+            assert label == image.replace(".jpg", ".cls")
+            found[image] = (raw, int(digits))
+    assert found == {
+        Path(image.path).name: (Path(image.path).read_bytes(), image.label)
+        for image in list_images(whole).train
+    }
+
+
+# ---- the same bytes, made once
+
+
+def test_bytes_do_not_depend_on_the_processes(whole: Path, tmp_path: Path) -> None:
+    seen: list[int] = []
+    made_in(tmp_path / "alone", shards=SHARDS, seen=seen)
+    assert digests(tmp_path / "alone") == digests(whole)
+    assert seen[0] == 0
+    assert seen[-1] == IMAGES
+    assert seen == sorted(seen)
+
+
+def test_another_seed_makes_other_images() -> None:
+    one, other = (jpeg(fields(), seed, 5, look_of(1)) for seed in (1, 2))
+    assert one != other
+    assert len({jpeg(fields(), 1, index, look_of(1)) for index in range(6)}) == 6
+
+
+def test_what_is_there_is_not_made_again(whole: Path) -> None:
+    before = snapshot(whole)
+    for shards in (0, SHARDS):
+        seen: list[int] = []
+        made = made_in(whole, shards=shards, seen=seen)
+        assert (made.made, made.there, seen) == (0, IMAGES, [IMAGES])
+    assert made.mean_bytes == pytest.approx(
+        np.mean([path.stat().st_size for path in whole.glob("*/*/*.jpg")])
+    )
+    assert snapshot(whole) == before
+    assert check(whole) == []
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_stopped_run_goes_on(whole: Path, tmp_path: Path, processes: int) -> None:
+    folder = tmp_path / "stopped"
+
+    def stop(done: int, total: int) -> None:
+        if done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make(folder, IMAGES, LABELS, processes=processes, on_progress=stop)
+    assert "not finished: 16 of 40" in check(folder)[0]
+    listed = {PLAN.path(index) for index in read_entries(folder, PLAN)}
+    kept = {name: when for name, when in snapshot(folder).items() if name in listed}
+    # Killed while it wrote: half a file and half a line.
+    (folder / "train" / "class-0000" / ".00000036.jpg.part").write_bytes(b"\xff\xd8")
+    with (folder / FILES).open("a") as file:
+        file.write("train/class-0000/0000")
+    made = made_in(folder, processes=processes, shards=SHARDS)
+    assert (made.made, made.there) == (24, 16)
+    assert digests(folder) == digests(whole)
+    assert kept.items() <= snapshot(folder).items()
+
+
+def test_other_tar_files_are_packed_without_making_images(whole: Path, copy: Path) -> None:
+    before = snapshot(copy)
+    assert made_in(copy, shards=2).made == 0
+    assert sorted(path.name for path in copy.glob("*.tar")) == [
+        "train-000000.tar", "train-000001.tar",
+    ]  # fmt: skip
+    after = snapshot(copy)
+    assert all(after[name] == before[name] for name in before if name.endswith("jpg"))
+    assert check(copy) == []
+    made_in(copy, shards=SHARDS)
+    assert digests(copy) == digests(whole)
+
+
+def test_damage_is_found_and_mended(
+    whole: Path, copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone, cut, turned = (copy / PLAN.path(index) for index in (1, 6, 11))
+    gone.unlink()
+    cut.write_bytes(cut.read_bytes()[:1000])
+    raw = bytearray(turned.read_bytes())
+    raw[500] ^= 1
+    turned.write_bytes(raw)
+    (copy / "train-000001.tar").unlink()
+    assert sorted(check(copy)) == [
+        f"changed: {PLAN.path(11)} (its checksum differs)",
+        f"changed: {PLAN.path(6)} (1,000 bytes, not {(whole / PLAN.path(6)).stat().st_size:,})",
+        "missing: train-000001.tar",
+        f"missing: {PLAN.path(1)}",
+    ]
+    assert main(["make-data", str(copy), "--check"]) == 1
+    assert capsys.readouterr().out.count("changed: ") == 2
+    assert main(["make-data", str(whole), "--check"]) == 0
+    assert "every file is as it was made" in " ".join(capsys.readouterr().out.split())
+    assert main(["make-data", str(copy / "nothing"), "--check"]) == 2
+    # What a glance finds is made again; a turned bit takes a full check to find.
+    made = made_in(copy, shards=SHARDS)
+    assert (made.made, made.there) == (2, IMAGES - 2)
+    assert len(check(copy)) >= 1
+    turned.unlink()
+    (copy / "train-000000.tar").unlink()
+    made_in(copy, shards=SHARDS)
+    assert digests(copy) == digests(whole)
+    (copy / FILES).write_text((copy / FILES).read_text().replace("a", "b"))
+    assert f"changed: {FILES}" in check(copy)
+
+
+def test_data_of_another_encoder_is_used_but_not_mixed(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(making, "software", lambda: {"pillow": "99"})
+    assert made_in(copy).made == 0
+    (copy / PLAN.path(3)).unlink()
+    assert made_in(copy).made == IMAGES
+    assert json.loads((copy / MANIFEST).read_text())["software"] == {"pillow": "99"}
+
+
+def test_the_cache_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = cached(4, 2, ignore)
+    assert folder == tmp_path / "halfway" / "made" / "1-4-2-1"
+    before = snapshot(folder)
+    assert cached(4, 2, ignore) == folder
+    assert snapshot(folder) == before
+
+
+# ---- other people's folders, and what cannot be
+
+
+def holiday(folder: Path) -> None:
+    (folder / "photo.jpg").write_bytes(b"mine")
+
+
+def other_manifest(folder: Path) -> None:
+    (folder / MANIFEST).write_text('{"name": "an extension"}')
+
+
+def torn_manifest(folder: Path) -> None:
+    (folder / MANIFEST).write_text('{"what": "images ma')
+
+
+@pytest.mark.parametrize(
+    ("fill", "said"),
+    [(holiday, "not empty"), (other_manifest, "not of made data"), (torn_manifest, "damaged")],
+)
+def test_a_folder_with_anything_else_is_left_alone(
+    tmp_path: Path, fill: Callable[[Path], None], said: str
+) -> None:
+    fill(tmp_path)
+    before = snapshot(tmp_path)
+    assert said in message(lambda: made_in(tmp_path))
+    assert snapshot(tmp_path) == before
+
+
+def test_other_made_data_is_left_alone(copy: Path) -> None:
+    before = snapshot(copy)
+    said = message(lambda: make(copy, 50, 5, 2, on_progress=ignore))
+    assert "holds 40 images of 4 classes, seed 1, not 50 images of 5 classes, seed 2" in said
+    assert snapshot(copy) == before
+    (copy / "train" / "class-0001" / "cat.jpg").write_bytes(b"mine")
+    assert "cat.jpg" in message(lambda: made_in(copy))
+    assert check(copy) == ["not made: train/class-0001/cat.jpg"]
+    content = json.loads((copy / MANIFEST).read_text())
+    (copy / MANIFEST).write_text(json.dumps({**content, "format": 0}))
+    assert "another version (format 0, not 1)" in message(lambda: made_in(copy))
+
+
+def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
+    assert make(tmp_path, 2, 1, on_progress=ignore).made == 2
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.touch()
+    for folder in (path, path / "below"):
+        assert "cannot be used as a folder" in message(lambda folder=folder: made_in(folder))
+    assert "holds no made data" in message(lambda: check(tmp_path))
+
+
+def test_a_disk_without_room_is_told_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 0, 10**8))
+    folder = tmp_path / "a" / "b"
+    said = message(lambda: make(folder, 20_000, 100, on_progress=ignore))
+    assert "20,000 images need about 2.2 GB" in said
+    assert "has 0.1 GB free" in said
+    assert "4.3 GB" in message(lambda: make(folder, 20_000, 100, shards=9, on_progress=ignore))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("numbers", "options", "said"),
+    [
+        ((10, 0, 1), {}, "--classes takes 1 to 1,024, not 0"),
+        ((9999, 1025, 1), {}, "--classes takes 1 to 1,024, not 1,025"),
+        ((19, 10, 1), {}, "20 in all"),
+        ((10**8, 10, 1), {}, "--images takes at most"),
+        ((20, 10, -1), {}, "--seed starts at 0, not -1"),
+        ((20, 10, 1), {"shards": -1}, "--shards takes 0 to 10"),
+        ((20, 10, 1), {"shards": 11}, "--shards takes 0 to 10"),
+        ((20, 10, 1), {"processes": 0}, "--workers starts at 1, not 0"),
+    ],
+)
+def test_numbers_that_make_no_sense(
+    tmp_path: Path, numbers: tuple[int, int, int], options: dict[str, int], said: str
+) -> None:
+    folder = tmp_path / "new"
+    assert said in message(lambda: make(folder, *numbers, **options, on_progress=ignore))
+    assert not folder.exists()
+
+
+def test_only_one_process_makes_images_in_a_folder(tmp_path: Path) -> None:
+    with locked(tmp_path):
+        assert "another process" in message(lambda: made_in(tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
+def killed(task: int) -> int:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return task
+
+
+def test_a_killed_process_is_told() -> None:
+    assert "was killed" in message(lambda: list(spread(killed, [1, 2], 2)))
+
+
+# ---- what a person reads
+
+
+def test_what_was_made_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "new data"
+    run_make_data(folder, 20, 2, 1, 2, 1, False)
+    said = capsys.readouterr().out
+    for part in (
+        "20 images of 2 classes, seed 1", "18 to train on, 2 held out", "kB on average",
+        "pixels on average", "2 tar files", "Made 20 in", "images/s",
+        f"python -m e2e resnet50 --amp --data 'folder:{folder}'",
+    ):  # fmt: skip
+        assert part in said
+    run_make_data(folder, 20, 2, 1, 0, 1, False)
+    assert "nothing was made" in capsys.readouterr().out
+    run_make_data(folder, 20, 2, 1, 0, 1, True)
+    assert capsys.readouterr().out == ""
+
+
+def test_progress_tells_rate_and_time_left() -> None:
+    now = [0.0]
+    file = io.StringIO()
+    progress = MakeProgress(Console(file=file, width=100), 400, shards=2, clock=lambda: now[0])
+    progress.there(100, 400)
+    assert (progress.per_s(), progress.left_s()) == (None, None)
+    now[0] = 5.0
+    progress.there(150, 400)
+    assert (progress.per_s(), progress.left_s()) == (10.0, 25.0)
+    assert file.getvalue() == ""
+    now[0] = 10.0
+    progress.there(200, 400)
+    assert file.getvalue() == "[200/400] 10.0 images/s, about 20 s left\n"
+    now[0] = 30.0
+    progress.there(400, 400)
+    assert "packing 2 tar files" in file.getvalue()

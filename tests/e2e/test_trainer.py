@@ -1,0 +1,717 @@
+"""The learner: its steps are those of the textbook, whatever recipe, optimizer or layout."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from samples.feeding import Batch, Batches
+from torch import Tensor, nn
+
+from e2e.networks import Network, find
+from e2e.networks.losses import classification_loss, count_right
+from e2e.recipes import MAX_SCALE, RECIPES, Recipe, adapted
+from e2e.results.types import TrainCase
+from e2e.train.optimizer import MOMENTUM
+from e2e.train.trainer import Learner
+
+CPU = torch.device("cpu")
+FEATURES, CLASSES = 12, 5
+LR, DECAY = 0.05, 0.01
+OPTIMIZERS = ("sgd", "adam", "adamw")
+DYNAMIC = ("amp", "O2")
+
+
+def network_of(build: Callable[[], nn.Module], **changes: Any) -> Network:
+    """A classifier of FEATURES numbers into CLASSES."""
+    made = Network(
+        name="own", build=build, input=(FEATURES,), tokens=None, classes=CLASSES,
+        loss=classification_loss, accuracy=count_right, unit="sample", units_per_sample=1,
+        optimizer="sgd", lr=LR, weight_decay=DECAY, batch=8, cpu_batch=8,
+    )  # fmt: skip
+    return replace(made, **changes)
+
+
+def perceptron() -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, 16), nn.Tanh(), nn.Linear(16, CLASSES))
+
+
+MLP = network_of(perceptron)
+
+
+def samples(count: int = 4, batch: int = 8) -> list[Batch]:
+    """Batches of noise with classes."""
+    generator = torch.Generator().manual_seed(11)
+    return [
+        (
+            torch.randn(batch, FEATURES, generator=generator),
+            torch.randint(CLASSES, (batch,), generator=generator),
+        )
+        for _ in range(count)
+    ]
+
+
+def convolutions() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(),
+        nn.Conv2d(8, 16, 3, stride=2), nn.BatchNorm2d(16), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10),
+    )  # fmt: skip
+
+
+def small_cnn() -> Network:
+    """Convolutions and batch-norm, small enough to train on a busy CPU."""
+    return network_of(convolutions, input=(3, 8, 8), classes=10)
+
+
+@cache
+def small_gpt() -> Network:
+    return find("gpt-tiny", input=(16,))
+
+
+def pictures(count: int = 3, batch: int = 6) -> list[Batch]:
+    generator = torch.Generator().manual_seed(5)
+    return [
+        (
+            torch.randn(batch, 3, 8, 8, generator=generator),
+            torch.randint(10, (batch,), generator=generator),
+        )
+        for _ in range(count)
+    ]
+
+
+def tokens(count: int = 3, batch: int = 2) -> list[Batch]:
+    generator = torch.Generator().manual_seed(6)
+    drawn = [torch.randint(256, (batch, 16), generator=generator) for _ in range(count)]
+    return [(batch, batch) for batch in drawn]
+
+
+def learner_of(
+    network: Network = MLP,
+    recipe: str | Recipe = "fp32",
+    *,
+    seed: int = 1,
+    lr: float | None = None,
+    warmup: int = 0,
+    **case: Any,
+) -> Learner:
+    made = RECIPES[recipe] if isinstance(recipe, str) else recipe
+    case = {"layout": "", **case}
+    plan = TrainCase(network.name, made.name, 8, "any", **case)
+    return Learner(network, plan, made, CPU, seed=seed, lr=lr, warmup=warmup)
+
+
+def trained(learner: Learner, batches: list[Batch], steps: int) -> list[float]:
+    """The losses of so many steps, from the first batch on."""
+    feed = Batches(*batches)
+    return [learner.step(feed).item() for _ in range(steps)]
+
+
+def weights_of(learner: Learner) -> list[Tensor]:
+    return [weight.detach().clone() for weight in learner.module.parameters()]
+
+
+def assert_same(left: list[Tensor], right: list[Tensor]) -> None:
+    """Bit for bit."""
+    assert len(left) == len(right)
+    assert all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+def assert_close(left: list[Tensor], right: list[Tensor], rtol: float, atol: float) -> None:
+    for a, b in zip(left, right, strict=True):
+        torch.testing.assert_close(a.double(), b.double(), rtol=rtol, atol=atol)
+
+
+@contextmanager
+def poisoned_memory() -> Iterator[None]:
+    """Fresh memory is filled with NaN here, so that whoever reads it is found out."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+# ---------------------------------------------------------------- against the textbook
+
+
+def _sgd(weights: list[Tensor], grads: list[Tensor], memory: dict[str, list[Tensor]]) -> None:
+    velocity = memory.setdefault("velocity", [torch.zeros_like(w) for w in weights])
+    for w, g, v in zip(weights, grads, velocity, strict=True):
+        v.mul_(MOMENTUM).add_(g + DECAY * w)
+        w.sub_(LR * v)
+
+
+def _adam(
+    weights: list[Tensor], grads: list[Tensor], memory: dict[str, list[Tensor]], *, decoupled: bool
+) -> None:
+    means = memory.setdefault("means", [torch.zeros_like(w) for w in weights])
+    squares = memory.setdefault("squares", [torch.zeros_like(w) for w in weights])
+    memory.setdefault("steps", []).append(torch.ones(()))
+    t = len(memory["steps"])
+    for w, g, m, s in zip(weights, grads, means, squares, strict=True):
+        if decoupled:
+            w.mul_(1 - LR * DECAY)
+        else:
+            g = g + DECAY * w
+        m.mul_(0.9).add_(0.1 * g)
+        s.mul_(0.999).add_(0.001 * g * g)
+        w.sub_(LR * (m / (1 - 0.9**t)) / ((s / (1 - 0.999**t)).sqrt() + 1e-8))
+
+
+RULES: dict[str, Callable[..., None]] = {
+    "sgd": _sgd,
+    "adam": lambda *a: _adam(*a, decoupled=False),
+    "adamw": lambda *a: _adam(*a, decoupled=True),
+}
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_steps_are_those_of_the_textbook_in_float64(optimizer: str, fused: bool) -> None:
+    learner = learner_of(optimizer=optimizer, fused=fused)
+    reference = copy.deepcopy(learner.module).double()
+    weights, memory = list(reference.parameters()), {}
+    batches = samples()
+    found = trained(learner, batches, 6)
+    for i, loss in enumerate(found):
+        inputs, targets = batches[i % len(batches)]
+        expected = F.cross_entropy(reference(inputs.double()), targets)
+        grads = list(torch.autograd.grad(expected, weights))
+        assert loss == pytest.approx(expected.item(), rel=1e-5)
+        with torch.no_grad():
+            RULES[optimizer]([w.data for w in weights], grads, memory)
+    # Adam divides by the root of tiny squares, so rounding shows more there.
+    assert_close(weights_of(learner), [w.data for w in weights], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("recipe", ["fp32", "amp", "amp-bf16", "O2", "bf16"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_fused_optimizer_updates_as_an_unfused_one(optimizer: str, recipe: str) -> None:
+    fused, unfused = (
+        learner_of(recipe=recipe, optimizer=optimizer, fused=how) for how in (True, False)
+    )
+    start = weights_of(fused)
+    losses = [trained(arm, samples(), 5) for arm in (fused, unfused)]
+    rtol, atol = (2e-2, 2e-2) if recipe == "bf16" else (2e-3, 1e-3)
+    assert losses[0] == pytest.approx(losses[1], rel=rtol)
+    assert_close(weights_of(fused), weights_of(unfused), rtol, atol)
+    moved = max((a.double() - b).abs().max() for a, b in zip(weights_of(fused), start, strict=True))
+    assert moved > 20 * atol or recipe == "bf16", "the bound must be far below what was learnt"
+
+
+def test_the_loss_is_that_before_the_update_and_hangs_on_no_graph() -> None:
+    learner = learner_of()
+    inputs, targets = samples()[0]
+    expected = F.cross_entropy(learner.module(inputs), targets).item()
+    loss = learner.step(Batches((inputs, targets)))
+    assert loss.shape == ()
+    assert not loss.requires_grad
+    assert loss.item() == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("smoothing", [0.1, 0.5])
+def test_label_smoothing(smoothing: float) -> None:
+    learner = learner_of(label_smoothing=smoothing)
+    inputs, targets = samples()[0]
+    logs = learner.module(inputs).double().log_softmax(1)
+    sharp = -logs[torch.arange(len(targets)), targets].mean()
+    expected = (1 - smoothing) * sharp + smoothing * -logs.mean()
+    assert learner.step(Batches((inputs, targets))).item() == pytest.approx(expected.item(), 1e-6)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("recipe", ["fp32", "amp-bf16", "O2"])
+def test_two_half_batches_make_the_step_of_the_whole_one(recipe: str, optimizer: str) -> None:
+    whole = samples(3, batch=16)
+    halves = [(x[i : i + 8], y[i : i + 8]) for x, y in whole for i in (0, 8)]
+    one = learner_of(recipe=recipe, optimizer=optimizer)
+    two = learner_of(recipe=recipe, optimizer=optimizer, accumulate=2)
+    rtol, atol = (1e-5, 1e-5) if recipe == "fp32" else (2e-2, 5e-3)
+    if optimizer != "sgd":
+        atol *= 10
+    feed = Batches(*halves)
+    losses = [two.step(feed).item() for _ in range(3)]
+    assert feed.given == 6
+    assert two.steps_done == 3
+    assert losses == pytest.approx(trained(one, whole, 3), rel=rtol)
+    assert_close(weights_of(one), weights_of(two), rtol, atol)
+
+
+@pytest.mark.parametrize("recipe", ["fp32", "amp", "O2", "bf16"])
+def test_layouts_compute_the_same(recipe: str) -> None:
+    nchw, nhwc = (learner_of(small_cnn(), recipe, layout=name) for name in ("nchw", "nhwc"))
+    formats = {
+        "nchw": torch.contiguous_format,
+        "nhwc": torch.channels_last,
+    }
+    for arm in (nchw, nhwc):
+        format = formats[arm.case.layout]
+        kernels = [w for w in arm.module.parameters() if w.dim() == 4 and min(w.shape[:2]) > 1]
+        assert all(w.is_contiguous(memory_format=format) for w in kernels)
+    rel = {"fp32": 1e-4, "amp": 5e-3, "O2": 5e-3, "bf16": 5e-2}[recipe]
+    first, second = (trained(arm, pictures(), 3) for arm in (nchw, nhwc))
+    assert first == pytest.approx(second, rel=rel)
+
+
+def test_weights_stay_channels_last_while_training() -> None:
+    learner = learner_of(small_cnn(), "O2", layout="nhwc")
+    trained(learner, pictures(), 2)
+    kernels = [w for w in learner.module.parameters() if w.dim() == 4]
+    assert kernels
+    assert all(w.is_contiguous(memory_format=torch.channels_last) for w in kernels)
+
+
+# ---------------------------------------------------------------- masters and scales
+
+
+class Lever(nn.Module):
+    """One weight of 1, whose gradient is the mean of the input whatever the weight is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.weight * inputs
+
+
+def _mean(output: Any, target: Tensor | None, smoothing: float) -> Tensor:
+    return output.float().mean()
+
+
+LEVER = network_of(Lever, loss=_mean, accuracy=None, weight_decay=0.0)
+ONES = [(torch.ones(8, FEATURES), torch.zeros(8, dtype=torch.int64))]
+
+
+# A gradient of 1/2, which the scaler's first scale, 2**16, does not take beyond float16.
+HALVES = [(torch.full((8, FEATURES), 0.5), torch.zeros(8, dtype=torch.int64))]
+
+
+def lever_path(lr: float, steps: int) -> float:
+    """Where momentum and HALVES take the lever's weight, in float64."""
+    weight, velocity = 1.0, 0.0
+    for _ in range(steps):
+        velocity = MOMENTUM * velocity + 0.5
+        weight -= lr * velocity
+    return weight
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_masters_keep_what_float16_weights_lose(fused: bool) -> None:
+    lr, steps = 2e-5, 200  # each update below half of float16's spacing under 1, 2**-12
+    end = lever_path(lr, steps)
+    assert end < 1 - 0.015
+    masters, plain = (learner_of(LEVER, name, lr=lr, fused=fused) for name in ("O2", "O3"))
+    for arm in (masters, plain):
+        trained(arm, HALVES, steps)
+        assert arm.skipped_steps == 0
+    assert masters.updates.masters[0].item() == pytest.approx(end, rel=1e-5)
+    assert next(masters.module.parameters()).item() == pytest.approx(end, abs=2**-11)
+    assert next(plain.module.parameters()).item() == 1.0
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("fused", [True, False])
+def test_masters_follow_float32_training_on_the_same_gradients(optimizer: str, fused: bool) -> None:
+    learner = learner_of(recipe="O2", optimizer=optimizer, fused=fused)
+    start = [w.detach().float() for w in learner.module.parameters()]
+    reference, memory = [w.double() for w in start], {}
+    feed = Batches(*samples())
+    for _ in range(6):
+        scale = learner.updates.scaler.get_scale()
+        learner.step(feed)
+        assert learner.skipped_steps == 0
+        halves = [w.grad for w in learner.module.parameters()]
+        assert all(g is not None and g.dtype == torch.float16 for g in halves)
+        RULES[optimizer](reference, [g.double() / scale for g in halves if g is not None], memory)
+    assert_close(learner.updates.masters, reference, rtol=1e-5, atol=1e-5)
+    assert_same(weights_of(learner), [m.detach().half() for m in learner.updates.masters])
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("recipe", ["amp", "O2"])
+def test_a_static_scale_makes_the_same_updates_as_a_dynamic_one(recipe: str, fused: bool) -> None:
+    arms = [
+        learner_of(recipe=made, fused=fused)
+        for made in (adapted(recipe, loss_scale=256), RECIPES[recipe])
+    ]
+    losses = [trained(arm, samples(), 5) for arm in arms]
+    assert losses[0] == pytest.approx(losses[1], rel=2e-3)
+    assert_close(weights_of(arms[0]), weights_of(arms[1]), rtol=2e-3, atol=5e-4)
+    assert arms[0].skipped_steps == 0
+
+
+def test_a_static_scale_of_float16_weights_changes_no_update() -> None:
+    scaled = learner_of(recipe=adapted("fp16", loss_scale=256))
+    unscaled = learner_of(recipe="fp16")
+    assert trained(scaled, samples(), 5) == pytest.approx(trained(unscaled, samples(), 5), rel=5e-3)
+    assert_close(weights_of(scaled), weights_of(unscaled), rtol=5e-3, atol=2e-3)
+
+
+def _faint(output: Any, target: Tensor | None, smoothing: float) -> Tensor:
+    return 1e-7 * output.float().mean()
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize(("scale", "learns"), [(1.0, False), (2.0**15, True), ("dynamic", True)])
+def test_a_scale_saves_gradients_that_float16_cannot_hold(
+    scale: float | str, learns: bool, fused: bool
+) -> None:
+    network = replace(LEVER, loss=_faint)
+    recipe = RECIPES["O2"] if scale == "dynamic" else adapted("O2", loss_scale=float(scale))
+    learner = learner_of(network, recipe, lr=1e5, fused=fused)
+    trained(learner, HALVES, 1)
+    end = learner.updates.masters[0].item()
+    assert end == (pytest.approx(1 - 1e5 * 0.5e-7, rel=1e-4) if learns else 1.0)
+
+
+@pytest.mark.parametrize("recipe", ["fp16", "amp", "O2"])
+def test_a_static_scale_that_overflows_breaks_the_weights(recipe: str) -> None:
+    learner = learner_of(small_cnn(), adapted(recipe, loss_scale=MAX_SCALE), layout="nchw")
+    trained(learner, pictures(), 1)
+    assert not all(w.isfinite().all() for w in weights_of(learner))
+    assert learner.skipped_steps == 0, "nothing is skipped under a static scale"
+
+
+# ---------------------------------------------------------------- skipped steps
+
+
+def planted(batches: list[Batch], place: int) -> list[Batch]:
+    """The batches with one more among them, of which one input is infinite."""
+    inputs, targets = batches[0]
+    broken = inputs.clone()
+    broken[0, 0] = float("inf")
+    return [*batches[:place], (broken, targets), *batches[place:]]
+
+
+@pytest.mark.parametrize("place", [0, 2])
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("recipe", DYNAMIC)
+def test_a_broken_batch_is_skipped_and_leaves_no_trace(
+    recipe: str, optimizer: str, fused: bool, place: int
+) -> None:
+    batches = samples(4)
+    with poisoned_memory():
+        clean = learner_of(recipe=recipe, optimizer=optimizer, fused=fused)
+        broken = learner_of(recipe=recipe, optimizer=optimizer, fused=fused)
+        scale = broken.updates.scaler.get_scale()
+        trained(clean, batches, 4)
+        feed = Batches(*planted(batches, place))
+        for i in range(5):
+            before = [*weights_of(broken), *(m.detach().clone() for m in broken.updates.masters)]
+            broken.step(feed)
+            after = [*weights_of(broken), *(m.detach() for m in broken.updates.masters)]
+            assert broken.skipped_steps == (i >= place)
+            if i == place:
+                assert_same(before, after)
+                assert broken.updates.scaler.get_scale() == scale / 2
+    assert clean.skipped_steps == 0
+    assert_close(weights_of(broken), weights_of(clean), rtol=2e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("recipe", ["fp32", "amp-bf16", "bf16", "fp16"])
+def test_without_a_dynamic_scale_nothing_is_skipped(recipe: str) -> None:
+    learner = learner_of(recipe=recipe)
+    trained(learner, planted(samples(2), 1), 3)
+    assert learner.skipped_steps == 0
+    assert not all(w.isfinite().all() for w in weights_of(learner))
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_step_of_several_batches_is_skipped_once(fused: bool) -> None:
+    learner = learner_of(recipe="amp", accumulate=2, fused=fused)
+    start = weights_of(learner)
+    trained(learner, planted(samples(3), 1), 1)
+    assert learner.skipped_steps == 1
+    assert_same(start, weights_of(learner))
+
+
+# ---------------------------------------------------------------- the learning rate
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("warmup", [0, 1, 4])
+def test_the_rate_rises_in_a_straight_line(warmup: int, fused: bool) -> None:
+    learner = learner_of(LEVER, lr=0.5, warmup=warmup, fused=fused)
+    for _ in range(2):  # after a restart once more
+        at, velocity, rates = 1.0, 0.0, []
+        feed = Batches(*ONES)
+        for _ in range(7):
+            learner.step(feed)
+            velocity = MOMENTUM * velocity + 1
+            now = next(learner.module.parameters()).item()
+            rates.append((at - now) / velocity)
+            at = now
+        shares = [min(1.0, (i + 1) / warmup) if warmup else 1.0 for i in range(7)]
+        assert rates == pytest.approx([0.5 * share for share in shares], rel=1e-4)
+        learner.restart(1)
+
+
+def test_the_networks_own_rate_is_used_when_none_is_given() -> None:
+    own, same, other = (learner_of(lr=lr) for lr in (None, LR, 2 * LR))
+    for arm in (own, same, other):
+        trained(arm, samples(), 2)
+    assert_same(weights_of(own), weights_of(same))
+    assert not torch.equal(weights_of(own)[0], weights_of(other)[0])
+
+
+# ---------------------------------------------------------------- starting again
+
+
+class Tied(nn.Module):
+    """A weight that is in two places, one that is not trained, dropout, and batch-norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(FEATURES, FEATURES)
+        self.norm = nn.BatchNorm1d(FEATURES)
+        self.second = nn.Linear(FEATURES, FEATURES)
+        self.second.weight = self.first.weight
+        self.head = nn.Linear(FEATURES, CLASSES)
+        self.head.bias.requires_grad_(False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = F.dropout(self.norm(self.first(inputs)).relu(), 0.3, self.training)
+        return self.head(self.second(hidden))
+
+
+NETWORKS: dict[str, tuple[Callable[[], Network], Callable[[], list[Batch]]]] = {
+    "mlp": (lambda: MLP, samples),
+    "tied": (lambda: network_of(Tied), samples),
+    "cnn": (small_cnn, pictures),
+    "gpt-tiny": (small_gpt, tokens),
+}
+# Network, recipe, optimizer, fused.
+RESTARTS = [
+    ("mlp", "fp32", "sgd", True), ("mlp", "fp32", "adam", False), ("mlp", "amp", "sgd", False),
+    ("mlp", "O2", "adamw", True), ("tied", "O2", "sgd", True), ("tied", "O2", "adamw", False),
+    ("tied", "amp", "adam", True), ("tied", "bf16", "sgd", True), ("cnn", "amp", "sgd", True),
+    ("cnn", "O2", "sgd", False), ("cnn", "O3", "sgd", True),
+    ("gpt-tiny", "amp-bf16", "adamw", True), ("gpt-tiny", "O2", "adamw", True),
+    ("gpt-tiny", "bf16", "adamw", False),
+]  # fmt: skip
+
+
+def _everything(learner: Learner) -> list[Tensor]:
+    """Weights, buffers, masters and the scaler's scale."""
+    scale = torch.tensor(learner.updates.scaler.get_scale())
+    masters = [master.detach().clone() for master in learner.updates.masters]
+    return [*(t.clone() for t in learner.module.state_dict().values()), *masters, scale]
+
+
+@pytest.mark.parametrize(("name", "recipe", "optimizer", "fused"), RESTARTS)
+def test_a_restart_repeats_the_first_run_bit_for_bit(
+    name: str, recipe: str, optimizer: str, fused: bool
+) -> None:
+    network, batches = NETWORKS[name][0](), NETWORKS[name][1]()
+    layout = "nhwc" if name == "cnn" else ""
+
+    def make(seed: int) -> Learner:
+        return learner_of(
+            network, recipe, seed=seed, layout=layout, optimizer=optimizer, fused=fused, warmup=3
+        )
+
+    learner = make(1)
+    start = _everything(learner)
+    losses = trained(learner, batches, 4)
+    end = _everything(learner)
+    learner.restart(1)
+    assert learner.steps_done == 0
+    assert_same(_everything(learner), start)
+    assert trained(learner, batches, 4) == losses
+    assert_same(_everything(learner), end)
+
+    other = make(2)
+    learner.restart(2)
+    assert_same(_everything(learner), _everything(other))
+    torch.manual_seed(9)  # dropout goes on from where the weights' random numbers ended
+    others = trained(other, batches, 3)
+    torch.manual_seed(9)
+    assert trained(learner, batches, 3) == others
+    assert others != losses[:3]
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("recipe", DYNAMIC)
+def test_a_restart_mends_what_broken_batches_did(recipe: str, optimizer: str, fused: bool) -> None:
+    learner = learner_of(recipe=recipe, optimizer=optimizer, fused=fused)
+    losses = trained(learner, samples(), 4)
+    scale = learner.updates.scaler.get_scale()
+    trained(learner, planted(samples(2), 1), 6)
+    assert learner.skipped_steps == 2
+    assert learner.updates.scaler.get_scale() < scale
+    learner.restart(1)
+    assert learner.skipped_steps == 0
+    assert learner.updates.scaler.get_scale() == scale
+    assert trained(learner, samples(), 4) == losses
+
+
+def test_a_restart_mends_weights_that_are_not_finite() -> None:
+    learner = learner_of(small_cnn(), "O3", layout="nchw")
+    losses = trained(learner, pictures(), 2)
+    inputs, targets = pictures()[0]
+    trained(learner, [(inputs * float("inf"), targets)], 2)
+    assert not all(t.isfinite().all() for t in learner.module.state_dict().values())
+    learner.restart(1)
+    assert trained(learner, pictures(), 2) == losses
+
+
+class OddNorm(nn.Module):
+    """Batch-norm with a weight that float16 cannot hold, as pretrained ones have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(FEATURES)
+        self.head = nn.Linear(FEATURES, CLASSES)
+        nn.init.constant_(self.norm.weight, 0.3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(self.norm(inputs))
+
+
+def test_a_restart_repeats_batchnorm_that_starts_from_odd_numbers() -> None:
+    learner = learner_of(network_of(OddNorm), "O2")
+    start = _everything(learner)
+    learner.restart(1)
+    assert_same(_everything(learner), start)
+
+
+# ---------------------------------------------------------------- evaluation
+
+
+@pytest.mark.parametrize("recipe", ["fp32", "amp", "O2", "O3"])
+def test_evaluation_leaves_no_trace(recipe: str) -> None:
+    plain, watched = (learner_of(small_cnn(), recipe, layout="nchw") for _ in range(2))
+    losses = trained(plain, pictures(), 3)
+    feed, found = Batches(*pictures()), []
+    for _ in range(3):
+        before = _everything(watched)
+        watched.evaluate(iter(pictures(2)))
+        assert_same(_everything(watched), before)
+        assert watched.module.training
+        assert all(child.training for child in watched.module.modules())
+        found.append(watched.step(feed).item())
+    assert found == losses
+    assert_same(_everything(plain), _everything(watched))
+
+
+def test_evaluation_counts_every_sample_once_with_the_statistics_of_training() -> None:
+    learner = learner_of(small_cnn(), layout="nchw")
+    trained(learner, pictures(), 3)
+    held_out = [*pictures(2, batch=6), *pictures(1, batch=1)]  # the last batch is short
+    inputs, targets = (torch.cat(parts) for parts in zip(*held_out, strict=True))
+    reference = copy.deepcopy(learner.module).double().eval()
+    with torch.no_grad():
+        outputs = reference(inputs.double())
+    loss, share = learner.evaluate(iter(held_out))
+    assert loss == pytest.approx(F.cross_entropy(outputs, targets).item(), rel=1e-4)
+    assert share == pytest.approx((outputs.argmax(1) == targets).double().mean().item())
+    assert all(p.grad is None or p.grad.isfinite().all() for p in learner.module.parameters())
+
+
+def test_evaluation_does_not_smooth_labels() -> None:
+    sharp, smooth = (learner_of(label_smoothing=s) for s in (0.0, 0.4))
+    assert sharp.evaluate(iter(samples(2))) == smooth.evaluate(iter(samples(2)))
+
+
+def test_a_loss_that_is_not_finite_is_none_and_a_network_may_have_no_accuracy() -> None:
+    learner = learner_of()
+    inputs, targets = samples()[0]
+    loss, share = learner.evaluate(iter([(inputs * float("nan"), targets)]))
+    assert loss is None
+    assert share is not None
+    gpt = learner_of(small_gpt(), optimizer="adamw")
+    loss, share = gpt.evaluate(iter(tokens(2)))
+    assert share is None
+    assert loss == pytest.approx(math.log(256), rel=0.05), "untrained: every token as likely"
+
+
+def test_an_evaluation_that_fails_leaves_the_module_in_training() -> None:
+    learner = learner_of()
+    with pytest.raises(RuntimeError):
+        learner.evaluate(iter([(torch.zeros(2, FEATURES + 1), torch.zeros(2, dtype=torch.int64))]))
+    assert learner.module.training
+
+
+# ---------------------------------------------------------------- the parts of a step
+
+
+def test_a_step_tells_its_phases_in_order() -> None:
+    told: list[str] = []
+    learner_of(accumulate=2).step(Batches(*samples()), told.append)
+    batch = ["data", "copy", "forward", "backward"]
+    assert told == [*batch, *batch, "optimizer"]
+
+
+def test_gradients_do_not_pile_up_from_step_to_step() -> None:
+    learner = learner_of(LEVER, lr=1e-3)
+    for _ in range(3):
+        learner.step(Batches(*ONES))
+        gradient = next(learner.module.parameters()).grad
+        assert gradient is not None
+        assert gradient.item() == pytest.approx(1.0)
+
+
+def test_frozen_weights_stay() -> None:
+    learner = learner_of(network_of(Tied), "O2")
+    bias = learner.module.get_parameter("head.bias")
+    start = bias.clone()
+    trained(learner, samples(), 2)
+    assert torch.equal(bias, start)
+
+
+def _own_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.compile without code generation: Dynamo decides as ever, and it takes no minutes."""
+    real = torch.compile
+
+    def compile(*args: Any, **options: Any) -> Any:
+        return real(*args, **{**options, "backend": "eager"})
+
+    monkeypatch.setattr(torch, "compile", compile)
+
+
+def test_every_compiled_arm_has_a_graph_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not one made general because two batches were seen, nor none beyond Dynamo's limit of 8."""
+    from torch._dynamo.utils import counters
+
+    _own_compiler(monkeypatch)
+    torch._dynamo.reset()
+    counters.clear()
+    names = ("fp32", "tf32", "amp", "bf16", "O2")
+    arms = [(name, batch) for batch in (8, 16) for name in names]
+    learners = [learner_of(recipe=name, compile=True) for name, _ in arms]
+    for learner, (_, batch) in zip(learners, arms, strict=True):
+        learner.switch()
+        trained(learner, samples(batch=batch), 2)
+    try:
+        assert counters["stats"]["unique_graphs"] == len(arms)
+        for learner in learners:
+            learner.switch()
+            trained(learner, samples(batch=arms[learners.index(learner)][1]), 1)
+        assert counters["stats"]["unique_graphs"] == len(arms), "nothing is compiled twice"
+    finally:
+        torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("recipe", ["fp32", "amp", "O2"])
+def test_a_compiled_arm_learns_the_same(monkeypatch: pytest.MonkeyPatch, recipe: str) -> None:
+    _own_compiler(monkeypatch)
+    torch._dynamo.reset()
+    compiled, plain = (learner_of(recipe=recipe, compile=how) for how in (True, False))
+    assert trained(compiled, samples(), 3) == pytest.approx(trained(plain, samples(), 3), rel=1e-5)
+    compiled.restart(1)
+    plain.restart(1)
+    assert trained(compiled, samples(), 3) == pytest.approx(trained(plain, samples(), 3), rel=1e-5)
+    assert_close(weights_of(compiled), weights_of(plain), rtol=1e-3, atol=1e-4)
+    torch._dynamo.reset()

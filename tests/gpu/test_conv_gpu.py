@@ -1,0 +1,133 @@
+"""On a GPU: every pass, layout, precision and back end of conv is right, and within what can be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from kernels import OPS
+from kernels.case import CannotRun, Case
+from kernels.conv import LAYOUTS, ConvSession
+from kernels.conv.shape import PASSES
+from microbench.device.device import DeviceInfo, describe, open_telemetry
+from microbench.device.profiler import is_conversion
+from microbench.measure import Measurer, too_exact
+from microbench.results.types import Run
+from microbench.roofline.ceilings import datasheet_ceilings
+from microbench.roofline.explain import annotate
+from microbench.sweep import Group
+from microbench.timing.timers import make_timer
+
+pytestmark = pytest.mark.gpu
+
+SHAPES = {
+    "3x3": {},
+    "1x1": {"r": 1, "s": 1, "padding": 0, "k": 128},
+    "stride 2": {"stride": 2},
+    "1x1 stride 2": {"r": 1, "s": 1, "padding": 0, "stride": 2, "k": 128},
+    "stem": {"c": 3, "h": 64, "w": 64, "r": 7, "s": 7, "padding": 3, "stride": 2},
+    "odd image": {"h": 7, "w": 7, "n": 33},
+    "odd image, stride 2": {"h": 15, "w": 13, "stride": 2},
+    "rectangular": {"h": 14, "w": 56, "r": 1, "s": 5, "padding": 2},
+    "unaligned": {"c": 60, "k": 36},
+    "tiny channels": {"c": 1, "k": 5},
+    "dilated": {"dilation": 2, "padding": 2},
+    "unpadded": {"padding": 0},
+    "groups": {"groups": 4},
+    "depthwise": {"groups": 64},
+}
+
+
+def conv(which: str, layout: str, precision: str, backend: str, **dims: int) -> Case:
+    plain = {"n": 16, "c": 64, "h": 28, "w": 28, "k": 64, "r": 3, "s": 3,
+             "stride": 1, "padding": 1, "dilation": 1, "groups": 1}  # fmt: skip
+    return Case("conv", {**plain, **dims, "pass": which}, precision, backend, layout)
+
+
+@pytest.fixture(scope="module")
+def gpu() -> DeviceInfo:
+    return describe("cuda")
+
+
+@pytest.fixture(scope="module")
+def session(gpu: DeviceInfo) -> Iterator[ConvSession]:
+    made = OPS["conv"].session(gpu.target(), 0)
+    yield made
+    made.close()
+
+
+def check(session: ConvSession, gpu: DeviceInfo, case: Case) -> None:
+    op = OPS["conv"]
+    reason = op.cannot_run(case, gpu.target())
+    if reason:
+        pytest.skip(reason)
+    try:
+        prepared = session.prepare(case)
+    except CannotRun as cannot:
+        pytest.skip(str(cannot))
+    for candidate in prepared.candidates:
+        error = prepared.rel_error(candidate)
+        assert error <= op.tolerance(case), candidate.label
+        assert op.may_run_exactly(case) or not too_exact(case, error), candidate.label
+
+
+@pytest.mark.parametrize("dims", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16", "bf16"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("which", PASSES)
+def test_cudnn_is_right(session, gpu, which, layout, precision, dims) -> None:
+    check(session, gpu, conv(which, layout, precision, "cudnn", **dims))
+
+
+@pytest.mark.parametrize("dims", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("precision", ["tf32", "fp16", "bf16"])
+@pytest.mark.parametrize("which", PASSES)
+def test_triton_is_right(session, gpu, which, precision, dims) -> None:
+    check(session, gpu, conv(which, "nhwc", precision, "triton", **dims))
+
+
+@pytest.mark.parametrize("which", PASSES)
+@pytest.mark.parametrize("dims", [{}, {"r": 1, "s": 1, "padding": 0}, {"stride": 2}])
+def test_what_a_search_would_try_is_right(session, gpu, which, dims) -> None:
+    case = conv(which, "nhwc", "fp16", "triton", **dims)
+    prepared = session.prepare(case, tune=True)
+    assert len(prepared.candidates) > 1
+    for candidate in prepared.candidates:
+        assert prepared.rel_error(candidate) <= OPS["conv"].tolerance(case), candidate.label
+
+
+def test_more_than_two_to_the_31_elements(session, gpu) -> None:
+    case = conv("fprop", "nhwc", "fp16", "triton", n=176, c=64, h=448, w=448)
+    if gpu.memory_bytes < 60e9:
+        pytest.skip("needs 60 GB")
+    check(session, gpu, case)
+    session.close()
+
+
+@pytest.mark.parametrize("which", PASSES)
+def test_rates_are_physical_and_conversions_are_seen(gpu, which) -> None:
+    timer = make_timer("auto", "cold", gpu.kind, gpu.index, gpu.l2_bytes, gpu.sm_count)
+    telemetry = open_telemetry(gpu)
+    measurer = Measurer(gpu.target(), timer, telemetry, "sustained", 0, False)
+    results = []
+    with telemetry:
+        for layout in LAYOUTS:
+            arms = [("tf32", "cudnn"), ("fp16", "cudnn"), ("fp16", "triton")]
+            cases = tuple(conv(which, layout, p, b, n=64, c=256, k=256) for p, b in arms)
+            results += measurer.measure(Group(cases), 0.5, lambda *_: None)
+    run = Run(("test",), "now", gpu.as_dict(), {}, results=tuple(results),
+              ceilings=tuple(datasheet_ceilings(gpu.name, ["tf32", "fp16"])))  # fmt: skip
+    run = annotate(run)
+    for result in run.results:
+        if result.case.backend == "triton" and result.case.layout == "nchw":
+            assert result.status == "skipped"
+            continue
+        assert result.status == "ok", result.reason
+        assert result.ceiling_pct is not None
+        assert 0 < result.ceiling_pct <= 105
+        assert result.byte_per_s is not None
+        assert 0 < result.byte_per_s < 8e12
+        converted = any(is_conversion(name) for name in result.kernels)
+        if gpu.capability == (9, 0) and which != "wgrad":
+            assert converted == (result.case.layout == "nchw")

@@ -1,0 +1,657 @@
+"""On a GPU: every recipe trains, graphs and compiled steps compute what plain ones do, and the
+numbers that are reported agree with each other.
+
+Correctness and physical bounds only, never an absolute speed.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+import torch
+from samples.feeding import Batch, Batches, Census
+from samples.waiting import no_waits
+from torch import Tensor, nn
+
+from e2e.data.feeds import TimedFeed
+from e2e.data.sources import open_data
+from e2e.data.sources.data import IMAGENET, Data
+from e2e.data.sources.resident import Labelled, Resident
+from e2e.data.sources.synthetic import Synthetic
+from e2e.networks import Network, find
+from e2e.networks.losses import classification_loss, count_right
+from e2e.recipes import RECIPES, Recipe, switch_tf32
+from e2e.results.types import USUAL_LOADER, TrainCase, Training
+from e2e.train.arms import Held, Task
+from e2e.train.convergence import train_once
+from e2e.train.measure import Trainer
+from e2e.train.step_timer import busy_time, host_time
+from e2e.train.trainer import PRE_CAPTURE_STEPS, Learner
+from microbench.device.device import describe, open_telemetry
+from microbench.device.profiler import record
+from microbench.results.runfile import read_run
+
+pytestmark = pytest.mark.gpu
+
+DEVICE = torch.device("cuda:0")
+ROOT = Path(__file__).parents[2]
+BATCH, FEATURES, CLASSES = 32, 64, 10
+LR = 0.01  # low, so that rounding is not amplified from step to step
+PRODUCTS = {
+    "fp32": torch.float32, "tf32": torch.float32, "amp": torch.float16,
+    "amp-bf16": torch.bfloat16, "fp16": torch.float16, "bf16": torch.bfloat16,
+    "O0": torch.float32, "O1": torch.float16, "O2": torch.float16, "O3": torch.float16,
+}  # fmt: skip
+# How far losses of two arms of a recipe may be apart: sums are not made in the same order.
+CLOSE = {"fp32": 2e-3, "tf32": 1e-2, "amp": 2e-2, "amp-bf16": 2e-2, "O2": 2e-2, "bf16": 4e-2}
+
+
+def perceptron() -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, 128), nn.ReLU(), nn.Linear(128, CLASSES))
+
+
+MLP = Network(
+    name="own", build=perceptron, input=(FEATURES,), tokens=None, classes=CLASSES,
+    loss=classification_loss, accuracy=count_right, unit="sample", units_per_sample=1,
+    optimizer="sgd", lr=LR, weight_decay=0.0, batch=BATCH, cpu_batch=BATCH,
+)  # fmt: skip
+
+
+def samples(count: int, batch: int = BATCH) -> list[Batch]:
+    """Batches for `MLP`, each of its own classes, so that each has a loss of its own."""
+    generator = torch.Generator(DEVICE).manual_seed(1)
+    return [
+        (
+            torch.randn(batch, FEATURES, generator=generator, device=DEVICE),
+            torch.full((batch,), i % CLASSES, device=DEVICE),
+        )
+        for i in range(count)
+    ]
+
+
+def pictures(count: int, batch: int = BATCH) -> list[Batch]:
+    """Batches for cnn-cifar, each of one class."""
+    generator = torch.Generator(DEVICE).manual_seed(2)
+    return [
+        (
+            torch.randn(batch, 3, 32, 32, generator=generator, device=DEVICE),
+            torch.full((batch,), i % CLASSES, device=DEVICE),
+        )
+        for i in range(count)
+    ]
+
+
+def tokens(count: int, batch: int = 8) -> list[Batch]:
+    """Batches for gpt-tiny, each of few tokens of its own."""
+    generator = torch.Generator(DEVICE).manual_seed(3)
+    drawn = [
+        torch.randint(8 * i, 8 * i + 8, (batch, 64), generator=generator, device=DEVICE)
+        for i in range(count)
+    ]
+    return [(batch, batch) for batch in drawn]
+
+
+def learner_of(
+    network: str | Network,
+    recipe: str | Recipe,
+    *,
+    lr: float | None = LR,
+    warmup: int = 0,
+    seed: int = 1,
+    **case: Any,
+) -> Learner:
+    found = find(network) if isinstance(network, str) else network
+    made = RECIPES[recipe] if isinstance(recipe, str) else recipe
+    images = len(found.input) == 3
+    case = {"layout": "nhwc" if images else "", "optimizer": found.optimizer, **case}
+    plan = TrainCase(found.name, made.name, BATCH, "any", **case)
+    learner = Learner(found, plan, made, DEVICE, seed=seed, lr=lr, warmup=warmup)
+    learner.switch()
+    return learner
+
+
+def losses_of(learner: Learner, feed: Batches, steps: int) -> list[float]:
+    learner.switch()
+    return [learner.step(feed).item() for _ in range(steps)]
+
+
+def near(losses: list[float], recipe: str, optimizer: str = "sgd") -> Any:
+    """These losses, but for rounding; Adam makes whole steps of gradients that only round."""
+    rel = CLOSE[recipe] * (1 if optimizer == "sgd" else 2)
+    return pytest.approx(losses, rel=rel, abs=rel / 2)
+
+
+def weights_of(learner: Learner) -> list[Tensor]:
+    return [weight.detach().clone() for weight in learner.module.parameters()]
+
+
+@pytest.fixture(autouse=True)
+def _clean() -> Iterator[None]:
+    """Compiled code and memory stay in a process: let go of them."""
+    yield
+    torch._dynamo.reset()
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+@contextmanager
+def trainer_of(network: str, data: Data | None = None) -> Iterator[Trainer]:
+    """A trainer on the GPU, on synthetic data when none is given; all arms are let go after."""
+    info = describe("cuda")
+    found = find(network)
+    feed = data or Synthetic(found.input, found.classes or 0, found.tokens)
+    task = Task(found, feed, seed=1, lr=None, warmup=0)
+    with open_telemetry(info, 0.05) as telemetry:
+        trainer = Trainer(task, info.target(), telemetry)
+        try:
+            yield trainer
+        finally:
+            trainer.close()
+
+
+def case_of(network: str, recipe: str, batch: int, **changes: Any) -> TrainCase:
+    found = find(network)
+    shape = "x".join(str(side) for side in found.input)
+    return TrainCase(
+        network, recipe, batch, shape, **{"layout": "nhwc", "optimizer": "sgd", **changes}
+    )
+
+
+def set_up(trainer: Trainer, *cases: TrainCase) -> list[Training]:
+    return trainer.set_up(cases, lambda key, stage: None)
+
+
+# ---------------------------------------------------------------- recipes
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_trains(name: str) -> None:
+    learner = learner_of("cnn-cifar", name)
+    losses = losses_of(learner, Batches(*pictures(2)), 30)
+    assert all(loss == loss and abs(loss) < 100 for loss in losses)
+    if name not in ("fp16", "O3"):  # without a scale and masters nobody promises to learn
+        assert fmean(losses[-4:]) < 0.8 * fmean(losses[:4])
+    assert all(w.isfinite().all() for w in weights_of(learner))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_products_run_in_the_recipes_type(name: str) -> None:
+    learner = learner_of("cnn-cifar", name)
+    with Census() as census:
+        learner.forward(pictures(1)[0][0])
+    assert census.of("convolution", "addmm", "mm") == {PRODUCTS[name]}
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_weights_are_their_masters_rounded_batchnorm_too(optimizer: str, fused: bool) -> None:
+    learner = learner_of("cnn-cifar", "O2", optimizer=optimizer, fused=fused)
+    losses_of(learner, Batches(*pictures(2)), 5)
+    weights = list(learner.module.parameters())
+    assert {weight.dtype for weight in weights} == {torch.float16, torch.float32}
+    for weight, master in zip(weights, learner.updates.masters, strict=True):
+        assert torch.equal(weight, master.to(weight.dtype))
+
+
+def test_an_update_of_masters_is_few_kernels_not_one_a_weight() -> None:
+    """Torch copies lists of one type in a few kernels, and a mixed list tensor by tensor."""
+    learner = learner_of("resnet18-cifar", "O2")
+    feed = Batches(*pictures(1))
+    losses_of(learner, feed, 2)
+    inputs, targets = feed.batches[0]
+    learner.updates.clear()
+    learner.updates.backward(learner.network.loss(learner.forward(inputs), targets, 0.0))
+    kernels = record(learner.updates.apply)
+    assert 1 < len(kernels) < len(learner.updates.masters)
+
+
+def _relative_error(found: Tensor, exact: Tensor) -> float:
+    return ((found.double() - exact).norm() / exact.norm()).item()
+
+
+def _product() -> float:
+    generator = torch.Generator(DEVICE).manual_seed(4)
+    a, b = (torch.randn(1024, 1024, generator=generator, device=DEVICE) for _ in range(2))
+    return _relative_error(a @ b, a.double() @ b.double())
+
+
+def _convolution() -> float:
+    generator = torch.Generator(DEVICE).manual_seed(5)
+    x = torch.randn(16, 64, 56, 56, generator=generator, device=DEVICE)
+    w = torch.randn(64, 64, 3, 3, generator=generator, device=DEVICE)
+    x, w = (t.to(memory_format=torch.channels_last) for t in (x, w))
+    exact = nn.functional.conv2d(x.double(), w.double(), padding=1)
+    return _relative_error(nn.functional.conv2d(x, w, padding=1), exact)
+
+
+@pytest.mark.parametrize("operation", [_product, _convolution])
+def test_the_tf32_switch_changes_what_is_computed(operation: Callable[[], float]) -> None:
+    for _ in range(2):  # there and back: arms take turns
+        switch_tf32(False)
+        assert operation() < 3e-5
+        switch_tf32(True)
+        assert 1e-4 < operation() < 5e-3
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_a_step_never_waits_for_the_device(name: str, optimizer: str) -> None:
+    learner = learner_of("cnn-cifar", name, optimizer=optimizer)
+    feed = Batches(*pictures(2))
+    losses_of(learner, feed, 3)
+    with no_waits():
+        for _ in range(3):
+            learner.step(feed)
+
+
+def _colours(count: int, seed: int) -> Labelled:
+    """Noise round a colour that is the class's own, as bytes."""
+    generator = torch.Generator().manual_seed(seed)
+    classes = torch.arange(count) % CLASSES
+    colours = torch.randint(40, 216, (CLASSES, 3), generator=torch.Generator().manual_seed(0))
+    noise = torch.randint(-30, 31, (count, 3, 32, 32), generator=generator)
+    return Labelled((colours[classes][:, :, None, None] + noise).to(torch.uint8), classes)
+
+
+def coloured() -> Resident:
+    """A data set that is easy to learn, smaller than a few steps, so that epochs end."""
+    return Resident("coloured", _colours(200, 1), _colours(100, 2), IMAGENET, CLASSES)
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_resident_data_never_makes_a_step_wait(graph: bool) -> None:
+    learner = learner_of("cnn-cifar", "amp", graph=graph)
+    feed = coloured().feed(BATCH, DEVICE, 1)
+    for _ in range(3):
+        learner.step(feed)
+    if graph:
+        learner.capture(feed)
+    learner.step(feed)
+    with no_waits():
+        for _ in range(12):  # nearly two epochs
+            learner.step(feed)
+
+
+# ---------------------------------------------------------------- captured steps
+
+CAPTURED: list[tuple[str, str, str, Callable[[int], list[Batch]]]] = [
+    ("cnn-cifar", "fp32", "sgd", pictures), ("cnn-cifar", "tf32", "sgd", pictures),
+    ("cnn-cifar", "amp", "sgd", pictures), ("cnn-cifar", "O2", "sgd", pictures),
+    ("cnn-cifar", "bf16", "sgd", pictures), ("cnn-cifar", "amp", "adamw", pictures),
+    ("cnn-cifar", "O2", "adam", pictures), ("gpt-tiny", "amp-bf16", "adamw", tokens),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("count", [1, 5])
+@pytest.mark.parametrize(("network", "recipe", "optimizer", "batches"), CAPTURED)
+def test_a_replayed_step_trains_as_a_plain_one(
+    network: str, recipe: str, optimizer: str, batches: Callable[[int], list[Batch]], count: int
+) -> None:
+    """On one batch, as synthetic data is, and on batches that change."""
+    lr = LR if optimizer == "sgd" else 3e-3
+    plain, graph = (
+        learner_of(network, recipe, optimizer=optimizer, lr=lr, warmup=5, graph=how)
+        for how in (False, True)
+    )
+    given = batches(count)
+    graph_feed = Batches(*given)
+    graph.capture(graph_feed)
+    assert graph.steps_done == PRE_CAPTURE_STEPS
+    losses_of(plain, Batches(given[0]), PRE_CAPTURE_STEPS)
+    plain_feed = Batches(*given)
+    plain_feed.fetch()  # the one that capture took
+    expected = losses_of(plain, plain_feed, 6)
+    assert losses_of(graph, graph_feed, 6) == near(expected, recipe, optimizer)
+    assert graph.skipped_steps == plain.skipped_steps
+
+    for arm in (plain, graph):
+        arm.restart(7)
+    fresh = learner_of(network, recipe, optimizer=optimizer, lr=lr, warmup=5, seed=7)
+    expected = losses_of(fresh, Batches(*given), 8)
+    assert losses_of(graph, Batches(*given), 8) == near(expected, recipe, optimizer)
+    assert losses_of(plain, Batches(*given), 8) == near(expected, recipe, optimizer)
+    assert max(expected) > 1.05 * min(expected), "a loss that stays would prove nothing"
+
+
+def test_a_replay_reads_the_feed_it_is_given() -> None:
+    """Also one that was given before, when another came in between."""
+    one, other = (Batches(batch) for batch in samples(2))
+    graph, plain = (learner_of(MLP, "fp32", graph=how) for how in (True, False))
+    graph.capture(one)
+    losses_of(plain, one, PRE_CAPTURE_STEPS)
+    order = [one, other, one, one, other, one]
+    found = [losses_of(graph, feed, 1)[0] for feed in order]
+    assert found == pytest.approx([losses_of(plain, feed, 1)[0] for feed in order], rel=1e-3)
+
+
+def test_evaluation_between_replays_changes_nothing() -> None:
+    watched, alone = (learner_of("cnn-cifar", "amp", graph=True) for _ in range(2))
+    given = pictures(3)
+    for arm in (watched, alone):
+        arm.capture(Batches(*given))
+    expected = losses_of(alone, Batches(*given), 4)
+    feed, found = Batches(*given), []
+    for _ in range(4):
+        before = weights_of(watched)
+        loss, share = watched.evaluate(iter(given))
+        assert loss is not None
+        assert share is not None
+        assert all(torch.equal(a, b) for a, b in zip(before, weights_of(watched), strict=True))
+        found += losses_of(watched, feed, 1)
+    assert found == near(expected, "amp")
+
+
+def broken(batch: Batch) -> Batch:
+    inputs, targets = batch[0].clone(), batch[1]
+    inputs[0, 0] = float("inf")
+    return inputs, targets
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("recipe", ["amp", "O2"])
+@pytest.mark.parametrize("graph", [False, True])
+def test_skipped_steps_are_counted_and_leave_no_trace(
+    recipe: str, optimizer: str, graph: bool
+) -> None:
+    learner = learner_of(MLP, recipe, optimizer=optimizer, graph=graph)
+    good = samples(2)
+    if graph:
+        learner.capture(Batches(*good))
+    losses_of(learner, Batches(*good), 3)
+    before, skipped = weights_of(learner), learner.skipped_steps
+    scale = learner.updates.scaler.get_scale()
+    losses_of(learner, Batches(broken(good[0])), 2)
+    assert learner.skipped_steps == skipped + 2
+    assert learner.updates.scaler.get_scale() == scale / 4
+    assert all(torch.equal(a, b) for a, b in zip(before, weights_of(learner), strict=True))
+    losses = losses_of(learner, Batches(*good), 2)
+    assert learner.skipped_steps == skipped + 2
+    assert all(loss == loss for loss in losses)
+    learner.restart(1)
+    assert learner.skipped_steps == 0
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+@pytest.mark.parametrize("recipe", ["amp", "O2"])
+def test_a_first_step_that_is_skipped_leaves_no_trace(recipe: str, optimizer: str) -> None:
+    """Fresh memory is filled with NaN here, so that whoever reads it is found out."""
+    good = samples(4)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        one, other = (learner_of(MLP, recipe, optimizer=optimizer) for _ in range(2))
+        losses_of(one, Batches(broken(good[0])), 1)
+        assert one.skipped_steps == 1
+        found, expected = (losses_of(arm, Batches(*good), 4) for arm in (one, other))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert found == pytest.approx(expected, rel=1e-2)
+    assert (one.skipped_steps, other.skipped_steps) == (1, 0)
+
+
+# ---------------------------------------------------------------- compiled steps
+
+
+@pytest.mark.parametrize("recipe", ["fp32", "amp", "O2"])
+def test_a_compiled_arm_trains_as_a_plain_one(recipe: str) -> None:
+    plain, compiled = (learner_of("cnn-cifar", recipe, compile=how) for how in (False, True))
+    given = pictures(3)
+    expected = losses_of(plain, Batches(*given), 6)
+    assert losses_of(compiled, Batches(*given), 6) == near(expected, recipe)
+    for arm in (plain, compiled):
+        arm.restart(2)
+    expected = losses_of(plain, Batches(*given), 4)
+    assert losses_of(compiled, Batches(*given), 4) == near(expected, recipe)
+
+
+def test_a_compiled_arm_is_captured_too() -> None:
+    plain = learner_of("cnn-cifar", "amp")
+    both = learner_of("cnn-cifar", "amp", compile=True, graph=True)
+    given = pictures(3)
+    losses_of(both, Batches(given[0]), 2)
+    both.capture(Batches(*given))
+    for arm in (plain, both):
+        arm.restart(1)
+    expected = losses_of(plain, Batches(*given), 6)
+    assert losses_of(both, Batches(*given), 6) == near(expected, "amp")
+
+
+def test_tf32_is_off_in_compiled_fp32_and_on_in_compiled_tf32() -> None:
+    """Arms that are compiled in one process, after each other, keep to their own arithmetic."""
+    targets = torch.zeros(BATCH, dtype=torch.int64, device=DEVICE)
+    wide = torch.randn(BATCH, 2048, device=DEVICE)
+
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Linear(2048, 2048), nn.Linear(2048, CLASSES))
+
+    network = replace(MLP, build=build, input=(2048,))
+    errors: dict[str, float] = {}
+    for name in ("fp32", "tf32"):
+        learner = learner_of(network, name, compile=True)
+        exact = learner.module.double()(wide.double()).detach()
+        learner.module.float()
+        outputs = torch.compile(learner.forward)(wide).detach()
+        errors[name] = _relative_error(outputs, exact)
+        assert torch.isfinite(learner.step(Batches((wide, targets))))
+    assert errors["fp32"] < 3e-5
+    assert 1e-4 < errors["tf32"] < 5e-3
+
+
+# ---------------------------------------------------------------- memory
+
+LIMIT_BYTES = 3 * 1024**3
+HUGE = 2**15  # of cnn-cifar: more than half a megabyte a sample
+
+
+@contextmanager
+def little_memory() -> Iterator[None]:
+    """As on a card of LIMIT_BYTES."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(DEVICE).total_memory
+    torch.cuda.set_per_process_memory_fraction(LIMIT_BYTES / total, DEVICE)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, DEVICE)
+
+
+def test_out_of_memory_is_a_row_that_names_a_batch_that_fits() -> None:
+    small, huge = (case_of("cnn-cifar", "fp32", batch) for batch in (BATCH, HUGE))
+    before = torch.cuda.memory_allocated(DEVICE)
+    with little_memory(), trainer_of("cnn-cifar") as trainer:
+        fine, failed = set_up(trainer, small, huge)
+        assert fine.status == "ok", fine.reason
+        assert failed.status == "failed"
+        assert failed.reason is not None
+        assert "out of memory" in failed.reason
+        assert "\n" not in failed.reason
+        fits = failed.fits_batch
+        assert fits is not None
+        assert str(fits) in failed.reason
+        assert BATCH < fits < HUGE
+        assert HUGE % fits == 0
+        assert failed.memory_peak_bytes is not None
+        assert 0 < failed.memory_peak_bytes <= LIMIT_BYTES
+        # Others go on, and what is said to fit does.
+        assert trainer.held.keys() == {small.key}
+        assert torch.isfinite(trainer.held[small.key].learner.step(trainer.held[small.key].feed))
+        (other,) = set_up(trainer, case_of("cnn-cifar", "fp32", fits))
+        assert other.status == "ok", other.reason
+    gc.collect()
+    assert torch.cuda.memory_allocated(DEVICE) - before < 100e6, "nothing is kept but workspaces"
+
+
+def _peaks(network: str, *cases: TrainCase, data: Data | None = None) -> list[int]:
+    """What memory each case takes, while those before it are held."""
+    with trainer_of(network, data) as trainer:
+        found = set_up(trainer, *cases)
+        assert [t.status for t in found] == ["ok"] * len(cases), [t.reason for t in found]
+        return [t.memory_peak_bytes or 0 for t in found]
+
+
+def test_memory_holds_the_weights_and_grows_with_the_batch() -> None:
+    network = "resnet18-cifar"
+    parameters = sum(p.numel() * 4 for p in find(network).build().parameters())
+    batches = (128, 256, 512, 1024)
+    peaks = _peaks(network, *(case_of(network, "fp32", batch) for batch in batches))
+    assert min(peaks) > 3 * parameters, "weights, gradients and momentum"
+    assert peaks == sorted(peaks)
+    assert 2.5 < peaks[3] / peaks[1] < 4.5, peaks
+
+
+def test_sixteen_bits_take_less_memory() -> None:
+    network = "resnet18-cifar"
+    fp32, amp = _peaks(network, *(case_of(network, r, 512) for r in ("fp32", "amp")))
+    assert 0.4 < amp / fp32 < 0.85
+
+
+@pytest.mark.parametrize("spec", ["synthetic", "generated"])
+def test_equal_arms_take_equal_memory_whichever_comes_first(spec: str) -> None:
+    """What arms share (the data set on the device, cuBLAS's workspace) is charged to none."""
+    data = open_data(spec, sample=(3, 32, 32), classes=10, tokens=None, strict=False, workers=0)
+    fed = {"data": spec, "loader": USUAL_LOADER[spec]}
+    cases = [case_of("cnn-cifar", recipe, 512, **fed) for recipe in ("fp32", "O0")]
+    first, second = _peaks("cnn-cifar", *cases, data=data)
+    assert first == pytest.approx(second, rel=0.02)
+
+
+# ---------------------------------------------------------------- numbers that must agree
+
+TIMED: list[tuple[str, bool]] = [("fp32", False), ("amp", False), ("amp", True)]  # recipe, graph
+TIMED_BATCH = 256  # the card usually takes longer than the host, whose speed varies
+
+
+@pytest.fixture(scope="module")
+def timed() -> list[Training]:
+    """Three arms of resnet18, timed in turns as a run does it."""
+    cases = [case_of("resnet18", recipe, TIMED_BATCH, graph=graph) for recipe, graph in TIMED]
+    with trainer_of("resnet18") as trainer:
+        set_up(trainer, *cases)
+        found = {t.case.key: t for t in trainer.time(4.0, lambda key, stage: None)}
+    return [found[case.key] for case in cases]
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("arm", range(len(TIMED)))
+class TestTimed:
+    """Each of the three timed arms, set up once and on a card of its own."""
+
+    def test_it_was_timed(self, timed: list[Training], arm: int) -> None:
+        training = timed[arm]
+        assert training.status == "ok", training.reason
+        assert training.steps is not None
+        assert sum(training.steps.blocks) == len(training.steps.times_s)
+        assert min(training.steps.times_s) > 0
+        assert training.step_units == TIMED_BATCH
+
+    def test_steps_on_the_device_lie_within_the_wall_time(
+        self, timed: list[Training], arm: int
+    ) -> None:
+        steps = timed[arm].steps
+        assert steps is not None
+        assert sum(steps.times_s) <= 1.001 * steps.wall_s
+        assert sum(steps.wall_times_s) <= steps.wall_s
+        assert steps.wall_steps > len(steps.times_s) == len(steps.wall_times_s)
+        assert timed[arm].wall_per_s == pytest.approx(TIMED_BATCH * steps.wall_steps / steps.wall_s)
+
+    def test_kernels_run_no_longer_than_the_step(self, timed: list[Training], arm: int) -> None:
+        steps = timed[arm].steps
+        assert steps is not None
+        assert steps.busy_s is not None
+        assert 0.1 * steps.median_s < steps.busy_s <= 1.1 * steps.median_s
+        assert steps.launches is not None
+        assert steps.launches > 50
+
+    def test_phases_add_up_to_the_step(self, timed: list[Training], arm: int) -> None:
+        training = timed[arm]
+        names = [phase.name for phase in training.phases]
+        plain = ["data", "copy", "forward", "backward", "optimizer"]
+        assert names == (["data", "copy", "graph"] if training.case.graph else plain)
+        total_s = sum(phase.gpu_s or 0.0 for phase in training.phases)
+        assert training.step_s is not None
+        assert total_s == pytest.approx(training.step_s, rel=0.3)
+
+    def test_nothing_is_skipped_but_at_the_start(self, timed: list[Training], arm: int) -> None:
+        skipped = timed[arm].skipped_steps
+        assert skipped is not None
+        assert 0 <= skipped <= 16
+        if timed[arm].case.recipe == "fp32":
+            assert skipped == 0
+
+
+def test_host_and_busy_time_of_a_step_that_is_known() -> None:
+    """A kernel of milliseconds takes the host microseconds to launch."""
+    a = torch.randn(8192, 8192, device=DEVICE)
+    switch_tf32(False)
+
+    def launch() -> None:
+        torch.mm(a, a)
+
+    launch()
+    torch.cuda.synchronize()
+    busy_s, launches = busy_time(launch)
+    host_s = host_time(launch)
+    assert launches >= 1
+    assert busy_s > 1.1e12 / 200e12, "no card does 200 TFLOP/s in IEEE float32"
+    assert host_s < 0.5 * busy_s
+
+
+# ---------------------------------------------------------------- the whole way
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_a_training_from_scratch_learns(graph: bool) -> None:
+    data = coloured()
+    learner = learner_of("cnn-cifar", "amp", graph=graph, data="generated", loader="resident")
+    feed = data.feed(BATCH, DEVICE, 1)
+    for _ in range(3):
+        learner.step(feed)
+    if graph:
+        learner.capture(feed)
+    held = Held(Training(learner.case, "ok"), learner, TimedFeed(feed, feed.close))
+    repeats = [train_once(held, data, seed, 60, lambda step: None) for seed in (1, 2, 1)]
+    for repeat in repeats:
+        assert repeat.accuracy is not None
+        assert repeat.accuracy >= 0.8
+        assert repeat.train_loss is not None
+        assert repeat.first_loss is not None
+        assert repeat.train_loss < 0.5 * repeat.first_loss
+    first, other, again = (repeat.first_loss for repeat in repeats)
+    assert again == pytest.approx(first, rel=0.05)
+    assert other != first
+
+
+def test_the_whole_command(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    command = [
+        sys.executable, "-m", "e2e", "cnn-cifar", "--amp", "--budget", "3", "--json", str(path),
+    ]  # fmt: skip
+    done = subprocess.run(
+        command, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    run = read_run(path)
+    assert run.device["kind"] == "cuda"
+    found = {training.case.recipe: training for training in run.of(Training)}
+    assert list(found) == ["fp32", "tf32", "amp"]
+    for training in found.values():
+        assert training.status == "ok", training.reason
+        assert training.case.layout == "nhwc"
+        assert training.per_s is not None
+        assert training.memory_peak_bytes
+        assert training.limit in ("gpu", "host")
+    assert set(found["amp"].speedup) == {"fp32", "tf32"}
+    assert found["amp"].speedup["fp32"].ratio > 0.5
+    for word in ("fp32", "tf32", "amp", "img/s"):
+        assert word in done.stdout

@@ -1,0 +1,188 @@
+"""On a GPU: every precision, layout and back end is right, and no rate is above what can be.
+
+Correctness and physical bounds only, never an absolute speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from kernels import OPS
+from kernels.case import Candidate, CannotRun, Case, Prepared
+from kernels.gemm import LAYOUTS, Gemm, GemmSession
+from kernels.precision import PRECISIONS
+from microbench.device.device import DeviceInfo, describe, open_telemetry
+from microbench.measure import Measurer
+from microbench.results.types import Result, Run
+from microbench.roofline.ceilings import datasheet_ceilings
+from microbench.roofline.explain import annotate
+from microbench.sweep import Group
+from microbench.timing.timers import make_timer
+
+pytestmark = pytest.mark.gpu
+
+BACKENDS = [name for name in Gemm.backends if name != "cpu"]
+SHAPES = [(256, 384, 512), (512, 256, 1024), (255, 257, 259), (17, 512, 64), (4096, 128, 256)]
+# What every GPU from Hopper on must do: a skip here would be a defect, not an answer.
+MUST_RUN = {(p, b) for p in ("fp32", "tf32", "fp16", "bf16") for b in BACKENDS}
+
+
+@pytest.fixture(scope="module")
+def gpu() -> DeviceInfo:
+    return describe("cuda")
+
+
+@pytest.fixture(scope="module")
+def session(gpu: DeviceInfo) -> Iterator[GemmSession]:
+    made = OPS["gemm"].session(gpu.target(), 0)
+    yield made
+    made.close()
+
+
+def make_measurer(gpu: DeviceInfo, l2: str, timer: str = "auto") -> Measurer:
+    clock = make_timer(timer, l2, gpu.kind, gpu.index, gpu.l2_bytes, gpu.sm_count)
+    return Measurer(gpu.target(), clock, open_telemetry(gpu), "sustained", 0, False)
+
+
+def case(shape: int | tuple[int, int, int], precision: str, backend: str, layout: str) -> Case:
+    m, n, k = (shape, shape, shape) if isinstance(shape, int) else shape
+    return Case("gemm", {"m": m, "n": n, "k": k}, precision, backend, layout)
+
+
+def measure(measurer: Measurer, *cases: Case, budget_s: float = 0.5) -> list[Result]:
+    with measurer.telemetry:
+        return measurer.measure(Group(cases), budget_s, lambda *_: None)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("precision", list(PRECISIONS))
+def test_right_or_skipped_with_a_reason(
+    session: GemmSession, gpu: DeviceInfo, precision: str, backend: str, layout: str
+) -> None:
+    for shape in SHAPES:
+        what = case(shape, precision, backend, layout)
+        reason = OPS["gemm"].cannot_run(what, gpu.target())
+        try:
+            prepared = None if reason else session.prepare(what)
+        except CannotRun as error:
+            prepared, reason = None, str(error)
+        if prepared is None:
+            assert reason
+            assert "\n" not in reason
+            assert (precision, backend) not in MUST_RUN, reason
+            continue
+        errors = [error_of(prepared, candidate) for candidate in prepared.candidates]
+        assert min(errors) <= what.precision.rel_tolerance, (shape, errors)
+
+
+def error_of(prepared: Prepared, candidate: Candidate) -> float:
+    """Infinite for a candidate that is refused at its launch: the core drops those."""
+    try:
+        return prepared.rel_error(candidate)
+    except RuntimeError:
+        if len(prepared.candidates) == 1:
+            raise
+        return float("inf")
+
+
+@pytest.mark.parametrize("data", ["uniform", "integers", "zeros"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_right_on_other_data(session: GemmSession, backend: str, data: str) -> None:
+    what = replace(case((256, 384, 512), "fp16", backend, "nt"), data=data)
+    prepared = session.prepare(what)
+    assert prepared.rel_error(prepared.candidates[0]) <= what.precision.rel_tolerance
+
+
+def test_tf32_and_fp32_are_two_things_in_every_back_end(session: GemmSession) -> None:
+    """The switches are set at each launch: taking turns must not leak one into the other."""
+    for backend in BACKENDS:
+        fp32, tf32 = (session.prepare(case(512, p, backend, "nt")) for p in ("fp32", "tf32"))
+        for _ in range(2):
+            errors = [p.rel_error(p.candidates[0]) for p in (fp32, tf32)]
+            assert errors[0] <= PRECISIONS["fp32"].rel_tolerance, backend
+            assert errors[1] > 10 * errors[0], backend
+
+
+@pytest.mark.parametrize("precision", list(PRECISIONS))
+def test_no_rate_is_above_what_the_hardware_can_do(gpu: DeviceInfo, precision: str) -> None:
+    measurer = make_measurer(gpu, "cold")
+    ceilings = tuple(datasheet_ceilings(gpu.name, [precision]))
+    for size in (256, 4096):
+        cases = [case(size, precision, backend, "nt") for backend in BACKENDS]
+        results = measure(measurer, *cases)
+        run = Run(("test",), "now", gpu.as_dict(), {}, ceilings=ceilings, results=tuple(results))
+        for result in annotate(run).results:
+            assert result.status in ("ok", "skipped"), result.reason
+            if result.measurement is None:
+                assert result.reason
+                continue
+            assert min(result.measurement.times_s) > 0
+            assert result.flop_per_s
+            assert result.flop_per_s > 0
+            for name, per_cent in result.efficiency_pct.items():
+                assert 0 < per_cent <= 105, (name, result.case.key)
+            assert result.kernels
+            assert result.measurement.sm_clock_mhz
+            assert result.measurement.power_w
+
+
+def test_tensor_cores_are_proved_for_a_large_half_precision_product(gpu: DeviceInfo) -> None:
+    ceilings = tuple(datasheet_ceilings(gpu.name, ["fp32", "fp16"]))
+    if not ceilings:
+        pytest.skip("no datasheet for this GPU")
+    results = measure(
+        make_measurer(gpu, "cold"),
+        *(case(4096, p, "cublas", "nt") for p in ("fp32", "fp16")),
+        budget_s=1.0,
+    )
+    run = Run(("test",), "now", gpu.as_dict(), {}, ceilings=ceilings, results=tuple(results))
+    fp32, fp16 = annotate(run).results
+    assert fp32.tensor_core is False
+    assert fp16.tensor_core is True
+    assert fp16.speedup["fp32"].ci95 is not None
+    assert fp16.speedup["fp32"].ci95[0] > 1
+
+
+def test_a_cold_cache_is_not_faster_than_a_warm_one(gpu: DeviceInfo) -> None:
+    what = case(512, "fp16", "cublas", "nt")
+    cold, warm = (
+        measure(make_measurer(gpu, l2), what, budget_s=1.0)[0].median_s for l2 in ("cold", "warm")
+    )
+    assert cold
+    assert warm
+    assert cold >= warm
+
+
+@pytest.mark.alone
+def test_the_graph_timer_and_events_agree_on_a_warm_large_product(gpu: DeviceInfo) -> None:
+    what = case(4096, "fp16", "cublas", "nt")
+    events, graph = (
+        measure(make_measurer(gpu, "warm", timer), what, budget_s=1.0)[0]
+        for timer in ("events", "graph")
+    )
+    assert (events.status, graph.status) == ("ok", "ok"), (events.reason, graph.reason)
+    assert events.median_s == pytest.approx(graph.median_s, rel=0.15)
+
+
+def test_the_same_launch_twice_shows_no_large_difference(gpu: DeviceInfo) -> None:
+    from microbench.selftest.aa import compare_with_itself
+
+    session = OPS["gemm"].session(gpu.target(), 0)
+    launch = session.prepare(case(1024, "fp16", "cublas", "nt")).candidates[0].call
+    timer = make_timer("auto", "cold", gpu.kind, gpu.index, gpu.l2_bytes, gpu.sm_count)
+    found = compare_with_itself(launch, timer)
+    assert found["ratio"] == pytest.approx(1.0, abs=0.02)
+    assert found["ci95"] is not None
+
+
+def test_memory_that_is_not_there_is_this_cases_failure(gpu: DeviceInfo) -> None:
+    assert gpu.memory_bytes
+    size = int((2 * gpu.memory_bytes / 8) ** 0.5) // 64 * 64  # A alone is twice the card
+    result = measure(make_measurer(gpu, "warm"), case(size, "fp64", "cublas", "nt"))[0]
+    assert result.status == "failed"
+    assert result.reason
+    assert "memory" in result.reason

@@ -1,0 +1,285 @@
+"""On a GPU: gpu-decode gives the images and cuts of Pillow's back end, and tells broken files."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from samples.waiting import no_waits, while_busy
+from torch import Tensor
+
+from e2e.data.loaders import nvjpeg, open_feed
+from e2e.data.loaders.backend import Broken, Files, LoaderFeed, Wanted
+from e2e.data.loaders.nvjpeg_hardware import hardware_decoder
+from e2e.data.sources.listing import Picture
+from microbench.errors import UserError
+
+pytestmark = pytest.mark.gpu
+
+DEVICE = torch.device("cuda:0")
+SIZE = (64, 80)
+BATCH = 8
+# Of normalised values: a level is 0.017. Decoders' colours differ by a few levels here and there.
+CLOSE = 0.06
+SEED = 3
+ORIENTATION = 274
+
+
+@pytest.fixture(params=["hardware", "torchvision"], autouse=True)
+def decoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What calls nvJPEG: ours, where the device has decoders for it, or torchvision's op."""
+    if request.param == "torchvision":
+        monkeypatch.setattr(nvjpeg, "hardware_decoder", lambda _: None)
+    elif (found := hardware_decoder(DEVICE)) is None:
+        pytest.skip("no hardware decodes JPEGs here")
+    else:
+        found.close()
+    return request.param
+
+
+def photo(n: int) -> Image.Image:
+    """Smooth, as photographs are, so that decoders differ by rounding alone."""
+    height, width = 200 + 13 * n, 300 - 11 * n
+    coarse = np.random.default_rng(n).integers(0, 256, (7, 9, 3), np.uint8)
+    return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
+
+
+def coded(n: int) -> bytes:
+    """An image of each kind in turn."""
+    image, file = photo(n), BytesIO()
+    exif = Image.Exif()
+    exif[ORIENTATION] = 1 + n % 8
+    kinds: list[Callable[[], None]] = [
+        lambda: image.save(file, "JPEG", quality=92, exif=exif, subsampling="4:2:0"),
+        lambda: image.save(file, "JPEG", quality=92, exif=exif, subsampling="4:4:4"),
+        lambda: image.save(file, "JPEG", quality=92, exif=exif, subsampling="4:2:2"),
+        lambda: image.convert("L").save(file, "JPEG", quality=92, exif=exif),
+        lambda: image.save(file, "JPEG", quality=92, exif=exif),
+        lambda: image.convert("CMYK").save(file, "JPEG", quality=92),
+        lambda: image.save(file, "JPEG", quality=92, progressive=True, exif=exif),
+        lambda: image.save(file, "PNG"),
+    ]
+    kinds[n % len(kinds)]()
+    return file.getvalue()
+
+
+def written(folder: Path, contents: Sequence[bytes]) -> Files:
+    """Files, each of a class of its own."""
+    pictures = []
+    for label, content in enumerate(contents):
+        path = folder / f"{label:02}.jpg"
+        path.write_bytes(content)
+        pictures.append(Picture(str(path), label))
+    return Files(pictures, folder)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    return written(tmp_path_factory.mktemp("images"), [coded(n) for n in range(19)])
+
+
+class Opened:
+    """Opens feeds, and closes them all when a test ends."""
+
+    def __init__(self) -> None:
+        self.broken: list[Broken] = []
+        self.feeds: list[LoaderFeed] = []
+
+    def __call__(self, name: str, files: Files, **wanted: object) -> LoaderFeed:
+        asked = Wanted(SIZE, BATCH, SEED, DEVICE, **wanted)  # type: ignore[arg-type]
+        self.feeds.append(open_feed(name, files, asked, self.broken.extend))
+        return self.feeds[-1]
+
+
+@pytest.fixture
+def opened() -> Iterator[Opened]:
+    made = Opened()
+    yield made
+    for feed in made.feeds:
+        feed.close()
+
+
+def batches(feed: LoaderFeed, count: int) -> list[tuple[Tensor, Tensor]]:
+    return [feed.place(feed.fetch()) for _ in range(count)]
+
+
+def check_alike(found: tuple[Tensor, Tensor], wanted: tuple[Tensor, Tensor]) -> None:
+    assert found[1].tolist() == wanted[1].tolist()
+    assert found[0].shape == wanted[0].shape
+    apart = (found[0] - wanted[0]).abs().mean(dim=(1, 2, 3))
+    assert apart.max() <= CLOSE, list(zip(found[1].tolist(), apart.tolist(), strict=True))
+
+
+def threads() -> set[str]:
+    return {thread.name for thread in threading.enumerate()}
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_images_and_cuts_are_those_of_pillow(
+    files: Files, opened: Opened, workers: int, channels_last: bool
+):
+    found = batches(opened("gpu-decode", files, workers=workers, channels_last=channels_last), 6)
+    wanted = batches(opened("torchvision", files, channels_last=channels_last), 6)
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    for one, other in zip(found, wanted, strict=True):
+        assert one[0].is_contiguous(memory_format=layout)
+        check_alike(one, other)
+    assert opened.broken == []
+
+
+def test_nothing_is_overwritten_while_it_is_read(files: Files, opened: Opened):
+    """Batches that are thrown away give their memory back while kernels may still run."""
+    feed = opened("gpu-decode", files, workers=2)
+    for _ in range(30):
+        feed.fetch()
+    wanted = opened("torchvision", files)
+    for _ in range(30):
+        wanted.fetch()
+    busy = torch.randn(4096, 4096, device=DEVICE)
+    for _ in range(5):
+        for _ in range(20):
+            busy = torch.tanh(busy @ busy)
+        check_alike(*(one.place(one.fetch()) for one in (feed, wanted)))
+
+
+def test_placing_never_waits(files: Files, opened: Opened):
+    """Once no buffer grows any more: while one does, the driver holds up who asks it anything."""
+    feed = opened("gpu-decode", files, workers=1)
+    batches(feed, 64)
+    fetched = feed.fetch()
+    with no_waits(), while_busy():
+        feed.place(fetched)
+    torch.cuda.synchronize()
+
+
+def test_broken_files_are_told_and_give_their_place(tmp_path: Path, opened: Opened):
+    good = [coded(8 * n) for n in range(4)]
+    contents = [
+        good[0], good[1][: len(good[1]) // 2], b"", good[2], b"no image",
+        good[3][: len(good[3]) // 2] + b"\xff\xd9",
+    ]  # fmt: skip
+    files = written(tmp_path, contents)
+    feed = opened("gpu-decode", files, workers=1)
+    for images, labels in batches(feed, 3):
+        assert len(images) == len(labels) == BATCH
+        assert {0, 3} <= set(labels.tolist()) <= {0, 3, 5}
+        assert images.isfinite().all()
+    named = {Path(path).name for path, _ in opened.broken}
+    assert {"01.jpg", "02.jpg", "04.jpg"} <= named <= {"01.jpg", "02.jpg", "04.jpg", "05.jpg"}
+
+
+def test_what_nvjpeg_alone_refuses_goes_through_pillow(files: Files, opened: Opened, monkeypatch):
+    """With all sent to nvJPEG that begins as a JPEG: CMYK and such are halved out and decoded."""
+    from e2e.data.loaders import jpeg_bytes as encoded
+
+    monkeypatch.setattr(encoded, "_as_usual", lambda image: image.format == "JPEG")
+    found = batches(opened("gpu-decode", files), 3)
+    wanted = batches(opened("torchvision", files), 3)
+    for one, other in zip(found, wanted, strict=True):
+        assert one[1].tolist() == other[1].tolist()
+        assert one[0].isfinite().all()
+    assert opened.broken == []
+
+
+def test_what_comes_out_otherwise_than_its_header_says_goes_through_pillow(
+    files: Files, opened: Opened, monkeypatch
+):
+    """The kernel reads as much as the header says, so this must not reach it."""
+    from e2e.data.loaders import jpeg_bytes as encoded
+
+    def higher(content: bytes) -> encoded.Stored | None:
+        stored = plain(content)
+        return stored and stored._replace(size=(stored.size[0] + 1, stored.size[1]))
+
+    plain = encoded.plain_jpeg
+    monkeypatch.setattr(encoded, "plain_jpeg", higher)
+    found = batches(opened("gpu-decode", files), 3)
+    for one, other in zip(found, batches(opened("torchvision", files), 3), strict=True):
+        check_alike(one, other)
+    assert opened.broken == []
+
+
+def test_time_spent_waiting_for_the_device_is_counted(files: Files, opened: Opened):
+    feed = opened("gpu-decode", files, workers=1)
+    counted = [feed.idle_cpu_s]
+    began_s = time.process_time()
+    for _ in range(6):
+        feed.fetch()
+        counted.append(feed.idle_cpu_s)
+    assert counted == sorted(counted)
+    spun_s = counted[-1] - counted[0]
+    assert 0 < spun_s <= time.process_time() - began_s
+
+
+def test_nothing_but_broken_files_ends_with_a_reason(tmp_path: Path, opened: Opened):
+    feed = opened("gpu-decode", written(tmp_path, [b"", b"no image"]), workers=1)
+    with pytest.raises(UserError, match="none of the 2 training images"):
+        feed.fetch()
+
+
+def test_a_strict_reader_is_told_in_fetch(tmp_path: Path):
+    def strict(broken: Sequence[Broken]) -> None:
+        if broken:
+            raise UserError(f"broken image {Path(broken[0][0]).name}")
+
+    wanted = Wanted(SIZE, BATCH, SEED, DEVICE, workers=1)
+    feed = open_feed("gpu-decode", written(tmp_path, [coded(0), b""]), wanted, strict)
+    with pytest.raises(UserError, match=r"broken image 01.jpg"):
+        feed.fetch()
+    feed.close()
+
+
+@pytest.mark.parametrize("fetched", [0, 1, 4])
+def test_closing_ends_thread_and_workers(files: Files, opened: Opened, fetched: int):
+    feed = opened("gpu-decode", files, workers=2)
+    batches(feed, fetched)
+    pids = feed.pids
+    assert len(pids) == (2 if fetched else 0)
+    feed.close()
+    assert "ahead" not in threads()
+    ends = time.monotonic() + 20
+    while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < ends:
+        time.sleep(0.05)
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+def test_a_killed_worker_is_replaced_and_no_batch_is_lost(files: Files, opened: Opened):
+    feed = opened("gpu-decode", files, workers=2, on_death="restart")
+    found = batches(feed, 2)
+    os.kill(feed.pids[0], signal.SIGKILL)
+    found += batches(feed, 12)
+    for one, other in zip(found, batches(opened("torchvision", files), 14), strict=True):
+        check_alike(one, other)
+
+
+def test_a_killed_worker_ends_the_run_when_asked_to(files: Files, opened: Opened):
+    feed = opened("gpu-decode", files, workers=1)
+    feed.fetch()
+    os.kill(feed.pids[0], signal.SIGKILL)
+    with pytest.raises(UserError, match="killed by signal 9"):
+        batches(feed, 20)
+
+
+def test_a_step_can_be_captured_beside_it(files: Files, opened: Opened):
+    """As the learner captures: the thread goes on calling what a capture forbids its own thread."""
+    feed = opened("gpu-decode", files, workers=2)
+    images, _ = batches(feed, 1)[0]
+    fixed, graph = images.clone(), torch.cuda.CUDAGraph()
+    doubled = torch.empty_like(fixed)
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        for _ in range(10):
+            torch.mul(fixed, 2, out=doubled)
+            feed.fetch()
+    fixed.copy_(feed.place(feed.fetch())[0])
+    graph.replay()
+    assert torch.equal(doubled, fixed * 2)

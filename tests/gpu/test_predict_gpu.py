@@ -1,0 +1,233 @@
+"""Predictions on a GPU: the trace is the real step's, every call can be replayed, bounds hold."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import pytest
+import torch
+from samples.train_cases import case_of, quietly
+
+from e2e.data.sources.synthetic import Synthetic
+from e2e.networks import find
+from e2e.predict.host_model.host_speed import Between, Noted, SmallStepPace, pace_of
+from e2e.predict.host_model.variation import spread
+from e2e.predict.op_timer.cuda_graph import graph_of
+from e2e.predict.op_timer.op_costs import Calls, key_of
+from e2e.predict.op_timer.store import Store
+from e2e.predict.predictor import Predictor
+from e2e.predict.trace.fake_trace import differences, trace, trace_real
+from e2e.predict.trace.recorder import kind
+from e2e.train.arms import Arms, Task
+from e2e.train.step_timer import busy_time
+from kernels.aten import flops
+from kernels.case import Target
+
+pytestmark = pytest.mark.gpu
+
+DEVICE = torch.device("cuda:0")
+CLASSES = 10
+FASTEST_FLOP_PER_S = (
+    2.5e15  # more than any GPU's dense float16 Tensor Cores, so no time is below it
+)
+ARMS: list[tuple[str, dict[str, object]]] = [
+    ("cnn-cifar", {"recipe": "fp32"}),
+    ("cnn-cifar", {"recipe": "tf32", "layout": "nhwc", "fused": False}),
+    ("cnn-cifar", {"recipe": "amp", "layout": "nhwc"}),
+    ("cnn-cifar", {"recipe": "amp", "fused": False}),
+    ("cnn-cifar", {"recipe": "amp-bf16"}),
+    ("cnn-cifar", {"recipe": "O2", "layout": "nhwc"}),
+    ("cnn-cifar", {"recipe": "fp16"}),
+    ("cnn-cifar", {"recipe": "amp", "graph": True}),
+    ("resnet18", {"recipe": "amp", "layout": "nhwc"}),
+    ("mobilenet_v2", {"recipe": "amp", "layout": "nhwc"}),
+    ("vit_b_16", {"recipe": "amp"}),
+    ("gpt-tiny", {"recipe": "amp-bf16"}),
+]
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    facts = torch.cuda.get_device_properties(0)
+    return Target(
+        "cuda", facts.name, (facts.major, facts.minor), facts.multi_processor_count, index=0
+    )
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return Store({"name": "a GPU"}, {})
+
+
+@pytest.mark.parametrize(("name", "settings"), ARMS, ids=str)
+def test_the_trace_is_that_of_a_real_step(name: str, settings: dict[str, object]) -> None:
+    network = find(name)
+    case = case_of(network, 8, **settings)
+    fake, real = (record(network, case, DEVICE, CLASSES) for record in (trace, trace_real))
+    assert [op.call.name for op in fake.ops] == [op.call.name for op in real.ops]
+    # cuDNN says how much batch-norm reserves; fake tensors say nothing.
+    unlike = [line for line in differences(fake, real) if "batch_norm" not in line]
+    assert [line for line in unlike if "freed" not in line] == []
+    assert [(op.phase, op.layer) for op in fake.ops] == [(op.phase, op.layer) for op in real.ops]
+
+
+@pytest.mark.parametrize(("name", "settings"), ARMS, ids=str)
+def test_every_call_is_replayed_and_none_beats_the_card(
+    name: str, settings: dict[str, object], target: Target, store: Store
+) -> None:
+    network = find(name)
+    traced = trace(network, case_of(network, 8, **settings), DEVICE, CLASSES)
+    times = Calls(target, store, pace_of(DEVICE)).times(traced)
+    assert times.problems == {}
+    for op in traced.ops:
+        if kind(op) == "view":
+            continue
+        time = times.known[key_of(traced.case, op)]
+        assert time.gpu_s > 0, op.call.name
+        assert time.host_s > 0
+        assert time.scratch_bytes >= 0
+        assert 0 <= time.conversion_s <= time.gpu_s
+        # Kernels are seen in both threads.
+        assert time.busy_s is not None
+        assert 0 <= time.busy_s <= time.gpu_s
+        assert (flops(op.call) or 0) / time.gpu_s < FASTEST_FLOP_PER_S
+
+
+@pytest.mark.alone
+def test_tf32s_products_are_measured_in_tf32(target: Target, store: Store) -> None:
+    network, gpu_s = find("resnet18"), dict[str, float]()
+    for recipe in ("fp32", "tf32"):
+        traced = trace(network, case_of(network, 64, recipe=recipe), DEVICE, CLASSES)
+        times = Calls(target, store, pace_of(DEVICE)).times(traced).known
+        keys = {key_of(traced.case, op) for op in traced.ops if kind(op) == "product"}
+        gpu_s[recipe] = sum(times[key].gpu_s for key in keys)
+    assert gpu_s["fp32"] > 1.5 * gpu_s["tf32"]
+
+
+def test_a_pass_over_calls_takes_the_host_about_as_long_as_they_are_known_to(
+    target: Target, store: Store
+) -> None:
+    traced = trace(find("cnn-cifar"), case_of(find("cnn-cifar"), 8, recipe="amp"), DEVICE, CLASSES)
+    pace = pace_of(DEVICE)
+    calls = Calls(target, store, pace)
+    launch = calls.passes(traced)
+    assert len(store) == 0, "nothing is known of one call from it"
+    times = calls.times(traced)
+    assert times.problems == {}
+    known = times.known
+    assert {key_of(traced.case, op) for op in traced.ops if kind(op) != "view"} == set(known)
+    assert all(time.host_s > 0 for time in known.values())
+    alone_s = sum(known[key_of(traced.case, op)].host_s for op in traced.ops if kind(op) != "view")
+    between = Between(pace)
+    passes_s = sorted(launch() / between.ends() for _ in range(9))
+    assert alone_s / 4 < passes_s[4] < 4 * alone_s
+
+
+def test_layout_changes_inside_convolutions_are_seen(target: Target, store: Store) -> None:
+    network = find("resnet18")
+    found: dict[str, float] = {}
+    for layout in ("nchw", "nhwc"):
+        traced = trace(network, case_of(network, 32, recipe="amp", layout=layout), DEVICE, CLASSES)
+        times = Calls(target, store, pace_of(DEVICE)).times(traced)
+        found[layout] = sum(
+            times.known[key_of(traced.case, op)].conversion_s
+            for op in traced.ops
+            if kind(op) == "product"
+        )
+    assert found["nchw"] > 5 * found["nhwc"]
+
+
+def test_peak_memory_is_near_that_of_a_training(target: Target, store: Store) -> None:
+    network = find("resnet18")
+    case = case_of(network, 64, recipe="amp", layout="nhwc")
+    predictor = Predictor(network, target, CLASSES, store, allow_run=False)
+    told = predictor.foretell(case, quietly)
+    assert told.predicted is not None
+    data = Synthetic(network.input, CLASSES)
+    arms = Arms(Task(network, data, 1, None, 0), target)
+    (training,) = arms.set_up([case], quietly)
+    arms.close()
+    assert training.memory_peak_bytes is not None
+    assert told.predicted.memory_bytes == pytest.approx(training.memory_peak_bytes, rel=0.1)
+
+
+def test_a_prediction_leaves_no_memory_behind(target: Target, store: Store) -> None:
+    network = find("cnn-cifar")
+    predictor = Predictor(network, target, CLASSES, store, allow_run=False)
+    predictor.foretell(case_of(network), quietly)
+    before = torch.cuda.memory_allocated()
+    predictor.foretell(case_of(network, 16), quietly)
+    assert torch.cuda.memory_allocated() - before < 2**20
+
+
+def own_bytes() -> int:
+    """What is allocated, without the space that cuBLAS keeps for each stream it has seen."""
+    gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()
+    return torch.cuda.memory_allocated()
+
+
+@pytest.mark.alone
+def test_a_captured_step_is_told_by_its_calls_captured_together(
+    target: Target, store: Store
+) -> None:
+    network = find("cnn-cifar")
+    predictor = Predictor(network, target, CLASSES, store, allow_run=False)
+    before = own_bytes()
+    told = predictor.foretell(case_of(network, 8, recipe="amp", graph=True), quietly)
+    predicted, (captured,) = told.predicted, predictor._graphs.values()
+    assert predicted is not None, told.reason
+    assert captured.launch_s > 0
+    busy_s = sum(op.busy_s or 0.0 for op in told.ops)
+    gaps_s = captured.gap_s * sum(op.kernels for op in told.ops if op.device_s)
+    assert captured.step_s > gaps_s > 0
+    assert busy_s + gaps_s == pytest.approx(captured.step_s)
+    launch_s = told.pace * captured.host_s(told.ops)
+    assert predicted.step_s == pytest.approx(max(captured.step_s, launch_s))
+    assert store.framework is None, "it asks nothing of the host"
+    assert own_bytes() - before < 2**20, "the graph is gone"
+
+
+@pytest.mark.parametrize("recipe", ["tf32", "amp"])
+def test_the_graph_of_a_steps_calls_has_their_kernels_and_no_others(
+    recipe: str, target: Target, store: Store
+) -> None:
+    network = find("resnet18")
+    case = case_of(network, 8, recipe=recipe, layout="nhwc", graph=True)
+    traced = trace(network, case, DEVICE, CLASSES)
+    calls = Calls(target, store, pace_of(DEVICE))
+    known = calls.times(traced).known
+    found = (known.get(key_of(traced.case, op)) for op in traced.ops)
+    alone = sum(time.kernels for time in found if time is not None and time.gpu_s)
+    counted = calls.counted(traced, known)  # the graph writes to their arguments
+    graph = graph_of(counted, DEVICE)
+    assert busy_time(graph.replay)[1] == pytest.approx(alone, abs=3)
+
+
+def test_the_pace_is_that_of_launching_and_holds_no_memory_afterwards() -> None:
+    SmallStepPace(DEVICE).now()  # cuBLAS takes memory once and keeps it
+    gc.collect()
+    before = torch.cuda.memory_allocated()
+    pace = SmallStepPace(DEVICE)
+    noted = Noted(pace)
+    noted.look()
+    looked = spread(noted.take())
+    assert 0 < looked.low <= looked.middle <= looked.high
+    torch.cuda._sleep(2_000_000_000)  # a second or so, which is not the host's
+    assert pace.now() < 20 * looked.high
+    pace.forget()
+    gc.collect()
+    assert torch.cuda.memory_allocated() - before < 2**20
+
+
+def test_the_pace_does_not_count_a_search_for_algorithms() -> None:
+    pace = SmallStepPace(DEVICE)
+    middle = pace.now()
+    allowed = torch.backends.cudnn.allow_tf32
+    try:
+        torch.backends.cudnn.allow_tf32 = not allowed
+        assert pace.now() < 20 * middle
+    finally:
+        torch.backends.cudnn.allow_tf32 = allowed

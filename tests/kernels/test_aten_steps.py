@@ -1,0 +1,335 @@
+"""Every call of real training steps on the CPU: described, classified, and run alone."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from samples.launching import finite, given, specs
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
+
+from kernels.aten import (
+    NEAR,
+    Call,
+    Pool,
+    TensorSpec,
+    describe,
+    flops,
+    from_json,
+    kind_of,
+    materialise,
+    reserve,
+    resolve,
+    spec_of,
+    tensors_among,
+    to_json,
+    why_not,
+)
+
+CPU = torch.device("cpu")
+ATEN = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Recorded:
+    call: Call
+    outputs: tuple[TensorSpec, ...]
+
+
+class Recorder(TorchDispatchMode):
+    """Notes every operator below autograd, and what it returned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops: list[Recorded] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        call = describe(func, args, kwargs)
+        returned = func(*args, **kwargs)
+        self.ops.append(Recorded(call, specs(returned)))
+        return returned
+
+
+# ------------------------------------------------------------ networks
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.mix, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.heads, self.dropout = heads, dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        n, length, width = x.shape
+        parts = self.mix(x).view(n, length, 3, self.heads, width // self.heads)
+        q, k, v = parts.permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=self.dropout)
+        return self.out(y.transpose(1, 2).reshape(n, length, width))
+
+
+class Transformer(nn.Module):
+    def __init__(self, words: int = 50, width: int = 16, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(words, width), nn.Embedding(12, width)
+        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention = Attention(width, 2, dropout)
+        self.grow, self.shrink = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.head = nn.Linear(width, words)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.words(ids) + self.places(torch.arange(ids.shape[1]))
+        x = x + self.attention(self.first(x))
+        return self.head(x + self.shrink(F.gelu(self.grow(self.second(x))))).flatten(0, 1)
+
+
+def convolutional(last: bool = False) -> nn.Module:
+    net = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True),
+        nn.MaxPool2d(3, 2, 1), nn.Conv2d(8, 8, 3, groups=2), nn.BatchNorm2d(8), nn.Hardswish(),
+        nn.Conv2d(8, 8, 1), nn.SiLU(), nn.ReLU6(), nn.AvgPool2d(2), nn.Dropout(0.2),
+        nn.ConvTranspose2d(8, 4, 2), nn.Sigmoid(), nn.GroupNorm(2, 4), nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(), nn.Linear(16, 5),
+    )  # fmt: skip
+    return net.to(memory_format=torch.channels_last if last else torch.contiguous_format)
+
+
+def recurrent() -> nn.Module:
+    class Last(nn.Module):
+        def forward(self, returned: tuple[Tensor, Any]) -> Tensor:
+            return returned[0][:, -1]
+
+    return nn.Sequential(nn.LSTM(6, 8, batch_first=True), Last(), nn.Tanh(), nn.Linear(8, 5))
+
+
+def images(last: bool = False) -> Tensor:
+    x = torch.randn(4, 3, 16, 16)
+    return x.contiguous(memory_format=torch.channels_last) if last else x
+
+
+Step = Callable[[], object]
+
+
+def step_of(net: nn.Module, x: Tensor, classes: int, make_optimizer: Callable[..., Any],
+            autocast: bool = False, smoothing: float = 0.0, **how: Any) -> Step:  # fmt: skip
+    optimizer = make_optimizer(net.parameters(), **how)
+
+    def step() -> None:
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            scores = net(x)
+        targets = torch.randint(0, classes, (scores.shape[0],))
+        loss = F.cross_entropy(scores.float(), targets, label_smoothing=smoothing)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+SGD, Adam, AdamW = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW
+WITH_MOMENTUM = {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4}
+STEPS: dict[str, Callable[[], Step]] = {
+    "cnn": lambda: step_of(convolutional(), images(), 5, SGD, fused=True, **WITH_MOMENTUM),
+    "cnn-last-bf16": lambda: step_of(
+        convolutional(True), images(True), 5, SGD, True, foreach=True, **WITH_MOMENTUM
+    ),
+    "cnn-smooth": lambda: step_of(convolutional(), images(), 5, Adam, smoothing=0.1, foreach=True),
+    "transformer": lambda: step_of(
+        Transformer(), torch.randint(0, 50, (3, 12)), 50, AdamW, fused=True, lr=1e-3
+    ),
+    "transformer-bf16": lambda: step_of(
+        Transformer(), torch.randint(0, 50, (3, 12)), 50, AdamW, True, fused=True
+    ),
+    "transformer-dropout": lambda: step_of(
+        Transformer(dropout=0.1), torch.randint(0, 50, (3, 12)), 50, Adam, foreach=True
+    ),
+    "lstm": lambda: step_of(recurrent(), torch.randn(3, 7, 6), 5, SGD, lr=0.1, foreach=True),
+}
+
+
+@cache
+def recorded(name: str) -> tuple[Recorded, ...]:
+    """The second step of a network: the first makes the optimizer's state."""
+    torch.manual_seed(0)
+    step = STEPS[name]()
+    step()
+    with Recorder() as recorder:
+        step()
+    return tuple(recorder.ops)
+
+
+def distinct(name: str) -> tuple[Recorded, ...]:
+    """One of each call that can be replayed."""
+    found = {op.call: op for op in recorded(name)}
+    return tuple(op for op in found.values() if why_not(op.call) is None)
+
+
+each_step = pytest.mark.parametrize("name", STEPS)
+
+# ------------------------------------------------------------ the whole step
+
+
+@each_step
+def test_calls_survive_json(name: str) -> None:
+    for op in recorded(name):
+        assert from_json(json.loads(json.dumps(to_json(op.call)))) == op.call
+
+
+@each_step
+def test_kinds_partition_the_step(name: str) -> None:
+    kinds = {op.call.name: kind_of(op.call, op.outputs) for op in recorded(name)}
+    assert "other" not in kinds.values(), [call for call, kind in kinds.items() if kind == "other"]
+    for op in recorded(name):
+        assert (kind_of(op.call) == "view") == (kind_of(op.call, op.outputs) == "view")
+
+
+# Torch counts a grouped weight's gradient as if it were dense: it has no groups in its networks.
+@pytest.mark.parametrize("name", ["cnn-flat", "transformer", "transformer-bf16"])
+def test_flops_are_those_that_torch_counts(name: str) -> None:
+    if name == "cnn-flat":
+        net = convolutional()
+        net[4].groups, net[4].weight = 1, nn.Parameter(torch.randn(8, 8, 3, 3))  # type: ignore
+        step = step_of(net, images(), 5, SGD, fused=True, **WITH_MOMENTUM)
+    else:
+        step = STEPS[name]()
+    step()
+    with FlopCounterMode(display=False) as counter, Recorder() as recorder:
+        step()
+    calls = [op.call for op in recorder.ops]  # versions before 2.12 have none for some attention
+    known = [call for call in calls if resolve(call.name).overloadpacket in flop_registry]
+    assert sum(flops(call) or 0 for call in known) == counter.get_total_flops() > 0
+
+
+@each_step
+def test_only_products_have_flops(name: str) -> None:
+    for op in recorded(name):
+        product = kind_of(op.call) == "product" and "rnn" not in op.call.name
+        assert (flops(op.call) is not None) == product, op.call.name
+
+
+@each_step
+def test_little_cannot_be_replayed(name: str) -> None:
+    reasons = {op.call.operator: why_not(op.call) for op in recorded(name)}
+    left = {operator for operator, reason in reasons.items() if reason}
+    allowed = {"detach_", "mkldnn_rnn_layer_backward", "_local_scalar_dense",
+               "_record_function_enter_new", "_record_function_exit"}  # fmt: skip
+    assert left <= allowed, reasons
+
+
+# ------------------------------------------------------------ one call alone
+
+
+def may_be_infinite(call: Call) -> bool:
+    """Whether its result is memory that nobody has written, or infinite because it was told so."""
+    return "empty" in call.operator or call.args == (-math.inf,)
+
+
+@each_step
+def test_replays_return_what_the_step_did(name: str) -> None:
+    pool = Pool(CPU)
+    for op in distinct(name):
+        replay = materialise(op.call, CPU, pool)
+        assert argument_specs(replay) == op.call.tensors, op.call.key
+        assert replay.mutated or not op.call.operator.endswith("_"), op.call.key
+        for _ in range(3):
+            returned = replay.launch()
+        assert given(op.call, replay, returned) == op.outputs, op.call.key
+        assert may_be_infinite(op.call) or finite(returned), op.call.key
+        assert finite(list(replay.args)), op.call.key
+
+
+@each_step
+def test_a_launch_makes_the_recorded_call_and_no_other(name: str) -> None:
+    """Whatever binding of torch it goes by; a cast need not be told where the tensor is."""
+    pool = Pool(CPU)
+    by_binding = 0
+    for op in distinct(name):
+        replay = materialise(op.call, CPU, pool)
+        with Recorder() as seen:
+            replay.launch()
+        (made,) = (one.call for one in seen.ops)
+        assert told(made) == told(op.call)
+        by_binding += replay.launch.func is not resolve(op.call.name)  # type: ignore[attr-defined]
+    assert by_binding > len(distinct(name)) / 2
+
+
+def told(call: Call) -> Call:
+    """The call without keywords that say nothing."""
+    there = ("device", "layout") if call.operator == "_to_copy" else ()
+    kwargs = [(name, value) for name, value in call.kwargs if value is not None]
+    return Call(call.name, call.args, tuple(pair for pair in kwargs if pair[0] not in there))
+
+
+def argument_specs(replay: Any) -> tuple[TensorSpec, ...]:
+    return specs([replay.args, dict(replay.kwargs)])
+
+
+@pytest.mark.parametrize("name", ["cnn", "cnn-last-bf16", "transformer", "cnn-smooth"])
+def test_many_launches_stay_finite(name: str) -> None:
+    """Two hundred launches and fresh content, again and again.
+
+    Not so what is divided by a small number as often: numbers are as recorded.
+    """
+    pool = Pool(CPU)
+    for op in distinct(name):
+        replay = materialise(op.call, CPU, pool)
+        if not replay.mutated or op.call.name == "aten._foreach_div_.ScalarList":
+            continue
+        for _ in range(3):
+            replay.restore()
+            for _ in range(200):
+                replay.launch()
+        assert finite([list(replay.args), dict(replay.kwargs)]), op.call.key
+
+
+@each_step
+def test_what_is_read_is_never_written(name: str) -> None:
+    """No call writes to what the schema (or our list of exceptions) says it only reads."""
+    pool = Pool(CPU)
+    reserve([(op.call, NEAR) for op in recorded(name)], pool)
+    before = [flat.clone() for flat in pool.read_only()]
+    for op in distinct(name):
+        replay = materialise(op.call, CPU, pool)
+        replay.launch()
+        replay.restore()
+        assert all(map(torch.equal, pool.read_only(), before)), op.call.name
+
+
+@each_step
+def test_arguments_share_no_memory(name: str) -> None:
+    pool = Pool(CPU)
+    for op in distinct(name):
+        replay = materialise(op.call, CPU, pool)
+        tensors = tensors_among(replay.args, replay.kwargs)
+        ends = sorted((t.data_ptr(), t.data_ptr() + spec_of(t).bytes) for t in tensors if t.numel())
+        for (_, end), (begin, _) in pairwise(ends):
+            assert end <= begin, op.call.key
+
+
+@each_step
+def test_the_pool_is_as_large_as_the_largest_call(name: str) -> None:
+    calls = [op.call for op in recorded(name)]
+    alone = []
+    for op in distinct(name):
+        pool = Pool(CPU)
+        materialise(op.call, CPU, pool)
+        alone.append(pool.bytes)
+    together = Pool(CPU)
+    reserve([(call, NEAR) for call in calls], together)
+    reserved = together.bytes
+    for op in distinct(name):
+        materialise(op.call, CPU, together)
+    assert together.bytes == reserved, "what was reserved is enough"
+    areas = 6  # read and written; of float32, bfloat16 and integers
+    assert max(alone) <= reserved <= areas * max(alone)
+    assert reserved < sum(alone) / 2

@@ -1,0 +1,255 @@
+"""The cupy back end: what gemmEx is asked, answered by a stand-in, and on a GPU by cuBLAS."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import ClassVar
+
+import pytest
+import torch
+from samples.waiting import while_busy
+
+from kernels import OPS
+from kernels.case import CannotRun, Case, Target
+from kernels.gemm import LAYOUTS, cupy_blas
+from kernels.gemm import cublaslt_api as api
+from kernels.precision import PRECISIONS
+
+CPU = Target("cpu", "stand-in", capability=(9, 0))
+H200 = Target("cuda", "NVIDIA H200", (9, 0), 132)
+DIMS = {"m": 48, "n": 32, "k": 64}
+STREAM = 0x5EED
+CUPY = [name for name, kind in PRECISIONS.items() if not kind.is_float8]
+
+
+def case(precision: str, layout: str = "nt", **dims: int) -> Case:
+    return Case("gemm", {**DIMS, **dims}, precision, "cupy", layout)
+
+
+# --- What can run -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cupy_installed() -> None:
+    if importlib.util.find_spec("cupy") is None:
+        pytest.skip("no CuPy")
+
+
+@pytest.mark.parametrize("precision", [p for p in PRECISIONS if p.startswith("fp8")])
+def test_fp8_is_sent_to_cublaslt(precision: str) -> None:
+    reason = cupy_blas.cannot_run(case(precision), H200)
+    assert reason == f"cublasGemmEx has no {precision}; use back end cublaslt"
+
+
+@pytest.mark.usefixtures("cupy_installed")
+def test_int8_constraints() -> None:
+    assert cupy_blas.cannot_run(case("int8", m=7), H200) is None
+    assert "use --layout nt" in (cupy_blas.cannot_run(case("int8", "nn"), H200) or "")
+    reason = cupy_blas.cannot_run(case("int8", k=66), H200)
+    assert reason == "int8 in cublasGemmEx needs N and K in multiples of 4, not 32 and 66"
+
+
+@pytest.mark.usefixtures("cupy_installed")
+@pytest.mark.parametrize("precision", [p for p in CUPY if p != "int8"])
+def test_odd_sizes_can_run(precision: str) -> None:
+    assert cupy_blas.cannot_run(case(precision, "tn", m=3, n=5, k=7), H200) is None
+
+
+def test_no_cupy_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert "pip install cupy" in (cupy_blas.cannot_run(case("fp16"), H200) or "")
+
+
+def test_a_cupy_that_does_not_load_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "cupy_backends.cuda.libs", None)
+    with pytest.raises(CannotRun, match="CuPy cannot be imported"):
+        cupy_blas._binding.__wrapped__()
+
+
+# --- gemmEx, with a stand-in for cuBLAS ---------------------------------------------------------
+
+
+def memory(address: int, dtype: torch.dtype, shape: tuple[int, int], ld: int) -> torch.Tensor:
+    """A column-major matrix at an address."""
+    elements = (shape[1] - 1) * ld + shape[0]
+    raw = (ctypes.c_char * (elements * dtype.itemsize)).from_address(address)
+    return torch.frombuffer(raw, dtype=torch.uint8).view(dtype).as_strided(shape, (1, ld))
+
+
+class StandIn:
+    """cuBLAS as CuPy binds it; multiplies in float64 what the addresses point at."""
+
+    class CUBLASError(RuntimeError):
+        pass
+
+    NAMES: ClassVar = {number: name for name, number in api.DATA_TYPES.items()}
+    SCALES: ClassVar = {64: api.CUDA_R_16F, 70: api.CUDA_R_64F, 72: api.CUDA_R_32I}
+
+    def __init__(self) -> None:
+        self.mode = 0
+        self.compute = 0
+        self.stream = 0
+        self.refusal = ""
+
+    def create(self) -> int:
+        return 0xC0DE
+
+    def setMathMode(self, handle: int, mode: int) -> None:
+        assert handle == 0xC0DE
+        self.mode = mode
+
+    def operand(self, op: int, rows: int, columns: int, data: int, kind: int, ld: int) -> object:
+        dtype = getattr(torch, self.NAMES[kind])
+        shape = (columns, rows) if op == api.CUBLAS_OP_T else (rows, columns)
+        matrix = memory(data, dtype, shape, ld).double()
+        return matrix.t() if op == api.CUBLAS_OP_T else matrix
+
+    def gemmEx(self, handle: int, *arguments: int) -> None:
+        if self.refusal:
+            raise self.CUBLASError(self.refusal)
+        op_a, op_b, m, n, k, alpha, a, a_type, lda, b, b_type, ldb, beta = arguments[:13]
+        c, c_type, ldc, compute, algo = arguments[13:]
+        assert (handle, algo, self.stream) == (0xC0DE, -1, STREAM)
+        self.compute = compute
+        held, one = api._ONE_IN[self.SCALES.get(compute, api.CUDA_R_32F)]
+        assert held.from_address(alpha).value == one
+        assert held.from_address(beta).value == 0
+        first = self.operand(op_a, m, k, a, a_type, lda)
+        second = self.operand(op_b, k, n, b, b_type, ldb)
+        dtype = getattr(torch, self.NAMES[c_type])
+        memory(c, dtype, (m, n), ldc)[:] = (first @ second).to(dtype)  # type: ignore[operator]
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    library = StandIn()
+
+    @contextmanager
+    def stream(address: int) -> Iterator[None]:
+        library.stream = address
+        yield
+        library.stream = 0
+
+    monkeypatch.setattr(cupy_blas, "_binding", lambda: library)
+    monkeypatch.setattr(cupy_blas, "_handle", cupy_blas._handle.__wrapped__)
+    monkeypatch.setattr(cupy_blas, "_cupy_stream", stream)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: STREAM, raising=False)
+    return library
+
+
+COMPUTE = {
+    "fp64": 70,
+    "fp32": 68,
+    "tf32": 77,
+    "fp16": 68,
+    "fp16-acc16": 64,
+    "bf16": 68,
+    "int8": 72,
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("precision", CUPY)
+def test_gemm_ex_is_asked_for_the_right_product(
+    stand_in: StandIn, precision: str, layout: str
+) -> None:
+    prepared = OPS["gemm"].session(CPU, seed=1).prepare(case(precision, layout))
+    gc.collect()  # what a launch points at must be alive by its own doing
+    (candidate,) = prepared.candidates
+    assert prepared.rel_error(candidate) <= PRECISIONS[precision].rel_tolerance
+    assert stand_in.compute == COMPUTE[precision]
+    assert stand_in.mode == 16  # the default, TF32 off, and no reductions in the output's type
+
+
+def test_a_refusal_is_a_reason(stand_in: StandIn) -> None:
+    stand_in.refusal = "CUBLAS_STATUS_NOT_SUPPORTED"
+    with pytest.raises(CannotRun, match=r"refuses gemm/.*/int8/cupy: CUBLAS_STATUS_NOT_SUPPORTED"):
+        OPS["gemm"].session(CPU, 1).prepare(case("int8"))
+
+
+@pytest.mark.usefixtures("cupy_installed")
+def test_the_constants_are_cupy_s() -> None:
+    binding = cupy_blas._binding()
+    names = [name for name in vars(api) if name.startswith("CUBLAS_") and hasattr(binding, name)]
+    assert len(names) >= 8
+    assert {n: getattr(api, n) for n in names} == {n: getattr(binding, n) for n in names}
+
+
+@pytest.mark.usefixtures("cupy_installed")
+def test_cupy_reads_a_stream_s_address() -> None:
+    cupy_blas._binding()
+    assert cupy_blas._cupy_stream(STREAM).ptr == STREAM
+    assert cupy_blas._cupy_stream(0).ptr == 0
+
+
+# --- On a GPU -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def gpu() -> Target:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA GPU")
+    facts = torch.cuda.get_device_properties(0)
+    return Target("cuda", facts.name, (facts.major, facts.minor), facts.multi_processor_count)
+
+
+SIZES = [(256, 256, 256), (272, 528, 1040), (16, 64, 4096), (1, 128, 128)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mnk", SIZES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("precision", CUPY)
+def test_gemm_ex_is_right_on_a_gpu(
+    gpu: Target, precision: str, layout: str, mnk: tuple[int, int, int]
+) -> None:
+    asked = case(precision, layout, **dict(zip("mnk", mnk, strict=True)))
+    if reason := OPS["gemm"].cannot_run(asked, gpu):
+        pytest.skip(reason)
+    try:
+        prepared = OPS["gemm"].session(gpu, seed=0).prepare(asked)
+    except CannotRun as refusal:
+        if mnk[0] > 1 or precision != "int8":  # only one row may be too few, and only for int8
+            raise
+        pytest.skip(str(refusal))
+    tolerance = asked.precision.rel_tolerance
+    assert all(prepared.rel_error(c) <= tolerance for c in prepared.candidates)
+
+
+@pytest.mark.gpu
+def test_tf32_rounds_and_fp32_does_not_in_turns_on_a_gpu(gpu: Target) -> None:
+    session = OPS["gemm"].session(gpu, seed=0)
+    fp32, tf32 = (session.prepare(case(p, m=512, n=512, k=512)) for p in ("fp32", "tf32"))
+    for _ in range(2):
+        assert fp32.rel_error(fp32.candidates[0]) < 1e-6
+        assert tf32.rel_error(tf32.candidates[0]) > 1e-5
+
+
+@pytest.mark.gpu
+def test_torch_s_handle_is_left_alone_on_a_gpu(gpu: Target) -> None:
+    binding = cupy_blas._binding()
+    handle = torch.cuda.current_blas_handle()
+    before = binding.getMathMode(handle)
+    OPS["gemm"].session(gpu, seed=0).prepare(case("tf32"))
+    assert binding.getMathMode(handle) == before
+    assert handle != cupy_blas._handle(gpu.index)
+
+
+@pytest.mark.gpu
+def test_launches_follow_torch_s_stream_on_a_gpu(gpu: Target) -> None:
+    prepared = OPS["gemm"].session(gpu, seed=0).prepare(case("fp16", m=512, n=512, k=512))
+    candidate = prepared.candidates[0]
+    candidate.call()
+    torch.cuda.synchronize()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side), while_busy():
+        candidate.call()
+        assert torch.cuda.default_stream().query()  # nothing went there
+        assert not side.query()
+    torch.cuda.synchronize()
+    assert prepared.rel_error(candidate) <= PRECISIONS["fp16"].rel_tolerance

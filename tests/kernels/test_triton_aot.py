@@ -1,0 +1,173 @@
+"""The Triton GEMM compiled for sm_90 without a GPU: the instructions meant, and no spills."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from samples.hopper import FakeHopper
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from kernels.case import Case, Target  # noqa: E402
+from kernels.gemm import triton_configs as cfg  # noqa: E402
+from kernels.gemm import triton_gemm  # noqa: E402
+from kernels.gemm.triton_configs import Config, Problem, parse  # noqa: E402
+from kernels.gemm.triton_tuned import REPOSITORY  # noqa: E402
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing"
+)
+H200 = Target("cuda", "NVIDIA H200", (9, 0), 132)
+SHARED_LIMIT = 232448
+WGMMA = {
+    "fp16": "f32.f16.f16", "fp16-acc16": "f16.f16.f16", "bf16": "f32.bf16.bf16",
+    "fp8-e4m3": "f32.e4m3.e4m3", "fp8-e4m3-precise": "f32.e4m3.e4m3",
+    "fp8-e5m2": "f32.e5m2.e4m3", "tf32": "f32.tf32.tf32", "int8": "s32.s8.s8",
+}  # fmt: skip
+PRECISIONS = [*WGMMA, "fp32"]
+SIZES = (256, 1024, 2048, 8192)
+
+
+@pytest.fixture(autouse=True)
+def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton.runtime.driver import driver
+
+    monkeypatch.setattr(driver, "_active", FakeHopper())
+
+
+@dataclass(frozen=True)
+class Built:
+    ptx: str
+    shared: int
+    ptxas: str
+
+    @property
+    def wgmma(self) -> list[str]:
+        return sorted(set(re.findall(r"wgmma\.mma_async\.sync\.aligned\.(\S+)", self.ptx)))
+
+
+def case(precision: str, size: int, layout: str = "nt") -> Case:
+    return Case("gemm", {"m": size, "n": size, "k": size}, precision, "triton", layout)
+
+
+def build(config: Config, what: Case, tmp_path: Path) -> list[Built]:
+    from kernels.gemm.triton_launch import Launcher
+
+    kinds = (what.precision.torch_dtype(w) for w in ("storage", "storage_b", "output"))
+    a, b, c = (torch.empty(256, dtype=kind) for kind in kinds)
+    steps = Launcher(Problem.of(what), a, b, c, H200.sm_count).bind(config)
+    return [inspect(step.compile(), tmp_path) for step in steps]
+
+
+def inspect(compiled, tmp_path: Path) -> Built:
+    from triton.backends.nvidia.compiler import get_ptxas
+
+    source = tmp_path / "kernel.ptx"
+    source.write_text(compiled.asm["ptx"])
+    command = [get_ptxas(90).path, "-v", "-arch=sm_90a", "-o", os.devnull, str(source)]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    log = run.stdout + run.stderr
+    assert "bytes spill stores" in log, log
+    return Built(compiled.asm["ptx"], compiled.metadata.shared, log)
+
+
+WGMMA_ROWS = 64  # a warpgroup's share of M; smaller tiles use mma.sync
+FP32_SPILL = 256  # bytes
+
+
+def check(built: Built, config: Config, what: Case) -> None:
+    assert built.shared <= SHARED_LIMIT
+    (spilled,) = re.findall(r"(\d+) bytes spill stores", built.ptxas)
+    # The tuned fp32 tile spills a little outside its loop and is still the fastest by a fifth.
+    assert int(spilled) <= (FP32_SPILL if what.precision_name == "fp32" else 0)
+    # Precise fp8 reads the accumulator between products: that is what makes it precise.
+    assert what.precision_name == "fp8-e4m3-precise" or "serialized" not in built.ptxas
+    assert ("cp.async.bulk.tensor" in built.ptx) == (config.kernel != cfg.POINTER)
+    if what.precision_name == "fp32":
+        assert not built.wgmma
+        assert "mma.sync" not in built.ptx
+        assert "tf32" not in built.ptx
+        return
+    if config.bm < WGMMA_ROWS:
+        assert "mma.sync" in built.ptx
+        return
+    assert built.wgmma, "no wgmma"
+    for name in built.wgmma:
+        assert name.endswith(WGMMA[what.precision_name]), name
+
+
+def test_fp32_never_becomes_tf32(tmp_path: Path):
+    for label in ("pointer/128x128x16/s3/w8/g8", "pointer/64x64x16/s3/w4/g8"):
+        config = parse(label)
+        check(build(config, case("fp32", 1024), tmp_path)[-1], config, case("fp32", 1024))
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("size", [512, 8192])
+def test_default_choice_uses_what_it_should(precision: str, size: int, tmp_path: Path):
+    what = case(precision, size)
+    config = triton_gemm.configuration(what, H200)
+    check(build(config, what, tmp_path)[-1], config, what)
+
+
+@pytest.mark.parametrize("layout", ["nn", "tn", "tt"])
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_other_layouts_need_no_copy(layout: str, precision: str, tmp_path: Path):
+    what = case(precision, 4096, layout)
+    config = triton_gemm.configuration(what, H200)
+    built = build(config, what, tmp_path)
+    assert len(built) == 1
+    check(built[0], config, what)
+
+
+@pytest.mark.parametrize("precision", ["tf32", "fp8-e4m3", "int8"])
+def test_operands_with_k_outermost_are_packed(precision: str, tmp_path: Path):
+    what = case(precision, 4096, "nn")
+    built = build(triton_gemm.configuration(what, H200), what, tmp_path)
+    assert len(built) == 2  # B alone
+    assert built[-1].wgmma
+
+
+def test_odd_sizes_are_packed_and_keep_wgmma(tmp_path: Path):
+    what = case("fp16", 4095)
+    config = triton_gemm.configuration(what, H200)
+    built = build(config, what, tmp_path)
+    assert len(built) == 3
+    check(built[-1], config, what)
+
+
+def test_tile_of_192_columns_is_two_products(tmp_path: Path):
+    config = parse("tma_192/128x192x64/s4/w8/g8/sub2")
+    built = build(config, case("fp16", 3072), tmp_path)[-1]
+    check(built, config, case("fp16", 3072))
+    assert {name.split("k")[0] for name in built.wgmma} == {"m64n128", "m64n64"}
+
+
+def reachable() -> list[tuple[str, str, int, str]]:
+    """(label, precision, size, layout) of each rule's first choices and each tuned entry."""
+    import json
+
+    found = {}
+    for precision in PRECISIONS:
+        for size in SIZES:
+            for config in cfg.choices(Problem.of(case(precision, size)), (9, 0), 132)[:4]:
+                found.setdefault((config.label, precision, "nt"), size)
+    for path in REPOSITORY.glob("*.json"):
+        for precision, layouts in json.loads(path.read_text()).items():
+            for layout, sizes in layouts.items():
+                for size, label in sizes.items():
+                    found.setdefault((label, precision, layout), int(size.split("x")[0]))
+    return [(label, precision, size, layout) for (label, precision, layout), size in found.items()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("label", "precision", "size", "layout"), reachable())
+def test_everything_reachable(label: str, precision: str, size: int, layout: str, tmp_path: Path):
+    what = case(precision, size, layout)
+    check(build(parse(label), what, tmp_path)[-1], parse(label), what)

@@ -1,0 +1,235 @@
+"""The Triton GEMM: right in the interpreter (CPU) and on a GPU, and its labels and tables.
+
+TRITON_INTERPRET must be set before triton is imported, so the interpreter's products run in a
+process of their own: this file, as a script, prints {case: [error, tolerance]}.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+from samples.interpreting import errors_of
+
+from kernels.case import Candidate, Case, Target
+from kernels.gemm import triton_configs as cfg
+from kernels.gemm import triton_tuned as tuned
+from kernels.gemm.triton_configs import Config, Problem, parse
+from kernels.precision import PRECISIONS
+
+ROOT = Path(__file__).resolve().parents[2]
+LAYOUTS = ("nn", "nt", "tn", "tt")
+TMA_LABELS = (
+    "tma/32x32x16/s2/w4/g2", "tma_persistent/32x64x16/s2/w4/g8/sub4",
+    "tma_192/32x192x16/s2/w4/g2/sub2",
+)  # fmt: skip
+POINTER_LABEL = "pointer/32x32x16/s2/w4/g4"
+# bf16 is not here: the interpreter's dot is silently wrong on it.
+INTERPRETED = (
+    "fp32",
+    "tf32",
+    "fp16",
+    "fp16-acc16",
+    "fp8-e4m3",
+    "fp8-e4m3-precise",
+    "fp8-e5m2",
+    "int8",
+)
+PROGRAMS = 4  # "SMs" that persistent kernels see
+
+
+def case(precision: str, m: int, n: int, k: int, layout: str = "nt") -> Case:
+    return Case("gemm", {"m": m, "n": n, "k": k}, precision, "triton", layout)
+
+
+def interpreted() -> dict[str, tuple[str, Case]]:
+    """Name -> (label, case): layouts, tails in M, N and K, unequal sizes, size 1, precisions."""
+    found = []
+    for layout, label in itertools.product(LAYOUTS, (*TMA_LABELS, POINTER_LABEL)):
+        direct = "" if label == POINTER_LABEL else "/direct"
+        found += [
+            (label, case("fp16", 96, 208, 48, layout)),
+            (label + direct, case("fp16", 41, 197, 37, layout)),
+            (label + direct, case("int8", 67, 33, 50, layout)),
+        ]
+    for label in (POINTER_LABEL, "tma/32x32x16/s2/w4/g2/sub2/direct"):
+        found += [(label, case("fp16", *size)) for size in ((1, 1, 1), (1, 40, 64), (33, 1, 5))]
+    for precision in INTERPRETED:
+        for label in ("tma_persistent/32x64x32/s2/w4/g8/sub2", "pointer/32x32x32/s2/w4/g4"):
+            found.append((label, case(precision, 80, 96, 72 if precision == "fp16" else 80)))
+    return {f"{label} {what.precision_name} {what.group}": (label, what) for label, what in found}
+
+
+def interpret() -> None:
+    """Run all of `interpreted` and print errors and tolerances as JSON."""
+    from kernels.checking import poison
+    from kernels.gemm.check import relative_error
+    from kernels.gemm.operands import OperandPool
+    from kernels.gemm.triton_launch import Launcher
+
+    pool = OperandPool(Target("cpu", "cpu"), seed=0)
+    pool.sampled = 10_000  # everything
+    errors = {}
+    for name, (label, what) in interpreted().items():
+        operands = pool.get(what)
+        poison(operands.c)
+        launcher = Launcher(Problem.of(what), operands.a, operands.b, operands.c, PROGRAMS)
+        for step in launcher.bind(parse(label)):
+            step.launch()
+        errors[name] = [relative_error(operands), what.precision.rel_tolerance]
+    print(json.dumps(errors))
+
+
+@pytest.fixture(scope="module")
+def errors() -> dict[str, list[float]]:
+    pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    return errors_of(__file__)
+
+
+@pytest.mark.parametrize("name", list(interpreted()))
+def test_right_in_the_interpreter(name: str, errors: dict[str, list[float]]):
+    error, tolerance = errors[name]
+    assert error <= tolerance
+
+
+def all_configs() -> list[Config]:
+    return [c for p in PRECISIONS if p != "fp64" for c in cfg.catalogue(p)]
+
+
+def test_labels_read_back():
+    configs = all_configs()
+    assert [parse(config.label) for config in configs] == configs
+
+
+@pytest.mark.parametrize(
+    "label", ["", "tma/64x64/s4/w4/g8", "tma/64x64x64/s4/w4/g8/", "wmma/1x1x1/s1/w1/g1"]
+)
+def test_what_is_not_a_label_is_refused(label: str):
+    with pytest.raises(ValueError, match="not a configuration"):
+        parse(label)
+
+
+@pytest.mark.parametrize(
+    ("layout", "precision", "size", "expected"),
+    [
+        ("nt", "fp16", 4096, (False, False, False)),
+        ("tn", "fp16", 4096, (False, False, False)),
+        ("tn", "fp8-e4m3", 4096, (True, True, False)),
+        ("nn", "tf32", 4096, (False, True, False)),
+        ("nt", "fp16", 4095, (True, True, True)),
+        ("nt", "int8", 4104, (True, True, False)),
+    ],
+)
+def test_what_is_packed(layout: str, precision: str, size: int, expected: tuple[bool, ...]):
+    assert Problem.of(case(precision, size, size, size, layout)).storage_class == expected
+
+
+@pytest.mark.parametrize("capability", [(7, 5), (8, 0), (8, 9), (9, 0), (12, 0)])
+@pytest.mark.parametrize("size", [1, 100, 1024, 4095, 32768])
+def test_rules_find_something_that_fits(capability: tuple[int, int], size: int):
+    for precision in ("fp16", "tf32", "int8", "fp32"):
+        problem = Problem.of(case(precision, size, size, size))
+        found = cfg.choices(problem, capability, 132)
+        assert found
+        for config in found:
+            fits = cfg.shared_memory(config, problem.precision)
+            assert fits <= cfg.shared_memory_limit(capability)
+            assert config.kernel == cfg.POINTER or capability >= (9, 0)
+            assert config.kernel == cfg.POINTER or config.direct >= problem.c_misaligned
+
+
+def test_table_entries_are_right_for_their_case():
+    for path in tuned.REPOSITORY.glob("*.json"):
+        for precision, layouts in json.loads(path.read_text()).items():
+            for layout, sizes in layouts.items():
+                for size, label in sizes.items():
+                    m, n, k = map(int, size.split("x"))
+                    problem = Problem.of(case(precision, m, n, k, layout))
+                    assert cfg.valid(parse(label), problem, (9, 0)), (precision, size, label)
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        ((1024, 1024, 1024), "a"),
+        ((1100, 1024, 1024), "a"),
+        ((2048, 2048, 2048), "b"),
+        ((1024, 1024, 4096), None),
+        ((4096, 4096, 4096), None),
+    ],
+)
+def test_nearest(size: tuple[int, int, int], expected: str | None):
+    listed = {(1024, 1024, 1024): "a", (2048, 2048, 2048): "b", (4096, 4096, 4096): "unusable"}
+    assert tuned.nearest(listed, size, lambda _, label: label != "unusable") == expected
+
+
+def test_the_users_winner_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    triton_gemm = pytest.importorskip("kernels.gemm.triton_gemm")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    target, what = Target("cuda", "NVIDIA H200", (9, 0), 132), case("fp16", 1024, 1024, 1024)
+    label = "tma/64x64x64/s3/w4/g3"
+    assert triton_gemm.configuration(what, target).label != label
+    path = triton_gemm.save_tuned(what, target, label)
+    assert path == tmp_path / "halfway" / "tuned" / "nvidia-h200.json"
+    assert triton_gemm.configuration(what, target).label == label
+    near = case("fp16", 1024, 1024, 1152)
+    assert triton_gemm.configuration(near, target).label == label
+    odd = case("fp16", 1025, 1025, 1025)
+    assert triton_gemm.configuration(odd, target).label != label
+    old = Target("cuda", "NVIDIA A100", (8, 0), 108)
+    assert triton_gemm.configuration(what, old).kernel == cfg.POINTER
+
+
+GPU_SIZES = [
+    (1, 1, 1), (16, 16, 16), (1, 4096, 4096), (127, 65, 33), (256, 256, 256), (384, 640, 200),
+    (1000, 1000, 1000), (1023, 1025, 511), (2048, 512, 8192), (4095, 4097, 1024),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def gpu() -> Target:
+    torch = pytest.importorskip("torch")
+    props = torch.cuda.get_device_properties(0)
+    return Target("cuda", props.name, (props.major, props.minor), props.multi_processor_count)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("size", GPU_SIZES)
+@pytest.mark.parametrize("precision", [p for p in PRECISIONS if p != "fp64"])
+def test_right_on_the_gpu(precision: str, size: tuple[int, int, int], layout: str, gpu: Target):
+    what = case(precision, *size, layout)
+    check_on_gpu(what, gpu, tune=False)
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", [p for p in PRECISIONS if p != "fp64"])
+def test_every_searched_configuration_is_right(precision: str, gpu: Target):
+    check_on_gpu(case(precision, 1024, 1152, 1280), gpu, tune=True)
+
+
+def check_on_gpu(what: Case, gpu: Target, *, tune: bool) -> None:
+    from kernels import OPS
+
+    reason = OPS["gemm"].cannot_run(what, gpu)
+    if reason:
+        pytest.skip(reason)
+    session = OPS["gemm"].session(gpu, seed=0)
+    try:
+        prepared = session.prepare(what, tune=tune)
+
+        def right(candidate: Candidate) -> bool:
+            return prepared.rel_error(candidate) <= what.precision.rel_tolerance
+
+        wrong = [c.label for c in prepared.candidates if not right(c)]
+        assert not wrong
+    finally:
+        session.close()
+
+
+if __name__ == "__main__":
+    interpret()

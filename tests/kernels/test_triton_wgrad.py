@@ -1,0 +1,298 @@
+"""The Triton weight gradient: right in the interpreter, and what it compiles to for sm_90.
+
+TRITON_INTERPRET must be set before triton is imported, so the interpreted passes run in a process
+of their own: this file, as a script, prints {case: [error, tolerance]}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from samples.hopper import FakeHopper
+from samples.interpreting import errors_of
+
+from kernels.conv import triton_wgrad_configs as cfg
+from kernels.conv.shape import ConvShape
+from kernels.conv.triton_wgrad_choices import choices
+from kernels.conv.triton_wgrad_configs import Config, parse
+from kernels.precision import PRECISIONS
+
+ROOT = Path(__file__).resolve().parents[2]
+HOPPER = (9, 0)
+SMS = 132
+SHARED_LIMIT = 232448
+
+# (n, c, h, w, k, r, s, stride, padding, dilation)
+SHAPES = {
+    "3x3": (3, 24, 7, 9, 40, 3, 3, 1, 1, 1),
+    "3x3/2": (2, 16, 8, 12, 32, 3, 3, 2, 1, 1),
+    "3x3/2 odd": (2, 24, 7, 9, 40, 3, 3, 2, 1, 1),
+    "3x3/3": (1, 16, 10, 9, 16, 3, 3, 3, 3, 1),
+    "3x2 rectangular": (2, 16, 9, 6, 24, 3, 2, 1, 0, 1),
+    "dilation 2": (1, 16, 9, 10, 16, 3, 3, 1, 2, 2),
+    "stride 2 dilation 2": (1, 16, 8, 10, 16, 3, 3, 2, 0, 2),
+    "padding 3": (1, 16, 5, 6, 16, 3, 3, 1, 3, 1),
+    "1x1": (2, 40, 5, 7, 72, 1, 1, 1, 0, 1),
+    "1x1/2": (2, 16, 8, 6, 32, 1, 1, 2, 0, 1),
+    "1x1 padded": (2, 16, 4, 5, 16, 1, 1, 1, 1, 1),
+    "7x7/2 of 3": (2, 3, 16, 20, 24, 7, 7, 2, 3, 1),
+    "3x3 of 3": (1, 3, 7, 9, 16, 3, 3, 1, 1, 1),
+    "3x2/2 unaligned": (2, 3, 7, 5, 5, 3, 2, 2, 1, 1),
+}  # fmt: skip
+LABELS = (
+    "wgrad_tma/1x16x64x32/t1/r1/s2/w4/x2", "wgrad_tma/2x8x64x32/t3/r2/s2/w4/x1",
+    "wgrad_tma/16x1x64x32/t3/r4/s2/w4/x2", "wgrad_tma/16x1x64x32/t1/r2/s2/w4/x40",
+    "wgrad_fold/1x16x32x32/t7/r2/s2/w4/x2", "wgrad_fold/2x8x32x32/t1/r1/s2/w4/x1",
+    "wgrad_fold/16x1x32x32/t3/r1/s2/w4/x2", "wgrad_pointer/1x32x64x128/t1/r1/s2/w4/x1",
+    "wgrad_pointer/1x16x32x128/t1/r1/s2/w4/x3",
+)  # fmt: skip
+MOST_PROGRAM_STEPS = 65  # the interpreter takes a few milliseconds for each
+IN_TF32 = ("3x3", "3x3/2", "1x1", "3x3 of 3")
+
+# (c, k, image, kernel, stride) of ResNet-50, batch 256
+RESNET = (
+    (3, 64, 224, 7, 2), (64, 64, 56, 1, 1), (64, 64, 56, 3, 1), (64, 256, 56, 1, 1),
+    (256, 64, 56, 1, 1), (256, 128, 56, 1, 1), (128, 128, 56, 3, 2), (256, 512, 56, 1, 2),
+    (128, 512, 28, 1, 1), (512, 128, 28, 1, 1), (128, 128, 28, 3, 1), (512, 256, 28, 1, 1),
+    (256, 256, 28, 3, 2), (512, 1024, 28, 1, 2), (256, 1024, 14, 1, 1), (1024, 256, 14, 1, 1),
+    (256, 256, 14, 3, 1), (1024, 512, 14, 1, 1), (512, 512, 14, 3, 2), (1024, 2048, 14, 1, 2),
+    (512, 2048, 7, 1, 1), (2048, 512, 7, 1, 1), (512, 512, 7, 3, 1),
+)  # fmt: skip
+
+
+def resnet(layer: tuple[int, int, int, int, int]) -> ConvShape:
+    c, k, image, kernel, stride = layer
+    return ConvShape(256, c, image, image, k, kernel, kernel, stride, kernel // 2)
+
+
+def ranked(shape: ConvShape, precision: str = "fp16", cap: tuple[int, int] = HOPPER):
+    return choices(shape, "wgrad", PRECISIONS[precision], cap, SMS)
+
+
+def program_steps(config: Config, shape: ConvShape) -> int:
+    return cfg.tiles(config, shape) * (cfg.steps(config, shape) + config.splits)
+
+
+def interpreted() -> dict[str, tuple[str, ConvShape, str]]:
+    """Name -> (label, shape, precision): every kernel with every shape it can run.
+
+    bf16 is not here: the interpreter's dot is silently wrong on it.
+    """
+    return {
+        f"{label} {precision} {name}": (label, ConvShape(*sizes), precision)
+        for precision in ("fp16", "tf32")
+        for name, sizes in SHAPES.items()
+        for label in LABELS
+        if cfg.valid(parse(label), ConvShape(*sizes), "wgrad", PRECISIONS[precision], HOPPER)
+        and (precision == "fp16" or name in IN_TF32)
+        and program_steps(parse(label), ConvShape(*sizes)) <= MOST_PROGRAM_STEPS
+    }
+
+
+def interpret() -> None:
+    """Run all of `interpreted` and print errors and tolerances as JSON."""
+    errors = {}
+    for name, (label, shape, precision) in interpreted().items():
+        errors[name] = [error(label, shape, precision), PRECISIONS[precision].rel_tolerance]
+    print(json.dumps(errors))
+
+
+def error(label: str, shape: ConvShape, precision: str) -> float:
+    """||dw - reference|| / ||reference||, against float64."""
+    import torch
+
+    from kernels.conv.operands import ConvOperands
+    from kernels.conv.triton_wgrad import bind
+
+    kind = PRECISIONS[precision]
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(*sizes: int) -> torch.Tensor:
+        values = torch.randn(*sizes, generator=generator).to(kind.torch_dtype())
+        return values.contiguous(memory_format=torch.channels_last)
+
+    x = drawn(shape.n, shape.c, shape.h, shape.w)
+    y = drawn(shape.n, shape.k, shape.p, shape.q)
+    w = drawn(shape.k, shape.c, shape.r, shape.s).fill_(float("nan"))
+    for step in bind(parse(label), ConvOperands(x, w, y, shape, "wgrad"), kind, SMS):
+        step.launch()
+    reference = torch.nn.grad.conv2d_weight(
+        x.double(), w.shape, y.double(), shape.stride, shape.padding, shape.dilation
+    )
+    return ((w.double() - reference).norm() / reference.norm()).item()
+
+
+@pytest.fixture(scope="module")
+def errors() -> dict[str, list[float]]:
+    pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    return errors_of(__file__)
+
+
+@pytest.mark.parametrize("name", list(interpreted()))
+def test_right_in_the_interpreter(name: str, errors: dict[str, list[float]]):
+    found, tolerance = errors[name]
+    assert found <= tolerance
+
+
+def test_every_label_and_shape_is_tried():
+    tried = interpreted().values()
+    assert {label for label, _, _ in tried} == set(LABELS)
+    assert {shape for _, shape, _ in tried} == {ConvShape(*sizes) for sizes in SHAPES.values()}
+
+
+@pytest.mark.parametrize("precision", cfg.PRECISIONS)
+def test_labels_read_back(precision: str):
+    for layer in RESNET:
+        found = ranked(resnet(layer), precision)
+        assert [parse(config.label) for config in found] == list(found)
+        assert len(set(found)) == len(found)
+        assert {config.kernel for config in found} <= set(cfg.KERNELS)
+
+
+@pytest.mark.parametrize(
+    "label", ["", "wgrad_tma/1x64x64/s4/w4", "conv_tma/1x8x8x64/s2/w4", LABELS[0] + "/"]
+)
+def test_what_is_not_a_label_is_refused(label: str):
+    with pytest.raises(ValueError, match="not a configuration"):
+        parse(label)
+
+
+@pytest.mark.parametrize("cap", [(8, 0), (8, 9), (9, 0), (12, 0)])
+@pytest.mark.parametrize("precision", cfg.PRECISIONS)
+@pytest.mark.parametrize("name", list(SHAPES))
+def test_there_is_always_a_choice(name: str, precision: str, cap: tuple[int, int]):
+    found = ranked(ConvShape(*SHAPES[name]), precision, cap)
+    assert found
+    if cap < HOPPER:
+        assert {config.kernel for config in found} == {cfg.POINTER}
+
+
+def test_other_passes_groups_and_precisions_are_not_valid():
+    config, shape = parse(LABELS[-1]), ConvShape(*SHAPES["3x3"])
+    fp16 = PRECISIONS["fp16"]
+    assert cfg.valid(config, shape, "wgrad", fp16, HOPPER)
+    assert not cfg.valid(config, shape, "dgrad", fp16, HOPPER)
+    assert not cfg.valid(config, replace(shape, groups=8), "wgrad", fp16, HOPPER)
+    assert not cfg.valid(config, shape, "wgrad", PRECISIONS["fp64"], HOPPER)
+    assert not cfg.valid(config, shape, "wgrad", fp16, (7, 5))
+
+
+@pytest.mark.parametrize("layer", RESNET)
+def test_tma_comes_first_and_every_step_has_work(layer: tuple[int, int, int, int, int]):
+    shape = resnet(layer)
+    found = ranked(shape)
+    assert found[0].kernel != cfg.POINTER
+    assert all(1 <= config.splits <= cfg.steps(config, shape) for config in found)
+
+
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        pytest.skip("the interpreter compiles nothing")
+    pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    from triton.runtime.driver import driver
+
+    monkeypatch.setattr(driver, "_active", FakeHopper())
+
+
+def steps_of(config: Config, shape: ConvShape, precision: str) -> Sequence[object]:
+    """The steps of a pass over tensors that take no memory: strides right, storage absent."""
+    import torch
+
+    from kernels.conv.operands import ConvOperands
+    from kernels.conv.triton_wgrad import bind
+
+    kind = PRECISIONS[precision]
+
+    def absent(*sizes: int) -> torch.Tensor:
+        empty = torch.empty(sizes, dtype=kind.torch_dtype(), device="meta")
+        return empty.contiguous(memory_format=torch.channels_last)
+
+    x, w, y = (
+        absent(shape.n, shape.c, shape.h, shape.w), absent(shape.k, shape.c, shape.r, shape.s),
+        absent(shape.n, shape.k, shape.p, shape.q),
+    )  # fmt: skip
+    return bind(config, ConvOperands(x, w, y, shape, "wgrad"), kind, SMS)
+
+
+def check(step, config: Config, tmp_path: Path, precision: str = "fp16") -> None:
+    """wgmma alone, TMA loads, no spills, no serialization, and memory that an SM has."""
+    from triton.backends.nvidia.compiler import get_ptxas
+
+    compiled = step.compile()
+    ptx = compiled.asm["ptx"]
+    assert compiled.metadata.shared <= SHARED_LIMIT
+    source = tmp_path / "kernel.ptx"
+    source.write_text(ptx)
+    command = [get_ptxas(90).path, "-v", "-arch=sm_90a", "-o", os.devnull, str(source)]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    log = run.stdout + run.stderr
+    assert re.findall(r"(\d+) bytes spill stores", log) == ["0"], log
+    if step.kernel.__name__ in ("wgrad_reduce", "wgrad_pad"):
+        return
+    assert "mma.sync.aligned.m16" not in ptx
+    products = re.findall(r"wgmma\.mma_async[^;]*;", ptx)
+    assert products
+    assert ("cp.async.bulk.tensor" in ptx) == (config.kernel != cfg.POINTER)
+    if config.kernel == cfg.POINTER or precision == "tf32":
+        return
+    assert "serialized" not in log
+    if min(config.images, config.columns) == 1:
+        # two lists of registers: an operand that came through registers
+        assert not [product for product in products if product.count("{") > 1]
+
+
+def first_choices() -> dict[str, tuple[Config, ConvShape]]:
+    """The first choice for each layer, one of every tile."""
+    found: dict[Config, tuple[Config, ConvShape]] = {}
+    for layer in RESNET:
+        shape = resnet(layer)
+        config = ranked(shape)[0]
+        alike = replace(config, images=min(config.images, 2), columns=1, rows=1, stages=1, splits=1)
+        found.setdefault(alike, (config, shape))
+    return {config.label: (config, shape) for config, shape in found.values()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("label", list(first_choices()))
+def test_first_choices_compile_to_wgmma(label: str, hopper: None, tmp_path: Path):
+    config, shape = first_choices()[label]
+    for step in steps_of(config, shape, "fp16"):
+        check(step, config, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("label", "layer"),
+    [
+        ("wgrad_tma/8x8x64x64/t3/r2/s2/w4/x88", (64, 64, 56, 3, 1)),
+        ("wgrad_tma/1x32x128x128/t3/r1/s3/w8/x14", (128, 128, 28, 3, 1)),
+        ("wgrad_pointer/1x32x64x64/t1/r1/s3/w4/x2", (512, 512, 7, 3, 1)),
+    ],
+)
+def test_other_kinds_of_tile_compile_to_wgmma(
+    label: str, layer: tuple[int, int, int, int, int], hopper: None, tmp_path: Path
+):
+    for step in steps_of(parse(label), resnet(layer), "bf16"):
+        check(step, parse(label), tmp_path)
+
+
+@pytest.mark.parametrize("layer", [RESNET[0], RESNET[2], RESNET[14]])
+def test_tf32_compiles_to_wgmma(
+    layer: tuple[int, int, int, int, int], hopper: None, tmp_path: Path
+):
+    config = ranked(resnet(layer), "tf32")[0]
+    for step in steps_of(config, resnet(layer), "tf32"):
+        check(step, config, tmp_path, "tf32")
+
+
+if __name__ == "__main__":
+    interpret()

@@ -1,0 +1,238 @@
+"""Doctor: each bad condition, planted in facts, brings its finding; clean facts bring none."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import replace
+
+import pytest
+
+from microbench.device.device import DeviceInfo, describe
+from microbench.device.doctor import CHECKS, LEVELS, Facts, examine, gather, judge
+from microbench.device.doctor import facts as facts_module
+from microbench.device.doctor.finding import GIB
+from microbench.device.doctor.gpu import _THROTTLE
+from microbench.device.doctor.host import VARIABLES
+from microbench.device.host import WATCHED_VARIABLES
+from microbench.device.nvml import GpuState
+from microbench.device.telemetry import THROTTLE_REASONS
+
+OWN_PID = 4242
+GPU = GpuState(
+    driver_cuda=(13, 2), power_w=75.0, power_limit_w=700.0, power_limit_default_w=700.0,
+    sm_clock_mhz=345, sm_clock_max_mhz=1980, application_clock_mhz=1980,
+    application_clock_default_mhz=1980, event_reasons=0x1, temperature_c=35,
+    temperature_margin_c=52, utilization_pct=0, ecc=True, ecc_pending=True, mig=False,
+    persistence=True, pcie_width=16, pcie_width_max=16, pcie_generation=5, pcie_generation_max=5,
+    virtualization="none", processes=((OWN_PID, GIB // 2),),
+)  # fmt: skip
+CLEAN = Facts(
+    device=DeviceInfo(
+        "NVIDIA H200", "cuda", (9, 0), 132, 140 * GIB, 60 << 20, "595.10", 700.0, 1980
+    ),
+    gpu=GPU,
+    driver_present=True,
+    software={"torch": "2.15.0", "cuda": "13.2", "triton": "3.9.0", "cupy": "14.2.0"},
+    torch_architectures=("sm_80", "sm_90", "compute_120"),
+    matmul_fp32="none",
+    conv_fp32="tf32",
+    own_pid=OWN_PID,
+    cores_usable=16,
+    cores_total=16,
+    load_1min=0.4,
+    governor="performance",
+    device_free_bytes=139 * GIB,
+    host_total_bytes=128 * GIB,
+    host_free_bytes=100 * GIB,
+    disk_free_bytes=50 * GIB,
+)
+CPU = replace(
+    CLEAN,
+    device=DeviceInfo("A CPU", "cpu", None, 16, 128 * GIB, 32 << 20),
+    gpu=None,
+    no_cuda="torch finds no NVIDIA driver or no GPU",
+    driver_present=False,
+    torch_architectures=(),
+    cache_bytes=32 << 20,
+    device_free_bytes=None,
+)
+
+
+def on_gpu(**state):
+    return replace(CLEAN, gpu=replace(GPU, **state))
+
+
+def with_variable(name, value, base=CLEAN):
+    return replace(base, environment={name: value})
+
+
+def find(facts, name):
+    return next((finding for finding in judge(facts) if finding.name == name), None)
+
+
+def worst(facts):
+    return max((finding.level for finding in judge(facts)), key=LEVELS.index)
+
+
+def test_clean_gpu_facts_are_all_ok():
+    findings = judge(CLEAN)
+    assert {finding.level for finding in findings} == {"ok"}
+    assert all(finding.remedy is None for finding in findings)
+    assert len({finding.name for finding in findings}) == len(findings)
+
+
+def test_clean_cpu_facts_bring_nothing_above_a_note():
+    assert worst(CPU) == "note"
+    assert [finding.name for finding in judge(CPU) if finding.level == "note"] == ["device"]
+
+
+PLANTED = [
+    ("device", "note", replace(CPU, no_cuda=None), "a GPU is here too"),
+    ("device", "warning", replace(CPU, driver_present=True), "driver is here, but torch"),
+    ("libraries", "problem", replace(CLEAN, unimportable={"cupy": "ImportError: no"}), "cupy"),
+    ("libraries", "note", replace(CPU, unimportable={"triton": "OSError: x"}), "OSError: x"),
+    ("driver", "problem", on_gpu(driver_cuda=(12, 8)), "supports CUDA 12.8, torch has 13.2"),
+    ("driver", "note", on_gpu(driver_cuda=(13, 0)), "minor-version"),
+    ("torch kernels", "problem", replace(CLEAN, torch_architectures=("sm_70",)), "only for sm_70"),
+    ("tf32 switches", "note", replace(CLEAN, matmul_fp32="tf32"), "products are TF32"),
+    ("sensors", "warning", replace(CLEAN, gpu=None), "NVML is missing"),
+    ("sensors", "note", on_gpu(power_w=None, sm_clock_mhz=None), "power, SM clock (2 of 4)"),
+    ("power limit", "warning", on_gpu(power_limit_w=500.0), "500 W, 29 % under"),
+    ("clocks", "warning", on_gpu(application_clock_mhz=1200), "set to 1200 MHz, default 1980"),
+    ("throttling", "warning", on_gpu(event_reasons=0x4 | 0x40), "power cap, thermal (NVML"),
+    ("throttling", "note", on_gpu(event_reasons=0x10), "sync boost"),
+    ("temperature", "warning", on_gpu(temperature_c=85, temperature_margin_c=3), "85 °C, 3 °C"),
+    ("ecc", "note", on_gpu(ecc=False, ecc_pending=False), "ECC is off"),
+    ("ecc", "warning", on_gpu(ecc=True, ecc_pending=False), "changes at the next reset"),
+    ("mig", "warning", on_gpu(mig=True), "132 SMs"),
+    ("persistence", "note", on_gpu(persistence=False), "off"),
+    ("pcie", "warning", on_gpu(pcie_width=8), "x8 of x16"),
+    ("pcie", "note", on_gpu(pcie_generation=1), "generation 1 of 5 (it falls"),
+    ("virtualization", "note", on_gpu(virtualization="passthrough"), "passed through"),
+    ("virtualization", "warning", on_gpu(virtualization="vgpu"), "vgpu"),
+    ("other processes", "warning", on_gpu(processes=((OWN_PID, 1), (7, 3 * GIB), (8, None))),
+     "2 other process(es) on the GPU hold 3.0 GiB"),
+    ("other processes", "note", on_gpu(processes=((7, GIB),)), "may be this one"),
+    ("other processes", "warning", on_gpu(processes=((7, GIB), (8, GIB))), "2.0 GiB"),
+    ("busy", "warning", on_gpu(utilization_pct=97), "97 %"),
+    ("gpu memory", "warning", replace(CLEAN, device_free_bytes=20 * GIB), "20.0 of 140.0 GiB"),
+    ("cores", "note", replace(CLEAN, cores_usable=4), "4 of 16"),
+    ("cores", "warning", replace(CLEAN, quota_cores=2.5), "quota of 2.5"),
+    ("load", "warning", replace(CLEAN, load_1min=12.0), "12.0 on 16"),
+    ("cpu governor", "note", replace(CLEAN, governor="powersave"), "powersave"),
+    ("cpu governor", "warning", replace(CPU, governor="powersave"), "powersave"),
+    ("virtual machine", "note", replace(CLEAN, virtual_machine=True), "virtual machine"),
+    ("cache", "note", replace(CPU, cache_bytes=None), "32 MiB assumed"),
+    ("host memory", "warning", replace(CLEAN, host_free_bytes=GIB), "1.0 of 128.0 GiB"),
+    ("disk", "warning", replace(CLEAN, disk_free_bytes=GIB // 2), "0.5 GiB"),
+]  # fmt: skip
+PLANTED_VARIABLES = [
+    ("CUDA_LAUNCH_BLOCKING", "problem", "1", "=1: every launch"),
+    ("NVIDIA_TF32_OVERRIDE", "problem", "0", "=0: overrules"),
+    ("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "warning", "1", "=1: float32 products"),
+    ("CUBLAS_WORKSPACE_CONFIG", "warning", ":16:8", "=:16:8: limits"),
+    ("PYTORCH_NO_CUDA_MEMORY_CACHING", "warning", "0", "=0: every tensor"),
+    ("TRITON_INTERPRET", "problem", "1", "=1: Triton kernels"),
+    ("OMP_NUM_THREADS", "note", "4", "=4: fewer"),
+]
+PLANTED += [
+    (name, level, with_variable(name, value), words)
+    for name, level, value, words in PLANTED_VARIABLES
+]
+
+
+@pytest.mark.parametrize(("name", "level", "facts", "words"), PLANTED)
+def test_planted_condition_is_found(name, level, facts, words):
+    finding = find(facts, name)
+    assert finding is not None
+    assert (finding.level, bool(finding.remedy)) == (level, True)
+    assert words in finding.what
+
+
+def test_every_check_is_planted():
+    planted = {name for name, *_ in PLANTED}
+    named = {finding.name for facts in (CLEAN, CPU) for finding in judge(facts)}
+    assert named - planted == {"environment"}
+    assert set(VARIABLES) <= planted
+    assert len(CHECKS) == len(planted) + 1
+
+
+@pytest.mark.parametrize(("name", "level", "facts", "words"), PLANTED)
+def test_a_planted_condition_brings_no_second_warning(name, level, facts, words):
+    others = [f for f in judge(facts) if f.name != name and f.level in ("warning", "problem")]
+    assert others == []
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        with_variable("CUDA_LAUNCH_BLOCKING", "0"),
+        with_variable("TRITON_INTERPRET", ""),
+        with_variable("NVIDIA_TF32_OVERRIDE", ""),
+        with_variable("OMP_NUM_THREADS", "16"),
+        with_variable("OMP_NUM_THREADS", "many"),
+        with_variable("TRITON_INTERPRET", "1", CPU),
+        with_variable("NVIDIA_TF32_OVERRIDE", "0", CPU),
+        on_gpu(power_limit_default_w=None),
+        on_gpu(power_limit_w=699.9),
+        on_gpu(processes=()),
+        replace(CLEAN, quota_cores=64.0),
+        replace(CLEAN, torch_architectures=("sm_75", "compute_80")),
+        replace(CLEAN, torch_architectures=("sm_90a",)),
+    ],
+)
+def test_harmless_variants_bring_nothing(facts):
+    assert {finding.level for finding in judge(facts) if finding.name != "device"} == {"ok"}
+
+
+def test_kernels_for_a_newer_minor_or_another_major_do_not_run():
+    ada = replace(CLEAN, device=replace(CLEAN.device, capability=(8, 6)))
+    for built in (("sm_89",), ("sm_70", "compute_90"), ("gfx942",)):
+        finding = find(replace(ada, torch_architectures=built), "torch kernels")
+        assert finding is not None
+        assert finding.level == "problem"
+
+
+def test_a_gpu_that_answers_nothing_warns_of_nothing():
+    findings = judge(replace(CLEAN, gpu=GpuState()))
+    assert {finding.level for finding in findings} == {"ok", "note"}
+    assert [finding.name for finding in findings if finding.level == "note"] == ["sensors"]
+
+
+def test_every_throttle_word_has_a_remedy():
+    assert set(_THROTTLE) == set(THROTTLE_REASONS.values())
+
+
+def test_environment_is_only_called_clean_when_it_is():
+    assert find(CLEAN, "environment") is not None
+    assert find(with_variable("CUDA_LAUNCH_BLOCKING", "1"), "environment") is None
+
+
+def test_watched_variables_are_those_with_a_rule():
+    assert set(WATCHED_VARIABLES) == set(VARIABLES)
+
+
+def test_this_computer(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("SECRET_TOKEN", "hush-hush")
+    info = describe("cpu")
+    facts = gather(info)
+    assert facts.environment["OMP_NUM_THREADS"] == "1"
+    assert facts.cores_usable == info.sm_count
+    assert facts.disk_free_bytes is not None
+    text = repr(examine(info)) + repr(facts)
+    assert "hush-hush" not in text
+    assert not platform.node() or platform.node() not in text.replace("localhost", "")
+
+
+def test_a_library_that_breaks_on_import_is_reported(monkeypatch, tmp_path):
+    (tmp_path / "broken_library.py").write_text("raise OSError('libcuda.so.1 is missing\\nmore')")
+    monkeypatch.syspath_prepend(tmp_path)
+    errors = facts_module._import_errors(["json", "broken_library", "no_such_library"])
+    assert errors["broken_library"] == "OSError: libcuda.so.1 is missing"
+    assert errors["no_such_library"].startswith("ModuleNotFoundError")
+    assert "json" not in errors
+
+
+def test_disk_of_a_folder_that_does_not_exist_yet(tmp_path):
+    assert facts_module._disk_free_bytes(tmp_path / "a" / "b")

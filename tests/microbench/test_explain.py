@@ -1,0 +1,308 @@
+"""What bounds a case: planted causes, and the number that each must come with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kernels import OPS
+from kernels.case import Case
+from microbench.results.types import Ceiling, Measurement, Result, Run
+from microbench.roofline.causes import waves
+from microbench.roofline.explain import annotate
+
+PEAK = {"fp32": 66.9e12, "tf32": 494.7e12, "fp16": 989.4e12}
+SIMT = {"fp32": 66.9e12, "fp16": 133.8e12}
+LARGE = {"fp32": 50e12, "tf32": 360e12, "fp16": 700e12}
+FLOOR_S = 5e-6
+BYTES_PER_S = 4e12
+H200: dict[str, Any] = {
+    "name": "NVIDIA H200", "kind": "cuda", "capability": "9.0", "sm_count": 132,
+    "sm_clock_max_mhz": 1980.0, "power_limit_w": 700.0,
+}  # fmt: skip
+CEILINGS = (
+    *(Ceiling("dense peak", "datasheet", p, flop_per_s=v) for p, v in PEAK.items()),
+    *(Ceiling("without Tensor Cores", "datasheet", p, flop_per_s=v) for p, v in SIMT.items()),
+    *(Ceiling("large GEMM", "measured", p, flop_per_s=v) for p, v in LARGE.items()),
+    *(Ceiling("latency floor", "measured", p, seconds=FLOOR_S) for p in PEAK),
+    Ceiling("memory", "measured", byte_per_s=BYTES_PER_S),
+)
+
+
+def timed(
+    shape: int | tuple[int, int, int], seconds: float, precision: str = "fp16", *,
+    clock: float | None = 1980.0, throttle: tuple[str, ...] = (), half_pct: float | None = 0.3,
+    regime: str = "sustained", tile: tuple[int, int, int] | None = None, **more: str,
+) -> Result:  # fmt: skip
+    m, n, k = (shape, shape, shape) if isinstance(shape, int) else shape
+    case = Case("gemm", {"m": m, "n": n, "k": k}, precision, **{"backend": "cublas", **more})  # type: ignore[arg-type]
+    half = seconds * (half_pct or 0) / 100
+    element, output = case.precision.bytes_per_element, case.precision.output_bytes
+    return Result(
+        case,
+        "ok",
+        measurement=Measurement(
+            (seconds,) * 3, (1, 1, 1), seconds,
+            None if half_pct is None else (seconds - half, seconds + half),
+            "events", "cold", regime, sm_clock_mhz=clock, throttle=throttle,
+        ),
+        flops=2 * m * n * k,
+        min_bytes=element * (m * k + k * n) + output * m * n,
+        tile=tile,
+    )  # fmt: skip
+
+
+def at_rate(shape: int | tuple[int, int, int], flop_per_s: float, **more: Any) -> Result:
+    m, n, k = (shape, shape, shape) if isinstance(shape, int) else shape
+    return timed(shape, 2 * m * n * k / flop_per_s, **more)
+
+
+def annotated(*results: Result, device: dict[str, Any] = H200, ceilings: Any = CEILINGS) -> Result:
+    run = Run(("x",), "now", device, {}, ceilings=tuple(ceilings), results=results)
+    return annotate(run).results[0]
+
+
+def check(result: Result, bound: str, *numbers: str) -> None:
+    assert result.bound == bound, result.why
+    assert result.why
+    assert "\n" not in result.why
+    for number in numbers:
+        assert number in result.why, result.why
+
+
+# ---------------------------------------------------------------- bounds
+
+
+def test_launch() -> None:
+    check(annotated(timed(256, 6e-6)), "launch", "5.0 us", "6.0 us")
+
+
+def test_a_time_under_the_floor_never_claims_more_than_itself() -> None:
+    check(annotated(timed(32, 4e-6)), "launch", "4.0 us of its 4.0 us")
+
+
+def test_two_kernels_with_nothing_to_do_are_launch_though_they_take_two_floors() -> None:
+    check(annotated(timed(64, 11e-6, "tf32")), "launch", "5.0 us of its 11.0 us", "0 %")
+
+
+def test_a_short_case_that_has_work_to_do_is_not_launch() -> None:
+    assert annotated(timed(1024, 11e-6)).bound != "launch"
+    assert annotated(timed(64, 14e-6)).bound != "launch"
+
+
+def test_memory() -> None:
+    thin = annotated(timed((1, 16384, 16384), 150e-6))
+    check(thin, "memory", "1 FLOP a byte", "536.9 MB", "134.2 us", "150.0 us")
+
+
+def test_memory_is_not_blamed_where_arithmetic_takes_longer() -> None:
+    assert annotated(at_rate(1024, 600e12)).bound != "memory"
+
+
+def test_alignment_with_the_neighbour_as_witness() -> None:
+    odd, even = at_rate(4095, 280e12), at_rate(4096, 700e12)
+    check(annotated(odd, even), "alignment", "8190 bytes", "16", "40 %", "4096", "2.5 times")
+
+
+def test_alignment_without_a_neighbour_still_has_its_number() -> None:
+    check(annotated(at_rate(4095, 280e12)), "alignment", "8190 bytes", "40 %")
+
+
+def test_a_padded_twin_decides_whatever_the_rate() -> None:
+    """65 % of the ceiling is no low rate, but padding gains 1.4 times: the strides cost that."""
+    odd = at_rate((4096, 4096, 4095), 455e12)
+    check(annotated(odd, at_rate(4096, 650e12)), "alignment", "8190 bytes", "1.4 times faster")
+    assert annotated(odd, at_rate(4096, 480e12)).bound != "alignment"
+    assert annotated(odd).bound != "alignment"
+
+
+def test_alignment_is_not_blamed_when_it_costs_nothing() -> None:
+    assert annotated(at_rate(4095, 690e12)).bound != "alignment"
+    assert annotated(at_rate(4096, 280e12)).bound != "alignment"
+
+
+@pytest.mark.parametrize(
+    ("shape", "precision", "layout", "off"),
+    [
+        ((64, 64, 64), "fp16", "nt", None),
+        ((63, 64, 64), "fp16", "nt", None),  # M is no row length when A and C are row-major
+        ((64, 63, 64), "fp16", "nt", ("N=63", 126)),
+        ((64, 64, 63), "fp16", "nt", ("K=63", 126)),
+        ((63, 64, 64), "fp16", "tt", ("M=63", 126)),
+        ((64, 64, 63), "fp16", "tn", None),
+        ((64, 4, 64), "fp32", "nn", None),
+        ((64, 64, 1000), "fp8-e4m3", "nt", ("K=1000", 1000)),
+    ],
+)
+def test_which_rows_are_off(
+    shape: tuple[int, int, int], precision: str, layout: str, off: tuple[str, int] | None
+) -> None:
+    m, n, k = shape
+    what = Case("gemm", {"m": m, "n": n, "k": k}, precision, "cublas", layout)
+    assert OPS["gemm"].misaligned(what) == off
+
+
+def test_waves() -> None:
+    ragged = annotated(at_rate(1536, 400e12, tile=(128, 128, 64)))
+    check(ragged, "waves", "144 tiles of 128x128", "132 SMs", "2 waves", "55 %", "57 %")
+
+
+def test_too_few_tiles_for_the_device() -> None:
+    few = annotated(at_rate((512, 512, 16384), 100e12, tile=(128, 128, 64)))
+    check(few, "waves", "16 tiles", "132 SMs", "1 wave", "12 %")
+
+
+def test_partial_tiles_count_whole() -> None:
+    shape = waves(timed((129, 1, 64), 1.0, tile=(128, 128, 64)), Run(("x",), "", H200, {}))
+    assert shape is not None
+    assert (shape.tiles, shape.waves) == (2, 1)
+
+
+def test_compute() -> None:
+    check(annotated(at_rate(8192, 680e12)), "compute", "97 %")
+
+
+def test_power() -> None:
+    held = annotated(at_rate(8192, 690e12, clock=1400.0, throttle=("power cap",)))
+    check(held, "power", "700 W", "1400", "1980")
+
+
+def test_heat_is_not_called_power_limit() -> None:
+    hot = annotated(at_rate(8192, 690e12, clock=1400.0, throttle=("thermal",)))
+    assert hot.why
+    assert "thermal" in hot.why
+    assert "W " not in hot.why
+
+
+def test_a_full_clock_is_not_power_however_the_flags_stand() -> None:
+    assert (
+        annotated(at_rate(8192, 690e12, clock=1970.0, throttle=("power cap",))).bound == "compute"
+    )
+
+
+def test_a_low_clock_without_a_reason_is_not_power() -> None:
+    assert annotated(at_rate(8192, 690e12, clock=1400.0)).bound == "compute"
+
+
+def test_no_hardware() -> None:
+    cpu = {"name": "a CPU", "kind": "cpu", "sm_count": 2}
+    ceilings = [
+        Ceiling("large GEMM", "measured", "fp32", flop_per_s=150e9),
+        Ceiling("large GEMM", "measured", "fp16", flop_per_s=0.3e9),
+    ]
+    slow = annotated(at_rate(512, 0.3e9, backend="cpu"), device=cpu, ceilings=ceilings)
+    check(slow, "no hardware", "0.3 GFLOP/s", "150", "fp16")
+
+
+def test_a_small_launch_bound_case_does_not_prove_that_hardware_is_missing() -> None:
+    """No large product of this precision was measured: a tiny one says nothing of the hardware."""
+    without_fp16 = [c for c in CEILINGS if (c.name, c.precision) != ("large GEMM", "fp16")]
+    small = annotated(timed(64, 5e-6), ceilings=without_fp16)
+    check(small, "launch", "5.0 us")
+
+
+def test_nothing_in_particular_says_what_is_known() -> None:
+    mixed = annotated(at_rate(2048, 350e12))
+    check(mixed, "mixed", "50 %")
+
+
+def test_no_ceilings_no_claims() -> None:
+    bare = annotated(at_rate(1024, 350e12), ceilings=())
+    assert bare.bound == "mixed"
+    assert bare.ceiling_pct is None
+    assert bare.tensor_core is None
+
+
+def test_what_was_not_measured_is_left_alone() -> None:
+    skipped = Result(timed(64, 1e-6).case, "skipped", reason="no")
+    assert annotated(skipped) == skipped
+
+
+# ---------------------------------------------------------------- efficiencies
+
+
+def test_three_efficiencies() -> None:
+    found = annotated(at_rate(8192, 600e12, clock=1500.0))
+    assert found.efficiency_pct["datasheet"] == pytest.approx(100 * 600 / 989.4)
+    assert found.efficiency_pct["at_clock"] == pytest.approx(100 * 600e12 / (4096 * 132 * 1.5e9))
+    assert found.efficiency_pct["measured"] == pytest.approx(100 * 600 / 700)
+    assert found.ceiling_pct == pytest.approx(100 * 600 / 989.4)
+
+
+def test_an_unknown_gpu_is_held_against_what_was_measured() -> None:
+    measured = [c for c in CEILINGS if c.source == "measured"]
+    found = annotated(
+        at_rate(8192, 600e12), device=H200 | {"capability": "12.9"}, ceilings=measured
+    )
+    assert found.ceiling_pct == pytest.approx(100 * 600 / 700)
+    assert set(found.efficiency_pct) == {"measured"}
+
+
+# ---------------------------------------------------------------- Tensor Cores
+
+
+@pytest.mark.parametrize(
+    ("precision", "rate", "proved"),
+    [
+        ("fp16", 133.9e12, True),
+        ("fp16", 133.7e12, None),
+        ("fp16", 5e12, None),
+        ("tf32", 100e12, True),  # faster than float32 arithmetic without them can be
+        ("tf32", 60e12, None),
+        ("fp32", 60e12, False),
+        ("fp32", 70e12, False),
+    ],
+)
+def test_tensor_cores_are_proved_by_rate(precision: str, rate: float, proved: bool | None) -> None:
+    assert annotated(at_rate(2048, rate, precision=precision)).tensor_core is proved
+
+
+# ---------------------------------------------------------------- warnings
+
+
+def symptoms(result: Result) -> str:
+    assert all(w.symptom and w.cause and w.remedy for w in result.warnings)
+    return " ".join(f"{w.symptom} {w.cause} {w.remedy}" for w in result.warnings)
+
+
+def test_a_good_measurement_has_no_warning() -> None:
+    assert annotated(at_rate(4096, 600e12)).warnings == ()
+
+
+def test_a_clock_that_fell_says_by_how_much_and_why() -> None:
+    said = symptoms(annotated(at_rate(4096, 600e12, clock=1485.0, throttle=("power cap",))))
+    assert "25 %" in said
+    assert "power cap" in said
+    assert "--regime burst" in said
+
+
+def test_the_remedy_is_not_what_is_in_use_already() -> None:
+    burst = at_rate(4096, 600e12, clock=1485.0, throttle=("power cap",), regime="burst")
+    said = symptoms(annotated(burst))
+    assert "25 %" in said
+    assert "--regime burst" not in said
+
+
+def test_a_wide_interval_says_how_wide() -> None:
+    assert "6.0 %" in symptoms(annotated(at_rate(4096, 600e12, half_pct=6.0)))
+    assert "no interval" in symptoms(annotated(at_rate(4096, 600e12, half_pct=None)))
+
+
+def test_faster_than_the_hardware_is_not_believed() -> None:
+    assert "do not use" in symptoms(annotated(at_rate(4096, 1500e12)))
+
+
+def test_zeros_are_flattering() -> None:
+    assert "--data normal" in symptoms(annotated(at_rate(4096, 600e12, data="zeros")))
+
+
+def test_annotating_twice_changes_nothing() -> None:
+    once = annotate(Run(("x",), "now", H200, {}, ceilings=CEILINGS, results=(at_rate(4096, 6e14),)))
+    assert annotate(once) == once
+
+
+def test_results_of_one_run_do_not_change_each_other() -> None:
+    other = replace(at_rate(512, 30e12), tile=(128, 128, 64))
+    assert annotated(at_rate(4096, 600e12), other) == annotated(at_rate(4096, 600e12))

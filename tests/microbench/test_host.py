@@ -1,0 +1,139 @@
+"""Facts of the computer: this one's for real, other ones' from planted /proc and /sys files."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+
+import pytest
+
+from microbench.device import host
+
+MIB = 2**20
+
+
+@pytest.fixture
+def plant(tmp_path):
+    """Writes files under a made-up root; returns the root."""
+
+    def write(files):
+        for name, text in files.items():
+            path = tmp_path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return tmp_path
+
+    return write
+
+
+def test_this_computer():
+    assert host.cpu_name()
+    assert host.usable_cores() == len(os.sched_getaffinity(0))
+    total, available = host.memory_bytes(), host.available_memory_bytes()
+    assert total is not None
+    assert available is not None
+    assert 0 < available <= total
+
+
+def test_nothing_to_read_gives_none(tmp_path):
+    readers = (
+        host.memory_bytes,
+        host.available_memory_bytes,
+        host.cpu_quota_cores,
+        host.cpu_governor,
+        host.last_level_cache_bytes,
+    )
+    assert [read(tmp_path) for read in readers] == [None] * len(readers)
+    assert host.cpu_name(tmp_path)
+    assert not host.is_virtual_machine(tmp_path)
+
+
+def test_cpu_name_and_hypervisor_flag(plant):
+    root = plant({"proc/cpuinfo": "model name\t: Fast CPU @ 3 GHz\nflags\t: fpu hypervisor sse\n"})
+    assert host.cpu_name(root) == "Fast CPU @ 3 GHz"
+    assert host.is_virtual_machine(root)
+
+
+MEMINFO = "MemTotal:  8192 kB\nMemAvailable:  4096 kB\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, 4 * MIB),
+        (
+            {
+                "proc/self/cgroup": "0::/box/inner\n",
+                "sys/fs/cgroup/box/memory.max": str(3 * MIB),
+                "sys/fs/cgroup/box/memory.current": str(2 * MIB),
+                "sys/fs/cgroup/box/memory.stat": f"anon 5\ninactive_file {MIB // 2}\n",
+                "sys/fs/cgroup/box/inner/memory.max": "max",
+            },
+            3 * MIB // 2,
+        ),
+        (
+            {
+                "proc/self/cgroup": "9:name=systemd:/\n4:cpu,memory:/box\n",
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": str(2**63 - 4096),
+                "sys/fs/cgroup/memory/memory.usage_in_bytes": "1",
+                "sys/fs/cgroup/memory/box/memory.limit_in_bytes": str(2 * MIB),
+                "sys/fs/cgroup/memory/box/memory.usage_in_bytes": str(MIB),
+            },
+            MIB,
+        ),
+    ],
+    ids=["no group", "v2, limit in the parent", "v1, root unlimited"],
+)
+def test_available_memory_honours_control_groups(plant, files, expected):
+    assert host.available_memory_bytes(plant({"proc/meminfo": MEMINFO, **files})) == expected
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "250000 100000"}, 2.5),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "max 100000"}, None),
+        (
+            {
+                "proc/self/cgroup": "3:cpu,cpuacct:/a\n",
+                "sys/fs/cgroup/cpu/a/cpu.cfs_quota_us": "150000",
+                "sys/fs/cgroup/cpu/a/cpu.cfs_period_us": "100000",
+                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1",
+                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000",
+            },
+            1.5,
+        ),
+    ],
+    ids=["v2", "v2 without limit", "v1"],
+)
+def test_cpu_quota(plant, files, expected):
+    assert host.cpu_quota_cores(plant(files)) == expected
+
+
+def test_last_level_cache_counts_a_shared_cache_once(plant, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
+    files = {}
+    for core, shared in ((0, "0-1"), (1, "0-1"), (2, "2-3")):
+        for index, level, size, kind in ((0, 1, "32K", "Instruction"), (3, 3, "16M", "Unified")):
+            folder = f"sys/devices/system/cpu/cpu{core}/cache/index{index}"
+            sharers = shared if level == 3 else str(core)
+            files |= {f"{folder}/level": f"{level}\n", f"{folder}/size": f"{size}\n"}
+            files |= {f"{folder}/type": kind, f"{folder}/shared_cpu_list": sharers}
+    assert host.last_level_cache_bytes(plant(files)) == 32 * MIB
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(92600, "9.26.0"), (91002, "9.10.2"), (8907, "8.9.7"), (8500, "8.5.0")]
+)
+def test_cudnn_version(number, text):
+    assert host.cudnn_version(number) == text
+
+
+def test_software_has_the_run_files_keys():
+    versions = host.software()
+    keys = ["project", "python", "torch", "triton", "cupy", "cuda", "cudnn", "cublas"]
+    assert list(versions) == keys
+    assert versions["python"] == "{}.{}.{}".format(*sys.version_info)
+    assert versions["torch"]
+    assert all(value is None or re.match(r"unknown$|\d+\.", value) for value in versions.values())

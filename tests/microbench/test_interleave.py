@@ -1,0 +1,249 @@
+"""How arms take turns, with made-up times and a made-up clock."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from microbench.timing.interleave import (
+    BURST_IDLE_FACTOR,
+    BURST_SAMPLES,
+    FEWEST_ROUNDS,
+    LOOKS,
+    MAX_ROUNDS,
+    Arm,
+    ArmFailed,
+    Turns,
+)
+from microbench.timing.interleave import HEAVY as HEAVY_PACE
+from microbench.timing.stats import MAX_INTERVAL_PCT, half_width_pct, median, median_interval
+from microbench.timing.timers import Block, Launch
+
+HEAVY = 1e-3
+MIN_ROUNDS = LOOKS[0]
+LIGHT = 5e-6
+
+
+@dataclass
+class FakeClock:
+    """Time passes only when somebody sleeps or the timer takes samples."""
+
+    seconds: float = 0.0
+    slept: list[float] = field(default_factory=list)
+
+    def now(self) -> float:
+        return self.seconds
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.seconds += seconds
+
+
+@dataclass
+class FakeTimer:
+    """Takes made-up samples and notes who was asked for how many."""
+
+    clock: FakeClock
+    times: dict[str, Callable[[int], float]]
+    name: str = "events"
+    l2: str = "cold"
+    resolution_s: float = 0.0
+    flush_s: float = 0.0
+    overhead_s: float = 0.0
+    taken: list[tuple[str, int]] = field(default_factory=list)
+    warmed: list[tuple[str, int]] = field(default_factory=list)
+
+    def block(self, launch: Launch, samples: int) -> Block:
+        key = str(launch())
+        turn = sum(name == key for name, _ in self.taken)
+        self.taken.append((key, samples))
+        seconds = self.times[key](turn)
+        self.clock.seconds += samples * (seconds + self.flush_s)
+        return Block((seconds,) * samples, 1500.0 + turn)
+
+    def run(self, launch: Launch, times: int) -> None:
+        key = str(launch())
+        self.warmed.append((key, times))
+        self.clock.seconds += times * self.times[key](0)
+
+    def forget(self) -> None:
+        """Nothing is kept."""
+
+
+def constant(seconds: float) -> Callable[[int], float]:
+    return lambda _: seconds
+
+
+def jumping(seconds: float, share: float) -> Callable[[int], float]:
+    return lambda turn: seconds * (1 + share * (-1) ** turn)
+
+
+def arms_of(*estimates: float) -> list[Arm]:
+    return [Arm(f"arm{i}", lambda i=i: f"arm{i}", s) for i, s in enumerate(estimates)]
+
+
+def set_up(
+    times: dict[str, Callable[[int], float]], **changes: object
+) -> tuple[FakeClock, FakeTimer]:
+    clock = FakeClock()
+    return clock, FakeTimer(clock, times, **changes)  # type: ignore[arg-type]
+
+
+def rounds_of(timer: FakeTimer, count: int) -> list[list[str]]:
+    names = [name for name, _ in timer.taken]
+    return [names[i : i + count] for i in range(0, len(names), count)]
+
+
+def test_every_arm_takes_part_in_every_round_in_changing_order() -> None:
+    clock, timer = set_up({f"arm{i}": jumping(LIGHT, 0.3) for i in range(4)})
+    arms = arms_of(*[LIGHT] * 4)
+    rounds = Turns(timer, "sustained", 1e9, clock).take(arms)
+    orders = rounds_of(timer, 4)
+    assert len(orders) == rounds
+    assert all(sorted(order) == ["arm0", "arm1", "arm2", "arm3"] for order in orders)
+    assert len({tuple(order) for order in orders}) > len(orders) / 4
+    for first in range(4):  # nobody always goes first, or always after the same other
+        assert 0 < sum(order[0] == f"arm{first}" for order in orders) < rounds
+    followers = {pair for order in orders for pair in itertools.pairwise(order)}
+    assert len(followers) == 12
+    assert all(len(arm.blocks) == rounds for arm in arms)
+
+
+def test_steady_times_stop_as_soon_as_there_are_enough_rounds() -> None:
+    clock, timer = set_up({"arm0": constant(HEAVY), "arm1": constant(LIGHT)})
+    assert Turns(timer, "sustained", 1e9, clock).take(arms_of(HEAVY, LIGHT)) == MIN_ROUNDS
+
+
+def test_stops_when_every_median_is_known_to_half_a_per_cent() -> None:
+    clock, timer = set_up({"arm0": jumping(HEAVY, 0.008), "arm1": constant(HEAVY)})
+    arms = arms_of(HEAVY, HEAVY)
+    rounds = Turns(timer, "sustained", 1e9, clock).take(arms)
+    assert MIN_ROUNDS < rounds < MAX_ROUNDS
+    blocks = [block.times_s for block in arms[0].blocks]
+
+    def width(upto: int) -> float:
+        interval = median_interval(blocks[:upto])
+        assert interval is not None
+        return half_width_pct(median([t for b in blocks[:upto] for t in b]), interval)
+
+    assert width(rounds) <= MAX_INTERVAL_PCT
+    assert rounds in LOOKS
+    assert all(width(look) > MAX_INTERVAL_PCT for look in LOOKS if look < rounds)
+
+
+def test_one_noisy_arm_keeps_all_at_it_so_that_rounds_pair_up() -> None:
+    clock, timer = set_up({"arm0": jumping(HEAVY, 0.2), "arm1": constant(HEAVY)})
+    arms = arms_of(HEAVY, HEAVY)
+    assert Turns(timer, "sustained", 1e9, clock).take(arms) == MAX_ROUNDS
+    assert len(arms[1].blocks) == MAX_ROUNDS
+
+
+@pytest.mark.parametrize("budget_s", [0.0, 1e-9, 5.0])
+def test_stops_at_the_budget_but_never_before_three_rounds(budget_s: float) -> None:
+    clock, timer = set_up({"arm0": jumping(1.0, 0.5)}, name="clock")
+    rounds = Turns(timer, "sustained", budget_s, clock).take(arms_of(1.0))
+    assert rounds >= FEWEST_ROUNDS == 3
+    if budget_s >= 5:
+        assert clock.seconds >= budget_s
+    assert clock.seconds <= max(budget_s, 4.5) + 3 * 1.5  # at most one round too many
+
+
+def test_a_timer_of_coarse_ticks_is_settled_within_a_tick() -> None:
+    tick = 32e-9
+    clock, timer = set_up({"arm0": jumping(1e-6, 0.0128)}, resolution_s=tick)
+    rounds = Turns(timer, "sustained", 1e9, clock).take(arms_of(1e-6))
+    assert rounds < MAX_ROUNDS
+
+
+def warm_s(timer: FakeTimer, name: str) -> float:
+    return sum(n * timer.times[name](0) for who, n in timer.warmed if who == name)
+
+
+def test_one_heavy_arm_makes_the_whole_comparison_heavy() -> None:
+    """Arms that are warmed differently would be compared at different clocks."""
+    clock, timer = set_up({"arm0": constant(HEAVY), "arm1": constant(LIGHT)})
+    rounds = Turns(timer, "sustained", 1e9, clock).take(arms_of(HEAVY, LIGHT))
+    for name in ("arm0", "arm1"):
+        assert warm_s(timer, name) >= 0.99 * rounds * HEAVY_PACE.warm_s
+        assert dict(timer.taken)[name] <= HEAVY_PACE.most
+    clock, timer = set_up({"arm0": constant(LIGHT)})
+    light = Turns(timer, "sustained", 1e9, clock).take(arms_of(LIGHT))
+    assert warm_s(timer, "arm0") < 0.3 * light * HEAVY_PACE.warm_s
+    clock, timer = set_up({"arm0": constant(LIGHT)})
+    Turns(timer, "sustained", 1e9, clock, heavy=True).take(arms_of(LIGHT))
+    assert warm_s(timer, "arm0") >= HEAVY_PACE.warm_s
+
+
+def test_a_very_slow_launch_is_taken_once_a_round() -> None:
+    clock, timer = set_up({"arm0": constant(2.0)}, name="clock")
+    Turns(timer, "sustained", 1.0, clock).take(arms_of(2.0))
+    assert [n for _, n in timer.taken] == [1, 1, 1]
+
+
+def test_a_slow_flush_counts_as_time() -> None:
+    clock, timer = set_up({"arm0": constant(1e-4)}, flush_s=1.0, name="clock")
+    Turns(timer, "sustained", 1.0, clock).take(arms_of(1e-4))
+    assert [n for _, n in timer.taken] == [1, 1, 1]
+
+
+def test_burst_rests_the_card_before_each_heavy_sample() -> None:
+    clock, timer = set_up({"arm0": constant(HEAVY)})
+    arms = arms_of(HEAVY)
+    rounds = Turns(timer, "burst", 1e9, clock).take(arms)
+    assert timer.warmed == []
+    assert all(n == 1 for _, n in timer.taken)
+    assert len(clock.slept) == len(timer.taken) == rounds * BURST_SAMPLES
+    assert min(clock.slept) >= BURST_IDLE_FACTOR * HEAVY
+    assert all(len(block.times_s) == BURST_SAMPLES for block in arms[0].blocks)
+    assert arms[0].blocks[0].sm_clock_mhz == pytest.approx(1501.0)
+
+
+def test_sustained_never_sleeps() -> None:
+    clock, timer = set_up({"arm0": constant(HEAVY)})
+    Turns(timer, "sustained", 1.0, clock).take(arms_of(HEAVY))
+    assert clock.slept == []
+
+
+def test_the_cpu_clock_needs_no_warming() -> None:
+    clock, timer = set_up({"arm0": constant(HEAVY)}, name="clock")
+    Turns(timer, "sustained", 1.0, clock).take(arms_of(HEAVY))
+    assert timer.warmed == []
+
+
+def test_telemetry_and_progress_follow_the_turns() -> None:
+    clock, timer = set_up({"arm0": constant(LIGHT), "arm1": constant(LIGHT)})
+    watched: list[str] = []
+    told: list[tuple[str, int]] = []
+
+    @contextmanager
+    def during(key: str) -> Iterator[None]:
+        before = len(timer.taken)
+        yield
+        assert [name for name, _ in timer.taken[before:]] == [key]
+        watched.append(key)
+
+    def begin(key: str, number: int) -> None:
+        told.append((key, number))
+
+    turns = Turns(timer, "sustained", 1.0, clock, during=during, begin=begin)
+    rounds = turns.take(arms_of(LIGHT, LIGHT))
+    assert watched == [name for name, _ in timer.taken]
+    # Round 0 settles the card; after it, whoever was announced last is the one that is timed.
+    assert told[0] == ("arm0", 0)
+    assert [key for key, _ in told[1:]] == watched
+    assert [number for _, number in told[1:]] == [i for i in range(1, rounds + 1) for _ in "ab"]
+
+
+def test_a_launch_that_fails_is_not_hidden() -> None:
+    clock, timer = set_up({"arm0": constant(LIGHT)})
+
+    def broken() -> object:
+        raise RuntimeError("illegal instruction")
+
+    with pytest.raises(ArmFailed, match="bad") as caught:
+        Turns(timer, "sustained", 1.0, clock).take([Arm("bad", broken, LIGHT)])
+    assert str(caught.value.__cause__) == "illegal instruction"

@@ -1,0 +1,158 @@
+"""Measuring a network's layers: what is planned, and what the table says of planted times."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kernels import OPS
+from microbench.errors import UserError
+from microbench.layers.plan import plan_layers
+from microbench.layers.trace import Traced, trace
+from microbench.report.layers_table import against_library, layers_of, layers_summary, layers_table
+from microbench.results.codec import run_from_json, run_to_json
+from microbench.results.types import Measurement, NetworkUse, Ratio, Result, Run
+from microbench.sweep import Group
+
+SOURCE = """
+import torch
+def net():
+    n = torch.nn
+    return n.Sequential(n.Conv2d(3, 8, 3, padding=1), n.ReLU(), n.Conv2d(8, 8, 3, padding=1),
+                        n.ReLU(), n.Conv2d(8, 8, 3, padding=1), n.AdaptiveAvgPool2d(1),
+                        n.Flatten(), n.Linear(8, 5))
+"""
+
+
+@pytest.fixture
+def traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Traced:
+    (tmp_path / "mine.py").write_text(SOURCE)
+    monkeypatch.chdir(tmp_path)
+    return trace("mine:net", 4, 16)
+
+
+def planned(traced: Traced, **changes: object) -> tuple[list[Group], NetworkUse]:
+    options = dict(dtypes="fp16", backends=None, layout="nhwc", data="normal", vs="fp32,tf32",
+                   kind="cuda")  # fmt: skip
+    return plan_layers(traced, **{**options, **changes})  # type: ignore[arg-type]
+
+
+def run_of(
+    groups: list[Group], network: NetworkUse, times: Mapping[str, float], **more: object
+) -> Run:
+    """Every launch takes what its precision takes, in microseconds."""
+    results = []
+    for group in groups:
+        for case in group.cases:
+            seconds = 1e-6 * times[case.precision_name]
+            measurement = Measurement((seconds,), (1,), seconds, None, "events", "cold", "x")
+            flops = OPS[case.op].flops(case)
+            result = Result(case, "ok", measurement=measurement, flops=flops, bound="launch")
+            if case.backend == "triton":
+                result = replace(result, vs_backend={"cudnn": Ratio(2.0, (1.9, 2.1))})
+            if case.precision_name == "fp16":
+                ratios = {b: Ratio(times[b] / times["fp16"], None) for b in ("fp32", "tf32")}
+                result = replace(result, speedup=ratios)
+            results.append(result)
+    return Run(("layers",), "now", {"name": "x"}, {}, results=tuple(results), network=network)
+
+
+def test_each_distinct_product_is_planned_once_and_used_as_often_as_it_runs(traced) -> None:
+    groups, network = planned(traced)
+    assert len({group.name for group in groups}) == len(groups)
+    uses = {(use.which, use.count) for use in network.layers if "conv/" in use.group}
+    assert uses == {("fprop", 1), ("wgrad", 1), ("fprop", 2), ("dgrad", 2), ("wgrad", 2)}
+    arms = {(c.op, c.precision_name, c.backend) for g in groups for c in g.cases}
+    assert arms == {(op, p, lib) for op, lib in (("conv", "cudnn"), ("gemm", "cublas"))
+                    for p in ("fp32", "tf32", "fp16")}  # fmt: skip
+    for group in groups:
+        for case in group.cases:
+            OPS[case.op].validate(case)
+
+
+def test_triton_stands_beside_the_library(traced) -> None:
+    groups, _ = planned(traced, backends="library,triton")
+    assert all({c.backend for c in g.cases} > {"triton"} for g in groups)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [({"backends": "cudnn,foo"}, "unknown"), ({"layout": "abc"}, "--layout takes one of"),
+     ({"dtypes": "x"}, "unknown precision"), ({"data": "x"}, "--data takes one of")],
+)  # fmt: skip
+def test_bad_words_are_one_line(traced, changes, said) -> None:
+    with pytest.raises(UserError, match=said):
+        planned(traced, **changes)
+
+
+def test_times_of_a_step_add_up(traced) -> None:
+    groups, network = planned(traced)
+    run = run_of(groups, network, {"fp32": 30, "tf32": 12, "fp16": 10})
+    layers = layers_of(run, network)
+    assert [layer.label for layer in layers] == ["3x3 3>8 @16", "3x3 8>8 @16", "linear 8>5"]
+    launches = 2 + 2 * 3 + 3  # the stem has no dgrad; the second convolution is there twice
+    assert sum(layer.seconds("fp16") for layer in layers) == pytest.approx(launches * 10e-6)
+    said = "\n".join(line.plain for line in layers_summary(run, network))
+    assert "take 0.1 ms instead of 0.3, 3.00 times faster" in said
+    assert "3 of 3 layers gain less than 1.3, with 100 %" in said  # against tf32: 1.2
+
+
+def test_the_table_fits_and_shows_every_layer(traced) -> None:
+    groups, network = planned(traced)
+    run = run_of(groups, network, {"fp32": 30, "tf32": 5, "fp16": 10})
+    lines, _ = layers_table(run, network, 100)
+    text = [line.plain for line in lines]
+    assert max(map(len, text)) <= 100
+    assert sum("3x3" in line or "linear" in line for line in text) == 3
+    assert any("all together" in line and "0.50" in line for line in text)
+    said = "\n".join(line.plain for line in layers_summary(run, network))
+    assert "3 of 3 layers lose" in said
+
+
+def test_our_kernels_are_held_against_the_library_by_pass(traced) -> None:
+    groups, network = planned(traced, backends="library,triton")
+    run = run_of(groups, network, {"fp32": 30, "tf32": 12, "fp16": 10})
+    said = against_library(run, network)
+    assert [line.split(":")[0] for line in said] == [
+        f"triton against cudnn, fp16 {which}" for which in ("fprop", "wgrad", "dgrad")
+    ]
+    assert all("2.000" in line for line in said)
+
+
+def test_a_missing_layer_is_said_not_hidden(traced) -> None:
+    groups, network = planned(traced)
+    run = run_of(groups, network, {"fp32": 30, "tf32": 12, "fp16": 10})
+    kept = tuple(r for r in run.results if r.case.op == "conv")
+    said = "\n".join(line.plain for line in layers_summary(replace(run, results=kept), network))
+    assert "times faster" in said
+    first = kept[0]
+    failed = Result(first.case, "failed", "broke")
+    broken = replace(run, results=(failed, *run.results[1:]))
+    said = "\n".join(line.plain for line in layers_summary(broken, network))
+    assert "(2 of 3 layers)" in said
+
+
+def test_the_network_survives_the_run_file(traced) -> None:
+    groups, network = planned(traced)
+    run = run_of(groups, network, {"fp32": 30, "tf32": 12, "fp16": 10})
+    import json
+
+    again = run_from_json(json.loads(json.dumps(run_to_json(run))))
+    assert again.network == network
+
+
+def test_a_run_is_resumed_by_its_own_command_and_network_only(traced) -> None:
+    from microbench.run_command import _check_same_task
+
+    _, network = planned(traced)
+    before = Run(("python", "-m", "microbench", "layers", "x"), "now", {"name": "x"}, {},
+                 network=network)  # fmt: skip
+    path = Path("run.json")
+    _check_same_task(path, before, "layers", network)
+    with pytest.raises(UserError, match="run of layers, not of conv"):
+        _check_same_task(path, before, "conv", None)
+    with pytest.raises(UserError, match="network was mine:net 4 16, now mine:net 8 16"):
+        _check_same_task(path, before, "layers", replace(network, batch=8))

@@ -1,0 +1,360 @@
+"""Traced networks against what is known of them from elsewhere: published FLOPs, layer counts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torchvision import models
+
+from kernels.conv.shape import DIMS, PASSES, ConvShape
+from microbench.errors import UserError
+from microbench.layers.networks import CLIP_FRAMES, load
+from microbench.layers.trace import Layer, Skipped, Traced, trace
+
+BATCH = 4
+FIRST_LAYER = {"resnet50": "conv1", "vgg16": "features.0", "mobilenet_v2": "features.0.0"}
+
+
+@cache
+def traced(network: str, batch: int = BATCH) -> Traced:
+    return trace(network, batch)
+
+
+def of(found: Traced, op: str, which: str) -> list[Layer]:
+    return [layer for layer in found.layers if (layer.op, layer.which) == (op, which)]
+
+
+def total(items: list[Layer] | list[Skipped]) -> int:
+    return sum(item.count * item.flops for item in items)
+
+
+def complaint(network: str, batch: int = 2, image: int | None = None) -> str:
+    with pytest.raises(UserError) as caught:
+        trace(network, batch, image)
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+@pytest.fixture
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Write `source` as module `name` into the current directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def write(name: str, source: str) -> str:
+        header = "import torch\nfrom torch import nn\nfrom torch.nn import functional as F\n"
+        (tmp_path / f"{name}.py").write_text(header + source)
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        return f"{name}:build"
+
+    return write
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        "resnet50",
+        "vgg16",
+        "mobilenet_v2",
+        "efficientnet_b0",
+        "densenet121",
+        "regnet_x_400mf",
+        "vit_b_16",
+        "swin_t",
+    ],
+)
+def test_forward_flops_are_the_published_ones(network: str) -> None:
+    found = traced(network)
+    published = models.get_model_weights(network)["DEFAULT"].meta["_ops"]  # GMACs an image
+    forward = total([layer for layer in found.layers if layer.which == "fprop"])
+    attention = [s for s in found.skipped if s.what == "scaled_dot_product_attention"]
+    forward += total(attention)
+    forward += total([s for s in found.skipped if s.what == "bmm"]) // 3  # forward is one of three
+    assert forward / BATCH / 2e9 == pytest.approx(published, rel=0.01)
+
+
+@pytest.mark.parametrize("network", FIRST_LAYER)
+def test_backward_is_twice_the_forward_less_the_gradient_of_the_images(network: str) -> None:
+    found = traced(network)
+    forward, dgrad, wgrad = (
+        total([layer for layer in found.layers if layer.which == which]) for which in PASSES
+    )
+    [first] = [layer for layer in of(found, "conv", "fprop") if FIRST_LAYER[network] in layer.names]
+    assert first.count == 1
+    assert wgrad == forward
+    assert dgrad == forward - first.flops
+    assert found.skipped == ()
+
+
+def test_resnet50_has_its_53_convolutions_and_one_linear_layer() -> None:
+    found = traced("resnet50")
+    convs = of(found, "conv", "fprop")
+    assert sum(layer.count for layer in convs) == 53
+    assert len(convs) == 23
+    assert sum(layer.count for layer in of(found, "conv", "wgrad")) == 53
+    assert sum(layer.count for layer in of(found, "conv", "dgrad")) == 52
+    stem = {"n": 4, "c": 3, "h": 224, "w": 224, "k": 64, "r": 7, "s": 7, "stride": 2, "padding": 3,
+            "dilation": 1, "groups": 1}  # fmt: skip
+    assert found.layers[0] == Layer("conv", stem, None, "fprop", 1, ("conv1",), convs[0].flops)
+    assert [layer.which for layer in found.layers[:2]] == ["fprop", "wgrad"]
+    dims = {"m": BATCH, "n": 1000, "k": 2048}
+    assert of(found, "gemm", "fprop") == [
+        Layer("gemm", dims, "nt", "fprop", 1, ("fc",), 2 * BATCH * 1000 * 2048)
+    ]
+    assert (found.network, found.batch, found.image) == ("resnet50", BATCH, 224)
+
+
+def test_a_linear_layer_s_passes_permute_its_sizes() -> None:
+    gemms = [layer for layer in traced("resnet50").layers if layer.op == "gemm"]
+    assert [(g.which, g.dims["m"], g.dims["n"], g.dims["k"], g.layout) for g in gemms] == [
+        ("fprop", BATCH, 1000, 2048, "nt"),
+        ("dgrad", BATCH, 2048, 1000, "nn"),
+        ("wgrad", 1000, 2048, BATCH, "tn"),
+    ]
+
+
+def test_shapes_come_in_forward_order_and_passes_stand_together() -> None:
+    found = traced("mobilenet_v2")
+    assert len({(*layer.dims.items(), layer.which, layer.layout) for layer in found.layers}) == len(
+        found.layers
+    )
+    seen: list[tuple[object, ...]] = []
+    for layer in found.layers:
+        if layer.op == "conv":
+            assert tuple(layer.dims) == DIMS
+            assert layer.flops == ConvShape(**{k: int(v) for k, v in layer.dims.items()}).flops
+            shape = tuple(layer.dims.items())
+            assert shape not in seen[:-1]  # once left, a shape does not come back
+            if not seen or seen[-1] != shape:
+                seen.append(shape)
+                assert layer.which == "fprop"
+    depthwise = [layer for layer in of(found, "conv", "fprop") if layer.dims["groups"] != 1]
+    assert sum(layer.count for layer in depthwise) == 17
+    assert depthwise[0].names == ("features.1.conv.0.0",)
+
+
+def test_the_same_modules_run_every_pass() -> None:
+    found = traced("densenet121")
+    for which in ("dgrad", "wgrad"):
+        forward = {tuple(layer.dims.items()): layer for layer in of(found, "conv", "fprop")}
+        for layer in of(found, "conv", which):
+            if layer.dims["c"] != 3:
+                twin = forward[tuple(layer.dims.items())]
+                assert (layer.count, set(layer.names)) == (twin.count, set(twin.names))
+
+
+def test_vit_is_gemms_and_attention_that_is_not_measured() -> None:
+    found = traced("vit_b_16")
+    tokens, width = BATCH * 197, 768
+    sizes = [(g.dims["n"], g.dims["k"], g.count) for g in of(found, "gemm", "fprop")]
+    assert sizes == [
+        (3 * width, width, 12), (width, width, 12), (4 * width, width, 12),
+        (width, 4 * width, 12), (1000, width, 1),
+    ]  # fmt: skip
+    assert all(g.dims["m"] in (tokens, BATCH) for g in of(found, "gemm", "fprop"))
+    scores = 12 * BATCH * 197 * 197
+    assert [(s.what, s.count, s.flops) for s in found.skipped] == [
+        ("scaled_dot_product_attention", 12, 4 * scores * 64),
+        ("scaled_dot_product_attention backward", 12, 8 * scores * 64),
+    ]
+    assert "not measured yet" in found.skipped[0].reason
+    assert found.skipped[0].names[0] == "encoder.layers.encoder_layer_0.self_attention"
+
+
+def test_auxiliary_heads_train_too() -> None:
+    googlenet, inception = traced("googlenet"), traced("inception_v3")
+    assert {name for g in of(googlenet, "gemm", "wgrad") for name in g.names} == {
+        "fc", "aux1.fc1", "aux1.fc2", "aux2.fc1", "aux2.fc2",
+    }  # fmt: skip
+    assert inception.image == 299
+    uneven = {s.what: s.count for s in inception.skipped if "padding differs" in s.reason}
+    assert set(uneven) == {f"2-D convolution, {which}" for which in PASSES}
+    assert any("AuxLogits.fc" in g.names for g in of(inception, "gemm", "wgrad"))
+
+
+def test_segmentation_traces_without_its_backbone_s_weights() -> None:
+    found = trace("lraspp_mobilenet_v3_large", BATCH)
+    assert found.image == 520
+    assert of(found, "conv", "wgrad")
+
+
+def test_video_convolutions_are_not_measured() -> None:
+    found = trace("r3d_18", 1)
+    stem = next(s for s in found.skipped if s.names == ("stem.0",))
+    assert stem.what == "3-D convolution, fprop"
+    outputs = 64 * CLIP_FRAMES * 56 * 56
+    assert stem.flops == 2 * outputs * 3 * 3 * 7 * 7
+    assert {layer.op for layer in found.layers} == {"gemm"}
+
+
+def test_another_image_size_reaches_networks_that_are_built_for_one() -> None:
+    assert traced("vit_b_16").image == 224
+    [patches] = of(trace("vit_b_16", 2, 384), "conv", "fprop")
+    assert patches.dims["h"] == 384
+
+
+def test_weights_and_images_take_no_memory() -> None:
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    built = load("resnet50", 256, None, fake)
+    assert all(isinstance(weight, FakeTensor) for weight in built.module.parameters())
+    assert isinstance(built.inputs[0], FakeTensor)
+    script = (
+        "import resource, torchvision, kernels.conv.shape, microbench.layers.trace as t\n"
+        "def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "t.trace('resnet18', 2); before = peak()\n"
+        "found = t.trace('vgg16', 100_000); print(peak() - before)"
+    )
+    root = Path(__file__).parents[2]
+    out = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script], cwd=root, capture_output=True, check=True
+    )
+    assert int(out.stdout) < 100 * 1024  # KiB; vgg16's weights alone are 540 MiB
+
+
+def test_random_state_and_user_s_weights_are_left_alone(written) -> None:
+    name = written("kept", "net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))\n"
+                   "def build():\n    return net\n")  # fmt: skip
+    first = trace(name, 2, 8)
+    net, state = sys.modules["kept"].net, torch.get_rng_state()
+    assert trace(name, 2, 8) == first
+    assert type(net[0].weight.data) is torch.Tensor
+    assert net[0].weight.grad is None
+    assert float(net[1].running_mean.abs().max()) == 0.0
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_own_function_with_bias_same_padding_and_odd_images(written) -> None:
+    name = written(
+        "own",
+        """
+class Net(nn.Module):
+    def __init__(self, rates=tuple(torch.linspace(0, 0.5, 3).tolist())):
+        super().__init__()
+        self.conv = nn.Conv2d(5, 8, 3, padding="same", dilation=2, bias=True)
+        self.head = nn.Linear(8, 6, bias=False)
+        nn.init.trunc_normal_(self.head.weight, std=0.02)
+        self.scale = nn.Parameter(torch.ones(8))
+        assert [x.item() for x in torch.linspace(0, 1, 3)] == [0, 0.5, 1]
+
+    def forward(self, x, y):
+        z = (F.dropout(self.conv(x)) * self.scale[:, None, None]).mean((2, 3))
+        return {"a": [self.head(z)], "b": self.head(y), "n": 3}
+
+def build():
+    return Net(), (torch.randn(7, 5, 9, 12), torch.zeros(7, 8))
+""",
+    )
+    found = trace(name, 256)
+    assert (found.batch, found.image) == (7, None)
+    conv = of(found, "conv", "fprop")[0]
+    assert [conv.dims[d] for d in DIMS] == [7, 5, 9, 12, 8, 3, 3, 1, 2, 2, 1]
+    assert [(g.which, g.count) for g in found.layers if g.op == "gemm"] == [
+        ("fprop", 2), ("dgrad", 1), ("wgrad", 2),
+    ]  # fmt: skip
+    assert "drop --image 64" in complaint(name, image=64)
+
+
+def test_a_transposed_convolution_is_the_dgrad_of_one(written) -> None:
+    name = written(
+        "up",
+        """
+def build():
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 1),
+        nn.ConvTranspose2d(8, 4, 3, stride=2, padding=1, output_padding=1, groups=2),
+        nn.ConvTranspose2d(4, 4, 3, stride=(2, 1)),
+    )
+""",
+    )
+    found = trace(name, 2, 8)
+    up = [layer for layer in found.layers if layer.names == ("1",)]
+    assert [layer.which for layer in up] == ["fprop", "dgrad", "wgrad"]
+    assert [up[0].dims[d] for d in DIMS] == [2, 4, 16, 16, 8, 3, 3, 2, 1, 1, 2]
+    assert up[0].flops == 2 * (2 * 8 * 8 * 8) * (2 * 3 * 3)
+    assert {s.reason for s in found.skipped} == {"its stride differs between the axes: 2 and 1"}
+    assert {s.what for s in found.skipped} == {f"2-D convolution, {which}" for which in PASSES}
+
+
+def test_frozen_weights_checkpointing_inference_and_lstm(written) -> None:
+    name = written(
+        "mixed",
+        """
+from torch.utils.checkpoint import checkpoint
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.frozen = nn.Linear(8, 8).requires_grad_(False)
+        self.block = nn.Sequential(nn.Linear(8, 12), nn.ReLU())
+        self.lstm = nn.LSTM(12, 10, batch_first=True)
+        self.teacher = nn.Linear(8, 5)
+
+    def forward(self, x):
+        with torch.inference_mode():
+            self.teacher(x)
+        y = checkpoint(self.block, self.frozen(x), use_reentrant=False)
+        return self.lstm(y.view(2, 3, 12))[0]
+
+def build():
+    return Net(), torch.empty(6, 8)
+""",
+    )
+    found = trace(name, 2)
+    runs = {n: {} for n in ("frozen", "block.0", "lstm", "teacher")}
+    for layer in found.layers:
+        for path in layer.names:
+            runs[path][layer.which] = runs[path].get(layer.which, 0) + layer.count
+    assert runs["frozen"] == {"fprop": 1}
+    assert runs["teacher"] == {"fprop": 1}
+    assert runs["block.0"] == {"fprop": 2, "wgrad": 1}
+    assert runs["lstm"]["wgrad"] == runs["lstm"]["fprop"]
+
+
+def test_mistakes_are_one_line(written, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "did you mean resnet50" in complaint("resnt50")
+    assert "module:function" in complaint("zzzzzzzz")
+    assert "no module 'nowhere_net'" in complaint("nowhere_net:build")
+    assert "is not module:function" in complaint("nowhere_net:")
+    assert "boxes" in complaint("fasterrcnn_resnet50_fpn")
+    assert "batch must be at least 1" in complaint("resnet50", 0)
+    name = written(
+        "bad",
+        """
+net = nn.Linear(3, 3)
+def build(): raise RuntimeError("two\\nlines")
+def builds(): return 3
+def nothing(): pass
+def leaves(): raise SystemExit(2)
+def words(): return nn.Linear(3, 3), "words"
+def wide(): return nn.Linear(3, 3)
+def half(): return nn.Linear(3, 3).half()
+def data():
+    class Net(nn.Module):
+        def forward(self, x): return x[: int(x.sum())]
+    return Net()
+""",
+    )
+    assert complaint(name) == "bad:build() raised RuntimeError: two"
+    assert "must return an nn.Module" in complaint("bad:builds")
+    assert "returned None" in complaint("bad:nothing")
+    assert "SystemExit" in complaint("bad:leaves")
+    assert "of type str as an example input" in complaint("bad:words")
+    assert "not a function" in complaint("bad:net")
+    assert "bad has no 'bild'; did you mean build" in complaint("bad:bild")
+    assert complaint("bad:wide").startswith("bad:wide cannot train on 2x3x224x224: RuntimeError")
+    assert "without .to(), .half() or .cuda()" in complaint("bad:half")
+    assert "depends on values" in complaint("bad:data")
+    written("broken", "import nowhere_net")
+    assert complaint("broken:build").startswith("importing broken raised ModuleNotFoundError")
+
+
+def test_batch_norm_needs_more_than_one_value() -> None:
+    text = complaint("resnet18", batch=1, image=32)
+    assert text.startswith("resnet18 cannot train on 1x3x32x32: batch norm needs more than one")

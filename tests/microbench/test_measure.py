@@ -1,0 +1,404 @@
+"""Right before fast, for real on the CPU: wrong kernels fail, others go on, skips have reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from kernels.case import Candidate, CannotRun, Case, Target
+from kernels.gemm import torch_blas
+from kernels.gemm.operands import Operands
+from microbench.device.device import describe, open_telemetry
+from microbench.measure import Measurer, with_ratios
+from microbench.results.types import Result
+from microbench.sweep import Group
+from microbench.timing.interleave import Arm
+from microbench.timing.timers import Block, CpuClock, Launch
+
+Fake = Callable[[Case, Operands], Sequence[Candidate]]
+BUDGET_S = 0.2
+
+
+class Spy(CpuClock):
+    """A CPU clock that notes which launches were timed."""
+
+    def __init__(self) -> None:
+        super().__init__(1 << 16, "warm")
+        self.timed: set[int] = set()
+
+    def block(self, launch: Launch, samples: int) -> Block:
+        self.timed.add(id(launch))
+        return super().block(launch, samples)
+
+
+def group_of(*precisions: str, size: int = 24, backend: str = "cpu", data: str = "normal") -> Group:
+    dims = {"m": size, "n": size + 8, "k": size + 16}
+    return Group(tuple(Case("gemm", dims, p, backend, data=data) for p in precisions))
+
+
+@pytest.fixture
+def spy() -> Spy:
+    return Spy()
+
+
+@pytest.fixture
+def measurer(spy: Spy) -> Measurer:
+    info = describe("cpu")
+    return Measurer(info.target(), spy, open_telemetry(info), "sustained", 0, False)
+
+
+def measure(
+    measurer: Measurer, group: Group, announce: Callable[[str, str], None] = lambda *_: None
+) -> dict[str, Result]:
+    results = measurer.measure(group, BUDGET_S, announce)
+    assert [r.case for r in results] == list(group.cases)
+    return {r.case.precision_name: r for r in results}
+
+
+@pytest.fixture
+def fake_back_end(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Fake], None]:
+    """Gives one precision other candidates; the rest stay torch's."""
+    real = torch_blas.candidates
+
+    def install(precision: str, fake: Fake) -> None:
+        def candidates(case: Case, operands: Operands, target: Target) -> Sequence[Candidate]:
+            if case.precision_name == precision:
+                return fake(case, operands)
+            return real(case, operands, target)
+
+        monkeypatch.setattr(torch_blas, "candidates", candidates)
+
+    return install
+
+
+# ---------------------------------------------------------------- measured
+
+
+def test_what_is_right_is_timed_and_compared(measurer: Measurer) -> None:
+    found = measure(measurer, group_of("fp32", "fp64", "bf16"))
+    for name, result in found.items():
+        assert (result.status, result.reason) == ("ok", None), name
+        m = result.measurement
+        assert m is not None
+        assert sum(m.blocks) == len(m.times_s) > 0
+        assert min(m.times_s) > 0
+        assert min(m.times_s) <= m.median_s <= max(m.times_s)
+        assert m.ci95_s is not None
+        assert m.ci95_s[0] <= m.median_s <= m.ci95_s[1]
+        assert (m.timer, m.l2, m.regime) == ("clock", "warm", "unmanaged")
+        assert result.rel_error is not None
+        assert result.rel_error <= result.case.precision.rel_tolerance
+        assert result.flops == 2 * 24 * 32 * 40
+    bf16, fp32 = found["bf16"], found["fp32"]
+    assert set(bf16.speedup) == {"fp32", "fp64"}
+    assert bf16.speedup["fp32"].ratio == pytest.approx(1 / fp32.speedup["bf16"].ratio)
+    assert bf16.rel_error > fp32.rel_error > found["fp64"].rel_error  # type: ignore[operator]
+    assert fp32.min_bytes == 4 * (24 * 40 + 40 * 32 + 24 * 32)
+
+
+def test_the_ratio_is_time_of_the_baseline_over_own_time() -> None:
+    results = {
+        name: Result(case, "ok")
+        for name, case in zip("ab", group_of("fp32", "fp16").cases, strict=True)
+    }
+    arms = [
+        Arm("a", lambda: None, 4.0, [Block((4.0,)), Block((4.0,))]),
+        Arm("b", lambda: None, 2.0, [Block((2.0,)), Block((2.0,))]),
+    ]
+    found = with_ratios(results, arms, Spy())
+    assert found["b"].speedup["fp32"].ratio == pytest.approx(2.0)
+    assert found["a"].speedup["fp16"].ratio == pytest.approx(0.5)
+
+
+def test_the_overhead_of_the_timer_is_taken_off_ratios_too() -> None:
+    spy = Spy()
+    spy.overhead_s = 1.0
+    results = {
+        name: Result(case, "ok")
+        for name, case in zip("ab", group_of("fp32", "fp16").cases, strict=True)
+    }
+    arms = [
+        Arm("a", lambda: None, 5.0, [Block((5.0,)), Block((5.0,))]),
+        Arm("b", lambda: None, 3.0, [Block((3.0,)), Block((3.0,))]),
+    ]
+    assert with_ratios(results, arms, spy)["b"].speedup["fp32"].ratio == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("data", ["uniform", "integers", "zeros"])
+def test_every_distribution_can_be_measured(measurer: Measurer, data: str) -> None:
+    assert measure(measurer, group_of("fp32", data=data))["fp32"].status == "ok"
+
+
+def test_no_float32_product_of_integers_is_off(measurer: Measurer) -> None:
+    assert measure(measurer, group_of("fp32", data="integers"))["fp32"].rel_error == 0.0
+
+
+# ---------------------------------------------------------------- wrong
+
+
+def zeros(operands: Operands) -> None:
+    operands.c.zero_()
+
+
+def nothing(_: Operands) -> None:
+    return
+
+
+def nans(operands: Operands) -> None:
+    torch.mm(operands.a, operands.b, out=operands.c)
+    operands.c[3, 5] = float("nan")
+
+
+def last_column_unwritten(operands: Operands) -> None:
+    operands.c[:, :-1] = torch.mm(operands.a, operands.b)[:, :-1]
+
+
+def transposed_product(operands: Operands) -> None:
+    operands.c.copy_(torch.mm(operands.a.flip(0), operands.b))
+
+
+def one_element_off(operands: Operands) -> None:
+    torch.mm(operands.a, operands.b, out=operands.c)
+    operands.c[0, 0] += 5
+
+
+def twice(operands: Operands) -> None:
+    torch.mm(2 * operands.a, operands.b, out=operands.c)
+
+
+WRONG = [zeros, nothing, nans, last_column_unwritten, transposed_product, one_element_off, twice]
+
+
+@pytest.mark.parametrize("kernel", WRONG)
+def test_a_wrong_kernel_fails_and_is_never_timed(
+    measurer: Measurer, spy: Spy, fake_back_end: Callable[..., None],
+    kernel: Callable[[Operands], None],
+) -> None:  # fmt: skip
+    launches: list[Launch] = []
+
+    def fake(_: Case, operands: Operands) -> Sequence[Candidate]:
+        def call() -> None:
+            kernel(operands)
+
+        launches.append(call)
+        return [Candidate("wrong", call)]
+
+    fake_back_end("bf16", fake)
+    found = measure(measurer, group_of("fp32", "bf16"))
+    assert found["bf16"].status == "failed"
+    assert found["bf16"].reason
+    assert "\n" not in found["bf16"].reason
+    assert found["bf16"].measurement is None
+    assert not {id(launch) for launch in launches} & spy.timed
+    assert found["fp32"].status == "ok"
+    assert "bf16" not in found["fp32"].speedup
+
+
+def test_the_reason_tells_the_error_and_what_is_allowed(
+    measurer: Measurer, fake_back_end: Callable[..., None]
+) -> None:
+    fake_back_end("bf16", lambda _, o: [Candidate("twice", lambda: twice(o))])
+    reason = measure(measurer, group_of("bf16"))["bf16"].reason
+    assert reason is not None
+    assert "float64" in reason
+    assert "0.008" in reason
+
+
+def test_wrong_candidates_lose_to_a_right_one(
+    measurer: Measurer, fake_back_end: Callable[..., None]
+) -> None:
+    def fake(_: Case, o: Operands) -> Sequence[Candidate]:
+        return [
+            Candidate("wrong", lambda: zeros(o)),
+            Candidate("right", lambda: torch.mm(o.a, o.b, out=o.c)),
+            Candidate("empty", lambda: nothing(o)),
+        ]
+
+    fake_back_end("bf16", fake)
+    result = measure(measurer, group_of("bf16"))["bf16"]
+    assert (result.status, result.variant) == ("ok", "right")
+
+
+def test_only_wrong_candidates_are_a_failure_not_a_skip(
+    measurer: Measurer, fake_back_end: Callable[..., None]
+) -> None:
+    """Wrong numbers are a defect of the kernel; "skipped" says that it cannot run here."""
+
+    def fake(_: Case, o: Operands) -> Sequence[Candidate]:
+        return [Candidate("wrong", lambda: zeros(o)), Candidate("empty", lambda: nothing(o))]
+
+    fake_back_end("bf16", fake)
+    result = measure(measurer, group_of("bf16"))["bf16"]
+    assert result.status == "failed"
+    assert result.reason
+    assert "None" not in result.reason
+
+
+# ---------------------------------------------------------------- raising
+
+
+def raises(error: Exception) -> Fake:
+    def call() -> None:
+        raise error
+
+    return lambda _case, _operands: [Candidate("raises", call)]
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (RuntimeError("no such kernel\nand a stack"), "no such kernel"),
+        (ValueError(""), "ValueError"),
+        (torch.OutOfMemoryError("CUDA out of memory"), "out of memory"),
+        (MemoryError(), "out of memory"),
+    ],
+)
+def test_a_kernel_that_raises_fails_and_the_others_go_on(
+    measurer: Measurer, fake_back_end: Callable[..., None], error: Exception, said: str
+) -> None:
+    fake_back_end("bf16", raises(error))
+    found = measure(measurer, group_of("fp32", "bf16", "fp64"))
+    assert {n: r.status for n, r in found.items()} == {"fp32": "ok", "bf16": "failed", "fp64": "ok"}
+    reason = found["bf16"].reason
+    assert reason is not None
+    assert said in reason
+    assert "\n" not in reason
+
+
+def fails_from(call_number: int) -> Fake:
+    def fake(_: Case, o: Operands) -> Sequence[Candidate]:
+        calls = 0
+
+        def call() -> None:
+            nonlocal calls
+            calls += 1
+            if calls >= call_number:
+                raise RuntimeError("it broke while it was timed")
+            torch.mm(o.a, o.b, out=o.c)
+
+        return [Candidate("breaks", call)]
+
+    return fake
+
+
+@pytest.mark.parametrize("call_number", [5, 12])
+def test_a_kernel_that_breaks_in_the_turns_fails_alone(
+    measurer: Measurer, fake_back_end: Callable[..., None], call_number: int
+) -> None:
+    fake_back_end("bf16", fails_from(call_number))
+    found = measure(measurer, group_of("fp32", "bf16"))
+    assert found["bf16"].status == "failed"
+    assert found["bf16"].reason == "it broke while it was timed"
+    assert found["fp32"].status == "ok"
+    m = found["fp32"].measurement
+    assert m is not None
+    assert sum(m.blocks) == len(m.times_s)
+
+
+def test_a_kernel_that_breaks_once_does_not_take_the_group_with_it(
+    measurer: Measurer, fake_back_end: Callable[..., None]
+) -> None:
+    def fake(_: Case, o: Operands) -> Sequence[Candidate]:
+        calls = 0
+
+        def call() -> None:
+            nonlocal calls
+            calls += 1
+            if calls == 12:
+                raise RuntimeError("once")
+            torch.mm(o.a, o.b, out=o.c)
+
+        return [Candidate("once", call)]
+
+    fake_back_end("bf16", fake)
+    found = measure(measurer, group_of("fp32", "bf16"))
+    assert found["fp32"].status == "ok"
+    assert found["bf16"].status in ("ok", "failed")
+
+
+def test_a_back_end_that_cannot_is_skipped_with_its_reason(
+    measurer: Measurer, fake_back_end: Callable[..., None]
+) -> None:
+    def fake(_: Case, __: Operands) -> Sequence[Candidate]:
+        raise CannotRun("needs M in multiples of 8, not 7")
+
+    fake_back_end("bf16", fake)
+    result = measure(measurer, group_of("fp32", "bf16"))["bf16"]
+    assert (result.status, result.reason) == ("skipped", "needs M in multiples of 8, not 7")
+
+
+@pytest.mark.parametrize(
+    ("precision", "backend", "said"),
+    [
+        ("tf32", "cpu", "Tensor Core"),
+        ("fp16-acc16", "cpu", "accumul"),
+        ("fp16", "triton", "CUDA"),
+        ("fp16", "cublas", "CUDA"),
+        ("fp16", "cublaslt", "CUDA"),
+        ("fp16", "cupy", "CUDA"),
+    ],
+)
+def test_what_cannot_run_on_a_cpu_says_why(
+    measurer: Measurer, spy: Spy, precision: str, backend: str, said: str
+) -> None:
+    result = measure(measurer, group_of(precision, backend=backend))[precision]
+    assert result.status == "skipped"
+    assert result.measurement is None
+    assert result.reason is not None
+    assert said in result.reason
+    assert spy.timed == set()
+
+
+# ---------------------------------------------------------------- whom to blame
+
+
+def test_the_case_announced_last_is_the_one_that_runs(
+    measurer: Measurer, fake_back_end: Callable[..., None]
+) -> None:
+    """A fault or a hang is blamed on the case announced last, in every stage."""
+    announced: list[tuple[str, str]] = [("", "")]
+    blamed: set[tuple[str, str, str]] = set()
+
+    def fake(case: Case, o: Operands) -> Sequence[Candidate]:
+        def call() -> None:
+            key, stage = announced[-1]
+            if key != case.key:
+                blamed.add((key, stage.split(",")[0], case.key))
+            torch.mm(o.a, o.b, out=o.c)
+
+        return [Candidate("watched", call)]
+
+    fake_back_end("bf16", fake)
+    measure(measurer, group_of("fp32", "bf16", "fp64"), lambda *what: announced.append(what))
+    assert blamed == set()
+
+
+def test_each_stage_is_announced(measurer: Measurer) -> None:
+    announced: list[tuple[str, str]] = []
+    group = group_of("fp32", "bf16")
+    measure(measurer, group, lambda *what: announced.append(what))
+    for case in group.cases:
+        stages = [stage for key, stage in announced if key == case.key]
+        assert stages[:2] == ["preparing", "checking"]
+
+
+# ---------------------------------------------------------------- inputs
+
+
+def test_inputs_are_the_same_for_arms_that_store_alike_and_fresh_for_the_next_group(
+    measurer: Measurer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[str, Any]] = []
+    real = torch_blas.candidates
+
+    def candidates(case: Case, operands: Operands, target: Target) -> Sequence[Candidate]:
+        seen.append((case.precision_name, operands.a.clone()))
+        return real(case, operands, target)
+
+    monkeypatch.setattr(torch_blas, "candidates", candidates)
+    measure(measurer, group_of("fp32"))
+    measure(measurer, group_of("fp32"))
+    assert not torch.equal(seen[-2][1], seen[-1][1])

@@ -1,0 +1,254 @@
+"""Charts as files: every format, the numbers in them, and what happens when there is nothing."""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from samples.kernel_runs import case, h200_run, measured, run_of
+
+from kernels.case import Case
+from microbench.errors import UserError
+from microbench.report.drawing import SUFFIXES, check_chart_path, draw, line_chart, payoff_map
+from microbench.report.drawing_data import drawable, line_rows
+from microbench.report.drawing_map import map_rows
+from microbench.results.types import Measurement, Ratio, Result, Run
+
+CHANNELS, IMAGES, BATCHES = (8, 16, 32, 64, 128, 256), (7, 14, 28, 56), (1, 32)
+BASELINES = {"fp32": 0.04, "tf32": 0.012}  # speed-up per channel and pixel's edge
+
+
+def conv(channels: int, image: int, batch: int, precision: str, **changes: Any) -> Case:
+    dims: dict[str, int | str] = {
+        "n": batch, "c": channels, "h": image, "w": image, "k": channels, "r": 3, "s": 3,
+        "stride": 1, "padding": 1, "dilation": 1, "groups": 1, "pass": "fprop",
+    }  # fmt: skip
+    return Case("conv", {**dims, **changes}, precision, "cudnn", "nhwc")
+
+
+def ratio_of(channels: int, image: int, baseline: str) -> Ratio:
+    """Grows with the work; near 1 the interval holds 1."""
+    value = 0.7 + 0.4 * math.log2(1 + BASELINES[baseline] * channels * image / 8)
+    return Ratio(value, (value * 0.97, value * 1.03))
+
+
+def conv_result(channels: int, image: int, batch: int, precision: str, **changes: Any) -> Result:
+    what = conv(channels, image, batch, precision, **changes)
+    flops = 18 * batch * (channels * image) ** 2
+    seconds = 4e-6 + flops / 5e14
+    found = {b: ratio_of(channels, image, b) for b in BASELINES if precision == "fp16"}
+    timed = Measurement((seconds,), (1,), seconds, None, "events", "cold", "sustained")
+    bound = "launch" if channels < 64 else "memory" if image > 28 else "compute"
+    return Result(
+        what, "ok", measurement=timed, flops=flops, min_bytes=1, speedup=found, bound=bound
+    )
+
+
+def payoff_run() -> Run:
+    """A map with holes: half of the cells far from the boundary are not measured."""
+    results = [
+        conv_result(channels, image, batch, precision)
+        for batch in BATCHES
+        for channels in CHANNELS
+        for image in IMAGES
+        if channels * image < 4000 or (channels + image) % 3
+        for precision in ("fp32", "tf32", "fp16")
+    ]
+    command = ("python", "-m", "microbench", "payoff", "--op", "conv")
+    return run_of(results, command=command)
+
+
+def specification(chart: Any) -> str:
+    return chart.to_json()
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("run", [h200_run, payoff_run])
+def test_every_format_renders_without_a_browser(
+    run: Callable[[], Run], suffix: str, tmp_path: Path
+) -> None:
+    path = tmp_path / f"chart{suffix}"
+    draw(run(), path)
+    content = path.read_bytes()
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+    if suffix == ".png":
+        assert content.startswith(b"\x89PNG\r\n\x1a\n")
+        assert 20_000 < len(content) < 2_000_000
+    elif suffix == ".svg":
+        text = "".join(ElementTree.fromstring(content).itertext())
+        assert all(name in text for name in ("fp16", "fp32", "tf32"))
+    else:
+        text = content.decode()
+        assert "<html" in text[:200].lower()
+        assert not re.search(r"<script[^>]*\bsrc=", text)
+        assert not re.search(r"<link[^>]*\bhref=[\"']?http", text)
+
+
+def test_points_are_the_numbers_of_the_run() -> None:
+    run = h200_run()
+    lines = line_rows(run, drawable(run))
+    (panel,) = lines.panels.values()
+    found = {(p["precision"], p["backend"], p["size"]): p["rate"] for p in panel.points}
+    expected = {
+        (r.case.precision_name, r.case.backend, r.case.dim("m")): (r.flop_per_s or 0) / 1e12
+        for r in run.results
+        if r.flop_per_s
+    }
+    assert found == pytest.approx(expected)
+    assert lines.unit == "TFLOP/s"
+    assert all(p["low"] < p["rate"] < p["high"] for p in panel.points)
+
+
+def test_the_intervals_are_those_of_the_medians() -> None:
+    run = h200_run()
+    point = line_rows(run, drawable(run)).panels["", ""].points[0]
+    result = drawable(run)[0]
+    assert result.measurement
+    assert result.measurement.ci95_s
+    fast, slow = result.measurement.ci95_s
+    assert point["high"] == pytest.approx(result.flops / fast / 1e12)
+    assert point["low"] == pytest.approx(result.flops / slow / 1e12)
+
+
+def test_ceilings_of_what_was_asked_for_are_drawn() -> None:
+    run = h200_run()
+    found = {r["text"]: r["rate"] for r in line_rows(run, drawable(run)).ceilings}
+    assert found == pytest.approx({"peak 989: fp16": 989.4, "largest 688: fp16": 688})
+    assert "peak 989: fp16" in specification(line_chart(run))
+
+
+def test_ceilings_that_lie_together_share_a_label() -> None:
+    run = h200_run()
+    (peak,) = [c for c in run.ceilings if (c.source, c.precision) == ("datasheet", "fp16")]
+    results = [*run.results, *(measured(case(n, "bf16", "cublas"), n / 20) for n in (256, 512))]
+    both = replace(run, results=tuple(results), ceilings=(peak, replace(peak, precision="bf16")))
+    rows = line_rows(both, drawable(both)).ceilings
+    assert sorted(r["text"] for r in rows) == ["", "peak 989: fp16, bf16"]
+
+
+def test_a_line_is_broken_where_a_case_failed() -> None:
+    run = h200_run()
+    failed = [
+        replace(r, status="failed", measurement=None) if r.case.key == hole else r
+        for hole in [case(1024, "tf32", "cublas").key]
+        for r in run.results
+    ]
+    holed = replace(run, results=tuple(failed))
+    (panel,) = line_rows(holed, drawable(holed)).panels.values()
+    assert panel.missing == 1
+    segments = [p["segment"] for p in panel.points if p["precision"] == "tf32"]
+    assert sorted(segments) == ["tf32 cublas 0"] * 2 + ["tf32 cublas 1"] * 3
+
+
+def test_a_panel_for_each_setting_and_its_own_curves() -> None:
+    results = [
+        conv_result(channels, 28, 32, precision, **{"pass": name})
+        for name in ("fprop", "dgrad")
+        for channels in CHANNELS
+        for precision in ("fp32", "fp16")
+    ]
+    swapped = [replace(r, case=replace(r.case, layout="nchw")) for r in results]
+    run = run_of([*results, *[r for r in swapped if r.case.dims["pass"] == "dgrad"]])
+    panels = line_rows(run, drawable(run)).panels
+    assert {p.title: len(p.points) for p in panels.values()} == {
+        "fprop, nhwc": 12, "fprop, nchw": 0, "dgrad, nhwc": 12, "dgrad, nchw": 12,
+    }  # fmt: skip
+    assert "not measured" in specification(line_chart(run))
+
+
+def test_labels_keep_apart() -> None:
+    results = [measured(case(n, p, "cublas"), n) for n in (256, 512) for p in ("fp16", "bf16")]
+    run = run_of(results)
+    lines = line_rows(run, drawable(run))
+    first, second = (label["place"] for label in lines.panels["", ""].labels)
+    height = math.log(lines.y_range[1] / lines.y_range[0])
+    assert math.log(first / second) / height * lines.size[1] >= 12
+
+
+def test_cells_of_the_map_are_the_speedups_of_the_run() -> None:
+    run = payoff_run()
+    cells = {(c["column"], c["row"], c["place"], c["size"]): c for c in map_rows(run)}
+    fp16 = [r for r in run.results if r.case.precision_name == "fp16"]
+    assert len(cells) == 2 * len(fp16)
+    for result in fp16:
+        dims = result.case.dims
+        for baseline, ratio in result.speedup.items():
+            place = (f"against {baseline}", "", f"{dims['h']}/{dims['n']}", str(dims["c"]))
+            cell = cells[place]
+            assert (cell["ratio"], cell["bound"]) == (ratio.ratio, result.bound)
+            low, high = ratio.ci95 or (0, 0)
+            assert cell["same"] == (low <= 1 <= high)
+            assert (cell["text"] == "~1") == cell["same"]
+    assert any(c["same"] for c in cells.values())
+    assert specification(payoff_map(run))
+
+
+@pytest.mark.parametrize(
+    "results",
+    [
+        [],
+        [Result(case(256, "fp16", "cublas"), "skipped", "no such hardware")],
+        [measured(case((64, 128, 256), "fp16", "cublas"), 5)],
+    ],
+)
+def test_nothing_to_draw(results: list[Result], tmp_path: Path) -> None:
+    run = run_of(results)
+    for command in (("gemm",), ("payoff",)):
+        with pytest.raises(UserError, match="nothing to draw"):
+            draw(replace(run, command=command), tmp_path / "chart.png")
+    with pytest.raises(UserError, match="nothing to draw"):
+        payoff_map(run)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_missing_does_not_crash(tmp_path: Path) -> None:
+    lone = measured(case(256, "fp16", "cublas"), 5, half_pct=None)
+    draw(replace(run_of([lone]), ceilings=(), device={}), tmp_path / "one.svg")
+    cell = conv_result(64, 28, 32, "fp16")
+    once = replace(cell, speedup={"fp32": Ratio(2.0, None)}, bound=None)
+    draw(run_of([once], command=("payoff",)), tmp_path / "map.svg")
+    assert "2.00?" in (tmp_path / "map.svg").read_text()
+
+
+def test_too_many_settings() -> None:
+    one = conv_result(64, 28, 32, "fp16")
+    results = [
+        replace(one, case=replace(one.case, dims={**one.case.dims, "padding": padding}))
+        for padding in range(1, 40)
+    ]
+    with pytest.raises(UserError, match="39 settings is too large"):
+        line_chart(run_of(results))
+    with pytest.raises(UserError, match="panels is too large"):
+        payoff_map(run_of(results))
+
+
+def test_paths_are_checked_before_measuring(tmp_path: Path) -> None:
+    for suffix in (*SUFFIXES, ".SVG"):
+        check_chart_path(tmp_path / f"chart{suffix}")
+    for name in ("chart.pdf", "chart"):
+        with pytest.raises(UserError, match=r"ends in \.png, \.svg, \.html"):
+            check_chart_path(tmp_path / name)
+        with pytest.raises(UserError, match=r"ends in \.png"):
+            draw(h200_run(), tmp_path / name)
+    with pytest.raises(UserError, match="--chart"):
+        check_chart_path(tmp_path / "no such folder" / "chart.png")
+
+
+def test_nowhere_to_write(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot write there"):
+        draw(h200_run(), tmp_path / "no such folder" / "chart.svg")
+
+
+@pytest.mark.parametrize("name", ["altair", "vl_convert"])
+def test_missing_library(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    for action in (check_chart_path, lambda path: draw(h200_run(), path)):
+        with pytest.raises(UserError, match=r"pip install -e '\.\[charts\]'"):
+            action(tmp_path / "chart.png")

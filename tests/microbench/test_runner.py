@@ -1,0 +1,316 @@
+"""Order, run file, deaths, interrupts and resuming, with a made-up measuring session."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernels.case import Case
+from microbench.plans import plan_gemm
+from microbench.results.runfile import read_run
+from microbench.results.types import Ceiling, Measurement, Result, Run
+from microbench.runner import InOrder, Runner, default_budget_s, group_weight, missing
+from microbench.sweep import Group
+from microbench.worker import OnStage, WorkerDied
+
+Trouble = Callable[[Group], None]
+
+
+def group_of(size: int, *precisions: str, backends: Sequence[str] = ("cublas",)) -> Group:
+    dims = {"m": size, "n": size, "k": size}
+    return Group(
+        tuple(Case("gemm", dims, p, b) for p in precisions or ("fp32", "fp16") for b in backends)
+    )
+
+
+def result_of(case: Case, seconds: float = 1e-3) -> Result:
+    measurement = Measurement(
+        (seconds,) * 3, (1, 1, 1), seconds, (seconds, seconds), "events", "cold", "sustained"
+    )
+    return Result(case, "ok", measurement=measurement, flops=2 * case.dim("m") ** 3, min_bytes=1)
+
+
+def empty_run() -> Run:
+    return Run(("x",), "2026-01-01T00:00:00+00:00", {"name": "Made Up", "kind": "cuda"}, {})
+
+
+@dataclass
+class FakeSession:
+    """Measures in no time; `trouble` may raise first."""
+
+    trouble: Trouble = lambda _: None
+    asked: list[tuple[Group, float]] = field(default_factory=list)
+    calibrated: list[tuple[tuple[str, ...], tuple[str, ...]]] = field(default_factory=list)
+    closed: int = 0
+
+    def calibrate(
+        self, precisions: Sequence[str], large: Sequence[str], on_stage: OnStage
+    ) -> list[Ceiling]:
+        self.calibrated.append((tuple(precisions), tuple(large)))
+        return [Ceiling("memory", "measured", byte_per_s=1e12, reference="copy")]
+
+    def measure(self, group: Group, budget_s: float, on_stage: OnStage) -> list[Result]:
+        assert not self.closed
+        self.asked.append((group, budget_s))
+        on_stage(group.cases[0].key, "timing")
+        self.trouble(group)
+        return [result_of(case) for case in group.cases]
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@dataclass
+class FakeProgress:
+    lines: list[tuple[str, list[str], float]] = field(default_factory=list)
+    stages: list[tuple[str, str]] = field(default_factory=list)
+
+    def stage(self, key: str, stage: str) -> None:
+        self.stages.append((key, stage))
+
+    def done(self, group: Group, results: Sequence[Result], left_s: float) -> None:
+        self.lines.append((group.name, [r.status for r in results], left_s))
+
+
+@dataclass
+class World:
+    """A runner and everything it touches."""
+
+    path: Path
+    trouble: Trouble = lambda _: None
+    run: Run = field(default_factory=empty_run)
+    sessions: list[FakeSession] = field(default_factory=list)
+    progress: FakeProgress = field(default_factory=FakeProgress)
+
+    def start(self) -> FakeSession:
+        self.sessions.append(FakeSession(self.trouble))
+        return self.sessions[-1]
+
+    def runner(self) -> Runner:
+        return Runner(self.run, "cuda", self.path, self.start, self.progress, now=lambda: "the end")
+
+    def asked(self) -> list[Group]:
+        return [group for session in self.sessions for group, _ in session.asked]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path / "run.json")
+
+
+def keys(results: Sequence[Result]) -> list[str]:
+    return [result.case.key for result in results]
+
+
+def on_disk(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text())
+
+
+def test_groups_are_measured_in_order_and_every_case_has_a_result(world: World) -> None:
+    groups = [group_of(64), group_of(32), group_of(128)]
+    run = world.runner().measure(InOrder(groups, 10.0))
+    assert world.asked() == groups
+    assert keys(run.results) == [case.key for group in groups for case in group.cases]
+    assert read_run(world.path) == run
+    assert [name for name, _, _ in world.progress.lines] == [group.name for group in groups]
+    assert [session.closed for session in world.sessions] == [1]
+
+
+def test_what_is_done_is_on_disk_before_the_next_group_begins(world: World) -> None:
+    groups = [group_of(64), group_of(128), group_of(256)]
+    seen: list[tuple[int, object]] = []
+
+    def look(_: Group) -> None:
+        run = read_run(world.path)
+        seen.append((len(run.results), run.finished_at))
+        assert run.ceilings
+
+    world.trouble = look
+    world.runner().measure(InOrder(groups, 10.0))
+    assert seen == [(0, None), (2, None), (4, None)]
+    assert on_disk(world.path)["finished_at"] == "the end"
+
+
+def test_results_are_explained_before_they_are_written(world: World) -> None:
+    world.runner().measure(InOrder([group_of(64)], 10.0))
+    assert all(r["bound"] and r["why"] for r in on_disk(world.path)["results"])
+
+
+def test_a_death_fails_the_blamed_case_only(world: World) -> None:
+    group = group_of(64, "fp32", "tf32", "fp16")
+    bad = group.cases[1].key
+
+    def die_on_tf32(asked: Group) -> None:
+        if any(case.key == bad for case in asked.cases):
+            raise WorkerDied(bad, "illegal memory access")
+
+    world.trouble = die_on_tf32
+    after = group_of(128)
+    run = world.runner().measure(InOrder([group, after], 10.0))
+    assert keys(run.results) == [c.key for g in (group, after) for c in g.cases]
+    assert {r.case.key: r.reason for r in run.results if r.status != "ok"} == {
+        bad: "illegal memory access"
+    }
+    assert [session.closed > 0 for session in world.sessions] == [True, True]
+    assert world.asked()[1].cases == (group.cases[0], group.cases[2])
+
+
+def test_every_case_may_die_and_the_run_still_ends(world: World) -> None:
+    def die(asked: Group) -> None:
+        if asked.cases[0].dim("m") == 64:
+            raise WorkerDied(asked.cases[-1].key, "hung")
+
+    world.trouble = die
+    run = world.runner().measure(
+        InOrder([group_of(64, "fp32", "tf32", "fp16"), group_of(128)], 10.0)
+    )
+    assert [r.status for r in run.results] == ["failed"] * 3 + ["ok"] * 2
+    assert run.finished_at == "the end"
+
+
+def test_a_death_while_ceilings_are_taken_does_not_end_the_run(world: World) -> None:
+    """One precision's faulting kernel costs its own cases, wherever it is launched first."""
+    deaths = iter([True])
+
+    class Mortal(FakeSession):
+        def calibrate(
+            self, precisions: Sequence[str], large: Sequence[str], on_stage: OnStage
+        ) -> list[Ceiling]:
+            if next(deaths, False):
+                raise WorkerDied("gemm/m=64,n=64,k=64/nt/normal/fp16/cublas", "illegal access")
+            return super().calibrate(precisions, large, on_stage)
+
+    def start() -> FakeSession:
+        world.sessions.append(Mortal(world.trouble))
+        return world.sessions[-1]
+
+    group = group_of(64)
+    runner = Runner(world.run, "cuda", world.path, start, world.progress)
+    run = runner.measure(InOrder([group], 10.0))
+    assert run.result(group.cases[0].key) is not None
+    assert run.results[0].status == "ok"
+
+
+def test_ctrl_c_keeps_what_is_done(world: World) -> None:
+    groups = [group_of(64), group_of(128), group_of(256)]
+
+    def interrupt(asked: Group) -> None:
+        if asked == groups[1]:
+            raise KeyboardInterrupt
+
+    world.trouble = interrupt
+    runner = world.runner()
+    with pytest.raises(KeyboardInterrupt):
+        runner.measure(InOrder(groups, 10.0))
+    kept = read_run(world.path)
+    assert keys(kept.results) == [case.key for case in groups[0].cases]
+    assert kept.finished_at is None
+    assert runner.run == kept
+    assert all(session.closed for session in world.sessions)
+    assert missing(groups, kept) == groups[1:]
+
+
+def test_ctrl_c_after_a_death_closes_the_new_process_too(world: World) -> None:
+    def die_then_interrupt(asked: Group) -> None:
+        if len(asked.cases) == 2:
+            raise WorkerDied(asked.cases[0].key, "hung")
+        raise KeyboardInterrupt
+
+    world.trouble = die_then_interrupt
+    with pytest.raises(KeyboardInterrupt):
+        world.runner().measure(InOrder([group_of(64)], 10.0))
+    assert [session.closed > 0 for session in world.sessions] == [True, True]
+
+
+def test_resuming_measures_only_what_is_missing(world: World) -> None:
+    groups = [group_of(64), group_of(128), group_of(256)]
+    first = World(world.path)
+
+    def interrupt(asked: Group) -> None:
+        if asked == groups[2]:
+            raise KeyboardInterrupt
+
+    first.trouble = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        first.runner().measure(InOrder(groups, 10.0))
+    world.run = read_run(world.path)
+    left = missing(groups, world.run)
+    assert left == [groups[2]]
+    run = world.runner().measure(InOrder(left, 10.0))
+    assert sorted(keys(run.results)) == sorted(c.key for g in groups for c in g.cases)
+    assert run.finished_at == "the end"
+    assert missing(groups, run) == []
+
+
+def test_what_failed_is_tried_again_and_its_new_result_takes_its_place(world: World) -> None:
+    group = group_of(64, backends=("cublas", "triton"))
+    bad = Result(group.cases[3], "failed", reason="hung")
+    done = [result_of(case) for case in group.cases[:3]]
+    world.run = empty_run().with_results([*done, bad])
+    left = missing([group], world.run)
+    assert len(left) == 1
+    assert group.cases[3] in left[0].cases
+    run = world.runner().measure(InOrder(left, 10.0))
+    assert len(run.results) == 4
+    again = run.result(bad.case.key)
+    assert again is not None
+    assert again.status == "ok"
+
+
+def test_a_missing_arm_is_timed_beside_its_baselines_again() -> None:
+    groups = plan_gemm(sizes="64", dtypes="fp16", backends="cublas,triton", layouts="nt",
+                       data="normal", vs="fp32,tf32", kind="cuda")  # fmt: skip
+    done = [result_of(case) for case in groups[0].cases if case.backend != "triton"]
+    (left,) = missing(groups, empty_run().with_results(done))
+    names = {(case.precision_name, case.backend) for case in left.cases}
+    assert names >= {("fp32", "cublas"), ("tf32", "cublas"), ("fp16", "triton")}
+
+
+def test_skipped_is_an_answer_that_stays(world: World) -> None:
+    group = group_of(64)
+    run = empty_run().with_results([Result(case, "skipped", reason="no") for case in group.cases])
+    assert missing([group], run) == []
+
+
+# ---------------------------------------------------------------- budget
+
+
+def test_the_budget_is_shared_by_weight_and_all_of_it_is_given(world: World) -> None:
+    groups = [group_of(64), group_of(8192), group_of(64, "fp16")]
+    world.runner().measure(InOrder(groups, 90.0))
+    shares = [share for session in world.sessions for _, share in session.asked]
+    assert sum(shares) == pytest.approx(90.0)
+    weights = [group_weight(group) for group in groups]
+    assert shares == pytest.approx([90.0 * w / sum(weights) for w in weights])
+    assert shares[1] > shares[0] > shares[2]
+    lefts = [left for _, _, left in world.progress.lines]
+    assert lefts == pytest.approx([90 - shares[0], shares[2], 0.0], abs=1e-9)
+
+
+def test_the_main_command_on_a_gpu_fits_its_half_minute() -> None:
+    groups = plan_gemm(sizes="256..8192", dtypes="fp16", backends=None, layouts="nt",
+                       data="normal", vs="fp32,tf32", kind="cuda")  # fmt: skip
+    assert default_budget_s(groups, "cuda") <= 30
+    assert default_budget_s(groups, "cpu") <= 90
+
+
+# ---------------------------------------------------------------- ceilings
+
+
+def test_a_precision_without_a_large_case_has_its_ceiling_measured(world: World) -> None:
+    world.runner().measure(InOrder([group_of(64, "fp32", "fp16")], 1.0))
+    ((precisions, large),) = world.sessions[0].calibrated
+    assert (set(precisions), set(large)) == ({"fp32", "fp16"}, {"fp32", "fp16"})
+
+
+def test_a_large_case_of_the_run_is_the_ceiling(world: World) -> None:
+    run = world.runner().measure(InOrder([group_of(64), group_of(8192)], 1.0))
+    assert world.sessions[0].calibrated[0][1] == ()
+    ceiling = run.ceiling("large GEMM", "measured", "fp16")
+    assert ceiling is not None
+    assert ceiling.flop_per_s == pytest.approx(2 * 8192**3 / 1e-3)

@@ -1,0 +1,230 @@
+"""Telemetry with sensors and a clock that come from the test."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from microbench.device.telemetry import (
+    THROTTLE_REASONS,
+    NoSensors,
+    Telemetry,
+    TelemetrySummary,
+    throttle_words,
+)
+
+
+@dataclass
+class FakeSensors:
+    """Each reading gives the next value of its list, and its last value from then on."""
+
+    available: bool = True
+    power: list[float | None] = field(default_factory=lambda: [None])
+    clock: list[float | None] = field(default_factory=lambda: [None])
+    temperature: list[float | None] = field(default_factory=lambda: [None])
+    reasons: list[int | None] = field(default_factory=lambda: [None])
+    utilization: list[float | None] = field(default_factory=lambda: [None])
+    energy: list[float | None] = field(default_factory=lambda: [None])
+    energy_calls: int = 0
+
+    def _next(self, values):
+        return values.pop(0) if len(values) > 1 else values[0]
+
+    def power_w(self):
+        return self._next(self.power)
+
+    def sm_clock_mhz(self):
+        return self._next(self.clock)
+
+    def temperature_c(self):
+        return self._next(self.temperature)
+
+    def event_reasons(self):
+        return self._next(self.reasons)
+
+    def utilization_pct(self):
+        return self._next(self.utilization)
+
+    def energy_j(self):
+        self.energy_calls += 1
+        return self._next(self.energy)
+
+
+def seconds():
+    """A clock that moves one second a look."""
+    ticks = itertools.count()
+    return lambda: float(next(ticks))
+
+
+def test_means_are_kept_apart_while_arms_alternate():
+    sensors = FakeSensors(power=[100, 500, 200, 700], clock=[1980, 1500, 1980, 1400])
+    telemetry = Telemetry(sensors, clock=seconds())
+    for arm in ("fp32", "fp16", "fp32", "fp16"):
+        with telemetry.during(arm):
+            telemetry.poll()
+    assert telemetry.summary("fp32") == TelemetrySummary(150, 1980, None, (), 2)
+    assert telemetry.summary("fp16") == TelemetrySummary(600, 1450, None, (), 2)
+
+
+def test_throttle_is_the_union_over_samples_and_idle_is_none():
+    sensors = FakeSensors(reasons=[0x4, 0x1, 0x20 | 0x4, 0x40, 0x8 | 0x80])
+    telemetry = Telemetry(sensors)
+    with telemetry.during("a"):
+        for _ in range(5):
+            telemetry.poll()
+    expected = ("power cap", "thermal", "power brake", "hw slowdown")
+    assert telemetry.summary("a").throttle == expected
+
+
+def test_segment_without_a_periodic_sample_gets_one_at_its_end():
+    telemetry = Telemetry(FakeSensors(power=[321.0]))
+    with telemetry.during("short"):
+        pass
+    assert telemetry.summary("short") == TelemetrySummary(power_w=321.0, samples=1)
+
+
+def test_segment_with_a_sample_gets_no_extra_one():
+    telemetry = Telemetry(FakeSensors(power=[1.0, 99.0]))
+    with telemetry.during("a"):
+        telemetry.poll()
+    assert telemetry.summary("a") == TelemetrySummary(power_w=1.0, samples=1)
+
+
+def test_samples_between_segments_belong_to_nobody():
+    telemetry = Telemetry(FakeSensors(power=[1.0]))
+    telemetry.poll()
+    assert telemetry.summary("a") == TelemetrySummary()
+
+
+def test_sample_that_outlives_its_segment_is_dropped():
+    telemetry = Telemetry(FakeSensors())
+    reading, ended = threading.Event(), threading.Event()
+    sampler = threading.Thread(target=telemetry.poll)
+
+    class Slow(FakeSensors):
+        def power_w(self):
+            if threading.current_thread() is not sampler:
+                return 10.0
+            reading.set()
+            ended.wait(5)
+            return 999.0
+
+    telemetry._sensors = Slow()
+    with telemetry.during("first"):
+        sampler.start()
+        reading.wait(5)
+    with telemetry.during("second"):
+        ended.set()
+        sampler.join()
+    assert telemetry.summary("first") == TelemetrySummary(power_w=10.0, samples=1)
+    assert telemetry.summary("second") == TelemetrySummary(power_w=10.0, samples=1)
+
+
+def test_readings_that_fail_leave_the_mean_of_the_rest():
+    telemetry = Telemetry(FakeSensors(power=[None, 100.0, None, 300.0], clock=[None]))
+    with telemetry.during("a"):
+        for _ in range(4):
+            telemetry.poll()
+    assert telemetry.summary("a") == TelemetrySummary(power_w=200.0, samples=4)
+
+
+def test_an_error_in_the_block_comes_through_and_the_next_segment_opens():
+    telemetry = Telemetry(FakeSensors(power=[5.0]))
+    with pytest.raises(KeyError), telemetry.during("broken"):
+        raise KeyError
+    with telemetry.during("next"):
+        pass
+    assert telemetry.summary("next").samples == 1
+
+
+def test_segments_do_not_nest():
+    telemetry = Telemetry(FakeSensors())
+    with telemetry.during("outer"), pytest.raises(AssertionError, match="outer"):  # noqa: SIM117
+        with telemetry.during("inner"):
+            pass
+
+
+def test_energy_is_read_only_at_start_and_stop():
+    sensors = FakeSensors(energy=[1000.0, 1750.0])
+    with Telemetry(sensors, clock=seconds()) as telemetry, telemetry.during("a"):
+        telemetry.poll()
+    assert telemetry.energy_j == 750.0
+    assert telemetry.elapsed_s is not None
+    assert telemetry.elapsed_s > 0
+    assert sensors.energy_calls == 2
+
+
+def test_no_energy_counter_gives_none():
+    with Telemetry(FakeSensors()) as telemetry:
+        pass
+    assert telemetry.energy_j is None
+
+
+def test_thread_polls_and_ends():
+    before = threading.active_count()
+    telemetry = Telemetry(FakeSensors(power=[7.0]), interval_s=0.001)
+    telemetry.start()
+    deadline = time.monotonic() + 5
+    with telemetry.during("a"):
+        while telemetry.summary("a").samples < 3 and time.monotonic() < deadline:
+            time.sleep(0.001)
+    telemetry.stop()
+    telemetry.stop()
+    assert telemetry.summary("a").samples >= 3
+    assert telemetry.summary("a").power_w == 7.0
+    assert threading.active_count() == before
+
+
+def test_can_be_started_again():
+    telemetry = Telemetry(FakeSensors(energy=[1.0, 2.0, 5.0, 9.0]))
+    for expected in (1.0, 4.0):
+        with telemetry:
+            pass
+        assert telemetry.energy_j == expected
+
+
+def test_without_sensors_there_is_no_thread_and_no_figure():
+    before = threading.active_count()
+    with Telemetry(NoSensors()) as telemetry, telemetry.during("a"):
+        assert threading.active_count() == before
+        telemetry.poll()
+    assert telemetry.summary("a") == TelemetrySummary()
+    assert telemetry.energy_j is None
+    now = telemetry.read_now()
+    assert (now.power_w, now.sm_clock_mhz, now.temperature_c, now.throttle) == (None,) * 3 + ((),)
+
+
+def test_read_now_is_filed_nowhere():
+    sensors = FakeSensors(power=[50.0], clock=[1980], temperature=[40], reasons=[0x4])
+    telemetry = Telemetry(sensors, clock=lambda: 12.5)
+    now = telemetry.read_now()
+    assert (now.at_s, now.power_w, now.sm_clock_mhz, now.temperature_c) == (12.5, 50.0, 1980, 40)
+    assert now.throttle == ("power cap",)
+    assert telemetry.summary("a").samples == 0
+
+
+@given(st.integers(0, 2**63 - 1))
+def test_words_are_unique_and_known_for_any_mask(mask):
+    words = throttle_words(mask)
+    assert len(set(words)) == len(words)
+    assert set(words) <= set(THROTTLE_REASONS.values())
+    assert bool(words) == any(mask & bit for bit in THROTTLE_REASONS)
+
+
+@pytest.mark.parametrize(("mask", "words"), [(None, ()), (0, ()), (1, ()), (0x100, ("display",))])
+def test_words_of_masks(mask, words):
+    assert throttle_words(mask) == words
+
+
+def test_utilization_keeps_every_reading():
+    telemetry = Telemetry(FakeSensors(utilization=[10, 90, None, 50]), clock=seconds())
+    with telemetry.during("arm"):
+        for _ in range(4):
+            telemetry.poll()
+    assert telemetry.summary("arm").utilization_pct == (10, 90, 50)

@@ -1,0 +1,306 @@
+"""The model of time from measured ceilings: its terms, its fit, and its error on unseen cases."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernels import OPS
+from kernels.case import Case
+from microbench.results.runfile import read_run
+from microbench.results.types import Ceiling, Measurement, Result, Run
+from microbench.roofline.model import describe, fit, held_out_error, terms
+from microbench.roofline.model.features import CONVERT_KERNEL, CONVERTED_TENSORS
+from microbench.roofline.model.held_out import LEAST_CASES, without
+from microbench.roofline.model.tiles import Machine, tiled_seconds
+
+RESULTS = Path(__file__).parents[2] / "results"
+DEVICE: dict[str, Any] = {"name": "a GPU", "kind": "cuda", "sm_count": 100}
+FLOOR_S, BYTES_PER_S = 4e-6, 2e12
+RATE = {"fp32": 40e12, "fp16": 400e12, "tf32": 200e12}
+CEILINGS = (
+    Ceiling("memory", "measured", byte_per_s=BYTES_PER_S),
+    *(Ceiling("latency floor", "measured", p, seconds=FLOOR_S) for p in RATE),
+    *(Ceiling("large GEMM", "measured", p, flop_per_s=rate) for p, rate in RATE.items()),
+)
+LAUNCH = {"fp32": 1.3, "fp16": 1.0}  # planted coefficients
+COMPUTE = {"fp32": 1.25, "fp16": 1.1}
+CONVERT = 1.6
+MEMORY = 1.15
+
+
+def gemm(m: int, n: int, k: int, precision: str = "fp16") -> Case:
+    return Case("gemm", {"m": m, "n": n, "k": k}, precision, "cublas")
+
+
+def conv(channels: int, *, layout: str = "nhwc", precision: str = "fp16", **dims: Any) -> Case:
+    plain = {
+        "n": 64, "c": channels, "h": 28, "w": 28, "k": channels, "r": 3, "s": 3,
+        "stride": 1, "padding": 1, "dilation": 1, "groups": 1, "pass": "fprop",
+    }  # fmt: skip
+    return Case("conv", plain | dims, precision, "cudnn", layout)
+
+
+def timed(case: Case, seconds: float) -> Result:
+    op = OPS[case.op]
+    measurement = Measurement((seconds,), (1,), seconds, None, "events", "cold", "sustained")
+    return Result(case, "ok", None, measurement, op.flops(case), op.min_bytes(case))
+
+
+def run_of(*results: Result, ceilings: tuple[Ceiling, ...] = CEILINGS) -> Run:
+    return Run(("x",), "now", DEVICE, {}, ceilings=ceilings, results=results)
+
+
+def planted(case: Case) -> Result:
+    """A case that takes what the formula says, with the coefficients above and no boost."""
+    found = terms(case, run_of())
+    assert found
+    compute = COMPUTE[case.precision_name] * found.compute_s
+    body = (compute**3 + (MEMORY * found.memory_s) ** 3) ** (1 / 3)
+    launch = LAUNCH[case.precision_name] * found.launch_s
+    return timed(case, launch + body + CONVERT * found.convert_s)
+
+
+SIZES = [
+    (m, n, k)
+    for m in (512, 1024, 2048, 4096)
+    for n, k in ((512, 512), (4096, 128), (2048, 2048), (8192, 4096))
+]
+PLANTED = [planted(gemm(*size, precision)) for size in SIZES for precision in LAUNCH]
+
+
+def test_planted_coefficients_predict_sizes_that_were_not_fitted() -> None:
+    model = fit(PLANTED, run_of())
+    for size in ((768, 3072, 1024), (1536, 1536, 1536), (8192, 8192, 8192), (6144, 256, 6144)):
+        for precision in LAUNCH:
+            truth = planted(gemm(*size, precision)).median_s
+            guess = model.predict(gemm(*size, precision), run_of())
+            assert guess
+            assert guess.seconds == pytest.approx(truth, rel=0.05)
+
+
+def test_planted_conversions_are_found() -> None:
+    cases = [conv(c, layout=layout) for c in (32, 64, 128, 256, 512) for layout in ("nhwc", "nchw")]
+    model = fit([planted(case) for case in cases], run_of())
+    unseen = conv(96, layout="nchw", n=128)
+    guess = model.predict(unseen, run_of())
+    assert guess
+    assert guess.seconds == pytest.approx(planted(unseen).median_s, rel=0.08)
+    assert guess.causes["layout conversion"] > guess.causes["compute"]
+    assert guess.cause == "layout conversion"
+
+
+def test_held_out_error_of_planted_times_is_small() -> None:
+    held = held_out_error(run_of(*PLANTED))
+    assert held
+    assert held.overall.count == len(PLANTED)
+    assert held.fitted < len(PLANTED)
+    assert held.overall.median < 0.03
+    assert set(held.by_path) == {
+        ("gemm", "tensor cores", "", "gemm", "nt", "", "cublas", "", "fp16"),
+        ("gemm", "simt", "", "gemm", "nt", "", "cublas", "", "fp32"),
+    }
+
+
+def test_a_size_is_never_fitted_on_when_it_is_predicted() -> None:
+    odd = (2048, 2048, 2048)
+    results = [
+        timed(r.case, 3 * (r.median_s or 0)) if r.case.dims["m"] == 2048
+        and r.case.dims["k"] == 2048 else r
+        for r in PLANTED
+    ]  # fmt: skip
+    held = held_out_error(run_of(*results))
+    assert held
+    for precision in LAUNCH:
+        assert held.errors[gemm(*odd, precision).key] == pytest.approx(2 / 3, abs=0.05)
+    assert held.overall.median < 0.05
+
+
+def test_all_arms_and_layouts_of_a_size_are_held_out_together() -> None:
+    """Odd times in every arm of a size cannot be learnt from another arm of it."""
+    cases = [conv(c, layout=y) for c in (32, 64, 96, 128, 192, 256) for y in ("nhwc", "nchw")]
+    slow = {case.key for case in cases if case.dims["c"] == 128}
+    results = [planted(case) for case in cases]
+    results = [timed(r.case, 4 * (r.median_s or 0)) if r.case.key in slow else r for r in results]
+    held = held_out_error(run_of(*results))
+    assert held
+    assert all(held.errors[key] > 0.6 for key in slow)
+
+
+def test_a_ceiling_from_a_hidden_case_is_replaced() -> None:
+    hidden, seen = timed(gemm(8192, 8192, 8192), 1.0), planted(gemm(4096, 4096, 4096))
+    rate = Ceiling("large GEMM", "measured", "fp16", flop_per_s=1.0, reference=hidden.case.key)
+    run = run_of(hidden, seen, ceilings=(*CEILINGS[:4], rate))
+    blind = without(run, {hidden.case.key}, [seen])
+    found = blind.ceiling("large GEMM", "measured", "fp16")
+    assert found
+    assert found.flop_per_s == seen.flop_per_s
+    assert blind.results == (seen,)
+    nothing_left = without(run, {hidden.case.key}, [])
+    assert nothing_left.ceiling("large GEMM", "measured", "fp16") is None
+
+
+def test_too_few_cases_or_sizes_give_none() -> None:
+    assert held_out_error(run_of(*PLANTED[: LEAST_CASES - 1])) is None
+    assert held_out_error(run_of()) is None
+    assert held_out_error(run_of(*PLANTED, ceilings=())) is None
+    two = [
+        replace(r, case=replace(r.case, backend=backend))
+        for r in PLANTED[:4]
+        for backend in ("cublas", "cublaslt", "cupy")
+    ]
+    assert len(two) >= LEAST_CASES
+    assert held_out_error(run_of(*two)) is None
+
+
+def test_nothing_to_fit_is_an_error() -> None:
+    with pytest.raises(ValueError, match="nothing to fit"):
+        fit([], run_of())
+    with pytest.raises(ValueError, match="nothing to fit"):
+        fit(PLANTED, run_of(ceilings=()))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        gemm(1000, 3000, 77),
+        conv(64),
+        conv(64, layout="nchw"),
+        conv(61, precision="tf32"),
+        conv(128, precision="fp32", **{"pass": "wgrad"}),
+        conv(256, r=1, s=1, padding=0),
+    ],
+)
+def test_terms_and_causes_are_not_negative_and_add_up(case: Case) -> None:
+    found = terms(case, run_of())
+    assert found
+    parts = (found.launch_s, found.compute_s, found.memory_s, found.convert_s)
+    assert min(parts) >= 0
+    assert sum(parts) == pytest.approx(found.total_s)
+    assert 0 < found.ideal_s <= found.compute_s * (1 + 1e-9)
+    guess = fit(PLANTED, run_of()).predict(case, run_of())
+    assert guess
+    assert min(guess.causes.values()) >= 0
+    assert sum(guess.causes.values()) == pytest.approx(guess.seconds)
+
+
+def test_terms_need_the_ceilings() -> None:
+    assert terms(gemm(64, 64, 64), run_of(ceilings=CEILINGS[:1])) is None
+    assert terms(gemm(64, 64, 64, "bf16"), run_of()) is None
+
+
+def test_layouts_and_channels_that_the_library_converts_cost_bytes() -> None:
+    def convert_s(case: Case) -> float:
+        found = terms(case, run_of())
+        assert found
+        return found.convert_s
+
+    as_is = conv(64)
+    assert convert_s(as_is) == 0
+    kernels_s = CONVERTED_TENSORS * CONVERT_KERNEL * FLOOR_S
+    once_more = kernels_s + 2 * OPS["conv"].min_bytes(as_is) / BYTES_PER_S
+    assert convert_s(conv(64, layout="nchw")) == pytest.approx(once_more)
+    assert kernels_s < convert_s(conv(61)) < once_more
+    assert convert_s(conv(64, layout="nchw", precision="fp32")) == 0
+    assert convert_s(gemm(61, 61, 61)) == 0
+
+
+def test_fp32_convolutions_may_be_transformed() -> None:
+    """Many channels: 544 complex products a tile are fewer than 9 real ones a pixel."""
+    cases = [planted(gemm(*size, "fp32")) for size in SIZES]
+    model = fit(cases, run_of())
+    many = model.predict(conv(512, layout="nchw", precision="fp32"), run_of())
+    few = model.predict(conv(512, layout="nchw", precision="fp32", h=4, w=4), run_of())
+    half = model.predict(conv(512), run_of())
+    assert many
+    assert few
+    assert half
+    assert (many.terms.way, few.terms.way, half.terms.way) == ("fft", "direct", "direct")
+
+
+def test_a_misaligned_case_names_what_its_aligned_twin_would_save() -> None:
+    slow = [
+        timed(odd, 5 * (planted(gemm(size, size, size)).median_s or 0))
+        for size in (1024, 2048, 4096)
+        for odd in (gemm(size - 1, size - 1, size - 1),)
+    ]
+    model = fit([*PLANTED, *slow], run_of())
+    guess = model.predict(gemm(3071, 3071, 3071), run_of())
+    whole = model.predict(gemm(3072, 3072, 3072), run_of())
+    assert guess
+    assert whole
+    assert guess.cause == "alignment"
+    assert guess.causes["alignment"] == pytest.approx(guess.seconds - whole.seconds)
+    assert whole.seconds == pytest.approx(planted(gemm(3072, 3072, 3072)).median_s, rel=0.05)
+
+
+def test_causes_in_words() -> None:
+    model = fit(PLANTED, run_of())
+    wanted = {"launch": (64, 64, 64), "compute": (8192, 8192, 8192), "memory": (65536, 2048, 64)}
+    for cause, size in wanted.items():
+        guess = model.predict(gemm(*size), run_of())
+        assert guess
+        assert guess.cause == cause
+
+
+def test_more_work_takes_longer() -> None:
+    model = fit(PLANTED, run_of())
+    for shapes in (
+        [gemm(size, size, size) for size in (128, 256, 512, 1024, 2048, 4096)],
+        [gemm(4096, 4096, k) for k in (64, 256, 1024, 4096)],
+        [conv(64, n=n) for n in (8, 16, 32, 64, 128)],
+        [conv(c, layout="nchw") for c in (32, 64, 128, 256)],
+    ):
+        guesses = [model.predict(case, run_of()) for case in shapes]
+        seconds = [guess.seconds for guess in guesses if guess]
+        assert seconds == sorted(seconds)
+        assert len(set(seconds)) == len(shapes)
+
+
+def test_tiles_fill_whole_waves() -> None:
+    machine = Machine(100e12, 1e12, 100, 2, 32)
+    one = tiled_seconds(128 * 10, 256 * 10, 4096, 1, machine)
+    assert tiled_seconds(128 * 10 + 1, 256 * 10, 4096, 1, machine) > 1.05 * one
+    assert tiled_seconds(128 * 10, 256 * 10, 4096, 2, machine) == pytest.approx(2 * one, rel=0.1)
+    assert one >= 2 * 1280 * 2560 * 4096 / 100e12
+
+
+def test_a_deep_reduction_is_split_over_the_machine() -> None:
+    machine = Machine(100e12, 1e12, 100, 2, 32)
+    ideal = 2 * 64 * 64 * 100_000 / 100e12
+    alone = ideal * machine.sm_count
+    assert ideal < tiled_seconds(64, 64, 100_000, 1, machine) < alone / 4
+
+
+def test_coefficients_are_positive_and_named() -> None:
+    model = fit(PLANTED, run_of())
+    found = model.coefficients(gemm(1024, 1024, 1024, "fp32"))
+    assert min(found.values()) > 0
+    assert found["memory"] == pytest.approx(MEMORY, rel=0.1)
+    assert found["launch direct"] > model.coefficients(gemm(1024, 1024, 1024))["launch direct"]
+
+
+def test_a_prediction_does_not_depend_on_what_was_measured_of_the_case() -> None:
+    model = fit(PLANTED, run_of())
+    case = gemm(3072, 3072, 3072)
+    assert model.predict(timed(case, 1.0), run_of()) == model.predict(case, run_of())
+
+
+def test_the_error_in_words() -> None:
+    held = held_out_error(run_of(*PLANTED))
+    assert held
+    first, second = describe(held)
+    assert f"on {len(PLANTED)} cases it was not fitted on" in first
+    assert second.startswith("It is least certain of gemm nt cublas fp")
+
+
+@pytest.mark.parametrize("name", ["gemm-fp16", "gemm-all", "gemm-triton", "gemm-alignment"])
+def test_error_on_unseen_sizes_of_a_real_run(name: str) -> None:
+    held = held_out_error(read_run(RESULTS / "nvidia-h200" / f"{name}.json"))
+    assert held
+    assert math.isfinite(held.overall.p90)
+    assert held.overall.median < 0.30

@@ -1,0 +1,1 @@
+"""Builders that tests share: runs, cases, networks, devices."""

@@ -1,0 +1,34 @@
+"""What tests of data and loaders do with feeds and with errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import pytest
+import torch
+from torch import Tensor
+
+from e2e.data.sources.data import Feed
+from microbench.errors import UserError
+
+
+def message(act: Callable[[], object]) -> str:
+    """The one line of the UserError that this raises."""
+    with pytest.raises(UserError) as caught:
+        act()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def drawn(feed: Feed, count: int) -> list[tuple[Tensor, Tensor]]:
+    """The next batches of a feed, which is closed then."""
+    try:
+        return [feed.place(feed.fetch()) for _ in range(count)]
+    finally:
+        feed.close()
+
+
+def same(one: Iterable[tuple[Tensor, Tensor]], other: Iterable[tuple[Tensor, Tensor]]) -> bool:
+    """Whether these are the same batches."""
+    pairs = list(zip(one, other, strict=True))
+    return all(torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in pairs)
