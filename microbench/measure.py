@@ -16,8 +16,8 @@ from kernels.error_words import first_line
 from microbench.device import profiler as kernel_names
 from microbench.device.telemetry import Telemetry, TelemetrySummary
 from microbench.results.types import TIME_DECIMALS, Measurement, Ratio, Result
-from microbench.roofline.estimate import Estimator, TooLong
 from microbench.sweep import Group
+from microbench.timing.estimate import Estimator, TooLong
 from microbench.timing.interleave import HEAVY, LARGE_FLOPS, Arm, ArmFailed, Turns
 from microbench.timing.stats import median, median_interval, ratio_interval
 from microbench.timing.timers import Timer

@@ -119,7 +119,7 @@ def _check_conditions(request: Conditions) -> None:
 
 def _check_memory(groups: Sequence[Group], greeting: Greeting) -> None:
     """UserError when a comparison's matrices, held at once, do not fit the free memory."""
-    from microbench.report.words import problem
+    from microbench.fmt import problem
 
     if greeting.free_bytes is None:
         return

@@ -8,7 +8,7 @@ from rich.text import Text
 from e2e.data.loaders import FIXED, LOADERS
 from e2e.networks import names
 from e2e.recipes import DYNAMIC, NONE, RECIPES, Recipe, parse_recipes
-from microbench.report import words
+from microbench import fmt
 from microbench.report.screen import make_console
 
 HEADER = ("recipe", "weights", "products", "batch-norm", "optimizer", "loss scale", "in words")
@@ -49,6 +49,6 @@ def print_networks() -> None:
     """Print the networks by group."""
     console = make_console(quiet=False)
     for title, known in names().items():
-        console.print(f"{title} ({words.count(len(known), 'network')}):")
+        console.print(f"{title} ({fmt.count(len(known), 'network')}):")
         console.print("  " + ", ".join(known))
     console.print("Your own: module:function, which returns a torch module.")

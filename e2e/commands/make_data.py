@@ -16,7 +16,7 @@ from e2e.data.synthetic_jpeg import CLASSES, IMAGES, check
 from e2e.data.synthetic_jpeg.making import Made, cached, make
 from e2e.data.synthetic_jpeg.manifest import MANIFEST
 from e2e.data.synthetic_jpeg.plan import Plan
-from microbench.report import words
+from microbench import fmt
 from microbench.report.live import LiveLine
 from microbench.report.screen import is_live, make_console
 
@@ -55,10 +55,10 @@ def run_check(folder: Path, *, quiet: bool) -> int:
     """
     troubles = check(folder)
     console = make_console(quiet=quiet and not troubles)
-    lines = [words.clean(line) for line in troubles[:NAMED]]
+    lines = [fmt.clean(line) for line in troubles[:NAMED]]
     if len(troubles) > NAMED:
         lines.append(f"and {len(troubles) - NAMED:,} more")
-    for line in lines or [f"{words.clean(folder)}: every file is as it was made"]:
+    for line in lines or [f"{fmt.clean(folder)}: every file is as it was made"]:
         console.print(line, soft_wrap=True, markup=False)
     return 1 if troubles else 0
 
@@ -93,13 +93,13 @@ class MakeProgress(LiveLine):
             self._before, self._began_s = done, now_s
         self._done, self._total = done, total
         rate = self.per_s()
-        self._doing = f"{words.number(rate)} images/s" if rate else "making images"
+        self._doing = f"{fmt.number(rate)} images/s" if rate else "making images"
         if done == total and self._shards:
-            self._doing = f"packing {words.count(self._shards, 'tar file')}"
+            self._doing = f"packing {fmt.count(self._shards, 'tar file')}"
         if not is_live(self._console) and now_s - self._said_s >= SAY_EVERY_S:
             self._said_s = now_s
             left_s = self.left_s()
-            left = f", about {words.rough_duration(left_s)} left" if left_s is not None else ""
+            left = f", about {fmt.rough_duration(left_s)} left" if left_s is not None else ""
             self.say(f"[{done:,}/{total:,}] {self._doing}{left}")
 
     def per_s(self) -> float | None:
@@ -121,7 +121,7 @@ def lines(made: Made, seed: int, shards: int, took_s: float) -> list[str]:
     content: dict[str, Any] = json.loads((made.folder / MANIFEST).read_text(encoding="utf-8"))
     size, width, height = (content["measured"][name] for name in ("bytes", "width", "height"))
     said = [
-        f"{words.clean(made.folder)}: {plan.in_words()}",
+        f"{fmt.clean(made.folder)}: {plan.in_words()}",
         f"  {made.images - held_out:,} to train on, {held_out:,} held out",
         f"  {size['mean'] / 1e3:.0f} kB on average, 90 % of them {size['p5'] / 1e3:.0f} to "
         f"{size['p95'] / 1e3:.0f} kB; {size['mean'] * made.images / 1e9:.2f} GB in all",
@@ -129,9 +129,9 @@ def lines(made: Made, seed: int, shards: int, took_s: float) -> list[str]:
         f"{max(width['max'], height['max']):,}",
     ]
     if shards:
-        said.append(f"  {words.count(shards, 'tar file')} of the images to train on, train-*.tar")
+        said.append(f"  {fmt.count(shards, 'tar file')} of the images to train on, train-*.tar")
     said.append(_work_done(made, took_s))
-    use = shlex.quote(f"folder:{words.clean(made.folder)}")
+    use = shlex.quote(f"folder:{fmt.clean(made.folder)}")
     return [*said, f"Train on them: python -m e2e resnet50 --amp --data {use}"]
 
 
@@ -139,5 +139,5 @@ def _work_done(made: Made, took_s: float) -> str:
     if not made.made:
         return "All of them were there: nothing was made."
     there = f", {made.there:,} were there" if made.there else ""
-    rate = words.number(made.made / took_s)
-    return f"Made {made.made:,} in {words.duration(took_s)}, {rate} images/s{there}."
+    rate = fmt.number(made.made / took_s)
+    return f"Made {made.made:,} in {fmt.duration(took_s)}, {rate} images/s{there}."

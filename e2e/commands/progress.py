@@ -9,7 +9,7 @@ from rich.console import Console
 
 from e2e.results.loader_types import LoadCase, Loading
 from e2e.results.types import Repeat, TrainCase, Training
-from microbench.report import words
+from microbench import fmt
 from microbench.report.live import LiveLine
 
 
@@ -49,12 +49,12 @@ class TrainProgress(LiveLine):
     def stage(self, key: str, stage: str) -> None:
         """An arm entered a stage."""
         name = self._names.get(key, "")
-        self._doing = words.clean(f"{name}: {stage}" if name else stage)
+        self._doing = fmt.clean(f"{name}: {stage}" if name else stage)
 
     def timed(self, trainings: list[Training]) -> None:
         """A comparison is on disk."""
         parts = [
-            f"{arm_name(t.case)} {words.number(t.per_s)}"
+            f"{arm_name(t.case)} {fmt.number(t.per_s)}"
             if t.per_s
             else f"{arm_name(t.case)} {t.status}"
             for t in trainings
@@ -71,11 +71,11 @@ class TrainProgress(LiveLine):
 
     def loading(self, case: LoadCase) -> None:
         """A loader is about to be measured alone."""
-        self._doing = words.clean(f"{loader_name(case)}: loading")
+        self._doing = fmt.clean(f"{loader_name(case)}: loading")
 
     def loaded(self, loading: Loading) -> None:
         """A loader's measurement is on disk."""
-        per_s = f"{words.number(loading.per_s)} img/s" if loading.per_s else loading.status
+        per_s = f"{fmt.number(loading.per_s)} img/s" if loading.per_s else loading.status
         self._advance(f"{loader_name(loading.case)}: {per_s}")
 
     def trained(self, case: TrainCase, repeat: Repeat) -> None:
@@ -85,15 +85,15 @@ class TrainProgress(LiveLine):
             result = f"accuracy {repeat.accuracy:.1%}"
         if repeat.train_loss is None:
             result = "the loss is not finite"
-        took = words.duration(repeat.train_s)
+        took = fmt.duration(repeat.train_s)
         self._advance(
             f"{arm_name(case)} batch {case.batch} seed {repeat.seed}: {result} after "
-            f"{words.count(repeat.steps, 'step')} in {took}"
+            f"{fmt.count(repeat.steps, 'step')} in {took}"
         )
 
     def _advance(self, line: str) -> None:
         self._done += 1
-        self.say(words.clean(f"[{self._done}/{self._total}] {line}"))
+        self.say(fmt.clean(f"[{self._done}/{self._total}] {line}"))
 
     def left_s(self) -> float | None:
         """Seconds until the end, if what is left takes as long as what is done.
@@ -110,7 +110,7 @@ class TrainProgress(LiveLine):
 
 def loader_name(case: LoadCase) -> str:
     """ "torchvision, 4 workers, cold files, prefetch 4"."""
-    parts = [case.loader, words.count(case.workers, "worker"), *["cold files"] * case.cold]
+    parts = [case.loader, fmt.count(case.workers, "worker"), *["cold files"] * case.cold]
     parts += [f"prefetch {case.prefetch}"] if case.prefetch else []
     return ", ".join(parts)
 

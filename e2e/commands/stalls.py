@@ -1,20 +1,32 @@
-"""`python -m e2e stalls` and `python -m e2e loader`: their words, and the run that they ask for."""
+"""`python -m e2e stalls` and `python -m e2e loader`: recipes and loaders apart, then together."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+from e2e.case import Comparison
 from e2e.commands.requests import checked_prefetch, training_request
-from e2e.commands.train import Procedure, TrainRequest, carry_out, check_words
+from e2e.commands.train import Procedure, Session, TrainRequest, carry_out, check_words
 from e2e.data.loaders import LOADERS
-from e2e.input_stalls.procedure import LOAD_BUDGET_S, MEASURED, Loaders, Stalls
+from e2e.data.loaders.cpus import cores
+from e2e.input_stalls.model import Alone, foretell
+from e2e.input_stalls.points import busy_points, measured_points
+from e2e.results.baselines import baselines
+from e2e.results.loader_types import LoadCase, Loading, load_case
+from e2e.results.types import PREDICTED, Predicted, TrainCase, Training
 from microbench.device.host import usable_cores
 from microbench.errors import UserError
 from microbench.report.screen import make_console
 from microbench.results.runfile import read_run
+from microbench.results.types import Run
 from microbench.run_output import report, run_path
 from microbench.sweep import parse_names, parse_numbers
 
+LOAD_BUDGET_S = 6.0  # seconds of loading, for each loader
+MEASURED = ("some", "all", "none")
+OF_FILES = ("folder", "made")  # data that is read from a disk
 SMALL = ("generated", "cifar10")  # data of 3x32x32
 # What trains has more options than what loads.
 NOT_ASKED: dict[str, Any] = {
@@ -77,3 +89,194 @@ def _carry_out(request: TrainRequest, procedure: Procedure, name: str) -> None:
     console = make_console(quiet=outputs.quiet)
     run = carry_out(request, before, path, console, procedure)
     report(run, path, outputs, console)
+
+
+@dataclass(frozen=True)
+class Stalls:
+    """The procedure of the joint picture, recipes x `workers`, each so many batches ahead (0: as
+    usual); `measure` is one of MEASURED.
+    """
+
+    workers: Sequence[int]
+    prefetch: int
+    measure: str
+    load_budget_s: float
+
+    def __call__(self, session: Session, run: Run) -> Run:
+        """Loaders alone, recipes alone, what busy workers cost them, and the points together."""
+        loader = session.request.options.loader
+        for case in load_cases(session, [loader], self.workers, self.prefetch, ends=True):
+            session.job.progress.expect(1)
+            run = session.job.loaded(run, case, self.load_budget_s)
+        for plain in session.plan(loader="synthetic", workers=0):
+            run = self._at_batch(session, run, plain)
+        return run
+
+    def _at_batch(self, session: Session, run: Run, plain: Comparison) -> Run:
+        busy = busy_points(self.workers)
+        alone = [plain, _changed(plain, loader="pinned")]
+        beside = [self._fed(session, plain, count, cached=True) for count in busy]
+        run = _timed(session, run, [*alone, *beside])
+        joint = {count: self._fed(session, plain, count) for count in self.workers}
+        told = _foretold(session, run, alone[1], dict(zip(busy, beside, strict=True)), joint)
+        run = _with_predictions(session, run, told)
+        points = self._points(plain.cases, joint, told)
+        return _with_predictions(session, _timed(session, run, [joint[w] for w in points]), told)
+
+    def _fed(
+        self, session: Session, plain: Comparison, workers: int, *, cached: bool = False
+    ) -> Comparison:
+        loader, ahead = session.request.options.loader, self.prefetch if workers else 0
+        return _changed(plain, loader=loader, workers=workers, prefetch=ahead, cached=cached)
+
+    def _points(
+        self,
+        cases: Sequence[TrainCase],
+        joint: dict[int, Comparison],
+        told: dict[TrainCase, Predicted],
+    ) -> list[int]:
+        if self.measure == "none":
+            return []
+        if self.measure == "all":
+            return sorted(joint)
+        chosen: set[int] = set()
+        for i in range(len(cases)):
+            known = {
+                count: max(one.speedup.values(), default=1.0)
+                for count, comparison in joint.items()
+                if (one := told.get(comparison.cases[i])) is not None
+            }
+            chosen.update(measured_points(known))
+        return sorted(chosen)
+
+
+@dataclass(frozen=True)
+class Loaders:
+    """The procedure of loaders alone: these back ends, with these numbers of workers, each so many
+    batches ahead (0: as usual).
+    """
+
+    names: Sequence[str]
+    workers: Sequence[int]
+    prefetch: int
+    cold: bool
+    load_budget_s: float
+
+    def __call__(self, session: Session, run: Run) -> Run:
+        """One after another; a back end that cannot run here is a result with its reason."""
+        cases = load_cases(session, self.names, self.workers, self.prefetch)
+        if self.cold:
+            cases += [replace(c, cold=True) for c in cases if LOADERS[c.loader].processes]
+        session.job.progress.expect(len(cases))
+        for case in cases:
+            run = session.job.loaded(run, case, self.load_budget_s)
+        return run
+
+
+def load_cases(
+    session: Session,
+    names: Sequence[str],
+    workers: Sequence[int],
+    prefetch: int,
+    *,
+    ends: bool = False,
+) -> list[LoadCase]:
+    """Each loader with each number of workers; one without processes once.
+
+    `ends` adds, for the most workers, cold files and reading without decoding.
+    """
+    options = session.request.options
+    found: list[LoadCase] = []
+    for plain in session.plan(loader="synthetic", workers=0):
+        case = plain.cases[0]
+        for name in names:
+            counts = workers if LOADERS[name].processes else [0]
+            found += [
+                LoadCase(
+                    options.data,
+                    name,
+                    case.batch,
+                    case.input,
+                    count,
+                    prefetch=prefetch if count else 0,
+                    cpus=options.cpus,
+                )
+                for count in counts
+            ]
+        last = found[-1]
+        if ends and "files" in LOADERS[last.loader].sources and options.data in OF_FILES:
+            read = replace(last, loader="read")
+            found += [replace(last, cold=True), read, replace(read, cold=True)]
+    return found
+
+
+def _changed(comparison: Comparison, **fields: object) -> Comparison:
+    """The comparison with these fields of its cases changed."""
+    return Comparison(
+        tuple(replace(arm, case=replace(arm.case, **fields)) for arm in comparison.arms)
+    )
+
+
+def _timed(session: Session, run: Run, comparisons: Sequence[Comparison]) -> Run:
+    session.job.progress.expect(len(comparisons))
+    return session.job.run(run, comparisons, lambda _: 0)
+
+
+def _foretold(
+    session: Session,
+    run: Run,
+    pinned: Comparison,
+    busy: dict[int, Comparison],
+    joint: dict[int, Comparison],
+) -> dict[TrainCase, Predicted]:
+    """What each recipe is foretold with each number of workers, as far as its parts are known."""
+    found: dict[TrainCase, Predicted] = {}
+    there = session.request.options.cpus or cores()
+    for i, case in enumerate(pinned.cases):
+        training = run.find(Training, case.key)
+        if training is None:
+            continue
+        beside = {
+            count: one
+            for count, comparison in busy.items()
+            if (one := run.find(Training, comparison.cases[i].key)) is not None
+        }
+        loadings = {
+            count: loading
+            for count, comparison in joint.items()
+            if (loading := run.find(Loading, load_case(comparison.cases[i]).key)) is not None
+        }
+        alone = Alone(training, beside, _host_s(training, session.kind, there), loadings)
+        for count, loading in loadings.items():
+            told = foretell(alone, loading, there)
+            if told is not None:
+                found[joint[count].cases[i]] = told
+    return {case: replace(told, speedup=_speedups(case, found)) for case, told in found.items()}
+
+
+def _host_s(training: Training, kind: str, there: int) -> float:
+    """Processor time of a step itself: on a CPU all cores compute, beside a GPU one launches."""
+    if training.steps is None:
+        return 0.0
+    if kind == "cpu":
+        return training.steps.median_s * there
+    # A step that waits for the device has no launching of its own: it holds its core all along.
+    return training.steps.host_s or training.steps.median_s
+
+
+def _speedups(case: TrainCase, told: dict[TrainCase, Predicted]) -> dict[str, float]:
+    alike = [other for other in told if other.workers == case.workers]
+    return {
+        name: told[base].step_s / told[case].step_s for name, base in baselines(case, alike).items()
+    }
+
+
+def _with_predictions(session: Session, run: Run, told: dict[TrainCase, Predicted]) -> Run:
+    """The run with each prediction, beside its measurement where there is one."""
+    network = session.network
+    for case, predicted in told.items():
+        units = network.units_per_sample * case.batch * case.accumulate
+        known = run.find(Training, case.key)
+        training = known or Training(case, PREDICTED, unit=network.unit, step_units=units)
+        run = run.with_other(replace(training, predicted=predicted.beside(training.step_s)))
+    return session.job.saved(run)

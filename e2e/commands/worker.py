@@ -155,7 +155,7 @@ def _answer(
     trainer: Any, meter: Any, pace: Any, kind: str, rest: Sequence[Any], announce: OnStage
 ) -> object:
     from e2e.train.convergence import train_once
-    from microbench.report import words
+    from microbench import fmt
 
     if kind == "load":
         trainer.close()  # arms would be beside it
@@ -173,7 +173,7 @@ def _answer(
 
         def on_step(step: int) -> None:
             left_s = (time.perf_counter() - began_s) / max(1, step) * (steps - step)
-            left = f", about {words.rough_duration(left_s)} left" if step else ""
+            left = f", about {fmt.rough_duration(left_s)} left" if step else ""
             announce(key, f"training, seed {seed}, step {step} of {steps}{left}")
 
         on_step(0)

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 from e2e.explain.findings import MIN_GAIN_PCT, Steps, findings
 from e2e.explain.ledger import Step, op_terms_ms
-from e2e.explain.wording import NAMED, as_ms, largest, layer_of, listed, named, rate
+from e2e.explain.wording import NAMED, largest, layer_of, listed, named, rate
 from e2e.predict.queue_model import OpCost, Simulated
 from e2e.results.types import Cause, Setting
+from microbench.fmt import as_ms
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from e2e.data.loaders import PREFETCH
+from e2e.predict.padding import PaddedCase
 from e2e.recipes import DYNAMIC, recipe_of
 from e2e.results.types import RESIDENT, USUAL_LOADER, TrainCase
 
@@ -21,21 +22,6 @@ class Change:
     def of(self, case: TrainCase) -> TrainCase:
         """The case as changed."""
         return replace(case, **self.fields)
-
-
-@dataclass(frozen=True)
-class PaddedCase(TrainCase):
-    """A case whose network has channels and features rounded up where that makes it faster.
-
-    Nobody can train it: the network itself would have to change.
-    """
-
-    padded: bool = True
-
-    @property
-    def plain(self) -> TrainCase:
-        """The case of the network as it is."""
-        return TrainCase(**{field.name: getattr(self, field.name) for field in fields(TrainCase)})
 
 
 @dataclass(frozen=True)

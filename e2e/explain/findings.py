@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from e2e.explain.ledger import TERMS, Step, bound, layer_table, op_terms_ms
 from e2e.explain.wording import (
     NAMED,
-    as_ms,
     called,
     largest,
     layer_of,
@@ -20,6 +19,7 @@ from e2e.explain.wording import (
 )
 from e2e.results.baselines import BASELINES
 from e2e.results.types import Cause
+from microbench.fmt import as_ms
 
 MIN_GAIN_PCT = 1.0  # of throughput: less is proposed to nobody
 SLOWER_SHARE = 0.05  # a layer this much slower in low precision is named ...

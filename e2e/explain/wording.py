@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from e2e.explain.ledger import NO_LAYER
 from e2e.predict.queue_model import OpCost
+from microbench.fmt import as_ms
 
 NAMED = 3  # layers or terms that a sentence names
 
@@ -50,13 +51,6 @@ def share(part_s: float, whole_s: float) -> str:
 def rate(per_s: float) -> str:
     """ "6,078", "3.47"."""
     return f"{per_s:,.0f}" if per_s >= 99.95 else f"{per_s:.3g}"
-
-
-def as_ms(ms: float) -> str:
-    """ "2,302", "42.1", "0.31"."""
-    if abs(ms) >= 999.5:
-        return f"{ms:,.0f}"
-    return f"{ms:.1f}" if abs(ms) >= 9.95 else f"{ms:.2f}"
 
 
 def listed(words: Sequence[str]) -> str:

@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from e2e.explain.wording import as_ms
 from e2e.predict.op_timer.op_costs import key_of
 from e2e.predict.op_timer.op_timer import OpTime
 from e2e.predict.queue_model import OpCost
 from e2e.predict.trace.fake_trace import Trace
 from e2e.predict.trace.recorder import TracedOp, is_view
+from microbench.fmt import as_ms
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -9,19 +9,18 @@ from dataclasses import replace
 
 import torch
 
-from e2e.explain.counterfactuals import PaddedCase
-from e2e.explain.padding import padded_step, padding
 from e2e.networks import Network
 from e2e.predict.coverage import from_step, uncovered
 from e2e.predict.host_model.calibration import calibrated
 from e2e.predict.host_model.framework_overhead import Framework
-from e2e.predict.host_model.host_speed import HostPace, Noted, pace_of
+from e2e.predict.host_model.host_speed import Noted, pace_of
 from e2e.predict.host_model.variation import Seen, spread
 from e2e.predict.op_timer.cuda_graph import CaptureFailed, refuse
 from e2e.predict.op_timer.cuda_graph import measure as measure_captured
 from e2e.predict.op_timer.op_costs import Calls, key_of, step_key
 from e2e.predict.op_timer.op_timer import OpTime
 from e2e.predict.op_timer.store import Store
+from e2e.predict.padding import PaddedCase, padded_step, padding
 from e2e.predict.prediction import Foretold
 from e2e.predict.queue_model import Captured, OpCost
 from e2e.predict.step_profile import Announce, DoesNotFit, Knowledge, Known, Stages, let_go
@@ -29,6 +28,7 @@ from e2e.predict.trace.fake_trace import CannotTrace, Trace
 from e2e.predict.trace.recorder import TracedOp, kind
 from e2e.recipes import NO_GRAPHS, cannot_run, recipe_of
 from e2e.results.types import Predicted, TrainCase
+from e2e.train.speed_readings import HostPace
 from kernels.case import Target
 from kernels.error_words import one_line
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import torch
 
 from e2e.networks import Network
-from e2e.predict.host_model.host_speed import HostPace
 from e2e.predict.memory import peak_bytes
 from e2e.predict.op_timer.in_situ import time_in_step
 from e2e.predict.op_timer.op_costs import Calls, Times, key_of
@@ -19,6 +18,7 @@ from e2e.predict.op_timer.op_timer import TOO_LARGE, OpTime
 from e2e.predict.prediction import needs_more
 from e2e.predict.trace.fake_trace import CannotTrace, Trace, trace, trace_real
 from e2e.results.types import TrainCase
+from e2e.train.speed_readings import HostPace
 from kernels.error_words import one_line
 
 MEMORY_ERROR = 0.05  # of a peak: the most that validation allows

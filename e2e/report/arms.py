@@ -20,7 +20,7 @@ from e2e.results.types import (
     TrainCase,
     Training,
 )
-from microbench.report import words
+from microbench import fmt
 from microbench.results.types import Run
 from microbench.timing.stats import excludes_one
 
@@ -49,12 +49,12 @@ _WORDS: Mapping[str, Callable[[TrainCase], str]] = {
     ),
     "data": lambda case: f"{case.data} data",
     "loader": lambda case: "" if case.loader == USUAL_LOADER.get(case.data) else _loader(case),
-    "workers": lambda case: words.count(case.workers, "worker") if case.workers else "",
+    "workers": lambda case: fmt.count(case.workers, "worker") if case.workers else "",
     "cached": lambda case: "batches thrown away" if case.cached else "",
     "cold": lambda case: "cold files" if case.cold else "",
     "prefetch": lambda case: f"prefetch {case.prefetch}" if case.prefetch else "",
-    "cpus": lambda case: words.count(case.cpus, "core") if case.cpus else "",
-    "gpus": lambda case: words.count(case.gpus, "GPU") if case.gpus > 1 else "",
+    "cpus": lambda case: fmt.count(case.cpus, "core") if case.cpus else "",
+    "gpus": lambda case: fmt.count(case.gpus, "GPU") if case.gpus > 1 else "",
 }
 
 
@@ -66,7 +66,7 @@ def _loader(case: TrainCase) -> str:
 
 def in_words(case: TrainCase, names: Sequence[str]) -> list[str]:
     """These settings of a case, usual values left out: ["batch 256", "nhwc"]."""
-    return [text for name in names if (text := words.clean(_WORDS[name](case)))]
+    return [text for name in names if (text := fmt.clean(_WORDS[name](case)))]
 
 
 @dataclass(frozen=True)
@@ -99,10 +99,10 @@ class View:
     def label(self, training: Training) -> str:
         """The arm in a few words: its rung, or "amp nhwc +compile"."""
         if training.rung is not None:
-            rung = words.clean(training.rung)
+            rung = fmt.clean(training.rung)
             start = any(group.arms[0].case.key == training.case.key for group in self.groups)
             return (rung if start else f"+ {rung.removeprefix('+').lstrip()}") or "-"
-        parts = [words.clean(training.case.recipe), *in_words(training.case, self.within)]
+        parts = [fmt.clean(training.case.recipe), *in_words(training.case, self.within)]
         return " ".join(part for part in parts if part) or "-"
 
     def only(self, wanted: Callable[[Training], bool]) -> View:
@@ -132,7 +132,7 @@ class View:
         """What a speed-up is against, as the run calls it: "O0" where that stands for fp32."""
         present = {arm.case.recipe for group in self.groups for arm in group.arms}
         stands = next((r for r in BASELINES.get(name, ()) if r in present), name)
-        return words.clean(stands)
+        return fmt.clean(stands)
 
     @property
     def families(self) -> list[list[Group]]:
@@ -200,7 +200,7 @@ def what_was_trained(run: Run) -> list[str]:
             batches = [case.batch for case in cases]
             parts.append(f"batch {min(batches)}..{max(batches)}")
         elif name == "network" and len(values) > 3:
-            parts.append(words.count(len(values), "network"))
+            parts.append(fmt.count(len(values), "network"))
         elif values:
             parts.append(" or ".join(values))
     predicts = "predict" in run.command or not any(map(was_run, run.of(Training)))
@@ -245,7 +245,7 @@ def was_run(training: Training) -> bool:
 
 def reason(training: Training) -> str:
     """Why an arm has no times."""
-    return words.clean(training.reason or "no reason given")
+    return fmt.clean(training.reason or "no reason given")
 
 
 def differs(training: Training, baseline: str) -> bool:

@@ -24,7 +24,7 @@ from e2e.report.causes import (
     with_causes,
 )
 from e2e.results.types import Cause, Training
-from microbench.report import words
+from microbench import fmt
 from microbench.report.grid import Column, Grid, Row
 
 COLUMNS = (
@@ -55,7 +55,7 @@ def cause_sections(
         (arm, section) for group, arm in shown for section in _sections(view, group, arm, width)
     ]
     if len(found) > len(shown):
-        more = words.count(len(found) - len(shown), "more training")
+        more = fmt.count(len(found) - len(shown), "more training")
         note = f"and fixes or findings of {more} (--verbose shows all)"
         sections[-1][1][1].append(Text(note, "dim"))
     return sections
@@ -83,7 +83,7 @@ def _fixes(arm: Training, width: int) -> list[Text]:
         lines, left_out = [Text(f"{row.cells[0]}  {row.sentence}", row.style) for row in rows], []
     notes = [
         verified(arm),
-        f"left out to fit {words.count(width, 'column')}: {', '.join(left_out)}" * bool(left_out),
+        f"left out to fit {fmt.count(width, 'column')}: {', '.join(left_out)}" * bool(left_out),
     ]
     return [*lines, *(Text(note, "dim") for note in notes if note)]
 
@@ -120,7 +120,7 @@ def _findings(arm: Training, width: int) -> list[Text]:
 
 
 def _why(cause: Cause) -> str:
-    return words.clean(cause.why) or "no reason given"
+    return fmt.clean(cause.why) or "no reason given"
 
 
 def _folded(text: str, width: int) -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from e2e.report.arms import Group, View
 from e2e.report.predictions import signed_pct
 from e2e.results.types import Cause, Training
-from microbench.report import words
+from microbench import fmt
 
 FIXES, FINDINGS = "What would make it faster", "Why it is no faster"
 UNKNOWN = "gain not predicted"
@@ -41,17 +41,17 @@ def findings(arm: Training) -> list[Cause]:
 
 def fix_words(cause: Cause) -> str:
     """The fix as words to type, or in a phrase; "" for a finding."""
-    return words.clean(cause.fix)
+    return fmt.clean(cause.fix)
 
 
 def title_words(cause: Cause) -> str:
     """The cause by name."""
-    return words.clean(cause.title) or "-"
+    return fmt.clean(cause.title) or "-"
 
 
 def explanation(cause: Cause) -> str:
     """Why the fix helps: "channels_last: predicted 25,600 instead of 15,059 img/s"."""
-    title, why = title_words(cause), words.clean(cause.why)
+    title, why = title_words(cause), fmt.clean(cause.why)
     return why if why and title == fix_words(cause) else f"{title}: {why or 'no reason given'}"
 
 
@@ -100,7 +100,7 @@ def _shown(value: float | None) -> float | None:
 
 
 def _points(value: float) -> str:
-    return f"{value:.1f}" if abs(value) < 999.5 else words.number(value)
+    return f"{value:.1f}" if abs(value) < 999.5 else fmt.number(value)
 
 
 def _or_least(gain_pct: float | None) -> float:
@@ -118,7 +118,7 @@ def cause_sentences(view: View, family: Sequence[Group]) -> list[str]:
         batch = f" (batch {arm.case.batch})" if several else ""
         lines += _best(arm, f"{view.label(arm)}{batch}")
     if len(lines) > MOST_TOLD:
-        more = words.count(len(lines) - MOST_TOLD, "more training")
+        more = fmt.count(len(lines) - MOST_TOLD, "more training")
         lines[MOST_TOLD:] = [f"  And {more} with a fix, listed above."]
     return lines
 

@@ -11,7 +11,7 @@ from rich.text import Text
 from e2e.report.arms import Group, View
 from e2e.report.figures import rate
 from e2e.results.types import Training
-from microbench.report import words
+from microbench import fmt
 from microbench.report.canvas import RULE, log_ticks
 from microbench.report.chart import (
     ASKED_MARKERS,
@@ -92,8 +92,8 @@ def _fastest(arms: Sequence[Training]) -> dict[tuple[str, str], float]:
 
 def _value(arm: Training) -> str:
     steps = arm.steps
-    half = words.half_interval(steps.median_s, steps.ci95_s) if steps else ""
-    text = f"{rate(arm.per_s or 0.0)} {words.clean(arm.unit)}/s"
+    half = fmt.half_interval(steps.median_s, steps.ci95_s) if steps else ""
+    text = f"{rate(arm.per_s or 0.0)} {fmt.clean(arm.unit)}/s"
     return text + f" ±{half}" * bool(half) + ", not converged" * (arm.converged is False)
 
 
@@ -116,8 +116,8 @@ def _curves(view: View, family: Sequence[Group], width: int) -> list[Text]:
     label_width = max(len("batch"), *(len(text) for _, text in ticks))
     canvas, hidden = draw(series, {}, width, label_width)
     sizes = sorted({x for curve in series for x, _ in curve.points})
-    case, unit = family[0].case, words.clean(family[0].arms[0].unit)
-    title = f"{words.clean(case.network)}: {unit}/s by batch; {READING}"
+    case, unit = family[0].case, fmt.clean(family[0].arms[0].unit)
+    title = f"{fmt.clean(case.network)}: {unit}/s by batch; {READING}"
     return [
         Text(title, overflow="ellipsis"),
         *canvas.lines(ticks),

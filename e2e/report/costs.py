@@ -9,7 +9,7 @@ from rich.text import Text
 from e2e.report.arms import View
 from e2e.report.figures import milliseconds
 from e2e.results.types import Phase, Training
-from microbench.report import words
+from microbench import fmt
 from microbench.report.grid import DIM, Column, Grid, Row
 
 STATES_TITLE = "The device meanwhile, utilisation as its driver counts it"
@@ -30,7 +30,7 @@ def phases_table(view: View, width: int) -> list[Text]:
     )
     if not names:
         return []
-    columns = [Column(words.clean(name), right=True, drop=1 + i) for i, name in enumerate(names)]
+    columns = [Column(fmt.clean(name), right=True, drop=1 + i) for i, name in enumerate(names)]
     grid = Grid([Column("recipe"), *columns])
     for group in view.groups:
         arms = [arm for arm in group.arms if arm.phases]
@@ -70,23 +70,23 @@ def setups(view: View) -> list[Text]:
         return []
     if len(arms) > MOST_SETUPS:
         spent = sorted(arm.setup_s or 0.0 for arm in arms)
-        ends = dict.fromkeys([words.duration(spent[0]), words.duration(spent[-1])])
+        ends = dict.fromkeys([fmt.duration(spent[0]), fmt.duration(spent[-1])])
         text = f"set-up of {len(arms)} arms, {' to '.join(ends)} each"
-        text += f", {words.duration(sum(spent))} in all"
+        text += f", {fmt.duration(sum(spent))} in all"
         compiled = [arm.compile_s for arm in arms if arm.compile_s]
         if compiled:
-            text += f" ({words.duration(sum(compiled))} of it up to the first steps)"
+            text += f" ({fmt.duration(sum(compiled))} of it up to the first steps)"
     else:
         text = f"set-up {', '.join(_setup(arm, view) for arm in arms)}"
     return [Text(f"outside the numbers above: {text}", "dim")]
 
 
 def _setup(arm: Training, view: View) -> str:
-    text = f"{view.label(arm)} {words.duration(arm.setup_s or 0.0)}"
+    text = f"{view.label(arm)} {fmt.duration(arm.setup_s or 0.0)}"
     if not arm.compile_s:
         return text
     what = "compiling" if arm.case.compile else "first step"
-    return f"{text} ({what} {words.duration(arm.compile_s)})"
+    return f"{text} ({what} {fmt.duration(arm.compile_s)})"
 
 
 def states(view: View) -> list[Text]:
@@ -110,9 +110,9 @@ def _state(arm: Training) -> list[str]:
         if util else "",
         f"SM clock {state.sm_clock_mhz:.0f} MHz" if state.sm_clock_mhz else "",
         f"{state.temperature_c:.0f} °C" if state.temperature_c else "",
-        words.clean(", ".join(state.throttle)),
+        fmt.clean(", ".join(state.throttle)),
         f"{steps.launches} launches a step" if steps and steps.launches else "",
-        words.count(len(steps.times_s), "step") + " timed" if steps else "",
+        fmt.count(len(steps.times_s), "step") + " timed" if steps else "",
     ]  # fmt: skip
     return [part for part in parts if part]
 
@@ -124,8 +124,8 @@ def whys(view: View) -> list[Text]:
         for arm in group.arms:
             if arm.why:
                 name = f"{view.label(arm)}, batch {arm.case.batch}"
-                seen.setdefault(words.clean(arm.why), []).append(name)
+                seen.setdefault(fmt.clean(arm.why), []).append(name)
     return [
-        Text(f"  {words.listed(names)}: ", "bold").append(why, "not bold")
+        Text(f"  {fmt.listed(names)}: ", "bold").append(why, "not bold")
         for why, names in seen.items()
     ]

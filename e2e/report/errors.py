@@ -15,7 +15,7 @@ from rich.text import Text
 from e2e.report.predictions import error_pct, is_beside, paced_error_pct
 from e2e.results.baselines import BASELINES, baselines
 from e2e.results.types import Training
-from microbench.report import words
+from microbench import fmt
 from microbench.report.grid import DIM, Column, Grid, Row
 from microbench.results.types import Run
 from microbench.timing.stats import half_width_pct
@@ -217,7 +217,7 @@ def error_rows(run: Run) -> list[list[str]]:
     return [
         [
             line.what, str(line.count), f"{line.median_pct:.1f}", f"{line.largest_pct:.1f}",
-            line.verdict, words.clean(line.worst),
+            line.verdict, fmt.clean(line.worst),
         ]
         for line in error_table(both)
     ]  # fmt: skip
@@ -240,7 +240,7 @@ def error_sentences(trainings: Sequence[Training]) -> list[str]:
             )
             half_pct = measured_half_pct(trainings, limit)
             if half_pct is not None:
-                found.append(f"Half of these are measured to ±{words.per_cent(half_pct)} or worse.")
+                found.append(f"Half of these are measured to ±{fmt.per_cent(half_pct)} or worse.")
     return found
 
 

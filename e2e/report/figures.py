@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from microbench.report import words
+from microbench import fmt
 from microbench.results.types import Ratio
 from microbench.timing.stats import excludes_one
 
@@ -16,17 +16,17 @@ _LARGE = 1e8  # beyond it all digits say less than an exponent
 
 def rate(per_s: float) -> str:
     """ "812", "6,015": three digits at least, and all of them before the point."""
-    return f"{per_s:,.0f}" if 999.5 <= per_s < _LARGE else words.number(per_s)
+    return f"{per_s:,.0f}" if 999.5 <= per_s < _LARGE else fmt.number(per_s)
 
 
 def milliseconds(seconds: float | None) -> str:
     """ "42.6", without the unit; "" when not known."""
-    return "" if seconds is None else words.number(1e3 * seconds)
+    return "" if seconds is None else fmt.number(1e3 * seconds)
 
 
 def gigabytes(size_bytes: float | None) -> str:
     """ "21.4", without the unit; "" when not known."""
-    return "" if size_bytes is None else words.number(size_bytes / 1e9)
+    return "" if size_bytes is None else fmt.number(size_bytes / 1e9)
 
 
 def spread(pair: tuple[float, float] | None, several: bool, scale: float = 1.0) -> str:
@@ -34,22 +34,22 @@ def spread(pair: tuple[float, float] | None, several: bool, scale: float = 1.0) 
     if pair is None:
         return ""
     mean, deviation = (scale * value for value in pair)
-    text = words.number(mean)
+    text = fmt.number(mean)
     if not several:
         return text
     decimals = len(text.partition(".")[2])
     same = "e" not in text and deviation < _LARGE
-    return f"{text} ±{f'{deviation:.{decimals}f}' if same else words.number(deviation)}"
+    return f"{text} ±{f'{deviation:.{decimals}f}' if same else fmt.number(deviation)}"
 
 
 def noun(unit: str) -> str:
     """ "images" for "img"."""
-    return NOUNS.get(unit, words.clean(unit))
+    return NOUNS.get(unit, fmt.clean(unit))
 
 
 def limiter(limit: str) -> str:
     """ "the GPU" for "gpu"."""
-    return LIMITERS.get(limit, words.clean(limit))
+    return LIMITERS.get(limit, fmt.clean(limit))
 
 
 def joined(parts: list[str]) -> str:
@@ -58,16 +58,16 @@ def joined(parts: list[str]) -> str:
 
 
 def ratio(value: Ratio) -> str:
-    """As `words.ratio`, "~1 ±0.02" when no difference was seen; else as `interval`."""
+    """As `fmt.ratio`, "~1 ±0.02" when no difference was seen; else as `interval`."""
     if value.ci95 is not None and not excludes_one(value.ci95):
-        return words.ratio(value)
+        return fmt.ratio(value)
     return interval(value)
 
 
 def interval(value: Ratio) -> str:
-    """As `words.interval`; with a third decimal near 1: "0.995 ±0.004"."""
+    """As `fmt.interval`; with a third decimal near 1: "0.995 ±0.004"."""
     if value.ci95 is None or not _is_near(value):
-        return words.interval(value)
+        return fmt.interval(value)
     half = _half(value.ratio, value.ci95)
     return f"{value.ratio:.3f} ±{math.ceil(1000 * half - 1e-9) / 1000:.3f}"
 
@@ -90,7 +90,7 @@ def faster(value: Ratio) -> str:
 
 def times(value: Ratio) -> str:
     """ "5.80 ±0.02"; "about 5.80" where no interval is known."""
-    return words.interval(value) if value.ci95 else f"about {words.short_ratio(value)}"
+    return fmt.interval(value) if value.ci95 else f"about {fmt.short_ratio(value)}"
 
 
 def _is_near(value: Ratio) -> bool:

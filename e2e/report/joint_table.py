@@ -7,7 +7,7 @@ from rich.text import Text
 from e2e.report.figures import limiter, rate
 from e2e.report.joint import IN_FULL, Gain, Joint, throughput
 from e2e.results.types import Training
-from microbench.report import words
+from microbench import fmt
 from microbench.report.grid import Column, Grid, Row
 
 
@@ -19,9 +19,9 @@ def joint_table(joint: Joint, width: int) -> list[Text]:
         [
             Column("workers", right=True),
             Column("loader\nalone", right=True, drop=2),
-            *(Column(f"{words.clean(name)}\nimg/s", right=True) for name in recipes),
-            *(Column(f"{words.clean(name)}\nlimited by", drop=1) for name in recipes),
-            *(Column(f"{words.clean(name)}\nx {words.clean(base)}", right=True) for name in others),
+            *(Column(f"{fmt.clean(name)}\nimg/s", right=True) for name in recipes),
+            *(Column(f"{fmt.clean(name)}\nlimited by", drop=1) for name in recipes),
+            *(Column(f"{fmt.clean(name)}\nx {fmt.clean(base)}", right=True) for name in others),
         ]
     )
     for count in joint.workers:
@@ -56,7 +56,7 @@ def gain_cell(gain: Gain | None) -> str:
     """ "2.00 ±0.03" where it was measured, "(2.00)" where it is foretold, "" where neither."""
     if gain is None:
         return ""
-    return words.interval(gain.ratio) if gain.measured else f"({words.short_ratio(gain.ratio)})"
+    return fmt.interval(gain.ratio) if gain.measured else f"({fmt.short_ratio(gain.ratio)})"
 
 
 def _limit(arm: Training | None) -> str:
@@ -69,16 +69,16 @@ def _notes(joint: Joint) -> list[str]:
     failed: dict[str, list[str]] = {}
     for t in joint.trainings:
         if t.status == "failed":
-            name = f"{words.clean(t.case.recipe)} with {words.count(t.case.workers, 'worker')}"
-            failed.setdefault(words.clean(t.reason or ""), []).append(name)
-    notes += [f"{words.listed(names)} failed: {reason}" for reason, names in failed.items()]
+            name = f"{fmt.clean(t.case.recipe)} with {fmt.count(t.case.workers, 'worker')}"
+            failed.setdefault(fmt.clean(t.reason or ""), []).append(name)
+    notes += [f"{fmt.listed(names)} failed: {reason}" for reason, names in failed.items()]
     errors = joint.errors_pct
     if errors:
         median_pct = joint.median_error_pct or 0.0
         worst = max(errors, key=abs)
         notes.append(
             f"error of the prediction: median {median_pct:.1f} %, largest {worst:+.1f} %, of "
-            f"{words.count(len(errors), 'point')}"
+            f"{fmt.count(len(errors), 'point')}"
         )
     return notes
 
@@ -96,7 +96,7 @@ def joint_sentences(joint: Joint) -> list[str]:
 
 
 def _pays(joint: Joint, name: str, base: str, most: int) -> list[str]:
-    low, high = words.clean(name), words.clean(base)
+    low, high = fmt.clean(name), fmt.clean(base)
     start = joint.pays_from(name, base)
     if start is None:
         only = _times(joint.speedup(name, base, most), high, most)
@@ -104,20 +104,20 @@ def _pays(joint: Joint, name: str, base: str, most: int) -> list[str]:
     there = _times(joint.speedup(name, base, start), high, start)
     if start == joint.workers[0]:
         return [f"{low} pays with every number of workers{there}."]
-    return [f"{low} stops paying below {words.count(start, 'worker')}{there}."]
+    return [f"{low} stops paying below {fmt.count(start, 'worker')}{there}."]
 
 
 def _times(gain: Gain | None, base: str, workers: int) -> str:
     """ ": 2.00 ±0.03 times fp32 with 4 workers (measured)"; "" when not known."""
     if gain is None:
         return ""
-    known = words.interval(gain.ratio) if gain.ratio.ci95 else words.short_ratio(gain.ratio)
+    known = fmt.interval(gain.ratio) if gain.ratio.ci95 else fmt.short_ratio(gain.ratio)
     source = "measured" if gain.measured else "foretold"
-    return f": {known} times {base} with {words.count(workers, 'worker')} ({source})"
+    return f": {known} times {base} with {fmt.count(workers, 'worker')} ({source})"
 
 
 def _in_full(joint: Joint, name: str, most: int) -> list[str]:
-    alone, recipe = joint.alone.get(name), words.clean(name)
+    alone, recipe = joint.alone.get(name), fmt.clean(name)
     if alone is None or not alone.per_s:
         return []
     start = joint.in_full_from(name)
@@ -125,7 +125,7 @@ def _in_full(joint: Joint, name: str, most: int) -> list[str]:
     if start is not None:
         return [
             f"{recipe} trains {rate(alone.per_s)} img/s without a loader; "
-            f"{words.count(start, 'worker')} leave {share} of it."
+            f"{fmt.count(start, 'worker')} leave {share} of it."
         ]
     left = throughput(joint.at(recipe, most))
     told = f": {most} leave {left / alone.per_s:.0%}" if left else ""
@@ -146,10 +146,10 @@ def _parts(joint: Joint, most: int) -> list[str]:
         if not (pinned.step_s and synthetic.step_s):
             continue
         copy = 100 * (pinned.step_s / synthetic.step_s - 1)
-        text = f"  {words.clean(name)}: copying and normalising a batch {copy:+.1f} % of a step"
+        text = f"  {fmt.clean(name)}: copying and normalising a batch {copy:+.1f} % of a step"
         if busy and busy.step_s:
             slower = 100 * (busy.step_s / pinned.step_s - 1)
-            text += f", {words.count(most, 'busy worker')} beside it {slower:+.1f} %"
+            text += f", {fmt.count(most, 'busy worker')} beside it {slower:+.1f} %"
         said.append(text + ".")
     return [*said, *_files(joint)]
 

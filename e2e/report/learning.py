@@ -9,7 +9,7 @@ from rich.text import Text
 from e2e.report.arms import Group, View, is_generated
 from e2e.report.figures import spread
 from e2e.results.types import Repeat, Training
-from microbench.report import words
+from microbench import fmt
 from microbench.report.grid import DIM, Column, Grid, Row
 from microbench.results.types import Run
 
@@ -47,7 +47,7 @@ def learning_table(view: View, width: int) -> list[Text]:
     under = [
         *_reasons(view, groups),
         *_legend(arms),
-        *([f"left out to fit {words.count(width, 'column')}: {', '.join(left_out)}"]
+        *([f"left out to fit {fmt.count(width, 'column')}: {', '.join(left_out)}"]
           if left_out else []),
     ]  # fmt: skip
     return [*lines, *(Text(line, "dim") for line in under)]
@@ -110,10 +110,10 @@ def _reasons(view: View, groups: Sequence[Group]) -> list[str]:
     for group in groups:
         for arm in group.arms:
             if arm.converged is False or (arm.converged is None and arm.convergence):
-                why = words.clean(arm.convergence or "no reason given")
+                why = fmt.clean(arm.convergence or "no reason given")
                 name = f"{view.label(arm)} ({group.title})" if group.title else view.label(arm)
                 seen.setdefault(why, []).append(name)
-    return [f"{words.listed(names)}: {why}" for why, names in seen.items()]
+    return [f"{fmt.listed(names)}: {why}" for why, names in seen.items()]
 
 
 def _legend(arms: Sequence[Training]) -> list[str]:

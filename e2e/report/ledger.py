@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from e2e.report.arms import Group, View
 from e2e.report.figures import limiter
 from e2e.results.types import PRODUCT_TERMS, RESIDUAL, LedgerLine, Training
-from microbench.report import words
+from microbench import fmt
 
 SMALL_SHARE = 0.005  # of the first step: terms under it are shown in one line
 NOTHING_SHARE = 1e-6  # of it: terms up to it are said to change nothing
@@ -88,8 +88,8 @@ def ledger_title(view: View, group: Group, arm: Training) -> str:
 
 def base_name(arm: Training) -> str:
     """What the ledger starts from: "fp32"."""
-    first = words.clean(arm.ledger[0].term) if arm.ledger else ""
-    return words.clean(arm.ledger_base or "") or first.removesuffix(" step") or "the baseline"
+    first = fmt.clean(arm.ledger[0].term) if arm.ledger else ""
+    return fmt.clean(arm.ledger_base or "") or first.removesuffix(" step") or "the baseline"
 
 
 def waterfall(arm: Training, *, fold: bool = True) -> Waterfall:
@@ -110,7 +110,7 @@ def waterfall(arm: Training, *, fold: bool = True) -> Waterfall:
 
 
 def _bar(line: LedgerLine, start_ms: float, text: str, whole: bool = False) -> Bar:
-    name, source = words.clean(line.term) or "-", words.clean(line.source)
+    name, source = fmt.clean(line.term) or "-", fmt.clean(line.source)
     return Bar(name, line.ms, start_ms, start_ms + line.ms, text, source, whole)
 
 
@@ -168,12 +168,12 @@ def _rough(
     """Times beyond any step's, each rounded for itself."""
     visible = missing_ms != 0
     changes = [*between_ms, *([missing_ms] if visible else [])]
-    texts = [f"{'+' * (ms > 0)}{words.number(ms)}" for ms in changes]
-    return [words.number(first_ms), *texts, words.number(last_ms)], visible
+    texts = [f"{'+' * (ms > 0)}{fmt.number(ms)}" for ms in changes]
+    return [fmt.number(first_ms), *texts, fmt.number(last_ms)], visible
 
 
 def _plain(ms: float) -> str:
-    return f"{ms:.0f}" if 99.5 <= ms < _LONGEST_MS else words.number(ms)
+    return f"{ms:.0f}" if 99.5 <= ms < _LONGEST_MS else fmt.number(ms)
 
 
 # ---------------------------------------------------------------- sentences
@@ -203,14 +203,14 @@ def _bound(arm: Training, base: str, label: str) -> str:
     return (
         f"If products (convolutions with the layout changes inside them, matrix products, "
         f"attention) took no time and all else stayed as in {base}, the step would be at most "
-        f"{words.number(arm.bound)} times faster "
+        f"{fmt.number(arm.bound)} times faster "
         f"(Amdahl's law); {label} makes it {_times_faster(seen)}{also}."
     )
 
 
 def _times_faster(ratio: float) -> str:
     factor, what = (ratio, "faster") if ratio >= 1 else (1 / ratio, "slower")
-    return f"{words.number(factor)} times {what}"
+    return f"{fmt.number(factor)} times {what}"
 
 
 def _products(arm: Training) -> str:
@@ -238,7 +238,7 @@ def _products(arm: Training) -> str:
 
 def _ms(value: float) -> str:
     """Three digits, to a hundredth at most."""
-    return f"{value:.2f}" if 0.01 <= value < 9.995 else words.number(value)
+    return f"{value:.2f}" if 0.01 <= value < 9.995 else fmt.number(value)
 
 
 def ledger_sentences(view: View, family: Sequence[Group]) -> list[str]:
@@ -250,7 +250,7 @@ def ledger_sentences(view: View, family: Sequence[Group]) -> list[str]:
         label = f"{view.label(arm)}{batch}"
         lines += [_in_short(arm, label), *_unexplained(arm, label)]
     if len(found) > MOST_TOLD:
-        lines.append(f"  And {words.count(len(found) - MOST_TOLD, 'more ledger')}, drawn above.")
+        lines.append(f"  And {fmt.count(len(found) - MOST_TOLD, 'more ledger')}, drawn above.")
     return lines
 
 
@@ -280,7 +280,7 @@ def _largest(lines: Sequence[LedgerLine]) -> str:
     if not lines:
         return ""
     line = max(lines, key=lambda line: abs(line.ms))
-    name = "the residual" if is_residual(line) else words.clean(line.term) or "-"
+    name = "the residual" if is_residual(line) else fmt.clean(line.term) or "-"
     return f"{name} ({_ms(abs(line.ms))} ms)"
 
 

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from e2e.report.figures import rate
 from e2e.results.loader_types import LoadCase, Loading
-from microbench.report import words
+from microbench import fmt
 from microbench.report.grid import DIM, Column, Grid, Row
 from microbench.results.types import Run
 
@@ -75,9 +75,9 @@ def _is_cut(row: Row, grid: Grid, width: int) -> bool:
 
 def _row(loading: Loading, telling: Telling) -> Row:
     case = loading.case
-    name, files = words.clean(case.loader), ("cold" if case.cold else "warm") * telling.files
+    name, files = fmt.clean(case.loader), ("cold" if case.cold else "warm") * telling.files
     if loading.per_s is None:
-        reason = words.clean(loading.reason or "")
+        reason = fmt.clean(loading.reason or "")
         style = "red" if loading.status == "failed" else DIM
         return Row(
             [name, files], f"{SENTENCE.get(loading.status, 'not measured')}: {reason}", style
@@ -92,10 +92,10 @@ def _row(loading: Loading, telling: Telling) -> Row:
             str(case.workers),
             ahead(case) if telling.ahead else "",
             rate(loading.per_s),
-            words.half_interval(loading.per_s, interval),
+            fmt.half_interval(loading.per_s, interval),
             rate(loading.per_s_per_core) if loading.per_s_per_core else "",
             rate(read / 1e6) if read is not None else "",
-            words.duration(loading.first_s) if loading.first_s is not None else "",
+            fmt.duration(loading.first_s) if loading.first_s is not None else "",
         ]
     )
 
@@ -104,9 +104,9 @@ def notes(loadings: Sequence[Loading]) -> list[str]:
     """How to read the table, and what all of it shares."""
     cases = [loading.case for loading in loadings]
     parts = [
-        f"batches of {words.listed([str(batch) for batch in sorted({c.batch for c in cases})])}, "
-        f"{words.listed(sorted({words.clean(c.input) for c in cases}))}, "
-        f"{words.listed(sorted({words.clean(c.data) for c in cases}))} data{_cpus(cases)}",
+        f"batches of {fmt.listed([str(batch) for batch in sorted({c.batch for c in cases})])}, "
+        f"{fmt.listed(sorted({fmt.clean(c.input) for c in cases}))}, "
+        f"{fmt.listed(sorted({fmt.clean(c.data) for c in cases}))} data{_cpus(cases)}",
         "a core: by the processor time of the workers and of the process that takes the batches",
         *["ahead: batches that each worker is ahead"] * telling_of(loadings).ahead,
     ]
@@ -115,4 +115,4 @@ def notes(loadings: Sequence[Loading]) -> list[str]:
 
 def _cpus(cases: Sequence[LoadCase]) -> str:
     limited = {case.cpus for case in cases if case.cpus}
-    return f", on {words.count(max(limited), 'core')}" if limited else ""
+    return f", on {fmt.count(max(limited), 'core')}" if limited else ""

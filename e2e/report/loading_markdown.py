@@ -9,7 +9,7 @@ from e2e.report.joint import Joint, joints
 from e2e.report.joint_table import gain_cell
 from e2e.report.loaders_table import Telling, ahead, telling_of
 from e2e.results.loader_types import Loading
-from microbench.report import words
+from microbench import fmt
 from microbench.results.types import Run
 
 RATES = ("img/s", "±", "img/s a core", "MB/s read")
@@ -35,8 +35,8 @@ def joint_markdown(joint: Joint) -> str:
     base, *others = joint.recipes
     header = ["workers", "loader alone"]
     for name in joint.recipes:
-        header += [f"{words.clean(name)}, foretold", "measured", "error"]
-    header += [f"{words.clean(name)} x {words.clean(base)}" for name in others]
+        header += [f"{fmt.clean(name)}, foretold", "measured", "error"]
+    header += [f"{fmt.clean(name)} x {fmt.clean(base)}" for name in others]
     rows: list[list[str]] = []
     for count in joint.workers:
         alone = joint.loading.get(count)
@@ -54,17 +54,17 @@ def joint_markdown(joint: Joint) -> str:
 
 def _loader(loading: Loading, telling: Telling) -> list[str]:
     case, per_s, read = loading.case, loading.per_s, loading.bytes_per_s
-    name = [words.clean(case.loader), "cold" if case.cold else "warm"]
+    name = [fmt.clean(case.loader), "cold" if case.cold else "warm"]
     more = [*[str(case.batch)] * telling.batch, *[ahead(case)] * telling.ahead]
     if per_s is None:
-        reason = f"{loading.status}: {words.clean(loading.reason or '')}"
+        reason = f"{loading.status}: {fmt.clean(loading.reason or '')}"
         return [*name, reason, *[""] * (len(more) + len(RATES))]
     return [
         *name,
         str(case.workers),
         *more,
         rate(per_s),
-        words.half_interval(per_s, loading.ci95_per_s),
+        fmt.half_interval(per_s, loading.ci95_per_s),
         rate(loading.per_s_per_core) if loading.per_s_per_core else "",
         rate(read / 1e6) if read is not None else "",
     ]

@@ -43,7 +43,7 @@ from e2e.report.predictions import (
 )
 from e2e.report.table import busy_pct, ratio_cells
 from e2e.results.types import Training
-from microbench.report import words
+from microbench import fmt
 from microbench.results.types import Run
 
 LEFT = ("", "recipe", "rung", "limited by", "learnt", "term", "source", "detail",
@@ -104,7 +104,7 @@ def _ledgers(view: View) -> list[str]:
     found: list[str] = []
     for group, arm in with_ledgers(view.groups):
         bars = waterfall(arm, fold=False).bars
-        details = [words.clean(line.detail) for line in arm.ledger]
+        details = [fmt.clean(line.detail) for line in arm.ledger]
         details[-1:-1] = [""] * (len(bars) - len(details))
         rows = [
             [bar.term, bar.text, bar.source, detail]
@@ -129,7 +129,7 @@ def _causes(view: View) -> list[str]:
             said = f"\n{verified(arm)}.\n" * bool(verified(arm))
             title = causes_title(FIXES, view, group, arm)
             found.append(f"{title}\n\n{_table(header, rows)}{said}")
-        rows = [[title_words(cause), words.clean(cause.why)] for cause in findings(arm)]
+        rows = [[title_words(cause), fmt.clean(cause.why)] for cause in findings(arm)]
         if rows:
             title = causes_title(FINDINGS, view, group, arm)
             found.append(f"{title}\n\n{_table(['finding', 'why'], rows)}")
@@ -138,13 +138,13 @@ def _causes(view: View) -> list[str]:
 
 def training_caption(run: Run) -> str:
     """A line on the device, what was trained, and on which data."""
-    device = words.clean(run.device.get("name", "unknown device"))
+    device = fmt.clean(run.device.get("name", "unknown device"))
     return f"{device}: {', '.join(what_was_trained(run))}."
 
 
 def _header(run: Run, view: View, compared: Sequence[str]) -> list[str]:
     units = {arm.unit for arm in run.of(Training)}
-    unit = words.clean(next(iter(units))) if len(units) == 1 else ""
+    unit = fmt.clean(next(iter(units))) if len(units) == 1 else ""
     generated = any(is_generated(arm.case) for arm in run.of(Training))
     return [
         "",
@@ -174,18 +174,18 @@ def _cells(arm: Training, group: Group, view: View, compared: Sequence[str]) -> 
         several_units = len({other.unit for g in view.groups for other in g.arms}) > 1
         power_w = arm.state.power_w
         timed = [
-            rate(per_s) + f" {words.clean(arm.unit)}" * several_units,
+            rate(per_s) + f" {fmt.clean(arm.unit)}" * several_units,
             milliseconds(arm.step_s),
             *ratio_cells(arm, group, compared),
             gigabytes(arm.memory_peak_bytes),
             f"{power_w:.0f}" if power_w is not None else "",
             rate(arm.per_j) if arm.per_j else "",
-            words.per_cent(busy_pct(arm)),
-            words.clean(arm.limit or ""),
+            fmt.per_cent(busy_pct(arm)),
+            fmt.clean(arm.limit or ""),
         ]
     several = len(arm.repeats) > 1
     accuracy = spread(arm.accuracy, several, 100)
-    why = f": {words.clean(arm.convergence)}" if arm.convergence else ""
+    why = f": {fmt.clean(arm.convergence)}" if arm.convergence else ""
     learnt = {True: "converged", False: f"not converged{why}", None: ""}[arm.converged]
     return [*name, *timed, f"{accuracy} %" if accuracy else "", spread(arm.loss, several),
             spread(arm.train_s, several), learnt]  # fmt: skip

@@ -9,8 +9,8 @@ from e2e.report.joint import Joint, joints
 from e2e.report.plot_training import RECIPE_COLOURS
 from e2e.results.loader_types import Loading
 from e2e.results.types import Training
+from microbench import fmt
 from microbench.errors import UserError
-from microbench.report import words
 from microbench.report.drawing_style import (
     FAINT,
     INK,
@@ -55,7 +55,7 @@ def joint_rows(joint: Joint) -> list[Json]:
     """A row a point: foretold, measured ("points"), and the loader alone."""
     rows: list[Json] = []
     for training in joint.trainings:
-        name, workers = words.clean(training.case.recipe), training.case.workers
+        name, workers = fmt.clean(training.case.recipe), training.case.workers
         for per_s, kind in ((training.predicted_per_s, "line"), (training.per_s, "point")):
             if per_s:
                 rows.append({"series": name, "workers": workers, "rate": per_s, "kind": kind})
@@ -70,7 +70,7 @@ def loader_rows(run: Run) -> list[Json]:
     """A row a loader and number of workers."""
     return [
         {
-            "series": words.clean(one.case.loader) + ", cold files" * one.case.cold,
+            "series": fmt.clean(one.case.loader) + ", cold files" * one.case.cold,
             "workers": one.case.workers,
             "rate": one.per_s,
             "kind": kind,
@@ -83,11 +83,11 @@ def loader_rows(run: Run) -> list[Json]:
 
 def _joint_title(joint: Joint) -> str:
     case = joint.trainings[0].case
-    return f"{words.clean(case.network)}, batch {case.batch}, loader {words.clean(joint.loader)}"
+    return f"{fmt.clean(case.network)}, batch {case.batch}, loader {fmt.clean(joint.loader)}"
 
 
 def _colours(joint: Joint) -> dict[str, str]:
-    named = {words.clean(name): RECIPE_COLOURS.get(name, OTHER_COLOUR) for name in joint.recipes}
+    named = {fmt.clean(name): RECIPE_COLOURS.get(name, OTHER_COLOUR) for name in joint.recipes}
     return {**named, LOADER_LINE: LOADER_COLOUR}
 
 
@@ -112,9 +112,9 @@ def _panel(alt: Any, title: str, rows: list[Json], colours: Mapping[str, str]) -
 
 
 def _heading(alt: Any, run: Run, reading: str) -> Any:
-    device = words.clean(run.device.get("name") or "unknown device")
-    data = sorted({words.clean(loading.case.data) for loading in run.of(Loading)})
-    told = [f"{words.listed(data)} data", f"measured {words.clean(run.started_at[:10])}"]
+    device = fmt.clean(run.device.get("name") or "unknown device")
+    data = sorted({fmt.clean(loading.case.data) for loading in run.of(Loading)})
+    told = [f"{fmt.listed(data)} data", f"measured {fmt.clean(run.started_at[:10])}"]
     return alt.TitleParams(
         f"training fed by loaders on {device}" if run.of(Training) else f"loaders on {device}",
         subtitle=[", ".join(told), reading],

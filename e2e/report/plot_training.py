@@ -11,8 +11,8 @@ from e2e.report.arms import Group, View, is_generated, view_of, what_was_trained
 from e2e.report.figures import rate, ratio
 from e2e.report.plot_waterfall import waterfall_panels
 from e2e.results.types import Training
+from microbench import fmt
 from microbench.errors import UserError
-from microbench.report import words
 from microbench.report.chart import FEWEST_SIZES
 from microbench.report.drawing_style import (
     COLOURS,
@@ -72,10 +72,10 @@ def _batches(family: Sequence[Group]) -> int:
 def _heading(run: Run, reading: Sequence[str]) -> Any:
     """The title: what was trained, on what, with which data; how to read the chart."""
     title, *conditions = what_was_trained(run)[1:]
-    device = words.clean(run.device.get("name") or "unknown device")
-    torch = words.clean(run.software.get("torch", ""))
+    device = fmt.clean(run.device.get("name") or "unknown device")
+    torch = fmt.clean(run.software.get("torch", ""))
     ran = any(arm.steps for arm in run.of(Training))
-    measured = f"{'measured' if ran else 'predicted'} {words.clean(run.started_at[:10])}"
+    measured = f"{'measured' if ran else 'predicted'} {fmt.clean(run.started_at[:10])}"
     told = [*conditions, *([f"torch {torch}"] if torch else []), measured]
     return library().TitleParams(
         f"{'training' if ran else 'predicted training of'} {title} on {device}",
@@ -109,8 +109,8 @@ def _bar(arm: Training, view: View) -> Json:
         "rate": per_s,
         "low": arm.step_units / slow if slow else per_s,
         "high": arm.step_units / fast if fast else per_s,
-        "recipe": words.clean(arm.case.recipe),
-        "unit": f"{words.clean(arm.unit)}/s",
+        "recipe": fmt.clean(arm.case.recipe),
+        "unit": f"{fmt.clean(arm.unit)}/s",
         "text": f"{rate(per_s)}{f', {LOST}' if lost else gain}",
         "lost": lost,
     }
@@ -170,7 +170,7 @@ class Panel:
 
 def curve_panels(view: View, family: Sequence[Group]) -> list[Panel]:
     """Throughput, time (of a training, or of a step), memory and accuracy; those that are known."""
-    unit = words.clean(family[0].arms[0].unit)
+    unit = fmt.clean(family[0].arms[0].unit)
     data = " (generated data)" if is_generated(family[0].case) else ""
     trained = any(arm.train_s for group in family for arm in group.arms)
     found = [
@@ -215,7 +215,7 @@ def _rows(view: View, family: Sequence[Group], values_of: Any) -> list[Json]:
                 mean = fmean(values)
                 spread = stdev(values) if len(values) > 1 else 0.0
                 rows.append({
-                    "arm": label, "recipe": words.clean(arm.case.recipe), "batch": arm.case.batch,
+                    "arm": label, "recipe": fmt.clean(arm.case.recipe), "batch": arm.case.batch,
                     "value": mean, "low": mean - spread, "high": mean + spread,
                     "lost": arm.converged is False,
                 })  # fmt: skip
@@ -232,8 +232,8 @@ def _curves(run: Run, view: View, family: Sequence[Group]) -> Any:
     if any(len(arm.repeats) > 1 for group in family for arm in group.arms):
         reading.insert(0, "shaded: mean and standard deviation of the repeats")
     if len(view.families) > 1:
-        several = words.count(len(view.families), "", "networks or settings")
-        reading.append(f"{words.clean(family[0].case.network)} only: the run holds {several}")
+        several = fmt.count(len(view.families), "", "networks or settings")
+        reading.append(f"{fmt.clean(family[0].case.network)} only: the run holds {several}")
     chart = alt.concat(*panels, columns=2, spacing=30)
     return chart.properties(title=_heading(run, reading)).resolve_legend(color="shared")
 

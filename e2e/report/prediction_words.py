@@ -21,7 +21,7 @@ from e2e.report.predictions import (
     signed_pct,
 )
 from e2e.results.types import Training
-from microbench.report import words
+from microbench import fmt
 
 MOST_NAMED = 4
 
@@ -69,7 +69,7 @@ def _figures(arm: Training) -> str:
     assert predicted is not None
     memory = gigabytes(predicted.memory_bytes)
     parts = [
-        f"{rate(arm.predicted_per_s or 0.0)} {words.clean(arm.unit)}/s",
+        f"{rate(arm.predicted_per_s or 0.0)} {fmt.clean(arm.unit)}/s",
         f"{milliseconds(predicted.step_s)} ms a step",
         f"{memory} GB" if memory else "",
         f"limited by {limiter(predicted.limit)}" if predicted.limit else "",
@@ -107,10 +107,10 @@ def _lacking(view: View, family: Sequence[Group]) -> list[str]:
     for group in family:
         for arm in group.arms:
             if arm.predicted and arm.predicted.uncovered:
-                ops = tuple(words.clean(op).split(": ")[0] or "-" for op in arm.predicted.uncovered)
+                ops = tuple(fmt.clean(op).split(": ")[0] or "-" for op in arm.predicted.uncovered)
                 seen.setdefault(ops, []).append(_name(view, arm, len(family) > 1))
     return [
-        f"The prediction of {words.listed(names, MOST_NAMED)} lacks what could not be replayed, so "
-        f"the step takes longer, nobody knows by how much: {words.listed(list(ops), MOST_NAMED)}."
+        f"The prediction of {fmt.listed(names, MOST_NAMED)} lacks what could not be replayed, so "
+        f"the step takes longer, nobody knows by how much: {fmt.listed(list(ops), MOST_NAMED)}."
         for ops, names in seen.items()
     ]

@@ -11,7 +11,7 @@ from e2e.report.arms import LADDER, Group, View, is_base
 from e2e.report.figures import gigabytes, milliseconds, rate
 from e2e.results.baselines import BASELINES
 from e2e.results.types import Predicted, Training
-from microbench.report import words
+from microbench import fmt
 from microbench.report.grid import DIM, Column, Grid, Row
 from microbench.results.types import Ratio
 
@@ -51,9 +51,7 @@ def paced_error_pct(arm: Training) -> float | None:
 
 def signed_pct(value: float) -> str:
     """ "+1.9 %", "-0.4 %"."""
-    return (
-        f"{value:+.1f} %" if abs(value) < 999.5 else f"{'+' * (value > 0)}{words.number(value)} %"
-    )
+    return f"{value:+.1f} %" if abs(value) < 999.5 else f"{'+' * (value > 0)}{fmt.number(value)} %"
 
 
 @dataclass(frozen=True)
@@ -87,7 +85,7 @@ def predicted_ratio(arm: Training, name: str, group: Group) -> str:
 
 def plain_ratio(value: float) -> str:
     """A ratio that nobody knows the interval of: "5.64"."""
-    return words.short_ratio(Ratio(value, None))
+    return fmt.short_ratio(Ratio(value, None))
 
 
 def interval(predicted: Predicted) -> str:
@@ -123,7 +121,7 @@ def beside_table(view: View, width: int, *, details: bool = False) -> list[Text]
     outside = [view.label(a) for group in rows.view.groups for a in group.arms if _is_outside(a)]
     notes = [
         "two values: predicted / measured; error: of the predicted step",
-        f"measured outside of what was predicted: {words.listed(outside, 4)}" * bool(outside),
+        f"measured outside of what was predicted: {fmt.listed(outside, 4)}" * bool(outside),
     ]
     return _table(rows, notes, width, details)
 
@@ -138,7 +136,7 @@ def _beside(arm: Training, group: Group, view: View, names: Sequence[str]) -> li
         milliseconds(arm.step_s),
         signed_pct(error) if error is not None else "",
         _paced(arm),
-        _pair(words.clean(predicted.limit or ""), words.clean(arm.limit or "")),
+        _pair(fmt.clean(predicted.limit or ""), fmt.clean(arm.limit or "")),
         _pair(gigabytes(predicted.memory_bytes), gigabytes(arm.memory_peak_bytes)),
         *(_ratios(arm, name, group) for name in names),
     ]
@@ -179,7 +177,7 @@ def alone(view: View) -> Rows:
     arms = view.only(is_alone)
     names = compared_with(arms)
     units = {arm.unit for group in arms.groups for arm in group.arms}
-    unit = words.clean(next(iter(units))) if len(units) == 1 else ""
+    unit = fmt.clean(next(iter(units))) if len(units) == 1 else ""
     columns = [
         Column("recipe"),
         Column(f"{unit}/s" if unit else "a second", right=True),
@@ -205,11 +203,11 @@ def _alone(
     assert predicted is not None
     return [
         view.label(arm),
-        rate(arm.predicted_per_s or 0.0) + f" {words.clean(arm.unit)}" * with_unit,
+        rate(arm.predicted_per_s or 0.0) + f" {fmt.clean(arm.unit)}" * with_unit,
         milliseconds(predicted.step_s),
         interval(predicted),
         *(predicted_ratio(arm, name, group) for name in names),
-        words.clean(predicted.limit or ""),
+        fmt.clean(predicted.limit or ""),
         gigabytes(predicted.memory_bytes),
     ]
 
@@ -240,7 +238,7 @@ def _table(rows: Rows, notes: Sequence[str], width: int, details: bool) -> list[
         AT_ITS_PACE * (paced and "at its pace" not in left_out),
         *calls_named(view, details),
         predicting(view),
-        f"left out to fit {words.count(width, 'column')}: {', '.join(left_out)}" * bool(left_out),
+        f"left out to fit {fmt.count(width, 'column')}: {', '.join(left_out)}" * bool(left_out),
     ]
     return [*lines, *(Text(note, "dim") for note in notes if note)]
 
@@ -254,8 +252,8 @@ def predicting(view: View) -> str:
                 stages[name] = stages.get(name, 0.0) + seconds
     if not stages:
         return ""
-    parts = [f"{words.clean(name)} {words.duration(s)}" for name, s in stages.items() if s]
-    return f"predicting these took {words.duration(sum(stages.values()))}: {', '.join(parts)}"
+    parts = [f"{fmt.clean(name)} {fmt.duration(s)}" for name, s in stages.items() if s]
+    return f"predicting these took {fmt.duration(sum(stages.values()))}: {', '.join(parts)}"
 
 
 def calls_named(view: View, details: bool) -> list[str]:
@@ -267,11 +265,11 @@ def calls_named(view: View, details: bool) -> list[str]:
         for arm in group.arms:
             name = view.label(arm) + f" ({group.title})" * bool(group.title)
             for said, calls in _calls_of(arm).items():
-                ops = tuple(words.clean(op) or "-" for op in calls)
+                ops = tuple(fmt.clean(op) or "-" for op in calls)
                 seen.setdefault((said, ops), []).append(name)
     return [
-        f"{said.format(arms=words.listed(names))}: "
-        f"{words.listed(list(ops), len(ops) if details else MOST_UNCOVERED)}"
+        f"{said.format(arms=fmt.listed(names))}: "
+        f"{fmt.listed(list(ops), len(ops) if details else MOST_UNCOVERED)}"
         for (said, ops), names in seen.items()
     ]
 

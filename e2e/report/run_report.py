@@ -22,7 +22,7 @@ from e2e.report.table_csv import training_row
 from e2e.results import loader_types, types
 from e2e.results.loader_types import LoadCase, Loading
 from e2e.results.types import TrainCase, Training
-from microbench.report import words
+from microbench import fmt
 from microbench.report.table_csv import Cell
 from microbench.results.types import Ratio, Run
 
@@ -96,24 +96,23 @@ def cells(case: TrainCase | LoadCase) -> tuple[str, str, str]:
     if isinstance(case, TrainCase):
         told = ["network", "batch"]
         told += [] if case.data == "synthetic" else ["data", "loader", "workers", "prefetch"]
-        return (words.clean(case.recipe), ", ".join(in_words(case, told)),
+        return (fmt.clean(case.recipe), ", ".join(in_words(case, told)),
                 " ".join(in_words(case, OPTIONS)))  # fmt: skip
-    how = [words.count(case.workers, "worker"), *["cold files"] * case.cold]
+    how = [fmt.count(case.workers, "worker"), *["cold files"] * case.cold]
     how += [f"prefetch {case.prefetch}"] if case.prefetch else []
-    what = f"{words.clean(case.data)} data, batch {case.batch}"
-    return words.clean(case.loader), what, ", ".join(how)
+    what = f"{fmt.clean(case.data)} data, batch {case.batch}"
+    return fmt.clean(case.loader), what, ", ".join(how)
 
 
 def ratio(op: str, value: Ratio) -> str:
     """A ratio with its interval; of steps, which are known better, with more digits."""
-    return figures.interval(value) if op == types.OP else words.interval(value)
+    return figures.interval(value) if op == types.OP else fmt.interval(value)
 
 
 def _title(joint: Joint) -> str:
     case = joint.trainings[0].case
     return (
-        f"Together: {words.clean(case.network)}, batch {case.batch}, loader "
-        f"{words.clean(joint.loader)}"
+        f"Together: {fmt.clean(case.network)}, batch {case.batch}, loader {fmt.clean(joint.loader)}"
     )
 
 

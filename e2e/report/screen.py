@@ -16,7 +16,8 @@ from e2e.report.table import reasons, train_table, wall_gap
 from e2e.report.verdict import verdict
 from e2e.report.waterfall import waterfall_sections
 from e2e.results.types import Training
-from microbench.report import notes, words
+from microbench import fmt
+from microbench.report import notes
 from microbench.results.types import Run
 
 Section = tuple[str, Sequence[Text]]
@@ -73,8 +74,8 @@ def _accounts(view: View, width: int, details: bool) -> list[Section]:
 
 def _in_short(run: Run) -> list[Text]:
     return [
-        Text("  " + words.clean(sentence)) if sentence.startswith(" ")
-        else Text(words.clean(sentence), "bold")
+        Text("  " + fmt.clean(sentence)) if sentence.startswith(" ")
+        else Text(fmt.clean(sentence), "bold")
         for sentence in verdict(run)
     ]  # fmt: skip
 

@@ -17,7 +17,7 @@ from e2e.report.arms import (
 )
 from e2e.report.figures import gigabytes, milliseconds, rate, ratio
 from e2e.results.types import Training
-from microbench.report import words
+from microbench import fmt
 from microbench.report.grid import DIM, Column, Grid, Row
 
 SENTENCE = {"skipped": "skipped", "failed": "FAILED"}
@@ -57,7 +57,7 @@ def train_table(view: View, width: int) -> TrainTable:
 
 def _columns(view: View, compared: Sequence[str], units: set[str]) -> list[Column]:
     ladder = any(group.is_ladder for group in view.groups)
-    unit = words.clean(next(iter(units))) if len(units) == 1 else ""
+    unit = fmt.clean(next(iter(units))) if len(units) == 1 else ""
     ratios = [Column(f"x {view.title(name)}", right=True, drop=1 + i)
               for i, name in enumerate(compared)]  # fmt: skip
     return [
@@ -88,21 +88,21 @@ def _row(arm: Training, group: Group, view: View, compared: Sequence[str], with_
         style = "red" if arm.status == "failed" else DIM
         said = SENTENCE.get(arm.status, "not timed")
         return Row([label], said if arm.status == "ok" else f"{said}: {reason(arm)}", style)
-    unit = f" {words.clean(arm.unit)}" if with_unit else ""
+    unit = f" {fmt.clean(arm.unit)}" if with_unit else ""
     state = arm.state
     cells = [
         label,
         rate(per_s) + unit,
-        words.half_interval(steps.median_s, steps.ci95_s),
+        fmt.half_interval(steps.median_s, steps.ci95_s),
         milliseconds(steps.median_s),
         *ratio_cells(arm, group, compared),
         gigabytes(arm.memory_peak_bytes),
         f"{state.power_w:.0f}" if state.power_w is not None else "",
         rate(arm.per_j) if arm.per_j else "",
-        words.per_cent(busy_pct(arm)),
+        fmt.per_cent(busy_pct(arm)),
         milliseconds(steps.host_s),
         *[milliseconds(steps.wait_s)] * _is_fed(view),
-        words.clean(arm.limit or ""),
+        fmt.clean(arm.limit or ""),
     ]
     style = "red" if arm.converged is False else DIM if view.is_baseline(arm) else ""
     return Row(cells, style=style)
@@ -163,7 +163,7 @@ def notes(view: View, table: TrainTable, width: int) -> list[Text]:
           if any(map(_did_not_converge, arms)) else []),
         wall_check(timed),
         _skipped(view, timed),
-        f"left out to fit {words.count(width, 'column')}: {left_out}" if left_out else "",
+        f"left out to fit {fmt.count(width, 'column')}: {left_out}" if left_out else "",
     ]  # fmt: skip
     return [Text(line, "dim") for line in lines if line]
 
@@ -178,7 +178,7 @@ def _did_not_converge(arm: Training) -> bool:
 
 def _names(view: View, arms: Sequence[Training], chosen: Callable[[Training], bool]) -> str:
     names = list(dict.fromkeys(view.label(arm) for arm in arms if chosen(arm)))
-    return f" {words.listed(names)}"
+    return f" {fmt.listed(names)}"
 
 
 def wall_check(timed: Sequence[Training]) -> str:
@@ -198,7 +198,7 @@ def wall_gap(arm: Training) -> float:
 
 def _skipped(view: View, timed: Sequence[Training]) -> str:
     skipped = [f"{view.label(arm)} {arm.skipped_steps}" for arm in timed if arm.skipped_steps]
-    return f"steps that the loss scaler skipped: {words.listed(skipped, 6)}" if skipped else ""
+    return f"steps that the loss scaler skipped: {fmt.listed(skipped, 6)}" if skipped else ""
 
 
 def reasons(view: View, cut: Sequence[Training]) -> list[Text]:

@@ -25,7 +25,7 @@ from e2e.report.ledger import ledger_sentences
 from e2e.report.prediction_words import prediction_sentences
 from e2e.report.table import busy_pct
 from e2e.results.types import Training
-from microbench.report import words
+from microbench import fmt
 from microbench.results.types import Run
 
 SAME_SHARE = 0.005  # memory that differs by less is the same
@@ -74,7 +74,7 @@ def _gains(view: View, family: Sequence[Group]) -> list[str]:
     timed = [arm for group in family for arm in group.arms if arm.steps]
     if not lines and timed:
         best = max(timed, key=lambda arm: arm.per_s or 0.0)
-        lines = [f"{view.label(best)} trains {rate(best.per_s or 0.0)} {words.clean(best.unit)}/s "
+        lines = [f"{view.label(best)} trains {rate(best.per_s or 0.0)} {fmt.clean(best.unit)}/s "
                  f"({place(best)})."]  # fmt: skip
     return lines
 
@@ -138,7 +138,7 @@ def _gain_by_batch(view: View, timed: Sequence[Training], compared: Sequence[str
 
 def _no_gain(view: View, arm: Training) -> str:
     """What a recipe that does not learn does instead of gaining."""
-    label, why = view.label(arm), words.clean(arm.convergence or "no reason given")
+    label, why = view.label(arm), fmt.clean(arm.convergence or "no reason given")
     lost = f"did not converge ({why}; {place(arm)})"
     name = next((name for name in ("fp32", "first", "tf32") if name in arm.speedup), None)
     if name is None or not _seen(arm, name) or arm.speedup[name].ratio <= 1:
@@ -176,10 +176,10 @@ def _steps(view: View, sound: Sequence[Training]) -> list[str]:
         lines.append(f"  The largest step is {view.label(best)}: {ratio} than the rung before.")
     if losses:
         named = [f"{view.label(a)} ({faster(a.speedup['previous'])})" for a in losses]
-        lines.append(f"  Steps that cost time: {words.listed(named, MOST_NAMED)}.")
+        lines.append(f"  Steps that cost time: {fmt.listed(named, MOST_NAMED)}.")
     if same:
         named = [view.label(arm) for arm in same]
-        lines.append(f"  Steps with no difference seen: {words.listed(named, MOST_NAMED)}.")
+        lines.append(f"  Steps with no difference seen: {fmt.listed(named, MOST_NAMED)}.")
     return lines
 
 
@@ -191,7 +191,7 @@ def _missing(view: View, family: Sequence[Group]) -> list[str]:
     for label, arms in view.curves(family).items():
         without = [arm for arm in arms if arm.steps is None and arm.status != "ok" and was_run(arm)]
         if without:
-            batches = words.listed([str(arm.case.batch) for arm in without], MOST_NAMED)
+            batches = fmt.listed([str(arm.case.batch) for arm in without], MOST_NAMED)
             lines.append(f"  {label} was not measured at batch {batches}: {reason(without[0])}.")
     return lines
 
@@ -213,7 +213,7 @@ def _accuracies(view: View, family: Sequence[Group]) -> list[str]:
         if parts:
             what = "Mean accuracy" if by_accuracy else "Mean loss"
             lines.append(f"{what} on held-out data ({place(group.arms[0])}): "
-                         f"{words.listed(parts, 8)}.")  # fmt: skip
+                         f"{fmt.listed(parts, 8)}.")  # fmt: skip
     return [*lines, *_unjudged(view, family)]
 
 
@@ -225,8 +225,8 @@ def _unjudged(view: View, family: Sequence[Group]) -> list[str]:
         ("Did not converge", [arm for arm in arms if arm.converged is False and not arm.steps]),
         ("Not known whether it converges", [arm for arm in arms if arm.converged is None]),
     ):
-        named = [f"{view.label(arm)} ({words.clean(arm.convergence)})" for arm in found]
-        lines += [f"{title}: {words.listed(named, MOST_NAMED)}."] if named else []
+        named = [f"{view.label(arm)} ({fmt.clean(arm.convergence)})" for arm in found]
+        lines += [f"{title}: {fmt.listed(named, MOST_NAMED)}."] if named else []
     return lines
 
 
@@ -244,7 +244,7 @@ def _waiting(view: View, family: Sequence[Group]) -> list[str]:
         much = f" in {' to '.join(ends)} % of the step" if ends else ""
         names = _named(view, arms, several=len(family) > 1)
         whom = "the host" if limit == "host" else "data"
-        lines.append(f"{words.listed(names, MOST_NAMED)} {'waits' if len(names) == 1 else 'wait'} "
+        lines.append(f"{fmt.listed(names, MOST_NAMED)} {'waits' if len(names) == 1 else 'wait'} "
                      f"for {whom}{much}{f': {remedy} would help' * bool(remedy)}.")  # fmt: skip
     return lines
 
@@ -289,7 +289,7 @@ def _named(view: View, arms: Sequence[Training], several: bool) -> list[str]:
     for arm in arms:
         batches.setdefault(view.label(arm), []).append(str(arm.case.batch))
     return [
-        f"{label} (batch {words.listed(found, MOST_NAMED)})" if several else label
+        f"{label} (batch {fmt.listed(found, MOST_NAMED)})" if several else label
         for label, found in batches.items()
     ]
 

@@ -20,7 +20,7 @@ from e2e.report.ledger import (
     with_ledgers,
 )
 from e2e.results.types import LedgerLine, Training
-from microbench.report import words
+from microbench import fmt
 from microbench.report.grid import Column, Grid, Row
 
 WHOLE, SAVED, ADDED, NOTHING = "━", "<", ">", "│"
@@ -56,7 +56,7 @@ def waterfall_sections(
         for place, (group, arm) in enumerate(shown)
     ]
     if len(found) > len(shown):
-        more = words.count(len(found) - len(shown), "more ledger")
+        more = fmt.count(len(found) - len(shown), "more ledger")
         sections[-1][1][1].append(Text(f"and {more} (--verbose shows all)", "dim"))
     return sections
 
@@ -67,7 +67,7 @@ def _section(view: View, arm: Training, width: int, *, details: bool, legend: bo
     notes = [
         *([READING, "; ".join(SOURCES.values())] if legend else []),
         _small(fall),
-        f"left out to fit {words.count(width, 'column')}: {', '.join(left_out)}" * bool(left_out),
+        f"left out to fit {fmt.count(width, 'column')}: {', '.join(left_out)}" * bool(left_out),
     ]
     told = [Text(line, "dim") for line in notes if line]
     said = [Text(sentence) for sentence in account(arm, view.label(arm))]
@@ -111,7 +111,7 @@ def _cut(text: str, width: int) -> str:
 def _scale(fall: Waterfall, room: int) -> str:
     """The axis, as the title of the bars' column: "0          242 ms"."""
     low, _ = fall.range_ms
-    left = f"{words.number(low)}" if low else "0"
+    left = f"{fmt.number(low)}" if low else "0"
     return left + fall.unit.rjust(room - len(left))
 
 
@@ -138,7 +138,7 @@ def _small(fall: Waterfall) -> str:
     if not fall.small:
         return ""
     least_ms = NOTHING_SHARE * fall.bars[0].ms
-    names = {line.term: words.clean(line.term) or "-" for line in fall.small}
+    names = {line.term: fmt.clean(line.term) or "-" for line in fall.small}
     changed = [line for line in fall.small if abs(line.ms) > least_ms]
     parts = [f"{names[line.term]} {line.ms:+.2g}" for line in changed]
     same = [names[line.term] for line in fall.small if line not in changed]
@@ -148,7 +148,7 @@ def _small(fall: Waterfall) -> str:
 
 def _details(ledger: Sequence[LedgerLine]) -> list[Text]:
     return [
-        Text(f"  {words.clean(line.term)}: ", "bold").append(words.clean(line.detail), "not bold")
+        Text(f"  {fmt.clean(line.term)}: ", "bold").append(fmt.clean(line.detail), "not bold")
         for line in ledger
-        if words.clean(line.detail)
+        if fmt.clean(line.detail)
     ]

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from e2e.data.sources.synthetic import SyntheticFeed
-from e2e.predict.host_model.host_speed import HostPace, Looks
 from e2e.results.types import Spread, State, StepTimes, TrainCase, Training
 from e2e.train.arms import Announce, Arms, Held, Task
+from e2e.train.speed_readings import HostPace, Looks
 from e2e.train.step_timer import (
     PHASE_STEPS,
     Bursts,
@@ -21,9 +21,9 @@ from e2e.train.step_timer import (
 )
 from kernels.case import Target
 from kernels.error_words import one_line
+from microbench import fmt
 from microbench.device.telemetry import Telemetry
 from microbench.errors import UserError
-from microbench.report import words
 from microbench.results.types import TIME_DECIMALS
 from microbench.results.values import Warning
 from microbench.timing.interleave import FEWEST_ROUNDS, LOOKS, ArmFailed, Pace, Turns
@@ -222,7 +222,7 @@ def _rate_so_far(held: Held) -> str:
     if not held.arm.blocks:
         return ""
     per_s = held.training.step_units / median(held.arm.blocks[-1].times_s)
-    return f": {words.number(per_s)} {held.training.unit}/s"
+    return f": {fmt.number(per_s)} {held.training.unit}/s"
 
 
 def _unseen(training: Training, error: Exception) -> Warning:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kernels.case import Case
-from microbench.timing.timers import Launch
 
 # "nvjet_sm90_hsh_256x128_64x4_...", "..._tilesize128x128x8_...", "..._128x64_32x6_tn_align8"
 _TILE = re.compile(r"(?:tilesize|_)(\d+)x(\d+)(?:x|_)(\d+)")
@@ -29,7 +28,7 @@ class KernelTime:
     start_s: float = 0.0
 
 
-def record(launch: Launch) -> tuple[KernelTime, ...]:
+def record(launch: Callable[[], object]) -> tuple[KernelTime, ...]:
     """The device kernels that one launch runs, in order; empty where unknown."""
     import torch
     from torch.autograd import DeviceType  # pyright: ignore[reportPrivateImportUsage]

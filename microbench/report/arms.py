@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kernels import is_library
-from microbench.report import words
+from microbench import fmt
 from microbench.results.types import Result, Run
 from microbench.verdict import BASELINES, asked_for
 
@@ -50,7 +50,7 @@ def representative(results: Sequence[Result], precisions: Sequence[str]) -> Resu
     return min(timed, key=lambda r: (not is_library(r.case), r.median_s), default=None)
 
 
-def rate_unit(results: Sequence[Result]) -> words.Unit:
+def rate_unit(results: Sequence[Result]) -> fmt.Unit:
     """The unit for the rates of these results."""
     integers = any(r.case.precision_name.startswith("int") for r in results)
-    return words.rate_unit((r.flop_per_s or 0.0 for r in results), integers=integers)
+    return fmt.rate_unit((r.flop_per_s or 0.0 for r in results), integers=integers)

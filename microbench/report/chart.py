@@ -9,8 +9,8 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from kernels import OPS
+from microbench import fmt
 from microbench.payoff import subject_of
-from microbench.report import words
 from microbench.report.arms import (
     Arms,
     arms_of,
@@ -52,7 +52,7 @@ def chart(run: Run, width: int) -> list[Text]:
     """
     run, subject = _one_subject(run)
     results = [r for r in run.results if r.measurement and r.flop_per_s]
-    sizes = {words.size(r.case) for r in results}
+    sizes = {fmt.size(r.case) for r in results}
     if len(sizes) < FEWEST_SIZES or width < FEWEST_COLUMNS:
         return []
     if not all(_along(r) for r in results):
@@ -90,7 +90,7 @@ def _one_subject(run: Run) -> tuple[Run, str]:
     first = next(iter(subjects))
     return replace(
         run, results=tuple(r for r in run.results if subject_of(r, run) == first)
-    ), f"{words.clean(first)}: "
+    ), f"{fmt.clean(first)}: "
 
 
 def _along(result: Result) -> int | None:
@@ -105,7 +105,7 @@ def _series(run: Run, results: list[Result], arms: Arms) -> list[Series] | None:
     for result in results:
         case = result.case
         label = f"{case.precision_name} {case.backend}" + f" {case.layout}" * with_layout
-        curves.setdefault(words.clean(label), []).append(result)
+        curves.setdefault(fmt.clean(label), []).append(result)
     asked, baseline = list(ASKED_MARKERS), list(BASELINE_MARKERS)
     found: list[Series] = []
     for label, curve in curves.items():
@@ -119,7 +119,7 @@ def _series(run: Run, results: list[Result], arms: Arms) -> list[Series] | None:
     return found
 
 
-def _levels(run: Run, arms: Arms, results: list[Result], unit: words.Unit) -> dict[str, float]:
+def _levels(run: Run, arms: Arms, results: list[Result], unit: fmt.Unit) -> dict[str, float]:
     """Label -> FLOP/s of the ceilings of the precisions that were asked for, highest first."""
     names: dict[tuple[float, str], list[str]] = {}
     measured = {r.case.precision_name for r in results}
@@ -132,7 +132,7 @@ def _levels(run: Run, arms: Arms, results: list[Result], unit: words.Unit) -> di
         if wanted and ceiling.flop_per_s and ceiling.name in ("dense peak", "large GEMM"):
             names.setdefault((ceiling.flop_per_s, word), []).append(str(ceiling.precision))
     return {
-        words.clean(f"{', '.join(precisions)}: {word} {unit.text(flop_per_s)}"): flop_per_s
+        fmt.clean(f"{', '.join(precisions)}: {word} {unit.text(flop_per_s)}"): flop_per_s
         for (flop_per_s, word), precisions in sorted(names.items(), reverse=True)
     }
 
@@ -180,9 +180,9 @@ def _speedups(run: Run, arms: Arms) -> dict[str, list[tuple[float, str]]]:
             best = representative(group, [precision])
             ratio = best and best.speedup.get(baseline)
             if best and ratio:
-                values[float(_along(best) or 1)] = words.short_ratio(ratio)
+                values[float(_along(best) or 1)] = fmt.short_ratio(ratio)
         if values:
-            lines[words.clean(label)] = sorted(values.items())
+            lines[fmt.clean(label)] = sorted(values.items())
     return lines
 
 
@@ -202,9 +202,9 @@ def legend(series: list[Series], hidden: int, width: int) -> list[Text]:
 def _key(run: Run, arms: Arms, labels: list[str]) -> list[Text]:
     """What the speed-ups under the sizes are."""
     best = [r for group in groups_of(run) if (r := representative(group, arms.asked))]
-    backends = list(dict.fromkeys(words.clean(r.case.backend) for r in best))
+    backends = list(dict.fromkeys(fmt.clean(r.case.backend) for r in best))
     if not labels or not backends:
         return []
     one = len(arms.asked) == 1
-    what = f"{words.clean(arms.asked[0])} is than these" if one else "the first is than the second"
-    return [Text(f"{', '.join(labels)}: how many times faster {what} ({words.listed(backends)})")]
+    what = f"{fmt.clean(arms.asked[0])} is than these" if one else "the first is than the second"
+    return [Text(f"{', '.join(labels)}: how many times faster {what} ({fmt.listed(backends)})")]

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from kernels.case import Case
-from microbench.report import words
+from microbench import fmt
 from microbench.report.grid import DIM, Column, Grid, Row
 from microbench.report.screen import WIDTH
 from microbench.results.compare import VERDICTS, CompareRow, Comparison
@@ -37,14 +37,14 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     if comparison.differences:
         say(Text("The runs differ (A | B):", "bold"))
         for difference in comparison.differences:
-            say(Text(f"  {words.clean(difference)}"))
+            say(Text(f"  {fmt.clean(difference)}"))
         console.print()
     shown, hidden = _chosen(comparison.rows)
     if shown:
         for line in _grid(shown).lines(width)[0]:
             say(line)
     for note, cases in _notes(shown).items():
-        say(Text(f"  {words.listed(cases)}: {note}"))
+        say(Text(f"  {fmt.listed(cases)}: {note}"))
     if hidden:
         say(Text(_same(hidden), DIM))
     console.print()
@@ -58,7 +58,7 @@ def summary(comparison: Comparison) -> str:
     """The counts: "B against A, 24 cases: 1 slower, 23 same." """
     counts = [(comparison.count(verdict), verdict) for verdict in ORDER]
     parts = [f"{count} {verdict}" for count, verdict in counts if count]
-    cases = words.count(len(comparison.rows), "case")
+    cases = fmt.count(len(comparison.rows), "case")
     return f"B against A, {cases}: {', '.join(parts) or 'nothing to compare'}."
 
 
@@ -97,7 +97,7 @@ def _grid(rows: Sequence[CompareRow]) -> Grid:
     for row in rows:
         look, style = _LOOKS[row.verdict]
         cells = [look, *_what(row.case)]
-        cells += [words.duration(s) if s is not None else "-" for s in (row.a_s, row.b_s)]
+        cells += [fmt.duration(s) if s is not None else "-" for s in (row.a_s, row.b_s)]
         cells.append("-" if row.ratio is None else _ratio(row.case, Ratio(row.ratio, row.ci95)))
         grid.rows.append(Row(cells, style=style))
     return grid
@@ -106,12 +106,12 @@ def _grid(rows: Sequence[CompareRow]) -> Grid:
 def _what(case: AnyCase) -> tuple[str, str, str]:
     """Precision, problem and who computes it; of other kinds what their report says."""
     if isinstance(case, Case):
-        return words.clean(case.precision_name), words.size(case), words.clean(case.backend)
+        return fmt.clean(case.precision_name), fmt.size(case), fmt.clean(case.backend)
     return _report(case).cells(case)
 
 
 def _ratio(case: AnyCase, ratio: Ratio) -> str:
-    return words.interval(ratio) if isinstance(case, Case) else _report(case).ratio(case.op, ratio)
+    return fmt.interval(ratio) if isinstance(case, Case) else _report(case).ratio(case.op, ratio)
 
 
 def _report(case: AnyCase) -> Report:
@@ -119,7 +119,7 @@ def _report(case: AnyCase) -> Report:
 
 
 def _name(case: AnyCase) -> str:
-    return words.name(case) if isinstance(case, Case) else " ".join(_what(case))
+    return fmt.name(case) if isinstance(case, Case) else " ".join(_what(case))
 
 
 def _notes(rows: Sequence[CompareRow]) -> dict[str, list[str]]:
@@ -127,11 +127,11 @@ def _notes(rows: Sequence[CompareRow]) -> dict[str, list[str]]:
     notes: dict[str, list[str]] = {}
     for row in rows:
         if row.note:
-            notes.setdefault(words.clean(row.note), []).append(_name(row.case))
+            notes.setdefault(fmt.clean(row.note), []).append(_name(row.case))
     return notes
 
 
 def _same(rows: Sequence[CompareRow]) -> str:
     ratios = [row.ratio for row in rows if row.ratio is not None]
-    text = f"= same: {words.count(len(rows), 'case')}"
+    text = f"= same: {fmt.count(len(rows), 'case')}"
     return text + (f", A / B from {min(ratios):.3f} to {max(ratios):.3f}" if ratios else "")

@@ -8,7 +8,8 @@ from rich.console import Console
 from rich.text import Text
 
 from kernels import OPS
-from microbench.report import notes, words
+from microbench import fmt
+from microbench.report import notes
 from microbench.report.arms import arms_of
 from microbench.report.chart import chart
 from microbench.report.layers_table import layers_summary, layers_table
@@ -48,7 +49,7 @@ def print_run(run: Run, console: Console, *, details: bool = False) -> None:
     for report in reports(run):
         for title, lines in report.sections(run, width, details=details):
             _section(console, lines, width, title)
-    of_data = [Text(words.clean(note)) for note in run.settings.get("notes", ())]
+    of_data = [Text(fmt.clean(note)) for note in run.settings.get("notes", ())]
     _section(console, of_data, width, "What there is to say of the data")
 
 
@@ -88,40 +89,40 @@ def header(run: Run, details: bool = False) -> list[Text]:
     """What was measured on, with what, and how."""
     shown = SOFTWARE if details else SOFTWARE[:3]
     software = [
-        f"{title} {words.clean(run.software[name])}"
+        f"{title} {fmt.clean(run.software[name])}"
         for name, title in shown
         if run.software.get(name)
     ]
     driver, limit = run.device.get("driver"), run.device.get("power_limit_w")
     machine = [
-        *([f"driver {words.clean(driver)}"] if driver else []),
+        *([f"driver {fmt.clean(driver)}"] if driver else []),
         *software,
         *([f"power limit {limit:.0f} W"] if isinstance(limit, int | float) else []),
     ]
     lines = [
-        Text(words.clean(run.device.get("name", "unknown device")), "bold")
+        Text(fmt.clean(run.device.get("name", "unknown device")), "bold")
         .append("".join(f", {part}" for part in machine), "not bold"),
         Text(", ".join(_how(run)), "dim"),
     ]  # fmt: skip
     if run.finished_at is None:
         lines.append(Text("not finished: --resume goes on with the run file", "bold"))
     if details:
-        lines.append(Text(f"$ {words.clean(' '.join(run.command))}", "dim"))
+        lines.append(Text(f"$ {fmt.clean(' '.join(run.command))}", "dim"))
     return lines
 
 
 def _how(run: Run) -> list[str]:
     """The conditions that all results share, and when."""
     parts: list[str] = []
-    parts += sorted({words.clean(r.case.op) for r in run.results})
+    parts += sorted({fmt.clean(r.case.op) for r in run.results})
     parts += _shared_settings(run)
     parts += [part for report in reports(run) for part in report.conditions(run)]
     if len({r.case.data for r in run.results}) == 1:
-        parts.append(f"{words.clean(run.results[0].case.data)} data")
+        parts.append(f"{fmt.clean(run.results[0].case.data)} data")
     for title, field in (("timer", "timer"), ("L2", "l2"), ("regime", "regime")):
         values = sorted({getattr(r.measurement, field) for r in run.results if r.measurement})
-        parts += [f"{title} {words.clean('/'.join(values))}"] if values else []
-    parts.append(words.clean(run.started_at.replace("T", " ").replace("+00:00", " UTC")))
+        parts += [f"{title} {fmt.clean('/'.join(values))}"] if values else []
+    parts.append(fmt.clean(run.started_at.replace("T", " ").replace("+00:00", " UTC")))
     return parts
 
 
@@ -135,19 +136,19 @@ def _shared_settings(run: Run) -> list[str]:
     if len({r.case.op for r in run.results}) != 1 or run.network:
         return []
     settings = OPS[run.results[0].case.op].setting(run.results[0].case)
-    return [words.clean(f"{name} {value}") for name, value in settings.items()
+    return [fmt.clean(f"{name} {value}") for name, value in settings.items()
             if name not in run.varying]  # fmt: skip
 
 
 def _what_holds_back(run: Run, details: bool) -> str:
-    asked = [words.clean(precision) for precision in arms_of(run).asked]
-    return f"What holds {'each' if details else words.listed(asked)} back"
+    asked = [fmt.clean(precision) for precision in arms_of(run).asked]
+    return f"What holds {'each' if details else fmt.listed(asked)} back"
 
 
 def _verdict(run: Run) -> list[Text]:
     return [
-        Text("  " + words.clean(sentence)) if sentence.startswith(" ")
-        else Text(words.clean(sentence), "bold")
+        Text("  " + fmt.clean(sentence)) if sentence.startswith(" ")
+        else Text(fmt.clean(sentence), "bold")
         for sentence in verdict(run)
     ]  # fmt: skip
 

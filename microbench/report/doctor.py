@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from microbench import fmt
 from microbench.device.doctor.finding import Finding
-from microbench.report import words
 from microbench.report.screen import WIDTH
 
 # Each level has a word and a sign, so that colour is only an addition.
@@ -28,11 +28,11 @@ def print_findings(findings: Sequence[Finding], console: Console) -> None:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for finding in findings:
-        look, style = _LOOKS.get(finding.level, (words.clean(finding.level), ""))
-        what = Text(words.clean(finding.what))
+        look, style = _LOOKS.get(finding.level, (fmt.clean(finding.level), ""))
+        what = Text(fmt.clean(finding.what))
         if finding.remedy and finding.level != "ok":
-            what.append(f"\n→ {words.clean(finding.remedy)}", "italic")
-        table.add_row(Text(look, style), Text(words.clean(finding.name), "bold"), what)
+            what.append(f"\n→ {fmt.clean(finding.remedy)}", "italic")
+        table.add_row(Text(look, style), Text(fmt.clean(finding.name), "bold"), what)
     width = min(console.width, WIDTH)
     if findings:
         console.print(table, width=width)
@@ -42,17 +42,17 @@ def print_findings(findings: Sequence[Finding], console: Console) -> None:
 
 def summary(findings: Sequence[Finding]) -> str:
     """What to do first."""
-    problems = [words.clean(f.name) for f in findings if f.level == "problem"]
-    cautions = [words.clean(f.name) for f in findings if f.level == "warning"]
+    problems = [fmt.clean(f.name) for f in findings if f.level == "problem"]
+    cautions = [fmt.clean(f.name) for f in findings if f.level == "warning"]
     sentences: list[str] = []
     if problems:
         sentences.append(
-            f"{words.count(len(problems), 'problem')} to repair before measuring "
+            f"{fmt.count(len(problems), 'problem')} to repair before measuring "
             f"({', '.join(problems)}): numbers would be wrong or cannot be had."
         )
     if cautions:
         sentences.append(
-            f"{words.count(len(cautions), 'warning')} ({', '.join(cautions)}): numbers can be had, "
+            f"{fmt.count(len(cautions), 'warning')} ({', '.join(cautions)}): numbers can be had, "
             "but slower or less steady than they could be."
         )
     return " ".join(sentences) or "Ready to measure: nothing found that would spoil numbers."

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from kernels import OPS
+from microbench import fmt
 from microbench.errors import UserError
-from microbench.report import words
 from microbench.report.arms import arms_of, rate_unit
 from microbench.report.drawing_style import in_words, ordered, varying
 from microbench.results.types import Ceiling, Json, Result, Run
@@ -77,7 +77,7 @@ def line_rows(run: Run, results: Sequence[Result]) -> Lines:
     )  # fmt: skip
 
 
-def _panels(results: Sequence[Result], unit: words.Unit) -> dict[tuple[str, str], Panel]:
+def _panels(results: Sequence[Result], unit: fmt.Unit) -> dict[tuple[str, str], Panel]:
     """The points in a grid: down it the first setting that varies, across it the others."""
     names = varying(results)
     down, across = (names[:1], names[1:]) if len(names) > 1 else ([], names)
@@ -104,12 +104,12 @@ def _panels(results: Sequence[Result], unit: words.Unit) -> dict[tuple[str, str]
     return panels
 
 
-def _point(result: Result, unit: words.Unit, with_backend: bool) -> Json:
+def _point(result: Result, unit: fmt.Unit, with_backend: bool) -> Json:
     case, seconds = result.case, result.median_s or 1.0
     rate = (result.flop_per_s or 0.0) / unit.per_s
     interval = result.measurement.ci95_s if result.measurement else None
     fast, slow = interval if interval and interval[0] > 0 else (seconds, seconds)
-    precision, backend = words.clean(case.precision_name), words.clean(case.backend)
+    precision, backend = fmt.clean(case.precision_name), fmt.clean(case.backend)
     return {
         "size": OPS[case.op].axis(case),
         "rate": rate,
@@ -119,7 +119,7 @@ def _point(result: Result, unit: words.Unit, with_backend: bool) -> Json:
         "backend": backend,
         "marker": backend if with_backend else "",
         "arm": f"{precision} {backend}" if with_backend else precision,
-        "bound": words.clean(result.bound or ""),
+        "bound": fmt.clean(result.bound or ""),
     }
 
 
@@ -152,7 +152,7 @@ def _limits(run: Run, results: Sequence[Result]) -> list[Ceiling]:
 
 
 def _ceiling_rows(
-    limits: Sequence[Ceiling], unit: words.Unit, gap: float, lowest: float
+    limits: Sequence[Ceiling], unit: fmt.Unit, gap: float, lowest: float
 ) -> list[Json]:
     """A rule a ceiling; ceilings of one source too close to be labelled apart share a label."""
     rows: list[Json] = []
@@ -165,10 +165,10 @@ def _ceiling_rows(
                 near.append([limit])
         for group in near:
             rates = ordered(unit.text(_flop_per_s(c)) for c in (group[0], group[-1]))
-            names = ", ".join(words.clean(c.precision) for c in group)
+            names = ", ".join(fmt.clean(c.precision) for c in group)
             rows += [{
                 "rate": _flop_per_s(c) / unit.per_s,
-                "precision": words.clean(c.precision),
+                "precision": fmt.clean(c.precision),
                 "text": f"{what} {'-'.join(rates)}: {names}" if c is group[-1] else "",
             } for c in group]  # fmt: skip
     labelled = [row for row in rows if row["text"]]

@@ -6,8 +6,8 @@ import math
 from itertools import pairwise
 from typing import Any
 
+from microbench import fmt
 from microbench.errors import UserError
-from microbench.report import words
 from microbench.report.canvas import log_ticks
 from microbench.report.drawing_data import Lines, Panel, drawable, line_rows
 from microbench.report.drawing_style import (
@@ -48,7 +48,7 @@ def line_chart(run: Run) -> Any:
     reading = [*READING, *([READING_CEILINGS] if lines.ceilings else [])]
     missing = sum(panel.missing for panel in lines.panels.values())
     if missing:
-        reading.append(f"{words.count(missing, 'case')} without a measurement: no point there")
+        reading.append(f"{fmt.count(missing, 'case')} without a measurement: no point there")
     panels = [_panel(alt, panel, lines) for panel in lines.panels.values()]
     columns = len({column for _, column in lines.panels})
     if len({row for row, _ in lines.panels}) == 1 and columns > 3:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from kernels import OPS
+from microbench import fmt
 from microbench.errors import UserError
 from microbench.payoff import library_or_best
-from microbench.report import words
 from microbench.report.arms import arms_of
 from microbench.report.drawing_style import (
     FAINT,
@@ -91,17 +91,17 @@ def _cell(result: Result, baseline: str, row: str, *, several: bool) -> Json:
     same = interval is not None and not excludes_one(interval)
     return {
         "row": row,
-        "column": words.clean(f"{case.precision_name if several else ''} against {baseline}"),
+        "column": fmt.clean(f"{case.precision_name if several else ''} against {baseline}"),
         "place": "/".join(settings_of(case).get(name, "") for name in AXES),
-        "size": words.size(case),
+        "size": fmt.size(case),
         "ratio": ratio.ratio,
         "low": interval[0] if interval else None,
         "high": interval[1] if interval else None,
         "same": same,
         "shade": 1.0 if same else ratio.ratio,
-        "text": words.short_ratio(ratio) + ("" if interval else "?"),
-        "bound": words.clean(result.bound or ""),
-        "why": words.clean(result.why or ""),
+        "text": fmt.short_ratio(ratio) + ("" if interval else "?"),
+        "bound": fmt.clean(result.bound or ""),
+        "why": fmt.clean(result.why or ""),
     }
 
 

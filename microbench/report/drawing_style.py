@@ -7,8 +7,8 @@ from typing import Any
 
 from kernels import OPS
 from kernels.case import Case
+from microbench import fmt
 from microbench.errors import UserError
-from microbench.report import words
 from microbench.report.arms import arms_of
 from microbench.results.types import Result, Run
 
@@ -47,7 +47,7 @@ def library() -> Any:
 def settings_of(case: Case) -> dict[str, str]:
     """What a case is beside size, precision and back end, the input data included."""
     named = {**OPS[case.op].setting(case), "data": case.data}
-    return {words.clean(name): words.clean(value) for name, value in named.items()}
+    return {fmt.clean(name): fmt.clean(value) for name, value in named.items()}
 
 
 def varying(results: Iterable[Result]) -> list[str]:
@@ -87,25 +87,23 @@ def heading(run: Run, results: Sequence[Result], reading: Sequence[str]) -> Any:
     """The title: what was measured, on what, under which conditions; how to read the chart."""
     case = results[0].case
     arms = arms_of(run)
-    asked = [words.clean(p) for p in arms.asked]
+    asked = [fmt.clean(p) for p in arms.asked]
     others = [b for b in arms.baselines if b not in arms.asked]
     against = f" against {' and '.join(others)}" if others else ""
-    ops = " and ".join(dict.fromkeys(words.clean(r.case.op) for r in results))
-    device = words.clean(run.device.get("name") or "unknown device")
+    ops = " and ".join(dict.fromkeys(fmt.clean(r.case.op) for r in results))
+    device = fmt.clean(run.device.get("name") or "unknown device")
     fixed = [name for name in settings_of(case) if name not in varying(results)]
     states = {
         "timer": {r.measurement.timer for r in results if r.measurement},
         "L2": {r.measurement.l2 for r in results if r.measurement},
         "regime": {r.measurement.regime for r in results if r.measurement},
     }
-    conditions = [
-        f"{name} {words.clean('/'.join(sorted(found)))}" for name, found in states.items()
-    ]
+    conditions = [f"{name} {fmt.clean('/'.join(sorted(found)))}" for name, found in states.items()]
     return library().TitleParams(
-        f"{ops} on {device}: {words.listed(asked, most=4)}{against}",
+        f"{ops} on {device}: {fmt.listed(asked, most=4)}{against}",
         subtitle=[
             in_words(case, fixed, bare=()),
-            f"{', '.join(conditions)}; measured {words.clean(run.started_at[:10])}",
+            f"{', '.join(conditions)}; measured {fmt.clean(run.started_at[:10])}",
             *reading,
         ],
         fontSize=18, subtitleFontSize=12, subtitleColor=FAINT, color=INK,

@@ -9,7 +9,7 @@ from statistics import geometric_mean
 from rich.text import Text
 
 from kernels import is_library
-from microbench.report import words
+from microbench import fmt
 from microbench.report.arms import Arms, arms_of
 from microbench.report.grid import Column, Grid, Row
 from microbench.results.types import LayerUse, NetworkUse, Result, Run
@@ -41,7 +41,7 @@ class Layer:
     def bound(self, precision: str) -> str:
         """What limits the pass that takes longest."""
         found = [r for (_, p), r in self.results.items() if p == precision and r.median_s]
-        return words.clean(max(found, key=lambda r: r.median_s or 0.0).bound or "") if found else ""
+        return fmt.clean(max(found, key=lambda r: r.median_s or 0.0).bound or "") if found else ""
 
     def gain(self, which: str, precision: str, baseline: str) -> float | None:
         """Times faster in one pass."""
@@ -81,11 +81,11 @@ def _label(result: Result, use: LayerUse) -> str:
     if result.case.op == "gemm":
         m, n, k = (dims[d] for d in "mnk")
         into, out = {"fprop": (k, n), "dgrad": (n, k)}.get(use.which, (n, m))
-        return words.clean(f"linear {into}>{out}")
+        return fmt.clean(f"linear {into}>{out}")
     stride = f"/{dims['stride']}" if dims["stride"] != 1 else ""
     groups = f" g{dims['groups']}" if dims["groups"] != 1 else ""
     taps, image = f"{dims['r']}x{dims['s']}", dims["h"]
-    return words.clean(f"{taps}{stride} {dims['c']}>{dims['k']} @{image}{groups}")
+    return fmt.clean(f"{taps}{stride} {dims['c']}>{dims['k']} @{image}{groups}")
 
 
 def layers_table(run: Run, network: NetworkUse, width: int) -> tuple[list[Text], list[str]]:
@@ -128,7 +128,7 @@ def _row(layer: Layer, name: str, arms: Arms, total: float) -> Row:
     gains = [layer.gain(which, name, base) for which in PASSES if base]
     return Row([
         layer.label, str(layer.count), *(_ms(layer.seconds(p)) for p in others), _ms(own),
-        words.per_cent(100 * own / total) if own and total else "",
+        fmt.per_cent(100 * own / total) if own and total else "",
         *(_times(layer.seconds(b), own) for b in arms.baselines),
         *(f"{gain:.2f}" if gain else "-" for gain in gains),
         layer.bound(name),
@@ -151,7 +151,7 @@ def _sum(layers: Sequence[Layer], precision: str) -> float | None:
 
 
 def _ms(seconds: float | None) -> str:
-    return words.number(1e3 * seconds) if seconds else "-"
+    return fmt.number(1e3 * seconds) if seconds else "-"
 
 
 def _times(base_s: float | None, own_s: float | None) -> str:
@@ -171,8 +171,8 @@ def layers_summary(run: Run, network: NetworkUse) -> list[Text]:
     measured = sum(use.count * run.by_group_flops.get(use.group, 0) for use in network.layers)
     if skipped:
         share = 100 * skipped / (skipped + measured) if measured else 100.0
-        reasons = list(dict.fromkeys(words.clean(s.reason) for s in network.not_measured))
-        lines.append(Text(f"Not measured: {share:.1f} % of the FLOPs ({words.listed(reasons)})."))
+        reasons = list(dict.fromkeys(fmt.clean(s.reason) for s in network.not_measured))
+        lines.append(Text(f"Not measured: {share:.1f} % of the FLOPs ({fmt.listed(reasons)})."))
     return lines
 
 

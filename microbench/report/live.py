@@ -12,7 +12,7 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from microbench.report import words
+from microbench import fmt
 from microbench.report.arms import rate_unit
 from microbench.report.screen import WIDTH, is_live
 from microbench.results.types import Result
@@ -72,7 +72,7 @@ class LiveLine(ABC):
         total = max(1, self._total)
         filled = BAR_WIDTH * self._done // total
         left_s = self.left_s()
-        left = f", about {words.rough_duration(left_s)} left" if left_s is not None else ""
+        left = f", about {fmt.rough_duration(left_s)} left" if left_s is not None else ""
         line = Text("━" * filled, "green").append("─" * (BAR_WIDTH - filled), "dim not green")
         line.append(f" {self._done}/{total} done{left}  ", "not green")
         line.append(self._doing, "bold not green")
@@ -140,12 +140,12 @@ class LiveProgress(LiveLine):
 def describe(key: str, stage: str, group: Group | None) -> str:
     """What happens now, in words: "fp16 4096 triton: checking"."""
     if group is None:
-        return f"learning what the device can do: {words.clean(stage)}"
+        return f"learning what the device can do: {fmt.clean(stage)}"
     if stage.startswith("timing"):  # all arms take turns; the key is only the first one's
         precisions = dict.fromkeys(case.precision_name for case in group.cases)
-        return words.clean(f"{words.problem(group.cases[0])} in {', '.join(precisions)}: {stage}")
+        return fmt.clean(f"{fmt.problem(group.cases[0])} in {', '.join(precisions)}: {stage}")
     case = next(case for case in group.cases if case.key == key)
-    return f"{words.name(case)}: {words.clean(stage)}"
+    return f"{fmt.name(case)}: {fmt.clean(stage)}"
 
 
 def summary(results: Sequence[Result]) -> str:
@@ -163,6 +163,6 @@ def summary(results: Sequence[Result]) -> str:
         rate = result.flop_per_s
         parts.append(f"{name} {unit.text(rate) if rate else result.status}")
     measured = any(result.flop_per_s for result in results)
-    return words.clean(
-        f"{words.problem(results[0].case)}: {', '.join(parts)}{f' {unit.name}' if measured else ''}"
+    return fmt.clean(
+        f"{fmt.problem(results[0].case)}: {', '.join(parts)}{f' {unit.name}' if measured else ''}"
     )

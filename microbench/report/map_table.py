@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from rich.text import Text
 
 from kernels import OPS
+from microbench import fmt
 from microbench.payoff import BASELINES, gain, library_or_best
-from microbench.report import words
 from microbench.report.arms import arms_of
 from microbench.report.grid import Column, Grid, Row
 from microbench.results.types import Result, Run
@@ -60,7 +60,7 @@ def _map(title: str, results: Sequence[Result], baseline: str, width: int) -> li
     cells: dict[tuple[str, tuple[str, str]], Result] = {}
     for result in results:
         setting = OPS[result.case.op].setting(result.case)
-        cells[words.size(result.case), (setting["image"], setting["batch"])] = result
+        cells[fmt.size(result.case), (setting["image"], setting["batch"])] = result
     columns = sorted({column for _, column in cells}, key=lambda c: tuple(map(_number, c)))
     widths = sorted({size for size, _ in cells}, key=_number)
     lines: list[Text] = []
@@ -71,7 +71,7 @@ def _map(title: str, results: Sequence[Result], baseline: str, width: int) -> li
             Row([size, *(_cell(cells.get((size, column)), baseline) for column in some)])
             for size in reversed(widths)
         ]
-        lines += [Text(words.clean(title), "bold"), *grid.lines(width)[0], Text()]
+        lines += [Text(fmt.clean(title), "bold"), *grid.lines(width)[0], Text()]
     return lines
 
 
@@ -118,7 +118,7 @@ def _starts(results: Sequence[Result], baseline: str) -> Mapping[tuple[str, str]
         for result in sorted(found, key=lambda r: -r.flops):
             if gain(result.speedup[baseline]) != "faster":
                 break
-            start = _number(words.size(result.case))
+            start = _number(fmt.size(result.case))
         starts[column] = start
     return starts
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kernels import is_library
+from microbench import fmt
 from microbench.payoff import payoffs
-from microbench.report import words
 from microbench.report.arms import arms_of
 from microbench.report.layers_table import PASSES, layers_of
 from microbench.results.kinds import reports
@@ -31,14 +31,14 @@ def payoff_table(run: Run, precision: str) -> str:
     for payoff in payoffs(run, precision):
         rows, start = payoff.rows, payoff.start
         best = max(rows, key=lambda row: row[1].ratio)
-        at_best = f"{words.interval(best[1])} at {words.size(best[0].case)}"
+        at_best = f"{fmt.interval(best[1])} at {fmt.size(best[0].case)}"
         if start == len(rows):
             lines.append(_row((payoff.subject, payoff.baseline, "nowhere", "", at_best, "")))
             continue
         first, ratio = rows[start]
-        below = [f"{words.size(r.case)}: {words.short_ratio(q)}" for r, q in rows[:start]][-3:]
-        lines.append(_row((payoff.subject, payoff.baseline, words.size(first.case),
-                           words.interval(ratio), at_best, ", ".join(below))))  # fmt: skip
+        below = [f"{fmt.size(r.case)}: {fmt.short_ratio(q)}" for r, q in rows[:start]][-3:]
+        lines.append(_row((payoff.subject, payoff.baseline, fmt.size(first.case),
+                           fmt.interval(ratio), at_best, ", ".join(below))))  # fmt: skip
     return "\n".join(lines) + "\n"
 
 
@@ -57,7 +57,7 @@ def rival_table(run: Run, network: NetworkUse) -> str:
     }
     for layer in layers_of(run, network):
         cells = [
-            words.interval(ratio) if use and (ratio := ratios.get((use.group, "cudnn"))) else ""
+            fmt.interval(ratio) if use and (ratio := ratios.get((use.group, "cudnn"))) else ""
             for use in (layer.uses.get(which) for which in PASSES)
         ]
         if any(cells):
@@ -71,16 +71,16 @@ def _row(cells: tuple[str, ...]) -> str:
 
 def _cells(result: Result) -> tuple[str, ...]:
     case = result.case
-    name = (words.problem(case), words.clean(case.precision_name), words.clean(case.backend))
+    name = (fmt.problem(case), fmt.clean(case.precision_name), fmt.clean(case.backend))
     if result.measurement is None or not result.flop_per_s:
-        return (*name, f"{result.status}: {words.clean(result.reason)}", *[""] * 6)
+        return (*name, f"{result.status}: {fmt.clean(result.reason)}", *[""] * 6)
     speedups = (result.speedup.get(baseline) for baseline in ("fp32", "tf32"))
     return (
         *name,
-        words.duration(result.measurement.median_s),
-        words.rate(result.flop_per_s),
-        words.per_cent(result.ceiling_pct),
-        *(words.interval(ratio) if ratio else "" for ratio in speedups),
-        words.error(result.total_error),
-        words.clean(result.bound or ""),
+        fmt.duration(result.measurement.median_s),
+        fmt.rate(result.flop_per_s),
+        fmt.per_cent(result.ceiling_pct),
+        *(fmt.interval(ratio) if ratio else "" for ratio in speedups),
+        fmt.error(result.total_error),
+        fmt.clean(result.bound or ""),
     )

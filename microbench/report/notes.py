@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from kernels.precision import PRECISIONS
-from microbench.report import words
+from microbench import fmt
 from microbench.report.arms import arms_of, groups_of, rate_unit, representative
 from microbench.results.types import Ceiling, Result, Run, Warning
 
@@ -35,7 +35,7 @@ def legend(run: Run, left_out: Sequence[str], width: int, *, ratios: bool = True
         lines.append(Text("; ".join(titles), "dim"))
     if left_out:
         lines.append(
-            Text(f"left out to fit {words.count(width, 'column')}: {', '.join(left_out)}", "dim")
+            Text(f"left out to fit {fmt.count(width, 'column')}: {', '.join(left_out)}", "dim")
         )
     return lines
 
@@ -44,8 +44,8 @@ def reasons(cut: Sequence[Result]) -> list[Text]:
     """The whole reason of results whose row had no room for it, each reason once."""
     by_reason: dict[str, list[str]] = {}
     for result in cut:
-        by_reason.setdefault(words.clean(result.reason or ""), []).append(words.name(result.case))
-    return [_item(words.listed(names), reason) for reason, names in by_reason.items()]
+        by_reason.setdefault(fmt.clean(result.reason or ""), []).append(fmt.name(result.case))
+    return [_item(fmt.listed(names), reason) for reason, names in by_reason.items()]
 
 
 def whys(run: Run, details: bool) -> list[Text]:
@@ -59,16 +59,16 @@ def whys(run: Run, details: bool) -> list[Text]:
     else:
         best = [representative(group, asked) for group in groups_of(run)]
         chosen = [r for r in best if r and r.why and not (r.bound or "").startswith("compute")]
-    lines = [_item(words.name(r.case), words.clean(r.why)) for r in chosen]
+    lines = [_item(fmt.name(r.case), fmt.clean(r.why)) for r in chosen]
     if details or len(lines) <= MOST_WHYS:
         return lines
-    more = words.count(len(lines) - MOST_WHYS, "more result")
+    more = fmt.count(len(lines) - MOST_WHYS, "more result")
     return [*lines[:MOST_WHYS], Text(f"  and {more} (--verbose shows all)", "dim")]
 
 
 def warnings(run: Run) -> list[Text]:
     """The warnings of the results, see `told_once`."""
-    return told_once([(warning, words.name(r.case)) for r in run.results for warning in r.warnings])
+    return told_once([(warning, fmt.name(r.case)) for r in run.results for warning in r.warnings])
 
 
 def told_once(found: Sequence[Found]) -> list[Text]:
@@ -78,13 +78,13 @@ def told_once(found: Sequence[Found]) -> list[Text]:
         seen.setdefault((warning.cause, warning.remedy), []).append((warning, case))
     lines: list[Text] = []
     for (cause, remedy), alike in seen.items():
-        symptoms = list(dict.fromkeys(words.clean(warning.symptom) for warning, _ in alike))
+        symptoms = list(dict.fromkeys(fmt.clean(warning.symptom) for warning, _ in alike))
         cases = list(dict.fromkeys(case for _, case in alike))
         more = f" (and {len(symptoms) - 1} like it)" if len(symptoms) > 1 else ""
         line = Text("! ", "bold yellow").append(symptoms[0] + more, "bold not yellow")
-        line.append(f" [{words.listed(cases, most=2)}]", "not bold not yellow dim")
-        line.append(f"\n  cause: {words.clean(cause)}", "not bold not yellow")
-        line.append(f"\n  try:   {words.clean(remedy)}", "not bold not yellow")
+        line.append(f" [{fmt.listed(cases, most=2)}]", "not bold not yellow dim")
+        line.append(f"\n  cause: {fmt.clean(cause)}", "not bold not yellow")
+        line.append(f"\n  try:   {fmt.clean(remedy)}", "not bold not yellow")
         lines.append(line)
     return lines
 
@@ -97,7 +97,7 @@ def ceilings(run: Run) -> list[Text]:
     large = [c for p in precisions if (c := run.ceiling("large GEMM", "measured", p))]
     lines: list[Text] = []
     if peaks:
-        address = " ".join(dict.fromkeys(words.clean(c.reference) for c in peaks))
+        address = " ".join(dict.fromkeys(fmt.clean(c.reference) for c in peaks))
         lines.append(Text(f"ceiling: dense peak of the datasheet, {_rates(peaks, unit)}", "dim"))
         lines.append(Text(f"         {address}", "dim"))
     elif large:
@@ -105,12 +105,12 @@ def ceilings(run: Run) -> list[Text]:
         lines.append(Text(text + "; no datasheet known", "dim"))
     memory = run.ceiling("memory", "measured")
     if memory and memory.byte_per_s:
-        lines.append(Text(f"memory: {words.bandwidth(memory.byte_per_s)} measured", "dim"))
+        lines.append(Text(f"memory: {fmt.bandwidth(memory.byte_per_s)} measured", "dim"))
     return lines
 
 
-def _rates(found: Sequence[Ceiling], unit: words.Unit) -> str:
-    rates = ((words.clean(c.precision), c.flop_per_s) for c in found if c.flop_per_s)
+def _rates(found: Sequence[Ceiling], unit: fmt.Unit) -> str:
+    rates = ((fmt.clean(c.precision), c.flop_per_s) for c in found if c.flop_per_s)
     return ", ".join(f"{name} {unit.text(rate)}" for name, rate in rates) + f" {unit.name}"
 
 

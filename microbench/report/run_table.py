@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rich.cells import cell_len
 from rich.text import Text
 
-from microbench.report import words
+from microbench import fmt
 from microbench.report.arms import Arms, arms_of, groups_of, rate_unit, varying
 from microbench.report.grid import DIM, Column, Grid, Row
 from microbench.results.types import Result, Run
@@ -30,10 +30,10 @@ def run_table(run: Run, width: int) -> RunTable:
     """The table, no wider than `width`."""
     arms, vary = arms_of(run), varying(run)
     groups = groups_of(run)
-    titles = [_title(words.size(group[0].case), group[0], vary) for group in groups]
+    titles = [_title(fmt.size(group[0].case), group[0], vary) for group in groups]
     heading = any(cell_len(title) > WIDEST_SIZE for title in titles)
     if heading:
-        titles = [_title(words.long_size(group[0].case), group[0], vary) for group in groups]
+        titles = [_title(fmt.long_size(group[0].case), group[0], vary) for group in groups]
     grid = Grid(_columns(run, arms, heading))
     unit = rate_unit(run.results)
     several = any(len(group) > 1 for group in groups)
@@ -60,13 +60,13 @@ def _title(size: str, result: Result, vary: tuple[bool, bool]) -> str:
     """The size, with the layout and the data where these vary."""
     case = result.case
     parts = [text for text, varies in zip((case.layout, case.data), vary, strict=True) if varies]
-    return " ".join([size, *map(words.clean, parts)])
+    return " ".join([size, *map(fmt.clean, parts)])
 
 
 def _columns(run: Run, arms: Arms, heading: bool) -> list[Column]:
     first = [] if heading else [Column("size", right=True, bold=True)]
     speedups = [
-        Column(f"x faster\nthan {words.clean(b)}", right=True, drop=i)
+        Column(f"x faster\nthan {fmt.clean(b)}", right=True, drop=i)
         for i, b in enumerate(arms.baselines)
     ]
     return [
@@ -83,23 +83,23 @@ def _columns(run: Run, arms: Arms, heading: bool) -> list[Column]:
     ]
 
 
-def _row(result: Result, first: list[str], arms: Arms, unit: words.Unit) -> Row:
+def _row(result: Result, first: list[str], arms: Arms, unit: fmt.Unit) -> Row:
     case, style = result.case, DIM if arms.is_baseline(result) else ""
-    cells = [*first, words.clean(case.precision_name), words.clean(case.backend)]
+    cells = [*first, fmt.clean(case.precision_name), fmt.clean(case.backend)]
     measurement = result.measurement
     if result.status != "ok" or measurement is None:
         label = SENTENCE.get(result.status, "not measured")
-        reason = words.clean(result.reason or "no reason given")
+        reason = fmt.clean(result.reason or "no reason given")
         style = "red" if result.status == "failed" else DIM
         return Row(cells, f"{label}: {reason}", style)
     cells += [
-        words.duration(measurement.median_s),
-        words.half_interval(measurement.median_s, measurement.ci95_s),
+        fmt.duration(measurement.median_s),
+        fmt.half_interval(measurement.median_s, measurement.ci95_s),
         unit.text(result.flop_per_s or 0.0),
-        words.per_cent(result.ceiling_pct),
+        fmt.per_cent(result.ceiling_pct),
         *_speedups(result, arms.baselines),
-        words.error(result.total_error),
-        words.clean(result.bound or ""),
+        fmt.error(result.total_error),
+        fmt.clean(result.bound or ""),
     ]
     return Row(cells, style=style)
 
@@ -115,5 +115,5 @@ def _speedups(result: Result, baselines: Sequence[str]) -> list[str]:
         if result.case.precision_name == baseline and found is None:
             cells.append("base")
         else:
-            cells.append(words.ratio(found) if found and not own else "-")
+            cells.append(fmt.ratio(found) if found and not own else "-")
     return cells

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
+from microbench import fmt
 from microbench.payoff import subject_of
-from microbench.report import words
 from microbench.report.arms import arms_of, groups_of, rate_unit, representative
 from microbench.report.grid import Column, Grid, Row
 from microbench.report.run_table import RunTable
@@ -35,7 +35,7 @@ def wide_table(run: Run, width: int) -> RunTable:
     for subject, groups in subjects.items():
         grid.rows += [None] * bool(grid.rows)
         if subject:
-            grid.rows.append(words.clean(subject))
+            grid.rows.append(fmt.clean(subject))
         for group in sorted(groups, key=lambda group: group[0].flops):
             grid.rows.append(_row(group, found, arms.asked, arms.baselines, unit))
     lines, left_out = grid.lines(width)
@@ -64,28 +64,28 @@ def _pairs(asked: Sequence[str], baselines: Sequence[str]) -> list[tuple[str, st
 
 def _row(
     group: Sequence[Result], arms: Sequence[Arm], asked: Sequence[str], baselines: Sequence[str],
-    unit: words.Unit,
+    unit: fmt.Unit,
 ) -> Row:  # fmt: skip
     by_arm = {(r.case.precision_name, r.case.backend): r for r in group}
     best = representative(group, asked)
     chosen = {name: representative(group, [name]) for name in asked}
     gains = [
-        words.ratio(found.speedup[base]) if found and base in found.speedup else ""
+        fmt.ratio(found.speedup[base]) if found and base in found.speedup else ""
         for name, base in _pairs(asked, baselines)
         for found in [chosen[name]]
     ]
     share = conversion_share(best) if best else 0.0
     return Row([
-        words.size(group[0].case),
+        fmt.size(group[0].case),
         *(_rate(by_arm.get(arm), unit) for arm in arms),
         *gains,
-        words.per_cent(100 * share) if share >= SHOWN_CONVERSION else "",
-        words.error(best.total_error) if best else "",
-        words.clean(best.bound or "") if best else "",
+        fmt.per_cent(100 * share) if share >= SHOWN_CONVERSION else "",
+        fmt.error(best.total_error) if best else "",
+        fmt.clean(best.bound or "") if best else "",
     ])  # fmt: skip
 
 
-def _rate(result: Result | None, unit: words.Unit) -> str:
+def _rate(result: Result | None, unit: fmt.Unit) -> str:
     if result is None:
         return ""
     return unit.text(result.flop_per_s) if result.flop_per_s else result.status
@@ -96,10 +96,10 @@ def missing_reasons(run: Run) -> list[Text]:
     seen: dict[str, list[str]] = {}
     for result in run.results:
         if result.measurement is None:
-            key = f"{result.status}: {words.clean(result.reason or 'no reason given')}"
-            seen.setdefault(key, []).append(words.name(result.case))
+            key = f"{result.status}: {fmt.clean(result.reason or 'no reason given')}"
+            seen.setdefault(key, []).append(fmt.name(result.case))
     lines = [
-        Text(f"{reason} [{words.listed(names, most=2)}]", "dim")
+        Text(f"{reason} [{fmt.listed(names, most=2)}]", "dim")
         for reason, names in list(seen.items())[:MOST_REASONS]
     ]
     if len(seen) > MOST_REASONS:

@@ -33,7 +33,7 @@ MAX_SEED = 2**31
 def run_selftest(*, json_path: Path | None, device: str, budget: float | None, quiet: bool) -> int:
     """Plant, measure, report; the exit code: 0 when enough was named right, else 1."""
     from microbench.report.screen import make_console
-    from microbench.report.selftest import print_selftest
+    from microbench.selftest.screen import print_selftest
 
     if budget is not None and not 0 < budget < float("inf"):
         raise UserError(f"--budget takes seconds above 0, not {budget:g}")

@@ -13,7 +13,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from e2e.data.feeds import Feeds, TimedFeed
 from e2e.data.sources.cifar10 import NORMAL
 from e2e.data.sources.resident import Labelled, Resident
 from e2e.explain.annotate import with_predictions
@@ -23,6 +22,7 @@ from e2e.predict.queue_model import OpCost, simulate
 from e2e.results.loader_types import LoadBlock, Loading, load_case
 from e2e.results.types import Predicted, StepTimes, TrainCase, Training
 from e2e.train.arms import Held
+from e2e.train.feeds import Feeds, TimedFeed
 from e2e.train.step_timer import Bursts, CpuSteps, StepBlock, Tally, batches_per_s
 from microbench.timing.interleave import Arm
 

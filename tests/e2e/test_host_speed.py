@@ -15,11 +15,12 @@ from samples.train_cases import case_of
 from e2e.data.sources.synthetic import Synthetic
 from e2e.networks import find
 from e2e.predict.host_model import host_speed as pace
-from e2e.predict.host_model.host_speed import Between, Looks, Noted, SmallStepPace, Steady, pace_of
+from e2e.predict.host_model.host_speed import Noted, SmallStepPace, Steady, pace_of
 from e2e.predict.host_model.variation import Spread, spread
 from e2e.recipes import switch_tf32
 from e2e.train.arms import Task
 from e2e.train.measure import Trainer
+from e2e.train.speed_readings import Between, Looks
 from microbench.device.device import describe, open_telemetry
 from microbench.timing.interleave import FEWEST_ROUNDS
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from e2e.networks.network import Network
 from e2e.predict.coverage import from_step, uncovered
-from e2e.predict.host_model.host_speed import HostPace, Steady
+from e2e.predict.host_model.host_speed import Steady
 from e2e.predict.op_timer.in_situ import STEPS, time_in_step
 from e2e.predict.op_timer.op_costs import key_of
 from e2e.predict.op_timer.op_timer import CpuStopwatch, OpTime
@@ -24,6 +24,7 @@ from e2e.predict.prediction import Foretold
 from e2e.predict.predictor import Predictor
 from e2e.predict.trace.fake_trace import Trace, trace
 from e2e.results.types import TrainCase
+from e2e.train.speed_readings import HostPace
 from kernels.aten import TensorSpec
 from kernels.case import Target
 from microbench.device.profiler import KernelTime

@@ -10,12 +10,12 @@ import pytest
 import torch
 from samples.train_cases import case_of
 
-from e2e.explain.padding import CONVOLUTIONS
 from e2e.networks import find
 from e2e.predict.host_model.host_speed import Steady
 from e2e.predict.op_timer.op_costs import Calls, key_of
 from e2e.predict.op_timer.op_timer import Counted, CpuStopwatch, OpTime, Taken
 from e2e.predict.op_timer.store import Store
+from e2e.predict.padding import CONVOLUTIONS
 from e2e.predict.trace.fake_trace import Trace, trace
 from e2e.predict.trace.recorder import TracedOp, is_view, kind
 from kernels.aten import Call, CannotReplay, Replay, materialise

@@ -16,14 +16,14 @@ from samples.train_cases import case_of, quietly
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from e2e.explain.counterfactuals import Pad, PaddedCase, changes
-from e2e.explain.padding import Padding, padded_step, padding
+from e2e.explain.counterfactuals import Pad, changes
 from e2e.explain.whatif import Foresight
 from e2e.networks import find
 from e2e.networks.network import Network
 from e2e.predict.host_model.framework_overhead import COUNTED, Framework
 from e2e.predict.op_timer.op_costs import Calls, Times
 from e2e.predict.op_timer.store import Store
+from e2e.predict.padding import PaddedCase, Padding, padded_step, padding
 from e2e.predict.prediction import Foretold
 from e2e.predict.predictor import NO_GAIN, Predictor
 from e2e.predict.queue_model import OpCost, simulate

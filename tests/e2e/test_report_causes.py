@@ -35,7 +35,7 @@ from e2e.report.causes import (
 )
 from e2e.report.verdict import verdict
 from e2e.results.types import Cause, Training
-from microbench.report import words
+from microbench import fmt
 from microbench.report.markdown import to_markdown
 from microbench.results.types import Run
 
@@ -187,8 +187,8 @@ def test_it_always_fits_and_hides_nothing(causes: tuple[Cause, ...], width: int)
     text = shown(run, width)
     assert max(map(cell_len, text.splitlines())) <= width
     for cause in causes:
-        assert bare(words.clean(cause.why)) in bare(text)
-        assert bare(words.clean(cause.title)) in bare(text)
+        assert bare(fmt.clean(cause.why)) in bare(text)
+        assert bare(fmt.clean(cause.title)) in bare(text)
     markdown = to_markdown(run)
     rows = [line for line in markdown.splitlines() if line.startswith("| ")]
     assert len(rows) >= len(causes)

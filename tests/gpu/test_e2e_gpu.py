@@ -23,7 +23,6 @@ from samples.feeding import Batch, Batches, Census
 from samples.waiting import no_waits
 from torch import Tensor, nn
 
-from e2e.data.feeds import TimedFeed
 from e2e.data.sources import open_data
 from e2e.data.sources.data import IMAGENET, Data
 from e2e.data.sources.resident import Labelled, Resident
@@ -34,6 +33,7 @@ from e2e.recipes import RECIPES, Recipe, switch_tf32
 from e2e.results.types import USUAL_LOADER, TrainCase, Training
 from e2e.train.arms import Held, Task
 from e2e.train.convergence import train_once
+from e2e.train.feeds import TimedFeed
 from e2e.train.measure import Trainer
 from e2e.train.step_timer import busy_time, host_time
 from e2e.train.trainer import PRE_CAPTURE_STEPS, Learner

@@ -12,7 +12,7 @@ from rich.cells import cell_len
 from samples.kernel_runs import SIZES, case, fix_verdict, h200_run, measured, run_of, shown
 from samples.kernel_runs import with_speedups as timed
 
-from microbench.report import words
+from microbench import fmt
 from microbench.report.run_table import run_table
 from microbench.results.runfile import read_run, write_run
 from microbench.results.types import Measurement, Ratio, Result, Run, Warning
@@ -214,17 +214,17 @@ def test_nothing_ever_runs_over(found: list[Result], width: int) -> None:
 
 
 def test_numbers_in_words() -> None:
-    assert [words.number(x) for x in (0.0123, 2.799, 9.996, 51.04, 688.4, 1359, 2e-4, 123456)] == [
+    assert [fmt.number(x) for x in (0.0123, 2.799, 9.996, 51.04, 688.4, 1359, 2e-4, 123456)] == [
         "0.012", "2.80", "10.0", "51.0", "688", "1359", "2.0e-04", "1.2e+05",
     ]  # fmt: skip
-    assert [words.duration(s) for s in (6.052e-6, 1.66e-3, 0.9999e-3, 2.0, 4e-9)] == [
+    assert [fmt.duration(s) for s in (6.052e-6, 1.66e-3, 0.9999e-3, 2.0, 4e-9)] == [
         "6.05 us", "1.66 ms", "1.00 ms", "2.00 s", "4.00 ns",
     ]  # fmt: skip
-    assert words.ratio(Ratio(12.94, (12.91, 12.98))) == "12.9 ±0.1"
-    assert words.ratio(Ratio(1.944, (1.943, 1.946))) == "1.94 ±0.01"
-    assert words.ratio(Ratio(0.002, (0.0019, 0.0021))) == "0.002 ±0.001"
-    assert words.half_interval(1.0, (0.99, 1.02)) == "2.0%"
-    assert words.listed(["a", "b", "c", "d"], 2) == "a, b and 2 more"
+    assert fmt.ratio(Ratio(12.94, (12.91, 12.98))) == "12.9 ±0.1"
+    assert fmt.ratio(Ratio(1.944, (1.943, 1.946))) == "1.94 ±0.01"
+    assert fmt.ratio(Ratio(0.002, (0.0019, 0.0021))) == "0.002 ±0.001"
+    assert fmt.half_interval(1.0, (0.99, 1.02)) == "2.0%"
+    assert fmt.listed(["a", "b", "c", "d"], 2) == "a, b and 2 more"
 
 
 def renew_golden() -> None:

@@ -17,13 +17,13 @@ from kernels import OPS
 from kernels.case import Case
 from microbench.__main__ import main
 from microbench.report.screen import make_console
-from microbench.report.selftest import print_selftest, summary
 from microbench.results.types import Ceiling, Measurement, Result, Run
 from microbench.selftest.cache import cache_effect
 from microbench.selftest.judge import Judged, Runs, judge, passed, score
 from microbench.selftest.plant import CONDITIONS, Plant, Tile, gemm
 from microbench.selftest.planted import plan
 from microbench.selftest.run import evidence, groups_of, take
+from microbench.selftest.screen import print_selftest, summary
 from microbench.selftest.waves import target_of, triton_tile
 from microbench.sweep import Group
 from microbench.worker import OnStage

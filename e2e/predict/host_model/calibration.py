@@ -21,11 +21,11 @@ from e2e.predict.host_model.calibration_models import (
     small_step,
 )
 from e2e.predict.host_model.framework_overhead import Framework, Sample, fitted
-from e2e.predict.host_model.host_speed import Between, HostPace
 from e2e.predict.host_model.launch_times import warm
 from e2e.predict.op_timer.op_costs import Calls
 from e2e.predict.trace.fake_trace import CannotTrace, Trace, trace
 from e2e.recipes import RECIPES, cannot_run, recipe_of, switch_process
+from e2e.train.speed_readings import Between, HostPace
 from microbench.timing.stats import median
 
 STEPS, ROUNDS = 10, 7  # in a row; over all networks

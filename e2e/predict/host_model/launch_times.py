@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 import torch
 
-from e2e.predict.host_model.host_speed import Between, HostPace
 from e2e.predict.op_timer.autograd_thread import Threads, by_thread
 from e2e.predict.op_timer.op_timer import Counted
+from e2e.train.speed_readings import Between, HostPace
 from kernels.aten import Replay
 from microbench.timing.stats import median
 

@@ -18,11 +18,11 @@ from typing import Any, TypeVar
 
 import torch
 
-from e2e.predict.host_model.host_speed import HostPace
 from e2e.predict.host_model.launch_times import Ready, host_pass, host_times
 from e2e.predict.op_timer.autograd_thread import Within, backward_thread, by_thread, forward_thread
 from e2e.predict.op_timer.kernel_profile import kernels_in, looked_at
 from e2e.predict.op_timer.op_timer import Counted, OpTime, Taken, is_steady, or_why
+from e2e.train.speed_readings import HostPace
 from e2e.train.step_timer import union_s
 from kernels.case import Target
 from microbench.device.profiler import KernelTime, is_conversion

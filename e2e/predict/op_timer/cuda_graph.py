@@ -13,7 +13,6 @@ from functools import partial
 
 import torch
 
-from e2e.predict.host_model.host_speed import Between, HostPace
 from e2e.predict.host_model.launch_times import in_order
 from e2e.predict.op_timer.autograd_thread import by_thread, in_backward
 from e2e.predict.op_timer.cuda import GATED_COMMANDS, CudaStopwatch
@@ -21,6 +20,7 @@ from e2e.predict.op_timer.op_costs import Calls, key_of
 from e2e.predict.op_timer.op_timer import Counted, OpTime, is_steady
 from e2e.predict.queue_model import Captured
 from e2e.predict.trace.fake_trace import Trace
+from e2e.train.speed_readings import Between, HostPace
 from e2e.train.step_timer import busy_time, host_time
 from e2e.train.trainer import capture_stream
 from kernels.aten import Call

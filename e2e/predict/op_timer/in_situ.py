@@ -19,11 +19,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from e2e.networks import Network
-from e2e.predict.host_model.host_speed import Between, HostPace
 from e2e.predict.op_timer.op_timer import OpTime, Stopwatch
 from e2e.predict.trace.fake_trace import SEED, Trace, fixed_feed
 from e2e.predict.trace.recorder import SKIPPED
 from e2e.recipes import recipe_of
+from e2e.train.speed_readings import Between, HostPace
 from e2e.train.step_timer import union_s
 from e2e.train.trainer import Learner
 from microbench.device.profiler import KernelTime

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 
 import torch
 
-from e2e.explain.padding import CONVOLUTIONS
-from e2e.predict.host_model.host_speed import HostPace
 from e2e.predict.op_timer.cuda import CudaStopwatch
 from e2e.predict.op_timer.op_timer import TOO_LARGE, Counted, CpuStopwatch, OpTime, Stopwatch, Taken
 from e2e.predict.op_timer.store import Store
+from e2e.predict.padding import CONVOLUTIONS
 from e2e.predict.trace.fake_trace import Trace
 from e2e.predict.trace.recorder import TracedOp, is_view, kind
 from e2e.recipes import recipe_of, switch_process
 from e2e.results.types import TrainCase
+from e2e.train.speed_readings import HostPace
 from kernels.aten import CannotReplay, Pool, materialise, reserve, why_not
 from kernels.case import Target
 from kernels.error_words import first_line

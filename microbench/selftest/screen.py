@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from microbench.report import words
+from microbench import fmt
 from microbench.report.screen import WIDTH
 from microbench.selftest.judge import NOT_APPLICABLE, TARGET_PCT, WRONG, Judged, passed, score
 from microbench.selftest.plant import CONDITIONS, Absent
@@ -23,7 +23,7 @@ def print_selftest(judged: Sequence[Judged], absent: Sequence[Absent], console: 
             console.print(_wrong(item), width=width, overflow="fold")
     left = [(item.plant.name, item.why) for item in judged if item.verdict == NOT_APPLICABLE]
     for name, why in [*left, *((a.condition, a.reason) for a in absent)]:
-        line = f"not applicable: {words.clean(name)}: {words.clean(why)}"
+        line = f"not applicable: {fmt.clean(name)}: {fmt.clean(why)}"
         console.print(Text(line, "dim"), width=width, overflow="fold")
     console.print()
     console.print(Text(summary(judged), "bold"), width=width, overflow="fold")
@@ -53,11 +53,11 @@ def _of(judged: Iterable[Judged]) -> str:
 
 def _wrong(item: Judged) -> Text:
     text = Text("✗ wrong ", "bold red")
-    text.append(words.clean(item.plant.name), "bold not red")
+    text.append(fmt.clean(item.plant.name), "bold not red")
     named = item.named or "nothing"
     text.append(
-        f": expected {item.plant.right}, named {words.clean(named)} ({words.clean(item.why)}). "
-        f"Planted: {words.clean(item.plant.because)}",
+        f": expected {item.plant.right}, named {fmt.clean(named)} ({fmt.clean(item.why)}). "
+        f"Planted: {fmt.clean(item.plant.because)}",
         "not bold not red",
     )
     return text

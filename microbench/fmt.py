@@ -39,6 +39,13 @@ def duration(seconds: float) -> str:
     return f"{number(seconds / 1e-9)} ns"
 
 
+def as_ms(ms: float) -> str:
+    """ "2,302", "42.1", "0.31"."""
+    if abs(ms) >= 999.5:
+        return f"{ms:,.0f}"
+    return f"{ms:.1f}" if abs(ms) >= 9.95 else f"{ms:.2f}"
+
+
 def rough_duration(seconds: float) -> str:
     """Whole seconds or minutes, for what is left to wait."""
     whole = max(0, math.ceil(seconds))

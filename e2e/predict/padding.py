@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import cast
 
 from e2e.predict.queue_model import OpCost
+from e2e.results.types import TrainCase
 from kernels.aten import Argument, Call, TensorSpec
 
 # Rows of whole 16-byte words: channels and features are a multiple of 8 in 16-bit types, of 4 in
@@ -30,6 +31,21 @@ MATRICES = {
 }
 NOUNS = {**dict.fromkeys(CONVOLUTIONS, "channels"), "mm": "features", "addmm": "features"}
 TRANSPOSED = {"convolution": 6, "convolution_backward": 7}  # the argument; groups are two further
+
+
+@dataclass(frozen=True)
+class PaddedCase(TrainCase):
+    """A case whose network has channels and features rounded up where that makes it faster.
+
+    Nobody can train it: the network itself would have to change.
+    """
+
+    padded: bool = True
+
+    @property
+    def plain(self) -> TrainCase:
+        """The case of the network as it is."""
+        return TrainCase(**{field.name: getattr(self, field.name) for field in fields(TrainCase)})
 
 
 @dataclass(frozen=True)
