@@ -12,7 +12,8 @@ from microbench import fmt
 from microbench.report.grid import DIM, Column, Grid, Row
 from microbench.report.screen import WIDTH
 from microbench.results.compare import VERDICTS, CompareRow, Comparison
-from microbench.results.kinds import KINDS, AnyCase, Report
+from microbench.results.entry import AnyCase
+from microbench.results.kinds import KINDS, Report
 from microbench.results.types import Ratio
 
 MOST_SAME_ROWS = 6

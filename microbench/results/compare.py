@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from microbench.errors import UserError
-from microbench.results.kinds import KINDS, AnyCase, Entry, Timed
+from microbench.results.entry import AnyCase, Entry, Timed
+from microbench.results.kinds import KINDS
 from microbench.results.types import Run
 from microbench.results.values import Interval
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from kernels import OPS
 from kernels.case import Case
-from microbench.results.kinds import Entry
+from microbench.results.entry import Entry
 from microbench.results.values import Interval as Interval
 from microbench.results.values import Json as Json
 from microbench.results.values import Ratio as Ratio
