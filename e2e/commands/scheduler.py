@@ -19,7 +19,7 @@ from e2e.predict.prediction import Foretold
 from e2e.results.loader_types import LoadCase, Loading, load_case
 from e2e.results.types import PREDICTED, RESIDENT, USUAL_LOADER, TrainCase, Training
 from e2e.train.convergence import judged
-from e2e.train.speedups import with_gains
+from e2e.train.speedups import with_speedups
 from microbench.device.host import usable_cores
 from microbench.errors import UserError
 from microbench.results.types import Run
@@ -225,7 +225,7 @@ class Job:
         trainings = self._time(comparison.cases)
         known = {t.case.key: t for t in done if t is not None}
         rungs = {arm.case.key: arm.rung for arm in comparison.arms}
-        found = self.foresight.explained(with_gains(trainings, rungs), foretold)
+        found = self.foresight.explained(with_speedups(trainings, rungs), foretold)
         for training in found:
             run = run.with_other(_with_what_was(known.get(training.case.key), training))
         self.progress.timed(found)
@@ -279,11 +279,11 @@ class Job:
         """
         alike = [case, *(one for one in fixed if load_case(one) == load_case(case))]
         self.progress.about(tuple(alike))
-        found = {t.case.key: t for t in with_gains(self._time(alike), {})}
+        found = {t.case.key: t for t in with_speedups(self._time(alike), {})}
         for one in fixed:
             if one.key not in found:
                 self.progress.about((one,))
-                found |= {t.case.key: t for t in with_gains(self._loaded_otherwise(one), {})}
+                found |= {t.case.key: t for t in with_speedups(self._loaded_otherwise(one), {})}
         return [found[one.key] for one in (case, *fixed)]
 
     def _loaded_otherwise(self, case: TrainCase) -> list[Training]:

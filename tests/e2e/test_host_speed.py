@@ -18,8 +18,8 @@ from e2e.predict.host_model import host_speed as pace
 from e2e.predict.host_model.host_speed import Noted, SmallStepPace, Steady, pace_of
 from e2e.predict.host_model.variation import Spread, spread
 from e2e.recipes import switch_tf32
+from e2e.train.arm_timer import ArmTimer
 from e2e.train.arms import Task
-from e2e.train.measure import Trainer
 from e2e.train.speed_readings import Between, Looks
 from microbench.device.device import describe, open_telemetry
 from microbench.timing.interleave import FEWEST_ROUNDS
@@ -214,12 +214,12 @@ def test_a_trainer_notes_the_pace_of_each_arm_s_turns() -> None:
     pace = Planned(*(float(number) for number in range(100)))
     with open_telemetry(info, 0.05) as telemetry:
         task = Task(network, data, seed=1, lr=None, warmup=0)
-        trainer = Trainer(task, info.target(), telemetry)
+        timer = ArmTimer(task, info.target(), telemetry)
         try:
-            trainer.set_up(cases, lambda key, stage: None)
-            found = trainer.time(0.2, lambda key, stage: None, pace)
+            timer.set_up(cases, lambda key, stage: None)
+            found = timer.time(0.2, lambda key, stage: None, pace)
         finally:
-            trainer.close()
+            timer.close()
     looks = 100 - len(pace.left)
     paces = [t.steps.host_pace for t in found if t.steps]
     assert looks >= 2 + 2 * FEWEST_ROUNDS

@@ -25,7 +25,7 @@ from e2e.predict.trace.recorder import SKIPPED
 from e2e.recipes import recipe_of
 from e2e.train.speed_readings import Between, HostPace
 from e2e.train.step_timer import union_s
-from e2e.train.trainer import Learner
+from e2e.train.trainer import Trainer
 from microbench.device.profiler import KernelTime
 from microbench.timing.stats import median
 
@@ -63,10 +63,10 @@ def time_in_step(
     has none. Raises what the step raises.
     """
     case = traced.case
-    learner = Learner(network, case, recipe_of(case), device, seed=SEED)
+    trainer = Trainer(network, case, recipe_of(case), device, seed=SEED)
     feed = fixed_feed(network, case, device, classes)
     for _ in range(WARM_STEPS):
-        learner.step(feed)
+        trainer.step(feed)
     chosen = _chosen(traced, wanted)
 
     def marked_steps(mark: Callable[[str | None], None]) -> None:
@@ -78,7 +78,7 @@ def time_in_step(
 
         for _ in range(LOOKS):
             with _Watching(chosen, watch):
-                learner.step(feed)
+                trainer.step(feed)
 
     seen = stopwatch.kernels_in(marked_steps)
     waiting: set[str] = set()
@@ -88,7 +88,7 @@ def time_in_step(
     while len(steps) < STEPS:
         timer = _Timer(stopwatch, waiting)
         with _Watching(chosen, timer.watch):
-            learner.step(feed)
+            trainer.step(feed)
         host_pace = between.ends()
         held.update(timer.held)
         found = {key for key in timer.held if held[key] >= HELD}

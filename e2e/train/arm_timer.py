@@ -40,7 +40,7 @@ CPU_BLOCK_S = 2.0
 CPU_PHASE_STEPS = 2
 
 
-class Trainer(Arms):
+class ArmTimer(Arms):
     """Arms that can be timed in turns; afterwards they are still there, to train to convergence."""
 
     def __init__(self, task: Task, target: Target, telemetry: Telemetry) -> None:
@@ -84,7 +84,7 @@ class Trainer(Arms):
             held = self.held[key]
             if looks:
                 looks.begin(key if number else "")  # the first turn of all only warms the device
-            held.learner.switch()
+            held.trainer.switch()
             announce(key, f"timing, round {number}{_rate_so_far(held)}")
             # Whoever waits for its loader must not live on what came in another arm's turn; others
             # have batches ready at all times, and workers that fill up would only slow them.
@@ -93,7 +93,7 @@ class Trainer(Arms):
 
         for held in self.held.values():
             held.arm.blocks.clear()
-            held.skipped_before = held.learner.skipped_steps
+            held.skipped_before = held.trainer.skipped_steps
         self.start_loading()
         cases = [held.training.case for held in self.held.values()]
         fed = any(case.fed for case in cases)
@@ -173,18 +173,18 @@ class Trainer(Arms):
             temperature_c=seen.temperature_c,
             throttle=seen.throttle,
         )
-        skipped = held.learner.skipped_steps - held.skipped_before
+        skipped = held.trainer.skipped_steps - held.skipped_before
         return replace(held.training, steps=steps, state=state, skipped_steps=skipped)
 
     def _looked_closer(self, training: Training) -> Training:
         """What is not measured while steps are timed, because it would slow them."""
         held = self.held[training.case.key]
-        held.learner.switch()
+        held.trainer.switch()
         assert training.steps is not None
         count = PHASE_STEPS if self.cuda else CPU_PHASE_STEPS
         if training.case.fed:
             count = max(CPU_PHASE_STEPS, min(count, int(FED_PHASES_S / training.steps.median_s)))
-        phases = time_phases(lambda clock: held.learner.step(held.feed, clock), self.cuda, count)
+        phases = time_phases(lambda clock: held.trainer.step(held.feed, clock), self.cuda, count)
         steps = training.steps
         step = _without_loading(held)
         if training.case.fed and not training.case.cached:
@@ -193,7 +193,7 @@ class Trainer(Arms):
         if self.cuda:
             busy_s, launches = busy_time(step)
             # An unfused optimizer makes the loss scaler wait for the device: no time of its own.
-            host_s = None if held.learner.updates.waits else host_time(step)
+            host_s = None if held.trainer.optimizer.waits else host_time(step)
             steps = replace(steps, busy_s=busy_s, launches=launches, host_s=host_s)
         return replace(training, phases=phases, steps=steps)
 
@@ -214,7 +214,7 @@ def _without_loading(held: Held) -> Callable[[], object]:
     if not held.training.case.fed:
         return held.step
     feed = SyntheticFeed(held.feed.place(held.feed.fetch()))
-    return lambda: held.learner.step(feed)
+    return lambda: held.trainer.step(feed)
 
 
 def _rate_so_far(held: Held) -> str:
