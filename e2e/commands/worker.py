@@ -16,7 +16,7 @@ from kernels.error_words import one_line
 from microbench.worker import HANG_S, Child, OnStage, greet_parent
 
 if TYPE_CHECKING:
-    from e2e.predict.prediction import Foretold
+    from e2e.predict.prediction import Prediction
     from microbench.device.device import DeviceInfo
 
 SET_UP_S = 900.0  # compiling a large network may take minutes without a word
@@ -72,7 +72,7 @@ class TrainWorker(Child):
         """Open the data and build the network once. UserError for what is wrong with either."""
         return self.ask(("open",), lambda _key, _stage: None, SET_UP_S)
 
-    def foretell(self, case: TrainCase, on_stage: OnStage) -> Foretold:
+    def predict(self, case: TrainCase, on_stage: OnStage) -> Prediction:
         """What is known of a case's step before it runs. Raises WorkerDied."""
         return self.ask(("foretell", case), on_stage, SET_UP_S)
 
@@ -128,7 +128,7 @@ def _train_on_request(pipe: Connection, settings: TrainSettings) -> None:
                 kind, *rest = pipe.recv()
                 if kind == "foretell":
                     predictor = predictor or _make_predictor(task, info, settings.allow_run)
-                    pipe.send(("ok", predictor.foretell(rest[0], announce)))
+                    pipe.send(("ok", predictor.predict(rest[0], announce)))
                 else:
                     pace = predictor.pace if predictor else None
                     pipe.send(("ok", _answer(timer, meter, pace, kind, rest, announce)))

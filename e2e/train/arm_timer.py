@@ -8,7 +8,7 @@ from dataclasses import replace
 from e2e.data.sources.synthetic import SyntheticFeed
 from e2e.results.types import Spread, State, StepTimes, TrainCase, Training
 from e2e.train.arms import Announce, Arms, Held, Task
-from e2e.train.speed_readings import HostPace, Looks
+from e2e.train.speed_readings import HostSpeed, SpeedByTurn
 from e2e.train.step_timer import (
     PHASE_STEPS,
     Bursts,
@@ -48,28 +48,28 @@ class ArmTimer(Arms):
         self.telemetry = telemetry
 
     def time(
-        self, budget_s: float, announce: Announce, pace: HostPace | None = None
+        self, budget_s: float, announce: Announce, host_speed: HostSpeed | None = None
     ) -> list[Training]:
         """The held arms with their times, state, phases; one that breaks its turn fails alone.
 
-        With a `pace`, how fast the host launched meanwhile is noted of each.
+        With a `host_speed`, how fast the host launched meanwhile is noted of each.
         """
         failed: list[Training] = []
-        looks: Looks | None = None
+        speeds: SpeedByTurn | None = None
         while self.held:
-            looks = Looks(pace) if pace else None
+            speeds = SpeedByTurn(host_speed) if host_speed else None
             try:
-                self._take_turns(budget_s, announce, looks)
+                self._take_turns(budget_s, announce, speeds)
                 break
             except ArmFailed as failure:
                 failed.append(self._dropped(failure))
             finally:
-                if pace:
-                    pace.forget()
+                if host_speed:
+                    host_speed.forget()
         for key in list(self.held):
             held = self.held[key]
             announce(key, "timing its phases")
-            held.training = self._timed(held, looks.of(key) if looks else None)
+            held.training = self._timed(held, speeds.of(key) if speeds else None)
             try:
                 held.training = self._looked_closer(held.training)
             except UserError:
@@ -79,11 +79,11 @@ class ArmTimer(Arms):
                 held.training = replace(held.training, warnings=(_unseen(held.training, error),))
         return [*(held.training for held in self.held.values()), *failed]
 
-    def _take_turns(self, budget_s: float, announce: Announce, looks: Looks | None) -> None:
+    def _take_turns(self, budget_s: float, announce: Announce, speeds: SpeedByTurn | None) -> None:
         def begin(key: str, number: int) -> None:
             held = self.held[key]
-            if looks:
-                looks.begin(key if number else "")  # the first turn of all only warms the device
+            if speeds:
+                speeds.begin(key if number else "")  # the first turn of all only warms the device
             held.trainer.switch()
             announce(key, f"timing, round {number}{_rate_so_far(held)}")
             # Whoever waits for its loader must not live on what came in another arm's turn; others
@@ -105,8 +105,8 @@ class ArmTimer(Arms):
             own_pace=self._pace(budget_s, fed),
         )  # fmt: skip
         turns.take([held.arm for held in self.held.values()])
-        if looks:
-            looks.begin("")
+        if speeds:
+            speeds.begin("")
 
     def _bursts(self, workers: int) -> Bursts:
         def tally() -> Tally:

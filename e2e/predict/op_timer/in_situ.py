@@ -23,7 +23,7 @@ from e2e.predict.op_timer.op_timer import OpTime, Stopwatch
 from e2e.predict.trace.fake_trace import SEED, Trace, fixed_feed
 from e2e.predict.trace.recorder import SKIPPED
 from e2e.recipes import recipe_of
-from e2e.train.speed_readings import Between, HostPace
+from e2e.train.speed_readings import HostSpeed, SpeedBetween
 from e2e.train.step_timer import union_s
 from e2e.train.trainer import Trainer
 from microbench.device.profiler import KernelTime
@@ -56,7 +56,7 @@ class Wanted:
 
 def time_in_step(
     network: Network, traced: Trace, device: torch.device, classes: int,
-    wanted: Mapping[int, str], stopwatch: Stopwatch, pace: HostPace,
+    wanted: Mapping[int, str], stopwatch: Stopwatch, pace: HostSpeed,
 ) -> dict[str, OpTime]:  # fmt: skip
     """The times, by key, of the calls at these places of the trace, each with its key: the medians
     over STEPS steps of the mean of those that share a key. A call that the real step does not make
@@ -84,7 +84,7 @@ def time_in_step(
     waiting: set[str] = set()
     held: Counter[str] = Counter()
     steps: list[dict[str, OpTime]] = []
-    between = Between(pace)
+    between = SpeedBetween(pace)
     while len(steps) < STEPS:
         timer = _Timer(stopwatch, waiting)
         with _Watching(chosen, timer.watch):
