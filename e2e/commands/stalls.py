@@ -11,7 +11,7 @@ from e2e.commands.requests import checked_prefetch, training_request
 from e2e.commands.train import Procedure, Session, TrainRequest, carry_out, check_words
 from e2e.data.loaders import LOADERS
 from e2e.data.loaders.cpus import cores
-from e2e.input_stalls.model import Alone, foretell
+from e2e.input_stalls.model import Alone, predict_together
 from e2e.input_stalls.points import busy_points, measured_points
 from e2e.results.baselines import baselines
 from e2e.results.loader_types import LoadCase, Loading, load_case
@@ -248,7 +248,7 @@ def _foretold(
         }
         alone = Alone(training, beside, _host_s(training, session.kind, there), loadings)
         for count, loading in loadings.items():
-            told = foretell(alone, loading, there)
+            told = predict_together(alone, loading, there)
             if told is not None:
                 found[joint[count].cases[i]] = told
     return {case: replace(told, speedup=_speedups(case, found)) for case, told in found.items()}

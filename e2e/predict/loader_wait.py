@@ -1,25 +1,27 @@
-"""A step that is fed by a loader: what is foretold of it, from its operations and the loader."""
+"""The predicted step of a training that is fed by a loader."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from e2e.predict.prediction import Foretold
+from e2e.predict.prediction import Prediction
 from e2e.results.loader_types import Loading
 from e2e.results.types import Training
 
 DATA = "data"
 
 
-def with_loader(told: Foretold, loading: Loading, images: int, *, on_gpu: bool) -> Foretold:
-    """What is foretold of a step of so many images when a loader may be what it waits for.
+def with_loader(
+    prediction: Prediction, loading: Loading, images: int, *, on_gpu: bool
+) -> Prediction:
+    """The prediction of a step of `images` images when a loader feeds it.
 
     The slower of both decides. A loader that makes batches `on_gpu` takes time of the device that
     the step needs; how much is not known, so the interval reaches to one after the other.
     """
-    predicted = told.predicted
+    predicted = prediction.predicted
     if predicted is None or not loading.per_s:
-        return told
+        return prediction
     load_s = images / loading.per_s
     low, high = loading.ci95_per_s or (loading.per_s, loading.per_s)
     ends = predicted.interval_s or (predicted.step_s, predicted.step_s)
@@ -30,7 +32,7 @@ def with_loader(told: Foretold, loading: Loading, images: int, *, on_gpu: bool) 
         interval_s=(max(ends[0], images / high), longest_s),
         limit=DATA if load_s > predicted.step_s else predicted.limit,
     )
-    return replace(told, predicted=both, wait_s=max(0.0, load_s - predicted.step_s))
+    return replace(prediction, predicted=both, wait_s=max(0.0, load_s - predicted.step_s))
 
 
 def measured_wait_s(training: Training) -> float:

@@ -17,7 +17,7 @@ from e2e.data.sources.cifar10 import NORMAL
 from e2e.data.sources.resident import Labelled, Resident
 from e2e.explain.annotate import with_predictions
 from e2e.predict.loader_wait import measured_wait_s, with_loader
-from e2e.predict.prediction import Foretold
+from e2e.predict.prediction import Prediction
 from e2e.predict.queue_model import OpCost, simulate
 from e2e.results.loader_types import LoadBlock, Loading, load_case
 from e2e.results.types import Predicted, StepTimes, TrainCase, Training
@@ -157,11 +157,11 @@ def test_bursts_of_workers_are_counted_by_whole_rounds(
 # ---------------------------------------------------------------- predictions
 
 
-def told(case: TrainCase, step_s: float) -> Foretold:
+def told(case: TrainCase, step_s: float) -> Prediction:
     ops = (OpCost("product", "forward", "conv", step_s, 1e-6, name="aten.convolution.default"),)
     simulated = simulate(ops)
     ends = (0.95 * simulated.step_s, 1.05 * simulated.step_s)
-    return Foretold(case, Predicted(simulated.step_s, ends, "gpu", {}), simulated, ops)
+    return Prediction(case, Predicted(simulated.step_s, ends, "gpu", {}), simulated, ops)
 
 
 def loads(case: TrainCase, step_s: float) -> Loading:

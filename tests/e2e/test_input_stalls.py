@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from e2e.input_stalls.model import Alone, foretell
+from e2e.input_stalls.model import Alone, predict_together
 from e2e.input_stalls.points import busy_points, measured_points, pays_from
 from e2e.report.joint import Gain, joints
 from e2e.report.joint_table import joint_sentences, joint_table
@@ -51,7 +51,7 @@ def loading(load_s: float, workers: int = 4, cpu_s: float = 0.0, **case: object)
 
 
 def told(alone: Alone, loader: Loading, cores: int = CORES) -> Predicted:
-    found = foretell(alone, loader, cores)
+    found = predict_together(alone, loader, cores)
     assert found is not None
     return found
 
@@ -139,9 +139,9 @@ def test_two_cores_have_two_seconds_a_second() -> None:
 
 def test_what_is_not_known_is_not_told() -> None:
     failed = replace(training(1.0), status="failed", steps=None)
-    assert foretell(Alone(failed), loading(1.0), CORES) is None
+    assert predict_together(Alone(failed), loading(1.0), CORES) is None
     skipped = Loading(loading(1.0).case, "skipped", "no DALI here")
-    assert foretell(Alone(training(1.0)), skipped, CORES) is None
+    assert predict_together(Alone(training(1.0)), skipped, CORES) is None
 
 
 def test_a_step_that_waits_for_the_host_still_does_beside_a_fast_loader() -> None:

@@ -271,7 +271,7 @@ def test_a_killed_worker_ends_the_run_when_asked_to(files: Files, opened: Opened
 
 
 def test_a_step_can_be_captured_beside_it(files: Files, opened: Opened):
-    """As the learner captures: the thread goes on calling what a capture forbids its own thread."""
+    """As a trainer captures: the thread goes on calling what a capture forbids its own thread."""
     feed = opened("gpu-decode", files, workers=2)
     images, _ = batches(feed, 1)[0]
     fixed, graph = images.clone(), torch.cuda.CUDAGraph()

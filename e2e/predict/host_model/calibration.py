@@ -20,12 +20,12 @@ from e2e.predict.host_model.calibration_models import (
     small_recipes,
     small_step,
 )
-from e2e.predict.host_model.framework_overhead import Framework, Sample, fitted
+from e2e.predict.host_model.framework_overhead import CalibrationStep, Framework, fitted
 from e2e.predict.host_model.launch_times import warm
-from e2e.predict.op_timer.op_costs import Calls
+from e2e.predict.op_timer.op_costs import CallTimer
 from e2e.predict.trace.fake_trace import CannotTrace, Trace, trace
 from e2e.recipes import RECIPES, cannot_run, recipe_of, switch_process
-from e2e.train.speed_readings import Between, HostPace
+from e2e.train.speed_readings import HostSpeed, SpeedBetween
 from microbench.timing.stats import median
 
 STEPS, ROUNDS = 10, 7  # in a row; over all networks
@@ -35,7 +35,7 @@ STEPS, ROUNDS = 10, 7  # in a row; over all networks
 class _Prepared:
     """A small network's step, and its calls alone, ready to be timed.
 
-    `calls_s` and `steps_s` are at pace 1.
+    `calls_s` and `steps_s` are at the reference speed.
     """
 
     traced: Trace
@@ -45,14 +45,14 @@ class _Prepared:
     steps_s: list[float] = field(default_factory=list)
 
 
-def calibrated(calls: Calls, pace: HostPace) -> Framework:
+def calibrated(calls: CallTimer, host_speed: HostSpeed) -> Framework:
     """Fitted to the small networks that suit the device of `calls`.
 
     cuDNN takes its first algorithm here, in steps as in calls alone: trying ten of each convolution
     would take most of the time.
     """
     prepared = list(_prepared(calls))
-    between = Between(pace)
+    between = SpeedBetween(host_speed)
     for _ in range(ROUNDS):
         for one in prepared:
             switch_process(recipe_of(one.traced.case), calls.device.type, search=False)
@@ -62,11 +62,11 @@ def calibrated(calls: Calls, pace: HostPace) -> Framework:
             step_s = _step_s(one.step, calls.device)
             one.steps_s.append(step_s / between.ends())
     return fitted(
-        [Sample(one.traced, median(one.steps_s), median(one.calls_s)) for one in prepared]
+        [CalibrationStep(one.traced, median(one.steps_s), median(one.calls_s)) for one in prepared]
     )
 
 
-def _prepared(calls: Calls) -> Iterator[_Prepared]:
+def _prepared(calls: CallTimer) -> Iterator[_Prepared]:
     kind = calls.device.type
     card = torch.cuda.get_device_capability(calls.device) if kind == "cuda" else None
     bf16 = cannot_run(RECIPES["amp-bf16"], kind, card) is None

@@ -18,8 +18,8 @@ from typing import NamedTuple
 import torch
 
 from e2e.predict.op_timer.autograd_thread import Threads, by_thread
-from e2e.predict.op_timer.op_timer import Counted
-from e2e.train.speed_readings import Between, HostPace
+from e2e.predict.op_timer.op_timer import PlacedCall
+from e2e.train.speed_readings import HostSpeed, SpeedBetween
 from kernels.aten import Replay
 from microbench.timing.stats import median
 
@@ -29,10 +29,10 @@ LEFT_S = 10e-6  # of work that a launch may find on the device, by rough times; 
 SURE_LAUNCHES = 200  # later it is waited for, as rough times that are too short add up
 
 
-class Ready(NamedTuple):
+class HostTimedCall(NamedTuple):
     """A call that can be launched, and how long a launch takes the device, roughly."""
 
-    counted: Counted
+    counted: PlacedCall
     device_s: float
 
 
@@ -43,16 +43,18 @@ class Launch(NamedTuple):
     backward: bool
 
 
-def host_times(calls: Sequence[Ready], threads: Threads, pace: HostPace, most: int) -> list[float]:
-    """Seconds at pace 1 of each call: the median over passes, `most` at most, scaled so that they
-    add up to the median pass: in every pass a few calls are slow, seldom the same ones. None of
-    them may wait for the device.
+def host_times(
+    calls: Sequence[HostTimedCall], threads: Threads, host_speed: HostSpeed, most: int
+) -> list[float]:
+    """Seconds at the reference speed of each call: the median over passes, `most` at most, scaled
+    so that they add up to the median pass: in every pass a few calls are slow, seldom the same
+    ones. None of them may wait for the device.
     """
     if not calls:
         return []
     until_s = time.perf_counter() + PASSING_S
     passes: list[list[float]] = []
-    between = Between(pace)
+    between = SpeedBetween(host_speed)
     while len(passes) < most:
         if len(passes) >= LEAST_PASSES and time.perf_counter() > until_s:
             break
@@ -69,7 +71,7 @@ def host_times(calls: Sequence[Ready], threads: Threads, pace: HostPace, most: i
     return [fmean(times) for times in taken]
 
 
-def host_pass(calls: Sequence[Ready], threads: Threads) -> list[float]:
+def host_pass(calls: Sequence[HostTimedCall], threads: Threads) -> list[float]:
     """Seconds of each launch, in the step's order: every call is launched as often as the step
     does, and from its threads.
     """
@@ -88,16 +90,16 @@ def warm(run: Callable[[], object]) -> None:
         run()
 
 
-def in_order(calls: Sequence[Counted]) -> list[Launch]:
+def in_order(calls: Sequence[PlacedCall]) -> list[Launch]:
     """Launch by launch as the step has them."""
     return [Launch(i, back) for _, i, back in sorted(_placed(calls))]
 
 
-def _placed(calls: Sequence[Counted]) -> Iterable[tuple[int, int, bool]]:
+def _placed(calls: Sequence[PlacedCall]) -> Iterable[tuple[int, int, bool]]:
     return ((at, i, at in one.backward) for i, one in enumerate(calls) for at in one.places)
 
 
-def _launched(launches: Sequence[Ready]) -> list[float]:
+def _launched(launches: Sequence[HostTimedCall]) -> list[float]:
     """Seconds of the host for each launch, on a device that has done about all before it.
 
     Until then the host spins. Where the rough times are too long, or a call's first kernels run

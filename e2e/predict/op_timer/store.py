@@ -22,12 +22,12 @@ import torch
 
 from e2e.predict.host_model.framework_overhead import COUNTED, Framework
 from e2e.predict.op_timer.op_timer import OpTime
-from e2e.predict.queue_model import Captured
+from e2e.predict.queue_model import GraphCosts
 from kernels.tuned import slug, user_directory
 from microbench.device.host import cpu_name
 
 VERSIONS = ("python", "torch", "triton", "cuda", "cudnn", "cublas")
-CAPTURED = [field.name for field in dataclass_fields(Captured)]
+CAPTURED = [field.name for field in dataclass_fields(GraphCosts)]
 FORMAT = 12  # raised when times are taken in another way
 
 
@@ -66,7 +66,7 @@ class Store:
         self.framework = framework
         self._write()
 
-    def keep_captured(self, key: str, captured: Captured) -> None:
+    def keep_captured(self, key: str, captured: GraphCosts) -> None:
         """Keep what a captured step takes."""
         self.captured[key] = captured
         self._write()
@@ -90,7 +90,7 @@ class Store:
             Path(name).replace(self.path)
 
 
-def _read(path: Path) -> tuple[dict[str, OpTime], Framework | None, dict[str, Captured]]:
+def _read(path: Path) -> tuple[dict[str, OpTime], Framework | None, dict[str, GraphCosts]]:
     """What the file holds; damaged entries are measured again."""
     try:
         content: Any = json.loads(path.read_text(encoding="utf-8"))
@@ -99,7 +99,7 @@ def _read(path: Path) -> tuple[dict[str, OpTime], Framework | None, dict[str, Ca
     if not isinstance(content, dict):
         return {}, None, {}
     found: dict[str, OpTime] = {}
-    captured: dict[str, Captured] = {}
+    captured: dict[str, GraphCosts] = {}
     framework = None
     calls = content.get("calls")
     for key, fields in calls.items() if isinstance(calls, dict) else ():
@@ -113,7 +113,7 @@ def _read(path: Path) -> tuple[dict[str, OpTime], Framework | None, dict[str, Ca
     steps = content.get("captured")
     for key, fields in steps.items() if isinstance(steps, dict) else ():
         with suppress(TypeError, ValueError, KeyError):
-            captured[key] = Captured(*(_time(fields[name]) for name in CAPTURED))
+            captured[key] = GraphCosts(*(_time(fields[name]) for name in CAPTURED))
     return found, framework, captured
 
 

@@ -120,7 +120,7 @@ class Storages:
 
 
 class Recorder(TorchDispatchMode):
-    """Sees each call below autograd. `mark(phase)` ends a phase, as a `Learner.step` tells it.
+    """Sees each call below autograd. `mark(phase)` ends a phase, as a `Trainer.step` tells it.
 
     `scaled`: a loss scaler looks at the gradients before an unfused optimizer is called. The
     device's cache holds `cache_bytes`; with 0, nothing is said of it.

@@ -8,7 +8,7 @@ from dataclasses import replace
 from e2e.data.sources.synthetic import SyntheticFeed
 from e2e.results.types import Spread, State, StepTimes, TrainCase, Training
 from e2e.train.arms import Announce, Arms, Held, Task
-from e2e.train.speed_readings import HostPace, Looks
+from e2e.train.speed_readings import HostSpeed, SpeedByTurn
 from e2e.train.step_timer import (
     PHASE_STEPS,
     Bursts,
@@ -40,7 +40,7 @@ CPU_BLOCK_S = 2.0
 CPU_PHASE_STEPS = 2
 
 
-class Trainer(Arms):
+class ArmTimer(Arms):
     """Arms that can be timed in turns; afterwards they are still there, to train to convergence."""
 
     def __init__(self, task: Task, target: Target, telemetry: Telemetry) -> None:
@@ -48,28 +48,28 @@ class Trainer(Arms):
         self.telemetry = telemetry
 
     def time(
-        self, budget_s: float, announce: Announce, pace: HostPace | None = None
+        self, budget_s: float, announce: Announce, host_speed: HostSpeed | None = None
     ) -> list[Training]:
         """The held arms with their times, state, phases; one that breaks its turn fails alone.
 
-        With a `pace`, how fast the host launched meanwhile is noted of each.
+        With a `host_speed`, how fast the host launched meanwhile is noted of each.
         """
         failed: list[Training] = []
-        looks: Looks | None = None
+        speeds: SpeedByTurn | None = None
         while self.held:
-            looks = Looks(pace) if pace else None
+            speeds = SpeedByTurn(host_speed) if host_speed else None
             try:
-                self._take_turns(budget_s, announce, looks)
+                self._take_turns(budget_s, announce, speeds)
                 break
             except ArmFailed as failure:
                 failed.append(self._dropped(failure))
             finally:
-                if pace:
-                    pace.forget()
+                if host_speed:
+                    host_speed.forget()
         for key in list(self.held):
             held = self.held[key]
             announce(key, "timing its phases")
-            held.training = self._timed(held, looks.of(key) if looks else None)
+            held.training = self._timed(held, speeds.of(key) if speeds else None)
             try:
                 held.training = self._looked_closer(held.training)
             except UserError:
@@ -79,12 +79,12 @@ class Trainer(Arms):
                 held.training = replace(held.training, warnings=(_unseen(held.training, error),))
         return [*(held.training for held in self.held.values()), *failed]
 
-    def _take_turns(self, budget_s: float, announce: Announce, looks: Looks | None) -> None:
+    def _take_turns(self, budget_s: float, announce: Announce, speeds: SpeedByTurn | None) -> None:
         def begin(key: str, number: int) -> None:
             held = self.held[key]
-            if looks:
-                looks.begin(key if number else "")  # the first turn of all only warms the device
-            held.learner.switch()
+            if speeds:
+                speeds.begin(key if number else "")  # the first turn of all only warms the device
+            held.trainer.switch()
             announce(key, f"timing, round {number}{_rate_so_far(held)}")
             # Whoever waits for its loader must not live on what came in another arm's turn; others
             # have batches ready at all times, and workers that fill up would only slow them.
@@ -93,7 +93,7 @@ class Trainer(Arms):
 
         for held in self.held.values():
             held.arm.blocks.clear()
-            held.skipped_before = held.learner.skipped_steps
+            held.skipped_before = held.trainer.skipped_steps
         self.start_loading()
         cases = [held.training.case for held in self.held.values()]
         fed = any(case.fed for case in cases)
@@ -105,8 +105,8 @@ class Trainer(Arms):
             own_pace=self._pace(budget_s, fed),
         )  # fmt: skip
         turns.take([held.arm for held in self.held.values()])
-        if looks:
-            looks.begin("")
+        if speeds:
+            speeds.begin("")
 
     def _bursts(self, workers: int) -> Bursts:
         def tally() -> Tally:
@@ -173,18 +173,18 @@ class Trainer(Arms):
             temperature_c=seen.temperature_c,
             throttle=seen.throttle,
         )
-        skipped = held.learner.skipped_steps - held.skipped_before
+        skipped = held.trainer.skipped_steps - held.skipped_before
         return replace(held.training, steps=steps, state=state, skipped_steps=skipped)
 
     def _looked_closer(self, training: Training) -> Training:
         """What is not measured while steps are timed, because it would slow them."""
         held = self.held[training.case.key]
-        held.learner.switch()
+        held.trainer.switch()
         assert training.steps is not None
         count = PHASE_STEPS if self.cuda else CPU_PHASE_STEPS
         if training.case.fed:
             count = max(CPU_PHASE_STEPS, min(count, int(FED_PHASES_S / training.steps.median_s)))
-        phases = time_phases(lambda clock: held.learner.step(held.feed, clock), self.cuda, count)
+        phases = time_phases(lambda clock: held.trainer.step(held.feed, clock), self.cuda, count)
         steps = training.steps
         step = _without_loading(held)
         if training.case.fed and not training.case.cached:
@@ -193,7 +193,7 @@ class Trainer(Arms):
         if self.cuda:
             busy_s, launches = busy_time(step)
             # An unfused optimizer makes the loss scaler wait for the device: no time of its own.
-            host_s = None if held.learner.updates.waits else host_time(step)
+            host_s = None if held.trainer.optimizer.waits else host_time(step)
             steps = replace(steps, busy_s=busy_s, launches=launches, host_s=host_s)
         return replace(training, phases=phases, steps=steps)
 
@@ -214,7 +214,7 @@ def _without_loading(held: Held) -> Callable[[], object]:
     if not held.training.case.fed:
         return held.step
     feed = SyntheticFeed(held.feed.place(held.feed.fetch()))
-    return lambda: held.learner.step(feed)
+    return lambda: held.trainer.step(feed)
 
 
 def _rate_so_far(held: Held) -> str:
