@@ -57,7 +57,7 @@ def compare_runs(a: Path, b: Path, fail_on: str | None, json_path: Path | None) 
     """Print the comparison; the exit code: 1 when a verdict is one to fail on, else 0."""
     from microbench.report.comparison import print_comparison
     from microbench.report.screen import make_console
-    from microbench.results.compare import VERDICTS, compare, failing
+    from microbench.results.comparison import VERDICTS, compare, failing
 
     choices = [verdict.replace(" ", "-") for verdict in VERDICTS]
     named = parse_names(fail_on, choices, "--fail-on") if fail_on is not None else []

@@ -10,13 +10,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from microbench.results.compare import Comparison, CompareRow, compare
+    from microbench.results.comparison import CompareRow, Comparison, compare
     from microbench.results.runfile import read_run, write_run
     from microbench.results.types import Ceiling, Measurement, NetworkUse, Result, Run, TimeModel
     from microbench.results.values import Entry, Interval, Ratio, Warning
 
 _MODULES = {
-    "compare": ("CompareRow", "Comparison", "compare"),
+    "comparison": ("CompareRow", "Comparison", "compare"),
     "runfile": ("read_run", "write_run"),
     "types": ("Ceiling", "Measurement", "NetworkUse", "Result", "Run", "TimeModel"),
     "values": ("Entry", "Interval", "Ratio", "Warning"),

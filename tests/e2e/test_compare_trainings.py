@@ -20,7 +20,7 @@ from e2e.results.types import State, Training
 from microbench.commands import compare_runs
 from microbench.errors import UserError
 from microbench.report.comparison import print_comparison
-from microbench.results.compare import TRAIN_NOISE_PCT, TRAININGS, compare, judge
+from microbench.results.comparison import TRAIN_NOISE_PCT, TRAININGS, compare, judge
 from microbench.results.runfile import write_run
 from microbench.results.types import Run
 
