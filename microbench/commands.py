@@ -38,15 +38,16 @@ def show_run(file: Path, *, form: str | None, verbose: bool, chart: Path | None 
 
 
 def explain_again(file: Path) -> None:
-    """Bounds, reasons and warnings of a run file from its numbers, written back to it."""
+    """Bounds, reasons, warnings and time model of a run file, from its numbers; written back."""
     from microbench.roofline.explain import annotate
+    from microbench.roofline.model.held_out import with_model
 
     run = read_run(file)
     probe(file, "FILE")
     if run.others and not run.results:
         print(f"{file} holds no kernels: the rest was explained when it was measured")
         return
-    explained = annotate(run)
+    explained = with_model(annotate(run))
     changed = sum(a != b for a, b in zip(run.results, explained.results, strict=True))
     write_run(explained, file)
     print(f"{file}: {changed} of {len(run.results)} results are explained otherwise than before")
@@ -56,7 +57,7 @@ def compare_runs(a: Path, b: Path, fail_on: str | None, json_path: Path | None) 
     """Print the comparison; the exit code: 1 when a verdict is one to fail on, else 0."""
     from microbench.report.comparison import print_comparison
     from microbench.report.screen import make_console
-    from microbench.results.compare import VERDICTS, compare, failing
+    from microbench.results.comparison import VERDICTS, compare, failing
 
     choices = [verdict.replace(" ", "-") for verdict in VERDICTS]
     named = parse_names(fail_on, choices, "--fail-on") if fail_on is not None else []

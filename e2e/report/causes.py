@@ -9,7 +9,6 @@ import math
 from collections.abc import Sequence
 
 from e2e.report.arms import Group, View
-from e2e.report.predictions import signed_pct
 from e2e.results.types import Cause, Training
 from microbench import fmt
 
@@ -78,9 +77,9 @@ def gain_cells(cause: Cause) -> list[str]:
     """Predicted gain, measured gain, and the difference: ["+70.0 %", "+65.2 %", "-4.8"]."""
     points = difference_points(cause)
     return [
-        *("" if gain is None else signed_pct(gain)
+        *("" if gain is None else fmt.signed_pct(gain)
           for gain in (predicted_pct(cause), measured_pct(cause))),
-        "" if points is None else "+" * (points >= 0) + _points(points),
+        "" if points is None else fmt.signed(points),
     ]  # fmt: skip
 
 
@@ -90,17 +89,13 @@ def verified(arm: Training) -> str:
     if not known:
         return ""
     gains = "gain" if len(known) == 1 else f"gains of {len(known)} fixes"
-    within = _points(max(map(abs, known)))
+    within = fmt.signed(max(map(abs, known))).removeprefix("+")
     return f"verified: predicted within {within} points of the measured {gains}"
 
 
 def _shown(value: float | None) -> float | None:
     """To a tenth; a zero has no sign."""
     return round(value, 1) + 0.0 if value is not None and math.isfinite(value) else None
-
-
-def _points(value: float) -> str:
-    return f"{value:.1f}" if abs(value) < 999.5 else fmt.number(value)
 
 
 def _or_least(gain_pct: float | None) -> float:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from e2e.report.arms import View
-from e2e.report.figures import milliseconds
 from e2e.results.types import Phase, Training
 from microbench import fmt
 from microbench.report.grid import DIM, Column, Grid, Row
@@ -54,13 +53,13 @@ def _row(arm: Training, view: View, names: Sequence[str]) -> Row:
 def _cell(phase: Phase | None) -> str:
     if phase is None:
         return ""
-    host = _short(phase.host_s)
-    return f"{host} / {_short(phase.gpu_s)}" if phase.gpu_s is not None else host
+    host = _ms(phase.host_s)
+    return f"{host} / {_ms(phase.gpu_s)}" if phase.gpu_s is not None else host
 
 
-def _short(seconds: float) -> str:
-    """Milliseconds, to a hundredth where there are few."""
-    return f"{1e3 * seconds:.2f}" if seconds < 1e-3 else milliseconds(seconds)
+def _ms(seconds: float) -> str:
+    """To a hundredth where there are few."""
+    return f"{1e3 * seconds:.2f}" if seconds < 1e-3 else fmt.milliseconds(seconds)
 
 
 def setups(view: View) -> list[Text]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from e2e.report.figures import limiter, rate
+from e2e.report.figures import limiter
 from e2e.report.joint import IN_FULL, Gain, Joint, throughput
 from e2e.results.types import Training
 from microbench import fmt
@@ -32,7 +32,7 @@ def joint_table(joint: Joint, width: int) -> list[Text]:
             Row(
                 [
                     str(count),
-                    rate(alone.per_s) if alone and alone.per_s else "",
+                    fmt.throughput(alone.per_s) if alone and alone.per_s else "",
                     *map(_rates, arms),
                     *map(_limit, arms),
                     *map(gain_cell, ratios),
@@ -47,8 +47,10 @@ def _rates(arm: Training | None) -> str:
     if arm is None:
         return ""
     if arm.status == "failed":
-        return f"{rate(arm.predicted_per_s)} / failed" if arm.predicted_per_s else "failed"
-    pair = [rate(value) if value else "-" for value in (arm.predicted_per_s, arm.per_s)]
+        return (
+            f"{fmt.throughput(arm.predicted_per_s)} / failed" if arm.predicted_per_s else "failed"
+        )
+    pair = [fmt.throughput(value) if value else "-" for value in (arm.predicted_per_s, arm.per_s)]
     return " / ".join(pair) if arm.per_s else pair[0]
 
 
@@ -124,14 +126,14 @@ def _in_full(joint: Joint, name: str, most: int) -> list[str]:
     share = f"{IN_FULL:.0%}"
     if start is not None:
         return [
-            f"{recipe} trains {rate(alone.per_s)} img/s without a loader; "
+            f"{recipe} trains {fmt.throughput(alone.per_s)} img/s without a loader; "
             f"{fmt.count(start, 'worker')} leave {share} of it."
         ]
     left = throughput(joint.at(recipe, most))
     told = f": {most} leave {left / alone.per_s:.0%}" if left else ""
     return [
-        f"{recipe} trains {rate(alone.per_s)} img/s without a loader; no number of workers leaves "
-        f"{share} of it{told}."
+        f"{recipe} trains {fmt.throughput(alone.per_s)} img/s without a loader; no number of "
+        f"workers leaves {share} of it{told}."
     ]
 
 
@@ -161,8 +163,10 @@ def _files(joint: Joint) -> list[str]:
         read = rates.get(("read", cold))
         if read:
             where = "from the disk" if cold else "from memory"
-            said.append(f"  reading alone {where}: {rate(read)} img/s.")
+            said.append(f"  reading alone {where}: {fmt.throughput(read)} img/s.")
     loaded = rates.get((joint.loader, True))
     if loaded:
-        said.append(f"  with files that are not in memory the loader gives {rate(loaded)} img/s.")
+        said.append(
+            f"  with files that are not in memory the loader gives {fmt.throughput(loaded)} img/s."
+        )
     return said

@@ -220,25 +220,22 @@ def _products(arm: Training) -> str:
         return ""
     saved, arrived = -math.fsum(products), arm.ledger[0].ms - arm.ledger[-1].ms
     if saved <= 0:
-        return f"Products save nothing{f': they take {_ms(-saved)} ms more' * (saved < 0)}."
-    text = f"Products save {_ms(saved)} ms"
+        return (
+            f"Products save nothing{f': they take {fmt.hundredths(-saved)} ms more' * (saved < 0)}."
+        )
+    text = f"Products save {fmt.hundredths(saved)} ms"
     if arrived <= 0:
-        longer = f": it takes {_ms(-arrived)} ms more" * (arrived < 0)
+        longer = f": it takes {fmt.hundredths(-arrived)} ms more" * (arrived < 0)
         return f"{text}, none of which reaches the step{longer}."
     if arrived >= saved:
-        more = _ms(arrived - saved)
+        more = fmt.hundredths(arrived - saved)
         return f"{text}, all of which reaches the step; the other terms together save {more} ms."
     if saved - arrived < SMALL_SHARE * saved:
         return f"{text}, practically all of which reaches the step."
     return (
-        f"{text}, of which {_ms(arrived)} ms ({100 * arrived / saved:.0f} %) reach the "
-        f"step; the other terms together take {_ms(saved - arrived)} ms back."
+        f"{text}, of which {fmt.hundredths(arrived)} ms ({100 * arrived / saved:.0f} %) reach the "
+        f"step; the other terms together take {fmt.hundredths(saved - arrived)} ms back."
     )
-
-
-def _ms(value: float) -> str:
-    """Three digits, to a hundredth at most."""
-    return f"{value:.2f}" if 0.01 <= value < 9.995 else fmt.number(value)
 
 
 def ledger_sentences(view: View, family: Sequence[Group]) -> list[str]:
@@ -261,14 +258,14 @@ def _in_short(arm: Training, label: str) -> str:
     least_ms = NOTHING_SHARE * first.ms
     saving = _largest([line for line in between if line.ms < -least_ms])
     taking = _largest([line for line in between if line.ms > least_ms])
-    whole = f"{_ms(first.ms)} ms of a step in {base_name(arm)}"
-    rest = ", ".join([f"what is left is {_ms(last.ms)} ms", *_limit(arm)])
+    whole = f"{fmt.hundredths(first.ms)} ms of a step in {base_name(arm)}"
+    rest = ", ".join([f"what is left is {fmt.hundredths(last.ms)} ms", *_limit(arm)])
     if saved_ms > 0:
-        text = f"Of the {whole}, {label} saves {_ms(saved_ms)} ms"
+        text = f"Of the {whole}, {label} saves {fmt.hundredths(saved_ms)} ms"
         text += f", most of all in {saving}" * bool(saving)
         back = f"of what is added, most is in {taking}" if taking else "no term adds any"
     else:
-        more = f"{_ms(-saved_ms)} ms more than" if saved_ms else "all of"
+        more = f"{fmt.hundredths(-saved_ms)} ms more than" if saved_ms else "all of"
         text = f"{label} takes {more} the {whole}"
         text += f", most of all in {taking}" * bool(taking)
         back = f"of what is saved, most is in {saving}" if saving else "no term saves any"
@@ -281,7 +278,7 @@ def _largest(lines: Sequence[LedgerLine]) -> str:
         return ""
     line = max(lines, key=lambda line: abs(line.ms))
     name = "the residual" if is_residual(line) else fmt.clean(line.term) or "-"
-    return f"{name} ({_ms(abs(line.ms))} ms)"
+    return f"{name} ({fmt.hundredths(abs(line.ms))} ms)"
 
 
 def _limit(arm: Training) -> list[str]:

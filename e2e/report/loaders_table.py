@@ -8,7 +8,6 @@ from typing import NamedTuple
 from rich.cells import cell_len
 from rich.text import Text
 
-from e2e.report.figures import rate
 from e2e.results.loader_types import LoadCase, Loading
 from microbench import fmt
 from microbench.report.grid import DIM, Column, Grid, Row
@@ -91,10 +90,10 @@ def _row(loading: Loading, telling: Telling) -> Row:
             str(case.batch) if telling.batch else "",
             str(case.workers),
             ahead(case) if telling.ahead else "",
-            rate(loading.per_s),
+            fmt.throughput(loading.per_s),
             fmt.half_interval(loading.per_s, interval),
-            rate(loading.per_s_per_core) if loading.per_s_per_core else "",
-            rate(read / 1e6) if read is not None else "",
+            fmt.throughput(loading.per_s_per_core) if loading.per_s_per_core else "",
+            fmt.throughput(read / 1e6) if read is not None else "",
             fmt.duration(loading.first_s) if loading.first_s is not None else "",
         ]
     )

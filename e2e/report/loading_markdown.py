@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from e2e.report.figures import rate
 from e2e.report.joint import Joint, joints
 from e2e.report.joint_table import gain_cell
 from e2e.report.loaders_table import Telling, ahead, telling_of
@@ -40,11 +39,11 @@ def joint_markdown(joint: Joint) -> str:
     rows: list[list[str]] = []
     for count in joint.workers:
         alone = joint.loading.get(count)
-        row = [str(count), rate(alone.per_s) if alone and alone.per_s else ""]
+        row = [str(count), fmt.throughput(alone.per_s) if alone and alone.per_s else ""]
         for name in joint.recipes:
             arm = joint.at(name, count)
             told, per_s = (arm.predicted_per_s, arm.per_s) if arm else (None, None)
-            row += [rate(told) if told else "", rate(per_s) if per_s else ""]
+            row += [fmt.throughput(told) if told else "", fmt.throughput(per_s) if per_s else ""]
             row.append(f"{100 * (told / per_s - 1):+.1f} %" if told and per_s else "")
         for name in others:
             row.append(gain_cell(joint.speedup(name, base, count)))
@@ -63,10 +62,10 @@ def _loader(loading: Loading, telling: Telling) -> list[str]:
         *name,
         str(case.workers),
         *more,
-        rate(per_s),
+        fmt.throughput(per_s),
         fmt.half_interval(per_s, loading.ci95_per_s),
-        rate(loading.per_s_per_core) if loading.per_s_per_core else "",
-        rate(read / 1e6) if read is not None else "",
+        fmt.throughput(loading.per_s_per_core) if loading.per_s_per_core else "",
+        fmt.throughput(read / 1e6) if read is not None else "",
     ]
 
 

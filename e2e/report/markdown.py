@@ -32,7 +32,7 @@ from e2e.report.errors import (
     error_rows,
     error_sentences,
 )
-from e2e.report.figures import gigabytes, milliseconds, rate, spread
+from e2e.report.figures import spread
 from e2e.report.ledger import account, ledger_title, waterfall, with_ledgers
 from e2e.report.predictions import (
     ALONE_TITLE,
@@ -174,12 +174,12 @@ def _cells(arm: Training, group: Group, view: View, compared: Sequence[str]) -> 
         several_units = len({other.unit for g in view.groups for other in g.arms}) > 1
         power_w = arm.state.power_w
         timed = [
-            rate(per_s) + f" {fmt.clean(arm.unit)}" * several_units,
-            milliseconds(arm.step_s),
+            fmt.throughput(per_s) + f" {fmt.clean(arm.unit)}" * several_units,
+            fmt.milliseconds(arm.step_s),
             *ratio_cells(arm, group, compared),
-            gigabytes(arm.memory_peak_bytes),
+            fmt.gigabytes(arm.memory_peak_bytes),
             f"{power_w:.0f}" if power_w is not None else "",
-            rate(arm.per_j) if arm.per_j else "",
+            fmt.throughput(arm.per_j) if arm.per_j else "",
             fmt.per_cent(busy_pct(arm)),
             fmt.clean(arm.limit or ""),
         ]

@@ -8,7 +8,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from e2e.report.arms import Group, View, is_generated, view_of, what_was_trained
-from e2e.report.figures import rate, ratio
+from e2e.report.figures import ratio
 from e2e.report.plot_waterfall import waterfall_panels
 from e2e.results.types import Training
 from microbench import fmt
@@ -111,7 +111,7 @@ def _bar(arm: Training, view: View) -> Json:
         "high": arm.step_units / fast if fast else per_s,
         "recipe": fmt.clean(arm.case.recipe),
         "unit": f"{fmt.clean(arm.unit)}/s",
-        "text": f"{rate(per_s)}{f', {LOST}' if lost else gain}",
+        "text": f"{fmt.throughput(per_s)}{f', {LOST}' if lost else gain}",
         "lost": lost,
     }
 

@@ -5,21 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from e2e.report.arms import Group, View, in_words, is_generated, place
-from e2e.report.figures import (
-    gigabytes,
-    joined,
-    limiter,
-    milliseconds,
-    rate,
-)
-from e2e.report.predictions import (
-    compared_with,
-    error_pct,
-    is_alone,
-    is_beside,
-    plain_ratio,
-    signed_pct,
-)
+from e2e.report.figures import limiter
+from e2e.report.predictions import compared_with, error_pct, is_alone, is_beside, plain_ratio
 from e2e.results.types import Training
 from microbench import fmt
 
@@ -42,7 +29,7 @@ def _foretold(view: View, label: str, arms: Sequence[Training]) -> str:
     42.9 ms a step, 11.6 GB, limited by the GPU"; the ends of a range of batches."""
     names = compared_with(view)
     gains = [gain for name in names if (gain := _gain(view, name, arms))]
-    verb = f"is predicted to train {joined(gains)}" if gains else "is predicted"
+    verb = f"is predicted to train {fmt.joined(gains)}" if gains else "is predicted"
     if len(arms) > 1:
         where = ["network", *(["data"] if is_generated(arms[0].case) else [])]
         ends = [f"at batch {arm.case.batch} {_figures(arm)}" for arm in (arms[0], arms[-1])]
@@ -67,10 +54,10 @@ def _gain(view: View, name: str, arms: Sequence[Training]) -> str:
 def _figures(arm: Training) -> str:
     predicted = arm.predicted
     assert predicted is not None
-    memory = gigabytes(predicted.memory_bytes)
+    memory = fmt.gigabytes(predicted.memory_bytes)
     parts = [
-        f"{rate(arm.predicted_per_s or 0.0)} {fmt.clean(arm.unit)}/s",
-        f"{milliseconds(predicted.step_s)} ms a step",
+        f"{fmt.throughput(arm.predicted_per_s or 0.0)} {fmt.clean(arm.unit)}/s",
+        f"{fmt.milliseconds(predicted.step_s)} ms a step",
         f"{memory} GB" if memory else "",
         f"limited by {limiter(predicted.limit)}" if predicted.limit else "",
     ]
@@ -85,7 +72,7 @@ def _errors(view: View, family: Sequence[Group]) -> list[str]:
     lines: list[str] = []
     if errors:
         worst = sorted(errors, key=lambda pair: -abs(pair[0]))[:MOST_NAMED]
-        named = ", ".join(f"{name} {signed_pct(error)}" for error, name in worst)
+        named = ", ".join(f"{name} {fmt.signed_pct(error)}" for error, name in worst)
         text = f"Predicted steps are within {abs(worst[0][0]):.1f} % of the measured ones"
         lines.append(f"{text}: {named}{' at worst' * (len(errors) > len(worst))}.")
     for arm in arms:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from rich.text import Text
 
 from e2e.report.arms import LADDER, Group, View, is_base
-from e2e.report.figures import gigabytes, milliseconds, rate
 from e2e.results.baselines import BASELINES
 from e2e.results.types import Predicted, Training
 from microbench import fmt
@@ -49,11 +48,6 @@ def paced_error_pct(arm: Training) -> float | None:
     return 100 * (paced_s / arm.step_s - 1) if paced_s and arm.step_s else None
 
 
-def signed_pct(value: float) -> str:
-    """ "+1.9 %", "-0.4 %"."""
-    return f"{value:+.1f} %" if abs(value) < 999.5 else f"{'+' * (value > 0)}{fmt.number(value)} %"
-
-
 @dataclass(frozen=True)
 class Rows:
     """A table of predictions: its arms, its columns, and what they hold of an arm."""
@@ -91,7 +85,7 @@ def plain_ratio(value: float) -> str:
 def interval(predicted: Predicted) -> str:
     """The ends in milliseconds: "41.6..44.0"; "" when there are none."""
     ends = predicted.interval_s
-    return f"{milliseconds(ends[0])}..{milliseconds(ends[1])}" if ends else ""
+    return f"{fmt.milliseconds(ends[0])}..{fmt.milliseconds(ends[1])}" if ends else ""
 
 
 # ---------------------------------------------------------------- beside what was measured
@@ -131,13 +125,13 @@ def _beside(arm: Training, group: Group, view: View, names: Sequence[str]) -> li
     assert predicted is not None
     return [
         view.label(arm),
-        milliseconds(predicted.step_s),
+        fmt.milliseconds(predicted.step_s),
         interval(predicted),
-        milliseconds(arm.step_s),
-        signed_pct(error) if error is not None else "",
+        fmt.milliseconds(arm.step_s),
+        fmt.signed_pct(error) if error is not None else "",
         _paced(arm),
         _pair(fmt.clean(predicted.limit or ""), fmt.clean(arm.limit or "")),
-        _pair(gigabytes(predicted.memory_bytes), gigabytes(arm.memory_peak_bytes)),
+        _pair(fmt.gigabytes(predicted.memory_bytes), fmt.gigabytes(arm.memory_peak_bytes)),
         *(_ratios(arm, name, group) for name in names),
     ]
 
@@ -161,7 +155,7 @@ def _ratios(arm: Training, name: str, group: Group) -> str:
 def _paced(arm: Training) -> str:
     """Where the host is the limit: elsewhere its pace changes nothing."""
     error = paced_error_pct(arm) if arm.limit == "host" else None
-    return signed_pct(error) if error is not None else ""
+    return fmt.signed_pct(error) if error is not None else ""
 
 
 def _is_outside(arm: Training) -> bool:
@@ -203,12 +197,12 @@ def _alone(
     assert predicted is not None
     return [
         view.label(arm),
-        rate(arm.predicted_per_s or 0.0) + f" {fmt.clean(arm.unit)}" * with_unit,
-        milliseconds(predicted.step_s),
+        fmt.throughput(arm.predicted_per_s or 0.0) + f" {fmt.clean(arm.unit)}" * with_unit,
+        fmt.milliseconds(predicted.step_s),
         interval(predicted),
         *(predicted_ratio(arm, name, group) for name in names),
         fmt.clean(predicted.limit or ""),
-        gigabytes(predicted.memory_bytes),
+        fmt.gigabytes(predicted.memory_bytes),
     ]
 
 

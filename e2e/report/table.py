@@ -15,7 +15,7 @@ from e2e.report.arms import (
     is_base,
     reason,
 )
-from e2e.report.figures import gigabytes, milliseconds, rate, ratio
+from e2e.report.figures import ratio
 from e2e.results.types import Training
 from microbench import fmt
 from microbench.report.grid import DIM, Column, Grid, Row
@@ -92,16 +92,16 @@ def _row(arm: Training, group: Group, view: View, compared: Sequence[str], with_
     state = arm.state
     cells = [
         label,
-        rate(per_s) + unit,
+        fmt.throughput(per_s) + unit,
         fmt.half_interval(steps.median_s, steps.ci95_s),
-        milliseconds(steps.median_s),
+        fmt.milliseconds(steps.median_s),
         *ratio_cells(arm, group, compared),
-        gigabytes(arm.memory_peak_bytes),
+        fmt.gigabytes(arm.memory_peak_bytes),
         f"{state.power_w:.0f}" if state.power_w is not None else "",
-        rate(arm.per_j) if arm.per_j else "",
+        fmt.throughput(arm.per_j) if arm.per_j else "",
         fmt.per_cent(busy_pct(arm)),
-        milliseconds(steps.host_s),
-        *[milliseconds(steps.wait_s)] * _is_fed(view),
+        fmt.milliseconds(steps.host_s),
+        *[fmt.milliseconds(steps.wait_s)] * _is_fed(view),
         fmt.clean(arm.limit or ""),
     ]
     style = "red" if arm.converged is False else DIM if view.is_baseline(arm) else ""

@@ -8,7 +8,6 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from e2e.report.arms import View
-from e2e.report.figures import joined
 from e2e.report.ledger import (
     NOTHING_SHARE,
     SMALL_SHARE,
@@ -142,7 +141,7 @@ def _small(fall: Waterfall) -> str:
     changed = [line for line in fall.small if abs(line.ms) > least_ms]
     parts = [f"{names[line.term]} {line.ms:+.2g}" for line in changed]
     same = [names[line.term] for line in fall.small if line not in changed]
-    parts += [f"no change in {joined(same)}"] if same else []
+    parts += [f"no change in {fmt.joined(same)}"] if same else []
     return f"small terms, each under {100 * SMALL_SHARE:g} % of the first step: {', '.join(parts)}"
 
 

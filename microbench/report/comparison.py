@@ -11,10 +11,10 @@ from kernels.case import Case
 from microbench import fmt
 from microbench.report.grid import DIM, Column, Grid, Row
 from microbench.report.screen import WIDTH
-from microbench.results.compare import VERDICTS, CompareRow, Comparison
-from microbench.results.entry import AnyCase
+from microbench.results.comparison import VERDICTS, CompareRow, Comparison
 from microbench.results.kinds import KINDS, Report
 from microbench.results.types import Ratio
+from microbench.results.values import AnyCase
 
 MOST_SAME_ROWS = 6
 MOST_NAMED = 5

@@ -19,7 +19,7 @@ from microbench.report.screen import WIDTH
 from microbench.report.wide_table import missing_reasons, wide_table
 from microbench.results.kinds import reports
 from microbench.results.types import Run
-from microbench.roofline.model import describe, held_out_error
+from microbench.roofline.model.wording import describe
 from microbench.verdict import verdict
 
 SOFTWARE = (
@@ -127,8 +127,7 @@ def _how(run: Run) -> list[str]:
 
 
 def _model(run: Run) -> list[Text]:
-    found = held_out_error(run)
-    return [Text(f"  {line}") for line in describe(found)] if found else []
+    return [Text(f"  {fmt.clean(line)}") for line in describe(run.model)] if run.model else []
 
 
 def _shared_settings(run: Run) -> list[str]:

@@ -41,7 +41,7 @@ from microbench.report.console import print_run
 from microbench.report.markdown import to_markdown
 from microbench.report.table_csv import to_csv
 from microbench.results.codec import run_from_json, run_to_json
-from microbench.results.compare import compare
+from microbench.results.comparison import compare
 from microbench.results.runfile import read_run, write_run
 from microbench.results.types import Ratio, Run, Warning
 

@@ -35,7 +35,7 @@ from samples.training_runs import (
 )  # fmt: skip
 
 from e2e.report.arms import view_of
-from e2e.report.figures import faster, rate, ratio, spread
+from e2e.report.figures import faster, ratio, spread
 from e2e.report.markdown import training_table
 from e2e.report.plot_training import bar_rows, curve_panels, training_chart
 from e2e.report.verdict import verdict
@@ -45,6 +45,7 @@ from e2e.results.types import (
     TrainCase,
     Training,
 )
+from microbench import fmt
 from microbench.commands import explain_again, show_run
 from microbench.errors import UserError
 from microbench.report.drawing import draw
@@ -424,7 +425,7 @@ def test_without_anything_to_compare_the_rate_is_told() -> None:
 
 
 def test_figures() -> None:
-    assert [rate(x) for x in (4.1, 999.4, 6015.2, 402_000, 3e9)] == [
+    assert [fmt.throughput(x) for x in (4.1, 999.4, 6015.2, 402_000, 3e9)] == [
         "4.10", "999", "6,015", "402,000", "3.0e+09",
     ]  # fmt: skip
     assert ratio(Ratio(0.9873, (0.983, 0.99))) == "0.987 ±0.005"
@@ -538,7 +539,7 @@ def test_commands_take_files_of_trainings(
     both = replace(h200_run(), others=amp_run().of(Training))
     write_run(both, path)
     explain_again(path)
-    assert read_run(path).trainings == both.of(Training)
+    assert read_run(path).of(Training) == both.of(Training)
 
 
 if __name__ == "__main__":

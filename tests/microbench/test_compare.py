@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kernels.case import Case
 from microbench.errors import UserError
-from microbench.results.compare import VERDICTS, compare, failing, judge
+from microbench.results.comparison import VERDICTS, compare, failing, judge
 from microbench.results.types import Measurement, Result, Run
 from microbench.timing.stats import median_interval
 

@@ -25,7 +25,7 @@ from microbench.errors import UserError
 from microbench.report.console import print_run
 from microbench.report.table_csv import to_csv
 from microbench.results import runfile
-from microbench.results.compare import compare
+from microbench.results.comparison import compare
 from microbench.results.runfile import check_writable, probe, read_run, write_run, write_text
 from microbench.results.types import Ceiling, Measurement, Ratio, Result, Run, Warning
 

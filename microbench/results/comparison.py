@@ -13,10 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from microbench.errors import UserError
-from microbench.results.entry import AnyCase, Entry, Timed
 from microbench.results.kinds import KINDS
 from microbench.results.types import Run
-from microbench.results.values import Interval
+from microbench.results.values import AnyCase, Entry, Interval, Timed
 
 NOISE_PCT = 3.0
 NOISE_S = 1.3e-6  # where the matrices lie in memory: up to 1.22 us between runs, stable in each
