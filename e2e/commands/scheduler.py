@@ -13,12 +13,11 @@ from e2e.commands.worker import DataFacts, TrainSettings, TrainWorker
 from e2e.data.loaders import LOADERS
 from e2e.data.loaders.memory_check import kept_bytes, no_room
 from e2e.explain.whatif import Explainer, to_verify, verified
-from e2e.predict.host_model.variation import SlowdownRange, slowdown_range
-from e2e.predict.loader_wait import with_loader
-from e2e.predict.prediction import Prediction
+from e2e.predict.prediction import Prediction, with_loader
 from e2e.results.loader_types import LoadCase, Loading, load_case
 from e2e.results.types import PREDICTED, RESIDENT, USUAL_LOADER, TrainCase, Training
 from e2e.train.convergence import judged
+from e2e.train.speed_readings import SlowdownRange, slowdown_range
 from e2e.train.speedups import with_speedups
 from microbench.device.host import usable_cores
 from microbench.errors import UserError

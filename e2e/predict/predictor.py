@@ -10,11 +10,10 @@ from dataclasses import replace
 import torch
 
 from e2e.networks import Network
+from e2e.predict.calibration import calibrated
 from e2e.predict.coverage import from_step, uncovered
-from e2e.predict.host_model.calibration import calibrated
 from e2e.predict.host_model.framework_overhead import Framework
 from e2e.predict.host_model.host_speed import RecordedSpeed, host_speed_of
-from e2e.predict.host_model.variation import SpeedReading, slowdown_range
 from e2e.predict.op_timer.cuda_graph import CaptureFailed, check_capturable, measure_graph
 from e2e.predict.op_timer.op_costs import CallTimer, key_of, step_key
 from e2e.predict.op_timer.op_timer import OpTime
@@ -27,7 +26,7 @@ from e2e.predict.trace.fake_trace import CannotTrace, Trace
 from e2e.predict.trace.recorder import TracedOp, kind
 from e2e.recipes import NO_GRAPHS, cannot_run, recipe_of
 from e2e.results.types import Predicted, TrainCase
-from e2e.train.speed_readings import HostSpeed
+from e2e.train.speed_readings import HostSpeed, SpeedReading, slowdown_range
 from kernels.case import Target
 from kernels.error_words import one_line
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import torch
 
 from e2e.networks import Network
-from e2e.predict.memory import peak_bytes
 from e2e.predict.op_timer.in_situ import time_in_step
 from e2e.predict.op_timer.op_costs import CallTimer, CallTimes, key_of
 from e2e.predict.op_timer.op_timer import TOO_LARGE, OpTime
@@ -176,3 +175,17 @@ def _memory_bytes(traced: Trace, times: Mapping[str, OpTime]) -> int:
     }
     copied = traced.batch_bytes if traced.case.graph else 0  # which a graph reads
     return peak_bytes(traced, scratch) + copied
+
+
+def peak_bytes(trace: Trace, scratch: Mapping[str, int]) -> int:
+    """The most that is allocated at once, weights and optimizer state included.
+
+    `scratch` has, by a call's key, what it allocates beside its results while it runs (workspaces):
+    measured, because the trace cannot know it.
+    """
+    alive = peak = trace.held_bytes
+    for op in trace.ops:
+        alive -= op.freed
+        peak = max(peak, alive + op.allocated + scratch.get(op.call.key, 0))
+        alive += op.allocated
+    return peak

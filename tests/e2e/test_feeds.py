@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from e2e.data.sources.cifar10 import NORMAL
 from e2e.data.sources.resident import Labelled, Resident
 from e2e.explain.annotate import with_predictions
-from e2e.predict.loader_wait import measured_wait_s, with_loader
-from e2e.predict.prediction import Prediction
+from e2e.predict.prediction import Prediction, measured_wait_s, with_loader
 from e2e.predict.queue_model import OpCost, simulate
 from e2e.results.loader_types import LoadBlock, Loading, load_case
 from e2e.results.types import Predicted, StepTimes, TrainCase, Training

@@ -21,11 +21,10 @@ from e2e.predict.host_model.host_speed import (
     SmallStepSpeed,
     host_speed_of,
 )
-from e2e.predict.host_model.variation import SlowdownRange, slowdown_range
 from e2e.recipes import switch_tf32
 from e2e.train.arm_timer import ArmTimer
 from e2e.train.arms import Task
-from e2e.train.speed_readings import SpeedBetween, SpeedByTurn
+from e2e.train.speed_readings import SlowdownRange, SpeedBetween, SpeedByTurn, slowdown_range
 from microbench.device.device import describe, open_telemetry
 from microbench.timing.interleave import FEWEST_ROUNDS
 

@@ -18,10 +18,10 @@ from torch.utils._pytree import tree_leaves
 
 from e2e.networks import find
 from e2e.predict.host_model.host_speed import ConstantSpeed
-from e2e.predict.op_timer.l2_residency import Cache, cache_bytes
 from e2e.predict.op_timer.op_costs import CallTimer
 from e2e.predict.op_timer.store import Store
 from e2e.predict.trace.fake_trace import Trace
+from e2e.predict.trace.l2_residency import Cache, cache_bytes
 from e2e.predict.trace.recorder import LEAST_DISTANT, WIDE, Recorder, TracedOp
 from kernels.aten import NEAR, Call, Distant, Pool, Replay, describe, materialise, reserve
 from kernels.aten.distant import MOST_TURNS, Held

@@ -12,7 +12,9 @@ import torch
 from samples.host_speeds import PlannedSpeeds
 
 from e2e.predict.host_model.host_speed import ConstantSpeed
-from e2e.predict.host_model.launch_times import (
+from e2e.predict.op_timer import cuda as cuda_replay
+from e2e.predict.op_timer.autograd_thread import forward_thread
+from e2e.predict.op_timer.launch_times import (
     LEAST_PASSES,
     LEFT_S,
     PASSING_S,
@@ -21,8 +23,6 @@ from e2e.predict.host_model.launch_times import (
     host_times,
     spin_until,
 )
-from e2e.predict.op_timer import cuda as cuda_replay
-from e2e.predict.op_timer.autograd_thread import forward_thread
 from e2e.predict.op_timer.op_timer import OpTime, PlacedCall
 
 
@@ -65,7 +65,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watched:
     def moved_on(at_s: float) -> None:
         made.clock[0] = max(made.clock[0], at_s)
 
-    monkeypatch.setattr("e2e.predict.host_model.launch_times.spin_until", moved_on)
+    monkeypatch.setattr("e2e.predict.op_timer.launch_times.spin_until", moved_on)
     return made
 
 
@@ -85,7 +85,7 @@ def test_host_times_are_of_calls_in_the_steps_order_and_as_at_pace_1(
     watch: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "e2e.predict.host_model.launch_times.WARM_S", 0.0
+        "e2e.predict.op_timer.launch_times.WARM_S", 0.0
     )  # one untimed pass before each
     a = met(watch, "a", 1e-3, 0, 2, 3, backward=(2,))
     b = met(watch, "b", 2e-3, 1, backward=(1,))
@@ -106,7 +106,7 @@ def test_calls_add_up_to_what_a_pass_takes_though_another_is_slow_in_each(
     watch: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By medians alone they would take 6 ms of 10."""
-    monkeypatch.setattr("e2e.predict.host_model.launch_times.WARM_S", 0.0)
+    monkeypatch.setattr("e2e.predict.op_timer.launch_times.WARM_S", 0.0)
     some = [Fake("a", 2e-3, watch.clock, watch.seen) for _ in range(3)]
     for i, one in enumerate(some):
         one.slower = itertools.cycle([3 if i == n else 1 for n in range(3)])
@@ -145,7 +145,7 @@ def test_a_pass_is_timed_when_what_was_done_before_is_no_longer_seen(watch: Watc
 
 
 def test_passes_that_take_long_are_few(watch: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("e2e.predict.host_model.launch_times.WARM_S", 0.0)
+    monkeypatch.setattr("e2e.predict.op_timer.launch_times.WARM_S", 0.0)
     for name, seconds, passes in (("long", 0.6 * PASSING_S, LEAST_PASSES), ("short", 1e-3, 9)):
         one = met(watch, name, seconds, 0)
         host_times([one.ready], watch._threads, ConstantSpeed(), 9)
@@ -192,7 +192,7 @@ def test_a_call_is_launched_when_the_device_has_done_about_all_before_it(
 ) -> None:
     """A launch takes the host 10 us, and the device `device_s`, or `error` times that as told."""
     device, launches = Device(watch), 2 * SURE_LAUNCHES + 1
-    monkeypatch.setattr("e2e.predict.host_model.launch_times.WARM_S", 0.0)
+    monkeypatch.setattr("e2e.predict.op_timer.launch_times.WARM_S", 0.0)
     monkeypatch.setattr(torch.cuda, "synchronize", device.wait)
     one = Queued(10e-6, device_s, device)
     call = PlacedCall(one, tuple(range(launches)))  # type: ignore[arg-type]

@@ -19,10 +19,9 @@ from e2e.commands.worker import DataFacts
 from e2e.explain.annotate import with_predictions
 from e2e.networks import find
 from e2e.networks.network import Network, written
-from e2e.predict.host_model.calibration import calibrated
+from e2e.predict.calibration import calibrated
 from e2e.predict.host_model.framework_overhead import COUNTED, Framework
 from e2e.predict.host_model.host_speed import ConstantSpeed
-from e2e.predict.host_model.variation import SlowdownRange
 from e2e.predict.op_timer.cuda_graph import CaptureFailed
 from e2e.predict.op_timer.op_costs import CallTimer, key_of
 from e2e.predict.op_timer.op_timer import CpuStopwatch, OpTime
@@ -32,6 +31,7 @@ from e2e.predict.predictor import Predictor
 from e2e.predict.trace.fake_trace import trace
 from e2e.predict.trace.recorder import is_view
 from e2e.results.types import PREDICTED, StepTimes, TrainCase, Training
+from e2e.train.speed_readings import SlowdownRange
 from kernels.case import Target
 from microbench.worker import Greeting
 
@@ -237,9 +237,9 @@ def test_what_the_host_does_around_calls_is_kept_as_at_pace_1(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Planted times, by a host that says it is a thousand times slower just now."""
-    monkeypatch.setattr("e2e.predict.host_model.calibration._step_s", lambda step, device: 3e-3)
+    monkeypatch.setattr("e2e.predict.calibration._step_s", lambda step, device: 3e-3)
     monkeypatch.setattr(CpuStopwatch, "passes", lambda self, calls: lambda: 1e-3)
-    monkeypatch.setattr("e2e.predict.host_model.launch_times.WARM_S", 0.0)
+    monkeypatch.setattr("e2e.predict.op_timer.launch_times.WARM_S", 0.0)
     network, device = find("cnn-cifar"), torch.device("cpu")
     traced = trace(network, case_of(network), device, network.classes or 2)
     fits = (

@@ -13,10 +13,10 @@ from e2e.case import Comparison, Planned
 from e2e.commands.progress import TrainProgress
 from e2e.commands.scheduler import Job, Work, _with_what_was
 from e2e.commands.worker import DataFacts, TrainSettings
-from e2e.predict.host_model.variation import SlowdownRange
 from e2e.predict.prediction import Prediction
 from e2e.predict.queue_model import OpCost
 from e2e.results.types import PREDICTED, Predicted, TrainCase, Training
+from e2e.train.speed_readings import SlowdownRange
 from microbench.results.runfile import read_run
 from microbench.results.types import Run
 from microbench.worker import WorkerDied

@@ -14,9 +14,8 @@ from collections.abc import Callable
 import torch
 
 from e2e.predict.host_model.calibration_models import paced_network, small_step
-from e2e.predict.host_model.variation import SpeedReading
 from e2e.recipes import switch_tf32
-from e2e.train.speed_readings import HostSpeed
+from e2e.train.speed_readings import HostSpeed, SpeedReading
 from microbench.timing.stats import median
 
 RECIPE = "amp"

@@ -25,7 +25,7 @@ from e2e.data.sources.data import laid_out
 from e2e.data.sources.synthetic import SyntheticFeed
 from e2e.networks import Network
 from e2e.networks.network import FAKE_LOGGER, quiet
-from e2e.predict.op_timer.l2_residency import cache_bytes
+from e2e.predict.trace.l2_residency import cache_bytes
 from e2e.predict.trace.recorder import Recorder, TracedOp, block_bytes
 from e2e.recipes import DYNAMIC, Recipe, recipe_of
 from e2e.results.types import TrainCase

@@ -21,7 +21,7 @@ from e2e.predict.host_model.calibration_models import (
     small_step,
 )
 from e2e.predict.host_model.framework_overhead import CalibrationStep, Framework, fitted
-from e2e.predict.host_model.launch_times import warm
+from e2e.predict.op_timer.launch_times import warm
 from e2e.predict.op_timer.op_costs import CallTimer
 from e2e.predict.trace.fake_trace import CannotTrace, Trace, trace
 from e2e.recipes import RECIPES, cannot_run, recipe_of, switch_process
