@@ -174,7 +174,7 @@ def doctor(device: str) -> None:
 @option("--tries", "100", "aa: how many comparisons", type=int)
 def validate(what: str, json: Path, device: str, tries: int) -> None:
     """Check the method: timer against Nsight Compute; aa, the same kernel as two arms."""
-    from microbench.selftest.validate_command import validate_method
+    from microbench.selftest.run import validate_method
 
     validate_method(what, json, device, tries)
 

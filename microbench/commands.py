@@ -7,13 +7,29 @@ import sys
 from pathlib import Path
 
 from microbench.errors import UserError
-from microbench.results.runfile import check_writable, probe, read_run, write_run, write_text
+from microbench.results.kinds import Document, document_of
+from microbench.results.runfile import (
+    as_run,
+    check_writable,
+    damaged,
+    probe,
+    read_json,
+    read_run,
+    write_run,
+    write_text,
+)
+from microbench.results.values import Json
 from microbench.sweep import parse_names
 
 
 def show_run(file: Path, *, form: str | None, verbose: bool, chart: Path | None = None) -> None:
-    """Print a run file as a screen, or in the form "csv" or "markdown", or draw it."""
-    run = read_run(file)
+    """Print a file as a screen, or in the form "csv" or "markdown", or draw the run in it."""
+    data = read_json(file)
+    document = document_of(data)
+    if document and not chart:
+        show_document(document, data, file, form=form, verbose=verbose)
+        return
+    run = as_run(data, file)
     if chart:
         from microbench.report.drawing import check_chart_path, draw
 
@@ -35,6 +51,26 @@ def show_run(file: Path, *, form: str | None, verbose: bool, chart: Path | None 
     from microbench.report.screen import make_console
 
     print_run(run, make_console(quiet=False), details=verbose)
+
+
+def show_document(
+    document: Document, data: Json, file: Path, *, form: str | None, verbose: bool
+) -> None:
+    """Print what a command wrote that is no run."""
+    from microbench.report.documents import print_document
+    from microbench.report.screen import make_console
+    from microbench.report.table import markdown, records, write_csv
+
+    try:
+        sheet = document.sheet(data)
+        if form == "csv":
+            sys.stdout.write(write_csv([records(sheet.table)]))
+        elif form == "markdown":
+            sys.stdout.write(markdown(sheet.table))
+        else:
+            print_document(data, sheet, make_console(quiet=False), details=verbose)
+    except (ValueError, OverflowError) as error:
+        raise damaged(file, error) from None
 
 
 def explain_again(file: Path) -> None:

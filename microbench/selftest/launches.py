@@ -12,15 +12,9 @@ from typing import Any
 import torch
 
 from kernels import OPS
-from kernels.case import Case
 from microbench.device.device import describe
+from microbench.selftest.ncu import parse
 from microbench.timing.instruments import Instruments
-
-
-def parse(word: str) -> Case:
-    """A case from "fp16:cublas:4096"."""
-    precision, backend, size = word.split(":")
-    return Case("gemm", dict.fromkeys("mnk", int(size)), precision, backend)
 
 
 def launch_all(device: str, launches: int, words: list[str]) -> None:
