@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from microbench import fmt
 from microbench.report.screen import WIDTH
+from microbench.report.table import Column, Row, Table, screen
 from microbench.selftest.judge import NOT_APPLICABLE, TARGET_PCT, WRONG, Judged, passed, score
 from microbench.selftest.plant import CONDITIONS, Absent
 
@@ -17,7 +17,8 @@ from microbench.selftest.plant import CONDITIONS, Absent
 def print_selftest(judged: Sequence[Judged], absent: Sequence[Absent], console: Console) -> None:
     """A line a condition, then what was named wrong, what could not be tried, and the sum."""
     width = min(console.width, WIDTH)
-    console.print(_table(judged, absent), width=width)
+    for line in screen(_table(judged, absent), width).lines:
+        console.print(line, width=width)
     for item in judged:
         if item.verdict == WRONG:
             console.print(_wrong(item), width=width, overflow="fold")
@@ -29,21 +30,29 @@ def print_selftest(judged: Sequence[Judged], absent: Sequence[Absent], console: 
     console.print(Text(summary(judged), "bold"), width=width, overflow="fold")
 
 
-def _table(judged: Sequence[Judged], absent: Sequence[Absent]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("condition", "named", "controls right", "not applicable"):
-        table.add_column(name, justify="left" if name == "condition" else "right")
-    for condition in CONDITIONS:
-        of_it = [item for item in judged if item.plant.condition == condition]
-        left = sum(item.verdict == NOT_APPLICABLE for item in of_it)
-        left += sum(a.condition == condition for a in absent)
-        table.add_row(
-            condition,
-            _of(item for item in of_it if not item.plant.control),
-            _of(item for item in of_it if item.plant.control),
-            str(left or ""),
+def _table(judged: Sequence[Judged], absent: Sequence[Absent]) -> Table[str]:
+    """A row a condition."""
+
+    def named(*, control: bool) -> Callable[[str], str]:
+        return lambda condition: _of(
+            item
+            for item in judged
+            if item.plant.condition == condition and item.plant.control == control
         )
-    return table
+
+    def not_applicable(condition: str) -> str:
+        left = sum(
+            item.plant.condition == condition and item.verdict == NOT_APPLICABLE for item in judged
+        )
+        return str(left + sum(a.condition == condition for a in absent) or "")
+
+    columns: list[Column[str]] = [
+        Column("condition", str),
+        Column("named", named(control=False), right=True),
+        Column("controls right", named(control=True), right=True),
+        Column("not applicable", not_applicable, right=True),
+    ]
+    return Table(columns, [Row(condition) for condition in CONDITIONS])
 
 
 def _of(judged: Iterable[Judged]) -> str:
