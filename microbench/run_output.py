@@ -177,7 +177,7 @@ def without(words: Sequence[str], *options: str) -> list[str]:
 
 
 def _write_csv(run: Run, path: Path) -> None:
-    from microbench.report.table_csv import to_csv
+    from microbench.report.export import to_csv
 
     try:
         write_text(to_csv(run).rstrip("\n"), path)

@@ -23,7 +23,7 @@ from kernels.gemm import LAYOUTS, Gemm
 from kernels.precision import PRECISIONS
 from microbench.errors import UserError
 from microbench.report.console import print_run
-from microbench.report.table_csv import to_csv
+from microbench.report.export import to_csv
 from microbench.results import runfile
 from microbench.results.comparison import compare
 from microbench.results.runfile import check_writable, probe, read_run, write_run, write_text
