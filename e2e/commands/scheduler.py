@@ -11,7 +11,7 @@ from e2e.case import Comparison
 from e2e.commands.progress import TrainProgress
 from e2e.commands.worker import DataFacts, TrainSettings, TrainWorker
 from e2e.data.loaders import LOADERS
-from e2e.data.loaders.memory_check import kept_bytes, no_room
+from e2e.data.loaders.crop_sizes import kept_bytes, no_room
 from e2e.explain.whatif import Foresight, to_verify, verified
 from e2e.predict.host_model.variation import Spread, spread
 from e2e.predict.loader_wait import with_loader
