@@ -11,7 +11,7 @@ from e2e.case import Comparison
 from e2e.commands.progress import TrainProgress
 from e2e.commands.worker import DataFacts, TrainSettings, TrainWorker
 from e2e.data.loaders import LOADERS
-from e2e.data.loaders.memory_check import kept_bytes, no_room
+from e2e.data.loaders.crop_sizes import kept_bytes, no_room
 from e2e.explain.whatif import Explainer, to_verify, verified
 from e2e.predict.prediction import Prediction, with_loader
 from e2e.results.loader_types import LoadCase, Loading, load_case

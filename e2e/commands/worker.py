@@ -188,7 +188,7 @@ def _opened(settings: TrainSettings, device: str) -> tuple[Any, DataFacts]:
 
     import torch
 
-    from e2e.data.sources import open_data
+    from e2e.data.datasets import open_data
     from e2e.networks import find
     from e2e.train.arms import Task
 

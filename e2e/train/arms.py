@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from e2e.data.datasets.in_memory import InMemory
 from e2e.data.loaders import LOADERS
-from e2e.data.sources import Data
-from e2e.data.sources.resident import Resident
+from e2e.data.types import Data
 from e2e.networks import Network
 from e2e.recipes import NO_GRAPHS, cannot_run, recipe_of
 from e2e.results.types import TrainCase, Training
@@ -86,7 +86,7 @@ class Arms:
 
     def _take_shared_memory(self) -> None:
         """What all arms share must not be charged to the first: resident data, cuBLAS's space."""
-        if isinstance(self.task.data, Resident):
+        if isinstance(self.task.data, InMemory):
             self.task.data.feed(1, self.device, self.task.seed).close()
         if self.cuda:
             self._let_cublas_take_memory()

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from e2e.data.sources import Data
+from e2e.data.types import Data
 from e2e.results.types import Repeat, Training
 from e2e.train.arms import Held
 from e2e.train.feeds import feed_of

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase  # pyright: ignore[reportPrivateUsage]
 
-from e2e.data.sources import Feed
-from e2e.data.sources.synthetic import SyntheticFeed
+from e2e.data.datasets.synthetic import SyntheticFeed
+from e2e.data.types import Feed
 from e2e.networks import Network
 from e2e.recipes import DTYPES, Recipe, switch_process
 from e2e.results.types import TrainCase

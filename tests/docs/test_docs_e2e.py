@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from e2e.commands.list import cells
-from e2e.data.sources import KINDS
+from e2e.data.datasets import KINDS
 from e2e.recipes import RECIPES
 from e2e.results.types import Training
 from microbench.report.export import to_markdown

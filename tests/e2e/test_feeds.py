@@ -13,8 +13,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from e2e.data.datasets.in_memory import InMemory
 from e2e.data.sources.cifar10 import NORMAL
-from e2e.data.sources.resident import Labelled, Resident
+from e2e.data.types import Arrays
 from e2e.explain.annotate import with_predictions
 from e2e.predict.prediction import Prediction, measured_wait_s, with_loader
 from e2e.predict.queue_model import OpCost, simulate
@@ -32,17 +33,17 @@ FED = TrainCase(
 
 
 @pytest.fixture
-def data() -> Resident:
+def data() -> InMemory:
     """Twelve pictures, each of its number as a grey."""
     pixels = torch.arange(12, dtype=torch.uint8).reshape(-1, 1, 1, 1).expand(-1, 3, 32, 32)
-    images = Labelled(pixels.contiguous(), torch.arange(12))
-    return Resident("generated", images, images, NORMAL, 12)
+    images = Arrays(pixels.contiguous(), torch.arange(12))
+    return InMemory("generated", images, images, NORMAL, 12)
 
 
 # ---------------------------------------------------------------- sharing
 
 
-def test_arms_that_load_alike_take_turns_with_one_loader(data: Resident) -> None:
+def test_arms_that_load_alike_take_turns_with_one_loader(data: InMemory) -> None:
     feeds = Feeds(data, CPU, seed=1)
     one, other = feeds.open(FED), feeds.open(replace(FED, recipe="amp-bf16", layout="nhwc"))
     own = data.feed(4, CPU, 1, loader="torchvision", workers=0)
@@ -60,7 +61,7 @@ def test_arms_that_load_alike_take_turns_with_one_loader(data: Resident) -> None
         own.close()
 
 
-def test_arms_that_load_otherwise_have_loaders_of_their_own(data: Resident) -> None:
+def test_arms_that_load_otherwise_have_loaders_of_their_own(data: InMemory) -> None:
     feeds = Feeds(data, CPU, seed=1)
     one, other = feeds.open(replace(FED, workers=0)), feeds.open(replace(FED, workers=0, batch=2))
     try:
@@ -71,7 +72,7 @@ def test_arms_that_load_otherwise_have_loaders_of_their_own(data: Resident) -> N
         other.close()
 
 
-def test_what_lies_ready_is_thrown_away(data: Resident) -> None:
+def test_what_lies_ready_is_thrown_away(data: InMemory) -> None:
     feed = Feeds(data, CPU, seed=1).open(FED)
     own = data.feed(4, CPU, 1, loader="torchvision", workers=0)
     try:
@@ -87,7 +88,7 @@ def test_what_lies_ready_is_thrown_away(data: Resident) -> None:
         own.close()
 
 
-def test_a_loader_whose_batches_are_thrown_away_runs_once_it_is_started(data: Resident) -> None:
+def test_a_loader_whose_batches_are_thrown_away_runs_once_it_is_started(data: InMemory) -> None:
     feed = Feeds(data, CPU, seed=1).open(replace(FED, cached=True))
     try:
         first = feed.place(feed.fetch())
@@ -219,7 +220,7 @@ def test_a_refill_lasts_until_the_workers_rest() -> None:
 
 
 def test_nobody_waits_for_workers_that_there_are_not(
-    data: Resident, monkeypatch: pytest.MonkeyPatch
+    data: InMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def never(_: float) -> None:
         raise AssertionError("it sleeps")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from samples.host_speeds import PlannedSpeeds
 from samples.train_cases import case_of
 
-from e2e.data.sources.synthetic import Synthetic
+from e2e.data.datasets.synthetic import Synthetic
 from e2e.networks import find
 from e2e.predict.host_model import host_speed as pace
 from e2e.predict.host_model.host_speed import (

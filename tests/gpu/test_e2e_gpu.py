@@ -23,10 +23,10 @@ from samples.feeding import Batch, Batches, Census
 from samples.waiting import no_waits
 from torch import Tensor, nn
 
-from e2e.data.sources import open_data
-from e2e.data.sources.data import IMAGENET, Data
-from e2e.data.sources.resident import Labelled, Resident
-from e2e.data.sources.synthetic import Synthetic
+from e2e.data.datasets import open_data
+from e2e.data.datasets.in_memory import InMemory
+from e2e.data.datasets.synthetic import Synthetic
+from e2e.data.types import IMAGENET, Arrays, Data
 from e2e.networks import Network, find
 from e2e.networks.losses import classification_loss, count_right
 from e2e.recipes import RECIPES, Recipe, switch_tf32
@@ -254,18 +254,18 @@ def test_a_step_never_waits_for_the_device(name: str, optimizer: str) -> None:
             trainer.step(feed)
 
 
-def _colours(count: int, seed: int) -> Labelled:
+def _colours(count: int, seed: int) -> Arrays:
     """Noise round a colour that is the class's own, as bytes."""
     generator = torch.Generator().manual_seed(seed)
     classes = torch.arange(count) % CLASSES
     colours = torch.randint(40, 216, (CLASSES, 3), generator=torch.Generator().manual_seed(0))
     noise = torch.randint(-30, 31, (count, 3, 32, 32), generator=generator)
-    return Labelled((colours[classes][:, :, None, None] + noise).to(torch.uint8), classes)
+    return Arrays((colours[classes][:, :, None, None] + noise).to(torch.uint8), classes)
 
 
-def coloured() -> Resident:
+def coloured() -> InMemory:
     """A data set that is easy to learn, smaller than a few steps, so that epochs end."""
-    return Resident("coloured", _colours(200, 1), _colours(100, 2), IMAGENET, CLASSES)
+    return InMemory("coloured", _colours(200, 1), _colours(100, 2), IMAGENET, CLASSES)
 
 
 @pytest.mark.parametrize("graph", [False, True])

@@ -18,9 +18,8 @@ from samples.waiting import no_waits, while_busy
 from torch import Tensor
 
 from e2e.data.loaders import nvjpeg, open_feed
-from e2e.data.loaders.backend import Broken, Files, LoaderFeed, Wanted
 from e2e.data.loaders.nvjpeg_hardware import hardware_decoder
-from e2e.data.sources.listing import Picture
+from e2e.data.types import Broken, Files, LoaderFeed, Picture, Wanted
 from microbench.errors import UserError
 
 pytestmark = pytest.mark.gpu

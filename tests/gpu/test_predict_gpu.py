@@ -9,7 +9,7 @@ import pytest
 import torch
 from samples.train_cases import case_of, quietly
 
-from e2e.data.sources.synthetic import Synthetic
+from e2e.data.datasets.synthetic import Synthetic
 from e2e.networks import find
 from e2e.predict.host_model.host_speed import RecordedSpeed, SmallStepSpeed, host_speed_of
 from e2e.predict.op_timer.cuda_graph import graph_of

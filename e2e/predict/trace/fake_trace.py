@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from e2e.data.sources.data import laid_out
-from e2e.data.sources.synthetic import SyntheticFeed
+from e2e.data.datasets.synthetic import SyntheticFeed
+from e2e.data.types import laid_out
 from e2e.networks import Network
 from e2e.networks.network import FAKE_LOGGER, quiet
 from e2e.predict.trace.l2_residency import cache_bytes

@@ -2,64 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from e2e.data.sources.data import Normal
-from e2e.data.sources.feeding import Feeder, Reading, nothing_breaks
-
-if TYPE_CHECKING:
-    from e2e.data.loaders import Arrays, LoaderFeed
-
-
-class Labelled(NamedTuple):
-    """Images, uint8 [N, 3, H, W], and their classes, int64 [N]."""
-
-    pixels: Tensor
-    classes: Tensor
+from e2e.data.datasets.feeder import Feeder, Reading
+from e2e.data.types import Arrays, Broken, LoaderFeed, Normal
 
 
 @dataclass
-class Resident:
-    """Data that fits on the device, and is shared there by all arms that have it so."""
+class InMemory:
+    """Decoded images in memory; loader "resident" shares one copy of them on the device."""
 
     name: str
-    train: Labelled
-    kept: Labelled
+    train: Arrays
+    kept: Arrays
     normal: Normal
     classes: int
     generated: bool = False
     reading: Reading = field(default_factory=Reading)
     source: Arrays = field(init=False, repr=False)
     _feeder: Feeder = field(init=False, repr=False)
-    _kept_on: dict[torch.device, Labelled] = field(init=False, repr=False, default_factory=dict)
+    _kept_on: dict[torch.device, Arrays] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        from e2e.data.loaders import Arrays  # it needs this package itself
-
-        self.source = Arrays(*self.train)
+        # An object of its own: copies on a device live as long as it, not as long as `train`.
+        self.source = Arrays(self.train.images, self.train.classes)
         self._feeder = Feeder(
-            self.source, self.sample, self.classes, self.normal, self.reading, nothing_breaks
+            self.source, self.sample, self.classes, self.normal, self.reading, _nothing_breaks
         )
 
     @property
     def sample(self) -> tuple[int, ...]:
         """The shape of one image, (3, H, W)."""
-        return tuple(self.train.pixels.shape[1:])
+        return tuple(self.train.images.shape[1:])
 
     @property
     def train_samples(self) -> int:
         """How many images an epoch has."""
-        return len(self.train.pixels)
+        return len(self.train.images)
 
     @property
     def held_out_samples(self) -> int:
         """How many images are held out."""
-        return len(self.kept.pixels)
+        return len(self.kept.images)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -80,8 +68,15 @@ class Resident:
     def held_out(self, batch: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
         """The held-out images in their order, as they are."""
         if device not in self._kept_on:
-            self._kept_on[device] = Labelled(*(part.to(device) for part in self.kept))
-        pixels, classes = self._kept_on[device]
+            self._kept_on[device] = Arrays(
+                self.kept.images.to(device), self.kept.classes.to(device)
+            )
+        kept = self._kept_on[device]
         scale, shift = self.normal.scale_and_shift(device)
-        for some, target in zip(pixels.split(batch), classes.split(batch), strict=True):
+        for some, target in zip(kept.images.split(batch), kept.classes.split(batch), strict=True):
             yield (some * scale).add_(shift), target
+
+
+def _nothing_breaks(broken: Sequence[Broken]) -> None:
+    """Arrays have no files that could be broken."""
+    assert not broken

@@ -1,9 +1,13 @@
-"""How much of the device's memory images take that are decoded once and kept there."""
+"""How large the images are that cuts are taken from, and the memory that they need.
+
+Without torchvision, which takes seconds to load and which images in memory do not need.
+"""
 
 from __future__ import annotations
 
 import math
 
+PADDING = 4  # pixels that a crop of a small image may lie beyond it, where the image is mirrored
 CENTRE = 224 / 256  # of the shorter side, what is kept of a held-out image
 SHARE = 0.5  # of the device's free memory that images may take: training needs the rest
 
@@ -14,14 +18,14 @@ def kept_size(size: tuple[int, int]) -> tuple[int, int]:
 
 
 def kept_bytes(count: int, size: tuple[int, int]) -> int:
-    """What so many images take of which cuts of `size` are taken."""
+    """Bytes needed to keep `count` predecoded images of `kept_size(size)`."""
     height, width = kept_size(size)
     return count * 3 * height * width
 
 
 def no_room(count: int, size: tuple[int, int], free_bytes: int | None) -> str | None:
-    """Why so many images, of which cuts of `size` are taken, may not be kept; None where they may,
-    or where nobody knows how much is free.
+    """Why `count` images for cuts of `size` may not be kept on the device; None where they may,
+    or where the free memory is unknown.
     """
     needed = kept_bytes(count, size)
     if free_bytes is None or needed <= SHARE * free_bytes:

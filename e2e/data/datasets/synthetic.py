@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from e2e.data.sources.data import laid_out
-
-if TYPE_CHECKING:
-    from e2e.data.loaders import LoaderFeed
+from e2e.data.loaders.pinned import PinnedFeed
+from e2e.data.types import LoaderFeed, laid_out
 
 USUAL_CLASSES = 1000  # where neither network nor user says how many
 HELD_OUT_BATCHES = 4
@@ -45,8 +42,6 @@ class Synthetic:
         "pinned" in pinned memory, from where it is copied each step.
         """
         if (loader or self.loader) == "pinned":
-            from e2e.data.loaders.pinned import PinnedFeed  # it needs this package itself
-
             return PinnedFeed(self._bytes(batch, seed), device, channels_last)
         inputs, targets = self._batch(batch, device, seed)
         if channels_last and inputs.dim() == 4:

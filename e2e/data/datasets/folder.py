@@ -8,12 +8,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from e2e.data.loaders import Files, LoaderFeed, Wanted
+from e2e.data.datasets.feeder import Feeder, Reading
 from e2e.data.loaders.device_copy import Placer
 from e2e.data.loaders.pillow import once
-from e2e.data.sources.data import IMAGENET
-from e2e.data.sources.feeding import Feeder, Reading
 from e2e.data.sources.listing import Listing, list_images, printable
+from e2e.data.types import IMAGENET, Files, LoaderFeed, Wanted
 from microbench.errors import UserError
 
 NAMED = 100  # broken images that the note names: of a broken archive not all

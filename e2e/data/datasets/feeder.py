@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
-from e2e.data.sources.data import Normal
-from e2e.data.sources.synthetic import Synthetic
+from e2e.data.datasets.synthetic import Synthetic
+from e2e.data.loaders import FIXED, LOADERS, backend_of, open_feed, usual
+from e2e.data.loaders.cpus import cores
+from e2e.data.types import PREFETCH, LoaderFeed, Normal, Source, Tell, Wanted
 from microbench.errors import UserError
-
-if TYPE_CHECKING:
-    from e2e.data.loaders import LoaderFeed, Source, Tell
 
 
 @dataclass(frozen=True)
@@ -46,8 +43,6 @@ class Feeder:
         reading: Reading,
         tell: Tell,
     ) -> None:
-        from e2e.data.loaders import usual  # it needs this package itself
-
         self._source, self._normal, self._tell = source, normal, tell
         self._noise = Synthetic(sample, classes)
         self._reading = reading
@@ -66,8 +61,6 @@ class Feeder:
         loader: str | None, workers: int | None, cold: bool, prefetch: int,
     ) -> LoaderFeed:  # fmt: skip
         """As `Data.feed`. UserError for a loader that does not fit."""
-        from e2e.data.loaders import FIXED, PREFETCH, Wanted, open_feed
-
         name = loader or self._usual
         if name in FIXED:
             return self._noise.feed(batch, device, seed, channels_last=channels_last, loader=name)
@@ -81,22 +74,12 @@ class Feeder:
         return open_feed(name, self._source, wanted, self._tell)
 
     def _check(self, name: str) -> None:
-        from e2e.data.loaders import FIXED, backend_of
-
         if name not in FIXED and not backend_of(name, self._source, self._reading.device).trains:
             raise UserError(f"loader {name} cannot be trained with: it gives no images")
 
     def _note_crowd(self, name: str, workers: int) -> None:
-        from e2e.data.loaders import LOADERS
-        from e2e.data.loaders.cpus import cores
-
         if name in LOADERS and LOADERS[name].processes and workers > cores():
             self._note(f"{workers} loader workers on {cores()} cores: they take turns")
 
     def _note(self, said: str) -> None:
         self._notes[said] = None
-
-
-def nothing_breaks(broken: Iterable[tuple[str, str]]) -> None:
-    """What a source without files is told."""
-    assert not list(broken)
