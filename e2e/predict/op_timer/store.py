@@ -9,8 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
@@ -23,6 +21,7 @@ import torch
 from e2e.predict.host_model.framework_overhead import COUNTED, Framework
 from e2e.predict.op_timer.op_timer import OpTime
 from e2e.predict.queue_model import GraphCosts
+from kernels.files import write_atomically
 from kernels.tuned import slug, user_directory
 from microbench.device.host import cpu_name
 
@@ -84,10 +83,7 @@ class Store:
         }
         with suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=self.path.parent)
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(content, file)
-            Path(name).replace(self.path)
+            write_atomically(self.path, json.dumps(content))
 
 
 def _read(path: Path) -> tuple[dict[str, OpTime], Framework | None, dict[str, GraphCosts]]:

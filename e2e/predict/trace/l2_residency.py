@@ -11,9 +11,7 @@ from collections import OrderedDict
 
 import torch
 
-# The halves of these cards' L2 each keep what their own processors read, so that what all read is
-# kept twice (NVIDIA A100 Tensor Core GPU Architecture, 2020, "L2 cache"; an H100's is alike).
-IN_HALVES = ((8, 0), (9, 0))  # compute capabilities
+from kernels.gpus import architecture
 
 
 class Cache:
@@ -63,5 +61,5 @@ def cache_bytes(device: torch.device) -> int:
     if device.type != "cuda":
         return 0
     facts = torch.cuda.get_device_properties(device)
-    halves = 2 if (facts.major, facts.minor) in IN_HALVES else 1
+    halves = 2 if architecture((facts.major, facts.minor)).l2_in_halves else 1
     return int(facts.L2_cache_size) // halves

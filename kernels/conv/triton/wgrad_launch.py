@@ -13,27 +13,12 @@ import torch
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kernels.conv import triton_wgrad_kernels as jit
 from kernels.conv.operands import ConvOperands
 from kernels.conv.shape import ConvShape
-from kernels.conv.triton_wgrad_choices import choices
-from kernels.conv.triton_wgrad_configs import (
-    FOLD,
-    KERNELS,
-    MAX_INDEX,
-    POINTER,
-    Config,
-    Fold,
-    flat,
-    parse,
-    power_of_two,
-    tiles,
-    valid,
-)
-from kernels.gemm.triton_launch import Step
+from kernels.conv.triton import wgrad_kernels as jit
+from kernels.conv.triton.wgrad_config import FOLD, POINTER, Config, Fold, flat, tiles
 from kernels.precision import Precision
-
-__all__ = ("KERNELS", "Config", "bind", "choices", "parse", "valid")
+from kernels.triton_config import MAX_INDEX, Step, input_precision, options, power_of_two
 
 PAD_COLUMNS = 256
 REDUCE_SPLITS, REDUCE_ELEMENTS = 16, (32, 128)  # a program adds up: at once, (least, most)
@@ -73,12 +58,11 @@ def _product(
     config: Config, operands: ConvOperands, x: torch.Tensor, out: torch.Tensor,
     split_elements: int, precision: Precision,
 ) -> Step:  # fmt: skip
-    mode = "tf32" if precision.multiply == "tf32" else "ieee"
+    mode = input_precision(precision)
     grid = (tiles(config, operands.shape) * config.splits,)
-    options = {"num_stages": config.stages, "num_warps": config.warps}
     if config.kernel == POINTER:
         args = _pointer_args(config, operands, out, split_elements)
-        return Step(jit.wgrad_pointer, grid, (*args, mode), options)
+        return Step(jit.wgrad_pointer, grid, (*args, mode), options(config))
     view = _view(config, operands.shape, x.element_size())
     args = (
         view.x(config, x), view.dy(config, operands.y), out,
@@ -87,7 +71,7 @@ def _product(
         config.images, config.columns, config.bk, config.bc, config.rows, config.taps,
         operands.shape.stride, operands.shape.dilation, view.phased,
     )  # fmt: skip
-    return Step(jit.wgrad_tma, grid, (*args, mode), options)
+    return Step(jit.wgrad_tma, grid, (*args, mode), options(config))
 
 
 @dataclass(frozen=True)

@@ -1,38 +1,202 @@
-"""Which configurations of the Triton weight gradient suit a shape, and the order to try them.
+"""Configurations of the Triton weight gradient: labels, what a shape allows, which to try.
 
-Nothing here imports torch or triton.
+Nothing here imports torch or triton: tables and rules can be checked on any machine.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from math import ceil
 
 from kernels.conv.shape import ConvShape
-from kernels.conv.triton_wgrad_configs import (
-    BLOCK_RESERVE,
-    FOLD,
-    FOLDED_CHANNELS,
-    POINTER,
-    SHARED_LIMIT,
-    SM_SHARED,
-    TMA,
-    Config,
-    Fold,
-    blocks_per_sm,
-    flat,
-    power_of_two,
-    registers_allow,
-    shared_memory,
-    step_bytes,
-    steps,
-    tiles,
-    valid,
-)
+from kernels.conv.triton import PRECISIONS
+from kernels.gpus import HOPPER, UNKNOWN, architecture, has_tma
 from kernels.precision import Capability, Precision
+from kernels.triton_config import MAX_BOX, MAX_INDEX, TMA_ALIGNMENT, Grammar, power_of_two
+
+TMA, FOLD, POINTER = "wgrad_tma", "wgrad_fold", "wgrad_pointer"
+KERNELS = (TMA, FOLD, POINTER)
+LABELS = Grammar("Triton weight gradient", KERNELS, 4, ("t", "r", "s", "w", "x"))
+
+MAX_SPLITS = 65535
+BARRIERS = 512  # bytes beside the buffers
+MAX_ACCUMULATORS = 192  # registers of a thread
+FOLDED_CHANNELS = 8  # C above this fills tiles of its own
+
+
+@dataclass(frozen=True)
+class Config:
+    """One way to run a pass.
+
+    A product is bk filters x bc channels (wgrad_fold: taps x channels of a kernel row;
+    wgrad_pointer: columns of R*S*C) over images*columns pixels of one row. A step takes `rows`
+    rows and `taps` kernel rows. `splits` programs share the pixels of a tile of dw.
+    """
+
+    kernel: str
+    images: int
+    columns: int
+    bk: int
+    bc: int
+    taps: int
+    rows: int
+    stages: int
+    warps: int
+    splits: int
+
+    @property
+    def label(self) -> str:
+        """Compact name, which `parse` reads: "wgrad_tma/8x8x64x64/t3/r2/s2/w4/x44"."""
+        sizes = (self.images, self.columns, self.bk, self.bc)
+        numbers = (self.taps, self.rows, self.stages, self.warps, self.splits)
+        return LABELS.write(self.kernel, sizes, numbers)
+
+    @property
+    def tile(self) -> tuple[int, int, int]:
+        """(M, N, K) of the implicit GEMM tile: filters, taps*channels, pixels of a step."""
+        return self.bk, self.taps * self.bc, self.rows * self.pixels
+
+    @property
+    def pixels(self) -> int:
+        """Pixels of one product."""
+        return self.images * self.columns
+
+    @property
+    def accumulators(self) -> int:
+        """Registers of a thread that hold sums."""
+        return self.taps * self.bk * self.bc // (32 * self.warps)
+
+
+def parse(label: str) -> Config:
+    """The configuration a label names. Raises ValueError."""
+    kernel, (images, columns, bk, bc), (taps, rows, stages, warps, splits), _ = LABELS.read(label)
+    return Config(kernel, images, columns, bk, bc, taps, rows, stages, warps, splits)
+
+
+def flat(shape: ConvShape) -> bool:
+    """Whether x and dy are plain [pixels, C] and [pixels, K] matrices."""
+    return shape.r == shape.s == shape.stride == 1 and shape.padding == 0
+
+
+@dataclass(frozen=True)
+class Fold:
+    """x with its channels filled up, so that the taps of a kernel row lie side by side.
+
+    channels: C filled up; window: elements that hold S*channels; width: padded columns of x.
+    """
+
+    channels: int
+    window: int
+    width: int
+
+    @classmethod
+    def of(cls, shape: ConvShape, element_bytes: int) -> Fold:
+        """The fold of a shape: strides between windows and rows are multiples of 16 bytes."""
+        step = TMA_ALIGNMENT // element_bytes
+        channels = power_of_two(shape.c)
+        while channels * shape.stride % step:
+            channels *= 2
+        window = max(32, power_of_two(shape.s * channels))
+        width = (shape.q - 1) * shape.stride + ceil(window / channels)
+        width = max(width, shape.w + shape.padding)
+        while width * channels % step:
+            width += 1
+        return cls(channels, window, width)
+
+
+def valid(config: Config, shape: ConvShape, which: str, kind: Precision, cap: Capability) -> bool:
+    """Whether the configuration can run the pass on a GPU of this capability."""
+    if which != "wgrad" or shape.groups != 1 or kind.name not in PRECISIONS or cap < (8, 0):
+        return False
+    blocks = ceil(shape.n * shape.p * shape.q / config.pixels) + config.splits
+    if config.splits > MAX_SPLITS or blocks > MAX_INDEX or config.accumulators > MAX_ACCUMULATORS:
+        return False
+    sizes = (config.pixels, config.bk, config.bc, config.warps)
+    if any(size & (size - 1) for size in sizes) or min(sizes[:3]) < 16:
+        return False
+    if config.kernel == POINTER:
+        one_row = config.images == config.taps == config.rows == 1
+        return one_row and _fits(config, shape, kind, cap)
+    return _tma_valid(config, shape, kind, cap)
+
+
+def _tma_valid(config: Config, shape: ConvShape, kind: Precision, cap: Capability) -> bool:
+    size = kind.bytes_per_element
+    if not has_tma(cap) or shape.k * size % TMA_ALIGNMENT or shape.r % config.taps:
+        return False
+    if max(config.images, config.columns, config.bk, config.bc) > MAX_BOX:
+        return False
+    if max(shape.n * shape.p * shape.q, shape.n * shape.h * shape.w) > MAX_INDEX:
+        return False
+    if flat(shape) and config.kernel == TMA and (config.images > 1 or config.rows > 1):
+        return False
+    if config.kernel == FOLD:
+        if shape.c > FOLDED_CHANNELS or shape.dilation > 1:
+            return False
+        if config.bc != Fold.of(shape, size).window:
+            return False
+    elif shape.c * size % TMA_ALIGNMENT or shape.w % shape.stride:
+        return False
+    return _fits(config, shape, kind, cap)
+
+
+def _fits(config: Config, shape: ConvShape, kind: Precision, cap: Capability) -> bool:
+    # Without TMA the least that these GPUs have: larger tiles were never compared on one.
+    limit = (architecture(cap) if has_tma(cap) else UNKNOWN).block_shared_bytes
+    return shared_memory(config, shape, kind) <= limit
+
+
+def image_rows(config: Config, shape: ConvShape) -> int:
+    """Rows of x that a step reads."""
+    return (config.rows - 1) * shape.stride + (config.taps - 1) * shape.dilation + 1
+
+
+def step_bytes(config: Config, shape: ConvShape, kind: Precision) -> int:
+    """Bytes of both operands that a step loads."""
+    columns = config.rows * config.bk + image_rows(config, shape) * config.bc
+    return config.pixels * columns * kind.bytes_per_element
+
+
+def shared_memory(config: Config, shape: ConvShape, kind: Precision) -> int:
+    """Estimated bytes of shared memory; the compiler has the last word."""
+    buffers = config.stages * step_bytes(config, shape, kind)
+    if kind.bytes_per_element > 2:  # wgmma wants it transposed: through registers, and back
+        buffers += config.pixels * config.bc * config.taps * kind.bytes_per_element
+    return buffers + BARRIERS
+
+
+def tiles(config: Config, shape: ConvShape) -> int:
+    """Tiles of dw: programs of one split."""
+    filters = ceil(shape.k / config.bk)
+    if config.kernel == POINTER:
+        return filters * ceil(shape.c * shape.r * shape.s / config.bc)
+    groups = shape.r // config.taps
+    if config.kernel == FOLD:
+        return filters * groups
+    return filters * groups * shape.s * ceil(shape.c / config.bc)
+
+
+def steps(config: Config, shape: ConvShape) -> int:
+    """Steps over the pixels, of all splits together."""
+    if config.kernel == POINTER or (config.kernel == TMA and flat(shape)):
+        return ceil(shape.n * shape.p * shape.q / config.pixels)
+    row_blocks = ceil(shape.p / config.rows) * ceil(shape.q / config.columns)
+    return ceil(shape.n / config.images) * row_blocks
+
+
+def registers_allow(config: Config) -> int:
+    """Programs that an SM of Hopper has registers for, by an estimate."""
+    return max(1, HOPPER.sm_registers // (min(255, config.accumulators + 56) * 32 * config.warps))
+
+
+def blocks_per_sm(config: Config, shape: ConvShape, kind: Precision) -> int:
+    """Programs that an SM of Hopper holds at once."""
+    shared = shared_memory(config, shape, kind) + HOPPER.block_reserve_bytes
+    return max(1, min(registers_allow(config), HOPPER.sm_shared_bytes // shared))
+
 
 SPLITS_KEPT = 3  # of one tile
 LATER_SPLIT = 1.15  # clocks of a tile's second-best split count this much more
@@ -98,9 +262,7 @@ def _split(base: Config, shape: ConvShape, kind: Precision, sm_count: int) -> It
         yield replace(base, splits=splits)
 
 
-# Dense FLOP per clock and SM; NVIDIA's H100 whitepaper, "H100 SM". The rest are a model's
-# constants, not measurements.
-FLOP_PER_CLOCK = {2: 4096, 4: 2048}
+# A model's constants, not measurements.
 L2_BYTES_PER_CLOCK = 48  # of one SM
 DRAM_BYTES_PER_CLOCK = 2400  # of the GPU
 START_CLOCKS, LAUNCH_CLOCKS = 3000, 4000
@@ -118,7 +280,7 @@ def estimated_clocks(config: Config, shape: ConvShape, kind: Precision, sm_count
     waves = ceil(programs / (sm_count * resident))
     busiest = ceil(programs / sm_count) if waves == 1 else waves * resident
     m, n, k = config.tile
-    products = 2 * m * n * k / FLOP_PER_CLOCK[kind.bytes_per_element]
+    products = 2 * m * n * k / HOPPER.flop_per_clock[kind.rate_name]
     if max(config.bk, config.bc) < 128:
         products *= NARROW_SLOWDOWN
     if kind.bytes_per_element > 2:
@@ -185,7 +347,7 @@ def _staged(base: Config, shape: ConvShape, kind: Precision) -> Iterator[Config]
     """The base with as many stages as one, two or three programs on an SM have room for."""
     found = set()
     for programs in range(1, min(3, registers_allow(base)) + 1):
-        limit = min(SHARED_LIMIT, SM_SHARED // programs - BLOCK_RESERVE)
+        limit = HOPPER.sm_shared_bytes // programs - HOPPER.block_reserve_bytes
         stages = MOST_STAGES
         while shared_memory(replace(base, stages=stages), shape, kind) > limit:
             stages -= 1

@@ -1,4 +1,4 @@
-"""The Triton kernels of op gemm: C[M, N] = A[M, K] @ B[K, N]. Launched by triton_launch.
+"""The Triton kernels of op gemm: C[M, N] = A[M, K] @ B[K, N]. Launched by launch.
 
 No autotune decorators here: the interpreter (TRITON_INTERPRET=1) and ahead-of-time compilation
 take the kernels as they are. Names in capitals are compile-time constants:

@@ -3,16 +3,16 @@
 Every figure is dense: where a sheet prints the 2:4 sparsity figure alone it is halved here and the
 note says so. FLOP/s and byte/s are SI (1 TFLOP/s = 1e12); int8 counts integer operations. A figure
 assumes the boost clock of the sheet, so a card that clocks higher can pass 100 % of it and one held
-back by its power cap cannot reach it. A GPU nobody looked up has no row: `find` returns None and
-the caller falls back to ceilings measured on the machine itself.
+back by its power cap cannot reach it. A GPU that was not looked up has no entry, and ceilings
+measured on the machine itself stand in for it.
 
-Three conventions the sheets leave open:
+Three conventions that the sheets leave open:
 
-* Accumulator. "fp16", "bf16" and the fp8 keys mean FP32 accumulation. GeForce parts print that rate
-  apart from the FP16-accumulate one and at half of it. Data-centre parts print one FP16 rate, equal
-  to the BF16 one (which always accumulates in FP32), so nothing is halved there and "fp16-acc16"
+* Accumulator. "fp16", "bf16" and "fp8" mean FP32 accumulation. GeForce parts print that rate apart
+  from the FP16-accumulate one and at half of it. Data-centre parts print one FP16 rate, equal to
+  the BF16 one (which always accumulates in FP32), so nothing is halved there and "fp16-acc16"
   repeats the "fp16" figure.
-* FP8. The three fp8 keys share one rate: the formats differ in range, and "fp8-e4m3-precise" (no
+* FP8. All fp8 precisions share one rate: the formats differ in range, and "fp8-e4m3-precise" (no
   fast accumulation) is held to the same Tensor Core peak although promotion to FP32 costs time.
 * FP64 of parts without fast FP64 units. Sheets omit it; the architecture whitepapers give it as a
   share of FP32 (Turing 1/32; GA10x, Ada and RTX Blackwell 1/64), applied here in plain sight.
@@ -22,6 +22,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from kernels.precision import Capability, Precision
 
 TERA = 1e12
 GIGA = 1e9
@@ -37,68 +39,42 @@ HOPPER_WHITEPAPER = "https://resources.nvidia.com/en-us-tensor-core/gtc22-whitep
 
 
 @dataclass(frozen=True)
-class Datasheet:
+class Card:
     """One GPU as its maker describes it.
 
-    `match` holds the whole device names (NVML, torch.cuda.get_device_name) the row is for.
-    `flop_per_s` is the best dense rate a GEMM can reach in each precision, `simt_flop_per_s` the
-    rate outside the Tensor Cores where a source states it, `byte_per_s` the DRAM bandwidth.
+    `match` holds the whole device names (NVML, torch.cuda.get_device_name) that it has.
+    `flop_per_s` is the best dense rate a GEMM can reach, by `Precision.rate_name`;
+    `simt_flop_per_s` the rate outside the Tensor Cores where a source states it; `byte_per_s` the
+    DRAM bandwidth. With `lends_tuning`, the Triton configurations tuned on it are the start for
+    other GPUs of its capability with as many SMs.
     """
 
     title: str
     match: tuple[str, ...]
+    capability: Capability
+    sms: int
     flop_per_s: Mapping[str, float]
     simt_flop_per_s: Mapping[str, float]
     byte_per_s: float
     reference: str
     note: str
+    lends_tuning: bool = False
+
+    def peak(self, kind: Precision) -> float | None:
+        """The dense peak of a precision in FLOP/s; None where the card lacks it."""
+        return self.flop_per_s.get(kind.rate_name)
 
 
-def _in_units(rates: Mapping[str, float | None]) -> dict[str, float]:
-    """TFLOP/s to FLOP/s, without the precisions the chip lacks (None)."""
-    return {name: rate * TERA for name, rate in rates.items() if rate is not None}
+def _tera(**rates: float) -> dict[str, float]:
+    """FLOP/s of rates in TFLOP/s (TOP/s of int8); `fp16_acc16` is "fp16-acc16"."""
+    return {name.replace("_", "-"): rate * TERA for name, rate in rates.items()}
 
 
-def _gemm(
-    *,
-    fp64: float,
-    fp32: float,
-    fp16: float,
-    fp16_acc16: float,
-    tf32: float | None = None,
-    bf16: float | None = None,
-    fp8: float | None = None,
-    int8: float | None = None,
-) -> dict[str, float]:
-    """Dense GEMM rates, given in TFLOP/s (TOP/s for int8) and returned in FLOP/s."""
-    return _in_units(
-        {
-            "fp64": fp64,
-            "fp32": fp32,
-            "tf32": tf32,
-            "fp16": fp16,
-            "fp16-acc16": fp16_acc16,
-            "bf16": bf16,
-            "fp8-e4m3": fp8,
-            "fp8-e4m3-precise": fp8,
-            "fp8-e5m2": fp8,
-            "int8": int8,
-        }
-    )
-
-
-def _simt(
-    *, fp64: float, fp32: float, fp16: float | None = None, bf16: float | None = None
-) -> dict[str, float]:
-    """Rates outside the Tensor Cores, given in TFLOP/s and returned in FLOP/s."""
-    return _in_units({"fp64": fp64, "fp32": fp32, "fp16": fp16, "bf16": bf16})
-
-
-_A100_GEMM = _gemm(fp64=19.5, fp32=19.5, tf32=156, fp16=312, fp16_acc16=312, bf16=312, int8=624)
-_A100_SIMT = _simt(fp64=9.7, fp32=19.5, fp16=78, bf16=39)
+_A100_GEMM = _tera(fp64=19.5, fp32=19.5, tf32=156, fp16=312, fp16_acc16=312, bf16=312, int8=624)
+_A100_SIMT = _tera(fp64=9.7, fp32=19.5, fp16=78, bf16=39)
 
 # The H100 SXM and H200 sheets print the same rates: one GH100 configuration, two memories.
-_GH100_SXM_GEMM = _gemm(
+_GH100_SXM_GEMM = _tera(
     fp64=67,
     fp32=67,
     tf32=989 / 2,
@@ -108,7 +84,7 @@ _GH100_SXM_GEMM = _gemm(
     fp8=3958 / 2,
     int8=3958 / 2,
 )
-_GH100_SXM_SIMT = _simt(fp64=34, fp32=67, fp16=133.8, bf16=133.8)
+_GH100_SXM_SIMT = _tera(fp64=34, fp32=67, fp16=133.8, bf16=133.8)
 
 _GH100_SXM_CLOCK_NOTE = (
     "The tensor figures assume about 1.83 GHz. The card may run up to 1.98 GHz "
@@ -116,12 +92,14 @@ _GH100_SXM_CLOCK_NOTE = (
     "figure is possible while the power cap allows it. The fp32 and fp64 figures assume 1.98 GHz. "
 )
 
-DATASHEETS: tuple[Datasheet, ...] = (
-    Datasheet(
+CARDS: tuple[Card, ...] = (
+    Card(
         title="V100 SXM2",
         match=("Tesla V100-SXM2-16GB", "Tesla V100-SXM2-32GB"),
-        flop_per_s=_gemm(fp64=7.8, fp32=15.7, fp16=125, fp16_acc16=125),
-        simt_flop_per_s=_simt(fp64=7.8, fp32=15.7, fp16=31.4),
+        capability=(7, 0),
+        sms=80,
+        flop_per_s=_tera(fp64=7.8, fp32=15.7, fp16=125, fp16_acc16=125),
+        simt_flop_per_s=_tera(fp64=7.8, fp32=15.7, fp16=31.4),
         byte_per_s=900 * GIGA,
         reference=(
             "https://images.nvidia.com/content/technologies/volta/pdf/"
@@ -132,13 +110,15 @@ DATASHEETS: tuple[Datasheet, ...] = (
             f"SIMT fp16 and the accumulators are from the V100 column of {AMPERE_WHITEPAPER}."
         ),
     ),
-    Datasheet(
+    Card(
         title="T4",
         match=("Tesla T4",),
-        flop_per_s=_gemm(
+        capability=(7, 5),
+        sms=40,
+        flop_per_s=_tera(
             fp64=8.1 * TURING_FP64_PER_FP32, fp32=8.1, fp16=65, fp16_acc16=65, int8=130
         ),
-        simt_flop_per_s=_simt(fp64=8.1 * TURING_FP64_PER_FP32, fp32=8.1),
+        simt_flop_per_s=_tera(fp64=8.1 * TURING_FP64_PER_FP32, fp32=8.1),
         byte_per_s=320 * GIGA,
         reference=(
             "https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/tesla-t4/"
@@ -150,9 +130,11 @@ DATASHEETS: tuple[Datasheet, ...] = (
             "are 320 GB/s, as NVIDIA's T4 page prints. fp64 is 1/32 of fp32."
         ),
     ),
-    Datasheet(
+    Card(
         title="A100 SXM4 80GB",
         match=("NVIDIA A100-SXM4-80GB", "A100-SXM4-80GB"),
+        capability=(8, 0),
+        sms=108,
         flop_per_s=_A100_GEMM,
         simt_flop_per_s=_A100_SIMT,
         byte_per_s=2039 * GIGA,
@@ -165,19 +147,23 @@ DATASHEETS: tuple[Datasheet, ...] = (
             f"SIMT fp16 and bf16 are from {AMPERE_WHITEPAPER}."
         ),
     ),
-    Datasheet(
+    Card(
         title="A100 SXM4 40GB",
         match=("NVIDIA A100-SXM4-40GB", "A100-SXM4-40GB"),
+        capability=(8, 0),
+        sms=108,
         flop_per_s=_A100_GEMM,
         simt_flop_per_s=_A100_SIMT,
         byte_per_s=1555 * GIGA,
         reference=AMPERE_WHITEPAPER,
         note="The dense figure of each dense/sparse pair, at 1410 MHz; 40 GB HBM2.",
     ),
-    Datasheet(
+    Card(
         title="A10",
         match=("NVIDIA A10",),
-        flop_per_s=_gemm(
+        capability=(8, 6),
+        sms=72,
+        flop_per_s=_tera(
             fp64=31.2 * GRAPHICS_DIE_FP64_PER_FP32,
             fp32=31.2,
             tf32=62.5,
@@ -186,7 +172,7 @@ DATASHEETS: tuple[Datasheet, ...] = (
             bf16=125,
             int8=250,
         ),
-        simt_flop_per_s=_simt(fp64=31.2 * GRAPHICS_DIE_FP64_PER_FP32, fp32=31.2),
+        simt_flop_per_s=_tera(fp64=31.2 * GRAPHICS_DIE_FP64_PER_FP32, fp32=31.2),
         byte_per_s=600 * GIGA,
         reference=(
             "https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/a10/pdf/"
@@ -197,10 +183,12 @@ DATASHEETS: tuple[Datasheet, ...] = (
             "150 W cap does not let a GEMM sustain. Not the A10G. fp64 is 1/64 of fp32."
         ),
     ),
-    Datasheet(
+    Card(
         title="L4",
         match=("NVIDIA L4",),
-        flop_per_s=_gemm(
+        capability=(8, 9),
+        sms=58,
+        flop_per_s=_tera(
             fp64=30.3 * GRAPHICS_DIE_FP64_PER_FP32,
             fp32=30.3,
             tf32=120 / 2,
@@ -210,7 +198,7 @@ DATASHEETS: tuple[Datasheet, ...] = (
             fp8=485 / 2,
             int8=485 / 2,
         ),
-        simt_flop_per_s=_simt(fp64=30.3 * GRAPHICS_DIE_FP64_PER_FP32, fp32=30.3),
+        simt_flop_per_s=_tera(fp64=30.3 * GRAPHICS_DIE_FP64_PER_FP32, fp32=30.3),
         byte_per_s=300 * GIGA,
         reference="https://nvdam.widen.net/s/rvq98gbwsw/l4-datasheet-2595652",
         note=(
@@ -218,10 +206,12 @@ DATASHEETS: tuple[Datasheet, ...] = (
             "assume 2040 MHz, which the 72 W cap does not let a GEMM sustain. fp64 is 1/64 of fp32."
         ),
     ),
-    Datasheet(
+    Card(
         title="L40S",
         match=("NVIDIA L40S",),
-        flop_per_s=_gemm(
+        capability=(8, 9),
+        sms=142,
+        flop_per_s=_tera(
             fp64=91.6 * GRAPHICS_DIE_FP64_PER_FP32,
             fp32=91.6,
             tf32=366 / 2,
@@ -231,7 +221,7 @@ DATASHEETS: tuple[Datasheet, ...] = (
             fp8=1466 / 2,
             int8=1466 / 2,
         ),
-        simt_flop_per_s=_simt(fp64=91.6 * GRAPHICS_DIE_FP64_PER_FP32, fp32=91.6),
+        simt_flop_per_s=_tera(fp64=91.6 * GRAPHICS_DIE_FP64_PER_FP32, fp32=91.6),
         byte_per_s=864 * GIGA,
         reference="https://resources.nvidia.com/en-us-l40s/l40s-datasheet-28413",
         note=(
@@ -240,10 +230,12 @@ DATASHEETS: tuple[Datasheet, ...] = (
             "of 142 SMs x 1024 FLOP/clk x 2.52 GHz = 366. fp64 is 1/64 of fp32."
         ),
     ),
-    Datasheet(
+    Card(
         title="GeForce RTX 3090",
         match=("NVIDIA GeForce RTX 3090", "GeForce RTX 3090"),
-        flop_per_s=_gemm(
+        capability=(8, 6),
+        sms=82,
+        flop_per_s=_tera(
             fp64=35.6 * GRAPHICS_DIE_FP64_PER_FP32,
             fp32=35.6,
             tf32=35.6,
@@ -252,7 +244,7 @@ DATASHEETS: tuple[Datasheet, ...] = (
             bf16=71,
             int8=284,
         ),
-        simt_flop_per_s=_simt(
+        simt_flop_per_s=_tera(
             fp64=35.6 * GRAPHICS_DIE_FP64_PER_FP32, fp32=35.6, fp16=35.6, bf16=35.6
         ),
         byte_per_s=936 * GIGA,
@@ -265,10 +257,12 @@ DATASHEETS: tuple[Datasheet, ...] = (
             "accumulation runs at half the FP16-accumulate rate. fp64 is 1/64 of fp32."
         ),
     ),
-    Datasheet(
+    Card(
         title="GeForce RTX 4090",
         match=("NVIDIA GeForce RTX 4090",),
-        flop_per_s=_gemm(
+        capability=(8, 9),
+        sms=128,
+        flop_per_s=_tera(
             fp64=82.6 * GRAPHICS_DIE_FP64_PER_FP32,
             fp32=82.6,
             tf32=82.6,
@@ -278,7 +272,7 @@ DATASHEETS: tuple[Datasheet, ...] = (
             fp8=330.3,
             int8=660.6,
         ),
-        simt_flop_per_s=_simt(
+        simt_flop_per_s=_tera(
             fp64=82.6 * GRAPHICS_DIE_FP64_PER_FP32, fp32=82.6, fp16=82.6, bf16=82.6
         ),
         byte_per_s=1008 * GIGA,
@@ -291,10 +285,12 @@ DATASHEETS: tuple[Datasheet, ...] = (
             "corrected its fp8 row to that in v2.02). fp64 is 1/64 of fp32."
         ),
     ),
-    Datasheet(
+    Card(
         title="GeForce RTX 5090",
         match=("NVIDIA GeForce RTX 5090",),
-        flop_per_s=_gemm(
+        capability=(12, 0),
+        sms=170,
+        flop_per_s=_tera(
             fp64=104.8 * GRAPHICS_DIE_FP64_PER_FP32,
             fp32=104.8,
             tf32=104.8,
@@ -304,7 +300,7 @@ DATASHEETS: tuple[Datasheet, ...] = (
             fp8=419,
             int8=838,
         ),
-        simt_flop_per_s=_simt(
+        simt_flop_per_s=_tera(
             fp64=104.8 * GRAPHICS_DIE_FP64_PER_FP32, fp32=104.8, fp16=104.8, bf16=104.8
         ),
         byte_per_s=1792 * GIGA,
@@ -318,9 +314,11 @@ DATASHEETS: tuple[Datasheet, ...] = (
             "rate. fp64 is 1/64 of fp32."
         ),
     ),
-    Datasheet(
+    Card(
         title="H100 SXM",
         match=("NVIDIA H100 80GB HBM3",),
+        capability=(9, 0),
+        sms=132,
         flop_per_s=_GH100_SXM_GEMM,
         simt_flop_per_s=_GH100_SXM_SIMT,
         byte_per_s=3350 * GIGA,
@@ -331,10 +329,12 @@ DATASHEETS: tuple[Datasheet, ...] = (
             f"SIMT fp16 and bf16 are from {HOPPER_WHITEPAPER}."
         ),
     ),
-    Datasheet(
+    Card(
         title="H100 PCIe",
         match=("NVIDIA H100 PCIe",),
-        flop_per_s=_gemm(
+        capability=(9, 0),
+        sms=114,
+        flop_per_s=_tera(
             fp64=51,
             fp32=51,
             tf32=756 / 2,
@@ -344,7 +344,7 @@ DATASHEETS: tuple[Datasheet, ...] = (
             fp8=3026 / 2,
             int8=3026 / 2,
         ),
-        simt_flop_per_s=_simt(fp64=26, fp32=51, fp16=102.4, bf16=102.4),
+        simt_flop_per_s=_tera(fp64=26, fp32=51, fp16=102.4, bf16=102.4),
         byte_per_s=2000 * GIGA,
         reference=HOPPER_WHITEPAPER,
         note=(
@@ -355,9 +355,11 @@ DATASHEETS: tuple[Datasheet, ...] = (
             "printed as 2 TB/s; the memory clock gives 2039 GB/s."
         ),
     ),
-    Datasheet(
+    Card(
         title="H200 SXM",
         match=("NVIDIA H200",),
+        capability=(9, 0),
+        sms=132,
         flop_per_s=_GH100_SXM_GEMM,
         simt_flop_per_s=_GH100_SXM_SIMT,
         byte_per_s=4800 * GIGA,
@@ -367,11 +369,14 @@ DATASHEETS: tuple[Datasheet, ...] = (
             f"to dense. {_GH100_SXM_CLOCK_NOTE}141 GB HBM3e. SIMT fp16 and bf16 are those of the "
             f"H100 SXM, the same GH100 configuration, from {HOPPER_WHITEPAPER}."
         ),
+        lends_tuning=True,
     ),
-    Datasheet(
+    Card(
         title="B200",
         match=("NVIDIA B200",),
-        flop_per_s=_gemm(
+        capability=(10, 0),
+        sms=148,
+        flop_per_s=_tera(
             fp64=37,
             fp32=75,
             tf32=2200 / 2,
@@ -381,7 +386,7 @@ DATASHEETS: tuple[Datasheet, ...] = (
             fp8=9000 / 2,
             int8=9000 / 2,
         ),
-        simt_flop_per_s=_simt(fp64=37, fp32=75),
+        simt_flop_per_s=_tera(fp64=37, fp32=75),
         byte_per_s=7700 * GIGA,
         reference="https://resources.nvidia.com/en-us-blackwell-architecture/datasheet",
         note=(
@@ -392,15 +397,3 @@ DATASHEETS: tuple[Datasheet, ...] = (
         ),
     ),
 )
-
-_BY_NAME: dict[str, Datasheet] = {name: sheet for sheet in DATASHEETS for name in sheet.match}
-
-
-def find(device_name: str) -> Datasheet | None:
-    """The row for a device name as NVML or torch reports it, or None if nobody looked it up.
-
-    Only the whole name matches (spacing apart), because NVIDIA's names nest: "NVIDIA L4" starts
-    "NVIDIA L40S", and "NVIDIA GeForce RTX 3090" starts the Ti's. A MIG slice ("... MIG 1g.10gb")
-    is None too: it has a part of the rate.
-    """
-    return _BY_NAME.get(" ".join(device_name.split()))

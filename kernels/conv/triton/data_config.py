@@ -1,18 +1,19 @@
-"""Configurations of the Triton fprop and dgrad: their labels, and what a shape allows.
+"""Configurations of the Triton fprop and dgrad: labels, what a shape allows, which to try.
 
 Nothing here imports torch or triton: tables and rules can be checked on any machine.
 """
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil, prod
 
 from kernels.conv.shape import ConvShape
-from kernels.gemm.triton_configs import TMA_ALIGNMENT, shared_memory_limit
+from kernels.gpus import HOPPER, architecture, has_tma
 from kernels.precision import Capability, Precision
+from kernels.triton_config import MAX_BOX, MAX_INDEX, TMA_ALIGNMENT, Grammar, power_of_two
 
 POINTER, TMA, PERSISTENT = "conv_pointer", "conv_tma", "conv_persistent"
 ROWS, ROWS_PERSISTENT = "conv_rows", "conv_rows_persistent"
@@ -24,8 +25,8 @@ MATRIX_KERNELS = (GEMM, GEMM_PERSISTENT, RESIDENT)
 ROW_KERNELS = (ROWS, ROWS_PERSISTENT)
 WALKING = (PERSISTENT, ROWS_PERSISTENT, GEMM_PERSISTENT, RESIDENT)
 
-MAX_BOX = 256  # elements along one axis; CUDA driver API, cuTensorMapEncodeTiled
-MAX_COORDINATE = 2**31 - 1
+LABELS = Grammar("Triton fprop and dgrad", KERNELS, 5, ("s", "w"), ("sub", "p"))
+
 MAX_ACCUMULATORS = 128  # float32 sums of one thread; more would spill
 MAX_RESIDENT_CHANNELS = 256
 
@@ -51,11 +52,8 @@ class Config:
     @property
     def label(self) -> str:
         """Compact name, which `parse` reads: "conv_persistent/8x4x4x128x64/s3/w8/sub2"."""
-        sizes = "x".join(map(str, (*self.box, self.bk, self.bc)))
-        parts = [self.kernel, sizes, f"s{self.stages}", f"w{self.warps}"]
-        parts += [f"sub{self.split}"] * (self.split > 1)
-        parts += [f"p{self.per_sm}"] * (self.per_sm > 1)
-        return "/".join(parts)
+        numbers = (self.stages, self.warps, self.split, self.per_sm)
+        return LABELS.write(self.kernel, (*self.box, self.bk, self.bc), numbers)
 
     @property
     def pixels(self) -> int:
@@ -73,22 +71,10 @@ class Config:
         return self.pixels * self.bk // (32 * self.warps)
 
 
-_LABEL = re.compile(
-    rf"(?P<kernel>{'|'.join(KERNELS)})/(?P<sizes>(?:\d+x){{4}}\d+)/s(?P<stages>\d+)"
-    r"/w(?P<warps>\d+)(/sub(?P<split>\d+))?(/p(?P<per_sm>\d+))?"
-)
-
-
 def parse(label: str) -> Config:
     """The configuration a label names. Raises ValueError."""
-    found = _LABEL.fullmatch(label)
-    if found is None:
-        raise ValueError(f"not a configuration of the Triton fprop and dgrad: {label!r}")
-    n, h, w, bk, bc = map(int, found["sizes"].split("x"))
-    return Config(
-        found["kernel"], (n, h, w), bk, bc, int(found["stages"]), int(found["warps"]),
-        int(found["split"] or 1), int(found["per_sm"] or 1),
-    )  # fmt: skip
+    kernel, (n, h, w, bk, bc), (stages, warps, split, per_sm), _ = LABELS.read(label)
+    return Config(kernel, (n, h, w), bk, bc, stages, warps, split, per_sm)
 
 
 @dataclass(frozen=True)
@@ -214,10 +200,6 @@ class Sum:
         return max(1, last - min(first, taps - 1) + 1)
 
 
-def power_of_two(size: int) -> int:
-    return 1 << (size - 1).bit_length()
-
-
 def shared_memory(config: Config, element_bytes: int) -> int:
     """Estimated bytes of shared memory; the compiler has the last word."""
     staged = config.pixels * config.bk * element_bytes // config.split
@@ -238,13 +220,13 @@ def valid(
     if which not in ("fprop", "dgrad") or shape.groups != 1:
         return False
     size = precision.bytes_per_element
-    if config.per_sm * shared_memory(config, size) > shared_memory_limit(capability):
+    if config.per_sm * shared_memory(config, size) > architecture(capability).block_shared_bytes:
         return False
     if config.kernel == POINTER:
         return True
     what = Sum(shape, which, size)
     boxes = (*config.box, config.bk, config.bc)
-    if capability < (9, 0) or max(boxes) > MAX_BOX or max(what.output) > MAX_COORDINATE:
+    if not has_tma(capability) or max(boxes) > MAX_BOX or max(what.output) > MAX_INDEX:
         return False
     if config.kernel in ROW_KERNELS:
         return _rows_fit(config, what)
@@ -271,3 +253,152 @@ def _taps_fit(config: Config, what: Sum) -> bool:
     if what.dgrad:
         return whole and s.dilation == 1 and config.kernel == TMA and what.k % config.bk == 0
     return whole and what.c % config.bc == 0
+
+
+# Tiles of the TMA kernels: pixels, output channels, 128-byte lines of input channels, stages,
+# warps, parts stored by a plain and by a walking kernel.
+_TILES = (
+    (64, 64, 1, 6, 4, 1), (64, 128, 1, 5, 4, 1), (128, 64, 1, 4, 4, 1), (128, 64, 1, 6, 4, 1),
+    (256, 64, 1, 3, 4, 2), (256, 64, 1, 4, 4, 2), (64, 256, 1, 4, 8, 1),
+    (128, 128, 1, 3, 4, 2), (128, 128, 1, 3, 8, 1), (128, 128, 1, 4, 8, 1), (128, 128, 1, 6, 8, 1),
+    (256, 128, 1, 3, 8, 2), (256, 128, 1, 4, 8, 4), (128, 256, 1, 3, 8, 2), (128, 256, 1, 4, 8, 4),
+    (64, 64, 2, 3, 4, 1), (128, 64, 2, 3, 4, 1), (128, 128, 2, 3, 8, 2),
+)  # fmt: skip
+_POINTER_TILES = ((32, 32, 4, 4), (64, 64, 4, 4), (128, 64, 4, 4), (128, 128, 3, 8))
+_RESIDENT_TILES = (
+    (64, 64, 4, 4, 1), (128, 64, 3, 4, 1), (128, 64, 4, 4, 1), (64, 128, 4, 4, 1),
+    (128, 128, 3, 8, 1), (128, 128, 4, 8, 2), (128, 256, 2, 8, 2), (128, 256, 3, 8, 2),
+    (64, 256, 3, 8, 1), (256, 64, 3, 8, 1), (256, 128, 2, 8, 2),
+)  # fmt: skip
+NEAR_LEAST, CLEARLY_LESS = 1.15, 0.96  # of the products that the least wasteful box does
+MIN_ROW_BYTES = 32  # the least inner box worth a swizzle
+
+
+def _boxes(pixels: int, what: Sum, kernel: str) -> list[tuple[int, int, int]]:
+    """Boxes of so many pixels: two squarish ones of little waste, and any that wastes far less.
+
+    Large squares come first: their windows overlap within an image, which L2 then serves.
+    """
+    if what.matrix:
+        return [(1, 1, pixels)]
+    powers = [1 << i for i in range(pixels.bit_length())]
+    found = [
+        (pixels // (h * w), h, w)
+        for h in powers
+        for w in (h, 2 * h)
+        if h * w <= pixels and max(pixels // (h * w), w) <= MAX_BOX
+    ]
+
+    def cost(box: tuple[int, int, int]) -> float:
+        return what.products(Config(kernel, box, 64, 64, 1, 4))
+
+    least = min(found, key=cost)
+    near = sorted(
+        (box for box in found if cost(box) <= NEAR_LEAST * cost(least)),
+        key=lambda box: -box[1] * box[2],
+    )
+    clear = [least] * (cost(least) < CLEARLY_LESS * cost(near[0]))
+    return list(dict.fromkeys((*near[:2], *clear)))
+
+
+def _catalogue(what: Sum) -> Iterator[Config]:
+    line = 128 // what.element_bytes
+    wide = what.element_bytes // 2
+    widest = max(64, power_of_two(what.k))
+    for pixels, bk, stages, warps in _POINTER_TILES:
+        bc = min(line, max(16, power_of_two(what.c)))
+        yield Config(POINTER, (1, 1, pixels), bk, bc, stages, warps)
+    for pixels, bk, lines, stages, warps, split in _TILES:
+        bc = lines * line
+        if bk > widest or (lines > 1 and bc > what.c):
+            continue
+        for box in _boxes(pixels, what, TMA):
+            plain = Config(TMA, box, bk, min(bc, _channels(what)), stages, warps)
+            yield from _both(plain, PERSISTENT, split * wide)
+        for box in _boxes(pixels, what, ROWS):
+            rows = Config(ROWS, box, bk, what.row_length, stages, warps)
+            yield from _both(rows, ROWS_PERSISTENT, split * wide)
+        matrix = Config(GEMM, (1, 1, pixels), bk, bc, stages, warps)
+        serialized = warps == 8  # by ptxas, in Triton 3.6's plain kernel
+        yield from list(_both(matrix, GEMM_PERSISTENT, split * wide))[serialized:]
+    if what.matrix and what.c <= MAX_RESIDENT_CHANNELS:
+        yield from _resident(what, widest, wide)
+
+
+def _channels(what: Sum) -> int:
+    """The most channels at a time: a power of two, that divides what are views of rank five."""
+    if what.shape.stride > 1 and not what.dgrad:
+        return max(1, what.c & -what.c)
+    return power_of_two(what.c)
+
+
+def _both(plain: Config, walking: str, split: int) -> Iterator[Config]:
+    yield plain
+    yield replace(plain, kernel=walking, split=split)
+    if plain.warps == 4:
+        yield replace(plain, kernel=walking, split=split, per_sm=2, stages=min(plain.stages, 4))
+
+
+def _resident(what: Sum, widest: int, wide: int) -> Iterator[Config]:
+    bc = max(16, power_of_two(what.c))
+    for pixels, bk, stages, warps, split in _RESIDENT_TILES:
+        if bk <= widest:
+            config = Config(RESIDENT, (1, 1, pixels), bk, bc, stages, warps, split * wide)
+            yield config
+            yield replace(config, per_sm=2)
+
+
+def choices(
+    shape: ConvShape, which: str, precision: Precision, capability: Capability, sm_count: int
+) -> Sequence[Config]:
+    """All valid configurations of the catalogue, the most promising first."""
+    what = Sum(shape, which, precision.bytes_per_element)
+    least = MIN_ROW_BYTES // what.element_bytes
+    found: Iterable[Config] = dict.fromkeys(_catalogue(what))
+    possible = [
+        config
+        for config in found
+        if valid(config, shape, which, precision, capability)
+        and config.accumulators <= MAX_ACCUMULATORS
+        and (config.kernel == POINTER or config.bc >= least)
+    ]
+    return sorted(possible, key=lambda config: estimated_clocks(config, what, precision, sm_count))
+
+
+# A model of an H200, per SM and clock.
+L2_BYTES_PER_CLOCK = 42  # about 10 TB/s over 132 SMs; a model's constant, not a measurement
+MEMORY_BYTES_PER_CLOCK = 18  # about 4.2 TB/s at 1.75 GHz; likewise
+START_CLOCKS = 3000  # launch, first loads
+POINTER_SLOWDOWN = 2.0  # masks and 64-bit addresses, against TMA
+NARROW_SLOWDOWN = 1.15  # 64 wide: shared memory feeds wgmma too slowly
+
+
+def estimated_clocks(config: Config, what: Sum, kind: Precision, sm_count: int) -> float:
+    """A model's SM clocks for one launch: waves x (products or loads), or memory alone."""
+    size = what.element_bytes
+    tiles = what.tiles(config)
+    together = _together(config, size)
+    waves = ceil(tiles / (sm_count * together)) * together if tiles > sm_count else 1
+    flops = what.shape.flops * what.products(config) / tiles
+    narrow = NARROW_SLOWDOWN if min(config.pixels, config.bk) < 128 else 1.0
+    products = flops * narrow / HOPPER.flop_per_clock[kind.rate_name]
+    pixels, channels = config.pixels, config.bk
+    read = flops / (2 * pixels * channels) * (pixels + channels) * size
+    if config.kernel == RESIDENT:
+        read = pixels * config.bc * size
+    store = pixels * channels * size / L2_BYTES_PER_CLOCK
+    hidden = config.kernel in WALKING or together > 1
+    per_tile = max(products, read / L2_BYTES_PER_CLOCK) + store * (0.3 if hidden else 1)
+    moved = size * (prod(what.image) * what.c + prod(what.whole_output) * what.k)
+    memory = moved / MEMORY_BYTES_PER_CLOCK / sm_count
+    slow = POINTER_SLOWDOWN if config.kernel == POINTER else 1.0
+    return START_CLOCKS + max(memory, waves * per_tile) * slow + 0.05 * waves * per_tile
+
+
+def _together(config: Config, element_bytes: int) -> int:
+    """Programs that share an SM."""
+    if config.kernel in WALKING:
+        return config.per_sm
+    fit = HOPPER.block_shared_bytes // shared_memory(config, element_bytes)
+    registers = HOPPER.sm_registers // (32 * config.warps * (config.accumulators + 48))
+    return max(1, min(fit, registers, 4))

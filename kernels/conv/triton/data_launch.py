@@ -9,14 +9,13 @@ from collections.abc import Sequence
 from math import ceil
 
 import torch
+import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kernels.conv import triton_data_kernels as jit
 from kernels.conv.operands import ConvOperands
-from kernels.conv.triton_data_choices import choices
-from kernels.conv.triton_data_configs import (
+from kernels.conv.triton import data_kernels as jit
+from kernels.conv.triton.data_config import (
     GEMM_PERSISTENT,
-    KERNELS,
     MATRIX_KERNELS,
     PERSISTENT,
     POINTER,
@@ -25,15 +24,10 @@ from kernels.conv.triton_data_configs import (
     ROWS_PERSISTENT,
     Config,
     Sum,
-    parse,
-    valid,
 )
-from kernels.gemm import triton_kernels as gemm_jit
-from kernels.gemm.triton_kernels import tl
-from kernels.gemm.triton_launch import Step
+from kernels.gemm.triton import kernels as gemm_jit
 from kernels.precision import Precision
-
-__all__ = ["KERNELS", "Config", "bind", "choices", "parse", "valid"]
+from kernels.triton_config import MAX_BOX, Step, input_precision, options
 
 PACK_ROWS, PACK_ELEMENTS, SWAP_BLOCK = 4, 1024, 32
 
@@ -55,12 +49,12 @@ class _Binder:
         self.config, self.shape, self.sm_count = config, operands.shape, sm_count
         self.sum = Sum(operands.shape, operands.which, precision.bytes_per_element)
         self.tf32 = precision.multiply == "tf32"
-        self.mode = "tf32" if self.tf32 else "ieee"
+        self.mode = input_precision(precision)
         self.w = operands.w
         dgrad = self.sum.dgrad
         self.source = operands.y if dgrad else operands.x
         self.output = operands.output
-        self.options = {"num_stages": config.stages, "num_warps": config.warps}
+        self.options = options(config)
 
     def steps(self) -> list[Step]:
         kernel = self.config.kernel
@@ -96,7 +90,7 @@ class _Binder:
             return self._weight_box(self.w, what.k, s.r * s.s * what.c), []
         if not self.tf32:
             width = s.r * s.s * what.k
-            box = [min(self.config.bc, 256), self.config.bk]
+            box = [min(self.config.bc, MAX_BOX), self.config.bk]
             return TensorDescriptor(self.w, [what.c, width], [width, 1], box), []
         swapped = torch.empty(s.c * s.r * s.s * s.k, dtype=self.w.dtype, device=self.w.device)
         grid = (ceil(s.k / SWAP_BLOCK), ceil(s.c / SWAP_BLOCK), s.r * s.s)

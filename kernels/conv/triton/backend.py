@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
-from kernels.case import Candidate, CannotRun, Case, Target
-from kernels.conv import triton_data, triton_wgrad
+from kernels.case import Candidate, Case, Target
 from kernels.conv.operands import ConvOperands
 from kernels.conv.shape import ConvShape
-from kernels.tuned import Tables
+from kernels.conv.triton import PRECISIONS, data_config, data_launch, wgrad_config, wgrad_launch
+from kernels.triton_config import candidate, some
+from kernels.tuned import Tables, tables_for
 
-PRECISIONS = ("fp16", "bf16", "tf32")
-LIKE_H200 = "NVIDIA H200"  # whose table starts off other GPUs with as many SMs
-H200_SMS = 132
+Config = data_config.Config | wgrad_config.Config
+
 SEARCHED = 24  # configurations that --autotune times
-TABLES = Tables(Path(__file__).parent / "tuned", "conv")
+TABLES = Tables(Path(__file__).parents[1] / "tuned", "conv")  # precision -> pass -> size -> label
 LENDERS = {"bf16": "fp16"}  # precisions that lay tensors out alike share tuned configurations
 
 
@@ -39,9 +37,8 @@ def candidates(case: Case, operands: ConvOperands, target: Target) -> Sequence[C
 
 def tuning_candidates(case: Case, operands: ConvOperands, target: Target) -> Sequence[Candidate]:
     """What a search times: the present choice, then the most promising others that compile."""
-    first = configuration(case, target)
-    ranked = dict.fromkeys([first, *_choices(case, target)[:SEARCHED]])
-    return tuple(_candidate(config, case, operands, target) for config in ranked)
+    tried = (configuration(case, target), *ranked(case, target)[:SEARCHED])
+    return tuple(_candidate(config, case, operands, target) for config in dict.fromkeys(tried))
 
 
 def save_tuned(case: Case, target: Target, label: str) -> Path:
@@ -50,27 +47,23 @@ def save_tuned(case: Case, target: Target, label: str) -> Path:
     return TABLES.save(target.name, case.precision_name, *key_of(case), label)
 
 
-def configuration(case: Case, target: Target) -> Any:
+def configuration(case: Case, target: Target) -> Config:
     """The configuration that a default run uses. Raises CannotRun."""
     which, key = key_of(case)
-    names = (target.name,)
-    if target.capability == (9, 0) and target.sm_count == H200_SMS:
-        names = (LIKE_H200, target.name)
     for precision in (case.precision_name, LENDERS.get(case.precision_name, "")):
-        label = TABLES.section(names, precision, which).get(key)
-        if label:
-            config = parse(label)
-            shape, capability = ConvShape.of(case), target.capability or (0, 0)
-            if _module(case).valid(config, shape, which, case.precision, capability):
-                return config
-    return _choices(case, target)[0]
+        label = TABLES.section(tables_for(target), precision, which).get(key)
+        if label and valid(parse(label), case, target):
+            return parse(label)
+    return ranked(case, target)[0]
 
 
-def parse(label: str) -> Any:
+def parse(label: str) -> Config:
     """The configuration a label names. Raises ValueError."""
-    for module in (triton_data, triton_wgrad):
-        if label.split("/")[0] in module.KERNELS:
-            return module.parse(label)
+    kernel = label.split("/")[0]
+    if kernel in data_config.KERNELS:
+        return data_config.parse(label)
+    if kernel in wgrad_config.KERNELS:
+        return wgrad_config.parse(label)
     raise ValueError(f"not a configuration of the Triton convolution: {label!r}")
 
 
@@ -81,26 +74,28 @@ def key_of(case: Case) -> tuple[str, str]:
     return str(case.dims["pass"]), size
 
 
-def _module(case: Case) -> ModuleType:
-    return triton_wgrad if case.dims["pass"] == "wgrad" else triton_data
+def valid(config: Config, case: Case, target: Target) -> bool:
+    """Whether the configuration can run the case on the target."""
+    shape, which, kind = ConvShape.of(case), str(case.dims["pass"]), case.precision
+    capability = target.capability or (0, 0)
+    if isinstance(config, wgrad_config.Config):
+        return wgrad_config.valid(config, shape, which, kind, capability)
+    return data_config.valid(config, shape, which, kind, capability)
 
 
-def _choices(case: Case, target: Target) -> Sequence[Any]:
-    found = _module(case).choices(
+def ranked(case: Case, target: Target) -> Sequence[Config]:
+    """The configurations that the cost model chooses from, the most promising first."""
+    rules = wgrad_config if case.dims["pass"] == "wgrad" else data_config
+    found: Sequence[Config] = rules.choices(
         ConvShape.of(case), str(case.dims["pass"]), case.precision,
         target.capability or (0, 0), target.sm_count,
     )  # fmt: skip
-    if not found:
-        raise CannotRun(f"no Triton configuration for {case.precision_name} fits {target.name}")
-    return found
+    return some(found, case, target)
 
 
-def _candidate(config: Any, case: Case, operands: ConvOperands, target: Target) -> Candidate:
-    steps = _module(case).bind(config, operands, case.precision, target.sm_count)
-
-    def call() -> None:
-        for step in steps:
-            step.launch()
-
-    names = "+".join(dict.fromkeys(step.kernel.__name__ for step in steps))
-    return Candidate(config.label, call, config.tile, names)
+def _candidate(config: Config, case: Case, operands: ConvOperands, target: Target) -> Candidate:
+    if isinstance(config, wgrad_config.Config):
+        steps = wgrad_launch.bind(config, operands, case.precision, target.sm_count)
+    else:
+        steps = data_launch.bind(config, operands, case.precision, target.sm_count)
+    return candidate(config, steps)

@@ -5,26 +5,19 @@ Nothing here imports torch or triton: tables and rules can be checked on any mac
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil
 
 from kernels.case import Case
+from kernels.gpus import HOPPER, architecture, has_tma
 from kernels.precision import PRECISIONS, Capability, Precision
+from kernels.triton_config import TMA_ALIGNMENT, Grammar
 
 POINTER, TMA, PERSISTENT, WIDE = "pointer", "tma", "tma_persistent", "tma_192"
 KERNELS = (POINTER, TMA, PERSISTENT, WIDE)
-TMA_ALIGNMENT = 16  # bytes, of every row; CUDA driver API, cuTensorMapEncodeTiled
-
-# Shared memory that one block may have, in bytes; CUDA C++ Programming Guide, "Technical
-# Specifications per Compute Capability". Others get the least of the GPUs since Ampere.
-SHARED_MEMORY: dict[Capability, int] = {
-    (7, 0): 98304, (7, 5): 65536, (8, 0): 166912, (8, 7): 166912,
-    (9, 0): 232448, (10, 0): 232448, (10, 3): 232448,
-}  # fmt: skip
-LEAST_SHARED_MEMORY = 101376
+LABELS = Grammar("Triton GEMM", KERNELS, 3, ("s", "w", "g"), ("sub",), "direct")
 
 PRECISE_ACCUMULATORS = 64  # fp8's float32 sums come on top of wgmma's own: 128 each would spill
 LARGE_ACCUMULATORS = 128
@@ -50,29 +43,24 @@ class Config:
     @property
     def label(self) -> str:
         """Compact name, which `parse` reads: "tma_persistent/128x256x64/s4/w8/g8/sub2"."""
-        parts = [self.kernel, f"{self.bm}x{self.bn}x{self.bk}", f"s{self.stages}"]
-        parts += [f"w{self.warps}", f"g{self.group}"]
-        parts += [f"sub{self.split}"] * (self.split > 1)
-        parts += ["direct"] * self.direct
-        return "/".join(parts)
+        numbers = (self.stages, self.warps, self.group, self.split)
+        return LABELS.write(self.kernel, self.tile, numbers, self.direct)
 
+    @property
+    def tile(self) -> tuple[int, int, int]:
+        """(M, N, K)."""
+        return self.bm, self.bn, self.bk
 
-_LABEL = re.compile(
-    rf"(?P<kernel>{'|'.join(KERNELS)})/(?P<bm>\d+)x(?P<bn>\d+)x(?P<bk>\d+)/s(?P<stages>\d+)"
-    r"/w(?P<warps>\d+)/g(?P<group>\d+)(/sub(?P<split>\d+))?(?P<direct>/direct)?"
-)
+    @property
+    def accumulators(self) -> int:
+        """Elements of the tile that a thread adds up."""
+        return self.bm * self.bn // (32 * self.warps)
 
 
 def parse(label: str) -> Config:
     """The configuration a label names. Raises ValueError."""
-    found = _LABEL.fullmatch(label)
-    if found is None:
-        raise ValueError(f"not a configuration of the Triton GEMM: {label!r}")
-    numbers = {name: int(found[name]) for name in ("bm", "bn", "bk", "stages", "warps", "group")}
-    return Config(
-        kernel=found["kernel"], **numbers, split=int(found["split"] or 1),
-        direct=found["direct"] is not None,
-    )  # fmt: skip
+    kernel, (bm, bn, bk), (stages, warps, group, split), direct = LABELS.read(label)
+    return Config(kernel, bm, bn, bk, stages, warps, group, split, direct)
 
 
 @dataclass(frozen=True)
@@ -137,16 +125,13 @@ def shared_memory(config: Config, kind: Precision) -> int:
     return buffers + staged + barriers
 
 
-def shared_memory_limit(capability: Capability) -> int:
-    """Bytes of shared memory one block may have."""
-    return SHARED_MEMORY.get(capability, LEAST_SHARED_MEMORY)
-
-
 def valid(config: Config, problem: Problem, capability: Capability) -> bool:
     """Whether the configuration can run the problem on a GPU of this capability."""
-    if config.kernel != POINTER and (capability < (9, 0) or config.direct < problem.c_misaligned):
+    if config.kernel != POINTER and (
+        not has_tma(capability) or config.direct < problem.c_misaligned
+    ):
         return False
-    return shared_memory(config, problem.precision) <= shared_memory_limit(capability)
+    return shared_memory(config, problem.precision) <= architecture(capability).block_shared_bytes
 
 
 @cache
@@ -158,18 +143,13 @@ def catalogue(precision_name: str) -> tuple[Config, ...]:
     line = 128 // kind.bytes_per_element  # elements of K in a 128-byte swizzled row
     found = [*_pointer(line), *_plain(line), *_persistent(line, kind.output_bytes), *_wide(line)]
     if kind.is_float8 and not kind.fast_accumulate:
-        found = [config for config in found if accumulators(config) <= PRECISE_ACCUMULATORS]
+        found = [config for config in found if config.accumulators <= PRECISE_ACCUMULATORS]
     return (*found, *(_direct(config) for config in found if config.kernel != POINTER))
-
-
-def accumulators(config: Config) -> int:
-    """Elements of the tile that a thread adds up."""
-    return config.bm * config.bn // (32 * config.warps)
 
 
 def _direct(config: Config) -> Config:
     # Addresses take registers too: a large tile stored in one part spills.
-    parts = 4 if accumulators(config) >= LARGE_ACCUMULATORS else 2
+    parts = 4 if config.accumulators >= LARGE_ACCUMULATORS else 2
     return replace(config, direct=True, split=max(config.split, parts))
 
 
@@ -226,14 +206,6 @@ def choices(problem: Problem, capability: Capability, sm_count: int) -> Sequence
     return sorted(possible, key=lambda config: estimated_clocks(config, problem, sm_count))
 
 
-# Multiply-adds count two. Dense, per clock and SM, from NVIDIA's H100 whitepaper, "H100 SM".
-FLOP_PER_CLOCK = {
-    "ieee/float32": 256,
-    "tf32/float32": 2048,
-    "ieee/float16": 4096,
-    "ieee/bfloat16": 4096,
-}
-FLOP_PER_CLOCK_8BIT = 8192
 L2_BYTES_PER_CLOCK = 42  # per SM: about 10 TB/s over 132 SMs; a model's constant, not a measurement
 START_CLOCKS = 3000  # launch, first loads
 POINTER_SLOWDOWN = 1.3  # address arithmetic and register pressure, against TMA
@@ -243,7 +215,7 @@ PACK_CLOCKS = 4000  # another launch
 def estimated_clocks(config: Config, problem: Problem, sm_count: int) -> float:
     """A model's SM clocks for one launch: waves x (products or loads), and the ends of a tile."""
     kind = problem.precision
-    rate = FLOP_PER_CLOCK.get(f"{kind.multiply}/{kind.storage}", FLOP_PER_CLOCK_8BIT)
+    rate = HOPPER.flop_per_clock.get(kind.rate_name, max(HOPPER.flop_per_clock.values()))
     shared_blocks = 2 if _two_fit(config, kind) else 1
     waves = ceil(problem.tiles(config) / (sm_count * shared_blocks)) * shared_blocks
     if problem.tiles(config) <= sm_count:
@@ -265,4 +237,4 @@ def estimated_clocks(config: Config, problem: Problem, sm_count: int) -> float:
 
 
 def _two_fit(config: Config, kind: Precision) -> bool:
-    return config.warps == 4 and shared_memory(config, kind) * 2 <= SHARED_MEMORY[(9, 0)]
+    return config.warps == 4 and shared_memory(config, kind) * 2 <= HOPPER.block_shared_bytes

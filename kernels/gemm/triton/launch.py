@@ -5,7 +5,6 @@ What can be done once is done here, so that a launch is nothing but a launch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
@@ -14,8 +13,9 @@ import torch
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kernels.gemm import triton_kernels as jit
-from kernels.gemm.triton_configs import PERSISTENT, POINTER, TMA_ALIGNMENT, WIDE, Config, Problem
+from kernels.gemm.triton import kernels as jit
+from kernels.gemm.triton.config import PERSISTENT, POINTER, WIDE, Config, Problem
+from kernels.triton_config import TMA_ALIGNMENT, Step, input_precision, options
 
 PACK_ROWS, PACK_COLUMNS, PACK_WARPS = 64, 64, 4
 HEAD, TAIL = 128, 64  # the two blocks of a 192-wide tile
@@ -27,24 +27,6 @@ _KERNELS = {
     "tma_persistent": jit.gemm_tma_persistent,
     "tma_192": jit.gemm_tma_192,
 }
-
-
-@dataclass(frozen=True)
-class Step:
-    """One kernel launch, all arguments bound."""
-
-    kernel: Callable[..., object]
-    grid: tuple[int, ...]
-    args: tuple[object, ...]
-    options: dict[str, int]
-
-    def launch(self) -> None:
-        """Queue it on the current stream."""
-        self.kernel[self.grid](*self.args, **self.options)  # type: ignore[index]
-
-    def compile(self) -> object:
-        """Compile without launching; the compiled kernel."""
-        return self.kernel.warmup(*self.args, grid=self.grid, **self.options)  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
@@ -98,11 +80,7 @@ class Launcher:
     def _arithmetic(self, config: Config) -> tuple[object, ...]:
         kind = self.problem.precision
         precise = kind.is_float8 and not kind.fast_accumulate
-        mode = "tf32" if kind.multiply == "tf32" else "ieee"
-        return mode, _ACCUMULATE[kind.accumulate], config.bk if precise else None
-
-    def _options(self, config: Config) -> dict[str, int]:
-        return {"num_stages": config.stages, "num_warps": config.warps}
+        return input_precision(kind), _ACCUMULATE[kind.accumulate], config.bk if precise else None
 
     def _pointer_step(self, config: Config) -> Step:
         p = self.problem
@@ -112,7 +90,7 @@ class Launcher:
             config.bm, config.bn, config.bk, p.k % config.bk == 0,
             *self._arithmetic(config),
         )  # fmt: skip
-        return Step(_KERNELS[POINTER], (p.tiles(config),), args, self._options(config))
+        return Step(_KERNELS[POINTER], (p.tiles(config),), args, options(config))
 
     def _tma_step(self, config: Config) -> Step:
         p, tiles = self.problem, self.problem.tiles(config)
@@ -131,7 +109,7 @@ class Launcher:
             args = (*boxes, self.c, *sizes, *how)
         if config.kernel == PERSISTENT:
             args = (*args, self.sm_count)
-        return Step(_KERNELS[config.kernel], grid, args, self._options(config))
+        return Step(_KERNELS[config.kernel], grid, args, options(config))
 
     def _c_box(self, config: Config, columns: int) -> TensorDescriptor | None:
         if config.direct:

@@ -1,6 +1,6 @@
 """The Triton kernels of op conv, passes fprop and dgrad, all tensors channels-last.
 
-Launched by triton_data. Both passes are one sum over taps: out[n, h, w, k] adds up, over the taps
+Launched by data_launch. Both passes are one sum over taps: out[n, h, w, k] adds up, over the taps
 (r, s) and the channels c, in[n, h', w', c] * weight[tap][k, c]. "in" is x and "k" a filter in
 fprop; in dgrad "in" is dY and "k" a channel of x. N, H, W, C, K below are those of this sum.
 

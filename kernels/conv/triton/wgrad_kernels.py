@@ -1,4 +1,4 @@
-"""The Triton kernels of the weight gradient in NHWC. Launched by triton_wgrad.
+"""The Triton kernels of the weight gradient in NHWC. Launched by wgrad_launch.
 
 dw[k, r, s, c] = sum over (n, p, q) of dy[n, p, q, k] * x[n, h, w, c], where
 h = p*stride - pad + r*dil and w = q*stride - pad + s*dil: a product over pixels. Too few tiles of
