@@ -6,11 +6,11 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from microbench.command_line import Outputs
 from microbench.device.host import WATCHED_VARIABLES
 from microbench.errors import NothingMeasured, UserError
 from microbench.results.runfile import check_writable, probe, write_run, write_text
@@ -20,26 +20,8 @@ from microbench.worker import Greeting
 if TYPE_CHECKING:
     from rich.console import Console
 
-MAX_SEED = 2**31
 # A published file need not say where it lay.
 PATH_OPTIONS = ("--json", "--csv", "--resume", "--chart")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outputs:
-    """Where a run is written, drawn and shown, as given on the command line."""
-
-    json: Path | None
-    csv: Path | None
-    chart: Path | None
-    resume: Path | None
-    verbose: bool
-    quiet: bool
-
-
-def outputs_from(options: dict[str, Any]) -> Outputs:
-    """The outputs among a command's options, taken out of them."""
-    return Outputs(**{name: options.pop(name) for name in Outputs.__dataclass_fields__})
 
 
 def check_outputs(outputs: Outputs) -> None:
@@ -54,14 +36,6 @@ def check_outputs(outputs: Outputs) -> None:
         check_writable(outputs.csv, "--csv")
         if outputs.json and outputs.csv.resolve() == outputs.json.resolve():
             raise UserError("--json and --csv name the same file")
-
-
-def check_numbers(budget: float | None, seed: int | None) -> None:
-    """UserError for a --budget or a --seed that means nothing."""
-    if budget is not None and not 0 < budget < float("inf"):
-        raise UserError(f"--budget takes seconds above 0, not {budget:g}")
-    if seed is not None and not 0 <= seed < MAX_SEED:
-        raise UserError(f"--seed takes a number from 0 to {MAX_SEED - 1}")
 
 
 def run_path(outputs: Outputs, name: str) -> Path:

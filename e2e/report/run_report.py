@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.text import Text
 
+from e2e.case import OP
 from e2e.report import figures
 from e2e.report.arms import OPTIONS, in_words, what_was_trained
 from e2e.report.joint import Joint, joints
@@ -19,14 +20,14 @@ from e2e.report.markdown import training_caption, training_table
 from e2e.report.screen import Section, table_sections, training_sections
 from e2e.report.table_csv import COLUMNS as TRAINING_COLUMNS
 from e2e.report.table_csv import training_row
-from e2e.results import loader_types, types
+from e2e.results import loader_types
 from e2e.results.loader_types import LoadCase, Loading
 from e2e.results.types import TrainCase, Training
 from microbench import fmt
 from microbench.report.table_csv import Cell
 from microbench.results.types import Ratio, Run
 
-FIRST: Mapping[str, str] = {types.OP: "recipe", loader_types.OP: "loader"}
+FIRST: Mapping[str, str] = {OP: "recipe", loader_types.OP: "loader"}
 
 
 def conditions(run: Run) -> list[str]:

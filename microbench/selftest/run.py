@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from kernels.case import Case
+from microbench.conditions import Conditions
 from microbench.errors import UserError
 from microbench.results.runfile import check_writable, write_text
 from microbench.results.types import Run
@@ -22,7 +23,7 @@ from microbench.selftest.plant import Absent, Plant
 from microbench.selftest.planted import plan
 from microbench.selftest.waves import target_of, triton_tile
 from microbench.sweep import Group
-from microbench.worker import Greeting, Settings, Worker, WorkerDied
+from microbench.worker import Greeting, Worker, WorkerDied
 
 # A bound needs no narrow interval: a fifth of the sampling that a result to quote gets on a GPU. A
 # CPU has few plants, and other processes that disturb them.
@@ -41,7 +42,7 @@ def run_selftest(*, json_path: Path | None, device: str, budget: float | None, q
         check_writable(json_path, "--json")
     console = make_console(quiet=quiet)
     seed = secrets.randbelow(MAX_SEED)
-    cold = Workers(Settings(device, "auto", "cold", "sustained", seed))
+    cold = Workers(Conditions(device=device, seed=seed))
     try:
         greeting = cold.greet()
         plants, absent = planted_for(greeting)
@@ -68,7 +69,7 @@ def planted_for(greeting: Greeting) -> tuple[list[Plant], list[Absent]]:
 class Workers:
     """Measuring processes of one setting: the one that greeted first, new ones after it."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Conditions) -> None:
         self.settings = settings
         self._first: Worker | None = None
 
@@ -141,7 +142,7 @@ def groups_of(cases: Iterable[Case]) -> list[Group]:
     return [Group(tuple(arms.values())) for arms in found.values()]
 
 
-def blank(greeting: Greeting, settings: Settings) -> Run:
+def blank(greeting: Greeting, settings: Conditions) -> Run:
     """A run with nothing measured."""
     return Run(
         command=("python", "-m", "microbench", "selftest"),
