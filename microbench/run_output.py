@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 from microbench.command_line import Outputs
 from microbench.device.host import WATCHED_VARIABLES
 from microbench.errors import NothingMeasured, UserError
+from microbench.results.entry import Entry
+from microbench.results.kinds import KINDS
 from microbench.results.runfile import check_writable, probe, write_run, write_text
 from microbench.results.types import METHOD_VERSION, Run
 from microbench.worker import Greeting
@@ -132,8 +134,15 @@ def report(run: Run, path: Path, outputs: Outputs, console: Console) -> None:
         console.print(f"Chart: {outputs.chart}")
     if outputs.csv:
         _write_csv(run, outputs.csv)
-    if {entry.status for entry in run.results or run.others} - {"skipped"} == {"failed"}:
+    if {entry.status for entry in _judged(run)} - {"skipped"} == {"failed"}:
         raise NothingMeasured
+
+
+def _judged(run: Run) -> Sequence[Entry]:
+    """The results that a run was for: those of the first kind that it has."""
+    found = {entry.case.op for entry in run.others}
+    first = next((op for op in KINDS if op in found), None)
+    return run.results or [entry for entry in run.others if entry.case.op == first]
 
 
 def without(words: Sequence[str], *options: str) -> list[str]:

@@ -107,7 +107,7 @@ def cells(case: TrainCase | LoadCase) -> tuple[str, str, str]:
 
 def ratio(op: str, value: Ratio) -> str:
     """A ratio with its interval; of steps, which are known better, with more digits."""
-    return figures.interval(value) if op == types.OP else fmt.interval(value)
+    return figures.interval(value) if op == OP else fmt.interval(value)
 
 
 def _title(joint: Joint) -> str:
