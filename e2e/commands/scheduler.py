@@ -7,15 +7,17 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from e2e.case import Comparison
+from e2e.case import RESIDENT, USUAL_LOADER, TrainCase, TrainRequest
+from e2e.commands.plan import Comparison
 from e2e.commands.progress import TrainProgress
-from e2e.commands.worker import DataFacts, TrainSettings, TrainWorker
+from e2e.commands.worker import DataFacts, TrainWorker
 from e2e.data.loaders import LOADERS
 from e2e.data.loaders.crop_sizes import kept_bytes, no_room
 from e2e.explain.whatif import Explainer, to_verify, verified
+from e2e.networks import Network
 from e2e.predict.prediction import Prediction, with_loader
 from e2e.results.loader_types import LoadCase, Loading, load_case
-from e2e.results.types import PREDICTED, RESIDENT, USUAL_LOADER, TrainCase, Training
+from e2e.results.types import PREDICTED, Training
 from e2e.train.convergence import judged
 from e2e.train.speed_readings import SlowdownRange, slowdown_range
 from e2e.train.speedups import with_speedups
@@ -23,7 +25,7 @@ from microbench.device.host import usable_cores
 from microbench.errors import UserError
 from microbench.results.types import Run
 from microbench.run_output import save
-from microbench.worker import WorkerDied
+from microbench.worker import Greeting, WorkerDied
 
 ARM_BUDGET_S = 10.0  # seconds of timing an arm gets when the user gives no --budget
 CPU_BUDGET_S = 40.0  # for all arms of a comparison
@@ -32,23 +34,31 @@ LOAD_BUDGET_S = 4.0  # of loading alone, where a prediction needs to know it
 
 @dataclass(frozen=True)
 class Work:
-    """What all comparisons share. `budget_s` of timing a comparison; None: by its arms.
+    """What all comparisons share: what was asked, and what device and data turned out to be."""
 
-    `unit` and `units_per_sample` are what the network's throughput counts.
-    """
-
-    settings: TrainSettings
+    request: TrainRequest
     path: Path
-    repeats: int
-    budget_s: float | None
+    network: Network
+    greeting: Greeting
     facts: DataFacts
-    kind: str
-    unit: str
-    units_per_sample: int
-    memory_bytes: int | None
-    predict: bool = True  # before timing
-    verify: bool = False  # measure the fixes that are proposed
-    train: bool = True  # False: predict, and no more
+
+    @property
+    def kind(self) -> str:
+        """The device's kind."""
+        return self.greeting.target.kind
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """The device's memory, where it is known."""
+        return self.greeting.device.get("memory_bytes")
+
+    @property
+    def predicts(self) -> bool:
+        """Whether steps are predicted before they are timed."""
+        asked = self.request
+        if asked.verify or not asked.train:
+            return True
+        return self.kind == "cuda" if asked.predict is None else asked.predict
 
 
 class Job:
@@ -61,9 +71,10 @@ class Job:
             None  # of the comparison's arms, and of what they might be
         )
         self._loadings: dict[str, Loading] = {}
+        asked = work.request
         self.explainer = Explainer(
-            self._ask, work.kind, work.memory_bytes, fixes=work.verify or not work.train,
-            cores=work.settings.cpus or usable_cores(),
+            self._ask, work.kind, work.memory_bytes, fixes=asked.verify or not asked.train,
+            cores=asked.settings.case.cpus or usable_cores(),
         )  # fmt: skip
 
     def run(
@@ -76,13 +87,13 @@ class Job:
             self.progress.about(comparison.cases)
             was_done = self._is_done(run, comparison)
             foretold = {} if was_done else self._foretold(comparison)
-            if not self.work.train:
+            if not self.work.request.train:
                 if foretold:
                     run = self._saved_all(run, self._untrained(run, foretold))
                 continue
             self.progress.about(comparison.cases)
             run = self._timed(run, comparison, foretold)
-            if self.work.verify:
+            if self.work.request.verify:
                 run = self._proposed(run, comparison) if was_done else run
                 run = self._verified(run, comparison)
             if steps(comparison):
@@ -131,7 +142,7 @@ class Job:
 
     def _foretold(self, comparison: Comparison) -> dict[str, Prediction]:
         """All cases for one pace of the host: as seen while any of them was measured."""
-        if not self.work.predict:
+        if not self.work.predicts:
             return {}
         self._pace = None
         first = self.explainer.predictions(comparison.cases)
@@ -202,16 +213,16 @@ class Job:
 
     def _blank(self, told: Prediction) -> Training:
         status = PREDICTED if told.predicted else "failed" if told.broke else "skipped"
-        units = self.work.units_per_sample * told.case.batch * told.case.accumulate
-        return Training(told.case, status, told.reason, self.work.unit, units)
+        units = self.work.network.units_per_sample * told.case.batch * told.case.accumulate
+        return Training(told.case, status, told.reason, self.work.network.unit, units)
 
     # ------------------------------------------------------------ timing
 
     def _is_done(self, run: Run, comparison: Comparison) -> bool:
         undone = {"failed"}
-        if self.work.train:
+        if self.work.request.train:
             undone.add(PREDICTED)
-        elif self.work.settings.allow_run:
+        elif self.work.request.settings.allow_run:
             undone.add("skipped")  # for want of that, perhaps
         found = [run.find(Training, case.key) for case in comparison.cases]
         return all(t is not None and t.status not in undone and not self._lacks(t) for t in found)
@@ -219,7 +230,7 @@ class Job:
     def _lacks(self, training: Training) -> bool:
         """Whether it was predicted without what a real step may tell now."""
         told = None if training.steps else training.predicted
-        return self.work.settings.allow_run and told is not None and bool(told.uncovered)
+        return self.work.request.settings.allow_run and told is not None and bool(told.uncovered)
 
     def _timed(self, run: Run, comparison: Comparison, foretold: Mapping[str, Prediction]) -> Run:
         if self._is_done(run, comparison):
@@ -242,7 +253,7 @@ class Job:
                 found = self.worker.set_up(left, self.progress.stage)
                 arms = sum(t.status == "ok" for t in found)
                 if arms:
-                    budget_s = self.work.budget_s or self._budget_s(arms)
+                    budget_s = self.work.request.budget or self._budget_s(arms)
                     self.progress.timing(budget_s)
                     timed = self.worker.time(budget_s, self.progress.stage)
                     found = [*found, *timed]  # what was timed takes the place of what was set up
@@ -259,7 +270,7 @@ class Job:
 
     def _restart(self) -> None:
         self.worker.close()
-        self.worker = TrainWorker(self.work.settings)
+        self.worker = TrainWorker(self.work.request.settings)
         self.worker.greet()
         self.worker.open_data()
 
@@ -300,8 +311,8 @@ class Job:
 
     def _trained(self, run: Run, comparison: Comparison, steps: int) -> Run:
         """Each arm trained from each seed; the arms take turns seed by seed."""
-        first = self.work.settings.seed
-        seeds = range(first, first + self.work.repeats)
+        first = self.work.request.settings.seed
+        seeds = range(first, first + self.work.request.repeats)
         todo = [
             (case, seed)
             for seed in seeds

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
+from e2e.case import TrainCase, TrainSettings
 from e2e.results.loader_types import LoadCase, Loading
-from e2e.results.types import Repeat, TrainCase, Training
+from e2e.results.types import Repeat, Training
 from kernels.error_words import one_line
 from microbench.worker import HANG_S, Child, OnStage, greet_parent
 
@@ -25,29 +26,6 @@ STAND_IN = (
     "what is learnt is not; give --loss module:function."
 )
 POLL_S = 0.05  # sensors are read less often than for kernels: the host has a loop to run
-
-
-@dataclass(frozen=True)
-class TrainSettings:
-    """What the child must know to train. None: the network's own.
-
-    `workers` and `loader` are those of held-out data and of cases that do not say otherwise.
-    """
-
-    device: str
-    network: str
-    data: str
-    input: tuple[int, ...] | None = None
-    loss: str | None = None
-    seed: int = 1
-    lr: float | None = None
-    warmup: int = 0
-    strict: bool = False
-    loader: str | None = None
-    workers: int = 0
-    cpus: int = 0  # 0: all
-    on_worker_death: str = "stop"
-    allow_run: bool = False  # real steps may run to be recorded and timed
 
 
 @dataclass(frozen=True)
@@ -107,8 +85,8 @@ def _train_on_request(pipe: Connection, settings: TrainSettings) -> None:
     from e2e.train.arm_timer import ArmTimer
     from microbench.device import device as devices
 
-    if settings.cpus:
-        limit_cpus(settings.cpus)
+    if settings.case.cpus:
+        limit_cpus(settings.case.cpus)
     kind, *_ = pipe.recv()
     assert kind == "open"
     task, facts = _opened(settings, info.target().torch_device)
@@ -200,8 +178,8 @@ def _opened(settings: TrainSettings, device: str) -> tuple[Any, DataFacts]:
         classes=look.classes,
         tokens=network.tokens,
         strict=settings.strict,
-        workers=settings.workers,
-        loader=settings.loader,
+        workers=settings.case.workers,
+        loader=settings.case.loader,
         on_death=settings.on_worker_death,
         device=torch.device(device),
     )

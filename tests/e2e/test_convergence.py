@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from e2e.case import MAX_SCALE
 from e2e.networks import Network
 from e2e.networks.losses import classification_loss, count_right
-from e2e.recipes import MAX_SCALE, RECIPES, Recipe, adapted
+from e2e.recipes import RECIPES, Recipe, adapted
 from e2e.results.types import Repeat, TrainCase, Training
 from e2e.train import convergence as converge
 from e2e.train.arms import Held

@@ -13,8 +13,8 @@ from samples.planted_networks import Undecided, network_of
 from samples.train_cases import quietly
 
 from e2e.__main__ import train
-from e2e.commands.requests import training_request
-from e2e.commands.train import _work
+from e2e.commands.requests import request_of
+from e2e.commands.scheduler import Work
 from e2e.commands.worker import DataFacts
 from e2e.explain.annotate import with_predictions
 from e2e.networks import find
@@ -311,11 +311,11 @@ def test_a_training_is_predicted_by_default_on_a_gpu(
     flags: list[str], kind: str, predicts: bool, tmp_path: Path
 ) -> None:
     words = train.make_context("train", ["cnn-cifar", *flags]).params
-    request = training_request("cnn-cifar", words)
+    request = request_of("cnn-cifar", words)
     greeting = Greeting({}, {}, Target(kind, "a device"), None)
     facts = DataFacts("synthetic", CLASSES, None, None, ())
-    work = _work(request, find("cnn-cifar"), facts, greeting, tmp_path / "run.json")
-    assert work.predict is predicts
+    work = Work(request, tmp_path / "run.json", find("cnn-cifar"), greeting, facts)
+    assert work.predicts is predicts
 
 
 def test_what_fake_tensors_cannot_follow_needs_a_step_that_runs(store: Store) -> None:

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from e2e.networks import Network, find
 from e2e.recipes import (
-    MAX_SCALE,
     ON_CPU,
     RECIPES,
     Recipe,
@@ -102,17 +101,6 @@ def test_a_static_scale_is_for_float16_gradients_alone(name: str) -> None:
     float16 = name in ("amp", "fp16", "O1", "O2", "O3")
     assert recipe.scale == (256.0 if float16 else RECIPES[name].scale)
     assert recipe.half == float16
-
-
-@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf"), 2 * MAX_SCALE])
-def test_a_scale_that_means_nothing_is_refused_whatever_the_recipe(scale: float) -> None:
-    for name in ("amp", "fp32"):
-        with pytest.raises(UserError, match="--loss-scale"):
-            adapted(name, loss_scale=scale)
-
-
-def test_the_greatest_scale_is_allowed() -> None:
-    assert adapted("amp", loss_scale=MAX_SCALE).scale == MAX_SCALE
 
 
 def test_recipes_are_never_changed_in_place() -> None:

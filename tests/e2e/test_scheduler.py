@@ -9,17 +9,21 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
-from e2e.case import Comparison, Planned
+from e2e.case import TrainCase
+from e2e.commands.plan import Comparison, Planned
 from e2e.commands.progress import TrainProgress
+from e2e.commands.requests import request_of
 from e2e.commands.scheduler import Job, Work, _with_what_was
-from e2e.commands.worker import DataFacts, TrainSettings
+from e2e.commands.worker import DataFacts
+from e2e.networks import find
 from e2e.predict.prediction import Prediction
 from e2e.predict.queue_model import OpCost
-from e2e.results.types import PREDICTED, Predicted, TrainCase, Training
+from e2e.results.types import PREDICTED, Predicted, Training
 from e2e.train.speed_readings import SlowdownRange
+from kernels.case import Target
 from microbench.results.runfile import read_run
 from microbench.results.types import Run
-from microbench.worker import WorkerDied
+from microbench.worker import Greeting, WorkerDied
 
 LEDGER = Path(__file__).parents[2] / "results" / "nvidia-h200" / "ledger-resnet50.json"
 
@@ -54,10 +58,11 @@ def run() -> Run:
     return read_run(LEDGER)
 
 
-def job_with(worker: object, path: Path) -> Job:
+def job_with(worker: object, path: Path, **asked: Any) -> Job:
     work = Work(
-        TrainSettings("cuda", "resnet50", "synthetic"), path, 1, None,
-        DataFacts("synthetic", 1000, None, None, ()), "cuda", "img", 1, 10**11, verify=True,
+        request_of("resnet50", {"verify": True}, **asked), path, find("resnet50"),
+        Greeting({"memory_bytes": 10**11}, {}, Target("cuda", "a device"), None),
+        DataFacts("synthetic", 1000, None, None, ()),
     )  # fmt: skip
     return Job(work, cast("Any", worker), TrainProgress(Console(quiet=True), 1, quiet=True))
 
@@ -92,17 +97,16 @@ def test_fixes_that_cannot_be_foretold_leave_a_run_as_it_was(run: Run, tmp_path:
     job = job_with(Refusing(), tmp_path / "run.json")
     comparison = Comparison(tuple(Planned(training.case) for training in run.of(Training)))
     found = job._proposed(run, comparison)
-    assert found.trainings == run.of(Training)
+    assert found.of(Training) == run.of(Training)
     assert any(training.causes for training in found.of(Training))
-    assert read_run(tmp_path / "run.json").trainings == run.of(Training)
+    assert read_run(tmp_path / "run.json").of(Training) == run.of(Training)
 
 
 def test_a_prediction_takes_the_place_of_no_measurement(run: Run, tmp_path: Path) -> None:
     comparison = Comparison(tuple(Planned(training.case) for training in run.of(Training)))
     new = replace(comparison.cases[-1], recipe="bf16")
     wider = Comparison((*comparison.arms, Planned(new)))
-    job = job_with(Slowing(deadly=""), tmp_path / "run.json")
-    job.work = replace(job.work, train=False)
+    job = job_with(Slowing(deadly=""), tmp_path / "run.json", train=False)
     found = job.run(run, [wider], lambda _: 0)
     assert found.of(Training)[:-1] == run.of(Training)
     added = found.of(Training)[-1]
@@ -114,9 +118,7 @@ def test_a_prediction_takes_the_place_of_no_measurement(run: Run, tmp_path: Path
 def test_what_was_skipped_is_tried_again_where_more_is_allowed(
     run: Run, tmp_path: Path, allowed: bool
 ) -> None:
-    job = job_with(Refusing(), tmp_path / "run.json")
-    settings = replace(job.work.settings, allow_run=allowed)
-    job.work = replace(job.work, train=False, settings=settings)
+    job = job_with(Refusing(), tmp_path / "run.json", train=False, allow_run=allowed)
     skipped = Training(run.of(Training)[0].case, "skipped", "cannot be traced: planted")
     assert job._is_done(run.with_other(skipped), Comparison((Planned(skipped.case),))) is (
         not allowed

@@ -23,6 +23,7 @@ from samples.feeding import Batch, Batches, Census
 from samples.waiting import no_waits
 from torch import Tensor, nn
 
+from e2e.case import USUAL_LOADER, TrainCase
 from e2e.data.datasets import open_data
 from e2e.data.datasets.in_memory import InMemory
 from e2e.data.datasets.synthetic import Synthetic
@@ -30,7 +31,7 @@ from e2e.data.types import IMAGENET, Arrays, Data
 from e2e.networks import Network, find
 from e2e.networks.losses import classification_loss, count_right
 from e2e.recipes import RECIPES, Recipe, switch_tf32
-from e2e.results.types import USUAL_LOADER, TrainCase, Training
+from e2e.results.types import Training
 from e2e.train.arm_timer import ArmTimer
 from e2e.train.arms import Held, Task
 from e2e.train.convergence import train_once

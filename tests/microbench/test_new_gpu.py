@@ -1,4 +1,4 @@
-"""A GPU and a precision are added by one entry each: whatever knows of GPUs or precisions uses it."""
+"""A GPU and a precision are added by one entry each: all that knows of them uses it."""
 
 from __future__ import annotations
 
