@@ -41,8 +41,8 @@ class _Prepared:
     traced: Trace
     launch_calls: Callable[[], float]
     step: Callable[[], object]
-    calls_s: list[float] = field(default_factory=list)
-    steps_s: list[float] = field(default_factory=list)
+    calls_s: list[float] = field(default_factory=list[float])
+    steps_s: list[float] = field(default_factory=list[float])
 
 
 def calibrated(calls: CallTimer, host_speed: HostSpeed) -> Framework:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -59,7 +59,7 @@ class Stages:
         self.took_s: dict[str, float] = {}
 
     @contextmanager
-    def timed(self, stage: str) -> Iterator[None]:
+    def timed(self, stage: str) -> Generator[None]:
         """Add what is done inside to the stage."""
         began_s = time.perf_counter()
         yield

@@ -12,8 +12,8 @@ from e2e.recipes import DYNAMIC, NONE, Recipe
 from e2e.results.types import TrainCase
 
 MOMENTUM = 0.9  # of SGD
-foreach_copy: Any = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
-foreach_multiply: Any = torch._foreach_mul_  # pyright: ignore[reportPrivateImportUsage]
+foreach_copy: Any = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage, reportPrivateUsage]
+foreach_multiply: Any = torch._foreach_mul_  # pyright: ignore[reportPrivateImportUsage, reportPrivateUsage]
 
 
 class RecipeOptimizer:
@@ -78,9 +78,9 @@ class RecipeOptimizer:
     def backward(self, loss: Tensor) -> None:
         """Gradients of the scaled loss."""
         if self._static is not None:
-            (loss * self._static).backward()
+            (loss * self._static).backward()  # pyright: ignore[reportUnknownMemberType]
         else:
-            self.scaler.scale(loss).backward()
+            self.scaler.scale(loss).backward()  # pyright: ignore[reportUnknownMemberType]
 
     def apply(self) -> None:
         """Update the weights by their gradients, unless the dynamic scale finds one not finite."""

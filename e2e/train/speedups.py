@@ -12,6 +12,7 @@ from e2e.results.baselines import baselines
 from e2e.results.types import StepTimes, TrainCase, Training
 from microbench.results.values import Ratio, Warning
 from microbench.timing.stats import ratio_interval
+from microbench.timing.timers import EVENT_TICK_S
 
 # A step in which no kernel runs for more than this share waits for the host; what is less is the
 # gap of about a microsecond between kernels.
@@ -36,7 +37,6 @@ HOST_WANDERS = (
     "the time that the host needs for a step changed while it was timed",
     "time it longer (--budget), or let the GPU be the limit by a larger --batch",
 )
-RESOLUTION_S = 32e-9
 
 
 def with_speedups(trainings: Sequence[Training], rungs: Mapping[str, str | None]) -> list[Training]:
@@ -73,7 +73,7 @@ def _against_rungs(training: Training, ladder: Sequence[Training]) -> dict[str, 
 def _ratio(slow: Training, fast: Training) -> Ratio:
     assert slow.steps
     assert fast.steps
-    return Ratio(*ratio_interval(slow.steps.blocks_s, fast.steps.blocks_s, RESOLUTION_S))
+    return Ratio(*ratio_interval(slow.steps.blocks_s, fast.steps.blocks_s, EVENT_TICK_S))
 
 
 def _limit(training: Training) -> tuple[str | None, str | None]:

@@ -67,7 +67,7 @@ class Trainer:
     ) -> None:
         self.case, self.recipe, self.device, self.network = case, recipe, device, network
         self.steps_done = 0
-        torch.manual_seed(seed)
+        torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType]
         self.switch()
         if module is None:
             module = _in_layout(network.build(), case.layout).to(device)
@@ -193,7 +193,7 @@ class Trainer:
     @torch.no_grad()
     def restart(self, seed: int) -> None:
         """Begin again from the weights of a seed, in place: what was compiled or captured stays."""
-        torch.manual_seed(seed)
+        torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType]
         fresh = _in_layout(self.network.build(), self.case.layout).state_dict()
         for name, value in self.module.state_dict().items():
             value.copy_(fresh[name])

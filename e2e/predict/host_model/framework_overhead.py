@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -78,7 +79,7 @@ def fitted(samples: Sequence[CalibrationStep]) -> Framework:
     target = torch.cat([wanted, torch.zeros(rows.shape[1], dtype=torch.float64)])
     found = _not_negative(system, target)
     error = (scaled @ found - wanted).square().mean().sqrt().item()
-    return Framework(tuple(found.tolist()), error)
+    return Framework(tuple(each.item() for each in found), error)
 
 
 def _not_negative(system: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -86,7 +87,10 @@ def _not_negative(system: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     found = torch.zeros(system.shape[1], dtype=system.dtype)
     used = torch.arange(system.shape[1])
     while len(used):
-        values = torch.linalg.lstsq(system[:, used], target[:, None]).solution[:, 0]
+        solved: Any = torch.linalg.lstsq(  # pyright: ignore[reportUnknownMemberType]
+            system[:, used], target[:, None]
+        )
+        values: torch.Tensor = solved.solution[:, 0]
         if values.min() >= 0:
             found[used] = values
             break

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -215,7 +215,7 @@ class CudaStopwatch:
         return self._instruments.gate_expired
 
     @contextmanager
-    def _gate(self) -> Iterator[None]:
+    def _gate(self) -> Generator[None]:
         """What is launched inside runs after it has all been launched; waits for it at the end."""
         torch.cuda.synchronize()
         self._instruments.close_gate()

@@ -13,7 +13,7 @@ from functools import partial
 
 import torch
 
-from e2e.predict.op_timer.autograd_thread import by_thread, in_backward
+from e2e.predict.op_timer.autograd_thread import Threads, by_thread, in_backward
 from e2e.predict.op_timer.cuda import GATED_COMMANDS, CudaStopwatch
 from e2e.predict.op_timer.launch_times import in_order
 from e2e.predict.op_timer.op_costs import CallTimer, key_of
@@ -149,7 +149,7 @@ def graph_of(counted: Sequence[PlacedCall], device: torch.device) -> torch.cuda.
 
 def rows_of(counted: Sequence[PlacedCall], device: torch.device) -> list[Callable[[], object]]:
     """The step's launches, as many together as one thread has in a row; each row runs once."""
-    ready = (lambda work: work, partial(in_backward, device=device))
+    ready: Threads = (lambda work: work, partial(in_backward, device=device))
     rows = by_thread(in_order(counted), lambda launch: launch.backward, ready)
     return [
         make(partial(_launch, [counted[launch.which] for launch in some])) for make, some in rows

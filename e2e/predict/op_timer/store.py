@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from dataclasses import fields as dataclass_fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -91,18 +91,14 @@ class Store:
 
 
 def _read(path: Path) -> tuple[dict[str, OpTime], Framework | None, dict[str, GraphCosts]]:
-    """What the file holds; damaged entries are measured again."""
-    try:
-        content: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}, None, {}
-    if not isinstance(content, dict):
-        return {}, None, {}
+    """The contents of the file; damaged entries are measured again."""
+    content: dict[str, Any] = {}
+    with suppress(OSError, ValueError):
+        content = _entries(json.loads(path.read_text(encoding="utf-8")))
     found: dict[str, OpTime] = {}
     captured: dict[str, GraphCosts] = {}
     framework = None
-    calls = content.get("calls")
-    for key, fields in calls.items() if isinstance(calls, dict) else ():
+    for key, fields in _entries(content.get("calls")).items():
         with suppress(TypeError, ValueError, AttributeError, KeyError):
             found[key] = _op_time(fields)
     with suppress(TypeError, ValueError, KeyError):
@@ -110,11 +106,15 @@ def _read(path: Path) -> tuple[dict[str, OpTime], Framework | None, dict[str, Gr
         seconds = tuple(float(each) for each in kept["seconds"])
         if len(seconds) == len(COUNTED):
             framework = Framework(seconds, _time(kept["error"]))
-    steps = content.get("captured")
-    for key, fields in steps.items() if isinstance(steps, dict) else ():
+    for key, fields in _entries(content.get("captured")).items():
         with suppress(TypeError, ValueError, KeyError):
             captured[key] = GraphCosts(*(_time(fields[name]) for name in CAPTURED))
     return found, framework, captured
+
+
+def _entries(value: object) -> dict[str, Any]:
+    """A JSON object; empty for anything else."""
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
 def _op_time(fields: dict[str, Any]) -> OpTime:
