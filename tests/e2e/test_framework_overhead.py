@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from samples.calibration import shallow_models
 
 from e2e.predict.host_model.calibration_models import (
     CLASSES,
@@ -28,11 +29,12 @@ PLANTED = (40e-6, 3e-6, 2e-6, 4e-6, 1e-6, 60e-6, 30e-6, 50e-6, 2e-6)
 
 @pytest.fixture(scope="module")
 def traces() -> list[Trace]:
-    return [
-        trace(network, small_case(network, recipe), torch.device("cpu"), CLASSES)
-        for network in small_networks("cpu")
-        for recipe in small_recipes(network, "cuda")
-    ]
+    with shallow_models():
+        return [
+            trace(network, small_case(network, recipe), torch.device("cpu"), CLASSES)
+            for network in small_networks("cpu")
+            for recipe in small_recipes(network, "cuda")
+        ]
 
 
 def planted(traces: list[Trace], calls_s: float = 100e-6) -> list[CalibrationStep]:
@@ -72,10 +74,11 @@ def test_the_small_networks_differ_in_what_the_host_does(traces: list[Trace]) ->
 
 
 def test_a_card_without_bfloat16_is_not_asked_for_it() -> None:
-    for small in small_networks("cuda"):
+    networks = small_networks("cuda")
+    for small in networks:
         assert small_recipes(small, "cuda", bf16=False) == ("fp32", "amp")
         assert small_recipes(small, "cpu") == ("fp32",)
-    able = [small_recipes(small, "cuda") for small in small_networks("cuda")]
+    able = [small_recipes(small, "cuda") for small in networks]
     assert sum("amp-bf16" in recipes for recipes in able) == 4
 
 

@@ -23,6 +23,7 @@ COUNTED = (
     "step", "module", "noted call", "noted view", "backward call", "weight", "autocast step",
     "scaled step", "scaled weight",
 )  # fmt: skip
+least_squares: Any = torch.linalg.lstsq  # pyright: ignore[reportUnknownMemberType]
 RIDGE = 1e-4  # keeps a count that the calibration hardly varies from taking a wild value
 
 
@@ -87,10 +88,7 @@ def _not_negative(system: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     found = torch.zeros(system.shape[1], dtype=system.dtype)
     used = torch.arange(system.shape[1])
     while len(used):
-        solved: Any = torch.linalg.lstsq(  # pyright: ignore[reportUnknownMemberType]
-            system[:, used], target[:, None]
-        )
-        values: torch.Tensor = solved.solution[:, 0]
+        values: torch.Tensor = least_squares(system[:, used], target[:, None]).solution[:, 0]
         if values.min() >= 0:
             found[used] = values
             break
