@@ -1,7 +1,7 @@
 """Why a step is no faster, and what would make it so: findings and fixes, ranked.
 
-Pure functions of predicted steps. A fix is a counterfactual, a step that somebody predicted under
-one change; a finding is read off the numbers of the steps at hand (findings.py).
+Pure functions of predicted steps. A fix is a counterfactual, a step predicted under one change;
+a finding follows from the numbers of the given steps (findings.py).
 """
 
 from __future__ import annotations

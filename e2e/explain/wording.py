@@ -1,4 +1,4 @@
-"""Times and layers as sentences name them."""
+"""Times and layers as words in a sentence."""
 
 from __future__ import annotations
 

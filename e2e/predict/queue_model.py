@@ -29,8 +29,8 @@ class OpCost:
     inside a product; an op of kind "view" has none. `host_s` is what the host needs to launch it;
     one that `waits` holds the host until the device is done with it. `name` is ATen's
     ("aten.convolution.default"), `dtype` that of its input, `misaligned` what keeps it off the fast
-    kernels ("60 channels"), `padded` what was made of it ("60 to 64 channels"); each is "" where
-    nobody said. `busy_s` is the part of `gpu_s` in which a kernel runs, None where it is not known;
+    kernels ("60 channels"), `padded` what was made of it ("60 to 64 channels"); each is "" if
+    unknown. `busy_s` is the part of `gpu_s` in which a kernel runs, None where it is not known;
     `kernels` how many it launches, where it has device time.
     """
 
@@ -68,9 +68,9 @@ class GraphCosts:
     def ops(self, alone: Sequence[OpCost], ops: Sequence[OpCost]) -> tuple[OpCost, ...]:
         """The ops as they run in a graph, where those that were captured take `step_s`.
 
-        `alone` are these as each was measured; `ops` are the same, or what was made of them. One of
-        which nobody knows how long its kernels run takes as long as alone; kernels of the others
-        all run so much longer, or shorter, that the sum is right.
+        `alone` are these as each was measured; `ops` are the same, or their padded versions. An op
+        of unknown kernel time takes as long as alone; the kernels of the others are scaled by one
+        factor, so that the sum is right.
         """
         seen = [op for op in alone if op.device_s and op.busy_s is not None]
         unseen_s = math.fsum(op.device_s for op in alone if op.busy_s is None)
@@ -111,7 +111,7 @@ class Simulated:
 
 
 def launched_at(slowdown: float, ops: Iterable[OpCost]) -> tuple[OpCost, ...]:
-    """The same ops, launched by a host that takes so many times as long."""
+    """The same ops, launched by a host that takes `slowdown` times as long."""
     return tuple(replace(op, host_s=slowdown * op.host_s) for op in ops)
 
 

@@ -118,7 +118,7 @@ class RecipeOptimizer:
             foreach_copy([w for w, _ in self._pairs], [master for _, master in self._pairs])
 
     def _note_call(self, optimizer: Any, *_: object) -> None:
-        """A fused optimizer is told on the device whether to skip; an unfused one is not called."""
+        """A fused optimizer reads on the device whether to skip; an unfused one is not called."""
         self._not_called -= 1
         found = getattr(optimizer, "found_inf", None)
         if found is not None:

@@ -38,11 +38,11 @@ def capture_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-Mark = Callable[[str], object]  # told the name of each phase as it ends
+Mark = Callable[[str], object]  # called with the name of each phase as it ends
 
 
 def _unmarked(_: str) -> None:
-    """Nobody asks."""
+    """No phases are timed."""
 
 
 class Trainer:
@@ -50,7 +50,7 @@ class Trainer:
 
     Random numbers come from `seed`, so two arms of one network start from the same weights.
     `lr` None takes the network's own; it rises linearly from 0 over the first `warmup` steps.
-    `module` is the network where somebody else made it, on the device, in layout and storage.
+    `module` is the network if it exists already: on the device, in layout and storage.
     """
 
     def __init__(

@@ -15,7 +15,7 @@ from e2e.predict.host_model.calibration_models import (
 from e2e.predict.host_model.framework_overhead import (
     COUNTED,
     CalibrationStep,
-    Framework,
+    FrameworkOverhead,
     counts,
     fitted,
 )
@@ -38,7 +38,7 @@ def traces() -> list[Trace]:
 
 
 def planted(traces: list[Trace], calls_s: float = 100e-6) -> list[CalibrationStep]:
-    truth = Framework(PLANTED, 0.0)
+    truth = FrameworkOverhead(PLANTED, 0.0)
     return [CalibrationStep(found, truth.of(found) + calls_s, calls_s) for found in traces]
 
 
@@ -51,7 +51,7 @@ def test_what_was_planted_is_found(traces: list[Trace]) -> None:
 
 
 def test_a_network_outside_the_fit_is_told(traces: list[Trace]) -> None:
-    truth = Framework(PLANTED, 0.0)
+    truth = FrameworkOverhead(PLANTED, 0.0)
     for i, left_out in enumerate(traces):
         found = fitted(planted(traces[:i] + traces[i + 1 :]))
         assert found.of(left_out) == pytest.approx(truth.of(left_out), rel=0.1)
@@ -123,7 +123,7 @@ def test_calls_alone_count_as_often_as_the_step_launches_them(
 
 def test_it_never_takes_time_away() -> None:
     empty = Trace(TrainCase("none", "fp32", 1, "1"), (), 0, 0, 0, 0, fake=True)
-    assert Framework((-1.0,) * len(PLANTED), 0.0).of(empty) == 0.0
+    assert FrameworkOverhead((-1.0,) * len(PLANTED), 0.0).of(empty) == 0.0
 
 
 def test_nothing_takes_less_than_no_time(traces: list[Trace]) -> None:

@@ -21,7 +21,7 @@ from e2e.explain.annotate import with_predictions
 from e2e.networks import find
 from e2e.networks.network import Network, written
 from e2e.predict.calibration import calibrated
-from e2e.predict.host_model.framework_overhead import COUNTED, Framework
+from e2e.predict.host_model.framework_overhead import COUNTED, FrameworkOverhead
 from e2e.predict.host_model.host_speed import ConstantSpeed
 from e2e.predict.op_timer.cuda_graph import CaptureFailed
 from e2e.predict.op_timer.op_costs import CallTimer, key_of
@@ -46,7 +46,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         store = Store(DEVICE, {})
-        store.keep(Framework((1e-5,) * len(COUNTED), 0.0))  # no calibration here
+        store.keep(FrameworkOverhead((1e-5,) * len(COUNTED), 0.0))  # no calibration here
         return store
 
 
@@ -132,7 +132,7 @@ def test_what_the_host_needs_is_told_for_the_pace_of_the_moment(
     traced = trace(network, case_of(network), torch.device("cpu"), CLASSES)
     launched = {key_of(traced.case, op) for op in traced.ops if not is_view(op)}
     store.add({key: OpTime(1e-3, 1e-4) for key in launched})
-    store.keep(Framework((1e-3,) * len(COUNTED), 0.0))
+    store.keep(FrameworkOverhead((1e-3,) * len(COUNTED), 0.0))
     before, slow = (
         Predictor(network, CPU, CLASSES, store, allow_run=False, host_speed=pace).predict(
             case_of(network), quietly

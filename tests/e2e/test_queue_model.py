@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from e2e.predict.op_timer.cuda_graph import learnt
+from e2e.predict.op_timer.cuda_graph import graph_costs
 from e2e.predict.queue_model import QUEUE_DEPTH, GraphCosts, OpCost, simulate
 from e2e.train.speedups import IDLE_SHARE
 
@@ -150,13 +150,13 @@ def test_a_captured_step_has_its_own_gaps() -> None:
 
 def test_what_is_learnt_of_a_graph() -> None:
     """7 kernels that run for 21 us of 24.5, launched in 14."""
-    found = learnt(24.5 * US, 21 * US, 7, 14 * US)
+    found = graph_costs(24.5 * US, 21 * US, 7, 14 * US)
     assert (found.gap_s, found.launch_s) == (pytest.approx(0.5 * US), pytest.approx(2 * US))
     ops = [replace(op(9, 0), busy_s=20 * US, kernels=7)]
     assert simulate(found.ops(ops, ops), captured=True).step_s == pytest.approx(24.5 * US)
     assert found.host_s(ops) == pytest.approx(14 * US)
-    assert learnt(20 * US, 21 * US, 7, 14 * US).gap_s == 0.0, "no negative gap"
-    late = learnt(90 * US, 21 * US, 7, 14 * US)
+    assert graph_costs(20 * US, 21 * US, 7, 14 * US).gap_s == 0.0, "no negative gap"
+    late = graph_costs(90 * US, 21 * US, 7, 14 * US)
     assert late.gap_s == 1 * US, "no gap is so long"
     assert simulate(late.ops(ops, ops), captured=True).step_s == pytest.approx(90 * US)
 

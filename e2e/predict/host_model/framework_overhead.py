@@ -1,7 +1,7 @@
-"""What the host does around the calls of a step: modules, autograd, the optimizer's own Python.
+"""Host time of a step outside its calls: modules, autograd, the optimizer's own Python.
 
-Calls are timed alone; what surrounds them is learnt once a machine from small networks, whose steps
-are timed on the host and traced: the difference is fitted to what there is to do.
+Calls are timed alone. The rest is fitted once per machine: steps of small networks are timed on the
+host and traced, and what exceeds their calls is fitted to counts of modules, weights and so on.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RIDGE = 1e-4  # keeps a count that the calibration hardly varies from taking a w
 
 
 @dataclass(frozen=True)
-class Framework:
+class FrameworkOverhead:
     """Seconds of the host at the reference speed for each of COUNTED, and how well they fitted.
 
     `error` is the root mean square of (fitted - measured) / measured over the host's whole time of
@@ -65,10 +65,10 @@ def counts(trace: Trace) -> tuple[float, ...]:
     )  # fmt: skip
 
 
-def fitted(samples: Sequence[CalibrationStep]) -> Framework:
+def fitted(samples: Sequence[CalibrationStep]) -> FrameworkOverhead:
     """Least squares over relative errors, so that a short step counts as much as a long one.
 
-    Nothing takes less than no time: counts that would are left out, the most negative one first.
+    Coefficients are non-negative: counts with negative ones are left out, the most negative first.
     """
     rows = torch.tensor([counts(sample.trace) for sample in samples], dtype=torch.float64)
     whole = torch.tensor([sample.host_s for sample in samples], dtype=torch.float64)
@@ -80,7 +80,7 @@ def fitted(samples: Sequence[CalibrationStep]) -> Framework:
     target = torch.cat([wanted, torch.zeros(rows.shape[1], dtype=torch.float64)])
     found = _not_negative(system, target)
     error = (scaled @ found - wanted).square().mean().sqrt().item()
-    return Framework(tuple(each.item() for each in found), error)
+    return FrameworkOverhead(tuple(each.item() for each in found), error)
 
 
 def _not_negative(system: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,7 @@ from typing import Any, cast
 
 import torch
 
-from e2e.predict.host_model.framework_overhead import COUNTED, Framework
+from e2e.predict.host_model.framework_overhead import COUNTED, FrameworkOverhead
 from e2e.predict.op_timer.op_timer import OpTime
 from e2e.predict.queue_model import GraphCosts
 from kernels.tuned import slug, user_directory
@@ -40,7 +40,7 @@ class Store:
     def __init__(self, device: Mapping[str, Any], software: Mapping[str, Any]) -> None:
         made_by = {name: software.get(name) for name in VERSIONS}
         card = {name: device.get(name) for name in ("power_limit_w", "driver")}
-        # A CPU's own times are of so many of its cores; a GPU's host launches with one.
+        # Times on a CPU depend on its number of threads; the host of a GPU launches with one.
         threads = torch.get_num_threads() if device.get("kind") == "cpu" else None
         facts = json.dumps([FORMAT, card, cpu_name(), threads, made_by], sort_keys=True)
         digest = hashlib.sha256(facts.encode()).hexdigest()[:16]
@@ -61,7 +61,7 @@ class Store:
             self._times |= times
             self._write()
 
-    def keep(self, framework: Framework) -> None:
+    def keep(self, framework: FrameworkOverhead) -> None:
         """Keep what the host does beside calls."""
         self.framework = framework
         self._write()
@@ -90,7 +90,7 @@ class Store:
             Path(name).replace(self.path)
 
 
-def _read(path: Path) -> tuple[dict[str, OpTime], Framework | None, dict[str, GraphCosts]]:
+def _read(path: Path) -> tuple[dict[str, OpTime], FrameworkOverhead | None, dict[str, GraphCosts]]:
     """The contents of the file; damaged entries are measured again."""
     content: dict[str, Any] = {}
     with suppress(OSError, ValueError):
@@ -105,7 +105,7 @@ def _read(path: Path) -> tuple[dict[str, OpTime], Framework | None, dict[str, Gr
         kept = content["framework"]
         seconds = tuple(float(each) for each in kept["seconds"])
         if len(seconds) == len(COUNTED):
-            framework = Framework(seconds, _time(kept["error"]))
+            framework = FrameworkOverhead(seconds, _time(kept["error"]))
     for key, fields in _entries(content.get("captured")).items():
         with suppress(TypeError, ValueError, KeyError):
             captured[key] = GraphCosts(*(_time(fields[name]) for name in CAPTURED))
