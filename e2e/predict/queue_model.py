@@ -7,8 +7,7 @@ when the same step is launched again and again.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from e2e.train.speedups import IDLE_SHARE
@@ -121,23 +120,20 @@ Launch = tuple[float, float, bool]  # host seconds, device seconds, whether the 
 def simulate(
     ops: Sequence[OpCost],
     *,
-    framework_s: float | Mapping[str, float] = 0.0,
+    framework_s: float = 0.0,
     captured: bool = False,
     queue_depth: int = QUEUE_DEPTH,
 ) -> Simulated:
     """The steady state of a step.
 
-    `framework_s` is host time outside the ops, in all (spread evenly over them) or by phase (over
-    the phase's ops; before the first op for a phase without any). `captured`: the step is one CUDA
-    graph, which costs the host `framework_s` and nothing an op. The host may be `queue_depth`
+    `framework_s` is host time outside the ops, spread evenly over them. `captured`: the step is one
+    CUDA graph, which costs the host `framework_s` and nothing an op. The host may be `queue_depth`
     kernels ahead; those of one op share its times evenly.
     """
     gpu_s = math.fsum(op.device_s for op in ops)
     if captured:
-        by_phase = isinstance(framework_s, Mapping)
-        graph_s = math.fsum(framework_s.values()) if by_phase else framework_s
         # Between its kernels nothing waits for the host.
-        return _simulated(max(gpu_s, graph_s), gpu_s, graph_s, gpu_s)
+        return _simulated(max(gpu_s, framework_s), gpu_s, framework_s, gpu_s)
     busy_s = math.fsum(op.device_s if op.busy_s is None else op.busy_s for op in ops)
     launches = _launches(ops, framework_s)
     host_s = math.fsum(launch[0] for launch in launches)
@@ -150,21 +146,14 @@ def _simulated(step_s: float, gpu_s: float, host_s: float, busy_s: float) -> Sim
     return Simulated(gpu_s + idle_s, gpu_s, host_s, idle_s, limit)
 
 
-def _launches(ops: Sequence[OpCost], framework_s: float | Mapping[str, float]) -> list[Launch]:
+def _launches(ops: Sequence[OpCost], framework_s: float) -> list[Launch]:
     """The ops with their shares of the framework's time."""
     assert all(op.gpu_s >= 0 and op.host_s >= 0 for op in ops), "costs are no negative times"
     assert all(op.kernels >= 1 for op in ops), "what takes time launches a kernel"
-    if isinstance(framework_s, Mapping):
-        counts = Counter(op.phase for op in ops)
-        shares = {phase: framework_s.get(phase, 0.0) / n for phase, n in counts.items()}
-        before_s = math.fsum(s for phase, s in framework_s.items() if phase not in counts)
-    else:
-        shares = {op.phase: framework_s / len(ops) for op in ops}
-        before_s = 0.0 if ops else framework_s
-    launches: list[Launch] = [(before_s, 0.0, False)] if before_s else []
-    for op in ops:
-        launches += _kernels(op, op.host_s + shares[op.phase])
-    return launches
+    if not ops:
+        return [(framework_s, 0.0, False)] if framework_s else []
+    share_s = framework_s / len(ops)
+    return [launch for op in ops for launch in _kernels(op, op.host_s + share_s)]
 
 
 def _kernels(op: OpCost, host_s: float) -> list[Launch]:
