@@ -126,9 +126,8 @@ def test_what_a_launch_does_for_python_alone_is_not_the_steps(watch: Watched) ->
         watch.clock[0] += 4e-6
 
     some.matching = match
-    found = host_times(
-        [HostTimedCall(PlacedCall(some, (0, 1)), 0.0)], watch._threads, ConstantSpeed(), 5
-    )  # type: ignore[arg-type]
+    twice = PlacedCall(some, (0, 1))  # type: ignore[arg-type]
+    found = host_times([HostTimedCall(twice, 0.0)], watch._threads, ConstantSpeed(), 5)
     assert found == pytest.approx([6e-6])
 
 

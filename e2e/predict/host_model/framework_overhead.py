@@ -23,7 +23,9 @@ COUNTED = (
     "step", "module", "noted call", "noted view", "backward call", "weight", "autocast step",
     "scaled step", "scaled weight",
 )  # fmt: skip
-least_squares: Any = torch.linalg.lstsq  # pyright: ignore[reportUnknownMemberType]
+least_squares: Any = (
+    torch.linalg.lstsq  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+)
 RIDGE = 1e-4  # keeps a count that the calibration hardly varies from taking a wild value
 
 
