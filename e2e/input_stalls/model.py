@@ -1,4 +1,4 @@
-"""What a recipe and a loader make together, from what each does alone. Pure functions.
+"""The predicted step of a recipe fed by a loader, from measurements of each alone. Pure functions.
 
 After DS-Analyzer (Mohan et al., "Analyzing and Mitigating Data Stalls in DNN Training", VLDB 2021),
 whose what-if is the slower of GPU and loader. Three terms are added: what busy workers cost the
@@ -29,9 +29,9 @@ class Estimate(NamedTuple):
 class Alone:
     """One recipe without a loader to wait for; seconds a step.
 
-    `pinned` is its training on a pinned batch, `busy` the same while so many workers load for
-    nothing; `loadings` are those loaders without any training. `host_s` is the processor time that
-    the training itself takes.
+    `pinned` is its training on a pinned batch, `busy` the same while that many workers load
+    batches that are thrown away; `loadings` are those loaders without a training. `host_s` is the
+    processor time that the training itself takes.
     """
 
     pinned: Training
@@ -83,7 +83,7 @@ def _loaded(pinned_s: float, load_s: float, slowed: float) -> float:
 
 
 def _beside(alone: Alone, workers: int, pinned: Estimate) -> Estimate:
-    """The step beside so many busy workers: between those that were measured, in proportion."""
+    """The step beside `workers` busy workers: interpolated between the measured numbers."""
     known = {0: pinned}
     known |= {count: step for count, one in alone.busy.items() if (step := _step(one)) is not None}
     parts = ({count: step[i] for count, step in known.items()} for i in range(len(pinned)))

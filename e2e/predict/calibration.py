@@ -20,7 +20,7 @@ from e2e.predict.host_model.calibration_models import (
     small_recipes,
     small_step,
 )
-from e2e.predict.host_model.framework_overhead import CalibrationStep, Framework, fitted
+from e2e.predict.host_model.framework_overhead import CalibrationStep, FrameworkOverhead, fitted
 from e2e.predict.op_timer.launch_times import warm
 from e2e.predict.op_timer.op_costs import CallTimer
 from e2e.predict.trace.fake_trace import CannotTrace, Trace, trace
@@ -41,11 +41,11 @@ class _Prepared:
     traced: Trace
     launch_calls: Callable[[], float]
     step: Callable[[], object]
-    calls_s: list[float] = field(default_factory=list)
-    steps_s: list[float] = field(default_factory=list)
+    calls_s: list[float] = field(default_factory=list[float])
+    steps_s: list[float] = field(default_factory=list[float])
 
 
-def calibrated(calls: CallTimer, host_speed: HostSpeed) -> Framework:
+def calibrated(calls: CallTimer, host_speed: HostSpeed) -> FrameworkOverhead:
     """Fitted to the small networks that suit the device of `calls`.
 
     cuDNN takes its first algorithm here, in steps as in calls alone: trying ten of each convolution

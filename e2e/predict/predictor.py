@@ -12,7 +12,7 @@ import torch
 from e2e.networks import Network
 from e2e.predict.calibration import calibrated
 from e2e.predict.coverage import from_step, uncovered
-from e2e.predict.host_model.framework_overhead import Framework
+from e2e.predict.host_model.framework_overhead import FrameworkOverhead
 from e2e.predict.host_model.host_speed import RecordedSpeed, host_speed_of
 from e2e.predict.op_timer.cuda_graph import CaptureFailed, check_capturable, measure_graph
 from e2e.predict.op_timer.op_costs import CallTimer, key_of, step_key
@@ -21,7 +21,14 @@ from e2e.predict.op_timer.store import Store
 from e2e.predict.padding import PaddedCase, padded_step, padding
 from e2e.predict.prediction import Prediction
 from e2e.predict.queue_model import GraphCosts, OpCost
-from e2e.predict.step_profile import Announce, DoesNotFit, Stages, StepProfile, StepProfiler, let_go
+from e2e.predict.step_profile import (
+    Announce,
+    DoesNotFit,
+    Stages,
+    StepProfile,
+    StepProfiler,
+    free_memory,
+)
 from e2e.predict.trace.fake_trace import CannotTrace, Trace
 from e2e.predict.trace.recorder import TracedOp, kind
 from e2e.recipes import NO_GRAPHS, cannot_run, recipe_of
@@ -85,7 +92,7 @@ class Predictor:
             found = Prediction(case, reason=one_line(error), broke=True)
         if self.cuda:
             self.host_speed.forget()
-            let_go(self.device)  # what comes next finds the memory as it was
+            free_memory(self.device)  # what comes next finds the memory as it was
         return found
 
     def _prediction(self, case: TrainCase, announce: Announce) -> Prediction:
@@ -150,7 +157,7 @@ class Predictor:
                 self._store.keep_captured(key, found.captured)
         return self._graphs[key]
 
-    def _framework(self, case: TrainCase, announce: Announce) -> Framework:
+    def _framework(self, case: TrainCase, announce: Announce) -> FrameworkOverhead:
         """What the host does beside calls."""
         framework = self._store.framework
         if framework is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -27,8 +27,9 @@ Announce = Callable[[str, str], None]
 
 @dataclass(frozen=True)
 class StepProfile:
-    """A case's trace, the times of its calls by key, launched `alone` or taken `in_situ` where
-    they cannot be, why there is none of others, and what a reader must know of them.
+    """A case's trace and the times of its calls by key, launched `alone` or, if they cannot be,
+    taken `in_situ`, in a real step. `problems` are the reasons why others have none; `notes` are
+    remarks for the reader.
     """
 
     traced: Trace
@@ -39,7 +40,7 @@ class StepProfile:
 
     @property
     def times(self) -> Mapping[str, OpTime]:
-        """All that are known."""
+        """All known times."""
         return {**self.alone, **self.in_situ}
 
     @property
@@ -59,7 +60,7 @@ class Stages:
         self.took_s: dict[str, float] = {}
 
     @contextmanager
-    def timed(self, stage: str) -> Iterator[None]:
+    def timed(self, stage: str) -> Generator[None]:
         """Add what is done inside to the stage."""
         began_s = time.perf_counter()
         yield
@@ -131,7 +132,7 @@ class StepProfiler:
                     "its step, which has to run to be recorded, does not fit"
                 ) from None
             finally:
-                let_go(self._calls.device)
+                free_memory(self._calls.device)
             return real, (f"recorded from a real step, because fake tensors do not do: {problem}",)
 
     def _in_situ(
@@ -150,12 +151,12 @@ class StepProfiler:
             if self._calls.device.type == "cuda":
                 torch.cuda.synchronize(self._calls.device)  # raises where it is of no more use
             found, reason = {}, f"a real step raised {one_line(error)}"
-        let_go(self._calls.device)
+        free_memory(self._calls.device)
         return found, reason
 
 
-def let_go(device: torch.device) -> None:
-    """Of memory that nobody uses any more, a training's that has ended for one."""
+def free_memory(device: torch.device) -> None:
+    """Return unused memory, such as an ended training's, to the device."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

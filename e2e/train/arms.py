@@ -95,7 +95,7 @@ class Arms:
         """For the current stream: each stream and thread has a workspace of its own."""
         one = torch.ones(1, 1, device=self.device, requires_grad=True)
         # A kernel first in the backward pass, or cuBLAS finds no context.
-        torch.mm(one, one).exp().backward()
+        torch.mm(one, one).exp().backward()  # pyright: ignore[reportUnknownMemberType]
 
     def set_up(self, cases: Sequence[TrainCase], announce: Announce) -> list[Training]:
         """A Training for each case: "ok" for those that can step. Other arms are let go."""

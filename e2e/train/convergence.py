@@ -67,7 +67,8 @@ def judged(trainings: Sequence[Training], held_out: int | None) -> list[Training
     """The trainings with `converged` and, where they did not, why.
 
     `held_out` is how many samples accuracy is over. A recipe that learns far less than the baseline
-    does from the same seeds has not converged; where the baseline learns nothing, nobody can tell.
+    does from the same seeds has not converged; where the baseline learns nothing, the verdict is
+    None.
     """
     baseline = next(
         (t for name in BASELINES for t in trainings if t.case.recipe == name and t.repeats), None

@@ -12,8 +12,8 @@ from e2e.recipes import DYNAMIC, NONE, Recipe
 from e2e.results.types import TrainCase
 
 MOMENTUM = 0.9  # of SGD
-foreach_copy: Any = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
-foreach_multiply: Any = torch._foreach_mul_  # pyright: ignore[reportPrivateImportUsage]
+foreach_copy: Any = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage, reportPrivateUsage]
+foreach_multiply: Any = torch._foreach_mul_  # pyright: ignore[reportPrivateImportUsage, reportPrivateUsage]
 
 
 class RecipeOptimizer:
@@ -78,9 +78,9 @@ class RecipeOptimizer:
     def backward(self, loss: Tensor) -> None:
         """Gradients of the scaled loss."""
         if self._static is not None:
-            (loss * self._static).backward()
+            (loss * self._static).backward()  # pyright: ignore[reportUnknownMemberType]
         else:
-            self.scaler.scale(loss).backward()
+            self.scaler.scale(loss).backward()  # pyright: ignore[reportUnknownMemberType]
 
     def apply(self) -> None:
         """Update the weights by their gradients, unless the dynamic scale finds one not finite."""
@@ -118,7 +118,7 @@ class RecipeOptimizer:
             foreach_copy([w for w, _ in self._pairs], [master for _, master in self._pairs])
 
     def _note_call(self, optimizer: Any, *_: object) -> None:
-        """A fused optimizer is told on the device whether to skip; an unfused one is not called."""
+        """A fused optimizer reads on the device whether to skip; an unfused one is not called."""
         self._not_called -= 1
         found = getattr(optimizer, "found_inf", None)
         if found is not None:

@@ -1,4 +1,4 @@
-"""What the timed arms say of each other: speed-ups, what each waits for, and what to be wary of.
+"""Speed-ups between timed arms, the bottleneck of each, and warnings.
 
 Pure functions of the results.
 """
@@ -41,7 +41,7 @@ HOST_WANDERS = (
 
 def with_speedups(trainings: Sequence[Training], rungs: Mapping[str, str | None]) -> list[Training]:
     """The trainings of one comparison with speed-ups, limits and warnings."""
-    # What a rung adds is told from the one before it; a skipped one adds nothing, a failed one may.
+    # A rung is compared with the one before it; a skipped one adds nothing, a failed one may.
     ladder = [t for t in trainings if rungs.get(t.case.key) and t.status != "skipped"]
     found: list[Training] = []
     for training in trainings:
@@ -128,7 +128,7 @@ def _wall_gap(training: Training) -> Warning | None:
 
 
 def _why_gap(training: Training, gap: float) -> tuple[str, str]:
-    """(cause, remedy) of a throughput over wall time that is so much higher."""
+    """(cause, remedy) of a throughput over wall time that is higher by the share `gap`."""
     if training.limit == "host":
         return HOST_WANDERS
     return STEPS_STAND_OUT if gap < 0 else STEPS_FALL_SHORT

@@ -38,11 +38,11 @@ def capture_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-Mark = Callable[[str], object]  # told the name of each phase as it ends
+Mark = Callable[[str], object]  # called with the name of each phase as it ends
 
 
 def _unmarked(_: str) -> None:
-    """Nobody asks."""
+    """No phases are timed."""
 
 
 class Trainer:
@@ -50,7 +50,7 @@ class Trainer:
 
     Random numbers come from `seed`, so two arms of one network start from the same weights.
     `lr` None takes the network's own; it rises linearly from 0 over the first `warmup` steps.
-    `module` is the network where somebody else made it, on the device, in layout and storage.
+    `module` is the network if it exists already: on the device, in layout and storage.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Trainer:
     ) -> None:
         self.case, self.recipe, self.device, self.network = case, recipe, device, network
         self.steps_done = 0
-        torch.manual_seed(seed)
+        torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType]
         self.switch()
         if module is None:
             module = _in_layout(network.build(), case.layout).to(device)
@@ -193,7 +193,7 @@ class Trainer:
     @torch.no_grad()
     def restart(self, seed: int) -> None:
         """Begin again from the weights of a seed, in place: what was compiled or captured stays."""
-        torch.manual_seed(seed)
+        torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType]
         fresh = _in_layout(self.network.build(), self.case.layout).state_dict()
         for name, value in self.module.state_dict().items():
             value.copy_(fresh[name])

@@ -75,10 +75,12 @@ def met(
     seconds: float,
     *places: int,
     backward: tuple[int, ...] = (),
-) -> cuda_replay._Met:
+) -> cuda_replay._TriedCall:
     replay = Fake(name, seconds, watch.clock, watch.seen)
     counted = PlacedCall(replay, places, frozenset(backward))  # type: ignore[arg-type]
-    return cuda_replay._Met(counted, 0.0, rough_s=1e-4, scratch_bytes=0, waits=name == "waits")
+    return cuda_replay._TriedCall(
+        counted, 0.0, rough_s=1e-4, scratch_bytes=0, waits=name == "waits"
+    )
 
 
 def test_host_times_are_of_calls_in_the_steps_order_and_as_at_pace_1(
@@ -124,9 +126,8 @@ def test_what_a_launch_does_for_python_alone_is_not_the_steps(watch: Watched) ->
         watch.clock[0] += 4e-6
 
     some.matching = match
-    found = host_times(
-        [HostTimedCall(PlacedCall(some, (0, 1)), 0.0)], watch._threads, ConstantSpeed(), 5
-    )  # type: ignore[arg-type]
+    twice = PlacedCall(some, (0, 1))  # type: ignore[arg-type]
+    found = host_times([HostTimedCall(twice, 0.0)], watch._threads, ConstantSpeed(), 5)
     assert found == pytest.approx([6e-6])
 
 
@@ -233,7 +234,7 @@ def test_calls_are_first_launched_in_their_thread_and_answered_in_order(
         for i, name in enumerate(("b", "fails", "waits"))
     }
 
-    def meet(counted: PlacedCall) -> cuda_replay._Met:
+    def meet(counted: PlacedCall) -> cuda_replay._TriedCall:
         name = counted.replay.name
         watch.seen.append(f"met {name}")
         if name == "fails":
@@ -261,7 +262,7 @@ def test_calls_are_launched_on_the_host_among_the_rest_of_the_step(
 
     by_call = {one.counted: one for one in some.values()}
 
-    def meet(counted: PlacedCall) -> cuda_replay._Met:
+    def meet(counted: PlacedCall) -> cuda_replay._TriedCall:
         if counted is some["fails"].counted:
             raise RuntimeError("no such kernel")
         return by_call[counted]
@@ -293,7 +294,7 @@ def test_a_pass_leaves_out_what_fails_and_what_waits_and_is_by_the_clock(
         )
     ]
 
-    def meet(counted: PlacedCall) -> cuda_replay._Met:
+    def meet(counted: PlacedCall) -> cuda_replay._TriedCall:
         if counted.replay.name == "fails":
             raise RuntimeError("no such kernel")
         return next(one for one in some if one.counted is counted)

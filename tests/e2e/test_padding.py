@@ -20,7 +20,7 @@ from e2e.explain.counterfactuals import Pad, changes
 from e2e.explain.whatif import Explainer
 from e2e.networks import find
 from e2e.networks.network import Network
-from e2e.predict.host_model.framework_overhead import COUNTED, Framework
+from e2e.predict.host_model.framework_overhead import COUNTED, FrameworkOverhead
 from e2e.predict.op_timer.op_costs import CallTimer, CallTimes
 from e2e.predict.op_timer.store import Store
 from e2e.predict.padding import PaddedCase, Padding, padded_step, padding
@@ -266,7 +266,7 @@ def test_a_padded_case_is_another_case() -> None:
 
 
 def test_a_padded_step_is_foretold(store: Store) -> None:
-    store.keep(Framework((0.0,) * len(COUNTED), 0.0))
+    store.keep(FrameworkOverhead((0.0,) * len(COUNTED), 0.0))
     network = odd_network()
     predictor = Predictor(network, Target("cpu", "a CPU"), CLASSES, store, allow_run=False)
     case = case_of(network, 4, recipe="amp-bf16")
@@ -287,7 +287,7 @@ def test_padded_products_are_asked_for_with_the_rest_of_their_step(
     """What is asked for is the whole step, with larger products in it, but only these places."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     store = Store({"name": "a CPU"}, {})
-    store.keep(Framework((0.0,) * len(COUNTED), 0.0))
+    store.keep(FrameworkOverhead((0.0,) * len(COUNTED), 0.0))
     network = odd_network()
     predictor = Predictor(network, Target("cpu", "a CPU"), CLASSES, store, allow_run=False)
     case = case_of(network, 4, recipe="amp-bf16")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from samples.calibration import shallow_models
 from samples.planted_networks import Undecided, network_of
 from samples.train_cases import quietly
 
@@ -20,7 +21,7 @@ from e2e.explain.annotate import with_predictions
 from e2e.networks import find
 from e2e.networks.network import Network, written
 from e2e.predict.calibration import calibrated
-from e2e.predict.host_model.framework_overhead import COUNTED, Framework
+from e2e.predict.host_model.framework_overhead import COUNTED, FrameworkOverhead
 from e2e.predict.host_model.host_speed import ConstantSpeed
 from e2e.predict.op_timer.cuda_graph import CaptureFailed
 from e2e.predict.op_timer.op_costs import CallTimer, key_of
@@ -44,7 +45,9 @@ DEVICE = {"name": "a CPU"}
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        return Store(DEVICE, {})
+        store = Store(DEVICE, {})
+        store.keep(FrameworkOverhead((1e-5,) * len(COUNTED), 0.0))  # no calibration here
+        return store
 
 
 def case_of(network: Network, recipe: str = "fp32", batch: int = 4, **more: object) -> TrainCase:
@@ -129,7 +132,7 @@ def test_what_the_host_needs_is_told_for_the_pace_of_the_moment(
     traced = trace(network, case_of(network), torch.device("cpu"), CLASSES)
     launched = {key_of(traced.case, op) for op in traced.ops if not is_view(op)}
     store.add({key: OpTime(1e-3, 1e-4) for key in launched})
-    store.keep(Framework((1e-3,) * len(COUNTED), 0.0))
+    store.keep(FrameworkOverhead((1e-3,) * len(COUNTED), 0.0))
     before, slow = (
         Predictor(network, CPU, CLASSES, store, allow_run=False, host_speed=pace).predict(
             case_of(network), quietly
@@ -242,10 +245,11 @@ def test_what_the_host_does_around_calls_is_kept_as_at_pace_1(
     monkeypatch.setattr("e2e.predict.op_timer.launch_times.WARM_S", 0.0)
     network, device = find("cnn-cifar"), torch.device("cpu")
     traced = trace(network, case_of(network), device, network.classes or 2)
-    fits = (
-        calibrated(CallTimer(Target("cpu", "a CPU"), Store(DEVICE, {}), pace), pace)
-        for pace in (ConstantSpeed(), Planted(1000.0))
-    )
+    with shallow_models():
+        fits = [
+            calibrated(CallTimer(Target("cpu", "a CPU"), Store(DEVICE, {}), pace), pace)
+            for pace in (ConstantSpeed(), Planted(1000.0))
+        ]
     as_seen, at_1 = (fit.of(traced) for fit in fits)
     assert as_seen == pytest.approx(1000 * at_1)
     assert at_1 > 0

@@ -1,4 +1,4 @@
-"""Small networks whose steps hardly keep a device busy and differ in what the host must do."""
+"""Small networks whose steps are bound by CPU launches and differ in what the host does."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def small_recipes(small: Network, kind: str, *, bf16: bool = True) -> tuple[str,
 
 
 def paced_network() -> Network:
-    """The one that tells how fast a host launches."""
+    """The network whose step measures the launch speed of the host."""
     return _small("pace", lambda: _convolutions(PACED_LAYERS), (3, 8, 8))
 
 

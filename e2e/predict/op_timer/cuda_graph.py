@@ -1,7 +1,7 @@
-"""What a captured step takes: its calls are captured together, in its order, and replayed.
+"""Times of a captured step: its calls are captured together, in its order, and replayed.
 
-In a graph a kernel follows the one before sooner than when each is launched, how much sooner
-depends on both of them, and finds what those before it left; and the host launches all at once.
+In a graph a kernel starts sooner after the one before than when each is launched; how much sooner
+depends on both, and on what the L2 cache still holds. The host launches all of them at once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import partial
 
 import torch
 
-from e2e.predict.op_timer.autograd_thread import by_thread, in_backward
+from e2e.predict.op_timer.autograd_thread import Threads, by_thread, in_backward
 from e2e.predict.op_timer.cuda import GATED_COMMANDS, CudaStopwatch
 from e2e.predict.op_timer.launch_times import in_order
 from e2e.predict.op_timer.op_costs import CallTimer, key_of
@@ -61,13 +61,13 @@ def measure_graph(
         raise RuntimeError("no kernel of its graph was seen")
     _settle(graph)
     steps_s = _steps_s(graph, stopwatch, max(1, GATED_COMMANDS // (kernels + 2)))
-    captured = learnt(median(steps_s), busy_s, kernels, _launch_s(graph.replay, host_speed))
+    captured = graph_costs(median(steps_s), busy_s, kernels, _launch_s(graph.replay, host_speed))
     return MeasuredGraph(captured, is_steady(steps_s, "cuda"))
 
 
-def learnt(step_s: float, busy_s: float, kernels: int, launch_s: float) -> GraphCosts:
-    """From a graph: how long it takes, and how much of it so many kernels run; and the host's time
-    to launch it.
+def graph_costs(step_s: float, busy_s: float, kernels: int, launch_s: float) -> GraphCosts:
+    """Costs of a graph that takes `step_s`, in which `kernels` kernels run for `busy_s`; launching
+    it takes the host `launch_s`.
     """
     gap_s = (step_s - busy_s) / kernels
     return GraphCosts(step_s, min(max(0.0, gap_s), MOST_GAP_S), launch_s / kernels)
@@ -82,8 +82,8 @@ def _settle(graph: torch.cuda.CUDAGraph) -> None:
 
 
 def _steps_s(graph: torch.cuda.CUDAGraph, stopwatch: CudaStopwatch, together: int) -> list[float]:
-    """Seconds of the device for a replay, in BLOCKS of so many together, or of one where the host
-    has to wait before it has launched so many. An event follows each, as when steps are timed.
+    """Device seconds of a replay, in BLOCKS of `together` replays, or of one if the host has to
+    wait before it has launched them all. An event follows each, as when steps are timed.
     """
     event = torch.cuda.Event(enable_timing=True)
 
@@ -149,7 +149,7 @@ def graph_of(counted: Sequence[PlacedCall], device: torch.device) -> torch.cuda.
 
 def rows_of(counted: Sequence[PlacedCall], device: torch.device) -> list[Callable[[], object]]:
     """The step's launches, as many together as one thread has in a row; each row runs once."""
-    ready = (lambda work: work, partial(in_backward, device=device))
+    ready: Threads = (lambda work: work, partial(in_backward, device=device))
     rows = by_thread(in_order(counted), lambda launch: launch.backward, ready)
     return [
         make(partial(_launch, [counted[launch.which] for launch in some])) for make, some in rows

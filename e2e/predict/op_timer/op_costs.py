@@ -31,7 +31,7 @@ from kernels.error_words import first_line
 
 @dataclass(frozen=True)
 class CallTimes:
-    """What is known of a trace's calls, by `key_of`: their times, or why there is none."""
+    """The times of a trace's calls by `key_of`, or why there is none."""
 
     known: Mapping[str, OpTime]
     problems: Mapping[str, str]
@@ -74,7 +74,7 @@ class CallTimer:
         return CallTimes(known | {key: taken.time for key, taken in new.items()}, problems)
 
     def passes(self, traced: Trace) -> Callable[[], float]:
-        """Launches every call that it can once, as the step does, and tells the host's seconds.
+        """Launches every call that it can once, as the step does, and returns the host's seconds.
 
         cuDNN's first algorithm is good enough for that; the process is switched by now as the
         recipe wants it, and should be at every pass.

@@ -1,4 +1,4 @@
-"""Times of calls launched alone: what is known of one, and how a CPU takes them."""
+"""Times of calls launched alone: their types, and the timer for a CPU."""
 
 from __future__ import annotations
 
@@ -100,22 +100,22 @@ class Stopwatch(Protocol):
         ...
 
     def passes(self, calls: Sequence[PlacedCall]) -> Callable[[], float]:
-        """Launches all of them once, as the step does, and tells the host's seconds: as often as it
-        is asked to. Those that raise, or wait for the device, are left out.
+        """Launches all of them once, as the step does, and returns the host's seconds,
+        at every call. Those that raise, or wait for the device, are left out.
         """
         ...
 
     def once(self, run: Callable[[], T], *, waits: bool) -> tuple[T, OpTime | None]:
-        """What running it once gives, and takes, the host's time as it is; None for the time where
-        it waits for the device and nobody said so.
+        """What running it once gives, and takes, the host's time as it is; the time is None if it
+        waits for the device though `waits` is False.
         """
         ...
 
     def kernels_in(
         self, step: Callable[[Callable[[str | None], None]], None]
     ) -> Mapping[str, list[list[KernelTime]]]:
-        """The kernels that ran after each mark that the step set, by its name; after None nobody's.
-        Empty where no profile tells.
+        """The kernels that ran after each mark that the step set, by its name; those after None are
+        left out. Empty without a profile.
         """
         ...
 
