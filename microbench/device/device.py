@@ -104,7 +104,7 @@ def describe_cuda(index: int) -> DeviceInfo:
     if index >= count:
         choices = ", ".join(f"cuda:{i}" for i in range(count))
         raise ValueError(f"no device cuda:{index} here; choose from {choices}, cpu")
-    properties = torch.cuda.get_device_properties(index)
+    properties: Any = torch.cuda.get_device_properties(index)
     gpu = gpu_for(index)
     return DeviceInfo(
         name=properties.name,
@@ -156,7 +156,7 @@ def gpu_for(index: int) -> NvmlGpu | None:
     nvml = load_nvml()
     if nvml is None:
         return None
-    torch_view = torch.cuda.get_device_properties(index)
+    torch_view: Any = torch.cuda.get_device_properties(index)
     address = pci_address(torch_view.pci_domain_id, torch_view.pci_bus_id, torch_view.pci_device_id)
     try:
         return NvmlGpu(nvml, nvml.nvmlDeviceGetHandleByPciBusId(address))
@@ -173,7 +173,7 @@ def pci_address(domain: int, bus: int, device: int) -> str:
 def load_nvml() -> Any:
     """The pynvml module, initialised once a process; None without the package or the driver."""
     try:
-        import pynvml
+        import pynvml  # pyright: ignore[reportMissingTypeStubs]
     except ImportError:
         return None
     try:

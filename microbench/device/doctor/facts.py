@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from microbench.device import host
 from microbench.device.device import DeviceInfo, free_memory_bytes, gpu_state, why_no_cuda
@@ -25,14 +26,14 @@ class Facts:
     gpu: GpuState | None = None
     no_cuda: str | None = None  # why torch finds no CUDA device; None when it finds one
     driver_present: bool = False
-    software: Mapping[str, str | None] = field(default_factory=dict)
-    unimportable: Mapping[str, str] = field(default_factory=dict)  # library -> the error, one line
+    software: Mapping[str, str | None] = field(default_factory=dict[str, str | None])
+    # library -> the error, one line
+    unimportable: Mapping[str, str] = field(default_factory=dict[str, str])
     torch_architectures: tuple[str, ...] = ()  # "sm_90", ...: what torch was compiled for
     matmul_fp32: str | None = None  # torch's switches: "none" (not set), "ieee", "tf32"
     conv_fp32: str | None = None
-    environment: Mapping[str, str] = field(
-        default_factory=dict
-    )  # host.WATCHED_VARIABLES that are set
+    # host.WATCHED_VARIABLES that are set
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
     own_pid: int = 0
     cores_usable: int = 1
     cores_total: int = 1
@@ -51,6 +52,7 @@ def gather(info: DeviceInfo) -> Facts:
     """Ask torch, NVML, /proc, /sys and the environment. Changes nothing; takes about a second."""
     import torch
 
+    cudnn: Any = torch.backends.cudnn
     # NVML before free_memory_bytes, which makes this process one of those on the GPU.
     gpu = gpu_state(info)
     return Facts(
@@ -62,7 +64,7 @@ def gather(info: DeviceInfo) -> Facts:
         unimportable=_import_errors(OPTIONAL_LIBRARIES),
         torch_architectures=tuple(torch.cuda.get_arch_list()),
         matmul_fp32=str(torch.backends.cuda.matmul.fp32_precision),
-        conv_fp32=str(torch.backends.cudnn.conv.fp32_precision),  # pyright: ignore[reportAttributeAccessIssue]
+        conv_fp32=str(cudnn.conv.fp32_precision),
         environment={
             name: os.environ[name] for name in host.WATCHED_VARIABLES if name in os.environ
         },
