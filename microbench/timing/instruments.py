@@ -6,7 +6,7 @@ Compiled once a process by NVRTC through CuPy, launched on torch's current strea
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -108,7 +108,7 @@ class Instruments:
 
     def clock_mhz(self) -> float | None:
         """SM clock between the two stamps; None when they ran on different SMs. Synchronises."""
-        stamps: list[list[int]] = self._stamps.tolist()  # pyright: ignore[reportUnknownMemberType]
+        stamps = cast("list[list[int]]", self._stamps.tolist())  # pyright: ignore[reportUnknownMemberType]
         (cycles_0, ns_0, sm_0), (cycles_1, ns_1, sm_1) = stamps
         if sm_0 != sm_1 or ns_1 <= ns_0:
             return None

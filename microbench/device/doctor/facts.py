@@ -1,20 +1,21 @@
-"""What doctor looks at: the facts of this machine, gathered once, judged nowhere here."""
+"""What doctor looks at, and what it says: facts gathered once, a finding for each check."""
 
 from __future__ import annotations
 
 import importlib
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from microbench.device import host
 from microbench.device.device import DeviceInfo, free_memory_bytes, gpu_state, why_no_cuda
 from microbench.device.nvml import GpuState
 
 OPTIONAL_LIBRARIES = ("triton", "cupy")
+GIB = 1024**3
 DRIVER_FILES = ("/proc/driver/nvidia/version", "/dev/dxg")  # Linux, and Linux under Windows
 
 
@@ -109,3 +110,26 @@ def _disk_free_bytes(folder: Path) -> int | None:
             except OSError:
                 return None
     return None
+
+
+# ---------------------------------------------------------------- what is said of them
+
+Level = Literal["ok", "note", "warning", "problem"]
+LEVELS: tuple[Level, ...] = ("ok", "note", "warning", "problem")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One fact, judged.
+
+    "note" is worth knowing, a "warning" makes numbers worse or unsteady, a "problem" makes them
+    wrong or impossible. `what` holds the fact with its numbers; `remedy` what the user may do.
+    """
+
+    name: str
+    level: Level
+    what: str
+    remedy: str | None = None
+
+
+Check = Callable[[Facts], Finding | None]  # None: does not apply here, or nobody can tell
