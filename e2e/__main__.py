@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
-from microbench.command_line import FILE, option, run_app, with_options
+from e2e.case import SCHEMAS
+from microbench.command_line import FILE, REST, Outputs, click_options, run_app, said
 
 FIRST = "train"  # what the first word means when it is no command: a network to train
 
@@ -39,93 +40,75 @@ def app() -> None:
     """
 
 
-flag = click.option
-ARMS = (
-    flag("--amp", is_flag=True, help="fp32, tf32 and AMP side by side (the default)"),
-    option("--recipe", None, "fp32,tf32,amp,amp-bf16,fp16,bf16,O0..O3 (see train --explain)"),
-    flag("--ladder", is_flag=True, help="From fp32 to a CUDA graph, one change a rung"),
-    option("--batch", None, "Samples in a forward pass: 256, 128..2048 [default: usual]"),
-    option("--input", None, "Shape of a sample: 3x512x512, or 512 for tokens"),
-    option("--layout", None, "nchw, nhwc (channels_last)  [default: nhwc on a GPU]"),
-    option("--optimizer", None, "sgd, adam or adamw  [default: the network's usual]"),
-    option("--label-smoothing", "0", "Share of a target spread over classes", type=float),
-    option("--accumulate", "1", "Batches a step", type=int),
-    option("--loss", None, "module:function, called as loss(output, target)"),
-    option("--loss-scale", None, "A static scale in place of the recipe's", type=float),
-    flag("--keep-batchnorm-fp32", is_flag=True, help="Whatever the recipe says"),
-    flag("--fused/--no-fused", default=True, help="The optimizer in one kernel"),
-    flag("--compile", is_flag=True, help="torch.compile, in every recipe"),
-    flag("--graph", is_flag=True, help="Capture the step as a CUDA graph, in every recipe"),
-    option("--device", "auto", "auto, cuda, cuda:N or cpu"),
-)
-TRAINING = (
-    flag("--explain", is_flag=True, help="Say what each recipe does, and train nothing"),
-    option("--data", "synthetic", "synthetic, generated, cifar10:DIR or folder:DIR"),
-    flag("--strict", is_flag=True, help="End at the first broken image"),
-    option("--loader", None, "What turns data into batches  [default: usual; see `list`]"),
-    option("--workers", "4", "Processes that load images", type=int),
-    option("--prefetch", None, "Batches that each of them is ahead  [default: 2]", type=int),
-    option("--cpus", None, "Cores the run may use  [default: all]", type=int),
-    option("--on-worker-death", "stop", "stop, or restart the loader's processes"),
-    option("--iterations", None, "Train so many steps and evaluate", type=int),
-    option("--epochs", None, "The same, in passes over the data", type=int),
-    option("--repeats", "1", "Trainings of each recipe, from seeds in a row", type=int),
-    option("--seed", "1", "The first seed: weights and order of the data", type=int),
-    option("--lr", None, "Learning rate  [default: the network's usual]", type=float),
-    option("--warmup", "0", "Steps in which the rate rises from 0", type=int),
-    flag(
-        "--predict/--no-predict",
-        default=None,
-        help="Predict each step before it is timed; a ledger  [default: on a GPU]",
-    ),
-    flag("--verify", is_flag=True, help="Measure the fixes that the prediction proposes"),
-    option("--budget", None, "Seconds of timing a comparison  [default: 10 an arm]", type=float),
-)  # fmt: skip
+OUTPUT = ("json", "csv", "chart", "resume", said("verbose", help="Phases of every arm"), "quiet")
 LOADING = (
-    option("--data", "made", "made, folder:DIR, cifar10:DIR or generated"),
-    option("--workers", None, "Processes that load: 1..16, 2,4,8  [default: 1 to one a core]"),
-    option("--prefetch", None, "Batches that each of them is ahead  [default: 2]", type=int),
-    option("--cpus", None, "Cores the run may use  [default: all]", type=int),
-    option("--on-worker-death", "stop", "stop, or restart the loader's processes"),
-)
-STALLING = (
-    option("--recipe", "fp32,amp", "What is compared, as for train"),
-    option("--batch", None, "Samples in a step  [default: the network's usual]"),
-    option("--layout", None, "nchw or nhwc (channels_last)  [default: nhwc on a GPU]"),
-    option("--loader", None, "What loads (`list` names them)  [default: torchvision]"),
-    flag("--compile", is_flag=True, help="torch.compile, in every recipe"),
-    flag("--graph", is_flag=True, help="Capture the step as a CUDA graph, in every recipe"),
-    option("--measure", "some", "Of what is foretold, measure some, all or none"),
-    option("--device", "auto", "auto, cuda, cuda:N or cpu"),
-    option("--budget", None, "Seconds of timing a comparison  [default: 10 an arm]", type=float),
-)
-VALIDATION = (
-    option("--recipe", None, "Recipes of every network  [default: fp32,tf32,amp,amp-bf16]"),
-    option("--batch", None, "Batches of every network  [default: one or two, by the network]"),
-    option("--layout", None, "nchw, nhwc (channels_last)  [default: nhwc on a GPU]"),
-    flag("--graph", is_flag=True, help="Capture the steps as CUDA graphs"),
-    flag("--verify", is_flag=True, help="Measure proposed fixes too"),
-    option("--cpus", None, "Cores the run may use  [default: all]", type=int),
-    option("--device", "auto", "auto, cuda, cuda:N or cpu"),
-    option("--budget", None, "Seconds of timing a comparison  [default: 10 an arm]", type=float),
-)
-OUTPUT = (
-    option("--json", None, "Run file to write  [default: in the state folder]", type=FILE),
-    option("--csv", None, "Also write the results as CSV", type=FILE),
-    option("--chart", None, "Also draw a chart: .png, .svg or .html", type=FILE),
-    option("--resume", None, "Run file to go on with: does what is missing", type=FILE),
-    flag("--verbose", is_flag=True, help="Phases of every arm"),
-    flag("--quiet", is_flag=True, help="Print nothing but errors"),
-)
+    said("data", default="made", help="made, folder:DIR, cifar10:DIR or generated"),
+    said(
+        "workers", type=str, default=None,
+        help="Processes that load: 1..16, 2,4,8  [default: 1 to one a core]",
+    ),
+    "prefetch",
+    "cpus",
+    "on_worker_death",
+)  # fmt: skip
+ARMS = (
+    "amp", "recipe", "ladder", "batch", "input", "layout", "optimizer", "label_smoothing",
+    "accumulate", "loss", "loss_scale", "keep_batchnorm_fp32", "fused", "compile", "graph", REST,
+    "device",
+)  # fmt: skip
+# Which command takes which option, in the order of --help.
+OPTIONS = {
+    "train": (
+        *ARMS,
+        click.option(
+            "--explain", is_flag=True, help="Say what each recipe does, and train nothing"
+        ),
+        "data", "strict", "loader", "workers", "prefetch", "cpus", "on_worker_death", "iterations",
+        "epochs", "repeats", "seed", "lr", "warmup", "predict", "verify", "budget", *OUTPUT,
+    ),
+    "predict": (*ARMS, *OUTPUT, "allow_run"),
+    "validate": (
+        said("recipe", help="Recipes of every network  [default: fp32,tf32,amp,amp-bf16]"),
+        said("batch", help="Batches of every network  [default: one or two, by the network]"),
+        "layout",
+        said("graph", help="Capture the steps as CUDA graphs"),
+        said("verify", help="Measure proposed fixes too"),
+        "cpus", "device", "budget", *OUTPUT,
+    ),
+    "stalls": (
+        *LOADING,
+        said("recipe", default="fp32,amp", help="What is compared, as for train"),
+        said("batch", help="Samples in a step  [default: the network's usual]"),
+        said("layout", help="nchw or nhwc (channels_last)  [default: nhwc on a GPU]"),
+        said("loader", help="What loads (`list` names them)  [default: torchvision]"),
+        "compile", "graph",
+        click.option(
+            "--measure", default="some", show_default=True,
+            help="Of what is foretold, measure some, all or none",
+        ),
+        "device", "budget", *OUTPUT,
+    ),
+    "loader": (
+        *LOADING, *OUTPUT,
+        click.option(
+            "--backend", default="all", show_default=True, help="Loaders by name, by commas"
+        ),
+        said("batch", default="128", help="Samples in a batch"),
+        said("input", help="Shape of a sample  [default: 3x224x224, or the data's own]"),
+        click.option("--cold", is_flag=True, help="Also with files that are not in memory"),
+        said("budget", help="Seconds of loading each  [default: 6]"),
+        "device",
+    ),
+}  # fmt: skip
 
 
-def _options(*groups: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
-    return lambda command: with_options([one for group in groups for one in group], command)
+def _options(command: str) -> Callable[..., Any]:
+    return click_options(command, OPTIONS, *SCHEMAS, Outputs)
 
 
 @app.command()
 @click.argument("network", metavar="NETWORK", required=False)
-@_options(ARMS, TRAINING, OUTPUT)
+@_options("train")
 def train(network: str | None, explain: bool, **options: Any) -> None:
     """Train NETWORK under several precision recipes, in turns, and compare them."""
     if explain:
@@ -135,29 +118,27 @@ def train(network: str | None, explain: bool, **options: Any) -> None:
         return
     if network is None:
         raise click.UsageError("name a network: python -m e2e resnet50 --amp; `list` shows them")
-    from e2e.commands.requests import training_request
+    from e2e.commands.requests import request_of
     from e2e.commands.train import run_training
 
-    run_training(training_request(network, options))
+    # What is going to run anyway may run to be recorded.
+    run_training(request_of(network, options, allow_run=True))
 
 
 @app.command()
 @click.argument("network", metavar="NETWORK")
-@_options(ARMS, OUTPUT)
-@click.option(
-    "--allow-run", is_flag=True, help="Run real steps for what can be told by nothing else"
-)
+@_options("predict")
 def predict(network: str, **options: Any) -> None:
     """Predict NETWORK's steps without running it: trace it, measure its operations one by one."""
-    from e2e.commands.requests import prediction_request
+    from e2e.commands.requests import request_of
     from e2e.commands.train import run_training
 
-    run_training(prediction_request(network, options))
+    run_training(request_of(network, options, train=False))
 
 
 @app.command()
 @click.option("--networks", help="Names, by commas  [default: twelve of different kinds]")
-@_options(VALIDATION, OUTPUT)
+@_options("validate")
 def validate(networks: str | None, batch: str | None, **options: Any) -> None:
     """Predict and measure a matrix of networks, recipes and batches: the error table."""
     from e2e.commands.validate import run_validation
@@ -167,7 +148,7 @@ def validate(networks: str | None, batch: str | None, **options: Any) -> None:
 
 @app.command()
 @click.argument("network", metavar="NETWORK")
-@_options(LOADING, STALLING, OUTPUT)
+@_options("stalls")
 def stalls(network: str, workers: str | None, measure: str, **options: Any) -> None:
     """Say from how many workers on low precision pays: precision x workers, by difference."""
     from e2e.commands.stalls import run_stalls
@@ -176,13 +157,7 @@ def stalls(network: str, workers: str | None, measure: str, **options: Any) -> N
 
 
 @app.command()
-@_options(LOADING, OUTPUT)
-@click.option("--backend", default="all", show_default=True, help="Loaders by name, by commas")
-@click.option("--batch", default="128", show_default=True, help="Samples in a batch")
-@click.option("--input", help="Shape of a sample  [default: 3x224x224, or the data's own]")
-@click.option("--cold", is_flag=True, help="Also with files that are not in memory")
-@click.option("--budget", type=float, help="Seconds of loading each  [default: 6]")
-@click.option("--device", default="auto", show_default=True, help="auto, cuda, cuda:N or cpu")
+@_options("loader")
 def loader(backend: str, workers: str | None, cold: bool, **options: Any) -> None:
     """Measure loaders alone: images a second, and a second and core."""
     from e2e.commands.stalls import run_loaders
@@ -197,16 +172,12 @@ def loader(backend: str, workers: str | None, cold: bool, **options: Any) -> Non
 @click.option("--seed", default=1, show_default=True, help="Another seed makes other images")
 @click.option("--shards", default=0, show_default=True, help="Pack them into tar files too")
 @click.option("--workers", type=int, help="Processes  [default: one a core]")
-@click.option("--check", is_flag=True, help="Make nothing: compare DIR's files with checksums")
 @click.option("--quiet", is_flag=True, help="Print nothing but errors")
-def make_data(folder: Path, check: bool, **options: Any) -> int:
+def make_data(folder: Path, **options: Any) -> None:
     """Make photo-like JPEGs in class folders, for who has no photographs to train on."""
-    from e2e.commands.make_data import run_check, run_make_data
+    from e2e.commands.make_data import run_make_data
 
-    if check:
-        return run_check(folder, quiet=options["quiet"])
     run_make_data(folder, **options)
-    return 0
 
 
 @app.command(name="list")

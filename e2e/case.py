@@ -1,224 +1,397 @@
-"""From words to arms: which cases a run trains, and which of them are compared with each other."""
+"""The ONLY list of training options: each is one field, and all else is derived from it.
+
+Where a field stands says what it belongs to: what is compared (`ArmOptions`), what identifies a
+training (`TrainCase`), what the training process needs beside (`TrainSettings`), or the run as a
+whole (`TrainRequest`). From its metadata come the click option, the check of its value, what a run
+file holds and --resume asks for again, and its name in reports; from a field of `TrainCase` also
+the case's key, its part of the run file and the CSV column.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Any, cast
 
-from e2e.networks import Network
-from e2e.networks.network import written
-from e2e.recipes import ON_CPU, RECIPES, adapted, parse_recipes
-from e2e.results.types import TrainCase
+from microbench.command_line import (
+    AS_FIELD,
+    Check,
+    Outputs,
+    at_least,
+    check_budget,
+    check_seed,
+    one_of,
+    option,
+)
 from microbench.errors import UserError
-from microbench.sweep import parse_names, parse_numbers
 
-AMP = "fp32,tf32,amp"
+OP = "train"
 LAYOUTS = ("nchw", "nhwc")
 OPTIMIZERS = ("sgd", "adam", "adamw")
-# A card with less memory starts from a quarter of the usual batch.
-SMALL_CARD_BYTES = 32e9
+ON_DEATH = ("stop", "restart")
+MAX_SCALE = 2.0**24  # beyond it a loss near 1 is no finite float16 gradient any more
+
+# Loaders whose batches cost the host nothing but a launch or a copy, and what each kind of data is
+# usually loaded by.
+RESIDENT = "resident"
+AT_HAND = ("synthetic", "pinned", RESIDENT)
+USUAL_LOADER = {
+    "synthetic": "synthetic", "generated": RESIDENT, "cifar10": RESIDENT,
+    "folder": "torchvision", "made": "torchvision",
+}  # fmt: skip
+
+Label = Callable[["TrainCase"], str]
+
+
+# ---------------------------------------------------------------- checks and names of values
+
+
+def _check_smoothing(name: str, share: float) -> None:
+    if not 0 <= share < 1:
+        raise UserError(f"{name} goes from 0 to below 1, not {share}")
+
+
+def _check_scale(name: str, scale: float) -> None:
+    if not 0 < scale <= MAX_SCALE:
+        raise UserError(f"{name} takes a factor above 0 and at most {MAX_SCALE:.0f}")
+
+
+def _check_rate(name: str, rate: float) -> None:
+    if not 0 < rate < math.inf:
+        raise UserError(f"{name} takes a rate above 0, not {rate:g}")
+
+
+def _check_death(name: str, choice: str) -> None:
+    if choice not in ON_DEATH:
+        raise UserError(f"{name} takes {' or '.join(ON_DEATH)}, not {choice!r}")
+
+
+def _check_cpus(name: str, cores: int) -> None:
+    from microbench.device.host import usable_cores
+
+    if not 1 <= cores <= usable_cores():
+        raise UserError(f"{name} {cores}: this process may use 1 to {usable_cores()} cores")
+
+
+def _count(number: int, noun: str) -> str:
+    from microbench.fmt import count
+
+    return count(number, noun)
+
+
+def _loader(case: TrainCase) -> str:
+    """What a loader is called: "one pinned batch", "torchvision-io loader"; "" for the usual."""
+    if case.loader == USUAL_LOADER.get(case.data):
+        return ""
+    at_hand = case.loader in AT_HAND and case.loader != RESIDENT
+    return f"one {case.loader} batch" if at_hand else f"{case.loader} loader"
+
+
+def of_case(
+    help: str = "",
+    *,
+    label: Label | None = None,
+    varied: bool = False,
+    least: int | None = None,
+    default: Any = AS_FIELD,
+    check: Check | None = None,
+    written: str = "",
+) -> dict[str, Any]:
+    """Metadata of a field of `TrainCase`; without `help` it is no option itself.
+
+    `label` says it in reports, "" for the usual value (else: its name and value where it is not
+    the default); `varied` whether arms of one comparison may differ in it; `least` is the smallest
+    value of a case.
+    """
+    if least is not None and check is None:
+        check = at_least(least)
+    asked = option(help, default=default, check=check, written=written) if help else {}
+    return asked | {"label": label, "varied": varied, "least": least}
+
+
+# ---------------------------------------------------------------- the options
+
+
+@dataclass(frozen=True)
+class TrainCase:
+    """What is trained, and how. `batch` is of one forward pass; a step has `accumulate` of them.
+
+    `input` is the shape of one sample ("3x224x224", "1024" for tokens); `layout` is "nchw", "nhwc"
+    (torch: channels_last) or "" where the input is no image; `loss_scale` a static scale, None for
+    the recipe's own; `fused` whether the optimizer updates all weights in one kernel.
+
+    `data` is what it trains on, `loader` how that becomes batches: one batch that stays on the
+    device ("synthetic") or is copied from pinned memory at each step ("pinned"), or a back end of
+    `e2e.data.loaders` with `workers` processes. If it is `cached`, the back end runs as fast as it
+    can and its batches are thrown away: it trains on a pinned batch. `cold` files are dropped from
+    the page cache before they are read. `prefetch` is how many batches each worker is ahead (0: as
+    usual), `cpus` how many cores the process may use (0: all).
+
+    A new field goes to the end: the order is that of keys, run files and CSV columns.
+    """
+
+    network: str = field(metadata=of_case(label=lambda case: case.network))
+    recipe: str = field(metadata=of_case(label=lambda case: case.recipe, varied=True))
+    batch: int = field(metadata=of_case(label=lambda case: f"batch {case.batch}", least=1))
+    input: str = field(
+        metadata=of_case(label=lambda case: "input " * ("x" not in case.input) + case.input)
+    )
+    layout: str = field(
+        default="nchw", metadata=of_case(label=lambda case: case.layout, varied=True)
+    )
+    optimizer: str = field(
+        default="sgd", metadata=of_case(label=lambda case: case.optimizer, varied=True)
+    )
+    fused: bool = field(
+        default=True,
+        metadata=of_case(
+            "The optimizer in one kernel", written="--fused/--no-fused", varied=True,
+            label=lambda case: "" if case.fused else "unfused",
+        ),
+    )  # fmt: skip
+    compile: bool = field(
+        default=False,
+        metadata=of_case(
+            "torch.compile, in every recipe", varied=True,
+            label=lambda case: "+compile" if case.compile else "",
+        ),
+    )  # fmt: skip
+    graph: bool = field(
+        default=False,
+        metadata=of_case(
+            "Capture the step as a CUDA graph, in every recipe", varied=True,
+            label=lambda case: "+graph" if case.graph else "",
+        ),
+    )  # fmt: skip
+    accumulate: int = field(default=1, metadata=of_case("Batches a step", least=1))
+    loss_scale: float | None = field(
+        default=None,
+        metadata=of_case(
+            "A static scale in place of the recipe's", varied=True, check=_check_scale,
+            label=lambda case: "" if case.loss_scale is None else f"scale {case.loss_scale:g}",
+        ),
+    )  # fmt: skip
+    keep_batchnorm_fp32: bool = field(
+        default=False,
+        metadata=of_case(
+            "Whatever the recipe says", varied=True,
+            label=lambda case: "bn fp32" if case.keep_batchnorm_fp32 else "",
+        ),
+    )  # fmt: skip
+    label_smoothing: float = field(
+        default=0.0,
+        metadata=of_case(
+            "Share of a target spread over classes", check=_check_smoothing,
+            label=lambda c: f"smoothing {c.label_smoothing:g}" if c.label_smoothing else "",
+        ),
+    )  # fmt: skip
+    data: str = field(default="synthetic", metadata=of_case(label=lambda case: f"{case.data} data"))
+    loader: str = field(
+        default="synthetic",
+        metadata=of_case(
+            "What turns data into batches  [default: usual; see `list`]", default=None,
+            label=_loader,
+        ),
+    )  # fmt: skip
+    workers: int = field(
+        default=0,
+        metadata=of_case(
+            "Processes that load images", default=4, least=0,
+            label=lambda case: _count(case.workers, "worker") if case.workers else "",
+        ),
+    )  # fmt: skip
+    cached: bool = field(
+        default=False,
+        metadata=of_case(label=lambda case: "batches thrown away" if case.cached else ""),
+    )
+    cold: bool = field(
+        default=False, metadata=of_case(label=lambda case: "cold files" if case.cold else "")
+    )
+    prefetch: int = field(
+        default=0,
+        metadata=of_case(
+            "Batches that each of them is ahead  [default: 2]", default=None, least=0,
+            check=at_least(1),
+        ),
+    )  # fmt: skip
+    cpus: int = field(
+        default=0,
+        metadata=of_case(
+            "Cores the run may use  [default: all]", default=None, least=0, check=_check_cpus,
+            label=lambda case: _count(case.cpus, "core") if case.cpus else "",
+        ),
+    )  # fmt: skip
+    gpus: int = field(
+        default=1,
+        metadata=of_case(
+            label=lambda case: _count(case.gpus, "GPU") if case.gpus > 1 else "", least=1
+        ),
+    )
+
+    @property
+    def op(self) -> str:
+        """The kind of result, as the run file names it."""
+        return OP
+
+    @property
+    def fed(self) -> bool:
+        """Whether batches are loaded while it trains: they come in bursts, as workers end them."""
+        return self.loader not in AT_HAND
+
+    @cached_property
+    def group(self) -> str:
+        """Identity of the comparison: cases that share it are its arms."""
+        parts = [f"{f.name}={getattr(self, f.name)}" for f in fields(self) if f.name not in VARIED]
+        return f"{OP}/{','.join(parts)}"
+
+    @cached_property
+    def key(self) -> str:
+        """Stable identity, the same in every run of every version."""
+        parts = [f"{name}={getattr(self, name)}" for name in VARIED]
+        return f"{self.group}/{','.join(parts)}"
+
+
+# Settings of a case that do not change what is learnt from: arms that share the rest take turns.
+VARIED = tuple(one.name for one in fields(TrainCase) if one.metadata["varied"])
+# The smallest values of a case.
+LEAST: Mapping[str, int] = {
+    one.name: one.metadata["least"]
+    for one in fields(TrainCase)
+    if one.metadata["least"] is not None
+}
+
+
+def label_of(case: TrainCase, name: str) -> str:
+    """A setting of a case as reports say it; "" where the value is the usual one."""
+    one = TrainCase.__dataclass_fields__[name]
+    label = cast("Label | None", one.metadata["label"])
+    if label is not None:
+        return label(case)
+    value, words = getattr(case, name), name.replace("_", " ")
+    if value == one.default:
+        return ""
+    return words if value is True else f"{words} {value:g}" if isinstance(value, float) else (
+        f"{words} {value}"
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What decides the arms, as given on the command line; None: the network's or device's own."""
+class ArmOptions:
+    """What decides the arms; None: the network's or device's own.
 
-    recipe: str | None = None
-    amp: bool = False
-    ladder: bool = False
-    batch: str | None = None
-    layout: str | None = None
-    optimizer: str | None = None
-    fused: bool = True
-    compile: bool = False
-    graph: bool = False
-    accumulate: int = 1
-    loss_scale: float | None = None
-    keep_batchnorm_fp32: bool = False
-    label_smoothing: float = 0.0
-    data: str = "synthetic"
-    loader: str = "synthetic"
-    workers: int = 0
-    cached: bool = False
-    cold: bool = False
-    prefetch: int = 0
-    cpus: int = 0
+    Text may name several values; `base` is a case with all settings that every arm takes as given.
+    """
 
-
-@dataclass(frozen=True)
-class Planned:
-    """An arm; `rung` is what it adds to the one before it on a ladder."""
-
-    case: TrainCase
-    rung: str | None = None
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Arms that take turns."""
-
-    arms: tuple[Planned, ...]
-
-    @property
-    def cases(self) -> tuple[TrainCase, ...]:
-        """The cases of the arms."""
-        return tuple(arm.case for arm in self.arms)
-
-
-def plan(
-    network: Network, options: Options, kind: str, memory_bytes: int | None
-) -> list[Comparison]:
-    """One comparison a batch size. UserError for words that do not go together."""
-    _check(network, options, kind)
-    batches = [_usual_batch(network, kind, memory_bytes)]
-    if options.batch is not None:
-        batches = parse_numbers(options.batch, "--batch")
-    arms = _ladder(network, options, kind) if options.ladder else _recipes(network, options, kind)
-    return [
-        Comparison(tuple(replace(arm, case=replace(arm.case, batch=batch)) for arm in arms))
-        for batch in batches
-    ]
-
-
-def notes(options: Options, kind: str) -> list[str]:
-    """What was understood otherwise than it was written, for the screen."""
-    if kind != "cpu":
-        return []
-    asked, found = _asked(options), list[str]()
-    if any(name in ON_CPU for name in asked):
-        found.append("On a CPU amp is bfloat16 (amp-bf16): float16 has no fast arithmetic there.")
-    slow = [name for name in asked if name not in ON_CPU and RECIPES[name].half]
-    if slow:
-        found.append(
-            f"On most CPUs float16 has no fast arithmetic: {', '.join(slow)} will be slow."
-        )
-    return found
-
-
-def _usual_batch(network: Network, kind: str, memory_bytes: int | None) -> int:
-    if kind == "cpu":
-        return network.cpu_batch
-    small = memory_bytes is not None and memory_bytes < SMALL_CARD_BYTES
-    return max(1, network.batch // 4) if small else network.batch
-
-
-def _asked(options: Options) -> list[str]:
-    if options.recipe is None:
-        return parse_recipes(AMP)
-    names = parse_recipes(options.recipe)
-    return [*parse_recipes(AMP), *names] if options.amp else names
-
-
-def _base(network: Network, options: Options, recipe: str, layout: str) -> TrainCase:
-    adapted(recipe, loss_scale=options.loss_scale)  # UserError for a scale that means nothing
-    return TrainCase(
-        network=network.name,
-        recipe=recipe,
-        batch=1,
-        input=written(network.input),
-        layout=layout,
-        optimizer=options.optimizer or network.optimizer,
-        fused=options.fused,
-        compile=options.compile,
-        graph=options.graph,
-        accumulate=options.accumulate,
-        loss_scale=options.loss_scale,
-        keep_batchnorm_fp32=options.keep_batchnorm_fp32,
-        label_smoothing=options.label_smoothing,
-        data=options.data,
-        loader=options.loader,
-        workers=options.workers,
-        cached=options.cached,
-        cold=options.cold,
-        prefetch=options.prefetch,
-        cpus=options.cpus,
+    amp: bool = field(
+        default=False, metadata=option("fp32, tf32 and AMP side by side (the default)")
     )
+    recipe: str | None = field(
+        default=None,
+        metadata=option("fp32,tf32,amp,amp-bf16,fp16,bf16,O0..O3 (see train --explain)"),
+    )
+    ladder: bool = field(
+        default=False, metadata=option("From fp32 to a CUDA graph, one change a rung")
+    )
+    batch: str | None = field(
+        default=None,
+        metadata=option("Samples in a forward pass: 256, 128..2048 [default: usual]"),
+    )
+    layout: str | None = field(
+        default=None, metadata=option("nchw, nhwc (channels_last)  [default: nhwc on a GPU]")
+    )
+    optimizer: str | None = field(
+        default=None,
+        metadata=option(
+            "sgd, adam or adamw  [default: the network's usual]", check=one_of(OPTIMIZERS)
+        ),
+    )
+    base: TrainCase = TrainCase("", "", 1, "")
 
 
-def _recipes(network: Network, options: Options, kind: str) -> list[Planned]:
-    names = _asked(options)
-    if kind == "cpu":
-        names = [ON_CPU.get(name, name) for name in names]
-    return [
-        Planned(_base(network, options, recipe, layout))
-        for layout in _layouts(network, options, kind)
-        for recipe in dict.fromkeys(names)
-    ]
+@dataclass(frozen=True)
+class TrainSettings:
+    """What the training process must know beside the cases. None: the network's own.
+
+    `data` is with its folder, `case` says how held-out data is loaded, and what cases load with
+    that do not say otherwise.
+    """
+
+    device: str = field(default="auto", metadata=option("auto, cuda, cuda:N or cpu"))
+    network: str = ""
+    data: str = field(
+        default="synthetic", metadata=option("synthetic, generated, cifar10:DIR or folder:DIR")
+    )
+    input: tuple[int, ...] | None = field(
+        default=None,
+        metadata=option("Shape of a sample: 3x512x512, or 512 for tokens", type=str),
+    )
+    loss: str | None = field(
+        default=None, metadata=option("module:function, called as loss(output, target)")
+    )
+    seed: int = field(
+        default=1,
+        metadata=option(
+            "The first seed: weights and order of the data", check=check_seed, kept=True
+        ),
+    )
+    lr: float | None = field(
+        default=None,
+        metadata=option(
+            "Learning rate  [default: the network's usual]", check=_check_rate, kept=True
+        ),
+    )
+    warmup: int = field(
+        default=0,
+        metadata=option("Steps in which the rate rises from 0", check=at_least(0), kept=True),
+    )
+    strict: bool = field(default=False, metadata=option("End at the first broken image"))
+    on_worker_death: str = field(
+        default="stop",
+        metadata=option("stop, or restart the loader's processes", check=_check_death),
+    )
+    allow_run: bool = field(
+        default=False,
+        metadata=option("Run real steps for what can be told by nothing else"),
+    )
+    case: TrainCase = TrainCase("", "", 1, "")
 
 
-def _layouts(network: Network, options: Options, kind: str) -> Sequence[str]:
-    if not _takes_images(network):
-        if options.layout is not None:
-            raise UserError(f"--layout is for images; {network.name} has none")
-        return ("",)
-    if options.layout is not None:
-        return parse_names(options.layout, LAYOUTS, "--layout")
-    return ("nhwc",) if kind == "cuda" else ("nchw",)
+@dataclass(frozen=True, kw_only=True)
+class TrainRequest:
+    """Everything that a command was asked; `train` False: predict, and no more."""
+
+    arms: ArmOptions
+    settings: TrainSettings
+    outputs: Outputs
+    iterations: int | None = field(
+        default=None,
+        metadata=option("Train so many steps and evaluate", check=at_least(1), kept=True),
+    )
+    epochs: int | None = field(
+        default=None,
+        metadata=option("The same, in passes over the data", check=at_least(1), kept=True),
+    )
+    repeats: int = field(
+        default=1,
+        metadata=option("Trainings of each recipe, from seeds in a row", check=at_least(1)),
+    )
+    predict: bool | None = field(
+        default=None,
+        metadata=option(
+            "Predict each step before it is timed; a ledger  [default: on a GPU]",
+            written="--predict/--no-predict",
+        ),
+    )
+    verify: bool = field(
+        default=False, metadata=option("Measure the fixes that the prediction proposes")
+    )
+    budget: float | None = field(
+        default=None,
+        metadata=option("Seconds of timing a comparison  [default: 10 an arm]", check=check_budget),
+    )
+    train: bool = True
 
 
-def _takes_images(network: Network) -> bool:
-    return network.tokens is None and len(network.input) == 3
-
-
-def _ladder(network: Network, options: Options, kind: str) -> list[Planned]:
-    """From plain float32 to a captured step, one change a rung."""
-    images = _takes_images(network)
-    start = "nchw" if images else ""
-    case = replace(
-        _base(network, options, "fp32", start), fused=False, compile=False, graph=False,
-        loss_scale=None,
-    )  # fmt: skip
-    amp = ON_CPU["amp"] if kind == "cpu" else "amp"
-    changes: dict[str, dict[str, Any]] = {
-        "tf32": {"recipe": "tf32"},
-        "channels_last": {"layout": "nhwc"},
-        "AMP": {"recipe": amp, "loss_scale": options.loss_scale},
-        "fused optimizer": {"fused": True},
-        "compile": {"compile": True},
-        "CUDA graph": {"graph": True},
-    }
-    if not images:
-        del changes["channels_last"]
-    arms = [Planned(case, "fp32")]
-    for name, change in changes.items():
-        changed = replace(case, **change)
-        arms.append(Planned(changed, name))
-        if kind != "cpu" or name != "tf32":  # which a CPU skips: the next rung goes on from fp32
-            case = changed
-    return arms
-
-
-def _check(network: Network, options: Options, kind: str) -> None:
-    if options.ladder:
-        _check_ladder(options)
-    if options.optimizer is not None and options.optimizer not in OPTIMIZERS:
-        raise UserError(
-            f"--optimizer takes one of {', '.join(OPTIMIZERS)}, not {options.optimizer!r}"
-        )
-    if options.accumulate < 1:
-        raise UserError(f"--accumulate starts at 1, not {options.accumulate}")
-    if not 0 <= options.label_smoothing < 1:
-        raise UserError(f"--label-smoothing goes from 0 to below 1, not {options.label_smoothing}")
-    if options.graph:
-        _check_graph(options, kind)
-
-
-def _check_ladder(options: Options) -> None:
-    for given, name in (
-        (options.recipe, "--recipe"), (options.layout, "--layout"), (options.amp, "--amp"),
-        (options.compile, "--compile"), (options.graph, "--graph"),
-    ):  # fmt: skip
-        if given:
-            raise UserError(f"--ladder goes through the recipes by itself; leave out {name}")
-    if options.accumulate > 1:
-        raise UserError("--ladder captures a step of one batch; leave out --accumulate")
-
-
-def _check_graph(options: Options, kind: str) -> None:
-    if kind == "cpu":
-        raise UserError("--graph needs a CUDA device; a CPU has no CUDA graphs")
-    if options.accumulate > 1:
-        raise UserError("--graph captures a step of one batch; leave out --accumulate")
-    if not options.fused:
-        raise UserError("--graph needs the fused optimizer; leave out --no-fused")
+SCHEMAS = (ArmOptions, TrainCase, TrainSettings, TrainRequest)

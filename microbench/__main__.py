@@ -9,11 +9,30 @@ from typing import Any
 
 import click
 
-from microbench.command_line import FILE, option, run_app, with_options
-
-DEVICE = click.option(
-    "--device", default="auto", show_default=True, help="auto, cuda, cuda:N or cpu"
+from microbench.command_line import (
+    FILE,
+    REST,
+    Outputs,
+    Row,
+    Said,
+    Schema,
+    click_options,
+    options_of,
+    run_app,
+    said,
 )
+from microbench.conditions import Conditions
+from microbench.requests import (
+    ConvRequest,
+    GemmRequest,
+    LayersRequest,
+    PayoffRequest,
+    request_of,
+)
+
+DEVICE = options_of(Conditions)["device"].click()
+BUDGET = options_of(Conditions)["budget"].click()
+QUIET = options_of(Outputs)["quiet"].click()
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -21,107 +40,67 @@ def app() -> None:
     """Tensor Core TFLOP/s by precision and size, and why. Run files are JSON."""
 
 
-def conditions(backends: str) -> Callable[..., Any]:
-    """The options that every measuring command has."""
-    options = (
-        option("--dtype", "fp16", "Precisions: fp64,fp32,tf32,fp16,fp16-acc16,bf16,fp8,int8,..."),
-        option("--backend", None, backends),
-        option("--vs", "fp32,tf32", "Baselines, measured in turns with the rest; none for none"),
-        option("--data", "normal", "normal, uniform, integers or zeros"),
-        DEVICE,
-        option("--l2", "cold", "cold: cache flushed before each launch; warm: back to back"),
-        option("--regime", "sustained", "sustained: clocks settled; burst: a rested card"),
-        option("--timer", "auto", "auto, events, graph (CUDA graph replay), clock (CPU)"),
-        option("--budget", None, "Seconds of sampling in all  [default: by cases]", type=float),
-        option("--json", None, "Run file to write  [default: in the state folder]", type=FILE),
-        option("--csv", None, "Also write the results as CSV", type=FILE),
-        option("--chart", None, "Also draw a chart: .png, .svg or .html", type=FILE),
-        option("--resume", None, "Run file to go on with: measures what is missing", type=FILE),
-        click.option("--autotune", is_flag=True, help="Search Triton configurations, keep winners"),
-        option("--seed", None, "Of the input data  [default: random]", type=int),
-        click.option("--verbose", is_flag=True, help="Every case's explanation"),
-        click.option("--quiet", is_flag=True, help="Print nothing but errors"),
-    )
+def measuring(kind: type[Schema], backends: str, *more: Row) -> Callable[..., Any]:
+    """The options of a measuring command: those of its request, then the conditions.
 
-    return lambda command: with_options(options, command)
+    `more` are options of the request that this command says otherwise.
+    """
+    changed = {row.name: row for row in more if isinstance(row, Said)}
+    rows = (
+        *(changed.get(name, name) for name in options_of(kind)),
+        "dtype", said("backend", help=backends), "vs", "data", "device", "l2", "regime", "timer",
+        REST, "budget", "json", "csv", "chart",
+        said("resume", help="Run file to go on with: measures what is missing"),
+        "autotune", "seed", "verbose", "quiet",
+    )  # fmt: skip
+    return click_options("", {"": rows}, kind, Conditions, Outputs)
 
 
-def geometry(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that every command on convolutions has."""
-    options = (
-        option("--layout", "nhwc,nchw", "nhwc (torch: channels_last), nchw (torch's default)"),
-        option("--stride", "1", "Along both axes", type=int),
-        option("--padding", "same", "Along both axes: a number, or same"),
-        option("--dilation", "1", "Along both axes", type=int),
-        option("--groups", "1", "A number, or depthwise"),
-    )
-    return with_options(options, command)
+def _measure(kind: type[Any], options: dict[str, Any]) -> None:
+    from microbench.run_command import run_request
+
+    run_request(request_of(kind, options))
 
 
 @app.command()
-@option("--sizes", "256..8192", "256..8192 doubles, 64..1024:+32 steps, 63,64 lists, MxNxK; mix")
-@option("--layout", "nt", "nn,nt,tn,tt: t is stored transposed; nt is torch.nn.Linear's")
-@conditions("cublas,cublaslt,cupy,triton,cpu  [default: cublas,triton; on CPU cpu]")
+@measuring(GemmRequest, "cublas,cublaslt,cupy,triton,cpu  [default: cublas,triton; on CPU cpu]")
 def gemm(**options: Any) -> None:
     """Measure C = A @ B by precision, size and back end, and say when low precision pays off."""
-    from microbench.requests import GemmRequest, conditions_from
-    from microbench.run_command import run_request
-
-    run_request(GemmRequest(conditions_from(options), **options))
+    _measure(GemmRequest, options)
 
 
 @app.command()
-@option(
-    "--channels",
-    "8..2048",
-    "8..2048 doubles, 1..72:+1 steps, 64x256 is C to K; mix. Brings padded twins",
-)
-@option("--pass", "fprop", "fprop,dgrad,wgrad: forward, gradients by x and w", into="passes")
-@option("--image", "28", "Height and width of the input: 28, 7..56, 28x56")
-@option("--batch", "16", "Images: 16, 8..256")
-@option("--kernel", "3", "Height and width of the filters: 3 or 1,3; 1x7 needs --padding")
-@geometry
-@conditions("cudnn,triton,cpu  [default: cudnn; on CPU cpu]")
+@measuring(ConvRequest, "cudnn,triton,cpu  [default: cudnn; on CPU cpu]")
 def conv(**options: Any) -> None:
     """Measure convolution by channel width, pass and layout, and say from where FP16 pays off."""
-    from microbench.requests import ConvRequest, conditions_from
-    from microbench.run_command import run_request
-
-    run_request(ConvRequest(conditions_from(options), **options))
+    _measure(ConvRequest, options)
 
 
 @app.command()
 @click.option("--op", type=click.Choice(["conv"]), default="conv", show_default=True)
-@option("--channels", "8..512", "Widths that may be measured: 8..512 doubles")
-@option("--pass", "fprop", "fprop,dgrad,wgrad", into="passes")
-@option("--image", "7..56", "Height and width of the input: 7..56 doubles")
-@option("--batch", "8..256", "Images: 8..256 doubles")
-@option("--kernel", "3", "Height and width of the filters")
-@geometry
-@conditions("cudnn,triton,cpu  [default: cudnn; on CPU cpu]")
+@measuring(
+    PayoffRequest,
+    "cudnn,triton,cpu  [default: cudnn; on CPU cpu]",
+    said("channels", default="8..512", help="Widths that may be measured: 8..512 doubles"),
+    said("passes", help="fprop,dgrad,wgrad"),
+    said("image", default="7..56", help="Height and width of the input: 7..56 doubles"),
+    said("batch", default="8..256", help="Images: 8..256 doubles"),
+    said("kernel", help="Height and width of the filters"),
+)
 def payoff(op: str, **options: Any) -> None:
     """The break-even map of FP16 over channels, image and batch, measured around the boundary."""
-    from microbench.requests import PayoffRequest, conditions_from
-    from microbench.run_command import run_request
-
-    run_request(PayoffRequest(conditions_from(options), **options))
+    _measure(PayoffRequest, options)
 
 
 @app.command()
 @click.argument("network_name", metavar="NETWORK")
-@option("--batch", "32", "Images in a step", type=int)
-@option("--image", None, "Height and width  [default: the network's usual]", type=int)
-@option("--layout", "nhwc", "nhwc (torch: channels_last) or nchw (torch's default)")
-@conditions("library,triton  [default: library: cuDNN and cuBLAS]")
+@measuring(LayersRequest, "library,triton  [default: library: cuDNN and cuBLAS]")
 def layers(**options: Any) -> None:
     """Every distinct conv and GEMM of a network's step, by precision: which gain, which lose.
 
     NETWORK is a torchvision model's name, or module:function that returns a torch module.
     """
-    from microbench.requests import LayersRequest, conditions_from
-    from microbench.run_command import run_request
-
-    run_request(LayersRequest(conditions_from(options), **options))
+    _measure(LayersRequest, options)
 
 
 @app.command()
@@ -129,7 +108,7 @@ def layers(**options: Any) -> None:
 @click.option("--csv", "form", flag_value="csv", help="As CSV")
 @click.option("--markdown", "form", flag_value="markdown", help="As a Markdown table")
 @click.option("--verbose", is_flag=True, help="Every case's explanation")
-@option("--chart", None, "Draw a chart instead: .png, .svg or .html", type=FILE)
+@click.option("--chart", type=FILE, help="Draw a chart instead: .png, .svg or .html")
 def show(file: Path, form: str | None, verbose: bool, chart: Path | None) -> None:
     """Print a run file again."""
     from microbench.commands import show_run
@@ -149,8 +128,8 @@ def explain(file: Path) -> None:
 @app.command()
 @click.argument("a", type=FILE)
 @click.argument("b", type=FILE)
-@option("--fail-on", None, "Exit with 1 on these verdicts: slower,faster,cannot-tell")
-@option("--json", None, "Also write the comparison, case by case", type=FILE)
+@click.option("--fail-on", help="Exit with 1 on these verdicts: slower,faster,cannot-tell")
+@click.option("--json", type=FILE, help="Also write the comparison, case by case")
 def compare(a: Path, b: Path, fail_on: str | None, json: Path | None) -> int:
     """Say for each case whether B is faster, slower, the same as A, or that one cannot tell."""
     from microbench.commands import compare_runs
@@ -169,9 +148,9 @@ def doctor(device: str) -> None:
 
 @app.command()
 @click.argument("what", type=click.Choice(["timer", "aa"]))
-@option("--json", None, "File to write", type=FILE, required=True)
+@click.option("--json", type=FILE, required=True, help="File to write")
 @DEVICE
-@option("--tries", "100", "aa: how many comparisons", type=int)
+@click.option("--tries", default=100, show_default=True, help="aa: how many comparisons")
 def validate(what: str, json: Path, device: str, tries: int) -> None:
     """Check the method: timer against Nsight Compute; aa, the same kernel as two arms."""
     from microbench.selftest.run import validate_method
@@ -180,10 +159,10 @@ def validate(what: str, json: Path, device: str, tries: int) -> None:
 
 
 @app.command()
-@option("--json", None, "Also write every plant, what was named, and the numbers", type=FILE)
+@click.option("--json", type=FILE, help="Also write every plant, what was named, and the numbers")
 @DEVICE
-@option("--budget", None, "Seconds of sampling in all  [default: by cases]", type=float)
-@click.option("--quiet", is_flag=True, help="Print nothing but errors")
+@BUDGET
+@QUIET
 def selftest(json: Path | None, device: str, budget: float | None, quiet: bool) -> int:
     """Plant known conditions and count how many the diagnosis names right."""
     from microbench.selftest.run import run_selftest

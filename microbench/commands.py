@@ -38,12 +38,12 @@ def show_run(file: Path, *, form: str | None, verbose: bool, chart: Path | None 
         print(f"Chart: {chart}")
         return
     if form == "csv":
-        from microbench.report.table_csv import to_csv
+        from microbench.report.export import to_csv
 
         sys.stdout.write(to_csv(run))
         return
     if form == "markdown":
-        from microbench.report.markdown import to_markdown
+        from microbench.report.export import to_markdown
 
         sys.stdout.write(to_markdown(run))
         return

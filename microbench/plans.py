@@ -107,9 +107,6 @@ def _problem(
     groups: str,
     data: str,
 ) -> Case:
-    for name, value in (("--stride", stride), ("--dilation", dilation)):
-        if value < 1:
-            raise UserError(f"{name} starts at 1, not {value}")
     dims: dict[str, int | str] = {
         "n": batch, "c": width[0], "h": image[0], "w": image[1], "k": width[1],
         "r": kernel[0], "s": kernel[1], "stride": stride,

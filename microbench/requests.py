@@ -3,41 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from microbench.errors import UserError
-from microbench.payoff import BASELINES
-from microbench.payoff_map import Refine
-from microbench.plans import plan_conv, plan_gemm
-from microbench.results.types import NetworkUse, Run
-from microbench.run_output import Outputs, outputs_from
-from microbench.runner import CPU_BUDGET_S, InOrder, Schedule, default_budget_s, missing
-from microbench.sweep import Group, parse_precisions
+from microbench.command_line import (
+    Outputs,
+    Schema,
+    at_least,
+    check_options,
+    filled,
+    option,
+)
+from microbench.conditions import Conditions
+
+if TYPE_CHECKING:  # --help is to load nothing heavy
+    from microbench.results.types import NetworkUse, Run
+    from microbench.runner import Schedule
+    from microbench.sweep import Group
+
+S = TypeVar("S", bound=Schema)
 
 # Seconds of sampling in all when the user sets no --budget: what lets a sweep end within a minute,
 # a network within four.
 CONV_MOST_S = 20.0
 LAYERS_MOST_S = 60.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Conditions:
-    """How to measure, whatever is measured."""
-
-    dtype: str
-    backend: str | None
-    vs: str
-    data: str
-    device: str
-    l2: str
-    regime: str
-    timer: str
-    budget: float | None
-    autotune: bool
-    seed: int | None
-    outputs: Outputs
 
 
 class Request(Protocol):
@@ -78,10 +68,14 @@ class _Sweep:
 
     def remaining(self, groups: Sequence[Group], run: Run) -> Sequence[Group]:
         """The groups with cases that the run has not measured."""
+        from microbench.runner import missing
+
         return missing(groups, run, retry_skipped=self.conditions.budget is not None)
 
     def schedule(self, groups: Sequence[Group], kind: str) -> Schedule:
         """All of them, in order."""
+        from microbench.runner import InOrder, default_budget_s
+
         budget_s = self.conditions.budget or default_budget_s(groups, kind, self.most_s)
         return InOrder(groups, budget_s)
 
@@ -95,12 +89,20 @@ class GemmRequest(_Sweep):
     """`microbench gemm`."""
 
     conditions: Conditions
-    sizes: str
-    layout: str
+    sizes: str = field(
+        default="256..8192",
+        metadata=option("256..8192 doubles, 64..1024:+32 steps, 63,64 lists, MxNxK; mix"),
+    )
+    layout: str = field(
+        default="nt",
+        metadata=option("nn,nt,tn,tt: t is stored transposed; nt is torch.nn.Linear's"),
+    )
     name: str = "gemm"
 
     def plan(self, kind: str) -> list[Group]:
         """One comparison a size and layout."""
+        from microbench.plans import plan_gemm
+
         asked = self.conditions
         return plan_gemm(
             sizes=self.sizes, dtypes=asked.dtype, backends=asked.backend, layouts=self.layout,
@@ -113,21 +115,39 @@ class ConvRequest(_Sweep):
     """`microbench conv`."""
 
     conditions: Conditions
-    channels: str
-    passes: str
-    layout: str
-    image: str
-    batch: str
-    kernel: str
-    stride: int
-    padding: str
-    dilation: int
-    groups: str
+    channels: str = field(
+        default="8..2048",
+        metadata=option(
+            "8..2048 doubles, 1..72:+1 steps, 64x256 is C to K; mix. Brings padded twins"
+        ),
+    )
+    passes: str = field(
+        default="fprop",
+        metadata=option("fprop,dgrad,wgrad: forward, gradients by x and w", written="--pass"),
+    )
+    image: str = field(
+        default="28", metadata=option("Height and width of the input: 28, 7..56, 28x56")
+    )
+    batch: str = field(default="16", metadata=option("Images: 16, 8..256"))
+    kernel: str = field(
+        default="3",
+        metadata=option("Height and width of the filters: 3 or 1,3; 1x7 needs --padding"),
+    )
+    layout: str = field(
+        default="nhwc,nchw",
+        metadata=option("nhwc (torch: channels_last), nchw (torch's default)"),
+    )
+    stride: int = field(default=1, metadata=option("Along both axes", check=at_least(1)))
+    padding: str = field(default="same", metadata=option("Along both axes: a number, or same"))
+    dilation: int = field(default=1, metadata=option("Along both axes", check=at_least(1)))
+    groups: str = field(default="1", metadata=option("A number, or depthwise"))
     name: str = "conv"
     most_s: float = CONV_MOST_S
 
     def plan(self, kind: str) -> list[Group]:
         """One comparison a width, pass, layout, image, batch and kernel."""
+        from microbench.plans import plan_conv
+
         asked = self.conditions
         return plan_conv(
             channels=self.channels, passes=self.passes, layouts=self.layout, image=self.image,
@@ -145,6 +165,10 @@ class PayoffRequest(ConvRequest):
 
     def plan(self, kind: str) -> list[Group]:
         """Every cell that may be measured: no padded twins, both baselines."""
+        from microbench.errors import UserError
+        from microbench.payoff import BASELINES
+        from microbench.sweep import parse_precisions
+
         for name in parse_precisions(self.conditions.vs, "--vs"):
             if name not in BASELINES:
                 raise UserError(
@@ -159,6 +183,10 @@ class PayoffRequest(ConvRequest):
 
     def schedule(self, groups: Sequence[Group], kind: str) -> Schedule:
         """Refined around the boundary."""
+        from microbench.payoff_map import Refine
+        from microbench.runner import CPU_BUDGET_S
+        from microbench.sweep import parse_precisions
+
         asked = self.conditions
         budget_s = asked.budget or (CPU_BUDGET_S if kind == "cpu" else None)
         return Refine(groups, parse_precisions(asked.dtype), budget_s)
@@ -170,9 +198,15 @@ class LayersRequest(_Sweep):
 
     conditions: Conditions
     network_name: str
-    batch: int
-    image: int | None
-    layout: str
+    batch: int = field(default=32, metadata=option("Images in a step", check=at_least(1)))
+    image: int | None = field(
+        default=None,
+        metadata=option("Height and width  [default: the network's usual]", check=at_least(1)),
+    )
+    layout: str = field(
+        default="nhwc",
+        metadata=option("nhwc (torch: channels_last) or nchw (torch's default)"),
+    )
     name: str = "layers"
     most_s: float = LAYERS_MOST_S
 
@@ -188,19 +222,14 @@ class LayersRequest(_Sweep):
         from microbench.layers.plan import plan_layers, traced
 
         asked = self.conditions
-        for option, value in (("--batch", self.batch), ("--image", self.image)):
-            if value is not None and value < 1:
-                raise UserError(f"{option} starts at 1, not {value}")
         return plan_layers(
             traced(self.network_name, self.batch, self.image), dtypes=asked.dtype,
             backends=asked.backend, layout=self.layout, data=asked.data, vs=asked.vs, kind=kind,
         )  # fmt: skip
 
 
-CONDITIONS = tuple(name for name in Conditions.__dataclass_fields__ if name != "outputs")
-
-
-def conditions_from(options: dict[str, Any]) -> Conditions:
-    """The conditions among a command's options, taken out of them."""
-    outputs = outputs_from(options)
-    return Conditions(**{name: options.pop(name) for name in CONDITIONS}, outputs=outputs)
+def request_of(kind: type[S], words: Mapping[str, Any]) -> S:
+    """What a command was asked, from its words; UserError for a value that means nothing."""
+    check_options(words, kind, Conditions)
+    conditions = filled(Conditions, words, outputs=filled(Outputs, words))
+    return filled(kind, words, conditions=conditions)

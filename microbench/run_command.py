@@ -9,14 +9,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from kernels import OPS
+from microbench.command_line import MAX_SEED, kept
+from microbench.conditions import Conditions
 from microbench.errors import UserError
-from microbench.requests import Conditions, Request
+from microbench.requests import Request
 from microbench.results.runfile import read_run
 from microbench.results.types import NetworkUse, Run
 from microbench.run_output import (
-    MAX_SEED,
     check_goes_on,
-    check_numbers,
     check_outputs,
     command_line,
     report,
@@ -25,9 +25,8 @@ from microbench.run_output import (
     watched_environment,
 )
 from microbench.runner import Runner, Schedule
-from microbench.sweep import Group, parse_choice
-from microbench.timing.timers import L2_STATES, REGIMES, TIMERS
-from microbench.worker import Greeting, Settings, Worker, WorkerDied
+from microbench.sweep import Group
+from microbench.worker import Greeting, Worker, WorkerDied
 
 MEMORY_SHARE = 0.9  # of the free memory that the tensors of one comparison may take
 COMMANDS = ("gemm", "conv", "payoff", "layers")
@@ -44,14 +43,13 @@ def run_request(request: Request) -> None:
     from microbench.report.screen import make_console
 
     asked = request.conditions
-    _check_words(request)
+    request.plan("cuda")  # UserError before a device is touched
+    check_outputs(asked.outputs)
     before = read_run(asked.outputs.resume) if asked.outputs.resume else None
     path = run_path(asked.outputs, request.name)
     console = make_console(quiet=asked.outputs.quiet)
-    settings = Settings(
-        asked.device, asked.timer, asked.l2, asked.regime,
-        secrets.randbelow(MAX_SEED) if asked.seed is None else asked.seed, asked.autotune,
-    )  # fmt: skip
+    seed = secrets.randbelow(MAX_SEED) if asked.seed is None else asked.seed
+    settings = replace(asked, seed=seed)
     worker = Worker(settings)
     try:
         greeting = _greet(worker)
@@ -60,7 +58,7 @@ def run_request(request: Request) -> None:
         network = request.network(greeting.target.kind)
         if before is not None:
             _check_same_task(asked.outputs.resume, before, request.name, network)
-        run = replace(_begin(asked, settings, greeting, before), network=network)
+        run = replace(_begin(settings, greeting, before), network=network)
         todo = request.remaining(groups, run)
         if todo:
             schedule = request.schedule(todo, greeting.target.kind)
@@ -80,7 +78,7 @@ def run_request(request: Request) -> None:
 class _Workers:
     """The worker that greeted first; new ones after it."""
 
-    def __init__(self, settings: Settings, first: Worker) -> None:
+    def __init__(self, settings: Conditions, first: Worker) -> None:
         self._settings = settings
         self._first: Worker | None = first
 
@@ -98,23 +96,6 @@ def _greet(worker: Worker) -> Greeting:
         return worker.greet()
     except WorkerDied as death:
         raise UserError(f"the device cannot be used: {death.reason}") from None
-
-
-def _check_words(request: Request) -> None:
-    """Everything that can be found wrong before a device is touched."""
-    request.plan("cuda")
-    _check_conditions(request.conditions)
-
-
-def _check_conditions(request: Conditions) -> None:
-    for value, choices, name in (
-        (request.l2, L2_STATES, "--l2"),
-        (request.regime, REGIMES, "--regime"),
-        (request.timer, TIMERS, "--timer"),
-    ):
-        parse_choice(value, choices, name)
-    check_numbers(request.budget, request.seed)
-    check_outputs(request.outputs)
 
 
 def _check_memory(groups: Sequence[Group], greeting: Greeting) -> None:
@@ -136,18 +117,18 @@ def _check_memory(groups: Sequence[Group], greeting: Greeting) -> None:
             )
 
 
-def _begin(request: Conditions, settings: Settings, greeting: Greeting, before: Run | None) -> Run:
+def _begin(asked: Conditions, greeting: Greeting, before: Run | None) -> Run:
     """A new run, or the one to go on with; UserError when that was taken on another device."""
-    chosen = {"timer": settings.timer, "l2": settings.l2, "regime": settings.regime}
+    chosen = kept(asked)
     if before is None:
         return Run(
             command=command_line("microbench"),
             started_at=datetime.now(UTC).isoformat(timespec="seconds"),
             device=greeting.device,
             software=greeting.software,
-            settings=chosen | {"seed": settings.seed, "environment": watched_environment()},
+            settings=chosen | {"seed": asked.seed, "environment": watched_environment()},
         )
-    path = request.outputs.resume
+    path = asked.outputs.resume
     check_goes_on(path, before, greeting)
     for name, value in chosen.items():
         if before.settings.get(name, value) != value:

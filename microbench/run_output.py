@@ -6,40 +6,24 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from microbench.command_line import Outputs
 from microbench.device.host import WATCHED_VARIABLES
 from microbench.errors import NothingMeasured, UserError
+from microbench.results.kinds import KINDS
 from microbench.results.runfile import check_writable, probe, write_run, write_text
 from microbench.results.types import METHOD_VERSION, Run
+from microbench.results.values import Entry
 from microbench.worker import Greeting
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-MAX_SEED = 2**31
 # A published file need not say where it lay.
 PATH_OPTIONS = ("--json", "--csv", "--resume", "--chart")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outputs:
-    """Where a run is written, drawn and shown, as given on the command line."""
-
-    json: Path | None
-    csv: Path | None
-    chart: Path | None
-    resume: Path | None
-    verbose: bool
-    quiet: bool
-
-
-def outputs_from(options: dict[str, Any]) -> Outputs:
-    """The outputs among a command's options, taken out of them."""
-    return Outputs(**{name: options.pop(name) for name in Outputs.__dataclass_fields__})
 
 
 def check_outputs(outputs: Outputs) -> None:
@@ -54,14 +38,6 @@ def check_outputs(outputs: Outputs) -> None:
         check_writable(outputs.csv, "--csv")
         if outputs.json and outputs.csv.resolve() == outputs.json.resolve():
             raise UserError("--json and --csv name the same file")
-
-
-def check_numbers(budget: float | None, seed: int | None) -> None:
-    """UserError for a --budget or a --seed that means nothing."""
-    if budget is not None and not 0 < budget < float("inf"):
-        raise UserError(f"--budget takes seconds above 0, not {budget:g}")
-    if seed is not None and not 0 <= seed < MAX_SEED:
-        raise UserError(f"--seed takes a number from 0 to {MAX_SEED - 1}")
 
 
 def run_path(outputs: Outputs, name: str) -> Path:
@@ -158,8 +134,15 @@ def report(run: Run, path: Path, outputs: Outputs, console: Console) -> None:
         console.print(f"Chart: {outputs.chart}")
     if outputs.csv:
         _write_csv(run, outputs.csv)
-    if {entry.status for entry in run.results or run.others} - {"skipped"} == {"failed"}:
+    if {entry.status for entry in _judged(run)} - {"skipped"} == {"failed"}:
         raise NothingMeasured
+
+
+def _judged(run: Run) -> Sequence[Entry]:
+    """The results that a run was for: those of the first kind that it has."""
+    found = {entry.case.op for entry in run.others}
+    first = next((op for op in KINDS if op in found), None)
+    return run.results or [entry for entry in run.others if entry.case.op == first]
 
 
 def without(words: Sequence[str], *options: str) -> list[str]:
@@ -177,7 +160,7 @@ def without(words: Sequence[str], *options: str) -> list[str]:
 
 
 def _write_csv(run: Run, path: Path) -> None:
-    from microbench.report.table_csv import to_csv
+    from microbench.report.export import to_csv
 
     try:
         write_text(to_csv(run).rstrip("\n"), path)

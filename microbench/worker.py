@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernels.case import Target
 from kernels.error_words import one_line
+from microbench.conditions import Conditions
 from microbench.errors import UserError
 from microbench.results.types import Ceiling, Json, Result
 from microbench.sweep import Group
@@ -27,18 +28,6 @@ Serve = Callable[[Connection, Any], None]
 HANG_S = 120.0  # silence after which a child counts as hung (compiling a kernel takes far less)
 GENTLE_S = 5.0  # that a child gets to end by itself
 START_S = 180.0  # the same while torch and the driver load
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What the child must know to measure."""
-
-    device: str
-    timer: str
-    l2: str
-    regime: str
-    seed: int
-    tune: bool = False
 
 
 @dataclass(frozen=True)
@@ -135,7 +124,7 @@ class Child:
 class Worker(Child):
     """A child process that measures. Start it, ask it, close it."""
 
-    def __init__(self, settings: Settings, hang_s: float = HANG_S) -> None:
+    def __init__(self, settings: Conditions, hang_s: float = HANG_S) -> None:
         super().__init__(_measure_on_request, settings)
         self._hang_s = hang_s
 
@@ -182,7 +171,7 @@ def greet_parent(pipe: Connection, device: str) -> DeviceInfo:
     return info
 
 
-def _measure_on_request(pipe: Connection, settings: Settings) -> None:
+def _measure_on_request(pipe: Connection, settings: Conditions) -> None:
     from microbench.device import device as devices
     from microbench.measure import Measurer
     from microbench.roofline.ceilings import calibrate
@@ -198,7 +187,9 @@ def _measure_on_request(pipe: Connection, settings: Settings) -> None:
         pipe.send(("stage", key, stage))
 
     with devices.open_telemetry(info) as telemetry:
-        measurer = Measurer(target, timer, telemetry, settings.regime, settings.seed, settings.tune)
+        measurer = Measurer(
+            target, timer, telemetry, settings.regime, settings.seed or 0, settings.autotune
+        )
         while True:
             kind, *rest = pipe.recv()
             if kind == "calibrate":

@@ -7,8 +7,10 @@ from collections.abc import Callable
 
 from rich.console import Console
 
+from e2e.case import TrainCase
+from e2e.report.arms import in_words
 from e2e.results.loader_types import LoadCase, Loading
-from e2e.results.types import Repeat, TrainCase, Training
+from e2e.results.types import Repeat, Training
 from microbench import fmt
 from microbench.report.live import LiveLine
 
@@ -117,6 +119,4 @@ def loader_name(case: LoadCase) -> str:
 
 def arm_name(case: TrainCase) -> str:
     """ "amp nhwc +compile"."""
-    more = [name for name, on in (("+compile", case.compile), ("+graph", case.graph)) if on]
-    unfused = [] if case.fused else ["unfused"]
-    return " ".join([case.recipe, *([case.layout] if case.layout else []), *unfused, *more])
+    return " ".join(in_words(case, ("recipe", "layout", "fused", "compile", "graph")))

@@ -1,84 +1,73 @@
-"""The command line's words as a request."""
+"""What a command was asked, from the words of its command line."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import fields
+from collections.abc import Mapping
 from typing import Any
 
-from e2e.case import Options
-from e2e.commands.train import TrainRequest
-from e2e.commands.worker import TrainSettings
-from e2e.results.types import AT_HAND, USUAL_LOADER
-from microbench.device.host import usable_cores
+from e2e.case import (
+    AT_HAND,
+    SCHEMAS,
+    USUAL_LOADER,
+    ArmOptions,
+    TrainCase,
+    TrainRequest,
+    TrainSettings,
+)
+from microbench.command_line import Outputs, check_options, filled, options_of, usual
 from microbench.errors import UserError
-from microbench.run_output import outputs_from
+from microbench.run_output import check_outputs
 
 MAX_SIDES = 4
-ON_DEATH = ("stop", "restart")
 
 
-def training_request(network: str, words: dict[str, Any]) -> TrainRequest:
-    """The training that these options ask for; UserError for a shape that cannot be read."""
-    # What is going to run anyway may run to be recorded.
-    return _request(network, {**words, "allow_run": True})
+def request_of(network: str, words: Mapping[str, Any], **instead: Any) -> TrainRequest:
+    """What these words ask for; options that the command has not are as usual, or as `instead`
+    says. UserError for whatever can be found wrong before torch is loaded.
+    """
+    given = {name: value for name, value in words.items() if value is not None}
+    asked = usual(*SCHEMAS, Outputs) | instead | given
+    check_options(asked, *SCHEMAS)
+    _check_together(asked)
+    outputs = filled(Outputs, asked)
+    check_outputs(outputs)
+    as_given = {name: asked[name] for name in options_of(TrainCase)}
+    base = TrainCase("", "", 1, "", **as_given | _loading(asked))
+    settings = filled(
+        TrainSettings, asked, network=network, input=parse_shape(asked["input"]), case=base
+    )
+    arms = filled(ArmOptions, asked, base=base)
+    return filled(TrainRequest, asked, arms=arms, settings=settings, outputs=outputs)
 
 
-def prediction_request(network: str, words: dict[str, Any]) -> TrainRequest:
-    """The same without training: what `predict` has no options for is as usual."""
-    usual = {
-        "data": "synthetic", "loader": None, "workers": 0, "cpus": None, "iterations": None,
-        "epochs": None, "repeats": 1, "budget": None, "on_worker_death": "stop", "prefetch": None,
-    }  # fmt: skip
-    return _request(network, {**usual, **words, "train": False})
-
-
-def _request(network: str, words: dict[str, Any]) -> TrainRequest:
-    words = {**words, "input": parse_shape(words["input"])}
-    outputs = outputs_from(words)
-    made = words | loading_of(words) | {"network": network, "outputs": outputs}
-    made["options"] = Options(**_those(Options, made))
-    made["data"] = words["data"]  # with its folder
-    if made["on_worker_death"] not in ON_DEATH:
-        choices = " or ".join(ON_DEATH)
-        raise UserError(f"--on-worker-death takes {choices}, not {made['on_worker_death']!r}")
-    made["settings"] = TrainSettings(**_those(TrainSettings, made))
-    return TrainRequest(**_those(TrainRequest, made))
-
-
-def loading_of(words: dict[str, Any]) -> dict[str, Any]:
+def _loading(asked: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a case that say how data is loaded; UserError for what cannot be."""
-    if words["workers"] < 0:
-        raise UserError(f"--workers starts at 0, not {words['workers']}")
-    data, _, _ = words["data"].partition(":")
-    loader = words["loader"] or USUAL_LOADER.get(data, data)
+    data, _, _ = asked["data"].partition(":")
+    loader = asked["loader"] or USUAL_LOADER.get(data, data)
     if data == "synthetic" and loader not in (data, "pinned"):
         raise UserError(f"synthetic data is one batch: loader {loader} has nothing to load")
     # What is at hand has no processes that load.
-    workers = 0 if loader in AT_HAND else words["workers"]
-    prefetch = checked_prefetch(words["prefetch"])
+    workers = 0 if loader in AT_HAND else asked["workers"]
+    prefetch = asked["prefetch"] or 0
     return {
         "data": data,
         "loader": loader,
         "workers": workers,
         "prefetch": prefetch if workers else 0,
-        "cpus": checked_cpus(words["cpus"]),
+        "cpus": asked["cpus"] or 0,
     }
 
 
-def checked_prefetch(asked: int | None) -> int:
-    """--prefetch as a case has it, 0 for the usual; UserError for less than a batch."""
-    if asked is not None and asked < 1:
-        raise UserError(f"--prefetch starts at 1, not {asked}")
-    return asked or 0
-
-
-def checked_cpus(asked: int | None) -> int:
-    """--cpus as a case has it, 0 for all; UserError for more than there are."""
-    there = usable_cores()
-    if asked is not None and not 1 <= asked <= there:
-        raise UserError(f"--cpus {asked}: this process may use 1 to {there} cores")
-    return asked or 0
+def _check_together(asked: Mapping[str, Any]) -> None:
+    """UserError for options that do not go together."""
+    trains = asked["iterations"] is not None or asked["epochs"] is not None
+    if asked["iterations"] is not None and asked["epochs"] is not None:
+        raise UserError("--iterations and --epochs say the same thing: give one of them")
+    if asked["repeats"] > 1 and not trains:
+        raise UserError("--repeats is of trainings: give --iterations or --epochs too")
+    if asked["verify"] and asked["predict"] is False:
+        raise UserError("--verify measures what a prediction proposes: leave out --no-predict")
 
 
 def parse_shape(text: str | None) -> tuple[int, ...] | None:
@@ -89,7 +78,3 @@ def parse_shape(text: str | None) -> tuple[int, ...] | None:
     if not re.fullmatch(rf"\d{{1,9}}(x\d{{1,9}}){{0,{MAX_SIDES - 1}}}", shape):
         raise UserError(f"--input: cannot read {text!r}; write 3x512x512, or 512 for tokens")
     return tuple(int(side) for side in shape.split("x"))
-
-
-def _those(kind: type, words: dict[str, Any]) -> dict[str, Any]:
-    return {field.name: words[field.name] for field in fields(kind) if field.name in words}

@@ -6,36 +6,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from e2e.case import Comparison
-from e2e.commands.requests import checked_prefetch, training_request
-from e2e.commands.train import Procedure, Session, TrainRequest, carry_out, check_words
+from e2e.case import TrainCase, TrainRequest
+from e2e.commands.plan import Comparison
+from e2e.commands.requests import request_of
+from e2e.commands.train import Session, file_name, run_requests
 from e2e.data.loaders import LOADERS
 from e2e.data.loaders.cpus import cores
-from e2e.input_stalls.model import Alone, foretell
+from e2e.input_stalls.model import Alone, predict_together
 from e2e.input_stalls.points import busy_points, measured_points
 from e2e.results.baselines import baselines
 from e2e.results.loader_types import LoadCase, Loading, load_case
-from e2e.results.types import PREDICTED, Predicted, TrainCase, Training
+from e2e.results.types import PREDICTED, Predicted, Training
 from microbench.device.host import usable_cores
 from microbench.errors import UserError
-from microbench.report.screen import make_console
-from microbench.results.runfile import read_run
 from microbench.results.types import Run
-from microbench.run_output import report, run_path
 from microbench.sweep import parse_names, parse_numbers
 
 LOAD_BUDGET_S = 6.0  # seconds of loading, for each loader
 MEASURED = ("some", "all", "none")
 OF_FILES = ("folder", "made")  # data that is read from a disk
 SMALL = ("generated", "cifar10")  # data of 3x32x32
-# What trains has more options than what loads.
-NOT_ASKED: dict[str, Any] = {
-    "amp": False, "recipe": "fp32,amp", "ladder": False, "input": None, "layout": None,
-    "optimizer": None, "label_smoothing": 0.0, "accumulate": 1, "loss": None, "loss_scale": None,
-    "keep_batchnorm_fp32": False, "fused": True, "compile": False, "graph": False,
-    "iterations": None, "epochs": None, "repeats": 1, "seed": 1, "lr": None, "warmup": 0,
-    "strict": False, "on_worker_death": "stop", "predict": False, "verify": False, "budget": None,
-}  # fmt: skip
 
 
 def run_stalls(network: str, workers: str | None, measure: str, words: dict[str, Any]) -> None:
@@ -43,16 +33,15 @@ def run_stalls(network: str, workers: str | None, measure: str, words: dict[str,
     if measure not in MEASURED:
         raise UserError(f"--measure takes one of {', '.join(MEASURED)}, not {measure!r}")
     request = _request(network, {**words, "loader": words["loader"] or "torchvision"})
-    loader = request.options.loader
+    loader = request.arms.base.loader
     fitting = [name for name, one in LOADERS.items() if one.trains and one.processes]
     if loader not in fitting:
         fit = ", ".join(fitting)
         raise UserError(f"--loader {loader} loads nothing while it trains; take one of {fit}")
     counts = _counts(workers, request)
     budget_s = min(LOAD_BUDGET_S, request.budget or LOAD_BUDGET_S)
-    ahead = checked_prefetch(words["prefetch"])
-    name = f"stalls-{network.replace(':', '-')}"
-    _carry_out(request, Stalls(counts, ahead, measure, budget_s), name)
+    procedure = Stalls(counts, words["prefetch"] or 0, measure, budget_s)
+    run_requests([request], f"stalls-{file_name(network)}", procedure)
 
 
 def run_loaders(backend: str, workers: str | None, cold: bool, words: dict[str, Any]) -> None:
@@ -62,33 +51,21 @@ def run_loaders(backend: str, workers: str | None, cold: bool, words: dict[str, 
     if data == "synthetic":
         raise UserError("synthetic data is one batch: there is nothing to load")
     network = "cnn-cifar" if data in SMALL else "resnet50"
-    request = _request(network, {**words, "loader": None})
+    request = _request(network, words)
     counts = _counts(workers, request)
     budget_s = request.budget or LOAD_BUDGET_S
-    ahead = checked_prefetch(words["prefetch"])
-    _carry_out(request, Loaders(names, counts, ahead, cold, budget_s), "loader")
+    procedure = Loaders(names, counts, words["prefetch"] or 0, cold, budget_s)
+    run_requests([request], "loader", procedure)
 
 
 def _counts(workers: str | None, request: TrainRequest) -> list[int]:
     """The numbers of workers; unless they are given, doubled from one to one a core."""
-    return parse_numbers(workers or f"1..{request.options.cpus or usable_cores()}", "--workers")
+    return parse_numbers(workers or f"1..{request.arms.base.cpus or usable_cores()}", "--workers")
 
 
 def _request(network: str, words: dict[str, Any]) -> TrainRequest:
-    given = words.items()
-    asked = {name: value for name, value in given if value is not None or name not in NOT_ASKED}
-    request = training_request(network, {**NOT_ASKED, "workers": 0, **asked})
-    check_words(request)
-    return request
-
-
-def _carry_out(request: TrainRequest, procedure: Procedure, name: str) -> None:
-    outputs = request.outputs
-    before = read_run(outputs.resume) if outputs.resume else None
-    path = run_path(outputs, name)
-    console = make_console(quiet=outputs.quiet)
-    run = carry_out(request, before, path, console, procedure)
-    report(run, path, outputs, console)
+    """What is asked, but for the workers, which vary: what is held out is loaded without."""
+    return request_of(network, words, workers=0, predict=False, allow_run=True)
 
 
 @dataclass(frozen=True)
@@ -104,7 +81,7 @@ class Stalls:
 
     def __call__(self, session: Session, run: Run) -> Run:
         """Loaders alone, recipes alone, what busy workers cost them, and the points together."""
-        loader = session.request.options.loader
+        loader = session.request.arms.base.loader
         for case in load_cases(session, [loader], self.workers, self.prefetch, ends=True):
             session.job.progress.expect(1)
             run = session.job.loaded(run, case, self.load_budget_s)
@@ -126,7 +103,7 @@ class Stalls:
     def _fed(
         self, session: Session, plain: Comparison, workers: int, *, cached: bool = False
     ) -> Comparison:
-        loader, ahead = session.request.options.loader, self.prefetch if workers else 0
+        loader, ahead = session.request.arms.base.loader, self.prefetch if workers else 0
         return _changed(plain, loader=loader, workers=workers, prefetch=ahead, cached=cached)
 
     def _points(
@@ -185,7 +162,7 @@ def load_cases(
 
     `ends` adds, for the most workers, cold files and reading without decoding.
     """
-    options = session.request.options
+    base = session.request.arms.base
     found: list[LoadCase] = []
     for plain in session.plan(loader="synthetic", workers=0):
         case = plain.cases[0]
@@ -193,18 +170,18 @@ def load_cases(
             counts = workers if LOADERS[name].processes else [0]
             found += [
                 LoadCase(
-                    options.data,
+                    base.data,
                     name,
                     case.batch,
                     case.input,
                     count,
                     prefetch=prefetch if count else 0,
-                    cpus=options.cpus,
+                    cpus=base.cpus,
                 )
                 for count in counts
             ]
         last = found[-1]
-        if ends and "files" in LOADERS[last.loader].sources and options.data in OF_FILES:
+        if ends and "files" in LOADERS[last.loader].sources and base.data in OF_FILES:
             read = replace(last, loader="read")
             found += [replace(last, cold=True), read, replace(read, cold=True)]
     return found
@@ -231,7 +208,7 @@ def _foretold(
 ) -> dict[TrainCase, Predicted]:
     """What each recipe is foretold with each number of workers, as far as its parts are known."""
     found: dict[TrainCase, Predicted] = {}
-    there = session.request.options.cpus or cores()
+    there = session.request.arms.base.cpus or cores()
     for i, case in enumerate(pinned.cases):
         training = run.find(Training, case.key)
         if training is None:
@@ -248,7 +225,7 @@ def _foretold(
         }
         alone = Alone(training, beside, _host_s(training, session.kind, there), loadings)
         for count, loading in loadings.items():
-            told = foretell(alone, loading, there)
+            told = predict_together(alone, loading, there)
             if told is not None:
                 found[joint[count].cases[i]] = told
     return {case: replace(told, speedup=_speedups(case, found)) for case, told in found.items()}

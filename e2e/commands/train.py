@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from e2e.case import Comparison, Options, notes, plan
+from e2e.case import TrainRequest
+from e2e.commands.plan import Comparison, notes, plan
 from e2e.commands.progress import TrainProgress
 from e2e.commands.scheduler import Job, Work
-from e2e.commands.worker import DataFacts, TrainSettings, TrainWorker
+from e2e.commands.worker import DataFacts, TrainWorker
 from e2e.networks import Network, find
 from e2e.results.types import Training
+from microbench.command_line import kept
 from microbench.errors import NothingMeasured, UserError
+from microbench.report.screen import make_console
 from microbench.results.runfile import read_run
 from microbench.results.types import Run
 from microbench.run_output import (
-    Outputs,
     check_goes_on,
-    check_numbers,
-    check_outputs,
     command_line,
     report,
     run_path,
@@ -33,23 +33,6 @@ from microbench.worker import Greeting, WorkerDied
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainRequest:
-    """The command's options."""
-
-    network: str
-    options: Options
-    settings: TrainSettings
-    iterations: int | None
-    epochs: int | None
-    repeats: int
-    budget: float | None
-    outputs: Outputs
-    predict: bool | None = None  # before it is timed; None: on a GPU
-    verify: bool = False
-    train: bool = True  # False: predict, and no more
 
 
 @dataclass(frozen=True)
@@ -69,7 +52,8 @@ class Session:
 
     def plan(self, **changes: Any) -> list[Comparison]:
         """The comparisons that the options ask for, with these changed."""
-        options = replace(self.request.options, **changes)
+        arms = self.request.arms
+        options = replace(arms, base=replace(arms.base, **changes))
         memory_bytes = self.greeting.device.get("memory_bytes")
         return plan(self.network, options, self.kind, memory_bytes)
 
@@ -92,17 +76,30 @@ def run_training(request: TrainRequest) -> None:
     """Predict, train, time and report, as asked; UserError for what the user can mend,
     NothingMeasured where no step is known in the end.
     """
-    from microbench.report.screen import make_console
-
-    check_words(request)
-    before = read_run(request.outputs.resume) if request.outputs.resume else None
     word = "train" if request.train else "predict"
-    path = run_path(request.outputs, f"{word}-{request.network.replace(':', '-')}")
-    console = make_console(quiet=request.outputs.quiet)
-    run = carry_out(request, before, path, console)
-    report(run, path, request.outputs, console)
+    run = run_requests([request], f"{word}-{file_name(request.settings.network)}")
     if not any(training.predicted or training.steps for training in run.of(Training)):
         raise NothingMeasured
+
+
+def file_name(network: str) -> str:
+    """A network's name as part of a file's."""
+    return network.replace(":", "-")
+
+
+def run_requests(
+    requests: Sequence[TrainRequest], name: str, procedure: Procedure = compare_recipes
+) -> Run:
+    """One run of all requests, written and reported as the first one says; `name` is its file's."""
+    outputs = requests[0].outputs
+    run = read_run(outputs.resume) if outputs.resume else None
+    path = run_path(outputs, name)
+    console = make_console(quiet=outputs.quiet)
+    for request in requests:
+        run = carry_out(request, run, path, console, procedure, whole=request is requests[-1])
+    assert run is not None
+    report(run, path, outputs, console)
+    return run
 
 
 def carry_out(
@@ -110,9 +107,9 @@ def carry_out(
     before: Run | None,
     path: Path,
     console: Console,
-    procedure: Procedure = compare_recipes,
+    procedure: Procedure,
     *,
-    whole: bool = True,
+    whole: bool,
 ) -> Run:
     """The run with what the request asks for added to it, and on disk at `path`.
 
@@ -121,22 +118,23 @@ def carry_out(
     worker = TrainWorker(request.settings)
     try:
         # The child loads what it needs while the words are checked that need the network.
-        network = find(request.network, input=request.settings.input, loss=request.settings.loss)
-        plan(network, request.options, "cuda", None)
-        if request.settings.data == "made":
+        asked = request.settings
+        network = find(asked.network, input=asked.input, loss=asked.loss)
+        plan(network, request.arms, "cuda", None)
+        if asked.data == "made":
             from e2e.commands.make_data import make_usual
 
             make_usual(console)
         greeting = _greet(worker)
         kind = greeting.target.kind
-        plan(network, request.options, kind, greeting.device.get("memory_bytes"))
+        plan(network, request.arms, kind, greeting.device.get("memory_bytes"))
         facts = worker.open_data()
         _steps_wanted(request, facts)
         run = _begin(request, greeting, facts, before)
-        for note in [*notes(request.options, kind), *facts.notes]:
+        for note in [*notes(request.arms, kind), *facts.notes]:
             console.print(note)
         with TrainProgress(console, 0, quiet=request.outputs.quiet) as progress:
-            job = Job(_work(request, network, facts, greeting, path), worker, progress)
+            job = Job(Work(request, path, network, greeting, facts), worker, progress)
             try:
                 run = procedure(Session(request, network, greeting, facts, job), run)
                 run = job.finished(run, whole=whole)
@@ -160,42 +158,6 @@ def carry_out(
 def _so_far(path: Path) -> str:
     """Where to find what was measured before a run broke off."""
     return f"; so far: {path} (--resume goes on)" if path.exists() else ""
-
-
-def _work(
-    request: TrainRequest, network: Network, facts: DataFacts, greeting: Greeting, path: Path
-) -> Work:
-    kind = greeting.target.kind
-    predict = kind == "cuda" if request.predict is None else request.predict
-    return Work(
-        request.settings, path, request.repeats, request.budget, facts, kind,
-        network.unit, network.units_per_sample, greeting.device.get("memory_bytes"),
-        predict=predict or request.verify or not request.train,
-        verify=request.verify, train=request.train,
-    )  # fmt: skip
-
-
-def check_words(request: TrainRequest) -> None:
-    """Everything that can be found wrong before torch is loaded."""
-    settings = request.settings
-    check_numbers(request.budget, settings.seed)
-    check_outputs(request.outputs)
-    if request.iterations is not None and request.epochs is not None:
-        raise UserError("--iterations and --epochs say the same thing: give one of them")
-    for name, value in (
-        ("--iterations", request.iterations), ("--epochs", request.epochs),
-        ("--repeats", request.repeats),
-    ):  # fmt: skip
-        if value is not None and value < 1:
-            raise UserError(f"{name} starts at 1, not {value}")
-    if request.repeats > 1 and request.iterations is None and request.epochs is None:
-        raise UserError("--repeats is of trainings: give --iterations or --epochs too")
-    if request.verify and request.predict is False:
-        raise UserError("--verify measures what a prediction proposes: leave out --no-predict")
-    if settings.lr is not None and not 0 < settings.lr < math.inf:
-        raise UserError(f"--lr takes a rate above 0, not {settings.lr:g}")
-    if settings.warmup < 0:
-        raise UserError(f"--warmup starts at 0, not {settings.warmup}")
 
 
 def _greet(worker: TrainWorker) -> Greeting:
@@ -222,13 +184,8 @@ def _steps_wanted(request: TrainRequest, facts: DataFacts) -> Callable[[Comparis
 
 def _begin(request: TrainRequest, greeting: Greeting, facts: DataFacts, before: Run | None) -> Run:
     """A new run, or the one to go on with."""
-    settings = request.settings
     chosen: dict[str, Any] = {
-        "seed": settings.seed,
-        "lr": settings.lr,
-        "warmup": settings.warmup,
-        "iterations": request.iterations,
-        "epochs": request.epochs,
+        **kept(request.settings, request),
         "data": facts.name,
         "train_samples": facts.train_samples,
         "held_out_samples": facts.held_out,

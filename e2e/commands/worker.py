@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
+from e2e.case import TrainCase, TrainSettings
 from e2e.results.loader_types import LoadCase, Loading
-from e2e.results.types import Repeat, TrainCase, Training
+from e2e.results.types import Repeat, Training
 from kernels.error_words import one_line
 from microbench.worker import HANG_S, Child, OnStage, greet_parent
 
 if TYPE_CHECKING:
-    from e2e.predict.prediction import Foretold
+    from e2e.predict.prediction import Prediction
     from microbench.device.device import DeviceInfo
 
 SET_UP_S = 900.0  # compiling a large network may take minutes without a word
@@ -25,29 +26,6 @@ STAND_IN = (
     "what is learnt is not; give --loss module:function."
 )
 POLL_S = 0.05  # sensors are read less often than for kernels: the host has a loop to run
-
-
-@dataclass(frozen=True)
-class TrainSettings:
-    """What the child must know to train. None: the network's own.
-
-    `workers` and `loader` are those of held-out data and of cases that do not say otherwise.
-    """
-
-    device: str
-    network: str
-    data: str
-    input: tuple[int, ...] | None = None
-    loss: str | None = None
-    seed: int = 1
-    lr: float | None = None
-    warmup: int = 0
-    strict: bool = False
-    loader: str | None = None
-    workers: int = 0
-    cpus: int = 0  # 0: all
-    on_worker_death: str = "stop"
-    allow_run: bool = False  # real steps may run to be recorded and timed
 
 
 @dataclass(frozen=True)
@@ -72,7 +50,7 @@ class TrainWorker(Child):
         """Open the data and build the network once. UserError for what is wrong with either."""
         return self.ask(("open",), lambda _key, _stage: None, SET_UP_S)
 
-    def foretell(self, case: TrainCase, on_stage: OnStage) -> Foretold:
+    def predict(self, case: TrainCase, on_stage: OnStage) -> Prediction:
         """What is known of a case's step before it runs. Raises WorkerDied."""
         return self.ask(("foretell", case), on_stage, SET_UP_S)
 
@@ -104,11 +82,11 @@ def _train_on_request(pipe: Connection, settings: TrainSettings) -> None:
     info = greet_parent(pipe, settings.device)
     from e2e.data.loader_bench import LoadMeter
     from e2e.data.loaders.cpus import limit_cpus
-    from e2e.train.measure import Trainer
+    from e2e.train.arm_timer import ArmTimer
     from microbench.device import device as devices
 
-    if settings.cpus:
-        limit_cpus(settings.cpus)
+    if settings.case.cpus:
+        limit_cpus(settings.case.cpus)
     kind, *_ = pipe.recv()
     assert kind == "open"
     task, facts = _opened(settings, info.target().torch_device)
@@ -120,23 +98,23 @@ def _train_on_request(pipe: Connection, settings: TrainSettings) -> None:
     # What it says of a computer without CUDA while it compiles is no news to anybody.
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     with devices.open_telemetry(info, POLL_S) as telemetry:
-        trainer = Trainer(task, info.target(), telemetry)
-        meter = LoadMeter(task.data, trainer.device, task.seed)
+        timer = ArmTimer(task, info.target(), telemetry)
+        meter = LoadMeter(task.data, timer.device, task.seed)
         predictor: Any = None
         try:
             while True:
                 kind, *rest = pipe.recv()
                 if kind == "foretell":
                     predictor = predictor or _make_predictor(task, info, settings.allow_run)
-                    pipe.send(("ok", predictor.foretell(rest[0], announce)))
+                    pipe.send(("ok", predictor.predict(rest[0], announce)))
                 else:
                     pace = predictor.pace if predictor else None
-                    pipe.send(("ok", _answer(trainer, meter, pace, kind, rest, announce)))
+                    pipe.send(("ok", _answer(timer, meter, pace, kind, rest, announce)))
         finally:
-            trainer.end_loading()
+            timer.end_loading()
             # Where a capture broke off, letting memory go raises what nobody wants to read.
             with suppress(RuntimeError):
-                trainer.close()
+                timer.close()
 
 
 def _make_predictor(task: Any, info: DeviceInfo, allow_run: bool) -> Any:
@@ -152,22 +130,22 @@ def _make_predictor(task: Any, info: DeviceInfo, allow_run: bool) -> Any:
 
 
 def _answer(
-    trainer: Any, meter: Any, pace: Any, kind: str, rest: Sequence[Any], announce: OnStage
+    timer: Any, meter: Any, pace: Any, kind: str, rest: Sequence[Any], announce: OnStage
 ) -> object:
     from e2e.train.convergence import train_once
     from microbench import fmt
 
     if kind == "load":
-        trainer.close()  # arms would be beside it
+        timer.close()  # arms would be beside it
         return meter.measure(*rest)
     if kind == "set_up":
-        return trainer.set_up(rest[0], announce)
+        return timer.set_up(rest[0], announce)
     if kind == "time":
-        return trainer.time(rest[0], announce, pace)
+        return timer.time(rest[0], announce, pace)
     if kind == "train":
-        trainer.end_loading()
+        timer.end_loading()
         key, seed, steps = rest
-        held = trainer.held[key]
+        held = timer.held[key]
 
         began_s = time.perf_counter()
 
@@ -177,9 +155,9 @@ def _answer(
             announce(key, f"training, seed {seed}, step {step} of {steps}{left}")
 
         on_step(0)
-        return train_once(held, trainer.task.data, seed, steps, on_step)
+        return train_once(held, timer.task.data, seed, steps, on_step)
     assert kind == "notes"
-    return tuple(trainer.task.data.notes)
+    return tuple(timer.task.data.notes)
 
 
 def _opened(settings: TrainSettings, device: str) -> tuple[Any, DataFacts]:
@@ -188,7 +166,7 @@ def _opened(settings: TrainSettings, device: str) -> tuple[Any, DataFacts]:
 
     import torch
 
-    from e2e.data.sources import open_data
+    from e2e.data.datasets import open_data
     from e2e.networks import find
     from e2e.train.arms import Task
 
@@ -200,8 +178,8 @@ def _opened(settings: TrainSettings, device: str) -> tuple[Any, DataFacts]:
         classes=look.classes,
         tokens=network.tokens,
         strict=settings.strict,
-        workers=settings.workers,
-        loader=settings.loader,
+        workers=settings.case.workers,
+        loader=settings.case.loader,
         on_death=settings.on_worker_death,
         device=torch.device(device),
     )

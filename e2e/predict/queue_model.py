@@ -55,9 +55,10 @@ class OpCost:
 
 
 @dataclass(frozen=True)
-class Captured:
+class GraphCosts:
     """Seconds of a step whose ops were captured together: all of it, and for each kernel from the
-    end of the one before; and of the host at pace 1, which launches all at once, for each kernel.
+    end of the one before; and of the host at the reference speed, which launches all at once, for
+    each kernel.
     """
 
     step_s: float
@@ -84,7 +85,7 @@ class Captured:
         )
 
     def host_s(self, ops: Iterable[OpCost]) -> float:
-        """What launching a graph of these ops takes, at pace 1."""
+        """What launching a graph of these ops takes, at the reference speed."""
         return self.launch_s * sum(op.kernels for op in ops if op.device_s)
 
 
@@ -109,9 +110,9 @@ class Simulated:
     limit: str
 
 
-def launched_at(pace: float, ops: Iterable[OpCost]) -> tuple[OpCost, ...]:
+def launched_at(slowdown: float, ops: Iterable[OpCost]) -> tuple[OpCost, ...]:
     """The same ops, launched by a host that takes so many times as long."""
-    return tuple(replace(op, host_s=pace * op.host_s) for op in ops)
+    return tuple(replace(op, host_s=slowdown * op.host_s) for op in ops)
 
 
 Launch = tuple[float, float, bool]  # host seconds, device seconds, whether the host waits for it

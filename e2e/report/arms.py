@@ -6,20 +6,13 @@ when it differs between groups only, in an arm's name when it differs within a g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 
+from e2e.case import VARIED, TrainCase, label_of
 from e2e.results.baselines import BASELINES
 from e2e.results.loader_types import Loading
-from e2e.results.types import (
-    AT_HAND,
-    PREDICTED,
-    RESIDENT,
-    USUAL_LOADER,
-    VARIED,
-    TrainCase,
-    Training,
-)
+from e2e.results.types import PREDICTED, Training
 from microbench import fmt
 from microbench.results.types import Run
 from microbench.timing.stats import excludes_one
@@ -31,42 +24,10 @@ OF_LOADING = ("loader", "workers", "cached", "cold", "prefetch")
 OF_RECIPE = ("loss_scale", "keep_batchnorm_fp32")  # options that are part of the arithmetic
 SETTINGS = tuple(field.name for field in fields(TrainCase) if field.name != "recipe")
 
-# A setting in words; "" where the value is the usual one.
-_WORDS: Mapping[str, Callable[[TrainCase], str]] = {
-    "network": lambda case: case.network,
-    "batch": lambda case: f"batch {case.batch}",
-    "input": lambda case: case.input if "x" in case.input else f"input {case.input}",
-    "layout": lambda case: case.layout,
-    "optimizer": lambda case: case.optimizer,
-    "fused": lambda case: "" if case.fused else "unfused",
-    "compile": lambda case: "+compile" if case.compile else "",
-    "graph": lambda case: "+graph" if case.graph else "",
-    "accumulate": lambda case: f"accumulate {case.accumulate}" if case.accumulate > 1 else "",
-    "loss_scale": lambda case: "" if case.loss_scale is None else f"scale {case.loss_scale:g}",
-    "keep_batchnorm_fp32": lambda case: "bn fp32" if case.keep_batchnorm_fp32 else "",
-    "label_smoothing": lambda case: (
-        f"smoothing {case.label_smoothing:g}" if case.label_smoothing else ""
-    ),
-    "data": lambda case: f"{case.data} data",
-    "loader": lambda case: "" if case.loader == USUAL_LOADER.get(case.data) else _loader(case),
-    "workers": lambda case: fmt.count(case.workers, "worker") if case.workers else "",
-    "cached": lambda case: "batches thrown away" if case.cached else "",
-    "cold": lambda case: "cold files" if case.cold else "",
-    "prefetch": lambda case: f"prefetch {case.prefetch}" if case.prefetch else "",
-    "cpus": lambda case: fmt.count(case.cpus, "core") if case.cpus else "",
-    "gpus": lambda case: fmt.count(case.gpus, "GPU") if case.gpus > 1 else "",
-}
-
-
-def _loader(case: TrainCase) -> str:
-    """What a loader is called: "one pinned batch", "torchvision-io loader"."""
-    at_hand = case.loader in AT_HAND and case.loader != RESIDENT
-    return f"one {case.loader} batch" if at_hand else f"{case.loader} loader"
-
 
 def in_words(case: TrainCase, names: Sequence[str]) -> list[str]:
     """These settings of a case, usual values left out: ["batch 256", "nhwc"]."""
-    return [text for name in names if (text := fmt.clean(_WORDS[name](case)))]
+    return [text for name in names if (text := fmt.clean(label_of(case, name)))]
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from microbench.report.table_csv import Cell
 from rich.text import Text
 
+from e2e.case import OP
 from e2e.report import figures
 from e2e.report.arms import OPTIONS, in_words, what_was_trained
 from e2e.report.joint import Joint, joints
@@ -19,14 +21,13 @@ from e2e.report.markdown import training_caption, training_table
 from e2e.report.screen import Section, table_sections, training_sections
 from e2e.report.table_csv import COLUMNS as TRAINING_COLUMNS
 from e2e.report.table_csv import training_row
-from e2e.results import loader_types, types
+from e2e.results import loader_types
 from e2e.results.loader_types import LoadCase, Loading
 from e2e.results.types import TrainCase, Training
 from microbench import fmt
-from microbench.report.table_csv import Cell
 from microbench.results.types import Ratio, Run
 
-FIRST: Mapping[str, str] = {types.OP: "recipe", loader_types.OP: "loader"}
+FIRST: Mapping[str, str] = {OP: "recipe", loader_types.OP: "loader"}
 
 
 def conditions(run: Run) -> list[str]:
@@ -106,7 +107,7 @@ def cells(case: TrainCase | LoadCase) -> tuple[str, str, str]:
 
 def ratio(op: str, value: Ratio) -> str:
     """A ratio with its interval; of steps, which are known better, with more digits."""
-    return figures.interval(value) if op == types.OP else fmt.interval(value)
+    return figures.interval(value) if op == OP else fmt.interval(value)
 
 
 def _title(joint: Joint) -> str:

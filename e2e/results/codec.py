@@ -10,18 +10,16 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, fields
 
+from e2e.case import LEAST, OP, USUAL_LOADER, TrainCase
 from e2e.results.types import (
     LIMITS,
-    OP,
     PREDICTED,
-    USUAL_LOADER,
     Cause,
     LedgerLine,
     Predicted,
     Repeat,
     State,
     StepTimes,
-    TrainCase,
     Training,
 )
 from microbench.results.fields import as_object, decode
@@ -147,11 +145,8 @@ def _case(data: Json, where: str) -> Json:
 
 
 def _check_case(case: TrainCase, where: str) -> None:
-    for name in ("batch", "accumulate", "gpus"):
-        if getattr(case, name) < 1:
-            raise ValueError(f"{where}.{name} is {getattr(case, name)}")
-    for name in ("workers", "prefetch", "cpus"):
-        if getattr(case, name) < 0:
+    for name, least in LEAST.items():
+        if getattr(case, name) < least:
             raise ValueError(f"{where}.{name} is {getattr(case, name)}")
 
 

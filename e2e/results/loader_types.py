@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass, fields
 from functools import cached_property
 
-from e2e.results.types import TimedStep, TrainCase
+from e2e.case import TrainCase
+from e2e.results.types import TimedStep
 from microbench.results.values import Interval, Warning
 from microbench.timing.stats import median_interval
 
@@ -17,8 +18,8 @@ OP = "load"
 class LoadCase:
     """What is loaded, and how. `input` is the shape of one sample ("3x224x224").
 
-    `loader` is a back end of `e2e.data.loaders` with so many `workers`; the other fields are those
-    of a `TrainCase`.
+    `loader` is a back end of `e2e.data.loaders` with `workers` processes; every field is one of
+    `TrainCase` too.
     """
 
     data: str
@@ -44,10 +45,7 @@ class LoadCase:
 
 def load_case(case: TrainCase) -> LoadCase:
     """The loader of a training, alone."""
-    return LoadCase(
-        case.data, case.loader, case.batch, case.input, case.workers, case.cold, case.prefetch,
-        case.cpus,
-    )  # fmt: skip
+    return LoadCase(**{one.name: getattr(case, one.name) for one in fields(LoadCase)})
 
 
 @dataclass(frozen=True)

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
 
+from e2e.case import TrainCase
 from microbench.results.values import Interval, Ratio, Warning
 
-OP = "train"
-# Settings of a case that do not change what is learnt from: arms that share the rest take turns.
-VARIED = (
-    "recipe", "layout", "optimizer", "fused", "compile", "graph", "loss_scale",
-    "keep_batchnorm_fp32",
-)  # fmt: skip
 LIMITS = ("gpu", "host", "data")  # what a step waits for
 PREDICTED = "predicted"  # the status of a training that was predicted and never run
 # Terms of a ledger: what the Tensor Cores compute, and what the other terms do not explain.
@@ -23,76 +17,6 @@ PRODUCT_TERMS = ("convolutions", "matrix products", "attention", "products")
 RESIDUAL = "residual"
 
 Setting = str | int | float | bool | None  # a field of a case
-
-# Loaders whose batches cost the host nothing but a launch or a copy, and what each kind of data is
-# usually loaded by.
-RESIDENT = "resident"
-AT_HAND = ("synthetic", "pinned", RESIDENT)
-USUAL_LOADER = {
-    "synthetic": "synthetic", "generated": RESIDENT, "cifar10": RESIDENT,
-    "folder": "torchvision", "made": "torchvision",
-}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class TrainCase:
-    """What is trained, and how. `batch` is of one forward pass; a step has `accumulate` of them.
-
-    `input` is the shape of one sample ("3x224x224", "1024" for tokens); `layout` is "nchw", "nhwc"
-    (torch: channels_last) or "" where the input is no image; `loss_scale` a static scale, None for
-    the recipe's own; `fused` whether the optimizer updates all weights in one kernel.
-
-    `data` is what it trains on, `loader` how that becomes batches: one batch that stays on the
-    device ("synthetic") or is copied from pinned memory at each step ("pinned"), or a back end of
-    `e2e.data.loaders` with so many `workers`. Is it `cached`, the back end runs as fast as it can
-    and its batches are thrown away: it trains on a pinned batch. `cold` files are dropped from the
-    page cache before they are read. `prefetch` is how many batches each worker is ahead (0: as
-    usual), `cpus` how many cores the process may use (0: all there are).
-    """
-
-    network: str
-    recipe: str
-    batch: int
-    input: str
-    layout: str = "nchw"
-    optimizer: str = "sgd"
-    fused: bool = True
-    compile: bool = False
-    graph: bool = False
-    accumulate: int = 1
-    loss_scale: float | None = None
-    keep_batchnorm_fp32: bool = False
-    label_smoothing: float = 0.0
-    data: str = "synthetic"
-    loader: str = "synthetic"
-    workers: int = 0
-    cached: bool = False
-    cold: bool = False
-    prefetch: int = 0
-    cpus: int = 0
-    gpus: int = 1
-
-    @property
-    def op(self) -> str:
-        """The kind of result, as the run file names it."""
-        return OP
-
-    @property
-    def fed(self) -> bool:
-        """Whether batches are loaded while it trains: they come in bursts, as workers end them."""
-        return self.loader not in AT_HAND
-
-    @cached_property
-    def group(self) -> str:
-        """Identity of the comparison: cases that share it are its arms."""
-        parts = [f"{f.name}={getattr(self, f.name)}" for f in fields(self) if f.name not in VARIED]
-        return f"{OP}/{','.join(parts)}"
-
-    @cached_property
-    def key(self) -> str:
-        """Stable identity, the same in every run of every version."""
-        parts = [f"{name}={getattr(self, name)}" for name in VARIED]
-        return f"{self.group}/{','.join(parts)}"
 
 
 @dataclass(frozen=True)

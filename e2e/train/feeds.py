@@ -13,11 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from e2e.data.loaders.backend import LoaderFeed
 from e2e.data.loaders.cpus import cpu_seconds
 from e2e.data.loaders.pinned import CachedFeed
-from e2e.data.loaders.shared_feed import Following
-from e2e.data.sources import Data
+from e2e.data.types import Data, LoaderFeed
 from e2e.results.types import TrainCase
 from e2e.train.step_timer import Tally
 
@@ -38,6 +36,43 @@ def feed_of(data: Data, case: TrainCase, device: torch.device, seed: int) -> Loa
 
     loaded = feed(case.loader, case.workers)
     return CachedFeed(feed("pinned", 0), loaded) if case.cached else loaded
+
+
+class Following:
+    """A `LoaderFeed` that fetches what `leader` would, and places it as `own` does.
+
+    `own` is never asked to fetch, so it starts no workers. Closing leaves the leader as it is.
+    """
+
+    def __init__(self, own: LoaderFeed, leader: LoaderFeed) -> None:
+        self._own, self._leader = own, leader
+
+    @property
+    def ahead(self) -> int:
+        """How many batches of the leader may be ready before anybody asks."""
+        return self._leader.ahead
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The leader's workers by now."""
+        return self._leader.pids
+
+    @property
+    def idle_cpu_s(self) -> float:
+        """Processor seconds that the leader's threads only waited for the device."""
+        return self._leader.idle_cpu_s
+
+    def fetch(self) -> object:
+        """The leader's next batch."""
+        return self._leader.fetch()
+
+    def place(self, fetched: object) -> tuple[Tensor, Tensor]:
+        """On the device, in the layout of `own`."""
+        return self._own.place(fetched)
+
+    def close(self) -> None:
+        """Close `own`."""
+        self._own.close()
 
 
 class TimedFeed:

@@ -39,7 +39,7 @@ HOST_WANDERS = (
 )
 
 
-def with_gains(trainings: Sequence[Training], rungs: Mapping[str, str | None]) -> list[Training]:
+def with_speedups(trainings: Sequence[Training], rungs: Mapping[str, str | None]) -> list[Training]:
     """The trainings of one comparison with speed-ups, limits and warnings."""
     # What a rung adds is told from the one before it; a skipped one adds nothing, a failed one may.
     ladder = [t for t in trainings if rungs.get(t.case.key) and t.status != "skipped"]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import io
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
+from kernels.files import write_atomically
 from microbench.errors import UserError
 from microbench.report.drawing_lines import line_chart
 from microbench.report.drawing_map import payoff_map
@@ -77,9 +76,6 @@ def _render(chart: Any, suffix: str) -> bytes:
 def _replace(path: Path, content: bytes) -> None:
     """Put the content in the file's place at once."""
     try:
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-            whole = Path(folder) / path.name
-            whole.write_bytes(content)
-            os.replace(whole, path)
+        write_atomically(path, content)
     except OSError as error:
         raise UserError(f"--chart {path}: cannot write there ({error.strerror})") from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rich.text import Text
 
@@ -10,10 +10,11 @@ from kernels import OPS
 from microbench import fmt
 from microbench.payoff import BASELINES, gain, library_or_best
 from microbench.report.arms import arms_of
-from microbench.report.grid import Column, Grid, Row
+from microbench.report.table import Column, Row, Table, screen
 from microbench.results.types import Result, Run
 from microbench.timing.stats import excludes_one
 
+Place = tuple[str, str]  # image, batch
 ACROSS = ("image", "batch")
 # A letter a cause, beside the number.
 CAUSES = {"launch": "l", "memory": "m", "layout": "t", "alignment": "a", "waves": "w",
@@ -57,30 +58,32 @@ def _subjects(results: Sequence[Result], run: Run) -> dict[str, list[Result]]:
 
 
 def _map(title: str, results: Sequence[Result], baseline: str, width: int) -> list[Text]:
-    cells: dict[tuple[str, tuple[str, str]], Result] = {}
+    found: dict[Place, dict[str, Result]] = {}  # by size
     for result in results:
         setting = OPS[result.case.op].setting(result.case)
-        cells[fmt.size(result.case), (setting["image"], setting["batch"])] = result
-    columns = sorted({column for _, column in cells}, key=lambda c: tuple(map(_number, c)))
-    widths = sorted({size for size, _ in cells}, key=_number)
+        found.setdefault((setting["image"], setting["batch"]), {})[fmt.size(result.case)] = result
+    places = sorted(found, key=lambda place: tuple(map(_number, place)))
+    sizes = sorted({size for by_size in found.values() for size in by_size}, key=_number)
+    most = max(1, (width - 12) // 7)
     lines: list[Text] = []
-    for some in _chunks(columns, max(1, (width - 12) // 7)):
-        heads = [Column(f"{image}\n{batch}", right=True) for image, batch in some]
-        grid = Grid([Column("image\nbatch", right=True, bold=True), *heads])
-        grid.rows += [
-            Row([size, *(_cell(cells.get((size, column)), baseline) for column in some)])
-            for size in reversed(widths)
-        ]
-        lines += [Text(fmt.clean(title), "bold"), *grid.lines(width)[0], Text()]
+    for some in (places[i : i + most] for i in range(0, len(places), most)):
+        table = Table(
+            [
+                Column("image\nbatch", str, right=True, bold=True),
+                *(Column("\n".join(p), _cells(found[p], baseline), right=True) for p in some),
+            ],
+            [Row(size) for size in reversed(sizes)],
+        )
+        lines += [Text(fmt.clean(title), "bold"), *screen(table, width).lines, Text()]
     return lines
+
+
+def _cells(by_size: Mapping[str, Result], baseline: str) -> Callable[[str], str]:
+    return lambda size: _cell(by_size.get(size), baseline)
 
 
 def _number(text: str) -> int:
     return int(text.split("x")[0])
-
-
-def _chunks(items: Sequence[tuple[str, str]], most: int) -> list[Sequence[tuple[str, str]]]:
-    return [items[i : i + most] for i in range(0, len(items), most)]
 
 
 def _cell(result: Result | None, baseline: str) -> str:
@@ -105,14 +108,14 @@ def map_verdict(run: Run) -> list[str]:
     return lines
 
 
-def _starts(results: Sequence[Result], baseline: str) -> Mapping[tuple[str, str], int | None]:
+def _starts(results: Sequence[Result], baseline: str) -> Mapping[Place, int | None]:
     """The boundary of every column: the narrowest measured width from which all are faster."""
-    columns: dict[tuple[str, str], list[Result]] = {}
+    columns: dict[Place, list[Result]] = {}
     for result in results:
         if baseline in result.speedup:
             setting = OPS[result.case.op].setting(result.case)
             columns.setdefault((setting["image"], setting["batch"]), []).append(result)
-    starts: dict[tuple[str, str], int | None] = {}
+    starts: dict[Place, int | None] = {}
     for column, found in columns.items():
         start: int | None = None
         for result in sorted(found, key=lambda r: -r.flops):
@@ -123,9 +126,7 @@ def _starts(results: Sequence[Result], baseline: str) -> Mapping[tuple[str, str]
     return starts
 
 
-def _summary(
-    subject: str, name: str, baseline: str, starts: Mapping[tuple[str, str], int | None]
-) -> str:
+def _summary(subject: str, name: str, baseline: str, starts: Mapping[Place, int | None]) -> str:
     known = [start for start in starts.values() if start is not None]
     never = len(starts) - len(known)
     parts = [

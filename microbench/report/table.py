@@ -30,7 +30,7 @@ class Column(Generic[R]):
 
     `title` may have two lines. `cell` is the text on the screen and in Markdown; a column without
     it is not on the screen. `markdown` is the text in Markdown where that is another one, under
-    `markdown_title` where that is another one. `csv` has the raw values by name, units in the names;
+    `markdown_title` where that is another one. `csv` has the raw values by name (units in names);
     None is not known.
 
     `key` columns name the row and come before its sentence; `always` columns are filled in Markdown

@@ -6,12 +6,12 @@ Nothing in a file is ever executed.
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from pathlib import Path
 from typing import cast
 
 from kernels.error_words import first_line
+from kernels.files import write_atomically
 from microbench.errors import UserError
 from microbench.results.codec import run_from_json, run_to_json
 from microbench.results.kinds import document_of
@@ -104,20 +104,4 @@ def write_run(run: Run, path: Path) -> None:
 
 def write_text(text: str, path: Path) -> None:
     """Replace a file at once by one that holds the text."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).chmod(0o666 & ~_umask())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    write_atomically(path, text + "\n")

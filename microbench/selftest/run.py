@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from kernels.case import Case
+from microbench.conditions import Conditions
 from microbench.errors import UserError
 from microbench.results.runfile import check_writable, write_text
 from microbench.results.types import Run
@@ -26,7 +27,7 @@ from microbench.selftest.plant import Absent, Plant
 from microbench.selftest.planted import plan
 from microbench.selftest.waves import target_of, triton_tile
 from microbench.sweep import Group
-from microbench.worker import Greeting, Settings, Worker, WorkerDied
+from microbench.worker import Greeting, Worker, WorkerDied
 
 if TYPE_CHECKING:
     from microbench.report.documents import Sheet
@@ -48,7 +49,7 @@ def run_selftest(*, json_path: Path | None, device: str, budget: float | None, q
         check_writable(json_path, "--json")
     console = make_console(quiet=quiet)
     seed = secrets.randbelow(MAX_SEED)
-    cold = Workers(Settings(device, "auto", "cold", "sustained", seed))
+    cold = Workers(Conditions(device=device, seed=seed))
     try:
         greeting = cold.greet()
         plants, absent = planted_for(greeting)
@@ -116,7 +117,7 @@ def planted_for(greeting: Greeting) -> tuple[list[Plant], list[Absent]]:
 class Workers:
     """Measuring processes of one setting: the one that greeted first, new ones after it."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Conditions) -> None:
         self.settings = settings
         self._first: Worker | None = None
 
@@ -189,7 +190,7 @@ def groups_of(cases: Iterable[Case]) -> list[Group]:
     return [Group(tuple(arms.values())) for arms in found.values()]
 
 
-def blank(greeting: Greeting, settings: Settings) -> Run:
+def blank(greeting: Greeting, settings: Conditions) -> Run:
     """A run with nothing measured."""
     return Run(
         command=("python", "-m", "microbench", "selftest"),

@@ -10,9 +10,9 @@ from statistics import median
 import pytest
 
 from kernels import OPS, is_library
+from microbench.report.export import payoff_table, rival_table
 from microbench.report.layers_table import against_library, layers_of, layers_summary
 from microbench.report.map_table import map_verdict
-from microbench.report.markdown import payoff_table, rival_table
 from microbench.results.runfile import read_run
 from microbench.results.types import Result, Run
 from microbench.roofline.explain import annotate

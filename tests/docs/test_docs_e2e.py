@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from e2e.commands.list import cells
-from e2e.data.sources import KINDS
+from e2e.data.datasets import KINDS
 from e2e.recipes import RECIPES
 from e2e.results.types import Training
-from microbench.report.markdown import to_markdown
+from microbench.report.export import to_markdown
 from microbench.results.runfile import read_run
 from microbench.timing.stats import half_width_pct
 

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from e2e.case import SMALL_CARD_BYTES, Options, Planned, notes, plan
-from e2e.commands.requests import parse_shape
+from e2e.case import MAX_SCALE, ArmOptions, TrainCase
+from e2e.commands.plan import SMALL_CARD_BYTES, Planned, notes, plan
+from e2e.commands.requests import parse_shape, request_of
 from e2e.networks import Network, find
-from e2e.results.types import TrainCase
 from microbench.errors import UserError
 
 BIG = 141 * 10**9
@@ -26,10 +26,17 @@ def network(name: str = "cnn-cifar") -> Network:
     return find(name)
 
 
+def arm_options(**options: Any) -> ArmOptions:
+    """What decides the arms; the fields of a case go to every arm."""
+    arms = {f.name for f in fields(ArmOptions)}
+    base = replace(ArmOptions().base, **{n: v for n, v in options.items() if n not in arms})
+    return ArmOptions(base=base, **{n: v for n, v in options.items() if n in arms})
+
+
 def planned(
     kind: str = "cuda", *, name: str = "cnn-cifar", memory: int | None = BIG, **options: Any
 ) -> list[list[Planned]]:
-    comparisons = plan(network(name), Options(**options), kind, memory)
+    comparisons = plan(network(name), arm_options(**options), kind, memory)
     return [list(comparison.arms) for comparison in comparisons]
 
 
@@ -63,14 +70,14 @@ def test_amp_is_the_default_and_says_the_same() -> None:
 def test_on_a_cpu_amp_is_bfloat16_and_that_is_said() -> None:
     assert recipes("cpu") == ["fp32", "tf32", "amp-bf16"]
     assert recipes("cpu", recipe="amp,amp-bf16,O1") == ["amp-bf16", "O1"]
-    (note,) = notes(Options(), "cpu")
+    (note,) = notes(arm_options(), "cpu")
     assert "amp-bf16" in note
-    assert notes(Options(), "cuda") == []
-    assert notes(Options(recipe="fp32,bf16"), "cpu") == []
-    assert notes(Options(recipe="amp"), "cpu") == [note]
-    (slow,) = notes(Options(recipe="fp32,O1,fp16"), "cpu")
+    assert notes(arm_options(), "cuda") == []
+    assert notes(arm_options(recipe="fp32,bf16"), "cpu") == []
+    assert notes(arm_options(recipe="amp"), "cpu") == [note]
+    (slow,) = notes(arm_options(recipe="fp32,O1,fp16"), "cpu")
     assert "O1, fp16 will be slow" in slow
-    assert notes(Options(recipe="O1"), "cuda") == []
+    assert notes(arm_options(recipe="O1"), "cuda") == []
 
 
 def test_recipes_come_in_the_order_given_and_once() -> None:
@@ -164,9 +171,9 @@ def test_an_option_reaches_every_case_and_changes_nothing_else(option: str, valu
         assert changed.key != plain.key
 
 
-def test_every_option_is_tested() -> None:
-    tested = {"recipe", "amp", "ladder", "batch", "layout"} | {name for name, _ in PASSED_ON}
-    assert {f.name for f in fields(Options)} == tested
+def test_every_setting_is_tested() -> None:
+    of_the_plan = {"network", "recipe", "batch", "input", "layout", "gpus"}
+    assert {f.name for f in fields(TrainCase)} == of_the_plan | {name for name, _ in PASSED_ON}
 
 
 @pytest.mark.parametrize(
@@ -174,13 +181,6 @@ def test_every_option_is_tested() -> None:
     [
         ({"recipe": "fp23"}, "fp23"),
         ({"layout": "chwn"}, "chwn"),
-        ({"optimizer": "lion"}, "lion"),
-        ({"accumulate": 0}, "--accumulate"),
-        ({"label_smoothing": 1.0}, "--label-smoothing"),
-        ({"label_smoothing": -0.1}, "--label-smoothing"),
-        ({"label_smoothing": float("nan")}, "--label-smoothing"),
-        ({"loss_scale": 0.0}, "--loss-scale"),
-        ({"loss_scale": float("nan")}, "--loss-scale"),
         ({"graph": True, "accumulate": 2}, "--accumulate"),
         ({"graph": True, "fused": False}, "--no-fused"),
         ({"ladder": True, "recipe": "amp"}, "--recipe"),
@@ -196,6 +196,36 @@ def test_words_that_mean_nothing_are_named_in_one_line(options: dict[str, Any], 
         cases(**options)
     assert word in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("option", "values"),
+    [
+        ("optimizer", ["lion"]),
+        ("accumulate", [0]),
+        ("label_smoothing", [1.0, -0.1, float("nan")]),
+        ("loss_scale", [0.0, -1.0, float("nan"), float("inf"), 2 * MAX_SCALE]),
+        ("workers", [-1]),
+        ("prefetch", [0]),
+        ("cpus", [0, 10**6]),
+        ("on_worker_death", ["shrug"]),
+        ("iterations", [0]),
+        ("seed", [-1, 2**31]),
+        ("lr", [0.0, float("inf"), float("nan")]),
+        ("warmup", [-1]),
+        ("budget", [0.0, float("nan")]),
+    ],
+)
+def test_values_that_mean_nothing_are_named_in_one_line(option: str, values: list[Any]) -> None:
+    for value in values:
+        with pytest.raises(UserError) as caught:
+            request_of("cnn-cifar", {option: value})
+        assert f"--{option.replace('_', '-')}" in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_the_greatest_scale_is_allowed() -> None:
+    assert request_of("cnn-cifar", {"loss_scale": MAX_SCALE}).arms.base.loss_scale == MAX_SCALE
 
 
 def test_a_cpu_has_no_graphs() -> None:

@@ -38,8 +38,7 @@ from e2e.results.types import (
 )
 from microbench.errors import UserError
 from microbench.report.console import print_run
-from microbench.report.markdown import to_markdown
-from microbench.report.table_csv import to_csv
+from microbench.report.export import to_csv, to_markdown
 from microbench.results.codec import run_from_json, run_to_json
 from microbench.results.comparison import compare
 from microbench.results.runfile import as_run, read_run, write_run

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from e2e.networks import find
 from e2e.networks.network import Network
-from e2e.predict.memory import peak_bytes
+from e2e.predict.step_profile import peak_bytes
 from e2e.predict.trace.fake_trace import CannotTrace, Trace, differences, trace, trace_real
 from e2e.predict.trace.recorder import Recorder, is_view
 from kernels.aten import kind_of

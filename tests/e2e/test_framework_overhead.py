@@ -11,9 +11,15 @@ from e2e.predict.host_model.calibration_models import (
     small_networks,
     small_recipes,
 )
-from e2e.predict.host_model.framework_overhead import COUNTED, Framework, Sample, counts, fitted
+from e2e.predict.host_model.framework_overhead import (
+    COUNTED,
+    CalibrationStep,
+    Framework,
+    counts,
+    fitted,
+)
 from e2e.predict.op_timer import op_timer as replay
-from e2e.predict.op_timer.op_timer import Counted, CpuStopwatch
+from e2e.predict.op_timer.op_timer import CpuStopwatch, PlacedCall
 from e2e.predict.trace.fake_trace import Trace, trace
 from e2e.results.types import TrainCase
 
@@ -29,9 +35,9 @@ def traces() -> list[Trace]:
     ]
 
 
-def planted(traces: list[Trace], calls_s: float = 100e-6) -> list[Sample]:
+def planted(traces: list[Trace], calls_s: float = 100e-6) -> list[CalibrationStep]:
     truth = Framework(PLANTED, 0.0)
-    return [Sample(found, truth.of(found) + calls_s, calls_s) for found in traces]
+    return [CalibrationStep(found, truth.of(found) + calls_s, calls_s) for found in traces]
 
 
 def test_what_was_planted_is_found(traces: list[Trace]) -> None:
@@ -52,7 +58,7 @@ def test_a_network_outside_the_fit_is_told(traces: list[Trace]) -> None:
 def test_noise_shows_in_the_error(traces: list[Trace]) -> None:
     generator = torch.Generator().manual_seed(1)
     samples = [
-        Sample(
+        CalibrationStep(
             s.trace, s.host_s * (1 + 0.1 * torch.randn((), generator=generator).item()), s.calls_s
         )
         for s in planted(traces)
@@ -106,7 +112,7 @@ def test_calls_alone_count_as_often_as_the_step_launches_them(
     clock = [0.0]
     monkeypatch.setattr(replay.time, "perf_counter", lambda: clock[0])
     often, fails = Launched(clock), Launched(clock, fails=True)
-    calls = [Counted(often, (0, 2, 3)), Counted(fails, (1,))]  # type: ignore[arg-type]
+    calls = [PlacedCall(often, (0, 2, 3)), PlacedCall(fails, (1,))]  # type: ignore[arg-type]
     launch = CpuStopwatch().passes(calls)
     assert [launch(), launch()] == [3.0, 3.0]
     assert often.launches == 3, "once to begin with, and once a pass"
@@ -120,7 +126,7 @@ def test_it_never_takes_time_away() -> None:
 def test_nothing_takes_less_than_no_time(traces: list[Trace]) -> None:
     """Calls that were timed in a slow moment leave steps that seem shorter than their calls."""
     samples = [
-        Sample(
+        CalibrationStep(
             s.trace, s.host_s, s.calls_s + 6e-6 * counts(s.trace)[COUNTED.index("backward call")]
         )
         for s in planted(traces)
@@ -128,5 +134,5 @@ def test_nothing_takes_less_than_no_time(traces: list[Trace]) -> None:
     found = fitted(samples)
     assert min(found.seconds) == 0.0
     assert max(found.seconds) > 0.0
-    nothing = [Sample(s.trace, s.host_s, 2 * s.host_s) for s in samples]
+    nothing = [CalibrationStep(s.trace, s.host_s, 2 * s.host_s) for s in samples]
     assert set(fitted(nothing).seconds) == {0.0}

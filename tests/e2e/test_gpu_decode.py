@@ -18,11 +18,10 @@ from torchvision.transforms import v2
 
 from e2e.data.loaders import gpu_decode, nvjpeg_hardware
 from e2e.data.loaders.decode import decode
-from e2e.data.loaders.jpeg_bytes import AREA, RATIO, Encoded, plain_jpeg, random_cut
-from e2e.data.loaders.packing import pack
-from e2e.data.loaders.prefetch_thread import Ahead
+from e2e.data.loaders.gpu_decode import Ahead
+from e2e.data.loaders.jpeg_bytes import AREA, RATIO, Encoded, pack, plain_jpeg, random_cut
 from e2e.data.loaders.worker_pool import Workers
-from e2e.data.sources.listing import Picture
+from e2e.data.types import Picture
 from kernels.resample.geometry import crop_table
 from microbench.errors import UserError
 

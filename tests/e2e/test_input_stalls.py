@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from e2e.input_stalls.model import Alone, foretell
+from e2e.input_stalls.model import Alone, predict_together
 from e2e.input_stalls.points import busy_points, measured_points, pays_from
 from e2e.report.joint import Gain, joints
 from e2e.report.joint_table import joint_sentences, joint_table
@@ -51,7 +51,7 @@ def loading(load_s: float, workers: int = 4, cpu_s: float = 0.0, **case: object)
 
 
 def told(alone: Alone, loader: Loading, cores: int = CORES) -> Predicted:
-    found = foretell(alone, loader, cores)
+    found = predict_together(alone, loader, cores)
     assert found is not None
     return found
 
@@ -139,9 +139,9 @@ def test_two_cores_have_two_seconds_a_second() -> None:
 
 def test_what_is_not_known_is_not_told() -> None:
     failed = replace(training(1.0), status="failed", steps=None)
-    assert foretell(Alone(failed), loading(1.0), CORES) is None
+    assert predict_together(Alone(failed), loading(1.0), CORES) is None
     skipped = Loading(loading(1.0).case, "skipped", "no DALI here")
-    assert foretell(Alone(training(1.0)), skipped, CORES) is None
+    assert predict_together(Alone(training(1.0)), skipped, CORES) is None
 
 
 def test_a_step_that_waits_for_the_host_still_does_beside_a_fast_loader() -> None:
@@ -242,7 +242,7 @@ def test_the_prediction_s_error_is_told() -> None:
 def test_a_loader_that_is_too_slow_for_anything() -> None:
     run = picture(measured=())
     few = [t for t in run.of(Training) if t.case.workers in (0, 1, 2) or t.case.cached]
-    (joint,) = joints(replace(run, others=tuple(few)))
+    (joint,) = joints(run.with_all(Training, few))
     said = "\n".join(joint_sentences(joint))
     assert "amp never pays with this loader: 1.00 times fp32 with 2 workers (foretold)." in said
     assert "no number of workers leaves 95% of it: 2 leave 20%" in said
@@ -258,7 +258,7 @@ def test_a_picture_comes_back_from_its_file() -> None:
 def test_a_training_with_a_loader_is_no_picture() -> None:
     run = picture()
     fed = tuple(t for t in run.of(Training) if t.case.fed and not t.case.cached)
-    assert joints(replace(run, others=fed)) == []
+    assert joints(run.with_all(Training, fed)) == []
 
 
 def test_what_failed_says_so_and_why_in_full() -> None:
@@ -271,7 +271,7 @@ def test_what_failed_says_so_and_why_in_full() -> None:
         for t in run.of(Training)
     ]
     loader = replace(loading(0.1, 2, loader="dali"), status="skipped", reason=f"{why} {why}")
-    run = replace(run, others=tuple(arms)).with_other(replace(loader, blocks=()))
+    run = run.with_all(Training, arms).with_other(replace(loader, blocks=()))
     (joint,) = joints(run)
     text = " ".join("\n".join(line.plain for line in joint_table(joint, 100)).split())
     assert "failed" in text

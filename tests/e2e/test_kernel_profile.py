@@ -13,7 +13,7 @@ from e2e.predict.op_timer import kernel_profile as kernels_seen
 from e2e.predict.op_timer.autograd_thread import backward_thread, forward_thread
 from e2e.predict.op_timer.cuda import CudaStopwatch, _Met
 from e2e.predict.op_timer.kernel_profile import GATE, MARK, TIMES, TOGETHER, kernels_of
-from e2e.predict.op_timer.op_timer import Counted
+from e2e.predict.op_timer.op_timer import PlacedCall
 from kernels.aten import Replay
 from microbench.device.profiler import KernelTime
 
@@ -70,7 +70,7 @@ class Profiled:
 def call(device: Profiled, kernels: int, *, backward: bool = False, waits: bool = False) -> _Met:
     launch = partial(device.names.extend, [f"kernel of {kernels}"] * kernels)
     replay = Replay(launch, False, lambda: None, (), {}, launch)
-    return _Met(Counted(replay, (0,), frozenset((0,) if backward else ())), 0.0, 0.0, 0, waits)
+    return _Met(PlacedCall(replay, (0,), frozenset((0,) if backward else ())), 0.0, 0.0, 0, waits)
 
 
 def test_every_call_has_its_own_kernels_in_both_threads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,24 +27,22 @@ from samples.fetching import drawn, message, same
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from e2e.data.loaders import FIXED, LOADERS, Arrays, Files, Wanted, cpus, draft, open_feed, pinned
+from e2e.data.datasets import open_data
+from e2e.data.datasets.in_memory import InMemory
+from e2e.data.loaders import FIXED, LOADERS, cpus, draft, open_feed, pinned
 from e2e.data.loaders import page_cache as cold
 from e2e.data.loaders import worker_pool as processes
+from e2e.data.loaders.crop_sizes import no_room
 from e2e.data.loaders.decode import decode
 from e2e.data.loaders.draft import DraftCut
-from e2e.data.loaders.memory_check import no_room
+from e2e.data.loaders.pillow import random_cut
 from e2e.data.loaders.pinned import CachedFeed
 from e2e.data.loaders.reading import Read
 from e2e.data.loaders.sampling import Shuffled
-from e2e.data.loaders.shared_feed import Following
 from e2e.data.loaders.torchvision_io import pixels
-from e2e.data.loaders.transforms import random_cut
 from e2e.data.loaders.worker_pool import MAX_LOSSES, LoaderError, Workers
-from e2e.data.sources import Data, open_data
-from e2e.data.sources.data import IMAGENET
-from e2e.data.sources.listing import Picture
-from e2e.data.sources.resident import Labelled, Resident
-from microbench.errors import UserError
+from e2e.data.types import IMAGENET, Arrays, Data, Files, Picture, Wanted
+from e2e.train.feeds import Following
 
 CPU = torch.device("cpu")
 FROM_FILES = ("torchvision", "torchvision-io", "torchvision-draft", "resident")
@@ -106,11 +104,11 @@ def opened(
     )  # fmt: skip
 
 
-def small_arrays(count: int = 12, side: int = 16) -> Resident:
+def small_arrays(count: int = 12, side: int = 16) -> InMemory:
     generator = torch.Generator().manual_seed(1)
     images = torch.randint(256, (count, 3, side, side), dtype=torch.uint8, generator=generator)
-    labelled = Labelled(images, torch.arange(count) % 3)
-    return Resident("small", labelled, labelled, IMAGENET, 3)
+    labelled = Arrays(images, torch.arange(count) % 3)
+    return InMemory("small", labelled, labelled, IMAGENET, 3)
 
 
 def numbers(batches: Iterable[tuple[Tensor, Tensor]]) -> list[int]:
@@ -362,7 +360,7 @@ def test_arrays_are_cut_in_workers_as_cifars_scripts_do() -> None:
     assert Counter(classes.tolist()) == {0: 4, 1: 4, 2: 4}
     # Each is a window of the mirrored image, flipped or not.
     scale, shift = IMAGENET.scale_and_shift(CPU)
-    pad = torch.nn.functional.pad(data.train.pixels.float(), (4, 4, 4, 4), mode="reflect")
+    pad = torch.nn.functional.pad(data.train.images.float(), (4, 4, 4, 4), mode="reflect")
     windows = pad.unfold(2, 16, 1).unfold(3, 16, 1).permute(0, 2, 3, 1, 4, 5).reshape(-1, 3, 16, 16)
     for image in ((batches[0][0] - shift) / scale).round():
         both = torch.stack([image, image.flip(2)])
@@ -765,19 +763,6 @@ def limited(answers: Any) -> None:
     going.set()
 
 
-def not_limited(answers: Any) -> None:
-    """In a process of its own, where the system takes no notice: what the user is told."""
-    os.sched_setaffinity = lambda *_: None  # type: ignore[assignment]
-    deadline_s = time.monotonic() + 60
-    while time.monotonic() < deadline_s:  # other processes may have most of the cores
-        try:
-            cpus.limit_cpus(1)
-        except UserError as error:
-            answers.put(str(error))
-            return
-    answers.put("")
-
-
 def answered(target: Callable[[Any], None]) -> Any:
     fork = multiprocessing.get_context("fork")
     answers = fork.SimpleQueue()
@@ -792,9 +777,13 @@ def test_a_process_can_be_limited_to_some_cores() -> None:
     assert answered(limited) == (1, 1, 1, True)
 
 
-@pytest.mark.skipif(cpus.cores() < 2, reason="there is one core")
-def test_a_limit_that_does_not_hold_is_found() -> None:
-    assert "--cpus 1: this system does not hold processes to" in answered(not_limited)
+def test_a_limit_that_does_not_hold_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None)
+    monkeypatch.setattr(cpus, "_spun", lambda threads: threads - 1.0)
+    said = message(lambda: cpus.limit_cpus(1))
+    assert "--cpus 1: this system does not hold processes to" in said
+    assert "threads got 2.0 at once" in said
 
 
 def test_physical_cores_come_before_their_second_threads(tmp_path: Path) -> None:

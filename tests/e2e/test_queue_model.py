@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from e2e.predict.op_timer.cuda_graph import learnt
-from e2e.predict.queue_model import QUEUE_DEPTH, Captured, OpCost, simulate
+from e2e.predict.queue_model import QUEUE_DEPTH, GraphCosts, OpCost, simulate
 from e2e.train.speedups import IDLE_SHARE
 
 US = 1e-6
@@ -130,7 +130,7 @@ def test_a_captured_step_has_its_own_gaps() -> None:
     """The kernels of the two ops that are known run for 16 us alone, for 18 in the graph."""
     known = [replace(op(10, 100), busy_s=busy * US, kernels=4) for busy in (8, 8)]
     ops = [*known, op(20, 100), replace(op(0, 3), kind="view")]
-    captured = Captured(step_s=42 * US, gap_s=0.5 * US, launch_s=2 * US)
+    captured = GraphCosts(step_s=42 * US, gap_s=0.5 * US, launch_s=2 * US)
     found = captured.ops(ops, ops)
     assert [one.gpu_s for one in found] == [pytest.approx(11 * US)] * 2 + [20 * US, 0.0]
     assert [one.busy_s for one in found[:2]] == [pytest.approx(9 * US)] * 2

@@ -9,17 +9,21 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
-from e2e.case import Comparison, Planned
+from e2e.case import TrainCase
+from e2e.commands.plan import Comparison, Planned
 from e2e.commands.progress import TrainProgress
+from e2e.commands.requests import request_of
 from e2e.commands.scheduler import Job, Work, _with_what_was
-from e2e.commands.worker import DataFacts, TrainSettings
-from e2e.predict.host_model.variation import Spread
-from e2e.predict.prediction import Foretold
+from e2e.commands.worker import DataFacts
+from e2e.networks import find
+from e2e.predict.prediction import Prediction
 from e2e.predict.queue_model import OpCost
-from e2e.results.types import PREDICTED, Predicted, TrainCase, Training
+from e2e.results.types import PREDICTED, Predicted, Training
+from e2e.train.speed_readings import SlowdownRange
+from kernels.case import Target
 from microbench.results.runfile import read_run
 from microbench.results.types import Run
-from microbench.worker import WorkerDied
+from microbench.worker import Greeting, WorkerDied
 
 LEDGER = Path(__file__).parents[2] / "results" / "nvidia-h200" / "ledger-resnet50.json"
 
@@ -27,8 +31,8 @@ LEDGER = Path(__file__).parents[2] / "results" / "nvidia-h200" / "ledger-resnet5
 class Refusing:
     """A training process that can foretell nothing."""
 
-    def foretell(self, case: TrainCase, on_stage: object) -> Foretold:
-        return Foretold(case, reason="cannot be traced: planted")
+    def predict(self, case: TrainCase, on_stage: object) -> Prediction:
+        return Prediction(case, reason="cannot be traced: planted")
 
 
 class Slowing:
@@ -37,15 +41,15 @@ class Slowing:
     def __init__(self, deadly: str) -> None:
         self.deadly, self.asked = deadly, list[str]()
 
-    def foretell(self, case: TrainCase, on_stage: object) -> Foretold:
+    def predict(self, case: TrainCase, on_stage: object) -> Prediction:
         self.asked.append(case.key)
         if case.recipe == self.deadly:
             raise WorkerDied(case.key, "planted")
         pace = float(len(self.asked))
         told = Predicted(1.0, (1.0, 1.0), "gpu", {}, None)
         op = OpCost("product", "forward", "", 1.0, 1.0)
-        return Foretold(case, told, ops=(op,), seen=((pace, pace),)).told_for(
-            Spread(pace, pace, pace)
+        return Prediction(case, told, ops=(op,), speed_readings=((pace, pace),)).predicted_for(
+            SlowdownRange(pace, pace, pace)
         )
 
 
@@ -54,10 +58,11 @@ def run() -> Run:
     return read_run(LEDGER)
 
 
-def job_with(worker: object, path: Path) -> Job:
+def job_with(worker: object, path: Path, **asked: Any) -> Job:
     work = Work(
-        TrainSettings("cuda", "resnet50", "synthetic"), path, 1, None,
-        DataFacts("synthetic", 1000, None, None, ()), "cuda", "img", 1, 10**11, verify=True,
+        request_of("resnet50", {"verify": True}, **asked), path, find("resnet50"),
+        Greeting({"memory_bytes": 10**11}, {}, Target("cuda", "a device"), None),
+        DataFacts("synthetic", 1000, None, None, ()),
     )  # fmt: skip
     return Job(work, cast("Any", worker), TrainProgress(Console(quiet=True), 1, quiet=True))
 
@@ -72,7 +77,9 @@ def test_arms_that_are_compared_and_their_fixes_are_told_for_one_pace(
     monkeypatch.setattr(job, "_restart", lambda: None)
     told = job._foretold(comparison)
     assert told[deadly.key].reason == "planted"
-    assert [told[case.key].pace for case in (first, last)] == [1.0, 1.0], "of 1 and 3 the middle"
+    assert [told[case.key].slowdown for case in (first, last)] == [1.0, 1.0], (
+        "of 1 and 3 the middle"
+    )
     for case in (first, last):
         predicted = told[case.key].predicted
         assert predicted is not None
@@ -81,24 +88,25 @@ def test_arms_that_are_compared_and_their_fixes_are_told_for_one_pace(
     assert worker.asked == [case.key for case in comparison.cases], "each once"
     fix = job._ask(replace(last, batch=2 * last.batch))
     assert len(worker.asked) == 4
-    assert (fix.seen, fix.pace) == (((4.0, 4.0),), 1.0), "as the arms, to be compared with them"
+    assert (fix.speed_readings, fix.slowdown) == (((4.0, 4.0),), 1.0), (
+        "as the arms, to be compared with them"
+    )
 
 
 def test_fixes_that_cannot_be_foretold_leave_a_run_as_it_was(run: Run, tmp_path: Path) -> None:
     job = job_with(Refusing(), tmp_path / "run.json")
     comparison = Comparison(tuple(Planned(training.case) for training in run.of(Training)))
     found = job._proposed(run, comparison)
-    assert found.trainings == run.of(Training)
+    assert found.of(Training) == run.of(Training)
     assert any(training.causes for training in found.of(Training))
-    assert read_run(tmp_path / "run.json").trainings == run.of(Training)
+    assert read_run(tmp_path / "run.json").of(Training) == run.of(Training)
 
 
 def test_a_prediction_takes_the_place_of_no_measurement(run: Run, tmp_path: Path) -> None:
     comparison = Comparison(tuple(Planned(training.case) for training in run.of(Training)))
     new = replace(comparison.cases[-1], recipe="bf16")
     wider = Comparison((*comparison.arms, Planned(new)))
-    job = job_with(Slowing(deadly=""), tmp_path / "run.json")
-    job.work = replace(job.work, train=False)
+    job = job_with(Slowing(deadly=""), tmp_path / "run.json", train=False)
     found = job.run(run, [wider], lambda _: 0)
     assert found.of(Training)[:-1] == run.of(Training)
     added = found.of(Training)[-1]
@@ -110,9 +118,7 @@ def test_a_prediction_takes_the_place_of_no_measurement(run: Run, tmp_path: Path
 def test_what_was_skipped_is_tried_again_where_more_is_allowed(
     run: Run, tmp_path: Path, allowed: bool
 ) -> None:
-    job = job_with(Refusing(), tmp_path / "run.json")
-    settings = replace(job.work.settings, allow_run=allowed)
-    job.work = replace(job.work, train=False, settings=settings)
+    job = job_with(Refusing(), tmp_path / "run.json", train=False, allow_run=allowed)
     skipped = Training(run.of(Training)[0].case, "skipped", "cannot be traced: planted")
     assert job._is_done(run.with_other(skipped), Comparison((Planned(skipped.case),))) is (
         not allowed

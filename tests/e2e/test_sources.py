@@ -23,12 +23,13 @@ from samples.fetching import message, same
 from samples.waiting import no_waits
 from torch import Tensor
 
+from e2e.data.datasets import KINDS, open_data
+from e2e.data.datasets.in_memory import InMemory
+from e2e.data.loaders.crop_sizes import PADDING
 from e2e.data.loaders.decode import decode
-from e2e.data.loaders.resident import PADDING
-from e2e.data.sources import KINDS, Data, generated, open_data
-from e2e.data.sources.data import IMAGENET, Normal
+from e2e.data.sources import generated
 from e2e.data.sources.listing import list_images
-from e2e.data.sources.resident import Labelled, Resident
+from e2e.data.types import IMAGENET, Arrays, Data, Normal
 
 CPU = torch.device("cpu")
 DIGESTS = [
@@ -130,11 +131,11 @@ def test_synthetic_tokens_are_their_own_target() -> None:
 HALF = Normal((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
 
 
-def numbered(count: int, side: int = 8) -> Resident:
+def numbered(count: int, side: int = 8) -> InMemory:
     """Images that are their own number in every pixel."""
     pixels = torch.arange(count, dtype=torch.uint8).reshape(-1, 1, 1, 1).expand(-1, 3, side, side)
-    labelled = Labelled(pixels.contiguous(), torch.arange(count) % 10)
-    return Resident("numbered", labelled, labelled, HALF, 10)
+    labelled = Arrays(pixels.contiguous(), torch.arange(count) % 10)
+    return InMemory("numbered", labelled, labelled, HALF, 10)
 
 
 def bytes_of(images: Tensor) -> Tensor:
@@ -182,8 +183,8 @@ def test_augmentation_is_every_cut_of_the_mirrored_border_and_its_flip() -> None
             cut = padded[0, :, down : down + 12, across : across + 10]
             cuts[cut.numpy().tobytes()] = (down, across, False)
             cuts[cut.flip(2).numpy().tobytes()] = (down, across, True)
-    data = Resident(
-        "one", Labelled(image, torch.zeros(1, dtype=torch.int64)), numbered(1).kept, HALF, 1
+    data = InMemory(
+        "one", Arrays(image, torch.zeros(1, dtype=torch.int64)), numbered(1).kept, HALF, 1
     )
     ((images, _),) = batches(data.feed(4000, CPU, 1), 1)
     found = [cuts[cut.contiguous().numpy().tobytes()] for cut in bytes_of(images)]
@@ -202,7 +203,7 @@ def test_held_out_images_come_once_in_order_as_they_are() -> None:
     drawn = list(data.held_out(16, CPU))
     assert [len(images) for images, _ in drawn] == [16, 16, 16, 2]
     images = torch.cat([images for images, _ in drawn])
-    torch.testing.assert_close(images, (data.kept.pixels / 255 - 0.5) / 0.25)
+    torch.testing.assert_close(images, (data.kept.images / 255 - 0.5) / 0.25)
     assert torch.equal(torch.cat([classes for _, classes in drawn]), data.kept.classes)
 
 
@@ -223,12 +224,12 @@ def test_placing_never_waits_for_the_device() -> None:
 
 def test_generated_data_is_the_same_bytes_everywhere() -> None:
     train, held_out = generated.images()
-    assert train.pixels.shape == (50_000, 3, 32, 32)
-    assert held_out.pixels.shape == (10_000, 3, 32, 32)
-    assert train.pixels.dtype == torch.uint8
+    assert train.images.shape == (50_000, 3, 32, 32)
+    assert held_out.images.shape == (10_000, 3, 32, 32)
+    assert train.images.dtype == torch.uint8
     digests = [
         hashlib.sha256(part.contiguous().numpy().tobytes()).hexdigest()[:16]
-        for part in (train.pixels[:2000], train.pixels[-500:], held_out.pixels[4321:5432])
+        for part in (train.images[:2000], train.images[-500:], held_out.images[4321:5432])
     ]
     assert digests == DIGESTS
     assert torch.equal(train.classes.bincount(), torch.full((10,), 5_000))
@@ -236,7 +237,7 @@ def test_generated_data_is_the_same_bytes_everywhere() -> None:
 
 
 def test_no_generated_image_is_held_out_and_trained_on() -> None:
-    images = [bytes(image) for part in generated.images() for image in part.pixels.numpy()]
+    images = [bytes(image) for part in generated.images() for image in part.images.numpy()]
     assert len(set(images)) == 60_000
 
 
@@ -244,7 +245,7 @@ def test_generated_data_is_not_for_linear_models() -> None:
     """Nearest mean, and least squares with three strengths of ridge: all near the 10 % of luck."""
     train, held_out = generated.images()
     pixels, kept = (
-        F.avg_pool2d(part.pixels[:10_000].float() / 50 - 2.3, 2).flatten(1)
+        F.avg_pool2d(part.images[:10_000].float() / 50 - 2.3, 2).flatten(1)
         for part in (train, held_out)
     )
     classes, truth = train.classes[:10_000], held_out.classes
@@ -332,12 +333,12 @@ def altered(source: Path, target: Path, name: str, content: bytes | None) -> Pat
 @pytest.mark.parametrize("folder", ["a", "b/cifar-10-batches-bin"])
 def test_cifar10_is_read_in_both_forms(cifar: Path, folder: str) -> None:
     data = opened(f"cifar10:{cifar / folder}")
-    assert isinstance(data, Resident)
+    assert isinstance(data, InMemory)
     assert (data.name, data.classes, data.generated) == ("cifar10", 10, False)
     assert (data.train_samples, data.held_out_samples) == (50_000, 10_000)
     for images, number, at in ((data.train, 1, 10_000), (data.train, 3, 30_000), (data.kept, 5, 0)):
         pixels, labels = cifar_records(number)
-        assert np.array_equal(images.pixels[at : at + 10_000].reshape(-1, 3072), pixels)
+        assert np.array_equal(images.images[at : at + 10_000].reshape(-1, 3072), pixels)
         assert np.array_equal(images.classes[at : at + 10_000], labels)
 
 
@@ -587,7 +588,7 @@ def test_broken_images_are_left_out_counted_and_named(
     assert note.startswith("4 broken images left out")
     for name in ("empty.jpg", "text.jpg", "gone.png", "cut.jpg"):
         assert f"train/katze/{name}" in note, "each is listed"
-    monkeypatch.setattr("e2e.data.sources.folder.NAMED", 3)
+    monkeypatch.setattr("e2e.data.datasets.folder.NAMED", 3)
     (note,) = data.notes
     assert note.endswith("and 1 more"), "as far as a note may go"
     # The next good one takes the place of the one that is cut: its number comes twice an epoch.

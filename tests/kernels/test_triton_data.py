@@ -18,10 +18,9 @@ import pytest
 from samples.hopper import FakeHopper
 from samples.interpreting import errors_of
 
-from kernels.conv import triton_data_configs as cfg
 from kernels.conv.shape import ConvShape
-from kernels.conv.triton_data_choices import choices
-from kernels.conv.triton_data_configs import Config, parse
+from kernels.conv.triton import data_config as cfg
+from kernels.conv.triton.data_config import Config, choices, parse
 from kernels.precision import PRECISIONS, Precision
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -102,11 +101,11 @@ def interpreted_error(label: str, which: str, shape: ConvShape, kind: Precision)
     import torch
     from torch.nn.grad import conv2d_input
 
-    from kernels.conv import triton_data
+    from kernels.conv.triton import data_launch
 
     operands = make_operands(shape, which, kind)
     operands.output.fill_(float("nan"))
-    for step in triton_data.bind(parse(label), operands, kind, PROGRAMS):
+    for step in data_launch.bind(parse(label), operands, kind, PROGRAMS):
         step.launch()
     how = {"stride": shape.stride, "padding": shape.padding, "dilation": shape.dilation}
     w = operands.w.double()
@@ -208,11 +207,11 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
 def compiled(config: Config, shape: ConvShape, which: str, kind: Precision) -> Any:
     import torch
 
-    from kernels.conv import triton_data
     from kernels.conv.operands import ConvOperands
+    from kernels.conv.triton import data_launch
 
     x, w, y = (torch.empty(256, dtype=kind.torch_dtype()) for _ in range(3))
-    steps = triton_data.bind(config, ConvOperands(x, w, y, shape, which), kind, 132)
+    steps = data_launch.bind(config, ConvOperands(x, w, y, shape, which), kind, 132)
     return [step.compile() for step in steps][-1]
 
 
@@ -259,9 +258,9 @@ def test_compiles_to_wgmma(name: str, precision: str, which: str, tmp_path: Path
 
 def tuned() -> list[tuple[str, str, str]]:
     """(pass, size, label) of the H200's table: one of each kernel, tile and pass."""
-    from kernels.conv import triton_conv
+    from kernels.conv.triton import backend
 
-    table = json.loads((Path(triton_conv.__file__).parent / "tuned/nvidia-h200.json").read_text())
+    table = json.loads((backend.TABLES.repository / "nvidia-h200.json").read_text())
     found = {
         (which, label): (which, size, label)
         for which in PASSES

@@ -14,10 +14,11 @@ import pytest
 from samples.interpreting import errors_of
 
 from kernels.case import Candidate, Case, Target
-from kernels.gemm import triton_configs as cfg
-from kernels.gemm import triton_tuned as tuned
-from kernels.gemm.triton_configs import Config, Problem, parse
+from kernels.gemm.triton import config as cfg
+from kernels.gemm.triton.config import Config, Problem, parse
+from kernels.gpus import architecture
 from kernels.precision import PRECISIONS
+from kernels.tuned import nearest
 
 ROOT = Path(__file__).resolve().parents[2]
 LAYOUTS = ("nn", "nt", "tn", "tt")
@@ -67,7 +68,7 @@ def interpret() -> None:
     from kernels.checking import poison
     from kernels.gemm.check import relative_error
     from kernels.gemm.operands import OperandPool
-    from kernels.gemm.triton_launch import Launcher
+    from kernels.gemm.triton.launch import Launcher
 
     pool = OperandPool(Target("cpu", "cpu"), seed=0)
     pool.sampled = 10_000  # everything
@@ -136,13 +137,14 @@ def test_rules_find_something_that_fits(capability: tuple[int, int], size: int):
         assert found
         for config in found:
             fits = cfg.shared_memory(config, problem.precision)
-            assert fits <= cfg.shared_memory_limit(capability)
+            assert fits <= architecture(capability).block_shared_bytes
             assert config.kernel == cfg.POINTER or capability >= (9, 0)
             assert config.kernel == cfg.POINTER or config.direct >= problem.c_misaligned
 
 
 def test_table_entries_are_right_for_their_case():
-    for path in tuned.REPOSITORY.glob("*.json"):
+    backend = pytest.importorskip("kernels.gemm.triton.backend")
+    for path in backend.TABLES.repository.glob("*.json"):
         for precision, layouts in json.loads(path.read_text()).items():
             for layout, sizes in layouts.items():
                 for size, label in sizes.items():
@@ -162,25 +164,25 @@ def test_table_entries_are_right_for_their_case():
     ],
 )
 def test_nearest(size: tuple[int, int, int], expected: str | None):
-    listed = {(1024, 1024, 1024): "a", (2048, 2048, 2048): "b", (4096, 4096, 4096): "unusable"}
-    assert tuned.nearest(listed, size, lambda _, label: label != "unusable") == expected
+    listed = {"1024x1024x1024": "a", "2048x2048x2048": "b", "4096x4096x4096": "unusable"}
+    assert nearest(listed, size, lambda _, label: label != "unusable") == expected
 
 
 def test_the_users_winner_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    triton_gemm = pytest.importorskip("kernels.gemm.triton_gemm")
+    backend = pytest.importorskip("kernels.gemm.triton.backend")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     target, what = Target("cuda", "NVIDIA H200", (9, 0), 132), case("fp16", 1024, 1024, 1024)
     label = "tma/64x64x64/s3/w4/g3"
-    assert triton_gemm.configuration(what, target).label != label
-    path = triton_gemm.save_tuned(what, target, label)
+    assert backend.configuration(what, target).label != label
+    path = backend.save_tuned(what, target, label)
     assert path == tmp_path / "halfway" / "tuned" / "nvidia-h200.json"
-    assert triton_gemm.configuration(what, target).label == label
+    assert backend.configuration(what, target).label == label
     near = case("fp16", 1024, 1024, 1152)
-    assert triton_gemm.configuration(near, target).label == label
+    assert backend.configuration(near, target).label == label
     odd = case("fp16", 1025, 1025, 1025)
-    assert triton_gemm.configuration(odd, target).label != label
+    assert backend.configuration(odd, target).label != label
     old = Target("cuda", "NVIDIA A100", (8, 0), 108)
-    assert triton_gemm.configuration(what, old).kernel == cfg.POINTER
+    assert backend.configuration(what, old).kernel == cfg.POINTER
 
 
 GPU_SIZES = [

@@ -18,10 +18,9 @@ import pytest
 from samples.hopper import FakeHopper
 from samples.interpreting import errors_of
 
-from kernels.conv import triton_wgrad_configs as cfg
 from kernels.conv.shape import ConvShape
-from kernels.conv.triton_wgrad_choices import choices
-from kernels.conv.triton_wgrad_configs import Config, parse
+from kernels.conv.triton import wgrad_config as cfg
+from kernels.conv.triton.wgrad_config import Config, choices, parse
 from kernels.precision import PRECISIONS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -109,7 +108,7 @@ def error(label: str, shape: ConvShape, precision: str) -> float:
     import torch
 
     from kernels.conv.operands import ConvOperands
-    from kernels.conv.triton_wgrad import bind
+    from kernels.conv.triton.wgrad_launch import bind
 
     kind = PRECISIONS[precision]
     generator = torch.Generator().manual_seed(0)
@@ -209,7 +208,7 @@ def steps_of(config: Config, shape: ConvShape, precision: str) -> Sequence[objec
     import torch
 
     from kernels.conv.operands import ConvOperands
-    from kernels.conv.triton_wgrad import bind
+    from kernels.conv.triton.wgrad_launch import bind
 
     kind = PRECISIONS[precision]
 

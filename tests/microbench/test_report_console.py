@@ -14,6 +14,7 @@ from samples.kernel_runs import with_speedups as timed
 
 from microbench import fmt
 from microbench.report.run_table import run_table
+from microbench.report.table import screen
 from microbench.results.runfile import read_run, write_run
 from microbench.results.types import Measurement, Ratio, Result, Run, Warning
 
@@ -209,7 +210,7 @@ def results(draw: st.DrawFn) -> Result:
 @given(st.lists(results(), max_size=8), st.sampled_from([40, 80, 100]))
 def test_nothing_ever_runs_over(found: list[Result], width: int) -> None:
     run = run_of(found)
-    assert all(line.cell_len <= width for line in run_table(run, width).lines)
+    assert all(line.cell_len <= width for line in screen(run_table(run), width).lines)
     assert not found or widest(shown(run, width)) <= width
 
 

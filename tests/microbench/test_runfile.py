@@ -6,8 +6,6 @@ import copy
 import io
 import json
 import math
-import os
-import stat
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,18 +21,10 @@ from kernels.gemm import LAYOUTS, Gemm
 from kernels.precision import PRECISIONS
 from microbench.errors import UserError
 from microbench.report.console import print_run
-from microbench.report.table_csv import to_csv
-from microbench.results import runfile
+from microbench.report.export import to_csv
 from microbench.results.codec import run_from_json, run_to_json
 from microbench.results.comparison import compare
-from microbench.results.runfile import (
-    as_run,
-    check_writable,
-    probe,
-    read_run,
-    write_run,
-    write_text,
-)
+from microbench.results.runfile import as_run, check_writable, probe, read_run, write_run
 from microbench.results.types import (
     Ceiling,
     Measurement,
@@ -264,75 +254,12 @@ def test_a_case_that_was_not_measured_has_its_reason_and_no_times(path: Path) ->
 # ---------------------------------------------------------------- at once or not at all
 
 
-def test_a_write_that_fails_leaves_the_old_file(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_run(sample_run(), path)
-    before = path.read_bytes()
-
-    def full(_: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
-        write_run(sample_run(sample_result(1024)), path)
-    assert path.read_bytes() == before
-    assert [p.name for p in path.parent.iterdir()] == ["run.json"]
-
-
-def test_ctrl_c_during_a_write_leaves_the_old_file(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_run(sample_run(), path)
-    before = path.read_bytes()
-
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "replace", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        write_run(sample_run(sample_result(1024)), path)
-    assert path.read_bytes() == before
-    assert [p.name for p in path.parent.iterdir()] == ["run.json"]
-
-
 def test_a_number_that_json_has_not_never_reaches_the_file(path: Path) -> None:
     write_run(sample_run(), path)
     before = path.read_bytes()
     with pytest.raises(ValueError, match="JSON"):
         write_run(sample_run(replace(sample_result(), rel_error=math.nan)), path)
     assert path.read_bytes() == before
-
-
-def test_data_is_on_the_disk_before_the_name_is(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    happened: list[str] = []
-    real_sync, real_replace = os.fsync, os.replace
-
-    def sync(handle: int) -> None:
-        happened.append("fsync")
-        real_sync(handle)
-
-    def rename(a: Any, b: Any) -> None:
-        happened.append("replace")
-        real_replace(a, b)
-
-    monkeypatch.setattr(runfile.os, "fsync", sync)
-    monkeypatch.setattr(runfile.os, "replace", rename)
-    write_run(sample_run(), path)
-    assert happened[:2] == ["fsync", "replace"]
-
-
-@pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
-def test_permissions_follow_the_umask(path: Path, mask: int) -> None:
-    old = os.umask(mask)
-    try:
-        write_text("{}", path)
-        assert os.umask(mask) == mask  # and the mask is as it was
-    finally:
-        os.umask(old)
-    assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~mask
 
 
 # ---------------------------------------------------------------- paths

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from kernels.case import Case
+from microbench.conditions import Conditions
 from microbench.errors import UserError
 from microbench.sweep import Group
-from microbench.worker import Settings, Worker, WorkerDied
+from microbench.worker import Worker, WorkerDied
 
-ON_CPU = Settings("cpu", "auto", "warm", "sustained", 0)
+ON_CPU = Conditions(device="cpu", l2="warm", seed=0)
 
 
 def group_of(*precisions: str, size: int = 16) -> Group:
@@ -84,7 +85,7 @@ def test_killed_while_measuring_it_names_the_case_and_the_signal(worker: Worker)
 
 
 def test_a_device_that_is_not_there_is_a_users_mistake() -> None:
-    child = Worker(Settings("tpu", "auto", "warm", "sustained", 0))
+    child = Worker(Conditions(device="tpu", l2="warm", seed=0))
     try:
         with pytest.raises(UserError) as caught:
             child.greet()

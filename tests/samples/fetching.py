@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from e2e.data.sources.data import Feed
+from e2e.data.types import Feed
 from microbench.errors import UserError
 
 

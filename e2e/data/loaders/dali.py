@@ -12,10 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from e2e.data.loaders.backend import Files, Source, Tell, Wanted
 from e2e.data.loaders.jpeg_bytes import AREA, FLIPPED, RATIO, TRIES
 from e2e.data.loaders.worker_pool import LoaderError
-from e2e.data.sources.data import laid_out
+from e2e.data.types import Files, Source, Tell, Wanted, laid_out
 from microbench.errors import UserError
 
 

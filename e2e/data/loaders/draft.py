@@ -15,11 +15,10 @@ from torch import Tensor
 from torchvision.transforms import v2
 from torchvision.transforms.v2.functional import pil_to_tensor
 
-from e2e.data.loaders.backend import Files, Source, Tell, Wanted
 from e2e.data.loaders.decode import decode
-from e2e.data.loaders.packing import Box
-from e2e.data.loaders.pixels import PixelFeed
-from e2e.data.loaders.samples import Pictures, shuffled
+from e2e.data.loaders.jpeg_bytes import Box
+from e2e.data.loaders.pixels import Pictures, PixelFeed, shuffled
+from e2e.data.types import Files, Source, Tell, Wanted
 from kernels.resample.geometry import ORIENTATIONS, runs_backwards, upright_size
 
 SCALES = (8, 4, 2)  # that a JPEG may be decoded smaller by

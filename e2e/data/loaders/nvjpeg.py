@@ -14,11 +14,11 @@ from PIL import Image
 from torch import Tensor
 from torchvision.io import ImageReadMode, decode_jpeg
 
-from e2e.data.loaders.backend import Broken, Wanted
 from e2e.data.loaders.decode import short
+from e2e.data.loaders.jpeg_bytes import EncodedSample, Packed, Rows, pack
 from e2e.data.loaders.nvjpeg_hardware import HardwareDecoder, NvjpegError, hardware_decoder
-from e2e.data.loaders.packing import Packed, Rows, Sample, pack
 from e2e.data.loaders.sampling import Draw
+from e2e.data.types import Broken, Wanted
 from kernels.resample.resample import Resampling
 from microbench.errors import UserError
 
@@ -49,7 +49,7 @@ class Decoder:
     """
 
     def __init__(
-        self, by_pillow: Callable[[Draw], Sample], wanted: Wanted, device: torch.device
+        self, by_pillow: Callable[[Draw], EncodedSample], wanted: Wanted, device: torch.device
     ) -> None:
         self._by_pillow, self._device, self._size = by_pillow, device, wanted.size
         self._channels_last = wanted.channels_last

@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from e2e.data.loaders.backend import Arrays, Source
+from e2e.data.types import Arrays, Source
 
 TRIED = 4  # files of a source
 # Seconds to wait before each try to drop a file: pages that were just written or read may be held

@@ -1,4 +1,7 @@
-"""The back end that most people run: Pillow and torchvision's transforms in DataLoader workers."""
+"""The back end that most people run: Pillow and torchvision's transforms in DataLoader workers.
+
+The transforms take a Pillow image or uint8 [3, H, W], and give uint8 [3, *size].
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,21 @@ import torch
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
+from torchvision.transforms import v2
 
-from e2e.data.loaders.backend import Arrays, Source, Tell, Wanted
+from e2e.data.loaders.crop_sizes import CENTRE, PADDING
 from e2e.data.loaders.decode import decode
-from e2e.data.loaders.pixels import PixelFeed
-from e2e.data.loaders.samples import Batch, Pictures, Sample, sample_workers, seeded, shuffled
+from e2e.data.loaders.pixels import (
+    Batch,
+    Pictures,
+    PixelFeed,
+    Sample,
+    sample_workers,
+    seeded,
+    shuffled,
+)
 from e2e.data.loaders.sampling import Draw, in_order
-from e2e.data.loaders.transforms import centre, random_cut, random_shift
-from e2e.data.sources.listing import Picture
+from e2e.data.types import Arrays, Picture, Source, Tell, Wanted
 
 
 def missing(device: torch.device) -> str | None:
@@ -51,6 +61,34 @@ def once(
         yield from workers
     finally:
         workers.close()
+
+
+def random_cut(size: tuple[int, int]) -> v2.Compose:
+    """A crop of any scale and shape, resized, and a flip: what ImageNet is trained with."""
+    return v2.Compose(
+        [v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip(), v2.PILToTensor()]
+    )
+
+
+def random_shift(size: tuple[int, int]) -> v2.Compose:
+    """A crop of this size, up to PADDING pixels beyond the image, and a flip: CIFAR's."""
+    return v2.Compose(
+        [
+            v2.RandomCrop(size, padding=PADDING, padding_mode="reflect"),
+            v2.RandomHorizontalFlip(),
+            v2.PILToTensor(),
+        ]
+    )
+
+
+def centre(size: tuple[int, int]) -> v2.Compose:
+    """The middle, CENTRE of the shorter side."""
+    return middle(size, round(max(size) / CENTRE))
+
+
+def middle(size: tuple[int, int], shorter: int) -> v2.Compose:
+    """The middle of the image when its shorter side has been resized to `shorter`."""
+    return v2.Compose([v2.Resize(shorter, antialias=True), v2.CenterCrop(size), v2.PILToTensor()])
 
 
 class _Decoded(Dataset[Sample]):

@@ -10,9 +10,8 @@ import time
 import torch
 from torch import Tensor
 
-from e2e.data.loaders.backend import LoaderFeed
 from e2e.data.loaders.device_copy import Placer
-from e2e.data.sources.data import IMAGENET
+from e2e.data.types import IMAGENET, LoaderFeed
 
 LAST_BATCH_S = 10.0  # at most that closing waits for a batch
 NOTICED_S = 10.0  # at most until a thread that waits for workers knows that they were ended

@@ -8,12 +8,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from e2e.data.loaders.backend import Files, Tell, Wanted
 from e2e.data.loaders.cpus import cores, free_shared_memory
-from e2e.data.loaders.memory_check import kept_size, no_room
-from e2e.data.loaders.pillow import once
+from e2e.data.loaders.crop_sizes import kept_size, no_room
+from e2e.data.loaders.pillow import middle, once
 from e2e.data.loaders.pixels import none_left
-from e2e.data.loaders.transforms import middle
+from e2e.data.types import Files, Tell, Wanted
 from microbench.device.host import available_memory_bytes
 from microbench.errors import UserError
 

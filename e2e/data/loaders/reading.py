@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from e2e.data.loaders.backend import Broken, Files, Source, Tell, Wanted
 from e2e.data.loaders.decode import read, short
 from e2e.data.loaders.sampling import Draw, Shuffled
 from e2e.data.loaders.worker_pool import Workers
-from e2e.data.sources.listing import Picture
+from e2e.data.types import Broken, Files, Picture, Source, Tell, Wanted
 from microbench.errors import UserError
 
 

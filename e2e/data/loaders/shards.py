@@ -17,12 +17,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from e2e.data.loaders.backend import Broken, Files, Source, Tell, Wanted
 from e2e.data.loaders.decode import decode, short
 from e2e.data.loaders.page_cache import drop
-from e2e.data.loaders.pixels import PixelFeed
-from e2e.data.loaders.samples import Sample, sample_workers, seeded
-from e2e.data.loaders.transforms import random_cut
+from e2e.data.loaders.pillow import random_cut
+from e2e.data.loaders.pixels import PixelFeed, Sample, sample_workers, seeded
+from e2e.data.types import Broken, Files, Source, Tell, Wanted
 from microbench.errors import UserError
 
 BUFFER = 1000  # undecoded images of a worker from which the next is drawn

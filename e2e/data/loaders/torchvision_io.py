@@ -10,11 +10,10 @@ from torch import Tensor
 from torchvision.io import ImageReadMode, decode_jpeg
 from torchvision.transforms.v2.functional import pil_to_tensor
 
-from e2e.data.loaders.backend import Files, Source, Tell, Wanted
 from e2e.data.loaders.decode import decode
-from e2e.data.loaders.pixels import PixelFeed
-from e2e.data.loaders.samples import Pictures, shuffled
-from e2e.data.loaders.transforms import random_cut
+from e2e.data.loaders.pillow import random_cut
+from e2e.data.loaders.pixels import Pictures, PixelFeed, shuffled
+from e2e.data.types import Files, Source, Tell, Wanted
 
 JPEG = b"\xff\xd8\xff"
 # Markers of a JPEG that begin a frame: all from C0 to CF but DHT, JPG and DAC.

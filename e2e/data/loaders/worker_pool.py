@@ -18,8 +18,8 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from e2e.data.loaders.backend import PREFETCH
 from e2e.data.loaders.cpus import free_shared_memory
+from e2e.data.types import PREFETCH
 from microbench.errors import UserError
 
 # As in a user's own script. What torch would choose here is what the training process was started

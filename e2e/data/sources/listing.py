@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
+from e2e.data.types import Picture
 from microbench.errors import UserError
 
 SUFFIXES = frozenset(
@@ -28,13 +28,6 @@ SIGNATURES = (
     b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM", b"II*\0", b"MM\0*",
     b"P1", b"P2", b"P3", b"P4", b"P5", b"P6",
 )  # fmt: skip
-
-
-class Picture(NamedTuple):
-    """An image file and the number of its class."""
-
-    path: str
-    label: int
 
 
 @dataclass(frozen=True)

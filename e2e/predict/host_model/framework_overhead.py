@@ -27,7 +27,7 @@ RIDGE = 1e-4  # keeps a count that the calibration hardly varies from taking a w
 
 @dataclass(frozen=True)
 class Framework:
-    """Seconds of the host at pace 1 for each of COUNTED, and how well they fitted.
+    """Seconds of the host at the reference speed for each of COUNTED, and how well they fitted.
 
     `error` is the root mean square of (fitted - measured) / measured over the host's whole time of
     the calibration's steps.
@@ -43,7 +43,7 @@ class Framework:
 
 
 @dataclass(frozen=True)
-class Sample:
+class CalibrationStep:
     """A small network's step: its trace, the host's whole time, the sum over its calls alone."""
 
     trace: Trace
@@ -63,7 +63,7 @@ def counts(trace: Trace) -> tuple[float, ...]:
     )  # fmt: skip
 
 
-def fitted(samples: Sequence[Sample]) -> Framework:
+def fitted(samples: Sequence[CalibrationStep]) -> Framework:
     """Least squares over relative errors, so that a short step counts as much as a long one.
 
     Nothing takes less than no time: counts that would are left out, the most negative one first.

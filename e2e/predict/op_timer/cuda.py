@@ -18,11 +18,11 @@ from typing import Any, TypeVar
 
 import torch
 
-from e2e.predict.host_model.launch_times import Ready, host_pass, host_times
 from e2e.predict.op_timer.autograd_thread import Within, backward_thread, by_thread, forward_thread
 from e2e.predict.op_timer.kernel_profile import kernels_in, looked_at
-from e2e.predict.op_timer.op_timer import Counted, OpTime, Taken, is_steady, or_why
-from e2e.train.speed_readings import HostPace
+from e2e.predict.op_timer.launch_times import HostTimedCall, host_pass, host_times
+from e2e.predict.op_timer.op_timer import MeasuredTime, OpTime, PlacedCall, is_steady, or_why
+from e2e.train.speed_readings import HostSpeed
 from e2e.train.step_timer import union_s
 from kernels.case import Target
 from microbench.device.profiler import KernelTime, is_conversion
@@ -51,10 +51,11 @@ _Pair = tuple[Any, Any]  # events around a block
 class _Met:
     """A call that was launched alone: what is known of it before the rounds.
 
-    `launch_s` is the host's for a launch just now, `host_s` at pace 1 and in the step's order.
+    `launch_s` is the host's for a launch just now, `host_s` at the reference speed and in the
+    step's order.
     """
 
-    counted: Counted
+    counted: PlacedCall
     launch_s: float
     rough_s: float
     scratch_bytes: int
@@ -65,9 +66,9 @@ class _Met:
     conversion_share: float = 0.0
 
     @property
-    def ready(self) -> Ready:
+    def ready(self) -> HostTimedCall:
         """As a pass over a step's calls needs it."""
-        return Ready(self.counted, self.rough_s)
+        return HostTimedCall(self.counted, self.rough_s)
 
     @property
     def launch(self) -> Callable[[], object]:
@@ -102,17 +103,19 @@ class CudaStopwatch:
 
     others_matter = True
 
-    def __init__(self, target: Target, pace: HostPace) -> None:
+    def __init__(self, target: Target, host_speed: HostSpeed) -> None:
         from microbench.timing.instruments import Instruments
 
         # Nothing is flushed: a step's calls find the cache as the one before left it.
         self._instruments = Instruments(target.index, 16, target.sm_count)
         self._instruments.launch_empty()  # loading it may wait for the device, which a gate holds
         torch.cuda.synchronize()
-        self._pace = pace
+        self._host_speed = host_speed
         self._threads = (forward_thread, backward_thread(torch.device(target.torch_device)))
 
-    def times(self, calls: Sequence[Counted], among: Sequence[Counted] = ()) -> list[Taken | str]:
+    def times(
+        self, calls: Sequence[PlacedCall], among: Sequence[PlacedCall] = ()
+    ) -> list[MeasuredTime | str]:
         """From ROUNDS rounds after the clock has settled; the host's from passes with `among`."""
         if not calls:
             return []
@@ -120,13 +123,13 @@ class CudaStopwatch:
         met = _that_launch(tried)
         if met:
             met += _that_launch(self._tried(among))
-        taken_s = host_times([one.ready for one in met], self._threads, self._pace, PASSES)
+        taken_s = host_times([one.ready for one in met], self._threads, self._host_speed, PASSES)
         for one, host_s in zip(met, taken_s, strict=True):
             one.host_s = host_s
         taken = iter(self._in_rounds([one for one in tried if not isinstance(one, str)]))
         return [one if isinstance(one, str) else next(taken) for one in tried]
 
-    def passes(self, calls: Sequence[Counted]) -> Callable[[], float]:
+    def passes(self, calls: Sequence[PlacedCall]) -> Callable[[], float]:
         """By the clock of the host alone."""
         some = [one.ready for one in _that_launch(self._tried(calls))]
         return lambda: math.fsum(host_pass(some, self._threads))
@@ -152,7 +155,7 @@ class CudaStopwatch:
         """From a profile."""
         return kernels_in(step, self._instruments.launch_empty)
 
-    def _tried(self, calls: Sequence[Counted]) -> list[_Met | str]:
+    def _tried(self, calls: Sequence[PlacedCall]) -> list[_Met | str]:
         """Each launched for the first time, in the thread in which the step does."""
         return [
             self._threads[one.first_backward](partial(or_why, self._meet, one)) for one in calls
@@ -162,7 +165,7 @@ class CudaStopwatch:
         """Each thread and what it launches."""
         return by_thread(sorted(met, key=_is_backward), _is_backward, self._threads)
 
-    def _in_rounds(self, met: Sequence[_Met]) -> list[Taken]:
+    def _in_rounds(self, met: Sequence[_Met]) -> list[MeasuredTime]:
         if not met:
             return []
         self._look_at_kernels(met)
@@ -173,7 +176,7 @@ class CudaStopwatch:
 
     # ------------------------------------------------------------ alone
 
-    def _meet(self, counted: Counted) -> _Met:
+    def _meet(self, counted: PlacedCall) -> _Met:
         """The first launches: they search algorithms, then show memory and times, roughly."""
         launch = counted.replay.launch
         launch()
@@ -332,7 +335,7 @@ def _rough(one: _Met) -> OpTime:
     return OpTime(one.rough_s, one.host_s, one.scratch_bytes, waits=one.waits)
 
 
-def _taken(one: _Met, blocks: Sequence[float], overhead_s: float) -> Taken:
+def _taken(one: _Met, blocks: Sequence[float], overhead_s: float) -> MeasuredTime:
     gpu_s = max(0.0, median(blocks) - overhead_s) / one.launches
     # A profile is taken at the clock of a card that has rested.
     least_s = gpu_s - one.kernels * MOST_BETWEEN_S
@@ -344,7 +347,7 @@ def _taken(one: _Met, blocks: Sequence[float], overhead_s: float) -> Taken:
         busy_s=busy_s,
         kernels=one.kernels,
     )
-    return Taken(found, is_steady(blocks, "cuda"))
+    return MeasuredTime(found, is_steady(blocks, "cuda"))
 
 
 def _that_launch(tried: Sequence[_Met | str]) -> list[_Met]:

@@ -23,9 +23,9 @@ from e2e.predict.op_timer.op_timer import OpTime, Stopwatch
 from e2e.predict.trace.fake_trace import SEED, Trace, fixed_feed
 from e2e.predict.trace.recorder import SKIPPED
 from e2e.recipes import recipe_of
-from e2e.train.speed_readings import Between, HostPace
+from e2e.train.speed_readings import HostSpeed, SpeedBetween
 from e2e.train.step_timer import union_s
-from e2e.train.trainer import Learner
+from e2e.train.trainer import Trainer
 from microbench.device.profiler import KernelTime
 from microbench.timing.stats import median
 
@@ -56,17 +56,17 @@ class Wanted:
 
 def time_in_step(
     network: Network, traced: Trace, device: torch.device, classes: int,
-    wanted: Mapping[int, str], stopwatch: Stopwatch, pace: HostPace,
+    wanted: Mapping[int, str], stopwatch: Stopwatch, pace: HostSpeed,
 ) -> dict[str, OpTime]:  # fmt: skip
     """The times, by key, of the calls at these places of the trace, each with its key: the medians
     over STEPS steps of the mean of those that share a key. A call that the real step does not make
     has none. Raises what the step raises.
     """
     case = traced.case
-    learner = Learner(network, case, recipe_of(case), device, seed=SEED)
+    trainer = Trainer(network, case, recipe_of(case), device, seed=SEED)
     feed = fixed_feed(network, case, device, classes)
     for _ in range(WARM_STEPS):
-        learner.step(feed)
+        trainer.step(feed)
     chosen = _chosen(traced, wanted)
 
     def marked_steps(mark: Callable[[str | None], None]) -> None:
@@ -78,17 +78,17 @@ def time_in_step(
 
         for _ in range(LOOKS):
             with _Watching(chosen, watch):
-                learner.step(feed)
+                trainer.step(feed)
 
     seen = stopwatch.kernels_in(marked_steps)
     waiting: set[str] = set()
     held: Counter[str] = Counter()
     steps: list[dict[str, OpTime]] = []
-    between = Between(pace)
+    between = SpeedBetween(pace)
     while len(steps) < STEPS:
         timer = _Timer(stopwatch, waiting)
         with _Watching(chosen, timer.watch):
-            learner.step(feed)
+            trainer.step(feed)
         host_pace = between.ends()
         held.update(timer.held)
         found = {key for key in timer.held if held[key] >= HELD}

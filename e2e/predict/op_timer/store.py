@@ -9,8 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
@@ -22,12 +20,13 @@ import torch
 
 from e2e.predict.host_model.framework_overhead import COUNTED, Framework
 from e2e.predict.op_timer.op_timer import OpTime
-from e2e.predict.queue_model import Captured
+from e2e.predict.queue_model import GraphCosts
+from kernels.files import write_atomically
 from kernels.tuned import slug, user_directory
 from microbench.device.host import cpu_name
 
 VERSIONS = ("python", "torch", "triton", "cuda", "cudnn", "cublas")
-CAPTURED = [field.name for field in dataclass_fields(Captured)]
+CAPTURED = [field.name for field in dataclass_fields(GraphCosts)]
 FORMAT = 12  # raised when times are taken in another way
 
 
@@ -66,7 +65,7 @@ class Store:
         self.framework = framework
         self._write()
 
-    def keep_captured(self, key: str, captured: Captured) -> None:
+    def keep_captured(self, key: str, captured: GraphCosts) -> None:
         """Keep what a captured step takes."""
         self.captured[key] = captured
         self._write()
@@ -84,13 +83,10 @@ class Store:
         }
         with suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=self.path.parent)
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(content, file)
-            Path(name).replace(self.path)
+            write_atomically(self.path, json.dumps(content))
 
 
-def _read(path: Path) -> tuple[dict[str, OpTime], Framework | None, dict[str, Captured]]:
+def _read(path: Path) -> tuple[dict[str, OpTime], Framework | None, dict[str, GraphCosts]]:
     """What the file holds; damaged entries are measured again."""
     try:
         content: Any = json.loads(path.read_text(encoding="utf-8"))
@@ -99,7 +95,7 @@ def _read(path: Path) -> tuple[dict[str, OpTime], Framework | None, dict[str, Ca
     if not isinstance(content, dict):
         return {}, None, {}
     found: dict[str, OpTime] = {}
-    captured: dict[str, Captured] = {}
+    captured: dict[str, GraphCosts] = {}
     framework = None
     calls = content.get("calls")
     for key, fields in calls.items() if isinstance(calls, dict) else ():
@@ -113,7 +109,7 @@ def _read(path: Path) -> tuple[dict[str, OpTime], Framework | None, dict[str, Ca
     steps = content.get("captured")
     for key, fields in steps.items() if isinstance(steps, dict) else ():
         with suppress(TypeError, ValueError, KeyError):
-            captured[key] = Captured(*(_time(fields[name]) for name in CAPTURED))
+            captured[key] = GraphCosts(*(_time(fields[name]) for name in CAPTURED))
     return found, framework, captured
 
 

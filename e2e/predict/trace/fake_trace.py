@@ -21,15 +21,15 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from e2e.data.sources.data import laid_out
-from e2e.data.sources.synthetic import SyntheticFeed
+from e2e.data.datasets.synthetic import SyntheticFeed
+from e2e.data.types import laid_out
 from e2e.networks import Network
 from e2e.networks.network import FAKE_LOGGER, quiet
-from e2e.predict.op_timer.l2_residency import cache_bytes
+from e2e.predict.trace.l2_residency import cache_bytes
 from e2e.predict.trace.recorder import Recorder, TracedOp, block_bytes
 from e2e.recipes import DYNAMIC, Recipe, recipe_of
 from e2e.results.types import TrainCase
-from e2e.train.trainer import Learner, memory_format, storage
+from e2e.train.trainer import Trainer, memory_format, storage
 from kernels.aten import NEAR, CannotReplay
 from kernels.error_words import one_line
 from microbench.layers.networks import BuildMode
@@ -112,7 +112,7 @@ def _recorded(
     network: Network, case: TrainCase, device: torch.device, classes: int, module: nn.Module | None
 ) -> Trace:
     """The second step: the first one makes what later steps find there."""
-    learner = Learner(network, case, recipe_of(case), device, seed=SEED, module=module)
+    learner = Trainer(network, case, recipe_of(case), device, seed=SEED, module=module)
     recorder = Recorder(
         device.type, scaled=recipe_of(case).scale == DYNAMIC, cache_bytes=cache_bytes(device)
     )
@@ -142,10 +142,10 @@ def fixed_feed(
     return SyntheticFeed((images, torch.randint(classes, (case.batch,), device=device)))
 
 
-def _tensors_of(learner: Learner, feed: SyntheticFeed) -> Iterator[Tensor]:
+def _tensors_of(learner: Trainer, feed: SyntheticFeed) -> Iterator[Tensor]:
     yield from learner.module.parameters()
     yield from learner.module.buffers()
-    yield from learner.updates.tensors()
+    yield from learner.optimizer.tensors()
     yield from feed.place(None)
 
 

@@ -15,8 +15,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from e2e.predict.op_timer.l2_residency import Cache
 from e2e.predict.trace.fake_tensor_strides import as_when_real
+from e2e.predict.trace.l2_residency import Cache
 from kernels.aten import (
     NEAR,
     Call,
@@ -120,7 +120,7 @@ class Storages:
 
 
 class Recorder(TorchDispatchMode):
-    """Sees each call below autograd. `mark(phase)` ends a phase, as a `Learner.step` tells it.
+    """Sees each call below autograd. `mark(phase)` ends a phase, as a `Trainer.step` tells it.
 
     `scaled`: a loss scaler looks at the gradients before an unfused optimizer is called. The
     device's cache holds `cache_bytes`; with 0, nothing is said of it.

@@ -1,0 +1,169 @@
+"""From options to arms: which cases a run trains, and which of them are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from e2e.case import LAYOUTS, ArmOptions, TrainCase
+from e2e.networks import Network
+from e2e.networks.network import written
+from e2e.recipes import ON_CPU, RECIPES, parse_recipes
+from microbench.errors import UserError
+from microbench.sweep import parse_names, parse_numbers
+
+AMP = "fp32,tf32,amp"
+# A card with less memory starts from a quarter of the usual batch.
+SMALL_CARD_BYTES = 32e9
+
+
+@dataclass(frozen=True)
+class Planned:
+    """An arm; `rung` is what it adds to the one before it on a ladder."""
+
+    case: TrainCase
+    rung: str | None = None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Arms that take turns."""
+
+    arms: tuple[Planned, ...]
+
+    @property
+    def cases(self) -> tuple[TrainCase, ...]:
+        """The cases of the arms."""
+        return tuple(arm.case for arm in self.arms)
+
+
+def plan(
+    network: Network, options: ArmOptions, kind: str, memory_bytes: int | None
+) -> list[Comparison]:
+    """One comparison a batch size. UserError for words that do not go together."""
+    _check(options, kind)
+    batches = [_usual_batch(network, kind, memory_bytes)]
+    if options.batch is not None:
+        batches = parse_numbers(options.batch, "--batch")
+    arms = _ladder(network, options, kind) if options.ladder else _recipes(network, options, kind)
+    return [
+        Comparison(tuple(replace(arm, case=replace(arm.case, batch=batch)) for arm in arms))
+        for batch in batches
+    ]
+
+
+def notes(options: ArmOptions, kind: str) -> list[str]:
+    """What was understood otherwise than it was written, for the screen."""
+    if kind != "cpu":
+        return []
+    asked, found = _asked(options), list[str]()
+    if any(name in ON_CPU for name in asked):
+        found.append("On a CPU amp is bfloat16 (amp-bf16): float16 has no fast arithmetic there.")
+    slow = [name for name in asked if name not in ON_CPU and RECIPES[name].half]
+    if slow:
+        found.append(
+            f"On most CPUs float16 has no fast arithmetic: {', '.join(slow)} will be slow."
+        )
+    return found
+
+
+def _usual_batch(network: Network, kind: str, memory_bytes: int | None) -> int:
+    if kind == "cpu":
+        return network.cpu_batch
+    small = memory_bytes is not None and memory_bytes < SMALL_CARD_BYTES
+    return max(1, network.batch // 4) if small else network.batch
+
+
+def _asked(options: ArmOptions) -> list[str]:
+    if options.recipe is None:
+        return parse_recipes(AMP)
+    names = parse_recipes(options.recipe)
+    return [*parse_recipes(AMP), *names] if options.amp else names
+
+
+def _base(network: Network, options: ArmOptions, recipe: str, layout: str) -> TrainCase:
+    return replace(
+        options.base, network=network.name, recipe=recipe, batch=1, input=written(network.input),
+        layout=layout, optimizer=options.optimizer or network.optimizer,
+    )  # fmt: skip
+
+
+def _recipes(network: Network, options: ArmOptions, kind: str) -> list[Planned]:
+    names = _asked(options)
+    if kind == "cpu":
+        names = [ON_CPU.get(name, name) for name in names]
+    return [
+        Planned(_base(network, options, recipe, layout))
+        for layout in _layouts(network, options, kind)
+        for recipe in dict.fromkeys(names)
+    ]
+
+
+def _layouts(network: Network, options: ArmOptions, kind: str) -> Sequence[str]:
+    if not _takes_images(network):
+        if options.layout is not None:
+            raise UserError(f"--layout is for images; {network.name} has none")
+        return ("",)
+    if options.layout is not None:
+        return parse_names(options.layout, LAYOUTS, "--layout")
+    return ("nhwc",) if kind == "cuda" else ("nchw",)
+
+
+def _takes_images(network: Network) -> bool:
+    return network.tokens is None and len(network.input) == 3
+
+
+def _ladder(network: Network, options: ArmOptions, kind: str) -> list[Planned]:
+    """From plain float32 to a captured step, one change a rung."""
+    images = _takes_images(network)
+    start = "nchw" if images else ""
+    case = replace(
+        _base(network, options, "fp32", start), fused=False, compile=False, graph=False,
+        loss_scale=None,
+    )  # fmt: skip
+    amp = ON_CPU["amp"] if kind == "cpu" else "amp"
+    changes: dict[str, dict[str, Any]] = {
+        "tf32": {"recipe": "tf32"},
+        "channels_last": {"layout": "nhwc"},
+        "AMP": {"recipe": amp, "loss_scale": options.base.loss_scale},
+        "fused optimizer": {"fused": True},
+        "compile": {"compile": True},
+        "CUDA graph": {"graph": True},
+    }
+    if not images:
+        del changes["channels_last"]
+    arms = [Planned(case, "fp32")]
+    for name, change in changes.items():
+        changed = replace(case, **change)
+        arms.append(Planned(changed, name))
+        if kind != "cpu" or name != "tf32":  # which a CPU skips: the next rung goes on from fp32
+            case = changed
+    return arms
+
+
+def _check(options: ArmOptions, kind: str) -> None:
+    if options.ladder:
+        _check_ladder(options)
+    if options.base.graph:
+        _check_graph(options.base, kind)
+
+
+def _check_ladder(options: ArmOptions) -> None:
+    for given, name in (
+        (options.recipe, "--recipe"), (options.layout, "--layout"), (options.amp, "--amp"),
+        (options.base.compile, "--compile"), (options.base.graph, "--graph"),
+    ):  # fmt: skip
+        if given:
+            raise UserError(f"--ladder goes through the recipes by itself; leave out {name}")
+    if options.base.accumulate > 1:
+        raise UserError("--ladder captures a step of one batch; leave out --accumulate")
+
+
+def _check_graph(base: TrainCase, kind: str) -> None:
+    if kind == "cpu":
+        raise UserError("--graph needs a CUDA device; a CPU has no CUDA graphs")
+    if base.accumulate > 1:
+        raise UserError("--graph captures a step of one batch; leave out --accumulate")
+    if not base.fused:
+        raise UserError("--graph needs the fused optimizer; leave out --no-fused")

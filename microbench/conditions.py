@@ -1,0 +1,71 @@
+"""How to measure, whatever is measured: the conditions of the measuring commands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from microbench.command_line import Check, Outputs, check_budget, check_seed, one_of, option
+
+
+def _one_of_the_timers(choices: str) -> Check:
+    """A check that a word is one of these names of `microbench.timing.timers`."""
+
+    def check(name: str, value: str) -> None:
+        from microbench.timing import timers
+
+        one_of(getattr(timers, choices))(name, value)
+
+    return check
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conditions:
+    """The ONLY list of measuring conditions: how to measure, whatever is measured.
+
+    Each is one field; the click option, its check, what the measuring process is told, what the run
+    file holds and --resume asks for again are derived from it.
+    """
+
+    dtype: str = field(
+        default="fp16",
+        metadata=option("Precisions: fp64,fp32,tf32,fp16,fp16-acc16,bf16,fp8,int8,..."),
+    )
+    backend: str | None = field(default=None, metadata=option("Back ends by name"))
+    vs: str = field(
+        default="fp32,tf32",
+        metadata=option("Baselines, measured in turns with the rest; none for none"),
+    )
+    data: str = field(default="normal", metadata=option("normal, uniform, integers or zeros"))
+    device: str = field(default="auto", metadata=option("auto, cuda, cuda:N or cpu"))
+    timer: str = field(
+        default="auto",
+        metadata=option(
+            "auto, events, graph (CUDA graph replay), clock (CPU)", kept=True,
+            check=_one_of_the_timers("TIMERS"),
+        ),
+    )  # fmt: skip
+    l2: str = field(
+        default="cold",
+        metadata=option(
+            "cold: cache flushed before each launch; warm: back to back", kept=True,
+            check=_one_of_the_timers("L2_STATES"),
+        ),
+    )  # fmt: skip
+    regime: str = field(
+        default="sustained",
+        metadata=option(
+            "sustained: clocks settled; burst: a rested card", kept=True,
+            check=_one_of_the_timers("REGIMES"),
+        ),
+    )  # fmt: skip
+    budget: float | None = field(
+        default=None,
+        metadata=option("Seconds of sampling in all  [default: by cases]", check=check_budget),
+    )
+    autotune: bool = field(
+        default=False, metadata=option("Search Triton configurations, keep winners")
+    )
+    seed: int | None = field(
+        default=None, metadata=option("Of the input data  [default: random]", check=check_seed)
+    )
+    outputs: Outputs = field(default_factory=Outputs)
