@@ -57,12 +57,12 @@ def show_document(
     document: Document, data: Json, file: Path, *, form: str | None, verbose: bool
 ) -> None:
     """Print what a command wrote that is no run."""
-    from microbench.report.documents import print_document
+    from microbench.report.documents import Sheet, print_document
     from microbench.report.screen import make_console
     from microbench.report.table import markdown, records, write_csv
 
     try:
-        sheet = document.sheet(data)
+        sheet: Sheet = document.sheet(data)
         if form == "csv":
             sys.stdout.write(write_csv([records(sheet.table)]))
         elif form == "markdown":

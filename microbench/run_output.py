@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from microbench.command_line import Outputs
 from microbench.device.host import WATCHED_VARIABLES
 from microbench.errors import NothingMeasured, UserError
-from microbench.results.values import Entry
 from microbench.results.kinds import KINDS
 from microbench.results.runfile import check_writable, probe, write_run, write_text
 from microbench.results.types import METHOD_VERSION, Run
+from microbench.results.values import Entry
 from microbench.worker import Greeting
 
 if TYPE_CHECKING:

@@ -136,8 +136,9 @@ class Runner:
         # What came later may explain what came before.
         self.run = annotate(replace(self.run, finished_at=self.now()))
         self._save()
-        self.run = with_model(self.run)
-        self._save()
+        if self.path is not None:
+            self.run = with_model(self.run)
+            self._save()
         return self.run
 
     def _calibrate(self, cases: Sequence[Case]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from rich.console import Console
 from rich.text import Text
@@ -17,7 +17,7 @@ from microbench.report.table import Column, Row, Table, screen
 from microbench.results.comparison import CompareRow, Comparison
 from microbench.results.fields import decode
 from microbench.results.types import Run
-from microbench.results.values import Interval, Json
+from microbench.results.values import AnyCase, Interval, Json
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,10 @@ def comparison(data: Json) -> Sheet:
     notes = [Text(f"The runs differ: {fmt.clean(text)}") for text in found.differences]
     for name, keys in (("A", found.only_a), ("B", found.only_b)):
         notes += [Text(f"only in {name}: {fmt.clean(key)}") for key in keys]
-    compared = [CompareRow(r.key, r, r.verdict, r.ratio, r.ci95, r.a_s, r.b_s) for r in found.rows]
+    compared = [
+        CompareRow(r.key, cast(AnyCase, r), r.verdict, r.ratio, r.ci95, r.a_s, r.b_s)
+        for r in found.rows
+    ]
     return Sheet(
         Table(columns, list(rows)),
         Table(columns, [row for row in rows if row.item.verdict != "same"]),
@@ -138,4 +141,6 @@ def figures(data: Mapping[str, object]) -> Sheet:
 
 
 def _value(value: object) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    if isinstance(value, list):
+        return ", ".join(map(str, cast("list[object]", value)))
+    return str(value)

@@ -18,7 +18,6 @@ from microbench.results.values import Json, Ratio
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from microbench.report.documents import Sheet
     from microbench.results.types import Run
 
 Section = tuple[str, Sequence["Text"]]  # title, lines
@@ -121,8 +120,8 @@ class Document:
             name in data and value in (None, data[name]) for name, value in self.fields.items()
         )
 
-    def sheet(self, data: Json) -> Sheet:
-        """The document as a table."""
+    def sheet(self, data: Json) -> Any:
+        """The document as a table: a `microbench.report.documents.Sheet`."""
         module, _, function = self.sheet_function.partition(":")
         return getattr(import_module(module), function)(data)
 

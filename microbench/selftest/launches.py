@@ -22,7 +22,8 @@ def launch_all(device: str, launches: int, words: list[str]) -> None:
     info = describe(device)
     instruments = Instruments(info.index, 1 << 20, info.sm_count)
     session = OPS["gemm"].session(info.target(), seed=0)
-    runtime: Any = torch.cuda.cudart()
+    cuda: Any = torch.cuda
+    runtime = cuda.cudart()
     for word in words:
         call = session.prepare(parse(word)).candidates[0].call
         call()

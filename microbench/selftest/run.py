@@ -27,7 +27,7 @@ from microbench.selftest.plant import Absent, Plant
 from microbench.selftest.planted import plan
 from microbench.selftest.waves import target_of, triton_tile
 from microbench.sweep import Group
-from microbench.worker import Greeting, Worker, WorkerDied
+from microbench.worker import Greeting, WorkerDied, Workers
 
 if TYPE_CHECKING:
     from microbench.report.documents import Sheet
@@ -112,35 +112,6 @@ def planted_for(greeting: Greeting) -> tuple[list[Plant], list[Absent]]:
     device = greeting.device
     cuda = device["kind"] == "cuda"
     return plan(device, triton_tile(target_of(device)) if cuda else lambda _: None)
-
-
-class Workers:
-    """Measuring processes of one setting: the one that greeted first, new ones after it."""
-
-    def __init__(self, settings: Conditions) -> None:
-        self.settings = settings
-        self._first: Worker | None = None
-
-    def greet(self) -> Greeting:
-        """Start the first and hear what it says of the device. UserError when it cannot be had."""
-        self._first = Worker(self.settings)
-        try:
-            return self._first.greet()
-        except WorkerDied as death:
-            raise UserError(f"the device cannot be used: {death.reason}") from None
-
-    def next(self) -> Worker:
-        """A worker that is ready to measure."""
-        if self._first is None:
-            self.greet()
-        worker, self._first = self._first, None
-        assert worker is not None
-        return worker
-
-    def close(self) -> None:
-        """End the first if nobody took it."""
-        if self._first:
-            self._first.close()
 
 
 def measure(

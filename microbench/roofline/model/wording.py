@@ -27,5 +27,5 @@ def describe(model: TimeModel) -> list[str]:
 
 def path_text(path: tuple[str, ...]) -> str:
     """A path as a person reads it: "conv nhwc fprop cudnn fp16, misaligned"."""
-    _, _, special, *arm = path
+    special, arm = "".join(path[2:3]), path[3:]
     return " ".join(word for word in arm if word) + (f", {special}" if special else "")
