@@ -52,7 +52,7 @@ LABELS = (
     "wgrad_fold/16x1x32x32/t3/r1/s2/w4/x2", "wgrad_pointer/1x32x64x128/t1/r1/s2/w4/x1",
     "wgrad_pointer/1x16x32x128/t1/r1/s2/w4/x3",
 )  # fmt: skip
-MOST_PROGRAM_STEPS = 65  # the interpreter takes a few milliseconds for each
+MOST_PROGRAM_STEPS = 40  # the interpreter takes a few milliseconds for each
 IN_TF32 = ("3x3", "3x3/2", "1x1", "3x3 of 3")
 
 # (c, k, image, kernel, stride) of ResNet-50, batch 256
