@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 from kernels.case import Candidate, CannotRun, Case, Target
 from kernels.precision import Precision
@@ -20,36 +20,7 @@ MAX_BOX = 256  # elements along one dimension
 MAX_INDEX = 2**31 - 1
 
 
-class Configuration(Protocol):
-    """One way to run a kernel, whatever the op."""
-
-    @property
-    def kernel(self) -> str:
-        """The name of the kernel."""
-        ...
-
-    @property
-    def stages(self) -> int:
-        """Stages of the software pipeline."""
-        ...
-
-    @property
-    def warps(self) -> int:
-        """Warps of a program."""
-        ...
-
-    @property
-    def label(self) -> str:
-        """Compact name, which the op's `parse` reads."""
-        ...
-
-    @property
-    def tile(self) -> tuple[int, int, int]:
-        """(M, N, K) of the (implicit) GEMM's tile."""
-        ...
-
-
-AnyConfig = TypeVar("AnyConfig", bound=Configuration)
+Config = TypeVar("Config")
 
 
 class Parts(NamedTuple):
@@ -131,9 +102,9 @@ def power_of_two(least: int) -> int:
     return 1 << (least - 1).bit_length()
 
 
-def options(config: Configuration) -> dict[str, int]:
+def options(stages: int, warps: int) -> dict[str, int]:
     """What the compiler is told beside the arguments."""
-    return {"num_stages": config.stages, "num_warps": config.warps}
+    return {"num_stages": stages, "num_warps": warps}
 
 
 def input_precision(kind: Precision) -> str:
@@ -141,7 +112,7 @@ def input_precision(kind: Precision) -> str:
     return "tf32" if kind.multiply == "tf32" else "ieee"
 
 
-def candidate(config: Configuration, steps: Sequence[Step]) -> Candidate:
+def candidate(label: str, tile: tuple[int, int, int], steps: Sequence[Step]) -> Candidate:
     """The steps as one launch."""
 
     def call() -> None:
@@ -149,10 +120,10 @@ def candidate(config: Configuration, steps: Sequence[Step]) -> Candidate:
             step.launch()
 
     names = "+".join(dict.fromkeys(step.kernel.__name__ for step in steps))
-    return Candidate(config.label, call, config.tile, names)
+    return Candidate(label, call, tile, names)
 
 
-def some(found: Sequence[AnyConfig], case: Case, target: Target) -> Sequence[AnyConfig]:
+def some(found: Sequence[Config], case: Case, target: Target) -> Sequence[Config]:
     """The configurations that were found; CannotRun where there are none."""
     if not found:
         raise CannotRun(f"no Triton configuration for {case.precision_name} fits {target.name}")

@@ -78,7 +78,7 @@ class Conv:
         )
 
     def tolerance(self, case: Case) -> float:
-        """The precision's own, or what adding up so many products in float32 comes to.
+        """The precision's own, or a float32 sum's of that length, whichever is larger.
 
         wgrad's long sums are split, and cuDNN keeps the parts in float16. float32's tolerance stays
         below what TF32 would do.

@@ -1,4 +1,4 @@
-"""The Triton GEMM: right in the interpreter (CPU) and on a GPU, and its labels and tables.
+"""The Triton GEMM: right in the interpreter, and its labels and tables.
 
 TRITON_INTERPRET must be set before triton is imported, so the interpreter's products run in a
 process of their own: this file, as a script, prints {case: [error, tolerance]}.
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from samples.interpreting import errors_of
 
-from kernels.case import Candidate, Case, Target
+from kernels.case import Case, Target
 from kernels.gemm.triton import config as cfg
 from kernels.gemm.triton.config import Config, Problem, parse
 from kernels.gpus import architecture
@@ -50,16 +50,16 @@ def interpreted() -> dict[str, tuple[str, Case]]:
     found = []
     for layout, label in itertools.product(LAYOUTS, (*TMA_LABELS, POINTER_LABEL)):
         direct = "" if label == POINTER_LABEL else "/direct"
+        tails = ("fp16", 41, 197, 37) if len(found) % 4 else ("int8", 67, 33, 50)
         found += [
             (label, case("fp16", 96, 208, 48, layout)),
-            (label + direct, case("fp16", 41, 197, 37, layout)),
-            (label + direct, case("int8", 67, 33, 50, layout)),
+            (label + direct, case(*tails, layout)),
         ]
     for label in (POINTER_LABEL, "tma/32x32x16/s2/w4/g2/sub2/direct"):
         found += [(label, case("fp16", *size)) for size in ((1, 1, 1), (1, 40, 64), (33, 1, 5))]
     for precision in INTERPRETED:
         for label in ("tma_persistent/32x64x32/s2/w4/g8/sub2", "pointer/32x32x32/s2/w4/g4"):
-            found.append((label, case(precision, 80, 96, 72 if precision == "fp16" else 80)))
+            found.append((label, case(precision, 48, 80, 40 if precision == "fp16" else 48)))
     return {f"{label} {what.precision_name} {what.group}": (label, what) for label, what in found}
 
 
@@ -183,54 +183,6 @@ def test_the_users_winner_comes_first(tmp_path: Path, monkeypatch: pytest.Monkey
     assert backend.configuration(odd, target).label != label
     old = Target("cuda", "NVIDIA A100", (8, 0), 108)
     assert backend.configuration(what, old).kernel == cfg.POINTER
-
-
-GPU_SIZES = [
-    (1, 1, 1), (16, 16, 16), (1, 4096, 4096), (127, 65, 33), (256, 256, 256), (384, 640, 200),
-    (1000, 1000, 1000), (1023, 1025, 511), (2048, 512, 8192), (4095, 4097, 1024),
-]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def gpu() -> Target:
-    torch = pytest.importorskip("torch")
-    props = torch.cuda.get_device_properties(0)
-    return Target("cuda", props.name, (props.major, props.minor), props.multi_processor_count)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("size", GPU_SIZES)
-@pytest.mark.parametrize("precision", [p for p in PRECISIONS if p != "fp64"])
-def test_right_on_the_gpu(precision: str, size: tuple[int, int, int], layout: str, gpu: Target):
-    what = case(precision, *size, layout)
-    check_on_gpu(what, gpu, tune=False)
-
-
-@pytest.mark.gpu
-@pytest.mark.slow
-@pytest.mark.parametrize("precision", [p for p in PRECISIONS if p != "fp64"])
-def test_every_searched_configuration_is_right(precision: str, gpu: Target):
-    check_on_gpu(case(precision, 1024, 1152, 1280), gpu, tune=True)
-
-
-def check_on_gpu(what: Case, gpu: Target, *, tune: bool) -> None:
-    from kernels import OPS
-
-    reason = OPS["gemm"].cannot_run(what, gpu)
-    if reason:
-        pytest.skip(reason)
-    session = OPS["gemm"].session(gpu, seed=0)
-    try:
-        prepared = session.prepare(what, tune=tune)
-
-        def right(candidate: Candidate) -> bool:
-            return prepared.rel_error(candidate) <= what.precision.rel_tolerance
-
-        wrong = [c.label for c in prepared.candidates if not right(c)]
-        assert not wrong
-    finally:
-        session.close()
 
 
 if __name__ == "__main__":

@@ -1,32 +1,32 @@
-"""A GPU and a precision are added by one entry each: all that knows of them uses it."""
+"""A GPU and a precision are one entry each: ceilings, limits, kernels and screens use it."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
-from e2e.predict.op_timer.l2_residency import cache_bytes
-from samples.kernel_runs import sample_result, sample_run
+from samples.kernel_runs import case, measured, run_of, shown
 
-from kernels import gpus, precision
-from kernels.case import Case, Target
+from e2e.predict.op_timer.l2_residency import cache_bytes
+from kernels import OPS, gpus
+from kernels.case import Target
 from kernels.conv.shape import ConvShape
 from kernels.conv.triton import data_config, wgrad_config
 from kernels.gemm import cublaslt_api
 from kernels.gemm.triton import config as gemm_config
 from kernels.gpu_cards import CARDS
-from kernels.precision import PRECISIONS
+from kernels.precision import PRECISIONS, Precision
 from kernels.tuned import tables_for
-from microbench.__main__ import main
-from microbench.results.runfile import write_run
+from microbench.report.drawing import chart_of
+from microbench.results.codec import run_from_json, run_to_json
 from microbench.roofline.ceilings import datasheet_ceilings
 from microbench.roofline.limits import limits_for
 
 NAME, CAPABILITY, SMS = "NVIDIA Zeta 7", (13, 1), 20
-CLOCK_MHZ = 1000.0
 
 
 @pytest.fixture
@@ -54,21 +54,21 @@ def test_ceilings_and_limits_of_a_new_gpu(gpu: Target) -> None:
         ("memory", None, None, 5e11),
     ]
     assert {c.reference for c in ceilings} == {"https://example.org/zeta"}
-    result = sample_result()
-    assert result.measurement is not None
-    result = replace(result, measurement=replace(result.measurement, sm_clock_mhz=CLOCK_MHZ))
     device = {"kind": "cuda", "name": gpu.name, "capability": "13.1", "sm_count": SMS}
-    limits = limits_for(result, replace(sample_run(result), ceilings=ceilings, device=device))
+    result = measured(case(4096, "fp16", "cublas"), 3)
+    run = run_of([result], ceilings=tuple(ceilings), device=device)
+    limits = limits_for(result, run)
     assert limits.datasheet_flop_per_s == 9e12
-    assert limits.clock_flop_per_s == 256 * SMS * CLOCK_MHZ * 1e6
+    assert result.measurement is not None
+    assert limits.clock_flop_per_s == 256 * SMS * result.measurement.sm_clock_mhz * 1e6
     assert limits.simt_flop_per_s == 1e12
+    assert "Zeta 7" in shown(run)
 
 
 def test_triton_keeps_to_a_new_gpu_s_shared_memory(gpu: Target) -> None:
     limit = gpus.architecture(gpu.capability).block_shared_bytes
     shape, fp16 = ConvShape(8, 64, 28, 28, 64, 3, 3, 1, 1), PRECISIONS["fp16"]
-    case = Case("gemm", {"m": 4096, "n": 4096, "k": 4096}, "fp16", "triton")
-    problem = gemm_config.Problem.of(case)
+    problem = gemm_config.Problem.of(case(4096, "fp16", "triton"))
     taken = [
         *(gemm_config.shared_memory(c, fp16)
           for c in gemm_config.choices(problem, CAPABILITY, SMS)),
@@ -95,21 +95,20 @@ def test_half_of_a_new_gpu_s_l2_holds_a_tensor(
     assert cache_bytes(torch.device("cuda")) == 1 << 19
 
 
-def test_a_new_precision_needs_one_entry(
-    gpu: Target, monkeypatch: pytest.MonkeyPatch, tmp_path: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_new_precision_needs_one_entry(gpu: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     """e5m2 x e4m3 added up in float32: stored and multiplied in ways that the back ends know."""
     name = "fp8-e5m2-precise"
     new = replace(PRECISIONS["fp8-e5m2"], name=name, fast_accumulate=False)
-    monkeypatch.setattr(precision, "PRECISIONS", {**PRECISIONS, name: new})
-    case = Case("gemm", {"m": 4096, "n": 4096, "k": 4096}, name, "cpu")
-    assert case.precision is new
+    monkeypatch.setitem(cast("dict[str, Precision]", PRECISIONS), name, new)
+    what = case(4096, name, "triton")
+    assert OPS["gemm"].cannot_run(what, gpu) is None
     assert datasheet_ceilings(gpu.name, [name])[0].flop_per_s == 18e12
     assert cublaslt_api.arithmetic(new) == cublaslt_api.arithmetic(PRECISIONS["fp8-e5m2"])
-    found = gemm_config.choices(gemm_config.Problem.of(case), (9, 0), 132)
+    found = gemm_config.choices(gemm_config.Problem.of(what), (9, 0), 132)
     assert found
     assert max(config.accumulators for config in found) <= gemm_config.PRECISE_ACCUMULATORS
-    result = replace(sample_result(), case=case)
-    write_run(sample_run(result), tmp_path / "run.json")
-    assert main(["show", str(tmp_path / "run.json")]) == 0
-    assert name in capsys.readouterr().out
+    run = run_of([measured(case(4096, p, "cublas"), 600) for p in ("fp16", name)])
+    read = run_from_json(json.loads(json.dumps(run_to_json(run))))
+    assert read.results[1].case.precision is new
+    assert name in shown(run)
+    assert chart_of(run).to_dict()

@@ -98,4 +98,4 @@ def _candidate(config: Config, case: Case, operands: ConvOperands, target: Targe
         steps = wgrad_launch.bind(config, operands, case.precision, target.sm_count)
     else:
         steps = data_launch.bind(config, operands, case.precision, target.sm_count)
-    return candidate(config, steps)
+    return candidate(config.label, config.tile, steps)

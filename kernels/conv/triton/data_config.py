@@ -275,7 +275,7 @@ MIN_ROW_BYTES = 32  # the least inner box worth a swizzle
 
 
 def _boxes(pixels: int, what: Sum, kernel: str) -> list[tuple[int, int, int]]:
-    """Boxes of so many pixels: two squarish ones of little waste, and any that wastes far less.
+    """Boxes of `pixels` pixels: two squarish ones of little waste, and any that wastes far less.
 
     Large squares come first: their windows overlap within an image, which L2 then serves.
     """

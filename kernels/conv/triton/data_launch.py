@@ -54,7 +54,7 @@ class _Binder:
         dgrad = self.sum.dgrad
         self.source = operands.y if dgrad else operands.x
         self.output = operands.output
-        self.options = options(config)
+        self.options = options(config.stages, config.warps)
 
     def steps(self) -> list[Step]:
         kernel = self.config.kernel

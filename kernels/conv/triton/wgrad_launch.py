@@ -62,7 +62,7 @@ def _product(
     grid = (tiles(config, operands.shape) * config.splits,)
     if config.kernel == POINTER:
         args = _pointer_args(config, operands, out, split_elements)
-        return Step(jit.wgrad_pointer, grid, (*args, mode), options(config))
+        return Step(jit.wgrad_pointer, grid, (*args, mode), options(config.stages, config.warps))
     view = _view(config, operands.shape, x.element_size())
     args = (
         view.x(config, x), view.dy(config, operands.y), out,
@@ -71,7 +71,7 @@ def _product(
         config.images, config.columns, config.bk, config.bc, config.rows, config.taps,
         operands.shape.stride, operands.shape.dilation, view.phased,
     )  # fmt: skip
-    return Step(jit.wgrad_tma, grid, (*args, mode), options(config))
+    return Step(jit.wgrad_tma, grid, (*args, mode), options(config.stages, config.warps))
 
 
 @dataclass(frozen=True)

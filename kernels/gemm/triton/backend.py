@@ -27,15 +27,14 @@ def cannot_run(case: Case, target: Target) -> str | None:
 
 def candidates(case: Case, operands: Operands, target: Target) -> Sequence[Candidate]:
     """The tuned configuration; where none is near, the rules' first choice."""
-    config = configuration(case, target)
-    return (candidate(config, _launcher(case, operands, target).bind(config)),)
+    return (_candidate(configuration(case, target), _launcher(case, operands, target)),)
 
 
 def tuning_candidates(case: Case, operands: Operands, target: Target) -> Sequence[Candidate]:
     """What a search times: the present choice, then the most promising others."""
     launcher = _launcher(case, operands, target)
     tried = (configuration(case, target), *_choices(case, target)[:SEARCHED])
-    return tuple(candidate(config, launcher.bind(config)) for config in dict.fromkeys(tried))
+    return tuple(_candidate(config, launcher) for config in dict.fromkeys(tried))
 
 
 def save_tuned(case: Case, target: Target, label: str) -> Path:
@@ -72,3 +71,7 @@ def _size(case: Case) -> Size:
 
 def _launcher(case: Case, operands: Operands, target: Target) -> Launcher:
     return Launcher(Problem.of(case), operands.a, operands.b, operands.c, target.sm_count)
+
+
+def _candidate(config: Config, launcher: Launcher) -> Candidate:
+    return candidate(config.label, config.tile, launcher.bind(config))

@@ -90,7 +90,9 @@ class Launcher:
             config.bm, config.bn, config.bk, p.k % config.bk == 0,
             *self._arithmetic(config),
         )  # fmt: skip
-        return Step(_KERNELS[POINTER], (p.tiles(config),), args, options(config))
+        return Step(
+            _KERNELS[POINTER], (p.tiles(config),), args, options(config.stages, config.warps)
+        )
 
     def _tma_step(self, config: Config) -> Step:
         p, tiles = self.problem, self.problem.tiles(config)
@@ -109,7 +111,7 @@ class Launcher:
             args = (*boxes, self.c, *sizes, *how)
         if config.kernel == PERSISTENT:
             args = (*args, self.sm_count)
-        return Step(_KERNELS[config.kernel], grid, args, options(config))
+        return Step(_KERNELS[config.kernel], grid, args, options(config.stages, config.warps))
 
     def _c_box(self, config: Config, columns: int) -> TensorDescriptor | None:
         if config.direct:
