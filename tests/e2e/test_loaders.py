@@ -43,7 +43,6 @@ from e2e.data.loaders.torchvision_io import pixels
 from e2e.data.loaders.worker_pool import MAX_LOSSES, LoaderError, Workers
 from e2e.data.types import IMAGENET, Arrays, Data, Files, Picture, Wanted
 from e2e.train.feeds import Following
-from microbench.errors import UserError
 
 CPU = torch.device("cpu")
 FROM_FILES = ("torchvision", "torchvision-io", "torchvision-draft", "resident")

@@ -25,7 +25,9 @@ class InMemory:
     reading: Reading = field(default_factory=Reading)
     source: Arrays = field(init=False, repr=False)
     _feeder: Feeder = field(init=False, repr=False)
-    _kept_on: dict[torch.device, Arrays] = field(init=False, repr=False, default_factory=dict)
+    _kept_on: dict[torch.device, Arrays] = field(
+        init=False, repr=False, default_factory=dict[torch.device, Arrays]
+    )
 
     def __post_init__(self) -> None:
         # An object of its own: copies on a device live as long as it, not as long as `train`.
@@ -73,7 +75,8 @@ class InMemory:
             )
         kept = self._kept_on[device]
         scale, shift = self.normal.scale_and_shift(device)
-        for some, target in zip(kept.images.split(batch), kept.classes.split(batch), strict=True):
+        parts = (torch.split(part, batch) for part in (kept.images, kept.classes))
+        for some, target in zip(*parts, strict=True):
             yield (some * scale).add_(shift), target
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from statistics import fmean
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -189,8 +189,8 @@ class Ahead(Generic[Made]):
 
 def _numbered(device: torch.device) -> torch.device:
     """The device with its index: torchvision makes a new decoder where "cuda" becomes "cuda:0"."""
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return torch.device("cuda", index)
+    index = cast(int | None, device.index)
+    return torch.device("cuda", torch.cuda.current_device() if index is None else index)
 
 
 def _usual_bytes(pictures: Sequence[Picture]) -> int:

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 
 import torch
-import torchvision
+import torchvision  # pyright: ignore[reportMissingTypeStubs]
 from torch import Tensor
 
 # From nvjpeg.h of CUDA 13: statuses, and what is asked for.
@@ -161,7 +161,7 @@ class HardwareDecoder:
         flat = torch.empty(sum(lengths), dtype=torch.uint8, device=self._device)
         images = [
             part[: 3 * height * width].view(3, height, width)
-            for part, (_, (height, width)) in zip(flat.split(lengths), fitting, strict=True)
+            for part, (_, (height, width)) in zip(torch.split(flat, lengths), fitting, strict=True)
         ]
         self._decode([one for one, _ in fitting], images)
         made = iter(images)

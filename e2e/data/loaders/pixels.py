@@ -8,7 +8,11 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, default_collate, get_worker_info
+from torch.utils.data import (
+    Dataset,
+    default_collate,  # pyright: ignore[reportUnknownVariableType]
+    get_worker_info,
+)
 
 from e2e.data.loaders.decode import read, short
 from e2e.data.loaders.device_copy import Placer

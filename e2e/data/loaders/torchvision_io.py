@@ -7,8 +7,13 @@ import warnings
 import torch
 from PIL import Image
 from torch import Tensor
-from torchvision.io import ImageReadMode, decode_jpeg
-from torchvision.transforms.v2.functional import pil_to_tensor
+from torchvision.io import (  # pyright: ignore[reportMissingTypeStubs]
+    ImageReadMode,
+    decode_jpeg,
+)
+from torchvision.transforms.v2.functional import (  # pyright: ignore[reportMissingTypeStubs]
+    pil_to_tensor,
+)
 
 from e2e.data.loaders.decode import decode
 from e2e.data.loaders.pillow import random_cut

@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from multiprocessing.process import BaseProcess
@@ -208,7 +208,7 @@ def _end_of(process: BaseProcess) -> str:
 
 
 @contextmanager
-def _quiet_children() -> Iterator[None]:
+def _quiet_children() -> Generator[None, None, None]:
     """Keep torch from installing a signal handler that raises when a worker dies.
 
     It raises wherever the main thread is just then, in the middle of a training step too.
