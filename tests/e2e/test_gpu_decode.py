@@ -22,7 +22,7 @@ from e2e.data.loaders.decode import decode
 from e2e.data.loaders.gpu_decode import Ahead
 from e2e.data.loaders.jpeg_bytes import AREA, RATIO, Encoded, pack, plain_jpeg, random_cut
 from e2e.data.loaders.worker_pool import Workers
-from e2e.data.types import Picture
+from e2e.data.types import Picture, Wanted
 from kernels.resample.geometry import crop_table
 from microbench.errors import UserError
 
@@ -244,8 +244,9 @@ class TestWorkers:
 
         def batches(workers: int) -> list[list[list[int]]]:
             running: Workers = Workers(
-                Encoded(pictures), lambda start: draws[start:], workers=workers, collate=pack,
-                pinned=False, batch_bytes=0,
+                Encoded(pictures), lambda start: draws[start:],
+                Wanted((8, 8), 2, 1, torch.device("cpu"), workers),
+                collate=pack, pinned=False, batch_bytes=0,
             )  # fmt: skip
             found = [[part.flatten().tolist() for part in next(running).contents()] for _ in draws]
             running.close()

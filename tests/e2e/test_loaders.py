@@ -619,14 +619,12 @@ class Deadly(Dataset[int]):
         return index
 
 
-def counted(dataset: Dataset[int], on_death: str, **options: Any) -> Workers[list[int]]:
+def counted(dataset: Dataset[int], on_death: str, batch_bytes: int = 8) -> Workers[list[int]]:
     def batches(start: int) -> Iterator[list[int]]:
         return ([number] for number in itertools.count(start))
 
-    return Workers(
-        dataset, batches, workers=1, collate=list, pinned=False, on_death=on_death, prefetch=1,
-        batch_bytes=options.get("batch_bytes", 8),
-    )  # fmt: skip
+    wanted = Wanted((1, 1), 1, 1, CPU, workers=1, on_death=on_death, prefetch=1)
+    return Workers(dataset, batches, wanted, collate=list, pinned=False, batch_bytes=batch_bytes)
 
 
 class Ended:

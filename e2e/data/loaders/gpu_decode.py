@@ -62,13 +62,10 @@ class DecodedFeed:
         self._workers: Workers[Packed] = Workers(
             encoded,
             partial(Shuffled, len(files.pictures), wanted.batch, wanted.seed),
-            workers=wanted.workers,
+            wanted,
             collate=pack,
             pinned=wanted.pinned,
             batch_bytes=wanted.batch * _usual_bytes(files.pictures),
-            on_death=wanted.on_death,
-            prefetch=wanted.prefetch,
-            note=wanted.note,
         )
         self._batches = Ahead(self._make, READY)
 
@@ -86,11 +83,6 @@ class DecodedFeed:
     def idle_cpu_s(self) -> float:
         """Processor seconds of decoding so far: nvJPEG spins until the device is done."""
         return self._decoder.idle_cpu_s
-
-    @property
-    def restarts(self) -> int:
-        """How often workers were replaced because one died."""
-        return self._workers.restarts
 
     def fetch(self) -> Ready:
         """Wait for the next batch to be launched; the device may still be at work on it.

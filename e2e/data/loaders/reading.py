@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from e2e.data.loaders.decode import read, short
 from e2e.data.loaders.sampling import Draw, Shuffled
-from e2e.data.loaders.worker_pool import Workers
+from e2e.data.loaders.worker_pool import WorkerFeed, Workers
 from e2e.data.types import Broken, Files, Picture, Source, Tell, Wanted
 from microbench.errors import UserError
 
@@ -36,34 +36,20 @@ def open_feed(source: Source, wanted: Wanted, tell: Tell) -> ReadFeed:
     workers = Workers(
         _Files(source.pictures, wanted.cold),
         partial(Shuffled, len(source.pictures), wanted.batch, wanted.seed),
-        workers=wanted.workers,
+        wanted,
         collate=_added_up,
         pinned=False,
         batch_bytes=0,
-        on_death=wanted.on_death,
-        prefetch=wanted.prefetch,
-        note=wanted.note,
     )
     return ReadFeed(workers, tell)
 
 
-class ReadFeed:
+class ReadFeed(WorkerFeed[Read]):
     """A `LoaderFeed` that cannot train: it fetches, and has nothing to place."""
 
-    idle_cpu_s = 0.0
-
     def __init__(self, workers: Workers[Read], tell: Tell) -> None:
-        self._workers, self._tell = workers, tell
-
-    @property
-    def ahead(self) -> int:
-        """How many batches may be read before anybody asks."""
-        return self._workers.ahead
-
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """The workers by now."""
-        return self._workers.pids
+        super().__init__(workers)
+        self._tell = tell
 
     def fetch(self) -> Read:
         """Wait until the next batch is read."""
@@ -74,10 +60,6 @@ class ReadFeed:
     def place(self, fetched: object) -> tuple[Tensor, Tensor]:
         """UserError: there is nothing to train on."""
         raise UserError("loader read only reads files: it cannot train")
-
-    def close(self) -> None:
-        """End the workers."""
-        self._workers.close()
 
 
 class _Files(Dataset[Read]):
