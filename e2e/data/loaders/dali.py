@@ -49,7 +49,7 @@ class DaliFeed:
 
     @property
     def ahead(self) -> int:
-        """How many batches may be ready before anybody asks."""
+        """How many batches may be ready before they are fetched."""
         return self._wanted.prefetch
 
     def fetch(self) -> tuple[Tensor, Tensor]:

@@ -38,11 +38,6 @@ class _Reduced(NamedTuple):
     left: float
 
 
-def missing(device: torch.device) -> str | None:
-    """It runs everywhere."""
-    return None
-
-
 def open_feed(source: Source, wanted: Wanted, tell: Tell) -> PixelFeed:
     """The images and cuts of back end torchvision; pixels differ where an image is decoded smaller,
     and only there.

@@ -71,7 +71,7 @@ class DecodedFeed:
 
     @property
     def ahead(self) -> int:
-        """How many batches may be ready before anybody asks."""
+        """How many batches may be ready before they are fetched."""
         return self._workers.ahead + READY + 1
 
     @property

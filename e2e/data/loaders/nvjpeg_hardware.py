@@ -70,7 +70,7 @@ class _Library:
         self._spare.append(state)
 
     def end(self, state: c_void_p) -> None:
-        """Let go of a state of which nobody knows what it holds."""
+        """Destroy a state whose contents are undefined."""
         self._batches.nvjpegJpegStateDestroy(state)
 
     def header(self) -> c_void_p:
@@ -107,8 +107,8 @@ class _Library:
     ) -> None:
         """Decode a batch into its images, uint8 [3, height, width] each, and wait for the engines.
 
-        They write at once, whatever the stream has to do before: its memory must be nobody's. The
-        images are there when the stream has come so far.
+        They write at once, whatever the stream has still to do: no earlier work may use the images'
+        memory. The images are complete when the stream has come so far.
         """
         count = len(encoded)
         data = (c_void_p * count)(*(one.data_ptr() for one in encoded))

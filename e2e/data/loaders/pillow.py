@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import torch
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -27,11 +26,6 @@ from e2e.data.loaders.pixels import (
 )
 from e2e.data.loaders.sampling import Draw, in_order
 from e2e.data.types import Arrays, Picture, Source, Tell, Wanted
-
-
-def missing(device: torch.device) -> str | None:
-    """It runs everywhere."""
-    return None
 
 
 def open_feed(source: Source, wanted: Wanted, tell: Tell) -> PixelFeed:

@@ -1,4 +1,4 @@
-"""Files read and thrown away: what the disk, or the page cache, gives when nothing is decoded."""
+"""Files read and discarded: the rate of the disk, or the page cache, when nothing is decoded."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -23,11 +22,6 @@ class Read(NamedTuple):
     files: int
     size_bytes: int
     broken: list[Broken]
-
-
-def missing(device: torch.device) -> str | None:
-    """It runs everywhere."""
-    return None
 
 
 def open_feed(source: Source, wanted: Wanted, tell: Tell) -> ReadFeed:

@@ -103,7 +103,7 @@ class _Shards(Dataset[Sample]):
         return Sample(None, 0, broken)
 
     def _following(self) -> Generator[tuple[Raw, int], None, None]:
-        """What the next batches will be of, as far as anybody looks, and at most BUFFER of it."""
+        """The next samples, at most BUFFER of them; they stay in the stream."""
         assert self._raw is not None
         seen: list[tuple[Raw, int]] = []
         try:

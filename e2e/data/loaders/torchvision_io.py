@@ -25,11 +25,6 @@ JPEG = b"\xff\xd8\xff"
 FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 
 
-def missing(device: torch.device) -> str | None:
-    """It runs everywhere."""
-    return None
-
-
 def open_feed(source: Source, wanted: Wanted, tell: Tell) -> PixelFeed:
     """The batches of back end torchvision, but for how a decoder and a resize round."""
     assert isinstance(source, Files)

@@ -81,7 +81,7 @@ class Workers(Iterator[Batch], Generic[Batch]):
 
     @property
     def ahead(self) -> int:
-        """How many batches may be ready before anybody asks."""
+        """How many batches may be ready before they are fetched."""
         return self._workers * self._prefetch
 
     @property
