@@ -8,7 +8,7 @@ import pickle
 import shutil
 import struct
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from e2e.data.datasets import KINDS, open_data
 from e2e.data.datasets.in_memory import InMemory
 from e2e.data.loaders.crop_sizes import PADDING
 from e2e.data.loaders.decode import decode
-from e2e.data.sources import generated
+from e2e.data.sources import cifar10, generated
 from e2e.data.sources.listing import list_images
 from e2e.data.types import Arrays, Data, Normal
 
@@ -290,17 +290,21 @@ def write_as_python2(path: Path, table: dict[bytes, Any]) -> None:
     path.write_bytes(raw.replace(b"cnumpy._core.multiarray\n", b"cnumpy.core.multiarray\n", 1))
 
 
+RECORDS = 200  # a file, in place of 10,000
+
+
 def cifar_records(seed: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    raw = np.frombuffer(np.random.PCG64(seed).random_raw(10_000 * 384).tobytes(), np.uint8)
-    return raw.reshape(10_000, 3072), raw[:10_000] % 10
+    raw = np.frombuffer(np.random.PCG64(seed).random_raw(RECORDS * 384).tobytes(), np.uint8)
+    return raw.reshape(RECORDS, 3072), raw[:RECORDS] % 10
 
 
 CIFAR_NAMES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
 
 
 @pytest.fixture(scope="module")
-def cifar(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """CIFAR-10's files with noise in them, in both forms, below one folder each."""
+def cifar(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Short files of CIFAR-10's kind with noise in them, in both forms, below one folder each."""
+    assert cifar10.RECORDS == 10_000
     root = tmp_path_factory.mktemp("cifar")
     python, binary = root / "a" / "cifar-10-batches-py", root / "b" / "cifar-10-batches-bin"
     python.mkdir(parents=True)
@@ -313,7 +317,9 @@ def cifar(tmp_path_factory: pytest.TempPathFactory) -> Path:
         else:
             (python / name).write_bytes(pickle.dumps(table, protocol=(2, 5)[seed % 3 - 1]))
         np.concatenate([labels[:, None], pixels], 1).tofile(binary / f"{name}.bin")
-    return root
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cifar10, "RECORDS", RECORDS)
+        yield root
 
 
 def altered(source: Path, target: Path, name: str, content: bytes | None) -> Path:
@@ -332,11 +338,15 @@ def test_cifar10_is_read_in_both_forms(cifar: Path, folder: str) -> None:
     data = opened(f"cifar10:{cifar / folder}")
     assert isinstance(data, InMemory)
     assert (data.name, data.classes, data.generated) == ("cifar10", 10, False)
-    assert (data.train_samples, data.held_out_samples) == (50_000, 10_000)
-    for images, number, at in ((data.train, 1, 10_000), (data.train, 3, 30_000), (data.kept, 5, 0)):
+    assert (data.train_samples, data.held_out_samples) == (5 * RECORDS, RECORDS)
+    for images, number, at in (
+        (data.train, 1, RECORDS),
+        (data.train, 3, 3 * RECORDS),
+        (data.kept, 5, 0),
+    ):
         pixels, labels = cifar_records(number)
-        assert np.array_equal(images.images[at : at + 10_000].reshape(-1, 3072), pixels)
-        assert np.array_equal(images.classes[at : at + 10_000], labels)
+        assert np.array_equal(images.images[at : at + RECORDS].reshape(-1, 3072), pixels)
+        assert np.array_equal(images.classes[at : at + RECORDS], labels)
 
 
 def test_cifar10_that_is_not_there(tmp_path: Path) -> None:
@@ -358,8 +368,8 @@ def test_cifar10_that_is_not_there(tmp_path: Path) -> None:
             "py", "data_batch_1",
             pickle.dumps({b"data": np.zeros((5, 3072), np.uint8), b"labels": [0] * 5}), "[5, 3072]",
         ),
-        ("bin", "data_batch_1.bin", b"\0" * 3073, "3,073 bytes, not 30,730,000"),
-        ("bin", "data_batch_1.bin", b"\x0b" * 30_730_000, "labels go from 11 to 11"),
+        ("bin", "data_batch_1.bin", b"\0" * 3073, f"3,073 bytes, not {RECORDS * 3073:,}"),
+        ("bin", "data_batch_1.bin", b"\x0b" * (RECORDS * 3073), "labels go from 11 to 11"),
     ],
 )  # fmt: skip
 def test_broken_cifar10_files_are_named(
