@@ -65,7 +65,7 @@ class MakeProgress(LiveLine):
         self._began_s = self._said_s = clock()
 
     def there(self, done: int, total: int) -> None:
-        """Show that `done` of the images are there."""
+        """Show that `done` images are generated."""
         now_s = self._clock()
         if not done:
             self._began_s = now_s

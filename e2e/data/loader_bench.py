@@ -37,8 +37,8 @@ class LoadMeter:
     def measure(self, case: LoadCase, budget_s: float) -> Loading:
         """The loader's rate to the device, in blocks of whole rounds of its workers.
 
-        What was ready before the clock started is thrown away. "skipped", with the reason, when the
-        back end cannot run here; "failed" when it broke.
+        Batches that were ready before the clock started are discarded. "skipped", with the reason,
+        when the back end cannot run here; "failed" when it broke.
         """
         backend = LOADERS[case.loader]
         reason = backend.missing(self._device) or (case.cold and self._cannot_be_cold())
@@ -133,12 +133,12 @@ def _block(
 
 
 def _cpu_s(feed: LoaderFeed) -> float:
-    """Processor time that was worked: what only waited for the device is taken off."""
+    """Processor time of the work: waiting for the device is subtracted."""
     return cpu_seconds([os.getpid(), *feed.pids]) - feed.idle_cpu_s
 
 
 def _enough(loading: Loading, late: bool) -> bool:
-    """Whether the rate is known as well as need be, or as the time allows."""
+    """Whether the rate is known to ENOUGH_PCT, or the time is up."""
     if len(loading.blocks) not in LOOKS:
         return late and len(loading.blocks) > LOOKS[0]
     interval, per_s = loading.ci95_per_s, loading.per_s

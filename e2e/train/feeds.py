@@ -1,6 +1,6 @@
-"""The feeds of arms: arms that load alike take turns with one loader, and their waiting is timed.
+"""The feeds of arms: arms that load alike share one loader, and the host's waits are timed.
 
-Each with workers of its own would slow the others: those would go on loading in the others' turns.
+Workers of their own would slow the other arms, since they go on loading while others are timed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Following:
 
     @property
     def ahead(self) -> int:
-        """How many batches of the leader may be ready before anybody asks."""
+        """How many batches of the leader may be ready before they are fetched."""
         return self._leader.ahead
 
     @property
@@ -76,8 +76,8 @@ class Following:
 
 
 class TimedFeed:
-    """A feed, and how long the host has waited for it. `busy` is the feed whose batches are thrown
-    away meanwhile, where there is one.
+    """A feed, and how long the host has waited for it. `busy` is the feed whose batches are
+    discarded meanwhile, if the case has one.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class TimedFeed:
         return Tally(self._waited_s, self._busy.came_s if self._busy else ())
 
     def start(self) -> None:
-        """Let the loader run whose batches are thrown away, where there is one."""
+        """Start the loader whose batches are discarded, if the case has one."""
         if self._busy and not self._busy.came_s:  # another arm may have
             self._busy.start()
 
@@ -109,7 +109,7 @@ class TimedFeed:
         return self._feed.place(fetched)
 
     def skip_ready(self) -> None:
-        """Throw away what lay ready, that is what was loaded in the turns of other arms."""
+        """Discard the batches that are ready: they were loaded while other arms were timed."""
         for _ in range(self._feed.ahead):
             start_s = time.perf_counter()
             self._feed.fetch()
@@ -117,9 +117,10 @@ class TimedFeed:
                 break
 
     def refill(self) -> None:
-        """Wait until the workers rest, since all is ready that may be; thrown away, it never is.
+        """Wait until the workers idle, since they may have no more batches ready.
 
-        By their processor time: workers that wait for a disk look at rest.
+        Judged by their processor time: workers that wait for a disk look idle. Workers whose
+        batches are discarded never idle, and are not waited for.
         """
         if self._busy is not None or not self._feed.pids:
             return

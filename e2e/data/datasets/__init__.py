@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from e2e.data.datasets.feeder import Reading
+from e2e.data.datasets.images import Reading
 from e2e.data.datasets.in_memory import InMemory
 from e2e.data.datasets.synthetic import USUAL_CLASSES, Synthetic
 from e2e.data.loaders import check_name

@@ -8,17 +8,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from e2e.data.datasets.feeder import Feeder, Reading
+from e2e.data.datasets.images import Images, Reading
 from e2e.data.loaders.device_copy import Placer
 from e2e.data.loaders.pillow import once
 from e2e.data.sources.listing import Listing, list_images, printable
-from e2e.data.types import IMAGENET, Files, LoaderFeed, Wanted
+from e2e.data.types import IMAGENET, Files, Wanted
 from microbench.errors import UserError
 
 NAMED = 100  # broken images that the note names: of a broken archive not all
 
 
-class Folder:
+class Folder(Images):
     """Data from a folder. Broken images are left out, and `notes` counts and names them.
 
     When `strict`, the first broken image is a UserError: here, from a feed's `fetch`, or from
@@ -35,19 +35,13 @@ class Folder:
         name: str = "folder",
         generated: bool = False,
     ) -> None:
-        self.sample, self.name, self.generated = sample, name, generated
+        self.name, self.generated = name, generated
         self._strict = strict
-        self._reading = reading
         self._listing: Listing = list_images(root)
         self._broken: dict[str, str] = {}
         self.tell(self._listing.broken.items())
-        self.source = Files(self._listing.train, root)
-        self._feeder = Feeder(self.source, sample, self.classes, IMAGENET, reading, self.tell)
-
-    @property
-    def classes(self) -> int:
-        """How many class folders have images."""
-        return len(self._listing.classes)
+        source, classes = Files(self._listing.train, root), len(self._listing.classes)
+        super().__init__(source, sample, classes, IMAGENET, reading, self.tell)
 
     @property
     def train_samples(self) -> int:
@@ -62,7 +56,7 @@ class Folder:
     @property
     def notes(self) -> tuple[str, ...]:
         """The listing's notes, and the images found broken by now."""
-        notes = (*self._listing.notes, *self._feeder.notes)
+        notes = (*self._listing.notes, *super().notes)
         if not self._broken:
             return notes
         count = len(self._broken)
@@ -70,17 +64,6 @@ class Folder:
         more = f" and {count - NAMED} more" if count > NAMED else ""
         images = "image" if count == 1 else "images"
         return (*notes, f"{count} broken {images} left out: {named}{more}")
-
-    def feed(
-        self, batch: int, device: torch.device, seed: int, *, channels_last: bool = False,
-        loader: str | None = None, workers: int | None = None, cold: bool = False,
-        prefetch: int = 0,
-    ) -> LoaderFeed:  # fmt: skip
-        """Shuffled epochs, decoded ahead by this feed's own workers."""
-        return self._feeder.feed(
-            batch, device, seed, channels_last=channels_last,
-            loader=loader, workers=workers, cold=cold, prefetch=prefetch,
-        )  # fmt: skip
 
     def held_out(self, batch: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
         """The centre of every held-out image that can be decoded, by Pillow whatever the loader.

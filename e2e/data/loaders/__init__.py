@@ -1,7 +1,8 @@
 """How files and arrays become batches: `LOADERS`, one entry a back end.
 
-A back end is a module with `missing(device)` and `open_feed(source, wanted, tell)`, and its entry
-in `LOADERS`. The module is imported when it is first used: most need packages that load slowly.
+A back end is a module with `open_feed(source, wanted, tell)`, and with `missing(device)` where it
+does not run everywhere, and its entry in `LOADERS`. The module is imported when it is first used:
+most need packages that load slowly.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Protocol, cast
+from typing import Any
 
 import torch
 
@@ -37,13 +38,6 @@ class Backend:
     on_gpu: bool = False
 
 
-class _Module(Protocol):
-    """What is in the module of a back end."""
-
-    def missing(self, device: torch.device) -> str | None: ...
-    def open_feed(self, source: Source, wanted: Wanted, tell: Tell) -> LoaderFeed: ...
-
-
 # These take the place of a back end, for any data: a batch that is always the same.
 FIXED = {
     "synthetic": "one batch of noise that lies on the device",
@@ -57,13 +51,17 @@ def _in_module(
 ) -> Backend:  # fmt: skip
     """The back end in a module of this package, which is imported when it is first used."""
 
-    def module() -> _Module:
-        return cast(_Module, import_module(f"e2e.data.loaders.{name}"))
+    def module() -> Any:
+        return import_module(f"e2e.data.loaders.{name}")
+
+    def missing(device: torch.device) -> str | None:
+        cannot = getattr(module(), "missing", None)
+        return cannot(device) if cannot else None
 
     return Backend(
         says,
         frozenset(sources),
-        lambda device: module().missing(device),
+        missing,
         lambda source, wanted, tell: module().open_feed(source, wanted, tell),
         processes=processes,
         trains=trains,

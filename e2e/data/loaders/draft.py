@@ -12,8 +12,10 @@ import torch
 from PIL import Image
 from PIL.ExifTags import Base
 from torch import Tensor
-from torchvision.transforms import v2
-from torchvision.transforms.v2.functional import pil_to_tensor
+from torchvision.transforms import v2  # pyright: ignore[reportMissingTypeStubs]
+from torchvision.transforms.v2.functional import (  # pyright: ignore[reportMissingTypeStubs]
+    pil_to_tensor,
+)
 
 from e2e.data.loaders.decode import decode
 from e2e.data.loaders.jpeg_bytes import Box
@@ -34,11 +36,6 @@ class _Reduced(NamedTuple):
     scale: int
     top: float
     left: float
-
-
-def missing(device: torch.device) -> str | None:
-    """It runs everywhere."""
-    return None
 
 
 def open_feed(source: Source, wanted: Wanted, tell: Tell) -> PixelFeed:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from statistics import fmean
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -62,19 +62,16 @@ class DecodedFeed:
         self._workers: Workers[Packed] = Workers(
             encoded,
             partial(Shuffled, len(files.pictures), wanted.batch, wanted.seed),
-            workers=wanted.workers,
+            wanted,
             collate=pack,
             pinned=wanted.pinned,
             batch_bytes=wanted.batch * _usual_bytes(files.pictures),
-            on_death=wanted.on_death,
-            prefetch=wanted.prefetch,
-            note=wanted.note,
         )
         self._batches = Ahead(self._make, READY)
 
     @property
     def ahead(self) -> int:
-        """How many batches may be ready before anybody asks."""
+        """How many batches may be ready before they are fetched."""
         return self._workers.ahead + READY + 1
 
     @property
@@ -86,11 +83,6 @@ class DecodedFeed:
     def idle_cpu_s(self) -> float:
         """Processor seconds of decoding so far: nvJPEG spins until the device is done."""
         return self._decoder.idle_cpu_s
-
-    @property
-    def restarts(self) -> int:
-        """How often workers were replaced because one died."""
-        return self._workers.restarts
 
     def fetch(self) -> Ready:
         """Wait for the next batch to be launched; the device may still be at work on it.
@@ -189,8 +181,8 @@ class Ahead(Generic[Made]):
 
 def _numbered(device: torch.device) -> torch.device:
     """The device with its index: torchvision makes a new decoder where "cuda" becomes "cuda:0"."""
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return torch.device("cuda", index)
+    index = cast(int | None, device.index)
+    return torch.device("cuda", torch.cuda.current_device() if index is None else index)
 
 
 def _usual_bytes(pictures: Sequence[Picture]) -> int:

@@ -31,7 +31,7 @@ from kernels.resample.geometry import ORIENTATIONS, crop_table, upright_size
 # The cuts of v2.RandomResizedCrop as it usually is, and v2.RandomHorizontalFlip.
 AREA = (0.08, 1.0)
 RATIO = (3 / 4, 4 / 3)
-LOG_RATIO = torch.log(torch.tensor(RATIO)).tolist()  # as float32 has them
+LOG_RATIO: list[float] = torch.log(torch.tensor(RATIO)).numpy().tolist()  # as float32 has them
 TRIES = 10
 FLIPPED = 0.5
 
@@ -96,7 +96,7 @@ class Packed:
     def contents(self) -> list[Tensor]:
         """Views of each image's content, uint8 [bytes]: a JPEG, or pixels of its shape."""
         content = self.flat[self.count * ROW.itemsize :]
-        return list(content.split(self.rows()["bytes"].tolist()))
+        return list(torch.split(content, self.rows()["bytes"].tolist()))
 
 
 def pack(samples: Sequence[EncodedSample]) -> Packed:
@@ -106,7 +106,7 @@ def pack(samples: Sequence[EncodedSample]) -> Packed:
     rows["bytes"] = [len(content) for _, content in good]
     flat = np.concatenate([rows.view(np.uint8), *(content for _, content in good)])
     broken = [file for sample in samples for file in sample.broken]
-    return Packed(torch.from_numpy(flat), len(good), broken)
+    return Packed(torch.as_tensor(flat), len(good), broken)
 
 
 def _rows(items: Sequence[Item]) -> Rows:

@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import torch
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
-from torchvision.transforms import v2
+from torchvision.transforms import v2  # pyright: ignore[reportMissingTypeStubs]
 
 from e2e.data.loaders.crop_sizes import CENTRE, PADDING
 from e2e.data.loaders.decode import decode
@@ -27,11 +26,6 @@ from e2e.data.loaders.pixels import (
 )
 from e2e.data.loaders.sampling import Draw, in_order
 from e2e.data.types import Arrays, Picture, Source, Tell, Wanted
-
-
-def missing(device: torch.device) -> str | None:
-    """It runs everywhere."""
-    return None
 
 
 def open_feed(source: Source, wanted: Wanted, tell: Tell) -> PixelFeed:
@@ -96,7 +90,7 @@ class _Decoded(Dataset[Sample]):
 
     def __init__(self, arrays: Arrays, cut: Callable[[Any], Tensor]) -> None:
         self._pixels = arrays.images.permute(0, 2, 3, 1).numpy()  # as Pillow wants them
-        self._labels = arrays.classes.tolist()
+        self._labels: list[int] = arrays.classes.numpy().tolist()
         self._cut = cut
 
     def __getitem__(self, draw: Draw) -> Sample:

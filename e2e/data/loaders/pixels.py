@@ -8,12 +8,16 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, default_collate, get_worker_info
+from torch.utils.data import (
+    Dataset,
+    default_collate,  # pyright: ignore[reportUnknownVariableType]
+    get_worker_info,
+)
 
 from e2e.data.loaders.decode import read, short
 from e2e.data.loaders.device_copy import Placer
 from e2e.data.loaders.sampling import Draw, Shuffled
-from e2e.data.loaders.worker_pool import Workers
+from e2e.data.loaders.worker_pool import WorkerFeed, Workers
 from e2e.data.types import Broken, Files, Picture, Source, Tell, Wanted
 from microbench.errors import UserError
 
@@ -99,13 +103,10 @@ def sample_workers(
     return Workers(
         samples,
         batches,
-        workers=wanted.workers,
+        wanted,
         collate=together,
         pinned=wanted.pinned,
         batch_bytes=wanted.batch_bytes,
-        on_death=wanted.on_death,
-        prefetch=wanted.prefetch,
-        note=wanted.note,
     )
 
 
@@ -114,30 +115,14 @@ def shuffled(samples: Dataset[Sample], count: int, wanted: Wanted) -> Workers[Ba
     return sample_workers(samples, partial(Shuffled, count, wanted.batch, wanted.seed), wanted)
 
 
-class PixelFeed:
+class PixelFeed(WorkerFeed[Batch]):
     """A `LoaderFeed` that waits for its workers' batch, copies it, and normalises on the device."""
 
-    idle_cpu_s = 0.0
-
     def __init__(self, workers: Workers[Batch], source: Source, wanted: Wanted, tell: Tell) -> None:
-        self._workers, self._source, self._tell = workers, source, tell
+        super().__init__(workers)
+        self._source, self._tell = source, tell
         self._place = Placer(wanted.device, wanted.normal, wanted.channels_last)
         self._open = True
-
-    @property
-    def ahead(self) -> int:
-        """How many batches may be ready before anybody asks."""
-        return self._workers.ahead
-
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """The workers by now."""
-        return self._workers.pids
-
-    @property
-    def restarts(self) -> int:
-        """How often workers were replaced because one died."""
-        return self._workers.restarts
 
     def fetch(self) -> Batch:
         """Wait for the next batch. UserError for a broken image when strict, or all broken."""
@@ -156,7 +141,7 @@ class PixelFeed:
     def close(self) -> None:
         """End the workers."""
         self._open = False
-        self._workers.close()
+        super().close()
 
 
 def none_left(source: Source) -> UserError:

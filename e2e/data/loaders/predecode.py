@@ -23,9 +23,9 @@ MOST_WORKERS = 16
 def decoded(files: Files, wanted: Wanted, tell: Tell) -> tuple[Tensor, Tensor]:
     """Images, uint8 [N, 3, H, W] with 256 pixels for every 224 that are wanted, and classes, int64.
 
-    Broken files are left out and told. It takes workers of its own, whatever is wanted: nothing is
-    measured meanwhile; `note` is told how long. UserError when the images do not fit into SHARE of
-    the device's free memory, or none can be decoded.
+    Broken files are left out and reported. It has workers of its own, whatever is wanted: nothing
+    is measured meanwhile; `note` gets the time it took. UserError when the images do not fit into
+    SHARE of the device's free memory, or none can be decoded.
     """
     start_s = time.perf_counter()
     height, width = size = kept_size(wanted.size)

@@ -16,13 +16,8 @@ _kept: WeakKeyDictionary[Source, dict[tuple[tuple[int, int], torch.device], Kept
 _kept = WeakKeyDictionary()
 
 
-def missing(device: torch.device) -> str | None:
-    """It runs everywhere, with a few images; what does not fit is refused when it is opened."""
-    return None
-
-
 def open_feed(source: Source, wanted: Wanted, tell: Tell) -> ResidentFeed:
-    """Images from files are decoded now, once for all feeds of a source; they may not fit."""
+    """Images from files are decoded now, once for all feeds of a source. UserError for too many."""
     by_size = _kept.setdefault(source, {})
     key = (wanted.size, wanted.device)
     if key not in by_size:

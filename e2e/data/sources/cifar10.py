@@ -47,7 +47,7 @@ def read(folder: Path) -> tuple[Arrays, Arrays]:
 def _joined(parts: list[Records]) -> Arrays:
     pixels = np.concatenate([pixels for pixels, _ in parts]).reshape(-1, *SAMPLE)
     labels = np.concatenate([labels for _, labels in parts])
-    return Arrays(torch.from_numpy(pixels), torch.from_numpy(labels))
+    return Arrays(torch.as_tensor(pixels), torch.as_tensor(labels))
 
 
 def _found(folder: Path) -> tuple[Path, str]:

@@ -85,7 +85,7 @@ class _World:
         # Threads, as NumPy lets go of the interpreter while it computes.
         with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as threads:
             list(threads.map(make, range(0, count, CHUNK)))
-        return Arrays(torch.from_numpy(pixels), torch.from_numpy(labels))
+        return Arrays(torch.as_tensor(pixels), torch.as_tensor(labels))
 
     def _made(self, draw: _Draws, noise: NDArray[np.uint8], labels: Ints) -> Ints:
         """Images [N, 3, 32, 32], from 0 to 255."""

@@ -83,7 +83,7 @@ def list_images(root: Path) -> Listing:
 
 
 def _left_out_notes(left_out: Counter[str]) -> list[str]:
-    """How much in class folders is no image by its name: what nobody loads."""
+    """A note on the files in class folders without the suffix of an image: they are not loaded."""
     if not left_out:
         return []
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in left_out.most_common(MOST_KINDS))

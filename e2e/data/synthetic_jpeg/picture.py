@@ -228,7 +228,7 @@ def _colours(masks: Masks, light: Plane, look: Look, draw: Draws) -> list[Image.
     behind = (masks.region[::2, ::2] * (OPAQUE - painted)) >> OPAQUE_BITS
     own, other = HUES[look.hue], HUES[draw.below(len(HUES))]
     strong, weak = draw.between(SATURATION), draw.between(REGION_SATURATION)
-    planes = []
+    planes: list[Image.Image] = []
     for axis in range(2):
         plane = noise(axis, rows, columns, draw) * np.int16(draw.between(COLOUR))
         plane >>= COLOUR_BITS

@@ -1,4 +1,4 @@
-"""The feeds of a data set of images, by the name of a loader."""
+"""Data sets of images, whose feeds are opened by the name of a loader."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Reading:
     device: torch.device | None = None
 
 
-class Feeder:
-    """Opens feeds of a source.
+class Images:
+    """A data set of images from a source; the base of the kinds of them.
 
     UserError, at once, for a loader that does not exist, cannot run here, does not take the source,
     or does not train.
@@ -43,9 +43,9 @@ class Feeder:
         reading: Reading,
         tell: Tell,
     ) -> None:
-        self._source, self._normal, self._tell = source, normal, tell
+        self.source, self.sample, self.classes = source, sample, classes
+        self._normal, self._tell, self._reading = normal, tell, reading
         self._noise = Synthetic(sample, classes)
-        self._reading = reading
         self._usual = reading.loader or usual(source)
         self._notes: dict[str, None] = {}
         self._check(self._usual)
@@ -57,10 +57,13 @@ class Feeder:
         return tuple(self._notes)
 
     def feed(
-        self, batch: int, device: torch.device, seed: int, *, channels_last: bool,
-        loader: str | None, workers: int | None, cold: bool, prefetch: int,
+        self, batch: int, device: torch.device, seed: int, *, channels_last: bool = False,
+        loader: str | None = None, workers: int | None = None, cold: bool = False,
+        prefetch: int = 0,
     ) -> LoaderFeed:  # fmt: skip
-        """As `Data.feed`. UserError for a loader that does not fit."""
+        """As `Data.feed`: shuffled epochs, one after another. UserError for a loader that does not
+        fit.
+        """
         name = loader or self._usual
         if name in FIXED:
             return self._noise.feed(batch, device, seed, channels_last=channels_last, loader=name)
@@ -71,10 +74,10 @@ class Feeder:
             (height, width), batch, seed, device, workers, channels_last, cold,
             self._reading.on_death, self._normal, prefetch or PREFETCH, self._note,
         )  # fmt: skip
-        return open_feed(name, self._source, wanted, self._tell)
+        return open_feed(name, self.source, wanted, self._tell)
 
     def _check(self, name: str) -> None:
-        if name not in FIXED and not backend_of(name, self._source, self._reading.device).trains:
+        if name not in FIXED and not backend_of(name, self.source, self._reading.device).trains:
             raise UserError(f"loader {name} cannot be trained with: it gives no images")
 
     def _note_crowd(self, name: str, workers: int) -> None:
