@@ -18,24 +18,25 @@ from microbench.report.drawing_style import (
     COLOURS,
     FAINT,
     INK,
+    MIXED_COLOUR,
     OTHER_COLOUR,
+    WHOLLY,
     library,
     panel_title,
     styled,
 )
 from microbench.results.types import Json, Run
 
-# A recipe has the colour of the precision that its arithmetic is in, where it has one.
+# A recipe has the colour of the precision that its arithmetic is in, and never another's.
 RECIPE_COLOURS = {
     **COLOURS,
+    **WHOLLY,
     "amp": COLOURS["fp16"],
     "amp-bf16": COLOURS["bf16"],
-    "fp16": COLOURS["fp16-acc16"],
-    "bf16": COLOURS["fp8-e5m2"],
     "O0": COLOURS["fp32"],
-    "O1": COLOURS["fp8-e4m3"],
-    "O2": COLOURS["fp8-e4m3-precise"],
-    "O3": COLOURS["int8"],
+    "O1": COLOURS["fp16"],  # apex's names: of amp, of fp16
+    "O2": MIXED_COLOUR,
+    "O3": WHOLLY["fp16"],
 }
 DASHES = ([1, 0], [7, 4], [2, 3], [9, 3, 2, 3])  # arms of one recipe that differ in options
 BAR, BARS_WIDTH, PANEL = 26, 520, (400, 260)  # height of a bar; widths and heights of the panels
