@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from microbench.device.host import WATCHED_VARIABLES
 from microbench.errors import NothingMeasured, UserError
+from microbench.results.entry import Entry
+from microbench.results.kinds import KINDS
 from microbench.results.runfile import check_writable, probe, write_run, write_text
 from microbench.results.types import METHOD_VERSION, Run
 from microbench.worker import Greeting
@@ -158,8 +160,16 @@ def report(run: Run, path: Path, outputs: Outputs, console: Console) -> None:
         console.print(f"Chart: {outputs.chart}")
     if outputs.csv:
         _write_csv(run, outputs.csv)
-    if {entry.status for entry in run.results or run.others} - {"skipped"} == {"failed"}:
+    if {entry.status for entry in _asked_for(run)} - {"skipped"} == {"failed"}:
         raise NothingMeasured
+
+
+def _asked_for(run: Run) -> Sequence[Entry]:
+    """Kernels; without any, the results of the first kind there are: a loader that was measured
+    beside trainings is no training.
+    """
+    kinds = [[entry for entry in run.others if entry.case.op == op] for op in KINDS]
+    return next(filter(None, [run.results, *kinds]), ())
 
 
 def without(words: Sequence[str], *options: str) -> list[str]:

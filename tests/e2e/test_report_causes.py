@@ -36,7 +36,7 @@ from e2e.report.causes import (
 from e2e.report.verdict import verdict
 from e2e.results.types import Cause, Training
 from microbench import fmt
-from microbench.report.markdown import to_markdown
+from microbench.report.export import to_markdown
 from microbench.results.types import Run
 
 GOLDEN = Path(__file__).parents[1] / "samples" / "report_causes.txt"

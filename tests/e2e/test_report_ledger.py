@@ -44,15 +44,13 @@ from e2e.report.ledger import (
     is_residual,
     waterfall,
 )
-from e2e.report.plot_training import training_chart
-from e2e.report.plot_waterfall import waterfall_panels, waterfall_rows
-from e2e.report.table_csv import COLUMNS as TRAINING_COLUMNS
+from e2e.report.plot_training import training_chart, waterfall_panels, waterfall_rows
+from e2e.report.run_report import CSV_ORDER
 from e2e.report.verdict import verdict
 from e2e.results.types import PRODUCT_TERMS, RESIDUAL, LedgerLine, Training
 from microbench.errors import UserError
 from microbench.report.drawing import draw
-from microbench.report.markdown import to_markdown
-from microbench.report.table_csv import COLUMNS, to_csv
+from microbench.report.export import to_csv, to_markdown
 from microbench.results.types import Run
 
 GOLDEN = Path(__file__).parents[1] / "samples" / "report_ledger.txt"
@@ -434,14 +432,14 @@ def test_markdown_has_every_term() -> None:
     assert "predicted: no reason given" not in only
 
 
-def test_csv_gains_two_columns_at_its_end() -> None:
-    assert TRAINING_COLUMNS[-2:] == ("predicted_step_s", "predicted_error_pct")
+def test_csv_keeps_its_order_and_has_the_predictions() -> None:
+    header = to_csv(ledger_run()).splitlines()[0].split(",")
+    assert tuple(header[: len(CSV_ORDER)]) == CSV_ORDER
     rows = list(csv.DictReader(io.StringIO(to_csv(ledger_run()))))
     assert [row["predicted_error_pct"] for row in rows] == ["-0.3", "0.2", "2.9"]
     assert float(rows[2]["predicted_step_s"]) == pytest.approx(0.0421 * 1.029)
     (*_, alone) = csv.DictReader(io.StringIO(to_csv(predicted_run())))
     assert (alone["status"], alone["step_s"], alone["predicted_error_pct"]) == ("predicted", "", "")
-    assert not set(TRAINING_COLUMNS[-2:]) & set(COLUMNS)
 
 
 @pytest.mark.parametrize("run", [ledger_run(), predicted_run(), host_run()])

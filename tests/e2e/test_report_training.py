@@ -35,9 +35,12 @@ from samples.training_runs import (
 )  # fmt: skip
 
 from e2e.report.arms import view_of
+from e2e.report.costs import phase_columns
 from e2e.report.figures import faster, ratio, spread
-from e2e.report.markdown import training_table
+from e2e.report.learning import learning_columns
+from e2e.report.markdown import training_markdown
 from e2e.report.plot_training import bar_rows, curve_panels, training_chart
+from e2e.report.table import raw_columns, speed_columns
 from e2e.report.verdict import verdict
 from e2e.results.types import (
     Phase,
@@ -49,8 +52,8 @@ from microbench import fmt
 from microbench.commands import explain_again, show_run
 from microbench.errors import UserError
 from microbench.report.drawing import draw
-from microbench.report.markdown import to_markdown
-from microbench.report.table_csv import to_csv
+from microbench.report.export import to_csv, to_markdown
+from microbench.report.table import blank
 from microbench.results.runfile import read_run, write_run
 from microbench.results.types import Ratio, Run
 
@@ -239,7 +242,7 @@ def test_both_kinds_of_results_in_one_run() -> None:
     assert text.index("fp16") < text.index("img/s")
     assert text.count("\nIn short\n") == 2
     assert to_markdown(both).startswith(to_markdown(h200_run()))
-    assert training_table(both) in to_markdown(both)
+    assert training_markdown(both) in to_markdown(both)
     header = to_csv(both).splitlines()[0].split(",")
     assert len(header) == len(set(header))
     assert len(to_csv(both).splitlines()) == 1 + len(both.results) + 3
@@ -444,16 +447,26 @@ def test_figures() -> None:
 def test_markdown() -> None:
     text = to_markdown(amp_run())
     assert text.startswith("NVIDIA H200: train, resnet50, batch 256, 3x224x224, nhwc, sgd, ")
-    assert ("| amp | 4,690 | 54.6 | 5.79 ±0.03 | 1.93 ±0.01 | 21.7 | 640 | 7.33 | 97% | gpu |"
-            in text)  # fmt: skip
+    assert ("| amp | 4,690 | 0.2% | 54.6 | 5.79 ±0.03 | 1.93 ±0.01 | 21.7 | 640 | 7.33 | 97% | "
+            "21.0 | gpu |" in text)  # fmt: skip
     for run in (case() for case in RUNS.values()):
-        parts = training_table(run).split("\n\n")
+        parts = training_markdown(run).split("\n\n")
         tables = [part.splitlines() for part in parts if part.startswith("|")]
         assert len(tables[0]) == 2 + len(run.of(Training))
         assert all(len({line.count(" | ") for line in lines}) == 1 for lines in tables)
-    lost = row(training_table(broken_run()), "| O3")
+    lost = row(training_markdown(broken_run()), "| O3")
     assert lost.endswith("| not converged: loss is not finite from step 214 on |")
     assert "failed: out of memory: peak 78.3 GB; batch 512 fits" in to_markdown(out_of_memory_run())
+
+
+def test_what_is_on_the_screen_is_in_markdown_and_csv_too() -> None:
+    view = view_of(sweep_run())
+    columns = [*speed_columns(view), *learning_columns(view), *phase_columns(view)]
+    assert all(column.csv for column in columns if not column.title.startswith("x "))
+    assert all(column.markdown is not blank for column in columns)
+    assert {f"speedup_{name}" for name in view.compared} <= {
+        name for column in raw_columns() for name in column.csv
+    }
 
 
 def test_csv_has_every_number() -> None:
