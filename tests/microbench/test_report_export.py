@@ -7,7 +7,7 @@ import io
 from collections.abc import Mapping
 
 import pytest
-from samples.kernel_runs import case, fix_verdict, h200_run, run_of, shown
+from samples.kernel_runs import case, h200_run, run_of, shown
 
 from microbench import fmt
 from microbench.report import run_table
@@ -62,7 +62,6 @@ def test_markdown_and_csv_have_every_column_of_the_screen() -> None:
 
 
 def test_a_report_column_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
-    fix_verdict(monkeypatch)
     known = run_columns
 
     def with_clock(run: Run, sizes: Mapping[int, str]) -> list[Column[Result]]:
