@@ -189,14 +189,15 @@ def _named(training: Training) -> str:
 
 def errors_table(run: Run) -> Table[Line]:
     """The error table of several comparisons; it has no rows for one that is no validation."""
-    table = Table([
+    columns: list[Column[Line]] = [
         Column("error of the", lambda line: line.what),
         Column("cases", lambda line: str(line.count), right=True),
         Column("median", lambda line: f"{line.median_pct:.1f}", right=True),
         Column("largest", lambda line: f"{line.largest_pct:.1f}", right=True),
         Column("target", lambda line: line.verdict),
         Column("furthest off", lambda line: fmt.clean(line.worst), drop=1),
-    ])  # fmt: skip
+    ]
+    table = Table(columns)
     both = [t for t in run.of(Training) if is_beside(t)]
     several = len({(t.case.network, t.case.batch) for t in both}) > 1
     if several or "validate" in run.command:

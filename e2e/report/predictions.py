@@ -130,7 +130,7 @@ def _is_outside(arm: Training) -> bool:
 def beside_table(view: View) -> Table[Training]:
     """The arms that were predicted and timed; pairs are predicted / measured."""
     arms = view.only(is_beside)
-    columns = [
+    columns: list[Column[Training]] = [
         *name_columns(view),
         Column("predicted\nms", _of(lambda p: fmt.milliseconds(p.step_s)), right=True),
         Column("between\nms", _of(interval), right=True, drop=9),
@@ -169,7 +169,7 @@ def alone_table(view: View) -> Table[Training]:
         text = fmt.throughput(arm.predicted_per_s or 0.0)
         return text if unit else f"{text} {fmt.clean(arm.unit)}"
 
-    columns = [
+    columns: list[Column[Training]] = [
         *name_columns(view),
         Column(f"{unit}/s" if unit else "a second", rate, right=True),
         Column("ms a\nstep", _of(lambda p: fmt.milliseconds(p.step_s)), right=True, drop=8),
@@ -250,7 +250,8 @@ def predicting(view: View) -> str:
     """What predicting took, all arms together: "predicting these took 31 s: ..."."""
     stages: dict[str, float] = {}
     for arm in view.arms:
-        for name, seconds in (arm.predicted.took_s if arm.predicted else {}).items():
+        took_s = arm.predicted.took_s if arm.predicted else dict[str, float]()
+        for name, seconds in took_s.items():
             stages[name] = stages.get(name, 0.0) + seconds
     if not stages:
         return ""

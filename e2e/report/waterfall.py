@@ -101,7 +101,7 @@ def ledger_table(fall: Waterfall, width: int = 100) -> Table[Bar]:
     def source(bar: Bar) -> str:
         return _cut(bar.source, widths.source)
 
-    columns = [
+    columns: list[Column[Bar]] = [
         Column("term", lambda bar: _cut(bar.term, widths.term), markdown=lambda bar: bar.term),
         Column("change", lambda bar: bar.text, right=True, markdown_title="ms"),
         Column(_scale(fall, widths.bar), drawn if widths.bar else None, markdown=blank),
