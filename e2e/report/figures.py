@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from e2e.results.types import Training
 from microbench import fmt
 from microbench.results.types import Ratio
 from microbench.timing.stats import excludes_one
@@ -35,6 +36,13 @@ def noun(unit: str) -> str:
 def limiter(limit: str) -> str:
     """ "the GPU" for "gpu"."""
     return LIMITERS.get(limit, fmt.clean(limit))
+
+
+def limit_words(training: Training) -> str:
+    """What limits a step as measured, else as predicted; "" when not known."""
+    predicted = training.predicted.limit if training.predicted else None
+    limit = training.limit or predicted
+    return limiter(limit) if limit else ""
 
 
 def ratio(value: Ratio) -> str:

@@ -22,7 +22,7 @@ from e2e.report.arms import (
 from e2e.report.causes import cause_sentences
 from e2e.report.figures import faster, noun, spread, times
 from e2e.report.ledger import ledger_sentences
-from e2e.report.prediction_words import prediction_sentences
+from e2e.report.predictions import prediction_sentences
 from e2e.report.table import busy_pct
 from e2e.results.types import Training
 from microbench import fmt
@@ -67,7 +67,7 @@ def _gains(view: View, family: Sequence[Group]) -> list[str]:
             present = dict.fromkeys(name for arm in sound for name in arm.speedup)
             compared = sorted(present, key=[*view.compared, *present].index)
             if len(sound) == 1:
-                lines.append(_gain(view, sound[0], compared, _group_of(sound[0], family)))
+                lines.append(_gain(view, sound[0], compared, view.group_of(sound[0])))
             else:
                 lines.append(_gain_by_batch(view, sound, compared))
         lines += [_no_gain(view, arm) for arm in timed if arm.converged is False]
@@ -77,10 +77,6 @@ def _gains(view: View, family: Sequence[Group]) -> list[str]:
         rate = f"{fmt.throughput(best.per_s or 0.0)} {fmt.clean(best.unit)}/s"
         lines = [f"{view.label(best)} trains {rate} ({place(best)})."]
     return lines
-
-
-def _group_of(arm: Training, family: Sequence[Group]) -> Group:
-    return next(group for group in family if any(arm is other for other in group.arms))
 
 
 def _gain(view: View, arm: Training, compared: Sequence[str], group: Group) -> str:

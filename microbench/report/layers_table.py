@@ -109,9 +109,9 @@ class Whole:
 def layers_table(run: Run, network: NetworkUse) -> Table[Layer | Whole]:
     """A row a layer, and the sum of all."""
     layers = layers_of(run, network)
-    rows: list[Row[Layer | Whole]] = [Row(layer) for layer in layers]
-    total = Row(Whole(layers), style="bold")
-    return Table(_columns(run, layers), [*rows, None, total])
+    table = Table(_columns(run, layers), [Row(layer) for layer in layers])
+    table.block("", [Row(Whole(layers), style="bold")])
+    return table
 
 
 def _columns(run: Run, layers: Sequence[Layer]) -> list[Column[Layer | Whole]]:

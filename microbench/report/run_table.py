@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
-from typing import NamedTuple
 
 from rich.cells import cell_len
 
@@ -32,28 +31,20 @@ CSV_ORDER = (
 Raw = dict[str, Callable[[Result], Value]]
 
 
-class Titles(NamedTuple):
-    """What the rows of each size begin with, or are headed by."""
-
-    titles: list[str]
-    groups: list[list[Result]]
-    above: bool
-
-    def first(self) -> dict[int, str]:
-        """id of a group's first result -> its title, where that is in the row."""
-        pairs = zip(self.titles, self.groups, strict=True)
-        return {} if self.above else {id(group[0]): title for title, group in pairs}
-
-
 def run_table(run: Run) -> Table[Result]:
     """The table as the screen has it: sizes together, each named once."""
-    arms, found = arms_of(run), _titles(run)
-    table = Table(run_columns(run, found))
-    apart = found.above or any(len(group) > 1 for group in found.groups)
-    for title, group in zip(found.titles, found.groups, strict=True):
+    arms, groups = arms_of(run), groups_of(run)
+    titles = _titles(run, [group[0] for group in groups])
+    above = any(cell_len(title) > WIDEST_SIZE for title in titles)
+    if above:
+        titles = _titles(run, [group[0] for group in groups], long=True)
+    first = {id(group[0]): title for title, group in zip(titles, groups, strict=True)}
+    table = Table(run_columns(run, {} if above else first))
+    apart = above or any(len(group) > 1 for group in groups)
+    for title, group in zip(titles, groups, strict=True):
         rows = [_row(result, arms) for result in group]
         if apart:
-            table.block(title * found.above, rows)
+            table.block(title * above, rows)
         else:
             table.rows += rows
     return table
@@ -63,23 +54,17 @@ def plain_table(run: Run) -> Table[Result]:
     """The table in the order measured, for Markdown and CSV."""
     arms = arms_of(run)
     rows = [_row(result, arms) for result in run.results]
-    return Table(run_columns(run), [*rows], CSV_ORDER)
+    return Table(run_columns(run, {}), [*rows], CSV_ORDER)
 
 
-def _titles(run: Run) -> Titles:
-    """Sizes, with layout and data where these vary; long ones go above their rows."""
-    vary, groups = varying(run), groups_of(run)
-    titles = [_title(fmt.size(group[0].case), group[0], vary) for group in groups]
-    above = any(cell_len(title) > WIDEST_SIZE for title in titles)
-    if above:
-        titles = [_title(fmt.long_size(group[0].case), group[0], vary) for group in groups]
-    return Titles(titles, groups, above)
-
-
-def _title(size: str, result: Result, vary: tuple[bool, bool]) -> str:
-    case = result.case
-    parts = [text for text, varies in zip((case.layout, case.data), vary, strict=True) if varies]
-    return " ".join([size, *map(fmt.clean, parts)])
+def _titles(run: Run, results: Sequence[Result], *, long: bool = False) -> list[str]:
+    """The size of each, with the layout and the data where these vary."""
+    vary, size = varying(run), fmt.long_size if long else fmt.size
+    return [
+        " ".join([size(case), *(fmt.clean(part) for part, varies
+                                in zip((case.layout, case.data), vary, strict=True) if varies)])
+        for case in (result.case for result in results)
+    ]  # fmt: skip
 
 
 def _row(result: Result, arms: Arms) -> Row[Result]:
@@ -90,14 +75,18 @@ def _row(result: Result, arms: Arms) -> Row[Result]:
     return Row(result, style=DIM if arms.is_baseline(result) else "")
 
 
-def run_columns(run: Run, titles: Titles | None = None) -> list[Column[Result]]:
-    """Everything that is said of a result. `titles` are those of the screen's groups."""
+def run_columns(run: Run, sizes: Mapping[int, str]) -> list[Column[Result]]:
+    """Everything that is said of a result. `sizes`: id of a result -> what its row begins with on
+    the screen.
+    """
     arms, unit = arms_of(run), rate_unit(run.results)
-    first = titles.first() if titles else {}
-    in_row = titles is not None and not titles.above
+
+    def size(result: Result) -> str:
+        return sizes.get(id(result), "")
+
     return [
-        Column("size", (lambda r: first.get(id(r), "")) if in_row else None, right=True, bold=True,
-               key=True, markdown=lambda r: fmt.problem(r.case), csv=_case()),
+        Column("size", size if sizes else None, right=True, bold=True, key=True,
+               markdown=lambda r: fmt.problem(r.case), csv=_case()),
         Column("precision", lambda r: fmt.clean(r.case.precision_name), key=True,
                csv={"precision": attrgetter("case.precision_name")}),
         Column("back end", lambda r: fmt.clean(r.case.backend), key=True,

@@ -160,7 +160,7 @@ def _fitting(
     kept = list(used)
     while sum(widths[i] for i in kept) + len(kept) - 1 > width:
         going = max(kept, key=lambda i: (columns[i].drop, i))
-        if not columns[going].drop:
+        if not columns[going].drop or len(kept) == 1:
             break
         kept.remove(going)
     return kept
@@ -201,7 +201,8 @@ class _Layout(Generic[R]):
         cells = {i: line.cells[i] for i in self.gaps if i in line.cells}
         text = self._join(cells, line.style)
         if line.sentence:
-            text.append("" if self.gaps[max(cells)] else "  ").append(line.sentence, line.style)
+            apart = "  " if cells and not self.gaps[max(cells)] else ""
+            text.append(apart).append(line.sentence, line.style)
         return text
 
     def _join(self, cells: Mapping[int, str], style: str) -> Text:

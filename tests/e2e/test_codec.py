@@ -19,9 +19,8 @@ from samples.any_training import trainings
 from samples.kernel_runs import h200_run
 
 from e2e.report.arms import view_of
-from e2e.report.ledger import waterfall, with_ledgers
-from e2e.report.plot_training import bar_rows
-from e2e.report.plot_waterfall import waterfall_rows
+from e2e.report.ledger import has_ledger, waterfall
+from e2e.report.plot_training import bar_rows, waterfall_rows
 from e2e.results.codec import from_json, to_json
 from e2e.results.types import (
     PREDICTED,
@@ -423,7 +422,7 @@ def use(data: Any, sound: Run) -> str | None:
         to_csv(run)
         to_markdown(run)
         bar_rows(view_of(run))
-        [waterfall_rows(waterfall(one)) for _, one in with_ledgers(view_of(run).groups)]
+        [waterfall_rows(waterfall(arm)) for arm in view_of(run).arms if has_ledger(arm)]
         compare(run, run)
     except UserError as error:
         return None if "\n" not in str(error) else "two lines"
