@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kernels.aten.arena import fill, fill_normal
 from kernels.aten.call import Argument, TensorSpec
-from kernels.aten.slots import Slot
+from kernels.aten.schema import Slot
 
 LEAST = 0.1  # of values that are divided by, or whose root is taken
 SMALL = 0.1  # standard deviation of means
