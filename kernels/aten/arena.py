@@ -22,7 +22,7 @@ from kernels.aten.call import TensorSpec
 
 ALIGNMENT_BYTES = 512  # of an argument's beginning, as torch's allocator aligns on CUDA
 READ, WRITTEN = "read", "written"
-ROUND_CACHES = 4.0  # a round of turns touches so many times what the cache holds,
+ROUND_CACHES = 4.0  # a round of turns touches this many times what the cache holds,
 MOST_TURNS = 128  # unless it would have more turns than these
 _CHUNK = 1 << 24  # elements drawn at once for types that torch cannot draw
 
@@ -65,7 +65,7 @@ class Distant:
         return f"distant {','.join(named)}" if named else ""
 
     def turns(self, turn_bytes: int) -> int:
-        """How many turns of so many bytes leave none of them in the cache; MOST_TURNS at most."""
+        """Turns of `turn_bytes` each that leave none of them in the cache; MOST_TURNS at most."""
         wanted = math.ceil(ROUND_CACHES * self.cache_bytes / max(1, turn_bytes))
         return max(1, min(MOST_TURNS, wanted))
 
@@ -74,7 +74,7 @@ NEAR = Distant()
 
 
 class Held:
-    """The last results of all calls that share it: so many bytes of them, and the last one."""
+    """The last results of all calls that share it, up to a number of bytes, and the last one."""
 
     def __init__(self) -> None:
         self._results: deque[tuple[object, int]] = deque()
@@ -116,7 +116,7 @@ class Pool:
         return self.device if spec.device == "cuda" else torch.device("cpu")
 
     def grow(self, needs: Mapping[Area, int]) -> None:
-        """Have at least so many elements in each area."""
+        """Have at least `needs` elements in each area."""
         for area, elements in needs.items():
             flat = self._flats.get(area)
             if flat is not None and flat.numel() >= elements:

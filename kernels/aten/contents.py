@@ -160,7 +160,7 @@ def _count_of_targets(tensor: Tensor, site: Site) -> None:
     tensor.fill_(max(site.spec("target").numel, 1))
 
 
-# ------------------------------------------------------------ who needs what
+# ------------------------------------------------------------ content by operator and argument
 
 # "operator.argument", "operator_.argument" for the in-place form alone, or "argument" of any.
 FILLS: dict[str, Fill] = {

@@ -69,8 +69,8 @@ def materialise(
 ) -> Replay:  # fmt: skip
     """Arguments with the recorded shapes, strides and types on `device`, and a launch with them.
 
-    The launches of a step may be told `apart`: for each, in order, which small arguments (as in
-    `Distant.small`) `launch_distant` finds in memory of its own; what it writes there stays.
+    `apart` lists, for each launch of a step in order, the small arguments (as in `Distant.small`)
+    that `launch_distant` finds in memory of their own; what it writes there stays.
 
     What the shared memory of `pool` cannot hold (indices, masks, what a forward pass saved) is the
     replay's own and freed with it. CannotReplay, with the reason, for calls whose output's shape or

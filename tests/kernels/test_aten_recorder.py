@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from samples.launching import Recorded, Recorder
+from samples.launching import Checkpointed, Recorded, Recorder
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 
 def stepped(net: nn.Module, x: Tensor) -> list[Recorded]:
@@ -18,19 +17,6 @@ def stepped(net: nn.Module, x: Tensor) -> list[Recorded]:
 def products(ops: list[Recorded]) -> list[tuple[str, bool]]:
     """Of each GEMM, its module and whether it is a backward call."""
     return [(op.origin.module, op.origin.backward) for op in ops if "mm" in op.call.operator]
-
-
-class Checkpointed(nn.Module):
-    """Two layers that run again in the backward pass, and one that does not."""
-
-    def __init__(self, reentrant: bool) -> None:
-        super().__init__()
-        self.block = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
-        self.head, self.reentrant = nn.Linear(4, 3), reentrant
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[N, 4] -> [N, 3]"""
-        return self.head(checkpoint(self.block, x, use_reentrant=self.reentrant))
 
 
 def test_a_backward_call_is_its_layer_s() -> None:
@@ -69,11 +55,10 @@ def test_a_new_node_is_one_that_autograd_makes() -> None:
 def test_what_checkpointing_runs_again_is_a_forward(reentrant: bool) -> None:
     net = Checkpointed(reentrant)
     ops = stepped(net, torch.randn(5, 4, requires_grad=True))
-    # Not reentrant, it ends where all is there that the last layer's backward needs.
-    again = [("block.0", False), ("block.2", False)][: 2 if reentrant else 1]
-    expected = [("block.0", False), ("block.2", False), ("head", False), ("head", True)]
-    expected += [("head", True), *again, ("block.2", True), ("block.2", True)]
-    assert products(ops) == [*expected, ("block.0", True), ("block.0", True)]
+    forward = [("block.0", False), ("block.2", False)]
+    backward = [("block.2", True)] * 2 + [("block.0", True)] * 2
+    head = [("head", False), ("head", True), ("head", True)]
+    assert products(ops) == [*forward, *head, *forward, *backward]
 
 
 def test_a_module_that_raises_has_been_left() -> None:

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor, nn
 from torch._ops import OpOverload
+from torch.utils.checkpoint import checkpoint
 
 from kernels.aten import (
     Call,
@@ -46,6 +48,18 @@ class Recorder(CallRecorder):
         returned = func(*args, **kwargs)
         self.ops.append(Recorded(call, specs(returned), origin))
         return returned
+
+
+class Checkpointed(nn.Module):
+    """A block whose forward runs again in the backward pass, and a layer: [N, 4] to [N, 4]."""
+
+    def __init__(self, reentrant: bool = False) -> None:
+        super().__init__()
+        self.block = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh())
+        self.head, self.reentrant = nn.Linear(4, 4), reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(checkpoint(self.block, x, use_reentrant=self.reentrant))
 
 
 def specs(returned: Any) -> tuple[TensorSpec, ...]:

@@ -69,7 +69,7 @@ def _with_statistics_of(weight: Tensor | None, x: Tensor, out: Any) -> Any:
 
 
 def _laid_out(rule: Rule, args: Sequence[Any], out: Any) -> Any:
-    """The first result as the rule says; a gradient that nobody asked for is None."""
+    """The first result as the rule says; a gradient that was not asked for is None."""
     if isinstance(out, tuple):
         first, *others = cast("tuple[Any, ...]", out)
         return (first if first is None else _laid_out(rule, args, first), *others)

@@ -131,7 +131,7 @@ def _recorded(
 def fixed_feed(
     network: Network, case: TrainCase, device: torch.device, classes: int
 ) -> SyntheticFeed:
-    """One batch for ever, made on the device, fake or real."""
+    """The same batch at every step, made on the device, fake or real."""
     shape = (case.batch, *network.input)
     if network.tokens is not None:
         tokens = torch.randint(network.tokens, shape, device=device)

@@ -81,7 +81,7 @@ def block_bytes(tensor: Tensor) -> int:
 
 
 class Storages:
-    """Which storages are alive: told of every tensor, it notices when one is let go."""
+    """Which storages are alive: it sees every tensor, and notices when a storage is freed."""
 
     def __init__(self, cache: Cache) -> None:
         self.alive: dict[int, tuple[object, int]] = {}
@@ -168,7 +168,7 @@ class Recorder(CallRecorder):
     def on_call(
         self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], origin: Origin
     ) -> Any:
-        """Run one call and note it."""
+        """Run one call and record it."""
         name = str(func)
         call = describe(func, args, kwargs)
         freed = self.storages.take_freed()
@@ -181,7 +181,7 @@ class Recorder(CallRecorder):
             TracedOp(
                 call,
                 outputs,
-                phase="",  # told by the next mark
+                phase="",  # set by the next mark
                 layer=origin.module,
                 waits=self._waits(name, args, kwargs, made),
                 noted=origin.new_node,
