@@ -24,7 +24,7 @@ from e2e.predict.trace.fake_trace import Trace
 from e2e.predict.trace.l2_residency import Cache, cache_bytes
 from e2e.predict.trace.recorder import LEAST_DISTANT, WIDE, Recorder, TracedOp
 from kernels.aten import NEAR, Call, Distant, Pool, Replay, describe, materialise, reserve
-from kernels.aten.distant import MOST_TURNS, Held
+from kernels.aten.arena import MOST_TURNS, Held
 from kernels.case import Target
 
 CPU = torch.device("cpu")

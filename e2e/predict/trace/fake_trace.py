@@ -11,8 +11,7 @@ fake one, a subclass, it only makes the view again. So two small launches each a
 from __future__ import annotations
 
 import gc
-import warnings
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -24,7 +23,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from e2e.data.datasets.synthetic import SyntheticFeed
 from e2e.data.types import laid_out
 from e2e.networks import Network
-from e2e.networks.network import FAKE_LOGGER, quiet
 from e2e.predict.trace.l2_residency import cache_bytes
 from e2e.predict.trace.recorder import Recorder, TracedOp, block_bytes
 from e2e.recipes import DYNAMIC, Recipe, recipe_of
@@ -32,7 +30,7 @@ from e2e.results.types import TrainCase
 from e2e.train.trainer import Trainer, memory_format, storage
 from kernels.aten import NEAR, CannotReplay
 from kernels.error_words import one_line
-from microbench.layers.networks import BuildMode
+from microbench.layers.networks import BuildMode, silent
 
 SEED = 1
 
@@ -70,7 +68,7 @@ class CannotTrace(Exception):
 def trace(network: Network, case: TrainCase, device: torch.device, classes: int) -> Trace:
     """Record a step that never runs. CannotTrace where only a real one can tell."""
     fake = FakeTensorMode(allow_non_fake_inputs=True)
-    with warnings.catch_warnings(action="ignore"), quiet(FAKE_LOGGER):
+    with silent():
         try:
             module = _built(network, fake)
             _refuse_recurrent(module, device)
@@ -133,7 +131,7 @@ def _recorded(
 def fixed_feed(
     network: Network, case: TrainCase, device: torch.device, classes: int
 ) -> SyntheticFeed:
-    """One batch for ever, made on the device, fake or real."""
+    """The same batch at every step, made on the device, fake or real."""
     shape = (case.batch, *network.input)
     if network.tokens is not None:
         tokens = torch.randint(network.tokens, shape, device=device)
@@ -173,7 +171,7 @@ def _move(module: nn.Module, case: TrainCase, recipe: Recipe, device: torch.devi
 
 
 @contextmanager
-def _without_cycles() -> Iterator[None]:
+def _without_cycles() -> Generator[None]:
     """Collected garbage would free memory at a moment of its own."""
     gc.collect()
     gc.disable()

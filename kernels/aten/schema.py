@@ -1,15 +1,18 @@
-"""The tensor arguments of a call by the names that its operator's schema gives them."""
+"""The operator of a recorded call, and the call's arguments by the names of its schema."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch._ops import OpOverload
 
 from kernels.aten.call import Argument, Call, CannotReplay, TensorSpec
-from kernels.aten.record import resolve
+
+NAME = re.compile(r"\w+\.\w+\.\w+")
 
 # Arguments that are written though the schema does not say so: running statistics in training.
 _SILENTLY_WRITTEN: Mapping[str, tuple[str, ...]] = {
@@ -19,6 +22,18 @@ _SILENTLY_WRITTEN: Mapping[str, tuple[str, ...]] = {
     "batch_norm_gather_stats_with_counts": ("running_mean", "running_var"),
     "batch_norm_update_stats": ("running_mean", "running_var"),
 }
+
+
+def resolve(name: str) -> OpOverload:
+    """The overload with this name; CannotReplay if torch has none, or its library is not loaded."""
+    found: Any = None
+    if NAME.fullmatch(name):
+        found = torch.ops
+        for part in name.split("."):
+            found = getattr(found, part, None)
+    if not isinstance(found, OpOverload):
+        raise CannotReplay(f"{name}: this torch has no such operator, or its library is not loaded")
+    return found
 
 
 @dataclass(frozen=True)
