@@ -16,8 +16,8 @@ from microbench.errors import NothingMeasured, UserError
 from microbench.results.entry import Entry
 from microbench.results.kinds import KINDS
 from microbench.results.runfile import check_writable, probe, write_run, write_text
-from microbench.results.types import METHOD_VERSION, Run
-from microbench.worker import Greeting
+from microbench.results.types import METHOD_VERSION, Json, Run
+from microbench.worker import Child, Greeting, WorkerDied
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -59,6 +59,25 @@ def run_path(outputs: Outputs, name: str) -> Path:
     path = folder / f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}.json"
     check_writable(path, "--json")
     return path
+
+
+def greet(worker: Child) -> Greeting:
+    """What the measuring process says of its device. UserError where it cannot be used."""
+    try:
+        return worker.greet()
+    except WorkerDied as death:
+        raise UserError(f"the device cannot be used: {death.reason}") from None
+
+
+def new_run(program: str, greeting: Greeting, settings: Json) -> Run:
+    """A run that begins now; `settings` are what was asked."""
+    return Run(
+        command=command_line(program),
+        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        device=greeting.device,
+        software=greeting.software,
+        settings={**settings, "environment": watched_environment()},
+    )
 
 
 def watched_environment() -> dict[str, str]:
