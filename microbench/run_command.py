@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 from kernels import OPS
@@ -18,11 +17,10 @@ from microbench.results.types import NetworkUse, Run
 from microbench.run_output import (
     check_goes_on,
     check_outputs,
-    command_line,
+    new_run,
     report,
     run_path,
     say_stopped,
-    watched_environment,
 )
 from microbench.runner import Runner, Schedule
 from microbench.sweep import Group
@@ -97,13 +95,7 @@ def _begin(asked: Conditions, greeting: Greeting, before: Run | None) -> Run:
     """A new run, or the one to go on with; UserError when that was taken on another device."""
     chosen = kept(asked)
     if before is None:
-        return Run(
-            command=command_line("microbench"),
-            started_at=datetime.now(UTC).isoformat(timespec="seconds"),
-            device=greeting.device,
-            software=greeting.software,
-            settings=chosen | {"seed": asked.seed, "environment": watched_environment()},
-        )
+        return new_run("microbench", greeting, chosen | {"seed": asked.seed})
     path = asked.outputs.resume
     check_goes_on(path, before, greeting)
     for name, value in chosen.items():

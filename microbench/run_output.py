@@ -15,7 +15,7 @@ from microbench.device.host import WATCHED_VARIABLES
 from microbench.errors import NothingMeasured, UserError
 from microbench.results.kinds import KINDS
 from microbench.results.runfile import check_writable, probe, write_run, write_text
-from microbench.results.types import METHOD_VERSION, Run
+from microbench.results.types import METHOD_VERSION, Json, Run
 from microbench.results.values import Entry
 from microbench.worker import Greeting
 
@@ -59,6 +59,17 @@ def run_path(outputs: Outputs, name: str) -> Path:
     path = folder / f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}.json"
     check_writable(path, "--json")
     return path
+
+
+def new_run(program: str, greeting: Greeting, settings: Json) -> Run:
+    """A run that begins now; `settings` are what was asked."""
+    return Run(
+        command=command_line(program),
+        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        device=greeting.device,
+        software=greeting.software,
+        settings={**settings, "environment": watched_environment()},
+    )
 
 
 def watched_environment() -> dict[str, str]:

@@ -139,6 +139,14 @@ class Worker(Child):
         return self.ask(("measure", group, budget_s), on_stage, self._hang_s + budget_s)
 
 
+def greet(worker: Child) -> Greeting:
+    """What the measuring process says of its device. UserError where it cannot be used."""
+    try:
+        return worker.greet()
+    except WorkerDied as death:
+        raise UserError(f"the device cannot be used: {death.reason}") from None
+
+
 class Workers:
     """Measuring processes of one setting: the one that greeted first, new ones after it."""
 
@@ -149,10 +157,7 @@ class Workers:
     def greet(self) -> Greeting:
         """Start the first; what it says of the device. UserError when that cannot be had."""
         self._first = Worker(self.settings)
-        try:
-            return self._first.greet()
-        except WorkerDied as death:
-            raise UserError(f"the device cannot be used: {death.reason}") from None
+        return greet(self._first)
 
     def next(self) -> Worker:
         """A worker that is ready to measure. Raises WorkerDied."""

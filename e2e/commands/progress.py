@@ -22,6 +22,8 @@ class TrainProgress(LiveLine):
     measured.
     """
 
+    _total: int
+
     def __init__(
         self,
         console: Console,

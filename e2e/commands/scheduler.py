@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from e2e.case import RESIDENT, USUAL_LOADER, TrainCase, TrainRequest
-from e2e.commands.plan import Comparison
+from e2e.commands.plan import Comparison, plan
 from e2e.commands.progress import TrainProgress
 from e2e.commands.worker import DataFacts, TrainWorker
 from e2e.data.loaders import LOADERS
@@ -59,6 +59,12 @@ class Work:
         if asked.verify or not asked.train:
             return True
         return self.kind == "cuda" if asked.predict is None else asked.predict
+
+    def plan(self, **changes: object) -> list[Comparison]:
+        """The comparisons that are asked for, with these fields of their cases changed."""
+        arms = self.request.arms
+        arms = replace(arms, base=replace(arms.base, **changes))
+        return plan(self.network, arms, self.kind, self.memory_bytes)
 
 
 class Job:

@@ -9,7 +9,8 @@ from typing import Any
 from e2e.case import TrainCase, TrainRequest
 from e2e.commands.plan import Comparison
 from e2e.commands.requests import request_of
-from e2e.commands.train import Session, file_name, run_requests
+from e2e.commands.scheduler import Job
+from e2e.commands.train import file_name, run_requests
 from e2e.data.loaders import LOADERS
 from e2e.data.loaders.cpus import cores
 from e2e.input_stalls.model import Alone, predict_together
@@ -79,31 +80,31 @@ class Stalls:
     measure: str
     load_budget_s: float
 
-    def __call__(self, session: Session, run: Run) -> Run:
+    def __call__(self, job: Job, run: Run) -> Run:
         """Loaders alone, recipes alone, what busy workers cost them, and the points together."""
-        loader = session.request.arms.base.loader
-        for case in load_cases(session, [loader], self.workers, self.prefetch, ends=True):
-            session.job.progress.expect(1)
-            run = session.job.loaded(run, case, self.load_budget_s)
-        for plain in session.plan(loader="synthetic", workers=0):
-            run = self._at_batch(session, run, plain)
+        loader = job.work.request.arms.base.loader
+        for case in load_cases(job, [loader], self.workers, self.prefetch, ends=True):
+            job.progress.expect(1)
+            run = job.loaded(run, case, self.load_budget_s)
+        for plain in job.work.plan(loader="synthetic", workers=0):
+            run = self._at_batch(job, run, plain)
         return run
 
-    def _at_batch(self, session: Session, run: Run, plain: Comparison) -> Run:
+    def _at_batch(self, job: Job, run: Run, plain: Comparison) -> Run:
         busy = busy_points(self.workers)
         alone = [plain, _changed(plain, loader="pinned")]
-        beside = [self._fed(session, plain, count, cached=True) for count in busy]
-        run = _timed(session, run, [*alone, *beside])
-        joint = {count: self._fed(session, plain, count) for count in self.workers}
-        told = _foretold(session, run, alone[1], dict(zip(busy, beside, strict=True)), joint)
-        run = _with_predictions(session, run, told)
+        beside = [self._fed(job, plain, count, cached=True) for count in busy]
+        run = _timed(job, run, [*alone, *beside])
+        joint = {count: self._fed(job, plain, count) for count in self.workers}
+        told = _foretold(job, run, alone[1], dict(zip(busy, beside, strict=True)), joint)
+        run = _with_predictions(job, run, told)
         points = self._points(plain.cases, joint, told)
-        return _with_predictions(session, _timed(session, run, [joint[w] for w in points]), told)
+        return _with_predictions(job, _timed(job, run, [joint[w] for w in points]), told)
 
     def _fed(
-        self, session: Session, plain: Comparison, workers: int, *, cached: bool = False
+        self, job: Job, plain: Comparison, workers: int, *, cached: bool = False
     ) -> Comparison:
-        loader, ahead = session.request.arms.base.loader, self.prefetch if workers else 0
+        loader, ahead = job.work.request.arms.base.loader, self.prefetch if workers else 0
         return _changed(plain, loader=loader, workers=workers, prefetch=ahead, cached=cached)
 
     def _points(
@@ -139,19 +140,19 @@ class Loaders:
     cold: bool
     load_budget_s: float
 
-    def __call__(self, session: Session, run: Run) -> Run:
+    def __call__(self, job: Job, run: Run) -> Run:
         """One after another; a back end that cannot run here is a result with its reason."""
-        cases = load_cases(session, self.names, self.workers, self.prefetch)
+        cases = load_cases(job, self.names, self.workers, self.prefetch)
         if self.cold:
             cases += [replace(c, cold=True) for c in cases if LOADERS[c.loader].processes]
-        session.job.progress.expect(len(cases))
+        job.progress.expect(len(cases))
         for case in cases:
-            run = session.job.loaded(run, case, self.load_budget_s)
+            run = job.loaded(run, case, self.load_budget_s)
         return run
 
 
 def load_cases(
-    session: Session,
+    job: Job,
     names: Sequence[str],
     workers: Sequence[int],
     prefetch: int,
@@ -162,9 +163,9 @@ def load_cases(
 
     `ends` adds, for the most workers, cold files and reading without decoding.
     """
-    base = session.request.arms.base
+    base = job.work.request.arms.base
     found: list[LoadCase] = []
-    for plain in session.plan(loader="synthetic", workers=0):
+    for plain in job.work.plan(loader="synthetic", workers=0):
         case = plain.cases[0]
         for name in names:
             counts = workers if LOADERS[name].processes else [0]
@@ -194,13 +195,13 @@ def _changed(comparison: Comparison, **fields: object) -> Comparison:
     )
 
 
-def _timed(session: Session, run: Run, comparisons: Sequence[Comparison]) -> Run:
-    session.job.progress.expect(len(comparisons))
-    return session.job.run(run, comparisons, lambda _: 0)
+def _timed(job: Job, run: Run, comparisons: Sequence[Comparison]) -> Run:
+    job.progress.expect(len(comparisons))
+    return job.run(run, comparisons, lambda _: 0)
 
 
 def _foretold(
-    session: Session,
+    job: Job,
     run: Run,
     pinned: Comparison,
     busy: dict[int, Comparison],
@@ -208,7 +209,7 @@ def _foretold(
 ) -> dict[TrainCase, Predicted]:
     """What each recipe is foretold with each number of workers, as far as its parts are known."""
     found: dict[TrainCase, Predicted] = {}
-    there = session.request.arms.base.cpus or cores()
+    there = job.work.request.arms.base.cpus or cores()
     for i, case in enumerate(pinned.cases):
         training = run.find(Training, case.key)
         if training is None:
@@ -223,7 +224,7 @@ def _foretold(
             for count, comparison in joint.items()
             if (loading := run.find(Loading, load_case(comparison.cases[i]).key)) is not None
         }
-        alone = Alone(training, beside, _host_s(training, session.kind, there), loadings)
+        alone = Alone(training, beside, _host_s(training, job.work.kind, there), loadings)
         for count, loading in loadings.items():
             told = predict_together(alone, loading, there)
             if told is not None:
@@ -248,12 +249,12 @@ def _speedups(case: TrainCase, told: dict[TrainCase, Predicted]) -> dict[str, fl
     }
 
 
-def _with_predictions(session: Session, run: Run, told: dict[TrainCase, Predicted]) -> Run:
+def _with_predictions(job: Job, run: Run, told: dict[TrainCase, Predicted]) -> Run:
     """The run with each prediction, beside its measurement where there is one."""
-    network = session.network
+    network = job.work.network
     for case, predicted in told.items():
         units = network.units_per_sample * case.batch * case.accumulate
         known = run.find(Training, case.key)
         training = known or Training(case, PREDICTED, unit=network.unit, step_units=units)
         run = run.with_other(replace(training, predicted=predicted.beside(training.step_s)))
-    return session.job.saved(run)
+    return job.saved(run)

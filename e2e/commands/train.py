@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ from e2e.commands.plan import Comparison, notes, plan
 from e2e.commands.progress import TrainProgress
 from e2e.commands.scheduler import Job, Work
 from e2e.commands.worker import DataFacts, TrainWorker
-from e2e.networks import Network, find
+from e2e.networks import find
 from e2e.results.types import Training
 from microbench.command_line import kept
 from microbench.errors import NothingMeasured, UserError
@@ -23,53 +22,29 @@ from microbench.results.runfile import read_run
 from microbench.results.types import Run
 from microbench.run_output import (
     check_goes_on,
-    command_line,
+    new_run,
     report,
     run_path,
     say_stopped,
-    watched_environment,
 )  # fmt: skip
-from microbench.worker import Greeting, WorkerDied
+from microbench.worker import Greeting, WorkerDied, greet
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
-@dataclass(frozen=True)
-class Session:
-    """A run under way: what was asked, and what the device and the data turned out to be."""
-
-    request: TrainRequest
-    network: Network
-    greeting: Greeting
-    facts: DataFacts
-    job: Job
-
-    @property
-    def kind(self) -> str:
-        """The device's kind."""
-        return self.greeting.target.kind
-
-    def plan(self, **changes: Any) -> list[Comparison]:
-        """The comparisons that the options ask for, with these changed."""
-        arms = self.request.arms
-        options = replace(arms, base=replace(arms.base, **changes))
-        memory_bytes = self.greeting.device.get("memory_bytes")
-        return plan(self.network, options, self.kind, memory_bytes)
+Procedure = Callable[[Job, Run], Run]  # adds to the run
 
 
-Procedure = Callable[[Session, Run], Run]  # adds to the run, through the session's job
-
-
-def compare_recipes(session: Session, run: Run) -> Run:
+def compare_recipes(job: Job, run: Run) -> Run:
     """What training a network means: its comparisons timed, trained and predicted, as asked."""
-    comparisons = session.plan()
-    steps = _steps_wanted(session.request, session.facts)
-    repeats = session.request.repeats
-    session.job.progress.expect(
-        sum(1 + repeats * len(c.arms) * bool(steps(c)) for c in comparisons)
+    request = job.work.request
+    comparisons = job.work.plan()
+    steps = _steps_wanted(request, job.work.facts)
+    job.progress.expect(
+        sum(1 + request.repeats * len(c.arms) * bool(steps(c)) for c in comparisons)
     )
-    return session.job.run(run, comparisons, steps)
+    return job.run(run, comparisons, steps)
 
 
 def run_training(request: TrainRequest) -> None:
@@ -96,13 +71,13 @@ def run_requests(
     path = run_path(outputs, name)
     console = make_console(quiet=outputs.quiet)
     for request in requests:
-        run = carry_out(request, run, path, console, procedure, whole=request is requests[-1])
+        run = _carry_out(request, run, path, console, procedure, whole=request is requests[-1])
     assert run is not None
     report(run, path, outputs, console)
     return run
 
 
-def carry_out(
+def _carry_out(
     request: TrainRequest,
     before: Run | None,
     path: Path,
@@ -117,26 +92,14 @@ def carry_out(
     """
     worker = TrainWorker(request.settings)
     try:
-        # The child loads what it needs while the words are checked that need the network.
-        asked = request.settings
-        network = find(asked.network, input=asked.input, loss=asked.loss)
-        plan(network, request.arms, "cuda", None)
-        if asked.data == "made":
-            from e2e.commands.make_data import make_usual
-
-            make_usual(console)
-        greeting = _greet(worker)
-        kind = greeting.target.kind
-        plan(network, request.arms, kind, greeting.device.get("memory_bytes"))
-        facts = worker.open_data()
-        _steps_wanted(request, facts)
-        run = _begin(request, greeting, facts, before)
-        for note in [*notes(request.arms, kind), *facts.notes]:
+        work = _opened(request, worker, path, console)
+        run = _begin(request, work.greeting, work.facts, before)
+        for note in [*notes(request.arms, work.kind), *work.facts.notes]:
             console.print(note)
         with TrainProgress(console, 0, quiet=request.outputs.quiet) as progress:
-            job = Job(Work(request, path, network, greeting, facts), worker, progress)
+            job = Job(work, worker, progress)
             try:
-                run = procedure(Session(request, network, greeting, facts, job), run)
+                run = procedure(job, run)
                 run = job.finished(run, whole=whole)
             except UserError as error:
                 told = str(path) in str(error)
@@ -155,16 +118,28 @@ def carry_out(
     return run
 
 
+def _opened(request: TrainRequest, worker: TrainWorker, path: Path, console: Console) -> Work:
+    """The work of a run, once network, device and data are there. UserError for what they refuse.
+
+    The child loads what it needs while the words are checked that need the network.
+    """
+    asked = request.settings
+    network = find(asked.network, input=asked.input, loss=asked.loss)
+    plan(network, request.arms, "cuda", None)
+    if asked.data == "made":
+        from e2e.commands.make_data import make_usual
+
+        make_usual(console)
+    greeting = greet(worker)
+    plan(network, request.arms, greeting.target.kind, greeting.device.get("memory_bytes"))
+    facts = worker.open_data()
+    _steps_wanted(request, facts)
+    return Work(request, path, network, greeting, facts)
+
+
 def _so_far(path: Path) -> str:
     """Where to find what was measured before a run broke off."""
     return f"; so far: {path} (--resume goes on)" if path.exists() else ""
-
-
-def _greet(worker: TrainWorker) -> Greeting:
-    try:
-        return worker.greet()
-    except WorkerDied as death:
-        raise UserError(f"the device cannot be used: {death.reason}") from None
 
 
 def _steps_wanted(request: TrainRequest, facts: DataFacts) -> Callable[[Comparison], int]:
@@ -191,13 +166,7 @@ def _begin(request: TrainRequest, greeting: Greeting, facts: DataFacts, before: 
         "held_out_samples": facts.held_out,
     }
     if before is None:
-        return Run(
-            command=command_line("e2e"),
-            started_at=datetime.now(UTC).isoformat(timespec="seconds"),
-            device=greeting.device,
-            software=greeting.software,
-            settings={"training": chosen, "environment": watched_environment()},
-        )
+        return new_run("e2e", greeting, {"training": chosen})
     path = request.outputs.resume
     if not before.of(Training) and before.results:
         raise UserError(f"--resume {path} is no run of e2e; start a new run")

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from samples.commands import Ran, run_here
 
 from microbench.__main__ import main
 from microbench.results.runfile import read_run
@@ -26,7 +27,6 @@ from microbench.run_output import command_line
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ("--dtype", "fp32", "--vs", "none", "--sizes", "16", "--device", "cpu", "--budget", "0.3")
-Ran = subprocess.CompletedProcess[str]
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -34,14 +34,15 @@ def environment(**more: str) -> dict[str, str]:
     return {**kept, "PYTHONPATH": str(ROOT), **more}
 
 
-def microbench(
-    *words: object, cwd: Path | None = None, more: Mapping[str, str] | None = None,
-    **options: Any,
-) -> Ran:  # fmt: skip
+def microbench(*words: object, **environment: str) -> Ran:
+    return run_here(main, "microbench", *words, **environment)
+
+
+def process(*words: object, more: Mapping[str, str] | None = None, **options: Any) -> Ran:
+    """The same in a process of its own, where that is the point."""
     return subprocess.run(
-        [sys.executable, "-m", "microbench", *map(str, words)],
-        capture_output=True, text=True, timeout=120, cwd=cwd or ROOT,
-        env=environment(**(more or {})), **options,
+        [sys.executable, "-m", "microbench", *map(str, words)], capture_output=True, text=True,
+        timeout=120, cwd=ROOT, env=environment(**(more or {})), **options,
     )  # fmt: skip
 
 
@@ -123,7 +124,7 @@ def test_show_prints_the_same_again(measured: Ran, folder: Path) -> None:
 
 
 def test_show_survives_a_terminal_that_knows_ascii_only(measured: Ran, folder: Path) -> None:
-    plain = microbench("show", folder / "run.json", more={"PYTHONIOENCODING": "ascii"})
+    plain = process("show", folder / "run.json", more={"PYTHONIOENCODING": "ascii"})
     assert (plain.returncode, plain.stderr) == (0, "")
     assert plain.stdout.isascii()
 
@@ -224,7 +225,7 @@ def test_nothing_is_left_to_resume_in_a_whole_run(measured: Ran, folder: Path) -
 
 
 def test_quiet_says_nothing_and_keeps_the_run_in_the_state_folder(tmp_path: Path) -> None:
-    ran = microbench("gemm", *TINY, "--quiet", more={"XDG_STATE_HOME": str(tmp_path)})
+    ran = microbench("gemm", *TINY, "--quiet", XDG_STATE_HOME=str(tmp_path))
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
     (file,) = tmp_path.rglob("*.json")
     assert read_run(file).finished_at
@@ -328,7 +329,7 @@ def test_bad_words_are_refused_before_anything_is_measured(
 
 
 def test_bad_words_in_a_real_process() -> None:
-    check_complaint(microbench("gemm", "--dtype", "fp7"), "fp7", "fp16")
+    check_complaint(process("gemm", "--dtype", "fp7"), "fp7", "fp16")
     check_complaint(microbench("show", "/nowhere.json"), "/nowhere.json")
     check_complaint(microbench("compare", "/nowhere.json", "/nowhere.json"), "/nowhere.json")
     check_complaint(microbench("measure"), "measure")
@@ -406,7 +407,7 @@ def test_a_full_disk_is_a_line_and_the_file_is_whole(tmp_path: Path) -> None:
     def no_large_files() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
 
-    ran = microbench("gemm", *TINY, "--sizes", "16..64", "--json", file, preexec_fn=no_large_files)
+    ran = process("gemm", *TINY, "--sizes", "16..64", "--json", file, preexec_fn=no_large_files)
     assert ran.returncode not in (0, 130)
     assert "Traceback" not in ran.stderr
     assert ran.stderr.count("\n") == 1

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from samples.commands import Ran, run_here
 
 from microbench.__main__ import main
 from microbench.results.runfile import read_run
 
 ROOT = Path(__file__).resolve().parents[2]
-Ran = subprocess.CompletedProcess[str]
 Doc = dict[str, Any]
 PASSES = ("fprop", "dgrad", "wgrad")
 ALL_PASSES = "conv --pass fprop,dgrad,wgrad"
@@ -68,12 +68,8 @@ def mixed():
 """
 
 
-def microbench(*words: object, cwd: Path | None = None, **options: Any) -> Ran:
-    kept = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "TERM")}
-    return subprocess.run(
-        [sys.executable, "-m", "microbench", *map(str, words)], capture_output=True, text=True,
-        timeout=120, cwd=cwd or ROOT, env={**kept, "PYTHONPATH": str(ROOT)}, **options,
-    )  # fmt: skip
+def microbench(*words: object, cwd: Path | None = None, **environment: str) -> Ran:
+    return run_here(main, "microbench", *words, cwd=cwd, **environment)
 
 
 def report_of(stdout: str) -> str:
@@ -428,6 +424,13 @@ def test_a_loss_is_called_slower(
 # ---------------------------------------------------------------- resume, quiet, Ctrl-C
 
 
+def measured_in(run: Doc) -> dict[str, list[float]]:
+    """What --resume keeps as it is. On a busy machine a case may take too long for its share of the
+    budget: it is skipped, and tried again where a budget is given.
+    """
+    return {json.dumps(r["case"]): r["times_s"] for r in run["results"] if r["status"] == "ok"}
+
+
 def test_resume_measures_what_is_missing_and_keeps_the_samples(tmp_path: Path) -> None:
     words = "conv --dtype fp32 --vs none --image 5 --pass fprop --layout nchw --budget 0.5 --batch"
     first = in_process(f"{words} 1 --channels 4,8", tmp_path, "run.json")
@@ -437,12 +440,10 @@ def test_resume_measures_what_is_missing_and_keeps_the_samples(tmp_path: Path) -
     whole = document(file)
     cells = [(r["case"]["c"], r["case"]["k"], r["case"]["n"]) for r in whole["results"]]
     assert sorted(cells) == sorted((c, k, n) for n in (1, 2) for c, k in ((4, 4), (8, 4), (8, 8)))
-    kept = {json.dumps(r["case"]): r["times_s"] for r in whole["results"]}
-    for result in first["results"]:
-        assert kept[json.dumps(result["case"])] == result["times_s"]
-    before = file.read_bytes()
+    assert measured_in(first)
+    assert measured_in(whole).items() >= measured_in(first).items()
     assert main([*more, "--resume", str(file)]) == 0
-    assert json.loads(file.read_bytes())["results"] == json.loads(before)["results"]
+    assert measured_in(document(file)).items() >= measured_in(whole).items()
 
 
 def test_quiet_prints_nothing_and_ctrl_c_keeps_what_is_done(tmp_path: Path) -> None:

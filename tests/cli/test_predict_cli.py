@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from samples.commands import Ran, run_here
 
 from e2e.__main__ import main
+from microbench.__main__ import main as microbench
 
 ROOT = Path(__file__).resolve().parents[2]
-Ran = subprocess.CompletedProcess[str]
 NETWORK = """
 from torch import nn
 
@@ -66,16 +64,9 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def e2e(shop: Path, *words: str) -> Ran:
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "XDG_CACHE_HOME": str(shop / "cache"),
-        "XDG_STATE_HOME": str(shop / "state"),
-        "OMP_NUM_THREADS": "1",
-    }
-    return subprocess.run(
-        [sys.executable, "-m", "e2e", *words],
-        cwd=shop, env=environment, capture_output=True, text=True, timeout=280,
+    return run_here(
+        main, "e2e", *words, cwd=shop, XDG_CACHE_HOME=str(shop / "cache"),
+        XDG_STATE_HOME=str(shop / "state"),
     )  # fmt: skip
 
 
@@ -130,10 +121,7 @@ class TestPredict:
 
     def test_show_prints_it_again(self, predicted: Ran, shop: Path) -> None:
         assert predicted.returncode == 0
-        shown = subprocess.run(
-            [sys.executable, "-m", "microbench", "show", "p.json"],
-            cwd=shop, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
-        )  # fmt: skip
+        shown = run_here(microbench, "microbench", "show", "p.json", cwd=shop)
         assert shown.returncode == 0
         table = shown.stdout[shown.stdout.index("The step as predicted") :]
         assert table.strip() in predicted.stdout

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from samples.commands import Ran, run_here
 
 from e2e.__main__ import main
 from microbench.__main__ import main as microbench
@@ -36,12 +36,8 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def e2e(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
-    return subprocess.run(
-        [sys.executable, "-m", "e2e", *map(str, words)], cwd=cwd, env=environment, timeout=240,
-        text=True, capture_output=True, check=False,
-    )  # fmt: skip
+def e2e(*words: object, cwd: Path) -> Ran:
+    return run_here(main, "e2e", *words, cwd=cwd, COLUMNS="100")
 
 
 @pytest.fixture(scope="module")
