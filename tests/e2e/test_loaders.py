@@ -37,7 +37,6 @@ from e2e.data.loaders.reading import Read
 from e2e.data.loaders.sampling import Shuffled
 from e2e.data.loaders.torchvision_io import pixels
 from e2e.data.types import IMAGENET, Arrays, Data, Files, Picture, Wanted
-from e2e.train.feeds import Following
 
 CPU = torch.device("cpu")
 FROM_FILES = ("torchvision", "torchvision-io", "torchvision-draft", "resident")
@@ -254,14 +253,6 @@ def test_a_file_that_claims_to_be_huge_is_broken(root: Path) -> None:
     data = opened(root, "torchvision-io")
     drawn(data.feed(21, CPU, 1), 1)
     assert told(data).startswith("1 broken image left out: train/a/huge.jpg (Image size")
-
-
-def test_files_of_one_class(tmp_path: Path) -> None:
-    for number in range(4):
-        put(tmp_path / "only" / f"{number}.jpg", encoded(flat(number)))
-    data = opened(tmp_path, "torchvision-io")
-    drawn(data.feed(4, CPU, 1), 1)
-    assert "only one class" in data.notes[0]
 
 
 @pytest.mark.parametrize("loader", ["torchvision", "torchvision-io", "torchvision-draft"])
@@ -481,20 +472,6 @@ def test_closing_ends_a_loader_that_hangs(root: Path, monkeypatch: pytest.Monkey
     assert is_gone(pid)
 
 
-def test_arms_take_turns_on_one_loader(root: Path) -> None:
-    data = opened(root)
-    want = drawn(data.feed(4, CPU, 1), 4)
-    leader, own = data.feed(4, CPU, 1), data.feed(4, CPU, 1, channels_last=True, workers=1)
-    follower = Following(own, leader)
-    turns = [feed.place(feed.fetch()) for feed in (leader, follower, follower, leader)]
-    assert same(turns, want)
-    assert turns[1][0].is_contiguous(memory_format=torch.channels_last)
-    assert own.pids == ()
-    follower.close()
-    assert same([leader.place(leader.fetch())], [drawn(data.feed(4, CPU, 1), 5)[4]])
-    leader.close()
-
-
 # ---- shards
 
 
@@ -564,14 +541,3 @@ class TestShards:
         assert "1.tar (" in told(data)
         (shards / "0.tar").write_bytes(b"")
         assert "can be decoded" in message(lambda: drawn(data.feed(4, CPU, 1), 1))
-
-
-def test_a_feed_can_be_had_without_training(root: Path) -> None:
-    heard: list[tuple[str, str]] = []
-    data = opened(root)
-    assert isinstance(data.source, Files)  # type: ignore[attr-defined]
-    feed = open_feed("read", data.source, Wanted((16, 16), 4, 1, CPU), heard.extend)  # type: ignore[attr-defined]
-    assert feed.fetch().files == 4  # type: ignore[attr-defined]
-    feed.close()
-    assert isinstance(small_arrays().source, Arrays)
-    assert not heard

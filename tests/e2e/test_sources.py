@@ -426,6 +426,7 @@ def test_a_folder_is_trained_on_in_its_sample_shape(pictures: Path) -> None:
     assert images.shape == (20, 3, 16, 8)
     assert images.is_contiguous()
     assert classes.tolist() == [int(number >= 12) for number in numbers([(images, classes)])]
+    assert [images.shape for images, _ in data.held_out(5, CPU)] == [(5, 3, 16, 8)]
 
 
 def test_a_folder_holds_out_its_val(pictures: Path) -> None:
@@ -652,9 +653,3 @@ def test_odd_folders_are_noted(tmp_path: Path) -> None:
 
 def test_a_folder_is_for_networks_of_colour_images(pictures: Path) -> None:
     assert "3 channels" in message(lambda: opened(f"folder:{pictures}", (1, 28, 28)))
-
-
-def test_samples_of_any_size(pictures: Path) -> None:
-    data = opened(f"folder:{pictures}", (3, 64, 20))
-    assert next(iter(data.held_out(4, CPU)))[0].shape == (4, 3, 64, 20)
-    assert {images.shape for images, _ in batches(data.feed(4, CPU, 1), 3)} == {(4, 3, 64, 20)}
