@@ -18,7 +18,7 @@ from microbench.results.types import Run
 from microbench.timing.stats import excludes_one
 
 LADDER = ("previous", "first")
-GENERATED = ("synthetic", "generated", "made")  # data that nobody collected
+GENERATED = ("synthetic", "generated", "made")  # data that were not collected
 OPTIONS = tuple(name for name in VARIED if name != "recipe")
 OF_LOADING = ("loader", "workers", "cached", "cold", "prefetch")
 OF_RECIPE = ("loss_scale", "keep_batchnorm_fp32")  # options that are part of the arithmetic
@@ -227,7 +227,7 @@ def is_generated(case: TrainCase) -> bool:
 
 
 def place(training: Training) -> str:
-    """ "resnet50, batch 256", with the data where nobody collected it."""
+    """ "resnet50, batch 256", with the data where these are generated."""
     names = ["network", "batch", *(["data"] if is_generated(training.case) else [])]
     return ", ".join(in_words(training.case, names))
 

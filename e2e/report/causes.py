@@ -21,7 +21,7 @@ from microbench.report.table import Column, Row, Table, screen
 
 FIXES, FINDINGS = "What would make it faster", "Why it is no faster"
 UNKNOWN = "gain not predicted"
-MOST_TOLD = 4
+MOST_SENTENCES = 4
 FEWEST_FIX = 12  # columns for a fix with numbers beside it
 MOST_SHOWN = 4
 INDENT = "  "
@@ -37,7 +37,7 @@ def causes_title(title: str, view: View, arm: Training) -> str:
 
 
 def fixes(arm: Training) -> list[Cause]:
-    """What could be done, the largest predicted gain first; what nobody predicted is last."""
+    """What could be done, the largest predicted gain first; what has no prediction is last."""
     found = [cause for cause in arm.causes if fix_words(cause)]
     return sorted(found, key=lambda cause: -_or_least(predicted_pct(cause)))
 
@@ -266,9 +266,9 @@ def cause_sentences(view: View, family: Sequence[Group]) -> list[str]:
     """For the end of the screen: the best fix of each training, with its gain."""
     arms = [arm for group in family for arm in group.arms]
     lines = [line for arm in arms for line in _best(arm, view.label_among(arm, family))]
-    if len(lines) > MOST_TOLD:
-        more = fmt.count(len(lines) - MOST_TOLD, "more training")
-        lines[MOST_TOLD:] = [f"  And {more} with a fix, listed above."]
+    if len(lines) > MOST_SENTENCES:
+        more = fmt.count(len(lines) - MOST_SENTENCES, "more training")
+        lines[MOST_SENTENCES:] = [f"  And {more} with a fix, listed above."]
     return lines
 
 

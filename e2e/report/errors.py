@@ -99,9 +99,9 @@ def error_table(trainings: Sequence[Training]) -> list[Line]:
 
 
 def limits_named(trainings: Sequence[Training]) -> Hits:
-    """Of the trainings that were predicted and measured, those whose limit was foreseen."""
+    """Of the trainings that were predicted and measured, those whose limit was predicted."""
     pairs = [(t.predicted.limit, t.limit) for t in trainings if t.predicted and t.steps and t.limit]
-    return Hits(sum(told == found for told, found in pairs), len(pairs))
+    return Hits(sum(predicted == found for predicted, found in pairs), len(pairs))
 
 
 def intervals_kept(trainings: Sequence[Training], limit: str) -> Hits:
@@ -118,7 +118,7 @@ def intervals_kept(trainings: Sequence[Training], limit: str) -> Hits:
 
 def measured_half_pct(trainings: Sequence[Training], limit: str) -> float | None:
     """Of the steps that this limits, the middle half width of the measurements' own intervals, in
-    per cent; None where none is known. No prediction can be told to be closer than this.
+    per cent; None where none is known. A prediction cannot be shown to be closer than this.
     """
     halves = [
         half_width_pct(t.steps.median_s, t.steps.ci95_s)
@@ -150,11 +150,19 @@ def _captured(trainings: Sequence[Training]) -> list[Training]:
     return [t for t in trainings if t.case.graph]
 
 
+def _off_pct(predicted: float | None, measured: float | None) -> float | None:
+    """How much larger the prediction is; None unless both are known."""
+    return 100 * (predicted / measured - 1) if predicted and measured else None
+
+
+def _predicted_speedup(training: Training, base: str) -> float | None:
+    return training.predicted.speedup.get(base) if training.predicted else None
+
+
 def _speedup_pct(base: str) -> Callable[[Training], float | None]:
     def pct(training: Training) -> float | None:
-        told = training.predicted.speedup.get(base) if training.predicted else None
-        found = training.speedup.get(base)
-        return 100 * (told / found.ratio - 1) if told and found else None
+        measured = training.speedup.get(base)
+        return _off_pct(_predicted_speedup(training, base), measured.ratio if measured else None)
 
     return pct
 
@@ -163,19 +171,17 @@ def _medians_pct(base: str, trainings: Sequence[Training]) -> Callable[[Training
     steps_s = {t.case: t.step_s for t in trainings if t.step_s}
 
     def pct(training: Training) -> float | None:
-        told = training.predicted.speedup.get(base) if training.predicted else None
         beside = [case for case in steps_s if case.group == training.case.group]
-        other = baselines(training.case, beside).get(base)
-        step_s = steps_s.get(training.case)
-        return 100 * (told / (steps_s[other] / step_s) - 1) if told and other and step_s else None
+        other, step_s = baselines(training.case, beside).get(base), steps_s.get(training.case)
+        measured = steps_s[other] / step_s if other and step_s else None
+        return _off_pct(_predicted_speedup(training, base), measured)
 
     return pct
 
 
 def _memory_pct(training: Training) -> float | None:
-    told = training.predicted.memory_bytes if training.predicted else None
-    found = training.memory_peak_bytes
-    return 100 * (told / found - 1) if told and found else None
+    predicted = training.predicted.memory_bytes if training.predicted else None
+    return _off_pct(predicted, training.memory_peak_bytes)
 
 
 def _named(training: Training) -> str:

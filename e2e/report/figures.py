@@ -11,7 +11,7 @@ from microbench.timing.stats import excludes_one
 
 NOUNS = {"img": "images", "tok": "tokens", "sample": "samples"}
 LIMITERS = {"gpu": "the GPU", "host": "the host", "data": "data"}
-NEAR_PCT = 5.0  # ratios this near to 1 are told to a tenth of a per cent, or in per cent
+NEAR_PCT = 5.0  # ratios this near to 1 have another digit, or are in per cent
 _LARGE = 1e8  # of a deviation: beyond it all digits say less than an exponent
 
 

@@ -39,7 +39,7 @@ class Joint:
     """A network fed by one loader: its trainings by recipe and number of workers, and its parts.
 
     `alone` are the trainings on a pinned batch (without one: on one that lies on the device), by
-    recipe; `busy` those beside so many busy workers.
+    recipe; `busy` those beside this number of busy workers.
     """
 
     loader: str
@@ -77,8 +77,9 @@ class Joint:
         return median(abs(e) for e in self.errors_pct) if self.errors_pct else None
 
     def speedup(self, recipe: str, base: str, workers: int) -> Gain | None:
-        """Of a recipe over another with so many workers: as measured where both were, else as
-        predicted."""
+        """Of a recipe over another with this number of workers, as measured where both were, else
+        as predicted.
+        """
         ours, theirs = self.at(recipe, workers), self.at(base, workers)
         if ours is None or theirs is None:
             return None
@@ -320,10 +321,10 @@ def _in_full(joint: Joint, name: str, most: int) -> list[str]:
             f"{fmt.count(start, 'worker')} leave {share} of it."
         ]
     left = throughput(joint.at(recipe, most))
-    told = f": {most} leave {left / alone.per_s:.0%}" if left else ""
+    share_left = f": {most} leave {left / alone.per_s:.0%}" if left else ""
     return [
         f"{recipe} trains {fmt.throughput(alone.per_s)} img/s without a loader; no number of "
-        f"workers leaves {share} of it{told}."
+        f"workers leaves {share} of it{share_left}."
     ]
 
 

@@ -21,7 +21,7 @@ GAP = "not accounted for"
 DIGITS = 4  # of the longer step, in the numbers shown
 _SHORTEST_MS, _LONGEST_MS = 1e-4, 1e6  # of a step shown in digits that add up
 MOST_RESIDUAL = 0.05  # of a step: what a ledger may leave unexplained
-MOST_TOLD = 4
+MOST_SENTENCES = 4
 
 
 def is_product(line: LedgerLine) -> bool:
@@ -240,11 +240,11 @@ def ledger_sentences(view: View, family: Sequence[Group]) -> list[str]:
     """For the end of the screen: what each ledger of the family says, in a sentence or two."""
     found = [arm for group in family for arm in group.arms if has_ledger(arm)]
     lines: list[str] = []
-    for arm in found[:MOST_TOLD]:
+    for arm in found[:MOST_SENTENCES]:
         label = view.label_among(arm, family)
         lines += [_in_short(arm, label), *_unexplained(arm, label)]
-    if len(found) > MOST_TOLD:
-        lines.append(f"  And {fmt.count(len(found) - MOST_TOLD, 'more ledger')}, drawn above.")
+    if len(found) > MOST_SENTENCES:
+        lines.append(f"  And {fmt.count(len(found) - MOST_SENTENCES, 'more ledger')}, drawn above.")
     return lines
 
 

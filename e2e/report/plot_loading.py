@@ -1,4 +1,4 @@
-"""The charts of loaders: recipes against workers, foretold and measured; or loaders alone."""
+"""The charts of loaders: recipes against workers, predicted and measured; or loaders alone."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def loading_chart(run: Run) -> Any:
 
 
 def joint_rows(joint: Joint) -> list[Json]:
-    """A row a point: foretold, measured ("points"), and the loader alone."""
+    """A row a point: predicted, measured ("points"), and the loader alone."""
     rows: list[Json] = []
     for training in joint.trainings:
         name, workers = fmt.clean(training.case.recipe), training.case.workers
@@ -114,10 +114,10 @@ def _panel(alt: Any, title: str, rows: list[Json], colours: Mapping[str, str]) -
 def _heading(alt: Any, run: Run, reading: str) -> Any:
     device = fmt.clean(run.device.get("name") or "unknown device")
     data = sorted({fmt.clean(loading.case.data) for loading in run.of(Loading)})
-    told = [f"{fmt.listed(data)} data", f"measured {fmt.clean(run.started_at[:10])}"]
+    facts = [f"{fmt.listed(data)} data", f"measured {fmt.clean(run.started_at[:10])}"]
     return alt.TitleParams(
         f"training fed by loaders on {device}" if run.of(Training) else f"loaders on {device}",
-        subtitle=[", ".join(told), reading],
+        subtitle=[", ".join(facts), reading],
         fontSize=18, subtitleFontSize=12, subtitleColor=FAINT, color=INK,
         anchor="start", offset=16, subtitlePadding=6,
     )  # fmt: skip

@@ -52,7 +52,7 @@ MOST_ROWS = 60
 TEXT_ROOM = 1.5  # times the longest bar, for the text after it
 LOST = "not converged"
 
-# Of waterfalls, Okabe and Ito's: told apart by those who see red and green alike.
+# Of waterfalls, Okabe and Ito's: which those who see red and green alike can tell apart.
 WHOLE, SAVED, ADDED, REST = "#555555", "#009e73", "#d55e00", "#cc79a7"
 LINK = "#bbbbbb"
 MOST_PANELS = 4
@@ -92,10 +92,10 @@ def _heading(run: Run, reading: Sequence[str]) -> Any:
     torch = fmt.clean(run.software.get("torch", ""))
     ran = any(arm.steps for arm in run.of(Training))
     measured = f"{'measured' if ran else 'predicted'} {fmt.clean(run.started_at[:10])}"
-    told = [*conditions, *([f"torch {torch}"] if torch else []), measured]
+    facts = [*conditions, *([f"torch {torch}"] if torch else []), measured]
     return library().TitleParams(
         f"{'training' if ran else 'predicted training of'} {title} on {device}",
-        subtitle=[", ".join(told), *reading],
+        subtitle=[", ".join(facts), *reading],
         fontSize=18, subtitleFontSize=12, subtitleColor=FAINT, color=INK,
         anchor="start", offset=16, subtitlePadding=6,
     )  # fmt: skip

@@ -337,7 +337,7 @@ def _figures(arm: Training) -> str:
 
 
 def _error_sentences(view: View, family: Sequence[Group]) -> list[str]:
-    """How far the predicted steps are from the measured ones, and limits that were not foreseen."""
+    """How far predicted steps are from the measured ones, and limits that were not predicted."""
     arms = [arm for group in family for arm in group.arms if is_beside(arm)]
     errors = [(error_pct(arm) or 0.0, view.label_among(arm, family)) for arm in arms]
     lines: list[str] = []
@@ -347,9 +347,9 @@ def _error_sentences(view: View, family: Sequence[Group]) -> list[str]:
         text = f"Predicted steps are within {abs(worst[0][0]):.1f} % of the measured ones"
         lines.append(f"{text}: {named}{' at worst' * (len(errors) > len(worst))}.")
     for arm in arms:
-        told = arm.predicted.limit if arm.predicted else None
-        if told and arm.limit and told != arm.limit:
-            expected, found = limiter(told), limiter(arm.limit)
+        predicted = arm.predicted.limit if arm.predicted else None
+        if predicted and arm.limit and predicted != arm.limit:
+            expected, found = limiter(predicted), limiter(arm.limit)
             lines.append(f"  {view.label_among(arm, family)} was predicted to be limited by "
                          f"{expected}; it is limited by {found}.")  # fmt: skip
     return lines

@@ -117,9 +117,9 @@ def chart(run: Run) -> Any:
 def cells(case: TrainCase | LoadCase) -> tuple[str, str, str]:
     """Of a training: recipe, what is trained, options; of a loader: its name, data, how."""
     if isinstance(case, TrainCase):
-        told = ["network", "batch"]
-        told += [] if case.data == "synthetic" else ["data", "loader", "workers", "prefetch"]
-        return (fmt.clean(case.recipe), ", ".join(in_words(case, told)),
+        names = ["network", "batch"]
+        names += [] if case.data == "synthetic" else ["data", "loader", "workers", "prefetch"]
+        return (fmt.clean(case.recipe), ", ".join(in_words(case, names)),
                 " ".join(in_words(case, OPTIONS)))  # fmt: skip
     how = [fmt.count(case.workers, "worker"), *["cold files"] * case.cold]
     how += [f"prefetch {case.prefetch}"] if case.prefetch else []

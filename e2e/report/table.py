@@ -106,7 +106,7 @@ def speed_columns(view: View) -> list[Column[Training]]:
 
 
 def raw_columns() -> list[Column[Training]]:
-    """What is in CSV alone: the case, what became of it, and the device meanwhile."""
+    """What is in CSV alone: the case, what became of it, and the state of the device."""
     case = {field.name: attrgetter(f"case.{field.name}") for field in fields(TrainCase)}
     status = _plain("rung", "status", "reason", "unit", "step_units", "wall_per_s", "fits_batch",
                     "setup_s", "compile_s", "skipped_steps", "why")  # fmt: skip

@@ -214,7 +214,7 @@ def _accuracies(view: View, family: Sequence[Group]) -> list[str]:
 
 
 def _unjudged(view: View, family: Sequence[Group]) -> list[str]:
-    """Arms that did not converge and have no times, and those of which nobody can tell."""
+    """Arms that did not converge and have no times, and those that could not be judged."""
     arms = [arm for group in family for arm in group.arms if arm.convergence]
     lines: list[str] = []
     for title, found in (

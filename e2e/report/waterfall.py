@@ -66,9 +66,9 @@ def _section(view: View, arm: Training, width: int, *, details: bool, legend: bo
         _small(fall),
         shown.left_out_note(width),
     ]
-    told = [Text(line, "dim") for line in notes if line]
+    dim = [Text(line, "dim") for line in notes if line]
     said = [Text(sentence) for sentence in account(arm, view.label(arm))]
-    return [*shown.lines, *told, *said, *(_details(arm.ledger) if details else [])]
+    return [*shown.lines, *dim, *said, *(_details(arm.ledger) if details else [])]
 
 
 @dataclass(frozen=True)

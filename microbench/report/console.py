@@ -14,10 +14,9 @@ from microbench.report.arms import arms_of
 from microbench.report.chart import chart
 from microbench.report.layers_table import layers_summary, layers_table
 from microbench.report.map_table import is_map, map_tables, map_verdict
-from microbench.report.run_table import run_table
+from microbench.report.run_table import run_table, wide_table
 from microbench.report.screen import WIDTH
 from microbench.report.table import screen
-from microbench.report.wide_table import missing_reasons, wide_table
 from microbench.results.kinds import reports
 from microbench.results.types import Result, Run
 from microbench.roofline.model.wording import describe
@@ -75,16 +74,16 @@ def _table(run: Run, width: int) -> tuple[list[Text], str, list[Result]]:
     """The lines, the columns that had no room, and the results whose reason had none."""
     if run.network:
         layers = screen(layers_table(run, run.network), width)
-        return [*layers.lines, *missing_reasons(run)], layers.left_out_note(width), []
+        return [*layers.lines, *notes.missing_reasons(run)], layers.left_out_note(width), []
     if any(result.case.op == "conv" for result in run.results):
         wide = screen(wide_table(run), width)
-        return [*wide.lines, *missing_reasons(run)], wide.left_out_note(width), []
+        return [*wide.lines, *notes.missing_reasons(run)], wide.left_out_note(width), []
     found = screen(run_table(run), width)
     return found.lines, found.left_out_note(width), found.cut
 
 
 def _print_map(run: Run, console: Console, width: int) -> None:
-    _section(console, [*map_tables(run, width), *missing_reasons(run)], width)
+    _section(console, [*map_tables(run, width), *notes.missing_reasons(run)], width)
     _section(console, [Text(line, "bold") for line in map_verdict(run)], width, "In short")
     _section(console, _model(run), width, "A model of the time, checked on cases it has not seen")
     _section(console, notes.ceilings(run), width, blank=False)

@@ -12,6 +12,7 @@ from microbench.report.arms import arms_of, groups_of, rate_unit, representative
 from microbench.results.types import Ceiling, Result, Run, Warning
 
 MOST_WHYS = 8
+MOST_REASONS = 3
 
 Found = tuple[Warning, str]  # and the case it is about, in words
 
@@ -46,6 +47,22 @@ def reasons(cut: Sequence[Result]) -> list[Text]:
     for result in cut:
         by_reason.setdefault(fmt.clean(result.reason or ""), []).append(fmt.name(result.case))
     return [_item(fmt.listed(names), reason) for reason, names in by_reason.items()]
+
+
+def missing_reasons(run: Run) -> list[Text]:
+    """Why results are missing: each reason once, with how many it is about."""
+    seen: dict[str, list[str]] = {}
+    for result in run.results:
+        if result.measurement is None:
+            key = f"{result.status}: {fmt.clean(result.reason or 'no reason given')}"
+            seen.setdefault(key, []).append(fmt.name(result.case))
+    lines = [
+        Text(f"{reason} [{fmt.listed(names, most=2)}]", "dim")
+        for reason, names in list(seen.items())[:MOST_REASONS]
+    ]
+    if len(seen) > MOST_REASONS:
+        lines.append(Text(f"and {len(seen) - MOST_REASONS} more reasons (show --csv)", "dim"))
+    return lines
 
 
 def whys(run: Run, details: bool) -> list[Text]:

@@ -1,4 +1,4 @@
-"""The table of kernels: one row a result; on the screen grouped by size."""
+"""The tables of kernels: one row a result, grouped by size on the screen; or one row a problem."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ from operator import attrgetter
 from rich.cells import cell_len
 
 from microbench import fmt
-from microbench.report.arms import Arms, arms_of, groups_of, rate_unit, varying
+from microbench.payoff import subject_of
+from microbench.report.arms import (
+    Arms,
+    arms_of,
+    groups_of,
+    rate_unit,
+    representative,
+    varying,
+)
 from microbench.report.table import DIM, MISSING, Column, Row, Table, Value
 from microbench.results.types import Interval, Result, Run
 from microbench.roofline.causes import conversion_share
@@ -16,6 +24,7 @@ from microbench.verdict import BASELINES
 
 WIDEST_SIZE = 11  # beyond it a size stands on a line of its own, over its rows
 SHOWN_CONVERSION = 0.02
+ALWAYS_SHOWN = 6  # arms of a wide table
 JOIN = "; "  # between the values of a list in CSV
 DIMS = ("m", "n", "k", "c", "h", "w", "r", "s", "stride", "padding", "dilation", "groups", "pass")
 # Names that have their places in CSV; new ones follow them.
@@ -28,6 +37,8 @@ CSV_ORDER = (
     *(f"speedup_{name}{end}" for name in BASELINES for end in ("", "_low", "_high")),
 )  # fmt: skip
 
+Problem = Sequence[Result]  # the results of one
+Arm = tuple[str, str]  # precision, back end
 Raw = dict[str, Callable[[Result], Value]]
 
 
@@ -174,6 +185,69 @@ def _speedup(name: str, baselines: Sequence[str]) -> Column[Result]:
         drop=place or 0, markdown=interval, markdown_title=f"x {name}",
         csv={f"speedup_{name}": ratio, **_interval(f"speedup_{name}{{}}", ends)},
     )  # fmt: skip
+
+
+# ---------------------------------------------------------------- the arms side by side
+
+
+def wide_table(run: Run) -> Table[Problem]:
+    """A run over several settings: a block for each, one row a problem, the arms side by side.
+
+    For convolutions, whose passes, layouts and images would make the long table many screens.
+    """
+    subjects: dict[str, list[Problem]] = {}
+    for group in groups_of(run):
+        subjects.setdefault(subject_of(group[0], run), []).append(group)
+    table = Table(_wide_columns(run))
+    for subject, groups in subjects.items():
+        table.block(fmt.clean(subject), map(Row, sorted(groups, key=lambda group: group[0].flops)))
+    return table
+
+
+def _wide_columns(run: Run) -> list[Column[Problem]]:
+    found, asked = arms_of(run), arms_of(run).asked
+    arms = list(dict.fromkeys((r.case.precision_name, r.case.backend) for r in run.results))
+    several, unit = len({backend for _, backend in arms}) > 1, rate_unit(run.results)
+    pairs = [(name, base) for name in asked for base in found.baselines if name != base]
+    return [
+        Column("channels\nC or CxK", lambda group: fmt.size(group[0].case), right=True, bold=True),
+        *(Column(f"{arm[0]}\n{arm[1] if several else unit.name}", _rate_of(arm, unit), right=True,
+                 drop=0 if i < ALWAYS_SHOWN else 3) for i, arm in enumerate(arms)),
+        *(Column(f"{name}\nx {base}", _gain(name, base), right=True, drop=2 + i)
+          for i, (name, base) in enumerate(pairs)),
+        Column("layout\nchange", _of_best(asked, conversion), right=True, drop=9),
+        Column("rel.\nerror", _of_best(asked, lambda r: fmt.error(r.total_error)), right=True,
+               drop=12),
+        Column("limited\nby", _of_best(asked, lambda r: fmt.clean(r.bound or "")), drop=8),
+    ]  # fmt: skip
+
+
+def _rate_of(arm: Arm, unit: fmt.Unit) -> Callable[[Problem], str]:
+    def cell(group: Problem) -> str:
+        found = {(r.case.precision_name, r.case.backend): r for r in group}.get(arm)
+        if found is None:
+            return ""
+        return unit.text(found.flop_per_s) if found.flop_per_s else found.status
+
+    return cell
+
+
+def _gain(name: str, baseline: str) -> Callable[[Problem], str]:
+    def cell(group: Problem) -> str:
+        found = representative(group, [name])
+        return fmt.ratio(found.speedup[baseline]) if found and baseline in found.speedup else ""
+
+    return cell
+
+
+def _of_best(asked: Sequence[str], text: Callable[[Result], str]) -> Callable[[Problem], str]:
+    """The text of the result that the verdict speaks of."""
+
+    def cell(group: Problem) -> str:
+        best = representative(group, asked)
+        return text(best) if best else ""
+
+    return cell
 
 
 # ---------------------------------------------------------------- raw values
