@@ -172,16 +172,12 @@ def loader(backend: str, workers: str | None, cold: bool, **options: Any) -> Non
 @click.option("--seed", default=1, show_default=True, help="Another seed makes other images")
 @click.option("--shards", default=0, show_default=True, help="Pack them into tar files too")
 @click.option("--workers", type=int, help="Processes  [default: one a core]")
-@click.option("--check", is_flag=True, help="Make nothing: compare DIR's files with checksums")
 @click.option("--quiet", is_flag=True, help="Print nothing but errors")
-def make_data(folder: Path, check: bool, **options: Any) -> int:
+def make_data(folder: Path, **options: Any) -> None:
     """Make photo-like JPEGs in class folders, for who has no photographs to train on."""
-    from e2e.commands.make_data import run_check, run_make_data
+    from e2e.commands.make_data import run_make_data
 
-    if check:
-        return run_check(folder, quiet=options["quiet"])
     run_make_data(folder, **options)
-    return 0
 
 
 @app.command(name="list")

@@ -1,12 +1,30 @@
 """What is computed: precisions, cases and the kernels that run them. No clocks, no printing."""
 
-from collections.abc import Mapping
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
 
 from kernels.case import Case, Op
-from kernels.conv import Conv
-from kernels.gemm import Gemm
 
-OPS: Mapping[str, Op] = {"gemm": Gemm(), "conv": Conv()}
+
+class _Ops(Mapping[str, Op]):
+    """The ops by name; each is imported when it is first asked for."""
+
+    def __init__(self, modules: Mapping[str, str]) -> None:
+        self._modules = modules  # name -> module with an `OP`
+
+    def __getitem__(self, name: str) -> Op:
+        return importlib.import_module(self._modules[name]).OP
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._modules)
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+
+OPS: Mapping[str, Op] = _Ops({"gemm": "kernels.gemm", "conv": "kernels.conv"})
 
 
 def is_library(case: Case) -> bool:

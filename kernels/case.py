@@ -145,7 +145,7 @@ class Op(Protocol):
         ...
 
     def misaligned(self, case: Case) -> tuple[str, int] | None:
-        """("K=4095", 8190) when rows of so many bytes do not start on 16 of them, else None."""
+        """("K=4095", 8190) where rows do not start on 16 bytes: why, and a row's bytes."""
         ...
 
     def aligned(self, case: Case) -> Case:

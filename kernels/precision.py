@@ -24,7 +24,9 @@ class Precision:
     mantissa bits. `rel_tolerance` bounds ||out - ref|| / ||ref|| against a float64 product of the
     *rounded* operands, so it covers accumulation and output rounding, not the storage rounding.
     `min_capability` maps each GPU back end that can run the precision to the compute capability
-    it needs there; a back end not listed cannot run it.
+    it needs there; a back end not listed cannot run it. `rate` names the row of a GPU's rates that
+    several precisions share. `simt_twin` is the precision, and how many times its rate, that the
+    SMs reach without Tensor Cores where datasheets give no such rate.
     """
 
     name: str
@@ -38,12 +40,19 @@ class Precision:
     fast_accumulate: bool = False
     storage_b: str | None = None  # where the second operand is stored differently
     least_error: float = 0.0  # on random data; below it another arithmetic must have run
+    rate: str | None = None
+    simt_twin: tuple[str, int] | None = None
 
     def torch_dtype(self, which: str = "storage") -> torch.dtype:
         """The torch dtype of "storage", "storage_b", "accumulate" or "output"."""
         import torch
 
         return getattr(torch, getattr(self, which) or self.storage)
+
+    @property
+    def rate_name(self) -> str:
+        """The name of its rate in the tables of GPUs."""
+        return self.rate or self.name
 
     @property
     def bytes_per_element(self) -> int:
@@ -76,6 +85,8 @@ DTYPE_BYTES: Mapping[str, int] = {
 # 8.0 (Ampere), fp8 from 8.9 (Ada); CUDA C++ Programming Guide, "Element Types and Matrix Sizes".
 _ANY: Capability = (5, 0)
 
+_AS_FP16 = ("fp16", 1)  # without Tensor Cores fp8 is no faster than the type it is widened to
+
 
 def _same(capability: Capability, *backends: str) -> dict[str, Capability]:
     return dict.fromkeys(backends, capability)
@@ -97,6 +108,7 @@ _ALL_PRECISIONS = (
         rel_tolerance=1.5e-3,
         min_capability=_same((8, 0), "cublas", "cublaslt", "cupy", "cudnn", "triton"),
         least_error=2e-5,
+        simt_twin=("fp32", 1),
     ),
     Precision(
         "fp16", "float16, float32 accumulate", "float16", "ieee", "float32", "float16",
@@ -107,6 +119,7 @@ _ALL_PRECISIONS = (
         "fp16-acc16", "float16, float16 accumulate", "float16", "ieee", "float16", "float16",
         rel_tolerance=2e-2,
         min_capability=_same((7, 0), "cublas", "cublaslt", "cupy", "cudnn", "triton"),
+        simt_twin=("fp16", 1),
     ),
     Precision(
         "bf16", "bfloat16, float32 accumulate", "bfloat16", "ieee", "float32", "bfloat16",
@@ -117,6 +130,8 @@ _ALL_PRECISIONS = (
         "fp8-e4m3", "float8 e4m3, fast accumulate", "float8_e4m3fn", "ieee", "float32", "bfloat16",
         rel_tolerance=1e-2,
         min_capability=_same((8, 9), "cublas", "cublaslt", "triton"),
+        rate="fp8",
+        simt_twin=_AS_FP16,
         fast_accumulate=True,
     ),
     Precision(
@@ -124,12 +139,16 @@ _ALL_PRECISIONS = (
         "float8_e4m3fn", "ieee", "float32", "bfloat16",
         rel_tolerance=8e-3,
         min_capability=_same((8, 9), "cublas", "cublaslt", "triton"),
+        rate="fp8",
+        simt_twin=_AS_FP16,
     ),
     Precision(
         "fp8-e5m2", "float8 e5m2 x e4m3 (gradient x weight), fast accumulate",
         "float8_e5m2", "ieee", "float32", "bfloat16",
         rel_tolerance=1e-2,
         min_capability=_same((8, 9), "cublas", "cublaslt", "triton"),
+        rate="fp8",
+        simt_twin=_AS_FP16,
         fast_accumulate=True,
         # cuBLASLt has no e5m2 x e5m2 (its documentation's table of fp8 types); training never
         # multiplies two gradients, so e5m2 stands for A alone.
@@ -139,6 +158,7 @@ _ALL_PRECISIONS = (
         "int8", "int8, int32 accumulate", "int8", "ieee", "int32", "int32",
         rel_tolerance=0.0,
         min_capability=_same((7, 5), "cublas", "cublaslt", "cupy", "triton"),
+        simt_twin=("fp32", 4),  # DP4A: four products a lane
     ),
 )  # fmt: skip
 

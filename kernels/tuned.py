@@ -9,14 +9,22 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
+from math import log2
 from pathlib import Path
 from typing import Any
 
+from kernels.case import Target
+from kernels.files import write_atomically
+from kernels.gpus import tuned_alike
+
+NEAR = 1.5  # a size this many times larger or smaller, all dimensions together, may lend its entry
+
 Table = dict[str, dict[str, dict[str, str]]]
+Size = tuple[int, ...]
 
 
 def slug(device_name: str) -> str:
@@ -28,6 +36,31 @@ def user_directory(name: str = "tuned") -> Path:
     """The user's folder for what was measured once: tables, or what `name` says."""
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(root) / "halfway" / name
+
+
+def tables_for(target: Target) -> tuple[str, ...]:
+    """The devices whose tables a target uses: those alike, then its own, which overrides them."""
+    return (*tuned_alike(target.capability, target.sm_count), target.name)
+
+
+def nearest(
+    listed: Mapping[str, str], size: Size, usable: Callable[[Size, str], bool]
+) -> str | None:
+    """The label for the exact size, else that of the nearest usable one in reach, else None.
+
+    `listed` maps "MxNxK" to labels.
+    """
+    labels = {tuple(map(int, key.split("x"))): label for key, label in listed.items()}
+
+    def distance(other: Size) -> float:
+        return sum(abs(log2(x / y)) for x, y in zip(size, other, strict=True))
+
+    for other in sorted(labels, key=distance):
+        if distance(other) > log2(NEAR):
+            return None
+        if usable(other, labels[other]):
+            return labels[other]
+    return None
 
 
 @cache
@@ -64,8 +97,6 @@ class Tables:
         table = _read(path)
         table.setdefault(precision, {}).setdefault(name, {})[key] = label
         path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_suffix(".tmp")
-        draft.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-        draft.replace(path)
+        write_atomically(path, json.dumps(table, indent=1, sort_keys=True) + "\n")
         _read.cache_clear()
         return path

@@ -153,7 +153,7 @@ def doctor(device: str) -> None:
 @click.option("--tries", default=100, show_default=True, help="aa: how many comparisons")
 def validate(what: str, json: Path, device: str, tries: int) -> None:
     """Check the method: timer against Nsight Compute; aa, the same kernel as two arms."""
-    from microbench.selftest.validate_command import validate_method
+    from microbench.selftest.run import validate_method
 
     validate_method(what, json, device, tries)
 

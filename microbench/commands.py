@@ -7,13 +7,29 @@ import sys
 from pathlib import Path
 
 from microbench.errors import UserError
-from microbench.results.runfile import check_writable, probe, read_run, write_run, write_text
+from microbench.results.kinds import Document, document_of
+from microbench.results.runfile import (
+    as_run,
+    check_writable,
+    damaged,
+    probe,
+    read_json,
+    read_run,
+    write_run,
+    write_text,
+)
+from microbench.results.values import Json
 from microbench.sweep import parse_names
 
 
 def show_run(file: Path, *, form: str | None, verbose: bool, chart: Path | None = None) -> None:
-    """Print a run file as a screen, or in the form "csv" or "markdown", or draw it."""
-    run = read_run(file)
+    """Print a file as a screen, or in the form "csv" or "markdown", or draw the run in it."""
+    data = read_json(file)
+    document = document_of(data)
+    if document and not chart:
+        show_document(document, data, file, form=form, verbose=verbose)
+        return
+    run = as_run(data, file)
     if chart:
         from microbench.report.drawing import check_chart_path, draw
 
@@ -22,12 +38,12 @@ def show_run(file: Path, *, form: str | None, verbose: bool, chart: Path | None 
         print(f"Chart: {chart}")
         return
     if form == "csv":
-        from microbench.report.table_csv import to_csv
+        from microbench.report.export import to_csv
 
         sys.stdout.write(to_csv(run))
         return
     if form == "markdown":
-        from microbench.report.markdown import to_markdown
+        from microbench.report.export import to_markdown
 
         sys.stdout.write(to_markdown(run))
         return
@@ -37,16 +53,37 @@ def show_run(file: Path, *, form: str | None, verbose: bool, chart: Path | None 
     print_run(run, make_console(quiet=False), details=verbose)
 
 
+def show_document(
+    document: Document, data: Json, file: Path, *, form: str | None, verbose: bool
+) -> None:
+    """Print what a command wrote that is no run."""
+    from microbench.report.documents import Sheet, print_document
+    from microbench.report.screen import make_console
+    from microbench.report.table import markdown, records, write_csv
+
+    try:
+        sheet: Sheet = document.sheet(data)
+        if form == "csv":
+            sys.stdout.write(write_csv([records(sheet.table)]))
+        elif form == "markdown":
+            sys.stdout.write(markdown(sheet.table))
+        else:
+            print_document(data, sheet, make_console(quiet=False), details=verbose)
+    except (ValueError, OverflowError) as error:
+        raise damaged(file, error) from None
+
+
 def explain_again(file: Path) -> None:
-    """Bounds, reasons and warnings of a run file from its numbers, written back to it."""
+    """Bounds, reasons, warnings and time model of a run file, from its numbers; written back."""
     from microbench.roofline.explain import annotate
+    from microbench.roofline.model.held_out import with_model
 
     run = read_run(file)
     probe(file, "FILE")
     if run.others and not run.results:
         print(f"{file} holds no kernels: the rest was explained when it was measured")
         return
-    explained = annotate(run)
+    explained = with_model(annotate(run))
     changed = sum(a != b for a, b in zip(run.results, explained.results, strict=True))
     write_run(explained, file)
     print(f"{file}: {changed} of {len(run.results)} results are explained otherwise than before")
@@ -56,7 +93,7 @@ def compare_runs(a: Path, b: Path, fail_on: str | None, json_path: Path | None) 
     """Print the comparison; the exit code: 1 when a verdict is one to fail on, else 0."""
     from microbench.report.comparison import print_comparison
     from microbench.report.screen import make_console
-    from microbench.results.compare import VERDICTS, compare, failing
+    from microbench.results.comparison import VERDICTS, compare, failing
 
     choices = [verdict.replace(" ", "-") for verdict in VERDICTS]
     named = parse_names(fail_on, choices, "--fail-on") if fail_on is not None else []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kernels import size_of
@@ -12,6 +12,7 @@ from microbench.results.types import Interval, Ratio
 from microbench.timing.stats import excludes_one, half_width_pct
 
 NO_DIFFERENCE = "~1"
+_LONGEST = 1e8  # of a number written out: beyond it all digits say less than an exponent
 _TIME_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
 
 
@@ -46,6 +47,16 @@ def as_ms(ms: float) -> str:
     return f"{ms:.1f}" if abs(ms) >= 9.95 else f"{ms:.2f}"
 
 
+def milliseconds(seconds: float | None) -> str:
+    """ "42.6", without the unit; "" when not known."""
+    return "" if seconds is None else number(1e3 * seconds)
+
+
+def hundredths(value: float) -> str:
+    """As `number`, to a hundredth at most."""
+    return f"{value:.2f}" if 0.01 <= value < 9.995 else number(value)
+
+
 def rough_duration(seconds: float) -> str:
     """Whole seconds or minutes, for what is left to wait."""
     whole = max(0, math.ceil(seconds))
@@ -78,6 +89,16 @@ def rate(flop_per_s: float) -> str:
     return number(flop_per_s / 1e12)
 
 
+def throughput(per_s: float) -> str:
+    """ "812", "6,015" images a second: three digits at least, and all of those before the point."""
+    return f"{per_s:,.0f}" if 999.5 <= per_s < _LONGEST else number(per_s)
+
+
+def gigabytes(size_bytes: float | None) -> str:
+    """ "21.4", without the unit; "" when not known."""
+    return "" if size_bytes is None else number(size_bytes / 1e9)
+
+
 def bandwidth(byte_per_s: float) -> str:
     """ "4.30 TB/s", "12.0 GB/s"."""
     if byte_per_s >= 1e12:
@@ -98,6 +119,16 @@ def per_cent(value: float | None) -> str:
     if value is None:
         return ""
     return f"{value:.0f}%" if value >= 9.95 else f"{value:.1f}%"
+
+
+def signed(value: float) -> str:
+    """ "+1.9", "-0.4": to a tenth."""
+    return f"{value:+.1f}" if abs(value) < 999.5 else f"{'+' * (value > 0)}{number(value)}"
+
+
+def signed_pct(value: float) -> str:
+    """ "+1.9 %", "-0.4 %"."""
+    return f"{signed(value)} %"
 
 
 def error(value: float | None) -> str:
@@ -191,3 +222,8 @@ def listed(names: list[str], most: int = 3) -> str:
     if len(names) <= most:
         return ", ".join(names)
     return f"{', '.join(names[:most])} and {len(names) - most} more"
+
+
+def joined(parts: Sequence[str]) -> str:
+    """ "a, b and c"."""
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"

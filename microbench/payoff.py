@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -75,10 +75,10 @@ def library_or_best(results: Sequence[Result]) -> list[Result]:
     return sorted(chosen.values(), key=lambda r: r.flops)
 
 
-def subject_of(result: Result, run: Run) -> str:
+def subject_of(result: Result, run: Run, without: Collection[str] = ()) -> str:
     """The settings that vary in the run, as this result has them: "fprop nhwc image 28"."""
     return " ".join(
         value if name in ("pass", "layout") else f"{name} {value}"
         for name, value in OPS[result.case.op].setting(result.case).items()
-        if name in run.varying
+        if name in run.varying and name not in without
     )

@@ -17,7 +17,6 @@ from microbench.results.types import NetworkUse, Run
 from microbench.run_output import (
     check_goes_on,
     check_outputs,
-    greet,
     new_run,
     report,
     run_path,
@@ -25,7 +24,7 @@ from microbench.run_output import (
 )
 from microbench.runner import Runner, Schedule
 from microbench.sweep import Group
-from microbench.worker import Greeting, Worker, WorkerDied
+from microbench.worker import Greeting, WorkerDied, Workers
 
 MEMORY_SHARE = 0.9  # of the free memory that the tensors of one comparison may take
 COMMANDS = ("gemm", "conv", "payoff", "layers")
@@ -49,9 +48,9 @@ def run_request(request: Request) -> None:
     console = make_console(quiet=asked.outputs.quiet)
     seed = secrets.randbelow(MAX_SEED) if asked.seed is None else asked.seed
     settings = replace(asked, seed=seed)
-    worker = Worker(settings)
+    workers = Workers(settings)
     try:
-        greeting = greet(worker)
+        greeting = workers.greet()
         groups = request.plan(greeting.target.kind)
         _check_memory(groups, greeting)
         network = request.network(greeting.target.kind)
@@ -61,33 +60,16 @@ def run_request(request: Request) -> None:
         todo = request.remaining(groups, run)
         if todo:
             schedule = request.schedule(todo, greeting.target.kind)
-            workers = _Workers(settings, worker)
             with LiveProgress(console, todo, quiet=asked.outputs.quiet) as progress:
                 runner = Runner(run, greeting.target.kind, path, workers.next, progress)
                 run = _measure(runner, schedule, path)
         else:
             console.print(f"Nothing is missing in {path}.")
     finally:
-        worker.close()
+        workers.close()
     if asked.autotune:
         _keep_tuned(run, greeting)
     report(run, path, asked.outputs, console)
-
-
-class _Workers:
-    """The worker that greeted first; new ones after it."""
-
-    def __init__(self, settings: Conditions, first: Worker) -> None:
-        self._settings = settings
-        self._first: Worker | None = first
-
-    def next(self) -> Worker:
-        """A worker that is ready to measure."""
-        worker, self._first = self._first, None
-        if worker is None:
-            worker = Worker(self._settings)
-            worker.greet()
-        return worker
 
 
 def _check_memory(groups: Sequence[Group], greeting: Greeting) -> None:

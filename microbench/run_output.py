@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from microbench.command_line import Outputs
 from microbench.device.host import WATCHED_VARIABLES
 from microbench.errors import NothingMeasured, UserError
-from microbench.results.entry import Entry
 from microbench.results.kinds import KINDS
 from microbench.results.runfile import check_writable, probe, write_run, write_text
-from microbench.results.types import METHOD_VERSION, Json, Run
-from microbench.worker import Child, Greeting, WorkerDied
+from microbench.results.types import METHOD_VERSION, Run
+from microbench.results.values import Entry, Json
+from microbench.worker import Greeting
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -59,14 +59,6 @@ def run_path(outputs: Outputs, name: str) -> Path:
     path = folder / f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}.json"
     check_writable(path, "--json")
     return path
-
-
-def greet(worker: Child) -> Greeting:
-    """What the measuring process says of its device. UserError where it cannot be used."""
-    try:
-        return worker.greet()
-    except WorkerDied as death:
-        raise UserError(f"the device cannot be used: {death.reason}") from None
 
 
 def new_run(program: str, greeting: Greeting, settings: Json) -> Run:
@@ -179,7 +171,7 @@ def without(words: Sequence[str], *options: str) -> list[str]:
 
 
 def _write_csv(run: Run, path: Path) -> None:
-    from microbench.report.table_csv import to_csv
+    from microbench.report.export import to_csv
 
     try:
         write_text(to_csv(run).rstrip("\n"), path)

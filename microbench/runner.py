@@ -18,6 +18,7 @@ from kernels.case import Case
 from microbench.results.types import Ceiling, Result, Run
 from microbench.roofline.ceilings import datasheet_ceilings, is_reference, large_ceilings
 from microbench.roofline.explain import annotate
+from microbench.roofline.model.held_out import with_model
 from microbench.run_output import save
 from microbench.sweep import Group
 from microbench.timing.interleave import LARGE_FLOPS
@@ -132,10 +133,12 @@ class Runner:
                 self._add(group, self._measure(group, share_s), schedule.left_s())
         finally:
             self._session.close()
-        self.run = annotate(
-            replace(self.run, finished_at=self.now())
-        )  # what came later may explain
+        # What came later may explain what came before.
+        self.run = annotate(replace(self.run, finished_at=self.now()))
         self._save()
+        if self.path is not None:
+            self.run = with_model(self.run)
+            self._save()
         return self.run
 
     def _calibrate(self, cases: Sequence[Case]) -> None:

@@ -139,6 +139,35 @@ class Worker(Child):
         return self.ask(("measure", group, budget_s), on_stage, self._hang_s + budget_s)
 
 
+class Workers:
+    """Measuring processes of one setting: the one that greeted first, new ones after it."""
+
+    def __init__(self, settings: Conditions) -> None:
+        self.settings = settings
+        self._first: Worker | None = None
+
+    def greet(self) -> Greeting:
+        """Start the first; what it says of the device. UserError when that cannot be had."""
+        self._first = Worker(self.settings)
+        try:
+            return self._first.greet()
+        except WorkerDied as death:
+            raise UserError(f"the device cannot be used: {death.reason}") from None
+
+    def next(self) -> Worker:
+        """A worker that is ready to measure. Raises WorkerDied."""
+        worker, self._first = self._first, None
+        if worker is None:
+            worker = Worker(self.settings)
+            worker.greet()
+        return worker
+
+    def close(self) -> None:
+        """End the first if nobody took it."""
+        if self._first:
+            self._first.close()
+
+
 # ---------------------------------------------------------------- in the child
 
 

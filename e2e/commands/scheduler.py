@@ -12,16 +12,15 @@ from e2e.commands.plan import Comparison, plan
 from e2e.commands.progress import TrainProgress
 from e2e.commands.worker import DataFacts, TrainWorker
 from e2e.data.loaders import LOADERS
-from e2e.data.loaders.memory_check import kept_bytes, no_room
-from e2e.explain.whatif import Foresight, to_verify, verified
+from e2e.data.loaders.crop_sizes import kept_bytes, no_room
+from e2e.explain.whatif import Explainer, to_verify, verified
 from e2e.networks import Network
-from e2e.predict.host_model.variation import Spread, spread
-from e2e.predict.loader_wait import with_loader
-from e2e.predict.prediction import Foretold
+from e2e.predict.prediction import Prediction, with_loader
 from e2e.results.loader_types import LoadCase, Loading, load_case
 from e2e.results.types import PREDICTED, Training
 from e2e.train.convergence import judged
-from e2e.train.speedups import with_gains
+from e2e.train.speed_readings import SlowdownRange, slowdown_range
+from e2e.train.speedups import with_speedups
 from microbench.device.host import usable_cores
 from microbench.errors import UserError
 from microbench.results.types import Run
@@ -73,11 +72,13 @@ class Job:
 
     def __init__(self, work: Work, worker: TrainWorker, progress: TrainProgress) -> None:
         self.work, self.worker, self.progress = work, worker, progress
-        self._told: dict[str, Foretold] = {}
-        self._pace: Spread | None = None  # of the comparison's arms, and of what they might be
+        self._told: dict[str, Prediction] = {}
+        self._pace: SlowdownRange | None = (
+            None  # of the comparison's arms, and of what they might be
+        )
         self._loadings: dict[str, Loading] = {}
         asked = work.request
-        self.foresight = Foresight(
+        self.explainer = Explainer(
             self._ask, work.kind, work.memory_bytes, fixes=asked.verify or not asked.train,
             cores=asked.settings.case.cpus or usable_cores(),
         )  # fmt: skip
@@ -145,14 +146,16 @@ class Job:
 
     # ------------------------------------------------------------ predicting
 
-    def _foretold(self, comparison: Comparison) -> dict[str, Foretold]:
+    def _foretold(self, comparison: Comparison) -> dict[str, Prediction]:
         """All cases for one pace of the host: as seen while any of them was measured."""
         if not self.work.predicts:
             return {}
         self._pace = None
-        first = self.foresight.foretold(comparison.cases)
-        self._pace = spread({seen for told in first.values() for seen in told.seen})
-        return self.foresight.foretold(comparison.cases)
+        first = self.explainer.predictions(comparison.cases)
+        self._pace = slowdown_range(
+            {seen for told in first.values() for seen in told.speed_readings}
+        )
+        return self.explainer.predictions(comparison.cases)
 
     def _proposed(self, run: Run, comparison: Comparison) -> Run:
         """With fixes for arms that were timed without --verify, all else as it was then."""
@@ -160,7 +163,7 @@ class Job:
         if any(map(to_verify, found)):
             return run
         untold = [replace(training, predicted=None) for training in found]
-        again = self.foresight.explained(untold, self._foretold(comparison))
+        again = self.explainer.explained(untold, self._foretold(comparison))
         for old, new in zip(found, again, strict=True):
             run = run.with_other(replace(old, causes=new.causes or old.causes))
         return self.saved(self._with_loadings(run))
@@ -171,50 +174,50 @@ class Job:
             run = run.with_other(loading)
         return run
 
-    def _ask(self, case: TrainCase) -> Foretold:
+    def _ask(self, case: TrainCase) -> Prediction:
         """What cannot be told, or kills the process, has a reason instead of a time."""
         at_hand = {"loader": "synthetic", "workers": 0, "prefetch": 0}
         plain = replace(case, cached=False, cold=False, **at_hand)
         if plain.key not in self._told:
             self.progress.about((plain,))
             try:
-                self._told[plain.key] = self.worker.foretell(plain, self.progress.stage)
+                self._told[plain.key] = self.worker.predict(plain, self.progress.stage)
             except WorkerDied as death:
                 self._restart()
-                self._told[plain.key] = Foretold(plain, reason=death.reason, broke=True)
+                self._told[plain.key] = Prediction(plain, reason=death.reason, broke=True)
         told = replace(self._told[plain.key], case=case)
-        told = told.told_for(self._pace) if self._pace else told
+        told = told.predicted_for(self._pace) if self._pace else told
         if case.loader == RESIDENT and USUAL_LOADER.get(case.data) != RESIDENT:
             return self._kept(told)
         if not case.fed or told.predicted is None:
             return told
         loading = self._loading(load_case(case), LOAD_BUDGET_S)
         if loading.status != "ok":
-            return Foretold(case, reason=loading.reason, runs=False)
+            return Prediction(case, reason=loading.reason, runs=False)
         on_gpu = LOADERS[case.loader].on_gpu
         return with_loader(told, loading, case.batch * case.accumulate, on_gpu=on_gpu)
 
-    def _kept(self, told: Foretold) -> Foretold:
+    def _kept(self, told: Prediction) -> Prediction:
         """What is foretold where files are decoded once and kept beside the step."""
         count, predicted = self.work.facts.train_samples or 0, told.predicted
         _, height, width = (int(side) for side in told.case.input.split("x"))
         too_large = no_room(count, (height, width), self.work.memory_bytes)
         if too_large:
-            return Foretold(told.case, reason=too_large, runs=False)
+            return Prediction(told.case, reason=too_large, runs=False)
         if predicted is None or predicted.memory_bytes is None:
             return told
         memory_bytes = predicted.memory_bytes + kept_bytes(count, (height, width))
         return replace(told, predicted=replace(predicted, memory_bytes=memory_bytes))
 
-    def _untrained(self, run: Run, foretold: Mapping[str, Foretold]) -> list[Training]:
+    def _untrained(self, run: Run, foretold: Mapping[str, Prediction]) -> list[Training]:
         """The arms of a comparison that nobody runs; those that the run has measured stay so."""
         found = [self._blank(told) for told in foretold.values()]
         self.progress.foretold(found)
-        told = self.foresight.explained(found, foretold)
+        told = self.explainer.explained(found, foretold)
         measured = {t.case.key for t in run.of(Training) if t.steps is not None}
         return [training for training in told if training.case.key not in measured]
 
-    def _blank(self, told: Foretold) -> Training:
+    def _blank(self, told: Prediction) -> Training:
         status = PREDICTED if told.predicted else "failed" if told.broke else "skipped"
         units = self.work.network.units_per_sample * told.case.batch * told.case.accumulate
         return Training(told.case, status, told.reason, self.work.network.unit, units)
@@ -235,14 +238,14 @@ class Job:
         told = None if training.steps else training.predicted
         return self.work.request.settings.allow_run and told is not None and bool(told.uncovered)
 
-    def _timed(self, run: Run, comparison: Comparison, foretold: Mapping[str, Foretold]) -> Run:
+    def _timed(self, run: Run, comparison: Comparison, foretold: Mapping[str, Prediction]) -> Run:
         if self._is_done(run, comparison):
             return run
         done = [run.find(Training, case.key) for case in comparison.cases]
         trainings = self._time(comparison.cases)
         known = {t.case.key: t for t in done if t is not None}
         rungs = {arm.case.key: arm.rung for arm in comparison.arms}
-        found = self.foresight.explained(with_gains(trainings, rungs), foretold)
+        found = self.explainer.explained(with_speedups(trainings, rungs), foretold)
         for training in found:
             run = run.with_other(_with_what_was(known.get(training.case.key), training))
         self.progress.timed(found)
@@ -296,11 +299,11 @@ class Job:
         """
         alike = [case, *(one for one in fixed if load_case(one) == load_case(case))]
         self.progress.about(tuple(alike))
-        found = {t.case.key: t for t in with_gains(self._time(alike), {})}
+        found = {t.case.key: t for t in with_speedups(self._time(alike), {})}
         for one in fixed:
             if one.key not in found:
                 self.progress.about((one,))
-                found |= {t.case.key: t for t in with_gains(self._loaded_otherwise(one), {})}
+                found |= {t.case.key: t for t in with_speedups(self._loaded_otherwise(one), {})}
         return [found[one.key] for one in (case, *fixed)]
 
     def _loaded_otherwise(self, case: TrainCase) -> list[Training]:

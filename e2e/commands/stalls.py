@@ -13,7 +13,7 @@ from e2e.commands.scheduler import Job
 from e2e.commands.train import file_name, run_requests
 from e2e.data.loaders import LOADERS
 from e2e.data.loaders.cpus import cores
-from e2e.input_stalls.model import Alone, foretell
+from e2e.input_stalls.model import Alone, predict_together
 from e2e.input_stalls.points import busy_points, measured_points
 from e2e.results.baselines import baselines
 from e2e.results.loader_types import LoadCase, Loading, load_case
@@ -226,7 +226,7 @@ def _foretold(
         }
         alone = Alone(training, beside, _host_s(training, job.work.kind, there), loadings)
         for count, loading in loadings.items():
-            told = foretell(alone, loading, there)
+            told = predict_together(alone, loading, there)
             if told is not None:
                 found[joint[count].cases[i]] = told
     return {case: replace(told, speedup=_speedups(case, found)) for case, told in found.items()}

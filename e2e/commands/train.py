@@ -22,7 +22,6 @@ from microbench.results.runfile import read_run
 from microbench.results.types import Run
 from microbench.run_output import (
     check_goes_on,
-    greet,
     new_run,
     report,
     run_path,
@@ -131,11 +130,18 @@ def _opened(request: TrainRequest, worker: TrainWorker, path: Path, console: Con
         from e2e.commands.make_data import make_usual
 
         make_usual(console)
-    greeting = greet(worker)
+    greeting = _greet(worker)
     plan(network, request.arms, greeting.target.kind, greeting.device.get("memory_bytes"))
     facts = worker.open_data()
     _steps_wanted(request, facts)
     return Work(request, path, network, greeting, facts)
+
+
+def _greet(worker: TrainWorker) -> Greeting:
+    try:
+        return worker.greet()
+    except WorkerDied as death:
+        raise UserError(f"the device cannot be used: {death.reason}") from None
 
 
 def _so_far(path: Path) -> str:

@@ -17,7 +17,7 @@ from kernels.error_words import one_line
 from microbench.worker import HANG_S, Child, OnStage, greet_parent
 
 if TYPE_CHECKING:
-    from e2e.predict.prediction import Foretold
+    from e2e.predict.prediction import Prediction
     from microbench.device.device import DeviceInfo
 
 SET_UP_S = 900.0  # compiling a large network may take minutes without a word
@@ -50,7 +50,7 @@ class TrainWorker(Child):
         """Open the data and build the network once. UserError for what is wrong with either."""
         return self.ask(("open",), lambda _key, _stage: None, SET_UP_S)
 
-    def foretell(self, case: TrainCase, on_stage: OnStage) -> Foretold:
+    def predict(self, case: TrainCase, on_stage: OnStage) -> Prediction:
         """What is known of a case's step before it runs. Raises WorkerDied."""
         return self.ask(("foretell", case), on_stage, SET_UP_S)
 
@@ -82,7 +82,7 @@ def _train_on_request(pipe: Connection, settings: TrainSettings) -> None:
     info = greet_parent(pipe, settings.device)
     from e2e.data.loader_bench import LoadMeter
     from e2e.data.loaders.cpus import limit_cpus
-    from e2e.train.measure import Trainer
+    from e2e.train.arm_timer import ArmTimer
     from microbench.device import device as devices
 
     if settings.case.cpus:
@@ -98,23 +98,23 @@ def _train_on_request(pipe: Connection, settings: TrainSettings) -> None:
     # What it says of a computer without CUDA while it compiles is no news to anybody.
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     with devices.open_telemetry(info, POLL_S) as telemetry:
-        trainer = Trainer(task, info.target(), telemetry)
-        meter = LoadMeter(task.data, trainer.device, task.seed)
+        timer = ArmTimer(task, info.target(), telemetry)
+        meter = LoadMeter(task.data, timer.device, task.seed)
         predictor: Any = None
         try:
             while True:
                 kind, *rest = pipe.recv()
                 if kind == "foretell":
                     predictor = predictor or _make_predictor(task, info, settings.allow_run)
-                    pipe.send(("ok", predictor.foretell(rest[0], announce)))
+                    pipe.send(("ok", predictor.predict(rest[0], announce)))
                 else:
                     pace = predictor.pace if predictor else None
-                    pipe.send(("ok", _answer(trainer, meter, pace, kind, rest, announce)))
+                    pipe.send(("ok", _answer(timer, meter, pace, kind, rest, announce)))
         finally:
-            trainer.end_loading()
+            timer.end_loading()
             # Where a capture broke off, letting memory go raises what nobody wants to read.
             with suppress(RuntimeError):
-                trainer.close()
+                timer.close()
 
 
 def _make_predictor(task: Any, info: DeviceInfo, allow_run: bool) -> Any:
@@ -130,22 +130,22 @@ def _make_predictor(task: Any, info: DeviceInfo, allow_run: bool) -> Any:
 
 
 def _answer(
-    trainer: Any, meter: Any, pace: Any, kind: str, rest: Sequence[Any], announce: OnStage
+    timer: Any, meter: Any, pace: Any, kind: str, rest: Sequence[Any], announce: OnStage
 ) -> object:
     from e2e.train.convergence import train_once
     from microbench import fmt
 
     if kind == "load":
-        trainer.close()  # arms would be beside it
+        timer.close()  # arms would be beside it
         return meter.measure(*rest)
     if kind == "set_up":
-        return trainer.set_up(rest[0], announce)
+        return timer.set_up(rest[0], announce)
     if kind == "time":
-        return trainer.time(rest[0], announce, pace)
+        return timer.time(rest[0], announce, pace)
     if kind == "train":
-        trainer.end_loading()
+        timer.end_loading()
         key, seed, steps = rest
-        held = trainer.held[key]
+        held = timer.held[key]
 
         began_s = time.perf_counter()
 
@@ -155,9 +155,9 @@ def _answer(
             announce(key, f"training, seed {seed}, step {step} of {steps}{left}")
 
         on_step(0)
-        return train_once(held, trainer.task.data, seed, steps, on_step)
+        return train_once(held, timer.task.data, seed, steps, on_step)
     assert kind == "notes"
-    return tuple(trainer.task.data.notes)
+    return tuple(timer.task.data.notes)
 
 
 def _opened(settings: TrainSettings, device: str) -> tuple[Any, DataFacts]:
@@ -166,7 +166,7 @@ def _opened(settings: TrainSettings, device: str) -> tuple[Any, DataFacts]:
 
     import torch
 
-    from e2e.data.sources import open_data
+    from e2e.data.datasets import open_data
     from e2e.networks import find
     from e2e.train.arms import Task
 

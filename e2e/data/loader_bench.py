@@ -10,12 +10,11 @@ from dataclasses import replace
 
 import torch
 
-from e2e.data.loaders import LOADERS, Files
-from e2e.data.loaders.backend import LoaderFeed
+from e2e.data.loaders import LOADERS
 from e2e.data.loaders.cpus import cpu_seconds
 from e2e.data.loaders.page_cache import cold_missing
 from e2e.data.loaders.reading import Read
-from e2e.data.sources import Data
+from e2e.data.types import Data, Files, LoaderFeed
 from e2e.results.loader_types import LoadBlock, LoadCase, Loading
 from microbench.device.host import usable_cores
 from microbench.errors import UserError
@@ -38,8 +37,8 @@ class LoadMeter:
     def measure(self, case: LoadCase, budget_s: float) -> Loading:
         """The loader's rate to the device, in blocks of whole rounds of its workers.
 
-        What was ready before the clock started is thrown away. "skipped", with the reason, when the
-        back end cannot run here; "failed" when it broke.
+        Batches that were ready before the clock started are discarded. "skipped", with the reason,
+        when the back end cannot run here; "failed" when it broke.
         """
         backend = LOADERS[case.loader]
         reason = backend.missing(self._device) or (case.cold and self._cannot_be_cold())
@@ -134,12 +133,12 @@ def _block(
 
 
 def _cpu_s(feed: LoaderFeed) -> float:
-    """Processor time that was worked: what only waited for the device is taken off."""
+    """Processor time of the work: waiting for the device is subtracted."""
     return cpu_seconds([os.getpid(), *feed.pids]) - feed.idle_cpu_s
 
 
 def _enough(loading: Loading, late: bool) -> bool:
-    """Whether the rate is known as well as need be, or as the time allows."""
+    """Whether the rate is known to ENOUGH_PCT, or the time is up."""
     if len(loading.blocks) not in LOOKS:
         return late and len(loading.blocks) > LOOKS[0]
     interval, per_s = loading.ci95_per_s, loading.per_s

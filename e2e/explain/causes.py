@@ -1,19 +1,18 @@
 """Why a step is no faster, and what would make it so: findings and fixes, ranked.
 
-Pure functions of predicted steps. A fix is a counterfactual, a step that somebody predicted under
-one change; a finding is read off the numbers of the steps at hand (findings.py).
+Pure functions of predicted steps. A fix is a counterfactual, a step predicted under one change;
+a finding follows from the numbers of the given steps (findings.py).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from e2e.explain.findings import MIN_GAIN_PCT, Steps, findings
 from e2e.explain.ledger import Step, op_terms_ms
 from e2e.explain.wording import NAMED, largest, layer_of, listed, named, rate
-from e2e.predict.queue_model import OpCost, Simulated
 from e2e.results.types import Cause, Setting
 from microbench.fmt import as_ms
 
@@ -28,18 +27,8 @@ class Counterfactual:
 
     name: str
     change: Mapping[str, Setting]
-    step: Step | Simulated
+    step: Step
     units: int
-
-    @property
-    def predicted(self) -> Simulated:
-        """What is predicted of its ops."""
-        return self.step.predicted if isinstance(self.step, Step) else self.step
-
-    @property
-    def expected_s(self) -> float:
-        """The predicted step's time, with its loader."""
-        return self.step.expected_s if isinstance(self.step, Step) else self.step.step_s
 
 
 def causes(
@@ -60,7 +49,7 @@ def causes(
     """
     if present.predicted.step_s <= 0:
         return []
-    timed = [other for other in counterfactuals if other.predicted.step_s > 0]
+    timed = [other for other in counterfactuals if other.step.predicted.step_s > 0]
     fixes = [_fix(present, units, other, unit) for other in timed]
     proposed = [fix for fix in fixes if (fix.predicted_gain_pct or 0.0) > MIN_GAIN_PCT]
     proposed.sort(key=lambda fix: -(fix.predicted_gain_pct or 0.0))
@@ -68,28 +57,24 @@ def causes(
 
 
 def _fix(present: Step, units: int, other: Counterfactual, unit: str) -> Cause:
-    rates = [units / present.expected_s, other.units / other.expected_s]
+    rates = [units / present.expected_s, other.units / other.step.expected_s]
     why = (
         f"predicted {rate(rates[1])} instead of {rate(rates[0])} {unit}/s"
         f"{_difference(present, other, units)}"
     )
     gain_pct = 100 * (rates[1] / rates[0] - 1)
     fix = as_options(other.change) or other.name
-    padded = [op.padded for op in _ops(other) if op.padded]
+    padded = [op.padded for op in other.step.ops if op.padded]
     if padded:
         why += f"; the padded layers save {largest(_saved_ms(present, other))}"
         fix = f"pad {named(padded)}"
     return Cause(other.name, why, fix, gain_pct, other.change or None)
 
 
-def _ops(other: Counterfactual) -> Sequence[OpCost]:
-    return other.step.ops if isinstance(other.step, Step) else ()
-
-
 def _saved_ms(present: Step, other: Counterfactual) -> dict[str, float]:
     """What each padded layer takes less."""
     saved_ms: dict[str, float] = defaultdict(float)
-    for before, after in zip(present.ops, _ops(other), strict=True):
+    for before, after in zip(present.ops, other.step.ops, strict=True):
         if after.padded:
             saved_ms[layer_of(after)] += 1e3 * (before.device_s - after.device_s)
     return saved_ms
@@ -98,17 +83,20 @@ def _saved_ms(present: Step, other: Counterfactual) -> dict[str, float]:
 def _difference(present: Step, other: Counterfactual, units: int) -> str:
     """What changes most, in ms of a step of as many units as the present one."""
     scale = 1e3 * units / other.units
-    now, then = present.predicted, other.predicted
-    said = f": {as_ms(other.expected_s * scale)} instead of {as_ms(present.expected_s * 1e3)} ms"
+    now, then = present.predicted, other.step.predicted
+    said = (
+        f": {as_ms(other.step.expected_s * scale)} instead of {as_ms(present.expected_s * 1e3)} ms"
+    )
     if other.units != units:
         said += f" for {units:,}"
-    changes = {"waiting for launches": then.idle_s * scale - now.idle_s * 1e3}
-    if isinstance(other.step, Step):
-        then_s, now_s = other.step.predicted_wait_s, present.predicted_wait_s
-        changes["waiting for the loader"] = then_s * scale - now_s * 1e3
-        before, after = op_terms_ms(present.ops), op_terms_ms(other.step.ops)
-        for term in {**before, **after}:
-            changes[term] = after.get(term, 0.0) * units / other.units - before.get(term, 0.0)
+    then_wait_s, now_wait_s = other.step.predicted_wait_s, present.predicted_wait_s
+    changes = {
+        "waiting for launches": then.idle_s * scale - now.idle_s * 1e3,
+        "waiting for the loader": then_wait_s * scale - now_wait_s * 1e3,
+    }
+    before, after = op_terms_ms(present.ops), op_terms_ms(other.step.ops)
+    for term in {**before, **after}:
+        changes[term] = after.get(term, 0.0) * units / other.units - before.get(term, 0.0)
     least = MIN_GAIN_PCT / 100 * present.expected_s * 1e3
     saved = sorted((ms, term) for term, ms in changes.items() if ms < -least)[:NAMED]
     if not saved:

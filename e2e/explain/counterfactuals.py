@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from e2e.case import RESIDENT, USUAL_LOADER, TrainCase
-from e2e.data.loaders import PREFETCH
+from e2e.data.types import PREFETCH
 from e2e.predict.padding import PaddedCase
 from e2e.recipes import DYNAMIC, recipe_of
 

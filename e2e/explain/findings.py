@@ -1,4 +1,4 @@
-"""What is to be said of a step as it is: read off the numbers of the steps at hand."""
+"""Findings about a step as it is, from its numbers and those of its baseline."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from e2e.results.baselines import BASELINES
 from e2e.results.types import Cause
 from microbench.fmt import as_ms
 
-MIN_GAIN_PCT = 1.0  # of throughput: less is proposed to nobody
+MIN_GAIN_PCT = 1.0  # of throughput: smaller gains are not proposed
 SLOWER_SHARE = 0.05  # a layer this much slower in low precision is named ...
 SLOWER_STEP_SHARE = 0.001  # ... where this share of the step is lost by it
 MISSED_SHARE = 0.05  # of the products' time: more of it in float32 is an autocast that misses
@@ -38,7 +38,7 @@ MEMORY_TERMS = tuple(TERMS[kind] for kind in MEMORY_KINDS)
 
 @dataclass(frozen=True)
 class Steps:
-    """What findings are read off: the present step and, if known, the baseline's, by recipe."""
+    """The present step and, if known, the baseline's, with their recipes."""
 
     present: Step
     base: Step | None
@@ -56,12 +56,12 @@ class Steps:
         return self.present.expected_s
 
 
-# Seconds of the step that it is about (0: of the comparison), and what there is to say.
+# (seconds of the step that it concerns, 0 if it concerns the comparison; the finding)
 Finding = tuple[float, Cause]
 
 
 def findings(steps: Steps) -> list[Cause]:
-    """What there is to say, by the time that it is about."""
+    """All findings, those that concern most time first."""
     finders = (_loading, _launching, _memory, _slower_layers, _missed, _misaligned, _tf32_baseline)
     found = [finding for find in finders if (finding := find(steps))]
     found.sort(key=lambda finding: -finding[0])
@@ -81,7 +81,7 @@ def _loading(steps: Steps) -> Finding | None:
 
 
 def _launching(steps: Steps) -> Finding | None:
-    """The device has nothing to do for more than IDLE_SHARE of the step."""
+    """The device is idle for more than IDLE_SHARE of the step."""
     step = steps.present.predicted
     if step.limit != "host":
         return None
@@ -154,7 +154,7 @@ def _slower_layers(steps: Steps) -> Finding | None:
 
 
 def _conversions(steps: Steps, layers: Sequence[str]) -> str:
-    """What of the time of these layers only changes the layout, where it is much."""
+    """How much of these layers' time only changes the layout, if it is much."""
     ops = [op for op in steps.present.ops if op.kind == "product" and layer_of(op) in layers]
     taken_s = math.fsum(op.device_s for op in ops)
     changing_s = math.fsum(op.conversion_s for op in ops)
@@ -181,7 +181,7 @@ def _missed(steps: Steps) -> Finding | None:
 
 
 def _misaligned(steps: Steps) -> Finding | None:
-    """Products whose sizes keep them off the fast kernels, as the caller found."""
+    """Products whose sizes keep them off the fast kernels."""
     ops = [op for op in steps.present.ops if op.misaligned]
     taken_s = math.fsum(op.device_s for op in ops)
     if taken_s <= MISALIGNED_SHARE * steps.step_s:

@@ -13,12 +13,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from e2e.predict.queue_model import OpCost, Simulated
-from e2e.results.types import LedgerLine
+from e2e.results.types import PRODUCT_TERMS, RESIDUAL, LedgerLine
 
-CONVOLUTIONS, MATRIX_PRODUCTS, ATTENTION, PRODUCTS = (
-    "convolutions", "matrix products", "attention", "products",
-)  # fmt: skip
-PRODUCT_TERMS = (CONVOLUTIONS, MATRIX_PRODUCTS, ATTENTION, PRODUCTS)
+CONVOLUTIONS, MATRIX_PRODUCTS, ATTENTION, PRODUCTS = PRODUCT_TERMS
 LAYOUT = "layout changes"
 OTHER = "other ops"
 TERMS = {  # kinds of ops but for products, in the ledger's order
@@ -37,7 +34,7 @@ TERMS = {  # kinds of ops but for products, in the ledger's order
     "other": OTHER,
 }
 OP_TERMS = (*PRODUCT_TERMS, *TERMS.values())
-GAPS, LOADER, RESIDUAL = "host and launch gaps", "loader wait", "residual"
+GAPS, LOADER = "host and launch gaps", "loader wait"
 TOP_LAYERS = 3
 NO_LAYER = "outside the layers"
 NOTHING = 1e-9  # of a step: less is rounding

@@ -1,4 +1,4 @@
-"""What is foretold of a comparison: its own cases, and what they would be under one change."""
+"""Predictions of a comparison: of its own cases, and of each case under one change."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from dataclasses import dataclass, replace
 
 from e2e.explain.annotate import Tried, with_causes, with_predictions
 from e2e.explain.counterfactuals import changes
-from e2e.predict.prediction import Foretold, needs_more
+from e2e.predict.prediction import Prediction, needs_more
 from e2e.results.baselines import BASELINES
 from e2e.results.types import Cause, TrainCase, Training
 
 FIT_SHARE = 0.9  # of the device's memory: what a larger batch may take, by its predicted peak
 VERIFIED = 3  # fixes of a training that are measured, best first
 
-Ask = Callable[[TrainCase], Foretold]
+Ask = Callable[[TrainCase], Prediction]
 
 
 @dataclass(frozen=True)
-class Foresight:
-    """Asks for what is foretold and joins it to trainings.
+class Explainer:
+    """Asks for predictions and joins them to trainings.
 
-    `kind` and `memory_bytes` are the device's; `fixes` says whether changes are foretold too, which
-    takes as long as so many more cases. `cores` are those that there are for workers.
+    `kind` and `memory_bytes` are the device's. `fixes`: whether changes are predicted too, each of
+    which takes as long as a case. `cores` are available to loader workers.
     """
 
     ask: Ask
@@ -31,18 +31,18 @@ class Foresight:
     fixes: bool
     cores: int = 1
 
-    def foretold(self, cases: Sequence[TrainCase]) -> dict[str, Foretold]:
-        """What is known of each case before it runs, by key."""
+    def predictions(self, cases: Sequence[TrainCase]) -> dict[str, Prediction]:
+        """The prediction of each case, by key."""
         return {case.key: self.ask(case) for case in cases}
 
     def explained(
-        self, trainings: Sequence[Training], foretold: Mapping[str, Foretold]
+        self, trainings: Sequence[Training], predictions: Mapping[str, Prediction]
     ) -> list[Training]:
         """The trainings with predictions, ledgers, and the causes of those in question."""
-        found = with_predictions(trainings, foretold)
+        found = with_predictions(trainings, predictions)
         asked = self._in_question(found)
         return [
-            with_causes(t, found, foretold, self._tried(t) if self.fixes else ())
+            with_causes(t, found, predictions, self._tried(t) if self.fixes else ())
             if t.case.key in asked
             else t
             for t in found
@@ -50,23 +50,23 @@ class Foresight:
 
     def _in_question(self, trainings: Sequence[Training]) -> set[str]:
         """Of a comparison, those that are no baselines; of baselines alone, all."""
-        told = [t for t in trainings if t.predicted]
+        predicted = [t for t in trainings if t.predicted]
         known = {recipe for recipes in BASELINES.values() for recipe in recipes}
-        low = [t for t in told if t.case.recipe not in known]
-        return {t.case.key for t in low or told}
+        low = [t for t in predicted if t.case.recipe not in known]
+        return {t.case.key for t in low or predicted}
 
     def _tried(self, training: Training) -> list[Tried]:
         tried: list[Tried] = []
         for change in changes(training.case, self.kind, self.cores):
-            told = self.ask(change.of(training.case))
-            tried.append(Tried(change, self._if_it_fits(told)))
+            prediction = self.ask(change.of(training.case))
+            tried.append(Tried(change, self._if_it_fits(prediction)))
         return tried
 
-    def _if_it_fits(self, told: Foretold) -> Foretold:
-        needed = told.predicted.memory_bytes if told.predicted else None
+    def _if_it_fits(self, prediction: Prediction) -> Prediction:
+        needed = prediction.predicted.memory_bytes if prediction.predicted else None
         if not needed or not self.memory_bytes or needed <= FIT_SHARE * self.memory_bytes:
-            return told
-        return Foretold(told.case, reason=needs_more(needed, self.memory_bytes), runs=False)
+            return prediction
+        return Prediction(prediction.case, reason=needs_more(needed, self.memory_bytes), runs=False)
 
 
 def to_verify(training: Training) -> list[tuple[Cause, TrainCase]]:

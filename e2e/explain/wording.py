@@ -1,4 +1,4 @@
-"""Times and layers as sentences name them."""
+"""Times and layers as words in a sentence."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from e2e.explain.ledger import NO_LAYER
 from e2e.predict.queue_model import OpCost
+from microbench import fmt
 from microbench.fmt import as_ms
 
 NAMED = 3  # layers or terms that a sentence names
@@ -28,9 +29,7 @@ def largest(taken_ms: Mapping[str, float]) -> str:
 
 def named(words: Iterable[str]) -> str:
     """The first ones, each once, and how many more there are."""
-    once = list(dict.fromkeys(words))
-    more = f" and {len(once) - NAMED} more" if len(once) > NAMED else ""
-    return f"{', '.join(once[:NAMED])}{more}"
+    return fmt.listed(list(dict.fromkeys(words)), NAMED)
 
 
 def layer_of(op: OpCost) -> str:

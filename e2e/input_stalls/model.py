@@ -1,4 +1,4 @@
-"""What a recipe and a loader make together, from what each does alone. Pure functions.
+"""The predicted step of a recipe fed by a loader, from measurements of each alone. Pure functions.
 
 After DS-Analyzer (Mohan et al., "Analyzing and Mitigating Data Stalls in DNN Training", VLDB 2021),
 whose what-if is the slower of GPU and loader. Three terms are added: what busy workers cost the
@@ -17,7 +17,7 @@ from e2e.results.types import Predicted, Training
 from e2e.train.speedups import FED_SHARE
 
 
-class Reading(NamedTuple):
+class Estimate(NamedTuple):
     """A number, and its 95 % interval (the number itself where there is none)."""
 
     value: float
@@ -29,9 +29,9 @@ class Reading(NamedTuple):
 class Alone:
     """One recipe without a loader to wait for; seconds a step.
 
-    `pinned` is its training on a pinned batch, `busy` the same while so many workers load for
-    nothing; `loadings` are those loaders without any training. `host_s` is the processor time that
-    the training itself takes.
+    `pinned` is its training on a pinned batch, `busy` the same while that many workers load
+    batches that are thrown away; `loadings` are those loaders without a training. `host_s` is the
+    processor time that the training itself takes.
     """
 
     pinned: Training
@@ -40,7 +40,7 @@ class Alone:
     loadings: Mapping[int, Loading] = field(default_factory=dict[int, Loading])
 
 
-def foretell(alone: Alone, loading: Loading, cores: int) -> Predicted | None:
+def predict_together(alone: Alone, loading: Loading, cores: int) -> Predicted | None:
     """The step of a recipe that is fed by a loader; None where either is not known.
 
     It takes as long as the slowest of: the training beside busy workers, the loader beside the
@@ -56,7 +56,7 @@ def foretell(alone: Alone, loading: Loading, cores: int) -> Predicted | None:
     slowed = _slowed(alone, loading, workers)
     cpu_s = (loading.cpu_s_per_image or 0.0) * alone.pinned.step_units
     shared_s = (cpu_s + alone.host_s) / cores
-    beside = Reading(*(_loaded(p, s, slowed) for p, s in zip(pinned, load, strict=True)))
+    beside = Estimate(*(_loaded(p, s, slowed) for p, s in zip(pinned, load, strict=True)))
     in_turn = [p + s for p, s in zip(pinned, load, strict=True)]
     parts = zip(pinned, busy, beside, in_turn, strict=True)
     steps = [_together(*part, shared_s) for part in parts]
@@ -82,12 +82,12 @@ def _loaded(pinned_s: float, load_s: float, slowed: float) -> float:
     return load_s + (slowed - 1) * min(load_s, pinned_s)
 
 
-def _beside(alone: Alone, workers: int, pinned: Reading) -> Reading:
-    """The step beside so many busy workers: between those that were measured, in proportion."""
+def _beside(alone: Alone, workers: int, pinned: Estimate) -> Estimate:
+    """The step beside `workers` busy workers: interpolated between the measured numbers."""
     known = {0: pinned}
     known |= {count: step for count, one in alone.busy.items() if (step := _step(one)) is not None}
     parts = ({count: step[i] for count, step in known.items()} for i in range(len(pinned)))
-    return Reading(*(_between(part, workers) for part in parts))
+    return Estimate(*(_between(part, workers) for part in parts))
 
 
 def _slowed(alone: Alone, loading: Loading, workers: int) -> float:
@@ -116,17 +116,17 @@ def _between(known: Mapping[int, float], at: int) -> float:
     return known[low] + share * (known[high] - known[low])
 
 
-def _step(training: Training) -> Reading | None:
+def _step(training: Training) -> Estimate | None:
     if training.steps is None:
         return None
     step_s = training.steps.median_s
-    return Reading(step_s, *(training.steps.ci95_s or (step_s, step_s)))
+    return Estimate(step_s, *(training.steps.ci95_s or (step_s, step_s)))
 
 
-def _loads(loading: Loading, images: int) -> Reading | None:
+def _loads(loading: Loading, images: int) -> Estimate | None:
     """Seconds that the loader takes for a step's images."""
     per_s = loading.per_s
     if not per_s:
         return None
     low, high = loading.ci95_per_s or (per_s, per_s)
-    return Reading(images / per_s, images / max(high, per_s), images / max(1e-9, min(low, per_s)))
+    return Estimate(images / per_s, images / max(high, per_s), images / max(1e-9, min(low, per_s)))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -100,7 +102,7 @@ class GPT(nn.Module):
         self.blocks = nn.Sequential(*(Block(shape) for _ in range(shape.layers)))
         self.norm = nn.LayerNorm(shape.width)
         residual_std = INITIAL_STD / math.sqrt(2 * shape.layers)
-        for path, layer in self.named_modules():
+        for path, layer in cast("Iterator[tuple[str, nn.Module]]", self.named_modules()):
             if isinstance(layer, nn.Linear | nn.Embedding):
                 std = residual_std if path.endswith("project") else INITIAL_STD
                 nn.init.normal_(layer.weight, std=std)

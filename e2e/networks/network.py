@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kernels.error_words import one_line
 from microbench.errors import UserError
-from microbench.layers.networks import BuildMode
+from microbench.layers.networks import BuildMode, silent
 
-FAKE_LOGGER = "torch._subclasses.fake_tensor"  # prints the traceback of what it cannot run
 TRIED_BATCH = 2  # batch-norm in training needs more than one value a channel
 
 
@@ -93,7 +89,7 @@ def check_input(name: str, build: Callable[[], nn.Module], shape: tuple[int, ...
     """
     # small constants that a constructor computes are real
     fake = FakeTensorMode(allow_non_fake_inputs=True)
-    with warnings.catch_warnings(action="ignore"), quiet(FAKE_LOGGER):
+    with silent():
         try:
             with BuildMode(fake):
                 module = build()
@@ -105,15 +101,3 @@ def check_input(name: str, build: Callable[[], nn.Module], shape: tuple[int, ...
             raise UserError(
                 f"{name} does not take --input {written(shape)}: {one_line(error)}"
             ) from None
-
-
-@contextmanager
-def quiet(logger_name: str) -> Iterator[None]:
-    """Nothing that this logger says is heard."""
-    logger = logging.getLogger(logger_name)
-    was = logger.disabled
-    logger.disabled = True
-    try:
-        yield
-    finally:
-        logger.disabled = was

@@ -11,9 +11,8 @@ from torch.nn.parameter import is_lazy
 
 from e2e.networks.losses import DefaultLoss, count_right, is_stand_in
 from e2e.networks.network import Network, class_count, written
-from kernels.error_words import one_line
 from microbench.errors import UserError
-from microbench.layers.networks import DEFAULT_IMAGE, find_function, kind_of
+from microbench.layers.networks import DEFAULT_IMAGE, call_function, find_function, kind_of
 
 BATCH, CPU_BATCH = 64, 4
 # optimizer, learning rate, weight decay
@@ -31,7 +30,8 @@ def own_network(name: str, input: tuple[int, ...] | None, classes: int | None) -
     is wrong with it.
     """
     function = find_function(name)
-    with torch.random.fork_rng(devices=[]):  # a look at it must not change what a seed builds
+    # A look at it must not change what a seed builds.
+    with torch.random.fork_rng(devices=[]):  # pyright: ignore[reportUnknownMemberType]
         module, example = _call(name, function)
     _check_trainable(name, module)
     tokens = _tokens(name, example)
@@ -68,28 +68,18 @@ def _build(name: str, function: Callable[[], object]) -> nn.Module:
 
 
 def _call(name: str, function: Callable[[], object]) -> tuple[nn.Module, Tensor | None]:
-    try:
-        made = function()
-    except (Exception, SystemExit) as error:
-        raise UserError(f"{name}() raised {one_line(error)}") from None
-    module, example = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
-    if not isinstance(module, nn.Module):
-        raise UserError(
-            f"{name}() returned {kind_of(made)}; it must return an nn.Module, "
-            "or (nn.Module, example input)"
-        )
-    return module, _example(name, example) if isinstance(made, tuple) else None
+    module, inputs = call_function(name, function)
+    return module, None if inputs is None else _example(name, inputs)
 
 
-def _example(name: str, example: object) -> Tensor:
-    """The one example input, which may stand in a tuple or a list of its own."""
-    inputs = list(example) if isinstance(example, tuple | list) else [example]
+def _example(name: str, inputs: tuple[object, ...]) -> Tensor:
+    """The one example input."""
     if len(inputs) != 1:
         raise UserError(
             f"{name}() returned {len(inputs)} example inputs; training feeds one tensor: "
             "wrap the module in one that takes it"
         )
-    tensor = inputs[0]
+    (tensor,) = inputs
     if not isinstance(tensor, Tensor):
         raise UserError(f"{name}() returned {kind_of(tensor)} as its example input, not a tensor")
     if tensor.dim() < 2 or tensor.numel() == 0:

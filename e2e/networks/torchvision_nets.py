@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -13,7 +12,12 @@ from e2e.networks.losses import classification_loss, count_right
 from e2e.networks.network import Network, check_input, class_count, image_input
 from kernels.error_words import one_line
 from microbench.errors import UserError
-from microbench.layers.networks import SIZE_ARGUMENTS, usual_image
+from microbench.layers.networks import (
+    SIZE_ARGUMENTS,
+    build_torchvision,
+    torchvision_models,
+    usual_image,
+)
 
 CLASSES = 1000
 LR_BATCH = 256  # the batch that the learning rates of FAMILIES are for
@@ -106,16 +110,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @cache
 def torchvision_names() -> tuple[str, ...]:
     """The names of torchvision's classification networks, sorted."""
-    from torchvision import models
-
+    models = torchvision_models()
     return tuple(models.list_models(module=models))
 
 
 def is_other_torchvision(name: str) -> bool:
     """Whether torchvision has a network of this name that is not in `torchvision_names()`."""
-    from torchvision import models
-
-    return name.lower() in models.list_models() and name.lower() not in torchvision_names()
+    every = torchvision_models().list_models()
+    return name.lower() in every and name.lower() not in torchvision_names()
 
 
 def torchvision_network(name: str, input: tuple[int, ...] | None, classes: int | None) -> Network:
@@ -150,18 +152,14 @@ def torchvision_network(name: str, input: tuple[int, ...] | None, classes: int |
 
 
 def _build(name: str, size: tuple[int, int], classes: int) -> nn.Module:
-    from torchvision import models
-
-    builder = models.get_model_builder(name)
-    options = dict(OPTIONS.get(name, {}))
-    if builder.__module__ in SIZE_ARGUMENTS:
-        if size[0] != size[1]:
-            raise UserError(f"{name} takes square images, not {size[0]}x{size[1]}")
-        options |= SIZE_ARGUMENTS[builder.__module__](size[0])
-    with warnings.catch_warnings(action="ignore"):  # of slow initialisation
-        try:
-            return builder(weights=None, num_classes=classes, **options).train()
-        except (AssertionError, ValueError) as error:
-            raise UserError(
-                f"{name} cannot be built for {size[0]}x{size[1]} px: {one_line(error)}"
-            ) from None
+    height, width = size
+    builder = torchvision_models().get_model_builder(name)
+    if height != width and builder.__module__ in SIZE_ARGUMENTS:
+        raise UserError(f"{name} takes square images, not {height}x{width}")
+    try:
+        network = build_torchvision(name, height, num_classes=classes, **OPTIONS.get(name, {}))
+    except (AssertionError, ValueError) as error:
+        raise UserError(
+            f"{name} cannot be built for {height}x{width} px: {one_line(error)}"
+        ) from None
+    return network.train()

@@ -1,1 +1,1 @@
-"""What a precision will buy, from the ops of a step measured one by one; and where it went."""
+"""Predicts a training step from its ops, each benchmarked alone."""

@@ -24,12 +24,12 @@ def uncovered(traced: Trace, problems: Mapping[str, str]) -> tuple[str, ...]:
     launched = [op for op in traced.ops if not is_view(op)]
     in_all = math.fsum(map(_bytes, launched))
     lines: list[str] = []
-    lacking = (
+    missing = (
         ((op.call.name, why), op)
         for op in launched
         if (why := problems.get(key_of(traced.case, op))) is not None
     )
-    for (name, why), ops in _gathered(lacking).items():
+    for (name, why), ops in _gathered(missing).items():
         of_bytes = math.fsum(map(_bytes, ops)) / in_all if in_all else 0.0
         lines.append(
             f"{len(ops)} x {name}: {why} ({len(ops)} of {len(launched)} calls, "
@@ -39,7 +39,7 @@ def uncovered(traced: Trace, problems: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def from_step(
-    traced: Trace, costs: Sequence[OpCost], in_step: Mapping[str, OpTime]
+    traced: Trace, costs: Sequence[OpCost], in_situ: Mapping[str, OpTime]
 ) -> tuple[str, ...]:
     """The calls that a real step has timed, those of a name in a line, with their device time, its
     share of all, and the host's; `costs` are of the trace's calls.
@@ -48,7 +48,7 @@ def from_step(
     taken = (
         (op.call.name, cost)
         for op, cost in zip(traced.ops, costs, strict=True)
-        if key_of(traced.case, op) in in_step
+        if key_of(traced.case, op) in in_situ
     )
     lines: list[str] = []
     for name, some in _gathered(taken).items():

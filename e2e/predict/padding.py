@@ -37,7 +37,7 @@ TRANSPOSED = {"convolution": 6, "convolution_backward": 7}  # the argument; grou
 class PaddedCase(TrainCase):
     """A case whose network has channels and features rounded up where that makes it faster.
 
-    Nobody can train it: the network itself would have to change.
+    It is predicted, never trained: the network itself would have to change.
     """
 
     padded: bool = True
@@ -150,7 +150,7 @@ def _stride(call: Call) -> Argument:
 
 
 def _fitted(letters: str, dims: int) -> str:
-    """For so many dimensions: images have more behind their channels, a bias has rows alone."""
+    """The letters for `dims` dimensions: images have more after the channels, a bias only rows."""
     letters = letters.ljust(dims, ".")
     return letters[len(letters) - dims :]
 

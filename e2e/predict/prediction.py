@@ -1,28 +1,29 @@
-"""What is known of a step before it runs."""
+"""A step as predicted before it runs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from e2e.predict.host_model.variation import Seen, Spread
 from e2e.predict.queue_model import OpCost, Simulated, launched_at, simulate
-from e2e.results.types import Predicted, TrainCase
+from e2e.results.loader_types import Loading
+from e2e.results.types import Predicted, TrainCase, Training
+from e2e.train.speed_readings import SlowdownRange, SpeedReading
 
-GPU_ERROR = 0.03  # of a step that the device limits: the most that validation allows
-HOST_ERROR = 0.10  # of one that the host limits, beside what its pace varies by
+GPU_ERROR = 0.03  # of a GPU-bound step: the most that validation allows
+HOST_ERROR = 0.10  # of a CPU-launch-bound one, beside the variation of the host speed
 
 
 @dataclass(frozen=True)
-class Foretold:
-    """What is known of a step before it runs: its predicted time, and the ops it is made of.
+class Prediction:
+    """A step's predicted time and the ops that it consists of.
 
-    `reason` says why there is none of either; `runs` is False where it is known that nobody can
-    train it, so that there is nothing to measure, `broke` is True where telling it went wrong;
-    `notes` is what a reader must know beside it. `wait_s` is the part of the predicted step in
-    which it waits for its loader. The ops' host times
-    are as at `pace`, and so is `framework_s`, the host's time beside them; of a captured step, all
-    that the host takes to launch it. `host_error` is how far off small networks' steps were from
-    what is told of what surrounds their ops; `seen` is the host's pace while this was measured.
+    `reason` says why neither is known. `runs` is False if the case is known not to run, so that
+    there is nothing to measure; `broke` is True if predicting failed. `notes` are remarks for the
+    reader. `wait_s` is the part of the predicted step that waits for the loader. The host times of
+    `ops` and `framework_s` (host time outside the ops; of a captured step, all host time) hold for
+    a host at `slowdown` times the reference (1.25: 25 % slower). `host_error` is the relative error
+    of the framework overhead on the calibration models; `speed_readings` are the slowdowns read
+    while this was measured.
     """
 
     case: TrainCase
@@ -34,36 +35,36 @@ class Foretold:
     broke: bool = False
     notes: tuple[str, ...] = ()
     wait_s: float = 0.0
-    pace: float = 1.0
+    slowdown: float = 1.0
     framework_s: float = 0.0
     host_error: float = 0.0
-    seen: tuple[Seen, ...] = ()
+    speed_readings: tuple[SpeedReading, ...] = ()
 
-    def told_for(self, pace: Spread) -> Foretold:
-        """The same, predicted for a host that varies so; what is not predicted stays so."""
+    def predicted_for(self, slowdowns: SlowdownRange) -> Prediction:
+        """The same step for a host whose slowdown varies so; unchanged if it was not predicted."""
         if self.predicted is None:
             return self
-        told, quick, slow = map(self.at, (pace.middle, pace.low, pace.high))
-        simulated = told.simulate()
+        typical, quick, slow = map(self.at, (slowdowns.middle, slowdowns.low, slowdowns.high))
+        simulated = typical.simulate()
         error = GPU_ERROR
         if simulated.limit == "host":
             error = max(HOST_ERROR, 2 * self.host_error)
         ends = (quick.simulate().step_s * (1 - error), slow.simulate().step_s * (1 + error))
-        if self.predicted.limit is None:  # on a CPU, where nobody has seen how far steps are off
+        if self.predicted.limit is None:  # on a CPU the error is not known
             predicted = replace(self.predicted, step_s=simulated.step_s, interval_s=None)
-            return replace(told, predicted=predicted, simulated=simulated)
+            return replace(typical, predicted=predicted, simulated=simulated)
         limit = simulated.limit
         predicted = replace(self.predicted, step_s=simulated.step_s, interval_s=ends, limit=limit)
-        return replace(told, predicted=predicted, simulated=simulated)
+        return replace(typical, predicted=predicted, simulated=simulated)
 
-    def at(self, pace: float) -> Foretold:
-        """The same ops, launched at another pace, and not simulated yet; `predicted` stays."""
-        ratio = pace / self.pace
+    def at(self, slowdown: float) -> Prediction:
+        """The same ops at another slowdown of the host, not simulated yet; `predicted` stays."""
+        ratio = slowdown / self.slowdown
         return replace(
             self,
             ops=launched_at(ratio, self.ops),
             framework_s=ratio * self.framework_s,
-            pace=pace,
+            slowdown=slowdown,
             simulated=None,
         )
 
@@ -79,3 +80,34 @@ class Foretold:
 def needs_more(needed: int, has: int) -> str:
     """The reason for a case that the device has too little memory for, in bytes both."""
     return f"it would need {needed / 1e9:,.1f} GB of the device's {has / 1e9:,.1f}"
+
+
+def with_loader(
+    prediction: Prediction, loading: Loading, images: int, *, on_gpu: bool
+) -> Prediction:
+    """The prediction of a step of `images` images when a loader feeds it.
+
+    The slower of both decides. A loader that makes batches `on_gpu` takes time of the device that
+    the step needs; how much is not known, so the interval reaches to one after the other.
+    """
+    predicted = prediction.predicted
+    if predicted is None or not loading.per_s:
+        return prediction
+    load_s = images / loading.per_s
+    low, high = loading.ci95_per_s or (loading.per_s, loading.per_s)
+    ends = predicted.interval_s or (predicted.step_s, predicted.step_s)
+    longest_s = ends[1] + images / low if on_gpu else max(ends[1], images / low)
+    both = replace(
+        predicted,
+        step_s=max(predicted.step_s, load_s),
+        interval_s=(max(ends[0], images / high), longest_s),
+        limit="data" if load_s > predicted.step_s else predicted.limit,
+    )
+    return replace(prediction, predicted=both, wait_s=max(0.0, load_s - predicted.step_s))
+
+
+def measured_wait_s(training: Training) -> float:
+    """How much longer a measured step took because it was fed, than on a batch that was there."""
+    if training.steps is None or training.steps.unfed_s is None:
+        return 0.0
+    return max(0.0, training.steps.median_s - training.steps.unfed_s)

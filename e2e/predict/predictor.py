@@ -10,29 +10,34 @@ from dataclasses import replace
 import torch
 
 from e2e.networks import Network
+from e2e.predict.calibration import calibrated
 from e2e.predict.coverage import from_step, uncovered
-from e2e.predict.host_model.calibration import calibrated
-from e2e.predict.host_model.framework_overhead import Framework
-from e2e.predict.host_model.host_speed import Noted, pace_of
-from e2e.predict.host_model.variation import Seen, spread
-from e2e.predict.op_timer.cuda_graph import CaptureFailed, refuse
-from e2e.predict.op_timer.cuda_graph import measure as measure_captured
-from e2e.predict.op_timer.op_costs import Calls, key_of, step_key
+from e2e.predict.host_model.framework_overhead import FrameworkOverhead
+from e2e.predict.host_model.host_speed import RecordedSpeed, host_speed_of
+from e2e.predict.op_timer.cuda_graph import CaptureFailed, check_capturable, measure_graph
+from e2e.predict.op_timer.op_costs import CallTimer, key_of, step_key
 from e2e.predict.op_timer.op_timer import OpTime
 from e2e.predict.op_timer.store import Store
 from e2e.predict.padding import PaddedCase, padded_step, padding
-from e2e.predict.prediction import Foretold
-from e2e.predict.queue_model import Captured, OpCost
-from e2e.predict.step_profile import Announce, DoesNotFit, Knowledge, Known, Stages, let_go
+from e2e.predict.prediction import Prediction
+from e2e.predict.queue_model import GraphCosts, OpCost
+from e2e.predict.step_profile import (
+    Announce,
+    DoesNotFit,
+    Stages,
+    StepProfile,
+    StepProfiler,
+    free_memory,
+)
 from e2e.predict.trace.fake_trace import CannotTrace, Trace
 from e2e.predict.trace.recorder import TracedOp, kind
 from e2e.recipes import NO_GRAPHS, cannot_run, recipe_of
 from e2e.results.types import Predicted, TrainCase
-from e2e.train.speed_readings import HostPace
+from e2e.train.speed_readings import HostSpeed, SpeedReading, slowdown_range
 from kernels.case import Target
 from kernels.error_words import one_line
 
-SECONDS, RECENT_S = 3, 10.0  # in which the host's pace was seen; it changes in some
+SECONDS, RECENT_S = 3, 10.0  # that readings of the host speed cover; their age
 COMPILED = "a compiled step runs kernels that no trace shows: predicted steps are eager or captured"
 NO_GAIN = "no layer gets faster when it is padded"
 
@@ -40,121 +45,125 @@ NO_GAIN = "no layer gets faster when it is padded"
 class Predictor:
     """Predicts cases of one network on one device; calls are measured once.
 
-    `allow_run` and `memory_bytes` are as for its Knowledge; `pace` tells how fast the host
-    launches: the device's own when none is given.
+    `allow_run` and `memory_bytes` are as for StepProfiler. `host_speed` measures the host's launch
+    speed; None: that of this process on the device.
     """
 
     def __init__(
         self, network: Network, target: Target, classes: int, store: Store, *, allow_run: bool,
-        memory_bytes: int | None = None, pace: HostPace | None = None,
+        memory_bytes: int | None = None, host_speed: HostSpeed | None = None,
     ) -> None:  # fmt: skip
         self.network = network
         self.target, self.device = target, torch.device(target.torch_device)
         self.cuda = target.kind == "cuda"
-        self.pace = pace or pace_of(self.device)
-        self._noted = Noted(self.pace)
-        self._seen: tuple[Seen, ...] = ()
-        self._store, self._calls = store, Calls(target, store, self._noted)
-        self._knowledge = Knowledge(
-            network, classes, self._calls, self._noted,
+        self.host_speed = host_speed or host_speed_of(self.device)
+        self._recorded_speed = RecordedSpeed(self.host_speed)
+        self._readings: tuple[SpeedReading, ...] = ()
+        self._store, self._calls = store, CallTimer(target, store, self._recorded_speed)
+        self._profiler = StepProfiler(
+            network, classes, self._calls, self._recorded_speed,
             allow_run=allow_run, memory_bytes=memory_bytes,
         )  # fmt: skip
         self._graphs = dict(store.captured)
         self._stages = Stages()
 
-    def foretell(self, case: TrainCase, announce: Announce) -> Foretold:
-        """The step of a case, or why it cannot be told. Nothing of the network runs, but for what
-        `allow_run` lets.
+    def predict(self, case: TrainCase, announce: Announce) -> Prediction:
+        """The step of a case, or why it cannot be predicted. Nothing of the network runs, except
+        what `allow_run` permits.
 
-        It is told for the host's pace as seen meanwhile, or, where nothing had to be measured, as
-        seen the last time. CaptureFailed, after which the process is of no more use.
+        The prediction is for the host speed read meanwhile or, if nothing had to be measured,
+        read the last time. CaptureFailed, after which the process is of no more use.
         """
         reason = self._cannot(case)
         if reason:
-            return Foretold(case, reason=reason)
+            return Prediction(case, reason=reason)
         self._stages = Stages()
         try:
-            found = self._foretold(case, announce)
+            found = self._prediction(case, announce)
         except CaptureFailed:
-            raise  # nothing more can be told in this process
+            raise  # this process can predict nothing more
         except CannotTrace as problem:
-            found = Foretold(case, reason=f"cannot be traced: {problem}")
+            found = Prediction(case, reason=f"cannot be traced: {problem}")
         except DoesNotFit as problem:
-            found = Foretold(case, reason=str(problem), runs=False)
+            found = Prediction(case, reason=str(problem), runs=False)
         except Exception as error:
             if self.cuda:
                 torch.cuda.synchronize(self.device)  # raises where the device is of no more use
-            found = Foretold(case, reason=one_line(error), broke=True)
+            found = Prediction(case, reason=one_line(error), broke=True)
         if self.cuda:
-            self.pace.forget()
-            let_go(self.device)  # what comes next finds the memory as it was
+            self.host_speed.forget()
+            free_memory(self.device)  # what comes next finds the memory as it was
         return found
 
-    def _foretold(self, case: TrainCase, announce: Announce) -> Foretold:
+    def _prediction(self, case: TrainCase, announce: Announce) -> Prediction:
         plain = case.plain if isinstance(case, PaddedCase) else case
-        known = self._knowledge.of(plain, self._stages, announce)
-        alone = tuple(self._cost(plain, op, known.times) for op in known.traced.ops)
+        profile = self._profiler.of(plain, self._stages, announce)
+        alone = tuple(self._cost(plain, op, profile.times) for op in profile.traced.ops)
         ops = alone
         if isinstance(case, PaddedCase):
             announce(case.key, "measuring its operations padded")
             with self._stages.timed("operations"):
-                padded = self._padded(known.traced, alone)
+                padded = self._padded(profile.traced, alone)
             if padded is None:
-                return Foretold(case, reason=NO_GAIN)
+                return Prediction(case, reason=NO_GAIN)
             ops = padded
-        at_1 = Foretold(plain, ops=ops, notes=known.notes)
+        at_1 = Prediction(plain, ops=ops, notes=profile.notes)
         if plain.graph:
-            captured = self._captured(case, known, announce)
+            captured = self._captured(case, profile, announce)
             of_graph = [
                 cost
-                for op, cost in zip(known.traced.ops, alone, strict=True)
-                if key_of(plain, op) not in known.in_step
+                for op, cost in zip(profile.traced.ops, alone, strict=True)
+                if key_of(plain, op) not in profile.in_situ
             ]
             at_1 = replace(at_1, ops=captured.ops(of_graph, ops), framework_s=captured.host_s(ops))
             error = 0.0
         else:
             framework = self._framework(case, announce)
-            at_1 = replace(at_1, framework_s=framework.of(known.traced))
+            at_1 = replace(at_1, framework_s=framework.of(profile.traced))
             error = framework.error
-        told = self._told(known, replace(at_1, host_error=error), self._pace_seen(case, announce))
-        return replace(told, case=case)
+        prediction = self._on_this_host(
+            profile, replace(at_1, host_error=error), self._recent_readings(case, announce)
+        )
+        return replace(prediction, case=case)
 
-    def _pace_seen(self, case: TrainCase, announce: Announce) -> tuple[Seen, ...]:
-        """How fast the host launched since the last prediction; looked at where that is hardly
-        known and the last one is not RECENT_S ago.
+    def _recent_readings(self, case: TrainCase, announce: Announce) -> tuple[SpeedReading, ...]:
+        """Readings of the host speed since the last prediction. Takes more if they cover fewer than
+        SECONDS seconds and the last ones are older than RECENT_S.
         """
-        seen = self._noted.take()
-        before_s = self._seen[-1][0] if self._seen else -math.inf
-        if len({int(at_s) for at_s, _ in seen}) < SECONDS and time.perf_counter() > (
+        speed_readings = self._recorded_speed.take()
+        before_s = self._readings[-1][0] if self._readings else -math.inf
+        if len({int(at_s) for at_s, _ in speed_readings}) < SECONDS and time.perf_counter() > (
             before_s + RECENT_S
         ):
             announce(case.key, "measuring how fast the host launches")
             with self._stages.timed("host"):
-                self._noted.look()
-            seen += self._noted.take()
-        self._seen = seen or self._seen
-        return self._seen
+                self._recorded_speed.look()
+            speed_readings += self._recorded_speed.take()
+        self._readings = speed_readings or self._readings
+        return self._readings
 
-    def _captured(self, case: TrainCase, known: Known, announce: Announce) -> Captured:
+    def _captured(self, case: TrainCase, profile: StepProfile, announce: Announce) -> GraphCosts:
         """What a graph of these calls takes."""
-        refuse(known.traced, known.times)
-        key = step_key(known.traced, known.alone)
+        check_capturable(profile.traced, profile.times)
+        key = step_key(profile.traced, profile.alone)
         if key not in self._graphs:
             announce(case.key, "measuring its operations captured together")
             with self._stages.timed("operations"):
-                learnt = measure_captured(self._calls, known.traced, known.alone, self._noted)
-            self._graphs[key] = learnt.captured
-            if learnt.steady:
-                self._store.keep_captured(key, learnt.captured)
+                found = measure_graph(
+                    self._calls, profile.traced, profile.alone, self._recorded_speed
+                )
+            self._graphs[key] = found.captured
+            if found.steady:
+                self._store.keep_captured(key, found.captured)
         return self._graphs[key]
 
-    def _framework(self, case: TrainCase, announce: Announce) -> Framework:
+    def _framework(self, case: TrainCase, announce: Announce) -> FrameworkOverhead:
         """What the host does beside calls."""
         framework = self._store.framework
         if framework is None:
             announce(case.key, "measuring what the host does around operations")
             with self._stages.timed("host"):
-                framework = calibrated(self._calls, self._noted)
+                framework = calibrated(self._calls, self._recorded_speed)
             self._store.keep(framework)
         return framework
 
@@ -167,19 +176,23 @@ class Predictor:
 
     # ------------------------------------------------------------ the step
 
-    def _told(self, known: Known, at_1: Foretold, seen: tuple[Seen, ...]) -> Foretold:
-        traced = known.traced
-        pace = spread(seen)
+    def _on_this_host(
+        self, profile: StepProfile, at_1: Prediction, speed_readings: tuple[SpeedReading, ...]
+    ) -> Prediction:
+        traced = profile.traced
+        slowdowns = slowdown_range(speed_readings)
         predicted = Predicted(
-            0.0, None,  # which depend on the pace
+            0.0, None,  # which depend on the host's speed
             "gpu" if self.cuda else None,
             {},
-            known.memory_bytes if self.cuda else None,
-            uncovered(traced, known.problems),
+            profile.memory_bytes if self.cuda else None,
+            uncovered(traced, profile.problems),
             took_s=self._stages.took_s,
-            from_step=from_step(traced, at_1.at(pace.middle).ops, known.in_step),
+            from_step=from_step(traced, at_1.at(slowdowns.middle).ops, profile.in_situ),
         )  # fmt: skip
-        return replace(at_1, predicted=predicted, seen=seen).told_for(pace)
+        return replace(at_1, predicted=predicted, speed_readings=speed_readings).predicted_for(
+            slowdowns
+        )
 
     def _padded(self, traced: Trace, ops: Sequence[OpCost]) -> tuple[OpCost, ...] | None:
         """The ops with layers padded where that makes them faster; None where it does for none."""

@@ -7,8 +7,7 @@ when the same step is launched again and again.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from e2e.train.speedups import IDLE_SHARE
@@ -29,8 +28,8 @@ class OpCost:
     inside a product; an op of kind "view" has none. `host_s` is what the host needs to launch it;
     one that `waits` holds the host until the device is done with it. `name` is ATen's
     ("aten.convolution.default"), `dtype` that of its input, `misaligned` what keeps it off the fast
-    kernels ("60 channels"), `padded` what was made of it ("60 to 64 channels"); each is "" where
-    nobody said. `busy_s` is the part of `gpu_s` in which a kernel runs, None where it is not known;
+    kernels ("60 channels"), `padded` what was made of it ("60 to 64 channels"); each is "" if
+    unknown. `busy_s` is the part of `gpu_s` in which a kernel runs, None where it is not known;
     `kernels` how many it launches, where it has device time.
     """
 
@@ -55,9 +54,10 @@ class OpCost:
 
 
 @dataclass(frozen=True)
-class Captured:
+class GraphCosts:
     """Seconds of a step whose ops were captured together: all of it, and for each kernel from the
-    end of the one before; and of the host at pace 1, which launches all at once, for each kernel.
+    end of the one before; and of the host at the reference speed, which launches all at once, for
+    each kernel.
     """
 
     step_s: float
@@ -67,9 +67,9 @@ class Captured:
     def ops(self, alone: Sequence[OpCost], ops: Sequence[OpCost]) -> tuple[OpCost, ...]:
         """The ops as they run in a graph, where those that were captured take `step_s`.
 
-        `alone` are these as each was measured; `ops` are the same, or what was made of them. One of
-        which nobody knows how long its kernels run takes as long as alone; kernels of the others
-        all run so much longer, or shorter, that the sum is right.
+        `alone` are these as each was measured; `ops` are the same, or their padded versions. An op
+        of unknown kernel time takes as long as alone; the kernels of the others are scaled by one
+        factor, so that the sum is right.
         """
         seen = [op for op in alone if op.device_s and op.busy_s is not None]
         unseen_s = math.fsum(op.device_s for op in alone if op.busy_s is None)
@@ -84,7 +84,7 @@ class Captured:
         )
 
     def host_s(self, ops: Iterable[OpCost]) -> float:
-        """What launching a graph of these ops takes, at pace 1."""
+        """What launching a graph of these ops takes, at the reference speed."""
         return self.launch_s * sum(op.kernels for op in ops if op.device_s)
 
 
@@ -109,9 +109,9 @@ class Simulated:
     limit: str
 
 
-def launched_at(pace: float, ops: Iterable[OpCost]) -> tuple[OpCost, ...]:
-    """The same ops, launched by a host that takes so many times as long."""
-    return tuple(replace(op, host_s=pace * op.host_s) for op in ops)
+def launched_at(slowdown: float, ops: Iterable[OpCost]) -> tuple[OpCost, ...]:
+    """The same ops, launched by a host that takes `slowdown` times as long."""
+    return tuple(replace(op, host_s=slowdown * op.host_s) for op in ops)
 
 
 Launch = tuple[float, float, bool]  # host seconds, device seconds, whether the host waits for it
@@ -120,23 +120,20 @@ Launch = tuple[float, float, bool]  # host seconds, device seconds, whether the 
 def simulate(
     ops: Sequence[OpCost],
     *,
-    framework_s: float | Mapping[str, float] = 0.0,
+    framework_s: float = 0.0,
     captured: bool = False,
     queue_depth: int = QUEUE_DEPTH,
 ) -> Simulated:
     """The steady state of a step.
 
-    `framework_s` is host time outside the ops, in all (spread evenly over them) or by phase (over
-    the phase's ops; before the first op for a phase without any). `captured`: the step is one CUDA
-    graph, which costs the host `framework_s` and nothing an op. The host may be `queue_depth`
+    `framework_s` is host time outside the ops, spread evenly over them. `captured`: the step is one
+    CUDA graph, which costs the host `framework_s` and nothing an op. The host may be `queue_depth`
     kernels ahead; those of one op share its times evenly.
     """
     gpu_s = math.fsum(op.device_s for op in ops)
     if captured:
-        by_phase = isinstance(framework_s, Mapping)
-        graph_s = math.fsum(framework_s.values()) if by_phase else framework_s
         # Between its kernels nothing waits for the host.
-        return _simulated(max(gpu_s, graph_s), gpu_s, graph_s, gpu_s)
+        return _simulated(max(gpu_s, framework_s), gpu_s, framework_s, gpu_s)
     busy_s = math.fsum(op.device_s if op.busy_s is None else op.busy_s for op in ops)
     launches = _launches(ops, framework_s)
     host_s = math.fsum(launch[0] for launch in launches)
@@ -149,21 +146,14 @@ def _simulated(step_s: float, gpu_s: float, host_s: float, busy_s: float) -> Sim
     return Simulated(gpu_s + idle_s, gpu_s, host_s, idle_s, limit)
 
 
-def _launches(ops: Sequence[OpCost], framework_s: float | Mapping[str, float]) -> list[Launch]:
+def _launches(ops: Sequence[OpCost], framework_s: float) -> list[Launch]:
     """The ops with their shares of the framework's time."""
     assert all(op.gpu_s >= 0 and op.host_s >= 0 for op in ops), "costs are no negative times"
     assert all(op.kernels >= 1 for op in ops), "what takes time launches a kernel"
-    if isinstance(framework_s, Mapping):
-        counts = Counter(op.phase for op in ops)
-        shares = {phase: framework_s.get(phase, 0.0) / n for phase, n in counts.items()}
-        before_s = math.fsum(s for phase, s in framework_s.items() if phase not in counts)
-    else:
-        shares = {op.phase: framework_s / len(ops) for op in ops}
-        before_s = 0.0 if ops else framework_s
-    launches: list[Launch] = [(before_s, 0.0, False)] if before_s else []
-    for op in ops:
-        launches += _kernels(op, op.host_s + shares[op.phase])
-    return launches
+    if not ops:
+        return [(framework_s, 0.0, False)] if framework_s else []
+    share_s = framework_s / len(ops)
+    return [launch for op in ops for launch in _kernels(op, op.host_s + share_s)]
 
 
 def _kernels(op: OpCost, host_s: float) -> list[Launch]:

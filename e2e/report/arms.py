@@ -6,7 +6,7 @@ when it differs between groups only, in an arm's name when it differs within a g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields, replace
 
 from e2e.case import VARIED, TrainCase, label_of
@@ -66,6 +66,35 @@ class View:
         parts = [fmt.clean(training.case.recipe), *in_words(training.case, self.within)]
         return " ".join(part for part in parts if part) or "-"
 
+    @property
+    def arms(self) -> list[Training]:
+        """The arms of all groups."""
+        return [arm for group in self.groups for arm in group.arms]
+
+    @property
+    def unit(self) -> str:
+        """What all arms count ("img"); "" where that differs."""
+        units = {arm.unit for arm in self.arms}
+        return fmt.clean(units.pop()) if len(units) == 1 else ""
+
+    @property
+    def first_title(self) -> str:
+        """The title of the column that names the arms."""
+        return "rung" if any(group.is_ladder for group in self.groups) else "recipe"
+
+    def group_of(self, training: Training) -> Group:
+        """The group that the arm belongs to."""
+        return next(g for g in self.groups if any(arm is training for arm in g.arms))
+
+    def full_label(self, training: Training) -> str:
+        """The arm among all of the run: "amp (batch 256)"."""
+        title = self.group_of(training).title
+        return self.label(training) + f" ({title})" * bool(title)
+
+    def label_among(self, training: Training, family: Sequence[Group]) -> str:
+        """The arm among a family of groups, which differ in the batch."""
+        return self.label(training) + f" (batch {training.case.batch})" * (len(family) > 1)
+
     def only(self, wanted: Callable[[Training], bool]) -> View:
         """The view with these arms alone; settings are said where they are said of all."""
         groups = [
@@ -78,20 +107,18 @@ class View:
     @property
     def compared(self) -> tuple[str, ...]:
         """What speed-ups are against, in the order of the columns; of a rung, other rungs only."""
-        arms = [arm for group in self.groups for arm in group.arms]
-        climbs = any(name in arm.speedup for arm in arms for name in LADDER)
+        climbs = any(name in arm.speedup for arm in self.arms for name in LADDER)
         present = dict.fromkeys(
             name
-            for arm in arms
+            for arm in self.arms
             for name in arm.speedup
             if name in LADDER or not climbs or arm.rung is None
         )
-        known = [name for name in (*LADDER, *BASELINES) if name in present]
-        return (*known, *(name for name in present if name not in known))
+        return in_order(present)
 
     def title(self, name: str) -> str:
         """What a speed-up is against, as the run calls it: "O0" where that stands for fp32."""
-        present = {arm.case.recipe for group in self.groups for arm in group.arms}
+        present = {arm.case.recipe for arm in self.arms}
         stands = next((r for r in BASELINES.get(name, ()) if r in present), name)
         return fmt.clean(stands)
 
@@ -120,7 +147,7 @@ class View:
     @property
     def asked(self) -> tuple[str, ...]:
         """The recipes that the run is about: all that are not only baselines."""
-        names = list(dict.fromkeys(arm.case.recipe for group in self.groups for arm in group.arms))
+        names = list(dict.fromkeys(arm.case.recipe for arm in self.arms))
         others = [name for name in names if not any(name in some for some in BASELINES.values())]
         return tuple(others or [n for n in names if n not in BASELINES["fp32"]] or names)
 
@@ -166,6 +193,12 @@ def what_was_trained(run: Run) -> list[str]:
             parts.append(" or ".join(values))
     predicts = "predict" in run.command or not any(map(was_run, run.of(Training)))
     return ["predict" if predicts else "train", *parts]
+
+
+def in_order(compared: Collection[str]) -> tuple[str, ...]:
+    """What speed-ups are against, in the order of the columns."""
+    known = [name for name in (*LADDER, *BASELINES) if name in compared]
+    return (*known, *(name for name in compared if name not in known))
 
 
 def is_base(arm: Training, name: str, group: Group) -> bool:

@@ -1,31 +1,39 @@
-"""What would make a training faster, and why it is no faster: its fixes and findings, in words.
+"""What would make a training faster, and why it is no faster: its fixes and findings.
 
-How they are laid out on the screen is in `cause_lines`.
+On the screen a fix has a line, and its sentence is folded under it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
 
 from e2e.report.arms import Group, View
-from e2e.report.predictions import signed_pct
+from e2e.report.table import JOIN
 from e2e.results.types import Cause, Training
 from microbench import fmt
+from microbench.report.table import Column, Row, Table, screen
 
 FIXES, FINDINGS = "What would make it faster", "Why it is no faster"
 UNKNOWN = "gain not predicted"
 MOST_TOLD = 4
+FEWEST_FIX = 12  # columns for a fix with numbers beside it
+MOST_SHOWN = 4
+INDENT = "  "
+
+_FOLDING = Console()  # what rich wants to know before it folds text; nothing is printed on it
+
+Section = tuple[str, list[Text]]
 
 
-def with_causes(groups: Sequence[Group]) -> list[tuple[Group, Training]]:
-    """The arms that have fixes or findings, each with its group."""
-    return [(group, arm) for group in groups for arm in group.arms if arm.causes]
-
-
-def causes_title(title: str, view: View, group: Group, arm: Training) -> str:
+def causes_title(title: str, view: View, arm: Training) -> str:
     """ "What would make it faster: amp (batch 256)"."""
-    return f"{title}: {view.label(arm)}{f' ({group.title})' * bool(group.title)}"
+    return f"{title}: {view.full_label(arm)}"
 
 
 def fixes(arm: Training) -> list[Cause]:
@@ -78,10 +86,17 @@ def gain_cells(cause: Cause) -> list[str]:
     """Predicted gain, measured gain, and the difference: ["+70.0 %", "+65.2 %", "-4.8"]."""
     points = difference_points(cause)
     return [
-        *("" if gain is None else signed_pct(gain)
+        *("" if gain is None else fmt.signed_pct(gain)
           for gain in (predicted_pct(cause), measured_pct(cause))),
-        "" if points is None else "+" * (points >= 0) + _points(points),
+        "" if points is None else fmt.signed(points),
     ]  # fmt: skip
+
+
+def _gains(cause: Cause) -> list[str]:
+    """["predicted +55.2 %", "measured +49.0 %"], those that are known."""
+    predicted, measured, _ = gain_cells(cause)
+    named = {"predicted": predicted, "measured": measured}
+    return [f"{how} {gain}" for how, gain in named.items() if gain]
 
 
 def verified(arm: Training) -> str:
@@ -90,7 +105,7 @@ def verified(arm: Training) -> str:
     if not known:
         return ""
     gains = "gain" if len(known) == 1 else f"gains of {len(known)} fixes"
-    within = _points(max(map(abs, known)))
+    within = fmt.signed(max(map(abs, known))).removeprefix("+")
     return f"verified: predicted within {within} points of the measured {gains}"
 
 
@@ -99,12 +114,149 @@ def _shown(value: float | None) -> float | None:
     return round(value, 1) + 0.0 if value is not None and math.isfinite(value) else None
 
 
-def _points(value: float) -> str:
-    return f"{value:.1f}" if abs(value) < 999.5 else fmt.number(value)
-
-
 def _or_least(gain_pct: float | None) -> float:
     return -math.inf if gain_pct is None else gain_pct
+
+
+# ---------------------------------------------------------------- tables
+
+
+@dataclass(frozen=True)
+class FixLine:
+    """A line of the fixes: a fix, or in narrow places a part of it, with its gains."""
+
+    number: str
+    fix: str = ""
+    gains: Sequence[str] = ("", "", "")  # predicted, measured, difference in points
+    why: str = ""
+
+
+FIX_COLUMNS = (
+    Column[FixLine]("", lambda line: line.number, key=True),
+    Column[FixLine]("fix", lambda line: line.fix),
+    Column[FixLine]("predicted\ngain", lambda line: line.gains[0], right=True),
+    Column[FixLine]("measured\ngain", lambda line: line.gains[1], right=True),
+    Column[FixLine]("difference\nin points", lambda line: line.gains[2], right=True, drop=1),
+    Column[FixLine]("why", markdown=lambda line: line.why),
+)
+HEADS = [max(map(cell_len, column.title.split("\n"))) for column in FIX_COLUMNS[2:5]]
+
+
+def fixes_table(arm: Training) -> Table[FixLine]:
+    """A row a fix, best first, for Markdown."""
+    found = [
+        FixLine(str(place), fix_words(fix), gain_cells(fix), explanation(fix))
+        for place, fix in enumerate(fixes(arm), 1)
+    ]
+    return Table(FIX_COLUMNS, [Row(line) for line in found])
+
+
+def findings_table(arm: Training) -> Table[Cause]:
+    """A row a finding, for Markdown."""
+    columns: list[Column[Cause]] = [
+        Column("finding", title_words),
+        Column("why", lambda cause: fmt.clean(cause.why)),
+    ]
+    return Table(columns, [Row(cause) for cause in findings(arm)])
+
+
+def raw_columns() -> list[Column[Training]]:
+    """Fixes and findings in CSV."""
+    return [Column(csv={
+        "fixes": lambda arm: JOIN.join(": ".join(_fix_and_gains(fix)) for fix in fixes(arm)),
+        "findings": lambda arm: JOIN.join(map(title_words, findings(arm))),
+    })]  # fmt: skip
+
+
+def _fix_and_gains(fix: Cause) -> list[str]:
+    """["--graph", "predicted +55.2 %, measured +49.0 %"]."""
+    return [fix_words(fix), ", ".join(_gains(fix)) or UNKNOWN]
+
+
+# ---------------------------------------------------------------- the screen
+
+
+def cause_sections(
+    view: View, width: int, *, details: bool = False
+) -> list[tuple[Training, Section]]:
+    """The fixes and the findings of each training, as sections of the screen no wider than `width`;
+    those of the first MOST_SHOWN trainings without `details`."""
+    found = [arm for arm in view.arms if arm.causes]
+    shown = found if details else found[:MOST_SHOWN]
+    sections = [(arm, section) for arm in shown for section in _sections(view, arm, width)]
+    if len(found) > len(shown):
+        more = fmt.count(len(found) - len(shown), "more training")
+        note = f"and fixes or findings of {more} (--verbose shows all)"
+        sections[-1][1][1].append(Text(note, "dim"))
+    return sections
+
+
+def _sections(view: View, arm: Training, width: int) -> list[Section]:
+    parts = ((FIXES, _fixes(arm, width)), (FINDINGS, _findings(arm, width)))
+    return [(causes_title(title, view, arm), lines) for title, lines in parts if lines]
+
+
+def _fixes(arm: Training, width: int) -> list[Text]:
+    """The ranked fixes, with a head where there are numbers, and how good the predictions were."""
+    found = [(fix, gain_cells(fix)) for fix in fixes(arm)]
+    if not found:
+        return []
+    number = len(f"{len(found)}.")
+    beside = _width_of_gains([cells for _, cells in found])
+    room = max(FEWEST_FIX, width - number - 2 - beside)
+    rows: list[Row[FixLine]] = []
+    for place, (fix, cells) in enumerate(found, 1):
+        rows += _rows(fix, cells, f"{place}.".rjust(number), room, width)
+    shown = screen(Table(FIX_COLUMNS, list(rows)), width)
+    lines = shown.lines if beside else [_headless(row) for row in rows]
+    notes = [verified(arm), shown.left_out_note(width) if beside else ""]
+    return [*lines, *(Text(note, "dim") for note in notes if note)]
+
+
+def _headless(row: Row[FixLine]) -> Text:
+    return Text(f"{row.item.number}  {row.sentence}", row.style)
+
+
+def _width_of_gains(rows: Sequence[Sequence[str]]) -> int:
+    """Columns that the numbers beside the fixes take, with the gaps before them; 0 for none."""
+    columns = zip(HEADS, *rows, strict=True)
+    return sum(2 + max(head, *map(len, gains)) for head, *gains in columns if any(gains))
+
+
+def _rows(fix: Cause, cells: list[str], number: str, room: int, width: int) -> list[Row[FixLine]]:
+    """The lines of a fix: it beside its numbers, or alone, then why."""
+    blank = " " * len(number)
+    inside = width - len(number) - 2
+    if any(cells):
+        first, *rest = _folded(fix_words(fix), room)
+        rows = [Row(FixLine(number, first, cells), style="bold")]
+        rows += [Row(FixLine(blank, part), style="bold") for part in rest]
+    else:
+        first, *rest = _folded(f"{fix_words(fix)} ({UNKNOWN})", inside)
+        rows = [Row(FixLine(number), first, "bold")]
+        rows += [Row(FixLine(blank), part, "bold") for part in rest]
+    return [*rows, *(Row(FixLine(blank), part) for part in _folded(explanation(fix), inside))]
+
+
+def _findings(arm: Training, width: int) -> list[Text]:
+    return [
+        line
+        for cause in findings(arm)
+        for line in (
+            Text(title_words(cause), "bold"),
+            *(Text(INDENT + part) for part in _folded(_why(cause), width - len(INDENT))),
+        )
+    ]
+
+
+def _why(cause: Cause) -> str:
+    return fmt.clean(cause.why) or "no reason given"
+
+
+def _folded(text: str, width: int) -> list[str]:
+    """The text in lines of at most `width` columns, broken between words where it can be."""
+    lines = Text(text).wrap(_FOLDING, max(2, width), overflow="fold")
+    return [line.plain.rstrip() for line in lines] or [""]
 
 
 # ---------------------------------------------------------------- sentences
@@ -112,11 +264,8 @@ def _or_least(gain_pct: float | None) -> float:
 
 def cause_sentences(view: View, family: Sequence[Group]) -> list[str]:
     """For the end of the screen: the best fix of each training, with its gain."""
-    several = len(family) > 1
-    lines: list[str] = []
-    for _, arm in with_causes(family):
-        batch = f" (batch {arm.case.batch})" if several else ""
-        lines += _best(arm, f"{view.label(arm)}{batch}")
+    arms = [arm for group in family for arm in group.arms]
+    lines = [line for arm in arms for line in _best(arm, view.label_among(arm, family))]
     if len(lines) > MOST_TOLD:
         more = fmt.count(len(lines) - MOST_TOLD, "more training")
         lines[MOST_TOLD:] = [f"  And {more} with a fix, listed above."]
@@ -130,11 +279,7 @@ def _best(arm: Training, label: str) -> list[str]:
     if not known:
         return []
     gain_pct, best = max(known, key=lambda pair: pair[0])
-    predicted, measured, _ = gain_cells(best)
-    numbers = [f"predicted {predicted}"] * bool(predicted) + [f"measured {measured}"] * bool(
-        measured
-    )
-    named = f"{fix_words(best)} ({', '.join(numbers)})"
+    named = f"{fix_words(best)} ({', '.join(_gains(best))})"
     if gain_pct > 0:
         return [f"What would make {label} faster, most of all: {named}."]
     return [f"No fix that is known makes {label} faster; the best is {named}."]

@@ -9,7 +9,6 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from e2e.report.arms import Group, View
-from e2e.report.figures import rate
 from e2e.results.types import Training
 from microbench import fmt
 from microbench.report.canvas import RULE, log_ticks
@@ -93,7 +92,7 @@ def _fastest(arms: Sequence[Training]) -> dict[tuple[str, str], float]:
 def _value(arm: Training) -> str:
     steps = arm.steps
     half = fmt.half_interval(steps.median_s, steps.ci95_s) if steps else ""
-    text = f"{rate(arm.per_s or 0.0)} {fmt.clean(arm.unit)}/s"
+    text = f"{fmt.throughput(arm.per_s or 0.0)} {fmt.clean(arm.unit)}/s"
     return text + f" ±{half}" * bool(half) + ", not converged" * (arm.converged is False)
 
 
@@ -112,7 +111,7 @@ def _curves(view: View, family: Sequence[Group], width: int) -> list[Text]:
     if series is None:
         return []
     rates = [y for curve in series for _, y in curve.points]
-    ticks = [(tick, rate(tick)) for tick in _ticks(min(rates), max(rates))]
+    ticks = [(tick, fmt.throughput(tick)) for tick in _ticks(min(rates), max(rates))]
     label_width = max(len("batch"), *(len(text) for _, text in ticks))
     canvas, hidden = draw(series, {}, width, label_width)
     sizes = sorted({x for curve in series for x, _ in curve.points})

@@ -2,70 +2,87 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 
 from rich.text import Text
 
 from e2e.report.arms import View
-from e2e.report.figures import milliseconds
+from e2e.report.table import arms_table, name_columns, plain_row
 from e2e.results.types import Phase, Training
 from microbench import fmt
-from microbench.report.grid import DIM, Column, Grid, Row
+from microbench.report.table import Column, Table, Value, screen
 
 STATES_TITLE = "The device meanwhile, utilisation as its driver counts it"
 MOST_SETUPS = 6
+PHASES = ("data", "copy", "forward", "backward", "optimizer")  # always in CSV
 
 
 def phases_title(view: View) -> str:
     """The heading, which says whose clocks there are."""
-    phases = [phase for group in view.groups for arm in group.arms for phase in arm.phases]
+    phases = [phase for arm in view.arms for phase in arm.phases]
     clocks = "host / GPU" if any(phase.gpu_s is not None for phase in phases) else "host"
     return f"Phases of a step, timed in a pass of their own (ms: {clocks})"
 
 
-def phases_table(view: View, width: int) -> list[Text]:
-    """A row an arm, a column a phase; empty when no phases were timed."""
-    names = dict.fromkeys(
-        phase.name for group in view.groups for arm in group.arms for phase in arm.phases
-    )
-    if not names:
+def phases_table(view: View) -> Table[Training]:
+    """The arms whose phases were timed, a column a phase."""
+    timed = view.only(lambda arm: bool(arm.phases))
+    return arms_table(timed, [*name_columns(view), *phase_columns(view)], plain_row(view))
+
+
+def phase_columns(view: View) -> list[Column[Training]]:
+    """Seconds by the clock of the host and of the GPU; the usual phases are always in CSV."""
+    timed = dict.fromkeys(phase.name for arm in view.arms for phase in arm.phases)
+    columns = [_phase_column(name, drop) for drop, name in enumerate(timed, 1)]
+    return [*columns, *(Column(csv=_clocks(name)) for name in PHASES if name not in timed)]
+
+
+def _phase_column(name: str, drop: int) -> Column[Training]:
+    return Column(fmt.clean(name), lambda arm: _cell(_phase(arm, name)), right=True, drop=drop,
+                  csv=_clocks(name))  # fmt: skip
+
+
+def _clocks(name: str) -> dict[str, Callable[[Training], Value]]:
+    def seconds(arm: Training, clock: str) -> float | None:
+        phase = _phase(arm, name)
+        return getattr(phase, clock) if phase else None
+
+    return {
+        f"{name}_host_s": lambda arm: seconds(arm, "host_s"),
+        f"{name}_gpu_s": lambda arm: seconds(arm, "gpu_s"),
+    }
+
+
+def _phase(arm: Training, name: str) -> Phase | None:
+    """The last one of this name."""
+    return {phase.name: phase for phase in arm.phases}.get(name)
+
+
+def phases_lines(view: View, width: int) -> list[Text]:
+    """The table; empty when no phases were timed."""
+    table = phases_table(view)
+    if not table.rows:
         return []
-    columns = [Column(fmt.clean(name), right=True, drop=1 + i) for i, name in enumerate(names)]
-    grid = Grid([Column("recipe"), *columns])
-    for group in view.groups:
-        arms = [arm for arm in group.arms if arm.phases]
-        if not arms:
-            continue
-        if group.title:
-            grid.rows += [*[None] * bool(grid.rows), group.title]
-        grid.rows += [_row(arm, view, list(names)) for arm in arms]
-    lines, left_out = grid.lines(width)
-    if left_out:
-        lines.append(Text(f"left out to fit: {', '.join(left_out)}", "dim"))
-    return lines
-
-
-def _row(arm: Training, view: View, names: Sequence[str]) -> Row:
-    by_name = {phase.name: phase for phase in arm.phases}
-    cells = [_cell(by_name.get(name)) for name in names]
-    return Row([view.label(arm), *cells], style=DIM if view.is_baseline(arm) else "")
+    shown = screen(table, width)
+    left_out = f"left out to fit: {', '.join(shown.left_out)}" if shown.left_out else ""
+    return [*shown.lines, *([Text(left_out, "dim")] if left_out else [])]
 
 
 def _cell(phase: Phase | None) -> str:
     if phase is None:
         return ""
-    host = _short(phase.host_s)
-    return f"{host} / {_short(phase.gpu_s)}" if phase.gpu_s is not None else host
+    host = _ms(phase.host_s)
+    return f"{host} / {_ms(phase.gpu_s)}" if phase.gpu_s is not None else host
 
 
-def _short(seconds: float) -> str:
-    """Milliseconds, to a hundredth where there are few."""
-    return f"{1e3 * seconds:.2f}" if seconds < 1e-3 else milliseconds(seconds)
+def _ms(seconds: float) -> str:
+    """To a hundredth where there are few."""
+    return f"{1e3 * seconds:.2f}" if seconds < 1e-3 else fmt.milliseconds(seconds)
 
 
 def setups(view: View) -> list[Text]:
     """What building and compiling took: "outside the numbers above: set-up fp32 3.1 s"."""
-    arms = [arm for group in view.groups for arm in group.arms if arm.setup_s is not None]
+    arms = [arm for arm in view.arms if arm.setup_s is not None]
     if not arms:
         return []
     if len(arms) > MOST_SETUPS:
@@ -92,13 +109,11 @@ def _setup(arm: Training, view: View) -> str:
 def states(view: View) -> list[Text]:
     """The device while each arm ran, for those who ask for details."""
     lines: list[Text] = []
-    for group in view.groups:
-        for arm in group.arms:
-            parts = _state(arm)
-            if parts:
-                where = f" ({group.title})" if group.title else ""
-                name = f"  {view.label(arm)}{where}: "
-                lines.append(Text(name, "bold").append(", ".join(parts), "not bold"))
+    for arm in view.arms:
+        parts = _state(arm)
+        if parts:
+            name = f"  {view.full_label(arm)}: "
+            lines.append(Text(name, "bold").append(", ".join(parts), "not bold"))
     return lines
 
 
@@ -120,11 +135,10 @@ def _state(arm: Training) -> list[str]:
 def whys(view: View) -> list[Text]:
     """Why steps take what they take, each reason once."""
     seen: dict[str, list[str]] = {}
-    for group in view.groups:
-        for arm in group.arms:
-            if arm.why:
-                name = f"{view.label(arm)}, batch {arm.case.batch}"
-                seen.setdefault(fmt.clean(arm.why), []).append(name)
+    for arm in view.arms:
+        if arm.why:
+            name = f"{view.label(arm)}, batch {arm.case.batch}"
+            seen.setdefault(fmt.clean(arm.why), []).append(name)
     return [
         Text(f"  {fmt.listed(names)}: ", "bold").append(why, "not bold")
         for why, names in seen.items()

@@ -12,16 +12,15 @@ from statistics import median
 
 from rich.text import Text
 
-from e2e.report.predictions import error_pct, is_beside, paced_error_pct
+from e2e.report.predictions import error_pct, host_speed_error_pct, is_beside
 from e2e.results.baselines import BASELINES, baselines
 from e2e.results.types import Training
 from microbench import fmt
-from microbench.report.grid import DIM, Column, Grid, Row
+from microbench.report.table import DIM, Column, Row, Table, screen
 from microbench.results.types import Run
 from microbench.timing.stats import half_width_pct
 
 ERRORS_TITLE = "Predicted against measured, absolute errors in per cent"
-ERRORS_HEADER = ("error of the", "cases", "median", "largest", "target", "furthest off")
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ def error_table(trainings: Sequence[Training]) -> list[Line]:
         _line("step, said to be limited by the GPU", said, error_pct),
         _line("step, captured as a graph", _captured(gpu), error_pct, (1.0, 3.0)),
         _line("step, limited by the host", host, error_pct, (8.0, 20.0)),
-        _line("the same, at the host's pace meanwhile", host, paced_error_pct, (8.0, 20.0)),
+        _line("the same, at the host's pace meanwhile", host, host_speed_error_pct, (8.0, 20.0)),
         *(
             _line(f"{what} over {base}, limited by the {who}", some, pct, target)
             for who, some in low.items()
@@ -188,39 +187,31 @@ def _named(training: Training) -> str:
 # ---------------------------------------------------------------- as read
 
 
-def errors_table(run: Run, width: int) -> list[Text]:
-    """The error table of several comparisons and what is said below it; nothing for one, unless it
-    was asked for.
-    """
-    rows = error_rows(run)
-    if not rows:
-        return []
-    what, cases, middle, largest, target, worst = ERRORS_HEADER
-    grid = Grid(
-        [
-            Column(what), Column(cases, right=True), Column(middle, right=True),
-            Column(largest, right=True), Column(target), Column(worst, drop=1),
-        ]
-    )  # fmt: skip
-    grid.rows += [Row(row) for row in rows]
-    said = [Text(sentence, DIM) for sentence in error_sentences(run.of(Training))]
-    return [*grid.lines(width)[0], *said]
-
-
-def error_rows(run: Run) -> list[list[str]]:
-    """The cells of ERRORS_HEADER, row by row; none unless several comparisons were predicted, or
-    the run is a validation.
-    """
+def errors_table(run: Run) -> Table[Line]:
+    """The error table of several comparisons; it has no rows for one that is no validation."""
+    columns: list[Column[Line]] = [
+        Column("error of the", lambda line: line.what),
+        Column("cases", lambda line: str(line.count), right=True),
+        Column("median", lambda line: f"{line.median_pct:.1f}", right=True),
+        Column("largest", lambda line: f"{line.largest_pct:.1f}", right=True),
+        Column("target", lambda line: line.verdict),
+        Column("furthest off", lambda line: fmt.clean(line.worst), drop=1),
+    ]
+    table = Table(columns)
     both = [t for t in run.of(Training) if is_beside(t)]
-    if len({(t.case.network, t.case.batch) for t in both}) < 2 and "validate" not in run.command:
+    several = len({(t.case.network, t.case.batch) for t in both}) > 1
+    if several or "validate" in run.command:
+        table.rows += [Row(line) for line in error_table(both)]
+    return table
+
+
+def errors_lines(run: Run, width: int) -> list[Text]:
+    """The table and what is said below it; nothing without rows."""
+    table = errors_table(run)
+    if not table.rows:
         return []
-    return [
-        [
-            line.what, str(line.count), f"{line.median_pct:.1f}", f"{line.largest_pct:.1f}",
-            line.verdict, fmt.clean(line.worst),
-        ]
-        for line in error_table(both)
-    ]  # fmt: skip
+    said = [Text(sentence, DIM) for sentence in error_sentences(run.of(Training))]
+    return [*screen(table, width).lines, *said]
 
 
 def error_sentences(trainings: Sequence[Training]) -> list[str]:

@@ -1,9 +1,10 @@
-"""Figures of a training as a person reads them. Scaling from SI units happens here."""
+"""Figures of a training as a person reads them, where they differ from those of kernels."""
 
 from __future__ import annotations
 
 import math
 
+from e2e.results.types import Training
 from microbench import fmt
 from microbench.results.types import Ratio
 from microbench.timing.stats import excludes_one
@@ -11,22 +12,7 @@ from microbench.timing.stats import excludes_one
 NOUNS = {"img": "images", "tok": "tokens", "sample": "samples"}
 LIMITERS = {"gpu": "the GPU", "host": "the host", "data": "data"}
 NEAR_PCT = 5.0  # ratios this near to 1 are told to a tenth of a per cent, or in per cent
-_LARGE = 1e8  # beyond it all digits say less than an exponent
-
-
-def rate(per_s: float) -> str:
-    """ "812", "6,015": three digits at least, and all of them before the point."""
-    return f"{per_s:,.0f}" if 999.5 <= per_s < _LARGE else fmt.number(per_s)
-
-
-def milliseconds(seconds: float | None) -> str:
-    """ "42.6", without the unit; "" when not known."""
-    return "" if seconds is None else fmt.number(1e3 * seconds)
-
-
-def gigabytes(size_bytes: float | None) -> str:
-    """ "21.4", without the unit; "" when not known."""
-    return "" if size_bytes is None else fmt.number(size_bytes / 1e9)
+_LARGE = 1e8  # of a deviation: beyond it all digits say less than an exponent
 
 
 def spread(pair: tuple[float, float] | None, several: bool, scale: float = 1.0) -> str:
@@ -52,9 +38,11 @@ def limiter(limit: str) -> str:
     return LIMITERS.get(limit, fmt.clean(limit))
 
 
-def joined(parts: list[str]) -> str:
-    """ "a, b and c"."""
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+def limit_words(training: Training) -> str:
+    """What limits a step as measured, else as predicted; "" when not known."""
+    predicted = training.predicted.limit if training.predicted else None
+    limit = training.limit or predicted
+    return limiter(limit) if limit else ""
 
 
 def ratio(value: Ratio) -> str:

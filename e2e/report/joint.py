@@ -1,4 +1,4 @@
-"""Recipes x workers: what a loader leaves of each recipe. Pure functions of a run."""
+"""Recipes x workers: what a loader leaves of each recipe, as a table and in sentences."""
 
 from __future__ import annotations
 
@@ -7,17 +7,22 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import NamedTuple
 
+from rich.text import Text
+
+from e2e.report.figures import limit_words
 from e2e.results.baselines import BASELINES
 from e2e.results.loader_types import Loading, load_case
 from e2e.results.types import TrainCase, Training
+from microbench import fmt
 from microbench.payoff import MIN_GAIN
+from microbench.report.table import Column, Row, Table, blank, screen
 from microbench.results.types import Ratio, Run
 
 IN_FULL = 0.95  # of a recipe's throughput without a loader
 
 
 class Gain(NamedTuple):
-    """How many times faster one recipe is than another, measured or foretold."""
+    """How many times faster one recipe is than another, measured or predicted."""
 
     ratio: Ratio
     measured: bool
@@ -56,18 +61,15 @@ class Joint:
         return sorted({t.case.workers for t in self.trainings})
 
     def at(self, recipe: str, workers: int) -> Training | None:
-        """A recipe with so many workers."""
+        """A recipe with this number of workers."""
         found = (t for t in self.trainings if (t.case.recipe, t.case.workers) == (recipe, workers))
         return next(found, None)
 
     @property
     def errors_pct(self) -> list[float]:
         """Of predicted throughput, where it was measured."""
-        return [
-            100 * (t.predicted_per_s / t.per_s - 1)
-            for t in self.trainings
-            if t.per_s and t.predicted_per_s
-        ]
+        known = (throughput_error_pct(training) for training in self.trainings)
+        return [error for error in known if error is not None]
 
     @property
     def median_error_pct(self) -> float | None:
@@ -76,7 +78,7 @@ class Joint:
 
     def speedup(self, recipe: str, base: str, workers: int) -> Gain | None:
         """Of a recipe over another with so many workers: as measured where both were, else as
-        foretold."""
+        predicted."""
         ours, theirs = self.at(recipe, workers), self.at(base, workers)
         if ours is None or theirs is None:
             return None
@@ -113,6 +115,13 @@ class Joint:
                 break
             found = count
         return found
+
+
+def throughput_error_pct(training: Training) -> float | None:
+    """How far its predicted throughput is above the measured one."""
+    if not training.per_s or not training.predicted_per_s:
+        return None
+    return 100 * (training.predicted_per_s / training.per_s - 1)
 
 
 def throughput(training: Training | None) -> float | None:
@@ -161,3 +170,193 @@ def _without_loader(run: Run, family: TrainCase, loader: str) -> dict[str, Train
 def _family(case: TrainCase) -> TrainCase:
     """What trainings of one picture share."""
     return replace(case, recipe="", workers=0, cached=False, loss_scale=None)
+
+
+# ---------------------------------------------------------------- the table
+
+
+def joint_table(joint: Joint) -> Table[int]:
+    """Workers x recipes, in images a second."""
+    base, *others = joint.recipes
+    return Table(
+        [
+            Column("workers", str, right=True, key=True),
+            Column("loader\nalone", lambda count: _rate(joint.loading.get(count)), right=True,
+                   drop=2),
+            *(_rates_column(joint, name) for name in joint.recipes),
+            *(column for name in joint.recipes for column in _apart_columns(joint, name)),
+            *(_limit_column(joint, name) for name in joint.recipes),
+            *(_gain_column(joint, name, base) for name in others),
+        ],
+        [Row(count) for count in joint.workers],
+    )  # fmt: skip
+
+
+def joint_lines(joint: Joint, width: int) -> list[Text]:
+    """The table with its notes; pairs are predicted / measured."""
+    shown = screen(joint_table(joint), width)
+    return [*shown.lines, *(Text(line, "dim") for line in _notes(joint))]
+
+
+def _rates_column(joint: Joint, name: str) -> Column[int]:
+    """On the screen, as a pair."""
+    title = f"{fmt.clean(name)}\nimg/s"
+    return Column(title, lambda count: _rates(joint.at(name, count)), right=True, markdown=blank)
+
+
+def _apart_columns(joint: Joint, name: str) -> list[Column[int]]:
+    """In Markdown: predicted, measured, and the error."""
+
+    def predicted(count: int) -> str:
+        arm = joint.at(name, count)
+        return fmt.throughput(arm.predicted_per_s) if arm and arm.predicted_per_s else ""
+
+    def off(count: int) -> str:
+        arm = joint.at(name, count)
+        error = throughput_error_pct(arm) if arm else None
+        return fmt.signed_pct(error) if error is not None else ""
+
+    return [
+        Column(f"{fmt.clean(name)}, foretold", markdown=predicted, right=True),
+        Column("measured", markdown=lambda count: _rate(joint.at(name, count)), right=True),
+        Column("error", markdown=off, right=True),
+    ]
+
+
+def _limit_column(joint: Joint, name: str) -> Column[int]:
+    def limit(count: int) -> str:
+        arm = joint.at(name, count)
+        return limit_words(arm) if arm else ""
+
+    return Column(f"{fmt.clean(name)}\nlimited by", limit, drop=1)
+
+
+def _gain_column(joint: Joint, name: str, base: str) -> Column[int]:
+    title = f"{fmt.clean(name)}\nx {fmt.clean(base)}"
+    return Column(title, lambda count: _gain(joint.speedup(name, base, count)), right=True)
+
+
+def _rate(measured: Training | Loading | None) -> str:
+    return fmt.throughput(measured.per_s) if measured and measured.per_s else ""
+
+
+def _rates(arm: Training | None) -> str:
+    if arm is None:
+        return ""
+    predicted = fmt.throughput(arm.predicted_per_s) if arm.predicted_per_s else ""
+    if arm.status == "failed":
+        return f"{predicted} / failed" if predicted else "failed"
+    return f"{predicted or '-'} / {_rate(arm)}" if arm.per_s else predicted or "-"
+
+
+def _gain(gain: Gain | None) -> str:
+    """ "2.00 ±0.03" where it was measured, "(2.00)" where it is predicted, "" where neither."""
+    if gain is None:
+        return ""
+    return fmt.interval(gain.ratio) if gain.measured else f"({fmt.short_ratio(gain.ratio)})"
+
+
+def _notes(joint: Joint) -> list[str]:
+    notes = ["two values: predicted / measured; one, or one in brackets: predicted"]
+    failed: dict[str, list[str]] = {}
+    for t in joint.trainings:
+        if t.status == "failed":
+            name = f"{fmt.clean(t.case.recipe)} with {fmt.count(t.case.workers, 'worker')}"
+            failed.setdefault(fmt.clean(t.reason or ""), []).append(name)
+    notes += [f"{fmt.listed(names)} failed: {reason}" for reason, names in failed.items()]
+    errors = joint.errors_pct
+    if errors:
+        median_pct = joint.median_error_pct or 0.0
+        worst = max(errors, key=abs)
+        notes.append(
+            f"error of the prediction: median {median_pct:.1f} %, largest {worst:+.1f} %, of "
+            f"{fmt.count(len(errors), 'point')}"
+        )
+    return notes
+
+
+def joint_sentences(joint: Joint) -> list[str]:
+    """What the picture means."""
+    base, *others = joint.recipes
+    most = joint.workers[-1]
+    said: list[str] = []
+    for name in others:
+        said += _pays(joint, name, base, most)
+    for name in joint.recipes:
+        said += _in_full(joint, name, most)
+    return [*said, *_parts(joint, most)]
+
+
+def _pays(joint: Joint, name: str, base: str, most: int) -> list[str]:
+    low, high = fmt.clean(name), fmt.clean(base)
+    start = joint.pays_from(name, base)
+    if start is None:
+        only = _times(joint.speedup(name, base, most), high, most)
+        return [f"{low} never pays with this loader{only}."]
+    there = _times(joint.speedup(name, base, start), high, start)
+    if start == joint.workers[0]:
+        return [f"{low} pays with every number of workers{there}."]
+    return [f"{low} stops paying below {fmt.count(start, 'worker')}{there}."]
+
+
+def _times(gain: Gain | None, base: str, workers: int) -> str:
+    """ ": 2.00 ±0.03 times fp32 with 4 workers (measured)"; "" when not known."""
+    if gain is None:
+        return ""
+    known = fmt.interval(gain.ratio) if gain.ratio.ci95 else fmt.short_ratio(gain.ratio)
+    source = "measured" if gain.measured else "foretold"
+    return f": {known} times {base} with {fmt.count(workers, 'worker')} ({source})"
+
+
+def _in_full(joint: Joint, name: str, most: int) -> list[str]:
+    alone, recipe = joint.alone.get(name), fmt.clean(name)
+    if alone is None or not alone.per_s:
+        return []
+    start = joint.in_full_from(name)
+    share = f"{IN_FULL:.0%}"
+    if start is not None:
+        return [
+            f"{recipe} trains {fmt.throughput(alone.per_s)} img/s without a loader; "
+            f"{fmt.count(start, 'worker')} leave {share} of it."
+        ]
+    left = throughput(joint.at(recipe, most))
+    told = f": {most} leave {left / alone.per_s:.0%}" if left else ""
+    return [
+        f"{recipe} trains {fmt.throughput(alone.per_s)} img/s without a loader; no number of "
+        f"workers leaves {share} of it{told}."
+    ]
+
+
+def _parts(joint: Joint, most: int) -> list[str]:
+    """What each part costs, by difference."""
+    said: list[str] = []
+    for name in joint.recipes:
+        pinned, synthetic = joint.alone.get(name), joint.synthetic.get(name)
+        busy = joint.busy.get((name, most))
+        if pinned is None or synthetic is None or pinned is synthetic:
+            continue
+        if not (pinned.step_s and synthetic.step_s):
+            continue
+        copy = 100 * (pinned.step_s / synthetic.step_s - 1)
+        text = f"  {fmt.clean(name)}: copying and normalising a batch {copy:+.1f} % of a step"
+        if busy and busy.step_s:
+            slower = 100 * (busy.step_s / pinned.step_s - 1)
+            text += f", {fmt.count(most, 'busy worker')} beside it {slower:+.1f} %"
+        said.append(text + ".")
+    return [*said, *_files(joint)]
+
+
+def _files(joint: Joint) -> list[str]:
+    rates = {(one.case.loader, one.case.cold): one.per_s for one in joint.others if one.per_s}
+    said: list[str] = []
+    for cold in (False, True):
+        read = rates.get(("read", cold))
+        if read:
+            where = "from the disk" if cold else "from memory"
+            said.append(f"  reading alone {where}: {fmt.throughput(read)} img/s.")
+    loaded = rates.get((joint.loader, True))
+    if loaded:
+        said.append(
+            f"  with files that are not in memory the loader gives {fmt.throughput(loaded)} img/s."
+        )
+    return said

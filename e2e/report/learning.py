@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.text import Text
 
-from e2e.report.arms import Group, View, is_generated
+from e2e.report.arms import View, is_generated
 from e2e.report.figures import spread
-from e2e.results.types import Repeat, Training
+from e2e.report.table import JOIN, arms_table, coloured_row, name_columns
+from e2e.results.types import Training
 from microbench import fmt
-from microbench.report.grid import DIM, Column, Grid, Row
+from microbench.report.table import Column, Table, Value, screen
 from microbench.results.types import Run
+
+Pair = tuple[float, float] | None  # mean and deviation over the repeats
 
 
 def was_trained(arm: Training) -> bool:
@@ -27,71 +30,103 @@ def learning_title(run: Run) -> str:
     return f"What was learnt, {'in part ' if len(generated) > 1 else ''}from generated data"
 
 
-def learning_table(view: View, width: int) -> list[Text]:
+def learning_table(view: View) -> Table[Training]:
+    """The arms that were trained to be judged."""
+    trained = view.only(was_trained)
+    columns = [*name_columns(view, view.first_title), *learning_columns(view)]
+    return arms_table(trained, columns, coloured_row(view))
+
+
+def learning_lines(view: View, width: int) -> list[Text]:
     """The table with its seeds and reasons; empty when nothing was trained to be judged."""
-    groups = [
-        Group(group.title, tuple(filter(was_trained, group.arms)))
-        for group in view.groups
-        if any(map(was_trained, group.arms))
-    ]
-    if not groups:
+    trained = view.only(was_trained)
+    if not trained.groups:
         return []
-    grid = Grid(_columns(view))
-    for group in groups:
-        grid.rows += [None] * bool(grid.rows)
-        if group.title:
-            grid.rows.append(group.title)
-        grid.rows += [_row(arm, view) for arm in group.arms]
-    arms = [arm for group in groups for arm in group.arms]
-    lines, left_out = grid.lines(width)
-    under = [
-        *_reasons(view, groups),
-        *_legend(arms),
-        *([f"left out to fit {fmt.count(width, 'column')}: {', '.join(left_out)}"]
-          if left_out else []),
-    ]  # fmt: skip
-    return [*lines, *(Text(line, "dim") for line in under)]
+    shown = screen(learning_table(view), width)
+    under = [*_reasons(view, trained.arms), *_legend(trained.arms), shown.left_out_note(width)]
+    return [*shown.lines, *(Text(line, "dim") for line in under if line)]
 
 
-def _columns(view: View) -> list[Column]:
+def learning_columns(view: View) -> list[Column[Training]]:
+    """What came of the repeats. In Markdown they stand beside those of speed."""
+    generated = " (generated data)" * any(is_generated(arm.case) for arm in view.arms)
     return [
-        Column("rung" if any(group.is_ladder for group in view.groups) else "recipe"),
-        Column("accuracy\n%", right=True),
-        Column("held-out\nloss", right=True, drop=2),
-        Column("loss of\ntraining", right=True, drop=5),
-        Column("training\ns", right=True, drop=1),
-        Column("steps", right=True, drop=6),
-        Column("skipped\nsteps", right=True, drop=3),
-        Column("repeats", right=True, drop=4),
-        Column("learnt"),
-    ]
+        Column(
+            "accuracy\n%", _accuracy, right=True, always=True,
+            markdown=lambda arm: f"{_accuracy(arm)} %" if arm.accuracy else "",
+            markdown_title=f"accuracy{generated}",
+            csv=_mean_and_deviation("accuracy", "", lambda arm: arm.accuracy),
+        ),
+        Column("held-out\nloss", lambda arm: spread(arm.loss, _several(arm)), right=True, drop=2,
+               always=True, markdown_title=f"held-out loss{generated}",
+               csv=_mean_and_deviation("loss", "", lambda arm: arm.loss)),
+        Column("loss of\ntraining", lambda arm: spread(_mean_loss(arm), several=False), right=True,
+               drop=5, always=True,
+               csv={"train_loss_mean": lambda arm: pair[0] if (pair := _mean_loss(arm)) else None}),
+        Column("training\ns", lambda arm: spread(arm.train_s, _several(arm)), right=True, drop=1,
+               always=True, csv=_mean_and_deviation("train", "_s", lambda arm: arm.train_s)),
+        Column("steps", lambda arm: _range(_steps(arm)), right=True, drop=6, always=True,
+               markdown_title="training steps",
+               csv={"train_steps": lambda arm: JOIN.join(map(str, _steps(arm)))}),
+        Column("skipped\nsteps", lambda arm: _range(_skipped(arm)) if any(_skipped(arm)) else "",
+               right=True, drop=3, always=True,
+               csv={"train_skipped_steps": lambda arm: JOIN.join(map(str, _skipped(arm)))}),
+        Column("repeats", _repeats, right=True, drop=4, always=True, csv={
+            "repeats": lambda arm: len(arm.repeats),
+            "seeds": lambda arm: JOIN.join(str(repeat.seed) for repeat in arm.repeats),
+            "chance": lambda arm: arm.chance,
+        }),
+        Column("learnt", _verdict, always=True, markdown=_judged, csv={
+            "converged": lambda arm: arm.converged, "convergence": lambda arm: arm.convergence,
+        }),
+    ]  # fmt: skip
 
 
-def _row(arm: Training, view: View) -> Row:
-    repeats = arm.repeats
-    finite = sum(repeat.train_loss is not None for repeat in repeats)
-    several = len(repeats) > 1
-    skipped = [repeat.skipped_steps for repeat in repeats]
-    verdict = {True: "converged", False: "NOT CONVERGED", None: "not judged"}[arm.converged]
-    cells = [
-        view.label(arm),
-        spread(arm.accuracy, several, 100),
-        spread(arm.loss, several),
-        spread(_mean_loss(repeats), several=False),
-        spread(arm.train_s, several),
-        _range([repeat.steps for repeat in repeats]),
-        _range(skipped) if any(skipped) else "",
-        f"{finite} of {len(repeats)}" if finite < len(repeats) else str(len(repeats) or ""),
-        verdict,
-    ]
-    style = "red" if arm.converged is False else DIM if view.is_baseline(arm) else ""
-    return Row(cells, style=style)
+def _mean_and_deviation(
+    name: str, unit: str, pair: Callable[[Training], Pair]
+) -> dict[str, Callable[[Training], Value]]:
+    return {
+        f"{name}_mean{unit}": lambda arm: found[0] if (found := pair(arm)) else None,
+        f"{name}_std{unit}": lambda arm: found[1] if (found := pair(arm)) else None,
+    }
 
 
-def _mean_loss(repeats: Sequence[Repeat]) -> tuple[float, float] | None:
+def _several(arm: Training) -> bool:
+    return len(arm.repeats) > 1
+
+
+def _accuracy(arm: Training) -> str:
+    return spread(arm.accuracy, _several(arm), 100)
+
+
+def _steps(arm: Training) -> list[int]:
+    return [repeat.steps for repeat in arm.repeats]
+
+
+def _skipped(arm: Training) -> list[int]:
+    return [repeat.skipped_steps for repeat in arm.repeats]
+
+
+def _repeats(arm: Training) -> str:
+    """How many, and how many of them ended with a finite loss where not all did."""
+    finite = sum(repeat.train_loss is not None for repeat in arm.repeats)
+    count = len(arm.repeats)
+    return f"{finite} of {count}" if finite < count else str(count or "")
+
+
+def _verdict(arm: Training) -> str:
+    return {True: "converged", False: "NOT CONVERGED", None: "not judged"}[arm.converged]
+
+
+def _judged(arm: Training) -> str:
+    why = f": {fmt.clean(arm.convergence)}" if arm.convergence else ""
+    return {True: "converged", False: f"not converged{why}", None: ""}[arm.converged]
+
+
+def _mean_loss(arm: Training) -> Pair:
     """Mean training loss at the end, when every repeat had a finite one."""
-    losses = [repeat.train_loss for repeat in repeats if repeat.train_loss is not None]
-    if not losses or len(losses) < len(repeats):
+    losses = [repeat.train_loss for repeat in arm.repeats if repeat.train_loss is not None]
+    if not losses or len(losses) < len(arm.repeats):
         return None
     return sum(losses) / len(losses), 0.0
 
@@ -104,21 +139,19 @@ def _range(values: Sequence[int]) -> str:
     return str(low) if low == high else f"{low}-{high}"
 
 
-def _reasons(view: View, groups: Sequence[Group]) -> list[str]:
+def _reasons(view: View, arms: Sequence[Training]) -> list[str]:
     """Each reason once, with the arms it is about."""
     seen: dict[str, list[str]] = {}
-    for group in groups:
-        for arm in group.arms:
-            if arm.converged is False or (arm.converged is None and arm.convergence):
-                why = fmt.clean(arm.convergence or "no reason given")
-                name = f"{view.label(arm)} ({group.title})" if group.title else view.label(arm)
-                seen.setdefault(why, []).append(name)
+    for arm in arms:
+        if arm.converged is False or (arm.converged is None and arm.convergence):
+            why = fmt.clean(arm.convergence or "no reason given")
+            seen.setdefault(why, []).append(view.full_label(arm))
     return [f"{fmt.listed(names)}: {why}" for why, names in seen.items()]
 
 
 def _legend(arms: Sequence[Training]) -> list[str]:
     parts: list[str] = []
-    if any(len(arm.repeats) > 1 for arm in arms):
+    if any(map(_several, arms)):
         parts.append("±: standard deviation of the repeats")
     chances = {arm.chance for arm in arms if arm.chance is not None}
     if len(chances) == 1:

@@ -1,6 +1,6 @@
 """What a recipe changes in a step, term by term: the numbers and sentences of a training's ledger.
 
-How it is drawn is in `waterfall` (characters) and `report.drawing_waterfall` (a picture).
+How it is drawn is in `waterfall` (characters) and `plot_training` (a picture).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from e2e.report.arms import Group, View
-from e2e.report.figures import limiter
+from e2e.report.figures import limit_words
 from e2e.results.types import PRODUCT_TERMS, RESIDUAL, LedgerLine, Training
 from microbench import fmt
 
@@ -29,15 +29,17 @@ def is_product(line: LedgerLine) -> bool:
     return line.term in PRODUCT_TERMS
 
 
-def is_residual(line: LedgerLine) -> bool:
+def is_residual(line: LedgerLine | Bar) -> bool:
     """Whether the term is what the others do not explain."""
     return line.term == RESIDUAL
 
 
 @dataclass(frozen=True)
 class Bar:
-    """One line of a waterfall: from `start_ms` to `end_ms`, a whole step from 0. `text` is `ms`
-    in digits, signed where it is a change."""
+    """One line of a waterfall: from `start_ms` to `end_ms`, a whole step from 0.
+
+    `text` is `ms` in digits, signed where it is a change.
+    """
 
     term: str
     ms: float
@@ -45,6 +47,7 @@ class Bar:
     end_ms: float
     text: str
     source: str
+    detail: str = ""
     whole: bool = False
 
 
@@ -68,22 +71,15 @@ class Waterfall:
         return f"{_plain(self.range_ms[1])} ms"
 
 
-def with_ledgers(groups: Sequence[Group]) -> list[tuple[Group, Training]]:
-    """The arms that have a ledger of finite times, each with its group."""
-    return [
-        (group, arm)
-        for group in groups
-        for arm in group.arms
-        if len(arm.ledger) > 1 and all(math.isfinite(line.ms) for line in arm.ledger)
-    ]
+def has_ledger(arm: Training) -> bool:
+    """Whether it has a ledger of finite times."""
+    return len(arm.ledger) > 1 and all(math.isfinite(line.ms) for line in arm.ledger)
 
 
-def ledger_title(view: View, group: Group, arm: Training) -> str:
+def ledger_title(view: View, arm: Training) -> str:
     """ "From fp32 to amp (batch 256): where the time of a step went, in ms"."""
-    where = f" ({group.title})" if group.title else ""
-    return (
-        f"From {base_name(arm)} to {view.label(arm)}{where}: where the time of a step went, in ms"
-    )
+    name = view.full_label(arm)
+    return f"From {base_name(arm)} to {name}: where the time of a step went, in ms"
 
 
 def base_name(arm: Training) -> str:
@@ -110,8 +106,10 @@ def waterfall(arm: Training, *, fold: bool = True) -> Waterfall:
 
 
 def _bar(line: LedgerLine, start_ms: float, text: str, whole: bool = False) -> Bar:
-    name, source = fmt.clean(line.term) or "-", fmt.clean(line.source)
-    return Bar(name, line.ms, start_ms, start_ms + line.ms, text, source, whole)
+    return Bar(
+        fmt.clean(line.term) or "-", line.ms, start_ms, start_ms + line.ms, text,
+        fmt.clean(line.source), fmt.clean(line.detail), whole,
+    )  # fmt: skip
 
 
 def _folded(
@@ -220,34 +218,30 @@ def _products(arm: Training) -> str:
         return ""
     saved, arrived = -math.fsum(products), arm.ledger[0].ms - arm.ledger[-1].ms
     if saved <= 0:
-        return f"Products save nothing{f': they take {_ms(-saved)} ms more' * (saved < 0)}."
-    text = f"Products save {_ms(saved)} ms"
+        return (
+            f"Products save nothing{f': they take {fmt.hundredths(-saved)} ms more' * (saved < 0)}."
+        )
+    text = f"Products save {fmt.hundredths(saved)} ms"
     if arrived <= 0:
-        longer = f": it takes {_ms(-arrived)} ms more" * (arrived < 0)
+        longer = f": it takes {fmt.hundredths(-arrived)} ms more" * (arrived < 0)
         return f"{text}, none of which reaches the step{longer}."
     if arrived >= saved:
-        more = _ms(arrived - saved)
+        more = fmt.hundredths(arrived - saved)
         return f"{text}, all of which reaches the step; the other terms together save {more} ms."
     if saved - arrived < SMALL_SHARE * saved:
         return f"{text}, practically all of which reaches the step."
     return (
-        f"{text}, of which {_ms(arrived)} ms ({100 * arrived / saved:.0f} %) reach the "
-        f"step; the other terms together take {_ms(saved - arrived)} ms back."
+        f"{text}, of which {fmt.hundredths(arrived)} ms ({100 * arrived / saved:.0f} %) reach the "
+        f"step; the other terms together take {fmt.hundredths(saved - arrived)} ms back."
     )
-
-
-def _ms(value: float) -> str:
-    """Three digits, to a hundredth at most."""
-    return f"{value:.2f}" if 0.01 <= value < 9.995 else fmt.number(value)
 
 
 def ledger_sentences(view: View, family: Sequence[Group]) -> list[str]:
     """For the end of the screen: what each ledger of the family says, in a sentence or two."""
-    found = with_ledgers(family)
+    found = [arm for group in family for arm in group.arms if has_ledger(arm)]
     lines: list[str] = []
-    for _, arm in found[:MOST_TOLD]:
-        batch = f" (batch {arm.case.batch})" if len(family) > 1 else ""
-        label = f"{view.label(arm)}{batch}"
+    for arm in found[:MOST_TOLD]:
+        label = view.label_among(arm, family)
         lines += [_in_short(arm, label), *_unexplained(arm, label)]
     if len(found) > MOST_TOLD:
         lines.append(f"  And {fmt.count(len(found) - MOST_TOLD, 'more ledger')}, drawn above.")
@@ -261,14 +255,15 @@ def _in_short(arm: Training, label: str) -> str:
     least_ms = NOTHING_SHARE * first.ms
     saving = _largest([line for line in between if line.ms < -least_ms])
     taking = _largest([line for line in between if line.ms > least_ms])
-    whole = f"{_ms(first.ms)} ms of a step in {base_name(arm)}"
-    rest = ", ".join([f"what is left is {_ms(last.ms)} ms", *_limit(arm)])
+    whole = f"{fmt.hundredths(first.ms)} ms of a step in {base_name(arm)}"
+    limit = limit_words(arm)
+    rest = f"what is left is {fmt.hundredths(last.ms)} ms{f', limited by {limit}' * bool(limit)}"
     if saved_ms > 0:
-        text = f"Of the {whole}, {label} saves {_ms(saved_ms)} ms"
+        text = f"Of the {whole}, {label} saves {fmt.hundredths(saved_ms)} ms"
         text += f", most of all in {saving}" * bool(saving)
         back = f"of what is added, most is in {taking}" if taking else "no term adds any"
     else:
-        more = f"{_ms(-saved_ms)} ms more than" if saved_ms else "all of"
+        more = f"{fmt.hundredths(-saved_ms)} ms more than" if saved_ms else "all of"
         text = f"{label} takes {more} the {whole}"
         text += f", most of all in {taking}" * bool(taking)
         back = f"of what is saved, most is in {saving}" if saving else "no term saves any"
@@ -281,12 +276,7 @@ def _largest(lines: Sequence[LedgerLine]) -> str:
         return ""
     line = max(lines, key=lambda line: abs(line.ms))
     name = "the residual" if is_residual(line) else fmt.clean(line.term) or "-"
-    return f"{name} ({_ms(abs(line.ms))} ms)"
-
-
-def _limit(arm: Training) -> list[str]:
-    limit = arm.limit or (arm.predicted.limit if arm.predicted else None)
-    return [f"limited by {limiter(limit)}"] if limit else []
+    return f"{name} ({fmt.hundredths(abs(line.ms))} ms)"
 
 
 def _unexplained(arm: Training, label: str) -> list[str]:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
 from e2e.report.arms import Group, View, is_generated, view_of, what_was_trained
-from e2e.report.figures import rate, ratio
-from e2e.report.plot_waterfall import waterfall_panels
+from e2e.report.figures import ratio
+from e2e.report.ledger import (
+    Bar,
+    Waterfall,
+    has_ledger,
+    is_residual,
+    ledger_title,
+    waterfall,
+)
 from e2e.results.types import Training
 from microbench import fmt
 from microbench.errors import UserError
@@ -18,30 +26,38 @@ from microbench.report.drawing_style import (
     COLOURS,
     FAINT,
     INK,
+    MIXED_COLOUR,
     OTHER_COLOUR,
+    WHOLLY,
     library,
     panel_title,
     styled,
 )
 from microbench.results.types import Json, Run
 
-# A recipe has the colour of the precision that its arithmetic is in, where it has one.
+# A recipe has the colour of the precision that its arithmetic is in, and never another's.
 RECIPE_COLOURS = {
     **COLOURS,
+    **WHOLLY,
     "amp": COLOURS["fp16"],
     "amp-bf16": COLOURS["bf16"],
-    "fp16": COLOURS["fp16-acc16"],
-    "bf16": COLOURS["fp8-e5m2"],
     "O0": COLOURS["fp32"],
-    "O1": COLOURS["fp8-e4m3"],
-    "O2": COLOURS["fp8-e4m3-precise"],
-    "O3": COLOURS["int8"],
+    "O1": COLOURS["fp16"],  # apex's names: of amp, of fp16
+    "O2": MIXED_COLOUR,
+    "O3": WHOLLY["fp16"],
 }
 DASHES = ([1, 0], [7, 4], [2, 3], [9, 3, 2, 3])  # arms of one recipe that differ in options
 BAR, BARS_WIDTH, PANEL = 26, 520, (400, 260)  # height of a bar; widths and heights of the panels
 MOST_ROWS = 60
 TEXT_ROOM = 1.5  # times the longest bar, for the text after it
 LOST = "not converged"
+
+# Of waterfalls, Okabe and Ito's: told apart by those who see red and green alike.
+WHOLE, SAVED, ADDED, REST = "#555555", "#009e73", "#d55e00", "#cc79a7"
+LINK = "#bbbbbb"
+MOST_PANELS = 4
+LINE = 22  # height of a waterfall's line
+ROOM = 0.16  # of the range, right of the bars, for the numbers
 
 
 def training_chart(run: Run) -> Any:
@@ -111,7 +127,7 @@ def _bar(arm: Training, view: View) -> Json:
         "high": arm.step_units / fast if fast else per_s,
         "recipe": fmt.clean(arm.case.recipe),
         "unit": f"{fmt.clean(arm.unit)}/s",
-        "text": f"{rate(per_s)}{f', {LOST}' if lost else gain}",
+        "text": f"{fmt.throughput(per_s)}{f', {LOST}' if lost else gain}",
         "lost": lost,
     }
 
@@ -280,3 +296,73 @@ def _curve_panel(
             x=x, y=y, color=colour, shape=shape
         ),
     ).properties(width=width, height=height)
+
+
+# ---------------------------------------------------------------- waterfalls
+
+
+def waterfall_panels(view: View) -> list[Any]:
+    """A panel a ledger, the first MOST_PANELS of the run; none need not have the library."""
+    found = list(filter(has_ledger, view.arms))
+    titles = [ledger_title(view, arm) for arm in found[:MOST_PANELS]]
+    if len(found) > MOST_PANELS:
+        titles[-1] += f" (and {len(found) - MOST_PANELS} more in the run)"
+    falls = [waterfall(arm) for arm in found[:MOST_PANELS]]
+    return [
+        _waterfall_panel(library(), title, fall) for title, fall in zip(titles, falls, strict=True)
+    ]
+
+
+def waterfall_rows(fall: Waterfall) -> list[Json]:
+    """A row a line of the ledger, small terms folded as on the screen."""
+    return [_waterfall_row(place, bar) for place, bar in enumerate(fall.bars)]
+
+
+def _waterfall_row(place: int, bar: Bar) -> Json:
+    low, high = sorted((bar.start_ms, bar.end_ms))
+    return {
+        "place": place,
+        "term": bar.term,
+        "low": low,
+        "high": high,
+        "end": bar.end_ms,
+        "next": place + 1,
+        "text": f"{bar.text} ms" if bar.whole else bar.text,
+        "colour": _colour(bar),
+    }
+
+
+def _colour(bar: Bar) -> str:
+    if bar.whole:
+        return WHOLE
+    if is_residual(bar):
+        return REST
+    return SAVED if bar.ms < 0 else ADDED
+
+
+def _waterfall_panel(alt: Any, title: str, fall: Waterfall) -> Any:
+    rows = waterfall_rows(fall)
+    low, high = fall.range_ms
+    room = (high - low) * ROOM
+    scale = alt.Scale(domain=[low, high + room], nice=False)
+    # Places, not terms, on the axis: two lines may have one name.
+    terms = json.dumps([row["term"] for row in rows])
+    names = alt.Axis(labelLimit=240, ticks=False, labelExpr=f"{terms}[datum.value]")
+    y = alt.Y("place:O", title=None, axis=names)
+    x_axis = alt.Axis(grid=False, tickCount=6)
+    x = alt.X("low:Q", title="ms of a step", scale=scale, axis=x_axis)
+    base = alt.Chart(alt.InlineData(values=rows))
+    colour = alt.Color("colour:N", scale=None, legend=None)
+    stroke = alt.Stroke("colour:N", scale=None, legend=None)  # so that small terms are seen
+    links = alt.Chart(alt.InlineData(values=rows[:-1]))
+    return alt.layer(
+        links.mark_rule(color=LINK, strokeWidth=1).encode(
+            x=alt.X("end:Q", title="ms of a step", scale=scale, axis=x_axis), y=y, y2="next:O"
+        ),
+        base.mark_bar(height=LINE * 0.68, strokeWidth=1).encode(
+            x=x, x2="high:Q", y=y, color=colour, stroke=stroke
+        ),
+        base.mark_text(align="left", dx=5, fontSize=11.5, color=INK).encode(
+            x=alt.X("high:Q", scale=scale), y=y, text="text:N"
+        ),
+    ).properties(width=BARS_WIDTH, height=LINE * len(rows), title=panel_title(alt, title))

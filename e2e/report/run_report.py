@@ -3,29 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 from rich.text import Text
 
-from e2e.case import OP
-from e2e.report import figures
-from e2e.report.arms import OPTIONS, in_words, what_was_trained
-from e2e.report.joint import Joint, joints
-from e2e.report.joint_table import joint_sentences, joint_table
-from e2e.report.loaders_table import TITLE, loaders_table
-from e2e.report.loading_markdown import loading_markdown
-from e2e.report.loading_table_csv import COLUMNS as LOADING_COLUMNS
-from e2e.report.loading_table_csv import loading_row
-from e2e.report.markdown import training_caption, training_table
+from e2e.case import OP, TrainCase
+from e2e.report import causes, figures, predictions, table, waterfall
+from e2e.report.arms import OPTIONS, in_words, view_of, what_was_trained
+from e2e.report.costs import PHASES, phase_columns
+from e2e.report.joint import Joint, joint_lines, joint_sentences, joints
+from e2e.report.learning import learning_columns
+from e2e.report.loaders import TITLE, loaders_lines, loaders_table
+from e2e.report.markdown import loading_markdown, training_caption, training_markdown
 from e2e.report.screen import Section, table_sections, training_sections
-from e2e.report.table_csv import COLUMNS as TRAINING_COLUMNS
-from e2e.report.table_csv import training_row
 from e2e.results import loader_types
 from e2e.results.loader_types import LoadCase, Loading
-from e2e.results.types import TrainCase, Training
+from e2e.results.types import Training
 from microbench import fmt
-from microbench.report.table_csv import Cell
+from microbench.report.table import Row, Table, Value, records
 from microbench.results.types import Ratio, Run
+
+# The first names of CSV, in an order that does not change; new ones follow.
+CSV_ORDER = (
+    "op", *(field.name for field in fields(TrainCase)),
+    "rung", "status", "reason", "unit", "step_units", "images_per_s", "step_s",
+    "ci95_low_s", "ci95_high_s", "samples", "wall_per_s", "busy_s", "host_s", "launches",
+    *(f"{phase}_{clock}_s" for phase in PHASES for clock in ("host", "gpu")),
+    "memory_peak_bytes", "fits_batch", "gpu_util_mean_pct", "gpu_util_min_pct", "gpu_util_max_pct",
+    "sm_clock_mhz", "power_w", "images_per_j", "temperature_c", "throttle", "setup_s", "compile_s",
+    "skipped_steps", "accuracy_mean", "accuracy_std", "loss_mean", "loss_std", "train_mean_s",
+    "train_std_s", "repeats", "seeds", "chance", "converged", "convergence", "limit", "why",
+    *(f"speedup_{name}{end}" for name in table.BASELINES for end in ("", "_low", "_high")),
+    "predicted_step_s", "predicted_error_pct",
+)  # fmt: skip
 
 FIRST: Mapping[str, str] = {OP: "recipe", loader_types.OP: "loader"}
 
@@ -39,10 +50,7 @@ def sections(run: Run, width: int, *, details: bool) -> list[Section]:
     """The screen's parts on trainings and loaders."""
     if joints(run) or not run.of(Training):
         return _fed_sections(run, width, details=details)
-    return [
-        *training_sections(run, width, details=details),
-        (TITLE, loaders_table(run, width)),
-    ]
+    return [*training_sections(run, width, details=details), (TITLE, loaders_lines(run, width))]
 
 
 def _fed_sections(run: Run, width: int, *, details: bool) -> list[Section]:
@@ -53,11 +61,11 @@ def _fed_sections(run: Run, width: int, *, details: bool) -> list[Section]:
     pictures = joints(run)
     together = {t.case.key for joint in pictures for t in joint.trainings}
     apart = run.with_all(Training, tuple(t for t in run.of(Training) if t.case.key not in together))
-    found: list[Section] = [(TITLE, loaders_table(run, width))]
+    found: list[Section] = [(TITLE, loaders_lines(run, width))]
     if apart.of(Training):
         found += table_sections(apart, width, "Recipes alone")
     for joint in pictures:
-        found += [(_title(joint), joint_table(joint, width)), ("In short", _sentences(joint))]
+        found += [(_title(joint), joint_lines(joint, width)), ("In short", _sentences(joint))]
     if details and pictures:
         fed = run.with_all(Training, tuple(t for joint in pictures for t in joint.trainings))
         found += training_sections(fed, width, details=True)
@@ -68,18 +76,32 @@ def markdown(run: Run) -> list[str]:
     """Tables of trainings, then of loaders."""
     tables: list[str] = []
     if run.of(Training):
-        tables.append(f"{training_caption(run)}\n\n{training_table(run)}")
+        tables.append(f"{training_caption(run)}\n\n{training_markdown(run)}")
     if run.of(Loading):
         tables.append(loading_markdown(run))
     return tables
 
 
-def csv(run: Run) -> tuple[Sequence[str], list[dict[str, Cell]]]:
+def csv(run: Run) -> tuple[Sequence[str], list[dict[str, Value]]]:
     """(columns, rows) of trainings, then of loaders."""
-    trainings, loadings = run.of(Training), run.of(Loading)
-    columns = (*TRAINING_COLUMNS * bool(trainings), *LOADING_COLUMNS * bool(loadings))
-    rows = [*map(training_row, trainings), *map(loading_row, loadings)]
-    return columns, rows
+    trainings, loaders = records(training_records(run)), records(loaders_table(run))
+    names = [
+        *(CSV_ORDER if run.of(Training) else ()),
+        *(loaders[0] if run.of(Loading) else ()),
+        *(trainings[0] if run.of(Training) else ()),
+    ]
+    return list(dict.fromkeys(names)), [*trainings[1], *loaders[1]]
+
+
+def training_records(run: Run) -> Table[Training]:
+    """All that is known of each training, for CSV."""
+    view = view_of(run)
+    columns = [
+        *table.raw_columns(), *table.speed_columns(view), *phase_columns(view),
+        *learning_columns(view), *predictions.raw_columns(), *waterfall.raw_columns(),
+        *causes.raw_columns(),
+    ]  # fmt: skip
+    return Table(columns, [Row(arm) for arm in run.of(Training)], CSV_ORDER)
 
 
 def chart(run: Run) -> Any:

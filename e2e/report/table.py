@@ -1,127 +1,199 @@
-"""The table of a run's throughput: one row an arm, a block for each group of arms."""
+"""The table of a run's trainings: a row an arm, a block for each group of arms."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import fields
+from operator import attrgetter
 
-from rich.cells import cell_len
 from rich.text import Text
 
-from e2e.report.arms import (
-    LADDER,
-    Group,
-    View,
-    is_base,
-    reason,
-)
-from e2e.report.figures import gigabytes, milliseconds, rate, ratio
-from e2e.results.types import Training
+from e2e.report.arms import LADDER, View, is_base, reason, was_run
+from e2e.report.figures import ratio
+from e2e.results.types import OP, TrainCase, Training
 from microbench import fmt
-from microbench.report.grid import DIM, Column, Grid, Row
+from microbench.report.table import DIM, MISSING, Column, Row, Screen, Table, Value
 
-SENTENCE = {"skipped": "skipped", "failed": "FAILED"}
+BASELINES = ("fp32", "tf32", "previous", "first")  # whose speed-ups CSV has
+JOIN = "; "  # between the values of a list in CSV
 NOT_CONVERGED = " *"
 
 
-@dataclass(frozen=True)
-class TrainTable:
-    """Lines ready to print, titles of columns left out, and arms whose reason did not fit."""
-
-    lines: list[Text]
-    left_out: list[str]
-    cut: list[Training]
-
-
-def train_table(view: View, width: int) -> TrainTable:
-    """The table, no wider than `width`."""
-    units = {arm.unit for group in view.groups for arm in group.arms}
-    compared = view.compared
-    grid = Grid(_columns(view, compared, units))
-    placed: list[tuple[Row, Training]] = []
+def arms_table(
+    view: View, columns: Sequence[Column[Training]], row: Callable[[Training], Row[Training]]
+) -> Table[Training]:
+    """A row for each arm of the view, in blocks by group."""
+    table = Table(columns)
     for group in view.groups:
-        grid.rows += [None] * bool(grid.rows)
-        if group.title:
-            grid.rows.append(group.title)
-        rows = [_row(arm, group, view, compared, len(units) > 1) for arm in group.arms]
-        grid.rows += rows
-        placed += zip(rows, group.arms, strict=True)
-    lines, left_out = grid.lines(width)
-    cut = [
-        arm
-        for row, arm in placed
-        if row.sentence and cell_len(row.sentence) > grid.space_for_sentence(row, width)
-    ]
-    return TrainTable(lines, left_out, cut)
+        table.block(group.title, map(row, group.arms))
+    return table
 
 
-def _columns(view: View, compared: Sequence[str], units: set[str]) -> list[Column]:
-    ladder = any(group.is_ladder for group in view.groups)
-    unit = fmt.clean(next(iter(units))) if len(units) == 1 else ""
-    ratios = [Column(f"x {view.title(name)}", right=True, drop=1 + i)
-              for i, name in enumerate(compared)]  # fmt: skip
+def name_columns(
+    view: View, title: str = "recipe", mark: Callable[[Training], str] | None = None
+) -> list[Column[Training]]:
+    """The group, in Markdown, where there are no headings, and the arm; `mark` follows its name."""
     return [
-        Column("rung" if ladder else "recipe"),
-        Column(f"{unit}/s" if unit else "a second", right=True),
-        Column("±", right=True, drop=19),
-        Column("ms a\nstep", right=True, drop=16),
-        *ratios,
-        Column("peak\nGB", right=True, drop=15),
-        Column("power\nW", right=True, drop=20),
-        Column(f"{unit}/J" if unit else "a joule", right=True, drop=17),
-        Column("GPU\nbusy", right=True, drop=21),
-        Column("host\nms", right=True, drop=22),
-        *[Column("waits\nms", right=True, drop=14)] * _is_fed(view),
-        Column("limited\nby", drop=18),
+        Column("", key=True, markdown=lambda arm: view.group_of(arm).title),
+        Column(
+            title,
+            lambda arm: view.label(arm) + (mark(arm) if mark else ""),
+            key=True,
+            markdown=view.label,
+        ),
     ]
+
+
+def plain_row(view: View) -> Callable[[Training], Row[Training]]:
+    """Rows of which those of baselines are dim."""
+    return lambda arm: Row(arm, style=DIM if view.is_baseline(arm) else "")
+
+
+def coloured_row(view: View) -> Callable[[Training], Row[Training]]:
+    """The same, red where the arm did not converge."""
+    plain = plain_row(view)
+    return lambda arm: Row(arm, style="red") if did_not_converge(arm) else plain(arm)
+
+
+def train_table(view: View, more: Sequence[Column[Training]] = ()) -> Table[Training]:
+    """The arms that were run, and why some have no times. `more` columns follow those of speed."""
+    ran = view.only(was_run)
+    names = name_columns(ran, ran.first_title, lambda arm: NOT_CONVERGED * did_not_converge(arm))
+    return arms_table(ran, [*names, *speed_columns(ran), *more], lambda arm: _row(arm, ran))
+
+
+def _row(arm: Training, view: View) -> Row[Training]:
+    if arm.per_s is None:
+        style = "red" if arm.status == "failed" else DIM
+        said = MISSING.get(arm.status, "not timed")
+        if arm.status == "ok":
+            return Row(arm, said, style, markdown=arm.status)
+        return Row(arm, f"{said}: {reason(arm)}", style, f"{arm.status}: {reason(arm)}")
+    return coloured_row(view)(arm)
+
+
+def speed_columns(view: View) -> list[Column[Training]]:
+    """How fast the arms train, and what that takes."""
+    unit = view.unit
+    with_unit = not unit
+    return [
+        Column(
+            f"{unit}/s" if unit else "a second", lambda arm: _rate(arm, with_unit),
+            right=True, csv={"images_per_s": attrgetter("per_s")},
+        ),
+        Column("±", _half_interval, right=True, drop=19, csv={
+            "ci95_low_s": lambda arm: _end(arm, 0), "ci95_high_s": lambda arm: _end(arm, 1),
+            "samples": lambda arm: len(arm.steps.times_s) if arm.steps else None,
+        }),
+        Column("ms a\nstep", lambda arm: fmt.milliseconds(arm.step_s), right=True, drop=16,
+               csv={"step_s": attrgetter("step_s")}),
+        *_ratio_columns(view),
+        Column("peak\nGB", lambda arm: fmt.gigabytes(arm.memory_peak_bytes), right=True, drop=15,
+               csv=_plain("memory_peak_bytes")),
+        Column("power\nW", _power, right=True, drop=20, markdown_title="W",
+               csv={"power_w": attrgetter("state.power_w")}),
+        Column(f"{unit}/J" if unit else "a joule",
+               lambda arm: fmt.throughput(arm.per_j) if arm.per_j else "",
+               right=True, drop=17, csv={"images_per_j": attrgetter("per_j")}),
+        Column("GPU\nbusy", lambda arm: fmt.per_cent(busy_pct(arm)), right=True, drop=21,
+               csv=_of_steps("busy_s")),
+        Column("host\nms", _step_ms("host_s"), right=True, drop=22, csv=_of_steps("host_s")),
+        Column("waits\nms", _step_ms("wait_s") if _is_fed(view) else None, right=True, drop=14,
+               csv=_of_steps("wait_s")),
+        Column("limited\nby", lambda arm: fmt.clean(arm.limit or ""), drop=18, csv=_plain("limit")),
+    ]  # fmt: skip
+
+
+def raw_columns() -> list[Column[Training]]:
+    """What is in CSV alone: the case, what became of it, and the device meanwhile."""
+    case = {field.name: attrgetter(f"case.{field.name}") for field in fields(TrainCase)}
+    status = _plain("rung", "status", "reason", "unit", "step_units", "wall_per_s", "fits_batch",
+                    "setup_s", "compile_s", "skipped_steps", "why")  # fmt: skip
+    state: dict[str, Callable[[Training], Value]] = {
+        "sm_clock_mhz": attrgetter("state.sm_clock_mhz"),
+        "temperature_c": attrgetter("state.temperature_c"),
+        "throttle": lambda arm: JOIN.join(arm.state.throttle),
+        "gpu_util_mean_pct": lambda arm: util.mean if (util := arm.state.gpu_util_pct) else None,
+        "gpu_util_min_pct": lambda arm: util.min if (util := arm.state.gpu_util_pct) else None,
+        "gpu_util_max_pct": lambda arm: util.max if (util := arm.state.gpu_util_pct) else None,
+    }
+    return [
+        Column(csv={"op": lambda _: OP, **case}),
+        Column(csv={**status, **_of_steps("launches"), **state}),
+        *(Column(csv=_speedup(name)) for name in BASELINES),
+    ]
+
+
+def _plain(*names: str) -> dict[str, Callable[[Training], Value]]:
+    return {name: attrgetter(name) for name in names}
+
+
+def _of_steps(name: str) -> dict[str, Callable[[Training], Value]]:
+    return {name: lambda arm: getattr(arm.steps, name) if arm.steps else None}
+
+
+def _speedup(name: str) -> dict[str, Callable[[Training], Value]]:
+    """A ratio and the ends of its interval."""
+
+    def end(arm: Training, which: int) -> float | None:
+        found = arm.speedup.get(name)
+        return found.ci95[which] if found and found.ci95 else None
+
+    return {
+        f"speedup_{name}": lambda arm: arm.speedup[name].ratio if name in arm.speedup else None,
+        f"speedup_{name}_low": lambda arm: end(arm, 0),
+        f"speedup_{name}_high": lambda arm: end(arm, 1),
+    }
+
+
+# ---------------------------------------------------------------- cells
+
+
+def _rate(arm: Training, with_unit: bool) -> str:
+    return fmt.throughput(arm.per_s or 0.0) + f" {fmt.clean(arm.unit)}" * with_unit
+
+
+def _half_interval(arm: Training) -> str:
+    return fmt.half_interval(arm.steps.median_s, arm.steps.ci95_s) if arm.steps else ""
+
+
+def _end(arm: Training, which: int) -> float | None:
+    return arm.steps.ci95_s[which] if arm.steps and arm.steps.ci95_s else None
+
+
+def _power(arm: Training) -> str:
+    return f"{arm.state.power_w:.0f}" if arm.state.power_w is not None else ""
+
+
+def _step_ms(name: str) -> Callable[[Training], str]:
+    return lambda arm: fmt.milliseconds(getattr(arm.steps, name)) if arm.steps else ""
+
+
+def _ratio_columns(view: View) -> list[Column[Training]]:
+    return [
+        Column(f"x {view.title(name)}", _ratio_cell(view, view.compared[:place]), right=True,
+               drop=place)
+        for place, name in enumerate(view.compared, 1)
+    ]  # fmt: skip
+
+
+def _ratio_cell(view: View, names: Sequence[str]) -> Callable[[Training], str]:
+    """The cell of the last of these baselines. A baseline is compared with those before it only:
+    the rest would repeat the same ratios upside down."""
+
+    def cell(arm: Training) -> str:
+        group, found = view.group_of(arm), arm.speedup.get(names[-1])
+        if found is None:
+            return "base" if is_base(arm, names[-1], group) else "-"
+        own = any(is_base(arm, name, group) for name in names if name not in LADDER)
+        return "-" if own else ratio(found)
+
+    return cell
 
 
 def _is_fed(view: View) -> bool:
     """Whether a loader feeds any of the arms."""
-    return any(arm.case.fed for group in view.groups for arm in group.arms)
-
-
-def _row(arm: Training, group: Group, view: View, compared: Sequence[str], with_unit: bool) -> Row:
-    label = view.label(arm) + NOT_CONVERGED * (arm.converged is False)
-    steps, per_s = arm.steps, arm.per_s
-    if steps is None or per_s is None:
-        style = "red" if arm.status == "failed" else DIM
-        said = SENTENCE.get(arm.status, "not timed")
-        return Row([label], said if arm.status == "ok" else f"{said}: {reason(arm)}", style)
-    unit = f" {fmt.clean(arm.unit)}" if with_unit else ""
-    state = arm.state
-    cells = [
-        label,
-        rate(per_s) + unit,
-        fmt.half_interval(steps.median_s, steps.ci95_s),
-        milliseconds(steps.median_s),
-        *ratio_cells(arm, group, compared),
-        gigabytes(arm.memory_peak_bytes),
-        f"{state.power_w:.0f}" if state.power_w is not None else "",
-        rate(arm.per_j) if arm.per_j else "",
-        fmt.per_cent(busy_pct(arm)),
-        milliseconds(steps.host_s),
-        *[milliseconds(steps.wait_s)] * _is_fed(view),
-        fmt.clean(arm.limit or ""),
-    ]
-    style = "red" if arm.converged is False else DIM if view.is_baseline(arm) else ""
-    return Row(cells, style=style)
-
-
-def ratio_cells(arm: Training, group: Group, compared: Sequence[str]) -> list[str]:
-    """A cell for each baseline. A baseline is compared with those before it only: the rest would
-    repeat the same ratios upside down."""
-    cells: list[str] = []
-    own = False
-    for name in compared:
-        found = arm.speedup.get(name)
-        base = is_base(arm, name, group)
-        own = own or (base and name not in LADDER)
-        if base and found is None:
-            cells.append("base")
-        else:
-            cells.append(ratio(found) if found and not own else "-")
-    return cells
+    return any(arm.case.fed for arm in view.arms)
 
 
 def busy_pct(arm: Training) -> float | None:
@@ -132,38 +204,34 @@ def busy_pct(arm: Training) -> float | None:
     return 100 * min(1.0, steps.busy_s / steps.median_s)
 
 
-def notes(view: View, table: TrainTable, width: int) -> list[Text]:
+# ---------------------------------------------------------------- below the table
+
+
+def notes(view: View, table: Screen[Training], width: int) -> list[Text]:
     """How to read the table, and what belongs to all of it."""
-    arms = [arm for group in view.groups for arm in group.arms]
+    ran = view.only(was_run)
+    arms = ran.arms
     timed = [arm for arm in arms if arm.steps]
     ratios = [found for arm in arms for found in arm.speedup.values()]
-    parts = [
+    signs = [
         ("±: larger half of 95 % interval", any(a.steps and a.steps.ci95_s for a in timed)),
         ("~1: no difference seen; under 1: slower", bool(ratios)),
         ("±?: too few rounds to say", any(found.ci95 is None for found in ratios)),
     ]
-    explained = {
-        "GPU busy": "GPU busy: share of the step in which a kernel runs",
-        "host ms": "host ms: to launch a step",
-        "waits ms": "waits ms: of the step, for its data",
-    }
-    there = {
-        "GPU busy": _has(timed, "busy_s"),
-        "host ms": _has(timed, "host_s"),
-        "waits ms": _is_fed(view),
-    }
-    seconds = [
-        text for title, text in explained.items() if there[title] and title not in table.left_out
+    titles = [
+        ("GPU busy", ": share of the step in which a kernel runs", _has(timed, "busy_s")),
+        ("host ms", ": to launch a step", _has(timed, "host_s")),
+        ("waits ms", ": of the step, for its data", any(arm.case.fed for arm in arms)),
     ]
-    left_out = ", ".join(table.left_out)
+    lost = list(dict.fromkeys(ran.label(arm) for arm in arms if did_not_converge(arm)))
     lines = [
-        "; ".join(text for text, said in parts if said),
-        "; ".join(seconds),
-        *([f"*{_names(view, arms, _did_not_converge)}: did not converge"]
-          if any(map(_did_not_converge, arms)) else []),
+        "; ".join(text for text, said in signs if said),
+        "; ".join(title + text for title, text, there in titles
+                  if there and title not in table.left_out),
+        f"* {fmt.listed(lost)}: did not converge" * bool(lost),
         wall_check(timed),
-        _skipped(view, timed),
-        f"left out to fit {fmt.count(width, 'column')}: {left_out}" if left_out else "",
+        _skipped(ran, timed),
+        table.left_out_note(width),
     ]  # fmt: skip
     return [Text(line, "dim") for line in lines if line]
 
@@ -172,13 +240,9 @@ def _has(timed: Sequence[Training], name: str) -> bool:
     return any(getattr(arm.steps, name) is not None for arm in timed)
 
 
-def _did_not_converge(arm: Training) -> bool:
+def did_not_converge(arm: Training) -> bool:
+    """Whether it was judged, and found not to."""
     return arm.converged is False
-
-
-def _names(view: View, arms: Sequence[Training], chosen: Callable[[Training], bool]) -> str:
-    names = list(dict.fromkeys(view.label(arm) for arm in arms if chosen(arm)))
-    return f" {fmt.listed(names)}"
 
 
 def wall_check(timed: Sequence[Training]) -> str:

@@ -20,9 +20,9 @@ from e2e.report.arms import (
     was_run,
 )
 from e2e.report.causes import cause_sentences
-from e2e.report.figures import faster, joined, noun, rate, spread, times
+from e2e.report.figures import faster, noun, spread, times
 from e2e.report.ledger import ledger_sentences
-from e2e.report.prediction_words import prediction_sentences
+from e2e.report.predictions import prediction_sentences
 from e2e.report.table import busy_pct
 from e2e.results.types import Training
 from microbench import fmt
@@ -67,20 +67,16 @@ def _gains(view: View, family: Sequence[Group]) -> list[str]:
             present = dict.fromkeys(name for arm in sound for name in arm.speedup)
             compared = sorted(present, key=[*view.compared, *present].index)
             if len(sound) == 1:
-                lines.append(_gain(view, sound[0], compared, _group_of(sound[0], family)))
+                lines.append(_gain(view, sound[0], compared, view.group_of(sound[0])))
             else:
                 lines.append(_gain_by_batch(view, sound, compared))
         lines += [_no_gain(view, arm) for arm in timed if arm.converged is False]
     timed = [arm for group in family for arm in group.arms if arm.steps]
     if not lines and timed:
         best = max(timed, key=lambda arm: arm.per_s or 0.0)
-        lines = [f"{view.label(best)} trains {rate(best.per_s or 0.0)} {fmt.clean(best.unit)}/s "
-                 f"({place(best)})."]  # fmt: skip
+        rate = f"{fmt.throughput(best.per_s or 0.0)} {fmt.clean(best.unit)}/s"
+        lines = [f"{view.label(best)} trains {rate} ({place(best)})."]
     return lines
-
-
-def _group_of(arm: Training, family: Sequence[Group]) -> Group:
-    return next(group for group in family if any(arm is other for other in group.arms))
 
 
 def _gain(view: View, arm: Training, compared: Sequence[str], group: Group) -> str:
@@ -91,9 +87,9 @@ def _gain(view: View, arm: Training, compared: Sequence[str], group: Group) -> s
     label = view.label(arm)
     if not seen:
         extra = _extras(view, arm, known, group)
-        return f"{label}: no difference seen against {joined(unseen)} ({place(arm)}){extra}."
-    clauses = joined([f"{faster(arm.speedup[name])} than {view.title(name)}" for name in seen])
-    also = f"; no difference seen against {joined(unseen)}" if unseen else ""
+        return f"{label}: no difference seen against {fmt.joined(unseen)} ({place(arm)}){extra}."
+    clauses = fmt.joined([f"{faster(arm.speedup[name])} than {view.title(name)}" for name in seen])
+    also = f"; no difference seen against {fmt.joined(unseen)}" if unseen else ""
     return f"{label} trains {clauses} ({place(arm)}){_extras(view, arm, seen, group)}{also}."
 
 
@@ -116,7 +112,7 @@ def _extras(view: View, arm: Training, compared: Sequence[str], group: Group) ->
     if not parts:
         return ""
     name = "the first" if compared[0] == "first" else view.title(compared[0])
-    return f", {joined(parts)} of {name}"
+    return f", {fmt.joined(parts)} of {name}"
 
 
 def _gain_by_batch(view: View, timed: Sequence[Training], compared: Sequence[str]) -> str:
@@ -125,7 +121,7 @@ def _gain_by_batch(view: View, timed: Sequence[Training], compared: Sequence[str
     names = ["network", *(["data"] if is_generated(timed[0].case) else [])]
     where = ", ".join(in_words(timed[0].case, names))
     if not any(_seen(arm, name) for arm in timed for name in compared if name in arm.speedup):
-        unseen = joined([view.title(name) for name in compared])
+        unseen = fmt.joined([view.title(name) for name in compared])
         return f"{label}: no difference seen against {unseen} at any batch ({where})."
     clauses: list[str] = []
     for name in compared:
@@ -133,7 +129,7 @@ def _gain_by_batch(view: View, timed: Sequence[Training], compared: Sequence[str
         low, high = (pick(ratios, key=lambda pair: pair[0].ratio) for pick in (min, max))
         ends = [f"{times(ratio)} (batch {batch})" for ratio, batch in (low, high)]
         clauses.append(f"{' to '.join(dict.fromkeys(ends))} times as fast as {view.title(name)}")
-    return f"{label} trains {joined(clauses)} ({where})."
+    return f"{label} trains {fmt.joined(clauses)} ({where})."
 
 
 def _no_gain(view: View, arm: Training) -> str:

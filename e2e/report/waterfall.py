@@ -1,27 +1,28 @@
-"""Ledgers as waterfalls in characters: a line a term, its bar from where the last one ended."""
+"""Ledgers as tables: a row a term, on the screen its bar from where the last one ended."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from rich.cells import cell_len
 from rich.text import Text
 
 from e2e.report.arms import View
-from e2e.report.figures import joined
 from e2e.report.ledger import (
     NOTHING_SHARE,
     SMALL_SHARE,
     Bar,
     Waterfall,
     account,
+    has_ledger,
     ledger_title,
     waterfall,
-    with_ledgers,
 )
+from e2e.report.table import JOIN
 from e2e.results.types import LedgerLine, Training
 from microbench import fmt
-from microbench.report.grid import Column, Grid, Row
+from microbench.report.table import Column, Row, Table, blank, screen
 
 WHOLE, SAVED, ADDED, NOTHING = "━", "<", ">", "│"
 READING = f"{SAVED} time saved, {ADDED} time added; a bar begins where the one above it ends"
@@ -43,18 +44,12 @@ def waterfall_sections(
 ) -> list[tuple[Training, Section]]:
     """(title, lines) of each training's ledger, no wider than `width`; the first MOST_SHOWN without
     `details`, which adds what each term is."""
-    found = with_ledgers(view.groups)
+    found = list(filter(has_ledger, view.arms))
     shown = found if details else found[:MOST_SHOWN]
-    sections = [
-        (
-            arm,
-            (
-                ledger_title(view, group, arm),
-                _section(view, arm, width, details=details, legend=place == 0),
-            ),
-        )
-        for place, (group, arm) in enumerate(shown)
-    ]
+    sections: list[tuple[Training, Section]] = []
+    for place, arm in enumerate(shown):
+        lines = _section(view, arm, width, details=details, legend=place == 0)
+        sections.append((arm, (ledger_title(view, arm), lines)))
     if len(found) > len(shown):
         more = fmt.count(len(found) - len(shown), "more ledger")
         sections[-1][1][1].append(Text(f"and {more} (--verbose shows all)", "dim"))
@@ -63,43 +58,66 @@ def waterfall_sections(
 
 def _section(view: View, arm: Training, width: int, *, details: bool, legend: bool) -> list[Text]:
     fall = waterfall(arm)
-    lines, left_out = _drawn(fall, width)
+    shown = screen(ledger_table(fall, width), width)
+    if not _Widths.of(fall, width).source:
+        shown = replace(shown, left_out=["source"])
     notes = [
         *([READING, "; ".join(SOURCES.values())] if legend else []),
         _small(fall),
-        f"left out to fit {fmt.count(width, 'column')}: {', '.join(left_out)}" * bool(left_out),
+        shown.left_out_note(width),
     ]
     told = [Text(line, "dim") for line in notes if line]
     said = [Text(sentence) for sentence in account(arm, view.label(arm))]
-    return [*lines, *told, *said, *(_details(arm.ledger) if details else [])]
+    return [*shown.lines, *told, *said, *(_details(arm.ledger) if details else [])]
 
 
-def _drawn(fall: Waterfall, width: int) -> tuple[list[Text], list[str]]:
-    """The lines, and the titles of the columns that had no room."""
-    longest = max(cell_len(bar.term) for bar in fall.bars)
-    label_width = min(longest, max(8, int(width * LABEL_SHARE)))
-    digits = max(len("change"), *(len(bar.text) for bar in fall.bars))
-    source = max(len("source"), *(min(SOURCE_WIDTH, cell_len(bar.source)) for bar in fall.bars))
-    room = width - label_width - digits - 4
-    with_source = room - source - 2 >= FEWEST_BAR
-    room -= (source + 2) * with_source
-    grid = Grid([
-        Column("term"),
-        Column("change", right=True),
-        *([Column(_scale(fall, room))] if room >= FEWEST_BAR else []),
-        *([Column("source")] if with_source else []),
-    ])  # fmt: skip
-    for bar in fall.bars:
-        drawn = _bar(bar, fall, room)
-        cells = [
-            _cut(bar.term, label_width),
-            bar.text,
-            *([drawn] if room >= FEWEST_BAR else []),
-            *([_cut(bar.source, source)] if with_source else []),
-        ]
-        grid.rows.append(Row(cells, style=STYLES[drawn.strip()[:1] or NOTHING]))
-    lines, _ = grid.lines(width)
-    return lines, [] if with_source else ["source"]
+@dataclass(frozen=True)
+class _Widths:
+    """Columns of text for the terms, the bars and the sources; 0 where there is no room."""
+
+    term: int
+    bar: int
+    source: int
+
+    @classmethod
+    def of(cls, fall: Waterfall, width: int) -> _Widths:
+        """Of a waterfall on a screen of this width."""
+        term = min(max(cell_len(bar.term) for bar in fall.bars), max(8, int(width * LABEL_SHARE)))
+        digits = max(len("change"), *(len(bar.text) for bar in fall.bars))
+        source = max(len("source"), *(min(SOURCE_WIDTH, cell_len(bar.source)) for bar in fall.bars))
+        room = width - term - digits - 4
+        with_source = room - source - 2 >= FEWEST_BAR
+        room -= (source + 2) * with_source
+        return cls(term, room if room >= FEWEST_BAR else 0, source * with_source)
+
+
+def ledger_table(fall: Waterfall, width: int = 100) -> Table[Bar]:
+    """A row a line of the ledger, drawn for a screen of this width."""
+    widths = _Widths.of(fall, width)
+
+    def drawn(bar: Bar) -> str:
+        return _bar(bar, fall, widths.bar)
+
+    def source(bar: Bar) -> str:
+        return _cut(bar.source, widths.source)
+
+    columns: list[Column[Bar]] = [
+        Column("term", lambda bar: _cut(bar.term, widths.term), markdown=lambda bar: bar.term),
+        Column("change", lambda bar: bar.text, right=True, markdown_title="ms"),
+        Column(_scale(fall, widths.bar), drawn if widths.bar else None, markdown=blank),
+        Column("source", source if widths.source else None, markdown=lambda bar: bar.source),
+        Column("detail", markdown=lambda bar: bar.detail),
+    ]
+    return Table(columns, [Row(bar, style=STYLES[_sign(bar)]) for bar in fall.bars])
+
+
+def raw_columns() -> list[Column[Training]]:
+    """The ledger in CSV: what it starts from, Amdahl's bound, and each term with its ms."""
+    return [Column(csv={
+        "ledger_base": lambda arm: arm.ledger_base,
+        "ledger_bound": lambda arm: arm.bound,
+        "ledger_ms": lambda arm: JOIN.join(f"{line.term}: {line.ms:.9g}" for line in arm.ledger),
+    })]  # fmt: skip
 
 
 def _cut(text: str, width: int) -> str:
@@ -122,15 +140,18 @@ def _bar(bar: Bar, fall: Waterfall, room: int) -> str:
         round(room * (ms - low) / (high - low)) if high > low else 0
         for ms in (bar.start_ms, bar.end_ms)
     ]
-    if bar.whole:
-        sign = WHOLE
-    elif float(bar.text) == 0:
-        sign = NOTHING
-    else:
-        sign = SAVED if bar.ms < 0 else ADDED
+    sign = _sign(bar)
     start = min(*ends, room - 1)
     length = 1 if sign == NOTHING else max(1, abs(ends[1] - ends[0]))
     return (" " * start + sign * length).ljust(room)
+
+
+def _sign(bar: Bar) -> str:
+    if bar.whole:
+        return WHOLE
+    if float(bar.text) == 0:
+        return NOTHING
+    return SAVED if bar.ms < 0 else ADDED
 
 
 def _small(fall: Waterfall) -> str:
@@ -142,7 +163,7 @@ def _small(fall: Waterfall) -> str:
     changed = [line for line in fall.small if abs(line.ms) > least_ms]
     parts = [f"{names[line.term]} {line.ms:+.2g}" for line in changed]
     same = [names[line.term] for line in fall.small if line not in changed]
-    parts += [f"no change in {joined(same)}"] if same else []
+    parts += [f"no change in {fmt.joined(same)}"] if same else []
     return f"small terms, each under {100 * SMALL_SHARE:g} % of the first step: {', '.join(parts)}"
 
 

@@ -13,15 +13,15 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from e2e.data.datasets.in_memory import InMemory
 from e2e.data.loaders import LOADERS
-from e2e.data.sources import Data
-from e2e.data.sources.resident import Resident
+from e2e.data.types import Data
 from e2e.networks import Network
 from e2e.recipes import NO_GRAPHS, cannot_run, recipe_of
 from e2e.results.types import TrainCase, Training
 from e2e.train.feeds import Feeds, TimedFeed
 from e2e.train.step_timer import CpuSteps, CudaSteps, StepBlock, StepTimer
-from e2e.train.trainer import Learner, capture_stream
+from e2e.train.trainer import Trainer, capture_stream
 from kernels.case import Target
 from kernels.error_words import first_line, one_line
 from microbench.errors import UserError
@@ -48,17 +48,17 @@ class Task:
 
 @dataclass
 class Held:
-    """An arm that is set up: its learner and feed, and what is known of it so far."""
+    """An arm that is set up: its trainer and feed, and what is known of it so far."""
 
     training: Training
-    learner: Learner
+    trainer: Trainer
     feed: TimedFeed
     arm: Arm = field(init=False)
     skipped_before: int = 0  # updates that were skipped before timing began
 
     def step(self) -> object:
         """Launch one step."""
-        return self.learner.step(self.feed)
+        return self.trainer.step(self.feed)
 
     @property
     def waits(self) -> bool:
@@ -86,7 +86,7 @@ class Arms:
 
     def _take_shared_memory(self) -> None:
         """What all arms share must not be charged to the first: resident data, cuBLAS's space."""
-        if isinstance(self.task.data, Resident):
+        if isinstance(self.task.data, InMemory):
             self.task.data.feed(1, self.device, self.task.seed).close()
         if self.cuda:
             self._let_cublas_take_memory()
@@ -95,7 +95,7 @@ class Arms:
         """For the current stream: each stream and thread has a workspace of its own."""
         one = torch.ones(1, 1, device=self.device, requires_grad=True)
         # A kernel first in the backward pass, or cuBLAS finds no context.
-        torch.mm(one, one).exp().backward()
+        torch.mm(one, one).exp().backward()  # pyright: ignore[reportUnknownMemberType]
 
     def set_up(self, cases: Sequence[TrainCase], announce: Announce) -> list[Training]:
         """A Training for each case: "ok" for those that can step. Other arms are let go."""
@@ -150,11 +150,11 @@ class Arms:
                 with torch.cuda.stream(capture_stream(self.device)):
                     self._let_cublas_take_memory()
             held_bytes = self._allocated()
-            learner = Learner(
+            trainer = Trainer(
                 self.task.network, case, recipe_of(case), self.device,
                 seed=self.task.seed, lr=self.task.lr, warmup=self.task.warmup,
             )  # fmt: skip
-            held = Held(blank, learner, feed)
+            held = Held(blank, trainer, feed)
             first_s, estimate_s = self._warmed(held)
         except BaseException:
             feed.close()  # its workers would outlive it
@@ -176,8 +176,8 @@ class Arms:
         first_s = self._seconds(held, 1)
         self.timer.run(held.step, WARM_STEPS - 1 if self.cuda else 0)
         self._reset_peak()
-        if held.learner.case.graph:
-            held.learner.capture(held.feed)
+        if held.trainer.case.graph:
+            held.trainer.capture(held.feed)
         count = SETTLED_STEPS if self.cuda else 1
         if held.training.case.fed:
             held.feed.skip_ready()
@@ -193,7 +193,7 @@ class Arms:
             if not held.training.case.cached:
                 continue
             try:
-                held.learner.switch()
+                held.trainer.switch()
                 held.feed.start()
                 held.arm.estimate_s = self._seconds(held, SETTLED_STEPS) / SETTLED_STEPS
             except Exception as error:

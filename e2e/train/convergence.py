@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from e2e.data.sources import Data
+from e2e.data.types import Data
 from e2e.results.types import Repeat, Training
 from e2e.train.arms import Held
 from e2e.train.feeds import feed_of
@@ -29,27 +29,27 @@ def train_once(held: Held, data: Data, seed: int, steps: int, on_step: OnStep) -
 
     Evaluates only data that has an end: a fixed synthetic batch can be learnt by heart alone.
     """
-    learner = held.learner
-    learner.switch()
-    learner.restart(seed)
-    feed = feed_of(data, held.training.case, learner.device, seed)
-    losses = torch.zeros(steps, dtype=torch.float32, device=learner.device)
+    trainer = held.trainer
+    trainer.switch()
+    trainer.restart(seed)
+    feed = feed_of(data, held.training.case, trainer.device, seed)
+    losses = torch.zeros(steps, dtype=torch.float32, device=trainer.device)
     try:
-        _wait(learner.device)
+        _wait(trainer.device)
         start_s = beat_s = time.perf_counter()
         for i in range(steps):
-            losses[i] = learner.step(feed)
+            losses[i] = trainer.step(feed)
             if time.perf_counter() - beat_s > BEAT_S:
                 beat_s = time.perf_counter()
                 on_step(i + 1)
-        _wait(learner.device)
+        _wait(trainer.device)
         train_s = time.perf_counter() - start_s
     finally:
         feed.close()
     loss: float | None = None
     accuracy: float | None = None
     if data.train_samples is not None:
-        loss, accuracy = learner.evaluate(data.held_out(held.training.case.batch, learner.device))
+        loss, accuracy = trainer.evaluate(data.held_out(held.training.case.batch, trainer.device))
     edge = max(1, int(EDGE_SHARE * steps))
     return Repeat(
         seed=seed,
@@ -59,7 +59,7 @@ def train_once(held: Held, data: Data, seed: int, steps: int, on_step: OnStep) -
         train_loss=_mean(losses[-edge:]),
         loss=loss,
         accuracy=accuracy,
-        skipped_steps=learner.skipped_steps,
+        skipped_steps=trainer.skipped_steps,
     )
 
 
@@ -67,7 +67,8 @@ def judged(trainings: Sequence[Training], held_out: int | None) -> list[Training
     """The trainings with `converged` and, where they did not, why.
 
     `held_out` is how many samples accuracy is over. A recipe that learns far less than the baseline
-    does from the same seeds has not converged; where the baseline learns nothing, nobody can tell.
+    does from the same seeds has not converged; where the baseline learns nothing, the verdict is
+    None.
     """
     baseline = next(
         (t for name in BASELINES for t in trainings if t.case.recipe == name and t.repeats), None

@@ -1,6 +1,6 @@
-"""The feeds of arms: arms that load alike take turns with one loader, and their waiting is timed.
+"""The feeds of arms: arms that load alike share one loader, and the host's waits are timed.
 
-Each with workers of its own would slow the others: those would go on loading in the others' turns.
+Workers of their own would slow the other arms, since they go on loading while others are timed.
 """
 
 from __future__ import annotations
@@ -13,11 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from e2e.data.loaders.backend import LoaderFeed
 from e2e.data.loaders.cpus import cpu_seconds
 from e2e.data.loaders.pinned import CachedFeed
-from e2e.data.loaders.shared_feed import Following
-from e2e.data.sources import Data
+from e2e.data.types import Data, LoaderFeed
 from e2e.results.types import TrainCase
 from e2e.train.step_timer import Tally
 
@@ -40,9 +38,46 @@ def feed_of(data: Data, case: TrainCase, device: torch.device, seed: int) -> Loa
     return CachedFeed(feed("pinned", 0), loaded) if case.cached else loaded
 
 
+class Following:
+    """A `LoaderFeed` that fetches what `leader` would, and places it as `own` does.
+
+    `own` is never asked to fetch, so it starts no workers. Closing leaves the leader as it is.
+    """
+
+    def __init__(self, own: LoaderFeed, leader: LoaderFeed) -> None:
+        self._own, self._leader = own, leader
+
+    @property
+    def ahead(self) -> int:
+        """How many batches of the leader may be ready before they are fetched."""
+        return self._leader.ahead
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The leader's workers by now."""
+        return self._leader.pids
+
+    @property
+    def idle_cpu_s(self) -> float:
+        """Processor seconds that the leader's threads only waited for the device."""
+        return self._leader.idle_cpu_s
+
+    def fetch(self) -> object:
+        """The leader's next batch."""
+        return self._leader.fetch()
+
+    def place(self, fetched: object) -> tuple[Tensor, Tensor]:
+        """On the device, in the layout of `own`."""
+        return self._own.place(fetched)
+
+    def close(self) -> None:
+        """Close `own`."""
+        self._own.close()
+
+
 class TimedFeed:
-    """A feed, and how long the host has waited for it. `busy` is the feed whose batches are thrown
-    away meanwhile, where there is one.
+    """A feed, and how long the host has waited for it. `busy` is the feed whose batches are
+    discarded meanwhile, if the case has one.
     """
 
     def __init__(
@@ -58,7 +93,7 @@ class TimedFeed:
         return Tally(self._waited_s, self._busy.came_s if self._busy else ())
 
     def start(self) -> None:
-        """Let the loader run whose batches are thrown away, where there is one."""
+        """Start the loader whose batches are discarded, if the case has one."""
         if self._busy and not self._busy.came_s:  # another arm may have
             self._busy.start()
 
@@ -74,7 +109,7 @@ class TimedFeed:
         return self._feed.place(fetched)
 
     def skip_ready(self) -> None:
-        """Throw away what lay ready, that is what was loaded in the turns of other arms."""
+        """Discard the batches that are ready: they were loaded while other arms were timed."""
         for _ in range(self._feed.ahead):
             start_s = time.perf_counter()
             self._feed.fetch()
@@ -82,9 +117,10 @@ class TimedFeed:
                 break
 
     def refill(self) -> None:
-        """Wait until the workers rest, since all is ready that may be; thrown away, it never is.
+        """Wait until the workers idle, since they may have no more batches ready.
 
-        By their processor time: workers that wait for a disk look at rest.
+        Judged by their processor time: workers that wait for a disk look idle. Workers whose
+        batches are discarded never idle, and are not waited for.
         """
         if self._busy is not None or not self._feed.pids:
             return

@@ -12,11 +12,11 @@ from e2e.recipes import DYNAMIC, NONE, Recipe
 from e2e.results.types import TrainCase
 
 MOMENTUM = 0.9  # of SGD
-foreach_copy: Any = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
-foreach_multiply: Any = torch._foreach_mul_  # pyright: ignore[reportPrivateImportUsage]
+foreach_copy: Any = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage, reportPrivateUsage]
+foreach_multiply: Any = torch._foreach_mul_  # pyright: ignore[reportPrivateImportUsage, reportPrivateUsage]
 
 
-class Updates:
+class RecipeOptimizer:
     """Turns the gradients of `weights` into new weights, under a recipe.
 
     The learning rate rises linearly from 0 to `lr` over the first `warmup` updates.
@@ -44,7 +44,7 @@ class Updates:
             for weight, master in zip(weights, self.masters, strict=True)
             if weight.dtype != master.dtype
         ]
-        self.optimizer = _optimizer(self.masters, case, lr, weight_decay)
+        self.torch_optimizer = _optimizer(self.masters, case, lr, weight_decay)
         dynamic = recipe.scale == DYNAMIC
         self.scaler = torch.amp.GradScaler(device.type, enabled=dynamic)
         self._fresh_scaler = self.scaler.state_dict()
@@ -52,7 +52,7 @@ class Updates:
         self._skipped = torch.zeros((), device=device)
         self._not_called = 0
         if dynamic:
-            self.optimizer.register_step_post_hook(self._note_call)
+            self.torch_optimizer.register_step_post_hook(self._note_call)
 
     @property
     def waits(self) -> bool:
@@ -64,7 +64,7 @@ class Updates:
         if done > self._warmup:
             return
         share = min(1.0, (done + 1) / self._warmup) if self._warmup else 1.0
-        for group in self.optimizer.param_groups:
+        for group in self.torch_optimizer.param_groups:
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(self._lr * share)
             else:
@@ -78,9 +78,9 @@ class Updates:
     def backward(self, loss: Tensor) -> None:
         """Gradients of the scaled loss."""
         if self._static is not None:
-            (loss * self._static).backward()
+            (loss * self._static).backward()  # pyright: ignore[reportUnknownMemberType]
         else:
-            self.scaler.scale(loss).backward()
+            self.scaler.scale(loss).backward()  # pyright: ignore[reportUnknownMemberType]
 
     def apply(self) -> None:
         """Update the weights by their gradients, unless the dynamic scale finds one not finite."""
@@ -90,7 +90,7 @@ class Updates:
             gradients = [m.grad for m in self.masters if m.grad is not None]
             foreach_multiply(gradients, 1 / self._static)
         self._not_called += 1
-        self.scaler.step(self.optimizer)
+        self.scaler.step(self.torch_optimizer)
         self.scaler.update()
         self._round_masters()
 
@@ -118,7 +118,7 @@ class Updates:
             foreach_copy([w for w, _ in self._pairs], [master for _, master in self._pairs])
 
     def _note_call(self, optimizer: Any, *_: object) -> None:
-        """A fused optimizer is told on the device whether to skip; an unfused one is not called."""
+        """A fused optimizer reads on the device whether to skip; an unfused one is not called."""
         self._not_called -= 1
         found = getattr(optimizer, "found_inf", None)
         if found is not None:
@@ -134,7 +134,7 @@ class Updates:
     def tensors(self) -> Iterator[Tensor]:
         """What it keeps on the device between updates, but for the weights themselves."""
         yield from (master for _, master in self._pairs)
-        for state in self.optimizer.state.values():
+        for state in self.torch_optimizer.state.values():
             yield from (value for value in state.values() if isinstance(value, Tensor))
         yield self._skipped
 
@@ -143,7 +143,7 @@ class Updates:
         """Begin again from the weights as they are now, in place."""
         if self._pairs:
             foreach_copy([master for _, master in self._pairs], [w for w, _ in self._pairs])
-        for state in self.optimizer.state.values():
+        for state in self.torch_optimizer.state.values():
             for value in state.values():
                 if isinstance(value, Tensor):
                     value.zero_()

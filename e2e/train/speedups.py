@@ -1,4 +1,4 @@
-"""What the timed arms say of each other: speed-ups, what each waits for, and what to be wary of.
+"""Speed-ups between timed arms, the bottleneck of each, and warnings.
 
 Pure functions of the results.
 """
@@ -12,6 +12,7 @@ from e2e.results.baselines import baselines
 from e2e.results.types import StepTimes, TrainCase, Training
 from microbench.results.values import Ratio, Warning
 from microbench.timing.stats import ratio_interval
+from microbench.timing.timers import EVENT_TICK_S
 
 # A step in which no kernel runs for more than this share waits for the host; what is less is the
 # gap of about a microsecond between kernels.
@@ -36,12 +37,11 @@ HOST_WANDERS = (
     "the time that the host needs for a step changed while it was timed",
     "time it longer (--budget), or let the GPU be the limit by a larger --batch",
 )
-RESOLUTION_S = 32e-9
 
 
-def with_gains(trainings: Sequence[Training], rungs: Mapping[str, str | None]) -> list[Training]:
+def with_speedups(trainings: Sequence[Training], rungs: Mapping[str, str | None]) -> list[Training]:
     """The trainings of one comparison with speed-ups, limits and warnings."""
-    # What a rung adds is told from the one before it; a skipped one adds nothing, a failed one may.
+    # A rung is compared with the one before it; a skipped one adds nothing, a failed one may.
     ladder = [t for t in trainings if rungs.get(t.case.key) and t.status != "skipped"]
     found: list[Training] = []
     for training in trainings:
@@ -73,7 +73,7 @@ def _against_rungs(training: Training, ladder: Sequence[Training]) -> dict[str, 
 def _ratio(slow: Training, fast: Training) -> Ratio:
     assert slow.steps
     assert fast.steps
-    return Ratio(*ratio_interval(slow.steps.blocks_s, fast.steps.blocks_s, RESOLUTION_S))
+    return Ratio(*ratio_interval(slow.steps.blocks_s, fast.steps.blocks_s, EVENT_TICK_S))
 
 
 def _limit(training: Training) -> tuple[str | None, str | None]:
@@ -128,7 +128,7 @@ def _wall_gap(training: Training) -> Warning | None:
 
 
 def _why_gap(training: Training, gap: float) -> tuple[str, str]:
-    """(cause, remedy) of a throughput over wall time that is so much higher."""
+    """(cause, remedy) of a throughput over wall time that is higher by the share `gap`."""
     if training.limit == "host":
         return HOST_WANDERS
     return STEPS_STAND_OUT if gap < 0 else STEPS_FALL_SHORT

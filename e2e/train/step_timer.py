@@ -217,7 +217,7 @@ def busy_time(launch: Launch) -> tuple[float, int]:
 
 
 def busy_in(kernels: Sequence[KernelTime], steps: int) -> tuple[float, int]:
-    """(seconds in which a kernel runs, how many run) in one of so many steps, kernels in order.
+    """(seconds in which a kernel runs, how many run) in one of `steps` steps, kernels in order.
 
     The median where steps have as many kernels each, as those of a graph: a step that lost the
     device to another process for a while does not move it. The mean where they differ.

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase  # pyright: ignore[reportPrivateUsage]
 
-from e2e.data.sources import Feed
-from e2e.data.sources.synthetic import SyntheticFeed
+from e2e.data.datasets.synthetic import SyntheticFeed
+from e2e.data.types import Feed
 from e2e.networks import Network
 from e2e.recipes import DTYPES, Recipe, switch_process
 from e2e.results.types import TrainCase
-from e2e.train.optimizer import Updates
+from e2e.train.optimizer import RecipeOptimizer
 
 PRE_CAPTURE_STEPS = 3  # on a side stream: workspaces and optimizer state must exist before capture
 
@@ -38,19 +38,19 @@ def capture_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-Mark = Callable[[str], object]  # told the name of each phase as it ends
+Mark = Callable[[str], object]  # called with the name of each phase as it ends
 
 
 def _unmarked(_: str) -> None:
-    """Nobody asks."""
+    """No phases are timed."""
 
 
-class Learner:
+class Trainer:
     """One arm: `step(feed)` trains on the next batch and returns its loss, on the device.
 
     Random numbers come from `seed`, so two arms of one network start from the same weights.
     `lr` None takes the network's own; it rises linearly from 0 over the first `warmup` steps.
-    `module` is the network where somebody else made it, on the device, in layout and storage.
+    `module` is the network if it exists already: on the device, in layout and storage.
     """
 
     def __init__(
@@ -67,13 +67,13 @@ class Learner:
     ) -> None:
         self.case, self.recipe, self.device, self.network = case, recipe, device, network
         self.steps_done = 0
-        torch.manual_seed(seed)
+        torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType]
         self.switch()
         if module is None:
             module = _in_layout(network.build(), case.layout).to(device)
             _store(module, recipe)
         self.module = module
-        self.updates = Updates(
+        self.optimizer = RecipeOptimizer(
             [weight for weight in self.module.parameters() if weight.requires_grad],
             case, recipe,
             lr=network.lr if lr is None else lr, weight_decay=network.weight_decay, warmup=warmup,
@@ -87,14 +87,14 @@ class Learner:
 
     def step(self, feed: Feed, mark: Mark = _unmarked) -> Tensor:
         """Train on the next `accumulate` batches; the mean loss, a scalar on the device."""
-        self.updates.set_rate(self.steps_done)
+        self.optimizer.set_rate(self.steps_done)
         run = self._launch if self._captured is None else self._replay
         loss = run(feed, mark)
         self.steps_done += 1
         return loss
 
     def _launch(self, feed: Feed, mark: Mark) -> Tensor:
-        self.updates.clear()
+        self.optimizer.clear()
         total: Tensor | None = None
         for _ in range(self.case.accumulate):
             fetched = feed.fetch()
@@ -103,10 +103,10 @@ class Learner:
             mark("copy")
             loss = self._loss(inputs, targets) / self.case.accumulate
             mark("forward")
-            self.updates.backward(loss)
+            self.optimizer.backward(loss)
             mark("backward")
             total = loss.detach() if total is None else total + loss.detach()
-        self.updates.apply()
+        self.optimizer.apply()
         mark("optimizer")
         assert total is not None
         return total
@@ -120,7 +120,7 @@ class Learner:
         Dynamo keeps what it compiles by code object, at most eight a piece, and looks through them
         at every call: arms that share one would slow each other, and the ninth would run eagerly.
         """
-        shared = Learner._eager_loss
+        shared = Trainer._eager_loss
         code = shared.__code__.replace(co_name=f"loss_{next(_numbers)}")
         own = FunctionType(code, shared.__globals__, code.co_name, None, shared.__closure__)
         return MethodType(own, self)
@@ -154,7 +154,7 @@ class Learner:
         side.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(side):
             for _ in range(PRE_CAPTURE_STEPS):
-                self.updates.set_rate(self.steps_done)
+                self.optimizer.set_rate(self.steps_done)
                 self._launch(repeat, _unmarked)
                 self.steps_done += 1
         torch.cuda.current_stream(self.device).wait_stream(side)
@@ -184,7 +184,7 @@ class Learner:
     @property
     def skipped_steps(self) -> int:
         """Updates that the loss scale left out so far. Waits for the device."""
-        return self.updates.skipped
+        return self.optimizer.skipped
 
     def switch(self) -> None:
         """Set this process's switches as the recipe wants them: arms take turns in one process."""
@@ -193,11 +193,11 @@ class Learner:
     @torch.no_grad()
     def restart(self, seed: int) -> None:
         """Begin again from the weights of a seed, in place: what was compiled or captured stays."""
-        torch.manual_seed(seed)
+        torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType]
         fresh = _in_layout(self.network.build(), self.case.layout).state_dict()
         for name, value in self.module.state_dict().items():
             value.copy_(fresh[name])
-        self.updates.restart()
+        self.optimizer.restart()
         self.steps_done = 0
 
     @torch.no_grad()

@@ -1,24 +1,25 @@
 """Any recorded ATen call as a case: what it is, what it costs at least, and how to run it alone.
 
-A training step is a list of such calls. `describe` turns one into plain data that survives JSON,
-`kind_of`, `flops` and `min_bytes` say what it does, and `materialise` makes arguments that are
-valid and of realistic content, so that it can be launched and timed by itself.
+A training step is a list of such calls. A `CallRecorder` sees them, `describe` turns one into plain
+data, `kind_of`, `flops` and `min_bytes` say what it does, and `materialise` makes arguments that
+are valid and of realistic content, so that it can be launched and timed by itself.
 """
 
-from kernels.aten.arena import Pool
+from kernels.aten.arena import NEAR, Distant, Pool
 from kernels.aten.call import (
     Argument,
     Call,
     CannotReplay,
     Named,
     TensorSpec,
-    from_json,
-    to_json,
+    describe,
+    spec_of,
+    tensors_among,
 )
-from kernels.aten.distant import NEAR, Distant
 from kernels.aten.kinds import KINDS, kind_of
 from kernels.aten.materialise import Replay, materialise, movable, reserve, why_not
-from kernels.aten.record import describe, resolve, spec_of, tensors_among
+from kernels.aten.recorder import CallRecorder, Origin
+from kernels.aten.schema import resolve
 from kernels.aten.work import flops, min_bytes
 
 __all__ = [
@@ -26,15 +27,16 @@ __all__ = [
     "NEAR",
     "Argument",
     "Call",
+    "CallRecorder",
     "CannotReplay",
     "Distant",
     "Named",
+    "Origin",
     "Pool",
     "Replay",
     "TensorSpec",
     "describe",
     "flops",
-    "from_json",
     "kind_of",
     "materialise",
     "min_bytes",
@@ -43,6 +45,5 @@ __all__ = [
     "resolve",
     "spec_of",
     "tensors_among",
-    "to_json",
     "why_not",
 ]

@@ -1,18 +1,29 @@
-"""Memory that the arguments of many calls share, one call at a time, and random values in it."""
+"""Memory that the arguments of many calls share, one call at a time, and random values in it.
+
+Launched again and again, a call finds small arguments in the device's cache, and writes its results
+where the last ones were; in a step it often does not. So `Distant` arguments take turns at places
+of a pool that are together more than the cache holds, and results are held for a while, which makes
+the next ones lie elsewhere.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import itertools
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from kernels.aten.call import TensorSpec
-from kernels.aten.distant import Held
 
 ALIGNMENT_BYTES = 512  # of an argument's beginning, as torch's allocator aligns on CUDA
 READ, WRITTEN = "read", "written"
+ROUND_CACHES = 4.0  # a round of turns touches this many times what the cache holds,
+MOST_TURNS = 128  # unless it would have more turns than these
 _CHUNK = 1 << 24  # elements drawn at once for types that torch cannot draw
 
 
@@ -28,6 +39,54 @@ class Area:
         """`elements` rounded up to where the next argument may begin."""
         unit = max(1, ALIGNMENT_BYTES // self.dtype.itemsize)
         return -(-elements // unit) * unit
+
+
+@dataclass(frozen=True)
+class Distant:
+    """What the cache does not hold: arguments, by their places in `Call.tensors`, and whether
+    `results` leave it before they are freed. `cache_bytes` is what it does hold.
+
+    `small` are further arguments, of which a launch only finds that the first bytes come late: no
+    other call for that, but in a step each launch has its own (see `materialise`).
+    """
+
+    arguments: tuple[int, ...] = ()
+    results: bool = False
+    cache_bytes: int = 0
+    small: tuple[int, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.arguments or self.results)
+
+    @property
+    def key(self) -> str:
+        """As part of a name: what is measured so differs from what is not; "" for nothing."""
+        named = [*map(str, self.arguments), *(["results"] if self.results else [])]
+        return f"distant {','.join(named)}" if named else ""
+
+    def turns(self, turn_bytes: int) -> int:
+        """Turns of `turn_bytes` each that leave none of them in the cache; MOST_TURNS at most."""
+        wanted = math.ceil(ROUND_CACHES * self.cache_bytes / max(1, turn_bytes))
+        return max(1, min(MOST_TURNS, wanted))
+
+
+NEAR = Distant()
+
+
+class Held:
+    """The last results of all calls that share it, up to a number of bytes, and the last one."""
+
+    def __init__(self) -> None:
+        self._results: deque[tuple[object, int]] = deque()
+        self._bytes = 0
+
+    def hold(self, result: object, most_bytes: int) -> None:
+        """Let go of the oldest until `most_bytes` are left."""
+        size = sum(leaf.nbytes for leaf in tree_leaves(result) if isinstance(leaf, Tensor))
+        self._results.append((result, size))
+        self._bytes += size
+        while self._bytes > most_bytes and len(self._results) > 1:
+            self._bytes -= self._results.popleft()[1]
 
 
 class Pool:
@@ -57,7 +116,7 @@ class Pool:
         return self.device if spec.device == "cuda" else torch.device("cpu")
 
     def grow(self, needs: Mapping[Area, int]) -> None:
-        """Have at least so many elements in each area."""
+        """Have at least `needs` elements in each area."""
         for area, elements in needs.items():
             flat = self._flats.get(area)
             if flat is not None and flat.numel() >= elements:
@@ -133,3 +192,19 @@ def writable(tensor: Tensor) -> Tensor:
         if step == 0 and tensor.shape[dim] > 1:
             tensor = tensor.narrow(dim, 0, 1)
     return tensor
+
+
+def in_turns(
+    launches: Sequence[Callable[[], object]], distant: Distant, held: Held
+) -> Callable[[], object]:
+    """The next of `launches` at each call; what it returns is held where results are distant."""
+    following: Iterable[Callable[[], object]] = itertools.cycle(launches)
+    next_launch = iter(following).__next__
+    if not distant.results:
+        return lambda: next_launch()()
+    most_bytes = int(ROUND_CACHES * distant.cache_bytes)
+
+    def launch() -> None:
+        held.hold(next_launch()(), most_bytes)
+
+    return launch

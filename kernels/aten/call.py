@@ -1,16 +1,19 @@
-"""A recorded ATen call as plain data: its parts, its identity, and its JSON form."""
+"""A recorded ATen call as plain data: its parts, its identity, and how it is made from torch's."""
 
 from __future__ import annotations
 
 import json
 import math
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_leaves
 
 
 class CannotReplay(Exception):
@@ -95,8 +98,16 @@ class Call:
 
     @cached_property
     def key(self) -> str:
-        """Its identity as a line of text, the same from run to run: canonical JSON."""
-        return json.dumps(to_json(self), sort_keys=True, separators=(",", ":"))
+        """Its identity as a line of text, the same from run to run: canonical JSON.
+
+        Floats that JSON lacks are written as {"float": "inf"}.
+        """
+        parts = {
+            "name": self.name,
+            "args": [_to_json(value) for value in self.args],
+            "kwargs": {name: _to_json(value) for name, value in self.kwargs},
+        }
+        return json.dumps(parts, sort_keys=True, separators=(",", ":"))
 
     @cached_property
     def tensors(self) -> tuple[TensorSpec, ...]:
@@ -124,33 +135,6 @@ def tensors_in(value: Argument) -> Iterator[TensorSpec]:
             yield from tensors_in(item)
 
 
-# ------------------------------------------------------------ JSON
-
-NAME = re.compile(r"\w+\.\w+\.\w+")
-
-
-def to_json(call: Call) -> dict[str, Any]:
-    """The call as plain JSON values; floats that JSON lacks are written as {"float": "inf"}."""
-    return {
-        "name": call.name,
-        "args": [_to_json(value) for value in call.args],
-        "kwargs": {name: _to_json(value) for name, value in call.kwargs},
-    }
-
-
-def from_json(value: Any) -> Call:
-    """The call that `to_json` wrote. Nothing is looked up or run; ValueError when malformed."""
-    if not isinstance(value, dict) or set(value) != {"name", "args", "kwargs"}:
-        raise ValueError(f"a call has name, args and kwargs, not {_short(value)}")
-    name, args, kwargs = value["name"], value["args"], value["kwargs"]
-    if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise ValueError(f"an operator's name reads aten.mm.default, not {_short(name)}")
-    if not isinstance(args, list) or not isinstance(kwargs, dict):
-        raise ValueError(f"{name}: args is a list, kwargs an object")
-    named = tuple((str(key), _from_json(item)) for key, item in sorted(kwargs.items()))
-    return Call(name, tuple(_from_json(item) for item in args), named)
-
-
 def _to_json(value: Argument) -> Any:
     if isinstance(value, TensorSpec):
         return {
@@ -170,54 +154,87 @@ def _to_json(value: Argument) -> Any:
     return value
 
 
-def _from_json(value: Any) -> Argument:
-    if value is None or isinstance(value, bool | int | float | str):
+# ------------------------------------------------------------ from torch
+
+
+def describe(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+    """What a TorchDispatchMode was called with, as plain data; tensors may be fake.
+
+    CannotReplay for what is no operator overload, and for arguments that are no plain data: sparse
+    or nested tensors, streams, objects. A random generator, a storage that a view is set to, and a
+    profiler's object become None.
+    """
+    if not isinstance(func, OpOverload):
+        raise CannotReplay(f"{func} is not an ATen operator")
+    name = str(func)
+    try:
+        if func.namespace == "profiler":  # it marks a range with an object of its own
+            args = [value if isinstance(value, str) else None for value in args]
+        named = tuple((key, _plain(value)) for key, value in sorted(kwargs.items()))
+        return Call(name, tuple(_plain(value) for value in args), named)
+    except CannotReplay as error:
+        raise CannotReplay(f"{name}: {error}") from None
+
+
+def spec_of(tensor: Tensor) -> TensorSpec:
+    """A tensor's description; CannotReplay if it is not a plain strided one on "cuda" or "cpu"."""
+    if tensor.is_nested or tensor.layout != torch.strided or tensor.is_quantized:
+        raise CannotReplay("takes a tensor that is nested, sparse or quantized")
+    if is_traceable_wrapper_subclass(tensor):
+        raise CannotReplay(f"takes a {type(tensor).__name__}, a tensor with code of its own")
+    if tensor.device.type not in ("cuda", "cpu"):
+        raise CannotReplay(f"takes a tensor on {tensor.device.type}")
+    return TensorSpec(
+        tuple(_whole(n) for n in tensor.shape),
+        tuple(_whole(n) for n in tensor.stride()),
+        _bare(tensor.dtype),
+        tensor.device.type,
+    )
+
+
+def tensors_among(*values: Any) -> list[Tensor]:
+    """Tensors in what an operator takes or gives, in the order of `Call.tensors`."""
+    found: list[Any] = []
+    for value in values:
+        items = [value[name] for name in sorted(value)] if isinstance(value, dict) else value
+        found += tree_leaves(items)
+    return [leaf for leaf in found if isinstance(leaf, Tensor)]
+
+
+def _plain(value: Any) -> Argument:
+    if value is None or isinstance(value, bool | int | float | complex | str):
         return value
-    if isinstance(value, list):
-        return tuple(_from_json(item) for item in value)
-    if isinstance(value, dict):
-        if "tensor" in value:
-            return _tensor_from(value)
-        if len(value) == 1:
-            ((kind, item),) = value.items()
-            return _object_from(kind, item)
-    raise ValueError(f"not an argument of a call: {_short(value)}")
+    if isinstance(value, Tensor):
+        return spec_of(value)
+    if isinstance(value, list | tuple):
+        return tuple(_plain(item) for item in value)
+    return _plain_object(value)
 
 
-def _tensor_from(value: dict[str, Any]) -> TensorSpec:
-    if set(value) != {"tensor", "shape", "stride", "device"}:
-        raise ValueError(f"a tensor has tensor, shape, stride and device, not {_short(value)}")
-    shape, stride = value["shape"], value["stride"]
-    for sizes in (shape, stride):
-        if not isinstance(sizes, list) or not all(type(n) is int and n >= 0 for n in sizes):
-            raise ValueError(f"sizes are whole numbers of 0 or more, not {_short(sizes)}")
-    if len(shape) != len(stride) or value["device"] not in ("cuda", "cpu"):
-        raise ValueError(f"not a tensor: {_short(value)}")
-    dtype = _known("dtype", value["tensor"])
-    return TensorSpec(tuple(shape), tuple(stride), dtype.name, value["device"])
+def _plain_object(value: Any) -> Argument:
+    if isinstance(value, torch.Generator | torch.UntypedStorage):
+        return None
+    if isinstance(value, torch.device):
+        return Named("device", value.type)
+    for kind, of_torch in NAMED_TYPES.items():
+        if isinstance(value, of_torch):
+            return Named(kind, _bare(value))
+    if isinstance(value, torch.SymInt):
+        return _whole(value)
+    if isinstance(value, torch.SymBool):
+        return bool(value)
+    if isinstance(value, torch.SymFloat):
+        return float(value)
+    raise CannotReplay(f"takes a {type(value).__name__}, which cannot be recorded")
 
 
-def _object_from(kind: str, item: Any) -> Argument:
-    if kind == "float" and item in ("inf", "-inf", "nan"):
-        return float(item)
-    if kind == "complex" and isinstance(item, list) and len(item) == 2:
-        real, imaginary = (_from_json(part) for part in item)
-        if isinstance(real, float) and isinstance(imaginary, float):
-            return complex(real, imaginary)
-    return _known(kind, item)
+def _whole(number: Any) -> int:
+    """A size; it may be symbolic, and then not be known."""
+    try:
+        return int(number)
+    except RuntimeError:
+        raise CannotReplay("has a size that depends on data") from None
 
 
-def _known(kind: str, name: Any) -> Named:
-    if kind == "device" and isinstance(name, str) and re.fullmatch(r"[a-z]+", name):
-        return Named(kind, name)
-    of_torch = NAMED_TYPES.get(kind)
-    if of_torch is None or not isinstance(name, str):
-        raise ValueError(f"not an argument of a call: {_short({kind: name})}")
-    if not isinstance(vars(torch).get(name), of_torch):  # getattr could import a module
-        raise ValueError(f"torch has no {kind} {name!r}")
-    return Named(kind, name)
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+def _bare(constant: object) -> str:
+    return str(constant).removeprefix("torch.")

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kernels.aten.arena import fill, fill_normal
 from kernels.aten.call import Argument, TensorSpec
-from kernels.aten.slots import Slot
+from kernels.aten.schema import Slot
 
 LEAST = 0.1  # of values that are divided by, or whose root is taken
 SMALL = 0.1  # standard deviation of means
@@ -160,7 +160,7 @@ def _count_of_targets(tensor: Tensor, site: Site) -> None:
     tensor.fill_(max(site.spec("target").numel, 1))
 
 
-# ------------------------------------------------------------ who needs what
+# ------------------------------------------------------------ content by operator and argument
 
 # "operator.argument", "operator_.argument" for the in-place form alone, or "argument" of any.
 FILLS: dict[str, Fill] = {

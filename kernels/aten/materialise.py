@@ -12,7 +12,18 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from kernels.aten.arena import READ, WRITTEN, Area, Pool, fill, total, writable
+from kernels.aten.arena import (
+    NEAR,
+    READ,
+    WRITTEN,
+    Area,
+    Distant,
+    Pool,
+    fill,
+    in_turns,
+    total,
+    writable,
+)
 from kernels.aten.bindings import matching, quickest
 from kernels.aten.call import (
     Argument,
@@ -22,10 +33,8 @@ from kernels.aten.call import (
     TensorSpec,
 )
 from kernels.aten.contents import REFUSED, Fill, Site, fill_of
-from kernels.aten.distant import NEAR, Distant, in_turns
-from kernels.aten.record import constant, resolve
 from kernels.aten.saved import SAVED, run_forward
-from kernels.aten.slots import Slot, named_arguments, slots_of
+from kernels.aten.schema import Slot, named_arguments, resolve, slots_of
 
 # Torch says of these that their shape may depend on data; it does for masks, not for indices.
 _INDEXED = ("index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl_")
@@ -60,8 +69,8 @@ def materialise(
 ) -> Replay:  # fmt: skip
     """Arguments with the recorded shapes, strides and types on `device`, and a launch with them.
 
-    The launches of a step may be told `apart`: for each, in order, which small arguments (as in
-    `Distant.small`) `launch_distant` finds in memory of its own; what it writes there stays.
+    `apart` lists, for each launch of a step in order, the small arguments (as in `Distant.small`)
+    that `launch_distant` finds in memory of their own; what it writes there stays.
 
     What the shared memory of `pool` cannot hold (indices, masks, what a forward pass saved) is the
     replay's own and freed with it. CannotReplay, with the reason, for calls whose output's shape or
@@ -299,7 +308,7 @@ def _value(name: str, value: Argument, made: Mapping[_At, Tensor], device: torch
     if isinstance(value, TensorSpec):
         return made.get((name, None))
     if isinstance(value, Named):
-        return constant(value, device)
+        return _constant(value, device)
     if isinstance(value, tuple):
         return [
             made.get((name, place))
@@ -308,6 +317,13 @@ def _value(name: str, value: Argument, made: Mapping[_At, Tensor], device: torch
             for place, item in enumerate(value)
         ]
     return value
+
+
+def _constant(named: Named, device: torch.device) -> Any:
+    """The object of torch that a `Named` stands for; the recorded device "cuda" is `device`."""
+    if named.kind == "device":
+        return device if named.name == "cuda" else torch.device(named.name)
+    return getattr(torch, named.name)
 
 
 def _moved(

@@ -11,8 +11,7 @@ from torch.utils.flop_counter import flop_registry
 
 from kernels.aten.call import Argument, Call, CannotReplay, TensorSpec
 from kernels.aten.kinds import kind_of
-from kernels.aten.record import resolve
-from kernels.aten.slots import Slot, slots_of
+from kernels.aten.schema import Slot, resolve, slots_of
 
 
 def flops(call: Call) -> int | None:

@@ -26,7 +26,7 @@ _BACKENDS: Mapping[str, BackendEntry] = {
         "kernels.conv.torch_conv", "cuDNN as torch calls it, cudnn.benchmark on", "cuda"
     ),
     "triton": BackendEntry(
-        "kernels.conv.triton_conv", "this project's Triton kernels, NHWC", "cuda"
+        "kernels.conv.triton.backend", "this project's Triton kernels, NHWC", "cuda"
     ),
     "cpu": BackendEntry("kernels.conv.torch_conv", "torch on the CPU (oneDNN)", "cpu"),
 }
@@ -78,7 +78,7 @@ class Conv:
         )
 
     def tolerance(self, case: Case) -> float:
-        """The precision's own, or what adding up so many products in float32 comes to.
+        """The precision's own, or a float32 sum's of that length, whichever is larger.
 
         wgrad's long sums are split, and cuDNN keeps the parts in float16. float32's tolerance stays
         below what TF32 would do.
@@ -152,7 +152,7 @@ class Conv:
 
     def save_tuned(self, case: Case, target: Target, label: str) -> Path:
         """Record the Triton configuration that won a search; the path of the user's table."""
-        from kernels.conv.triton_conv import save_tuned
+        from kernels.conv.triton.backend import save_tuned
 
         return save_tuned(case, target, label)
 
@@ -210,3 +210,6 @@ class ConvSession:
     def close(self) -> None:
         """Free the tensors."""
         self.pool.clear()
+
+
+OP = Conv()

@@ -42,7 +42,7 @@ def candidates(case: Case, operands: ConvOperands, target: Target) -> Sequence[C
     launch, mode = _launch(operands), case.precision.multiply
 
     def call() -> object:
-        # Arms take turns in one process, so every launch sets the switch that it depends on.
+        # Variants are interleaved in one process: every launch sets the switch that it depends on.
         conv_switches.fp32_precision = mode
         return launch()
 

@@ -28,7 +28,7 @@ _BACKENDS: Mapping[str, BackendEntry] = {
     "cupy": BackendEntry(
         "kernels.gemm.cupy_blas", "cuBLAS gemmEx called directly through CuPy", "cuda"
     ),
-    "triton": BackendEntry("kernels.gemm.triton_gemm", "this project's Triton kernels", "cuda"),
+    "triton": BackendEntry("kernels.gemm.triton.backend", "this project's Triton kernels", "cuda"),
     "cpu": BackendEntry("kernels.gemm.torch_blas", "torch on the CPU (oneDNN, MKL)", "cpu"),
 }
 
@@ -129,7 +129,7 @@ class Gemm:
 
     def save_tuned(self, case: Case, target: Target, label: str) -> Path:
         """Record the Triton configuration that won a search; the path of the user's table."""
-        from kernels.gemm.triton_gemm import save_tuned
+        from kernels.gemm.triton.backend import save_tuned
 
         return save_tuned(case, target, label)
 
@@ -173,3 +173,6 @@ class GemmSession:
     def close(self) -> None:
         """Free the matrices."""
         self.pool.clear()
+
+
+OP = Gemm()

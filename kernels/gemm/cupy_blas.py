@@ -1,9 +1,9 @@
 """GEMM by cuBLAS's gemmEx, called through CuPy's binding: no torch between the call and cuBLAS.
 
-The handle is this module's own. CuPy's shared one (and torch's) keep their math mode, and nobody
-can switch TF32 on under a float32 arm: with the math mode at its default the compute type alone
-decides, 68 is IEEE float32 and 77 is TF32. The one flag set makes split-K add its partial sums in
-the accumulator's type, as the cublaslt back end does.
+The handle is this module's own: CuPy's shared one and torch's keep their math mode, and neither can
+switch TF32 on under a float32 case. With the math mode at its default the compute type alone
+decides: 68 is IEEE float32, 77 is TF32. The one flag set makes split-K add its partial sums in the
+accumulator's type, as the cublaslt back end does.
 """
 
 from __future__ import annotations

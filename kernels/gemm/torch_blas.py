@@ -85,7 +85,7 @@ def _call(case: Case, operands: Operands) -> Callable[[], object]:
 
 
 def _with_switch(name: str, value: object, launch: Callable[[], object]) -> Callable[[], object]:
-    # Arms take turns in one process, so every launch sets the switch that it depends on.
+    # Variants are interleaved in one process: every launch sets the switch that it depends on.
     def call() -> object:
         setattr(matmul_switches, name, value)
         return launch()

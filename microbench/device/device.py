@@ -104,7 +104,7 @@ def describe_cuda(index: int) -> DeviceInfo:
     if index >= count:
         choices = ", ".join(f"cuda:{i}" for i in range(count))
         raise ValueError(f"no device cuda:{index} here; choose from {choices}, cpu")
-    properties = torch.cuda.get_device_properties(index)
+    properties = _properties(index)
     gpu = gpu_for(index)
     return DeviceInfo(
         name=properties.name,
@@ -151,17 +151,23 @@ def gpu_for(index: int) -> NvmlGpu | None:
 
     CUDA_VISIBLE_DEVICES renumbers torch's devices but not NVML's, so they meet at the PCI address.
     """
-    import torch
-
     nvml = load_nvml()
     if nvml is None:
         return None
-    torch_view = torch.cuda.get_device_properties(index)
+    torch_view = _properties(index)
     address = pci_address(torch_view.pci_domain_id, torch_view.pci_bus_id, torch_view.pci_device_id)
     try:
         return NvmlGpu(nvml, nvml.nvmlDeviceGetHandleByPciBusId(address))
     except nvml.NVMLError:
         return None
+
+
+def _properties(index: int) -> Any:
+    """What torch says of a CUDA device."""
+    import torch
+
+    cuda: Any = torch.cuda  # its functions have no types
+    return cuda.get_device_properties(index)
 
 
 def pci_address(domain: int, bus: int, device: int) -> str:
@@ -173,7 +179,7 @@ def pci_address(domain: int, bus: int, device: int) -> str:
 def load_nvml() -> Any:
     """The pynvml module, initialised once a process; None without the package or the driver."""
     try:
-        import pynvml
+        import pynvml  # pyright: ignore[reportMissingTypeStubs]
     except ImportError:
         return None
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from kernels.case import Case
 
@@ -37,7 +38,7 @@ def record(launch: Callable[[], object]) -> tuple[KernelTime, ...]:
     with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
         launch()
         torch.cuda.synchronize()
-    events = profiler.events() or []
+    events: Any = profiler.events() or ()
     return tuple(
         KernelTime(event.name, event.time_range.elapsed_us() * 1e-6, event.time_range.start * 1e-6)
         for event in events

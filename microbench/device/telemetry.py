@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Generator, Hashable, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import fmean
@@ -182,7 +182,7 @@ class Telemetry:
         self.energy_j = None if begin_j is None or end_j is None else end_j - begin_j
 
     @contextmanager
-    def during(self, key: Hashable) -> Iterator[None]:
+    def during(self, key: Hashable) -> Generator[None]:
         """File the samples taken inside under `key`; at least one, taken at the end if need be."""
         segment = _Segment(key)
         with self._lock:

@@ -1,4 +1,7 @@
-"""Networks by name: torchvision's, or the user's own function, built without allocating weights."""
+"""Finds and builds networks: torchvision's by name, or by a function of the user's.
+
+`layers` and training both build on this; with a `BuildMode` no weights are allocated.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,14 @@ import dataclasses
 import difflib
 import importlib
 import inspect
+import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,26 +28,12 @@ from kernels.error_words import one_line
 from microbench.errors import UserError
 
 DEFAULT_IMAGE = 224  # pixels a side, of a network that says nothing else
-CLIP_FRAMES = 16  # of a video network, as torchvision's were trained
 MAX_CONSTANT = 2**16  # elements of a constant that is computed for real while a network is built
 # Networks whose weights fit one image size only, and the builder's argument that sets it.
 SIZE_ARGUMENTS: dict[str, Callable[[int], dict[str, Any]]] = {
     "torchvision.models.vision_transformer": lambda image: {"image_size": image},
     "torchvision.models.maxvit": lambda image: {"input_size": (image, image)},
 }
-
-
-@dataclass(frozen=True)
-class Network:
-    """A network and one batch of input.
-
-    `inputs` are what `module` is called with; `image` is the side of its square images in pixels,
-    None where the user's function brought the inputs.
-    """
-
-    module: nn.Module
-    inputs: tuple[Tensor, ...]
-    image: int | None
 
 
 class BuildMode(TorchDispatchMode):
@@ -57,7 +46,7 @@ class BuildMode(TorchDispatchMode):
     """
 
     def __init__(self, fake: FakeTensorMode) -> None:
-        super().__init__()
+        super().__init__()  # pyright: ignore[reportUnknownMemberType]
         self.fake = fake
 
     def __torch_dispatch__(
@@ -87,26 +76,6 @@ class BuildMode(TorchDispatchMode):
         return not isinstance(made, Tensor) or made.numel() <= MAX_CONSTANT
 
 
-def load(name: str, batch: int, image: int | None, fake: FakeTensorMode) -> Network:
-    """Build the network that `name` names, in training mode, with one batch of float32 input.
-
-    `name` is a torchvision model's, or "module:function": a function of no arguments that returns
-    an nn.Module, or (nn.Module, its example input: a tensor or a tuple of them), importable from
-    the current directory too. Images are [batch, 3, image, image], clips of video networks
-    [batch, 3, CLIP_FRAMES, image, image]; `image` None is the model's usual size. No memory is
-    allocated for weights or images. UserError for whatever is wrong with the name or what it names.
-    """
-    for what, size in (("batch", batch), ("image", image)):
-        if size is not None and size < 1:
-            raise UserError(f"{what} must be at least 1, not {size}")
-    if ":" in name:
-        network = _from_function(name, batch, image, fake)
-    else:
-        network = _from_torchvision(name, batch, image, fake)
-    network.module.train()
-    return network
-
-
 def tensors_in(value: object) -> Iterator[Tensor]:
     """The tensors in whatever a network returns: nested containers and dataclasses."""
     if isinstance(value, Tensor):
@@ -114,9 +83,9 @@ def tensors_in(value: object) -> Iterator[Tensor]:
         return
     inside: Iterable[object] = ()
     if isinstance(value, Mapping):
-        inside = value.values()
+        inside = cast("Mapping[object, object]", value).values()
     elif isinstance(value, list | tuple | set):
-        inside = value
+        inside = cast("Iterable[object]", value)
     elif dataclasses.is_dataclass(value):
         inside = vars(value).values()
     for item in inside:
@@ -124,22 +93,15 @@ def tensors_in(value: object) -> Iterator[Tensor]:
 
 
 @contextmanager
-def following(
-    module: nn.Module, enter: Callable[[str], None], leave: Callable[[], None]
-) -> Iterator[None]:
-    """Call `enter(path)` when a submodule begins to run and `leave()` when it has run or raised."""
-    handles: list[Any] = []
-    for path, child in module.named_modules():
-        if path:
-            handles += [
-                child.register_forward_pre_hook(lambda *_, path=path: enter(path)),
-                child.register_forward_hook(lambda *_: leave(), always_call=True),
-            ]
+def silent() -> Generator[None]:
+    """No warnings, and no traceback that torch logs of what fake tensors cannot run."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    disabled, logger.disabled = logger.disabled, True
     try:
-        yield
+        with warnings.catch_warnings(action="ignore"):
+            yield
     finally:
-        for handle in handles:
-            handle.remove()
+        logger.disabled = disabled
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
@@ -148,43 +110,31 @@ def suggest(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {', '.join(close)}?" if close else ""
 
 
-def _from_torchvision(name: str, batch: int, image: int | None, fake: FakeTensorMode) -> Network:
-    from torchvision import models
+def torchvision_models() -> Any:
+    """The module `torchvision.models`, which takes seconds to import, once it is needed."""
+    from torchvision import models  # pyright: ignore[reportMissingTypeStubs]
 
-    if name.lower() not in models.list_models():
-        hint = suggest(name.lower(), models.list_models())
-        raise UserError(
-            f"torchvision has no network {name!r}{hint or '; your own is module:function'}"
-        )
-    builder = models.get_model_builder(name)
-    if ".detection." in builder.__module__:
-        raise UserError(
-            f"{name} detects objects: its step depends on the boxes in the images and cannot be "
-            "traced without running it; give its backbone as module:function"
-        )
-    image = image or usual_image(name)
-    options = SIZE_ARGUMENTS.get(builder.__module__, lambda _: {})(image)
+    return models
+
+
+def build_torchvision(name: str, image: int, **options: Any) -> nn.Module:
+    """torchvision's model of this name without trained weights, for square images of `image` px.
+
+    Raises what its builder raises.
+    """
+    builder = torchvision_models().get_model_builder(name)
+    sized = SIZE_ARGUMENTS.get(builder.__module__)
+    if sized:
+        options |= sized(image)
     if "weights_backbone" in inspect.signature(builder).parameters:
         options["weights_backbone"] = None  # else it is downloaded
-    # torchvision warns that initialisation is slow, which it is not here
-    with warnings.catch_warnings(action="ignore"), BuildMode(fake):
-        try:
-            module = builder(weights=None, **options)
-        except Exception as error:
-            raise UserError(f"{name} cannot be built for {image} px: {one_line(error)}") from None
-    size = (batch, 3, image, image)
-    if ".video." in builder.__module__:
-        size = (batch, 3, CLIP_FRAMES, image, image)
-    frames = 2 if ".optical_flow." in builder.__module__ else 1
-    with fake:
-        return Network(module, tuple(torch.empty(size) for _ in range(frames)), image)
+    with warnings.catch_warnings(action="ignore"):  # of slow initialisation
+        return builder(weights=None, **options)
 
 
 def usual_image(name: str) -> int:
     """The side, in pixels, that the model's default weights were made for."""
-    from torchvision import models
-
-    transforms = models.get_model_weights(name)["DEFAULT"].transforms()
+    transforms = torchvision_models().get_model_weights(name)["DEFAULT"].transforms()
     for attribute in ("crop_size", "resize_size"):
         size = getattr(transforms, attribute, None)
         if size:
@@ -192,43 +142,38 @@ def usual_image(name: str) -> int:
     return DEFAULT_IMAGE
 
 
-def _from_function(name: str, batch: int, image: int | None, fake: FakeTensorMode) -> Network:
-    function = find_function(name)
-    with BuildMode(fake):
-        try:
+def call_function(
+    name: str, function: Callable[[], object], fake: FakeTensorMode | None = None
+) -> tuple[nn.Module, tuple[object, ...] | None]:
+    """What the user's function makes: a module and its example inputs, None if it brings none.
+
+    With `fake` it is called in a `BuildMode`. UserError, in one line with the function's own error.
+    """
+    try:
+        with BuildMode(fake) if fake else nullcontext():
             made = function()
-        except (Exception, SystemExit) as error:
-            # torch cannot convert the weights of a module whose weights are fake
-            moved = "_apply()" in str(error) or "driver" in str(error)
-            hint = "; trace it as built, without .to(), .half() or .cuda()" if moved else ""
-            raise UserError(f"{name}() raised {one_line(error)}{hint}") from None
-    module, example = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    except (Exception, SystemExit) as error:
+        # torch cannot convert the weights of a module whose weights are fake
+        moved = fake and ("_apply()" in str(error) or "driver" in str(error))
+        hint = "; trace it as built, without .to(), .half() or .cuda()" if moved else ""
+        raise UserError(f"{name}() raised {one_line(error)}{hint}") from None
+    pair = _pair(made)
+    module, example = pair or (made, None)
     if not isinstance(module, nn.Module):
         raise UserError(
             f"{name}() returned {kind_of(made)}; it must return an nn.Module, "
-            "or (nn.Module, example inputs)"
+            f"or (nn.Module, example input{'s' if fake else ''})"
         )
-    if isinstance(made, tuple):
-        if image is not None:
-            raise UserError(f"{name} brings its own example input: drop --image {image}")
-        return Network(module, _example_inputs(name, example, fake), None)
-    image = image or DEFAULT_IMAGE
-    device = next((weight.device for weight in module.parameters()), None)
-    with fake:
-        return Network(module, (torch.empty(batch, 3, image, image, device=device),), image)
+    if pair is None:
+        return module, None
+    several = isinstance(example, tuple | list)
+    return module, tuple(cast("Iterable[object]", example)) if several else (example,)
 
 
-def _example_inputs(name: str, example: object, fake: FakeTensorMode) -> tuple[Tensor, ...]:
-    inputs: list[Tensor] = []
-    for tensor in example if isinstance(example, (tuple, list)) else (example,):
-        if not isinstance(tensor, Tensor):
-            raise UserError(
-                f"{name}() returned {kind_of(tensor)} as an example input, not a tensor"
-            )
-        inputs.append(tensor if isinstance(tensor, FakeTensor) else fake.from_tensor(tensor))
-    if not inputs or inputs[0].dim() == 0:
-        raise UserError(f"{name}() returned an example input without a batch")
-    return tuple(inputs)
+def _pair(made: object) -> tuple[object, object] | None:
+    if isinstance(made, tuple) and len(cast("tuple[object, ...]", made)) == 2:
+        return cast("tuple[object, object]", made)
+    return None
 
 
 def kind_of(value: object) -> str:

@@ -7,7 +7,8 @@ from functools import lru_cache
 
 from kernels import OPS
 from kernels.case import DATA, Case
-from microbench.layers.trace import Layer, Traced, trace
+from microbench.layers.products import Layer
+from microbench.layers.trace import Traced, trace
 from microbench.plans import Arm, group_of, plan_arms
 from microbench.results.types import LayerUse, NetworkUse, NotMeasured
 from microbench.sweep import Group, parse_choice, parse_names

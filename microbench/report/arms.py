@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kernels import is_library
 from microbench import fmt
-from microbench.results.types import Result, Run
+from microbench.results.types import Ceiling, Result, Run
 from microbench.verdict import BASELINES, asked_for
 
 
@@ -54,3 +54,16 @@ def rate_unit(results: Sequence[Result]) -> fmt.Unit:
     """The unit for the rates of these results."""
     integers = any(r.case.precision_name.startswith("int") for r in results)
     return fmt.rate_unit((r.flop_per_s or 0.0 for r in results), integers=integers)
+
+
+def limits_of(run: Run, results: Sequence[Result]) -> list[Ceiling]:
+    """Ceilings of arithmetic of the precisions that were asked for and that `results` have."""
+    wanted = {r.case.precision_name for r in results} & set(arms_of(run).asked)
+    kinds = (("dense peak", "datasheet"), ("large GEMM", "measured"))
+    return [
+        ceiling
+        for ceiling in run.ceilings
+        if ceiling.flop_per_s
+        and ceiling.precision in wanted
+        and (ceiling.name, ceiling.source) in kinds
+    ]

@@ -15,6 +15,7 @@ from microbench.report.arms import (
     Arms,
     arms_of,
     groups_of,
+    limits_of,
     rate_unit,
     representative,
     varying,
@@ -29,6 +30,7 @@ MOST_SPEEDUP_LINES = 6
 ASKED_MARKERS = "●▲■◆★♥♣♠"
 BASELINE_MARKERS = "○△□◇"
 ASKED_STYLES = ("bold green", "bold cyan", "bold magenta", "bold yellow")
+CEILINGS = {"datasheet": "dense peak of the datasheet", "measured": "largest product measured"}
 
 READING = "equal steps up are equal factors, so the gap between two curves is a speed-up"
 
@@ -64,7 +66,7 @@ def chart(run: Run, width: int) -> list[Text]:
         return [Text("No chart: too many curves; show fewer precisions or back ends.", "dim")]
     speedups, unit = _speedups(run, arms), rate_unit(results)
     label_width = max(6, len(axis), *map(len, speedups))
-    canvas, hidden = draw(series, _levels(run, arms, results, unit), width, label_width)
+    canvas, hidden = draw(series, _levels(run, results, unit), width, label_width)
     low, high = (y / unit.per_s for y in canvas.y_range)
     return [
         Text(f"{subject}{unit.name} by {axis}; {READING}", overflow="ellipsis"),
@@ -119,18 +121,12 @@ def _series(run: Run, results: list[Result], arms: Arms) -> list[Series] | None:
     return found
 
 
-def _levels(run: Run, arms: Arms, results: list[Result], unit: fmt.Unit) -> dict[str, float]:
+def _levels(run: Run, results: list[Result], unit: fmt.Unit) -> dict[str, float]:
     """Label -> FLOP/s of the ceilings of the precisions that were asked for, highest first."""
     names: dict[tuple[float, str], list[str]] = {}
-    measured = {r.case.precision_name for r in results}
-    for ceiling in run.ceilings:
-        word = {
-            "datasheet": "dense peak of the datasheet",
-            "measured": "largest product measured",
-        }.get(ceiling.source, "")
-        wanted = ceiling.precision in arms.asked and ceiling.precision in measured
-        if wanted and ceiling.flop_per_s and ceiling.name in ("dense peak", "large GEMM"):
-            names.setdefault((ceiling.flop_per_s, word), []).append(str(ceiling.precision))
+    for ceiling in limits_of(run, results):
+        key = ceiling.flop_per_s or 0.0, CEILINGS[ceiling.source]
+        names.setdefault(key, []).append(str(ceiling.precision))
     return {
         fmt.clean(f"{', '.join(precisions)}: {word} {unit.text(flop_per_s)}"): flop_per_s
         for (flop_per_s, word), precisions in sorted(names.items(), reverse=True)

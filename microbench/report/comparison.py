@@ -9,12 +9,12 @@ from rich.text import Text
 
 from kernels.case import Case
 from microbench import fmt
-from microbench.report.grid import DIM, Column, Grid, Row
 from microbench.report.screen import WIDTH
-from microbench.results.compare import VERDICTS, CompareRow, Comparison
-from microbench.results.entry import AnyCase
+from microbench.report.table import DIM, Column, Row, Table, screen
+from microbench.results.comparison import VERDICTS, CompareRow, Comparison
 from microbench.results.kinds import KINDS, Report
 from microbench.results.types import Ratio
+from microbench.results.values import AnyCase
 
 MOST_SAME_ROWS = 6
 MOST_NAMED = 5
@@ -42,7 +42,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         console.print()
     shown, hidden = _chosen(comparison.rows)
     if shown:
-        for line in _grid(shown).lines(width)[0]:
+        for line in screen(_table(shown), width).lines:
             say(line)
     for note, cases in _notes(shown).items():
         say(Text(f"  {fmt.listed(cases)}: {note}"))
@@ -81,27 +81,25 @@ def _chosen(rows: Sequence[CompareRow]) -> tuple[list[CompareRow], list[CompareR
     return [row for row in ordered if row.verdict != "same"], same
 
 
-def _grid(rows: Sequence[CompareRow]) -> Grid:
+def _table(rows: Sequence[CompareRow]) -> Table[CompareRow]:
     ops = {row.case.op for row in rows}
     kernels, kinds = ops - KINDS.keys(), ops & KINDS.keys()
     first = [KINDS[op].report.FIRST[op] for op in kinds]
-    columns = [
-        Column("B is"),
-        Column("precision" if kernels or len(first) > 1 else first[0]),
-        Column("what" if kinds else "size", right=True),
-        Column("backend" if kernels else "options", drop=1),
-        Column("time A", right=True, drop=2),
-        Column("time B", right=True, drop=2),
-        Column("A / B", right=True),
-    ]
-    grid = Grid(columns)
-    for row in rows:
-        look, style = _LOOKS[row.verdict]
-        cells = [look, *_what(row.case)]
-        cells += [fmt.duration(s) if s is not None else "-" for s in (row.a_s, row.b_s)]
-        cells.append("-" if row.ratio is None else _ratio(row.case, Ratio(row.ratio, row.ci95)))
-        grid.rows.append(Row(cells, style=style))
-    return grid
+    columns: list[Column[CompareRow]] = [
+        Column("B is", lambda row: _LOOKS[row.verdict][0]),
+        Column("precision" if kernels or len(first) > 1 else first[0],
+               lambda row: _what(row.case)[0]),
+        Column("what" if kinds else "size", lambda row: _what(row.case)[1], right=True),
+        Column("backend" if kernels else "options", lambda row: _what(row.case)[2], drop=1),
+        Column("time A", lambda row: _time(row.a_s), right=True, drop=2),
+        Column("time B", lambda row: _time(row.b_s), right=True, drop=2),
+        Column("A / B", _ratio, right=True),
+    ]  # fmt: skip
+    return Table(columns, [Row(row, style=_LOOKS[row.verdict][1]) for row in rows])
+
+
+def _time(seconds: float | None) -> str:
+    return fmt.duration(seconds) if seconds is not None else "-"
 
 
 def _what(case: AnyCase) -> tuple[str, str, str]:
@@ -111,8 +109,15 @@ def _what(case: AnyCase) -> tuple[str, str, str]:
     return _report(case).cells(case)
 
 
-def _ratio(case: AnyCase, ratio: Ratio) -> str:
-    return fmt.interval(ratio) if isinstance(case, Case) else _report(case).ratio(case.op, ratio)
+def _ratio(row: CompareRow) -> str:
+    if row.ratio is None:
+        return "-"
+    ratio = Ratio(row.ratio, row.ci95)
+    return (
+        fmt.interval(ratio)
+        if isinstance(row.case, Case)
+        else _report(row.case).ratio(row.case.op, ratio)
+    )
 
 
 def _report(case: AnyCase) -> Report:

@@ -14,12 +14,13 @@ from microbench.report.arms import arms_of
 from microbench.report.chart import chart
 from microbench.report.layers_table import layers_summary, layers_table
 from microbench.report.map_table import is_map, map_tables, map_verdict
-from microbench.report.run_table import RunTable, run_table
+from microbench.report.run_table import run_table
 from microbench.report.screen import WIDTH
+from microbench.report.table import screen
 from microbench.report.wide_table import missing_reasons, wide_table
 from microbench.results.kinds import reports
-from microbench.results.types import Run
-from microbench.roofline.model import describe, held_out_error
+from microbench.results.types import Result, Run
+from microbench.roofline.model.wording import describe
 from microbench.verdict import verdict
 
 SOFTWARE = (
@@ -54,10 +55,10 @@ def print_run(run: Run, console: Console, *, details: bool = False) -> None:
 
 
 def _print_kernels(run: Run, console: Console, width: int, details: bool) -> None:
-    table = _table(run, width)
-    legend = notes.legend(run, table.left_out, width, ratios=run.network is None)
-    _section(console, [*table.lines, *legend], width)
-    _section(console, notes.reasons(table.cut), width, "Reasons in full")
+    lines, left_out, cut = _table(run, width)
+    legend = notes.legend(run, left_out, ratios=run.network is None)
+    _section(console, [*lines, *legend], width)
+    _section(console, notes.reasons(cut), width, "Reasons in full")
     _section(console, notes.whys(run, details), width, _what_holds_back(run, details))
     if not run.network:
         _section(console, chart(run, width), width)
@@ -70,12 +71,16 @@ def _print_kernels(run: Run, console: Console, width: int, details: bool) -> Non
     _section(console, notes.ceilings(run), width, blank=False)
 
 
-def _table(run: Run, width: int) -> RunTable:
+def _table(run: Run, width: int) -> tuple[list[Text], str, list[Result]]:
+    """The lines, the columns that had no room, and the results whose reason had none."""
     if run.network:
-        lines, left_out = layers_table(run, run.network, width)
-        return RunTable([*lines, *missing_reasons(run)], left_out, [])
-    wide = any(result.case.op == "conv" for result in run.results)
-    return wide_table(run, width) if wide else run_table(run, width)
+        layers = screen(layers_table(run, run.network), width)
+        return [*layers.lines, *missing_reasons(run)], layers.left_out_note(width), []
+    if any(result.case.op == "conv" for result in run.results):
+        wide = screen(wide_table(run), width)
+        return [*wide.lines, *missing_reasons(run)], wide.left_out_note(width), []
+    found = screen(run_table(run), width)
+    return found.lines, found.left_out_note(width), found.cut
 
 
 def _print_map(run: Run, console: Console, width: int) -> None:
@@ -127,8 +132,7 @@ def _how(run: Run) -> list[str]:
 
 
 def _model(run: Run) -> list[Text]:
-    found = held_out_error(run)
-    return [Text(f"  {line}") for line in describe(found)] if found else []
+    return [Text(f"  {fmt.clean(line)}") for line in describe(run.model)] if run.model else []
 
 
 def _shared_settings(run: Run) -> list[str]:

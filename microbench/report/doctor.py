@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from microbench import fmt
-from microbench.device.doctor.finding import Finding
+from microbench.device.doctor.facts import Finding
 from microbench.report.screen import WIDTH
 
 # Each level has a word and a sign, so that colour is only an addition.

@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import io
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
+from kernels.files import write_atomically
 from microbench.errors import UserError
 from microbench.report.drawing_lines import line_chart
 from microbench.report.drawing_map import payoff_map
 from microbench.report.drawing_style import library
+from microbench.report.map_table import is_map
 from microbench.results.kinds import reports
 from microbench.results.runfile import check_writable
 from microbench.results.types import Run
-
-__all__ = [
-    "SUFFIXES",
-    "chart_of",
-    "check_chart_path",
-    "draw",
-    "line_chart",
-    "payoff_map",
-]
 
 SUFFIXES = (".png", ".svg", ".html")
 PNG_SCALE = 2  # pixels a unit of length: sharp in a document
@@ -50,8 +41,8 @@ def chart_of(run: Run) -> Any:
     """The Altair chart that suits the run. UserError when there is nothing to draw."""
     for report in reports(run):
         return report.chart(run)
-    is_map = "payoff" in run.command and any(r.case.op == "conv" and r.speedup for r in run.results)
-    return payoff_map(run) if is_map else line_chart(run)
+    conv = any(r.case.op == "conv" and r.speedup for r in run.results)
+    return payoff_map(run) if conv and is_map(run) else line_chart(run)
 
 
 def _suffix(path: Path) -> str:
@@ -77,9 +68,6 @@ def _render(chart: Any, suffix: str) -> bytes:
 def _replace(path: Path, content: bytes) -> None:
     """Put the content in the file's place at once."""
     try:
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-            whole = Path(folder) / path.name
-            whole.write_bytes(content)
-            os.replace(whole, path)
+        write_atomically(path, content)
     except OSError as error:
         raise UserError(f"--chart {path}: cannot write there ({error.strerror})") from None

@@ -27,6 +27,9 @@ COLOURS = {
     "fp8-e5m2": "#e69f00",
     "int8": "#000000",
 }
+# Darker, for trainings that are in a precision as a whole and not only in its multiplications.
+WHOLLY = {"fp16": "#003a5c", "bf16": "#8c3d00"}
+MIXED_COLOUR = "#7e63b8"  # no precision's
 OTHER_COLOUR = "#b8860b"
 SHOWN_BARE = ("pass", "layout")  # settings whose values speak for themselves
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import geometric_mean
 
@@ -10,8 +10,8 @@ from rich.text import Text
 
 from kernels import is_library
 from microbench import fmt
-from microbench.report.arms import Arms, arms_of
-from microbench.report.grid import Column, Grid, Row
+from microbench.report.arms import arms_of
+from microbench.report.table import Column, Row, Table
 from microbench.results.types import LayerUse, NetworkUse, Result, Run
 
 PASSES = ("fprop", "dgrad", "wgrad")
@@ -88,74 +88,80 @@ def _label(result: Result, use: LayerUse) -> str:
     return fmt.clean(f"{taps}{stride} {dims['c']}>{dims['k']} @{image}{groups}")
 
 
-def layers_table(run: Run, network: NetworkUse, width: int) -> tuple[list[Text], list[str]]:
-    """(lines, columns left out): a row a layer, and the sum of all."""
-    arms, layers = arms_of(run), layers_of(run, network)
+@dataclass(frozen=True)
+class Whole:
+    """All layers of the network together."""
+
+    layers: Sequence[Layer]
+    label: str = "all together"
+
+    @property
+    def count(self) -> int:
+        """How often layers are used in a step."""
+        return sum(layer.count for layer in self.layers)
+
+    def seconds(self, precision: str) -> float | None:
+        """Of a step, in a precision; None when that of a layer is missing."""
+        parts = [layer.seconds(precision) for layer in self.layers]
+        return sum(part for part in parts if part) if all(parts) else None
+
+
+def layers_table(run: Run, network: NetworkUse) -> Table[Layer | Whole]:
+    """A row a layer, and the sum of all."""
+    layers = layers_of(run, network)
+    table = Table(_columns(run, layers), [Row(layer) for layer in layers])
+    table.block("", [Row(Whole(layers), style="bold")])
+    return table
+
+
+def _columns(run: Run, layers: Sequence[Layer]) -> list[Column[Layer | Whole]]:
+    arms = arms_of(run)
     name = arms.asked[0] if arms.asked else "fp16"
-    total = sum(layer.seconds(name) or 0.0 for layer in layers)
-    grid = Grid(_columns(run, name, arms))
-    for layer in layers:
-        grid.rows.append(_row(layer, name, arms, total))
-    grid.rows.append(None)
-    grid.rows.append(_sum_row(layers, name, arms))
-    lines, left_out = grid.lines(width)
-    return lines, left_out
-
-
-def _columns(run: Run, name: str, arms: Arms) -> list[Column]:
     others = [p for p in dict.fromkeys(r.case.precision_name for r in run.results) if p != name]
-    base = _baseline(arms)
+    hardest = arms.baselines[-1] if arms.baselines else ""  # to beat
+    total_s = sum(layer.seconds(name) or 0.0 for layer in layers)
     return [
-        Column("layer", bold=True), Column("times", right=True, drop=5),
-        *(Column(f"{p}\nms", right=True, drop=2) for p in others),
-        Column(f"{name}\nms", right=True),
-        Column("share", right=True),
-        *(Column(f"{name}\nx {b}", right=True) for b in arms.baselines),
-        *(Column(f"{which}\nx {base}", right=True, drop=3) for which in PASSES if base),
-        Column("limited\nby", drop=6),
+        Column("layer", lambda row: row.label, bold=True, key=True),
+        Column("times", lambda row: str(row.count), right=True, drop=5),
+        *(Column(f"{p}\nms", _ms(p), right=True, drop=2) for p in others),
+        Column(f"{name}\nms", _ms(name), right=True),
+        Column("share", _share(name, total_s), right=True),
+        *(Column(f"{name}\nx {b}", _times(name, b), right=True) for b in arms.baselines),
+        *(Column(f"{which}\nx {hardest}", _pass_gain(which, name, hardest), right=True, drop=3)
+          for which in PASSES if hardest),
+        Column("limited\nby", lambda row: row.bound(name) if isinstance(row, Layer) else "",
+               drop=6),
     ]  # fmt: skip
 
 
-def _baseline(arms: Arms) -> str:
-    """The baseline that passes are shown against: the hardest to beat."""
-    return arms.baselines[-1] if arms.baselines else ""
+def _ms(precision: str) -> Callable[[Layer | Whole], str]:
+    return lambda row: fmt.number(1e3 * s) if (s := row.seconds(precision)) else "-"
 
 
-def _row(layer: Layer, name: str, arms: Arms, total: float) -> Row:
-    others = [p for p in dict.fromkeys(p for _, p in layer.results) if p != name]
-    own = layer.seconds(name)
-    base = _baseline(arms)
-    gains = [layer.gain(which, name, base) for which in PASSES if base]
-    return Row([
-        layer.label, str(layer.count), *(_ms(layer.seconds(p)) for p in others), _ms(own),
-        fmt.per_cent(100 * own / total) if own and total else "",
-        *(_times(layer.seconds(b), own) for b in arms.baselines),
-        *(f"{gain:.2f}" if gain else "-" for gain in gains),
-        layer.bound(name),
-    ])  # fmt: skip
+def _share(name: str, total_s: float) -> Callable[[Layer | Whole], str]:
+    def cell(row: Layer | Whole) -> str:
+        own_s = row.seconds(name) if isinstance(row, Layer) else None
+        return fmt.per_cent(100 * own_s / total_s) if own_s and total_s else ""
+
+    return cell
 
 
-def _sum_row(layers: Sequence[Layer], name: str, arms: Arms) -> Row:
-    precisions = list(dict.fromkeys(p for layer in layers for _, p in layer.results))
-    sums = {p: _sum(layers, p) for p in precisions}
-    return Row([
-        "all together", str(sum(layer.count for layer in layers)),
-        *(_ms(sums[p]) for p in precisions if p != name), _ms(sums.get(name)), "",
-        *(_times(sums.get(b), sums.get(name)) for b in arms.baselines),
-    ], style="bold")  # fmt: skip
+def _times(name: str, baseline: str) -> Callable[[Layer | Whole], str]:
+    def cell(row: Layer | Whole) -> str:
+        base_s, own_s = row.seconds(baseline), row.seconds(name)
+        return f"{base_s / own_s:.2f}" if base_s and own_s else "-"
+
+    return cell
 
 
-def _sum(layers: Sequence[Layer], precision: str) -> float | None:
-    parts = [layer.seconds(precision) for layer in layers]
-    return sum(part for part in parts if part) if all(parts) else None
+def _pass_gain(which: str, name: str, baseline: str) -> Callable[[Layer | Whole], str]:
+    def cell(row: Layer | Whole) -> str:
+        if isinstance(row, Whole):
+            return ""
+        found = row.gain(which, name, baseline)
+        return f"{found:.2f}" if found else "-"
 
-
-def _ms(seconds: float | None) -> str:
-    return fmt.number(1e3 * seconds) if seconds else "-"
-
-
-def _times(base_s: float | None, own_s: float | None) -> str:
-    return f"{base_s / own_s:.2f}" if base_s and own_s else "-"
+    return cell
 
 
 def layers_summary(run: Run, network: NetworkUse) -> list[Text]:

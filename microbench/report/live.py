@@ -32,7 +32,7 @@ class LiveLine(ABC):
         self._console = console
         self._quiet = quiet or console.quiet
         self._total = total
-        self._done = 0
+        self._done: int = 0
         self._doing = "starting"
         self._live: Live | None = None
 

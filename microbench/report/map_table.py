@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from rich.text import Text
 
 from kernels import OPS
 from microbench import fmt
-from microbench.payoff import BASELINES, gain, library_or_best
+from microbench.payoff import BASELINES, gain, library_or_best, subject_of
 from microbench.report.arms import arms_of
-from microbench.report.grid import Column, Grid, Row
+from microbench.report.table import Column, Row, Table, screen
 from microbench.results.types import Result, Run
 from microbench.timing.stats import excludes_one
 
+Place = tuple[str, str]  # image, batch
 ACROSS = ("image", "batch")
 # A letter a cause, beside the number.
 CAUSES = {"launch": "l", "memory": "m", "layout": "t", "alignment": "a", "waves": "w",
@@ -25,62 +26,71 @@ def is_map(run: Run) -> bool:
     return "payoff" in run.command
 
 
-def map_tables(run: Run, width: int) -> list[Text]:
-    """A map for each baseline and remaining setting: times faster, and a letter for the cause."""
-    lines: list[Text] = []
+def _maps(run: Run) -> Iterator[tuple[str, str, str, list[Result]]]:
+    """(subject, precision, baseline, results) of each map: one for each baseline and remaining
+    setting.
+    """
     for name in arms_of(run).asked:
-        results = library_or_best([r for r in run.results if r.case.precision_name == name])
-        for subject, found in _subjects(results, run).items():
+        subjects: dict[str, list[Result]] = {}
+        for result in library_or_best([r for r in run.results if r.case.precision_name == name]):
+            subjects.setdefault(subject_of(result, run, without=ACROSS), []).append(result)
+        for subject, found in subjects.items():
             for baseline in BASELINES:
                 if any(baseline in r.speedup for r in found):
-                    lines += _map(f"{subject} {name} against {baseline}", found, baseline, width)
-    if lines:
-        key = ", ".join(f"{letter} {cause}" for cause, letter in CAUSES.items())
-        lines.append(Text("times faster; = no difference seen; . not measured, on the side of its "
-                          "neighbour", "dim"))  # fmt: skip
-        lines.append(Text("after the slash, what limits it:", "dim"))
-        lines.append(Text(f"  {key}", "dim"))
-    return lines
+                    yield subject, name, baseline, found
 
 
-def _subjects(results: Sequence[Result], run: Run) -> dict[str, list[Result]]:
-    names = [name for name in run.varying if name not in ACROSS]
-    found: dict[str, list[Result]] = {}
-    for result in results:
-        setting = OPS[result.case.op].setting(result.case)
-        subject = " ".join(
-            setting[name] if name in ("pass", "layout") else f"{name} {setting[name]}"
-            for name in names
-        )
-        found.setdefault(subject, []).append(result)
-    return found
+def map_tables(run: Run, width: int) -> list[Text]:
+    """Times faster, and a letter for the cause."""
+    lines: list[Text] = []
+    for subject, name, baseline, found in _maps(run):
+        lines += _map(f"{subject} {name} against {baseline}", found, baseline, width)
+    if not lines:
+        return []
+    key = ", ".join(f"{letter} {cause}" for cause, letter in CAUSES.items())
+    notes = (
+        "times faster; = no difference seen; . not measured, on the side of its neighbour",
+        "after the slash, what limits it:",
+        f"  {key}",
+    )
+    return [*lines, *(Text(note, "dim") for note in notes)]
 
 
 def _map(title: str, results: Sequence[Result], baseline: str, width: int) -> list[Text]:
-    cells: dict[tuple[str, tuple[str, str]], Result] = {}
+    found: dict[Place, dict[str, Result]] = {}  # by size
     for result in results:
-        setting = OPS[result.case.op].setting(result.case)
-        cells[fmt.size(result.case), (setting["image"], setting["batch"])] = result
-    columns = sorted({column for _, column in cells}, key=lambda c: tuple(map(_number, c)))
-    widths = sorted({size for size, _ in cells}, key=_number)
+        found.setdefault(_place(result), {})[fmt.size(result.case)] = result
+    places = sorted(found, key=lambda place: tuple(map(_number, place)))
+    sizes = sorted({size for by_size in found.values() for size in by_size}, key=_number)
+    most = max(1, (width - 12) // 7)
     lines: list[Text] = []
-    for some in _chunks(columns, max(1, (width - 12) // 7)):
-        heads = [Column(f"{image}\n{batch}", right=True) for image, batch in some]
-        grid = Grid([Column("image\nbatch", right=True, bold=True), *heads])
-        grid.rows += [
-            Row([size, *(_cell(cells.get((size, column)), baseline) for column in some)])
-            for size in reversed(widths)
-        ]
-        lines += [Text(fmt.clean(title), "bold"), *grid.lines(width)[0], Text()]
+    for some in (places[i : i + most] for i in range(0, len(places), most)):
+        table = Table(
+            [
+                Column("image\nbatch", _itself, right=True, bold=True),
+                *(Column("\n".join(p), _cells(found[p], baseline), right=True) for p in some),
+            ]
+        )
+        table.block("", map(Row, reversed(sizes)))
+        lines += [Text(fmt.clean(title), "bold"), *screen(table, width).lines, Text()]
     return lines
+
+
+def _itself(size: str) -> str:
+    return size
+
+
+def _cells(by_size: Mapping[str, Result], baseline: str) -> Callable[[str], str]:
+    return lambda size: _cell(by_size.get(size), baseline)
+
+
+def _place(result: Result) -> Place:
+    setting = OPS[result.case.op].setting(result.case)
+    return setting["image"], setting["batch"]
 
 
 def _number(text: str) -> int:
     return int(text.split("x")[0])
-
-
-def _chunks(items: Sequence[tuple[str, str]], most: int) -> list[Sequence[tuple[str, str]]]:
-    return [items[i : i + most] for i in range(0, len(items), most)]
 
 
 def _cell(result: Result | None, baseline: str) -> str:
@@ -94,25 +104,19 @@ def _cell(result: Result | None, baseline: str) -> str:
 
 def map_verdict(run: Run) -> list[str]:
     """From which width on the precision pays off, over all images and batches."""
-    lines: list[str] = []
-    for name in arms_of(run).asked:
-        results = library_or_best([r for r in run.results if r.case.precision_name == name])
-        for subject, found in _subjects(results, run).items():
-            for baseline in BASELINES:
-                starts = _starts(found, baseline)
-                if starts:
-                    lines.append(_summary(f"{subject}: ".lstrip(": "), name, baseline, starts))
-    return lines
+    return [
+        _summary(f"{subject}: " * bool(subject), name, baseline, _starts(found, baseline))
+        for subject, name, baseline, found in _maps(run)
+    ]
 
 
-def _starts(results: Sequence[Result], baseline: str) -> Mapping[tuple[str, str], int | None]:
+def _starts(results: Sequence[Result], baseline: str) -> Mapping[Place, int | None]:
     """The boundary of every column: the narrowest measured width from which all are faster."""
-    columns: dict[tuple[str, str], list[Result]] = {}
+    columns: dict[Place, list[Result]] = {}
     for result in results:
         if baseline in result.speedup:
-            setting = OPS[result.case.op].setting(result.case)
-            columns.setdefault((setting["image"], setting["batch"]), []).append(result)
-    starts: dict[tuple[str, str], int | None] = {}
+            columns.setdefault(_place(result), []).append(result)
+    starts: dict[Place, int | None] = {}
     for column, found in columns.items():
         start: int | None = None
         for result in sorted(found, key=lambda r: -r.flops):
@@ -123,9 +127,7 @@ def _starts(results: Sequence[Result], baseline: str) -> Mapping[tuple[str, str]
     return starts
 
 
-def _summary(
-    subject: str, name: str, baseline: str, starts: Mapping[tuple[str, str], int | None]
-) -> str:
+def _summary(subject: str, name: str, baseline: str, starts: Mapping[Place, int | None]) -> str:
     known = [start for start in starts.values() if start is not None]
     never = len(starts) - len(known)
     parts = [

@@ -16,8 +16,10 @@ MOST_WHYS = 8
 Found = tuple[Warning, str]  # and the case it is about, in words
 
 
-def legend(run: Run, left_out: Sequence[str], width: int, *, ratios: bool = True) -> list[Text]:
-    """How to read the table; `ratios`: whether it has intervals and errors."""
+def legend(run: Run, left_out: str, *, ratios: bool = True) -> list[Text]:
+    """How to read the table, and which columns it lacks; `ratios`: whether it has intervals and
+    errors.
+    """
     arms = arms_of(run)
     parts: list[str] = []
     if ratios and any(r.measurement for r in run.results):
@@ -34,9 +36,7 @@ def legend(run: Run, left_out: Sequence[str], width: int, *, ratios: bool = True
     if titles:
         lines.append(Text("; ".join(titles), "dim"))
     if left_out:
-        lines.append(
-            Text(f"left out to fit {fmt.count(width, 'column')}: {', '.join(left_out)}", "dim")
-        )
+        lines.append(Text(left_out, "dim"))
     return lines
 
 

@@ -1,119 +1,207 @@
-"""The table of a run: one row a result, grouped by size."""
+"""The table of kernels: one row a result; on the screen grouped by size."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 
 from rich.cells import cell_len
-from rich.text import Text
 
 from microbench import fmt
 from microbench.report.arms import Arms, arms_of, groups_of, rate_unit, varying
-from microbench.report.grid import DIM, Column, Grid, Row
-from microbench.results.types import Result, Run
+from microbench.report.table import DIM, MISSING, Column, Row, Table, Value
+from microbench.results.types import Interval, Result, Run
+from microbench.roofline.causes import conversion_share
+from microbench.verdict import BASELINES
 
 WIDEST_SIZE = 11  # beyond it a size stands on a line of its own, over its rows
-SENTENCE = {"skipped": "skipped", "failed": "FAILED"}
+SHOWN_CONVERSION = 0.02
+JOIN = "; "  # between the values of a list in CSV
+DIMS = ("m", "n", "k", "c", "h", "w", "r", "s", "stride", "padding", "dilation", "groups", "pass")
+# Names that have their places in CSV; new ones follow them.
+CSV_ORDER = (
+    "op", *DIMS, "layout", "data", "precision", "backend", "status", "reason",
+    "median_s", "ci95_low_s", "ci95_high_s", "samples", "flops", "min_bytes", "tflops", "gb_per_s",
+    "ceiling_pct",
+    "rel_error", "bound", "why", "sm_clock_mhz", "power_w", "energy_j", "temperature_c", "throttle",
+    "tensor_core", "variant", "kernels", "timer", "l2", "regime",
+    *(f"speedup_{name}{end}" for name in BASELINES for end in ("", "_low", "_high")),
+)  # fmt: skip
+
+Raw = dict[str, Callable[[Result], Value]]
 
 
-@dataclass(frozen=True)
-class RunTable:
-    """Lines ready to print, columns left out, and results whose reason did not fit its row."""
-
-    lines: list[Text]
-    left_out: list[str]
-    cut: list[Result]
-
-
-def run_table(run: Run, width: int) -> RunTable:
-    """The table, no wider than `width`."""
-    arms, vary = arms_of(run), varying(run)
-    groups = groups_of(run)
-    titles = [_title(fmt.size(group[0].case), group[0], vary) for group in groups]
-    heading = any(cell_len(title) > WIDEST_SIZE for title in titles)
-    if heading:
-        titles = [_title(fmt.long_size(group[0].case), group[0], vary) for group in groups]
-    grid = Grid(_columns(run, arms, heading))
-    unit = rate_unit(run.results)
-    several = any(len(group) > 1 for group in groups)
+def run_table(run: Run) -> Table[Result]:
+    """The table as the screen has it: sizes together, each named once."""
+    arms, groups = arms_of(run), groups_of(run)
+    titles = _titles(run, [group[0] for group in groups])
+    above = any(cell_len(title) > WIDEST_SIZE for title in titles)
+    if above:
+        titles = _titles(run, [group[0] for group in groups], long=True)
+    first = {id(group[0]): title for title, group in zip(titles, groups, strict=True)}
+    table = Table(run_columns(run, {} if above else first))
+    apart = above or any(len(group) > 1 for group in groups)
     for title, group in zip(titles, groups, strict=True):
-        if grid.rows and (several or heading):
-            grid.rows.append(None)
-        if heading:
-            grid.rows.append(title)
-        for place, result in enumerate(group):
-            first = [] if heading else ["" if place else title]
-            grid.rows.append(_row(result, first, arms, unit))
-    lines, left_out = grid.lines(width)
-    rows = [row for row in grid.rows if isinstance(row, Row)]
-    results = [result for group in groups for result in group]
-    cut = [
-        result
-        for row, result in zip(rows, results, strict=True)
-        if row.sentence and cell_len(row.sentence) > grid.space_for_sentence(row, width)
-    ]
-    return RunTable(lines, left_out, cut)
-
-
-def _title(size: str, result: Result, vary: tuple[bool, bool]) -> str:
-    """The size, with the layout and the data where these vary."""
-    case = result.case
-    parts = [text for text, varies in zip((case.layout, case.data), vary, strict=True) if varies]
-    return " ".join([size, *map(fmt.clean, parts)])
-
-
-def _columns(run: Run, arms: Arms, heading: bool) -> list[Column]:
-    first = [] if heading else [Column("size", right=True, bold=True)]
-    speedups = [
-        Column(f"x faster\nthan {fmt.clean(b)}", right=True, drop=i)
-        for i, b in enumerate(arms.baselines)
-    ]
-    return [
-        *first,
-        Column("precision"),
-        Column("back end"),
-        Column("time", right=True),
-        Column("±", right=True, drop=8),
-        Column(rate_unit(run.results).name, right=True),
-        Column("% of\nceiling", right=True, drop=6),
-        *speedups,
-        Column("rel.\nerror", right=True, drop=9),
-        Column("limited\nby", drop=7),
-    ]
-
-
-def _row(result: Result, first: list[str], arms: Arms, unit: fmt.Unit) -> Row:
-    case, style = result.case, DIM if arms.is_baseline(result) else ""
-    cells = [*first, fmt.clean(case.precision_name), fmt.clean(case.backend)]
-    measurement = result.measurement
-    if result.status != "ok" or measurement is None:
-        label = SENTENCE.get(result.status, "not measured")
-        reason = fmt.clean(result.reason or "no reason given")
-        style = "red" if result.status == "failed" else DIM
-        return Row(cells, f"{label}: {reason}", style)
-    cells += [
-        fmt.duration(measurement.median_s),
-        fmt.half_interval(measurement.median_s, measurement.ci95_s),
-        unit.text(result.flop_per_s or 0.0),
-        fmt.per_cent(result.ceiling_pct),
-        *_speedups(result, arms.baselines),
-        fmt.error(result.total_error),
-        fmt.clean(result.bound or ""),
-    ]
-    return Row(cells, style=style)
-
-
-def _speedups(result: Result, baselines: Sequence[str]) -> list[str]:
-    """A cell for each baseline. A baseline is compared with those before it only: the rest would
-    repeat the same ratios upside down."""
-    cells: list[str] = []
-    own = False
-    for baseline in baselines:
-        found = result.speedup.get(baseline)
-        own = own or result.case.precision_name == baseline
-        if result.case.precision_name == baseline and found is None:
-            cells.append("base")
+        rows = [_row(result, arms) for result in group]
+        if apart:
+            table.block(title * above, rows)
         else:
-            cells.append(fmt.ratio(found) if found and not own else "-")
-    return cells
+            table.rows += rows
+    return table
+
+
+def plain_table(run: Run) -> Table[Result]:
+    """The table in the order measured, for Markdown and CSV."""
+    arms = arms_of(run)
+    rows = [_row(result, arms) for result in run.results]
+    return Table(run_columns(run, {}), [*rows], CSV_ORDER)
+
+
+def _titles(run: Run, results: Sequence[Result], *, long: bool = False) -> list[str]:
+    """The size of each, with the layout and the data where these vary."""
+    vary, size = varying(run), fmt.long_size if long else fmt.size
+    return [
+        " ".join([size(case), *(fmt.clean(part) for part, varies
+                                in zip((case.layout, case.data), vary, strict=True) if varies)])
+        for case in (result.case for result in results)
+    ]  # fmt: skip
+
+
+def _row(result: Result, arms: Arms) -> Row[Result]:
+    if result.status != "ok" or result.measurement is None:
+        reason = fmt.clean(result.reason or "no reason given")
+        sentence = f"{MISSING.get(result.status, 'not measured')}: {reason}"
+        return Row(result, sentence, "red" if result.status == "failed" else DIM)
+    return Row(result, style=DIM if arms.is_baseline(result) else "")
+
+
+def run_columns(run: Run, sizes: Mapping[int, str]) -> list[Column[Result]]:
+    """Everything that is said of a result. `sizes`: id of a result -> what its row begins with on
+    the screen.
+    """
+    arms, unit = arms_of(run), rate_unit(run.results)
+
+    def size(result: Result) -> str:
+        return sizes.get(id(result), "")
+
+    return [
+        Column("size", size if sizes else None, right=True, bold=True, key=True,
+               markdown=lambda r: fmt.problem(r.case), csv=_case()),
+        Column("precision", lambda r: fmt.clean(r.case.precision_name), key=True,
+               csv={"precision": attrgetter("case.precision_name")}),
+        Column("back end", lambda r: fmt.clean(r.case.backend), key=True,
+               csv={"backend": attrgetter("case.backend")}),
+        Column("time", lambda r: fmt.duration(r.median_s or 0.0), right=True,
+               csv=_measured("median_s")),
+        Column("±", _half_interval, right=True, drop=8,
+               csv=_interval("ci95{}_s", lambda r: r.measurement and r.measurement.ci95_s)),
+        Column(unit.name, lambda r: unit.text(r.flop_per_s or 0.0), right=True,
+               csv={"tflops": lambda r: _scaled(r, r.flop_per_s, 1e12)}),
+        Column("% of\nceiling", lambda r: fmt.per_cent(r.ceiling_pct), right=True, drop=6,
+               markdown_title="% of peak", csv=_plain("ceiling_pct")),
+        *(_speedup(name, arms.baselines) for name in BASELINES),
+        Column("layout\nchange", markdown=conversion, right=True,
+               csv={"layout_change_share": lambda r: conversion_share(r) if r.kernels_s else None}),
+        Column("rel.\nerror", lambda r: fmt.error(r.total_error), right=True, drop=9,
+               csv=_plain("total_error")),
+        Column("limited\nby", lambda r: fmt.clean(r.bound or ""), drop=7,
+               markdown_title="bound by", csv=_plain("bound")),
+        *_raw_columns(),
+    ]  # fmt: skip
+
+
+def _raw_columns() -> list[Column[Result]]:
+    """What is in CSV alone."""
+    return [
+        Column(csv=_plain("status", "reason", "rel_error", "why", "tensor_core", "variant")),
+        Column(csv=_measured("sm_clock_mhz", "power_w", "energy_j", "temperature_c", "timer", "l2",
+                             "regime")),
+        Column(csv={
+            "samples": lambda r: len(r.measurement.times_s) if r.measurement else None,
+            "flops": lambda r: r.flops if r.measurement else None,
+            "min_bytes": lambda r: r.min_bytes if r.measurement else None,
+            "gb_per_s": lambda r: _scaled(r, r.byte_per_s, 1e9),
+            "throttle": lambda r: JOIN.join(r.measurement.throttle) if r.measurement else None,
+            "kernels": lambda r: JOIN.join(r.kernels),
+        }),
+    ]  # fmt: skip
+
+
+def conversion(result: Result) -> str:
+    """Share of the time that changes layouts; "" where it is next to nothing."""
+    share = conversion_share(result)
+    return fmt.per_cent(100 * share) if share >= SHOWN_CONVERSION else ""
+
+
+def _half_interval(result: Result) -> str:
+    measurement = result.measurement
+    return fmt.half_interval(measurement.median_s, measurement.ci95_s) if measurement else ""
+
+
+def _scaled(result: Result, rate: float | None, unit: float) -> float | None:
+    return (rate or 0.0) / unit if result.measurement else None
+
+
+# ---------------------------------------------------------------- speed-ups
+
+
+def _speedup(name: str, baselines: Sequence[str]) -> Column[Result]:
+    """A baseline is compared with those before it only: the rest would repeat the same ratios
+    upside down."""
+    place = baselines.index(name) if name in baselines else None
+    before = baselines[:place]
+
+    def cell(result: Result) -> str:
+        found, own = result.speedup.get(name), result.case.precision_name
+        if own == name and found is None:
+            return "base"
+        return fmt.ratio(found) if found and own != name and own not in before else "-"
+
+    def interval(result: Result) -> str:
+        found = result.speedup.get(name)
+        return fmt.interval(found) if found else ""
+
+    def ratio(result: Result) -> float | None:
+        found = result.speedup.get(name)
+        return found.ratio if found else None
+
+    def ends(result: Result) -> Interval | None:
+        found = result.speedup.get(name)
+        return found.ci95 if found else None
+
+    return Column(
+        f"x faster\nthan {fmt.clean(name)}", None if place is None else cell, right=True,
+        drop=place or 0, markdown=interval, markdown_title=f"x {name}",
+        csv={f"speedup_{name}": ratio, **_interval(f"speedup_{name}{{}}", ends)},
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------- raw values
+
+
+def _case() -> Raw:
+    def dim(name: str) -> Callable[[Result], Value]:
+        return lambda result: result.case.dims.get(name)
+
+    raw: Raw = {"op": attrgetter("case.op"), **{name: dim(name) for name in DIMS}}
+    return raw | {name: attrgetter(f"case.{name}") for name in ("layout", "data")}
+
+
+def _plain(*names: str) -> Raw:
+    return {name: attrgetter(name) for name in names}
+
+
+def _measured(*names: str) -> Raw:
+    def value(name: str) -> Callable[[Result], Value]:
+        return lambda result: getattr(result.measurement, name, None)
+
+    return {name: value(name) for name in names}
+
+
+def _interval(name: str, of: Callable[[Result], Interval | None]) -> Raw:
+    """The ends of an interval; `name` has a place for which of them."""
+
+    def end(which: int) -> Callable[[Result], Value]:
+        return lambda result: ends[which] if (ends := of(result)) else None
+
+    return {name.format("_low"): end(0), name.format("_high"): end(1)}

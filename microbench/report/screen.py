@@ -28,6 +28,11 @@ def _in_plain_characters(problem: UnicodeError) -> tuple[str, int]:
 codecs.register_error("halfway-plain", _in_plain_characters)
 
 
+def _allow_plain_characters(stream: TextIO) -> None:
+    if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+        stream.reconfigure(errors="halfway-plain")
+
+
 def make_console(
     *, stderr: bool = False, quiet: bool = False, file: TextIO | None = None
 ) -> Console:
@@ -37,8 +42,7 @@ def make_console(
     and dim go too) and where the output is no terminal.
     """
     stream = file or (sys.stderr if stderr else sys.stdout)
-    if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
-        stream.reconfigure(errors="halfway-plain")
+    _allow_plain_characters(stream)
     console = Console(
         file=stream,
         quiet=quiet,

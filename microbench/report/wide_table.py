@@ -5,90 +5,78 @@ For convolutions, whose passes, layouts and images would make the long table man
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.text import Text
 
 from microbench import fmt
 from microbench.payoff import subject_of
 from microbench.report.arms import arms_of, groups_of, rate_unit, representative
-from microbench.report.grid import Column, Grid, Row
-from microbench.report.run_table import RunTable
+from microbench.report.run_table import conversion
+from microbench.report.table import Column, Row, Table
 from microbench.results.types import Result, Run
-from microbench.roofline.causes import conversion_share
 
+Problem = Sequence[Result]  # the results of one
 Arm = tuple[str, str]  # precision, back end
-SHOWN_CONVERSION = 0.02
 MOST_REASONS = 3
+ALWAYS_SHOWN = 6  # arms
 
 
-def wide_table(run: Run, width: int) -> RunTable:
-    """A block for each setting of the run, no wider than `width`."""
-    arms = arms_of(run)
-    found = list(dict.fromkeys((r.case.precision_name, r.case.backend) for r in run.results))
-    unit = rate_unit(run.results)
-    subjects: dict[str, list[list[Result]]] = {}
+def wide_table(run: Run) -> Table[Problem]:
+    """A block for each setting of the run."""
+    subjects: dict[str, list[Problem]] = {}
     for group in groups_of(run):
         subjects.setdefault(subject_of(group[0], run), []).append(group)
-    several = len({backend for _, backend in found}) > 1
-    grid = Grid(_columns(found, arms.asked, arms.baselines, unit.name, several))
+    table = Table(_columns(run))
     for subject, groups in subjects.items():
-        grid.rows += [None] * bool(grid.rows)
-        if subject:
-            grid.rows.append(fmt.clean(subject))
-        for group in sorted(groups, key=lambda group: group[0].flops):
-            grid.rows.append(_row(group, found, arms.asked, arms.baselines, unit))
-    lines, left_out = grid.lines(width)
-    return RunTable([*lines, *missing_reasons(run)], left_out, [])
+        table.block(fmt.clean(subject), map(Row, sorted(groups, key=lambda group: group[0].flops)))
+    return table
 
 
-def _columns(
-    arms: Sequence[Arm], asked: Sequence[str], baselines: Sequence[str], unit: str, several: bool
-) -> list[Column]:
-    rates = [
-        Column(f"{name}\n{backend if several else unit}", right=True, drop=0 if i < 6 else 3)
-        for i, (name, backend) in enumerate(arms)
-    ]
-    gains = [
-        Column(f"{name}\nx {baseline}", right=True, drop=2 + i)
-        for i, (name, baseline) in enumerate(_pairs(asked, baselines))
-    ]
-    first = Column("channels\nC or CxK", right=True, bold=True)
-    return [first, *rates, *gains, Column("layout\nchange", right=True, drop=9),
-            Column("rel.\nerror", right=True, drop=12), Column("limited\nby", drop=8)]  # fmt: skip
+def _columns(run: Run) -> list[Column[Problem]]:
+    found, asked = arms_of(run), arms_of(run).asked
+    arms = list(dict.fromkeys((r.case.precision_name, r.case.backend) for r in run.results))
+    several, unit = len({backend for _, backend in arms}) > 1, rate_unit(run.results)
+    pairs = [(name, base) for name in asked for base in found.baselines if name != base]
+    return [
+        Column("channels\nC or CxK", lambda group: fmt.size(group[0].case), right=True, bold=True),
+        *(Column(f"{arm[0]}\n{arm[1] if several else unit.name}", _rate(arm, unit), right=True,
+                 drop=0 if i < ALWAYS_SHOWN else 3) for i, arm in enumerate(arms)),
+        *(Column(f"{name}\nx {base}", _gain(name, base), right=True, drop=2 + i)
+          for i, (name, base) in enumerate(pairs)),
+        Column("layout\nchange", _of_best(asked, conversion), right=True, drop=9),
+        Column("rel.\nerror", _of_best(asked, lambda r: fmt.error(r.total_error)), right=True,
+               drop=12),
+        Column("limited\nby", _of_best(asked, lambda r: fmt.clean(r.bound or "")), drop=8),
+    ]  # fmt: skip
 
 
-def _pairs(asked: Sequence[str], baselines: Sequence[str]) -> list[tuple[str, str]]:
-    return [(name, base) for name in asked for base in baselines if name != base]
+def _rate(arm: Arm, unit: fmt.Unit) -> Callable[[Problem], str]:
+    def cell(group: Problem) -> str:
+        found = {(r.case.precision_name, r.case.backend): r for r in group}.get(arm)
+        if found is None:
+            return ""
+        return unit.text(found.flop_per_s) if found.flop_per_s else found.status
+
+    return cell
 
 
-def _row(
-    group: Sequence[Result], arms: Sequence[Arm], asked: Sequence[str], baselines: Sequence[str],
-    unit: fmt.Unit,
-) -> Row:  # fmt: skip
-    by_arm = {(r.case.precision_name, r.case.backend): r for r in group}
-    best = representative(group, asked)
-    chosen = {name: representative(group, [name]) for name in asked}
-    gains = [
-        fmt.ratio(found.speedup[base]) if found and base in found.speedup else ""
-        for name, base in _pairs(asked, baselines)
-        for found in [chosen[name]]
-    ]
-    share = conversion_share(best) if best else 0.0
-    return Row([
-        fmt.size(group[0].case),
-        *(_rate(by_arm.get(arm), unit) for arm in arms),
-        *gains,
-        fmt.per_cent(100 * share) if share >= SHOWN_CONVERSION else "",
-        fmt.error(best.total_error) if best else "",
-        fmt.clean(best.bound or "") if best else "",
-    ])  # fmt: skip
+def _gain(name: str, baseline: str) -> Callable[[Problem], str]:
+    def cell(group: Problem) -> str:
+        found = representative(group, [name])
+        return fmt.ratio(found.speedup[baseline]) if found and baseline in found.speedup else ""
+
+    return cell
 
 
-def _rate(result: Result | None, unit: fmt.Unit) -> str:
-    if result is None:
-        return ""
-    return unit.text(result.flop_per_s) if result.flop_per_s else result.status
+def _of_best(asked: Sequence[str], text: Callable[[Result], str]) -> Callable[[Problem], str]:
+    """The text of the result that the verdict speaks of."""
+
+    def cell(group: Problem) -> str:
+        best = representative(group, asked)
+        return text(best) if best else ""
+
+    return cell
 
 
 def missing_reasons(run: Run) -> list[Text]:

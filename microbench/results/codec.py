@@ -8,15 +8,14 @@ version knows still reads.
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import cast
 
-from kernels import OPS
 from kernels.case import Case
 from kernels.precision import precision
 from microbench.results.fields import as_float, as_object, decode
 from microbench.results.kinds import KINDS, Kind
-from microbench.results.types import STATUSES, Json, Measurement, Result, Run
+from microbench.results.types import STATUSES, Json, Measurement, Result, Run, TimeModel
 
 REQUIRED = ("method_version", "finished_at", "ceilings", "results")  # beside those with no default
 MEASURED = tuple(field.name for field in fields(Measurement))
@@ -58,10 +57,10 @@ def run_to_json(run: Run) -> Json:
     """The whole document."""
     plain = ("schema_version", "method_version", "command", "started_at", "finished_at", "device",
              "software", "settings")  # fmt: skip
-    network = {"network": asdict(run.network)} if run.network else {}
+    optional = {"network": run.network, "model": run.model}
     return {
         **{name: getattr(run, name) for name in plain},
-        **network,
+        **{name: asdict(value) for name, value in optional.items() if value},
         "ceilings": [
             {name: value for name, value in vars(c).items() if value is not None}
             for c in run.ceilings
@@ -96,7 +95,8 @@ def run_from_json(data: Json) -> Run:
     for where, kind in kinds.items():
         if kind:
             run = run.with_other(kind.codec.from_json(found[where], where))
-    return run.with_results(kernels)
+    _check_model(run.model)
+    return replace(run.with_results(kernels), model=run.model)
 
 
 def _kind(item: Json) -> Kind | None:
@@ -127,6 +127,8 @@ def _result_from_json(data: Json, where: str) -> Result:
 
 
 def _check_case(case: Case, where: str) -> None:
+    from kernels import OPS
+
     precision(case.precision_name)  # ValueError for one that this version does not know
     op = OPS.get(case.op)
     if op is None:
@@ -148,3 +150,9 @@ def _check_measurement(measurement: Measurement | None, where: str) -> None:
     interval = measurement.ci95_s
     if interval is not None and not 0 < interval[0] <= interval[1]:
         raise ValueError(f"{where}.ci95_s is no interval of times")
+
+
+def _check_model(model: TimeModel | None) -> None:
+    for error in (model.overall, *model.by_path) if model else ():
+        if error.count < 1 or min(error.median, error.p90) < 0:
+            raise ValueError("model has an error of no cases, or under zero")

@@ -1,8 +1,9 @@
-"""Results that other packages measure: who reads, writes and shows each kind.
+"""What a file may hold: results that other packages measure, and documents that are no runs.
 
 `show`, `compare` and `--resume` take every run file, whoever measured it. A kind is found by the
 `op` of a result in the file; its modules are imported when a file holds one. So microbench imports
-nothing of the packages above it, and adding a kind is one entry here.
+nothing of the packages above it, and adding a kind is one entry here. `show` also prints what other
+commands write, which is found by its fields.
 """
 
 from __future__ import annotations
@@ -99,3 +100,47 @@ def reports(run: Run) -> list[Report]:
     ops = dict.fromkeys(entry.case.op for entry in run.others)
     modules = dict.fromkeys(KINDS[op].report_module for op in ops)
     return [cast(Report, import_module(module)) for module in modules]
+
+
+@dataclass(frozen=True)
+class Document:
+    """A file that is no run: what wrote it, the fields that tell it, who lays it out as a table.
+
+    `sheet_function` is "module:function", of (the document) -> Sheet; ValueError says which field
+    is not what it should be.
+    """
+
+    written_by: str
+    fields: Mapping[str, str | None]  # name -> its value; None: whatever it is
+    sheet_function: str
+
+    def is_one(self, data: Json) -> bool:
+        """Whether a file holds such a document."""
+        return all(
+            name in data and value in (None, data[name]) for name, value in self.fields.items()
+        )
+
+    def sheet(self, data: Json) -> Any:
+        """The document as a table: a `microbench.report.documents.Sheet`."""
+        module, _, function = self.sheet_function.partition(":")
+        return getattr(import_module(module), function)(data)
+
+
+DOCUMENTS = (
+    Document("validate aa", {"check": "aa"}, "microbench.selftest.aa:sheet"),
+    Document("validate timer", {"check": "timer"}, "microbench.selftest.ncu:sheet"),
+    Document("selftest", {"check": "selftest"}, "microbench.selftest.screen:sheet"),
+    Document("compare --json", dict.fromkeys(("counts", "noise_pct", "rows")),
+             "microbench.report.documents:comparison"),
+    Document("timm's benchmark.py", dict.fromkeys(("model", "train_samples_per_sec")),
+             "microbench.report.documents:figures"),
+    Document("results/plain_dataloader.py", dict.fromkeys(("workers", "images_per_s", "torch")),
+             "microbench.report.documents:figures"),
+)  # fmt: skip
+
+
+def document_of(data: Json) -> Document | None:
+    """Which document a file holds; None for a run, and for what is not known."""
+    if "schema_version" in data:
+        return None
+    return next((document for document in DOCUMENTS if document.is_one(data)), None)

@@ -6,20 +6,30 @@ Nothing in a file is ever executed.
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from pathlib import Path
 from typing import cast
 
 from kernels.error_words import first_line
+from kernels.files import write_atomically
 from microbench.errors import UserError
 from microbench.results.codec import run_from_json, run_to_json
+from microbench.results.kinds import document_of
 from microbench.results.types import SCHEMA_VERSION, Json, Run
 
 
 def read_run(path: Path) -> Run:
     """The run in a file. UserError, in one line, for a missing, truncated, foreign or newer one."""
-    data = _read_document(path)
+    return as_run(read_json(path), path)
+
+
+def as_run(data: Json, path: Path) -> Run:
+    """The run that a file's JSON is. UserError as in `read_run`."""
+    document = document_of(data)
+    if document:
+        raise UserError(
+            f"{path} is not a run file, but the output of {document.written_by}: only show reads it"
+        )
     version = data.get("schema_version")
     if not isinstance(version, int) or isinstance(version, bool):
         raise UserError(f"{path} is not a run file of this project (no schema_version)")
@@ -31,11 +41,16 @@ def read_run(path: Path) -> Run:
     try:
         return run_from_json(data)
     except (ValueError, OverflowError) as error:
-        what = first_line(error)
-        raise UserError(f"{path} is damaged or not of this project: {what}") from None
+        raise damaged(path, error) from None
 
 
-def _read_document(path: Path) -> Json:
+def damaged(path: Path, error: Exception) -> UserError:
+    """The error of a file with a field that is not what it should be."""
+    return UserError(f"{path} is damaged or not of this project: {first_line(error)}")
+
+
+def read_json(path: Path) -> Json:
+    """The JSON object in a file. UserError, in one line, where there is none."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -89,20 +104,4 @@ def write_run(run: Run, path: Path) -> None:
 
 def write_text(text: str, path: Path) -> None:
     """Replace a file at once by one that holds the text."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).chmod(0o666 & ~_umask())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    write_atomically(path, text + "\n")

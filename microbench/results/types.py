@@ -13,9 +13,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
-from kernels import OPS
 from kernels.case import Case
-from microbench.results.entry import Entry
+from microbench.results.values import Entry
 from microbench.results.values import Interval as Interval
 from microbench.results.values import Json as Json
 from microbench.results.values import Ratio as Ratio
@@ -156,6 +155,38 @@ class NetworkUse:
 
 
 @dataclass(frozen=True)
+class PathError:
+    """Errors of predicted times of cases on one path (() for all): |predicted / measured - 1|."""
+
+    path: tuple[str, ...]
+    count: int
+    median: float
+    p90: float
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Coefficients of the time model, by name, fitted to the cases whose path starts so."""
+
+    path: tuple[str, ...]
+    coefficients: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class TimeModel:
+    """The model of a run's times; see `microbench.roofline.model`.
+
+    `overall` and `by_path` are errors on cases that it was not fitted on, `fitted` the number of
+    cases of the smallest of those fits. `pools` were fitted to all measured cases.
+    """
+
+    fitted: int
+    overall: PathError
+    by_path: tuple[PathError, ...]
+    pools: tuple[Pool, ...]
+
+
+@dataclass(frozen=True)
 class Run:
     """Everything one command measured."""
 
@@ -168,15 +199,19 @@ class Run:
     results: tuple[Result, ...] = ()
     others: tuple[Entry, ...] = ()  # of the kinds in `microbench.results.kinds`
     network: NetworkUse | None = None
+    model: TimeModel | None = None  # None: not fitted, or too few cases
     finished_at: str | None = None
     schema_version: int = SCHEMA_VERSION
     method_version: int = METHOD_VERSION
 
     def with_results(self, results: Sequence[Result]) -> Run:
-        """The run with these results added; one for a case already there takes its place."""
+        """The run with these results added; one for a case already there takes its place.
+
+        Without its time model, which knows nothing of them.
+        """
         merged = {result.case.key: result for result in self.results}
         merged.update({result.case.key: result for result in results})
-        return replace(self, results=tuple(merged.values()))
+        return replace(self, results=tuple(merged.values()), model=None)
 
     def with_other(self, entry: Entry) -> Run:
         """The run with this result of another kind; one for a case already there is replaced."""
@@ -221,6 +256,8 @@ class Run:
     @cached_property
     def varying(self) -> tuple[str, ...]:
         """Names of the settings (see `Op.setting`) that differ between the results."""
+        from kernels import OPS  # with all kernels, so not for the types alone
+
         seen: dict[str, set[str]] = {}
         for result in self.results:
             for name, value in OPS[result.case.op].setting(result.case).items():

@@ -1,9 +1,10 @@
-"""Values that every kind of result is made of."""
+"""What every kind of result has and is made of, whichever package measured it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, Protocol
 
 Json = dict[str, Any]
 Interval = tuple[float, float]
@@ -24,3 +25,59 @@ class Warning:
     symptom: str
     cause: str
     remedy: str
+
+
+class AnyCase(Protocol):
+    """What was measured, of whatever kind."""
+
+    @property
+    def op(self) -> str:
+        """The kind, as the run file names it."""
+        ...
+
+    @cached_property
+    def key(self) -> str:
+        """Stable identity, the same in every run of every version."""
+        ...
+
+
+class Timed(Protocol):
+    """What a verdict needs to know of a case in one run; None where it is not known."""
+
+    @property
+    def median_s(self) -> float:
+        """Median seconds of a launch, a step or an image."""
+        ...
+
+    @property
+    def ci95_s(self) -> Interval | None:
+        """95 % interval of the median."""
+        ...
+
+    @property
+    def sm_clock_mhz(self) -> float | None:
+        """The SM clock while it ran."""
+        ...
+
+
+class Entry(Protocol):
+    """One result of a run, of whatever kind."""
+
+    @property
+    def case(self) -> AnyCase:
+        """What was measured."""
+        ...
+
+    @property
+    def status(self) -> str:
+        """ "ok", "skipped", "failed", or a kind's own."""
+        ...
+
+    @property
+    def timed(self) -> Timed | None:
+        """Its time, when measured."""
+        ...
+
+    def caveat(self, other: Any) -> str:
+        """What colours a comparison with the same case in another run; "" for nothing."""
+        ...

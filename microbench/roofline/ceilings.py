@@ -10,10 +10,11 @@ from collections.abc import Sequence
 
 from kernels import OPS
 from kernels.case import Case
+from kernels.gpus import find_card
 from kernels.memory import copy
+from kernels.precision import precision
 from microbench.measure import Announce, Measurer
 from microbench.results.types import Ceiling, Result
-from microbench.roofline.datasheets import find
 from microbench.sweep import Group
 from microbench.timing.stats import median
 
@@ -27,20 +28,20 @@ LARGE_BUDGET_S = 1.0
 
 
 def datasheet_ceilings(device_name: str, precisions: Sequence[str]) -> list[Ceiling]:
-    """The datasheet's rows for these precisions; none for a GPU that nobody looked up."""
-    sheet = find(device_name)
-    if sheet is None:
+    """The datasheet's rows for these precisions; none for a GPU that is not in the table."""
+    card = find_card(device_name)
+    if card is None:
         return []
     rows = [
-        Ceiling("dense peak", "datasheet", p, sheet.flop_per_s[p], reference=sheet.reference)
+        Ceiling("dense peak", "datasheet", p, peak, reference=card.reference)
         for p in precisions
-        if p in sheet.flop_per_s
+        if (peak := card.peak(precision(p))) is not None
     ]
     rows += [
-        Ceiling("without Tensor Cores", "datasheet", p, rate, reference=sheet.reference)
-        for p, rate in sheet.simt_flop_per_s.items()
-    ]  # fmt: skip
-    memory = Ceiling("memory", "datasheet", byte_per_s=sheet.byte_per_s, reference=sheet.reference)
+        Ceiling("without Tensor Cores", "datasheet", p, rate, reference=card.reference)
+        for p, rate in card.simt_flop_per_s.items()
+    ]
+    memory = Ceiling("memory", "datasheet", byte_per_s=card.byte_per_s, reference=card.reference)
     return [*rows, memory]
 
 

@@ -2,33 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
+from kernels.gpus import architecture
+from kernels.precision import Capability
 from microbench.results.types import Result, Run
-
-# FLOP a cycle an SM, dense: the architectures' whitepapers (GH100: 4,096 dense fp16 FLOP and 128
-# fp32 FMA a cycle an SM; GA100: half the former; GV100: a quarter). fp64 is the Tensor Cores' rate.
-_HOPPER = {"fp64": 256, "fp32": 256, "tf32": 2048, "fp16": 4096, "fp16-acc16": 4096, "bf16": 4096,
-           "fp8-e4m3": 8192, "fp8-e4m3-precise": 8192, "fp8-e5m2": 8192, "int8": 8192}  # fmt: skip
-FLOP_PER_CYCLE_PER_SM: Mapping[str, Mapping[str, int]] = {
-    "9.0": _HOPPER,
-    "8.0": {"fp64": 128, "fp32": 128, "tf32": 1024, "fp16": 2048, "fp16-acc16": 2048,
-            "bf16": 2048, "int8": 4096},
-    "7.0": {"fp64": 64, "fp32": 128, "fp16": 1024, "fp16-acc16": 1024},
-}  # fmt: skip
-
-
-# What the SMs can do without Tensor Cores in precisions that datasheets give no such rate for: tf32
-# as fp32; fp8 no faster than the fp16 it would be widened to; int8 by DP4A, four products a lane.
-SIMT_TWIN: Mapping[str, tuple[str, int]] = {
-    "tf32": ("fp32", 1),
-    "fp16-acc16": ("fp16", 1),
-    "fp8-e4m3": ("fp16", 1),
-    "fp8-e4m3-precise": ("fp16", 1),
-    "fp8-e5m2": ("fp16", 1),
-    "int8": ("fp32", 4),
-}
 
 
 @dataclass(frozen=True)
@@ -57,7 +35,7 @@ def limits_for(result: Result, run: Run) -> Limits:
     # The quickest launch seen, in whatever precision: a library may take two kernels in another.
     floors = [c.seconds for c in run.ceilings if c.name == "latency floor" and c.seconds]
     measured = rate("large GEMM", "measured", name)
-    twin, factor = SIMT_TWIN.get(name, (name, 1))
+    twin, factor = result.case.precision.simt_twin or (name, 1)
     simt = rate("without Tensor Cores", "datasheet", twin)
     return Limits(
         datasheet_flop_per_s=rate("dense peak", "datasheet", name),
@@ -73,12 +51,18 @@ def limits_for(result: Result, run: Run) -> Limits:
 
 def _at_clock(result: Result, run: Run) -> float | None:
     """FLOP/s that the SMs can do at the clock that was measured."""
-    table = FLOP_PER_CYCLE_PER_SM.get(str(run.device.get("capability")), {})
-    per_cycle = table.get(result.case.precision_name)
+    rates = architecture(_capability(run)).flop_per_clock
+    per_clock = rates.get(result.case.precision.rate_name)
     clock = result.measurement.sm_clock_mhz if result.measurement else None
-    if per_cycle is None or clock is None:
+    if per_clock is None or clock is None:
         return None
-    return per_cycle * int(run.device["sm_count"]) * clock * 1e6
+    return per_clock * int(run.device["sm_count"]) * clock * 1e6
+
+
+def _capability(run: Run) -> Capability | None:
+    """(9, 0) of the "9.0" that a run file holds; None for a CPU."""
+    major, _, minor = str(run.device.get("capability") or "").partition(".")
+    return (int(major), int(minor)) if minor.isdecimal() and major.isdecimal() else None
 
 
 def tensor_core(result: Result, limits: Limits) -> bool | None:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 from typing import Any
 
 from kernels import OPS
 from kernels.case import Case
+from microbench import fmt
 from microbench.device.device import DeviceInfo, open_telemetry
+from microbench.report.documents import Sheet, ends
+from microbench.report.table import Column, Row, Table
+from microbench.results.fields import decode
+from microbench.results.values import Interval, Json
 from microbench.timing.interleave import LARGE_FLOPS, Arm, Turns
 from microbench.timing.stats import excludes_one, median, ratio_interval
 from microbench.timing.timers import Timer, make_timer
@@ -18,10 +24,30 @@ BUDGET_S = 2.5
 TARGET_PCT = 90
 
 
-def same_kernel_twice(info: DeviceInfo, tries: int) -> tuple[dict[str, Any], str]:
-    """(figures, summary) of `tries` comparisons of a kernel with itself."""
+@dataclass(frozen=True)
+class Pair:
+    """One comparison of a kernel with itself, a row of the file."""
+
+    case: str
+    ratio: float
+    ci95: Interval | None
+    rounds: int
+    holds_1: bool
+
+
+@dataclass(frozen=True)
+class Figures:
+    """All comparisons, and in how many of them the interval holds 1."""
+
+    tries: int
+    holding_1: int
+    rows: tuple[Pair, ...]
+
+
+def same_kernel_twice(info: DeviceInfo, tries: int) -> Figures:
+    """`tries` comparisons of a kernel with itself."""
     timer = make_timer("auto", "cold", info.kind, info.index, info.l2_bytes, info.sm_count)
-    rows: list[dict[str, Any]] = []
+    rows: list[Pair] = []
     session = OPS["gemm"].session(info.target(), seed=0)
     backend = OPS["gemm"].library_backend(info.kind)
     shapes = itertools.cycle(itertools.product(SIZES[info.kind], PRECISIONS[info.kind]))
@@ -30,13 +56,29 @@ def same_kernel_twice(info: DeviceInfo, tries: int) -> tuple[dict[str, Any], str
             case = Case("gemm", {"m": size, "n": size, "k": size}, precision, backend)
             launch = session.prepare(case).candidates[0].call
             heavy = OPS["gemm"].flops(case) >= LARGE_FLOPS  # as the runner decides it
-            rows.append({"case": case.key, **compare_with_itself(launch, timer, heavy)})
-    holding = sum(row["holds_1"] for row in rows)
-    summary = (
-        f"The same kernel as two arms: the 95 % interval of the ratio holds 1 in {holding} of "
-        f"{tries} tries (target {TARGET_PCT} %)."
+            rows.append(Pair(case.key, **compare_with_itself(launch, timer, heavy)))
+    return Figures(tries, sum(row.holds_1 for row in rows), tuple(rows))
+
+
+def sheet(data: Json) -> Sheet:
+    """The figures as a table: in brief, the comparisons whose interval does not hold 1."""
+    found: Figures = decode(Figures, data, "")
+    columns: list[Column[Pair]] = [
+        Column("case", lambda row: fmt.clean(row.case), csv={"case": lambda row: row.case}),
+        Column("ratio", lambda row: f"{row.ratio:.3f}", True, csv={"ratio": lambda row: row.ratio}),
+        Column("interval", lambda row: ends(row.ci95), True,
+               csv={"ci95_low": lambda row: row.ci95 and row.ci95[0],
+                    "ci95_high": lambda row: row.ci95 and row.ci95[1]}),
+        Column("rounds", lambda row: str(row.rounds), True, csv={"rounds": lambda row: row.rounds}),
+        Column("holds 1", lambda row: "yes" if row.holds_1 else "no",
+               csv={"holds_1": lambda row: row.holds_1}),
+    ]  # fmt: skip
+    return Sheet(
+        Table(columns, [Row(row) for row in found.rows]),
+        Table(columns, [Row(row) for row in found.rows if not row.holds_1]),
+        "The same kernel as two arms: the 95 % interval of the ratio holds 1 in "
+        f"{found.holding_1} of {found.tries} tries (target {TARGET_PCT} %).",
     )
-    return {"tries": tries, "holding_1": holding, "rows": rows}, summary
 
 
 def compare_with_itself(launch: Any, timer: Timer, heavy: bool = False) -> dict[str, Any]:

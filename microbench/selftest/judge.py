@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from microbench.results.types import Result, Run
 from microbench.roofline.limits import limits_for
@@ -79,13 +79,22 @@ def judge(plant: Plant, runs: Runs) -> Judged:
     return Judged(plant, RIGHT if right else WRONG, named, why)
 
 
-def score(judged: Iterable[Judged]) -> tuple[int, int]:
+class Counted(Protocol):
+    """What has a verdict: a judged plant, or its row in a file."""
+
+    @property
+    def verdict(self) -> str:
+        """RIGHT, WRONG or NOT_APPLICABLE."""
+        ...
+
+
+def score(judged: Iterable[Counted]) -> tuple[int, int]:
     """(right, counted): those that are not applicable do not count."""
     counted = [item for item in judged if item.verdict != NOT_APPLICABLE]
     return sum(item.verdict == RIGHT for item in counted), len(counted)
 
 
-def passed(judged: Sequence[Judged]) -> bool:
+def passed(judged: Sequence[Counted]) -> bool:
     """Whether enough was named right; nothing counted is no pass."""
     right, counted = score(judged)
     return counted > 0 and 100 * right >= TARGET_PCT * counted

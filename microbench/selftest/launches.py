@@ -12,15 +12,9 @@ from typing import Any
 import torch
 
 from kernels import OPS
-from kernels.case import Case
 from microbench.device.device import describe
+from microbench.selftest.ncu import parse
 from microbench.timing.instruments import Instruments
-
-
-def parse(word: str) -> Case:
-    """A case from "fp16:cublas:4096"."""
-    precision, backend, size = word.split(":")
-    return Case("gemm", dict.fromkeys("mnk", int(size)), precision, backend)
 
 
 def launch_all(device: str, launches: int, words: list[str]) -> None:
@@ -28,7 +22,8 @@ def launch_all(device: str, launches: int, words: list[str]) -> None:
     info = describe(device)
     instruments = Instruments(info.index, 1 << 20, info.sm_count)
     session = OPS["gemm"].session(info.target(), seed=0)
-    runtime: Any = torch.cuda.cudart()
+    cuda: Any = torch.cuda
+    runtime = cuda.cudart()
     for word in words:
         call = session.prepare(parse(word)).candidates[0].call
         call()

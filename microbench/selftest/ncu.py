@@ -9,13 +9,18 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from kernels import OPS
+from kernels.case import Case
+from microbench import fmt
 from microbench.device.device import DeviceInfo
 from microbench.errors import UserError
-from microbench.selftest.launches import parse
+from microbench.report.documents import Sheet
+from microbench.report.table import Column, Row, Table
+from microbench.results.fields import decode
+from microbench.results.values import Json
 from microbench.timing.interleave import Arm, Turns
 from microbench.timing.stats import median
 from microbench.timing.timers import make_timer
@@ -30,8 +35,31 @@ UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0,
          "nsecond": 1e-9, "usecond": 1e-6, "msecond": 1e-3, "second": 1.0}  # fmt: skip
 
 
-def timer_against_ncu(info: DeviceInfo, tries: int) -> tuple[dict[str, Any], str]:
-    """(figures, summary); UserError without a GPU or without ncu."""
+@dataclass(frozen=True)
+class Timed:
+    """A case timed by both, a row of the file."""
+
+    case: str
+    ours_s: float
+    ncu_s: float
+    within_target: bool
+
+    @property
+    def difference_s(self) -> float:
+        """Our time less ncu's."""
+        return self.ours_s - self.ncu_s
+
+
+@dataclass(frozen=True)
+class Figures:
+    """All cases, and how many are within the target."""
+
+    rows: tuple[Timed, ...]
+    within_target: int
+
+
+def timer_against_ncu(info: DeviceInfo, tries: int) -> Figures:
+    """Every case timed by both; UserError without a GPU or without ncu."""
     if info.kind != "cuda":
         raise UserError("validate timer needs a CUDA GPU: Nsight Compute profiles nothing else")
     if shutil.which("ncu") is None:
@@ -39,25 +67,42 @@ def timer_against_ncu(info: DeviceInfo, tries: int) -> tuple[dict[str, Any], str
     words = [f"{p}:{backend}:{size}" for p, backend in ARMS for size in SIZES]
     ours = our_medians(info, words)
     theirs = ncu_medians(info, words)
-    rows = [
-        {"case": parse(word).key, "ours_s": ours[word], "ncu_s": theirs[word],
-         "within_target": within_target(ours[word], theirs[word])}
+    rows = tuple(
+        Timed(parse(word).key, ours[word], theirs[word], within_target(ours[word], theirs[word]))
         for word in words
-    ]  # fmt: skip
-    good = sum(row["within_target"] for row in rows)
-    lines = [f"{'case':<52}{'ours us':>10}{'ncu us':>10}{'diff us':>9}{'diff %':>8}"]
-    for row in rows:
-        difference = row["ours_s"] - row["ncu_s"]
-        lines.append(
-            f"{row['case']:<52}{1e6 * row['ours_s']:>10.2f}{1e6 * row['ncu_s']:>10.2f}"
-            f"{1e6 * difference:>9.2f}{100 * difference / row['ncu_s']:>8.2f}"
-            f"{'' if row['within_target'] else '  off'}"
-        )
-    lines.append(
-        f"{good} of {len(rows)} within {LONG_TARGET_PCT:g} % from {1e6 * LONG_S:.0f} us up, within "
-        f"{1e6 * SHORT_TARGET_S:g} us below."
     )
-    return {"rows": rows, "within_target": good}, "\n".join(lines)
+    return Figures(rows, sum(row.within_target for row in rows))
+
+
+def sheet(data: Json) -> Sheet:
+    """The figures as a table."""
+    found: Figures = decode(Figures, data, "")
+    if any(row.ncu_s <= 0 for row in found.rows):
+        raise ValueError("rows has an ncu_s that is not above zero")
+    columns: list[Column[Timed]] = [
+        Column("case", lambda row: fmt.clean(row.case), csv={"case": lambda row: row.case}),
+        Column("ours us", lambda row: f"{1e6 * row.ours_s:.2f}", True,
+               csv={"ours_s": lambda row: row.ours_s}),
+        Column("ncu us", lambda row: f"{1e6 * row.ncu_s:.2f}", True,
+               csv={"ncu_s": lambda row: row.ncu_s}),
+        Column("diff us", lambda row: f"{1e6 * row.difference_s:.2f}", True),
+        Column("diff %", lambda row: f"{100 * row.difference_s / row.ncu_s:.2f}", True),
+        Column("", lambda row: "" if row.within_target else "off",
+               csv={"within_target": lambda row: row.within_target}),
+    ]  # fmt: skip
+    table = Table(columns, [Row(row) for row in found.rows])
+    return Sheet(
+        table,
+        table,
+        f"{found.within_target} of {len(found.rows)} within {LONG_TARGET_PCT:g} % from "
+        f"{1e6 * LONG_S:.0f} us up, within {1e6 * SHORT_TARGET_S:g} us below.",
+    )
+
+
+def parse(word: str) -> Case:
+    """A case from "fp16:cublas:4096"."""
+    precision, backend, size = word.split(":")
+    return Case("gemm", dict.fromkeys("mnk", int(size)), precision, backend)
 
 
 def within_target(ours_s: float, ncu_s: float) -> bool:

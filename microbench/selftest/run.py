@@ -1,14 +1,17 @@
-"""The selftest from end to end: plan for the device, measure, judge, write, report."""
+"""Checks of the method, from end to end: measure, judge, write, report.
+
+Commands, not tests: they take device time, and their outputs are committed under results/.
+"""
 
 from __future__ import annotations
 
 import json
 import secrets
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -17,13 +20,17 @@ from microbench.conditions import Conditions
 from microbench.errors import UserError
 from microbench.results.runfile import check_writable, write_text
 from microbench.results.types import Run
+from microbench.results.values import Json
 from microbench.runner import InOrder, Runner, Session, group_weight
 from microbench.selftest.judge import Judged, Runs, judge, passed, score
 from microbench.selftest.plant import Absent, Plant
 from microbench.selftest.planted import plan
 from microbench.selftest.waves import target_of, triton_tile
 from microbench.sweep import Group
-from microbench.worker import Greeting, Worker, WorkerDied
+from microbench.worker import Greeting, WorkerDied, Workers
+
+if TYPE_CHECKING:
+    from microbench.report.documents import Sheet
 
 # A bound needs no narrow interval: a fifth of the sampling that a result to quote gets on a GPU. A
 # CPU has few plants, and other processes that disturb them.
@@ -34,7 +41,7 @@ MAX_SEED = 2**31
 def run_selftest(*, json_path: Path | None, device: str, budget: float | None, quiet: bool) -> int:
     """Plant, measure, report; the exit code: 0 when enough was named right, else 1."""
     from microbench.report.screen import make_console
-    from microbench.selftest.screen import print_selftest
+    from microbench.selftest.screen import sheet
 
     if budget is not None and not 0 < budget < float("inf"):
         raise UserError(f"--budget takes seconds above 0, not {budget:g}")
@@ -50,13 +57,54 @@ def run_selftest(*, json_path: Path | None, device: str, budget: float | None, q
     finally:
         cold.close()
     judged = [judge(plant, runs) for plant in plants]
-    if json_path:
-        document = evidence(judged, absent, runs)
-        write_text(json.dumps(document, separators=(",", ":"), allow_nan=False), json_path)
-    print_selftest(judged, absent, console)
-    if json_path:
-        console.print(f"Written: {json_path}")
+    _publish(evidence(judged, absent, runs), sheet, json_path, console)
     return 0 if passed(judged) else 1
+
+
+def validate_method(what: str, path: Path, device: str, tries: int) -> None:
+    """Run the check called `what` ("aa" or "timer"), print its figures and write them to `path`.
+
+    UserError for a device that is not there, or that the check cannot use.
+    """
+    from microbench.device.device import describe, software
+    from microbench.report.screen import make_console
+    from microbench.selftest import aa, ncu
+
+    check, sheet = {
+        "aa": (aa.same_kernel_twice, aa.sheet),
+        "timer": (ncu.timer_against_ncu, ncu.sheet),
+    }[what]
+    if tries < 1:
+        raise UserError(f"--tries takes a number above 0, not {tries}")
+    check_writable(path, "--json")
+    try:
+        info = describe(device)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    figures = check(info, tries)
+    document = {
+        "check": what,
+        "command": ["python", "-m", "microbench", "validate", what, "--tries", str(tries)],
+        "finished_at": _now(),
+        "device": info.as_dict(),
+        "software": software(),
+        **asdict(figures),
+    }
+    _publish(document, sheet, path, make_console())
+
+
+def _publish(
+    document: Json, sheet: Callable[[Json], Sheet], path: Path | None, console: Console
+) -> None:
+    """Write a document, and print it as `show` prints the file."""
+    from microbench.report.documents import print_sheet
+
+    text = json.dumps(document, separators=(",", ":"), allow_nan=False)
+    if path:
+        write_text(text, path)
+    print_sheet(sheet(json.loads(text)), console)
+    if path:
+        console.print(f"Written: {path}")
 
 
 def planted_for(greeting: Greeting) -> tuple[list[Plant], list[Absent]]:
@@ -64,35 +112,6 @@ def planted_for(greeting: Greeting) -> tuple[list[Plant], list[Absent]]:
     device = greeting.device
     cuda = device["kind"] == "cuda"
     return plan(device, triton_tile(target_of(device)) if cuda else lambda _: None)
-
-
-class Workers:
-    """Measuring processes of one setting: the one that greeted first, new ones after it."""
-
-    def __init__(self, settings: Conditions) -> None:
-        self.settings = settings
-        self._first: Worker | None = None
-
-    def greet(self) -> Greeting:
-        """Start the first and hear what it says of the device. UserError when it cannot be had."""
-        self._first = Worker(self.settings)
-        try:
-            return self._first.greet()
-        except WorkerDied as death:
-            raise UserError(f"the device cannot be used: {death.reason}") from None
-
-    def next(self) -> Worker:
-        """A worker that is ready to measure."""
-        if self._first is None:
-            self.greet()
-        worker, self._first = self._first, None
-        assert worker is not None
-        return worker
-
-    def close(self) -> None:
-        """End the first if nobody took it."""
-        if self._first:
-            self._first.close()
 
 
 def measure(
@@ -158,7 +177,7 @@ def blank(greeting: Greeting, settings: Conditions) -> Run:
     )
 
 
-def evidence(judged: Sequence[Judged], absent: Sequence[Absent], runs: Runs) -> dict[str, Any]:
+def evidence(judged: Sequence[Judged], absent: Sequence[Absent], runs: Runs) -> Json:
     """What goes into the file: every plant, what was expected and named, the numbers behind it."""
     right, counted = score(judged)
     return {

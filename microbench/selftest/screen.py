@@ -2,72 +2,105 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass
 
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from microbench import fmt
-from microbench.report.screen import WIDTH
-from microbench.selftest.judge import NOT_APPLICABLE, TARGET_PCT, WRONG, Judged, passed, score
+from microbench.report.documents import Sheet
+from microbench.report.table import Column, Row, Table
+from microbench.results.fields import decode
+from microbench.results.values import Json
+from microbench.selftest.judge import NOT_APPLICABLE, TARGET_PCT, WRONG, passed, score
 from microbench.selftest.plant import CONDITIONS, Absent
 
 
-def print_selftest(judged: Sequence[Judged], absent: Sequence[Absent], console: Console) -> None:
-    """A line a condition, then what was named wrong, what could not be tried, and the sum."""
-    width = min(console.width, WIDTH)
-    console.print(_table(judged, absent), width=width)
-    for item in judged:
-        if item.verdict == WRONG:
-            console.print(_wrong(item), width=width, overflow="fold")
-    left = [(item.plant.name, item.why) for item in judged if item.verdict == NOT_APPLICABLE]
-    for name, why in [*left, *((a.condition, a.reason) for a in absent)]:
-        line = f"not applicable: {fmt.clean(name)}: {fmt.clean(why)}"
-        console.print(Text(line, "dim"), width=width, overflow="fold")
-    console.print()
-    console.print(Text(summary(judged), "bold"), width=width, overflow="fold")
+@dataclass(frozen=True)
+class PlantRow:
+    """What became of a plant: a row of the file, without the numbers behind it."""
+
+    name: str
+    condition: str
+    control: bool
+    because: str
+    expected: str
+    named: str | None
+    why: str
+    verdict: str
 
 
-def _table(judged: Sequence[Judged], absent: Sequence[Absent]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("condition", "named", "controls right", "not applicable"):
-        table.add_column(name, justify="left" if name == "condition" else "right")
-    for condition in CONDITIONS:
-        of_it = [item for item in judged if item.plant.condition == condition]
-        left = sum(item.verdict == NOT_APPLICABLE for item in of_it)
-        left += sum(a.condition == condition for a in absent)
-        table.add_row(
-            condition,
-            _of(item for item in of_it if not item.plant.control),
-            _of(item for item in of_it if item.plant.control),
-            str(left or ""),
+@dataclass(frozen=True)
+class _File:
+    rows: tuple[PlantRow, ...]
+    absent: tuple[Absent, ...] = ()
+
+
+def sheet(data: Json) -> Sheet:
+    """In brief a line a condition; then what was named wrong, what could not be tried, the sum."""
+    found: _File = decode(_File, data, "")
+    columns: list[Column[PlantRow]] = [
+        Column("plant", lambda row: fmt.clean(row.name), csv={"name": lambda row: row.name}),
+        Column(csv={"condition": lambda row: row.condition, "control": lambda row: row.control}),
+        Column("expected", lambda row: fmt.clean(row.expected), drop=2,
+               csv={"expected": lambda row: row.expected}),
+        Column("named", lambda row: fmt.clean(row.named or ""),
+               csv={"named": lambda row: row.named}),
+        Column("", lambda row: fmt.clean(row.verdict), csv={"verdict": lambda row: row.verdict}),
+        Column("why", lambda row: fmt.clean(row.why), drop=1, csv={"why": lambda row: row.why}),
+    ]  # fmt: skip
+    left = [(row.name, row.why) for row in found.rows if row.verdict == NOT_APPLICABLE]
+    left += [(absent.condition, absent.reason) for absent in found.absent]
+    return Sheet(
+        Table(columns, [Row(row) for row in found.rows]),
+        _conditions(found),
+        _summary(found.rows),
+        [
+            *(_wrong(row) for row in found.rows if row.verdict == WRONG),
+            *(Text(f"not applicable: {fmt.clean(name)}: {fmt.clean(why)}", "dim")
+              for name, why in left),
+        ],
+    )  # fmt: skip
+
+
+def _conditions(found: _File) -> Table[str]:
+    def named(condition: str, control: bool) -> str:
+        right, counted = score(
+            r for r in found.rows if r.condition == condition and r.control is control
         )
-    return table
+        return f"{right} of {counted}" if counted else ""
+
+    def left(condition: str) -> str:
+        skipped = [r for r in found.rows if r.verdict == NOT_APPLICABLE]
+        count = sum(item.condition == condition for item in (*skipped, *found.absent))
+        return str(count or "")
+
+    columns: list[Column[str]] = [
+        Column("condition", lambda condition: condition),
+        Column("named", lambda condition: named(condition, False), right=True),
+        Column("controls right", lambda condition: named(condition, True), right=True),
+        Column("not applicable", left, right=True),
+    ]
+    return Table(columns, [Row(condition) for condition in CONDITIONS])
 
 
-def _of(judged: Iterable[Judged]) -> str:
-    right, counted = score(judged)
-    return f"{right} of {counted}" if counted else ""
-
-
-def _wrong(item: Judged) -> Text:
+def _wrong(row: PlantRow) -> Text:
     text = Text("✗ wrong ", "bold red")
-    text.append(fmt.clean(item.plant.name), "bold not red")
-    named = item.named or "nothing"
+    text.append(fmt.clean(row.name), "bold not red")
     text.append(
-        f": expected {item.plant.right}, named {fmt.clean(named)} ({fmt.clean(item.why)}). "
-        f"Planted: {fmt.clean(item.plant.because)}",
+        f": expected {fmt.clean(row.expected)}, named {fmt.clean(row.named or 'nothing')} "
+        f"({fmt.clean(row.why)}). Planted: {fmt.clean(row.because)}",
         "not bold not red",
     )
     return text
 
 
-def summary(judged: Sequence[Judged]) -> str:
+def _summary(rows: Iterable[PlantRow]) -> str:
     """ "41 of 42 named right (97.6 %, target 95 %)"."""
-    right, counted = score(judged)
+    rows = list(rows)
+    right, counted = score(rows)
     if not counted:
         return "Nothing could be planted on this device: the diagnosis is not tested."
     share = f"{right} of {counted} named right ({100 * right / counted:.1f} %"
-    verdict = "" if passed(judged) else ": the diagnosis fails its test here"
+    verdict = "" if passed(rows) else ": the diagnosis fails its test here"
     return f"{share}, target {TARGET_PCT:g} %){verdict}."

@@ -80,7 +80,7 @@ def target_of(device: dict[str, Any]) -> Target:
 
 def triton_tile(target: Target) -> TileOf:
     """What the Triton GEMM will choose on a target."""
-    from kernels.gemm.triton_gemm import configuration
+    from kernels.gemm.triton.backend import configuration
 
     def tile(case: Case) -> Tile | None:
         if OPS["gemm"].cannot_run(case, target):

@@ -5,12 +5,14 @@ Compiled once a process by NVRTC through CuPy, launched on torch's current strea
 
 from __future__ import annotations
 
-from typing import Any
+from importlib import import_module
+from typing import Any, cast
 
-import cupy
-import cupyx
 import numpy as np
 import torch
+
+cupy: Any = import_module("cupy")  # which has no types
+cupyx: Any = import_module("cupyx")
 
 SOURCE = r"""
 __device__ unsigned long long now_ns() {
@@ -57,7 +59,7 @@ class Instruments:
             module.get_function(name) for name in ("gate", "stamp", "empty", "fill", "read")
         )
         self._device = torch.device("cuda", device_index)
-        self._flags: Any = cupyx.zeros_pinned((2,), dtype=np.int32)  # type: ignore[arg-type]
+        self._flags = cupyx.zeros_pinned((2,), dtype=np.int32)
         self._flush_words = FLUSH_FACTOR * l2_bytes // 16
         self._grid = (sm_count * BLOCKS_PER_SM,)
         self._write_buffer, self._read_buffer = (
@@ -67,9 +69,7 @@ class Instruments:
         self._sink = torch.zeros(1, dtype=torch.int32, device=self._device)
         self._stamps = torch.zeros((2, 3), dtype=torch.int64, device=self._device)
 
-    def _launch(
-        self, kernel: cupy.RawKernel, grid: tuple[int], threads: int, *args: object
-    ) -> None:
+    def _launch(self, kernel: Any, grid: tuple[int], threads: int, *args: object) -> None:
         stream = torch.cuda.current_stream(self._device).cuda_stream
         with cupy.cuda.ExternalStream(stream):
             kernel(grid, (threads,), args)
@@ -108,7 +108,8 @@ class Instruments:
 
     def clock_mhz(self) -> float | None:
         """SM clock between the two stamps; None when they ran on different SMs. Synchronises."""
-        (cycles_0, ns_0, sm_0), (cycles_1, ns_1, sm_1) = self._stamps.tolist()
+        stamps = cast("list[list[int]]", self._stamps.tolist())  # pyright: ignore[reportUnknownMemberType]
+        (cycles_0, ns_0, sm_0), (cycles_1, ns_1, sm_1) = stamps
         if sm_0 != sm_1 or ns_1 <= ns_0:
             return None
         return 1e3 * (cycles_1 - cycles_0) / (ns_1 - ns_0)

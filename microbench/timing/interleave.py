@@ -91,7 +91,7 @@ class Arm:
     key: str
     launch: Launch
     estimate_s: float
-    blocks: list[Block] = field(default_factory=list)
+    blocks: list[Block] = field(default_factory=list[Block])
 
     def settled(self, resolution_s: float) -> bool:
         """Whether the interval of its median is within MAX_INTERVAL_PCT, or within a tick."""

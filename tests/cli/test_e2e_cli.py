@@ -30,7 +30,7 @@ import pytest
 from samples.commands import Ran, run_here
 
 from e2e.__main__ import main
-from e2e.data.sources import open_data
+from e2e.data.datasets import open_data
 from e2e.results.types import Training
 from microbench.__main__ import main as microbench
 from microbench.errors import UserError

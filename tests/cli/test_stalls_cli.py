@@ -177,7 +177,7 @@ def test_the_loader_by_hand_runs(images: Path, tmp_path: Path) -> None:
         shutil.copy(file, good)
     out = tmp_path / "plain.json"
     done = subprocess.run(
-        [sys.executable, ROOT / "results" / "plain_dataloader.py", good.parent, "--workers", "1",
+        [sys.executable, ROOT / "examples" / "plain_dataloader.py", good.parent, "--workers", "1",
          "--batch", "4", "--seconds", "0.1", "--blocks", "2", "--json", out],
         check=True, capture_output=True, text=True, timeout=120,
     )  # fmt: skip

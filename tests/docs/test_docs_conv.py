@@ -10,15 +10,14 @@ from statistics import median
 import pytest
 
 from kernels import OPS, is_library
+from microbench.report.export import payoff_table, rival_table
 from microbench.report.layers_table import against_library, layers_of, layers_summary
 from microbench.report.map_table import map_verdict
-from microbench.report.markdown import payoff_table, rival_table
 from microbench.results.runfile import read_run
 from microbench.results.types import Result, Run
 from microbench.roofline.explain import annotate
-from microbench.roofline.model import held_out_error
-from microbench.roofline.model.features import Rates
-from microbench.roofline.model.fitting import fit_at
+from microbench.roofline.model.fitting import fit
+from microbench.roofline.model.terms import Rates
 
 ROOT = Path(__file__).parents[2]
 H200 = ROOT / "results" / "nvidia-h200"
@@ -163,9 +162,9 @@ def test_sentences_about_the_sweep() -> None:
 
 @pytest.mark.parametrize("name", ["conv-channels", "conv-fine", "payoff-conv", "layers-resnet50"])
 def test_the_model_s_errors_on_unseen_sizes(name: str) -> None:
-    held = held_out_error(run(name))
-    assert held is not None
-    whole = held.overall
+    model = run(name).model
+    assert model
+    whole = model.overall
     row = f"| {whole.count} | {100 * whole.median:.0f} % | {100 * whole.p90:.0f} % |"
     assert row in PAGE
 
@@ -173,14 +172,16 @@ def test_the_model_s_errors_on_unseen_sizes(name: str) -> None:
 def test_the_model_s_errors_across_runs() -> None:
     seen = [run("conv-channels"), run("conv-fine")]
     pairs = [(r, rates) for one in seen if (rates := Rates.of(one)) for r in one.results]
-    model = fit_at(pairs)
+    model = fit(pairs)
 
     def error(name: str) -> float:
+        rates = Rates.of(run(name))
+        assert rates
         results = [r for r in run(name).results if r.case.op == "conv" and is_library(r.case)]
         found = [
             abs(guess.seconds / r.median_s - 1)
             for r in results
-            if r.median_s and (guess := model.predict(r, run(name)))
+            if r.median_s and (guess := model.predict(r.case, rates))
         ]
         return 100 * median(found)
 

@@ -9,7 +9,7 @@ from statistics import fmean
 from e2e.results.loader_types import Loading
 from e2e.results.types import Training
 from microbench.fmt import interval
-from microbench.report.markdown import to_markdown
+from microbench.report.export import to_markdown
 from microbench.results.runfile import read_run
 from microbench.results.types import Run
 from microbench.timing.stats import half_width_pct, median

@@ -12,7 +12,7 @@ import pytest
 from e2e.commands.validate import MATRIX, RECIPES
 from e2e.report.errors import error_table, intervals_kept
 from e2e.results.types import Training
-from microbench.report.markdown import to_markdown
+from microbench.report.export import to_markdown
 from microbench.results.runfile import read_run
 from microbench.timing.stats import median
 

@@ -9,7 +9,7 @@ from statistics import geometric_mean
 
 import pytest
 
-from microbench.report.markdown import to_markdown
+from microbench.report.export import to_markdown
 from microbench.results.runfile import read_run
 from microbench.verdict import verdict
 

@@ -61,8 +61,9 @@ def titles(listed: list[Cause]) -> list[str]:
     return [cause.title for cause in listed]
 
 
-def simulated(step_ms: float) -> Simulated:
-    return Simulated(step_ms * MS, step_ms * MS, 1 * MS, 0.0, "gpu")
+def simulated(step_ms: float) -> Step:
+    """A step of AMP's ops that is predicted to take this long."""
+    return Step(AMP.ops, Simulated(step_ms * MS, step_ms * MS, 1 * MS, 0.0, "gpu"))
 
 
 # ---------------------------------------------------------------- nothing to say
@@ -123,7 +124,7 @@ def test_a_change_of_the_network_is_no_change_of_the_case() -> None:
 
 def test_a_change_that_lets_the_device_work_says_so() -> None:
     late = step(*(replace(each, host_s=10 * MS) for each in AMP.ops))
-    graph = Simulated(17 * MS, 17 * MS, 1 * MS, 0.0, "gpu")
+    graph = simulated(17)
     cause = found(late, what_if=[Counterfactual("CUDA graph", {"graph": True}, graph, BATCH)])[0]
     assert cause.why.endswith("17.0 instead of 30.0 ms, by 13.0 ms less in waiting for launches")
 

@@ -20,7 +20,8 @@ from e2e.results.types import State, Training
 from microbench.commands import compare_runs
 from microbench.errors import UserError
 from microbench.report.comparison import print_comparison
-from microbench.results.compare import TRAIN_NOISE_PCT, TRAININGS, compare, judge
+from microbench.results.comparison import KERNELS, compare
+from microbench.results.kinds import KINDS
 from microbench.results.runfile import write_run
 from microbench.results.types import Run
 
@@ -71,7 +72,7 @@ def test_two_per_cent_are_seen_and_half_a_per_cent_is_noise() -> None:
     assert verdicts(amp_run(), scaled(amp_run(), 1.02)) == ["slower"] * 3
     assert verdicts(scaled(amp_run(), 1.02), amp_run()) == ["faster"] * 3
     assert verdicts(amp_run(), scaled(amp_run(), 1.005)) == ["same"] * 3
-    assert TRAININGS.pct == TRAIN_NOISE_PCT == 1.0
+    assert KINDS["train"].noise_pct < KERNELS.pct
 
 
 def test_wide_and_missing_intervals_cannot_tell() -> None:
@@ -141,7 +142,6 @@ def test_both_kinds_compare_each_with_its_own_noise() -> None:
     assert comparison.count("slower") == 3
     only = compare(both, amp_run())
     assert only.only_a == [result.case for result in both.results]
-    assert judge(both.results[0].measurement, both.results[0].measurement)[0] == "same"  # type: ignore[arg-type]
 
 
 def test_the_screen_has_recipe_what_and_options() -> None:
@@ -162,7 +162,7 @@ def test_the_screen_fits(width: int) -> None:
     for a, b in ((amp_run(), amp_run()), (both, slower), (broken_run(), broken_run())):
         text = shown(a, b, width)
         assert max(cell_len(line) for line in text.splitlines()) <= width
-    few = replace(h200_run(), results=h200_run().results[:2], trainings=amp_run().of(Training))
+    few = replace(h200_run(), results=h200_run().results[:2], others=amp_run().of(Training))
     assert {"precision", "what", "backend"} <= set(shown(few, few).split("─")[0].split())
 
 

@@ -21,7 +21,7 @@ from e2e.results.types import Repeat, TrainCase, Training
 from e2e.train import convergence as converge
 from e2e.train.arms import Held
 from e2e.train.convergence import BEHIND_SHARE, SIGMAS, judged, train_once
-from e2e.train.trainer import Learner
+from e2e.train.trainer import Trainer
 
 CPU = torch.device("cpu")
 FEATURES, CLASSES, BATCH = 8, 4, 16
@@ -125,8 +125,8 @@ def telling(*losses: float) -> Plain:
 def held_by(recipe: str | Recipe, network: Network = MLP, **case: Any) -> Held:
     made = RECIPES[recipe] if isinstance(recipe, str) else recipe
     plan = TrainCase(network.name, made.name, BATCH, str(FEATURES), layout="", **case)
-    learner = Learner(network, plan, made, CPU, seed=1)
-    return Held(Training(plan, "ok"), learner, Plain().feed(BATCH, CPU, 1))
+    trainer = Trainer(network, plan, made, CPU, seed=1)
+    return Held(Training(plan, "ok"), trainer, Plain().feed(BATCH, CPU, 1))
 
 
 def once(held: Held, data: Plain, seed: int = 1, steps: int = 30) -> Repeat:
@@ -194,7 +194,7 @@ def test_a_network_learns_what_is_easy_under_every_recipe(recipe: str) -> None:
 def test_held_out_numbers_are_those_of_the_trained_weights() -> None:
     held, data = held_by("fp32"), Plain()
     repeat = once(held, data)
-    assert (repeat.loss, repeat.accuracy) == held.learner.evaluate(data.held_out(BATCH, CPU))
+    assert (repeat.loss, repeat.accuracy) == held.trainer.evaluate(data.held_out(BATCH, CPU))
 
 
 def _but_time(repeat: Repeat) -> Repeat:

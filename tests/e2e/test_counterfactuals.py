@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from e2e.explain.causes import as_options
 from e2e.explain.counterfactuals import changes
-from e2e.explain.whatif import Foresight, to_verify
-from e2e.predict.prediction import Foretold
+from e2e.explain.whatif import Explainer, to_verify
+from e2e.predict.prediction import Prediction
 from e2e.predict.queue_model import OpCost, simulate
 from e2e.results.types import PREDICTED, Predicted, TrainCase, Training
 
@@ -16,17 +16,17 @@ def test_what_cannot_run_is_not_measured() -> None:
     case = TrainCase("net", "amp", 8, "3x8x8", data="made", loader="torchvision", workers=1)
     step = simulate((OpCost("product", "forward", "conv1", 6e-3, 1e-6),))
 
-    def ask(asked: TrainCase) -> Foretold:
+    def ask(asked: TrainCase) -> Prediction:
         if asked.loader == "gpu-decode":
-            return Foretold(asked, reason="it decodes on an NVIDIA GPU", runs=False)
+            return Prediction(asked, reason="it decodes on an NVIDIA GPU", runs=False)
         if asked.compile:
-            return Foretold(asked, reason="no trace shows it")
+            return Prediction(asked, reason="no trace shows it")
         memory = 10**10 if asked.batch > 8 else 10
-        return Foretold(asked, Predicted(step.step_s, None, "gpu", {}, memory_bytes=memory), step)
+        return Prediction(asked, Predicted(step.step_s, None, "gpu", {}, memory_bytes=memory), step)
 
-    foresight = Foresight(ask, "cuda", 10**9, fixes=True, cores=4)
+    foresight = Explainer(ask, "cuda", 10**9, fixes=True, cores=4)
     training = Training(case, PREDICTED, step_units=8)
-    found = foresight.explained([training], foresight.foretold([case]))[0]
+    found = foresight.explained([training], foresight.predictions([case]))[0]
     told = {cause.title: cause for cause in found.causes}
     assert set(told) == {"loader gpu-decode", "larger batch", "torch.compile"}
     assert "would need 10.0 GB" in told["larger batch"].why

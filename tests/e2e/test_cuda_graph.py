@@ -11,10 +11,10 @@ import torch
 from samples.train_cases import case_of
 
 from e2e.networks import find
-from e2e.predict.host_model.host_speed import Steady
-from e2e.predict.op_timer.cuda_graph import refuse, rows_of
-from e2e.predict.op_timer.op_costs import Calls, key_of, step_key
-from e2e.predict.op_timer.op_timer import Counted, OpTime
+from e2e.predict.host_model.host_speed import ConstantSpeed
+from e2e.predict.op_timer.cuda_graph import check_capturable, rows_of
+from e2e.predict.op_timer.op_costs import CallTimer, key_of, step_key
+from e2e.predict.op_timer.op_timer import OpTime, PlacedCall
 from e2e.predict.op_timer.store import Store
 from e2e.predict.trace.fake_trace import Trace, trace
 from e2e.predict.trace.recorder import is_view
@@ -24,12 +24,12 @@ from kernels.case import Target
 CPU = torch.device("cpu")
 
 
-def planted(name: str, seen: list[str], *places: int, backward: tuple[int, ...] = ()) -> Counted:
+def planted(name: str, seen: list[str], *places: int, backward: tuple[int, ...] = ()) -> PlacedCall:
     def launch(how: str) -> None:
         seen.append(how + name)
 
     replay = Replay(partial(launch, ""), False, lambda: None, (), {}, partial(launch, "distant "))
-    return Counted(replay, places, frozenset(backward))
+    return PlacedCall(replay, places, frozenset(backward))
 
 
 def test_calls_are_launched_as_often_and_in_the_order_of_the_step() -> None:
@@ -50,10 +50,10 @@ def test_calls_are_launched_as_often_and_in_the_order_of_the_step() -> None:
 
 
 @pytest.fixture
-def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calls:
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CallTimer:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     store = Store({"name": "a processor", "kind": "cpu"}, {})
-    return Calls(Target("cpu", "a processor"), store, Steady())
+    return CallTimer(Target("cpu", "a processor"), store, ConstantSpeed())
 
 
 def traced_at(batch: int) -> Trace:
@@ -65,7 +65,7 @@ def known_of(traced: Trace) -> dict[str, OpTime]:
     return {key_of(traced.case, op): OpTime(1e-6, 1e-6) for op in traced.ops if not is_view(op)}
 
 
-def test_every_call_of_a_step_is_made_ready_at_its_places(calls: Calls) -> None:
+def test_every_call_of_a_step_is_made_ready_at_its_places(calls: CallTimer) -> None:
     traced = traced_at(4)
     counted = calls.counted(traced, known_of(traced))
     places = sorted(place for one in counted for place in one.places)
@@ -74,7 +74,7 @@ def test_every_call_of_a_step_is_made_ready_at_its_places(calls: Calls) -> None:
         row()
 
 
-def test_calls_that_could_not_be_launched_are_left_out(calls: Calls) -> None:
+def test_calls_that_could_not_be_launched_are_left_out(calls: CallTimer) -> None:
     traced = traced_at(4)
     known = known_of(traced)
     failed = next(key for key in known if "batch_norm" in key)
@@ -89,13 +89,13 @@ def test_calls_that_could_not_be_launched_are_left_out(calls: Calls) -> None:
 
 def test_what_waits_for_the_device_is_refused_before_it_breaks_a_capture() -> None:
     traced = traced_at(4)
-    refuse(traced, {})
+    check_capturable(traced, {})
     key = next(key_of(traced.case, op) for op in traced.ops if not is_view(op))
     with pytest.raises(RuntimeError, match="waits for the device: no graph can hold it"):
-        refuse(traced, {key: OpTime(1e-6, 1e-6, waits=True)})
+        check_capturable(traced, {key: OpTime(1e-6, 1e-6, waits=True)})
     ops = (replace(traced.ops[0], waits=True), *traced.ops[1:])
     with pytest.raises(RuntimeError, match="waits for the device"):
-        refuse(replace(traced, ops=ops), {})
+        check_capturable(replace(traced, ops=ops), {})
 
 
 @pytest.mark.parametrize(("dropout", "refused"), [(0.1, True), (0.0, False)])
@@ -108,10 +108,10 @@ def test_attention_whose_seed_lies_on_the_host_is_refused(dropout: float, refuse
     attention = replace(traced.ops[-1], call=Call(name, args, ()))
     step = replace(traced, ops=(attention,))
     if not refused:
-        refuse(step, {})
+        check_capturable(step, {})
         return
     with pytest.raises(RuntimeError, match="with dropout is not captured"):
-        refuse(step, {})
+        check_capturable(step, {})
 
 
 def test_a_step_is_known_by_its_calls_and_their_order() -> None:

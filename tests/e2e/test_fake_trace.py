@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+from samples.launching import Checkpointed
 from samples.planted_networks import network_of
 from samples.train_cases import case_of
 from torch import nn
@@ -14,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from e2e.networks import find
 from e2e.networks.network import Network
-from e2e.predict.memory import peak_bytes
+from e2e.predict.step_profile import peak_bytes
 from e2e.predict.trace.fake_trace import CannotTrace, Trace, differences, trace, trace_real
 from e2e.predict.trace.recorder import Recorder, is_view
 from kernels.aten import kind_of
@@ -82,6 +83,21 @@ def test_a_layer_s_backward_calls_are_its_own() -> None:
     assert [op.layer for op in backward] == [op.layer for op in reversed(forward)]
     assert all(op.layer for op in forward)
     assert len({op.layer for op in forward}) == 20
+
+
+def test_what_checkpointing_runs_again_is_its_layer_s() -> None:
+    network = network_of(Checkpointed)
+    case = case_of(network)
+    fake, real = (record(network, case, CPU, CLASSES) for record in (trace, trace_real))
+    assert differences(fake, real) == []
+    products = [op for op in fake.ops if op.call.name == "aten.addmm.default"]
+    assert [(op.phase, op.layer) for op in products] == [
+        ("forward", "block.0"), ("forward", "block.2"), ("forward", "head"),
+        ("backward", "block.0"), ("backward", "block.2"),
+    ]  # fmt: skip
+    nodes = {phase: sum(op.noted for op in fake.ops if op.phase == phase)
+             for phase in ("backward", "optimizer")}  # fmt: skip
+    assert nodes == {"backward": 6, "optimizer": 0}  # two layers: weight turned, product, tanh
 
 
 def test_every_product_of_a_step_is_counted() -> None:

@@ -13,11 +13,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from e2e.data.datasets.in_memory import InMemory
 from e2e.data.sources.cifar10 import NORMAL
-from e2e.data.sources.resident import Labelled, Resident
+from e2e.data.types import Arrays
 from e2e.explain.annotate import with_predictions
-from e2e.predict.loader_wait import measured_wait_s, with_loader
-from e2e.predict.prediction import Foretold
+from e2e.predict.prediction import Prediction, measured_wait_s, with_loader
 from e2e.predict.queue_model import OpCost, simulate
 from e2e.results.loader_types import LoadBlock, Loading, load_case
 from e2e.results.types import Predicted, StepTimes, TrainCase, Training
@@ -33,17 +33,17 @@ FED = TrainCase(
 
 
 @pytest.fixture
-def data() -> Resident:
+def data() -> InMemory:
     """Twelve pictures, each of its number as a grey."""
     pixels = torch.arange(12, dtype=torch.uint8).reshape(-1, 1, 1, 1).expand(-1, 3, 32, 32)
-    images = Labelled(pixels.contiguous(), torch.arange(12))
-    return Resident("generated", images, images, NORMAL, 12)
+    images = Arrays(pixels.contiguous(), torch.arange(12))
+    return InMemory("generated", images, images, NORMAL, 12)
 
 
 # ---------------------------------------------------------------- sharing
 
 
-def test_arms_that_load_alike_take_turns_with_one_loader(data: Resident) -> None:
+def test_arms_that_load_alike_take_turns_with_one_loader(data: InMemory) -> None:
     feeds = Feeds(data, CPU, seed=1)
     one, other = feeds.open(FED), feeds.open(replace(FED, recipe="amp-bf16", layout="nhwc"))
     own = data.feed(4, CPU, 1, loader="torchvision", workers=0)
@@ -61,7 +61,7 @@ def test_arms_that_load_alike_take_turns_with_one_loader(data: Resident) -> None
         own.close()
 
 
-def test_arms_that_load_otherwise_have_loaders_of_their_own(data: Resident) -> None:
+def test_arms_that_load_otherwise_have_loaders_of_their_own(data: InMemory) -> None:
     feeds = Feeds(data, CPU, seed=1)
     one, other = feeds.open(replace(FED, workers=0)), feeds.open(replace(FED, workers=0, batch=2))
     try:
@@ -72,7 +72,7 @@ def test_arms_that_load_otherwise_have_loaders_of_their_own(data: Resident) -> N
         other.close()
 
 
-def test_what_lies_ready_is_thrown_away(data: Resident) -> None:
+def test_what_lies_ready_is_thrown_away(data: InMemory) -> None:
     feed = Feeds(data, CPU, seed=1).open(FED)
     own = data.feed(4, CPU, 1, loader="torchvision", workers=0)
     try:
@@ -88,7 +88,7 @@ def test_what_lies_ready_is_thrown_away(data: Resident) -> None:
         own.close()
 
 
-def test_a_loader_whose_batches_are_thrown_away_runs_once_it_is_started(data: Resident) -> None:
+def test_a_loader_whose_batches_are_thrown_away_runs_once_it_is_started(data: InMemory) -> None:
     feed = Feeds(data, CPU, seed=1).open(replace(FED, cached=True))
     try:
         first = feed.place(feed.fetch())
@@ -157,11 +157,11 @@ def test_bursts_of_workers_are_counted_by_whole_rounds(
 # ---------------------------------------------------------------- predictions
 
 
-def told(case: TrainCase, step_s: float) -> Foretold:
+def told(case: TrainCase, step_s: float) -> Prediction:
     ops = (OpCost("product", "forward", "conv", step_s, 1e-6, name="aten.convolution.default"),)
     simulated = simulate(ops)
     ends = (0.95 * simulated.step_s, 1.05 * simulated.step_s)
-    return Foretold(case, Predicted(simulated.step_s, ends, "gpu", {}), simulated, ops)
+    return Prediction(case, Predicted(simulated.step_s, ends, "gpu", {}), simulated, ops)
 
 
 def loads(case: TrainCase, step_s: float) -> Loading:
@@ -220,7 +220,7 @@ def test_a_refill_lasts_until_the_workers_rest() -> None:
 
 
 def test_nobody_waits_for_workers_that_there_are_not(
-    data: Resident, monkeypatch: pytest.MonkeyPatch
+    data: InMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def never(_: float) -> None:
         raise AssertionError("it sleeps")

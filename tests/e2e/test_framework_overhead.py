@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from samples.calibration import shallow_models
 
 from e2e.predict.host_model.calibration_models import (
     CLASSES,
@@ -11,9 +12,15 @@ from e2e.predict.host_model.calibration_models import (
     small_networks,
     small_recipes,
 )
-from e2e.predict.host_model.framework_overhead import COUNTED, Framework, Sample, counts, fitted
+from e2e.predict.host_model.framework_overhead import (
+    COUNTED,
+    CalibrationStep,
+    FrameworkOverhead,
+    counts,
+    fitted,
+)
 from e2e.predict.op_timer import op_timer as replay
-from e2e.predict.op_timer.op_timer import Counted, CpuStopwatch
+from e2e.predict.op_timer.op_timer import CpuStopwatch, PlacedCall
 from e2e.predict.trace.fake_trace import Trace, trace
 from e2e.results.types import TrainCase
 
@@ -22,16 +29,17 @@ PLANTED = (40e-6, 3e-6, 2e-6, 4e-6, 1e-6, 60e-6, 30e-6, 50e-6, 2e-6)
 
 @pytest.fixture(scope="module")
 def traces() -> list[Trace]:
-    return [
-        trace(network, small_case(network, recipe), torch.device("cpu"), CLASSES)
-        for network in small_networks("cpu")
-        for recipe in small_recipes(network, "cuda")
-    ]
+    with shallow_models():
+        return [
+            trace(network, small_case(network, recipe), torch.device("cpu"), CLASSES)
+            for network in small_networks("cpu")
+            for recipe in small_recipes(network, "cuda")
+        ]
 
 
-def planted(traces: list[Trace], calls_s: float = 100e-6) -> list[Sample]:
-    truth = Framework(PLANTED, 0.0)
-    return [Sample(found, truth.of(found) + calls_s, calls_s) for found in traces]
+def planted(traces: list[Trace], calls_s: float = 100e-6) -> list[CalibrationStep]:
+    truth = FrameworkOverhead(PLANTED, 0.0)
+    return [CalibrationStep(found, truth.of(found) + calls_s, calls_s) for found in traces]
 
 
 def test_what_was_planted_is_found(traces: list[Trace]) -> None:
@@ -43,7 +51,7 @@ def test_what_was_planted_is_found(traces: list[Trace]) -> None:
 
 
 def test_a_network_outside_the_fit_is_told(traces: list[Trace]) -> None:
-    truth = Framework(PLANTED, 0.0)
+    truth = FrameworkOverhead(PLANTED, 0.0)
     for i, left_out in enumerate(traces):
         found = fitted(planted(traces[:i] + traces[i + 1 :]))
         assert found.of(left_out) == pytest.approx(truth.of(left_out), rel=0.1)
@@ -52,7 +60,7 @@ def test_a_network_outside_the_fit_is_told(traces: list[Trace]) -> None:
 def test_noise_shows_in_the_error(traces: list[Trace]) -> None:
     generator = torch.Generator().manual_seed(1)
     samples = [
-        Sample(
+        CalibrationStep(
             s.trace, s.host_s * (1 + 0.1 * torch.randn((), generator=generator).item()), s.calls_s
         )
         for s in planted(traces)
@@ -66,10 +74,11 @@ def test_the_small_networks_differ_in_what_the_host_does(traces: list[Trace]) ->
 
 
 def test_a_card_without_bfloat16_is_not_asked_for_it() -> None:
-    for small in small_networks("cuda"):
+    networks = small_networks("cuda")
+    for small in networks:
         assert small_recipes(small, "cuda", bf16=False) == ("fp32", "amp")
         assert small_recipes(small, "cpu") == ("fp32",)
-    able = [small_recipes(small, "cuda") for small in small_networks("cuda")]
+    able = [small_recipes(small, "cuda") for small in networks]
     assert sum("amp-bf16" in recipes for recipes in able) == 4
 
 
@@ -106,7 +115,7 @@ def test_calls_alone_count_as_often_as_the_step_launches_them(
     clock = [0.0]
     monkeypatch.setattr(replay.time, "perf_counter", lambda: clock[0])
     often, fails = Launched(clock), Launched(clock, fails=True)
-    calls = [Counted(often, (0, 2, 3)), Counted(fails, (1,))]  # type: ignore[arg-type]
+    calls = [PlacedCall(often, (0, 2, 3)), PlacedCall(fails, (1,))]  # type: ignore[arg-type]
     launch = CpuStopwatch().passes(calls)
     assert [launch(), launch()] == [3.0, 3.0]
     assert often.launches == 3, "once to begin with, and once a pass"
@@ -114,13 +123,13 @@ def test_calls_alone_count_as_often_as_the_step_launches_them(
 
 def test_it_never_takes_time_away() -> None:
     empty = Trace(TrainCase("none", "fp32", 1, "1"), (), 0, 0, 0, 0, fake=True)
-    assert Framework((-1.0,) * len(PLANTED), 0.0).of(empty) == 0.0
+    assert FrameworkOverhead((-1.0,) * len(PLANTED), 0.0).of(empty) == 0.0
 
 
 def test_nothing_takes_less_than_no_time(traces: list[Trace]) -> None:
     """Calls that were timed in a slow moment leave steps that seem shorter than their calls."""
     samples = [
-        Sample(
+        CalibrationStep(
             s.trace, s.host_s, s.calls_s + 6e-6 * counts(s.trace)[COUNTED.index("backward call")]
         )
         for s in planted(traces)
@@ -128,5 +137,5 @@ def test_nothing_takes_less_than_no_time(traces: list[Trace]) -> None:
     found = fitted(samples)
     assert min(found.seconds) == 0.0
     assert max(found.seconds) > 0.0
-    nothing = [Sample(s.trace, s.host_s, 2 * s.host_s) for s in samples]
+    nothing = [CalibrationStep(s.trace, s.host_s, 2 * s.host_s) for s in samples]
     assert set(fitted(nothing).seconds) == {0.0}

@@ -5,24 +5,24 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from ctypes import sizeof
-from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from samples.images import encoded
+from samples.images import noise as random_pixels
 from torch import Tensor
 from torchvision.io import ImageReadMode, decode_jpeg
 from torchvision.transforms import v2
 
-from e2e.data.loaders import gpu_decode, nvjpeg_hardware
+from e2e.data.loaders import nvjpeg_hardware
 from e2e.data.loaders.decode import decode
-from e2e.data.loaders.jpeg_bytes import AREA, RATIO, Encoded, plain_jpeg, random_cut
-from e2e.data.loaders.packing import pack
-from e2e.data.loaders.prefetch_thread import Ahead
+from e2e.data.loaders.gpu_decode import Ahead
+from e2e.data.loaders.jpeg_bytes import AREA, RATIO, Encoded, pack, plain_jpeg, random_cut
 from e2e.data.loaders.worker_pool import Workers
-from e2e.data.sources.listing import Picture
+from e2e.data.types import Picture, Wanted
 from kernels.resample.geometry import crop_table
 from microbench.errors import UserError
 
@@ -35,20 +35,13 @@ ORIENTATION = 274
 
 
 def noise(height: int = HEIGHT, width: int = WIDTH, mode: str = "RGB") -> Image.Image:
-    drawn = np.random.default_rng(height * width).integers(0, 256, (height, width, 3), np.uint8)
-    return Image.fromarray(drawn).convert(mode)
-
-
-def coded(image: Image.Image, kind: str = "JPEG", **options: object) -> bytes:
-    file = BytesIO()
-    image.save(file, kind, **options)
-    return file.getvalue()
+    return random_pixels(height * width, (width, height)).convert(mode)
 
 
 def turned(orientation: int) -> bytes:
     exif = Image.Exif()
     exif[ORIENTATION] = orientation
-    return coded(noise(), exif=exif)
+    return encoded(noise(), exif=exif)
 
 
 def written(folder: Path, **contents: bytes) -> list[Picture]:
@@ -63,11 +56,11 @@ def written(folder: Path, **contents: bytes) -> list[Picture]:
 class TestHeader:
     @pytest.mark.parametrize("subsampling", ["4:4:4", "4:2:2", "4:2:0"])
     def test_usual_jpegs_go_to_the_gpu(self, subsampling: str):
-        assert plain_jpeg(coded(noise(), subsampling=subsampling)) == ((HEIGHT, WIDTH), 1)
+        assert plain_jpeg(encoded(noise(), subsampling=subsampling)) == ((HEIGHT, WIDTH), 1)
 
     def test_so_do_grey_ones_and_those_with_bytes_behind(self):
-        assert plain_jpeg(coded(noise(mode="L"))) == ((HEIGHT, WIDTH), 1)
-        assert plain_jpeg(coded(noise()) + b"\0\0\n") == ((HEIGHT, WIDTH), 1)
+        assert plain_jpeg(encoded(noise(mode="L"))) == ((HEIGHT, WIDTH), 1)
+        assert plain_jpeg(encoded(noise()) + b"\0\0\n") == ((HEIGHT, WIDTH), 1)
 
     @pytest.mark.parametrize("orientation", range(1, 9))
     def test_orientation_is_read_and_the_size_is_as_stored(self, orientation: int):
@@ -79,13 +72,13 @@ class TestHeader:
     @pytest.mark.parametrize(
         "content",
         [
-            coded(noise(mode="CMYK")),
-            coded(noise(), progressive=True),
-            coded(noise(), keep_rgb=True),
-            coded(noise(), "PNG"),
-            coded(Image.fromarray(np.arange(600, dtype=np.uint16).reshape(20, 30)), "PNG"),
-            coded(noise())[:-300],
-            coded(noise()) + b"what is no JPEG",
+            encoded(noise(mode="CMYK")),
+            encoded(noise(), progressive=True),
+            encoded(noise(), keep_rgb=True),
+            encoded(noise(), "PNG"),
+            encoded(Image.fromarray(np.arange(600, dtype=np.uint16).reshape(20, 30)), "PNG"),
+            encoded(noise())[:-300],
+            encoded(noise()) + b"what is no JPEG",
         ],
         ids=["cmyk", "progressive", "rgb", "png", "16 bit", "truncated", "more"],
     )
@@ -99,7 +92,7 @@ class TestHeader:
 
     def test_an_image_too_large_for_pillow_stays_with_pillow(self, monkeypatch):
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", HEIGHT * WIDTH - 1)
-        assert plain_jpeg(coded(noise())) is None
+        assert plain_jpeg(encoded(noise())) is None
 
 
 def torchvisions(height: int, width: int, seed: int) -> tuple[list[int], bool]:
@@ -157,7 +150,8 @@ class TestWorkers:
     def test_a_batch_comes_back_as_it_was_packed(self, tmp_path: Path):
         pictures = written(
             tmp_path,
-            jpeg=coded(noise()), png=coded(noise(20, 30), "PNG"), grey=coded(noise(8, 9, "L")),
+            jpeg=encoded(noise()), png=encoded(noise(20, 30), "PNG"),
+            grey=encoded(noise(8, 9, "L")),
         )  # fmt: skip
         samples = [Encoded(pictures)[draw] for draw in ((0, 5), (1, 6), (2, 7))]
         packed = pack(samples)
@@ -196,7 +190,7 @@ class TestWorkers:
         assert np.array_equal(crops, wanted)
 
     def test_what_travels_beside_the_tensor_is_the_same_for_any_batch(self, tmp_path: Path):
-        sample = Encoded(written(tmp_path, one=coded(noise())))[0, 2**61 + 1]
+        sample = Encoded(written(tmp_path, one=encoded(noise())))[0, 2**61 + 1]
         one, many = (pack([sample] * count) for count in (1, 500))
         assert many.rows()["draw"][499].tolist() == [0, 2**61 + 1]
         assert set(vars(one)) == {"flat", "count", "broken"}
@@ -224,7 +218,7 @@ class TestWorkers:
     def test_broken_files_are_told_and_give_their_place(self, tmp_path: Path):
         pictures = written(
             tmp_path,
-            cut=coded(noise())[:-300], empty=b"", text=b"no image", good=coded(noise()),
+            cut=encoded(noise())[:-300], empty=b"", text=b"no image", good=encoded(noise()),
         )  # fmt: skip
         missing = Picture(str(tmp_path / "gone"), 9)
         sample = Encoded([*pictures[:3], missing, pictures[3]])[0, 1]
@@ -244,14 +238,15 @@ class TestWorkers:
 
     def test_batches_are_the_same_from_processes(self, tmp_path: Path):
         pictures = written(
-            tmp_path, a=coded(noise()), b=coded(noise(9, 7), "PNG"), c=coded(noise(30, 31))
+            tmp_path, a=encoded(noise()), b=encoded(noise(9, 7), "PNG"), c=encoded(noise(30, 31))
         )
         draws = [[(0, 1), (1, 2)], [(2, 3), (0, 4)]]
 
         def batches(workers: int) -> list[list[list[int]]]:
             running: Workers = Workers(
-                Encoded(pictures), lambda start: draws[start:], workers=workers, collate=pack,
-                pinned=False, batch_bytes=0,
+                Encoded(pictures), lambda start: draws[start:],
+                Wanted((8, 8), 2, 1, torch.device("cpu"), workers),
+                collate=pack, pinned=False, batch_bytes=0,
             )  # fmt: skip
             found = [[part.flatten().tolist() for part in next(running).contents()] for _ in draws]
             running.close()
@@ -266,10 +261,10 @@ class TestHalving:
         return list(decode_jpeg(encoded, ImageReadMode.RGB))
 
     def test_only_the_refused_ones_are_left_out(self):
-        good = [coded(noise(10 + n, 12)) for n in range(7)]
-        contents = [*good[:3], coded(noise(), "PNG"), *good[3:], b"no image"]
-        encoded = [torch.frombuffer(bytearray(content), dtype=torch.uint8) for content in contents]
-        found = each_decoded(encoded, self.on_cpu)
+        good = [encoded(noise(10 + n, 12)) for n in range(7)]
+        contents = [*good[:3], encoded(noise(), "PNG"), *good[3:], b"no image"]
+        files = [torch.frombuffer(bytearray(content), dtype=torch.uint8) for content in contents]
+        found = each_decoded(files, self.on_cpu)
         sizes = [image.shape[1] if image is not None else None for image in found]
         assert sizes == [10, 11, 12, None, 13, 14, 15, 16, None]
 
@@ -346,10 +341,6 @@ class TestAhead:
 
     def test_closing_before_anything_is_fine(self):
         Ahead(self.counting()[1], 2).close()
-
-
-def test_a_cpu_is_told_why():
-    assert gpu_decode.missing(torch.device("cpu")) == "it decodes on an NVIDIA GPU"
 
 
 def test_an_image_of_nvjpegs_is_as_its_header_has_it():

@@ -15,16 +15,16 @@ from torch import nn
 
 from e2e.networks.network import Network
 from e2e.predict.coverage import from_step, uncovered
-from e2e.predict.host_model.host_speed import Steady
+from e2e.predict.host_model.host_speed import ConstantSpeed
 from e2e.predict.op_timer.in_situ import STEPS, time_in_step
 from e2e.predict.op_timer.op_costs import key_of
 from e2e.predict.op_timer.op_timer import CpuStopwatch, OpTime
 from e2e.predict.op_timer.store import Store
-from e2e.predict.prediction import Foretold
+from e2e.predict.prediction import Prediction
 from e2e.predict.predictor import Predictor
 from e2e.predict.trace.fake_trace import Trace, trace
 from e2e.results.types import TrainCase
-from e2e.train.speed_readings import HostPace
+from e2e.train.speed_readings import HostSpeed
 from kernels.aten import TensorSpec
 from kernels.case import Target
 from microbench.device.profiler import KernelTime
@@ -42,18 +42,20 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
         return Store({"name": "a CPU"}, {})
 
 
-def foretold(network: Network, store: Store, *, allow_run: bool, **more: object) -> Foretold:
+def foretold(network: Network, store: Store, *, allow_run: bool, **more: object) -> Prediction:
     asked = Predictor(network, CPU, CLASSES, store, allow_run=allow_run, **more)  # type: ignore[arg-type]
-    return asked.foretell(case_of(network), quietly)
+    return asked.predict(case_of(network), quietly)
 
 
 def timed(
-    network: Network, case: TrainCase, stopwatch: CpuStopwatch, pace: HostPace | None = None
+    network: Network, case: TrainCase, stopwatch: CpuStopwatch, pace: HostSpeed | None = None
 ) -> Mapping[str, OpTime]:
     traced = trace(network, case, DEVICE, CLASSES)
     wanted = {i: key_of(case, op) for i, op in enumerate(traced.ops) if op.call.name == PICKED}
     assert wanted
-    return time_in_step(network, traced, DEVICE, CLASSES, wanted, stopwatch, pace or Steady())
+    return time_in_step(
+        network, traced, DEVICE, CLASSES, wanted, stopwatch, pace or ConstantSpeed()
+    )
 
 
 def test_what_is_not_known_is_named_with_its_share(store: Store) -> None:
@@ -102,7 +104,7 @@ def test_a_call_that_no_real_step_makes_has_no_time(store: Store) -> None:
     traced = trace(network, case, DEVICE, CLASSES)
     places = [i for i, op in enumerate(traced.ops) if op.call.name == PICKED]
     wanted = {place: f"the {i}th" for i, place in enumerate(places)}
-    found = time_in_step(alike, traced, DEVICE, CLASSES, wanted, CpuStopwatch(), Steady())
+    found = time_in_step(alike, traced, DEVICE, CLASSES, wanted, CpuStopwatch(), ConstantSpeed())
     assert list(found) == ["the 0th"]
 
 
@@ -140,10 +142,10 @@ class Launching(CpuStopwatch):
         return {key: [both] * owners.count(key) for key in owners}
 
 
-class Twice(Steady):
+class Twice(ConstantSpeed):
     """A host that takes twice as long as at pace 1."""
 
-    def now(self) -> float:
+    def slowdown(self) -> float:
         """Always 2."""
         return 2.0
 
@@ -204,7 +206,13 @@ def test_another_call_in_its_place_is_not_timed_for_it() -> None:
     flat = replace(op, call=replace(op.call, args=(replace(first, shape=(32,)), *others)))
     ops = (*traced.ops[:place], flat, *traced.ops[place + 1 :])
     found = time_in_step(
-        network, replace(traced, ops=ops), DEVICE, CLASSES, {place: "it"}, CpuStopwatch(), Steady()
+        network,
+        replace(traced, ops=ops),
+        DEVICE,
+        CLASSES,
+        {place: "it"},
+        CpuStopwatch(),
+        ConstantSpeed(),
     )
     assert found == {}
 
@@ -261,7 +269,7 @@ def test_a_step_with_no_room_is_not_measured(store: Store) -> None:
     assert foretold(network, store, allow_run=False, memory_bytes=10**9).predicted is not None
     known = len(store)
     asked = Predictor(network, CPU, CLASSES, store, allow_run=True, memory_bytes=10**9)
-    told = asked.foretell(case_of(network, 10**8), quietly)
+    told = asked.predict(case_of(network, 10**8), quietly)
     assert told.predicted is None
     assert told.runs is False
     assert "GB of the device's 1.0" in (told.reason or "")

@@ -11,11 +11,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from e2e.input_stalls.model import Alone, foretell
+from e2e.input_stalls.model import Alone, predict_together
 from e2e.input_stalls.points import busy_points, measured_points, pays_from
-from e2e.report.joint import Gain, joints
-from e2e.report.joint_table import joint_sentences, joint_table
-from e2e.report.loaders_table import loaders_table
+from e2e.report.joint import Gain, joint_lines, joint_sentences, joints
+from e2e.report.loaders import loaders_lines
 from e2e.results.loader_types import LoadBlock, LoadCase, Loading, load_case
 from e2e.results.types import PREDICTED, Predicted, StepTimes, TrainCase, Training
 from e2e.train.speedups import FED_SHARE
@@ -51,7 +50,7 @@ def loading(load_s: float, workers: int = 4, cpu_s: float = 0.0, **case: object)
 
 
 def told(alone: Alone, loader: Loading, cores: int = CORES) -> Predicted:
-    found = foretell(alone, loader, cores)
+    found = predict_together(alone, loader, cores)
     assert found is not None
     return found
 
@@ -139,9 +138,9 @@ def test_two_cores_have_two_seconds_a_second() -> None:
 
 def test_what_is_not_known_is_not_told() -> None:
     failed = replace(training(1.0), status="failed", steps=None)
-    assert foretell(Alone(failed), loading(1.0), CORES) is None
+    assert predict_together(Alone(failed), loading(1.0), CORES) is None
     skipped = Loading(loading(1.0).case, "skipped", "no DALI here")
-    assert foretell(Alone(training(1.0)), skipped, CORES) is None
+    assert predict_together(Alone(training(1.0)), skipped, CORES) is None
 
 
 def test_a_step_that_waits_for_the_host_still_does_beside_a_fast_loader() -> None:
@@ -230,13 +229,13 @@ def test_the_picture_says_where_amp_stops_paying() -> None:
 def test_the_prediction_s_error_is_told() -> None:
     (joint,) = joints(picture())
     assert joint.errors_pct == pytest.approx([2.04] * 4, rel=0.01)
-    text = "\n".join(line.plain for line in joint_table(joint, 100))
+    text = "\n".join(line.plain for line in joint_lines(joint, 100))
     assert "median 2.0 %, largest +2.0 %, of 4 points" in text
     assert max(map(len, text.splitlines())) <= 100
     assert "2,000 / 1,960" in text
     (untested,) = joints(picture(measured=()))
     assert untested.errors_pct == []
-    assert "error" not in "\n".join(line.plain for line in joint_table(untested, 100))
+    assert "error" not in "\n".join(line.plain for line in joint_lines(untested, 100))
 
 
 def test_a_loader_that_is_too_slow_for_anything() -> None:
@@ -251,8 +250,8 @@ def test_a_loader_that_is_too_slow_for_anything() -> None:
 def test_a_picture_comes_back_from_its_file() -> None:
     run = picture()
     back = run_from_json(json.loads(json.dumps(run_to_json(run))))
-    shown = [[line.plain for line in joint_table(joint, 100)] for joint in joints(run)]
-    assert [[line.plain for line in joint_table(joint, 100)] for joint in joints(back)] == shown
+    shown = [[line.plain for line in joint_lines(joint, 100)] for joint in joints(run)]
+    assert [[line.plain for line in joint_lines(joint, 100)] for joint in joints(back)] == shown
 
 
 def test_a_training_with_a_loader_is_no_picture() -> None:
@@ -273,10 +272,10 @@ def test_what_failed_says_so_and_why_in_full() -> None:
     loader = replace(loading(0.1, 2, loader="dali"), status="skipped", reason=f"{why} {why}")
     run = run.with_all(Training, arms).with_other(replace(loader, blocks=()))
     (joint,) = joints(run)
-    text = " ".join("\n".join(line.plain for line in joint_table(joint, 100)).split())
+    text = " ".join("\n".join(line.plain for line in joint_lines(joint, 100)).split())
     assert "failed" in text
     assert f"amp with 4 workers failed: {why}" in text
-    alone = [line.plain for line in loaders_table(run, 100)]
+    alone = [line.plain for line in loaders_lines(run, 100)]
     assert any(f"dali skipped: {why} {why}" in line for line in alone)
     assert sum(why in line for line in alone) == 1
 

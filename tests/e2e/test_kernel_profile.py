@@ -11,9 +11,9 @@ import torch
 
 from e2e.predict.op_timer import kernel_profile as kernels_seen
 from e2e.predict.op_timer.autograd_thread import backward_thread, forward_thread
-from e2e.predict.op_timer.cuda import CudaStopwatch, _Met
+from e2e.predict.op_timer.cuda import CudaStopwatch, _TriedCall
 from e2e.predict.op_timer.kernel_profile import GATE, MARK, TIMES, TOGETHER, kernels_of
-from e2e.predict.op_timer.op_timer import Counted
+from e2e.predict.op_timer.op_timer import PlacedCall
 from kernels.aten import Replay
 from microbench.device.profiler import KernelTime
 
@@ -67,10 +67,14 @@ class Profiled:
         return seen(*self.names)
 
 
-def call(device: Profiled, kernels: int, *, backward: bool = False, waits: bool = False) -> _Met:
+def call(
+    device: Profiled, kernels: int, *, backward: bool = False, waits: bool = False
+) -> _TriedCall:
     launch = partial(device.names.extend, [f"kernel of {kernels}"] * kernels)
     replay = Replay(launch, False, lambda: None, (), {}, launch)
-    return _Met(Counted(replay, (0,), frozenset((0,) if backward else ())), 0.0, 0.0, 0, waits)
+    return _TriedCall(
+        PlacedCall(replay, (0,), frozenset((0,) if backward else ())), 0.0, 0.0, 0, waits
+    )
 
 
 def test_every_call_has_its_own_kernels_in_both_threads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +89,7 @@ def test_every_call_has_its_own_kernels_in_both_threads(monkeypatch: pytest.Monk
         call(device, number, backward=number % 3 == 0, waits=number % 40 == 0)
         for number in range(1, 2 * TOGETHER + 30)
     ]
-    stopwatch._look_at_kernels(met)
+    stopwatch._profile_kernels(met)
     for number, one in enumerate(met, 1):
         assert one.kernels == number
         assert one.busy_s == pytest.approx(number * 1e-6)

@@ -17,14 +17,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from e2e.networks import find
-from e2e.predict.host_model.host_speed import Steady
-from e2e.predict.op_timer.l2_residency import Cache, cache_bytes
-from e2e.predict.op_timer.op_costs import Calls
+from e2e.predict.host_model.host_speed import ConstantSpeed
+from e2e.predict.op_timer.op_costs import CallTimer
 from e2e.predict.op_timer.store import Store
 from e2e.predict.trace.fake_trace import Trace
+from e2e.predict.trace.l2_residency import Cache, cache_bytes
 from e2e.predict.trace.recorder import LEAST_DISTANT, WIDE, Recorder, TracedOp
 from kernels.aten import NEAR, Call, Distant, Pool, Replay, describe, materialise, reserve
-from kernels.aten.distant import MOST_TURNS, Held
+from kernels.aten.arena import MOST_TURNS, Held
 from kernels.case import Target
 
 CPU = torch.device("cpu")
@@ -191,7 +191,7 @@ def test_a_distant_call_is_another_and_is_measured_as_such(
     far = replace(near, distant=Distant((0,), cache_bytes=4 * MB))
     late = replace(near, distant=Distant(small=(0,)))
     traced = Trace(case_of(find("cnn-cifar")), (near, far, late), 0, 0, 0, 0, fake=True)
-    calls = Calls(Target("cpu", "a CPU"), Store({"name": "a CPU"}, {}), Steady())
+    calls = CallTimer(Target("cpu", "a CPU"), Store({"name": "a CPU"}, {}), ConstantSpeed())
     known = calls.times(traced).known
     assert len(known) == 2
     assert set(seen) == {NEAR, far.distant}
@@ -306,7 +306,7 @@ def test_a_step_that_has_no_room_for_a_call_is_no_step(
     monkeypatch.setattr("e2e.predict.op_timer.op_costs.materialise", full)
     op = TracedOp(describe(ATEN.exp.default, (rows(2),), {}), (), "", "", False, False, 0, 0)
     traced = Trace(case_of(find("cnn-cifar")), (op,), 0, 0, 0, 0, fake=True)
-    calls = Calls(Target("cpu", "a CPU"), Store({"name": "a CPU"}, {}), Steady())
+    calls = CallTimer(Target("cpu", "a CPU"), Store({"name": "a CPU"}, {}), ConstantSpeed())
     known = calls.times(traced).known
     assert len(known) == 1
     with pytest.raises(RuntimeError, match=r"aten\.exp\.default, among the others: it alone needs"):

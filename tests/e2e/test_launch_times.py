@@ -9,21 +9,21 @@ from typing import Any
 
 import pytest
 import torch
-from samples.host_speeds import Planned
+from samples.host_speeds import PlannedSpeeds
 
-from e2e.predict.host_model.host_speed import Steady
-from e2e.predict.host_model.launch_times import (
+from e2e.predict.host_model.host_speed import ConstantSpeed
+from e2e.predict.op_timer import cuda as cuda_replay
+from e2e.predict.op_timer.autograd_thread import forward_thread
+from e2e.predict.op_timer.launch_times import (
     LEAST_PASSES,
     LEFT_S,
     PASSING_S,
     SURE_LAUNCHES,
-    Ready,
+    HostTimedCall,
     host_times,
     spin_until,
 )
-from e2e.predict.op_timer import cuda as cuda_replay
-from e2e.predict.op_timer.autograd_thread import forward_thread
-from e2e.predict.op_timer.op_timer import Counted, OpTime
+from e2e.predict.op_timer.op_timer import OpTime, PlacedCall
 
 
 class Fake:
@@ -47,7 +47,7 @@ class Watched(cuda_replay.CudaStopwatch):
 
     def __init__(self) -> None:
         self.clock, self.seen = [0.0], list[str]()
-        self._pace = Steady()
+        self._host_speed = ConstantSpeed()
 
         def backward(work: Callable[[], Any]) -> Any:
             self.seen.append("backward:")
@@ -65,7 +65,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watched:
     def moved_on(at_s: float) -> None:
         made.clock[0] = max(made.clock[0], at_s)
 
-    monkeypatch.setattr("e2e.predict.host_model.launch_times.spin_until", moved_on)
+    monkeypatch.setattr("e2e.predict.op_timer.launch_times.spin_until", moved_on)
     return made
 
 
@@ -75,23 +75,25 @@ def met(
     seconds: float,
     *places: int,
     backward: tuple[int, ...] = (),
-) -> cuda_replay._Met:
+) -> cuda_replay._TriedCall:
     replay = Fake(name, seconds, watch.clock, watch.seen)
-    counted = Counted(replay, places, frozenset(backward))  # type: ignore[arg-type]
-    return cuda_replay._Met(counted, 0.0, rough_s=1e-4, scratch_bytes=0, waits=name == "waits")
+    counted = PlacedCall(replay, places, frozenset(backward))  # type: ignore[arg-type]
+    return cuda_replay._TriedCall(
+        counted, 0.0, rough_s=1e-4, scratch_bytes=0, waits=name == "waits"
+    )
 
 
 def test_host_times_are_of_calls_in_the_steps_order_and_as_at_pace_1(
     watch: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "e2e.predict.host_model.launch_times.WARM_S", 0.0
+        "e2e.predict.op_timer.launch_times.WARM_S", 0.0
     )  # one untimed pass before each
     a = met(watch, "a", 1e-3, 0, 2, 3, backward=(2,))
     b = met(watch, "b", 2e-3, 1, backward=(1,))
     # Each pass between two looks: the first at pace 4, in the mean, the second at 8.
-    watch._pace = Planned(2.0, 6.0, 10.0)
-    a.host_s, b.host_s = host_times([a.ready, b.ready], watch._threads, watch._pace, 2)
+    watch._host_speed = PlannedSpeeds(2.0, 6.0, 10.0)
+    a.host_s, b.host_s = host_times([a.ready, b.ready], watch._threads, watch._host_speed, 2)
     once = ["wait", "a", "restored a", "wait", "backward:", "wait", "b", "a",
             "restored b", "restored a", "wait", "wait", "a", "restored a", "wait"]  # fmt: skip
     assert watch.seen == 2 * 2 * once
@@ -106,13 +108,13 @@ def test_calls_add_up_to_what_a_pass_takes_though_another_is_slow_in_each(
     watch: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By medians alone they would take 6 ms of 10."""
-    monkeypatch.setattr("e2e.predict.host_model.launch_times.WARM_S", 0.0)
+    monkeypatch.setattr("e2e.predict.op_timer.launch_times.WARM_S", 0.0)
     some = [Fake("a", 2e-3, watch.clock, watch.seen) for _ in range(3)]
     for i, one in enumerate(some):
         one.slower = itertools.cycle([3 if i == n else 1 for n in range(3)])
-    counted = [Counted(one, (i,)) for i, one in enumerate(some)]  # type: ignore[arg-type]
-    calls = [Ready(one, 0.0) for one in counted]
-    found = host_times(calls, watch._threads, Steady(), 9)
+    counted = [PlacedCall(one, (i,)) for i, one in enumerate(some)]  # type: ignore[arg-type]
+    calls = [HostTimedCall(one, 0.0) for one in counted]
+    found = host_times(calls, watch._threads, ConstantSpeed(), 9)
     assert found == pytest.approx([10e-3 / 3] * 3)
 
 
@@ -124,7 +126,8 @@ def test_what_a_launch_does_for_python_alone_is_not_the_steps(watch: Watched) ->
         watch.clock[0] += 4e-6
 
     some.matching = match
-    found = host_times([Ready(Counted(some, (0, 1)), 0.0)], watch._threads, Steady(), 5)  # type: ignore[arg-type]
+    twice = PlacedCall(some, (0, 1))  # type: ignore[arg-type]
+    found = host_times([HostTimedCall(twice, 0.0)], watch._threads, ConstantSpeed(), 5)
     assert found == pytest.approx([6e-6])
 
 
@@ -132,21 +135,21 @@ def test_a_pass_is_timed_when_what_was_done_before_is_no_longer_seen(watch: Watc
     """Planted: for 25 ms after the pace is read, a launch takes ten times as long."""
     some = Fake("a", 1e-3, watch.clock, watch.seen)
 
-    class Disturbing(Steady):
-        def now(self) -> float:
+    class Disturbing(ConstantSpeed):
+        def slowdown(self) -> float:
             some.slower = itertools.chain([10, 10, 5], itertools.repeat(1))
             return 1.0
 
-    call = Counted(some, (0,))  # type: ignore[arg-type]
-    found = host_times([Ready(call, 0.0)], watch._threads, Disturbing(), 5)
+    call = PlacedCall(some, (0,))  # type: ignore[arg-type]
+    found = host_times([HostTimedCall(call, 0.0)], watch._threads, Disturbing(), 5)
     assert found == pytest.approx([1e-3])
 
 
 def test_passes_that_take_long_are_few(watch: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("e2e.predict.host_model.launch_times.WARM_S", 0.0)
+    monkeypatch.setattr("e2e.predict.op_timer.launch_times.WARM_S", 0.0)
     for name, seconds, passes in (("long", 0.6 * PASSING_S, LEAST_PASSES), ("short", 1e-3, 9)):
         one = met(watch, name, seconds, 0)
-        host_times([one.ready], watch._threads, Steady(), 9)
+        host_times([one.ready], watch._threads, ConstantSpeed(), 9)
         assert watch.seen.count(name) == 2 * passes
 
 
@@ -190,12 +193,12 @@ def test_a_call_is_launched_when_the_device_has_done_about_all_before_it(
 ) -> None:
     """A launch takes the host 10 us, and the device `device_s`, or `error` times that as told."""
     device, launches = Device(watch), 2 * SURE_LAUNCHES + 1
-    monkeypatch.setattr("e2e.predict.host_model.launch_times.WARM_S", 0.0)
+    monkeypatch.setattr("e2e.predict.op_timer.launch_times.WARM_S", 0.0)
     monkeypatch.setattr(torch.cuda, "synchronize", device.wait)
     one = Queued(10e-6, device_s, device)
-    call = Counted(one, tuple(range(launches)))  # type: ignore[arg-type]
-    ready = Ready(call, error * device_s)
-    found = host_times([ready], watch._threads, Steady(), 1)
+    call = PlacedCall(one, tuple(range(launches)))  # type: ignore[arg-type]
+    ready = HostTimedCall(call, error * device_s)
+    found = host_times([ready], watch._threads, ConstantSpeed(), 1)
     assert found == pytest.approx([10e-6])
     assert watch.seen.count("wait") == 2 * (3 + 1), (
         "at the begin, after so many launches twice, at the end"
@@ -231,7 +234,7 @@ def test_calls_are_first_launched_in_their_thread_and_answered_in_order(
         for i, name in enumerate(("b", "fails", "waits"))
     }
 
-    def meet(counted: Counted) -> cuda_replay._Met:
+    def meet(counted: PlacedCall) -> cuda_replay._TriedCall:
         name = counted.replay.name
         watch.seen.append(f"met {name}")
         if name == "fails":
@@ -259,7 +262,7 @@ def test_calls_are_launched_on_the_host_among_the_rest_of_the_step(
 
     by_call = {one.counted: one for one in some.values()}
 
-    def meet(counted: Counted) -> cuda_replay._Met:
+    def meet(counted: PlacedCall) -> cuda_replay._TriedCall:
         if counted is some["fails"].counted:
             raise RuntimeError("no such kernel")
         return by_call[counted]
@@ -291,13 +294,13 @@ def test_a_pass_leaves_out_what_fails_and_what_waits_and_is_by_the_clock(
         )
     ]
 
-    def meet(counted: Counted) -> cuda_replay._Met:
+    def meet(counted: PlacedCall) -> cuda_replay._TriedCall:
         if counted.replay.name == "fails":
             raise RuntimeError("no such kernel")
         return next(one for one in some if one.counted is counted)
 
     monkeypatch.setattr(watch, "_meet", meet)
     launch = watch.passes([one.counted for one in some])
-    watch._pace = Planned()  # nobody asks
+    watch._host_speed = PlannedSpeeds()  # nobody asks
     assert [launch(), launch()] == pytest.approx([2e-3, 2e-3])
     assert watch.seen.count("a") == 4

@@ -6,10 +6,10 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from e2e.results.loader_codec import loading_from_json, loading_to_json
+from e2e.results.loader_codec import from_json, to_json
 from e2e.results.loader_types import LoadBlock, LoadCase, Loading
 from microbench.results.codec import run_from_json, run_to_json
 from microbench.results.types import Run
@@ -32,14 +32,16 @@ def as_file(document: Any) -> Any:
     return json.loads(json.dumps(document, allow_nan=False))
 
 
+@settings(deadline=None)
 @given(loadings)
 def test_a_loading_comes_back_from_its_file(loading: Loading) -> None:
-    assert loading_from_json(as_file(loading_to_json(loading)), "results[0]") == loading
+    assert from_json(as_file(to_json(loading)), "results[0]") == loading
 
 
+@settings(deadline=None)
 @given(st.lists(loadings, max_size=3, unique_by=lambda loading: loading.case.key))
 def test_a_run_keeps_its_loadings(found: list[Loading]) -> None:
-    run = Run(("loader",), "now", {"name": "x", "kind": "cpu"}, {}, loadings=tuple(found))
+    run = Run(("loader",), "now", {"name": "x", "kind": "cpu"}, {}, others=tuple(found))
     assert run_from_json(as_file(run_to_json(run))) == run
     assert [run.find(Loading, loading.case.key) for loading in found] == found
 
@@ -76,6 +78,6 @@ def test_a_rate_has_an_interval_and_a_cost() -> None:
     ],
 )
 def test_what_cannot_be_is_refused(change: dict[str, Any], said: str) -> None:
-    good = as_file(loading_to_json(Loading(CASE, "ok", blocks=(LoadBlock(4, 1.0),))))
+    good = as_file(to_json(Loading(CASE, "ok", blocks=(LoadBlock(4, 1.0),))))
     with pytest.raises(ValueError, match=said):
-        loading_from_json({**good, **change}, "results[0]")
+        from_json({**good, **change}, "results[0]")

@@ -1,19 +1,15 @@
-"""Loader back ends: the same images whatever reads them, broken files told, dead workers."""
+"""Loader back ends: the same images whatever reads them, broken files reported."""
 
 from __future__ import annotations
 
-import gc
 import io
 import itertools
-import multiprocessing
 import os
-import signal
 import struct
 import tarfile
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -23,70 +19,40 @@ import pytest
 import torch
 from PIL import Image
 from PIL.ExifTags import Base
-from samples.fetching import drawn, message, same
+from samples.fetching import drawn, message, opened, same
+from samples.images import encoded, flat, flat_folder, levels, photo, put
+from samples.processes import is_gone, kill, wait_for
 from torch import Tensor
-from torch.utils.data import Dataset
 
-from e2e.data.loaders import FIXED, LOADERS, Arrays, Files, Wanted, cpus, draft, open_feed, pinned
+from e2e.data.datasets import open_data
+from e2e.data.datasets.in_memory import InMemory
+from e2e.data.loaders import FIXED, LOADERS, cpus, draft, open_feed, pinned
 from e2e.data.loaders import page_cache as cold
-from e2e.data.loaders import worker_pool as processes
+from e2e.data.loaders.crop_sizes import no_room
 from e2e.data.loaders.decode import decode
 from e2e.data.loaders.draft import DraftCut
-from e2e.data.loaders.memory_check import no_room
+from e2e.data.loaders.pillow import random_cut
 from e2e.data.loaders.pinned import CachedFeed
 from e2e.data.loaders.reading import Read
 from e2e.data.loaders.sampling import Shuffled
-from e2e.data.loaders.shared_feed import Following
 from e2e.data.loaders.torchvision_io import pixels
-from e2e.data.loaders.transforms import random_cut
-from e2e.data.loaders.worker_pool import MAX_LOSSES, LoaderError, Workers
-from e2e.data.sources import Data, open_data
-from e2e.data.sources.data import IMAGENET
-from e2e.data.sources.listing import Picture
-from e2e.data.sources.resident import Labelled, Resident
-from microbench.errors import UserError
+from e2e.data.types import IMAGENET, Arrays, Data, Files, Picture, Wanted
+from e2e.train.feeds import Following
 
 CPU = torch.device("cpu")
 FROM_FILES = ("torchvision", "torchvision-io", "torchvision-draft", "resident")
 BROKEN = {"cut.jpg", "header.jpg", "noise.jpg", "cut.png", "text.jpg", "empty.jpg"}
 
 
-def photo(seed: int, size: tuple[int, int] = (40, 32)) -> Image.Image:
-    small = np.random.default_rng(seed).integers(0, 256, (5, 6, 3), np.uint8)
-    return Image.fromarray(small).resize(size, Image.Resampling.BICUBIC)
-
-
-def flat(number: int) -> Image.Image:
-    return Image.new("RGB", (24, 20), (number, number, number))
-
-
-def stored(image: Image.Image, kind: str = "JPEG", **options: Any) -> bytes:
-    file = io.BytesIO()
-    image.save(file, kind, **options)
-    return file.getvalue()
-
-
-def put(path: Path, content: bytes) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)
-    return path
-
-
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Flat images of two classes, each as bright as 10 times its number: 20, and 4 held out."""
-    folder = tmp_path / "pictures"
-    for number in range(20):
-        put(folder / "train" / "ab"[number % 2] / f"{number}.jpg", stored(flat(10 * number)))
-    for number in range(4):
-        put(folder / "val" / "ab"[number % 2] / f"{number}.jpg", stored(flat(10 * number)))
-    return folder
+    return flat_folder(tmp_path / "pictures")
 
 
 @pytest.fixture
 def damaged(root: Path) -> Path:
     """Also files that are broken, and hidden from a glance by what they begin with."""
-    whole, png = stored(photo(1, (200, 200))), stored(photo(1, (200, 200)), "PNG")
+    whole, png = encoded(photo(1, (200, 200))), encoded(photo(1, (200, 200)), "PNG")
     folder = root / "train" / "a"
     put(folder / "cut.jpg", whole[: len(whole) // 2])
     put(folder / "header.jpg", whole[:40])
@@ -97,27 +63,16 @@ def damaged(root: Path) -> Path:
     return root
 
 
-def opened(
-    root: Path, loader: str | None = None, *, workers: int = 0, size: int = 16, **options: Any
-) -> Data:
-    return open_data(
-        f"folder:{root}", sample=(3, size, size), classes=None, tokens=None,
-        strict=options.pop("strict", False), workers=workers, loader=loader, **options,
-    )  # fmt: skip
-
-
-def small_arrays(count: int = 12, side: int = 16) -> Resident:
+def small_arrays(count: int = 12, side: int = 16) -> InMemory:
     generator = torch.Generator().manual_seed(1)
     images = torch.randint(256, (count, 3, side, side), dtype=torch.uint8, generator=generator)
-    labelled = Labelled(images, torch.arange(count) % 3)
-    return Resident("small", labelled, labelled, IMAGENET, 3)
+    labelled = Arrays(images, torch.arange(count) % 3)
+    return InMemory("small", labelled, labelled, IMAGENET, 3)
 
 
 def numbers(batches: Iterable[tuple[Tensor, Tensor]]) -> list[int]:
     """Which of the flat images were drawn."""
-    scale, shift = IMAGENET.scale_and_shift(CPU)
-    means = (((images - shift) / scale).mean((1, 2, 3)) for images, _ in batches)
-    return [round(mean / 10) for some in means for mean in some.tolist()]
+    return [round(level / 10) for level in levels(batches)]
 
 
 def told(data: Data) -> str:
@@ -191,7 +146,7 @@ def test_every_back_end_tells_broken_files(damaged: Path, loader: str) -> None:
     for name in BROKEN - {"text.jpg", "empty.jpg"}:
         strict = damaged.parent / name
         put(strict / "train" / "a" / name, (damaged / "train" / "a" / name).read_bytes())
-        put(strict / "val" / "a" / "1.jpg", stored(photo(1)))
+        put(strict / "val" / "a" / "1.jpg", encoded(photo(1)))
         lone = opened(strict, loader, strict=True)
         assert name in message(lambda lone=lone: drawn(lone.feed(1, CPU, 1), 1))
         lone = opened(strict, loader)
@@ -201,15 +156,15 @@ def test_every_back_end_tells_broken_files(damaged: Path, loader: str) -> None:
 
 
 OF_ALL_KINDS: dict[str, bytes] = {
-    "colour": stored(photo(1)),
-    "progressive": stored(photo(1), progressive=True),
-    "grey": stored(photo(1).convert("L")),
-    "CMYK": stored(photo(1).convert("CMYK")),
-    "PNG": stored(photo(1), "PNG"),
-    "16 bits": stored(
+    "colour": encoded(photo(1)),
+    "progressive": encoded(photo(1), progressive=True),
+    "grey": encoded(photo(1).convert("L")),
+    "CMYK": encoded(photo(1).convert("CMYK")),
+    "PNG": encoded(photo(1), "PNG"),
+    "16 bits": encoded(
         Image.fromarray(np.asarray(photo(1).convert("L")).astype(np.uint16) * 257), "PNG"
     ),
-    "on its side": stored(photo(1), exif=b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0"
+    "on its side": encoded(photo(1), exif=b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0"
                           b"\x06\0\0\0\0\0\0\0"),
 }  # fmt: skip
 
@@ -241,14 +196,16 @@ def slope(size: tuple[int, int]) -> Image.Image:
     return Image.fromarray(pixels.astype(np.uint8))
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("size", [(640, 480), (641, 473), (645, 489)])
+@pytest.mark.parametrize(
+    ("size", "orientation"),
+    [*(((641, 473), turn) for turn in range(1, 9)), ((640, 480), 1), ((645, 489), 6)],
+)
 def test_a_draft_of_a_large_jpeg_is_the_same_cut_decoded_smaller(
     size: tuple[int, int], orientation: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exif = Image.Exif()
     exif[Base.Orientation] = orientation
-    content = stored(slope(size), exif=exif, quality=95, subsampling=0)
+    content = encoded(slope(size), exif=exif, quality=95, subsampling=0)
     sizes: list[tuple[int, int]] = []
 
     def noted(*args: Any) -> Image.Image:
@@ -257,7 +214,7 @@ def test_a_draft_of_a_large_jpeg_is_the_same_cut_decoded_smaller(
 
     monkeypatch.setattr(draft, "decode", noted)
     whole = size if orientation < 5 else size[::-1]
-    for seed in range(8):
+    for seed in range(5):
         torch.manual_seed(seed)
         want = random_cut((24, 32))(decode(content))
         torch.manual_seed(seed)
@@ -274,7 +231,7 @@ def test_a_draft_of_what_is_no_jpeg_is_the_same_cut(orientation: int) -> None:
     exif = Image.Exif()
     exif[Base.Orientation] = orientation
     for kind in ("TIFF", "PNG", "WEBP"):
-        content = stored(slope((90, 70)), kind, exif=exif)
+        content = encoded(slope((90, 70)), kind, exif=exif)
         torch.manual_seed(orientation)
         want = random_cut((16, 16))(decode(content))
         torch.manual_seed(orientation)
@@ -290,7 +247,7 @@ def test_workers_are_as_many_batches_ahead_as_asked(root: Path) -> None:
 
 
 def test_a_file_that_claims_to_be_huge_is_broken(root: Path) -> None:
-    content = bytearray(stored(photo(1)))
+    content = bytearray(encoded(photo(1)))
     frame = content.index(b"\xff\xc0")
     content[frame + 5 : frame + 9] = struct.pack(">HH", 60_000, 60_000)
     put(root / "train" / "a" / "huge.jpg", bytes(content))
@@ -301,7 +258,7 @@ def test_a_file_that_claims_to_be_huge_is_broken(root: Path) -> None:
 
 def test_files_of_one_class(tmp_path: Path) -> None:
     for number in range(4):
-        put(tmp_path / "only" / f"{number}.jpg", stored(flat(number)))
+        put(tmp_path / "only" / f"{number}.jpg", encoded(flat(number)))
     data = opened(tmp_path, "torchvision-io")
     drawn(data.feed(4, CPU, 1), 1)
     assert "only one class" in data.notes[0]
@@ -362,7 +319,7 @@ def test_arrays_are_cut_in_workers_as_cifars_scripts_do() -> None:
     assert Counter(classes.tolist()) == {0: 4, 1: 4, 2: 4}
     # Each is a window of the mirrored image, flipped or not.
     scale, shift = IMAGENET.scale_and_shift(CPU)
-    pad = torch.nn.functional.pad(data.train.pixels.float(), (4, 4, 4, 4), mode="reflect")
+    pad = torch.nn.functional.pad(data.train.images.float(), (4, 4, 4, 4), mode="reflect")
     windows = pad.unfold(2, 16, 1).unfold(3, 16, 1).permute(0, 2, 3, 1, 4, 5).reshape(-1, 3, 16, 16)
     for image in ((batches[0][0] - shift) / scale).round():
         both = torch.stack([image, image.flip(2)])
@@ -393,7 +350,7 @@ def test_resident_files_that_do_not_fit_are_refused(root: Path) -> None:
 
 
 def test_reading_counts_bytes_and_broken_files(root: Path) -> None:
-    (root / "train" / "a" / "0.jpg").write_bytes(stored(photo(1)))
+    (root / "train" / "a" / "0.jpg").write_bytes(encoded(photo(1)))
     data = opened(root)
     size_bytes = sum(path.stat().st_size for path in root.glob("train/*/*.jpg"))
     (root / "train" / "a" / "2.jpg").rename(root / "gone.jpg")
@@ -408,19 +365,30 @@ def test_reading_counts_bytes_and_broken_files(root: Path) -> None:
     assert "train/a/2.jpg (No such file or directory)" in told(data)
 
 
-def test_the_trainings_random_numbers_are_left_alone(root: Path) -> None:
-    torch.manual_seed(5)
-    want = torch.rand(3)
-    torch.manual_seed(5)
-    drawn(opened(root).feed(4, CPU, 1), 2)
-    drawn(opened(root, workers=1).feed(4, CPU, 1), 2)
-    assert torch.equal(torch.rand(3), want)
-
-
 @pytest.mark.parametrize("start", [0, 1, 2, 3, 7, 40])
 def test_batches_can_begin_anywhere(start: int) -> None:
     whole = list(itertools.islice(Shuffled(5, 3, 1), 45))
     assert list(itertools.islice(Shuffled(5, 3, 1, start), 5)) == whole[start : start + 5]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("loader", ["torchvision", "torchvision-io", "pinned"])
+def test_batches_reach_a_gpu_as_they_are(root: Path, loader: str) -> None:
+    gpu = torch.device("cuda")
+    want = drawn(opened(root, loader).feed(3, CPU, 1), 12)
+    feed = opened(root, loader, workers=2, on_death="restart").feed(3, gpu, 1, channels_last=True)
+    much = torch.rand(4000, 4000, device=gpu)
+    batches: list[tuple[Tensor, Tensor]] = []
+    for number in range(12):
+        if number == 6 and feed.pids:
+            kill(feed.pids[0])
+        much = (much @ much).clamp(-1, 1)  # copies run beside it
+        batches.append(feed.place(feed.fetch()))
+    feed.close()
+    assert all(images.is_contiguous(memory_format=torch.channels_last) for images, _ in batches)
+    for (images, classes), (right, right_classes) in zip(batches, want, strict=True):
+        torch.testing.assert_close(images.cpu(), right, check_stride=False)
+        assert torch.equal(classes.cpu(), right_classes)
 
 
 # ---- batches that are always the same
@@ -527,303 +495,6 @@ def test_arms_take_turns_on_one_loader(root: Path) -> None:
     leader.close()
 
 
-# ---- workers
-
-
-def wait_for(done: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 60
-    while not done():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
-
-
-def kill(pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)
-    wait_for_death(pid)
-
-
-def wait_for_death(pid: int) -> None:
-    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # it leaves the reaping to its owner
-
-
-def test_a_killed_worker_ends_the_run_by_name(root: Path) -> None:
-    before = signal.getsignal(signal.SIGCHLD)
-    feed = opened(root, workers=2).feed(4, CPU, 1)
-    assert feed.pids == ()
-    feed.fetch()
-    assert feed.ahead == 4
-    victim = feed.pids[1]
-    assert signal.getsignal(signal.SIGCHLD) == before
-    kill(victim)
-    said = message(lambda: [feed.fetch() for _ in range(9)])
-    assert f"loader worker 2 of 2 (pid {victim}) was killed by signal 9 (SIGKILL)" in said
-    assert "out of memory" in said
-    assert "--on-worker-death restart goes on" in said
-    assert feed.pids == ()
-    feed.close()
-
-
-@pytest.mark.parametrize("victims", [[0], [0, 1]])
-def test_a_killed_worker_is_replaced_when_asked(root: Path, victims: list[int]) -> None:
-    want = drawn(opened(root).feed(3, CPU, 1), 12)
-    data = opened(root, workers=2, on_death="restart")
-    feed = data.feed(3, CPU, 1)
-    batches = [feed.place(feed.fetch()) for _ in range(5)]
-    pids = feed.pids
-    for victim in victims:
-        kill(pids[victim])
-    batches += [feed.place(feed.fetch()) for _ in range(7)]
-    assert same(batches, want)
-    assert not set(feed.pids) & set(pids)
-    feed.close()
-    (note,) = (note for note in data.notes if "killed" in note)
-    assert f"(pid {pids[victims[0]]})" in note
-    assert "new ones went on" in note
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("loader", ["torchvision", "torchvision-io", "pinned"])
-def test_batches_reach_a_gpu_as_they_are(root: Path, loader: str) -> None:
-    gpu = torch.device("cuda")
-    want = drawn(opened(root, loader).feed(3, CPU, 1), 12)
-    feed = opened(root, loader, workers=2, on_death="restart").feed(3, gpu, 1, channels_last=True)
-    much = torch.rand(4000, 4000, device=gpu)
-    batches: list[tuple[Tensor, Tensor]] = []
-    for number in range(12):
-        if number == 6 and feed.pids:
-            kill(feed.pids[0])
-        much = (much @ much).clamp(-1, 1)  # copies run beside it
-        batches.append(feed.place(feed.fetch()))
-    feed.close()
-    assert all(images.is_contiguous(memory_format=torch.channels_last) for images, _ in batches)
-    for (images, classes), (right, right_classes) in zip(batches, want, strict=True):
-        torch.testing.assert_close(images.cpu(), right, check_stride=False)
-        assert torch.equal(classes.cpu(), right_classes)
-
-
-class Large(Dataset[bytes]):
-    """Fills the pipe from a worker, which waits then until somebody reads it."""
-
-    def __getitem__(self, index: int) -> bytes:
-        return bytes(1 << 20)
-
-
-def loading(pids: Any) -> None:
-    """In a process of its own: have workers, and wait to be killed."""
-    workers = counted(Large(), "stop")  # type: ignore[arg-type]
-    next(workers)
-    pids.put(workers.pids)
-    time.sleep(600)
-
-
-def is_gone(pid: int) -> bool:
-    """Whether a process has ended, even if nobody asks how."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-    except OSError:
-        return True
-
-
-def test_workers_end_with_a_run_that_is_killed() -> None:
-    fork = multiprocessing.get_context("fork")
-    pids = fork.SimpleQueue()
-    process = fork.Process(target=loading, args=(pids,))
-    process.start()
-    (worker,) = pids.get()
-    time.sleep(0.2)  # until the pipe is full
-    assert not is_gone(worker)
-    process.kill()
-    process.join()
-    try:
-        wait_for(lambda: is_gone(worker))
-    finally:
-        if not is_gone(worker):
-            os.kill(worker, signal.SIGKILL)
-
-
-class Deadly(Dataset[int]):
-    """Kills whoever asks for its third item."""
-
-    def __getitem__(self, index: int) -> int:
-        if index == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return index
-
-
-def counted(dataset: Dataset[int], on_death: str, **options: Any) -> Workers[list[int]]:
-    def batches(start: int) -> Iterator[list[int]]:
-        return ([number] for number in itertools.count(start))
-
-    return Workers(
-        dataset, batches, workers=1, collate=list, pinned=False, on_death=on_death, prefetch=1,
-        batch_bytes=options.get("batch_bytes", 8),
-    )  # fmt: skip
-
-
-class Ended:
-    """As a CUDA event: to be let go in the process that made it alone, and kept by a cycle."""
-
-    def __init__(self) -> None:
-        self.itself, self.owner = self, os.getpid()
-
-    def __del__(self) -> None:
-        if os.getpid() != self.owner:
-            os.abort()
-
-
-class Collecting(Dataset[int]):
-    """Each item collects the garbage of its process."""
-
-    def __getitem__(self, number: int) -> int:
-        gc.collect()
-        return number
-
-
-def test_workers_leave_the_garbage_of_the_training_alone() -> None:
-    gc.disable()
-    try:
-        Ended()
-        workers = counted(Collecting(), "stop")
-        assert [next(workers), next(workers)] == [[0], [1]]
-        workers.close()
-        assert gc.get_freeze_count() == 0
-    finally:
-        gc.enable()
-        gc.collect()
-
-
-@pytest.mark.parametrize(
-    ("name", "error", "heard"),
-    [
-        ("Thread-6 (_pin_memory_loop)", ConnectionResetError(), 0),
-        ("Thread-6 (_pin_memory_loop)", OSError(24, "Too many open files"), 1),
-        ("ahead", ConnectionResetError(), 1),
-    ],
-)
-def test_torchs_pinning_thread_may_lose_a_worker_unheard(
-    name: str, error: Exception, heard: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    failures: list[Any] = []
-    monkeypatch.setattr(threading, "excepthook", failures.append)
-    processes._keep_quiet_about_the_dead()
-
-    def fail() -> None:
-        raise error
-
-    thread = threading.Thread(target=fail, name=name)
-    thread.start()
-    thread.join()
-    assert len(failures) == heard
-
-
-def test_an_item_that_kills_every_worker_ends_the_run_too() -> None:
-    workers = counted(Deadly(), "restart")
-    assert [next(workers), next(workers)] == [[0], [1]]
-    wait_for_death(workers.pids[0])
-    with pytest.raises(LoaderError, match="so was the one before it"):
-        next(workers)
-    assert workers.restarts == MAX_LOSSES - 1
-    workers.close()
-
-
-def test_shared_memory_that_is_too_small_is_found_before_workers_start(root: Path) -> None:
-    feed = opened(root, workers=2).feed(10**9, CPU, 1)
-    said = message(feed.fetch)
-    assert "--workers 2 has 5 batches of 776,000.0 MB under way, 3,880,000 MB" in said
-    assert "fewer --workers or a smaller --batch" in said
-    assert "--shm-size" in said
-    assert feed.pids == ()
-    feed.close()
-    free = cpus.free_shared_memory()
-    assert free is not None
-    workers = counted(Deadly(), "stop", batch_bytes=free // 4)
-    assert next(workers) == [0]
-    workers.close()
-
-
-def test_more_workers_than_cores_are_noted(root: Path) -> None:
-    many = cpus.cores() + 1
-    data = opened(root, workers=many)
-    assert data.notes == (f"{many} loader workers on {many - 1} cores: they take turns",)
-    assert opened(root, "resident", workers=many).notes == ()
-    data = opened(root)
-    data.feed(4, CPU, 1, workers=many).close()
-    assert "they take turns" in data.notes[0]
-
-
-# ---- cores
-
-
-def limited(answers: Any) -> None:
-    """In a process of its own: what is left of it when it is limited to one core."""
-    going = threading.Event()
-    other = threading.Thread(target=going.wait)
-    other.start()
-    chosen = cpus.limit_cpus(1)
-    mine = os.sched_getaffinity(other.native_id or 0)
-    answers.put((cpus.cores(), torch.get_num_threads(), len(chosen), mine == set(chosen)))
-    going.set()
-
-
-def not_limited(answers: Any) -> None:
-    """In a process of its own, where the system takes no notice: what the user is told."""
-    os.sched_setaffinity = lambda *_: None  # type: ignore[assignment]
-    deadline_s = time.monotonic() + 60
-    while time.monotonic() < deadline_s:  # other processes may have most of the cores
-        try:
-            cpus.limit_cpus(1)
-        except UserError as error:
-            answers.put(str(error))
-            return
-    answers.put("")
-
-
-def answered(target: Callable[[Any], None]) -> Any:
-    fork = multiprocessing.get_context("fork")
-    answers = fork.SimpleQueue()
-    process = fork.Process(target=target, args=(answers,))
-    process.start()
-    answer = answers.get()
-    process.join()
-    return answer
-
-
-def test_a_process_can_be_limited_to_some_cores() -> None:
-    assert answered(limited) == (1, 1, 1, True)
-
-
-@pytest.mark.skipif(cpus.cores() < 2, reason="there is one core")
-def test_a_limit_that_does_not_hold_is_found() -> None:
-    assert "--cpus 1: this system does not hold processes to" in answered(not_limited)
-
-
-def test_physical_cores_come_before_their_second_threads(tmp_path: Path) -> None:
-    for number in range(8):
-        core = tmp_path / f"sys/devices/system/cpu/cpu{number}/topology"
-        put(core / "thread_siblings_list", b"%d,%d\n" % (number % 4, number % 4 + 4))
-    assert cpus.physical_first(range(8), tmp_path) == list(range(8))
-    assert cpus.physical_first([5, 1, 0, 4, 2], tmp_path) == [0, 1, 2, 4, 5]
-    assert cpus.physical_first([9, 8], tmp_path) == [8, 9]  # of which nothing is known
-    for number in range(4):
-        core = tmp_path / f"sys/devices/system/cpu/cpu{number}/topology"
-        put(core / "thread_siblings_list", b"0-1\n" if number < 2 else b"2-3\n")
-    assert cpus.physical_first(range(4), tmp_path) == [0, 2, 1, 3]
-
-
-@pytest.mark.parametrize("count", [0, 10**6])
-def test_cores_that_there_are_not(count: int) -> None:
-    assert f"--cpus {count}" in message(lambda: cpus.limit_cpus(count))
-
-
-def test_cpu_time_of_processes() -> None:
-    began_s = cpus.cpu_seconds([os.getpid()])
-    assert began_s > 0
-    end_s = time.process_time() + 0.05
-    while time.process_time() < end_s:
-        pass
-    assert cpus.cpu_seconds([os.getpid(), 2**22 + 1]) > began_s
-
-
 # ---- shards
 
 
@@ -841,12 +512,12 @@ def shards(root: Path) -> Path:
     for shard in range(2):
         members: dict[str, bytes] = {}
         for number in range(shard, 20, 2):
-            members[f"{number}.jpg"] = stored(flat(10 * number))
+            members[f"{number}.jpg"] = encoded(flat(10 * number))
             members[f"{number}.cls"] = str(number % 2).encode()
         if shard:
-            members |= {"cut.jpg": stored(photo(1))[:300], "cut.cls": b"0"}
-            members |= {"other.jpg": stored(photo(1)), "other.cls": b"7"}
-            members |= {"lone.jpg": stored(photo(1)), "none.cls": b"1"}
+            members |= {"cut.jpg": encoded(photo(1))[:300], "cut.cls": b"0"}
+            members |= {"other.jpg": encoded(photo(1)), "other.cls": b"7"}
+            members |= {"lone.jpg": encoded(photo(1)), "none.cls": b"1"}
         tar(root / f"{shard}.tar", members)
     return root
 

@@ -11,9 +11,9 @@ import torch
 from samples.train_cases import case_of
 
 from e2e.networks import find
-from e2e.predict.host_model.host_speed import Steady
-from e2e.predict.op_timer.op_costs import Calls, key_of
-from e2e.predict.op_timer.op_timer import Counted, CpuStopwatch, OpTime, Taken
+from e2e.predict.host_model.host_speed import ConstantSpeed
+from e2e.predict.op_timer.op_costs import CallTimer, key_of
+from e2e.predict.op_timer.op_timer import CpuStopwatch, MeasuredTime, OpTime, PlacedCall
 from e2e.predict.op_timer.store import Store
 from e2e.predict.padding import CONVOLUTIONS
 from e2e.predict.trace.fake_trace import Trace, trace
@@ -48,12 +48,12 @@ def places(traced: Trace, key: str) -> set[int]:
 class Asked:
     """What a stopwatch was asked for: how many calls, among how many others."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, answer: Taken | str) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, answer: MeasuredTime | str) -> None:
         self.counts: list[tuple[int, int]] = []
 
         def times(
-            _: object, calls: Sequence[Counted], among: Sequence[Counted]
-        ) -> list[Taken | str]:
+            _: object, calls: Sequence[PlacedCall], among: Sequence[PlacedCall]
+        ) -> list[MeasuredTime | str]:
             self.counts.append((len(calls), len(among)))
             return [answer] * len(calls)
 
@@ -67,7 +67,7 @@ def test_what_was_measured_before_is_not_measured_again(
     launched = distinct(traced)
     products = {key for key, op in launched.items() if kind(op) == "product"}
     store.add({key: OpTime(1e-3, 1e-6) for key in launched.keys() - products})
-    calls = Calls(CPU, store, Steady())
+    calls = CallTimer(CPU, store, ConstantSpeed())
     found = calls.times(traced)
     assert found.known.keys() == launched.keys() - products
     assert found.problems == dict.fromkeys(products, "planted")
@@ -84,19 +84,19 @@ def test_where_others_matter_calls_are_launched_among_what_is_known_of_the_step(
 ) -> None:
     """But not among convolutions that this process has not launched, nor among what waits."""
     monkeypatch.setattr(CpuStopwatch, "others_matter", True)
-    asked, traced = Asked(monkeypatch, Taken(OpTime(1e-3, 1e-6), steady=True)), step()
+    asked, traced = Asked(monkeypatch, MeasuredTime(OpTime(1e-3, 1e-6), steady=True)), step()
     launched = distinct(traced)
     searched = {key for key, op in launched.items() if op.call.operator in CONVOLUTIONS}
     assert searched
     waits, first, then, *others = sorted(launched.keys() - searched)
     store.add({key: OpTime(1e-3, 1e-6) for key in (*others, *searched)})
     store.add({waits: OpTime(1e-3, 0.0, waits=True)})
-    calls = Calls(CPU, store, Steady())
+    calls = CallTimer(CPU, store, ConstantSpeed())
     for one in (first, then):
         assert calls.times(traced, places(traced, one)).known.keys() == {one}
     assert asked.counts == [(1, len(others)), (1, len(others) + 1)]
 
-    again = Calls(CPU, Store({"name": "another"}, {}), Steady())
+    again = CallTimer(CPU, Store({"name": "another"}, {}), ConstantSpeed())
     again.times(traced)
     assert asked.counts[2:] == [(len(launched), 0)]
     again.store = Store({"name": "a third"}, {})
@@ -116,7 +116,7 @@ def test_what_cannot_be_replayed_asks_for_nothing_else(
     launched = distinct(traced)
     unknown = min(launched)
     store.add({key: OpTime(1e-3, 1e-6) for key in launched.keys() - {unknown}})
-    assert Calls(CPU, store, Steady()).times(traced).problems == {unknown: "planted"}
+    assert CallTimer(CPU, store, ConstantSpeed()).times(traced).problems == {unknown: "planted"}
     assert asked.counts == []
 
 
@@ -124,7 +124,7 @@ def test_what_does_not_fit_says_so_beside_what_does(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Planted: no room for one call's arguments; others are measured."""
-    asked, traced = Asked(monkeypatch, Taken(OpTime(1e-3, 1e-6), steady=True)), step()
+    asked, traced = Asked(monkeypatch, MeasuredTime(OpTime(1e-3, 1e-6), steady=True)), step()
     launched = distinct(traced)
     large = max(launched)
     name = launched[large].call.name
@@ -135,7 +135,7 @@ def test_what_does_not_fit_says_so_beside_what_does(
         return materialise(call, *args, **how)
 
     monkeypatch.setattr("e2e.predict.op_timer.op_costs.materialise", made)
-    found = Calls(CPU, store, Steady()).times(traced)
+    found = CallTimer(CPU, store, ConstantSpeed()).times(traced)
     assert found.problems == {large: "planted"}
     assert found.known.keys() == launched.keys() - {large}
     assert asked.counts == [(len(launched) - 1, 0)]

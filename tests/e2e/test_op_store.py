@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from e2e.predict.host_model.framework_overhead import Framework
+from e2e.predict.host_model.framework_overhead import FrameworkOverhead
 from e2e.predict.op_timer.op_timer import OpTime
 from e2e.predict.op_timer.store import Store
-from e2e.predict.queue_model import Captured
+from e2e.predict.queue_model import GraphCosts
 
 DEVICE = {"name": "NVIDIA H200", "power_limit_w": 700.0}
 SOFTWARE = {"torch": "2.11.0", "cudnn": "9.19.0"}
-GRAPHS = {"a": Captured(2e-3, 0.6e-6, 2e-6), "b": Captured(1e-3, 0.0, 2e-6)}
-HOST = Framework((1e-5, -2e-6, 0.0, 1e-6, 0.0, 2e-6, 3e-6, 0.0, 1e-6), 0.05)
+GRAPHS = {"a": GraphCosts(2e-3, 0.6e-6, 2e-6), "b": GraphCosts(1e-3, 0.0, 2e-6)}
+HOST = FrameworkOverhead((1e-5, -2e-6, 0.0, 1e-6, 0.0, 2e-6, 3e-6, 0.0, 1e-6), 0.05)
 TIMES = {"a": OpTime(1e-3, 2e-6, 512, 1e-4, 9e-4, 3), "b": OpTime(0.0, 5e-6, waits=True)}
 
 

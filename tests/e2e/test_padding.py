@@ -17,14 +17,14 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from e2e.explain.counterfactuals import Pad, changes
-from e2e.explain.whatif import Foresight
+from e2e.explain.whatif import Explainer
 from e2e.networks import find
 from e2e.networks.network import Network
-from e2e.predict.host_model.framework_overhead import COUNTED, Framework
-from e2e.predict.op_timer.op_costs import Calls, Times
+from e2e.predict.host_model.framework_overhead import COUNTED, FrameworkOverhead
+from e2e.predict.op_timer.op_costs import CallTimer, CallTimes
 from e2e.predict.op_timer.store import Store
 from e2e.predict.padding import PaddedCase, Padding, padded_step, padding
-from e2e.predict.prediction import Foretold
+from e2e.predict.prediction import Prediction
 from e2e.predict.predictor import NO_GAIN, Predictor
 from e2e.predict.queue_model import OpCost, simulate
 from e2e.predict.trace.fake_trace import Trace, trace
@@ -266,12 +266,12 @@ def test_a_padded_case_is_another_case() -> None:
 
 
 def test_a_padded_step_is_foretold(store: Store) -> None:
-    store.keep(Framework((0.0,) * len(COUNTED), 0.0))
+    store.keep(FrameworkOverhead((0.0,) * len(COUNTED), 0.0))
     network = odd_network()
     predictor = Predictor(network, Target("cpu", "a CPU"), CLASSES, store, allow_run=False)
     case = case_of(network, 4, recipe="amp-bf16")
-    plain = predictor.foretell(case, quietly)
-    padded = predictor.foretell(Pad("", {}).of(case), quietly)
+    plain = predictor.predict(case, quietly)
+    padded = predictor.predict(Pad("", {}).of(case), quietly)
     assert plain.predicted is not None
     assert all(op.misaligned == "" for op in plain.ops), "a CPU has no Tensor Cores"
     if padded.predicted is None:  # on this CPU it may gain nothing
@@ -287,20 +287,20 @@ def test_padded_products_are_asked_for_with_the_rest_of_their_step(
     """What is asked for is the whole step, with larger products in it, but only these places."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     store = Store({"name": "a CPU"}, {})
-    store.keep(Framework((0.0,) * len(COUNTED), 0.0))
+    store.keep(FrameworkOverhead((0.0,) * len(COUNTED), 0.0))
     network = odd_network()
     predictor = Predictor(network, Target("cpu", "a CPU"), CLASSES, store, allow_run=False)
     case = case_of(network, 4, recipe="amp-bf16")
-    predictor.foretell(case, quietly)
+    predictor.predict(case, quietly)
     asked: list[tuple[Trace, set[int]]] = []
 
-    def times(self: Calls, traced: Trace, only: Container[int] | None = None) -> Times:
+    def times(self: CallTimer, traced: Trace, only: Container[int] | None = None) -> CallTimes:
         places = {i for i in range(len(traced.ops)) if only is None or i in only}
         asked.append((traced, places))
-        return Times({}, {})
+        return CallTimes({}, {})
 
-    monkeypatch.setattr(Calls, "times", times)
-    assert predictor.foretell(Pad("", {}).of(case), quietly).reason == NO_GAIN
+    monkeypatch.setattr(CallTimer, "times", times)
+    assert predictor.predict(Pad("", {}).of(case), quietly).reason == NO_GAIN
     ((padded, places),) = asked
     plain = trace(network, case, CPU, CLASSES)
     assert len(padded.ops) == len(plain.ops)
@@ -341,14 +341,14 @@ def explained(
 ) -> tuple[Any, ...]:
     """The causes of a step of these ops, whose padded step has those; else nothing gains."""
 
-    def ask(asked: TrainCase) -> Foretold:
+    def ask(asked: TrainCase) -> Prediction:
         made = padded if isinstance(asked, PaddedCase) else ops
         if made is None:
-            return Foretold(asked, reason=NO_GAIN)
+            return Prediction(asked, reason=NO_GAIN)
         found = simulate(made)
         told = Predicted(found.step_s, None, "gpu", {})
-        return Foretold(replace(asked, batch=case.batch), told, found, made)
+        return Prediction(replace(asked, batch=case.batch), told, found, made)
 
-    foresight = Foresight(ask, "cuda", None, fixes)
+    foresight = Explainer(ask, "cuda", None, fixes)
     training = Training(case, PREDICTED, step_units=8)
-    return foresight.explained([training], foresight.foretold([case]))[0].causes
+    return foresight.explained([training], foresight.predictions([case]))[0].causes

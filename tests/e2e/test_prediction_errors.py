@@ -13,12 +13,12 @@ from e2e.report.errors import (
     Line,
     error_sentences,
     error_table,
-    errors_table,
+    errors_lines,
     intervals_kept,
     limits_named,
     measured_half_pct,
 )
-from e2e.report.markdown import training_table
+from e2e.report.markdown import training_markdown
 from e2e.report.screen import training_sections
 from e2e.results.types import Predicted, Training
 
@@ -172,7 +172,7 @@ def test_measurements_are_known_to_so_much() -> None:
 
 def test_the_table_is_read_with_its_counts() -> None:
     made = [planted(0.5), planted(30.0, limit="host", told="host", batch=8)]
-    said = "\n".join(line.plain for line in errors_table(run_of(*made), 100))
+    said = "\n".join(line.plain for line in errors_lines(run_of(*made), 100))
     assert "1 / 3 met" in said
     assert "8 / 20 missed" in said
     assert "The limit was named right in 2 of 2 (100%)." in said
@@ -183,12 +183,12 @@ def test_the_table_is_read_with_its_counts() -> None:
 
 def test_one_comparison_has_no_table_of_errors() -> None:
     run = run_of(planted(0.5), planted(1.0, recipe="tf32"))
-    assert errors_table(run, 100) == []
+    assert errors_lines(run, 100) == []
     asked = replace(run, command=("python", "-m", "e2e", "validate", "--networks", "resnet50"))
-    assert any("limited by the GPU" in line.plain for line in errors_table(asked, 100))
+    assert any("limited by the GPU" in line.plain for line in errors_lines(asked, 100))
 
 
 def test_screen_and_markdown_have_the_table() -> None:
     run = run_of(planted(0.5), planted(30.0, limit="host", told="host", batch=8))
     assert dict(training_sections(run, 100))[ERRORS_TITLE]
-    assert "| step, limited by the GPU | 1 | 0.5 | 0.5 | 1 / 3 met |" in training_table(run)
+    assert "| step, limited by the GPU | 1 | 0.5 | 0.5 | 1 / 3 met |" in training_markdown(run)

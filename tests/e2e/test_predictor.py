@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from samples.calibration import shallow_models
 from samples.planted_networks import Undecided, network_of
 from samples.train_cases import quietly
 
@@ -19,19 +20,19 @@ from e2e.commands.worker import DataFacts
 from e2e.explain.annotate import with_predictions
 from e2e.networks import find
 from e2e.networks.network import Network, written
-from e2e.predict.host_model.calibration import calibrated
-from e2e.predict.host_model.framework_overhead import COUNTED, Framework
-from e2e.predict.host_model.host_speed import Steady
-from e2e.predict.host_model.variation import Spread
+from e2e.predict.calibration import calibrated
+from e2e.predict.host_model.framework_overhead import COUNTED, FrameworkOverhead
+from e2e.predict.host_model.host_speed import ConstantSpeed
 from e2e.predict.op_timer.cuda_graph import CaptureFailed
-from e2e.predict.op_timer.op_costs import Calls, key_of
+from e2e.predict.op_timer.op_costs import CallTimer, key_of
 from e2e.predict.op_timer.op_timer import CpuStopwatch, OpTime
 from e2e.predict.op_timer.store import Store
-from e2e.predict.prediction import HOST_ERROR, Foretold
+from e2e.predict.prediction import HOST_ERROR, Prediction
 from e2e.predict.predictor import Predictor
 from e2e.predict.trace.fake_trace import trace
 from e2e.predict.trace.recorder import is_view
 from e2e.results.types import PREDICTED, StepTimes, TrainCase, Training
+from e2e.train.speed_readings import SlowdownRange
 from kernels.case import Target
 from microbench.worker import Greeting
 
@@ -44,7 +45,9 @@ DEVICE = {"name": "a CPU"}
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        return Store(DEVICE, {})
+        store = Store(DEVICE, {})
+        store.keep(FrameworkOverhead((1e-5,) * len(COUNTED), 0.0))  # no calibration here
+        return store
 
 
 def case_of(network: Network, recipe: str = "fp32", batch: int = 4, **more: object) -> TrainCase:
@@ -56,14 +59,14 @@ def predictor(network: Network, store: Store, *, allow_run: bool = False) -> Pre
 
 
 @pytest.fixture(scope="module")
-def told(store: Store) -> dict[str, Foretold]:
+def told(store: Store) -> dict[str, Prediction]:
     network = find("cnn-cifar")
     asked = predictor(network, store)
     cases = [case_of(network, recipe) for recipe in ("fp32", "amp-bf16")]
-    return {case.key: asked.foretell(case, quietly) for case in cases}
+    return {case.key: asked.predict(case, quietly) for case in cases}
 
 
-def test_every_op_is_counted_and_the_step_is_their_sum(told: dict[str, Foretold]) -> None:
+def test_every_op_is_counted_and_the_step_is_their_sum(told: dict[str, Prediction]) -> None:
     network = find("cnn-cifar")
     for found in told.values():
         traced = trace(network, found.case, torch.device("cpu"), CLASSES)
@@ -83,7 +86,7 @@ def test_every_op_is_counted_and_the_step_is_their_sum(told: dict[str, Foretold]
 def test_what_predicting_took_is_told_once(store: Store) -> None:
     network = find("cnn-cifar")
     asked = predictor(network, store)
-    first, again = (asked.foretell(case_of(network), quietly).predicted for _ in range(2))
+    first, again = (asked.predict(case_of(network), quietly).predicted for _ in range(2))
     assert first is not None
     assert again is not None
     assert first.took_s["tracing"] > 0
@@ -91,13 +94,13 @@ def test_what_predicting_took_is_told_once(store: Store) -> None:
     assert again.took_s == {}
 
 
-def test_every_op_that_launches_takes_time_and_views_take_none(told: dict[str, Foretold]) -> None:
+def test_every_op_that_launches_takes_time_and_views_take_none(told: dict[str, Prediction]) -> None:
     for found in told.values():
         for op in found.ops:
             assert (op.gpu_s > 0) == (op.kind != "view"), op
 
 
-def test_the_ledger_adds_up(told: dict[str, Foretold]) -> None:
+def test_the_ledger_adds_up(told: dict[str, Prediction]) -> None:
     arms = [Training(one.case, PREDICTED, step_units=4) for one in told.values()]
     fp32, amp = with_predictions(arms, told)
     assert fp32.ledger == ()
@@ -111,13 +114,13 @@ def test_the_ledger_adds_up(told: dict[str, Foretold]) -> None:
     assert amp.predicted.speedup == {"fp32": pytest.approx(ratio)}
 
 
-class Planted(Steady):
+class Planted(ConstantSpeed):
     """A host that is as slow as told, each of these in turn."""
 
     def __init__(self, *paces: float) -> None:
         self.paces = itertools.cycle(paces)
 
-    def now(self) -> float:
+    def slowdown(self) -> float:
         return next(self.paces)
 
 
@@ -129,12 +132,12 @@ def test_what_the_host_needs_is_told_for_the_pace_of_the_moment(
     traced = trace(network, case_of(network), torch.device("cpu"), CLASSES)
     launched = {key_of(traced.case, op) for op in traced.ops if not is_view(op)}
     store.add({key: OpTime(1e-3, 1e-4) for key in launched})
-    store.keep(Framework((1e-3,) * len(COUNTED), 0.0))
+    store.keep(FrameworkOverhead((1e-3,) * len(COUNTED), 0.0))
     before, slow = (
-        Predictor(network, CPU, CLASSES, store, allow_run=False, pace=pace).foretell(
+        Predictor(network, CPU, CLASSES, store, allow_run=False, host_speed=pace).predict(
             case_of(network), quietly
         )
-        for pace in (Steady(), Planted(2.0, 1.5, 4.0))
+        for pace in (ConstantSpeed(), Planted(2.0, 1.5, 4.0))
     )
     assert before.simulated is not None
     assert slow.simulated is not None
@@ -144,7 +147,7 @@ def test_what_the_host_needs_is_told_for_the_pace_of_the_moment(
     assert [op.host_s for op in slow.ops] == pytest.approx([2 * op.host_s for op in before.ops])
     assert sum(op.host_s for op in before.ops) > 0
     limited = replace(slow, predicted=replace(slow.predicted, limit="gpu"))  # as on a GPU
-    told = limited.told_for(Spread(2.0, 1.5, 4.0)).predicted
+    told = limited.predicted_for(SlowdownRange(2.0, 1.5, 4.0)).predicted
     assert told is not None
     low, high = told.interval_s or (0.0, 0.0)
     quick, slowest = (before.simulated.gpu_s + n * before.simulated.host_s for n in (1.5, 4.0))
@@ -152,17 +155,17 @@ def test_what_the_host_needs_is_told_for_the_pace_of_the_moment(
     assert high == pytest.approx((1 + HOST_ERROR) * slowest)
 
 
-def test_a_step_may_be_told_for_another_pace(told: dict[str, Foretold]) -> None:
+def test_a_step_may_be_told_for_another_pace(told: dict[str, Prediction]) -> None:
     for one in told.values():
         assert one.predicted is not None
         assert one.simulated is not None
         limited = replace(one, predicted=replace(one.predicted, limit="gpu"))  # as on a GPU
-        again = limited.told_for(Spread(3.0, 2.0, 4.0))
+        again = limited.predicted_for(SlowdownRange(3.0, 2.0, 4.0))
         assert again.predicted is not None
         assert again.simulated is not None
-        assert again.pace == 3.0
+        assert again.slowdown == 3.0
         assert again.simulated.gpu_s == pytest.approx(one.simulated.gpu_s)
-        assert again.simulated.host_s == pytest.approx(3 * one.simulated.host_s / one.pace)
+        assert again.simulated.host_s == pytest.approx(3 * one.simulated.host_s / one.slowdown)
         assert again.predicted.step_s == again.simulated.step_s > one.predicted.step_s
         ends = [one.at(pace).simulate().step_s for pace in (2.0, 4.0)]
         error = again.predicted.interval_s
@@ -170,16 +173,16 @@ def test_a_step_may_be_told_for_another_pace(told: dict[str, Foretold]) -> None:
         assert error[0] < ends[0]
         assert error[1] > ends[1]
         assert again.predicted.limit == again.simulated.limit
-        of_a_cpu = one.told_for(Spread(3.0, 2.0, 4.0)).predicted
+        of_a_cpu = one.predicted_for(SlowdownRange(3.0, 2.0, 4.0)).predicted
         assert of_a_cpu is not None
         assert of_a_cpu.limit is None
         assert of_a_cpu.interval_s is None
         assert (
-            again.told_for(Spread(1.0, 1.0, 1.0)).predicted
-            == limited.told_for(Spread(1.0, 1.0, 1.0)).predicted
+            again.predicted_for(SlowdownRange(1.0, 1.0, 1.0)).predicted
+            == limited.predicted_for(SlowdownRange(1.0, 1.0, 1.0)).predicted
         )
-    nothing = Foretold(case_of(find("cnn-cifar")), reason="planted")
-    assert nothing.told_for(Spread(3.0, 2.0, 4.0)) == nothing
+    nothing = Prediction(case_of(find("cnn-cifar")), reason="planted")
+    assert nothing.predicted_for(SlowdownRange(3.0, 2.0, 4.0)) == nothing
 
 
 def test_the_pace_is_looked_at_where_little_is_known_of_it(
@@ -190,19 +193,19 @@ def test_the_pace_is_looked_at_where_little_is_known_of_it(
     network = find("cnn-cifar")
     asked = predictor(network, store)
     monkeypatch.setattr("e2e.predict.host_model.host_speed.time.perf_counter", lambda: clock[0])
-    look = asked._noted.look
-    monkeypatch.setattr(asked._noted, "look", lambda: (looks.append(clock[0]), look()))
-    assert asked.foretell(case_of(network), quietly).seen
+    look = asked._recorded_speed.look
+    monkeypatch.setattr(asked._recorded_speed, "look", lambda: (looks.append(clock[0]), look()))
+    assert asked.predict(case_of(network), quietly).speed_readings
     clock[0] = 105.0
-    again = asked.foretell(case_of(network), quietly)
+    again = asked.predict(case_of(network), quietly)
     assert looks == [100.0]
-    assert again.seen, "those of the last time"
+    assert again.speed_readings, "those of the last time"
     clock[0] = 200.0
-    asked.foretell(case_of(network), quietly)
+    asked.predict(case_of(network), quietly)
     assert looks == [100.0, 200.0]
 
 
-def measured(told: Foretold, pace: float, off_s: float = 0.0) -> Training:
+def measured(told: Prediction, pace: float, off_s: float = 0.0) -> Training:
     """A training whose steps took as long as is told for a host of this pace, and `off_s` more."""
     step_s = told.at(pace).simulate().step_s + off_s
     steps = StepTimes((step_s,), (step_s,), (1,), step_s, None, step_s, 1, host_pace=pace)
@@ -210,7 +213,7 @@ def measured(told: Foretold, pace: float, off_s: float = 0.0) -> Training:
 
 
 def test_steps_are_explained_by_the_pace_of_the_host_while_they_were_measured(
-    told: dict[str, Foretold],
+    told: dict[str, Prediction],
 ) -> None:
     slow = {
         key: replace(one, ops=tuple(replace(op, host_s=1e-3, waits=False) for op in one.ops))
@@ -237,15 +240,16 @@ def test_what_the_host_does_around_calls_is_kept_as_at_pace_1(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Planted times, by a host that says it is a thousand times slower just now."""
-    monkeypatch.setattr("e2e.predict.host_model.calibration._step_s", lambda step, device: 3e-3)
+    monkeypatch.setattr("e2e.predict.calibration._step_s", lambda step, device: 3e-3)
     monkeypatch.setattr(CpuStopwatch, "passes", lambda self, calls: lambda: 1e-3)
-    monkeypatch.setattr("e2e.predict.host_model.launch_times.WARM_S", 0.0)
+    monkeypatch.setattr("e2e.predict.op_timer.launch_times.WARM_S", 0.0)
     network, device = find("cnn-cifar"), torch.device("cpu")
     traced = trace(network, case_of(network), device, network.classes or 2)
-    fits = (
-        calibrated(Calls(Target("cpu", "a CPU"), Store(DEVICE, {}), pace), pace)
-        for pace in (Steady(), Planted(1000.0))
-    )
+    with shallow_models():
+        fits = [
+            calibrated(CallTimer(Target("cpu", "a CPU"), Store(DEVICE, {}), pace), pace)
+            for pace in (ConstantSpeed(), Planted(1000.0))
+        ]
     as_seen, at_1 = (fit.of(traced) for fit in fits)
     assert as_seen == pytest.approx(1000 * at_1)
     assert at_1 > 0
@@ -253,20 +257,20 @@ def test_what_the_host_does_around_calls_is_kept_as_at_pace_1(
 
 def test_a_compiled_step_is_not_covered_and_says_so(store: Store) -> None:
     network = find("cnn-cifar")
-    found = predictor(network, store).foretell(case_of(network, compile=True), quietly)
+    found = predictor(network, store).predict(case_of(network, compile=True), quietly)
     assert found.predicted is None
     assert "compiled" in (found.reason or "")
 
 
 def test_a_recipe_that_cannot_run_is_not_predicted(store: Store) -> None:
     network = find("cnn-cifar")
-    found = predictor(network, store).foretell(case_of(network, "tf32"), quietly)
+    found = predictor(network, store).predict(case_of(network, "tf32"), quietly)
     assert found.predicted is None
     assert "Tensor Core" in (found.reason or "")
 
 
 def test_a_captured_step_needs_a_device_that_captures(store: Store) -> None:
-    found = predictor(find("cnn-cifar"), store).foretell(
+    found = predictor(find("cnn-cifar"), store).predict(
         case_of(find("cnn-cifar"), graph=True), quietly
     )
     assert found.predicted is None
@@ -278,12 +282,12 @@ def test_a_capture_that_breaks_off_ends_the_process_that_may_be_broken_too(
 ) -> None:
     asked = predictor(find("cnn-cifar"), store)
 
-    def broken(*_: object) -> Foretold:
+    def broken(*_: object) -> Prediction:
         raise CaptureFailed("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(asked, "_foretold", broken)
+    monkeypatch.setattr(asked, "_prediction", broken)
     with pytest.raises(CaptureFailed):
-        asked.foretell(case_of(asked.network), quietly)
+        asked.predict(case_of(asked.network), quietly)
 
 
 def test_what_goes_wrong_is_a_reason_and_no_end(
@@ -294,8 +298,8 @@ def test_what_goes_wrong_is_a_reason_and_no_end(
     def full() -> float:
         raise torch.OutOfMemoryError("no room for the small step\nand more")
 
-    monkeypatch.setattr(asked.pace, "now", full)
-    found = asked.foretell(case_of(asked.network), quietly)
+    monkeypatch.setattr(asked.host_speed, "slowdown", full)
+    found = asked.predict(case_of(asked.network), quietly)
     assert found.predicted is None
     assert found.reason == "OutOfMemoryError: no room for the small step"
 
@@ -320,10 +324,10 @@ def test_a_training_is_predicted_by_default_on_a_gpu(
 
 def test_what_fake_tensors_cannot_follow_needs_a_step_that_runs(store: Store) -> None:
     network = network_of(Undecided)
-    refused = predictor(network, store).foretell(case_of(network), quietly)
+    refused = predictor(network, store).predict(case_of(network), quietly)
     assert refused.predicted is None
     assert "--allow-run" in (refused.reason or "")
-    allowed = predictor(network, store, allow_run=True).foretell(case_of(network), quietly)
+    allowed = predictor(network, store, allow_run=True).predict(case_of(network), quietly)
     assert allowed.predicted is not None
     assert any("real step" in note for note in allowed.notes)
     assert any("aten.index" in words for words in allowed.predicted.from_step)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from e2e.predict.op_timer.cuda_graph import learnt
-from e2e.predict.queue_model import QUEUE_DEPTH, Captured, OpCost, simulate
+from e2e.predict.op_timer.cuda_graph import graph_costs
+from e2e.predict.queue_model import QUEUE_DEPTH, GraphCosts, OpCost, simulate
 from e2e.train.speedups import IDLE_SHARE
 
 US = 1e-6
@@ -108,17 +107,6 @@ def test_the_frameworks_time_is_the_hosts() -> None:
     assert simulate(ops, framework_s=100 * US).step_s == pytest.approx(120 * US)
 
 
-def test_the_frameworks_time_by_phase_stands_where_the_phase_is() -> None:
-    forward, backward = op(100, 10), replace(op(100, 10, waits=True), phase="backward")
-    late = simulate([forward, backward], framework_s={"backward": 50 * US})
-    early = simulate([forward, backward], framework_s={"forward": 50 * US})
-    nowhere = simulate([forward, backward], framework_s={"data": 50 * US})
-    assert late.step_s == pytest.approx(210 * US)  # hidden behind the forward kernel
-    assert early.step_s == pytest.approx(260 * US)
-    assert nowhere.step_s == pytest.approx(260 * US)  # before the first op
-    assert late.host_s == early.host_s == nowhere.host_s == pytest.approx(70 * US)
-
-
 def test_a_graph_costs_the_host_one_launch() -> None:
     ops = [op(10, 100), op(20, 100, waits=True)]
     assert simulate(ops, captured=True, framework_s=5 * US).step_s == pytest.approx(30 * US)
@@ -130,7 +118,7 @@ def test_a_captured_step_has_its_own_gaps() -> None:
     """The kernels of the two ops that are known run for 16 us alone, for 18 in the graph."""
     known = [replace(op(10, 100), busy_s=busy * US, kernels=4) for busy in (8, 8)]
     ops = [*known, op(20, 100), replace(op(0, 3), kind="view")]
-    captured = Captured(step_s=42 * US, gap_s=0.5 * US, launch_s=2 * US)
+    captured = GraphCosts(step_s=42 * US, gap_s=0.5 * US, launch_s=2 * US)
     found = captured.ops(ops, ops)
     assert [one.gpu_s for one in found] == [pytest.approx(11 * US)] * 2 + [20 * US, 0.0]
     assert [one.busy_s for one in found[:2]] == [pytest.approx(9 * US)] * 2
@@ -150,13 +138,13 @@ def test_a_captured_step_has_its_own_gaps() -> None:
 
 def test_what_is_learnt_of_a_graph() -> None:
     """7 kernels that run for 21 us of 24.5, launched in 14."""
-    found = learnt(24.5 * US, 21 * US, 7, 14 * US)
+    found = graph_costs(24.5 * US, 21 * US, 7, 14 * US)
     assert (found.gap_s, found.launch_s) == (pytest.approx(0.5 * US), pytest.approx(2 * US))
     ops = [replace(op(9, 0), busy_s=20 * US, kernels=7)]
     assert simulate(found.ops(ops, ops), captured=True).step_s == pytest.approx(24.5 * US)
     assert found.host_s(ops) == pytest.approx(14 * US)
-    assert learnt(20 * US, 21 * US, 7, 14 * US).gap_s == 0.0, "no negative gap"
-    late = learnt(90 * US, 21 * US, 7, 14 * US)
+    assert graph_costs(20 * US, 21 * US, 7, 14 * US).gap_s == 0.0, "no negative gap"
+    late = graph_costs(90 * US, 21 * US, 7, 14 * US)
     assert late.gap_s == 1 * US, "no gap is so long"
     assert simulate(late.ops(ops, ops), captured=True).step_s == pytest.approx(90 * US)
 
@@ -165,7 +153,6 @@ def test_a_step_of_nothing_takes_nothing_but_the_framework() -> None:
     assert simulate([]).step_s == 0
     assert simulate([]).limit == "gpu"
     assert simulate([], framework_s=10 * US).step_s == pytest.approx(10 * US)
-    assert simulate([], framework_s={"data": 10 * US}).step_s == pytest.approx(10 * US)
 
 
 def test_a_full_queue_keeps_the_host_from_running_ahead() -> None:
@@ -189,9 +176,7 @@ def test_a_network_of_five_thousand_ops_takes_a_moment(slow: str) -> None:
         ops = [op(20, 5)] * 2500 + [op(4, 20)] * 2500
     if slow == "waits":
         ops = [replace(each, waits=True) for each in ops]
-    begin = time.process_time()
-    found = simulate(ops)
-    assert time.process_time() - begin < 2  # about 0.1 s where nothing else runs
+    found = simulate(ops)  # takes about 0.1 s; minutes if rounds did not converge
     assert found.step_s >= max(found.gpu_s, found.host_s) * (1 - 1e-9)
 
 
@@ -284,19 +269,15 @@ def test_a_wait_at_the_end_takes_the_hosts_time_and_the_drain(ops: list[OpCost])
     steps_of_ops,
     st.lists(st.integers(0, 11), max_size=2),
     st.integers(1, 16),
-    st.dictionaries(st.sampled_from((*PHASES, "data")), whole_us.map(lambda us: us * US)),
+    whole_us.map(lambda us: us * US),
 )
 def test_scaling_all_costs_scales_the_step(
-    ops: list[OpCost], places: list[int], queue_depth: int, framework_s: Mapping[str, float]
+    ops: list[OpCost], places: list[int], queue_depth: int, framework_s: float
 ) -> None:
     ops = with_waits(ops, places)
     once = simulate(ops, framework_s=framework_s, queue_depth=queue_depth)
     scaled = [replace(o, gpu_s=3 * o.gpu_s, host_s=3 * o.host_s) for o in ops]
-    thrice = simulate(
-        scaled,
-        framework_s={phase: 3 * s for phase, s in framework_s.items()},
-        queue_depth=queue_depth,
-    )
+    thrice = simulate(scaled, framework_s=3 * framework_s, queue_depth=queue_depth)
     assert thrice.step_s == pytest.approx(3 * once.step_s, rel=1e-6)
 
 

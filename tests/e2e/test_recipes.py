@@ -22,7 +22,7 @@ from e2e.recipes import (
     switch_tf32,
 )
 from e2e.results.types import TrainCase
-from e2e.train.trainer import Learner
+from e2e.train.trainer import Trainer
 from microbench.errors import UserError
 
 CPU = torch.device("cpu")
@@ -63,12 +63,12 @@ def images(batch: int = 4) -> tuple[Tensor, Tensor]:
     return torch.randn(batch, 3, 8, 8, generator=generator), torch.arange(batch) % 10
 
 
-def learner_of(
+def trainer_of(
     recipe: Recipe, network: Network | None = None, optimizer: str = "sgd", **case: Any
-) -> Learner:
+) -> Trainer:
     network = network or small()
     made = TrainCase(network.name, recipe.name, 4, "3x8x8", optimizer=optimizer, **case)
-    return Learner(network, made, recipe, CPU, seed=1)
+    return Trainer(network, made, recipe, CPU, seed=1)
 
 
 # ---------------------------------------------------------------- names and words
@@ -134,7 +134,7 @@ def test_tf32_is_switched_in_both_libraries(on: bool) -> None:
 
 
 def test_arms_that_take_turns_set_the_switch_each_time() -> None:
-    fp32, tf32 = learner_of(RECIPES["fp32"]), learner_of(RECIPES["tf32"])
+    fp32, tf32 = trainer_of(RECIPES["fp32"]), trainer_of(RECIPES["tf32"])
     for arm, on in ((fp32, False), (tf32, True), (fp32, False)):
         arm.switch()
         assert torch.backends.cuda.matmul.allow_tf32 is on
@@ -163,17 +163,17 @@ def _others(module: nn.Module) -> list[Tensor]:
 @pytest.mark.parametrize("name", STORAGE)
 def test_storage_before_and_after_a_step(name: str, optimizer: str) -> None:
     weights, batchnorm, updated, _ = STORAGE[name]
-    learner = learner_of(RECIPES[name], optimizer=optimizer)
+    trainer = trainer_of(RECIPES[name], optimizer=optimizer)
     for _ in range(2):
-        assert {t.dtype for t in _others(learner.module)} == {weights}
-        assert {t.dtype for t in _batchnorm_tensors(learner.module)} == {batchnorm}
-        learner.step(Batches(images()))
-    parameters = learner.updates.optimizer.param_groups[0]["params"]
-    assert len(parameters) == len(list(learner.module.parameters()))
+        assert {t.dtype for t in _others(trainer.module)} == {weights}
+        assert {t.dtype for t in _batchnorm_tensors(trainer.module)} == {batchnorm}
+        trainer.step(Batches(images()))
+    parameters = trainer.optimizer.torch_optimizer.param_groups[0]["params"]
+    assert len(parameters) == len(list(trainer.module.parameters()))
     assert {p.dtype for p in parameters} == {updated}
     state = [
         value
-        for values in learner.updates.optimizer.state.values()
+        for values in trainer.optimizer.torch_optimizer.state.values()
         for key, value in values.items()
         if key != "step"
     ]
@@ -183,16 +183,16 @@ def test_storage_before_and_after_a_step(name: str, optimizer: str) -> None:
 
 @pytest.mark.parametrize("name", ["fp16", "O3", "bf16", "amp", "O2", "fp32"])
 def test_keep_batchnorm_fp32_keeps_batchnorm_alone(name: str) -> None:
-    learner = learner_of(adapted(name, keep_batchnorm_fp32=True))
-    loss = learner.step(Batches(images()))
-    assert {t.dtype for t in _others(learner.module)} == {STORAGE[name][0]}
-    assert {t.dtype for t in _batchnorm_tensors(learner.module)} == {F32}
+    trainer = trainer_of(adapted(name, keep_batchnorm_fp32=True))
+    loss = trainer.step(Batches(images()))
+    assert {t.dtype for t in _others(trainer.module)} == {STORAGE[name][0]}
+    assert {t.dtype for t in _batchnorm_tensors(trainer.module)} == {F32}
     assert torch.isfinite(loss)
 
 
 def test_masters_start_as_the_weights_that_are_computed_with() -> None:
-    learner = learner_of(RECIPES["O2"])
-    pairs = list(zip(learner.module.parameters(), learner.updates.masters, strict=True))
+    trainer = trainer_of(RECIPES["O2"])
+    pairs = list(zip(trainer.module.parameters(), trainer.optimizer.masters, strict=True))
     assert all(torch.equal(weight.float(), master) for weight, master in pairs)
     assert {master.dtype for _, master in pairs} == {F32}
 
@@ -213,8 +213,8 @@ class OddNorm(nn.Module):
 
 @pytest.mark.parametrize("recipe", [RECIPES["O2"], adapted("O3", keep_batchnorm_fp32=True)])
 def test_float32_batchnorm_was_never_rounded(recipe: Recipe) -> None:
-    learner = learner_of(recipe, replace(small(), build=OddNorm))
-    weight = learner.module.get_parameter("norm.weight")
+    trainer = trainer_of(recipe, replace(small(), build=OddNorm))
+    weight = trainer.module.get_parameter("norm.weight")
     assert torch.equal(weight, torch.full((8,), 0.3))
 
 
@@ -224,9 +224,9 @@ def test_float32_batchnorm_was_never_rounded(recipe: Recipe) -> None:
 @pytest.mark.parametrize("name", STORAGE)
 def test_products_run_in_the_recipes_type(name: str) -> None:
     _, batchnorm, _, products = STORAGE[name]
-    learner = learner_of(RECIPES[name])
+    trainer = trainer_of(RECIPES[name])
     with Census() as census:
-        learner.step(Batches(images()))
+        trainer.step(Batches(images()))
     assert {"convolution", "convolution_backward", "addmm", "mm"} <= census.seen.keys()
     assert census.of(*PRODUCTS) == {products}
     norms = [op for op in census.seen if "batch_norm" in op]
@@ -236,18 +236,18 @@ def test_products_run_in_the_recipes_type(name: str) -> None:
 
 @pytest.mark.parametrize("name", STORAGE)
 def test_the_loss_is_always_float32(name: str) -> None:
-    learner = learner_of(RECIPES[name])
+    trainer = trainer_of(RECIPES[name])
     with Census() as census:
-        loss = learner.step(Batches(images()))
+        loss = trainer.step(Batches(images()))
     assert loss.dtype == F32
     assert census.of("_log_softmax") == {F32}
 
 
 @pytest.mark.parametrize("name", STORAGE)
 def test_evaluation_runs_in_the_recipes_type_too(name: str) -> None:
-    learner = learner_of(RECIPES[name])
+    trainer = trainer_of(RECIPES[name])
     with Census() as census:
-        learner.evaluate(iter([images()]))
+        trainer.evaluate(iter([images()]))
     assert census.of("convolution", "addmm", "mm") == {STORAGE[name][3]}
 
 
@@ -255,10 +255,10 @@ def test_evaluation_runs_in_the_recipes_type_too(name: str) -> None:
 def test_tokens_stay_integers_and_products_of_a_transformer_follow_the_recipe(name: str) -> None:
     network = find("gpt-tiny")
     case = TrainCase(network.name, name, 2, "64", layout="", optimizer="adamw")
-    learner = Learner(network, case, RECIPES[name], CPU, seed=1)
+    trainer = Trainer(network, case, RECIPES[name], CPU, seed=1)
     tokens = torch.arange(128).reshape(2, 64)
     with Census() as census:
-        loss = learner.step(Batches((tokens, tokens)))
+        loss = trainer.step(Batches((tokens, tokens)))
     assert torch.isfinite(loss)
     assert census.of("addmm", "mm", "bmm") == {STORAGE[name][3]}
 
@@ -267,6 +267,6 @@ def test_tokens_stay_integers_and_products_of_a_transformer_follow_the_recipe(na
 def test_every_recipe_starts_from_the_same_random_weights(name: str) -> None:
     torch.manual_seed(1)
     fresh = list(small().build().parameters())
-    learner = learner_of(RECIPES[name])
-    for weight, start in zip(learner.module.parameters(), fresh, strict=True):
+    trainer = trainer_of(RECIPES[name])
+    for weight, start in zip(trainer.module.parameters(), fresh, strict=True):
         assert torch.equal(weight, start.to(weight.dtype))

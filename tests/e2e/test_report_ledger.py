@@ -44,15 +44,13 @@ from e2e.report.ledger import (
     is_residual,
     waterfall,
 )
-from e2e.report.plot_training import training_chart
-from e2e.report.plot_waterfall import waterfall_panels, waterfall_rows
-from e2e.report.table_csv import COLUMNS as TRAINING_COLUMNS
+from e2e.report.plot_training import training_chart, waterfall_panels, waterfall_rows
+from e2e.report.run_report import CSV_ORDER
 from e2e.report.verdict import verdict
 from e2e.results.types import PRODUCT_TERMS, RESIDUAL, LedgerLine, Training
 from microbench.errors import UserError
 from microbench.report.drawing import draw
-from microbench.report.markdown import to_markdown
-from microbench.report.table_csv import COLUMNS, to_csv
+from microbench.report.export import to_csv, to_markdown
 from microbench.results.types import Run
 
 GOLDEN = Path(__file__).parents[1] / "samples" / "report_ledger.txt"
@@ -127,32 +125,12 @@ def test_runs_without_predictions_are_shown_as_before() -> None:
 # ---------------------------------------------------------------- predicted
 
 
-def test_predicted_beside_measured() -> None:
-    text = shown(ledger_run())
-    lines = text[text.index("The step as predicted") :].splitlines()
-    amp = next(line for line in lines if line.startswith("amp "))
-    pairs = "gpu / gpu 11.6 / 11.7 5.57 / 5.75 2.19 / 2.24"
-    assert " ".join(amp.split()) == f"amp 43.3 42.0..44.6 42.1 +2.9 % {pairs}"
-    fp32 = next(line for line in lines if line.startswith("fp32 "))
-    assert fp32.split()[-2:] == ["base", "-"]
-    assert "two values: predicted / measured" in text
-    assert "measured outside" not in text
-    assert "Predicted steps are within 2.9 % of the measured ones: amp +2.9 %, fp32 -0.3 %" in text
-
-
 def test_an_error_that_nobody_wrote_is_worked_out() -> None:
     told = predicted_of("amp", error_pct=None)
     run = run_of(arm("amp", 256 / 0.0421, predicted=told))
     assert "+2.9 %" in shown(run)
     (row,) = csv.DictReader(io.StringIO(to_csv(run)))
     assert float(row["predicted_error_pct"]) == pytest.approx(2.9)
-
-
-def test_a_wrong_limit_and_a_miss_are_said() -> None:
-    text = flat(shown(host_run()))
-    assert "measured outside of what was predicted: amp" in text
-    assert "host / gpu" in text
-    assert "amp was predicted to be limited by the host; it is limited by the GPU." in text
 
 
 def test_what_is_not_covered_is_said_plainly() -> None:
@@ -366,18 +344,6 @@ def test_escape_codes_are_not_printed() -> None:
 # ---------------------------------------------------------------- in words
 
 
-def test_the_bound_and_what_reached_the_step() -> None:
-    amp = ledger_run().of(Training)[2]
-    bound, products, residual = account(amp, "amp")
-    assert "the step would be at most 5.36 times faster (Amdahl's law)" in bound
-    assert bound.endswith("amp makes it 5.75 times faster, since other terms got shorter too.")
-    whole = "all of which reaches the step; the other terms together save 21.3 ms."
-    assert products == f"Products save 179 ms, {whole}"
-    assert residual == "Residual, what no other term explains: 3.7 % of the amp step."
-    (_, lost, _) = account(host_run().of(Training)[1], "amp")
-    assert "Products save 9.10 ms, of which 3.70 ms (41 %) reach the step" in lost
-
-
 @pytest.mark.parametrize(
     ("terms", "sentence"),
     [
@@ -434,14 +400,14 @@ def test_markdown_has_every_term() -> None:
     assert "predicted: no reason given" not in only
 
 
-def test_csv_gains_two_columns_at_its_end() -> None:
-    assert TRAINING_COLUMNS[-2:] == ("predicted_step_s", "predicted_error_pct")
+def test_csv_keeps_its_order_and_has_the_predictions() -> None:
+    header = to_csv(ledger_run()).splitlines()[0].split(",")
+    assert tuple(header[: len(CSV_ORDER)]) == CSV_ORDER
     rows = list(csv.DictReader(io.StringIO(to_csv(ledger_run()))))
     assert [row["predicted_error_pct"] for row in rows] == ["-0.3", "0.2", "2.9"]
     assert float(rows[2]["predicted_step_s"]) == pytest.approx(0.0421 * 1.029)
     (*_, alone) = csv.DictReader(io.StringIO(to_csv(predicted_run())))
     assert (alone["status"], alone["step_s"], alone["predicted_error_pct"]) == ("predicted", "", "")
-    assert not set(TRAINING_COLUMNS[-2:]) & set(COLUMNS)
 
 
 @pytest.mark.parametrize("run", [ledger_run(), predicted_run(), host_run()])

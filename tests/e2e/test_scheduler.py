@@ -16,10 +16,10 @@ from e2e.commands.requests import request_of
 from e2e.commands.scheduler import Job, Work, _with_what_was
 from e2e.commands.worker import DataFacts
 from e2e.networks import find
-from e2e.predict.host_model.variation import Spread
-from e2e.predict.prediction import Foretold
+from e2e.predict.prediction import Prediction
 from e2e.predict.queue_model import OpCost
 from e2e.results.types import PREDICTED, Predicted, Training
+from e2e.train.speed_readings import SlowdownRange
 from kernels.case import Target
 from microbench.results.runfile import read_run
 from microbench.results.types import Run
@@ -31,8 +31,8 @@ LEDGER = Path(__file__).parents[2] / "results" / "nvidia-h200" / "ledger-resnet5
 class Refusing:
     """A training process that can foretell nothing."""
 
-    def foretell(self, case: TrainCase, on_stage: object) -> Foretold:
-        return Foretold(case, reason="cannot be traced: planted")
+    def predict(self, case: TrainCase, on_stage: object) -> Prediction:
+        return Prediction(case, reason="cannot be traced: planted")
 
 
 class Slowing:
@@ -41,15 +41,15 @@ class Slowing:
     def __init__(self, deadly: str) -> None:
         self.deadly, self.asked = deadly, list[str]()
 
-    def foretell(self, case: TrainCase, on_stage: object) -> Foretold:
+    def predict(self, case: TrainCase, on_stage: object) -> Prediction:
         self.asked.append(case.key)
         if case.recipe == self.deadly:
             raise WorkerDied(case.key, "planted")
         pace = float(len(self.asked))
         told = Predicted(1.0, (1.0, 1.0), "gpu", {}, None)
         op = OpCost("product", "forward", "", 1.0, 1.0)
-        return Foretold(case, told, ops=(op,), seen=((pace, pace),)).told_for(
-            Spread(pace, pace, pace)
+        return Prediction(case, told, ops=(op,), speed_readings=((pace, pace),)).predicted_for(
+            SlowdownRange(pace, pace, pace)
         )
 
 
@@ -77,7 +77,9 @@ def test_arms_that_are_compared_and_their_fixes_are_told_for_one_pace(
     monkeypatch.setattr(job, "_restart", lambda: None)
     told = job._foretold(comparison)
     assert told[deadly.key].reason == "planted"
-    assert [told[case.key].pace for case in (first, last)] == [1.0, 1.0], "of 1 and 3 the middle"
+    assert [told[case.key].slowdown for case in (first, last)] == [1.0, 1.0], (
+        "of 1 and 3 the middle"
+    )
     for case in (first, last):
         predicted = told[case.key].predicted
         assert predicted is not None
@@ -86,7 +88,9 @@ def test_arms_that_are_compared_and_their_fixes_are_told_for_one_pace(
     assert worker.asked == [case.key for case in comparison.cases], "each once"
     fix = job._ask(replace(last, batch=2 * last.batch))
     assert len(worker.asked) == 4
-    assert (fix.seen, fix.pace) == (((4.0, 4.0),), 1.0), "as the arms, to be compared with them"
+    assert (fix.speed_readings, fix.slowdown) == (((4.0, 4.0),), 1.0), (
+        "as the arms, to be compared with them"
+    )
 
 
 def test_fixes_that_cannot_be_foretold_leave_a_run_as_it_was(run: Run, tmp_path: Path) -> None:

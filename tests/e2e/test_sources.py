@@ -8,7 +8,7 @@ import pickle
 import shutil
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +20,18 @@ from numpy.typing import NDArray
 from PIL import Image
 from samples.fetching import drawn as batches
 from samples.fetching import message, same
+from samples.images import flat, noise, save
+from samples.images import levels as numbers
 from samples.waiting import no_waits
 from torch import Tensor
 
+from e2e.data.datasets import KINDS, open_data
+from e2e.data.datasets.in_memory import InMemory
+from e2e.data.loaders.crop_sizes import PADDING
 from e2e.data.loaders.decode import decode
-from e2e.data.loaders.resident import PADDING
-from e2e.data.sources import KINDS, Data, generated, open_data
-from e2e.data.sources.data import IMAGENET, Normal
+from e2e.data.sources import cifar10, generated
 from e2e.data.sources.listing import list_images
-from e2e.data.sources.resident import Labelled, Resident
+from e2e.data.types import Arrays, Data, Normal
 
 CPU = torch.device("cpu")
 DIGESTS = [
@@ -130,11 +133,11 @@ def test_synthetic_tokens_are_their_own_target() -> None:
 HALF = Normal((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
 
 
-def numbered(count: int, side: int = 8) -> Resident:
+def numbered(count: int, side: int = 8) -> InMemory:
     """Images that are their own number in every pixel."""
     pixels = torch.arange(count, dtype=torch.uint8).reshape(-1, 1, 1, 1).expand(-1, 3, side, side)
-    labelled = Labelled(pixels.contiguous(), torch.arange(count) % 10)
-    return Resident("numbered", labelled, labelled, HALF, 10)
+    labelled = Arrays(pixels.contiguous(), torch.arange(count) % 10)
+    return InMemory("numbered", labelled, labelled, HALF, 10)
 
 
 def bytes_of(images: Tensor) -> Tensor:
@@ -159,16 +162,11 @@ def test_a_batch_may_be_larger_than_an_epoch() -> None:
     assert set(counts.values()) == {3, 4}
 
 
-def test_resident_batches_come_from_the_seed() -> None:
-    data = numbered(40)
-    assert same(batches(data.feed(16, CPU, 5), 6), batches(data.feed(16, CPU, 5), 6))
-    assert not same(batches(data.feed(16, CPU, 5), 1), batches(data.feed(16, CPU, 6), 1))
-
-
 def test_feeds_leave_the_global_random_numbers_alone(pictures: Path) -> None:
     state = torch.get_rng_state()
     batches(numbered(40).feed(16, CPU, 5), 4)
-    batches(opened(f"folder:{pictures}", (3, 16, 16)).feed(4, CPU, 1), 2)
+    for workers in (0, 1):
+        batches(opened(f"folder:{pictures}", (3, 16, 16), workers=workers).feed(4, CPU, 1), 2)
     batches(opened("synthetic").feed(4, CPU, 1), 2)
     assert torch.equal(torch.get_rng_state(), state)
 
@@ -182,8 +180,8 @@ def test_augmentation_is_every_cut_of_the_mirrored_border_and_its_flip() -> None
             cut = padded[0, :, down : down + 12, across : across + 10]
             cuts[cut.numpy().tobytes()] = (down, across, False)
             cuts[cut.flip(2).numpy().tobytes()] = (down, across, True)
-    data = Resident(
-        "one", Labelled(image, torch.zeros(1, dtype=torch.int64)), numbered(1).kept, HALF, 1
+    data = InMemory(
+        "one", Arrays(image, torch.zeros(1, dtype=torch.int64)), numbered(1).kept, HALF, 1
     )
     ((images, _),) = batches(data.feed(4000, CPU, 1), 1)
     found = [cuts[cut.contiguous().numpy().tobytes()] for cut in bytes_of(images)]
@@ -202,7 +200,7 @@ def test_held_out_images_come_once_in_order_as_they_are() -> None:
     drawn = list(data.held_out(16, CPU))
     assert [len(images) for images, _ in drawn] == [16, 16, 16, 2]
     images = torch.cat([images for images, _ in drawn])
-    torch.testing.assert_close(images, (data.kept.pixels / 255 - 0.5) / 0.25)
+    torch.testing.assert_close(images, (data.kept.images / 255 - 0.5) / 0.25)
     assert torch.equal(torch.cat([classes for _, classes in drawn]), data.kept.classes)
 
 
@@ -223,12 +221,12 @@ def test_placing_never_waits_for_the_device() -> None:
 
 def test_generated_data_is_the_same_bytes_everywhere() -> None:
     train, held_out = generated.images()
-    assert train.pixels.shape == (50_000, 3, 32, 32)
-    assert held_out.pixels.shape == (10_000, 3, 32, 32)
-    assert train.pixels.dtype == torch.uint8
+    assert train.images.shape == (50_000, 3, 32, 32)
+    assert held_out.images.shape == (10_000, 3, 32, 32)
+    assert train.images.dtype == torch.uint8
     digests = [
         hashlib.sha256(part.contiguous().numpy().tobytes()).hexdigest()[:16]
-        for part in (train.pixels[:2000], train.pixels[-500:], held_out.pixels[4321:5432])
+        for part in (train.images[:2000], train.images[-500:], held_out.images[4321:5432])
     ]
     assert digests == DIGESTS
     assert torch.equal(train.classes.bincount(), torch.full((10,), 5_000))
@@ -236,7 +234,7 @@ def test_generated_data_is_the_same_bytes_everywhere() -> None:
 
 
 def test_no_generated_image_is_held_out_and_trained_on() -> None:
-    images = [bytes(image) for part in generated.images() for image in part.pixels.numpy()]
+    images = [bytes(image) for part in generated.images() for image in part.images.numpy()]
     assert len(set(images)) == 60_000
 
 
@@ -244,7 +242,7 @@ def test_generated_data_is_not_for_linear_models() -> None:
     """Nearest mean, and least squares with three strengths of ridge: all near the 10 % of luck."""
     train, held_out = generated.images()
     pixels, kept = (
-        F.avg_pool2d(part.pixels[:10_000].float() / 50 - 2.3, 2).flatten(1)
+        F.avg_pool2d(part.images[:10_000].float() / 50 - 2.3, 2).flatten(1)
         for part in (train, held_out)
     )
     classes, truth = train.classes[:10_000], held_out.classes
@@ -292,17 +290,21 @@ def write_as_python2(path: Path, table: dict[bytes, Any]) -> None:
     path.write_bytes(raw.replace(b"cnumpy._core.multiarray\n", b"cnumpy.core.multiarray\n", 1))
 
 
+RECORDS = 200  # a file, in place of 10,000
+
+
 def cifar_records(seed: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    raw = np.frombuffer(np.random.PCG64(seed).random_raw(10_000 * 384).tobytes(), np.uint8)
-    return raw.reshape(10_000, 3072), raw[:10_000] % 10
+    raw = np.frombuffer(np.random.PCG64(seed).random_raw(RECORDS * 384).tobytes(), np.uint8)
+    return raw.reshape(RECORDS, 3072), raw[:RECORDS] % 10
 
 
 CIFAR_NAMES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
 
 
 @pytest.fixture(scope="module")
-def cifar(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """CIFAR-10's files with noise in them, in both forms, below one folder each."""
+def cifar(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Short files of CIFAR-10's kind with noise in them, in both forms, below one folder each."""
+    assert cifar10.RECORDS == 10_000
     root = tmp_path_factory.mktemp("cifar")
     python, binary = root / "a" / "cifar-10-batches-py", root / "b" / "cifar-10-batches-bin"
     python.mkdir(parents=True)
@@ -315,7 +317,9 @@ def cifar(tmp_path_factory: pytest.TempPathFactory) -> Path:
         else:
             (python / name).write_bytes(pickle.dumps(table, protocol=(2, 5)[seed % 3 - 1]))
         np.concatenate([labels[:, None], pixels], 1).tofile(binary / f"{name}.bin")
-    return root
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cifar10, "RECORDS", RECORDS)
+        yield root
 
 
 def altered(source: Path, target: Path, name: str, content: bytes | None) -> Path:
@@ -332,13 +336,17 @@ def altered(source: Path, target: Path, name: str, content: bytes | None) -> Pat
 @pytest.mark.parametrize("folder", ["a", "b/cifar-10-batches-bin"])
 def test_cifar10_is_read_in_both_forms(cifar: Path, folder: str) -> None:
     data = opened(f"cifar10:{cifar / folder}")
-    assert isinstance(data, Resident)
+    assert isinstance(data, InMemory)
     assert (data.name, data.classes, data.generated) == ("cifar10", 10, False)
-    assert (data.train_samples, data.held_out_samples) == (50_000, 10_000)
-    for images, number, at in ((data.train, 1, 10_000), (data.train, 3, 30_000), (data.kept, 5, 0)):
+    assert (data.train_samples, data.held_out_samples) == (5 * RECORDS, RECORDS)
+    for images, number, at in (
+        (data.train, 1, RECORDS),
+        (data.train, 3, 3 * RECORDS),
+        (data.kept, 5, 0),
+    ):
         pixels, labels = cifar_records(number)
-        assert np.array_equal(images.pixels[at : at + 10_000].reshape(-1, 3072), pixels)
-        assert np.array_equal(images.classes[at : at + 10_000], labels)
+        assert np.array_equal(images.images[at : at + RECORDS].reshape(-1, 3072), pixels)
+        assert np.array_equal(images.classes[at : at + RECORDS], labels)
 
 
 def test_cifar10_that_is_not_there(tmp_path: Path) -> None:
@@ -360,8 +368,8 @@ def test_cifar10_that_is_not_there(tmp_path: Path) -> None:
             "py", "data_batch_1",
             pickle.dumps({b"data": np.zeros((5, 3072), np.uint8), b"labels": [0] * 5}), "[5, 3072]",
         ),
-        ("bin", "data_batch_1.bin", b"\0" * 3073, "3,073 bytes, not 30,730,000"),
-        ("bin", "data_batch_1.bin", b"\x0b" * 30_730_000, "labels go from 11 to 11"),
+        ("bin", "data_batch_1.bin", b"\0" * 3073, f"3,073 bytes, not {RECORDS * 3073:,}"),
+        ("bin", "data_batch_1.bin", b"\x0b" * (RECORDS * 3073), "labels go from 11 to 11"),
     ],
 )  # fmt: skip
 def test_broken_cifar10_files_are_named(
@@ -399,21 +407,6 @@ def test_a_pickle_with_a_program_in_it_is_refused(cifar: Path, tmp_path: Path) -
 # ---- folders
 
 
-def photo(seed: int, size: tuple[int, int] = (40, 32)) -> Image.Image:
-    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), np.uint8)
-    return Image.fromarray(pixels)
-
-
-def save(image: Image.Image, path: Path, **options: Any) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    image.save(path, **options)
-    return path
-
-
-def flat(number: int) -> Image.Image:
-    return Image.new("RGB", (24, 20), (number, number, number))
-
-
 @pytest.fixture
 def pictures(tmp_path: Path) -> Path:
     """Flat pictures, each as bright as its number: 12 of cats, 8 of dogs, and 3 and 2 held out."""
@@ -425,30 +418,14 @@ def pictures(tmp_path: Path) -> Path:
     return root
 
 
-def numbers(drawn: Iterable[tuple[Tensor, Tensor]]) -> list[int]:
-    """Which of the flat pictures were drawn."""
-    scale, shift = IMAGENET.scale_and_shift(CPU)
-    return [
-        round(number)
-        for images, _ in drawn
-        for number in ((images - shift) / scale).mean((1, 2, 3)).tolist()
-    ]
-
-
-def test_a_folder_is_trained_on_in_epochs(pictures: Path) -> None:
+def test_a_folder_is_trained_on_in_its_sample_shape(pictures: Path) -> None:
     data = opened(f"folder:{pictures}", (3, 16, 8))
     assert (data.name, data.classes, data.generated, data.notes) == ("folder", 2, False, ())
     assert (data.train_samples, data.held_out_samples) == (20, 5)
-    drawn = batches(data.feed(8, CPU, 1), 5)
-    for images, classes in drawn:
-        assert images.shape == (8, 3, 16, 8)
-        assert images.is_contiguous()
-        assert (images.dtype, classes.dtype) == (torch.float32, torch.int64)
-    order = numbers(drawn)
-    assert sorted(order[:20]) == sorted(order[20:]) == list(range(20))
-    assert order[:20] != order[20:]
-    classes = torch.cat([classes for _, classes in drawn]).tolist()
-    assert classes == [int(number >= 12) for number in order]
+    ((images, classes),) = batches(data.feed(20, CPU, 1), 1)
+    assert images.shape == (20, 3, 16, 8)
+    assert images.is_contiguous()
+    assert classes.tolist() == [int(number >= 12) for number in numbers([(images, classes)])]
 
 
 def test_a_folder_holds_out_its_val(pictures: Path) -> None:
@@ -466,8 +443,8 @@ def test_other_names_of_val(pictures: Path, name: str) -> None:
 
 def test_batches_depend_on_the_seed_and_not_on_the_workers(tmp_path: Path) -> None:
     for number in range(12):
-        save(photo(number), tmp_path / "train" / "ab"[number % 2] / f"{number}.png")
-        save(photo(number), tmp_path / "val" / "ab"[number % 2] / f"{number}.png")
+        save(noise(number), tmp_path / "train" / "ab"[number % 2] / f"{number}.png")
+        save(noise(number), tmp_path / "val" / "ab"[number % 2] / f"{number}.png")
 
     def drawn(seed: int, workers: int) -> list[tuple[Tensor, Tensor]]:
         data = opened(f"folder:{tmp_path}", (3, 16, 16), workers=workers)
@@ -545,16 +522,9 @@ def test_images_of_all_kinds_become_rgb(tmp_path: Path, kind: str) -> None:
     assert pixels[4:12, 20:30].mean() > 245
 
 
-def test_images_are_turned_upright(tmp_path: Path) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = 6  # the camera was held on its side
-    image = decode(save(photo(1, (40, 20)), tmp_path / "a.jpg", exif=exif).read_bytes())
-    assert image.size == (20, 40)
-
-
 def bomb(path: Path) -> None:
     """A PNG that claims 60,000 x 60,000 pixels."""
-    save(photo(1), path)
+    save(noise(1), path)
     raw = bytearray(path.read_bytes())
     raw[16:24] = struct.pack(">II", 60_000, 60_000)
     path.write_bytes(raw)
@@ -568,7 +538,7 @@ def damaged(pictures: Path) -> Path:
     (cats / "text.jpg").write_text("not an image at all")
     (cats / "._0.png").write_text("hidden, so nobody's image")
     (cats / "gone.png").symlink_to(pictures / "nowhere.png")
-    whole = save(photo(3, (300, 300)), cats / "cut.jpg").read_bytes()
+    whole = save(noise(3, (300, 300)), cats / "cut.jpg").read_bytes()
     (cats / "cut.jpg").write_bytes(whole[: len(whole) // 2])
     bomb(held_out / "bomb.png")
     return pictures
@@ -587,7 +557,7 @@ def test_broken_images_are_left_out_counted_and_named(
     assert note.startswith("4 broken images left out")
     for name in ("empty.jpg", "text.jpg", "gone.png", "cut.jpg"):
         assert f"train/katze/{name}" in note, "each is listed"
-    monkeypatch.setattr("e2e.data.sources.folder.NAMED", 3)
+    monkeypatch.setattr("e2e.data.datasets.folder.NAMED", 3)
     (note,) = data.notes
     assert note.endswith("and 1 more"), "as far as a note may go"
     # The next good one takes the place of the one that is cut: its number comes twice an epoch.
@@ -620,7 +590,7 @@ def test_strict_makes_the_first_broken_image_an_error(damaged: Path) -> None:
 def test_a_folder_of_broken_images_alone(tmp_path: Path) -> None:
     for name in ("a", "b"):
         for number in range(3):
-            path = save(photo(number, (64, 64)), tmp_path / name / f"{number}.jpg")
+            path = save(noise(number, (64, 64)), tmp_path / name / f"{number}.jpg")
             path.write_bytes(path.read_bytes()[:200])
     data = opened(f"folder:{tmp_path}", (3, 16, 16))
     assert "none of the 4 training images" in message(lambda: batches(data.feed(2, CPU, 1), 1))
@@ -636,9 +606,9 @@ def test_a_folder_of_broken_images_alone(tmp_path: Path) -> None:
     ("make", "said"),
     [
         (lambda root: None, "is empty"),
-        (lambda root: save(photo(1), root / "a.jpg"), "no class folders with images"),
+        (lambda root: save(noise(1), root / "a.jpg"), "no class folders with images"),
         (lambda root: (root / "train" / "cats").mkdir(parents=True), "no class folders"),
-        (lambda root: save(photo(1), root / "val" / "cats" / "a.jpg"), "has val but no train"),
+        (lambda root: save(noise(1), root / "val" / "cats" / "a.jpg"), "has val but no train"),
     ],
 )
 def test_other_layouts_are_told_the_expected_one(
@@ -651,18 +621,18 @@ def test_other_layouts_are_told_the_expected_one(
 
 
 def test_a_file_is_no_folder(tmp_path: Path) -> None:
-    path = save(photo(1), tmp_path / "a.jpg")
+    path = save(noise(1), tmp_path / "a.jpg")
     assert "is a file" in message(lambda: opened(f"folder:{path}", (3, 16, 16)))
 
 
 def test_classes_that_do_not_match(pictures: Path) -> None:
-    save(photo(1), pictures / "val" / "vogel" / "1.jpg")
+    save(noise(1), pictures / "val" / "vogel" / "1.jpg")
     assert "vogel" in message(lambda: opened(f"folder:{pictures}", (3, 16, 16)))
 
 
 def test_odd_folders_are_noted(tmp_path: Path) -> None:
     for number in range(5):
-        save(photo(number), tmp_path / "only" / "deep" / f"{number}.JPG")
+        save(noise(number), tmp_path / "only" / "deep" / f"{number}.JPG")
     (tmp_path / "none").mkdir()
     (tmp_path / ".hidden").mkdir()
     (tmp_path / "only" / "readme.txt").write_text("no image by its name")

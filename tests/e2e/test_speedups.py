@@ -20,7 +20,7 @@ from e2e.train.speedups import (
     IDLE_SHARE,
     MAX_SKIPPED_SHARE,
     MAX_WALL_GAP,
-    with_gains,
+    with_speedups,
 )
 from microbench.timing.stats import median
 
@@ -73,7 +73,7 @@ def steady(step_s: float, rounds: int = 7) -> list[list[float]]:
 
 
 def gained(*arms: Training, rungs: dict[str, str | None] | None = None) -> list[Training]:
-    return with_gains(arms, rungs or {})
+    return with_speedups(arms, rungs or {})
 
 
 def with_steps(training: Training, **changes: Any) -> Training:

@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from samples.launching import finite, given, specs
+from samples.launching import Checkpointed, Recorder, finite, given
 from samples.waiting import no_waits
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels.aten import (
     NEAR,
@@ -36,18 +35,6 @@ LAUNCHES = 20
 WIDTH, CLASSES = 64, 10
 
 
-class Recorder(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.ops: dict[Call, tuple[TensorSpec, ...]] = {}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        call = describe(func, args, kwargs or {})
-        returned = func(*args, **(kwargs or {}))
-        self.ops[call] = specs(returned)
-        return returned
-
-
 def trained(net: nn.Module, x: Tensor, optimizer: torch.optim.Optimizer, low: torch.dtype) -> Any:
     """The calls of a step with a loss scaler under autocast; the second, with all state there."""
     scaler = torch.amp.GradScaler("cuda")
@@ -64,7 +51,7 @@ def trained(net: nn.Module, x: Tensor, optimizer: torch.optim.Optimizer, low: to
     step()
     with Recorder() as recorder:
         step()
-    return recorder.ops
+    return {op.call: op.outputs for op in recorder.ops}
 
 
 def convolutional(last: bool, low: torch.dtype) -> Any:
@@ -148,6 +135,23 @@ def test_launching_and_restoring_do_not_wait(name: str) -> None:
         for replay in replays:
             replay.restore()
             replay.launch()
+
+
+def test_calls_of_the_backward_thread_belong_to_their_layers() -> None:
+    """A GPU's backward pass has a thread of its own, in which autograd counts nodes anew."""
+    net, x = Checkpointed().to(GPU), torch.randn(8, 4, device=GPU)
+    for _ in range(2):
+        with Recorder() as recorder, recorder.following(net):
+            net(x).sum().backward()
+        found = [
+            (op.origin.module, op.origin.backward)
+            for op in recorder.ops
+            if op.call.operator in ("mm", "addmm")
+        ]
+        forward = [("block.0", False), ("block.2", False)]
+        backward = [("block.2", True)] * 2 + [("block.0", True)]
+        head = [("head", False), ("head", True), ("head", True)]
+        assert found == [*forward, *head, *forward, *backward]
 
 
 def test_a_copy_that_does_not_block_reads_pinned_memory() -> None:

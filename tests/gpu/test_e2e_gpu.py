@@ -24,20 +24,20 @@ from samples.waiting import no_waits
 from torch import Tensor, nn
 
 from e2e.case import USUAL_LOADER, TrainCase
-from e2e.data.sources import open_data
-from e2e.data.sources.data import IMAGENET, Data
-from e2e.data.sources.resident import Labelled, Resident
-from e2e.data.sources.synthetic import Synthetic
+from e2e.data.datasets import open_data
+from e2e.data.datasets.in_memory import InMemory
+from e2e.data.datasets.synthetic import Synthetic
+from e2e.data.types import IMAGENET, Arrays, Data
 from e2e.networks import Network, find
 from e2e.networks.losses import classification_loss, count_right
 from e2e.recipes import RECIPES, Recipe, switch_tf32
 from e2e.results.types import Training
+from e2e.train.arm_timer import ArmTimer
 from e2e.train.arms import Held, Task
 from e2e.train.convergence import train_once
 from e2e.train.feeds import TimedFeed
-from e2e.train.measure import Trainer
 from e2e.train.step_timer import busy_time, host_time
-from e2e.train.trainer import PRE_CAPTURE_STEPS, Learner
+from e2e.train.trainer import PRE_CAPTURE_STEPS, Trainer
 from microbench.device.device import describe, open_telemetry
 from microbench.device.profiler import record
 from microbench.results.runfile import read_run
@@ -102,7 +102,7 @@ def tokens(count: int, batch: int = 8) -> list[Batch]:
     return [(batch, batch) for batch in drawn]
 
 
-def learner_of(
+def trainer_of(
     network: str | Network,
     recipe: str | Recipe,
     *,
@@ -110,20 +110,20 @@ def learner_of(
     warmup: int = 0,
     seed: int = 1,
     **case: Any,
-) -> Learner:
+) -> Trainer:
     found = find(network) if isinstance(network, str) else network
     made = RECIPES[recipe] if isinstance(recipe, str) else recipe
     images = len(found.input) == 3
     case = {"layout": "nhwc" if images else "", "optimizer": found.optimizer, **case}
     plan = TrainCase(found.name, made.name, BATCH, "any", **case)
-    learner = Learner(found, plan, made, DEVICE, seed=seed, lr=lr, warmup=warmup)
-    learner.switch()
-    return learner
+    trainer = Trainer(found, plan, made, DEVICE, seed=seed, lr=lr, warmup=warmup)
+    trainer.switch()
+    return trainer
 
 
-def losses_of(learner: Learner, feed: Batches, steps: int) -> list[float]:
-    learner.switch()
-    return [learner.step(feed).item() for _ in range(steps)]
+def losses_of(trainer: Trainer, feed: Batches, steps: int) -> list[float]:
+    trainer.switch()
+    return [trainer.step(feed).item() for _ in range(steps)]
 
 
 def near(losses: list[float], recipe: str, optimizer: str = "sgd") -> Any:
@@ -132,8 +132,8 @@ def near(losses: list[float], recipe: str, optimizer: str = "sgd") -> Any:
     return pytest.approx(losses, rel=rel, abs=rel / 2)
 
 
-def weights_of(learner: Learner) -> list[Tensor]:
-    return [weight.detach().clone() for weight in learner.module.parameters()]
+def weights_of(trainer: Trainer) -> list[Tensor]:
+    return [weight.detach().clone() for weight in trainer.module.parameters()]
 
 
 @pytest.fixture(autouse=True)
@@ -146,18 +146,18 @@ def _clean() -> Iterator[None]:
 
 
 @contextmanager
-def trainer_of(network: str, data: Data | None = None) -> Iterator[Trainer]:
-    """A trainer on the GPU, on synthetic data when none is given; all arms are let go after."""
+def timer_of(network: str, data: Data | None = None) -> Iterator[ArmTimer]:
+    """An arm timer on the GPU, on synthetic data when none is given; all arms are let go after."""
     info = describe("cuda")
     found = find(network)
     feed = data or Synthetic(found.input, found.classes or 0, found.tokens)
     task = Task(found, feed, seed=1, lr=None, warmup=0)
     with open_telemetry(info, 0.05) as telemetry:
-        trainer = Trainer(task, info.target(), telemetry)
+        timer = ArmTimer(task, info.target(), telemetry)
         try:
-            yield trainer
+            yield timer
         finally:
-            trainer.close()
+            timer.close()
 
 
 def case_of(network: str, recipe: str, batch: int, **changes: Any) -> TrainCase:
@@ -168,8 +168,8 @@ def case_of(network: str, recipe: str, batch: int, **changes: Any) -> TrainCase:
     )
 
 
-def set_up(trainer: Trainer, *cases: TrainCase) -> list[Training]:
-    return trainer.set_up(cases, lambda key, stage: None)
+def set_up(timer: ArmTimer, *cases: TrainCase) -> list[Training]:
+    return timer.set_up(cases, lambda key, stage: None)
 
 
 # ---------------------------------------------------------------- recipes
@@ -177,43 +177,43 @@ def set_up(trainer: Trainer, *cases: TrainCase) -> list[Training]:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_trains(name: str) -> None:
-    learner = learner_of("cnn-cifar", name)
-    losses = losses_of(learner, Batches(*pictures(2)), 30)
+    trainer = trainer_of("cnn-cifar", name)
+    losses = losses_of(trainer, Batches(*pictures(2)), 30)
     assert all(loss == loss and abs(loss) < 100 for loss in losses)
     if name not in ("fp16", "O3"):  # without a scale and masters nobody promises to learn
         assert fmean(losses[-4:]) < 0.8 * fmean(losses[:4])
-    assert all(w.isfinite().all() for w in weights_of(learner))
+    assert all(w.isfinite().all() for w in weights_of(trainer))
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_products_run_in_the_recipes_type(name: str) -> None:
-    learner = learner_of("cnn-cifar", name)
+    trainer = trainer_of("cnn-cifar", name)
     with Census() as census:
-        learner.forward(pictures(1)[0][0])
+        trainer.forward(pictures(1)[0][0])
     assert census.of("convolution", "addmm", "mm") == {PRODUCTS[name]}
 
 
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_weights_are_their_masters_rounded_batchnorm_too(optimizer: str, fused: bool) -> None:
-    learner = learner_of("cnn-cifar", "O2", optimizer=optimizer, fused=fused)
-    losses_of(learner, Batches(*pictures(2)), 5)
-    weights = list(learner.module.parameters())
+    trainer = trainer_of("cnn-cifar", "O2", optimizer=optimizer, fused=fused)
+    losses_of(trainer, Batches(*pictures(2)), 5)
+    weights = list(trainer.module.parameters())
     assert {weight.dtype for weight in weights} == {torch.float16, torch.float32}
-    for weight, master in zip(weights, learner.updates.masters, strict=True):
+    for weight, master in zip(weights, trainer.optimizer.masters, strict=True):
         assert torch.equal(weight, master.to(weight.dtype))
 
 
 def test_an_update_of_masters_is_few_kernels_not_one_a_weight() -> None:
     """Torch copies lists of one type in a few kernels, and a mixed list tensor by tensor."""
-    learner = learner_of("resnet18-cifar", "O2")
+    trainer = trainer_of("resnet18-cifar", "O2")
     feed = Batches(*pictures(1))
-    losses_of(learner, feed, 2)
+    losses_of(trainer, feed, 2)
     inputs, targets = feed.batches[0]
-    learner.updates.clear()
-    learner.updates.backward(learner.network.loss(learner.forward(inputs), targets, 0.0))
-    kernels = record(learner.updates.apply)
-    assert 1 < len(kernels) < len(learner.updates.masters)
+    trainer.optimizer.clear()
+    trainer.optimizer.backward(trainer.network.loss(trainer.forward(inputs), targets, 0.0))
+    kernels = record(trainer.optimizer.apply)
+    assert 1 < len(kernels) < len(trainer.optimizer.masters)
 
 
 def _relative_error(found: Tensor, exact: Tensor) -> float:
@@ -247,40 +247,40 @@ def test_the_tf32_switch_changes_what_is_computed(operation: Callable[[], float]
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_a_step_never_waits_for_the_device(name: str, optimizer: str) -> None:
-    learner = learner_of("cnn-cifar", name, optimizer=optimizer)
+    trainer = trainer_of("cnn-cifar", name, optimizer=optimizer)
     feed = Batches(*pictures(2))
-    losses_of(learner, feed, 3)
+    losses_of(trainer, feed, 3)
     with no_waits():
         for _ in range(3):
-            learner.step(feed)
+            trainer.step(feed)
 
 
-def _colours(count: int, seed: int) -> Labelled:
+def _colours(count: int, seed: int) -> Arrays:
     """Noise round a colour that is the class's own, as bytes."""
     generator = torch.Generator().manual_seed(seed)
     classes = torch.arange(count) % CLASSES
     colours = torch.randint(40, 216, (CLASSES, 3), generator=torch.Generator().manual_seed(0))
     noise = torch.randint(-30, 31, (count, 3, 32, 32), generator=generator)
-    return Labelled((colours[classes][:, :, None, None] + noise).to(torch.uint8), classes)
+    return Arrays((colours[classes][:, :, None, None] + noise).to(torch.uint8), classes)
 
 
-def coloured() -> Resident:
+def coloured() -> InMemory:
     """A data set that is easy to learn, smaller than a few steps, so that epochs end."""
-    return Resident("coloured", _colours(200, 1), _colours(100, 2), IMAGENET, CLASSES)
+    return InMemory("coloured", _colours(200, 1), _colours(100, 2), IMAGENET, CLASSES)
 
 
 @pytest.mark.parametrize("graph", [False, True])
 def test_resident_data_never_makes_a_step_wait(graph: bool) -> None:
-    learner = learner_of("cnn-cifar", "amp", graph=graph)
+    trainer = trainer_of("cnn-cifar", "amp", graph=graph)
     feed = coloured().feed(BATCH, DEVICE, 1)
     for _ in range(3):
-        learner.step(feed)
+        trainer.step(feed)
     if graph:
-        learner.capture(feed)
-    learner.step(feed)
+        trainer.capture(feed)
+    trainer.step(feed)
     with no_waits():
         for _ in range(12):  # nearly two epochs
-            learner.step(feed)
+            trainer.step(feed)
 
 
 # ---------------------------------------------------------------- captured steps
@@ -301,7 +301,7 @@ def test_a_replayed_step_trains_as_a_plain_one(
     """On one batch, as synthetic data is, and on batches that change."""
     lr = LR if optimizer == "sgd" else 3e-3
     plain, graph = (
-        learner_of(network, recipe, optimizer=optimizer, lr=lr, warmup=5, graph=how)
+        trainer_of(network, recipe, optimizer=optimizer, lr=lr, warmup=5, graph=how)
         for how in (False, True)
     )
     given = batches(count)
@@ -317,7 +317,7 @@ def test_a_replayed_step_trains_as_a_plain_one(
 
     for arm in (plain, graph):
         arm.restart(7)
-    fresh = learner_of(network, recipe, optimizer=optimizer, lr=lr, warmup=5, seed=7)
+    fresh = trainer_of(network, recipe, optimizer=optimizer, lr=lr, warmup=5, seed=7)
     expected = losses_of(fresh, Batches(*given), 8)
     assert losses_of(graph, Batches(*given), 8) == near(expected, recipe, optimizer)
     assert losses_of(plain, Batches(*given), 8) == near(expected, recipe, optimizer)
@@ -327,7 +327,7 @@ def test_a_replayed_step_trains_as_a_plain_one(
 def test_a_replay_reads_the_feed_it_is_given() -> None:
     """Also one that was given before, when another came in between."""
     one, other = (Batches(batch) for batch in samples(2))
-    graph, plain = (learner_of(MLP, "fp32", graph=how) for how in (True, False))
+    graph, plain = (trainer_of(MLP, "fp32", graph=how) for how in (True, False))
     graph.capture(one)
     losses_of(plain, one, PRE_CAPTURE_STEPS)
     order = [one, other, one, one, other, one]
@@ -336,7 +336,7 @@ def test_a_replay_reads_the_feed_it_is_given() -> None:
 
 
 def test_evaluation_between_replays_changes_nothing() -> None:
-    watched, alone = (learner_of("cnn-cifar", "amp", graph=True) for _ in range(2))
+    watched, alone = (trainer_of("cnn-cifar", "amp", graph=True) for _ in range(2))
     given = pictures(3)
     for arm in (watched, alone):
         arm.capture(Batches(*given))
@@ -364,22 +364,22 @@ def broken(batch: Batch) -> Batch:
 def test_skipped_steps_are_counted_and_leave_no_trace(
     recipe: str, optimizer: str, graph: bool
 ) -> None:
-    learner = learner_of(MLP, recipe, optimizer=optimizer, graph=graph)
+    trainer = trainer_of(MLP, recipe, optimizer=optimizer, graph=graph)
     good = samples(2)
     if graph:
-        learner.capture(Batches(*good))
-    losses_of(learner, Batches(*good), 3)
-    before, skipped = weights_of(learner), learner.skipped_steps
-    scale = learner.updates.scaler.get_scale()
-    losses_of(learner, Batches(broken(good[0])), 2)
-    assert learner.skipped_steps == skipped + 2
-    assert learner.updates.scaler.get_scale() == scale / 4
-    assert all(torch.equal(a, b) for a, b in zip(before, weights_of(learner), strict=True))
-    losses = losses_of(learner, Batches(*good), 2)
-    assert learner.skipped_steps == skipped + 2
+        trainer.capture(Batches(*good))
+    losses_of(trainer, Batches(*good), 3)
+    before, skipped = weights_of(trainer), trainer.skipped_steps
+    scale = trainer.optimizer.scaler.get_scale()
+    losses_of(trainer, Batches(broken(good[0])), 2)
+    assert trainer.skipped_steps == skipped + 2
+    assert trainer.optimizer.scaler.get_scale() == scale / 4
+    assert all(torch.equal(a, b) for a, b in zip(before, weights_of(trainer), strict=True))
+    losses = losses_of(trainer, Batches(*good), 2)
+    assert trainer.skipped_steps == skipped + 2
     assert all(loss == loss for loss in losses)
-    learner.restart(1)
-    assert learner.skipped_steps == 0
+    trainer.restart(1)
+    assert trainer.skipped_steps == 0
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
@@ -389,7 +389,7 @@ def test_a_first_step_that_is_skipped_leaves_no_trace(recipe: str, optimizer: st
     good = samples(4)
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
-        one, other = (learner_of(MLP, recipe, optimizer=optimizer) for _ in range(2))
+        one, other = (trainer_of(MLP, recipe, optimizer=optimizer) for _ in range(2))
         losses_of(one, Batches(broken(good[0])), 1)
         assert one.skipped_steps == 1
         found, expected = (losses_of(arm, Batches(*good), 4) for arm in (one, other))
@@ -404,7 +404,7 @@ def test_a_first_step_that_is_skipped_leaves_no_trace(recipe: str, optimizer: st
 
 @pytest.mark.parametrize("recipe", ["fp32", "amp", "O2"])
 def test_a_compiled_arm_trains_as_a_plain_one(recipe: str) -> None:
-    plain, compiled = (learner_of("cnn-cifar", recipe, compile=how) for how in (False, True))
+    plain, compiled = (trainer_of("cnn-cifar", recipe, compile=how) for how in (False, True))
     given = pictures(3)
     expected = losses_of(plain, Batches(*given), 6)
     assert losses_of(compiled, Batches(*given), 6) == near(expected, recipe)
@@ -415,8 +415,8 @@ def test_a_compiled_arm_trains_as_a_plain_one(recipe: str) -> None:
 
 
 def test_a_compiled_arm_is_captured_too() -> None:
-    plain = learner_of("cnn-cifar", "amp")
-    both = learner_of("cnn-cifar", "amp", compile=True, graph=True)
+    plain = trainer_of("cnn-cifar", "amp")
+    both = trainer_of("cnn-cifar", "amp", compile=True, graph=True)
     given = pictures(3)
     losses_of(both, Batches(given[0]), 2)
     both.capture(Batches(*given))
@@ -437,12 +437,12 @@ def test_tf32_is_off_in_compiled_fp32_and_on_in_compiled_tf32() -> None:
     network = replace(MLP, build=build, input=(2048,))
     errors: dict[str, float] = {}
     for name in ("fp32", "tf32"):
-        learner = learner_of(network, name, compile=True)
-        exact = learner.module.double()(wide.double()).detach()
-        learner.module.float()
-        outputs = torch.compile(learner.forward)(wide).detach()
+        trainer = trainer_of(network, name, compile=True)
+        exact = trainer.module.double()(wide.double()).detach()
+        trainer.module.float()
+        outputs = torch.compile(trainer.forward)(wide).detach()
         errors[name] = _relative_error(outputs, exact)
-        assert torch.isfinite(learner.step(Batches((wide, targets))))
+        assert torch.isfinite(trainer.step(Batches((wide, targets))))
     assert errors["fp32"] < 3e-5
     assert 1e-4 < errors["tf32"] < 5e-3
 
@@ -469,8 +469,8 @@ def little_memory() -> Iterator[None]:
 def test_out_of_memory_is_a_row_that_names_a_batch_that_fits() -> None:
     small, huge = (case_of("cnn-cifar", "fp32", batch) for batch in (BATCH, HUGE))
     before = torch.cuda.memory_allocated(DEVICE)
-    with little_memory(), trainer_of("cnn-cifar") as trainer:
-        fine, failed = set_up(trainer, small, huge)
+    with little_memory(), timer_of("cnn-cifar") as timer:
+        fine, failed = set_up(timer, small, huge)
         assert fine.status == "ok", fine.reason
         assert failed.status == "failed"
         assert failed.reason is not None
@@ -484,9 +484,9 @@ def test_out_of_memory_is_a_row_that_names_a_batch_that_fits() -> None:
         assert failed.memory_peak_bytes is not None
         assert 0 < failed.memory_peak_bytes <= LIMIT_BYTES
         # Others go on, and what is said to fit does.
-        assert trainer.held.keys() == {small.key}
-        assert torch.isfinite(trainer.held[small.key].learner.step(trainer.held[small.key].feed))
-        (other,) = set_up(trainer, case_of("cnn-cifar", "fp32", fits))
+        assert timer.held.keys() == {small.key}
+        assert torch.isfinite(timer.held[small.key].trainer.step(timer.held[small.key].feed))
+        (other,) = set_up(timer, case_of("cnn-cifar", "fp32", fits))
         assert other.status == "ok", other.reason
     gc.collect()
     assert torch.cuda.memory_allocated(DEVICE) - before < 100e6, "nothing is kept but workspaces"
@@ -494,8 +494,8 @@ def test_out_of_memory_is_a_row_that_names_a_batch_that_fits() -> None:
 
 def _peaks(network: str, *cases: TrainCase, data: Data | None = None) -> list[int]:
     """What memory each case takes, while those before it are held."""
-    with trainer_of(network, data) as trainer:
-        found = set_up(trainer, *cases)
+    with timer_of(network, data) as timer:
+        found = set_up(timer, *cases)
         assert [t.status for t in found] == ["ok"] * len(cases), [t.reason for t in found]
         return [t.memory_peak_bytes or 0 for t in found]
 
@@ -536,9 +536,9 @@ TIMED_BATCH = 256  # the card usually takes longer than the host, whose speed va
 def timed() -> list[Training]:
     """Three arms of resnet18, timed in turns as a run does it."""
     cases = [case_of("resnet18", recipe, TIMED_BATCH, graph=graph) for recipe, graph in TIMED]
-    with trainer_of("resnet18") as trainer:
-        set_up(trainer, *cases)
-        found = {t.case.key: t for t in trainer.time(4.0, lambda key, stage: None)}
+    with timer_of("resnet18") as timer:
+        set_up(timer, *cases)
+        found = {t.case.key: t for t in timer.time(4.0, lambda key, stage: None)}
     return [found[case.key] for case in cases]
 
 
@@ -613,13 +613,13 @@ def test_host_and_busy_time_of_a_step_that_is_known() -> None:
 @pytest.mark.parametrize("graph", [False, True])
 def test_a_training_from_scratch_learns(graph: bool) -> None:
     data = coloured()
-    learner = learner_of("cnn-cifar", "amp", graph=graph, data="generated", loader="resident")
+    trainer = trainer_of("cnn-cifar", "amp", graph=graph, data="generated", loader="resident")
     feed = data.feed(BATCH, DEVICE, 1)
     for _ in range(3):
-        learner.step(feed)
+        trainer.step(feed)
     if graph:
-        learner.capture(feed)
-    held = Held(Training(learner.case, "ok"), learner, TimedFeed(feed, feed.close))
+        trainer.capture(feed)
+    held = Held(Training(trainer.case, "ok"), trainer, TimedFeed(feed, feed.close))
     repeats = [train_once(held, data, seed, 60, lambda step: None) for seed in (1, 2, 1)]
     for repeat in repeats:
         assert repeat.accuracy is not None

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import torch
+from samples.waiting import while_busy
 
 from kernels import OPS
 from kernels.case import Candidate, CannotRun, Case, Prepared
-from kernels.gemm import LAYOUTS, Gemm, GemmSession
+from kernels.gemm import LAYOUTS, Gemm, GemmSession, cublaslt_api, cupy_blas
 from kernels.precision import PRECISIONS
 from microbench.device.device import DeviceInfo, describe, open_telemetry
 from microbench.measure import Measurer
@@ -25,7 +28,14 @@ from microbench.timing.timers import make_timer
 pytestmark = pytest.mark.gpu
 
 BACKENDS = [name for name in Gemm.backends if name != "cpu"]
-SHAPES = [(256, 384, 512), (512, 256, 1024), (255, 257, 259), (17, 512, 64), (4096, 128, 256)]
+SHAPES = [
+    (256, 384, 512), (512, 256, 1024), (255, 257, 259), (17, 512, 64), (4096, 128, 256),
+    (256, 256, 256), (272, 528, 1040), (16, 64, 4096), (1, 128, 128),
+]  # fmt: skip
+TRITON_SHAPES = [
+    (1, 1, 1), (16, 16, 16), (1, 4096, 4096), (127, 65, 33), (384, 640, 200), (1000, 1000, 1000),
+    (1023, 1025, 511), (2048, 512, 8192), (4095, 4097, 1024),
+]  # fmt: skip
 # What every GPU from Hopper on must do: a skip here would be a defect, not an answer.
 MUST_RUN = {(p, b) for p in ("fp32", "tf32", "fp16", "bf16") for b in BACKENDS}
 
@@ -63,7 +73,7 @@ def measure(measurer: Measurer, *cases: Case, budget_s: float = 0.5) -> list[Res
 def test_right_or_skipped_with_a_reason(
     session: GemmSession, gpu: DeviceInfo, precision: str, backend: str, layout: str
 ) -> None:
-    for shape in SHAPES:
+    for shape in (*SHAPES, *TRITON_SHAPES) if backend == "triton" else SHAPES:
         what = case(shape, precision, backend, layout)
         reason = OPS["gemm"].cannot_run(what, gpu.target())
         try:
@@ -75,18 +85,28 @@ def test_right_or_skipped_with_a_reason(
             assert "\n" not in reason
             assert (precision, backend) not in MUST_RUN, reason
             continue
-        errors = [error_of(prepared, candidate) for candidate in prepared.candidates]
-        assert min(errors) <= what.precision.rel_tolerance, (shape, errors)
+        assert_right(prepared, what)
 
 
-def error_of(prepared: Prepared, candidate: Candidate) -> float:
-    """Infinite for a candidate that is refused at its launch: the core drops those."""
-    try:
-        return prepared.rel_error(candidate)
-    except RuntimeError:
-        if len(prepared.candidates) == 1:
-            raise
-        return float("inf")
+def assert_right(prepared: Prepared, what: Case) -> None:
+    """Every candidate is right, but for those refused at their launch: the core drops them."""
+    errors: dict[str, float] = {}
+    for candidate in prepared.candidates:
+        try:
+            errors[candidate.label] = prepared.rel_error(candidate)
+        except RuntimeError:
+            if len(prepared.candidates) == 1:
+                raise
+    assert errors, what.key
+    tolerance = what.precision.rel_tolerance
+    assert {label: e for label, e in errors.items() if not e <= tolerance} == {}, what.key
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", [p for p in PRECISIONS if p != "fp64"])
+def test_every_searched_configuration_is_right(session: GemmSession, precision: str) -> None:
+    what = case((1024, 1152, 1280), precision, "triton", "nt")
+    assert_right(session.prepare(what, tune=True), what)
 
 
 @pytest.mark.parametrize("data", ["uniform", "integers", "zeros"])
@@ -186,3 +206,50 @@ def test_memory_that_is_not_there_is_this_cases_failure(gpu: DeviceInfo) -> None
     assert result.status == "failed"
     assert result.reason
     assert "memory" in result.reason
+
+
+def test_a_cublaslt_launch_can_be_captured_on_another_stream(session: GemmSession) -> None:
+    what = case(512, "fp16", "cublaslt", "nt")
+    prepared = session.prepare(what)
+    side = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=side):
+        prepared.candidates[0].call()
+    replay = Candidate("graph", graph.replay)
+    assert prepared.rel_error(replay) <= what.precision.rel_tolerance
+
+
+def test_a_cupy_launch_goes_to_torch_s_stream(session: GemmSession) -> None:
+    what = case(512, "fp16", "cupy", "nt")
+    prepared = session.prepare(what)
+    candidate = prepared.candidates[0]
+    candidate.call()
+    torch.cuda.synchronize()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side), while_busy():
+        candidate.call()
+        assert torch.cuda.default_stream().query()  # nothing went there
+        assert not side.query()
+    torch.cuda.synchronize()
+    assert prepared.rel_error(candidate) <= what.precision.rel_tolerance
+
+
+def test_torch_and_we_use_one_cublaslt() -> None:
+    torch.mm(*[torch.ones(8, 8, device="cuda")] * 2)
+    names = {
+        line.split(maxsplit=5)[5]
+        for line in Path("/proc/self/maps").read_text().splitlines()
+        if "libcublasLt.so" in line
+    }
+    cublaslt_api.load.cache_clear()
+    assert names == {cublaslt_api.load().path}
+
+
+def test_torch_s_cublas_handle_is_left_alone(session: GemmSession, gpu: DeviceInfo) -> None:
+    binding = cupy_blas._binding()
+    handle = torch.cuda.current_blas_handle()
+    before = binding.getMathMode(handle)
+    session.prepare(case(64, "tf32", "cupy", "nt"))
+    assert binding.getMathMode(handle) == before
+    assert handle != cupy_blas._handle(gpu.index)

@@ -18,9 +18,8 @@ from samples.waiting import no_waits, while_busy
 from torch import Tensor
 
 from e2e.data.loaders import nvjpeg, open_feed
-from e2e.data.loaders.backend import Broken, Files, LoaderFeed, Wanted
 from e2e.data.loaders.nvjpeg_hardware import hardware_decoder
-from e2e.data.sources.listing import Picture
+from e2e.data.types import Broken, Files, LoaderFeed, Picture, Wanted
 from microbench.errors import UserError
 
 pytestmark = pytest.mark.gpu
@@ -271,7 +270,7 @@ def test_a_killed_worker_ends_the_run_when_asked_to(files: Files, opened: Opened
 
 
 def test_a_step_can_be_captured_beside_it(files: Files, opened: Opened):
-    """As the learner captures: the thread goes on calling what a capture forbids its own thread."""
+    """As a trainer captures: the thread goes on calling what a capture forbids its own thread."""
     feed = opened("gpu-decode", files, workers=2)
     images, _ = batches(feed, 1)[0]
     fixed, graph = images.clone(), torch.cuda.CUDAGraph()

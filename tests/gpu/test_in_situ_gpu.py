@@ -9,7 +9,7 @@ import torch
 from samples.planted_networks import CYCLES, Picking, Recurring, Undecided, network_of
 from samples.train_cases import case_of, quietly
 
-from e2e.predict.host_model.host_speed import pace_of
+from e2e.predict.host_model.host_speed import host_speed_of
 from e2e.predict.op_timer.cuda import CudaStopwatch
 from e2e.predict.op_timer.store import Store
 from e2e.predict.predictor import Predictor
@@ -41,7 +41,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 def test_a_call_that_spins_is_the_devices_not_the_hosts(target: Target, store: Store) -> None:
     network = network_of(Picking, 2)
     asked = Predictor(network, target, CLASSES, store, allow_run=True)
-    told = asked.foretell(case_of(network), quietly)
+    told = asked.predict(case_of(network), quietly)
     assert told.predicted is not None
     assert told.simulated is not None
     assert told.predicted.uncovered == ()
@@ -62,7 +62,7 @@ def test_a_call_that_spins_is_the_devices_not_the_hosts(target: Target, store: S
 def test_a_captured_step_has_it_beside_its_graph(target: Target, store: Store) -> None:
     network = network_of(Picking)
     asked = Predictor(network, target, CLASSES, store, allow_run=True)
-    told = asked.foretell(case_of(network, graph=True), quietly)
+    told = asked.predict(case_of(network, graph=True), quietly)
     assert told.predicted is not None, told.reason
     assert told.predicted.from_step
     (picked_s,) = (op.gpu_s for op in told.ops if op.name == PICKED)
@@ -74,7 +74,7 @@ def test_a_captured_step_has_it_beside_its_graph(target: Target, store: Store) -
 def test_what_waits_for_the_device_is_known_to(target: Target, store: Store) -> None:
     network = network_of(Undecided)
     asked = Predictor(network, target, CLASSES, store, allow_run=True)
-    told = asked.foretell(case_of(network), quietly)
+    told = asked.predict(case_of(network), quietly)
     assert told.predicted is not None, told.reason
     assert told.predicted.uncovered == ()
     masked = [op for op in told.ops if op.name == "aten.index.Tensor" and op.waits]
@@ -83,7 +83,7 @@ def test_what_waits_for_the_device_is_known_to(target: Target, store: Store) -> 
         assert op.busy_s == op.gpu_s < op.host_s  # what no kernel runs in is the host's
     assert all(op.gpu_s > 0 for op in told.ops if op.kind != "view")
     assert told.predicted.limit == "host"
-    refused = asked.foretell(case_of(network, graph=True), quietly)
+    refused = asked.predict(case_of(network, graph=True), quietly)
     assert refused.predicted is None
     assert "waits for the device" in (refused.reason or "")
 
@@ -95,10 +95,10 @@ def test_a_recurrent_network_is_recorded_from_a_real_step(
     """cuDNN's layers ask where their weights lie, which fake ones do not."""
     network = network_of(Recurring)
     case = case_of(network, recipe=recipe)
-    told = Predictor(network, target, CLASSES, store, allow_run=False).foretell(case, quietly)
+    told = Predictor(network, target, CLASSES, store, allow_run=False).predict(case, quietly)
     assert told.predicted is None
     assert "--allow-run records a real step" in (told.reason or "")
-    told = Predictor(network, target, CLASSES, store, allow_run=True).foretell(case, quietly)
+    told = Predictor(network, target, CLASSES, store, allow_run=True).predict(case, quietly)
     assert told.predicted is not None, told.reason
     assert any("recorded from a real step" in note for note in told.notes)
     assert told.predicted.uncovered == ()
@@ -108,7 +108,7 @@ def test_a_recurrent_network_is_recorded_from_a_real_step(
 
 
 def test_once_gives_what_it_runs_and_leaves_the_gate_open(target: Target) -> None:
-    stopwatch = CudaStopwatch(target, pace_of(DEVICE))
+    stopwatch = CudaStopwatch(target, host_speed_of(DEVICE))
     some = torch.arange(8, device=DEVICE)
     out, taken = stopwatch.once(lambda: some + 1, waits=False)
     assert taken is not None

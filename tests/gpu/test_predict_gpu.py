@@ -9,18 +9,17 @@ import pytest
 import torch
 from samples.train_cases import case_of, quietly
 
-from e2e.data.sources.synthetic import Synthetic
+from e2e.data.datasets.synthetic import Synthetic
 from e2e.networks import find
-from e2e.predict.host_model.host_speed import Noted, SmallStepPace, pace_of
-from e2e.predict.host_model.variation import spread
+from e2e.predict.host_model.host_speed import RecordedSpeed, SmallStepSpeed, host_speed_of
 from e2e.predict.op_timer.cuda_graph import graph_of
-from e2e.predict.op_timer.op_costs import Calls, key_of
+from e2e.predict.op_timer.op_costs import CallTimer, key_of
 from e2e.predict.op_timer.store import Store
 from e2e.predict.predictor import Predictor
 from e2e.predict.trace.fake_trace import differences, trace, trace_real
 from e2e.predict.trace.recorder import kind
 from e2e.train.arms import Arms, Task
-from e2e.train.speed_readings import Between
+from e2e.train.speed_readings import SpeedBetween, slowdown_range
 from e2e.train.step_timer import busy_time
 from kernels.aten import flops
 from kernels.case import Target
@@ -80,7 +79,7 @@ def test_every_call_is_replayed_and_none_beats_the_card(
 ) -> None:
     network = find(name)
     traced = trace(network, case_of(network, 8, **settings), DEVICE, CLASSES)
-    times = Calls(target, store, pace_of(DEVICE)).times(traced)
+    times = CallTimer(target, store, host_speed_of(DEVICE)).times(traced)
     assert times.problems == {}
     for op in traced.ops:
         if kind(op) == "view":
@@ -101,7 +100,7 @@ def test_tf32s_products_are_measured_in_tf32(target: Target, store: Store) -> No
     network, gpu_s = find("resnet18"), dict[str, float]()
     for recipe in ("fp32", "tf32"):
         traced = trace(network, case_of(network, 64, recipe=recipe), DEVICE, CLASSES)
-        times = Calls(target, store, pace_of(DEVICE)).times(traced).known
+        times = CallTimer(target, store, host_speed_of(DEVICE)).times(traced).known
         keys = {key_of(traced.case, op) for op in traced.ops if kind(op) == "product"}
         gpu_s[recipe] = sum(times[key].gpu_s for key in keys)
     assert gpu_s["fp32"] > 1.5 * gpu_s["tf32"]
@@ -111,8 +110,8 @@ def test_a_pass_over_calls_takes_the_host_about_as_long_as_they_are_known_to(
     target: Target, store: Store
 ) -> None:
     traced = trace(find("cnn-cifar"), case_of(find("cnn-cifar"), 8, recipe="amp"), DEVICE, CLASSES)
-    pace = pace_of(DEVICE)
-    calls = Calls(target, store, pace)
+    pace = host_speed_of(DEVICE)
+    calls = CallTimer(target, store, pace)
     launch = calls.passes(traced)
     assert len(store) == 0, "nothing is known of one call from it"
     times = calls.times(traced)
@@ -121,7 +120,7 @@ def test_a_pass_over_calls_takes_the_host_about_as_long_as_they_are_known_to(
     assert {key_of(traced.case, op) for op in traced.ops if kind(op) != "view"} == set(known)
     assert all(time.host_s > 0 for time in known.values())
     alone_s = sum(known[key_of(traced.case, op)].host_s for op in traced.ops if kind(op) != "view")
-    between = Between(pace)
+    between = SpeedBetween(pace)
     passes_s = sorted(launch() / between.ends() for _ in range(9))
     assert alone_s / 4 < passes_s[4] < 4 * alone_s
 
@@ -131,7 +130,7 @@ def test_layout_changes_inside_convolutions_are_seen(target: Target, store: Stor
     found: dict[str, float] = {}
     for layout in ("nchw", "nhwc"):
         traced = trace(network, case_of(network, 32, recipe="amp", layout=layout), DEVICE, CLASSES)
-        times = Calls(target, store, pace_of(DEVICE)).times(traced)
+        times = CallTimer(target, store, host_speed_of(DEVICE)).times(traced)
         found[layout] = sum(
             times.known[key_of(traced.case, op)].conversion_s
             for op in traced.ops
@@ -144,7 +143,7 @@ def test_peak_memory_is_near_that_of_a_training(target: Target, store: Store) ->
     network = find("resnet18")
     case = case_of(network, 64, recipe="amp", layout="nhwc")
     predictor = Predictor(network, target, CLASSES, store, allow_run=False)
-    told = predictor.foretell(case, quietly)
+    told = predictor.predict(case, quietly)
     assert told.predicted is not None
     data = Synthetic(network.input, CLASSES)
     arms = Arms(Task(network, data, 1, None, 0), target)
@@ -157,9 +156,9 @@ def test_peak_memory_is_near_that_of_a_training(target: Target, store: Store) ->
 def test_a_prediction_leaves_no_memory_behind(target: Target, store: Store) -> None:
     network = find("cnn-cifar")
     predictor = Predictor(network, target, CLASSES, store, allow_run=False)
-    predictor.foretell(case_of(network), quietly)
+    predictor.predict(case_of(network), quietly)
     before = torch.cuda.memory_allocated()
-    predictor.foretell(case_of(network, 16), quietly)
+    predictor.predict(case_of(network, 16), quietly)
     assert torch.cuda.memory_allocated() - before < 2**20
 
 
@@ -177,7 +176,7 @@ def test_a_captured_step_is_told_by_its_calls_captured_together(
     network = find("cnn-cifar")
     predictor = Predictor(network, target, CLASSES, store, allow_run=False)
     before = own_bytes()
-    told = predictor.foretell(case_of(network, 8, recipe="amp", graph=True), quietly)
+    told = predictor.predict(case_of(network, 8, recipe="amp", graph=True), quietly)
     predicted, (captured,) = told.predicted, predictor._graphs.values()
     assert predicted is not None, told.reason
     assert captured.launch_s > 0
@@ -185,7 +184,7 @@ def test_a_captured_step_is_told_by_its_calls_captured_together(
     gaps_s = captured.gap_s * sum(op.kernels for op in told.ops if op.device_s)
     assert captured.step_s > gaps_s > 0
     assert busy_s + gaps_s == pytest.approx(captured.step_s)
-    launch_s = told.pace * captured.host_s(told.ops)
+    launch_s = told.slowdown * captured.host_s(told.ops)
     assert predicted.step_s == pytest.approx(max(captured.step_s, launch_s))
     assert store.framework is None, "it asks nothing of the host"
     assert own_bytes() - before < 2**20, "the graph is gone"
@@ -198,7 +197,7 @@ def test_the_graph_of_a_steps_calls_has_their_kernels_and_no_others(
     network = find("resnet18")
     case = case_of(network, 8, recipe=recipe, layout="nhwc", graph=True)
     traced = trace(network, case, DEVICE, CLASSES)
-    calls = Calls(target, store, pace_of(DEVICE))
+    calls = CallTimer(target, store, host_speed_of(DEVICE))
     known = calls.times(traced).known
     found = (known.get(key_of(traced.case, op)) for op in traced.ops)
     alone = sum(time.kernels for time in found if time is not None and time.gpu_s)
@@ -208,27 +207,27 @@ def test_the_graph_of_a_steps_calls_has_their_kernels_and_no_others(
 
 
 def test_the_pace_is_that_of_launching_and_holds_no_memory_afterwards() -> None:
-    SmallStepPace(DEVICE).now()  # cuBLAS takes memory once and keeps it
+    SmallStepSpeed(DEVICE).slowdown()  # cuBLAS takes memory once and keeps it
     gc.collect()
     before = torch.cuda.memory_allocated()
-    pace = SmallStepPace(DEVICE)
-    noted = Noted(pace)
+    pace = SmallStepSpeed(DEVICE)
+    noted = RecordedSpeed(pace)
     noted.look()
-    looked = spread(noted.take())
+    looked = slowdown_range(noted.take())
     assert 0 < looked.low <= looked.middle <= looked.high
     torch.cuda._sleep(2_000_000_000)  # a second or so, which is not the host's
-    assert pace.now() < 20 * looked.high
+    assert pace.slowdown() < 20 * looked.high
     pace.forget()
     gc.collect()
     assert torch.cuda.memory_allocated() - before < 2**20
 
 
 def test_the_pace_does_not_count_a_search_for_algorithms() -> None:
-    pace = SmallStepPace(DEVICE)
-    middle = pace.now()
+    pace = SmallStepSpeed(DEVICE)
+    middle = pace.slowdown()
     allowed = torch.backends.cudnn.allow_tf32
     try:
         torch.backends.cudnn.allow_tf32 = not allowed
-        assert pace.now() < 20 * middle
+        assert pace.slowdown() < 20 * middle
     finally:
         torch.backends.cudnn.allow_tf32 = allowed

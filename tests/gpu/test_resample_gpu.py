@@ -8,7 +8,7 @@ from samples.waiting import no_waits, while_busy
 from torch import Tensor
 
 from e2e.data.loaders.jpeg_bytes import random_cut
-from e2e.data.sources.data import IMAGENET
+from e2e.data.types import IMAGENET
 from kernels.resample.geometry import ORIENTATIONS, upright_size
 from kernels.resample.reference import reference
 from microbench.device.profiler import record

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -23,6 +23,7 @@ from kernels.aten import (
 )
 
 ATEN = torch.ops.aten
+SETTINGS = settings(deadline=None)  # an example takes 0.2 s where many processes share a core
 
 
 def dense(*shape: int, dtype: str = "float32", device: str = "cuda") -> TensorSpec:
@@ -60,18 +61,30 @@ def convolutions(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor, tuple[obj
 
 
 def multiplications(source: torch.Tensor, weight: torch.Tensor, how: tuple[object, ...]) -> int:
-    """Counted one by one: a convolution of ones, padded with ones, sums up its multiplications."""
+    """Counted one by one: a convolution of ones, padded with ones, sums up its multiplications.
+
+    In float64, so that no algorithm rounds the sum.
+    """
     stride, padding, dilation, transposed, out_padding, groups = how
     if transposed:  # what each input is multiplied by is the same whatever is cropped
         return source[:, :1].numel() * weight.numel()
     widths = [p for p in reversed(padding) for _ in range(2)]  # type: ignore[call-overload]
-    padded = torch.nn.functional.pad(source, widths, value=1.0)
+    padded = torch.nn.functional.pad(source.double(), widths, value=1.0)
     out = ATEN.convolution.default(
-        padded, weight, None, stride, [0] * len(widths[::2]), dilation, False, out_padding, groups
+        padded,
+        weight.double(),
+        None,
+        stride,
+        [0] * len(widths[::2]),
+        dilation,
+        False,
+        out_padding,
+        groups,
     )
     return int(out.sum())
 
 
+@SETTINGS
 @given(convolutions())
 def test_convolution(case: tuple[torch.Tensor, torch.Tensor, tuple[object, ...]]) -> None:
     source, weight, how = case
@@ -79,6 +92,7 @@ def test_convolution(case: tuple[torch.Tensor, torch.Tensor, tuple[object, ...]]
     assert flops(call) == 2 * multiplications(source, weight, how)
 
 
+@SETTINGS
 @given(convolutions(), st.tuples(st.booleans(), st.booleans(), st.booleans()))
 def test_convolution_backward(
     case: tuple[torch.Tensor, torch.Tensor, tuple[object, ...]], mask: tuple[bool, bool, bool]
@@ -91,6 +105,7 @@ def test_convolution_backward(
     assert flops(call) == 2 * multiplications(source, weight, how) * (mask[0] + mask[1])
 
 
+@SETTINGS
 @given(*[st.integers(1, 9)] * 4)
 def test_products(b: int, m: int, n: int, k: int) -> None:
     assert flops(Call("aten.mm.default", (dense(m, k), dense(k, n)))) == 2 * m * n * k

@@ -1,8 +1,7 @@
-"""The cupy back end: what gemmEx is asked, answered by a stand-in, and on a GPU by cuBLAS."""
+"""The cupy back end: what gemmEx is asked, answered by a stand-in."""
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import importlib.util
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ from typing import ClassVar
 
 import pytest
 import torch
-from samples.waiting import while_busy
+from samples.blas import memory
 
 from kernels import OPS
 from kernels.case import CannotRun, Case, Target
@@ -71,13 +70,6 @@ def test_a_cupy_that_does_not_load_is_a_reason(monkeypatch: pytest.MonkeyPatch) 
 
 
 # --- gemmEx, with a stand-in for cuBLAS ---------------------------------------------------------
-
-
-def memory(address: int, dtype: torch.dtype, shape: tuple[int, int], ld: int) -> torch.Tensor:
-    """A column-major matrix at an address."""
-    elements = (shape[1] - 1) * ld + shape[0]
-    raw = (ctypes.c_char * (elements * dtype.itemsize)).from_address(address)
-    return torch.frombuffer(raw, dtype=torch.uint8).view(dtype).as_strided(shape, (1, ld))
 
 
 class StandIn:
@@ -142,17 +134,6 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     return library
 
 
-COMPUTE = {
-    "fp64": 70,
-    "fp32": 68,
-    "tf32": 77,
-    "fp16": 68,
-    "fp16-acc16": 64,
-    "bf16": 68,
-    "int8": 72,
-}
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("precision", CUPY)
 def test_gemm_ex_is_asked_for_the_right_product(
@@ -162,7 +143,7 @@ def test_gemm_ex_is_asked_for_the_right_product(
     gc.collect()  # what a launch points at must be alive by its own doing
     (candidate,) = prepared.candidates
     assert prepared.rel_error(candidate) <= PRECISIONS[precision].rel_tolerance
-    assert stand_in.compute == COMPUTE[precision]
+    assert stand_in.compute == api.arithmetic(PRECISIONS[precision]).compute
     assert stand_in.mode == 16  # the default, TF32 off, and no reductions in the output's type
 
 
@@ -185,71 +166,3 @@ def test_cupy_reads_a_stream_s_address() -> None:
     cupy_blas._binding()
     assert cupy_blas._cupy_stream(STREAM).ptr == STREAM
     assert cupy_blas._cupy_stream(0).ptr == 0
-
-
-# --- On a GPU -----------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def gpu() -> Target:
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA GPU")
-    facts = torch.cuda.get_device_properties(0)
-    return Target("cuda", facts.name, (facts.major, facts.minor), facts.multi_processor_count)
-
-
-SIZES = [(256, 256, 256), (272, 528, 1040), (16, 64, 4096), (1, 128, 128)]
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("mnk", SIZES)
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("precision", CUPY)
-def test_gemm_ex_is_right_on_a_gpu(
-    gpu: Target, precision: str, layout: str, mnk: tuple[int, int, int]
-) -> None:
-    asked = case(precision, layout, **dict(zip("mnk", mnk, strict=True)))
-    if reason := OPS["gemm"].cannot_run(asked, gpu):
-        pytest.skip(reason)
-    try:
-        prepared = OPS["gemm"].session(gpu, seed=0).prepare(asked)
-    except CannotRun as refusal:
-        if mnk[0] > 1 or precision != "int8":  # only one row may be too few, and only for int8
-            raise
-        pytest.skip(str(refusal))
-    tolerance = asked.precision.rel_tolerance
-    assert all(prepared.rel_error(c) <= tolerance for c in prepared.candidates)
-
-
-@pytest.mark.gpu
-def test_tf32_rounds_and_fp32_does_not_in_turns_on_a_gpu(gpu: Target) -> None:
-    session = OPS["gemm"].session(gpu, seed=0)
-    fp32, tf32 = (session.prepare(case(p, m=512, n=512, k=512)) for p in ("fp32", "tf32"))
-    for _ in range(2):
-        assert fp32.rel_error(fp32.candidates[0]) < 1e-6
-        assert tf32.rel_error(tf32.candidates[0]) > 1e-5
-
-
-@pytest.mark.gpu
-def test_torch_s_handle_is_left_alone_on_a_gpu(gpu: Target) -> None:
-    binding = cupy_blas._binding()
-    handle = torch.cuda.current_blas_handle()
-    before = binding.getMathMode(handle)
-    OPS["gemm"].session(gpu, seed=0).prepare(case("tf32"))
-    assert binding.getMathMode(handle) == before
-    assert handle != cupy_blas._handle(gpu.index)
-
-
-@pytest.mark.gpu
-def test_launches_follow_torch_s_stream_on_a_gpu(gpu: Target) -> None:
-    prepared = OPS["gemm"].session(gpu, seed=0).prepare(case("fp16", m=512, n=512, k=512))
-    candidate = prepared.candidates[0]
-    candidate.call()
-    torch.cuda.synchronize()
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side), while_busy():
-        candidate.call()
-        assert torch.cuda.default_stream().query()  # nothing went there
-        assert not side.query()
-    torch.cuda.synchronize()
-    assert prepared.rel_error(candidate) <= PRECISIONS["fp16"].rel_tolerance

@@ -33,6 +33,7 @@ def test_each_entry_is_whole(kind: Precision) -> None:
     assert kind.bytes_per_element == torch.empty(0, dtype=kind.torch_dtype()).element_size()
     assert kind.output_bytes == torch.empty(0, dtype=kind.torch_dtype("output")).element_size()
     assert kind.multiply in ("ieee", "tf32")
+    assert kind.simt_twin is None or kind.simt_twin[0] in PRECISIONS
     assert kind.is_float8 == (kind.bytes_per_element == 1 and kind.torch_dtype().is_floating_point)
     assert set(kind.min_capability) <= GPU_BACKENDS
     assert "cublas" in kind.min_capability
@@ -89,6 +90,13 @@ def test_every_size_in_the_table_is_torchs() -> None:
         assert torch.empty(0, dtype=getattr(torch, name)).element_size() == size
 
 
-def test_importing_the_table_does_not_import_torch() -> None:
-    code = "import sys, kernels, kernels.precision, kernels.case; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
+def test_importing_cases_imports_neither_torch_nor_the_ops() -> None:
+    code = "import sys, kernels.case; print(*(m for m in sys.modules if m[:7] == 'kernels'))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert set(run.stdout.split()) == {"kernels", "kernels.precision", "kernels.case"}
+
+
+def test_an_op_is_imported_when_it_is_asked_for() -> None:
+    assert list(OPS) == ["gemm", "conv"]
+    assert [OPS[name].name for name in OPS] == ["gemm", "conv"]
+    assert "fft" not in OPS

@@ -15,10 +15,9 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from kernels.case import Case, Target  # noqa: E402
-from kernels.gemm import triton_configs as cfg  # noqa: E402
-from kernels.gemm import triton_gemm  # noqa: E402
-from kernels.gemm.triton_configs import Config, Problem, parse  # noqa: E402
-from kernels.gemm.triton_tuned import REPOSITORY  # noqa: E402
+from kernels.gemm.triton import backend  # noqa: E402
+from kernels.gemm.triton import config as cfg  # noqa: E402
+from kernels.gemm.triton.config import Config, Problem, parse  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing"
@@ -57,7 +56,7 @@ def case(precision: str, size: int, layout: str = "nt") -> Case:
 
 
 def build(config: Config, what: Case, tmp_path: Path) -> list[Built]:
-    from kernels.gemm.triton_launch import Launcher
+    from kernels.gemm.triton.launch import Launcher
 
     kinds = (what.precision.torch_dtype(w) for w in ("storage", "storage_b", "output"))
     a, b, c = (torch.empty(256, dtype=kind) for kind in kinds)
@@ -108,11 +107,10 @@ def test_fp32_never_becomes_tf32(tmp_path: Path):
         check(build(config, case("fp32", 1024), tmp_path)[-1], config, case("fp32", 1024))
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("size", [512, 8192])
+@pytest.mark.parametrize(("precision", "size"), [("fp16", 512), *((p, 8192) for p in PRECISIONS)])
 def test_default_choice_uses_what_it_should(precision: str, size: int, tmp_path: Path):
     what = case(precision, size)
-    config = triton_gemm.configuration(what, H200)
+    config = backend.configuration(what, H200)
     check(build(config, what, tmp_path)[-1], config, what)
 
 
@@ -120,7 +118,7 @@ def test_default_choice_uses_what_it_should(precision: str, size: int, tmp_path:
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_other_layouts_need_no_copy(layout: str, precision: str, tmp_path: Path):
     what = case(precision, 4096, layout)
-    config = triton_gemm.configuration(what, H200)
+    config = backend.configuration(what, H200)
     built = build(config, what, tmp_path)
     assert len(built) == 1
     check(built[0], config, what)
@@ -129,14 +127,14 @@ def test_other_layouts_need_no_copy(layout: str, precision: str, tmp_path: Path)
 @pytest.mark.parametrize("precision", ["tf32", "fp8-e4m3", "int8"])
 def test_operands_with_k_outermost_are_packed(precision: str, tmp_path: Path):
     what = case(precision, 4096, "nn")
-    built = build(triton_gemm.configuration(what, H200), what, tmp_path)
+    built = build(backend.configuration(what, H200), what, tmp_path)
     assert len(built) == 2  # B alone
     assert built[-1].wgmma
 
 
 def test_odd_sizes_are_packed_and_keep_wgmma(tmp_path: Path):
     what = case("fp16", 4095)
-    config = triton_gemm.configuration(what, H200)
+    config = backend.configuration(what, H200)
     built = build(config, what, tmp_path)
     assert len(built) == 3
     check(built[-1], config, what)
@@ -158,7 +156,7 @@ def reachable() -> list[tuple[str, str, int, str]]:
         for size in SIZES:
             for config in cfg.choices(Problem.of(case(precision, size)), (9, 0), 132)[:4]:
                 found.setdefault((config.label, precision, "nt"), size)
-    for path in REPOSITORY.glob("*.json"):
+    for path in backend.TABLES.repository.glob("*.json"):
         for precision, layouts in json.loads(path.read_text()).items():
             for layout, sizes in layouts.items():
                 for size, label in sizes.items():

@@ -14,12 +14,11 @@ pytest.importorskip("triton")
 
 from kernels import OPS  # noqa: E402
 from kernels.case import Case, Target  # noqa: E402
-from kernels.conv import triton_conv  # noqa: E402
-from kernels.conv.shape import ConvShape  # noqa: E402
+from kernels.conv.triton import backend  # noqa: E402
 
 H200 = Target("cuda", "NVIDIA H200", (9, 0), 132)
 A100 = Target("cuda", "NVIDIA A100-SXM4-80GB", (8, 0), 108)
-TABLE = Path(triton_conv.__file__).parent / "tuned" / "nvidia-h200.json"
+TABLE = backend.TABLES.repository / "nvidia-h200.json"
 SIZE = re.compile(r"(\d+)x(\d+)x(\d+)x(\d+)-(\d+)x(\d+)x(\d+)-s(\d+)p(\d+)d(\d+)")
 
 
@@ -49,32 +48,29 @@ def test_the_table_holds_every_layer_of_resnet50() -> None:
 @pytest.mark.parametrize("case", [case for case, _ in entries()], ids=lambda c: c.key[5:60])
 def test_a_tuned_label_is_valid_and_is_what_a_default_run_takes(case: Case) -> None:
     label = next(label for other, label in entries() if other.key == case.key)
-    config = triton_conv.parse(label)
+    config = backend.parse(label)
     assert config.label == label
-    assert triton_conv.key_of(case)[0] == case.dims["pass"]
-    assert triton_conv.configuration(case, H200) == config
+    assert backend.key_of(case)[0] == case.dims["pass"]
+    assert backend.configuration(case, H200) == config
     half = Case("conv", case.dims, "bf16", "triton", "nhwc")
-    assert triton_conv.configuration(half, H200) == config  # bf16 lies in memory as fp16 does
+    assert backend.configuration(half, H200) == config  # bf16 lies in memory as fp16 does
 
 
 def test_other_sizes_and_gpus_get_the_cost_model_s_choice() -> None:
     case = next(case for case, _ in entries())
     other = Case("conv", {**case.dims, "n": 3}, "fp16", "triton", "nhwc")
-    shape = ConvShape.of(other)
     for target in (H200, A100):
-        config = triton_conv.configuration(other, target)
-        module = triton_conv._module(other)
-        assert module.valid(config, shape, other.dims["pass"], other.precision, target.capability)
+        assert backend.valid(backend.configuration(other, target), other, target)
 
 
 def test_a_user_s_own_table_comes_first(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     case = next(case for case, _ in entries())
-    ranked = triton_conv._choices(case, H200)
-    mine = next(c for c in ranked if c != triton_conv.configuration(case, H200))
+    ranked = backend.ranked(case, H200)
+    mine = next(c for c in ranked if c != backend.configuration(case, H200))
     path = OPS["conv"].save_tuned(case, H200, mine.label)
     assert path.is_relative_to(tmp_path)
-    assert triton_conv.configuration(case, H200) == mine
+    assert backend.configuration(case, H200) == mine
 
 
 @pytest.mark.parametrize(
@@ -85,10 +81,10 @@ def test_a_user_s_own_table_comes_first(tmp_path: Path, monkeypatch) -> None:
 def test_what_it_cannot_run_it_says(precision: str, layout: str, groups: int, said: str) -> None:
     plain = next(case for case, _ in entries())
     case = Case("conv", {**plain.dims, "c": 64, "groups": groups}, precision, "triton", layout)
-    assert said in (triton_conv.cannot_run(case, H200) or "")
+    assert said in (backend.cannot_run(case, H200) or "")
 
 
 def test_an_unknown_label_is_refused() -> None:
     for label in ("", "conv_tma", "gemm_tma/1x2x3", "wgrad_tma/x"):
         with pytest.raises(ValueError, match="not a configuration"):
-            triton_conv.parse(label)
+            backend.parse(label)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kernels.case import Case
 from microbench.errors import UserError
-from microbench.results.compare import VERDICTS, compare, failing, judge
+from microbench.results.comparison import VERDICTS, compare, failing, judge
 from microbench.results.types import Measurement, Result, Run
 from microbench.timing.stats import median_interval
 
@@ -83,22 +83,17 @@ def test_a_difference_within_the_noise_of_two_runs_is_the_same() -> None:
     assert verdicts(scaled(SOME, 1.015), SOME) == ["same"] * 4
 
 
-def test_a_wide_interval_cannot_tell() -> None:
-    assert verdicts(run_of(result(64, 1e-3, 10.0)), run_of(result(64, 1.1e-3, 10.0))) == [
-        "cannot tell"
-    ]
-
-
-def test_one_round_cannot_tell() -> None:
-    assert verdicts(run_of(result(64, 1e-3, None)), run_of(result(64, 2e-3, 0.1))) == [
-        "cannot tell"
-    ]
-
-
-def test_a_few_hundred_nanoseconds_of_a_short_kernel_are_noise() -> None:
-    short, longer = run_of(result(64, 5.0e-6, 0.1)), run_of(result(64, 5.3e-6, 0.1))
-    assert verdicts(short, longer) != ["slower"]
-    assert verdicts(short, run_of(result(64, 7e-6, 0.1))) == ["slower"]
+@pytest.mark.parametrize(
+    ("a", "b", "verdict"),
+    [
+        (result(64, 1e-3, 10.0), result(64, 1.1e-3, 10.0), "cannot tell"),  # wide intervals
+        (result(64, 1e-3, None), result(64, 2e-3, 0.1), "cannot tell"),  # one round
+        (result(64, 5e-6, 0.1), result(64, 5.3e-6, 0.1), "cannot tell"),  # 0.3 us are noise
+        (result(64, 5e-6, 0.1), result(64, 7e-6, 0.1), "slower"),
+    ],
+)
+def test_the_verdict_on_one_case(a: Result, b: Result, verdict: str) -> None:
+    assert verdicts(run_of(a), run_of(b)) == [verdict]
 
 
 def test_another_clock_alone_cannot_tell() -> None:

@@ -12,8 +12,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kernels.case import Target
 from microbench.device import device, host
@@ -178,24 +176,6 @@ def test_as_dict_names_no_computer():
     machine_id = Path("/etc/machine-id")
     for secret in (platform.node(), machine_id.read_text().strip() if machine_id.exists() else ""):
         assert not secret or secret not in text
-
-
-@given(
-    st.builds(
-        DeviceInfo,
-        name=st.text(),
-        kind=st.sampled_from(["cuda", "cpu"]),
-        capability=st.none() | st.tuples(st.integers(1, 20), st.integers(0, 9)),
-        sm_count=st.integers(1, 512),
-        memory_bytes=st.none() | st.integers(0),
-        l2_bytes=st.integers(0),
-        driver=st.none() | st.text(),
-    )
-)
-def test_as_dict_never_grows_keys_and_round_trips(info):
-    facts = json.loads(json.dumps(info.as_dict()))
-    assert list(facts) == SCHEMA
-    assert facts["sm_count"] == info.sm_count
 
 
 def test_importing_loads_neither_torch_nor_pynvml():

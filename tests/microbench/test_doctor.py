@@ -10,7 +10,7 @@ import pytest
 from microbench.device.device import DeviceInfo, describe
 from microbench.device.doctor import CHECKS, LEVELS, Facts, examine, gather, judge
 from microbench.device.doctor import facts as facts_module
-from microbench.device.doctor.finding import GIB
+from microbench.device.doctor.facts import GIB
 from microbench.device.doctor.gpu import _THROTTLE
 from microbench.device.doctor.host import VARIABLES
 from microbench.device.host import WATCHED_VARIABLES

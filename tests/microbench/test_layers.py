@@ -13,6 +13,7 @@ from microbench.errors import UserError
 from microbench.layers.plan import plan_layers
 from microbench.layers.trace import Traced, trace
 from microbench.report.layers_table import against_library, layers_of, layers_summary, layers_table
+from microbench.report.table import screen
 from microbench.results.codec import run_from_json, run_to_json
 from microbench.results.types import Measurement, NetworkUse, Ratio, Result, Run
 from microbench.sweep import Group
@@ -103,7 +104,7 @@ def test_times_of_a_step_add_up(traced) -> None:
 def test_the_table_fits_and_shows_every_layer(traced) -> None:
     groups, network = planned(traced)
     run = run_of(groups, network, {"fp32": 30, "tf32": 5, "fp16": 10})
-    lines, _ = layers_table(run, network, 100)
+    lines = screen(layers_table(run, network), 100).lines
     text = [line.plain for line in lines]
     assert max(map(len, text)) <= 100
     assert sum("3x3" in line or "linear" in line for line in text) == 3

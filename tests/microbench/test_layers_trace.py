@@ -14,8 +14,8 @@ from torchvision import models
 
 from kernels.conv.shape import DIMS, PASSES, ConvShape
 from microbench.errors import UserError
-from microbench.layers.networks import CLIP_FRAMES, load
-from microbench.layers.trace import Layer, Skipped, Traced, trace
+from microbench.layers.products import Layer, Skipped
+from microbench.layers.trace import CLIP_FRAMES, Traced, load, trace
 
 BATCH = 4
 FIRST_LAYER = {"resnet50": "conv1", "vgg16": "features.0", "mobilenet_v2": "features.0.0"}

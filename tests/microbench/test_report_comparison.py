@@ -9,7 +9,7 @@ from rich.console import Console
 from samples.kernel_runs import case
 
 from microbench.report.comparison import print_comparison, summary
-from microbench.results.compare import CompareRow, Comparison
+from microbench.results.comparison import CompareRow, Comparison
 
 
 def row(n: int, verdict: str, ratio: float, note: str = "") -> CompareRow:

@@ -7,7 +7,7 @@ import io
 from rich.cells import cell_len
 from rich.console import Console
 
-from microbench.device.doctor.finding import Finding
+from microbench.device.doctor.facts import Finding
 from microbench.report.doctor import print_findings, summary
 
 FINDINGS = [

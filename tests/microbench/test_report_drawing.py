@@ -16,9 +16,9 @@ from samples.kernel_runs import case, h200_run, measured, run_of
 
 from kernels.case import Case
 from microbench.errors import UserError
-from microbench.report.drawing import SUFFIXES, check_chart_path, draw, line_chart, payoff_map
-from microbench.report.drawing_data import drawable, line_rows
-from microbench.report.drawing_map import map_rows
+from microbench.report.drawing import SUFFIXES, check_chart_path, draw
+from microbench.report.drawing_lines import drawable, line_chart, line_rows
+from microbench.report.drawing_map import map_rows, payoff_map
 from microbench.results.types import Measurement, Ratio, Result, Run
 
 CHANNELS, IMAGES, BATCHES = (8, 16, 32, 64, 128, 256), (7, 14, 28, 56), (1, 32)

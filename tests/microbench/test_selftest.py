@@ -16,6 +16,7 @@ import pytest
 from kernels import OPS
 from kernels.case import Case
 from microbench.__main__ import main
+from microbench.report.documents import print_sheet
 from microbench.report.screen import make_console
 from microbench.results.types import Ceiling, Measurement, Result, Run
 from microbench.selftest.cache import cache_effect
@@ -23,7 +24,7 @@ from microbench.selftest.judge import Judged, Runs, judge, passed, score
 from microbench.selftest.plant import CONDITIONS, Plant, Tile, gemm
 from microbench.selftest.planted import plan
 from microbench.selftest.run import evidence, groups_of, take
-from microbench.selftest.screen import print_selftest, summary
+from microbench.selftest.screen import sheet
 from microbench.selftest.waves import target_of, triton_tile
 from microbench.sweep import Group
 from microbench.worker import OnStage
@@ -362,6 +363,11 @@ def test_nothing_counted_is_no_pass_and_the_bar_is_95_per_cent() -> None:
     assert passed([right] * 19 + [wrong, left])
     assert not passed([right] * 18 + [wrong, left])
     assert score([right, wrong, left]) == (1, 2)
+
+    def summary(judged: list[Judged]) -> str:
+        run = Run(("x",), "now", H200, {}, settings={"l2": "cold"})
+        return sheet(json.loads(json.dumps(evidence(judged, [], Runs(run))))).summary
+
     assert "19 of 20 named right (95.0 %" in summary([right] * 19 + [wrong])
     assert "Nothing could be planted" in summary([left])
 
@@ -383,8 +389,10 @@ def test_the_evidence_has_every_plant_and_its_numbers(plants: list[Plant]) -> No
 def test_the_screen_says_what_was_wrong_and_what_could_not_be_tried(
     plants: list[Plant], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    judged = measured(plants, lambda r: replace(r, kernels=("a", "b")[: len(r.kernels)]))
-    print_selftest(judged, plan(CPU, lambda _: None)[1], make_console())
+    runs = runs_of(plants, lambda r: replace(r, kernels=("a", "b")[: len(r.kernels)]))
+    judged = [judge(plant, runs) for plant in plants]
+    document = json.loads(json.dumps(evidence(judged, plan(CPU, lambda _: None)[1], runs)))
+    print_sheet(sheet(document), make_console())
     said = capsys.readouterr().out
     assert "wrong layout: fp16 conv fprop nchw 64" in said
     assert "expected layout, named mixed" in said
@@ -463,7 +471,18 @@ def test_an_unknown_device_is_one_line(capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.slow
 def test_the_command_on_a_cpu(tmp_path: Path) -> None:
     path = tmp_path / "selftest.json"
-    words = [sys.executable, "-m", "microbench", "selftest", "--device", "cpu", "--json", str(path)]
+    words = [
+        sys.executable,
+        "-m",
+        "microbench",
+        "selftest",
+        "--device",
+        "cpu",
+        "--budget",
+        "3",
+        "--json",
+        str(path),
+    ]
     ran = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
     document = json.loads(path.read_text())
     # A busy machine may well mistime a plant; that the count and the exit code agree is certain.

@@ -56,19 +56,8 @@ def test_rounds_that_do_not_pair_up_are_an_error() -> None:
         ratio_interval([], [])
 
 
-@pytest.mark.parametrize("rounds", range(5, 13))
+@pytest.mark.parametrize("rounds", range(2, 13))
 def test_a_medians_interval_covers_with_noise_between_blocks(rounds: int) -> None:
-    rng = np.random.default_rng(rounds)
-    holds = []
-    for _ in range(TRIES):
-        interval = median_interval(simulated(rng, rounds, 1e-3, between=0.02, within=0.005))
-        assert interval is not None
-        holds.append(interval[0] <= 1e-3 <= interval[1])
-    assert covered(holds) >= LEAST_COVERAGE
-
-
-@pytest.mark.parametrize("rounds", [2, 3, 4])
-def test_a_medians_interval_covers_with_few_blocks(rounds: int) -> None:
     rng = np.random.default_rng(rounds)
     holds = []
     for _ in range(TRIES):
@@ -143,17 +132,9 @@ def test_the_interval_holds_the_median(samples: list[list[float]]) -> None:
     interval = median_interval(samples)
     assert interval is not None
     centre = median([t for b in samples for t in b])
-    assert interval[0] <= centre <= interval[1]
+    assert 0 < interval[0] <= centre <= interval[1]
     assert half_width_pct(centre, interval) >= 0
-
-
-@given(blocks)
-@settings(max_examples=40, deadline=None)
-def test_no_time_is_negative(samples: list[list[float]]) -> None:
-    """A time of less than nothing cannot be, and whoever takes its logarithm falls over."""
-    interval = median_interval(samples)
-    assert interval is not None
-    assert interval[0] > 0
+    assert median_interval(samples) == interval  # the same again
 
 
 @given(blocks)
@@ -193,12 +174,6 @@ def test_the_ratios_interval_holds_the_ratio_and_is_positive(samples: list[list[
     assert interval is not None
     assert 0 < interval[0] <= ratio <= interval[1]
     assert math.isfinite(interval[1])
-
-
-@given(blocks)
-@settings(max_examples=40, deadline=None)
-def test_the_same_samples_give_the_same_interval(samples: list[list[float]]) -> None:
-    assert median_interval(samples) == median_interval(samples)
 
 
 @given(st.floats(0.1, 10), st.floats(0.1, 10))

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-import math
+import json
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
 
 from kernels import OPS
 from kernels.case import Case
+from microbench.results import codec
 from microbench.results.runfile import read_run
 from microbench.results.types import Ceiling, Measurement, Result, Run
-from microbench.roofline.model import describe, fit, held_out_error, terms
-from microbench.roofline.model.features import CONVERT_KERNEL, CONVERTED_TENSORS
-from microbench.roofline.model.held_out import LEAST_CASES, without
-from microbench.roofline.model.tiles import Machine, tiled_seconds
+from microbench.roofline.model.fitting import Model, Prediction, fit
+from microbench.roofline.model.held_out import LEAST_CASES, held_out_errors, with_model, without
+from microbench.roofline.model.terms import (
+    CONVERT_KERNEL,
+    CONVERTED_TENSORS,
+    Machine,
+    Rates,
+    Terms,
+    tiled_seconds,
+    ways,
+)
+from microbench.roofline.model.wording import describe
 
 RESULTS = Path(__file__).parents[2] / "results"
 DEVICE: dict[str, Any] = {"name": "a GPU", "kind": "cuda", "sm_count": 100}
@@ -31,6 +41,7 @@ LAUNCH = {"fp32": 1.3, "fp16": 1.0}  # planted coefficients
 COMPUTE = {"fp32": 1.25, "fp16": 1.1}
 CONVERT = 1.6
 MEMORY = 1.15
+RATES = Rates(RATE, BYTES_PER_S, FLOOR_S, 100)
 
 
 def gemm(m: int, n: int, k: int, precision: str = "fp16") -> Case:
@@ -55,10 +66,24 @@ def run_of(*results: Result, ceilings: tuple[Ceiling, ...] = CEILINGS) -> Run:
     return Run(("x",), "now", DEVICE, {}, ceilings=ceilings, results=results)
 
 
+def terms(case: Case) -> Terms:
+    """Those of the direct way."""
+    return ways(case, RATES)[0]
+
+
+def fitted(results: list[Result]) -> Model:
+    return fit([(result, RATES) for result in results])
+
+
+def predicted(model: Model, case: Case) -> Prediction:
+    found = model.predict(case, RATES)
+    assert found
+    return found
+
+
 def planted(case: Case) -> Result:
     """A case that takes what the formula says, with the coefficients above and no boost."""
-    found = terms(case, run_of())
-    assert found
+    found = terms(case)
     compute = COMPUTE[case.precision_name] * found.compute_s
     body = (compute**3 + (MEMORY * found.memory_s) ** 3) ** (1 / 3)
     launch = LAUNCH[case.precision_name] * found.launch_s
@@ -71,39 +96,47 @@ SIZES = [
     for n, k in ((512, 512), (4096, 128), (2048, 2048), (8192, 4096))
 ]
 PLANTED = [planted(gemm(*size, precision)) for size in SIZES for precision in LAUNCH]
+MODEL = fitted(PLANTED)
 
 
 def test_planted_coefficients_predict_sizes_that_were_not_fitted() -> None:
-    model = fit(PLANTED, run_of())
     for size in ((768, 3072, 1024), (1536, 1536, 1536), (8192, 8192, 8192), (6144, 256, 6144)):
         for precision in LAUNCH:
             truth = planted(gemm(*size, precision)).median_s
-            guess = model.predict(gemm(*size, precision), run_of())
-            assert guess
+            guess = predicted(MODEL, gemm(*size, precision))
             assert guess.seconds == pytest.approx(truth, rel=0.05)
 
 
 def test_planted_conversions_are_found() -> None:
     cases = [conv(c, layout=layout) for c in (32, 64, 128, 256, 512) for layout in ("nhwc", "nchw")]
-    model = fit([planted(case) for case in cases], run_of())
+    model = fitted([planted(case) for case in cases])
     unseen = conv(96, layout="nchw", n=128)
-    guess = model.predict(unseen, run_of())
-    assert guess
+    guess = predicted(model, unseen)
     assert guess.seconds == pytest.approx(planted(unseen).median_s, rel=0.08)
     assert guess.causes["layout conversion"] > guess.causes["compute"]
     assert guess.cause == "layout conversion"
 
 
 def test_held_out_error_of_planted_times_is_small() -> None:
-    held = held_out_error(run_of(*PLANTED))
-    assert held
-    assert held.overall.count == len(PLANTED)
-    assert held.fitted < len(PLANTED)
-    assert held.overall.median < 0.03
-    assert set(held.by_path) == {
+    model = with_model(run_of(*PLANTED)).model
+    assert model
+    assert model.overall.count == len(PLANTED)
+    assert model.fitted < len(PLANTED)
+    assert model.overall.median < 0.03
+    assert {error.path for error in model.by_path} == {
         ("gemm", "tensor cores", "", "gemm", "nt", "", "cublas", "", "fp16"),
         ("gemm", "simt", "", "gemm", "nt", "", "cublas", "", "fp32"),
     }
+
+
+def test_a_run_file_keeps_the_model() -> None:
+    run = with_model(run_of(*PLANTED))
+    assert codec.run_from_json(json.loads(json.dumps(codec.run_to_json(run)))).model == run.model
+    assert run.model
+    kept = {pool.path: pool.coefficients for pool in run.model.pools}
+    for path, coefficients in MODEL.by_pool.items():
+        assert kept[path] == pytest.approx(coefficients, rel=1e-5)
+    assert run.with_results(PLANTED[:1]).model is None
 
 
 def test_a_size_is_never_fitted_on_when_it_is_predicted() -> None:
@@ -113,11 +146,11 @@ def test_a_size_is_never_fitted_on_when_it_is_predicted() -> None:
         and r.case.dims["k"] == 2048 else r
         for r in PLANTED
     ]  # fmt: skip
-    held = held_out_error(run_of(*results))
+    held = held_out_errors(run_of(*results))
     assert held
     for precision in LAUNCH:
         assert held.errors[gemm(*odd, precision).key] == pytest.approx(2 / 3, abs=0.05)
-    assert held.overall.median < 0.05
+    assert median(held.errors.values()) < 0.05
 
 
 def test_all_arms_and_layouts_of_a_size_are_held_out_together() -> None:
@@ -126,7 +159,7 @@ def test_all_arms_and_layouts_of_a_size_are_held_out_together() -> None:
     slow = {case.key for case in cases if case.dims["c"] == 128}
     results = [planted(case) for case in cases]
     results = [timed(r.case, 4 * (r.median_s or 0)) if r.case.key in slow else r for r in results]
-    held = held_out_error(run_of(*results))
+    held = held_out_errors(run_of(*results))
     assert held
     assert all(held.errors[key] > 0.6 for key in slow)
 
@@ -145,23 +178,23 @@ def test_a_ceiling_from_a_hidden_case_is_replaced() -> None:
 
 
 def test_too_few_cases_or_sizes_give_none() -> None:
-    assert held_out_error(run_of(*PLANTED[: LEAST_CASES - 1])) is None
-    assert held_out_error(run_of()) is None
-    assert held_out_error(run_of(*PLANTED, ceilings=())) is None
+    assert held_out_errors(run_of(*PLANTED[: LEAST_CASES - 1])) is None
+    assert held_out_errors(run_of()) is None
+    assert held_out_errors(run_of(*PLANTED, ceilings=())) is None
     two = [
         replace(r, case=replace(r.case, backend=backend))
         for r in PLANTED[:4]
         for backend in ("cublas", "cublaslt", "cupy")
     ]
     assert len(two) >= LEAST_CASES
-    assert held_out_error(run_of(*two)) is None
+    assert held_out_errors(run_of(*two)) is None
 
 
 def test_nothing_to_fit_is_an_error() -> None:
     with pytest.raises(ValueError, match="nothing to fit"):
-        fit([], run_of())
+        fit([])
     with pytest.raises(ValueError, match="nothing to fit"):
-        fit(PLANTED, run_of(ceilings=()))
+        fit([(result, replace(RATES, flop_per_s={})) for result in PLANTED])
 
 
 @pytest.mark.parametrize(
@@ -176,28 +209,25 @@ def test_nothing_to_fit_is_an_error() -> None:
     ],
 )
 def test_terms_and_causes_are_not_negative_and_add_up(case: Case) -> None:
-    found = terms(case, run_of())
-    assert found
+    found = terms(case)
     parts = (found.launch_s, found.compute_s, found.memory_s, found.convert_s)
     assert min(parts) >= 0
     assert sum(parts) == pytest.approx(found.total_s)
     assert 0 < found.ideal_s <= found.compute_s * (1 + 1e-9)
-    guess = fit(PLANTED, run_of()).predict(case, run_of())
-    assert guess
+    guess = predicted(MODEL, case)
     assert min(guess.causes.values()) >= 0
     assert sum(guess.causes.values()) == pytest.approx(guess.seconds)
 
 
 def test_terms_need_the_ceilings() -> None:
-    assert terms(gemm(64, 64, 64), run_of(ceilings=CEILINGS[:1])) is None
-    assert terms(gemm(64, 64, 64, "bf16"), run_of()) is None
+    assert Rates.of(run_of(ceilings=CEILINGS[:1])) is None
+    assert Rates.of(run_of()) == RATES
+    assert ways(gemm(64, 64, 64, "bf16"), RATES) == ()
 
 
 def test_layouts_and_channels_that_the_library_converts_cost_bytes() -> None:
     def convert_s(case: Case) -> float:
-        found = terms(case, run_of())
-        assert found
-        return found.convert_s
+        return terms(case).convert_s
 
     as_is = conv(64)
     assert convert_s(as_is) == 0
@@ -212,13 +242,10 @@ def test_layouts_and_channels_that_the_library_converts_cost_bytes() -> None:
 def test_fp32_convolutions_may_be_transformed() -> None:
     """Many channels: 544 complex products a tile are fewer than 9 real ones a pixel."""
     cases = [planted(gemm(*size, "fp32")) for size in SIZES]
-    model = fit(cases, run_of())
-    many = model.predict(conv(512, layout="nchw", precision="fp32"), run_of())
-    few = model.predict(conv(512, layout="nchw", precision="fp32", h=4, w=4), run_of())
-    half = model.predict(conv(512), run_of())
-    assert many
-    assert few
-    assert half
+    model = fitted(cases)
+    many = predicted(model, conv(512, layout="nchw", precision="fp32"))
+    few = predicted(model, conv(512, layout="nchw", precision="fp32", h=4, w=4))
+    half = predicted(model, conv(512))
     assert (many.terms.way, few.terms.way, half.terms.way) == ("fft", "direct", "direct")
 
 
@@ -228,37 +255,30 @@ def test_a_misaligned_case_names_what_its_aligned_twin_would_save() -> None:
         for size in (1024, 2048, 4096)
         for odd in (gemm(size - 1, size - 1, size - 1),)
     ]
-    model = fit([*PLANTED, *slow], run_of())
-    guess = model.predict(gemm(3071, 3071, 3071), run_of())
-    whole = model.predict(gemm(3072, 3072, 3072), run_of())
-    assert guess
-    assert whole
+    model = fitted([*PLANTED, *slow])
+    guess = predicted(model, gemm(3071, 3071, 3071))
+    whole = predicted(model, gemm(3072, 3072, 3072))
     assert guess.cause == "alignment"
     assert guess.causes["alignment"] == pytest.approx(guess.seconds - whole.seconds)
     assert whole.seconds == pytest.approx(planted(gemm(3072, 3072, 3072)).median_s, rel=0.05)
 
 
 def test_causes_in_words() -> None:
-    model = fit(PLANTED, run_of())
     wanted = {"launch": (64, 64, 64), "compute": (8192, 8192, 8192), "memory": (65536, 2048, 64)}
     for cause, size in wanted.items():
-        guess = model.predict(gemm(*size), run_of())
-        assert guess
+        guess = predicted(MODEL, gemm(*size))
         assert guess.cause == cause
 
 
 def test_more_work_takes_longer() -> None:
-    model = fit(PLANTED, run_of())
     for shapes in (
         [gemm(size, size, size) for size in (128, 256, 512, 1024, 2048, 4096)],
         [gemm(4096, 4096, k) for k in (64, 256, 1024, 4096)],
         [conv(64, n=n) for n in (8, 16, 32, 64, 128)],
         [conv(c, layout="nchw") for c in (32, 64, 128, 256)],
     ):
-        guesses = [model.predict(case, run_of()) for case in shapes]
-        seconds = [guess.seconds for guess in guesses if guess]
-        assert seconds == sorted(seconds)
-        assert len(set(seconds)) == len(shapes)
+        seconds = [predicted(MODEL, case).seconds for case in shapes]
+        assert seconds == sorted(set(seconds))
 
 
 def test_tiles_fill_whole_waves() -> None:
@@ -277,30 +297,26 @@ def test_a_deep_reduction_is_split_over_the_machine() -> None:
 
 
 def test_coefficients_are_positive_and_named() -> None:
-    model = fit(PLANTED, run_of())
-    found = model.coefficients(gemm(1024, 1024, 1024, "fp32"))
+    found = MODEL.coefficients(gemm(1024, 1024, 1024, "fp32"))
     assert min(found.values()) > 0
     assert found["memory"] == pytest.approx(MEMORY, rel=0.1)
-    assert found["launch direct"] > model.coefficients(gemm(1024, 1024, 1024))["launch direct"]
-
-
-def test_a_prediction_does_not_depend_on_what_was_measured_of_the_case() -> None:
-    model = fit(PLANTED, run_of())
-    case = gemm(3072, 3072, 3072)
-    assert model.predict(timed(case, 1.0), run_of()) == model.predict(case, run_of())
+    assert found["launch direct"] > MODEL.coefficients(gemm(1024, 1024, 1024))["launch direct"]
 
 
 def test_the_error_in_words() -> None:
-    held = held_out_error(run_of(*PLANTED))
-    assert held
-    first, second = describe(held)
+    model = with_model(run_of(*PLANTED)).model
+    assert model
+    first, second = describe(model)
     assert f"on {len(PLANTED)} cases it was not fitted on" in first
     assert second.startswith("It is least certain of gemm nt cublas fp")
 
 
-@pytest.mark.parametrize("name", ["gemm-fp16", "gemm-all", "gemm-triton", "gemm-alignment"])
-def test_error_on_unseen_sizes_of_a_real_run(name: str) -> None:
-    held = held_out_error(read_run(RESULTS / "nvidia-h200" / f"{name}.json"))
-    assert held
-    assert math.isfinite(held.overall.p90)
-    assert held.overall.median < 0.30
+@pytest.mark.parametrize("name", ["gemm-fp16", "gemm-alignment"])
+def test_the_model_of_a_real_run_is_the_one_in_its_file(name: str) -> None:
+    run = read_run(RESULTS / "nvidia-h200" / f"{name}.json")
+    assert run.model
+    model = with_model(run).model
+    assert model
+    assert describe(model) == describe(run.model)
+    assert model.overall.median == pytest.approx(run.model.overall.median, rel=1e-3)
+    assert run.model.overall.median < 0.30

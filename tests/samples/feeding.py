@@ -1,4 +1,4 @@
-"""What tests of training feed a learner with, and how they see what it computes with."""
+"""What tests of training feed a trainer with, and how they see what it computes with."""
 
 from __future__ import annotations
 

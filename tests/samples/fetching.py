@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from e2e.data.sources.data import Feed
+from e2e.data.datasets import open_data
+from e2e.data.types import Data, Feed
 from microbench.errors import UserError
 
 
@@ -32,3 +35,13 @@ def same(one: Iterable[tuple[Tensor, Tensor]], other: Iterable[tuple[Tensor, Ten
     """Whether these are the same batches."""
     pairs = list(zip(one, other, strict=True))
     return all(torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in pairs)
+
+
+def opened(
+    root: Path, loader: str | None = None, *, workers: int = 0, size: int = 16, **options: Any
+) -> Data:
+    """The data of a folder, for a network that takes square images."""
+    return open_data(
+        f"folder:{root}", sample=(3, size, size), classes=None, tokens=None,
+        strict=options.pop("strict", False), workers=workers, loader=loader, **options,
+    )  # fmt: skip

@@ -132,10 +132,10 @@ def case_keys() -> Iterator[Item]:
 def labels() -> Iterator[Item]:
     """Triton's configuration for each case of the run files, on two GPUs, and how the next rank."""
     from kernels.case import CannotRun, Target
-    from kernels.conv import triton_conv
-    from kernels.gemm import triton_gemm
+    from kernels.conv.triton import backend as conv
+    from kernels.gemm.triton import backend as gemm
 
-    kinds: dict[str, Any] = {"gemm": triton_gemm, "conv": triton_conv}
+    kinds: dict[str, Any] = {"gemm": gemm, "conv": conv}
     for path, run in readable():
         cases = [r.case for r in run.results if r.case.backend in ("triton", "cublas", "cudnn")]
         if not cases:

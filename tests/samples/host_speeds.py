@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from e2e.predict.host_model.host_speed import Steady
+from e2e.predict.host_model.host_speed import ConstantSpeed
 
 
-class Planned(Steady):
+class PlannedSpeeds(ConstantSpeed):
     """Paces in the order that they are asked for."""
 
     def __init__(self, *paces: float) -> None:
         self.left = list(paces)
 
-    def now(self) -> float:
+    def slowdown(self) -> float:
         return self.left.pop(0)

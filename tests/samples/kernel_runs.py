@@ -6,7 +6,6 @@ import io
 from collections.abc import Sequence
 from dataclasses import replace
 
-import pytest
 from rich.console import Console
 
 from kernels.case import Case
@@ -29,11 +28,6 @@ POWER = Warning(
     "the board's power limit (700 W) holds the clock down",
     "nothing to repair: sustained work runs at this clock; --regime burst shows the full clock",
 )
-VERDICT = [
-    "FP16 pays off from 512 up: 2.5 times faster than FP32 there, 13 times from 4096 up.",
-    "Against TF32, which needs no change of data type, FP16 gains 1.4 times at 512, 1.9 at most.",
-    "Below 512 the product is too small to fill the GPU: launch latency decides, not precision.",
-]
 
 
 def case(size: int | tuple[int, int, int], precision: str, backend: str, **more: str) -> Case:
@@ -143,8 +137,3 @@ def shown(run: Run, width: int = 100, *, details: bool = False) -> str:
     file = io.StringIO()
     report.print_run(run, Console(file=file, width=width, highlight=False), details=details)
     return file.getvalue()
-
-
-def fix_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The verdict is another module's: here it always says VERDICT."""
-    monkeypatch.setattr(report, "verdict", lambda run: VERDICT)

@@ -1,12 +1,65 @@
-"""What a launch gave back, described as it is recorded; for tests of calls run alone."""
+"""Calls of a step as they are recorded, and what a launch of one alone gives back."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from kernels.aten import Call, Replay, TensorSpec, resolve, spec_of, tensors_among
+from torch import Tensor, nn
+from torch._ops import OpOverload
+from torch.utils.checkpoint import checkpoint
+
+from kernels.aten import (
+    Call,
+    CallRecorder,
+    Origin,
+    Replay,
+    TensorSpec,
+    describe,
+    resolve,
+    spec_of,
+    tensors_among,
+)
 
 NUMBER = TensorSpec((), (), "int64", "cpu")
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A call, what it returned, and where it came from."""
+
+    call: Call
+    outputs: tuple[TensorSpec, ...]
+    origin: Origin
+
+
+class Recorder(CallRecorder):
+    """Keeps every call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops: list[Recorded] = []
+
+    def on_call(
+        self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], origin: Origin
+    ) -> Any:
+        call = describe(func, args, kwargs)
+        returned = func(*args, **kwargs)
+        self.ops.append(Recorded(call, specs(returned), origin))
+        return returned
+
+
+class Checkpointed(nn.Module):
+    """A block whose forward runs again in the backward pass, and a layer: [N, 4] to [N, 4]."""
+
+    def __init__(self, reentrant: bool = False) -> None:
+        super().__init__()
+        self.block = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh())
+        self.head, self.reentrant = nn.Linear(4, 4), reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(checkpoint(self.block, x, use_reentrant=self.reentrant))
 
 
 def specs(returned: Any) -> tuple[TensorSpec, ...]:

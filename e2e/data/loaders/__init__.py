@@ -1,39 +1,44 @@
 """How files and arrays become batches: `LOADERS`, one entry a back end.
 
-To add a back end, write its module (e2e/data/loaders/backend.py says what is in one) and put an
-entry into `LOADERS`. Modules are imported when they are asked for: most need what takes a while to
-load.
+A back end is a module with `open_feed(source, wanted, tell)`, and with `missing(device)` where it
+does not run everywhere, and its entry in `LOADERS`. The module is imported when it is first used:
+most need packages that load slowly.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from importlib import import_module
+from typing import Any
 
 import torch
 
-from e2e.data.loaders.backend import (
-    PREFETCH,
-    Arrays,
-    Backend,
-    Broken,
-    Files,
-    LoaderFeed,
-    Source,
-    Tell,
-    Wanted,
-    kinds_of,
-)  # fmt: skip
+from e2e.data.types import Arrays, LoaderFeed, Source, Tell, Wanted
 from microbench.errors import UserError
 from microbench.layers.networks import suggest
 
-__all__ = [
-    "FIXED", "LOADERS", "PREFETCH", "Arrays", "Backend", "Broken", "Files", "LoaderFeed",
-    "Source", "Tell", "Wanted", "backend_of", "check_name", "open_feed", "usual",
-]  # fmt: skip
 
-# What is no back end but takes the place of one, for any data: a batch that is always the same.
+@dataclass(frozen=True)
+class Backend:
+    """How files or arrays become batches.
+
+    `sources` are those it takes: "files", "arrays", "shards". `missing` says why it cannot run for
+    a device here, None when it can. `processes`: whether it has workers. `trains`: whether its
+    batches can be trained on. `on_gpu`: whether it makes them on the GPU, beside the training.
+    """
+
+    says: str
+    sources: frozenset[str]
+    missing: Callable[[torch.device], str | None]
+    open: Callable[[Source, Wanted, Tell], LoaderFeed]
+    processes: bool = True
+    trains: bool = True
+    on_gpu: bool = False
+
+
+# These take the place of a back end, for any data: a batch that is always the same.
 FIXED = {
     "synthetic": "one batch of noise that lies on the device",
     "pinned": "one batch of bytes in pinned memory, copied and normalised each step",
@@ -44,15 +49,19 @@ def _in_module(
     name: str, says: str, sources: Iterable[str], *, processes: bool = True, trains: bool = True,
     on_gpu: bool = False,
 ) -> Backend:  # fmt: skip
-    """The back end in a module of this package, which is imported when it is asked for."""
+    """The back end in a module of this package, which is imported when it is first used."""
 
-    def module():
+    def module() -> Any:
         return import_module(f"e2e.data.loaders.{name}")
+
+    def missing(device: torch.device) -> str | None:
+        cannot = getattr(module(), "missing", None)
+        return cannot(device) if cannot else None
 
     return Backend(
         says,
         frozenset(sources),
-        lambda device: module().missing(device),
+        missing,
         lambda source, wanted, tell: module().open_feed(source, wanted, tell),
         processes=processes,
         trains=trains,
@@ -89,6 +98,13 @@ LOADERS: dict[str, Backend] = {
         "reading", "files are read and thrown away: what the disk gives", ("files",), trains=False
     ),
 }  # fmt: skip
+
+
+def kinds_of(source: Source) -> frozenset[str]:
+    """Which of a back end's `sources` this is."""
+    if isinstance(source, Arrays):
+        return frozenset(("arrays",))
+    return frozenset(("files", "shards") if any(source.root.glob("*.tar")) else ("files",))
 
 
 def usual(source: Source) -> str:

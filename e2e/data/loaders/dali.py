@@ -6,16 +6,16 @@ Written from its documentation (docs.nvidia.com/deeplearning/dali). Run with DAL
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from e2e.data.loaders.backend import Files, Source, Tell, Wanted
 from e2e.data.loaders.jpeg_bytes import AREA, FLIPPED, RATIO, TRIES
 from e2e.data.loaders.worker_pool import LoaderError
-from e2e.data.sources.data import laid_out
+from e2e.data.types import Files, Source, Tell, Wanted, laid_out
 from microbench.errors import UserError
 
 
@@ -49,7 +49,7 @@ class DaliFeed:
 
     @property
     def ahead(self) -> int:
-        """How many batches may be ready before anybody asks."""
+        """How many batches may be ready before they are fetched."""
         return self._wanted.prefetch
 
     def fetch(self) -> tuple[Tensor, Tensor]:
@@ -70,8 +70,7 @@ class DaliFeed:
 
     def place(self, fetched: object) -> tuple[Tensor, Tensor]:
         """The batch in this feed's layout."""
-        assert isinstance(fetched, tuple)
-        images, labels = fetched
+        images, labels = cast(tuple[Tensor, Tensor], fetched)
         return laid_out(images, self._wanted.channels_last), labels
 
     def close(self) -> None:
@@ -85,13 +84,15 @@ def _reason(error: RuntimeError) -> str:
     return (text.partition("encountered:")[2] or text).strip().partition("\n")[0]
 
 
+def _dali(module: str) -> Any:
+    """A module of DALI, which is an optional extra without types."""
+    return import_module(f"nvidia.dali.{module}")
+
+
 def _iterator(files: Files, wanted: Wanted) -> Any:
     """Batches without end, as a list of one dictionary."""
-    from nvidia.dali.pipeline import pipeline_def  # type: ignore[import-not-found]
-    from nvidia.dali.plugin.pytorch import DALIGenericIterator  # type: ignore[import-not-found]
-
     on_gpu = wanted.device.type == "cuda"
-    pipeline = pipeline_def(_graph)(
+    pipeline = _dali("pipeline").pipeline_def(_graph)(
         files,
         wanted,
         batch_size=wanted.batch,
@@ -101,15 +102,15 @@ def _iterator(files: Files, wanted: Wanted) -> Any:
         prefetch_queue_depth=wanted.prefetch,
     )
     pipeline.build()
-    return DALIGenericIterator([pipeline], ["images", "labels"], size=-1)
+    iterator = _dali("plugin.pytorch").DALIGenericIterator
+    return iterator([pipeline], ["images", "labels"], size=-1)
 
 
 def _graph(files: Files, wanted: Wanted) -> tuple[Any, Any]:
     """Images, float32, in the layout that is wanted, and int32 classes [1]."""
-    from nvidia.dali import fn, types  # type: ignore[import-not-found]
-
+    fn, types = _dali("fn"), _dali("types")
     generator = torch.Generator().manual_seed(wanted.seed)
-    order = torch.randperm(len(files.pictures), generator=generator).tolist()
+    order: list[int] = torch.randperm(len(files.pictures), generator=generator).numpy().tolist()
     encoded, labels = fn.readers.file(
         files=[files.pictures[n].path for n in order],
         labels=[files.pictures[n].label for n in order],

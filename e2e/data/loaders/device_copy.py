@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from e2e.data.sources.data import Normal, laid_out
+from e2e.data.types import Normal, laid_out
 
 
 class Placer:

@@ -12,14 +12,15 @@ import torch
 from PIL import Image
 from PIL.ExifTags import Base
 from torch import Tensor
-from torchvision.transforms import v2
-from torchvision.transforms.v2.functional import pil_to_tensor
+from torchvision.transforms import v2  # pyright: ignore[reportMissingTypeStubs]
+from torchvision.transforms.v2.functional import (  # pyright: ignore[reportMissingTypeStubs]
+    pil_to_tensor,
+)
 
-from e2e.data.loaders.backend import Files, Source, Tell, Wanted
 from e2e.data.loaders.decode import decode
-from e2e.data.loaders.packing import Box
-from e2e.data.loaders.pixels import PixelFeed
-from e2e.data.loaders.samples import Pictures, shuffled
+from e2e.data.loaders.jpeg_bytes import Box
+from e2e.data.loaders.pixels import Pictures, PixelFeed, shuffled
+from e2e.data.types import Files, Source, Tell, Wanted
 from kernels.resample.geometry import ORIENTATIONS, runs_backwards, upright_size
 
 SCALES = (8, 4, 2)  # that a JPEG may be decoded smaller by
@@ -35,11 +36,6 @@ class _Reduced(NamedTuple):
     scale: int
     top: float
     left: float
-
-
-def missing(device: torch.device) -> str | None:
-    """It runs everywhere."""
-    return None
 
 
 def open_feed(source: Source, wanted: Wanted, tell: Tell) -> PixelFeed:

@@ -7,29 +7,32 @@ the host, once all buffers are as large as they will be: until then the driver m
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from statistics import fmean
+from typing import Generic, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from e2e.data.loaders.backend import Files, Source, Tell, Wanted
-from e2e.data.loaders.jpeg_bytes import Encoded
+from e2e.data.loaders.jpeg_bytes import Encoded, Packed, pack
 from e2e.data.loaders.nvjpeg import Decoder, Ready
-from e2e.data.loaders.packing import Packed, pack
 from e2e.data.loaders.pixels import none_left
-from e2e.data.loaders.prefetch_thread import Ahead
 from e2e.data.loaders.sampling import Shuffled
 from e2e.data.loaders.worker_pool import Workers
-from e2e.data.sources.data import laid_out
-from e2e.data.sources.listing import Picture
+from e2e.data.types import Files, Picture, Source, Tell, Wanted, laid_out
 
-READY = 2  # batches on the device that nobody asked for yet
-SIZED = 64  # files that tell how large the others are
-LAST_BATCH_S = 2.0  # at most that closing waits for a batch before it ends who reads it
+READY = 2  # batches on the device ahead of the one that is trained on
+SIZED = 64  # files whose mean size is taken for that of all
+LAST_BATCH_S = 2.0  # that closing waits for a batch, at most, before it ends the workers
+CLOSE_S = 60.0  # that closing waits for the thread's last batch, at most
+
+Made = TypeVar("Made")
 
 
 def missing(device: torch.device) -> str | None:
@@ -59,19 +62,16 @@ class DecodedFeed:
         self._workers: Workers[Packed] = Workers(
             encoded,
             partial(Shuffled, len(files.pictures), wanted.batch, wanted.seed),
-            workers=wanted.workers,
+            wanted,
             collate=pack,
             pinned=wanted.pinned,
             batch_bytes=wanted.batch * _usual_bytes(files.pictures),
-            on_death=wanted.on_death,
-            prefetch=wanted.prefetch,
-            note=wanted.note,
         )
         self._batches = Ahead(self._make, READY)
 
     @property
     def ahead(self) -> int:
-        """How many batches may be ready before anybody asks."""
+        """How many batches may be ready before they are fetched."""
         return self._workers.ahead + READY + 1
 
     @property
@@ -83,11 +83,6 @@ class DecodedFeed:
     def idle_cpu_s(self) -> float:
         """Processor seconds of decoding so far: nvJPEG spins until the device is done."""
         return self._decoder.idle_cpu_s
-
-    @property
-    def restarts(self) -> int:
-        """How often workers were replaced because one died."""
-        return self._workers.restarts
 
     def fetch(self) -> Ready:
         """Wait for the next batch to be launched; the device may still be at work on it.
@@ -121,10 +116,73 @@ class DecodedFeed:
             return self._decoder(next(self._workers))
 
 
+@dataclass(frozen=True)
+class _Failed:
+    error: BaseException
+
+
+class Ahead(Generic[Made]):
+    """What `make` gives, call by call, from a thread of its own that has up to `ready` of them.
+
+    The thread starts with the first `get`. An error of `make` ends it, and is raised where its
+    result would have come, then and ever after.
+    """
+
+    def __init__(self, make: Callable[[], Made], ready: int) -> None:
+        self._make, self._most = make, ready
+        self._ready: deque[Made | _Failed] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    def get(self) -> Made:
+        """Wait for the next one. RuntimeError when it is closed meanwhile."""
+        assert not self._closed, "closed"
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="ahead", daemon=True)
+            self._thread.start()
+        with self._changed:
+            self._changed.wait_for(lambda: self._ready or self._closed)
+            if self._closed:
+                raise RuntimeError("closed while it was waited for")
+            first = self._ready[0]
+            if isinstance(first, _Failed):
+                raise first.error
+            self._ready.popleft()
+            self._changed.notify_all()
+        return first
+
+    def close(self, within_s: float = CLOSE_S) -> None:
+        """End the thread, when it has made what it is at, and let go of what is ready.
+
+        May be called again where that took longer than `within_s`.
+        """
+        with self._changed:
+            self._closed = True
+            self._ready.clear()
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join(within_s)
+
+    def _run(self) -> None:
+        going = True
+        while going:
+            try:
+                made: Made | _Failed = self._make()
+            except BaseException as error:  # it is the caller's, whatever it is
+                made = _Failed(error)
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or len(self._ready) < self._most)
+                going = not self._closed and not isinstance(made, _Failed)
+                if not self._closed:
+                    self._ready.append(made)
+                self._changed.notify_all()
+
+
 def _numbered(device: torch.device) -> torch.device:
     """The device with its index: torchvision makes a new decoder where "cuda" becomes "cuda:0"."""
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return torch.device("cuda", index)
+    index = cast(int | None, device.index)
+    return torch.device("cuda", torch.cuda.current_device() if index is None else index)
 
 
 def _usual_bytes(pictures: Sequence[Picture]) -> int:

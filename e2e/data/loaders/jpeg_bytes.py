@@ -1,7 +1,8 @@
 """Images that travel from the workers as they are stored: JPEG bytes, and how each is to be cut.
 
 What nvJPEG may not decode as Pillow does is decoded by Pillow, and travels as the pixels of its
-cut.
+cut. A batch travels as one tensor, so that the training process, which launches the steps, has next
+to no Python work for it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from io import BytesIO
 from typing import NamedTuple
 
@@ -18,19 +20,18 @@ from numpy.typing import NDArray
 from PIL import Image
 from PIL.ExifTags import Base
 from PIL.JpegImagePlugin import JpegImageFile
+from torch import Tensor
 from torch.utils.data import Dataset
 
-from e2e.data.loaders.backend import Broken
 from e2e.data.loaders.decode import decode, read, short
-from e2e.data.loaders.packing import Box, Item, Sample
 from e2e.data.loaders.sampling import Draw
-from e2e.data.sources.listing import Picture
-from kernels.resample.geometry import ORIENTATIONS, upright_size
+from e2e.data.types import Broken, Picture
+from kernels.resample.geometry import ORIENTATIONS, crop_table, upright_size
 
 # The cuts of v2.RandomResizedCrop as it usually is, and v2.RandomHorizontalFlip.
 AREA = (0.08, 1.0)
 RATIO = (3 / 4, 4 / 3)
-LOG_RATIO = torch.log(torch.tensor(RATIO)).tolist()  # as float32 has them
+LOG_RATIO: list[float] = torch.log(torch.tensor(RATIO)).numpy().tolist()  # as float32 has them
 TRIES = 10
 FLIPPED = 0.5
 
@@ -40,21 +41,105 @@ COLOUR_BY_NAME = [ord(letter) for letter in "RGB"]  # components that are not YC
 # Of brightness, where colours have one sample: 4:4:4, 4:2:2, 4:2:0, 4:4:0, 4:1:1, 4:1:0.
 SAMPLINGS = frozenset(((1, 1), (2, 1), (2, 2), (1, 2), (4, 1), (4, 2)))
 
+# Of each image: how many bytes its content takes; 1 for a JPEG's bytes, 0 for pixels; 3, height and
+# width as it is stored; its class; its draw; its row of `crop_table`, as if it began at address 0.
+ROW = np.dtype([
+    ("bytes", np.int64), ("coded", np.int64), ("shape", np.int64, 3), ("label", np.int64),
+    ("draw", np.int64, 2), ("crop", np.int64, 6),
+])  # fmt: skip
 
-class Encoded(Dataset[Sample]):
+Rows = NDArray[np.void]  # of ROW
+Box = tuple[int, int, int, int]  # top, left, height, width in the upright image
+
+
+@dataclass(frozen=True)
+class Item:
+    """An image of a batch, without its content.
+
+    `coded`: it is a JPEG's bytes, not pixels. `size`: height and width as it is stored.
+    `orientation`: EXIF's. `draw`: which image it is, and the seed that it was cut by.
+    """
+
+    coded: bool
+    size: tuple[int, int]
+    orientation: int
+    box: Box
+    flip: bool
+    label: int
+    draw: Draw
+
+
+class EncodedSample(NamedTuple):
+    """An image and its content, uint8 in one dimension; None where none could be read."""
+
+    item: Item | None
+    content: NDArray[np.uint8]
+    broken: list[Broken]
+
+
+@dataclass(frozen=True)
+class Packed:
+    """`count` images, and broken files. `flat`, uint8, has their rows, then content by content."""
+
+    flat: Tensor
+    count: int
+    broken: list[Broken]
+
+    def pin_memory(self) -> Packed:
+        """The same in pinned memory: what the DataLoader calls."""
+        return replace(self, flat=self.flat.pin_memory())
+
+    def rows(self) -> Rows:
+        """What is known of each image: a view."""
+        return self.flat[: self.count * ROW.itemsize].numpy().view(ROW)
+
+    def contents(self) -> list[Tensor]:
+        """Views of each image's content, uint8 [bytes]: a JPEG, or pixels of its shape."""
+        content = self.flat[self.count * ROW.itemsize :]
+        return list(torch.split(content, self.rows()["bytes"].tolist()))
+
+
+def pack(samples: Sequence[EncodedSample]) -> Packed:
+    """A batch of those samples that have an image."""
+    good = [(sample.item, sample.content) for sample in samples if sample.item is not None]
+    rows = _rows([item for item, _ in good])
+    rows["bytes"] = [len(content) for _, content in good]
+    flat = np.concatenate([rows.view(np.uint8), *(content for _, content in good)])
+    broken = [file for sample in samples for file in sample.broken]
+    return Packed(torch.as_tensor(flat), len(good), broken)
+
+
+def _rows(items: Sequence[Item]) -> Rows:
+    rows = np.zeros(len(items), ROW)
+    if items:
+        rows["coded"] = [item.coded for item in items]
+        rows["shape"] = [(3, *item.size) for item in items]
+        rows["label"] = [item.label for item in items]
+        rows["draw"] = [item.draw for item in items]
+        rows["crop"] = crop_table(
+            [0] * len(items),
+            [item.size for item in items],
+            torch.tensor([item.box for item in items]),
+            torch.tensor([item.flip for item in items]),
+            torch.tensor([item.orientation for item in items]),
+        )
+    return rows
+
+
+class Encoded(Dataset[EncodedSample]):
     """Image files, read and not decoded. A broken one gives its place to the next good one."""
 
     def __init__(self, pictures: Sequence[Picture], cold: bool = False) -> None:
         self._pictures, self._cold = pictures, cold
 
-    def __getitem__(self, draw: Draw) -> Sample:
+    def __getitem__(self, draw: Draw) -> EncodedSample:
         return self._first_good(draw, by_pillow=False)
 
-    def by_pillow(self, draw: Draw) -> Sample:
+    def by_pillow(self, draw: Draw) -> EncodedSample:
         """The same image and cut as pixels, or those of the next one that Pillow can decode."""
         return self._first_good(draw, by_pillow=True)
 
-    def _first_good(self, draw: Draw, by_pillow: bool) -> Sample:
+    def _first_good(self, draw: Draw, by_pillow: bool) -> EncodedSample:
         first, seed = draw
         broken: list[Broken] = []
         for index in range(first, first + len(self._pictures)):
@@ -66,8 +151,8 @@ class Encoded(Dataset[Sample]):
             except Exception as error:  # decoders raise nearly anything on broken files
                 broken.append((path, short(error)))
                 continue
-            return Sample(item, pixels, broken)
-        return Sample(None, np.empty(0, np.uint8), broken)
+            return EncodedSample(item, pixels, broken)
+        return EncodedSample(None, np.empty(0, np.uint8), broken)
 
 
 class Stored(NamedTuple):

@@ -12,13 +12,16 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torchvision.io import ImageReadMode, decode_jpeg
+from torchvision.io import (  # pyright: ignore[reportMissingTypeStubs]
+    ImageReadMode,
+    decode_jpeg,
+)
 
-from e2e.data.loaders.backend import Broken, Wanted
 from e2e.data.loaders.decode import short
+from e2e.data.loaders.jpeg_bytes import EncodedSample, Packed, Rows, pack
 from e2e.data.loaders.nvjpeg_hardware import HardwareDecoder, NvjpegError, hardware_decoder
-from e2e.data.loaders.packing import Packed, Rows, Sample, pack
 from e2e.data.loaders.sampling import Draw
+from e2e.data.types import Broken, Wanted
 from kernels.resample.resample import Resampling
 from microbench.errors import UserError
 
@@ -49,7 +52,7 @@ class Decoder:
     """
 
     def __init__(
-        self, by_pillow: Callable[[Draw], Sample], wanted: Wanted, device: torch.device
+        self, by_pillow: Callable[[Draw], EncodedSample], wanted: Wanted, device: torch.device
     ) -> None:
         self._by_pillow, self._device, self._size = by_pillow, device, wanted.size
         self._channels_last = wanted.channels_last
@@ -78,7 +81,7 @@ class Decoder:
         """
         with torch.cuda.stream(self._stream):
             rows, images, broken = self._decoded(packed)
-            labels = self._sent(torch.from_numpy(rows["label"].copy()))
+            labels = self._sent(torch.as_tensor(rows["label"].copy()))
             resampling = self._prepared(rows, images) if images else None
             cut = labels if resampling is None else resampling.launch()
             done = torch.cuda.Event(blocking=True)  # who waits for it on the host sleeps
@@ -108,7 +111,7 @@ class Decoder:
             device=self._device,
             memory_format=layout,
         )
-        table = self._sent(torch.from_numpy(table))
+        table = self._sent(torch.as_tensor(table))
         return Resampling(images, table, self._scale, self._shift, out)
 
     def _decoded(self, packed: Packed) -> tuple[Rows, list[Tensor], list[Broken]]:
@@ -136,7 +139,7 @@ class Decoder:
         decoded = iter(
             self._by_nvjpeg([part for part, so in zip(contents, coded, strict=True) if so])
         )
-        found = []
+        found: list[Tensor | None] = []
         for content, so, shape in zip(contents, coded, rows["shape"].tolist(), strict=True):
             image = next(decoded) if so else self._sent(content.view(shape))
             found.append(image if image is not None and list(image.shape) == shape else None)
@@ -192,11 +195,11 @@ def why_not(decode: Decode) -> str | None:
     for image in images:
         written = BytesIO()
         image.save(written, "JPEG", quality=95)
-        encoded.append(torch.from_numpy(np.frombuffer(bytearray(written.getvalue()), np.uint8)))
+        encoded.append(torch.as_tensor(np.frombuffer(bytearray(written.getvalue()), np.uint8)))
     try:
         decoded = decode(encoded)
         for image, found in zip(images, decoded, strict=True):
-            wanted = torch.from_numpy(np.array(image.convert("RGB")))
+            wanted = torch.as_tensor(np.array(image.convert("RGB")))
             if found is None:
                 return "nvJPEG refuses a plain image"
             pixels = found.cpu().permute(1, 2, 0).to(torch.int64)

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 
 import torch
-import torchvision
+import torchvision  # pyright: ignore[reportMissingTypeStubs]
 from torch import Tensor
 
 # From nvjpeg.h of CUDA 13: statuses, and what is asked for.
@@ -70,7 +70,7 @@ class _Library:
         self._spare.append(state)
 
     def end(self, state: c_void_p) -> None:
-        """Let go of a state of which nobody knows what it holds."""
+        """Destroy a state whose contents are undefined."""
         self._batches.nvjpegJpegStateDestroy(state)
 
     def header(self) -> c_void_p:
@@ -107,8 +107,8 @@ class _Library:
     ) -> None:
         """Decode a batch into its images, uint8 [3, height, width] each, and wait for the engines.
 
-        They write at once, whatever the stream has to do before: its memory must be nobody's. The
-        images are there when the stream has come so far.
+        They write at once, whatever the stream has still to do: no earlier work may use the images'
+        memory. The images are complete when the stream has come so far.
         """
         count = len(encoded)
         data = (c_void_p * count)(*(one.data_ptr() for one in encoded))
@@ -161,7 +161,7 @@ class HardwareDecoder:
         flat = torch.empty(sum(lengths), dtype=torch.uint8, device=self._device)
         images = [
             part[: 3 * height * width].view(3, height, width)
-            for part, (_, (height, width)) in zip(flat.split(lengths), fitting, strict=True)
+            for part, (_, (height, width)) in zip(torch.split(flat, lengths), fitting, strict=True)
         ]
         self._decode([one for one, _ in fitting], images)
         made = iter(images)

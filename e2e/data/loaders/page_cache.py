@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from e2e.data.loaders.backend import Arrays, Source
+from e2e.data.types import Arrays, Source
 
 TRIED = 4  # files of a source
 # Seconds to wait before each try to drop a file: pages that were just written or read may be held
@@ -62,7 +62,7 @@ def _kept(descriptor: int, wait_s: float) -> bool:
 
 
 def _in_memory(descriptor: int) -> bool:
-    """Whether the beginning of a file can be had without waiting. OSError where nobody knows."""
+    """Whether memory holds the beginning of a file. OSError where the system cannot tell."""
     try:
         os.preadv(descriptor, [bytearray(1)], 0, os.RWF_NOWAIT)
     except BlockingIOError:

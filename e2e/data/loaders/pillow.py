@@ -1,27 +1,31 @@
-"""The back end that most people run: Pillow and torchvision's transforms in DataLoader workers."""
+"""The back end that most people run: Pillow and torchvision's transforms in DataLoader workers.
+
+The transforms take a Pillow image or uint8 [3, H, W], and give uint8 [3, *size].
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import torch
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
+from torchvision.transforms import v2  # pyright: ignore[reportMissingTypeStubs]
 
-from e2e.data.loaders.backend import Arrays, Source, Tell, Wanted
+from e2e.data.loaders.crop_sizes import CENTRE, PADDING
 from e2e.data.loaders.decode import decode
-from e2e.data.loaders.pixels import PixelFeed
-from e2e.data.loaders.samples import Batch, Pictures, Sample, sample_workers, seeded, shuffled
+from e2e.data.loaders.pixels import (
+    Batch,
+    Pictures,
+    PixelFeed,
+    Sample,
+    sample_workers,
+    seeded,
+    shuffled,
+)
 from e2e.data.loaders.sampling import Draw, in_order
-from e2e.data.loaders.transforms import centre, random_cut, random_shift
-from e2e.data.sources.listing import Picture
-
-
-def missing(device: torch.device) -> str | None:
-    """It runs everywhere."""
-    return None
+from e2e.data.types import Arrays, Picture, Source, Tell, Wanted
 
 
 def open_feed(source: Source, wanted: Wanted, tell: Tell) -> PixelFeed:
@@ -53,12 +57,40 @@ def once(
         workers.close()
 
 
+def random_cut(size: tuple[int, int]) -> v2.Compose:
+    """A crop of any scale and shape, resized, and a flip: what ImageNet is trained with."""
+    return v2.Compose(
+        [v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip(), v2.PILToTensor()]
+    )
+
+
+def random_shift(size: tuple[int, int]) -> v2.Compose:
+    """A crop of this size, up to PADDING pixels beyond the image, and a flip: CIFAR's."""
+    return v2.Compose(
+        [
+            v2.RandomCrop(size, padding=PADDING, padding_mode="reflect"),
+            v2.RandomHorizontalFlip(),
+            v2.PILToTensor(),
+        ]
+    )
+
+
+def centre(size: tuple[int, int]) -> v2.Compose:
+    """The middle, CENTRE of the shorter side."""
+    return middle(size, round(max(size) / CENTRE))
+
+
+def middle(size: tuple[int, int], shorter: int) -> v2.Compose:
+    """The middle of the image when its shorter side has been resized to `shorter`."""
+    return v2.Compose([v2.Resize(shorter, antialias=True), v2.CenterCrop(size), v2.PILToTensor()])
+
+
 class _Decoded(Dataset[Sample]):
     """Arrays as CIFAR's scripts have them: one Pillow image at a time."""
 
     def __init__(self, arrays: Arrays, cut: Callable[[Any], Tensor]) -> None:
         self._pixels = arrays.images.permute(0, 2, 3, 1).numpy()  # as Pillow wants them
-        self._labels = arrays.classes.tolist()
+        self._labels: list[int] = arrays.classes.numpy().tolist()
         self._cut = cut
 
     def __getitem__(self, draw: Draw) -> Sample:

@@ -1,5 +1,5 @@
-"""One batch of bytes that is copied to the device each step, and training on it while a loader
-works for nothing: what the copy costs, and what a loader costs beside being waited for.
+"""A preloaded batch of bytes that is copied to the device each step, alone or while a loader runs
+whose batches are discarded: the cost of the copy, and that of a loader that is not waited for.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ import time
 import torch
 from torch import Tensor
 
-from e2e.data.loaders.backend import LoaderFeed
 from e2e.data.loaders.device_copy import Placer
-from e2e.data.sources.data import IMAGENET
+from e2e.data.types import IMAGENET, LoaderFeed
 
 LAST_BATCH_S = 10.0  # at most that closing waits for a batch
 NOTICED_S = 10.0  # at most until a thread that waits for workers knows that they were ended
@@ -59,8 +58,8 @@ class PinnedFeed:
 
 
 class CachedFeed:
-    """A `LoaderFeed` of a pinned batch. From `start` on, a thread takes the batches of `busy` as
-    fast as they come, and throws them away: `came_s` is when, by the monotonic clock.
+    """A `LoaderFeed` of a pinned batch. From `start` on, a thread fetches the batches of `busy` as
+    fast as they come and discards them: `came_s` is when, by the monotonic clock.
     """
 
     ahead = 0
@@ -90,11 +89,11 @@ class CachedFeed:
         """
         if self._thread.ident is not None:
             return
-        self._throw_away()
+        self._discard_one()
         self._thread.start()
 
     def fetch(self) -> None:
-        """Nothing to wait for. Raises what the thrown away batches raised."""
+        """Nothing to wait for. Raises what fetching the discarded batches raised."""
         if self._error is not None:
             raise self._error
 
@@ -115,10 +114,10 @@ class CachedFeed:
     def _drain(self) -> None:
         try:
             while not self._ending.is_set():
-                self._throw_away()
+                self._discard_one()
         except Exception as error:
             self._error = error
 
-    def _throw_away(self) -> None:
+    def _discard_one(self) -> None:
         self._busy.fetch()
         self.came_s.append(time.perf_counter())

@@ -1,40 +1,128 @@
-"""The feed of all back ends whose workers make batches of pixels."""
+"""Batches of pixels from workers, and their feed: what most back ends share."""
 
 from __future__ import annotations
 
-from torch import Tensor
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from e2e.data.loaders.backend import Files, Source, Tell, Wanted
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    Dataset,
+    default_collate,  # pyright: ignore[reportUnknownVariableType]
+    get_worker_info,
+)
+
+from e2e.data.loaders.decode import read, short
 from e2e.data.loaders.device_copy import Placer
-from e2e.data.loaders.samples import Batch
-from e2e.data.loaders.worker_pool import Workers
+from e2e.data.loaders.sampling import Draw, Shuffled
+from e2e.data.loaders.worker_pool import WorkerFeed, Workers
+from e2e.data.types import Broken, Files, Picture, Source, Tell, Wanted
 from microbench.errors import UserError
 
+Decoded = TypeVar("Decoded")
 
-class PixelFeed:
+
+class Sample(NamedTuple):
+    """An image, uint8 [3, H, W], None where none could be decoded; and the files that could not."""
+
+    image: Tensor | None
+    label: int
+    broken: list[Broken]
+
+
+class Batch(NamedTuple):
+    """Images, uint8 [N, 3, H, W], classes, int64 [N], and broken files. N may be short."""
+
+    images: Tensor
+    labels: Tensor
+    broken: list[Broken]
+
+
+class Pictures(Dataset[Sample], Generic[Decoded]):
+    """Image files, decoded and cut at random. A broken one gives its place to the next good one.
+
+    When `whole`, nothing is random, and a broken file is left out instead.
+    """
+
+    def __init__(
+        self,
+        pictures: Sequence[Picture],
+        decode: Callable[[bytes], Decoded],
+        cut: Callable[[Decoded], Tensor],
+        *,
+        cold: bool = False,
+        whole: bool = False,
+    ) -> None:
+        self._pictures = pictures
+        self._decode, self._cut = decode, cut
+        self._cold, self._whole = cold, whole
+
+    def __getitem__(self, draw: Draw) -> Sample:
+        first, seed = draw
+        broken: list[Broken] = []
+        tries = 1 if self._whole else len(self._pictures)
+        for index in range(first, first + tries):
+            path, label = self._pictures[index % len(self._pictures)]
+            try:
+                image = seeded(self._cut, self._decode(read(path, self._cold)), seed)
+            except Exception as error:  # decoders raise nearly anything on broken files
+                broken.append((path, short(error)))
+                continue
+            return Sample(image, label, broken)
+        return Sample(None, 0, broken)
+
+
+def seeded(cut: Callable[[Any], Tensor], image: object, seed: int) -> Tensor:
+    """Cut by the seed alone, whichever process does it; a training keeps its random state."""
+    state = None if get_worker_info() else torch.get_rng_state()
+    torch.default_generator.manual_seed(seed)
+    try:
+        return cut(image)
+    finally:
+        if state is not None:
+            torch.set_rng_state(state)
+
+
+def together(samples: Sequence[Sample]) -> Batch:
+    """A batch of those samples that have an image."""
+    good = [one for one in samples if one.image is not None]
+    broken = [file for one in samples for file in one.broken]
+    labels = torch.tensor([one.label for one in good], dtype=torch.int64)
+    if not good:
+        return Batch(torch.empty(0, dtype=torch.uint8), labels, broken)
+    # In a worker it stacks into memory that the parent shares.
+    return Batch(default_collate([one.image for one in good]), labels, broken)
+
+
+def sample_workers(
+    samples: Dataset[Sample], batches: Callable[[int], Iterable[list[Any]]], wanted: Wanted
+) -> Workers[Batch]:
+    """Workers that make batches of samples, for the draws from the n-th batch on."""
+    return Workers(
+        samples,
+        batches,
+        wanted,
+        collate=together,
+        pinned=wanted.pinned,
+        batch_bytes=wanted.batch_bytes,
+    )
+
+
+def shuffled(samples: Dataset[Sample], count: int, wanted: Wanted) -> Workers[Batch]:
+    """Workers that draw from `count` samples, epoch after epoch."""
+    return sample_workers(samples, partial(Shuffled, count, wanted.batch, wanted.seed), wanted)
+
+
+class PixelFeed(WorkerFeed[Batch]):
     """A `LoaderFeed` that waits for its workers' batch, copies it, and normalises on the device."""
 
-    idle_cpu_s = 0.0
-
     def __init__(self, workers: Workers[Batch], source: Source, wanted: Wanted, tell: Tell) -> None:
-        self._workers, self._source, self._tell = workers, source, tell
+        super().__init__(workers)
+        self._source, self._tell = source, tell
         self._place = Placer(wanted.device, wanted.normal, wanted.channels_last)
         self._open = True
-
-    @property
-    def ahead(self) -> int:
-        """How many batches may be ready before anybody asks."""
-        return self._workers.ahead
-
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """The workers by now."""
-        return self._workers.pids
-
-    @property
-    def restarts(self) -> int:
-        """How often workers were replaced because one died."""
-        return self._workers.restarts
 
     def fetch(self) -> Batch:
         """Wait for the next batch. UserError for a broken image when strict, or all broken."""
@@ -53,7 +141,7 @@ class PixelFeed:
     def close(self) -> None:
         """End the workers."""
         self._open = False
-        self._workers.close()
+        super().close()
 
 
 def none_left(source: Source) -> UserError:

@@ -8,12 +8,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from e2e.data.loaders.backend import Files, Tell, Wanted
 from e2e.data.loaders.cpus import cores, free_shared_memory
-from e2e.data.loaders.memory_check import kept_size, no_room
-from e2e.data.loaders.pillow import once
+from e2e.data.loaders.crop_sizes import kept_size, no_room
+from e2e.data.loaders.pillow import middle, once
 from e2e.data.loaders.pixels import none_left
-from e2e.data.loaders.transforms import middle
+from e2e.data.types import Files, Tell, Wanted
 from microbench.device.host import available_memory_bytes
 from microbench.errors import UserError
 
@@ -24,9 +23,9 @@ MOST_WORKERS = 16
 def decoded(files: Files, wanted: Wanted, tell: Tell) -> tuple[Tensor, Tensor]:
     """Images, uint8 [N, 3, H, W] with 256 pixels for every 224 that are wanted, and classes, int64.
 
-    Broken files are left out and told. It takes workers of its own, whatever is wanted: nothing is
-    measured meanwhile; `note` is told how long. UserError when the images do not fit into SHARE of
-    the device's free memory, or none can be decoded.
+    Broken files are left out and reported. It has workers of its own, whatever is wanted: nothing
+    is measured meanwhile; `note` gets the time it took. UserError when the images do not fit into
+    SHARE of the device's free memory, or none can be decoded.
     """
     start_s = time.perf_counter()
     height, width = size = kept_size(wanted.size)

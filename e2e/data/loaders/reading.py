@@ -1,4 +1,4 @@
-"""Files read and thrown away: what the disk, or the page cache, gives when nothing is decoded."""
+"""Files read and discarded: the rate of the disk, or the page cache, when nothing is decoded."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from e2e.data.loaders.backend import Broken, Files, Source, Tell, Wanted
 from e2e.data.loaders.decode import read, short
 from e2e.data.loaders.sampling import Draw, Shuffled
-from e2e.data.loaders.worker_pool import Workers
-from e2e.data.sources.listing import Picture
+from e2e.data.loaders.worker_pool import WorkerFeed, Workers
+from e2e.data.types import Broken, Files, Picture, Source, Tell, Wanted
 from microbench.errors import UserError
 
 
@@ -26,45 +24,26 @@ class Read(NamedTuple):
     broken: list[Broken]
 
 
-def missing(device: torch.device) -> str | None:
-    """It runs everywhere."""
-    return None
-
-
 def open_feed(source: Source, wanted: Wanted, tell: Tell) -> ReadFeed:
     """The files in the order in which training reads them."""
     assert isinstance(source, Files)
     workers = Workers(
         _Files(source.pictures, wanted.cold),
         partial(Shuffled, len(source.pictures), wanted.batch, wanted.seed),
-        workers=wanted.workers,
+        wanted,
         collate=_added_up,
         pinned=False,
         batch_bytes=0,
-        on_death=wanted.on_death,
-        prefetch=wanted.prefetch,
-        note=wanted.note,
     )
     return ReadFeed(workers, tell)
 
 
-class ReadFeed:
+class ReadFeed(WorkerFeed[Read]):
     """A `LoaderFeed` that cannot train: it fetches, and has nothing to place."""
 
-    idle_cpu_s = 0.0
-
     def __init__(self, workers: Workers[Read], tell: Tell) -> None:
-        self._workers, self._tell = workers, tell
-
-    @property
-    def ahead(self) -> int:
-        """How many batches may be read before anybody asks."""
-        return self._workers.ahead
-
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """The workers by now."""
-        return self._workers.pids
+        super().__init__(workers)
+        self._tell = tell
 
     def fetch(self) -> Read:
         """Wait until the next batch is read."""
@@ -75,10 +54,6 @@ class ReadFeed:
     def place(self, fetched: object) -> tuple[Tensor, Tensor]:
         """UserError: there is nothing to train on."""
         raise UserError("loader read only reads files: it cannot train")
-
-    def close(self) -> None:
-        """End the workers."""
-        self._workers.close()
 
 
 class _Files(Dataset[Read]):

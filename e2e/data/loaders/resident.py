@@ -7,10 +7,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from e2e.data.loaders.backend import Arrays, Source, Tell, Wanted
-from e2e.data.sources.data import laid_out
-
-PADDING = 4  # pixels that a crop of a small image may lie beyond it, where the image is mirrored
+from e2e.data.loaders.crop_sizes import PADDING
+from e2e.data.types import Arrays, Source, Tell, Wanted, laid_out
 
 Kept = tuple[Tensor, Tensor]
 # All feeds of a source share its images, which go when the source does.
@@ -18,13 +16,8 @@ _kept: WeakKeyDictionary[Source, dict[tuple[tuple[int, int], torch.device], Kept
 _kept = WeakKeyDictionary()
 
 
-def missing(device: torch.device) -> str | None:
-    """It runs everywhere, with a few images; what does not fit is refused when it is opened."""
-    return None
-
-
 def open_feed(source: Source, wanted: Wanted, tell: Tell) -> ResidentFeed:
-    """Images from files are decoded now, once for all feeds of a source; they may not fit."""
+    """Images from files are decoded now, once for all feeds of a source. UserError for too many."""
     by_size = _kept.setdefault(source, {})
     key = (wanted.size, wanted.device)
     if key not in by_size:
@@ -35,9 +28,8 @@ def open_feed(source: Source, wanted: Wanted, tell: Tell) -> ResidentFeed:
 def _placed(source: Source, wanted: Wanted, tell: Tell) -> Kept:
     if isinstance(source, Arrays):
         return source.images.to(wanted.device), source.classes.to(wanted.device)
-    from e2e.data.loaders.predecode import (
-        decoded,  # Pillow and torchvision, which arrays do not need
-    )
+    # Pillow and torchvision load slowly, and arrays do not need them.
+    from e2e.data.loaders.predecode import decoded
 
     return decoded(source, wanted, tell)
 

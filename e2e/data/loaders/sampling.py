@@ -36,8 +36,8 @@ class Shuffled:
             seeds = torch.randint(2**62, (self.count,), generator=generator)
             if left_out < self.count:
                 drawn = torch.stack([order, seeds])[:, left_out:]
-                for some in drawn.split(LISTED, dim=1):
-                    yield from zip(*some.tolist(), strict=True)
+                for some in torch.split(drawn, LISTED, dim=1):
+                    yield from zip(*some.numpy().tolist(), strict=True)
             left_out = max(0, left_out - self.count)
 
 

@@ -10,6 +10,7 @@ import itertools
 import os
 import random
 from collections.abc import Callable, Generator, Iterator, Sequence
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, BinaryIO
 
@@ -17,12 +18,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from e2e.data.loaders.backend import Broken, Files, Source, Tell, Wanted
 from e2e.data.loaders.decode import decode, short
 from e2e.data.loaders.page_cache import drop
-from e2e.data.loaders.pixels import PixelFeed
-from e2e.data.loaders.samples import Sample, sample_workers, seeded
-from e2e.data.loaders.transforms import random_cut
+from e2e.data.loaders.pillow import random_cut
+from e2e.data.loaders.pixels import PixelFeed, Sample, sample_workers, seeded
+from e2e.data.types import Broken, Files, Source, Tell, Wanted
 from microbench.errors import UserError
 
 BUFFER = 1000  # undecoded images of a worker from which the next is drawn
@@ -98,11 +98,12 @@ class _Shards(Dataset[Sample]):
                 following.close()
                 return sample
             except Exception as error:  # decoders raise nearly anything on broken files
-                broken.append((os.path.join(parts["__url__"], parts["__key__"]), _said(error)))
+                name = os.path.join(str(parts["__url__"]), str(parts["__key__"]))
+                broken.append((name, _said(error)))
         return Sample(None, 0, broken)
 
     def _following(self) -> Generator[tuple[Raw, int], None, None]:
-        """What the next batches will be of, as far as anybody looks, and at most BUFFER of it."""
+        """The next samples, at most BUFFER of them; they stay in the stream."""
         assert self._raw is not None
         seen: list[tuple[Raw, int]] = []
         try:
@@ -122,16 +123,14 @@ class _Shards(Dataset[Sample]):
 
     def _drawn(self, worker: int, workers: int) -> Iterator[tuple[Raw, int]]:
         """Samples of a worker's shards in random order, each with a seed, epoch after epoch."""
-        from webdataset import shuffle  # pyright: ignore[reportMissingImports]
-
+        shuffle = _webdataset("webdataset").shuffle
         random_ = random.Random(f"{self._wanted.seed} {worker}")
         stream = self._epochs(self._paths[worker::workers], random.Random(random_.random()))
         for raw in shuffle(BUFFER, rng=random.Random(random_.random()))(stream):
             yield raw, random_.getrandbits(62)
 
     def _epochs(self, paths: Sequence[str], random_: random.Random) -> Iterator[Raw]:
-        from webdataset import tariterators  # pyright: ignore[reportMissingImports]
-
+        tariterators = _webdataset("webdataset.tariterators")
         while True:
             order = random_.sample(paths, len(paths))
             files = tariterators.tar_file_expander(self._opened(order), handler=self._heard)
@@ -161,6 +160,11 @@ class _Shards(Dataset[Sample]):
         if all(path != self._reading for path, _ in self._broken):
             self._broken.append((self._reading, said))
         return True  # go on with what comes after it
+
+
+def _webdataset(module: str) -> Any:
+    """A module of webdataset, which is an optional extra without types."""
+    return import_module(module)
 
 
 def _is_cut_short(file: BinaryIO) -> bool:

@@ -7,23 +7,22 @@ import warnings
 import torch
 from PIL import Image
 from torch import Tensor
-from torchvision.io import ImageReadMode, decode_jpeg
-from torchvision.transforms.v2.functional import pil_to_tensor
+from torchvision.io import (  # pyright: ignore[reportMissingTypeStubs]
+    ImageReadMode,
+    decode_jpeg,
+)
+from torchvision.transforms.v2.functional import (  # pyright: ignore[reportMissingTypeStubs]
+    pil_to_tensor,
+)
 
-from e2e.data.loaders.backend import Files, Source, Tell, Wanted
 from e2e.data.loaders.decode import decode
-from e2e.data.loaders.pixels import PixelFeed
-from e2e.data.loaders.samples import Pictures, shuffled
-from e2e.data.loaders.transforms import random_cut
+from e2e.data.loaders.pillow import random_cut
+from e2e.data.loaders.pixels import Pictures, PixelFeed, shuffled
+from e2e.data.types import Files, Source, Tell, Wanted
 
 JPEG = b"\xff\xd8\xff"
 # Markers of a JPEG that begin a frame: all from C0 to CF but DHT, JPG and DAC.
 FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-
-
-def missing(device: torch.device) -> str | None:
-    """It runs everywhere."""
-    return None
 
 
 def open_feed(source: Source, wanted: Wanted, tell: Tell) -> PixelFeed:

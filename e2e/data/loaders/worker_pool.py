@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from multiprocessing.process import BaseProcess
@@ -18,8 +18,8 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from e2e.data.loaders.backend import PREFETCH
 from e2e.data.loaders.cpus import free_shared_memory
+from e2e.data.types import Wanted
 from microbench.errors import UserError
 
 # As in a user's own script. What torch would choose here is what the training process was started
@@ -51,9 +51,9 @@ class Workers(Iterator[Batch], Generic[Batch]):
 
     `batches(n)` are the draws from the n-th batch on; all that is random must follow from them.
     Workers start at the first `next` and stay; without any, the batches are made in this process.
-    When one is killed, "stop" is a LoaderError that names it; "restart" goes on with new ones at
-    the first batch that was not given yet, so that none is left out and none comes twice, and
-    `note` is told.
+    When one is killed, `wanted.on_death` "stop" is a LoaderError that names it; "restart" goes on
+    with new ones at the first batch that was not given yet, so that none is left out and none comes
+    twice, and `wanted.note` gets a line.
     `batch_bytes` is what a batch takes in shared memory: a LoaderError, before any worker starts,
     when the batches that are under way do not fit.
     """
@@ -62,20 +62,17 @@ class Workers(Iterator[Batch], Generic[Batch]):
         self,
         dataset: Dataset[Any],
         batches: Callable[[int], Iterable[list[Any]]],
+        wanted: Wanted,
         *,
-        workers: int,
         collate: Callable[[list[Any]], Batch],
         pinned: bool,
         batch_bytes: int,
-        on_death: str = "stop",
-        prefetch: int = PREFETCH,
-        note: Callable[[str], None] | None = None,
     ) -> None:
         self._dataset, self._batches, self._collate = dataset, batches, collate
-        self._workers, self._prefetch, self._pinned = workers, prefetch, pinned
+        self._workers, self._prefetch, self._pinned = wanted.workers, wanted.prefetch, pinned
         self._batch_bytes = batch_bytes
-        self._on_death = on_death
-        self._note = note
+        self._on_death = wanted.on_death
+        self._note = wanted.note
         self._running: Iterator[Batch] | None = None
         self._processes: tuple[BaseProcess, ...] = ()
         self._given = 0
@@ -84,7 +81,7 @@ class Workers(Iterator[Batch], Generic[Batch]):
 
     @property
     def ahead(self) -> int:
-        """How many batches may be ready before anybody asks."""
+        """How many batches may be ready before they are fetched."""
         return self._workers * self._prefetch
 
     @property
@@ -180,8 +177,30 @@ class Workers(Iterator[Batch], Generic[Batch]):
         if self._losses == MAX_LOSSES:
             raise LoaderError(f"{said}; so was the one before it, at the same batch")
         self.restarts += 1
-        if self._note:
-            self._note(f"{said}; new ones went on from the batch that was lost")
+        self._note(f"{said}; new ones went on from the batch that was lost")
+
+
+class WorkerFeed(Generic[Batch]):
+    """What all `LoaderFeed`s have that wait for batches of workers."""
+
+    idle_cpu_s = 0.0
+
+    def __init__(self, workers: Workers[Batch]) -> None:
+        self._workers = workers
+
+    @property
+    def ahead(self) -> int:
+        """How many batches may be ready before they are fetched."""
+        return self._workers.ahead
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The workers by now."""
+        return self._workers.pids
+
+    def close(self) -> None:
+        """End the workers."""
+        self._workers.close()
 
 
 def _end_with(parent: int, _: int) -> None:
@@ -208,7 +227,7 @@ def _end_of(process: BaseProcess) -> str:
 
 
 @contextmanager
-def _quiet_children() -> Iterator[None]:
+def _quiet_children() -> Generator[None, None, None]:
     """Keep torch from installing a signal handler that raises when a worker dies.
 
     It raises wherever the main thread is just then, in the middle of a training step too.

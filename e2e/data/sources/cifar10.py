@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from e2e.data.sources.data import Normal
-from e2e.data.sources.resident import Labelled
+from e2e.data.types import Arrays, Normal
 from microbench.errors import UserError
 
 RECORDS = 10_000  # images in each of the six files
@@ -30,7 +29,7 @@ ARCHIVES = ("cifar-10-python.tar.gz", "cifar-10-binary.tar.gz")
 Records = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 
-def read(folder: Path) -> tuple[Labelled, Labelled]:
+def read(folder: Path) -> tuple[Arrays, Arrays]:
     """The training and the test images of the CIFAR-10 in this folder, or in its usual subfolder.
 
     UserError when it is not there, or a file is cut short or broken.
@@ -45,10 +44,10 @@ def read(folder: Path) -> tuple[Labelled, Labelled]:
     return _joined([records(path) for path in train]), _joined([records(test)])
 
 
-def _joined(parts: list[Records]) -> Labelled:
+def _joined(parts: list[Records]) -> Arrays:
     pixels = np.concatenate([pixels for pixels, _ in parts]).reshape(-1, *SAMPLE)
     labels = np.concatenate([labels for _, labels in parts])
-    return Labelled(torch.from_numpy(pixels), torch.from_numpy(labels))
+    return Arrays(torch.as_tensor(pixels), torch.as_tensor(labels))
 
 
 def _found(folder: Path) -> tuple[Path, str]:

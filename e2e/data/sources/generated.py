@@ -22,8 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from e2e.data.sources import shapes
-from e2e.data.sources.data import Normal
-from e2e.data.sources.resident import Labelled
+from e2e.data.types import Arrays, Normal
 
 Ints = NDArray[np.integer]
 
@@ -51,7 +50,7 @@ MARGIN = 2  # pixels that a mask's window stays away from the ends of its canvas
 
 
 @lru_cache(maxsize=1)
-def images() -> tuple[Labelled, Labelled]:
+def images() -> tuple[Arrays, Arrays]:
     """The training images and those held out. Takes some seconds the first time in a process."""
     world = _World()
     return world.images(TRAIN_STREAM, TRAIN), world.images(HELD_OUT_STREAM, HELD_OUT)
@@ -71,7 +70,7 @@ class _World:
         raw = _random_bytes(TEXTURE_STREAM, shapes.texture_bytes())
         self._textures = _windows(shapes.textures(raw))
 
-    def images(self, stream: int, count: int) -> Labelled:
+    def images(self, stream: int, count: int) -> Arrays:
         """`count` images from a stream of random numbers; the classes take turns."""
         raw = _random_bytes(stream, count * (DRAWN_BYTES + NOISE_BYTES))
         drawn = raw[: count * DRAWN_BYTES].reshape(count, DRAWN_BYTES)
@@ -86,7 +85,7 @@ class _World:
         # Threads, as NumPy lets go of the interpreter while it computes.
         with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as threads:
             list(threads.map(make, range(0, count, CHUNK)))
-        return Labelled(torch.from_numpy(pixels), torch.from_numpy(labels))
+        return Arrays(torch.as_tensor(pixels), torch.as_tensor(labels))
 
     def _made(self, draw: _Draws, noise: NDArray[np.uint8], labels: Ints) -> Ints:
         """Images [N, 3, 32, 32], from 0 to 255."""

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
+from e2e.data.types import Picture
 from microbench.errors import UserError
 
 SUFFIXES = frozenset(
@@ -28,13 +28,6 @@ SIGNATURES = (
     b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM", b"II*\0", b"MM\0*",
     b"P1", b"P2", b"P3", b"P4", b"P5", b"P6",
 )  # fmt: skip
-
-
-class Picture(NamedTuple):
-    """An image file and the number of its class."""
-
-    path: str
-    label: int
 
 
 @dataclass(frozen=True)
@@ -90,7 +83,7 @@ def list_images(root: Path) -> Listing:
 
 
 def _left_out_notes(left_out: Counter[str]) -> list[str]:
-    """How much in class folders is no image by its name: what nobody loads."""
+    """A note on the files in class folders without the suffix of an image: they are not loaded."""
     if not left_out:
         return []
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in left_out.most_common(MOST_KINDS))

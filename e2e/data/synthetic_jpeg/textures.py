@@ -1,22 +1,23 @@
-"""The noise that all made images are cut from: fields with an amplitude of 1/f, and textures.
+"""Random numbers and noise that all synthetic images are cut from: 1/f fields, and textures.
 
-They are Fourier sums of random phase, computed once in a process and rounded to whole numbers;
-after that an image needs no rounding. The sums are off by 1e-13 of a step or so: on another machine
-a pixel differs once in thousands of data sets.
+NumPy promises to keep PCG64's raw stream. The noise is a Fourier sum of random phases, computed
+once in a process and rounded to whole numbers; after that an image needs no rounding. The sums are
+off by 1e-13 of a step or so: on another machine a pixel differs once in thousands of data sets.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from e2e.data.synthetic_jpeg.rng import Draws, fractions
-
 Plane = NDArray[np.int16]
 Floats = NDArray[np.floating]
 
+UNIT_BITS = 53  # of a random fraction: what float64 holds
 STREAM = 0x66_6C_64  # of random numbers; apart from those of images, whatever the seed
 SIDE = 2048  # pixels a side of a field; an image is at most 1200
 FIELDS = 2
@@ -39,26 +40,58 @@ KINDS: tuple[tuple[float, ...] | None, ...] = (
 )  # fmt: skip
 
 
-class Fields:
-    """Windows of noise, int16: standard deviation FIELD_STD or TEXTURE_STD, at most 5 of these."""
+class Draws:
+    """Whole numbers one after another, of the stream that `key` names."""
 
-    def __init__(self) -> None:
-        self._noise = [_noise(number) for number in range(FIELDS)]
-        self._textures = [_texture(number) for number in range(len(KINDS))]
+    def __init__(self, *key: int) -> None:
+        self._source = np.random.PCG64(key)
 
-    def noise(self, which: int, height: int, width: int, draw: Draws) -> Plane:
-        """A part of a field, mirrored or not. The amplitude falls as 1/f."""
-        return _window(self._noise[which], height, width, draw)
+    def below(self, limit: int) -> int:
+        """From 0 to limit - 1."""
+        return int(self._source.random_raw()) % limit
 
-    def texture(self, kind: int, height: int, width: int, draw: Draws) -> Plane:
-        """A part of a texture of KINDS, mirrored or not."""
-        return _window(self._textures[kind], height, width, draw)
+    def between(self, ends: tuple[int, int]) -> int:
+        """From one end to the other, both included."""
+        return ends[0] + self.below(ends[1] - ends[0] + 1)
+
+    def sign(self) -> int:
+        """-1 or 1."""
+        return 1 - 2 * self.below(2)
+
+    def chance(self, pct: int) -> bool:
+        """True in `pct` per cent of the cases."""
+        return self.below(100) < pct
+
+    def quantile(self, steps: Sequence[int]) -> int:
+        """Of a distribution whose quantiles, equally far apart, are `steps`; linear between."""
+        at, part = divmod(self.below((len(steps) - 1) << 16), 1 << 16)
+        return steps[at] + ((steps[at + 1] - steps[at]) * part >> 16)
+
+
+def noise(which: int, height: int, width: int, draw: Draws) -> Plane:
+    """A part of a 1/f field, mirrored or not: standard deviation FIELD_STD, at most 5 of these."""
+    return _window(planes().fields[which], height, width, draw)
+
+
+def texture(kind: int, height: int, width: int, draw: Draws) -> Plane:
+    """A part of a texture of KINDS, mirrored or not; standard deviation TEXTURE_STD."""
+    return _window(planes().textures[kind], height, width, draw)
+
+
+class Planes(NamedTuple):
+    """What all images are cut from."""
+
+    fields: list[Plane]
+    textures: list[Plane]
 
 
 @lru_cache(maxsize=1)
-def fields() -> Fields:
-    """The fields of this process; they take about a second the first time, and 40 MB."""
-    return Fields()
+def planes() -> Planes:
+    """The planes of this process; they take about a second the first time, and 40 MB."""
+    return Planes(
+        [_field(number) for number in range(FIELDS)],
+        [_texture(number) for number in range(len(KINDS))],
+    )
 
 
 def _window(plane: Plane, height: int, width: int, draw: Draws) -> Plane:
@@ -67,7 +100,7 @@ def _window(plane: Plane, height: int, width: int, draw: Draws) -> Plane:
     return part[:: draw.sign(), :: draw.sign()]
 
 
-def _noise(number: int) -> Plane:
+def _field(number: int) -> Plane:
     down, across = _frequencies(SIDE)
     frequency = np.hypot(down, across)
     amplitude = np.zeros_like(frequency)
@@ -99,7 +132,9 @@ def _bell(deviation: Floats) -> Floats:
 
 def _summed(amplitude: Floats, std: int, number: int) -> Plane:
     """Waves of these amplitudes [side, side / 2 + 1] and random phases, added up and scaled."""
-    phase = 2 * np.pi * fractions(amplitude.size, STREAM, number).reshape(amplitude.shape)
+    raw = np.asarray(np.random.PCG64((STREAM, number)).random_raw(amplitude.size))
+    fractions = (raw >> np.uint64(64 - UNIT_BITS)) * 2.0**-UNIT_BITS  # from 0 to below 1
+    phase = 2 * np.pi * fractions.reshape(amplitude.shape)
     plane = np.fft.irfft2(amplitude * np.exp(1j * phase), s=(len(amplitude),) * 2)
     plane *= std / plane.std()
     return np.rint(plane.clip(-CLIP_STD * std, CLIP_STD * std)).astype(np.int16)

@@ -1,4 +1,4 @@
-"""Small networks whose steps hardly keep a device busy and differ in what the host must do."""
+"""Small networks whose steps are bound by CPU launches and differ in what the host does."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from e2e.networks.network import written
 from e2e.predict.trace.fake_trace import fixed_feed
 from e2e.recipes import recipe_of
 from e2e.results.types import TrainCase
-from e2e.train.trainer import Learner
+from e2e.train.trainer import Trainer
 
 WIDTH = 32
 CLASSES = 8
@@ -119,7 +119,7 @@ def small_recipes(small: Network, kind: str, *, bf16: bool = True) -> tuple[str,
 
 
 def paced_network() -> Network:
-    """The one that tells how fast a host launches."""
+    """The network whose step measures the launch speed of the host."""
     return _small("pace", lambda: _convolutions(PACED_LAYERS), (3, 8, 8))
 
 
@@ -152,10 +152,10 @@ def small_case(small: Network, recipe: str) -> TrainCase:
 def small_step(small: Network, recipe: str, device: torch.device) -> Callable[[], None]:
     """Launches a step of it, on one batch for ever."""
     case = small_case(small, recipe)
-    learner = Learner(small, case, recipe_of(case), device, seed=1)
+    trainer = Trainer(small, case, recipe_of(case), device, seed=1)
     feed = fixed_feed(small, case, device, CLASSES)
 
     def step() -> None:
-        learner.step(feed)
+        trainer.step(feed)
 
     return step

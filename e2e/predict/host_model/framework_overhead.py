@@ -1,13 +1,14 @@
-"""What the host does around the calls of a step: modules, autograd, the optimizer's own Python.
+"""Host time of a step outside its calls: modules, autograd, the optimizer's own Python.
 
-Calls are timed alone; what surrounds them is learnt once a machine from small networks, whose steps
-are timed on the host and traced: the difference is fitted to what there is to do.
+Calls are timed alone. The rest is fitted once per machine: steps of small networks are timed on the
+host and traced, and what exceeds their calls is fitted to counts of modules, weights and so on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -22,12 +23,15 @@ COUNTED = (
     "step", "module", "noted call", "noted view", "backward call", "weight", "autocast step",
     "scaled step", "scaled weight",
 )  # fmt: skip
+least_squares: Any = (
+    torch.linalg.lstsq  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+)
 RIDGE = 1e-4  # keeps a count that the calibration hardly varies from taking a wild value
 
 
 @dataclass(frozen=True)
-class Framework:
-    """Seconds of the host at pace 1 for each of COUNTED, and how well they fitted.
+class FrameworkOverhead:
+    """Seconds of the host at the reference speed for each of COUNTED, and how well they fitted.
 
     `error` is the root mean square of (fitted - measured) / measured over the host's whole time of
     the calibration's steps.
@@ -43,7 +47,7 @@ class Framework:
 
 
 @dataclass(frozen=True)
-class Sample:
+class CalibrationStep:
     """A small network's step: its trace, the host's whole time, the sum over its calls alone."""
 
     trace: Trace
@@ -63,10 +67,10 @@ def counts(trace: Trace) -> tuple[float, ...]:
     )  # fmt: skip
 
 
-def fitted(samples: Sequence[Sample]) -> Framework:
+def fitted(samples: Sequence[CalibrationStep]) -> FrameworkOverhead:
     """Least squares over relative errors, so that a short step counts as much as a long one.
 
-    Nothing takes less than no time: counts that would are left out, the most negative one first.
+    Coefficients are non-negative: counts with negative ones are left out, the most negative first.
     """
     rows = torch.tensor([counts(sample.trace) for sample in samples], dtype=torch.float64)
     whole = torch.tensor([sample.host_s for sample in samples], dtype=torch.float64)
@@ -78,7 +82,7 @@ def fitted(samples: Sequence[Sample]) -> Framework:
     target = torch.cat([wanted, torch.zeros(rows.shape[1], dtype=torch.float64)])
     found = _not_negative(system, target)
     error = (scaled @ found - wanted).square().mean().sqrt().item()
-    return Framework(tuple(found.tolist()), error)
+    return FrameworkOverhead(tuple(each.item() for each in found), error)
 
 
 def _not_negative(system: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -86,7 +90,7 @@ def _not_negative(system: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     found = torch.zeros(system.shape[1], dtype=system.dtype)
     used = torch.arange(system.shape[1])
     while len(used):
-        values = torch.linalg.lstsq(system[:, used], target[:, None]).solution[:, 0]
+        values: torch.Tensor = least_squares(system[:, used], target[:, None]).solution[:, 0]
         if values.min() >= 0:
             found[used] = values
             break

@@ -1,7 +1,9 @@
-"""How fast the host launches just now: by the step of a small network that is always the same.
+"""The host's launch speed at the moment, by the step of a small network that is always the same.
 
-The processor of a shared or virtual machine does the same work in twice the time a second later.
-Host times are therefore kept as at one pace, and told for the pace of the moment.
+The processor of a shared or virtual machine may take twice as long for the same work a second
+later. Host times are therefore stored for a reference speed and scaled to the current one by the
+*slowdown*: how many times longer than the reference the host takes (1.25: 25 % slower). Run files
+call it `host_pace`.
 """
 
 from __future__ import annotations
@@ -12,60 +14,59 @@ from collections.abc import Callable
 import torch
 
 from e2e.predict.host_model.calibration_models import paced_network, small_step
-from e2e.predict.host_model.variation import Seen
 from e2e.recipes import switch_tf32
-from e2e.train.speed_readings import HostPace
+from e2e.train.speed_readings import HostSpeed, SpeedReading
 from microbench.timing.stats import median
 
 RECIPE = "amp"
-REFERENCE_S = 2e-3  # the small step takes this long at pace 1
+REFERENCE_S = 2e-3  # what the small step takes at a slowdown of 1
 LOOK_S = 2.0  # of steps in a row: host speeds last for tenths of seconds to seconds
 # After other work or a rest a step is up to 1.4 times as long; the seventh shows nothing of it.
 WARM_STEPS, STEPS = 6, 3
 
 
-class Noted:
-    """A pace that remembers what it was whenever it was asked for."""
+class RecordedSpeed:
+    """A HostSpeed that keeps its readings."""
 
-    def __init__(self, pace: HostPace) -> None:
-        self._pace = pace
-        self._seen: list[Seen] = []
+    def __init__(self, host_speed: HostSpeed) -> None:
+        self._host_speed = host_speed
+        self._readings: list[SpeedReading] = []
 
     @property
     def look_s(self) -> float:
-        """As of the pace itself."""
-        return self._pace.look_s
+        """As of the HostSpeed that it records."""
+        return self._host_speed.look_s
 
-    def now(self) -> float:
-        """At this moment."""
-        found = self._pace.now()
-        self._seen.append((time.perf_counter(), found))
+    def slowdown(self) -> float:
+        """At this moment; recorded."""
+        found = self._host_speed.slowdown()
+        self._readings.append((time.perf_counter(), found))
         return found
 
     def look(self) -> None:
-        """As often as `look_s` allows, and twice at least."""
+        """Take readings for `look_s` seconds, at least two."""
         until_s = time.perf_counter() + self.look_s
-        self.now()
-        self.now()
+        self.slowdown()
+        self.slowdown()
         while time.perf_counter() < until_s:
-            self.now()
+            self.slowdown()
 
-    def take(self) -> tuple[Seen, ...]:
-        """What was seen since this was last asked."""
-        seen, self._seen = tuple(self._seen), []
-        return seen
+    def take(self) -> tuple[SpeedReading, ...]:
+        """The readings since the last call."""
+        readings, self._readings = tuple(self._readings), []
+        return readings
 
     def forget(self) -> None:
-        """What was seen is kept."""
-        self._pace.forget()
+        """The readings are kept."""
+        self._host_speed.forget()
 
 
-class Steady:
-    """Where the host is the device, the calls' own times have its pace in them."""
+class ConstantSpeed:
+    """On a CPU: the measured times of calls already contain its speed."""
 
     look_s = 0.0
 
-    def now(self) -> float:
+    def slowdown(self) -> float:
         """Always 1."""
         return 1.0
 
@@ -73,7 +74,7 @@ class Steady:
         """It holds nothing."""
 
 
-class SmallStepPace:
+class SmallStepSpeed:
     """By launching a training step that a GPU is done with sooner than the host."""
 
     look_s = LOOK_S
@@ -83,7 +84,7 @@ class SmallStepPace:
         self._step: Callable[[], None] | None = None
         self._searched: set[bool] = set()
 
-    def now(self) -> float:
+    def slowdown(self) -> float:
         """The median of STEPS, after WARM_STEPS: it must not depend on what was done before."""
         step = self._searched_step()
         for _ in range(WARM_STEPS):
@@ -119,6 +120,6 @@ class SmallStepPace:
         return self._step
 
 
-def pace_of(device: torch.device) -> HostPace:
+def host_speed_of(device: torch.device) -> HostSpeed:
     """Of this process's launches on the device."""
-    return SmallStepPace(device) if device.type == "cuda" else Steady()
+    return SmallStepSpeed(device) if device.type == "cuda" else ConstantSpeed()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -18,11 +18,11 @@ from typing import Any, TypeVar
 
 import torch
 
-from e2e.predict.host_model.launch_times import Ready, host_pass, host_times
 from e2e.predict.op_timer.autograd_thread import Within, backward_thread, by_thread, forward_thread
-from e2e.predict.op_timer.kernel_profile import kernels_in, looked_at
-from e2e.predict.op_timer.op_timer import Counted, OpTime, Taken, is_steady, or_why
-from e2e.train.speed_readings import HostPace
+from e2e.predict.op_timer.kernel_profile import kernels_in, profiled
+from e2e.predict.op_timer.launch_times import HostTimedCall, host_pass, host_times
+from e2e.predict.op_timer.op_timer import MeasuredTime, OpTime, PlacedCall, is_steady, or_why
+from e2e.train.speed_readings import HostSpeed
 from e2e.train.step_timer import union_s
 from kernels.case import Target
 from microbench.device.profiler import KernelTime, is_conversion
@@ -35,7 +35,7 @@ PASSES = 25  # over all calls for the host
 # A call this long is launched faster than it runs, even when the host is slow.
 LONG_S = 80e-6
 BLOCK_S = 300e-6  # launches of a call between two events take at least this long, and
-LEAST_SHORT = 10  # of a short one there are at least so many
+LEAST_SHORT = 10  # of a short one at least this many
 GATED_COMMANDS = 700  # kernels, copies and events behind one gate: a stream queues about 1,024
 ROUNDS, SETTLING_ROUNDS = 7, 2
 SETTLE_S = 0.3  # the clock needs this long to settle to the power of the step
@@ -48,13 +48,14 @@ _Pair = tuple[Any, Any]  # events around a block
 
 
 @dataclass(eq=False)
-class _Met:
-    """A call that was launched alone: what is known of it before the rounds.
+class _TriedCall:
+    """A call that was launched alone, with its rough times before the rounds.
 
-    `launch_s` is the host's for a launch just now, `host_s` at pace 1 and in the step's order.
+    `launch_s` is the host's for a launch just now, `host_s` at the reference speed and in the
+    step's order.
     """
 
-    counted: Counted
+    counted: PlacedCall
     launch_s: float
     rough_s: float
     scratch_bytes: int
@@ -65,9 +66,9 @@ class _Met:
     conversion_share: float = 0.0
 
     @property
-    def ready(self) -> Ready:
+    def ready(self) -> HostTimedCall:
         """As a pass over a step's calls needs it."""
-        return Ready(self.counted, self.rough_s)
+        return HostTimedCall(self.counted, self.rough_s)
 
     @property
     def launch(self) -> Callable[[], object]:
@@ -102,17 +103,19 @@ class CudaStopwatch:
 
     others_matter = True
 
-    def __init__(self, target: Target, pace: HostPace) -> None:
+    def __init__(self, target: Target, host_speed: HostSpeed) -> None:
         from microbench.timing.instruments import Instruments
 
         # Nothing is flushed: a step's calls find the cache as the one before left it.
         self._instruments = Instruments(target.index, 16, target.sm_count)
         self._instruments.launch_empty()  # loading it may wait for the device, which a gate holds
         torch.cuda.synchronize()
-        self._pace = pace
+        self._host_speed = host_speed
         self._threads = (forward_thread, backward_thread(torch.device(target.torch_device)))
 
-    def times(self, calls: Sequence[Counted], among: Sequence[Counted] = ()) -> list[Taken | str]:
+    def times(
+        self, calls: Sequence[PlacedCall], among: Sequence[PlacedCall] = ()
+    ) -> list[MeasuredTime | str]:
         """From ROUNDS rounds after the clock has settled; the host's from passes with `among`."""
         if not calls:
             return []
@@ -120,13 +123,13 @@ class CudaStopwatch:
         met = _that_launch(tried)
         if met:
             met += _that_launch(self._tried(among))
-        taken_s = host_times([one.ready for one in met], self._threads, self._pace, PASSES)
+        taken_s = host_times([one.ready for one in met], self._threads, self._host_speed, PASSES)
         for one, host_s in zip(met, taken_s, strict=True):
             one.host_s = host_s
         taken = iter(self._in_rounds([one for one in tried if not isinstance(one, str)]))
         return [one if isinstance(one, str) else next(taken) for one in tried]
 
-    def passes(self, calls: Sequence[Counted]) -> Callable[[], float]:
+    def passes(self, calls: Sequence[PlacedCall]) -> Callable[[], float]:
         """By the clock of the host alone."""
         some = [one.ready for one in _that_launch(self._tried(calls))]
         return lambda: math.fsum(host_pass(some, self._threads))
@@ -152,20 +155,20 @@ class CudaStopwatch:
         """From a profile."""
         return kernels_in(step, self._instruments.launch_empty)
 
-    def _tried(self, calls: Sequence[Counted]) -> list[_Met | str]:
+    def _tried(self, calls: Sequence[PlacedCall]) -> list[_TriedCall | str]:
         """Each launched for the first time, in the thread in which the step does."""
         return [
             self._threads[one.first_backward](partial(or_why, self._meet, one)) for one in calls
         ]
 
-    def _by_thread(self, met: Sequence[_Met]) -> Iterator[tuple[Within, list[_Met]]]:
+    def _by_thread(self, met: Sequence[_TriedCall]) -> Iterator[tuple[Within, list[_TriedCall]]]:
         """Each thread and what it launches."""
         return by_thread(sorted(met, key=_is_backward), _is_backward, self._threads)
 
-    def _in_rounds(self, met: Sequence[_Met]) -> list[Taken]:
+    def _in_rounds(self, met: Sequence[_TriedCall]) -> list[MeasuredTime]:
         if not met:
             return []
-        self._look_at_kernels(met)
+        self._profile_kernels(met)
         self._settle(met)
         rounds = [self._round(met) for _ in range(ROUNDS)]
         overhead_s = self._event_overhead()
@@ -173,7 +176,7 @@ class CudaStopwatch:
 
     # ------------------------------------------------------------ alone
 
-    def _meet(self, counted: Counted) -> _Met:
+    def _meet(self, counted: PlacedCall) -> _TriedCall:
         """The first launches: they search algorithms, then show memory and times, roughly."""
         launch = counted.replay.launch
         launch()
@@ -183,7 +186,7 @@ class CudaStopwatch:
         kept.clear()
         counted.replay.restore()
         launch_s, rough_s, waits = self._roughly(launch, once_s)
-        return _Met(counted, launch_s, rough_s, memory.scratch_bytes, waits)
+        return _TriedCall(counted, launch_s, rough_s, memory.scratch_bytes, waits)
 
     def _roughly(self, launch: Callable[[], object], once_s: float) -> tuple[float, float, bool]:
         """(host seconds, device seconds, whether it waits for the device) of a launch."""
@@ -195,7 +198,7 @@ class CudaStopwatch:
         return 0.0, once_s, True
 
     def behind_gate(self, launch: Callable[[], object], launches: int) -> tuple[float, float]:
-        """(host, device) seconds a launch, of so many that wait until all of them are launched."""
+        """(host, device) seconds per launch, of launches that wait until all are launched."""
         start, end = _pair()
         with self._gate():
             start.record()
@@ -212,7 +215,7 @@ class CudaStopwatch:
         return self._instruments.gate_expired
 
     @contextmanager
-    def _gate(self) -> Iterator[None]:
+    def _gate(self) -> Generator[None]:
         """What is launched inside runs after it has all been launched; waits for it at the end."""
         torch.cuda.synchronize()
         self._instruments.close_gate()
@@ -246,7 +249,7 @@ class CudaStopwatch:
 
     # ------------------------------------------------------------ in rounds
 
-    def _settle(self, met: Sequence[_Met]) -> None:
+    def _settle(self, met: Sequence[_TriedCall]) -> None:
         """Rounds until the clock is the step's; short calls alone leave the card cool."""
         if all(one.gated for one in met):
             return
@@ -256,14 +259,14 @@ class CudaStopwatch:
                 return
             self._round(met)
 
-    def _round(self, met: Sequence[_Met]) -> list[float]:
+    def _round(self, met: Sequence[_TriedCall]) -> list[float]:
         """Seconds of each call's block."""
         pairs = {one: _pair() for one in met}
         for within, some in self._by_thread(met):
             within(partial(self._launch_blocks, some, pairs))
         return [_seconds(pairs[one]) for one in met]
 
-    def _launch_blocks(self, met: Sequence[_Met], pairs: Mapping[_Met, _Pair]) -> None:
+    def _launch_blocks(self, met: Sequence[_TriedCall], pairs: Mapping[_TriedCall, _Pair]) -> None:
         """Those that run longer than they are launched, then the others behind gates."""
         self._launch([one for one in met if not one.gated], pairs)
         torch.cuda.synchronize()
@@ -273,7 +276,7 @@ class CudaStopwatch:
             one.counted.replay.restore()
         torch.cuda.synchronize()
 
-    def _behind_gates(self, batch: Sequence[_Met], pairs: Mapping[_Met, _Pair]) -> None:
+    def _behind_gates(self, batch: Sequence[_TriedCall], pairs: Mapping[_TriedCall, _Pair]) -> None:
         """Behind one gate, or behind several when it opens before all is launched."""
         with self._gate():
             self._launch(batch, pairs)
@@ -281,7 +284,7 @@ class CudaStopwatch:
             for half in (batch[: len(batch) // 2], batch[len(batch) // 2 :]):
                 self._behind_gates(half, pairs)
 
-    def _launch(self, met: Sequence[_Met], pairs: Mapping[_Met, _Pair]) -> None:
+    def _launch(self, met: Sequence[_TriedCall], pairs: Mapping[_TriedCall, _Pair]) -> None:
         if not met:
             return
         met[0].launch()  # the first block must not begin on an idle device
@@ -295,10 +298,10 @@ class CudaStopwatch:
 
     # ------------------------------------------------------------ by kernel
 
-    def _look_at_kernels(self, met: Sequence[_Met]) -> None:
+    def _profile_kernels(self, met: Sequence[_TriedCall]) -> None:
         """Note of each call its kernels, their time, and how much of it only changes a layout."""
         rows = list(self._by_thread(met))
-        for one, own in looked_at(rows, self._instruments.launch_empty, self._gate).items():
+        for one, own in profiled(rows, self._instruments.launch_empty, self._gate).items():
             one.kernels = max(1, len(own[0]))
             one.busy_s = median([union_s(kernels) for kernels in own])
             one.conversion_share = _conversion_share(own[-1])
@@ -328,11 +331,11 @@ def _waited(launch: Callable[[], object]) -> float:
     return time.perf_counter() - began_s
 
 
-def _rough(one: _Met) -> OpTime:
+def _rough(one: _TriedCall) -> OpTime:
     return OpTime(one.rough_s, one.host_s, one.scratch_bytes, waits=one.waits)
 
 
-def _taken(one: _Met, blocks: Sequence[float], overhead_s: float) -> Taken:
+def _taken(one: _TriedCall, blocks: Sequence[float], overhead_s: float) -> MeasuredTime:
     gpu_s = max(0.0, median(blocks) - overhead_s) / one.launches
     # A profile is taken at the clock of a card that has rested.
     least_s = gpu_s - one.kernels * MOST_BETWEEN_S
@@ -344,21 +347,21 @@ def _taken(one: _Met, blocks: Sequence[float], overhead_s: float) -> Taken:
         busy_s=busy_s,
         kernels=one.kernels,
     )
-    return Taken(found, is_steady(blocks, "cuda"))
+    return MeasuredTime(found, is_steady(blocks, "cuda"))
 
 
-def _that_launch(tried: Sequence[_Met | str]) -> list[_Met]:
+def _that_launch(tried: Sequence[_TriedCall | str]) -> list[_TriedCall]:
     """Those that work and do not wait for the device."""
     return [one for one in tried if not isinstance(one, str) and not one.waits]
 
 
-def _is_backward(one: _Met) -> bool:
+def _is_backward(one: _TriedCall) -> bool:
     return one.counted.first_backward
 
 
-def _batches(met: Sequence[_Met]) -> Iterator[list[_Met]]:
+def _batches(met: Sequence[_TriedCall]) -> Iterator[list[_TriedCall]]:
     """Calls for the gate in order, as many at a time as it holds."""
-    batch: list[_Met] = []
+    batch: list[_TriedCall] = []
     commands = 0
     for one in met:
         if not one.gated:

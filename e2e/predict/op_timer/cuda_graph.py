@@ -1,7 +1,7 @@
-"""What a captured step takes: its calls are captured together, in its order, and replayed.
+"""Times of a captured step: its calls are captured together, in its order, and replayed.
 
-In a graph a kernel follows the one before sooner than when each is launched, how much sooner
-depends on both of them, and finds what those before it left; and the host launches all at once.
+In a graph a kernel starts sooner after the one before than when each is launched; how much sooner
+depends on both, and on what the L2 cache still holds. The host launches all of them at once.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from functools import partial
 
 import torch
 
-from e2e.predict.host_model.launch_times import in_order
-from e2e.predict.op_timer.autograd_thread import by_thread, in_backward
+from e2e.predict.op_timer.autograd_thread import Threads, by_thread, in_backward
 from e2e.predict.op_timer.cuda import GATED_COMMANDS, CudaStopwatch
-from e2e.predict.op_timer.op_costs import Calls, key_of
-from e2e.predict.op_timer.op_timer import Counted, OpTime, is_steady
-from e2e.predict.queue_model import Captured
+from e2e.predict.op_timer.launch_times import in_order
+from e2e.predict.op_timer.op_costs import CallTimer, key_of
+from e2e.predict.op_timer.op_timer import OpTime, PlacedCall, is_steady
+from e2e.predict.queue_model import GraphCosts
 from e2e.predict.trace.fake_trace import Trace
-from e2e.train.speed_readings import Between, HostPace
+from e2e.train.speed_readings import HostSpeed, SpeedBetween
 from e2e.train.step_timer import busy_time, host_time
 from e2e.train.trainer import capture_stream
 from kernels.aten import Call
-from kernels.aten.slots import named_arguments
+from kernels.aten.schema import named_arguments
 from kernels.error_words import one_line
 from microbench.timing.stats import median
 
@@ -37,16 +37,18 @@ class CaptureFailed(Exception):
 
 
 @dataclass(frozen=True)
-class Learnt:
+class MeasuredGraph:
     """What a captured step takes, and whether it was steady enough to keep."""
 
-    captured: Captured
+    captured: GraphCosts
     steady: bool
 
 
-def measure(calls: Calls, traced: Trace, known: Mapping[str, OpTime], pace: HostPace) -> Learnt:
+def measure_graph(
+    calls: CallTimer, traced: Trace, known: Mapping[str, OpTime], host_speed: HostSpeed
+) -> MeasuredGraph:
     """Of a step whose calls are `known` by `key_of`, on a CUDA device; those that are not known,
-    because they cannot be launched alone, are left out; `refuse` lets the step through.
+    because they cannot be launched alone, are left out; `check_capturable` lets the step through.
     RuntimeError, with the reason, for what has no room; CaptureFailed, or what launching raises.
     """
     stopwatch = calls.stopwatch
@@ -59,16 +61,16 @@ def measure(calls: Calls, traced: Trace, known: Mapping[str, OpTime], pace: Host
         raise RuntimeError("no kernel of its graph was seen")
     _settle(graph)
     steps_s = _steps_s(graph, stopwatch, max(1, GATED_COMMANDS // (kernels + 2)))
-    captured = learnt(median(steps_s), busy_s, kernels, _launch_s(graph.replay, pace))
-    return Learnt(captured, is_steady(steps_s, "cuda"))
+    captured = graph_costs(median(steps_s), busy_s, kernels, _launch_s(graph.replay, host_speed))
+    return MeasuredGraph(captured, is_steady(steps_s, "cuda"))
 
 
-def learnt(step_s: float, busy_s: float, kernels: int, launch_s: float) -> Captured:
-    """From a graph: how long it takes, and how much of it so many kernels run; and the host's time
-    to launch it.
+def graph_costs(step_s: float, busy_s: float, kernels: int, launch_s: float) -> GraphCosts:
+    """Costs of a graph that takes `step_s`, in which `kernels` kernels run for `busy_s`; launching
+    it takes the host `launch_s`.
     """
     gap_s = (step_s - busy_s) / kernels
-    return Captured(step_s, min(max(0.0, gap_s), MOST_GAP_S), launch_s / kernels)
+    return GraphCosts(step_s, min(max(0.0, gap_s), MOST_GAP_S), launch_s / kernels)
 
 
 def _settle(graph: torch.cuda.CUDAGraph) -> None:
@@ -80,8 +82,8 @@ def _settle(graph: torch.cuda.CUDAGraph) -> None:
 
 
 def _steps_s(graph: torch.cuda.CUDAGraph, stopwatch: CudaStopwatch, together: int) -> list[float]:
-    """Seconds of the device for a replay, in BLOCKS of so many together, or of one where the host
-    has to wait before it has launched so many. An event follows each, as when steps are timed.
+    """Device seconds of a replay, in BLOCKS of `together` replays, or of one if the host has to
+    wait before it has launched them all. An event follows each, as when steps are timed.
     """
     event = torch.cuda.Event(enable_timing=True)
 
@@ -100,7 +102,7 @@ def _steps_s(graph: torch.cuda.CUDAGraph, stopwatch: CudaStopwatch, together: in
     raise RuntimeError("launching its graph waits for the device")
 
 
-def refuse(traced: Trace, known: Mapping[str, OpTime]) -> None:
+def check_capturable(traced: Trace, known: Mapping[str, OpTime]) -> None:
     """RuntimeError for a step with a call that cannot be captured, or not when launched alone."""
     for op in traced.ops:
         taken = known.get(key_of(traced.case, op))
@@ -120,7 +122,7 @@ def _has_dropout(call: Call) -> bool:
     return bool(named_arguments(call).get("dropout_p"))
 
 
-def graph_of(counted: Sequence[Counted], device: torch.device) -> torch.cuda.CUDAGraph:
+def graph_of(counted: Sequence[PlacedCall], device: torch.device) -> torch.cuda.CUDAGraph:
     """Every launch of the calls, in the step's order and from the thread that the step has for it.
 
     It reads and writes the calls' arguments: keep them as long. On a CUDA device; CaptureFailed.
@@ -145,22 +147,22 @@ def graph_of(counted: Sequence[Counted], device: torch.device) -> torch.cuda.CUD
     return graph
 
 
-def rows_of(counted: Sequence[Counted], device: torch.device) -> list[Callable[[], object]]:
+def rows_of(counted: Sequence[PlacedCall], device: torch.device) -> list[Callable[[], object]]:
     """The step's launches, as many together as one thread has in a row; each row runs once."""
-    ready = (lambda work: work, partial(in_backward, device=device))
+    ready: Threads = (lambda work: work, partial(in_backward, device=device))
     rows = by_thread(in_order(counted), lambda launch: launch.backward, ready)
     return [
         make(partial(_launch, [counted[launch.which] for launch in some])) for make, some in rows
     ]
 
 
-def _launch(counted: Sequence[Counted]) -> None:
+def _launch(counted: Sequence[PlacedCall]) -> None:
     for one in counted:
         one.replay.launch_distant()
 
 
-def _launch_s(step: Callable[[], object], pace: HostPace) -> float:
-    """Seconds of the host to launch a step, at pace 1."""
-    between = Between(pace)
+def _launch_s(step: Callable[[], object], host_speed: HostSpeed) -> float:
+    """Seconds of the host to launch a step, at the reference speed."""
+    between = SpeedBetween(host_speed)
     launch_s = host_time(step)
     return launch_s / between.ends()

@@ -14,18 +14,16 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch._ops import OpOverload
 
 from e2e.networks import Network
 from e2e.predict.op_timer.op_timer import OpTime, Stopwatch
 from e2e.predict.trace.fake_trace import SEED, Trace, fixed_feed
-from e2e.predict.trace.recorder import SKIPPED
 from e2e.recipes import recipe_of
-from e2e.train.speed_readings import Between, HostPace
+from e2e.train.speed_readings import HostSpeed, SpeedBetween
 from e2e.train.step_timer import union_s
-from e2e.train.trainer import Learner
+from e2e.train.trainer import Trainer
+from kernels.aten import CallRecorder, Origin, tensors_among
 from microbench.device.profiler import KernelTime
 from microbench.timing.stats import median
 
@@ -56,17 +54,17 @@ class Wanted:
 
 def time_in_step(
     network: Network, traced: Trace, device: torch.device, classes: int,
-    wanted: Mapping[int, str], stopwatch: Stopwatch, pace: HostPace,
+    wanted: Mapping[int, str], stopwatch: Stopwatch, pace: HostSpeed,
 ) -> dict[str, OpTime]:  # fmt: skip
     """The times, by key, of the calls at these places of the trace, each with its key: the medians
     over STEPS steps of the mean of those that share a key. A call that the real step does not make
     has none. Raises what the step raises.
     """
     case = traced.case
-    learner = Learner(network, case, recipe_of(case), device, seed=SEED)
+    trainer = Trainer(network, case, recipe_of(case), device, seed=SEED)
     feed = fixed_feed(network, case, device, classes)
     for _ in range(WARM_STEPS):
-        learner.step(feed)
+        trainer.step(feed)
     chosen = _chosen(traced, wanted)
 
     def marked_steps(mark: Callable[[str | None], None]) -> None:
@@ -78,17 +76,17 @@ def time_in_step(
 
         for _ in range(LOOKS):
             with _Watching(chosen, watch):
-                learner.step(feed)
+                trainer.step(feed)
 
     seen = stopwatch.kernels_in(marked_steps)
     waiting: set[str] = set()
     held: Counter[str] = Counter()
     steps: list[dict[str, OpTime]] = []
-    between = Between(pace)
+    between = SpeedBetween(pace)
     while len(steps) < STEPS:
         timer = _Timer(stopwatch, waiting)
         with _Watching(chosen, timer.watch):
-            learner.step(feed)
+            trainer.step(feed)
         host_pace = between.ends()
         held.update(timer.held)
         found = {key for key in timer.held if held[key] >= HELD}
@@ -124,7 +122,7 @@ class _Timer:
         return out
 
 
-class _Watching(TorchDispatchMode):
+class _Watching(CallRecorder):
     """Has the `chosen` calls of one step run by `watch`, with their keys."""
 
     def __init__(
@@ -134,22 +132,14 @@ class _Watching(TorchDispatchMode):
         self._chosen, self._watch = chosen, watch
         self._seen: Counter[str] = Counter()
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+    def on_call(
+        self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], origin: Origin
     ) -> Any:
         """Run one call."""
-        name, kwargs = str(func), kwargs or {}
-        if name.startswith(SKIPPED):
-            return func(*args, **kwargs)
+        name = str(func)
         wanted = self._chosen.get(Nth(name, self._seen[name]))
         self._seen[name] += 1
-        if wanted is None or _tensors((args, [kwargs[key] for key in sorted(kwargs)])) != (
-            wanted.tensors
-        ):
+        if wanted is None or _tensors(args, kwargs) != wanted.tensors:
             return func(*args, **kwargs)
         return self._watch(wanted.key, partial(func, *args, **kwargs))
 
@@ -171,11 +161,10 @@ def _numbered(names: Iterable[str]) -> Iterator[Nth]:
         seen[name] += 1
 
 
-def _tensors(values: Any) -> tuple[tuple[str, int], ...]:
+def _tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
     return tuple(
-        (str(leaf.dtype).removeprefix("torch."), leaf.dim())
-        for leaf in tree_leaves(values)
-        if isinstance(leaf, Tensor)
+        (str(tensor.dtype).removeprefix("torch."), tensor.dim())
+        for tensor in tensors_among(args, kwargs)
     )
 
 

@@ -1,4 +1,4 @@
-"""Tells from a profile which kernels each call ran: an empty kernel is launched before each."""
+"""Assigns the kernels of a profile to calls: an empty kernel is launched before each call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from microbench.device.profiler import KernelTime, record
 from microbench.timing.timers import TRAILING
 
 MARK, GATE = "empty", "gate"  # kernels of `microbench.timing.instruments`, and of no call
-TIMES, TOGETHER = 3, 100  # that calls are looked at; behind one gate, their kernels not known yet
+TIMES, TOGETHER = 3, 100  # launches of each call; calls behind one gate
 
 
 class Launched(Protocol):
@@ -37,7 +37,7 @@ Rows = Sequence[tuple[Within, Sequence[C]]]  # calls, with the thread that launc
 Gate = Callable[[], AbstractContextManager[None]]
 
 
-def looked_at(
+def profiled(
     rows: Rows[C], mark: Callable[[], object], gate: Gate
 ) -> dict[C, list[list[KernelTime]]]:
     """The kernels of each call, as often as they were seen; calls of which none was are left out.
@@ -64,7 +64,7 @@ def kernels_in(
     step: Callable[[Callable[[T | None], None]], object], mark: Callable[[], object]
 ) -> dict[T, list[list[KernelTime]]]:
     """The kernels that ran after each mark that `step` sets, by whose they are said to be: from
-    one mark to the next, None for nobody's. `mark` launches an empty kernel.
+    one mark to the next, None for kernels of no call. `mark` launches an empty kernel.
     """
     owners: list[T | None] = []
 
@@ -110,9 +110,9 @@ def kernels_of(
 ) -> list[tuple[T, list[KernelTime]]] | None:
     """Each call with what ran between its mark and the next one, in the order of the marks.
 
-    `owners` has, of each mark that was launched, the call that follows, or None where what follows
-    is nobody's. Of a profile that begins late the first owners are left out: CUPTI loses what runs
-    first after a rest. None when there are marks that nobody launched.
+    `owners` has, of each mark that was launched, the call that follows, or None if the kernels
+    that follow belong to no call. Of a profile that begins late the first owners are left out:
+    CUPTI loses what runs first after a rest. None if the profile has more marks than were launched.
     """
     rows: list[list[KernelTime]] = []
     for kernel in seen:

@@ -9,38 +9,45 @@ from dataclasses import dataclass
 import torch
 
 from e2e.predict.op_timer.cuda import CudaStopwatch
-from e2e.predict.op_timer.op_timer import TOO_LARGE, Counted, CpuStopwatch, OpTime, Stopwatch, Taken
+from e2e.predict.op_timer.op_timer import (
+    TOO_LARGE,
+    CpuStopwatch,
+    MeasuredTime,
+    OpTime,
+    PlacedCall,
+    Stopwatch,
+)
 from e2e.predict.op_timer.store import Store
 from e2e.predict.padding import CONVOLUTIONS
 from e2e.predict.trace.fake_trace import Trace
 from e2e.predict.trace.recorder import TracedOp, is_view, kind
 from e2e.recipes import recipe_of, switch_process
 from e2e.results.types import TrainCase
-from e2e.train.speed_readings import HostPace
+from e2e.train.speed_readings import HostSpeed
 from kernels.aten import CannotReplay, Pool, materialise, reserve, why_not
 from kernels.case import Target
 from kernels.error_words import first_line
 
 
 @dataclass(frozen=True)
-class Times:
-    """What is known of a trace's calls, by `key_of`: their times, or why there is none."""
+class CallTimes:
+    """The times of a trace's calls by `key_of`, or why there is none."""
 
     known: Mapping[str, OpTime]
     problems: Mapping[str, str]
 
 
-class Calls:
+class CallTimer:
     """Measures calls on one device and keeps their times."""
 
-    def __init__(self, target: Target, store: Store, pace: HostPace) -> None:
+    def __init__(self, target: Target, store: Store, host_speed: HostSpeed) -> None:
         self.device = torch.device(target.torch_device)
         self.store = store
         cuda = target.kind == "cuda"
-        self.stopwatch: Stopwatch = CudaStopwatch(target, pace) if cuda else CpuStopwatch()
+        self.stopwatch: Stopwatch = CudaStopwatch(target, host_speed) if cuda else CpuStopwatch()
         self._launched = set[str]()  # timed by this process, by key
 
-    def times(self, traced: Trace, only: Container[int] | None = None) -> Times:
+    def times(self, traced: Trace, only: Container[int] | None = None) -> CallTimes:
         """Of every call that launches something, or `only` of those at some places of the step.
 
         What is not on disk is measured, and launched on the host among what is known of the step.
@@ -56,18 +63,18 @@ class Calls:
         }
         missing = {key: op for key, op in missing.items() if key not in problems}
         if not missing:
-            return Times(known, problems)
+            return CallTimes(known, problems)
         counted, among, more = self._made_among(traced, missing)
         found = dict(zip(counted, self.stopwatch.times(list(counted.values()), among), strict=True))
         self._launched |= found.keys()
         problems |= more
-        new = {key: taken for key, taken in found.items() if isinstance(taken, Taken)}
+        new = {key: taken for key, taken in found.items() if isinstance(taken, MeasuredTime)}
         problems |= {key: why for key, why in found.items() if isinstance(why, str)}
         self.store.add({key: taken.time for key, taken in new.items() if taken.steady})
-        return Times(known | {key: taken.time for key, taken in new.items()}, problems)
+        return CallTimes(known | {key: taken.time for key, taken in new.items()}, problems)
 
     def passes(self, traced: Trace) -> Callable[[], float]:
-        """Launches every call that it can once, as the step does, and tells the host's seconds.
+        """Launches every call that it can once, as the step does, and returns the host's seconds.
 
         cuDNN's first algorithm is good enough for that; the process is switched by now as the
         recipe wants it, and should be at every pass.
@@ -76,7 +83,7 @@ class Calls:
         counted, _ = self._made(traced, *_distinct(traced))
         return self.stopwatch.passes(list(counted.values()))
 
-    def counted(self, traced: Trace, known: Mapping[str, OpTime]) -> list[Counted]:
+    def counted(self, traced: Trace, known: Mapping[str, OpTime]) -> list[PlacedCall]:
         """The calls that are `known`, ready to be launched as often as the step does: each launch
         on small arguments of its own, where the step does not find them in the cache. RuntimeError
         where one is not: without it the rest is no step.
@@ -92,7 +99,7 @@ class Calls:
 
     def _made_among(
         self, traced: Trace, missing: Mapping[str, TracedOp]
-    ) -> tuple[dict[str, Counted], list[Counted], dict[str, str]]:
+    ) -> tuple[dict[str, PlacedCall], list[PlacedCall], dict[str, str]]:
         """The missing calls ready to launch, what is known of the step, and why some are not."""
         step, places = _distinct(traced)
         rest = {key: op for key, op in step.items() if self._goes_on(key, op)}
@@ -112,11 +119,11 @@ class Calls:
     def _made(
         self, traced: Trace, ops: Mapping[str, TracedOp], places: Mapping[str, Sequence[int]],
         apart: Mapping[str, Sequence[Sequence[int]]] | None = None,
-    ) -> tuple[dict[str, Counted], dict[str, str]]:  # fmt: skip
+    ) -> tuple[dict[str, PlacedCall], dict[str, str]]:  # fmt: skip
         """The calls at these places ready to launch, in the step's order, and why others are not;
         the launches of each told `apart`, as for `materialise`.
         """
-        counted: dict[str, Counted] = {}
+        counted: dict[str, PlacedCall] = {}
         problems: dict[str, str] = {}
         pool = self._pool(dict(ops), problems)
         for key in ops.keys() - problems.keys():
@@ -129,7 +136,7 @@ class Calls:
                 problems[key] = _without_name(_in_words(problem), ops[key])
                 continue
             backward = [place for place in places[key] if traced.ops[place].phase == "backward"]
-            counted[key] = Counted(replay, tuple(places[key]), frozenset(backward))
+            counted[key] = PlacedCall(replay, tuple(places[key]), frozenset(backward))
         return {key: counted[key] for key in ops if key in counted}, problems
 
     def _pool(self, ops: dict[str, TracedOp], problems: dict[str, str]) -> Pool:

@@ -1,4 +1,4 @@
-"""Times of calls launched alone: what is known of one, and how a CPU takes them."""
+"""Times of calls launched alone: their types, and the timer for a CPU."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ MAX_SPREAD = {"cuda": 0.05, "cpu": 0.3}
 
 @dataclass(frozen=True)
 class OpTime:
-    """One launch of a call alone: seconds of the device, seconds of the host at pace 1 (see
+    """One launch of a call alone: seconds of the device, seconds of the host at the
+    reference speed (see
     `e2e.predict.host_model.host_speed`), bytes beside its results.
 
     `gpu_s` is from one launch to the next, gaps between its kernels included; `busy_s` of it a
@@ -43,7 +44,7 @@ class OpTime:
 
 
 @dataclass(frozen=True)
-class Taken:
+class MeasuredTime:
     """A time, and whether it was steady enough to be kept for other runs."""
 
     time: OpTime
@@ -51,7 +52,7 @@ class Taken:
 
 
 @dataclass(frozen=True, eq=False)
-class Counted:
+class PlacedCall:
     """A call that can be launched, and where in the step it is: every launch of it has a place.
 
     `backward` are those of its places that are in the backward pass, which has its own thread.
@@ -72,7 +73,7 @@ class Counted:
         return min(self.places) in self.backward
 
 
-def or_why(measure: Callable[[Counted], T], counted: Counted) -> T | str:
+def or_why(measure: Callable[[PlacedCall], T], counted: PlacedCall) -> T | str:
     """What is measured of a call, or, in words, why it cannot be launched."""
     try:
         return measure(counted)
@@ -92,27 +93,29 @@ class Stopwatch(Protocol):
 
     others_matter: bool  # whether a call takes the host another time where others are launched
 
-    def times(self, calls: Sequence[Counted], among: Sequence[Counted] = ()) -> list[Taken | str]:
+    def times(
+        self, calls: Sequence[PlacedCall], among: Sequence[PlacedCall] = ()
+    ) -> list[MeasuredTime | str]:
         """As exact as can be; the host launches them `among` others of their step."""
         ...
 
-    def passes(self, calls: Sequence[Counted]) -> Callable[[], float]:
-        """Launches all of them once, as the step does, and tells the host's seconds: as often as it
-        is asked to. Those that raise, or wait for the device, are left out.
+    def passes(self, calls: Sequence[PlacedCall]) -> Callable[[], float]:
+        """Launches all of them once, as the step does, and returns the host's seconds,
+        at every call. Those that raise, or wait for the device, are left out.
         """
         ...
 
     def once(self, run: Callable[[], T], *, waits: bool) -> tuple[T, OpTime | None]:
-        """What running it once gives, and takes, the host's time as it is; None for the time where
-        it waits for the device and nobody said so.
+        """What running it once gives, and takes, the host's time as it is; the time is None if it
+        waits for the device though `waits` is False.
         """
         ...
 
     def kernels_in(
         self, step: Callable[[Callable[[str | None], None]], None]
     ) -> Mapping[str, list[list[KernelTime]]]:
-        """The kernels that ran after each mark that the step set, by its name; after None nobody's.
-        Empty where no profile tells.
+        """The kernels that ran after each mark that the step set, by its name; those after None are
+        left out. Empty without a profile.
         """
         ...
 
@@ -122,11 +125,13 @@ class CpuStopwatch:
 
     others_matter = False
 
-    def times(self, calls: Sequence[Counted], among: Sequence[Counted] = ()) -> list[Taken | str]:
+    def times(
+        self, calls: Sequence[PlacedCall], among: Sequence[PlacedCall] = ()
+    ) -> list[MeasuredTime | str]:
         """The median of CPU_LAUNCHES after one to warm up."""
         return [or_why(self._time, counted) for counted in calls]
 
-    def passes(self, calls: Sequence[Counted]) -> Callable[[], float]:
+    def passes(self, calls: Sequence[PlacedCall]) -> Callable[[], float]:
         """Each is launched once, and counts as often as the step launches it."""
         fit = [one for one in calls if not isinstance(or_why(_launched, one), str)]
         return lambda: math.fsum(one.count * _timed(one.replay) for one in fit)
@@ -143,13 +148,13 @@ class CpuStopwatch:
         """A CPU has none, and nothing is run."""
         return {}
 
-    def _time(self, counted: Counted) -> Taken:
+    def _time(self, counted: PlacedCall) -> MeasuredTime:
         counted.replay.launch()
         times = [_timed(counted.replay) for _ in range(CPU_LAUNCHES)]
-        return Taken(OpTime(median(times), 0.0), is_steady(times, "cpu"))
+        return MeasuredTime(OpTime(median(times), 0.0), is_steady(times, "cpu"))
 
 
-def _launched(counted: Counted) -> object:
+def _launched(counted: PlacedCall) -> object:
     return counted.replay.launch()
 
 

@@ -9,25 +9,24 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from dataclasses import fields as dataclass_fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
-from e2e.predict.host_model.framework_overhead import COUNTED, Framework
+from e2e.predict.host_model.framework_overhead import COUNTED, FrameworkOverhead
 from e2e.predict.op_timer.op_timer import OpTime
-from e2e.predict.queue_model import Captured
+from e2e.predict.queue_model import GraphCosts
+from kernels.files import write_atomically
 from kernels.tuned import slug, user_directory
 from microbench.device.host import cpu_name
 
 VERSIONS = ("python", "torch", "triton", "cuda", "cudnn", "cublas")
-CAPTURED = [field.name for field in dataclass_fields(Captured)]
+CAPTURED = [field.name for field in dataclass_fields(GraphCosts)]
 FORMAT = 12  # raised when times are taken in another way
 
 
@@ -40,7 +39,7 @@ class Store:
     def __init__(self, device: Mapping[str, Any], software: Mapping[str, Any]) -> None:
         made_by = {name: software.get(name) for name in VERSIONS}
         card = {name: device.get(name) for name in ("power_limit_w", "driver")}
-        # A CPU's own times are of so many of its cores; a GPU's host launches with one.
+        # Times on a CPU depend on its number of threads; the host of a GPU launches with one.
         threads = torch.get_num_threads() if device.get("kind") == "cpu" else None
         facts = json.dumps([FORMAT, card, cpu_name(), threads, made_by], sort_keys=True)
         digest = hashlib.sha256(facts.encode()).hexdigest()[:16]
@@ -61,12 +60,12 @@ class Store:
             self._times |= times
             self._write()
 
-    def keep(self, framework: Framework) -> None:
+    def keep(self, framework: FrameworkOverhead) -> None:
         """Keep what the host does beside calls."""
         self.framework = framework
         self._write()
 
-    def keep_captured(self, key: str, captured: Captured) -> None:
+    def keep_captured(self, key: str, captured: GraphCosts) -> None:
         """Keep what a captured step takes."""
         self.captured[key] = captured
         self._write()
@@ -84,37 +83,34 @@ class Store:
         }
         with suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=self.path.parent)
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(content, file)
-            Path(name).replace(self.path)
+            write_atomically(self.path, json.dumps(content))
 
 
-def _read(path: Path) -> tuple[dict[str, OpTime], Framework | None, dict[str, Captured]]:
-    """What the file holds; damaged entries are measured again."""
-    try:
-        content: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}, None, {}
-    if not isinstance(content, dict):
-        return {}, None, {}
+def _read(path: Path) -> tuple[dict[str, OpTime], FrameworkOverhead | None, dict[str, GraphCosts]]:
+    """The contents of the file; damaged entries are measured again."""
+    content: dict[str, Any] = {}
+    with suppress(OSError, ValueError):
+        content = _entries(json.loads(path.read_text(encoding="utf-8")))
     found: dict[str, OpTime] = {}
-    captured: dict[str, Captured] = {}
+    captured: dict[str, GraphCosts] = {}
     framework = None
-    calls = content.get("calls")
-    for key, fields in calls.items() if isinstance(calls, dict) else ():
+    for key, fields in _entries(content.get("calls")).items():
         with suppress(TypeError, ValueError, AttributeError, KeyError):
             found[key] = _op_time(fields)
     with suppress(TypeError, ValueError, KeyError):
         kept = content["framework"]
         seconds = tuple(float(each) for each in kept["seconds"])
         if len(seconds) == len(COUNTED):
-            framework = Framework(seconds, _time(kept["error"]))
-    steps = content.get("captured")
-    for key, fields in steps.items() if isinstance(steps, dict) else ():
+            framework = FrameworkOverhead(seconds, _time(kept["error"]))
+    for key, fields in _entries(content.get("captured")).items():
         with suppress(TypeError, ValueError, KeyError):
-            captured[key] = Captured(*(_time(fields[name]) for name in CAPTURED))
+            captured[key] = GraphCosts(*(_time(fields[name]) for name in CAPTURED))
     return found, framework, captured
+
+
+def _entries(value: object) -> dict[str, Any]:
+    """A JSON object; empty for anything else."""
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
 def _op_time(fields: dict[str, Any]) -> OpTime:

@@ -7,7 +7,7 @@ A layer after them then copies on a real device where the fake one does not, or 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -69,9 +69,9 @@ def _with_statistics_of(weight: Tensor | None, x: Tensor, out: Any) -> Any:
 
 
 def _laid_out(rule: Rule, args: Sequence[Any], out: Any) -> Any:
-    """The first result as the rule says; a gradient that nobody asked for is None."""
+    """The first result as the rule says; a gradient that was not asked for is None."""
     if isinstance(out, tuple):
-        first, *others = out
+        first, *others = cast("tuple[Any, ...]", out)
         return (first if first is None else _laid_out(rule, args, first), *others)
     stride = rule(out, args).stride()
     return out if stride == out.stride() else out.new_empty_strided(out.shape, stride)
@@ -85,11 +85,12 @@ def _is_elementwise(func: OpOverload, args: Sequence[Any]) -> bool:
     name = str(func)
     if name in ELEMENTWISE:
         return True
-    if torch.Tag.pointwise not in func.tags or func._schema.is_mutable:
+    schema = func._schema  # pyright: ignore[reportPrivateUsage]
+    if torch.Tag.pointwise not in func.tags or schema.is_mutable:
         return False
-    if name in ALIKE or "Scalar" in func._overloadname:
+    if name in ALIKE or "Scalar" in schema.overload_name:
         return False
-    wanted = [argument.type.kind() for argument in func._schema.arguments]
+    wanted = [argument.type.kind() for argument in schema.arguments]
     return all(
         isinstance(arg, Tensor)
         for kind, arg in zip(wanted, args, strict=False)

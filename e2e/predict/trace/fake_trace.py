@@ -11,8 +11,7 @@ fake one, a subclass, it only makes the view again. So two small launches each a
 from __future__ import annotations
 
 import gc
-import warnings
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -21,18 +20,17 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from e2e.data.sources.data import laid_out
-from e2e.data.sources.synthetic import SyntheticFeed
+from e2e.data.datasets.synthetic import SyntheticFeed
+from e2e.data.types import laid_out
 from e2e.networks import Network
-from e2e.networks.network import FAKE_LOGGER, quiet
-from e2e.predict.op_timer.l2_residency import cache_bytes
+from e2e.predict.trace.l2_residency import cache_bytes
 from e2e.predict.trace.recorder import Recorder, TracedOp, block_bytes
 from e2e.recipes import DYNAMIC, Recipe, recipe_of
 from e2e.results.types import TrainCase
-from e2e.train.trainer import Learner, memory_format, storage
+from e2e.train.trainer import Trainer, memory_format, storage
 from kernels.aten import NEAR, CannotReplay
 from kernels.error_words import one_line
-from microbench.layers.networks import BuildMode
+from microbench.layers.networks import BuildMode, silent
 
 SEED = 1
 
@@ -70,7 +68,7 @@ class CannotTrace(Exception):
 def trace(network: Network, case: TrainCase, device: torch.device, classes: int) -> Trace:
     """Record a step that never runs. CannotTrace where only a real one can tell."""
     fake = FakeTensorMode(allow_non_fake_inputs=True)
-    with warnings.catch_warnings(action="ignore"), quiet(FAKE_LOGGER):
+    with silent():
         try:
             module = _built(network, fake)
             _refuse_recurrent(module, device)
@@ -112,7 +110,7 @@ def _recorded(
     network: Network, case: TrainCase, device: torch.device, classes: int, module: nn.Module | None
 ) -> Trace:
     """The second step: the first one makes what later steps find there."""
-    learner = Learner(network, case, recipe_of(case), device, seed=SEED, module=module)
+    learner = Trainer(network, case, recipe_of(case), device, seed=SEED, module=module)
     recorder = Recorder(
         device.type, scaled=recipe_of(case).scale == DYNAMIC, cache_bytes=cache_bytes(device)
     )
@@ -133,7 +131,7 @@ def _recorded(
 def fixed_feed(
     network: Network, case: TrainCase, device: torch.device, classes: int
 ) -> SyntheticFeed:
-    """One batch for ever, made on the device, fake or real."""
+    """The same batch at every step, made on the device, fake or real."""
     shape = (case.batch, *network.input)
     if network.tokens is not None:
         tokens = torch.randint(network.tokens, shape, device=device)
@@ -142,10 +140,10 @@ def fixed_feed(
     return SyntheticFeed((images, torch.randint(classes, (case.batch,), device=device)))
 
 
-def _tensors_of(learner: Learner, feed: SyntheticFeed) -> Iterator[Tensor]:
+def _tensors_of(learner: Trainer, feed: SyntheticFeed) -> Iterator[Tensor]:
     yield from learner.module.parameters()
     yield from learner.module.buffers()
-    yield from learner.updates.tensors()
+    yield from learner.optimizer.tensors()
     yield from feed.place(None)
 
 
@@ -173,7 +171,7 @@ def _move(module: nn.Module, case: TrainCase, recipe: Recipe, device: torch.devi
 
 
 @contextmanager
-def _without_cycles() -> Iterator[None]:
+def _without_cycles() -> Generator[None]:
     """Collected garbage would free memory at a moment of its own."""
     gc.collect()
     gc.disable()

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._guards import detect_fake_mode
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from e2e.predict.op_timer.l2_residency import Cache
 from e2e.predict.trace.fake_tensor_strides import as_when_real
+from e2e.predict.trace.l2_residency import Cache
 from kernels.aten import (
     NEAR,
     Call,
+    CallRecorder,
     CannotReplay,
     Distant,
+    Origin,
     TensorSpec,
     describe,
     kind_of,
@@ -29,14 +29,12 @@ from kernels.aten import (
     spec_of,
     tensors_among,
 )
-from microbench.layers.networks import following
 
 LAST_PHASE = "optimizer"  # of what comes after the last mark of a step
 BACKWARD = "backward"
 # What Python reads after that phase: whether a gradient overflowed, and an optimizer's steps.
 FINITE, STEPS_DONE = 0.0, 2.0
 FUSED = "aten._fused_"
-SKIPPED = ("prim.", "profiler.")  # questions and notes: no arithmetic, no launch
 # They look at memory, or make a state that torch keeps for the whole process.
 UNFOLLOWED = ("aten._cudnn_rnn", "aten._cudnn_init_dropout_state")
 READS = "aten._local_scalar_dense.default"  # a value that Python reads: the host waits for it
@@ -44,8 +42,6 @@ COPIES = ("aten._to_copy.", "aten.copy_.")
 LEAST_DISTANT = 2**20  # bytes: what is smaller only comes later when it is not in the cache
 WIDE = 4  # times the cache: a call that touches more finds nothing of its last launch
 BLOCK_BYTES = 512  # torch's caching allocator rounds up to this
-
-autograd: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 
 
 @dataclass(frozen=True)
@@ -85,7 +81,7 @@ def block_bytes(tensor: Tensor) -> int:
 
 
 class Storages:
-    """Which storages are alive: told of every tensor, it notices when one is let go."""
+    """Which storages are alive: it sees every tensor, and notices when a storage is freed."""
 
     def __init__(self, cache: Cache) -> None:
         self.alive: dict[int, tuple[object, int]] = {}
@@ -119,8 +115,8 @@ class Storages:
         return freed
 
 
-class Recorder(TorchDispatchMode):
-    """Sees each call below autograd. `mark(phase)` ends a phase, as a `Learner.step` tells it.
+class Recorder(CallRecorder):
+    """Sees each call below autograd. `mark(phase)` ends a phase, as a `Trainer.step` tells it.
 
     `scaled`: a loss scaler looks at the gradients before an unfused optimizer is called. The
     device's cache holds `cache_bytes`; with 0, nothing is said of it.
@@ -134,16 +130,11 @@ class Recorder(TorchDispatchMode):
         self.module_calls = 0
         self._device_type = device_type
         self._pending: list[TracedOp] = []
-        self._path: list[str] = []
         self._last_mark, self._reads, self._scaled = "", 0, scaled
-        self._layers: dict[int, str] = {}  # autograd's sequence number -> layer
-        self._sequence = _next_sequence()
 
     def begin(self) -> int:
         """Start a step: bytes alive before it."""
         self.ops, self._pending, self.module_calls = [], [], 0
-        self._layers.clear()
-        self._sequence = _next_sequence()
         self.storages.take_freed()
         self._cache.begin()
         return self.storages.total
@@ -153,18 +144,10 @@ class Recorder(TorchDispatchMode):
         for tensor in tensors:
             self.storages.see(tensor, self._device_type)
 
-    @contextmanager
-    def following(self, module: nn.Module) -> Iterator[None]:
-        """Know which submodule runs."""
-        with following(module, self._enter, self._leave):
-            yield
-
-    def _enter(self, path: str) -> None:
-        self._path.append(path)
+    def enter(self, path: str) -> None:
+        """A submodule begins to run; it is counted."""
+        super().enter(path)
         self.module_calls += 1
-
-    def _leave(self) -> None:
-        self._path.pop()
 
     def mark(self, phase: str) -> None:
         """What was recorded since the last mark belongs to this phase."""
@@ -182,21 +165,13 @@ class Recorder(TorchDispatchMode):
             for i, op in enumerate(self.ops)
         )
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+    def on_call(
+        self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], origin: Origin
     ) -> Any:
-        """Run one call and note it."""
-        kwargs = kwargs or {}
+        """Run one call and record it."""
         name = str(func)
-        if name.startswith(SKIPPED):
-            return func(*args, **kwargs)
         call = describe(func, args, kwargs)
         freed = self.storages.take_freed()
-        layer, noted = self._layer()
         taken = tensors_among(args, kwargs)
         out = self._run(name, func, args, kwargs)
         made = tensors_among(out)
@@ -206,10 +181,10 @@ class Recorder(TorchDispatchMode):
             TracedOp(
                 call,
                 outputs,
-                phase="",  # told by the next mark
-                layer=layer,
+                phase="",  # set by the next mark
+                layer=origin.module,
                 waits=self._waits(name, args, kwargs, made),
-                noted=noted,
+                noted=origin.new_node,
                 allocated=sum(new),
                 freed=freed,
                 distant=self._touched(call, outputs, taken, list(zip(made, new, strict=True))),
@@ -247,7 +222,9 @@ class Recorder(TorchDispatchMode):
         found = Distant(moving, cache_bytes=cache.size, small=small)
         return found if moving or small else NEAR
 
-    def _run(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run(
+        self, name: str, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:
         fake = any(isinstance(leaf, FakeTensor) for leaf in tree_leaves(args))
         if name.startswith(UNFOLLOWED) and detect_fake_mode(args) is not None:
             raise RuntimeError(f"{name} needs tensors that are in memory")
@@ -258,21 +235,8 @@ class Recorder(TorchDispatchMode):
             return FINITE if self._scaled and self._reads == 1 else STEPS_DONE
         return as_when_real(func, args, func(*args, **kwargs))
 
-    def _layer(self) -> tuple[str, bool]:
-        """The module whose call this is, and whether autograd has just made a node for it."""
-        node = autograd._current_autograd_node()
-        if node is not None:
-            return self._layers.get(node._sequence_nr(), ""), False
-        path = self._path[-1] if self._path else ""
-        following_number = _next_sequence()
-        noted = following_number != self._sequence
-        for number in range(self._sequence, following_number):
-            self._layers[number] = path
-        self._sequence = following_number
-        return path, noted
-
     def _waits(
-        self, name: str, args: Sequence[Any], kwargs: dict[str, Any], made: Sequence[Tensor]
+        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], made: Sequence[Tensor]
     ) -> bool:
         if self._device_type == "cpu":
             return False
@@ -300,7 +264,3 @@ def _storage(tensor: Tensor) -> int:
 def _touched_bytes(tensor: Tensor) -> int:
     spec = spec_of(tensor)
     return spec.distinct * spec.itemsize
-
-
-def _next_sequence() -> int:
-    return autograd._autograd._get_sequence_nr()

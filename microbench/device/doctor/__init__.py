@@ -7,8 +7,7 @@ one function and one entry in the tuples of gpu.py or host.py.
 from __future__ import annotations
 
 from microbench.device.device import DeviceInfo
-from microbench.device.doctor.facts import Facts, gather
-from microbench.device.doctor.finding import LEVELS, Check, Finding, Level
+from microbench.device.doctor.facts import LEVELS, Check, Facts, Finding, Level, gather
 from microbench.device.doctor.gpu import GPU_CHECKS
 from microbench.device.doctor.host import HOST_CHECKS, SOFTWARE_CHECKS, device
 

@@ -1,19 +1,21 @@
-"""What doctor looks at: the facts of this machine, gathered once, judged nowhere here."""
+"""What doctor looks at, and what it says: facts gathered once, a finding for each check."""
 
 from __future__ import annotations
 
 import importlib
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Literal
 
 from microbench.device import host
 from microbench.device.device import DeviceInfo, free_memory_bytes, gpu_state, why_no_cuda
 from microbench.device.nvml import GpuState
 
 OPTIONAL_LIBRARIES = ("triton", "cupy")
+GIB = 1024**3
 DRIVER_FILES = ("/proc/driver/nvidia/version", "/dev/dxg")  # Linux, and Linux under Windows
 
 
@@ -25,14 +27,14 @@ class Facts:
     gpu: GpuState | None = None
     no_cuda: str | None = None  # why torch finds no CUDA device; None when it finds one
     driver_present: bool = False
-    software: Mapping[str, str | None] = field(default_factory=dict)
-    unimportable: Mapping[str, str] = field(default_factory=dict)  # library -> the error, one line
+    software: Mapping[str, str | None] = field(default_factory=dict[str, str | None])
+    # library -> the error, one line
+    unimportable: Mapping[str, str] = field(default_factory=dict[str, str])
     torch_architectures: tuple[str, ...] = ()  # "sm_90", ...: what torch was compiled for
     matmul_fp32: str | None = None  # torch's switches: "none" (not set), "ieee", "tf32"
     conv_fp32: str | None = None
-    environment: Mapping[str, str] = field(
-        default_factory=dict
-    )  # host.WATCHED_VARIABLES that are set
+    # host.WATCHED_VARIABLES that are set
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
     own_pid: int = 0
     cores_usable: int = 1
     cores_total: int = 1
@@ -51,6 +53,7 @@ def gather(info: DeviceInfo) -> Facts:
     """Ask torch, NVML, /proc, /sys and the environment. Changes nothing; takes about a second."""
     import torch
 
+    cudnn: Any = torch.backends.cudnn
     # NVML before free_memory_bytes, which makes this process one of those on the GPU.
     gpu = gpu_state(info)
     return Facts(
@@ -62,7 +65,7 @@ def gather(info: DeviceInfo) -> Facts:
         unimportable=_import_errors(OPTIONAL_LIBRARIES),
         torch_architectures=tuple(torch.cuda.get_arch_list()),
         matmul_fp32=str(torch.backends.cuda.matmul.fp32_precision),
-        conv_fp32=str(torch.backends.cudnn.conv.fp32_precision),  # pyright: ignore[reportAttributeAccessIssue]
+        conv_fp32=str(cudnn.conv.fp32_precision),
         environment={
             name: os.environ[name] for name in host.WATCHED_VARIABLES if name in os.environ
         },
@@ -107,3 +110,26 @@ def _disk_free_bytes(folder: Path) -> int | None:
             except OSError:
                 return None
     return None
+
+
+# ---------------------------------------------------------------- what is said of them
+
+Level = Literal["ok", "note", "warning", "problem"]
+LEVELS: tuple[Level, ...] = ("ok", "note", "warning", "problem")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One fact, judged.
+
+    "note" is worth knowing, a "warning" makes numbers worse or unsteady, a "problem" makes them
+    wrong or impossible. `what` holds the fact with its numbers; `remedy` what the user may do.
+    """
+
+    name: str
+    level: Level
+    what: str
+    remedy: str | None = None
+
+
+Check = Callable[[Facts], Finding | None]  # None: does not apply here, or nobody can tell

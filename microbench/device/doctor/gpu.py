@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from microbench.device.doctor.facts import Facts
-from microbench.device.doctor.finding import GIB, Check, Finding, Level
+from microbench.device.doctor.facts import GIB, Check, Facts, Finding, Level
 from microbench.device.nvml import GpuState
 from microbench.device.telemetry import throttle_words
 

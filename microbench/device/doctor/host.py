@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from microbench.device.device import ASSUMED_CACHE_BYTES
-from microbench.device.doctor.facts import Facts
-from microbench.device.doctor.finding import GIB, Check, Finding, Level
+from microbench.device.doctor.facts import GIB, Check, Facts, Finding, Level
 
 LOAD_WARNING = 0.5  # runnable processes per core of the computer
 HOST_MEMORY_WARNING_BYTES = 2 * GIB

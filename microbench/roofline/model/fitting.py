@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from kernels import OPS
 from kernels.case import Case
-from microbench.results.types import Result, Run
-from microbench.roofline.model.features import Rates, Terms, case_of, uses_tensor_cores, ways
+from microbench.results.types import Result
+from microbench.roofline.model.terms import Rates, Terms, uses_tensor_cores, ways
 
 Floats = NDArray[np.float64]
 Path = tuple[str, ...]
@@ -80,22 +80,21 @@ class Model:
 
     logs: Mapping[Path, Floats]
 
-    def coefficients(self, case: Case | Result) -> dict[str, float]:
+    def coefficients(self, case: Case) -> dict[str, float]:
         """Those that a case is predicted with, by name: of the narrowest path that was fitted."""
-        values = np.exp(self._logs(case_of(case)))
-        return {name: float(value) for (name, _, _), value in zip(PRIORS, values, strict=True)}
+        return _named(self._logs(case))
+
+    @property
+    def by_pool(self) -> dict[Path, dict[str, float]]:
+        """The coefficients of every pool, by name."""
+        return {path: _named(logs) for path, logs in self.logs.items()}
 
     def _logs(self, case: Case) -> Floats:
         known = (self.logs[path] for path in reversed(paths(case)) if path in self.logs)
         return next(known, np.log([value for _, value, _ in PRIORS]))
 
-    def predict(self, case: Case | Result, run: Run) -> Prediction | None:
-        """What a case should take on the run's device; None when the run lacks a ceiling."""
-        rates = Rates.of(run)
-        return self.predict_at(case_of(case), rates) if rates else None
-
-    def predict_at(self, case: Case, rates: Rates) -> Prediction | None:
-        """As `predict`, with the ceilings given."""
+    def predict(self, case: Case, rates: Rates) -> Prediction | None:
+        """What a case should take at these ceilings; None when they lack one that it needs."""
         own = self._quickest(case, rates)
         if own is None or not OPS[case.op].misaligned(case):
             return own
@@ -112,6 +111,10 @@ class Model:
         return min(options, key=lambda option: option.seconds, default=None)
 
 
+def _named(logs: Floats) -> dict[str, float]:
+    return {name: float(np.exp(log)) for (name, _, _), log in zip(PRIORS, logs, strict=True)}
+
+
 def paths(case: Case) -> tuple[Path, ...]:
     """The pools of a case, from the widest to its own path.
 
@@ -124,12 +127,6 @@ def paths(case: Case) -> tuple[Path, ...]:
     data = "" if case.data == "normal" else case.data  # what is multiplied changes the power
     arm = (*kind, case.layout, str(case.dims.get("pass", "")), case.backend, data)
     return pool[:1], pool, kind, arm, (*arm, case.precision_name)
-
-
-def path_text(path: Path) -> str:
-    """A case's own path in words: "conv nhwc fprop cudnn fp16, misaligned"."""
-    _, _, special, *arm = path
-    return " ".join(word for word in arm if word) + (f", {special}" if special else "")
 
 
 def _special(case: Case) -> str:
@@ -184,18 +181,12 @@ def _log_seconds(packed: Floats, logs: Floats) -> Floats:
     return np.log((launch + body + convert).min(axis=1))
 
 
-def fit(results: Sequence[Result], run: Run) -> Model:
-    """A model of these measured results, at the ceilings of the run.
+def fit(measured: Sequence[tuple[Result, Rates]]) -> Model:
+    """A model of measured results, each at the ceilings of its run.
 
     Median-like: least absolute deviations of the logarithm of the time, pools before the paths in
-    them. ValueError when none of them is measured or the run lacks the ceilings.
+    them. ValueError when none of them is measured or no ceilings are.
     """
-    rates = Rates.of(run)
-    return fit_at([(r, rates) for r in results] if rates else [])
-
-
-def fit_at(measured: Sequence[tuple[Result, Rates]]) -> Model:
-    """As `fit`, for results that each come with the ceilings of their own run."""
     rows = [(r, ways(r.case, rates)) for r, rates in measured if r.median_s]
     rows = [(result, found) for result, found in rows if found]
     if not rows:

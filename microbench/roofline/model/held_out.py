@@ -8,39 +8,51 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from kernels import OPS
-from microbench.results.types import Ceiling, Result, Run
-from microbench.roofline.model.features import Rates
-from microbench.roofline.model.fitting import Path, fit, path_text, paths
+from microbench.results.types import Ceiling, PathError, Pool, Result, Run, TimeModel
+from microbench.roofline.model.fitting import Path, fit, paths
+from microbench.roofline.model.terms import Rates
 
 FOLDS = 8
 LEAST_CASES = 12
-LEAST_NAMED = 3  # cases of a path that is named as the worst
 LEAST_SIZES = 3  # problem sizes: with two, one is all there is to learn from
-
-
-@dataclass(frozen=True)
-class PathError:
-    """Errors of the predictions of unseen cases: median and 90th percentile of |t'/t - 1|."""
-
-    count: int
-    median: float
-    p90: float
+DIGITS = 6  # significant, of what is written to the run file: more would differ by machine
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The error on unseen cases; `fitted` is how many the smallest fit saw.
+    """|predicted / measured - 1| of each case, by key, when its size was not fitted on.
 
-    `errors` has |predicted / measured - 1| by the key of the case.
+    `fitted` is how many cases the smallest of the fits saw.
     """
 
     fitted: int
-    overall: PathError
-    by_path: Mapping[Path, PathError]
     errors: Mapping[str, float]
 
 
-def held_out_error(run: Run) -> HeldOut | None:
+def with_model(run: Run) -> Run:
+    """The run with the time model of its results; without one where they are too few."""
+    held, rates = held_out_errors(run), Rates.of(run)
+    if held is None or rates is None:
+        return replace(run, model=None)
+    by_path: dict[Path, list[float]] = {}
+    for result in run.results:
+        if result.case.key in held.errors:
+            errors = by_path.setdefault(paths(result.case)[-1], [])
+            errors.append(held.errors[result.case.key])
+    model = fit([(result, rates) for result in run.results])
+    found = TimeModel(
+        held.fitted,
+        _summary((), list(held.errors.values())),
+        tuple(_summary(path, errors) for path, errors in by_path.items()),
+        tuple(
+            Pool(path, {name: _rounded(value) for name, value in coefficients.items()})
+            for path, coefficients in model.by_pool.items()
+        ),
+    )
+    return replace(run, model=found)
+
+
+def held_out_errors(run: Run) -> HeldOut | None:
     """Fit on some problem sizes, predict the others, until each size was predicted once.
 
     A size is held out with all its arms (precision, back end, layout, pass). None with fewer than
@@ -61,12 +73,7 @@ def held_out_error(run: Run) -> HeldOut | None:
         fitted += [len(seen)] * bool(found)
     if len(errors) < LEAST_CASES:
         return None
-    arms: dict[Path, list[float]] = {}
-    for result in measured:
-        if result.case.key in errors:
-            arms.setdefault(paths(result.case)[-1], []).append(errors[result.case.key])
-    by_path = {path: _summary(values) for path, values in arms.items()}
-    return HeldOut(min(fitted), _summary(list(errors.values())), by_path, errors)
+    return HeldOut(min(fitted), errors)
 
 
 def _size(result: Result) -> tuple[int, str]:
@@ -78,14 +85,16 @@ def _size(result: Result) -> tuple[int, str]:
 
 def _errors(seen: Sequence[Result], unseen: Sequence[Result], run: Run) -> dict[str, float]:
     """|predicted / measured - 1| of the unseen cases, by key."""
-    blind = without(run, {result.case.key for result in unseen}, seen)
+    rates = Rates.of(without(run, {result.case.key for result in unseen}, seen))
+    if rates is None:
+        return {}
     try:
-        model = fit(seen, blind)
+        model = fit([(result, rates) for result in seen])
     except ValueError:
         return {}
     found: dict[str, float] = {}
     for result in unseen:
-        prediction = model.predict(result.case, blind)
+        prediction = model.predict(result.case, rates)
         if prediction and result.median_s:
             found[result.case.key] = abs(prediction.seconds / result.median_s - 1)
     return found
@@ -112,23 +121,10 @@ def without(run: Run, hidden: set[str], seen: Sequence[Result]) -> Run:
     return replace(run, ceilings=tuple(kept), results=tuple(seen))
 
 
-def _summary(errors: Sequence[float]) -> PathError:
-    return PathError(len(errors), float(np.median(errors)), float(np.quantile(errors, 0.9)))
+def _summary(path: Path, errors: Sequence[float]) -> PathError:
+    median, p90 = (_rounded(float(value)) for value in np.quantile(errors, (0.5, 0.9)))
+    return PathError(path, len(errors), median, p90)
 
 
-def describe(held: HeldOut) -> list[str]:
-    """The error in words, for the screen."""
-    overall = held.overall
-    lines = [
-        "Model (launch floor + compute in tiles and waves + bytes + conversions): median error "
-        f"{100 * overall.median:.0f} % on {overall.count} cases it was not fitted on "
-        f"(90 % within {100 * overall.p90:.0f} %)."
-    ]
-    named = [(path, error) for path, error in held.by_path.items() if error.count >= LEAST_NAMED]
-    if named:
-        path, worst = max(named, key=lambda item: item[1].median)
-        lines.append(
-            f"It is least certain of {path_text(path)}: median error {100 * worst.median:.0f} % "
-            f"on {worst.count}."
-        )
-    return lines
+def _rounded(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}")

@@ -1,0 +1,95 @@
+"""One fixed random batch on the device: what training costs when data costs nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from e2e.data.loaders.pinned import PinnedFeed
+from e2e.data.types import LoaderFeed, laid_out
+
+USUAL_CLASSES = 1000  # where neither network nor user says how many
+HELD_OUT_BATCHES = 4
+HELD_OUT_SEED = 0x0DD5EED  # no run's seed, as those count from 1
+
+
+@dataclass(frozen=True)
+class Synthetic:
+    """Images of normal noise with random classes, or random tokens. Nothing can be learnt from it
+    but the one batch by heart: on held-out batches, accuracy is that of guessing.
+    """
+
+    sample: tuple[int, ...]
+    classes: int
+    tokens: int | None = None
+    loader: str | None = None
+
+    name = "synthetic"
+    train_samples: int | None = None
+    held_out_samples: int | None = None
+    generated = False
+    notes: tuple[str, ...] = ()
+
+    def feed(
+        self, batch: int, device: torch.device, seed: int, *, channels_last: bool = False,
+        loader: str | None = None, workers: int | None = None, cold: bool = False,
+        prefetch: int = 0,
+    ) -> LoaderFeed:  # fmt: skip
+        """The same batch for ever, drawn from the seed: on the device, whatever the loader, or with
+        "pinned" in pinned memory, from where it is copied each step.
+        """
+        if (loader or self.loader) == "pinned":
+            return PinnedFeed(self._bytes(batch, seed), device, channels_last)
+        inputs, targets = self._batch(batch, device, seed)
+        if channels_last and inputs.dim() == 4:
+            inputs = laid_out(inputs, channels_last)
+        return SyntheticFeed((inputs, targets))
+
+    def held_out(self, batch: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+        """HELD_OUT_BATCHES batches, the same ones at every call."""
+        for i in range(HELD_OUT_BATCHES):
+            yield self._batch(batch, device, HELD_OUT_SEED + i)
+
+    def _batch(self, batch: int, device: torch.device, seed: int) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator(device).manual_seed(seed)
+        shape = (batch, *self.sample)
+        if self.tokens is not None:
+            tokens = torch.randint(self.tokens, shape, generator=generator, device=device)
+            return tokens, tokens
+        images = torch.randn(shape, generator=generator, device=device)
+        return images, torch.randint(self.classes, (batch,), generator=generator, device=device)
+
+    def _bytes(self, batch: int, seed: int) -> tuple[Tensor, Tensor]:
+        """Colour images as bytes [N, 3, H, W], which files become; anything else as it is."""
+        if len(self.sample) != 3 or self.sample[0] != 3:
+            return self._batch(batch, torch.device("cpu"), seed)
+        generator = torch.Generator().manual_seed(seed)
+        shape = (batch, *self.sample)
+        images = torch.randint(256, shape, dtype=torch.uint8, generator=generator)
+        return images, torch.randint(self.classes, (batch,), generator=generator)
+
+
+class SyntheticFeed:
+    """A `LoaderFeed` of one batch: the same two tensors each time, so that nothing is copied."""
+
+    ahead = 0
+    pids: tuple[int, ...] = ()
+    idle_cpu_s = 0.0
+
+    def __init__(self, batch: tuple[Tensor, Tensor]) -> None:
+        self._batch: tuple[Tensor, Tensor] | None = batch
+
+    def fetch(self) -> None:
+        """Nothing to wait for."""
+
+    def place(self, fetched: object) -> tuple[Tensor, Tensor]:
+        """The batch."""
+        assert self._batch is not None, "closed"
+        return self._batch
+
+    def close(self) -> None:
+        """Let the batch go."""
+        self._batch = None

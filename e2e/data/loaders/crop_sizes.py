@@ -1,0 +1,37 @@
+"""How large the images are that cuts are taken from, and the memory that they need.
+
+Without torchvision, which takes seconds to load and which images in memory do not need.
+"""
+
+from __future__ import annotations
+
+import math
+
+PADDING = 4  # pixels that a crop of a small image may lie beyond it, where the image is mirrored
+CENTRE = 224 / 256  # of the shorter side, what is kept of a held-out image
+SHARE = 0.5  # of the device's free memory that images may take: training needs the rest
+
+
+def kept_size(size: tuple[int, int]) -> tuple[int, int]:
+    """Height and width of an image that cuts of `size` are taken from: 256 pixels for every 224."""
+    return math.ceil(size[0] / CENTRE), math.ceil(size[1] / CENTRE)
+
+
+def kept_bytes(count: int, size: tuple[int, int]) -> int:
+    """Bytes needed to keep `count` predecoded images of `kept_size(size)`."""
+    height, width = kept_size(size)
+    return count * 3 * height * width
+
+
+def no_room(count: int, size: tuple[int, int], free_bytes: int | None) -> str | None:
+    """Why `count` images for cuts of `size` may not be kept on the device; None where they may,
+    or where the free memory is unknown.
+    """
+    needed = kept_bytes(count, size)
+    if free_bytes is None or needed <= SHARE * free_bytes:
+        return None
+    return (
+        f"loader resident keeps {count:,} images in {needed / 1e9:,.1f} GB of the device's memory, "
+        f"more than half of the {free_bytes / 1e9:,.1f} GB that are free; another --loader reads "
+        "them as it goes"
+    )

@@ -1,0 +1,313 @@
+"""Synthetic JPEG datasets on disk: class folders below train/ and val/, and tar shards if asked.
+
+manifest.json says which dataset a folder holds. A dataset is generated in a hidden folder inside
+its own and moved up when it is whole, the manifest last, so that an interrupted one is never taken
+for a whole one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import tarfile
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
+
+from e2e.data.synthetic_jpeg.picture import CLASSES, jpeg, look_of
+from e2e.data.synthetic_jpeg.textures import planes
+from kernels.tuned import user_directory
+from microbench.device.host import usable_cores
+from microbench.errors import UserError
+
+# Of `--data made`: a page cache holds them on any machine, and a large one makes them in seconds.
+USUAL_IMAGES, USUAL_CLASSES = 4000, 100
+
+FORMAT = 1  # raised when other pixels or other files are made
+WHAT = "images made by halfway"
+MANIFEST = "manifest.json"
+PART = ".part-"  # how the name of a folder begins in which a dataset is generated
+
+TRAIN, HELD_OUT = "train", "val"
+MOST_IMAGES = 10_000_000
+HELD_OUT_OF = 10  # rounds of all classes, in one of which the images are held out
+HELD_OUT_ROUND = 1  # the second, so that every class has one of each
+CHUNK = 16  # images that a process makes before it reports them
+MEAN_BYTES = 110_000  # of an image, about
+BLOCK_BYTES = 4096  # of a file system: each file wastes half of one
+TAR_BYTES = 2560  # that a tar file adds to an image and its label
+DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+OnProgress = Callable[[int, int], None]  # images that are made, and those wanted
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which images a dataset has. Their classes take turns: a shorter plan is a part of it.
+
+    UserError for numbers out of range.
+    """
+
+    images: int
+    classes: int
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        images, classes = self.images, self.classes
+        if not 1 <= classes <= CLASSES:
+            raise UserError(f"--classes takes 1 to {CLASSES:,}, not {classes:,}")
+        if images < 2 * classes:
+            raise UserError(
+                f"--images {images:,} is too few: each of {classes:,} classes needs one to train "
+                f"on and one held out, {2 * classes:,} in all"
+            )
+        if images > MOST_IMAGES:
+            raise UserError(f"--images takes at most {MOST_IMAGES:,}, not {images:,}")
+        if self.seed < 0:
+            raise UserError(f"--seed starts at 0, not {self.seed}")
+
+    def label(self, index: int) -> int:
+        """The class of an image."""
+        return index % self.classes
+
+    def is_held_out(self, index: int) -> bool:
+        """Whether an image is one of val."""
+        return index // self.classes % HELD_OUT_OF == HELD_OUT_ROUND
+
+    def trained(self) -> list[int]:
+        """The numbers of the images to train on."""
+        return [index for index in range(self.images) if not self.is_held_out(index)]
+
+    def path(self, index: int) -> str:
+        """An image's file below the folder; names of classes sort as their numbers do."""
+        part = HELD_OUT if self.is_held_out(index) else TRAIN
+        return f"{part}/class-{self.label(index):04}/{index:08}.jpg"
+
+    def in_words(self) -> str:
+        """ "200 images of 10 classes, seed 1"."""
+        return f"{self.images:,} images of {self.classes:,} classes, seed {self.seed}"
+
+
+def make(
+    folder: Path,
+    plan: Plan,
+    *,
+    shards: int = 0,
+    processes: int | None = None,
+    on_progress: OnProgress,
+) -> bool:
+    """Generate a dataset in a folder, in `shards` tar files too; False where it was there already.
+
+    Which pixels an image has depends on the seed, its number and its class alone. UserError for a
+    folder that holds anything else, a disk without room, and a file that cannot be written; nothing
+    that was in the folder before is changed.
+    """
+    trained = plan.trained()
+    if not 0 <= shards <= len(trained):
+        raise UserError(
+            f"--shards takes 0 to {len(trained):,}, one image each at least, not {shards}"
+        )
+    if processes is not None and processes < 1:
+        raise UserError(f"--workers starts at 1, not {processes}")
+    if _is_there(folder, plan, shards):
+        on_progress(plan.images, plan.images)
+        return False
+    _check_space(folder, plan.images, len(trained) if shards else 0)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=PART, dir=folder) as part:
+            work = Path(part)
+            _write_images(work, plan, processes or usable_cores(), on_progress)
+            _write_shards(work, plan, shards, processes or usable_cores())
+            content = {"what": WHAT, "format": FORMAT, **asdict(plan), "shards": shards}
+            (work / MANIFEST).write_text(f"{json.dumps(content, indent=1)}\n", encoding="utf-8")
+            if _is_there(folder, plan, shards):  # another process was faster
+                return False
+            for name in (TRAIN, HELD_OUT, *_shard_names(shards), MANIFEST):
+                (work / name).rename(folder / name)
+    except OSError as error:
+        raise UserError(f"cannot write {error.filename or folder}: {error.strerror}") from None
+    return True
+
+
+def cached(plan: Plan, on_progress: OnProgress) -> Path:
+    """The folder of such a dataset in the user's cache, generated the first time."""
+    name = f"{FORMAT}-{plan.images}-{plan.classes}-{plan.seed}"
+    folder = user_directory("made") / name
+    make(folder, plan, on_progress=on_progress)
+    return folder
+
+
+def _is_there(folder: Path, plan: Plan, shards: int) -> bool:
+    """Whether a folder holds the dataset; False where it is empty. UserError for all else."""
+    try:
+        names = [name for name in os.listdir(folder) if not name.startswith(PART)]
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise UserError(f"{folder} cannot be used as a folder: {error.strerror}") from None
+    if not names:
+        return False
+    held, held_shards = _read_manifest(folder)
+    if held != plan:
+        raise UserError(
+            f"{folder} holds {held.in_words()}, not {plan.in_words()}; name another folder"
+        )
+    if shards not in (0, held_shards):
+        raise UserError(f"{folder} has {held_shards} tar files, not {shards}; name another folder")
+    wanted = {*map(plan.path, range(plan.images)), *_shard_names(held_shards)}
+    found = {*_files_in(folder), *(name for name in names if name.endswith(".tar"))}
+    if strange := sorted(found - wanted):
+        raise UserError(f"{folder} holds what was not made, {strange[0]}: take it out of there")
+    if missing := sorted(wanted - found):
+        raise UserError(
+            f"{folder} lacks {len(missing):,} of its files, {missing[0]}; "
+            "delete it or name another folder"
+        )
+    return True
+
+
+def _read_manifest(folder: Path) -> tuple[Plan, int]:
+    """Which dataset a folder holds, and how many tar files. UserError when it is not one."""
+    path = folder / MANIFEST
+    try:
+        content: Any = json.loads(path.read_text(encoding="utf-8"))
+        if content["what"] != WHAT:
+            raise ValueError(content["what"])
+        if content["format"] != FORMAT:
+            raise UserError(
+                f"{folder} was made by another version (format {content['format']}, not {FORMAT}); "
+                "name another folder"
+            )
+        # Earlier versions wrote the manifest first, and its checksum when all was generated.
+        if content.get("files_sha256", "") is None:
+            raise UserError(f"{folder} is not finished; delete it or name another folder")
+        plan = Plan(content["images"], content["classes"], content["seed"])
+        shards: int | list[Any] = content["shards"]
+        return plan, shards if isinstance(shards, int) else len(shards)
+    except FileNotFoundError:
+        raise UserError(
+            f"{folder} is not empty and holds no made data; name another folder"
+        ) from None
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise UserError(f"{path} is not of made data, or damaged; name another folder") from None
+
+
+def _files_in(folder: Path) -> list[str]:
+    """The files of train and val, relative to the folder."""
+    return [
+        os.path.relpath(os.path.join(here, name), folder)
+        for part in (TRAIN, HELD_OUT)
+        for here, _, names in os.walk(folder / part)
+        for name in names
+    ]
+
+
+def _check_space(folder: Path, images: int, packed: int) -> None:
+    """UserError when the disk has no room for the images, and `packed` of them in tar files."""
+    needed = images * (MEAN_BYTES + BLOCK_BYTES // 2) + packed * (MEAN_BYTES + TAR_BYTES)
+    home = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    free = shutil.disk_usage(home).free
+    if needed > free:
+        raise UserError(
+            f"{images:,} images{' and their tar files' if packed else ''} need about "
+            f"{needed / 1e9:.1f} GB, and {home} has {free / 1e9:.1f} GB free; "
+            "ask for fewer --images or name a folder on another disk"
+        )
+
+
+def _write_images(work: Path, plan: Plan, processes: int, on_progress: OnProgress) -> None:
+    for name in {os.path.dirname(plan.path(index)) for index in range(plan.images)}:
+        (work / name).mkdir(parents=True)
+    planes()  # before the processes are forked, so that they share them
+    chunks = [range(at, min(at + CHUNK, plan.images)) for at in range(0, plan.images, CHUNK)]
+    done = 0
+    on_progress(done, plan.images)
+    with closing(_spread(partial(_write_chunk, work, plan), chunks, processes)) as written:
+        for count in written:
+            done += count
+            on_progress(done, plan.images)
+
+
+def _write_chunk(work: Path, plan: Plan, indices: range) -> int:
+    for index in indices:
+        raw = jpeg(plan.seed, index, look_of(plan.label(index)))
+        (work / plan.path(index)).write_bytes(raw)
+    return len(indices)
+
+
+def _write_shards(work: Path, plan: Plan, shards: int, processes: int) -> None:
+    """Tar files as webdataset reads them: the images to train on, spread evenly and in order."""
+    trained = plan.trained()
+    ends = [len(trained) * number // shards for number in range(shards + 1)] if shards else []
+    tasks = [
+        (name, trained[ends[number] : ends[number + 1]])
+        for number, name in enumerate(_shard_names(shards))
+    ]
+    with closing(_spread(partial(_write_shard, work, plan), tasks, processes)) as written:
+        for _ in written:
+            pass
+
+
+def _shard_names(shards: int) -> list[str]:
+    return [f"{TRAIN}-{number:06}.tar" for number in range(shards)]
+
+
+def _write_shard(work: Path, plan: Plan, task: tuple[str, list[int]]) -> None:
+    name, indices = task
+    with tarfile.open(work / name, "w", format=tarfile.USTAR_FORMAT) as tar:
+        for index in indices:
+            raw = (work / plan.path(index)).read_bytes()
+            label = str(plan.label(index)).encode()
+            for member_name, content in ((f"{index:08}.jpg", raw), (f"{index:08}.cls", label)):
+                member = tarfile.TarInfo(member_name)  # no owner and no time: the same everywhere
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+
+
+def _spread(
+    work: Callable[[Task], Result], tasks: Sequence[Task], processes: int
+) -> Generator[Result, None, None]:
+    """Results of `work` for each task, as they are ready; in this process when one is enough.
+
+    The processes are forked, so they share what is in memory. Closing the iterator lets the tasks
+    that are under way end and drops the others. UserError when a process was killed.
+    """
+    if min(processes, len(tasks)) <= 1:
+        yield from map(work, tasks)
+        return
+    pool = ProcessPoolExecutor(
+        min(processes, len(tasks)), multiprocessing.get_context("fork"), _settle
+    )
+    try:
+        for future in as_completed([pool.submit(work, task) for task in tasks]):
+            yield future.result()
+    except BrokenProcessPool:
+        raise UserError(
+            "a process that makes images was killed (out of memory?); fewer --workers take less"
+        ) from None
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _settle() -> None:
+    """In a process of the pool: leave Ctrl-C to the parent, and end when the parent does."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)

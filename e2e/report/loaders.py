@@ -1,0 +1,144 @@
+"""The table of loaders that were measured alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
+from operator import attrgetter
+
+from rich.text import Text
+
+from e2e.results.loader_types import OP, LoadCase, Loading
+from microbench import fmt
+from microbench.report.table import DIM, MISSING, Column, Row, Table, Value, screen
+from microbench.results.types import Run
+
+TITLE = "Loaders alone"
+
+
+def loaders_table(run: Run) -> Table[Loading]:
+    """One row a loader and number of workers; what did not run says why."""
+    loadings = run.of(Loading)
+    return Table(_columns([loading.case for loading in loadings]), [*map(_row, loadings)])
+
+
+def _columns(cases: Sequence[LoadCase]) -> list[Column[Loading]]:
+    """Settings that are the same, and as usual, in all rows have no column on the screen."""
+    files, batch = any(case.cold for case in cases), len({case.batch for case in cases}) > 1
+    return [
+        Column(csv={"op": lambda _: OP, **_attributes("case", *_settings())}),
+        Column("loader", lambda one: fmt.clean(one.case.loader), key=True),
+        Column("files", lambda one: _files(one) if files else "", drop=6, key=True,
+               markdown=_files),
+        Column("batch", _batch if batch else None, right=True, drop=7),
+        Column("workers", lambda one: str(one.case.workers), right=True),
+        Column("ahead", _ahead if _are_ahead(cases) else None, right=True, drop=8),
+        Column(csv=_attributes("", "status", "reason")),
+        Column("img/s", lambda one: _rate(one.per_s), right=True,
+               csv={"images_per_s": attrgetter("per_s")}),
+        Column("±", lambda one: fmt.half_interval(one.per_s or 0.0, one.ci95_per_s), right=True,
+               drop=3, csv={
+            "ci95_low_per_s": lambda one: one.ci95_per_s[0] if one.ci95_per_s else None,
+            "ci95_high_per_s": lambda one: one.ci95_per_s[1] if one.ci95_per_s else None,
+            "samples": lambda one: len(one.blocks),
+        }),
+        Column("img/s\na core", lambda one: _rate(one.per_s_per_core), right=True, drop=2,
+               csv={"images_per_s_per_core": attrgetter("per_s_per_core")}),
+        Column("MB/s\nread", _read, right=True, drop=4,
+               csv={"read_bytes_per_s": attrgetter("bytes_per_s")}),
+        Column("first\nbatch", _first, right=True, drop=5, csv=_attributes("", "first_s")),
+    ]  # fmt: skip
+
+
+def _settings() -> list[str]:
+    return [field.name for field in fields(LoadCase)]
+
+
+def _attributes(of: str, *names: str) -> dict[str, Callable[[Loading], Value]]:
+    return {name: attrgetter(f"{of}.{name}".lstrip(".")) for name in names}
+
+
+def _row(loading: Loading) -> Row[Loading]:
+    if loading.per_s is not None:
+        return Row(loading)
+    reason = fmt.clean(loading.reason or "")
+    style = "red" if loading.status == "failed" else DIM
+    said = f"{MISSING.get(loading.status, 'not measured')}: {reason}"
+    return Row(loading, said, style, f"{loading.status}: {reason}")
+
+
+def _files(loading: Loading) -> str:
+    return "cold" if loading.case.cold else "warm"
+
+
+def _batch(loading: Loading) -> str:
+    return str(loading.case.batch)
+
+
+def _ahead(loading: Loading) -> str:
+    """How many batches each worker is ahead."""
+    return str(loading.case.prefetch or "usual")
+
+
+def _are_ahead(cases: Sequence[LoadCase]) -> bool:
+    return any(case.prefetch for case in cases)
+
+
+def _rate(per_s: float | None) -> str:
+    return fmt.throughput(per_s) if per_s else ""
+
+
+def _read(loading: Loading) -> str:
+    read = loading.bytes_per_s
+    return fmt.throughput(read / 1e6) if read is not None else ""
+
+
+def _first(loading: Loading) -> str:
+    return fmt.duration(loading.first_s) if loading.first_s is not None else ""
+
+
+# ---------------------------------------------------------------- the screen
+
+
+def loaders_lines(run: Run, width: int) -> list[Text]:
+    """The table, no wider than `width`, with its notes; nothing without any loader."""
+    if not run.of(Loading):
+        return []
+    table = loaders_table(run)
+    table.rows = [*_once(table.items)]
+    shown = screen(table, width)
+    in_full = [
+        Text(f"{fmt.clean(loading.case.loader)} {row.sentence}", row.style)
+        for loading in shown.cut
+        for row in [_row(loading)]
+    ]
+    return [*shown.lines, *in_full, Text(_note([one.case for one in run.of(Loading)]), DIM)]
+
+
+def _once(rows: Sequence[Row[Loading]]) -> Iterator[Row[Loading]]:
+    """Without what says the same for another number of workers."""
+    said: set[tuple[str, bool, str]] = set()
+    for row in rows:
+        words = row.item.case.loader, row.item.case.cold, row.sentence
+        if words not in said:
+            yield row
+        if row.sentence:
+            said.add(words)
+
+
+def _note(cases: Sequence[LoadCase]) -> str:
+    """How to read the table, and what all of it shares."""
+    batches = [str(batch) for batch in sorted({case.batch for case in cases})]
+    parts = [
+        f"batches of {fmt.listed(batches)}, "
+        f"{fmt.listed(sorted({fmt.clean(case.input) for case in cases}))}, "
+        f"{fmt.listed(sorted({fmt.clean(case.data) for case in cases}))} data{_cpus(cases)}",
+        "a core: by the processor time of the workers and of the process that takes the batches",
+        *["ahead: batches that each worker is ahead"] * _are_ahead(cases),
+    ]
+    return "; ".join(parts)
+
+
+def _cpus(cases: Sequence[LoadCase]) -> str:
+    limited = {case.cpus for case in cases if case.cpus}
+    return f", on {fmt.count(max(limited), 'core')}" if limited else ""

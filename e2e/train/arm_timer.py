@@ -1,0 +1,237 @@
+"""Times the arms of one comparison in turns, then looks closer. Runs in the child process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from e2e.data.datasets.synthetic import SyntheticFeed
+from e2e.results.types import Spread, State, StepTimes, TrainCase, Training
+from e2e.train.arms import Announce, Arms, Held, Task
+from e2e.train.speed_readings import HostSpeed, SpeedByTurn
+from e2e.train.step_timer import (
+    PHASE_STEPS,
+    Bursts,
+    StepBlock,
+    Tally,
+    batches_per_s,
+    busy_time,
+    host_time,
+    time_phases,
+)
+from kernels.case import Target
+from kernels.error_words import one_line
+from microbench import fmt
+from microbench.device.telemetry import Telemetry
+from microbench.errors import UserError
+from microbench.results.types import TIME_DECIMALS
+from microbench.results.values import Warning
+from microbench.timing.interleave import FEWEST_ROUNDS, LOOKS, ArmFailed, Pace, Turns
+from microbench.timing.stats import median, median_interval
+
+# Of a turn's seconds: at most 0.6 of timed steps after 0.2 to warm up, which is enough for the
+# median of a turn to be known to a fraction of a per cent; less when the budget is short.
+TURN_S, WARM_SHARE = 0.8, 0.25
+ROUNDS = LOOKS[0]  # that a budget is meant to last for
+# Of a case that is fed: some bursts of its workers, after what lay ready has been thrown away.
+FED_TURN_S, FED_WARM_SHARE, FED_BURSTS = 4.0, 0.25, 4
+FED_PHASES_S = 2.0  # of steps whose phases are timed, where the loader makes them long
+CPU_BLOCK_S = 2.0
+CPU_PHASE_STEPS = 2
+
+
+class ArmTimer(Arms):
+    """Arms that can be timed in turns; afterwards they are still there, to train to convergence."""
+
+    def __init__(self, task: Task, target: Target, telemetry: Telemetry) -> None:
+        super().__init__(task, target)
+        self.telemetry = telemetry
+
+    def time(
+        self, budget_s: float, announce: Announce, host_speed: HostSpeed | None = None
+    ) -> list[Training]:
+        """The held arms with their times, state, phases; one that breaks its turn fails alone.
+
+        With a `host_speed`, how fast the host launched meanwhile is noted of each.
+        """
+        failed: list[Training] = []
+        speeds: SpeedByTurn | None = None
+        while self.held:
+            speeds = SpeedByTurn(host_speed) if host_speed else None
+            try:
+                self._take_turns(budget_s, announce, speeds)
+                break
+            except ArmFailed as failure:
+                failed.append(self._dropped(failure))
+            finally:
+                if host_speed:
+                    host_speed.forget()
+        for key in list(self.held):
+            held = self.held[key]
+            announce(key, "timing its phases")
+            held.training = self._timed(held, speeds.of(key) if speeds else None)
+            try:
+                held.training = self._looked_closer(held.training)
+            except UserError:
+                raise
+            except Exception as error:
+                self.raise_if_dead(error)
+                held.training = replace(held.training, warnings=(_unseen(held.training, error),))
+        return [*(held.training for held in self.held.values()), *failed]
+
+    def _take_turns(self, budget_s: float, announce: Announce, speeds: SpeedByTurn | None) -> None:
+        def begin(key: str, number: int) -> None:
+            held = self.held[key]
+            if speeds:
+                speeds.begin(key if number else "")  # the first turn of all only warms the device
+            held.trainer.switch()
+            announce(key, f"timing, round {number}{_rate_so_far(held)}")
+            # Whoever waits for its loader must not live on what came in another arm's turn; others
+            # have batches ready at all times, and workers that fill up would only slow them.
+            if len(self.held) > 1:
+                held.feed.skip_ready() if held.waits else held.feed.refill()
+
+        for held in self.held.values():
+            held.arm.blocks.clear()
+            held.skipped_before = held.trainer.skipped_steps
+        self.start_loading()
+        cases = [held.training.case for held in self.held.values()]
+        fed = any(case.fed for case in cases)
+        # A pinned batch is timed as fed ones are, or their difference would be the stopwatch's.
+        in_bursts = fed or any(case.loader == "pinned" for case in cases)
+        turns = Turns(
+            self._bursts(max(case.workers for case in cases)) if in_bursts else self.timer,
+            "sustained", budget_s, during=self.telemetry.during, begin=begin,
+            own_pace=self._pace(budget_s, fed),
+        )  # fmt: skip
+        turns.take([held.arm for held in self.held.values()])
+        if speeds:
+            speeds.begin("")
+
+    def _bursts(self, workers: int) -> Bursts:
+        def tally() -> Tally:
+            parts = [held.feed.tally for held in self.held.values()]
+            came_s = max((part.came_s for part in parts), key=len)  # arms share a loader
+            return Tally(sum(part.waited_s for part in parts), came_s)
+
+        return Bursts(self.timer, workers, tally)
+
+    def _pace(self, budget_s: float, fed: bool) -> Pace:
+        if not self.cuda:
+            block_s = min(CPU_BLOCK_S, budget_s / len(self.held) / FEWEST_ROUNDS)
+            return Pace(settle_s=0.0, warm_s=0.0, block_s=block_s, least=1, most=100)
+        arm_s = budget_s / len(self.held)
+        turn_s = self._fed_turn_s(arm_s) if fed else min(TURN_S, arm_s / ROUNDS)
+        warm_s = (FED_WARM_SHARE if fed else WARM_SHARE) * turn_s
+        least = 1 if fed else 3  # `Bursts` adds what makes a round of the workers whole
+        return Pace(settle_s=TURN_S, warm_s=warm_s, block_s=turn_s - warm_s, least=least, most=400)
+
+    def _fed_turn_s(self, arm_s: float) -> float:
+        """As many turns as others have, but in each some bursts of the workers, and of the batches
+        that are thrown away as many as fit.
+        """
+        cases = [(held.training.case, held.arm.estimate_s) for held in self.held.values()]
+        burst_s = max(case.workers * estimate_s for case, estimate_s in cases)
+        cached = any(case.cached for case, _ in cases)
+        wanted_s = FED_TURN_S if cached else max(arm_s / ROUNDS, FED_BURSTS * burst_s)
+        return min(FED_TURN_S, arm_s / FEWEST_ROUNDS, wanted_s)
+
+    def _dropped(self, failure: ArmFailed) -> Training:
+        cause = failure.__cause__
+        assert isinstance(cause, Exception)
+        if isinstance(cause, UserError):
+            raise cause  # strict data: the run ends
+        self.raise_if_dead(cause)
+        training = replace(
+            self.held[failure.arm.key].training, status="failed", reason=one_line(cause)
+        )
+        self.drop(failure.arm.key)
+        return training
+
+    def _timed(self, held: Held, host_pace: float | None) -> Training:
+        blocks = [block for block in held.arm.blocks if isinstance(block, StepBlock)]
+        times = [block.times_s for block in blocks]
+        steps = StepTimes(
+            times_s=_rounded(t for block in times for t in block),
+            wall_times_s=_rounded(t for block in blocks for t in block.wall_times_s),
+            blocks=tuple(len(block) for block in times),
+            median_s=median([t for block in times for t in block]),
+            ci95_s=median_interval(times, self.timer.resolution_s),
+            wall_s=sum(block.wall_s for block in blocks),
+            wall_steps=sum(block.wall_steps for block in blocks),
+            host_pace=host_pace,
+        )
+        if held.training.case.fed:
+            steps = _fed(steps, blocks, held.training.case)
+        clocks = [block.sm_clock_mhz for block in blocks if block.sm_clock_mhz]
+        seen = self.telemetry.summary(held.arm.key)
+        busy = seen.utilization_pct
+        state = State(
+            gpu_util_pct=Spread(sum(busy) / len(busy), min(busy), max(busy)) if busy else None,
+            sm_clock_mhz=sum(clocks) / len(clocks) if clocks else seen.sm_clock_mhz,
+            power_w=seen.power_w,
+            temperature_c=seen.temperature_c,
+            throttle=seen.throttle,
+        )
+        skipped = held.trainer.skipped_steps - held.skipped_before
+        return replace(held.training, steps=steps, state=state, skipped_steps=skipped)
+
+    def _looked_closer(self, training: Training) -> Training:
+        """What is not measured while steps are timed, because it would slow them."""
+        held = self.held[training.case.key]
+        held.trainer.switch()
+        assert training.steps is not None
+        count = PHASE_STEPS if self.cuda else CPU_PHASE_STEPS
+        if training.case.fed:
+            count = max(CPU_PHASE_STEPS, min(count, int(FED_PHASES_S / training.steps.median_s)))
+        phases = time_phases(lambda clock: held.trainer.step(held.feed, clock), self.cuda, count)
+        steps = training.steps
+        step = _without_loading(held)
+        if training.case.fed and not training.case.cached:
+            held.feed.refill()  # workers that are at work slow what is measured
+            steps = replace(steps, unfed_s=median(self.timer.block(step, count).times_s))
+        if self.cuda:
+            busy_s, launches = busy_time(step)
+            # An unfused optimizer makes the loss scaler wait for the device: no time of its own.
+            host_s = None if held.trainer.optimizer.waits else host_time(step)
+            steps = replace(steps, busy_s=busy_s, launches=launches, host_s=host_s)
+        return replace(training, phases=phases, steps=steps)
+
+
+def _fed(steps: StepTimes, blocks: Sequence[StepBlock], case: TrainCase) -> StepTimes:
+    """The steps with what only a case that is fed has: waiting, and batches thrown away."""
+    waited_s = sum(block.waited_s for block in blocks)
+    came_per_s = batches_per_s([(block.wall_s, block.came_s) for block in blocks], case.workers)
+    return replace(
+        steps,
+        wait_s=waited_s / steps.wall_steps,
+        loaded_per_s=came_per_s * case.batch if came_per_s else None,
+    )
+
+
+def _without_loading(held: Held) -> Callable[[], object]:
+    """The arm's step; of a case that is fed, on a batch that is there already."""
+    if not held.training.case.fed:
+        return held.step
+    feed = SyntheticFeed(held.feed.place(held.feed.fetch()))
+    return lambda: held.trainer.step(feed)
+
+
+def _rate_so_far(held: Held) -> str:
+    """ ": 6137 img/s", from the last turn."""
+    if not held.arm.blocks:
+        return ""
+    per_s = held.training.step_units / median(held.arm.blocks[-1].times_s)
+    return f": {fmt.number(per_s)} {held.training.unit}/s"
+
+
+def _unseen(training: Training, error: Exception) -> Warning:
+    return Warning(
+        f"{training.case.recipe}: its phases and kernels were not seen",
+        one_line(error),
+        "the timed steps above stand; try again for the rest",
+    )
+
+
+def _rounded(times: Iterable[float]) -> tuple[float, ...]:
+    return tuple(round(t, TIME_DECIMALS) for t in times)

@@ -1,0 +1,101 @@
+"""Convolution through this project's Triton kernels: which configuration, and ready to launch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from kernels.case import Candidate, Case, Target
+from kernels.conv.operands import ConvOperands
+from kernels.conv.shape import ConvShape
+from kernels.conv.triton import PRECISIONS, data_config, data_launch, wgrad_config, wgrad_launch
+from kernels.triton_config import candidate, some
+from kernels.tuned import Tables, tables_for
+
+Config = data_config.Config | wgrad_config.Config
+
+SEARCHED = 24  # configurations that --autotune times
+TABLES = Tables(Path(__file__).parents[1] / "tuned", "conv")  # precision -> pass -> size -> label
+LENDERS = {"bf16": "fp16"}  # precisions that lay tensors out alike share tuned configurations
+
+
+def cannot_run(case: Case, target: Target) -> str | None:
+    """Why these kernels cannot run the case, or None."""
+    if case.precision_name not in PRECISIONS:
+        return f"the Triton convolution computes in {', '.join(PRECISIONS)}"
+    if case.layout != "nhwc":
+        return "the Triton convolution reads NHWC (channels_last) only"
+    if case.dim("groups") > 1:
+        return "the Triton convolution has no groups"
+    return None
+
+
+def candidates(case: Case, operands: ConvOperands, target: Target) -> Sequence[Candidate]:
+    """The tuned configuration; where there is none, the cost model's first choice."""
+    return (_candidate(configuration(case, target), case, operands, target),)
+
+
+def tuning_candidates(case: Case, operands: ConvOperands, target: Target) -> Sequence[Candidate]:
+    """What a search times: the present choice, then the most promising others that compile."""
+    tried = (configuration(case, target), *ranked(case, target)[:SEARCHED])
+    return tuple(_candidate(config, case, operands, target) for config in dict.fromkeys(tried))
+
+
+def save_tuned(case: Case, target: Target, label: str) -> Path:
+    """Record a winner's label for the case in the user's table; the table's path."""
+    parse(label)
+    return TABLES.save(target.name, case.precision_name, *key_of(case), label)
+
+
+def configuration(case: Case, target: Target) -> Config:
+    """The configuration that a default run uses. Raises CannotRun."""
+    which, key = key_of(case)
+    for precision in (case.precision_name, LENDERS.get(case.precision_name, "")):
+        label = TABLES.section(tables_for(target), precision, which).get(key)
+        if label and valid(parse(label), case, target):
+            return parse(label)
+    return ranked(case, target)[0]
+
+
+def parse(label: str) -> Config:
+    """The configuration a label names. Raises ValueError."""
+    kernel = label.split("/")[0]
+    if kernel in data_config.KERNELS:
+        return data_config.parse(label)
+    if kernel in wgrad_config.KERNELS:
+        return wgrad_config.parse(label)
+    raise ValueError(f"not a configuration of the Triton convolution: {label!r}")
+
+
+def key_of(case: Case) -> tuple[str, str]:
+    """(pass, size) as the tables write them: "fprop", "256x56x56x64-64x3x3-s1p1d1"."""
+    s = ConvShape.of(case)
+    size = f"{s.n}x{s.h}x{s.w}x{s.c}-{s.k}x{s.r}x{s.s}-s{s.stride}p{s.padding}d{s.dilation}"
+    return str(case.dims["pass"]), size
+
+
+def valid(config: Config, case: Case, target: Target) -> bool:
+    """Whether the configuration can run the case on the target."""
+    shape, which, kind = ConvShape.of(case), str(case.dims["pass"]), case.precision
+    capability = target.capability or (0, 0)
+    if isinstance(config, wgrad_config.Config):
+        return wgrad_config.valid(config, shape, which, kind, capability)
+    return data_config.valid(config, shape, which, kind, capability)
+
+
+def ranked(case: Case, target: Target) -> Sequence[Config]:
+    """The configurations that the cost model chooses from, the most promising first."""
+    rules = wgrad_config if case.dims["pass"] == "wgrad" else data_config
+    found: Sequence[Config] = rules.choices(
+        ConvShape.of(case), str(case.dims["pass"]), case.precision,
+        target.capability or (0, 0), target.sm_count,
+    )  # fmt: skip
+    return some(found, case, target)
+
+
+def _candidate(config: Config, case: Case, operands: ConvOperands, target: Target) -> Candidate:
+    if isinstance(config, wgrad_config.Config):
+        steps = wgrad_launch.bind(config, operands, case.precision, target.sm_count)
+    else:
+        steps = data_launch.bind(config, operands, case.precision, target.sm_count)
+    return candidate(config.label, config.tile, steps)

@@ -1,0 +1,404 @@
+"""Configurations of the Triton fprop and dgrad: labels, what a shape allows, which to try.
+
+Nothing here imports torch or triton: tables and rules can be checked on any machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import ceil, prod
+
+from kernels.conv.shape import ConvShape
+from kernels.gpus import HOPPER, architecture, has_tma
+from kernels.precision import Capability, Precision
+from kernels.triton_config import MAX_BOX, MAX_INDEX, TMA_ALIGNMENT, Grammar, power_of_two
+
+POINTER, TMA, PERSISTENT = "conv_pointer", "conv_tma", "conv_persistent"
+ROWS, ROWS_PERSISTENT = "conv_rows", "conv_rows_persistent"
+GEMM, GEMM_PERSISTENT, RESIDENT = "conv_gemm", "conv_gemm_persistent", "conv_resident"
+KERNELS = (
+    POINTER, TMA, PERSISTENT, ROWS, ROWS_PERSISTENT, GEMM, GEMM_PERSISTENT, RESIDENT,
+)  # fmt: skip
+MATRIX_KERNELS = (GEMM, GEMM_PERSISTENT, RESIDENT)
+ROW_KERNELS = (ROWS, ROWS_PERSISTENT)
+WALKING = (PERSISTENT, ROWS_PERSISTENT, GEMM_PERSISTENT, RESIDENT)
+
+LABELS = Grammar("Triton fprop and dgrad", KERNELS, 5, ("s", "w"), ("sub", "p"))
+
+MAX_ACCUMULATORS = 128  # float32 sums of one thread; more would spill
+MAX_RESIDENT_CHANNELS = 256
+
+
+@dataclass(frozen=True)
+class Config:
+    """One way to run a kernel.
+
+    `box` is the tile's images, rows and columns; `bk` its output channels; `bc` the channels that
+    are added up at a time. `split` is the number of parts that a tile is stored in, `per_sm` the
+    programs of a walking kernel on one SM.
+    """
+
+    kernel: str
+    box: tuple[int, int, int]
+    bk: int
+    bc: int
+    stages: int
+    warps: int
+    split: int = 1
+    per_sm: int = 1
+
+    @property
+    def label(self) -> str:
+        """Compact name, which `parse` reads: "conv_persistent/8x4x4x128x64/s3/w8/sub2"."""
+        numbers = (self.stages, self.warps, self.split, self.per_sm)
+        return LABELS.write(self.kernel, (*self.box, self.bk, self.bc), numbers)
+
+    @property
+    def pixels(self) -> int:
+        """Pixels of a tile."""
+        return prod(self.box)
+
+    @property
+    def tile(self) -> tuple[int, int, int]:
+        """(M, N, K) of the implicit GEMM's tile: pixels, output channels, channels added up."""
+        return self.pixels, self.bk, self.bc
+
+    @property
+    def accumulators(self) -> int:
+        """Elements of the tile that a thread adds up."""
+        return self.pixels * self.bk // (32 * self.warps)
+
+
+def parse(label: str) -> Config:
+    """The configuration a label names. Raises ValueError."""
+    kernel, (n, h, w, bk, bc), (stages, warps, split, per_sm), _ = LABELS.read(label)
+    return Config(kernel, (n, h, w), bk, bc, stages, warps, split, per_sm)
+
+
+@dataclass(frozen=True)
+class Sum:
+    """fprop or dgrad as the kernels see it: out[n, rows, columns, k] += in[n, h, w, c] * weight.
+
+    `pads` are the paddings along rows and columns that make an output's first tap; `split_output`
+    says that the stride is a view of the output (dgrad) instead of the input. rows and columns are
+    those of one parity then. A 1x1 kernel of stride 1 is one image of one row.
+    """
+
+    shape: ConvShape
+    which: str
+    element_bytes: int
+
+    @property
+    def matrix(self) -> bool:
+        """Whether the convolution is a plain product [pixels, c] x [c, k]."""
+        s = self.shape
+        return (s.r, s.s, s.stride, s.padding) == (1, 1, 1, 0)
+
+    @property
+    def dgrad(self) -> bool:
+        """Whether the weights are used with filters and channels exchanged."""
+        return self.which == "dgrad"
+
+    @property
+    def split_output(self) -> bool:
+        """Whether the output is stored one parity at a time."""
+        return self.dgrad and self.shape.stride > 1
+
+    @property
+    def c(self) -> int:
+        """Channels added up."""
+        return self.shape.k if self.dgrad else self.shape.c
+
+    @property
+    def k(self) -> int:
+        """Channels of the output."""
+        return self.shape.c if self.dgrad else self.shape.k
+
+    @property
+    def image(self) -> tuple[int, int, int]:
+        """Images, rows and columns of the input."""
+        s = self.shape
+        if self.matrix:
+            return 1, 1, s.n * s.h * s.w
+        return (s.n, s.p, s.q) if self.dgrad else (s.n, s.h, s.w)
+
+    @property
+    def whole_output(self) -> tuple[int, int, int]:
+        """Images, rows and columns of the output."""
+        s = self.shape
+        if self.matrix:
+            return self.image
+        return (s.n, s.h, s.w) if self.dgrad else (s.n, s.p, s.q)
+
+    @property
+    def output(self) -> tuple[int, int, int]:
+        """Images, rows and columns that tiles cover: of one parity where there are several."""
+        n, h, w = self.whole_output
+        step = self.shape.stride if self.split_output else 1
+        return n, ceil(h / step), ceil(w / step)
+
+    @property
+    def pads(self) -> tuple[int, int]:
+        """Padding before the first row and column, as a cross-correlation with tap 0 first."""
+        s = self.shape
+        if self.dgrad and s.stride == 1:
+            return s.dilation * (s.r - 1) - s.padding, s.dilation * (s.s - 1) - s.padding
+        return s.padding, s.padding
+
+    @cached_property
+    def packed_channels(self) -> int:
+        """Channels that the row kernels pad an image to: neighbours 16 bytes apart, at least 4."""
+        aligned = self.shape.stride * 4 * self.element_bytes % TMA_ALIGNMENT == 0
+        return 4 if self.shape.c <= 4 and aligned else 8
+
+    @cached_property
+    def row_length(self) -> int:
+        """Elements of the power of two that holds one row of taps, all channels."""
+        return power_of_two(max(16, self.shape.s * self.packed_channels))
+
+    def tiles(self, config: Config) -> int:
+        """How many tiles cover the output, all parities together."""
+        boxes = (ceil(size / box) for size, box in zip(self.output, config.box, strict=True))
+        parities = self.shape.stride**2 if self.split_output else 1
+        return prod(boxes) * ceil(self.k / config.bk) * parities
+
+    def skips(self, config: Config) -> bool:
+        """Whether some tiles have taps that see nothing but padding."""
+        if self.split_output or config.kernel not in (TMA, PERSISTENT):
+            return False
+        return any(
+            pad > (box - 1) * self.shape.stride
+            for pad, box in zip(self.pads, config.box[1:], strict=True)
+        )
+
+    def products(self, config: Config) -> float:
+        """Multiply-adds that a configuration does, over those that the shape needs.
+
+        What lies between: pixels and channels past the edge, and taps in the padding.
+        """
+        s = self.shape
+        wasted = ceil(self.k / config.bk) * config.bk / self.k
+        wasted *= ceil(self.output[0] / config.box[0]) * config.box[0] / self.output[0]
+        if config.kernel in ROW_KERNELS:
+            wasted *= self.row_length / (s.s * s.c)
+        else:
+            wasted *= ceil(self.c / config.bc) * config.bc / self.c
+        for axis, taps in ((1, s.r), (2, s.s)):
+            size, box = self.output[axis], config.box[axis]
+            met = ceil(size / box) * taps
+            if self.skips(config):
+                met = sum(self._taps(axis, start, taps, box) for start in range(0, size, box))
+            wasted *= met * box / (size * taps)
+        return wasted
+
+    def _taps(self, axis: int, start: int, taps: int, box: int) -> int:
+        near = start * self.shape.stride - self.pads[axis - 1]
+        first = max(0, ceil((-near - (box - 1) * self.shape.stride) / self.shape.dilation))
+        last = min(taps - 1, (self.image[axis] - 1 - near) // self.shape.dilation)
+        return max(1, last - min(first, taps - 1) + 1)
+
+
+def shared_memory(config: Config, element_bytes: int) -> int:
+    """Estimated bytes of shared memory; the compiler has the last word."""
+    staged = config.pixels * config.bk * element_bytes // config.split
+    x, w = config.pixels * config.bc * element_bytes, config.bk * config.bc * element_bytes
+    barriers = 1024
+    if config.kernel == RESIDENT:
+        return w + config.stages * x + staged + barriers
+    buffers = config.stages * (x + w)
+    if config.kernel in WALKING:
+        return buffers + staged + barriers
+    return max(buffers, staged) + barriers
+
+
+def valid(
+    config: Config, shape: ConvShape, which: str, precision: Precision, capability: Capability
+) -> bool:
+    """Whether the configuration can run a pass ("fprop" or "dgrad") on such a GPU."""
+    if which not in ("fprop", "dgrad") or shape.groups != 1:
+        return False
+    size = precision.bytes_per_element
+    if config.per_sm * shared_memory(config, size) > architecture(capability).block_shared_bytes:
+        return False
+    if config.kernel == POINTER:
+        return True
+    what = Sum(shape, which, size)
+    boxes = (*config.box, config.bk, config.bc)
+    if not has_tma(capability) or max(boxes) > MAX_BOX or max(what.output) > MAX_INDEX:
+        return False
+    if config.kernel in ROW_KERNELS:
+        return _rows_fit(config, what)
+    if any(channels * size % TMA_ALIGNMENT for channels in (shape.c, shape.k)):
+        return False
+    if config.kernel == RESIDENT:
+        return what.matrix and config.bc >= what.c
+    return what.matrix if config.kernel in MATRIX_KERNELS else _taps_fit(config, what)
+
+
+def _rows_fit(config: Config, what: Sum) -> bool:
+    s = what.shape
+    stored = s.k * what.element_bytes % TMA_ALIGNMENT == 0
+    small = s.c <= what.packed_channels and s.dilation == 1 and not what.dgrad
+    return stored and small and config.bc == what.row_length
+
+
+def _taps_fit(config: Config, what: Sum) -> bool:
+    s = what.shape
+    if s.stride == 1:
+        return True
+    # In the view of rank five a box past the last channel would meet the next parity's first.
+    whole = s.h % s.stride == s.w % s.stride == 0
+    if what.dgrad:
+        return whole and s.dilation == 1 and config.kernel == TMA and what.k % config.bk == 0
+    return whole and what.c % config.bc == 0
+
+
+# Tiles of the TMA kernels: pixels, output channels, 128-byte lines of input channels, stages,
+# warps, parts stored by a plain and by a walking kernel.
+_TILES = (
+    (64, 64, 1, 6, 4, 1), (64, 128, 1, 5, 4, 1), (128, 64, 1, 4, 4, 1), (128, 64, 1, 6, 4, 1),
+    (256, 64, 1, 3, 4, 2), (256, 64, 1, 4, 4, 2), (64, 256, 1, 4, 8, 1),
+    (128, 128, 1, 3, 4, 2), (128, 128, 1, 3, 8, 1), (128, 128, 1, 4, 8, 1), (128, 128, 1, 6, 8, 1),
+    (256, 128, 1, 3, 8, 2), (256, 128, 1, 4, 8, 4), (128, 256, 1, 3, 8, 2), (128, 256, 1, 4, 8, 4),
+    (64, 64, 2, 3, 4, 1), (128, 64, 2, 3, 4, 1), (128, 128, 2, 3, 8, 2),
+)  # fmt: skip
+_POINTER_TILES = ((32, 32, 4, 4), (64, 64, 4, 4), (128, 64, 4, 4), (128, 128, 3, 8))
+_RESIDENT_TILES = (
+    (64, 64, 4, 4, 1), (128, 64, 3, 4, 1), (128, 64, 4, 4, 1), (64, 128, 4, 4, 1),
+    (128, 128, 3, 8, 1), (128, 128, 4, 8, 2), (128, 256, 2, 8, 2), (128, 256, 3, 8, 2),
+    (64, 256, 3, 8, 1), (256, 64, 3, 8, 1), (256, 128, 2, 8, 2),
+)  # fmt: skip
+NEAR_LEAST, CLEARLY_LESS = 1.15, 0.96  # of the products that the least wasteful box does
+MIN_ROW_BYTES = 32  # the least inner box worth a swizzle
+
+
+def _boxes(pixels: int, what: Sum, kernel: str) -> list[tuple[int, int, int]]:
+    """Boxes of `pixels` pixels: two squarish ones of little waste, and any that wastes far less.
+
+    Large squares come first: their windows overlap within an image, which L2 then serves.
+    """
+    if what.matrix:
+        return [(1, 1, pixels)]
+    powers = [1 << i for i in range(pixels.bit_length())]
+    found = [
+        (pixels // (h * w), h, w)
+        for h in powers
+        for w in (h, 2 * h)
+        if h * w <= pixels and max(pixels // (h * w), w) <= MAX_BOX
+    ]
+
+    def cost(box: tuple[int, int, int]) -> float:
+        return what.products(Config(kernel, box, 64, 64, 1, 4))
+
+    least = min(found, key=cost)
+    near = sorted(
+        (box for box in found if cost(box) <= NEAR_LEAST * cost(least)),
+        key=lambda box: -box[1] * box[2],
+    )
+    clear = [least] * (cost(least) < CLEARLY_LESS * cost(near[0]))
+    return list(dict.fromkeys((*near[:2], *clear)))
+
+
+def _catalogue(what: Sum) -> Iterator[Config]:
+    line = 128 // what.element_bytes
+    wide = what.element_bytes // 2
+    widest = max(64, power_of_two(what.k))
+    for pixels, bk, stages, warps in _POINTER_TILES:
+        bc = min(line, max(16, power_of_two(what.c)))
+        yield Config(POINTER, (1, 1, pixels), bk, bc, stages, warps)
+    for pixels, bk, lines, stages, warps, split in _TILES:
+        bc = lines * line
+        if bk > widest or (lines > 1 and bc > what.c):
+            continue
+        for box in _boxes(pixels, what, TMA):
+            plain = Config(TMA, box, bk, min(bc, _channels(what)), stages, warps)
+            yield from _both(plain, PERSISTENT, split * wide)
+        for box in _boxes(pixels, what, ROWS):
+            rows = Config(ROWS, box, bk, what.row_length, stages, warps)
+            yield from _both(rows, ROWS_PERSISTENT, split * wide)
+        matrix = Config(GEMM, (1, 1, pixels), bk, bc, stages, warps)
+        serialized = warps == 8  # by ptxas, in Triton 3.6's plain kernel
+        yield from list(_both(matrix, GEMM_PERSISTENT, split * wide))[serialized:]
+    if what.matrix and what.c <= MAX_RESIDENT_CHANNELS:
+        yield from _resident(what, widest, wide)
+
+
+def _channels(what: Sum) -> int:
+    """The most channels at a time: a power of two, that divides what are views of rank five."""
+    if what.shape.stride > 1 and not what.dgrad:
+        return max(1, what.c & -what.c)
+    return power_of_two(what.c)
+
+
+def _both(plain: Config, walking: str, split: int) -> Iterator[Config]:
+    yield plain
+    yield replace(plain, kernel=walking, split=split)
+    if plain.warps == 4:
+        yield replace(plain, kernel=walking, split=split, per_sm=2, stages=min(plain.stages, 4))
+
+
+def _resident(what: Sum, widest: int, wide: int) -> Iterator[Config]:
+    bc = max(16, power_of_two(what.c))
+    for pixels, bk, stages, warps, split in _RESIDENT_TILES:
+        if bk <= widest:
+            config = Config(RESIDENT, (1, 1, pixels), bk, bc, stages, warps, split * wide)
+            yield config
+            yield replace(config, per_sm=2)
+
+
+def choices(
+    shape: ConvShape, which: str, precision: Precision, capability: Capability, sm_count: int
+) -> Sequence[Config]:
+    """All valid configurations of the catalogue, the most promising first."""
+    what = Sum(shape, which, precision.bytes_per_element)
+    least = MIN_ROW_BYTES // what.element_bytes
+    found: Iterable[Config] = dict.fromkeys(_catalogue(what))
+    possible = [
+        config
+        for config in found
+        if valid(config, shape, which, precision, capability)
+        and config.accumulators <= MAX_ACCUMULATORS
+        and (config.kernel == POINTER or config.bc >= least)
+    ]
+    return sorted(possible, key=lambda config: estimated_clocks(config, what, precision, sm_count))
+
+
+# A model of an H200, per SM and clock.
+L2_BYTES_PER_CLOCK = 42  # about 10 TB/s over 132 SMs; a model's constant, not a measurement
+MEMORY_BYTES_PER_CLOCK = 18  # about 4.2 TB/s at 1.75 GHz; likewise
+START_CLOCKS = 3000  # launch, first loads
+POINTER_SLOWDOWN = 2.0  # masks and 64-bit addresses, against TMA
+NARROW_SLOWDOWN = 1.15  # 64 wide: shared memory feeds wgmma too slowly
+
+
+def estimated_clocks(config: Config, what: Sum, kind: Precision, sm_count: int) -> float:
+    """A model's SM clocks for one launch: waves x (products or loads), or memory alone."""
+    size = what.element_bytes
+    tiles = what.tiles(config)
+    together = _together(config, size)
+    waves = ceil(tiles / (sm_count * together)) * together if tiles > sm_count else 1
+    flops = what.shape.flops * what.products(config) / tiles
+    narrow = NARROW_SLOWDOWN if min(config.pixels, config.bk) < 128 else 1.0
+    products = flops * narrow / HOPPER.flop_per_clock[kind.rate_name]
+    pixels, channels = config.pixels, config.bk
+    read = flops / (2 * pixels * channels) * (pixels + channels) * size
+    if config.kernel == RESIDENT:
+        read = pixels * config.bc * size
+    store = pixels * channels * size / L2_BYTES_PER_CLOCK
+    hidden = config.kernel in WALKING or together > 1
+    per_tile = max(products, read / L2_BYTES_PER_CLOCK) + store * (0.3 if hidden else 1)
+    moved = size * (prod(what.image) * what.c + prod(what.whole_output) * what.k)
+    memory = moved / MEMORY_BYTES_PER_CLOCK / sm_count
+    slow = POINTER_SLOWDOWN if config.kernel == POINTER else 1.0
+    return START_CLOCKS + max(memory, waves * per_tile) * slow + 0.05 * waves * per_tile
+
+
+def _together(config: Config, element_bytes: int) -> int:
+    """Programs that share an SM."""
+    if config.kernel in WALKING:
+        return config.per_sm
+    fit = HOPPER.block_shared_bytes // shared_memory(config, element_bytes)
+    registers = HOPPER.sm_registers // (32 * config.warps * (config.accumulators + 48))
+    return max(1, min(fit, registers, 4))

@@ -1,0 +1,377 @@
+"""Configurations of the Triton weight gradient: labels, what a shape allows, which to try.
+
+Nothing here imports torch or triton: tables and rules can be checked on any machine.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from math import ceil
+
+from kernels.conv.shape import ConvShape
+from kernels.conv.triton import PRECISIONS
+from kernels.gpus import HOPPER, UNKNOWN, architecture, has_tma
+from kernels.precision import Capability, Precision
+from kernels.triton_config import MAX_BOX, MAX_INDEX, TMA_ALIGNMENT, Grammar, power_of_two
+
+TMA, FOLD, POINTER = "wgrad_tma", "wgrad_fold", "wgrad_pointer"
+KERNELS = (TMA, FOLD, POINTER)
+LABELS = Grammar("Triton weight gradient", KERNELS, 4, ("t", "r", "s", "w", "x"))
+
+MAX_SPLITS = 65535
+BARRIERS = 512  # bytes beside the buffers
+MAX_ACCUMULATORS = 192  # registers of a thread
+FOLDED_CHANNELS = 8  # C above this fills tiles of its own
+
+
+@dataclass(frozen=True)
+class Config:
+    """One way to run a pass.
+
+    A product is bk filters x bc channels (wgrad_fold: taps x channels of a kernel row;
+    wgrad_pointer: columns of R*S*C) over images*columns pixels of one row. A step takes `rows`
+    rows and `taps` kernel rows. `splits` programs share the pixels of a tile of dw.
+    """
+
+    kernel: str
+    images: int
+    columns: int
+    bk: int
+    bc: int
+    taps: int
+    rows: int
+    stages: int
+    warps: int
+    splits: int
+
+    @property
+    def label(self) -> str:
+        """Compact name, which `parse` reads: "wgrad_tma/8x8x64x64/t3/r2/s2/w4/x44"."""
+        sizes = (self.images, self.columns, self.bk, self.bc)
+        numbers = (self.taps, self.rows, self.stages, self.warps, self.splits)
+        return LABELS.write(self.kernel, sizes, numbers)
+
+    @property
+    def tile(self) -> tuple[int, int, int]:
+        """(M, N, K) of the implicit GEMM tile: filters, taps*channels, pixels of a step."""
+        return self.bk, self.taps * self.bc, self.rows * self.pixels
+
+    @property
+    def pixels(self) -> int:
+        """Pixels of one product."""
+        return self.images * self.columns
+
+    @property
+    def accumulators(self) -> int:
+        """Registers of a thread that hold sums."""
+        return self.taps * self.bk * self.bc // (32 * self.warps)
+
+
+def parse(label: str) -> Config:
+    """The configuration a label names. Raises ValueError."""
+    kernel, (images, columns, bk, bc), (taps, rows, stages, warps, splits), _ = LABELS.read(label)
+    return Config(kernel, images, columns, bk, bc, taps, rows, stages, warps, splits)
+
+
+def flat(shape: ConvShape) -> bool:
+    """Whether x and dy are plain [pixels, C] and [pixels, K] matrices."""
+    return shape.r == shape.s == shape.stride == 1 and shape.padding == 0
+
+
+@dataclass(frozen=True)
+class Fold:
+    """x with its channels filled up, so that the taps of a kernel row lie side by side.
+
+    channels: C filled up; window: elements that hold S*channels; width: padded columns of x.
+    """
+
+    channels: int
+    window: int
+    width: int
+
+    @classmethod
+    def of(cls, shape: ConvShape, element_bytes: int) -> Fold:
+        """The fold of a shape: strides between windows and rows are multiples of 16 bytes."""
+        step = TMA_ALIGNMENT // element_bytes
+        channels = power_of_two(shape.c)
+        while channels * shape.stride % step:
+            channels *= 2
+        window = max(32, power_of_two(shape.s * channels))
+        width = (shape.q - 1) * shape.stride + ceil(window / channels)
+        width = max(width, shape.w + shape.padding)
+        while width * channels % step:
+            width += 1
+        return cls(channels, window, width)
+
+
+def valid(config: Config, shape: ConvShape, which: str, kind: Precision, cap: Capability) -> bool:
+    """Whether the configuration can run the pass on a GPU of this capability."""
+    if which != "wgrad" or shape.groups != 1 or kind.name not in PRECISIONS or cap < (8, 0):
+        return False
+    blocks = ceil(shape.n * shape.p * shape.q / config.pixels) + config.splits
+    if config.splits > MAX_SPLITS or blocks > MAX_INDEX or config.accumulators > MAX_ACCUMULATORS:
+        return False
+    sizes = (config.pixels, config.bk, config.bc, config.warps)
+    if any(size & (size - 1) for size in sizes) or min(sizes[:3]) < 16:
+        return False
+    if config.kernel == POINTER:
+        one_row = config.images == config.taps == config.rows == 1
+        return one_row and _fits(config, shape, kind, cap)
+    return _tma_valid(config, shape, kind, cap)
+
+
+def _tma_valid(config: Config, shape: ConvShape, kind: Precision, cap: Capability) -> bool:
+    size = kind.bytes_per_element
+    if not has_tma(cap) or shape.k * size % TMA_ALIGNMENT or shape.r % config.taps:
+        return False
+    if max(config.images, config.columns, config.bk, config.bc) > MAX_BOX:
+        return False
+    if max(shape.n * shape.p * shape.q, shape.n * shape.h * shape.w) > MAX_INDEX:
+        return False
+    if flat(shape) and config.kernel == TMA and (config.images > 1 or config.rows > 1):
+        return False
+    if config.kernel == FOLD:
+        if shape.c > FOLDED_CHANNELS or shape.dilation > 1:
+            return False
+        if config.bc != Fold.of(shape, size).window:
+            return False
+    elif shape.c * size % TMA_ALIGNMENT or shape.w % shape.stride:
+        return False
+    return _fits(config, shape, kind, cap)
+
+
+def _fits(config: Config, shape: ConvShape, kind: Precision, cap: Capability) -> bool:
+    # Without TMA the least that these GPUs have: larger tiles were never compared on one.
+    limit = (architecture(cap) if has_tma(cap) else UNKNOWN).block_shared_bytes
+    return shared_memory(config, shape, kind) <= limit
+
+
+def image_rows(config: Config, shape: ConvShape) -> int:
+    """Rows of x that a step reads."""
+    return (config.rows - 1) * shape.stride + (config.taps - 1) * shape.dilation + 1
+
+
+def step_bytes(config: Config, shape: ConvShape, kind: Precision) -> int:
+    """Bytes of both operands that a step loads."""
+    columns = config.rows * config.bk + image_rows(config, shape) * config.bc
+    return config.pixels * columns * kind.bytes_per_element
+
+
+def shared_memory(config: Config, shape: ConvShape, kind: Precision) -> int:
+    """Estimated bytes of shared memory; the compiler has the last word."""
+    buffers = config.stages * step_bytes(config, shape, kind)
+    if kind.bytes_per_element > 2:  # wgmma wants it transposed: through registers, and back
+        buffers += config.pixels * config.bc * config.taps * kind.bytes_per_element
+    return buffers + BARRIERS
+
+
+def tiles(config: Config, shape: ConvShape) -> int:
+    """Tiles of dw: programs of one split."""
+    filters = ceil(shape.k / config.bk)
+    if config.kernel == POINTER:
+        return filters * ceil(shape.c * shape.r * shape.s / config.bc)
+    groups = shape.r // config.taps
+    if config.kernel == FOLD:
+        return filters * groups
+    return filters * groups * shape.s * ceil(shape.c / config.bc)
+
+
+def steps(config: Config, shape: ConvShape) -> int:
+    """Steps over the pixels, of all splits together."""
+    if config.kernel == POINTER or (config.kernel == TMA and flat(shape)):
+        return ceil(shape.n * shape.p * shape.q / config.pixels)
+    row_blocks = ceil(shape.p / config.rows) * ceil(shape.q / config.columns)
+    return ceil(shape.n / config.images) * row_blocks
+
+
+def registers_allow(config: Config) -> int:
+    """Programs that an SM of Hopper has registers for, by an estimate."""
+    return max(1, HOPPER.sm_registers // (min(255, config.accumulators + 56) * 32 * config.warps))
+
+
+def blocks_per_sm(config: Config, shape: ConvShape, kind: Precision) -> int:
+    """Programs that an SM of Hopper holds at once."""
+    shared = shared_memory(config, shape, kind) + HOPPER.block_reserve_bytes
+    return max(1, min(registers_allow(config), HOPPER.sm_shared_bytes // shared))
+
+
+SPLITS_KEPT = 3  # of one tile
+LATER_SPLIT = 1.15  # clocks of a tile's second-best split count this much more
+ALIKE = 0.02  # and those of each further configuration of a family
+MOST_WAVES = 4
+SCRATCH_BYTES = 64 << 20  # partial sums may take this much, or as much as the inputs
+MOST_STAGES = 6
+MOST_WASTE = 1.2  # pixels computed for one that exists
+LONGEST_STEP = 256  # pixels
+
+# (bk, bc, warps) with one tap and with a column of three. A tile of several images and columns
+# takes dy through registers, where ptxas serializes wgmma unless one warpgroup has 64 filters.
+TILES = {
+    1: (
+        (64, 64, 4), (64, 128, 4), (128, 64, 4), (128, 128, 4), (128, 128, 8), (64, 256, 4),
+        (256, 64, 8), (128, 256, 8), (256, 128, 8),
+    ),
+    3: ((64, 64, 4), (64, 128, 4), (128, 64, 8), (128, 128, 8)),
+}  # fmt: skip
+REGISTER_TILES = {1: ((64, 64, 4), (64, 128, 4)), 3: ((64, 64, 4),)}
+TRANSPOSED_TILES = ((64, 64, 4), (128, 64, 4), (128, 64, 8))  # tf32
+POINTER_TILES = (
+    (32, 32, 32, 4), (32, 64, 64, 4), (32, 128, 64, 4), (32, 64, 128, 4), (32, 128, 128, 8),
+)  # fmt: skip
+
+
+def choices(
+    shape: ConvShape, which: str, kind: Precision, cap: Capability, sm_count: int
+) -> Sequence[Config]:
+    """All valid configurations of the catalogue, the most promising first.
+
+    Those that resemble one further up come later than their clocks alone would have it, so that a
+    search over the front sees every family of tiles.
+    """
+    ranked: dict[Config, float] = {}
+    for base in catalogue(shape, kind):
+        if not valid(base, shape, which, kind, cap):
+            continue
+        found = [
+            config
+            for config in _split(base, shape, kind, sm_count)
+            if valid(config, shape, which, kind, cap)
+        ]
+        clocks = {config: estimated_clocks(config, shape, kind, sm_count) for config in found}
+        for place, config in enumerate(sorted(found, key=clocks.__getitem__)[:SPLITS_KEPT]):
+            ranked[config] = clocks[config] * LATER_SPLIT**place
+    alike: Counter[tuple[object, ...]] = Counter()
+    for config in sorted(ranked, key=ranked.__getitem__):
+        family = (config.kernel, config.taps, min(config.images, 2), min(config.columns, 2))
+        ranked[config] *= 1 + ALIKE * alike[family]
+        alike[family] += 1
+    return sorted(ranked, key=ranked.__getitem__)
+
+
+def _split(base: Config, shape: ConvShape, kind: Precision, sm_count: int) -> Iterator[Config]:
+    """The base with one split, and with those that fill whole waves."""
+    slots = sm_count * blocks_per_sm(base, shape, kind)
+    fills = {waves * slots // tiles(base, shape) for waves in range(1, MOST_WAVES + 1)}
+    elements = shape.elements("w")
+    inputs = (shape.elements("x") + shape.elements("y")) * kind.bytes_per_element
+    most = min(steps(base, shape), max(SCRATCH_BYTES, inputs) // (4 * elements))
+    for splits in sorted({1} | {fill for fill in fills if 1 < fill <= most}):
+        yield replace(base, splits=splits)
+
+
+# A model's constants, not measurements.
+L2_BYTES_PER_CLOCK = 48  # of one SM
+DRAM_BYTES_PER_CLOCK = 2400  # of the GPU
+START_CLOCKS, LAUNCH_CLOCKS = 3000, 4000
+POINTER_SLOWDOWN = 2.5
+TRANSPOSED_SLOWDOWN = 2.0  # tf32 through registers
+NARROW_SLOWDOWN = 1.25  # 64 x 64 products: shared memory feeds wgmma too slowly
+SCATTERED_SLOWDOWN = 1.3  # single pixels of few channels, each from another page of DRAM
+ALONE_SLOWDOWN = 1.2  # a single warpgroup on an SM waits for its own loads
+
+
+def estimated_clocks(config: Config, shape: ConvShape, kind: Precision, sm_count: int) -> float:
+    """A model's SM clocks of a pass: steps of the busiest SM, or DRAM; and the reduction."""
+    resident = blocks_per_sm(config, shape, kind)
+    programs = tiles(config, shape) * config.splits
+    waves = ceil(programs / (sm_count * resident))
+    busiest = ceil(programs / sm_count) if waves == 1 else waves * resident
+    m, n, k = config.tile
+    products = 2 * m * n * k / HOPPER.flop_per_clock[kind.rate_name]
+    if max(config.bk, config.bc) < 128:
+        products *= NARROW_SLOWDOWN
+    if kind.bytes_per_element > 2:
+        products *= TRANSPOSED_SLOWDOWN
+    loads = step_bytes(config, shape, kind) / L2_BYTES_PER_CLOCK
+    step = max(products, loads) * (POINTER_SLOWDOWN if config.kernel == POINTER else 1)
+    if busiest == 1 and config.warps == 4:
+        step *= ALONE_SLOWDOWN
+    computed = busiest * ceil(steps(config, shape) / config.splits) * step + waves * START_CLOCKS
+    scattered = SCATTERED_SLOWDOWN if config.columns == 1 and min(shape.c, shape.k) <= 128 else 1
+    traffic = scattered * _traffic(config, shape, kind)
+    return max(computed, traffic) + _reduction(config, shape)
+
+
+def _traffic(config: Config, shape: ConvShape, kind: Precision) -> float:
+    elements = shape.elements("x") + shape.elements("y")
+    if config.kernel == FOLD:
+        fold = Fold.of(shape, kind.bytes_per_element)
+        elements += 2 * shape.n * shape.h * fold.width * fold.channels
+    return elements * kind.bytes_per_element / DRAM_BYTES_PER_CLOCK
+
+
+def _reduction(config: Config, shape: ConvShape) -> float:
+    if config.splits == 1 and config.kernel != FOLD:
+        return 0
+    return LAUNCH_CLOCKS + 8 * config.splits * shape.elements("w") / DRAM_BYTES_PER_CLOCK
+
+
+def catalogue(shape: ConvShape, kind: Precision) -> Iterator[Config]:
+    """Every configuration worth considering for a shape, of one split each."""
+    for pixels, bk, bc, warps in POINTER_TILES:
+        yield Config(POINTER, 1, pixels, bk, bc, 1, 1, 3, warps, 1)
+    if shape.c <= FOLDED_CHANNELS:
+        yield from _folded(shape, kind)
+    else:
+        yield from _tma(shape, kind)
+
+
+def _tma(shape: ConvShape, kind: Precision) -> Iterator[Config]:
+    for (images, columns, rows), taps in product(places(shape, kind), TILES):
+        if (taps > 1 and shape.r != taps) or (taps == 1 < rows and columns > 16):
+            continue
+        for bk, bc, warps in _tiles(images, columns, taps, kind):
+            if bk > max(64, power_of_two(shape.k)) or bc > max(64, power_of_two(shape.c)):
+                continue
+            base = Config(TMA, images, columns, bk, bc, taps, rows, 1, warps, 1)
+            yield from _staged(base, shape, kind)
+
+
+def _tiles(images: int, columns: int, taps: int, kind: Precision) -> Sequence[tuple[int, int, int]]:
+    if kind.bytes_per_element > 2:
+        return TRANSPOSED_TILES if taps == 1 else ()
+    return (REGISTER_TILES if min(images, columns) > 1 else TILES)[taps]
+
+
+def _folded(shape: ConvShape, kind: Precision) -> Iterator[Config]:
+    window = Fold.of(shape, kind.bytes_per_element).window
+    for (images, columns, rows), taps in product(places(shape, kind), {1, shape.r}):
+        base = Config(FOLD, images, columns, 64, window, taps, rows, 1, 4, 1)
+        yield from _staged(base, shape, kind)
+
+
+def _staged(base: Config, shape: ConvShape, kind: Precision) -> Iterator[Config]:
+    """The base with as many stages as one, two or three programs on an SM have room for."""
+    found = set()
+    for programs in range(1, min(3, registers_allow(base)) + 1):
+        limit = HOPPER.sm_shared_bytes // programs - HOPPER.block_reserve_bytes
+        stages = MOST_STAGES
+        while shared_memory(replace(base, stages=stages), shape, kind) > limit:
+            stages -= 1
+        if stages > 1:
+            found.add(stages)
+    for stages in sorted(found, reverse=True):
+        yield replace(base, stages=stages)
+
+
+def places(shape: ConvShape, kind: Precision) -> Iterator[tuple[int, int, int]]:
+    """(images, columns, rows) of a step that little overhangs the images.
+
+    Columns of one image, one column of many images, or some of both.
+    """
+    line = 128 // kind.bytes_per_element  # pixels of a product
+    if flat(shape):
+        yield from ((1, line, 1), (1, 2 * line, 1))
+        return
+    found = [(1, line // 4), (1, line // 2), (1, line), (1, 2 * line), (line // 2, 1), (line, 1)]
+    fitting = [columns for columns in (2, 4, 8, 16) if shape.q % columns == 0]
+    found += [(line // columns, columns) for columns in fitting[-2:]]
+    for (images, columns), rows in product(found, (1, 2, 4, 7)):
+        computed = 1.0
+        for size, part in ((shape.n, images), (shape.p, rows), (shape.q, columns)):
+            computed *= ceil(size / part) * part / size
+        if computed <= MOST_WASTE and line // 2 <= images * columns * rows <= LONGEST_STEP:
+            yield images, columns, rows

@@ -1,0 +1,201 @@
+"""The Triton kernels of the weight gradient in NHWC. Launched by wgrad_launch.
+
+dw[k, r, s, c] = sum over (n, p, q) of dy[n, p, q, k] * x[n, h, w, c], where
+h = p*stride - pad + r*dil and w = q*stride - pad + s*dil: a product over pixels. Too few tiles of
+dw fill a GPU, so the pixels are split among programs, which leave float32 partial sums to
+`wgrad_reduce`. Names in capitals are compile-time constants.
+"""
+
+# Typed by Triton's compiler: to pyright tl.range has no iterator and 128 is no constexpr.
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false
+# pyright: reportAttributeAccessIssue=false, reportIndexIssue=false
+# ruff: noqa: RUF005 - Triton adds up tuples but knows no unpacking in a display
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _pixels(tensor, n, h, w, channel, BN: tl.constexpr, BW: tl.constexpr, WIDTH: tl.constexpr):
+    """The [BN*BW, WIDTH] block at one row of BN images, BW columns each.
+
+    A descriptor of single columns has the images third. Only where the first two dimensions of
+    the box are 1 does the compiler drop them and let wgmma read the block transposed from shared
+    memory; a reshaped one goes through registers.
+    """
+    if BW == 1:
+        return tensor.load([h, w, n, channel]).reshape(BN, WIDTH)
+    return tensor.load([n, h, w, channel]).reshape(BN * BW, WIDTH)
+
+
+@triton.jit
+def wgrad_tma(
+    x, dy, out, N, P, Q, C, K, S, groups_r, splits, split_elements, pad_h, pad_w,
+    BN: tl.constexpr, BW: tl.constexpr, BK: tl.constexpr, BC: tl.constexpr,
+    ROWS: tl.constexpr, TAPS: tl.constexpr, STRIDE: tl.constexpr, DIL: tl.constexpr,
+    PHASED: tl.constexpr, INPUT_PRECISION: tl.constexpr,
+):  # fmt: skip
+    """TAPS kernel rows r at one kernel column s, over one of `splits` parts of the pixels.
+
+    x: descriptor [N, H, W/STRIDE, STRIDE*C] (PHASED) or [N, H, Q, C], box [BN, 1, BW, BC];
+    dy: descriptor [N, P, Q, K], box [BN, 1, BW, BK]; out: [splits][K][R][S][C] as a pointer, each
+    part split_elements long. groups_r is R/TAPS. A step takes ROWS rows of dy and every row of x
+    that meets them, each loaded once for all the taps that use it. TMA fills what lies outside
+    with zeros: the padding of x, and all of dy that is no pixel.
+    """
+    index = tl.program_id(0)
+    tiles_k = tl.cdiv(K, BK)
+    k0 = index % tiles_k * BK
+    index = index // tiles_k
+    tiles_c = tl.cdiv(C, BC)
+    c0 = index % tiles_c * BC
+    index = index // tiles_c
+    s = index % S
+    index = index // S
+    r0 = index % groups_r * TAPS
+    split = (index // groups_r).to(tl.int64)
+
+    column = s * DIL - pad_w
+    channel = c0
+    if PHASED:
+        phase = (column + pad_w * STRIDE) % STRIDE  # of a column that may be negative
+        channel += phase * C
+        column = (column - phase) // STRIDE
+    row = r0 * DIL - pad_h
+
+    blocks_p = tl.cdiv(P, ROWS)
+    blocks_q = tl.cdiv(Q, BW)
+    blocks = tl.cdiv(N, BN) * blocks_p * blocks_q
+    first = (split * blocks // splits).to(tl.int32)
+    last = ((split + 1) * blocks // splits).to(tl.int32)
+    accs = ()
+    for _ in tl.static_range(TAPS):
+        accs = accs + (tl.zeros((BK, BC), tl.float32),)
+    for block in range(first, last):
+        q0 = block % blocks_q * BW
+        p0 = block // blocks_q % blocks_p * ROWS
+        n0 = block // (blocks_q * blocks_p) * BN
+        gradients = ()
+        for j in tl.static_range(ROWS):
+            gradients = gradients + (_pixels(dy, n0, p0 + j, q0, k0, BN, BW, BK).T,)
+        images = ()
+        for j in tl.static_range((ROWS - 1) * STRIDE + (TAPS - 1) * DIL + 1):
+            h = p0 * STRIDE + row + j
+            images = images + (_pixels(x, n0, h, q0 + column, channel, BN, BW, BC),)
+        for j in tl.static_range(ROWS):
+            sums = ()
+            for r in tl.static_range(TAPS):
+                image = images[j * STRIDE + r * DIL]
+                sums = sums + (
+                    tl.dot(gradients[j], image, accs[r], input_precision=INPUT_PRECISION),
+                )
+            accs = sums
+
+    k = k0 + tl.arange(0, BK)
+    c = c0 + tl.arange(0, BC)
+    mask = (k < K)[:, None] & (c < C)[None, :]
+    R = groups_r * TAPS
+    out += split * split_elements
+    for r in tl.static_range(TAPS):
+        start = ((k.to(tl.int64) * R + r0 + r) * S + s) * C
+        tl.store(out + start[:, None] + c[None, :], accs[r].to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def wgrad_pointer(
+    x, dy, out, pixels, H, W, C, P, Q, K, S, taps, splits, split_elements, stride, pad, dil,
+    BP: tl.constexpr, BK: tl.constexpr, BC: tl.constexpr,
+    INDEX: tl.constexpr, INPUT_PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Any shape, any GPU: masked pointers; BP pixels a step, BC of all (r, s, c) as columns.
+
+    x: [N, H, W, C]; dy: [N*P*Q, K]; out: [splits][K][R*S*C]; taps is R*S. INDEX is an integer
+    type that holds `pixels` (N*P*Q) and a step more. Element offsets are 64-bit.
+    """
+    index = tl.program_id(0)
+    tiles_k = tl.cdiv(K, BK)
+    columns = taps * C
+    tiles_c = tl.cdiv(columns, BC)
+    k = index % tiles_k * BK + tl.arange(0, BK)
+    index = index // tiles_k
+    column = index % tiles_c * BC + tl.arange(0, BC)
+    split = (index // tiles_c).to(tl.int64)
+
+    c = column % C
+    tap = column // C
+    tap_h = tap // S * dil - pad
+    tap_w = tap % S * dil - pad
+    tap_offset = (tap_h.to(tl.int64) * W + tap_w) * C + c
+    k_mask = (k < K)[None, :]
+    c_mask = (column < columns)[None, :]
+    blocks = tl.cdiv(pixels, BP)
+    first = (split * blocks // splits).to(INDEX)
+    last = ((split + 1) * blocks // splits).to(INDEX)
+    acc = tl.zeros((BK, BC), tl.float32)
+    for block in range(first, last):
+        pixel = block * BP + tl.arange(0, BP)
+        inside = (pixel < pixels)[:, None]
+        q = pixel % Q
+        p = pixel // Q % P
+        n = pixel // Q // P
+        h = (p * stride).to(tl.int64)
+        w = (q * stride).to(tl.int64)
+        tap_row = h[:, None] + tap_h[None, :]
+        tap_column = w[:, None] + tap_w[None, :]
+        mask = inside & c_mask & (tap_row >= 0) & (tap_row < H)
+        mask = mask & (tap_column >= 0) & (tap_column < W)
+        offset = ((n.to(tl.int64) * H + h) * W + w) * C
+        a = tl.load(
+            dy + pixel.to(tl.int64)[:, None] * K + k[None, :], mask=inside & k_mask, other=0.0
+        )
+        b = tl.load(x + offset[:, None] + tap_offset[None, :], mask=mask, other=0.0)
+        acc = tl.dot(a.T, b, acc, input_precision=INPUT_PRECISION)
+    out += split * split_elements + k.to(tl.int64)[:, None] * columns + column[None, :]
+    tl.store(out, acc.to(out.dtype.element_ty), mask=(k < K)[:, None] & c_mask)
+
+
+@triton.jit
+def wgrad_reduce(
+    parts, dw, elements, splits, split_elements, C, columns, part_c, part_columns,
+    BS: tl.constexpr, BE: tl.constexpr,
+):  # fmt: skip
+    """dw = sum over splits of parts, in a fixed order: float32 sums, rounded once.
+
+    parts: [splits][K*R][part_columns], where (s, c) lies at s*part_c + c; dw: [K*R][S*C], with
+    columns = S*C and elements = K*R*S*C. A program adds up BE elements, BS splits at a time.
+    """
+    element = tl.program_id(0).to(tl.int64) * BE + tl.arange(0, BE)
+    inside = element < elements
+    column = (element % columns).to(tl.int32)
+    source = element // columns * part_columns + column // C * part_c + column % C
+    acc = tl.zeros((BS, BE), tl.float32)
+    for first in range(0, splits, BS):
+        split = first + tl.arange(0, BS)
+        mask = (split < splits)[:, None] & inside[None, :]
+        acc += tl.load(
+            parts + split.to(tl.int64)[:, None] * split_elements + source[None, :],
+            mask=mask,
+            other=0.0,
+        )
+    tl.store(dw + element, tl.sum(acc, axis=0).to(dw.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def wgrad_pad(
+    x, padded, H, W, C, WP, pad,
+    BW: tl.constexpr, CP: tl.constexpr,
+):  # fmt: skip
+    """Copy x[N, H, W, C] into padded[N, H, WP, CP]: `pad` columns of zeros on the left, zeros on
+    the right up to WP, channels filled up with zeros to CP. A program copies BW columns of a row.
+    """
+    image_row = tl.program_id(0).to(tl.int64)
+    to = tl.program_id(1) * BW + tl.arange(0, BW)
+    w = to - pad
+    c = tl.arange(0, CP)
+    mask = ((w >= 0) & (w < W))[:, None] & (c < C)[None, :]
+    value = tl.load(x + image_row * W * C + w[:, None] * C + c[None, :], mask=mask, other=0.0)
+    tl.store(
+        padded + image_row * WP * CP + to[:, None] * CP + c[None, :], value, (to < WP)[:, None]
+    )

@@ -1,0 +1,1 @@
+"""Back end triton of op gemm: kernels, configurations and their ranking, launches."""

@@ -1,0 +1,240 @@
+"""Configurations of the Triton GEMM: their labels, what a problem allows, and which to prefer.
+
+Nothing here imports torch or triton: tables and rules can be checked on any machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from math import ceil
+
+from kernels.case import Case
+from kernels.gpus import HOPPER, architecture, has_tma
+from kernels.precision import PRECISIONS, Capability, Precision
+from kernels.triton_config import TMA_ALIGNMENT, Grammar
+
+POINTER, TMA, PERSISTENT, WIDE = "pointer", "tma", "tma_persistent", "tma_192"
+KERNELS = (POINTER, TMA, PERSISTENT, WIDE)
+LABELS = Grammar("Triton GEMM", KERNELS, 3, ("s", "w", "g"), ("sub",), "direct")
+
+PRECISE_ACCUMULATORS = 64  # fp8's float32 sums come on top of wgmma's own: 128 each would spill
+LARGE_ACCUMULATORS = 128
+
+
+@dataclass(frozen=True)
+class Config:
+    """One way to run a kernel. `split` is the number of parts that a tile is stored in.
+
+    `direct` stores registers to memory without TMA.
+    """
+
+    kernel: str
+    bm: int
+    bn: int
+    bk: int
+    stages: int
+    warps: int
+    group: int = 8
+    split: int = 1
+    direct: bool = False
+
+    @property
+    def label(self) -> str:
+        """Compact name, which `parse` reads: "tma_persistent/128x256x64/s4/w8/g8/sub2"."""
+        numbers = (self.stages, self.warps, self.group, self.split)
+        return LABELS.write(self.kernel, self.tile, numbers, self.direct)
+
+    @property
+    def tile(self) -> tuple[int, int, int]:
+        """(M, N, K)."""
+        return self.bm, self.bn, self.bk
+
+    @property
+    def accumulators(self) -> int:
+        """Elements of the tile that a thread adds up."""
+        return self.bm * self.bn // (32 * self.warps)
+
+
+def parse(label: str) -> Config:
+    """The configuration a label names. Raises ValueError."""
+    kernel, (bm, bn, bk), (stages, warps, group, split), direct = LABELS.read(label)
+    return Config(kernel, bm, bn, bk, stages, warps, group, split, direct)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A GEMM as the kernels see it: sizes, arithmetic, and how A and B lie in memory."""
+
+    m: int
+    n: int
+    k: int
+    precision: Precision
+    a_k_major: bool
+    b_k_major: bool
+
+    @classmethod
+    def of(cls, case: Case) -> Problem:
+        """The problem of a case: layout letter "n" of A and "t" of B keep K contiguous."""
+        m, n, k = (case.dim(d) for d in "mnk")
+        return cls(m, n, k, case.precision, case.layout[0] == "n", case.layout[1] == "t")
+
+    @property
+    def pack_a(self) -> bool:
+        """Whether TMA needs a copy of A."""
+        return self._pack(self.a_k_major, self.m)
+
+    @property
+    def pack_b(self) -> bool:
+        """Whether TMA needs a copy of B."""
+        return self._pack(self.b_k_major, self.n)
+
+    def _pack(self, k_major: bool, rows: int) -> bool:
+        # wgmma reads only 16-bit types with K outermost; PTX ISA, "Strides", wgmma descriptors.
+        if not k_major and self.precision.bytes_per_element != 2:
+            return True
+        return bool(
+            (self.k if k_major else rows) * self.precision.bytes_per_element % TMA_ALIGNMENT
+        )
+
+    @property
+    def c_misaligned(self) -> bool:
+        """Whether the rows of C are out of TMA's reach."""
+        return bool(self.n * self.precision.output_bytes % TMA_ALIGNMENT)
+
+    @property
+    def storage_class(self) -> tuple[bool, bool, bool]:
+        """Problems that agree here can share a tuned configuration."""
+        return self.pack_a, self.pack_b, self.c_misaligned
+
+    def tiles(self, config: Config) -> int:
+        """How many tiles cover C."""
+        return ceil(self.m / config.bm) * ceil(self.n / config.bn)
+
+
+def shared_memory(config: Config, kind: Precision) -> int:
+    """Estimated bytes of shared memory, seldom too few; the compiler has the last word."""
+    buffers = config.stages * (config.bm + config.bn) * config.bk * kind.bytes_per_element
+    staged = config.bm * config.bn * kind.output_bytes // config.split
+    if config.kernel == POINTER:
+        return max(buffers, staged)
+    barriers = 1024
+    if config.kernel == TMA and (kind.output_bytes == 2 or config.split > 1 or config.direct):
+        return max(buffers, staged) + barriers
+    return buffers + staged + barriers
+
+
+def valid(config: Config, problem: Problem, capability: Capability) -> bool:
+    """Whether the configuration can run the problem on a GPU of this capability."""
+    if config.kernel != POINTER and (
+        not has_tma(capability) or config.direct < problem.c_misaligned
+    ):
+        return False
+    return shared_memory(config, problem.precision) <= architecture(capability).block_shared_bytes
+
+
+@cache
+def catalogue(precision_name: str) -> tuple[Config, ...]:
+    """Every configuration that the rules choose from, for one precision."""
+    kind = PRECISIONS[precision_name]
+    if precision_name == "fp32":
+        return tuple(_fp32())
+    line = 128 // kind.bytes_per_element  # elements of K in a 128-byte swizzled row
+    found = [*_pointer(line), *_plain(line), *_persistent(line, kind.output_bytes), *_wide(line)]
+    if kind.is_float8 and not kind.fast_accumulate:
+        found = [config for config in found if config.accumulators <= PRECISE_ACCUMULATORS]
+    return (*found, *(_direct(config) for config in found if config.kernel != POINTER))
+
+
+def _direct(config: Config) -> Config:
+    # Addresses take registers too: a large tile stored in one part spills.
+    parts = 4 if config.accumulators >= LARGE_ACCUMULATORS else 2
+    return replace(config, direct=True, split=max(config.split, parts))
+
+
+def _fp32() -> Iterator[Config]:
+    # No Tensor Core: operands go through registers, so tiles stay small along K.
+    for bm, bn, bk, stages, warps in (
+        (32, 32, 32, 3, 4), (32, 64, 32, 3, 4), (64, 64, 16, 3, 4), (128, 64, 16, 3, 4),
+        (64, 128, 16, 3, 4), (128, 128, 16, 3, 8), (128, 128, 16, 2, 8),
+    ):  # fmt: skip
+        yield Config(POINTER, bm, bn, bk, stages, warps)
+
+
+def _pointer(line: int) -> Iterator[Config]:
+    for bm, bn, stages, warps in (
+        (32, 32, 4, 4), (32, 64, 4, 4), (64, 64, 4, 4), (64, 128, 4, 4), (128, 64, 4, 4),
+        (128, 128, 3, 8), (128, 256, 3, 8),
+    ):  # fmt: skip
+        yield Config(POINTER, bm, bn, line, stages, warps)
+
+
+def _plain(line: int) -> Iterator[Config]:
+    for bm, bn, lines, stages, warps in (
+        (64, 32, 1, 6, 4), (64, 64, 1, 4, 4), (64, 64, 1, 6, 4), (64, 64, 2, 4, 4),
+        (64, 128, 1, 4, 4), (64, 128, 1, 6, 4), (128, 64, 1, 4, 4), (128, 64, 1, 6, 4),
+        (128, 64, 2, 4, 4), (64, 128, 2, 4, 4), (128, 128, 1, 3, 4), (128, 128, 1, 4, 4),
+        (128, 128, 1, 5, 8), (64, 256, 1, 4, 4), (128, 256, 1, 3, 8), (128, 256, 1, 4, 8),
+        (256, 128, 1, 3, 8), (256, 128, 1, 4, 8),
+    ):  # fmt: skip
+        yield Config(TMA, bm, bn, lines * line, stages, warps)
+
+
+def _persistent(line: int, output_bytes: int) -> Iterator[Config]:
+    wide = output_bytes // 2  # parts for a 32-bit C, so that four stages still fit
+    yield Config(PERSISTENT, 128, 128, line, 4, 4, split=wide)
+    yield Config(PERSISTENT, 128, 128, line, 4, 8, split=wide)
+    for bm, bn in ((128, 256), (256, 128)):
+        yield Config(PERSISTENT, bm, bn, line, 3, 8, split=wide)
+        yield Config(PERSISTENT, bm, bn, line, 4, 8, split=2 * wide)
+
+
+def _wide(line: int) -> Iterator[Config]:
+    yield Config(WIDE, 128, 192, line, 4, 8, split=2)
+
+
+def choices(problem: Problem, capability: Capability, sm_count: int) -> Sequence[Config]:
+    """All valid configurations of the catalogue, the most promising first."""
+    kind = problem.precision
+    possible = [
+        config
+        for config in catalogue(kind.name)
+        if valid(config, problem, capability)
+        and (config.direct == problem.c_misaligned or config.kernel == POINTER)
+    ]
+    return sorted(possible, key=lambda config: estimated_clocks(config, problem, sm_count))
+
+
+L2_BYTES_PER_CLOCK = 42  # per SM: about 10 TB/s over 132 SMs; a model's constant, not a measurement
+START_CLOCKS = 3000  # launch, first loads
+POINTER_SLOWDOWN = 1.3  # address arithmetic and register pressure, against TMA
+PACK_CLOCKS = 4000  # another launch
+
+
+def estimated_clocks(config: Config, problem: Problem, sm_count: int) -> float:
+    """A model's SM clocks for one launch: waves x (products or loads), and the ends of a tile."""
+    kind = problem.precision
+    rate = HOPPER.flop_per_clock.get(kind.rate_name, max(HOPPER.flop_per_clock.values()))
+    shared_blocks = 2 if _two_fit(config, kind) else 1
+    waves = ceil(problem.tiles(config) / (sm_count * shared_blocks)) * shared_blocks
+    if problem.tiles(config) <= sm_count:
+        waves = 1
+    area, edge = config.bm * config.bn, config.bm + config.bn
+    narrow = (
+        1.0 if min(config.bm, config.bn) >= 128 else 1.15
+    )  # shared memory feeds wgmma too slowly
+    products = 2 * area * problem.k / rate * narrow
+    loads = edge * problem.k * kind.bytes_per_element / L2_BYTES_PER_CLOCK
+    store = (
+        area * kind.output_bytes / L2_BYTES_PER_CLOCK * (0.3 if config.kernel == PERSISTENT else 1)
+    )
+    clocks = START_CLOCKS + waves * (max(products, loads) + store)
+    if config.kernel == POINTER:
+        return clocks * POINTER_SLOWDOWN
+    packs = problem.pack_a + problem.pack_b
+    return clocks + packs * PACK_CLOCKS
+
+
+def _two_fit(config: Config, kind: Precision) -> bool:
+    return config.warps == 4 and shared_memory(config, kind) * 2 <= HOPPER.block_shared_bytes

@@ -1,0 +1,101 @@
+"""What is known of GPUs beforehand: by compute capability and, in gpu_cards.py, by name.
+
+A GPU that is in neither table runs all the same: with the least that GPUs since Ampere have, and
+with ceilings measured on the machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kernels.gpu_cards import CARDS, Card
+from kernels.precision import Capability
+
+TMA_SINCE: Capability = (9, 0)  # the Tensor Memory Accelerator; wgmma is Hopper's alone
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What the GPUs of one compute capability have in common.
+
+    `block_reserve_bytes` are what each resident block takes of an SM's shared memory for itself.
+    `flop_per_clock` is dense, of an SM, by `Precision.rate_name`; empty where not looked up.
+    `l2_in_halves`: each half of L2 keeps what its own SMs read, so what all read is kept twice.
+    """
+
+    name: str
+    sm_shared_bytes: int
+    block_reserve_bytes: int = 1024
+    sm_registers: int = 65536
+    flop_per_clock: Mapping[str, int] = field(default_factory=dict[str, int])
+    l2_in_halves: bool = False
+
+    @property
+    def block_shared_bytes(self) -> int:
+        """Shared memory that one block may have."""
+        return self.sm_shared_bytes - self.block_reserve_bytes
+
+
+KIB = 1024
+
+# Shared memory and registers: CUDA C++ Programming Guide, "Technical Specifications per Compute
+# Capability". FLOP per clock: the architectures' whitepapers (GH100: 4,096 dense fp16 FLOP and 128
+# fp32 FMA per clock and SM; GA100: half the former; GV100: a quarter); fp64 is the Tensor Cores'.
+# L2: NVIDIA A100 Tensor Core GPU Architecture, 2020, "L2 cache"; an H100's is alike.
+ARCHITECTURES: Mapping[Capability, Architecture] = {
+    (7, 0): Architecture(
+        "Volta", 96 * KIB, block_reserve_bytes=0,
+        flop_per_clock={"fp64": 64, "fp32": 128, "fp16": 1024, "fp16-acc16": 1024},
+    ),
+    (7, 5): Architecture("Turing", 64 * KIB, block_reserve_bytes=0),
+    (8, 0): Architecture(
+        "Ampere", 164 * KIB, l2_in_halves=True,
+        flop_per_clock={"fp64": 128, "fp32": 128, "tf32": 1024, "fp16": 2048, "fp16-acc16": 2048,
+                        "bf16": 2048, "int8": 4096},
+    ),
+    (8, 6): Architecture("Ampere, graphics", 100 * KIB),
+    (8, 7): Architecture("Ampere, Orin", 164 * KIB),
+    (8, 9): Architecture("Ada", 100 * KIB),
+    (9, 0): Architecture(
+        "Hopper", 228 * KIB, l2_in_halves=True,
+        flop_per_clock={"fp64": 256, "fp32": 256, "tf32": 2048, "fp16": 4096, "fp16-acc16": 4096,
+                        "bf16": 4096, "fp8": 8192, "int8": 8192},
+    ),
+    (10, 0): Architecture("Blackwell", 228 * KIB),
+    (10, 3): Architecture("Blackwell Ultra", 228 * KIB),
+    (12, 0): Architecture("Blackwell, graphics", 100 * KIB),
+}  # fmt: skip
+UNKNOWN = Architecture("unknown", 100 * KIB)  # the least of the GPUs since Ampere
+
+HOPPER = ARCHITECTURES[9, 0]  # whose SMs the cost models of the Triton kernels describe
+
+
+def architecture(capability: Capability | None) -> Architecture:
+    """What the GPUs of a capability have; `UNKNOWN` for one that was not looked up."""
+    return ARCHITECTURES.get(capability or (0, 0), UNKNOWN)
+
+
+def has_tma(capability: Capability) -> bool:
+    """Whether GPUs of this capability copy tiles by descriptor, as the TMA kernels do."""
+    return capability >= TMA_SINCE
+
+
+def find_card(device_name: str) -> Card | None:
+    """The card that NVML or torch calls so, or None if it was not looked up.
+
+    Only the whole name matches (spacing apart), because NVIDIA's names nest: "NVIDIA L4" starts
+    "NVIDIA L40S", and "NVIDIA GeForce RTX 3090" starts the Ti's. A MIG slice ("... MIG 1g.10gb")
+    is None too: it has a part of the rate.
+    """
+    name = " ".join(device_name.split())
+    return next((card for card in CARDS if name in card.match), None)
+
+
+def tuned_alike(capability: Capability | None, sms: int) -> tuple[str, ...]:
+    """Names of the cards whose tuned configurations suit a GPU of this capability and SM count."""
+    return tuple(
+        card.match[0]
+        for card in CARDS
+        if card.lends_tuning and (card.capability, card.sms) == (capability, sms)
+    )

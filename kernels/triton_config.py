@@ -1,0 +1,130 @@
+"""What the Triton back ends share: how configurations are written, TMA's limits, launches.
+
+Nothing here imports torch or triton: tables and rules can be checked on any machine.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple, TypeVar
+
+from kernels.case import Candidate, CannotRun, Case, Target
+from kernels.precision import Precision
+
+# CUDA driver API, cuTensorMapEncodeTiled
+TMA_ALIGNMENT = 16  # bytes, of every row and of every stride but the last
+MAX_BOX = 256  # elements along one dimension
+MAX_INDEX = 2**31 - 1
+
+
+Config = TypeVar("Config")
+
+
+class Parts(NamedTuple):
+    """What a label says; numbers that it leaves out are 1."""
+
+    kernel: str
+    sizes: list[int]
+    numbers: list[int]
+    flag: bool
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """How a back end writes its configurations: "kernel/128x256x64/s4/w8/sub2/direct".
+
+    A kernel, `sizes` numbers, then numbers by prefix: those of `always`, those of `above_one` where
+    they are, and last the word `flag`, if it holds.
+    """
+
+    name: str
+    kernels: tuple[str, ...]
+    sizes: int
+    always: tuple[str, ...]
+    above_one: tuple[str, ...] = ()
+    flag: str = ""
+
+    def write(
+        self, kernel: str, sizes: Sequence[int], numbers: Sequence[int], flag: bool = False
+    ) -> str:
+        """The label; `numbers` are in the order of `always`, then `above_one`."""
+        named = list(zip((*self.always, *self.above_one), numbers, strict=True))
+        written = named[: len(self.always)] + [
+            (prefix, number) for prefix, number in named[len(self.always) :] if number > 1
+        ]
+        parts = [kernel, "x".join(map(str, sizes))]
+        parts += [f"{prefix}{number}" for prefix, number in written]
+        return "/".join([*parts, self.flag] if flag else parts)
+
+    def read(self, label: str) -> Parts:
+        """What a label says. Raises ValueError."""
+        found = self._pattern.fullmatch(label)
+        if found is None:
+            raise ValueError(f"not a configuration of the {self.name}: {label!r}")
+        kernel, sizes, *numbers = found.groups()[: 2 + len(self.always) + len(self.above_one)]
+        flag = bool(self.flag) and found.groups()[-1] is not None
+        return Parts(
+            kernel, [int(s) for s in sizes.split("x")], [int(n or 1) for n in numbers], flag
+        )
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        sizes = r"x".join([r"\d+"] * self.sizes)
+        always = "".join(rf"/{prefix}(\d+)" for prefix in self.always)
+        above_one = "".join(rf"(?:/{prefix}(\d+))?" for prefix in self.above_one)
+        flag = f"(/{self.flag})?" if self.flag else ""
+        return re.compile(rf"({'|'.join(self.kernels)})/({sizes}){always}{above_one}{flag}")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One kernel launch, all arguments bound."""
+
+    kernel: Callable[..., object]
+    grid: tuple[int, ...]
+    args: tuple[object, ...]
+    options: dict[str, int]
+
+    def launch(self) -> None:
+        """Queue it on the current stream."""
+        self.kernel[self.grid](*self.args, **self.options)  # type: ignore[index]
+
+    def compile(self) -> object:
+        """Compile without launching; the compiled kernel."""
+        return self.kernel.warmup(*self.args, grid=self.grid, **self.options)  # type: ignore[attr-defined]
+
+
+def power_of_two(least: int) -> int:
+    """The smallest power of two that is not below `least`."""
+    return 1 << (least - 1).bit_length()
+
+
+def options(stages: int, warps: int) -> dict[str, int]:
+    """What the compiler is told beside the arguments."""
+    return {"num_stages": stages, "num_warps": warps}
+
+
+def input_precision(kind: Precision) -> str:
+    """How `tl.dot` takes float32 operands."""
+    return "tf32" if kind.multiply == "tf32" else "ieee"
+
+
+def candidate(label: str, tile: tuple[int, int, int], steps: Sequence[Step]) -> Candidate:
+    """The steps as one launch."""
+
+    def call() -> None:
+        for step in steps:
+            step.launch()
+
+    names = "+".join(dict.fromkeys(step.kernel.__name__ for step in steps))
+    return Candidate(label, call, tile, names)
+
+
+def some(found: Sequence[Config], case: Case, target: Target) -> Sequence[Config]:
+    """The configurations that were found; CannotRun where there are none."""
+    if not found:
+        raise CannotRun(f"no Triton configuration for {case.precision_name} fits {target.name}")
+    return found

@@ -1,0 +1,229 @@
+"""The convolutions and matrix multiplications among the ATen calls of a training step."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from torch import Tensor
+from torch._ops import OpOverload
+
+from kernels.aten import CallRecorder, Origin
+from kernels.conv.shape import PASSES, ConvShape
+
+PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward"}
+ATTENTION = "_scaled_dot_product"  # how the names of its operators begin
+BATCHED = "batched products and attention are not measured yet"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One distinct product of the step.
+
+    `dims` are those of `ConvShape` for "conv", and m, n, k for "gemm": C[M, N] = A[M, K] B[K, N].
+    `layout` is None for a convolution; for a GEMM its two letters say how A and B are stored, "n"
+    row-major and "t" transposed. `which` is the pass; a transposed convolution is the convolution
+    whose dgrad it is. `count` is how often the step runs it, `names` the paths of the modules it
+    runs for (the class name for the network's own), `flops` the FLOPs of one run.
+    """
+
+    op: str
+    dims: Mapping[str, int | str] = field(hash=False)
+    layout: str | None
+    which: str
+    count: int
+    names: tuple[str, ...]
+    flops: int
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A product of the step that cannot be measured, and why; `flops` are those of one run.
+
+    Attention's backward counts its four products, not the scores that a kernel computes again.
+    """
+
+    what: str
+    reason: str
+    count: int
+    flops: int
+    names: tuple[str, ...]
+
+
+def storage_of(tensor: Tensor) -> int:
+    """What tensors that share memory have in common."""
+    return tensor.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]
+
+
+@dataclass
+class _Row:
+    """What is known of one distinct product so far; `place` sorts it beside its forward pass."""
+
+    item: Layer | Skipped
+    place: int
+    count: int = 0
+    names: dict[str, None] = field(default_factory=dict[str, None])  # an ordered set
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A forward product: what its backward is traced to. Holds its weight, so it stays unique."""
+
+    name: str
+    place: int
+    weight: Tensor | None
+
+
+class ProductRecorder(CallRecorder):
+    """Keeps a row for each distinct product of a step.
+
+    A product's backward calls belong to the product for whose node they run. Of the two in the
+    backward of a GEMM, the one that reads the forward's weight is the dgrad and the other the
+    wgrad. The weight is the operand that is a parameter; where none or both are, it is B.
+    """
+
+    def __init__(self, root: str) -> None:
+        super().__init__()
+        self.weights: set[int] = set()
+        self._root = root
+        self._sources: dict[int, _Source] = {}  # by number of the autograd node
+        self._rows: dict[tuple[object, ...], _Row] = {}
+
+    def merged(self, kind: type[Any]) -> list[Any]:
+        """The distinct products of a kind, with counts and names, in forward order."""
+
+        def order(row: _Row) -> tuple[int, int]:
+            return row.place, PASSES.index(getattr(row.item, "which", PASSES[0]))
+
+        return [
+            dataclasses.replace(row.item, count=row.count, names=tuple(row.names))
+            for row in sorted(self._rows.values(), key=order)
+            if isinstance(row.item, kind)
+        ]
+
+    def on_call(
+        self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], origin: Origin
+    ) -> Any:
+        """Run one call and record it if it is a product."""
+        name = func.overloadpacket.__name__
+        if name not in PRODUCTS and not name.startswith(ATTENTION):
+            if not _is_composite(func):
+                return func(*args, **kwargs)
+            with self:  # inference mode shows these whole
+                return func.decompose(*args, **kwargs)
+        out = func(*args, **kwargs)
+        if name in ("mm", "addmm"):
+            self._gemm(origin, *args[-2:])
+        else:
+            for item in _products(name, args, out):
+                self._add(origin, item)
+        return out
+
+    def _gemm(self, origin: Origin, a: Tensor, b: Tensor) -> None:
+        (m, k), n = a.shape, b.shape[1]
+        weight = a if storage_of(a) in self.weights and storage_of(b) not in self.weights else b
+        which = "fprop"
+        if origin.backward:
+            of_forward = self._source(origin).weight
+            weights = self.weights if of_forward is None else {storage_of(of_forward)}
+            which = "dgrad" if weights & {storage_of(a), storage_of(b)} else "wgrad"
+        dims: dict[str, int | str] = {"m": m, "n": n, "k": k}
+        layout = _letter(a) + _letter(b)
+        self._add(origin, Layer("gemm", dims, layout, which, 0, (), 2 * m * n * k), weight)
+
+    def _add(self, origin: Origin, item: Layer | Skipped, weight: Tensor | None = None) -> None:
+        source = self._source(origin)
+        row = self._rows.setdefault(_key(item), _Row(item, source.place))
+        row.count += 1
+        row.names[source.name] = None
+        if not origin.backward:
+            self._sources.setdefault(origin.node, _Source(source.name, row.place, weight))
+
+    def _source(self, origin: Origin) -> _Source:
+        """The forward product that a backward call belongs to; of a forward call, itself."""
+        known = self._sources.get(origin.node) if origin.backward else None
+        return known or _Source(origin.module or self._root, len(self._rows), None)
+
+
+def _is_composite(func: OpOverload) -> bool:
+    """Whether it only calls other operators, as linear does."""
+    return func.namespace == "aten" and func._can_decompose()  # pyright: ignore[reportPrivateUsage]
+
+
+def _key(item: Layer | Skipped) -> tuple[object, ...]:
+    """What is the same of products that are one."""
+    if isinstance(item, Skipped):
+        return item.what, item.reason, item.flops
+    return item.op, *item.dims.items(), item.layout, item.which
+
+
+def _products(name: str, args: tuple[Any, ...], out: Any) -> Iterator[Layer | Skipped]:
+    """What a call of an operator is, but for plain GEMMs."""
+    if name in ("bmm", "baddbmm"):
+        yield _skipped(name, BATCHED, 2 * args[-2].numel() * args[-1].shape[-1])
+    elif name == "convolution":
+        yield from _convolution(args[0], args[1], out, *args[3:])
+    elif name == "convolution_backward":
+        grad, x, weight, _, *rest, mask = args
+        yield from _convolution(x, weight, grad, *rest, mask=mask)
+    else:
+        yield _attention(args, backward="backward" in name)
+
+
+def _skipped(what: str, reason: str, flops: int) -> Skipped:
+    return Skipped(what, reason, 0, flops, ())
+
+
+def _attention(args: tuple[Any, ...], *, backward: bool) -> Skipped:
+    query, key, value = args[1:4] if backward else args[:3]
+    scores = prod(query.shape[:-1]) * key.shape[-2]
+    flops = 2 * scores * (query.shape[-1] + value.shape[-1])
+    if backward:
+        return _skipped("scaled_dot_product_attention backward", BATCHED, 2 * flops)
+    return _skipped("scaled_dot_product_attention", BATCHED, flops)
+
+
+def _convolution(
+    x: Tensor, weight: Tensor, y: Tensor, stride: list[int], padding: list[int],
+    dilation: list[int], transposed: bool, output_padding: list[int], groups: int,
+    mask: tuple[bool, ...] | None = None,
+) -> Iterator[Layer | Skipped]:  # fmt: skip
+    """One forward call, or with `mask` the gradients of a backward that are wanted."""
+    passes = ("dgrad", "fprop") if transposed else ("fprop", "dgrad")
+    wanted = [passes[0]]
+    if mask:
+        wanted = [w for w, needed in zip((passes[1], "wgrad"), mask, strict=False) if needed]
+    image, pixels = (y, x) if transposed else (x, y)  # of the convolution behind either
+    flops = 2 * pixels.numel() * prod(weight.shape[1:])
+    axes = {"stride": stride, "padding": padding, "dilation": dilation}
+    reason = _uneven(weight.dim() - 2, axes)
+    for which in wanted:
+        what = f"{weight.dim() - 2}-D convolution, {which}"
+        if reason:
+            yield _skipped(what, reason, flops)
+            continue
+        (n, c, h, w), (k, _, r, s) = image.shape, weight.shape
+        shape = ConvShape(n, c, h, w, k, r, s, stride[0], padding[0], dilation[0], groups)
+        if (shape.p, shape.q) != tuple(pixels.shape[2:]):
+            unlike = f"its output padding {output_padding} fits no convolution"
+            yield _skipped(what, unlike, flops)
+        else:
+            yield Layer("conv", dataclasses.asdict(shape), None, which, 0, (), shape.flops)
+
+
+def _letter(matrix: Tensor) -> str:
+    """How a matrix is stored: "n" row-major, "t" transposed; what is neither is copied first."""
+    return "t" if matrix.stride(0) == 1 and not matrix.is_contiguous() else "n"
+
+
+def _uneven(axes: int, settings: Mapping[str, list[int]]) -> str | None:
+    """Why a convolution is none of ours: two axes, each setting the same along both."""
+    if axes != 2:
+        return f"convolutions along {axes} axes are not measured, only along 2"
+    for name, values in settings.items():
+        if len(set(values)) > 1:
+            return f"its {name} differs between the axes: {' and '.join(map(str, values))}"
+    return None

@@ -1,0 +1,146 @@
+"""Files that are not runs (`microbench.results.kinds.DOCUMENTS`), laid out as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from rich.console import Console
+from rich.text import Text
+
+from microbench import fmt
+from microbench.report.comparison import summary
+from microbench.report.console import header
+from microbench.report.screen import WIDTH
+from microbench.report.table import Column, Row, Table, screen
+from microbench.results.comparison import CompareRow, Comparison
+from microbench.results.fields import decode
+from microbench.results.types import Run
+from microbench.results.values import AnyCase, Interval, Json
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A document as a table. Without --verbose the screen has `brief` in place of it.
+
+    `notes` and `summary` follow the table.
+    """
+
+    table: Table[Any]
+    brief: Table[Any]
+    summary: str = ""
+    notes: Sequence[Text] = ()
+
+
+def print_document(data: Json, sheet: Sheet, console: Console, *, details: bool) -> None:
+    """What was measured on, where the document says so, and the sheet. ValueError: damaged."""
+    if "device" in data:
+        facts = {name: data.get(name) for name in ("command", "device", "software")}
+        when = data.get("finished_at")
+        run: Run = decode(Run, {**facts, "started_at": when, "finished_at": when}, "")
+        for line in header(run, details):
+            console.print(line, width=min(console.width, WIDTH))
+        console.print()
+    print_sheet(sheet, console, details=details)
+
+
+def print_sheet(sheet: Sheet, console: Console, *, details: bool = False) -> None:
+    """The table, notes, and the summary."""
+    width = min(console.width, WIDTH)
+    table = sheet.table if details else sheet.brief
+    lines = [*(screen(table, width).lines if table.rows else ()), *sheet.notes]
+    for line in lines:
+        console.print(line, width=width, overflow="fold")
+    if sheet.summary:
+        console.print(*([""] if lines else []), Text(sheet.summary, "bold"), sep="\n")
+
+
+def ends(ci95: Interval | None) -> str:
+    """ "0.991 to 1.006"; "" where there is no interval."""
+    return f"{ci95[0]:.3f} to {ci95[1]:.3f}" if ci95 else ""
+
+
+# ---------------------------------------------------------------- of `compare --json`
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """A row of a comparison's file."""
+
+    key: str
+    verdict: str
+    ratio: float | None
+    ci95: Interval | None
+    a_s: float | None
+    b_s: float | None
+    note: str
+
+    @property
+    def op(self) -> str:
+        """The kind of result."""
+        return self.key.partition("/")[0]
+
+
+@dataclass(frozen=True)
+class _File:
+    differences: tuple[str, ...]
+    only_a: tuple[str, ...]
+    only_b: tuple[str, ...]
+    rows: tuple[_Compared, ...]
+
+
+def comparison(data: Json) -> Sheet:
+    """A comparison of two runs: in brief, the rows that are not the same."""
+    found: _File = decode(_File, data, "")
+    columns: list[Column[_Compared]] = [
+        Column("B is", lambda row: fmt.clean(row.verdict),
+               csv={"verdict": lambda row: row.verdict}),
+        Column("case", lambda row: fmt.clean(row.key), csv={"key": lambda row: row.key}),
+        Column("time A", lambda row: _duration(row.a_s), True, 2, csv={"a_s": lambda row: row.a_s}),
+        Column("time B", lambda row: _duration(row.b_s), True, 2, csv={"b_s": lambda row: row.b_s}),
+        Column("A / B", lambda row: f"{row.ratio:.3f}" if row.ratio else "", True,
+               csv={"ratio": lambda row: row.ratio}),
+        Column("interval", lambda row: ends(row.ci95), True, 1,
+               csv={"ci95_low": lambda row: row.ci95 and row.ci95[0],
+                    "ci95_high": lambda row: row.ci95 and row.ci95[1]}),
+        Column("note", lambda row: fmt.clean(row.note), drop=3, csv={"note": lambda row: row.note}),
+    ]  # fmt: skip
+    rows = [Row(row) for row in found.rows]
+    notes = [Text(f"The runs differ: {fmt.clean(text)}") for text in found.differences]
+    for name, keys in (("A", found.only_a), ("B", found.only_b)):
+        notes += [Text(f"only in {name}: {fmt.clean(key)}") for key in keys]
+    compared = [
+        CompareRow(r.key, cast(AnyCase, r), r.verdict, r.ratio, r.ci95, r.a_s, r.b_s)
+        for r in found.rows
+    ]
+    return Sheet(
+        Table(columns, list(rows)),
+        Table(columns, [row for row in rows if row.item.verdict != "same"]),
+        summary(Comparison([], compared, [], [])),
+        notes,
+    )
+
+
+def _duration(seconds: float | None) -> str:
+    return "" if seconds is None else fmt.duration(seconds)
+
+
+# ---------------------------------------------------------------- of other programs
+
+
+def figures(data: Mapping[str, object]) -> Sheet:
+    """The figures of another program, one a line."""
+    columns: list[Column[tuple[str, str]]] = [
+        Column("figure", lambda row: row[0], csv={"figure": lambda row: row[0]}),
+        Column("value", lambda row: row[1], csv={"value": lambda row: row[1]}),
+    ]
+    rows = [Row((fmt.clean(name), fmt.clean(_value(value)))) for name, value in data.items()]
+    table = Table(columns, list(rows))
+    return Sheet(table, table)
+
+
+def _value(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, cast("list[object]", value)))
+    return str(value)

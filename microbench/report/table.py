@@ -1,0 +1,303 @@
+"""A table: columns declared once, and what writes them for the screen, in Markdown and as CSV.
+
+A column says how a person reads it and which raw values it stands for. A writer is a function of
+the table; nothing but this module knows how tables are laid out.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from rich.cells import cell_len
+from rich.text import Text
+
+from microbench import fmt
+
+DIM = "dim"
+MISSING = {"skipped": "skipped", "failed": "FAILED"}  # status -> how a sentence for a row begins
+R = TypeVar("R")
+Value = str | int | float | bool | None
+Read = Callable[[R], str]
+
+
+@dataclass(frozen=True)
+class Column(Generic[R]):
+    """What is said of each row, and where.
+
+    `title` may have two lines. `cell` is the text on the screen and in Markdown; a column without
+    it is not on the screen. `markdown` is the text in Markdown where that is another one, under
+    `markdown_title` where that is another one. `csv` has the raw values by name (units in names);
+    None is not known.
+
+    `key` columns name the row and come before its sentence; `always` columns are filled in Markdown
+    beside a sentence too. To fit the width, columns of a higher `drop` go first; 0 never goes.
+    """
+
+    title: str = ""
+    cell: Read[R] | None = None
+    right: bool = False
+    drop: int = 0
+    bold: bool = False
+    key: bool = False
+    always: bool = False
+    markdown: Read[R] | None = None
+    markdown_title: str | None = None
+    csv: Mapping[str, Callable[[R], Value]] = field(default_factory=dict[str, Callable[[R], Value]])
+
+
+@dataclass(frozen=True)
+class Row(Generic[R]):
+    """`sentence`, when there is one, takes the place of all columns but the key columns.
+
+    `markdown` is the sentence in Markdown, where that is another one.
+    """
+
+    item: R
+    sentence: str = ""
+    style: str = ""
+    markdown: str = ""
+
+
+@dataclass
+class Table(Generic[R]):
+    """Columns and rows. On the screen, None is a blank line and a plain string a heading.
+
+    CSV begins with the names in `csv_order`: a name that was written once keeps its place. The
+    others follow as the columns do.
+    """
+
+    columns: Sequence[Column[R]]
+    rows: list[Row[R] | str | None] = field(default_factory=list["Row[R] | str | None"])
+    csv_order: Sequence[str] = ()
+
+    def block(self, heading: str, rows: Iterable[Row[R]]) -> None:
+        """Add rows under a heading, "" for none; a blank line is between blocks."""
+        if self.rows:
+            self.rows.append(None)
+        if heading:
+            self.rows.append(heading)
+        self.rows += rows
+
+    @property
+    def items(self) -> list[Row[R]]:
+        """The rows without headings and blank lines."""
+        return [row for row in self.rows if isinstance(row, Row)]
+
+
+# ---------------------------------------------------------------- screen
+
+
+@dataclass(frozen=True)
+class Screen(Generic[R]):
+    """Lines ready to print, titles of columns left out to fit, and items with a cut sentence."""
+
+    lines: list[Text]
+    left_out: list[str]
+    cut: list[R]
+
+    def left_out_note(self, width: int) -> str:
+        """ "left out to fit 60 columns: power W"; "" when nothing was."""
+        names = ", ".join(self.left_out)
+        return f"left out to fit {fmt.count(width, 'column')}: {names}" if names else ""
+
+
+@dataclass(frozen=True)
+class _Line:
+    """The texts of a row's cells by column."""
+
+    cells: Mapping[int, str]
+    sentence: str = ""
+    style: str = ""
+
+
+def screen(table: Table[R], width: int) -> Screen[R]:
+    """The table in at most `width` columns of text.
+
+    First the gaps between columns shrink, then columns go, least important first; at the end lines
+    are cut.
+    """
+    columns = [column for column in table.columns if column.cell]
+    lines = [_line(row, columns) if isinstance(row, Row) else row for row in table.rows]
+    filled = [line for line in lines if isinstance(line, _Line)]
+    used = [i for i in range(len(columns)) if any(line.cells.get(i) for line in filled)]
+    widths = [_width(i, column, filled) for i, column in enumerate(columns)]
+    kept = _fitting(used or [0], columns, widths, width)
+    layout = _Layout(columns, widths, _gaps(kept, widths, width))
+    texts = [*layout.head(), *map(layout.line, lines)]
+    for text in texts:
+        text.rstrip()
+        text.truncate(width, overflow="ellipsis")
+    room = width - sum(widths[i] + 2 for i, column in enumerate(columns) if column.key)
+    return Screen(
+        texts,
+        left_out=[one_line(columns[i].title) for i in used if i not in kept],
+        cut=[row.item for row in table.items if row.sentence and cell_len(row.sentence) > room],
+    )
+
+
+def _line(row: Row[R], columns: Sequence[Column[R]]) -> _Line:
+    cells = {
+        i: column.cell(row.item)
+        for i, column in enumerate(columns)
+        if column.cell and (column.key or not row.sentence)
+    }
+    return _Line(cells, row.sentence, row.style)
+
+
+def _width(i: int, column: Column[R], lines: Iterable[_Line]) -> int:
+    texts = [*column.title.split("\n"), *(line.cells.get(i, "") for line in lines)]
+    return max(map(cell_len, texts))
+
+
+def _fitting(
+    used: Sequence[int], columns: Sequence[Column[R]], widths: Sequence[int], width: int
+) -> list[int]:
+    """The columns that fit, with a space between them."""
+    kept = list(used)
+    while sum(widths[i] for i in kept) + len(kept) - 1 > width:
+        going = max(kept, key=lambda i: (columns[i].drop, i))
+        if not columns[going].drop or len(kept) == 1:
+            break
+        kept.remove(going)
+    return kept
+
+
+def _gaps(kept: Sequence[int], widths: Sequence[int], width: int) -> dict[int, str]:
+    """What follows each column: gaps are two spaces from the left while there is room, then one."""
+    taken = sum(widths[i] for i in kept) + len(kept) - 1
+    room = max(0, min(width - taken, len(kept) - 1))
+    gaps = {i: " " * (2 if place < room else 1) for place, i in enumerate(kept)}
+    gaps[kept[-1]] = ""
+    return gaps
+
+
+@dataclass(frozen=True)
+class _Layout(Generic[R]):
+    """Where each column goes."""
+
+    columns: Sequence[Column[R]]
+    widths: Sequence[int]
+    gaps: Mapping[int, str]
+
+    def head(self) -> list[Text]:
+        """The titles, at the foot of as many lines as the deepest has, and a rule."""
+        titles = {i: self.columns[i].title.split("\n") for i in self.gaps}
+        deep = max(map(len, titles.values()))
+        padded = {i: [""] * (deep - len(title)) + title for i, title in titles.items()}
+        lines = [
+            self._join({i: title[level] for i, title in padded.items()}, "bold")
+            for level in range(deep)
+        ]
+        return [*lines, Text("─" * cell_len(lines[-1].plain), DIM)]
+
+    def line(self, line: _Line | str | None) -> Text:
+        """A row; a heading; a blank line."""
+        if not isinstance(line, _Line):
+            return Text(line or "", "bold")
+        cells = {i: line.cells[i] for i in self.gaps if i in line.cells}
+        text = self._join(cells, line.style)
+        if line.sentence:
+            apart = "  " if cells and not self.gaps[max(cells)] else ""
+            text.append(apart).append(line.sentence, line.style)
+        return text
+
+    def _join(self, cells: Mapping[int, str], style: str) -> Text:
+        text = Text()
+        for i, cell in cells.items():
+            column, pad = self.columns[i], " " * (self.widths[i] - cell_len(cell))
+            padded = pad + cell if column.right else cell + pad
+            text.append(padded, "bold" if column.bold else style).append(self.gaps[i])
+        return text
+
+
+# ---------------------------------------------------------------- Markdown
+
+
+def markdown(table: Table[R]) -> str:
+    """The table without its empty columns; a sentence stands in the first column after the keys.
+
+    Headings are not in it: a column says what they say.
+    """
+    columns = [column for column in table.columns if column.markdown or column.cell]
+    rows = [_markdown_cells(row, columns) for row in table.items]
+    kept = [i for i in range(len(columns)) if any(row[i] for row in rows)]
+    titles = [
+        column.title if column.markdown_title is None else column.markdown_title
+        for column in columns
+    ]
+    lines = [
+        [one_line(titles[i]) for i in kept],
+        ["---:" if columns[i].right else "---" for i in kept],
+        *([row[i] for i in kept] for row in rows),
+    ]
+    return "".join(markdown_line(line) for line in lines)
+
+
+def _markdown_cells(row: Row[R], columns: Sequence[Column[R]]) -> list[str]:
+    if not row.sentence:
+        return [_markdown_text(column, row.item) for column in columns]
+    cells = [
+        _markdown_text(column, row.item) if column.key or column.always else ""
+        for column in columns
+    ]
+    cells[sum(column.key for column in columns)] = row.markdown or row.sentence
+    return cells
+
+
+def _markdown_text(column: Column[R], item: R) -> str:
+    read = column.markdown or column.cell
+    return read(item) if read else ""
+
+
+def blank(_: object) -> str:
+    """Nothing: the `markdown` of a column that is for the screen alone."""
+    return ""
+
+
+def markdown_line(cells: Iterable[str]) -> str:
+    """A line of a Markdown table."""
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n"
+
+
+# ---------------------------------------------------------------- CSV
+
+Records = tuple[list[str], list[dict[str, Value]]]  # names of the columns, rows
+
+
+def records(table: Table[R]) -> Records:
+    """The raw values of each row by name."""
+    values = {name: read for column in table.columns for name, read in column.csv.items()}
+    names = list(dict.fromkeys([*table.csv_order, *values]))
+    rows = [{name: values[name](row.item) for name in names} for row in table.items]
+    return names, rows
+
+
+def write_csv(parts: Iterable[Records]) -> str:
+    """One CSV of several tables: all of their columns, and a header."""
+    parts = list(parts)
+    names = list(dict.fromkeys(name for columns, _ in parts for name in columns))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    for _, rows in parts:
+        for row in rows:
+            writer.writerow({name: csv_text(row.get(name)) for name in names})
+    return text.getvalue()
+
+
+def csv_text(value: Value) -> str:
+    """Nine significant digits: finer than any timer here, without binary noise."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:.9g}" if isinstance(value, float) else str(value)
+
+
+def one_line(title: str) -> str:
+    """A title without its line break."""
+    return title.replace("\n", " ")

@@ -1,0 +1,196 @@
+"""Two runs, case by case: faster, slower, same, or cannot tell.
+
+Runs happen at different times on different allocations of memory and at different temperatures, so
+the interval of each run alone is too narrow for their ratio. A Noise is what two runs of the same
+cases on one H200 differed by (docs/method.md, "Two runs"): a verdict needs the whole interval
+beyond it, and, where both runs know their clock, the same verdict in cycles.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from microbench.errors import UserError
+from microbench.results.kinds import KINDS
+from microbench.results.types import Run
+from microbench.results.values import AnyCase, Entry, Interval, Timed
+
+NOISE_PCT = 3.0
+NOISE_S = 1.3e-6  # where the matrices lie in memory: up to 1.22 us between runs, stable in each
+VERDICTS = ("faster", "slower", "same", "cannot tell")
+MUST_AGREE = ("timer", "l2", "regime")
+
+
+@dataclass(frozen=True)
+class Noise:
+    """What two runs of one case may differ by: the larger of a share and of an absolute time."""
+
+    pct: float
+    seconds: float = 0.0
+
+
+KERNELS = Noise(NOISE_PCT, NOISE_S)
+
+
+@dataclass(frozen=True)
+class CompareRow:
+    """One case in both runs. `ratio` is time in A over time in B: above 1, B is faster."""
+
+    key: str
+    case: AnyCase
+    verdict: str
+    ratio: float | None
+    ci95: tuple[float, float] | None
+    a_s: float | None
+    b_s: float | None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What two runs say of each other. `differences` are facts that colour every row."""
+
+    differences: list[str]
+    rows: list[CompareRow]
+    only_a: list[AnyCase]
+    only_b: list[AnyCase]
+
+    def as_dict(self) -> dict[str, object]:
+        """The comparison as plain values: counts, differences, and a row a case."""
+        names = ("key", "verdict", "ratio", "ci95", "a_s", "b_s", "note")
+        return {
+            "counts": {verdict: self.count(verdict) for verdict in VERDICTS},
+            "noise_pct": NOISE_PCT,
+            "noise_s": NOISE_S,
+            **{f"{op}_noise_pct": kind.noise_pct for op, kind in KINDS.items()},
+            "differences": self.differences,
+            "only_a": [case.key for case in self.only_a],
+            "only_b": [case.key for case in self.only_b],
+            "rows": [{name: getattr(row, name) for name in names} for row in self.rows],
+        }
+
+    def count(self, verdict: str) -> int:
+        """How many rows have this verdict."""
+        return sum(row.verdict == verdict for row in self.rows)
+
+
+def compare(a: Run, b: Run) -> Comparison:
+    """Row by row; UserError when the runs were not taken by the same method."""
+    if a.method_version != b.method_version:
+        raise UserError(
+            f"the runs were measured by different methods (method_version {a.method_version} and "
+            f"{b.method_version}); measure one of them again"
+        )
+    _refuse_other_settings(a, b)
+    in_a, in_b = _by_key(a), _by_key(b)
+    rows = [_row(found, in_b[key]) for key, found in in_a.items() if key in in_b]
+    if not rows:
+        raise UserError("the runs have no case in common")
+    return Comparison(
+        _differences(a, b),
+        rows,
+        [found.case for key, found in in_a.items() if key not in in_b],
+        [found.case for key, found in in_b.items() if key not in in_a],
+    )
+
+
+def _by_key(run: Run) -> dict[str, Entry]:
+    """Everything that the run measured, kernels first."""
+    return {found.case.key: found for found in run.entries}
+
+
+def _refuse_other_settings(a: Run, b: Run) -> None:
+    for name in MUST_AGREE:
+        ours, theirs = _setting(a, name), _setting(b, name)
+        if ours and theirs and ours != theirs:
+            raise UserError(
+                f"the runs differ in {name} ({', '.join(sorted(ours))} and "
+                f"{', '.join(sorted(theirs))}): such times do not compare; measure one again"
+            )
+
+
+def _setting(run: Run, name: str) -> set[str]:
+    return {str(getattr(r.measurement, name)) for r in run.results if r.measurement}
+
+
+def _differences(a: Run, b: Run) -> list[str]:
+    found: list[str] = []
+    for part, ours, theirs in (("", a.device, b.device), ("", a.software, b.software)):
+        for name in sorted(ours.keys() | theirs.keys()):
+            if ours.get(name) != theirs.get(name):
+                found.append(f"{part}{name}: {ours.get(name)} | {theirs.get(name)}")
+    clock_a, clock_b = _mean_clock(a), _mean_clock(b)
+    if clock_a and clock_b and abs(clock_a / clock_b - 1) > 0.02:
+        found.append(f"mean SM clock: {clock_a:.0f} MHz | {clock_b:.0f} MHz")
+    return found
+
+
+def _mean_clock(run: Run) -> float | None:
+    clocks = [entry.timed.sm_clock_mhz for entry in run.entries if entry.timed]
+    known = [clock for clock in clocks if clock]
+    return sum(known) / len(known) if known else None
+
+
+def _row(a: Entry, b: Entry) -> CompareRow:
+    case, timed_a, timed_b = a.case, a.timed, b.timed
+    a_s, b_s = (timed.median_s if timed else None for timed in (timed_a, timed_b))
+    if timed_a is None or timed_b is None:
+        statuses = f"{a.status} | {b.status}"
+        verdict = "same" if a.status == b.status == "skipped" else "cannot tell"
+        if {a.status, b.status} == {"ok", "failed"}:
+            verdict = "slower" if b.status == "failed" else "faster"  # it takes for ever
+        return CompareRow(case.key, case, verdict, None, None, a_s, b_s, statuses)
+    ratio, interval = ratio_between(timed_a, timed_b)
+    noise = Noise(KINDS[case.op].noise_pct) if case.op in KINDS else KERNELS
+    verdict, note = judge(timed_a, timed_b, noise)
+    notes = [text for text in (note, a.caveat(b)) if text]
+    return CompareRow(case.key, case, verdict, ratio, interval, a_s, b_s, "; ".join(notes))
+
+
+def ratio_between(a: Timed, b: Timed) -> tuple[float, Interval | None]:
+    """(time in A over time in B, interval): the medians' intervals, taken as independent."""
+    ratio = a.median_s / b.median_s
+    if a.ci95_s is None or b.ci95_s is None:
+        return ratio, None
+    below = math.hypot(math.log(a.median_s / a.ci95_s[0]), math.log(b.ci95_s[1] / b.median_s))
+    above = math.hypot(math.log(a.ci95_s[1] / a.median_s), math.log(b.median_s / b.ci95_s[0]))
+    return ratio, (ratio * math.exp(-below), ratio * math.exp(above))
+
+
+def judge(a: Timed, b: Timed, noise: Noise = KERNELS) -> tuple[str, str]:
+    """(verdict on B, note). The whole interval must lie beyond the noise of two runs."""
+    ratio, interval = ratio_between(a, b)
+    if interval is None:
+        return "cannot tell", "one round only"
+    share = max(noise.pct / 100, noise.seconds / min(a.median_s, b.median_s))
+    near = noise.pct / 100
+    verdict = _verdict(interval, share, near)
+    if verdict not in ("faster", "slower") or not a.sm_clock_mhz or not b.sm_clock_mhz:
+        return verdict, ""
+    in_cycles = ratio * a.sm_clock_mhz / b.sm_clock_mhz
+    scale = in_cycles / ratio
+    if _verdict((interval[0] * scale, interval[1] * scale), share, near) != verdict:
+        return "cannot tell", (
+            f"the clocks differ ({a.sm_clock_mhz:.0f} and {b.sm_clock_mhz:.0f} MHz): "
+            f"{in_cycles:.2f}x in cycles"
+        )
+    return verdict, ""
+
+
+def _verdict(interval: Interval, beyond: float, near: float) -> str:
+    """Shares of a ratio: `beyond` which it is a difference, `near` to which it is none."""
+    low, high = interval
+    if low > 1 + beyond:
+        return "faster"
+    if high < 1 / (1 + beyond):
+        return "slower"
+    if low >= 1 / (1 + near) and high <= 1 + near:
+        return "same"
+    return "cannot tell"
+
+
+def failing(comparison: Comparison, fail_on: Sequence[str]) -> list[CompareRow]:
+    """Rows whose verdict is one that the user asked to fail on."""
+    return [row for row in comparison.rows if row.verdict in fail_on]

@@ -1,0 +1,207 @@
+"""Workers of a loader: killed ones, the training's garbage and memory, what they are told."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from samples.fetching import drawn, message, opened, same
+from samples.images import flat_folder
+from samples.processes import is_gone, kill, wait_for, wait_for_death
+from torch.utils.data import Dataset
+
+from e2e.data.loaders import cpus, worker_pool
+from e2e.data.loaders.worker_pool import MAX_LOSSES, LoaderError, Workers
+from e2e.data.types import Wanted
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return flat_folder(tmp_path / "pictures")
+
+
+def test_a_killed_worker_ends_the_run_by_name(root: Path) -> None:
+    before = signal.getsignal(signal.SIGCHLD)
+    feed = opened(root, workers=2).feed(4, CPU, 1)
+    assert feed.pids == ()
+    feed.fetch()
+    assert feed.ahead == 4
+    victim = feed.pids[1]
+    assert signal.getsignal(signal.SIGCHLD) == before
+    kill(victim)
+    said = message(lambda: [feed.fetch() for _ in range(9)])
+    assert f"loader worker 2 of 2 (pid {victim}) was killed by signal 9 (SIGKILL)" in said
+    assert "out of memory" in said
+    assert "--on-worker-death restart goes on" in said
+    assert feed.pids == ()
+    feed.close()
+
+
+@pytest.mark.parametrize("victims", [[0], [0, 1]])
+def test_a_killed_worker_is_replaced_when_asked(root: Path, victims: list[int]) -> None:
+    want = drawn(opened(root).feed(3, CPU, 1), 12)
+    data = opened(root, workers=2, on_death="restart")
+    feed = data.feed(3, CPU, 1)
+    batches = [feed.place(feed.fetch()) for _ in range(5)]
+    pids = feed.pids
+    for victim in victims:
+        kill(pids[victim])
+    batches += [feed.place(feed.fetch()) for _ in range(7)]
+    assert same(batches, want)
+    assert not set(feed.pids) & set(pids)
+    feed.close()
+    (note,) = (note for note in data.notes if "killed" in note)
+    assert f"(pid {pids[victims[0]]})" in note
+    assert "new ones went on" in note
+
+
+class Large(Dataset[bytes]):
+    """Fills the pipe from a worker, which waits then until somebody reads it."""
+
+    def __getitem__(self, index: int) -> bytes:
+        return bytes(1 << 20)
+
+
+def loading(pids: Any) -> None:
+    """In a process of its own: have workers, and wait to be killed."""
+    workers = counted(Large(), "stop")  # type: ignore[arg-type]
+    next(workers)
+    pids.put(workers.pids)
+    time.sleep(600)
+
+
+def test_workers_end_with_a_run_that_is_killed() -> None:
+    fork = multiprocessing.get_context("fork")
+    pids = fork.SimpleQueue()
+    process = fork.Process(target=loading, args=(pids,))
+    process.start()
+    (worker,) = pids.get()
+    time.sleep(0.2)  # until the pipe is full
+    assert not is_gone(worker)
+    process.kill()
+    process.join()
+    try:
+        wait_for(lambda: is_gone(worker))
+    finally:
+        if not is_gone(worker):
+            os.kill(worker, signal.SIGKILL)
+
+
+class Deadly(Dataset[int]):
+    """Kills whoever asks for its third item."""
+
+    def __getitem__(self, index: int) -> int:
+        if index == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return index
+
+
+def counted(dataset: Dataset[int], on_death: str, batch_bytes: int = 8) -> Workers[list[int]]:
+    def batches(start: int) -> Iterator[list[int]]:
+        return ([number] for number in itertools.count(start))
+
+    wanted = Wanted((1, 1), 1, 1, CPU, workers=1, on_death=on_death, prefetch=1)
+    return Workers(dataset, batches, wanted, collate=list, pinned=False, batch_bytes=batch_bytes)
+
+
+class Ended:
+    """As a CUDA event: to be let go in the process that made it alone, and kept by a cycle."""
+
+    def __init__(self) -> None:
+        self.itself, self.owner = self, os.getpid()
+
+    def __del__(self) -> None:
+        if os.getpid() != self.owner:
+            os.abort()
+
+
+class Collecting(Dataset[int]):
+    """Each item collects the garbage of its process."""
+
+    def __getitem__(self, number: int) -> int:
+        gc.collect()
+        return number
+
+
+def test_workers_leave_the_garbage_of_the_training_alone() -> None:
+    gc.disable()
+    try:
+        Ended()
+        workers = counted(Collecting(), "stop")
+        assert [next(workers), next(workers)] == [[0], [1]]
+        workers.close()
+        assert gc.get_freeze_count() == 0
+    finally:
+        gc.enable()
+        gc.collect()
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "heard"),
+    [
+        ("Thread-6 (_pin_memory_loop)", ConnectionResetError(), 0),
+        ("Thread-6 (_pin_memory_loop)", OSError(24, "Too many open files"), 1),
+        ("ahead", ConnectionResetError(), 1),
+    ],
+)
+def test_torchs_pinning_thread_may_lose_a_worker_unheard(
+    name: str, error: Exception, heard: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", failures.append)
+    worker_pool._keep_quiet_about_the_dead()
+
+    def fail() -> None:
+        raise error
+
+    thread = threading.Thread(target=fail, name=name)
+    thread.start()
+    thread.join()
+    assert len(failures) == heard
+
+
+def test_an_item_that_kills_every_worker_ends_the_run_too() -> None:
+    workers = counted(Deadly(), "restart")
+    assert [next(workers), next(workers)] == [[0], [1]]
+    wait_for_death(workers.pids[0])
+    with pytest.raises(LoaderError, match="so was the one before it"):
+        next(workers)
+    assert workers.restarts == MAX_LOSSES - 1
+    workers.close()
+
+
+def test_shared_memory_that_is_too_small_is_found_before_workers_start(root: Path) -> None:
+    feed = opened(root, workers=2).feed(10**9, CPU, 1)
+    said = message(feed.fetch)
+    assert "--workers 2 has 5 batches of 776,000.0 MB under way, 3,880,000 MB" in said
+    assert "fewer --workers or a smaller --batch" in said
+    assert "--shm-size" in said
+    assert feed.pids == ()
+    feed.close()
+    free = cpus.free_shared_memory()
+    assert free is not None
+    workers = counted(Deadly(), "stop", batch_bytes=free // 4)
+    assert next(workers) == [0]
+    workers.close()
+
+
+def test_more_workers_than_cores_are_noted(root: Path) -> None:
+    many = cpus.cores() + 1
+    data = opened(root, workers=many)
+    assert data.notes == (f"{many} loader workers on {many - 1} cores: they take turns",)
+    assert opened(root, "resident", workers=many).notes == ()
+    data = opened(root)
+    data.feed(4, CPU, 1, workers=many).close()
+    assert "they take turns" in data.notes[0]

@@ -1,0 +1,239 @@
+"""The table of GPUs against itself, against the chips' geometry, and its look-up by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from kernels.gpu_cards import CARDS, GIGA, TERA, Card
+from kernels.gpus import ARCHITECTURES, UNKNOWN, architecture, find_card, tuned_alike
+from kernels.precision import PRECISIONS
+
+GEFORCE = {"GeForce RTX 3090", "GeForce RTX 4090", "GeForce RTX 5090"}
+PRINTED_SPARSE = {"L4", "L40S", "H100 SXM", "H100 PCIe", "H200 SXM", "B200"}
+NVIDIA_HOSTS = {
+    "images.nvidia.com",
+    "nvdam.widen.net",  # NVIDIA's own document store, where nvidia.com links its datasheets
+    "resources.nvidia.com",
+    "www.nvidia.com",
+}
+
+ROUNDING_REL = 0.01  # a sheet prints two to four digits of clock times width
+LAST_DIGIT_REL = 0.003  # two figures of one sheet: the L4's prints 242 and 485
+TWO_DIGITS_REL = 0.025  # the B200's prints 2.2 PFLOP/s for half of 4.5; 26 TFLOP/s for 25.6
+
+BY_TITLE = {card.title: card for card in CARDS}
+ALL_NAMES = [name for card in CARDS for name in card.match]
+
+each_card = pytest.mark.parametrize("card", CARDS, ids=[card.title for card in CARDS])
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """A chip from the other side: the width of its SMs and the clocks that its sheet assumes.
+
+    `memory` is (bus bits, Gbit/s per pin).
+    """
+
+    fp32_lanes: int  # per SM
+    fp16_flop_per_clock: int  # per SM, on the Tensor Cores, dense, FP32 accumulation
+    clock_mhz: float
+    memory: tuple[int, float] | None = None
+    tensor_clock_mhz: float | None = None  # where it differs
+
+
+# From the architecture whitepapers, so that a slip of the pen (a sparse figure, a neighbour's row)
+# shows. The B200 has no whitepaper: its SMs and width are what the device reports and runs, and its
+# tensor clock is worked back from the fp16 figure, so there only the fp32 line is independent.
+GEOMETRY = {
+    "V100 SXM2": Geometry(64, 1024, 1530, (4096, 1.755)),
+    "T4": Geometry(64, 1024, 1590, (256, 10.0)),
+    "A100 SXM4 80GB": Geometry(64, 2048, 1410, (5120, 3.186)),
+    "A100 SXM4 40GB": Geometry(64, 2048, 1410, (5120, 2.43)),
+    "A10": Geometry(128, 1024, 1695, (384, 12.5)),
+    "L4": Geometry(128, 1024, 2040, (192, 12.5)),
+    "L40S": Geometry(128, 1024, 2520, (384, 18.0)),
+    "GeForce RTX 3090": Geometry(128, 512, 1695, (384, 19.5)),
+    "GeForce RTX 4090": Geometry(128, 512, 2520, (384, 21.0)),
+    "GeForce RTX 5090": Geometry(128, 512, 2407, (512, 28.0)),
+    "H100 SXM": Geometry(128, 4096, 1980, None, 1830),
+    "H100 PCIe": Geometry(128, 4096, 1755, None, 1620),
+    "H200 SXM": Geometry(128, 4096, 1980, None, 1830),
+    "B200": Geometry(128, 8192, 1980, None, 1855),
+}
+FP64_PER_FP32 = {(7, 0): 1 / 2, (7, 5): 1 / 32, (8, 0): 1 / 2, (9, 0): 1 / 2, (10, 0): 1 / 2}
+FP64_PER_FP32_ON_GRAPHICS_DIES = 1 / 64
+FP64_ON_TENSOR_CORES = ((8, 0), (9, 0))  # as fast as fp32
+
+
+def test_every_gpu_is_there_once_and_has_an_architecture() -> None:
+    assert set(BY_TITLE) == set(GEOMETRY)
+    assert len(BY_TITLE) == len(CARDS)
+    assert len(set(ALL_NAMES)) == len(ALL_NAMES)
+    assert {card.capability for card in CARDS} <= set(ARCHITECTURES)
+
+
+@each_card
+def test_source_is_an_nvidia_document_and_the_note_says_dense(card: Card) -> None:
+    parts = urlsplit(card.reference)
+    assert parts.scheme == "https"
+    assert parts.hostname in NVIDIA_HOSTS
+    assert len(parts.path) > 1
+    assert "dense" in card.note
+    assert ("halved" in card.note) == (card.title in PRINTED_SPARSE)
+    assert card.note == " ".join(card.note.split())
+    assert card.note.endswith(".")
+
+
+def test_hopper_sxm_notes_warn_of_more_than_100_percent() -> None:
+    card = BY_TITLE["H200 SXM"]
+    at_boost = card.sms * ARCHITECTURES[9, 0].flop_per_clock["fp16"] * 1980e6
+    for title in ("H100 SXM", "H200 SXM"):
+        assert BY_TITLE[title].flop_per_s["fp16"] < at_boost
+        assert f"{at_boost / TERA:.0f} TFLOP/s" in BY_TITLE[title].note
+        assert "more than 100 %" in BY_TITLE[title].note
+
+
+@each_card
+def test_rates_are_of_precisions_that_the_generation_has(card: Card) -> None:
+    asked = {kind.rate_name for kind in PRECISIONS.values()}
+    assert set(card.flop_per_s) <= asked
+    for kind in PRECISIONS.values():
+        needed = kind.min_capability["cublas"]
+        assert (card.peak(kind) is not None) == (card.capability >= needed), kind.name
+    assert {"fp64", "fp32"} <= set(card.simt_flop_per_s) <= {"fp64", "fp32", "fp16", "bf16"}
+    for rate in (*card.flop_per_s.values(), *card.simt_flop_per_s.values()):
+        assert 0.2 * TERA < rate < 10_000 * TERA
+    assert 200 * GIGA < card.byte_per_s < 10_000 * GIGA
+
+
+@each_card
+def test_rates_are_width_times_clock(card: Card) -> None:
+    geometry = GEOMETRY[card.title]
+    fp32 = card.sms * geometry.fp32_lanes * 2 * geometry.clock_mhz * 1e6
+    assert card.flop_per_s["fp32"] == pytest.approx(fp32, rel=ROUNDING_REL)
+    assert card.simt_flop_per_s["fp32"] == card.flop_per_s["fp32"]
+    clock_mhz = geometry.tensor_clock_mhz or geometry.clock_mhz
+    fp16 = card.sms * geometry.fp16_flop_per_clock * clock_mhz * 1e6
+    assert card.flop_per_s["fp16"] == pytest.approx(fp16, rel=ROUNDING_REL)
+    if geometry.memory:
+        bus_bits, gbit_per_s = geometry.memory
+        assert card.byte_per_s == pytest.approx(bus_bits / 8 * gbit_per_s * GIGA, rel=ROUNDING_REL)
+
+
+@each_card
+def test_rates_per_clock_agree_with_the_datasheet(card: Card) -> None:
+    """Rates per clock and SM, from the whitepapers, times the sheet's clocks are its figures."""
+    geometry, rates = GEOMETRY[card.title], architecture(card.capability).flop_per_clock
+    for name, per_clock in rates.items():
+        tensor = name not in ("fp64", "fp32")
+        clock_mhz = (tensor and geometry.tensor_clock_mhz) or geometry.clock_mhz
+        expected = card.sms * per_clock * clock_mhz * 1e6
+        assert card.flop_per_s[name] == pytest.approx(expected, rel=ROUNDING_REL), name
+
+
+@each_card
+def test_ratios_between_precisions(card: Card) -> None:
+    rates = card.flop_per_s
+    accumulator = 2 if card.title in GEFORCE else 1  # what FP16 accumulation gains
+    assert rates["fp16-acc16"] / rates["fp16"] == pytest.approx(accumulator, rel=LAST_DIGIT_REL)
+    if card.capability >= (8, 0):
+        assert rates["tf32"] == pytest.approx(rates["fp16"] / 2, rel=TWO_DIGITS_REL)
+        assert rates["bf16"] == rates["fp16"]
+    if "fp8" in rates:
+        assert rates["fp8"] == pytest.approx(2 * rates["fp16"], rel=LAST_DIGIT_REL)
+    if "int8" in rates:  # INT32 accumulation is halved on no part
+        assert rates["int8"] == pytest.approx(2 * rates["fp16-acc16"], rel=LAST_DIGIT_REL)
+    share = FP64_PER_FP32.get(card.capability, FP64_PER_FP32_ON_GRAPHICS_DIES)
+    assert card.simt_flop_per_s["fp64"] == pytest.approx(rates["fp32"] * share, rel=TWO_DIGITS_REL)
+    tensor_share = 1 if card.capability in FP64_ON_TENSOR_CORES else share
+    assert rates["fp64"] == pytest.approx(rates["fp32"] * tensor_share, rel=TWO_DIGITS_REL)
+
+
+@each_card
+def test_rates_without_tensor_cores(card: Card) -> None:
+    simt = card.simt_flop_per_s
+    packed = {
+        name: round(simt[name] / simt["fp32"], 1) for name in ("fp16", "bf16") if name in simt
+    }
+    if card.title.startswith("A100"):
+        assert packed == {"fp16": 4, "bf16": 2}
+    else:
+        assert set(packed.values()) <= {1 if card.title in GEFORCE else 2}
+    assert all(card.flop_per_s[name] >= rate for name, rate in simt.items())
+
+
+def test_memory_is_all_that_differs_between_twins() -> None:
+    for small, large in (("A100 SXM4 40GB", "A100 SXM4 80GB"), ("H100 SXM", "H200 SXM")):
+        assert BY_TITLE[small].flop_per_s == BY_TITLE[large].flop_per_s
+        assert BY_TITLE[small].simt_flop_per_s == BY_TITLE[large].simt_flop_per_s
+        assert BY_TITLE[small].byte_per_s < BY_TITLE[large].byte_per_s
+
+
+def test_shared_memory_is_what_the_programming_guide_prints() -> None:
+    limits = {capability: found.block_shared_bytes for capability, found in ARCHITECTURES.items()}
+    assert limits == {
+        (7, 0): 98304, (7, 5): 65536, (8, 0): 166912, (8, 6): 101376, (8, 7): 166912,
+        (8, 9): 101376, (9, 0): 232448, (10, 0): 232448, (10, 3): 232448, (12, 0): 101376,
+    }  # fmt: skip
+    assert architecture((99, 0)) is UNKNOWN
+    assert UNKNOWN.block_shared_bytes == min(
+        size for capability, size in limits.items() if capability >= (8, 0)
+    )
+
+
+def test_an_h200_lends_its_tuned_configurations_to_gpus_of_its_kind() -> None:
+    assert tuned_alike((9, 0), 132) == ("NVIDIA H200",)
+    assert tuned_alike((9, 0), 114) == tuned_alike((8, 0), 108) == tuned_alike(None, 0) == ()
+
+
+@pytest.mark.parametrize(
+    "device_name",
+    [
+        "",
+        "NVIDIA",
+        "NVIDIA A100",
+        "NVIDIA A100 80GB PCIe",
+        "NVIDIA A10G",
+        "NVIDIA A2",
+        "NVIDIA L40",
+        "NVIDIA H100",
+        "NVIDIA H100 NVL",
+        "NVIDIA H200 NVL",
+        "NVIDIA H20",
+        "NVIDIA GH200 144G HBM3e",
+        "NVIDIA GB200",
+        "NVIDIA GeForce RTX 3090 Ti",
+        "NVIDIA GeForce RTX 4090 D",
+        "NVIDIA GeForce RTX 5090 Laptop GPU",
+        "Tesla V100-SXM3-32GB",
+        "Tesla V100S-PCIE-32GB",
+        "Tesla T40 24GB",
+        "NVIDIA A100-SXM4-80GB MIG 7g.80gb",
+        "NVIDIA H200 MIG 2g.35gb",
+    ],
+)
+def test_no_other_part_is_taken_for_a_known_one(device_name: str) -> None:
+    assert find_card(device_name) is None
+
+
+@given(st.sampled_from(ALL_NAMES), st.text(alphabet=" \t\n", max_size=3))
+def test_spacing_alone_is_ignored(name: str, space: str) -> None:
+    card = find_card(name)
+    assert card is not None
+    assert name in card.match
+    assert find_card(space + name + space) is card
+    assert find_card(name.replace(" ", " " + space)) is card
+
+
+@given(st.sampled_from(ALL_NAMES), st.text(max_size=12), st.text(max_size=12), st.data())
+def test_the_whole_name_is_wanted(name: str, before: str, after: str, data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, len(name) - 1))
+    part = name[start : data.draw(st.integers(start, len(name)))]
+    for other in (before + name + after, part):
+        assume(" ".join(other.split()) not in ALL_NAMES)
+        assert find_card(other) is None

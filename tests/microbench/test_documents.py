@@ -1,0 +1,123 @@
+"""Files that are not runs: show prints every kind that is published, nothing else takes them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from microbench.__main__ import main
+from microbench.results.kinds import DOCUMENTS, document_of
+
+H200 = Path(__file__).parents[2] / "results" / "nvidia-h200"
+PUBLISHED = ["aa", "timer-vs-ncu", "selftest", "compare-aa", "timm/amp", "by-hand/plain1"]
+WITH_ROWS = PUBLISHED[:4]
+
+
+def path_of(name: str) -> Path:
+    return H200 / f"{name}.json"
+
+
+def shown(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(["show", *words]) == 0
+    return capsys.readouterr().out
+
+
+def test_each_kind_is_published() -> None:
+    found = [document_of(json.loads(path_of(name).read_text())) for name in PUBLISHED]
+    assert found == list(DOCUMENTS)
+    assert document_of(json.loads(path_of("gemm-fp16").read_text())) is None
+
+
+@pytest.mark.parametrize("name", WITH_ROWS)
+def test_every_row_is_in_every_whole_table(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = json.loads(path_of(name).read_text())["rows"]
+    markdown = shown(capsys, str(path_of(name)), "--markdown")
+    assert len(markdown.splitlines()) == 2 + len(rows)
+    table = list(csv.DictReader(io.StringIO(shown(capsys, str(path_of(name)), "--csv"))))
+    assert len(table) == len(rows)
+    for written, row in zip(table, rows, strict=True):
+        for field in written.keys() & row.keys():
+            value = row[field]
+            if isinstance(value, float):
+                assert float(written[field]) == pytest.approx(value, rel=1e-8)
+            elif isinstance(value, str):
+                assert written[field] == value
+    whole = shown(capsys, str(path_of(name)), "--verbose").splitlines()
+    brief = shown(capsys, str(path_of(name))).splitlines()
+    assert len(brief) <= len(whole)
+    assert len(whole) >= len(rows)
+    assert max(map(len, [*brief, *whole])) <= 100
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("aa", "94 of 100 tries"), ("timer-vs-ncu", "of 24 within 2 %"),
+     ("selftest", "61 of 61 named right"), ("compare-aa", "46 cannot tell, 154 same"),
+     ("timm/amp", "5975.96"), ("by-hand/plain1", "3269.5")],
+)  # fmt: skip
+def test_the_screen_says_the_result(
+    name: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert said in " ".join(shown(capsys, str(path_of(name))).split())
+
+
+@pytest.mark.parametrize(
+    "words", [["compare", "aa", "selftest"], ["compare", "gemm-fp16", "aa"], ["explain", "aa"]]
+)
+def test_other_commands_say_in_a_line_that_it_is_no_run(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    command, *names = words
+    assert main([command, *(str(path_of(name)) for name in names)]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "aa.json is not a run file, but the output of validate aa" in said
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"check": "aa"},
+        {"check": "aa", "tries": 1, "holding_1": 1, "rows": [{"case": 3}]},
+        {"check": "timer", "within_target": 1,
+         "rows": [{"case": "x", "ours_s": 1.0, "ncu_s": 0.0, "within_target": True}]},
+        {"check": "selftest", "rows": {}},
+        {"check": "selftest", "rows": [], "device": []},
+        {"counts": {}, "noise_pct": 3, "rows": [{}]},
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("form", [[], ["--csv"]])
+def test_a_damaged_one_is_refused_in_a_line(
+    document: dict[str, object], form: list[str], tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(document))
+    code = main(["show", str(path), *form])
+    said = capsys.readouterr()
+    if code == 0:  # CSV does not need the device
+        assert "device" in document
+        assert form
+    else:
+        assert code == 2
+        assert said.err.count("\n") == 1
+        assert "damaged" in said.err
+
+
+def test_a_check_prints_what_show_prints_of_its_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("microbench.selftest.aa.BUDGET_S", 0.02)
+    path = tmp_path / "aa.json"
+    words = ["--device", "cpu", "--tries", "2", "--json", str(path)]
+    assert main(["validate", "aa", *words]) == 0
+    said = capsys.readouterr().out
+    assert said.endswith(f"Written: {path}\n")
+    assert said.removesuffix(f"Written: {path}\n") in shown(capsys, str(path))
+    assert main(["validate", "aa", *words]) == 2  # the file is there
+    assert main(["validate", "timer", "--device", "cpu", "--json", str(tmp_path / "t.json")]) == 2
+    assert "needs a CUDA GPU" in capsys.readouterr().err

@@ -1,0 +1,36 @@
+"""What tests do with processes: kill them, and wait for them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+
+def wait_for(done: Callable[[], bool]) -> None:
+    """Until it is so; a minute at most."""
+    deadline_s = time.monotonic() + 60
+    while not done():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def kill(pid: int) -> None:
+    """End a child at once, and wait for its end."""
+    os.kill(pid, signal.SIGKILL)
+    wait_for_death(pid)
+
+
+def wait_for_death(pid: int) -> None:
+    """Until a child has ended."""
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # it leaves the reaping to its owner
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended, even if nobody asks how."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
