@@ -8,9 +8,10 @@ from operator import attrgetter
 
 from rich.text import Text
 
+from e2e.case import OP, TrainCase
 from e2e.report.arms import LADDER, View, is_base, reason, was_run
 from e2e.report.figures import ratio
-from e2e.results.types import OP, TrainCase, Training
+from e2e.results.types import Training
 from microbench import fmt
 from microbench.report.table import DIM, MISSING, Column, Row, Screen, Table, Value
 
