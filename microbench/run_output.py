@@ -15,8 +15,8 @@ from microbench.device.host import WATCHED_VARIABLES
 from microbench.errors import NothingMeasured, UserError
 from microbench.results.kinds import KINDS
 from microbench.results.runfile import check_writable, probe, write_run, write_text
-from microbench.results.types import METHOD_VERSION, Json, Run
-from microbench.results.values import Entry
+from microbench.results.types import METHOD_VERSION, Run
+from microbench.results.values import Entry, Json
 from microbench.worker import Greeting
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from microbench.run_output import (
     run_path,
     say_stopped,
 )  # fmt: skip
-from microbench.worker import Greeting, WorkerDied, greet
+from microbench.worker import Greeting, WorkerDied
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -130,11 +130,18 @@ def _opened(request: TrainRequest, worker: TrainWorker, path: Path, console: Con
         from e2e.commands.make_data import make_usual
 
         make_usual(console)
-    greeting = greet(worker)
+    greeting = _greet(worker)
     plan(network, request.arms, greeting.target.kind, greeting.device.get("memory_bytes"))
     facts = worker.open_data()
     _steps_wanted(request, facts)
     return Work(request, path, network, greeting, facts)
+
+
+def _greet(worker: TrainWorker) -> Greeting:
+    try:
+        return worker.greet()
+    except WorkerDied as death:
+        raise UserError(f"the device cannot be used: {death.reason}") from None
 
 
 def _so_far(path: Path) -> str:

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from e2e.case import TrainCase
 from e2e.explain.causes import Counterfactual, as_options, causes
 from e2e.explain.counterfactuals import Change, Pad
 from e2e.explain.ledger import Step, bound, ledger
 from e2e.predict.prediction import Prediction, measured_wait_s
 from e2e.results.baselines import baselines, slowest
-from e2e.results.types import Cause, Predicted, TrainCase, Training
+from e2e.results.types import Cause, Predicted, Training
 from microbench.results.values import Warning
 
 

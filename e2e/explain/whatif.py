@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from e2e.case import TrainCase
 from e2e.explain.annotate import Tried, with_causes, with_predictions
 from e2e.explain.counterfactuals import changes
 from e2e.predict.prediction import Prediction, needs_more
 from e2e.results.baselines import BASELINES
-from e2e.results.types import Cause, TrainCase, Training
+from e2e.results.types import Cause, Training
 
 FIT_SHARE = 0.9  # of the device's memory: what a larger batch may take, by its predicted peak
 VERIFIED = 3  # fixes of a training that are measured, best first

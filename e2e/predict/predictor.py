@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import torch
 
+from e2e.case import TrainCase
 from e2e.networks import Network
 from e2e.predict.calibration import calibrated
 from e2e.predict.coverage import from_step, uncovered
@@ -32,7 +33,7 @@ from e2e.predict.step_profile import (
 from e2e.predict.trace.fake_trace import CannotTrace, Trace
 from e2e.predict.trace.recorder import TracedOp, kind
 from e2e.recipes import NO_GRAPHS, cannot_run, recipe_of
-from e2e.results.types import Predicted, TrainCase
+from e2e.results.types import Predicted
 from e2e.train.speed_readings import HostSpeed, SpeedReading, slowdown_range
 from kernels.case import Target
 from kernels.error_words import one_line

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 import torch
 
+from e2e.case import TrainCase
 from e2e.networks import Network
 from e2e.predict.op_timer.in_situ import time_in_step
 from e2e.predict.op_timer.op_costs import CallTimer, CallTimes, key_of
 from e2e.predict.op_timer.op_timer import TOO_LARGE, OpTime
 from e2e.predict.prediction import needs_more
 from e2e.predict.trace.fake_trace import CannotTrace, Trace, trace, trace_real
-from e2e.results.types import TrainCase
 from e2e.train.speed_readings import HostSpeed
 from kernels.error_words import one_line
 

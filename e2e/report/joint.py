@@ -9,10 +9,11 @@ from typing import NamedTuple
 
 from rich.text import Text
 
+from e2e.case import TrainCase
 from e2e.report.figures import limit_words
 from e2e.results.baselines import BASELINES
 from e2e.results.loader_types import Loading, load_case
-from e2e.results.types import TrainCase, Training
+from e2e.results.types import Training
 from microbench import fmt
 from microbench.payoff import MIN_GAIN
 from microbench.report.table import Column, Row, Table, blank, screen

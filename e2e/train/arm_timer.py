@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+from e2e.case import TrainCase
 from e2e.data.datasets.synthetic import SyntheticFeed
-from e2e.results.types import Spread, State, StepTimes, TrainCase, Training
+from e2e.results.types import Spread, State, StepTimes, Training
 from e2e.train.arms import Announce, Arms, Held, Task
 from e2e.train.speed_readings import HostSpeed, SpeedByTurn
 from e2e.train.step_timer import (

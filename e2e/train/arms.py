@@ -13,12 +13,13 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from e2e.case import TrainCase
 from e2e.data.datasets.in_memory import InMemory
 from e2e.data.loaders import LOADERS
 from e2e.data.types import Data
 from e2e.networks import Network
 from e2e.recipes import NO_GRAPHS, cannot_run, recipe_of
-from e2e.results.types import TrainCase, Training
+from e2e.results.types import Training
 from e2e.train.feeds import Feeds, TimedFeed
 from e2e.train.step_timer import CpuSteps, CudaSteps, StepBlock, StepTimer
 from e2e.train.trainer import Trainer, capture_stream

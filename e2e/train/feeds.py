@@ -13,10 +13,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from e2e.case import TrainCase
 from e2e.data.loaders.cpus import cpu_seconds
 from e2e.data.loaders.pinned import CachedFeed
 from e2e.data.types import Data, LoaderFeed
-from e2e.results.types import TrainCase
 from e2e.train.step_timer import Tally
 
 READY_S = 0.02  # a batch that takes longer to come was not ready

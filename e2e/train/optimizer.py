@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from e2e.case import TrainCase
 from e2e.recipes import DYNAMIC, NONE, Recipe
-from e2e.results.types import TrainCase
 
 MOMENTUM = 0.9  # of SGD
 foreach_copy: Any = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage, reportPrivateUsage]

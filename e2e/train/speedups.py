@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from e2e.case import TrainCase
 from e2e.results.baselines import baselines
-from e2e.results.types import StepTimes, TrainCase, Training
+from e2e.results.types import StepTimes, Training
 from microbench.results.values import Ratio, Warning
 from microbench.timing.stats import ratio_interval
 from microbench.timing.timers import EVENT_TICK_S

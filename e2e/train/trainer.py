@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase  # pyright: ignore[reportPrivateUsage]
 
+from e2e.case import TrainCase
 from e2e.data.datasets.synthetic import SyntheticFeed
 from e2e.data.types import Feed
 from e2e.networks import Network
 from e2e.recipes import DTYPES, Recipe, switch_process
-from e2e.results.types import TrainCase
 from e2e.train.optimizer import RecipeOptimizer
 
 PRE_CAPTURE_STEPS = 3  # on a side stream: workspaces and optimizer state must exist before capture

@@ -18,6 +18,7 @@ from rich.console import Console
 from samples.any_training import trainings
 from samples.kernel_runs import h200_run
 
+from e2e.case import TrainCase
 from e2e.report.arms import view_of
 from e2e.report.ledger import has_ledger, waterfall
 from e2e.report.plot_training import bar_rows, waterfall_rows
@@ -32,7 +33,6 @@ from e2e.results.types import (
     Spread,
     State,
     StepTimes,
-    TrainCase,
     Training,
 )
 from microbench.errors import UserError

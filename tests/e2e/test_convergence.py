@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from e2e.case import MAX_SCALE
+from e2e.case import MAX_SCALE, TrainCase
 from e2e.networks import Network
 from e2e.networks.losses import classification_loss, count_right
 from e2e.recipes import RECIPES, Recipe, adapted
-from e2e.results.types import Repeat, TrainCase, Training
+from e2e.results.types import Repeat, Training
 from e2e.train import convergence as converge
 from e2e.train.arms import Held
 from e2e.train.convergence import BEHIND_SHARE, SIGMAS, judged, train_once

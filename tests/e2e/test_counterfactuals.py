@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from e2e.case import TrainCase
 from e2e.explain.causes import as_options
 from e2e.explain.counterfactuals import changes
 from e2e.explain.whatif import Explainer, to_verify
 from e2e.predict.prediction import Prediction
 from e2e.predict.queue_model import OpCost, simulate
-from e2e.results.types import PREDICTED, Predicted, TrainCase, Training
+from e2e.results.types import PREDICTED, Predicted, Training
 
 
 def test_what_cannot_run_is_not_measured() -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from samples.calibration import shallow_models
 
+from e2e.case import TrainCase
 from e2e.predict.host_model.calibration_models import (
     CLASSES,
     small_case,
@@ -22,7 +23,6 @@ from e2e.predict.host_model.framework_overhead import (
 from e2e.predict.op_timer import op_timer as replay
 from e2e.predict.op_timer.op_timer import CpuStopwatch, PlacedCall
 from e2e.predict.trace.fake_trace import Trace, trace
-from e2e.results.types import TrainCase
 
 PLANTED = (40e-6, 3e-6, 2e-6, 4e-6, 1e-6, 60e-6, 30e-6, 50e-6, 2e-6)
 

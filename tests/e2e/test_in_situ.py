@@ -13,6 +13,7 @@ from samples.planted_networks import SLEEP_S, Picking, Undecided, network_of
 from samples.train_cases import case_of, quietly
 from torch import nn
 
+from e2e.case import TrainCase
 from e2e.networks.network import Network
 from e2e.predict.coverage import from_step, uncovered
 from e2e.predict.host_model.host_speed import ConstantSpeed
@@ -23,7 +24,6 @@ from e2e.predict.op_timer.store import Store
 from e2e.predict.prediction import Prediction
 from e2e.predict.predictor import Predictor
 from e2e.predict.trace.fake_trace import Trace, trace
-from e2e.results.types import TrainCase
 from e2e.train.speed_readings import HostSpeed
 from kernels.aten import TensorSpec
 from kernels.case import Target

@@ -16,6 +16,7 @@ from samples.train_cases import case_of, quietly
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from e2e.case import TrainCase
 from e2e.explain.counterfactuals import Pad, changes
 from e2e.explain.whatif import Explainer
 from e2e.networks import find
@@ -29,7 +30,7 @@ from e2e.predict.predictor import NO_GAIN, Predictor
 from e2e.predict.queue_model import OpCost, simulate
 from e2e.predict.trace.fake_trace import Trace, trace
 from e2e.predict.trace.recorder import TracedOp
-from e2e.results.types import PREDICTED, Predicted, TrainCase, Training
+from e2e.results.types import PREDICTED, Predicted, Training
 from kernels.aten import Call, Pool, TensorSpec, describe, kind_of, materialise
 from kernels.case import Target
 

@@ -14,6 +14,7 @@ from samples.planted_networks import Undecided, network_of
 from samples.train_cases import quietly
 
 from e2e.__main__ import train
+from e2e.case import TrainCase
 from e2e.commands.requests import request_of
 from e2e.commands.scheduler import Work
 from e2e.commands.worker import DataFacts
@@ -31,7 +32,7 @@ from e2e.predict.prediction import HOST_ERROR, Prediction
 from e2e.predict.predictor import Predictor
 from e2e.predict.trace.fake_trace import trace
 from e2e.predict.trace.recorder import is_view
-from e2e.results.types import PREDICTED, StepTimes, TrainCase, Training
+from e2e.results.types import PREDICTED, StepTimes, Training
 from e2e.train.speed_readings import SlowdownRange
 from kernels.case import Target
 from microbench.worker import Greeting

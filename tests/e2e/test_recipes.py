@@ -11,6 +11,7 @@ import torch
 from samples.feeding import Batches, Census
 from torch import Tensor, nn
 
+from e2e.case import TrainCase
 from e2e.networks import Network, find
 from e2e.recipes import (
     ON_CPU,
@@ -21,7 +22,6 @@ from e2e.recipes import (
     parse_recipes,
     switch_tf32,
 )
-from e2e.results.types import TrainCase
 from e2e.train.trainer import Trainer
 from microbench.errors import UserError
 

@@ -34,6 +34,7 @@ from samples.training_runs import (
     tokens_run,
 )  # fmt: skip
 
+from e2e.case import TrainCase
 from e2e.report.arms import view_of
 from e2e.report.costs import phase_columns
 from e2e.report.figures import faster, ratio, spread
@@ -42,12 +43,7 @@ from e2e.report.markdown import training_markdown
 from e2e.report.plot_training import bar_rows, curve_panels, training_chart
 from e2e.report.table import raw_columns, speed_columns
 from e2e.report.verdict import verdict
-from e2e.results.types import (
-    Phase,
-    Repeat,
-    TrainCase,
-    Training,
-)
+from e2e.results.types import Phase, Repeat, Training
 from microbench import fmt
 from microbench.commands import explain_again, show_run
 from microbench.errors import UserError

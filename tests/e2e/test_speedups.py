@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from e2e.case import TrainCase
 from e2e.results.baselines import baselines, slowest
-from e2e.results.types import LIMITS, Phase, StepTimes, TrainCase, Training
+from e2e.results.types import LIMITS, Phase, StepTimes, Training
 from e2e.train.speedups import (
     DATA_SHARE,
     FIRST_SKIPS,

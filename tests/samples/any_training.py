@@ -6,6 +6,7 @@ import math
 
 from hypothesis import strategies as st
 
+from e2e.case import TrainCase
 from e2e.results.types import (
     LIMITS,
     PREDICTED,
@@ -17,7 +18,6 @@ from e2e.results.types import (
     Spread,
     State,
     StepTimes,
-    TrainCase,
     Training,
 )
 from microbench.results.types import TIME_DECIMALS, Ratio, Warning

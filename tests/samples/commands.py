@@ -21,7 +21,7 @@ Main = Callable[[list[str]], int]
 
 # What a measuring process imports: five seconds of processor time for each that starts afresh.
 PRELOADED = [
-    "torch", "torchvision", "e2e.train.measure", "e2e.data.sources", "e2e.data.loader_bench",
+    "torch", "torchvision", "e2e.train.arm_timer", "e2e.data.datasets", "e2e.data.loader_bench",
     "e2e.predict.predictor", "microbench.measure", "microbench.roofline.ceilings",
 ]  # fmt: skip
 

@@ -180,10 +180,10 @@ def op_lists(networks: Sequence[str]) -> Iterator[Item]:
     """
     import torch
 
+    from e2e.case import TrainCase
     from e2e.networks import find
     from e2e.networks.network import written
     from e2e.predict.trace.fake_trace import trace
-    from e2e.results.types import TrainCase
 
     for name in networks:
         network = find(name)

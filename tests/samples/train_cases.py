@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from e2e.case import TrainCase
 from e2e.networks.network import Network, written
-from e2e.results.types import TrainCase
 
 
 def case_of(network: Network, batch: int = 8, **settings: object) -> TrainCase:

@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from e2e.case import TrainCase
 from e2e.results.types import (
     PREDICTED,
     Cause,
@@ -19,7 +20,6 @@ from e2e.results.types import (
     Spread,
     State,
     StepTimes,
-    TrainCase,
     Training,
 )
 from microbench.report.console import print_run

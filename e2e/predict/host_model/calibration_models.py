@@ -8,11 +8,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from e2e.case import TrainCase
 from e2e.networks import Network, find
 from e2e.networks.network import written
 from e2e.predict.trace.fake_trace import fixed_feed
 from e2e.recipes import recipe_of
-from e2e.results.types import TrainCase
 from e2e.train.trainer import Trainer
 
 WIDTH = 32

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from e2e.case import TrainCase
 from e2e.predict.op_timer.cuda import CudaStopwatch
 from e2e.predict.op_timer.op_timer import (
     TOO_LARGE,
@@ -22,7 +23,6 @@ from e2e.predict.padding import CONVOLUTIONS
 from e2e.predict.trace.fake_trace import Trace
 from e2e.predict.trace.recorder import TracedOp, is_view, kind
 from e2e.recipes import recipe_of, switch_process
-from e2e.results.types import TrainCase
 from e2e.train.speed_readings import HostSpeed
 from kernels.aten import CannotReplay, Pool, materialise, reserve, why_not
 from kernels.case import Target

@@ -20,13 +20,13 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from e2e.case import TrainCase
 from e2e.data.datasets.synthetic import SyntheticFeed
 from e2e.data.types import laid_out
 from e2e.networks import Network
 from e2e.predict.trace.l2_residency import cache_bytes
 from e2e.predict.trace.recorder import Recorder, TracedOp, block_bytes
 from e2e.recipes import DYNAMIC, Recipe, recipe_of
-from e2e.results.types import TrainCase
 from e2e.train.trainer import Trainer, memory_format, storage
 from kernels.aten import NEAR, CannotReplay
 from kernels.error_words import one_line
