@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import pytest
 import torch
-from e2e.predict.op_timer.l2_residency import cache_bytes
 from samples.kernel_runs import case, measured, run_of, shown
 
+from e2e.predict.trace.l2_residency import cache_bytes
 from kernels import OPS, gpus
 from kernels.case import Target
 from kernels.conv.shape import ConvShape

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -23,8 +23,9 @@ COUNTED = (
     "step", "module", "noted call", "noted view", "backward call", "weight", "autocast step",
     "scaled step", "scaled weight",
 )  # fmt: skip
-least_squares: Any = (
-    torch.linalg.lstsq  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+least_squares = cast(
+    Any,
+    torch.linalg.lstsq,  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 )
 RIDGE = 1e-4  # keeps a count that the calibration hardly varies from taking a wild value
 

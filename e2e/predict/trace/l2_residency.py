@@ -8,6 +8,7 @@ not there any more, and which results leave it, and so go to memory, before they
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import Any, cast
 
 import torch
 
@@ -60,6 +61,9 @@ def cache_bytes(device: torch.device) -> int:
     """Bytes that stay in a device's cache; 0 for a CPU, whose calls are not told apart by it."""
     if device.type != "cuda":
         return 0
-    facts = torch.cuda.get_device_properties(device)
+    facts = cast(
+        Any,
+        torch.cuda.get_device_properties(device),  # pyright: ignore[reportUnknownMemberType]
+    )
     halves = 2 if architecture((facts.major, facts.minor)).l2_in_halves else 1
     return int(facts.L2_cache_size) // halves
