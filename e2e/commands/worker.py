@@ -108,8 +108,8 @@ def _train_on_request(pipe: Connection, settings: TrainSettings) -> None:
                     predictor = predictor or _make_predictor(task, info, settings.allow_run)
                     pipe.send(("ok", predictor.predict(rest[0], announce)))
                 else:
-                    pace = predictor.pace if predictor else None
-                    pipe.send(("ok", _answer(timer, meter, pace, kind, rest, announce)))
+                    host_speed = predictor.host_speed if predictor else None
+                    pipe.send(("ok", _answer(timer, meter, host_speed, kind, rest, announce)))
         finally:
             timer.end_loading()
             # Where a capture broke off, letting memory go raises what nobody wants to read.
@@ -130,7 +130,7 @@ def _make_predictor(task: Any, info: DeviceInfo, allow_run: bool) -> Any:
 
 
 def _answer(
-    timer: Any, meter: Any, pace: Any, kind: str, rest: Sequence[Any], announce: OnStage
+    timer: Any, meter: Any, host_speed: Any, kind: str, rest: Sequence[Any], announce: OnStage
 ) -> object:
     from e2e.train.convergence import train_once
     from microbench import fmt
@@ -141,7 +141,7 @@ def _answer(
     if kind == "set_up":
         return timer.set_up(rest[0], announce)
     if kind == "time":
-        return timer.time(rest[0], announce, pace)
+        return timer.time(rest[0], announce, host_speed)
     if kind == "train":
         timer.end_loading()
         key, seed, steps = rest

@@ -47,11 +47,12 @@ from e2e.commands.requests import request_of
 from e2e.commands.train import _begin
 from e2e.commands.worker import DataFacts
 from e2e.networks import find
-from e2e.report.table_csv import COLUMNS, training_row
+from e2e.report.run_report import csv
 from e2e.results.codec import from_json, to_json
 from e2e.results.types import Training
 from kernels.case import Target
 from microbench.errors import UserError
+from microbench.results.types import Run
 from microbench.worker import Greeting
 
 def asked(**words):
@@ -69,7 +70,8 @@ written = json.loads(json.dumps(to_json(Training(other, "ok"))))
 assert written["case"]["momentum"] == 0.5 and from_json(written, "x").case == other
 del written["case"]["momentum"]
 assert from_json(written, "an older file").case.momentum == 0.9
-assert "momentum" in COLUMNS and training_row(Training(other, "ok"))["momentum"] == 0.5
+columns, (row,) = csv(Run(("e2e",), "now", {}, {}).with_other(Training(other, "ok")))
+assert "momentum" in columns and str(row["momentum"]) == "0.5"
 
 greeting = Greeting({}, {}, Target("cpu", "a CPU"), None)
 facts = DataFacts("synthetic", 10, None, None, ())
