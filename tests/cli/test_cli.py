@@ -318,7 +318,7 @@ def test_bad_words_are_refused_before_anything_is_measured(
     def no_worker(*_: object) -> None:
         pytest.fail("a measuring process was started")
 
-    monkeypatch.setattr(commands, "Worker", no_worker)
+    monkeypatch.setattr(commands, "Workers", no_worker)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     code = main(["gemm", *shlex.split(words)])
     out, err = capfd.readouterr()

@@ -832,7 +832,7 @@ def no_worker(monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path) -> 
     def started(*_: object, **__: object) -> None:
         pytest.fail("a measuring process was started")
 
-    monkeypatch.setattr(commands, "Worker", started)
+    monkeypatch.setattr(commands, "Workers", started)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(str(folder))
