@@ -226,4 +226,4 @@ def listed(names: list[str], most: int = 3) -> str:
 
 def joined(parts: Sequence[str]) -> str:
     """ "a, b and c"."""
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)

@@ -9,12 +9,17 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # As many processes as cores: threads of each beside them would only wait for one another.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 FRESH = ("highest", True, False, "none")  # switches as torch is imported
+
+# An example may take long on a machine that does other work too: that is no failure.
+settings.register_profile("halfway", deadline=None)
+settings.load_profile("halfway")
 
 # Started in the background by a shell, it would pass on that Ctrl-C is ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from e2e.explain.findings import MIN_GAIN_PCT, Steps, findings
 from e2e.explain.ledger import Step, op_terms_ms
-from e2e.explain.wording import NAMED, largest, layer_of, listed, named, rate
+from e2e.explain.wording import NAMED, largest, layer_of, named, rate
 from e2e.results.types import Cause, Setting
+from microbench import fmt
 from microbench.fmt import as_ms
 
 
@@ -101,7 +102,7 @@ def _difference(present: Step, other: Counterfactual, units: int) -> str:
     saved = sorted((ms, term) for term, ms in changes.items() if ms < -least)[:NAMED]
     if not saved:
         return said
-    return f"{said}, by {listed([f'{as_ms(-ms)} ms less in {term}' for ms, term in saved])}"
+    return f"{said}, by {fmt.joined([f'{as_ms(-ms)} ms less in {term}' for ms, term in saved])}"
 
 
 def as_options(change: Mapping[str, Setting]) -> str:

@@ -13,12 +13,12 @@ from e2e.explain.wording import (
     largest,
     layer_of,
     layers,
-    listed,
     named,
     share,
 )
 from e2e.results.baselines import BASELINES
 from e2e.results.types import Cause
+from microbench import fmt
 from microbench.fmt import as_ms
 
 MIN_GAIN_PCT = 1.0  # of throughput: smaller gains are not proposed
@@ -137,7 +137,7 @@ def _slower_layers(steps: Steps) -> Finding | None:
     if not rows:
         return None
     lost_s = -math.fsum(row.saving_ms for row in rows) / 1e3
-    named = listed(
+    named = fmt.joined(
         [
             f"{called(row.layer)} ({as_ms(row.other_ms)} ms in {steps.recipe}, "
             f"{as_ms(row.base_ms)} in {steps.base_recipe})"

@@ -50,8 +50,3 @@ def share(part_s: float, whole_s: float) -> str:
 def rate(per_s: float) -> str:
     """ "6,078", "3.47"."""
     return f"{per_s:,.0f}" if per_s >= 99.95 else f"{per_s:.3g}"
-
-
-def listed(words: Sequence[str]) -> str:
-    """ "a, b and c"."""
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

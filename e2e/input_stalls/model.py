@@ -1,4 +1,6 @@
-"""The predicted step of a recipe fed by a loader, from measurements of each alone. Pure functions.
+"""The predicted step of a recipe fed by a loader, and which numbers of workers are worth measuring.
+
+Both from measurements of each alone. Pure functions.
 
 After DS-Analyzer (Mohan et al., "Analyzing and Mitigating Data Stalls in DNN Training", VLDB 2021),
 whose what-if is the slower of GPU and loader. Three terms are added: what busy workers cost the
@@ -8,13 +10,16 @@ training beside them, what the training costs the loader, and the processor time
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from e2e.results.loader_types import Loading
 from e2e.results.types import Predicted, Training
 from e2e.train.speedups import FED_SHARE
+from microbench.payoff import MIN_GAIN
+
+BUSY_POINTS = 2  # numbers of workers that are kept busy beside a training
 
 
 class Estimate(NamedTuple):
@@ -130,3 +135,41 @@ def _loads(loading: Loading, images: int) -> Estimate | None:
         return None
     low, high = loading.ci95_per_s or (per_s, per_s)
     return Estimate(images / per_s, images / max(high, per_s), images / max(1e-9, min(low, per_s)))
+
+
+# ---------------------------------------------------------------- what is worth measuring
+
+
+def busy_points(workers: Sequence[int]) -> list[int]:
+    """How many workers are kept busy beside a training: all of them, and about half as many."""
+    counts = sorted({count for count in workers if count > 0})
+    if not counts:
+        return []
+    half = min(counts, key=lambda count: abs(count - counts[-1] / 2))
+    return sorted({half, counts[-1]})[-BUSY_POINTS:]
+
+
+def measured_points(speedups: Mapping[int, float]) -> list[int]:
+    """Where a prediction is worth a look: both ends, and both sides of where it begins to pay.
+
+    `speedups` are predicted, by the number of workers.
+    """
+    counts = sorted(speedups)
+    if not counts:
+        return []
+    chosen = {counts[0], counts[-1]}
+    start = pays_from(speedups)
+    if start is not None:
+        at = counts.index(start)
+        chosen |= {counts[max(0, at - 1)], start}
+    return sorted(chosen)
+
+
+def pays_from(speedups: Mapping[int, float]) -> int | None:
+    """The fewest workers from which on every speed-up is worth something; None for none."""
+    found: int | None = None
+    for count in sorted(speedups, reverse=True):
+        if speedups[count] < MIN_GAIN:
+            break
+        found = count
+    return found

@@ -255,7 +255,7 @@ def test_findings_follow_fixes_by_the_time_they_are_about() -> None:
 gains = st.lists(st.tuples(st.floats(1, 100), st.integers(1, 1024)), max_size=8)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(gains)
 def test_only_gains_above_the_least_are_proposed_in_order(steps: list[tuple[float, int]]) -> None:
     what_if = [

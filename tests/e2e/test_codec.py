@@ -139,7 +139,7 @@ def path(tmp_path: Path) -> Path:
 # ---------------------------------------------------------------- round trip
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(trainings, max_size=2, unique_by=lambda t: t.case.key))
 def test_what_is_written_is_read_back(found: list[Training]) -> None:
     run = run_of(*found)

@@ -34,7 +34,7 @@ from e2e.results.types import LedgerLine
 
 CONV, MM = "aten.convolution.default", "aten.mm.default"
 MS = 1e-3
-SETTINGS = settings(max_examples=150, deadline=None)
+SETTINGS = settings(max_examples=150)
 
 
 def op(kind: str, ms: float, layer: str = "", name: str = "", conversion_ms: float = 0) -> OpCost:

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from e2e.results.loader_codec import from_json, to_json
@@ -32,13 +32,11 @@ def as_file(document: Any) -> Any:
     return json.loads(json.dumps(document, allow_nan=False))
 
 
-@settings(deadline=None)
 @given(loadings)
 def test_a_loading_comes_back_from_its_file(loading: Loading) -> None:
     assert from_json(as_file(to_json(loading)), "results[0]") == loading
 
 
-@settings(deadline=None)
 @given(st.lists(loadings, max_size=3, unique_by=lambda loading: loading.case.key))
 def test_a_run_keeps_its_loadings(found: list[Loading]) -> None:
     run = Run(("loader",), "now", {"name": "x", "kind": "cpu"}, {}, others=tuple(found))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from samples.train_cases import case_of, quietly
 from torch import Tensor, nn
@@ -174,7 +174,6 @@ def matrix(rows: int, columns: int, transposed: bool) -> TensorSpec:
 sizes = st.integers(2, 40)
 
 
-@settings(deadline=None)
 @given(sizes, sizes, sizes, st.booleans(), st.booleans())
 def test_padding_twice_is_padding_once(m: int, k: int, n: int, left: bool, right: bool) -> None:
     call = Call("aten.mm.default", (matrix(m, k, left), matrix(k, n, right)))
@@ -189,7 +188,6 @@ def test_padding_twice_is_padding_once(m: int, k: int, n: int, left: bool, right
     assert 0 <= result.shape[0] - m < 8
 
 
-@settings(deadline=None)
 @given(st.integers(1, 5), st.integers(1, 5), st.integers(1, 5))
 def test_what_is_aligned_stays(m: int, k: int, n: int) -> None:
     call = Call("aten.mm.default", (matrix(8 * m, 8 * k, True), matrix(8 * k, 8 * n, False)))

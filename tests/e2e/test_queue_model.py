@@ -15,7 +15,7 @@ from e2e.predict.queue_model import QUEUE_DEPTH, GraphCosts, OpCost, simulate
 from e2e.train.speedups import IDLE_SHARE
 
 US = 1e-6
-SETTINGS = settings(max_examples=150, deadline=None)
+SETTINGS = settings(max_examples=150)
 PHASES = ("forward", "backward", "optimizer")
 
 

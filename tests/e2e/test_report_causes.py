@@ -180,7 +180,7 @@ def test_a_long_fix_goes_on_under_itself() -> None:
     assert all(line.startswith("    ") and len(line) <= 60 for line in lines[5:8])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(any_causes, st.sampled_from(WIDTHS))
 def test_it_always_fits_and_hides_nothing(causes: tuple[Cause, ...], width: int) -> None:
     run = run_of(with_causes(*causes))
@@ -228,7 +228,7 @@ def test_the_summary_of_one() -> None:
     assert verified(with_causes(fix("--graph", math.nan, math.inf))) == ""
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.floats(-100, 900), st.floats(-100, 900)), min_size=1, max_size=4))
 def test_numbers_agree_as_they_are_read(pairs: list[tuple[float, float]]) -> None:
     one = with_causes(*(fix(f"--f{i}", *pair) for i, pair in enumerate(pairs)))

@@ -257,7 +257,7 @@ def test_what_does_not_add_up_is_shown() -> None:
     assert GAP in shown(run_of(steps_of(100.0, ("convolutions", -60.0), last=43.0)))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(ledgers())
 def test_what_is_shown_adds_up(lines: tuple[LedgerLine, ...]) -> None:
     """In digits as read, in numbers, and in the places of the bars; nothing is lost."""
@@ -283,7 +283,7 @@ def test_what_is_shown_adds_up(lines: tuple[LedgerLine, ...]) -> None:
         assert fold or not fall.small
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(ledgers(), st.sampled_from(WIDTHS))
 def test_it_always_fits_and_names_every_term(lines: tuple[LedgerLine, ...], width: int) -> None:
     run = run_of(with_ledger(*lines))

@@ -93,7 +93,7 @@ def test_every_line_fits(name: str, width: int) -> None:
         assert all(line == line.rstrip() for line in text.splitlines())
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(trainings, max_size=6), st.sampled_from([40, 80, 100]))
 def test_nothing_ever_runs_over_or_fails(found: list[Training], width: int) -> None:
     run = run_of()

@@ -28,7 +28,7 @@ from microbench.timing.stats import median
 Blocks = Sequence[Sequence[float]]
 CASE = TrainCase("resnet50", "fp32", 64, "3x224x224", layout="nhwc")
 BATCH = 64
-FEW = settings(max_examples=40, deadline=None)  # each example is a bootstrap
+FEW = settings(max_examples=40)  # each example is a bootstrap
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -61,7 +61,6 @@ def _not_json(constant: str) -> None:
     raise AssertionError(f"{constant} is not JSON")
 
 
-@settings(deadline=None)
 @given(CALLS, CALLS)
 def test_keys_are_json_and_equal_only_where_calls_are_alike(one: Call, other: Call) -> None:
     again = Call(one.name, one.args, one.kwargs)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -23,7 +23,6 @@ from kernels.aten import (
 )
 
 ATEN = torch.ops.aten
-SETTINGS = settings(deadline=None)  # an example takes 0.2 s where many processes share a core
 
 
 def dense(*shape: int, dtype: str = "float32", device: str = "cuda") -> TensorSpec:
@@ -84,7 +83,6 @@ def multiplications(source: torch.Tensor, weight: torch.Tensor, how: tuple[objec
     return int(out.sum())
 
 
-@SETTINGS
 @given(convolutions())
 def test_convolution(case: tuple[torch.Tensor, torch.Tensor, tuple[object, ...]]) -> None:
     source, weight, how = case
@@ -92,7 +90,6 @@ def test_convolution(case: tuple[torch.Tensor, torch.Tensor, tuple[object, ...]]
     assert flops(call) == 2 * multiplications(source, weight, how)
 
 
-@SETTINGS
 @given(convolutions(), st.tuples(st.booleans(), st.booleans(), st.booleans()))
 def test_convolution_backward(
     case: tuple[torch.Tensor, torch.Tensor, tuple[object, ...]], mask: tuple[bool, bool, bool]
@@ -105,7 +102,6 @@ def test_convolution_backward(
     assert flops(call) == 2 * multiplications(source, weight, how) * (mask[0] + mask[1])
 
 
-@SETTINGS
 @given(*[st.integers(1, 9)] * 4)
 def test_products(b: int, m: int, n: int, k: int) -> None:
     assert flops(Call("aten.mm.default", (dense(m, k), dense(k, n)))) == 2 * m * n * k

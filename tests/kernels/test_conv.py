@@ -133,7 +133,7 @@ def test_the_layout_is_how_tensors_lie_in_memory(layout: str) -> None:
     assert relative_error(replace(operands, y=torch.full_like(operands.y, float("nan")))) > 1e300
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.integers(1, 3), st.integers(1, 4), st.integers(1, 12), st.integers(1, 12),
     st.integers(1, 4), st.integers(1, 4), st.integers(1, 3), st.integers(0, 3), st.integers(1, 2),

@@ -123,7 +123,7 @@ def crops(draw: st.DrawFn) -> Crop:
 
 
 @given(crops())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_table_walks_the_crop_as_pillow_turns_it(crop: Crop):
     (image,) = images([crop])
     (table,) = crop_table([0], [crop[0]], *arguments([crop])).tolist()
@@ -147,7 +147,7 @@ def turned_by_pillow(image: Tensor, orientation: int) -> Tensor:
 
 
 @given(crops())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_the_reference_is_torchs_filter(crop: Crop):
     (image,) = images([crop])
     _, box, flip, orientation = crop

@@ -194,7 +194,7 @@ def results(draw: st.DrawFn) -> Result:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(results(), max_size=8), st.sampled_from([40, 80, 100]))
 def test_nothing_ever_runs_over(found: list[Result], width: int) -> None:
     run = run_of(found)

@@ -217,7 +217,7 @@ runs = st.builds(
 
 
 @given(runs)
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_what_is_written_is_read_back(run: Run) -> None:
     assert run_from_json(json.loads(json.dumps(run_to_json(run), allow_nan=False))) == run
 

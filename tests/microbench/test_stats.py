@@ -127,7 +127,7 @@ def test_a_true_difference_of_two_per_cent_is_seen() -> None:
 
 
 @given(blocks)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_the_interval_holds_the_median(samples: list[list[float]]) -> None:
     interval = median_interval(samples)
     assert interval is not None
@@ -138,7 +138,7 @@ def test_the_interval_holds_the_median(samples: list[list[float]]) -> None:
 
 
 @given(blocks)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_a_ratio_and_its_inverse(samples: list[list[float]]) -> None:
     other = [[2 * t for t in b[::-1]] for b in samples[::-1]]
     there, interval = ratio_interval(samples, other)
@@ -153,7 +153,7 @@ def test_a_ratio_and_its_inverse(samples: list[list[float]]) -> None:
 
 
 @given(blocks, st.floats(1e-3, 1e3))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_units_do_not_matter(samples: list[list[float]], unit: float) -> None:
     other = [[t * 1.5 for t in b] for b in samples]
     scaled = [[t * unit for t in b] for b in samples]
@@ -168,7 +168,7 @@ def test_units_do_not_matter(samples: list[list[float]], unit: float) -> None:
 
 
 @given(blocks)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_the_ratios_interval_holds_the_ratio_and_is_positive(samples: list[list[float]]) -> None:
     ratio, interval = ratio_interval(samples, samples[::-1])
     assert interval is not None
