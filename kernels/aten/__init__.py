@@ -5,7 +5,7 @@ data, `kind_of`, `flops` and `min_bytes` say what it does, and `materialise` mak
 are valid and of realistic content, so that it can be launched and timed by itself.
 """
 
-from kernels.aten.arena import NEAR, Distant, Pool
+from kernels.aten.arena import WARM, Cold, Pool
 from kernels.aten.call import (
     Argument,
     Call,
@@ -24,12 +24,12 @@ from kernels.aten.work import flops, min_bytes
 
 __all__ = [
     "KINDS",
-    "NEAR",
+    "WARM",
     "Argument",
     "Call",
     "CallRecorder",
     "CannotReplay",
-    "Distant",
+    "Cold",
     "Named",
     "Origin",
     "Pool",

@@ -1,7 +1,7 @@
 """Memory that the arguments of many calls share, one call at a time, and random values in it.
 
 Launched again and again, a call finds small arguments in the device's cache, and writes its results
-where the last ones were; in a step it often does not. So `Distant` arguments take turns at places
+where the last ones were; in a step it often does not. So `Cold` arguments take turns at places
 of a pool that are together more than the cache holds, and results are held for a while, which makes
 the next ones lie elsewhere.
 """
@@ -42,7 +42,7 @@ class Area:
 
 
 @dataclass(frozen=True)
-class Distant:
+class Cold:
     """What the cache does not hold: arguments, by their places in `Call.tensors`, and whether
     `results` leave it before they are freed. `cache_bytes` is what it does hold.
 
@@ -70,7 +70,7 @@ class Distant:
         return max(1, min(MOST_TURNS, wanted))
 
 
-NEAR = Distant()
+WARM = Cold()
 
 
 class Held:
@@ -195,14 +195,14 @@ def writable(tensor: Tensor) -> Tensor:
 
 
 def in_turns(
-    launches: Sequence[Callable[[], object]], distant: Distant, held: Held
+    launches: Sequence[Callable[[], object]], cold: Cold, held: Held
 ) -> Callable[[], object]:
-    """The next of `launches` at each call; what it returns is held where results are distant."""
+    """The next of `launches` at each call; what it returns is held where results are cold."""
     following: Iterable[Callable[[], object]] = itertools.cycle(launches)
     next_launch = iter(following).__next__
-    if not distant.results:
+    if not cold.results:
         return lambda: next_launch()()
-    most_bytes = int(ROUND_CACHES * distant.cache_bytes)
+    most_bytes = int(ROUND_CACHES * cold.cache_bytes)
 
     def launch() -> None:
         held.hold(next_launch()(), most_bytes)

@@ -13,11 +13,11 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from kernels.aten.arena import (
-    NEAR,
     READ,
+    WARM,
     WRITTEN,
     Area,
-    Distant,
+    Cold,
     Pool,
     fill,
     in_turns,
@@ -49,7 +49,7 @@ class Replay:
 
     Where arguments are written (`mutated`), `restore` gives them fresh content: to be called before
     each block of launches, since calls share the memory, and so that an addition in place does not
-    run to infinity. It launches a few kernels, and does not wait for them. `launch_distant` is
+    run to infinity. It launches a few kernels, and does not wait for them. `launch_cold` is
     `launch` with arguments and results that the cache does not hold, where there are any.
     `matching` does what of a launch is for Python alone, where that can be told.
     """
@@ -59,18 +59,18 @@ class Replay:
     restore: Callable[[], None]
     args: tuple[Any, ...] = field(repr=False)
     kwargs: Mapping[str, Any] = field(repr=False)
-    launch_distant: Callable[[], object] = field(repr=False)
+    launch_cold: Callable[[], object] = field(repr=False)
     matching: Callable[[], object] | None = field(default=None, repr=False)
 
 
 def materialise(
-    call: Call, device: torch.device, pool: Pool, distant: Distant = NEAR,
+    call: Call, device: torch.device, pool: Pool, cold: Cold = WARM,
     *, apart: Sequence[Sequence[int]] = (),
 ) -> Replay:  # fmt: skip
     """Arguments with the recorded shapes, strides and types on `device`, and a launch with them.
 
-    `apart` lists, for each launch of a step in order, the small arguments (as in `Distant.small`)
-    that `launch_distant` finds in memory of their own; what it writes there stays.
+    `apart` lists, for each launch of a step in order, the small arguments (as in `Cold.small`)
+    that `launch_cold` finds in memory of their own; what it writes there stays.
 
     What the shared memory of `pool` cannot hold (indices, masks, what a forward pass saved) is the
     replay's own and freed with it. CannotReplay, with the reason, for calls whose output's shape or
@@ -80,7 +80,7 @@ def materialise(
     assert pool.device == device, "a pool is for one device"
     func = _refuse_or_resolve(call)
     places = _places(call, pool)
-    turns = _turns(places, distant)
+    turns = _turns(places, cold)
     needs = _needs([*places, *itertools.chain(*turns)])
     pool.grow(needs)
     arguments = named_arguments(call, func)
@@ -109,19 +109,19 @@ def materialise(
         restore=restore,
         args=args,
         kwargs=kwargs,
-        launch_distant=in_turns(launches, distant, pool.held) if distant or any(own) else launch,
+        launch_cold=in_turns(launches, cold, pool.held) if cold or any(own) else launch,
         matching=matching(func, args, kwargs) if launch.func is func else None,
     )
 
 
-def reserve(calls: Iterable[tuple[Call, Distant]], pool: Pool) -> None:
+def reserve(calls: Iterable[tuple[Call, Cold]], pool: Pool) -> None:
     """Make the pool as large as the largest of these calls needs; what cannot run needs nothing."""
 
-    def needs(call: Call, distant: Distant) -> dict[Area, int]:
+    def needs(call: Call, cold: Cold) -> dict[Area, int]:
         places = _places(call, pool)
-        return _needs([*places, *itertools.chain(*_turns(places, distant))])
+        return _needs([*places, *itertools.chain(*_turns(places, cold))])
 
-    pool.grow(total(needs(call, distant) for call, distant in calls if why_not(call) is None))
+    pool.grow(total(needs(call, cold) for call, cold in calls if why_not(call) is None))
 
 
 def why_not(call: Call) -> str | None:
@@ -211,14 +211,14 @@ def _places(call: Call, pool: Pool) -> list[_Place]:
     return places
 
 
-def _turns(places: Sequence[_Place], distant: Distant) -> list[list[_Place]]:
-    """Further places for the distant arguments, behind all others: a turn each."""
-    moving = [place for i, place in enumerate(places) if i in distant.arguments and _moves(place)]
+def _turns(places: Sequence[_Place], cold: Cold) -> list[list[_Place]]:
+    """Further places for the cold arguments, behind all others: a turn each."""
+    moving = [place for i, place in enumerate(places) if i in cold.arguments and _moves(place)]
     if not moving:
         return []
     ends = _needs(places)
     turns: list[list[_Place]] = []
-    for _ in range(1, distant.turns(sum(_distinct_bytes(place) for place in moving))):
+    for _ in range(1, cold.turns(sum(_distinct_bytes(place) for place in moving))):
         turn: list[_Place] = []
         for place in moving:
             assert place.area is not None
@@ -243,7 +243,7 @@ def _own(places: Sequence[_Place], small: Sequence[int], pool: Pool) -> dict[_At
 
 
 def movable(call: Call) -> tuple[int, ...]:
-    """Arguments that can be measured as distant, by their places in `Call.tensors`.
+    """Arguments that can be measured as cold, by their places in `Call.tensors`.
 
     Those that are only read; values that have rules of their own, and what a forward pass saved,
     stay where they are. None of a call that cannot be replayed.

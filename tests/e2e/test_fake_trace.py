@@ -95,7 +95,7 @@ def test_what_checkpointing_runs_again_is_its_layer_s() -> None:
         ("forward", "block.0"), ("forward", "block.2"), ("forward", "head"),
         ("backward", "block.0"), ("backward", "block.2"),
     ]  # fmt: skip
-    nodes = {phase: sum(op.noted for op in fake.ops if op.phase == phase)
+    nodes = {phase: sum(op.saved_for_backward for op in fake.ops if op.phase == phase)
              for phase in ("backward", "optimizer")}  # fmt: skip
     assert nodes == {"backward": 6, "optimizer": 0}  # two layers: weight turned, product, tanh
 

@@ -85,7 +85,7 @@ def test_a_card_without_bfloat16_is_not_asked_for_it() -> None:
 def test_views_that_autograd_notes_are_told_from_calls(traces: list[Trace]) -> None:
     attention = next(found for found in traces if found.case.network == "small-attention")
     named = dict(zip(COUNTED, counts(attention), strict=True))
-    names = [op.call.name for op in attention.ops if op.noted]
+    names = [op.call.name for op in attention.ops if op.saved_for_backward]
     assert named["noted call"] + named["noted view"] == len(names)
     assert named["noted view"] >= names.count("aten.view.default") + names.count("aten.t.default")
     assert named["noted call"] >= names.count("aten.addmm.default") > 0

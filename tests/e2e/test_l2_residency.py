@@ -22,8 +22,8 @@ from e2e.predict.op_timer.op_costs import CallTimer
 from e2e.predict.op_timer.store import Store
 from e2e.predict.trace.fake_trace import Trace
 from e2e.predict.trace.l2_residency import Cache, cache_bytes
-from e2e.predict.trace.recorder import LEAST_DISTANT, WIDE, Recorder, TracedOp
-from kernels.aten import NEAR, Call, Distant, Pool, Replay, describe, materialise, reserve
+from e2e.predict.trace.recorder import LEAST_COLD, WIDE, Recorder, TracedOp
+from kernels.aten import WARM, Call, Cold, Pool, Replay, describe, materialise, reserve
 from kernels.aten.arena import MOST_TURNS, Held
 from kernels.case import Target
 
@@ -115,26 +115,26 @@ def test_a_recording_notes_what_the_cache_does_not_hold() -> None:
     # Since `first` was read last, 13 MB were touched; since `second` was, itself and `brief`.
     mul, add, exp, last = recorded(12)
     assert [op.call.operator for op in (mul, add, exp, last)] == ["mul", "add", "exp", "add"]
-    assert mul.distant.arguments == (0,)
-    assert exp.distant.arguments == ()
-    assert [op.distant.results for op in (add, exp)] == [False, False]
+    assert mul.cold.arguments == (0,)
+    assert exp.cold.arguments == ()
+    assert [op.cold.results for op in (add, exp)] == [False, False]
 
 
 def test_a_larger_cache_holds_all_and_none_says_nothing() -> None:
     for cache_mb in (0, 1000):
-        assert all(not op.distant for op in recorded(cache_mb))
-    assert recorded(0)[0].distant.key == ""
+        assert all(not op.cold for op in recorded(cache_mb))
+    assert recorded(0)[0].cold.key == ""
 
 
 def test_results_that_leave_the_cache_and_come_back_are_noted() -> None:
     mul, _, _, last = recorded(6)
-    assert mul.distant.results
-    assert last.distant.arguments == (0,)
+    assert mul.cold.results
+    assert last.cold.arguments == (0,)
 
 
 def test_calls_wider_than_the_cache_are_as_they_always_were() -> None:
     """They do not find the launch before in it either."""
-    assert all(not op.distant for op in recorded(6 / WIDE - 0.1))
+    assert all(not op.cold for op in recorded(6 / WIDE - 0.1))
 
 
 def one_call(cache_mb: float, launch: Callable[[], object], *held: Tensor) -> TracedOp:
@@ -149,52 +149,52 @@ def test_parts_of_a_storage_count_together_and_an_argument_passed_twice_once() -
     joined = torch.ones(3, 2 * MB // 4)
     a, b, c = joined.unbind()
     op = one_call(6, lambda: (torch.stack((a, b, c)).exp(), a.neg()), joined)
-    assert op.distant.arguments == (0,)  # 6 of `joined`, then 6 and 6: nothing of it is left
-    assert one_call(1, lambda: rows(1) * 1, joined).distant.arguments == ()
+    assert op.cold.arguments == (0,)  # 6 of `joined`, then 6 and 6: nothing of it is left
+    assert one_call(1, lambda: rows(1) * 1, joined).cold.arguments == ()
     x = rows(2)
-    assert one_call(1.5, lambda: x.mul(x), x).distant.arguments == (0, 1)  # 4 MB, not 6
+    assert one_call(1.5, lambda: x.mul(x), x).cold.arguments == (0, 1)  # 4 MB, not 6
 
 
 def test_what_a_call_writes_stays_where_it_is_and_is_not_named() -> None:
     x, y = rows(2), rows(2)
-    assert one_call(3, lambda: x.add_(y), x, y).distant.arguments == (1,)
-    assert one_call(3, lambda: x.relu_(), x).distant == NEAR
+    assert one_call(3, lambda: x.add_(y), x, y).cold.arguments == (1,)
+    assert one_call(3, lambda: x.relu_(), x).cold == WARM
 
 
 def test_gaps_between_rows_are_not_touched() -> None:
     """So as many turns are needed as without them."""
     joined = torch.empty(64, 4, 32)
-    distant = Distant((0,), cache_bytes=64 * 32 * 4)
+    cold = Cold((0,), cache_bytes=64 * 32 * 4)
     pool = Pool(CPU)
     call = describe(ATEN.exp.default, (joined[:, 0],), {})
-    materialise(call, CPU, pool, distant)
+    materialise(call, CPU, pool, cold)
     assert pool.bytes >= 4 * (joined.numel() - 3 * 32) * 4
 
 
 def test_a_distant_call_is_another_and_is_measured_as_such(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[Distant] = []
+    seen: list[Cold] = []
     told_apart: list[list[tuple[int, ...]]] = []
 
     def watched(
-        call: Call, device: torch.device, pool: Pool, distant: Distant,
+        call: Call, device: torch.device, pool: Pool, cold: Cold,
         *, apart: Sequence[tuple[int, ...]],
     ) -> Replay:  # fmt: skip
-        seen.append(distant)
+        seen.append(cold)
         told_apart.append(list(apart))
-        return materialise(call, device, pool, distant, apart=apart)
+        return materialise(call, device, pool, cold, apart=apart)
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("e2e.predict.op_timer.op_costs.materialise", watched)
     near = TracedOp(describe(ATEN.exp.default, (rows(2),), {}), (), "", "", False, False, 0, 0)
-    far = replace(near, distant=Distant((0,), cache_bytes=4 * MB))
-    late = replace(near, distant=Distant(small=(0,)))
+    far = replace(near, cold=Cold((0,), cache_bytes=4 * MB))
+    late = replace(near, cold=Cold(small=(0,)))
     traced = Trace(case_of(find("cnn-cifar")), (near, far, late), 0, 0, 0, 0, fake=True)
     calls = CallTimer(Target("cpu", "a CPU"), Store({"name": "a CPU"}, {}), ConstantSpeed())
     known = calls.times(traced).known
     assert len(known) == 2
-    assert set(seen) == {NEAR, far.distant}
+    assert set(seen) == {WARM, far.cold}
     assert told_apart == [[], []]
     calls.counted(traced, known)
     assert sorted(told_apart[2:]) == [[()], [(), (0,)]], "launch by launch"
@@ -203,16 +203,16 @@ def test_a_distant_call_is_another_and_is_measured_as_such(
 def test_small_arguments_that_the_cache_does_not_hold_are_another_thing() -> None:
     """A call on them alone is no other one: they are told apart only among a step's launches."""
     recorder = Recorder("cpu", cache_bytes=4 * MB)
-    small = torch.ones(LEAST_DISTANT // 4 - 1)
+    small = torch.ones(LEAST_COLD // 4 - 1)
     recorder.hold(iter((small,)))
     with recorder:
         torch.exp(small)
         torch.neg(small)
     first, again = recorder.end()
-    assert not first.distant
-    assert first.distant.key == ""
-    assert first.distant.small == (0,)
-    assert again.distant == NEAR, "the first call has just read them"
+    assert not first.cold
+    assert first.cold.key == ""
+    assert first.cold.small == (0,)
+    assert again.cold == WARM, "the first call has just read them"
 
 
 class Pointers(TorchDispatchMode):
@@ -235,15 +235,15 @@ def test_each_launch_of_a_step_has_small_distant_arguments_of_its_own(
 ) -> None:
     x, y = torch.empty(1024), torch.empty(1024)
     call = describe(ATEN._foreach_add_.List, ([x, y], [x.clone(), y.clone()]), {})
-    distant = Distant(arguments, cache_bytes=2**13)
+    cold = Cold(arguments, cache_bytes=2**13)
     pool = Pool(CPU)
-    as_ever = materialise(call, CPU, pool, distant)
+    as_ever = materialise(call, CPU, pool, cold)
     with Pointers() as once:
-        as_ever.launch_distant()
-    replay = materialise(call, CPU, pool, distant, apart=[(1, 3), (1, 3), (1,)])
+        as_ever.launch_cold()
+    replay = materialise(call, CPU, pool, cold, apart=[(1, 3), (1, 3), (1,)])
     with Pointers() as watch:
         for _ in range(6):
-            replay.launch_distant()
+            replay.launch_cold()
         replay.launch()
     *step, alone = watch.seen
     assert alone == once.seen[0], "alone nothing is told apart"
@@ -266,7 +266,7 @@ def test_arguments_with_rules_of_their_own_stay_where_they_are() -> None:
     replay = materialise(call, CPU, Pool(CPU), apart=[(0, 1), (0, 1)])
     with Pointers() as watch:
         for _ in range(2):
-            replay.launch_distant()
+            replay.launch_cold()
     first, second = watch.seen
     assert first[0] != second[0]
     assert first[1] == second[1]
@@ -278,8 +278,8 @@ def test_memory_of_its_own_is_no_more_than_an_argument_fills() -> None:
     call = describe(ATEN.exp.default, (matrix[:, 0],), {})
     replay = materialise(call, CPU, Pool(CPU), apart=[(0,), (0,)])
     with Pointers() as watch:
-        replay.launch_distant()
-        replay.launch_distant()
+        replay.launch_cold()
+        replay.launch_cold()
         replay.launch()
     assert len({launch[0] for launch in watch.seen}) == 1
 
@@ -289,7 +289,7 @@ def test_eight_bit_values_may_lie_in_any_order() -> None:
     call = describe(ATEN._to_copy.default, (columns,), {"dtype": torch.float32})
     replay = materialise(call, CPU, Pool(CPU), apart=[(0,)])
     with Pointers() as watch:
-        replay.launch_distant()
+        replay.launch_cold()
         replay.launch()
     assert len({launch[0] for launch in watch.seen}) == 2
 
@@ -316,16 +316,16 @@ def test_a_step_that_has_no_room_for_a_call_is_no_step(
 @pytest.mark.parametrize("arguments", [(), (0,), (1,), (0, 1)])
 def test_distant_arguments_take_turns_and_the_others_stay(arguments: tuple[int, ...]) -> None:
     call = describe(ATEN.mm.default, (torch.empty(64, 128), torch.empty(128, 32)), {})
-    distant = Distant(arguments, cache_bytes=64 * 128 * 4)
+    cold = Cold(arguments, cache_bytes=64 * 128 * 4)
     pool = Pool(CPU)
-    reserve([(call, distant)], pool)
+    reserve([(call, cold)], pool)
     reserved = pool.bytes
-    replay = materialise(call, CPU, pool, distant)
+    replay = materialise(call, CPU, pool, cold)
     assert pool.bytes == reserved
 
     with Pointers() as watch:
         for _ in range(20):
-            replay.launch_distant()
+            replay.launch_cold()
         replay.launch()
     seen = [(first, second) for first, second in watch.seen]
     for place in (0, 1):
@@ -334,7 +334,7 @@ def test_distant_arguments_take_turns_and_the_others_stay(arguments: tuple[int, 
     sizes = (64 * 128 * 4, 128 * 32 * 4)
     turn = sum(sizes[i] for i in arguments)
     if arguments:
-        assert len(set(seen)) * turn > 2 * distant.cache_bytes
+        assert len(set(seen)) * turn > 2 * cold.cache_bytes
     areas = sorted((pair[i], pair[i] + sizes[i]) for pair in set(seen) for i in arguments)
     assert all(end <= begin for (_, end), (begin, _) in pairwise(areas))
     assert seen[-1] == seen[0]
@@ -342,11 +342,11 @@ def test_distant_arguments_take_turns_and_the_others_stay(arguments: tuple[int, 
 
 def test_distant_results_do_not_lie_where_the_last_ones_did() -> None:
     call = describe(ATEN.exp.default, (torch.empty(1024),), {})
-    distant = Distant((), results=True, cache_bytes=3 * 4096)
+    cold = Cold((), results=True, cache_bytes=3 * 4096)
     pool = Pool(CPU)
-    replay = materialise(call, CPU, pool, distant)
+    replay = materialise(call, CPU, pool, cold)
     for _ in range(30):
-        replay.launch_distant()
+        replay.launch_cold()
     held = [result for result, _ in pool.held._results]
     pointers = {tensor.data_ptr() for tensor in held if isinstance(tensor, Tensor)}
     assert len(pointers) == len(held) == 12  # four caches, no more
@@ -360,6 +360,6 @@ def test_one_result_larger_than_all_is_held_alone() -> None:
 
 
 def test_turns_are_bounded() -> None:
-    assert Distant((0,), cache_bytes=10**9).turns(1) == MOST_TURNS
-    assert Distant((0,), cache_bytes=10).turns(10**6) == 1
-    assert Distant((1,), True, 10).key == "distant 1,results"
+    assert Cold((0,), cache_bytes=10**9).turns(1) == MOST_TURNS
+    assert Cold((0,), cache_bytes=10).turns(10**6) == 1
+    assert Cold((1,), True, 10).key == "distant 1,results"

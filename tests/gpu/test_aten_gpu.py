@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kernels.aten import (
-    NEAR,
+    WARM,
     Call,
     Pool,
     TensorSpec,
@@ -106,7 +106,7 @@ def test_replays_return_what_the_step_did(name: str) -> None:
     torch.manual_seed(0)
     ops = STEPS[name]()
     pool = Pool(GPU)
-    reserve([(op, NEAR) for op in ops], pool)
+    reserve([(op, WARM) for op in ops], pool)
     reserved = pool.bytes
     for call, outputs in ops.items():
         if why_not(call) is not None:

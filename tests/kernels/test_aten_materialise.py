@@ -13,7 +13,7 @@ from samples.launching import finite, specs
 from torch import Tensor
 
 from kernels.aten import (
-    NEAR,
+    WARM,
     Call,
     CannotReplay,
     Named,
@@ -163,7 +163,7 @@ def test_replays_of_one_pool_can_take_turns() -> None:
     step = Call("aten._fused_adam_.default", ((X,), (X,), (X,), (X,), (), (spec(),)), tuple(
         dict(lr=1e-3, beta1=0.9, beta2=0.99, weight_decay=0.0, eps=1e-8, amsgrad=False,
              maximize=False).items()))  # fmt: skip
-    reserve([(add, NEAR), (step, NEAR)], pool)
+    reserve([(add, WARM), (step, WARM)], pool)
     replays = [materialise(call, CPU, pool) for call in (add, step)]
     for _ in range(3):
         for replay in replays:
@@ -233,8 +233,8 @@ def test_distant_launches_go_by_the_binding_too(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(sys.modules["kernels.aten.materialise"], "quickest", noting)
     call = Call("aten.exp.default", (spec(1024),))
     replay = materialise(call, CPU, Pool(CPU), apart=[(0,), (0,)])
-    replay.launch_distant()
-    replay.launch_distant()
+    replay.launch_cold()
+    replay.launch_cold()
     replay.launch()
     assert len(set(seen)) == 3
 

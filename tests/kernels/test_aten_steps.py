@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from kernels.aten import (
-    NEAR,
+    WARM,
     Call,
     Pool,
     TensorSpec,
@@ -262,7 +262,7 @@ def test_many_launches_stay_finite(name: str) -> None:
 def test_what_is_read_is_never_written(name: str) -> None:
     """No call writes to what the schema (or our list of exceptions) says it only reads."""
     pool = Pool(CPU)
-    reserve([(op.call, NEAR) for op in recorded(name)], pool)
+    reserve([(op.call, WARM) for op in recorded(name)], pool)
     before = [flat.clone() for flat in pool.read_only()]
     for op in distinct(name):
         replay = materialise(op.call, CPU, pool)
@@ -291,7 +291,7 @@ def test_the_pool_is_as_large_as_the_largest_call(name: str) -> None:
         materialise(op.call, CPU, pool)
         alone.append(pool.bytes)
     together = Pool(CPU)
-    reserve([(call, NEAR) for call in calls], together)
+    reserve([(call, WARM) for call in calls], together)
     reserved = together.bytes
     for op in distinct(name):
         materialise(op.call, CPU, together)

@@ -58,7 +58,7 @@ class CalibrationStep:
 
 def counts(trace: Trace) -> tuple[float, ...]:
     """How many of each of COUNTED a step has."""
-    noted = [is_view(op) for op in trace.ops if op.noted]
+    noted = [is_view(op) for op in trace.ops if op.saved_for_backward]
     backward = sum(op.phase == "backward" for op in trace.ops)
     recipe = recipe_of(trace.case)
     scaled = recipe.scale == DYNAMIC

@@ -77,8 +77,8 @@ class _TriedCall:
 
     @property
     def launch_as_in_step(self) -> Callable[[], object]:
-        """The same with arguments as distant as in the step, which costs the host a little more."""
-        return self.counted.replay.launch_distant
+        """The same with arguments as cold as in the step, which costs the host a little more."""
+        return self.counted.replay.launch_cold
 
     @property
     def gated(self) -> bool:

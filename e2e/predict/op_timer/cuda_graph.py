@@ -158,7 +158,7 @@ def rows_of(counted: Sequence[PlacedCall], device: torch.device) -> list[Callabl
 
 def _launch(counted: Sequence[PlacedCall]) -> None:
     for one in counted:
-        one.replay.launch_distant()
+        one.replay.launch_cold()
 
 
 def _launch_s(step: Callable[[], object], host_speed: HostSpeed) -> float:

@@ -91,7 +91,7 @@ class CallTimer:
         calls, places = _distinct(traced)
         calls = {key: op for key, op in calls.items() if key in known}
         switch_process(recipe_of(traced.case), self.device.type)
-        small = {key: [traced.ops[i].distant.small for i in places[key]] for key in calls}
+        small = {key: [traced.ops[i].cold.small for i in places[key]] for key in calls}
         counted, problems = self._made(traced, calls, places, small)
         for key, why in problems.items():
             raise RuntimeError(f"{calls[key].call.name}, among the others: {why}")
@@ -129,7 +129,7 @@ class CallTimer:
         for key in ops.keys() - problems.keys():
             try:
                 replay = materialise(
-                    ops[key].call, self.device, pool, ops[key].distant,
+                    ops[key].call, self.device, pool, ops[key].cold,
                     apart=apart[key] if apart else (),
                 )  # fmt: skip
             except (CannotReplay, torch.OutOfMemoryError) as problem:
@@ -144,7 +144,7 @@ class CallTimer:
         while True:
             pool = Pool(self.device)
             try:
-                reserve([(op.call, op.distant) for op in ops.values()], pool)
+                reserve([(op.call, op.cold) for op in ops.values()], pool)
             except torch.OutOfMemoryError:
                 largest = max(ops, key=lambda key: _bytes(ops[key]))
                 del ops[largest]
@@ -174,7 +174,7 @@ def key_of(case: TrainCase, op: TracedOp) -> str:
     how it runs.
     """
     tf32 = recipe_of(case).tf32 and kind(op) == "product"
-    return " ".join(filter(None, ("tf32" * tf32, op.distant.key, op.call.key)))
+    return " ".join(filter(None, ("tf32" * tf32, op.cold.key, op.call.key)))
 
 
 def step_key(traced: Trace, known: Container[str]) -> str:

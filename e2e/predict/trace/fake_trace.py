@@ -28,7 +28,7 @@ from e2e.predict.trace.l2_residency import cache_bytes
 from e2e.predict.trace.recorder import Recorder, TracedOp, block_bytes
 from e2e.recipes import DYNAMIC, Recipe, recipe_of
 from e2e.train.trainer import Trainer, memory_format, storage
-from kernels.aten import NEAR, CannotReplay
+from kernels.aten import WARM, CannotReplay
 from kernels.error_words import one_line
 from microbench.layers.networks import BuildMode, silent
 
@@ -189,7 +189,7 @@ def differences(one: Trace, other: Trace) -> list[str]:
         f"{i}: {a.call.name} | {b.call.name}"
         + ("" if a.call.name != b.call.name else f": {_unlike(a, b)}")
         for i, (a, b) in enumerate(zip(one.ops, other.ops, strict=True))
-        if replace(a, distant=NEAR) != replace(b, distant=NEAR)  # it follows from all before
+        if replace(a, cold=WARM) != replace(b, cold=WARM)  # it follows from all before
     ]
 
 

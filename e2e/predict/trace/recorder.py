@@ -16,11 +16,11 @@ from torch.utils._pytree import tree_leaves
 from e2e.predict.trace.fake_tensor_strides import as_when_real
 from e2e.predict.trace.l2_residency import Cache
 from kernels.aten import (
-    NEAR,
+    WARM,
     Call,
     CallRecorder,
     CannotReplay,
-    Distant,
+    Cold,
     Origin,
     TensorSpec,
     describe,
@@ -39,7 +39,7 @@ FUSED = "aten._fused_"
 UNFOLLOWED = ("aten._cudnn_rnn", "aten._cudnn_init_dropout_state")
 READS = "aten._local_scalar_dense.default"  # a value that Python reads: the host waits for it
 COPIES = ("aten._to_copy.", "aten.copy_.")
-LEAST_DISTANT = 2**20  # bytes: what is smaller only comes later when it is not in the cache
+LEAST_COLD = 2**20  # bytes: what is smaller only comes later when it is not in the cache
 WIDE = 4  # times the cache: a call that touches more finds nothing of its last launch
 BLOCK_BYTES = 512  # torch's caching allocator rounds up to this
 
@@ -49,9 +49,9 @@ class TracedOp:
     """One ATen call of a step, in order of launch.
 
     `layer` is the path of the module that made it, forward or backward, "" outside of all modules.
-    `waits`: the host waits for the device here. `noted`: autograd notes it for the backward pass.
+    `waits`: the host waits for the device here. `saved_for_backward`: autograd makes a node for it.
     `allocated` bytes are of new storages that it returns, `freed` those let go since the call
-    before. `distant` is what the device's cache does not hold of it.
+    before. `cold` is what the device's cache does not hold of it.
     """
 
     call: Call
@@ -59,10 +59,10 @@ class TracedOp:
     phase: str
     layer: str
     waits: bool
-    noted: bool
+    saved_for_backward: bool
     allocated: int
     freed: int
-    distant: Distant = NEAR
+    cold: Cold = WARM
 
 
 def kind(op: TracedOp) -> str:
@@ -159,7 +159,7 @@ class Recorder(CallRecorder):
         """The calls of the step."""
         self.mark(LAST_PHASE)
         return tuple(
-            replace(op, distant=replace(op.distant, results=True, cache_bytes=self._cache.size))
+            replace(op, cold=replace(op.cold, results=True, cache_bytes=self._cache.size))
             if i in self._cache.written_back
             else op
             for i, op in enumerate(self.ops)
@@ -184,10 +184,10 @@ class Recorder(CallRecorder):
                 phase="",  # set by the next mark
                 layer=origin.module,
                 waits=self._waits(name, args, kwargs, made),
-                noted=origin.new_node,
+                saved_for_backward=origin.new_node,
                 allocated=sum(new),
                 freed=freed,
-                distant=self._touched(call, outputs, taken, list(zip(made, new, strict=True))),
+                cold=self._touched(call, outputs, taken, list(zip(made, new, strict=True))),
             )
         )
         return out
@@ -195,14 +195,14 @@ class Recorder(CallRecorder):
     def _touched(
         self, call: Call, outputs: tuple[TensorSpec, ...], taken: Sequence[Tensor],
         made: Sequence[tuple[Tensor, int]],
-    ) -> Distant:  # fmt: skip
+    ) -> Cold:  # fmt: skip
         """What the cache did not hold; now it holds what the call has touched.
 
         A call that touches much more than the cache holds leaves nothing there for its next launch.
         """
         cache, number = self._cache, len(self.ops) + len(self._pending)
         if not cache.size or kind_of(call, outputs) == "view":
-            return NEAR
+            return WARM
         touched: dict[int, int] = {}  # bytes by storage; an argument may be passed twice
         for tensor in (*taken, *(tensor for tensor, _ in made)):
             if tensor.device.type == self._device_type:
@@ -210,17 +210,17 @@ class Recorder(CallRecorder):
                 touched[_storage(tensor)] = min(most, before + _touched_bytes(tensor))
         narrow = sum(touched.values()) <= WIDE * cache.size
         gone = {
-            i: _touched_bytes(tensor) >= LEAST_DISTANT
+            i: _touched_bytes(tensor) >= LEAST_COLD
             for i, tensor in enumerate(taken)
             if narrow and _storage(tensor) in touched and not cache.holds(_storage(tensor))
         }
-        new = {_storage(tensor) for tensor, size in made if size >= LEAST_DISTANT} if narrow else ()
+        new = {_storage(tensor) for tensor, size in made if size >= LEAST_COLD} if narrow else ()
         for storage, size in touched.items():
             cache.touch(storage, size, new_of=number if storage in new else None)
         large, small = (tuple(i for i in gone if gone[i] is size) for size in (True, False))
         moving = tuple(i for i in movable(call) if i in large) if large else ()
-        found = Distant(moving, cache_bytes=cache.size, small=small)
-        return found if moving or small else NEAR
+        found = Cold(moving, cache_bytes=cache.size, small=small)
+        return found if moving or small else WARM
 
     def _run(
         self, name: str, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
