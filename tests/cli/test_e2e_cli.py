@@ -1066,6 +1066,7 @@ def test_strict_has_nothing_against_whole_images(own: Path, tmp_path: Path) -> N
 # ---------------------------------------------------------------- Ctrl-C
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_training_keeps_what_is_done_and_says_how_to_go_on(
     folder: Path, tmp_path: Path
 ) -> None:

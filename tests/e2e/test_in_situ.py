@@ -58,6 +58,7 @@ def timed(
     )
 
 
+@pytest.mark.slow
 def test_what_is_not_known_is_named_with_its_share(store: Store) -> None:
     told = foretold(network_of(Picking, 2), store, allow_run=False)
     assert told.predicted is not None

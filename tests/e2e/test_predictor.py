@@ -237,6 +237,7 @@ def test_steps_are_explained_by_the_pace_of_the_host_while_they_were_measured(
     assert unpaced == [None, None]
 
 
+@pytest.mark.slow
 def test_what_the_host_does_around_calls_is_kept_as_at_pace_1(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

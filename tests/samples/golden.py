@@ -130,12 +130,22 @@ def case_keys() -> Iterator[Item]:
 
 
 def labels() -> Iterator[Item]:
-    """Triton's configuration for each case of the run files, on two GPUs, and how the next rank."""
+    """Triton's configuration for each case of the run files, on two GPUs."""
     from kernels.case import CannotRun, Target
     from kernels.conv.triton import backend as conv
     from kernels.gemm.triton import backend as gemm
 
     kinds: dict[str, Any] = {"gemm": gemm, "conv": conv}
+    chosen: dict[tuple[str, str, str], str | None] = {}  # back ends of one problem share a choice
+
+    def choice(case: Any, target: Target) -> str | None:
+        if kinds[case.op].cannot_run(case, target):
+            return None
+        try:
+            return kinds[case.op].configuration(case, target).label
+        except CannotRun as refusal:
+            return str(refusal)
+
     for path, run in readable():
         cases = [r.case for r in run.results if r.case.backend in ("triton", "cublas", "cudnn")]
         if not cases:
@@ -143,15 +153,11 @@ def labels() -> Iterator[Item]:
         lines: list[str] = []
         for case in cases:
             for kind, name, capability, sms in (H200, A100):
-                target = Target(kind, name, capability, sms)
-                kernel = kinds[case.op]
-                if kernel.cannot_run(case, target):
-                    continue
-                try:
-                    said = kernel.configuration(case, target).label
-                except CannotRun as refusal:
-                    said = str(refusal)
-                lines.append(f"{case.key} {name}: {said}\n")
+                problem = (case.group, case.precision_name, name)
+                if problem not in chosen:
+                    chosen[problem] = choice(case, Target(kind, name, capability, sms))
+                if chosen[problem] is not None:
+                    lines.append(f"{case.key} {name}: {chosen[problem]}\n")
         yield f"labels/{name_of(path)}", "".join(lines)
 
 
