@@ -103,7 +103,7 @@ def power_of_two(least: int) -> int:
 
 
 def options(stages: int, warps: int) -> dict[str, int]:
-    """What the compiler is told beside the arguments."""
+    """What the compiler gets beside the arguments."""
     return {"num_stages": stages, "num_warps": warps}
 
 

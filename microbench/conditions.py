@@ -22,7 +22,7 @@ def _one_of_the_timers(choices: str) -> Check:
 class Conditions:
     """The ONLY list of measuring conditions: how to measure, whatever is measured.
 
-    Each is one field; the click option, its check, what the measuring process is told, what the run
+    Each is one field; the click option, its check, what the measuring process gets, what the run
     file holds and --resume asks for again are derived from it.
     """
 

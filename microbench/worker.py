@@ -168,7 +168,7 @@ class Workers:
         return worker
 
     def close(self) -> None:
-        """End the first if nobody took it."""
+        """End the first if it was not used."""
         if self._first:
             self._first.close()
 

@@ -206,7 +206,7 @@ def _foretold(
     busy: dict[int, Comparison],
     joint: dict[int, Comparison],
 ) -> dict[TrainCase, Predicted]:
-    """What each recipe is foretold with each number of workers, as far as its parts are known."""
+    """Predictions of each recipe with each number of workers, where its parts are known."""
     found: dict[TrainCase, Predicted] = {}
     there = job.work.request.arms.base.cpus or cores()
     for i, case in enumerate(pinned.cases):

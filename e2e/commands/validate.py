@@ -39,7 +39,7 @@ def run_validation(networks: str | None, batch: str | None, options: dict[str, A
         for name, sizes in batches.items()
     ]  # fmt: skip
     for name in batches:
-        find(name)  # a wrong name is told before hours of work
+        find(name)  # a wrong name is an error before hours of work
     run_requests(requests, "validate")
 
 

@@ -301,6 +301,6 @@ def test_a_pass_leaves_out_what_fails_and_what_waits_and_is_by_the_clock(
 
     monkeypatch.setattr(watch, "_meet", meet)
     launch = watch.passes([one.counted for one in some])
-    watch._host_speed = PlannedSpeeds()  # nobody asks
+    watch._host_speed = PlannedSpeeds()  # not asked for
     assert [launch(), launch()] == pytest.approx([2e-3, 2e-3])
     assert watch.seen.count("a") == 4

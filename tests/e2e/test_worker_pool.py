@@ -1,4 +1,4 @@
-"""Workers of a loader: killed ones, the training's garbage and memory, what they are told."""
+"""Workers of a loader: killed ones, the training's garbage and memory, what they receive."""
 
 from __future__ import annotations
 

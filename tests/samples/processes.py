@@ -29,7 +29,7 @@ def wait_for_death(pid: int) -> None:
 
 
 def is_gone(pid: int) -> bool:
-    """Whether a process has ended, even if nobody asks how."""
+    """Whether a process has ended, waited for or not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except OSError:

@@ -132,4 +132,4 @@ class Finding:
     remedy: str | None = None
 
 
-Check = Callable[[Facts], Finding | None]  # None: does not apply here, or nobody can tell
+Check = Callable[[Facts], Finding | None]  # None: does not apply here, or is not known
