@@ -26,6 +26,7 @@ ESTIMATE_SAMPLES = 3
 CHOICE_SAMPLES = 5
 CHOICE_FINALISTS = 4
 CHOICE_ROUNDS = 3
+UNMANAGED = "unmanaged"  # the regime of a CPU, whose clock nobody settles
 
 Announce = Callable[[str, str], None]  # (case key, stage): heartbeat, and whom to blame
 
@@ -170,10 +171,12 @@ class Measurer:
         except ArmFailed as failure:
             return self._without(failure, ready, budget_s, announce)
         heavy = turns.pace(arms) is HEAVY
-        timed = {
-            item.arm.key: replace(item.result, measurement=self._measurement(item.arm, heavy))
-            for item in ready
-        }
+        regime = self.regime if self.target.kind == "cuda" else UNMANAGED
+        timed: dict[str, Result] = {}
+        for item in ready:
+            state = self.telemetry.summary(item.arm.key)
+            found = measurement_of(item.arm, self.timer, regime, state, heavy)
+            timed[item.arm.key] = replace(item.result, measurement=found)
         return with_ratios(timed, arms, self.timer)
 
     def _without(
@@ -194,30 +197,6 @@ class Measurer:
                 sound.append(item)
         return results | (self._take_turns(sound, budget_s, announce) if sound else {})
 
-    def _measurement(self, arm: Arm, heavy: bool) -> Measurement:
-        overhead = self.timer.overhead_s
-        blocks = [[t - overhead for t in block.times_s] for block in arm.blocks]
-        times = [round(t, TIME_DECIMALS) for block in blocks for t in block]
-        clocks = [block.sm_clock_mhz for block in arm.blocks if block.sm_clock_mhz]
-        state: TelemetrySummary = self.telemetry.summary(arm.key)
-        centre = median(times)
-        return Measurement(
-            times_s=tuple(times),
-            blocks=tuple(len(block) for block in blocks),
-            median_s=centre,
-            ci95_s=median_interval(blocks, self.timer.resolution_s),
-            timer=self.timer.name,
-            l2=self.timer.l2,
-            regime=self.regime if self.target.kind == "cuda" else "unmanaged",
-            timer_overhead_s=overhead,
-            timer_resolution_s=self.timer.resolution_s,
-            sm_clock_mhz=sum(clocks) / len(clocks) if clocks else state.sm_clock_mhz,
-            power_w=state.power_w,
-            energy_j=state.power_w * centre if state.power_w and heavy else None,
-            temperature_c=state.temperature_c,
-            throttle=state.throttle,
-        )
-
     def _raise_if_dead(self, error: Exception) -> None:
         """After a fault that the device does not survive, only a new process helps."""
         if self.target.kind != "cuda":
@@ -236,6 +215,35 @@ class _Ready:
 
     result: Result
     arm: Arm
+
+
+def measurement_of(
+    arm: Arm, timer: Timer, regime: str, state: TelemetrySummary, heavy: bool
+) -> Measurement:
+    """The samples of an arm that has taken its turns, and the device's state meanwhile.
+
+    `heavy` says that the device was busy all the time, so that power times time is the energy.
+    """
+    blocks = [[t - timer.overhead_s for t in block.times_s] for block in arm.blocks]
+    times = [round(t, TIME_DECIMALS) for block in blocks for t in block]
+    clocks = [block.sm_clock_mhz for block in arm.blocks if block.sm_clock_mhz]
+    centre = median(times)
+    return Measurement(
+        times_s=tuple(times),
+        blocks=tuple(len(block) for block in blocks),
+        median_s=centre,
+        ci95_s=median_interval(blocks, timer.resolution_s),
+        timer=timer.name,
+        l2=timer.l2,
+        regime=regime,
+        timer_overhead_s=timer.overhead_s,
+        timer_resolution_s=timer.resolution_s,
+        sm_clock_mhz=sum(clocks) / len(clocks) if clocks else state.sm_clock_mhz,
+        power_w=state.power_w,
+        energy_j=state.power_w * centre if state.power_w and heavy else None,
+        temperature_c=state.temperature_c,
+        throttle=state.throttle,
+    )
 
 
 def with_ratios(results: dict[str, Result], arms: Sequence[Arm], timer: Timer) -> dict[str, Result]:

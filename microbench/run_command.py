@@ -37,6 +37,15 @@ CHECK_FACTOR = 16  # times the tensors themselves: all that a small problem's ch
 
 def run_request(request: Request) -> None:
     """Measure and report; UserError for what the user can mend."""
+    from microbench.report.screen import make_console
+
+    run, path = measured(request)
+    outputs = request.conditions.outputs
+    report(run, path, outputs, make_console(quiet=outputs.quiet))
+
+
+def measured(request: Request) -> tuple[Run, Path]:
+    """The run of a request, whole and on disk, and where. UserError for what the user can mend."""
     from microbench.report.live import LiveProgress
     from microbench.report.screen import make_console
 
@@ -69,7 +78,7 @@ def run_request(request: Request) -> None:
         workers.close()
     if asked.autotune:
         _keep_tuned(run, greeting)
-    report(run, path, asked.outputs, console)
+    return run, path
 
 
 def _check_memory(groups: Sequence[Group], greeting: Greeting) -> None:

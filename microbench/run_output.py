@@ -10,6 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
+
 from microbench.command_line import Outputs
 from microbench.device.host import WATCHED_VARIABLES
 from microbench.errors import NothingMeasured, UserError
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 # A published file need not say where it lay.
+CONSOLE = "halfway"  # the console command
 PATH_OPTIONS = ("--json", "--csv", "--resume", "--chart")
 
 
@@ -80,7 +83,14 @@ def watched_environment() -> dict[str, str]:
 def command_line(program: str) -> tuple[str, ...]:
     """The command as a run file keeps it: without paths, of data's folders but their names."""
     words = without(sys.argv[1:], *PATH_OPTIONS)
-    return ("python", "-m", program, *(_with_folders_name(word) for word in words))
+    return (*_program(program), *(_with_folders_name(word) for word in words))
+
+
+def _program(package: str) -> tuple[str, ...]:
+    """How the program was called: by its console command, or by its package."""
+    context = click.get_current_context(silent=True)
+    console = context is not None and context.find_root().info_name == CONSOLE
+    return (CONSOLE,) if console else ("python", "-m", package)
 
 
 def _with_folders_name(word: str) -> str:
@@ -122,7 +132,7 @@ def save(run: Run, path: Path) -> None:
 def say_stopped(program: str, path: Path) -> None:
     """Tell the user who pressed Ctrl-C how to go on."""
     words = [word for word in sys.argv[1:] if word]
-    command = shlex.join(["python", "-m", program, *without(words, "--json", "--resume")])
+    command = shlex.join([*_program(program), *without(words, "--json", "--resume")])
     print(
         f"\nstopped; what is done is in {path}. Go on with:\n  {command} --resume "
         f"{shlex.quote(str(path))}",

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from kernels.case import Target
@@ -60,7 +63,8 @@ class Child:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_live, args=(theirs, serve, settings), daemon=daemon)
-        self._process.start()
+        with _no_main():
+            self._process.start()
         theirs.close()
         self._stage = ("", "starting")
 
@@ -119,6 +123,17 @@ class Child:
             reason += f" ({signal.Signals(-code).name})"
         key, stage = self._stage
         return key, f"{reason} while {stage}"
+
+
+@contextmanager
+def _no_main() -> Generator[None]:
+    """Hide the program from a child that starts meanwhile: it would run a user's script again."""
+    program = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = program
 
 
 class Worker(Child):

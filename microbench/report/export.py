@@ -8,7 +8,7 @@ from microbench.payoff import Payoff, payoffs
 from microbench.report.arms import arms_of
 from microbench.report.layers_table import PASSES, Layer, layers_of, layers_table
 from microbench.report.run_table import plain_table
-from microbench.report.table import Column, Records, Row, Table, markdown, records, write_csv
+from microbench.report.table import Column, Records, Row, Table, html, markdown, records, write_csv
 from microbench.results.kinds import reports
 from microbench.results.types import NetworkUse, Run
 
@@ -35,6 +35,12 @@ def to_csv(run: Run) -> str:
         names, rows = report.csv(run)
         parts.append((list(names), rows))
     return write_csv(parts)
+
+
+def to_html(run: Run) -> str:
+    """The tables of a run as HTML elements, for notebooks and pages."""
+    tables = [html(plain_table(run))] if run.results or not run.others else []
+    return "\n".join(tables)
 
 
 def payoff_table(run: Run, precision: str) -> str:

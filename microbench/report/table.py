@@ -10,6 +10,7 @@ import csv
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from typing import Generic, TypeVar
 
 from rich.cells import cell_len
@@ -218,6 +219,22 @@ class _Layout(Generic[R]):
 
 
 def markdown(table: Table[R]) -> str:
+    """The table in Markdown."""
+    grid = _grid(table)
+    rules = ["---:" if right else "---" for right in grid.right]
+    return "".join(markdown_line(line) for line in (grid.titles, rules, *grid.rows))
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """Plain texts of a table, row by row; which columns hold numbers."""
+
+    titles: list[str]
+    right: list[bool]
+    rows: list[list[str]]
+
+
+def _grid(table: Table[R]) -> _Grid:
     """The table without its empty columns; a sentence stands in the first column after the keys.
 
     Headings are not in it: a column says what they say.
@@ -229,12 +246,11 @@ def markdown(table: Table[R]) -> str:
         column.title if column.markdown_title is None else column.markdown_title
         for column in columns
     ]
-    lines = [
+    return _Grid(
         [one_line(titles[i]) for i in kept],
-        ["---:" if columns[i].right else "---" for i in kept],
-        *([row[i] for i in kept] for row in rows),
-    ]
-    return "".join(markdown_line(line) for line in lines)
+        [columns[i].right for i in kept],
+        [[row[i] for i in kept] for row in rows],
+    )
 
 
 def _markdown_cells(row: Row[R], columns: Sequence[Column[R]]) -> list[str]:
@@ -261,6 +277,21 @@ def blank(_: object) -> str:
 def markdown_line(cells: Iterable[str]) -> str:
     """A line of a Markdown table."""
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n"
+
+
+# ---------------------------------------------------------------- HTML
+
+
+def html(table: Table[R]) -> str:
+    """The table as an HTML element, with the columns and texts of Markdown. All text is escaped."""
+    grid = _grid(table)
+    marks = [' class="number"' if right else "" for right in grid.right]
+    head = "".join(f"<th{m}>{escape(t)}</th>" for m, t in zip(marks, grid.titles, strict=True))
+    body = "".join(
+        "<tr>" + "".join(f"<td{m}>{escape(t)}</td>" for m, t in zip(marks, row, strict=True))
+        for row in grid.rows
+    )
+    return f"<table><thead><tr>{head}</thead><tbody>{body}</tbody></table>"
 
 
 # ---------------------------------------------------------------- CSV

@@ -1,0 +1,82 @@
+"""The console command `halfway`: every command of `python -m microbench` and `python -m e2e`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+
+import click
+from click.shell_completion import get_completion_class
+
+import microbench.__main__ as kernels_line
+from e2e import __main__ as training_line
+from microbench import __version__
+from microbench.command_line import run_app
+from microbench.run_output import CONSOLE
+
+SHELLS = ("bash", "zsh", "fish")
+# Titles of --help and the commands under each. Two commands are called `validate`; here each says
+# of what.
+SECTIONS: Mapping[str, Sequence[str]] = {
+    "Measure kernels": ("gemm", "conv", "payoff", "layers"),
+    "Measure training": ("train", "predict", "stalls", "loader", "list", "make-data"),
+    "Read run files": ("show", "compare", "explain"),
+    "Check the machine and the method": (
+        "doctor", "selftest", "validate-method", "validate-predictions",
+    ),
+    "Set up": ("completion",),
+}  # fmt: skip
+
+
+class Sections(click.Group):
+    """A group whose --help lists its commands under titles."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The commands of each section, with their one-line help."""
+        width = max(len(name) for name in self.commands)
+        for title, names in SECTIONS.items():
+            rows = [
+                (name.ljust(width), self.commands[name].get_short_help_str(limit=90))
+                for name in names
+            ]
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
+
+@click.group(
+    cls=Sections,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(__version__, prog_name="halfway")
+def app() -> None:
+    """Measure what low precision buys on a GPU, from the kernel to the training run."""
+
+
+@app.command()
+@click.argument("shell", type=click.Choice(SHELLS))
+def completion(shell: str) -> None:
+    """Print a script that completes commands in your shell.
+
+    For bash: halfway completion bash > ~/.local/share/bash-completion/completions/halfway
+    """
+    found = get_completion_class(shell)
+    assert found is not None
+    click.echo(found(app, {}, "halfway", "_HALFWAY_COMPLETE").source())
+
+
+def _collect() -> None:
+    for group, word in ((kernels_line.app, "method"), (training_line.app, "predictions")):
+        for name, command in group.commands.items():
+            app.add_command(command, f"{name}-{word}" if name == "validate" else name)
+
+
+_collect()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; a user's mistake is one line on stderr and exit code 2."""
+    return run_app(app, CONSOLE, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

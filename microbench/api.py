@@ -1,0 +1,290 @@
+"""What a script or a notebook calls: measure, time your own code, read and compare run files.
+
+Every function does what the command of its name does, and takes the command's options by their
+names, with "_" for "-". Mistakes raise `UserError`. What comes back knows how to show itself.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Self
+
+from microbench import fmt
+from microbench.callables import Function, time_variants
+from microbench.command_line import FILE, Outputs, Schema, options_of, usual
+from microbench.conditions import Conditions
+from microbench.errors import UserError as UserError
+from microbench.report.screen import WIDTH
+from microbench.report.table import Column, Row, Table, html, records, screen
+from microbench.requests import (
+    ConvRequest,
+    GemmRequest,
+    LayersRequest,
+    PayoffRequest,
+    request_of,
+)
+from microbench.results import types
+from microbench.results.types import Ratio
+
+Words = str | int | Iterable[str | int | tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Run(types.Run):
+    """A run that shows itself. `path` is its run file."""
+
+    path: Path | None = None
+
+    @classmethod
+    def of_run(cls, run: types.Run, path: Path | None = None) -> Self:
+        """The same run with `path`."""
+        return cls(**{one.name: getattr(run, one.name) for one in fields(types.Run)}, path=path)
+
+    def __str__(self) -> str:
+        """The screen that the command prints, 100 columns wide."""
+        from microbench.report.console import print_run
+        from microbench.report.screen import make_console
+
+        text = io.StringIO()
+        print_run(self, make_console(file=text))
+        return text.getvalue()
+
+    def _repr_html_(self) -> str:
+        from microbench.report.export import to_html
+
+        return to_html(self)
+
+    def to_dataframe(self) -> Any:
+        """A pandas DataFrame: one row a result, units in the names of the columns. ImportError
+        where pandas is not installed."""
+        from microbench.report.export import to_csv
+
+        return _pandas().read_csv(io.StringIO(to_csv(self)))
+
+    def chart(self) -> Any:
+        """The Altair chart that `--chart` draws. UserError where there is nothing to draw."""
+        from microbench.report.drawing import chart_of
+
+        return chart_of(self)
+
+    def save(self, path: str | Path) -> None:
+        """Write the run file, whole or not at all. OSError where the disk refuses."""
+        from microbench.results.runfile import write_run
+
+        write_run(self, Path(path))
+
+
+@dataclass(frozen=True)
+class Measurement(types.Measurement):
+    """The time of one callable, in seconds a call, and the state of the device meanwhile."""
+
+    name: str = ""
+
+    @classmethod
+    def of_measurement(cls, found: types.Measurement, name: str) -> Self:
+        """The same measurement with a name."""
+        known = {one.name: getattr(found, one.name) for one in fields(types.Measurement)}
+        return cls(**known, name=name)
+
+    def __str__(self) -> str:
+        """Median and interval in one line."""
+        return _lines(_table([(self, None)]))
+
+    def _repr_html_(self) -> str:
+        return html(_table([(self, None)]))
+
+    def to_dataframe(self) -> Any:
+        """A pandas DataFrame with one row a sample: `seconds`, and the `block` it was taken in."""
+        blocks = [block for block, count in enumerate(self.blocks) for _ in range(count)]
+        return _pandas().DataFrame({"block": blocks, "seconds": self.times_s})
+
+    def chart(self) -> Any:
+        """An Altair chart of the samples."""
+        from microbench.report.drawing_samples import samples_chart
+
+        return samples_chart({self.name: self})
+
+
+@dataclass(frozen=True)
+class Variants:
+    """Callables timed interleaved. `speedups`: how many times faster than the first each is."""
+
+    measurements: Mapping[str, Measurement]
+    speedups: Mapping[str, Ratio] = field(default_factory=dict[str, Ratio])
+
+    def __getitem__(self, name: str) -> Measurement:
+        """The measurement of one callable."""
+        return self.measurements[name]
+
+    def __str__(self) -> str:
+        """A table, 100 columns wide."""
+        return _lines(self._table())
+
+    def _repr_html_(self) -> str:
+        return html(self._table())
+
+    def to_dataframe(self) -> Any:
+        """A pandas DataFrame with one row a callable: times in seconds, speed-ups with intervals."""
+        _, rows = records(self._table())
+        return _pandas().DataFrame(rows)
+
+    def chart(self) -> Any:
+        """An Altair chart of all samples, a row a callable."""
+        from microbench.report.drawing_samples import samples_chart
+
+        return samples_chart(self.measurements)
+
+    def _table(self) -> Table[_Line]:
+        return _table([(one, self.speedups.get(name)) for name, one in self.measurements.items()])
+
+
+# ---------------------------------------------------------------- measuring
+
+
+def gemm(sizes: Words = "256..8192", dtypes: Words = "fp16", **options: Any) -> Run:
+    """Measure C[M, N] = A[M, K] @ B[K, N] by precision, size and back end.
+
+    `sizes` are as on the command line ("256..8192"), numbers, or (M, N, K). UserError for a value
+    that means nothing.
+    """
+    return _measured(GemmRequest, options, sizes=sizes, dtype=dtypes)
+
+
+def conv(channels: Words = "8..2048", dtypes: Words = "fp16", **options: Any) -> Run:
+    """Measure 2-D convolutions by channel width: "8..2048", numbers, or (C, K).
+
+    UserError for a value that means nothing.
+    """
+    return _measured(ConvRequest, options, channels=channels, dtype=dtypes)
+
+
+def payoff(channels: Words = "8..512", dtypes: Words = "fp16", **options: Any) -> Run:
+    """Find the break-even of low precision in convolutions, by channels, image and batch.
+
+    UserError for a value that means nothing.
+    """
+    given = {"image": "7..56", "batch": "8..256"} | options
+    return _measured(PayoffRequest, given, channels=channels, dtype=dtypes)
+
+
+def layers(network: str, dtypes: Words = "fp16", **options: Any) -> Run:
+    """Measure every distinct convolution and GEMM of a network's training step.
+
+    `network` is a torchvision model's name or "module:function". UserError for a value that means
+    nothing.
+    """
+    return _measured(LayersRequest, options, network_name=network, dtype=dtypes)
+
+
+def bench(function: Function, *tensors: Any, **conditions: Any) -> Measurement:
+    """Time `function(*tensors)`: the median seconds a call, with a 95 % interval.
+
+    On a GPU: events around each launch behind a gate, so that the CPU's time is not in it, a cold
+    L2, settled clocks. `conditions` are `device`, `timer`, `l2`, `regime` and `budget` (seconds) as
+    on the command line. UserError for a condition that the device does not have, RuntimeError for a
+    function that waits for the GPU; what the function raises is passed on.
+    """
+    name = getattr(function, "__name__", "function")
+    return compare_arms({name: function}, *tensors, **conditions)[name]
+
+
+def compare_arms(
+    variants: Mapping[str, Function], *tensors: Any, **conditions: Any
+) -> Variants:
+    """Time several callables on the same tensors, interleaved in random order.
+
+    The first is the baseline of the speed-ups. Conditions and errors as in `bench`.
+    """
+    found, speedups = time_variants(variants, tensors, **conditions)
+    named = {name: Measurement.of_measurement(one, name) for name, one in found.items()}
+    return Variants(named, speedups)
+
+
+def load(path: str | Path) -> Run:
+    """The run in a run file. UserError, in one line, for a file that is none."""
+    from microbench.results.runfile import read_run
+
+    return Run.of_run(read_run(Path(path)), Path(path))
+
+
+def _measured(kind: type[Schema], options: Mapping[str, Any], **words: Words) -> Run:
+    from microbench.run_command import measured
+
+    asked = words_of(options | words, kind, Conditions, Outputs)
+    return Run.of_run(*measured(request_of(kind, asked)))
+
+
+def words_of(options: Mapping[str, Any], *schemas: type[Schema]) -> dict[str, Any]:
+    """Options of a function as the command line has them; lists become words with commas.
+
+    A function prints nothing unless `quiet=False`. TypeError for an option that does not exist.
+    """
+    from microbench.layers.networks import suggest
+
+    known = options_of(*schemas)
+    positional = {one.name for schema in schemas for one in fields(schema)}
+    for name in options:
+        if name not in known and name not in positional:
+            raise TypeError(f"no option {name!r}{suggest(name, known)}")
+    written = {
+        name: _written(value, known[name].type if name in known else None)
+        for name, value in options.items()
+        if value is not None
+    }
+    return usual(*schemas) | {"quiet": True} | written
+
+
+def _written(value: Any, kind: Any) -> Any:
+    """A value as the command line's parser leaves it."""
+    if kind is FILE:
+        return Path(value)
+    if kind is not str or isinstance(value, str):
+        return value
+    parts: Iterable[Any] = [value] if isinstance(value, int | float) else value
+    return ",".join("x".join(map(str, p)) if isinstance(p, tuple) else str(p) for p in parts)
+
+
+# ---------------------------------------------------------------- showing
+
+_Line = tuple[Measurement, Ratio | None]  # a callable's time; how much faster it is than the first
+
+
+def _table(lines: Iterable[_Line]) -> Table[_Line]:
+    columns: list[Column[_Line]] = [
+        Column("", lambda line: fmt.clean(line[0].name), csv={"name": lambda line: line[0].name}),
+        Column("time", lambda line: fmt.duration(line[0].median_s), right=True,
+               csv={"median_s": lambda line: line[0].median_s}),
+        Column("±", lambda line: fmt.half_interval(line[0].median_s, line[0].ci95_s), right=True,
+               csv={"ci95_low_s": lambda line: line[0].ci95_s and line[0].ci95_s[0],
+                    "ci95_high_s": lambda line: line[0].ci95_s and line[0].ci95_s[1]}),
+        Column("x faster", lambda line: fmt.ratio(line[1]) if line[1] else "", right=True,
+               csv={"speedup": lambda line: line[1] and line[1].ratio,
+                    "speedup_low": lambda line: line[1] and line[1].ci95 and line[1].ci95[0],
+                    "speedup_high": lambda line: line[1] and line[1].ci95 and line[1].ci95[1]}),
+        Column("MHz", lambda line: _rounded(line[0].sm_clock_mhz), right=True,
+               csv={"sm_clock_mhz": lambda line: line[0].sm_clock_mhz}),
+        Column("W", lambda line: _rounded(line[0].power_w), right=True,
+               csv={"power_w": lambda line: line[0].power_w}),
+        Column("samples", lambda line: str(len(line[0].times_s)), right=True,
+               csv={"samples": lambda line: len(line[0].times_s)}),
+    ]  # fmt: skip
+    return Table(columns, [Row(line) for line in lines])
+
+
+def _rounded(value: float | None) -> str:
+    return f"{value:.0f}" if value else ""
+
+
+def _lines(table: Table[_Line]) -> str:
+    return "\n".join(line.plain for line in screen(table, WIDTH).lines)
+
+
+def _pandas() -> Any:
+    try:
+        import pandas  # pyright: ignore[reportMissingTypeStubs, reportMissingImports]
+    except ImportError:
+        raise ImportError("to_dataframe needs pandas: pip install pandas") from None
+    return pandas
