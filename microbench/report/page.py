@@ -1,0 +1,107 @@
+"""A run as one HTML page: it opens offline, runs no script and loads nothing.
+
+All text of a run file passes the template's escaping, so it can never become markup. Charts are
+images, in which scripts do not run either.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from kernels.files import write_atomically
+from microbench import fmt
+from microbench.errors import UserError
+from microbench.report import notes
+from microbench.report.console import header
+from microbench.report.drawing import chart_of
+from microbench.report.export import parts, to_csv
+from microbench.report.table import html
+from microbench.results.kinds import reports
+from microbench.results.types import Run
+from microbench.verdict import verdict
+
+
+@cache
+def _template() -> Any:
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(autoescape=True, undefined=StrictUndefined)
+    source = files("microbench.report").joinpath("page.html").read_text(encoding="utf-8")
+    return environment.from_string(source)
+
+
+def to_page(run: Run) -> str:
+    """The page. Without the charts' libraries it has a line in place of the chart."""
+    from markupsafe import Markup
+
+    first, *about = (line.plain for line in header(run))
+    chart, missing = _chart(run)
+    shown = [
+        {
+            "title": part.title.rstrip(":"),
+            "table": Markup(html(part.table)) if part.table else "",  # noqa: S704: escaped there
+            "below": part.below,
+        }
+        for part in parts(run)
+    ]
+    return _template().render(
+        title=_title(run),
+        about=[first, *about, *missing],
+        verdict=[*verdict(run), *(line for report in reports(run) for line in report.verdict(run))],
+        chart=chart,
+        parts=shown,
+        warnings=[line.plain for line in _warnings(run)],
+        command=fmt.clean(" ".join(run.command)),
+        environment=_environment(run),
+        csv=to_csv(run),
+    )
+
+
+def write_page(run: Run, path: Path) -> None:
+    """Write the page, whole or not at all. UserError where the disk refuses."""
+    try:
+        write_atomically(path, to_page(run).encode())
+    except OSError as error:
+        raise UserError(f"--html {path}: cannot write there ({error.strerror})") from None
+
+
+def _title(run: Run) -> str:
+    """ "gemm on NVIDIA H200", "train resnet50 on NVIDIA H200"."""
+    words = list(run.command[3:] if run.command[:1] == ("python",) else run.command[1:])
+    named = words[:1] if words else ["run"]
+    device = fmt.clean(run.device.get("name") or "unknown device")
+    return f"{fmt.clean(' '.join(named))} on {device}"
+
+
+def _chart(run: Run) -> tuple[str, list[str]]:
+    """The chart as a data URL; or why there is none."""
+    try:
+        text = io.StringIO()
+        chart_of(run).save(text, format="svg")
+    except UserError as error:
+        return "", [f"No chart: {error}."]
+    encoded = base64.b64encode(text.getvalue().encode()).decode()
+    return f"data:image/svg+xml;base64,{encoded}", []
+
+
+def _warnings(run: Run) -> list[Any]:
+    return [
+        *notes.warnings(run),
+        *(line for report in reports(run) for line in report.warnings(run)),
+    ]
+
+
+def _environment(run: Run) -> list[tuple[str, str]]:
+    """What was measured on, with what, and how it was asked."""
+    groups = (("", run.device), ("", run.software), ("", run.settings))
+    return [
+        (fmt.clean(name), fmt.clean(str(value)))
+        for _, facts in groups
+        for name, value in facts.items()
+        if value not in (None, {}, [])
+    ]
