@@ -13,7 +13,7 @@ from e2e.commands.progress import TrainProgress
 from e2e.commands.worker import DataFacts, TrainWorker
 from e2e.data.loaders import LOADERS
 from e2e.data.loaders.crop_sizes import kept_bytes, no_room
-from e2e.explain.whatif import Explainer, to_verify, verified
+from e2e.explain.annotate import Explainer, to_verify, verified
 from e2e.networks import Network
 from e2e.predict.prediction import Prediction, with_loader
 from e2e.results.loader_types import LoadCase, Loading, load_case
