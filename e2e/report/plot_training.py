@@ -24,12 +24,12 @@ from microbench.errors import UserError
 from microbench.report.chart import FEWEST_SIZES
 from microbench.report.drawing_style import (
     COLOURS,
-    FAINT,
     INK,
     MIXED_COLOUR,
     OTHER_COLOUR,
     WHOLLY,
     library,
+    main_title,
     panel_title,
     styled,
 )
@@ -93,12 +93,8 @@ def _heading(run: Run, reading: Sequence[str]) -> Any:
     ran = any(arm.steps for arm in run.of(Training))
     measured = f"{'measured' if ran else 'predicted'} {fmt.clean(run.started_at[:10])}"
     facts = [*conditions, *([f"torch {torch}"] if torch else []), measured]
-    return library().TitleParams(
-        f"{'training' if ran else 'predicted training of'} {title} on {device}",
-        subtitle=[", ".join(facts), *reading],
-        fontSize=18, subtitleFontSize=12, subtitleColor=FAINT, color=INK,
-        anchor="start", offset=16, subtitlePadding=6,
-    )  # fmt: skip
+    what = "training" if ran else "predicted training of"
+    return main_title(f"{what} {title} on {device}", [", ".join(facts), *reading])
 
 
 # ---------------------------------------------------------------- bars

@@ -64,7 +64,7 @@ def _print_kernels(run: Run, console: Console, width: int, details: bool) -> Non
     if run.network:
         _section(console, layers_summary(run, run.network), width, "In short")
     else:
-        _section(console, _verdict(run), width, "In short")
+        _section(console, notes.sentences(verdict(run)), width, "In short")
     _section(console, _model(run), width, "A model of the time, checked on cases it has not seen")
     _section(console, notes.warnings(run), width, "Warnings")
     _section(console, notes.ceilings(run), width, blank=False)
@@ -146,14 +146,6 @@ def _shared_settings(run: Run) -> list[str]:
 def _what_holds_back(run: Run, details: bool) -> str:
     asked = [fmt.clean(precision) for precision in arms_of(run).asked]
     return f"What holds {'each' if details else fmt.listed(asked)} back"
-
-
-def _verdict(run: Run) -> list[Text]:
-    return [
-        Text("  " + fmt.clean(sentence)) if sentence.startswith(" ")
-        else Text(fmt.clean(sentence), "bold")
-        for sentence in verdict(run)
-    ]  # fmt: skip
 
 
 def _section(

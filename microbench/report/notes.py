@@ -106,6 +106,14 @@ def told_once(found: Sequence[Found]) -> list[Text]:
     return lines
 
 
+def sentences(said: Sequence[str]) -> list[Text]:
+    """A verdict; the details of a sentence, which begin with a space, are not bold."""
+    return [
+        Text("  " + fmt.clean(line)) if line.startswith(" ") else Text(fmt.clean(line), "bold")
+        for line in said
+    ]
+
+
 def ceilings(run: Run) -> list[Text]:
     """Which ceiling "% of ceiling" means, and where it comes from."""
     precisions = list(dict.fromkeys(r.case.precision_name for r in run.results))

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from e2e.case import TrainCase
-from e2e.explain.counterfactuals import Pad, changes
 from e2e.explain.annotate import Explainer
+from e2e.explain.counterfactuals import Pad, changes
 from e2e.networks import find
 from e2e.networks.network import Network
 from e2e.predict.host_model.framework_overhead import COUNTED, FrameworkOverhead
