@@ -8,7 +8,7 @@ from rich.text import Text
 
 from e2e.input_stalls.joint import IN_FULL, Gain, Joint, throughput, throughput_error_pct
 from e2e.report.arms import grouped
-from e2e.report.figures import limit_words
+from e2e.report.figures import limit_words, signed_pct
 from e2e.results.loader_types import Loading
 from e2e.results.types import Training
 from microbench import fmt
@@ -75,8 +75,7 @@ def _predicted(arm: Training) -> str:
 
 
 def _error(arm: Training) -> str:
-    error = throughput_error_pct(arm)
-    return fmt.signed_pct(error) if error is not None else ""
+    return signed_pct(throughput_error_pct(arm))
 
 
 def _gain_column(joint: Joint, name: str, base: str) -> Column[int]:
