@@ -66,6 +66,11 @@ def arms_of(groups: Iterable[Group]) -> list[Training]:
     return [arm for group in groups for arm in group.arms]
 
 
+def batches_of(family: Iterable[Group]) -> int:
+    """How many batches have times."""
+    return len({arm.case.batch for arm in arms_of(family) if arm.per_s})
+
+
 @dataclass(frozen=True)
 class View:
     """All groups of a run; `within` are the settings that differ inside a group."""

@@ -40,9 +40,7 @@ def causes_title(title: str, view: View, arm: Training) -> str:
 def fixes(arm: Training) -> list[Cause]:
     """What could be done, the largest predicted gain first; what has no prediction is last."""
     found = [cause for cause in arm.causes if fix_words(cause)]
-    unknown = [cause for cause in found if predicted_pct(cause) is None]
-    known = [cause for cause in found if predicted_pct(cause) is not None]
-    return [*sorted(known, key=lambda cause: -(predicted_pct(cause) or 0.0)), *unknown]
+    return sorted(found, key=lambda it: (predicted_pct(it) is None, -(predicted_pct(it) or 0.0)))
 
 
 def findings(arm: Training) -> list[Cause]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from rich.text import Text
 
 from e2e.report.arms import View, grouped
-from e2e.report.table import arms_table, name_columns, plain_row
+from e2e.report.table import arms_table, item, name_columns, plain_row
 from e2e.results.types import Phase, Training
 from microbench import fmt
 from microbench.report.table import Column, Table, Value, screen
@@ -106,11 +106,7 @@ def _setup(arm: Training, view: View) -> str:
 
 def states(view: View) -> list[Text]:
     """The device while each arm ran, for those who ask for details."""
-    return [_item(view.full_label(arm), state) for arm in view.arms if (state := _state(arm))]
-
-
-def _item(name: str, text: str) -> Text:
-    return Text(f"  {name}: ", "bold").append(text, "not bold")
+    return [item(view.full_label(arm), state) for arm in view.arms if (state := _state(arm))]
 
 
 def _state(arm: Training) -> str:
@@ -135,4 +131,4 @@ def whys(view: View) -> list[Text]:
         for arm in view.arms
         if arm.why
     )
-    return [_item(fmt.listed(names), why) for why, names in seen.items()]
+    return [item(fmt.listed(names), why) for why, names in seen.items()]

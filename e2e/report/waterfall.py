@@ -19,7 +19,7 @@ from e2e.report.ledger import (
     ledger_title,
     waterfall,
 )
-from e2e.report.table import JOIN
+from e2e.report.table import JOIN, item
 from e2e.results.types import LedgerLine, Training
 from microbench import fmt
 from microbench.report.table import Column, Row, Table, blank, screen
@@ -48,8 +48,8 @@ def waterfall_sections(
     shown = found if details else found[:MOST_SHOWN]
     sections = [
         (arm, (ledger_title(view, arm),
-               _section(view, arm, width, details=details, legend=arm is shown[0])))
-        for arm in shown
+               _section(view, arm, width, details=details, legend=place == 0)))
+        for place, arm in enumerate(shown)
     ]  # fmt: skip
     if len(found) > len(shown):
         more = fmt.count(len(found) - len(shown), "more ledger")
@@ -171,8 +171,5 @@ def _small(fall: Waterfall) -> str:
 
 
 def _details(ledger: Sequence[LedgerLine]) -> list[Text]:
-    return [
-        Text(f"  {fmt.clean(line.term)}: ", "bold").append(fmt.clean(line.detail), "not bold")
-        for line in ledger
-        if fmt.clean(line.detail)
-    ]
+    said = [(fmt.clean(line.term), fmt.clean(line.detail)) for line in ledger]
+    return [item(term, detail) for term, detail in said if detail]
