@@ -12,9 +12,8 @@ import torch
 from e2e.case import TrainCase
 from e2e.networks import Network
 from e2e.predict.calibration import calibrated
-from e2e.predict.coverage import from_step, uncovered
-from e2e.predict.host_model.framework_overhead import FrameworkOverhead
-from e2e.predict.host_model.host_speed import RecordedSpeed, host_speed_of
+from e2e.predict.framework_overhead import FrameworkOverhead
+from e2e.predict.host_speed import RecordedSpeed, host_speed_of
 from e2e.predict.op_timer.cuda_graph import CaptureFailed, check_capturable, measure_graph
 from e2e.predict.op_timer.op_costs import CallTimer, key_of, step_key
 from e2e.predict.op_timer.op_timer import OpTime
@@ -180,16 +179,15 @@ class Predictor:
     def _on_this_host(
         self, profile: StepProfile, at_1: Prediction, speed_readings: tuple[SpeedReading, ...]
     ) -> Prediction:
-        traced = profile.traced
         slowdowns = slowdown_range(speed_readings)
         predicted = Predicted(
             0.0, None,  # which depend on the host's speed
             "gpu" if self.cuda else None,
             {},
             profile.memory_bytes if self.cuda else None,
-            uncovered(traced, profile.problems),
+            profile.uncovered,
             took_s=self._stages.took_s,
-            from_step=from_step(traced, at_1.at(slowdowns.middle).ops, profile.in_situ),
+            from_step=profile.from_step(at_1.at(slowdowns.middle).ops),
         )  # fmt: skip
         return replace(at_1, predicted=predicted, speed_readings=speed_readings).predicted_for(
             slowdowns

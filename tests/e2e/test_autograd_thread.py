@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from e2e.predict.op_timer.autograd_thread import backward_thread, forward_thread, in_backward
+from e2e.predict.op_timer.launch_times import backward_thread, forward_thread, in_backward
 from e2e.train.step_timer import busy_time
 
 CPU = torch.device("cpu")

@@ -11,7 +11,7 @@ import torch
 from samples.train_cases import case_of
 
 from e2e.networks import find
-from e2e.predict.host_model.host_speed import ConstantSpeed
+from e2e.predict.host_speed import ConstantSpeed
 from e2e.predict.op_timer.cuda_graph import check_capturable, rows_of
 from e2e.predict.op_timer.op_costs import CallTimer, key_of, step_key
 from e2e.predict.op_timer.op_timer import OpTime, PlacedCall

@@ -9,14 +9,16 @@ import pytest
 import torch
 from samples.launching import Checkpointed
 from samples.planted_networks import network_of
-from samples.train_cases import case_of
+from samples.train_cases import case_of, differences
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from e2e.networks import find
 from e2e.networks.network import Network
+from e2e.predict.op_timer.op_costs import key_of
+from e2e.predict.op_timer.op_timer import OpTime
 from e2e.predict.step_profile import peak_bytes
-from e2e.predict.trace.fake_trace import CannotTrace, Trace, differences, trace, trace_real
+from e2e.predict.trace.fake_trace import CannotTrace, Trace, trace, trace_real
 from e2e.predict.trace.recorder import Recorder, is_view
 from kernels.aten import kind_of
 
@@ -127,8 +129,9 @@ def test_scratch_counts_while_its_call_runs() -> None:
     found = traced("cnn-cifar")
     plain = peak_bytes(found, {})
     at = next(op for op in found.ops if op.call.name == "aten.convolution_backward.default")
-    assert peak_bytes(found, {at.call.key: 10**12}) >= 10**12
-    assert peak_bytes(found, {at.call.key: 0}) == plain
+    key = key_of(found.case, at)
+    assert peak_bytes(found, {key: OpTime(0.0, 0.0, 10**12)}) >= 10**12
+    assert peak_bytes(found, {key: OpTime(0.0, 0.0)}) == plain
 
 
 @pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])

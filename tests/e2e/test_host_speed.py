@@ -14,8 +14,8 @@ from samples.train_cases import case_of
 
 from e2e.data.datasets.synthetic import Synthetic
 from e2e.networks import find
-from e2e.predict.host_model import host_speed as pace
-from e2e.predict.host_model.host_speed import (
+from e2e.predict import host_speed as pace
+from e2e.predict.host_speed import (
     ConstantSpeed,
     RecordedSpeed,
     SmallStepSpeed,

@@ -15,14 +15,14 @@ from torch import nn
 
 from e2e.case import TrainCase
 from e2e.networks.network import Network
-from e2e.predict.coverage import from_step, uncovered
-from e2e.predict.host_model.host_speed import ConstantSpeed
+from e2e.predict.host_speed import ConstantSpeed
 from e2e.predict.op_timer.in_situ import STEPS, time_in_step
 from e2e.predict.op_timer.op_costs import key_of
 from e2e.predict.op_timer.op_timer import CpuStopwatch, OpTime
 from e2e.predict.op_timer.store import Store
 from e2e.predict.prediction import Prediction
 from e2e.predict.predictor import Predictor
+from e2e.predict.step_profile import StepProfile
 from e2e.predict.trace.fake_trace import Trace, trace
 from e2e.train.speed_readings import HostSpeed
 from kernels.aten import TensorSpec
@@ -223,11 +223,12 @@ def test_shares_are_of_what_launches(store: Store) -> None:
     case = case_of(network)
     traced = trace(network, case, DEVICE, CLASSES)
     every = {key_of(case, op): "why" for op in traced.ops}
-    lines = uncovered(traced, every)
+    profile = StepProfile(traced, {}, {}, every, ())
+    lines = profile.uncovered
     counts = [int(line.split(" x ")[0]) for line in lines]
     assert f"of {sum(counts)} calls" in lines[0]
-    assert uncovered(traced, {}) == ()
-    assert from_step(traced, foretold(network, store, allow_run=False).ops, {}) == ()
+    assert replace(profile, problems={}).uncovered == ()
+    assert profile.from_step(foretold(network, store, allow_run=False).ops) == ()
 
 
 class Sparse(nn.Module):

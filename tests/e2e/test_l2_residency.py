@@ -17,12 +17,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from e2e.networks import find
-from e2e.predict.host_model.host_speed import ConstantSpeed
+from e2e.predict.host_speed import ConstantSpeed
 from e2e.predict.op_timer.op_costs import CallTimer
 from e2e.predict.op_timer.store import Store
 from e2e.predict.trace.fake_trace import Trace
-from e2e.predict.trace.l2_residency import Cache, cache_bytes
-from e2e.predict.trace.recorder import LEAST_COLD, WIDE, Recorder, TracedOp
+from e2e.predict.trace.recorder import LEAST_COLD, WIDE, Cache, Recorder, TracedOp, cache_bytes
 from kernels.aten import WARM, Call, Cold, Pool, Replay, describe, materialise, reserve
 from kernels.aten.arena import MOST_TURNS, Held
 from kernels.case import Target

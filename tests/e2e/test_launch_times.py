@@ -11,15 +11,15 @@ import pytest
 import torch
 from samples.host_speeds import PlannedSpeeds
 
-from e2e.predict.host_model.host_speed import ConstantSpeed
+from e2e.predict.host_speed import ConstantSpeed
 from e2e.predict.op_timer import cuda as cuda_replay
-from e2e.predict.op_timer.autograd_thread import forward_thread
 from e2e.predict.op_timer.launch_times import (
     LEAST_PASSES,
     LEFT_S,
     PASSING_S,
     SURE_LAUNCHES,
     HostTimedCall,
+    forward_thread,
     host_times,
     spin_until,
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.predict.host_model.framework_overhead import FrameworkOverhead
+from e2e.predict.framework_overhead import FrameworkOverhead
 from e2e.predict.op_timer.op_timer import OpTime
 from e2e.predict.op_timer.store import Store
 from e2e.predict.queue_model import GraphCosts

@@ -21,7 +21,7 @@ from e2e.explain.counterfactuals import Pad, changes
 from e2e.explain.whatif import Explainer
 from e2e.networks import find
 from e2e.networks.network import Network
-from e2e.predict.host_model.framework_overhead import COUNTED, FrameworkOverhead
+from e2e.predict.framework_overhead import COUNTED, FrameworkOverhead
 from e2e.predict.op_timer.op_costs import CallTimer, CallTimes
 from e2e.predict.op_timer.store import Store
 from e2e.predict.padding import PaddedCase, Padding, padded_step, padding

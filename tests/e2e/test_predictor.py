@@ -22,8 +22,8 @@ from e2e.explain.annotate import with_predictions
 from e2e.networks import find
 from e2e.networks.network import Network, written
 from e2e.predict.calibration import calibrated
-from e2e.predict.host_model.framework_overhead import COUNTED, FrameworkOverhead
-from e2e.predict.host_model.host_speed import ConstantSpeed
+from e2e.predict.framework_overhead import COUNTED, FrameworkOverhead
+from e2e.predict.host_speed import ConstantSpeed
 from e2e.predict.op_timer.cuda_graph import CaptureFailed
 from e2e.predict.op_timer.op_costs import CallTimer, key_of
 from e2e.predict.op_timer.op_timer import CpuStopwatch, OpTime
@@ -193,7 +193,7 @@ def test_the_pace_is_looked_at_where_little_is_known_of_it(
     clock, looks = [100.0], []
     network = find("cnn-cifar")
     asked = predictor(network, store)
-    monkeypatch.setattr("e2e.predict.host_model.host_speed.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("e2e.predict.host_speed.time.perf_counter", lambda: clock[0])
     look = asked._recorded_speed.look
     monkeypatch.setattr(asked._recorded_speed, "look", lambda: (looks.append(clock[0]), look()))
     assert asked.predict(case_of(network), quietly).speed_readings

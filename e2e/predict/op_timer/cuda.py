@@ -18,9 +18,16 @@ from typing import Any, TypeVar
 
 import torch
 
-from e2e.predict.op_timer.autograd_thread import Within, backward_thread, by_thread, forward_thread
 from e2e.predict.op_timer.kernel_profile import kernels_in, profiled
-from e2e.predict.op_timer.launch_times import HostTimedCall, host_pass, host_times
+from e2e.predict.op_timer.launch_times import (
+    HostTimedCall,
+    Within,
+    backward_thread,
+    by_thread,
+    forward_thread,
+    host_pass,
+    host_times,
+)
 from e2e.predict.op_timer.op_timer import MeasuredTime, OpTime, PlacedCall, is_steady, or_why
 from e2e.train.speed_readings import HostSpeed
 from e2e.train.step_timer import union_s

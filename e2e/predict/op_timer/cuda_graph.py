@@ -13,9 +13,8 @@ from functools import partial
 
 import torch
 
-from e2e.predict.op_timer.autograd_thread import Threads, by_thread, in_backward
 from e2e.predict.op_timer.cuda import GATED_COMMANDS, CudaStopwatch
-from e2e.predict.op_timer.launch_times import in_order
+from e2e.predict.op_timer.launch_times import Threads, by_thread, in_backward, in_order
 from e2e.predict.op_timer.op_costs import CallTimer, key_of
 from e2e.predict.op_timer.op_timer import OpTime, PlacedCall, is_steady
 from e2e.predict.queue_model import GraphCosts

@@ -13,7 +13,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,11 +24,10 @@ from e2e.case import TrainCase
 from e2e.data.datasets.synthetic import SyntheticFeed
 from e2e.data.types import laid_out
 from e2e.networks import Network
-from e2e.predict.trace.l2_residency import cache_bytes
-from e2e.predict.trace.recorder import Recorder, TracedOp, block_bytes
+from e2e.predict.trace.recorder import Recorder, TracedOp, block_bytes, cache_bytes
 from e2e.recipes import DYNAMIC, Recipe, recipe_of
 from e2e.train.trainer import Trainer, memory_format, storage
-from kernels.aten import WARM, CannotReplay
+from kernels.aten import CannotReplay
 from kernels.error_words import one_line
 from microbench.layers.networks import BuildMode, silent
 
@@ -179,20 +178,3 @@ def _without_cycles() -> Generator[None]:
         yield
     finally:
         gc.enable()
-
-
-def differences(one: Trace, other: Trace) -> list[str]:
-    """Where two recordings of a step are not the same list of calls, a line each."""
-    if len(one.ops) != len(other.ops):
-        return [f"{len(one.ops)} calls | {len(other.ops)} calls"]
-    return [
-        f"{i}: {a.call.name} | {b.call.name}"
-        + ("" if a.call.name != b.call.name else f": {_unlike(a, b)}")
-        for i, (a, b) in enumerate(zip(one.ops, other.ops, strict=True))
-        if replace(a, cold=WARM) != replace(b, cold=WARM)  # it follows from all before
-    ]
-
-
-def _unlike(a: TracedOp, b: TracedOp) -> str:
-    names = [field.name for field in fields(a) if getattr(a, field.name) != getattr(b, field.name)]
-    return ", ".join(names)
