@@ -15,7 +15,7 @@ import torch
 from e2e.case import TrainCase
 from e2e.networks import Network
 from e2e.predict.op_timer.in_situ import time_in_step
-from e2e.predict.op_timer.op_costs import CallTimer, CallTimes, key_of
+from e2e.predict.op_timer.op_costs import CallTimer, key_of
 from e2e.predict.op_timer.op_timer import TOO_LARGE, OpTime
 from e2e.predict.prediction import needs_more
 from e2e.predict.queue_model import OpCost
@@ -143,15 +143,18 @@ class StepProfiler:
         with stages.timed("operations"):
             self._host_speed.slowdown()  # takes its memory before the operations take theirs
             times = self._calls.times(traced)
+        # But for want of memory: no step would have it.
+        not_alone = {key: why for key, why in times.problems.items() if why != TOO_LARGE}
         in_situ: Mapping[str, OpTime] = {}
         reason = "--allow-run times it in a real step"
-        if _not_alone(times) and self._allow_run:
+        if not_alone and self._allow_run:
             announce(case.key, "timing in a real step what cannot be launched alone")
             with stages.timed("real steps"):
-                in_situ, reason = self._in_situ(traced, _not_alone(times))
-        not_covered = {key: f"{why}; {reason}" for key, why in _not_alone(times).items()}
+                in_situ, reason = self._in_situ(traced, not_alone)
         problems = {
-            key: why for key, why in {**times.problems, **not_covered}.items() if key not in in_situ
+            key: f"{why}; {reason}" if key in not_alone else why
+            for key, why in times.problems.items()
+            if key not in in_situ
         }
         return StepProfile(traced, times.known, in_situ, problems, notes)
 
@@ -198,11 +201,6 @@ def free_memory(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
-
-
-def _not_alone(times: CallTimes) -> dict[str, str]:
-    """Why calls cannot be launched alone, but for want of memory: no step would have it."""
-    return {key: why for key, why in times.problems.items() if why != TOO_LARGE}
 
 
 def peak_bytes(traced: Trace, times: Mapping[str, OpTime]) -> int:

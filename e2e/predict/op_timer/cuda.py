@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, TypeVar
 
@@ -338,21 +338,14 @@ def _waited(launch: Callable[[], object]) -> float:
     return time.perf_counter() - began_s
 
 
-def _rough(one: _TriedCall) -> OpTime:
-    return OpTime(one.rough_s, one.host_s, one.scratch_bytes, waits=one.waits)
-
-
 def _taken(one: _TriedCall, blocks: Sequence[float], overhead_s: float) -> MeasuredTime:
     gpu_s = max(0.0, median(blocks) - overhead_s) / one.launches
     # A profile is taken at the clock of a card that has rested.
     least_s = gpu_s - one.kernels * MOST_BETWEEN_S
     busy_s = None if one.busy_s is None else min(max(one.busy_s, least_s), gpu_s)
-    found = replace(
-        _rough(one),
-        gpu_s=gpu_s,
-        conversion_s=one.conversion_share * gpu_s,
-        busy_s=busy_s,
-        kernels=one.kernels,
+    conversion_s = one.conversion_share * gpu_s
+    found = OpTime(
+        gpu_s, one.host_s, one.scratch_bytes, conversion_s, busy_s, one.kernels, one.waits
     )
     return MeasuredTime(found, is_steady(blocks, "cuda"))
 

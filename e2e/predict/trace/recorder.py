@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -200,7 +200,7 @@ class Recorder(CallRecorder):
         self._cache.begin()
         return self.storages.total
 
-    def hold(self, tensors: Iterator[Tensor]) -> None:
+    def hold(self, tensors: Iterable[Tensor]) -> None:
         """Tensors that are there before the first step."""
         for tensor in tensors:
             self.storages.see(tensor, self._device_type)
