@@ -125,6 +125,18 @@ def test_memory_grows_with_the_batch_and_by_no_less_than_the_weights() -> None:
     assert weights < peaks[0] < peaks[1] < 2 * peaks[0]
 
 
+def test_a_graph_reads_a_copy_of_the_batch() -> None:
+    """Of tokens as inputs and as targets."""
+    for batch in (8, 100):
+        images, classes = batch * 3 * 32 * 32 * 4, batch * 8
+        rounded = sum(-(-size // 512) * 512 for size in (images, classes))
+        found = traced("cnn-cifar", batch, graph=True)
+        assert found.batch_bytes == rounded
+        eager = replace(found, case=replace(found.case, graph=False))
+        assert peak_bytes(found, {}) == peak_bytes(eager, {}) + rounded
+    assert traced("gpt-tiny", 2, graph=True).batch_bytes == 2 * (2 * 64 * 8)
+
+
 def test_scratch_counts_while_its_call_runs() -> None:
     found = traced("cnn-cifar")
     plain = peak_bytes(found, {})
