@@ -10,7 +10,7 @@ from statistics import median
 from typing import NamedTuple
 
 from e2e.case import TrainCase
-from e2e.input_stalls.model import fewest_from
+from e2e.input_stalls import fewest_from
 from e2e.results.baselines import BASELINES
 from e2e.results.loader_types import Loading, load_case
 from e2e.results.types import Training
