@@ -29,15 +29,9 @@ from e2e.data.sources.listing import list_images
 from e2e.data.synthetic_jpeg import dataset
 from e2e.data.synthetic_jpeg.dataset import MANIFEST, PART, Plan, cached, make
 from e2e.data.synthetic_jpeg.picture import (
-    CLASSES,
-    FULL,
-    LONGEST,
-    jpeg,
-    look_of,
-    picture,
+    CLASSES, CLIP_STD, FIELD_STD, FULL, KINDS, LONGEST, Draws, jpeg, look_of, noise, picture,
     size_of,
-)
-from e2e.data.synthetic_jpeg.textures import CLIP_STD, FIELD_STD, KINDS, Draws, noise
+)  # fmt: skip
 
 PLAN = Plan(40, 4)
 SHARDS = 3

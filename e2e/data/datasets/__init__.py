@@ -118,9 +118,9 @@ def _cifar10(options: Options, folder: Path) -> Data:
 
 
 def _made(options: Options, folder: Path) -> Data:
-    from e2e.data.synthetic_jpeg.dataset import USUAL_CLASSES, USUAL_IMAGES, Plan, cached
+    from e2e.data.synthetic_jpeg.dataset import USUAL, cached
 
-    root = cached(Plan(USUAL_IMAGES, USUAL_CLASSES), lambda _done, _total: None)
+    root = cached(USUAL, lambda _done, _total: None)
     return _images(options, root, "made", generated=True)
 
 
