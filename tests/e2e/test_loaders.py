@@ -25,7 +25,7 @@ from samples.processes import is_gone, kill, wait_for
 from torch import Tensor
 
 from e2e.data.datasets import open_data
-from e2e.data.datasets.in_memory import InMemory
+from e2e.data.datasets.images import InMemory
 from e2e.data.loaders import FIXED, LOADERS, cpus, draft, open_feed, pinned
 from e2e.data.loaders import page_cache as cold
 from e2e.data.loaders.crop_sizes import no_room

@@ -26,7 +26,7 @@ from samples.waiting import no_waits
 from torch import Tensor
 
 from e2e.data.datasets import KINDS, open_data
-from e2e.data.datasets.in_memory import InMemory
+from e2e.data.datasets.images import InMemory
 from e2e.data.loaders.crop_sizes import PADDING
 from e2e.data.loaders.decode import decode
 from e2e.data.sources import cifar10, generated
@@ -558,7 +558,7 @@ def test_broken_images_are_left_out_counted_and_named(
     assert note.startswith("4 broken images left out")
     for name in ("empty.jpg", "text.jpg", "gone.png", "cut.jpg"):
         assert f"train/katze/{name}" in note, "each is listed"
-    monkeypatch.setattr("e2e.data.datasets.folder.NAMED", 3)
+    monkeypatch.setattr("e2e.data.datasets.images.NAMED", 3)
     (note,) = data.notes
     assert note.endswith("and 1 more"), "as far as a note may go"
     # The next good one takes the place of the one that is cut: its number comes twice an epoch.

@@ -29,7 +29,17 @@ from e2e.data.sources.listing import list_images
 from e2e.data.synthetic_jpeg import dataset
 from e2e.data.synthetic_jpeg.dataset import MANIFEST, PART, Plan, cached, make
 from e2e.data.synthetic_jpeg.picture import (
-    CLASSES, CLIP_STD, FIELD_STD, FULL, KINDS, LONGEST, Draws, jpeg, look_of, noise, picture,
+    CLASSES,
+    CLIP_STD,
+    FIELD_STD,
+    FULL,
+    KINDS,
+    LONGEST,
+    Draws,
+    jpeg,
+    look_of,
+    noise,
+    picture,
     size_of,
 )  # fmt: skip
 

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import torch
 
-from e2e.data.datasets.images import Reading
-from e2e.data.datasets.in_memory import InMemory
+from e2e.data.datasets.images import Folder, InMemory, Reading
 from e2e.data.datasets.synthetic import USUAL_CLASSES, Synthetic
 from e2e.data.loaders import check_name
 from e2e.data.sources import cifar10, generated
@@ -129,9 +128,6 @@ def _folder(options: Options, folder: Path) -> Data:
 
 
 def _images(options: Options, folder: Path, name: str, *, generated: bool) -> Data:
-    # Pillow and torchvision take a while to load, and only these kinds need them.
-    from e2e.data.datasets.folder import Folder
-
     if len(options.sample) != 3 or options.sample[0] != 3:
         raise UserError(
             f"{name} has images of 3 channels, the network takes {_written(options.sample)}; "
