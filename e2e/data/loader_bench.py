@@ -12,8 +12,7 @@ import torch
 
 from e2e.data.loaders import LOADERS
 from e2e.data.loaders.cpus import cpu_seconds
-from e2e.data.loaders.page_cache import cold_missing
-from e2e.data.loaders.reading import Read
+from e2e.data.loaders.reading import Read, cold_missing
 from e2e.data.types import Data, Files, LoaderFeed
 from e2e.results.loader_types import LoadBlock, LoadCase, Loading
 from microbench.device.host import usable_cores

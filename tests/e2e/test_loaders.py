@@ -27,7 +27,7 @@ from torch import Tensor
 from e2e.data.datasets import open_data
 from e2e.data.datasets.images import InMemory
 from e2e.data.loaders import FIXED, LOADERS, cpus, draft, open_feed, pinned
-from e2e.data.loaders import page_cache as cold
+from e2e.data.loaders import reading as cold
 from e2e.data.loaders.crop_sizes import no_room
 from e2e.data.loaders.decode import decode
 from e2e.data.loaders.draft import DraftCut

@@ -1,4 +1,4 @@
-"""Image files as bytes, and bytes as RGB pixels; what is wrong with those that cannot be."""
+"""Bytes of image files as RGB pixels; what is wrong with those that cannot be decoded."""
 
 from __future__ import annotations
 
@@ -8,16 +8,6 @@ from io import BytesIO
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
-
-from e2e.data.loaders.page_cache import drop
-
-
-def read(path: str, cold: bool = False) -> bytes:
-    """A file's bytes; when `cold`, from the disk itself, not from memory. OSError."""
-    with open(path, "rb", buffering=0) as file:
-        if cold:
-            drop(file.fileno())
-        return file.read()
 
 
 def decode(content: bytes, before: Callable[[Image.Image], object] | None = None) -> Image.Image:

@@ -23,7 +23,8 @@ from PIL.JpegImagePlugin import JpegImageFile
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from e2e.data.loaders.decode import decode, read, short
+from e2e.data.loaders.decode import decode, short
+from e2e.data.loaders.reading import read
 from e2e.data.loaders.sampling import Draw
 from e2e.data.types import Broken, Picture
 from kernels.resample.geometry import ORIENTATIONS, crop_table, upright_size

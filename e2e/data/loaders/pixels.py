@@ -14,8 +14,9 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from e2e.data.loaders.decode import read, short
+from e2e.data.loaders.decode import short
 from e2e.data.loaders.device_copy import Placer
+from e2e.data.loaders.reading import read
 from e2e.data.loaders.sampling import Draw, Shuffled
 from e2e.data.loaders.worker_pool import WorkerFeed, Workers
 from e2e.data.types import Broken, Files, Picture, Source, Tell, Wanted

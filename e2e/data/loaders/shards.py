@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from e2e.data.loaders.decode import decode, short
-from e2e.data.loaders.page_cache import drop
 from e2e.data.loaders.pillow import random_cut
 from e2e.data.loaders.pixels import PixelFeed, Sample, sample_workers, seeded
+from e2e.data.loaders.reading import drop
 from e2e.data.types import Broken, Files, Source, Tell, Wanted
 from microbench.errors import UserError
 
