@@ -145,6 +145,17 @@ class LoaderFeed(Feed, Protocol):
         ...
 
 
+class ReadyFeed:
+    """What all `LoaderFeed`s have whose batches nothing has to be waited for."""
+
+    ahead = 0
+    pids: tuple[int, ...] = ()
+    idle_cpu_s = 0.0
+
+    def fetch(self) -> None:
+        """Nothing to wait for."""
+
+
 class Data(Protocol):
     """A data set, or what takes its place. It is opened once and shared by all arms."""
 

@@ -8,6 +8,9 @@ from io import BytesIO
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL.ExifTags import Base
+
+from kernels.resample.geometry import ORIENTATIONS
 
 
 def decode(content: bytes, before: Callable[[Image.Image], object] | None = None) -> Image.Image:
@@ -25,6 +28,12 @@ def decode(content: bytes, before: Callable[[Image.Image], object] | None = None
         if image.mode == "I" or image.mode.startswith("I;16"):
             return _of_16_bits(image)
         return image.convert("RGB")
+
+
+def orientation_of(image: Image.Image) -> int:
+    """EXIF's, 1 where it has none that is known."""
+    found = image.getexif().get(Base.Orientation, 1)
+    return found if found in ORIENTATIONS else 1
 
 
 def short(error: Exception) -> str:

@@ -18,16 +18,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from PIL.ExifTags import Base
 from PIL.JpegImagePlugin import JpegImageFile
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from e2e.data.loaders.decode import decode, short
+from e2e.data.loaders.decode import decode, orientation_of, short
 from e2e.data.loaders.reading import read
 from e2e.data.loaders.sampling import Draw
 from e2e.data.types import Broken, Picture
-from kernels.resample.geometry import ORIENTATIONS, crop_table, upright_size
+from kernels.resample.geometry import crop_table, upright_size
 
 # The cuts of v2.RandomResizedCrop as it usually is, and v2.RandomHorizontalFlip.
 AREA = (0.08, 1.0)
@@ -176,9 +175,7 @@ def plain_jpeg(content: bytes) -> Stored | None:
             return None
         if not content.rstrip(PADDING).endswith(END_OF_IMAGE):
             return None
-        orientation = image.getexif().get(Base.Orientation, 1)
-        known = orientation if orientation in ORIENTATIONS else 1
-        return Stored((image.height, image.width), known)
+        return Stored((image.height, image.width), orientation_of(image))
 
 
 def _as_usual(image: JpegImageFile) -> bool:

@@ -22,7 +22,6 @@ from e2e.data.loaders.pixels import (
     Sample,
     sample_workers,
     seeded,
-    shuffled,
 )
 from e2e.data.loaders.sampling import Draw, in_order
 from e2e.data.types import Arrays, Picture, Source, Tell, Wanted
@@ -32,12 +31,10 @@ def open_feed(source: Source, wanted: Wanted, tell: Tell) -> PixelFeed:
     """Shuffled epochs, the same for a seed whatever the workers."""
     if isinstance(source, Arrays):
         samples: Dataset[Sample] = _Decoded(source, random_shift(wanted.size))
-        count = len(source.images)
     else:
         cut = random_cut(wanted.size)
         samples = Pictures(source.pictures, decode, cut, cold=wanted.cold)
-        count = len(source.pictures)
-    return PixelFeed(shuffled(samples, count, wanted), source, wanted, tell)
+    return PixelFeed(samples, source, wanted, tell)
 
 
 def once(

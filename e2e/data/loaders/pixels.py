@@ -111,16 +111,23 @@ def sample_workers(
     )
 
 
-def shuffled(samples: Dataset[Sample], count: int, wanted: Wanted) -> Workers[Batch]:
-    """Workers that draw from `count` samples, epoch after epoch."""
-    return sample_workers(samples, partial(Shuffled, count, wanted.batch, wanted.seed), wanted)
-
-
 class PixelFeed(WorkerFeed[Batch]):
-    """A `LoaderFeed` that waits for its workers' batch, copies it, and normalises on the device."""
+    """A `LoaderFeed` that waits for its workers' batch, copies it, and normalises on the device.
 
-    def __init__(self, workers: Workers[Batch], source: Source, wanted: Wanted, tell: Tell) -> None:
-        super().__init__(workers)
+    `batches` are the draws from the n-th batch on; None: all samples, shuffled, epoch after epoch.
+    """
+
+    def __init__(
+        self,
+        samples: Dataset[Sample],
+        source: Source,
+        wanted: Wanted,
+        tell: Tell,
+        batches: Callable[[int], Iterable[list[Any]]] | None = None,
+    ) -> None:
+        count = len(source.pictures if isinstance(source, Files) else source.classes)
+        batches = batches or partial(Shuffled, count, wanted.batch, wanted.seed)
+        super().__init__(sample_workers(samples, batches, wanted))
         self._source, self._tell = source, tell
         self._place = Placer(wanted.device, wanted.normal, wanted.channels_last)
         self._open = True

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from e2e.data.loaders.cpus import cores, free_shared_memory
 from e2e.data.loaders.crop_sizes import PADDING, kept_size, no_room
-from e2e.data.types import Arrays, Files, Source, Tell, Wanted, laid_out
+from e2e.data.types import Arrays, Files, ReadyFeed, Source, Tell, Wanted, laid_out
 from microbench.device.host import available_memory_bytes
 from microbench.errors import UserError
 
@@ -82,17 +82,13 @@ def _in_workers(wanted: Wanted, count: int) -> Wanted:
     return replace(wanted, workers=max(0, most))
 
 
-class ResidentFeed:
+class ResidentFeed(ReadyFeed):
     """A `LoaderFeed` that cuts, flips and normalises images on the device: six kernels a batch.
 
     Images that are larger than what is wanted are cut anywhere in them, others up to PADDING beyond
     their edges. The random numbers are the device's own, so one seed gives other batches on another
     kind of it.
     """
-
-    ahead = 0
-    pids: tuple[int, ...] = ()
-    idle_cpu_s = 0.0
 
     def __init__(self, images: Tensor, classes: Tensor, wanted: Wanted) -> None:
         self._channels_last = wanted.channels_last
@@ -107,9 +103,6 @@ class ResidentFeed:
         self._columns = torch.cat([columns, columns.flip(1)]).to(device)
         self._channels = torch.arange(images.shape[1], device=device).reshape(1, -1, 1, 1)
         self._drawn = self._epoch(len(images))
-
-    def fetch(self) -> None:
-        """Nothing to wait for: all is on the device."""
 
     def place(self, fetched: object) -> tuple[Tensor, Tensor]:
         """The next images of the epoch, cut, flipped and normalised."""

@@ -20,7 +20,7 @@ from torch.utils.data import Dataset
 
 from e2e.data.loaders.decode import decode, short
 from e2e.data.loaders.pillow import random_cut
-from e2e.data.loaders.pixels import PixelFeed, Sample, sample_workers, seeded
+from e2e.data.loaders.pixels import PixelFeed, Sample, seeded
 from e2e.data.loaders.reading import drop
 from e2e.data.types import Broken, Files, Source, Tell, Wanted
 from microbench.errors import UserError
@@ -52,12 +52,10 @@ def open_feed(source: Source, wanted: Wanted, tell: Tell) -> PixelFeed:
             f"which needs one: at most --workers {len(paths)}"
         )
     classes = 1 + max(picture.label for picture in source.pictures)
-    workers = sample_workers(
-        _Shards(paths, classes, random_cut(wanted.size), wanted),
-        lambda start: ([number] for number in itertools.count(start)),
-        wanted,
+    samples = _Shards(paths, classes, random_cut(wanted.size), wanted)
+    return PixelFeed(
+        samples, source, wanted, tell, lambda start: ([number] for number in itertools.count(start))
     )
-    return PixelFeed(workers, source, wanted, tell)
 
 
 class _Shards(Dataset[Sample]):

@@ -68,11 +68,8 @@ class Workers(Iterator[Batch], Generic[Batch]):
         pinned: bool,
         batch_bytes: int,
     ) -> None:
-        self._dataset, self._batches, self._collate = dataset, batches, collate
-        self._workers, self._prefetch, self._pinned = wanted.workers, wanted.prefetch, pinned
-        self._batch_bytes = batch_bytes
-        self._on_death = wanted.on_death
-        self._note = wanted.note
+        self._dataset, self._batches, self._wanted = dataset, batches, wanted
+        self._collate, self._pinned, self._batch_bytes = collate, pinned, batch_bytes
         self._running: Iterator[Batch] | None = None
         self._processes: tuple[BaseProcess, ...] = ()
         self._given = 0
@@ -82,7 +79,7 @@ class Workers(Iterator[Batch], Generic[Batch]):
     @property
     def ahead(self) -> int:
         """How many batches may be ready before they are fetched."""
-        return self._workers * self._prefetch
+        return self._wanted.workers * self._wanted.prefetch
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -121,6 +118,7 @@ class Workers(Iterator[Batch], Generic[Batch]):
 
     def _start(self) -> None:
         self._check_shared_memory()
+        workers = self._wanted.workers
         with _starting, _quiet_children(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "This DataLoader will create")  # a note says it
             warnings.filterwarnings("ignore", ".*multi-threaded, use of fork")  # as torch does it
@@ -128,15 +126,15 @@ class Workers(Iterator[Batch], Generic[Batch]):
             loader = DataLoader(
                 self._dataset,
                 batch_sampler=self._batches(self._given),  # type: ignore[arg-type]
-                num_workers=self._workers,
-                multiprocessing_context=START if self._workers else None,
+                num_workers=workers,
+                multiprocessing_context=START if workers else None,
                 collate_fn=self._collate,
                 pin_memory=self._pinned,
-                prefetch_factor=self._prefetch if self._workers else None,
+                prefetch_factor=self._wanted.prefetch if workers else None,
                 generator=torch.Generator(),  # else it draws from the training's random numbers
                 worker_init_fn=partial(_end_with, os.getpid()),
             )
-            if self._workers and self._pinned:
+            if workers and self._pinned:
                 _keep_quiet_about_the_dead()
             self._running = iter(loader)
             started = set(multiprocessing.active_children()) - before
@@ -144,10 +142,10 @@ class Workers(Iterator[Batch], Generic[Batch]):
 
     def _check_shared_memory(self) -> None:
         needed, free = (self.ahead + 1) * self._batch_bytes, free_shared_memory()
-        if not self._workers or free is None or needed <= free:
+        if not self.ahead or free is None or needed <= free:
             return
         raise LoaderError(
-            f"--workers {self._workers} has {self.ahead + 1} batches of "
+            f"--workers {self._wanted.workers} has {self.ahead + 1} batches of "
             f"{self._batch_bytes / 1e6:,.1f} MB under way, {needed / 1e6:,.0f} MB; shared memory "
             f"(/dev/shm) has {free / 1e6:,.0f} MB free: take fewer --workers or a smaller --batch; "
             "in a container, --shm-size gives more"
@@ -169,15 +167,15 @@ class Workers(Iterator[Batch], Generic[Batch]):
         """Make ready to go on after a worker's death. LoaderError when that is not wanted."""
         dead = self._dead()[0]
         number = self._processes.index(dead) + 1
-        said = f"loader worker {number} of {self._workers} (pid {dead.pid}) {_end_of(dead)}"
+        said = f"loader worker {number} of {self._wanted.workers} (pid {dead.pid}) {_end_of(dead)}"
         self.close()
         self._losses += 1
-        if self._on_death != "restart":
+        if self._wanted.on_death != "restart":
             raise LoaderError(f"{said}; --on-worker-death restart goes on with new ones")
         if self._losses == MAX_LOSSES:
             raise LoaderError(f"{said}; so was the one before it, at the same batch")
         self.restarts += 1
-        self._note(f"{said}; new ones went on from the batch that was lost")
+        self._wanted.note(f"{said}; new ones went on from the batch that was lost")
 
 
 class WorkerFeed(Generic[Batch]):

@@ -264,6 +264,7 @@ def _colours(masks: _Masks, light: Plane, look: Look, draw: Draws) -> list[Image
     """Both colour planes, made at half the size."""
     height, width = light.shape
     half = light[::2, ::2] - MIDDLE
+    rows, columns = half.shape
     painted = masks.object[::2, ::2]
     # The object hides the region behind it.
     behind = (masks.region[::2, ::2] * (OPAQUE - painted)) >> OPAQUE_BITS
@@ -271,7 +272,7 @@ def _colours(masks: _Masks, light: Plane, look: Look, draw: Draws) -> list[Image
     strong, weak = draw.between(SATURATION), draw.between(REGION_SATURATION)
     planes: list[Image.Image] = []
     for axis in range(2):
-        plane = noise(axis, *half.shape, draw) * np.int16(draw.between(COLOUR))
+        plane = noise(axis, rows, columns, draw) * np.int16(draw.between(COLOUR))
         plane >>= COLOUR_BITS
         plane += (half * draw.between(TINT)) >> 5
         plane += (painted * (own[axis] * strong // 32)) >> OPAQUE_BITS
