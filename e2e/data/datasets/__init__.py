@@ -104,30 +104,22 @@ def _synthetic(options: Options, folder: Path) -> Data:
 
 
 def _generated(options: Options, folder: Path) -> Data:
-    train, held_out = generated.images()
-    return InMemory("generated", train, held_out, generated.NORMAL, generated.CLASSES, True,
+    return InMemory("generated", *generated.images(), generated.NORMAL, generated.CLASSES, True,
                     options.reading)  # fmt: skip
 
 
 def _cifar10(options: Options, folder: Path) -> Data:
-    train, held_out = cifar10.read(folder)
-    return InMemory(
-        "cifar10", train, held_out, cifar10.NORMAL, cifar10.CLASSES, reading=options.reading
-    )
+    return InMemory("cifar10", *cifar10.read(folder), cifar10.NORMAL, cifar10.CLASSES, False,
+                    options.reading)  # fmt: skip
 
 
 def _made(options: Options, folder: Path) -> Data:
     from e2e.data.synthetic_jpeg.dataset import USUAL, cached
 
-    root = cached(USUAL, lambda _done, _total: None)
-    return _images(options, root, "made", generated=True)
+    return _folder(options, cached(USUAL, lambda _done, _total: None), "made")
 
 
-def _folder(options: Options, folder: Path) -> Data:
-    return _images(options, folder, "folder", generated=False)
-
-
-def _images(options: Options, folder: Path, name: str, *, generated: bool) -> Data:
+def _folder(options: Options, folder: Path, name: str = "folder") -> Data:
     if len(options.sample) != 3 or options.sample[0] != 3:
         raise UserError(
             f"{name} has images of 3 channels, the network takes {_written(options.sample)}; "
@@ -135,7 +127,7 @@ def _images(options: Options, folder: Path, name: str, *, generated: bool) -> Da
         )
     return Folder(
         folder, options.sample, strict=options.strict, reading=options.reading, name=name,
-        generated=generated,
+        generated=name == "made",
     )  # fmt: skip
 
 

@@ -167,8 +167,8 @@ class Folder(Images):
         *,
         strict: bool,
         reading: Reading,
-        name: str = "folder",
-        generated: bool = False,
+        name: str,
+        generated: bool,
     ) -> None:
         self.name, self.generated = name, generated
         self._strict = strict

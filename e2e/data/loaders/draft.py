@@ -73,9 +73,12 @@ class DraftCut:
 
         image = decode(content, draw)
         if not reduced or image.size == reduced[0].size:
-            cut = self._cut(image, box[0] if box else self._box(image.height, image.width))
+            top, left, height, width = box[0] if box else self._box(image.height, image.width)
+            image = image.crop((left, top, left + width, top + height))
+            edges = None
         else:
-            cut = self._scaled(image, box[0], reduced[0])
+            edges = _edges(image, box[0], reduced[0])
+        cut = image.resize((self._size[1], self._size[0]), Image.Resampling.BILINEAR, edges)
         return pil_to_tensor(self._flip(cut))
 
     def _box(self, height: int, width: int) -> Box:
@@ -89,20 +92,16 @@ class DraftCut:
         fitting = (one for one in SCALES if height >= one * rows and width >= one * columns)
         return next(fitting, 1)
 
-    def _cut(self, image: Image.Image, box: Box) -> Image.Image:
-        top, left, height, width = box
-        cut = image.crop((left, top, left + width, top + height))
-        return cut.resize((self._size[1], self._size[0]), Image.Resampling.BILINEAR)
 
-    def _scaled(self, image: Image.Image, box: Box, reduced: _Reduced) -> Image.Image:
-        top, left, height, width = box
-        edges = (
-            reduced.left + left / reduced.scale,
-            reduced.top + top / reduced.scale,
-            min(image.width, reduced.left + (left + width) / reduced.scale),
-            min(image.height, reduced.top + (top + height) / reduced.scale),
-        )
-        return image.resize((self._size[1], self._size[0]), Image.Resampling.BILINEAR, edges)
+def _edges(image: Image.Image, box: Box, reduced: _Reduced) -> tuple[float, float, float, float]:
+    """The box of the whole image in the pixels of the one that was decoded smaller."""
+    top, left, height, width = box
+    return (
+        reduced.left + left / reduced.scale,
+        reduced.top + top / reduced.scale,
+        min(image.width, reduced.left + (left + width) / reduced.scale),
+        min(image.height, reduced.top + (top + height) / reduced.scale),
+    )
 
 
 def _reduced(height: int, width: int, scale: int, orientation: int) -> _Reduced:

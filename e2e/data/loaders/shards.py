@@ -97,7 +97,8 @@ class _Shards(Dataset[Sample]):
                 return sample
             except Exception as error:  # decoders raise nearly anything on broken files
                 name = os.path.join(str(parts["__url__"]), str(parts["__key__"]))
-                broken.append((name, _said(error)))
+                none = isinstance(error, StopIteration)
+                broken.append((name, "no image in it" if none else short(error)))
         return Sample(None, 0, broken)
 
     def _following(self) -> Generator[tuple[Raw, int], None, None]:
@@ -172,7 +173,3 @@ def _is_cut_short(file: BinaryIO) -> bool:
     last = file.read()
     file.seek(0)
     return bool(end % TAR_BLOCK) or last != bytes(TAR_BLOCK)
-
-
-def _said(error: Exception) -> str:
-    return "no image in it" if isinstance(error, StopIteration) else short(error)

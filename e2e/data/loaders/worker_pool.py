@@ -91,7 +91,9 @@ class Workers(Iterator[Batch], Generic[Batch]):
             if self._dead():
                 self._bury()
             try:
-                batch = self._next()
+                if self._running is None:
+                    self._running = self._start()
+                batch = next(self._running)
             except StopIteration:
                 raise
             except Exception:
@@ -110,13 +112,7 @@ class Workers(Iterator[Batch], Generic[Batch]):
             if process.is_alive():
                 process.terminate()
 
-    def _next(self) -> Batch:
-        if self._running is None:
-            self._start()
-        assert self._running is not None
-        return next(self._running)
-
-    def _start(self) -> None:
+    def _start(self) -> Iterator[Batch]:
         self._check_shared_memory()
         workers = self._wanted.workers
         with _starting, _quiet_children(), warnings.catch_warnings():
@@ -136,9 +132,10 @@ class Workers(Iterator[Batch], Generic[Batch]):
             )
             if workers and self._pinned:
                 _keep_quiet_about_the_dead()
-            self._running = iter(loader)
+            running = iter(loader)
             started = set(multiprocessing.active_children()) - before
         self._processes = tuple(sorted(started, key=lambda process: process.pid or 0))
+        return running
 
     def _check_shared_memory(self) -> None:
         needed, free = (self.ahead + 1) * self._batch_bytes, free_shared_memory()

@@ -63,51 +63,19 @@ TEXTURE = 64  # pixels a side of a texture, which repeats itself beyond its edge
 TEXTURES = 128
 WAVES = (2, 4, 8, 16, 32)  # cells a side in each octave
 
-
-def _disc(x: Ints, y: Ints) -> NDArray[np.bool_]:
-    return x * x + y * y <= 900**2
-
-
-def _ring(x: Ints, y: Ints) -> NDArray[np.bool_]:
-    return _disc(x, y) & (x * x + y * y >= 500**2)
-
-
-def _square(x: Ints, y: Ints) -> NDArray[np.bool_]:
-    return np.maximum(abs(x), abs(y)) <= 800
-
-
-def _frame(x: Ints, y: Ints) -> NDArray[np.bool_]:
-    return _square(x, y) & (np.maximum(abs(x), abs(y)) >= 450)
-
-
-def _triangle(x: Ints, y: Ints) -> NDArray[np.bool_]:
-    return (y <= 750) & (2 * abs(x) <= y + 1000)
-
-
-def _plus(x: Ints, y: Ints) -> NDArray[np.bool_]:
-    return (np.minimum(abs(x), abs(y)) <= 260) & (np.maximum(abs(x), abs(y)) <= 950)
-
-
-def _cross(x: Ints, y: Ints) -> NDArray[np.bool_]:
-    return (abs(abs(x) - abs(y)) <= 370) & (np.maximum(abs(x), abs(y)) <= 850)
-
-
-def _diamond(x: Ints, y: Ints) -> NDArray[np.bool_]:
-    return abs(x) + abs(y) <= UNIT
-
-
-def _bars(x: Ints, y: Ints) -> NDArray[np.bool_]:
-    return (abs(x) <= 850) & ((abs(y) <= 170) | ((abs(y) >= 520) & (abs(y) <= 860)))
-
-
-def _hourglass(x: Ints, y: Ints) -> NDArray[np.bool_]:
-    return (abs(y) <= 850) & (abs(x) <= abs(y) + 60)
-
-
 # Class by class. Each is its own mirror image, as an augmentation flips.
 SHAPES: tuple[Shape, ...] = (
-    _disc, _ring, _square, _frame, _triangle, _plus, _cross, _diamond, _bars, _hourglass,
-)  # fmt: skip
+    lambda x, y: x * x + y * y <= 900**2,  # a disc
+    lambda x, y: (x * x + y * y <= 900**2) & (x * x + y * y >= 500**2),  # a ring
+    lambda x, y: np.maximum(abs(x), abs(y)) <= 800,  # a square
+    lambda x, y: (np.maximum(abs(x), abs(y)) <= 800) & (np.maximum(abs(x), abs(y)) >= 450),  # frame
+    lambda x, y: (y <= 750) & (2 * abs(x) <= y + 1000),  # a triangle
+    lambda x, y: (np.minimum(abs(x), abs(y)) <= 260) & (np.maximum(abs(x), abs(y)) <= 950),  # plus
+    lambda x, y: (abs(abs(x) - abs(y)) <= 370) & (np.maximum(abs(x), abs(y)) <= 850),  # a cross
+    lambda x, y: abs(x) + abs(y) <= UNIT,  # a diamond
+    lambda x, y: (abs(x) <= 850) & ((abs(y) <= 170) | ((abs(y) >= 520) & (abs(y) <= 860))),  # bars
+    lambda x, y: (abs(y) <= 850) & (abs(x) <= abs(y) + 60),  # an hourglass
+)
 CLASSES = len(SHAPES)
 # What is in the picture besides, and says nothing of its class.
 DISTRACTORS: tuple[Shape, ...] = (
@@ -157,7 +125,8 @@ class _World:
 
     def _made(self, draw: _Draws, noise: NDArray[np.uint8], labels: Ints) -> Ints:
         """Images [N, 3, 32, 32], from 0 to 255."""
-        shape, other = self._shape(draw, labels), self._other(draw, labels)
+        shape = self._placed(labels * self._variants + draw.below(self._variants, wide=True), draw)
+        other = self._other(draw, labels)
         ahead = draw.below(2)[:, None, None] == 1
         ground = draw.between(GROUND, 3)
         pixels = _textured(ground, self._texture(draw), draw)
@@ -169,10 +138,6 @@ class _World:
         pixels += _scaled_noise(noise, draw)
         return pixels.clip(0, 255)
 
-    def _shape(self, draw: _Draws, labels: Ints) -> Ints:
-        """Masks of the labels' shapes, int16 [N, 32, 32]."""
-        return self._placed(labels * self._variants + draw.below(self._variants, wide=True), draw)
-
     def _other(self, draw: _Draws, labels: Ints) -> Ints:
         """Masks of distractors; in an ambiguous image, of a shape of another class."""
         label = (labels + 1 + draw.below(CLASSES - 1)) % CLASSES
@@ -182,6 +147,7 @@ class _World:
         return self._placed(np.where(ambiguous, shape, distractor), draw)
 
     def _placed(self, which: Ints, draw: _Draws) -> Ints:
+        """These masks, anywhere in the image: int16 [N, 32, 32]."""
         ends = (MARGIN, CANVAS - SAMPLE[1] - MARGIN)
         down, across = draw.between(ends), draw.between(ends)
         return self._masks[which, down, across]
