@@ -101,17 +101,11 @@ class Packed:
 
 def pack(samples: Sequence[EncodedSample]) -> Packed:
     """A batch of those samples that have an image."""
-    good = [(sample.item, sample.content) for sample in samples if sample.item is not None]
-    rows = _rows([item for item, _ in good])
-    rows["bytes"] = [len(content) for _, content in good]
-    flat = np.concatenate([rows.view(np.uint8), *(content for _, content in good)])
-    broken = [file for sample in samples for file in sample.broken]
-    return Packed(torch.as_tensor(flat), len(good), broken)
-
-
-def _rows(items: Sequence[Item]) -> Rows:
+    items = [sample.item for sample in samples if sample.item is not None]
+    contents = [sample.content for sample in samples if sample.item is not None]
     rows = np.zeros(len(items), ROW)
     if items:
+        rows["bytes"] = [len(content) for content in contents]
         rows["coded"] = [item.coded for item in items]
         rows["shape"] = [(3, *item.size) for item in items]
         rows["label"] = [item.label for item in items]
@@ -123,7 +117,9 @@ def _rows(items: Sequence[Item]) -> Rows:
             torch.tensor([item.flip for item in items]),
             torch.tensor([item.orientation for item in items]),
         )
-    return rows
+    flat = np.concatenate([rows.view(np.uint8), *contents])
+    broken = [file for sample in samples for file in sample.broken]
+    return Packed(torch.as_tensor(flat), len(items), broken)
 
 
 class Encoded(Dataset[EncodedSample]):

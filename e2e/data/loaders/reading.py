@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 
 from e2e.data.loaders.decode import short
 from e2e.data.loaders.sampling import Draw, Shuffled
-from e2e.data.loaders.worker_pool import WorkerFeed, Workers
+from e2e.data.loaders.worker_pool import Workers
 from e2e.data.types import Arrays, Broken, Files, Picture, Source, Tell, Wanted
 from microbench.errors import UserError
 
@@ -102,27 +102,26 @@ class Read(NamedTuple):
 def open_feed(source: Source, wanted: Wanted, tell: Tell) -> ReadFeed:
     """The files in the order in which training reads them."""
     assert isinstance(source, Files)
-    workers = Workers(
-        _Files(source.pictures, wanted.cold),
-        partial(Shuffled, len(source.pictures), wanted.batch, wanted.seed),
-        wanted,
-        collate=_added_up,
-        pinned=False,
-        batch_bytes=0,
-    )
-    return ReadFeed(workers, tell)
+    return ReadFeed(source, wanted, tell)
 
 
-class ReadFeed(WorkerFeed[Read]):
+class ReadFeed(Workers[Read]):
     """A `LoaderFeed` that cannot train: it fetches, and has nothing to place."""
 
-    def __init__(self, workers: Workers[Read], tell: Tell) -> None:
-        super().__init__(workers)
+    def __init__(self, files: Files, wanted: Wanted, tell: Tell) -> None:
+        super().__init__(
+            _Files(files.pictures, wanted.cold),
+            partial(Shuffled, len(files.pictures), wanted.batch, wanted.seed),
+            wanted,
+            collate=_added_up,
+            pinned=False,
+            batch_bytes=0,
+        )
         self._tell = tell
 
     def fetch(self) -> Read:
         """Wait until the next batch is read."""
-        read_ = next(self._workers)
+        read_ = next(self)
         self._tell(read_.broken)
         return read_
 

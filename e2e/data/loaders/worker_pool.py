@@ -55,8 +55,11 @@ class Workers(Iterator[Batch], Generic[Batch]):
     with new ones at the first batch that was not given yet, so that none is left out and none comes
     twice, and `wanted.note` gets a line.
     `batch_bytes` is what a batch takes in shared memory: a LoaderError, before any worker starts,
-    when the batches that are under way do not fit.
+    when the batches that are under way do not fit. A `LoaderFeed` may be made of this class: it
+    adds `fetch` and `place`.
     """
+
+    idle_cpu_s = 0.0
 
     def __init__(
         self,
@@ -106,6 +109,9 @@ class Workers(Iterator[Batch], Generic[Batch]):
 
     def close(self) -> None:
         """End the workers. A `next` that another thread waits in raises within some seconds."""
+        self._end()
+
+    def _end(self) -> None:
         self._running = None  # its end is theirs, unless another thread waits in it
         processes, self._processes = self._processes, ()
         for process in processes:
@@ -165,7 +171,7 @@ class Workers(Iterator[Batch], Generic[Batch]):
         dead = self._dead()[0]
         number = self._processes.index(dead) + 1
         said = f"loader worker {number} of {self._wanted.workers} (pid {dead.pid}) {_end_of(dead)}"
-        self.close()
+        self._end()
         self._losses += 1
         if self._wanted.on_death != "restart":
             raise LoaderError(f"{said}; --on-worker-death restart goes on with new ones")
@@ -173,29 +179,6 @@ class Workers(Iterator[Batch], Generic[Batch]):
             raise LoaderError(f"{said}; so was the one before it, at the same batch")
         self.restarts += 1
         self._wanted.note(f"{said}; new ones went on from the batch that was lost")
-
-
-class WorkerFeed(Generic[Batch]):
-    """What all `LoaderFeed`s have that wait for batches of workers."""
-
-    idle_cpu_s = 0.0
-
-    def __init__(self, workers: Workers[Batch]) -> None:
-        self._workers = workers
-
-    @property
-    def ahead(self) -> int:
-        """How many batches may be ready before they are fetched."""
-        return self._workers.ahead
-
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """The workers by now."""
-        return self._workers.pids
-
-    def close(self) -> None:
-        """End the workers."""
-        self._workers.close()
 
 
 def _end_with(parent: int, _: int) -> None:
