@@ -141,7 +141,7 @@ def predict(network: str, **options: Any) -> None:
 @_options("validate")
 def validate(networks: str | None, batch: str | None, **options: Any) -> None:
     """Predict and measure a matrix of networks, recipes and batches: the error table."""
-    from e2e.commands.validate import run_validation
+    from e2e.commands.train import run_validation
 
     run_validation(networks, batch, options)
 

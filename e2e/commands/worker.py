@@ -43,8 +43,16 @@ class TrainWorker(Child):
     """A child process that trains. Greet it, open the data, then ask."""
 
     def __init__(self, settings: TrainSettings) -> None:
+        self._settings = settings
         # Not a daemon: those may have no children, and data loaders have.
         super().__init__(_train_on_request, settings, daemon=False)
+
+    def restart(self) -> None:
+        """Start a new process in place of one that died, and open the data again."""
+        self.close()
+        self.__init__(self._settings)
+        self.greet()
+        self.open_data()
 
     def open_data(self) -> DataFacts:
         """Open the data and build the network once. UserError for what is wrong with either."""
