@@ -111,9 +111,11 @@ def of_case(
     return asked | {"label": label, "varied": varied, "least": least}
 
 
-def setting(default: Any, help: str = "", *, asked: Any = AS_FIELD, **said: Any) -> Any:
+def setting(
+    default: Any, help: str = "", *, label: Label | None = None, asked: Any = AS_FIELD, **said: Any
+) -> Any:
     """A field of `TrainCase`; `asked` is the default of its option, where that is another."""
-    return field(default=default, metadata=of_case(help, default=asked, **said))
+    return field(default=default, metadata=of_case(help, label=label, default=asked, **said))
 
 
 def choice(default: Any, help: str, **said: Any) -> Any:
