@@ -90,7 +90,7 @@ class Job:
     def _untrained(self, run: Run, predicted: Mapping[str, Prediction]) -> list[Training]:
         """The arms of a comparison that is only predicted, but for those that have been timed."""
         found = [self._blank(prediction) for prediction in predicted.values()]
-        self.progress.foretold(found)
+        self.progress.timed(found)
         explained = self.predictions.explainer.explained(found, predicted)
         measured = {t.case.key for t in run.of(Training) if t.steps is not None}
         return [training for training in explained if training.case.key not in measured]
