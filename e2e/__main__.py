@@ -183,10 +183,9 @@ def make_data(folder: Path, **options: Any) -> None:
 @app.command(name="list")
 def list_networks() -> None:
     """The networks and the loaders that are known by name."""
-    from e2e.commands.list import print_loaders, print_networks
+    from e2e.commands.list import print_names
 
-    print_networks()
-    print_loaders()
+    print_names()
 
 
 def main(arguments: list[str] | None = None) -> int:

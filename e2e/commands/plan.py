@@ -80,7 +80,10 @@ def plan(
     network: Network, options: ArmOptions, kind: str, memory_bytes: int | None
 ) -> list[Comparison]:
     """One comparison a batch size. UserError for words that do not go together."""
-    _check(options, kind)
+    if options.ladder:
+        _check_ladder(options)
+    if options.base.graph:
+        _check_graph(options.base, kind)
     batches = [_usual_batch(network, kind, memory_bytes)]
     if options.batch is not None:
         batches = parse_numbers(options.batch, "--batch")
@@ -178,13 +181,6 @@ def _ladder(network: Network, options: ArmOptions, kind: str) -> list[Planned]:
         if kind != "cpu" or name != "tf32":  # which a CPU skips: the next rung goes on from fp32
             case = changed
     return arms
-
-
-def _check(options: ArmOptions, kind: str) -> None:
-    if options.ladder:
-        _check_ladder(options)
-    if options.base.graph:
-        _check_graph(options.base, kind)
 
 
 def _check_ladder(options: ArmOptions) -> None:

@@ -214,12 +214,8 @@ def _begin(request: TrainRequest, greeting: Greeting, facts: DataFacts, before: 
     known = before.settings.get("training", {})
     for name, value in chosen.items():
         if known.get(name, value) != value:
-            then, now = (_said(words) for words in (known[name], value))
+            then, now = ("unset" if v is None else v for v in (known[name], value))
             raise UserError(
                 f"--resume {path} was taken with {name} {then}, not {now}; give the same"
             )
     return replace(before, finished_at=None)
-
-
-def _said(value: Any) -> str:
-    return "unset" if value is None else str(value)

@@ -30,10 +30,8 @@ import pytest
 from samples.commands import Ran, run_here
 
 from e2e.__main__ import main
-from e2e.data.datasets import open_data
 from e2e.results.types import Training
 from microbench.__main__ import main as microbench
-from microbench.errors import UserError
 from microbench.results.runfile import read_run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -1021,33 +1019,6 @@ def test_bad_words_are_one_line(
     no_device = "--device" in words or words == "train" or words.endswith("--batch")
     refused(words if no_device else f"{words} --device cpu", BAD_WORDS[words], capfd)
     assert [p for p in tmp_path.rglob("*") if p.is_file()] == []
-
-
-BAD_DATA = {
-    "folder:/nowhere": ("/nowhere",),
-    "cifar10:/nowhere": ("/nowhere",),
-    "folder:": ("folder:DIR",),
-    "folder": ("folder:DIR",),
-    "cifar10": ("cifar10:DIR",),
-    "nonsense": ("nonsense", "synthetic", "generated", "cifar10", "folder"),
-    "": ("synthetic", "generated"),
-    "synthetic:5": ("synthetic",),
-}
-
-
-@pytest.mark.parametrize("spec", BAD_DATA)
-def test_bad_data_is_one_line(spec: str) -> None:
-    """Without a process, for speed; the next test asks one."""
-    with pytest.raises(UserError) as caught:
-        open_data(spec, sample=(3, 32, 32), classes=10, tokens=None, strict=False, workers=0)
-    assert "\n" not in str(caught.value)
-    for words in BAD_DATA[spec]:
-        assert words in str(caught.value)
-
-
-def test_tokens_do_not_train_on_images() -> None:
-    with pytest.raises(UserError, match="generated"):
-        open_data("generated", sample=(64,), classes=50, tokens=50, strict=False, workers=0)
 
 
 def test_bad_words_in_a_real_process() -> None:
