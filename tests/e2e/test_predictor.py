@@ -13,8 +13,8 @@ from samples.calibration import shallow_models
 from samples.train_cases import case_of, quietly
 
 from e2e.__main__ import train
+from e2e.commands.plan import Work
 from e2e.commands.requests import request_of
-from e2e.commands.scheduler import Work
 from e2e.commands.worker import DataFacts
 from e2e.explain.annotate import with_predictions
 from e2e.networks import find
