@@ -30,11 +30,13 @@ from kernels.aten.call import (
     Call,
     CannotReplay,
     Named,
+    Slot,
     TensorSpec,
+    named_arguments,
+    resolve,
+    slots_of,
 )
-from kernels.aten.contents import REFUSED, Fill, Site, fill_of
-from kernels.aten.saved import SAVED, run_forward
-from kernels.aten.schema import Slot, named_arguments, resolve, slots_of
+from kernels.aten.contents import REFUSED, SAVED, Fill, Site, fill_of, run_forward
 
 # Torch says of these that their shape may depend on data; it does for masks, not for indices.
 _INDEXED = ("index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl_")

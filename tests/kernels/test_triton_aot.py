@@ -56,7 +56,7 @@ def case(precision: str, size: int, layout: str = "nt") -> Case:
 
 
 def build(config: Config, what: Case, tmp_path: Path) -> list[Built]:
-    from kernels.gemm.triton.launch import Launcher
+    from kernels.gemm.triton.backend import Launcher
 
     kinds = (what.precision.torch_dtype(w) for w in ("storage", "storage_b", "output"))
     a, b, c = (torch.empty(256, dtype=kind) for kind in kinds)

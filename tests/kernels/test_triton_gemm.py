@@ -68,7 +68,7 @@ def interpret() -> None:
     from kernels.checking import poison
     from kernels.gemm.check import relative_error
     from kernels.gemm.operands import OperandPool
-    from kernels.gemm.triton.launch import Launcher
+    from kernels.gemm.triton.backend import Launcher
 
     pool = OperandPool(Target("cpu", "cpu"), seed=0)
     pool.sampled = 10_000  # everything
