@@ -22,10 +22,10 @@ from samples.hopper import assembled
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from samples.resample_reference import reference  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from kernels.resample.geometry import ORIENTATIONS, crop_table, upright_size  # noqa: E402
-from kernels.resample.reference import reference  # noqa: E402
 
 TOLERANCE = 2e-6  # of the largest value: float32 sums of a few dozen bytes
 SIZE = (5, 7)

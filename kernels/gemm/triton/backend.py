@@ -6,7 +6,7 @@ What can be done once is done before, so that a launch is nothing but a launch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
 from pathlib import Path
@@ -17,25 +17,10 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.case import Candidate, Case, Target
 from kernels.gemm.operands import Operands
+from kernels.gemm.triton import config as cfg
 from kernels.gemm.triton import kernels as jit
-from kernels.gemm.triton.config import (
-    PERSISTENT,
-    POINTER,
-    WIDE,
-    Config,
-    Problem,
-    choices,
-    parse,
-    valid,
-)
-from kernels.triton_config import (
-    TMA_ALIGNMENT,
-    Step,
-    candidate,
-    input_precision,
-    options,
-    some,
-)
+from kernels.gemm.triton.config import Config, Problem, parse
+from kernels.triton_config import TMA_ALIGNMENT, Step, candidate, input_precision, options, some
 from kernels.tuned import Size, Tables, nearest, tables_for
 
 SEARCHED = 14  # configurations that --autotune times
@@ -44,11 +29,10 @@ PACK_ROWS, PACK_COLUMNS, PACK_WARPS = 64, 64, 4
 HEAD, TAIL = 128, 64  # the two blocks of a 192-wide tile
 
 _ACCUMULATE = {"float32": tl.float32, "float16": tl.float16, "int32": tl.int32}
-_KERNELS = {
-    "pointer": jit.gemm_pointer,
-    "tma": jit.gemm_tma,
-    "tma_persistent": jit.gemm_tma_persistent,
-    "tma_192": jit.gemm_tma_192,
+_TMA_KERNELS = {
+    cfg.TMA: jit.gemm_tma,
+    cfg.PERSISTENT: jit.gemm_tma_persistent,
+    cfg.WIDE: jit.gemm_tma_192,
 }
 
 
@@ -85,11 +69,9 @@ def configuration(case: Case, target: Target) -> Config:
     problem, capability = Problem.of(case), target.capability or (0, 0)
 
     def usable(size: Size, label: str) -> bool:
-        lender = Case(
-            case.op, dict(zip("mnk", size, strict=True)), case.precision_name, "triton", case.layout
-        )
+        lender = replace(case, dims=dict(zip("mnk", size, strict=True)))
         alike = Problem.of(lender).storage_class == problem.storage_class
-        return alike and valid(parse(label), problem, capability)
+        return alike and cfg.valid(parse(label), problem, capability)
 
     listed = TABLES.section(tables_for(target), case.precision_name, case.layout)
     label = nearest(listed, _size(case), usable)
@@ -97,7 +79,7 @@ def configuration(case: Case, target: Target) -> Config:
 
 
 def _choices(case: Case, target: Target) -> Sequence[Config]:
-    found = choices(Problem.of(case), target.capability or (0, 0), target.sm_count)
+    found = cfg.choices(Problem.of(case), target.capability or (0, 0), target.sm_count)
     return some(found, case, target)
 
 
@@ -127,11 +109,10 @@ class _Matrix:
     ld: int
 
     def descriptor(self, block_rows: int, block_k: int) -> TensorDescriptor:
-        if self.k_major:
-            return TensorDescriptor(
-                self.base, [self.rows, self.k], [self.ld, 1], [block_rows, block_k]
-            )
-        return TensorDescriptor(self.base, [self.k, self.rows], [self.ld, 1], [block_k, block_rows])
+        sizes, box = [self.rows, self.k], [block_rows, block_k]
+        if not self.k_major:
+            sizes, box = sizes[::-1], box[::-1]
+        return TensorDescriptor(self.base, sizes, [self.ld, 1], box)
 
 
 class Launcher:
@@ -151,7 +132,7 @@ class Launcher:
 
     def bind(self, config: Config) -> tuple[Step, ...]:
         """The launches that one product takes, in order."""
-        if config.kernel == POINTER:
+        if config.kernel == cfg.POINTER:
             return (self._pointer_step(config),)
         packs = [pack[1] for pack in (self._packed_a, self._packed_b) if pack[1] is not None]
         return (*packs, self._tma_step(config))
@@ -177,9 +158,8 @@ class Launcher:
             config.bm, config.bn, config.bk, p.k % config.bk == 0,
             *self._arithmetic(config),
         )  # fmt: skip
-        return Step(
-            _KERNELS[POINTER], (p.tiles(config),), args, options(config.stages, config.warps)
-        )
+        step_options = options(config.stages, config.warps)
+        return Step(jit.gemm_pointer, (p.tiles(config),), args, step_options)
 
     def _tma_step(self, config: Config) -> Step:
         p, tiles = self.problem, self.problem.tiles(config)
@@ -188,17 +168,17 @@ class Launcher:
         tile = (config.bm, config.bn, config.bk, config.split)
         how = (*tile, a.k_major, b.k_major, *self._arithmetic(config))
         a_box = a.descriptor(config.bm, config.bk)
-        grid = (tiles if config.kernel == "tma" else min(self.sm_count, tiles),)
-        if config.kernel == WIDE:
+        grid = (tiles if config.kernel == cfg.TMA else min(self.sm_count, tiles),)
+        if config.kernel == cfg.WIDE:
             boxes = (a_box, b.descriptor(HEAD, config.bk), b.descriptor(TAIL, config.bk))
             outputs = (self._c_box(config, HEAD), self._c_box(config, TAIL))
             args = (*boxes, *outputs, self.c, *sizes, *how, self.sm_count)
         else:
             boxes = (a_box, b.descriptor(config.bn, config.bk), self._c_box(config, config.bn))
             args = (*boxes, self.c, *sizes, *how)
-        if config.kernel == PERSISTENT:
+        if config.kernel == cfg.PERSISTENT:
             args = (*args, self.sm_count)
-        return Step(_KERNELS[config.kernel], grid, args, options(config.stages, config.warps))
+        return Step(_TMA_KERNELS[config.kernel], grid, args, options(config.stages, config.warps))
 
     def _c_box(self, config: Config, columns: int) -> TensorDescriptor | None:
         if config.direct:
