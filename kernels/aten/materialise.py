@@ -12,17 +12,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from kernels.aten.arena import (
-    READ,
-    WARM,
-    WRITTEN,
-    Area,
-    Cold,
-    Pool,
-    fill,
-    in_turns,
-    writable,
-)
+from kernels.aten.arena import READ, WARM, WRITTEN, Area, Cold, Pool, fill, in_turns, writable
 from kernels.aten.bindings import matching, quickest
 from kernels.aten.call import (
     Argument,
@@ -121,10 +111,8 @@ def reserve(calls: Iterable[tuple[Call, Cold]], pool: Pool) -> None:
     for call, cold in calls:
         if why_not(call) is None:
             places = _places(call, pool)
-            for area, elements in _needs(
-                [*places, *itertools.chain(*_turns(places, cold))]
-            ).items():
-                most[area] = max(most.get(area, 0), elements)
+            needs = _needs([*places, *itertools.chain(*_turns(places, cold))])
+            most |= {area: max(most.get(area, 0), n) for area, n in needs.items()}
     pool.grow(most)
 
 

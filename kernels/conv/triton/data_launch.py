@@ -146,7 +146,8 @@ class _Binder:
         group = 1  # the tiles of one block of pixels follow one another and share it in L2
         args = (
             *self._matrices(weights), self.output, pixels, what.k, what.c, group,
-            config.pixels, config.bk, config.bc, config.split, True, self._k_major, self.mode, tl.float32, None,
+            config.pixels, config.bk, config.bc, config.split, True, self._k_major, self.mode,
+            tl.float32, None,
         )  # fmt: skip
         if config.kernel == cfg.GEMM_PERSISTENT:
             programs = self._programs()
