@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from kernels import OPS, is_library
-from kernels.case import Candidate, CannotRun, Case, OpSession, Prepared, Target
+from kernels.case import Candidate, CannotRun, Case, Prepared, Target
 from kernels.error_words import first_line
+from kernels.op import OpSession
 from microbench.device import profiler as kernel_names
 from microbench.device.telemetry import Telemetry, TelemetrySummary
 from microbench.results.types import TIME_DECIMALS, Measurement, Ratio, Result

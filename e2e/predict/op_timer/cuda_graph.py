@@ -22,7 +22,7 @@ from e2e.train.speed_readings import HostSpeed, SpeedBetween
 from e2e.train.step_timer import busy_time, host_time
 from e2e.train.trainer import capture_stream
 from kernels.aten import Call
-from kernels.aten.schema import named_arguments
+from kernels.aten.call import named_arguments
 from kernels.error_words import one_line
 from microbench.timing.stats import median
 
