@@ -19,7 +19,6 @@ from microbench.report.screen import WIDTH
 from microbench.report.table import screen
 from microbench.results.kinds import reports
 from microbench.results.types import Result, Run
-from microbench.roofline.model.wording import describe
 from microbench.verdict import verdict
 
 SOFTWARE = (
@@ -31,6 +30,7 @@ SOFTWARE = (
     ("python", "Python"),
     ("project", "halfway"),
 )
+MODEL = "A model of the time, checked on cases it has not seen"
 
 
 def print_run(run: Run, console: Console, *, details: bool = False) -> None:
@@ -65,7 +65,9 @@ def _print_kernels(run: Run, console: Console, width: int, details: bool) -> Non
         _section(console, layers_summary(run, run.network), width, "In short")
     else:
         _section(console, notes.sentences(verdict(run)), width, "In short")
-    _section(console, _model(run), width, "A model of the time, checked on cases it has not seen")
+    _section(
+        console, notes.model(run), width, "A model of the time, checked on cases it has not seen"
+    )
     _section(console, notes.warnings(run), width, "Warnings")
     _section(console, notes.ceilings(run), width, blank=False)
 
@@ -85,7 +87,9 @@ def _table(run: Run, width: int) -> tuple[list[Text], str, list[Result]]:
 def _print_map(run: Run, console: Console, width: int) -> None:
     _section(console, [*map_tables(run, width), *notes.missing_reasons(run)], width)
     _section(console, [Text(line, "bold") for line in map_verdict(run)], width, "In short")
-    _section(console, _model(run), width, "A model of the time, checked on cases it has not seen")
+    _section(
+        console, notes.model(run), width, "A model of the time, checked on cases it has not seen"
+    )
     _section(console, notes.ceilings(run), width, blank=False)
 
 
@@ -128,10 +132,6 @@ def _how(run: Run) -> list[str]:
         parts += [f"{title} {fmt.clean('/'.join(values))}"] if values else []
     parts.append(fmt.clean(run.started_at.replace("T", " ").replace("+00:00", " UTC")))
     return parts
-
-
-def _model(run: Run) -> list[Text]:
-    return [Text(f"  {fmt.clean(line)}") for line in describe(run.model)] if run.model else []
 
 
 def _shared_settings(run: Run) -> list[str]:
