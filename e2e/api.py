@@ -6,19 +6,11 @@ is a name, "module:function", or an importable function; `predict` also takes a 
 
 from __future__ import annotations
 
-import copy
-import sys
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
-from types import ModuleType
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from e2e.case import SCHEMAS
-from e2e.commands.requests import request_of
 from e2e.commands.stalls import loaded, stalled
-from e2e.commands.train import trained
-from microbench.api import Run, words_of
-from microbench.command_line import Outputs
+from microbench.api import Run
 from microbench.errors import UserError
 
 if TYPE_CHECKING:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator, Mapping
 
-from kernels.case import Case, Op
+from kernels.case import Case
+from kernels.op import Op
 
 
 class _Ops(Mapping[str, Op]):

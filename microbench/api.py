@@ -7,7 +7,7 @@ names, with "_" for "-". Mistakes raise `UserError`. What comes back knows how t
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
@@ -191,9 +191,7 @@ def bench(function: Function, *tensors: Any, **conditions: Any) -> Measurement:
     return compare_arms({name: function}, *tensors, **conditions)[name]
 
 
-def compare_arms(
-    variants: Mapping[str, Function], *tensors: Any, **conditions: Any
-) -> Variants:
+def compare_arms(variants: Mapping[str, Function], *tensors: Any, **conditions: Any) -> Variants:
     """Time several callables on the same tensors, interleaved in random order.
 
     The first is the baseline of the speed-ups. Conditions and errors as in `bench`.

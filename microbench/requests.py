@@ -219,7 +219,7 @@ class LayersRequest(_Sweep):
         return self._planned(kind)[1]
 
     def _planned(self, kind: str) -> tuple[list[Group], NetworkUse]:
-        from microbench.layers.plan import plan_layers, traced
+        from microbench.layers.trace import plan_layers, traced
 
         asked = self.conditions
         return plan_layers(

@@ -45,7 +45,6 @@ class Session(Protocol):
 
     def close(self) -> None:
         """Free the device."""
-        ...
 
 
 class Progress(Protocol):
@@ -53,11 +52,9 @@ class Progress(Protocol):
 
     def stage(self, key: str, stage: str) -> None:
         """A case entered a stage."""
-        ...
 
     def done(self, group: Group, results: Sequence[Result], left_s: float) -> None:
         """A group is on disk; about `left_s` seconds of measuring are left."""
-        ...
 
 
 def weight(case: Case) -> float:

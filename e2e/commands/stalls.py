@@ -13,7 +13,7 @@ from e2e.commands.scheduler import Job
 from e2e.commands.train import file_name, run_requests
 from e2e.data.loaders import LOADERS
 from e2e.data.loaders.cpus import cores
-from e2e.input_stalls.model import Alone, busy_points, measured_points, predict_together
+from e2e.input_stalls import Alone, busy_points, measured_points, predict_together
 from e2e.results.baselines import baselines
 from e2e.results.loader_types import LoadCase, Loading, load_case
 from e2e.results.types import PREDICTED, Predicted, Training

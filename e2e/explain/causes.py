@@ -10,9 +10,16 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from e2e.explain.findings import MIN_GAIN_PCT, Steps, findings
+from e2e.explain.findings import (
+    MIN_GAIN_PCT,
+    NAMED,
+    Steps,
+    findings,
+    largest,
+    layer_of,
+    named,
+)
 from e2e.explain.ledger import Step, op_terms_ms
-from e2e.explain.wording import NAMED, largest, layer_of, named, rate
 from e2e.results.types import Cause, Setting
 from microbench import fmt
 from microbench.fmt import as_ms
@@ -57,10 +64,15 @@ def causes(
     return proposed + findings(Steps(present, base, recipe, base_recipe))
 
 
+def _rate(per_s: float) -> str:
+    """ "6,078", "3.47"."""
+    return f"{per_s:,.0f}" if per_s >= 99.95 else f"{per_s:.3g}"
+
+
 def _fix(present: Step, units: int, other: Counterfactual, unit: str) -> Cause:
     rates = [units / present.expected_s, other.units / other.step.expected_s]
     why = (
-        f"predicted {rate(rates[1])} instead of {rate(rates[0])} {unit}/s"
+        f"predicted {_rate(rates[1])} instead of {_rate(rates[0])} {unit}/s"
         f"{_difference(present, other, units)}"
     )
     gain_pct = 100 * (rates[1] / rates[0] - 1)

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from e2e.explain.ledger import TERMS, Step, bound, layer_table, op_terms_ms
-from e2e.explain.wording import (
-    NAMED,
-    called,
-    largest,
-    layer_of,
-    layers,
-    named,
-    share,
-)
+from e2e.explain.ledger import NO_LAYER, TERMS, Step, bound, layer_table, op_terms_ms
+from e2e.predict.queue_model import OpCost
 from e2e.results.baselines import BASELINES
 from e2e.results.types import Cause
 from microbench import fmt
 from microbench.fmt import as_ms
 
+NAMED = 3  # layers or terms that a sentence names
 MIN_GAIN_PCT = 1.0  # of throughput: smaller gains are not proposed
 SLOWER_SHARE = 0.05  # a layer this much slower in low precision is named ...
 SLOWER_STEP_SHARE = 0.001  # ... where this share of the step is lost by it
@@ -69,7 +63,6 @@ def findings(steps: Steps) -> list[Cause]:
 
 
 def _loading(steps: Steps) -> Finding | None:
-    """The loader is what the step waits for."""
     wait_s = steps.present.predicted_wait_s
     if wait_s <= MIN_GAIN_PCT / 100 * steps.step_s:
         return None
@@ -81,13 +74,12 @@ def _loading(steps: Steps) -> Finding | None:
 
 
 def _launching(steps: Steps) -> Finding | None:
-    """The device is idle for more than IDLE_SHARE of the step."""
     step = steps.present.predicted
     if step.limit != "host":
         return None
     if all(op.waits for op in steps.present.ops):  # a CPU's
         why = (
-            f"no operation runs in {share(step.idle_s, step.step_s)}: that is Python's, "
+            f"no operation runs in {_share(step.idle_s, step.step_s)}: that is Python's, "
             f"autograd's and the optimizer's, around operations that take "
             f"{as_ms(1e3 * step.gpu_s)} ms"
         )
@@ -95,7 +87,7 @@ def _launching(steps: Steps) -> Finding | None:
     launches = sum(op.kind != "view" for op in steps.present.ops)
     waits = sum(op.waits for op in steps.present.ops)
     why = (
-        f"no kernel runs in {share(step.idle_s, step.step_s)}: the host needs "
+        f"no kernel runs in {_share(step.idle_s, step.step_s)}: the host needs "
         f"{as_ms(1e3 * step.host_s)} ms to launch {launches:,} ops, which the device does in "
         f"{as_ms(1e3 * step.gpu_s)} ms"
     )
@@ -116,7 +108,7 @@ def _memory(steps: Steps) -> Finding | None:
         if at_most is None or memory_ms <= MEMORY_SHARE * step_ms:
             continue
         why = (
-            f"in {recipe}, memory-bound work takes {share(memory_ms / 1e3, step_ms / 1e3)}: "
+            f"in {recipe}, memory-bound work takes {_share(memory_ms / 1e3, step_ms / 1e3)}: "
             f"{largest(memory)}; products take {as_ms(1e3 * step.product_s)} ms, and even free "
             f"ones would make the step at most {at_most:.2f} times faster"
         )
@@ -137,34 +129,31 @@ def _slower_layers(steps: Steps) -> Finding | None:
     if not rows:
         return None
     lost_s = -math.fsum(row.saving_ms for row in rows) / 1e3
-    named = fmt.joined(
-        [
-            f"{called(row.layer)} ({as_ms(row.other_ms)} ms in {steps.recipe}, "
-            f"{as_ms(row.base_ms)} in {steps.base_recipe})"
-            for row in rows[:NAMED]
-        ]
-    )
+    slow = [
+        f"{_called(row.layer)} ({as_ms(row.other_ms)} ms in {steps.recipe}, "
+        f"{as_ms(row.base_ms)} in {steps.base_recipe})"
+        for row in rows[:NAMED]
+    ]
     more = f" and {len(rows) - NAMED} more" if len(rows) > NAMED else ""
     why = (
-        f"products are slower in low precision in {named}{more}: "
-        f"{share(lost_s, steps.step_s)} lost{_conversions(steps, [row.layer for row in rows])}"
+        f"products are slower in low precision in {fmt.joined(slow)}{more}: "
+        f"{_share(lost_s, steps.step_s)} lost{_conversions(steps, {row.layer for row in rows})}"
     )
     fix = f"keep {'it' if len(rows) == 1 else 'them'} in {steps.base_recipe}"
     return lost_s, Cause("layers that are slower in low precision", why, _worth(fix, lost_s, steps))
 
 
-def _conversions(steps: Steps, layers: Sequence[str]) -> str:
+def _conversions(steps: Steps, slow: set[str]) -> str:
     """How much of these layers' time only changes the layout, if it is much."""
-    ops = [op for op in steps.present.ops if op.kind == "product" and layer_of(op) in layers]
+    ops = [op for op in steps.present.ops if op.kind == "product" and layer_of(op) in slow]
     taken_s = math.fsum(op.device_s for op in ops)
     changing_s = math.fsum(op.conversion_s for op in ops)
     if changing_s <= SLOWER_SHARE * taken_s:
         return ""
-    return f"; {share(changing_s, taken_s)} there only change the layout"
+    return f"; {_share(changing_s, taken_s)} there only change the layout"
 
 
 def _missed(steps: Steps) -> Finding | None:
-    """Products that still run on float32 under a recipe of low precision."""
     if not steps.low:
         return None
     products = [op for op in steps.present.ops if op.kind == "product"]
@@ -174,28 +163,26 @@ def _missed(steps: Steps) -> Finding | None:
         return None
     why = (
         f"products that {steps.recipe} leaves in float32 take "
-        f"{share(missed_s, steps.present.product_s)} of all products: {layers(missed)}"
+        f"{_share(missed_s, steps.present.product_s)} of all products: {_layers(missed)}"
     )
     fix = "call them under autocast, with no .float() or autocast(enabled=False) before them"
     return missed_s, Cause("products still in float32", why, _worth(fix, missed_s, steps))
 
 
 def _misaligned(steps: Steps) -> Finding | None:
-    """Products whose sizes keep them off the fast kernels."""
     ops = [op for op in steps.present.ops if op.misaligned]
     taken_s = math.fsum(op.device_s for op in ops)
     if taken_s <= MISALIGNED_SHARE * steps.step_s:
         return None
     why = (
         f"products of sizes that are not aligned ({named([op.misaligned for op in ops])}) take "
-        f"{share(taken_s, steps.step_s)}: {layers(ops)}"
+        f"{_share(taken_s, steps.step_s)}: {_layers(ops)}"
     )
     fix = "pad these sizes to a multiple of 8 (of 4 in TF32)"
     return taken_s, Cause("sizes that are not aligned", why, _worth(fix, taken_s, steps))
 
 
 def _tf32_baseline(steps: Steps) -> Finding | None:
-    """The baseline's products run on Tensor Cores already."""
     if steps.base is None or steps.base_recipe not in BASELINES["tf32"] or not steps.low:
         return None
     products_ms = [1e3 * step.product_s for step in (steps.base, steps.present)]
@@ -214,3 +201,40 @@ def _worth(fix: str, stake_s: float, steps: Steps) -> str:
     rest_s = steps.step_s - stake_s
     gain_pct = 100 * stake_s / rest_s if rest_s > 0 else math.inf
     return fix if gain_pct > MIN_GAIN_PCT else ""
+
+
+# ---------------------------------------------------------------- in words
+
+
+def _layers(ops: Sequence[OpCost]) -> str:
+    """The layers of these ops, those that take most first, with their ms."""
+    taken_ms: dict[str, float] = defaultdict(float)
+    for op in ops:
+        taken_ms[layer_of(op)] += 1e3 * op.device_s
+    return largest(taken_ms)
+
+
+def largest(taken_ms: Mapping[str, float]) -> str:
+    """ "layer3 (4.00 ms), layer4 (2.00 ms) and 5 more"."""
+    most = sorted(taken_ms, key=lambda name: -taken_ms[name])
+    return named([f"{_called(name)} ({as_ms(taken_ms[name])} ms)" for name in most])
+
+
+def named(words: Iterable[str]) -> str:
+    """The first ones, each once, and how many more there are."""
+    return fmt.listed(list(dict.fromkeys(words)), NAMED)
+
+
+def layer_of(op: OpCost) -> str:
+    """The op's layer, or what stands for none."""
+    return op.layer or NO_LAYER
+
+
+def _called(layer: str) -> str:
+    """A layer that has a number for a name in a sentence."""
+    return f"layer {layer}" if layer[:1].isdigit() else layer
+
+
+def _share(part_s: float, whole_s: float) -> str:
+    """ "3.1 of 16.0 ms (19 %)"."""
+    return f"{as_ms(1e3 * part_s)} of {as_ms(1e3 * whole_s)} ms ({100 * part_s / whole_s:.0f} %)"

@@ -1,1 +1,180 @@
-"""Stalls by difference: a step's parts measured apart, and what they make together."""
+"""The predicted step of a recipe fed by a loader, and which numbers of workers are worth measuring.
+
+Both from measurements of each alone. Pure functions.
+
+After DS-Analyzer (Mohan et al., "Analyzing and Mitigating Data Stalls in DNN Training", VLDB 2021),
+whose what-if is the slower of GPU and loader. Three terms are added: what busy workers cost the
+training beside them, what the training costs the loader, and the processor time that both share.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from e2e.results.loader_types import Loading
+from e2e.results.types import Predicted, Training
+from e2e.train.speedups import FED_SHARE
+from microbench.payoff import MIN_GAIN
+
+BUSY_POINTS = 2  # numbers of workers that are kept busy beside a training
+
+
+class Estimate(NamedTuple):
+    """A number, and its 95 % interval (the number itself where there is none)."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Alone:
+    """One recipe without a loader to wait for; seconds a step.
+
+    `pinned` is its training on a pinned batch, `busy` the same while that many workers load
+    batches that are thrown away; `loadings` are those loaders without a training. `host_s` is the
+    processor time that the training itself takes.
+    """
+
+    pinned: Training
+    busy: Mapping[int, Training] = field(default_factory=dict[int, Training])
+    host_s: float = 0.0
+    loadings: Mapping[int, Loading] = field(default_factory=dict[int, Loading])
+
+
+def predict_together(alone: Alone, loading: Loading, cores: int) -> Predicted | None:
+    """The step of a recipe that is fed by a loader; None where either is not known.
+
+    It takes as long as the slowest of: the training beside busy workers, the loader beside the
+    training, all their processor time on the cores there are; the first two count no more than
+    training and loader one after the other. The interval is that of its terms.
+    """
+    pinned = _step(alone.pinned)
+    load = _loads(loading, alone.pinned.step_units)
+    if pinned is None or load is None:
+        return None
+    workers = loading.case.workers
+    busy = _beside(alone, workers, pinned)
+    slowed = _slowed(alone, loading, workers)
+    cpu_s = (loading.cpu_s_per_image or 0.0) * alone.pinned.step_units
+    shared_s = (cpu_s + alone.host_s) / cores
+    beside = Estimate(*(_loaded(p, s, slowed) for p, s in zip(pinned, load, strict=True)))
+    in_turn = [p + s for p, s in zip(pinned, load, strict=True)]
+    parts = zip(pinned, busy, beside, in_turn, strict=True)
+    steps = [_together(*part, shared_s) for part in parts]
+    waits = steps[0] > (1 + FED_SHARE) * pinned.value  # as for measured steps
+    limit = "data" if waits else alone.pinned.limit or "gpu"
+    return Predicted(steps[0], (min(steps), max(steps)), limit, {})
+
+
+def _together(
+    pinned_s: float, busy_s: float, load_s: float, in_turn_s: float, shared_s: float
+) -> float:
+    """Workers that are waited for work all the time; others only as much as is taken from them.
+
+    Whatever they take from each other, both together take no longer than one after the other.
+    """
+    at_work = min(1.0, load_s / pinned_s)
+    side_by_side_s = max(pinned_s + at_work * (busy_s - pinned_s), load_s)
+    return max(min(side_by_side_s, in_turn_s), shared_s)
+
+
+def _loaded(pinned_s: float, load_s: float, slowed: float) -> float:
+    """What the loader takes beside a training that itself has work only part of the time."""
+    return load_s + (slowed - 1) * min(load_s, pinned_s)
+
+
+def _beside(alone: Alone, workers: int, pinned: Estimate) -> Estimate:
+    """The step beside `workers` busy workers: interpolated between the measured numbers."""
+    known = {0: pinned}
+    known |= {count: step for count, one in alone.busy.items() if (step := _step(one)) is not None}
+    parts = ({count: step[i] for count, step in known.items()} for i in range(len(pinned)))
+    return Estimate(*(_between(part, workers) for part in parts))
+
+
+def _slowed(alone: Alone, loading: Loading, workers: int) -> float:
+    """How many times longer the loader takes beside the training: in proportion between the numbers
+    of workers that were measured so, none at no workers. No training makes a loader quicker.
+    """
+    known = {0: 1.0}
+    for count, one in alone.busy.items():
+        beside = one.steps.loaded_per_s if one.steps else None
+        own = alone.loadings.get(count, loading if count == workers else None)
+        if beside and own and own.per_s:
+            known[count] = max(1.0, own.per_s / beside)
+    return _between(known, workers)
+
+
+def _between(known: Mapping[int, float], at: int) -> float:
+    """The value at a place, in proportion between its neighbours; the last one beyond them."""
+    places = sorted(known)
+    after = bisect_left(places, at)
+    if after == len(places):
+        return known[places[-1]]
+    if places[after] == at:
+        return known[at]
+    low, high = places[after - 1], places[after]
+    share = (at - low) / (high - low)
+    return known[low] + share * (known[high] - known[low])
+
+
+def _step(training: Training) -> Estimate | None:
+    if training.steps is None:
+        return None
+    step_s = training.steps.median_s
+    return Estimate(step_s, *(training.steps.ci95_s or (step_s, step_s)))
+
+
+def _loads(loading: Loading, images: int) -> Estimate | None:
+    """Seconds that the loader takes for a step's images."""
+    per_s = loading.per_s
+    if not per_s:
+        return None
+    low, high = loading.ci95_per_s or (per_s, per_s)
+    return Estimate(images / per_s, images / max(high, per_s), images / max(1e-9, min(low, per_s)))
+
+
+# ---------------------------------------------------------------- what is worth measuring
+
+
+def busy_points(workers: Sequence[int]) -> list[int]:
+    """How many workers are kept busy beside a training: all of them, and about half as many."""
+    counts = sorted({count for count in workers if count > 0})
+    if not counts:
+        return []
+    half = min(counts, key=lambda count: abs(count - counts[-1] / 2))
+    return sorted({half, counts[-1]})[-BUSY_POINTS:]
+
+
+def measured_points(speedups: Mapping[int, float]) -> list[int]:
+    """Where a prediction is worth a look: both ends, and both sides of where it begins to pay.
+
+    `speedups` are predicted, by the number of workers.
+    """
+    counts = sorted(speedups)
+    if not counts:
+        return []
+    chosen = {counts[0], counts[-1]}
+    start = pays_from(speedups)
+    if start is not None:
+        at = counts.index(start)
+        chosen |= {counts[max(0, at - 1)], start}
+    return sorted(chosen)
+
+
+def pays_from(speedups: Mapping[int, float]) -> int | None:
+    """The fewest workers from which on every speed-up is worth something; None for none."""
+    return fewest_from(speedups, lambda count: speedups[count] >= MIN_GAIN)
+
+
+def fewest_from(counts: Iterable[int], fits: Callable[[int], bool]) -> int | None:
+    """The fewest of these numbers of workers from which on all fit; None for none."""
+    found: int | None = None
+    for count in sorted(counts, reverse=True):
+        if not fits(count):
+            break
+        found = count
+    return found

@@ -8,7 +8,7 @@ from itertools import groupby
 from rich.cells import cell_len
 from rich.text import Text
 
-from e2e.report.arms import Group, View
+from e2e.report.arms import Group, View, batches_of
 from e2e.results.types import Training
 from microbench import fmt
 from microbench.report.canvas import RULE, log_ticks
@@ -40,17 +40,13 @@ def train_chart(view: View, width: int) -> list[Text]:
     lines: list[Text] = []
     bars: list[Group] = []
     for family in view.families:
-        curves = _curves(view, family, width) if _batches(family) >= FEWEST_SIZES else []
+        curves = _curves(view, family, width) if batches_of(family) >= FEWEST_SIZES else []
         if curves:
             lines += [*([Text()] if lines else []), *curves]
         else:
             bars += family
     found = _bars(view, bars, width)
     return [*lines, *([Text()] if lines and found else []), *found]
-
-
-def _batches(family: Sequence[Group]) -> int:
-    return len({arm.case.batch for group in family for arm in group.arms if arm.steps})
 
 
 # ---------------------------------------------------------------- bars

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 
 from rich.text import Text
 
-from e2e.report.arms import View, is_generated
+from e2e.report.arms import View, grouped, is_generated
 from e2e.report.figures import spread
 from e2e.report.table import JOIN, arms_table, coloured_row, name_columns
 from e2e.results.types import Training
 from microbench import fmt
-from microbench.report.table import Column, Table, Value, screen
+from microbench.report.table import Column, Value, screen
 from microbench.results.types import Run
 
 Pair = tuple[float, float] | None  # mean and deviation over the repeats
@@ -30,19 +30,13 @@ def learning_title(run: Run) -> str:
     return f"What was learnt, {'in part ' if len(generated) > 1 else ''}from generated data"
 
 
-def learning_table(view: View) -> Table[Training]:
-    """The arms that were trained to be judged."""
-    trained = view.only(was_trained)
-    columns = [*name_columns(view, view.first_title), *learning_columns(view)]
-    return arms_table(trained, columns, coloured_row(view))
-
-
 def learning_lines(view: View, width: int) -> list[Text]:
     """The table with its seeds and reasons; empty when nothing was trained to be judged."""
     trained = view.only(was_trained)
     if not trained.groups:
         return []
-    shown = screen(learning_table(view), width)
+    columns = [*name_columns(view, view.first_title), *learning_columns(view)]
+    shown = screen(arms_table(trained, columns, coloured_row(view)), width)
     under = [*_reasons(view, trained.arms), *_legend(trained.arms), shown.left_out_note(width)]
     return [*shown.lines, *(Text(line, "dim") for line in under if line)]
 
@@ -133,26 +127,21 @@ def _mean_loss(arm: Training) -> Pair:
 
 def _range(values: Sequence[int]) -> str:
     """ "4", "0-4"."""
-    if not values:
-        return ""
-    low, high = min(values), max(values)
-    return str(low) if low == high else f"{low}-{high}"
+    return "-".join(map(str, sorted({min(values), max(values)}))) if values else ""
 
 
 def _reasons(view: View, arms: Sequence[Training]) -> list[str]:
     """Each reason once, with the arms it is about."""
-    seen: dict[str, list[str]] = {}
-    for arm in arms:
-        if arm.converged is False or (arm.converged is None and arm.convergence):
-            why = fmt.clean(arm.convergence or "no reason given")
-            seen.setdefault(why, []).append(view.full_label(arm))
+    seen = grouped(
+        (fmt.clean(arm.convergence or "no reason given"), view.full_label(arm))
+        for arm in arms
+        if arm.converged is False or (arm.converged is None and arm.convergence)
+    )
     return [f"{fmt.listed(names)}: {why}" for why, names in seen.items()]
 
 
 def _legend(arms: Sequence[Training]) -> list[str]:
-    parts: list[str] = []
-    if any(map(_several, arms)):
-        parts.append("±: standard deviation of the repeats")
+    parts = ["±: standard deviation of the repeats"] * any(map(_several, arms))
     chances = {arm.chance for arm in arms if arm.chance is not None}
     if len(chances) == 1:
         parts.append(f"guessing is right in {100 * chances.pop():.3g} %")

@@ -14,6 +14,7 @@ from microbench.report.table import DIM, MISSING, Column, Row, Table, Value, scr
 from microbench.results.types import Run
 
 TITLE = "Loaders alone"
+SETTINGS = tuple(field.name for field in fields(LoadCase))
 
 
 def loaders_table(run: Run) -> Table[Loading]:
@@ -26,11 +27,11 @@ def _columns(cases: Sequence[LoadCase]) -> list[Column[Loading]]:
     """Settings that are the same, and as usual, in all rows have no column on the screen."""
     files, batch = any(case.cold for case in cases), len({case.batch for case in cases}) > 1
     return [
-        Column(csv={"op": lambda _: OP, **_attributes("case", *_settings())}),
+        Column(csv={"op": lambda _: OP, **_attributes("case", *SETTINGS)}),
         Column("loader", lambda one: fmt.clean(one.case.loader), key=True),
         Column("files", lambda one: _files(one) if files else "", drop=6, key=True,
                markdown=_files),
-        Column("batch", _batch if batch else None, right=True, drop=7),
+        Column("batch", (lambda one: str(one.case.batch)) if batch else None, right=True, drop=7),
         Column("workers", lambda one: str(one.case.workers), right=True),
         Column("ahead", _ahead if _are_ahead(cases) else None, right=True, drop=8),
         Column(csv=_attributes("", "status", "reason")),
@@ -46,12 +47,10 @@ def _columns(cases: Sequence[LoadCase]) -> list[Column[Loading]]:
                csv={"images_per_s_per_core": attrgetter("per_s_per_core")}),
         Column("MB/s\nread", _read, right=True, drop=4,
                csv={"read_bytes_per_s": attrgetter("bytes_per_s")}),
-        Column("first\nbatch", _first, right=True, drop=5, csv=_attributes("", "first_s")),
+        Column("first\nbatch",
+               lambda one: "" if one.first_s is None else fmt.duration(one.first_s),
+               right=True, drop=5, csv=_attributes("", "first_s")),
     ]  # fmt: skip
-
-
-def _settings() -> list[str]:
-    return [field.name for field in fields(LoadCase)]
 
 
 def _attributes(of: str, *names: str) -> dict[str, Callable[[Loading], Value]]:
@@ -69,10 +68,6 @@ def _row(loading: Loading) -> Row[Loading]:
 
 def _files(loading: Loading) -> str:
     return "cold" if loading.case.cold else "warm"
-
-
-def _batch(loading: Loading) -> str:
-    return str(loading.case.batch)
 
 
 def _ahead(loading: Loading) -> str:
@@ -93,10 +88,6 @@ def _read(loading: Loading) -> str:
     return fmt.throughput(read / 1e6) if read is not None else ""
 
 
-def _first(loading: Loading) -> str:
-    return fmt.duration(loading.first_s) if loading.first_s is not None else ""
-
-
 # ---------------------------------------------------------------- the screen
 
 
@@ -108,9 +99,8 @@ def loaders_lines(run: Run, width: int) -> list[Text]:
     table.rows = [*_once(table.items)]
     shown = screen(table, width)
     in_full = [
-        Text(f"{fmt.clean(loading.case.loader)} {row.sentence}", row.style)
-        for loading in shown.cut
-        for row in [_row(loading)]
+        Text(f"{fmt.clean(row.item.case.loader)} {row.sentence}", row.style)
+        for row in map(_row, shown.cut)
     ]
     return [*shown.lines, *in_full, Text(_note([one.case for one in run.of(Loading)]), DIM)]
 
@@ -129,16 +119,13 @@ def _once(rows: Sequence[Row[Loading]]) -> Iterator[Row[Loading]]:
 def _note(cases: Sequence[LoadCase]) -> str:
     """How to read the table, and what all of it shares."""
     batches = [str(batch) for batch in sorted({case.batch for case in cases})]
+    inputs = sorted({fmt.clean(case.input) for case in cases})
+    data = sorted({fmt.clean(case.data) for case in cases})
+    cores = max(case.cpus for case in cases)
     parts = [
-        f"batches of {fmt.listed(batches)}, "
-        f"{fmt.listed(sorted({fmt.clean(case.input) for case in cases}))}, "
-        f"{fmt.listed(sorted({fmt.clean(case.data) for case in cases}))} data{_cpus(cases)}",
+        f"batches of {fmt.listed(batches)}, {fmt.listed(inputs)}, {fmt.listed(data)} data"
+        + f", on {fmt.count(cores, 'core')}" * bool(cores),
         "a core: by the processor time of the workers and of the process that takes the batches",
         *["ahead: batches that each worker is ahead"] * _are_ahead(cases),
     ]
     return "; ".join(parts)
-
-
-def _cpus(cases: Sequence[LoadCase]) -> str:
-    limited = {case.cpus for case in cases if case.cpus}
-    return f", on {fmt.count(max(limited), 'core')}" if limited else ""

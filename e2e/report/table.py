@@ -76,10 +76,10 @@ def _row(arm: Training, view: View) -> Row[Training]:
 def speed_columns(view: View) -> list[Column[Training]]:
     """How fast the arms train, and what that takes."""
     unit = view.unit
-    with_unit = not unit
     return [
         Column(
-            f"{unit}/s" if unit else "a second", lambda arm: _rate(arm, with_unit),
+            f"{unit}/s" if unit else "a second",
+            lambda arm: fmt.throughput(arm.per_s or 0.0) + f" {fmt.clean(arm.unit)}" * (not unit),
             right=True, csv={"images_per_s": attrgetter("per_s")},
         ),
         Column("±", _half_interval, right=True, drop=19, csv={
@@ -99,8 +99,8 @@ def speed_columns(view: View) -> list[Column[Training]]:
         Column("GPU\nbusy", lambda arm: fmt.per_cent(busy_pct(arm)), right=True, drop=21,
                csv=_of_steps("busy_s")),
         Column("host\nms", _step_ms("host_s"), right=True, drop=22, csv=_of_steps("host_s")),
-        Column("waits\nms", _step_ms("wait_s") if _is_fed(view) else None, right=True, drop=14,
-               csv=_of_steps("wait_s")),
+        Column("waits\nms", _step_ms("wait_s") if any(arm.case.fed for arm in view.arms) else None,
+               right=True, drop=14, csv=_of_steps("wait_s")),
         Column("limited\nby", lambda arm: fmt.clean(arm.limit or ""), drop=18, csv=_plain("limit")),
     ]  # fmt: skip
 
@@ -114,9 +114,7 @@ def raw_columns() -> list[Column[Training]]:
         "sm_clock_mhz": attrgetter("state.sm_clock_mhz"),
         "temperature_c": attrgetter("state.temperature_c"),
         "throttle": lambda arm: JOIN.join(arm.state.throttle),
-        "gpu_util_mean_pct": lambda arm: util.mean if (util := arm.state.gpu_util_pct) else None,
-        "gpu_util_min_pct": lambda arm: util.min if (util := arm.state.gpu_util_pct) else None,
-        "gpu_util_max_pct": lambda arm: util.max if (util := arm.state.gpu_util_pct) else None,
+        **{f"gpu_util_{of}_pct": _utilisation(of) for of in ("mean", "min", "max")},
     }
     return [
         Column(csv={"op": lambda _: OP, **case}),
@@ -127,6 +125,10 @@ def raw_columns() -> list[Column[Training]]:
 
 def _plain(*names: str) -> dict[str, Callable[[Training], Value]]:
     return {name: attrgetter(name) for name in names}
+
+
+def _utilisation(of: str) -> Callable[[Training], Value]:
+    return lambda arm: getattr(arm.state.gpu_util_pct, of) if arm.state.gpu_util_pct else None
 
 
 def _of_steps(name: str) -> dict[str, Callable[[Training], Value]]:
@@ -148,10 +150,6 @@ def _speedup(name: str) -> dict[str, Callable[[Training], Value]]:
 
 
 # ---------------------------------------------------------------- cells
-
-
-def _rate(arm: Training, with_unit: bool) -> str:
-    return fmt.throughput(arm.per_s or 0.0) + f" {fmt.clean(arm.unit)}" * with_unit
 
 
 def _half_interval(arm: Training) -> str:
@@ -190,11 +188,6 @@ def _ratio_cell(view: View, names: Sequence[str]) -> Callable[[Training], str]:
         return "-" if own else ratio(found)
 
     return cell
-
-
-def _is_fed(view: View) -> bool:
-    """Whether a loader feeds any of the arms."""
-    return any(arm.case.fed for arm in view.arms)
 
 
 def busy_pct(arm: Training) -> float | None:
@@ -248,12 +241,8 @@ def did_not_converge(arm: Training) -> bool:
 
 def wall_check(timed: Sequence[Training]) -> str:
     """How far throughput by the host's clock over whole blocks is from the medians; "" unknown."""
-    known = [arm for arm in timed if arm.wall_per_s and arm.per_s]
-    return (
-        f"by the wall clock: within {100 * max(map(wall_gap, known)):.1f} % of these"
-        if known
-        else ""
-    )
+    gaps = [wall_gap(arm) for arm in timed if arm.wall_per_s and arm.per_s]
+    return f"by the wall clock: within {100 * max(gaps):.1f} % of these" if gaps else ""
 
 
 def wall_gap(arm: Training) -> float:
@@ -268,9 +257,9 @@ def _skipped(view: View, timed: Sequence[Training]) -> str:
 
 def reasons(view: View, cut: Sequence[Training]) -> list[Text]:
     """The whole reason of arms whose row had no room for it."""
-    return [
-        Text(f"  {view.label(arm)}, batch {arm.case.batch}: ", "bold").append(
-            reason(arm), "not bold"
-        )
-        for arm in cut
-    ]
+    return [item(f"{view.label(arm)}, batch {arm.case.batch}", reason(arm)) for arm in cut]
+
+
+def item(name: str, text: str) -> Text:
+    """What is said of something, after its name."""
+    return Text(f"  {name}: ", "bold").append(text, "not bold")

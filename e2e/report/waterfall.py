@@ -19,7 +19,7 @@ from e2e.report.ledger import (
     ledger_title,
     waterfall,
 )
-from e2e.report.table import JOIN
+from e2e.report.table import JOIN, item
 from e2e.results.types import LedgerLine, Training
 from microbench import fmt
 from microbench.report.table import Column, Row, Table, blank, screen
@@ -46,10 +46,11 @@ def waterfall_sections(
     `details`, which adds what each term is."""
     found = list(filter(has_ledger, view.arms))
     shown = found if details else found[:MOST_SHOWN]
-    sections: list[tuple[Training, Section]] = []
-    for place, arm in enumerate(shown):
-        lines = _section(view, arm, width, details=details, legend=place == 0)
-        sections.append((arm, (ledger_title(view, arm), lines)))
+    sections = [
+        (arm, (ledger_title(view, arm),
+               _section(view, arm, width, details=details, legend=place == 0)))
+        for place, arm in enumerate(shown)
+    ]  # fmt: skip
     if len(found) > len(shown):
         more = fmt.count(len(found) - len(shown), "more ledger")
         sections[-1][1][1].append(Text(f"and {more} (--verbose shows all)", "dim"))
@@ -95,17 +96,19 @@ def ledger_table(fall: Waterfall, width: int = 100) -> Table[Bar]:
     """A row a line of the ledger, drawn for a screen of this width."""
     widths = _Widths.of(fall, width)
 
-    def drawn(bar: Bar) -> str:
-        return _bar(bar, fall, widths.bar)
-
-    def source(bar: Bar) -> str:
-        return _cut(bar.source, widths.source)
-
     columns: list[Column[Bar]] = [
         Column("term", lambda bar: _cut(bar.term, widths.term), markdown=lambda bar: bar.term),
         Column("change", lambda bar: bar.text, right=True, markdown_title="ms"),
-        Column(_scale(fall, widths.bar), drawn if widths.bar else None, markdown=blank),
-        Column("source", source if widths.source else None, markdown=lambda bar: bar.source),
+        Column(
+            _scale(fall, widths.bar),
+            (lambda bar: _bar(bar, fall, widths.bar)) if widths.bar else None,
+            markdown=blank,
+        ),
+        Column(
+            "source",
+            (lambda bar: _cut(bar.source, widths.source)) if widths.source else None,
+            markdown=lambda bar: bar.source,
+        ),
         Column("detail", markdown=lambda bar: bar.detail),
     ]
     return Table(columns, [Row(bar, style=STYLES[_sign(bar)]) for bar in fall.bars])
@@ -168,8 +171,5 @@ def _small(fall: Waterfall) -> str:
 
 
 def _details(ledger: Sequence[LedgerLine]) -> list[Text]:
-    return [
-        Text(f"  {fmt.clean(line.term)}: ", "bold").append(fmt.clean(line.detail), "not bold")
-        for line in ledger
-        if fmt.clean(line.detail)
-    ]
+    said = [(fmt.clean(line.term), fmt.clean(line.detail)) for line in ledger]
+    return [item(term, detail) for term, detail in said if detail]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +16,7 @@ from e2e.case import TrainCase
 from e2e.data.loaders.cpus import cpu_seconds
 from e2e.data.loaders.pinned import CachedFeed
 from e2e.data.types import Data, LoaderFeed
+from e2e.results.loader_types import LoadCase, load_case
 from e2e.train.step_timer import Tally
 
 READY_S = 0.02  # a batch that takes longer to come was not ready
@@ -138,17 +138,6 @@ class TimedFeed:
             self._close()
 
 
-class _Way(NamedTuple):
-    """How a loader loads: arms that agree in this share it."""
-
-    loader: str
-    workers: int
-    cached: bool
-    cold: bool
-    prefetch: int
-    batch: int
-
-
 @dataclass
 class _Shared:
     feed: LoaderFeed
@@ -160,16 +149,14 @@ class Feeds:
 
     def __init__(self, data: Data, device: torch.device, seed: int) -> None:
         self._data, self._device, self._seed = data, device, seed
-        self._shared: dict[_Way, _Shared] = {}
+        self._shared: dict[tuple[LoadCase, bool], _Shared] = {}  # by how they load
 
     def open(self, case: TrainCase) -> TimedFeed:
         """A feed for an arm. UserError for a loader that cannot do this."""
         own = feed_of(self._data, case, self._device, self._seed)
         if not case.fed:
             return TimedFeed(own, own.close)
-        way = _Way(
-            case.loader, case.workers, case.cached, case.cold, case.prefetch, case.batch
-        )  # fmt: skip
+        way = (load_case(case), case.cached)
         shared = self._shared.setdefault(way, _Shared(own))
         shared.users += 1
 

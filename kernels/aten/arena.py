@@ -157,15 +157,6 @@ def _laid_out(flat: Tensor, offset: int, spec: TensorSpec) -> Tensor:
     return empty.set_(flat.untyped_storage(), offset, spec.shape, spec.stride)
 
 
-def total(needs: Iterable[Mapping[Area, int]]) -> dict[Area, int]:
-    """What all calls need, one at a time: the most in each area."""
-    most: dict[Area, int] = {}
-    for need in needs:
-        for area, elements in need.items():
-            most[area] = max(most.get(area, 0), elements)
-    return most
-
-
 def fill(tensor: Tensor, rng: torch.Generator) -> None:
     """Fresh content by type: normal values, random truth values, integers 0."""
     if tensor.is_floating_point() or tensor.is_complex():

@@ -64,12 +64,6 @@ class ConvOperands:
         """The tensor that the pass writes."""
         return getattr(self, OUTPUT[self.which])
 
-    @property
-    def layout(self) -> str:
-        """ "nhwc" or "nchw", as x is stored."""
-        channels_last = self.x.is_contiguous(memory_format=torch.channels_last)
-        return "nhwc" if channels_last else "nchw"
-
 
 class OperandPool:
     """Operands of one problem. Every precision stores the same drawn tensors.

@@ -52,8 +52,6 @@ class NvmlGpu:
     `energy_j` 2 to 30 ms.
     """
 
-    available = True
-
     def __init__(self, nvml: Any, handle: Any) -> None:
         self._nvml = nvml
         self._handle = handle

@@ -39,7 +39,9 @@ def samples_chart(found: Mapping[str, Measurement]) -> Any:
     middle = alt.Chart(alt.Data(values=medians))
     layers = alt.layer(
         ticks.encode(x=axis, y=row),
-        middle.mark_rule(color=COLOURS["fp16"], strokeWidth=3).encode(x="low:Q", x2="high:Q", y=row),
+        middle.mark_rule(color=COLOURS["fp16"], strokeWidth=3).encode(
+            x="low:Q", x2="high:Q", y=row
+        ),
         middle.mark_point(color=INK, filled=True, size=60, opacity=1).encode(x="time:Q", y=row),
     )
     return styled(

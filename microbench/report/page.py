@@ -52,7 +52,7 @@ def to_page(run: Run) -> str:
     return _template().render(
         title=_title(run),
         about=[first, *about, *missing],
-        verdict=[*verdict(run), *(line for report in reports(run) for line in report.verdict(run))],
+        verdict=[*verdict(run), *(line for report in reports(run) for line in report.summary(run))],
         chart=chart,
         parts=shown,
         warnings=[line.plain for line in _warnings(run)],

@@ -11,7 +11,7 @@ import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from rich.cells import cell_len
 from rich.text import Text
@@ -87,6 +87,15 @@ class Table(Generic[R]):
     def items(self) -> list[Row[R]]:
         """The rows without headings and blank lines."""
         return [row for row in self.rows if isinstance(row, Row)]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A titled part of a report: a table, and sentences below it."""
+
+    title: str = ""
+    table: Table[Any] | None = None
+    below: Sequence[str] = ()
 
 
 # ---------------------------------------------------------------- screen

@@ -18,6 +18,7 @@ from microbench.results.values import Json, Ratio
 if TYPE_CHECKING:
     from rich.text import Text
 
+    from microbench.report.table import Part
     from microbench.results.types import Run
 
 Section = tuple[str, Sequence["Text"]]  # title, lines
@@ -48,8 +49,16 @@ class Report(Protocol):
         """The parts of the screen, no wider than `width`."""
         ...
 
-    def markdown(self, run: Run) -> list[str]:
-        """Its tables in Markdown."""
+    def parts(self, run: Run) -> list[Part]:
+        """Its tables with their titles, for Markdown, HTML and notebooks."""
+        ...
+
+    def summary(self, run: Run) -> list[str]:
+        """Its answer in sentences; details of one begin with a space."""
+        ...
+
+    def warnings(self, run: Run) -> list[Text]:
+        """What spoils or colours its numbers."""
         ...
 
     def csv(self, run: Run) -> tuple[Sequence[str], list[dict[str, Any]]]:
@@ -91,7 +100,7 @@ class Kind:
 KINDS: Mapping[str, Kind] = {
     "train": Kind("e2e.results.codec", "e2e.report.run_report", noise_pct=1.0),
     # Processes share cores as the system likes.
-    "load": Kind("e2e.results.loader_codec", "e2e.report.run_report", noise_pct=5.0),
+    "load": Kind("e2e.results.loader_types", "e2e.report.run_report", noise_pct=5.0),
 }
 
 

@@ -69,7 +69,6 @@ class Clock(Protocol):
 
     def sleep(self, seconds: float) -> None:
         """Do nothing for a while."""
-        ...
 
 
 class SystemClock:

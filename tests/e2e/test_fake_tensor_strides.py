@@ -8,13 +8,13 @@ from itertools import product
 
 import pytest
 import torch
-from samples.train_cases import case_of
+from samples.train_cases import case_of, differences
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from e2e.networks.network import Network
 from e2e.predict.trace.fake_tensor_strides import CPU_RULES, RULES
-from e2e.predict.trace.fake_trace import differences, trace, trace_real
+from e2e.predict.trace.fake_trace import trace, trace_real
 from e2e.predict.trace.recorder import Recorder
 from kernels.aten import TensorSpec, spec_of
 

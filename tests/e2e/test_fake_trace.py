@@ -9,14 +9,16 @@ import pytest
 import torch
 from samples.launching import Checkpointed
 from samples.planted_networks import network_of
-from samples.train_cases import case_of
+from samples.train_cases import case_of, differences
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from e2e.networks import find
 from e2e.networks.network import Network
+from e2e.predict.op_timer.op_costs import key_of
+from e2e.predict.op_timer.op_timer import OpTime
 from e2e.predict.step_profile import peak_bytes
-from e2e.predict.trace.fake_trace import CannotTrace, Trace, differences, trace, trace_real
+from e2e.predict.trace.fake_trace import CannotTrace, Trace, trace, trace_real
 from e2e.predict.trace.recorder import Recorder, is_view
 from kernels.aten import kind_of
 
@@ -123,12 +125,25 @@ def test_memory_grows_with_the_batch_and_by_no_less_than_the_weights() -> None:
     assert weights < peaks[0] < peaks[1] < 2 * peaks[0]
 
 
+def test_a_graph_reads_a_copy_of_the_batch() -> None:
+    """Of tokens as inputs and as targets."""
+    for batch in (8, 100):
+        images, classes = batch * 3 * 32 * 32 * 4, batch * 8
+        rounded = sum(-(-size // 512) * 512 for size in (images, classes))
+        found = traced("cnn-cifar", batch, graph=True)
+        assert found.batch_bytes == rounded
+        eager = replace(found, case=replace(found.case, graph=False))
+        assert peak_bytes(found, {}) == peak_bytes(eager, {}) + rounded
+    assert traced("gpt-tiny", 2, graph=True).batch_bytes == 2 * (2 * 64 * 8)
+
+
 def test_scratch_counts_while_its_call_runs() -> None:
     found = traced("cnn-cifar")
     plain = peak_bytes(found, {})
     at = next(op for op in found.ops if op.call.name == "aten.convolution_backward.default")
-    assert peak_bytes(found, {at.call.key: 10**12}) >= 10**12
-    assert peak_bytes(found, {at.call.key: 0}) == plain
+    key = key_of(found.case, at)
+    assert peak_bytes(found, {key: OpTime(0.0, 0.0, 10**12)}) >= 10**12
+    assert peak_bytes(found, {key: OpTime(0.0, 0.0)}) == plain
 
 
 @pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from e2e.case import TrainCase
-from e2e.data.datasets.in_memory import InMemory
+from e2e.data.datasets.images import InMemory
 from e2e.data.sources.cifar10 import NORMAL
 from e2e.data.types import Arrays
 from e2e.explain.annotate import with_predictions

@@ -7,13 +7,13 @@ import torch
 from samples.calibration import shallow_models
 
 from e2e.case import TrainCase
-from e2e.predict.host_model.calibration_models import (
+from e2e.predict.calibration import (
     CLASSES,
     small_case,
     small_networks,
     small_recipes,
 )
-from e2e.predict.host_model.framework_overhead import (
+from e2e.predict.framework_overhead import (
     COUNTED,
     CalibrationStep,
     FrameworkOverhead,

@@ -12,8 +12,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from e2e.case import TrainCase
-from e2e.input_stalls.model import Alone, busy_points, measured_points, pays_from, predict_together
-from e2e.report.joint import Gain, joint_lines, joint_sentences, joints
+from e2e.input_stalls import Alone, busy_points, measured_points, pays_from, predict_together
+from e2e.input_stalls.joint import Gain, joints
+from e2e.report.joint import joint_lines, joint_sentences
 from e2e.report.loaders import loaders_lines
 from e2e.results.loader_types import LoadBlock, LoadCase, Loading, load_case
 from e2e.results.types import PREDICTED, Predicted, StepTimes, Training

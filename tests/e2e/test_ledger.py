@@ -159,7 +159,6 @@ def test_the_layer_table_starts_with_the_largest_saving_and_ends_with_the_slower
         ("body", CONVOLUTIONS), ("stem", CONVOLUTIONS), ("head", MATRIX_PRODUCTS),
     ]  # fmt: skip
     assert [r.saving_ms for r in rows] == pytest.approx([14, 5, -1])  # stem: conversion included
-    assert [r.layer for r in rows if r.slower] == ["head"]
     assert layer_table(step(op("product", 1)), step())[0].layer == NO_LAYER
 
 

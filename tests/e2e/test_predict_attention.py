@@ -17,8 +17,8 @@ from torch.utils._pytree import tree_leaves
 
 from e2e.predict.trace.recorder import Recorder, TracedOp
 from kernels.aten import TensorSpec, flops, kind_of, resolve, spec_of, why_not
-from kernels.aten.saved import SAVED, run_forward
-from kernels.aten.schema import named_arguments
+from kernels.aten.call import named_arguments
+from kernels.aten.contents import SAVED, run_forward
 
 ATEN = torch.ops.aten
 BATCH, HEADS, LENGTH, WIDTH = 2, 3, 197, 64

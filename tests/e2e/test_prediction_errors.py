@@ -18,8 +18,7 @@ from e2e.report.errors import (
     limits_named,
     measured_half_pct,
 )
-from e2e.report.markdown import training_markdown
-from e2e.report.screen import training_sections
+from e2e.report.run_report import training_markdown, training_sections
 from e2e.results.types import Predicted, Training
 
 GPU, CAPTURED, HOST, PACED = (

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from e2e.case import USUAL_LOADER, TrainCase
 from e2e.data.datasets import open_data
-from e2e.data.datasets.in_memory import InMemory
+from e2e.data.datasets.images import InMemory
 from e2e.data.datasets.synthetic import Synthetic
 from e2e.data.types import IMAGENET, Arrays, Data
 from e2e.networks import Network, find

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from samples.resample_reference import reference
 from samples.waiting import no_waits, while_busy
 from torch import Tensor
 
 from e2e.data.loaders.jpeg_bytes import random_cut
 from e2e.data.types import IMAGENET
 from kernels.resample.geometry import ORIENTATIONS, upright_size
-from kernels.resample.reference import reference
 from microbench.device.profiler import record
 
 pytestmark = pytest.mark.gpu

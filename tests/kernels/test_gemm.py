@@ -12,7 +12,7 @@ from kernels import OPS
 from kernels.case import CannotRun, Case, Prepared, Target
 from kernels.checking import poison
 from kernels.data import FP64_FACTOR
-from kernels.gemm import LAYOUTS, GemmSession
+from kernels.gemm import LAYOUTS
 from kernels.gemm.check import relative_error, total_error
 from kernels.gemm.operands import OperandPool, Operands
 from kernels.precision import PRECISIONS, Precision
@@ -25,7 +25,7 @@ def case(m: int, n: int, k: int, precision: str = "fp32", **more: str) -> Case:
 
 
 def prepared(what: Case, seed: int = 0) -> Prepared:
-    return GemmSession(OPS["gemm"], CPU, seed).prepare(what)
+    return OPS["gemm"].session(CPU, seed).prepare(what)
 
 
 def float_operands(m: int, n: int, k: int, kind: Precision, data: str = "normal") -> Operands:

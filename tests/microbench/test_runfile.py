@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from kernels.case import DATA, Case
-from kernels.gemm import LAYOUTS, Gemm
+from kernels.gemm import LAYOUTS, OP
 from kernels.precision import PRECISIONS
 from microbench.errors import UserError
 from microbench.report.console import print_run
@@ -147,9 +147,9 @@ ratios = st.dictionaries(words, st.builds(Ratio, numbers, st.none() | pairs), ma
 cases = st.builds(
     Case,
     op=st.just("gemm"),
-    dims=st.fixed_dictionaries({d: st.integers(1, 10**6) for d in Gemm.dims}),
+    dims=st.fixed_dictionaries({d: st.integers(1, 10**6) for d in OP.dims}),
     precision_name=st.sampled_from(sorted(PRECISIONS)),
-    backend=st.sampled_from(sorted(Gemm.backends)),
+    backend=st.sampled_from(sorted(OP.backends)),
     layout=st.sampled_from(LAYOUTS),
     data=st.sampled_from(DATA),
 )

@@ -19,13 +19,11 @@ from microbench.__main__ import main
 from microbench.report.documents import print_sheet
 from microbench.report.screen import make_console
 from microbench.results.types import Ceiling, Measurement, Result, Run
-from microbench.selftest.cache import cache_effect
-from microbench.selftest.judge import Judged, Runs, judge, passed, score
+from microbench.selftest.judge import Judged, Runs, cache_effect, judge, passed, score
 from microbench.selftest.plant import CONDITIONS, Plant, Tile, gemm
-from microbench.selftest.planted import plan
+from microbench.selftest.planted import plan, target_of, triton_tile
 from microbench.selftest.run import evidence, groups_of, take
 from microbench.selftest.screen import sheet
-from microbench.selftest.waves import target_of, triton_tile
 from microbench.sweep import Group
 from microbench.worker import OnStage
 

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from microbench.device.telemetry import (
     THROTTLE_REASONS,
-    NoSensors,
     Telemetry,
     TelemetrySummary,
     throttle_words,
@@ -191,22 +190,11 @@ def test_can_be_started_again():
 
 def test_without_sensors_there_is_no_thread_and_no_figure():
     before = threading.active_count()
-    with Telemetry(NoSensors()) as telemetry, telemetry.during("a"):
+    with Telemetry(None) as telemetry, telemetry.during("a"):
         assert threading.active_count() == before
         telemetry.poll()
     assert telemetry.summary("a") == TelemetrySummary()
     assert telemetry.energy_j is None
-    now = telemetry.read_now()
-    assert (now.power_w, now.sm_clock_mhz, now.temperature_c, now.throttle) == (None,) * 3 + ((),)
-
-
-def test_read_now_is_filed_nowhere():
-    sensors = FakeSensors(power=[50.0], clock=[1980], temperature=[40], reasons=[0x4])
-    telemetry = Telemetry(sensors, clock=lambda: 12.5)
-    now = telemetry.read_now()
-    assert (now.at_s, now.power_w, now.sm_clock_mhz, now.temperature_c) == (12.5, 50.0, 1980, 40)
-    assert now.throttle == ("power cap",)
-    assert telemetry.summary("a").samples == 0
 
 
 @given(st.integers(0, 2**63 - 1))

@@ -12,6 +12,7 @@ import pytest
 
 from kernels import OPS
 from kernels.case import Case
+from microbench.report.notes import describe
 from microbench.results import codec
 from microbench.results.runfile import read_run
 from microbench.results.types import Ceiling, Measurement, Result, Run
@@ -26,7 +27,6 @@ from microbench.roofline.model.terms import (
     tiled_seconds,
     ways,
 )
-from microbench.roofline.model.wording import describe
 
 RESULTS = Path(__file__).parents[2] / "results"
 DEVICE: dict[str, Any] = {"name": "a GPU", "kind": "cuda", "sm_count": 100}

@@ -91,6 +91,10 @@ def test_no_difference_is_not_called_faster_in_the_same_breath() -> None:
     assert "1 times faster" not in below
 
 
+def test_a_loss_that_rounds_to_one_is_not_called_slower() -> None:
+    assert not re.search(r"\b1(\.00)? times (slower|faster)", said_of(0.5, 0.6, 0.9999))
+
+
 def test_never_pays_off() -> None:
     said = said_of(0.5, 0.7, 0.9)
     assert claims_nothing_pays(said)

@@ -42,6 +42,5 @@ def opened(
 ) -> Data:
     """The data of a folder, for a network that takes square images."""
     return open_data(
-        f"folder:{root}", sample=(3, size, size), classes=None, tokens=None,
-        strict=options.pop("strict", False), workers=workers, loader=loader, **options,
-    )  # fmt: skip
+        f"folder:{root}", sample=(3, size, size), workers=workers, loader=loader, **options
+    )

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import torch
 
-from e2e.data.datasets.images import Reading
-from e2e.data.datasets.in_memory import InMemory
+from e2e.data.datasets.images import Folder, InMemory, Reading
 from e2e.data.datasets.synthetic import USUAL_CLASSES, Synthetic
 from e2e.data.loaders import check_name
 from e2e.data.sources import cifar10, generated
@@ -45,10 +44,10 @@ def open_data(
     spec: str,
     *,
     sample: tuple[int, ...],
-    classes: int | None,
-    tokens: int | None,
-    strict: bool,
-    workers: int,
+    classes: int | None = None,
+    tokens: int | None = None,
+    strict: bool = False,
+    workers: int = 0,
     loader: str | None = None,
     on_death: str = "stop",
     device: torch.device | None = None,
@@ -105,33 +104,22 @@ def _synthetic(options: Options, folder: Path) -> Data:
 
 
 def _generated(options: Options, folder: Path) -> Data:
-    train, held_out = generated.images()
-    return InMemory("generated", train, held_out, generated.NORMAL, generated.CLASSES, True,
+    return InMemory("generated", *generated.images(), generated.NORMAL, generated.CLASSES, True,
                     options.reading)  # fmt: skip
 
 
 def _cifar10(options: Options, folder: Path) -> Data:
-    train, held_out = cifar10.read(folder)
-    return InMemory(
-        "cifar10", train, held_out, cifar10.NORMAL, cifar10.CLASSES, reading=options.reading
-    )
+    return InMemory("cifar10", *cifar10.read(folder), cifar10.NORMAL, cifar10.CLASSES, False,
+                    options.reading)  # fmt: skip
 
 
 def _made(options: Options, folder: Path) -> Data:
-    from e2e.data.synthetic_jpeg.dataset import USUAL_CLASSES, USUAL_IMAGES, Plan, cached
+    from e2e.data.synthetic_jpeg.dataset import USUAL, cached
 
-    root = cached(Plan(USUAL_IMAGES, USUAL_CLASSES), lambda _done, _total: None)
-    return _images(options, root, "made", generated=True)
-
-
-def _folder(options: Options, folder: Path) -> Data:
-    return _images(options, folder, "folder", generated=False)
+    return _folder(options, cached(USUAL, lambda _done, _total: None), "made")
 
 
-def _images(options: Options, folder: Path, name: str, *, generated: bool) -> Data:
-    # Pillow and torchvision take a while to load, and only these kinds need them.
-    from e2e.data.datasets.folder import Folder
-
+def _folder(options: Options, folder: Path, name: str = "folder") -> Data:
     if len(options.sample) != 3 or options.sample[0] != 3:
         raise UserError(
             f"{name} has images of 3 channels, the network takes {_written(options.sample)}; "
@@ -139,7 +127,7 @@ def _images(options: Options, folder: Path, name: str, *, generated: bool) -> Da
         )
     return Folder(
         folder, options.sample, strict=options.strict, reading=options.reading, name=name,
-        generated=generated,
+        generated=name == "made",
     )  # fmt: skip
 
 

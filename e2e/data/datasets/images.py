@@ -1,16 +1,34 @@
-"""Data sets of images, whose feeds are opened by the name of a loader."""
+"""Data sets of images, in memory or in a folder: their feeds are opened by the name of a loader."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from e2e.data.datasets.synthetic import Synthetic
 from e2e.data.loaders import FIXED, LOADERS, backend_of, open_feed, usual
 from e2e.data.loaders.cpus import cores
-from e2e.data.types import PREFETCH, LoaderFeed, Normal, Source, Tell, Wanted
+from e2e.data.loaders.device_copy import Placer
+from e2e.data.sources.listing import list_images, printable
+from e2e.data.types import (
+    IMAGENET,
+    PREFETCH,
+    Arrays,
+    Broken,
+    Files,
+    LoaderFeed,
+    Normal,
+    Source,
+    Tell,
+    Wanted,
+)
 from microbench.errors import UserError
+
+NAMED = 100  # broken images that the note names: of a broken archive not all
 
 
 @dataclass(frozen=True)
@@ -48,7 +66,9 @@ class Images:
         self._noise = Synthetic(sample, classes)
         self._usual = reading.loader or usual(source)
         self._notes: dict[str, None] = {}
-        self._check(self._usual)
+        name = self._usual
+        if name not in FIXED and not backend_of(name, source, reading.device).trains:
+            raise UserError(f"loader {name} cannot be trained with: it gives no images")
         self._note_crowd(self._usual, reading.workers)
 
     @property
@@ -76,13 +96,141 @@ class Images:
         )  # fmt: skip
         return open_feed(name, self.source, wanted, self._tell)
 
-    def _check(self, name: str) -> None:
-        if name not in FIXED and not backend_of(name, self.source, self._reading.device).trains:
-            raise UserError(f"loader {name} cannot be trained with: it gives no images")
-
     def _note_crowd(self, name: str, workers: int) -> None:
         if name in LOADERS and LOADERS[name].processes and workers > cores():
             self._note(f"{workers} loader workers on {cores()} cores: they take turns")
 
     def _note(self, said: str) -> None:
         self._notes[said] = None
+
+
+class InMemory(Images):
+    """Decoded images in memory; loader "resident" shares one copy of them on the device."""
+
+    def __init__(
+        self,
+        name: str,
+        train: Arrays,
+        kept: Arrays,
+        normal: Normal,
+        classes: int,
+        generated: bool = False,
+        reading: Reading | None = None,
+    ) -> None:
+        self.name, self.generated = name, generated
+        self.train, self.kept, self.normal = train, kept, normal
+        self._kept_on: dict[torch.device, Arrays] = {}
+        # An object of its own: copies on a device live as long as it, not as long as `train`.
+        source = Arrays(train.images, train.classes)
+        sample = tuple(train.images.shape[1:])
+        super().__init__(source, sample, classes, normal, reading or Reading(), _nothing_breaks)
+
+    @property
+    def train_samples(self) -> int:
+        """How many images an epoch has."""
+        return len(self.train.images)
+
+    @property
+    def held_out_samples(self) -> int:
+        """How many images are held out."""
+        return len(self.kept.images)
+
+    def held_out(self, batch: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+        """The held-out images in their order, as they are."""
+        if device not in self._kept_on:
+            self._kept_on[device] = Arrays(
+                self.kept.images.to(device), self.kept.classes.to(device)
+            )
+        kept = self._kept_on[device]
+        scale, shift = self.normal.scale_and_shift(device)
+        parts = (torch.split(part, batch) for part in (kept.images, kept.classes))
+        for some, target in zip(*parts, strict=True):
+            yield (some * scale).add_(shift), target
+
+
+def _nothing_breaks(broken: Sequence[Broken]) -> None:
+    """Arrays have no files that could be broken."""
+    assert not broken
+
+
+class Folder(Images):
+    """Data from a folder. Broken images are left out, and `notes` counts and names them.
+
+    When `strict`, the first broken image is a UserError: here, from a feed's `fetch`, or from
+    `held_out`.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        sample: tuple[int, ...],
+        *,
+        strict: bool,
+        reading: Reading,
+        name: str,
+        generated: bool,
+    ) -> None:
+        self.name, self.generated = name, generated
+        self._strict = strict
+        self._listing = list_images(root)
+        self._broken: dict[str, str] = {}
+        self.tell(self._listing.broken.items())
+        source, classes = Files(self._listing.train, root), len(self._listing.classes)
+        super().__init__(source, sample, classes, IMAGENET, reading, self.tell)
+
+    @property
+    def train_samples(self) -> int:
+        """How many images an epoch draws."""
+        return len(self._listing.train)
+
+    @property
+    def held_out_samples(self) -> int:
+        """How many images are held out."""
+        return len(self._listing.held_out)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The listing's notes, and the images found broken by now."""
+        notes = (*self._listing.notes, *super().notes)
+        count = len(self._broken)
+        if not count:
+            return notes
+        named = ", ".join(self._named(path) for path in list(self._broken)[:NAMED])
+        more = f" and {count - NAMED} more" if count > NAMED else ""
+        images = "image" if count == 1 else "images"
+        return (*notes, f"{count} broken {images} left out: {named}{more}")
+
+    def held_out(self, batch: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+        """The centre of every held-out image that can be decoded, by Pillow whatever the loader.
+
+        UserError when none can.
+        """
+        from e2e.data.loaders.pillow import once  # slow to load, and only needed here
+
+        place, seen = Placer(device, IMAGENET), 0
+        size = (self.sample[1], self.sample[2])
+        workers, on_death = self._reading.workers, self._reading.on_death
+        wanted = Wanted(size, batch, 0, device, workers, on_death=on_death)
+        for some in once(self._listing.held_out, wanted):
+            self.tell(some.broken)
+            seen += len(some.images)
+            if len(some.images):
+                yield place(some.images, some.labels)
+        if not seen:
+            raise UserError(
+                f"none of the {self.held_out_samples:,} held-out images in {self._listing.root} "
+                "can be decoded"
+            )
+
+    def tell(self, broken: Iterable[tuple[str, str]]) -> None:
+        """Note broken files. UserError when strict."""
+        for path, reason in broken:
+            self._broken[path] = reason
+            if self._strict:
+                raise UserError(
+                    f"broken image {self._named(path)} in {self._listing.root}; "
+                    "without --strict it is left out"
+                )
+
+    def _named(self, path: str) -> str:
+        return f"{printable(path, self._listing.root)} ({self._broken[path]})"

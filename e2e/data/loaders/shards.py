@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from e2e.data.loaders.decode import decode, short
-from e2e.data.loaders.page_cache import drop
 from e2e.data.loaders.pillow import random_cut
-from e2e.data.loaders.pixels import PixelFeed, Sample, sample_workers, seeded
+from e2e.data.loaders.pixels import PixelFeed, Sample, seeded
+from e2e.data.loaders.reading import drop
 from e2e.data.types import Broken, Files, Source, Tell, Wanted
 from microbench.errors import UserError
 
@@ -52,12 +52,10 @@ def open_feed(source: Source, wanted: Wanted, tell: Tell) -> PixelFeed:
             f"which needs one: at most --workers {len(paths)}"
         )
     classes = 1 + max(picture.label for picture in source.pictures)
-    workers = sample_workers(
-        _Shards(paths, classes, random_cut(wanted.size), wanted),
-        lambda start: ([number] for number in itertools.count(start)),
-        wanted,
+    samples = _Shards(paths, classes, random_cut(wanted.size), wanted)
+    return PixelFeed(
+        samples, source, wanted, tell, lambda start: ([number] for number in itertools.count(start))
     )
-    return PixelFeed(workers, source, wanted, tell)
 
 
 class _Shards(Dataset[Sample]):
@@ -99,7 +97,8 @@ class _Shards(Dataset[Sample]):
                 return sample
             except Exception as error:  # decoders raise nearly anything on broken files
                 name = os.path.join(str(parts["__url__"]), str(parts["__key__"]))
-                broken.append((name, _said(error)))
+                none = isinstance(error, StopIteration)
+                broken.append((name, "no image in it" if none else short(error)))
         return Sample(None, 0, broken)
 
     def _following(self) -> Generator[tuple[Raw, int], None, None]:
@@ -174,7 +173,3 @@ def _is_cut_short(file: BinaryIO) -> bool:
     last = file.read()
     file.seek(0)
     return bool(end % TAR_BLOCK) or last != bytes(TAR_BLOCK)
-
-
-def _said(error: Exception) -> str:
-    return "no image in it" if isinstance(error, StopIteration) else short(error)

@@ -1,4 +1,4 @@
-"""What `resample` must compute, said another way: whole images turned, dense weights, float64."""
+"""What `kernels.resample` must compute, by whole images turned and dense weights in float64."""
 
 from __future__ import annotations
 
