@@ -40,7 +40,15 @@ def app() -> None:
     """
 
 
-OUTPUT = ("json", "csv", "chart", "resume", said("verbose", help="Phases of every arm"), "quiet")
+OUTPUT = (
+    "json",
+    "csv",
+    "chart",
+    "html",
+    "resume",
+    said("verbose", help="Phases of every arm"),
+    "quiet",
+)
 LOADING = (
     said("data", default="made", help="made, folder:DIR, cifar10:DIR or generated"),
     said(
@@ -119,10 +127,12 @@ def train(network: str | None, explain: bool, **options: Any) -> None:
     if network is None:
         raise click.UsageError("name a network: python -m e2e resnet50 --amp; `list` shows them")
     from e2e.commands.requests import request_of
-    from e2e.commands.train import run_training
+    from e2e.commands.train import check_known, run_training
 
     # What is going to run anyway may run to be recorded.
-    run_training(request_of(network, options, allow_run=True))
+    done = run_training(request_of(network, options, allow_run=True))
+    done.report()
+    check_known(done)
 
 
 @app.command()
@@ -131,9 +141,11 @@ def train(network: str | None, explain: bool, **options: Any) -> None:
 def predict(network: str, **options: Any) -> None:
     """Predict NETWORK's steps without running it: trace it, measure its operations one by one."""
     from e2e.commands.requests import request_of
-    from e2e.commands.train import run_training
+    from e2e.commands.train import check_known, run_training
 
-    run_training(request_of(network, options, train=False))
+    done = run_training(request_of(network, options, train=False))
+    done.report()
+    check_known(done)
 
 
 @app.command()
@@ -143,7 +155,7 @@ def validate(networks: str | None, batch: str | None, **options: Any) -> None:
     """Predict and measure a matrix of networks, recipes and batches: the error table."""
     from e2e.commands.train import run_validation
 
-    run_validation(networks, batch, options)
+    run_validation(networks, batch, options).report()
 
 
 @app.command()
@@ -153,7 +165,7 @@ def stalls(network: str, workers: str | None, measure: str, **options: Any) -> N
     """Say from how many workers on low precision pays: precision x workers, by difference."""
     from e2e.commands.stalls import run_stalls
 
-    run_stalls(network, workers, measure, options)
+    run_stalls(network, workers, measure, options).report()
 
 
 @app.command()
@@ -162,7 +174,7 @@ def loader(backend: str, workers: str | None, cold: bool, **options: Any) -> Non
     """Measure loaders alone: images a second, and a second and core."""
     from e2e.commands.stalls import run_loaders
 
-    run_loaders(backend, workers, cold, options)
+    run_loaders(backend, workers, cold, options).report()
 
 
 @app.command(name="make-data")

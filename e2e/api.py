@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from e2e.commands.stalls import loaded, stalled
 from microbench.api import Run
 from microbench.errors import UserError
 
@@ -47,10 +46,60 @@ def predict(network: Network | nn.Module, sample: Tensor | None = None, **option
 
 
 def stalls(network: Network, workers: Any = None, measure: str = "some", **options: Any) -> Run:
-    """Find how many data-loader workers low precision needs. UserError for bad values."""
-    return _shown(stalled(_name(network), _words(workers), measure, _options(options)))
+    """Find how many data-loader workers low precision needs.
+
+    `workers` are numbers or "1..16"; `measure` says which points: "some", "all" or "none". UserError
+    for what the user can mend.
+    """
+    asked = {"recipe": "fp32,amp"} | options
+    counts = _counts(workers)
+    return Run.of_done(
+        run_stalls(_name(network), counts, measure, _words({"data": "made"} | asked))
+    )
 
 
 def loader(backend: Any = "all", workers: Any = None, cold: bool = False, **options: Any) -> Run:
-    """Measure data loaders alone, in images per second. UserError for bad values."""
-    return _shown(loaded(_words(backend), _words(workers), cold, _options(options)))
+    """Measure data loaders alone, in images per second. UserError for what the user can mend."""
+    asked = _words({"data": "made", "batch": "128"} | options)
+    names = backend if isinstance(backend, str) else ",".join(backend)
+    return Run.of_done(run_loaders(names, _counts(workers), cold, asked))
+
+
+def _counts(workers: Any) -> str | None:
+    if workers is None or isinstance(workers, str):
+        return workers
+    return ",".join(map(str, [workers] if isinstance(workers, int) else workers))
+
+
+def _run(name: str, options: dict[str, Any], *, here: bool = False, **instead: Any) -> Run:
+    return Run.of_done(run_training(request_of(name, _words(options), **instead), here=here))
+
+
+def _words(options: dict[str, Any]) -> dict[str, Any]:
+    return words_of(options, *SCHEMAS, Outputs)
+
+
+def _name(network: Network) -> str:
+    """The words by which the child finds a network. UserError for a function it cannot import."""
+    if isinstance(network, str):
+        return network
+    name = getattr(network, "__qualname__", "")
+    if network.__module__ == "__main__" or not name.isidentifier():
+        raise UserError(
+            f"{name or network!r} cannot be imported by another process: put it into a module, and "
+            "give the function or 'module:function'"
+        )
+    return f"{network.__module__}:{name}"
+
+
+@contextmanager
+def _held(module: nn.Module, sample: Tensor) -> Generator[str]:
+    """The module under a name that `e2e.networks.find` finds; each use gets a copy."""
+    holder: Any = ModuleType(HELD)
+    kind = type(module).__name__
+    setattr(holder, kind, lambda: (copy.deepcopy(module), sample))
+    sys.modules[HELD] = holder
+    try:
+        yield f"{HELD}:{kind}"
+    finally:
+        del sys.modules[HELD]

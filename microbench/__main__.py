@@ -49,7 +49,7 @@ def measuring(kind: type[Schema], backends: str, *more: Row) -> Callable[..., An
     rows = (
         *(changed.get(name, name) for name in options_of(kind)),
         "dtype", said("backend", help=backends), "vs", "data", "device", "l2", "regime", "timer",
-        REST, "budget", "json", "csv", "chart",
+        REST, "budget", "json", "csv", "chart", "html",
         said("resume", help="Run file to go on with: measures what is missing"),
         "autotune", "seed", "verbose", "quiet",
     )  # fmt: skip
@@ -59,7 +59,7 @@ def measuring(kind: type[Schema], backends: str, *more: Row) -> Callable[..., An
 def _measure(kind: type[Any], options: dict[str, Any]) -> None:
     from microbench.run_command import run_request
 
-    run_request(request_of(kind, options))
+    run_request(request_of(kind, options)).report()
 
 
 @app.command()

@@ -28,6 +28,7 @@ from microbench.requests import (
 )
 from microbench.results import types
 from microbench.results.types import Ratio
+from microbench.run_output import Done
 
 Words = str | int | Iterable[str | int | tuple[int, ...]]
 
@@ -42,6 +43,11 @@ class Run(types.Run):
     def of_run(cls, run: types.Run, path: Path | None = None) -> Self:
         """The same run with `path`."""
         return cls(**{one.name: getattr(run, one.name) for one in fields(types.Run)}, path=path)
+
+    @classmethod
+    def of_done(cls, done: Done) -> Self:
+        """The run of a command that has ended."""
+        return cls.of_run(done.run, done.path)
 
     def __str__(self) -> str:
         """The screen that the command prints, 100 columns wide."""
@@ -209,10 +215,10 @@ def load(path: str | Path) -> Run:
 
 
 def _measured(kind: type[Schema], options: Mapping[str, Any], **words: Words) -> Run:
-    from microbench.run_command import measured
+    from microbench.run_command import run_request
 
-    asked = words_of(options | words, kind, Conditions, Outputs)
-    return Run.of_run(*measured(request_of(kind, asked)))
+    asked = words_of({**options, **words}, kind, Conditions, Outputs)
+    return Run.of_done(run_request(request_of(kind, asked)))
 
 
 def words_of(options: Mapping[str, Any], *schemas: type[Schema]) -> dict[str, Any]:

@@ -186,6 +186,9 @@ class Outputs:
     chart: Path | None = field(
         default=None, metadata=option("Also draw a chart: .png, .svg or .html")
     )
+    html: Path | None = field(
+        default=None, metadata=option("Also write a page: one file, offline, .html")
+    )
     resume: Path | None = field(
         default=None, metadata=option("Run file to go on with: does what is missing")
     )

@@ -15,10 +15,10 @@ from microbench.requests import Request
 from microbench.results.runfile import read_run
 from microbench.results.types import NetworkUse, Run
 from microbench.run_output import (
+    Done,
     check_goes_on,
     check_outputs,
     new_run,
-    report,
     run_path,
     say_stopped,
 )
@@ -35,17 +35,8 @@ CHECK_BYTES = {"gemm": 1 << 29, "conv": 3 << 30}
 CHECK_FACTOR = 16  # times the tensors themselves: all that a small problem's check can take
 
 
-def run_request(request: Request) -> None:
-    """Measure and report; UserError for what the user can mend."""
-    from microbench.report.screen import make_console
-
-    run, path = measured(request)
-    outputs = request.conditions.outputs
-    report(run, path, outputs, make_console(quiet=outputs.quiet))
-
-
-def measured(request: Request) -> tuple[Run, Path]:
-    """The run of a request, whole and on disk, and where. UserError for what the user can mend."""
+def run_request(request: Request) -> Done:
+    """Measure what is asked. UserError for what the user can mend."""
     from microbench.report.live import LiveProgress
     from microbench.report.screen import make_console
 
@@ -78,7 +69,7 @@ def measured(request: Request) -> tuple[Run, Path]:
         workers.close()
     if asked.autotune:
         _keep_tuned(run, greeting)
-    return run, path
+    return Done(run, path, asked.outputs)
 
 
 def _check_memory(groups: Sequence[Group], greeting: Greeting) -> None:

@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,11 +23,11 @@ from microbench.results.values import Entry, Json
 from microbench.worker import Greeting
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    pass
 
 # A published file need not say where it lay.
 CONSOLE = "halfway"  # the console command
-PATH_OPTIONS = ("--json", "--csv", "--resume", "--chart")
+PATH_OPTIONS = ("--json", "--csv", "--resume", "--chart", "--html")
 
 
 def check_outputs(outputs: Outputs) -> None:
@@ -37,10 +38,22 @@ def check_outputs(outputs: Outputs) -> None:
         from microbench.report.drawing import check_chart_path
 
         check_chart_path(outputs.chart)
-    if outputs.csv:
-        check_writable(outputs.csv, "--csv")
-        if outputs.json and outputs.csv.resolve() == outputs.json.resolve():
-            raise UserError("--json and --csv name the same file")
+    for path, option in ((outputs.csv, "--csv"), (outputs.html, "--html")):
+        if path:
+            check_writable(path, option)
+    _check_apart(outputs)
+
+
+def _check_apart(outputs: Outputs) -> None:
+    """UserError where two outputs name one file: the later would overwrite the earlier."""
+    seen: dict[Path, str] = {}
+    for name in ("json", "resume", "csv", "chart", "html"):
+        path: Path | None = getattr(outputs, name)
+        if path is None:
+            continue
+        other = seen.setdefault(path.resolve(), name)
+        if other != name:
+            raise UserError(f"--{other} and --{name} name the same file")
 
 
 def run_path(outputs: Outputs, name: str) -> Path:
@@ -140,23 +153,38 @@ def say_stopped(program: str, path: Path) -> None:
     )
 
 
-def report(run: Run, path: Path, outputs: Outputs, console: Console) -> None:
-    """Print the run, draw it and write its table, as asked. NothingMeasured where what was tried
-    has failed, all of it; what was skipped could not be tried.
-    """
-    from microbench.report.console import print_run
+@dataclass(frozen=True)
+class Done:
+    """A run that is whole and on disk at `path`, and what else is to be written of it."""
 
-    print_run(run, console, details=outputs.verbose)
-    console.print(f"Run file: {path}")
-    if outputs.chart:
-        from microbench.report.drawing import draw
+    run: Run
+    path: Path
+    outputs: Outputs
 
-        draw(run, outputs.chart)
-        console.print(f"Chart: {outputs.chart}")
-    if outputs.csv:
-        _write_csv(run, outputs.csv)
-    if {entry.status for entry in _judged(run)} - {"skipped"} == {"failed"}:
-        raise NothingMeasured
+    def report(self) -> None:
+        """Print the run, draw it and write its table, as asked. NothingMeasured where what was
+        tried has failed, all of it; what was skipped could not be tried.
+        """
+        from microbench.report.console import print_run
+        from microbench.report.screen import make_console
+
+        run, outputs, console = self.run, self.outputs, make_console(quiet=self.outputs.quiet)
+        print_run(run, console, details=outputs.verbose)
+        console.print(f"Run file: {self.path}")
+        if outputs.chart:
+            from microbench.report.drawing import draw
+
+            draw(run, outputs.chart)
+            console.print(f"Chart: {outputs.chart}")
+        if outputs.html:
+            from microbench.report.page import write_page
+
+            write_page(run, outputs.html)
+            console.print(f"Page: {outputs.html}")
+        if outputs.csv:
+            _write_csv(run, outputs.csv)
+        if {entry.status for entry in _judged(run)} - {"skipped"} == {"failed"}:
+            raise NothingMeasured
 
 
 def _judged(run: Run) -> Sequence[Entry]:

@@ -20,6 +20,7 @@ from e2e.results.types import PREDICTED, Predicted, Training
 from microbench.device.host import usable_cores
 from microbench.errors import UserError
 from microbench.results.types import Run
+from microbench.run_output import Done
 from microbench.sweep import parse_names, parse_numbers
 
 LOAD_BUDGET_S = 6.0  # seconds of loading, for each loader
@@ -28,7 +29,7 @@ OF_FILES = ("folder", "made")  # data that is read from a disk
 SMALL = ("generated", "cifar10")  # data of 3x32x32
 
 
-def run_stalls(network: str, workers: str | None, measure: str, words: dict[str, Any]) -> None:
+def run_stalls(network: str, workers: str | None, measure: str, words: dict[str, Any]) -> Done:
     """Measure recipes and loader apart, foretell them together, and measure some of that."""
     if measure not in MEASURED:
         raise UserError(f"--measure takes one of {', '.join(MEASURED)}, not {measure!r}")
@@ -41,10 +42,10 @@ def run_stalls(network: str, workers: str | None, measure: str, words: dict[str,
     counts = _counts(workers, request)
     budget_s = min(LOAD_BUDGET_S, request.budget or LOAD_BUDGET_S)
     procedure = Stalls(counts, words["prefetch"] or 0, measure, budget_s)
-    run_requests([request], f"stalls-{file_name(network)}", procedure)
+    return run_requests([request], f"stalls-{file_name(network)}", procedure)
 
 
-def run_loaders(backend: str, workers: str | None, cold: bool, words: dict[str, Any]) -> None:
+def run_loaders(backend: str, workers: str | None, cold: bool, words: dict[str, Any]) -> Done:
     """Measure loaders alone."""
     names = list(LOADERS) if backend == "all" else parse_names(backend, list(LOADERS), "--backend")
     data = str(words["data"]).partition(":")[0]
@@ -55,7 +56,7 @@ def run_loaders(backend: str, workers: str | None, cold: bool, words: dict[str, 
     counts = _counts(workers, request)
     budget_s = request.budget or LOAD_BUDGET_S
     procedure = Loaders(names, counts, words["prefetch"] or 0, cold, budget_s)
-    run_requests([request], "loader", procedure)
+    return run_requests([request], "loader", procedure)
 
 
 def _counts(workers: str | None, request: TrainRequest) -> list[int]:

@@ -22,9 +22,9 @@ from microbench.report.screen import make_console
 from microbench.results.runfile import read_run
 from microbench.results.types import Run
 from microbench.run_output import (
+    Done,
     check_goes_on,
     new_run,
-    report,
     run_path,
     say_stopped,
 )  # fmt: skip
@@ -65,18 +65,22 @@ def compare_recipes(job: Job, run: Run) -> Run:
     return job.run(run, comparisons, steps)
 
 
-def run_training(request: TrainRequest) -> None:
-    """Predict, train, time and report, as asked; UserError for what the user can mend,
-    NothingMeasured where no step is known in the end.
+def run_training(request: TrainRequest, *, here: bool = False) -> Done:
+    """Predict, train and time, as asked; in this process if `here`. UserError for what the user can
+    mend.
     """
     word = "train" if request.train else "predict"
-    run = run_requests([request], f"{word}-{file_name(request.settings.network)}")
-    if not any(training.predicted or training.steps for training in run.of(Training)):
+    return run_requests([request], f"{word}-{file_name(request.settings.network)}", here=here)
+
+
+def check_known(done: Done) -> None:
+    """NothingMeasured where no step is known in the end."""
+    if not any(training.predicted or training.steps for training in done.run.of(Training)):
         raise NothingMeasured
 
 
-def run_validation(networks: str | None, batch: str | None, options: dict[str, Any]) -> None:
-    """Predict and train every network of the matrix, and print how far apart they are."""
+def run_validation(networks: str | None, batch: str | None, options: dict[str, Any]) -> Done:
+    """Predict and train every network of the matrix."""
     batches = _batches(networks, batch)
     requests = [
         request_of(
@@ -87,7 +91,7 @@ def run_validation(networks: str | None, batch: str | None, options: dict[str, A
     ]  # fmt: skip
     for name in batches:
         find(name)  # a wrong name is an error before hours of work
-    run_requests(requests, "validate")
+    return run_requests(requests, "validate")
 
 
 def _batches(networks: str | None, batch: str | None) -> dict[str, str]:
@@ -105,22 +109,29 @@ def file_name(network: str) -> str:
 
 
 def run_requests(
-    requests: Sequence[TrainRequest], name: str, procedure: Procedure = compare_recipes
-) -> Run:
-    """One run of all requests, written and reported as the first one says; `name` is its file's."""
+    requests: Sequence[TrainRequest],
+    name: str,
+    procedure: Procedure = compare_recipes,
+    *,
+    here: bool = False,
+) -> Done:
+    """One run of all requests, written as the first one says; `name` is its file's."""
     outputs = requests[0].outputs
     run = read_run(outputs.resume) if outputs.resume else None
     path = run_path(outputs, name)
     console = make_console(quiet=outputs.quiet)
     for request in requests:
-        run = _carry_out(request, run, path, console, procedure, whole=request is requests[-1])
+        worker = TrainWorker(request.settings, here=here)
+        run = _carry_out(
+            request, worker, run, path, console, procedure, whole=request is requests[-1]
+        )
     assert run is not None
-    report(run, path, outputs, console)
-    return run
+    return Done(run, path, outputs)
 
 
 def _carry_out(
     request: TrainRequest,
+    worker: TrainWorker,
     before: Run | None,
     path: Path,
     console: Console,
@@ -132,7 +143,6 @@ def _carry_out(
 
     It is `whole` then, unless another request is going to add to it.
     """
-    worker = TrainWorker(request.settings)
     try:
         work = _opened(request, worker, path, console)
         run = _begin(request, work.greeting, work.facts, before)
