@@ -6,10 +6,19 @@ is a name, "module:function", or an importable function; `predict` also takes a 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from microbench.api import Run
+from e2e.case import SCHEMAS
+from e2e.commands.requests import request_of
+from e2e.commands.stalls import run_loaders, run_stalls
+from e2e.commands.train import run_training
+from microbench.api import Run, words_of
+from microbench.command_line import Outputs
 from microbench.errors import UserError
 
 if TYPE_CHECKING:
@@ -48,8 +57,8 @@ def predict(network: Network | nn.Module, sample: Tensor | None = None, **option
 def stalls(network: Network, workers: Any = None, measure: str = "some", **options: Any) -> Run:
     """Find how many data-loader workers low precision needs.
 
-    `workers` are numbers or "1..16"; `measure` says which points: "some", "all" or "none". UserError
-    for what the user can mend.
+    `workers` are numbers or "1..16"; `measure` says which points are measured: "some", "all" or
+    "none". UserError for what the user can mend.
     """
     asked = {"recipe": "fp32,amp"} | options
     counts = _counts(workers)

@@ -133,7 +133,7 @@ class Variants:
         return html(self._table())
 
     def to_dataframe(self) -> Any:
-        """A pandas DataFrame with one row a callable: times in seconds, speed-ups with intervals."""
+        """A pandas DataFrame with one row a callable: times in seconds, and speed-ups."""
         _, rows = records(self._table())
         return _pandas().DataFrame(rows)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import sys
+import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -56,16 +57,25 @@ class Child:
     """A child process that holds the device. It answers one request after another.
 
     `serve(pipe, settings)` runs in the child: it sends ("ok", Greeting) first, then ("ok", answer)
-    to each request it receives, ("stage", key, stage) as signs of life in between.
+    to each request it receives, ("stage", key, stage) as signs of life in between. `here` serves in
+    a thread of this process, for objects that only this process has.
     """
 
-    def __init__(self, serve: Serve, settings: object, *, daemon: bool = True) -> None:
+    def __init__(
+        self, serve: Serve, settings: object, *, daemon: bool = True, here: bool = False
+    ) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_live, args=(theirs, serve, settings), daemon=daemon)
-        with _no_main():
+        if here:
+            self._process: Any = _Thread(theirs, serve, settings)
             self._process.start()
-        theirs.close()
+        else:
+            self._process = context.Process(
+                target=_live, args=(theirs, serve, settings), daemon=daemon
+            )
+            with _no_main():
+                self._process.start()
+            theirs.close()
         self._stage = ("", "starting")
 
     def greet(self) -> Greeting:
@@ -123,6 +133,33 @@ class Child:
             reason += f" ({signal.Signals(-code).name})"
         key, stage = self._stage
         return key, f"{reason} while {stage}"
+
+
+class _Thread(threading.Thread):
+    """What a child is to `Child`, in this process. It cannot be ended from outside."""
+
+    exitcode = None
+
+    def __init__(self, pipe: Connection, serve: Serve, settings: object) -> None:
+        super().__init__(target=_serve, args=(pipe, serve, settings), daemon=True)
+        self._theirs = pipe
+
+    def run(self) -> None:
+        """Serve until nobody asks any more."""
+        try:
+            super().run()
+        finally:
+            self._theirs.close()
+
+    def terminate(self) -> None:
+        """Nothing: it sees that the pipe has closed."""
+
+    def kill(self) -> None:
+        """Nothing: a thread cannot be killed, and dies with the process."""
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for its end, a while at most."""
+        super().join(GENTLE_S if timeout is None else timeout)
 
 
 @contextmanager
@@ -193,6 +230,10 @@ class Workers:
 
 def _live(pipe: Connection, serve: Serve, settings: object) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    _serve(pipe, serve, settings)
+
+
+def _serve(pipe: Connection, serve: Serve, settings: object) -> None:
     try:
         serve(pipe, settings)
     except (EOFError, BrokenPipeError, ConnectionResetError):

@@ -42,15 +42,15 @@ class DataFacts:
 class TrainWorker(Child):
     """A child process that trains. Greet it, open the data, then ask."""
 
-    def __init__(self, settings: TrainSettings) -> None:
-        self._settings = settings
+    def __init__(self, settings: TrainSettings, *, here: bool = False) -> None:
+        self._settings, self._here = settings, here
         # Not a daemon: those may have no children, and data loaders have.
-        super().__init__(_train_on_request, settings, daemon=False)
+        super().__init__(_train_on_request, settings, daemon=False, here=here)
 
     def restart(self) -> None:
         """Start a new process in place of one that died, and open the data again."""
         self.close()
-        self.__init__(self._settings)
+        self.__init__(self._settings, here=self._here)
         self.greet()
         self.open_data()
 
