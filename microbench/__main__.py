@@ -109,11 +109,14 @@ def layers(**options: Any) -> None:
 @click.option("--markdown", "form", flag_value="markdown", help="As a Markdown table")
 @click.option("--verbose", is_flag=True, help="Every case's explanation")
 @click.option("--chart", type=FILE, help="Draw a chart instead: .png, .svg or .html")
-def show(file: Path, form: str | None, verbose: bool, chart: Path | None) -> None:
+@click.option("--html", type=FILE, help="Write a page instead: one file, offline")
+def show(
+    file: Path, form: str | None, verbose: bool, chart: Path | None, html: Path | None
+) -> None:
     """Print a run file again."""
     from microbench.commands import show_run
 
-    show_run(file, form=form, verbose=verbose, chart=chart)
+    show_run(file, form=form, verbose=verbose, chart=chart, html=html)
 
 
 @app.command()

@@ -21,11 +21,20 @@ from microbench.results.values import Json
 from microbench.sweep import parse_names
 
 
-def show_run(file: Path, *, form: str | None, verbose: bool, chart: Path | None = None) -> None:
-    """Print a file as a screen, or in the form "csv" or "markdown", or draw the run in it."""
+def show_run(
+    file: Path,
+    *,
+    form: str | None,
+    verbose: bool,
+    chart: Path | None = None,
+    html: Path | None = None,
+) -> None:
+    """Print a file as a screen, or in the form "csv" or "markdown"; or draw the run in it, or write
+    it as a page.
+    """
     data = read_json(file)
     document = document_of(data)
-    if document and not chart:
+    if document and not chart and not html:
         show_document(document, data, file, form=form, verbose=verbose)
         return
     run = as_run(data, file)
@@ -35,6 +44,13 @@ def show_run(file: Path, *, form: str | None, verbose: bool, chart: Path | None 
         check_chart_path(chart)
         draw(run, chart)
         print(f"Chart: {chart}")
+    if html:
+        from microbench.report.page import write_page
+
+        check_writable(html, "--html")
+        write_page(run, html)
+        print(f"Page: {html}")
+    if chart or html:
         return
     if form == "csv":
         from microbench.report.export import to_csv

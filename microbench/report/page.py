@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import io
+import itertools
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -20,7 +21,7 @@ from microbench.report import notes
 from microbench.report.console import header
 from microbench.report.drawing import chart_of
 from microbench.report.export import parts, to_csv
-from microbench.report.table import html
+from microbench.report.table import Part, html
 from microbench.results.kinds import reports
 from microbench.results.types import Run
 from microbench.verdict import verdict
@@ -47,7 +48,7 @@ def to_page(run: Run) -> str:
             "table": Markup(html(part.table)) if part.table else "",  # noqa: S704: escaped there
             "below": part.below,
         }
-        for part in parts(run)
+        for part in (*parts(run), *_reading(run))
     ]
     return _template().render(
         title=_title(run),
@@ -71,11 +72,11 @@ def write_page(run: Run, path: Path) -> None:
 
 
 def _title(run: Run) -> str:
-    """ "gemm on NVIDIA H200", "train resnet50 on NVIDIA H200"."""
-    words = list(run.command[3:] if run.command[:1] == ("python",) else run.command[1:])
-    named = words[:1] if words else ["run"]
+    """ "gemm on NVIDIA H200", "resnet50 on NVIDIA H200": the command's first words."""
+    words = run.command[3:] if "-m" in run.command else run.command[1:]
+    named = " ".join(itertools.takewhile(lambda word: not word.startswith("-"), words))
     device = fmt.clean(run.device.get("name") or "unknown device")
-    return f"{fmt.clean(' '.join(named))} on {device}"
+    return f"{fmt.clean(named) or 'A run'} on {device}"
 
 
 def _chart(run: Run) -> tuple[str, list[str]]:
@@ -87,6 +88,16 @@ def _chart(run: Run) -> tuple[str, list[str]]:
         return "", [f"No chart: {error}."]
     encoded = base64.b64encode(text.getvalue().encode()).decode()
     return f"data:image/svg+xml;base64,{encoded}", []
+
+
+def _reading(run: Run) -> list[Part]:
+    """What limits each kernel, and how to read their table."""
+    if not run.results:
+        return []
+    limits = [line.plain.strip() for line in notes.whys(run, details=True)]
+    legend = [line.plain for line in (*notes.legend(run, ""), *notes.ceilings(run))]
+    found = (Part("What limits each case", None, limits), Part("How to read it", None, legend))
+    return [part for part in found if part.below]
 
 
 def _warnings(run: Run) -> list[Any]:

@@ -300,7 +300,7 @@ def html(table: Table[R]) -> str:
         "<tr>" + "".join(f"<td{m}>{escape(t)}</td>" for m, t in zip(marks, row, strict=True))
         for row in grid.rows
     )
-    return f"<table><thead><tr>{head}</thead><tbody>{body}</tbody></table>"
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 # ---------------------------------------------------------------- CSV
