@@ -67,13 +67,15 @@ class Candidate:
     """One way to run a prepared case. `call()` only launches.
 
     `tile` is (M, N, K) of a work-group's tile where the back end chose it itself; `label` names the
-    variant or configuration and is what a tuning table keeps.
+    variant or configuration and is what a tuning table keeps. `allocates`: `call()` returns the
+    product in new memory, where the operands' own output is left alone.
     """
 
     label: str
     call: Callable[[], object]
     tile: tuple[int, int, int] | None = None
     kernel: str | None = None
+    allocates: bool = False
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,20 @@ def poison(output: torch.Tensor) -> None:
     output.fill_(float("nan") if output.dtype.is_floating_point else INT_POISON)
 
 
+def filled(returned: object, output: torch.Tensor) -> torch.Tensor:
+    """The tensor with the product: what a launch returned, or the output it was given.
+
+    ValueError for a tensor of another shape or type.
+    """
+    if not isinstance(returned, torch.Tensor):
+        return output
+    if returned.shape != output.shape or returned.dtype != output.dtype:
+        found, wanted = (f"{str(t.dtype).removeprefix('torch.')} {list(t.shape)}"
+                         for t in (returned, output))  # fmt: skip
+        raise ValueError(f"returned {found}, not {wanted}")
+    return returned
+
+
 def unwritten(output: torch.Tensor) -> int:
     """How many elements still hold the poison (NaN counts, wherever it came from)."""
     bad = torch.isnan(output) if output.dtype.is_floating_point else output == INT_POISON

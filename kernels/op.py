@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from kernels.case import Candidate, Case, Prepared, Target
+from kernels.user import UserBackend
+
+OWN = ":"  # in the name of a back end that the user brings
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,14 @@ class Op(ABC):
         """Each back end's name -> what it is."""
         return {name: entry.title for name, entry in self.entries.items()}
 
+    def entry(self, backend: str) -> BackendEntry | UserBackend:
+        """The back end of a name: one of ours, or the user's "module:name"."""
+        return UserBackend(backend) if OWN in backend else self.entries[backend]
+
+    def check_own(self, backend: str) -> None:
+        """ValueError, in one line, where a user's "module:name" is no back end."""
+        UserBackend(backend).found  # noqa: B018
+
     def default_backends(self, kind: str) -> tuple[str, ...]:
         """What is measured on a kind of device when the user names no back end."""
         return self.gpu_defaults if kind == "cuda" else ("cpu",)
@@ -85,7 +96,7 @@ class Op(ABC):
 
     def cannot_run(self, case: Case, target: Target) -> str | None:
         """Why the case cannot run on the target, or None."""
-        return self.entries[case.backend].cannot_run(case, target)
+        return self.entry(case.backend).cannot_run(case, target)
 
     def save_tuned(self, case: Case, target: Target, label: str) -> Path:
         """Record the Triton configuration that won a search; the path of the user's table."""
@@ -156,7 +167,7 @@ class OpSession:
     def prepare(self, case: Case, *, tune: bool = False) -> Prepared:
         """Allocate, fill and bind. Raises CannotRun with a reason, or torch.OutOfMemoryError."""
         operands = launched = self.pool.get(case)
-        entry = self.op.entries[case.backend]
+        entry = self.op.entry(case.backend)
         found = entry.candidates(case, operands, self.target, tune=tune)
 
         def rel_error(candidate: Candidate) -> float:

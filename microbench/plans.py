@@ -9,6 +9,7 @@ from itertools import product
 from kernels import OPS
 from kernels.case import DATA, Case
 from kernels.conv.shape import PASSES
+from kernels.op import OWN
 from kernels.precision import PRECISIONS
 from microbench.errors import UserError
 from microbench.sweep import (
@@ -30,14 +31,30 @@ def plan_arms(op: str, *, dtypes: str, backends: str | None, vs: str, kind: str)
     baselines ("none" for none).
     """
     found = OPS[op]
-    named = (
-        parse_names(backends, list(found.backends), "--backend")
-        if backends is not None
-        else list(found.default_backends(kind))
-    )
+    named = _backends(op, backends, kind) if backends is not None else found.default_backends(kind)
     baselines = [] if vs == "none" else parse_precisions(vs, "--vs")
     arms = [(p, found.library_backend(kind)) for p in baselines]
     return list(dict.fromkeys([*arms, *product(parse_precisions(dtypes), named)]))
+
+
+def _backends(op: str, text: str, kind: str) -> list[str]:
+    """The back ends that are named. A user's own, "module:name", brings the library beside it."""
+    found = OPS[op]
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    own = [name for name in names if OWN in name]
+    for name in own:
+        try:
+            found.check_own(name)
+        except ValueError as error:
+            raise UserError(f"--backend {name}: {error}") from None
+    ours = ",".join(name for name in names if name not in own)
+    known = (
+        parse_names(ours, [*found.backends, "module:function"], "--backend")
+        if ours or not own
+        else []
+    )
+    library = [found.library_backend(kind)] if own else []
+    return list(dict.fromkeys([*library, *known, *own]))
 
 
 def group_of(problem: Case, arms: Sequence[Arm]) -> Group:

@@ -18,8 +18,8 @@ from e2e.networks.torchvision_nets import (
     torchvision_names,
     torchvision_network,
 )
+from kernels.error_words import suggest
 from microbench.errors import UserError
-from microbench.layers.networks import suggest
 
 __all__ = ["Network", "find", "names"]
 

@@ -13,6 +13,7 @@ from kernels.checking import (
     CHECKSUM_SLACK,
     CHECKSUMS,
     CHUNK_ELEMENTS,
+    filled,
     poison,
     random_signs,
     ratio,
@@ -28,10 +29,8 @@ def launch_poisoned(operands: ConvOperands, candidate: Candidate) -> ConvOperand
     poison(operands.output)
     # torch allocates its outputs: leave poison where the allocator takes them from.
     poison(torch.empty_like(operands.output))
-    out = candidate.call()
-    if isinstance(out, torch.Tensor):
-        return replace(operands, **{OUTPUT[operands.which]: out})
-    return operands
+    out = filled(candidate.call(), operands.output)
+    return replace(operands, **{OUTPUT[operands.which]: out})
 
 
 def relative_error(operands: ConvOperands) -> float:

@@ -60,6 +60,22 @@ class ConvOperands:
     scale: float = 1.0
 
     @property
+    def inputs(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """What a user's function is called with: (x, w), (dy, w) or (x, dy) by the pass."""
+        return {"fprop": (self.x, self.w), "dgrad": (self.y, self.w), "wgrad": (self.x, self.y)}[
+            self.which
+        ]
+
+    @property
+    def named(self) -> dict[str, object]:
+        """What a user's function may ask for by name: `which` pass, the ConvShape, its numbers."""
+        shape = self.shape
+        numbers = {
+            name: getattr(shape, name) for name in ("stride", "padding", "dilation", "groups")
+        }
+        return {"which": self.which, "shape": shape, **numbers}
+
+    @property
     def output(self) -> torch.Tensor:
         """The tensor that the pass writes."""
         return getattr(self, OUTPUT[self.which])

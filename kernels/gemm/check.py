@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from kernels.case import Candidate
 from kernels.checking import (
     CHECKSUM_SLACK,
     CHUNK_ELEMENTS,
+    filled,
     poison,
     random_signs,
     ratio,
@@ -20,8 +23,9 @@ from kernels.gemm.operands import Operands
 def launch_poisoned(operands: Operands, candidate: Candidate) -> Operands:
     """Launch once into poisoned memory; the operands to check then."""
     poison(operands.c)
-    candidate.call()
-    return operands
+    if candidate.allocates:
+        poison(torch.empty_like(operands.c))  # leave poison where the allocator takes from
+    return replace(operands, c=filled(candidate.call(), operands.c))
 
 
 def relative_error(operands: Operands) -> float:

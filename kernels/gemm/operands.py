@@ -41,6 +41,21 @@ class Operands:
     scale: float = 1.0
 
     @property
+    def inputs(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """(A, B), what a user's function is called with."""
+        return self.a, self.b
+
+    @property
+    def named(self) -> dict[str, object]:
+        """What a user's function may ask for by name: nothing more."""
+        return {}
+
+    @property
+    def output(self) -> torch.Tensor:
+        """C."""
+        return self.c
+
+    @property
     def mnk(self) -> tuple[int, int, int]:
         """(M, N, K)."""
         return self.a.shape[0], self.b.shape[1], self.a.shape[1]

@@ -6,16 +6,11 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import importlib
 import inspect
 import logging
-import os
-import sys
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from types import ModuleType
 from typing import Any, cast
 
 import torch
@@ -25,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from kernels.error_words import one_line
+from kernels.user import find
 from microbench.errors import UserError
 
 DEFAULT_IMAGE = 224  # pixels a side, of a network that says nothing else
@@ -102,12 +98,6 @@ def silent() -> Generator[None]:
             yield
     finally:
         logger.disabled = disabled
-
-
-def suggest(word: str, known: Iterable[str]) -> str:
-    """What the user may have meant: "; did you mean a, b?", or nothing when none is near."""
-    close = difflib.get_close_matches(word, list(known), n=3)
-    return f"; did you mean {', '.join(close)}?" if close else ""
 
 
 def torchvision_models() -> Any:
@@ -194,27 +184,7 @@ def find_attribute(name: str) -> object:
 
     UserError when the module does not import, with its own error, or has no such attribute.
     """
-    module_name, _, attribute = name.partition(":")
-    if not module_name or not attribute.isidentifier():
-        raise UserError(f"{name!r} is not module:function, for example mynet:build")
-    module = _import(module_name)
-    found = getattr(module, attribute, None)
-    if found is None:
-        functions = [key for key, value in vars(module).items() if callable(value)]
-        raise UserError(f"{module_name} has no {attribute!r}{suggest(attribute, functions)}")
-    return found
-
-
-def _import(module_name: str) -> ModuleType:
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    importlib.invalidate_caches()
     try:
-        return importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:
-        missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        if missing and (module_name == missing or module_name.startswith(missing + ".")):
-            raise UserError(
-                f"no module {missing!r} in {os.getcwd()} or among the installed packages"
-            ) from None
-        raise UserError(f"importing {module_name} raised {one_line(error)}") from None
+        return find(name)
+    except ValueError as error:
+        raise UserError(str(error)) from None

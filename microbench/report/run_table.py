@@ -7,6 +7,7 @@ from operator import attrgetter
 
 from rich.cells import cell_len
 
+from kernels.op import OWN
 from microbench import fmt
 from microbench.payoff import subject_of
 from microbench.report.arms import (
@@ -20,7 +21,7 @@ from microbench.report.arms import (
 from microbench.report.table import DIM, MISSING, Column, Row, Table, Value
 from microbench.results.types import Interval, Ratio, Result, Run
 from microbench.roofline.causes import conversion_share
-from microbench.verdict import BASELINES
+from microbench.verdict import BASELINES, library_beside
 
 WIDEST_SIZE = 11  # beyond it a size stands on a line of its own, over its rows
 SHOWN_CONVERSION = 0.02
@@ -111,6 +112,7 @@ def run_columns(run: Run, sizes: Mapping[int, str]) -> list[Column[Result]]:
         Column("% of\nceiling", lambda r: fmt.per_cent(r.ceiling_pct), right=True, drop=6,
                markdown_title="% of peak", csv=_plain("ceiling_pct")),
         *(_speedup(name, arms.baselines) for name in BASELINES),
+        *_beside_library(run),
         Column("layout\nchange", markdown=conversion, right=True,
                csv={"layout_change_share": lambda r: conversion_share(r) if r.kernels_s else None}),
         Column("rel.\nerror", lambda r: fmt.error(r.total_error), right=True, drop=9,
@@ -180,6 +182,34 @@ def _speedup(name: str, baselines: Sequence[str]) -> Column[Result]:
     )  # fmt: skip
 
 
+def _beside_library(run: Run) -> list[Column[Result]]:
+    """How a back end of the user's compares with the library in the same precision."""
+    library = library_beside(run)
+
+    def found(result: Result) -> Ratio | None:
+        return result.vs_backend.get(library) if library else None
+
+    def interval(result: Result) -> str:
+        ratio = found(result)
+        return fmt.ratio(ratio) if ratio else ""
+
+    def raw(result: Result) -> float | None:
+        ratio = found(result)
+        return ratio.ratio if ratio else None
+
+    def ends(result: Result) -> Interval | None:
+        ratio = found(result)
+        return ratio.ci95 if ratio else None
+
+    if library is None:
+        return []
+    name = f"speedup_{library}"
+    return [
+        Column(f"x faster\nthan {library}", interval, right=True,
+               markdown_title=f"x {library}", csv={name: raw, **_interval(name + "{}", ends)})
+    ]  # fmt: skip
+
+
 # ---------------------------------------------------------------- the arms side by side
 
 
@@ -208,6 +238,7 @@ def _wide_columns(run: Run) -> list[Column[Problem]]:
                  drop=0 if i < ALWAYS_SHOWN else 3) for i, arm in enumerate(arms)),
         *(Column(f"{name}\nx {base}", _gain(name, base), right=True, drop=2 + i)
           for i, (name, base) in enumerate(pairs)),
+        *_wide_beside_library(run, arms),
         Column("layout\nchange", _of_best(asked, conversion), right=True, drop=9),
         Column("rel.\nerror", _of_best(asked, lambda r: fmt.error(r.total_error)), right=True,
                drop=12),
@@ -231,6 +262,22 @@ def _gain(name: str, baseline: str) -> Callable[[Problem], str]:
         return fmt.ratio(found.speedup[baseline]) if found and baseline in found.speedup else ""
 
     return cell
+
+
+def _wide_beside_library(run: Run, arms: Sequence[Arm]) -> list[Column[Problem]]:
+    library = library_beside(run)
+    if library is None:
+        return []
+
+    def column(arm: Arm) -> Column[Problem]:
+        def cell(group: Problem) -> str:
+            found = {(r.case.precision_name, r.case.backend): r for r in group}.get(arm)
+            ratio = found.vs_backend.get(library) if found else None
+            return fmt.ratio(ratio) if ratio else ""
+
+        return Column(f"{arm[0]}\nx {library}", cell, right=True)
+
+    return [column(arm) for arm in arms if OWN in arm[1]]
 
 
 def _of_best(asked: Sequence[str], text: Callable[[Result], str]) -> Callable[[Problem], str]:

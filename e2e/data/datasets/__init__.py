@@ -16,8 +16,8 @@ from e2e.data.datasets.synthetic import USUAL_CLASSES, Synthetic
 from e2e.data.loaders import check_name
 from e2e.data.sources import cifar10, generated
 from e2e.data.types import Data
+from kernels.error_words import suggest
 from microbench.errors import UserError
-from microbench.layers.networks import suggest
 
 
 @dataclass(frozen=True)

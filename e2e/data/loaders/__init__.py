@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from e2e.data.types import Arrays, LoaderFeed, Source, Tell, Wanted
+from kernels.error_words import suggest
 from microbench.errors import UserError
-from microbench.layers.networks import suggest
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,100 @@
+"""What a user brings: an attribute of an importable module, "module:name"; a back end made of it.
+
+A back end is a function of the operands that returns the product (or writes it into `out`), or an
+object with `cannot_run` and `candidates` as the modules of this package have them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Sequence
+from functools import cached_property, partial
+from types import ModuleType
+from typing import Any
+
+from kernels.case import Candidate, Case, Target
+from kernels.error_words import one_line, suggest
+
+
+def find(name: str) -> Any:
+    """What "module:name" names, importable from the current directory too.
+
+    ValueError, in one line, when the module does not import, with its own error, or has no such
+    attribute.
+    """
+    module_name, _, attribute = name.partition(":")
+    if not module_name or not attribute.isidentifier():
+        raise ValueError(f"{name!r} is not module:function, for example mynet:build")
+    module = _import(module_name)
+    found = getattr(module, attribute, None)
+    if found is None:
+        functions = [key for key, value in vars(module).items() if callable(value)]
+        raise ValueError(f"{module_name} has no {attribute!r}{suggest(attribute, functions)}")
+    return found
+
+
+def _import(module_name: str) -> ModuleType:
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    importlib.invalidate_caches()
+    try:
+        return importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing and (module_name == missing or module_name.startswith(missing + ".")):
+            raise ValueError(
+                f"no module {missing!r} in {os.getcwd()} or among the installed packages"
+            ) from None
+        raise ValueError(f"importing {module_name} raised {one_line(error)}") from None
+
+
+class UserBackend:
+    """A back end that is called `name`, "module:function" or "module:object"."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @cached_property
+    def found(self) -> Any:
+        """The function or object. ValueError, in one line, where it is none."""
+        found = find(self.name)
+        if not (hasattr(found, "candidates") or callable(found)):
+            raise ValueError(
+                f"{self.name} is a {type(found).__name__}: a back end is a function of the "
+                "operands, or an object with candidates(case, operands, target)"
+            )
+        return found
+
+    def cannot_run(self, case: Case, target: Target) -> str | None:
+        """The object's own reason; None where it gives none."""
+        reason = getattr(self.found, "cannot_run", None)
+        if reason is not None:
+            return reason(case, target)
+        if case.dims.get("pass", "fprop") == "fprop" or "which" in self._names:
+            return None
+        return f"{self.name} takes no argument `which`, so it is measured forward only"
+
+    def candidates(
+        self, case: Case, operands: Any, target: Target, *, tune: bool
+    ) -> Sequence[Candidate]:
+        """The object's own, or one call of the function."""
+        if hasattr(self.found, "candidates"):
+            return tuple(self.found.candidates(case, operands, target))
+        given: dict[str, Any] = {
+            name: value for name, value in operands.named.items() if name in self._names
+        }
+        if "out" in self._names:
+            given["out"] = operands.output
+        call = partial(self.found, *operands.inputs, **given)
+        return (Candidate(self.name, call, allocates="out" not in given),)
+
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        """The names of the function's parameters."""
+        try:
+            return frozenset(inspect.signature(self.found).parameters)
+        except (TypeError, ValueError):  # a builtin that does not say
+            return frozenset()
