@@ -1,8 +1,8 @@
 """Kernels of your own beside the library: a GEMM and a forward convolution in Triton.
 
     cd examples/kernels
-    python -m microbench gemm --dtype fp16 --sizes 512..4096 --backend my_kernels:gemm
-    python -m microbench conv --dtype fp16 --channels 64..512 --layout nhwc --backend my_kernels:conv
+    halfway gemm --dtype fp16 --sizes 512..4096 --backend my_kernels:gemm
+    halfway conv --dtype fp16 --channels 64..512 --layout nhwc --backend my_kernels:conv
 
 halfway checks each product against float64, then times it interleaved with cuBLAS or cuDNN. Both
 kernels are short rather than fast: what a first version reaches.

@@ -1,0 +1,172 @@
+"""A back end of the user's own: held to the same check as ours, timed beside the library."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from samples.commands import run_here, warm_children
+
+from kernels.user import find
+from microbench.__main__ import main
+from microbench.results.runfile import read_run
+from microbench.results.types import Run
+
+MINE = """
+import torch
+from kernels.case import Candidate
+
+def gemm(a, b):
+    return a @ b
+
+def into(a, b, out):
+    torch.mm(a, b, out=out)
+
+def wrong(a, b):
+    return 1.1 * (a @ b)
+
+def unfinished(a, b):
+    c = torch.empty(a.shape[0], b.shape[1], dtype=a.dtype)
+    c[:-1] = a[:-1] @ b
+    return c
+
+def wider(a, b):
+    return (a @ b).double()
+
+def broken(a, b):
+    raise ValueError("first line\\nsecond line")
+
+def conv(x, w, stride, padding, dilation, groups):
+    return torch.nn.functional.conv2d(x, w, None, stride, padding, dilation, groups)
+
+def gradients(first, second, which, shape):
+    more = (shape.stride, shape.padding, shape.dilation, shape.groups)
+    x, w = (shape.n, shape.c, shape.h, shape.w), (shape.k, shape.c, shape.r, shape.s)
+    if which == "fprop":
+        return torch.nn.functional.conv2d(first, second, None, *more)
+    if which == "dgrad":
+        return torch.nn.grad.conv2d_input(x, second, first, *more)
+    return torch.nn.grad.conv2d_weight(first, w, second, *more)
+
+class Several:
+    def cannot_run(self, case, target):
+        return "no odd sizes" if case.dim("m") % 2 else None
+
+    def candidates(self, case, operands, target):
+        a, b, c = operands.a, operands.b, operands.c
+        return [Candidate("one", lambda: torch.mm(a, b, out=c)),
+                Candidate("two", lambda: c.copy_(2 * (a @ b)))]
+
+several = Several()
+three = 3
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("mine")
+    (path / "my_own.py").write_text(MINE)
+    return path
+
+
+def measured(folder: Path, name: str, *words: str) -> Run:
+    path = folder / f"{name}.json"
+    common = ("--vs", "none", "--dtype", "fp32", "--device", "cpu", "--budget", "1")
+    with warm_children():
+        ran = run_here(main, "microbench", *words, *common, "--json", path, cwd=folder)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    return read_run(path)
+
+
+def found(run: Run) -> dict[str, Any]:
+    return {r.case.backend: r for r in run.results}
+
+
+def test_right_ones_are_timed_beside_the_library_and_wrong_ones_are_not(folder: Path) -> None:
+    names = ("gemm", "into", "wrong", "unfinished", "wider", "broken", "several")
+    backends = ",".join(f"my_own:{name}" for name in names)
+    by = found(measured(folder, "gemm", "gemm", "--sizes", "48", "--backend", backends))
+    assert by["cpu"].status == "ok"
+    for name in ("gemm", "into", "several"):
+        result = by[f"my_own:{name}"]
+        assert result.status == "ok", result.reason
+        assert result.vs_backend["cpu"].ratio > 0
+        assert result.rel_error < 1e-6
+    assert by["my_own:several"].variant == "one"
+    reasons = {name: by[f"my_own:{name}"].reason for name in names[2:6]}
+    assert "relative error 0.1 against float64" in reasons["wrong"]
+    assert "wrong result" in reasons["unfinished"]
+    assert reasons["wider"] == "returned float64 [48, 48], not float32 [48, 48]"
+    assert reasons["broken"] == "first line"
+    assert all(by[f"my_own:{name}"].measurement is None for name in names[2:6])
+
+
+def test_an_objects_own_reason_skips_a_case(folder: Path) -> None:
+    run = measured(folder, "odd", "gemm", "--sizes", "47", "--backend", "my_own:several")
+    assert found(run)["my_own:several"].reason == "no odd sizes"
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_every_pass_of_a_convolution(folder: Path, layout: str) -> None:
+    run = measured(
+        folder, f"conv-{layout}", "conv", "--channels", "8x12", "--image", "7x9", "--batch", "2",
+        "--pass", "fprop,dgrad,wgrad", "--layout", layout, "--stride", "2", "--padding", "1",
+        "--backend", "my_own:gradients,my_own:conv",
+    )  # fmt: skip
+    by = {(r.case.backend, r.case.dims["pass"]): r for r in run.results}
+    for which in ("fprop", "dgrad", "wgrad"):
+        assert by["my_own:gradients", which].status == "ok", by["my_own:gradients", which].reason
+    assert by["my_own:conv", "fprop"].status == "ok"
+    assert "measured forward only" in (by["my_own:conv", "wgrad"].reason or "")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("my_own:three", "a back end is a function"),
+        ("my_own:gem", "did you mean gemm"),
+        ("no_such_module:f", "no module 'no_such_module'"),
+        ("my_own:", "module:function"),
+    ],
+)
+def test_a_name_that_is_no_back_end_is_one_line(folder: Path, name: str, said: str) -> None:
+    ran = run_here(main, "microbench", "gemm", "--sizes", "16", "--backend", name, cwd=folder)
+    assert ran.returncode == 2
+    assert said in ran.stderr
+    assert ran.stderr.count("\n") == 1
+
+
+def test_a_module_that_does_not_import_says_its_own_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "half_written.py").write_text("def gemm(:\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ValueError, match="importing half_written raised SyntaxError"):
+        find("half_written:gemm")
+
+
+def test_the_example_kernels_are_right_in_the_interpreter() -> None:
+    """A process of its own: the interpreter is chosen when Triton is imported."""
+    import subprocess
+
+    example = Path(__file__).parents[2] / "examples" / "kernels"
+    script = """
+import torch, my_kernels
+a, b = torch.randn(70, 50).half(), torch.randn(90, 50).half().t()
+c = my_kernels.gemm(a, b).float()
+torch.testing.assert_close(c, a.float() @ b.float(), rtol=1e-2, atol=2e-2)
+last = torch.channels_last
+x = torch.randn(2, 20, 9, 8).half().to(memory_format=last)
+w = torch.randn(24, 20, 3, 3).half().to(memory_format=last)
+y = torch.nn.functional.conv2d(x.float(), w.float(), None, 2, 1, 1)
+out = torch.empty_like(y, dtype=torch.float16, memory_format=last)
+my_kernels.conv(x, w, out, 2, 1, 1, 1)
+torch.testing.assert_close(out.float(), y, rtol=1e-2, atol=5e-2)
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", script], cwd=example, capture_output=True, text=True, timeout=200,
+        env={"TRITON_INTERPRET": "1", "PATH": "/usr/bin:/bin", "HOME": str(example)},
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
