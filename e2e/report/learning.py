@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from operator import attrgetter
 
 from rich.text import Text
 
 from e2e.report.arms import View, grouped, is_generated
 from e2e.report.figures import spread
-from e2e.report.table import JOIN, arms_table, coloured_row, name_columns
+from e2e.report.table import JOIN, arms_table, coloured_row, name_columns, raw, raw_pair
 from e2e.results.types import Training
 from microbench import fmt
-from microbench.report.table import Column, Value, screen
+from microbench.report.table import Column, screen
 from microbench.results.types import Run
 
 Pair = tuple[float, float] | None  # mean and deviation over the repeats
@@ -49,16 +50,16 @@ def learning_columns(view: View) -> list[Column[Training]]:
             "accuracy\n%", _accuracy, right=True, always=True,
             markdown=lambda arm: f"{_accuracy(arm)} %" if arm.accuracy else "",
             markdown_title=f"accuracy{generated}",
-            csv=_mean_and_deviation("accuracy", "", lambda arm: arm.accuracy),
+            csv=raw_pair("accuracy_mean", "accuracy_std", attrgetter("accuracy")),
         ),
         Column("held-out\nloss", lambda arm: spread(arm.loss, _several(arm)), right=True, drop=2,
                always=True, markdown_title=f"held-out loss{generated}",
-               csv=_mean_and_deviation("loss", "", lambda arm: arm.loss)),
+               csv=raw_pair("loss_mean", "loss_std", attrgetter("loss"))),
         Column("loss of\ntraining", lambda arm: spread(_mean_loss(arm), several=False), right=True,
                drop=5, always=True,
                csv={"train_loss_mean": lambda arm: pair[0] if (pair := _mean_loss(arm)) else None}),
         Column("training\ns", lambda arm: spread(arm.train_s, _several(arm)), right=True, drop=1,
-               always=True, csv=_mean_and_deviation("train", "_s", lambda arm: arm.train_s)),
+               always=True, csv=raw_pair("train_mean_s", "train_std_s", attrgetter("train_s"))),
         Column("steps", lambda arm: _range(_steps(arm)), right=True, drop=6, always=True,
                markdown_title="training steps",
                csv={"train_steps": lambda arm: JOIN.join(map(str, _steps(arm)))}),
@@ -70,19 +71,9 @@ def learning_columns(view: View) -> list[Column[Training]]:
             "seeds": lambda arm: JOIN.join(str(repeat.seed) for repeat in arm.repeats),
             "chance": lambda arm: arm.chance,
         }),
-        Column("learnt", _verdict, always=True, markdown=_judged, csv={
-            "converged": lambda arm: arm.converged, "convergence": lambda arm: arm.convergence,
-        }),
+        Column("learnt", _verdict, always=True, markdown=_judged,
+               csv=raw("", "converged", "convergence")),
     ]  # fmt: skip
-
-
-def _mean_and_deviation(
-    name: str, unit: str, pair: Callable[[Training], Pair]
-) -> dict[str, Callable[[Training], Value]]:
-    return {
-        f"{name}_mean{unit}": lambda arm: found[0] if (found := pair(arm)) else None,
-        f"{name}_std{unit}": lambda arm: found[1] if (found := pair(arm)) else None,
-    }
 
 
 def _several(arm: Training) -> bool:
