@@ -132,8 +132,11 @@ def raw(of: str, *names: str) -> dict[str, Callable[[Any], Value]]:
     where that is None."""
 
     def reader(name: str) -> Callable[[Any], Value]:
-        whole = attrgetter(of) if of else lambda row: row
-        return lambda row: None if (found := whole(row)) is None else getattr(found, name)
+        def read(row: Any) -> Value:
+            found = attrgetter(of)(row) if of else row
+            return None if found is None else getattr(found, name)
+
+        return read
 
     return {name: reader(name) for name in names}
 
