@@ -59,8 +59,8 @@ def _bars(view: View, groups: Sequence[Group], width: int) -> list[Text]:
         return []
     label_width = min(WIDEST_LABEL, max(cell_len(view.label(arm)) for _, arm in timed))
     values = {id(arm): _value(arm) for _, arm in timed}
-    room = width - label_width - max(map(cell_len, values.values())) - 3
-    if room < 10:
+    longest = width - label_width - max(map(cell_len, values.values())) - 3
+    if longest < 10:
         return []
     rates = grouped(((arm.case.network, arm.unit), arm.per_s or 0.0) for _, arm in timed)
     lines: list[Text] = []
@@ -71,7 +71,7 @@ def _bars(view: View, groups: Sequence[Group], width: int) -> list[Text]:
             label = Text(view.label(arm), _style(view, arm))
             label.truncate(label_width, overflow="ellipsis", pad=True)
             fastest = max(rates[arm.case.network, arm.unit])
-            length = max(1, round(room * (arm.per_s or 0.0) / fastest))
+            length = max(1, round(longest * (arm.per_s or 0.0) / fastest))
             bar = Text(BAR * length, _style(view, arm))
             lines.append(Text.assemble(label, "  ", bar, f" {values[id(arm)]}"))
     return [Text("longer is faster", "dim"), *lines]

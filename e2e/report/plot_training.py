@@ -325,8 +325,8 @@ def _colour(bar: Bar) -> str:
 def _waterfall_panel(alt: Any, title: str, fall: Waterfall) -> Any:
     rows = waterfall_rows(fall)
     low, high = fall.range_ms
-    room = (high - low) * ROOM
-    scale = alt.Scale(domain=[low, high + room], nice=False)
+    margin = (high - low) * ROOM
+    scale = alt.Scale(domain=[low, high + margin], nice=False)
     # Places, not terms, on the axis: two lines may have one name.
     terms = json.dumps([row["term"] for row in rows])
     names = alt.Axis(labelLimit=240, ticks=False, labelExpr=f"{terms}[datum.value]")

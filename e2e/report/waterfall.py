@@ -114,24 +114,24 @@ def _cut(text: str, width: int) -> str:
     return line.plain
 
 
-def _scale(fall: Waterfall, room: int) -> str:
+def _scale(fall: Waterfall, columns: int) -> str:
     """The axis, as the title of the bars' column: "0          242 ms"."""
     low, _ = fall.range_ms
     left = f"{fmt.number(low)}" if low else "0"
-    return left + fall.unit.rjust(room - len(left))
+    return left + fall.unit.rjust(columns - len(left))
 
 
-def _bar(bar: Bar, fall: Waterfall, room: int) -> str:
-    """The bar at its place, of `room` columns; at least one character of it."""
+def _bar(bar: Bar, fall: Waterfall, columns: int) -> str:
+    """The bar at its place, of `columns` columns; at least one character of it."""
     low, high = fall.range_ms
     ends = [
-        round(room * (ms - low) / (high - low)) if high > low else 0
+        round(columns * (ms - low) / (high - low)) if high > low else 0
         for ms in (bar.start_ms, bar.end_ms)
     ]
     sign = _sign(bar)
-    start = min(*ends, room - 1)
+    start = min(*ends, columns - 1)
     length = 1 if sign == NOTHING else max(1, abs(ends[1] - ends[0]))
-    return (" " * start + sign * length).ljust(room)
+    return (" " * start + sign * length).ljust(columns)
 
 
 def _sign(bar: Bar) -> str:
