@@ -12,7 +12,7 @@ from typing import Any
 from rich.text import Text
 
 from e2e.case import OP, TrainCase
-from e2e.input_stalls.joint import joints
+from e2e.explain.joint import joints
 from e2e.report import causes, costs, errors, learning, predictions, table, waterfall
 from e2e.report.arms import OPTIONS, View, in_words, view_of, what_was_trained
 from e2e.report.chart import train_chart
