@@ -12,8 +12,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from e2e.case import TrainCase
+from e2e.explain.joint import Gain, joints
 from e2e.input_stalls import Alone, busy_points, measured_points, pays_from, predict_together
-from e2e.input_stalls.joint import Gain, joints
 from e2e.report.joint import joint_lines, joint_sentences
 from e2e.report.loaders import loaders_lines
 from e2e.results.loader_types import LoadBlock, LoadCase, Loading, load_case

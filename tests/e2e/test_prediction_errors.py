@@ -31,7 +31,7 @@ def planted(
     off_pct: float,
     *,
     limit: str | None = "gpu",
-    told: str = "gpu",
+    said: str = "gpu",
     half_pct: float = 3.0,
     memory: tuple[int, int] = (100, 100),
     recipe: str = "amp",
@@ -42,7 +42,7 @@ def planted(
     assert made.step_s is not None
     step_s = made.step_s * (1 + off_pct / 100)
     ends = (step_s * (1 - half_pct / 100), step_s * (1 + half_pct / 100))
-    return replace(made, predicted=Predicted(step_s, ends, told, {}, memory[0], error_pct=off_pct))
+    return replace(made, predicted=Predicted(step_s, ends, said, {}, memory[0], error_pct=off_pct))
 
 
 def line(trainings: list[Training], what: str) -> Line:
@@ -66,15 +66,15 @@ def test_a_target_is_missed_by_the_middle_or_by_the_worst(offs: list[float], met
 
 
 def test_steps_are_told_apart_by_what_limits_them_as_measured() -> None:
-    both = [planted(1.0), planted(7.0, limit="host", told="gpu"), planted(2.0, graph=True)]
+    both = [planted(1.0), planted(7.0, limit="host", said="gpu"), planted(2.0, graph=True)]
     assert [line(both, what).largest_pct for what in (GPU, CAPTURED, HOST)] == [1.0, 2.0, 7.0]
     assert line([planted(10.0, limit="host")], HOST).target == (8.0, 20.0)
 
 
 def test_steps_said_to_be_the_gpus_have_a_row_whatever_they_turned_out_to_be() -> None:
     some = [
-        planted(1.0), planted(30.0, limit="host", told="gpu"),
-        planted(40.0, limit="host", told="host"), planted(50.0, graph=True),
+        planted(1.0), planted(30.0, limit="host", said="gpu"),
+        planted(40.0, limit="host", said="host"), planted(50.0, graph=True),
     ]  # fmt: skip
     found = line(some, "step, said to be limited by the GPU")
     assert (found.count, found.largest_pct, found.target) == (2, 30.0, None)
@@ -144,7 +144,7 @@ def test_a_speed_up_of_median_steps_is_not_moved_by_the_turns() -> None:
 
 
 def test_limits_are_counted() -> None:
-    made = [planted(0.0), planted(0.0, limit="host"), planted(0.0, limit="host", told="host")]
+    made = [planted(0.0), planted(0.0, limit="host"), planted(0.0, limit="host", said="host")]
     assert limits_named(made) == Hits(2, 3)
     assert limits_named([replace(made[0], predicted=None)]) == Hits(0, 0)
 
@@ -170,7 +170,7 @@ def test_measurements_are_known_to_so_much() -> None:
 
 
 def test_the_table_is_read_with_its_counts() -> None:
-    made = [planted(0.5), planted(30.0, limit="host", told="host", batch=8)]
+    made = [planted(0.5), planted(30.0, limit="host", said="host", batch=8)]
     said = "\n".join(line.plain for line in errors_lines(run_of(*made), 100))
     assert "1 / 3 met" in said
     assert "8 / 20 missed" in said
@@ -188,6 +188,6 @@ def test_one_comparison_has_no_table_of_errors() -> None:
 
 
 def test_screen_and_markdown_have_the_table() -> None:
-    run = run_of(planted(0.5), planted(30.0, limit="host", told="host", batch=8))
+    run = run_of(planted(0.5), planted(30.0, limit="host", said="host", batch=8))
     assert dict(training_sections(run, 100))[ERRORS_TITLE]
     assert "| step, limited by the GPU | 1 | 0.5 | 0.5 | 1 / 3 met |" in training_markdown(run)

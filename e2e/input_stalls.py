@@ -10,10 +10,11 @@ training beside them, what the training costs the loader, and the processor time
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from e2e.explain.joint import fewest_from
 from e2e.results.loader_types import Loading
 from e2e.results.types import Predicted, Training
 from e2e.train.speedups import FED_SHARE
@@ -168,13 +169,3 @@ def measured_points(speedups: Mapping[int, float]) -> list[int]:
 def pays_from(speedups: Mapping[int, float]) -> int | None:
     """The fewest workers from which on every speed-up is worth something; None for none."""
     return fewest_from(speedups, lambda count: speedups[count] >= MIN_GAIN)
-
-
-def fewest_from(counts: Iterable[int], fits: Callable[[int], bool]) -> int | None:
-    """The fewest of these numbers of workers from which on all fit; None for none."""
-    found: int | None = None
-    for count in sorted(counts, reverse=True):
-        if not fits(count):
-            break
-        found = count
-    return found
