@@ -323,6 +323,7 @@ def test_what_predicting_took_is_the_run_files_own() -> None:
 def test_the_readme_says_the_same() -> None:
     ms = {line.term: -line.ms for line in AMP.ledger}
     saved = AMP.ledger[-1].ms - AMP.ledger[0].ms
+    paced = f"{PACED.median_pct:.1f} and {PACED.largest_pct:.1f}"
     for said in (
         f"of the {-saved:.1f} ms that AMP takes off",
         f"{ms['convolutions']:.1f} are convolutions, {ms['layout changes']:.1f} layout",
@@ -332,6 +333,6 @@ def test_the_readme_says_the_same() -> None:
         f"{CAPTURED.median_pct:.1f} and {CAPTURED.largest_pct:.1f} % where they are",
         f"where the host is the limit {ON_HOST.median_pct:.1f} % in the median",
         f"and {ON_HOST.largest_pct:.1f} % at most, on virtual",
-        f"{PACED.median_pct:.1f} and {PACED.largest_pct:.1f} % for the pace that they had meanwhile",
+        f"{paced} % for the pace that they had meanwhile",
     ):
         assert said in README
