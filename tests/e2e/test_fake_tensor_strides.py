@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import product
 
@@ -12,7 +13,7 @@ from samples.train_cases import case_of, differences
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from e2e.networks.network import Network
+from e2e.networks import find
 from e2e.predict.trace.fake_tensor_strides import CPU_RULES, RULES
 from e2e.predict.trace.fake_trace import trace, trace_real
 from e2e.predict.trace.recorder import Recorder
@@ -223,11 +224,7 @@ def convolutional() -> nn.Module:
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 @pytest.mark.parametrize("recipe", ["fp32", "amp-bf16"])
 def test_a_step_with_them_is_the_step_that_runs(recipe: str, layout: str) -> None:
-    network = Network(
-        "laid out", convolutional, (3, 8, 8), None, 10,
-        lambda output, target, smoothing: nn.functional.cross_entropy(output.float(), target),
-        None, "img", 1, "sgd", 0.1, 0.0, 8, 8,
-    )  # fmt: skip
+    network = replace(find("cnn-cifar"), build=convolutional, input=(3, 8, 8))
     case = case_of(network, recipe=recipe, layout=layout)
     fake, real = (record(network, case, CPU, 10) for record in (trace, trace_real))
     assert fake.fake
