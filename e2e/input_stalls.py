@@ -9,10 +9,11 @@ training beside them, what the training costs the loader, and the processor time
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+import numpy as np
 
 from e2e.explain.joint import fewest_from
 from e2e.results.loader_types import Loading
@@ -112,14 +113,7 @@ def _slowed(alone: Alone, loading: Loading, workers: int) -> float:
 def _between(known: Mapping[int, float], at: int) -> float:
     """The value at a place, in proportion between its neighbours; the last one beyond them."""
     places = sorted(known)
-    after = bisect_left(places, at)
-    if after == len(places):
-        return known[places[-1]]
-    if places[after] == at:
-        return known[at]
-    low, high = places[after - 1], places[after]
-    share = (at - low) / (high - low)
-    return known[low] + share * (known[high] - known[low])
+    return float(np.interp(at, places, [known[place] for place in places]))
 
 
 def _step(training: Training) -> Estimate | None:

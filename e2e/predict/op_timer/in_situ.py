@@ -153,9 +153,7 @@ def _chosen(traced: Trace, wanted: Mapping[int, str]) -> dict[Nth, Wanted]:
     return chosen
 
 
-def _mean(
-    times: Sequence[OpTime], slowdown: float, seen: Sequence[Sequence[KernelTime]]
-) -> OpTime:
+def _mean(times: Sequence[OpTime], slowdown: float, seen: Sequence[Sequence[KernelTime]]) -> OpTime:
     """Of the launches of a step, the host's time at the reference speed.
 
     Of one that waits, what no kernel runs in is the host's: to launch it, and to hear of its end.
