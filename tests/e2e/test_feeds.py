@@ -158,7 +158,7 @@ def test_bursts_of_workers_are_counted_by_whole_rounds(
 # ---------------------------------------------------------------- predictions
 
 
-def told(case: TrainCase, step_s: float) -> Prediction:
+def predicted(case: TrainCase, step_s: float) -> Prediction:
     ops = (OpCost("product", "forward", "conv", step_s, 1e-6, name="aten.convolution.default"),)
     simulated = simulate(ops)
     ends = (0.95 * simulated.step_s, 1.05 * simulated.step_s)
@@ -170,19 +170,19 @@ def loads(case: TrainCase, step_s: float) -> Loading:
 
 
 def test_a_loader_that_is_slower_decides() -> None:
-    found = with_loader(told(FED, 0.010), loads(FED, 0.030), FED.batch, on_gpu=False)
+    found = with_loader(predicted(FED, 0.010), loads(FED, 0.030), FED.batch, on_gpu=False)
     assert found.predicted is not None
     assert found.predicted.step_s == pytest.approx(0.030)
     assert found.predicted.limit == "data"
     assert found.wait_s == pytest.approx(0.020, rel=1e-3)
-    fast = with_loader(told(FED, 0.010), loads(FED, 0.009), FED.batch, on_gpu=False)
-    assert fast == told(FED, 0.010)
+    fast = with_loader(predicted(FED, 0.010), loads(FED, 0.009), FED.batch, on_gpu=False)
+    assert fast == predicted(FED, 0.010)
 
 
 @pytest.mark.parametrize("load_s", [0.004, 0.030])
 def test_a_loader_that_needs_the_gpu_may_come_on_top(load_s: float) -> None:
-    plain = told(FED, 0.010).predicted
-    found = with_loader(told(FED, 0.010), loads(FED, load_s), FED.batch, on_gpu=True).predicted
+    plain = predicted(FED, 0.010).predicted
+    found = with_loader(predicted(FED, 0.010), loads(FED, load_s), FED.batch, on_gpu=True).predicted
     assert plain is not None
     assert plain.interval_s is not None
     assert found is not None
@@ -244,12 +244,12 @@ def test_who_waits_for_its_loader_is_known_by_its_blocks() -> None:
 
 def test_the_wait_for_the_loader_is_a_line_of_the_ledger() -> None:
     amp = replace(FED, recipe="amp")
-    foretold = {
-        case.key: with_loader(told(case, step_s), loads(case, 0.030), FED.batch, on_gpu=False)
+    predictions = {
+        case.key: with_loader(predicted(case, step_s), loads(case, 0.030), FED.batch, on_gpu=False)
         for case, step_s in ((FED, 0.040), (amp, 0.010))
     }
     trainings = [measured(FED, 0.040, 0.040), measured(amp, 0.031, 0.011)]
-    _, training = with_predictions(trainings, foretold)
+    _, training = with_predictions(trainings, predictions)
     lines = {line.term: line for line in training.ledger}
     assert lines["loader wait"].ms == pytest.approx(20.0)
     assert lines["convolutions"].ms == pytest.approx(-30.0, abs=0.1)
