@@ -166,15 +166,14 @@ def _opened(settings: TrainSettings, device: str) -> tuple[Any, DataFacts]:
 
     import torch
 
-    from e2e.data.datasets import open_data
+    from e2e.data.datasets import Options, open_data
     from e2e.networks import find
     from e2e.train.arms import Task
 
     network = find(settings.network, input=settings.input, loss=settings.loss)
     look = _look_at(network, device) if network.classes is None else _Look(network.classes, False)
-    data = open_data(
-        settings.data,
-        sample=network.input,
+    options = Options(
+        network.input,
         classes=look.classes,
         tokens=network.tokens,
         strict=settings.strict,
@@ -183,6 +182,7 @@ def _opened(settings: TrainSettings, device: str) -> tuple[Any, DataFacts]:
         on_death=settings.on_worker_death,
         device=torch.device(device),
     )
+    data = open_data(settings.data, options)
     if data.train_samples is not None:
         network = find(
             settings.network, input=settings.input, loss=settings.loss, classes=data.classes

@@ -30,7 +30,7 @@ import pytest
 from samples.commands import Ran, run_here
 
 from e2e.__main__ import main
-from e2e.data.datasets import open_data
+from e2e.data.datasets import Options, open_data
 from e2e.results.types import Training
 from microbench.__main__ import main as microbench
 from microbench.errors import UserError
@@ -1220,7 +1220,7 @@ BAD_DATA = {
 def test_bad_data_is_one_line(spec: str) -> None:
     """Without a process, for speed; the next test asks one."""
     with pytest.raises(UserError) as caught:
-        open_data(spec, sample=(3, 32, 32), classes=10, tokens=None, strict=False, workers=0)
+        open_data(spec, Options((3, 32, 32), classes=10))
     assert "\n" not in str(caught.value)
     for words in BAD_DATA[spec]:
         assert words in str(caught.value)
@@ -1228,7 +1228,7 @@ def test_bad_data_is_one_line(spec: str) -> None:
 
 def test_tokens_do_not_train_on_images() -> None:
     with pytest.raises(UserError, match="generated"):
-        open_data("generated", sample=(64,), classes=50, tokens=50, strict=False, workers=0)
+        open_data("generated", Options((64,), classes=50, tokens=50))
 
 
 def test_a_data_folder_that_is_not_there_is_one_line(capfd: Captured) -> None:

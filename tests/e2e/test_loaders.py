@@ -24,7 +24,7 @@ from samples.images import encoded, flat, flat_folder, levels, photo, put
 from samples.processes import is_gone, kill, wait_for
 from torch import Tensor
 
-from e2e.data.datasets import open_data
+from e2e.data.datasets import Options, open_data
 from e2e.data.datasets.images import InMemory
 from e2e.data.loaders import FIXED, LOADERS, cpus, draft, open_feed, pinned
 from e2e.data.loaders import reading as cold
@@ -88,7 +88,7 @@ def test_an_unknown_loader_gets_near_ones_and_the_choices(root: Path) -> None:
     assert "no loader 'torchvison'; did you mean torchvision" in said
     assert all(name in said for name in (*FIXED, *LOADERS))
     assert "no loader 'x'" in message(lambda: opened(root).feed(4, CPU, 1, loader="x"))
-    said = message(lambda: open_data("synthetic", sample=(3, 8, 8), loader="pined"))
+    said = message(lambda: open_data("synthetic", Options((3, 8, 8), loader="pined")))
     assert "did you mean pinned" in said
 
 
@@ -386,7 +386,7 @@ def test_any_data_can_be_replaced_by_a_batch_on_the_device_or_in_pinned_memory(r
 
 def test_other_inputs_than_images_can_be_pinned() -> None:
     def synthetic(sample: tuple[int, ...], tokens: int | None) -> tuple[Tensor, Tensor]:
-        data = open_data("synthetic", sample=sample, classes=5, tokens=tokens, loader="pinned")
+        data = open_data("synthetic", Options(sample, classes=5, tokens=tokens, loader="pinned"))
         return drawn(data.feed(4, CPU, 1), 1)[0]
 
     tokens, targets = synthetic((8,), 50)
