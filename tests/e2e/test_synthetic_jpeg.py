@@ -196,7 +196,7 @@ def texture_of(image: Image.Image) -> NDArray[np.float64]:
 
 
 def accuracy(features: NDArray[np.float64], labels: NDArray[np.int64]) -> float:
-    """Of the nearest mean of a class: the first half is learnt from, the second told."""
+    """Of the nearest mean of a class: the first half is learnt from, the second predicted."""
     features = (features - features.mean(0)) / features.std(0)
     half = len(labels) // 2
     means = [features[:half][labels[:half] == label].mean(0) for label in range(labels.max() + 1)]
