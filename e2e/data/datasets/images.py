@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from e2e.data.datasets.synthetic import Synthetic
-from e2e.data.loaders import FIXED, LOADERS, backend_of, open_feed, usual
+from e2e.data.loaders import FIXED, LOADERS, backend_of, open_feed
 from e2e.data.loaders.cpus import cores
 from e2e.data.loaders.device_copy import Placer
 from e2e.data.sources.listing import list_images, printable
@@ -67,7 +67,8 @@ class Images:
         self.source, self.sample, self.classes = source, options.sample, classes
         self._normal, self._tell, self._options = normal, tell, options
         self._noise = Synthetic(options.sample, classes)
-        self._usual = name = options.loader or usual(source)
+        usual = "resident" if isinstance(source, Arrays) else "torchvision"
+        self._usual = name = options.loader or usual
         self._notes: dict[str, None] = {}
         if name not in FIXED and not backend_of(name, source, options.device).trains:
             raise UserError(f"loader {name} cannot be trained with: it gives no images")
@@ -120,8 +121,8 @@ class InMemory(Images):
         options: Options | None = None,
     ) -> None:
         self.name, self.generated = name, generated
-        self.train, self.kept, self.normal = train, kept, normal
-        self._kept_on: dict[torch.device, Arrays] = {}
+        self.train, self.kept = train, kept
+        self._kept_on: dict[torch.device, tuple[Tensor, Tensor]] = {}
         # An object of its own: copies on a device live as long as it, not as long as `train`.
         source = Arrays(train.images, train.classes)
         options = options or Options(tuple(train.images.shape[1:]))
@@ -140,12 +141,9 @@ class InMemory(Images):
     def held_out(self, batch: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
         """The held-out images in their order, as they are."""
         if device not in self._kept_on:
-            self._kept_on[device] = Arrays(
-                self.kept.images.to(device), self.kept.classes.to(device)
-            )
-        kept = self._kept_on[device]
-        scale, shift = self.normal.scale_and_shift(device)
-        parts = (torch.split(part, batch) for part in (kept.images, kept.classes))
+            self._kept_on[device] = (self.kept.images.to(device), self.kept.classes.to(device))
+        scale, shift = self._normal.scale_and_shift(device)
+        parts = (torch.split(part, batch) for part in self._kept_on[device])
         for some, target in zip(*parts, strict=True):
             yield (some * scale).add_(shift), target
 
