@@ -41,7 +41,7 @@ from e2e.data.synthetic_jpeg.picture import (
     noise,
     picture,
     size_of,
-)  # fmt: skip
+)
 
 PLAN = Plan(40, 4)
 SHARDS = 3
