@@ -174,7 +174,7 @@ def _opened(settings: TrainSettings, device: str) -> tuple[Any, DataFacts]:
 
     import torch
 
-    from e2e.data.datasets import open_data
+    from e2e.data.datasets import Options, open_data
     from e2e.networks import find
     from e2e.train.arms import Task
 
@@ -182,9 +182,8 @@ def _opened(settings: TrainSettings, device: str) -> tuple[Any, DataFacts]:
     classes, stands_in = network.classes, False
     if classes is None:
         classes, stands_in = _look_at(network, device)
-    data = open_data(
-        settings.data,
-        sample=network.input,
+    options = Options(
+        network.input,
         classes=classes,
         tokens=network.tokens,
         strict=settings.strict,
@@ -193,6 +192,7 @@ def _opened(settings: TrainSettings, device: str) -> tuple[Any, DataFacts]:
         on_death=settings.on_worker_death,
         device=torch.device(device),
     )
+    data = open_data(settings.data, options)
     if data.train_samples is not None:
         network = find(
             settings.network, input=settings.input, loss=settings.loss, classes=data.classes
