@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from samples.feeding import Batch, Batches
+from samples.feeding import Batch, Batches, convolutions
 from torch import Tensor, nn
 
 from e2e.case import MAX_SCALE, TrainCase
@@ -67,14 +67,6 @@ def _drawn(
         )
         for _ in range(count)
     ]
-
-
-def convolutions() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(),
-        nn.Conv2d(8, 16, 3, stride=2), nn.BatchNorm2d(16), nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10),
-    )  # fmt: skip
 
 
 def small_cnn() -> Network:
