@@ -60,7 +60,7 @@ class TrainWorker(Child):
 
     def predict(self, case: TrainCase, on_stage: OnStage) -> Prediction:
         """What is known of a case's step before it runs. Raises WorkerDied."""
-        return self.ask(("foretell", case), on_stage, SET_UP_S)
+        return self.ask(("predict", case), on_stage, SET_UP_S)
 
     def load(self, case: LoadCase, budget_s: float) -> Loading:
         """Measure a loader alone, with no arms beside it. Raises WorkerDied."""
@@ -112,7 +112,7 @@ def _train_on_request(pipe: Connection, settings: TrainSettings) -> None:
         try:
             while True:
                 kind, *rest = pipe.recv()
-                if kind == "foretell":
+                if kind == "predict":
                     predictor = predictor or _make_predictor(task, info, settings.allow_run)
                     pipe.send(("ok", predictor.predict(rest[0], announce)))
                 else:

@@ -4,34 +4,24 @@ from __future__ import annotations
 
 import getpass
 import json
-import os
-import pty
 import re
 import resource
 import shlex
-import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from samples.commands import Ran, run_here
+from samples.commands import ROOT, Ran, environment, interrupted, on_a_terminal, run_here
 
 from microbench.__main__ import main
 from microbench.results.runfile import read_run
 from microbench.run_output import command_line
 
-ROOT = Path(__file__).resolve().parents[2]
 TINY = ("--dtype", "fp32", "--vs", "none", "--sizes", "16", "--device", "cpu", "--budget", "0.3")
-
-
-def environment(**more: str) -> dict[str, str]:
-    kept = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "TERM")}
-    return {**kept, "PYTHONPATH": str(ROOT), **more}
 
 
 def microbench(*words: object, **environment: str) -> Ran:
@@ -180,35 +170,13 @@ def test_a_reader_that_leaves_early_is_no_traceback(measured: Ran, folder: Path)
     assert "Exception" not in ran.stderr
 
 
-def on_a_terminal(*words: str, **more: str) -> str:
-    """What a process writes to a terminal of 80 columns."""
-    parent, child = pty.openpty()
-    env = environment(TERM="xterm-256color", COLUMNS="80", LINES="40", **more)
-    with subprocess.Popen(
-        [sys.executable, "-m", "microbench", *words], stdout=child, stderr=child, cwd=ROOT, env=env
-    ) as process:
-        os.close(child)
-        out = b""
-        while True:
-            try:
-                chunk = os.read(parent, 65536)
-            except OSError:
-                break
-            if not chunk:
-                break
-            out += chunk
-        process.wait(60)
-    os.close(parent)
-    return out.decode()
-
-
 COLOUR = re.compile(r"\x1b\[(?:\d+;)*(?:3[0-7]|9[0-7]|38|4[0-7])(?:;\d+)*m")
 
 
 def test_no_color_is_kept_to_on_a_terminal(measured: Ran, folder: Path) -> None:
     file = str(folder / "run.json")
-    assert COLOUR.search(on_a_terminal("show", file))
-    assert not COLOUR.search(on_a_terminal("show", file, NO_COLOR="1"))
+    assert COLOUR.search(on_a_terminal("microbench", "show", file))
+    assert not COLOUR.search(on_a_terminal("microbench", "show", file, NO_COLOR="1"))
 
 
 def test_nothing_is_left_to_resume_in_a_whole_run(measured: Ran, folder: Path) -> None:
@@ -239,18 +207,9 @@ def test_ctrl_c_keeps_what_is_done_and_the_command_it_names_ends_the_run(tmp_pat
     file = tmp_path / "my run.json"
     words = ["gemm", "--dtype", "fp32", "--vs", "none", "--sizes", "16,24,32", "--device", "cpu",
              "--budget", "3", "--json", str(file)]  # fmt: skip
-    with subprocess.Popen(
-        [sys.executable, "-m", "microbench", *words], stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment(), start_new_session=True,
-    ) as process:  # fmt: skip
-        until = time.monotonic() + 60
-        while not (file.exists() and read_run(file).results):
-            assert time.monotonic() < until
-            assert process.poll() is None
-            time.sleep(0.02)
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: parent and child
-        _, stderr = process.communicate(timeout=30)
-    assert process.returncode == 130
+    ran = interrupted("microbench", *words, when=lambda: file.exists() and read_run(file).results)
+    assert ran.returncode == 130
+    stderr = ran.stderr
     assert "Traceback" not in stderr
     assert "--resume" in stderr
     kept = read_run(file)
