@@ -90,13 +90,8 @@ def test_every_size_in_the_table_is_torchs() -> None:
         assert torch.empty(0, dtype=getattr(torch, name)).element_size() == size
 
 
-def test_importing_cases_imports_neither_torch_nor_the_ops() -> None:
-    code = "import sys, kernels.case; print(*(m for m in sys.modules if m[:7] == 'kernels'))"
+def test_importing_ops_imports_no_torch() -> None:
+    code = "import sys, kernels; print({'torch', 'numpy', 'triton'} & set(sys.modules))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert set(run.stdout.split()) == {"kernels", "kernels.precision", "kernels.case", "kernels.op"}
-
-
-def test_an_op_is_imported_when_it_is_asked_for() -> None:
+    assert run.stdout.strip() == "set()"
     assert list(OPS) == ["gemm", "conv"]
-    assert [OPS[name].name for name in OPS] == ["gemm", "conv"]
-    assert "fft" not in OPS

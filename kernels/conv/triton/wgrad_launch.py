@@ -15,7 +15,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.conv.operands import ConvOperands
 from kernels.conv.triton import wgrad_kernels as jit
-from kernels.conv.triton.wgrad_config import FOLD, POINTER, Config, Fold, flat, tiles
+from kernels.conv.triton.wgrad_config import FOLD, POINTER, Config, Fold, tiles
 from kernels.precision import Precision
 from kernels.triton_config import MAX_INDEX, Step, input_precision, options, power_of_two
 
@@ -73,7 +73,7 @@ def _tma_args(
         row, step = fold.width * fold.channels, shape.stride * fold.channels
         columns, channels, c, s, pad_w = shape.q, fold.window, fold.window, 1, 0
     else:
-        if flat(shape):
+        if shape.flat:
             shape = replace(shape, n=1, h=1, w=shape.n * shape.h * shape.w)
         row, step = shape.w * shape.c, shape.stride * shape.c
         columns, channels, c = shape.w // shape.stride, step, shape.c
