@@ -111,7 +111,7 @@ def candidate(label: str, tile: tuple[int, int, int], steps: Sequence[Step]) -> 
 
 
 def some(found: Sequence[Config], case: Case, target: Target) -> Sequence[Config]:
-    """The configurations that were found; CannotRun where there are none."""
+    """The configurations that were found. Raises CannotRun where there are none."""
     if not found:
         raise CannotRun(f"no Triton configuration for {case.precision_name} fits {target.name}")
     return found

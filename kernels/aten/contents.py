@@ -1,8 +1,8 @@
 """What arguments must hold for a call to be valid, or as fast as in training.
 
 Normal values do for most. The rest is said here, by operator and argument: to teach another one,
-add its name to _NAMES (values that are drawn) or an entry to REFUSED or SAVED (a backward pass needs
-what its forward pass saved: made by running it).
+add its name to _NAMES (values that are drawn) or an entry to REFUSED or SAVED (a backward pass
+needs what its forward pass saved: made by running it).
 """
 
 from __future__ import annotations
