@@ -56,10 +56,12 @@ def _product(
     config: Config, operands: ConvOperands, fold: Fold | None, out: torch.Tensor,
     split_elements: int, precision: Precision,
 ) -> Step:  # fmt: skip
-    bound = _pointer_args if config.kernel == POINTER else _tma_args
-    kernel = jit.wgrad_pointer if config.kernel == POINTER else jit.wgrad_tma
-    args = (*bound(config, operands, fold, out, split_elements), input_precision(precision))
+    if config.kernel == POINTER:
+        kernel, args = jit.wgrad_pointer, _pointer_args(config, operands, out, split_elements)
+    else:
+        kernel, args = jit.wgrad_tma, _tma_args(config, operands, fold, out, split_elements)
     grid = (tiles(config, operands.shape) * config.splits,)
+    args = (*args, input_precision(precision))
     return Step(kernel, grid, args, options(config.stages, config.warps))
 
 
@@ -100,7 +102,7 @@ def _descriptor(
 
 
 def _pointer_args(
-    config: Config, operands: ConvOperands, _: Fold | None, out: torch.Tensor, split_elements: int
+    config: Config, operands: ConvOperands, out: torch.Tensor, split_elements: int
 ) -> tuple[object, ...]:
     shape = operands.shape
     pixels = shape.n * shape.p * shape.q
