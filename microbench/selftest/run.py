@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from kernels.case import Case
-from microbench.command_line import MAX_SEED, check_budget
+from microbench.command_line import MAX_SEED, check_budget, kept
 from microbench.conditions import Conditions
 from microbench.errors import UserError
 from microbench.results.runfile import check_writable, write_text
@@ -164,12 +164,7 @@ def blank(greeting: Greeting, settings: Conditions) -> Run:
         started_at=_now(),
         device=greeting.device,
         software=greeting.software,
-        settings={
-            "timer": settings.timer,
-            "l2": settings.l2,
-            "regime": settings.regime,
-            "seed": settings.seed,
-        },
+        settings={**kept(settings), "seed": settings.seed},
     )
 
 
