@@ -134,23 +134,22 @@ def test_doubling_stays_in_the_range(start: int, extra: int) -> None:
 # ---------------------------------------------------------------- the plan
 
 
-def test_each_size_and_layout_is_one_comparison_with_both_baselines() -> None:
-    arms = ("fp32/cublas", "tf32/cublas", "fp16/cublas", "fp16/triton")
-    assert plan(sizes="64,128", layouts="nt,nn") == [arms] * 4
-
-
-def test_a_baseline_that_was_asked_for_is_measured_once() -> None:
-    assert plan(dtype="fp32,fp16", backend="cublas") == [
-        ("fp32/cublas", "tf32/cublas", "fp16/cublas")
-    ]
-
-
-def test_names_that_mean_the_same_are_one() -> None:
-    assert plan(dtype="half,float16,fp16", backend="cublas,cublas", vs="none") == [("fp16/cublas",)]
-
-
-def test_a_cpu_has_the_cpus_back_end() -> None:
-    assert plan(kind="cpu") == [("fp32/cpu", "tf32/cpu", "fp16/cpu")]
+@pytest.mark.parametrize(
+    ("changes", "groups"),
+    [
+        (dict(sizes="64,128", layouts="nt,nn"),
+         [("fp32/cublas", "tf32/cublas", "fp16/cublas", "fp16/triton")] * 4),
+        # A baseline that was asked for is measured once.
+        (dict(dtype="fp32,fp16", backend="cublas"),
+         [("fp32/cublas", "tf32/cublas", "fp16/cublas")]),
+        (dict(dtype="half,float16,fp16", backend="cublas,cublas", vs="none"), [("fp16/cublas",)]),
+        (dict(kind="cpu"), [("fp32/cpu", "tf32/cpu", "fp16/cpu")]),
+    ],
+)  # fmt: skip
+def test_each_size_and_layout_is_one_comparison_of_every_arm(
+    changes: dict[str, str], groups: list[tuple[str, ...]]
+) -> None:
+    assert plan(**changes) == groups
 
 
 def test_the_fp8_that_people_write_is_e4m3() -> None:
