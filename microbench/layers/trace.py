@@ -1,4 +1,4 @@
-"""The convolutions and GEMMs of a network's training step, recorded without running it.
+"""The convolutions and GEMMs of a network's step, recorded without running it, and their plan.
 
 The step is traced with fake tensors: shapes flow through forward and backward, no weight is
 allocated and no kernel runs.
