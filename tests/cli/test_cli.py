@@ -269,7 +269,7 @@ BAD_WORDS = {
 
 @pytest.mark.parametrize("words", BAD_WORDS)
 def test_bad_words_are_refused_before_anything_is_measured(
-    words: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """In this process, for speed; the next test asks real ones."""
     import microbench.run_command as commands
@@ -278,13 +278,8 @@ def test_bad_words_are_refused_before_anything_is_measured(
         pytest.fail("a measuring process was started")
 
     monkeypatch.setattr(commands, "Workers", no_worker)
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    code = main(["gemm", *shlex.split(words)])
-    out, err = capfd.readouterr()
-    assert (code, out) == (2, "")
-    assert err.startswith("error: ")
-    assert err.count("\n") == 1
-    assert BAD_WORDS[words] in err
+    ran = microbench("gemm", *shlex.split(words), XDG_STATE_HOME=str(tmp_path))
+    check_complaint(ran, BAD_WORDS[words])
 
 
 def test_bad_words_in_a_real_process() -> None:
@@ -322,31 +317,19 @@ def test_what_only_the_device_knows_is_refused_in_a_line_too(
         "\x00\x01",
     ],
 )
-def test_what_is_no_run_file_is_refused_and_left_as_it_is(
-    content: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_no_run_file_is_refused_and_left_as_it_is(content: str, tmp_path: Path) -> None:
     file = tmp_path / "run.json"
     file.write_text(content)
     for words in (["show"], ["compare", str(file)], ["gemm", "--resume"]):
-        assert main([*words, str(file)]) == 2
-        out, err = capfd.readouterr()
-        assert out == ""
-        assert err.startswith("error: ")
-        assert err.count("\n") == 1
-        assert str(file) in err
+        check_complaint(microbench(*words, file), str(file))
     assert file.read_text() == content
 
 
-def test_a_file_that_exists_is_not_overwritten(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_exists_is_not_overwritten(tmp_path: Path) -> None:
     file = tmp_path / "run.json"
     file.write_text("precious")
     for option in ("--json", "--csv"):
-        assert main(["gemm", *TINY, option, str(file)]) == 2
-        err = capfd.readouterr().err
-        assert err.count("\n") == 1
-        assert option in err
+        check_complaint(microbench("gemm", *TINY, option, file), option)
     assert file.read_text() == "precious"
 
 
@@ -378,13 +361,14 @@ def test_a_full_disk_is_a_line_and_the_file_is_whole(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- help
 
 
-def test_help_imports_nothing_heavy_and_is_quick() -> None:
+def test_help_and_bad_words_import_nothing_heavy() -> None:
     code = (
         "import sys; from microbench.__main__ import main\n"
         "codes = [main([*words, '--help']) for words in "
         "([], ['gemm'], ['show'], ['compare'], ['doctor'])]\n"
         "heavy = {'torch', 'numpy', 'triton', 'cupy', 'pynvml'} & set(sys.modules)\n"
-        "assert not heavy, heavy\nassert not any(codes), codes"
+        "assert not heavy, heavy\nassert not any(codes), codes\n"
+        "assert main(['gemm', '--dtype', 'fp7']) == 2\nassert 'torch' not in sys.modules"
     )
     ran = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment(), cwd=ROOT
@@ -398,15 +382,6 @@ def test_no_command_shows_help() -> None:
     ran = microbench()
     assert "gemm" in ran.stdout + ran.stderr
     assert "Traceback" not in ran.stderr
-
-
-def test_bad_words_need_no_torch() -> None:
-    code = (
-        "import sys; from microbench.__main__ import main\n"
-        "assert main(['gemm', '--dtype', 'fp7']) == 2\nassert 'torch' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment(), cwd=ROOT,
-                   capture_output=True)  # fmt: skip
 
 
 def test_a_run_file_keeps_no_path_of_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
