@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from kernels.case import Candidate, Case, Prepared, Target
 from kernels.user import UserBackend
@@ -66,7 +66,7 @@ class Op(ABC):
     """
 
     name: str
-    entries: Mapping[str, BackendEntry]
+    entries: ClassVar[Mapping[str, BackendEntry]]
     gpu_defaults: tuple[str, ...]  # what is measured on a GPU when the user names no back end
     library: str  # the back end that stands for the vendor's on a GPU
     dims: tuple[str, ...]  # the integer ones

@@ -46,7 +46,7 @@ class Job:
             predicted = self.predictions.of(comparison) if predicts else {}
             if not self.work.request.train:
                 if predicted:
-                    run = self._saved(run, self._untrained(run, predicted))
+                    run = self.saved(run, *self._untrained(run, predicted))
                 continue
             self.progress.about(comparison.cases)
             if not is_done:
@@ -73,17 +73,14 @@ class Job:
             return run
         found = self.predictions.loading(case, budget_s)
         self.progress.loaded(found)
-        return self.saved(run.with_other(found))
+        return self.saved(run, found)
 
-    def saved(self, run: Run) -> Run:
-        """The run, once it is on disk."""
-        save(run, self.work.path)
-        return run
-
-    def _saved(self, run: Run, results: Sequence[Training | Loading]) -> Run:
+    def saved(self, run: Run, *results: Training | Loading) -> Run:
+        """The run with these results, once it is on disk."""
         for result in results:
             run = run.with_other(result)
-        return self.saved(run)
+        save(run, self.work.path)
+        return run
 
     # ------------------------------------------------------------ predictions without timing
 
@@ -111,7 +108,7 @@ class Job:
         again = self.predictions.explainer.explained(unpredicted, predicted)
         pairs = zip(found, again, strict=True)
         merged = [replace(old, causes=new.causes or old.causes) for old, new in pairs]
-        return self._saved(run, [*merged, *self.predictions.loadings.values()])
+        return self.saved(run, *merged, *self.predictions.loadings.values())
 
     # ------------------------------------------------------------ timing
 
@@ -135,7 +132,7 @@ class Job:
         found = self.predictions.explainer.explained(trainings, predicted)
         merged = [with_what_was(run.find(Training, t.case.key), t) for t in found]
         self.progress.timed(found)
-        return self._saved(run, [*merged, *self.predictions.loadings.values()])
+        return self.saved(run, *merged, *self.predictions.loadings.values())
 
     def _time(self, cases: Sequence[TrainCase]) -> list[Training]:
         """A Training for each case, in order; one that kills the process fails, alone."""
@@ -168,7 +165,7 @@ class Job:
             again, *tried = self._tried(case, [fixed for _, fixed in fixes])
             causes = [cause for cause, _ in fixes]
             measured = verified(training, again, list(zip(causes, tried, strict=True)))
-            run = self._saved(run, [measured, *tried])
+            run = self.saved(run, measured, *tried)
         return run
 
     def _tried(self, case: TrainCase, fixed: Sequence[TrainCase]) -> list[Training]:
@@ -222,13 +219,13 @@ class Job:
             self.worker.restart()
             self._hold([c for c in comparison.cases if c != case and _timed_arm(run, c)])
             reason = f"training from seed {seed}: {death.reason}"
-            return self._saved(run, [replace(training, status="failed", reason=reason)])
+            return self.saved(run, replace(training, status="failed", reason=reason))
         chance = 1 / self.work.facts.classes if repeat.accuracy is not None else None
         training = replace(training, repeats=(*training.repeats, repeat), chance=chance)
         run = run.with_other(training)
         found = [t for c in comparison.cases if (t := run.find(Training, c.key)) is not None]
         self.progress.trained(case, repeat)
-        return self._saved(run, judged(found, self.work.facts.held_out))
+        return self.saved(run, *judged(found, self.work.facts.held_out))
 
 
 def _timed_arm(run: Run, case: TrainCase) -> Training | None:

@@ -6,7 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.console import Console
 
 from e2e.case import TrainRequest
 from e2e.commands.plan import Comparison, Work, notes, plan
@@ -21,18 +23,8 @@ from microbench.errors import NothingMeasured, UserError
 from microbench.report.screen import make_console
 from microbench.results.runfile import read_run
 from microbench.results.types import Run
-from microbench.run_output import (
-    Done,
-    check_goes_on,
-    new_run,
-    run_path,
-    say_stopped,
-)  # fmt: skip
+from microbench.run_output import Done, check_goes_on, new_run, run_path, say_stopped
 from microbench.worker import Greeting, WorkerDied, greet
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
 
 Procedure = Callable[[Job, Run], Run]  # adds to the run
 # What a default validation trains: networks of different kinds at batches from 1 to 512, four of
@@ -154,15 +146,15 @@ def _carry_out(
                 run = procedure(job, run)
                 run = job.finished(run, whole=whole)
             except UserError as error:
-                told = str(path) in str(error)
-                raise UserError(f"{error}{'' if told else _so_far(path)}") from None
+                where = "" if str(path) in str(error) else _so_far(path)
+                raise UserError(f"{error}{where}") from None
     except KeyboardInterrupt:
         if path.exists():
             say_stopped("e2e", path)
         raise
     except WorkerDied as death:
-        reason = f"the device cannot be used: {death.reason}"
-        raise UserError(f"{reason}{_so_far(path)}") from None
+        said = f"the device cannot be used: {death.reason}{_so_far(path)}"
+        raise UserError(said) from None
     finally:
         worker.close()
     return run

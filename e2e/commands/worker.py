@@ -60,7 +60,7 @@ class TrainWorker(Child):
 
     def predict(self, case: TrainCase, on_stage: OnStage) -> Prediction:
         """What is known of a case's step before it runs. Raises WorkerDied."""
-        return self.ask(("foretell", case), on_stage, SET_UP_S)
+        return self.ask(("predict", case), on_stage, SET_UP_S)
 
     def load(self, case: LoadCase, budget_s: float) -> Loading:
         """Measure a loader alone, with no arms beside it. Raises WorkerDied."""
@@ -112,7 +112,7 @@ def _train_on_request(pipe: Connection, settings: TrainSettings) -> None:
         try:
             while True:
                 kind, *rest = pipe.recv()
-                if kind == "foretell":
+                if kind == "predict":
                     predictor = predictor or _make_predictor(task, info, settings.allow_run)
                     pipe.send(("ok", predictor.predict(rest[0], announce)))
                 else:
@@ -174,7 +174,7 @@ def _opened(settings: TrainSettings, device: str) -> tuple[Any, DataFacts]:
 
     import torch
 
-    from e2e.data.datasets import open_data
+    from e2e.data.datasets import Options, open_data
     from e2e.networks import find
     from e2e.train.arms import Task
 
@@ -182,9 +182,8 @@ def _opened(settings: TrainSettings, device: str) -> tuple[Any, DataFacts]:
     classes, stands_in = network.classes, False
     if classes is None:
         classes, stands_in = _look_at(network, device)
-    data = open_data(
-        settings.data,
-        sample=network.input,
+    options = Options(
+        network.input,
         classes=classes,
         tokens=network.tokens,
         strict=settings.strict,
@@ -193,6 +192,7 @@ def _opened(settings: TrainSettings, device: str) -> tuple[Any, DataFacts]:
         on_death=settings.on_worker_death,
         device=torch.device(device),
     )
+    data = open_data(settings.data, options)
     if data.train_samples is not None:
         network = find(
             settings.network, input=settings.input, loss=settings.loss, classes=data.classes

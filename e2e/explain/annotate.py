@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from e2e.case import TrainCase
-from e2e.explain.causes import Counterfactual, as_options, causes
+from e2e.explain.causes import FULL_PRECISION, Counterfactual, as_options, causes
 from e2e.explain.counterfactuals import Change, Pad, changes
 from e2e.explain.ledger import Step, bound, ledger
 from e2e.predict.prediction import Prediction, measured_wait_s, needs_more
-from e2e.results.baselines import BASELINES, baselines, slowest
+from e2e.results.baselines import baselines, slowest
 from e2e.results.types import Cause, Predicted, Training
 from microbench.results.values import Warning
 
@@ -47,8 +47,7 @@ class Explainer:
         """
         found = with_predictions(trainings, predictions)
         predicted = [t for t in found if t.predicted]
-        known = {recipe for recipes in BASELINES.values() for recipe in recipes}
-        low = [t for t in predicted if t.case.recipe not in known]
+        low = [t for t in predicted if t.case.recipe not in FULL_PRECISION]
         asked = {t.case.key for t in low or predicted}
         return [
             _with_causes(t, found, predictions, self._tried(t) if self.fixes else [])

@@ -140,7 +140,7 @@ def cifar_network(name: str, input: tuple[int, ...] | None, classes: int | None)
     form = CIFAR[name]
     classes = class_count(name, classes, CLASSES)
     shape = image_input(name, input, IMAGE)
-    build = partial(_build, form, classes)
+    build = partial(form.build, classes)
     if shape != (3, IMAGE, IMAGE):
         check_input(name, build, shape)
     return Network(
@@ -156,7 +156,3 @@ def cifar_network(name: str, input: tuple[int, ...] | None, classes: int | None)
         batch=form.batch,
         cpu_batch=form.cpu_batch,
     )
-
-
-def _build(form: Form, classes: int) -> nn.Module:
-    return form.build(classes).train()

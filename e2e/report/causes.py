@@ -200,11 +200,11 @@ def _fixes(arm: Training, width: int) -> list[Text]:
         return []
     number = len(f"{len(found)}.")
     beside = _width_of_gains([cells for _, cells in found])
-    room = max(FEWEST_FIX, width - number - 2 - beside)
+    fix_width = max(FEWEST_FIX, width - number - 2 - beside)
     rows = [
         row
         for place, (fix, cells) in enumerate(found, 1)
-        for row in _rows(fix, cells, f"{place}.".rjust(number), room, width)
+        for row in _rows(fix, cells, f"{place}.".rjust(number), fix_width, width)
     ]
     shown = screen(Table(FIX_COLUMNS, list(rows)), width)
     headless = [Text(f"{row.item.number}  {row.sentence}", row.style) for row in rows]
@@ -219,13 +219,15 @@ def _width_of_gains(rows: Sequence[Sequence[str]]) -> int:
     return sum(2 + max(head, *map(len, gains)) for head, *gains in columns if any(gains))
 
 
-def _rows(fix: Cause, cells: list[str], number: str, room: int, width: int) -> list[Row[FixLine]]:
+def _rows(
+    fix: Cause, cells: list[str], number: str, fix_width: int, width: int
+) -> list[Row[FixLine]]:
     """The lines of a fix: it beside its numbers, or alone, then why."""
     blank = " " * len(number)
     inside = width - len(number) - 2
     why = [Row(FixLine(blank), part) for part in _folded(explanation(fix), inside)]
     if any(cells):
-        first, *rest = _folded(fix_words(fix), room)
+        first, *rest = _folded(fix_words(fix), fix_width)
         lines = [FixLine(number, first, cells), *(FixLine(blank, part) for part in rest)]
         return [*(Row(line, style="bold") for line in lines), *why]
     first, *rest = _folded(f"{fix_words(fix)} ({UNKNOWN})", inside)

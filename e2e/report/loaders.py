@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from operator import attrgetter
 
 from rich.text import Text
 
+from e2e.report.table import raw, raw_pair
 from e2e.results.loader_types import OP, LoadCase, Loading
 from microbench import fmt
-from microbench.report.table import DIM, MISSING, Column, Row, Table, Value, screen
+from microbench.report.table import DIM, MISSING, Column, Row, Table, screen
 from microbench.results.types import Run
 
 TITLE = "Loaders alone"
@@ -27,20 +28,19 @@ def _columns(cases: Sequence[LoadCase]) -> list[Column[Loading]]:
     """Settings that are the same, and as usual, in all rows have no column on the screen."""
     files, batch = any(case.cold for case in cases), len({case.batch for case in cases}) > 1
     return [
-        Column(csv={"op": lambda _: OP, **_attributes("case", *SETTINGS)}),
+        Column(csv={"op": lambda _: OP, **raw("case", *SETTINGS)}),
         Column("loader", lambda one: fmt.clean(one.case.loader), key=True),
         Column("files", lambda one: _files(one) if files else "", drop=6, key=True,
                markdown=_files),
         Column("batch", (lambda one: str(one.case.batch)) if batch else None, right=True, drop=7),
         Column("workers", lambda one: str(one.case.workers), right=True),
         Column("ahead", _ahead if _are_ahead(cases) else None, right=True, drop=8),
-        Column(csv=_attributes("", "status", "reason")),
+        Column(csv=raw("", "status", "reason")),
         Column("img/s", lambda one: _rate(one.per_s), right=True,
                csv={"images_per_s": attrgetter("per_s")}),
         Column("±", lambda one: fmt.half_interval(one.per_s or 0.0, one.ci95_per_s), right=True,
                drop=3, csv={
-            "ci95_low_per_s": lambda one: one.ci95_per_s[0] if one.ci95_per_s else None,
-            "ci95_high_per_s": lambda one: one.ci95_per_s[1] if one.ci95_per_s else None,
+            **raw_pair("ci95_low_per_s", "ci95_high_per_s", attrgetter("ci95_per_s")),
             "samples": lambda one: len(one.blocks),
         }),
         Column("img/s\na core", lambda one: _rate(one.per_s_per_core), right=True, drop=2,
@@ -49,12 +49,8 @@ def _columns(cases: Sequence[LoadCase]) -> list[Column[Loading]]:
                csv={"read_bytes_per_s": attrgetter("bytes_per_s")}),
         Column("first\nbatch",
                lambda one: "" if one.first_s is None else fmt.duration(one.first_s),
-               right=True, drop=5, csv=_attributes("", "first_s")),
+               right=True, drop=5, csv=raw("", "first_s")),
     ]  # fmt: skip
-
-
-def _attributes(of: str, *names: str) -> dict[str, Callable[[Loading], Value]]:
-    return {name: attrgetter(f"{of}.{name}".lstrip(".")) for name in names}
 
 
 def _row(loading: Loading) -> Row[Loading]:

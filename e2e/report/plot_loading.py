@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from e2e.input_stalls.joint import Joint, joints
+from e2e.explain.joint import Joint, joints
 from e2e.report.joint import joint_title
 from e2e.report.plot_training import RECIPE_COLOURS
 from e2e.results.loader_types import Loading

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
@@ -173,6 +173,9 @@ def _of_recipe(recipe: str) -> str:
 # ---------------------------------------------------------------- curves
 
 
+Values = Callable[[Training], Sequence[float | None]]
+
+
 @dataclass(frozen=True)
 class Panel:
     """One pair of axes over the batch. Rows without a deviation have it 0."""
@@ -186,45 +189,31 @@ def curve_panels(view: View, family: Sequence[Group]) -> list[Panel]:
     """Throughput, time (of a training, or of a step), memory and accuracy; those that are known."""
     unit = fmt.clean(family[0].arms[0].unit)
     data = " (generated data)" if is_generated(family[0].case) else ""
-    trained = any(arm.train_s for arm in arms_of(family))
-    found = [
-        Panel(f"{unit}/s", _rows(view, family, _rates), True),
-        Panel("seconds of a training", _rows(view, family, _train_s), True)
-        if trained
-        else Panel("ms a step", _rows(view, family, _step_ms), True),
-        Panel("peak memory, GB", _rows(view, family, _peak_gb), True),
-        Panel(f"held-out accuracy, %{data}", _rows(view, family, _accuracies), False),
+    accuracy = f"held-out accuracy, %{data}"
+    times: tuple[str, Values] = ("ms a step", lambda arm: [arm.step_s and 1e3 * arm.step_s])
+    if any(arm.train_s for arm in arms_of(family)):
+        times = ("seconds of a training", lambda arm: [repeat.train_s for repeat in arm.repeats])
+    values: list[tuple[str, Values]] = [
+        (f"{unit}/s", lambda arm: [arm.per_s]),
+        times,
+        ("peak memory, GB", lambda arm: [_peak_gb(arm)]),
+        (accuracy, lambda arm: [r.accuracy and 100 * r.accuracy for r in arm.repeats]),
     ]
+    found = [Panel(title, _rows(view, family, read), title != accuracy) for title, read in values]
     return [panel for panel in found if panel.rows]
 
 
-def _rates(arm: Training) -> list[float]:
-    return [arm.per_s] if arm.per_s else []
-
-
-def _step_ms(arm: Training) -> list[float]:
-    return [1e3 * arm.step_s] if arm.step_s else []
-
-
-def _train_s(arm: Training) -> list[float]:
-    return [repeat.train_s for repeat in arm.repeats]
-
-
-def _peak_gb(arm: Training) -> list[float]:
+def _peak_gb(arm: Training) -> float | None:
     ran = arm.memory_peak_bytes and arm.status == "ok"
-    return [arm.memory_peak_bytes / 1e9] if ran and arm.memory_peak_bytes else []
+    return arm.memory_peak_bytes / 1e9 if ran and arm.memory_peak_bytes else None
 
 
-def _accuracies(arm: Training) -> list[float]:
-    return [100 * repeat.accuracy for repeat in arm.repeats if repeat.accuracy is not None]
-
-
-def _rows(view: View, family: Sequence[Group], values_of: Any) -> list[Json]:
+def _rows(view: View, family: Sequence[Group], values_of: Values) -> list[Json]:
     """A row an arm and batch: mean and deviation of its values."""
     rows: list[Json] = []
     for label, arms in view.curves(family).items():
         for arm in arms:
-            values: list[float] = values_of(arm)
+            values = [value for value in values_of(arm) if value is not None]
             if values:
                 mean = fmean(values)
                 spread = stdev(values) if len(values) > 1 else 0.0
@@ -336,8 +325,8 @@ def _colour(bar: Bar) -> str:
 def _waterfall_panel(alt: Any, title: str, fall: Waterfall) -> Any:
     rows = waterfall_rows(fall)
     low, high = fall.range_ms
-    room = (high - low) * ROOM
-    scale = alt.Scale(domain=[low, high + room], nice=False)
+    margin = (high - low) * ROOM
+    scale = alt.Scale(domain=[low, high + margin], nice=False)
     # Places, not terms, on the axis: two lines may have one name.
     terms = json.dumps([row["term"] for row in rows])
     names = alt.Axis(labelLimit=240, ticks=False, labelExpr=f"{terms}[datum.value]")

@@ -19,7 +19,7 @@ from e2e.report.arms import (
     place,
 )
 from e2e.report.figures import limiter, signed_pct
-from e2e.report.table import BASELINES, arms_table, name_columns, plain_row
+from e2e.report.table import BASELINES, arms_table, name_columns, plain_row, raw_pair
 from e2e.results.types import Predicted, Training
 from microbench import fmt
 from microbench.report.table import Column, Table, Value, screen
@@ -119,7 +119,7 @@ def _host_speed_error(arm: Training) -> str:
 
 def is_within(arm: Training) -> bool | None:
     """Whether the measured step is as long as the prediction's interval allows; None: not known."""
-    ends = arm.predicted.interval_s if arm.predicted else None
+    ends = _interval_s(arm)
     return ends[0] <= arm.step_s <= ends[1] if ends and arm.step_s else None
 
 
@@ -183,8 +183,7 @@ def raw_columns() -> list[Column[Training]]:
         Column(csv={
             "predicted_step_s": _raw("step_s"), "predicted_error_pct": error_pct,
             "predicted_per_s": attrgetter("predicted_per_s"),
-            "predicted_low_s": lambda arm: _end(arm, 0),
-            "predicted_high_s": lambda arm: _end(arm, 1),
+            **raw_pair("predicted_low_s", "predicted_high_s", _interval_s),
             "predicted_at_host_speed_s": _raw("paced_s"), "predicted_limit": _raw("limit"),
             "predicted_memory_peak_bytes": _raw("memory_bytes"),
             **{f"predicted_speedup_{name}": _raw_speedup(name) for name in BASELINES},
@@ -200,9 +199,8 @@ def _raw_speedup(name: str) -> Callable[[Training], Value]:
     return lambda arm: _speedup(arm).get(name)
 
 
-def _end(arm: Training, which: int) -> float | None:
-    ends = arm.predicted.interval_s if arm.predicted else None
-    return ends[which] if ends else None
+def _interval_s(arm: Training) -> tuple[float, float] | None:
+    return arm.predicted.interval_s if arm.predicted else None
 
 
 # ---------------------------------------------------------------- the screen
@@ -229,7 +227,7 @@ def _lines(
     if not table.rows:
         return []
     shown = screen(table, width)
-    ranges = any(arm.predicted and arm.predicted.interval_s for arm in view.arms)
+    ranges = any(map(_interval_s, view.arms))
     at_host_speed = any(map(_host_speed_error, view.arms))
     notes = [
         *notes,

@@ -12,7 +12,7 @@ from typing import Any
 from rich.text import Text
 
 from e2e.case import OP, TrainCase
-from e2e.input_stalls.joint import joints
+from e2e.explain.joint import joints
 from e2e.report import causes, costs, errors, learning, predictions, table, waterfall
 from e2e.report.arms import OPTIONS, View, in_words, view_of, what_was_trained
 from e2e.report.chart import train_chart
@@ -27,8 +27,7 @@ from e2e.results.loader_types import LoadCase, Loading
 from e2e.results.types import Training
 from microbench import fmt
 from microbench.report import notes
-from microbench.report import table as tables
-from microbench.report.table import Part, Row, Table, Value, records
+from microbench.report.table import Part, Row, Table, Value, records, screen
 from microbench.results.types import Ratio, Run
 
 Section = tuple[str, Sequence[Text]]
@@ -144,7 +143,7 @@ def training_sections(run: Run, width: int, *, details: bool = False) -> list[Se
 def _speed(view: View, width: int, title: str) -> tuple[Section, Section]:
     """The table of the arms that were run, and reasons that had no room in it."""
     found = table.train_table(view)
-    shown = tables.screen(found, width)
+    shown = screen(found, width)
     lines = [*shown.lines, *table.notes(view, shown, width)] if found.rows else []
     return (title, lines), ("Reasons in full", table.reasons(view, shown.cut))
 

@@ -22,7 +22,8 @@ from e2e.report.arms import (
     was_run,
 )
 from e2e.report.causes import cause_sentences
-from e2e.report.figures import faster, noun, spread, times
+from e2e.report.figures import faster, noun, times
+from e2e.report.learning import accuracy, loss
 from e2e.report.ledger import ledger_sentences
 from e2e.report.predictions import prediction_sentences
 from e2e.report.table import busy_pct
@@ -196,12 +197,8 @@ def _accuracies(view: View, family: Sequence[Group]) -> list[str]:
     for group in ends:
         arms = [arm for arm in group.arms if arm.converged is not False]
         by_accuracy = any(arm.accuracy for arm in arms)
-        parts: list[str] = []
-        for arm in arms:
-            several = len(arm.repeats) > 1
-            text = spread(arm.accuracy, several, 100) if by_accuracy else spread(arm.loss, several)
-            if text:
-                parts.append(f"{view.label(arm)} {text}{' %' * by_accuracy}")
+        learnt = [(view.label(arm), accuracy(arm) if by_accuracy else loss(arm)) for arm in arms]
+        parts = [f"{label} {text}{' %' * by_accuracy}" for label, text in learnt if text]
         if parts:
             what = "Mean accuracy" if by_accuracy else "Mean loss"
             lines.append(f"{what} on held-out data ({place(group.arms[0])}): "

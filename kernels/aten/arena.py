@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -189,8 +189,7 @@ def in_turns(
     launches: Sequence[Callable[[], object]], cold: Cold, held: Held
 ) -> Callable[[], object]:
     """The next of `launches` at each call; what it returns is held where results are cold."""
-    following: Iterable[Callable[[], object]] = itertools.cycle(launches)
-    next_launch = iter(following).__next__
+    next_launch = itertools.cycle(launches).__next__
     if not cold.results:
         return lambda: next_launch()()
     most_bytes = int(ROUND_CACHES * cold.cache_bytes)

@@ -1,8 +1,8 @@
 """What arguments must hold for a call to be valid, or as fast as in training.
 
 Normal values do for most. The rest is said here, by operator and argument: to teach another one,
-add an entry to FILLS (values that are drawn) or REFUSED, or to SAVED (a backward pass needs
-what its forward pass saved: made by running it).
+add its name to _NAMES (values that are drawn) or an entry to REFUSED or SAVED (a backward pass
+needs what its forward pass saved: made by running it).
 """
 
 from __future__ import annotations
@@ -69,22 +69,26 @@ def _signs(tensor: Tensor, site: Site) -> None:
     tensor.bernoulli_(0.5, generator=site.rng).mul_(2).sub_(1)
 
 
-def _unit(tensor: Tensor, site: Site) -> None:
-    tensor.uniform_(0, 1, generator=site.rng)
+def _uniform(low: float) -> Fill:
+    """From `low` to 1."""
+
+    def put(tensor: Tensor, site: Site) -> None:
+        tensor.uniform_(low, 1, generator=site.rng)
+
+    return put
 
 
-def _tanh(tensor: Tensor, site: Site) -> None:
-    tensor.uniform_(-1, 1, generator=site.rng)
+_unit, _tanh = _uniform(0), _uniform(-1)
 
 
-def _softmax(tensor: Tensor, site: Site) -> None:
-    fill_normal(tensor, site.rng)
-    tensor.copy_(torch.softmax(tensor, site.number("dim")))
+def _through(function: Callable[[Tensor, int], Tensor]) -> Fill:
+    """What a function along the call's `dim` makes of normal values."""
 
+    def put(tensor: Tensor, site: Site) -> None:
+        fill_normal(tensor, site.rng)
+        tensor.copy_(function(tensor, site.number("dim")))
 
-def _log_softmax(tensor: Tensor, site: Site) -> None:
-    fill_normal(tensor, site.rng)
-    tensor.copy_(torch.log_softmax(tensor, site.number("dim")))
+    return put
 
 
 def _kept(tensor: Tensor, site: Site) -> None:
@@ -104,35 +108,26 @@ def _data(tensor: Tensor, site: Site) -> None:
 # ------------------------------------------------------------ indices
 
 
-def _below(tensor: Tensor, bound: int, site: Site) -> None:
-    tensor.random_(0, max(bound, 1), generator=site.rng)
+def _below(bound: Callable[[Site], int]) -> Fill:
+    def put(tensor: Tensor, site: Site) -> None:
+        tensor.random_(0, max(bound(site), 1), generator=site.rng)
+
+    return put
 
 
-def _classes(tensor: Tensor, site: Site) -> None:
+def _classes(site: Site) -> int:
     scores = site.spec("self").shape
-    _below(tensor, scores[min(1, len(scores) - 1)], site)
+    return scores[min(1, len(scores) - 1)]
 
 
-def _along_dim(tensor: Tensor, site: Site) -> None:
+def _along_dim(site: Site) -> int:
     shape = site.spec("self").shape
-    _below(tensor, shape[site.number("dim")] if shape else 1, site)
+    return shape[site.number("dim")] if shape else 1
 
 
-def _rows_of_table(tensor: Tensor, site: Site) -> None:
-    _below(tensor, site.spec("weight").shape[0], site)
-
-
-def _rows_of_gradient(tensor: Tensor, site: Site) -> None:
-    _below(tensor, site.number("num_weights"), site)
-
-
-def _in_dim_of_place(tensor: Tensor, site: Site) -> None:
+def _in_dim_of_place(site: Site) -> int:
     assert site.position is not None
-    _below(tensor, site.spec("self").shape[site.position], site)
-
-
-def _anywhere(tensor: Tensor, site: Site) -> None:
-    _below(tensor, site.spec("self").numel, site)
+    return site.spec("self").shape[site.position]
 
 
 def _evenly_up_to(name: str) -> Fill:
@@ -163,82 +158,54 @@ def _count_of_targets(tensor: Tensor, site: Site) -> None:
 # ------------------------------------------------------------ content by operator and argument
 
 # "operator.argument", "operator_.argument" for the in-place form alone, or "argument" of any.
-FILLS: dict[str, Fill] = {
+_NAMES: tuple[tuple[Fill, str], ...] = (
     # classes, indices
-    "nll_loss_forward.target": _classes,
-    "nll_loss_backward.target": _classes,
-    "nll_loss2d_forward.target": _classes,
-    "nll_loss2d_backward.target": _classes,
-    "nll_loss_backward.total_weight": _count_of_targets,
-    "nll_loss2d_backward.total_weight": _count_of_targets,
-    "embedding.indices": _rows_of_table,
-    "embedding_dense_backward.indices": _rows_of_gradient,
-    "_embedding_bag.indices": _rows_of_table,
-    "_embedding_bag.offsets": _bag_starts,
-    "_embedding_bag_forward_only.indices": _rows_of_table,
-    "_embedding_bag_forward_only.offsets": _bag_starts,
-    "index": _along_dim,
-    "take.index": _anywhere,
-    "put.index": _anywhere,
-    "index.indices": _in_dim_of_place,
-    "index_put.indices": _in_dim_of_place,
-    "_index_put_impl.indices": _in_dim_of_place,
-    "_unsafe_index.indices": _in_dim_of_place,
-    "_unsafe_index_put.indices": _in_dim_of_place,
-    "cum_seq_q": _evenly_up_to("query"),
-    "cum_seq_k": _evenly_up_to("key"),
-    "cu_seqlens_q": _evenly_up_to("query"),
-    "cu_seqlens_k": _evenly_up_to("key"),
-    "_pack_padded_sequence.lengths": _whole_length,
+    (_below(_classes), """
+        nll_loss_forward.target nll_loss_backward.target nll_loss2d_forward.target
+        nll_loss2d_backward.target"""),
+    (_count_of_targets, "nll_loss_backward.total_weight nll_loss2d_backward.total_weight"),
+    (_below(lambda site: site.spec("weight").shape[0]), """
+        embedding.indices _embedding_bag.indices _embedding_bag_forward_only.indices"""),
+    (_below(lambda site: site.number("num_weights")), "embedding_dense_backward.indices"),
+    (_bag_starts, "_embedding_bag.offsets _embedding_bag_forward_only.offsets"),
+    (_below(_along_dim), "index"),
+    (_below(lambda site: site.spec("self").numel), "take.index put.index"),
+    (_below(_in_dim_of_place), """
+        index.indices index_put.indices _index_put_impl.indices _unsafe_index.indices
+        _unsafe_index_put.indices"""),
+    (_evenly_up_to("query"), "cum_seq_q cu_seqlens_q"),
+    (_evenly_up_to("key"), "cum_seq_k cu_seqlens_k"),
+    (_whole_length, "_pack_padded_sequence.lengths"),
     # dropout, probabilities, outputs of activations
-    "native_dropout_backward.mask": _kept,
-    "_masked_scale.mask": _kept,
-    "bernoulli.self": _unit,
-    "bernoulli.p": _unit,
-    "binary_cross_entropy.self": _unit,
-    "binary_cross_entropy.target": _unit,
-    "binary_cross_entropy_backward.self": _unit,
-    "binary_cross_entropy_backward.target": _unit,
-    "binary_cross_entropy_with_logits.target": _unit,
-    "sigmoid_backward.output": _unit,
-    "tanh_backward.output": _tanh,
-    "_softmax_backward_data.output": _softmax,
-    "_log_softmax_backward_data.output": _log_softmax,
+    (_kept, "native_dropout_backward.mask _masked_scale.mask"),
+    (_unit, """
+        bernoulli.self bernoulli.p binary_cross_entropy.self binary_cross_entropy.target
+        binary_cross_entropy_backward.self binary_cross_entropy_backward.target
+        binary_cross_entropy_with_logits.target sigmoid_backward.output
+        pow.exponent _foreach_pow.exponent"""),
+    (_tanh, "tanh_backward.output"),
+    (_through(torch.softmax), "_softmax_backward_data.output"),
+    (_through(torch.log_softmax), "_log_softmax_backward_data.output"),
     # statistics
-    "running_mean": _small,
-    "running_var": _positive,
-    "save_mean": _small,
-    "save_invstd": _positive,
-    "save_var": _positive,
-    "invstd": _positive,
-    "rstd": _positive,
-    "native_layer_norm_backward.mean": _small,
-    "native_group_norm_backward.mean": _small,
+    (_small, """
+        running_mean save_mean native_layer_norm_backward.mean native_group_norm_backward.mean"""),
+    (_positive, "running_var save_invstd save_var invstd rstd"),
     # optimizer and loss scaler
-    "exp_avg_sqs": _positive,
-    "max_exp_avg_sqs": _positive,
-    "state_sums": _positive,
-    "state_steps": _always(STEPS_DONE),
-    "lr": _always(LEARNING_RATE),
-    "found_inf": _always(0),
-    "growth_tracker": _always(0),
-    "inv_scale": _always(1),
-    "grad_scale": _always(1),
-    "_amp_update_scale.self": _always(1),
-    "_scaled_mm.scale_a": _always(1),
-    "_scaled_mm.scale_b": _always(1),
+    (_positive, "exp_avg_sqs max_exp_avg_sqs state_sums"),
+    (_always(STEPS_DONE), "state_steps"),
+    (_always(LEARNING_RATE), "lr"),
+    (_always(0), "found_inf growth_tracker"),
+    (_always(1), """
+        inv_scale grad_scale _amp_update_scale.self _scaled_mm.scale_a _scaled_mm.scale_b"""),
     # what must not be 0 or negative, and what stays finite when multiplied again and again
-    **{f"{name}.self": _positive
-       for name in ("sqrt", "rsqrt", "log", "log2", "log10", "log1p", "reciprocal", "pow",
-                    "_foreach_sqrt", "_foreach_rsqrt", "_foreach_log", "_foreach_reciprocal",
-                    "_foreach_pow")},
-    **{f"{name}.other": _positive for name in ("div", "_foreach_div", "remainder", "fmod")},
-    "addcdiv.tensor2": _positive,
-    "_foreach_addcdiv.tensor2": _positive,
-    **{f"{name}.other": _signs for name in ("mul_", "div_", "_foreach_mul_", "_foreach_div_")},
-    "pow.exponent": _unit,
-    "_foreach_pow.exponent": _unit,
-}  # fmt: skip
+    (_positive, """
+        sqrt.self rsqrt.self log.self log2.self log10.self log1p.self reciprocal.self pow.self
+        _foreach_sqrt.self _foreach_rsqrt.self _foreach_log.self _foreach_reciprocal.self
+        _foreach_pow.self div.other _foreach_div.other remainder.other fmod.other
+        addcdiv.tensor2 _foreach_addcdiv.tensor2"""),
+    (_signs, "mul_.other div_.other _foreach_mul_.other _foreach_div_.other"),
+)  # fmt: skip
+FILLS = {name: fill for fill, names in _NAMES for name in names.split()}
 
 _OF_FLOATS = (_positive, _small, _signs, _unit, _tanh)
 _ONES = _always(1)

@@ -124,11 +124,9 @@ class OperandPool:
     def _output(self, case: Case, name: str, shape: ConvShape, dtype: torch.dtype) -> torch.Tensor:
         key = (name, dtype)
         if key not in self.tensors:
+            form = memory_format(case.layout)
             self.tensors[key] = torch.empty(
-                sizes(name, shape),
-                dtype=dtype,
-                device=self.device,
-                memory_format=memory_format(case.layout),
+                sizes(name, shape), dtype=dtype, device=self.device, memory_format=form
             )
         return self.tensors[key]
 

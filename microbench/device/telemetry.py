@@ -13,7 +13,8 @@ from collections.abc import Callable, Generator, Hashable, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Protocol
+
+from microbench.device.nvml import NvmlGpu
 
 POLL_INTERVAL_S = 0.02
 
@@ -30,34 +31,6 @@ THROTTLE_REASONS: dict[int, str] = {
     0x200: "board limit",
     0x400: "reliability",
 }
-
-
-class Sensors(Protocol):
-    """What can be read from a device at any time. Each reading is None where it does not answer."""
-
-    def power_w(self) -> float | None:
-        """Power of the whole board now, in watts."""
-        ...
-
-    def sm_clock_mhz(self) -> float | None:
-        """Clock of the streaming multiprocessors now, in MHz."""
-        ...
-
-    def temperature_c(self) -> float | None:
-        """Temperature of the chip, in degrees Celsius."""
-        ...
-
-    def event_reasons(self) -> int | None:
-        """Bits of THROTTLE_REASONS."""
-        ...
-
-    def utilization_pct(self) -> float | None:
-        """Share of the last sampling period (up to a second) in which any kernel ran."""
-        ...
-
-    def energy_j(self) -> float | None:
-        """Energy since the driver was loaded, in joules. May take 30 ms to answer."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -107,7 +80,7 @@ class Telemetry:
 
     def __init__(
         self,
-        sensors: Sensors | None,
+        sensors: NvmlGpu | None,
         interval_s: float = POLL_INTERVAL_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

@@ -1,4 +1,4 @@
-"""The convolutions and GEMMs of a network's training step, recorded without running it.
+"""The convolutions and GEMMs of a network's step, recorded without running it, and their plan.
 
 The step is traced with fake tensors: shapes flow through forward and backward, no weight is
 allocated and no kernel runs.
@@ -7,7 +7,7 @@ allocated and no kernel runs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import (
 from kernels import OPS
 from kernels.case import DATA, Case
 from kernels.error_words import one_line
+from microbench.conditions import Conditions
 from microbench.errors import UserError
 from microbench.layers.networks import (
     DEFAULT_IMAGE,
@@ -208,16 +209,16 @@ traced = lru_cache(maxsize=4)(trace)
 
 
 def plan_layers(
-    found: Traced, *, dtypes: str, backends: str | None, layout: str, data: str, vs: str, kind: str
+    found: Traced, asked: Conditions, kind: str, *, layout: str
 ) -> tuple[list[Group], NetworkUse]:
     """A comparison for each distinct product of the network; convolutions in the layout."""
     parse_choice(layout, OPS["conv"].layouts, "--layout")
-    parse_choice(data, DATA, "--data")
+    parse_choice(asked.data, DATA, "--data")
     groups: list[Group] = []
     uses: list[LayerUse] = []
     for layer in found.layers:
-        arms = _arms(layer.op, dtypes, backends, vs, kind)
-        group = group_of(_problem(layer, layout, data, arms[0]), arms)
+        arms = _arms(layer.op, asked, kind)
+        group = group_of(_problem(layer, layout, asked.data, arms[0]), arms)
         if group.name not in {known.name for known in groups}:
             groups.append(group)
         uses.append(LayerUse(group.name, layer.which, layer.count, layer.names))
@@ -225,11 +226,13 @@ def plan_layers(
     return groups, NetworkUse(found.network, found.batch, found.image, tuple(uses), skipped)
 
 
-def _arms(op: str, dtypes: str, backends: str | None, vs: str, kind: str) -> Sequence[Arm]:
-    names = parse_names("library" if backends is None else backends, BACKENDS, "--backend")
+def _arms(op: str, asked: Conditions, kind: str) -> Sequence[Arm]:
+    names = parse_names(
+        "library" if asked.backend is None else asked.backend, BACKENDS, "--backend"
+    )
     library = OPS[op].library_backend(kind)
     named = ",".join(library if name == "library" else name for name in names)
-    return plan_arms(op, dtypes=dtypes, backends=named, vs=vs, kind=kind)
+    return plan_arms(op, replace(asked, backend=named), kind)
 
 
 def _problem(layer: Layer, layout: str, data: str, arm: Arm) -> Case:

@@ -1,4 +1,4 @@
-"""What bounds a case, with the number that says so.
+"""What bounds a case, with the number that says so, and what spoils its measurement.
 
 A pure function of the run: measured ceilings, latency floor, bytes, strides, tiles, clocks, and the
 other cases of the run that are the same but for one thing.

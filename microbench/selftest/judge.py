@@ -171,20 +171,13 @@ def _numbers(run: Run | None, key: str) -> dict[str, Any]:
     measurement = result.measurement
     if measurement is None:
         return seen | {"reason": result.reason}
-    return seen | {
-        "median_s": measurement.median_s,
-        "ci95_s": measurement.ci95_s,
-        "flops": result.flops,
-        "min_bytes": result.min_bytes,
-        "efficiency_pct": dict(result.efficiency_pct),
-        "bound": result.bound,
-        "sm_clock_mhz": measurement.sm_clock_mhz,
-        "power_w": measurement.power_w,
-        "throttle": measurement.throttle,
-        "tile": result.tile,
-        "kernels": result.kernels,
-        "kernels_s": result.kernels_s,
-    }
+    parts = (
+        (measurement, ("median_s", "ci95_s")),
+        (result, ("flops", "min_bytes", "efficiency_pct", "bound")),
+        (measurement, ("sm_clock_mhz", "power_w", "throttle")),
+        (result, ("tile", "kernels", "kernels_s")),
+    )
+    return seen | {name: getattr(part, name) for part, names in parts for name in names}
 
 
 # ---------------------------------------------------------------- the cache

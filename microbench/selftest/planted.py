@@ -33,8 +33,7 @@ MEMORY_SHARE = 0.25  # of the device's memory that the tensors of a plant may ta
 def plan(device: dict[str, Any], tile_of: TileOf) -> tuple[list[Plant], list[Absent]]:
     """The plants for a device, and the conditions that it lacks."""
     if device["kind"] == "cpu":
-        plants = [_large_cpu(), *_launch_cpu(), *_memory_cpu()]
-        return plants, [Absent(c, why) for c, why in NOT_ON_A_CPU]
+        return _on_a_cpu(), [Absent(c, why) for c, why in NOT_ON_A_CPU]
     waves = wave_plants(int(device["sm_count"]), tile_of)
     plants = [*_launch(), *_memory(), *_alignment(), *waves, *_layout(), *_power(),
               *_cache(int(device["l2_bytes"]))]  # fmt: skip
@@ -62,24 +61,20 @@ NOT_ON_A_CPU = (
 # ---------------------------------------------------------------- on a CPU
 
 
-def _large_cpu() -> Plant:
-    large = gemm(1024, 1024, 1024, "fp32", "cpu")
-    return control(
+def _on_a_cpu() -> list[Plant]:
+    large = control(
         "launch",
         "a billion products: thousands of times what a 64x64x64 product is",
-        large,
+        gemm(1024, 1024, 1024, "fp32", "cpu"),
         "launch",
         "memory",
         companions=tuple(gemm(n, n, n, "fp32", "cpu") for n in (128, 256, 512)),
     )
-
-
-def _launch_cpu() -> list[Plant]:
-    return [_tiny(gemm(n, n, n, "fp32", "cpu")) for n in (4, 8, 16, 24)]
-
-
-def _memory_cpu() -> list[Plant]:
-    return [_thin(gemm(1, n, 4096, "fp32", "cpu")) for n in (4096, 8192)]
+    return [
+        large,
+        *(_tiny(gemm(n, n, n, "fp32", "cpu")) for n in (4, 8, 16, 24)),
+        *(_thin(gemm(1, n, 4096, "fp32", "cpu")) for n in (4096, 8192)),
+    ]
 
 
 # ---------------------------------------------------------------- launch

@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from kernels.case import Case
-from microbench.command_line import MAX_SEED, check_budget
+from microbench.command_line import MAX_SEED, check_budget, kept
 from microbench.conditions import Conditions
 from microbench.errors import UserError
 from microbench.results.runfile import check_writable, write_text
 from microbench.results.types import Run
 from microbench.results.values import Json
-from microbench.runner import InOrder, Runner, Session, group_weight
+from microbench.runner import InOrder, Runner, group_weight
 from microbench.selftest.judge import Judged, Runs, judge, passed, score
 from microbench.selftest.plant import Absent, Plant
 from microbench.selftest.planted import plan, target_of, triton_tile
 from microbench.sweep import Group
-from microbench.worker import Greeting, WorkerDied, Workers
+from microbench.worker import Greeting, Worker, WorkerDied, Workers
 
 if TYPE_CHECKING:
     from microbench.report.documents import Sheet
@@ -133,7 +133,7 @@ def measure(
 def take(
     groups: Sequence[Group],
     budget_s: float,
-    start_session: Callable[[], Session],
+    start_session: Callable[[], Worker],
     run: Run,
     console: Console,
 ) -> Run:
@@ -164,12 +164,7 @@ def blank(greeting: Greeting, settings: Conditions) -> Run:
         started_at=_now(),
         device=greeting.device,
         software=greeting.software,
-        settings={
-            "timer": settings.timer,
-            "l2": settings.l2,
-            "regime": settings.regime,
-            "seed": settings.seed,
-        },
+        settings={**kept(settings), "seed": settings.seed},
     )
 
 

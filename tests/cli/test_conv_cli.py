@@ -217,12 +217,6 @@ def test_a_speedup_lies_in_its_interval_and_is_the_other_way_round_s_inverse(run
         assert back["ratio"] * against["ratio"] == pytest.approx(1)
 
 
-def test_show_prints_the_same_again(measured: Ran, folder: Path, run: Doc) -> None:
-    again = microbench("show", folder / "run.json")
-    assert (again.returncode, again.stderr) == (0, "")
-    assert again.stdout.strip() == report_of(measured.stdout)
-
-
 def test_the_report_is_plain_fits_and_says_what_was_convolved(measured: Ran, run: Doc) -> None:
     """A rate means nothing without image, batch and kernel."""
     assert measured.stderr == ""
@@ -426,6 +420,7 @@ def test_the_map_fits_names_its_axes_and_is_shown_again(
     assert "\x1b" not in text
     for word in ("image", "batch", "bf16 against fp32", "In short"):
         assert word in text
+    assert not re.search(r"nowhere at \d+\.", text)  # four what? There is an image of 4 as well
     assert main(["show", str(folder / "map.json")]) == 0
     assert capfd.readouterr().out.strip() == text
 
@@ -462,11 +457,6 @@ def test_every_measured_cell_of_the_map_is_the_run_file_s_with_its_cause(
         number = float(re.search(r"[\d.]+", cell)[0])  # type: ignore[index]
         assert number == pytest.approx(against["ratio"], rel=0.06)
         assert cell.endswith(letters[found[where]["bound"]])
-
-
-def test_the_verdict_of_a_map_says_of_what_it_speaks(mapped: Ran) -> None:
-    """ "pays off against fp32 nowhere at 4." Four what? There is an image of 4 as well."""
-    assert not re.search(r"nowhere at \d+\.", mapped.stdout)
 
 
 def test_an_interval_without_1_is_a_difference_in_the_map(

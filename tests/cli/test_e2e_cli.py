@@ -10,31 +10,27 @@ import getpass
 import io
 import json
 import math
-import os
-import pty
 import re
 import shlex
 import shutil
-import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
 
 import pytest
-from samples.commands import Ran, run_here
+from samples.commands import ROOT, Ran, environment, interrupted, on_a_terminal, run_here
+from samples.images import noise, put, save
 
 from e2e.__main__ import main
 from e2e.results.types import Training
 from microbench.__main__ import main as microbench
 from microbench.results.runfile import read_run
 
-ROOT = Path(__file__).resolve().parents[2]
 Doc = dict[str, Any]
 Captured = pytest.CaptureFixture[str]
 CPU = ("--device", "cpu", "--budget", "0.5")
@@ -107,11 +103,6 @@ def picky():
 """
 
 
-def environment() -> dict[str, str]:
-    kept = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "TERM")}
-    return {**kept, "PYTHONPATH": str(ROOT), **ONE_THREAD}
-
-
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
     """Children inherit it: two threads on cores that others use wait for each other."""
@@ -158,9 +149,8 @@ def by_recipe(run: Doc) -> dict[str, Doc]:
 
 
 def blocks_of(result: Doc) -> list[list[float]]:
-    ends = [sum(result["blocks"][: i + 1]) for i in range(len(result["blocks"]))]
-    pairs = zip(ends, result["blocks"], strict=True)
-    return [result["times_s"][end - n : end] for end, n in pairs]
+    times = iter(result["times_s"])
+    return [list(islice(times, count)) for count in result["blocks"]]
 
 
 def check_steps(result: Doc) -> None:
@@ -503,33 +493,12 @@ def test_options_reach_the_case_the_step_and_the_screen(own: Path, capfd: Captur
     assert "accumul" in text
 
 
-def on_a_terminal(*words: object, cwd: Path) -> str:
-    """What the command writes to a terminal of 80 columns."""
-    parent, child = pty.openpty()
-    env = {**environment(), "TERM": "xterm-256color", "COLUMNS": "80", "LINES": "40"}
-    command = [sys.executable, "-m", "e2e", *map(str, words)]
-    with subprocess.Popen(command, stdout=child, stderr=child, cwd=cwd, env=env) as process:
-        os.close(child)
-        out = b""
-        while True:
-            try:
-                chunk = os.read(parent, 65536)
-            except OSError:  # Linux's way to say that the other end is closed
-                break
-            if not chunk:
-                break
-            out += chunk
-        assert process.wait(60) == 0, out
-    os.close(parent)
-    return out.decode()
-
-
 def test_a_range_of_batches_is_a_comparison_each_seen_on_a_terminal(
     folder: Path, capfd: Captured
 ) -> None:
     file = folder / "batches.json"
-    live = on_a_terminal("my_networks:build", *PAIR, "--input", "3x8x8", "--batch", "4..16", *CPU,
-                         "--json", file, cwd=folder)  # fmt: skip
+    live = on_a_terminal("e2e", "my_networks:build", *PAIR, "--input", "3x8x8", "--batch", "4..16",
+                         *CPU, "--json", file, cwd=folder)  # fmt: skip
     assert re.search(r"\d+ ?s left|left", live), "the line tells the time left"
     assert "img/s" in live
     results = document(file)["results"]
@@ -842,21 +811,16 @@ def test_a_bad_module_is_one_line(
 
 
 def image_folder(top: Path, broken: bool) -> Path:
-    from PIL import Image
-
     for part, count in (("train", 10), ("val", 4)):
-        for label, name in enumerate(("cat", "dog")):
-            place = top / part / name
-            place.mkdir(parents=True)
+        for name in ("cat", "dog"):
             for i in range(count):
-                size = (40 + i, 36)
-                Image.new("RGB", size, (label * 200, i * 20, 90)).save(place / f"{name}{i}.png")
+                save(noise(i), top / part / name / f"{name}{i}.png")
     if broken:
         cats = top / "train" / "cat"
-        (cats / "empty.jpg").write_bytes(b"")
-        (cats / "words.png").write_text("this is no image")
         whole = (cats / "cat9.png").read_bytes()
-        (cats / "half.png").write_bytes(whole[: len(whole) // 2])
+        put(cats / "empty.jpg", b"")
+        put(cats / "words.png", b"this is no image")
+        put(cats / "half.png", whole[: len(whole) // 2])
     return top
 
 
@@ -890,13 +854,8 @@ def test_broken_images_are_named_counted_and_left_out(broken_images: Path, folde
 def test_strict_ends_at_a_broken_image(
     broken_images: Path, own: Path, tmp_path: Path, capfd: Captured
 ) -> None:
-    words = [*FOLDER, "--data", f"folder:{broken_images}", "--strict", *CPU]
-    code = main([*words, "--json", str(tmp_path / "strict.json")])
-    out, err = capfd.readouterr()
-    assert code == 2, out
-    assert err.count("\n") == 1, err
-    assert "Traceback" not in out
-    assert any(name in err for name in ("empty.jpg", "words.png", "half.png"))
+    words = (*FOLDER, "--data", f"folder:{broken_images}", "--strict", *CPU)
+    refused(" ".join([*words, "--json", str(tmp_path / "strict.json")]), ("empty.jpg",), capfd)
 
 
 def test_strict_has_nothing_against_whole_images(own: Path, tmp_path: Path) -> None:
@@ -918,23 +877,12 @@ def test_ctrl_c_while_training_keeps_what_is_done_and_says_how_to_go_on(
     file = tmp_path / "my run.json"
     words = ["my_networks:build", *PAIR, *OWN, "--iterations", "1000000", *CPU,
              "--json", str(file)]  # fmt: skip
-    with subprocess.Popen(
-        [sys.executable, "-m", "e2e", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True, cwd=folder, env=environment(), start_new_session=True,
-    ) as process:  # fmt: skip
-        try:
-            until = time.monotonic() + 90
-            while not (file.exists() and read_run(file).of(Training)):
-                assert time.monotonic() < until
-                assert process.poll() is None
-                time.sleep(0.05)
-            time.sleep(1.5)  # into the training itself
-            os.killpg(process.pid, signal.SIGINT)  # as a terminal does: parent and child
-            _, stderr = process.communicate(timeout=30)
-        except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
-            raise
-    assert process.returncode == 130
+    ran = interrupted(
+        "e2e", *words, when=lambda: file.exists() and read_run(file).of(Training),
+        after_s=1.5, cwd=folder,
+    )  # fmt: skip
+    stderr = ran.stderr
+    assert ran.returncode == 130
     assert "Traceback" not in stderr
     run = document(file)
     assert run["finished_at"] is None

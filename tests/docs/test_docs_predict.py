@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -29,6 +29,32 @@ VALIDATED = read_run(H200 / "predict-validation.json")
 OUTSIDE = read_run(H200 / "predict-outside.json")
 
 
+def _said(training: Training) -> str | None:
+    return training.predicted.limit if training.predicted else None
+
+
+def _error(training: Training) -> float:
+    """Per cent that the predicted step is too long."""
+    return (training.predicted.error_pct or 0.0) if training.predicted else 0.0
+
+
+def _paced_error(training: Training) -> float:
+    """The same, of the step at the host speed meanwhile."""
+    assert training.predicted
+    return 100 * ((training.predicted.paced_s or 0.0) / (training.step_s or 1.0) - 1)
+
+
+STEPS, OTHERS = VALIDATED.of(Training), OUTSIDE.of(Training)
+EAGER = [t for t in STEPS if not t.case.graph]
+HOST = [t for t in STEPS if t.limit == "host" and t.steps and t.predicted]
+LINES = {line.what: line for line in error_table(STEPS)}
+ON_GPU, ON_HOST = LINES["step, limited by the GPU"], LINES["step, limited by the host"]
+CAPTURED = LINES["step, captured as a graph"]
+PACED = LINES["the same, at the host's pace meanwhile"]
+RIGHT = sum(t.limit == _said(t) for t in STEPS if t.predicted)
+AMP = next(t for t in VERIFIED.of(Training) if (t.ledger_base, t.case.recipe) == ("fp32", "amp"))
+
+
 def table(markdown: str, title: str) -> str:
     """The first table after a title."""
     begin = markdown.index("| ", markdown.index(title))
@@ -42,8 +68,8 @@ def test_errors_are_the_run_files_own(title: str) -> None:
 
 
 def test_what_is_said_of_other_networks_is_the_run_files_own() -> None:
-    told = [t for t in OUTSIDE.of(Training) if t.predicted and t.limit]
-    assert len(told) == len(OUTSIDE.of(Training))
+    told = [t for t in OTHERS if t.predicted and t.limit]
+    assert len(told) == len(OTHERS)
     names = {t.case.network for t in told}
     assert not names & MATRIX.keys()
     own = sum(":" in name for name in names)
@@ -52,17 +78,16 @@ def test_what_is_said_of_other_networks_is_the_run_files_own() -> None:
     right = sum(t.limit == _said(t) for t in told)
     assert f"The limit was named right in {right} of {len(told)}, and every step was" in SAID
     for limit in ("gpu", "host"):
-        kept = intervals_kept(OUTSIDE.of(Training), limit)
+        kept = intervals_kept(OTHERS, limit)
         assert kept.right == kept.count > 0
-    lines = {line.what: line for line in error_table(OUTSIDE.of(Training))}
+    lines = {line.what: line for line in error_table(OTHERS)}
     gpu, host = lines["step, limited by the GPU"], lines["step, limited by the host"]
     assert (
         f"Of eight networks outside the matrix ({len(told)} steps) {gpu.median_pct:.1f} and "
         f"{gpu.largest_pct:.1f} %, {host.median_pct:.1f} and {host.largest_pct:.1f} %, "
         f"and {right} limits." in README
     )
-    foreseen = [t for t in told if _said(t) == "gpu"]
-    furthest = max(foreseen, key=lambda t: abs(_error(t)))
+    furthest = max((t for t in told if _said(t) == "gpu"), key=lambda t: abs(_error(t)))
     case = furthest.case
     assert (case.network, case.recipe, case.batch) == ("regnet_y_3_2gf", "amp", 128)
     small = {(t.case.network, t.case.recipe): t for t in told if t.case.batch == 8}
@@ -77,8 +102,8 @@ def test_what_is_said_of_other_networks_is_the_run_files_own() -> None:
 def test_amps_excess_beside_tf32_is_the_run_files_own() -> None:
     """Where the host limits both: how much longer AMP's step was told beside TF32's than it was."""
     said = []
-    for run, off in ((OUTSIDE, _error), (VALIDATED, _error), (VALIDATED, _paced_error)):
-        steps = {(t.case.network, t.case.batch, t.case.recipe): t for t in _eager(run.of(Training))}
+    for trainings, off in ((OTHERS, _error), (EAGER, _error), (EAGER, _paced_error)):
+        steps = {(t.case.network, t.case.batch, t.case.recipe): t for t in trainings}
         pairs = [
             (steps[network, batch, "tf32"], t)
             for (network, batch, recipe), t in steps.items()
@@ -89,9 +114,8 @@ def test_amps_excess_beside_tf32_is_the_run_files_own() -> None:
             for tf32, amp in pairs
             if tf32.limit == amp.limit == "host"
         ]
-        said.append(
-            (len(excess), f"{fmean(excess):.0f}", f"{stdev(excess) / len(excess) ** 0.5:.0f}")
-        )
+        error = stdev(excess) / len(excess) ** 0.5
+        said.append((len(excess), f"{fmean(excess):.0f}", f"{error:.0f}"))
     (others, most, its), (own, less, its_own), (_, paced, its_paced) = said
     assert (others, own) == (6, 6)
     assert f"by {most} % (±{its}) in six networks that are not in the matrix" in METHOD
@@ -101,23 +125,18 @@ def test_amps_excess_beside_tf32_is_the_run_files_own() -> None:
     )
 
 
-def _eager(trainings: Sequence[Training]) -> list[Training]:
-    return [t for t in trainings if not t.case.graph]
-
-
 def test_what_has_been_validated_is_said() -> None:
-    planned = [t for t in VALIDATED.of(Training) if not t.case.graph]
-    captured = len(VALIDATED.of(Training)) - len(planned)
-    assert {t.case.network for t in planned} == MATRIX.keys()
+    captured = len(STEPS) - len(EAGER)
+    assert {t.case.network for t in EAGER} == MATRIX.keys()
     batches = sum(len(sizes.split(",")) for sizes in MATRIX.values())
-    assert len(planned) == batches * len(MATRIX_RECIPES.split(",")) == 64
+    assert len(EAGER) == batches * len(MATRIX_RECIPES.split(",")) == 64
     assert "the whole matrix of 64 combinations of twelve networks" in PREDICT
     assert f"and {captured} captured steps" in SAID
     assert f"64 combinations of twelve networks and {captured} captured steps" in README
 
 
 def test_what_is_said_of_single_rows_is_the_run_files_own() -> None:
-    told = [t for t in VALIDATED.of(Training) if t.predicted and not t.case.graph]
+    told = [t for t in EAGER if t.predicted]
     foreseen = sorted(abs(_error(t)) for t in told if t.limit == "gpu" == _said(t))
     but_one, within = (math.ceil(10 * error) / 10 for error in foreseen[-2:])
     assert (
@@ -141,15 +160,14 @@ def test_what_is_said_of_single_rows_is_the_run_files_own() -> None:
     first, second, third = (f"{_paced_error(t):.0f}" for t in (amp, bf16, wide))
     assert f"meanwhile, {first}, {second} and {third} % too long" in SAID
     wrong = len(slower) + len(quicker)
-    assert wrong == 5 == sum(t.limit != _said(t) for t in VALIDATED.of(Training))
+    assert wrong == 5 == sum(t.limit != _said(t) for t in STEPS)
 
 
 def test_what_is_said_of_the_hosts_steps_is_the_run_files_own() -> None:
-    host = [t for t in VALIDATED.of(Training) if t.limit == "host" and t.steps and t.predicted]
-    blocks = [len(t.steps.blocks_s) for t in host if t.steps]
+    blocks = [len(t.steps.blocks_s) for t in HOST if t.steps]
     assert f"rest on {min(blocks)} to {max(blocks)} blocks each" in SAID
     outside = [0, 0]
-    for training in host:
+    for training in HOST:
         steps, told = training.steps, training.predicted
         assert steps is not None
         assert steps.ci95_s is not None
@@ -157,26 +175,24 @@ def test_what_is_said_of_the_hosts_steps_is_the_run_files_own() -> None:
         low, high = steps.ci95_s
         for i, step_s in enumerate((told.step_s, told.paced_s or 0.0)):
             outside[i] += not low <= step_s <= high
-    assert f"{outside[0]} of the {len(host)} predictions lie outside these" in SAID
+    assert f"{outside[0]} of the {len(HOST)} predictions lie outside these" in SAID
     assert f"intervals, {outside[1]} at the pace meanwhile" in SAID
-    errors = [t.predicted for t in host if t.predicted]
-    short = sum((told.error_pct or 0.0) < 0 for told in errors)
-    still = sum((t.predicted.paced_s or 0.0) < (t.step_s or 0.0) for t in host if t.predicted)
-    assert f"{short} of the {len(host)} were told too short, {still} at the pace" in SAID
-    kept = intervals_kept(VALIDATED.of(Training), "host")
+    short = sum(_error(t) < 0 for t in HOST)
+    still = sum(_paced_error(t) < 0 for t in HOST)
+    assert f"{short} of the {len(HOST)} were told too short, {still} at the pace" in SAID
+    kept = intervals_kept(STEPS, "host")
     assert f"and held {kept.right} of {kept.count}" in SAID
-    wide = [
-        high / low for t in host if t.predicted for low, high in [t.predicted.interval_s or (1, 1)]
-    ]
+    ends = [t.predicted.interval_s or (1, 1) for t in HOST if t.predicted]
+    wide = [high / low for low, high in ends]
     assert f"their upper end {median(wide):.1f} times the lower" in SAID
     by_busy: dict[bool, list[float]] = {True: [], False: []}
-    for training in host:
+    for training in HOST:
         assert training.steps
         busy = (training.steps.busy_s or 0.0) / training.steps.median_s
         by_busy[busy > 0.6].append(_paced_error(training))
     assert f"{median(by_busy[True]):+.1f} % for the {len(by_busy[True])} steps in which" in SAID
     assert f"and {median(by_busy[False]):+.1f} % for the {len(by_busy[False])} others" in SAID
-    by_case = {(t.case.network, t.case.batch, t.case.recipe): _paced_error(t) for t in host}
+    by_case = {(t.case.network, t.case.batch, t.case.recipe): _paced_error(t) for t in HOST}
     twins = {
         (network, batch): abs(error - by_case[network, batch, "amp-bf16"])
         for (network, batch, recipe), error in by_case.items()
@@ -187,10 +203,9 @@ def test_what_is_said_of_the_hosts_steps_is_the_run_files_own() -> None:
     assert f"{apart} {max(twins.values()):.0f} % at most (mobilenet_v2's)" in SAID
     names = {"fp32": "FP32 ({} steps)", "tf32": "TF32 ({})", "amp": "AMP ({})"}
     for recipe, name in {**names, "amp-bf16": "bfloat16 ({})"}.items():
-        errors_at_pace = [_paced_error(t) for t in host if t.case.recipe == recipe]
-        said = name.format(len(errors_at_pace))
-        assert f"{median(errors_at_pace):+.1f} % for {said}" in SAID
-    ratios = [t for t in host if t.case.recipe.startswith("amp") and "fp32" in t.speedup]
+        errors = [_paced_error(t) for t in HOST if t.case.recipe == recipe]
+        assert f"{median(errors):+.1f} % for {name.format(len(errors))}" in SAID
+    ratios = [t for t in HOST if t.case.recipe.startswith("amp") and "fp32" in t.speedup]
     right: dict[bool, list[bool]] = {True: [], False: []}  # by whether the interval holds 1
     for training in ratios:
         found = training.speedup["fp32"]
@@ -203,50 +218,38 @@ def test_what_is_said_of_the_hosts_steps_is_the_run_files_own() -> None:
 
 
 def test_what_is_said_of_the_host_is_the_run_files_own() -> None:
-    lines = {line.what: line for line in error_table(VALIDATED.of(Training))}
-    ratios = [lines[f"AMP's speed-up over {base}, limited by the GPU"] for base in ("fp32", "tf32")]
+    ratios = [LINES[f"AMP's speed-up over {base}, limited by the GPU"] for base in ("fp32", "tf32")]
     over_fp32, over_tf32 = ratios
     assert f"told {over_fp32.median_pct:.1f} % off in the median over FP32" in SAID
     assert f"and {over_tf32.median_pct:.1f} % over TF32" in SAID
     assert {line.worst for line in ratios} == {"convnext_tiny amp nhwc batch 64"}
     most = max(line.largest_pct for line in ratios)
     assert f"and {most:.1f} % at most (convnext_tiny's, see above)" in SAID
-    told = lines["step, limited by the host"]
-    paced = lines["the same, at the host's pace meanwhile"]
-    assert (
-        f"{told.median_pct:.1f} % in the median become {paced.median_pct:.1f} % at the pace" in SAID
-    )
-    assert f"{told.largest_pct:.1f} % at most become {paced.largest_pct:.1f}" in SAID
+    medians = f"{ON_HOST.median_pct:.1f} % in the median become {PACED.median_pct:.1f} %"
+    assert f"{medians} at the pace" in SAID
+    assert f"{ON_HOST.largest_pct:.1f} % at most become {PACED.largest_pct:.1f}" in SAID
     widths = [
         (t.steps.ci95_s[1] - t.steps.ci95_s[0]) / t.steps.median_s
-        for t in VALIDATED.of(Training)
-        if t.limit == "host" and t.steps and t.steps.ci95_s and not t.case.graph
+        for t in EAGER
+        if t.limit == "host" and t.steps and t.steps.ci95_s
     ]
     assert f"wider than {100 * median(widths):.0f} % of themselves" in SAID
     assert f"the widest of {100 * max(widths):.0f} %" in SAID
 
 
 def test_the_last_of_all_validations_is_this_one() -> None:
-    lines = {line.what: line for line in error_table(VALIDATED.of(Training))}
-    columns = [
-        f"{lines[what].median_pct:.1f} / {lines[what].largest_pct:.1f}"
-        for what in (
-            "step, limited by the GPU",
-            "step, limited by the host",
-            "the same, at the host's pace meanwhile",
-        )
+    errors = [
+        f"{line.median_pct:.1f} / {line.largest_pct:.1f}" for line in (ON_GPU, ON_HOST, PACED)
     ]
-    host = [t for t in VALIDATED.of(Training) if t.limit == "host" and t.steps and t.predicted]
-    columns.append(f"{median([_paced_error(t) for t in host]):+.1f}")
-    right = sum(t.limit == _said(t) for t in VALIDATED.of(Training) if t.predicted)
-    columns.append(f"{right} of {len(VALIDATED.of(Training))}")
+    host = f"{median([_paced_error(t) for t in HOST]):+.1f}"
+    columns = [*errors, host, f"{RIGHT} of {len(STEPS)}"]
     *_, last = table(METHOD, "### What a validation is worth").splitlines()
     assert last.startswith("| calls by torch's bindings;")
     assert last.endswith(f" beside | {' | '.join(columns)} |")
 
 
 def test_the_gaps_of_captured_steps_are_the_run_files_own() -> None:
-    captured = [t for t in VALIDATED.of(Training) if t.case.graph and t.case.network != "gpt"]
+    captured = [t for t in STEPS if t.case.graph and t.case.network != "gpt"]
     assert len({t.case.network for t in captured}) == 4
     gaps_us = [
         1e6 * (one.median_s - (one.busy_s or 0.0)) / (one.launches or 1)
@@ -257,17 +260,10 @@ def test_the_gaps_of_captured_steps_are_the_run_files_own() -> None:
 
 
 def test_what_is_said_of_captured_steps_is_the_run_files_own() -> None:
-    (line,) = (
-        one
-        for one in error_table(VALIDATED.of(Training))
-        if one.what == "step, captured as a graph"
-    )
-    assert line.worst == "resnet50 tf32 nhwc batch 8 graph"
-    assert f"under TF32, {line.largest_pct:.1f} % too long" in SAID
-    (gpt,) = (
-        t for t in VALIDATED.of(Training)
-        if t.case.graph and (t.case.network, t.case.recipe) == ("gpt", "amp")
-    )  # fmt: skip
+    assert CAPTURED.worst == "resnet50 tf32 nhwc batch 8 graph"
+    assert f"under TF32, {CAPTURED.largest_pct:.1f} % too long" in SAID
+    gpts = {t.case.recipe: t for t in STEPS if t.case.graph and t.case.network == "gpt"}
+    gpt = gpts["amp"]
     assert gpt.state is not None
     assert "power cap" in gpt.state.throttle
     assert gpt.predicted is not None
@@ -292,9 +288,8 @@ def test_verifying_changes_nothing_of_the_ledger() -> None:
 
 
 def test_what_is_said_of_the_ledger_is_the_run_files_own() -> None:
-    amp = next(t for t in VERIFIED.of(Training) if t.ledger_base == "fp32" and _is_amp(t))
-    terms = {line.term: line for line in amp.ledger}
-    first, *changes, last = amp.ledger
+    terms = {line.term: line for line in AMP.ledger}
+    first, *changes, last = AMP.ledger
     assert sum(line.ms for line in (first, *changes)) == pytest.approx(last.ms)
     for said in (
         f"{first.ms:.1f} ms a step, AMP {last.ms:.1f} ms",
@@ -310,10 +305,9 @@ def test_what_is_said_of_the_ledger_is_the_run_files_own() -> None:
 
 
 def test_what_predicting_took_is_the_run_files_own() -> None:
-    stages: dict[str, float] = {}
-    for told in (t.predicted for t in VERIFIED.of(Training) if t.predicted):
-        for stage, seconds in told.took_s.items():
-            stages[stage] = stages.get(stage, 0.0) + seconds
+    stages: Counter[str] = Counter()
+    for training in VERIFIED.of(Training):
+        stages.update(training.predicted.took_s if training.predicted else {})
     seconds = sum(stages.values()) - stages["host"]
     assert f"took {seconds:.0f} s there, {stages['operations']:.0f} s of them" in PREDICT
     assert f"{stages['tracing']:.0f} s tracing" in PREDICT
@@ -321,46 +315,24 @@ def test_what_predicting_took_is_the_run_files_own() -> None:
     assert fp32.predicted is not None
     assert f"({fp32.predicted.took_s['operations']:.0f} s FP32's" in PREDICT
     assert f"was set up in {fp32.setup_s or 0:.1f} s after" in PREDICT
-    longest_s = max(t.setup_s or 0 for t in VALIDATED.of(Training))
+    longest_s = max(t.setup_s or 0 for t in STEPS)
     assert f"no arm took over {math.ceil(10 * longest_s) / 10:.1f} s" in PREDICT
     assert f"Learning the host took {stages['host']:.0f} s more" in PREDICT
 
 
 def test_the_readme_says_the_same() -> None:
-    amp = next(t for t in VERIFIED.of(Training) if t.ledger_base == "fp32" and _is_amp(t))
-    ms = {line.term: -line.ms for line in amp.ledger}
-    saved = amp.ledger[-1].ms - amp.ledger[0].ms
-    assert f"of the {-saved:.1f} ms that AMP takes off" in README
-    assert f"{ms['convolutions']:.1f} are convolutions, {ms['layout changes']:.1f} layout" in README
-    lines = {line.what: line for line in error_table(VALIDATED.of(Training))}
-    gpu, host = lines["step, limited by the GPU"], lines["step, limited by the host"]
-    paced = lines["the same, at the host's pace meanwhile"]
-    assert f"were {gpu.median_pct:.1f} % off in the median where the GPU is the limit" in README
-    captured = lines["step, captured as a graph"]
-    assert f"where the GPU is the limit, {gpu.largest_pct:.1f} % at most;" in README
-    right = sum(t.limit == _said(t) for t in VALIDATED.of(Training) if t.predicted)
-    assert f"named right in {right} of {len(VALIDATED.of(Training))} (64 combinations" in README
-    assert f"{captured.median_pct:.1f} and {captured.largest_pct:.1f} % where they are" in README
-    assert f"where the host is the limit {host.median_pct:.1f} % in the median" in README
-    assert f"and {host.largest_pct:.1f} % at most, on virtual" in README
-    paces = f"{paced.median_pct:.1f} and {paced.largest_pct:.1f} %"
-    assert f"{paces} for the pace that they had meanwhile" in README
-
-
-def _is_amp(training: Training) -> bool:
-    return training.case.recipe == "amp"
-
-
-def _said(training: Training) -> str | None:
-    return training.predicted.limit if training.predicted else None
-
-
-def _error(training: Training) -> float:
-    """Per cent that the predicted step is too long."""
-    return (training.predicted.error_pct or 0.0) if training.predicted else 0.0
-
-
-def _paced_error(training: Training) -> float:
-    """The same, of the step for the pace meanwhile."""
-    assert training.predicted
-    return 100 * ((training.predicted.paced_s or 0.0) / (training.step_s or 1.0) - 1)
+    ms = {line.term: -line.ms for line in AMP.ledger}
+    saved = AMP.ledger[-1].ms - AMP.ledger[0].ms
+    paced = f"{PACED.median_pct:.1f} and {PACED.largest_pct:.1f}"
+    for said in (
+        f"of the {-saved:.1f} ms that AMP takes off",
+        f"{ms['convolutions']:.1f} are convolutions, {ms['layout changes']:.1f} layout",
+        f"were {ON_GPU.median_pct:.1f} % off in the median where the GPU is the limit",
+        f"where the GPU is the limit, {ON_GPU.largest_pct:.1f} % at most;",
+        f"named right in {RIGHT} of {len(STEPS)} (64 combinations",
+        f"{CAPTURED.median_pct:.1f} and {CAPTURED.largest_pct:.1f} % where they are",
+        f"where the host is the limit {ON_HOST.median_pct:.1f} % in the median",
+        f"and {ON_HOST.largest_pct:.1f} % at most, on virtual",
+        f"{paced} % for the pace that they had meanwhile",
+    ):
+        assert said in README

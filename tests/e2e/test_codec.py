@@ -427,9 +427,9 @@ def test_any_value_of_another_type_is_refused_in_a_line_or_harmless() -> None:
     other = replace(FORETOLD, case=replace(CASE, recipe="fp32"))
     sound = run_of(FULL, other)
     whole = json.loads(json.dumps(run_to_json(sound)))
-    measured, foretold = whole["results"]
+    measured, unmeasured = whole["results"]
     crashes: dict[str, str] = {}
-    for place in [*places(measured, (0,)), *((1, name) for name in foretold)]:
+    for place in [*places(measured, (0,)), *((1, name) for name in unmeasured)]:
         for junk in (None, "text", -1, 0, 10**400, [], {"a": 1}):
             changed = copy.deepcopy(whole)
             inner = changed["results"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
@@ -13,6 +12,7 @@ from samples.train_cases import case_of, differences
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from e2e.case import TrainCase
 from e2e.networks import find
 from e2e.networks.network import Network
 from e2e.predict.op_timer.op_costs import key_of
@@ -47,22 +47,27 @@ def traced(name: str, batch: int = 8, **settings: object) -> Trace:
     return trace(network, case_of(network, batch, **settings), CPU, CLASSES)
 
 
+def both(network: Network, case: TrainCase) -> tuple[Trace, Trace]:
+    """A step that never runs and one that does: they are the same calls, results, phases, layers
+    and memory.
+    """
+    fake, real = (record(network, case, CPU, CLASSES) for record in (trace, trace_real))
+    assert (fake.fake, real.fake) == (True, False)
+    assert differences(fake, real) == []
+    assert fake.held_bytes == real.held_bytes
+    assert (fake.module_calls, fake.weights) == (real.module_calls, real.weights)
+    return fake, real
+
+
 @pytest.mark.parametrize("settings", ARMS, ids=str)
 def test_the_calls_are_those_of_a_real_step(settings: dict[str, object]) -> None:
     network = find("cnn-cifar")
-    case = case_of(network, 8, **settings)
-    fake, real = (record(network, case, CPU, CLASSES) for record in (trace, trace_real))
-    assert (fake.fake, real.fake) == (True, False)
-    assert differences(fake, real) == []  # calls, results, phases, layers, memory
-    assert fake.held_bytes == real.held_bytes
-    assert (fake.module_calls, fake.weights) == (real.module_calls, real.weights)
+    both(network, case_of(network, 8, **settings))
 
 
 def test_a_decoder_s_too() -> None:
     network = find("gpt-tiny")
-    case = case_of(network, 2)
-    fake, real = (record(network, case, CPU, CLASSES) for record in (trace, trace_real))
-    assert differences(fake, real) == []
+    both(network, case_of(network, 2))
 
 
 def test_phases_come_in_order_and_hold_what_they_are_called_for() -> None:
@@ -89,9 +94,7 @@ def test_a_layer_s_backward_calls_are_its_own() -> None:
 
 def test_what_checkpointing_runs_again_is_its_layer_s() -> None:
     network = network_of(Checkpointed)
-    case = case_of(network)
-    fake, real = (record(network, case, CPU, CLASSES) for record in (trace, trace_real))
-    assert differences(fake, real) == []
+    fake, _ = both(network, case_of(network))
     products = [op for op in fake.ops if op.call.name == "aten.addmm.default"]
     assert [(op.phase, op.layer) for op in products] == [
         ("forward", "block.0"), ("forward", "block.2"), ("forward", "head"),
@@ -178,10 +181,8 @@ def test_a_view_that_is_set_to_a_storage_is_recorded() -> None:
             return super().forward(x)
 
     network = network_of(Resettled, 4, 4)
-    case = case_of(network)
-    for record in (trace, trace_real):
-        names = [op.call.name for op in record(network, case, CPU, CLASSES).ops if is_view(op)]
-        assert "aten.set_.source_Storage" in names
+    fake, _ = both(network, case_of(network))
+    assert "aten.set_.source_Storage" in [op.call.name for op in fake.ops if is_view(op)]
 
 
 class Undecided(nn.Module):
@@ -201,11 +202,7 @@ class Undecided(nn.Module):
 
 @pytest.mark.parametrize(("reads", "named"), [(False, "DynamicOutput"), (True, "DataDependent")])
 def test_a_network_that_fake_tensors_cannot_follow_says_so(reads: bool, named: str) -> None:
-    network = Network(
-        "undecided", partial(Undecided, reads), (4,), None, 4,
-        lambda output, target, smoothing: output.float().square().mean(),
-        None, "sample", 1, "sgd", 0.1, 0.0, 8, 8,
-    )  # fmt: skip
+    network = network_of(Undecided, reads)
     case = case_of(network)
     with pytest.raises(CannotTrace, match=named):
         trace(network, case, CPU, CLASSES)

@@ -126,9 +126,9 @@ def test_the_loaders_wait_is_no_residual() -> None:
     lines = by_term(ledger(FP32, waiting))
     assert lines[LOADER].ms == pytest.approx(5)
     assert lines[RESIDUAL].ms == pytest.approx(by_term(ledger(FP32, AMP))[RESIDUAL].ms)
-    foretold = ledger(replace(FP32, measured_s=None), replace(waiting, measured_s=None))
-    assert RESIDUAL not in by_term(foretold)
-    assert foretold[-1].ms == pytest.approx(19.75 + 5)
+    alone = ledger(replace(FP32, measured_s=None), replace(waiting, measured_s=None))
+    assert RESIDUAL not in by_term(alone)
+    assert alone[-1].ms == pytest.approx(19.75 + 5)
 
 
 def test_a_host_that_is_late_shows_as_gaps() -> None:

@@ -24,7 +24,7 @@ from samples.images import encoded, flat, flat_folder, levels, photo, put
 from samples.processes import is_gone, kill, wait_for
 from torch import Tensor
 
-from e2e.data.datasets import open_data
+from e2e.data.datasets import Options, open_data
 from e2e.data.datasets.images import InMemory
 from e2e.data.loaders import FIXED, LOADERS, cpus, draft, open_feed, pinned
 from e2e.data.loaders import reading as cold
@@ -74,7 +74,7 @@ def numbers(batches: Iterable[tuple[Tensor, Tensor]]) -> list[int]:
     return [round(level / 10) for level in levels(batches)]
 
 
-def told(data: Data) -> str:
+def broken_note(data: Data) -> str:
     """The note on broken images."""
     (note,) = (note for note in data.notes if "broken" in note)
     return note
@@ -88,7 +88,7 @@ def test_an_unknown_loader_gets_near_ones_and_the_choices(root: Path) -> None:
     assert "no loader 'torchvison'; did you mean torchvision" in said
     assert all(name in said for name in (*FIXED, *LOADERS))
     assert "no loader 'x'" in message(lambda: opened(root).feed(4, CPU, 1, loader="x"))
-    said = message(lambda: open_data("synthetic", sample=(3, 8, 8), loader="pined"))
+    said = message(lambda: open_data("synthetic", Options((3, 8, 8), loader="pined")))
     assert "did you mean pinned" in said
 
 
@@ -137,7 +137,7 @@ def test_every_back_end_tells_broken_files(damaged: Path, loader: str) -> None:
     order = numbers(drawn(data.feed(count, CPU, 1), 1))
     # A good one takes a broken one's place, or it is not there at all.
     assert set(order) == set(range(20))
-    assert told(data).startswith(f"{len(BROKEN)} broken images left out: train/a/")
+    assert broken_note(data).startswith(f"{len(BROKEN)} broken images left out: train/a/")
     for name in BROKEN - {"text.jpg", "empty.jpg"}:
         strict = damaged.parent / name
         put(strict / "train" / "a" / name, (damaged / "train" / "a" / name).read_bytes())
@@ -243,7 +243,7 @@ def test_a_file_that_claims_to_be_huge_is_broken(root: Path) -> None:
     put(root / "train" / "a" / "huge.jpg", bytes(content))
     data = opened(root, "torchvision-io")
     drawn(data.feed(21, CPU, 1), 1)
-    assert told(data).startswith("1 broken image left out: train/a/huge.jpg (Image size")
+    assert broken_note(data).startswith("1 broken image left out: train/a/huge.jpg (Image size")
 
 
 def test_what_cannot_be_dropped_from_memory_is_found(root: Path) -> None:
@@ -337,7 +337,7 @@ def test_reading_counts_bytes_and_broken_files(root: Path) -> None:
         assert (read.files, read.size_bytes) == (19, size_bytes)
         assert "only reads" in message(lambda feed=feed, read=read: feed.place(read))
         feed.close()
-    assert "train/a/2.jpg (No such file or directory)" in told(data)
+    assert "train/a/2.jpg (No such file or directory)" in broken_note(data)
 
 
 @pytest.mark.parametrize("start", [0, 1, 2, 3, 7, 40])
@@ -386,7 +386,7 @@ def test_any_data_can_be_replaced_by_a_batch_on_the_device_or_in_pinned_memory(r
 
 def test_other_inputs_than_images_can_be_pinned() -> None:
     def synthetic(sample: tuple[int, ...], tokens: int | None) -> tuple[Tensor, Tensor]:
-        data = open_data("synthetic", sample=sample, classes=5, tokens=tokens, loader="pinned")
+        data = open_data("synthetic", Options(sample, classes=5, tokens=tokens, loader="pinned"))
         return drawn(data.feed(4, CPU, 1), 1)[0]
 
     tokens, targets = synthetic((8,), 50)
@@ -498,7 +498,7 @@ class TestShards:
         assert all(images.shape == (12, 3, 16, 16) for images, _ in batches)
         order = torch.cat([classes for _, classes in batches]).tolist()
         assert order == [number % 2 for number in numbers(batches)]
-        assert told(data).startswith("4 broken images left out: 1.tar/")
+        assert broken_note(data).startswith("4 broken images left out: 1.tar/")
 
     def test_the_order_follows_from_seed_and_workers(self, shards: Path) -> None:
         data = opened(shards, "webdataset", workers=2, on_death="restart")
@@ -518,7 +518,7 @@ class TestShards:
         (shards / "1.tar").write_bytes(b"no tar" * 1000)
         data = opened(shards, "webdataset")
         drawn(data.feed(4, CPU, 1), 1)
-        assert "0.tar (cut short)" in told(data)
-        assert "1.tar (" in told(data)
+        assert "0.tar (cut short)" in broken_note(data)
+        assert "1.tar (" in broken_note(data)
         (shards / "0.tar").write_bytes(b"")
         assert "can be decoded" in message(lambda: drawn(data.feed(4, CPU, 1), 1))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from samples.feeding import Batches, Census
+from samples.feeding import Batches, Census, convolutions
 from torch import Tensor, nn
 
 from e2e.case import TrainCase
@@ -34,14 +34,6 @@ STORAGE: dict[str, tuple[torch.dtype, torch.dtype, torch.dtype, torch.dtype]] = 
     "O3": (F16, F16, F16, F16),
 }
 PRODUCTS = ("convolution", "convolution_backward", "addmm", "mm")
-
-
-def convolutions() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(),
-        nn.Conv2d(8, 8, 3, stride=2), nn.BatchNorm2d(8), nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10),
-    )  # fmt: skip
 
 
 @cache

@@ -16,7 +16,7 @@ from samples.training_runs import (
     CAUSES,
     arm,
     causes_run,
-    foretold,
+    predicted_only,
     run_of,
     shown,
     sweep_run,
@@ -111,7 +111,7 @@ def test_a_fix_that_is_its_own_name_is_said_once() -> None:
 
 
 def test_predictions_alone_have_causes_too() -> None:
-    run = run_of(foretold("amp", causes=CAUSES))
+    run = run_of(predicted_only("amp", causes=CAUSES))
     assert "1.  --graph" in shown(run)
     assert "What would make amp faster, most of all: --graph (predicted +55.2 %)." in verdict(run)
 
@@ -184,7 +184,7 @@ def test_escape_codes_are_not_printed() -> None:
     bad = "x\x1b[2J\n|\r"
     evil = with_causes(Cause(bad, bad, bad, 5.0, {bad: bad}, 4.0), Cause(bad, bad, bad),
                        Cause(bad, bad), Cause("", "", "\n"))  # fmt: skip
-    for run in (run_of(evil), run_of(foretold("amp", causes=evil.causes))):
+    for run in (run_of(evil), run_of(predicted_only("amp", causes=evil.causes))):
         for width in WIDTHS:
             assert "\x1b" not in shown(run, width, details=True)
         assert "\x1b" not in to_markdown(run)

@@ -25,7 +25,7 @@ from samples.images import levels as numbers
 from samples.waiting import no_waits
 from torch import Tensor
 
-from e2e.data.datasets import KINDS, open_data
+from e2e.data.datasets import KINDS, Options, open_data
 from e2e.data.datasets.images import InMemory
 from e2e.data.loaders.crop_sizes import PADDING
 from e2e.data.loaders.decode import decode
@@ -39,7 +39,7 @@ DIGESTS = ["5d8237d71a2f6117", "845fa32a2f965bbf", "72b04e85049d86e3"]
 
 
 def opened(spec: str, sample: tuple[int, ...] = (3, 32, 32), **options: Any) -> Data:
-    return open_data(spec, sample=sample, **options)
+    return open_data(spec, Options(sample, **options))
 
 
 # ---- the word

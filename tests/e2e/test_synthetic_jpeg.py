@@ -41,7 +41,7 @@ from e2e.data.synthetic_jpeg.picture import (
     noise,
     picture,
     size_of,
-)  # fmt: skip
+)
 
 PLAN = Plan(40, 4)
 SHARDS = 3
@@ -69,18 +69,14 @@ def alter(folder: Path, **fields: object) -> None:
     (folder / MANIFEST).write_text(json.dumps({**content, **fields}))
 
 
-def snapshot(folder: Path) -> dict[str, tuple[int, str]]:
-    """When each file was written, and its checksum."""
-    return {
-        str(path.relative_to(folder)): (
-            path.stat().st_mtime_ns, hashlib.sha256(path.read_bytes()).hexdigest(),
-        )
-        for path in sorted(folder.rglob("*")) if path.is_file()
-    }  # fmt: skip
+def contents(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-def digests(folder: Path) -> list[tuple[str, str]]:
-    return [(name, digest) for name, (_, digest) in snapshot(folder).items()]
+def snapshot(folder: Path) -> tuple[dict[str, bytes], list[int]]:
+    """What is in a folder, and when each file was written."""
+    return contents(folder), sorted(path.stat().st_mtime_ns for path in folder.rglob("*"))
 
 
 @pytest.fixture(scope="module")
@@ -132,17 +128,15 @@ def slope(image: Image.Image) -> float:
     return float(np.polyfit(np.log(ends[1:]), np.log(amplitude), 1)[0])
 
 
-def test_amplitudes_fall_as_one_over_the_frequency() -> None:
-    slopes = [slope(photo(index, index % 8)) for index in range(16)]
+def test_amplitudes_and_colours_are_those_of_photographs() -> None:
+    photos = [photo(index, index % 8) for index in range(16)]
+    slopes = [slope(image) for image in photos]
     assert np.mean(slopes) == pytest.approx(-1.15, abs=0.2)
     assert all(-1.7 < each < -0.7 for each in slopes)
-
-
-def test_colours_go_together_and_brightness_has_the_contrast() -> None:
-    channels = [np.asarray(photo(index, index % 8)).reshape(-1, 3) for index in range(16)]
+    channels = [np.asarray(image).reshape(-1, 3) for image in photos]
     between = np.mean([np.corrcoef(pixels.T) for pixels in channels], 0)
-    assert between.min() > 0.7
-    planes = [np.asarray(photo(index, index % 8).convert("YCbCr")) for index in range(16)]
+    assert between.min() > 0.7, "colours go together"
+    planes = [np.asarray(image.convert("YCbCr")) for image in photos]
     light, blue, red = np.mean([plane.reshape(-1, 3).std(0) for plane in planes], 0)
     assert light > 3 * max(blue, red)
     assert min(blue, red) > 3
@@ -202,7 +196,7 @@ def texture_of(image: Image.Image) -> NDArray[np.float64]:
 
 
 def accuracy(features: NDArray[np.float64], labels: NDArray[np.int64]) -> float:
-    """Of the nearest mean of a class: the first half is learnt from, the second told."""
+    """Of the nearest mean of a class: the first half is learnt from, the second predicted."""
     features = (features - features.mean(0)) / features.std(0)
     half = len(labels) // 2
     means = [features[:half][labels[:half] == label].mean(0) for label in range(labels.max() + 1)]
@@ -276,14 +270,13 @@ def test_tar_files_have_every_training_image_with_its_label(whole: Path) -> None
 
 
 def test_bytes_do_not_depend_on_the_processes(whole: Path, tmp_path: Path) -> None:
-    seen: list[tuple[int, int]] = []
-
-    def note(done: int, total: int) -> None:
-        seen.append((done, total))
-
-    make(tmp_path / "alone", PLAN, processes=1, shards=SHARDS, on_progress=note)
-    assert digests(tmp_path / "alone") == digests(whole)
-    assert seen == [(0, 40), (16, 40), (32, 40), (40, 40)]
+    heard: list[tuple[int, ...]] = []
+    make(
+        tmp_path / "alone", PLAN, processes=1, shards=SHARDS,
+        on_progress=lambda *progress: heard.append(progress),
+    )  # fmt: skip
+    assert contents(tmp_path / "alone") == contents(whole)
+    assert heard == [(0, 40), (16, 40), (32, 40), (40, 40)]
 
 
 def test_a_dataset_is_not_made_again(copy: Path) -> None:
@@ -327,7 +320,7 @@ def test_a_dataset_that_another_process_made_meanwhile_is_taken(
             shutil.copytree(whole, folder, dirs_exist_ok=True)
 
     assert not make(folder, PLAN, processes=1, on_progress=overtake)
-    assert digests(folder) == digests(whole)
+    assert contents(folder) == contents(whole)
 
 
 def test_the_cache_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -367,11 +360,10 @@ def test_a_folder_with_anything_else_is_left_alone(
     assert snapshot(copy) == before
 
 
-def test_a_file_is_no_folder(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.touch()
-    for folder in (path, path / "below"):
-        assert "cannot be used as a folder" in message(lambda folder=folder: made_in(folder))
+@pytest.mark.parametrize("below", [".", "below"])
+def test_a_file_is_no_folder(tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").touch()
+    assert "cannot be used as a folder" in message(lambda: made_in(tmp_path / "file" / below))
 
 
 def test_a_disk_without_room_is_told_before_anything_is_made(

@@ -152,14 +152,6 @@ def test_an_unwritten_element_is_caught_wherever_it_is(name: str, size: int) -> 
         assert relative_error(operands) == math.inf
 
 
-@pytest.mark.parametrize("name", ["fp32", "fp16", "bf16", "fp8-e4m3", "int8"])
-def test_an_unwritten_tile_of_a_large_matrix_is_caught(name: str) -> None:
-    kind = PRECISIONS[name]
-    operands = float_operands(1024, 1024, 32, kind)
-    poison(operands.c[512:576, 128:192])
-    assert relative_error(operands) == math.inf
-
-
 @pytest.mark.parametrize("edge", [(slice(-1, None), slice(None)), (slice(None), slice(-1, None))])
 def test_a_wrong_last_row_or_column_of_a_large_matrix_is_caught(edge: tuple[slice, slice]) -> None:
     kind = PRECISIONS["fp16"]

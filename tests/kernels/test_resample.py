@@ -22,7 +22,7 @@ from samples.hopper import assembled
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from samples.resample_reference import reference  # noqa: E402
+from samples.resampling import prepare, reference  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from kernels.resample.geometry import ORIENTATIONS, crop_table, upright_size  # noqa: E402
@@ -65,14 +65,12 @@ def arguments(crops: Sequence[Crop]) -> tuple[Tensor, Tensor, Tensor]:
 
 def interpret() -> None:
     """Run all BATCHES, in both layouts by turns, and print errors and tolerances as JSON."""
-    from kernels.resample.resample import resample
-
     errors = {}
     scale, shift = torch.tensor(SCALE), torch.tensor(SHIFT)
     for n, (name, crops) in enumerate(BATCHES.items()):
         batch, cuts = images(crops, n), arguments(crops)
         wanted = reference(batch, *cuts, SIZE, scale, shift)
-        found = resample(batch, *cuts, SIZE, scale, shift, channels_last=bool(n % 2))
+        found = prepare(batch, *cuts, SIZE, scale, shift, channels_last=bool(n % 2)).launch()
         layout = torch.channels_last if n % 2 else torch.contiguous_format
         assert found.is_contiguous(memory_format=layout)
         errors[name] = [((found - wanted).abs().max() / wanted.abs().max()).item(), TOLERANCE]
@@ -82,11 +80,9 @@ def interpret() -> None:
 
 def against_torch() -> float:
     """The largest difference to torch's own filter, of 255."""
-    from kernels.resample.resample import resample
-
     crops = [((23, 40), (3, 1, 20, 33), False, 1), ((23, 40), (8, 9, 3, 4), False, 1)]
     batch, one = images(crops), torch.ones(3)
-    found = resample(batch, *arguments(crops), SIZE, one, torch.zeros(3))
+    found = prepare(batch, *arguments(crops), SIZE, one, torch.zeros(3)).launch()
     wanted = [interpolated(image, box) for image, (_, box, _, _) in zip(batch, crops, strict=True)]
     return ((found - torch.stack(wanted)).abs().max() / 255).item()
 
@@ -166,12 +162,10 @@ def test_an_orientation_that_exif_has_not_is_refused(orientation: int):
 @pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_compiles_for_hopper_without_spills(channels_last: bool, tmp_path: Path):
-    from kernels.resample.resample import prepare
-
     crops: list[Crop] = [((500, 375), (0, 0, 500, 375), False, 1)]
     one = torch.ones(3)
     ready = prepare(images(crops), *arguments(crops), (224, 224), one, one, channels_last)
-    _, log, spilled = assembled(ready.compile(), tmp_path)
+    _, log, spilled = assembled(ready.step.compile(), tmp_path)
     assert spilled == 0, log
     registers = int(re.findall(r"Used (\d+) registers", log)[0])
     assert registers <= 64  # so that half of all threads an SM can hold are there

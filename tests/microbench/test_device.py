@@ -17,7 +17,6 @@ from kernels.case import Target
 from microbench.device import device, host
 from microbench.device.device import DeviceInfo, describe
 from microbench.device.nvml import GpuState, NvmlGpu
-from microbench.device.telemetry import TelemetrySummary
 from microbench.errors import UserError
 
 SCHEMA = [
@@ -76,12 +75,6 @@ def test_auto_without_a_gpu_is_this_cpu():
     assert device.free_memory_bytes(info)
     assert device.gpu_state(info) is None
     assert device.open_sensors(info) is None
-
-
-def test_cpu_telemetry_is_empty():
-    with device.open_telemetry(describe("cpu")) as telemetry, telemetry.during("a"):
-        pass
-    assert telemetry.summary("a") == TelemetrySummary()
 
 
 def test_unknown_cache_size_is_assumed(monkeypatch):
@@ -228,13 +221,9 @@ def test_energy_is_in_joules():
     assert gpu().energy_j() is None
 
 
-def test_a_card_that_refuses_everything_has_an_empty_state():
-    assert gpu().state() == GpuState()
-
-
-def test_bindings_without_the_call_count_as_refusal():
-    old = NvmlGpu(SimpleNamespace(NVMLError=NvmlError), "handle")
-    assert old.state() == GpuState()
+@pytest.mark.parametrize("nvml", [FakeNvml(), SimpleNamespace(NVMLError=NvmlError)])
+def test_a_card_that_refuses_everything_or_has_old_bindings_has_an_empty_state(nvml):
+    assert NvmlGpu(nvml, "handle").state() == GpuState()
 
 
 def test_state_in_our_units():
@@ -259,11 +248,8 @@ def test_state_in_our_units():
 
 
 def test_margin_of_the_card_is_preferred():
-    card = gpu(
-        nvmlDeviceGetMarginTemperature=40,
-        nvmlDeviceGetTemperature=80,
-        nvmlDeviceGetTemperatureThreshold=92,
-    )
+    card = gpu(nvmlDeviceGetMarginTemperature=40, nvmlDeviceGetTemperature=80,
+               nvmlDeviceGetTemperatureThreshold=92)  # fmt: skip
     assert card.state().temperature_margin_c == 40
 
 

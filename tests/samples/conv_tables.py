@@ -1,4 +1,4 @@
-"""The tables of docs/conv.md and the README, made from run files."""
+"""The tables of docs/when-fp16-pays.md and the README, made from run files."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from e2e.data.datasets.synthetic import Synthetic
-from e2e.data.loaders import FIXED, LOADERS, backend_of, open_feed, usual
+from e2e.data.loaders import FIXED, LOADERS, backend_of, open_feed
 from e2e.data.loaders.cpus import cores
 from e2e.data.loaders.device_copy import Placer
 from e2e.data.sources.listing import list_images, printable
@@ -32,15 +32,24 @@ NAMED = 100  # broken images that the note names: of a broken archive not all
 
 
 @dataclass(frozen=True)
-class Reading:
-    """How data is read where a feed is not asked otherwise.
+class Options:
+    """What the network takes, and how data is read where a feed is not asked otherwise.
 
-    `loader` None is the usual one of the data. `on_death` says what to do when a worker dies.
-    `device`, where it is known, is what the loader must be able to run for.
+    `sample` is the shape of a sample. `classes` is used by synthetic data alone: other data has its
+    own number of them. `tokens` is the vocabulary of a network that takes tokens, for which there
+    is synthetic data only. `strict` makes a broken image an error, `workers` is how many processes
+    decode images (0: none). `loader` is a name of e2e.data.loaders (None: the usual one of the
+    data; synthetic data takes any, but only "pinned" makes a difference), `on_death` what to do
+    when a worker dies ("stop" or "restart"), `device` what the loader must be able to run for:
+    without it, that is found out by the first feed.
     """
 
-    loader: str | None = None
+    sample: tuple[int, ...]
+    classes: int | None = None
+    tokens: int | None = None
+    strict: bool = False
     workers: int = 0
+    loader: str | None = None
     on_death: str = "stop"
     device: torch.device | None = None
 
@@ -53,23 +62,17 @@ class Images:
     """
 
     def __init__(
-        self,
-        source: Source,
-        sample: tuple[int, ...],
-        classes: int,
-        normal: Normal,
-        reading: Reading,
-        tell: Tell,
+        self, source: Source, classes: int, normal: Normal, options: Options, tell: Tell
     ) -> None:
-        self.source, self.sample, self.classes = source, sample, classes
-        self._normal, self._tell, self._reading = normal, tell, reading
-        self._noise = Synthetic(sample, classes)
-        self._usual = reading.loader or usual(source)
+        self.source, self.sample, self.classes = source, options.sample, classes
+        self._normal, self._tell, self._options = normal, tell, options
+        self._noise = Synthetic(options.sample, classes)
+        usual = "resident" if isinstance(source, Arrays) else "torchvision"
+        self._usual = name = options.loader or usual
         self._notes: dict[str, None] = {}
-        name = self._usual
-        if name not in FIXED and not backend_of(name, source, reading.device).trains:
+        if name not in FIXED and not backend_of(name, source, options.device).trains:
             raise UserError(f"loader {name} cannot be trained with: it gives no images")
-        self._note_crowd(self._usual, reading.workers)
+        self._note_crowd(name, options.workers)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -87,12 +90,12 @@ class Images:
         name = loader or self._usual
         if name in FIXED:
             return self._noise.feed(batch, device, seed, channels_last=channels_last, loader=name)
-        workers = self._reading.workers if workers is None else workers
+        workers = self._options.workers if workers is None else workers
         self._note_crowd(name, workers)
         height, width = self._noise.sample[1:]
         wanted = Wanted(
             (height, width), batch, seed, device, workers, channels_last, cold,
-            self._reading.on_death, self._normal, prefetch or PREFETCH, self._note,
+            self._options.on_death, self._normal, prefetch or PREFETCH, self._note,
         )  # fmt: skip
         return open_feed(name, self.source, wanted, self._tell)
 
@@ -115,15 +118,15 @@ class InMemory(Images):
         normal: Normal,
         classes: int,
         generated: bool = False,
-        reading: Reading | None = None,
+        options: Options | None = None,
     ) -> None:
         self.name, self.generated = name, generated
-        self.train, self.kept, self.normal = train, kept, normal
-        self._kept_on: dict[torch.device, Arrays] = {}
+        self.train, self.kept = train, kept
+        self._kept_on: dict[torch.device, tuple[Tensor, Tensor]] = {}
         # An object of its own: copies on a device live as long as it, not as long as `train`.
         source = Arrays(train.images, train.classes)
-        sample = tuple(train.images.shape[1:])
-        super().__init__(source, sample, classes, normal, reading or Reading(), _nothing_breaks)
+        options = options or Options(tuple(train.images.shape[1:]))
+        super().__init__(source, classes, normal, options, _nothing_breaks)
 
     @property
     def train_samples(self) -> int:
@@ -138,12 +141,9 @@ class InMemory(Images):
     def held_out(self, batch: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
         """The held-out images in their order, as they are."""
         if device not in self._kept_on:
-            self._kept_on[device] = Arrays(
-                self.kept.images.to(device), self.kept.classes.to(device)
-            )
-        kept = self._kept_on[device]
-        scale, shift = self.normal.scale_and_shift(device)
-        parts = (torch.split(part, batch) for part in (kept.images, kept.classes))
+            self._kept_on[device] = (self.kept.images.to(device), self.kept.classes.to(device))
+        scale, shift = self._normal.scale_and_shift(device)
+        parts = (torch.split(part, batch) for part in self._kept_on[device])
         for some, target in zip(*parts, strict=True):
             yield (some * scale).add_(shift), target
 
@@ -160,23 +160,14 @@ class Folder(Images):
     `held_out`.
     """
 
-    def __init__(
-        self,
-        root: Path,
-        sample: tuple[int, ...],
-        *,
-        strict: bool,
-        reading: Reading,
-        name: str,
-        generated: bool,
-    ) -> None:
+    def __init__(self, name: str, root: Path, options: Options, *, generated: bool) -> None:
         self.name, self.generated = name, generated
-        self._strict = strict
+        self._strict = options.strict
         self._listing = list_images(root)
         self._broken: dict[str, str] = {}
         self.tell(self._listing.broken.items())
         source, classes = Files(self._listing.train, root), len(self._listing.classes)
-        super().__init__(source, sample, classes, IMAGENET, reading, self.tell)
+        super().__init__(source, classes, IMAGENET, options, self.tell)
 
     @property
     def train_samples(self) -> int:
@@ -209,7 +200,7 @@ class Folder(Images):
 
         place, seen = Placer(device, IMAGENET), 0
         size = (self.sample[1], self.sample[2])
-        workers, on_death = self._reading.workers, self._reading.on_death
+        workers, on_death = self._options.workers, self._options.on_death
         wanted = Wanted(size, batch, 0, device, workers, on_death=on_death)
         for some in once(self._listing.held_out, wanted):
             self.tell(some.broken)

@@ -101,11 +101,6 @@ def _fits(backend: Backend, source: Source) -> bool:
     )
 
 
-def usual(source: Source) -> str:
-    """The back end for a source when the user names none."""
-    return "resident" if isinstance(source, Arrays) else "torchvision"
-
-
 def check_name(name: str) -> None:
     """UserError for what is neither in FIXED nor in LOADERS."""
     names = [*FIXED, *LOADERS]

@@ -122,14 +122,14 @@ class _Shards(Dataset[Sample]):
 
     def _drawn(self, worker: int, workers: int) -> Iterator[tuple[Raw, int]]:
         """Samples of a worker's shards in random order, each with a seed, epoch after epoch."""
-        shuffle = _webdataset("webdataset").shuffle
+        shuffle = import_module("webdataset").shuffle
         random_ = random.Random(f"{self._wanted.seed} {worker}")
         stream = self._epochs(self._paths[worker::workers], random.Random(random_.random()))
         for raw in shuffle(BUFFER, rng=random.Random(random_.random()))(stream):
             yield raw, random_.getrandbits(62)
 
     def _epochs(self, paths: Sequence[str], random_: random.Random) -> Iterator[Raw]:
-        tariterators = _webdataset("webdataset.tariterators")
+        tariterators = import_module("webdataset.tariterators")
         while True:
             order = random_.sample(paths, len(paths))
             files = tariterators.tar_file_expander(self._opened(order), handler=self._heard)
@@ -159,11 +159,6 @@ class _Shards(Dataset[Sample]):
         if all(path != self._reading for path, _ in self._broken):
             self._broken.append((self._reading, said))
         return True  # go on with what comes after it
-
-
-def _webdataset(module: str) -> Any:
-    """A module of webdataset, which is an optional extra without types."""
-    return import_module(module)
 
 
 def _is_cut_short(file: BinaryIO) -> bool:

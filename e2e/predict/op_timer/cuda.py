@@ -78,11 +78,6 @@ class _TriedCall:
         return HostTimedCall(self.counted, self.rough_s)
 
     @property
-    def launch(self) -> Callable[[], object]:
-        """Launch it once."""
-        return self.counted.replay.launch
-
-    @property
     def launch_as_in_step(self) -> Callable[[], object]:
         """The same with arguments as cold as in the step, which costs the host a little more."""
         return self.counted.replay.launch_cold
@@ -294,7 +289,7 @@ class CudaStopwatch:
     def _launch(self, met: Sequence[_TriedCall], pairs: Mapping[_TriedCall, _Pair]) -> None:
         if not met:
             return
-        met[0].launch()  # the first block must not begin on an idle device
+        met[0].counted.replay.launch()  # the first block must not begin on an idle device
         for one in met:
             start, end = pairs[one]
             launch = one.launch_as_in_step

@@ -15,7 +15,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.conv.operands import ConvOperands
 from kernels.conv.triton import wgrad_kernels as jit
-from kernels.conv.triton.wgrad_config import FOLD, POINTER, Config, Fold, flat, tiles
+from kernels.conv.triton.wgrad_config import FOLD, POINTER, Config, Fold, tiles
 from kernels.precision import Precision
 from kernels.triton_config import MAX_INDEX, Step, input_precision, options, power_of_two
 
@@ -56,10 +56,12 @@ def _product(
     config: Config, operands: ConvOperands, fold: Fold | None, out: torch.Tensor,
     split_elements: int, precision: Precision,
 ) -> Step:  # fmt: skip
-    bound = _pointer_args if config.kernel == POINTER else _tma_args
-    kernel = jit.wgrad_pointer if config.kernel == POINTER else jit.wgrad_tma
-    args = (*bound(config, operands, fold, out, split_elements), input_precision(precision))
+    if config.kernel == POINTER:
+        kernel, args = jit.wgrad_pointer, _pointer_args(config, operands, out, split_elements)
+    else:
+        kernel, args = jit.wgrad_tma, _tma_args(config, operands, fold, out, split_elements)
     grid = (tiles(config, operands.shape) * config.splits,)
+    args = (*args, input_precision(precision))
     return Step(kernel, grid, args, options(config.stages, config.warps))
 
 
@@ -73,7 +75,7 @@ def _tma_args(
         row, step = fold.width * fold.channels, shape.stride * fold.channels
         columns, channels, c, s, pad_w = shape.q, fold.window, fold.window, 1, 0
     else:
-        if flat(shape):
+        if shape.flat:
             shape = replace(shape, n=1, h=1, w=shape.n * shape.h * shape.w)
         row, step = shape.w * shape.c, shape.stride * shape.c
         columns, channels, c = shape.w // shape.stride, step, shape.c
@@ -100,7 +102,7 @@ def _descriptor(
 
 
 def _pointer_args(
-    config: Config, operands: ConvOperands, _: Fold | None, out: torch.Tensor, split_elements: int
+    config: Config, operands: ConvOperands, out: torch.Tensor, split_elements: int
 ) -> tuple[object, ...]:
     shape = operands.shape
     pixels = shape.n * shape.p * shape.q

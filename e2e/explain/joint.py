@@ -5,12 +5,12 @@ Pure functions of the run.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import NamedTuple
 
 from e2e.case import TrainCase
-from e2e.input_stalls import fewest_from
 from e2e.results.baselines import BASELINES
 from e2e.results.loader_types import Loading, load_case
 from e2e.results.types import Training
@@ -109,6 +109,16 @@ class Joint:
         return fewest_from(
             self.workers, lambda count: (throughput(self.at(recipe, count)) or 0.0) >= wanted
         )
+
+
+def fewest_from(counts: Iterable[int], fits: Callable[[int], bool]) -> int | None:
+    """The fewest of these numbers of workers from which on all fit; None for none."""
+    found: int | None = None
+    for count in sorted(counts, reverse=True):
+        if not fits(count):
+            break
+        found = count
+    return found
 
 
 def throughput_error_pct(training: Training) -> float | None:
