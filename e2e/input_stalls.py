@@ -18,8 +18,8 @@ import numpy as np
 from e2e.explain.joint import fewest_from
 from e2e.results.loader_types import Loading
 from e2e.results.types import Predicted, Training
-from e2e.train.speedups import FED_SHARE
-from microbench.payoff import MIN_GAIN
+from e2e.training.speedups import FED_SHARE
+from microbench.break_even import MIN_GAIN
 
 BUSY_POINTS = 2  # numbers of workers that are kept busy beside a training
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
+from kernels.error_words import suggest
 from microbench import fmt
 from microbench.callables import Function, time_variants
 from microbench.command_line import FILE, Outputs, Schema, options_of, usual
@@ -214,7 +215,7 @@ def load(path: str | Path) -> Run:
     return Run.of_run(read_run(Path(path)), Path(path))
 
 
-def _measured(kind: type[Schema], options: Mapping[str, Any], **words: Words) -> Run:
+def _measured(kind: type[Any], options: Mapping[str, Any], **words: Words) -> Run:
     from microbench.run_command import run_request
 
     asked = words_of({**options, **words}, kind, Conditions, Outputs)
@@ -226,8 +227,6 @@ def words_of(options: Mapping[str, Any], *schemas: type[Schema]) -> dict[str, An
 
     A function prints nothing unless `quiet=False`. TypeError for an option that does not exist.
     """
-    from microbench.layers.networks import suggest
-
     known = options_of(*schemas)
     positional = {one.name for schema in schemas for one in fields(schema)}
     for name in options:
@@ -247,8 +246,12 @@ def _written(value: Any, kind: Any) -> Any:
         return Path(value)
     if kind is not str or isinstance(value, str):
         return value
-    parts: Iterable[Any] = [value] if isinstance(value, int | float) else value
-    return ",".join("x".join(map(str, p)) if isinstance(p, tuple) else str(p) for p in parts)
+    parts: Any = [value] if isinstance(value, int | float) else value
+    return ",".join(map(_part, parts))
+
+
+def _part(value: Any) -> str:
+    return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)  # pyright: ignore[reportUnknownArgumentType]
 
 
 # ---------------------------------------------------------------- showing

@@ -135,8 +135,8 @@ class PayoffRequest(ConvRequest):
 
     def plan(self, kind: str) -> list[Group]:
         """Every cell that may be measured: no padded twins, both baselines."""
+        from microbench.break_even import BASELINES
         from microbench.errors import UserError
-        from microbench.payoff import BASELINES
         from microbench.sweep import parse_precisions
 
         for name in parse_precisions(self.conditions.vs, "--vs"):
@@ -153,7 +153,7 @@ class PayoffRequest(ConvRequest):
 
     def schedule(self, groups: Sequence[Group], kind: str) -> Schedule:
         """Refined around the boundary."""
-        from microbench.payoff_map import Refine
+        from microbench.break_even_map import Refine
         from microbench.runner import CPU_BUDGET_S
         from microbench.sweep import parse_precisions
 
@@ -189,7 +189,7 @@ class LayersRequest(Request):
         return self._planned(kind)[1]
 
     def _planned(self, kind: str) -> tuple[list[Group], NetworkUse]:
-        from microbench.layers.trace import plan_layers, traced
+        from microbench.network.trace import plan_layers, traced
 
         network = traced(self.network_name, self.batch, self.image)
         return plan_layers(network, self.conditions, kind, layout=self.layout)

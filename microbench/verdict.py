@@ -7,7 +7,7 @@ from statistics import geometric_mean
 
 from kernels import is_library, size_of
 from kernels.op import OWN
-from microbench.payoff import BASELINES, Payoff, Row, library_or_best, payoffs
+from microbench.break_even import BASELINES, Payoff, Row, library_or_best, payoffs
 from microbench.results.types import Ratio, Result, Run
 
 MOST_REASONS = 3

@@ -11,9 +11,9 @@ from e2e.commands.worker import TrainWorker
 from e2e.data.loaders import LOADERS
 from e2e.data.loaders.crop_sizes import kept_bytes, no_room
 from e2e.explain.annotate import Explainer
-from e2e.predict.prediction import Prediction, with_loader
+from e2e.prediction.prediction import Prediction, with_loader
 from e2e.results.loader_types import LoadCase, Loading, load_case
-from e2e.train.speed_readings import SlowdownRange, slowdown_range
+from e2e.training.speed_readings import SlowdownRange, slowdown_range
 from microbench.device.host import usable_cores
 from microbench.worker import WorkerDied
 

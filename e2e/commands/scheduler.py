@@ -12,11 +12,11 @@ from e2e.commands.predictions import Predictions
 from e2e.commands.progress import TrainProgress
 from e2e.commands.worker import TrainWorker
 from e2e.explain.annotate import to_verify, verified
-from e2e.predict.prediction import Prediction
+from e2e.prediction.prediction import Prediction
 from e2e.results.loader_types import LoadCase, Loading, load_case
 from e2e.results.types import PREDICTED, Training
-from e2e.train.convergence import judged
-from e2e.train.speedups import with_speedups
+from e2e.training.convergence import judged
+from e2e.training.speedups import with_speedups
 from microbench.errors import UserError
 from microbench.results.types import Run
 from microbench.run_output import save

@@ -17,7 +17,7 @@ from kernels.error_words import one_line
 from microbench.worker import HANG_S, Child, OnStage, greet_parent
 
 if TYPE_CHECKING:
-    from e2e.predict.prediction import Prediction
+    from e2e.prediction.prediction import Prediction
     from microbench.device.device import DeviceInfo
 
 SET_UP_S = 900.0  # compiling a large network may take minutes without a word
@@ -90,7 +90,7 @@ def _train_on_request(pipe: Connection, settings: TrainSettings) -> None:
     info = greet_parent(pipe, settings.device)
     from e2e.data.loader_bench import LoadMeter
     from e2e.data.loaders.cpus import limit_cpus
-    from e2e.train.arm_timer import ArmTimer
+    from e2e.training.arm_timer import ArmTimer
     from microbench.device import device as devices
 
     if settings.case.cpus:
@@ -126,8 +126,8 @@ def _train_on_request(pipe: Connection, settings: TrainSettings) -> None:
 
 
 def _make_predictor(task: Any, info: DeviceInfo, allow_run: bool) -> Any:
-    from e2e.predict.op_timer.store import Store
-    from e2e.predict.predictor import Predictor
+    from e2e.prediction.op_timer.store import Store
+    from e2e.prediction.predictor import Predictor
     from microbench.device.device import software
 
     store = Store(info.as_dict(), software())
@@ -140,7 +140,7 @@ def _make_predictor(task: Any, info: DeviceInfo, allow_run: bool) -> Any:
 def _answer(
     timer: Any, meter: Any, host_speed: Any, kind: str, rest: Sequence[Any], announce: OnStage
 ) -> object:
-    from e2e.train.convergence import train_once
+    from e2e.training.convergence import train_once
     from microbench import fmt
 
     if kind == "load":
@@ -176,7 +176,7 @@ def _opened(settings: TrainSettings, device: str) -> tuple[Any, DataFacts]:
 
     from e2e.data.datasets import Options, open_data
     from e2e.networks import find
-    from e2e.train.arms import Task
+    from e2e.training.arms import Task
 
     network = find(settings.network, input=settings.input, loss=settings.loss)
     classes, stands_in = network.classes, False
@@ -214,7 +214,7 @@ def _look_at(network: Any, device: str) -> tuple[int | None, bool]:
     import torch
 
     from microbench.errors import UserError
-    from microbench.layers.networks import tensors_in
+    from microbench.network.networks import tensors_in
 
     shape = (2, *network.input)
     if network.tokens is None:

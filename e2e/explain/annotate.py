@@ -9,7 +9,7 @@ from e2e.case import TrainCase
 from e2e.explain.causes import FULL_PRECISION, Counterfactual, as_options, causes
 from e2e.explain.counterfactuals import Change, Pad, changes
 from e2e.explain.ledger import Step, bound, ledger
-from e2e.predict.prediction import Prediction, measured_wait_s, needs_more
+from e2e.prediction.prediction import Prediction, measured_wait_s, needs_more
 from e2e.results.baselines import baselines, slowest
 from e2e.results.types import Cause, Predicted, Training
 from microbench.results.values import Warning

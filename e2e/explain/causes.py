@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from e2e.explain.ledger import NO_LAYER, TERMS, Step, bound, layer_table, op_terms_ms
-from e2e.predict.queue_model import OpCost
+from e2e.prediction.queue_model import OpCost
 from e2e.results.baselines import BASELINES
 from e2e.results.types import Cause, Setting
 from microbench import fmt

@@ -8,7 +8,7 @@ from typing import Any
 
 from e2e.case import RESIDENT, USUAL_LOADER, TrainCase
 from e2e.data.types import PREFETCH
-from e2e.predict.padding import PaddedCase
+from e2e.prediction.padding import PaddedCase
 from e2e.recipes import DYNAMIC, recipe_of
 
 

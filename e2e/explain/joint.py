@@ -14,7 +14,7 @@ from e2e.case import TrainCase
 from e2e.results.baselines import BASELINES
 from e2e.results.loader_types import Loading, load_case
 from e2e.results.types import Training
-from microbench.payoff import MIN_GAIN
+from microbench.break_even import MIN_GAIN
 from microbench.results.types import Ratio, Run
 
 IN_FULL = 0.95  # of a recipe's throughput without a loader

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from e2e.predict.queue_model import OpCost, Simulated
+from e2e.prediction.queue_model import OpCost, Simulated
 from e2e.results.types import PRODUCT_TERMS, RESIDUAL, LedgerLine
 
 CONVOLUTIONS, MATRIX_PRODUCTS, ATTENTION, PRODUCTS = PRODUCT_TERMS

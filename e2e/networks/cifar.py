@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from e2e.networks.losses import classification_loss, count_right
 from e2e.networks.network import Network, check_input, class_count, image_input
-from microbench.layers.networks import torchvision_models
+from microbench.network.networks import torchvision_models
 
 IMAGE = 32  # pixels a side
 CLASSES = 10

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from microbench.errors import UserError
-from microbench.layers.networks import find_attribute, kind_of, tensors_in
+from microbench.network.networks import find_attribute, kind_of, tensors_in
 
 NO_TARGET = -100  # F.cross_entropy leaves out positions with this target
 

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kernels.error_words import one_line
 from microbench.errors import UserError
-from microbench.layers.networks import BuildMode, silent
+from microbench.network.networks import BuildMode, silent
 
 TRIED_BATCH = 2  # batch-norm in training needs more than one value a channel
 

@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 from e2e.networks.losses import DefaultLoss, count_right, is_stand_in
 from e2e.networks.network import Network, class_count, written
 from microbench.errors import UserError
-from microbench.layers.networks import DEFAULT_IMAGE, call_function, find_function, kind_of
+from microbench.network.networks import DEFAULT_IMAGE, call_function, find_function, kind_of
 
 BATCH, CPU_BATCH = 64, 4
 # optimizer, learning rate, weight decay

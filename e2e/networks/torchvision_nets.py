@@ -12,7 +12,7 @@ from e2e.networks.losses import classification_loss, count_right
 from e2e.networks.network import Network, check_input, class_count, image_input
 from kernels.error_words import one_line
 from microbench.errors import UserError
-from microbench.layers.networks import (
+from microbench.network.networks import (
     SIZE_ARGUMENTS,
     build_torchvision,
     torchvision_models,

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from kernels import OPS
 from microbench import fmt
-from microbench.payoff import subject_of
+from microbench.break_even import subject_of
 from microbench.report.arms import (
     Arms,
     arms_of,

@@ -8,8 +8,8 @@ from typing import Any
 
 from kernels import OPS
 from microbench import fmt
+from microbench.break_even import library_or_best
 from microbench.errors import UserError
-from microbench.payoff import library_or_best
 from microbench.report.arms import arms_of
 from microbench.report.drawing_style import (
     FAINT,

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from kernels import OPS
 from microbench import fmt
-from microbench.payoff import BASELINES, gain, library_or_best, subject_of
+from microbench.break_even import BASELINES, gain, library_or_best, subject_of
 from microbench.report.arms import arms_of
 from microbench.report.table import Column, Row, Table, screen
 from microbench.results.types import Result, Run

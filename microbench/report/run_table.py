@@ -9,7 +9,7 @@ from rich.cells import cell_len
 
 from kernels.op import OWN
 from microbench import fmt
-from microbench.payoff import subject_of
+from microbench.break_even import subject_of
 from microbench.report.arms import (
     Arms,
     arms_of,

@@ -18,7 +18,6 @@ from microbench.results.values import Json, Ratio
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from microbench.report.table import Part
     from microbench.results.types import Run
 
 Section = tuple[str, Sequence["Text"]]  # title, lines
@@ -49,8 +48,8 @@ class Report(Protocol):
         """The parts of the screen, no wider than `width`."""
         ...
 
-    def parts(self, run: Run) -> list[Part]:
-        """Its tables with their titles, for Markdown, HTML and notebooks."""
+    def parts(self, run: Run) -> list[Any]:
+        """Its tables with their titles, each a `microbench.report.table.Part`."""
         ...
 
     def summary(self, run: Run) -> list[str]:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from e2e.predict.framework_overhead import COUNTED, FrameworkOverhead
-from e2e.predict.op_timer.store import Store
+from e2e.prediction.framework_overhead import COUNTED, FrameworkOverhead
+from e2e.prediction.op_timer.store import Store
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from e2e.explain.causes import (
     causes,
 )
 from e2e.explain.ledger import Step
-from e2e.predict.queue_model import OpCost, Simulated, simulate
+from e2e.prediction.queue_model import OpCost, Simulated, simulate
 from e2e.results.types import Cause
 
 MS = 1e-3

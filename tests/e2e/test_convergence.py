@@ -18,10 +18,10 @@ from e2e.networks import Network
 from e2e.networks.losses import classification_loss, count_right
 from e2e.recipes import RECIPES, Recipe, adapted
 from e2e.results.types import Repeat, Training
-from e2e.train import convergence as converge
-from e2e.train.arms import Held
-from e2e.train.convergence import BEHIND_SHARE, SIGMAS, judged, train_once
-from e2e.train.trainer import Trainer
+from e2e.training import convergence as converge
+from e2e.training.arms import Held
+from e2e.training.convergence import BEHIND_SHARE, SIGMAS, judged, train_once
+from e2e.training.trainer import Trainer
 
 CPU = torch.device("cpu")
 FEATURES, CLASSES, BATCH = 8, 4, 16

@@ -10,13 +10,13 @@ import torch
 from samples.train_cases import case_of
 
 from e2e.networks import find
-from e2e.predict.host_speed import ConstantSpeed
-from e2e.predict.op_timer.cuda_graph import check_capturable, rows_of
-from e2e.predict.op_timer.op_costs import CallTimer, key_of, step_key
-from e2e.predict.op_timer.op_timer import OpTime, PlacedCall
-from e2e.predict.op_timer.store import Store
-from e2e.predict.trace.fake_trace import Trace, trace
-from e2e.predict.trace.recorder import is_view
+from e2e.prediction.host_speed import ConstantSpeed
+from e2e.prediction.op_timer.cuda_graph import check_capturable, rows_of
+from e2e.prediction.op_timer.op_costs import CallTimer, key_of, step_key
+from e2e.prediction.op_timer.op_timer import OpTime, PlacedCall
+from e2e.prediction.op_timer.store import Store
+from e2e.prediction.trace.fake_trace import Trace, trace
+from e2e.prediction.trace.recorder import is_view
 from kernels.aten import Call, Replay, resolve
 from kernels.case import Target
 

@@ -15,11 +15,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from e2e.case import TrainCase
 from e2e.networks import find
 from e2e.networks.network import Network
-from e2e.predict.op_timer.op_costs import key_of
-from e2e.predict.op_timer.op_timer import OpTime
-from e2e.predict.step_profile import peak_bytes
-from e2e.predict.trace.fake_trace import CannotTrace, Trace, trace, trace_real
-from e2e.predict.trace.recorder import Recorder, is_view
+from e2e.prediction.op_timer.op_costs import key_of
+from e2e.prediction.op_timer.op_timer import OpTime
+from e2e.prediction.step_profile import peak_bytes
+from e2e.prediction.trace.fake_trace import CannotTrace, Trace, trace, trace_real
+from e2e.prediction.trace.recorder import Recorder, is_view
 from kernels.aten import kind_of
 
 CPU = torch.device("cpu")

@@ -23,13 +23,13 @@ from e2e.data.datasets.images import InMemory
 from e2e.data.sources.cifar10 import NORMAL
 from e2e.data.types import Arrays
 from e2e.explain.annotate import with_predictions
-from e2e.predict.prediction import Prediction, measured_wait_s, with_loader
-from e2e.predict.queue_model import OpCost, simulate
+from e2e.prediction.prediction import Prediction, measured_wait_s, with_loader
+from e2e.prediction.queue_model import OpCost, simulate
 from e2e.results.loader_types import LoadBlock, Loading, load_case
 from e2e.results.types import Predicted, StepTimes, Training
-from e2e.train.arms import Held
-from e2e.train.feeds import Feeds, TimedFeed
-from e2e.train.step_timer import Bursts, CpuSteps, StepBlock, Tally, batches_per_s
+from e2e.training.arms import Held
+from e2e.training.feeds import Feeds, TimedFeed
+from e2e.training.step_timer import Bursts, CpuSteps, StepBlock, Tally, batches_per_s
 from microbench.timing.interleave import Arm
 
 CPU = torch.device("cpu")

@@ -8,22 +8,22 @@ import pytest
 import torch
 from samples.calibration import shallow_models
 
-from e2e.predict.calibration import (
+from e2e.prediction.calibration import (
     CLASSES,
     small_case,
     small_networks,
     small_recipes,
 )
-from e2e.predict.framework_overhead import (
+from e2e.prediction.framework_overhead import (
     COUNTED,
     CalibrationStep,
     FrameworkOverhead,
     counts,
     fitted,
 )
-from e2e.predict.op_timer import op_timer as replay
-from e2e.predict.op_timer.op_timer import CpuStopwatch, PlacedCall
-from e2e.predict.trace.fake_trace import Trace, trace
+from e2e.prediction.op_timer import op_timer as replay
+from e2e.prediction.op_timer.op_timer import CpuStopwatch, PlacedCall
+from e2e.prediction.trace.fake_trace import Trace, trace
 
 PLANTED = (40e-6, 3e-6, 2e-6, 4e-6, 1e-6, 60e-6, 30e-6, 50e-6, 2e-6)
 

@@ -14,17 +14,17 @@ from samples.train_cases import case_of
 
 from e2e.data.datasets.synthetic import Synthetic
 from e2e.networks import find
-from e2e.predict import host_speed
-from e2e.predict.host_speed import (
+from e2e.prediction import host_speed
+from e2e.prediction.host_speed import (
     ConstantSpeed,
     RecordedSpeed,
     SmallStepSpeed,
     host_speed_of,
 )
 from e2e.recipes import switch_tf32
-from e2e.train.arm_timer import ArmTimer
-from e2e.train.arms import Task
-from e2e.train.speed_readings import SlowdownRange, SpeedBetween, SpeedByTurn, slowdown_range
+from e2e.training.arm_timer import ArmTimer
+from e2e.training.arms import Task
+from e2e.training.speed_readings import SlowdownRange, SpeedBetween, SpeedByTurn, slowdown_range
 from microbench.device.device import describe, open_telemetry
 from microbench.timing.interleave import FEWEST_ROUNDS
 

@@ -15,17 +15,17 @@ from samples.train_cases import case_of, quietly
 from torch import nn
 
 from e2e.networks.network import Network
-from e2e.predict.host_speed import ConstantSpeed
-from e2e.predict.op_timer.in_situ import STEPS, time_in_step
-from e2e.predict.op_timer.op_costs import key_of
-from e2e.predict.op_timer.op_timer import CpuStopwatch, OpTime
-from e2e.predict.op_timer.store import Store
-from e2e.predict.prediction import Prediction
-from e2e.predict.predictor import Predictor
-from e2e.predict.step_profile import StepProfile
-from e2e.predict.trace.fake_trace import Trace, trace
+from e2e.prediction.host_speed import ConstantSpeed
+from e2e.prediction.op_timer.in_situ import STEPS, time_in_step
+from e2e.prediction.op_timer.op_costs import key_of
+from e2e.prediction.op_timer.op_timer import CpuStopwatch, OpTime
+from e2e.prediction.op_timer.store import Store
+from e2e.prediction.prediction import Prediction
+from e2e.prediction.predictor import Predictor
+from e2e.prediction.step_profile import StepProfile
+from e2e.prediction.trace.fake_trace import Trace, trace
 from e2e.results.types import Predicted
-from e2e.train.speed_readings import HostSpeed
+from e2e.training.speed_readings import HostSpeed
 from kernels.aten import TensorSpec
 from kernels.case import Target
 from microbench.device.profiler import KernelTime
@@ -222,7 +222,7 @@ def test_a_step_that_runs_out_of_memory_while_it_is_recorded_does_not_fit(
     def full(*_: object) -> Trace:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("e2e.predict.step_profile.trace_real", full)
+    monkeypatch.setattr("e2e.prediction.step_profile.trace_real", full)
     found = predict(network_of(Undecided), store, allow_run=True)
     assert (found.predicted, found.runs, found.broke) == (None, False, False)
     assert "does not fit" in (found.reason or "")

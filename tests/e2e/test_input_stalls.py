@@ -18,7 +18,7 @@ from e2e.report.joint import joint_lines, joint_sentences
 from e2e.report.loaders import loaders_lines
 from e2e.results.loader_types import LoadBlock, LoadCase, Loading, load_case
 from e2e.results.types import PREDICTED, Predicted, StepTimes, Training
-from e2e.train.speedups import FED_SHARE
+from e2e.training.speedups import FED_SHARE
 from microbench.errors import NothingMeasured
 from microbench.report.screen import make_console
 from microbench.results.codec import run_from_json, run_to_json

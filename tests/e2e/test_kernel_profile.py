@@ -9,11 +9,11 @@ from typing import Any, cast
 import pytest
 import torch
 
-from e2e.predict.op_timer import kernel_profile as kernels_seen
-from e2e.predict.op_timer.cuda import CudaStopwatch, _TriedCall
-from e2e.predict.op_timer.kernel_profile import GATE, MARK, TIMES, TOGETHER, kernels_of
-from e2e.predict.op_timer.launch_times import backward_thread, forward_thread
-from e2e.predict.op_timer.op_timer import PlacedCall
+from e2e.prediction.op_timer import kernel_profile as kernels_seen
+from e2e.prediction.op_timer.cuda import CudaStopwatch, _TriedCall
+from e2e.prediction.op_timer.kernel_profile import GATE, MARK, TIMES, TOGETHER, kernels_of
+from e2e.prediction.op_timer.launch_times import backward_thread, forward_thread
+from e2e.prediction.op_timer.op_timer import PlacedCall
 from kernels.aten import Replay
 from microbench.device.profiler import KernelTime
 

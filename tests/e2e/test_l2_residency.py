@@ -16,11 +16,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from e2e.networks import find
-from e2e.predict.host_speed import ConstantSpeed
-from e2e.predict.op_timer.op_costs import CallTimer
-from e2e.predict.op_timer.store import Store
-from e2e.predict.trace.fake_trace import Trace
-from e2e.predict.trace.recorder import LEAST_COLD, WIDE, Cache, Recorder, TracedOp, cache_bytes
+from e2e.prediction.host_speed import ConstantSpeed
+from e2e.prediction.op_timer.op_costs import CallTimer
+from e2e.prediction.op_timer.store import Store
+from e2e.prediction.trace.fake_trace import Trace
+from e2e.prediction.trace.recorder import LEAST_COLD, WIDE, Cache, Recorder, TracedOp, cache_bytes
 from kernels.aten import WARM, Cold, Pool, Replay, describe, materialise, reserve
 from kernels.aten.arena import MOST_TURNS, Held
 from kernels.case import Target
@@ -179,7 +179,7 @@ def test_a_distant_call_is_another_and_is_measured_as_such(
         told_apart.append(list(apart))
         return materialise(*given, apart=apart)
 
-    monkeypatch.setattr("e2e.predict.op_timer.op_costs.materialise", watched)
+    monkeypatch.setattr("e2e.prediction.op_timer.op_costs.materialise", watched)
     far = Cold((0,), cache_bytes=4 * MB)
     calls, traced = timer_and_step(empty_store, exp_op(), exp_op(far), exp_op(Cold(small=(0,))))
     known = calls.times(traced).known
@@ -198,7 +198,7 @@ def test_a_step_that_has_no_room_for_a_call_is_no_step(
             raise torch.OutOfMemoryError("planted")
         return materialise(*given)
 
-    monkeypatch.setattr("e2e.predict.op_timer.op_costs.materialise", full)
+    monkeypatch.setattr("e2e.prediction.op_timer.op_costs.materialise", full)
     calls, traced = timer_and_step(empty_store, exp_op())
     known = calls.times(traced).known
     assert len(known) == 1

@@ -12,9 +12,9 @@ import pytest
 import torch
 from samples.host_speeds import PlannedSpeeds
 
-from e2e.predict.host_speed import ConstantSpeed
-from e2e.predict.op_timer import cuda, launch_times
-from e2e.predict.op_timer.launch_times import (
+from e2e.prediction.host_speed import ConstantSpeed
+from e2e.prediction.op_timer import cuda, launch_times
+from e2e.prediction.op_timer.launch_times import (
     LEAST_PASSES,
     LEFT_S,
     PASSING_S,
@@ -26,8 +26,8 @@ from e2e.predict.op_timer.launch_times import (
     in_backward,
     spin_until,
 )
-from e2e.predict.op_timer.op_timer import MeasuredTime, PlacedCall
-from e2e.train.step_timer import busy_time
+from e2e.prediction.op_timer.op_timer import MeasuredTime, PlacedCall
+from e2e.training.step_timer import busy_time
 
 CPU = torch.device("cpu")
 WARM_S = launch_times.WARM_S

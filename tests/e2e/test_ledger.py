@@ -29,7 +29,7 @@ from e2e.explain.ledger import (
     ledger,
     term_of,
 )
-from e2e.predict.queue_model import OpCost, simulate
+from e2e.prediction.queue_model import OpCost, simulate
 from e2e.results.types import LedgerLine
 
 CONV, MM = "aten.convolution.default", "aten.mm.default"

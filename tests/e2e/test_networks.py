@@ -17,7 +17,7 @@ from e2e.networks import Network, find, names
 from e2e.networks.cifar import CIFAR
 from e2e.networks.torchvision_nets import AUXILIARY_WEIGHTS, BATCHES, FAMILIES, torchvision_names
 from microbench.errors import UserError
-from microbench.layers.networks import BuildMode
+from microbench.network.networks import BuildMode
 
 
 def parameters(name: str, classes: int | None = None) -> int:

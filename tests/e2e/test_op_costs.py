@@ -13,15 +13,15 @@ import torch
 from samples.train_cases import case_of
 
 from e2e.networks import find
-from e2e.predict.framework_overhead import FrameworkOverhead
-from e2e.predict.host_speed import ConstantSpeed
-from e2e.predict.op_timer.op_costs import CallTimer, key_of
-from e2e.predict.op_timer.op_timer import CpuStopwatch, MeasuredTime, OpTime, PlacedCall
-from e2e.predict.op_timer.store import Store
-from e2e.predict.padding import CONVOLUTIONS
-from e2e.predict.queue_model import GraphCosts
-from e2e.predict.trace.fake_trace import Trace, trace
-from e2e.predict.trace.recorder import TracedOp, is_view, kind
+from e2e.prediction.framework_overhead import FrameworkOverhead
+from e2e.prediction.host_speed import ConstantSpeed
+from e2e.prediction.op_timer.op_costs import CallTimer, key_of
+from e2e.prediction.op_timer.op_timer import CpuStopwatch, MeasuredTime, OpTime, PlacedCall
+from e2e.prediction.op_timer.store import Store
+from e2e.prediction.padding import CONVOLUTIONS
+from e2e.prediction.queue_model import GraphCosts
+from e2e.prediction.trace.fake_trace import Trace, trace
+from e2e.prediction.trace.recorder import TracedOp, is_view, kind
 from kernels.aten import Call, CannotReplay, Replay, materialise
 from kernels.case import Target
 
@@ -113,7 +113,7 @@ def test_what_cannot_be_replayed_asks_for_nothing_else(
 ) -> None:
     monkeypatch.setattr(CpuStopwatch, "others_matter", True)
     monkeypatch.setattr(
-        "e2e.predict.op_timer.op_costs.why_not", lambda call: f"{call.name}: planted"
+        "e2e.prediction.op_timer.op_costs.why_not", lambda call: f"{call.name}: planted"
     )
     asked, traced = Asked(monkeypatch, "never"), step()
     launched = distinct(traced)
@@ -139,7 +139,7 @@ def test_what_does_not_fit_says_so_beside_what_does(
             raise CannotReplay(f"{name}: planted")
         return materialise(call, *args, **how)
 
-    monkeypatch.setattr("e2e.predict.op_timer.op_costs.materialise", made)
+    monkeypatch.setattr("e2e.prediction.op_timer.op_costs.materialise", made)
     found = CallTimer(CPU, empty_store, ConstantSpeed()).times(traced)
     assert found.problems == {large: "planted"}
     assert found.known.keys() == launched.keys() - {large}

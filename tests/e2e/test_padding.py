@@ -20,14 +20,14 @@ from e2e.explain.annotate import Explainer
 from e2e.explain.counterfactuals import Pad, changes
 from e2e.networks import find
 from e2e.networks.network import Network
-from e2e.predict.op_timer.op_costs import CallTimer, CallTimes
-from e2e.predict.op_timer.store import Store
-from e2e.predict.padding import PaddedCase, Padding, padded_step, padding
-from e2e.predict.prediction import Prediction
-from e2e.predict.predictor import NO_GAIN, Predictor
-from e2e.predict.queue_model import OpCost, simulate
-from e2e.predict.trace.fake_trace import Trace, trace
-from e2e.predict.trace.recorder import TracedOp
+from e2e.prediction.op_timer.op_costs import CallTimer, CallTimes
+from e2e.prediction.op_timer.store import Store
+from e2e.prediction.padding import PaddedCase, Padding, padded_step, padding
+from e2e.prediction.prediction import Prediction
+from e2e.prediction.predictor import NO_GAIN, Predictor
+from e2e.prediction.queue_model import OpCost, simulate
+from e2e.prediction.trace.fake_trace import Trace, trace
+from e2e.prediction.trace.recorder import TracedOp
 from e2e.results.types import PREDICTED, Predicted, Training
 from kernels.aten import Call, Pool, TensorSpec, describe, kind_of, materialise
 from kernels.case import Target

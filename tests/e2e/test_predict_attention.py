@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
-from e2e.predict.trace.recorder import Recorder, TracedOp
+from e2e.prediction.trace.recorder import Recorder, TracedOp
 from kernels.aten import TensorSpec, flops, kind_of, resolve, spec_of, why_not
 from kernels.aten.call import named_arguments
 from kernels.aten.contents import SAVED, run_forward

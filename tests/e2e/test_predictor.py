@@ -18,20 +18,20 @@ from e2e.commands.requests import request_of
 from e2e.commands.worker import DataFacts
 from e2e.explain.annotate import with_predictions
 from e2e.networks import find
-from e2e.predict.calibration import calibrated
-from e2e.predict.framework_overhead import COUNTED, FrameworkOverhead
-from e2e.predict.host_speed import ConstantSpeed
-from e2e.predict.op_timer.cuda_graph import CaptureFailed
-from e2e.predict.op_timer.op_costs import CallTimer, key_of
-from e2e.predict.op_timer.op_timer import CpuStopwatch, OpTime
-from e2e.predict.op_timer.store import Store
-from e2e.predict.prediction import HOST_ERROR, Prediction
-from e2e.predict.predictor import Predictor
-from e2e.predict.queue_model import Simulated
-from e2e.predict.trace.fake_trace import trace
-from e2e.predict.trace.recorder import is_view
+from e2e.prediction.calibration import calibrated
+from e2e.prediction.framework_overhead import COUNTED, FrameworkOverhead
+from e2e.prediction.host_speed import ConstantSpeed
+from e2e.prediction.op_timer.cuda_graph import CaptureFailed
+from e2e.prediction.op_timer.op_costs import CallTimer, key_of
+from e2e.prediction.op_timer.op_timer import CpuStopwatch, OpTime
+from e2e.prediction.op_timer.store import Store
+from e2e.prediction.prediction import HOST_ERROR, Prediction
+from e2e.prediction.predictor import Predictor
+from e2e.prediction.queue_model import Simulated
+from e2e.prediction.trace.fake_trace import trace
+from e2e.prediction.trace.recorder import is_view
 from e2e.results.types import PREDICTED, Predicted, StepTimes, Training
-from e2e.train.speed_readings import SlowdownRange
+from e2e.training.speed_readings import SlowdownRange
 from kernels.case import Target
 from microbench.worker import Greeting
 
@@ -155,7 +155,7 @@ def test_the_host_speed_is_read_where_little_is_known_of_it(
 ) -> None:
     """At the first prediction; at later ones only when the last is long ago."""
     clock, speed = [100.0], Planted(1.0)
-    monkeypatch.setattr("e2e.predict.host_speed.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("e2e.prediction.host_speed.time.perf_counter", lambda: clock[0])
     asked = predictor(store, speed)
     first, clock[0] = asked.predict(CASE, quietly), 105.0
     at_first = speed.readings
@@ -201,9 +201,9 @@ def test_what_the_host_does_around_calls_is_kept_at_the_reference_speed(
     empty_store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Planted times, by a host that says it is a thousand times slower just now."""
-    monkeypatch.setattr("e2e.predict.calibration._step_s", lambda step, device: 3e-3)
+    monkeypatch.setattr("e2e.prediction.calibration._step_s", lambda step, device: 3e-3)
     monkeypatch.setattr(CpuStopwatch, "passes", lambda self, calls: lambda: 1e-3)
-    monkeypatch.setattr("e2e.predict.op_timer.launch_times.WARM_S", 0.0)
+    monkeypatch.setattr("e2e.prediction.op_timer.launch_times.WARM_S", 0.0)
     traced = trace(NETWORK, CASE, torch.device("cpu"), CLASSES)
     with shallow_models():
         as_seen, at_1 = (

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from e2e.predict.op_timer.cuda_graph import graph_costs
-from e2e.predict.queue_model import QUEUE_DEPTH, GraphCosts, OpCost, simulate
-from e2e.train.speedups import IDLE_SHARE
+from e2e.prediction.op_timer.cuda_graph import graph_costs
+from e2e.prediction.queue_model import QUEUE_DEPTH, GraphCosts, OpCost, simulate
+from e2e.training.speedups import IDLE_SHARE
 
 US = 1e-6
 SETTINGS = settings(max_examples=150)

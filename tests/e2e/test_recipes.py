@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from e2e.case import TrainCase
 from e2e.networks import Network, find
 from e2e.recipes import ON_CPU, RECIPES, Recipe, adapted, cannot_run, parse_recipes, switch_tf32
-from e2e.train.trainer import Trainer
+from e2e.training.trainer import Trainer
 from microbench.errors import UserError
 
 CPU = torch.device("cpu")

@@ -16,10 +16,10 @@ from e2e.commands.requests import request_of
 from e2e.commands.scheduler import Job, with_what_was
 from e2e.commands.worker import DataFacts
 from e2e.networks import find
-from e2e.predict.prediction import Prediction
-from e2e.predict.queue_model import OpCost
+from e2e.prediction.prediction import Prediction
+from e2e.prediction.queue_model import OpCost
 from e2e.results.types import PREDICTED, Predicted, Training
-from e2e.train.speed_readings import SlowdownRange
+from e2e.training.speed_readings import SlowdownRange
 from kernels.case import Target
 from microbench.results.runfile import read_run
 from microbench.results.types import Run

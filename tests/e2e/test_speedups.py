@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from e2e.case import TrainCase
 from e2e.results.baselines import baselines, slowest
 from e2e.results.types import LIMITS, Phase, StepTimes, Training
-from e2e.train.speedups import (
+from e2e.training.speedups import (
     DATA_SHARE,
     FIRST_SKIPS,
     IDLE_SHARE,

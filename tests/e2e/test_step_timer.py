@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from e2e.train.step_timer import CpuSteps, PhaseClock, busy_in, time_phases, union_s
+from e2e.training.step_timer import CpuSteps, PhaseClock, busy_in, time_phases, union_s
 from microbench.device.profiler import KernelTime
 
 NAP_S = 0.004

@@ -20,8 +20,8 @@ from e2e.case import MAX_SCALE, TrainCase
 from e2e.networks import Network, find
 from e2e.networks.losses import classification_loss, count_right
 from e2e.recipes import RECIPES, Recipe, adapted
-from e2e.train.optimizer import MOMENTUM
-from e2e.train.trainer import Trainer
+from e2e.training.optimizer import MOMENTUM
+from e2e.training.trainer import Trainer
 
 CPU = torch.device("cpu")
 FEATURES, CLASSES = 12, 5

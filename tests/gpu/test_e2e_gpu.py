@@ -32,12 +32,12 @@ from e2e.networks import Network, find
 from e2e.networks.losses import classification_loss, count_right
 from e2e.recipes import RECIPES, Recipe, switch_tf32
 from e2e.results.types import Training
-from e2e.train.arm_timer import ArmTimer
-from e2e.train.arms import Held, Task
-from e2e.train.convergence import train_once
-from e2e.train.feeds import TimedFeed
-from e2e.train.step_timer import busy_time, host_time
-from e2e.train.trainer import PRE_CAPTURE_STEPS, Trainer
+from e2e.training.arm_timer import ArmTimer
+from e2e.training.arms import Held, Task
+from e2e.training.convergence import train_once
+from e2e.training.feeds import TimedFeed
+from e2e.training.step_timer import busy_time, host_time
+from e2e.training.trainer import PRE_CAPTURE_STEPS, Trainer
 from microbench.device.device import describe, open_telemetry
 from microbench.device.profiler import record
 from microbench.results.runfile import read_run

@@ -9,10 +9,10 @@ import torch
 from samples.planted_networks import CYCLES, Picking, Recurring, Undecided, network_of
 from samples.train_cases import case_of, quietly
 
-from e2e.predict.host_speed import host_speed_of
-from e2e.predict.op_timer.cuda import CudaStopwatch
-from e2e.predict.op_timer.store import Store
-from e2e.predict.predictor import Predictor
+from e2e.prediction.host_speed import host_speed_of
+from e2e.prediction.op_timer.cuda import CudaStopwatch
+from e2e.prediction.op_timer.store import Store
+from e2e.prediction.predictor import Predictor
 from kernels.case import Target
 
 pytestmark = pytest.mark.gpu

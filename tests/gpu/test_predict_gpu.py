@@ -11,16 +11,16 @@ from samples.train_cases import case_of, differences, quietly
 
 from e2e.data.datasets.synthetic import Synthetic
 from e2e.networks import find
-from e2e.predict.host_speed import RecordedSpeed, SmallStepSpeed, host_speed_of
-from e2e.predict.op_timer.cuda_graph import graph_of
-from e2e.predict.op_timer.op_costs import CallTimer, key_of
-from e2e.predict.op_timer.store import Store
-from e2e.predict.predictor import Predictor
-from e2e.predict.trace.fake_trace import trace, trace_real
-from e2e.predict.trace.recorder import kind
-from e2e.train.arms import Arms, Task
-from e2e.train.speed_readings import SpeedBetween, slowdown_range
-from e2e.train.step_timer import busy_time
+from e2e.prediction.host_speed import RecordedSpeed, SmallStepSpeed, host_speed_of
+from e2e.prediction.op_timer.cuda_graph import graph_of
+from e2e.prediction.op_timer.op_costs import CallTimer, key_of
+from e2e.prediction.op_timer.store import Store
+from e2e.prediction.predictor import Predictor
+from e2e.prediction.trace.fake_trace import trace, trace_real
+from e2e.prediction.trace.recorder import kind
+from e2e.training.arms import Arms, Task
+from e2e.training.speed_readings import SpeedBetween, slowdown_range
+from e2e.training.step_timer import busy_time
 from kernels.aten import flops
 from kernels.case import Target
 

@@ -11,7 +11,7 @@ import pytest
 from kernels import OPS
 from microbench.conditions import Conditions
 from microbench.errors import UserError
-from microbench.layers.trace import Traced, plan_layers, trace
+from microbench.network.trace import Traced, plan_layers, trace
 from microbench.report.layers_table import against_library, layers_of, layers_summary, layers_table
 from microbench.report.table import screen
 from microbench.results.codec import run_from_json, run_to_json

@@ -14,8 +14,8 @@ from torchvision import models
 
 from kernels.conv.shape import DIMS, PASSES, ConvShape
 from microbench.errors import UserError
-from microbench.layers.products import Layer, Skipped
-from microbench.layers.trace import CLIP_FRAMES, Traced, load, trace
+from microbench.network.products import Layer, Skipped
+from microbench.network.trace import CLIP_FRAMES, Traced, load, trace
 
 BATCH = 4
 FIRST_LAYER = {"resnet50": "conv1", "vgg16": "features.0", "mobilenet_v2": "features.0.0"}
@@ -206,7 +206,7 @@ def test_weights_and_images_take_no_memory() -> None:
     assert all(isinstance(weight, FakeTensor) for weight in built.module.parameters())
     assert isinstance(built.inputs[0], FakeTensor)
     script = (
-        "import resource, torchvision, kernels.conv.shape, microbench.layers.trace as t\n"
+        "import resource, torchvision, kernels.conv.shape, microbench.network.trace as t\n"
         "def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "t.trace('resnet18', 2); before = peak()\n"
         "found = t.trace('vgg16', 100_000); print(peak() - before)"

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels import OPS
+from microbench.break_even import gain, payoffs
+from microbench.break_even_map import Refine, Search
 from microbench.conditions import Conditions
-from microbench.payoff import gain, payoffs
-from microbench.payoff_map import Refine, Search
 from microbench.plans import plan_conv
 from microbench.report.map_table import is_map, map_tables, map_verdict
 from microbench.results.types import Measurement, Ratio, Result, Run

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kernels import is_library
 from microbench import fmt
-from microbench.payoff import Payoff, payoffs
+from microbench.break_even import Payoff, payoffs
 from microbench.report.arms import arms_of
 from microbench.report.layers_table import PASSES, Layer, layers_of
 from microbench.report.table import Column, Row, Table, markdown

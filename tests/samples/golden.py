@@ -189,7 +189,7 @@ def op_lists(networks: Sequence[str]) -> Iterator[Item]:
     from e2e.case import TrainCase
     from e2e.networks import find
     from e2e.networks.network import written
-    from e2e.predict.trace.fake_trace import trace
+    from e2e.prediction.trace.fake_trace import trace
 
     for name in networks:
         network = find(name)
@@ -207,7 +207,7 @@ def op_lists(networks: Sequence[str]) -> Iterator[Item]:
 
 def product_lists(networks: Sequence[str]) -> Iterator[Item]:
     """The convolutions and GEMMs that `layers` finds in each network."""
-    from microbench.layers.trace import trace
+    from microbench.network.trace import trace
 
     for name in networks:
         found = trace(name, 2)

@@ -6,8 +6,8 @@ from dataclasses import fields, replace
 
 from e2e.case import TrainCase
 from e2e.networks.network import Network, written
-from e2e.predict.trace.fake_trace import Trace
-from e2e.predict.trace.recorder import TracedOp
+from e2e.prediction.trace.fake_trace import Trace
+from e2e.prediction.trace.recorder import TracedOp
 from kernels.aten import WARM
 
 

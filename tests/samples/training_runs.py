@@ -353,7 +353,7 @@ def predicted_sweep() -> Run:
     return run_of(*arms, command=("python", "-m", "e2e", "predict", "resnet50"))
 
 
-# As `e2e.predict` writes them: fixes by gain, findings, and what could not be predicted.
+# As `e2e.explain` writes them: fixes by gain, findings, and what could not be predicted.
 CAUSES = (
     Cause("CUDA graph", "predicted 1,839 instead of 1,185 img/s: 8.70 instead of 13.5 ms, by 4.61 "
           "ms less in waiting for launches", "--graph", 55.17, {"graph": True}),

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from e2e.case import TrainCase
-from e2e.predict.queue_model import OpCost, Simulated, launched_at, simulate
+from e2e.prediction.queue_model import OpCost, Simulated, launched_at, simulate
 from e2e.results.loader_types import Loading
 from e2e.results.types import Predicted, Training
-from e2e.train.speed_readings import SlowdownRange, SpeedReading
+from e2e.training.speed_readings import SlowdownRange, SpeedReading
 
 GPU_ERROR = 0.03  # of a GPU-bound step: the most that validation allows
 HOST_ERROR = 0.10  # of a CPU-launch-bound one, beside the variation of the host speed

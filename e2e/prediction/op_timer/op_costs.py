@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 
 from e2e.case import TrainCase
-from e2e.predict.op_timer.cuda import CudaStopwatch
-from e2e.predict.op_timer.op_timer import (
+from e2e.prediction.op_timer.cuda import CudaStopwatch
+from e2e.prediction.op_timer.op_timer import (
     TOO_LARGE,
     CpuStopwatch,
     MeasuredTime,
@@ -18,12 +18,12 @@ from e2e.predict.op_timer.op_timer import (
     PlacedCall,
     Stopwatch,
 )
-from e2e.predict.op_timer.store import Store
-from e2e.predict.padding import CONVOLUTIONS
-from e2e.predict.trace.fake_trace import Trace
-from e2e.predict.trace.recorder import TracedOp, is_view, kind
+from e2e.prediction.op_timer.store import Store
+from e2e.prediction.padding import CONVOLUTIONS
+from e2e.prediction.trace.fake_trace import Trace
+from e2e.prediction.trace.recorder import TracedOp, is_view, kind
 from e2e.recipes import recipe_of, switch_process
-from e2e.train.speed_readings import HostSpeed
+from e2e.training.speed_readings import HostSpeed
 from kernels.aten import CannotReplay, Pool, materialise, reserve, why_not
 from kernels.case import Target
 from kernels.error_words import first_line

@@ -8,9 +8,9 @@ from dataclasses import replace
 from e2e.case import TrainCase
 from e2e.data.datasets.synthetic import SyntheticFeed
 from e2e.results.types import Spread, State, StepTimes, Training
-from e2e.train.arms import Announce, Arms, Held, Task
-from e2e.train.speed_readings import HostSpeed, SpeedByTurn
-from e2e.train.step_timer import (
+from e2e.training.arms import Announce, Arms, Held, Task
+from e2e.training.speed_readings import HostSpeed, SpeedByTurn
+from e2e.training.step_timer import (
     PHASE_STEPS,
     Bursts,
     StepBlock,

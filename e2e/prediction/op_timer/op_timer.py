@@ -28,7 +28,7 @@ MAX_SPREAD = {"cuda": 0.05, "cpu": 0.3}
 class OpTime:
     """One launch of a call alone: seconds of the device, seconds of the host at the
     reference speed (see
-    `e2e.predict.host_speed`), bytes beside its results.
+    `e2e.prediction.host_speed`), bytes beside its results.
 
     `gpu_s` is from one launch to the next, gaps between its kernels included; `busy_s` of it a
     kernel runs, `conversion_s` one that only changes a layout. `kernels` counts them and copies.

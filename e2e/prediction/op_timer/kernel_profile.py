@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from e2e.predict.op_timer.launch_times import Within
+from e2e.prediction.op_timer.launch_times import Within
 from microbench.device.profiler import KernelTime, record
 from microbench.timing.timers import TRAILING
 

@@ -21,10 +21,10 @@ from torch._subclasses.fake_tensor import (
 
 from kernels import OPS
 from kernels.case import DATA, Case
-from kernels.error_words import one_line
+from kernels.error_words import one_line, suggest
 from microbench.conditions import Conditions
 from microbench.errors import UserError
-from microbench.layers.networks import (
+from microbench.network.networks import (
     DEFAULT_IMAGE,
     BuildMode,
     build_torchvision,
@@ -32,12 +32,11 @@ from microbench.layers.networks import (
     find_function,
     kind_of,
     silent,
-    suggest,
     tensors_in,
     torchvision_models,
     usual_image,
 )
-from microbench.layers.products import Layer, ProductRecorder, Skipped, storage_of
+from microbench.network.products import Layer, ProductRecorder, Skipped, storage_of
 from microbench.plans import Arm, group_of, plan_arms
 from microbench.results.types import LayerUse, NetworkUse, NotMeasured
 from microbench.sweep import Group, parse_choice, parse_names

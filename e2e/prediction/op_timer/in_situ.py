@@ -17,12 +17,12 @@ import torch
 from torch._ops import OpOverload
 
 from e2e.networks import Network
-from e2e.predict.op_timer.op_timer import OpTime, Stopwatch
-from e2e.predict.trace.fake_trace import SEED, Trace, fixed_feed
+from e2e.prediction.op_timer.op_timer import OpTime, Stopwatch
+from e2e.prediction.trace.fake_trace import SEED, Trace, fixed_feed
 from e2e.recipes import recipe_of
-from e2e.train.speed_readings import HostSpeed, SpeedBetween
-from e2e.train.step_timer import union_s
-from e2e.train.trainer import Trainer
+from e2e.training.speed_readings import HostSpeed, SpeedBetween
+from e2e.training.step_timer import union_s
+from e2e.training.trainer import Trainer
 from kernels.aten import CallRecorder, Origin, tensors_among
 from microbench.device.profiler import KernelTime
 from microbench.timing.stats import median

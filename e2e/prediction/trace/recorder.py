@@ -20,7 +20,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
-from e2e.predict.trace.fake_tensor_strides import as_when_real
+from e2e.prediction.trace.fake_tensor_strides import as_when_real
 from kernels.aten import (
     WARM,
     Call,

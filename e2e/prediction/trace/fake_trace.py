@@ -24,12 +24,12 @@ from e2e.case import TrainCase
 from e2e.data.datasets.synthetic import SyntheticFeed
 from e2e.data.types import laid_out
 from e2e.networks import Network
-from e2e.predict.trace.recorder import Recorder, TracedOp, block_bytes, cache_bytes
+from e2e.prediction.trace.recorder import Recorder, TracedOp, block_bytes, cache_bytes
 from e2e.recipes import DYNAMIC, Recipe, recipe_of
-from e2e.train.trainer import Trainer, memory_format, storage
+from e2e.training.trainer import Trainer, memory_format, storage
 from kernels.aten import CannotReplay
 from kernels.error_words import one_line
-from microbench.layers.networks import BuildMode, silent
+from microbench.network.networks import BuildMode, silent
 
 SEED = 1
 

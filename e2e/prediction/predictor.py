@@ -11,17 +11,17 @@ import torch
 
 from e2e.case import TrainCase
 from e2e.networks import Network
-from e2e.predict.calibration import calibrated
-from e2e.predict.framework_overhead import FrameworkOverhead
-from e2e.predict.host_speed import RecordedSpeed, host_speed_of
-from e2e.predict.op_timer.cuda_graph import CaptureFailed, check_capturable, measure_graph
-from e2e.predict.op_timer.op_costs import CallTimer, key_of, step_key
-from e2e.predict.op_timer.op_timer import OpTime
-from e2e.predict.op_timer.store import Store
-from e2e.predict.padding import PaddedCase, padded_step, padding
-from e2e.predict.prediction import Prediction
-from e2e.predict.queue_model import GraphCosts, OpCost
-from e2e.predict.step_profile import (
+from e2e.prediction.calibration import calibrated
+from e2e.prediction.framework_overhead import FrameworkOverhead
+from e2e.prediction.host_speed import RecordedSpeed, host_speed_of
+from e2e.prediction.op_timer.cuda_graph import CaptureFailed, check_capturable, measure_graph
+from e2e.prediction.op_timer.op_costs import CallTimer, key_of, step_key
+from e2e.prediction.op_timer.op_timer import OpTime
+from e2e.prediction.op_timer.store import Store
+from e2e.prediction.padding import PaddedCase, padded_step, padding
+from e2e.prediction.prediction import Prediction
+from e2e.prediction.queue_model import GraphCosts, OpCost
+from e2e.prediction.step_profile import (
     Announce,
     DoesNotFit,
     Stages,
@@ -29,11 +29,11 @@ from e2e.predict.step_profile import (
     StepProfiler,
     free_memory,
 )
-from e2e.predict.trace.fake_trace import CannotTrace, Trace
-from e2e.predict.trace.recorder import TracedOp, kind
+from e2e.prediction.trace.fake_trace import CannotTrace, Trace
+from e2e.prediction.trace.recorder import TracedOp, kind
 from e2e.recipes import NO_GRAPHS, cannot_run, recipe_of
 from e2e.results.types import Predicted
-from e2e.train.speed_readings import HostSpeed, SpeedReading, slowdown_range
+from e2e.training.speed_readings import HostSpeed, SpeedReading, slowdown_range
 from kernels.case import Target
 from kernels.error_words import one_line
 

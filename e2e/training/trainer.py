@@ -24,7 +24,7 @@ from e2e.data.datasets.synthetic import SyntheticFeed
 from e2e.data.types import Feed
 from e2e.networks import Network
 from e2e.recipes import DTYPES, Recipe, switch_process
-from e2e.train.optimizer import RecipeOptimizer
+from e2e.training.optimizer import RecipeOptimizer
 
 PRE_CAPTURE_STEPS = 3  # on a side stream: workspaces and optimizer state must exist before capture
 

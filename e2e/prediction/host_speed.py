@@ -13,9 +13,9 @@ from collections.abc import Callable
 
 import torch
 
-from e2e.predict.calibration import paced_network, small_step
+from e2e.prediction.calibration import paced_network, small_step
 from e2e.recipes import switch_tf32
-from e2e.train.speed_readings import HostSpeed, SpeedReading
+from e2e.training.speed_readings import HostSpeed, SpeedReading
 from microbench.timing.stats import median
 
 RECIPE = "amp"

@@ -12,8 +12,8 @@ from typing import Any, cast
 
 import torch
 
-from e2e.predict.trace.fake_trace import Trace
-from e2e.predict.trace.recorder import is_view
+from e2e.prediction.trace.fake_trace import Trace
+from e2e.prediction.trace.recorder import is_view
 from e2e.recipes import DYNAMIC, recipe_of
 
 # Forward calls that autograd notes have a node in the backward pass; views, which are not launched

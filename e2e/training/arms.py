@@ -20,9 +20,9 @@ from e2e.data.types import Data
 from e2e.networks import Network
 from e2e.recipes import NO_GRAPHS, cannot_run, recipe_of
 from e2e.results.types import Training
-from e2e.train.feeds import Feeds, TimedFeed
-from e2e.train.step_timer import CpuSteps, CudaSteps, StepBlock, StepTimer
-from e2e.train.trainer import Trainer, capture_stream
+from e2e.training.feeds import Feeds, TimedFeed
+from e2e.training.step_timer import CpuSteps, CudaSteps, StepBlock, StepTimer
+from e2e.training.trainer import Trainer, capture_stream
 from kernels.case import Target
 from kernels.error_words import first_line, one_line
 from microbench.errors import UserError

@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from e2e.predict.op_timer.kernel_profile import kernels_in, profiled
-from e2e.predict.op_timer.launch_times import (
+from e2e.prediction.op_timer.kernel_profile import kernels_in, profiled
+from e2e.prediction.op_timer.launch_times import (
     HostTimedCall,
     Within,
     backward_thread,
@@ -28,9 +28,9 @@ from e2e.predict.op_timer.launch_times import (
     host_pass,
     host_times,
 )
-from e2e.predict.op_timer.op_timer import MeasuredTime, OpTime, PlacedCall, is_steady, or_why
-from e2e.train.speed_readings import HostSpeed
-from e2e.train.step_timer import union_s
+from e2e.prediction.op_timer.op_timer import MeasuredTime, OpTime, PlacedCall, is_steady, or_why
+from e2e.training.speed_readings import HostSpeed
+from e2e.training.step_timer import union_s
 from kernels.case import Target
 from microbench.device.profiler import KernelTime, is_conversion
 from microbench.timing.stats import median

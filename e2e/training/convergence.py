@@ -11,8 +11,8 @@ import torch
 
 from e2e.data.types import Data
 from e2e.results.types import Repeat, Training
-from e2e.train.arms import Held
-from e2e.train.feeds import feed_of
+from e2e.training.arms import Held
+from e2e.training.feeds import feed_of
 
 EDGE_SHARE = 0.1  # of the steps, at each end, that `first_loss` and `train_loss` are means over
 BEAT_S = 5.0  # seconds between signs of life

@@ -16,9 +16,9 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from e2e.predict.framework_overhead import COUNTED, FrameworkOverhead
-from e2e.predict.op_timer.op_timer import OpTime
-from e2e.predict.queue_model import GraphCosts
+from e2e.prediction.framework_overhead import COUNTED, FrameworkOverhead
+from e2e.prediction.op_timer.op_timer import OpTime
+from e2e.prediction.queue_model import GraphCosts
 from kernels.files import write_atomically
 from kernels.tuned import slug, user_directory
 from microbench.device.host import cpu_name

@@ -14,14 +14,14 @@ import torch
 
 from e2e.case import TrainCase
 from e2e.networks import Network
-from e2e.predict.op_timer.in_situ import time_in_step
-from e2e.predict.op_timer.op_costs import CallTimer, key_of
-from e2e.predict.op_timer.op_timer import TOO_LARGE, OpTime
-from e2e.predict.prediction import needs_more
-from e2e.predict.queue_model import OpCost
-from e2e.predict.trace.fake_trace import CannotTrace, Trace, trace, trace_real
-from e2e.predict.trace.recorder import TracedOp, is_view
-from e2e.train.speed_readings import HostSpeed
+from e2e.prediction.op_timer.in_situ import time_in_step
+from e2e.prediction.op_timer.op_costs import CallTimer, key_of
+from e2e.prediction.op_timer.op_timer import TOO_LARGE, OpTime
+from e2e.prediction.prediction import needs_more
+from e2e.prediction.queue_model import OpCost
+from e2e.prediction.trace.fake_trace import CannotTrace, Trace, trace, trace_real
+from e2e.prediction.trace.recorder import TracedOp, is_view
+from e2e.training.speed_readings import HostSpeed
 from kernels.error_words import one_line
 from microbench.fmt import as_ms
 

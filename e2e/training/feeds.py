@@ -17,7 +17,7 @@ from e2e.data.loaders.cpus import cpu_seconds
 from e2e.data.loaders.pinned import CachedFeed
 from e2e.data.types import Data, LoaderFeed
 from e2e.results.loader_types import LoadCase, load_case
-from e2e.train.step_timer import Tally
+from e2e.training.step_timer import Tally
 
 READY_S = 0.02  # a batch that takes longer to come was not ready
 # Workers that took less than this share of a core for so long rest; they are waited for no longer

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from e2e.predict.op_timer.op_timer import PlacedCall
-from e2e.train.speed_readings import HostSpeed, SpeedBetween
+from e2e.prediction.op_timer.op_timer import PlacedCall
+from e2e.training.speed_readings import HostSpeed, SpeedBetween
 from kernels.aten import Replay
 from microbench.timing.stats import median
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from e2e.train.speedups import IDLE_SHARE
+from e2e.training.speedups import IDLE_SHARE
 
 # CUDA's launch queue: with this many kernels pending, the next one holds the host until the oldest
 # of them has ended.

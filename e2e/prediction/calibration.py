@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from e2e.case import TrainCase
 from e2e.networks import Network, find
 from e2e.networks.network import written
-from e2e.predict.framework_overhead import CalibrationStep, FrameworkOverhead, fitted
-from e2e.predict.op_timer.launch_times import warm
-from e2e.predict.op_timer.op_costs import CallTimer
-from e2e.predict.trace.fake_trace import CannotTrace, Trace, fixed_feed, trace
+from e2e.prediction.framework_overhead import CalibrationStep, FrameworkOverhead, fitted
+from e2e.prediction.op_timer.launch_times import warm
+from e2e.prediction.op_timer.op_costs import CallTimer
+from e2e.prediction.trace.fake_trace import CannotTrace, Trace, fixed_feed, trace
 from e2e.recipes import RECIPES, cannot_run, recipe_of, switch_process
-from e2e.train.speed_readings import HostSpeed, SpeedBetween
-from e2e.train.trainer import Trainer
+from e2e.training.speed_readings import HostSpeed, SpeedBetween
+from e2e.training.trainer import Trainer
 from microbench.timing.stats import median
 
 STEPS, ROUNDS = 10, 7  # in a row; over all networks

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from kernels import OPS
 from kernels.case import Case
-from microbench.payoff import BASELINES, gain
+from microbench.break_even import BASELINES, gain
 from microbench.results.types import Run
 from microbench.runner import weight
 from microbench.sweep import Group
