@@ -22,7 +22,7 @@ from microbench.roofline.model.terms import Rates
 ROOT = Path(__file__).parents[2]
 H200 = ROOT / "results" / "nvidia-h200"
 PAGE = (ROOT / "docs" / "when-fp16-pays.md").read_text(encoding="utf-8")
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+RESULTS = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
 CONV_RUNS = ("conv-channels", "conv-fine", "conv-fp16", "payoff-conv", "layers-resnet50")
 
 
@@ -43,8 +43,8 @@ def test_the_payoff_tables_are_the_run_files(name: str) -> None:
     assert payoff_table(run(name), "fp16") in PAGE
 
 
-def test_the_readme_s_table_is_the_main_command_s() -> None:
-    assert payoff_table(run("conv-fp16"), "fp16") in README
+def test_the_main_command_s_table_is_the_run_file_s() -> None:
+    assert payoff_table(run("conv-fp16"), "fp16") in RESULTS
     gains = [r.speedup["fp32"].ratio for r in run("conv-fp16").results
              if r.case.precision_name == "fp16" and r.case.layout == "nhwc" and
              r.case.dim("c") >= 512]  # fmt: skip
@@ -113,14 +113,14 @@ def test_the_network_s_summary_and_every_layer_s_ratio_are_the_run_file_s() -> N
             assert base / own >= 1.3
 
 
-def test_triton_reaches_what_the_readme_says() -> None:
+def test_triton_s_means_are_the_run_file_s() -> None:
     found = run("layers-resnet50")
     assert found.network is not None
     said = {line.split("fp16 ")[1].split(":")[0]: line for line in
             against_library(found, found.network)}  # fmt: skip
     for which, line in said.items():
         mean = line.split(": ")[1].split(" ")[0]
-        assert f"{which} {mean}" in README
+        assert f"{which} {mean}" in RESULTS
 
 
 def test_the_cliff_is_the_run_file_s() -> None:
