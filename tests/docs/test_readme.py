@@ -59,6 +59,13 @@ def test_the_triton_ratios_are_the_run_file_s() -> None:
         ]
         cells = (name, rival, f"{geometric_mean(ratios):.3f}", f"{min(ratios):.3f}", *between)
         assert f"| {' | '.join(cells)} |" in RESULTS, cells
+    tiles = {
+        r.case.dim("m"): " ".join(r.kernels)
+        for r in run.results
+        if (r.case.backend, r.case.precision_name) == ("cublas", "fp16")
+    }
+    assert "144x128" in tiles[1536]
+    assert "192x192" in tiles[3072]
     int8 = {
         r.case.dim("m"): r.vs_backend["cublaslt"].ratio
         for r in run.results
