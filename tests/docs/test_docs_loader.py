@@ -88,21 +88,25 @@ def test_the_joint_picture_is_the_run_files_own() -> None:
         if t.per_s and (told := t.predicted_per_s)
     ]
     assert len(errors) == 6
-    assert f"error of the six predictions is {100 * median(errors):.1f} %" in SUMMARY
+    assert f"error of the six predicted rates is {100 * median(errors):.1f} %" in SUMMARY
     worst = max(together.values(), key=lambda t: abs((t.predicted_per_s or 0) / (t.per_s or 1) - 1))
     assert (worst.case.recipe, worst.case.workers) == ("fp32", 2)
-    assert f"The worst is {100 * max(errors):.1f} % (FP32, 2 workers)" in SUMMARY
+    assert f"the worst {100 * max(errors):.1f} % (FP32, 2 workers)" in SUMMARY
     waiting = [
         abs(told / t.per_s - 1)
         for t in together.values()
         if t.limit == "data" and t.per_s and (told := t.predicted_per_s)
     ]
     assert len(waiting) == 4
-    assert f"with data loading as the bottleneck, {100 * median(waiting):.1f} %" in SUMMARY
+    assert f"with data loading as the bottleneck it is {100 * median(waiting):.1f} %" in SUMMARY
     equal = interval(together["amp", 2].speedup["fp32"])
     assert f"no difference seen with 2 workers ({equal})" in SUMMARY
+    for workers, sure in ((2, False), (8, False), (16, True)):
+        found = together["amp", workers].speedup["fp32"]
+        assert found.ci95
+        assert (found.ci95[0] > 1) is sure
     ratios = {n: interval(together["amp", n].speedup["fp32"]) for n in (8, 16)}
-    assert f"{ratios[8]} with 8, {ratios[16]} with 16" in SUMMARY
+    assert f"and 8 ({ratios[8]}), {ratios[16]} with 16" in SUMMARY
     pinned = next(
         t for t in run.of(Training) if t.case.loader == "pinned" and t.case.recipe == "amp"
     )

@@ -78,8 +78,7 @@ def test_the_short_error_table_is_the_run_files_own() -> None:
     wrong = [abs(_error(t)) for t in VALIDATED.of(Training) if t.limit != _said(t)]
     assert len(wrong) == 5
     assert (
-        f"five misclassified steps were predicted {min(wrong):.0f} to {max(wrong):.0f} % off"
-        in SUMMARY
+        f"The five misclassified steps were {min(wrong):.0f} to {max(wrong):.0f} % off" in SUMMARY
     )
 
 
@@ -176,7 +175,9 @@ def test_what_is_said_of_single_rows_is_the_run_files_own() -> None:
     said = sum(_said(t) == "gpu" for t in told)
     assert f"{said} eager steps were predicted to have the GPU as the bottleneck. Two" in SAID
     one, other = sorted(slower, key=_paced_error)
-    assert f"were predicted {-_error(one):.0f} and {-_error(other):.0f} % too short" in SAID
+    short = f"{-_error(one):.0f} and {-_error(other):.0f} % too short"
+    assert f"were predicted {short}" in SAID
+    assert f"two steps were {short}" in SUMMARY
     paced = f"({-_paced_error(one):.0f} % too short and {_paced_error(other):.0f} % too long"
     assert f"{paced} when corrected for CPU speed)" in SAID
     quicker = [t for t in told if (t.limit, _said(t)) == ("gpu", "host")]
