@@ -245,6 +245,7 @@ def test_what_is_said_of_the_hosts_steps_is_the_run_files_own() -> None:
     right: dict[bool, list[bool]] = {True: [], False: []}  # by whether the interval holds 1
     for training in ratios:
         found = training.speedup["fp32"]
+        assert found.ci95
         assert training.predicted
         same_side = (training.predicted.speedup["fp32"] > 1) == (found.ratio > 1)
         right[found.ci95[0] <= 1 <= found.ci95[1]].append(same_side)
