@@ -1,8 +1,9 @@
-"""docs/predict.md and docs/ledger.md have the run files' numbers."""
+"""docs/predict.md, docs/ledger.md and their notes have the run files' numbers."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, stdev
@@ -10,7 +11,7 @@ from statistics import fmean, stdev
 import pytest
 
 from e2e.commands.validate import MATRIX, RECIPES
-from e2e.report.errors import error_table, intervals_kept
+from e2e.report.errors import error_table, intervals_kept, limits_named
 from e2e.results.types import Training
 from microbench.report.export import to_markdown
 from microbench.results.runfile import read_run
@@ -19,8 +20,12 @@ from microbench.timing.stats import median
 ROOT = Path(__file__).parents[2]
 H200 = ROOT / "results" / "nvidia-h200"
 PREDICT = (ROOT / "docs" / "predict.md").read_text(encoding="utf-8")
-SAID = " ".join(PREDICT.split())
-METHOD = (ROOT / "docs" / "method.md").read_text(encoding="utf-8")
+SUMMARY = " ".join(PREDICT.split())
+NOTES = ROOT / "docs" / "notes"
+ERRORS = (NOTES / "prediction-errors.md").read_text(encoding="utf-8")
+SAID = " ".join(ERRORS.split())
+MODEL = " ".join((NOTES / "prediction-model.md").read_text(encoding="utf-8").split())
+METHOD = (NOTES / "method.md").read_text(encoding="utf-8")
 LEDGER = (ROOT / "docs" / "ledger.md").read_text(encoding="utf-8")
 README = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
 BEFORE = read_run(H200 / "ledger-resnet50.json")
@@ -38,7 +43,43 @@ def table(markdown: str, title: str) -> str:
 @pytest.mark.parametrize("title", ["Predicted against measured", "The step as predicted"])
 def test_errors_are_the_run_files_own(title: str) -> None:
     for run in (VALIDATED, OUTSIDE):
-        assert table(to_markdown(run), title) in PREDICT
+        assert table(to_markdown(run), title) in ERRORS
+
+
+def test_the_short_error_table_is_the_run_files_own() -> None:
+    inside, outside = (
+        {line.what: line for line in error_table(run.of(Training))} for run in (VALIDATED, OUTSIDE)
+    )
+    rows = {
+        "step time, bottleneck GPU": "step, limited by the GPU",
+        "step time, predicted bottleneck GPU": "step, said to be limited by the GPU",
+        "step time, captured as CUDA graph": "step, captured as a graph",
+        "step time, bottleneck CPU launch": "step, limited by the host",
+        "the same, corrected for CPU speed": "the same, at the host's pace meanwhile",
+        "AMP speed-up over TF32, bottleneck GPU": "AMP's speed-up over tf32, limited by the GPU",
+        "AMP speed-up over TF32, bottleneck CPU launch": (
+            "AMP's speed-up over tf32, limited by the host"
+        ),
+        "peak memory": "peak memory",
+    }
+    for row, what in rows.items():
+        cells = [row]
+        for lines in (inside, outside):
+            line = lines.get(what)
+            cells += (
+                [f"{line.count}", f"{line.median_pct:.1f}", f"{line.largest_pct:.1f}"]
+                if line
+                else [""] * 3
+            )
+        assert re.sub(" +", " ", f"| {' | '.join(cells)} |") in SUMMARY
+    for run, said in ((VALIDATED, "in {} of {} steps"), (OUTSIDE, "and in {} of {} outside")):
+        hits = limits_named(run.of(Training))
+        assert said.format(hits.right, hits.count) in SUMMARY
+    wrong = [abs(_error(t)) for t in VALIDATED.of(Training) if t.limit != _said(t)]
+    assert len(wrong) == 5
+    assert (
+        f"The five misclassified steps were {min(wrong):.0f} to {max(wrong):.0f} % off" in SUMMARY
+    )
 
 
 def test_what_is_said_of_other_networks_is_the_run_files_own() -> None:
@@ -50,7 +91,10 @@ def test_what_is_said_of_other_networks_is_the_run_files_own() -> None:
     assert (len(names) - own, own) == (6, 2)
     assert {t.case.recipe for t in told} == {"tf32", "amp"}
     right = sum(t.limit == _said(t) for t in told)
-    assert f"The limit was named right in {right} of {len(told)}, and every step was" in SAID
+    assert (
+        f"The bottleneck was classified correctly in {right} of {len(told)} steps. "
+        "Every step was within its interval." in SAID
+    )
     for limit in ("gpu", "host"):
         kept = intervals_kept(OUTSIDE.of(Training), limit)
         assert kept.right == kept.count > 0
@@ -94,10 +138,10 @@ def test_amps_excess_beside_tf32_is_the_run_files_own() -> None:
         )
     (others, most, its), (own, less, its_own), (_, paced, its_paced) = said
     assert (others, own) == (6, 6)
-    assert f"by {most} % (±{its}) in six networks that are not in the matrix" in METHOD
+    assert f"by {most} % (±{its}) in six networks outside the matrix" in METHOD
     assert (
-        f"with bindings, by {less} % (±{its_own}) in six that are in the matrix, "
-        f"{paced} (±{its_paced}) for the pace that each step met" in METHOD
+        f"With bindings: by {less} % (±{its_own}) in six inside, "
+        f"{paced} (±{its_paced}) when corrected" in METHOD
     )
 
 
@@ -111,7 +155,9 @@ def test_what_has_been_validated_is_said() -> None:
     assert {t.case.network for t in planned} == MATRIX.keys()
     batches = sum(len(sizes.split(",")) for sizes in MATRIX.values())
     assert len(planned) == batches * len(RECIPES.split(",")) == 64
-    assert "the whole matrix of 64 combinations of twelve networks" in PREDICT
+    assert "the whole matrix of 64 combinations of twelve networks" in ERRORS
+    assert "64 combinations of twelve networks, four recipes and one or two batches" in SUMMARY
+    assert f"and {captured} steps captured as CUDA graphs" in SUMMARY
     assert f"and {captured} captured steps" in SAID
     assert f"64 combinations of twelve networks and {captured} captured steps" in README
 
@@ -120,26 +166,29 @@ def test_what_is_said_of_single_rows_is_the_run_files_own() -> None:
     told = [t for t in VALIDATED.of(Training) if t.predicted and not t.case.graph]
     foreseen = sorted(abs(_error(t)) for t in told if t.limit == "gpu" == _said(t))
     but_one, within = (math.ceil(10 * error) / 10 for error in foreseen[-2:])
-    assert (
-        f"all {len(foreseen)} steps were told within {within:.1f} %, "
-        f"all but one within {but_one:.1f} %" in SAID
-    )
+    for text in (SAID, SUMMARY):
+        assert (
+            f"all {len(foreseen)} steps were predicted within {within:.1f} %, "
+            f"all but one within {but_one:.1f} %" in text
+        )
     slower = [t for t in told if (t.limit, _said(t)) == ("host", "gpu")]
     said = sum(_said(t) == "gpu" for t in told)
-    assert f"of {said} that were said to be the GPU's, two met a slower host" in SAID
+    assert f"{said} eager steps were predicted to have the GPU as the bottleneck. Two" in SAID
     one, other = sorted(slower, key=_paced_error)
-    assert f"were told {-_error(one):.0f} and {-_error(other):.0f} % too short" in SAID
+    short = f"{-_error(one):.0f} and {-_error(other):.0f} % too short"
+    assert f"were predicted {short}" in SAID
+    assert f"two steps were {short}" in SUMMARY
     paced = f"({-_paced_error(one):.0f} % too short and {_paced_error(other):.0f} % too long"
-    assert f"{paced} for the pace that was seen meanwhile" in SAID
+    assert f"{paced} when corrected for CPU speed)" in SAID
     quicker = [t for t in told if (t.limit, _said(t)) == ("gpu", "host")]
     amp, bf16, wide = sorted(quicker, key=_error, reverse=True)
     assert [(t.case.network, t.case.recipe) for t in (amp, bf16, wide)] == [
         ("convnext_tiny", "amp"), ("convnext_tiny", "amp-bf16"), ("wrn-16-4", "amp-bf16")
     ]  # fmt: skip
-    assert f"told {_error(amp):.0f} and {_error(bf16):.0f} % too long, and wrn-16-4's" in SAID
-    assert f"at batch {wide.case.batch}, {_error(wide):.0f} % too long" in SAID
+    assert f"predicted {_error(amp):.0f} and {_error(bf16):.0f} % too long, and wrn-16-4" in SAID
+    assert f"at batch {wide.case.batch}, predicted {_error(wide):.0f} % too long" in SAID
     first, second, third = (f"{_paced_error(t):.0f}" for t in (amp, bf16, wide))
-    assert f"meanwhile, {first}, {second} and {third} % too long" in SAID
+    assert f"Corrected for CPU speed, the errors are {first}, {second} and {third} %" in SAID
     wrong = len(slower) + len(quicker)
     assert wrong == 5 == sum(t.limit != _said(t) for t in VALIDATED.of(Training))
 
@@ -147,7 +196,7 @@ def test_what_is_said_of_single_rows_is_the_run_files_own() -> None:
 def test_what_is_said_of_the_hosts_steps_is_the_run_files_own() -> None:
     host = [t for t in VALIDATED.of(Training) if t.limit == "host" and t.steps and t.predicted]
     blocks = [len(t.steps.blocks_s) for t in host if t.steps]
-    assert f"rest on {min(blocks)} to {max(blocks)} blocks each" in SAID
+    assert f"Each measured median rests on {min(blocks)} to {max(blocks)} blocks" in SAID
     outside = [0, 0]
     for training in host:
         steps, told = training.steps, training.predicted
@@ -157,18 +206,20 @@ def test_what_is_said_of_the_hosts_steps_is_the_run_files_own() -> None:
         low, high = steps.ci95_s
         for i, step_s in enumerate((told.step_s, told.paced_s or 0.0)):
             outside[i] += not low <= step_s <= high
-    assert f"{outside[0]} of the {len(host)} predictions lie outside these" in SAID
-    assert f"intervals, {outside[1]} at the pace meanwhile" in SAID
+    assert f"{outside[0]} of the {len(host)} predictions are outside these" in SAID
+    assert f"intervals, {outside[1]} when corrected" in SAID
     errors = [t.predicted for t in host if t.predicted]
     short = sum((told.error_pct or 0.0) < 0 for told in errors)
     still = sum((t.predicted.paced_s or 0.0) < (t.step_s or 0.0) for t in host if t.predicted)
-    assert f"{short} of the {len(host)} were told too short, {still} at the pace" in SAID
+    assert f"{short} of the {len(host)} were predicted too short, {still} when corrected" in SAID
     kept = intervals_kept(VALIDATED.of(Training), "host")
-    assert f"and held {kept.right} of {kept.count}" in SAID
+    assert f"They contained {kept.right} of {kept.count}." in SAID
+    assert f"It contained {kept.right} of {kept.count} steps of the matrix" in SUMMARY
     wide = [
         high / low for t in host if t.predicted for low, high in [t.predicted.interval_s or (1, 1)]
     ]
-    assert f"their upper end {median(wide):.1f} times the lower" in SAID
+    assert f"upper end is {median(wide):.1f} times the lower end" in SAID
+    assert f"upper end is {median(wide):.1f} times its lower end" in SUMMARY
     by_busy: dict[bool, list[float]] = {True: [], False: []}
     for training in host:
         assert training.steps
@@ -183,8 +234,8 @@ def test_what_is_said_of_the_hosts_steps_is_the_run_files_own() -> None:
         if recipe == "amp" and (network, batch, "amp-bf16") in by_case
     }
     assert max(twins, key=lambda case: twins[case]) == ("mobilenet_v2", 128)
-    apart = f"told {median(list(twins.values())):.0f} % apart in the median, and"
-    assert f"{apart} {max(twins.values()):.0f} % at most (mobilenet_v2's)" in SAID
+    apart = f"are {median(list(twins.values())):.0f} points apart (median) and"
+    assert f"{apart} {max(twins.values()):.0f} (worst, mobilenet_v2)" in SAID
     names = {"fp32": "FP32 ({} steps)", "tf32": "TF32 ({})", "amp": "AMP ({})"}
     for recipe, name in {**names, "amp-bf16": "bfloat16 ({})"}.items():
         errors_at_pace = [_paced_error(t) for t in host if t.case.recipe == recipe]
@@ -194,36 +245,35 @@ def test_what_is_said_of_the_hosts_steps_is_the_run_files_own() -> None:
     right: dict[bool, list[bool]] = {True: [], False: []}  # by whether the interval holds 1
     for training in ratios:
         found = training.speedup["fp32"]
+        assert found.ci95
         assert training.predicted
         same_side = (training.predicted.speedup["fp32"] > 1) == (found.ratio > 1)
         right[found.ci95[0] <= 1 <= found.ci95[1]].append(same_side)
     assert f"in {sum(right[True] + right[False])} of {len(ratios)} cases: in" in SAID
-    clear = f"in {sum(right[False])} of the {len(right[False])} whose measured interval does not"
-    assert f"{clear} hold 1, and in {sum(right[True])} of the {len(right[True])} others" in SAID
+    clear = f"in {sum(right[False])} of the {len(right[False])} whose measured interval"
+    assert f"{clear} excludes 1, and in {sum(right[True])} of the {len(right[True])} others" in SAID
 
 
 def test_what_is_said_of_the_host_is_the_run_files_own() -> None:
     lines = {line.what: line for line in error_table(VALIDATED.of(Training))}
     ratios = [lines[f"AMP's speed-up over {base}, limited by the GPU"] for base in ("fp32", "tf32")]
     over_fp32, over_tf32 = ratios
-    assert f"told {over_fp32.median_pct:.1f} % off in the median over FP32" in SAID
+    assert f"Its median error is {over_fp32.median_pct:.1f} % over FP32" in SAID
     assert f"and {over_tf32.median_pct:.1f} % over TF32" in SAID
     assert {line.worst for line in ratios} == {"convnext_tiny amp nhwc batch 64"}
     most = max(line.largest_pct for line in ratios)
-    assert f"and {most:.1f} % at most (convnext_tiny's, see above)" in SAID
+    assert f"the worst is {most:.1f} % (convnext_tiny, see above)" in SAID
     told = lines["step, limited by the host"]
     paced = lines["the same, at the host's pace meanwhile"]
-    assert (
-        f"{told.median_pct:.1f} % in the median become {paced.median_pct:.1f} % at the pace" in SAID
-    )
-    assert f"{told.largest_pct:.1f} % at most become {paced.largest_pct:.1f}" in SAID
+    assert f"the median error goes from {told.median_pct:.1f} % to {paced.median_pct:.1f} %" in SAID
+    assert f"the worst from {told.largest_pct:.1f} % to {paced.largest_pct:.1f} %" in SAID
     widths = [
         (t.steps.ci95_s[1] - t.steps.ci95_s[0]) / t.steps.median_s
         for t in VALIDATED.of(Training)
         if t.limit == "host" and t.steps and t.steps.ci95_s and not t.case.graph
     ]
-    assert f"wider than {100 * median(widths):.0f} % of themselves" in SAID
-    assert f"the widest of {100 * max(widths):.0f} %" in SAID
+    assert f"wider than {100 * median(widths):.0f} % of the median" in SAID
+    assert f"the widest is {100 * max(widths):.0f} %" in SAID
 
 
 def test_the_last_of_all_validations_is_this_one() -> None:
@@ -240,9 +290,9 @@ def test_the_last_of_all_validations_is_this_one() -> None:
     columns.append(f"{median([_paced_error(t) for t in host]):+.1f}")
     right = sum(t.limit == _said(t) for t in VALIDATED.of(Training) if t.predicted)
     columns.append(f"{right} of {len(VALIDATED.of(Training))}")
-    *_, last = table(METHOD, "### What a validation is worth").splitlines()
+    *_, last = table(METHOD, "## Earlier validations").splitlines()
     assert last.startswith("| calls by torch's bindings;")
-    assert last.endswith(f" beside | {' | '.join(columns)} |")
+    assert last.endswith(f" of ours | {' | '.join(columns)} |")
 
 
 def test_the_gaps_of_captured_steps_are_the_run_files_own() -> None:
@@ -253,7 +303,7 @@ def test_the_gaps_of_captured_steps_are_the_run_files_own() -> None:
         for one in (t.steps for t in captured)
         if one
     ]
-    assert f"by {min(gaps_us):.2f} to {max(gaps_us):.2f} us in the four networks" in SAID
+    assert f"was {min(gaps_us):.2f} to {max(gaps_us):.2f} us in the four networks" in SAID
 
 
 def test_what_is_said_of_captured_steps_is_the_run_files_own() -> None:
@@ -263,7 +313,7 @@ def test_what_is_said_of_captured_steps_is_the_run_files_own() -> None:
         if one.what == "step, captured as a graph"
     )
     assert line.worst == "resnet50 tf32 nhwc batch 8 graph"
-    assert f"under TF32, {line.largest_pct:.1f} % too long" in SAID
+    assert f"under TF32, predicted {line.largest_pct:.1f} % too long" in SAID
     (gpt,) = (
         t for t in VALIDATED.of(Training)
         if t.case.graph and (t.case.network, t.case.recipe) == ("gpt", "amp")
@@ -271,17 +321,31 @@ def test_what_is_said_of_captured_steps_is_the_run_files_own() -> None:
     assert gpt.state is not None
     assert "power cap" in gpt.state.throttle
     assert gpt.predicted is not None
-    assert f"is {gpt.predicted.error_pct:.1f} % off under AMP" in SAID
+    assert f"power limit, is {gpt.predicted.error_pct:.1f} % off" in SAID
 
 
 def test_the_other_layouts_fixes_are_the_run_files_own() -> None:
     verified = to_markdown(read_run(H200 / "verify-resnet50-nchw.json"))
-    assert table(verified, "What would make it faster: tf32") in LEDGER
+    fixes = table(verified, "What would make it faster: tf32")
+    assert fixes in ERRORS
+    _short_rows_are(fixes, "TF32, NCHW, batch 128")
 
 
-@pytest.mark.parametrize("title", ["From fp32 to amp", "What would make it faster: amp"])
-def test_the_ledger_and_its_fixes_are_the_run_files_own(title: str) -> None:
-    assert table(to_markdown(VERIFIED), title) in LEDGER
+def test_the_ledger_and_its_fixes_are_the_run_files_own() -> None:
+    verified = to_markdown(VERIFIED)
+    assert table(verified, "From fp32 to amp") in LEDGER
+    fixes = table(verified, "What would make it faster: amp")
+    assert fixes in ERRORS
+    _short_rows_are(fixes, "AMP, NHWC, batch 256")
+
+
+def _short_rows_are(fixes: str, base: str) -> None:
+    """The ledger's short table has each measured fix of a full one."""
+    _, _, *rows = fixes.splitlines()
+    for row in rows:
+        _, fix, predicted, measured, *_ = (cell.strip() for cell in row.strip("|").split("|"))
+        if measured:
+            assert f"| {base} | {fix} | {predicted or 'not predicted'} | {measured} |" in LEDGER
 
 
 def test_verifying_changes_nothing_of_the_ledger() -> None:
@@ -315,15 +379,16 @@ def test_what_predicting_took_is_the_run_files_own() -> None:
         for stage, seconds in told.took_s.items():
             stages[stage] = stages.get(stage, 0.0) + seconds
     seconds = sum(stages.values()) - stages["host"]
-    assert f"took {seconds:.0f} s there, {stages['operations']:.0f} s of them" in PREDICT
-    assert f"{stages['tracing']:.0f} s tracing" in PREDICT
+    assert f"in three recipes took {seconds:.0f} s. Benchmarking" in SUMMARY
+    assert f"its calls took {stages['operations']:.0f} s of them" in SUMMARY
+    assert f"tracing took {stages['tracing']:.0f} s" in MODEL
     fp32 = VERIFIED.of(Training)[0]
     assert fp32.predicted is not None
-    assert f"({fp32.predicted.took_s['operations']:.0f} s FP32's" in PREDICT
-    assert f"was set up in {fp32.setup_s or 0:.1f} s after" in PREDICT
+    assert f"{fp32.predicted.took_s['operations']:.0f} s of them FP32's" in MODEL
+    assert f"was set up in {fp32.setup_s or 0:.1f} s after" in MODEL
     longest_s = max(t.setup_s or 0 for t in VALIDATED.of(Training))
-    assert f"no arm took over {math.ceil(10 * longest_s) / 10:.1f} s" in PREDICT
-    assert f"Learning the host took {stages['host']:.0f} s more" in PREDICT
+    assert f"no setup took over {math.ceil(10 * longest_s) / 10:.1f} s" in MODEL
+    assert f"Calibrating the CPU model took {stages['host']:.0f} s more" in SUMMARY
 
 
 def test_the_readme_says_the_same() -> None:
