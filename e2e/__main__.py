@@ -141,7 +141,7 @@ def predict(network: str, **options: Any) -> None:
 @_options("validate")
 def validate(networks: str | None, batch: str | None, **options: Any) -> None:
     """Predict and measure a matrix of networks, recipes and batches: the error table."""
-    from e2e.commands.validate import run_validation
+    from e2e.commands.train import run_validation
 
     run_validation(networks, batch, options)
 
@@ -183,10 +183,9 @@ def make_data(folder: Path, **options: Any) -> None:
 @app.command(name="list")
 def list_networks() -> None:
     """The networks and the loaders that are known by name."""
-    from e2e.commands.list import print_loaders, print_networks
+    from e2e.commands.list import print_names
 
-    print_networks()
-    print_loaders()
+    print_names()
 
 
 def main(arguments: list[str] | None = None) -> int:

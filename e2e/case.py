@@ -111,6 +111,18 @@ def of_case(
     return asked | {"label": label, "varied": varied, "least": least}
 
 
+def setting(
+    default: Any, help: str = "", *, label: Label | None = None, asked: Any = AS_FIELD, **said: Any
+) -> Any:
+    """A field of `TrainCase`; `asked` is the default of its option, where that is another."""
+    return field(default=default, metadata=of_case(help, label=label, default=asked, **said))
+
+
+def choice(default: Any, help: str, **said: Any) -> Any:
+    """A field that is an option; see `microbench.command_line.option`."""
+    return field(default=default, metadata=option(help, **said))
+
+
 # ---------------------------------------------------------------- the options
 
 
@@ -138,96 +150,54 @@ class TrainCase:
     input: str = field(
         metadata=of_case(label=lambda case: "input " * ("x" not in case.input) + case.input)
     )
-    layout: str = field(
-        default="nchw", metadata=of_case(label=lambda case: case.layout, varied=True)
-    )
-    optimizer: str = field(
-        default="sgd", metadata=of_case(label=lambda case: case.optimizer, varied=True)
-    )
-    fused: bool = field(
-        default=True,
-        metadata=of_case(
-            "The optimizer in one kernel", written="--fused/--no-fused", varied=True,
-            label=lambda case: "" if case.fused else "unfused",
-        ),
+    layout: str = setting("nchw", label=lambda case: case.layout, varied=True)
+    optimizer: str = setting("sgd", label=lambda case: case.optimizer, varied=True)
+    fused: bool = setting(
+        True, "The optimizer in one kernel", written="--fused/--no-fused", varied=True,
+        label=lambda case: "" if case.fused else "unfused",
     )  # fmt: skip
-    compile: bool = field(
-        default=False,
-        metadata=of_case(
-            "torch.compile, in every recipe", varied=True,
-            label=lambda case: "+compile" if case.compile else "",
-        ),
+    compile: bool = setting(
+        False, "torch.compile, in every recipe", varied=True,
+        label=lambda case: "+compile" if case.compile else "",
     )  # fmt: skip
-    graph: bool = field(
-        default=False,
-        metadata=of_case(
-            "Capture the step as a CUDA graph, in every recipe", varied=True,
-            label=lambda case: "+graph" if case.graph else "",
-        ),
+    graph: bool = setting(
+        False, "Capture the step as a CUDA graph, in every recipe", varied=True,
+        label=lambda case: "+graph" if case.graph else "",
     )  # fmt: skip
-    accumulate: int = field(default=1, metadata=of_case("Batches a step", least=1))
-    loss_scale: float | None = field(
-        default=None,
-        metadata=of_case(
-            "A static scale in place of the recipe's", varied=True, check=_check_scale,
-            label=lambda case: "" if case.loss_scale is None else f"scale {case.loss_scale:g}",
-        ),
+    accumulate: int = setting(1, "Batches a step", least=1)
+    loss_scale: float | None = setting(
+        None, "A static scale in place of the recipe's", varied=True, check=_check_scale,
+        label=lambda case: "" if case.loss_scale is None else f"scale {case.loss_scale:g}",
     )  # fmt: skip
-    keep_batchnorm_fp32: bool = field(
-        default=False,
-        metadata=of_case(
-            "Whatever the recipe says", varied=True,
-            label=lambda case: "bn fp32" if case.keep_batchnorm_fp32 else "",
-        ),
+    keep_batchnorm_fp32: bool = setting(
+        False, "Whatever the recipe says", varied=True,
+        label=lambda case: "bn fp32" if case.keep_batchnorm_fp32 else "",
     )  # fmt: skip
-    label_smoothing: float = field(
-        default=0.0,
-        metadata=of_case(
-            "Share of a target spread over classes", check=_check_smoothing,
-            label=lambda c: f"smoothing {c.label_smoothing:g}" if c.label_smoothing else "",
-        ),
+    label_smoothing: float = setting(
+        0.0, "Share of a target spread over classes", check=_check_smoothing,
+        label=lambda c: f"smoothing {c.label_smoothing:g}" if c.label_smoothing else "",
     )  # fmt: skip
-    data: str = field(default="synthetic", metadata=of_case(label=lambda case: f"{case.data} data"))
-    loader: str = field(
-        default="synthetic",
-        metadata=of_case(
-            "What turns data into batches  [default: usual; see `list`]", default=None,
-            label=_loader,
-        ),
+    data: str = setting("synthetic", label=lambda case: f"{case.data} data")
+    loader: str = setting(
+        "synthetic", "What turns data into batches  [default: usual; see `list`]", asked=None,
+        label=_loader,
     )  # fmt: skip
-    workers: int = field(
-        default=0,
-        metadata=of_case(
-            "Processes that load images", default=4, least=0,
-            label=lambda case: _count(case.workers, "worker") if case.workers else "",
-        ),
+    workers: int = setting(
+        0, "Processes that load images", asked=4, least=0,
+        label=lambda case: _count(case.workers, "worker") if case.workers else "",
     )  # fmt: skip
-    cached: bool = field(
-        default=False,
-        metadata=of_case(label=lambda case: "batches thrown away" if case.cached else ""),
-    )
-    cold: bool = field(
-        default=False, metadata=of_case(label=lambda case: "cold files" if case.cold else "")
-    )
-    prefetch: int = field(
-        default=0,
-        metadata=of_case(
-            "Batches that each of them is ahead  [default: 2]", default=None, least=0,
-            check=at_least(1),
-        ),
+    cached: bool = setting(False, label=lambda case: "batches thrown away" if case.cached else "")
+    cold: bool = setting(False, label=lambda case: "cold files" if case.cold else "")
+    prefetch: int = setting(
+        0, "Batches that each of them is ahead  [default: 2]", asked=None, least=0,
+        check=at_least(1),
     )  # fmt: skip
-    cpus: int = field(
-        default=0,
-        metadata=of_case(
-            "Cores the run may use  [default: all]", default=None, least=0, check=_check_cpus,
-            label=lambda case: _count(case.cpus, "core") if case.cpus else "",
-        ),
+    cpus: int = setting(
+        0, "Cores the run may use  [default: all]", asked=None, least=0, check=_check_cpus,
+        label=lambda case: _count(case.cpus, "core") if case.cpus else "",
     )  # fmt: skip
-    gpus: int = field(
-        default=1,
-        metadata=of_case(
-            label=lambda case: _count(case.gpus, "GPU") if case.gpus > 1 else "", least=1
-        ),
+    gpus: int = setting(
+        1, label=lambda case: _count(case.gpus, "GPU") if case.gpus > 1 else "", least=1
     )
 
     @property
@@ -284,28 +254,15 @@ class ArmOptions:
     Text may name several values; `base` is a case with all settings that every arm takes as given.
     """
 
-    amp: bool = field(
-        default=False, metadata=option("fp32, tf32 and AMP side by side (the default)")
+    amp: bool = choice(False, "fp32, tf32 and AMP side by side (the default)")
+    recipe: str | None = choice(
+        None, "fp32,tf32,amp,amp-bf16,fp16,bf16,O0..O3 (see train --explain)"
     )
-    recipe: str | None = field(
-        default=None,
-        metadata=option("fp32,tf32,amp,amp-bf16,fp16,bf16,O0..O3 (see train --explain)"),
-    )
-    ladder: bool = field(
-        default=False, metadata=option("From fp32 to a CUDA graph, one change a rung")
-    )
-    batch: str | None = field(
-        default=None,
-        metadata=option("Samples in a forward pass: 256, 128..2048 [default: usual]"),
-    )
-    layout: str | None = field(
-        default=None, metadata=option("nchw, nhwc (channels_last)  [default: nhwc on a GPU]")
-    )
-    optimizer: str | None = field(
-        default=None,
-        metadata=option(
-            "sgd, adam or adamw  [default: the network's usual]", check=one_of(OPTIMIZERS)
-        ),
+    ladder: bool = choice(False, "From fp32 to a CUDA graph, one change a rung")
+    batch: str | None = choice(None, "Samples in a forward pass: 256, 128..2048 [default: usual]")
+    layout: str | None = choice(None, "nchw, nhwc (channels_last)  [default: nhwc on a GPU]")
+    optimizer: str | None = choice(
+        None, "sgd, adam or adamw  [default: the network's usual]", check=one_of(OPTIMIZERS)
     )
     base: TrainCase = TrainCase("", "", 1, "")
 
@@ -318,43 +275,25 @@ class TrainSettings:
     that do not say otherwise.
     """
 
-    device: str = field(default="auto", metadata=option("auto, cuda, cuda:N or cpu"))
+    device: str = choice("auto", "auto, cuda, cuda:N or cpu")
     network: str = ""
-    data: str = field(
-        default="synthetic", metadata=option("synthetic, generated, cifar10:DIR or folder:DIR")
+    data: str = choice("synthetic", "synthetic, generated, cifar10:DIR or folder:DIR")
+    input: tuple[int, ...] | None = choice(
+        None, "Shape of a sample: 3x512x512, or 512 for tokens", type=str
     )
-    input: tuple[int, ...] | None = field(
-        default=None,
-        metadata=option("Shape of a sample: 3x512x512, or 512 for tokens", type=str),
+    loss: str | None = choice(None, "module:function, called as loss(output, target)")
+    seed: int = choice(
+        1, "The first seed: weights and order of the data", check=check_seed, kept=True
     )
-    loss: str | None = field(
-        default=None, metadata=option("module:function, called as loss(output, target)")
+    lr: float | None = choice(
+        None, "Learning rate  [default: the network's usual]", check=_check_rate, kept=True
     )
-    seed: int = field(
-        default=1,
-        metadata=option(
-            "The first seed: weights and order of the data", check=check_seed, kept=True
-        ),
+    warmup: int = choice(0, "Steps in which the rate rises from 0", check=at_least(0), kept=True)
+    strict: bool = choice(False, "End at the first broken image")
+    on_worker_death: str = choice(
+        "stop", "stop, or restart the loader's processes", check=_check_death
     )
-    lr: float | None = field(
-        default=None,
-        metadata=option(
-            "Learning rate  [default: the network's usual]", check=_check_rate, kept=True
-        ),
-    )
-    warmup: int = field(
-        default=0,
-        metadata=option("Steps in which the rate rises from 0", check=at_least(0), kept=True),
-    )
-    strict: bool = field(default=False, metadata=option("End at the first broken image"))
-    on_worker_death: str = field(
-        default="stop",
-        metadata=option("stop, or restart the loader's processes", check=_check_death),
-    )
-    allow_run: bool = field(
-        default=False,
-        metadata=option("Run real steps for what can be told by nothing else"),
-    )
+    allow_run: bool = choice(False, "Run real steps for what can be told by nothing else")
     case: TrainCase = TrainCase("", "", 1, "")
 
 
@@ -365,31 +304,20 @@ class TrainRequest:
     arms: ArmOptions
     settings: TrainSettings
     outputs: Outputs
-    iterations: int | None = field(
-        default=None,
-        metadata=option("Train so many steps and evaluate", check=at_least(1), kept=True),
+    iterations: int | None = choice(
+        None, "Train so many steps and evaluate", check=at_least(1), kept=True
     )
-    epochs: int | None = field(
-        default=None,
-        metadata=option("The same, in passes over the data", check=at_least(1), kept=True),
+    epochs: int | None = choice(
+        None, "The same, in passes over the data", check=at_least(1), kept=True
     )
-    repeats: int = field(
-        default=1,
-        metadata=option("Trainings of each recipe, from seeds in a row", check=at_least(1)),
-    )
-    predict: bool | None = field(
-        default=None,
-        metadata=option(
-            "Predict each step before it is timed; a ledger  [default: on a GPU]",
-            written="--predict/--no-predict",
-        ),
-    )
-    verify: bool = field(
-        default=False, metadata=option("Measure the fixes that the prediction proposes")
-    )
-    budget: float | None = field(
-        default=None,
-        metadata=option("Seconds of timing a comparison  [default: 10 an arm]", check=check_budget),
+    repeats: int = choice(1, "Trainings of each recipe, from seeds in a row", check=at_least(1))
+    predict: bool | None = choice(
+        None, "Predict each step before it is timed; a ledger  [default: on a GPU]",
+        written="--predict/--no-predict",
+    )  # fmt: skip
+    verify: bool = choice(False, "Measure the fixes that the prediction proposes")
+    budget: float | None = choice(
+        None, "Seconds of timing a comparison  [default: 10 an arm]", check=check_budget
     )
     train: bool = True
 

@@ -1,12 +1,10 @@
-"""What a measurement is about: a `Case`, the `Target` it runs on, and the `Op` that prepares it."""
+"""What a measurement is about: a `Case`, the `Target` it runs on, and a case ready to launch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
-from typing import Protocol
 
 from kernels.precision import Precision, precision
 
@@ -97,93 +95,3 @@ class Prepared:
 
 class CannotRun(Exception):
     """The case cannot run here; the message is the reason a person reads."""
-
-
-class Op(Protocol):
-    """An operation that can be measured. Registered in `kernels.OPS`."""
-
-    name: str
-    backends: Mapping[str, str]  # name -> what it is
-    dims: tuple[str, ...]  # the integer ones
-    layouts: tuple[str, ...]
-    axis_name: str  # what `axis` counts
-
-    def validate(self, case: Case) -> None:
-        """ValueError when the case is no problem of this op."""
-        ...
-
-    def cannot_run(self, case: Case, target: Target) -> str | None:
-        """Why the case cannot run on the target, or None."""
-        ...
-
-    def default_backends(self, kind: str) -> tuple[str, ...]:
-        """What is measured on a kind of device when the user names no back end."""
-        ...
-
-    def library_backend(self, kind: str) -> str:
-        """The back end that baselines are measured with on a kind of device."""
-        ...
-
-    def flops(self, case: Case) -> int:
-        """Useful floating-point (or integer) operations of one launch."""
-        ...
-
-    def min_bytes(self, case: Case) -> int:
-        """Fewest bytes through device memory: inputs read once, output written once."""
-        ...
-
-    def tolerance(self, case: Case) -> float:
-        """The largest relative error against float64 that is right."""
-        ...
-
-    def may_run_exactly(self, case: Case) -> bool:
-        """Whether the back end is only *allowed* the precision's arithmetic, and may do better."""
-        ...
-
-    def gemm(self, case: Case) -> tuple[int, int, int]:
-        """(M, N, K) of the product that the case is, or is done as."""
-        ...
-
-    def misaligned(self, case: Case) -> tuple[str, int] | None:
-        """("K=4095", 8190) where rows do not start on 16 bytes: why, and a row's bytes."""
-        ...
-
-    def aligned(self, case: Case) -> Case:
-        """The case padded up until `misaligned` has nothing to say."""
-        ...
-
-    def size(self, case: Case) -> str:
-        """The size in a word: "4096", "64x256"."""
-        ...
-
-    def axis(self, case: Case) -> int | None:
-        """The size as one number, where it is one: what charts run along."""
-        ...
-
-    def setting(self, case: Case) -> Mapping[str, str]:
-        """What else the case is, beside size, precision and back end, by name."""
-        ...
-
-    def probe(self, case: Case) -> Case:
-        """A small case of the same kind."""
-        ...
-
-    def save_tuned(self, case: Case, target: Target, label: str) -> Path:
-        """Record the Triton configuration that won a search; the path of the user's table."""
-        ...
-
-    def session(self, target: Target, seed: int) -> OpSession:
-        """Where operands live while the arms of one comparison share them."""
-        ...
-
-
-class OpSession(Protocol):
-    """Prepares cases; arms of one group that store the same operands share the memory."""
-
-    def prepare(self, case: Case, *, tune: bool = False) -> Prepared:
-        """Allocate, fill and bind. Raises CannotRun with a reason, or torch.OutOfMemoryError."""
-        ...
-
-    def close(self) -> None:
-        """Free what is shared."""
-        ...

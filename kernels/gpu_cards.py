@@ -28,8 +28,7 @@ from kernels.precision import Capability, Precision
 TERA = 1e12
 GIGA = 1e9
 
-TURING_FP64_PER_FP32 = 1 / 32
-GRAPHICS_DIE_FP64_PER_FP32 = 1 / 64
+TURING_FP64, GRAPHICS_FP64 = 1 / 32, 1 / 64  # of the fp32 rate
 
 AMPERE_WHITEPAPER = (
     "https://images.nvidia.com/aem-dam/en-zz/Solutions/data-center/"
@@ -70,20 +69,31 @@ def _tera(**rates: float) -> dict[str, float]:
     return {name.replace("_", "-"): rate * TERA for name, rate in rates.items()}
 
 
+def _sparse(fp64: float, fp32: float, tf32: float, fp16: float, fp8: float) -> dict[str, float]:
+    """FLOP/s where a sheet prints Tensor Core figures with sparsity: halved, but for fp64 and fp32.
+
+    In TFLOP/s; bf16 and fp16's accumulation are as fast as fp16, int8 as fp8.
+    """
+    dense16, dense8 = fp16 / 2, fp8 / 2
+    return _tera(
+        fp64=fp64, fp32=fp32, tf32=tf32 / 2, fp16=dense16, fp16_acc16=dense16, bf16=dense16,
+        fp8=dense8, int8=dense8,
+    )  # fmt: skip
+
+
+def _geforce(fp32: float, fp16: float, fp16_acc16: float, **more: float) -> dict[str, float]:
+    """FLOP/s of a GeForce part, in TFLOP/s: tf32 is as fast as fp32, bf16 as fp16."""
+    return _tera(
+        fp64=fp32 * GRAPHICS_FP64, fp32=fp32, tf32=fp32, fp16=fp16, fp16_acc16=fp16_acc16,
+        bf16=fp16, **more,
+    )  # fmt: skip
+
+
 _A100_GEMM = _tera(fp64=19.5, fp32=19.5, tf32=156, fp16=312, fp16_acc16=312, bf16=312, int8=624)
 _A100_SIMT = _tera(fp64=9.7, fp32=19.5, fp16=78, bf16=39)
 
 # The H100 SXM and H200 sheets print the same rates: one GH100 configuration, two memories.
-_GH100_SXM_GEMM = _tera(
-    fp64=67,
-    fp32=67,
-    tf32=989 / 2,
-    fp16=1979 / 2,
-    fp16_acc16=1979 / 2,
-    bf16=1979 / 2,
-    fp8=3958 / 2,
-    int8=3958 / 2,
-)
+_GH100_SXM_GEMM = _sparse(fp64=67, fp32=67, tf32=989, fp16=1979, fp8=3958)
 _GH100_SXM_SIMT = _tera(fp64=34, fp32=67, fp16=133.8, bf16=133.8)
 
 _GH100_SXM_CLOCK_NOTE = (
@@ -115,10 +125,8 @@ CARDS: tuple[Card, ...] = (
         match=("Tesla T4",),
         capability=(7, 5),
         sms=40,
-        flop_per_s=_tera(
-            fp64=8.1 * TURING_FP64_PER_FP32, fp32=8.1, fp16=65, fp16_acc16=65, int8=130
-        ),
-        simt_flop_per_s=_tera(fp64=8.1 * TURING_FP64_PER_FP32, fp32=8.1),
+        flop_per_s=_tera(fp64=8.1 * TURING_FP64, fp32=8.1, fp16=65, fp16_acc16=65, int8=130),
+        simt_flop_per_s=_tera(fp64=8.1 * TURING_FP64, fp32=8.1),
         byte_per_s=320 * GIGA,
         reference=(
             "https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/tesla-t4/"
@@ -164,7 +172,7 @@ CARDS: tuple[Card, ...] = (
         capability=(8, 6),
         sms=72,
         flop_per_s=_tera(
-            fp64=31.2 * GRAPHICS_DIE_FP64_PER_FP32,
+            fp64=31.2 * GRAPHICS_FP64,
             fp32=31.2,
             tf32=62.5,
             fp16=125,
@@ -172,7 +180,7 @@ CARDS: tuple[Card, ...] = (
             bf16=125,
             int8=250,
         ),
-        simt_flop_per_s=_tera(fp64=31.2 * GRAPHICS_DIE_FP64_PER_FP32, fp32=31.2),
+        simt_flop_per_s=_tera(fp64=31.2 * GRAPHICS_FP64, fp32=31.2),
         byte_per_s=600 * GIGA,
         reference=(
             "https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/a10/pdf/"
@@ -188,17 +196,8 @@ CARDS: tuple[Card, ...] = (
         match=("NVIDIA L4",),
         capability=(8, 9),
         sms=58,
-        flop_per_s=_tera(
-            fp64=30.3 * GRAPHICS_DIE_FP64_PER_FP32,
-            fp32=30.3,
-            tf32=120 / 2,
-            fp16=242 / 2,
-            fp16_acc16=242 / 2,
-            bf16=242 / 2,
-            fp8=485 / 2,
-            int8=485 / 2,
-        ),
-        simt_flop_per_s=_tera(fp64=30.3 * GRAPHICS_DIE_FP64_PER_FP32, fp32=30.3),
+        flop_per_s=_sparse(fp64=30.3 * GRAPHICS_FP64, fp32=30.3, tf32=120, fp16=242, fp8=485),
+        simt_flop_per_s=_tera(fp64=30.3 * GRAPHICS_FP64, fp32=30.3),
         byte_per_s=300 * GIGA,
         reference="https://nvdam.widen.net/s/rvq98gbwsw/l4-datasheet-2595652",
         note=(
@@ -211,17 +210,8 @@ CARDS: tuple[Card, ...] = (
         match=("NVIDIA L40S",),
         capability=(8, 9),
         sms=142,
-        flop_per_s=_tera(
-            fp64=91.6 * GRAPHICS_DIE_FP64_PER_FP32,
-            fp32=91.6,
-            tf32=366 / 2,
-            fp16=733 / 2,
-            fp16_acc16=733 / 2,
-            bf16=733 / 2,
-            fp8=1466 / 2,
-            int8=1466 / 2,
-        ),
-        simt_flop_per_s=_tera(fp64=91.6 * GRAPHICS_DIE_FP64_PER_FP32, fp32=91.6),
+        flop_per_s=_sparse(fp64=91.6 * GRAPHICS_FP64, fp32=91.6, tf32=366, fp16=733, fp8=1466),
+        simt_flop_per_s=_tera(fp64=91.6 * GRAPHICS_FP64, fp32=91.6),
         byte_per_s=864 * GIGA,
         reference="https://resources.nvidia.com/en-us-l40s/l40s-datasheet-28413",
         note=(
@@ -235,18 +225,8 @@ CARDS: tuple[Card, ...] = (
         match=("NVIDIA GeForce RTX 3090", "GeForce RTX 3090"),
         capability=(8, 6),
         sms=82,
-        flop_per_s=_tera(
-            fp64=35.6 * GRAPHICS_DIE_FP64_PER_FP32,
-            fp32=35.6,
-            tf32=35.6,
-            fp16=71,
-            fp16_acc16=142,
-            bf16=71,
-            int8=284,
-        ),
-        simt_flop_per_s=_tera(
-            fp64=35.6 * GRAPHICS_DIE_FP64_PER_FP32, fp32=35.6, fp16=35.6, bf16=35.6
-        ),
+        flop_per_s=_geforce(35.6, fp16=71, fp16_acc16=142, int8=284),
+        simt_flop_per_s=_tera(fp64=35.6 * GRAPHICS_FP64, fp32=35.6, fp16=35.6, bf16=35.6),
         byte_per_s=936 * GIGA,
         reference=(
             "https://www.nvidia.com/content/PDF/"
@@ -262,19 +242,8 @@ CARDS: tuple[Card, ...] = (
         match=("NVIDIA GeForce RTX 4090",),
         capability=(8, 9),
         sms=128,
-        flop_per_s=_tera(
-            fp64=82.6 * GRAPHICS_DIE_FP64_PER_FP32,
-            fp32=82.6,
-            tf32=82.6,
-            fp16=165.2,
-            fp16_acc16=330.3,
-            bf16=165.2,
-            fp8=330.3,
-            int8=660.6,
-        ),
-        simt_flop_per_s=_tera(
-            fp64=82.6 * GRAPHICS_DIE_FP64_PER_FP32, fp32=82.6, fp16=82.6, bf16=82.6
-        ),
+        flop_per_s=_geforce(82.6, fp16=165.2, fp16_acc16=330.3, fp8=330.3, int8=660.6),
+        simt_flop_per_s=_tera(fp64=82.6 * GRAPHICS_FP64, fp32=82.6, fp16=82.6, bf16=82.6),
         byte_per_s=1008 * GIGA,
         reference=(
             "https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf"
@@ -290,19 +259,8 @@ CARDS: tuple[Card, ...] = (
         match=("NVIDIA GeForce RTX 5090",),
         capability=(12, 0),
         sms=170,
-        flop_per_s=_tera(
-            fp64=104.8 * GRAPHICS_DIE_FP64_PER_FP32,
-            fp32=104.8,
-            tf32=104.8,
-            fp16=209.5,
-            fp16_acc16=419,
-            bf16=209.5,
-            fp8=419,
-            int8=838,
-        ),
-        simt_flop_per_s=_tera(
-            fp64=104.8 * GRAPHICS_DIE_FP64_PER_FP32, fp32=104.8, fp16=104.8, bf16=104.8
-        ),
+        flop_per_s=_geforce(104.8, fp16=209.5, fp16_acc16=419, fp8=419, int8=838),
+        simt_flop_per_s=_tera(fp64=104.8 * GRAPHICS_FP64, fp32=104.8, fp16=104.8, bf16=104.8),
         byte_per_s=1792 * GIGA,
         reference=(
             "https://images.nvidia.com/aem-dam/Solutions/geforce/blackwell/"
@@ -334,16 +292,7 @@ CARDS: tuple[Card, ...] = (
         match=("NVIDIA H100 PCIe",),
         capability=(9, 0),
         sms=114,
-        flop_per_s=_tera(
-            fp64=51,
-            fp32=51,
-            tf32=756 / 2,
-            fp16=1513 / 2,
-            fp16_acc16=1513 / 2,
-            bf16=1513 / 2,
-            fp8=3026 / 2,
-            int8=3026 / 2,
-        ),
+        flop_per_s=_sparse(fp64=51, fp32=51, tf32=756, fp16=1513, fp8=3026),
         simt_flop_per_s=_tera(fp64=26, fp32=51, fp16=102.4, bf16=102.4),
         byte_per_s=2000 * GIGA,
         reference=HOPPER_WHITEPAPER,
@@ -376,16 +325,7 @@ CARDS: tuple[Card, ...] = (
         match=("NVIDIA B200",),
         capability=(10, 0),
         sms=148,
-        flop_per_s=_tera(
-            fp64=37,
-            fp32=75,
-            tf32=2200 / 2,
-            fp16=4500 / 2,
-            fp16_acc16=4500 / 2,
-            bf16=4500 / 2,
-            fp8=9000 / 2,
-            int8=9000 / 2,
-        ),
+        flop_per_s=_sparse(fp64=37, fp32=75, tf32=2200, fp16=4500, fp8=9000),
         simt_flop_per_s=_tera(fp64=37, fp32=75),
         byte_per_s=7700 * GIGA,
         reference="https://resources.nvidia.com/en-us-blackwell-architecture/datasheet",

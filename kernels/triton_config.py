@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from kernels.case import Candidate, CannotRun, Case, Target
 from kernels.precision import Precision
@@ -21,15 +21,6 @@ MAX_INDEX = 2**31 - 1
 
 
 Config = TypeVar("Config")
-
-
-class Parts(NamedTuple):
-    """What a label says; numbers that it leaves out are 1."""
-
-    kernel: str
-    sizes: list[int]
-    numbers: list[int]
-    flag: bool
 
 
 @dataclass(frozen=True)
@@ -51,24 +42,20 @@ class Grammar:
         self, kernel: str, sizes: Sequence[int], numbers: Sequence[int], flag: bool = False
     ) -> str:
         """The label; `numbers` are in the order of `always`, then `above_one`."""
-        named = list(zip((*self.always, *self.above_one), numbers, strict=True))
-        written = named[: len(self.always)] + [
-            (prefix, number) for prefix, number in named[len(self.always) :] if number > 1
-        ]
         parts = [kernel, "x".join(map(str, sizes))]
-        parts += [f"{prefix}{number}" for prefix, number in written]
+        for prefix, number in zip((*self.always, *self.above_one), numbers, strict=True):
+            if prefix in self.always or number > 1:
+                parts.append(f"{prefix}{number}")
         return "/".join([*parts, self.flag] if flag else parts)
 
-    def read(self, label: str) -> Parts:
-        """What a label says. Raises ValueError."""
+    def read(self, label: str) -> tuple[str, list[int], list[int], bool]:
+        """(kernel, sizes, numbers, flag) of a label; numbers left out are 1. Raises ValueError."""
         found = self._pattern.fullmatch(label)
         if found is None:
             raise ValueError(f"not a configuration of the {self.name}: {label!r}")
         kernel, sizes, *numbers = found.groups()[: 2 + len(self.always) + len(self.above_one)]
         flag = bool(self.flag) and found.groups()[-1] is not None
-        return Parts(
-            kernel, [int(s) for s in sizes.split("x")], [int(n or 1) for n in numbers], flag
-        )
+        return kernel, [int(s) for s in sizes.split("x")], [int(n or 1) for n in numbers], flag
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
@@ -124,7 +111,7 @@ def candidate(label: str, tile: tuple[int, int, int], steps: Sequence[Step]) -> 
 
 
 def some(found: Sequence[Config], case: Case, target: Target) -> Sequence[Config]:
-    """The configurations that were found; CannotRun where there are none."""
+    """The configurations that were found. Raises CannotRun where there are none."""
     if not found:
         raise CannotRun(f"no Triton configuration for {case.precision_name} fits {target.name}")
     return found

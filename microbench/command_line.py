@@ -231,22 +231,15 @@ def click_options(
             found.append(row)
 
     def decorate(decorated: Callable[..., Any]) -> Callable[..., Any]:
-        return with_options(found, decorated)
+        for add in reversed(found):
+            decorated = add(decorated)
+        return decorated
 
     return decorate
 
 
 def _name(row: Row) -> str:
     return row if isinstance(row, str) else row.name if isinstance(row, Said) else ""
-
-
-def with_options(
-    options: Sequence[Callable[..., Any]], command: Callable[..., Any]
-) -> Callable[..., Any]:
-    """The command with these options, in this order."""
-    for add in reversed(options):
-        command = add(command)
-    return command
 
 
 def run_app(app: click.Group, program: str, arguments: list[str] | None) -> int:

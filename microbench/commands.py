@@ -6,7 +6,6 @@ import json
 import sys
 from pathlib import Path
 
-from microbench.errors import UserError
 from microbench.results.kinds import Document, document_of
 from microbench.results.runfile import (
     as_run,
@@ -50,7 +49,7 @@ def show_run(file: Path, *, form: str | None, verbose: bool, chart: Path | None 
     from microbench.report.console import print_run
     from microbench.report.screen import make_console
 
-    print_run(run, make_console(quiet=False), details=verbose)
+    print_run(run, make_console(), details=verbose)
 
 
 def show_document(
@@ -68,7 +67,7 @@ def show_document(
         elif form == "markdown":
             sys.stdout.write(markdown(sheet.table))
         else:
-            print_document(data, sheet, make_console(quiet=False), details=verbose)
+            print_document(data, sheet, make_console(), details=verbose)
     except (ValueError, OverflowError) as error:
         raise damaged(file, error) from None
 
@@ -102,7 +101,7 @@ def compare_runs(a: Path, b: Path, fail_on: str | None, json_path: Path | None) 
     comparison = compare(read_run(a), read_run(b))
     if json_path:
         write_text(json.dumps(comparison.as_dict(), allow_nan=False), json_path)
-    print_comparison(comparison, make_console(quiet=False))
+    print_comparison(comparison, make_console())
     return 1 if failing(comparison, [name.replace("-", " ") for name in named]) else 0
 
 
@@ -113,8 +112,4 @@ def examine_machine(device: str) -> None:
     from microbench.report.doctor import print_findings
     from microbench.report.screen import make_console
 
-    try:
-        info = describe(device)
-    except ValueError as error:
-        raise UserError(str(error)) from None
-    print_findings(examine(info), make_console(quiet=False))
+    print_findings(examine(describe(device)), make_console())

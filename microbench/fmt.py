@@ -84,11 +84,6 @@ def rate_unit(rates_per_s: Iterable[float], *, integers: bool) -> Unit:
     return Unit(f"G{operation}", 1e9) if small else Unit(f"T{operation}", 1e12)
 
 
-def rate(flop_per_s: float) -> str:
-    """TFLOP/s (or TOP/s), without the unit."""
-    return number(flop_per_s / 1e12)
-
-
 def throughput(per_s: float) -> str:
     """ "812", "6,015" images a second: three digits at least, and all of those before the point."""
     return f"{per_s:,.0f}" if 999.5 <= per_s < _LONGEST else number(per_s)

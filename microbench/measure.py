@@ -7,18 +7,19 @@ that passed are timed in turns. Every case comes out as a Result, whatever happe
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from kernels import OPS, is_library
-from kernels.case import Candidate, CannotRun, Case, OpSession, Prepared, Target
+from kernels.case import Candidate, CannotRun, Case, Prepared, Target
 from kernels.error_words import first_line
+from kernels.op import OpSession
 from microbench.device import profiler as kernel_names
 from microbench.device.telemetry import Telemetry, TelemetrySummary
 from microbench.results.types import TIME_DECIMALS, Measurement, Ratio, Result
 from microbench.sweep import Group
-from microbench.timing.estimate import Estimator, TooLong
-from microbench.timing.interleave import HEAVY, LARGE_FLOPS, Arm, ArmFailed, Turns
+from microbench.timing.interleave import FEWEST_ROUNDS, HEAVY, LARGE_FLOPS, Arm, ArmFailed, Turns
 from microbench.timing.stats import median, median_interval, ratio_interval
 from microbench.timing.timers import Timer
 
@@ -26,8 +27,74 @@ ESTIMATE_SAMPLES = 3
 CHOICE_SAMPLES = 5
 CHOICE_FINALISTS = 4
 CHOICE_ROUNDS = 3
+LAUNCHES_NEEDED = FEWEST_ROUNDS + 2  # one to check, one to estimate, the rest to time
 
 Announce = Callable[[str, str], None]  # (case key, stage): heartbeat, and whom to blame
+Kind = tuple[str, str, str]  # op, precision, back end
+
+
+class TooLong(Exception):
+    """The case would not fit its budget; the message says how long it would take."""
+
+
+@dataclass
+class Estimator:
+    """Times seen so far, by precision and back end; the largest case of each counts.
+
+    What does not fit the budget is not begun: half-precision products on many CPUs, which have no
+    hardware for them, run 500 times slower than float32, and one launch of a large one takes
+    minutes.
+    """
+
+    known: dict[Kind, tuple[int, float]] = field(default_factory=dict[Kind, tuple[int, float]])
+
+    def learn(self, case: Case, flops: int, seconds: float) -> None:
+        """Note that a launch of this case took so long."""
+        if flops >= self.known.get(_kind(case), (0, 0.0))[0]:
+            self.known[_kind(case)] = (flops, seconds)
+
+    def expected_s(self, case: Case) -> float:
+        """Seconds a launch, scaled by FLOPs from the largest seen; 0 when nothing is known."""
+        flops, seconds = self.known.get(_kind(case), (1, 0.0))
+        return seconds * OPS[case.op].flops(case) / flops
+
+    def admit(self, case: Case, target: Target, budget_s: float, spoken_for_s: float) -> None:
+        """TooLong when checking and timing the case would break the budget.
+
+        `spoken_for_s` is what one launch of each arm already admitted takes. A kind of case never
+        seen is probed at a small size first.
+        """
+        if _kind(case) not in self.known:
+            self._probe(case, target)
+        launch_s = self.expected_s(case)
+        needed_s = LAUNCHES_NEEDED * launch_s
+        left_s = budget_s - LAUNCHES_NEEDED * spoken_for_s
+        if needed_s > left_s:
+            raise TooLong(
+                f"about {_words(launch_s)} a launch, estimated from a smaller size; "
+                f"{LAUNCHES_NEEDED} launches do not fit the {_words(max(left_s, 0.0))} left for it "
+                "(--budget SECONDS allows more)"
+            )
+
+    def _probe(self, case: Case, target: Target) -> None:
+        small = OPS[case.op].probe(case)
+        session = OPS[case.op].session(target, seed=0)  # its own: the arms keep their operands
+        prepared = session.prepare(small)
+        prepared.candidates[0].call()
+        start = time.perf_counter()
+        prepared.candidates[0].call()
+        self.learn(small, prepared.flops, time.perf_counter() - start)
+        session.close()
+
+
+def _kind(case: Case) -> Kind:
+    return case.op, case.precision_name, case.backend
+
+
+def _words(seconds: float) -> str:
+    if seconds < 1:
+        return f"{1e3 * seconds:.0f} ms"
+    return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 @dataclass

@@ -7,7 +7,7 @@ lies on either side of it is not measured: the map says so.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kernels import OPS
@@ -118,10 +118,8 @@ class Refine:
 
     def left_s(self) -> float:
         """About three cells for each column that is not done."""
-        return 3 * sum(self._cell_s(groups[len(groups) // 2]) for groups in self._rest())
-
-    def _rest(self) -> Iterator[Sequence[Group]]:
-        yield from self._columns[self._done :]
+        rest = self._columns[self._done :]
+        return 3 * sum(self._cell_s(groups[len(groups) // 2]) for groups in rest)
 
     def _cell_s(self, group: Group) -> float:
         if self._budget_s is not None:

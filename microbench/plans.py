@@ -10,6 +10,7 @@ from kernels import OPS
 from kernels.case import DATA, Case
 from kernels.conv.shape import PASSES
 from kernels.precision import PRECISIONS
+from microbench.conditions import Conditions
 from microbench.errors import UserError
 from microbench.sweep import (
     Group,
@@ -23,21 +24,21 @@ from microbench.sweep import (
 Arm = tuple[str, str]  # precision, back end
 
 
-def plan_arms(op: str, *, dtypes: str, backends: str | None, vs: str, kind: str) -> list[Arm]:
+def plan_arms(op: str, asked: Conditions, kind: str) -> list[Arm]:
     """Who is compared: the baselines by the library, then each precision by each back end.
 
-    `kind` is the device's, "cuda" or "cpu"; it decides the default back ends. `vs` names the
+    `kind` is the device's, "cuda" or "cpu"; it decides the default back ends. `asked.vs` names the
     baselines ("none" for none).
     """
     found = OPS[op]
     named = (
-        parse_names(backends, list(found.backends), "--backend")
-        if backends is not None
+        parse_names(asked.backend, list(found.backends), "--backend")
+        if asked.backend is not None
         else list(found.default_backends(kind))
     )
-    baselines = [] if vs == "none" else parse_precisions(vs, "--vs")
+    baselines = [] if asked.vs == "none" else parse_precisions(asked.vs, "--vs")
     arms = [(p, found.library_backend(kind)) for p in baselines]
-    return list(dict.fromkeys([*arms, *product(parse_precisions(dtypes), named)]))
+    return list(dict.fromkeys([*arms, *product(parse_precisions(asked.dtype), named)]))
 
 
 def group_of(problem: Case, arms: Sequence[Arm]) -> Group:
@@ -45,20 +46,22 @@ def group_of(problem: Case, arms: Sequence[Arm]) -> Group:
     return Group(tuple(replace(problem, precision_name=p, backend=b) for p, b in arms))
 
 
-def plan_gemm(
-    *, sizes: str, dtypes: str, backends: str | None, layouts: str, data: str, vs: str, kind: str
-) -> list[Group]:
+def plan_gemm(asked: Conditions, kind: str, *, sizes: str, layouts: str) -> list[Group]:
     """Every comparison of a GEMM sweep."""
-    arms = plan_arms("gemm", dtypes=dtypes, backends=backends, vs=vs, kind=kind)
-    parse_choice(data, DATA, "--data")
+    arms = plan_arms("gemm", asked, kind)
+    parse_choice(asked.data, DATA, "--data")
     return [
-        group_of(Case("gemm", dict(zip("mnk", shape, strict=True)), *arms[0], layout, data), arms)
+        group_of(
+            Case("gemm", dict(zip("mnk", shape, strict=True)), *arms[0], layout, asked.data), arms
+        )
         for shape in parse_sizes(sizes)
         for layout in parse_names(layouts, OPS["gemm"].layouts, "--layout")
     ]
 
 
 def plan_conv(
+    asked: Conditions,
+    kind: str,
     *,
     channels: str,
     passes: str,
@@ -70,57 +73,37 @@ def plan_conv(
     padding: str,
     dilation: int,
     groups: str,
-    dtypes: str,
-    backends: str | None,
-    data: str,
-    vs: str,
-    kind: str,
 ) -> list[Group]:
     """Every comparison of a convolution sweep, and the padded twin of each misaligned width.
 
     `padding` is a number or "same"; `groups` a number or "depthwise".
     """
-    arms = plan_arms("conv", dtypes=dtypes, backends=backends, vs=vs, kind=kind)
-    parse_choice(data, DATA, "--data")
-    problems = [
-        _problem(width, which, layout, size, n, taps, stride, padding, dilation, groups, data)
-        for which in parse_names(passes, PASSES, "--pass")
-        for layout in parse_names(layouts, OPS["conv"].layouts, "--layout")
-        for size in parse_sizes(image, "--image", rank=2)
-        for n in parse_numbers(batch, "--batch")
-        for taps in parse_sizes(kernel, "--kernel", rank=2)
-        for width in parse_sizes(channels, "--channels", rank=2)
-    ]
-    return [*(group_of(problem, arms) for problem in problems), *_padded(problems, dtypes, kind)]
-
-
-def _problem(
-    width: Sequence[int],
-    which: str,
-    layout: str,
-    image: Sequence[int],
-    batch: int,
-    kernel: Sequence[int],
-    stride: int,
-    padding: str,
-    dilation: int,
-    groups: str,
-    data: str,
-) -> Case:
-    dims: dict[str, int | str] = {
-        "n": batch, "c": width[0], "h": image[0], "w": image[1], "k": width[1],
-        "r": kernel[0], "s": kernel[1], "stride": stride,
-        "padding": _padding(padding, kernel, dilation), "dilation": dilation,
-        "groups": width[0] if groups == "depthwise" else _number(groups, "--groups", "depthwise"),
-        "pass": which,
-    }  # fmt: skip
-    case = Case("conv", dims, "fp32", "cudnn", layout, data)
-    try:
-        OPS["conv"].validate(case)
-    except ValueError as error:
-        size = OPS["conv"].size(case)
-        raise UserError(f"{size} channels, image {image[0]}x{image[1]}: {error}") from None
-    return case
+    arms = plan_arms("conv", asked, kind)
+    parse_choice(asked.data, DATA, "--data")
+    problems: list[Case] = []
+    for which, layout, (h, w), n, (r, s), (c, k) in product(
+        parse_names(passes, PASSES, "--pass"),
+        parse_names(layouts, OPS["conv"].layouts, "--layout"),
+        parse_sizes(image, "--image", rank=2),
+        parse_numbers(batch, "--batch"),
+        parse_sizes(kernel, "--kernel", rank=2),
+        parse_sizes(channels, "--channels", rank=2),
+    ):
+        dims: dict[str, int | str] = {
+            "n": n, "c": c, "h": h, "w": w, "k": k, "r": r, "s": s, "stride": stride,
+            "padding": _padding(padding, (r, s), dilation), "dilation": dilation,
+            "groups": c if groups == "depthwise" else _number(groups, "--groups", "depthwise"),
+            "pass": which,
+        }  # fmt: skip
+        case = Case("conv", dims, "fp32", "cudnn", layout, asked.data)
+        try:
+            OPS["conv"].validate(case)
+        except ValueError as error:
+            size = OPS["conv"].size(case)
+            raise UserError(f"{size} channels, image {h}x{w}: {error}") from None
+        problems.append(case)
+    twins = _padded(problems, asked.dtype, kind)
+    return [*(group_of(problem, arms) for problem in problems), *twins]
 
 
 def _padding(text: str, kernel: Sequence[int], dilation: int) -> int:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from microbench.command_line import (
     Outputs,
@@ -30,62 +31,37 @@ CONV_MOST_S = 20.0
 LAYERS_MOST_S = 60.0
 
 
-class Request(Protocol):
+class Request(ABC):
     """A command's options: the conditions, and a plan made from the rest."""
 
-    @property
-    def conditions(self) -> Conditions:
-        """How to measure."""
-        ...
-
-    @property
-    def name(self) -> str:
-        """The command's."""
-        ...
-
-    def plan(self, kind: str) -> list[Group]:
-        """The comparisons to make on a device of this kind; UserError for bad words."""
-        ...
-
-    def remaining(self, groups: Sequence[Group], run: Run) -> Sequence[Group]:
-        """What a run still has to measure, or (a map) to choose from."""
-        ...
-
-    def schedule(self, groups: Sequence[Group], kind: str) -> Schedule:
-        """In which order, and for how long each, to measure those that are missing."""
-        ...
-
-    def network(self, kind: str) -> NetworkUse | None:
-        """The network whose layers these are, if they are."""
-        ...
-
-
-class _Sweep:
-    """What requests share that measure everything they planned."""
-
     conditions: Conditions
+    name: str  # the command's
     most_s: float = math.inf  # of sampling, when the user sets no --budget
 
+    @abstractmethod
+    def plan(self, kind: str) -> list[Group]:
+        """The comparisons to make on a device of this kind; UserError for bad words."""
+
     def remaining(self, groups: Sequence[Group], run: Run) -> Sequence[Group]:
-        """The groups with cases that the run has not measured."""
+        """What a run still has to measure, or (a map) to choose from: groups with cases missing."""
         from microbench.runner import missing
 
         return missing(groups, run, retry_skipped=self.conditions.budget is not None)
 
     def schedule(self, groups: Sequence[Group], kind: str) -> Schedule:
-        """All of them, in order."""
+        """In which order, and for how long each, to measure those that are missing: all in turn."""
         from microbench.runner import InOrder, default_budget_s
 
         budget_s = self.conditions.budget or default_budget_s(groups, kind, self.most_s)
         return InOrder(groups, budget_s)
 
     def network(self, kind: str) -> NetworkUse | None:
-        """None."""
+        """The network whose layers these are, if they are."""
         return None
 
 
 @dataclass(frozen=True)
-class GemmRequest(_Sweep):
+class GemmRequest(Request):
     """`microbench gemm`."""
 
     conditions: Conditions
@@ -103,15 +79,11 @@ class GemmRequest(_Sweep):
         """One comparison a size and layout."""
         from microbench.plans import plan_gemm
 
-        asked = self.conditions
-        return plan_gemm(
-            sizes=self.sizes, dtypes=asked.dtype, backends=asked.backend, layouts=self.layout,
-            data=asked.data, vs=asked.vs, kind=kind,
-        )  # fmt: skip
+        return plan_gemm(self.conditions, kind, sizes=self.sizes, layouts=self.layout)
 
 
 @dataclass(frozen=True)
-class ConvRequest(_Sweep):
+class ConvRequest(Request):
     """`microbench conv`."""
 
     conditions: Conditions
@@ -148,12 +120,10 @@ class ConvRequest(_Sweep):
         """One comparison a width, pass, layout, image, batch and kernel."""
         from microbench.plans import plan_conv
 
-        asked = self.conditions
         return plan_conv(
-            channels=self.channels, passes=self.passes, layouts=self.layout, image=self.image,
-            batch=self.batch, kernel=self.kernel, stride=self.stride, padding=self.padding,
-            dilation=self.dilation, groups=self.groups, dtypes=asked.dtype, backends=asked.backend,
-            data=asked.data, vs=asked.vs, kind=kind,
+            self.conditions, kind, channels=self.channels, passes=self.passes, layouts=self.layout,
+            image=self.image, batch=self.batch, kernel=self.kernel, stride=self.stride,
+            padding=self.padding, dilation=self.dilation, groups=self.groups,
         )  # fmt: skip
 
 
@@ -193,7 +163,7 @@ class PayoffRequest(ConvRequest):
 
 
 @dataclass(frozen=True)
-class LayersRequest(_Sweep):
+class LayersRequest(Request):
     """`microbench layers`."""
 
     conditions: Conditions
@@ -219,13 +189,10 @@ class LayersRequest(_Sweep):
         return self._planned(kind)[1]
 
     def _planned(self, kind: str) -> tuple[list[Group], NetworkUse]:
-        from microbench.layers.plan import plan_layers, traced
+        from microbench.layers.trace import plan_layers, traced
 
-        asked = self.conditions
-        return plan_layers(
-            traced(self.network_name, self.batch, self.image), dtypes=asked.dtype,
-            backends=asked.backend, layout=self.layout, data=asked.data, vs=asked.vs, kind=kind,
-        )  # fmt: skip
+        network = traced(self.network_name, self.batch, self.image)
+        return plan_layers(network, self.conditions, kind, layout=self.layout)
 
 
 def request_of(kind: type[S], words: Mapping[str, Any]) -> S:

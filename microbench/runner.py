@@ -1,6 +1,6 @@
 """Plan -> measure -> result, group by group; each group is on disk before the next begins.
 
-The measuring itself happens in a `Session` (a child process, see `microbench.worker`), so that a
+The measuring itself happens in a child process (see `microbench.worker`), so that a
 kernel that faults or hangs costs its own case and nothing else.
 """
 
@@ -11,53 +11,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from kernels import OPS
 from kernels.case import Case
-from microbench.results.types import Ceiling, Result, Run
+from microbench.results.types import Result, Run
 from microbench.roofline.ceilings import datasheet_ceilings, is_reference, large_ceilings
 from microbench.roofline.explain import annotate
 from microbench.roofline.model.held_out import with_model
 from microbench.run_output import save
 from microbench.sweep import Group
 from microbench.timing.interleave import LARGE_FLOPS
-from microbench.worker import OnStage, WorkerDied
+from microbench.worker import Worker, WorkerDied
+
+if TYPE_CHECKING:
+    from microbench.report.live import LiveProgress
 
 # Seconds of sampling an arm gets when the user gives no --budget: a case that can drive a GPU to
 # its power limit needs many turns of the power controller (about 0.1 s each) to be known to 0.5 %.
 ARM_BUDGET_S = {"large": 1.25, "small": 0.25}
 CPU_BUDGET_S = 45.0
-
-
-class Session(Protocol):
-    """Something that measures: a child process, or made-up results in a test."""
-
-    def calibrate(
-        self, precisions: Sequence[str], large: Sequence[str], on_stage: OnStage
-    ) -> list[Ceiling]:
-        """Measured ceilings."""
-        ...
-
-    def measure(self, group: Group, budget_s: float, on_stage: OnStage) -> list[Result]:
-        """A result for each case of the group. Raises WorkerDied."""
-        ...
-
-    def close(self) -> None:
-        """Free the device."""
-        ...
-
-
-class Progress(Protocol):
-    """Who is told what goes on."""
-
-    def stage(self, key: str, stage: str) -> None:
-        """A case entered a stage."""
-        ...
-
-    def done(self, group: Group, results: Sequence[Result], left_s: float) -> None:
-        """A group is on disk; about `left_s` seconds of measuring are left."""
-        ...
 
 
 def weight(case: Case) -> float:
@@ -119,8 +92,8 @@ class Runner:
     run: Run
     kind: str
     path: Path | None
-    start_session: Callable[[], Session]
-    progress: Progress
+    start_session: Callable[[], Worker]
+    progress: LiveProgress
     now: Callable[[], str] = lambda: datetime.now(UTC).isoformat(timespec="seconds")
 
     def measure(self, schedule: Schedule) -> Run:

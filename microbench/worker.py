@@ -192,10 +192,7 @@ def greet_parent(pipe: Connection, device: str) -> DeviceInfo:
     """Take the device of this name for the child, and say what it is. UserError: there is none."""
     from microbench.device import device as devices
 
-    try:
-        info = devices.describe(device)
-    except ValueError as error:
-        raise UserError(str(error)) from None
+    info = devices.describe(device)
     free_bytes = devices.free_memory_bytes(info)
     pipe.send(("ok", Greeting(info.as_dict(), devices.software(), info.target(), free_bytes)))
     if info.kind == "cuda":

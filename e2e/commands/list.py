@@ -35,20 +35,15 @@ def cells(recipe: Recipe) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def print_loaders() -> None:
-    """Print the loaders, and of those that need something what it is."""
-    console = make_console(quiet=False)
-    console.print("Loaders (--loader):")
-    for name, says in FIXED.items():
-        console.print(f"  {name}: {says}")
-    for name, backend in LOADERS.items():
-        console.print(f"  {name}: {backend.says}")
-
-
-def print_networks() -> None:
-    """Print the networks by group."""
+def print_names() -> None:
+    """Print the networks by group, and the loaders, and of those that need something what it is."""
     console = make_console(quiet=False)
     for title, known in names().items():
         console.print(f"{title} ({fmt.count(len(known), 'network')}):")
         console.print("  " + ", ".join(known))
     console.print("Your own: module:function, which returns a torch module.")
+    console.print("Loaders (--loader):")
+    for name, says in FIXED.items():
+        console.print(f"  {name}: {says}")
+    for name, backend in LOADERS.items():
+        console.print(f"  {name}: {backend.says}")

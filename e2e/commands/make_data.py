@@ -11,7 +11,7 @@ from statistics import fmean
 import numpy as np
 from rich.console import Console
 
-from e2e.data.synthetic_jpeg.dataset import USUAL_CLASSES, USUAL_IMAGES, Plan, cached, make
+from e2e.data.synthetic_jpeg.dataset import USUAL, Plan, cached, make
 from e2e.data.synthetic_jpeg.picture import size_of
 from microbench import fmt
 from microbench.report.live import LiveLine
@@ -21,47 +21,35 @@ SAY_EVERY_S = 10.0  # where nothing can be redrawn
 
 
 def run_make_data(
-    folder: Path,
-    images: int,
-    classes: int,
-    seed: int,
-    shards: int,
-    workers: int | None,
+    folder: Path, images: int, classes: int, seed: int, shards: int, workers: int | None,
     quiet: bool,
-) -> None:
+) -> None:  # fmt: skip
     """Generate a dataset in a folder and summarise it; UserError for what the user can mend."""
     console = make_console(quiet=quiet)
     plan = Plan(images, classes, seed)
     began_s = time.monotonic()
     with MakeProgress(console, images, shards=shards) as progress:
-        made = make(
-            folder, plan, shards=shards, processes=workers, on_progress=progress.there
-        )  # fmt: skip
-    took_s = time.monotonic() - began_s if made else None
+        is_new = make(folder, plan, shards=shards, processes=workers, on_progress=progress.there)
+    took_s = time.monotonic() - began_s if is_new else None
     for line in lines(folder, plan, shards, took_s):
         console.print(line, soft_wrap=True)
 
 
 def make_usual(console: Console) -> None:
     """Have the dataset of `--data made` in the cache, and show progress while it is generated."""
-    with MakeProgress(console, USUAL_IMAGES) as progress:
-        cached(Plan(USUAL_IMAGES, USUAL_CLASSES), progress.there)
+    with MakeProgress(console, USUAL.images) as progress:
+        cached(USUAL, progress.there)
 
 
 class MakeProgress(LiveLine):
     """Images generated so far, their rate, and the time left."""
 
     def __init__(
-        self,
-        console: Console,
-        total: int,
-        *,
-        shards: int = 0,
+        self, console: Console, total: int, *, shards: int = 0,
         clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(console, total)
-        self._clock = clock
-        self._shards = shards
+        self._clock, self._shards = clock, shards
         self._began_s = self._said_s = clock()
 
     def there(self, done: int, total: int) -> None:

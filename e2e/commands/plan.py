@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from e2e.case import LAYOUTS, ArmOptions, TrainCase
+from e2e.case import LAYOUTS, ArmOptions, TrainCase, TrainRequest
+from e2e.commands.worker import DataFacts
 from e2e.networks import Network
 from e2e.networks.network import written
 from e2e.recipes import ON_CPU, RECIPES, parse_recipes
 from microbench.errors import UserError
 from microbench.sweep import parse_names, parse_numbers
+from microbench.worker import Greeting
 
 AMP = "fp32,tf32,amp"
 # A card with less memory starts from a quarter of the usual batch.
@@ -38,11 +41,49 @@ class Comparison:
         return tuple(arm.case for arm in self.arms)
 
 
+@dataclass(frozen=True)
+class Work:
+    """What all comparisons share: what was asked, and what device and data turned out to be."""
+
+    request: TrainRequest
+    path: Path
+    network: Network
+    greeting: Greeting
+    facts: DataFacts
+
+    @property
+    def kind(self) -> str:
+        """The device's kind."""
+        return self.greeting.target.kind
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """The device's memory, where it is known."""
+        return self.greeting.device.get("memory_bytes")
+
+    @property
+    def predicts(self) -> bool:
+        """Whether steps are predicted before they are timed."""
+        asked = self.request
+        if asked.verify or not asked.train:
+            return True
+        return self.kind == "cuda" if asked.predict is None else asked.predict
+
+    def plan(self, **changes: object) -> list[Comparison]:
+        """The comparisons that are asked for, with these fields of their cases changed."""
+        arms = self.request.arms
+        arms = replace(arms, base=replace(arms.base, **changes))
+        return plan(self.network, arms, self.kind, self.memory_bytes)
+
+
 def plan(
     network: Network, options: ArmOptions, kind: str, memory_bytes: int | None
 ) -> list[Comparison]:
     """One comparison a batch size. UserError for words that do not go together."""
-    _check(options, kind)
+    if options.ladder:
+        _check_ladder(options)
+    if options.base.graph:
+        _check_graph(options.base, kind)
     batches = [_usual_batch(network, kind, memory_bytes)]
     if options.batch is not None:
         batches = parse_numbers(options.batch, "--batch")
@@ -140,13 +181,6 @@ def _ladder(network: Network, options: ArmOptions, kind: str) -> list[Planned]:
         if kind != "cpu" or name != "tf32":  # which a CPU skips: the next rung goes on from fp32
             case = changed
     return arms
-
-
-def _check(options: ArmOptions, kind: str) -> None:
-    if options.ladder:
-        _check_ladder(options)
-    if options.base.graph:
-        _check_graph(options.base, kind)
 
 
 def _check_ladder(options: ArmOptions) -> None:

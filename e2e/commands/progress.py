@@ -56,22 +56,12 @@ class TrainProgress(LiveLine):
         self._doing = fmt.clean(f"{name}: {stage}" if name else stage)
 
     def timed(self, trainings: list[Training]) -> None:
-        """A comparison is on disk."""
-        parts = [
-            f"{arm_name(t.case)} {fmt.number(t.per_s)}"
-            if t.per_s
-            else f"{arm_name(t.case)} {t.status}"
-            for t in trainings
-        ]
+        """A comparison, timed or only predicted, is on disk."""
+        found = ((t, fmt.number(t.per_s) if t.per_s else t.status) for t in trainings)
+        parts = [f"{arm_name(training.case)} {what}" for training, what in found]
         case, unit = trainings[0].case, trainings[0].unit
         timed = f" {unit}/s" * any(t.per_s for t in trainings)
         self._advance(f"{case.network} batch {case.batch}: {', '.join(parts)}{timed}")
-
-    def foretold(self, trainings: list[Training]) -> None:
-        """A comparison is predicted, and on disk."""
-        case = trainings[0].case
-        parts = [f"{arm_name(t.case)} {t.status}" for t in trainings]
-        self._advance(f"{case.network} batch {case.batch}: {', '.join(parts)}")
 
     def loading(self, case: LoadCase) -> None:
         """A loader is about to be measured alone."""

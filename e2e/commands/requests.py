@@ -49,14 +49,9 @@ def _loading(asked: Mapping[str, Any]) -> dict[str, Any]:
         raise UserError(f"synthetic data is one batch: loader {loader} has nothing to load")
     # What is at hand has no processes that load.
     workers = 0 if loader in AT_HAND else asked["workers"]
-    prefetch = asked["prefetch"] or 0
-    return {
-        "data": data,
-        "loader": loader,
-        "workers": workers,
-        "prefetch": prefetch if workers else 0,
-        "cpus": asked["cpus"] or 0,
-    }
+    prefetch = asked["prefetch"] or 0 if workers else 0
+    cpus = asked["cpus"] or 0
+    return dict(data=data, loader=loader, workers=workers, prefetch=prefetch, cpus=cpus)
 
 
 def _check_together(asked: Mapping[str, Any]) -> None:

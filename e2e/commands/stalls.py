@@ -13,7 +13,7 @@ from e2e.commands.scheduler import Job
 from e2e.commands.train import file_name, run_requests
 from e2e.data.loaders import LOADERS
 from e2e.data.loaders.cpus import cores
-from e2e.input_stalls.model import Alone, busy_points, measured_points, predict_together
+from e2e.input_stalls import Alone, busy_points, measured_points, predict_together
 from e2e.results.baselines import baselines
 from e2e.results.loader_types import LoadCase, Loading, load_case
 from e2e.results.types import PREDICTED, Predicted, Training
@@ -29,7 +29,7 @@ SMALL = ("generated", "cifar10")  # data of 3x32x32
 
 
 def run_stalls(network: str, workers: str | None, measure: str, words: dict[str, Any]) -> None:
-    """Measure recipes and loader apart, foretell them together, and measure some of that."""
+    """Measure recipes and loader apart, predict them together, and measure some of that."""
     if measure not in MEASURED:
         raise UserError(f"--measure takes one of {', '.join(MEASURED)}, not {measure!r}")
     request = _request(network, {**words, "loader": words["loader"] or "torchvision"})
@@ -90,15 +90,14 @@ class Stalls:
         return run
 
     def _at_batch(self, job: Job, run: Run, plain: Comparison) -> Run:
-        busy = busy_points(self.workers)
-        alone = [plain, _changed(plain, loader="pinned")]
-        beside = [self._fed(job, plain, count, cached=True) for count in busy]
-        run = _timed(job, run, [*alone, *beside])
+        pinned = _changed(plain, loader="pinned")
+        busy = {w: self._fed(job, plain, w, cached=True) for w in busy_points(self.workers)}
+        run = _timed(job, run, [plain, pinned, *busy.values()])
         joint = {count: self._fed(job, plain, count) for count in self.workers}
-        told = _foretold(job, run, alone[1], dict(zip(busy, beside, strict=True)), joint)
-        run = _with_predictions(job, run, told)
-        points = self._points(plain.cases, joint, told)
-        return _with_predictions(job, _timed(job, run, [joint[w] for w in points]), told)
+        predicted = _predicted(job, run, pinned, busy, joint)
+        run = _with_predictions(job, run, predicted)
+        points = self._points(plain.cases, joint, predicted)
+        return _with_predictions(job, _timed(job, run, [joint[w] for w in points]), predicted)
 
     def _fed(
         self, job: Job, plain: Comparison, workers: int, *, cached: bool = False
@@ -110,7 +109,7 @@ class Stalls:
         self,
         cases: Sequence[TrainCase],
         joint: dict[int, Comparison],
-        told: dict[TrainCase, Predicted],
+        predicted: dict[TrainCase, Predicted],
     ) -> list[int]:
         if self.measure == "none":
             return []
@@ -121,7 +120,7 @@ class Stalls:
             known = {
                 count: max(one.speedup.values(), default=1.0)
                 for count, comparison in joint.items()
-                if (one := told.get(comparison.cases[i])) is not None
+                if (one := predicted.get(comparison.cases[i])) is not None
             }
             chosen.update(measured_points(known))
         return sorted(chosen)
@@ -170,16 +169,11 @@ def load_cases(
             counts = workers if LOADERS[name].processes else [0]
             found += [
                 LoadCase(
-                    base.data,
-                    name,
-                    case.batch,
-                    case.input,
-                    count,
-                    prefetch=prefetch if count else 0,
-                    cpus=base.cpus,
+                    base.data, name, case.batch, case.input, count,
+                    prefetch=prefetch if count else 0, cpus=base.cpus,
                 )
                 for count in counts
-            ]
+            ]  # fmt: skip
         last = found[-1]
         if ends and "files" in LOADERS[last.loader].sources and base.data in OF_FILES:
             read = replace(last, loader="read")
@@ -199,7 +193,7 @@ def _timed(job: Job, run: Run, comparisons: Sequence[Comparison]) -> Run:
     return job.run(run, comparisons, lambda _: 0)
 
 
-def _foretold(
+def _predicted(
     job: Job,
     run: Run,
     pinned: Comparison,
@@ -225,10 +219,10 @@ def _foretold(
         }
         alone = Alone(training, beside, _host_s(training, job.work.kind, there), loadings)
         for count, loading in loadings.items():
-            told = predict_together(alone, loading, there)
-            if told is not None:
-                found[joint[count].cases[i]] = told
-    return {case: replace(told, speedup=_speedups(case, found)) for case, told in found.items()}
+            together = predict_together(alone, loading, there)
+            if together is not None:
+                found[joint[count].cases[i]] = together
+    return {case: replace(one, speedup=_speedups(case, found)) for case, one in found.items()}
 
 
 def _host_s(training: Training, kind: str, there: int) -> float:
@@ -241,17 +235,16 @@ def _host_s(training: Training, kind: str, there: int) -> float:
     return training.steps.host_s or training.steps.median_s
 
 
-def _speedups(case: TrainCase, told: dict[TrainCase, Predicted]) -> dict[str, float]:
-    alike = [other for other in told if other.workers == case.workers]
-    return {
-        name: told[base].step_s / told[case].step_s for name, base in baselines(case, alike).items()
-    }
+def _speedups(case: TrainCase, predicted: dict[TrainCase, Predicted]) -> dict[str, float]:
+    alike = [other for other in predicted if other.workers == case.workers]
+    found = baselines(case, alike).items()
+    return {name: predicted[base].step_s / predicted[case].step_s for name, base in found}
 
 
-def _with_predictions(job: Job, run: Run, told: dict[TrainCase, Predicted]) -> Run:
+def _with_predictions(job: Job, run: Run, predictions: dict[TrainCase, Predicted]) -> Run:
     """The run with each prediction, beside its measurement where there is one."""
     network = job.work.network
-    for case, predicted in told.items():
+    for case, predicted in predictions.items():
         units = network.units_per_sample * case.batch * case.accumulate
         known = run.find(Training, case.key)
         training = known or Training(case, PREDICTED, unit=network.unit, step_units=units)

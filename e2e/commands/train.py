@@ -1,4 +1,4 @@
-"""What `python -m e2e NETWORK` does, straight through: check the words, plan, train, report."""
+"""What `python -m e2e NETWORK` and `validate` do: check the words, plan, train, report."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.console import Console
 
 from e2e.case import TrainRequest
-from e2e.commands.plan import Comparison, notes, plan
+from e2e.commands.plan import Comparison, Work, notes, plan
 from e2e.commands.progress import TrainProgress
-from e2e.commands.scheduler import Job, Work
+from e2e.commands.requests import request_of
+from e2e.commands.scheduler import Job
 from e2e.commands.worker import DataFacts, TrainWorker
 from e2e.networks import find
 from e2e.results.types import Training
@@ -20,20 +23,27 @@ from microbench.errors import NothingMeasured, UserError
 from microbench.report.screen import make_console
 from microbench.results.runfile import read_run
 from microbench.results.types import Run
-from microbench.run_output import (
-    check_goes_on,
-    new_run,
-    report,
-    run_path,
-    say_stopped,
-)  # fmt: skip
-from microbench.worker import Greeting, WorkerDied
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
+from microbench.run_output import check_goes_on, new_run, report, run_path, say_stopped
+from microbench.worker import Greeting, WorkerDied, greet
 
 Procedure = Callable[[Job, Run], Run]  # adds to the run
+# What a default validation trains: networks of different kinds at batches from 1 to 512, four of
+# them where the host is the limit and where the device is.
+MATRIX = {
+    "resnet18": "16,128",
+    "wrn-16-4": "32,512",
+    "gpt": "1,8",
+    "vit_b_16": "8,64",
+    "densenet121": "8",
+    "swin_t": "64",
+    "convnext_tiny": "64",
+    "resnet50": "128",
+    "resnext50_32x4d": "64",
+    "mobilenet_v2": "128",
+    "efficientnet_b0": "64",
+    "vgg16": "32",
+}
+MATRIX_RECIPES = "fp32,tf32,amp,amp-bf16"
 
 
 def compare_recipes(job: Job, run: Run) -> Run:
@@ -55,6 +65,30 @@ def run_training(request: TrainRequest) -> None:
     run = run_requests([request], f"{word}-{file_name(request.settings.network)}")
     if not any(training.predicted or training.steps for training in run.of(Training)):
         raise NothingMeasured
+
+
+def run_validation(networks: str | None, batch: str | None, options: dict[str, Any]) -> None:
+    """Predict and train every network of the matrix, and print how far apart they are."""
+    batches = _batches(networks, batch)
+    requests = [
+        request_of(
+            name, options | {"batch": sizes}, recipe=MATRIX_RECIPES, workers=0, predict=True,
+            allow_run=True,
+        )
+        for name, sizes in batches.items()
+    ]  # fmt: skip
+    for name in batches:
+        find(name)  # a wrong name is an error before hours of work
+    run_requests(requests, "validate")
+
+
+def _batches(networks: str | None, batch: str | None) -> dict[str, str]:
+    if networks is None:
+        return {name: batch or sizes for name, sizes in MATRIX.items()}
+    names = [name.strip() for name in networks.split(",") if name.strip()]
+    if not names:
+        raise UserError("--networks is empty; name some, or leave it out for the usual ones")
+    return {name: batch or MATRIX.get(name, "8,64") for name in dict.fromkeys(names)}
 
 
 def file_name(network: str) -> str:
@@ -102,17 +136,15 @@ def _carry_out(
                 run = procedure(job, run)
                 run = job.finished(run, whole=whole)
             except UserError as error:
-                told = str(path) in str(error)
-                raise UserError(f"{error}{'' if told else _so_far(path)}") from None
-            finally:
-                worker = job.worker
+                where = "" if str(path) in str(error) else _so_far(path)
+                raise UserError(f"{error}{where}") from None
     except KeyboardInterrupt:
         if path.exists():
             say_stopped("e2e", path)
         raise
     except WorkerDied as death:
-        reason = f"the device cannot be used: {death.reason}"
-        raise UserError(f"{reason}{_so_far(path)}") from None
+        said = f"the device cannot be used: {death.reason}{_so_far(path)}"
+        raise UserError(said) from None
     finally:
         worker.close()
     return run
@@ -130,18 +162,11 @@ def _opened(request: TrainRequest, worker: TrainWorker, path: Path, console: Con
         from e2e.commands.make_data import make_usual
 
         make_usual(console)
-    greeting = _greet(worker)
+    greeting = greet(worker)
     plan(network, request.arms, greeting.target.kind, greeting.device.get("memory_bytes"))
     facts = worker.open_data()
     _steps_wanted(request, facts)
     return Work(request, path, network, greeting, facts)
-
-
-def _greet(worker: TrainWorker) -> Greeting:
-    try:
-        return worker.greet()
-    except WorkerDied as death:
-        raise UserError(f"the device cannot be used: {death.reason}") from None
 
 
 def _so_far(path: Path) -> str:
@@ -181,12 +206,8 @@ def _begin(request: TrainRequest, greeting: Greeting, facts: DataFacts, before: 
     known = before.settings.get("training", {})
     for name, value in chosen.items():
         if known.get(name, value) != value:
-            then, now = (_said(words) for words in (known[name], value))
+            then, now = ("unset" if v is None else v for v in (known[name], value))
             raise UserError(
                 f"--resume {path} was taken with {name} {then}, not {now}; give the same"
             )
     return replace(before, finished_at=None)
-
-
-def _said(value: Any) -> str:
-    return "unset" if value is None else str(value)

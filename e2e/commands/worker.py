@@ -43,8 +43,16 @@ class TrainWorker(Child):
     """A child process that trains. Greet it, open the data, then ask."""
 
     def __init__(self, settings: TrainSettings) -> None:
+        self._settings = settings
         # Not a daemon: those may have no children, and data loaders have.
         super().__init__(_train_on_request, settings, daemon=False)
+
+    def restart(self) -> None:
+        """Start a new process in place of one that died, and open the data again."""
+        self.close()
+        self.__init__(self._settings)
+        self.greet()
+        self.open_data()
 
     def open_data(self) -> DataFacts:
         """Open the data and build the network once. UserError for what is wrong with either."""
@@ -52,7 +60,7 @@ class TrainWorker(Child):
 
     def predict(self, case: TrainCase, on_stage: OnStage) -> Prediction:
         """What is known of a case's step before it runs. Raises WorkerDied."""
-        return self.ask(("foretell", case), on_stage, SET_UP_S)
+        return self.ask(("predict", case), on_stage, SET_UP_S)
 
     def load(self, case: LoadCase, budget_s: float) -> Loading:
         """Measure a loader alone, with no arms beside it. Raises WorkerDied."""
@@ -104,7 +112,7 @@ def _train_on_request(pipe: Connection, settings: TrainSettings) -> None:
         try:
             while True:
                 kind, *rest = pipe.recv()
-                if kind == "foretell":
+                if kind == "predict":
                     predictor = predictor or _make_predictor(task, info, settings.allow_run)
                     pipe.send(("ok", predictor.predict(rest[0], announce)))
                 else:
@@ -166,16 +174,17 @@ def _opened(settings: TrainSettings, device: str) -> tuple[Any, DataFacts]:
 
     import torch
 
-    from e2e.data.datasets import open_data
+    from e2e.data.datasets import Options, open_data
     from e2e.networks import find
     from e2e.train.arms import Task
 
     network = find(settings.network, input=settings.input, loss=settings.loss)
-    look = _look_at(network, device) if network.classes is None else _Look(network.classes, False)
-    data = open_data(
-        settings.data,
-        sample=network.input,
-        classes=look.classes,
+    classes, stands_in = network.classes, False
+    if classes is None:
+        classes, stands_in = _look_at(network, device)
+    options = Options(
+        network.input,
+        classes=classes,
         tokens=network.tokens,
         strict=settings.strict,
         workers=settings.case.workers,
@@ -183,6 +192,7 @@ def _opened(settings: TrainSettings, device: str) -> tuple[Any, DataFacts]:
         on_death=settings.on_worker_death,
         device=torch.device(device),
     )
+    data = open_data(settings.data, options)
     if data.train_samples is not None:
         network = find(
             settings.network, input=settings.input, loss=settings.loss, classes=data.classes
@@ -190,22 +200,17 @@ def _opened(settings: TrainSettings, device: str) -> tuple[Any, DataFacts]:
     task = Task(
         replace(network, classes=data.classes), data, settings.seed, settings.lr, settings.warmup
     )
-    notes = [*data.notes, *([STAND_IN] if look.stands_in else [])]
+    notes = [*data.notes, *([STAND_IN] if stands_in else [])]
     return task, DataFacts(
         data.name, data.classes, data.train_samples, data.held_out_samples, tuple(notes)
     )
 
 
-@dataclass(frozen=True)
-class _Look:
-    """What a network's output says: its classes, and whether its loss only stands in."""
+def _look_at(network: Any, device: str) -> tuple[int | None, bool]:
+    """(classes, whether the loss only stands in) by the output for two samples of a user's network.
 
-    classes: int | None
-    stands_in: bool
-
-
-def _look_at(network: Any, device: str) -> _Look:
-    """Run a user's network forward once, on two samples. UserError with the error it raises."""
+    UserError with the error that its forward raises.
+    """
     import torch
 
     from microbench.errors import UserError
@@ -224,4 +229,4 @@ def _look_at(network: Any, device: str) -> _Look:
     first = next(tensors_in(output), None)
     classes = first.shape[1] if first is not None and first.dim() == 2 else None
     target = inputs if network.tokens else torch.zeros(2, dtype=torch.int64, device=device)
-    return _Look(None if network.tokens else classes, network.stands_in(output, target))
+    return None if network.tokens else classes, network.stands_in(output, target)

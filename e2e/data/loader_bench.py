@@ -12,9 +12,8 @@ import torch
 
 from e2e.data.loaders import LOADERS
 from e2e.data.loaders.cpus import cpu_seconds
-from e2e.data.loaders.page_cache import cold_missing
-from e2e.data.loaders.reading import Read
-from e2e.data.types import Data, Files, LoaderFeed
+from e2e.data.loaders.reading import Read, cold_missing
+from e2e.data.types import Data, Files, LoaderFeed, Source
 from e2e.results.loader_types import LoadBlock, LoadCase, Loading
 from microbench.device.host import usable_cores
 from microbench.errors import UserError
@@ -32,6 +31,7 @@ class LoadMeter:
 
     def __init__(self, data: Data, device: torch.device, seed: int) -> None:
         self._data, self._device, self._seed = data, device, seed
+        self._source: Source | None = getattr(data, "source", None)
         self._read = False
 
     def measure(self, case: LoadCase, budget_s: float) -> Loading:
@@ -63,19 +63,17 @@ class LoadMeter:
         )  # fmt: skip
 
     def _cannot_be_cold(self) -> str | None:
-        source = getattr(self._data, "source", None)
-        return cold_missing(source) if source is not None else "there are no files"
+        return cold_missing(self._source) if self._source else "there are no files"
 
     def _have_read(self, case: LoadCase) -> None:
         """Read each file once, as far as WARM_S goes: what is read first would else be cold."""
-        source = getattr(self._data, "source", None)
-        if self._read or not isinstance(source, Files):
+        if self._read or not isinstance(self._source, Files):
             return
         self._read = True
         feed = self._feed(replace(case, loader="read", workers=usable_cores()))
         until_s = time.perf_counter() + WARM_S
         try:
-            for _ in range(math.ceil(len(source.pictures) / case.batch)):
+            for _ in range(math.ceil(len(self._source.pictures) / case.batch)):
                 feed.fetch()
                 if time.perf_counter() > until_s:
                     break

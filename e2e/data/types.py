@@ -68,10 +68,6 @@ def laid_out(images: Tensor, channels_last: bool) -> Tensor:
     return images.contiguous(memory_format=layout)
 
 
-def _ignore(_: str) -> None:
-    """Drops the note."""
-
-
 @dataclass(frozen=True)
 class Wanted:
     """The batches that are wanted, and how they are to be made.
@@ -91,7 +87,7 @@ class Wanted:
     on_death: str = "stop"
     normal: Normal = IMAGENET
     prefetch: int = PREFETCH
-    note: Note = _ignore
+    note: Note = lambda _: None
 
     @property
     def batch_bytes(self) -> int:
@@ -147,6 +143,17 @@ class LoaderFeed(Feed, Protocol):
         Some waits spin. What ends later is not in it: it grows batch by batch.
         """
         ...
+
+
+class ReadyFeed:
+    """What all `LoaderFeed`s have whose batches nothing has to be waited for."""
+
+    ahead = 0
+    pids: tuple[int, ...] = ()
+    idle_cpu_s = 0.0
+
+    def fetch(self) -> None:
+        """Nothing to wait for."""
 
 
 class Data(Protocol):

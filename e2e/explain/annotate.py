@@ -1,41 +1,115 @@
-"""Joins predictions with measurements: errors, speed-ups, the ledger, and causes.
-
-Pure functions of both.
-"""
+"""Joins predictions with measurements: errors, speed-ups, the ledger, and causes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from e2e.case import TrainCase
-from e2e.explain.causes import Counterfactual, as_options, causes
-from e2e.explain.counterfactuals import Change, Pad
+from e2e.explain.causes import FULL_PRECISION, Counterfactual, as_options, causes
+from e2e.explain.counterfactuals import Change, Pad, changes
 from e2e.explain.ledger import Step, bound, ledger
-from e2e.predict.prediction import Prediction, measured_wait_s
+from e2e.predict.prediction import Prediction, measured_wait_s, needs_more
 from e2e.results.baselines import baselines, slowest
 from e2e.results.types import Cause, Predicted, Training
 from microbench.results.values import Warning
+
+FIT_SHARE = 0.9  # of the device's memory: what a larger batch may take, by its predicted peak
+VERIFIED = 3  # fixes of a training that are measured, best first
+
+Ask = Callable[[TrainCase], Prediction]
+
+
+@dataclass(frozen=True)
+class Explainer:
+    """Asks for predictions and joins them to trainings.
+
+    `kind` and `memory_bytes` are the device's. `fixes`: whether changes are predicted too, each of
+    which takes as long as a case. `cores` are available to loader workers.
+    """
+
+    ask: Ask
+    kind: str
+    memory_bytes: int | None
+    fixes: bool
+    cores: int = 1
+
+    def predictions(self, cases: Sequence[TrainCase]) -> dict[str, Prediction]:
+        """The prediction of each case, by key."""
+        return {case.key: self.ask(case) for case in cases}
+
+    def explained(
+        self, trainings: Sequence[Training], predictions: Mapping[str, Prediction]
+    ) -> list[Training]:
+        """The trainings with predictions, ledgers, and the causes of those in question.
+
+        In question are those of a comparison that are no baselines; of baselines alone, all.
+        """
+        found = with_predictions(trainings, predictions)
+        predicted = [t for t in found if t.predicted]
+        low = [t for t in predicted if t.case.recipe not in FULL_PRECISION]
+        asked = {t.case.key for t in low or predicted}
+        return [
+            _with_causes(t, found, predictions, self._tried(t) if self.fixes else [])
+            if t.case.key in asked
+            else t
+            for t in found
+        ]
+
+    def _tried(self, training: Training) -> list[_Tried]:
+        return [
+            _Tried(change, self._if_it_fits(self.ask(change.of(training.case))))
+            for change in changes(training.case, self.kind, self.cores)
+        ]
+
+    def _if_it_fits(self, prediction: Prediction) -> Prediction:
+        needed = prediction.predicted.memory_bytes if prediction.predicted else None
+        if not needed or not self.memory_bytes or needed <= FIT_SHARE * self.memory_bytes:
+            return prediction
+        return Prediction(prediction.case, reason=needs_more(needed, self.memory_bytes), runs=False)
+
+
+def to_verify(training: Training) -> list[tuple[Cause, TrainCase]]:
+    """The fixes worth a measurement, and the case as each changes it."""
+    fixes = [cause for cause in training.causes if cause.case_change][:VERIFIED]
+    return [(fix, replace(training.case, **dict(fix.case_change or {}))) for fix in fixes]
+
+
+def verified(
+    training: Training, again: Training, tried: Sequence[tuple[Cause, Training]]
+) -> Training:
+    """The training with what its fixes gave, against itself measured `again` beside them."""
+    gains = {
+        id(cause): 100 * (fixed.per_s / again.per_s - 1)
+        for cause, fixed in tried
+        if fixed.per_s and again.per_s
+    }
+    found = [replace(cause, measured_gain_pct=gains.get(id(cause))) for cause in training.causes]
+    return replace(training, causes=tuple(found))
 
 
 def with_predictions(
     trainings: Sequence[Training], predictions: Mapping[str, Prediction]
 ) -> list[Training]:
     """The trainings of one comparison with their predictions, and ledgers from their baselines."""
-    known = [t.case for t in trainings if _predicted_of(t.case, predictions)]
+    known = _known(trainings, predictions)
     by_case = {training.case: training for training in trainings}
     found: list[Training] = []
     for training in trainings:
-        predicted = _predicted_of(training.case, predictions)
-        if predicted is None:
+        if training.case not in known:
             found.append(_without_prediction(training, predictions.get(training.case.key)))
             continue
-        others = baselines(training.case, known)
-        notes = tuple(_warning(note) for note in predictions[training.case.key].notes)
+        predicted, prediction = known[training.case], predictions[training.case.key]
+        others = baselines(training.case, list(known))
+        slowdown = _slowdown_of(training)
         training = replace(
             training,
-            predicted=_predicted(training, predicted, others, predictions),
-            warnings=(*training.warnings, *notes),
+            predicted=replace(
+                predicted.beside(training.step_s),
+                speedup={name: known[it].step_s / predicted.step_s for name, it in others.items()},
+                paced_s=prediction.at(slowdown).simulate().step_s if slowdown else None,
+            ),
+            warnings=(*training.warnings, *map(_warning, prediction.notes)),
         )
         base = slowest(training.case, others)
         if base is not None:
@@ -44,17 +118,21 @@ def with_predictions(
     return found
 
 
+def _known(
+    trainings: Sequence[Training], predictions: Mapping[str, Prediction]
+) -> dict[TrainCase, Predicted]:
+    """The cases that were predicted."""
+    asked = {t.case: predictions[t.case.key] for t in trainings if t.case.key in predictions}
+    return {case: found.predicted for case, found in asked.items() if found.predicted}
+
+
 def _without_prediction(training: Training, prediction: Prediction | None) -> Training:
     """A training that was measured but not predicted: with the reason as a warning."""
-    if (
-        training.steps is None
-        or prediction is None
-        or not prediction.reason
-        or training.case.compile
-    ):
+    reason = prediction.reason if prediction else None
+    if training.steps is None or not reason or training.case.compile:
         return training
     warning = Warning(
-        f"no prediction, and no ledger: {prediction.reason}",
+        f"no prediction, and no ledger: {reason}",
         "what cannot be predicted can still be measured",
         "nothing to do for the measurement",
     )
@@ -69,32 +147,6 @@ def _warning(note: str) -> Warning:
     )
 
 
-def _predicted_of(case: TrainCase, predictions: Mapping[str, Prediction]) -> Predicted | None:
-    prediction = predictions.get(case.key)
-    return prediction.predicted if prediction else None
-
-
-def _predicted(
-    training: Training,
-    predicted: Predicted,
-    others: Mapping[str, TrainCase],
-    predictions: Mapping[str, Prediction],
-) -> Predicted:
-    speedup: dict[str, float] = {}
-    for name, case in others.items():
-        base = _predicted_of(case, predictions)
-        if base is not None:
-            speedup[name] = base.step_s / predicted.step_s
-    paced_s = _paced_s(training, predictions[training.case.key])
-    return replace(predicted.beside(training.step_s), speedup=speedup, paced_s=paced_s)
-
-
-def _paced_s(training: Training, prediction: Prediction) -> float | None:
-    """The step as predicted for the host speed while it was measured."""
-    slowdown = _slowdown_of(training)
-    return prediction.at(slowdown).simulate().step_s if slowdown else None
-
-
 def _slowdown_of(training: Training) -> float | None:
     """The host's while it was measured; None for a fed case, whose wait has another cause."""
     return training.steps.host_pace if training.steps and not training.case.fed else None
@@ -103,14 +155,10 @@ def _slowdown_of(training: Training) -> float | None:
 def _with_ledger(
     training: Training, base: Training, predictions: Mapping[str, Prediction]
 ) -> Training:
-    steps = [_step(one, predictions[one.case.key]) for one in (base, training)]
-    names = (base.case.recipe, training.case.recipe)
-    return replace(
-        training,
-        ledger=ledger(steps[0], steps[1], names),
-        ledger_base=base.case.recipe,
-        bound=bound(steps[0]),
-    )
+    first, last = (_step(one, predictions[one.case.key]) for one in (base, training))
+    recipe = base.case.recipe
+    lines = ledger(first, last, (recipe, training.case.recipe))
+    return replace(training, ledger=lines, ledger_base=recipe, bound=bound(first))
 
 
 def _step(training: Training, prediction: Prediction) -> Step:
@@ -134,41 +182,34 @@ def _at_the_same_speed(prediction: Prediction, training: Training) -> Prediction
 
 
 @dataclass(frozen=True)
-class Tried:
+class _Tried:
     """A change to a case, and the prediction of the changed case."""
 
     change: Change
     prediction: Prediction
 
 
-def with_causes(
+def _with_causes(
     training: Training,
     trainings: Sequence[Training],
     predictions: Mapping[str, Prediction],
-    tried: Sequence[Tried] = (),
+    tried: Sequence[_Tried],
 ) -> Training:
     """The training with fixes, ranked, and findings, from the numbers of its comparison.
 
     `tried` are counterfactuals of this training; those that could not be predicted come last.
     """
-    prediction = predictions[training.case.key]
-    known = [t.case for t in trainings if _predicted_of(t.case, predictions)]
-    others = baselines(training.case, known)
-    base = slowest(training.case, others)
+    known = list(_known(trainings, predictions))
+    base = slowest(training.case, baselines(training.case, known))
     by_case = {one.case: one for one in trainings}
-    units = training.step_units
-    present = _step(training, prediction)
-    if any(isinstance(one.change, Pad) for one in tried):
-        present = _aligned(present)  # what padding gains is known
+    present = _step(training, predictions[training.case.key])
+    if any(isinstance(one.change, Pad) for one in tried):  # what padding gains is known
+        present = replace(present, ops=[replace(op, misaligned="") for op in present.ops])
     found = causes(
         present,
         _step(by_case[base], predictions[base.key]) if base else None,
-        units,
-        [
-            Counterfactual(one.change.name, one.change.fields, step, _units(training, one))
-            for one in tried
-            if (step := _predicted_step(_at_the_same_speed(one.prediction, training)))
-        ],
+        training.step_units,
+        [known for one in tried if (known := _counterfactual(training, one))],
         recipe=training.case.recipe,
         base_recipe=base.recipe if base else "",
         unit=training.unit,
@@ -187,16 +228,11 @@ def with_causes(
     return replace(training, causes=(*found, *unpredicted))
 
 
-def _aligned(step: Step) -> Step:
-    """The step without a word of sizes that might be padded."""
-    return replace(step, ops=[replace(op, misaligned="") for op in step.ops])
-
-
-def _predicted_step(prediction: Prediction) -> Step | None:
+def _counterfactual(training: Training, tried: _Tried) -> Counterfactual | None:
+    prediction = _at_the_same_speed(tried.prediction, training)
     if prediction.simulated is None:
         return None
-    return Step(prediction.ops, prediction.simulated, None, prediction.wait_s, prediction.wait_s)
-
-
-def _units(training: Training, one: Tried) -> int:
-    return training.step_units * one.prediction.case.batch // training.case.batch
+    wait_s = prediction.wait_s
+    step = Step(prediction.ops, prediction.simulated, None, wait_s, wait_s)
+    units = training.step_units * prediction.case.batch // training.case.batch
+    return Counterfactual(tried.change.name, tried.change.fields, step, units)

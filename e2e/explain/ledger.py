@@ -90,11 +90,6 @@ class LayerRow(NamedTuple):
         """Time saved; negative where the layer got slower."""
         return self.base_ms - self.other_ms
 
-    @property
-    def slower(self) -> bool:
-        """Whether the layer takes longer in the other step."""
-        return self.other_ms > self.base_ms
-
 
 def ledger(
     base: Step, other: Step, names: tuple[str, str] = ("fp32", "amp")
@@ -125,7 +120,7 @@ def ledger(
 
 
 def layer_table(base: Step, other: Step) -> list[LayerRow]:
-    """The products by layer and kind, the largest saving first; the last ones may be `slower`."""
+    """The products by layer and kind, the largest saving first, layers that are slower last."""
     times = [_by_layer(step.ops, net=False) for step in (base, other)]
     keys = dict.fromkeys([*times[0], *times[1]])
     rows = [LayerRow(*key, times[0].get(key, 0.0), times[1].get(key, 0.0)) for key in keys]
@@ -167,14 +162,13 @@ def op_terms_ms(ops: Iterable[OpCost]) -> dict[str, float]:
 
 
 def _op_lines(base: Step, other: Step) -> list[LedgerLine]:
-    terms = [op_terms_ms(step.ops) for step in (base, other)]
+    before, after = op_terms_ms(base.ops), op_terms_ms(other.ops)
     lines: list[LedgerLine] = []
     for term in OP_TERMS:
-        if term not in terms[0] and term not in terms[1]:
-            continue
-        ms = [found.get(term, 0.0) for found in terms]
-        layers = _top_layers(base, other, term) if term in PRODUCT_TERMS else ""
-        lines.append(LedgerLine(term, ms[1] - ms[0], "replayed", _from_to(*ms) + layers))
+        if term in before or term in after:
+            ms = before.get(term, 0.0), after.get(term, 0.0)
+            layers = _top_layers(base, other, term) if term in PRODUCT_TERMS else ""
+            lines.append(LedgerLine(term, ms[1] - ms[0], "replayed", _from_to(*ms) + layers))
     return lines
 
 

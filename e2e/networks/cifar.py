@@ -140,26 +140,19 @@ def cifar_network(name: str, input: tuple[int, ...] | None, classes: int | None)
     form = CIFAR[name]
     classes = class_count(name, classes, CLASSES)
     shape = image_input(name, input, IMAGE)
-    build = partial(_build, form, classes)
+    build = partial(form.build, classes)
     if shape != (3, IMAGE, IMAGE):
         check_input(name, build, shape)
     return Network(
         name=name,
         build=build,
         input=shape,
-        tokens=None,
         classes=classes,
         loss=classification_loss,
         accuracy=count_right,
-        unit="img",
-        units_per_sample=1,
         optimizer="sgd",
         lr=form.lr,
         weight_decay=WEIGHT_DECAY,
         batch=form.batch,
         cpu_batch=form.cpu_batch,
     )
-
-
-def _build(form: Form, classes: int) -> nn.Module:
-    return form.build(classes).train()

@@ -133,12 +133,10 @@ def gpt_network(name: str, input: tuple[int, ...] | None, classes: int | None) -
         shape = replace(shape, context=input[0])
     return Network(
         name=name,
-        build=partial(_build, shape),
+        build=partial(GPT, shape),
         input=(shape.context,),
         tokens=form.tokens,
-        classes=None,
         loss=next_token_loss,
-        accuracy=None,
         unit="tok",
         units_per_sample=shape.context,
         optimizer="adamw",
@@ -147,7 +145,3 @@ def gpt_network(name: str, input: tuple[int, ...] | None, classes: int | None) -
         batch=form.batch,
         cpu_batch=form.cpu_batch,
     )
-
-
-def _build(shape: Shape) -> nn.Module:
-    return GPT(shape).train()

@@ -64,14 +64,12 @@ def count_right(output: Any, target: Tensor) -> Tensor | None:
 
 def scores_classes(output: object, target: Tensor | None) -> bool:
     """Whether the first tensor put out is floating [batch, classes] and the target its classes."""
-    main = next(tensors_in(output), None)
-    return _scores(main, 2) and _labels(target, main, 1)
+    return _scores(output, target, 1)
 
 
 def scores_tokens(output: object, target: Tensor | None) -> bool:
     """Whether the first tensor put out is floating [batch, T, vocabulary] for tokens [batch, T]."""
-    main = next(tensors_in(output), None)
-    return _scores(main, 3) and _labels(target, main, 2)
+    return _scores(output, target, 2)
 
 
 def is_stand_in(output: object, target: Tensor | None) -> bool:
@@ -79,18 +77,13 @@ def is_stand_in(output: object, target: Tensor | None) -> bool:
     return not scores_classes(output, target) and not scores_tokens(output, target)
 
 
-def _scores(main: Tensor | None, dims: int) -> bool:
-    return main is not None and main.is_floating_point() and main.dim() == dims
-
-
-def _labels(target: Tensor | None, main: Tensor | None, dims: int) -> bool:
-    return (
-        target is not None
-        and main is not None
-        and target.dtype == torch.int64
-        and target.dim() == dims
-        and target.shape == main.shape[:dims]
-    )
+def _scores(output: object, target: Tensor | None, dims: int) -> bool:
+    """Whether the output has floating scores for a target of `dims` dimensions."""
+    main = next(tensors_in(output), None)
+    if main is None or target is None:
+        return False
+    labels = target.dtype == torch.int64 and target.dim() == dims
+    return labels and main.is_floating_point() and main.shape[:-1] == target.shape
 
 
 @dataclass(frozen=True)

@@ -42,17 +42,17 @@ class Network:
     name: str
     build: Callable[[], nn.Module]
     input: tuple[int, ...]
-    tokens: int | None
-    classes: int | None
     loss: Callable[[Any, Tensor | None, float], Tensor]
-    accuracy: Callable[[Any, Tensor], Tensor | None] | None
-    unit: str
-    units_per_sample: int
     optimizer: str
     lr: float
     weight_decay: float
     batch: int
     cpu_batch: int
+    tokens: int | None = None
+    classes: int | None = None
+    accuracy: Callable[[Any, Tensor], Tensor | None] | None = None
+    unit: str = "img"
+    units_per_sample: int = 1
     stands_in: Callable[[Any, Tensor | None], bool] = never
 
 

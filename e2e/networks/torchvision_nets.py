@@ -52,45 +52,22 @@ FAMILIES: dict[str, Training] = {
 }
 
 # Smaller than BATCH so that what the backward pass keeps stays below 60 GiB in float32.
-BATCHES: dict[str, int] = {
-    "convnext_base": 128,
-    "convnext_large": 64,
-    "convnext_small": 128,
-    "densenet161": 128,
-    "densenet201": 128,
-    "efficientnet_b3": 128,
-    "efficientnet_b4": 64,
-    "efficientnet_b5": 32,
-    "efficientnet_b6": 16,
-    "efficientnet_b7": 16,
-    "efficientnet_v2_l": 16,
-    "efficientnet_v2_m": 32,
-    "efficientnet_v2_s": 128,
-    "maxvit_t": 128,
-    "regnet_x_32gf": 64,
-    "regnet_y_32gf": 64,
-    "regnet_y_128gf": 32,
-    "resnext101_32x8d": 128,
-    "resnext101_64x4d": 128,
-    "swin_b": 128,
-    "swin_s": 128,
-    "swin_v2_b": 64,
-    "swin_v2_s": 128,
-    "swin_v2_t": 128,
-    "vgg11": 128,
-    "vgg11_bn": 128,
-    "vgg13": 128,
-    "vgg13_bn": 128,
-    "vgg16": 128,
-    "vgg16_bn": 128,
-    "vgg19": 128,
-    "vgg19_bn": 128,
-    "vit_b_16": 128,
-    "vit_b_32": 128,
-    "vit_h_14": 8,
-    "vit_l_16": 64,
-    "vit_l_32": 64,
+SMALLER: dict[int, str] = {
+    128: """
+        convnext_base convnext_small densenet161 densenet201 efficientnet_b3
+        efficientnet_v2_s maxvit_t resnext101_32x8d resnext101_64x4d swin_b swin_s swin_v2_s
+        swin_v2_t vgg11 vgg11_bn vgg13 vgg13_bn vgg16 vgg16_bn vgg19 vgg19_bn vit_b_16
+        vit_b_32
+    """,
+    64: """
+        convnext_large efficientnet_b4 regnet_x_32gf regnet_y_32gf swin_v2_b vit_l_16
+        vit_l_32
+    """,
+    32: "efficientnet_b5 efficientnet_v2_m regnet_y_128gf",
+    16: "efficientnet_b6 efficientnet_b7 efficientnet_v2_l",
+    8: "vit_h_14",
 }
+BATCHES = {name: batch for batch, names in SMALLER.items() for name in names.split()}
 
 # What an auxiliary classifier's loss counts beside the main one.
 AUXILIARY_WEIGHTS: dict[str, float] = {
@@ -137,12 +114,9 @@ def torchvision_network(name: str, input: tuple[int, ...] | None, classes: int |
         name=name,
         build=build,
         input=shape,
-        tokens=None,
         classes=classes,
         loss=partial(classification_loss, auxiliary_weight=AUXILIARY_WEIGHTS.get(name, 0.0)),
         accuracy=count_right,
-        unit="img",
-        units_per_sample=1,
         optimizer=training.optimizer,
         lr=training.lr * batch / LR_BATCH,
         weight_decay=training.weight_decay,

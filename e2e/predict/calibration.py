@@ -1,7 +1,7 @@
 """Learns, once a machine, what its host does around calls: small networks' steps less their calls.
 
-The rounds go over all networks again and again, steps beside calls: a slow second of the host is
-shared by many.
+The networks' steps are bound by CPU launches and differ in what the host does. The rounds go over
+all of them again and again, steps beside calls: a slow second of the host is shared by many.
 """
 
 from __future__ import annotations
@@ -9,26 +9,169 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
+from torch import Tensor, nn
 
-from e2e.predict.host_model.calibration_models import (
-    CLASSES,
-    small_case,
-    small_networks,
-    small_recipes,
-    small_step,
-)
-from e2e.predict.host_model.framework_overhead import CalibrationStep, FrameworkOverhead, fitted
+from e2e.case import TrainCase
+from e2e.networks import Network, find
+from e2e.networks.network import written
+from e2e.predict.framework_overhead import CalibrationStep, FrameworkOverhead, fitted
 from e2e.predict.op_timer.launch_times import warm
 from e2e.predict.op_timer.op_costs import CallTimer
-from e2e.predict.trace.fake_trace import CannotTrace, Trace, trace
+from e2e.predict.trace.fake_trace import CannotTrace, Trace, fixed_feed, trace
 from e2e.recipes import RECIPES, cannot_run, recipe_of, switch_process
 from e2e.train.speed_readings import HostSpeed, SpeedBetween
+from e2e.train.trainer import Trainer
 from microbench.timing.stats import median
 
 STEPS, ROUNDS = 10, 7  # in a row; over all networks
+WIDTH = 32
+CLASSES = 8
+PACED_LAYERS = 8
+ADAM = ("attention",)
+ON_A_GPU = ("resnet18", "mobilenet_v2")  # at a size that keeps no GPU busy; a CPU it would
+TINY = (3, 32, 32)
+# Of these, under autocast without a loss scaler too, or instead: the others have one.
+SMALL_RECIPES = {
+    "small-modules": ("fp32", "amp-bf16"),
+    "small-calls": ("fp32", "amp-bf16"),
+    "small-dense": ("fp32", "amp", "amp-bf16"),
+    "small-little": ("fp32", "amp", "amp-bf16"),
+}
+USUAL_RECIPES = ("fp32", "amp")
+
+
+class _Sums(nn.Module):
+    """Calls without modules."""
+
+    def __init__(self, calls: int) -> None:
+        super().__init__()
+        self.calls = calls
+        self.weight = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, WIDTH] -> [N, WIDTH]"""
+        for _ in range(self.calls):
+            x = (x * self.weight).tanh()
+        return x
+
+
+class _Weights(nn.Module):
+    """Many weights, each used once."""
+
+    def __init__(self, weights: int) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList([torch.ones(WIDTH) for _ in range(weights)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, WIDTH] -> [N, WIDTH]"""
+        for weight in self.weights:
+            x = x + weight
+        return x
+
+
+def _nested(module: nn.Module, depth: int) -> nn.Module:
+    """Modules that only call the next one."""
+    for _ in range(depth):
+        module = nn.Sequential(module)
+    return module
+
+
+def _dense(layers: int) -> nn.Module:
+    pairs = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()) for _ in range(layers)]
+    return nn.Sequential(*pairs)
+
+
+def _convolutions(layers: int) -> nn.Module:
+    parts = [
+        nn.Sequential(nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(True))
+        for _ in range(layers)
+    ]
+    head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, WIDTH))
+    return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), *parts, head)
+
+
+def _attention(layers: int) -> nn.Module:
+    blocks = [
+        nn.TransformerEncoderLayer(WIDTH, 4, 2 * WIDTH, dropout=0.0, batch_first=True)
+        for _ in range(layers)
+    ]
+    return nn.Sequential(
+        nn.Unflatten(1, (4, WIDTH)), *blocks, nn.Flatten(), nn.Linear(4 * WIDTH, 8)
+    )
+
+
+_SMALL: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "modules": (lambda: _nested(nn.Linear(WIDTH, WIDTH), 150), (WIDTH,)),
+    "calls": (lambda: _Sums(60), (WIDTH,)),
+    "weights": (lambda: _Weights(150), (WIDTH,)),
+    "dense": (lambda: _dense(40), (WIDTH,)),
+    "convolutions": (lambda: _convolutions(25), (3, 8, 8)),
+    "attention": (lambda: _attention(6), (4 * WIDTH,)),
+    "little": (lambda: nn.Linear(WIDTH, WIDTH), (WIDTH,)),
+}
+
+
+def small_networks(kind: str) -> list[Network]:
+    """Those that suit a kind of device."""
+    made = [_small(name, build, shape) for name, (build, shape) in _SMALL.items()]
+    if kind == "cuda":
+        made += [replace(find(name, input=TINY), batch=2) for name in ON_A_GPU]
+    return made
+
+
+def small_recipes(small: Network, kind: str, *, bf16: bool = True) -> tuple[str, ...]:
+    """The recipes that suit one of them on a kind of device: a CPU learns nothing from others.
+
+    On a card without bfloat16 all that comes under autocast has a loss scaler.
+    """
+    if kind != "cuda":
+        return ("fp32",)
+    return SMALL_RECIPES.get(small.name, USUAL_RECIPES) if bf16 else USUAL_RECIPES
+
+
+def paced_network() -> Network:
+    """The network whose step measures the launch speed of the host."""
+    return _small("pace", lambda: _convolutions(PACED_LAYERS), (3, 8, 8))
+
+
+def _small(name: str, build: Callable[[], nn.Module], shape: tuple[int, ...]) -> Network:
+    return Network(
+        name=f"small-{name}",
+        build=build,
+        input=shape,
+        tokens=None,
+        classes=CLASSES,
+        loss=lambda output, target, smoothing: output.float().square().mean(),
+        accuracy=None,
+        unit="sample",
+        units_per_sample=1,
+        optimizer="adamw" if name in ADAM else "sgd",
+        lr=1e-3,
+        weight_decay=0.0,
+        batch=2,
+        cpu_batch=2,
+    )
+
+
+def small_case(small: Network, recipe: str) -> TrainCase:
+    """Its training under a recipe."""
+    return TrainCase(
+        small.name, recipe, small.batch, written(small.input), optimizer=small.optimizer
+    )
+
+
+def small_step(small: Network, recipe: str, device: torch.device) -> Callable[[], object]:
+    """Launches a step of it, on one batch for ever."""
+    case = small_case(small, recipe)
+    trainer = Trainer(small, case, recipe_of(case), device, seed=1)
+    feed = fixed_feed(small, case, device, CLASSES)
+    return lambda: trainer.step(feed)
+
+
+# ------------------------------------------------------------ the fit
 
 
 @dataclass
@@ -72,9 +215,8 @@ def _prepared(calls: CallTimer) -> Iterator[_Prepared]:
     bf16 = cannot_run(RECIPES["amp-bf16"], kind, card) is None
     for small in small_networks(kind):
         for recipe in small_recipes(small, kind, bf16=bf16):
-            case = small_case(small, recipe)
             with suppress(CannotTrace):  # what is left is fitted
-                traced = trace(small, case, calls.device, CLASSES)
+                traced = trace(small, small_case(small, recipe), calls.device, CLASSES)
                 step = small_step(small, recipe, calls.device)
                 yield _Prepared(traced, calls.passes(traced), step)
 

@@ -30,7 +30,8 @@ MATRICES = {
     "baddbmm": (".MN", ".MK", ".KN"),
 }
 NOUNS = {**dict.fromkeys(CONVOLUTIONS, "channels"), "mm": "features", "addmm": "features"}
-TRANSPOSED = {"convolution": 6, "convolution_backward": 7}  # the argument; groups are two further
+# Where this argument is; strides are three before it, groups two after.
+TRANSPOSED = {"convolution": 6, "convolution_backward": 7}
 
 
 @dataclass(frozen=True)
@@ -136,17 +137,13 @@ def _rounded(call: Call, letter: str, size: int, tf32: bool) -> int:
     if size < least or not (dtype in HALVES or (dtype == "float32" and tf32)):
         return size
     unit = WORD_BYTES // call.tensors[0].itemsize
-    if _of_image(call, letter, size) and _stride(call) == (2, 2):
+    if _of_image(call, letter, size) and call.args[TRANSPOSED[call.operator] - 3] == (2, 2):
         unit = IMAGE_CHANNELS
     return -(-size // unit) * unit
 
 
 def _of_image(call: Call, letter: str, size: int) -> bool:
     return call.operator in CONVOLUTIONS and letter == "C" and size <= IMAGE_CHANNELS
-
-
-def _stride(call: Call) -> Argument:
-    return call.args[TRANSPOSED[call.operator] - 3]
 
 
 def _fitted(letters: str, dims: int) -> str:

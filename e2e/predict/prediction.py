@@ -45,17 +45,17 @@ class Prediction:
         """The same step for a host whose slowdown varies so; unchanged if it was not predicted."""
         if self.predicted is None:
             return self
-        typical, quick, slow = map(self.at, (slowdowns.middle, slowdowns.low, slowdowns.high))
+        typical = self.at(slowdowns.middle)
         simulated = typical.simulate()
-        error = GPU_ERROR
-        if simulated.limit == "host":
-            error = max(HOST_ERROR, 2 * self.host_error)
-        ends = (quick.simulate().step_s * (1 - error), slow.simulate().step_s * (1 + error))
-        if self.predicted.limit is None:  # on a CPU the error is not known
-            predicted = replace(self.predicted, step_s=simulated.step_s, interval_s=None)
-            return replace(typical, predicted=predicted, simulated=simulated)
-        limit = simulated.limit
-        predicted = replace(self.predicted, step_s=simulated.step_s, interval_s=ends, limit=limit)
+        predicted = replace(self.predicted, step_s=simulated.step_s, interval_s=None)
+        if predicted.limit is not None:  # on a CPU the error is not known
+            on_host = simulated.limit == "host"
+            error = max(HOST_ERROR, 2 * self.host_error) if on_host else GPU_ERROR
+            quick, slow = (
+                self.at(end).simulate().step_s for end in (slowdowns.low, slowdowns.high)
+            )
+            ends = (quick * (1 - error), slow * (1 + error))
+            predicted = replace(predicted, interval_s=ends, limit=simulated.limit)
         return replace(typical, predicted=predicted, simulated=simulated)
 
     def at(self, slowdown: float) -> Prediction:
@@ -71,11 +71,7 @@ class Prediction:
 
     def simulate(self) -> Simulated:
         """The step from its ops."""
-        return simulate(
-            self.ops,
-            framework_s=self.framework_s,
-            captured=self.case.graph,
-        )
+        return simulate(self.ops, framework_s=self.framework_s, captured=self.case.graph)
 
 
 def needs_more(needed: int, has: int) -> str:

@@ -12,9 +12,8 @@ import torch
 from e2e.case import TrainCase
 from e2e.networks import Network
 from e2e.predict.calibration import calibrated
-from e2e.predict.coverage import from_step, uncovered
-from e2e.predict.host_model.framework_overhead import FrameworkOverhead
-from e2e.predict.host_model.host_speed import RecordedSpeed, host_speed_of
+from e2e.predict.framework_overhead import FrameworkOverhead
+from e2e.predict.host_speed import RecordedSpeed, host_speed_of
 from e2e.predict.op_timer.cuda_graph import CaptureFailed, check_capturable, measure_graph
 from e2e.predict.op_timer.op_costs import CallTimer, key_of, step_key
 from e2e.predict.op_timer.op_timer import OpTime
@@ -111,21 +110,16 @@ class Predictor:
         at_1 = Prediction(plain, ops=ops, notes=profile.notes)
         if plain.graph:
             captured = self._captured(case, profile, announce)
-            of_graph = [
-                cost
-                for op, cost in zip(profile.traced.ops, alone, strict=True)
-                if key_of(plain, op) not in profile.in_situ
-            ]
+            costs = zip(profile.traced.ops, alone, strict=True)
+            of_graph = [cost for op, cost in costs if key_of(plain, op) not in profile.in_situ]
             at_1 = replace(at_1, ops=captured.ops(of_graph, ops), framework_s=captured.host_s(ops))
-            error = 0.0
         else:
             framework = self._framework(case, announce)
-            at_1 = replace(at_1, framework_s=framework.of(profile.traced))
-            error = framework.error
-        prediction = self._on_this_host(
-            profile, replace(at_1, host_error=error), self._recent_readings(case, announce)
-        )
-        return replace(prediction, case=case)
+            at_1 = replace(
+                at_1, framework_s=framework.of(profile.traced), host_error=framework.error
+            )
+        at_1 = replace(at_1, speed_readings=self._recent_readings(case, announce))
+        return replace(self._on_this_host(profile, at_1), case=case)
 
     def _recent_readings(self, case: TrainCase, announce: Announce) -> tuple[SpeedReading, ...]:
         """Readings of the host speed since the last prediction. Takes more if they cover fewer than
@@ -133,9 +127,8 @@ class Predictor:
         """
         speed_readings = self._recorded_speed.take()
         before_s = self._readings[-1][0] if self._readings else -math.inf
-        if len({int(at_s) for at_s, _ in speed_readings}) < SECONDS and time.perf_counter() > (
-            before_s + RECENT_S
-        ):
+        seconds = {int(at_s) for at_s, _ in speed_readings}
+        if len(seconds) < SECONDS and time.perf_counter() > before_s + RECENT_S:
             announce(case.key, "measuring how fast the host launches")
             with self._stages.timed("host"):
                 self._recorded_speed.look()
@@ -150,12 +143,12 @@ class Predictor:
         if key not in self._graphs:
             announce(case.key, "measuring its operations captured together")
             with self._stages.timed("operations"):
-                found = measure_graph(
+                captured, steady = measure_graph(
                     self._calls, profile.traced, profile.alone, self._recorded_speed
                 )
-            self._graphs[key] = found.captured
-            if found.steady:
-                self._store.keep_captured(key, found.captured)
+            self._graphs[key] = captured
+            if steady:
+                self._store.keep_captured(key, captured)
         return self._graphs[key]
 
     def _framework(self, case: TrainCase, announce: Announce) -> FrameworkOverhead:
@@ -177,23 +170,18 @@ class Predictor:
 
     # ------------------------------------------------------------ the step
 
-    def _on_this_host(
-        self, profile: StepProfile, at_1: Prediction, speed_readings: tuple[SpeedReading, ...]
-    ) -> Prediction:
-        traced = profile.traced
-        slowdowns = slowdown_range(speed_readings)
+    def _on_this_host(self, profile: StepProfile, at_1: Prediction) -> Prediction:
+        slowdowns = slowdown_range(at_1.speed_readings)
         predicted = Predicted(
             0.0, None,  # which depend on the host's speed
             "gpu" if self.cuda else None,
             {},
             profile.memory_bytes if self.cuda else None,
-            uncovered(traced, profile.problems),
+            profile.uncovered,
             took_s=self._stages.took_s,
-            from_step=from_step(traced, at_1.at(slowdowns.middle).ops, profile.in_situ),
+            from_step=profile.from_step(at_1.at(slowdowns.middle).ops),
         )  # fmt: skip
-        return replace(at_1, predicted=predicted, speed_readings=speed_readings).predicted_for(
-            slowdowns
-        )
+        return replace(at_1, predicted=predicted).predicted_for(slowdowns)
 
     def _padded(self, traced: Trace, ops: Sequence[OpCost]) -> tuple[OpCost, ...] | None:
         """The ops with layers padded where that makes them faster; None where it does for none."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import math
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -13,12 +15,15 @@ import torch
 from e2e.case import TrainCase
 from e2e.networks import Network
 from e2e.predict.op_timer.in_situ import time_in_step
-from e2e.predict.op_timer.op_costs import CallTimer, CallTimes, key_of
+from e2e.predict.op_timer.op_costs import CallTimer, key_of
 from e2e.predict.op_timer.op_timer import TOO_LARGE, OpTime
 from e2e.predict.prediction import needs_more
+from e2e.predict.queue_model import OpCost
 from e2e.predict.trace.fake_trace import CannotTrace, Trace, trace, trace_real
+from e2e.predict.trace.recorder import TracedOp, is_view
 from e2e.train.speed_readings import HostSpeed
 from kernels.error_words import one_line
+from microbench.fmt import as_ms
 
 MEMORY_ERROR = 0.05  # of a peak: the most that validation allows
 
@@ -46,7 +51,44 @@ class StepProfile:
     @property
     def memory_bytes(self) -> int:
         """The peak of the step, with what its calls take beside their results."""
-        return _memory_bytes(self.traced, self.times)
+        return peak_bytes(self.traced, self.times)
+
+    @property
+    def uncovered(self) -> tuple[str, ...]:
+        """The calls whose time is not known, those of a name and a reason in a line, with their
+        share of the calls that launch something and of the bytes of their arguments and results.
+        """
+        launched = [op for op in self.traced.ops if not is_view(op)]
+        missing: dict[tuple[str, str], list[TracedOp]] = defaultdict(list)
+        for op in launched:
+            why = self.problems.get(key_of(self.traced.case, op))
+            if why is not None:
+                missing[op.call.name, why].append(op)
+        return tuple(
+            f"{len(ops)} x {name}: {why} ({len(ops)} of {len(launched)} calls, "
+            f"{_percent(_bytes(ops), _bytes(launched))} of their bytes)"
+            for (name, why), ops in missing.items()
+        )
+
+    def from_step(self, costs: Sequence[OpCost]) -> tuple[str, ...]:
+        """The calls that a real step has timed, those of a name in a line, with their device time,
+        its share of all, and the host's; `costs` are of the trace's calls.
+        """
+        device_s = math.fsum(cost.device_s for cost in costs)
+        taken: dict[str, list[OpCost]] = defaultdict(list)
+        for op, cost in zip(self.traced.ops, costs, strict=True):
+            if key_of(self.traced.case, op) in self.in_situ:
+                taken[op.call.name].append(cost)
+        lines: list[str] = []
+        for name, some in taken.items():
+            own_s = math.fsum(cost.device_s for cost in some)
+            host_s = math.fsum(cost.host_s for cost in some)
+            host = f"; {as_ms(1e3 * host_s)} ms of the host's" if host_s else ""
+            lines.append(
+                f"{len(some)} x {name} ({as_ms(1e3 * own_s)} ms, "
+                f"{_percent(own_s, device_s)} of the device's time{host})"
+            )
+        return tuple(lines)
 
 
 class DoesNotFit(Exception):
@@ -79,12 +121,8 @@ class StepProfiler:
         self, network: Network, classes: int, calls: CallTimer, host_speed: HostSpeed,
         *, allow_run: bool, memory_bytes: int | None,
     ) -> None:  # fmt: skip
-        self._network, self._classes, self._calls, self._host_speed = (
-            network,
-            classes,
-            calls,
-            host_speed,
-        )
+        self._network, self._classes = network, classes
+        self._calls, self._host_speed = calls, host_speed
         self._allow_run, self._memory_bytes = allow_run, memory_bytes
         self._known: dict[str, StepProfile] = {}
 
@@ -98,22 +136,25 @@ class StepProfiler:
         announce(case.key, "tracing")
         with stages.timed("tracing"):
             traced, notes = self._traced(case)
-        needed, has = _memory_bytes(traced, {}), self._memory_bytes
+        needed, has = peak_bytes(traced, {}), self._memory_bytes
         if has and needed > (1 + MEMORY_ERROR) * has:
             raise DoesNotFit(needs_more(needed, has))
         announce(case.key, "measuring its operations one by one")
         with stages.timed("operations"):
             self._host_speed.slowdown()  # takes its memory before the operations take theirs
             times = self._calls.times(traced)
+        # But for want of memory: no step would have it.
+        not_alone = {key: why for key, why in times.problems.items() if why != TOO_LARGE}
         in_situ: Mapping[str, OpTime] = {}
         reason = "--allow-run times it in a real step"
-        if _not_alone(times) and self._allow_run:
+        if not_alone and self._allow_run:
             announce(case.key, "timing in a real step what cannot be launched alone")
             with stages.timed("real steps"):
-                in_situ, reason = self._in_situ(traced, _not_alone(times))
-        not_covered = {key: f"{why}; {reason}" for key, why in _not_alone(times).items()}
+                in_situ, reason = self._in_situ(traced, not_alone)
         problems = {
-            key: why for key, why in {**times.problems, **not_covered}.items() if key not in in_situ
+            key: f"{why}; {reason}" if key in not_alone else why
+            for key, why in times.problems.items()
+            if key not in in_situ
         }
         return StepProfile(traced, times.known, in_situ, problems, notes)
 
@@ -162,31 +203,31 @@ def free_memory(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def _not_alone(times: CallTimes) -> dict[str, str]:
-    """Why calls cannot be launched alone, but for want of memory: no step would have it."""
-    return {key: why for key, why in times.problems.items() if why != TOO_LARGE}
+def peak_bytes(traced: Trace, times: Mapping[str, OpTime]) -> int:
+    """The most that a step holds at once, weights and optimizer state included.
 
-
-def _memory_bytes(traced: Trace, times: Mapping[str, OpTime]) -> int:
-    """The peak of a step, with what its calls take beside their results as far as that is known."""
+    `times` know what calls take beside their results while they run (workspaces), measured, because
+    the trace cannot know it. A graph reads a copy of the batch.
+    """
     scratch = {
         op.call.key: times[key].scratch_bytes
         for op in traced.ops
         if (key := key_of(traced.case, op)) in times
     }
-    copied = traced.batch_bytes if traced.case.graph else 0  # which a graph reads
-    return peak_bytes(traced, scratch) + copied
-
-
-def peak_bytes(trace: Trace, scratch: Mapping[str, int]) -> int:
-    """The most that is allocated at once, weights and optimizer state included.
-
-    `scratch` has, by a call's key, what it allocates beside its results while it runs (workspaces):
-    measured, because the trace cannot know it.
-    """
-    alive = peak = trace.held_bytes
-    for op in trace.ops:
+    alive = peak = traced.held_bytes
+    for op in traced.ops:
         alive -= op.freed
         peak = max(peak, alive + op.allocated + scratch.get(op.call.key, 0))
         alive += op.allocated
-    return peak
+    return peak + (traced.batch_bytes if traced.case.graph else 0)
+
+
+def _bytes(ops: Sequence[TracedOp]) -> int:
+    return sum(
+        each.distinct * each.itemsize for op in ops for each in (*op.call.tensors, *op.outputs)
+    )
+
+
+def _percent(part: float, whole: float) -> str:
+    share = part / whole if whole else 0.0
+    return f"{100 * share:.1f} %" if share >= 0.001 or not share else "under 0.1 %"

@@ -6,8 +6,10 @@ when it differs between groups only, in an arm's name when it differs within a g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
+from operator import attrgetter
+from typing import TypeVar
 
 from e2e.case import VARIED, TrainCase, label_of
 from e2e.results.baselines import BASELINES
@@ -23,6 +25,17 @@ OPTIONS = tuple(name for name in VARIED if name != "recipe")
 OF_LOADING = ("loader", "workers", "cached", "cold", "prefetch")
 OF_RECIPE = ("loss_scale", "keep_batchnorm_fp32")  # options that are part of the arithmetic
 SETTINGS = tuple(field.name for field in fields(TrainCase) if field.name != "recipe")
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+    """The values of each key, in the order in which they came."""
+    found: dict[K, list[V]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return found
 
 
 def in_words(case: TrainCase, names: Sequence[str]) -> list[str]:
@@ -48,13 +61,21 @@ class Group:
         return any(arm.rung is not None for arm in self.arms)
 
 
+def arms_of(groups: Iterable[Group]) -> list[Training]:
+    """The arms of these groups."""
+    return [arm for group in groups for arm in group.arms]
+
+
+def batches_of(family: Iterable[Group]) -> int:
+    """How many batches have times."""
+    return len({arm.case.batch for arm in arms_of(family) if arm.per_s})
+
+
 @dataclass(frozen=True)
 class View:
-    """All groups of a run; `common`, `between` and `within` divide the settings of the cases."""
+    """All groups of a run; `within` are the settings that differ inside a group."""
 
     groups: tuple[Group, ...]
-    common: tuple[str, ...]
-    between: tuple[str, ...]
     within: tuple[str, ...]
 
     def label(self, training: Training) -> str:
@@ -69,7 +90,7 @@ class View:
     @property
     def arms(self) -> list[Training]:
         """The arms of all groups."""
-        return [arm for group in self.groups for arm in group.arms]
+        return arms_of(self.groups)
 
     @property
     def unit(self) -> str:
@@ -125,20 +146,13 @@ class View:
     @property
     def families(self) -> list[list[Group]]:
         """Groups that differ in their batch alone, smallest batch first."""
-        found: dict[tuple[object, ...], list[Group]] = {}
-        for group in self.groups:
-            names = [n for n in SETTINGS if n != "batch" and n not in VARIED]
-            key = tuple(getattr(group.case, name) for name in names)
-            found.setdefault(key, []).append(group)
+        names = [n for n in SETTINGS if n != "batch" and n not in VARIED]
+        found = grouped((tuple(getattr(g.case, n) for n in names), g) for g in self.groups)
         return [sorted(family, key=lambda group: group.case.batch) for family in found.values()]
 
     def curves(self, family: Sequence[Group]) -> dict[str, list[Training]]:
         """Label -> the trainings of that arm over the batches of a family."""
-        found: dict[str, list[Training]] = {}
-        for group in family:
-            for arm in group.arms:
-                found.setdefault(self.label(arm), []).append(arm)
-        return found
+        return grouped((self.label(arm), arm) for arm in arms_of(family))
 
     def is_baseline(self, training: Training) -> bool:
         """Whether the arm is only there to be compared with."""
@@ -154,19 +168,14 @@ class View:
 
 def view_of(run: Run) -> View:
     """The groups in the order in which each first came, and where each setting is said."""
-    groups: dict[str, list[Training]] = {}
-    for training in run.of(Training):
-        groups.setdefault(training.case.group, []).append(training)
+    groups = grouped((training.case.group, training) for training in run.of(Training))
     varying = _varying(run.of(Training))
     within = {name for arms in groups.values() for name in _varying(arms)}
-    between = tuple(name for name in varying if name not in within)
-    return View(
-        tuple(Group(", ".join(in_words(arms[0].case, between)), tuple(arms))
-              for arms in groups.values()),
-        tuple(name for name in SETTINGS if name not in varying),
-        between,
-        tuple(name for name in SETTINGS if name in within),
-    )  # fmt: skip
+    between = [name for name in varying if name not in within]
+    found = [
+        Group(", ".join(in_words(arms[0].case, between)), tuple(arms)) for arms in groups.values()
+    ]
+    return View(tuple(found), tuple(name for name in SETTINGS if name in within))
 
 
 def _varying(trainings: Sequence[Training]) -> list[str]:
@@ -212,12 +221,8 @@ def is_base(arm: Training, name: str, group: Group) -> bool:
 def reference(training: Training, name: str, group: Group) -> Training | None:
     """What an arm is compared with: the base that differs in the recipe alone, else the first."""
     found = [arm for arm in group.arms if arm.steps and is_base(arm, name, group)]
-    options = [option for option in OPTIONS if option not in OF_RECIPE]
-    alike = [
-        arm
-        for arm in found
-        if all(getattr(arm.case, o) == getattr(training.case, o) for o in options)
-    ]
+    options = attrgetter(*(option for option in OPTIONS if option not in OF_RECIPE))
+    alike = [arm for arm in found if options(arm.case) == options(training.case)]
     return next(iter(alike or found), None)
 
 

@@ -13,7 +13,8 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from e2e.report.arms import Group, View
+from e2e.report.arms import Group, View, arms_of
+from e2e.report.figures import signed_pct
 from e2e.report.table import JOIN
 from e2e.results.types import Cause, Training
 from microbench import fmt
@@ -39,7 +40,7 @@ def causes_title(title: str, view: View, arm: Training) -> str:
 def fixes(arm: Training) -> list[Cause]:
     """What could be done, the largest predicted gain first; what has no prediction is last."""
     found = [cause for cause in arm.causes if fix_words(cause)]
-    return sorted(found, key=lambda cause: -_or_least(predicted_pct(cause)))
+    return sorted(found, key=lambda it: (predicted_pct(it) is None, -(predicted_pct(it) or 0.0)))
 
 
 def findings(arm: Training) -> list[Cause]:
@@ -59,8 +60,12 @@ def title_words(cause: Cause) -> str:
 
 def explanation(cause: Cause) -> str:
     """Why the fix helps: "channels_last: predicted 25,600 instead of 15,059 img/s"."""
-    title, why = title_words(cause), fmt.clean(cause.why)
-    return why if why and title == fix_words(cause) else f"{title}: {why or 'no reason given'}"
+    said_already = fmt.clean(cause.why) and title_words(cause) == fix_words(cause)
+    return _reason(cause) if said_already else f"{title_words(cause)}: {_reason(cause)}"
+
+
+def _reason(cause: Cause) -> str:
+    return fmt.clean(cause.why) or "no reason given"
 
 
 # ---------------------------------------------------------------- gains
@@ -85,18 +90,14 @@ def difference_points(cause: Cause) -> float | None:
 def gain_cells(cause: Cause) -> list[str]:
     """Predicted gain, measured gain, and the difference: ["+70.0 %", "+65.2 %", "-4.8"]."""
     points = difference_points(cause)
-    return [
-        *("" if gain is None else fmt.signed_pct(gain)
-          for gain in (predicted_pct(cause), measured_pct(cause))),
-        "" if points is None else fmt.signed(points),
-    ]  # fmt: skip
+    gains = [signed_pct(predicted_pct(cause)), signed_pct(measured_pct(cause))]
+    return [*gains, "" if points is None else fmt.signed(points)]
 
 
 def _gains(cause: Cause) -> list[str]:
     """["predicted +55.2 %", "measured +49.0 %"], those that are known."""
-    predicted, measured, _ = gain_cells(cause)
-    named = {"predicted": predicted, "measured": measured}
-    return [f"{how} {gain}" for how, gain in named.items() if gain]
+    named = zip(("predicted", "measured"), gain_cells(cause), strict=False)
+    return [f"{how} {gain}" for how, gain in named if gain]
 
 
 def verified(arm: Training) -> str:
@@ -112,10 +113,6 @@ def verified(arm: Training) -> str:
 def _shown(value: float | None) -> float | None:
     """To a tenth; a zero has no sign."""
     return round(value, 1) + 0.0 if value is not None and math.isfinite(value) else None
-
-
-def _or_least(gain_pct: float | None) -> float:
-    return -math.inf if gain_pct is None else gain_pct
 
 
 # ---------------------------------------------------------------- tables
@@ -163,14 +160,14 @@ def findings_table(arm: Training) -> Table[Cause]:
 def raw_columns() -> list[Column[Training]]:
     """Fixes and findings in CSV."""
     return [Column(csv={
-        "fixes": lambda arm: JOIN.join(": ".join(_fix_and_gains(fix)) for fix in fixes(arm)),
+        "fixes": lambda arm: JOIN.join(map(_fix_and_gains, fixes(arm))),
         "findings": lambda arm: JOIN.join(map(title_words, findings(arm))),
     })]  # fmt: skip
 
 
-def _fix_and_gains(fix: Cause) -> list[str]:
-    """["--graph", "predicted +55.2 %, measured +49.0 %"]."""
-    return [fix_words(fix), ", ".join(_gains(fix)) or UNKNOWN]
+def _fix_and_gains(fix: Cause) -> str:
+    """ "--graph: predicted +55.2 %, measured +49.0 %"."""
+    return f"{fix_words(fix)}: {', '.join(_gains(fix)) or UNKNOWN}"
 
 
 # ---------------------------------------------------------------- the screen
@@ -203,18 +200,17 @@ def _fixes(arm: Training, width: int) -> list[Text]:
         return []
     number = len(f"{len(found)}.")
     beside = _width_of_gains([cells for _, cells in found])
-    room = max(FEWEST_FIX, width - number - 2 - beside)
-    rows: list[Row[FixLine]] = []
-    for place, (fix, cells) in enumerate(found, 1):
-        rows += _rows(fix, cells, f"{place}.".rjust(number), room, width)
+    fix_width = max(FEWEST_FIX, width - number - 2 - beside)
+    rows = [
+        row
+        for place, (fix, cells) in enumerate(found, 1)
+        for row in _rows(fix, cells, f"{place}.".rjust(number), fix_width, width)
+    ]
     shown = screen(Table(FIX_COLUMNS, list(rows)), width)
-    lines = shown.lines if beside else [_headless(row) for row in rows]
+    headless = [Text(f"{row.item.number}  {row.sentence}", row.style) for row in rows]
+    lines = shown.lines if beside else headless
     notes = [verified(arm), shown.left_out_note(width) if beside else ""]
     return [*lines, *(Text(note, "dim") for note in notes if note)]
-
-
-def _headless(row: Row[FixLine]) -> Text:
-    return Text(f"{row.item.number}  {row.sentence}", row.style)
 
 
 def _width_of_gains(rows: Sequence[Sequence[str]]) -> int:
@@ -223,19 +219,20 @@ def _width_of_gains(rows: Sequence[Sequence[str]]) -> int:
     return sum(2 + max(head, *map(len, gains)) for head, *gains in columns if any(gains))
 
 
-def _rows(fix: Cause, cells: list[str], number: str, room: int, width: int) -> list[Row[FixLine]]:
+def _rows(
+    fix: Cause, cells: list[str], number: str, fix_width: int, width: int
+) -> list[Row[FixLine]]:
     """The lines of a fix: it beside its numbers, or alone, then why."""
     blank = " " * len(number)
     inside = width - len(number) - 2
+    why = [Row(FixLine(blank), part) for part in _folded(explanation(fix), inside)]
     if any(cells):
-        first, *rest = _folded(fix_words(fix), room)
-        rows = [Row(FixLine(number, first, cells), style="bold")]
-        rows += [Row(FixLine(blank, part), style="bold") for part in rest]
-    else:
-        first, *rest = _folded(f"{fix_words(fix)} ({UNKNOWN})", inside)
-        rows = [Row(FixLine(number), first, "bold")]
-        rows += [Row(FixLine(blank), part, "bold") for part in rest]
-    return [*rows, *(Row(FixLine(blank), part) for part in _folded(explanation(fix), inside))]
+        first, *rest = _folded(fix_words(fix), fix_width)
+        lines = [FixLine(number, first, cells), *(FixLine(blank, part) for part in rest)]
+        return [*(Row(line, style="bold") for line in lines), *why]
+    first, *rest = _folded(f"{fix_words(fix)} ({UNKNOWN})", inside)
+    more = [Row(FixLine(blank), part, "bold") for part in rest]
+    return [Row(FixLine(number), first, "bold"), *more, *why]
 
 
 def _findings(arm: Training, width: int) -> list[Text]:
@@ -244,13 +241,9 @@ def _findings(arm: Training, width: int) -> list[Text]:
         for cause in findings(arm)
         for line in (
             Text(title_words(cause), "bold"),
-            *(Text(INDENT + part) for part in _folded(_why(cause), width - len(INDENT))),
+            *(Text(INDENT + part) for part in _folded(_reason(cause), width - len(INDENT))),
         )
     ]
-
-
-def _why(cause: Cause) -> str:
-    return fmt.clean(cause.why) or "no reason given"
 
 
 def _folded(text: str, width: int) -> list[str]:
@@ -264,25 +257,25 @@ def _folded(text: str, width: int) -> list[str]:
 
 def cause_sentences(view: View, family: Sequence[Group]) -> list[str]:
     """For the end of the screen: the best fix of each training, with its gain."""
-    arms = [arm for group in family for arm in group.arms]
-    lines = [line for arm in arms for line in _best(arm, view.label_among(arm, family))]
+    said = (_best(arm, view.label_among(arm, family)) for arm in arms_of(family))
+    lines = [line for line in said if line]
     if len(lines) > MOST_SENTENCES:
         more = fmt.count(len(lines) - MOST_SENTENCES, "more training")
         lines[MOST_SENTENCES:] = [f"  And {more} with a fix, listed above."]
     return lines
 
 
-def _best(arm: Training, label: str) -> list[str]:
-    """The fix that gains most, by its measured gain where that is known."""
+def _best(arm: Training, label: str) -> str:
+    """The fix that gains most, by its measured gain where that is known; "" for none."""
     gains = [(_gain_pct(fix), fix) for fix in fixes(arm)]
     known = [(gain_pct, fix) for gain_pct, fix in gains if gain_pct is not None]
     if not known:
-        return []
+        return ""
     gain_pct, best = max(known, key=lambda pair: pair[0])
     named = f"{fix_words(best)} ({', '.join(_gains(best))})"
     if gain_pct > 0:
-        return [f"What would make {label} faster, most of all: {named}."]
-    return [f"No fix that is known makes {label} faster; the best is {named}."]
+        return f"What would make {label} faster, most of all: {named}."
+    return f"No fix that is known makes {label} faster; the best is {named}."
 
 
 def _gain_pct(cause: Cause) -> float | None:

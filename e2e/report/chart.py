@@ -8,7 +8,7 @@ from itertools import groupby
 from rich.cells import cell_len
 from rich.text import Text
 
-from e2e.report.arms import Group, View
+from e2e.report.arms import Group, View, batches_of, grouped
 from e2e.results.types import Training
 from microbench import fmt
 from microbench.report.canvas import RULE, log_ticks
@@ -40,17 +40,13 @@ def train_chart(view: View, width: int) -> list[Text]:
     lines: list[Text] = []
     bars: list[Group] = []
     for family in view.families:
-        curves = _curves(view, family, width) if _batches(family) >= FEWEST_SIZES else []
+        curves = _curves(view, family, width) if batches_of(family) >= FEWEST_SIZES else []
         if curves:
             lines += [*([Text()] if lines else []), *curves]
         else:
             bars += family
     found = _bars(view, bars, width)
     return [*lines, *([Text()] if lines and found else []), *found]
-
-
-def _batches(family: Sequence[Group]) -> int:
-    return len({arm.case.batch for group in family for arm in group.arms if arm.steps})
 
 
 # ---------------------------------------------------------------- bars
@@ -63,10 +59,10 @@ def _bars(view: View, groups: Sequence[Group], width: int) -> list[Text]:
         return []
     label_width = min(WIDEST_LABEL, max(cell_len(view.label(arm)) for _, arm in timed))
     values = {id(arm): _value(arm) for _, arm in timed}
-    room = width - label_width - max(map(cell_len, values.values())) - 3
-    if room < 10:
+    longest = width - label_width - max(map(cell_len, values.values())) - 3
+    if longest < 10:
         return []
-    fastest = _fastest([arm for _, arm in timed])
+    rates = grouped(((arm.case.network, arm.unit), arm.per_s or 0.0) for _, arm in timed)
     lines: list[Text] = []
     for title, members in groupby(timed, key=lambda pair: pair[0].title):
         if title:
@@ -74,19 +70,11 @@ def _bars(view: View, groups: Sequence[Group], width: int) -> list[Text]:
         for _, arm in members:
             label = Text(view.label(arm), _style(view, arm))
             label.truncate(label_width, overflow="ellipsis", pad=True)
-            length = max(1, round(room * (arm.per_s or 0.0) / fastest[arm.case.network, arm.unit]))
+            fastest = max(rates[arm.case.network, arm.unit])
+            length = max(1, round(longest * (arm.per_s or 0.0) / fastest))
             bar = Text(BAR * length, _style(view, arm))
             lines.append(Text.assemble(label, "  ", bar, f" {values[id(arm)]}"))
     return [Text("longer is faster", "dim"), *lines]
-
-
-def _fastest(arms: Sequence[Training]) -> dict[tuple[str, str], float]:
-    """(network, unit) -> the highest throughput."""
-    found: dict[tuple[str, str], float] = {}
-    for arm in arms:
-        key = arm.case.network, arm.unit
-        found[key] = max(found.get(key, 0.0), arm.per_s or 0.0)
-    return found
 
 
 def _value(arm: Training) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from rich.text import Text
 
-from e2e.report.arms import View
-from e2e.report.table import arms_table, name_columns, plain_row
+from e2e.report.arms import View, grouped
+from e2e.report.table import arms_table, item, name_columns, plain_row
 from e2e.results.types import Phase, Training
 from microbench import fmt
 from microbench.report.table import Column, Table, Value, screen
@@ -69,15 +69,13 @@ def phases_lines(view: View, width: int) -> list[Text]:
 
 
 def _cell(phase: Phase | None) -> str:
-    if phase is None:
-        return ""
-    host = _ms(phase.host_s)
-    return f"{host} / {_ms(phase.gpu_s)}" if phase.gpu_s is not None else host
-
-
-def _ms(seconds: float) -> str:
-    """To a hundredth where there are few."""
-    return f"{1e3 * seconds:.2f}" if seconds < 1e-3 else fmt.milliseconds(seconds)
+    """ "0.20 / 12.0": the host's and the GPU's milliseconds, to a hundredth where there are few."""
+    times_s = (phase.host_s, phase.gpu_s) if phase else ()
+    return " / ".join(
+        f"{1e3 * seconds:.2f}" if seconds < 1e-3 else fmt.milliseconds(seconds)
+        for seconds in times_s
+        if seconds is not None
+    )
 
 
 def setups(view: View) -> list[Text]:
@@ -108,16 +106,10 @@ def _setup(arm: Training, view: View) -> str:
 
 def states(view: View) -> list[Text]:
     """The device while each arm ran, for those who ask for details."""
-    lines: list[Text] = []
-    for arm in view.arms:
-        parts = _state(arm)
-        if parts:
-            name = f"  {view.full_label(arm)}: "
-            lines.append(Text(name, "bold").append(", ".join(parts), "not bold"))
-    return lines
+    return [item(view.full_label(arm), state) for arm in view.arms if (state := _state(arm))]
 
 
-def _state(arm: Training) -> list[str]:
+def _state(arm: Training) -> str:
     state, steps = arm.state, arm.steps
     util = state.gpu_util_pct
     parts = [
@@ -129,17 +121,14 @@ def _state(arm: Training) -> list[str]:
         f"{steps.launches} launches a step" if steps and steps.launches else "",
         fmt.count(len(steps.times_s), "step") + " timed" if steps else "",
     ]  # fmt: skip
-    return [part for part in parts if part]
+    return ", ".join(filter(None, parts))
 
 
 def whys(view: View) -> list[Text]:
     """Why steps take what they take, each reason once."""
-    seen: dict[str, list[str]] = {}
-    for arm in view.arms:
-        if arm.why:
-            name = f"{view.label(arm)}, batch {arm.case.batch}"
-            seen.setdefault(fmt.clean(arm.why), []).append(name)
-    return [
-        Text(f"  {fmt.listed(names)}: ", "bold").append(why, "not bold")
-        for why, names in seen.items()
-    ]
+    seen = grouped(
+        (fmt.clean(arm.why), f"{view.label(arm)}, batch {arm.case.batch}")
+        for arm in view.arms
+        if arm.why
+    )
+    return [item(fmt.listed(names), why) for why, names in seen.items()]

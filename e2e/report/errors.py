@@ -12,7 +12,7 @@ from statistics import median
 
 from rich.text import Text
 
-from e2e.report.predictions import error_pct, host_speed_error_pct, is_beside
+from e2e.report.predictions import error_pct, host_speed_error_pct, is_beside, is_within, off_pct
 from e2e.results.baselines import BASELINES, baselines
 from e2e.results.types import Training
 from microbench import fmt
@@ -76,12 +76,13 @@ def error_table(trainings: Sequence[Training]) -> list[Line]:
         who: [t for t in some if t.case.recipe.startswith("amp")]
         for who, some in (("GPU", gpu), ("host", host))
     }
-    said = [t for t in _plain(both) if t.predicted and t.predicted.limit == "gpu"]
+    plain, captured = ([t for t in gpu if t.case.graph == graph] for graph in (False, True))
+    said = [t for t in both if not t.case.graph and t.predicted and t.predicted.limit == "gpu"]
     rows = (
         _line("step, on a CPU", [t for t in both if t.limit is None], error_pct),
-        _line("step, limited by the GPU", _plain(gpu), error_pct, (1.0, 3.0)),
+        _line("step, limited by the GPU", plain, error_pct, (1.0, 3.0)),
         _line("step, said to be limited by the GPU", said, error_pct),
-        _line("step, captured as a graph", _captured(gpu), error_pct, (1.0, 3.0)),
+        _line("step, captured as a graph", captured, error_pct, (1.0, 3.0)),
         _line("step, limited by the host", host, error_pct, (8.0, 20.0)),
         _line("the same, at the host's pace meanwhile", host, host_speed_error_pct, (8.0, 20.0)),
         *(
@@ -108,12 +109,8 @@ def intervals_kept(trainings: Sequence[Training], limit: str) -> Hits:
     """Of those whose steps this limits, the steps that were as long as the prediction's interval
     allows.
     """
-    pairs = [
-        (t.predicted.interval_s, t.step_s)
-        for t in trainings
-        if t.predicted and t.predicted.interval_s and t.step_s and t.limit == limit
-    ]
-    return Hits(sum(low <= step_s <= high for (low, high), step_s in pairs), len(pairs))
+    known = [kept for t in trainings if t.limit == limit and (kept := is_within(t)) is not None]
+    return Hits(sum(known), len(known))
 
 
 def measured_half_pct(trainings: Sequence[Training], limit: str) -> float | None:
@@ -142,19 +139,6 @@ def _line(
     return Line(what, len(known), median(v for v, _ in known), largest, _named(worst), target)
 
 
-def _plain(trainings: Sequence[Training]) -> list[Training]:
-    return [t for t in trainings if not t.case.graph]
-
-
-def _captured(trainings: Sequence[Training]) -> list[Training]:
-    return [t for t in trainings if t.case.graph]
-
-
-def _off_pct(predicted: float | None, measured: float | None) -> float | None:
-    """How much larger the prediction is; None unless both are known."""
-    return 100 * (predicted / measured - 1) if predicted and measured else None
-
-
 def _predicted_speedup(training: Training, base: str) -> float | None:
     return training.predicted.speedup.get(base) if training.predicted else None
 
@@ -162,7 +146,7 @@ def _predicted_speedup(training: Training, base: str) -> float | None:
 def _speedup_pct(base: str) -> Callable[[Training], float | None]:
     def pct(training: Training) -> float | None:
         measured = training.speedup.get(base)
-        return _off_pct(_predicted_speedup(training, base), measured.ratio if measured else None)
+        return off_pct(_predicted_speedup(training, base), measured.ratio if measured else None)
 
     return pct
 
@@ -174,20 +158,20 @@ def _medians_pct(base: str, trainings: Sequence[Training]) -> Callable[[Training
         beside = [case for case in steps_s if case.group == training.case.group]
         other, step_s = baselines(training.case, beside).get(base), steps_s.get(training.case)
         measured = steps_s[other] / step_s if other and step_s else None
-        return _off_pct(_predicted_speedup(training, base), measured)
+        return off_pct(_predicted_speedup(training, base), measured)
 
     return pct
 
 
 def _memory_pct(training: Training) -> float | None:
     predicted = training.predicted.memory_bytes if training.predicted else None
-    return _off_pct(predicted, training.memory_peak_bytes)
+    return off_pct(predicted, training.memory_peak_bytes)
 
 
 def _named(training: Training) -> str:
     case = training.case
     parts = [case.network, case.recipe, case.layout, f"batch {case.batch}", "graph" * case.graph]
-    return " ".join(part for part in parts if part)
+    return " ".join(filter(None, parts))
 
 
 # ---------------------------------------------------------------- as read
@@ -224,10 +208,8 @@ def error_sentences(trainings: Sequence[Training]) -> list[str]:
     """How often the limit was named right, and the step within its interval; and how well the
     measured steps themselves are known.
     """
-    found: list[str] = []
     named = limits_named(trainings)
-    if named.count:
-        found.append(f"The limit was named right in {_share(named)}.")
+    found = [f"The limit was named right in {_share(named)}."] if named.count else []
     for limit, who in (("gpu", "GPU"), ("host", "host")):
         kept = intervals_kept(trainings, limit)
         if kept.count:

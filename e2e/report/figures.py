@@ -33,6 +33,11 @@ def noun(unit: str) -> str:
     return NOUNS.get(unit, fmt.clean(unit))
 
 
+def signed_pct(value: float | None) -> str:
+    """ "+1.9 %"; "" when not known."""
+    return "" if value is None else fmt.signed_pct(value)
+
+
 def limiter(limit: str) -> str:
     """ "the GPU" for "gpu"."""
     return LIMITERS.get(limit, fmt.clean(limit))
@@ -40,8 +45,7 @@ def limiter(limit: str) -> str:
 
 def limit_words(training: Training) -> str:
     """What limits a step as measured, else as predicted; "" when not known."""
-    predicted = training.predicted.limit if training.predicted else None
-    limit = training.limit or predicted
+    limit = training.limit or (training.predicted.limit if training.predicted else None)
     return limiter(limit) if limit else ""
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from operator import attrgetter
 
 from rich.text import Text
 
-from e2e.report.arms import View, is_generated
+from e2e.report.arms import View, grouped, is_generated
 from e2e.report.figures import spread
-from e2e.report.table import JOIN, arms_table, coloured_row, name_columns
+from e2e.report.table import JOIN, arms_table, coloured_row, name_columns, raw, raw_pair
 from e2e.results.types import Training
 from microbench import fmt
-from microbench.report.table import Column, Table, Value, screen
+from microbench.report.table import Column, screen
 from microbench.results.types import Run
 
 Pair = tuple[float, float] | None  # mean and deviation over the repeats
@@ -30,19 +31,13 @@ def learning_title(run: Run) -> str:
     return f"What was learnt, {'in part ' if len(generated) > 1 else ''}from generated data"
 
 
-def learning_table(view: View) -> Table[Training]:
-    """The arms that were trained to be judged."""
-    trained = view.only(was_trained)
-    columns = [*name_columns(view, view.first_title), *learning_columns(view)]
-    return arms_table(trained, columns, coloured_row(view))
-
-
 def learning_lines(view: View, width: int) -> list[Text]:
     """The table with its seeds and reasons; empty when nothing was trained to be judged."""
     trained = view.only(was_trained)
     if not trained.groups:
         return []
-    shown = screen(learning_table(view), width)
+    columns = [*name_columns(view, view.first_title), *learning_columns(view)]
+    shown = screen(arms_table(trained, columns, coloured_row(view)), width)
     under = [*_reasons(view, trained.arms), *_legend(trained.arms), shown.left_out_note(width)]
     return [*shown.lines, *(Text(line, "dim") for line in under if line)]
 
@@ -52,19 +47,20 @@ def learning_columns(view: View) -> list[Column[Training]]:
     generated = " (generated data)" * any(is_generated(arm.case) for arm in view.arms)
     return [
         Column(
-            "accuracy\n%", _accuracy, right=True, always=True,
-            markdown=lambda arm: f"{_accuracy(arm)} %" if arm.accuracy else "",
+            "accuracy\n%", accuracy, right=True, always=True,
+            markdown=lambda arm: f"{accuracy(arm)} %" if arm.accuracy else "",
             markdown_title=f"accuracy{generated}",
-            csv=_mean_and_deviation("accuracy", "", lambda arm: arm.accuracy),
+            csv=raw_pair("accuracy_mean", "accuracy_std", attrgetter("accuracy")),
         ),
-        Column("held-out\nloss", lambda arm: spread(arm.loss, _several(arm)), right=True, drop=2,
+        Column("held-out\nloss", loss, right=True, drop=2,
                always=True, markdown_title=f"held-out loss{generated}",
-               csv=_mean_and_deviation("loss", "", lambda arm: arm.loss)),
+               csv=raw_pair("loss_mean", "loss_std", attrgetter("loss"))),
         Column("loss of\ntraining", lambda arm: spread(_mean_loss(arm), several=False), right=True,
                drop=5, always=True,
                csv={"train_loss_mean": lambda arm: pair[0] if (pair := _mean_loss(arm)) else None}),
-        Column("training\ns", lambda arm: spread(arm.train_s, _several(arm)), right=True, drop=1,
-               always=True, csv=_mean_and_deviation("train", "_s", lambda arm: arm.train_s)),
+        Column("training\ns", lambda arm: spread(arm.train_s, len(arm.repeats) > 1), right=True,
+               drop=1, always=True,
+               csv=raw_pair("train_mean_s", "train_std_s", attrgetter("train_s"))),
         Column("steps", lambda arm: _range(_steps(arm)), right=True, drop=6, always=True,
                markdown_title="training steps",
                csv={"train_steps": lambda arm: JOIN.join(map(str, _steps(arm)))}),
@@ -76,27 +72,19 @@ def learning_columns(view: View) -> list[Column[Training]]:
             "seeds": lambda arm: JOIN.join(str(repeat.seed) for repeat in arm.repeats),
             "chance": lambda arm: arm.chance,
         }),
-        Column("learnt", _verdict, always=True, markdown=_judged, csv={
-            "converged": lambda arm: arm.converged, "convergence": lambda arm: arm.convergence,
-        }),
+        Column("learnt", _verdict, always=True, markdown=_judged,
+               csv=raw("", "converged", "convergence")),
     ]  # fmt: skip
 
 
-def _mean_and_deviation(
-    name: str, unit: str, pair: Callable[[Training], Pair]
-) -> dict[str, Callable[[Training], Value]]:
-    return {
-        f"{name}_mean{unit}": lambda arm: found[0] if (found := pair(arm)) else None,
-        f"{name}_std{unit}": lambda arm: found[1] if (found := pair(arm)) else None,
-    }
+def accuracy(arm: Training) -> str:
+    """On held-out data, in per cent, with the deviation of several repeats."""
+    return spread(arm.accuracy, len(arm.repeats) > 1, 100)
 
 
-def _several(arm: Training) -> bool:
-    return len(arm.repeats) > 1
-
-
-def _accuracy(arm: Training) -> str:
-    return spread(arm.accuracy, _several(arm), 100)
+def loss(arm: Training) -> str:
+    """The same of the loss."""
+    return spread(arm.loss, len(arm.repeats) > 1)
 
 
 def _steps(arm: Training) -> list[int]:
@@ -133,38 +121,26 @@ def _mean_loss(arm: Training) -> Pair:
 
 def _range(values: Sequence[int]) -> str:
     """ "4", "0-4"."""
-    if not values:
-        return ""
-    low, high = min(values), max(values)
-    return str(low) if low == high else f"{low}-{high}"
+    return "-".join(map(str, sorted({min(values), max(values)}))) if values else ""
 
 
 def _reasons(view: View, arms: Sequence[Training]) -> list[str]:
     """Each reason once, with the arms it is about."""
-    seen: dict[str, list[str]] = {}
-    for arm in arms:
-        if arm.converged is False or (arm.converged is None and arm.convergence):
-            why = fmt.clean(arm.convergence or "no reason given")
-            seen.setdefault(why, []).append(view.full_label(arm))
+    seen = grouped(
+        (fmt.clean(arm.convergence or "no reason given"), view.full_label(arm))
+        for arm in arms
+        if arm.converged is False or (arm.converged is None and arm.convergence)
+    )
     return [f"{fmt.listed(names)}: {why}" for why, names in seen.items()]
 
 
 def _legend(arms: Sequence[Training]) -> list[str]:
-    parts: list[str] = []
-    if any(map(_several, arms)):
-        parts.append("±: standard deviation of the repeats")
+    parts = ["±: standard deviation of the repeats"] * any(len(arm.repeats) > 1 for arm in arms)
     chances = {arm.chance for arm in arms if arm.chance is not None}
     if len(chances) == 1:
         parts.append(f"guessing is right in {100 * chances.pop():.3g} %")
-    parts += _seeds(arms)
+    seeds = dict.fromkeys(", ".join(str(r.seed) for r in arm.repeats) for arm in arms)
+    named = " or ".join(filter(None, seeds))  # once, when all arms had the same
+    if named:
+        parts.append(f"seed{'s' * (',' in named or ' or ' in named)} {named}")
     return ["; ".join(parts)] if parts else []
-
-
-def _seeds(arms: Sequence[Training]) -> list[str]:
-    """The seeds, once when all arms had the same."""
-    seeds = dict.fromkeys(tuple(repeat.seed for repeat in arm.repeats) for arm in arms)
-    named = [", ".join(map(str, some)) for some in seeds if some]
-    if not named:
-        return []
-    title = "seed" if all(len(some) <= 1 for some in seeds) and len(named) == 1 else "seeds"
-    return [f"{title} {' or '.join(named)}"]

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from e2e.report.arms import Group, View
+from e2e.report.arms import Group, View, arms_of
 from e2e.report.figures import limit_words
 from e2e.results.types import PRODUCT_TERMS, RESIDUAL, LedgerLine, Training
 from microbench import fmt
@@ -22,11 +22,6 @@ DIGITS = 4  # of the longer step, in the numbers shown
 _SHORTEST_MS, _LONGEST_MS = 1e-4, 1e6  # of a step shown in digits that add up
 MOST_RESIDUAL = 0.05  # of a step: what a ledger may leave unexplained
 MOST_SENTENCES = 4
-
-
-def is_product(line: LedgerLine) -> bool:
-    """Whether the term is of products."""
-    return line.term in PRODUCT_TERMS
 
 
 def is_residual(line: LedgerLine | Bar) -> bool:
@@ -213,7 +208,7 @@ def _times_faster(ratio: float) -> str:
 
 def _products(arm: Training) -> str:
     """How much of what products save in the ledger is saved in the step."""
-    products = [line.ms for line in arm.ledger[1:-1] if is_product(line)]
+    products = [line.ms for line in arm.ledger[1:-1] if line.term in PRODUCT_TERMS]
     if not products:
         return ""
     saved, arrived = -math.fsum(products), arm.ledger[0].ms - arm.ledger[-1].ms
@@ -238,7 +233,7 @@ def _products(arm: Training) -> str:
 
 def ledger_sentences(view: View, family: Sequence[Group]) -> list[str]:
     """For the end of the screen: what each ledger of the family says, in a sentence or two."""
-    found = [arm for group in family for arm in group.arms if has_ledger(arm)]
+    found = list(filter(has_ledger, arms_of(family)))
     lines: list[str] = []
     for arm in found[:MOST_SENTENCES]:
         label = view.label_among(arm, family)

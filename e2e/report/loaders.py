@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from operator import attrgetter
 
 from rich.text import Text
 
+from e2e.report.table import raw, raw_pair
 from e2e.results.loader_types import OP, LoadCase, Loading
 from microbench import fmt
-from microbench.report.table import DIM, MISSING, Column, Row, Table, Value, screen
+from microbench.report.table import DIM, MISSING, Column, Row, Table, screen
 from microbench.results.types import Run
 
 TITLE = "Loaders alone"
+SETTINGS = tuple(field.name for field in fields(LoadCase))
 
 
 def loaders_table(run: Run) -> Table[Loading]:
@@ -26,36 +28,29 @@ def _columns(cases: Sequence[LoadCase]) -> list[Column[Loading]]:
     """Settings that are the same, and as usual, in all rows have no column on the screen."""
     files, batch = any(case.cold for case in cases), len({case.batch for case in cases}) > 1
     return [
-        Column(csv={"op": lambda _: OP, **_attributes("case", *_settings())}),
+        Column(csv={"op": lambda _: OP, **raw("case", *SETTINGS)}),
         Column("loader", lambda one: fmt.clean(one.case.loader), key=True),
         Column("files", lambda one: _files(one) if files else "", drop=6, key=True,
                markdown=_files),
-        Column("batch", _batch if batch else None, right=True, drop=7),
+        Column("batch", (lambda one: str(one.case.batch)) if batch else None, right=True, drop=7),
         Column("workers", lambda one: str(one.case.workers), right=True),
         Column("ahead", _ahead if _are_ahead(cases) else None, right=True, drop=8),
-        Column(csv=_attributes("", "status", "reason")),
+        Column(csv=raw("", "status", "reason")),
         Column("img/s", lambda one: _rate(one.per_s), right=True,
                csv={"images_per_s": attrgetter("per_s")}),
         Column("±", lambda one: fmt.half_interval(one.per_s or 0.0, one.ci95_per_s), right=True,
                drop=3, csv={
-            "ci95_low_per_s": lambda one: one.ci95_per_s[0] if one.ci95_per_s else None,
-            "ci95_high_per_s": lambda one: one.ci95_per_s[1] if one.ci95_per_s else None,
+            **raw_pair("ci95_low_per_s", "ci95_high_per_s", attrgetter("ci95_per_s")),
             "samples": lambda one: len(one.blocks),
         }),
         Column("img/s\na core", lambda one: _rate(one.per_s_per_core), right=True, drop=2,
                csv={"images_per_s_per_core": attrgetter("per_s_per_core")}),
         Column("MB/s\nread", _read, right=True, drop=4,
                csv={"read_bytes_per_s": attrgetter("bytes_per_s")}),
-        Column("first\nbatch", _first, right=True, drop=5, csv=_attributes("", "first_s")),
+        Column("first\nbatch",
+               lambda one: "" if one.first_s is None else fmt.duration(one.first_s),
+               right=True, drop=5, csv=raw("", "first_s")),
     ]  # fmt: skip
-
-
-def _settings() -> list[str]:
-    return [field.name for field in fields(LoadCase)]
-
-
-def _attributes(of: str, *names: str) -> dict[str, Callable[[Loading], Value]]:
-    return {name: attrgetter(f"{of}.{name}".lstrip(".")) for name in names}
 
 
 def _row(loading: Loading) -> Row[Loading]:
@@ -69,10 +64,6 @@ def _row(loading: Loading) -> Row[Loading]:
 
 def _files(loading: Loading) -> str:
     return "cold" if loading.case.cold else "warm"
-
-
-def _batch(loading: Loading) -> str:
-    return str(loading.case.batch)
 
 
 def _ahead(loading: Loading) -> str:
@@ -93,10 +84,6 @@ def _read(loading: Loading) -> str:
     return fmt.throughput(read / 1e6) if read is not None else ""
 
 
-def _first(loading: Loading) -> str:
-    return fmt.duration(loading.first_s) if loading.first_s is not None else ""
-
-
 # ---------------------------------------------------------------- the screen
 
 
@@ -108,9 +95,8 @@ def loaders_lines(run: Run, width: int) -> list[Text]:
     table.rows = [*_once(table.items)]
     shown = screen(table, width)
     in_full = [
-        Text(f"{fmt.clean(loading.case.loader)} {row.sentence}", row.style)
-        for loading in shown.cut
-        for row in [_row(loading)]
+        Text(f"{fmt.clean(row.item.case.loader)} {row.sentence}", row.style)
+        for row in map(_row, shown.cut)
     ]
     return [*shown.lines, *in_full, Text(_note([one.case for one in run.of(Loading)]), DIM)]
 
@@ -129,16 +115,13 @@ def _once(rows: Sequence[Row[Loading]]) -> Iterator[Row[Loading]]:
 def _note(cases: Sequence[LoadCase]) -> str:
     """How to read the table, and what all of it shares."""
     batches = [str(batch) for batch in sorted({case.batch for case in cases})]
+    inputs = sorted({fmt.clean(case.input) for case in cases})
+    data = sorted({fmt.clean(case.data) for case in cases})
+    cores = max(case.cpus for case in cases)
     parts = [
-        f"batches of {fmt.listed(batches)}, "
-        f"{fmt.listed(sorted({fmt.clean(case.input) for case in cases}))}, "
-        f"{fmt.listed(sorted({fmt.clean(case.data) for case in cases}))} data{_cpus(cases)}",
+        f"batches of {fmt.listed(batches)}, {fmt.listed(inputs)}, {fmt.listed(data)} data"
+        + f", on {fmt.count(cores, 'core')}" * bool(cores),
         "a core: by the processor time of the workers and of the process that takes the batches",
         *["ahead: batches that each worker is ahead"] * _are_ahead(cases),
     ]
     return "; ".join(parts)
-
-
-def _cpus(cases: Sequence[LoadCase]) -> str:
-    limited = {case.cpus for case in cases if case.cpus}
-    return f", on {fmt.count(max(limited), 'core')}" if limited else ""

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from e2e.report.joint import Joint, joints
+from e2e.explain.joint import Joint, joints
+from e2e.report.joint import joint_title
 from e2e.report.plot_training import RECIPE_COLOURS
 from e2e.results.loader_types import Loading
 from e2e.results.types import Training
 from microbench import fmt
 from microbench.errors import UserError
 from microbench.report.drawing_style import (
-    FAINT,
-    INK,
     OTHER_COLOUR,
     library,
+    main_title,
     panel_title,
     styled,
 )
@@ -34,9 +34,7 @@ def loading_chart(run: Run) -> Any:
     pictures = joints(run)
     alt = library()
     if pictures:
-        panels = [
-            _panel(alt, _joint_title(one), joint_rows(one), _colours(one)) for one in pictures
-        ]
+        panels = [_panel(alt, joint_title(it), joint_rows(it), _colours(it)) for it in pictures]
         reading = "lines: foretold from recipe and loader apart; points: measured together"
     else:
         rows = loader_rows(run)
@@ -48,42 +46,34 @@ def loading_chart(run: Run) -> Any:
         reading = "images a second to the device, nothing trained"
     # One panel too: its own title says of what, the heading of which device.
     chart = alt.vconcat(*panels, spacing=30)
-    return styled(chart.properties(title=_heading(alt, run, reading)))
+    return styled(chart.properties(title=_heading(run, reading)))
 
 
 def joint_rows(joint: Joint) -> list[Json]:
     """A row a point: predicted, measured ("points"), and the loader alone."""
-    rows: list[Json] = []
-    for training in joint.trainings:
-        name, workers = fmt.clean(training.case.recipe), training.case.workers
-        for per_s, kind in ((training.predicted_per_s, "line"), (training.per_s, "point")):
-            if per_s:
-                rows.append({"series": name, "workers": workers, "rate": per_s, "kind": kind})
-    for workers, loading in joint.loading.items():
-        if loading.per_s:
-            row = {"series": LOADER_LINE, "workers": workers, "rate": loading.per_s}
-            rows.append({**row, "kind": "line"})
-    return rows
+    points = [
+        (fmt.clean(t.case.recipe), t.case.workers, per_s, kind)
+        for t in joint.trainings
+        for per_s, kind in ((t.predicted_per_s, "line"), (t.per_s, "point"))
+    ]
+    points += [(LOADER_LINE, count, one.per_s, "line") for count, one in joint.loading.items()]
+    return _rows(points)
 
 
 def loader_rows(run: Run) -> list[Json]:
     """A row a loader and number of workers."""
-    return [
-        {
-            "series": fmt.clean(one.case.loader) + ", cold files" * one.case.cold,
-            "workers": one.case.workers,
-            "rate": one.per_s,
-            "kind": kind,
-        }
+    return _rows(
+        (fmt.clean(one.case.loader) + ", cold files" * one.case.cold, one.case.workers, one.per_s,
+         kind)
         for one in run.of(Loading)
-        if one.per_s
         for kind in ("line", "point")
-    ]
+    )  # fmt: skip
 
 
-def _joint_title(joint: Joint) -> str:
-    case = joint.trainings[0].case
-    return f"{fmt.clean(case.network)}, batch {case.batch}, loader {fmt.clean(joint.loader)}"
+def _rows(points: Iterable[tuple[str, int, float | None, str]]) -> list[Json]:
+    """Of those with a rate."""
+    names = ("series", "workers", "rate", "kind")
+    return [dict(zip(names, point, strict=True)) for point in points if point[2]]
 
 
 def _colours(joint: Joint) -> dict[str, str]:
@@ -111,13 +101,9 @@ def _panel(alt: Any, title: str, rows: list[Json], colours: Mapping[str, str]) -
     return panel.properties(title=panel_title(alt, title)) if title else panel
 
 
-def _heading(alt: Any, run: Run, reading: str) -> Any:
+def _heading(run: Run, reading: str) -> Any:
     device = fmt.clean(run.device.get("name") or "unknown device")
     data = sorted({fmt.clean(loading.case.data) for loading in run.of(Loading)})
     facts = [f"{fmt.listed(data)} data", f"measured {fmt.clean(run.started_at[:10])}"]
-    return alt.TitleParams(
-        f"training fed by loaders on {device}" if run.of(Training) else f"loaders on {device}",
-        subtitle=[", ".join(facts), reading],
-        fontSize=18, subtitleFontSize=12, subtitleColor=FAINT, color=INK,
-        anchor="start", offset=16, subtitlePadding=6,
-    )  # fmt: skip
+    what = "training fed by loaders" if run.of(Training) else "loaders"
+    return main_title(f"{what} on {device}", [", ".join(facts), reading])

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
-from e2e.report.arms import Group, View, is_generated, view_of, what_was_trained
+from e2e.report.arms import (
+    Group,
+    View,
+    arms_of,
+    batches_of,
+    grouped,
+    is_generated,
+    view_of,
+    what_was_trained,
+)
 from e2e.report.figures import ratio
 from e2e.report.ledger import (
     Bar,
@@ -24,12 +33,12 @@ from microbench.errors import UserError
 from microbench.report.chart import FEWEST_SIZES
 from microbench.report.drawing_style import (
     COLOURS,
-    FAINT,
     INK,
     MIXED_COLOUR,
     OTHER_COLOUR,
     WHOLLY,
     library,
+    main_title,
     panel_title,
     styled,
 )
@@ -71,18 +80,14 @@ def training_chart(run: Run) -> Any:
     falls = waterfall_panels(view)
     if not timed and not falls:
         raise UserError("nothing to draw: the run holds no training with times")
-    family = max(view.families, key=_batches)
+    family = max(view.families, key=batches_of)
     if not timed:
         found = library().vconcat(*falls, spacing=24).properties(title=_heading(run, []))
         return styled(found)
-    chart = _curves(run, view, family) if _batches(family) >= FEWEST_SIZES else _bars(run, view)
+    chart = _curves(run, view, family) if batches_of(family) >= FEWEST_SIZES else _bars(run, view)
     if falls:
         chart = library().vconcat(chart, *falls, spacing=36).resolve_scale(color="independent")
     return styled(chart)
-
-
-def _batches(family: Sequence[Group]) -> int:
-    return len({arm.case.batch for group in family for arm in group.arms if arm.per_s})
 
 
 def _heading(run: Run, reading: Sequence[str]) -> Any:
@@ -93,12 +98,8 @@ def _heading(run: Run, reading: Sequence[str]) -> Any:
     ran = any(arm.steps for arm in run.of(Training))
     measured = f"{'measured' if ran else 'predicted'} {fmt.clean(run.started_at[:10])}"
     facts = [*conditions, *([f"torch {torch}"] if torch else []), measured]
-    return library().TitleParams(
-        f"{'training' if ran else 'predicted training of'} {title} on {device}",
-        subtitle=[", ".join(facts), *reading],
-        fontSize=18, subtitleFontSize=12, subtitleColor=FAINT, color=INK,
-        anchor="start", offset=16, subtitlePadding=6,
-    )  # fmt: skip
+    what = "training" if ran else "predicted training of"
+    return main_title(f"{what} {title} on {device}", [", ".join(facts), *reading])
 
 
 # ---------------------------------------------------------------- bars
@@ -106,12 +107,9 @@ def _heading(run: Run, reading: Sequence[str]) -> Any:
 
 def bar_rows(view: View) -> dict[str, list[Json]]:
     """Title of a group -> a row an arm with times, in the order measured."""
-    found: dict[str, list[Json]] = {}
-    for group in view.groups:
-        rows = [_bar(arm, view) for arm in group.arms if arm.per_s]
-        if rows:
-            found[group.title] = rows
-    return found
+    return grouped(
+        (group.title, _bar(arm, view)) for group in view.groups for arm in group.arms if arm.per_s
+    )
 
 
 def _bar(arm: Training, view: View) -> Json:
@@ -175,6 +173,9 @@ def _of_recipe(recipe: str) -> str:
 # ---------------------------------------------------------------- curves
 
 
+Values = Callable[[Training], Sequence[float | None]]
+
+
 @dataclass(frozen=True)
 class Panel:
     """One pair of axes over the batch. Rows without a deviation have it 0."""
@@ -188,45 +189,31 @@ def curve_panels(view: View, family: Sequence[Group]) -> list[Panel]:
     """Throughput, time (of a training, or of a step), memory and accuracy; those that are known."""
     unit = fmt.clean(family[0].arms[0].unit)
     data = " (generated data)" if is_generated(family[0].case) else ""
-    trained = any(arm.train_s for group in family for arm in group.arms)
-    found = [
-        Panel(f"{unit}/s", _rows(view, family, _rates), True),
-        Panel("seconds of a training", _rows(view, family, _train_s), True)
-        if trained
-        else Panel("ms a step", _rows(view, family, _step_ms), True),
-        Panel("peak memory, GB", _rows(view, family, _peak_gb), True),
-        Panel(f"held-out accuracy, %{data}", _rows(view, family, _accuracies), False),
+    accuracy = f"held-out accuracy, %{data}"
+    times: tuple[str, Values] = ("ms a step", lambda arm: [arm.step_s and 1e3 * arm.step_s])
+    if any(arm.train_s for arm in arms_of(family)):
+        times = ("seconds of a training", lambda arm: [repeat.train_s for repeat in arm.repeats])
+    values: list[tuple[str, Values]] = [
+        (f"{unit}/s", lambda arm: [arm.per_s]),
+        times,
+        ("peak memory, GB", lambda arm: [_peak_gb(arm)]),
+        (accuracy, lambda arm: [r.accuracy and 100 * r.accuracy for r in arm.repeats]),
     ]
+    found = [Panel(title, _rows(view, family, read), title != accuracy) for title, read in values]
     return [panel for panel in found if panel.rows]
 
 
-def _rates(arm: Training) -> list[float]:
-    return [arm.per_s] if arm.per_s else []
-
-
-def _step_ms(arm: Training) -> list[float]:
-    return [1e3 * arm.step_s] if arm.step_s else []
-
-
-def _train_s(arm: Training) -> list[float]:
-    return [repeat.train_s for repeat in arm.repeats]
-
-
-def _peak_gb(arm: Training) -> list[float]:
+def _peak_gb(arm: Training) -> float | None:
     ran = arm.memory_peak_bytes and arm.status == "ok"
-    return [arm.memory_peak_bytes / 1e9] if ran and arm.memory_peak_bytes else []
+    return arm.memory_peak_bytes / 1e9 if ran and arm.memory_peak_bytes else None
 
 
-def _accuracies(arm: Training) -> list[float]:
-    return [100 * repeat.accuracy for repeat in arm.repeats if repeat.accuracy is not None]
-
-
-def _rows(view: View, family: Sequence[Group], values_of: Any) -> list[Json]:
+def _rows(view: View, family: Sequence[Group], values_of: Values) -> list[Json]:
     """A row an arm and batch: mean and deviation of its values."""
     rows: list[Json] = []
     for label, arms in view.curves(family).items():
         for arm in arms:
-            values: list[float] = values_of(arm)
+            values = [value for value in values_of(arm) if value is not None]
             if values:
                 mean = fmean(values)
                 spread = stdev(values) if len(values) > 1 else 0.0
@@ -245,7 +232,7 @@ def _curves(run: Run, view: View, family: Sequence[Group]) -> Any:
     batches = sorted({group.case.batch for group in family})
     panels = [_curve_panel(alt, panel, batches, looks) for panel in curve_panels(view, family)]
     reading = ["crosses: not converged"] * any(arm.converged is False for arm in run.of(Training))
-    if any(len(arm.repeats) > 1 for group in family for arm in group.arms):
+    if any(len(arm.repeats) > 1 for arm in arms_of(family)):
         reading.insert(0, "shaded: mean and standard deviation of the repeats")
     if len(view.families) > 1:
         several = fmt.count(len(view.families), "", "networks or settings")
@@ -256,13 +243,11 @@ def _curves(run: Run, view: View, family: Sequence[Group]) -> Any:
 
 def _looks(recipes: dict[str, str]) -> dict[str, tuple[str, list[int]]]:
     """Arm -> colour and dashes: a colour a recipe, dashes by which of its arms it is."""
-    seen: dict[str, int] = {}
-    found: dict[str, tuple[str, list[int]]] = {}
-    for label, recipe in recipes.items():
-        place = seen.get(recipe, 0)
-        seen[recipe] = place + 1
-        found[label] = _of_recipe(recipe), DASHES[place % len(DASHES)]
-    return found
+    arms = grouped((recipe, label) for label, recipe in recipes.items())
+    return {
+        label: (_of_recipe(recipe), DASHES[arms[recipe].index(label) % len(DASHES)])
+        for label, recipe in recipes.items()
+    }
 
 
 def _curve_panel(
@@ -304,32 +289,29 @@ def _curve_panel(
 def waterfall_panels(view: View) -> list[Any]:
     """A panel a ledger, the first MOST_PANELS of the run; none need not have the library."""
     found = list(filter(has_ledger, view.arms))
-    titles = [ledger_title(view, arm) for arm in found[:MOST_PANELS]]
+    shown = found[:MOST_PANELS]
+    titles = [ledger_title(view, arm) for arm in shown]
     if len(found) > MOST_PANELS:
         titles[-1] += f" (and {len(found) - MOST_PANELS} more in the run)"
-    falls = [waterfall(arm) for arm in found[:MOST_PANELS]]
-    return [
-        _waterfall_panel(library(), title, fall) for title, fall in zip(titles, falls, strict=True)
-    ]
+    falls = zip(titles, map(waterfall, shown), strict=True)
+    return [_waterfall_panel(library(), title, fall) for title, fall in falls]
 
 
 def waterfall_rows(fall: Waterfall) -> list[Json]:
     """A row a line of the ledger, small terms folded as on the screen."""
-    return [_waterfall_row(place, bar) for place, bar in enumerate(fall.bars)]
-
-
-def _waterfall_row(place: int, bar: Bar) -> Json:
-    low, high = sorted((bar.start_ms, bar.end_ms))
-    return {
-        "place": place,
-        "term": bar.term,
-        "low": low,
-        "high": high,
-        "end": bar.end_ms,
-        "next": place + 1,
-        "text": f"{bar.text} ms" if bar.whole else bar.text,
-        "colour": _colour(bar),
-    }
+    return [
+        {
+            "place": place,
+            "term": bar.term,
+            "low": min(bar.start_ms, bar.end_ms),
+            "high": max(bar.start_ms, bar.end_ms),
+            "end": bar.end_ms,
+            "next": place + 1,
+            "text": bar.text + " ms" * bar.whole,
+            "colour": _colour(bar),
+        }
+        for place, bar in enumerate(fall.bars)
+    ]
 
 
 def _colour(bar: Bar) -> str:
@@ -343,8 +325,8 @@ def _colour(bar: Bar) -> str:
 def _waterfall_panel(alt: Any, title: str, fall: Waterfall) -> Any:
     rows = waterfall_rows(fall)
     low, high = fall.range_ms
-    room = (high - low) * ROOM
-    scale = alt.Scale(domain=[low, high + room], nice=False)
+    margin = (high - low) * ROOM
+    scale = alt.Scale(domain=[low, high + margin], nice=False)
     # Places, not terms, on the axis: two lines may have one name.
     terms = json.dumps([row["term"] for row in rows])
     names = alt.Axis(labelLimit=240, ticks=False, labelExpr=f"{terms}[datum.value]")

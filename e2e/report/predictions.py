@@ -7,9 +7,19 @@ from operator import attrgetter
 
 from rich.text import Text
 
-from e2e.report.arms import Group, View, in_order, in_words, is_base, is_generated, place
-from e2e.report.figures import limiter
-from e2e.report.table import BASELINES, arms_table, name_columns, plain_row
+from e2e.report.arms import (
+    Group,
+    View,
+    arms_of,
+    grouped,
+    in_order,
+    in_words,
+    is_base,
+    is_generated,
+    place,
+)
+from e2e.report.figures import limiter, signed_pct
+from e2e.report.table import BASELINES, arms_table, name_columns, plain_row, raw_pair
 from e2e.results.types import Predicted, Training
 from microbench import fmt
 from microbench.report.table import Column, Table, Value, screen
@@ -19,7 +29,7 @@ BESIDE_TITLE = "The step as predicted from its operations, and as measured"
 ALONE_TITLE = "The step as predicted from its operations; not measured"
 MOST_UNCOVERED = 6
 MOST_NAMED = 4
-LACKING = "not in the prediction of {arms}, could not be replayed"
+MISSING = "not in the prediction of {arms}, could not be replayed"
 FROM_STEP = "timed in real steps for the prediction of {arms}, could not be launched alone"
 AT_HOST_SPEED = "at its pace: of what was predicted for the host's pace while it was measured"
 
@@ -36,18 +46,20 @@ def is_alone(arm: Training) -> bool:
 
 def error_pct(arm: Training) -> float | None:
     """How much longer the predicted step is than the measured one; None unless both are known."""
-    predicted, step_s = arm.predicted, arm.step_s
-    if predicted is None or not step_s:
+    if arm.predicted is None or not arm.step_s:
         return None
-    if predicted.error_pct is not None:
-        return predicted.error_pct
-    return 100 * (predicted.step_s / step_s - 1)
+    known = arm.predicted.error_pct
+    return off_pct(arm.predicted.step_s, arm.step_s) if known is None else known
 
 
 def host_speed_error_pct(arm: Training) -> float | None:
     """The same of the step as predicted for the host's speed while it was measured."""
-    paced_s = arm.predicted.paced_s if arm.predicted else None
-    return 100 * (paced_s / arm.step_s - 1) if paced_s and arm.step_s else None
+    return off_pct(arm.predicted.paced_s, arm.step_s) if arm.predicted else None
+
+
+def off_pct(predicted: float | None, measured: float | None) -> float | None:
+    """How much larger the prediction is, in per cent; None unless both are known."""
+    return 100 * (predicted / measured - 1) if predicted and measured else None
 
 
 # ---------------------------------------------------------------- cells
@@ -78,28 +90,20 @@ def _speedup(arm: Training) -> dict[str, float]:
     return dict(arm.predicted.speedup) if arm.predicted else {}
 
 
-def _predicted_ratio(arm: Training, name: str, view: View) -> str:
-    """ "5.64"; "base" or "-" as in the table of measured ones."""
-    if name in _speedup(arm):
-        return plain_ratio(_speedup(arm)[name])
-    return "base" if is_base(arm, name, view.group_of(arm)) else "-"
-
-
-def _both_ratios(arm: Training, name: str, view: View) -> str:
-    predicted, measured = _predicted_ratio(arm, name, view), arm.speedup.get(name)
-    if name not in _speedup(arm):
-        return predicted
-    return _pair(predicted, plain_ratio(measured.ratio) if measured else "")
-
-
-def _ratio_columns(
-    view: View, arms: View, cell: Callable[[Training, str, View], str]
-) -> list[Column[Training]]:
-    """A column for each baseline of the `arms`."""
+def _ratio_columns(view: View, arms: View, *, measured: bool) -> list[Column[Training]]:
+    """A column for each baseline of the `arms`; `measured`: beside the measured ratios."""
 
     def column(name: str, drop: int) -> Column[Training]:
-        title = f"x {view.title(name)}"
-        return Column(title, lambda arm: cell(arm, name, arms), right=True, drop=drop)
+        def cell(arm: Training) -> str:
+            """ "5.64"; "base" or "-" as in the table of measured ones."""
+            if name not in _speedup(arm):
+                return "base" if is_base(arm, name, arms.group_of(arm)) else "-"
+            predicted, found = plain_ratio(_speedup(arm)[name]), arm.speedup.get(name)
+            if not measured:
+                return predicted
+            return _pair(predicted, plain_ratio(found.ratio) if found else "")
+
+        return Column(f"x {view.title(name)}", cell, right=True, drop=drop)
 
     return [column(name, drop) for drop, name in enumerate(compared_with(arms), 1)]
 
@@ -108,20 +112,15 @@ def _pair(predicted: str, measured: str) -> str:
     return f"{predicted or '?'} / {measured or '?'}" if predicted or measured else ""
 
 
-def _error(arm: Training) -> str:
-    error = error_pct(arm)
-    return fmt.signed_pct(error) if error is not None else ""
-
-
 def _host_speed_error(arm: Training) -> str:
     """Where the host is the limit: elsewhere its speed changes nothing."""
-    error = host_speed_error_pct(arm) if arm.limit == "host" else None
-    return fmt.signed_pct(error) if error is not None else ""
+    return signed_pct(host_speed_error_pct(arm)) if arm.limit == "host" else ""
 
 
-def _is_outside(arm: Training) -> bool:
-    ends = arm.predicted.interval_s if arm.predicted else None
-    return bool(ends and arm.step_s and not ends[0] <= arm.step_s <= ends[1])
+def is_within(arm: Training) -> bool | None:
+    """Whether the measured step is as long as the prediction's interval allows; None: not known."""
+    ends = _interval_s(arm)
+    return ends[0] <= arm.step_s <= ends[1] if ends and arm.step_s else None
 
 
 # ---------------------------------------------------------------- tables
@@ -135,25 +134,22 @@ def beside_table(view: View) -> Table[Training]:
         Column("predicted\nms", _of(lambda p: fmt.milliseconds(p.step_s)), right=True),
         Column("between\nms", _of(interval), right=True, drop=9),
         Column("measured\nms", lambda arm: fmt.milliseconds(arm.step_s), right=True),
-        Column("error", _error, right=True),
+        Column("error", lambda arm: signed_pct(error_pct(arm)), right=True),
         Column("at its\npace", _host_speed_error, right=True, drop=10),
-        Column("limited\nby", _both_limits, drop=6),
-        Column("peak\nGB", _both_peaks, right=True, drop=7),
-        *_ratio_columns(view, arms, _both_ratios),
+        Column("limited\nby", lambda arm: _pair(_limit(arm), fmt.clean(arm.limit or "")), drop=6),
+        Column(
+            "peak\nGB",
+            lambda arm: _pair(_peak(arm), fmt.gigabytes(arm.memory_peak_bytes)),
+            right=True,
+            drop=7,
+        ),
+        *_ratio_columns(view, arms, measured=True),
     ]
     return arms_table(arms, columns, plain_row(arms))
 
 
-def _both_limits(arm: Training) -> str:
-    return _pair(_limit(arm), fmt.clean(arm.limit or ""))
-
-
 def _limit(arm: Training) -> str:
     return fmt.clean(arm.predicted.limit or "") if arm.predicted else ""
-
-
-def _both_peaks(arm: Training) -> str:
-    return _pair(_peak(arm), fmt.gigabytes(arm.memory_peak_bytes))
 
 
 def _peak(arm: Training) -> str:
@@ -174,7 +170,7 @@ def alone_table(view: View) -> Table[Training]:
         Column(f"{unit}/s" if unit else "a second", rate, right=True),
         Column("ms a\nstep", _of(lambda p: fmt.milliseconds(p.step_s)), right=True, drop=8),
         Column("between\nms", _of(interval), right=True, drop=9),
-        *_ratio_columns(view, arms, _predicted_ratio),
+        *_ratio_columns(view, arms, measured=False),
         Column("limited\nby", _limit, drop=6),
         Column("peak\nGB", _peak, right=True, drop=7),
     ]
@@ -187,8 +183,7 @@ def raw_columns() -> list[Column[Training]]:
         Column(csv={
             "predicted_step_s": _raw("step_s"), "predicted_error_pct": error_pct,
             "predicted_per_s": attrgetter("predicted_per_s"),
-            "predicted_low_s": lambda arm: _end(arm, 0),
-            "predicted_high_s": lambda arm: _end(arm, 1),
+            **raw_pair("predicted_low_s", "predicted_high_s", _interval_s),
             "predicted_at_host_speed_s": _raw("paced_s"), "predicted_limit": _raw("limit"),
             "predicted_memory_peak_bytes": _raw("memory_bytes"),
             **{f"predicted_speedup_{name}": _raw_speedup(name) for name in BASELINES},
@@ -204,9 +199,8 @@ def _raw_speedup(name: str) -> Callable[[Training], Value]:
     return lambda arm: _speedup(arm).get(name)
 
 
-def _end(arm: Training, which: int) -> float | None:
-    ends = arm.predicted.interval_s if arm.predicted else None
-    return ends[which] if ends else None
+def _interval_s(arm: Training) -> tuple[float, float] | None:
+    return arm.predicted.interval_s if arm.predicted else None
 
 
 # ---------------------------------------------------------------- the screen
@@ -214,7 +208,7 @@ def _end(arm: Training, which: int) -> float | None:
 
 def beside_lines(view: View, width: int, *, details: bool = False) -> list[Text]:
     """What was predicted and timed, with notes; empty where nothing was."""
-    outside = [view.label(arm) for arm in view.only(is_beside).arms if _is_outside(arm)]
+    outside = [view.label(arm) for arm in view.only(is_beside).arms if is_within(arm) is False]
     notes = [
         "two values: predicted / measured; error: of the predicted step",
         f"measured outside of what was predicted: {fmt.listed(outside, 4)}" * bool(outside),
@@ -233,7 +227,7 @@ def _lines(
     if not table.rows:
         return []
     shown = screen(table, width)
-    ranges = any(arm.predicted and arm.predicted.interval_s for arm in view.arms)
+    ranges = any(map(_interval_s, view.arms))
     at_host_speed = any(map(_host_speed_error, view.arms))
     notes = [
         *notes,
@@ -248,11 +242,8 @@ def _lines(
 
 def predicting(view: View) -> str:
     """What predicting took, all arms together: "predicting these took 31 s: ..."."""
-    stages: dict[str, float] = {}
-    for arm in view.arms:
-        took_s = arm.predicted.took_s if arm.predicted else dict[str, float]()
-        for name, seconds in took_s.items():
-            stages[name] = stages.get(name, 0.0) + seconds
+    took = [stage for arm in view.arms if arm.predicted for stage in arm.predicted.took_s.items()]
+    stages = {name: sum(found) for name, found in grouped(took).items()}
     if not stages:
         return ""
     parts = [f"{fmt.clean(name)} {fmt.duration(s)}" for name, s in stages.items() if s]
@@ -263,23 +254,20 @@ def calls_named(view: View, details: bool) -> list[str]:
     """What predictions lack, and what they have from a real step, each list once with the arms it
     is of; whole with `details`.
     """
-    seen: dict[tuple[str, tuple[str, ...]], list[str]] = {}
-    for arm in view.arms:
-        for said, calls in _calls_of(arm).items():
-            ops = tuple(fmt.clean(op) or "-" for op in calls)
-            seen.setdefault((said, ops), []).append(view.full_label(arm))
+    found = grouped(
+        ((said, tuple(fmt.clean(op) or "-" for op in calls)), view.full_label(arm))
+        for arm in view.arms
+        if arm.predicted
+        for said, calls in (
+            (MISSING, arm.predicted.uncovered), (FROM_STEP, arm.predicted.from_step),
+        )
+        if calls
+    )  # fmt: skip
     return [
         f"{said.format(arms=fmt.listed(names))}: "
         f"{fmt.listed(list(ops), len(ops) if details else MOST_UNCOVERED)}"
-        for (said, ops), names in seen.items()
+        for (said, ops), names in found.items()
     ]
-
-
-def _calls_of(arm: Training) -> dict[str, tuple[str, ...]]:
-    if not arm.predicted:
-        return {}
-    found = {LACKING: arm.predicted.uncovered, FROM_STEP: arm.predicted.from_step}
-    return {said: calls for said, calls in found.items() if calls}
 
 
 # ---------------------------------------------------------------- sentences
@@ -326,19 +314,19 @@ def _gain(view: View, name: str, arms: Sequence[Training]) -> str:
 def _figures(arm: Training) -> str:
     predicted = arm.predicted
     assert predicted is not None
-    memory = fmt.gigabytes(predicted.memory_bytes)
+    memory = _peak(arm)
     parts = [
         f"{fmt.throughput(arm.predicted_per_s or 0.0)} {fmt.clean(arm.unit)}/s",
         f"{fmt.milliseconds(predicted.step_s)} ms a step",
         f"{memory} GB" if memory else "",
         f"limited by {limiter(predicted.limit)}" if predicted.limit else "",
     ]
-    return ", ".join(part for part in parts if part)
+    return ", ".join(filter(None, parts))
 
 
 def _error_sentences(view: View, family: Sequence[Group]) -> list[str]:
     """How far predicted steps are from the measured ones, and limits that were not predicted."""
-    arms = [arm for group in family for arm in group.arms if is_beside(arm)]
+    arms = list(filter(is_beside, arms_of(family)))
     errors = [(error_pct(arm) or 0.0, view.label_among(arm, family)) for arm in arms]
     lines: list[str] = []
     if errors:
@@ -357,12 +345,12 @@ def _error_sentences(view: View, family: Sequence[Group]) -> list[str]:
 
 def _not_covered(view: View, family: Sequence[Group]) -> list[str]:
     """The arms whose predictions are short of something."""
-    seen: dict[tuple[str, ...], list[str]] = {}
-    for group in family:
-        for arm in group.arms:
-            if arm.predicted and arm.predicted.uncovered:
-                ops = tuple(fmt.clean(op).split(": ")[0] or "-" for op in arm.predicted.uncovered)
-                seen.setdefault(ops, []).append(view.label_among(arm, family))
+    seen = grouped(
+        (tuple(fmt.clean(op).split(": ")[0] or "-" for op in arm.predicted.uncovered),
+         view.label_among(arm, family))
+        for arm in arms_of(family)
+        if arm.predicted and arm.predicted.uncovered
+    )  # fmt: skip
     return [
         f"The prediction of {fmt.listed(names, MOST_NAMED)} lacks what could not be replayed, so "
         f"the step takes longer, nobody knows by how much: {fmt.listed(list(ops), MOST_NAMED)}."

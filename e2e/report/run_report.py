@@ -1,35 +1,44 @@
-"""Trainings and loader runs of a run: what `microbench.results.kinds.Report` asks of a kind."""
+"""Trainings and loader runs of a run: what `microbench.results.kinds.Report` asks of a kind.
+
+What is shown on the screen, in Markdown and in CSV, in which order; pure functions of the run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
 from rich.text import Text
 
 from e2e.case import OP, TrainCase
-from e2e.report import causes, figures, predictions, table, waterfall
-from e2e.report.arms import OPTIONS, in_words, view_of, what_was_trained
-from e2e.report.costs import PHASES, phase_columns
-from e2e.report.joint import Joint, joint_lines, joint_sentences, joints
-from e2e.report.learning import learning_columns
+from e2e.explain.joint import joints
+from e2e.report import causes, costs, errors, learning, predictions, table, waterfall
+from e2e.report.arms import OPTIONS, View, in_words, view_of, what_was_trained
+from e2e.report.chart import train_chart
+from e2e.report.figures import interval
+from e2e.report.joint import joint_lines, joint_sentences, joint_table, joint_title
+from e2e.report.ledger import account, has_ledger, ledger_title
+from e2e.report.ledger import waterfall as waterfall_of
 from e2e.report.loaders import TITLE, loaders_lines, loaders_table
-from e2e.report.markdown import loading_markdown, training_caption, training_markdown
-from e2e.report.screen import Section, table_sections, training_sections
+from e2e.report.verdict import verdict
 from e2e.results import loader_types
 from e2e.results.loader_types import LoadCase, Loading
 from e2e.results.types import Training
 from microbench import fmt
-from microbench.report.table import Row, Table, Value, records
+from microbench.report import notes
+from microbench.report.table import Row, Table, Value, records, screen
+from microbench.report.table import markdown as markdown_of
 from microbench.results.types import Ratio, Run
+
+Section = tuple[str, Sequence[Text]]
 
 # The first names of CSV, in an order that does not change; new ones follow.
 CSV_ORDER = (
     "op", *(field.name for field in fields(TrainCase)),
     "rung", "status", "reason", "unit", "step_units", "images_per_s", "step_s",
     "ci95_low_s", "ci95_high_s", "samples", "wall_per_s", "busy_s", "host_s", "launches",
-    *(f"{phase}_{clock}_s" for phase in PHASES for clock in ("host", "gpu")),
+    *(f"{phase}_{clock}_s" for phase in costs.PHASES for clock in ("host", "gpu")),
     "memory_peak_bytes", "fits_batch", "gpu_util_mean_pct", "gpu_util_min_pct", "gpu_util_max_pct",
     "sm_clock_mhz", "power_w", "images_per_j", "temperature_c", "throttle", "setup_s", "compile_s",
     "skipped_steps", "accuracy_mean", "accuracy_std", "loss_mean", "loss_std", "train_mean_s",
@@ -44,74 +53,6 @@ FIRST: Mapping[str, str] = {OP: "recipe", loader_types.OP: "loader"}
 def conditions(run: Run) -> list[str]:
     """What was trained, for the header."""
     return what_was_trained(run) if run.of(Training) else []
-
-
-def sections(run: Run, width: int, *, details: bool) -> list[Section]:
-    """The screen's parts on trainings and loaders."""
-    if joints(run) or not run.of(Training):
-        return _fed_sections(run, width, details=details)
-    return [*training_sections(run, width, details=details), (TITLE, loaders_lines(run, width))]
-
-
-def _fed_sections(run: Run, width: int, *, details: bool) -> list[Section]:
-    """Loaders alone; then, where recipes were measured too, those alone and both together.
-
-    `details` adds what a screen of trainings has for each of them.
-    """
-    pictures = joints(run)
-    together = {t.case.key for joint in pictures for t in joint.trainings}
-    apart = run.with_all(Training, tuple(t for t in run.of(Training) if t.case.key not in together))
-    found: list[Section] = [(TITLE, loaders_lines(run, width))]
-    if apart.of(Training):
-        found += table_sections(apart, width, "Recipes alone")
-    for joint in pictures:
-        found += [(_title(joint), joint_lines(joint, width)), ("In short", _sentences(joint))]
-    if details and pictures:
-        fed = run.with_all(Training, tuple(t for joint in pictures for t in joint.trainings))
-        found += training_sections(fed, width, details=True)
-    return found
-
-
-def markdown(run: Run) -> list[str]:
-    """Tables of trainings, then of loaders."""
-    tables: list[str] = []
-    if run.of(Training):
-        tables.append(f"{training_caption(run)}\n\n{training_markdown(run)}")
-    if run.of(Loading):
-        tables.append(loading_markdown(run))
-    return tables
-
-
-def csv(run: Run) -> tuple[Sequence[str], list[dict[str, Value]]]:
-    """(columns, rows) of trainings, then of loaders."""
-    trainings, loaders = records(training_records(run)), records(loaders_table(run))
-    names = [
-        *(CSV_ORDER if run.of(Training) else ()),
-        *(loaders[0] if run.of(Loading) else ()),
-        *(trainings[0] if run.of(Training) else ()),
-    ]
-    return list(dict.fromkeys(names)), [*trainings[1], *loaders[1]]
-
-
-def training_records(run: Run) -> Table[Training]:
-    """All that is known of each training, for CSV."""
-    view = view_of(run)
-    columns = [
-        *table.raw_columns(), *table.speed_columns(view), *phase_columns(view),
-        *learning_columns(view), *predictions.raw_columns(), *waterfall.raw_columns(),
-        *causes.raw_columns(),
-    ]  # fmt: skip
-    return Table(columns, [Row(arm) for arm in run.of(Training)], CSV_ORDER)
-
-
-def chart(run: Run) -> Any:
-    """The chart of loaders, where there are some beside what they feed; else of trainings."""
-    from e2e.report.plot_loading import loading_chart
-    from e2e.report.plot_training import training_chart
-
-    if joints(run) or (run.of(Loading) and not run.of(Training)):
-        return loading_chart(run)
-    return training_chart(run)
 
 
 def cells(case: TrainCase | LoadCase) -> tuple[str, str, str]:
@@ -129,18 +70,187 @@ def cells(case: TrainCase | LoadCase) -> tuple[str, str, str]:
 
 def ratio(op: str, value: Ratio) -> str:
     """A ratio with its interval; of steps, which are known better, with more digits."""
-    return figures.interval(value) if op == OP else fmt.interval(value)
+    return interval(value) if op == OP else fmt.interval(value)
 
 
-def _title(joint: Joint) -> str:
-    case = joint.trainings[0].case
-    return (
-        f"Together: {fmt.clean(case.network)}, batch {case.batch}, loader {fmt.clean(joint.loader)}"
-    )
+def chart(run: Run) -> Any:
+    """The chart of loaders, where there are some beside what they feed; else of trainings."""
+    from e2e.report.plot_loading import loading_chart
+    from e2e.report.plot_training import training_chart
+
+    if joints(run) or (run.of(Loading) and not run.of(Training)):
+        return loading_chart(run)
+    return training_chart(run)
 
 
-def _sentences(joint: Joint) -> list[Text]:
+# ---------------------------------------------------------------- the screen
+
+
+def sections(run: Run, width: int, *, details: bool) -> list[Section]:
+    """The screen's parts on trainings and loaders."""
+    if joints(run) or not run.of(Training):
+        return _fed_sections(run, width, details=details)
+    return [*training_sections(run, width, details=details), (TITLE, loaders_lines(run, width))]
+
+
+def _fed_sections(run: Run, width: int, *, details: bool) -> list[Section]:
+    """Loaders alone; then, where recipes were measured too, those alone and both together.
+
+    `details` adds what a screen of trainings has for each of them.
+    """
+    pictures = joints(run)
+    fed = run.with_all(Training, [t for joint in pictures for t in joint.trainings])
+    together = {t.case.key for t in fed.of(Training)}
+    apart = run.with_all(Training, [t for t in run.of(Training) if t.case.key not in together])
+    found: list[Section] = [(TITLE, loaders_lines(run, width))]
+    if apart.of(Training):
+        view = view_of(apart)
+        found += [*_speed(view, width, "Recipes alone"), _warnings(apart, view)]
+    for joint in pictures:
+        said = [
+            Text(line, "" if line.startswith(" ") else "bold") for line in joint_sentences(joint)
+        ]
+        found += [(f"Together: {joint_title(joint)}", joint_lines(joint, width)),
+                  ("In short", said)]  # fmt: skip
+    if details and pictures:
+        found += training_sections(fed, width, details=True)
+    return found
+
+
+def training_sections(run: Run, width: int, *, details: bool = False) -> list[Section]:
+    """(title, lines) of each part of the screen; parts with nothing to say have no lines.
+
+    `details` adds the state of the device and why each step takes what it takes.
+    """
+    view = view_of(run)
+    (_, lines), reasons = _speed(view, width, "")
     return [
-        Text(sentence, "" if sentence.startswith(" ") else "bold")
-        for sentence in joint_sentences(joint)
+        ("", [*lines, *costs.setups(view)] if lines else []),
+        reasons,
+        (predictions.ALONE_TITLE, predictions.alone_lines(view, width, details=details)),
+        (learning.learning_title(run), learning.learning_lines(view, width)),
+        (costs.phases_title(view), costs.phases_lines(view, width)),
+        (costs.STATES_TITLE, costs.states(view) if details else []),
+        ("Why a step takes what it takes", costs.whys(view) if details else []),
+        (predictions.BESIDE_TITLE, predictions.beside_lines(view, width, details=details)),
+        ("", train_chart(view, width)),
+        *_accounts(view, width, details),
+        ("In short", notes.sentences(verdict(run))),
+        (errors.ERRORS_TITLE, errors.errors_lines(run, width)),
+        _warnings(run, view),
     ]
+
+
+def _speed(view: View, width: int, title: str) -> tuple[Section, Section]:
+    """The table of the arms that were run, and reasons that had no room in it."""
+    found = table.train_table(view)
+    shown = screen(found, width)
+    lines = [*shown.lines, *table.notes(view, shown, width)] if found.rows else []
+    return (title, lines), ("Reasons in full", table.reasons(view, shown.cut))
+
+
+def _accounts(view: View, width: int, details: bool) -> list[Section]:
+    """Training by training: its ledger, its fixes, its findings."""
+    parts = [
+        *waterfall.waterfall_sections(view, width, details=details),
+        *causes.cause_sections(view, width, details=details),
+    ]
+    place = {id(arm): i for i, arm in enumerate(view.arms)}
+    return [section for _, section in sorted(parts, key=lambda part: place[id(part[0])])]
+
+
+def _warnings(run: Run, view: View) -> Section:
+    """Of those alike, that of the training whose steps are least alike is first."""
+    several = len(view.groups) > 1
+    found = [
+        (warning, view.label(training) + f" batch {training.case.batch}" * several)
+        for training in sorted(run.of(Training), key=table.wall_gap, reverse=True)
+        for warning in training.warnings
+    ]
+    return "Warnings", notes.told_once(found)
+
+
+# ---------------------------------------------------------------- Markdown
+
+
+def markdown(run: Run) -> list[str]:
+    """Tables of trainings, under a line on the device and what was trained; then of loaders."""
+    found: list[str] = []
+    if run.of(Training):
+        device = fmt.clean(run.device.get("name", "unknown device"))
+        found.append(f"{device}: {', '.join(what_was_trained(run))}.\n\n{training_markdown(run)}")
+    if run.of(Loading):
+        pictures = (markdown_of(joint_table(joint)) for joint in joints(run))
+        found.append("\n".join([markdown_of(loaders_table(run)), *pictures]))
+    return found
+
+
+def training_markdown(run: Run) -> str:
+    """One row an arm or a ladder's rung, in the order measured; what has no times says why.
+
+    What all arms share is the caption's. Phases, predictions, ledgers, fixes and findings follow,
+    in tables of their own.
+    """
+    view = view_of(run)
+    parts = [
+        _part("", table.train_table(view, learning.learning_columns(view))),
+        _part(f"{costs.phases_title(view)}:", costs.phases_table(view)),
+        _part(f"{predictions.BESIDE_TITLE}; two values: predicted / measured:",
+              predictions.beside_table(view), _calls(view.only(predictions.is_beside))),
+        _part(f"{predictions.ALONE_TITLE}:",
+              predictions.alone_table(view), _calls(view.only(predictions.is_alone))),
+        _part(f"{errors.ERRORS_TITLE}:", errors.errors_table(run),
+              errors.error_sentences(run.of(Training))),
+        *(_ledger(view, arm) for arm in view.arms if has_ledger(arm)),
+        *(part for arm in view.arms for part in _causes(view, arm)),
+    ]  # fmt: skip
+    return "\n".join(part for part in parts if part)
+
+
+def _part(title: str, found: Table[Any], below: Iterable[str] = ()) -> str:
+    """A table between its title and what is said of it; "" for one without rows."""
+    if not found.rows:
+        return ""
+    said = "".join(f"\n{sentence}\n" for sentence in below)
+    return f"{title}\n\n{markdown_of(found)}{said}".lstrip("\n")
+
+
+def _calls(view: View) -> list[str]:
+    return [f"{note}." for note in predictions.calls_named(view, details=True)]
+
+
+def _ledger(view: View, arm: Training) -> str:
+    """With all of its terms."""
+    found = waterfall.ledger_table(waterfall_of(arm, fold=False))
+    return _part(f"{ledger_title(view, arm)}:", found, account(arm, view.label(arm)))
+
+
+def _causes(view: View, arm: Training) -> list[str]:
+    """The fixes, ranked, and the findings."""
+    verified = causes.verified(arm)
+    return [
+        _part(causes.causes_title(causes.FIXES, view, arm), causes.fixes_table(arm),
+              [f"{verified}."] * bool(verified)),
+        _part(causes.causes_title(causes.FINDINGS, view, arm), causes.findings_table(arm)),
+    ]  # fmt: skip
+
+
+# ---------------------------------------------------------------- CSV
+
+
+def csv(run: Run) -> tuple[Sequence[str], list[dict[str, Value]]]:
+    """(columns, rows) of trainings, then of loaders."""
+    view = view_of(run)
+    columns = [
+        *table.raw_columns(), *table.speed_columns(view), *costs.phase_columns(view),
+        *learning.learning_columns(view), *predictions.raw_columns(), *waterfall.raw_columns(),
+        *causes.raw_columns(),
+    ]  # fmt: skip
+    trainings = records(Table(columns, [Row(arm) for arm in run.of(Training)], CSV_ORDER))
+    loaders = records(loaders_table(run))
+    names = [
+        *(CSV_ORDER if run.of(Training) else ()),
+        *(loaders[0] if run.of(Loading) else ()),
+        *(trainings[0] if run.of(Training) else ()),
+    ]
+    return list(dict.fromkeys(names)), [*trainings[1], *loaders[1]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from operator import attrgetter
+from typing import Any, TypeVar
 
 from rich.text import Text
 
@@ -15,6 +16,7 @@ from e2e.results.types import Training
 from microbench import fmt
 from microbench.report.table import DIM, MISSING, Column, Row, Screen, Table, Value
 
+R = TypeVar("R")
 BASELINES = ("fp32", "tf32", "previous", "first")  # whose speed-ups CSV has
 JOIN = "; "  # between the values of a list in CSV
 NOT_CONVERGED = " *"
@@ -53,13 +55,13 @@ def plain_row(view: View) -> Callable[[Training], Row[Training]]:
 def coloured_row(view: View) -> Callable[[Training], Row[Training]]:
     """The same, red where the arm did not converge."""
     plain = plain_row(view)
-    return lambda arm: Row(arm, style="red") if did_not_converge(arm) else plain(arm)
+    return lambda arm: Row(arm, style="red") if arm.converged is False else plain(arm)
 
 
 def train_table(view: View, more: Sequence[Column[Training]] = ()) -> Table[Training]:
     """The arms that were run, and why some have no times. `more` columns follow those of speed."""
     ran = view.only(was_run)
-    names = name_columns(ran, ran.first_title, lambda arm: NOT_CONVERGED * did_not_converge(arm))
+    names = name_columns(ran, ran.first_title, lambda arm: NOT_CONVERGED * (arm.converged is False))
     return arms_table(ran, [*names, *speed_columns(ran), *more], lambda arm: _row(arm, ran))
 
 
@@ -76,94 +78,96 @@ def _row(arm: Training, view: View) -> Row[Training]:
 def speed_columns(view: View) -> list[Column[Training]]:
     """How fast the arms train, and what that takes."""
     unit = view.unit
-    with_unit = not unit
     return [
         Column(
-            f"{unit}/s" if unit else "a second", lambda arm: _rate(arm, with_unit),
+            f"{unit}/s" if unit else "a second",
+            lambda arm: fmt.throughput(arm.per_s or 0.0) + f" {fmt.clean(arm.unit)}" * (not unit),
             right=True, csv={"images_per_s": attrgetter("per_s")},
         ),
         Column("±", _half_interval, right=True, drop=19, csv={
-            "ci95_low_s": lambda arm: _end(arm, 0), "ci95_high_s": lambda arm: _end(arm, 1),
+            **raw_pair("ci95_low_s", "ci95_high_s",
+                       lambda arm: arm.steps.ci95_s if arm.steps else None),
             "samples": lambda arm: len(arm.steps.times_s) if arm.steps else None,
         }),
         Column("ms a\nstep", lambda arm: fmt.milliseconds(arm.step_s), right=True, drop=16,
-               csv={"step_s": attrgetter("step_s")}),
+               csv=raw("", "step_s")),
         *_ratio_columns(view),
         Column("peak\nGB", lambda arm: fmt.gigabytes(arm.memory_peak_bytes), right=True, drop=15,
-               csv=_plain("memory_peak_bytes")),
-        Column("power\nW", _power, right=True, drop=20, markdown_title="W",
-               csv={"power_w": attrgetter("state.power_w")}),
+               csv=raw("", "memory_peak_bytes")),
+        Column("power\nW",
+               lambda arm: f"{arm.state.power_w:.0f}" if arm.state.power_w is not None else "",
+               right=True, drop=20, markdown_title="W", csv=raw("state", "power_w")),
         Column(f"{unit}/J" if unit else "a joule",
                lambda arm: fmt.throughput(arm.per_j) if arm.per_j else "",
                right=True, drop=17, csv={"images_per_j": attrgetter("per_j")}),
         Column("GPU\nbusy", lambda arm: fmt.per_cent(busy_pct(arm)), right=True, drop=21,
-               csv=_of_steps("busy_s")),
-        Column("host\nms", _step_ms("host_s"), right=True, drop=22, csv=_of_steps("host_s")),
-        Column("waits\nms", _step_ms("wait_s") if _is_fed(view) else None, right=True, drop=14,
-               csv=_of_steps("wait_s")),
-        Column("limited\nby", lambda arm: fmt.clean(arm.limit or ""), drop=18, csv=_plain("limit")),
+               csv=raw("steps", "busy_s")),
+        Column("host\nms", _step_ms("host_s"), right=True, drop=22, csv=raw("steps", "host_s")),
+        Column("waits\nms", _step_ms("wait_s") if any(a.case.fed for a in view.arms) else None,
+               right=True, drop=14, csv=raw("steps", "wait_s")),
+        Column("limited\nby", lambda arm: fmt.clean(arm.limit or ""), drop=18,
+               csv=raw("", "limit")),
     ]  # fmt: skip
 
 
 def raw_columns() -> list[Column[Training]]:
     """What is in CSV alone: the case, what became of it, and the state of the device."""
-    case = {field.name: attrgetter(f"case.{field.name}") for field in fields(TrainCase)}
-    status = _plain("rung", "status", "reason", "unit", "step_units", "wall_per_s", "fits_batch",
-                    "setup_s", "compile_s", "skipped_steps", "why")  # fmt: skip
-    state: dict[str, Callable[[Training], Value]] = {
-        "sm_clock_mhz": attrgetter("state.sm_clock_mhz"),
-        "temperature_c": attrgetter("state.temperature_c"),
-        "throttle": lambda arm: JOIN.join(arm.state.throttle),
-        "gpu_util_mean_pct": lambda arm: util.mean if (util := arm.state.gpu_util_pct) else None,
-        "gpu_util_min_pct": lambda arm: util.min if (util := arm.state.gpu_util_pct) else None,
-        "gpu_util_max_pct": lambda arm: util.max if (util := arm.state.gpu_util_pct) else None,
-    }
+    utilisation = raw("state.gpu_util_pct", "mean", "min", "max")
     return [
-        Column(csv={"op": lambda _: OP, **case}),
-        Column(csv={**status, **_of_steps("launches"), **state}),
+        Column(csv={"op": lambda _: OP, **raw("case", *(one.name for one in fields(TrainCase)))}),
+        Column(csv={
+            **raw("", "rung", "status", "reason", "unit", "step_units", "wall_per_s", "fits_batch",
+                  "setup_s", "compile_s", "skipped_steps", "why"),
+            **raw("steps", "launches"),
+            **raw("state", "sm_clock_mhz", "temperature_c"),
+            "throttle": lambda arm: JOIN.join(arm.state.throttle),
+            **{f"gpu_util_{name}_pct": read for name, read in utilisation.items()},
+        }),
         *(Column(csv=_speedup(name)) for name in BASELINES),
-    ]
+    ]  # fmt: skip
 
 
-def _plain(*names: str) -> dict[str, Callable[[Training], Value]]:
-    return {name: attrgetter(name) for name in names}
+def raw(of: str, *names: str) -> dict[str, Callable[[Any], Value]]:
+    """What CSV has under these names: attributes of a row's `of` ("": of the row itself), None
+    where that is None."""
+
+    def reader(name: str) -> Callable[[Any], Value]:
+        def read(row: Any) -> Value:
+            found = attrgetter(of)(row) if of else row
+            return None if found is None else getattr(found, name)
+
+        return read
+
+    return {name: reader(name) for name in names}
 
 
-def _of_steps(name: str) -> dict[str, Callable[[Training], Value]]:
-    return {name: lambda arm: getattr(arm.steps, name) if arm.steps else None}
+def raw_pair(
+    first: str, second: str, read: Callable[[R], tuple[float, float] | None]
+) -> dict[str, Callable[[R], Value]]:
+    """The same for the two numbers of an interval, or of a mean and a deviation."""
+    return {
+        first: lambda row: found[0] if (found := read(row)) else None,
+        second: lambda row: found[1] if (found := read(row)) else None,
+    }
 
 
 def _speedup(name: str) -> dict[str, Callable[[Training], Value]]:
     """A ratio and the ends of its interval."""
 
-    def end(arm: Training, which: int) -> float | None:
-        found = arm.speedup.get(name)
-        return found.ci95[which] if found and found.ci95 else None
+    def interval(arm: Training) -> tuple[float, float] | None:
+        return arm.speedup[name].ci95 if name in arm.speedup else None
 
     return {
         f"speedup_{name}": lambda arm: arm.speedup[name].ratio if name in arm.speedup else None,
-        f"speedup_{name}_low": lambda arm: end(arm, 0),
-        f"speedup_{name}_high": lambda arm: end(arm, 1),
+        **raw_pair(f"speedup_{name}_low", f"speedup_{name}_high", interval),
     }
 
 
 # ---------------------------------------------------------------- cells
 
 
-def _rate(arm: Training, with_unit: bool) -> str:
-    return fmt.throughput(arm.per_s or 0.0) + f" {fmt.clean(arm.unit)}" * with_unit
-
-
 def _half_interval(arm: Training) -> str:
     return fmt.half_interval(arm.steps.median_s, arm.steps.ci95_s) if arm.steps else ""
-
-
-def _end(arm: Training, which: int) -> float | None:
-    return arm.steps.ci95_s[which] if arm.steps and arm.steps.ci95_s else None
-
-
-def _power(arm: Training) -> str:
-    return f"{arm.state.power_w:.0f}" if arm.state.power_w is not None else ""
 
 
 def _step_ms(name: str) -> Callable[[Training], str]:
@@ -190,11 +194,6 @@ def _ratio_cell(view: View, names: Sequence[str]) -> Callable[[Training], str]:
         return "-" if own else ratio(found)
 
     return cell
-
-
-def _is_fed(view: View) -> bool:
-    """Whether a loader feeds any of the arms."""
-    return any(arm.case.fed for arm in view.arms)
 
 
 def busy_pct(arm: Training) -> float | None:
@@ -224,14 +223,15 @@ def notes(view: View, table: Screen[Training], width: int) -> list[Text]:
         ("host ms", ": to launch a step", _has(timed, "host_s")),
         ("waits ms", ": of the step, for its data", any(arm.case.fed for arm in arms)),
     ]
-    lost = list(dict.fromkeys(ran.label(arm) for arm in arms if did_not_converge(arm)))
+    lost = list(dict.fromkeys(ran.label(arm) for arm in arms if arm.converged is False))
+    skipped = [f"{ran.label(arm)} {arm.skipped_steps}" for arm in timed if arm.skipped_steps]
     lines = [
         "; ".join(text for text, said in signs if said),
         "; ".join(title + text for title, text, there in titles
                   if there and title not in table.left_out),
         f"* {fmt.listed(lost)}: did not converge" * bool(lost),
         wall_check(timed),
-        _skipped(ran, timed),
+        f"steps that the loss scaler skipped: {fmt.listed(skipped, 6)}" * bool(skipped),
         table.left_out_note(width),
     ]  # fmt: skip
     return [Text(line, "dim") for line in lines if line]
@@ -241,19 +241,10 @@ def _has(timed: Sequence[Training], name: str) -> bool:
     return any(getattr(arm.steps, name) is not None for arm in timed)
 
 
-def did_not_converge(arm: Training) -> bool:
-    """Whether it was judged, and found not to."""
-    return arm.converged is False
-
-
 def wall_check(timed: Sequence[Training]) -> str:
     """How far throughput by the host's clock over whole blocks is from the medians; "" unknown."""
-    known = [arm for arm in timed if arm.wall_per_s and arm.per_s]
-    return (
-        f"by the wall clock: within {100 * max(map(wall_gap, known)):.1f} % of these"
-        if known
-        else ""
-    )
+    gaps = [wall_gap(arm) for arm in timed if arm.wall_per_s and arm.per_s]
+    return f"by the wall clock: within {100 * max(gaps):.1f} % of these" if gaps else ""
 
 
 def wall_gap(arm: Training) -> float:
@@ -261,16 +252,11 @@ def wall_gap(arm: Training) -> float:
     return abs(arm.wall_per_s / arm.per_s - 1) if arm.wall_per_s and arm.per_s else 0.0
 
 
-def _skipped(view: View, timed: Sequence[Training]) -> str:
-    skipped = [f"{view.label(arm)} {arm.skipped_steps}" for arm in timed if arm.skipped_steps]
-    return f"steps that the loss scaler skipped: {fmt.listed(skipped, 6)}" if skipped else ""
-
-
 def reasons(view: View, cut: Sequence[Training]) -> list[Text]:
     """The whole reason of arms whose row had no room for it."""
-    return [
-        Text(f"  {view.label(arm)}, batch {arm.case.batch}: ", "bold").append(
-            reason(arm), "not bold"
-        )
-        for arm in cut
-    ]
+    return [item(f"{view.label(arm)}, batch {arm.case.batch}", reason(arm)) for arm in cut]
+
+
+def item(name: str, text: str) -> Text:
+    """What is said of something, after its name."""
+    return Text(f"  {name}: ", "bold").append(text, "not bold")

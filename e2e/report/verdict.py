@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from e2e.report.arms import (
     Group,
     View,
+    arms_of,
     differs,
+    grouped,
     in_words,
     is_generated,
     place,
@@ -20,7 +22,8 @@ from e2e.report.arms import (
     was_run,
 )
 from e2e.report.causes import cause_sentences
-from e2e.report.figures import faster, noun, spread, times
+from e2e.report.figures import faster, noun, times
+from e2e.report.learning import accuracy, loss
 from e2e.report.ledger import ledger_sentences
 from e2e.report.predictions import prediction_sentences
 from e2e.report.table import busy_pct
@@ -39,18 +42,14 @@ def verdict(run: Run) -> list[str]:
     lines: list[str] = []
     for family in view.families:
         if any(group.is_ladder for group in family):
-            for group in family:
-                lines += _ladder(view, group)
+            lines += [line for group in family for line in _ladder(view, group)]
         else:
             lines += _gains(view, family)
-        lines += _missing(view, family)
-        lines += _accuracies(view, family)
+        lines += [*_missing(view, family), *_accuracies(view, family)]
         if run.device.get("kind") == "cuda":
-            lines += _waiting(view, family)
-            lines += _slowed(view, family)
-        lines += prediction_sentences(view, family)
-        lines += ledger_sentences(view, family)
-        lines += cause_sentences(view, family)
+            lines += [*_waiting(view, family), *_slowed(view, family)]
+        for sentences in (prediction_sentences, ledger_sentences, cause_sentences):
+            lines += sentences(view, family)
     return lines
 
 
@@ -67,11 +66,11 @@ def _gains(view: View, family: Sequence[Group]) -> list[str]:
             present = dict.fromkeys(name for arm in sound for name in arm.speedup)
             compared = sorted(present, key=[*view.compared, *present].index)
             if len(sound) == 1:
-                lines.append(_gain(view, sound[0], compared, view.group_of(sound[0])))
+                lines.append(_gain(view, sound[0], compared))
             else:
                 lines.append(_gain_by_batch(view, sound, compared))
         lines += [_no_gain(view, arm) for arm in timed if arm.converged is False]
-    timed = [arm for group in family for arm in group.arms if arm.steps]
+    timed = [arm for arm in arms_of(family) if arm.steps]
     if not lines and timed:
         best = max(timed, key=lambda arm: arm.per_s or 0.0)
         rate = f"{fmt.throughput(best.per_s or 0.0)} {fmt.clean(best.unit)}/s"
@@ -79,18 +78,17 @@ def _gains(view: View, family: Sequence[Group]) -> list[str]:
     return lines
 
 
-def _gain(view: View, arm: Training, compared: Sequence[str], group: Group) -> str:
+def _gain(view: View, arm: Training, compared: Sequence[str]) -> str:
     """ "amp trains 5.8 ±0.1 times faster than fp32 (resnet50, batch 256), in 0.52 of ..." """
     known = [name for name in compared if name in arm.speedup]
     seen = [name for name in known if _seen(arm, name)]
     unseen = [view.title(name) for name in known if name not in seen]
-    label = view.label(arm)
+    alike = f"no difference seen against {fmt.joined(unseen)}" if unseen else ""
+    where = f"({place(arm)}){_extras(view, arm, seen or known)}"
     if not seen:
-        extra = _extras(view, arm, known, group)
-        return f"{label}: no difference seen against {fmt.joined(unseen)} ({place(arm)}){extra}."
+        return f"{view.label(arm)}: {alike} {where}."
     clauses = fmt.joined([f"{faster(arm.speedup[name])} than {view.title(name)}" for name in seen])
-    also = f"; no difference seen against {fmt.joined(unseen)}" if unseen else ""
-    return f"{label} trains {clauses} ({place(arm)}){_extras(view, arm, seen, group)}{also}."
+    return f"{view.label(arm)} trains {clauses} {where}{f'; {alike}' * bool(alike)}."
 
 
 def _seen(arm: Training, name: str) -> bool:
@@ -98,9 +96,9 @@ def _seen(arm: Training, name: str) -> bool:
     return arm.speedup[name].ci95 is None or differs(arm, name)
 
 
-def _extras(view: View, arm: Training, compared: Sequence[str], group: Group) -> str:
+def _extras(view: View, arm: Training, compared: Sequence[str]) -> str:
     """ ", in 0.52 of the memory and with 5.1 times the images a joule of fp32", the first one."""
-    base = reference(arm, compared[0], group) if compared else None
+    base = reference(arm, compared[0], view.group_of(arm)) if compared else None
     if base is None or base is arm:
         return ""
     parts: list[str] = []
@@ -155,24 +153,23 @@ def _ladder(view: View, group: Group) -> list[str]:
     if last is not None:
         gain = faster(last.speedup["first"]) if _seen(last, "first") else "no difference seen"
         lines.append(f"From {view.label(timed[0])} to {view.label(last)}: {gain} ({place(last)})"
-                     f"{_extras(view, last, ['first'], group)}.")  # fmt: skip
-    lines += _steps(view, sound)
-    return [*lines, *(_no_gain(view, arm) for arm in timed if arm.converged is False)]
+                     f"{_extras(view, last, ['first'])}.")  # fmt: skip
+    lost = [_no_gain(view, arm) for arm in timed if arm.converged is False]
+    return [*lines, *_steps(view, sound), *lost]
 
 
 def _steps(view: View, sound: Sequence[Training]) -> list[str]:
-    climbed = [arm for arm in sound if "previous" in arm.speedup]
-    gains = [a for a in climbed if differs(a, "previous") and a.speedup["previous"].ratio > 1]
-    losses = [a for a in climbed if differs(a, "previous") and a.speedup["previous"].ratio < 1]
-    same = [a for a in climbed if a.speedup["previous"].ci95 and not differs(a, "previous")]
+    climbed = [(arm, arm.speedup["previous"]) for arm in sound if "previous" in arm.speedup]
+    steps = [(arm, ratio) for arm, ratio in climbed if differs(arm, "previous")]
+    losses = [f"{view.label(arm)} ({faster(ratio)})" for arm, ratio in steps if ratio.ratio < 1]
+    same = [arm for arm, ratio in climbed if ratio.ci95 and not differs(arm, "previous")]
     lines: list[str] = []
-    if gains:
-        best = max(gains, key=lambda arm: arm.speedup["previous"].ratio)
-        ratio = faster(best.speedup["previous"])
-        lines.append(f"  The largest step is {view.label(best)}: {ratio} than the rung before.")
+    best, gain = max(steps, key=lambda step: step[1].ratio, default=(None, None))
+    if best and gain and gain.ratio > 1:
+        text = f"  The largest step is {view.label(best)}: {faster(gain)} than the rung before."
+        lines.append(text)
     if losses:
-        named = [f"{view.label(a)} ({faster(a.speedup['previous'])})" for a in losses]
-        lines.append(f"  Steps that cost time: {fmt.listed(named, MOST_NAMED)}.")
+        lines.append(f"  Steps that cost time: {fmt.listed(losses, MOST_NAMED)}.")
     if same:
         named = [view.label(arm) for arm in same]
         lines.append(f"  Steps with no difference seen: {fmt.listed(named, MOST_NAMED)}.")
@@ -200,12 +197,8 @@ def _accuracies(view: View, family: Sequence[Group]) -> list[str]:
     for group in ends:
         arms = [arm for arm in group.arms if arm.converged is not False]
         by_accuracy = any(arm.accuracy for arm in arms)
-        parts: list[str] = []
-        for arm in arms:
-            several = len(arm.repeats) > 1
-            text = spread(arm.accuracy, several, 100) if by_accuracy else spread(arm.loss, several)
-            if text:
-                parts.append(f"{view.label(arm)} {text}{' %' * by_accuracy}")
+        learnt = [(view.label(arm), accuracy(arm) if by_accuracy else loss(arm)) for arm in arms]
+        parts = [f"{label} {text}{' %' * by_accuracy}" for label, text in learnt if text]
         if parts:
             what = "Mean accuracy" if by_accuracy else "Mean loss"
             lines.append(f"{what} on held-out data ({place(group.arms[0])}): "
@@ -215,7 +208,7 @@ def _accuracies(view: View, family: Sequence[Group]) -> list[str]:
 
 def _unjudged(view: View, family: Sequence[Group]) -> list[str]:
     """Arms that did not converge and have no times, and those that could not be judged."""
-    arms = [arm for group in family for arm in group.arms if arm.convergence]
+    arms = [arm for arm in arms_of(family) if arm.convergence]
     lines: list[str] = []
     for title, found in (
         ("Did not converge", [arm for arm in arms if arm.converged is False and not arm.steps]),
@@ -228,11 +221,11 @@ def _unjudged(view: View, family: Sequence[Group]) -> list[str]:
 
 def _waiting(view: View, family: Sequence[Group]) -> list[str]:
     """Who waits for the host or for data, how much of the step, and what would help."""
-    found: dict[tuple[str, str], list[Training]] = {}
-    for group in family:
-        for arm in group.arms:
-            if arm.limit in ("host", "data") and arm.steps and not _only_slowed(arm):
-                found.setdefault((arm.limit, _remedy(arm)), []).append(arm)
+    found = grouped(
+        ((arm.limit, _remedy(arm)), arm)
+        for arm in arms_of(family)
+        if arm.limit in ("host", "data") and arm.steps and not _only_slowed(arm)
+    )
     lines: list[str] = []
     for (limit, remedy), arms in found.items():
         known = sorted(pct for arm in arms if (pct := _waited_pct(arm)) is not None)
@@ -248,7 +241,7 @@ def _waiting(view: View, family: Sequence[Group]) -> list[str]:
 def _slowed(view: View, family: Sequence[Group]) -> list[str]:
     """Whose steps are longer beside a loader that they wait for less than that."""
     lines: list[str] = []
-    for arm in (arm for group in family for arm in group.arms if _only_slowed(arm)):
+    for arm in filter(_only_slowed, arms_of(family)):
         (name,) = _named(view, [arm], several=len(family) > 1)
         remedy = ": CUDA graphs (--graph) would leave the host less to do" * _hurries(arm)
         lines.append(
@@ -281,9 +274,7 @@ def _longer_pct(arm: Training) -> float | None:
 
 def _named(view: View, arms: Sequence[Training], several: bool) -> list[str]:
     """The arms by name, each with its batches: "amp (batch 128, 256)"."""
-    batches: dict[str, list[str]] = {}
-    for arm in arms:
-        batches.setdefault(view.label(arm), []).append(str(arm.case.batch))
+    batches = grouped((view.label(arm), str(arm.case.batch)) for arm in arms)
     return [
         f"{label} (batch {fmt.listed(found, MOST_NAMED)})" if several else label
         for label, found in batches.items()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rich.cells import cell_len
 from rich.text import Text
@@ -19,7 +19,7 @@ from e2e.report.ledger import (
     ledger_title,
     waterfall,
 )
-from e2e.report.table import JOIN
+from e2e.report.table import JOIN, item
 from e2e.results.types import LedgerLine, Training
 from microbench import fmt
 from microbench.report.table import Column, Row, Table, blank, screen
@@ -46,10 +46,11 @@ def waterfall_sections(
     `details`, which adds what each term is."""
     found = list(filter(has_ledger, view.arms))
     shown = found if details else found[:MOST_SHOWN]
-    sections: list[tuple[Training, Section]] = []
-    for place, arm in enumerate(shown):
-        lines = _section(view, arm, width, details=details, legend=place == 0)
-        sections.append((arm, (ledger_title(view, arm), lines)))
+    sections = [
+        (arm, (ledger_title(view, arm),
+               _section(view, arm, width, details=details, legend=place == 0)))
+        for place, arm in enumerate(shown)
+    ]  # fmt: skip
     if len(found) > len(shown):
         more = fmt.count(len(found) - len(shown), "more ledger")
         sections[-1][1][1].append(Text(f"and {more} (--verbose shows all)", "dim"))
@@ -59,7 +60,8 @@ def waterfall_sections(
 def _section(view: View, arm: Training, width: int, *, details: bool, legend: bool) -> list[Text]:
     fall = waterfall(arm)
     shown = screen(ledger_table(fall, width), width)
-    if not _Widths.of(fall, width).source:
+    *_, source_width = _widths(fall, width)
+    if not source_width:
         shown = replace(shown, left_out=["source"])
     notes = [
         *([READING, "; ".join(SOURCES.values())] if legend else []),
@@ -71,43 +73,29 @@ def _section(view: View, arm: Training, width: int, *, details: bool, legend: bo
     return [*shown.lines, *dim, *said, *(_details(arm.ledger) if details else [])]
 
 
-@dataclass(frozen=True)
-class _Widths:
-    """Columns of text for the terms, the bars and the sources; 0 where there is no room."""
-
-    term: int
-    bar: int
-    source: int
-
-    @classmethod
-    def of(cls, fall: Waterfall, width: int) -> _Widths:
-        """Of a waterfall on a screen of this width."""
-        term = min(max(cell_len(bar.term) for bar in fall.bars), max(8, int(width * LABEL_SHARE)))
-        digits = max(len("change"), *(len(bar.text) for bar in fall.bars))
-        source = max(len("source"), *(min(SOURCE_WIDTH, cell_len(bar.source)) for bar in fall.bars))
-        room = width - term - digits - 4
-        with_source = room - source - 2 >= FEWEST_BAR
-        room -= (source + 2) * with_source
-        return cls(term, room if room >= FEWEST_BAR else 0, source * with_source)
+def _widths(fall: Waterfall, width: int) -> tuple[int, int, int]:
+    """Columns of text for the terms, the bars and the sources; 0 where they do not fit."""
+    term = min(max(cell_len(bar.term) for bar in fall.bars), max(8, int(width * LABEL_SHARE)))
+    digits = max(len("change"), *(len(bar.text) for bar in fall.bars))
+    source = max(len("source"), *(min(SOURCE_WIDTH, cell_len(bar.source)) for bar in fall.bars))
+    left = width - term - digits - 4
+    with_source = left - source - 2 >= FEWEST_BAR
+    left -= (source + 2) * with_source
+    return term, left if left >= FEWEST_BAR else 0, source * with_source
 
 
 def ledger_table(fall: Waterfall, width: int = 100) -> Table[Bar]:
     """A row a line of the ledger, drawn for a screen of this width."""
-    widths = _Widths.of(fall, width)
-
-    def drawn(bar: Bar) -> str:
-        return _bar(bar, fall, widths.bar)
-
-    def source(bar: Bar) -> str:
-        return _cut(bar.source, widths.source)
-
+    term_width, bar_width, source_width = _widths(fall, width)
     columns: list[Column[Bar]] = [
-        Column("term", lambda bar: _cut(bar.term, widths.term), markdown=lambda bar: bar.term),
+        Column("term", lambda bar: _cut(bar.term, term_width), markdown=lambda bar: bar.term),
         Column("change", lambda bar: bar.text, right=True, markdown_title="ms"),
-        Column(_scale(fall, widths.bar), drawn if widths.bar else None, markdown=blank),
-        Column("source", source if widths.source else None, markdown=lambda bar: bar.source),
+        Column(_scale(fall, bar_width),
+               (lambda bar: _bar(bar, fall, bar_width)) if bar_width else None, markdown=blank),
+        Column("source", (lambda bar: _cut(bar.source, source_width)) if source_width else None,
+               markdown=lambda bar: bar.source),
         Column("detail", markdown=lambda bar: bar.detail),
-    ]
+    ]  # fmt: skip
     return Table(columns, [Row(bar, style=STYLES[_sign(bar)]) for bar in fall.bars])
 
 
@@ -126,24 +114,24 @@ def _cut(text: str, width: int) -> str:
     return line.plain
 
 
-def _scale(fall: Waterfall, room: int) -> str:
+def _scale(fall: Waterfall, columns: int) -> str:
     """The axis, as the title of the bars' column: "0          242 ms"."""
     low, _ = fall.range_ms
     left = f"{fmt.number(low)}" if low else "0"
-    return left + fall.unit.rjust(room - len(left))
+    return left + fall.unit.rjust(columns - len(left))
 
 
-def _bar(bar: Bar, fall: Waterfall, room: int) -> str:
-    """The bar at its place, of `room` columns; at least one character of it."""
+def _bar(bar: Bar, fall: Waterfall, columns: int) -> str:
+    """The bar at its place, of `columns` columns; at least one character of it."""
     low, high = fall.range_ms
     ends = [
-        round(room * (ms - low) / (high - low)) if high > low else 0
+        round(columns * (ms - low) / (high - low)) if high > low else 0
         for ms in (bar.start_ms, bar.end_ms)
     ]
     sign = _sign(bar)
-    start = min(*ends, room - 1)
+    start = min(*ends, columns - 1)
     length = 1 if sign == NOTHING else max(1, abs(ends[1] - ends[0]))
-    return (" " * start + sign * length).ljust(room)
+    return (" " * start + sign * length).ljust(columns)
 
 
 def _sign(bar: Bar) -> str:
@@ -168,8 +156,5 @@ def _small(fall: Waterfall) -> str:
 
 
 def _details(ledger: Sequence[LedgerLine]) -> list[Text]:
-    return [
-        Text(f"  {fmt.clean(line.term)}: ", "bold").append(fmt.clean(line.detail), "not bold")
-        for line in ledger
-        if fmt.clean(line.detail)
-    ]
+    said = [(fmt.clean(line.term), fmt.clean(line.detail)) for line in ledger]
+    return [item(term, detail) for term, detail in said if detail]

@@ -24,7 +24,7 @@ from e2e.results.types import (
 )
 from microbench.results.fields import as_object, decode
 from microbench.results.types import STATUSES, TIME_DECIMALS
-from microbench.results.values import Json
+from microbench.results.values import Interval, Json
 
 STATE = tuple(field.name for field in fields(State))
 # As they stand in the file; `median_s` is `step_s` there.
@@ -64,20 +64,21 @@ def to_json(training: Training) -> Json:
         **{name: getattr(state, name) for name in STATE},
         "gpu_util_pct": asdict(state.gpu_util_pct) if state.gpu_util_pct else None,
         "speedup": {name: asdict(ratio) for name, ratio in training.speedup.items()},
-        "repeats": [_repeat_to_json(repeat) for repeat in training.repeats],
+        "repeats": [
+            {name: _finite(value) for name, value in asdict(repeat).items()}
+            for repeat in training.repeats
+        ],
         "loss": _mean_and_deviation(training.loss),
         "accuracy": _mean_and_deviation(training.accuracy),
         "warnings": [asdict(warning) for warning in training.warnings],
-        "predicted": _predicted_to_json(training.predicted),
+        "predicted": _predicted_to_json(training.predicted) if training.predicted else None,
         "ledger": [asdict(line) for line in training.ledger] or None,
         "bound": _finite(training.bound),
         "causes": [_cause_to_json(cause) for cause in training.causes] or None,
     }
 
 
-def _predicted_to_json(predicted: Predicted | None) -> Json | None:
-    if predicted is None:
-        return None
+def _predicted_to_json(predicted: Predicted) -> Json:
     return {**asdict(predicted), "error_pct": _finite(predicted.error_pct)}
 
 
@@ -96,10 +97,6 @@ def _image_size(case: TrainCase) -> int | None:
     sizes = case.input.split("x")
     square = len(sizes) == 3 and sizes[1] == sizes[2] and sizes[2].isdecimal()
     return int(sizes[2]) if square else None
-
-
-def _repeat_to_json(repeat: Repeat) -> Json:
-    return {name: _finite(value) for name, value in asdict(repeat).items()}
 
 
 def _finite(value: float | None) -> float | None:
@@ -122,17 +119,24 @@ def from_json(data: Json, where: str) -> Training:
     empty: Json = {name: [] for name in LISTS if data.get(name) is None}
     whole = {**data, "case": _case(data, where), "steps": steps, "state": state, **empty}
     training = decode(Training, whole, where)
-    _check_case(training.case, f"{where}.case")
+    for name, least in LEAST.items():
+        if getattr(training.case, name) < least:
+            raise ValueError(f"{where}.case.{name} is {getattr(training.case, name)}")
     _check_training(training, where)
     if training.steps:
         _check_steps(training.steps, where)
     for name, ratio in training.speedup.items():
-        if ratio.ratio <= 0 or (ratio.ci95 and not 0 < ratio.ci95[0] <= ratio.ci95[1]):
+        if ratio.ratio <= 0 or not _is_interval(ratio.ci95):
             raise ValueError(f"{where}.speedup.{name} is no ratio above zero")
-    _check_foretold(training, where)
+    _check_predictions(training, where)
     for i, repeat in enumerate(training.repeats):
         _check_repeat(repeat, f"{where}.repeats[{i}]")
     return training
+
+
+def _is_interval(ends: Interval | None) -> bool:
+    """Whether it is one above zero, or none."""
+    return not ends or 0 < ends[0] <= ends[1]
 
 
 def _case(data: Json, where: str) -> Json:
@@ -142,12 +146,6 @@ def _case(data: Json, where: str) -> Json:
     if "data" in case or not isinstance(kind, str):
         return case
     return {**case, "data": kind, "loader": USUAL_LOADER.get(kind, kind)}
-
-
-def _check_case(case: TrainCase, where: str) -> None:
-    for name, least in LEAST.items():
-        if getattr(case, name) < least:
-            raise ValueError(f"{where}.{name} is {getattr(case, name)}")
 
 
 def _check_training(training: Training, where: str) -> None:
@@ -173,8 +171,7 @@ def _check_steps(steps: StepTimes, where: str) -> None:
         raise ValueError(f"{where} has no steps, or a time that is not above zero")
     if sum(steps.blocks) != len(steps.times_s) or min(steps.blocks, default=0) < 1:
         raise ValueError(f"{where}.blocks is no division of {len(steps.times_s)} times")
-    interval = steps.ci95_s
-    if interval is not None and not 0 < interval[0] <= interval[1]:
+    if not _is_interval(steps.ci95_s):
         raise ValueError(f"{where}.ci95_s is no interval of times")
     if steps.wall_s < 0 or steps.wall_steps < 0:
         raise ValueError(f"{where}.wall_s or .wall_steps is under zero")
@@ -190,7 +187,7 @@ def _check_repeat(repeat: Repeat, where: str) -> None:
         raise ValueError(f"{where}.accuracy is {repeat.accuracy}, not from 0 to 1")
 
 
-def _check_foretold(training: Training, where: str) -> None:
+def _check_predictions(training: Training, where: str) -> None:
     if training.status == PREDICTED and (training.steps or not training.predicted):
         raise ValueError(f"{where}.status is {PREDICTED!r}, with steps or without a prediction")
     if training.predicted:
@@ -200,27 +197,22 @@ def _check_foretold(training: Training, where: str) -> None:
     if training.bound is not None and training.bound <= 0:
         raise ValueError(f"{where}.bound is {training.bound}")
     for i, cause in enumerate(training.causes):
-        _check_cause(cause, f"{where}.causes[{i}]")
-
-
-def _check_cause(cause: Cause, where: str) -> None:
-    for name in GAINS:
-        gain_pct = getattr(cause, name)
-        if gain_pct is not None and gain_pct < -100:
-            raise ValueError(f"{where}.{name} is {gain_pct}, less than -100")
+        for name in GAINS:
+            gain_pct = getattr(cause, name)
+            if gain_pct is not None and gain_pct < -100:
+                raise ValueError(f"{where}.causes[{i}].{name} is {gain_pct}, less than -100")
 
 
 def _check_predicted(predicted: Predicted, where: str) -> None:
     if predicted.step_s <= 0:
         raise ValueError(f"{where}.step_s is {predicted.step_s}")
-    interval = predicted.interval_s
-    if interval is not None and not 0 < interval[0] <= interval[1]:
+    if not _is_interval(predicted.interval_s):
         raise ValueError(f"{where}.interval_s is no interval of times")
     if predicted.limit is not None and predicted.limit not in LIMITS:
         raise ValueError(f"{where}.limit is {predicted.limit!r}")
     if predicted.paced_s is not None and predicted.paced_s <= 0:
         raise ValueError(f"{where}.paced_s is {predicted.paced_s}")
-    if predicted.memory_bytes is not None and predicted.memory_bytes < 0:
+    if (predicted.memory_bytes or 0) < 0:
         raise ValueError(f"{where}.memory_bytes is {predicted.memory_bytes}")
     for name, ratio in predicted.speedup.items():
         if ratio <= 0:

@@ -1,14 +1,19 @@
-"""The types of a loader's measurement: batches loaded and placed on the device, no training."""
+"""A loader's measurement: batches loaded and placed on the device, no training.
+
+Its types, and its form as an object of the run file's `results`, checked on the way back.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 
 from e2e.case import TrainCase
 from e2e.results.types import TimedStep
-from microbench.results.values import Interval, Warning
+from microbench.results.fields import decode
+from microbench.results.types import STATUSES
+from microbench.results.values import Interval, Json, Warning
 from microbench.timing.stats import median_interval
 
 OP = "load"
@@ -85,10 +90,19 @@ class Loading:
         return ""
 
     @property
+    def images(self) -> int:
+        """Of all blocks."""
+        return sum(block.images for block in self.blocks)
+
+    @property
+    def wall_s(self) -> float:
+        """Of all blocks."""
+        return math.fsum(block.wall_s for block in self.blocks)
+
+    @property
     def per_s(self) -> float | None:
         """Images a second over all blocks, when measured."""
-        wall_s = math.fsum(block.wall_s for block in self.blocks)
-        return sum(block.images for block in self.blocks) / wall_s if wall_s > 0 else None
+        return self.images / self.wall_s if self.wall_s > 0 else None
 
     @property
     def ci95_per_s(self) -> Interval | None:
@@ -101,8 +115,7 @@ class Loading:
         """Processor seconds an image, over all cores."""
         if not self.blocks or any(block.cpu_s is None for block in self.blocks):
             return None
-        images = sum(block.images for block in self.blocks)
-        return math.fsum(block.cpu_s or 0.0 for block in self.blocks) / images
+        return math.fsum(block.cpu_s or 0.0 for block in self.blocks) / self.images
 
     @property
     def per_s_per_core(self) -> float | None:
@@ -115,5 +128,42 @@ class Loading:
         """Bytes of files a second, when they were counted."""
         if not self.blocks or any(block.read_bytes is None for block in self.blocks):
             return None
-        wall_s = math.fsum(block.wall_s for block in self.blocks)
-        return sum(block.read_bytes or 0 for block in self.blocks) / wall_s
+        return sum(block.read_bytes or 0 for block in self.blocks) / self.wall_s
+
+
+def to_json(loading: Loading) -> Json:
+    """The measurement as the schema writes it: raw blocks and the rates that readers want."""
+    bytes_per_s = loading.bytes_per_s
+    return {
+        "op": OP,
+        "case": asdict(loading.case),
+        "status": loading.status,
+        "reason": loading.reason,
+        "images_per_s": loading.per_s,
+        "ci95_images_per_s": loading.ci95_per_s,
+        "images_per_s_per_core": loading.per_s_per_core,
+        "read_mb_per_s": bytes_per_s / 1e6 if bytes_per_s is not None else None,
+        "first_s": loading.first_s,
+        "blocks": [asdict(block) for block in loading.blocks],
+        "warnings": [asdict(warning) for warning in loading.warnings],
+    }
+
+
+def from_json(data: Json, where: str) -> Loading:
+    """The inverse of `to_json`; ValueError says which field is not what it should be."""
+    loading: Loading = decode(Loading, data, where)
+    if loading.status not in STATUSES:
+        raise ValueError(f"{where}.status is {loading.status!r}")
+    if loading.status == "ok" and not loading.blocks:
+        raise ValueError(f"{where} is ok and has no blocks")
+    case = loading.case
+    if case.batch < 1 or min(case.workers, case.prefetch, case.cpus) < 0:
+        raise ValueError(f"{where}.case has a batch, workers, prefetch or cpus that cannot be")
+    if (loading.first_s or 0) < 0:
+        raise ValueError(f"{where}.first_s is {loading.first_s}")
+    for i, block in enumerate(loading.blocks):
+        if block.images < 1 or block.wall_s <= 0:
+            raise ValueError(f"{where}.blocks[{i}] has no images, or no time above zero")
+        if (block.cpu_s or 0) < 0 or (block.read_bytes or 0) < 0:
+            raise ValueError(f"{where}.blocks[{i}] has a time or bytes under zero")
+    return loading

@@ -35,7 +35,7 @@ class StepTimes:
     of a step, `unfed_s` the median step on a batch that is there already, `loaded_per_s` how many
     images came meanwhile that were thrown away: of cases that are `fed`. `host_pace` is how many
     times longer than at pace 1 the host took to launch in between (see
-    `e2e.predict.host_model.host_speed`), where steps were predicted.
+    `e2e.predict.host_speed`), where steps were predicted.
     """
 
     times_s: tuple[float, ...]

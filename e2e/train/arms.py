@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from e2e.case import TrainCase
-from e2e.data.datasets.in_memory import InMemory
+from e2e.data.datasets.images import InMemory
 from e2e.data.loaders import LOADERS
 from e2e.data.types import Data
 from e2e.networks import Network

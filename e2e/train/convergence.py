@@ -77,28 +77,24 @@ def judged(trainings: Sequence[Training], held_out: int | None) -> list[Training
 
 
 def _judged(training: Training, baseline: Training | None, held_out: int | None) -> Training:
-    trouble = _not_finite(training.repeats) or _not_learnt(training, held_out)
-    if trouble is None and baseline is not None and baseline is not training:
-        trouble = _behind(training, baseline)
-    if trouble is None:
-        return replace(training, converged=True, convergence=None)
-    if baseline is not None and baseline is not training and not _not_finite(training.repeats):
-        lost = _not_finite(baseline.repeats) or _not_learnt(baseline, held_out)
-        if lost:
+    trouble = _not_learnt(training, held_out)
+    if baseline is not None and baseline is not training:
+        trouble = trouble or _behind(training, baseline)
+        if trouble and not _not_finite(training.repeats) and _not_learnt(baseline, held_out):
             reason = f"{baseline.case.recipe} learnt nothing either: train longer to tell"
             return replace(training, converged=None, convergence=reason)
-    return replace(training, converged=False, convergence=trouble)
+    return replace(training, converged=trouble is None, convergence=trouble)
 
 
 def _not_finite(repeats: Sequence[Repeat]) -> str | None:
     bad = sum(r.train_loss is None for r in repeats)
-    if not bad:
-        return None
-    return f"the loss is not finite in {bad} of {len(repeats)} trainings"
+    return f"the loss is not finite in {bad} of {len(repeats)} trainings" if bad else None
 
 
 def _not_learnt(training: Training, held_out: int | None) -> str | None:
-    """Whether accuracy is no better than guessing; without accuracy, whether the loss fell."""
+    """Why nothing was learnt: a loss that is not finite, guesses, or a loss that did not fall."""
+    if reason := _not_finite(training.repeats):
+        return reason
     seen, chance = training.accuracy, training.chance
     if seen is not None and chance is not None and held_out:
         luck = SIGMAS * math.sqrt(chance * (1 - chance) / held_out)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +16,7 @@ from e2e.case import TrainCase
 from e2e.data.loaders.cpus import cpu_seconds
 from e2e.data.loaders.pinned import CachedFeed
 from e2e.data.types import Data, LoaderFeed
+from e2e.results.loader_types import LoadCase, load_case
 from e2e.train.step_timer import Tally
 
 READY_S = 0.02  # a batch that takes longer to come was not ready
@@ -38,52 +38,20 @@ def feed_of(data: Data, case: TrainCase, device: torch.device, seed: int) -> Loa
     return CachedFeed(feed("pinned", 0), loaded) if case.cached else loaded
 
 
-class Following:
-    """A `LoaderFeed` that fetches what `leader` would, and places it as `own` does.
-
-    `own` is never asked to fetch, so it starts no workers. Closing leaves the leader as it is.
-    """
-
-    def __init__(self, own: LoaderFeed, leader: LoaderFeed) -> None:
-        self._own, self._leader = own, leader
-
-    @property
-    def ahead(self) -> int:
-        """How many batches of the leader may be ready before they are fetched."""
-        return self._leader.ahead
-
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """The leader's workers by now."""
-        return self._leader.pids
-
-    @property
-    def idle_cpu_s(self) -> float:
-        """Processor seconds that the leader's threads only waited for the device."""
-        return self._leader.idle_cpu_s
-
-    def fetch(self) -> object:
-        """The leader's next batch."""
-        return self._leader.fetch()
-
-    def place(self, fetched: object) -> tuple[Tensor, Tensor]:
-        """On the device, in the layout of `own`."""
-        return self._own.place(fetched)
-
-    def close(self) -> None:
-        """Close `own`."""
-        self._own.close()
-
-
 class TimedFeed:
     """A feed, and how long the host has waited for it. `busy` is the feed whose batches are
-    discarded meanwhile, if the case has one.
+    discarded meanwhile, if the case has one. Batches are placed as `own` does, which is never asked
+    to fetch, so it starts no workers.
     """
 
     def __init__(
-        self, feed: LoaderFeed, close: Callable[[], None], busy: CachedFeed | None = None
+        self,
+        feed: LoaderFeed,
+        close: Callable[[], None],
+        busy: CachedFeed | None = None,
+        own: LoaderFeed | None = None,
     ) -> None:
-        self._feed, self._close, self._busy = feed, close, busy
+        self._feed, self._close, self._busy, self._own = feed, close, busy, own or feed
         self._waited_s = 0.0
         self._closed = False
 
@@ -106,7 +74,7 @@ class TimedFeed:
 
     def place(self, fetched: object) -> tuple[Tensor, Tensor]:
         """What `fetch` gave, as a batch on the device."""
-        return self._feed.place(fetched)
+        return self._own.place(fetched)
 
     def skip_ready(self) -> None:
         """Discard the batches that are ready: they were loaded while other arms were timed."""
@@ -138,17 +106,6 @@ class TimedFeed:
             self._close()
 
 
-class _Way(NamedTuple):
-    """How a loader loads: arms that agree in this share it."""
-
-    loader: str
-    workers: int
-    cached: bool
-    cold: bool
-    prefetch: int
-    batch: int
-
-
 @dataclass
 class _Shared:
     feed: LoaderFeed
@@ -160,16 +117,14 @@ class Feeds:
 
     def __init__(self, data: Data, device: torch.device, seed: int) -> None:
         self._data, self._device, self._seed = data, device, seed
-        self._shared: dict[_Way, _Shared] = {}
+        self._shared: dict[tuple[LoadCase, bool], _Shared] = {}  # by how they load
 
     def open(self, case: TrainCase) -> TimedFeed:
         """A feed for an arm. UserError for a loader that cannot do this."""
         own = feed_of(self._data, case, self._device, self._seed)
         if not case.fed:
             return TimedFeed(own, own.close)
-        way = _Way(
-            case.loader, case.workers, case.cached, case.cold, case.prefetch, case.batch
-        )  # fmt: skip
+        way = (load_case(case), case.cached)
         shared = self._shared.setdefault(way, _Shared(own))
         shared.users += 1
 
@@ -178,6 +133,5 @@ class Feeds:
             if not shared.users:
                 self._shared.pop(way).feed.close()
 
-        feed = own if own is shared.feed else Following(own, shared.feed)
         busy = shared.feed if isinstance(shared.feed, CachedFeed) else None
-        return TimedFeed(feed, leave, busy)
+        return TimedFeed(shared.feed, leave, busy, own)

@@ -155,26 +155,19 @@ class RecipeOptimizer:
 def _optimizer(
     weights: list[Tensor], case: TrainCase, lr: float, weight_decay: float
 ) -> torch.optim.Optimizer:
-    optimizer = _with_float_rate(weights, case, lr, weight_decay)
+    how: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay}
+    how["fused" if case.fused else "foreach"] = True
+    if case.optimizer == "sgd":
+        optimizer = torch.optim.SGD(weights, momentum=MOMENTUM, **how)
+        # Torch's fused SGD makes these buffers without setting them, and an update that the loss
+        # scale skips leaves them so: the next one would add what lay in memory.
+        for weight in weights:
+            optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
+    else:
+        kind = torch.optim.AdamW if case.optimizer == "adamw" else torch.optim.Adam
+        optimizer = kind(weights, capturable=case.graph, **how)
     if case.graph:
         # A captured step reads its learning rate from the device; only fused kernels do so.
         for group in optimizer.param_groups:
             group["lr"] = torch.tensor(lr, device=weights[0].device)
     return optimizer
-
-
-def _with_float_rate(
-    weights: list[Tensor], case: TrainCase, lr: float, weight_decay: float
-) -> torch.optim.Optimizer:
-    how: dict[str, Any] = {"fused": True} if case.fused else {"foreach": True}
-    if case.optimizer == "sgd":
-        sgd = torch.optim.SGD(weights, lr=lr, momentum=MOMENTUM, weight_decay=weight_decay, **how)
-        # Torch's fused SGD makes these buffers without setting them, and an update that the loss
-        # scale skips leaves them so: the next one would add what lay in memory.
-        for weight in weights:
-            sgd.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
-        return sgd
-    kind = torch.optim.AdamW if case.optimizer == "adamw" else torch.optim.Adam
-    if case.graph:
-        how["capturable"] = True
-    return kind(weights, lr=lr, weight_decay=weight_decay, **how)

@@ -17,7 +17,7 @@ SpeedReading = tuple[float, float]  # (when, in seconds; slowdown)
 
 class HostSpeed(Protocol):
     """Measures how many times longer than the reference the host takes to launch (1.25: 25 %
-    slower; see `e2e.predict.host_model.host_speed`).
+    slower; see `e2e.predict.host_speed`).
 
     A look takes `look_s` seconds when nothing else is done meanwhile.
     """

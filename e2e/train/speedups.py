@@ -55,7 +55,8 @@ def with_speedups(trainings: Sequence[Training], rungs: Mapping[str, str | None]
             speedup |= _against_rungs(training, ladder)
         limit, why = _limit(training)
         warned = replace(training, speedup=speedup, limit=limit, why=why)
-        found.append(replace(warned, warnings=(*warned.warnings, *_warnings(warned))))
+        more = [warning for warning in (_wall_gap(warned), _many_skipped(warned)) if warning]
+        found.append(replace(warned, warnings=(*warned.warnings, *more)))
     return found
 
 
@@ -112,27 +113,17 @@ def _launching(steps: StepTimes) -> str:
     return f": the host needs {steps.host_s * 1e3:.1f} ms to launch its {steps.launches} kernels"
 
 
-def _warnings(training: Training) -> tuple[Warning, ...]:
-    return tuple(w for w in (_wall_gap(training), _many_skipped(training)) if w)
-
-
 def _wall_gap(training: Training) -> Warning | None:
     reported, wall = training.per_s, training.wall_per_s
     if not reported or not wall or abs(wall / reported - 1) <= MAX_WALL_GAP:
         return None
     gap = wall / reported - 1
+    steps_differ = STEPS_STAND_OUT if gap < 0 else STEPS_FALL_SHORT
     return Warning(
         f"{training.case.recipe}: {training.unit}/s over wall time is {abs(gap):.1%} "
         f"{'below' if gap < 0 else 'above'} the {training.unit}/s of the median step",
-        *_why_gap(training, gap),
+        *(HOST_WANDERS if training.limit == "host" else steps_differ),
     )
-
-
-def _why_gap(training: Training, gap: float) -> tuple[str, str]:
-    """(cause, remedy) of a throughput over wall time that is higher by the share `gap`."""
-    if training.limit == "host":
-        return HOST_WANDERS
-    return STEPS_STAND_OUT if gap < 0 else STEPS_FALL_SHORT
 
 
 def _many_skipped(training: Training) -> Warning | None:

@@ -54,14 +54,22 @@ class StepBlock(Block):
     came_s: tuple[float, ...] = ()
 
 
-class CudaSteps:
+class _Steps:
+    """What the timers of steps share: nothing is flushed, subtracted or kept."""
+
+    l2 = "warm"
+    flush_s = 0.0
+    overhead_s = 0.0
+
+    def forget(self) -> None:
+        """Nothing is kept."""
+
+
+class CudaSteps(_Steps):
     """Times steps on the device's clock, by one event after each. A `Timer` for `Turns`."""
 
     name = "steps"
-    l2 = "warm"
     resolution_s = EVENT_TICK_S
-    flush_s = 0.0
-    overhead_s = 0.0
 
     def __init__(self, device_index: int, sm_count: int) -> None:
         from microbench.timing.instruments import Instruments
@@ -101,18 +109,12 @@ class CudaSteps:
             launch()
         torch.cuda.synchronize()
 
-    def forget(self) -> None:
-        """Nothing is kept."""
 
-
-class CpuSteps:
+class CpuSteps(_Steps):
     """Times steps by the monotonic clock, one after another. A `Timer` for `Turns`."""
 
     name = "clock"
-    l2 = "warm"
     resolution_s = CPU_TICK_S
-    flush_s = 0.0
-    overhead_s = 0.0
 
     def block(self, launch: Launch, samples: int) -> StepBlock:
         """`samples` steps in a row."""
@@ -128,11 +130,8 @@ class CpuSteps:
         for _ in range(times):
             launch()
 
-    def forget(self) -> None:
-        """Nothing is kept."""
 
-
-class Bursts:
+class Bursts(_Steps):
     """A `Timer` of steps whose batches come in bursts, as `workers` end them: a block's one sample
     is the mean of its steps, and their number a multiple of the workers'.
 
@@ -141,16 +140,12 @@ class Bursts:
     the device is busy, and hold them all in memory. `tally` is asked for the waiting so far.
     """
 
-    name = "steps"
-
     def __init__(
         self, timer: CudaSteps | CpuSteps, workers: int, tally: Callable[[], Tally]
     ) -> None:
         self._timer, self._workers, self._tally = timer, max(1, workers), tally
         self._paced = isinstance(timer, CudaSteps)
-        self.name, self.l2 = timer.name, timer.l2
-        self.resolution_s = timer.resolution_s
-        self.flush_s, self.overhead_s = timer.flush_s, timer.overhead_s
+        self.name, self.resolution_s = timer.name, timer.resolution_s
 
     def block(self, launch: Launch, samples: int) -> StepBlock:
         """At least `samples` steps in a row."""
@@ -186,9 +181,6 @@ class Bursts:
             return launched
 
         return paced
-
-    def forget(self) -> None:
-        """Nothing is kept."""
 
 
 StepTimer = CudaSteps | CpuSteps

@@ -7,6 +7,7 @@ with an unfused optimizer, which torch makes wait).
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -224,7 +225,7 @@ class Trainer:
             self.module.train()
         mean = loss.item() / seen
         share = None if right is None else right.item() / seen
-        return (mean if _finite(mean) else None), share
+        return (mean if math.isfinite(mean) else None), share
 
 
 @dataclass
@@ -235,10 +236,6 @@ class _Captured:
     batch: tuple[Tensor, Tensor]
     loss: Tensor
     placed: Tensor
-
-
-def _finite(value: float) -> bool:
-    return value - value == 0
 
 
 def memory_format(layout: str) -> torch.memory_format:

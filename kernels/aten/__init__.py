@@ -13,13 +13,13 @@ from kernels.aten.call import (
     Named,
     TensorSpec,
     describe,
+    resolve,
     spec_of,
     tensors_among,
 )
 from kernels.aten.kinds import KINDS, kind_of
 from kernels.aten.materialise import Replay, materialise, movable, reserve, why_not
 from kernels.aten.recorder import CallRecorder, Origin
-from kernels.aten.schema import resolve
 from kernels.aten.work import flops, min_bytes
 
 __all__ = [

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -157,15 +157,6 @@ def _laid_out(flat: Tensor, offset: int, spec: TensorSpec) -> Tensor:
     return empty.set_(flat.untyped_storage(), offset, spec.shape, spec.stride)
 
 
-def total(needs: Iterable[Mapping[Area, int]]) -> dict[Area, int]:
-    """What all calls need, one at a time: the most in each area."""
-    most: dict[Area, int] = {}
-    for need in needs:
-        for area, elements in need.items():
-            most[area] = max(most.get(area, 0), elements)
-    return most
-
-
 def fill(tensor: Tensor, rng: torch.Generator) -> None:
     """Fresh content by type: normal values, random truth values, integers 0."""
     if tensor.is_floating_point() or tensor.is_complex():
@@ -198,8 +189,7 @@ def in_turns(
     launches: Sequence[Callable[[], object]], cold: Cold, held: Held
 ) -> Callable[[], object]:
     """The next of `launches` at each call; what it returns is held where results are cold."""
-    following: Iterable[Callable[[], object]] = itertools.cycle(launches)
-    next_launch = iter(following).__next__
+    next_launch = itertools.cycle(launches).__next__
     if not cold.results:
         return lambda: next_launch()()
     most_bytes = int(ROUND_CACHES * cold.cache_bytes)

@@ -1,8 +1,8 @@
 """What arguments must hold for a call to be valid, or as fast as in training.
 
 Normal values do for most. The rest is said here, by operator and argument: to teach another one,
-add an entry to FILLS (values that are drawn) or REFUSED, or to `kernels.aten.saved.SAVED` (a
-backward pass needs what its forward pass saved).
+add its name to _NAMES (values that are drawn) or an entry to REFUSED or SAVED (a backward pass
+needs what its forward pass saved: made by running it).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.aten.arena import fill, fill_normal
-from kernels.aten.call import Argument, TensorSpec
-from kernels.aten.schema import Slot
+from kernels.aten.arena import fill, fill_normal, writable
+from kernels.aten.call import Argument, Call, CannotReplay, Slot, TensorSpec
+from kernels.error_words import first_line
 
 LEAST = 0.1  # of values that are divided by, or whose root is taken
 SMALL = 0.1  # standard deviation of means
@@ -69,22 +69,26 @@ def _signs(tensor: Tensor, site: Site) -> None:
     tensor.bernoulli_(0.5, generator=site.rng).mul_(2).sub_(1)
 
 
-def _unit(tensor: Tensor, site: Site) -> None:
-    tensor.uniform_(0, 1, generator=site.rng)
+def _uniform(low: float) -> Fill:
+    """From `low` to 1."""
+
+    def put(tensor: Tensor, site: Site) -> None:
+        tensor.uniform_(low, 1, generator=site.rng)
+
+    return put
 
 
-def _tanh(tensor: Tensor, site: Site) -> None:
-    tensor.uniform_(-1, 1, generator=site.rng)
+_unit, _tanh = _uniform(0), _uniform(-1)
 
 
-def _softmax(tensor: Tensor, site: Site) -> None:
-    fill_normal(tensor, site.rng)
-    tensor.copy_(torch.softmax(tensor, site.number("dim")))
+def _through(function: Callable[[Tensor, int], Tensor]) -> Fill:
+    """What a function along the call's `dim` makes of normal values."""
 
+    def put(tensor: Tensor, site: Site) -> None:
+        fill_normal(tensor, site.rng)
+        tensor.copy_(function(tensor, site.number("dim")))
 
-def _log_softmax(tensor: Tensor, site: Site) -> None:
-    fill_normal(tensor, site.rng)
-    tensor.copy_(torch.log_softmax(tensor, site.number("dim")))
+    return put
 
 
 def _kept(tensor: Tensor, site: Site) -> None:
@@ -104,35 +108,26 @@ def _data(tensor: Tensor, site: Site) -> None:
 # ------------------------------------------------------------ indices
 
 
-def _below(tensor: Tensor, bound: int, site: Site) -> None:
-    tensor.random_(0, max(bound, 1), generator=site.rng)
+def _below(bound: Callable[[Site], int]) -> Fill:
+    def put(tensor: Tensor, site: Site) -> None:
+        tensor.random_(0, max(bound(site), 1), generator=site.rng)
+
+    return put
 
 
-def _classes(tensor: Tensor, site: Site) -> None:
+def _classes(site: Site) -> int:
     scores = site.spec("self").shape
-    _below(tensor, scores[min(1, len(scores) - 1)], site)
+    return scores[min(1, len(scores) - 1)]
 
 
-def _along_dim(tensor: Tensor, site: Site) -> None:
+def _along_dim(site: Site) -> int:
     shape = site.spec("self").shape
-    _below(tensor, shape[site.number("dim")] if shape else 1, site)
+    return shape[site.number("dim")] if shape else 1
 
 
-def _rows_of_table(tensor: Tensor, site: Site) -> None:
-    _below(tensor, site.spec("weight").shape[0], site)
-
-
-def _rows_of_gradient(tensor: Tensor, site: Site) -> None:
-    _below(tensor, site.number("num_weights"), site)
-
-
-def _in_dim_of_place(tensor: Tensor, site: Site) -> None:
+def _in_dim_of_place(site: Site) -> int:
     assert site.position is not None
-    _below(tensor, site.spec("self").shape[site.position], site)
-
-
-def _anywhere(tensor: Tensor, site: Site) -> None:
-    _below(tensor, site.spec("self").numel, site)
+    return site.spec("self").shape[site.position]
 
 
 def _evenly_up_to(name: str) -> Fill:
@@ -163,82 +158,54 @@ def _count_of_targets(tensor: Tensor, site: Site) -> None:
 # ------------------------------------------------------------ content by operator and argument
 
 # "operator.argument", "operator_.argument" for the in-place form alone, or "argument" of any.
-FILLS: dict[str, Fill] = {
+_NAMES: tuple[tuple[Fill, str], ...] = (
     # classes, indices
-    "nll_loss_forward.target": _classes,
-    "nll_loss_backward.target": _classes,
-    "nll_loss2d_forward.target": _classes,
-    "nll_loss2d_backward.target": _classes,
-    "nll_loss_backward.total_weight": _count_of_targets,
-    "nll_loss2d_backward.total_weight": _count_of_targets,
-    "embedding.indices": _rows_of_table,
-    "embedding_dense_backward.indices": _rows_of_gradient,
-    "_embedding_bag.indices": _rows_of_table,
-    "_embedding_bag.offsets": _bag_starts,
-    "_embedding_bag_forward_only.indices": _rows_of_table,
-    "_embedding_bag_forward_only.offsets": _bag_starts,
-    "index": _along_dim,
-    "take.index": _anywhere,
-    "put.index": _anywhere,
-    "index.indices": _in_dim_of_place,
-    "index_put.indices": _in_dim_of_place,
-    "_index_put_impl.indices": _in_dim_of_place,
-    "_unsafe_index.indices": _in_dim_of_place,
-    "_unsafe_index_put.indices": _in_dim_of_place,
-    "cum_seq_q": _evenly_up_to("query"),
-    "cum_seq_k": _evenly_up_to("key"),
-    "cu_seqlens_q": _evenly_up_to("query"),
-    "cu_seqlens_k": _evenly_up_to("key"),
-    "_pack_padded_sequence.lengths": _whole_length,
+    (_below(_classes), """
+        nll_loss_forward.target nll_loss_backward.target nll_loss2d_forward.target
+        nll_loss2d_backward.target"""),
+    (_count_of_targets, "nll_loss_backward.total_weight nll_loss2d_backward.total_weight"),
+    (_below(lambda site: site.spec("weight").shape[0]), """
+        embedding.indices _embedding_bag.indices _embedding_bag_forward_only.indices"""),
+    (_below(lambda site: site.number("num_weights")), "embedding_dense_backward.indices"),
+    (_bag_starts, "_embedding_bag.offsets _embedding_bag_forward_only.offsets"),
+    (_below(_along_dim), "index"),
+    (_below(lambda site: site.spec("self").numel), "take.index put.index"),
+    (_below(_in_dim_of_place), """
+        index.indices index_put.indices _index_put_impl.indices _unsafe_index.indices
+        _unsafe_index_put.indices"""),
+    (_evenly_up_to("query"), "cum_seq_q cu_seqlens_q"),
+    (_evenly_up_to("key"), "cum_seq_k cu_seqlens_k"),
+    (_whole_length, "_pack_padded_sequence.lengths"),
     # dropout, probabilities, outputs of activations
-    "native_dropout_backward.mask": _kept,
-    "_masked_scale.mask": _kept,
-    "bernoulli.self": _unit,
-    "bernoulli.p": _unit,
-    "binary_cross_entropy.self": _unit,
-    "binary_cross_entropy.target": _unit,
-    "binary_cross_entropy_backward.self": _unit,
-    "binary_cross_entropy_backward.target": _unit,
-    "binary_cross_entropy_with_logits.target": _unit,
-    "sigmoid_backward.output": _unit,
-    "tanh_backward.output": _tanh,
-    "_softmax_backward_data.output": _softmax,
-    "_log_softmax_backward_data.output": _log_softmax,
+    (_kept, "native_dropout_backward.mask _masked_scale.mask"),
+    (_unit, """
+        bernoulli.self bernoulli.p binary_cross_entropy.self binary_cross_entropy.target
+        binary_cross_entropy_backward.self binary_cross_entropy_backward.target
+        binary_cross_entropy_with_logits.target sigmoid_backward.output
+        pow.exponent _foreach_pow.exponent"""),
+    (_tanh, "tanh_backward.output"),
+    (_through(torch.softmax), "_softmax_backward_data.output"),
+    (_through(torch.log_softmax), "_log_softmax_backward_data.output"),
     # statistics
-    "running_mean": _small,
-    "running_var": _positive,
-    "save_mean": _small,
-    "save_invstd": _positive,
-    "save_var": _positive,
-    "invstd": _positive,
-    "rstd": _positive,
-    "native_layer_norm_backward.mean": _small,
-    "native_group_norm_backward.mean": _small,
+    (_small, """
+        running_mean save_mean native_layer_norm_backward.mean native_group_norm_backward.mean"""),
+    (_positive, "running_var save_invstd save_var invstd rstd"),
     # optimizer and loss scaler
-    "exp_avg_sqs": _positive,
-    "max_exp_avg_sqs": _positive,
-    "state_sums": _positive,
-    "state_steps": _always(STEPS_DONE),
-    "lr": _always(LEARNING_RATE),
-    "found_inf": _always(0),
-    "growth_tracker": _always(0),
-    "inv_scale": _always(1),
-    "grad_scale": _always(1),
-    "_amp_update_scale.self": _always(1),
-    "_scaled_mm.scale_a": _always(1),
-    "_scaled_mm.scale_b": _always(1),
+    (_positive, "exp_avg_sqs max_exp_avg_sqs state_sums"),
+    (_always(STEPS_DONE), "state_steps"),
+    (_always(LEARNING_RATE), "lr"),
+    (_always(0), "found_inf growth_tracker"),
+    (_always(1), """
+        inv_scale grad_scale _amp_update_scale.self _scaled_mm.scale_a _scaled_mm.scale_b"""),
     # what must not be 0 or negative, and what stays finite when multiplied again and again
-    **{f"{name}.self": _positive
-       for name in ("sqrt", "rsqrt", "log", "log2", "log10", "log1p", "reciprocal", "pow",
-                    "_foreach_sqrt", "_foreach_rsqrt", "_foreach_log", "_foreach_reciprocal",
-                    "_foreach_pow")},
-    **{f"{name}.other": _positive for name in ("div", "_foreach_div", "remainder", "fmod")},
-    "addcdiv.tensor2": _positive,
-    "_foreach_addcdiv.tensor2": _positive,
-    **{f"{name}.other": _signs for name in ("mul_", "div_", "_foreach_mul_", "_foreach_div_")},
-    "pow.exponent": _unit,
-    "_foreach_pow.exponent": _unit,
-}  # fmt: skip
+    (_positive, """
+        sqrt.self rsqrt.self log.self log2.self log10.self log1p.self reciprocal.self pow.self
+        _foreach_sqrt.self _foreach_rsqrt.self _foreach_log.self _foreach_reciprocal.self
+        _foreach_pow.self div.other _foreach_div.other remainder.other fmod.other
+        addcdiv.tensor2 _foreach_addcdiv.tensor2"""),
+    (_signs, "mul_.other div_.other _foreach_mul_.other _foreach_div_.other"),
+)  # fmt: skip
+FILLS = {name: fill for fill, names in _NAMES for name in names.split()}
 
 _OF_FLOATS = (_positive, _small, _signs, _unit, _tanh)
 _ONES = _always(1)
@@ -273,3 +240,122 @@ REFUSED: dict[str, str] = {
     "mkldnn_rnn_layer_backward": "its work space is known to its forward pass alone",
     "miopen_batch_norm_backward": "is for GPUs of another maker",
 }
+
+
+# ------------------------------------------------------------ what a forward pass saves
+
+Values = Mapping[str, Any]  # arguments as they are passed, by name
+
+
+@dataclass(frozen=True)
+class Saved:
+    """Arguments of a backward pass that its forward pass returned.
+
+    `outputs` maps each to its place in what `forward` returns. The forward pass takes the backward
+    pass's own arguments of the same names, and those that `given` makes of them.
+    """
+
+    forward: str
+    outputs: Mapping[str, int]
+    given: Mapping[str, Callable[[Values], Any]]
+
+
+def _constant(value: Any) -> Callable[[Values], Any]:
+    return lambda _: value
+
+
+_SEEDS = {"out": 0, "logsumexp": 1, "cum_seq_q": 2, "cum_seq_k": 3,
+          "philox_seed": 6, "philox_offset": 7}  # fmt: skip
+_WITH_LOGSUMEXP = {"compute_log_sumexp": _constant(True)}
+
+SAVED: dict[str, Saved] = {
+    "max_pool2d_with_indices_backward": Saved("max_pool2d_with_indices", {"indices": 1}, {}),
+    "max_pool3d_with_indices_backward": Saved("max_pool3d_with_indices", {"indices": 1}, {}),
+    "adaptive_max_pool2d_backward": Saved(
+        "adaptive_max_pool2d", {"indices": 1},
+        {"output_size": lambda values: list(values["grad_output"].shape[-2:])},
+    ),
+    "_scaled_dot_product_flash_attention_backward": Saved(
+        "_scaled_dot_product_flash_attention", _SEEDS, {}
+    ),
+    "_scaled_dot_product_cudnn_attention_backward": Saved(
+        "_scaled_dot_product_cudnn_attention", _SEEDS, _WITH_LOGSUMEXP
+    ),
+    "_scaled_dot_product_efficient_attention_backward": Saved(
+        "_scaled_dot_product_efficient_attention",
+        {"out": 0, "logsumexp": 1, "philox_seed": 2, "philox_offset": 3}, _WITH_LOGSUMEXP,
+    ),
+    "_scaled_dot_product_flash_attention_for_cpu_backward": Saved(
+        "_scaled_dot_product_flash_attention_for_cpu", {"out": 0, "logsumexp": 1}, {}
+    ),
+    "_flash_attention_backward": Saved(
+        "_flash_attention_forward",
+        {"out": 0, "logsumexp": 1, "rng_state": 2, "unused": 3},
+        {"return_debug_mask": _constant(False)},
+    ),
+    "_efficient_attention_backward": Saved(
+        "_efficient_attention_forward",
+        {"out": 0, "logsumexp": 1, "philox_seed": 2, "philox_offset": 3}, _WITH_LOGSUMEXP,
+    ),
+    # Its reserved space is opaque, and under fake tensors recorded as empty.
+    "cudnn_batch_norm_backward": Saved(
+        "cudnn_batch_norm",
+        {"save_mean": 1, "save_var": 2, "reserveSpace": 3},
+        {
+            "bias": lambda values: values["weight"],
+            "running_mean": _constant(None),
+            "running_var": _constant(None),
+            "training": _constant(True),
+            "exponential_average_factor": _constant(0.0),
+        },
+    ),
+    "_cudnn_rnn_backward": Saved("_cudnn_rnn", {"output": 0, "reserve": 3}, {}),
+}  # fmt: skip
+
+
+def run_forward(
+    saved: Saved, call: Call, arguments: Mapping[str, Argument], values: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What the forward pass of a backward pass returns for its other arguments, by name."""
+    forward = getattr(torch.ops.aten, saved.forward).default
+    schema: Any = forward._schema
+    args, kwargs = [], {}
+    for argument in schema.arguments:
+        if argument.name in saved.given:
+            value = saved.given[argument.name](values)
+        elif argument.name in values:
+            value = values[argument.name]
+        else:
+            value = argument.default_value
+        if argument.kwarg_only:
+            kwargs[argument.name] = value
+        else:
+            args.append(value)
+    try:
+        returned = forward(*args, **kwargs)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise CannotReplay(
+            f"{call.name}: its forward pass does not run here: {first_line(error)}"
+        ) from None
+    return {
+        name: _fit(returned[place], arguments[name])
+        for name, place in saved.outputs.items()
+        if isinstance(arguments.get(name), TensorSpec)
+    }
+
+
+def _fit(tensor: Tensor | None, wanted: Argument) -> Tensor | None:
+    """The tensor with the recorded strides; as it is where its shape is the forward's own affair.
+
+    Under fake tensors, seeds and reserved space are recorded with other shapes than they have.
+    """
+    assert isinstance(wanted, TensorSpec)
+    if tensor is None or tuple(tensor.shape) != wanted.shape or tensor.stride() == wanted.stride:
+        return tensor
+    fitted = torch.empty_strided(
+        wanted.shape, wanted.stride, dtype=tensor.dtype, device=tensor.device
+    )
+    writable(fitted).copy_(writable(tensor.expand_as(fitted)))
+    return fitted

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
-from kernels.aten.call import Call, CannotReplay, Named, TensorSpec
-from kernels.aten.schema import resolve
+from kernels.aten.call import Call, CannotReplay, Named, TensorSpec, resolve
 
 # "view" launches no kernel; "other" is what no rule knows.
 KINDS = (

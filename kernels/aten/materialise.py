@@ -12,29 +12,20 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from kernels.aten.arena import (
-    READ,
-    WARM,
-    WRITTEN,
-    Area,
-    Cold,
-    Pool,
-    fill,
-    in_turns,
-    total,
-    writable,
-)
+from kernels.aten.arena import READ, WARM, WRITTEN, Area, Cold, Pool, fill, in_turns, writable
 from kernels.aten.bindings import matching, quickest
 from kernels.aten.call import (
     Argument,
     Call,
     CannotReplay,
     Named,
+    Slot,
     TensorSpec,
+    named_arguments,
+    resolve,
+    slots_of,
 )
-from kernels.aten.contents import REFUSED, Fill, Site, fill_of
-from kernels.aten.saved import SAVED, run_forward
-from kernels.aten.schema import Slot, named_arguments, resolve, slots_of
+from kernels.aten.contents import REFUSED, SAVED, Fill, Site, fill_of, run_forward
 
 # Torch says of these that their shape may depend on data; it does for masks, not for indices.
 _INDEXED = ("index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl_")
@@ -116,12 +107,13 @@ def materialise(
 
 def reserve(calls: Iterable[tuple[Call, Cold]], pool: Pool) -> None:
     """Make the pool as large as the largest of these calls needs; what cannot run needs nothing."""
-
-    def needs(call: Call, cold: Cold) -> dict[Area, int]:
-        places = _places(call, pool)
-        return _needs([*places, *itertools.chain(*_turns(places, cold))])
-
-    pool.grow(total(needs(call, cold) for call, cold in calls if why_not(call) is None))
+    most: dict[Area, int] = {}
+    for call, cold in calls:
+        if why_not(call) is None:
+            places = _places(call, pool)
+            needs = _needs([*places, *itertools.chain(*_turns(places, cold))])
+            most |= {area: max(most.get(area, 0), n) for area, n in needs.items()}
+    pool.grow(most)
 
 
 def why_not(call: Call) -> str | None:
@@ -139,8 +131,7 @@ def why_not(call: Call) -> str | None:
 
 def _refuse_or_resolve(call: Call) -> OpOverload:
     func = resolve(call.name)
-    reason = _refusal(call, func)
-    if reason is not None:
+    if reason := _refusal(call, func):
         raise CannotReplay(f"{call.name}: {reason}")
     return func
 
@@ -200,12 +191,11 @@ def _places(call: Call, pool: Pool) -> list[_Place]:
     for slot in slots_of(call):
         fill_it = fill_of(call.operator, slot)
         pinned = _is_pinned(call, slot, pool)
-        area = None
+        area, offset = None, 0
         if slot.name not in saved and not pinned and (slot.written or fill_it is None):
             use = WRITTEN if slot.written else READ
             area = Area(use, pool.place(slot.spec), slot.spec.torch_dtype)
-        offset = used.get(area, 0) if area else 0
-        if area is not None:
+            offset = used.get(area, 0)
             used[area] = offset + area.aligned(slot.spec.span)
         places.append(_Place(slot, area, offset, fill_it, slot.name in saved, pinned))
     return places
@@ -218,7 +208,8 @@ def _turns(places: Sequence[_Place], cold: Cold) -> list[list[_Place]]:
         return []
     ends = _needs(places)
     turns: list[list[_Place]] = []
-    for _ in range(1, cold.turns(sum(_distinct_bytes(place) for place in moving))):
+    specs = [place.slot.spec for place in moving]
+    for _ in range(1, cold.turns(sum(spec.distinct * spec.itemsize for spec in specs))):
         turn: list[_Place] = []
         for place in moving:
             assert place.area is not None
@@ -258,10 +249,6 @@ def _moves(place: _Place) -> bool:
     return place.area is not None and place.area.use == READ
 
 
-def _distinct_bytes(place: _Place) -> int:
-    return place.slot.spec.distinct * place.slot.spec.itemsize
-
-
 def _is_pinned(call: Call, slot: Slot, pool: Pool) -> bool:
     """Whether the host's side of a copy must be: only from pinned memory does it not wait."""
     crosses = slot.spec.device == "cpu" and pool.device.type == "cuda"
@@ -282,11 +269,10 @@ def _tensor(place: _Place, pool: Pool) -> Tensor:
     spec = place.slot.spec
     if place.area is not None:
         return pool.view(place.area, place.offset, spec)
-    own = torch.empty_strided(
+    return torch.empty_strided(
         spec.shape, spec.stride,
         dtype=spec.torch_dtype, device=pool.place(spec), pin_memory=place.pinned,
     )  # fmt: skip
-    return own
 
 
 def _filler(
@@ -303,19 +289,17 @@ def _filler(
 # ------------------------------------------------------------ what is passed
 
 
-def _value(name: str, value: Argument, made: Mapping[_At, Tensor], device: torch.device) -> Any:
+def _value(
+    name: str, value: Argument, made: Mapping[_At, Tensor], device: torch.device,
+    position: int | None = None,
+) -> Any:  # fmt: skip
     """An argument as torch takes it; None for a tensor that has not been made yet."""
     if isinstance(value, TensorSpec):
-        return made.get((name, None))
+        return made.get((name, position))
     if isinstance(value, Named):
         return _constant(value, device)
     if isinstance(value, tuple):
-        return [
-            made.get((name, place))
-            if isinstance(item, TensorSpec)
-            else _value(name, item, made, device)
-            for place, item in enumerate(value)
-        ]
+        return [_value(name, item, made, device, place) for place, item in enumerate(value)]
     return value
 
 
@@ -327,11 +311,9 @@ def _constant(named: Named, device: torch.device) -> Any:
 
 
 def _moved(
-    moved: Mapping[_At, Tensor],
-    made: Mapping[_At, Tensor],
-    arguments: Mapping[str, Argument],
-    pool: Pool,
-) -> dict[str, Any]:
+    moved: Mapping[_At, Tensor], made: Mapping[_At, Tensor],
+    arguments: Mapping[str, Argument], pool: Pool,
+) -> dict[str, Any]:  # fmt: skip
     """The arguments, by name, of which some lie elsewhere in a turn."""
     there = {**made, **moved}
     names = {name for name, _ in moved}

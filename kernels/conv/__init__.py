@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
+from typing import ClassVar
 
-from kernels.backends import BackendEntry
-from kernels.case import Candidate, Case, Prepared, Target
+from kernels.case import Case
 from kernels.conv.shape import DIMS, PASSES, ConvShape
+from kernels.op import BackendEntry, Op
 
 LAYOUTS = ("nchw", "nhwc")
 ALIGNMENT_BYTES = 16  # of a pixel's channels: what TMA, cp.async and 128-bit loads take
@@ -21,33 +21,25 @@ SPLIT_SUMS = 2  # cuDNN's fp16 wgrad of a 7x7 stem was seen at 1.4e-3, four roun
 BELOW_TF32 = 1e-4  # TF32 errs by 3e-4
 PROBED = {"n": 1, "c": 64, "k": 64, "h": 28, "w": 28}  # at most, of a case that is tried small
 
-_BACKENDS: Mapping[str, BackendEntry] = {
-    "cudnn": BackendEntry(
-        "kernels.conv.torch_conv", "cuDNN as torch calls it, cudnn.benchmark on", "cuda"
-    ),
-    "triton": BackendEntry(
-        "kernels.conv.triton.backend", "this project's Triton kernels, NHWC", "cuda"
-    ),
-    "cpu": BackendEntry("kernels.conv.torch_conv", "torch on the CPU (oneDNN)", "cpu"),
-}
 
-
-class Conv:
+class Conv(Op):
     """The op: how much work a case is, whether it can run, and how to run it."""
 
     name = "conv"
-    dims: tuple[str, ...] = DIMS
-    layouts: tuple[str, ...] = LAYOUTS
+    entries: ClassVar = {
+        "cudnn": BackendEntry(
+            "kernels.conv.torch_conv", "cuDNN as torch calls it, cudnn.benchmark on", "cuda"
+        ),
+        "triton": BackendEntry(
+            "kernels.conv.triton.backend", "this project's Triton kernels, NHWC", "cuda"
+        ),
+        "cpu": BackendEntry("kernels.conv.torch_conv", "torch on the CPU (oneDNN)", "cpu"),
+    }
+    gpu_defaults = ("cudnn",)
+    library = "cudnn"
+    dims = DIMS
+    layouts = LAYOUTS
     axis_name = "channels"
-    backends: Mapping[str, str] = {name: b.title for name, b in _BACKENDS.items()}
-
-    def default_backends(self, kind: str) -> tuple[str, ...]:
-        """What is measured when the user names no back end."""
-        return ("cudnn",) if kind == "cuda" else ("cpu",)
-
-    def library_backend(self, kind: str) -> str:
-        """The back end that baselines are measured with."""
-        return "cudnn" if kind == "cuda" else "cpu"
 
     def validate(self, case: Case) -> None:
         """ValueError for dimensions that are no convolution, an unknown pass or layout."""
@@ -56,10 +48,6 @@ class Conv:
             raise ValueError(f"pass is {case.dims.get('pass')!r}")
         if case.layout not in LAYOUTS:
             raise ValueError(f"layout is {case.layout!r}")
-
-    def cannot_run(self, case: Case, target: Target) -> str | None:
-        """Why the case cannot run on the target, or None."""
-        return _BACKENDS[case.backend].cannot_run(case, target)
 
     def flops(self, case: Case) -> int:
         """2*N*K*P*Q*C*R*S/groups, of every pass alike."""
@@ -150,66 +138,11 @@ class Conv:
             dims[image] = max(int(dims[image]), reach)
         return replace(case, dims=dims)
 
-    def save_tuned(self, case: Case, target: Target, label: str) -> Path:
-        """Record the Triton configuration that won a search; the path of the user's table."""
-        from kernels.conv.triton.backend import save_tuned
-
-        return save_tuned(case, target, label)
-
-    def session(self, target: Target, seed: int) -> ConvSession:
-        """A session that shares operands between arms."""
-        return ConvSession(self, target, seed)
-
 
 def _pair(case: Case, first: str, second: str) -> str:
     """ "28" for a square, "28x56" otherwise."""
     a, b = case.dims[first], case.dims[second]
     return str(a) if a == b else f"{a}x{b}"
-
-
-class ConvSession:
-    """Prepares convolutions on one target."""
-
-    def __init__(self, op: Conv, target: Target, seed: int) -> None:
-        from kernels.conv.operands import OperandPool
-
-        self.op = op
-        self.target = target
-        self.pool = OperandPool(target, seed)
-
-    def prepare(self, case: Case, *, tune: bool = False) -> Prepared:
-        """Allocate, fill and bind; raises CannotRun or torch.OutOfMemoryError."""
-        import torch
-
-        from kernels.checking import poison
-        from kernels.conv import check
-        from kernels.conv.operands import OUTPUT, ConvOperands
-
-        operands = self.pool.get(case)
-        backend = _BACKENDS[case.backend]
-        found = backend.candidates(case, operands, self.target, tune=tune)
-        last: list[ConvOperands] = [operands]
-
-        def rel_error(candidate: Candidate) -> float:
-            poison(operands.output)
-            # torch allocates its outputs: leave poison where the allocator takes them from.
-            poison(torch.empty_like(operands.output))
-            out = candidate.call()
-            if isinstance(out, torch.Tensor):
-                last[0] = replace(operands, **{OUTPUT[operands.which]: out})
-            return check.relative_error(last[0])
-
-        return Prepared(
-            found,
-            rel_error,
-            lambda: check.total_error(last[0]),
-            self.op.flops(case),
-            self.op.min_bytes(case),
-        )
-
-    def close(self) -> None:
-        """Free the tensors."""
-        self.pool.clear()
 
 
 OP = Conv()

@@ -64,12 +64,6 @@ class ConvOperands:
         """The tensor that the pass writes."""
         return getattr(self, OUTPUT[self.which])
 
-    @property
-    def layout(self) -> str:
-        """ "nhwc" or "nchw", as x is stored."""
-        channels_last = self.x.is_contiguous(memory_format=torch.channels_last)
-        return "nhwc" if channels_last else "nchw"
-
 
 class OperandPool:
     """Operands of one problem. Every precision stores the same drawn tensors.
@@ -114,11 +108,9 @@ class OperandPool:
     def _output(self, case: Case, name: str, shape: ConvShape, dtype: torch.dtype) -> torch.Tensor:
         key = (name, dtype)
         if key not in self.tensors:
+            form = memory_format(case.layout)
             self.tensors[key] = torch.empty(
-                sizes(name, shape),
-                dtype=dtype,
-                device=self.device,
-                memory_format=memory_format(case.layout),
+                sizes(name, shape), dtype=dtype, device=self.device, memory_format=form
             )
         return self.tensors[key]
 

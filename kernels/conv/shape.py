@@ -66,6 +66,11 @@ class ConvShape:
         return (self.w + 2 * self.padding - self.dilation * (self.s - 1) - 1) // self.stride + 1
 
     @property
+    def flat(self) -> bool:
+        """Whether it is a plain product: x and y are [pixels, C] and [pixels, K] matrices."""
+        return (self.r, self.s, self.stride, self.padding) == (1, 1, 1, 0)
+
+    @property
     def flops(self) -> int:
         """2*N*K*P*Q*C*R*S/groups, of every pass alike."""
         per_output = self.c // self.groups * self.r * self.s

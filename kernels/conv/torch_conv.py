@@ -70,17 +70,11 @@ def _try_on_cpu(case: Case, operands: ConvOperands) -> None:
     small = replace(shape, **{d: min(getattr(shape, d), most) for d, most in CPU_TRIAL.items()})
     try:
         small = ConvShape(**{**vars(small), "h": max(small.h, shape.r), "w": max(small.w, shape.s)})
-        corner = corner_operands(operands, small, case.layout)
-        _launch(corner)()
+        form = memory_format(case.layout)
+        x = operands.x[: small.n, :, : small.h, : small.w].contiguous(memory_format=form)
+        y = operands.y[: small.n, :, : small.p, : small.q].contiguous(memory_format=form)
+        _launch(replace(operands, x=x, y=y, shape=small))()
     except (RuntimeError, ValueError) as error:
         raise CannotRun(
             f"torch on this CPU has no {case.precision_name}: {first_line(error)}"
         ) from error
-
-
-def corner_operands(operands: ConvOperands, small: ConvShape, layout: str) -> ConvOperands:
-    """The operands cut down to a smaller image and batch."""
-    form = memory_format(layout)
-    x = operands.x[: small.n, :, : small.h, : small.w].contiguous(memory_format=form)
-    y = operands.y[: small.n, :, : small.p, : small.q].contiguous(memory_format=form)
-    return replace(operands, x=x, y=y, shape=small)

@@ -9,50 +9,40 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
+from typing import ClassVar
 
-from kernels.backends import BackendEntry
-from kernels.case import Candidate, Case, Prepared, Target
+from kernels.case import Case
+from kernels.op import BackendEntry, Op
 
 LAYOUTS = ("nn", "nt", "tn", "tt")
 ALIGNMENT_BYTES = 16  # what TMA and 128-bit loads ask of a row's stride
 PROBED = 128  # at most, of a case that is tried small
 
-_BACKENDS: Mapping[str, BackendEntry] = {
-    "cublas": BackendEntry(
-        "kernels.gemm.torch_blas", "cuBLAS as torch calls it: what a user gets", "cuda"
-    ),
-    "cublaslt": BackendEntry(
-        "kernels.gemm.cublaslt", "the best of cuBLASLt's own candidates, timed", "cuda"
-    ),
-    "cupy": BackendEntry(
-        "kernels.gemm.cupy_blas", "cuBLAS gemmEx called directly through CuPy", "cuda"
-    ),
-    "triton": BackendEntry("kernels.gemm.triton.backend", "this project's Triton kernels", "cuda"),
-    "cpu": BackendEntry("kernels.gemm.torch_blas", "torch on the CPU (oneDNN, MKL)", "cpu"),
-}
 
-
-class Gemm:
+class Gemm(Op):
     """The op: how much work a case is, whether it can run, and how to run it."""
 
     name = "gemm"
-    dims: tuple[str, ...] = ("m", "n", "k")
-    layouts: tuple[str, ...] = LAYOUTS
+    entries: ClassVar = {
+        "cublas": BackendEntry(
+            "kernels.gemm.torch_blas", "cuBLAS as torch calls it: what a user gets", "cuda"
+        ),
+        "cublaslt": BackendEntry(
+            "kernels.gemm.cublaslt", "the best of cuBLASLt's own candidates, timed", "cuda"
+        ),
+        "cupy": BackendEntry(
+            "kernels.gemm.cupy_blas", "cuBLAS gemmEx called directly through CuPy", "cuda"
+        ),
+        "triton": BackendEntry(
+            "kernels.gemm.triton.backend", "this project's Triton kernels", "cuda"
+        ),
+        "cpu": BackendEntry("kernels.gemm.torch_blas", "torch on the CPU (oneDNN, MKL)", "cpu"),
+    }
+    gpu_defaults = ("cublas", "triton")
+    library = "cublas"
+    dims = ("m", "n", "k")
+    layouts = LAYOUTS
     axis_name = "size"
-    backends: Mapping[str, str] = {name: b.title for name, b in _BACKENDS.items()}
-
-    def default_backends(self, kind: str) -> tuple[str, ...]:
-        """What is measured when the user names no back end."""
-        return ("cublas", "triton") if kind == "cuda" else ("cpu",)
-
-    def library_backend(self, kind: str) -> str:
-        """The back end that baselines are measured with."""
-        return "cublas" if kind == "cuda" else "cpu"
-
-    def cannot_run(self, case: Case, target: Target) -> str | None:
-        """Why the case cannot run on the target, or None."""
-        return _BACKENDS[case.backend].cannot_run(case, target)
 
     def flops(self, case: Case) -> int:
         """2*M*N*K operations."""
@@ -74,10 +64,6 @@ class Gemm:
     def tolerance(self, case: Case) -> float:
         """The precision's own."""
         return case.precision.rel_tolerance
-
-    def may_run_exactly(self, case: Case) -> bool:
-        """Never: a product asked for in TF32 is one."""
-        return False
 
     def gemm(self, case: Case) -> tuple[int, int, int]:
         """(M, N, K)."""
@@ -126,53 +112,6 @@ class Gemm:
     def probe(self, case: Case) -> Case:
         """The product cut to PROBED along each dimension."""
         return replace(case, dims={name: min(case.dim(name), PROBED) for name in self.dims})
-
-    def save_tuned(self, case: Case, target: Target, label: str) -> Path:
-        """Record the Triton configuration that won a search; the path of the user's table."""
-        from kernels.gemm.triton.backend import save_tuned
-
-        return save_tuned(case, target, label)
-
-    def session(self, target: Target, seed: int) -> GemmSession:
-        """A session that shares operands between arms."""
-        return GemmSession(self, target, seed)
-
-
-class GemmSession:
-    """Prepares GEMM cases on one target."""
-
-    def __init__(self, op: Gemm, target: Target, seed: int) -> None:
-        from kernels.gemm.operands import OperandPool
-
-        self.op = op
-        self.target = target
-        self.pool = OperandPool(target, seed)
-
-    def prepare(self, case: Case, *, tune: bool = False) -> Prepared:
-        """Allocate, fill and bind; raises CannotRun or torch.OutOfMemoryError."""
-        from kernels.checking import poison
-        from kernels.gemm import check
-
-        operands = self.pool.get(case)
-        backend = _BACKENDS[case.backend]
-        found = backend.candidates(case, operands, self.target, tune=tune)
-
-        def rel_error(candidate: Candidate) -> float:
-            poison(operands.c)
-            candidate.call()
-            return check.relative_error(operands)
-
-        return Prepared(
-            found,
-            rel_error,
-            lambda: check.total_error(operands),
-            self.op.flops(case),
-            self.op.min_bytes(case),
-        )
-
-    def close(self) -> None:
-        """Free the matrices."""
-        self.pool.clear()
 
 
 OP = Gemm()

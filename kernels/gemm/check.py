@@ -4,8 +4,24 @@ from __future__ import annotations
 
 import torch
 
-from kernels.checking import CHECKSUM_SLACK, CHUNK_ELEMENTS, random_signs, ratio, typical, unwritten
+from kernels.case import Candidate
+from kernels.checking import (
+    CHECKSUM_SLACK,
+    CHUNK_ELEMENTS,
+    poison,
+    random_signs,
+    ratio,
+    typical,
+    unwritten,
+)
 from kernels.gemm.operands import Operands
+
+
+def launch_poisoned(operands: Operands, candidate: Candidate) -> Operands:
+    """Launch once into poisoned memory; the operands to check then."""
+    poison(operands.c)
+    candidate.call()
+    return operands
 
 
 def relative_error(operands: Operands) -> float:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -60,19 +59,18 @@ def candidates(case: Case, operands: Operands, target: Target) -> Sequence[Candi
     nothing for the case.
     """
     require_current_device(target)
-    library = api.load()
     try:
-        problem = _problem(library, case.precision, operands, target)
-        algos = _proposed(problem)
+        problem = _Problem(case.precision, operands, target)
+        algos = problem.proposed()
     except api.CublasLtError as error:
         raise CannotRun(
             f"cuBLASLt has no {case.precision_name} for {case.group}: {error}"
         ) from error
     if not algos:
         raise CannotRun(f"cuBLASLt's heuristic proposes nothing for {case.key}")
-    labels = _unique([_label(library, algo) for algo in algos])
+    labels = _unique([_label(problem.library, algo) for algo in algos])
     return tuple(
-        Candidate(label, _launcher(problem, algo), tile=_tile(library, algo))
+        Candidate(label, problem.launcher(algo), tile=_tile(problem.library, algo))
         for label, algo in zip(labels, algos, strict=True)
     )
 
@@ -87,24 +85,6 @@ def require_current_device(target: Target) -> None:
         )
 
 
-@dataclass(frozen=True)
-class _Problem:
-    """Everything a launch points at. It owns it, so that a bound launch keeps it alive."""
-
-    library: api.Library
-    handle: int
-    description: api.Descriptor
-    first: api.Descriptor
-    second: api.Descriptor
-    out: api.Descriptor
-    alpha: ctypes._SimpleCData
-    beta: ctypes._SimpleCData
-    operands: Operands
-    workspace: torch.Tensor
-    reductions: int
-    index: int
-
-
 @cache
 def _handle(index: int) -> int:
     """The process's cuBLASLt handle for the (current) device; never destroyed."""
@@ -112,27 +92,6 @@ def _handle(index: int) -> int:
     api.load().call("Create", ctypes.byref(handle))
     assert handle.value is not None, f"no handle for cuda:{index}"
     return handle.value
-
-
-def _problem(library: api.Library, kind: Precision, operands: Operands, target: Target) -> _Problem:
-    a, b, c = operands.a, operands.b, operands.c
-    blas = api.column_major(operands.mnk, a.stride(), b.stride(), c.stride())
-    alpha, beta = api.arithmetic(kind).scalars()
-    size = workspace_bytes(target.capability or (0, 0))
-    return _Problem(
-        library=library,
-        handle=_handle(target.index),
-        description=_description(library, kind, blas, operands),
-        first=_layout(library, kind.storage_b or kind.storage, blas.first),
-        second=_layout(library, kind.storage, blas.second),
-        out=_layout(library, kind.output, blas.out),
-        alpha=alpha,
-        beta=beta,
-        operands=operands,
-        workspace=torch.empty(size, dtype=torch.uint8, device=c.device),
-        reductions=reduction_schemes(kind),
-        index=target.index,
-    )
 
 
 def workspace_bytes(capability: Capability) -> int:
@@ -147,71 +106,93 @@ def reduction_schemes(kind: Precision) -> int:
     return api.CUBLASLT_REDUCTION_SCHEME_MASK
 
 
-def _description(
-    library: api.Library, kind: Precision, blas: api.ColumnMajor, operands: Operands
-) -> api.Descriptor:
-    how = api.arithmetic(kind)
-    description = api.Descriptor(library, "MatmulDesc", how.compute, how.scale)
-    description.set(api.CUBLASLT_MATMUL_DESC_TRANSA, ctypes.c_int32(blas.first.op))
-    description.set(api.CUBLASLT_MATMUL_DESC_TRANSB, ctypes.c_int32(blas.second.op))
-    if kind.is_float8:
-        one = ctypes.c_void_p(operands.one.data_ptr())
-        description.set(api.CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, one)
-        description.set(api.CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, one)
-        fast = ctypes.c_int8(kind.fast_accumulate)
-        description.set(api.CUBLASLT_MATMUL_DESC_FAST_ACCUM, fast)
-    return description
-
-
-def _layout(library: api.Library, dtype: str, stored: api.Stored) -> api.Descriptor:
-    return api.Descriptor(
-        library, "MatrixLayout", api.DATA_TYPES[dtype], stored.rows, stored.columns, stored.ld
-    )
-
-
 def alignment_bytes(address: int) -> int:
     """The largest power of two, up to 256, that divides the address."""
     return min(address & -address, MAX_ALIGNMENT_BYTES) or MAX_ALIGNMENT_BYTES
 
 
-def _preference(problem: _Problem) -> api.Descriptor:
-    preference = api.Descriptor(problem.library, "MatmulPreference")
-    size = ctypes.c_uint64(problem.workspace.numel())
-    preference.set(api.CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, size)
-    reductions = ctypes.c_uint32(problem.reductions)
-    preference.set(api.CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reductions)
-    operands = problem.operands
-    for attribute, tensor in (
-        (api.CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, operands.b),
-        (api.CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, operands.a),
-        (api.CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, operands.c),
-        (api.CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, operands.c),
-    ):
-        preference.set(attribute, ctypes.c_uint32(alignment_bytes(tensor.data_ptr())))
-    return preference
+class _Problem:
+    """A product as cuBLASLt is asked for it. It owns all that a launch points at, so that a bound
+    launch keeps that alive.
+    """
 
+    def __init__(self, kind: Precision, operands: Operands, target: Target) -> None:
+        self.library, self.operands, self.index = api.load(), operands, target.index
+        self.handle = _handle(target.index)
+        self.bound: list[api.Algo] = []
+        a, b, c = operands.a, operands.b, operands.c
+        blas = api.column_major(operands.mnk, a.stride(), b.stride(), c.stride())
+        how = api.arithmetic(kind)
+        self.alpha, self.beta = how.scalars()
+        self.reductions = reduction_schemes(kind)
+        size = workspace_bytes(target.capability or (0, 0))
+        self.workspace = torch.empty(size, dtype=torch.uint8, device=c.device)
+        self.description = api.Descriptor(self.library, "MatmulDesc", how.compute, how.scale)
+        self.description.set(api.CUBLASLT_MATMUL_DESC_TRANSA, ctypes.c_int32(blas.first.op))
+        self.description.set(api.CUBLASLT_MATMUL_DESC_TRANSB, ctypes.c_int32(blas.second.op))
+        if kind.is_float8:
+            one = ctypes.c_void_p(operands.one.data_ptr())
+            self.description.set(api.CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, one)
+            self.description.set(api.CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, one)
+            fast = ctypes.c_int8(kind.fast_accumulate)
+            self.description.set(api.CUBLASLT_MATMUL_DESC_FAST_ACCUM, fast)
+        self.first = self._layout(kind.storage_b or kind.storage, blas.first)
+        self.second = self._layout(kind.storage, blas.second)
+        self.out = self._layout(kind.output, blas.out)
 
-def _proposed(problem: _Problem) -> list[api.Algo]:
-    """The heuristic's algorithms, best guess first, each once."""
-    results = (api.HeuristicResult * MAX_CANDIDATES)()
-    count = ctypes.c_int()
-    preference = _preference(problem)
-    problem.library.call(
-        "MatmulAlgoGetHeuristic",
-        problem.handle,
-        problem.description.address,
-        problem.first.address,
-        problem.second.address,
-        problem.out.address,
-        problem.out.address,
-        preference.address,
-        MAX_CANDIDATES,
-        ctypes.byref(results),
-        ctypes.byref(count),
-    )
-    usable = [r for r in results[: count.value] if r.state == api.CUBLAS_STATUS_SUCCESS]
-    by_content = {bytes(result.algo): result.algo for result in usable}
-    return [api.Algo.from_buffer_copy(content) for content in by_content]
+    def _layout(self, dtype: str, stored: api.Stored) -> api.Descriptor:
+        sizes = (stored.rows, stored.columns, stored.ld)
+        return api.Descriptor(self.library, "MatrixLayout", api.DATA_TYPES[dtype], *sizes)
+
+    def _preference(self) -> api.Descriptor:
+        preference = api.Descriptor(self.library, "MatmulPreference")
+        size = ctypes.c_uint64(self.workspace.numel())
+        preference.set(api.CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, size)
+        reductions = ctypes.c_uint32(self.reductions)
+        preference.set(api.CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reductions)
+        for attribute, tensor in (
+            (api.CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, self.operands.b),
+            (api.CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, self.operands.a),
+            (api.CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, self.operands.c),
+            (api.CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, self.operands.c),
+        ):
+            preference.set(attribute, ctypes.c_uint32(alignment_bytes(tensor.data_ptr())))
+        return preference
+
+    def proposed(self) -> list[api.Algo]:
+        """The heuristic's algorithms, best guess first, each once."""
+        results = (api.HeuristicResult * MAX_CANDIDATES)()
+        count = ctypes.c_int()
+        preference = self._preference()
+        layouts = (self.first.address, self.second.address, self.out.address, self.out.address)
+        self.library.call(
+            "MatmulAlgoGetHeuristic", self.handle, self.description.address, *layouts,
+            preference.address, MAX_CANDIDATES, ctypes.byref(results), ctypes.byref(count),
+        )  # fmt: skip
+        usable = [r for r in results[: count.value] if r.state == api.CUBLAS_STATUS_SUCCESS]
+        by_content = {bytes(result.algo): result.algo for result in usable}
+        return [api.Algo.from_buffer_copy(content) for content in by_content]
+
+    def launcher(self, algo: api.Algo) -> Callable[[], None]:
+        """One cublasLtMatmul on torch's current stream, its arguments bound beforehand."""
+        self.bound.append(algo)  # its address is among the arguments
+        matmul, out = self.library.functions["Matmul"], self.operands.c.data_ptr()
+        arguments = (
+            self.handle, self.description.address, ctypes.addressof(self.alpha),
+            self.operands.b.data_ptr(), self.first.address,
+            self.operands.a.data_ptr(), self.second.address, ctypes.addressof(self.beta),
+            out, self.out.address, out, self.out.address,
+            ctypes.addressof(algo), self.workspace.data_ptr(), self.workspace.numel(),
+        )  # fmt: skip
+
+        def launch() -> None:
+            # The raw stream of torch.cuda.current_stream(), without making a Stream object of it.
+            stream = torch._C._cuda_getCurrentRawStream(self.index)
+            status = matmul(*arguments, stream)
+            if status != api.CUBLAS_STATUS_SUCCESS:
+                raise self.library.error("Matmul", status)
+
+        return launch
 
 
 def _label(library: api.Library, algo: api.Algo) -> str:
@@ -258,42 +239,3 @@ def _tile(library: api.Library, algo: api.Algo) -> tuple[int, int, int] | None:
     tile = api.TILES.get(library.algo_config(algo, api.CUBLASLT_ALGO_CONFIG_TILE_ID))
     stages = api.STAGES.get(library.algo_config(algo, api.CUBLASLT_ALGO_CONFIG_STAGES_ID))
     return (tile[1], tile[0], stages[0]) if tile and stages else None
-
-
-def _launcher(problem: _Problem, algo: api.Algo) -> Callable[[], object]:
-    operands, out = problem.operands, problem.operands.c.data_ptr()
-    arguments = (
-        problem.handle,
-        problem.description.address,
-        ctypes.addressof(problem.alpha),
-        operands.b.data_ptr(),
-        problem.first.address,
-        operands.a.data_ptr(),
-        problem.second.address,
-        ctypes.addressof(problem.beta),
-        out,
-        problem.out.address,
-        out,
-        problem.out.address,
-        ctypes.addressof(algo),
-        problem.workspace.data_ptr(),
-        problem.workspace.numel(),
-    )
-    return _Launch(problem, algo, arguments)
-
-
-class _Launch:
-    """One cublasLtMatmul on torch's current stream, its arguments bound beforehand."""
-
-    def __init__(self, problem: _Problem, algo: api.Algo, arguments: tuple[int, ...]) -> None:
-        self.keep = (problem, algo)  # what the addresses in `arguments` point at
-        self.library, self.index = problem.library, problem.index
-        self.matmul = problem.library.functions["Matmul"]
-        self.arguments = arguments
-
-    def __call__(self) -> None:
-        # The raw stream of torch.cuda.current_stream(), without making a Stream object of it.
-        stream = torch._C._cuda_getCurrentRawStream(self.index)
-        status = self.matmul(*self.arguments, stream)
-        if status != api.CUBLAS_STATUS_SUCCESS:
-            raise self.library.error("Matmul", status)

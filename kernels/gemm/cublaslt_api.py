@@ -315,13 +315,8 @@ class Descriptor:
 
     def set(self, attribute: int, value: ctypes._SimpleCData) -> None:
         """Set an attribute; the type of `value` must be the one the header names for it."""
-        self._library.call(
-            f"{self._kind}SetAttribute",
-            self.address,
-            attribute,
-            ctypes.byref(value),
-            ctypes.sizeof(value),
-        )
+        held = (ctypes.byref(value), ctypes.sizeof(value))
+        self._library.call(f"{self._kind}SetAttribute", self.address, attribute, *held)
 
 
 def mapped_path(maps: str, name: str) -> str | None:
@@ -356,8 +351,5 @@ def load() -> Library:
             return Library(path)
         except (OSError, AttributeError) as error:
             problems.append(str(error))
-    why = (
-        "; ".join(problems)
-        or "not found in this process, in pip's nvidia packages or on the system"
-    )
-    raise CannotRun(f"libcublasLt cannot be loaded: {why}")
+    nowhere = "not found in this process, in pip's nvidia packages or on the system"
+    raise CannotRun(f"libcublasLt cannot be loaded: {'; '.join(problems) or nowhere}")

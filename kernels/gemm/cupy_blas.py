@@ -42,7 +42,7 @@ def candidates(case: Case, operands: Operands, target: Target) -> Sequence[Candi
     """
     require_current_device(target)
     binding = _binding()
-    call = _Launch(case.precision, operands, target.index)
+    call = _launcher(case.precision, operands, target.index)
     try:
         call()
     except binding.CUBLASError as error:
@@ -87,34 +87,25 @@ def _cupy_stream(address: int) -> Any:
     return cupy.cuda.Stream.from_external(_Stream(address))
 
 
-def _arguments(kind: Precision, operands: Operands, alpha: int, beta: int) -> tuple[int, ...]:
-    """What gemmEx takes after the handle; `alpha` and `beta` are host addresses."""
+def _launcher(kind: Precision, operands: Operands, index: int) -> Callable[[], None]:
+    """One cublasGemmEx on torch's current stream, its arguments bound beforehand."""
+    alpha, beta = api.arithmetic(kind).scalars()
     a, b, c = operands.a, operands.b, operands.c
     blas = api.column_major(operands.mnk, a.stride(), b.stride(), c.stride())
     stored, output = api.DATA_TYPES[kind.storage], api.DATA_TYPES[kind.output]
-    return (
-        *(blas.first.op, blas.second.op, blas.m, blas.n, blas.k, alpha),
-        *(b.data_ptr(), stored, blas.first.ld),
-        *(a.data_ptr(), stored, blas.second.ld, beta),
+    keep = (operands, alpha, beta)  # what the addresses in `arguments` point at
+    gemm_ex: Callable[..., object] = _binding().gemmEx
+    arguments = (
+        *(_handle(index), blas.first.op, blas.second.op, blas.m, blas.n, blas.k),
+        *(ctypes.addressof(alpha), b.data_ptr(), stored, blas.first.ld),
+        *(a.data_ptr(), stored, blas.second.ld, ctypes.addressof(beta)),
         *(c.data_ptr(), output, blas.out.ld),
         *(api.arithmetic(kind).compute, api.CUBLAS_GEMM_DEFAULT),
     )
 
-
-class _Launch:
-    """One cublasGemmEx on torch's current stream, its arguments bound beforehand."""
-
-    def __init__(self, kind: Precision, operands: Operands, index: int) -> None:
-        alpha, beta = api.arithmetic(kind).scalars()
-        self.keep = (operands, alpha, beta)  # what the addresses in `arguments` point at
-        self.index = index
-        self.gemm_ex: Callable[..., object] = _binding().gemmEx
-        self.arguments = (
-            _handle(index),
-            *_arguments(kind, operands, ctypes.addressof(alpha), ctypes.addressof(beta)),
-        )
-
-    def __call__(self) -> None:
+    def launch(keep: object = keep) -> None:
         # gemmEx sets the handle's stream to CuPy's current one, whatever it was set to before.
-        with _cupy_stream(torch._C._cuda_getCurrentRawStream(self.index)):
-            self.gemm_ex(*self.arguments)
+        with _cupy_stream(torch._C._cuda_getCurrentRawStream(index)):
+            gemm_ex(*arguments)
+
+    return launch

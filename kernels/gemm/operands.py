@@ -98,17 +98,18 @@ class OperandPool:
     def _transposed(case: Case, name: str) -> bool:
         return case.layout["ab".index(name)] == "t"
 
+    def _logical(self, case: Case, name: str, stored: torch.Tensor) -> torch.Tensor:
+        return stored.t() if self._transposed(case, name) else stored
+
     def _input(self, case: Case, name: str, dtype: torch.dtype) -> torch.Tensor:
         key = f"{name}:{dtype}"
         if key not in self.inputs:
             stored = store(self._drawn(case, name), dtype, case.data)
-            self.inputs[key] = stored.t() if self._transposed(case, name) else stored
+            self.inputs[key] = self._logical(case, name, stored)
         return self.inputs[key]
 
     def _sample(self, case: Case) -> Sample:
         rows = choose(case.dim("m"), self.sampled, self.device)
         columns = choose(case.dim("n"), self.sampled, self.device)
-        a, b = self._drawn(case, "a"), self._drawn(case, "b")
-        a = a.t() if self._transposed(case, "a") else a
-        b = b.t() if self._transposed(case, "b") else b
+        a, b = (self._logical(case, name, self._drawn(case, name)) for name in "ab")
         return Sample(rows, columns, a[rows].double(), b[:, columns].double())

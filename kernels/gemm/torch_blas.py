@@ -22,21 +22,15 @@ def cannot_run(case: Case, target: Target) -> str | None:
         return "tf32 is a Tensor Core mode; a CPU has none"
     if target.kind == "cpu" and kind.accumulate == "float16":
         return "torch has no float16 accumulation on a CPU"
-    if kind.is_float8 or kind.storage == "int8":
-        return _cannot_run_8bit(case, target)
-    return None
-
-
-def _cannot_run_8bit(case: Case, target: Target) -> str | None:
-    name, (m, n, k) = case.precision_name, (case.dim(d) for d in "mnk")
-    if target.kind == "cpu":
+    if target.kind == "cpu" or kind.bytes_per_element > 1:
         return None
+    name, (m, n, k) = case.precision_name, (case.dim(d) for d in "mnk")
     if case.layout != "nt":
         return f"{name} in cuBLASLt takes both operands K-major only; use --layout nt"
-    multiple = 16 if case.precision.is_float8 else 8
+    multiple = 16 if kind.is_float8 else 8
     if n % multiple or k % multiple:
         return f"{name} in torch needs N and K in multiples of {multiple}, not {n} and {k}"
-    if case.precision.storage == "int8" and m <= 16:
+    if kind.storage == "int8" and m <= 16:
         return f"int8 in torch needs M above 16, not {m}"
     return None
 
@@ -51,14 +45,9 @@ def candidates(case: Case, operands: Operands, target: Target) -> Sequence[Candi
 def _try_on_cpu(case: Case, operands: Operands) -> None:
     """CannotRun where this CPU's torch lacks the product; tried on a corner, at no cost."""
     m, n, k = (min(size, CPU_TRIAL_SIZE) for size in operands.mnk)
-    corner = replace(
-        operands,
-        a=operands.a[:m, :k],
-        b=operands.b[:k, :n],
-        c=operands.c[:m, :n].contiguous(),
-    )
+    a, b, c = operands.a[:m, :k], operands.b[:k, :n], operands.c[:m, :n].contiguous()
     try:
-        _call(case, corner)()
+        _call(case, replace(operands, a=a, b=b, c=c))()
     except (RuntimeError, ValueError) as error:
         raise CannotRun(
             f"torch on this CPU has no {case.precision_name}: {first_line(error)}"

@@ -15,7 +15,8 @@ from kernels.case import Target
 from microbench.device import host
 from microbench.device.host import software as software
 from microbench.device.nvml import SM_CLOCK, GpuState, NvmlGpu
-from microbench.device.telemetry import POLL_INTERVAL_S, NoSensors, Sensors, Telemetry
+from microbench.device.telemetry import POLL_INTERVAL_S, Telemetry
+from microbench.errors import UserError
 
 # An assumption, for where sysfs tells no cache size; doctor says when it is in use.
 ASSUMED_CACHE_BYTES = 32 * 1024 * 1024
@@ -56,7 +57,7 @@ class DeviceInfo:
 def describe(device: str = "auto") -> DeviceInfo:
     """The device called "auto" (a GPU if there is one), "cuda", "cuda:N" or "cpu".
 
-    Raises ValueError with a line for the user: unknown name, no GPU, or no such index.
+    UserError: unknown name, no GPU, or no such index.
     """
     if device == "auto":
         return describe_cuda(0) if why_no_cuda() is None else describe_cpu()
@@ -64,7 +65,7 @@ def describe(device: str = "auto") -> DeviceInfo:
         return describe_cpu()
     name, colon, index = device.partition(":")
     if name != "cuda" or (colon and not (index.isascii() and index.isdigit())):
-        raise ValueError(f"unknown device {device!r}; choose from auto, cuda, cuda:N, cpu")
+        raise UserError(f"unknown device {device!r}; choose from auto, cuda, cuda:N, cpu")
     return describe_cuda(int(index or 0))
 
 
@@ -94,16 +95,16 @@ def describe_cpu() -> DeviceInfo:
 
 
 def describe_cuda(index: int) -> DeviceInfo:
-    """The GPU that torch calls cuda:`index`. ValueError when there is none."""
+    """The GPU that torch calls cuda:`index`. UserError when there is none."""
     import torch
 
     reason = why_no_cuda()
     if reason is not None:
-        raise ValueError(f"no CUDA device here: {reason}; use --device cpu")
+        raise UserError(f"no CUDA device here: {reason}; use --device cpu")
     count = torch.cuda.device_count()
     if index >= count:
         choices = ", ".join(f"cuda:{i}" for i in range(count))
-        raise ValueError(f"no device cuda:{index} here; choose from {choices}, cpu")
+        raise UserError(f"no device cuda:{index} here; choose from {choices}, cpu")
     properties = _properties(index)
     gpu = gpu_for(index)
     return DeviceInfo(
@@ -129,10 +130,9 @@ def free_memory_bytes(info: DeviceInfo) -> int | None:
     return torch.cuda.mem_get_info(info.index)[0]
 
 
-def open_sensors(info: DeviceInfo) -> Sensors:
-    """The sensors of a device; NoSensors for a CPU or where NVML is missing."""
-    gpu = gpu_for(info.index) if info.kind == "cuda" else None
-    return NoSensors() if gpu is None else gpu
+def open_sensors(info: DeviceInfo) -> NvmlGpu | None:
+    """The sensors of a device; None for a CPU or where NVML is missing."""
+    return gpu_for(info.index) if info.kind == "cuda" else None
 
 
 def open_telemetry(info: DeviceInfo, interval_s: float = POLL_INTERVAL_S) -> Telemetry:
@@ -142,7 +142,7 @@ def open_telemetry(info: DeviceInfo, interval_s: float = POLL_INTERVAL_S) -> Tel
 
 def gpu_state(info: DeviceInfo) -> GpuState | None:
     """Settings and condition of the GPU; None for a CPU or where NVML is missing."""
-    gpu = gpu_for(info.index) if info.kind == "cuda" else None
+    gpu = open_sensors(info)
     return None if gpu is None else gpu.state()
 
 

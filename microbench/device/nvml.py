@@ -46,13 +46,11 @@ class GpuState:
 
 
 class NvmlGpu:
-    """One GPU as NVML sees it: the `Sensors` of telemetry and the settings that doctor judges.
+    """One GPU as NVML sees it: the sensors of telemetry and the settings that doctor judges.
 
     `nvml` is the pynvml module, initialised. The readings take 7 to 24 us each on an H200,
     `energy_j` 2 to 30 ms.
     """
-
-    available = True
 
     def __init__(self, nvml: Any, handle: Any) -> None:
         self._nvml = nvml

@@ -13,7 +13,8 @@ from collections.abc import Callable, Generator, Hashable, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Protocol
+
+from microbench.device.nvml import NvmlGpu
 
 POLL_INTERVAL_S = 0.02
 
@@ -32,70 +33,15 @@ THROTTLE_REASONS: dict[int, str] = {
 }
 
 
-class Sensors(Protocol):
-    """What can be read from a device at any time. Each reading is None where it does not answer."""
-
-    available: bool  # whether any reading can be expected
-
-    def power_w(self) -> float | None:
-        """Power of the whole board now, in watts."""
-        ...
-
-    def sm_clock_mhz(self) -> float | None:
-        """Clock of the streaming multiprocessors now, in MHz."""
-        ...
-
-    def temperature_c(self) -> float | None:
-        """Temperature of the chip, in degrees Celsius."""
-        ...
-
-    def event_reasons(self) -> int | None:
-        """Bits of THROTTLE_REASONS."""
-        ...
-
-    def utilization_pct(self) -> float | None:
-        """Share of the last sampling period (up to a second) in which any kernel ran."""
-        ...
-
-    def energy_j(self) -> float | None:
-        """Energy since the driver was loaded, in joules. May take 30 ms to answer."""
-        ...
-
-
-class NoSensors:
-    """A device without sensors: a CPU, or a GPU whose NVML is missing."""
-
-    available = False
-
-    def power_w(self) -> None:
-        """Not known."""
-
-    def sm_clock_mhz(self) -> None:
-        """Not known."""
-
-    def temperature_c(self) -> None:
-        """Not known."""
-
-    def event_reasons(self) -> None:
-        """Not known."""
-
-    def utilization_pct(self) -> None:
-        """Not known."""
-
-    def energy_j(self) -> None:
-        """Not known."""
-
-
 @dataclass(frozen=True)
 class Sample:
-    """One reading of the sensors. `at_s` is on the clock that was given to Telemetry."""
+    """One reading of the sensors."""
 
-    at_s: float
     power_w: float | None
     sm_clock_mhz: float | None
     temperature_c: float | None
     throttle: tuple[str, ...]
-    utilization_pct: float | None = None
+    utilization_pct: float | None
 
 
 @dataclass(frozen=True)
@@ -129,12 +75,12 @@ class Telemetry:
     """Samples the sensors in the background, from `start` to `stop` (or as a context).
 
     After `stop`, `energy_j` and `elapsed_s` hold the counter's difference and the time between the
-    two readings. Without sensors there is no thread, and every figure is None.
+    two readings. Without sensors (a CPU, no NVML) there is no thread, and every figure is None.
     """
 
     def __init__(
         self,
-        sensors: Sensors,
+        sensors: NvmlGpu | None,
         interval_s: float = POLL_INTERVAL_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -162,7 +108,7 @@ class Telemetry:
     def start(self) -> None:
         """Read the energy counter and start the thread. Does nothing where there are no sensors."""
         assert self._thread is None, "telemetry is already running"
-        if not self._sensors.available:
+        if self._sensors is None:
             return
         self._begin = (self._clock(), self._sensors.energy_j())
         self._stopping.clear()
@@ -171,7 +117,7 @@ class Telemetry:
 
     def stop(self) -> None:
         """Join the thread and read the energy counter again. Stopping twice does no harm."""
-        if self._thread is None:
+        if self._thread is None or self._sensors is None:
             return
         self._stopping.set()
         self._thread.join()
@@ -198,27 +144,21 @@ class Telemetry:
 
     def poll(self) -> None:
         """Take one sample for the open segment. The thread does this every `interval_s`."""
-        segment = self._current
-        if segment is None or not self._sensors.available:
+        segment, sensors = self._current, self._sensors
+        if segment is None or sensors is None:
             return
-        sample = self.read_now()
-        with self._lock:
-            if self._current is not segment:  # it ended while the sensors were read: whose is it?
-                return
-            segment.samples += 1
-            self._samples.setdefault(segment.key, []).append(sample)
-
-    def read_now(self) -> Sample:
-        """One reading, filed nowhere: what a loop that waits for a steady clock looks at."""
-        sensors = self._sensors
-        return Sample(
-            at_s=self._clock(),
+        sample = Sample(
             power_w=sensors.power_w(),
             sm_clock_mhz=sensors.sm_clock_mhz(),
             temperature_c=sensors.temperature_c(),
             throttle=throttle_words(sensors.event_reasons()),
             utilization_pct=sensors.utilization_pct(),
         )
+        with self._lock:
+            if self._current is not segment:  # it ended while the sensors were read: whose is it?
+                return
+            segment.samples += 1
+            self._samples.setdefault(segment.key, []).append(sample)
 
     def summary(self, key: Hashable) -> TelemetrySummary:
         """What the samples under `key` say; all None and no samples for a key never seen."""

@@ -1,4 +1,4 @@
-"""The convolutions and GEMMs of a network's training step, recorded without running it.
+"""The convolutions and GEMMs of a network's step, recorded without running it, and their plan.
 
 The step is traced with fake tensors: shapes flow through forward and backward, no weight is
 allocated and no kernel runs.
@@ -6,7 +6,9 @@ allocated and no kernel runs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +19,10 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 
+from kernels import OPS
+from kernels.case import DATA, Case
 from kernels.error_words import one_line
+from microbench.conditions import Conditions
 from microbench.errors import UserError
 from microbench.layers.networks import (
     DEFAULT_IMAGE,
@@ -33,6 +38,9 @@ from microbench.layers.networks import (
     usual_image,
 )
 from microbench.layers.products import Layer, ProductRecorder, Skipped, storage_of
+from microbench.plans import Arm, group_of, plan_arms
+from microbench.results.types import LayerUse, NetworkUse, NotMeasured
+from microbench.sweep import Group, parse_choice, parse_names
 
 CLIP_FRAMES = 16  # of a video network, as torchvision's were trained
 
@@ -191,3 +199,44 @@ def _example_inputs(
     if not inputs or inputs[0].dim() == 0:
         raise UserError(f"{name}() returned an example input without a batch")
     return tuple(inputs)
+
+
+# ---------------------------------------------------------------- the comparisons
+
+BACKENDS = ("library", "triton")  # library: cuDNN and cuBLAS, or torch on a CPU
+
+traced = lru_cache(maxsize=4)(trace)
+
+
+def plan_layers(
+    found: Traced, asked: Conditions, kind: str, *, layout: str
+) -> tuple[list[Group], NetworkUse]:
+    """A comparison for each distinct product of the network; convolutions in the layout."""
+    parse_choice(layout, OPS["conv"].layouts, "--layout")
+    parse_choice(asked.data, DATA, "--data")
+    groups: list[Group] = []
+    uses: list[LayerUse] = []
+    for layer in found.layers:
+        arms = _arms(layer.op, asked, kind)
+        group = group_of(_problem(layer, layout, asked.data, arms[0]), arms)
+        if group.name not in {known.name for known in groups}:
+            groups.append(group)
+        uses.append(LayerUse(group.name, layer.which, layer.count, layer.names))
+    skipped = tuple(NotMeasured(s.what, s.reason, s.count, s.flops) for s in found.skipped)
+    return groups, NetworkUse(found.network, found.batch, found.image, tuple(uses), skipped)
+
+
+def _arms(op: str, asked: Conditions, kind: str) -> Sequence[Arm]:
+    names = parse_names(
+        "library" if asked.backend is None else asked.backend, BACKENDS, "--backend"
+    )
+    library = OPS[op].library_backend(kind)
+    named = ",".join(library if name == "library" else name for name in names)
+    return plan_arms(op, replace(asked, backend=named), kind)
+
+
+def _problem(layer: Layer, layout: str, data: str, arm: Arm) -> Case:
+    dims = dict(layer.dims)
+    if layer.op == "conv":
+        dims["pass"] = layer.which
+    return Case(layer.op, dims, *arm, layer.layout or layout, data)

@@ -19,7 +19,6 @@ from microbench.report.screen import WIDTH
 from microbench.report.table import screen
 from microbench.results.kinds import reports
 from microbench.results.types import Result, Run
-from microbench.roofline.model.wording import describe
 from microbench.verdict import verdict
 
 SOFTWARE = (
@@ -31,6 +30,7 @@ SOFTWARE = (
     ("python", "Python"),
     ("project", "halfway"),
 )
+MODEL = "A model of the time, checked on cases it has not seen"
 
 
 def print_run(run: Run, console: Console, *, details: bool = False) -> None:
@@ -64,8 +64,10 @@ def _print_kernels(run: Run, console: Console, width: int, details: bool) -> Non
     if run.network:
         _section(console, layers_summary(run, run.network), width, "In short")
     else:
-        _section(console, _verdict(run), width, "In short")
-    _section(console, _model(run), width, "A model of the time, checked on cases it has not seen")
+        _section(console, notes.sentences(verdict(run)), width, "In short")
+    _section(
+        console, notes.model(run), width, "A model of the time, checked on cases it has not seen"
+    )
     _section(console, notes.warnings(run), width, "Warnings")
     _section(console, notes.ceilings(run), width, blank=False)
 
@@ -85,7 +87,9 @@ def _table(run: Run, width: int) -> tuple[list[Text], str, list[Result]]:
 def _print_map(run: Run, console: Console, width: int) -> None:
     _section(console, [*map_tables(run, width), *notes.missing_reasons(run)], width)
     _section(console, [Text(line, "bold") for line in map_verdict(run)], width, "In short")
-    _section(console, _model(run), width, "A model of the time, checked on cases it has not seen")
+    _section(
+        console, notes.model(run), width, "A model of the time, checked on cases it has not seen"
+    )
     _section(console, notes.ceilings(run), width, blank=False)
 
 
@@ -130,10 +134,6 @@ def _how(run: Run) -> list[str]:
     return parts
 
 
-def _model(run: Run) -> list[Text]:
-    return [Text(f"  {fmt.clean(line)}") for line in describe(run.model)] if run.model else []
-
-
 def _shared_settings(run: Run) -> list[str]:
     """What every problem of the run has in common, by name."""
     if len({r.case.op for r in run.results}) != 1 or run.network:
@@ -146,14 +146,6 @@ def _shared_settings(run: Run) -> list[str]:
 def _what_holds_back(run: Run, details: bool) -> str:
     asked = [fmt.clean(precision) for precision in arms_of(run).asked]
     return f"What holds {'each' if details else fmt.listed(asked)} back"
-
-
-def _verdict(run: Run) -> list[Text]:
-    return [
-        Text("  " + fmt.clean(sentence)) if sentence.startswith(" ")
-        else Text(fmt.clean(sentence), "bold")
-        for sentence in verdict(run)
-    ]  # fmt: skip
 
 
 def _section(

@@ -34,7 +34,11 @@ def draw(run: Run, path: Path) -> None:
     Whole or not at all. UserError when there is nothing to draw or nowhere to write.
     """
     suffix = _suffix(path)
-    _replace(path, _render(chart_of(run), suffix))
+    content = _render(chart_of(run), suffix)
+    try:
+        write_atomically(path, content)
+    except OSError as error:
+        raise UserError(f"--chart {path}: cannot write there ({error.strerror})") from None
 
 
 def chart_of(run: Run) -> Any:
@@ -63,11 +67,3 @@ def _render(chart: Any, suffix: str) -> bytes:
     else:
         chart.save(text, format="svg")
     return text.getvalue().encode()
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Put the content in the file's place at once."""
-    try:
-        write_atomically(path, content)
-    except OSError as error:
-        raise UserError(f"--chart {path}: cannot write there ({error.strerror})") from None

@@ -86,6 +86,14 @@ def panel_title(alt: Any, text: str) -> Any:
     return alt.TitleParams(text, anchor="start", fontSize=14, color=INK, offset=6)
 
 
+def main_title(title: str, below: Sequence[str]) -> Any:
+    """The title of a whole chart, and the lines under it."""
+    return library().TitleParams(
+        title, subtitle=list(below), fontSize=18, subtitleFontSize=12, subtitleColor=FAINT,
+        color=INK, anchor="start", offset=16, subtitlePadding=6,
+    )  # fmt: skip
+
+
 def heading(run: Run, results: Sequence[Result], reading: Sequence[str]) -> Any:
     """The title: what was measured, on what, under which conditions; how to read the chart."""
     case = results[0].case
@@ -102,16 +110,11 @@ def heading(run: Run, results: Sequence[Result], reading: Sequence[str]) -> Any:
         "regime": {r.measurement.regime for r in results if r.measurement},
     }
     conditions = [f"{name} {fmt.clean('/'.join(sorted(found)))}" for name, found in states.items()]
-    return library().TitleParams(
+    below = f"{', '.join(conditions)}; measured {fmt.clean(run.started_at[:10])}"
+    return main_title(
         f"{ops} on {device}: {fmt.listed(asked, most=4)}{against}",
-        subtitle=[
-            in_words(case, fixed, bare=()),
-            f"{', '.join(conditions)}; measured {fmt.clean(run.started_at[:10])}",
-            *reading,
-        ],
-        fontSize=18, subtitleFontSize=12, subtitleColor=FAINT, color=INK,
-        anchor="start", offset=16, subtitlePadding=6,
-    )  # fmt: skip
+        [in_words(case, fixed, bare=()), below, *reading],
+    )
 
 
 def styled(chart: Any) -> Any:

@@ -1,16 +1,12 @@
-"""A run as Markdown, for READMEs and issues, and as CSV; and the tables of the documentation."""
+"""A run as Markdown, for READMEs and issues, and as CSV."""
 
 from __future__ import annotations
 
-from kernels import is_library
-from microbench import fmt
-from microbench.payoff import Payoff, payoffs
-from microbench.report.arms import arms_of
-from microbench.report.layers_table import PASSES, Layer, layers_of, layers_table
+from microbench.report.layers_table import layers_table
 from microbench.report.run_table import plain_table
-from microbench.report.table import Column, Records, Row, Table, markdown, records, write_csv
+from microbench.report.table import Records, markdown, records, write_csv
 from microbench.results.kinds import reports
-from microbench.results.types import NetworkUse, Run
+from microbench.results.types import Run
 
 
 def to_markdown(run: Run) -> str:
@@ -35,67 +31,3 @@ def to_csv(run: Run) -> str:
         names, rows = report.csv(run)
         parts.append((list(names), rows))
     return write_csv(parts)
-
-
-def payoff_table(run: Run, precision: str) -> str:
-    """For each setting: from which size the precision pays off, and how much at each end."""
-    columns: list[Column[Payoff]] = [
-        Column("", lambda payoff: payoff.subject),
-        Column("faster than", lambda payoff: payoff.baseline),
-        Column("from", _start, right=True),
-        Column("there", _at_start, right=True),
-        Column("at most", _at_best, right=True),
-        Column("below it", _below),
-    ]
-    return markdown(Table(columns, [Row(payoff) for payoff in payoffs(run, precision)]))
-
-
-def _start(payoff: Payoff) -> str:
-    rows = payoff.rows[payoff.start :]
-    return fmt.size(rows[0][0].case) if rows else "nowhere"
-
-
-def _at_start(payoff: Payoff) -> str:
-    rows = payoff.rows[payoff.start :]
-    return fmt.interval(rows[0][1]) if rows else ""
-
-
-def _at_best(payoff: Payoff) -> str:
-    result, ratio = max(payoff.rows, key=lambda row: row[1].ratio)
-    return f"{fmt.interval(ratio)} at {fmt.size(result.case)}"
-
-
-def _below(payoff: Payoff) -> str:
-    if payoff.start == len(payoff.rows):
-        return ""
-    below = [f"{fmt.size(r.case)}: {fmt.short_ratio(q)}" for r, q in payoff.rows[: payoff.start]]
-    return ", ".join(below[-3:])
-
-
-def rival_table(run: Run, network: NetworkUse) -> str:
-    """Each convolution of the network: our kernels against the library, by pass.
-
-    Time of the library over time of ours, in the precision asked for.
-    """
-    precision = arms_of(run).asked[0]
-    ratios = {
-        (r.case.group, rival): ratio
-        for r in run.results
-        if r.case.precision_name == precision and not is_library(r.case)
-        for rival, ratio in r.vs_backend.items()
-    }
-
-    def cell(layer: Layer, which: str) -> str:
-        use = layer.uses.get(which)
-        found = ratios.get((use.group, "cudnn")) if use else None
-        return fmt.interval(found) if found else ""
-
-    def pass_column(which: str) -> Column[Layer]:
-        return Column(which, lambda layer: cell(layer, which), right=True)
-
-    compared = [layer for layer in layers_of(run, network) if any(cell(layer, p) for p in PASSES)]
-    columns = [
-        Column[Layer]("layer", lambda layer: layer.label.replace(">", "→")),
-        *map(pass_column, PASSES),
-    ]
-    return markdown(Table(columns, [Row(layer) for layer in compared]))

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from kernels import is_library
 from microbench import fmt
-from microbench.report.arms import arms_of
+from microbench.report.arms import arms_of, groups_of
 from microbench.report.table import Column, Row, Table
 from microbench.results.types import LayerUse, NetworkUse, Result, Run
 
@@ -51,9 +51,7 @@ class Layer:
 
 def layers_of(run: Run, network: NetworkUse) -> list[Layer]:
     """The network's layers in order, each with its passes."""
-    by_group: dict[str, list[Result]] = {}
-    for result in run.results:
-        by_group.setdefault(result.case.group, []).append(result)
+    by_group = {group[0].case.group: group for group in groups_of(run)}
     layers: dict[tuple[object, ...], Layer] = {}
     for use in network.layers:
         results = by_group.get(use.group, [])

@@ -83,7 +83,7 @@ class LiveLine(ABC):
 class LiveProgress(LiveLine):
     """Tells a person what is measured, what came out and how long it will take.
 
-    Implements `microbench.runner.Progress`. The time left is the sampling that is still to come
+    The time left is the sampling that is still to come
     plus what preparing, checking and compiling have cost a group so far.
     """
 

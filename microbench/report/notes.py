@@ -9,10 +9,11 @@ from rich.text import Text
 from kernels.precision import PRECISIONS
 from microbench import fmt
 from microbench.report.arms import arms_of, groups_of, rate_unit, representative
-from microbench.results.types import Ceiling, Result, Run, Warning
+from microbench.results.types import Ceiling, Result, Run, TimeModel, Warning
 
 MOST_WHYS = 8
 MOST_REASONS = 3
+LEAST_NAMED = 3  # cases of a path that is named as the worst
 
 Found = tuple[Warning, str]  # and the case it is about, in words
 
@@ -106,6 +107,14 @@ def told_once(found: Sequence[Found]) -> list[Text]:
     return lines
 
 
+def sentences(said: Sequence[str]) -> list[Text]:
+    """A verdict; the details of a sentence, which begin with a space, are not bold."""
+    return [
+        Text("  " + fmt.clean(line)) if line.startswith(" ") else Text(fmt.clean(line), "bold")
+        for line in said
+    ]
+
+
 def ceilings(run: Run) -> list[Text]:
     """Which ceiling "% of ceiling" means, and where it comes from."""
     precisions = list(dict.fromkeys(r.case.precision_name for r in run.results))
@@ -133,3 +142,32 @@ def _rates(found: Sequence[Ceiling], unit: fmt.Unit) -> str:
 
 def _item(name: str, text: str) -> Text:
     return Text(f"  {name}: ", "bold").append(text, "not bold")
+
+
+def model(run: Run) -> list[Text]:
+    """The run's time model, see `describe`."""
+    return [Text(f"  {fmt.clean(line)}") for line in describe(run.model)] if run.model else []
+
+
+def describe(model: TimeModel) -> list[str]:
+    """Its error on cases that it was not fitted on, and on which path that is largest."""
+    overall = model.overall
+    lines = [
+        "Model (launch floor + compute in tiles and waves + bytes + conversions): median error "
+        f"{100 * overall.median:.0f} % on {overall.count} cases it was not fitted on "
+        f"(90 % within {100 * overall.p90:.0f} %)."
+    ]
+    named = [error for error in model.by_path if error.count >= LEAST_NAMED]
+    if named:
+        worst = max(named, key=lambda error: error.median)
+        lines.append(
+            f"It is least certain of {path_text(worst.path)}: median error "
+            f"{100 * worst.median:.0f} % on {worst.count}."
+        )
+    return lines
+
+
+def path_text(path: tuple[str, ...]) -> str:
+    """A path as a person reads it: "conv nhwc fprop cudnn fp16, misaligned"."""
+    special, arm = "".join(path[2:3]), path[3:]
+    return " ".join(word for word in arm if word) + (f", {special}" if special else "")

@@ -18,7 +18,7 @@ from microbench.report.arms import (
     varying,
 )
 from microbench.report.table import DIM, MISSING, Column, Row, Table, Value
-from microbench.results.types import Interval, Result, Run
+from microbench.results.types import Interval, Ratio, Result, Run
 from microbench.roofline.causes import conversion_share
 from microbench.verdict import BASELINES
 
@@ -162,28 +162,21 @@ def _speedup(name: str, baselines: Sequence[str]) -> Column[Result]:
     place = baselines.index(name) if name in baselines else None
     before = baselines[:place]
 
+    def ratio(result: Result) -> Ratio | None:
+        return result.speedup.get(name)
+
     def cell(result: Result) -> str:
-        found, own = result.speedup.get(name), result.case.precision_name
+        found, own = ratio(result), result.case.precision_name
         if own == name and found is None:
             return "base"
         return fmt.ratio(found) if found and own != name and own not in before else "-"
 
-    def interval(result: Result) -> str:
-        found = result.speedup.get(name)
-        return fmt.interval(found) if found else ""
-
-    def ratio(result: Result) -> float | None:
-        found = result.speedup.get(name)
-        return found.ratio if found else None
-
-    def ends(result: Result) -> Interval | None:
-        found = result.speedup.get(name)
-        return found.ci95 if found else None
-
     return Column(
         f"x faster\nthan {fmt.clean(name)}", None if place is None else cell, right=True,
-        drop=place or 0, markdown=interval, markdown_title=f"x {name}",
-        csv={f"speedup_{name}": ratio, **_interval(f"speedup_{name}{{}}", ends)},
+        drop=place or 0, markdown=lambda r: fmt.interval(found) if (found := ratio(r)) else "",
+        markdown_title=f"x {name}",
+        csv={f"speedup_{name}": lambda r: found.ratio if (found := ratio(r)) else None,
+             **_interval(f"speedup_{name}{{}}", lambda r: (found := ratio(r)) and found.ci95)},
     )  # fmt: skip
 
 

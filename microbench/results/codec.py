@@ -18,6 +18,10 @@ from microbench.results.kinds import KINDS, Kind
 from microbench.results.types import STATUSES, Json, Measurement, Result, Run, TimeModel
 
 REQUIRED = ("method_version", "finished_at", "ceilings", "results")  # beside those with no default
+PLAIN = (  # fields of a result that are written as they are, in this order
+    "flops", "min_bytes", "ceiling_pct", "efficiency_pct", "rel_error", "total_error", "variant",
+    "kernels", "kernels_s", "tile", "tensor_core",
+)  # fmt: skip
 MEASURED = tuple(field.name for field in fields(Measurement))
 
 
@@ -34,17 +38,7 @@ def result_to_json(result: Result) -> Json:
         "reason": result.reason,
         **{name: getattr(measured, name) if measured else None for name in MEASURED},
         **{name: value / unit if value else None for name, (value, unit) in rates.items()},
-        "flops": result.flops,
-        "min_bytes": result.min_bytes,
-        "ceiling_pct": result.ceiling_pct,
-        "efficiency_pct": dict(result.efficiency_pct),
-        "rel_error": result.rel_error,
-        "total_error": result.total_error,
-        "variant": result.variant,
-        "kernels": result.kernels,
-        "kernels_s": result.kernels_s,
-        "tile": result.tile,
-        "tensor_core": result.tensor_core,
+        **{name: getattr(result, name) for name in PLAIN},
         "speedup": {name: vars(ratio) for name, ratio in result.speedup.items()},
         "vs_backend": {name: vars(ratio) for name, ratio in result.vs_backend.items()},
         "bound": result.bound,

@@ -103,7 +103,10 @@ def _by_key(run: Run) -> dict[str, Entry]:
 
 def _refuse_other_settings(a: Run, b: Run) -> None:
     for name in MUST_AGREE:
-        ours, theirs = _setting(a, name), _setting(b, name)
+        ours, theirs = (
+            {str(getattr(r.measurement, name)) for r in run.results if r.measurement}
+            for run in (a, b)
+        )
         if ours and theirs and ours != theirs:
             raise UserError(
                 f"the runs differ in {name} ({', '.join(sorted(ours))} and "
@@ -111,16 +114,12 @@ def _refuse_other_settings(a: Run, b: Run) -> None:
             )
 
 
-def _setting(run: Run, name: str) -> set[str]:
-    return {str(getattr(r.measurement, name)) for r in run.results if r.measurement}
-
-
 def _differences(a: Run, b: Run) -> list[str]:
     found: list[str] = []
-    for part, ours, theirs in (("", a.device, b.device), ("", a.software, b.software)):
+    for ours, theirs in ((a.device, b.device), (a.software, b.software)):
         for name in sorted(ours.keys() | theirs.keys()):
             if ours.get(name) != theirs.get(name):
-                found.append(f"{part}{name}: {ours.get(name)} | {theirs.get(name)}")
+                found.append(f"{name}: {ours.get(name)} | {theirs.get(name)}")
     clock_a, clock_b = _mean_clock(a), _mean_clock(b)
     if clock_a and clock_b and abs(clock_a / clock_b - 1) > 0.02:
         found.append(f"mean SM clock: {clock_a:.0f} MHz | {clock_b:.0f} MHz")

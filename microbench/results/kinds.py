@@ -91,7 +91,7 @@ class Kind:
 KINDS: Mapping[str, Kind] = {
     "train": Kind("e2e.results.codec", "e2e.report.run_report", noise_pct=1.0),
     # Processes share cores as the system likes.
-    "load": Kind("e2e.results.loader_codec", "e2e.report.run_report", noise_pct=5.0),
+    "load": Kind("e2e.results.loader_types", "e2e.report.run_report", noise_pct=5.0),
 }
 
 

@@ -146,14 +146,7 @@ def _aligned_neighbour(result: Result, run: Run) -> str | None:
         return None
     best: tuple[float, Result] | None = None
     for other in run.results:
-        same = (other.case.op, other.case.precision_name, other.case.backend, other.case.layout)
-        if (*same, other.case.data) != (
-            case.op,
-            case.precision_name,
-            case.backend,
-            case.layout,
-            case.data,
-        ):
+        if replace(other.case, dims=case.dims) != case:
             continue
         if other.flop_per_s is None or OPS[other.case.op].misaligned(other.case):
             continue
@@ -240,9 +233,10 @@ def _nothing(result: Result, limits: Limits) -> tuple[str, str]:
         parts.append(f"{100 * limits.floor_s / time_s:.0f} % of the time is the latency floor")
     if limits.memory_s:
         parts.append(f"{100 * limits.memory_s / time_s:.0f} % the least time for its bytes")
-    return "mixed", "no single limit: " + ", ".join(
-        parts
-    ) if parts else "no ceilings to compare with"
+    return (
+        "mixed",
+        f"no single limit: {', '.join(parts)}" if parts else "no ceilings to compare with",
+    )
 
 
 def _share(result: Result, limits: Limits) -> float | None:

@@ -1,4 +1,4 @@
-"""What bounds a case, with the number that says so.
+"""What bounds a case, with the number that says so, and what spoils its measurement.
 
 A pure function of the run: measured ceilings, latency floor, bytes, strides, tiles, clocks, and the
 other cases of the run that are the same but for one thing.
@@ -6,13 +6,14 @@ other cases of the run that are the same but for one thing.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
-from microbench.results.types import Result, Run
+from microbench.device.profiler import fewer_operations
+from microbench.results.types import Result, Run, Warning
 from microbench.roofline.causes import explain
-from microbench.roofline.checks import warnings_for
 from microbench.roofline.limits import limits_for, tensor_core
+from microbench.timing.stats import half_width_pct
 
 
 def annotate(run: Run, keys: Collection[str] | None = None) -> Run:
@@ -53,3 +54,91 @@ def _annotate(result: Result, run: Run) -> Result:
         why=why,
     )
     return replace(explained, warnings=warnings_for(explained, run))
+
+
+# ---------------------------------------------------------------- warnings
+
+CLOCK_DROP = 0.9
+WIDE_INTERVAL_PCT = 2.0
+OVER_PEAK_PCT = 105.0
+
+Check = Callable[[Result, Run], Warning | None]
+
+
+def warnings_for(result: Result, run: Run) -> tuple[Warning, ...]:
+    """Every warning that applies to a measured result."""
+    found = (check(result, run) for check in CHECKS)
+    return tuple(warning for warning in found if warning)
+
+
+def _clock_fell(result: Result, run: Run) -> Warning | None:
+    measurement, top = result.measurement, run.device.get("sm_clock_max_mhz")
+    if measurement is None or not measurement.sm_clock_mhz or not top:
+        return None
+    share = measurement.sm_clock_mhz / float(top)
+    if share >= CLOCK_DROP or not measurement.throttle:
+        return None
+    remedy = (
+        "a long run of this product gets such a clock; compare with --regime burst"
+        if measurement.regime == "sustained"
+        else "let the card cool, and see python -m microbench doctor"
+    )
+    return Warning(
+        f"SM clock {measurement.sm_clock_mhz:.0f} MHz, {100 * (1 - share):.0f} % under its maximum",
+        ", ".join(measurement.throttle),
+        remedy,
+    )
+
+
+def _wide_interval(result: Result, run: Run) -> Warning | None:
+    measurement = result.measurement
+    if measurement is None:
+        return None
+    if measurement.ci95_s is None:
+        return Warning("no interval", "the budget allowed one round only", "raise --budget")
+    width = half_width_pct(measurement.median_s, measurement.ci95_s)
+    if width <= WIDE_INTERVAL_PCT:
+        return None
+    cause = (
+        "the power controller moves the clock"
+        if "power cap" in measurement.throttle
+        else "other work on the machine, or too few rounds"
+    )
+    return Warning(f"the median is known to {width:.1f} % only", cause, "raise --budget")
+
+
+def _impossible(result: Result, run: Run) -> Warning | None:
+    at_clock = result.efficiency_pct.get("at_clock")
+    if at_clock is None or at_clock <= OVER_PEAK_PCT or fewer_operations(result.kernels):
+        return None
+    return Warning(
+        f"{at_clock:.0f} % of what the hardware can do at this clock",
+        "the clock was read wrong, or the launch did not do its work",
+        "do not use this number; report it with the run file",
+    )
+
+
+def _zeros(result: Result, run: Run) -> Warning | None:
+    if result.case.data != "zeros" or run.device.get("kind") != "cuda":
+        return None
+    return Warning(
+        "the inputs are zeros",
+        "zeros switch fewer transistors, draw less power and hold a higher clock",
+        "use --data normal for numbers to quote",
+    )
+
+
+def _exact_arithmetic(result: Result, run: Run) -> Warning | None:
+    case, error = result.case, result.rel_error
+    if case.data not in ("normal", "uniform") or error is None:
+        return None
+    if error >= case.precision.least_error:
+        return None
+    return Warning(
+        f"{case.precision_name} was allowed, but the result is exact to {error:.0e}",
+        "the library found an IEEE kernel faster, so no Tensor Core ran",
+        "nothing: this is what a user of the switch gets at this size",
+    )
+
+
+CHECKS: Sequence[Check] = (_clock_fell, _wide_interval, _impossible, _zeros, _exact_arithmetic)

@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 from microbench.results.types import Result, Run
 from microbench.roofline.limits import limits_for
-from microbench.selftest.cache import cache_effect
 from microbench.selftest.plant import Plant
 
 RIGHT, WRONG, NOT_APPLICABLE = "right", "wrong", "not applicable"
@@ -172,17 +171,50 @@ def _numbers(run: Run | None, key: str) -> dict[str, Any]:
     measurement = result.measurement
     if measurement is None:
         return seen | {"reason": result.reason}
-    return seen | {
-        "median_s": measurement.median_s,
-        "ci95_s": measurement.ci95_s,
-        "flops": result.flops,
-        "min_bytes": result.min_bytes,
-        "efficiency_pct": dict(result.efficiency_pct),
-        "bound": result.bound,
-        "sm_clock_mhz": measurement.sm_clock_mhz,
-        "power_w": measurement.power_w,
-        "throttle": measurement.throttle,
-        "tile": result.tile,
-        "kernels": result.kernels,
-        "kernels_s": result.kernels_s,
-    }
+    parts = (
+        (measurement, ("median_s", "ci95_s")),
+        (result, ("flops", "min_bytes", "efficiency_pct", "bound")),
+        (measurement, ("sm_clock_mhz", "power_w", "throttle")),
+        (result, ("tile", "kernels", "kernels_s")),
+    )
+    return seen | {name: getattr(part, name) for part, names in parts for name in names}
+
+
+# ---------------------------------------------------------------- the cache
+
+GAINS = 1.1  # times faster warm: a gain under this is within what clocks do between two sessions
+SAVED_SHARE = 0.08  # of the cold time that must be saved beyond what the shortest launch saves
+
+
+def cache_effect(cold: Result, warm: Result, run: Run, warm_run: Run) -> tuple[str, str]:
+    """("cache", why) when the launch is faster for finding its tensors in the L2; else ("none", …).
+
+    Cold and warm readings do not hold the same overhead: cold ones are of one launch with what
+    events add taken off, warm ones of ten back to back with the gaps between them. So each is held
+    against the shortest launch as its own session timed it: what that one saves too (gaps, code and
+    descriptors that are in a cache already) is not the tensors'.
+    """
+    if not cold.median_s or not warm.median_s:
+        return "none", "one of the two was not measured"
+    if cold.kernels != warm.kernels:
+        return "none", "another kernel ran with a warm cache: not comparable"
+    gain = cold.median_s / warm.median_s
+    change = f"{1e6 * cold.median_s:.1f} us cold, {1e6 * warm.median_s:.1f} us warm"
+    size, held = cold.min_bytes, int(run.device.get("l2_bytes") or 0)
+    if size > held:
+        return "none", f"its {size / 1e6:.0f} MB do not fit the L2's {held / 1e6:.0f} MB: {change}"
+    floors = _floor_s(run), _floor_s(warm_run)
+    if floors[0] is None or floors[1] is None:
+        return "none", "no latency floor to hold the two against"
+    saved_s = (cold.median_s - floors[0]) - (warm.median_s - floors[1])
+    if gain < GAINS or saved_s < SAVED_SHARE * cold.median_s:
+        return "none", f"a warm cache saves {max(0.0, 1e6 * saved_s):.1f} us: {change}"
+    return "cache", (
+        f"{gain:.1f} times faster when its {size / 1e6:.0f} MB are in the L2 already ({change}; "
+        f"{1e6 * saved_s:.1f} us of it beyond what a 64x64x64 product saves)"
+    )
+
+
+def _floor_s(run: Run) -> float | None:
+    floors = [c.seconds for c in run.ceilings if c.name == "latency floor" and c.seconds]
+    return min(floors, default=None)

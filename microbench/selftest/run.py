@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from kernels.case import Case
+from microbench.command_line import MAX_SEED, check_budget, kept
 from microbench.conditions import Conditions
 from microbench.errors import UserError
 from microbench.results.runfile import check_writable, write_text
 from microbench.results.types import Run
 from microbench.results.values import Json
-from microbench.runner import InOrder, Runner, Session, group_weight
+from microbench.runner import InOrder, Runner, group_weight
 from microbench.selftest.judge import Judged, Runs, judge, passed, score
 from microbench.selftest.plant import Absent, Plant
-from microbench.selftest.planted import plan
-from microbench.selftest.waves import target_of, triton_tile
+from microbench.selftest.planted import plan, target_of, triton_tile
 from microbench.sweep import Group
-from microbench.worker import Greeting, WorkerDied, Workers
+from microbench.worker import Greeting, Worker, WorkerDied, Workers
 
 if TYPE_CHECKING:
     from microbench.report.documents import Sheet
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 # A bound needs no narrow interval: a fifth of the sampling that a result to quote gets on a GPU. A
 # CPU has few plants, and other processes that disturb them.
 BUDGET_SHARE = {"cuda": 0.2, "cpu": 8.0}
-MAX_SEED = 2**31
 
 
 def run_selftest(*, json_path: Path | None, device: str, budget: float | None, quiet: bool) -> int:
@@ -43,8 +42,8 @@ def run_selftest(*, json_path: Path | None, device: str, budget: float | None, q
     from microbench.report.screen import make_console
     from microbench.selftest.screen import sheet
 
-    if budget is not None and not 0 < budget < float("inf"):
-        raise UserError(f"--budget takes seconds above 0, not {budget:g}")
+    if budget is not None:
+        check_budget("--budget", budget)
     if json_path:
         check_writable(json_path, "--json")
     console = make_console(quiet=quiet)
@@ -77,10 +76,7 @@ def validate_method(what: str, path: Path, device: str, tries: int) -> None:
     if tries < 1:
         raise UserError(f"--tries takes a number above 0, not {tries}")
     check_writable(path, "--json")
-    try:
-        info = describe(device)
-    except ValueError as error:
-        raise UserError(str(error)) from None
+    info = describe(device)
     figures = check(info, tries)
     document = {
         "check": what,
@@ -137,7 +133,7 @@ def measure(
 def take(
     groups: Sequence[Group],
     budget_s: float,
-    start_session: Callable[[], Session],
+    start_session: Callable[[], Worker],
     run: Run,
     console: Console,
 ) -> Run:
@@ -168,12 +164,7 @@ def blank(greeting: Greeting, settings: Conditions) -> Run:
         started_at=_now(),
         device=greeting.device,
         software=greeting.software,
-        settings={
-            "timer": settings.timer,
-            "l2": settings.l2,
-            "regime": settings.regime,
-            "seed": settings.seed,
-        },
+        settings={**kept(settings), "seed": settings.seed},
     )
 
 

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from microbench.timing.stats import MAX_INTERVAL_PCT, half_width_pct, median, median_interval
 from microbench.timing.timers import Block, Launch, Timer
@@ -60,20 +59,8 @@ class ArmFailed(Exception):
         self.arm = arm
 
 
-class Clock(Protocol):
-    """Where policy reads the time and sleeps."""
-
-    def now(self) -> float:
-        """Seconds, monotonic."""
-        ...
-
-    def sleep(self, seconds: float) -> None:
-        """Do nothing for a while."""
-        ...
-
-
-class SystemClock:
-    """The machine's own."""
+class Clock:
+    """Where policy reads the time and sleeps: the machine's own."""
 
     def now(self) -> float:
         """Seconds, monotonic."""
@@ -117,7 +104,7 @@ class Turns:
     timer: Timer
     regime: str
     budget_s: float
-    clock: Clock = field(default_factory=SystemClock)
+    clock: Clock = field(default_factory=Clock)
     during: Callable[[str], AbstractContextManager[object]] = _no_telemetry
     begin: Callable[[str, int], None] = lambda _key, _round: None
     heavy: bool = False  # whatever the estimates say

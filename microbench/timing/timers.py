@@ -58,11 +58,9 @@ class Timer(Protocol):
 
     def run(self, launch: Launch, times: int) -> None:
         """Launch back to back, untimed, and wait: warming up."""
-        ...
 
     def forget(self) -> None:
         """Drop what was kept for the launches of the last comparison."""
-        ...
 
 
 class GatedEvents:

@@ -4,34 +4,24 @@ from __future__ import annotations
 
 import getpass
 import json
-import os
-import pty
 import re
 import resource
 import shlex
-import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from samples.commands import Ran, run_here
+from samples.commands import ROOT, Ran, environment, interrupted, on_a_terminal, run_here
 
 from microbench.__main__ import main
 from microbench.results.runfile import read_run
 from microbench.run_output import command_line
 
-ROOT = Path(__file__).resolve().parents[2]
 TINY = ("--dtype", "fp32", "--vs", "none", "--sizes", "16", "--device", "cpu", "--budget", "0.3")
-
-
-def environment(**more: str) -> dict[str, str]:
-    kept = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "TERM")}
-    return {**kept, "PYTHONPATH": str(ROOT), **more}
 
 
 def microbench(*words: object, **environment: str) -> Ran:
@@ -180,35 +170,13 @@ def test_a_reader_that_leaves_early_is_no_traceback(measured: Ran, folder: Path)
     assert "Exception" not in ran.stderr
 
 
-def on_a_terminal(*words: str, **more: str) -> str:
-    """What a process writes to a terminal of 80 columns."""
-    parent, child = pty.openpty()
-    env = environment(TERM="xterm-256color", COLUMNS="80", LINES="40", **more)
-    with subprocess.Popen(
-        [sys.executable, "-m", "microbench", *words], stdout=child, stderr=child, cwd=ROOT, env=env
-    ) as process:
-        os.close(child)
-        out = b""
-        while True:
-            try:
-                chunk = os.read(parent, 65536)
-            except OSError:
-                break
-            if not chunk:
-                break
-            out += chunk
-        process.wait(60)
-    os.close(parent)
-    return out.decode()
-
-
 COLOUR = re.compile(r"\x1b\[(?:\d+;)*(?:3[0-7]|9[0-7]|38|4[0-7])(?:;\d+)*m")
 
 
 def test_no_color_is_kept_to_on_a_terminal(measured: Ran, folder: Path) -> None:
     file = str(folder / "run.json")
-    assert COLOUR.search(on_a_terminal("show", file))
-    assert not COLOUR.search(on_a_terminal("show", file, NO_COLOR="1"))
+    assert COLOUR.search(on_a_terminal("microbench", "show", file))
+    assert not COLOUR.search(on_a_terminal("microbench", "show", file, NO_COLOR="1"))
 
 
 def test_nothing_is_left_to_resume_in_a_whole_run(measured: Ran, folder: Path) -> None:
@@ -239,18 +207,9 @@ def test_ctrl_c_keeps_what_is_done_and_the_command_it_names_ends_the_run(tmp_pat
     file = tmp_path / "my run.json"
     words = ["gemm", "--dtype", "fp32", "--vs", "none", "--sizes", "16,24,32", "--device", "cpu",
              "--budget", "3", "--json", str(file)]  # fmt: skip
-    with subprocess.Popen(
-        [sys.executable, "-m", "microbench", *words], stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment(), start_new_session=True,
-    ) as process:  # fmt: skip
-        until = time.monotonic() + 60
-        while not (file.exists() and read_run(file).results):
-            assert time.monotonic() < until
-            assert process.poll() is None
-            time.sleep(0.02)
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: parent and child
-        _, stderr = process.communicate(timeout=30)
-    assert process.returncode == 130
+    ran = interrupted("microbench", *words, when=lambda: file.exists() and read_run(file).results)
+    assert ran.returncode == 130
+    stderr = ran.stderr
     assert "Traceback" not in stderr
     assert "--resume" in stderr
     kept = read_run(file)
@@ -310,7 +269,7 @@ BAD_WORDS = {
 
 @pytest.mark.parametrize("words", BAD_WORDS)
 def test_bad_words_are_refused_before_anything_is_measured(
-    words: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """In this process, for speed; the next test asks real ones."""
     import microbench.run_command as commands
@@ -319,13 +278,8 @@ def test_bad_words_are_refused_before_anything_is_measured(
         pytest.fail("a measuring process was started")
 
     monkeypatch.setattr(commands, "Workers", no_worker)
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    code = main(["gemm", *shlex.split(words)])
-    out, err = capfd.readouterr()
-    assert (code, out) == (2, "")
-    assert err.startswith("error: ")
-    assert err.count("\n") == 1
-    assert BAD_WORDS[words] in err
+    ran = microbench("gemm", *shlex.split(words), XDG_STATE_HOME=str(tmp_path))
+    check_complaint(ran, BAD_WORDS[words])
 
 
 def test_bad_words_in_a_real_process() -> None:
@@ -363,31 +317,19 @@ def test_what_only_the_device_knows_is_refused_in_a_line_too(
         "\x00\x01",
     ],
 )
-def test_what_is_no_run_file_is_refused_and_left_as_it_is(
-    content: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_no_run_file_is_refused_and_left_as_it_is(content: str, tmp_path: Path) -> None:
     file = tmp_path / "run.json"
     file.write_text(content)
     for words in (["show"], ["compare", str(file)], ["gemm", "--resume"]):
-        assert main([*words, str(file)]) == 2
-        out, err = capfd.readouterr()
-        assert out == ""
-        assert err.startswith("error: ")
-        assert err.count("\n") == 1
-        assert str(file) in err
+        check_complaint(microbench(*words, file), str(file))
     assert file.read_text() == content
 
 
-def test_a_file_that_exists_is_not_overwritten(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_exists_is_not_overwritten(tmp_path: Path) -> None:
     file = tmp_path / "run.json"
     file.write_text("precious")
     for option in ("--json", "--csv"):
-        assert main(["gemm", *TINY, option, str(file)]) == 2
-        err = capfd.readouterr().err
-        assert err.count("\n") == 1
-        assert option in err
+        check_complaint(microbench("gemm", *TINY, option, file), option)
     assert file.read_text() == "precious"
 
 
@@ -419,13 +361,14 @@ def test_a_full_disk_is_a_line_and_the_file_is_whole(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- help
 
 
-def test_help_imports_nothing_heavy_and_is_quick() -> None:
+def test_help_and_bad_words_import_nothing_heavy() -> None:
     code = (
         "import sys; from microbench.__main__ import main\n"
         "codes = [main([*words, '--help']) for words in "
         "([], ['gemm'], ['show'], ['compare'], ['doctor'])]\n"
         "heavy = {'torch', 'numpy', 'triton', 'cupy', 'pynvml'} & set(sys.modules)\n"
-        "assert not heavy, heavy\nassert not any(codes), codes"
+        "assert not heavy, heavy\nassert not any(codes), codes\n"
+        "assert main(['gemm', '--dtype', 'fp7']) == 2\nassert 'torch' not in sys.modules"
     )
     ran = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment(), cwd=ROOT
@@ -439,15 +382,6 @@ def test_no_command_shows_help() -> None:
     ran = microbench()
     assert "gemm" in ran.stdout + ran.stderr
     assert "Traceback" not in ran.stderr
-
-
-def test_bad_words_need_no_torch() -> None:
-    code = (
-        "import sys; from microbench.__main__ import main\n"
-        "assert main(['gemm', '--dtype', 'fp7']) == 2\nassert 'torch' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment(), cwd=ROOT,
-                   capture_output=True)  # fmt: skip
 
 
 def test_a_run_file_keeps_no_path_of_its_command(monkeypatch: pytest.MonkeyPatch) -> None:

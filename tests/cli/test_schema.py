@@ -24,11 +24,11 @@ ADDED = {
     "e2e/case.py": (
         (
             "class TrainCase:",
-            '    momentum: float = field(default=0.9, metadata=of_case("Of SGD"))\n',
+            '    momentum: float = setting(0.9, "Of SGD")\n',
         ),
         (
             "class TrainSettings:",
-            '    clip: float = field(default=0.0, metadata=option("Of gradients", kept=True))\n',
+            '    clip: float = choice(0.0, "Of gradients", kept=True)\n',
         ),
     ),
     "microbench/conditions.py": (

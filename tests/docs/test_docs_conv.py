@@ -8,9 +8,9 @@ from pathlib import Path
 from statistics import median
 
 import pytest
+from samples.conv_tables import payoff_table, rival_table
 
 from kernels import OPS, is_library
-from microbench.report.export import payoff_table, rival_table
 from microbench.report.layers_table import against_library, layers_of, layers_summary
 from microbench.report.map_table import map_verdict
 from microbench.results.runfile import read_run

@@ -10,7 +10,7 @@ from statistics import fmean, stdev
 
 import pytest
 
-from e2e.commands.validate import MATRIX, RECIPES
+from e2e.commands.train import MATRIX, MATRIX_RECIPES
 from e2e.report.errors import error_table, intervals_kept, limits_named
 from e2e.results.types import Training
 from microbench.report.export import to_markdown
@@ -154,7 +154,7 @@ def test_what_has_been_validated_is_said() -> None:
     captured = len(VALIDATED.of(Training)) - len(planned)
     assert {t.case.network for t in planned} == MATRIX.keys()
     batches = sum(len(sizes.split(",")) for sizes in MATRIX.values())
-    assert len(planned) == batches * len(RECIPES.split(",")) == 64
+    assert len(planned) == batches * len(MATRIX_RECIPES.split(",")) == 64
     assert "the whole matrix of 64 combinations of twelve networks" in ERRORS
     assert "64 combinations of twelve networks, four recipes and one or two batches" in SUMMARY
     assert f"and {captured} steps captured as CUDA graphs" in SUMMARY

@@ -20,13 +20,6 @@ PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "results/README.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
-MOVING = {
-    "e2e.md",
-    "microbench.md",
-    "loader.md",
-    "stalls.md",
-    "notes",
-}  # until every page has moved
 RUN_FILES = sorted(ROOT.glob("results/*/gemm-*.json"))
 
 
@@ -121,8 +114,6 @@ def test_links_lead_to_files_and_headings_that_exist(path: Path) -> None:
             continue
         name, _, anchor = link.partition("#")
         target = (path.parent / name).resolve() if name else path
-        if target.name in MOVING:
-            continue
         assert target.exists(), link
         if anchor:
             headings = re.findall(r"^#+ (.+)$", target.read_text(encoding="utf-8"), re.MULTILINE)

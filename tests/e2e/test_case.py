@@ -44,6 +44,14 @@ def cases(kind: str = "cuda", **options: Any) -> list[TrainCase]:
     return [arm.case for arms in planned(kind, **options) for arm in arms]
 
 
+def changes_between(before: TrainCase, after: TrainCase) -> dict[str, Any]:
+    """The settings in which a case differs from another, with its values."""
+    old = vars(before)
+    return {
+        f.name: value for f in fields(after) if (value := getattr(after, f.name)) != old[f.name]
+    }
+
+
 def recipes(kind: str = "cuda", **options: Any) -> list[str]:
     return [case.recipe for case in cases(kind, **options)]
 
@@ -141,39 +149,24 @@ def test_batches_that_cannot_be(batch: str) -> None:
 
 # ---------------------------------------------------------------- options into cases
 
-PASSED_ON: list[tuple[str, Any]] = [
-    ("optimizer", "adam"),
-    ("fused", False),
-    ("compile", True),
-    ("graph", True),
-    ("accumulate", 4),
-    ("loss_scale", 256.0),
-    ("keep_batchnorm_fp32", True),
-    ("label_smoothing", 0.1),
-    ("data", "generated"),
-    ("loader", "torchvision"),
-    ("workers", 3),
-    ("cached", True),
-    ("cold", True),
-    ("prefetch", 4),
-    ("cpus", 2),
-]
+PASSED_ON: dict[str, Any] = {
+    "optimizer": "adam", "fused": False, "compile": True, "graph": True, "accumulate": 4,
+    "loss_scale": 256.0, "keep_batchnorm_fp32": True, "label_smoothing": 0.1,
+    "data": "generated", "loader": "torchvision", "workers": 3, "cached": True, "cold": True,
+    "prefetch": 4, "cpus": 2,
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("option", "value"), PASSED_ON)
+@pytest.mark.parametrize(("option", "value"), PASSED_ON.items())
 def test_an_option_reaches_every_case_and_changes_nothing_else(option: str, value: Any) -> None:
     for plain, changed in zip(cases(), cases(**{option: value}), strict=True):
-        assert getattr(changed, option) == value
-        differing = {
-            f.name for f in fields(TrainCase) if getattr(plain, f.name) != getattr(changed, f.name)
-        }
-        assert differing == {option}
+        assert changes_between(plain, changed) == {option: value}
         assert changed.key != plain.key
 
 
 def test_every_setting_is_tested() -> None:
     of_the_plan = {"network", "recipe", "batch", "input", "layout", "gpus"}
-    assert {f.name for f in fields(TrainCase)} == of_the_plan | {name for name, _ in PASSED_ON}
+    assert {f.name for f in fields(TrainCase)} == of_the_plan | PASSED_ON.keys()
 
 
 @pytest.mark.parametrize(
@@ -268,12 +261,7 @@ def test_each_rung_changes_what_its_name_says(kind: str) -> None:
         arms = [arm for arm in arms if arm.rung != "tf32"]
     for below, arm in pairwise(arms):
         assert arm.rung is not None
-        differing = {
-            f.name: getattr(arm.case, f.name)
-            for f in fields(TrainCase)
-            if getattr(arm.case, f.name) != getattr(below.case, f.name)
-        }
-        assert differing == changes[arm.rung]
+        assert changes_between(below.case, arm.case) == changes[arm.rung]
     assert len({arm.case.group for arm in arms}) == 1
 
 
@@ -284,21 +272,12 @@ def test_a_ladder_of_tokens_has_no_layouts() -> None:
 
 
 def test_a_ladder_takes_the_options_it_does_not_vary() -> None:
-    options = {
-        "optimizer": "adamw",
-        "label_smoothing": 0.1,
-        "data": "generated",
-        "batch": "32,64",
-    }
-    comparisons = planned(ladder=True, loss_scale=128.0, **options)
+    options = {"optimizer": "adamw", "label_smoothing": 0.1, "data": "generated"}
+    comparisons = planned(ladder=True, loss_scale=128.0, batch="32,64", **options)
     assert [arms[0].case.batch for arms in comparisons] == [32, 64]
-    for arms in comparisons:
-        for arm in arms:
-            assert arm.case.optimizer == "adamw"
-            assert arm.case.label_smoothing == 0.1
-            assert arm.case.data == "generated"
-            float16 = arm.case.recipe == "amp"
-            assert arm.case.loss_scale == (128.0 if float16 else None)
+    for case in (arm.case for arms in comparisons for arm in arms):
+        assert {name: getattr(case, name) for name in options} == options
+        assert case.loss_scale == (128.0 if case.recipe == "amp" else None)
 
 
 def test_arms_off_a_ladder_have_no_rungs() -> None:
@@ -309,14 +288,7 @@ def test_arms_off_a_ladder_have_no_rungs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "shape"),
-    [
-        (None, None),
-        ("3x512x512", (3, 512, 512)),
-        (" 3X224X224 ", (3, 224, 224)),
-        ("512", (512,)),
-        ("1x2x3x4", (1, 2, 3, 4)),
-    ],
+    ("text", "shape"), [(None, None), (" 3X224X224 ", (3, 224, 224)), ("512", (512,))]
 )
 def test_shapes_are_read(text: str | None, shape: tuple[int, ...] | None) -> None:
     assert parse_shape(text) == shape

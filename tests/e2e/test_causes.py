@@ -9,8 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from e2e.explain.causes import Counterfactual, causes
-from e2e.explain.findings import MIN_GAIN_PCT, MISALIGNED_SHARE, MISSED_SHARE
+from e2e.explain.causes import (
+    MIN_GAIN_PCT,
+    MISALIGNED_SHARE,
+    MISSED_SHARE,
+    Counterfactual,
+    causes,
+)
 from e2e.explain.ledger import Step
 from e2e.predict.queue_model import OpCost, Simulated, simulate
 from e2e.results.types import Cause

@@ -174,8 +174,7 @@ def test_losses_are_kept_to_float32() -> None:
 
 def test_endless_data_is_not_evaluated() -> None:
     repeat = once(held_by("fp32"), Plain(train_samples=None))
-    assert repeat.loss is None
-    assert repeat.accuracy is None
+    assert (repeat.loss, repeat.accuracy) == (None, None)
     assert repeat.train_loss is not None
 
 
@@ -251,14 +250,9 @@ def test_each_training_has_a_feed_of_its_own_which_is_closed() -> None:
     held, data = held_by("fp32"), Plain()
     once(held, data, steps=7)
     once(held, data, steps=5)
-    assert [feed.given for feed in data.feeds] == [7, 5]
+    assert once(held_by("fp32", accumulate=3), data, steps=4).steps == 4
+    assert [feed.given for feed in data.feeds] == [7, 5, 12]
     assert all(feed.closed for feed in data.feeds)
-
-
-def test_accumulated_steps_take_their_batches() -> None:
-    held, data = held_by("fp32", accumulate=3), Plain()
-    assert once(held, data, steps=4).steps == 4
-    assert data.feeds[0].given == 12
 
 
 def test_the_feed_is_closed_when_a_step_fails() -> None:
@@ -305,31 +299,50 @@ def verdicts(*trainings: Training, held_out: int | None = HELD_OUT) -> list[bool
 
 
 GOOD, CLOSE, BEHIND, CHANCE = 0.9, 0.8, 0.3, 0.1
-NAN = repeat_of(CHANCE, last=None)
+BROKEN = None  # a loss that is not finite
+Accuracies = list[float | None]  # of the repeats of a recipe
+# What is compared, by recipe; the verdicts; words of the reasons.
+VERDICTS: dict[str, tuple[dict[str, Accuracies], list[bool | None], list[str]]] = {
+    "what learns has converged": ({"fp32": [GOOD], "amp": [CLOSE]}, [True, True], []),
+    "a loss that is not finite has not": (
+        {"fp32": [GOOD, GOOD], "O3": [GOOD, BROKEN]}, [True, False], ["1 of 2"],
+    ),
+    "guessing is not learning": (
+        {"fp32": [GOOD], "O3": [0.11]}, [True, False], ["11.0%", "10.0%"],
+    ),
+    "nor is far behind the baseline": (
+        {"fp32": [GOOD], "O3": [BEHIND]}, [True, False], ["30.0%", "fp32", "90.0%"],
+    ),
+    "means over repeats decide": (
+        {"fp32": [GOOD, GOOD], "amp": [GOOD, 0.6], "O3": [GOOD, CHANCE]}, [True, True, True], [],
+    ),
+    "a poor mean": ({"fp32": [GOOD, GOOD], "O3": [0.5, CHANCE]}, [True, False], []),
+    "a baseline that learns nothing excuses others": (
+        {"fp32": [CHANCE], "amp": [CHANCE], "O3": [BROKEN]}, [False, None, False],
+        ["fp32", "longer"],
+    ),
+    "but none that breaks": ({"fp32": [BROKEN], "O3": [BROKEN]}, [False, False], []),
+    "one that breaks excuses too": ({"fp32": [BROKEN], "O3": [CHANCE]}, [False, None], []),
+    "what learns without it": ({"fp32": [CHANCE], "amp": [GOOD]}, [False, True], []),
+    "O0 is a baseline": ({"O1": [BEHIND], "O0": [GOOD]}, [False, True], ["O0"]),
+    "tf32 is one": ({"amp": [BEHIND], "tf32": [GOOD]}, [False, True], ["tf32"]),
+    "fp32 is the one of several": ({"tf32": [BEHIND], "fp32": [GOOD]}, [False, True], []),
+    "without any only guessing is told": ({"bf16": [GOOD], "O3": [BEHIND]}, [True, True], []),
+}  # fmt: skip
 
 
-def test_what_learns_has_converged() -> None:
-    assert verdicts(training_of("fp32", repeat_of(GOOD)), training_of("amp", repeat_of(CLOSE))) == [
-        True, True,
+@pytest.mark.parametrize("name", VERDICTS)
+def test_the_verdict_on_recipes(name: str) -> None:
+    arms, expected, words = VERDICTS[name]
+    trainings = [
+        training_of(recipe, *(
+            repeat_of(CHANCE, last=None) if one is BROKEN else repeat_of(one) for one in accuracies
+        ))
+        for recipe, accuracies in arms.items()
     ]  # fmt: skip
-
-
-def test_a_loss_that_is_not_finite_has_not_converged() -> None:
-    fp32 = training_of("fp32", repeat_of(GOOD), repeat_of(GOOD))
-    o3 = training_of("O3", repeat_of(GOOD), NAN)
-    found = judged([fp32, o3], HELD_OUT)
-    assert [t.converged for t in found] == [True, False]
-    assert found[1].convergence is not None
-    assert "1 of 2" in found[1].convergence
-
-
-def test_guessing_is_not_learning() -> None:
-    o3 = training_of("O3", repeat_of(0.11))
-    found = judged([training_of("fp32", repeat_of(GOOD)), o3], HELD_OUT)
-    assert found[1].converged is False
-    assert found[1].convergence is not None
-    assert "11.0%" in found[1].convergence
-    assert "10.0%" in found[1].convergence
+    assert verdicts(*trainings, held_out=10_000) == expected
+    reasons = " ".join(t.convergence or "" for t in judged(trainings, 10_000))
+    assert [word for word in words if word not in reasons] == []
 
 
 @pytest.mark.parametrize("held_out", [100, 10_000])
@@ -339,68 +352,11 @@ def test_how_far_beyond_guessing_hangs_on_the_number_of_samples(held_out: int) -
     assert verdicts(training_of("O3", repeat_of(CHANCE + 1.1 * luck)), held_out=held_out) == [True]
 
 
-def test_far_behind_the_baseline_is_not_learning() -> None:
-    found = judged(
-        [training_of("fp32", repeat_of(GOOD)), training_of("O3", repeat_of(BEHIND))], 10_000
-    )
-    assert found[1].converged is False
-    assert found[1].convergence is not None
-    assert "30.0%" in found[1].convergence
-    assert "fp32" in found[1].convergence
-    assert "90.0%" in found[1].convergence
-
-
 @pytest.mark.parametrize(("above", "converged"), [(-0.01, False), (0.01, True)])
 def test_behind_is_counted_from_guessing(above: float, converged: bool) -> None:
     seen = CHANCE + BEHIND_SHARE * (GOOD - CHANCE) + above
     fp32 = training_of("fp32", repeat_of(GOOD))
     assert verdicts(fp32, training_of("amp", repeat_of(seen))) == [True, converged]
-
-
-def test_means_over_repeats_decide() -> None:
-    fp32 = training_of("fp32", repeat_of(GOOD), repeat_of(GOOD))
-    mixed = training_of("amp", repeat_of(GOOD), repeat_of(0.6))
-    poor = training_of("O3", repeat_of(GOOD), repeat_of(CHANCE))
-    assert verdicts(fp32, mixed, poor) == [True, True, True]
-    assert verdicts(fp32, training_of("O3", repeat_of(0.5), repeat_of(CHANCE))) == [True, False]
-
-
-def test_where_the_baseline_learns_nothing_nobody_can_tell() -> None:
-    fp32 = training_of("fp32", repeat_of(CHANCE))
-    found = judged([fp32, training_of("amp", repeat_of(CHANCE)), training_of("O3", NAN)], HELD_OUT)
-    assert [t.converged for t in found] == [False, None, False]
-    assert found[1].convergence is not None
-    assert "fp32" in found[1].convergence
-    assert "longer" in found[1].convergence
-
-
-def test_a_baseline_that_breaks_excuses_nobody_who_breaks() -> None:
-    assert verdicts(training_of("fp32", NAN), training_of("O3", NAN)) == [False, False]
-    assert verdicts(training_of("fp32", NAN), training_of("O3", repeat_of(CHANCE))) == [False, None]
-
-
-def test_what_learns_though_the_baseline_does_not_has_converged() -> None:
-    fp32, amp = training_of("fp32", repeat_of(CHANCE)), training_of("amp", repeat_of(GOOD))
-    assert verdicts(fp32, amp) == [False, True]
-
-
-@pytest.mark.parametrize(("name", "others"), [("O0", "O1"), ("tf32", "amp")])
-def test_other_baselines(name: str, others: str) -> None:
-    found = judged(
-        [training_of(others, repeat_of(BEHIND)), training_of(name, repeat_of(GOOD))], 10_000
-    )
-    assert [t.converged for t in found] == [False, True]
-    assert name in (found[0].convergence or "")
-
-
-def test_fp32_is_the_baseline_where_there_are_several() -> None:
-    tf32, fp32 = training_of("tf32", repeat_of(BEHIND)), training_of("fp32", repeat_of(GOOD))
-    assert verdicts(tf32, fp32, held_out=10_000) == [False, True]
-
-
-def test_without_a_baseline_only_guessing_is_told() -> None:
-    bf16, o3 = training_of("bf16", repeat_of(GOOD)), training_of("O3", repeat_of(BEHIND))
-    assert verdicts(bf16, o3, held_out=10_000) == [True, True]
 
 
 def test_without_accuracy_the_loss_must_fall() -> None:
@@ -409,19 +365,8 @@ def test_without_accuracy_the_loss_must_fall() -> None:
     assert verdicts(fp32, amp, held_out=None) == [True, False]
     assert verdicts(replace(fp32, repeats=(rises,)), amp, held_out=None) == [False, None]
     assert verdicts(fp32, training_of("O3", repeat_of(last=None)), held_out=None) == [True, False]
-
-
-def test_accuracy_counts_where_there_is_one_though_the_loss_rose() -> None:
-    rises = repeat_of(GOOD, first=1.0, last=1.5)
-    assert verdicts(training_of("fp32", rises)) == [True]
-
-
-def test_a_training_without_repeats_is_not_judged() -> None:
-    bare = training_of("amp")
-    found = judged([training_of("fp32", repeat_of(GOOD)), bare], HELD_OUT)
-    assert found[1] == bare
-    failed = Training(TrainCase("net", "fp32", 64, "3"), "failed", "out of memory")
-    assert judged([failed], HELD_OUT) == [failed]
+    learnt = training_of("fp32", repeat_of(GOOD, first=1.0, last=1.5))
+    assert verdicts(learnt) == [True], "accuracy counts where there is one"
 
 
 def test_a_verdict_is_found_anew_each_time() -> None:
@@ -432,15 +377,8 @@ def test_a_verdict_is_found_anew_each_time() -> None:
 
 
 accuracies = st.floats(0, 1) | st.none()
-repeat_lists = st.lists(
-    st.builds(
-        repeat_of,
-        accuracies,
-        first=st.floats(0, 10) | st.none(),
-        last=st.floats(0, 10) | st.none(),
-    ),
-    max_size=3,
-)
+losses = st.floats(0, 10) | st.none()
+repeat_lists = st.lists(st.builds(repeat_of, accuracies, first=losses, last=losses), max_size=3)
 
 
 @given(repeat_lists, repeat_lists, st.integers(1, 10**5) | st.none())
@@ -461,15 +399,15 @@ def test_a_verdict_always_has_its_reason_and_nan_never_converges(
 
 def test_real_trainings_are_told_apart() -> None:
     """The whole way: two recipes that learn, and one whose scale breaks it."""
-    arms = {
-        "fp32": RECIPES["fp32"],
-        "amp": RECIPES["amp"],
-        "O3": adapted("O3", loss_scale=MAX_SCALE),
-    }
-    trainings: list[Training] = []
-    for name, recipe in arms.items():
-        repeats = tuple(once(held_by(recipe), Plain(), seed, steps=60) for seed in (1, 2))
-        trainings.append(training_of(name, *repeats, chance=1 / CLASSES))
+    arms = [RECIPES["fp32"], RECIPES["amp"], adapted("O3", loss_scale=MAX_SCALE)]
+    trainings = [
+        training_of(
+            recipe.name,
+            *(once(held_by(recipe), Plain(), seed, steps=60) for seed in (1, 2)),
+            chance=1 / CLASSES,
+        )
+        for recipe in arms
+    ]
     found = judged(trainings, 4 * BATCH)
     assert [t.converged for t in found] == [True, True, False]
     assert "2 of 2" in (found[2].convergence or "")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from e2e.case import TrainCase
+from e2e.explain.annotate import Explainer, to_verify
 from e2e.explain.causes import as_options
 from e2e.explain.counterfactuals import changes
-from e2e.explain.whatif import Explainer, to_verify
 from e2e.predict.prediction import Prediction
 from e2e.predict.queue_model import OpCost, simulate
 from e2e.results.types import PREDICTED, Predicted, Training

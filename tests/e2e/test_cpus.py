@@ -6,9 +6,8 @@ import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,29 +17,20 @@ from samples.images import put
 from e2e.data.loaders import cpus
 
 
-def limited(answers: Any) -> None:
+def limited() -> tuple[int, int, int, bool]:
     """In a process of its own: what is left of it when it is limited to one core."""
     going = threading.Event()
     other = threading.Thread(target=going.wait)
     other.start()
     chosen = cpus.limit_cpus(1)
     mine = os.sched_getaffinity(other.native_id or 0)
-    answers.put((cpus.cores(), torch.get_num_threads(), len(chosen), mine == set(chosen)))
     going.set()
-
-
-def answered(target: Callable[[Any], None]) -> Any:
-    fork = multiprocessing.get_context("fork")
-    answers = fork.SimpleQueue()
-    process = fork.Process(target=target, args=(answers,))
-    process.start()
-    answer = answers.get()
-    process.join()
-    return answer
+    return cpus.cores(), torch.get_num_threads(), len(chosen), mine == set(chosen)
 
 
 def test_a_process_can_be_limited_to_some_cores() -> None:
-    assert answered(limited) == (1, 1, 1, True)
+    with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
+        assert pool.submit(limited).result() == (1, 1, 1, True)
 
 
 def test_a_limit_that_does_not_hold_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

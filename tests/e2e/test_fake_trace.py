@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
 from samples.launching import Checkpointed
 from samples.planted_networks import network_of
-from samples.train_cases import case_of
+from samples.train_cases import case_of, differences
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from e2e.case import TrainCase
 from e2e.networks import find
 from e2e.networks.network import Network
+from e2e.predict.op_timer.op_costs import key_of
+from e2e.predict.op_timer.op_timer import OpTime
 from e2e.predict.step_profile import peak_bytes
-from e2e.predict.trace.fake_trace import CannotTrace, Trace, differences, trace, trace_real
+from e2e.predict.trace.fake_trace import CannotTrace, Trace, trace, trace_real
 from e2e.predict.trace.recorder import Recorder, is_view
 from kernels.aten import kind_of
 
@@ -45,22 +47,27 @@ def traced(name: str, batch: int = 8, **settings: object) -> Trace:
     return trace(network, case_of(network, batch, **settings), CPU, CLASSES)
 
 
+def both(network: Network, case: TrainCase) -> tuple[Trace, Trace]:
+    """A step that never runs and one that does: they are the same calls, results, phases, layers
+    and memory.
+    """
+    fake, real = (record(network, case, CPU, CLASSES) for record in (trace, trace_real))
+    assert (fake.fake, real.fake) == (True, False)
+    assert differences(fake, real) == []
+    assert fake.held_bytes == real.held_bytes
+    assert (fake.module_calls, fake.weights) == (real.module_calls, real.weights)
+    return fake, real
+
+
 @pytest.mark.parametrize("settings", ARMS, ids=str)
 def test_the_calls_are_those_of_a_real_step(settings: dict[str, object]) -> None:
     network = find("cnn-cifar")
-    case = case_of(network, 8, **settings)
-    fake, real = (record(network, case, CPU, CLASSES) for record in (trace, trace_real))
-    assert (fake.fake, real.fake) == (True, False)
-    assert differences(fake, real) == []  # calls, results, phases, layers, memory
-    assert fake.held_bytes == real.held_bytes
-    assert (fake.module_calls, fake.weights) == (real.module_calls, real.weights)
+    both(network, case_of(network, 8, **settings))
 
 
 def test_a_decoder_s_too() -> None:
     network = find("gpt-tiny")
-    case = case_of(network, 2)
-    fake, real = (record(network, case, CPU, CLASSES) for record in (trace, trace_real))
-    assert differences(fake, real) == []
+    both(network, case_of(network, 2))
 
 
 def test_phases_come_in_order_and_hold_what_they_are_called_for() -> None:
@@ -87,9 +94,7 @@ def test_a_layer_s_backward_calls_are_its_own() -> None:
 
 def test_what_checkpointing_runs_again_is_its_layer_s() -> None:
     network = network_of(Checkpointed)
-    case = case_of(network)
-    fake, real = (record(network, case, CPU, CLASSES) for record in (trace, trace_real))
-    assert differences(fake, real) == []
+    fake, _ = both(network, case_of(network))
     products = [op for op in fake.ops if op.call.name == "aten.addmm.default"]
     assert [(op.phase, op.layer) for op in products] == [
         ("forward", "block.0"), ("forward", "block.2"), ("forward", "head"),
@@ -123,12 +128,25 @@ def test_memory_grows_with_the_batch_and_by_no_less_than_the_weights() -> None:
     assert weights < peaks[0] < peaks[1] < 2 * peaks[0]
 
 
+def test_a_graph_reads_a_copy_of_the_batch() -> None:
+    """Of tokens as inputs and as targets."""
+    for batch in (8, 100):
+        images, classes = batch * 3 * 32 * 32 * 4, batch * 8
+        rounded = sum(-(-size // 512) * 512 for size in (images, classes))
+        found = traced("cnn-cifar", batch, graph=True)
+        assert found.batch_bytes == rounded
+        eager = replace(found, case=replace(found.case, graph=False))
+        assert peak_bytes(found, {}) == peak_bytes(eager, {}) + rounded
+    assert traced("gpt-tiny", 2, graph=True).batch_bytes == 2 * (2 * 64 * 8)
+
+
 def test_scratch_counts_while_its_call_runs() -> None:
     found = traced("cnn-cifar")
     plain = peak_bytes(found, {})
     at = next(op for op in found.ops if op.call.name == "aten.convolution_backward.default")
-    assert peak_bytes(found, {at.call.key: 10**12}) >= 10**12
-    assert peak_bytes(found, {at.call.key: 0}) == plain
+    key = key_of(found.case, at)
+    assert peak_bytes(found, {key: OpTime(0.0, 0.0, 10**12)}) >= 10**12
+    assert peak_bytes(found, {key: OpTime(0.0, 0.0)}) == plain
 
 
 @pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
@@ -163,10 +181,8 @@ def test_a_view_that_is_set_to_a_storage_is_recorded() -> None:
             return super().forward(x)
 
     network = network_of(Resettled, 4, 4)
-    case = case_of(network)
-    for record in (trace, trace_real):
-        names = [op.call.name for op in record(network, case, CPU, CLASSES).ops if is_view(op)]
-        assert "aten.set_.source_Storage" in names
+    fake, _ = both(network, case_of(network))
+    assert "aten.set_.source_Storage" in [op.call.name for op in fake.ops if is_view(op)]
 
 
 class Undecided(nn.Module):
@@ -186,11 +202,7 @@ class Undecided(nn.Module):
 
 @pytest.mark.parametrize(("reads", "named"), [(False, "DynamicOutput"), (True, "DataDependent")])
 def test_a_network_that_fake_tensors_cannot_follow_says_so(reads: bool, named: str) -> None:
-    network = Network(
-        "undecided", partial(Undecided, reads), (4,), None, 4,
-        lambda output, target, smoothing: output.float().square().mean(),
-        None, "sample", 1, "sgd", 0.1, 0.0, 8, 8,
-    )  # fmt: skip
+    network = network_of(Undecided, reads)
     case = case_of(network)
     with pytest.raises(CannotTrace, match=named):
         trace(network, case, CPU, CLASSES)

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from select import select
 from subprocess import PIPE, Popen
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from samples.fetching import drawn
+from samples.processes import wait_for
 
 from e2e.case import TrainCase
-from e2e.data.datasets.in_memory import InMemory
+from e2e.data.datasets.images import InMemory
 from e2e.data.sources.cifar10 import NORMAL
 from e2e.data.types import Arrays
 from e2e.explain.annotate import with_predictions
@@ -41,69 +46,61 @@ def data() -> InMemory:
     return InMemory("generated", images, images, NORMAL, 12)
 
 
+@pytest.fixture
+def opened(data: InMemory) -> Iterator[Callable[..., TimedFeed]]:
+    """Opens feeds of cases like FED, which share loaders; closes them when a test ends."""
+    feeds = Feeds(data, CPU, seed=1)
+    with ExitStack() as stack:
+        yield lambda **changes: stack.enter_context(closing(feeds.open(replace(FED, **changes))))
+
+
+def classes(feed: TimedFeed) -> list[int]:
+    """Of the next batch."""
+    return feed.place(feed.fetch())[1].tolist()
+
+
+def in_order(data: InMemory, count: int) -> list[list[int]]:
+    """The classes of the first batches of FED's loader."""
+    own = data.feed(4, CPU, 1, loader="torchvision", workers=0)
+    return [targets.tolist() for _, targets in drawn(own, count)]
+
+
 # ---------------------------------------------------------------- sharing
 
 
-def test_arms_that_load_alike_take_turns_with_one_loader(data: InMemory) -> None:
-    feeds = Feeds(data, CPU, seed=1)
-    one, other = feeds.open(FED), feeds.open(replace(FED, recipe="amp-bf16", layout="nhwc"))
-    own = data.feed(4, CPU, 1, loader="torchvision", workers=0)
-    try:
-        expected = [own.place(own.fetch())[1].tolist() for _ in range(4)]
-        found = [feed.place(feed.fetch())[1].tolist() for feed in (one, other, other, one)]
-        assert found == expected, "no batch twice, none left out"
-        assert other.place(other.fetch())[0].is_contiguous(memory_format=torch.channels_last)
-        one.close()
-        one.close()
-        other.fetch()  # the loader is there while anybody needs it
-    finally:
-        one.close()
-        other.close()
-        own.close()
+def test_arms_that_load_alike_take_turns_with_one_loader(data: InMemory, opened: Any) -> None:
+    one, other = opened(), opened(recipe="amp-bf16", layout="nhwc")
+    found = [classes(feed) for feed in (one, other, other, one)]
+    assert found == in_order(data, 4), "no batch twice, none left out"
+    assert other.place(other.fetch())[0].is_contiguous(memory_format=torch.channels_last)
+    one.close()
+    one.close()
+    other.fetch()  # the loader is there while anybody needs it
 
 
-def test_arms_that_load_otherwise_have_loaders_of_their_own(data: InMemory) -> None:
-    feeds = Feeds(data, CPU, seed=1)
-    one, other = feeds.open(replace(FED, workers=0)), feeds.open(replace(FED, workers=0, batch=2))
-    try:
-        assert len(one.place(one.fetch())[1]) == 4
-        assert len(other.place(other.fetch())[1]) == 2
-    finally:
-        one.close()
-        other.close()
+def test_arms_that_load_otherwise_have_loaders_of_their_own(opened: Any) -> None:
+    one, other = opened(workers=0), opened(workers=0, batch=2)
+    assert (len(classes(one)), len(classes(other))) == (4, 2)
 
 
-def test_what_lies_ready_is_thrown_away(data: InMemory) -> None:
-    feed = Feeds(data, CPU, seed=1).open(FED)
-    own = data.feed(4, CPU, 1, loader="torchvision", workers=0)
-    try:
-        order = [own.place(own.fetch())[1].tolist() for _ in range(8)]
-        assert feed.place(feed.fetch())[1].tolist() == order[0]
-        time.sleep(0.5)  # for the worker to get ahead
-        feed.skip_ready()
-        at = order.index(feed.place(feed.fetch())[1].tolist())
-        assert 2 <= at <= 3, "at most as many as the worker may be ahead"
-        assert feed.tally.waited_s > 0
-    finally:
-        feed.close()
-        own.close()
+def test_what_lies_ready_is_thrown_away(data: InMemory, opened: Any) -> None:
+    feed, order = opened(), in_order(data, 8)
+    assert classes(feed) == order[0]
+    time.sleep(0.5)  # for the worker to get ahead
+    feed.skip_ready()
+    assert 2 <= order.index(classes(feed)) <= 3, "at most as many as the worker may be ahead"
+    assert feed.tally.waited_s > 0
 
 
-def test_a_loader_whose_batches_are_thrown_away_runs_once_it_is_started(data: InMemory) -> None:
-    feed = Feeds(data, CPU, seed=1).open(replace(FED, cached=True))
-    try:
-        first = feed.place(feed.fetch())
-        assert not feed.tally.came_s
-        feed.refill()  # it never rests, and is not waited for
-        feed.start()
-        until = time.monotonic() + 20
-        while len(feed.tally.came_s) < 3:
-            assert time.monotonic() < until
-            time.sleep(0.01)
-        again = feed.place(feed.fetch())
-        assert torch.equal(first[0], again[0]), "it trains on one batch"
-    finally:
-        feed.close()
+def test_a_loader_whose_batches_are_thrown_away_runs_once_it_is_started(opened: Any) -> None:
+    feed = opened(cached=True)
+    first = feed.place(feed.fetch())
+    assert not feed.tally.came_s
+    feed.refill()  # it never rests, and is not waited for
+    feed.start()
+    wait_for(lambda: len(feed.tally.came_s) >= 3)
+    again = feed.place(feed.fetch())
+    assert torch.equal(first[0], again[0]), "it trains on one batch"
 
 
 # ---------------------------------------------------------------- bursts
@@ -158,7 +155,7 @@ def test_bursts_of_workers_are_counted_by_whole_rounds(
 # ---------------------------------------------------------------- predictions
 
 
-def told(case: TrainCase, step_s: float) -> Prediction:
+def predicted(case: TrainCase, step_s: float) -> Prediction:
     ops = (OpCost("product", "forward", "conv", step_s, 1e-6, name="aten.convolution.default"),)
     simulated = simulate(ops)
     ends = (0.95 * simulated.step_s, 1.05 * simulated.step_s)
@@ -170,19 +167,19 @@ def loads(case: TrainCase, step_s: float) -> Loading:
 
 
 def test_a_loader_that_is_slower_decides() -> None:
-    found = with_loader(told(FED, 0.010), loads(FED, 0.030), FED.batch, on_gpu=False)
+    found = with_loader(predicted(FED, 0.010), loads(FED, 0.030), FED.batch, on_gpu=False)
     assert found.predicted is not None
     assert found.predicted.step_s == pytest.approx(0.030)
     assert found.predicted.limit == "data"
     assert found.wait_s == pytest.approx(0.020, rel=1e-3)
-    fast = with_loader(told(FED, 0.010), loads(FED, 0.009), FED.batch, on_gpu=False)
-    assert fast == told(FED, 0.010)
+    fast = with_loader(predicted(FED, 0.010), loads(FED, 0.009), FED.batch, on_gpu=False)
+    assert fast == predicted(FED, 0.010)
 
 
 @pytest.mark.parametrize("load_s", [0.004, 0.030])
 def test_a_loader_that_needs_the_gpu_may_come_on_top(load_s: float) -> None:
-    plain = told(FED, 0.010).predicted
-    found = with_loader(told(FED, 0.010), loads(FED, load_s), FED.batch, on_gpu=True).predicted
+    plain = predicted(FED, 0.010).predicted
+    found = with_loader(predicted(FED, 0.010), loads(FED, load_s), FED.batch, on_gpu=True).predicted
     assert plain is not None
     assert plain.interval_s is not None
     assert found is not None
@@ -244,12 +241,12 @@ def test_who_waits_for_its_loader_is_known_by_its_blocks() -> None:
 
 def test_the_wait_for_the_loader_is_a_line_of_the_ledger() -> None:
     amp = replace(FED, recipe="amp")
-    foretold = {
-        case.key: with_loader(told(case, step_s), loads(case, 0.030), FED.batch, on_gpu=False)
+    predictions = {
+        case.key: with_loader(predicted(case, step_s), loads(case, 0.030), FED.batch, on_gpu=False)
         for case, step_s in ((FED, 0.040), (amp, 0.010))
     }
     trainings = [measured(FED, 0.040, 0.040), measured(amp, 0.031, 0.011)]
-    _, training = with_predictions(trainings, foretold)
+    _, training = with_predictions(trainings, predictions)
     lines = {line.term: line for line in training.ledger}
     assert lines["loader wait"].ms == pytest.approx(20.0)
     assert lines["convolutions"].ms == pytest.approx(-30.0, abs=0.1)

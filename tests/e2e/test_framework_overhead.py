@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from samples.calibration import shallow_models
 
-from e2e.case import TrainCase
-from e2e.predict.host_model.calibration_models import (
+from e2e.predict.calibration import (
     CLASSES,
     small_case,
     small_networks,
     small_recipes,
 )
-from e2e.predict.host_model.framework_overhead import (
+from e2e.predict.framework_overhead import (
     COUNTED,
     CalibrationStep,
     FrameworkOverhead,
@@ -42,28 +43,23 @@ def planted(traces: list[Trace], calls_s: float = 100e-6) -> list[CalibrationSte
     return [CalibrationStep(found, truth.of(found) + calls_s, calls_s) for found in traces]
 
 
-def test_what_was_planted_is_found(traces: list[Trace]) -> None:
+def test_what_was_planted_is_found_also_for_a_network_outside_the_fit(traces: list[Trace]) -> None:
     samples = planted(traces)
     found = fitted(samples)
     assert found.error < 0.01
     for sample in samples:
         assert found.of(sample.trace) == pytest.approx(sample.host_s - sample.calls_s, rel=0.02)
-
-
-def test_a_network_outside_the_fit_is_told(traces: list[Trace]) -> None:
-    truth = FrameworkOverhead(PLANTED, 0.0)
-    for i, left_out in enumerate(traces):
-        found = fitted(planted(traces[:i] + traces[i + 1 :]))
-        assert found.of(left_out) == pytest.approx(truth.of(left_out), rel=0.1)
+    for i, left_out in enumerate(samples):
+        without = fitted(samples[:i] + samples[i + 1 :])
+        wanted_s = left_out.host_s - left_out.calls_s
+        assert without.of(left_out.trace) == pytest.approx(wanted_s, rel=0.1)
 
 
 def test_noise_shows_in_the_error(traces: list[Trace]) -> None:
-    generator = torch.Generator().manual_seed(1)
+    noise = 1 + 0.1 * torch.randn(len(traces), generator=torch.Generator().manual_seed(1))
     samples = [
-        CalibrationStep(
-            s.trace, s.host_s * (1 + 0.1 * torch.randn((), generator=generator).item()), s.calls_s
-        )
-        for s in planted(traces)
+        replace(sample, host_s=sample.host_s * factor)
+        for sample, factor in zip(planted(traces), noise.tolist(), strict=True)
     ]
     assert 0.02 < fitted(samples).error < 0.2
 
@@ -121,21 +117,16 @@ def test_calls_alone_count_as_often_as_the_step_launches_them(
     assert often.launches == 3, "once to begin with, and once a pass"
 
 
-def test_it_never_takes_time_away() -> None:
-    empty = Trace(TrainCase("none", "fp32", 1, "1"), (), 0, 0, 0, 0, fake=True)
-    assert FrameworkOverhead((-1.0,) * len(PLANTED), 0.0).of(empty) == 0.0
-
-
-def test_nothing_takes_less_than_no_time(traces: list[Trace]) -> None:
+def test_coefficients_are_not_negative(traces: list[Trace]) -> None:
     """Calls that were timed in a slow moment leave steps that seem shorter than their calls."""
+    backward = COUNTED.index("backward call")
     samples = [
-        CalibrationStep(
-            s.trace, s.host_s, s.calls_s + 6e-6 * counts(s.trace)[COUNTED.index("backward call")]
-        )
-        for s in planted(traces)
+        replace(sample, calls_s=sample.calls_s + 6e-6 * counts(sample.trace)[backward])
+        for sample in planted(traces)
     ]
     found = fitted(samples)
     assert min(found.seconds) == 0.0
     assert max(found.seconds) > 0.0
-    nothing = [CalibrationStep(s.trace, s.host_s, 2 * s.host_s) for s in samples]
+    nothing = [replace(sample, calls_s=2 * sample.host_s) for sample in samples]
     assert set(fitted(nothing).seconds) == {0.0}
+    assert FrameworkOverhead((-1.0,) * len(PLANTED), 0.0).of(traces[0]) == 0.0

@@ -58,16 +58,12 @@ class TestHeader:
     def test_usual_jpegs_go_to_the_gpu(self, subsampling: str):
         assert plain_jpeg(encoded(noise(), subsampling=subsampling)) == ((HEIGHT, WIDTH), 1)
 
-    def test_so_do_grey_ones_and_those_with_bytes_behind(self):
+    def test_so_do_grey_ones_turned_ones_and_those_with_bytes_behind(self):
         assert plain_jpeg(encoded(noise(mode="L"))) == ((HEIGHT, WIDTH), 1)
         assert plain_jpeg(encoded(noise()) + b"\0\0\n") == ((HEIGHT, WIDTH), 1)
-
-    @pytest.mark.parametrize("orientation", range(1, 9))
-    def test_orientation_is_read_and_the_size_is_as_stored(self, orientation: int):
-        assert plain_jpeg(turned(orientation)) == ((HEIGHT, WIDTH), orientation)
-
-    def test_an_unknown_orientation_is_none(self):
-        assert plain_jpeg(turned(9)) == ((HEIGHT, WIDTH), 1)
+        for orientation in range(1, 9):
+            assert plain_jpeg(turned(orientation)) == ((HEIGHT, WIDTH), orientation)
+        assert plain_jpeg(turned(9)) == ((HEIGHT, WIDTH), 1), "unknown"
 
     @pytest.mark.parametrize(
         "content",
@@ -196,24 +192,21 @@ class TestWorkers:
         assert set(vars(one)) == {"flat", "count", "broken"}
         assert (many.count, many.broken) == (500, [])
 
-    def test_boxes_are_in_the_upright_image(self, tmp_path: Path):
-        (picture,) = written(tmp_path, turned=turned(6))
-        item = Encoded([picture])[0, 3].item
+    def test_boxes_are_in_the_upright_image_and_by_pillow_too(self, tmp_path: Path):
+        content = turned(8)
+        images = Encoded(written(tmp_path, turned=content))
+        item, sample = images[0, 3].item, images.by_pillow((0, 3))
         assert item is not None
         assert item.size == (HEIGHT, WIDTH)
         assert (item.box, item.flip) == random_cut(WIDTH, HEIGHT, 3)
-
-    def test_by_pillow_is_the_same_cut_upright(self, tmp_path: Path):
-        content = turned(8)
-        sample = Encoded(written(tmp_path, turned=content)).by_pillow((0, 3))
         assert sample.item is not None
+        assert (sample.item.orientation, sample.item.flip) == (1, item.flip)
         packed = pack([sample])
         (pixels,) = packed.contents()
-        (top, left, height, width), flip = random_cut(WIDTH, HEIGHT, 3)
+        top, left, height, width = item.box
         upright = np.asarray(decode(content)).transpose(2, 0, 1)
         pixels = pixels.view(packed.rows()["shape"][0].tolist())
         assert np.array_equal(pixels, upright[:, top : top + height, left : left + width])
-        assert (sample.item.orientation, sample.item.flip) == (1, flip)
 
     def test_broken_files_are_told_and_give_their_place(self, tmp_path: Path):
         pictures = written(
@@ -225,16 +218,14 @@ class TestWorkers:
         assert sample.item is not None
         assert (sample.item.label, sample.item.draw) == (3, (4, 1))
         assert [Path(path).name for path, _ in sample.broken] == ["cut", "empty", "text", "gone"]
+        nothing = Encoded([*pictures[1:3]])[1, 0]
+        assert nothing.item is None
+        empty = pack([nothing, nothing])
+        assert (empty.count, len(empty.rows()), empty.contents()) == (0, 0, [])
+        assert len(empty.broken) == 4
         reasons = [reason for _, reason in sample.broken]
         assert "truncated" in reasons[0]
         assert reasons[1:] == ["not an image", "not an image", "No such file or directory"]
-
-    def test_nothing_but_broken_files_is_an_empty_batch(self, tmp_path: Path):
-        sample = Encoded(written(tmp_path, one=b"", two=b""))[1, 0]
-        assert sample.item is None
-        packed = pack([sample, sample])
-        assert (packed.count, len(packed.rows()), packed.contents()) == (0, 0, [])
-        assert len(packed.broken) == 4
 
     def test_batches_are_the_same_from_processes(self, tmp_path: Path):
         pictures = written(
@@ -267,8 +258,6 @@ class TestHalving:
         found = each_decoded(files, self.on_cpu)
         sizes = [image.shape[1] if image is not None else None for image in found]
         assert sizes == [10, 11, 12, None, 13, 14, 15, 16, None]
-
-    def test_nothing_is_not_decoded(self):
         assert each_decoded([], self.on_cpu) == []
 
     def test_a_lack_of_memory_is_no_broken_image(self):
@@ -292,17 +281,12 @@ class TestAhead:
 
         return numbers, make
 
-    def test_all_come_in_order(self):
-        ahead = Ahead(self.counting()[1], 2)
-        assert [ahead.get() for _ in range(50)] == list(range(50))
-        ahead.close()
-
-    def test_no_more_than_wanted_are_made(self):
+    def test_all_come_in_order_and_no_more_than_wanted_are_made(self):
         numbers, make = self.counting()
         ahead = Ahead(make, 2)
-        ahead.get()
+        assert [ahead.get() for _ in range(50)] == list(range(50))
         ahead.close()
-        assert next(numbers) <= 1 + 2 + 1  # got, ready, and one that found no room
+        assert next(numbers) <= 50 + 2 + 1  # got, ready, and one that found no room
 
     def test_an_error_comes_in_its_turn_and_stays(self):
         ahead = Ahead(self.counting(fails_at=3)[1], 2)
@@ -326,6 +310,7 @@ class TestAhead:
                 ahead.get()
             ends.append("got")
 
+        Ahead(make, 1).close()  # before anything
         ahead = Ahead(make, 1)
         getting, closing = threading.Thread(target=get), threading.Thread(target=ahead.close)
         getting.start()
@@ -338,9 +323,6 @@ class TestAhead:
         closing.join(20)
         assert not closing.is_alive()
         assert not [one for one in threading.enumerate() if one.name == "ahead"]
-
-    def test_closing_before_anything_is_fine(self):
-        Ahead(self.counting()[1], 2).close()
 
 
 def test_an_image_of_nvjpegs_is_as_its_header_has_it():

@@ -1,4 +1,4 @@
-"""How the host's pace is summed up."""
+"""How fast the host launches: how it is read, recorded and summed up."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from samples.train_cases import case_of
 
 from e2e.data.datasets.synthetic import Synthetic
 from e2e.networks import find
-from e2e.predict.host_model import host_speed as pace
-from e2e.predict.host_model.host_speed import (
+from e2e.predict import host_speed
+from e2e.predict.host_speed import (
     ConstantSpeed,
     RecordedSpeed,
     SmallStepSpeed,
@@ -28,16 +28,16 @@ from e2e.train.speed_readings import SlowdownRange, SpeedBetween, SpeedByTurn, s
 from microbench.device.device import describe, open_telemetry
 from microbench.timing.interleave import FEWEST_ROUNDS
 
-PACES = st.lists(
+READINGS = st.lists(
     st.tuples(st.floats(0.0, 60.0), st.floats(0.1, 10.0)), min_size=2, max_size=200
 )  # fmt: skip
 
 
-@given(PACES)
+@given(READINGS)
 def test_most_values_lie_between_low_and_high(seen: list[tuple[float, float]]) -> None:
-    told, found = slowdown_range(seen), [pace for _, pace in seen]
-    assert min(found) <= told.low <= told.middle <= told.high <= max(found)
-    outside = [at_s for at_s, pace in seen if not told.low <= pace <= told.high]
+    found, slowdowns = slowdown_range(seen), [slowdown for _, slowdown in seen]
+    assert min(slowdowns) <= found.low <= found.middle <= found.high <= max(slowdowns)
+    outside = [at_s for at_s, slowdown in seen if not found.low <= slowdown <= found.high]
     assert weight_of(outside, seen) <= 0.1 * (1 + 1e-9)
 
 
@@ -48,32 +48,43 @@ def weight_of(chosen: list[float], seen: list[tuple[float, float]]) -> float:
 
 
 def test_the_spread_of_known_values() -> None:
-    assert slowdown_range([(float(at), float(1 + at)) for at in range(100)]) == SlowdownRange(
-        50.0, 5.0, 95.0
-    )
+    steady = [(float(at), float(1 + at)) for at in range(100)]
+    assert slowdown_range(steady) == SlowdownRange(50.0, 5.0, 95.0)
     assert slowdown_range([(0.1, 2.0), (0.2, 3.0)]) == SlowdownRange(2.0, 2.0, 3.0)
-
-
-def test_a_second_counts_as_much_as_another_however_often_it_was_looked_at() -> None:
-    """150 looks within two slow seconds, one in each of seven quick ones."""
-    seen = [(float(at), 2.0) for at in range(7)]
-    seen += [(7 + i / 75, 3.0) for i in range(150)]
+    # A second counts as much as another: 150 readings in two slow ones, one in each of seven.
+    seen = [(float(at), 2.0) for at in range(7)] + [(7 + i / 75, 3.0) for i in range(150)]
     assert slowdown_range(seen) == SlowdownRange(2.0, 2.0, 3.0)
 
 
-def test_a_cpu_has_no_pace_of_its_own() -> None:
-    pace = host_speed_of(torch.device("cpu"))
-    assert isinstance(pace, ConstantSpeed)
-    noted = RecordedSpeed(pace)
-    noted.look()
-    assert {found for _, found in noted.take()} == {1.0}
+def test_a_cpu_has_no_speed_of_its_own() -> None:
+    speed = host_speed_of(torch.device("cpu"))
+    assert isinstance(speed, ConstantSpeed)
+    recorded = RecordedSpeed(speed)
+    recorded.look()
+    assert {found for _, found in recorded.take()} == {1.0}
     assert slowdown_range(()) == SlowdownRange(1.0, 1.0, 1.0)
+
+
+class Planned(SmallStepSpeed):
+    """By a clock of the test's own, which a step moves on by `took_s`."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        super().__init__(torch.device("cpu"))
+        self.now_s, self.took_s, self.steps = 0.0, host_speed.REFERENCE_S, 0
+        patch.setattr(host_speed.time, "perf_counter", lambda: self.now_s)
+
+    def _searched_step(self) -> Callable[[], object]:
+        return self.step
+
+    def step(self) -> None:
+        self.steps += 1
+        self.now_s += self.took_s
 
 
 @pytest.fixture
 def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> SmallStepSpeed:
     """As on a GPU, by a recipe that a CPU has, and with nothing to wait for."""
-    monkeypatch.setattr(pace, "RECIPE", "amp-bf16")
+    monkeypatch.setattr(host_speed, "RECIPE", "amp-bf16")
     monkeypatch.setattr(SmallStepSpeed, "look_s", 0.2)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     return SmallStepSpeed(torch.device("cpu"))
@@ -90,45 +101,47 @@ def test_the_switches_of_the_recipe_that_is_measured_stay(
     assert torch.get_float32_matmul_precision() == matmul
 
 
-def test_a_slower_clock_is_a_slower_pace(
-    on_a_cpu: SmallStepSpeed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By a clock of the test's own, which a step moves on by as much as it is told to."""
-    clock = [0.0]
-    monkeypatch.setattr(pace.time, "perf_counter", lambda: clock[0])
-    for took_s in (pace.REFERENCE_S, 3 * pace.REFERENCE_S):
-
-        def step(took_s: float = took_s) -> None:
-            clock[0] += took_s
-
-        monkeypatch.setattr(on_a_cpu, "_searched_step", lambda step=step: step)
-        assert on_a_cpu.slowdown() == pytest.approx(took_s / pace.REFERENCE_S)
-    noted = RecordedSpeed(on_a_cpu)
-    noted.look()
-    seen = noted.take()
+@pytest.mark.usefixtures("on_a_cpu")
+def test_longer_steps_are_a_slower_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned = Planned(monkeypatch)
+    assert planned.slowdown() == pytest.approx(1.0)
+    planned.took_s *= 3
+    assert planned.slowdown() == pytest.approx(3.0)
+    recorded = RecordedSpeed(planned)
+    recorded.look()
+    seen = recorded.take()
     assert [found for _, found in seen] == pytest.approx([3.0] * len(seen))
     assert seen[-1][0] >= seen[0][0] + 0.1
 
 
-def test_a_reading_does_not_depend_on_what_was_done_before(
-    on_a_cpu: SmallStepSpeed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("on_a_cpu")
+def test_a_reading_does_not_depend_on_what_was_done_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: the six steps that follow other work are ten times as long, each a bit less."""
-    clock, since = [0.0], [0]
 
-    def step() -> None:
-        since[0] += 1
-        clock[0] += pace.REFERENCE_S * (1 if since[0] > 6 else 10 - since[0])
+    class Disturbed(Planned):
+        def step(self) -> None:
+            self.took_s = host_speed.REFERENCE_S * (1 if self.steps >= 6 else 9 - self.steps)
+            super().step()
 
-    monkeypatch.setattr(pace.time, "perf_counter", lambda: clock[0])
-    monkeypatch.setattr(on_a_cpu, "_searched_step", lambda: step)
-    timed: list[float] = []
-    seconds = on_a_cpu._seconds
-    monkeypatch.setattr(on_a_cpu, "_seconds", lambda step: timed.append(seconds(step)) or timed[-1])
-    assert on_a_cpu.slowdown() == pytest.approx(1.0)
-    since[0] = 0  # other work
-    assert on_a_cpu.slowdown() == pytest.approx(1.0)
-    assert timed == pytest.approx([pace.REFERENCE_S] * 2 * pace.STEPS)
+    planned = Disturbed(monkeypatch)
+    assert planned.slowdown() == pytest.approx(1.0)
+    planned.steps = 0  # other work
+    assert planned.slowdown() == pytest.approx(1.0)
+    assert planned.steps == 6 + host_speed.STEPS
+
+
+@pytest.mark.usefixtures("on_a_cpu")
+def test_a_look_counts_beside_what_was_seen_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten quick seconds, then a look in which all is slow."""
+    planned = Planned(monkeypatch)
+    recorded = RecordedSpeed(planned)
+    for second in range(10):
+        planned.now_s = float(second)
+        recorded.slowdown()
+    planned.took_s, planned.now_s = 3 * host_speed.REFERENCE_S, 10.0
+    recorded.look()
+    found = slowdown_range(recorded.take())
+    assert (found.middle, found.high) == pytest.approx((1.0, 3.0))
 
 
 @pytest.mark.parametrize("search", [True, False])
@@ -142,7 +155,7 @@ def test_algorithms_are_searched_once_for_each_switch_and_the_switch_stays(
         made.append(device)
         return lambda: searching.append(torch.backends.cudnn.benchmark)
 
-    monkeypatch.setattr(pace, "small_step", fake_step)
+    monkeypatch.setattr(host_speed, "small_step", fake_step)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", search)
 
     def searched(tf32: bool) -> int:
@@ -150,7 +163,7 @@ def test_algorithms_are_searched_once_for_each_switch_and_the_switch_stays(
         monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
         on_a_cpu.slowdown()
         assert torch.backends.cudnn.benchmark is search
-        steps = pace.WARM_STEPS + pace.STEPS
+        steps = host_speed.WARM_STEPS + host_speed.STEPS
         assert searching[-steps:] == [search] * steps
         assert all(searching[:-steps])
         return len(searching) - steps
@@ -160,50 +173,21 @@ def test_algorithms_are_searched_once_for_each_switch_and_the_switch_stays(
     assert [searched(True), len(made)] == [1, 2]
 
 
-def test_the_end_of_one_stretch_is_the_beginning_of_the_next() -> None:
+def test_what_was_seen_is_taken_once_and_looks_beside_are_not_in_it() -> None:
+    """Another asks for the same host speed while steps are timed."""
+    speed = PlannedSpeeds(1.0, 2.0, 9.0, 3.0)
+    recorded, turns = RecordedSpeed(speed), SpeedByTurn(speed)
+    assert (recorded.slowdown(), recorded.slowdown()) == (1.0, 2.0)
+    assert [found for _, found in recorded.take()] == [1.0, 2.0]
+    turns.begin("an arm")
+    recorded.slowdown()
+    assert [found for _, found in recorded.take()] == [3.0]
+    assert recorded.take() == ()
+
+
+def test_a_stretch_and_a_turn_have_the_mean_of_both_their_ends() -> None:
     between = SpeedBetween(PlannedSpeeds(1.0, 3.0, 7.0))
     assert [between.ends(), between.ends()] == [2.0, 5.0]
-
-
-def test_what_was_seen_is_taken_once_and_looks_beside_are_not_in_it(
-    on_a_cpu: SmallStepSpeed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another asks for the same pace while steps are timed."""
-    paces = iter((1.0, 2.0, 9.0, 3.0))
-    monkeypatch.setattr(on_a_cpu, "slowdown", lambda: next(paces))
-    noted, looks = RecordedSpeed(on_a_cpu), SpeedByTurn(on_a_cpu)
-    assert (noted.slowdown(), noted.slowdown()) == (1.0, 2.0)
-    assert [found for _, found in noted.take()] == [1.0, 2.0]
-    looks.begin("an arm")
-    noted.slowdown()
-    assert [found for _, found in noted.take()] == [3.0]
-    assert noted.take() == ()
-
-
-def test_a_look_counts_beside_what_was_seen_before(
-    on_a_cpu: SmallStepSpeed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ten quick seconds, then a look in which all is slow."""
-    clock, took_s = [0.0], [pace.REFERENCE_S]
-
-    def step() -> None:
-        clock[0] += took_s[0]
-
-    monkeypatch.setattr(pace.time, "perf_counter", lambda: clock[0])
-    monkeypatch.setattr(on_a_cpu, "_searched_step", lambda: step)
-    noted = RecordedSpeed(on_a_cpu)
-    for second in range(10):
-        clock[0] = float(second)
-        noted.slowdown()
-    took_s[0] = 3 * pace.REFERENCE_S
-    clock[0] = 10.0
-    noted.look()
-    found = slowdown_range(noted.take())
-    assert found.middle == pytest.approx(1.0)
-    assert found.high == pytest.approx(3.0)
-
-
-def test_the_pace_of_a_turn_is_that_of_both_its_ends() -> None:
     looks = SpeedByTurn(PlannedSpeeds(1.0, 2.0, 4.0, 3.0, 5.0, 6.0))
     for turn in ("a", "b", "a", "b", "b", ""):
         looks.begin(turn)
@@ -212,30 +196,30 @@ def test_the_pace_of_a_turn_is_that_of_both_its_ends() -> None:
     assert looks.of("c") is None
 
 
-def test_a_trainer_notes_the_pace_of_each_arm_s_turns() -> None:
+def test_a_trainer_notes_the_host_speed_of_each_arm_s_turns() -> None:
     """Ever slower by 1, of which the first turn, to warm up, has none."""
     info, network = describe("cpu"), find("cnn-cifar")
     data = Synthetic(network.input, network.classes or 0, network.tokens)
     cases = [case_of(network, 4, recipe=recipe) for recipe in ("fp32", "amp-bf16")]
-    pace = PlannedSpeeds(*(float(number) for number in range(100)))
+    speed = PlannedSpeeds(*(float(number) for number in range(100)))
     with open_telemetry(info, 0.05) as telemetry:
         task = Task(network, data, seed=1, lr=None, warmup=0)
         timer = ArmTimer(task, info.target(), telemetry)
         try:
             timer.set_up(cases, lambda key, stage: None)
-            found = timer.time(0.2, lambda key, stage: None, pace)
+            found = timer.time(0.2, lambda key, stage: None, speed)
         finally:
             timer.close()
-    looks = 100 - len(pace.left)
-    paces = [t.steps.host_pace for t in found if t.steps]
+    looks = 100 - len(speed.left)
+    slowdowns = [t.steps.host_pace for t in found if t.steps]
     assert looks >= 2 + 2 * FEWEST_ROUNDS
     rounds = len(found[0].steps.blocks) if found[0].steps else 0
     assert looks == 2 + 2 * rounds
     # Turn n is between n and n + 1; which arm begins varies, and both take part in each round.
-    assert sum(pace or 0 for pace in paces) == pytest.approx(looks - 1, abs=1.1)
+    assert sum(each or 0 for each in slowdowns) == pytest.approx(looks - 1, abs=1.1)
 
 
-def test_a_pace_that_cannot_be_seen_ends_no_measurement() -> None:
+def test_a_host_speed_that_cannot_be_read_ends_no_measurement() -> None:
     class Full(PlannedSpeeds):
         def slowdown(self) -> float:
             if len(self.left) == 1:

@@ -9,21 +9,22 @@ from typing import TypeVar
 
 import pytest
 import torch
+from samples.host_speeds import PlannedSpeeds
 from samples.planted_networks import SLEEP_S, Picking, Undecided, network_of
 from samples.train_cases import case_of, quietly
 from torch import nn
 
-from e2e.case import TrainCase
 from e2e.networks.network import Network
-from e2e.predict.coverage import from_step, uncovered
-from e2e.predict.host_model.host_speed import ConstantSpeed
+from e2e.predict.host_speed import ConstantSpeed
 from e2e.predict.op_timer.in_situ import STEPS, time_in_step
 from e2e.predict.op_timer.op_costs import key_of
 from e2e.predict.op_timer.op_timer import CpuStopwatch, OpTime
 from e2e.predict.op_timer.store import Store
 from e2e.predict.prediction import Prediction
 from e2e.predict.predictor import Predictor
+from e2e.predict.step_profile import StepProfile
 from e2e.predict.trace.fake_trace import Trace, trace
+from e2e.results.types import Predicted
 from e2e.train.speed_readings import HostSpeed
 from kernels.aten import TensorSpec
 from kernels.case import Target
@@ -34,87 +35,91 @@ T = TypeVar("T")
 PICKED = "halfway_tests.slowly_picked.default"
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    """One for all: what the host does beside calls is learnt once."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        return Store({"name": "a CPU"}, {})
-
-
-def foretold(network: Network, store: Store, *, allow_run: bool, **more: object) -> Prediction:
+def predict(
+    network: Network, store: Store, *, allow_run: bool, batch: int = 8, **more: object
+) -> Prediction:
     asked = Predictor(network, CPU, CLASSES, store, allow_run=allow_run, **more)  # type: ignore[arg-type]
-    return asked.predict(case_of(network), quietly)
+    return asked.predict(case_of(network, batch), quietly)
 
 
-def timed(
-    network: Network, case: TrainCase, stopwatch: CpuStopwatch, pace: HostSpeed | None = None
-) -> Mapping[str, OpTime]:
-    traced = trace(network, case, DEVICE, CLASSES)
-    wanted = {i: key_of(case, op) for i, op in enumerate(traced.ops) if op.call.name == PICKED}
-    assert wanted
-    return time_in_step(
-        network, traced, DEVICE, CLASSES, wanted, stopwatch, pace or ConstantSpeed()
-    )
+def known(found: Prediction) -> Predicted:
+    assert found.predicted is not None
+    return found.predicted
 
 
-@pytest.mark.slow
+def picking(times: int = 1) -> tuple[Network, Trace, list[int]]:
+    """A network that picks, its step, and where in that it does."""
+    network = network_of(Picking, times)
+    traced = trace(network, case_of(network), DEVICE, CLASSES)
+    return network, traced, [i for i, op in enumerate(traced.ops) if op.call.name == PICKED]
+
+
+def timed(stopwatch: CpuStopwatch, host_speed: HostSpeed | None = None, times: int = 1) -> OpTime:
+    """Of the one sort of call that cannot be launched alone."""
+    network, traced, places = picking(times)
+    wanted = {place: key_of(traced.case, traced.ops[place]) for place in places}
+    speed = host_speed or ConstantSpeed()
+    (time,) = time_in_step(network, traced, DEVICE, CLASSES, wanted, stopwatch, speed).values()
+    return time
+
+
 def test_what_is_not_known_is_named_with_its_share(store: Store) -> None:
-    told = foretold(network_of(Picking, 2), store, allow_run=False)
-    assert told.predicted is not None
-    (line,) = told.predicted.uncovered
-    launched = sum(op.kind != "view" for op in told.ops)
+    found = predict(network_of(Picking, 2), store, allow_run=False)
+    (line,) = known(found).uncovered
+    launched = sum(op.kind != "view" for op in found.ops)
     assert line.startswith(f"2 x {PICKED}: a custom operator;")
     assert line.count(PICKED) == 1
     assert f"(2 of {launched} calls, " in line
     assert "--allow-run" in line
-    assert told.predicted.from_step == ()
-    assert all(op.gpu_s == 0 for op in told.ops if op.name == PICKED)
+    assert known(found).from_step == ()
+    assert all(op.gpu_s == 0 for op in found.ops if op.name == PICKED)
 
 
-def test_a_slow_call_is_as_slow_in_the_prediction(store: Store) -> None:
-    told = foretold(network_of(Picking, 2), store, allow_run=True)
-    assert told.predicted is not None
-    assert told.simulated is not None
-    assert told.predicted.uncovered == ()
-    assert [op.gpu_s >= SLEEP_S for op in told.ops if op.name == PICKED] == [True, True]
-    (line,) = told.predicted.from_step
+def test_a_slow_call_is_as_slow_in_the_prediction_and_kept_for_no_other(store: Store) -> None:
+    found = predict(network_of(Picking, 2), store, allow_run=True)
+    assert found.simulated is not None
+    assert known(found).uncovered == ()
+    assert [op.gpu_s >= SLEEP_S for op in found.ops if op.name == PICKED] == [True, True]
+    (line,) = known(found).from_step
     assert line.startswith(f"2 x {PICKED} (")
-    assert told.simulated.gpu_s == pytest.approx(math.fsum(op.device_s for op in told.ops))
-    assert told.predicted.step_s > 2 * SLEEP_S
-    assert told.predicted.took_s["real steps"] > 0
-
-
-def test_nothing_of_a_real_step_is_kept_for_another_network(store: Store) -> None:
-    foretold(network_of(Picking), store, allow_run=True)
-    again = foretold(network_of(Picking), store, allow_run=False)
-    assert again.predicted is not None
-    assert again.predicted.uncovered != ()
+    assert found.simulated.gpu_s == pytest.approx(math.fsum(op.device_s for op in found.ops))
+    assert known(found).step_s > 2 * SLEEP_S
+    assert known(found).took_s["real steps"] > 0
+    assert known(predict(network_of(Picking, 2), store, allow_run=False)).uncovered != ()
 
 
 def test_a_step_that_breaks_leaves_the_rest_predicted(store: Store) -> None:
-    told = foretold(network_of(Picking, 1, 3), store, allow_run=True)
-    assert told.predicted is not None
-    (line,) = told.predicted.uncovered
+    (line,) = known(predict(network_of(Picking, 1, 3), store, allow_run=True)).uncovered
     assert "a real step raised ValueError: the step broke" in line
 
 
-def test_a_call_that_no_real_step_makes_has_no_time(store: Store) -> None:
-    network, alike = network_of(Picking, 3), network_of(Picking, 1)
-    case = case_of(network)
-    traced = trace(network, case, DEVICE, CLASSES)
-    places = [i for i, op in enumerate(traced.ops) if op.call.name == PICKED]
+def test_a_call_that_no_real_step_makes_has_no_time() -> None:
+    _, traced, places = picking(3)
     wanted = {place: f"the {i}th" for i, place in enumerate(places)}
-    found = time_in_step(alike, traced, DEVICE, CLASSES, wanted, CpuStopwatch(), ConstantSpeed())
-    assert list(found) == ["the 0th"]
+    args = (traced, DEVICE, CLASSES, wanted, CpuStopwatch(), ConstantSpeed())
+    assert list(time_in_step(network_of(Picking, 1), *args)) == ["the 0th"]
+
+
+def test_another_call_in_its_place_is_not_timed_for_it() -> None:
+    network, traced, (place,) = picking()
+    op = traced.ops[place]
+    first, *others = op.call.args
+    assert isinstance(first, TensorSpec)
+    flat = replace(op, call=replace(op.call, args=(replace(first, shape=(32,)), *others)))
+    other = replace(traced, ops=(*traced.ops[:place], flat, *traced.ops[place + 1 :]))
+    args = (DEVICE, CLASSES, {place: "it"}, CpuStopwatch(), ConstantSpeed())
+    assert time_in_step(network, other, *args) == {}
 
 
 def test_sizes_that_depend_on_data_are_timed_where_they_occur(store: Store) -> None:
-    told = foretold(network_of(Undecided), store, allow_run=True)
-    assert told.predicted is not None
-    assert told.predicted.uncovered == ()
-    assert any("aten.index" in line for line in told.predicted.from_step)
-    assert all((op.gpu_s > 0) == (op.kind != "view") for op in told.ops)
+    refused = predict(network_of(Undecided), store, allow_run=False)
+    assert refused.predicted is None
+    assert "--allow-run" in (refused.reason or "")
+    found = predict(network_of(Undecided), store, allow_run=True)
+    assert any("real step" in note for note in found.notes)
+    assert known(found).uncovered == ()
+    assert any("aten.index" in line for line in known(found).from_step)
+    assert all((op.gpu_s > 0) == (op.kind != "view") for op in found.ops)
 
 
 class Launching(CpuStopwatch):
@@ -143,91 +148,51 @@ class Launching(CpuStopwatch):
         return {key: [both] * owners.count(key) for key in owners}
 
 
-class Twice(ConstantSpeed):
-    """A host that takes twice as long as at pace 1."""
-
-    def slowdown(self) -> float:
-        """Always 2."""
-        return 2.0
-
-
-def test_the_hosts_time_is_kept_as_at_pace_1_and_kernels_as_seen() -> None:
-    network = network_of(Picking, 3)
-    (time,) = timed(network, case_of(network), Launching(), Twice()).values()
-    assert time == OpTime(1e-3, 0.5e-4, busy_s=pytest.approx(5e-4), kernels=2)
-
-
 class Warming(Launching):
-    """A device that is quicker at every look."""
+    """A device that is quicker at every look: a millisecond, a half, a third ..."""
 
     def once(self, run: Callable[[], T], *, waits: bool) -> tuple[T, OpTime | None]:
-        """A millisecond, a half, a third ..."""
         out, taken = super().once(run, waits=waits)
         return out, taken and replace(taken, gpu_s=taken.gpu_s / self.looks)
 
 
+def test_host_times_are_at_the_reference_speed_and_kernels_as_seen() -> None:
+    time = timed(Launching(), PlannedSpeeds(*[2.0] * 20), times=3)
+    assert time == OpTime(1e-3, 0.5e-4, busy_s=pytest.approx(5e-4), kernels=2)
+
+
 def test_kernels_run_no_longer_than_their_call() -> None:
-    network = network_of(Picking)
-    (time,) = timed(network, case_of(network), Warming()).values()
+    time = timed(Warming())
     assert time.gpu_s == time.busy_s == pytest.approx(1e-3 / 3)
 
 
 def test_of_a_call_that_waits_the_device_has_what_kernels_run_in() -> None:
-    network = network_of(Picking)
-    (time,) = timed(network, case_of(network), Launching(3, 4), Twice()).values()
+    time = timed(Launching(3, 4), PlannedSpeeds(*[2.0] * 20))
     assert time.waits
     assert time.gpu_s == time.busy_s == pytest.approx(5e-4)
     assert time.host_s == pytest.approx((1.0 - 5e-4) / 2)
 
 
-def test_a_gate_that_opens_once_makes_no_call_wait_for_ever() -> None:
-    network = network_of(Picking)
-    stopwatch = Launching(3)
-    (time,) = timed(network, case_of(network), stopwatch).values()
-    assert not time.waits
-    assert stopwatch.looks == STEPS + 1  # a step more for the one that was held
-
-
-def test_a_call_found_late_to_wait_is_timed_as_often_as_any() -> None:
-    network = network_of(Picking)
-    stopwatch = Launching(3, 5)
-    (time,) = timed(network, case_of(network), stopwatch).values()
-    assert time.waits
-    assert stopwatch.looks == 5 + STEPS
-
-
-def test_another_call_in_its_place_is_not_timed_for_it() -> None:
-    network = network_of(Picking)
-    case = case_of(network)
-    traced = trace(network, case, DEVICE, CLASSES)
-    (place,) = (i for i, op in enumerate(traced.ops) if op.call.name == PICKED)
-    op = traced.ops[place]
-    first, *others = op.call.args
-    assert isinstance(first, TensorSpec)
-    flat = replace(op, call=replace(op.call, args=(replace(first, shape=(32,)), *others)))
-    ops = (*traced.ops[:place], flat, *traced.ops[place + 1 :])
-    found = time_in_step(
-        network,
-        replace(traced, ops=ops),
-        DEVICE,
-        CLASSES,
-        {place: "it"},
-        CpuStopwatch(),
-        ConstantSpeed(),
-    )
-    assert found == {}
+@pytest.mark.parametrize(
+    ("held", "waits", "looks"), [((3,), False, STEPS + 1), ((3, 5), True, 5 + STEPS)]
+)
+def test_a_call_that_holds_the_host_once_does_not_wait_and_twice_does(
+    held: tuple[int, ...], waits: bool, looks: int
+) -> None:
+    """A step more for the one that was held; one found late to wait is timed as often as any."""
+    stopwatch = Launching(*held)
+    assert timed(stopwatch).waits is waits
+    assert stopwatch.looks == looks
 
 
 def test_shares_are_of_what_launches(store: Store) -> None:
-    network = network_of(Picking)
-    case = case_of(network)
-    traced = trace(network, case, DEVICE, CLASSES)
-    every = {key_of(case, op): "why" for op in traced.ops}
-    lines = uncovered(traced, every)
-    counts = [int(line.split(" x ")[0]) for line in lines]
-    assert f"of {sum(counts)} calls" in lines[0]
-    assert uncovered(traced, {}) == ()
-    assert from_step(traced, foretold(network, store, allow_run=False).ops, {}) == ()
+    network, traced, _ = picking()
+    every = {key_of(traced.case, op): "why" for op in traced.ops}
+    profile = StepProfile(traced, {}, {}, every, ())
+    counts = [int(line.split(" x ")[0]) for line in profile.uncovered]
+    assert f"of {sum(counts)} calls" in profile.uncovered[0]
+    assert replace(profile, problems={}).uncovered == ()
+    assert profile.from_step(predict(network, store, allow_run=False).ops) == ()
 
 
 class Sparse(nn.Module):
@@ -244,11 +209,11 @@ class Sparse(nn.Module):
 
 @pytest.mark.parametrize("allow_run", [False, True])
 def test_what_no_step_can_record_promises_nothing(store: Store, allow_run: bool) -> None:
-    told = foretold(network_of(Sparse), store, allow_run=allow_run)
-    assert told.predicted is None
-    assert "sparse" in (told.reason or "")
-    assert "aten." in (told.reason or "")
-    assert "--allow-run" not in (told.reason or "")
+    found = predict(network_of(Sparse), store, allow_run=allow_run)
+    assert found.predicted is None
+    assert "sparse" in (found.reason or "")
+    assert "aten." in (found.reason or "")
+    assert "--allow-run" not in (found.reason or "")
 
 
 def test_a_step_that_runs_out_of_memory_while_it_is_recorded_does_not_fit(
@@ -258,20 +223,16 @@ def test_a_step_that_runs_out_of_memory_while_it_is_recorded_does_not_fit(
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr("e2e.predict.step_profile.trace_real", full)
-    told = foretold(network_of(Undecided), store, allow_run=True)
-    assert told.predicted is None
-    assert told.runs is False
-    assert not told.broke
-    assert "does not fit" in (told.reason or "")
+    found = predict(network_of(Undecided), store, allow_run=True)
+    assert (found.predicted, found.runs, found.broke) == (None, False, False)
+    assert "does not fit" in (found.reason or "")
 
 
 def test_a_step_with_no_room_is_not_measured(store: Store) -> None:
     network = network_of(Picking)
-    assert foretold(network, store, allow_run=False, memory_bytes=10**9).predicted is not None
-    known = len(store)
-    asked = Predictor(network, CPU, CLASSES, store, allow_run=True, memory_bytes=10**9)
-    told = asked.predict(case_of(network, 10**8), quietly)
-    assert told.predicted is None
-    assert told.runs is False
-    assert "GB of the device's 1.0" in (told.reason or "")
-    assert len(store) == known
+    known(predict(network, store, allow_run=False, memory_bytes=10**9))
+    before = len(store)
+    found = predict(network, store, allow_run=True, batch=10**8, memory_bytes=10**9)
+    assert (found.predicted, found.runs) == (None, False)
+    assert "GB of the device's 1.0" in (found.reason or "")
+    assert len(store) == before

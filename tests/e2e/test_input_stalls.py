@@ -12,8 +12,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from e2e.case import TrainCase
-from e2e.input_stalls.model import Alone, busy_points, measured_points, pays_from, predict_together
-from e2e.report.joint import Gain, joint_lines, joint_sentences, joints
+from e2e.explain.joint import Gain, Joint, joints
+from e2e.input_stalls import Alone, busy_points, measured_points, pays_from, predict_together
+from e2e.report.joint import joint_lines, joint_sentences
 from e2e.report.loaders import loaders_lines
 from e2e.results.loader_types import LoadBlock, LoadCase, Loading, load_case
 from e2e.results.types import PREDICTED, Predicted, StepTimes, Training
@@ -49,10 +50,17 @@ def loading(load_s: float, workers: int = 4, cpu_s: float = 0.0, **case: object)
     return Loading(made, "ok", blocks=blocks)
 
 
-def told(alone: Alone, loader: Loading, cores: int = CORES) -> Predicted:
+def predict(alone: Alone, loader: Loading, cores: int = CORES) -> Predicted:
     found = predict_together(alone, loader, cores)
     assert found is not None
     return found
+
+
+def busy_training(step_s: float, loaded_per_s: float) -> Training:
+    """Beside busy workers, which load so many images a second."""
+    found = training(step_s)
+    assert found.steps is not None
+    return replace(found, steps=replace(found.steps, loaded_per_s=loaded_per_s))
 
 
 # ---------------------------------------------------------------- the model
@@ -62,7 +70,7 @@ def told(alone: Alone, loader: Loading, cores: int = CORES) -> Predicted:
 def test_without_contention_the_slower_of_the_two_decides(step_s: float, load_s: float) -> None:
     longer = load_s / step_s - 1
     assume(abs(longer - FED_SHARE) > 1e-9)
-    found = told(Alone(training(step_s)), loading(load_s))
+    found = predict(Alone(training(step_s)), loading(load_s))
     assert found.step_s == pytest.approx(max(step_s, load_s))
     assert found.limit == ("data" if longer > FED_SHARE else "gpu")
 
@@ -72,7 +80,7 @@ def test_a_step_is_never_faster_than_any_of_its_parts(
     step_s: float, slower: float, load_s: float, cpu_s: float, host: float, cores: int
 ) -> None:
     alone = Alone(training(step_s), {4: training(step_s * slower)}, host * step_s)
-    found = told(alone, loading(load_s, cpu_s=cpu_s), cores)
+    found = predict(alone, loading(load_s, cpu_s=cpu_s), cores)
     for part in (step_s, load_s, (cpu_s + host * step_s) / cores):
         assert found.step_s >= part * (1 - 1e-9)
     assert found.step_s <= max(step_s * slower, load_s, (cpu_s + host * step_s) / cores) * 1.000001
@@ -83,43 +91,39 @@ def test_a_step_is_never_faster_than_any_of_its_parts(
 @given(seconds, st.lists(seconds, min_size=2, max_size=6))
 def test_a_faster_loader_never_makes_the_step_longer(step_s: float, loads: list[float]) -> None:
     alone = Alone(training(step_s), {4: training(1.3 * step_s)})
-    steps = [told(alone, loading(load_s)).step_s for load_s in sorted(loads)]
+    steps = [predict(alone, loading(load_s)).step_s for load_s in sorted(loads)]
     assert steps == sorted(steps)
 
 
 def test_workers_that_are_always_busy_slow_the_training_as_measured() -> None:
     alone = Alone(training(1.0), {8: training(1.2)})
-    assert told(alone, loading(1.1, 8)).step_s == pytest.approx(1.2)  # waited for all the time
-    assert told(alone, loading(0.5, 8)).step_s == pytest.approx(1.1)  # at work half of it
-    assert told(alone, loading(1.1, 4)).step_s == pytest.approx(1.1)  # half as many
-    assert told(alone, loading(1.0, 99)).step_s == pytest.approx(1.2)  # no more is known
-    assert told(alone, loading(0.9, 8)).limit == "data", "without them it would be faster"
+    assert predict(alone, loading(1.1, 8)).step_s == pytest.approx(1.2)  # waited for all the time
+    assert predict(alone, loading(0.5, 8)).step_s == pytest.approx(1.1)  # at work half of it
+    assert predict(alone, loading(1.1, 4)).step_s == pytest.approx(1.1)  # half as many
+    assert predict(alone, loading(1.0, 99)).step_s == pytest.approx(1.2)  # no more is known
+    assert predict(alone, loading(0.9, 8)).limit == "data", "without them it would be faster"
 
 
 def test_a_training_that_slows_its_loader_is_waited_for_longer() -> None:
     """Beside the training, 8 workers give 800 img/s, not 1,000."""
-    pinned, alone = training(0.1), loading(BATCH / 1000, 8)
-    busy = training(0.1)
-    assert busy.steps is not None
-    busy = replace(busy, steps=replace(busy.steps, loaded_per_s=800.0))
-    known = Alone(pinned, {8: busy}, loadings={8: alone})
-    assert told(known, alone).step_s == pytest.approx(BATCH / 800)
-    assert told(known, loading(BATCH / 500, 4)).step_s == pytest.approx(0.2 + 0.125 * 0.1), (
-        "it trains half of the time"
-    )
-    assert told(known, loading(BATCH / 4000, 16)).step_s == pytest.approx(0.1)
+    alone = loading(BATCH / 1000, 8)
+    known = Alone(training(0.1), {8: busy_training(0.1, 800.0)}, loadings={8: alone})
+    assert predict(known, alone).step_s == pytest.approx(BATCH / 800)
+    half = predict(known, loading(BATCH / 500, 4))  # it trains half of the time
+    assert half.step_s == pytest.approx(0.2 + 0.125 * 0.1)
+    assert predict(known, loading(BATCH / 4000, 16)).step_s == pytest.approx(0.1)
 
 
 def test_both_together_take_no_longer_than_one_after_the_other() -> None:
     """Workers that never rest take nearly all cores of a small machine; fed ones do rest."""
-    pinned, alone = training(0.1), loading(0.05, 2, cpu_s=0.05)
-    busy = training(1.0)
-    assert busy.steps is not None
-    busy = replace(busy, steps=replace(busy.steps, loaded_per_s=BATCH / 0.5))
-    found = told(Alone(pinned, {2: busy}, host_s=0.2, loadings={2: alone}), alone, cores=2)
-    assert found.step_s == pytest.approx(0.15)
-    one_core = told(Alone(pinned, {2: busy}, host_s=0.2, loadings={2: alone}), alone, cores=1)
-    assert one_core.step_s == pytest.approx(0.25), "all their processor time on the cores there are"
+    loader, busy = loading(0.05, 2, cpu_s=0.05), busy_training(1.0, BATCH / 0.5)
+    alone = Alone(training(0.1), {2: busy}, host_s=0.2, loadings={2: loader})
+    assert predict(alone, loader, cores=2).step_s == pytest.approx(0.15)
+    # All their processor time on the cores there are:
+    assert predict(alone, loader, cores=1).step_s == pytest.approx(0.25)
+    two_cores = predict(Alone(training(0.1), host_s=0.08), loading(0.2, 2, cpu_s=0.4), 2)
+    assert two_cores.step_s == pytest.approx((0.4 + 0.08) / 2)
+    assert two_cores.limit == "data"
 
 
 def test_a_gain_that_may_be_chance_does_not_pay() -> None:
@@ -129,14 +133,7 @@ def test_a_gain_that_may_be_chance_does_not_pay() -> None:
     assert Gain(Ratio(1.5, None), measured=False).pays
 
 
-def test_two_cores_have_two_seconds_a_second() -> None:
-    alone = Alone(training(0.1), host_s=0.08)
-    found = told(alone, loading(0.2, workers=2, cpu_s=0.4), 2)
-    assert found.step_s == pytest.approx((0.4 + 0.08) / 2)
-    assert found.limit == "data"
-
-
-def test_what_is_not_known_is_not_told() -> None:
+def test_what_is_not_known_is_not_predicted() -> None:
     failed = replace(training(1.0), status="failed", steps=None)
     assert predict_together(Alone(failed), loading(1.0), CORES) is None
     skipped = Loading(loading(1.0).case, "skipped", "no DALI here")
@@ -145,8 +142,8 @@ def test_what_is_not_known_is_not_told() -> None:
 
 def test_a_step_that_waits_for_the_host_still_does_beside_a_fast_loader() -> None:
     alone = Alone(replace(training(1.0), limit="host"))
-    assert told(alone, loading(0.1)).limit == "host"
-    assert told(alone, loading(2.0)).limit == "data"
+    assert predict(alone, loading(0.1)).limit == "host"
+    assert predict(alone, loading(2.0)).limit == "data"
 
 
 # ---------------------------------------------------------------- the points
@@ -167,21 +164,26 @@ def test_measured_are_both_ends_and_where_it_begins_to_pay(speedups: dict[int, f
         assert not below or speedups[max(below)] < 1.02
 
 
-def test_busy_workers_are_all_and_half() -> None:
-    assert busy_points([1, 2, 4, 8, 16]) == [8, 16]
-    assert busy_points([1, 2, 4]) == [2, 4]
-    assert busy_points([3]) == [3]
-    assert busy_points([]) == []
+@pytest.mark.parametrize(
+    ("workers", "busy"), [([1, 2, 4, 8, 16], [8, 16]), ([1, 2, 4], [2, 4]), ([3], [3]), ([], [])]
+)
+def test_busy_workers_are_all_and_half(workers: list[int], busy: list[int]) -> None:
+    assert busy_points(workers) == busy
 
 
 # ---------------------------------------------------------------- the picture
+
+
+def shown(joint: Joint) -> str:
+    return "\n".join(line.plain for line in joint_lines(joint, 100))
+
 
 RATES = {1: 500.0, 2: 1000.0, 4: 2000.0, 8: 4000.0, 16: 8000.0}
 ALONE = {"fp32": 0.1, "amp": 0.02}  # seconds a step: 1,000 and 5,000 img/s
 
 
 def picture(measured: Sequence[int] = (1, 4)) -> Run:
-    """fp32 and amp fed by workers of 500 img/s each; what was measured is 2 % below foretold."""
+    """fp32 and amp fed by workers of 500 img/s each; measured is 2 % below predicted."""
     run = Run(("stalls",), "now", {"name": "a GPU", "kind": "cuda"}, {})
     for workers, per_s in RATES.items():
         run = run.with_other(loading(BATCH / per_s, workers))
@@ -197,7 +199,7 @@ def picture(measured: Sequence[int] = (1, 4)) -> Run:
             case = training(1.0, recipe, loader="torchvision", workers=workers).case
             loader = run.find(Loading, load_case(case).key)
             assert loader is not None
-            found = told(Alone(training(step_s)), loader)
+            found = predict(Alone(training(step_s)), loader)
             one = Training(case, PREDICTED, step_units=BATCH, predicted=found)
             if workers in measured:
                 steps = training(found.step_s / 0.98, recipe).steps
@@ -226,16 +228,15 @@ def test_the_picture_says_where_amp_stops_paying() -> None:
     assert "files that are not in memory the loader gives 2,000 img/s" in said
 
 
-def test_the_prediction_s_error_is_told() -> None:
+def test_the_prediction_s_error_is_shown() -> None:
     (joint,) = joints(picture())
     assert joint.errors_pct == pytest.approx([2.04] * 4, rel=0.01)
-    text = "\n".join(line.plain for line in joint_lines(joint, 100))
-    assert "median 2.0 %, largest +2.0 %, of 4 points" in text
-    assert max(map(len, text.splitlines())) <= 100
-    assert "2,000 / 1,960" in text
+    assert "median 2.0 %, largest +2.0 %, of 4 points" in shown(joint)
+    assert "2,000 / 1,960" in shown(joint)
+    assert max(map(len, shown(joint).splitlines())) <= 100
     (untested,) = joints(picture(measured=()))
     assert untested.errors_pct == []
-    assert "error" not in "\n".join(line.plain for line in joint_lines(untested, 100))
+    assert "error" not in shown(untested)
 
 
 def test_a_loader_that_is_too_slow_for_anything() -> None:
@@ -250,14 +251,9 @@ def test_a_loader_that_is_too_slow_for_anything() -> None:
 def test_a_picture_comes_back_from_its_file() -> None:
     run = picture()
     back = run_from_json(json.loads(json.dumps(run_to_json(run))))
-    shown = [[line.plain for line in joint_lines(joint, 100)] for joint in joints(run)]
-    assert [[line.plain for line in joint_lines(joint, 100)] for joint in joints(back)] == shown
-
-
-def test_a_training_with_a_loader_is_no_picture() -> None:
-    run = picture()
+    assert list(map(shown, joints(back))) == list(map(shown, joints(run)))
     fed = tuple(t for t in run.of(Training) if t.case.fed and not t.case.cached)
-    assert joints(run.with_all(Training, fed)) == []
+    assert joints(run.with_all(Training, fed)) == [], "trainings with a loader alone are none"
 
 
 def test_what_failed_says_so_and_why_in_full() -> None:
@@ -265,15 +261,14 @@ def test_what_failed_says_so_and_why_in_full() -> None:
     why = "loader worker 2 of 4 was killed by signal 9 (SIGKILL): out of memory, most likely"
     arms = [
         replace(t, status="failed", reason=why)
-        if t.case.recipe == "amp" and t.case.workers == 4
+        if (t.case.recipe, t.case.workers) == ("amp", 4)
         else t
         for t in run.of(Training)
     ]
     loader = replace(loading(0.1, 2, loader="dali"), status="skipped", reason=f"{why} {why}")
     run = run.with_all(Training, arms).with_other(replace(loader, blocks=()))
     (joint,) = joints(run)
-    text = " ".join("\n".join(line.plain for line in joint_lines(joint, 100)).split())
-    assert "failed" in text
+    text = " ".join(shown(joint).split())
     assert f"amp with 4 workers failed: {why}" in text
     alone = [line.plain for line in loaders_lines(run, 100)]
     assert any(f"dali skipped: {why} {why}" in line for line in alone)

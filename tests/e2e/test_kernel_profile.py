@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from e2e.predict.op_timer import kernel_profile as kernels_seen
-from e2e.predict.op_timer.autograd_thread import backward_thread, forward_thread
 from e2e.predict.op_timer.cuda import CudaStopwatch, _TriedCall
 from e2e.predict.op_timer.kernel_profile import GATE, MARK, TIMES, TOGETHER, kernels_of
+from e2e.predict.op_timer.launch_times import backward_thread, forward_thread
 from e2e.predict.op_timer.op_timer import PlacedCall
 from kernels.aten import Replay
 from microbench.device.profiler import KernelTime
@@ -28,20 +28,15 @@ def test_kernels_belong_to_the_call_whose_mark_is_before_them() -> None:
         "fill", "gate", MARK, "x", "y", MARK, "z", MARK, MARK, "copy", MARK, "w", MARK, "fill"
     )
     found = kernels_of(profile, ["a", "b", None, None, "c", None])
-    assert found is not None
-    names = [(owner, [kernel.name for kernel in kernels]) for owner, kernels in found]
-    assert names == [("a", ["x", "y"]), ("b", ["z"]), ("c", ["w"])]
+    names = {owner: [kernel.name for kernel in kernels] for owner, (kernels,) in found.items()}
+    assert names == {"a": ["x", "y"], "b": ["z"], "c": ["w"]}
 
 
-def test_a_profile_that_begins_late_tells_of_what_came_last() -> None:
-    found = kernels_of(seen("y", MARK, "z", MARK), ["a", "b", None])
-    assert found is not None
-    assert [(owner, len(kernels)) for owner, kernels in found] == [("b", 1)]
-    assert kernels_of([], ["a"]) == []
-
-
-def test_marks_that_nobody_launched_tell_nothing() -> None:
-    assert kernels_of(seen(MARK, "x", MARK), ["a"]) is None
+def test_of_a_profile_that_begins_late_what_came_last_is_known_and_of_a_wrong_one_nothing() -> None:
+    late = seen("y", MARK, "z", MARK)
+    assert kernels_of(late, ["a", "b", None]) == {"b": [[late[2]]]}
+    assert kernels_of([], ["a"]) == {}
+    assert kernels_of(seen(MARK, "x", MARK), ["a"]) == {}, "a mark that nobody launched"
 
 
 class Profiled:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,13 +16,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from e2e.networks import find
-from e2e.predict.host_model.host_speed import ConstantSpeed
+from e2e.predict.host_speed import ConstantSpeed
 from e2e.predict.op_timer.op_costs import CallTimer
 from e2e.predict.op_timer.store import Store
 from e2e.predict.trace.fake_trace import Trace
-from e2e.predict.trace.l2_residency import Cache, cache_bytes
-from e2e.predict.trace.recorder import LEAST_COLD, WIDE, Recorder, TracedOp
-from kernels.aten import WARM, Call, Cold, Pool, Replay, describe, materialise, reserve
+from e2e.predict.trace.recorder import LEAST_COLD, WIDE, Cache, Recorder, TracedOp, cache_bytes
+from kernels.aten import WARM, Cold, Pool, Replay, describe, materialise, reserve
 from kernels.aten.arena import MOST_TURNS, Held
 from kernels.case import Target
 
@@ -115,26 +113,15 @@ def test_a_recording_notes_what_the_cache_does_not_hold() -> None:
     # Since `first` was read last, 13 MB were touched; since `second` was, itself and `brief`.
     mul, add, exp, last = recorded(12)
     assert [op.call.operator for op in (mul, add, exp, last)] == ["mul", "add", "exp", "add"]
-    assert mul.cold.arguments == (0,)
-    assert exp.cold.arguments == ()
+    assert [mul.cold.arguments, exp.cold.arguments] == [(0,), ()]
     assert [op.cold.results for op in (add, exp)] == [False, False]
-
-
-def test_a_larger_cache_holds_all_and_none_says_nothing() -> None:
-    for cache_mb in (0, 1000):
+    mul, _, _, last = recorded(6)
+    assert mul.cold.results, "it leaves the cache, and comes back"
+    assert last.cold.arguments == (0,)
+    wider = 6 / WIDE - 0.1  # such calls do not find the launch before in the cache either
+    for cache_mb in (0, 1000, wider):
         assert all(not op.cold for op in recorded(cache_mb))
     assert recorded(0)[0].cold.key == ""
-
-
-def test_results_that_leave_the_cache_and_come_back_are_noted() -> None:
-    mul, _, _, last = recorded(6)
-    assert mul.cold.results
-    assert last.cold.arguments == (0,)
-
-
-def test_calls_wider_than_the_cache_are_as_they_always_were() -> None:
-    """They do not find the launch before in it either."""
-    assert all(not op.cold for op in recorded(6 / WIDE - 0.1))
 
 
 def one_call(cache_mb: float, launch: Callable[[], object], *held: Tensor) -> TracedOp:
@@ -171,33 +158,52 @@ def test_gaps_between_rows_are_not_touched() -> None:
     assert pool.bytes >= 4 * (joined.numel() - 3 * 32) * 4
 
 
+def exp_op(cold: Cold = WARM) -> TracedOp:
+    call = describe(ATEN.exp.default, (rows(2),), {})
+    return TracedOp(call, (), "", "", False, False, 0, 0, cold)
+
+
+def timer_and_step(store: Store, *ops: TracedOp) -> tuple[CallTimer, Trace]:
+    traced = Trace(case_of(find("cnn-cifar")), ops, 0, 0, 0, 0, fake=True)
+    return CallTimer(Target("cpu", "a CPU"), store, ConstantSpeed()), traced
+
+
 def test_a_distant_call_is_another_and_is_measured_as_such(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    empty_store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Cold] = []
     told_apart: list[list[tuple[int, ...]]] = []
 
-    def watched(
-        call: Call, device: torch.device, pool: Pool, cold: Cold,
-        *, apart: Sequence[tuple[int, ...]],
-    ) -> Replay:  # fmt: skip
-        seen.append(cold)
+    def watched(*given: Any, apart: Sequence[tuple[int, ...]]) -> Replay:
+        seen.append(given[-1])
         told_apart.append(list(apart))
-        return materialise(call, device, pool, cold, apart=apart)
+        return materialise(*given, apart=apart)
 
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("e2e.predict.op_timer.op_costs.materialise", watched)
-    near = TracedOp(describe(ATEN.exp.default, (rows(2),), {}), (), "", "", False, False, 0, 0)
-    far = replace(near, cold=Cold((0,), cache_bytes=4 * MB))
-    late = replace(near, cold=Cold(small=(0,)))
-    traced = Trace(case_of(find("cnn-cifar")), (near, far, late), 0, 0, 0, 0, fake=True)
-    calls = CallTimer(Target("cpu", "a CPU"), Store({"name": "a CPU"}, {}), ConstantSpeed())
+    far = Cold((0,), cache_bytes=4 * MB)
+    calls, traced = timer_and_step(empty_store, exp_op(), exp_op(far), exp_op(Cold(small=(0,))))
     known = calls.times(traced).known
     assert len(known) == 2
-    assert set(seen) == {WARM, far.cold}
+    assert set(seen) == {WARM, far}
     assert told_apart == [[], []]
     calls.counted(traced, known)
     assert sorted(told_apart[2:]) == [[()], [(), (0,)]], "launch by launch"
+
+
+def test_a_step_that_has_no_room_for_a_call_is_no_step(
+    empty_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*given: Any, apart: Sequence[object]) -> Replay:
+        if apart:
+            raise torch.OutOfMemoryError("planted")
+        return materialise(*given)
+
+    monkeypatch.setattr("e2e.predict.op_timer.op_costs.materialise", full)
+    calls, traced = timer_and_step(empty_store, exp_op())
+    known = calls.times(traced).known
+    assert len(known) == 1
+    with pytest.raises(RuntimeError, match=r"aten\.exp\.default, among the others: it alone needs"):
+        calls.counted(traced, known)
 
 
 def test_small_arguments_that_the_cache_does_not_hold_are_another_thing() -> None:
@@ -229,6 +235,15 @@ class Pointers(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def launched(replay: Replay, times: int) -> tuple[list[list[int]], list[int]]:
+    """The pointers of so many launches of a step, and of one alone after them."""
+    with Pointers() as watch:
+        for _ in range(times):
+            replay.launch_cold()
+        replay.launch()
+    return watch.seen[:-1], watch.seen[-1]
+
+
 @pytest.mark.parametrize("arguments", [(), (2,)])
 def test_each_launch_of_a_step_has_small_distant_arguments_of_its_own(
     arguments: tuple[int, ...],
@@ -237,16 +252,10 @@ def test_each_launch_of_a_step_has_small_distant_arguments_of_its_own(
     call = describe(ATEN._foreach_add_.List, ([x, y], [x.clone(), y.clone()]), {})
     cold = Cold(arguments, cache_bytes=2**13)
     pool = Pool(CPU)
-    as_ever = materialise(call, CPU, pool, cold)
-    with Pointers() as once:
-        as_ever.launch_cold()
+    (once,), _ = launched(materialise(call, CPU, pool, cold), 1)
     replay = materialise(call, CPU, pool, cold, apart=[(1, 3), (1, 3), (1,)])
-    with Pointers() as watch:
-        for _ in range(6):
-            replay.launch_cold()
-        replay.launch()
-    *step, alone = watch.seen
-    assert alone == once.seen[0], "alone nothing is told apart"
+    step, alone = launched(replay, 6)
+    assert alone == once, "alone nothing is told apart"
     assert step[:3] == step[3:], "the next step has what the one before had"
     for place, count in ((1, 3), (3, 2)):
         own = {launch[place] for launch in step[:count]}
@@ -260,57 +269,25 @@ def test_each_launch_of_a_step_has_small_distant_arguments_of_its_own(
 
 def test_arguments_with_rules_of_their_own_stay_where_they_are() -> None:
     """What an embedding looks up must be indices."""
-    call = describe(
-        ATEN.embedding.default, (torch.empty(8, 4), torch.zeros(3, dtype=torch.long)), {}
-    )
-    replay = materialise(call, CPU, Pool(CPU), apart=[(0, 1), (0, 1)])
-    with Pointers() as watch:
-        for _ in range(2):
-            replay.launch_cold()
-    first, second = watch.seen
+    tables = torch.empty(8, 4), torch.zeros(3, dtype=torch.long)
+    call = describe(ATEN.embedding.default, tables, {})
+    (first, second), _ = launched(materialise(call, CPU, Pool(CPU), apart=[(0, 1), (0, 1)]), 2)
     assert first[0] != second[0]
     assert first[1] == second[1]
 
 
 def test_memory_of_its_own_is_no_more_than_an_argument_fills() -> None:
     """A column of a large matrix, of which each launch would have one."""
-    matrix = torch.empty(1000, 1000)
-    call = describe(ATEN.exp.default, (matrix[:, 0],), {})
-    replay = materialise(call, CPU, Pool(CPU), apart=[(0,), (0,)])
-    with Pointers() as watch:
-        replay.launch_cold()
-        replay.launch_cold()
-        replay.launch()
-    assert len({launch[0] for launch in watch.seen}) == 1
+    call = describe(ATEN.exp.default, (torch.empty(1000, 1000)[:, 0],), {})
+    step, alone = launched(materialise(call, CPU, Pool(CPU), apart=[(0,), (0,)]), 2)
+    assert {launch[0] for launch in step} == {alone[0]}
 
 
 def test_eight_bit_values_may_lie_in_any_order() -> None:
     columns = torch.zeros(16, 32, dtype=torch.float8_e4m3fn).t()
     call = describe(ATEN._to_copy.default, (columns,), {"dtype": torch.float32})
-    replay = materialise(call, CPU, Pool(CPU), apart=[(0,)])
-    with Pointers() as watch:
-        replay.launch_cold()
-        replay.launch()
-    assert len({launch[0] for launch in watch.seen}) == 2
-
-
-def test_a_step_that_has_no_room_for_a_call_is_no_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*given: object, apart: Sequence[object]) -> Replay:
-        if apart:
-            raise torch.OutOfMemoryError("planted")
-        return materialise(*given)  # type: ignore[arg-type]
-
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("e2e.predict.op_timer.op_costs.materialise", full)
-    op = TracedOp(describe(ATEN.exp.default, (rows(2),), {}), (), "", "", False, False, 0, 0)
-    traced = Trace(case_of(find("cnn-cifar")), (op,), 0, 0, 0, 0, fake=True)
-    calls = CallTimer(Target("cpu", "a CPU"), Store({"name": "a CPU"}, {}), ConstantSpeed())
-    known = calls.times(traced).known
-    assert len(known) == 1
-    with pytest.raises(RuntimeError, match=r"aten\.exp\.default, among the others: it alone needs"):
-        calls.counted(traced, known)
+    (own,), alone = launched(materialise(call, CPU, Pool(CPU), apart=[(0,)]), 1)
+    assert own[0] != alone[0]
 
 
 @pytest.mark.parametrize("arguments", [(), (0,), (1,), (0, 1)])
@@ -322,12 +299,8 @@ def test_distant_arguments_take_turns_and_the_others_stay(arguments: tuple[int, 
     reserved = pool.bytes
     replay = materialise(call, CPU, pool, cold)
     assert pool.bytes == reserved
-
-    with Pointers() as watch:
-        for _ in range(20):
-            replay.launch_cold()
-        replay.launch()
-    seen = [(first, second) for first, second in watch.seen]
+    step, alone = launched(replay, 20)
+    seen = [(first, second) for first, second in (*step, alone)]
     for place in (0, 1):
         places = {pair[place] for pair in seen}
         assert (len(places) > 1) is (place in arguments)

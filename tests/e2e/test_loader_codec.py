@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from e2e.results.loader_codec import from_json, to_json
-from e2e.results.loader_types import LoadBlock, LoadCase, Loading
+from e2e.results.loader_types import LoadBlock, LoadCase, Loading, from_json, to_json
 from microbench.results.codec import run_from_json, run_to_json
 from microbench.results.types import Run
 

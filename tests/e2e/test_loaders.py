@@ -24,10 +24,10 @@ from samples.images import encoded, flat, flat_folder, levels, photo, put
 from samples.processes import is_gone, kill, wait_for
 from torch import Tensor
 
-from e2e.data.datasets import open_data
-from e2e.data.datasets.in_memory import InMemory
+from e2e.data.datasets import Options, open_data
+from e2e.data.datasets.images import InMemory
 from e2e.data.loaders import FIXED, LOADERS, cpus, draft, open_feed, pinned
-from e2e.data.loaders import page_cache as cold
+from e2e.data.loaders import reading as cold
 from e2e.data.loaders.crop_sizes import no_room
 from e2e.data.loaders.decode import decode
 from e2e.data.loaders.draft import DraftCut
@@ -74,7 +74,7 @@ def numbers(batches: Iterable[tuple[Tensor, Tensor]]) -> list[int]:
     return [round(level / 10) for level in levels(batches)]
 
 
-def told(data: Data) -> str:
+def broken_note(data: Data) -> str:
     """The note on broken images."""
     (note,) = (note for note in data.notes if "broken" in note)
     return note
@@ -88,12 +88,7 @@ def test_an_unknown_loader_gets_near_ones_and_the_choices(root: Path) -> None:
     assert "no loader 'torchvison'; did you mean torchvision" in said
     assert all(name in said for name in (*FIXED, *LOADERS))
     assert "no loader 'x'" in message(lambda: opened(root).feed(4, CPU, 1, loader="x"))
-    said = message(
-        lambda: open_data(
-            "synthetic", sample=(3, 8, 8), classes=None, tokens=None, strict=False, workers=0,
-            loader="pined",
-        )
-    )  # fmt: skip
+    said = message(lambda: open_data("synthetic", Options((3, 8, 8), loader="pined")))
     assert "did you mean pinned" in said
 
 
@@ -127,6 +122,7 @@ def test_every_back_end_gives_each_image_once_an_epoch(root: Path, loader: str) 
     assert order[:20] != order[20:]
     assert torch.cat([classes for _, classes in batches]).tolist() == [n % 2 for n in order]
     assert same(batches, drawn(data.feed(8, CPU, 1), 5))
+    assert same(batches, drawn(data.feed(8, CPU, 1, cold=True), 5)), "from the disk itself"
     assert not same(batches, drawn(data.feed(8, CPU, 2), 5))
     assert numbers(data.held_out(4, CPU)) == [0, 2, 1, 3]
     notes = ["20 images decoded once" in note for note in data.notes]
@@ -141,7 +137,7 @@ def test_every_back_end_tells_broken_files(damaged: Path, loader: str) -> None:
     order = numbers(drawn(data.feed(count, CPU, 1), 1))
     # A good one takes a broken one's place, or it is not there at all.
     assert set(order) == set(range(20))
-    assert told(data).startswith(f"{len(BROKEN)} broken images left out: train/a/")
+    assert broken_note(data).startswith(f"{len(BROKEN)} broken images left out: train/a/")
     for name in BROKEN - {"text.jpg", "empty.jpg"}:
         strict = damaged.parent / name
         put(strict / "train" / "a" / name, (damaged / "train" / "a" / name).read_bytes())
@@ -154,6 +150,12 @@ def test_every_back_end_tells_broken_files(damaged: Path, loader: str) -> None:
         )
 
 
+def turned(orientation: int) -> Image.Exif:
+    exif = Image.Exif()
+    exif[Base.Orientation] = orientation
+    return exif
+
+
 OF_ALL_KINDS: dict[str, bytes] = {
     "colour": encoded(photo(1)),
     "progressive": encoded(photo(1), progressive=True),
@@ -163,28 +165,27 @@ OF_ALL_KINDS: dict[str, bytes] = {
     "16 bits": encoded(
         Image.fromarray(np.asarray(photo(1).convert("L")).astype(np.uint16) * 257), "PNG"
     ),
-    "on its side": encoded(photo(1), exif=b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0"
-                          b"\x06\0\0\0\0\0\0\0"),
-}  # fmt: skip
+    "on its side": encoded(photo(1), exif=turned(6)),
+}
+
+
+def both_cuts(content: bytes, size: tuple[int, int], seed: int) -> tuple[Tensor, Tensor]:
+    """The cut of the whole image, and that of a draft."""
+    torch.manual_seed(seed)
+    want = random_cut(size)(decode(content))
+    torch.manual_seed(seed)
+    return want, DraftCut(size)(content)
 
 
 @pytest.mark.parametrize("kind", OF_ALL_KINDS)
-def test_torchvisions_decoder_gives_what_pillow_gives(kind: str) -> None:
+def test_images_of_all_kinds_are_what_pillow_gives(kind: str) -> None:
     content = OF_ALL_KINDS[kind]
     want = torch.from_numpy(np.array(decode(content))).permute(2, 0, 1)
     if kind == "on its side":
         assert want.shape == (3, 40, 32)
     assert torch.equal(pixels(content), want)
-
-
-@pytest.mark.parametrize("kind", OF_ALL_KINDS)
-def test_a_draft_is_the_same_cut_of_an_image_of_any_kind(kind: str) -> None:
-    content = OF_ALL_KINDS[kind]
     for seed in range(5):
-        torch.manual_seed(seed)
-        want = random_cut((16, 16))(decode(content))
-        torch.manual_seed(seed)
-        assert torch.equal(DraftCut((16, 16))(content), want), "too small to be decoded smaller"
+        assert torch.equal(*both_cuts(content, (16, 16), seed)), "too small for a smaller draft"
 
 
 def slope(size: tuple[int, int]) -> Image.Image:
@@ -202,9 +203,7 @@ def slope(size: tuple[int, int]) -> Image.Image:
 def test_a_draft_of_a_large_jpeg_is_the_same_cut_decoded_smaller(
     size: tuple[int, int], orientation: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    exif = Image.Exif()
-    exif[Base.Orientation] = orientation
-    content = encoded(slope(size), exif=exif, quality=95, subsampling=0)
+    content = encoded(slope(size), exif=turned(orientation), quality=95, subsampling=0)
     sizes: list[tuple[int, int]] = []
 
     def noted(*args: Any) -> Image.Image:
@@ -214,10 +213,7 @@ def test_a_draft_of_a_large_jpeg_is_the_same_cut_decoded_smaller(
     monkeypatch.setattr(draft, "decode", noted)
     whole = size if orientation < 5 else size[::-1]
     for seed in range(5):
-        torch.manual_seed(seed)
-        want = random_cut((24, 32))(decode(content))
-        torch.manual_seed(seed)
-        found = DraftCut((24, 32))(content)
+        want, found = both_cuts(content, (24, 32), seed)
         assert (found.float() - want.float()).abs().mean() < 0.7, "of 255 levels"
         scale = round(whole[0] / sizes[-1][0])
         assert scale in (2, 4, 8)
@@ -227,14 +223,9 @@ def test_a_draft_of_a_large_jpeg_is_the_same_cut_decoded_smaller(
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_a_draft_of_what_is_no_jpeg_is_the_same_cut(orientation: int) -> None:
-    exif = Image.Exif()
-    exif[Base.Orientation] = orientation
     for kind in ("TIFF", "PNG", "WEBP"):
-        content = encoded(slope((90, 70)), kind, exif=exif)
-        torch.manual_seed(orientation)
-        want = random_cut((16, 16))(decode(content))
-        torch.manual_seed(orientation)
-        assert torch.equal(DraftCut((16, 16))(content), want), kind
+        content = encoded(slope((90, 70)), kind, exif=turned(orientation))
+        assert torch.equal(*both_cuts(content, (16, 16), orientation)), kind
 
 
 def test_workers_are_as_many_batches_ahead_as_asked(root: Path) -> None:
@@ -252,14 +243,7 @@ def test_a_file_that_claims_to_be_huge_is_broken(root: Path) -> None:
     put(root / "train" / "a" / "huge.jpg", bytes(content))
     data = opened(root, "torchvision-io")
     drawn(data.feed(21, CPU, 1), 1)
-    assert told(data).startswith("1 broken image left out: train/a/huge.jpg (Image size")
-
-
-@pytest.mark.parametrize("loader", ["torchvision", "torchvision-io", "torchvision-draft"])
-def test_from_the_disk_itself_comes_the_same(root: Path, loader: str) -> None:
-    data = opened(root, loader)
-    warm = drawn(data.feed(8, CPU, 1), 3)
-    assert same(warm, drawn(data.feed(8, CPU, 1, cold=True), 3))
+    assert broken_note(data).startswith("1 broken image left out: train/a/huge.jpg (Image size")
 
 
 def test_what_cannot_be_dropped_from_memory_is_found(root: Path) -> None:
@@ -353,7 +337,7 @@ def test_reading_counts_bytes_and_broken_files(root: Path) -> None:
         assert (read.files, read.size_bytes) == (19, size_bytes)
         assert "only reads" in message(lambda feed=feed, read=read: feed.place(read))
         feed.close()
-    assert "train/a/2.jpg (No such file or directory)" in told(data)
+    assert "train/a/2.jpg (No such file or directory)" in broken_note(data)
 
 
 @pytest.mark.parametrize("start", [0, 1, 2, 3, 7, 40])
@@ -402,10 +386,7 @@ def test_any_data_can_be_replaced_by_a_batch_on_the_device_or_in_pinned_memory(r
 
 def test_other_inputs_than_images_can_be_pinned() -> None:
     def synthetic(sample: tuple[int, ...], tokens: int | None) -> tuple[Tensor, Tensor]:
-        data = open_data(
-            "synthetic", sample=sample, classes=5, tokens=tokens, strict=False, workers=0,
-            loader="pinned",
-        )  # fmt: skip
+        data = open_data("synthetic", Options(sample, classes=5, tokens=tokens, loader="pinned"))
         return drawn(data.feed(4, CPU, 1), 1)[0]
 
     tokens, targets = synthetic((8,), 50)
@@ -517,7 +498,7 @@ class TestShards:
         assert all(images.shape == (12, 3, 16, 16) for images, _ in batches)
         order = torch.cat([classes for _, classes in batches]).tolist()
         assert order == [number % 2 for number in numbers(batches)]
-        assert told(data).startswith("4 broken images left out: 1.tar/")
+        assert broken_note(data).startswith("4 broken images left out: 1.tar/")
 
     def test_the_order_follows_from_seed_and_workers(self, shards: Path) -> None:
         data = opened(shards, "webdataset", workers=2, on_death="restart")
@@ -537,7 +518,7 @@ class TestShards:
         (shards / "1.tar").write_bytes(b"no tar" * 1000)
         data = opened(shards, "webdataset")
         drawn(data.feed(4, CPU, 1), 1)
-        assert "0.tar (cut short)" in told(data)
-        assert "1.tar (" in told(data)
+        assert "0.tar (cut short)" in broken_note(data)
+        assert "1.tar (" in broken_note(data)
         (shards / "0.tar").write_bytes(b"")
         assert "can be decoded" in message(lambda: drawn(data.feed(4, CPU, 1), 1))

@@ -86,23 +86,10 @@ def test_defaults_of_imagenet_networks() -> None:
 
 
 FAMILY_MEMBERS = [
-    "alexnet",
-    "convnext_tiny",
-    "densenet121",
-    "efficientnet_b0",
-    "efficientnet_v2_s",
-    "maxvit_t",
-    "mnasnet0_5",
-    "mobilenet_v2",
-    "mobilenet_v3_small",
-    "resnet18",
-    "resnext50_32x4d",
-    "squeezenet1_0",
-    "swin_t",
-    "swin_v2_t",
-    "vgg11",
-    "wide_resnet50_2",
-]
+    "alexnet", "convnext_tiny", "densenet121", "efficientnet_b0", "efficientnet_v2_s", "maxvit_t",
+    "mnasnet0_5", "mobilenet_v2", "mobilenet_v3_small", "resnet18", "resnext50_32x4d",
+    "squeezenet1_0", "swin_t", "swin_v2_t", "vgg11", "wide_resnet50_2",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FAMILY_MEMBERS)
@@ -143,11 +130,7 @@ def test_input_changes_the_size_of_networks_that_fix_it() -> None:
     [
         ("resnet50", (512,), "resnet50 takes images of 3 channels: --input 3x224x224, not 512"),
         ("resnet50", (1, 28, 28), "not 1x28x28"),
-        (
-            "vit_b_16",
-            (3, 100, 100),
-            "cannot be built for 100x100 px: AssertionError: Input shape",
-        ),
+        ("vit_b_16", (3, 100, 100), "cannot be built for 100x100 px: AssertionError: Input shape"),
         ("vit_b_16", (3, 224, 256), "vit_b_16 takes square images, not 224x256"),
         ("vgg16-cifar", (3, 16, 16), "does not take --input 3x16x16"),
         ("gpt", (3, 32, 32), "gpt takes tokens: --input 1024 (at least 2), not 3x32x32"),
@@ -190,15 +173,11 @@ def test_auxiliary_classifiers_count_in_training_only(name: str, weight: float) 
 @pytest.mark.parametrize(
     ("name", "millions"),
     [
-        ("cnn-cifar", 0.2425),
-        ("resnet18-cifar", 11.174),
-        ("resnet34-cifar", 21.282),
-        ("resnet50-cifar", 23.521),
-        ("vgg16-cifar", 14.724),
-        ("wrn-16-4", 2.7489),
+        ("cnn-cifar", 0.2425), ("resnet18-cifar", 11.174), ("resnet34-cifar", 21.282),
+        ("resnet50-cifar", 23.521), ("vgg16-cifar", 14.724), ("wrn-16-4", 2.7489),
         ("wrn-28-10", 36.4792),
     ],
-)
+)  # fmt: skip
 def test_parameter_counts_of_cifar_networks(name: str, millions: float) -> None:
     assert parameters(name) / 1e6 == pytest.approx(millions, abs=0.001)
     wider = parameters(name, classes=11) - parameters(name)

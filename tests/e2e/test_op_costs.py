@@ -1,8 +1,10 @@
-"""Which of a step's calls are measured, and among which others."""
+"""Which of a step's calls are measured, and among which others; times on disk."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +13,24 @@ import torch
 from samples.train_cases import case_of
 
 from e2e.networks import find
-from e2e.predict.host_model.host_speed import ConstantSpeed
+from e2e.predict.framework_overhead import FrameworkOverhead
+from e2e.predict.host_speed import ConstantSpeed
 from e2e.predict.op_timer.op_costs import CallTimer, key_of
 from e2e.predict.op_timer.op_timer import CpuStopwatch, MeasuredTime, OpTime, PlacedCall
 from e2e.predict.op_timer.store import Store
 from e2e.predict.padding import CONVOLUTIONS
+from e2e.predict.queue_model import GraphCosts
 from e2e.predict.trace.fake_trace import Trace, trace
 from e2e.predict.trace.recorder import TracedOp, is_view, kind
 from kernels.aten import Call, CannotReplay, Replay, materialise
 from kernels.case import Target
 
 CPU = Target("cpu", "a CPU")
+pytestmark = pytest.mark.usefixtures("empty_store")
 
 
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return Store({"name": "a CPU"}, {})
+KNOWN = OpTime(1e-3, 1e-6)
+STEADY = MeasuredTime(KNOWN, steady=True)
 
 
 def step() -> Trace:
@@ -61,37 +64,37 @@ class Asked:
 
 
 def test_what_was_measured_before_is_not_measured_again(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+    empty_store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked, traced = Asked(monkeypatch, "planted"), step()
     launched = distinct(traced)
     products = {key for key, op in launched.items() if kind(op) == "product"}
-    store.add({key: OpTime(1e-3, 1e-6) for key in launched.keys() - products})
-    calls = CallTimer(CPU, store, ConstantSpeed())
+    empty_store.add({key: KNOWN for key in launched.keys() - products})
+    calls = CallTimer(CPU, empty_store, ConstantSpeed())
     found = calls.times(traced)
     assert found.known.keys() == launched.keys() - products
     assert found.problems == dict.fromkeys(products, "planted")
     assert asked.counts == [(len(products), 0)]
     calls.times(traced, places(traced, min(products)))
     assert asked.counts[1:] == [(1, 0)], "one of them alone"
-    store.add({key: OpTime(1e-3, 1e-6) for key in products})
+    empty_store.add({key: KNOWN for key in products})
     assert calls.times(traced).known.keys() == launched.keys()
     assert len(asked.counts) == 2, "nothing is missing"
 
 
 def test_where_others_matter_calls_are_launched_among_what_is_known_of_the_step(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+    empty_store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But not among convolutions that this process has not launched, nor among what waits."""
     monkeypatch.setattr(CpuStopwatch, "others_matter", True)
-    asked, traced = Asked(monkeypatch, MeasuredTime(OpTime(1e-3, 1e-6), steady=True)), step()
+    asked, traced = Asked(monkeypatch, STEADY), step()
     launched = distinct(traced)
     searched = {key for key, op in launched.items() if op.call.operator in CONVOLUTIONS}
     assert searched
     waits, first, then, *others = sorted(launched.keys() - searched)
-    store.add({key: OpTime(1e-3, 1e-6) for key in (*others, *searched)})
-    store.add({waits: OpTime(1e-3, 0.0, waits=True)})
-    calls = CallTimer(CPU, store, ConstantSpeed())
+    empty_store.add({key: KNOWN for key in (*others, *searched)})
+    empty_store.add({waits: OpTime(1e-3, 0.0, waits=True)})
+    calls = CallTimer(CPU, empty_store, ConstantSpeed())
     for one in (first, then):
         assert calls.times(traced, places(traced, one)).known.keys() == {one}
     assert asked.counts == [(1, len(others)), (1, len(others) + 1)]
@@ -100,13 +103,13 @@ def test_where_others_matter_calls_are_launched_among_what_is_known_of_the_step(
     again.times(traced)
     assert asked.counts[2:] == [(len(launched), 0)]
     again.store = Store({"name": "a third"}, {})
-    again.store.add({key: OpTime(1e-3, 1e-6) for key in launched.keys() - {first}})
+    again.store.add({key: KNOWN for key in launched.keys() - {first}})
     again.times(traced)
     assert asked.counts[3:] == [(1, len(launched) - 1)], "convolutions were launched before"
 
 
 def test_what_cannot_be_replayed_asks_for_nothing_else(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+    empty_store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(CpuStopwatch, "others_matter", True)
     monkeypatch.setattr(
@@ -115,16 +118,18 @@ def test_what_cannot_be_replayed_asks_for_nothing_else(
     asked, traced = Asked(monkeypatch, "never"), step()
     launched = distinct(traced)
     unknown = min(launched)
-    store.add({key: OpTime(1e-3, 1e-6) for key in launched.keys() - {unknown}})
-    assert CallTimer(CPU, store, ConstantSpeed()).times(traced).problems == {unknown: "planted"}
+    empty_store.add({key: KNOWN for key in launched.keys() - {unknown}})
+    assert CallTimer(CPU, empty_store, ConstantSpeed()).times(traced).problems == {
+        unknown: "planted"
+    }
     assert asked.counts == []
 
 
 def test_what_does_not_fit_says_so_beside_what_does(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+    empty_store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Planted: no room for one call's arguments; others are measured."""
-    asked, traced = Asked(monkeypatch, MeasuredTime(OpTime(1e-3, 1e-6), steady=True)), step()
+    asked, traced = Asked(monkeypatch, STEADY), step()
     launched = distinct(traced)
     large = max(launched)
     name = launched[large].call.name
@@ -135,7 +140,78 @@ def test_what_does_not_fit_says_so_beside_what_does(
         return materialise(call, *args, **how)
 
     monkeypatch.setattr("e2e.predict.op_timer.op_costs.materialise", made)
-    found = CallTimer(CPU, store, ConstantSpeed()).times(traced)
+    found = CallTimer(CPU, empty_store, ConstantSpeed()).times(traced)
     assert found.problems == {large: "planted"}
     assert found.known.keys() == launched.keys() - {large}
     assert asked.counts == [(len(launched) - 1, 0)]
+
+
+# ------------------------------------------------------------ on disk
+
+DEVICE = {"name": "NVIDIA H200", "power_limit_w": 700.0}
+SOFTWARE = {"torch": "2.11.0", "cudnn": "9.19.0"}
+GRAPHS = {"a": GraphCosts(2e-3, 0.6e-6, 2e-6), "b": GraphCosts(1e-3, 0.0, 2e-6)}
+HOST = FrameworkOverhead((1e-5, -2e-6, 0.0, 1e-6, 0.0, 2e-6, 3e-6, 0.0, 1e-6), 0.05)
+TIMES = {"a": OpTime(1e-3, 2e-6, 512, 1e-4, 9e-4, 3), "b": OpTime(0.0, 5e-6, waits=True)}
+
+
+def test_what_one_run_adds_the_next_one_finds() -> None:
+    Store(DEVICE, SOFTWARE).add(TIMES)
+    Store(DEVICE, SOFTWARE).keep(HOST)
+    for key, step in GRAPHS.items():
+        Store(DEVICE, SOFTWARE).keep_captured(key, step)
+    again = Store(DEVICE, SOFTWARE)
+    assert (again.framework, again.captured) == (HOST, GRAPHS)
+    assert {key: again.get(key) for key in TIMES} == TIMES
+    assert again.get("c") is None
+
+
+def test_another_device_or_library_has_times_of_its_own() -> None:
+    Store(DEVICE, SOFTWARE).add(TIMES)
+    for other in ({"power_limit_w": 350.0}, {"name": "NVIDIA H100"}):
+        assert len(Store({**DEVICE, **other}, SOFTWARE)) == 0
+    for other in ({"cudnn": "9.20.0"}, {"torch": "2.12.0"}):
+        assert len(Store(DEVICE, {**SOFTWARE, **other})) == 0
+
+
+def test_two_that_add_at_once_lose_nothing() -> None:
+    first, second = Store(DEVICE, SOFTWARE), Store(DEVICE, SOFTWARE)
+    first.add({"a": TIMES["a"]})
+    second.add({"b": TIMES["b"]})
+    assert len(Store(DEVICE, SOFTWARE)) == 2
+
+
+DAMAGED = [
+    "", "{", "[1]", "{}", '{"calls": 1}', '{"calls": {"a": 1}}', '{"calls": {"a": {}}}',
+    '{"calls": {"a": {"gpu_s": "x", "host_s": 1}}}',
+    '{"calls": {"a": {"gpu_s": -1, "host_s": 1}}}',
+    '{"calls": {"a": {"gpu_s": NaN, "host_s": 1}}}',
+    json.dumps({"calls": {"a": asdict(OpTime(1.0, 1.0, kernels=0))}}),
+    '{"framework": {"seconds": 3, "error": 0.1}}', '{"framework": {"seconds": [1]}}',
+    '{"framework": {"seconds": [1], "error": 0.1}}',
+    '{"captured": {"a": {"step_s": 1, "gap_s": 1e-6}}}',
+    '{"captured": {"a": {"step_s": 1, "gap_s": 1, "launch_s": -1}}}',
+    '{"captured": 1}', '{"captured": {"a": {"step_s": 1, "gap_s": Infinity, "launch_s": 1}}}',
+    '{"captured": {"a": {"gap_s": 1, "launch_s": 1}}}',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", DAMAGED)
+def test_a_damaged_file_is_measured_again(text: str) -> None:
+    store = Store(DEVICE, SOFTWARE)
+    store.path.parent.mkdir(parents=True)
+    store.path.write_text(text)
+    damaged = Store(DEVICE, SOFTWARE)
+    assert len(damaged) == 0
+    assert (damaged.framework, damaged.captured) == (None, {})
+    damaged.add(TIMES)
+    assert json.loads(store.path.read_text())["calls"].keys() == TIMES.keys()
+
+
+def test_a_disk_that_refuses_costs_no_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
+    store = Store(DEVICE, SOFTWARE)
+    store.add(TIMES)
+    assert store.get("a") == TIMES["a"]

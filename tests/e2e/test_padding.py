@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,11 +16,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from e2e.case import TrainCase
+from e2e.explain.annotate import Explainer
 from e2e.explain.counterfactuals import Pad, changes
-from e2e.explain.whatif import Explainer
 from e2e.networks import find
 from e2e.networks.network import Network
-from e2e.predict.host_model.framework_overhead import COUNTED, FrameworkOverhead
 from e2e.predict.op_timer.op_costs import CallTimer, CallTimes
 from e2e.predict.op_timer.store import Store
 from e2e.predict.padding import PaddedCase, Padding, padded_step, padding
@@ -80,6 +78,11 @@ def shapes(returned: Any) -> list[tuple[int, ...]]:
     return [tuple(leaf.shape) for leaf in tree_leaves(returned) if isinstance(leaf, Tensor)]
 
 
+def order(spec: TensorSpec) -> list[int]:
+    """Dimensions from the innermost one."""
+    return sorted(range(len(spec.shape)), key=lambda dim: spec.stride[dim])
+
+
 # ------------------------------------------------------------ which are odd
 
 
@@ -106,52 +109,28 @@ def test_tf32_needs_multiples_of_4_and_float32_none() -> None:
 def test_an_image_alone_is_no_misalignment_yet_may_be_padded() -> None:
     x, weight = torch.empty(4, 3, 8, 8).half(), torch.empty(64, 3, 3, 3).half()
     for stride, channels in (([2, 2], 4), ([1, 1], 8)):
-        call = describe(
-            ATEN.convolution.default,
-            (x, weight, None, stride, [0, 0], [1, 1], False, [0, 0], 1),
-            {},
-        )
-        found = padding(call, False)
+        args = (x, weight, None, stride, [0, 0], [1, 1], False, [0, 0], 1)
+        found = padding(describe(ATEN.convolution.default, args, {}), False)
         assert found is not None
-        assert found.misaligned == ""
-        assert found.sizes == {3: channels}
-
-
-def test_the_batch_is_never_padded() -> None:
-    """Rows of a matrix product that lie apart need no alignment."""
-    for op in products():
-        found = padding(op.call, False)
-        assert found is None or 4 not in found.sizes
-
-
-# ------------------------------------------------------------ the padded calls
+        assert (found.misaligned, found.sizes) == ("", {3: channels})
 
 
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
-def test_padded_calls_run_and_return_padded_shapes(layout: str) -> None:
+def test_padded_calls_run_and_return_padded_shapes_in_the_same_layout(layout: str) -> None:
+    """The batch is never padded: rows of a matrix product that lie apart need no alignment."""
     pool = Pool(CPU)
     for op in products(layout=layout):
         found = padding(op.call, False)
         if found is None:
             continue
+        assert 4 not in found.sizes
         returned = materialise(found.call, CPU, pool).launch()
-        before = [spec.shape for spec in op.outputs]
-        wanted = [tuple(found.sizes.get(n, n) for n in shape) for shape in before]
+        wanted = [tuple(found.sizes.get(n, n) for n in spec.shape) for spec in op.outputs]
         assert shapes(returned) == wanted, found.call.key
         assert padding(found.call, False) is None, "once is enough"
-
-
-def test_a_layout_stays() -> None:
-    for op in products(layout="nhwc"):
-        found = padding(op.call, False)
-        for before, after in zip(
-            op.call.tensors, found.call.tensors if found else (), strict=False
-        ):
-            order = [
-                sorted(range(len(t.shape)), key=lambda i: t.stride[i]) for t in (before, after)
-            ]
+        for before, after in zip(op.call.tensors, found.call.tensors, strict=True):
             if all(n > 1 for n in before.shape) and 0 not in before.stride:
-                assert order[0] == order[1]
+                assert order(before) == order(after)
                 assert after.span == after.numel
 
 
@@ -189,9 +168,12 @@ def test_padding_twice_is_padding_once(m: int, k: int, n: int, left: bool, right
 
 
 @given(st.integers(1, 5), st.integers(1, 5), st.integers(1, 5))
-def test_what_is_aligned_stays(m: int, k: int, n: int) -> None:
+def test_what_is_aligned_or_no_product_stays(m: int, k: int, n: int) -> None:
     call = Call("aten.mm.default", (matrix(8 * m, 8 * k, True), matrix(8 * k, 8 * n, False)))
     assert padding(call, False) is None
+    empty = Call("aten.mm.default", (matrix(0, 0, False), matrix(0, 0, False)))
+    assert padding(empty, False) is None
+    assert padding(Call("aten.relu.default", (matrix(m, k, False),)), False) is None
 
 
 def test_a_bias_that_stands_for_all_rows_is_padded_and_a_vector_is_not() -> None:
@@ -203,12 +185,6 @@ def test_a_bias_that_stands_for_all_rows_is_padded_and_a_vector_is_not() -> None
     assert [spec.shape for spec in found.call.tensors] == [(16,), (5, 16), (16, 16)]
     column = Call("aten.mm.default", (matrix(8, 8, False), matrix(8, 1, False)))
     assert padding(column, False) is None
-
-
-def test_a_step_without_tensors_or_sizes_has_nothing_to_pad() -> None:
-    empty = Call("aten.mm.default", (matrix(0, 0, False), matrix(0, 0, False)))
-    assert padding(empty, False) is None
-    assert padding(Call("aten.relu.default", (matrix(5, 5, False),)), False) is None
 
 
 # ------------------------------------------------------------ a step
@@ -237,19 +213,10 @@ def test_layers_that_gain_are_padded_and_what_lies_between_grows() -> None:
     assert found is not None
     assert [each.gpu_s for each in found] == pytest.approx([1e-3, 1e-3 * 40 / 33, 2e-3])
     assert [each.padded for each in found] == ["33 to 40 features", "", ""]
-
-
-def test_a_step_that_gains_nothing_is_none() -> None:
-    assert planted((2, 3)) is None
+    assert planted((2, 3)) is None, "nothing gains"
 
 
 # ------------------------------------------------------------ as a fix
-
-
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return Store({"name": "a CPU"}, {})
 
 
 def test_a_padded_case_is_another_case() -> None:
@@ -264,47 +231,34 @@ def test_a_padded_case_is_another_case() -> None:
     assert Pad not in [type(one) for one in changes(case, "cpu")]
 
 
-def test_a_padded_step_is_foretold(store: Store) -> None:
-    store.keep(FrameworkOverhead((0.0,) * len(COUNTED), 0.0))
+def test_a_padded_step_is_predicted_from_larger_products_among_the_rest(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is asked for is the whole step, with larger products in it, but only these places."""
     network = odd_network()
     predictor = Predictor(network, Target("cpu", "a CPU"), CLASSES, store, allow_run=False)
     case = case_of(network, 4, recipe="amp-bf16")
     plain = predictor.predict(case, quietly)
-    padded = predictor.predict(Pad("", {}).of(case), quietly)
     assert plain.predicted is not None
     assert all(op.misaligned == "" for op in plain.ops), "a CPU has no Tensor Cores"
+    padded = predictor.predict(Pad("", {}).of(case), quietly)
     if padded.predicted is None:  # on this CPU it may gain nothing
         assert padded.reason == NO_GAIN
-        return
-    assert len(padded.ops) == len(plain.ops)
-    assert {op.layer for op in padded.ops if op.padded} <= {"stem", "body", "up", "head"}
-
-
-def test_padded_products_are_asked_for_with_the_rest_of_their_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is asked for is the whole step, with larger products in it, but only these places."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    store = Store({"name": "a CPU"}, {})
-    store.keep(FrameworkOverhead((0.0,) * len(COUNTED), 0.0))
-    network = odd_network()
-    predictor = Predictor(network, Target("cpu", "a CPU"), CLASSES, store, allow_run=False)
-    case = case_of(network, 4, recipe="amp-bf16")
-    predictor.predict(case, quietly)
+    else:
+        assert len(padded.ops) == len(plain.ops)
+        assert {op.layer for op in padded.ops if op.padded} <= {"stem", "body", "up", "head"}
     asked: list[tuple[Trace, set[int]]] = []
 
     def times(self: CallTimer, traced: Trace, only: Container[int] | None = None) -> CallTimes:
-        places = {i for i in range(len(traced.ops)) if only is None or i in only}
-        asked.append((traced, places))
+        asked.append((traced, {i for i in range(len(traced.ops)) if only is None or i in only}))
         return CallTimes({}, {})
 
     monkeypatch.setattr(CallTimer, "times", times)
     assert predictor.predict(Pad("", {}).of(case), quietly).reason == NO_GAIN
-    ((padded, places),) = asked
-    plain = trace(network, case, CPU, CLASSES)
-    assert len(padded.ops) == len(plain.ops)
-    assert 0 < len(places) < len(plain.ops)
-    for i, (before, now) in enumerate(zip(plain.ops, padded.ops, strict=True)):
+    ((larger, places),) = asked
+    step = trace(network, case, CPU, CLASSES)
+    assert 0 < len(places) < len(step.ops)
+    for i, (before, now) in enumerate(zip(step.ops, larger.ops, strict=True)):
         assert (now.call == before.call) == (i not in places), before.call.name
         if i in places:
             assert padding(before.call, tf32=False) is not None
@@ -341,13 +295,13 @@ def explained(
     """The causes of a step of these ops, whose padded step has those; else nothing gains."""
 
     def ask(asked: TrainCase) -> Prediction:
-        made = padded if isinstance(asked, PaddedCase) else ops
-        if made is None:
+        step = padded if isinstance(asked, PaddedCase) else ops
+        if step is None:
             return Prediction(asked, reason=NO_GAIN)
-        found = simulate(made)
-        told = Predicted(found.step_s, None, "gpu", {})
-        return Prediction(replace(asked, batch=case.batch), told, found, made)
+        found = simulate(step)
+        predicted = Predicted(found.step_s, None, "gpu", {})
+        return Prediction(replace(asked, batch=case.batch), predicted, found, step)
 
-    foresight = Explainer(ask, "cuda", None, fixes)
+    explainer = Explainer(ask, "cuda", None, fixes)
     training = Training(case, PREDICTED, step_units=8)
-    return foresight.explained([training], foresight.predictions([case]))[0].causes
+    return explainer.explained([training], explainer.predictions([case]))[0].causes

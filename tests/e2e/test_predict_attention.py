@@ -6,7 +6,7 @@ by device and version; all are recorded here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -17,8 +17,8 @@ from torch.utils._pytree import tree_leaves
 
 from e2e.predict.trace.recorder import Recorder, TracedOp
 from kernels.aten import TensorSpec, flops, kind_of, resolve, spec_of, why_not
-from kernels.aten.saved import SAVED, run_forward
-from kernels.aten.schema import named_arguments
+from kernels.aten.call import named_arguments
+from kernels.aten.contents import SAVED, run_forward
 
 ATEN = torch.ops.aten
 BATCH, HEADS, LENGTH, WIDTH = 2, 3, 197, 64
@@ -113,7 +113,9 @@ def test_the_backward_pass_runs_on_what_the_forward_pass_saves(
         assert made.keys() == expected
         for name, tensor in made.items():
             assert without_device(spec_of(tensor)) == without_device(arguments[name]), name
-        returned = resolve(call.name)(*in_order(call.args, values | made), **dict(call.kwargs))
+        returned = resolve(call.name)(
+            *list((values | made).values())[: len(call.args)], **dict(call.kwargs)
+        )
     assert specs(returned) == backward.outputs
 
 
@@ -122,11 +124,8 @@ def without_device(spec: Any) -> Any:
     return spec.shape, spec.stride, spec.dtype
 
 
-def in_order(args: Sequence[Any], values: Mapping[str, Any]) -> list[Any]:
-    return list(values.values())[: len(args)]
-
-
-def test_efficient_attention_keeps_its_seed_on_the_host_and_the_others_on_the_device() -> None:
+def test_seeds_lie_where_each_backend_keeps_them_and_gradients_have_no_gaps() -> None:
+    """On the host for efficient attention; gradients of a joined product."""
     for backend, dtypes in BACKENDS.items():
         _, backward = recorded(backend, dtypes[0], 0.0)
         arguments = named_arguments(backward.call)
@@ -134,11 +133,6 @@ def test_efficient_attention_keeps_its_seed_on_the_host_and_the_others_on_the_de
             seed = arguments[name]
             assert isinstance(seed, TensorSpec)
             assert seed.device == ("cpu" if backend == "efficient" else "cuda")
-
-
-def test_gradients_of_a_joined_product_have_no_gaps() -> None:
-    for backend, dtypes in BACKENDS.items():
-        _, backward = recorded(backend, dtypes[0], 0.0)
         for gradient in backward.outputs[:3]:
             assert gradient.shape == (BATCH, HEADS, LENGTH, WIDTH)
             assert gradient.span == gradient.numel

@@ -18,8 +18,7 @@ from e2e.report.errors import (
     limits_named,
     measured_half_pct,
 )
-from e2e.report.markdown import training_markdown
-from e2e.report.screen import training_sections
+from e2e.report.run_report import training_markdown, training_sections
 from e2e.results.types import Predicted, Training
 
 GPU, CAPTURED, HOST, PACED = (
@@ -32,7 +31,7 @@ def planted(
     off_pct: float,
     *,
     limit: str | None = "gpu",
-    told: str = "gpu",
+    said: str = "gpu",
     half_pct: float = 3.0,
     memory: tuple[int, int] = (100, 100),
     recipe: str = "amp",
@@ -43,7 +42,7 @@ def planted(
     assert made.step_s is not None
     step_s = made.step_s * (1 + off_pct / 100)
     ends = (step_s * (1 - half_pct / 100), step_s * (1 + half_pct / 100))
-    return replace(made, predicted=Predicted(step_s, ends, told, {}, memory[0], error_pct=off_pct))
+    return replace(made, predicted=Predicted(step_s, ends, said, {}, memory[0], error_pct=off_pct))
 
 
 def line(trainings: list[Training], what: str) -> Line:
@@ -67,25 +66,21 @@ def test_a_target_is_missed_by_the_middle_or_by_the_worst(offs: list[float], met
 
 
 def test_steps_are_told_apart_by_what_limits_them_as_measured() -> None:
-    both = [planted(1.0), planted(7.0, limit="host", told="gpu"), planted(2.0, graph=True)]
+    both = [planted(1.0), planted(7.0, limit="host", said="gpu"), planted(2.0, graph=True)]
     assert [line(both, what).largest_pct for what in (GPU, CAPTURED, HOST)] == [1.0, 2.0, 7.0]
     assert line([planted(10.0, limit="host")], HOST).target == (8.0, 20.0)
 
 
 def test_steps_said_to_be_the_gpus_have_a_row_whatever_they_turned_out_to_be() -> None:
     some = [
-        planted(1.0), planted(30.0, limit="host", told="gpu"),
-        planted(40.0, limit="host", told="host"), planted(50.0, graph=True),
+        planted(1.0), planted(30.0, limit="host", said="gpu"),
+        planted(40.0, limit="host", said="host"), planted(50.0, graph=True),
     ]  # fmt: skip
     found = line(some, "step, said to be limited by the GPU")
     assert (found.count, found.largest_pct, found.target) == (2, 30.0, None)
-
-
-def test_a_cpus_steps_have_a_row_and_no_target() -> None:
-    (found,) = error_table([planted(40.0, limit=None)])[:1]
-    assert (found.what, found.largest_pct, found.verdict, found.met) == (
-        "step, on a CPU", 40.0, "", True,
-    )  # fmt: skip
+    on_cpu, *_ = error_table([planted(40.0, limit=None)])
+    assert (on_cpu.what, on_cpu.largest_pct) == ("step, on a CPU", 40.0)
+    assert (on_cpu.verdict, on_cpu.met) == ("", True), "it has no target"
 
 
 def test_what_the_host_alone_is_off_by_has_a_row_of_its_own() -> None:
@@ -97,7 +92,7 @@ def test_what_the_host_alone_is_off_by_has_a_row_of_its_own() -> None:
     assert line(paced, PACED).largest_pct == pytest.approx(5.0)
     assert line(paced, PACED).count == 1  # of the step that the host limits
     assert line(paced, HOST).largest_pct == 30.0  # which is no better for it
-    assert [each.what for each in error_table(made)].count(PACED) == 0
+    assert PACED not in [each.what for each in error_table(made)]
 
 
 def test_memory_and_speed_ups_have_rows_of_their_own() -> None:
@@ -144,13 +139,10 @@ def test_a_speed_up_of_median_steps_is_not_moved_by_the_turns() -> None:
     assert title not in alone, "its baseline was not measured beside it"
 
 
-def test_limits_are_counted() -> None:
-    made = [planted(0.0), planted(0.0, limit="host"), planted(0.0, limit="host", told="host")]
+def test_limits_and_intervals_are_counted() -> None:
+    made = [planted(0.0), planted(0.0, limit="host"), planted(0.0, limit="host", said="host")]
     assert limits_named(made) == Hits(2, 3)
     assert limits_named([replace(made[0], predicted=None)]) == Hits(0, 0)
-
-
-def test_intervals_are_kept_or_not() -> None:
     made = [planted(2.0), planted(-2.0), planted(9.0), planted(50.0, limit="host", half_pct=60)]
     assert intervals_kept(made, "gpu") == Hits(2, 3)
     assert intervals_kept(made, "host") == Hits(1, 1)
@@ -170,15 +162,19 @@ def test_measurements_are_known_to_so_much() -> None:
     assert "Half of these are measured to ±7.0% or worse." in error_sentences(made)
 
 
-def test_the_table_is_read_with_its_counts() -> None:
-    made = [planted(0.5), planted(30.0, limit="host", told="host", batch=8)]
-    said = "\n".join(line.plain for line in errors_lines(run_of(*made), 100))
-    assert "1 / 3 met" in said
-    assert "8 / 20 missed" in said
-    assert "The limit was named right in 2 of 2 (100%)." in said
-    assert "Limited by the GPU: the step was within the predicted interval in 1 of 1" in said
-    assert "Limited by the host: the step was within the predicted interval in 0 of 1" in said
+def test_screen_and_markdown_have_the_table_with_its_counts() -> None:
+    made = [planted(0.5), planted(30.0, limit="host", said="host", batch=8)]
+    run = run_of(*made)
+    said = "\n".join(line.plain for line in errors_lines(run, 100))
+    for words in (
+        "1 / 3 met", "8 / 20 missed", "The limit was named right in 2 of 2 (100%).",
+        "Limited by the GPU: the step was within the predicted interval in 1 of 1",
+        "Limited by the host: the step was within the predicted interval in 0 of 1",
+    ):  # fmt: skip
+        assert words in said
     assert set(error_sentences(made)) <= set(said.splitlines())
+    assert dict(training_sections(run, 100))[ERRORS_TITLE]
+    assert "| step, limited by the GPU | 1 | 0.5 | 0.5 | 1 / 3 met |" in training_markdown(run)
 
 
 def test_one_comparison_has_no_table_of_errors() -> None:
@@ -186,9 +182,3 @@ def test_one_comparison_has_no_table_of_errors() -> None:
     assert errors_lines(run, 100) == []
     asked = replace(run, command=("python", "-m", "e2e", "validate", "--networks", "resnet50"))
     assert any("limited by the GPU" in line.plain for line in errors_lines(asked, 100))
-
-
-def test_screen_and_markdown_have_the_table() -> None:
-    run = run_of(planted(0.5), planted(30.0, limit="host", told="host", batch=8))
-    assert dict(training_sections(run, 100))[ERRORS_TITLE]
-    assert "| step, limited by the GPU | 1 | 0.5 | 0.5 | 1 / 3 met |" in training_markdown(run)

@@ -53,27 +53,43 @@ op_costs = st.builds(
     st.booleans(),
 )
 steps_of_ops = st.lists(op_costs, min_size=1, max_size=12)
+depths = st.integers(1, 16)
 
 
 def with_waits(ops: Sequence[OpCost], places: Sequence[int]) -> list[OpCost]:
     return [replace(each, waits=i in places) for i, each in enumerate(ops)]
 
 
+steps_that_wait = st.builds(with_waits, steps_of_ops, st.lists(st.integers(0, 11), max_size=2))
+
 # ---------------------------------------------------------------- planted
 
-
-def test_a_device_that_is_slower_than_the_host_sets_the_step() -> None:
-    found = simulate([op(100, 10), op(200, 10)])
-    assert found.step_s == pytest.approx(300 * US)
-    assert found.idle_s == 0
-    assert found.limit == "gpu"
+VIEW = "view"
 
 
-def test_a_host_that_is_slower_sets_the_step_and_the_device_idles() -> None:
-    found = simulate([op(10, 100), op(20, 100), op(0, 50, "view")])
-    assert (found.step_s, found.gpu_s) == pytest.approx((250 * US, 30 * US))
-    assert (found.host_s, found.idle_s) == pytest.approx((250 * US, 220 * US))
-    assert found.limit == "host"
+@pytest.mark.parametrize(
+    ("ops", "step_us", "gpu_us", "limit"),
+    [
+        ([op(100, 10), op(200, 10)], 300, 300, "gpu"),
+        ([op(10, 100), op(20, 100), op(0, 50, VIEW)], 250, 30, "host"),
+        ([op(100, 1, VIEW), op(10, 1)], 10, 10, "gpu"),  # a view takes no device time
+        ([op(0, 30, VIEW), op(100, 10), op(50, 10, waits=True)], 190, 150, "host"),  # the drain
+        # After the wait: 40 for the last launch, 20 of its kernel, then 100 of the first one's.
+        ([op(100, 5, waits=True), op(20, 40)], 160, 120, "host"),
+        # What has no device time waits for what came before.
+        ([op(100, 10), op(0, 5, VIEW, waits=True)], 110, 100, "gpu"),
+        # The first of four kernels starts when its own launch is over.
+        ([replace(op(100, 40, waits=True), kernels=4)], 110, 100, "gpu"),
+        ([], 0, 0, "gpu"),
+    ],
+)
+def test_a_planted_step(ops: list[OpCost], step_us: float, gpu_us: float, limit: str) -> None:
+    found = simulate(ops)
+    assert found.step_s == pytest.approx(step_us * US)
+    assert found.gpu_s == pytest.approx(gpu_us * US)
+    assert found.host_s == pytest.approx(math.fsum(each.host_s for each in ops))
+    assert found.idle_s == pytest.approx((step_us - gpu_us) * US)
+    assert found.limit == limit
 
 
 def test_the_limit_is_the_host_from_the_idle_share_of_measured_steps_on() -> None:
@@ -81,30 +97,10 @@ def test_the_limit_is_the_host_from_the_idle_share_of_measured_steps_on() -> Non
         assert simulate([op(100, 100 / (1 - idle))]).limit == limit
 
 
-def test_a_wait_at_the_end_adds_the_drain() -> None:
-    ops = [op(0, 30, "view"), op(100, 10), op(50, 10, waits=True)]
-    assert simulate(ops).step_s == pytest.approx((30 + 10 + 100 + 50) * US)
-
-
-def test_a_wait_in_the_middle_is_where_the_round_starts() -> None:
-    # After the wait: 40 for the last launch, 20 of its kernel, then 100 of the first one's.
-    ops = [op(100, 5, waits=True), op(20, 40)]
-    assert simulate(ops).step_s == pytest.approx(160 * US)
-
-
-def test_a_wait_of_something_without_device_time_waits_for_what_came_before() -> None:
-    ops = [op(100, 10), op(0, 5, "view", waits=True)]
-    assert simulate(ops).step_s == pytest.approx(110 * US)
-
-
-def test_device_time_of_a_view_is_not_counted() -> None:
-    assert simulate([op(100, 1, "view"), op(10, 1)]).gpu_s == pytest.approx(10 * US)
-
-
 def test_the_frameworks_time_is_the_hosts() -> None:
-    ops = [op(10, 10), op(10, 10)]
-    assert simulate(ops, framework_s=100 * US).host_s == pytest.approx(120 * US)
-    assert simulate(ops, framework_s=100 * US).step_s == pytest.approx(120 * US)
+    found = simulate([op(10, 10), op(10, 10)], framework_s=100 * US)
+    assert (found.host_s, found.step_s) == pytest.approx((120 * US, 120 * US))
+    assert simulate([], framework_s=10 * US).step_s == pytest.approx(10 * US)
 
 
 def test_a_graph_costs_the_host_one_launch() -> None:
@@ -123,8 +119,8 @@ def test_a_captured_step_has_its_own_gaps() -> None:
     assert [one.gpu_s for one in found] == [pytest.approx(11 * US)] * 2 + [20 * US, 0.0]
     assert [one.busy_s for one in found[:2]] == [pytest.approx(9 * US)] * 2
     assert captured.host_s(ops) == pytest.approx(18 * US)
-    told = simulate(found, captured=True)
-    assert (told.step_s, told.limit) == (pytest.approx(42 * US), "gpu"), "for no host"
+    step = simulate(found, captured=True)
+    assert (step.step_s, step.limit) == (pytest.approx(42 * US), "gpu"), "for no host"
     changing = replace(known[0], conversion_s=2 * US)
     (changed,) = captured.ops(ops, [changing])
     assert changed.conversion_s == pytest.approx(2.2 * US), "its part of the time stays"
@@ -149,12 +145,6 @@ def test_what_is_learnt_of_a_graph() -> None:
     assert simulate(late.ops(ops, ops), captured=True).step_s == pytest.approx(90 * US)
 
 
-def test_a_step_of_nothing_takes_nothing_but_the_framework() -> None:
-    assert simulate([]).step_s == 0
-    assert simulate([]).limit == "gpu"
-    assert simulate([], framework_s=10 * US).step_s == pytest.approx(10 * US)
-
-
 def test_a_full_queue_keeps_the_host_from_running_ahead() -> None:
     # First the device is slow, then the host; a deep queue hides each behind the other.
     ops = [op(100, 1)] * 10 + [op(1, 100)] * 10
@@ -163,19 +153,20 @@ def test_a_full_queue_keeps_the_host_from_running_ahead() -> None:
     assert shallow.step_s > 1.5 * deep.step_s
 
 
-def test_costs_below_nothing_are_our_own_mistake() -> None:
-    with pytest.raises(AssertionError, match="negative"):
-        simulate([op(10, -1)])
+@pytest.mark.parametrize(
+    ("wrong", "named"), [(op(10, -1), "negative"), (replace(op(1, 1), kernels=0), "kernel")]
+)
+def test_impossible_costs_are_our_own_mistake(wrong: OpCost, named: str) -> None:
+    with pytest.raises(AssertionError, match=named):
+        simulate([wrong])
 
 
-@pytest.mark.parametrize("slow", ["device", "host", "turns", "waits"])
-def test_a_network_of_five_thousand_ops_takes_a_moment(slow: str) -> None:
-    costs = {"device": (30, 9), "host": (5, 9), "turns": (9, 9), "waits": (9, 9)}[slow]
-    ops = [op(*costs) for _ in range(5000)]
-    if slow == "turns":
-        ops = [op(20, 5)] * 2500 + [op(4, 20)] * 2500
-    if slow == "waits":
-        ops = [replace(each, waits=True) for each in ops]
+@pytest.mark.parametrize(
+    "ops",
+    [[op(30, 9)] * 5000, [op(5, 9)] * 5000, [op(9, 9)] * 5000, [op(9, 9, waits=True)] * 5000],
+    ids=["device", "host", "both", "waits"],
+)
+def test_a_network_of_five_thousand_ops_takes_a_moment(ops: list[OpCost]) -> None:
     found = simulate(ops)  # takes about 0.1 s; minutes if rounds did not converge
     assert found.step_s >= max(found.gpu_s, found.host_s) * (1 - 1e-9)
 
@@ -190,16 +181,10 @@ def test_a_deep_network_with_slow_places_is_played_right() -> None:
 
 
 @SETTINGS
-@given(
-    steps_of_ops,
-    st.lists(st.integers(0, 11), max_size=2),
-    st.integers(1, 16),
-    st.lists(st.integers(1, 3), min_size=12, max_size=12),
-)
+@given(steps_that_wait, depths, st.lists(st.integers(1, 3), min_size=12, max_size=12))
 def test_it_is_the_period_of_many_steps(
-    ops: list[OpCost], places: list[int], queue_depth: int, kernels: list[int]
+    ops: list[OpCost], queue_depth: int, kernels: list[int]
 ) -> None:
-    ops = with_waits(ops, places)
     ops = [replace(each, kernels=count) for each, count in zip(ops, kernels, strict=False)]
     found = simulate(ops, queue_depth=queue_depth).step_s
     # 1/800 of what the transient holds is left; queue limits have periods of a few steps.
@@ -215,11 +200,9 @@ def test_without_waits_the_slower_side_sets_the_step(ops: list[OpCost]) -> None:
 
 
 @SETTINGS
-@given(steps_of_ops, st.lists(st.integers(0, 11), max_size=3), st.integers(1, 16))
-def test_parts_add_up_and_neither_side_is_beaten(
-    ops: list[OpCost], places: list[int], queue_depth: int
-) -> None:
-    found = simulate(with_waits(ops, places), queue_depth=queue_depth)
+@given(steps_that_wait, depths)
+def test_parts_add_up_and_neither_side_is_beaten(ops: list[OpCost], queue_depth: int) -> None:
+    found = simulate(ops, queue_depth=queue_depth)
     assert found.step_s == found.gpu_s + found.idle_s
     assert found.idle_s >= 0
     assert found.step_s >= max(found.gpu_s, found.host_s) * (1 - 1e-9)
@@ -228,17 +211,10 @@ def test_parts_add_up_and_neither_side_is_beaten(
 
 
 @SETTINGS
-@given(
-    steps_of_ops,
-    st.lists(st.integers(0, 11), max_size=2),
-    st.integers(0, 11),
-    st.booleans(),
-    st.integers(1, 16),
-)
+@given(steps_that_wait, st.integers(0, 11), st.booleans(), depths)
 def test_dearer_ops_make_no_faster_step(
-    ops: list[OpCost], places: list[int], which: int, host: bool, queue_depth: int
+    ops: list[OpCost], which: int, host: bool, queue_depth: int
 ) -> None:
-    ops = with_waits(ops, places)
     dear = ops[which % len(ops)]
     if host:
         dear = replace(dear, host_s=dear.host_s + 7 * US)
@@ -265,16 +241,10 @@ def test_a_wait_at_the_end_takes_the_hosts_time_and_the_drain(ops: list[OpCost])
 
 
 @SETTINGS
-@given(
-    steps_of_ops,
-    st.lists(st.integers(0, 11), max_size=2),
-    st.integers(1, 16),
-    whole_us.map(lambda us: us * US),
-)
+@given(steps_that_wait, depths, whole_us.map(lambda us: us * US))
 def test_scaling_all_costs_scales_the_step(
-    ops: list[OpCost], places: list[int], queue_depth: int, framework_s: float
+    ops: list[OpCost], queue_depth: int, framework_s: float
 ) -> None:
-    ops = with_waits(ops, places)
     once = simulate(ops, framework_s=framework_s, queue_depth=queue_depth)
     scaled = [replace(o, gpu_s=3 * o.gpu_s, host_s=3 * o.host_s) for o in ops]
     thrice = simulate(scaled, framework_s=3 * framework_s, queue_depth=queue_depth)
@@ -311,14 +281,3 @@ def test_views_fill_no_queue() -> None:
     ops = [op(100, 1)] * 2 + [op(1, 100)] * 2
     found = simulate(ops + views, queue_depth=5)
     assert found.step_s == pytest.approx(max(found.gpu_s, found.host_s))
-
-
-def test_the_last_kernel_of_a_call_is_waited_for() -> None:
-    # The first of four kernels starts when its own launch is over.
-    waits = replace(op(100, 40, waits=True), kernels=4)
-    assert simulate([waits]).step_s == pytest.approx((10 + 100) * US)
-
-
-def test_a_call_that_takes_time_launches_a_kernel() -> None:
-    with pytest.raises(AssertionError, match="kernel"):
-        simulate([replace(op(1, 1), kernels=0)])

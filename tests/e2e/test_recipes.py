@@ -8,20 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from samples.feeding import Batches, Census
+from samples.feeding import Batches, Census, convolutions
 from torch import Tensor, nn
 
 from e2e.case import TrainCase
 from e2e.networks import Network, find
-from e2e.recipes import (
-    ON_CPU,
-    RECIPES,
-    Recipe,
-    adapted,
-    cannot_run,
-    parse_recipes,
-    switch_tf32,
-)
+from e2e.recipes import ON_CPU, RECIPES, Recipe, adapted, cannot_run, parse_recipes, switch_tf32
 from e2e.train.trainer import Trainer
 from microbench.errors import UserError
 
@@ -42,14 +34,6 @@ STORAGE: dict[str, tuple[torch.dtype, torch.dtype, torch.dtype, torch.dtype]] = 
     "O3": (F16, F16, F16, F16),
 }
 PRODUCTS = ("convolution", "convolution_backward", "addmm", "mm")
-
-
-def convolutions() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(),
-        nn.Conv2d(8, 8, 3, stride=2), nn.BatchNorm2d(8), nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10),
-    )  # fmt: skip
 
 
 @cache
@@ -190,13 +174,6 @@ def test_keep_batchnorm_fp32_keeps_batchnorm_alone(name: str) -> None:
     assert torch.isfinite(loss)
 
 
-def test_masters_start_as_the_weights_that_are_computed_with() -> None:
-    trainer = trainer_of(RECIPES["O2"])
-    pairs = list(zip(trainer.module.parameters(), trainer.optimizer.masters, strict=True))
-    assert all(torch.equal(weight.float(), master) for weight, master in pairs)
-    assert {master.dtype for _, master in pairs} == {F32}
-
-
 class OddNorm(nn.Module):
     """Batch-norm with a weight that float16 cannot hold, as pretrained ones have."""
 
@@ -222,33 +199,21 @@ def test_float32_batchnorm_was_never_rounded(recipe: Recipe) -> None:
 
 
 @pytest.mark.parametrize("name", STORAGE)
-def test_products_run_in_the_recipes_type(name: str) -> None:
+def test_products_run_in_the_recipes_type_and_the_loss_in_float32(name: str) -> None:
     _, batchnorm, _, products = STORAGE[name]
     trainer = trainer_of(RECIPES[name])
     with Census() as census:
-        trainer.step(Batches(images()))
-    assert {"convolution", "convolution_backward", "addmm", "mm"} <= census.seen.keys()
+        loss = trainer.step(Batches(images()))
+    assert set(PRODUCTS) <= census.seen.keys()
     assert census.of(*PRODUCTS) == {products}
     norms = [op for op in census.seen if "batch_norm" in op]
     assert norms
     assert census.of(*norms) == {products, batchnorm}
-
-
-@pytest.mark.parametrize("name", STORAGE)
-def test_the_loss_is_always_float32(name: str) -> None:
-    trainer = trainer_of(RECIPES[name])
-    with Census() as census:
-        loss = trainer.step(Batches(images()))
     assert loss.dtype == F32
     assert census.of("_log_softmax") == {F32}
-
-
-@pytest.mark.parametrize("name", STORAGE)
-def test_evaluation_runs_in_the_recipes_type_too(name: str) -> None:
-    trainer = trainer_of(RECIPES[name])
     with Census() as census:
         trainer.evaluate(iter([images()]))
-    assert census.of("convolution", "addmm", "mm") == {STORAGE[name][3]}
+    assert census.of("convolution", "addmm", "mm") == {products}, "evaluation too"
 
 
 @pytest.mark.parametrize("name", ["amp-bf16", "bf16", "O2"])

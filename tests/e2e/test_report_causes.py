@@ -14,11 +14,9 @@ from rich.cells import cell_len
 from samples.any_training import causes as any_causes
 from samples.training_runs import (
     CAUSES,
-    RUNS,
     arm,
     causes_run,
-    foretold,
-    ledger_run,
+    predicted_only,
     run_of,
     shown,
     sweep_run,
@@ -41,7 +39,6 @@ from microbench.results.types import Run
 
 GOLDEN = Path(__file__).parents[1] / "samples" / "report_causes.txt"
 WIDTHS = (40, 60, 80, 100)
-NO_CAUSES = [name for name in RUNS if name not in ("causes", "verified")]
 
 
 def fix(words_to_type: str, predicted: float | None, measured: float | None = None) -> Cause:
@@ -83,15 +80,6 @@ def test_golden_sections() -> None:
     assert screens() == GOLDEN.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", NO_CAUSES)
-def test_nothing_is_shown_where_there_are_none(name: str) -> None:
-    run = RUNS[name]()
-    text = shown(run, details=True) + to_markdown(run)
-    assert "make it faster" not in text
-    assert "no faster" not in text
-    assert not any(map(said, run.of(Training)))
-
-
 def test_fixes_are_ranked_by_their_predicted_gain() -> None:
     listed = (fix("--one", 5.0), fix("--two", None), fix("--three", 30.0), fix("--four", -1.0))
     text = sections(run_of(with_causes(*listed, Cause("finding", "reason"))))
@@ -122,19 +110,8 @@ def test_a_fix_that_is_its_own_name_is_said_once() -> None:
     assert "no reason given" in sections(run_of(with_causes(Cause("pad", "", "pad", 5.0))))
 
 
-def test_causes_follow_the_ledger_of_their_training() -> None:
-    fp32, tf32, amp = ledger_run().of(Training)
-    found = [replace(one, causes=CAUSES[3:4]) for one in (fp32, tf32, amp)]
-    text = shown(run_of(*found))
-    titles = re.findall(r"^(From .*?):|^(Why .*)$", text, re.MULTILINE)
-    assert ["".join(pair) for pair in titles] == [
-        f"{FINDINGS}: fp32", "From fp32 to tf32", f"{FINDINGS}: tf32", "From fp32 to amp",
-        f"{FINDINGS}: amp",
-    ]  # fmt: skip
-
-
 def test_predictions_alone_have_causes_too() -> None:
-    run = run_of(foretold("amp", causes=CAUSES))
+    run = run_of(predicted_only("amp", causes=CAUSES))
     assert "1.  --graph" in shown(run)
     assert "What would make amp faster, most of all: --graph (predicted +55.2 %)." in verdict(run)
 
@@ -207,7 +184,7 @@ def test_escape_codes_are_not_printed() -> None:
     bad = "x\x1b[2J\n|\r"
     evil = with_causes(Cause(bad, bad, bad, 5.0, {bad: bad}, 4.0), Cause(bad, bad, bad),
                        Cause(bad, bad), Cause("", "", "\n"))  # fmt: skip
-    for run in (run_of(evil), run_of(foretold("amp", causes=evil.causes))):
+    for run in (run_of(evil), run_of(predicted_only("amp", causes=evil.causes))):
         for width in WIDTHS:
             assert "\x1b" not in shown(run, width, details=True)
         assert "\x1b" not in to_markdown(run)
@@ -275,24 +252,6 @@ def test_a_fix_that_gains_nothing_is_not_praised() -> None:
         "No fix that is known makes amp faster; the best is --graph (predicted +50.0 %, measured "
         "-2.0 %)."
     ]
-
-
-# ---------------------------------------------------------------- Markdown
-
-
-def test_markdown_has_a_table_of_fixes_and_one_of_findings() -> None:
-    text = to_markdown(causes_run(measured=True))
-    assert (
-        "| 1 | --graph | +55.2 % | +49.0 % | -6.2 | CUDA graph: predicted 1,839 instead of" in text
-    )
-    assert "| 4 | call them under autocast, with no .float() or autocast(enabled=False) before" in (
-        text
-    )
-    assert "\nverified: predicted within 6.2 points of the measured gains of 2 fixes.\n" in text
-    assert "| finding | why |\n| --- | --- |\n| the host launches too slowly | no kernel" in text
-    plain = to_markdown(causes_run())
-    assert "|  | fix | predicted gain | why |\n| --- | --- | ---: | --- |\n" in plain
-    assert "verified" not in plain
 
 
 if __name__ == "__main__":

@@ -10,10 +10,10 @@ import pytest
 from rich.console import Console
 
 from e2e.case import TrainCase
-from e2e.commands.plan import Comparison, Planned
+from e2e.commands.plan import Comparison, Planned, Work
 from e2e.commands.progress import TrainProgress
 from e2e.commands.requests import request_of
-from e2e.commands.scheduler import Job, Work, _with_what_was
+from e2e.commands.scheduler import Job, with_what_was
 from e2e.commands.worker import DataFacts
 from e2e.networks import find
 from e2e.predict.prediction import Prediction
@@ -29,9 +29,13 @@ LEDGER = Path(__file__).parents[2] / "results" / "nvidia-h200" / "ledger-resnet5
 
 
 class Refusing:
-    """A training process that can foretell nothing."""
+    """A training process that can predict nothing."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
 
     def predict(self, case: TrainCase, on_stage: object) -> Prediction:
+        self.asked.append(case.key)
         return Prediction(case, reason="cannot be traced: planted")
 
 
@@ -45,17 +49,26 @@ class Slowing:
         self.asked.append(case.key)
         if case.recipe == self.deadly:
             raise WorkerDied(case.key, "planted")
-        pace = float(len(self.asked))
-        told = Predicted(1.0, (1.0, 1.0), "gpu", {}, None)
+        slowdown = float(len(self.asked))
+        predicted = Predicted(1.0, (1.0, 1.0), "gpu", {}, None)
         op = OpCost("product", "forward", "", 1.0, 1.0)
-        return Prediction(case, told, ops=(op,), speed_readings=((pace, pace),)).predicted_for(
-            SlowdownRange(pace, pace, pace)
+        readings = ((slowdown, slowdown),)
+        return Prediction(case, predicted, ops=(op,), speed_readings=readings).predicted_for(
+            SlowdownRange(slowdown, slowdown, slowdown)
         )
+
+    def restart(self) -> None:
+        """As the real one's."""
 
 
 @pytest.fixture
 def run() -> Run:
     return read_run(LEDGER)
+
+
+@pytest.fixture
+def comparison(run: Run) -> Comparison:
+    return Comparison(tuple(Planned(training.case) for training in run.of(Training)))
 
 
 def job_with(worker: object, path: Path, **asked: Any) -> Job:
@@ -67,43 +80,41 @@ def job_with(worker: object, path: Path, **asked: Any) -> Job:
     return Job(work, cast("Any", worker), TrainProgress(Console(quiet=True), 1, quiet=True))
 
 
-def test_arms_that_are_compared_and_their_fixes_are_told_for_one_pace(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_arms_that_are_compared_and_their_fixes_are_predicted_for_one_host_speed(
+    comparison: Comparison, tmp_path: Path
 ) -> None:
-    comparison = Comparison(tuple(Planned(training.case) for training in run.of(Training)))
     first, deadly, last = comparison.cases
     worker = Slowing(deadly.recipe)
-    job = job_with(worker, tmp_path / "run.json")
-    monkeypatch.setattr(job, "_restart", lambda: None)
-    told = job._foretold(comparison)
-    assert told[deadly.key].reason == "planted"
-    assert [told[case.key].slowdown for case in (first, last)] == [1.0, 1.0], (
-        "of 1 and 3 the middle"
-    )
+    predictions = job_with(worker, tmp_path / "run.json").predictions
+    found = predictions.of(comparison)
+    assert found[deadly.key].reason == "planted"
     for case in (first, last):
-        predicted = told[case.key].predicted
+        assert found[case.key].slowdown == 1.0, "of 1 and 3 the middle"
+        predicted = found[case.key].predicted
         assert predicted is not None
         assert predicted.interval_s is not None
         assert predicted.interval_s[1] > 3.0
     assert worker.asked == [case.key for case in comparison.cases], "each once"
-    fix = job._ask(replace(last, batch=2 * last.batch))
+    fix = predictions.of_case(replace(last, batch=2 * last.batch))
     assert len(worker.asked) == 4
-    assert (fix.speed_readings, fix.slowdown) == (((4.0, 4.0),), 1.0), (
-        "as the arms, to be compared with them"
-    )
+    assert fix.speed_readings == ((4.0, 4.0),)
+    assert fix.slowdown == 1.0, "as the arms, to be compared with them"
 
 
-def test_fixes_that_cannot_be_foretold_leave_a_run_as_it_was(run: Run, tmp_path: Path) -> None:
-    job = job_with(Refusing(), tmp_path / "run.json")
-    comparison = Comparison(tuple(Planned(training.case) for training in run.of(Training)))
-    found = job._proposed(run, comparison)
+def test_fixes_that_cannot_be_predicted_leave_a_run_as_it_was(
+    run: Run, comparison: Comparison, tmp_path: Path
+) -> None:
+    worker = Refusing()
+    found = job_with(worker, tmp_path / "run.json").run(run, [comparison], lambda _: 0)
+    assert worker.asked
     assert found.of(Training) == run.of(Training)
     assert any(training.causes for training in found.of(Training))
     assert read_run(tmp_path / "run.json").of(Training) == run.of(Training)
 
 
-def test_a_prediction_takes_the_place_of_no_measurement(run: Run, tmp_path: Path) -> None:
-    comparison = Comparison(tuple(Planned(training.case) for training in run.of(Training)))
+def test_a_prediction_takes_the_place_of_no_measurement(
+    run: Run, comparison: Comparison, tmp_path: Path
+) -> None:
     new = replace(comparison.cases[-1], recipe="bf16")
     wider = Comparison((*comparison.arms, Planned(new)))
     job = job_with(Slowing(deadly=""), tmp_path / "run.json", train=False)
@@ -118,11 +129,11 @@ def test_a_prediction_takes_the_place_of_no_measurement(run: Run, tmp_path: Path
 def test_what_was_skipped_is_tried_again_where_more_is_allowed(
     run: Run, tmp_path: Path, allowed: bool
 ) -> None:
-    job = job_with(Refusing(), tmp_path / "run.json", train=False, allow_run=allowed)
+    worker = Refusing()
+    job = job_with(worker, tmp_path / "run.json", train=False, allow_run=allowed)
     skipped = Training(run.of(Training)[0].case, "skipped", "cannot be traced: planted")
-    assert job._is_done(run.with_other(skipped), Comparison((Planned(skipped.case),))) is (
-        not allowed
-    )
+    job.run(run.with_other(skipped), [Comparison((Planned(skipped.case),))], lambda _: 0)
+    assert bool(worker.asked) is allowed
 
 
 def test_an_arm_that_is_timed_again_keeps_what_it_does_not_get_anew(run: Run) -> None:
@@ -132,7 +143,7 @@ def test_an_arm_that_is_timed_again_keeps_what_it_does_not_get_anew(run: Run) ->
     assert before.steps is not None
     steps = replace(before.steps, median_s=2 * before.steps.median_s)
     again = replace(before, steps=steps, predicted=None, causes=(), repeats=())
-    found = _with_what_was(before, again)
+    found = with_what_was(before, again)
     assert found.predicted is not None
     assert found.predicted.step_s == before.predicted.step_s
     assert found.predicted.error_pct == pytest.approx(
@@ -140,7 +151,7 @@ def test_an_arm_that_is_timed_again_keeps_what_it_does_not_get_anew(run: Run) ->
     )
     assert (found.causes, found.steps) == (before.causes, steps)
     newer = replace(before.predicted, step_s=1.0)
-    told = _with_what_was(before, replace(again, predicted=newer)).predicted
-    assert told is not None
-    assert told.step_s == 1.0
-    assert _with_what_was(None, again) == again
+    latest = with_what_was(before, replace(again, predicted=newer)).predicted
+    assert latest is not None
+    assert latest.step_s == 1.0
+    assert with_what_was(None, again) == again

@@ -61,7 +61,9 @@ def test_a_killed_worker_is_replaced_when_asked(root: Path, victims: list[int]) 
     batches += [feed.place(feed.fetch()) for _ in range(7)]
     assert same(batches, want)
     assert not set(feed.pids) & set(pids)
+    replaced = feed.pids
     feed.close()
+    wait_for(lambda: all(is_gone(pid) for pid in replaced))
     (note,) = (note for note in data.notes if "killed" in note)
     assert f"(pid {pids[victims[0]]})" in note
     assert "new ones went on" in note

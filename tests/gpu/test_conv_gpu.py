@@ -8,8 +8,9 @@ import pytest
 
 from kernels import OPS
 from kernels.case import CannotRun, Case
-from kernels.conv import LAYOUTS, ConvSession
+from kernels.conv import LAYOUTS
 from kernels.conv.shape import PASSES
+from kernels.op import OpSession
 from microbench.device.device import DeviceInfo, describe, open_telemetry
 from microbench.device.profiler import is_conversion
 from microbench.measure import Measurer, too_exact
@@ -51,13 +52,13 @@ def gpu() -> DeviceInfo:
 
 
 @pytest.fixture(scope="module")
-def session(gpu: DeviceInfo) -> Iterator[ConvSession]:
+def session(gpu: DeviceInfo) -> Iterator[OpSession]:
     made = OPS["conv"].session(gpu.target(), 0)
     yield made
     made.close()
 
 
-def check(session: ConvSession, gpu: DeviceInfo, case: Case) -> None:
+def check(session: OpSession, gpu: DeviceInfo, case: Case) -> None:
     op = OPS["conv"]
     reason = op.cannot_run(case, gpu.target())
     if reason:

@@ -24,8 +24,8 @@ from samples.waiting import no_waits
 from torch import Tensor, nn
 
 from e2e.case import USUAL_LOADER, TrainCase
-from e2e.data.datasets import open_data
-from e2e.data.datasets.in_memory import InMemory
+from e2e.data.datasets import Options, open_data
+from e2e.data.datasets.images import InMemory
 from e2e.data.datasets.synthetic import Synthetic
 from e2e.data.types import IMAGENET, Arrays, Data
 from e2e.networks import Network, find
@@ -519,7 +519,7 @@ def test_sixteen_bits_take_less_memory() -> None:
 @pytest.mark.parametrize("spec", ["synthetic", "generated"])
 def test_equal_arms_take_equal_memory_whichever_comes_first(spec: str) -> None:
     """What arms share (the data set on the device, cuBLAS's workspace) is charged to none."""
-    data = open_data(spec, sample=(3, 32, 32), classes=10, tokens=None, strict=False, workers=0)
+    data = open_data(spec, Options((3, 32, 32), classes=10))
     fed = {"data": spec, "loader": USUAL_LOADER[spec]}
     cases = [case_of("cnn-cifar", recipe, 512, **fed) for recipe in ("fp32", "O0")]
     first, second = _peaks("cnn-cifar", *cases, data=data)

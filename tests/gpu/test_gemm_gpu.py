@@ -15,7 +15,8 @@ from samples.waiting import while_busy
 
 from kernels import OPS
 from kernels.case import Candidate, CannotRun, Case, Prepared
-from kernels.gemm import LAYOUTS, Gemm, GemmSession, cublaslt_api, cupy_blas
+from kernels.gemm import LAYOUTS, cublaslt_api, cupy_blas
+from kernels.op import OpSession
 from kernels.precision import PRECISIONS
 from microbench.device.device import DeviceInfo, describe, open_telemetry
 from microbench.measure import Measurer
@@ -27,7 +28,7 @@ from microbench.timing.timers import make_timer
 
 pytestmark = pytest.mark.gpu
 
-BACKENDS = [name for name in Gemm.backends if name != "cpu"]
+BACKENDS = [name for name in OPS["gemm"].backends if name != "cpu"]
 SHAPES = [
     (256, 384, 512), (512, 256, 1024), (255, 257, 259), (17, 512, 64), (4096, 128, 256),
     (256, 256, 256), (272, 528, 1040), (16, 64, 4096), (1, 128, 128),
@@ -46,7 +47,7 @@ def gpu() -> DeviceInfo:
 
 
 @pytest.fixture(scope="module")
-def session(gpu: DeviceInfo) -> Iterator[GemmSession]:
+def session(gpu: DeviceInfo) -> Iterator[OpSession]:
     made = OPS["gemm"].session(gpu.target(), 0)
     yield made
     made.close()
@@ -71,7 +72,7 @@ def measure(measurer: Measurer, *cases: Case, budget_s: float = 0.5) -> list[Res
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("precision", list(PRECISIONS))
 def test_right_or_skipped_with_a_reason(
-    session: GemmSession, gpu: DeviceInfo, precision: str, backend: str, layout: str
+    session: OpSession, gpu: DeviceInfo, precision: str, backend: str, layout: str
 ) -> None:
     for shape in (*SHAPES, *TRITON_SHAPES) if backend == "triton" else SHAPES:
         what = case(shape, precision, backend, layout)
@@ -104,20 +105,20 @@ def assert_right(prepared: Prepared, what: Case) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", [p for p in PRECISIONS if p != "fp64"])
-def test_every_searched_configuration_is_right(session: GemmSession, precision: str) -> None:
+def test_every_searched_configuration_is_right(session: OpSession, precision: str) -> None:
     what = case((1024, 1152, 1280), precision, "triton", "nt")
     assert_right(session.prepare(what, tune=True), what)
 
 
 @pytest.mark.parametrize("data", ["uniform", "integers", "zeros"])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_right_on_other_data(session: GemmSession, backend: str, data: str) -> None:
+def test_right_on_other_data(session: OpSession, backend: str, data: str) -> None:
     what = replace(case((256, 384, 512), "fp16", backend, "nt"), data=data)
     prepared = session.prepare(what)
     assert prepared.rel_error(prepared.candidates[0]) <= what.precision.rel_tolerance
 
 
-def test_tf32_and_fp32_are_two_things_in_every_back_end(session: GemmSession) -> None:
+def test_tf32_and_fp32_are_two_things_in_every_back_end(session: OpSession) -> None:
     """The switches are set at each launch: taking turns must not leak one into the other."""
     for backend in BACKENDS:
         fp32, tf32 = (session.prepare(case(512, p, backend, "nt")) for p in ("fp32", "tf32"))
@@ -208,7 +209,7 @@ def test_memory_that_is_not_there_is_this_cases_failure(gpu: DeviceInfo) -> None
     assert "memory" in result.reason
 
 
-def test_a_cublaslt_launch_can_be_captured_on_another_stream(session: GemmSession) -> None:
+def test_a_cublaslt_launch_can_be_captured_on_another_stream(session: OpSession) -> None:
     what = case(512, "fp16", "cublaslt", "nt")
     prepared = session.prepare(what)
     side = torch.cuda.Stream()
@@ -220,7 +221,7 @@ def test_a_cublaslt_launch_can_be_captured_on_another_stream(session: GemmSessio
     assert prepared.rel_error(replay) <= what.precision.rel_tolerance
 
 
-def test_a_cupy_launch_goes_to_torch_s_stream(session: GemmSession) -> None:
+def test_a_cupy_launch_goes_to_torch_s_stream(session: OpSession) -> None:
     what = case(512, "fp16", "cupy", "nt")
     prepared = session.prepare(what)
     candidate = prepared.candidates[0]
@@ -246,7 +247,7 @@ def test_torch_and_we_use_one_cublaslt() -> None:
     assert names == {cublaslt_api.load().path}
 
 
-def test_torch_s_cublas_handle_is_left_alone(session: GemmSession, gpu: DeviceInfo) -> None:
+def test_torch_s_cublas_handle_is_left_alone(session: OpSession, gpu: DeviceInfo) -> None:
     binding = cupy_blas._binding()
     handle = torch.cuda.current_blas_handle()
     before = binding.getMathMode(handle)

@@ -9,7 +9,7 @@ import torch
 from samples.planted_networks import CYCLES, Picking, Recurring, Undecided, network_of
 from samples.train_cases import case_of, quietly
 
-from e2e.predict.host_model.host_speed import host_speed_of
+from e2e.predict.host_speed import host_speed_of
 from e2e.predict.op_timer.cuda import CudaStopwatch
 from e2e.predict.op_timer.store import Store
 from e2e.predict.predictor import Predictor

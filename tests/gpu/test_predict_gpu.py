@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from samples.train_cases import case_of, quietly
+from samples.train_cases import case_of, differences, quietly
 
 from e2e.data.datasets.synthetic import Synthetic
 from e2e.networks import find
-from e2e.predict.host_model.host_speed import RecordedSpeed, SmallStepSpeed, host_speed_of
+from e2e.predict.host_speed import RecordedSpeed, SmallStepSpeed, host_speed_of
 from e2e.predict.op_timer.cuda_graph import graph_of
 from e2e.predict.op_timer.op_costs import CallTimer, key_of
 from e2e.predict.op_timer.store import Store
 from e2e.predict.predictor import Predictor
-from e2e.predict.trace.fake_trace import differences, trace, trace_real
+from e2e.predict.trace.fake_trace import trace, trace_real
 from e2e.predict.trace.recorder import kind
 from e2e.train.arms import Arms, Task
 from e2e.train.speed_readings import SpeedBetween, slowdown_range

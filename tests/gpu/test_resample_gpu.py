@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from samples.resampling import prepare, reference
 from samples.waiting import no_waits, while_busy
 from torch import Tensor
 
 from e2e.data.loaders.jpeg_bytes import random_cut
 from e2e.data.types import IMAGENET
 from kernels.resample.geometry import ORIENTATIONS, upright_size
-from kernels.resample.reference import reference
 from microbench.device.profiler import record
 
 pytestmark = pytest.mark.gpu
@@ -53,10 +53,8 @@ def normal() -> Normal:
 @pytest.mark.parametrize("kind", SIZES)
 @pytest.mark.parametrize("size", [(224, 224), (96, 130)])
 def test_right_at_any_size(kind: str, size: tuple[int, int], channels_last: bool, normal: Normal):
-    from kernels.resample.resample import resample
-
     images, cuts = drawn(SIZES[kind], 16)
-    found = resample(images, *cuts, size, *normal, channels_last)
+    found = prepare(images, *cuts, size, *normal, channels_last).launch()
     layout = torch.channels_last if channels_last else torch.contiguous_format
     assert found.is_contiguous(memory_format=layout)
     wanted = reference(images, *cuts, size, *normal)
@@ -64,8 +62,6 @@ def test_right_at_any_size(kind: str, size: tuple[int, int], channels_last: bool
 
 
 def test_right_for_a_whole_batch_in_one_launch(normal: Normal):
-    from kernels.resample.resample import prepare
-
     images, cuts = drawn(SIZES["imagenet"], 256)
     ready = prepare(images, *cuts, (224, 224), *normal)
     kernels = record(ready.launch)
@@ -76,13 +72,11 @@ def test_right_for_a_whole_batch_in_one_launch(normal: Normal):
 
 
 def test_runs_on_the_current_stream_and_never_waits(normal: Normal):
-    from kernels.resample.resample import resample
-
     images, cuts = drawn(SIZES["imagenet"], 8)
-    resample(images, *cuts, (64, 64), *normal)  # compiled now
+    prepare(images, *cuts, (64, 64), *normal).launch()  # compiled now
     torch.cuda.synchronize()
     side = torch.cuda.Stream(DEVICE)
     with no_waits(), torch.cuda.stream(side), while_busy():
-        found = resample(images, *cuts, (64, 64), *normal)
+        found = prepare(images, *cuts, (64, 64), *normal).launch()
     side.synchronize()
     assert (found.cpu() - reference(images, *cuts, (64, 64), *normal)).abs().max() <= TOLERANCE

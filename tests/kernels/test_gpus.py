@@ -193,30 +193,13 @@ def test_an_h200_lends_its_tuned_configurations_to_gpus_of_its_kind() -> None:
 
 @pytest.mark.parametrize(
     "device_name",
-    [
-        "",
-        "NVIDIA",
-        "NVIDIA A100",
-        "NVIDIA A100 80GB PCIe",
-        "NVIDIA A10G",
-        "NVIDIA A2",
-        "NVIDIA L40",
-        "NVIDIA H100",
-        "NVIDIA H100 NVL",
-        "NVIDIA H200 NVL",
-        "NVIDIA H20",
-        "NVIDIA GH200 144G HBM3e",
-        "NVIDIA GB200",
-        "NVIDIA GeForce RTX 3090 Ti",
-        "NVIDIA GeForce RTX 4090 D",
-        "NVIDIA GeForce RTX 5090 Laptop GPU",
-        "Tesla V100-SXM3-32GB",
-        "Tesla V100S-PCIE-32GB",
-        "Tesla T40 24GB",
-        "NVIDIA A100-SXM4-80GB MIG 7g.80gb",
-        "NVIDIA H200 MIG 2g.35gb",
-    ],
-)
+    ["", "NVIDIA", "NVIDIA A100", "NVIDIA A100 80GB PCIe", "NVIDIA A10G", "NVIDIA A2",
+     "NVIDIA L40", "NVIDIA H100", "NVIDIA H100 NVL", "NVIDIA H200 NVL", "NVIDIA H20",
+     "NVIDIA GH200 144G HBM3e", "NVIDIA GB200", "NVIDIA GeForce RTX 3090 Ti",
+     "NVIDIA GeForce RTX 4090 D", "NVIDIA GeForce RTX 5090 Laptop GPU", "Tesla V100-SXM3-32GB",
+     "Tesla V100S-PCIE-32GB", "Tesla T40 24GB", "NVIDIA A100-SXM4-80GB MIG 7g.80gb",
+     "NVIDIA H200 MIG 2g.35gb"],
+)  # fmt: skip
 def test_no_other_part_is_taken_for_a_known_one(device_name: str) -> None:
     assert find_card(device_name) is None
 

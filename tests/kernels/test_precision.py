@@ -9,17 +9,10 @@ import pytest
 import torch
 
 from kernels import OPS
-from kernels.precision import ALIASES, DTYPE_BYTES, PRECISIONS, Precision, precision
+from kernels.precision import ALIASES, PRECISIONS, Precision, precision
 
 ENTRIES = list(PRECISIONS.values())
 GPU_BACKENDS = {name for op in OPS.values() for name in op.backends} - {"cpu"}
-
-
-def test_everything_that_was_asked_for_is_there() -> None:
-    assert set(PRECISIONS) >= {
-        "fp64", "fp32", "tf32", "fp16", "fp16-acc16", "bf16", "fp8-e4m3", "fp8-e4m3-precise",
-        "fp8-e5m2", "int8",
-    }  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", ENTRIES, ids=lambda p: p.name)
@@ -85,18 +78,8 @@ def test_an_unknown_name_lists_the_choices() -> None:
         precision("fp4")
 
 
-def test_every_size_in_the_table_is_torchs() -> None:
-    for name, size in DTYPE_BYTES.items():
-        assert torch.empty(0, dtype=getattr(torch, name)).element_size() == size
-
-
-def test_importing_cases_imports_neither_torch_nor_the_ops() -> None:
-    code = "import sys, kernels.case; print(*(m for m in sys.modules if m[:7] == 'kernels'))"
+def test_importing_ops_imports_no_torch() -> None:
+    code = "import sys, kernels; print({'torch', 'numpy', 'triton'} & set(sys.modules))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert set(run.stdout.split()) == {"kernels", "kernels.precision", "kernels.case"}
-
-
-def test_an_op_is_imported_when_it_is_asked_for() -> None:
+    assert run.stdout.strip() == "set()"
     assert list(OPS) == ["gemm", "conv"]
-    assert [OPS[name].name for name in OPS] == ["gemm", "conv"]
-    assert "fft" not in OPS

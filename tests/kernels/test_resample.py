@@ -7,9 +7,7 @@ of their own: this file, as a script, prints {case: [error, tolerance]}.
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
@@ -19,16 +17,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
-from samples.hopper import FakeHopper
-from samples.interpreting import errors_of
+from samples.hopper import assembled
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from samples.resampling import prepare, reference  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from kernels.resample.geometry import ORIENTATIONS, crop_table, upright_size  # noqa: E402
-from kernels.resample.reference import reference  # noqa: E402
 
 TOLERANCE = 2e-6  # of the largest value: float32 sums of a few dozen bytes
 SIZE = (5, 7)
@@ -68,14 +65,12 @@ def arguments(crops: Sequence[Crop]) -> tuple[Tensor, Tensor, Tensor]:
 
 def interpret() -> None:
     """Run all BATCHES, in both layouts by turns, and print errors and tolerances as JSON."""
-    from kernels.resample.resample import resample
-
     errors = {}
     scale, shift = torch.tensor(SCALE), torch.tensor(SHIFT)
     for n, (name, crops) in enumerate(BATCHES.items()):
         batch, cuts = images(crops, n), arguments(crops)
         wanted = reference(batch, *cuts, SIZE, scale, shift)
-        found = resample(batch, *cuts, SIZE, scale, shift, channels_last=bool(n % 2))
+        found = prepare(batch, *cuts, SIZE, scale, shift, channels_last=bool(n % 2)).launch()
         layout = torch.channels_last if n % 2 else torch.contiguous_format
         assert found.is_contiguous(memory_format=layout)
         errors[name] = [((found - wanted).abs().max() / wanted.abs().max()).item(), TOLERANCE]
@@ -85,11 +80,9 @@ def interpret() -> None:
 
 def against_torch() -> float:
     """The largest difference to torch's own filter, of 255."""
-    from kernels.resample.resample import resample
-
     crops = [((23, 40), (3, 1, 20, 33), False, 1), ((23, 40), (8, 9, 3, 4), False, 1)]
     batch, one = images(crops), torch.ones(3)
-    found = resample(batch, *arguments(crops), SIZE, one, torch.zeros(3))
+    found = prepare(batch, *arguments(crops), SIZE, one, torch.zeros(3)).launch()
     wanted = [interpolated(image, box) for image, (_, box, _, _) in zip(batch, crops, strict=True)]
     return ((found - torch.stack(wanted)).abs().max() / 255).item()
 
@@ -98,11 +91,6 @@ def interpolated(image: Tensor, box: tuple[int, int, int, int]) -> Tensor:
     top, left, height, width = box
     crop = image[None, :, top : top + height, left : left + width].float()
     return torch.nn.functional.interpolate(crop, size=SIZE, mode="bilinear", antialias=True)[0]
-
-
-@pytest.fixture(scope="module")
-def errors() -> dict[str, list[float]]:
-    return errors_of(__file__)
 
 
 @pytest.mark.parametrize("name", [*BATCHES, "interpolate"])
@@ -171,28 +159,14 @@ def test_an_orientation_that_exif_has_not_is_refused(orientation: int):
         crop_table([0], [(4, 4)], *arguments([((4, 4), (0, 0, 4, 4), False, orientation)]))
 
 
-@pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing"
-)
+@pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_compiles_for_hopper_without_spills(
-    channels_last: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
-    from triton.backends.nvidia.compiler import get_ptxas
-    from triton.runtime.driver import driver
-
-    from kernels.resample.resample import prepare
-
-    monkeypatch.setattr(driver, "_active", FakeHopper())
+def test_compiles_for_hopper_without_spills(channels_last: bool, tmp_path: Path):
     crops: list[Crop] = [((500, 375), (0, 0, 500, 375), False, 1)]
     one = torch.ones(3)
     ready = prepare(images(crops), *arguments(crops), (224, 224), one, one, channels_last)
-    source = tmp_path / "kernel.ptx"
-    source.write_text(ready.compile().asm["ptx"])  # type: ignore[attr-defined]
-    command = [get_ptxas(90).path, "-v", "-arch=sm_90a", "-o", os.devnull, str(source)]
-    run = subprocess.run(command, capture_output=True, text=True, check=True)
-    log = run.stdout + run.stderr
-    assert re.findall(r"(\d+) bytes spill stores", log) == ["0"], log
+    _, log, spilled = assembled(ready.step.compile(), tmp_path)
+    assert spilled == 0, log
     registers = int(re.findall(r"Used (\d+) registers", log)[0])
     assert registers <= 64  # so that half of all threads an SM can hold are there
 

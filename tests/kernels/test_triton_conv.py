@@ -84,7 +84,12 @@ def test_what_it_cannot_run_it_says(precision: str, layout: str, groups: int, sa
     assert said in (backend.cannot_run(case, H200) or "")
 
 
-def test_an_unknown_label_is_refused() -> None:
-    for label in ("", "conv_tma", "gemm_tma/1x2x3", "wgrad_tma/x"):
-        with pytest.raises(ValueError, match="not a configuration"):
-            backend.parse(label)
+@pytest.mark.parametrize(
+    "label",
+    ["", "conv_tma", "gemm_tma/1x2x3", "wgrad_tma/x", "wgrad_tma/1x64x64/s4/w4",
+     "wgrad_tma/1x16x64x32/t1/r1/s2/w4/x2/", "conv_tma/64x64x64/s4/w4",
+     "conv_tma/1x1x1x1x1/s1/w1/", "conv_tma/1x8x8x64/t1/r1/s2/w4/x2"],
+)  # fmt: skip
+def test_an_unknown_label_is_refused(label: str) -> None:
+    with pytest.raises(ValueError, match="not a configuration"):
+        backend.parse(label)

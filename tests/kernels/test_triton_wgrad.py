@@ -7,17 +7,15 @@ of their own: this file, as a script, prints {case: [error, tolerance]}.
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
-from samples.hopper import FakeHopper
-from samples.interpreting import errors_of
+from samples.convolutions import RESNET, operands, resnet
+from samples.hopper import SHARED_LIMIT, assembled
 
 from kernels.conv.shape import ConvShape
 from kernels.conv.triton import PRECISIONS as PRECISIONS_HERE
@@ -26,10 +24,8 @@ from kernels.conv.triton.wgrad_config import Config, choices, parse
 from kernels.gpus import architecture
 from kernels.precision import PRECISIONS
 
-ROOT = Path(__file__).resolve().parents[2]
 HOPPER = (9, 0)
 SMS = 132
-SHARED_LIMIT = 232448
 
 # (n, c, h, w, k, r, s, stride, padding, dilation)
 SHAPES = {
@@ -58,21 +54,6 @@ LABELS = (
 LABELS_A_SHAPE = 2
 MOST_PROGRAM_STEPS = 65  # the interpreter takes a few milliseconds for each
 IN_TF32 = ("3x3", "3x3/2", "1x1", "3x3 of 3")
-
-# (c, k, image, kernel, stride) of ResNet-50, batch 256
-RESNET = (
-    (3, 64, 224, 7, 2), (64, 64, 56, 1, 1), (64, 64, 56, 3, 1), (64, 256, 56, 1, 1),
-    (256, 64, 56, 1, 1), (256, 128, 56, 1, 1), (128, 128, 56, 3, 2), (256, 512, 56, 1, 2),
-    (128, 512, 28, 1, 1), (512, 128, 28, 1, 1), (128, 128, 28, 3, 1), (512, 256, 28, 1, 1),
-    (256, 256, 28, 3, 2), (512, 1024, 28, 1, 2), (256, 1024, 14, 1, 1), (1024, 256, 14, 1, 1),
-    (256, 256, 14, 3, 1), (1024, 512, 14, 1, 1), (512, 512, 14, 3, 2), (1024, 2048, 14, 1, 2),
-    (512, 2048, 7, 1, 1), (2048, 512, 7, 1, 1), (512, 512, 7, 3, 1),
-)  # fmt: skip
-
-
-def resnet(layer: tuple[int, int, int, int, int]) -> ConvShape:
-    c, k, image, kernel, stride = layer
-    return ConvShape(256, c, image, image, k, kernel, kernel, stride, kernel // 2)
 
 
 def ranked(shape: ConvShape, precision: str = "fp16", cap: tuple[int, int] = HOPPER):
@@ -114,34 +95,19 @@ def interpret() -> None:
 
 def error(label: str, shape: ConvShape, precision: str) -> float:
     """||dw - reference|| / ||reference||, against float64."""
-    import torch
+    from torch.nn.grad import conv2d_weight
 
-    from kernels.conv.operands import ConvOperands
     from kernels.conv.triton.wgrad_launch import bind
 
     kind = PRECISIONS[precision]
-    generator = torch.Generator().manual_seed(0)
-
-    def drawn(*sizes: int) -> torch.Tensor:
-        values = torch.randn(*sizes, generator=generator).to(kind.torch_dtype())
-        return values.contiguous(memory_format=torch.channels_last)
-
-    x = drawn(shape.n, shape.c, shape.h, shape.w)
-    y = drawn(shape.n, shape.k, shape.p, shape.q)
-    w = drawn(shape.k, shape.c, shape.r, shape.s).fill_(float("nan"))
-    for step in bind(parse(label), ConvOperands(x, w, y, shape, "wgrad"), kind, SMS):
+    drawn = operands(shape, "wgrad", kind)
+    for step in bind(parse(label), drawn, kind, SMS):
         step.launch()
-    reference = torch.nn.grad.conv2d_weight(
-        x.double(), w.shape, y.double(), shape.stride, shape.padding, shape.dilation
-    )
-    return ((w.double() - reference).norm() / reference.norm()).item()
-
-
-@pytest.fixture(scope="module")
-def errors() -> dict[str, list[float]]:
-    pytest.importorskip("torch")
-    pytest.importorskip("triton")
-    return errors_of(__file__)
+    reference = conv2d_weight(
+        drawn.x.double(), drawn.w.shape, drawn.y.double(),
+        shape.stride, shape.padding, shape.dilation,
+    )  # fmt: skip
+    return float((drawn.w.double() - reference).norm() / reference.norm())
 
 
 @pytest.mark.parametrize("name", list(interpreted()))
@@ -168,14 +134,6 @@ def test_choices_read_back_start_with_tma_and_give_every_step_work(precision: st
         assert precision == "tf32" or found[0].kernel != cfg.POINTER
 
 
-@pytest.mark.parametrize(
-    "label", ["", "wgrad_tma/1x64x64/s4/w4", "conv_tma/1x8x8x64/s2/w4", LABELS[0] + "/"]
-)
-def test_what_is_not_a_label_is_refused(label: str):
-    with pytest.raises(ValueError, match="not a configuration"):
-        parse(label)
-
-
 @pytest.mark.parametrize("cap", [(8, 0), (8, 9), (9, 0), (12, 0)])
 @pytest.mark.parametrize("precision", PRECISIONS_HERE)
 def test_there_is_always_a_choice_that_fits(precision: str, cap: tuple[int, int]):
@@ -198,52 +156,21 @@ def test_other_passes_groups_and_precisions_are_not_valid():
     assert not cfg.valid(config, shape, "wgrad", fp16, (7, 5))
 
 
-@pytest.fixture
-def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        pytest.skip("the interpreter compiles nothing")
-    pytest.importorskip("torch")
-    pytest.importorskip("triton")
-    from triton.runtime.driver import driver
-
-    monkeypatch.setattr(driver, "_active", FakeHopper())
-
-
-def steps_of(config: Config, shape: ConvShape, precision: str) -> Sequence[object]:
-    """The steps of a pass over tensors that take no memory: strides right, storage absent."""
-    import torch
-
-    from kernels.conv.operands import ConvOperands
+def check(config: Config, shape: ConvShape, precision: str, tmp_path: Path) -> None:
+    """wgmma alone, TMA loads, no spills, no serialization, and memory that an SM has."""
     from kernels.conv.triton.wgrad_launch import bind
 
     kind = PRECISIONS[precision]
-
-    def absent(*sizes: int) -> torch.Tensor:
-        empty = torch.empty(sizes, dtype=kind.torch_dtype(), device="meta")
-        return empty.contiguous(memory_format=torch.channels_last)
-
-    x, w, y = (
-        absent(shape.n, shape.c, shape.h, shape.w), absent(shape.k, shape.c, shape.r, shape.s),
-        absent(shape.n, shape.k, shape.p, shape.q),
-    )  # fmt: skip
-    return bind(config, ConvOperands(x, w, y, shape, "wgrad"), kind, SMS)
+    for step in bind(config, operands(shape, "wgrad", kind, "meta"), kind, SMS):
+        compiled: Any = step.compile()
+        assert compiled.metadata.shared <= SHARED_LIMIT
+        ptx, log, spilled = assembled(compiled, tmp_path)
+        assert spilled == 0, log
+        if step.kernel.__name__ not in ("wgrad_reduce", "wgrad_pad"):
+            check_products(config, precision, ptx, log)
 
 
-def check(step, config: Config, tmp_path: Path, precision: str = "fp16") -> None:
-    """wgmma alone, TMA loads, no spills, no serialization, and memory that an SM has."""
-    from triton.backends.nvidia.compiler import get_ptxas
-
-    compiled = step.compile()
-    ptx = compiled.asm["ptx"]
-    assert compiled.metadata.shared <= SHARED_LIMIT
-    source = tmp_path / "kernel.ptx"
-    source.write_text(ptx)
-    command = [get_ptxas(90).path, "-v", "-arch=sm_90a", "-o", os.devnull, str(source)]
-    run = subprocess.run(command, capture_output=True, text=True, check=True)
-    log = run.stdout + run.stderr
-    assert re.findall(r"(\d+) bytes spill stores", log) == ["0"], log
-    if step.kernel.__name__ in ("wgrad_reduce", "wgrad_pad"):
-        return
+def check_products(config: Config, precision: str, ptx: str, log: str) -> None:
     assert "mma.sync.aligned.m16" not in ptx
     products = re.findall(r"wgmma\.mma_async[^;]*;", ptx)
     assert products
@@ -269,13 +196,13 @@ def first_choices() -> dict[str, tuple[Config, ConvShape]]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize("label", list(first_choices()))
-def test_first_choices_compile_to_wgmma(label: str, hopper: None, tmp_path: Path):
-    config, shape = first_choices()[label]
-    for step in steps_of(config, shape, "fp16"):
-        check(step, config, tmp_path)
+def test_first_choices_compile_to_wgmma(label: str, tmp_path: Path):
+    check(*first_choices()[label], "fp16", tmp_path)
 
 
+@pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize(
     ("label", "layer"),
     [
@@ -285,19 +212,15 @@ def test_first_choices_compile_to_wgmma(label: str, hopper: None, tmp_path: Path
     ],
 )
 def test_other_kinds_of_tile_compile_to_wgmma(
-    label: str, layer: tuple[int, int, int, int, int], hopper: None, tmp_path: Path
+    label: str, layer: tuple[int, int, int, int, int], tmp_path: Path
 ):
-    for step in steps_of(parse(label), resnet(layer), "bf16"):
-        check(step, parse(label), tmp_path)
+    check(parse(label), resnet(layer), "bf16", tmp_path)
 
 
+@pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize("layer", [RESNET[0], RESNET[2], RESNET[14]])
-def test_tf32_compiles_to_wgmma(
-    layer: tuple[int, int, int, int, int], hopper: None, tmp_path: Path
-):
-    config = ranked(resnet(layer), "tf32")[0]
-    for step in steps_of(config, resnet(layer), "tf32"):
-        check(step, config, tmp_path, "tf32")
+def test_tf32_compiles_to_wgmma(layer: tuple[int, int, int, int, int], tmp_path: Path):
+    check(ranked(resnet(layer), "tf32")[0], resnet(layer), "tf32", tmp_path)
 
 
 if __name__ == "__main__":

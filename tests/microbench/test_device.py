@@ -17,7 +17,7 @@ from kernels.case import Target
 from microbench.device import device, host
 from microbench.device.device import DeviceInfo, describe
 from microbench.device.nvml import GpuState, NvmlGpu
-from microbench.device.telemetry import NoSensors, TelemetrySummary
+from microbench.errors import UserError
 
 SCHEMA = [
     "name", "kind", "capability", "sm_count", "memory_bytes", "l2_bytes", "driver",
@@ -74,13 +74,7 @@ def test_auto_without_a_gpu_is_this_cpu():
     assert info.target() == Target("cpu", info.name, None, info.sm_count, 0)
     assert device.free_memory_bytes(info)
     assert device.gpu_state(info) is None
-    assert isinstance(device.open_sensors(info), NoSensors)
-
-
-def test_cpu_telemetry_is_empty():
-    with device.open_telemetry(describe("cpu")) as telemetry, telemetry.during("a"):
-        pass
-    assert telemetry.summary("a") == TelemetrySummary()
+    assert device.open_sensors(info) is None
 
 
 def test_unknown_cache_size_is_assumed(monkeypatch):
@@ -92,7 +86,7 @@ def test_unknown_cache_size_is_assumed(monkeypatch):
     "name", ["", "gpu", "cuda:", "cuda:x", "cuda:-1", "CPU", "cpu:0", "cuda:²"]
 )
 def test_unknown_device_lists_the_choices(name):
-    with pytest.raises(ValueError, match="choose from auto, cuda, cuda:N, cpu") as error:
+    with pytest.raises(UserError, match="choose from auto, cuda, cuda:N, cpu") as error:
         describe(name)
     assert repr(name) in str(error.value)
 
@@ -100,7 +94,7 @@ def test_unknown_device_lists_the_choices(name):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
 @pytest.mark.parametrize("name", ["cuda", "cuda:0"])
 def test_cuda_without_a_gpu_says_what_to_do(name):
-    with pytest.raises(ValueError, match=r"^no CUDA device here: .*; use --device cpu$"):
+    with pytest.raises(UserError, match=r"^no CUDA device here: .*; use --device cpu$"):
         describe(name)
 
 
@@ -137,11 +131,11 @@ def test_cuda_without_nvml_still_describes(two_gpus, monkeypatch, nvml):
     monkeypatch.setattr(device, "load_nvml", lambda: nvml)
     info = describe("cuda")
     assert (info.sm_count, info.driver, info.power_limit_w) == (132, None, None)
-    assert isinstance(device.open_sensors(info), NoSensors)
+    assert device.open_sensors(info) is None
 
 
 def test_index_out_of_range_lists_the_choices(two_gpus):
-    with pytest.raises(ValueError, match=r"no device cuda:2 here; choose from cuda:0, cuda:1, cpu"):
+    with pytest.raises(UserError, match=r"no device cuda:2 here; choose from cuda:0, cuda:1, cpu"):
         describe("cuda:2")
 
 
@@ -227,13 +221,9 @@ def test_energy_is_in_joules():
     assert gpu().energy_j() is None
 
 
-def test_a_card_that_refuses_everything_has_an_empty_state():
-    assert gpu().state() == GpuState()
-
-
-def test_bindings_without_the_call_count_as_refusal():
-    old = NvmlGpu(SimpleNamespace(NVMLError=NvmlError), "handle")
-    assert old.state() == GpuState()
+@pytest.mark.parametrize("nvml", [FakeNvml(), SimpleNamespace(NVMLError=NvmlError)])
+def test_a_card_that_refuses_everything_or_has_old_bindings_has_an_empty_state(nvml):
+    assert NvmlGpu(nvml, "handle").state() == GpuState()
 
 
 def test_state_in_our_units():
@@ -258,11 +248,8 @@ def test_state_in_our_units():
 
 
 def test_margin_of_the_card_is_preferred():
-    card = gpu(
-        nvmlDeviceGetMarginTemperature=40,
-        nvmlDeviceGetTemperature=80,
-        nvmlDeviceGetTemperatureThreshold=92,
-    )
+    card = gpu(nvmlDeviceGetMarginTemperature=40, nvmlDeviceGetTemperature=80,
+               nvmlDeviceGetTemperatureThreshold=92)  # fmt: skip
     assert card.state().temperature_margin_c == 40
 
 

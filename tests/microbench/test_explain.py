@@ -75,52 +75,57 @@ def check(result: Result, bound: str, *numbers: str) -> None:
 # ---------------------------------------------------------------- bounds
 
 
-def test_launch() -> None:
-    check(annotated(timed(256, 6e-6)), "launch", "5.0 us", "6.0 us")
+TILE = (128, 128, 64)
+ODD = at_rate((4096, 4096, 4095), 455e12)  # 65 % of the ceiling is no low rate
+CAPPED = {"clock": 1400.0, "throttle": ("power cap",)}
 
 
-def test_a_time_under_the_floor_never_claims_more_than_itself() -> None:
-    check(annotated(timed(32, 4e-6)), "launch", "4.0 us of its 4.0 us")
+@pytest.mark.parametrize(
+    ("results", "bound", "numbers"),
+    [
+        ([timed(256, 6e-6)], "launch", ["5.0 us", "6.0 us"]),
+        # A time under the floor never claims more than itself.
+        ([timed(32, 4e-6)], "launch", ["4.0 us of its 4.0 us"]),
+        # Two kernels with nothing to do take two floors.
+        ([timed(64, 11e-6, "tf32")], "launch", ["5.0 us of its 11.0 us", "0 %"]),
+        ([timed((1, 16384, 16384), 150e-6)], "memory",
+         ["1 FLOP a byte", "536.9 MB", "134.2 us", "150.0 us"]),
+        ([at_rate(4095, 280e12), at_rate(4096, 700e12)], "alignment",
+         ["8190 bytes", "16", "40 %", "4096", "2.5 times"]),
+        ([at_rate(4095, 280e12)], "alignment", ["8190 bytes", "40 %"]),
+        # A padded twin decides whatever the rate: it gains 1.4 times, so the strides cost that.
+        ([ODD, at_rate(4096, 650e12)], "alignment", ["8190 bytes", "1.4 times faster"]),
+        ([at_rate(1536, 400e12, tile=TILE)], "waves",
+         ["144 tiles of 128x128", "132 SMs", "2 waves", "55 %", "57 %"]),
+        ([at_rate((512, 512, 16384), 100e12, tile=TILE)], "waves",
+         ["16 tiles", "132 SMs", "1 wave", "12 %"]),
+        ([at_rate(8192, 680e12)], "compute", ["97 %"]),
+        ([at_rate(8192, 690e12, **CAPPED)], "power", ["700 W", "1400", "1980"]),
+        ([at_rate(2048, 350e12)], "mixed", ["50 %"]),
+    ],
+)  # fmt: skip
+def test_a_planted_cause_is_named_with_its_numbers(
+    results: list[Result], bound: str, numbers: list[str]
+) -> None:
+    check(annotated(*results), bound, *numbers)
 
 
-def test_two_kernels_with_nothing_to_do_are_launch_though_they_take_two_floors() -> None:
-    check(annotated(timed(64, 11e-6, "tf32")), "launch", "5.0 us of its 11.0 us", "0 %")
-
-
-def test_a_short_case_that_has_work_to_do_is_not_launch() -> None:
-    assert annotated(timed(1024, 11e-6)).bound != "launch"
-    assert annotated(timed(64, 14e-6)).bound != "launch"
-
-
-def test_memory() -> None:
-    thin = annotated(timed((1, 16384, 16384), 150e-6))
-    check(thin, "memory", "1 FLOP a byte", "536.9 MB", "134.2 us", "150.0 us")
-
-
-def test_memory_is_not_blamed_where_arithmetic_takes_longer() -> None:
-    assert annotated(at_rate(1024, 600e12)).bound != "memory"
-
-
-def test_alignment_with_the_neighbour_as_witness() -> None:
-    odd, even = at_rate(4095, 280e12), at_rate(4096, 700e12)
-    check(annotated(odd, even), "alignment", "8190 bytes", "16", "40 %", "4096", "2.5 times")
-
-
-def test_alignment_without_a_neighbour_still_has_its_number() -> None:
-    check(annotated(at_rate(4095, 280e12)), "alignment", "8190 bytes", "40 %")
-
-
-def test_a_padded_twin_decides_whatever_the_rate() -> None:
-    """65 % of the ceiling is no low rate, but padding gains 1.4 times: the strides cost that."""
-    odd = at_rate((4096, 4096, 4095), 455e12)
-    check(annotated(odd, at_rate(4096, 650e12)), "alignment", "8190 bytes", "1.4 times faster")
-    assert annotated(odd, at_rate(4096, 480e12)).bound != "alignment"
-    assert annotated(odd).bound != "alignment"
-
-
-def test_alignment_is_not_blamed_when_it_costs_nothing() -> None:
-    assert annotated(at_rate(4095, 690e12)).bound != "alignment"
-    assert annotated(at_rate(4096, 280e12)).bound != "alignment"
+@pytest.mark.parametrize(
+    ("results", "bound"),
+    [
+        ([timed(1024, 11e-6)], "launch"),  # short, but it has work to do
+        ([timed(64, 14e-6)], "launch"),
+        ([at_rate(1024, 600e12)], "memory"),  # its arithmetic takes longer
+        ([ODD, at_rate(4096, 480e12)], "alignment"),
+        ([ODD], "alignment"),
+        ([at_rate(4095, 690e12)], "alignment"),  # it costs nothing
+        ([at_rate(4096, 280e12)], "alignment"),
+        ([at_rate(8192, 690e12, clock=1970.0, throttle=("power cap",))], "power"),  # a full clock
+        ([at_rate(8192, 690e12, clock=1400.0)], "power"),  # a low clock without a reason
+    ],
+)
+def test_what_the_numbers_do_not_bear_out_is_not_blamed(results: list[Result], bound: str) -> None:
+    assert annotated(*results).bound != bound
 
 
 @pytest.mark.parametrize(
@@ -144,29 +149,10 @@ def test_which_rows_are_off(
     assert OPS["gemm"].misaligned(what) == off
 
 
-def test_waves() -> None:
-    ragged = annotated(at_rate(1536, 400e12, tile=(128, 128, 64)))
-    check(ragged, "waves", "144 tiles of 128x128", "132 SMs", "2 waves", "55 %", "57 %")
-
-
-def test_too_few_tiles_for_the_device() -> None:
-    few = annotated(at_rate((512, 512, 16384), 100e12, tile=(128, 128, 64)))
-    check(few, "waves", "16 tiles", "132 SMs", "1 wave", "12 %")
-
-
 def test_partial_tiles_count_whole() -> None:
     shape = waves(timed((129, 1, 64), 1.0, tile=(128, 128, 64)), Run(("x",), "", H200, {}))
     assert shape is not None
     assert (shape.tiles, shape.waves) == (2, 1)
-
-
-def test_compute() -> None:
-    check(annotated(at_rate(8192, 680e12)), "compute", "97 %")
-
-
-def test_power() -> None:
-    held = annotated(at_rate(8192, 690e12, clock=1400.0, throttle=("power cap",)))
-    check(held, "power", "700 W", "1400", "1980")
 
 
 def test_heat_is_not_called_power_limit() -> None:
@@ -174,16 +160,6 @@ def test_heat_is_not_called_power_limit() -> None:
     assert hot.why
     assert "thermal" in hot.why
     assert "W " not in hot.why
-
-
-def test_a_full_clock_is_not_power_however_the_flags_stand() -> None:
-    assert (
-        annotated(at_rate(8192, 690e12, clock=1970.0, throttle=("power cap",))).bound == "compute"
-    )
-
-
-def test_a_low_clock_without_a_reason_is_not_power() -> None:
-    assert annotated(at_rate(8192, 690e12, clock=1400.0)).bound == "compute"
 
 
 def test_no_hardware() -> None:
@@ -201,11 +177,6 @@ def test_a_small_launch_bound_case_does_not_prove_that_hardware_is_missing() -> 
     without_fp16 = [c for c in CEILINGS if (c.name, c.precision) != ("large GEMM", "fp16")]
     small = annotated(timed(64, 5e-6), ceilings=without_fp16)
     check(small, "launch", "5.0 us")
-
-
-def test_nothing_in_particular_says_what_is_known() -> None:
-    mixed = annotated(at_rate(2048, 350e12))
-    check(mixed, "mixed", "50 %")
 
 
 def test_no_ceilings_no_claims() -> None:
@@ -271,31 +242,30 @@ def test_a_good_measurement_has_no_warning() -> None:
     assert annotated(at_rate(4096, 600e12)).warnings == ()
 
 
-def test_a_clock_that_fell_says_by_how_much_and_why() -> None:
-    said = symptoms(annotated(at_rate(4096, 600e12, clock=1485.0, throttle=("power cap",))))
-    assert "25 %" in said
-    assert "power cap" in said
-    assert "--regime burst" in said
+FALLEN = {"clock": 1485.0, "throttle": ("power cap",)}
+
+
+@pytest.mark.parametrize(
+    ("rate", "more", "said"),
+    [
+        (600e12, FALLEN, ["25 %", "power cap", "--regime burst"]),
+        (600e12, {"half_pct": 6.0}, ["6.0 %"]),
+        (600e12, {"half_pct": None}, ["no interval"]),
+        (1500e12, {}, ["do not use"]),
+        (600e12, {"data": "zeros"}, ["--data normal"]),
+    ],
+)
+def test_each_warning_says_what_is_seen_and_what_to_do(
+    rate: float, more: dict[str, Any], said: list[str]
+) -> None:
+    text = symptoms(annotated(at_rate(4096, rate, **more)))
+    assert all(words in text for words in said), text
 
 
 def test_the_remedy_is_not_what_is_in_use_already() -> None:
-    burst = at_rate(4096, 600e12, clock=1485.0, throttle=("power cap",), regime="burst")
-    said = symptoms(annotated(burst))
+    said = symptoms(annotated(at_rate(4096, 600e12, **FALLEN, regime="burst")))
     assert "25 %" in said
     assert "--regime burst" not in said
-
-
-def test_a_wide_interval_says_how_wide() -> None:
-    assert "6.0 %" in symptoms(annotated(at_rate(4096, 600e12, half_pct=6.0)))
-    assert "no interval" in symptoms(annotated(at_rate(4096, 600e12, half_pct=None)))
-
-
-def test_faster_than_the_hardware_is_not_believed() -> None:
-    assert "do not use" in symptoms(annotated(at_rate(4096, 1500e12)))
-
-
-def test_zeros_are_flattering() -> None:
-    assert "--data normal" in symptoms(annotated(at_rate(4096, 600e12, data="zeros")))
 
 
 def test_annotating_twice_changes_nothing() -> None:

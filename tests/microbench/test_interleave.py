@@ -178,15 +178,10 @@ def test_one_heavy_arm_makes_the_whole_comparison_heavy() -> None:
     assert warm_s(timer, "arm0") >= HEAVY_PACE.warm_s
 
 
-def test_a_very_slow_launch_is_taken_once_a_round() -> None:
-    clock, timer = set_up({"arm0": constant(2.0)}, name="clock")
-    Turns(timer, "sustained", 1.0, clock).take(arms_of(2.0))
-    assert [n for _, n in timer.taken] == [1, 1, 1]
-
-
-def test_a_slow_flush_counts_as_time() -> None:
-    clock, timer = set_up({"arm0": constant(1e-4)}, flush_s=1.0, name="clock")
-    Turns(timer, "sustained", 1.0, clock).take(arms_of(1e-4))
+@pytest.mark.parametrize(("launch_s", "flush_s"), [(2.0, 0.0), (1e-4, 1.0)])
+def test_a_very_slow_launch_or_flush_is_taken_once_a_round(launch_s: float, flush_s: float) -> None:
+    clock, timer = set_up({"arm0": constant(launch_s)}, flush_s=flush_s, name="clock")
+    Turns(timer, "sustained", 1.0, clock).take(arms_of(launch_s))
     assert [n for _, n in timer.taken] == [1, 1, 1]
 
 
@@ -202,16 +197,12 @@ def test_burst_rests_the_card_before_each_heavy_sample() -> None:
     assert arms[0].blocks[0].sm_clock_mhz == pytest.approx(1501.0)
 
 
-def test_sustained_never_sleeps() -> None:
-    clock, timer = set_up({"arm0": constant(HEAVY)})
+@pytest.mark.parametrize("name", ["events", "clock"])
+def test_sustained_never_sleeps_and_the_cpu_clock_needs_no_warming(name: str) -> None:
+    clock, timer = set_up({"arm0": constant(HEAVY)}, name=name)
     Turns(timer, "sustained", 1.0, clock).take(arms_of(HEAVY))
     assert clock.slept == []
-
-
-def test_the_cpu_clock_needs_no_warming() -> None:
-    clock, timer = set_up({"arm0": constant(HEAVY)}, name="clock")
-    Turns(timer, "sustained", 1.0, clock).take(arms_of(HEAVY))
-    assert timer.warmed == []
+    assert bool(timer.warmed) == (name == "events")
 
 
 def test_telemetry_and_progress_follow_the_turns() -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from kernels import OPS
+from microbench.conditions import Conditions
 from microbench.errors import UserError
-from microbench.layers.plan import plan_layers
-from microbench.layers.trace import Traced, trace
+from microbench.layers.trace import Traced, plan_layers, trace
 from microbench.report.layers_table import against_library, layers_of, layers_summary, layers_table
 from microbench.report.table import screen
 from microbench.results.codec import run_from_json, run_to_json
@@ -35,10 +35,10 @@ def traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Traced:
     return trace("mine:net", 4, 16)
 
 
-def planned(traced: Traced, **changes: object) -> tuple[list[Group], NetworkUse]:
-    options = dict(dtypes="fp16", backends=None, layout="nhwc", data="normal", vs="fp32,tf32",
-                   kind="cuda")  # fmt: skip
-    return plan_layers(traced, **{**options, **changes})  # type: ignore[arg-type]
+def planned(
+    traced: Traced, *, layout: str = "nhwc", **changes: str
+) -> tuple[list[Group], NetworkUse]:
+    return plan_layers(traced, Conditions(**changes), "cuda", layout=layout)  # type: ignore[arg-type]
 
 
 def run_of(
@@ -75,14 +75,14 @@ def test_each_distinct_product_is_planned_once_and_used_as_often_as_it_runs(trac
 
 
 def test_triton_stands_beside_the_library(traced) -> None:
-    groups, _ = planned(traced, backends="library,triton")
+    groups, _ = planned(traced, backend="library,triton")
     assert all({c.backend for c in g.cases} > {"triton"} for g in groups)
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
-    [({"backends": "cudnn,foo"}, "unknown"), ({"layout": "abc"}, "--layout takes one of"),
-     ({"dtypes": "x"}, "unknown precision"), ({"data": "x"}, "--data takes one of")],
+    [({"backend": "cudnn,foo"}, "unknown"), ({"layout": "abc"}, "--layout takes one of"),
+     ({"dtype": "x"}, "unknown precision"), ({"data": "x"}, "--data takes one of")],
 )  # fmt: skip
 def test_bad_words_are_one_line(traced, changes, said) -> None:
     with pytest.raises(UserError, match=said):
@@ -114,7 +114,7 @@ def test_the_table_fits_and_shows_every_layer(traced) -> None:
 
 
 def test_our_kernels_are_held_against_the_library_by_pass(traced) -> None:
-    groups, network = planned(traced, backends="library,triton")
+    groups, network = planned(traced, backend="library,triton")
     run = run_of(groups, network, {"fp32": 30, "tf32": 12, "fp16": 10})
     said = against_library(run, network)
     assert [line.split(":")[0] for line in said] == [

@@ -99,32 +99,20 @@ def test_what_is_right_is_timed_and_compared(measurer: Measurer) -> None:
     assert fp32.min_bytes == 4 * (24 * 40 + 40 * 32 + 24 * 32)
 
 
-def test_the_ratio_is_time_of_the_baseline_over_own_time() -> None:
-    results = {
-        name: Result(case, "ok")
-        for name, case in zip("ab", group_of("fp32", "fp16").cases, strict=True)
-    }
+@pytest.mark.parametrize("overhead_s", [0.0, 1.0])
+def test_the_ratio_is_time_of_the_baseline_over_own_time_less_the_timers(
+    spy: Spy, overhead_s: float
+) -> None:
+    spy.overhead_s = overhead_s
+    cases = group_of("fp32", "fp16").cases
     arms = [
-        Arm("a", lambda: None, 4.0, [Block((4.0,)), Block((4.0,))]),
-        Arm("b", lambda: None, 2.0, [Block((2.0,)), Block((2.0,))]),
+        Arm(name, lambda: None, seconds, [Block((seconds + overhead_s,))] * 2)
+        for name, seconds in (("a", 4.0), ("b", 2.0))
     ]
-    found = with_ratios(results, arms, Spy())
+    results = {name: Result(case, "ok") for name, case in zip("ab", cases, strict=True)}
+    found = with_ratios(results, arms, spy)
     assert found["b"].speedup["fp32"].ratio == pytest.approx(2.0)
     assert found["a"].speedup["fp16"].ratio == pytest.approx(0.5)
-
-
-def test_the_overhead_of_the_timer_is_taken_off_ratios_too() -> None:
-    spy = Spy()
-    spy.overhead_s = 1.0
-    results = {
-        name: Result(case, "ok")
-        for name, case in zip("ab", group_of("fp32", "fp16").cases, strict=True)
-    }
-    arms = [
-        Arm("a", lambda: None, 5.0, [Block((5.0,)), Block((5.0,))]),
-        Arm("b", lambda: None, 3.0, [Block((3.0,)), Block((3.0,))]),
-    ]
-    assert with_ratios(results, arms, spy)["b"].speedup["fp32"].ratio == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize("data", ["uniform", "integers", "zeros"])
@@ -268,14 +256,14 @@ def test_a_kernel_that_raises_fails_and_the_others_go_on(
     assert "\n" not in reason
 
 
-def fails_from(call_number: int) -> Fake:
+def fails(when: Callable[[int], bool]) -> Fake:
     def fake(_: Case, o: Operands) -> Sequence[Candidate]:
         calls = 0
 
         def call() -> None:
             nonlocal calls
             calls += 1
-            if calls >= call_number:
+            if when(calls):
                 raise RuntimeError("it broke while it was timed")
             torch.mm(o.a, o.b, out=o.c)
 
@@ -288,7 +276,7 @@ def fails_from(call_number: int) -> Fake:
 def test_a_kernel_that_breaks_in_the_turns_fails_alone(
     measurer: Measurer, fake_back_end: Callable[..., None], call_number: int
 ) -> None:
-    fake_back_end("bf16", fails_from(call_number))
+    fake_back_end("bf16", fails(lambda calls: calls >= call_number))
     found = measure(measurer, group_of("fp32", "bf16"))
     assert found["bf16"].status == "failed"
     assert found["bf16"].reason == "it broke while it was timed"
@@ -301,19 +289,7 @@ def test_a_kernel_that_breaks_in_the_turns_fails_alone(
 def test_a_kernel_that_breaks_once_does_not_take_the_group_with_it(
     measurer: Measurer, fake_back_end: Callable[..., None]
 ) -> None:
-    def fake(_: Case, o: Operands) -> Sequence[Candidate]:
-        calls = 0
-
-        def call() -> None:
-            nonlocal calls
-            calls += 1
-            if calls == 12:
-                raise RuntimeError("once")
-            torch.mm(o.a, o.b, out=o.c)
-
-        return [Candidate("once", call)]
-
-    fake_back_end("bf16", fake)
+    fake_back_end("bf16", fails(lambda calls: calls == 12))
     found = measure(measurer, group_of("fp32", "bf16"))
     assert found["fp32"].status == "ok"
     assert found["bf16"].status in ("ok", "failed")

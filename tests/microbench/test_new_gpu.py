@@ -11,7 +11,7 @@ import pytest
 import torch
 from samples.kernel_runs import case, measured, run_of, shown
 
-from e2e.predict.trace.l2_residency import cache_bytes
+from e2e.predict.trace.recorder import cache_bytes
 from kernels import OPS, gpus
 from kernels.case import Target
 from kernels.conv.shape import ConvShape

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels import OPS
+from microbench.conditions import Conditions
 from microbench.payoff import gain, payoffs
 from microbench.payoff_map import Refine, Search
 from microbench.plans import plan_conv
@@ -19,13 +20,12 @@ from microbench.sweep import Group
 
 PLAIN = dict(
     passes="fprop", layouts="nhwc", kernel="3", stride=1, padding="same", dilation=1, groups="1",
-    dtypes="fp16", backends=None, data="normal", vs="fp32,tf32", kind="cuda",
 )  # fmt: skip
 WIDTHS = [8 * 2**i for i in range(7)]
 
 
 def cells(image: str = "7,14", batch: str = "8,16") -> list[Group]:
-    groups = plan_conv(channels="8..512", image=image, batch=batch, **PLAIN)
+    groups = plan_conv(Conditions(), "cuda", channels="8..512", image=image, batch=batch, **PLAIN)
     return [group for group in groups if len(group.cases) > 1]
 
 
@@ -134,7 +134,6 @@ def test_gain_needs_the_whole_interval() -> None:
 
 
 def test_the_map_takes_fp32_and_tf32_as_baselines_only() -> None:
-    from microbench.conditions import Conditions
     from microbench.errors import UserError
     from microbench.requests import PayoffRequest
 

@@ -6,23 +6,24 @@ import pytest
 
 from kernels import OPS
 from kernels.conv.shape import ConvShape
+from microbench.conditions import Conditions
 from microbench.errors import UserError
 from microbench.plans import plan_conv
 from microbench.sweep import Group
 
 PLAIN = dict(
     channels="64", passes="fprop", layouts="nhwc", image="28", batch="4", kernel="3", stride=1,
-    padding="same", dilation=1, groups="1", dtypes="fp16", backends=None, data="normal",
-    vs="fp32,tf32", kind="cuda",
+    padding="same", dilation=1, groups="1",
 )  # fmt: skip
 
 
 def plan(**changes: object) -> list[Group]:
-    return plan_conv(**{**PLAIN, **changes})  # type: ignore[arg-type]
+    words = {**PLAIN, **{name: changes.pop(name) for name in PLAIN.keys() & changes.keys()}}
+    return plan_conv(Conditions(**changes), "cuda", **words)  # type: ignore[arg-type]
 
 
 def test_the_arms_are_the_baselines_and_what_was_asked() -> None:
-    (group,) = plan(dtypes="fp16,bf16", backends="cudnn,triton")
+    (group,) = plan(dtype="fp16,bf16", backend="cudnn,triton")
     arms = [(case.precision_name, case.backend) for case in group.cases]
     assert arms == [("fp32", "cudnn"), ("tf32", "cudnn"), ("fp16", "cudnn"), ("fp16", "triton"),
                     ("bf16", "cudnn"), ("bf16", "triton")]  # fmt: skip
@@ -76,12 +77,12 @@ def test_misaligned_widths_bring_their_padded_twins() -> None:
         ({"batch": "2x2"}, "--batch: cannot read"),
         ({"passes": "backward"}, "--pass: unknown 'backward'; choose from fprop, dgrad, wgrad"),
         ({"layouts": "nt"}, "--layout: unknown 'nt'; choose from nchw, nhwc"),
-        ({"backends": "cublas"}, "--backend: unknown 'cublas'; choose from cudnn"),
+        ({"backend": "cublas"}, "--backend: unknown 'cublas'; choose from cudnn"),
         ({"padding": "-1"}, "--padding takes a number or same"),
         ({"groups": "all"}, "--groups takes a number or depthwise"),
         ({"kernel": "2"}, "--padding same needs a square kernel of odd size"),
         ({"kernel": "1x3"}, "--padding same needs a square kernel of odd size"),
-        ({"dtypes": "fp3"}, "unknown precision 'fp3'"),
+        ({"dtype": "fp3"}, "unknown precision 'fp3'"),
         ({"data": "ones"}, "--data takes one of"),
     ],
 )

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from kernels.case import DATA, Case
-from kernels.gemm import LAYOUTS, Gemm
+from kernels.gemm import LAYOUTS, OP
 from kernels.precision import PRECISIONS
 from microbench.errors import UserError
 from microbench.report.console import print_run
@@ -147,9 +147,9 @@ ratios = st.dictionaries(words, st.builds(Ratio, numbers, st.none() | pairs), ma
 cases = st.builds(
     Case,
     op=st.just("gemm"),
-    dims=st.fixed_dictionaries({d: st.integers(1, 10**6) for d in Gemm.dims}),
+    dims=st.fixed_dictionaries({d: st.integers(1, 10**6) for d in OP.dims}),
     precision_name=st.sampled_from(sorted(PRECISIONS)),
-    backend=st.sampled_from(sorted(Gemm.backends)),
+    backend=st.sampled_from(sorted(OP.backends)),
     layout=st.sampled_from(LAYOUTS),
     data=st.sampled_from(DATA),
 )
@@ -265,19 +265,13 @@ def test_a_number_that_json_has_not_never_reaches_the_file(path: Path) -> None:
 # ---------------------------------------------------------------- paths
 
 
-def test_a_file_that_is_there_is_never_taken(path: Path) -> None:
+@pytest.mark.parametrize(("option", "resumes"), [("--json", True), ("--csv", False)])
+def test_a_file_that_is_there_is_never_taken(path: Path, option: str, resumes: bool) -> None:
     path.write_text("precious")
     with pytest.raises(UserError) as caught:
-        check_writable(path, "--json")
-    assert "--resume" in str(caught.value)
+        check_writable(path, option)
+    assert ("--resume" in str(caught.value)) == resumes  # CSV cannot be resumed
     assert path.read_text() == "precious"
-
-
-def test_csv_cannot_be_resumed_so_the_remedy_does_not_say_so(path: Path) -> None:
-    path.write_text("precious")
-    with pytest.raises(UserError) as caught:
-        check_writable(path, "--csv")
-    assert "--resume" not in str(caught.value)
 
 
 def unwritable(tmp_path: Path) -> Iterator[Path]:
@@ -332,12 +326,9 @@ def test_foreign_documents_are_refused(path: Path, text: str) -> None:
     complaint(path)
 
 
-def test_bytes_that_are_no_text_are_refused(path: Path) -> None:
+def test_no_text_a_folder_and_a_missing_file_are_refused(path: Path, tmp_path: Path) -> None:
     path.write_bytes(b"\x80\x81\xff\x00" * 100)
     complaint(path)
-
-
-def test_a_folder_and_a_missing_file_are_refused(tmp_path: Path) -> None:
     complaint(tmp_path)
     complaint(tmp_path / "nothing.json")
     complaint(tmp_path / ("x" * 300))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from kernels.case import Case
+from microbench.conditions import Conditions
 from microbench.plans import plan_gemm
 from microbench.results.runfile import read_run
 from microbench.results.types import Ceiling, Measurement, Result, Run
@@ -263,8 +264,7 @@ def test_what_failed_is_tried_again_and_its_new_result_takes_its_place(world: Wo
 
 
 def test_a_missing_arm_is_timed_beside_its_baselines_again() -> None:
-    groups = plan_gemm(sizes="64", dtypes="fp16", backends="cublas,triton", layouts="nt",
-                       data="normal", vs="fp32,tf32", kind="cuda")  # fmt: skip
+    groups = plan_gemm(Conditions(backend="cublas,triton"), "cuda", sizes="64", layouts="nt")
     done = [result_of(case) for case in groups[0].cases if case.backend != "triton"]
     (left,) = missing(groups, empty_run().with_results(done))
     names = {(case.precision_name, case.backend) for case in left.cases}
@@ -293,8 +293,7 @@ def test_the_budget_is_shared_by_weight_and_all_of_it_is_given(world: World) -> 
 
 
 def test_the_main_command_on_a_gpu_fits_its_half_minute() -> None:
-    groups = plan_gemm(sizes="256..8192", dtypes="fp16", backends=None, layouts="nt",
-                       data="normal", vs="fp32,tf32", kind="cuda")  # fmt: skip
+    groups = plan_gemm(Conditions(), "cuda", sizes="256..8192", layouts="nt")
     assert default_budget_s(groups, "cuda") <= 30
     assert default_budget_s(groups, "cpu") <= 90
 

@@ -19,13 +19,11 @@ from microbench.__main__ import main
 from microbench.report.documents import print_sheet
 from microbench.report.screen import make_console
 from microbench.results.types import Ceiling, Measurement, Result, Run
-from microbench.selftest.cache import cache_effect
-from microbench.selftest.judge import Judged, Runs, judge, passed, score
+from microbench.selftest.judge import Judged, Runs, cache_effect, judge, passed, score
 from microbench.selftest.plant import CONDITIONS, Plant, Tile, gemm
-from microbench.selftest.planted import plan
+from microbench.selftest.planted import plan, target_of, triton_tile
 from microbench.selftest.run import evidence, groups_of, take
 from microbench.selftest.screen import sheet
-from microbench.selftest.waves import target_of, triton_tile
 from microbench.sweep import Group
 from microbench.worker import OnStage
 
@@ -403,8 +401,8 @@ def test_the_screen_says_what_was_wrong_and_what_could_not_be_tried(
 # ---------------------------------------------------------------- hot against cold
 
 
-def pair(cold_s: float, warm_s: float, case: Case, warm_floor_s: float = 2e-6) -> tuple[str, str]:
-    """What is said of a case with these times, the shortest launch taking 3 and 2 us."""
+def pair(cold_s: float, warm_s: float, case: Case, warm_floor_s: float) -> tuple[str, str]:
+    """What is said of a case with these times, the shortest launch taking 3 us cold."""
 
     def result(seconds: float) -> Result:
         made = MadeUp().result(case)
@@ -421,25 +419,29 @@ def pair(cold_s: float, warm_s: float, case: Case, warm_floor_s: float = 2e-6) -
 FITS = gemm(16, 8192, 1088, "fp16")
 
 
-def test_a_case_that_is_faster_warm_by_more_than_a_launch_is_held_by_the_cache() -> None:
-    bound, why = pair(9e-6, 4.5e-6, FITS)
-    assert bound == "cache"
-    assert "2.0 times faster when its 18 MB are in the L2 already" in why
-
-
-def test_what_the_shortest_launch_saves_too_is_not_the_tensors() -> None:
-    assert pair(3.4e-6, 2.4e-6, FITS)[0] == "none"  # 1.4 times faster, as a tiny launch is
-
-
-def test_no_gain_is_no_cache_and_neither_is_a_loss() -> None:
-    assert pair(9e-6, 8.8e-6, FITS, 3e-6)[0] == "none"
-    assert pair(28e-6, 30e-6, gemm(2048, 2048, 2048, "fp16"))[0] == "none"
-
-
-def test_what_does_not_fit_is_not_held() -> None:
-    bound, why = pair(60e-6, 50e-6, gemm(16, 16384, 8192, "fp16"))
-    assert bound == "none"
-    assert "do not fit" in why
+@pytest.mark.parametrize(
+    ("cold_s", "warm_s", "case", "warm_floor_s", "bound", "said"),
+    [
+        (
+            9e-6,
+            4.5e-6,
+            FITS,
+            2e-6,
+            "cache",
+            "2.0 times faster when its 18 MB are in the L2",
+        ),
+        (3.4e-6, 2.4e-6, FITS, 2e-6, "none", ""),  # 1.4 times faster, as a tiny launch is
+        (9e-6, 8.8e-6, FITS, 3e-6, "none", ""),
+        (28e-6, 30e-6, gemm(2048, 2048, 2048, "fp16"), 2e-6, "none", ""),
+        (60e-6, 50e-6, gemm(16, 16384, 8192, "fp16"), 2e-6, "none", "do not fit"),
+    ],
+)
+def test_the_cache_holds_what_is_faster_warm_by_more_than_the_shortest_launch_saves(
+    cold_s: float, warm_s: float, case: Case, warm_floor_s: float, bound: str, said: str
+) -> None:
+    named, why = pair(cold_s, warm_s, case, warm_floor_s)
+    assert named == bound
+    assert said in why
 
 
 def test_another_kernel_or_nothing_to_compare_is_said() -> None:
@@ -453,7 +455,9 @@ def test_another_kernel_or_nothing_to_compare_is_said() -> None:
 # ---------------------------------------------------------------- the command
 
 
-@pytest.mark.parametrize("words", [["--budget", "0"], ["--budget", "nan"], ["--json", "."]])
+@pytest.mark.parametrize(
+    "words", [["--budget", "0"], ["--budget", "nan"], ["--json", "."], ["--device", "tpu"]]
+)
 def test_bad_words_are_one_line_and_exit_2(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -463,27 +467,14 @@ def test_bad_words_are_one_line_and_exit_2(
     assert said.out == ""
 
 
-def test_an_unknown_device_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["selftest", "--device", "tpu"]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
-
-
 @pytest.mark.slow
 def test_the_command_on_a_cpu(tmp_path: Path) -> None:
     path = tmp_path / "selftest.json"
-    words = [
-        sys.executable,
-        "-m",
-        "microbench",
-        "selftest",
-        "--device",
-        "cpu",
-        "--budget",
-        "3",
-        "--json",
-        str(path),
-    ]
-    ran = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
+    words = ["selftest", "--device", "cpu", "--budget", "3", "--json", str(path)]
+    ran = subprocess.run(
+        [sys.executable, "-m", "microbench", *words],
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
     document = json.loads(path.read_text())
     # A busy machine may well mistime a plant; that the count and the exit code agree is certain.
     assert ran.returncode == (0 if document["passed"] else 1), ran.stderr

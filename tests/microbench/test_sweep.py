@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from microbench.conditions import Conditions
 from microbench.errors import UserError
 from microbench.plans import plan_gemm
 from microbench.sweep import MAX_SIZES, parse_names, parse_precisions, parse_sizes
@@ -24,9 +25,11 @@ def complaint(text: str) -> str:
 
 
 def plan(**changes: object) -> list[tuple[str, ...]]:
-    options = {"sizes": "64", "dtypes": "fp16", "backends": None, "layouts": "nt",
-               "data": "normal", "vs": "fp32,tf32", "kind": "cuda"}  # fmt: skip
-    groups = plan_gemm(**{**options, **changes})  # type: ignore[arg-type]
+    kind, sizes, layouts = (
+        changes.pop(name, usual)
+        for name, usual in (("kind", "cuda"), ("sizes", "64"), ("layouts", "nt"))
+    )
+    groups = plan_gemm(Conditions(**changes), kind, sizes=sizes, layouts=layouts)  # type: ignore[arg-type]
     return [tuple(f"{c.precision_name}/{c.backend}" for c in group.cases) for group in groups]
 
 
@@ -131,25 +134,22 @@ def test_doubling_stays_in_the_range(start: int, extra: int) -> None:
 # ---------------------------------------------------------------- the plan
 
 
-def test_each_size_and_layout_is_one_comparison_with_both_baselines() -> None:
-    arms = ("fp32/cublas", "tf32/cublas", "fp16/cublas", "fp16/triton")
-    assert plan(sizes="64,128", layouts="nt,nn") == [arms] * 4
-
-
-def test_a_baseline_that_was_asked_for_is_measured_once() -> None:
-    assert plan(dtypes="fp32,fp16", backends="cublas") == [
-        ("fp32/cublas", "tf32/cublas", "fp16/cublas")
-    ]
-
-
-def test_names_that_mean_the_same_are_one() -> None:
-    assert plan(dtypes="half,float16,fp16", backends="cublas,cublas", vs="none") == [
-        ("fp16/cublas",)
-    ]
-
-
-def test_a_cpu_has_the_cpus_back_end() -> None:
-    assert plan(kind="cpu") == [("fp32/cpu", "tf32/cpu", "fp16/cpu")]
+@pytest.mark.parametrize(
+    ("changes", "groups"),
+    [
+        (dict(sizes="64,128", layouts="nt,nn"),
+         [("fp32/cublas", "tf32/cublas", "fp16/cublas", "fp16/triton")] * 4),
+        # A baseline that was asked for is measured once.
+        (dict(dtype="fp32,fp16", backend="cublas"),
+         [("fp32/cublas", "tf32/cublas", "fp16/cublas")]),
+        (dict(dtype="half,float16,fp16", backend="cublas,cublas", vs="none"), [("fp16/cublas",)]),
+        (dict(kind="cpu"), [("fp32/cpu", "tf32/cpu", "fp16/cpu")]),
+    ],
+)  # fmt: skip
+def test_each_size_and_layout_is_one_comparison_of_every_arm(
+    changes: dict[str, str], groups: list[tuple[str, ...]]
+) -> None:
+    assert plan(**changes) == groups
 
 
 def test_the_fp8_that_people_write_is_e4m3() -> None:
@@ -159,12 +159,12 @@ def test_the_fp8_that_people_write_is_e4m3() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"dtypes": "fp7"}, "fp16"),
-        ({"dtypes": ""}, "--dtype"),
-        ({"dtypes": ","}, "--dtype"),
-        ({"backends": "cudnn"}, "cublaslt"),
-        ({"backends": ","}, "--backend"),
-        ({"backends": ""}, "--backend"),
+        ({"dtype": "fp7"}, "fp16"),
+        ({"dtype": ""}, "--dtype"),
+        ({"dtype": ","}, "--dtype"),
+        ({"backend": "cudnn"}, "cublaslt"),
+        ({"backend": ","}, "--backend"),
+        ({"backend": ""}, "--backend"),
         ({"layouts": "nq"}, "tt"),
         ({"layouts": ""}, "--layout"),
         ({"data": "gaussian"}, "uniform"),
@@ -188,10 +188,8 @@ def test_a_name_with_a_line_break_does_not_break_the_message() -> None:
 
 
 def test_cases_have_keys_that_tell_them_apart() -> None:
-    groups = plan_gemm(
-        sizes="64,64x128x64", dtypes="fp16,bf16,fp8", backends="cublas,triton", layouts="nn,nt",
-        data="normal", vs="fp32,tf32", kind="cuda",
-    )  # fmt: skip
+    asked = Conditions(dtype="fp16,bf16,fp8", backend="cublas,triton")
+    groups = plan_gemm(asked, "cuda", sizes="64,64x128x64", layouts="nn,nt")
     keys = [case.key for group in groups for case in group.cases]
     assert len(set(keys)) == len(keys)
     assert all(case.group == group.name for group in groups for case in group.cases)

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from microbench.device.telemetry import (
     THROTTLE_REASONS,
-    NoSensors,
     Telemetry,
     TelemetrySummary,
     throttle_words,
@@ -24,7 +23,6 @@ from microbench.device.telemetry import (
 class FakeSensors:
     """Each reading gives the next value of its list, and its last value from then on."""
 
-    available: bool = True
     power: list[float | None] = field(default_factory=lambda: [None])
     clock: list[float | None] = field(default_factory=lambda: [None])
     temperature: list[float | None] = field(default_factory=lambda: [None])
@@ -82,17 +80,12 @@ def test_throttle_is_the_union_over_samples_and_idle_is_none():
     assert telemetry.summary("a").throttle == expected
 
 
-def test_segment_without_a_periodic_sample_gets_one_at_its_end():
-    telemetry = Telemetry(FakeSensors(power=[321.0]))
-    with telemetry.during("short"):
-        pass
-    assert telemetry.summary("short") == TelemetrySummary(power_w=321.0, samples=1)
-
-
-def test_segment_with_a_sample_gets_no_extra_one():
+@pytest.mark.parametrize("polls", [0, 1])
+def test_a_segment_has_a_sample_at_its_end_where_it_got_none_before(polls):
     telemetry = Telemetry(FakeSensors(power=[1.0, 99.0]))
     with telemetry.during("a"):
-        telemetry.poll()
+        for _ in range(polls):
+            telemetry.poll()
     assert telemetry.summary("a") == TelemetrySummary(power_w=1.0, samples=1)
 
 
@@ -158,12 +151,9 @@ def test_energy_is_read_only_at_start_and_stop():
     assert telemetry.elapsed_s is not None
     assert telemetry.elapsed_s > 0
     assert sensors.energy_calls == 2
-
-
-def test_no_energy_counter_gives_none():
-    with Telemetry(FakeSensors()) as telemetry:
+    with Telemetry(FakeSensors()) as without:
         pass
-    assert telemetry.energy_j is None
+    assert without.energy_j is None
 
 
 def test_thread_polls_and_ends():
@@ -191,22 +181,11 @@ def test_can_be_started_again():
 
 def test_without_sensors_there_is_no_thread_and_no_figure():
     before = threading.active_count()
-    with Telemetry(NoSensors()) as telemetry, telemetry.during("a"):
+    with Telemetry(None) as telemetry, telemetry.during("a"):
         assert threading.active_count() == before
         telemetry.poll()
     assert telemetry.summary("a") == TelemetrySummary()
     assert telemetry.energy_j is None
-    now = telemetry.read_now()
-    assert (now.power_w, now.sm_clock_mhz, now.temperature_c, now.throttle) == (None,) * 3 + ((),)
-
-
-def test_read_now_is_filed_nowhere():
-    sensors = FakeSensors(power=[50.0], clock=[1980], temperature=[40], reasons=[0x4])
-    telemetry = Telemetry(sensors, clock=lambda: 12.5)
-    now = telemetry.read_now()
-    assert (now.at_s, now.power_w, now.sm_clock_mhz, now.temperature_c) == (12.5, 50.0, 1980, 40)
-    assert now.throttle == ("power cap",)
-    assert telemetry.summary("a").samples == 0
 
 
 @given(st.integers(0, 2**63 - 1))

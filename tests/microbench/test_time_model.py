@@ -12,6 +12,7 @@ import pytest
 
 from kernels import OPS
 from kernels.case import Case
+from microbench.report.notes import describe
 from microbench.results import codec
 from microbench.results.runfile import read_run
 from microbench.results.types import Ceiling, Measurement, Result, Run
@@ -26,7 +27,6 @@ from microbench.roofline.model.terms import (
     tiled_seconds,
     ways,
 )
-from microbench.roofline.model.wording import describe
 
 RESULTS = Path(__file__).parents[2] / "results"
 DEVICE: dict[str, Any] = {"name": "a GPU", "kind": "cuda", "sm_count": 100}
@@ -97,6 +97,7 @@ SIZES = [
 ]
 PLANTED = [planted(gemm(*size, precision)) for size in SIZES for precision in LAUNCH]
 MODEL = fitted(PLANTED)
+MODELLED = with_model(run_of(*PLANTED))
 
 
 def test_planted_coefficients_predict_sizes_that_were_not_fitted() -> None:
@@ -117,8 +118,8 @@ def test_planted_conversions_are_found() -> None:
     assert guess.cause == "layout conversion"
 
 
-def test_held_out_error_of_planted_times_is_small() -> None:
-    model = with_model(run_of(*PLANTED)).model
+def test_held_out_error_of_planted_times_is_small_and_said() -> None:
+    model = MODELLED.model
     assert model
     assert model.overall.count == len(PLANTED)
     assert model.fitted < len(PLANTED)
@@ -127,10 +128,13 @@ def test_held_out_error_of_planted_times_is_small() -> None:
         ("gemm", "tensor cores", "", "gemm", "nt", "", "cublas", "", "fp16"),
         ("gemm", "simt", "", "gemm", "nt", "", "cublas", "", "fp32"),
     }
+    first, second = describe(model)
+    assert f"on {len(PLANTED)} cases it was not fitted on" in first
+    assert second.startswith("It is least certain of gemm nt cublas fp")
 
 
 def test_a_run_file_keeps_the_model() -> None:
-    run = with_model(run_of(*PLANTED))
+    run = MODELLED
     assert codec.run_from_json(json.loads(json.dumps(codec.run_to_json(run)))).model == run.model
     assert run.model
     kept = {pool.path: pool.coefficients for pool in run.model.pools}
@@ -301,14 +305,6 @@ def test_coefficients_are_positive_and_named() -> None:
     assert min(found.values()) > 0
     assert found["memory"] == pytest.approx(MEMORY, rel=0.1)
     assert found["launch direct"] > MODEL.coefficients(gemm(1024, 1024, 1024))["launch direct"]
-
-
-def test_the_error_in_words() -> None:
-    model = with_model(run_of(*PLANTED)).model
-    assert model
-    first, second = describe(model)
-    assert f"on {len(PLANTED)} cases it was not fitted on" in first
-    assert second.startswith("It is least certain of gemm nt cublas fp")
 
 
 @pytest.mark.parametrize("name", ["gemm-fp16", "gemm-alignment"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -105,10 +104,8 @@ def test_a_child_that_falls_silent_counts_as_hung_and_is_ended() -> None:
             if stage == "checking":
                 os.kill(process_of(child).pid, signal.SIGSTOP)
 
-        began = time.monotonic()
         with pytest.raises(WorkerDied) as caught:
             child.measure(group, 0.5, freeze)
-        assert time.monotonic() - began < 10
         assert caught.value.key == group.cases[0].key
         assert "hung" in caught.value.reason
         process_of(child).join(5)

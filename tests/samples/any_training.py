@@ -99,7 +99,7 @@ causes = st.lists(
 ).map(tuple)  # fmt: skip
 
 
-foretold = st.builds(
+unmeasured = st.builds(
     Training, case=cases, status=st.just(PREDICTED), step_units=counts,
     unit=st.sampled_from(["img", "tok"]), predicted=steps_ahead, why=st.none() | words,
     ledger=st.just(()) | ledgers(), rung=st.none() | words, causes=causes,
@@ -124,4 +124,4 @@ ran = st.builds(
     ledger_base=st.none() | words, bound=st.none() | st.floats(1, 1e6),
     causes=causes,
 )  # fmt: skip
-trainings = ran | foretold
+trainings = ran | unmeasured

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 from torch import nn
 
-from e2e.predict.host_model import calibration_models as models
+from e2e.predict import calibration as models
 
 
 @contextmanager

@@ -6,8 +6,11 @@ import contextlib
 import io
 import multiprocessing
 import os
+import pty
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from multiprocessing.context import BaseContext, ForkServerContext
@@ -18,6 +21,7 @@ import pytest
 
 Ran = subprocess.CompletedProcess[str]
 Main = Callable[[list[str]], int]
+ROOT = Path(__file__).resolve().parents[2]
 
 # What a measuring process imports: five seconds of processor time for each that starts afresh.
 PRELOADED = [
@@ -49,6 +53,53 @@ def run_here(
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
             code = main(told)
     return Ran([program, *told], code, out.getvalue(), errors.getvalue())
+
+
+def environment(**more: str) -> dict[str, str]:
+    """This process's, with the checkout to import and no word on colours."""
+    kept = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "TERM")}
+    return {**kept, "PYTHONPATH": str(ROOT), **more}
+
+
+def on_a_terminal(program: str, *words: object, cwd: Path = ROOT, **more: str) -> str:
+    """What a command, as a process of its own, writes to a terminal of 80 columns."""
+    parent, child = pty.openpty()
+    env = environment(TERM="xterm-256color", COLUMNS="80", LINES="40", **more)
+    command = [sys.executable, "-m", program, *map(str, words)]
+    with subprocess.Popen(command, stdout=child, stderr=child, cwd=cwd, env=env) as process:
+        os.close(child)
+        out = b""
+        # Linux's way to say that the other end is closed is an error
+        with contextlib.suppress(OSError):
+            while chunk := os.read(parent, 65536):
+                out += chunk
+        assert process.wait(60) == 0, out
+    os.close(parent)
+    return out.decode()
+
+
+def interrupted(
+    program: str, *words: object, when: Callable[[], object], after_s: float = 0.0, cwd: Path = ROOT
+) -> Ran:
+    """A command, as a process of its own, that gets a Ctrl-C so long after `when` is true."""
+    command = [sys.executable, "-m", program, *map(str, words)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd,
+        env=environment(), start_new_session=True,
+    ) as process:  # fmt: skip
+        try:
+            until_s = time.monotonic() + 90
+            while not when():
+                assert time.monotonic() < until_s
+                assert process.poll() is None
+                time.sleep(0.02)
+            time.sleep(after_s)
+            os.killpg(process.pid, signal.SIGINT)  # as a terminal does: parent and child
+            out, errors = process.communicate(timeout=30)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return Ran(command, process.returncode, out, errors)
 
 
 @contextlib.contextmanager

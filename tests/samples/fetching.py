@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from e2e.data.datasets import open_data
+from e2e.data.datasets import Options, open_data
 from e2e.data.types import Data, Feed
 from microbench.errors import UserError
 
@@ -37,11 +37,6 @@ def same(one: Iterable[tuple[Tensor, Tensor]], other: Iterable[tuple[Tensor, Ten
     return all(torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in pairs)
 
 
-def opened(
-    root: Path, loader: str | None = None, *, workers: int = 0, size: int = 16, **options: Any
-) -> Data:
+def opened(root: Path, loader: str | None = None, *, size: int = 16, **options: Any) -> Data:
     """The data of a folder, for a network that takes square images."""
-    return open_data(
-        f"folder:{root}", sample=(3, size, size), classes=None, tokens=None,
-        strict=options.pop("strict", False), workers=workers, loader=loader, **options,
-    )  # fmt: skip
+    return open_data(f"folder:{root}", Options((3, size, size), loader=loader, **options))

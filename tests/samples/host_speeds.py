@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from e2e.predict.host_model.host_speed import ConstantSpeed
+from e2e.predict.host_speed import ConstantSpeed
 
 
 class PlannedSpeeds(ConstantSpeed):

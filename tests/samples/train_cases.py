@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
+
 from e2e.case import TrainCase
 from e2e.networks.network import Network, written
+from e2e.predict.trace.fake_trace import Trace
+from e2e.predict.trace.recorder import TracedOp
+from kernels.aten import WARM
 
 
 def case_of(network: Network, batch: int = 8, **settings: object) -> TrainCase:
@@ -17,3 +22,20 @@ def case_of(network: Network, batch: int = 8, **settings: object) -> TrainCase:
 
 def quietly(key: str, stage: str) -> None:
     """Nobody listens to what a prediction announces."""
+
+
+def differences(one: Trace, other: Trace) -> list[str]:
+    """Where two recordings of a step are not the same list of calls, a line each."""
+    if len(one.ops) != len(other.ops):
+        return [f"{len(one.ops)} calls | {len(other.ops)} calls"]
+    return [
+        f"{i}: {a.call.name} | {b.call.name}"
+        + ("" if a.call.name != b.call.name else f": {_unlike(a, b)}")
+        for i, (a, b) in enumerate(zip(one.ops, other.ops, strict=True))
+        if replace(a, cold=WARM) != replace(b, cold=WARM)  # it follows from all before
+    ]
+
+
+def _unlike(a: TracedOp, b: TracedOp) -> str:
+    names = [field.name for field in fields(a) if getattr(a, field.name) != getattr(b, field.name)]
+    return ", ".join(names)

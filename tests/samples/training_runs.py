@@ -283,13 +283,13 @@ def predicted_of(recipe: str, measured: bool = True, **changes: Any) -> Predicte
     """The step of a recipe as predicted, a few per cent off the measured one."""
     found = {name: ms * (1 + SEEN[name] / 100) / 1e3 for name, ms in STEPS_MS.items()}
     step_s = found[recipe]
-    told = Predicted(
+    step = Predicted(
         step_s, (0.97 * step_s, 1.03 * step_s), "gpu",
         {base: found[base] / step_s for base in ("fp32", "tf32")
          if list(found).index(base) < list(found).index(recipe)},
         int((11.6 if recipe == "amp" else 22.3) * GB), (), SEEN[recipe] if measured else None,
     )  # fmt: skip
-    return replace(told, **changes)
+    return replace(step, **changes)
 
 
 def ledger_run() -> Run:
@@ -314,43 +314,43 @@ def host_run() -> Run:
     ledger = (LedgerLine("fp32 step", 17.2, "measured"), *lines,
               LedgerLine("amp step", last, "measured"))  # fmt: skip
     case = {"batch": 16}
-    lacking = ("mylib.fancy_attention (unknown operation)", "aten.nonzero")
+    missing = ("mylib.fancy_attention (unknown operation)", "aten.nonzero")
     gain = {"fp32": 17.1 / 11.9}
-    told = Predicted(0.0119, (0.0107, 0.0131), "host", gain, int(1.3 * GB), lacking, -11.8)
+    step = Predicted(0.0119, (0.0107, 0.0131), "host", gain, int(1.3 * GB), missing, -11.8)
     base = arm("fp32", 16 / 0.0172, units=16, case=case)
     amp = arm(
-        "amp", 16 / (last / 1e3), units=16, case=case, limit="gpu", predicted=told, ledger=ledger,
+        "amp", 16 / (last / 1e3), units=16, case=case, limit="gpu", predicted=step, ledger=ledger,
         ledger_base="fp32", bound=3.9, memory_peak_bytes=int(1.35 * GB),
     )  # fmt: skip
     return run_of(*compared([base, amp]))
 
 
-def foretold(recipe: str, batch: int = 256, **changes: Any) -> Training:
+def predicted_only(recipe: str, batch: int = 256, **changes: Any) -> Training:
     """A training that was predicted and never run."""
     ledger = ledger_of("fp32", "amp", measured=False) if recipe == "amp" else ()
-    told = predicted_of(recipe, measured=False)
-    scale = batch / 256
-    told = replace(
-        told, step_s=scale * told.step_s, memory_bytes=int(scale * (told.memory_bytes or 0)),
-        interval_s=told.interval_s and (scale * told.interval_s[0], scale * told.interval_s[1]),
+    step, scale = predicted_of(recipe, measured=False), batch / 256
+    ends = step.interval_s
+    step = replace(
+        step, step_s=scale * step.step_s, memory_bytes=int(scale * (step.memory_bytes or 0)),
+        interval_s=ends and (scale * ends[0], scale * ends[1]),
     )  # fmt: skip
     return Training(**{
         "case": TrainCase("resnet50", recipe, batch, "3x224x224", "nhwc"), "status": PREDICTED,
-        "step_units": batch, "predicted": told, "ledger": ledger if batch == 256 else (),
+        "step_units": batch, "predicted": step, "ledger": ledger if batch == 256 else (),
         "ledger_base": "fp32" if ledger else None, "bound": 5.36 if ledger else None, **changes,
     })  # fmt: skip
 
 
 def predicted_run() -> Run:
     """Nothing was run."""
-    return run_of(*(foretold(recipe) for recipe in STEPS_MS),
+    return run_of(*(predicted_only(recipe) for recipe in STEPS_MS),
                   command=("python", "-m", "e2e", "predict", "resnet50", "--amp"))  # fmt: skip
 
 
-def foretold_sweep() -> Run:
+def predicted_sweep() -> Run:
     """Several batches, none of them run."""
-    return run_of(*(foretold(recipe, batch) for batch in (64, 256, 1024) for recipe in STEPS_MS),
-                  command=("python", "-m", "e2e", "predict", "resnet50"))  # fmt: skip
+    arms = [predicted_only(recipe, batch) for batch in (64, 256, 1024) for recipe in STEPS_MS]
+    return run_of(*arms, command=("python", "-m", "e2e", "predict", "resnet50"))
 
 
 # As `e2e.predict` writes them: fixes by gain, findings, and what could not be predicted.
@@ -386,7 +386,7 @@ def causes_run(measured: bool = False) -> Run:
 RUNS = {
     "amp": amp_run, "ladder": ladder_run, "memory": out_of_memory_run, "sweep": sweep_run,
     "broken": broken_run, "cpu": cpu_run, "tokens": tokens_run, "networks": networks_run,
-    "ledger": ledger_run, "host": host_run, "predicted": predicted_run, "foretold": foretold_sweep,
+    "ledger": ledger_run, "host": host_run, "predicted": predicted_run, "foretold": predicted_sweep,
     "causes": causes_run, "verified": lambda: causes_run(measured=True),
 }  # fmt: skip
 

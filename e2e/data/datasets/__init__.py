@@ -9,27 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
-from e2e.data.datasets.images import Reading
-from e2e.data.datasets.in_memory import InMemory
+from e2e.data.datasets.images import Folder, InMemory, Options
 from e2e.data.datasets.synthetic import USUAL_CLASSES, Synthetic
 from e2e.data.loaders import check_name
 from e2e.data.sources import cifar10, generated
 from e2e.data.types import Data
 from microbench.errors import UserError
 from microbench.layers.networks import suggest
-
-
-@dataclass(frozen=True)
-class Options:
-    """What the network takes, and how the user wants the data read."""
-
-    sample: tuple[int, ...]
-    classes: int | None
-    tokens: int | None
-    strict: bool
-    reading: Reading
 
 
 @dataclass(frozen=True)
@@ -41,39 +27,22 @@ class Kind:
     sample: tuple[int, ...] | None = None
 
 
-def open_data(
-    spec: str,
-    *,
-    sample: tuple[int, ...],
-    classes: int | None,
-    tokens: int | None,
-    strict: bool,
-    workers: int,
-    loader: str | None = None,
-    on_death: str = "stop",
-    device: torch.device | None = None,
-) -> Data:
-    """The data that a word names, for a network that takes samples of this shape.
+def open_data(spec: str, options: Options) -> Data:
+    """The data that a word names.
 
-    `classes` is used by synthetic data alone: other data has its own number of them. `tokens` is
-    the vocabulary of a network that takes tokens, for which there is synthetic data only. `strict`
-    makes a broken image an error, `workers` is how many processes decode images (0: none).
-    `loader` is a name of e2e.data.loaders (None: the usual one of the data; synthetic data takes
-    any, but only "pinned" makes a difference), `on_death` what to do when a worker dies ("stop" or
-    "restart"), `device` what the loader must be able to run for: without it, that is found out by
-    the first feed. UserError for an unknown word, a folder that is not what it should be, a
-    sample's shape that the data does not have, and a loader that does not fit.
+    UserError for an unknown word, a folder that is not what it should be, a sample's shape that the
+    data does not have, and a loader that does not fit.
     """
+    sample = options.sample
     name, kind, folder = _parsed(spec)
-    if tokens is not None and name != "synthetic":
+    if options.tokens is not None and name != "synthetic":
         raise UserError(f"a network of tokens trains on --data synthetic; {name} has images")
     if kind.sample is not None and sample != kind.sample:
         raise UserError(
             f"{name} has images of {_written(kind.sample)}, the network takes {_written(sample)}; "
             "use a network with 32x32 input, for example resnet18-cifar, or --input 3x32x32"
         )
-    reading = Reading(loader, workers, on_death, device)
-    return kind.open(Options(sample, classes, tokens, strict, reading), folder)
+    return kind.open(options, folder)
 
 
 def _parsed(spec: str) -> tuple[str, Kind, Path]:
@@ -98,49 +67,34 @@ def _written(shape: tuple[int, ...]) -> str:
 
 def _synthetic(options: Options, folder: Path) -> Data:
     classes = options.tokens or options.classes or USUAL_CLASSES
-    loader = options.reading.loader
-    if loader is not None:
-        check_name(loader)
-    return Synthetic(options.sample, classes, options.tokens, loader)
+    if options.loader is not None:
+        check_name(options.loader)
+    return Synthetic(options.sample, classes, options.tokens, options.loader)
 
 
 def _generated(options: Options, folder: Path) -> Data:
-    train, held_out = generated.images()
-    return InMemory("generated", train, held_out, generated.NORMAL, generated.CLASSES, True,
-                    options.reading)  # fmt: skip
+    return InMemory("generated", *generated.images(), generated.NORMAL, generated.CLASSES, True,
+                    options)  # fmt: skip
 
 
 def _cifar10(options: Options, folder: Path) -> Data:
-    train, held_out = cifar10.read(folder)
-    return InMemory(
-        "cifar10", train, held_out, cifar10.NORMAL, cifar10.CLASSES, reading=options.reading
-    )
+    return InMemory("cifar10", *cifar10.read(folder), cifar10.NORMAL, cifar10.CLASSES, False,
+                    options)  # fmt: skip
 
 
 def _made(options: Options, folder: Path) -> Data:
-    from e2e.data.synthetic_jpeg.dataset import USUAL_CLASSES, USUAL_IMAGES, Plan, cached
+    from e2e.data.synthetic_jpeg.dataset import USUAL, cached
 
-    root = cached(Plan(USUAL_IMAGES, USUAL_CLASSES), lambda _done, _total: None)
-    return _images(options, root, "made", generated=True)
-
-
-def _folder(options: Options, folder: Path) -> Data:
-    return _images(options, folder, "folder", generated=False)
+    return _folder(options, cached(USUAL, lambda _done, _total: None), "made")
 
 
-def _images(options: Options, folder: Path, name: str, *, generated: bool) -> Data:
-    # Pillow and torchvision take a while to load, and only these kinds need them.
-    from e2e.data.datasets.folder import Folder
-
+def _folder(options: Options, folder: Path, name: str = "folder") -> Data:
     if len(options.sample) != 3 or options.sample[0] != 3:
         raise UserError(
             f"{name} has images of 3 channels, the network takes {_written(options.sample)}; "
             "use a network with 3xHxW input"
         )
-    return Folder(
-        folder, options.sample, strict=options.strict, reading=options.reading, name=name,
-        generated=generated,
-    )  # fmt: skip
+    return Folder(name, folder, options, generated=name == "made")
 
 
 KINDS: dict[str, Kind] = {

@@ -1,28 +1,55 @@
-"""Data sets of images, whose feeds are opened by the name of a loader."""
+"""Data sets of images, in memory or in a folder: their feeds are opened by the name of a loader."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from e2e.data.datasets.synthetic import Synthetic
-from e2e.data.loaders import FIXED, LOADERS, backend_of, open_feed, usual
+from e2e.data.loaders import FIXED, LOADERS, backend_of, open_feed
 from e2e.data.loaders.cpus import cores
-from e2e.data.types import PREFETCH, LoaderFeed, Normal, Source, Tell, Wanted
+from e2e.data.loaders.device_copy import Placer
+from e2e.data.sources.listing import list_images, printable
+from e2e.data.types import (
+    IMAGENET,
+    PREFETCH,
+    Arrays,
+    Broken,
+    Files,
+    LoaderFeed,
+    Normal,
+    Source,
+    Tell,
+    Wanted,
+)
 from microbench.errors import UserError
+
+NAMED = 100  # broken images that the note names: of a broken archive not all
 
 
 @dataclass(frozen=True)
-class Reading:
-    """How data is read where a feed is not asked otherwise.
+class Options:
+    """What the network takes, and how data is read where a feed is not asked otherwise.
 
-    `loader` None is the usual one of the data. `on_death` says what to do when a worker dies.
-    `device`, where it is known, is what the loader must be able to run for.
+    `sample` is the shape of a sample. `classes` is used by synthetic data alone: other data has its
+    own number of them. `tokens` is the vocabulary of a network that takes tokens, for which there
+    is synthetic data only. `strict` makes a broken image an error, `workers` is how many processes
+    decode images (0: none). `loader` is a name of e2e.data.loaders (None: the usual one of the
+    data; synthetic data takes any, but only "pinned" makes a difference), `on_death` what to do
+    when a worker dies ("stop" or "restart"), `device` what the loader must be able to run for:
+    without it, that is found out by the first feed.
     """
 
-    loader: str | None = None
+    sample: tuple[int, ...]
+    classes: int | None = None
+    tokens: int | None = None
+    strict: bool = False
     workers: int = 0
+    loader: str | None = None
     on_death: str = "stop"
     device: torch.device | None = None
 
@@ -35,21 +62,17 @@ class Images:
     """
 
     def __init__(
-        self,
-        source: Source,
-        sample: tuple[int, ...],
-        classes: int,
-        normal: Normal,
-        reading: Reading,
-        tell: Tell,
+        self, source: Source, classes: int, normal: Normal, options: Options, tell: Tell
     ) -> None:
-        self.source, self.sample, self.classes = source, sample, classes
-        self._normal, self._tell, self._reading = normal, tell, reading
-        self._noise = Synthetic(sample, classes)
-        self._usual = reading.loader or usual(source)
+        self.source, self.sample, self.classes = source, options.sample, classes
+        self._normal, self._tell, self._options = normal, tell, options
+        self._noise = Synthetic(options.sample, classes)
+        usual = "resident" if isinstance(source, Arrays) else "torchvision"
+        self._usual = name = options.loader or usual
         self._notes: dict[str, None] = {}
-        self._check(self._usual)
-        self._note_crowd(self._usual, reading.workers)
+        if name not in FIXED and not backend_of(name, source, options.device).trains:
+            raise UserError(f"loader {name} cannot be trained with: it gives no images")
+        self._note_crowd(name, options.workers)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -67,18 +90,14 @@ class Images:
         name = loader or self._usual
         if name in FIXED:
             return self._noise.feed(batch, device, seed, channels_last=channels_last, loader=name)
-        workers = self._reading.workers if workers is None else workers
+        workers = self._options.workers if workers is None else workers
         self._note_crowd(name, workers)
         height, width = self._noise.sample[1:]
         wanted = Wanted(
             (height, width), batch, seed, device, workers, channels_last, cold,
-            self._reading.on_death, self._normal, prefetch or PREFETCH, self._note,
+            self._options.on_death, self._normal, prefetch or PREFETCH, self._note,
         )  # fmt: skip
         return open_feed(name, self.source, wanted, self._tell)
-
-    def _check(self, name: str) -> None:
-        if name not in FIXED and not backend_of(name, self.source, self._reading.device).trains:
-            raise UserError(f"loader {name} cannot be trained with: it gives no images")
 
     def _note_crowd(self, name: str, workers: int) -> None:
         if name in LOADERS and LOADERS[name].processes and workers > cores():
@@ -86,3 +105,123 @@ class Images:
 
     def _note(self, said: str) -> None:
         self._notes[said] = None
+
+
+class InMemory(Images):
+    """Decoded images in memory; loader "resident" shares one copy of them on the device."""
+
+    def __init__(
+        self,
+        name: str,
+        train: Arrays,
+        kept: Arrays,
+        normal: Normal,
+        classes: int,
+        generated: bool = False,
+        options: Options | None = None,
+    ) -> None:
+        self.name, self.generated = name, generated
+        self.train, self.kept = train, kept
+        self._kept_on: dict[torch.device, tuple[Tensor, Tensor]] = {}
+        # An object of its own: copies on a device live as long as it, not as long as `train`.
+        source = Arrays(train.images, train.classes)
+        options = options or Options(tuple(train.images.shape[1:]))
+        super().__init__(source, classes, normal, options, _nothing_breaks)
+
+    @property
+    def train_samples(self) -> int:
+        """How many images an epoch has."""
+        return len(self.train.images)
+
+    @property
+    def held_out_samples(self) -> int:
+        """How many images are held out."""
+        return len(self.kept.images)
+
+    def held_out(self, batch: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+        """The held-out images in their order, as they are."""
+        if device not in self._kept_on:
+            self._kept_on[device] = (self.kept.images.to(device), self.kept.classes.to(device))
+        scale, shift = self._normal.scale_and_shift(device)
+        parts = (torch.split(part, batch) for part in self._kept_on[device])
+        for some, target in zip(*parts, strict=True):
+            yield (some * scale).add_(shift), target
+
+
+def _nothing_breaks(broken: Sequence[Broken]) -> None:
+    """Arrays have no files that could be broken."""
+    assert not broken
+
+
+class Folder(Images):
+    """Data from a folder. Broken images are left out, and `notes` counts and names them.
+
+    When `strict`, the first broken image is a UserError: here, from a feed's `fetch`, or from
+    `held_out`.
+    """
+
+    def __init__(self, name: str, root: Path, options: Options, *, generated: bool) -> None:
+        self.name, self.generated = name, generated
+        self._strict = options.strict
+        self._listing = list_images(root)
+        self._broken: dict[str, str] = {}
+        self.tell(self._listing.broken.items())
+        source, classes = Files(self._listing.train, root), len(self._listing.classes)
+        super().__init__(source, classes, IMAGENET, options, self.tell)
+
+    @property
+    def train_samples(self) -> int:
+        """How many images an epoch draws."""
+        return len(self._listing.train)
+
+    @property
+    def held_out_samples(self) -> int:
+        """How many images are held out."""
+        return len(self._listing.held_out)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The listing's notes, and the images found broken by now."""
+        notes = (*self._listing.notes, *super().notes)
+        count = len(self._broken)
+        if not count:
+            return notes
+        named = ", ".join(self._named(path) for path in list(self._broken)[:NAMED])
+        more = f" and {count - NAMED} more" if count > NAMED else ""
+        images = "image" if count == 1 else "images"
+        return (*notes, f"{count} broken {images} left out: {named}{more}")
+
+    def held_out(self, batch: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+        """The centre of every held-out image that can be decoded, by Pillow whatever the loader.
+
+        UserError when none can.
+        """
+        from e2e.data.loaders.pillow import once  # slow to load, and only needed here
+
+        place, seen = Placer(device, IMAGENET), 0
+        size = (self.sample[1], self.sample[2])
+        workers, on_death = self._options.workers, self._options.on_death
+        wanted = Wanted(size, batch, 0, device, workers, on_death=on_death)
+        for some in once(self._listing.held_out, wanted):
+            self.tell(some.broken)
+            seen += len(some.images)
+            if len(some.images):
+                yield place(some.images, some.labels)
+        if not seen:
+            raise UserError(
+                f"none of the {self.held_out_samples:,} held-out images in {self._listing.root} "
+                "can be decoded"
+            )
+
+    def tell(self, broken: Iterable[tuple[str, str]]) -> None:
+        """Note broken files. UserError when strict."""
+        for path, reason in broken:
+            self._broken[path] = reason
+            if self._strict:
+                raise UserError(
+                    f"broken image {self._named(path)} in {self._listing.root}; "
+                    "without --strict it is left out"
+                )
+
+    def _named(self, path: str) -> str:
+        return f"{printable(path, self._listing.root)} ({self._broken[path]})"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from e2e.data.loaders.pinned import PinnedFeed
-from e2e.data.types import LoaderFeed, laid_out
+from e2e.data.types import LoaderFeed, ReadyFeed, laid_out
 
 USUAL_CLASSES = 1000  # where neither network nor user says how many
 HELD_OUT_BATCHES = 4
@@ -72,18 +72,11 @@ class Synthetic:
         return images, torch.randint(self.classes, (batch,), generator=generator)
 
 
-class SyntheticFeed:
+class SyntheticFeed(ReadyFeed):
     """A `LoaderFeed` of one batch: the same two tensors each time, so that nothing is copied."""
-
-    ahead = 0
-    pids: tuple[int, ...] = ()
-    idle_cpu_s = 0.0
 
     def __init__(self, batch: tuple[Tensor, Tensor]) -> None:
         self._batch: tuple[Tensor, Tensor] | None = batch
-
-    def fetch(self) -> None:
-        """Nothing to wait for."""
 
     def place(self, fetched: object) -> tuple[Tensor, Tensor]:
         """The batch."""

@@ -8,7 +8,6 @@ most need packages that load slowly.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -22,20 +21,31 @@ from microbench.layers.networks import suggest
 
 @dataclass(frozen=True)
 class Backend:
-    """How files or arrays become batches.
+    """How files or arrays become batches: by a module of this package.
 
-    `sources` are those it takes: "files", "arrays", "shards". `missing` says why it cannot run for
-    a device here, None when it can. `processes`: whether it has workers. `trains`: whether its
-    batches can be trained on. `on_gpu`: whether it makes them on the GPU, beside the training.
+    `sources` are those it takes: "files", "arrays", "shards". `processes`: whether it has workers.
+    `trains`: whether its batches can be trained on. `on_gpu`: whether it makes them on the GPU,
+    beside the training.
     """
 
+    module: str
     says: str
-    sources: frozenset[str]
-    missing: Callable[[torch.device], str | None]
-    open: Callable[[Source, Wanted, Tell], LoaderFeed]
+    sources: tuple[str, ...]
     processes: bool = True
     trains: bool = True
     on_gpu: bool = False
+
+    def missing(self, device: torch.device) -> str | None:
+        """Why it cannot run for a device here; None when it can."""
+        cannot = getattr(self._imported(), "missing", None)
+        return cannot(device) if cannot else None
+
+    def open(self, source: Source, wanted: Wanted, tell: Tell) -> LoaderFeed:
+        """A feed of this source."""
+        return self._imported().open_feed(source, wanted, tell)
+
+    def _imported(self) -> Any:
+        return import_module(f"{__name__}.{self.module}")
 
 
 # These take the place of a back end, for any data: a batch that is always the same.
@@ -45,71 +55,50 @@ FIXED = {
 }
 
 
-def _in_module(
-    name: str, says: str, sources: Iterable[str], *, processes: bool = True, trains: bool = True,
-    on_gpu: bool = False,
-) -> Backend:  # fmt: skip
-    """The back end in a module of this package, which is imported when it is first used."""
-
-    def module() -> Any:
-        return import_module(f"e2e.data.loaders.{name}")
-
-    def missing(device: torch.device) -> str | None:
-        cannot = getattr(module(), "missing", None)
-        return cannot(device) if cannot else None
-
-    return Backend(
-        says,
-        frozenset(sources),
-        missing,
-        lambda source, wanted, tell: module().open_feed(source, wanted, tell),
-        processes=processes,
-        trains=trains,
-        on_gpu=on_gpu,
-    )
-
-
 LOADERS: dict[str, Backend] = {
-    "torchvision": _in_module(
+    "torchvision": Backend(
         "pillow", "Pillow and torchvision's transforms in workers", ("files", "arrays")
     ),
-    "torchvision-io": _in_module(
+    "torchvision-io": Backend(
         "torchvision_io", "torchvision's own JPEG decoder and transforms in workers", ("files",)
     ),
-    "torchvision-draft": _in_module(
+    "torchvision-draft": Backend(
         "draft", "as torchvision, but a JPEG is decoded at 1/2, 1/4 or 1/8 where that is enough",
         ("files",),
     ),
-    "gpu-decode": _in_module(
+    "gpu-decode": Backend(
         "gpu_decode", "workers read; the GPU decodes, cuts, resizes and flips", ("files",),
         on_gpu=True,
     ),
-    "webdataset": _in_module(
+    "webdataset": Backend(
         "shards",
         "tar shards read in a row by workers, then as torchvision; the order depends on how many",
         ("shards",),
     ),
-    "dali": _in_module("dali", "NVIDIA DALI decodes and cuts on the GPU", ("files",), on_gpu=True),
-    "resident": _in_module(
+    "dali": Backend("dali", "NVIDIA DALI decodes and cuts on the GPU", ("files",), on_gpu=True),
+    "resident": Backend(
         "resident", "all images lie on the device, and are cut and flipped there",
         ("files", "arrays"), processes=False,
     ),
-    "read": _in_module(
+    "read": Backend(
         "reading", "files are read and thrown away: what the disk gives", ("files",), trains=False
     ),
 }  # fmt: skip
 
 
-def kinds_of(source: Source) -> frozenset[str]:
-    """Which of a back end's `sources` this is."""
+_NEEDED = {
+    "files": "image files (--data folder:DIR)",
+    "arrays": "images that lie in memory (--data cifar10:DIR, generated)",
+    "shards": "tar shards, which are expected as *.tar in the folder",
+}
+
+
+def _fits(backend: Backend, source: Source) -> bool:
     if isinstance(source, Arrays):
-        return frozenset(("arrays",))
-    return frozenset(("files", "shards") if any(source.root.glob("*.tar")) else ("files",))
-
-
-def usual(source: Source) -> str:
-    """The back end for a source when the user names none."""
-    return "resident" if isinstance(source, Arrays) else "torchvision"
+        return "arrays" in backend.sources
+    return "files" in backend.sources or (
+        "shards" in backend.sources and any(source.root.glob("*.tar"))
+    )
 
 
 def check_name(name: str) -> None:
@@ -129,8 +118,10 @@ def backend_of(name: str, source: Source, device: torch.device | None = None) ->
     check_name(name)
     assert name not in FIXED, "no back end"
     backend = LOADERS[name]
-    if not backend.sources & kinds_of(source):
-        raise UserError(f"loader {name} takes {_needs(backend)}; {_choices(source)}")
+    if not _fits(backend, source):
+        needs = " or ".join(_NEEDED[kind] for kind in sorted(backend.sources))
+        names = [*FIXED, *(name for name, one in LOADERS.items() if _fits(one, source))]
+        raise UserError(f"loader {name} takes {needs}; this data can have {', '.join(names)}")
     reason = None if device is None else backend.missing(device)
     if reason:
         raise UserError(f"loader {name} cannot run here: {reason}")
@@ -143,19 +134,3 @@ def open_feed(name: str, source: Source, wanted: Wanted, tell: Tell) -> LoaderFe
     if wanted.cold:
         os.sync()  # what waits to be written cannot be dropped from the page cache
     return backend.open(source, wanted, tell)
-
-
-_NEEDED = {
-    "files": "image files (--data folder:DIR)",
-    "arrays": "images that lie in memory (--data cifar10:DIR, generated)",
-    "shards": "tar shards, which are expected as *.tar in the folder",
-}
-
-
-def _needs(backend: Backend) -> str:
-    return " or ".join(_NEEDED[kind] for kind in sorted(backend.sources))
-
-
-def _choices(source: Source) -> str:
-    names = [name for name, backend in LOADERS.items() if backend.sources & kinds_of(source)]
-    return f"this data can have {', '.join([*FIXED, *names])}"

@@ -1,4 +1,4 @@
-"""Image files as bytes, and bytes as RGB pixels; what is wrong with those that cannot be."""
+"""Bytes of image files as RGB pixels; what is wrong with those that cannot be decoded."""
 
 from __future__ import annotations
 
@@ -8,16 +8,9 @@ from io import BytesIO
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL.ExifTags import Base
 
-from e2e.data.loaders.page_cache import drop
-
-
-def read(path: str, cold: bool = False) -> bytes:
-    """A file's bytes; when `cold`, from the disk itself, not from memory. OSError."""
-    with open(path, "rb", buffering=0) as file:
-        if cold:
-            drop(file.fileno())
-        return file.read()
+from kernels.resample.geometry import ORIENTATIONS
 
 
 def decode(content: bytes, before: Callable[[Image.Image], object] | None = None) -> Image.Image:
@@ -35,6 +28,12 @@ def decode(content: bytes, before: Callable[[Image.Image], object] | None = None
         if image.mode == "I" or image.mode.startswith("I;16"):
             return _of_16_bits(image)
         return image.convert("RGB")
+
+
+def orientation_of(image: Image.Image) -> int:
+    """EXIF's, 1 where it has none that is known."""
+    found = image.getexif().get(Base.Orientation, 1)
+    return found if found in ORIENTATIONS else 1
 
 
 def short(error: Exception) -> str:

@@ -10,18 +10,17 @@ from typing import NamedTuple
 
 import torch
 from PIL import Image
-from PIL.ExifTags import Base
 from torch import Tensor
 from torchvision.transforms import v2  # pyright: ignore[reportMissingTypeStubs]
 from torchvision.transforms.v2.functional import (  # pyright: ignore[reportMissingTypeStubs]
     pil_to_tensor,
 )
 
-from e2e.data.loaders.decode import decode
+from e2e.data.loaders.decode import decode, orientation_of
 from e2e.data.loaders.jpeg_bytes import Box
-from e2e.data.loaders.pixels import Pictures, PixelFeed, shuffled
+from e2e.data.loaders.pixels import Pictures, PixelFeed
 from e2e.data.types import Files, Source, Tell, Wanted
-from kernels.resample.geometry import ORIENTATIONS, runs_backwards, upright_size
+from kernels.resample.geometry import runs_backwards, upright_size
 
 SCALES = (8, 4, 2)  # that a JPEG may be decoded smaller by
 
@@ -43,13 +42,9 @@ def open_feed(source: Source, wanted: Wanted, tell: Tell) -> PixelFeed:
     and only there.
     """
     assert isinstance(source, Files)
-    samples = Pictures(source.pictures, _as_it_is, DraftCut(wanted.size), cold=wanted.cold)
-    return PixelFeed(shuffled(samples, len(source.pictures), wanted), source, wanted, tell)
-
-
-def _as_it_is(content: bytes) -> bytes:
-    """The cut has to come before the decoder."""
-    return content
+    # The cut has to come before the decoder.
+    samples = Pictures(source.pictures, bytes, DraftCut(wanted.size), cold=wanted.cold)
+    return PixelFeed(samples, source, wanted, tell)
 
 
 class DraftCut:
@@ -69,7 +64,7 @@ class DraftCut:
 
         def draw(image: Image.Image) -> None:
             if image.format == "JPEG":
-                orientation = _orientation(image)
+                orientation = orientation_of(image)
                 height, width = upright_size(image.height, image.width, orientation)
                 box.append(self._box(height, width))
                 scale = self._scale(box[0])
@@ -78,9 +73,12 @@ class DraftCut:
 
         image = decode(content, draw)
         if not reduced or image.size == reduced[0].size:
-            cut = self._cut(image, box[0] if box else self._box(image.height, image.width))
+            top, left, height, width = box[0] if box else self._box(image.height, image.width)
+            image = image.crop((left, top, left + width, top + height))
+            edges = None
         else:
-            cut = self._scaled(image, box[0], reduced[0])
+            edges = _edges(image, box[0], reduced[0])
+        cut = image.resize((self._size[1], self._size[0]), Image.Resampling.BILINEAR, edges)
         return pil_to_tensor(self._flip(cut))
 
     def _box(self, height: int, width: int) -> Box:
@@ -94,25 +92,16 @@ class DraftCut:
         fitting = (one for one in SCALES if height >= one * rows and width >= one * columns)
         return next(fitting, 1)
 
-    def _cut(self, image: Image.Image, box: Box) -> Image.Image:
-        top, left, height, width = box
-        cut = image.crop((left, top, left + width, top + height))
-        return cut.resize((self._size[1], self._size[0]), Image.Resampling.BILINEAR)
 
-    def _scaled(self, image: Image.Image, box: Box, reduced: _Reduced) -> Image.Image:
-        top, left, height, width = box
-        edges = (
-            reduced.left + left / reduced.scale,
-            reduced.top + top / reduced.scale,
-            min(image.width, reduced.left + (left + width) / reduced.scale),
-            min(image.height, reduced.top + (top + height) / reduced.scale),
-        )
-        return image.resize((self._size[1], self._size[0]), Image.Resampling.BILINEAR, edges)
-
-
-def _orientation(image: Image.Image) -> int:
-    found = image.getexif().get(Base.Orientation, 1)
-    return found if found in ORIENTATIONS else 1
+def _edges(image: Image.Image, box: Box, reduced: _Reduced) -> tuple[float, float, float, float]:
+    """The box of the whole image in the pixels of the one that was decoded smaller."""
+    top, left, height, width = box
+    return (
+        reduced.left + left / reduced.scale,
+        reduced.top + top / reduced.scale,
+        min(image.width, reduced.left + (left + width) / reduced.scale),
+        min(image.height, reduced.top + (top + height) / reduced.scale),
+    )
 
 
 def _reduced(height: int, width: int, scale: int, orientation: int) -> _Reduced:

@@ -18,15 +18,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from PIL.ExifTags import Base
 from PIL.JpegImagePlugin import JpegImageFile
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from e2e.data.loaders.decode import decode, read, short
+from e2e.data.loaders.decode import decode, orientation_of, short
+from e2e.data.loaders.reading import read
 from e2e.data.loaders.sampling import Draw
 from e2e.data.types import Broken, Picture
-from kernels.resample.geometry import ORIENTATIONS, crop_table, upright_size
+from kernels.resample.geometry import crop_table, upright_size
 
 # The cuts of v2.RandomResizedCrop as it usually is, and v2.RandomHorizontalFlip.
 AREA = (0.08, 1.0)
@@ -101,17 +101,11 @@ class Packed:
 
 def pack(samples: Sequence[EncodedSample]) -> Packed:
     """A batch of those samples that have an image."""
-    good = [(sample.item, sample.content) for sample in samples if sample.item is not None]
-    rows = _rows([item for item, _ in good])
-    rows["bytes"] = [len(content) for _, content in good]
-    flat = np.concatenate([rows.view(np.uint8), *(content for _, content in good)])
-    broken = [file for sample in samples for file in sample.broken]
-    return Packed(torch.as_tensor(flat), len(good), broken)
-
-
-def _rows(items: Sequence[Item]) -> Rows:
+    items = [sample.item for sample in samples if sample.item is not None]
+    contents = [sample.content for sample in samples if sample.item is not None]
     rows = np.zeros(len(items), ROW)
     if items:
+        rows["bytes"] = [len(content) for content in contents]
         rows["coded"] = [item.coded for item in items]
         rows["shape"] = [(3, *item.size) for item in items]
         rows["label"] = [item.label for item in items]
@@ -123,7 +117,9 @@ def _rows(items: Sequence[Item]) -> Rows:
             torch.tensor([item.flip for item in items]),
             torch.tensor([item.orientation for item in items]),
         )
-    return rows
+    flat = np.concatenate([rows.view(np.uint8), *contents])
+    broken = [file for sample in samples for file in sample.broken]
+    return Packed(torch.as_tensor(flat), len(items), broken)
 
 
 class Encoded(Dataset[EncodedSample]):
@@ -175,9 +171,7 @@ def plain_jpeg(content: bytes) -> Stored | None:
             return None
         if not content.rstrip(PADDING).endswith(END_OF_IMAGE):
             return None
-        orientation = image.getexif().get(Base.Orientation, 1)
-        known = orientation if orientation in ORIENTATIONS else 1
-        return Stored((image.height, image.width), known)
+        return Stored((image.height, image.width), orientation_of(image))
 
 
 def _as_usual(image: JpegImageFile) -> bool:

@@ -20,11 +20,10 @@ from e2e.data.loaders.pixels import (
     Pictures,
     PixelFeed,
     Sample,
-    sample_workers,
+    SampleWorkers,
     seeded,
-    shuffled,
 )
-from e2e.data.loaders.sampling import Draw, in_order
+from e2e.data.loaders.sampling import Draw
 from e2e.data.types import Arrays, Picture, Source, Tell, Wanted
 
 
@@ -32,12 +31,10 @@ def open_feed(source: Source, wanted: Wanted, tell: Tell) -> PixelFeed:
     """Shuffled epochs, the same for a seed whatever the workers."""
     if isinstance(source, Arrays):
         samples: Dataset[Sample] = _Decoded(source, random_shift(wanted.size))
-        count = len(source.images)
     else:
         cut = random_cut(wanted.size)
         samples = Pictures(source.pictures, decode, cut, cold=wanted.cold)
-        count = len(source.pictures)
-    return PixelFeed(shuffled(samples, count, wanted), source, wanted, tell)
+    return PixelFeed(samples, source, wanted, tell)
 
 
 def once(
@@ -46,9 +43,11 @@ def once(
     cut: Callable[[Image.Image], Tensor] | None = None,
 ) -> Iterator[Batch]:
     """Every image once, in order, cut by `cut` (None: its centre). Broken ones are left out."""
-    workers = sample_workers(
+    draws: list[Draw] = [(index, 0) for index in range(len(pictures))]
+    batches = [draws[at : at + wanted.batch] for at in range(0, len(draws), wanted.batch)]
+    workers = SampleWorkers(
         Pictures(pictures, decode, cut or centre(wanted.size), whole=True),
-        lambda start: in_order(len(pictures), wanted.batch)[start:],
+        lambda start: batches[start:],
         wanted,
     )
     try:

@@ -11,21 +11,17 @@ import torch
 from torch import Tensor
 
 from e2e.data.loaders.device_copy import Placer
-from e2e.data.types import IMAGENET, LoaderFeed
+from e2e.data.types import IMAGENET, LoaderFeed, ReadyFeed
 
 LAST_BATCH_S = 10.0  # at most that closing waits for a batch
 NOTICED_S = 10.0  # at most until a thread that waits for workers knows that they were ended
 
 
-class PinnedFeed:
+class PinnedFeed(ReadyFeed):
     """A `LoaderFeed` of one batch in pinned memory (a CPU has none, and copies nothing).
 
     Bytes, uint8 [N, 3, H, W], are normalised on the device; other inputs are taken as they are.
     """
-
-    ahead = 0
-    pids: tuple[int, ...] = ()
-    idle_cpu_s = 0.0
 
     def __init__(
         self, batch: tuple[Tensor, Tensor], device: torch.device, channels_last: bool = False
@@ -36,9 +32,6 @@ class PinnedFeed:
         self._tokens = batch[0] is batch[1]
         self._batch = [inputs, targets]
         self._placer = Placer(device, IMAGENET, channels_last)
-
-    def fetch(self) -> None:
-        """Nothing to wait for."""
 
     def place(self, fetched: object) -> tuple[Tensor, Tensor]:
         """Copy the batch to the device, without waiting, and normalise it there."""

@@ -14,10 +14,11 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from e2e.data.loaders.decode import read, short
+from e2e.data.loaders.decode import short
 from e2e.data.loaders.device_copy import Placer
+from e2e.data.loaders.reading import read
 from e2e.data.loaders.sampling import Draw, Shuffled
-from e2e.data.loaders.worker_pool import WorkerFeed, Workers
+from e2e.data.loaders.worker_pool import Workers
 from e2e.data.types import Broken, Files, Picture, Source, Tell, Wanted
 from microbench.errors import UserError
 
@@ -96,30 +97,42 @@ def together(samples: Sequence[Sample]) -> Batch:
     return Batch(default_collate([one.image for one in good]), labels, broken)
 
 
-def sample_workers(
-    samples: Dataset[Sample], batches: Callable[[int], Iterable[list[Any]]], wanted: Wanted
-) -> Workers[Batch]:
+class SampleWorkers(Workers[Batch]):
     """Workers that make batches of samples, for the draws from the n-th batch on."""
-    return Workers(
-        samples,
-        batches,
-        wanted,
-        collate=together,
-        pinned=wanted.pinned,
-        batch_bytes=wanted.batch_bytes,
-    )
+
+    def __init__(
+        self,
+        samples: Dataset[Sample],
+        batches: Callable[[int], Iterable[list[Any]]],
+        wanted: Wanted,
+    ) -> None:
+        super().__init__(
+            samples,
+            batches,
+            wanted,
+            collate=together,
+            pinned=wanted.pinned,
+            batch_bytes=wanted.batch_bytes,
+        )
 
 
-def shuffled(samples: Dataset[Sample], count: int, wanted: Wanted) -> Workers[Batch]:
-    """Workers that draw from `count` samples, epoch after epoch."""
-    return sample_workers(samples, partial(Shuffled, count, wanted.batch, wanted.seed), wanted)
+class PixelFeed(SampleWorkers):
+    """A `LoaderFeed` that waits for its workers' batch, copies it, and normalises on the device.
 
+    `batches` are the draws from the n-th batch on; None: all samples, shuffled, epoch after epoch.
+    """
 
-class PixelFeed(WorkerFeed[Batch]):
-    """A `LoaderFeed` that waits for its workers' batch, copies it, and normalises on the device."""
-
-    def __init__(self, workers: Workers[Batch], source: Source, wanted: Wanted, tell: Tell) -> None:
-        super().__init__(workers)
+    def __init__(
+        self,
+        samples: Dataset[Sample],
+        source: Source,
+        wanted: Wanted,
+        tell: Tell,
+        batches: Callable[[int], Iterable[list[Any]]] | None = None,
+    ) -> None:
+        count = len(source.pictures if isinstance(source, Files) else source.classes)
+        batches = batches or partial(Shuffled, count, wanted.batch, wanted.seed)
+        super().__init__(samples, batches, wanted)
         self._source, self._tell = source, tell
         self._place = Placer(wanted.device, wanted.normal, wanted.channels_last)
         self._open = True
@@ -127,7 +140,7 @@ class PixelFeed(WorkerFeed[Batch]):
     def fetch(self) -> Batch:
         """Wait for the next batch. UserError for a broken image when strict, or all broken."""
         assert self._open, "closed"
-        batch = next(self._workers)
+        batch = next(self)
         self._tell(batch.broken)
         if not len(batch.images):
             raise none_left(self._source)

@@ -1,14 +1,25 @@
-"""Images that lie on the device as bytes: drawn, cut, flipped and normalised there."""
+"""Images that lie on the device as bytes: drawn, cut, flipped and normalised there.
+
+Files are decoded once, to 256 pixels for every 224 that are wanted.
+"""
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from e2e.data.loaders.crop_sizes import PADDING
-from e2e.data.types import Arrays, Source, Tell, Wanted, laid_out
+from e2e.data.loaders.cpus import cores, free_shared_memory
+from e2e.data.loaders.crop_sizes import PADDING, kept_size, no_room
+from e2e.data.types import Arrays, Files, ReadyFeed, Source, Tell, Wanted, laid_out
+from microbench.device.host import available_memory_bytes
+from microbench.errors import UserError
+
+DECODED_AT_ONCE = 16
+MOST_WORKERS = 16
 
 Kept = tuple[Tensor, Tensor]
 # All feeds of a source share its images, which go when the source does.
@@ -21,30 +32,63 @@ def open_feed(source: Source, wanted: Wanted, tell: Tell) -> ResidentFeed:
     by_size = _kept.setdefault(source, {})
     key = (wanted.size, wanted.device)
     if key not in by_size:
-        by_size[key] = _placed(source, wanted, tell)
+        if isinstance(source, Arrays):
+            by_size[key] = source.images.to(wanted.device), source.classes.to(wanted.device)
+        else:
+            by_size[key] = _decoded(source, wanted, tell)
     return ResidentFeed(*by_size[key], wanted)
 
 
-def _placed(source: Source, wanted: Wanted, tell: Tell) -> Kept:
-    if isinstance(source, Arrays):
-        return source.images.to(wanted.device), source.classes.to(wanted.device)
-    # Pillow and torchvision load slowly, and arrays do not need them.
-    from e2e.data.loaders.predecode import decoded
+def _decoded(files: Files, wanted: Wanted, tell: Tell) -> Kept:
+    """Images, uint8 [N, 3, H, W], and classes, int64; broken files are left out and reported.
 
-    return decoded(source, wanted, tell)
+    It has workers of its own, whatever is wanted: nothing is measured meanwhile.
+    """
+    # These load slowly, and arrays do not need them.
+    from e2e.data.loaders.pillow import middle, once
+    from e2e.data.loaders.pixels import none_left
+
+    start_s = time.perf_counter()
+    device, count = wanted.device, len(files.pictures)
+    on_gpu = device.type == "cuda"
+    free = torch.cuda.mem_get_info(device)[0] if on_gpu else available_memory_bytes()
+    if reason := no_room(count, wanted.size, free):
+        raise UserError(reason)
+    height, width = size = kept_size(wanted.size)
+    images = torch.empty((count, 3, height, width), dtype=torch.uint8, device=device)
+    classes = torch.empty(count, dtype=torch.int64, device=device)
+    at = 0
+    some = _in_workers(replace(wanted, size=size, batch=DECODED_AT_ONCE), count)
+    for batch in once(files.pictures, some, middle(size, max(size))):
+        tell(batch.broken)
+        good = len(batch.labels)
+        if good:
+            images[at : at + good] = batch.images
+            classes[at : at + good] = batch.labels
+        at += good
+    if not at:
+        raise none_left(files)
+    took_s = time.perf_counter() - start_s
+    wanted.note(f"{at:,} images decoded once, in {took_s:.0f} s (workers: {some.workers})")
+    return images[:at], classes[:at]
 
 
-class ResidentFeed:
+def _in_workers(wanted: Wanted, count: int) -> Wanted:
+    """The same with as many workers as there are cores, batches and shared memory for."""
+    free, most = free_shared_memory(), min(MOST_WORKERS, cores(), count // wanted.batch)
+    if free is not None:
+        # One batch more may be under way than the workers have ready.
+        most = min(most, (free // wanted.batch_bytes - 1) // wanted.prefetch)
+    return replace(wanted, workers=max(0, most))
+
+
+class ResidentFeed(ReadyFeed):
     """A `LoaderFeed` that cuts, flips and normalises images on the device: six kernels a batch.
 
     Images that are larger than what is wanted are cut anywhere in them, others up to PADDING beyond
     their edges. The random numbers are the device's own, so one seed gives other batches on another
     kind of it.
     """
-
-    ahead = 0
-    pids: tuple[int, ...] = ()
-    idle_cpu_s = 0.0
 
     def __init__(self, images: Tensor, classes: Tensor, wanted: Wanted) -> None:
         self._channels_last = wanted.channels_last
@@ -59,9 +103,6 @@ class ResidentFeed:
         self._columns = torch.cat([columns, columns.flip(1)]).to(device)
         self._channels = torch.arange(images.shape[1], device=device).reshape(1, -1, 1, 1)
         self._drawn = self._epoch(len(images))
-
-    def fetch(self) -> None:
-        """Nothing to wait for: all is on the device."""
 
     def place(self, fetched: object) -> tuple[Tensor, Tensor]:
         """The next images of the epoch, cut, flipped and normalised."""

@@ -39,10 +39,3 @@ class Shuffled:
                 for some in torch.split(drawn, LISTED, dim=1):
                     yield from zip(*some.numpy().tolist(), strict=True)
             left_out = max(0, left_out - self.count)
-
-
-def in_order(count: int, batch: int) -> list[list[Draw]]:
-    """Every image once; the last batch may be short."""
-    return [
-        [(index, 0) for index in range(at, min(at + batch, count))] for at in range(0, count, batch)
-    ]

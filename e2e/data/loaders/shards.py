@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from e2e.data.loaders.decode import decode, short
-from e2e.data.loaders.page_cache import drop
 from e2e.data.loaders.pillow import random_cut
-from e2e.data.loaders.pixels import PixelFeed, Sample, sample_workers, seeded
+from e2e.data.loaders.pixels import PixelFeed, Sample, seeded
+from e2e.data.loaders.reading import drop
 from e2e.data.types import Broken, Files, Source, Tell, Wanted
 from microbench.errors import UserError
 
@@ -52,12 +52,10 @@ def open_feed(source: Source, wanted: Wanted, tell: Tell) -> PixelFeed:
             f"which needs one: at most --workers {len(paths)}"
         )
     classes = 1 + max(picture.label for picture in source.pictures)
-    workers = sample_workers(
-        _Shards(paths, classes, random_cut(wanted.size), wanted),
-        lambda start: ([number] for number in itertools.count(start)),
-        wanted,
+    samples = _Shards(paths, classes, random_cut(wanted.size), wanted)
+    return PixelFeed(
+        samples, source, wanted, tell, lambda start: ([number] for number in itertools.count(start))
     )
-    return PixelFeed(workers, source, wanted, tell)
 
 
 class _Shards(Dataset[Sample]):
@@ -99,7 +97,8 @@ class _Shards(Dataset[Sample]):
                 return sample
             except Exception as error:  # decoders raise nearly anything on broken files
                 name = os.path.join(str(parts["__url__"]), str(parts["__key__"]))
-                broken.append((name, _said(error)))
+                none = isinstance(error, StopIteration)
+                broken.append((name, "no image in it" if none else short(error)))
         return Sample(None, 0, broken)
 
     def _following(self) -> Generator[tuple[Raw, int], None, None]:
@@ -123,14 +122,14 @@ class _Shards(Dataset[Sample]):
 
     def _drawn(self, worker: int, workers: int) -> Iterator[tuple[Raw, int]]:
         """Samples of a worker's shards in random order, each with a seed, epoch after epoch."""
-        shuffle = _webdataset("webdataset").shuffle
+        shuffle = import_module("webdataset").shuffle
         random_ = random.Random(f"{self._wanted.seed} {worker}")
         stream = self._epochs(self._paths[worker::workers], random.Random(random_.random()))
         for raw in shuffle(BUFFER, rng=random.Random(random_.random()))(stream):
             yield raw, random_.getrandbits(62)
 
     def _epochs(self, paths: Sequence[str], random_: random.Random) -> Iterator[Raw]:
-        tariterators = _webdataset("webdataset.tariterators")
+        tariterators = import_module("webdataset.tariterators")
         while True:
             order = random_.sample(paths, len(paths))
             files = tariterators.tar_file_expander(self._opened(order), handler=self._heard)
@@ -162,11 +161,6 @@ class _Shards(Dataset[Sample]):
         return True  # go on with what comes after it
 
 
-def _webdataset(module: str) -> Any:
-    """A module of webdataset, which is an optional extra without types."""
-    return import_module(module)
-
-
 def _is_cut_short(file: BinaryIO) -> bool:
     """Whether a tar file lacks the block of zeros at its end."""
     end = file.seek(0, os.SEEK_END)
@@ -174,7 +168,3 @@ def _is_cut_short(file: BinaryIO) -> bool:
     last = file.read()
     file.seek(0)
     return bool(end % TAR_BLOCK) or last != bytes(TAR_BLOCK)
-
-
-def _said(error: Exception) -> str:
-    return "no image in it" if isinstance(error, StopIteration) else short(error)

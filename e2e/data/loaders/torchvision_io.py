@@ -17,7 +17,7 @@ from torchvision.transforms.v2.functional import (  # pyright: ignore[reportMiss
 
 from e2e.data.loaders.decode import decode
 from e2e.data.loaders.pillow import random_cut
-from e2e.data.loaders.pixels import Pictures, PixelFeed, shuffled
+from e2e.data.loaders.pixels import Pictures, PixelFeed
 from e2e.data.types import Files, Source, Tell, Wanted
 
 JPEG = b"\xff\xd8\xff"
@@ -29,8 +29,7 @@ def open_feed(source: Source, wanted: Wanted, tell: Tell) -> PixelFeed:
     """The batches of back end torchvision, but for how a decoder and a resize round."""
     assert isinstance(source, Files)
     samples = Pictures(source.pictures, pixels, random_cut(wanted.size), cold=wanted.cold)
-    workers = shuffled(samples, len(source.pictures), wanted)
-    return PixelFeed(workers, source, wanted, tell)
+    return PixelFeed(samples, source, wanted, tell)
 
 
 def pixels(content: bytes) -> Tensor:

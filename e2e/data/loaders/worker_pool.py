@@ -55,8 +55,11 @@ class Workers(Iterator[Batch], Generic[Batch]):
     with new ones at the first batch that was not given yet, so that none is left out and none comes
     twice, and `wanted.note` gets a line.
     `batch_bytes` is what a batch takes in shared memory: a LoaderError, before any worker starts,
-    when the batches that are under way do not fit.
+    when the batches that are under way do not fit. A `LoaderFeed` may be made of this class: it
+    adds `fetch` and `place`.
     """
+
+    idle_cpu_s = 0.0
 
     def __init__(
         self,
@@ -68,11 +71,8 @@ class Workers(Iterator[Batch], Generic[Batch]):
         pinned: bool,
         batch_bytes: int,
     ) -> None:
-        self._dataset, self._batches, self._collate = dataset, batches, collate
-        self._workers, self._prefetch, self._pinned = wanted.workers, wanted.prefetch, pinned
-        self._batch_bytes = batch_bytes
-        self._on_death = wanted.on_death
-        self._note = wanted.note
+        self._dataset, self._batches, self._wanted = dataset, batches, wanted
+        self._collate, self._pinned, self._batch_bytes = collate, pinned, batch_bytes
         self._running: Iterator[Batch] | None = None
         self._processes: tuple[BaseProcess, ...] = ()
         self._given = 0
@@ -82,7 +82,7 @@ class Workers(Iterator[Batch], Generic[Batch]):
     @property
     def ahead(self) -> int:
         """How many batches may be ready before they are fetched."""
-        return self._workers * self._prefetch
+        return self._wanted.workers * self._wanted.prefetch
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -94,7 +94,9 @@ class Workers(Iterator[Batch], Generic[Batch]):
             if self._dead():
                 self._bury()
             try:
-                batch = self._next()
+                if self._running is None:
+                    self._running = self._start()
+                batch = next(self._running)
             except StopIteration:
                 raise
             except Exception:
@@ -107,20 +109,18 @@ class Workers(Iterator[Batch], Generic[Batch]):
 
     def close(self) -> None:
         """End the workers. A `next` that another thread waits in raises within some seconds."""
+        self._end()
+
+    def _end(self) -> None:
         self._running = None  # its end is theirs, unless another thread waits in it
         processes, self._processes = self._processes, ()
         for process in processes:
             if process.is_alive():
                 process.terminate()
 
-    def _next(self) -> Batch:
-        if self._running is None:
-            self._start()
-        assert self._running is not None
-        return next(self._running)
-
-    def _start(self) -> None:
+    def _start(self) -> Iterator[Batch]:
         self._check_shared_memory()
+        workers = self._wanted.workers
         with _starting, _quiet_children(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "This DataLoader will create")  # a note says it
             warnings.filterwarnings("ignore", ".*multi-threaded, use of fork")  # as torch does it
@@ -128,26 +128,27 @@ class Workers(Iterator[Batch], Generic[Batch]):
             loader = DataLoader(
                 self._dataset,
                 batch_sampler=self._batches(self._given),  # type: ignore[arg-type]
-                num_workers=self._workers,
-                multiprocessing_context=START if self._workers else None,
+                num_workers=workers,
+                multiprocessing_context=START if workers else None,
                 collate_fn=self._collate,
                 pin_memory=self._pinned,
-                prefetch_factor=self._prefetch if self._workers else None,
+                prefetch_factor=self._wanted.prefetch if workers else None,
                 generator=torch.Generator(),  # else it draws from the training's random numbers
                 worker_init_fn=partial(_end_with, os.getpid()),
             )
-            if self._workers and self._pinned:
+            if workers and self._pinned:
                 _keep_quiet_about_the_dead()
-            self._running = iter(loader)
+            running = iter(loader)
             started = set(multiprocessing.active_children()) - before
         self._processes = tuple(sorted(started, key=lambda process: process.pid or 0))
+        return running
 
     def _check_shared_memory(self) -> None:
         needed, free = (self.ahead + 1) * self._batch_bytes, free_shared_memory()
-        if not self._workers or free is None or needed <= free:
+        if not self.ahead or free is None or needed <= free:
             return
         raise LoaderError(
-            f"--workers {self._workers} has {self.ahead + 1} batches of "
+            f"--workers {self._wanted.workers} has {self.ahead + 1} batches of "
             f"{self._batch_bytes / 1e6:,.1f} MB under way, {needed / 1e6:,.0f} MB; shared memory "
             f"(/dev/shm) has {free / 1e6:,.0f} MB free: take fewer --workers or a smaller --batch; "
             "in a container, --shm-size gives more"
@@ -169,38 +170,15 @@ class Workers(Iterator[Batch], Generic[Batch]):
         """Make ready to go on after a worker's death. LoaderError when that is not wanted."""
         dead = self._dead()[0]
         number = self._processes.index(dead) + 1
-        said = f"loader worker {number} of {self._workers} (pid {dead.pid}) {_end_of(dead)}"
-        self.close()
+        said = f"loader worker {number} of {self._wanted.workers} (pid {dead.pid}) {_end_of(dead)}"
+        self._end()
         self._losses += 1
-        if self._on_death != "restart":
+        if self._wanted.on_death != "restart":
             raise LoaderError(f"{said}; --on-worker-death restart goes on with new ones")
         if self._losses == MAX_LOSSES:
             raise LoaderError(f"{said}; so was the one before it, at the same batch")
         self.restarts += 1
-        self._note(f"{said}; new ones went on from the batch that was lost")
-
-
-class WorkerFeed(Generic[Batch]):
-    """What all `LoaderFeed`s have that wait for batches of workers."""
-
-    idle_cpu_s = 0.0
-
-    def __init__(self, workers: Workers[Batch]) -> None:
-        self._workers = workers
-
-    @property
-    def ahead(self) -> int:
-        """How many batches may be ready before they are fetched."""
-        return self._workers.ahead
-
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """The workers by now."""
-        return self._workers.pids
-
-    def close(self) -> None:
-        """End the workers."""
-        self._workers.close()
+        self._wanted.note(f"{said}; new ones went on from the batch that was lost")
 
 
 def _end_with(parent: int, _: int) -> None:

@@ -66,7 +66,10 @@ def _found(folder: Path) -> tuple[Path, str]:
 
 def _binary(path: Path) -> Records:
     """Records of a class byte and 3,072 pixel bytes."""
-    raw = np.frombuffer(_bytes(path), np.uint8)
+    try:
+        raw = np.frombuffer(path.read_bytes(), np.uint8)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
     if raw.size != RECORDS * (1 + PIXELS):
         raise _broken(path, f"it has {raw.size:,} bytes, not {RECORDS * (1 + PIXELS):,}")
     records = raw.reshape(RECORDS, 1 + PIXELS)
@@ -96,13 +99,6 @@ def _checked(path: Path, pixels: NDArray[Any], labels: NDArray[Any]) -> Records:
     if labels.min() < 0 or labels.max() >= CLASSES:
         raise _broken(path, f"its labels go from {labels.min()} to {labels.max()}, not from 0 to 9")
     return pixels, labels.astype(np.int64)
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def _broken(path: Path, why: str) -> UserError:

@@ -14,6 +14,7 @@ the raw stream of NumPy's PCG64, which NumPy promises to keep.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 
@@ -21,14 +22,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from e2e.data.sources import shapes
 from e2e.data.types import Arrays, Normal
 
 Ints = NDArray[np.integer]
+Shape = Callable[[Ints, Ints], NDArray[np.bool_]]
 
 TRAIN, HELD_OUT = 50_000, 10_000
 SAMPLE = (3, 32, 32)
-CLASSES = len(shapes.CLASSES)
 NORMAL = Normal((0.458, 0.458, 0.458), (0.196, 0.196, 0.196))
 
 SEED = 20_240_607  # of the data set, whatever the seed of a run
@@ -48,6 +48,45 @@ GAIN_BITS = 7
 NOISE = (8, 40)  # of noise from -15 to 15, in parts of 16
 MARGIN = 2  # pixels that a mask's window stays away from the ends of its canvas
 
+CANVAS = 48  # pixels a side of a mask; a window of 32 moved over it moves the shape in the image
+OPAQUE_BITS = 6
+OPAQUE = 1 << OPAQUE_BITS  # a mask's value where the shape covers the whole pixel
+SUBPIXELS = 3  # a side: edges are smooth, as those of photographs
+UNIT = 1000  # a shape's half-width in its own coordinates
+RADII = range(7, 13)  # half-widths in pixels
+# Angles whose sine and cosine are fractions of integers, so that turning needs no rounding:
+# 0, 10.4, 16.3 and 22.6 degrees, both ways, which keeps every class closed under mirroring.
+TURNS = ((0, 1, 1), *((s * a, b, c) for a, b, c in ((11, 60, 61), (7, 24, 25), (5, 12, 13))
+                      for s in (-1, 1)))  # fmt: skip
+
+TEXTURE = 64  # pixels a side of a texture, which repeats itself beyond its edges
+TEXTURES = 128
+WAVES = (2, 4, 8, 16, 32)  # cells a side in each octave
+
+# Class by class. Each is its own mirror image, as an augmentation flips.
+SHAPES: tuple[Shape, ...] = (
+    lambda x, y: x * x + y * y <= 900**2,  # a disc
+    lambda x, y: (x * x + y * y <= 900**2) & (x * x + y * y >= 500**2),  # a ring
+    lambda x, y: np.maximum(abs(x), abs(y)) <= 800,  # a square
+    lambda x, y: (np.maximum(abs(x), abs(y)) <= 800) & (np.maximum(abs(x), abs(y)) >= 450),  # frame
+    lambda x, y: (y <= 750) & (2 * abs(x) <= y + 1000),  # a triangle
+    lambda x, y: (np.minimum(abs(x), abs(y)) <= 260) & (np.maximum(abs(x), abs(y)) <= 950),  # plus
+    lambda x, y: (abs(abs(x) - abs(y)) <= 370) & (np.maximum(abs(x), abs(y)) <= 850),  # a cross
+    lambda x, y: abs(x) + abs(y) <= UNIT,  # a diamond
+    lambda x, y: (abs(x) <= 850) & ((abs(y) <= 170) | ((abs(y) >= 520) & (abs(y) <= 860))),  # bars
+    lambda x, y: (abs(y) <= 850) & (abs(x) <= abs(y) + 60),  # an hourglass
+)
+CLASSES = len(SHAPES)
+# What is in the picture besides, and says nothing of its class.
+DISTRACTORS: tuple[Shape, ...] = (
+    lambda x, y: (abs(x) <= 950) & (abs(y) <= 150),
+    lambda x, y: (abs(x) <= 150) & (abs(y) <= 950),
+    lambda x, y: abs(x - y) <= 230,
+    lambda x, y: abs(x + y) <= 230,
+    lambda x, y: (x * x + y * y <= 900**2) & (x * x + y * y >= 600**2) & (y <= -100),
+    lambda x, y: (abs(x) <= 950) & (abs(abs(y) - 700) <= 120),
+)
+
 
 @lru_cache(maxsize=1)
 def images() -> tuple[Arrays, Arrays]:
@@ -60,15 +99,12 @@ class _World:
     """The masks and textures that all images share, as windows of an image's size at any offset."""
 
     def __init__(self) -> None:
-        classes = shapes.shape_masks()
-        self._variants = classes.shape[1]
-        of_classes = classes.reshape(-1, shapes.CANVAS, shapes.CANVAS)
-        of_distractors = shapes.distractor_masks()
-        self._first_distractor = len(of_classes)
-        self._distractors = len(of_distractors)
-        self._masks = _windows(np.concatenate([of_classes, of_distractors]))
-        raw = _random_bytes(TEXTURE_STREAM, shapes.texture_bytes())
-        self._textures = _windows(shapes.textures(raw))
+        masks = [_variants(shape) for shape in (*SHAPES, *DISTRACTORS)]
+        self._variants = len(RADII) * len(TURNS)
+        self._first_distractor = CLASSES * self._variants
+        self._distractors = len(DISTRACTORS) * self._variants
+        self._masks = _windows(np.concatenate(masks))
+        self._textures = _windows(_smooth_noise())
 
     def images(self, stream: int, count: int) -> Arrays:
         """`count` images from a stream of random numbers; the classes take turns."""
@@ -89,7 +125,8 @@ class _World:
 
     def _made(self, draw: _Draws, noise: NDArray[np.uint8], labels: Ints) -> Ints:
         """Images [N, 3, 32, 32], from 0 to 255."""
-        shape, other = self._shape(draw, labels), self._other(draw, labels)
+        shape = self._placed(labels * self._variants + draw.below(self._variants, wide=True), draw)
+        other = self._other(draw, labels)
         ahead = draw.below(2)[:, None, None] == 1
         ground = draw.between(GROUND, 3)
         pixels = _textured(ground, self._texture(draw), draw)
@@ -97,13 +134,9 @@ class _World:
         for mask in (np.where(ahead, other, shape), np.where(ahead, shape, other)):
             paint = _textured(_contrasting(ground, draw), fill, draw)
             # In 16 bits: a difference is below 500, and a mask is at most 64.
-            pixels += ((paint - pixels) * mask[:, None]) >> shapes.OPAQUE_BITS
+            pixels += ((paint - pixels) * mask[:, None]) >> OPAQUE_BITS
         pixels += _scaled_noise(noise, draw)
         return pixels.clip(0, 255)
-
-    def _shape(self, draw: _Draws, labels: Ints) -> Ints:
-        """Masks of the labels' shapes, int16 [N, 32, 32]."""
-        return self._placed(labels * self._variants + draw.below(self._variants, wide=True), draw)
 
     def _other(self, draw: _Draws, labels: Ints) -> Ints:
         """Masks of distractors; in an ambiguous image, of a shape of another class."""
@@ -114,13 +147,14 @@ class _World:
         return self._placed(np.where(ambiguous, shape, distractor), draw)
 
     def _placed(self, which: Ints, draw: _Draws) -> Ints:
-        ends = (MARGIN, shapes.CANVAS - SAMPLE[1] - MARGIN)
+        """These masks, anywhere in the image: int16 [N, 32, 32]."""
+        ends = (MARGIN, CANVAS - SAMPLE[1] - MARGIN)
         down, across = draw.between(ends), draw.between(ends)
         return self._masks[which, down, across]
 
     def _texture(self, draw: _Draws) -> Ints:
-        ends = (0, shapes.TEXTURE - SAMPLE[1])
-        which = draw.below(shapes.TEXTURES)
+        ends = (0, TEXTURE - SAMPLE[1])
+        which = draw.below(TEXTURES)
         down, across = draw.between(ends), draw.between(ends)
         return self._textures[which, down, across]
 
@@ -190,3 +224,45 @@ def _random_bytes(stream: int, count: int) -> NDArray[np.uint8]:
 def _windows(planes: NDArray[np.int16]) -> Ints:
     """A view [planes, down, across, 32, 32]: every window of an image's size."""
     return np.lib.stride_tricks.sliding_window_view(planes, SAMPLE[1:], (1, 2))
+
+
+def _variants(shape: Shape) -> NDArray[np.int16]:
+    """The shape at every size and turn: [variants, CANVAS, CANVAS], 0 to OPAQUE."""
+    return np.stack([_mask(shape, radius, turn) for radius in RADII for turn in TURNS])
+
+
+def _mask(shape: Shape, radius: int, turn: tuple[int, int, int]) -> NDArray[np.int16]:
+    side = CANVAS * SUBPIXELS
+    # Odd numbers round the middle: points at the centres of subpixels, in halves of one.
+    points = np.arange(1 - side, side, 2, dtype=np.int64)
+    y, x = points[:, None], points[None, :]
+    sine, cosine, hypotenuse = turn
+    scale = 2 * SUBPIXELS * radius * hypotenuse
+    turned_x = (cosine * x - sine * y) * UNIT // scale
+    turned_y = (sine * x + cosine * y) * UNIT // scale
+    within = shape(turned_x, turned_y)
+    parts = within.reshape(CANVAS, SUBPIXELS, CANVAS, SUBPIXELS).sum(axis=(1, 3))
+    return (parts * OPAQUE // SUBPIXELS**2).astype(np.int16)
+
+
+def _smooth_noise() -> NDArray[np.int16]:
+    """Textures with the spectrum of photographs: [TEXTURES, TEXTURE, TEXTURE], about +-120.
+
+    Octaves of equal strength are an amplitude that falls as 1/frequency.
+    """
+    raw = _random_bytes(TEXTURE_STREAM, TEXTURES * sum(waves**2 for waves in WAVES))
+    total = np.zeros((TEXTURES, TEXTURE, TEXTURE), np.int64)
+    for waves in WAVES:
+        cells, raw = raw[: TEXTURES * waves**2], raw[TEXTURES * waves**2 :]
+        grid = cells.reshape(TEXTURES, waves, waves).astype(np.int64) - 128
+        total += _stretched(_stretched(grid, 1), 2)
+    return (total >> 1).astype(np.int16)
+
+
+def _stretched(grid: Ints, axis: int) -> Ints:
+    """The grid at TEXTURE points along an axis: straight lines, the end joined to the start."""
+    factor = TEXTURE // grid.shape[axis]
+    following = np.roll(grid, -1, axis)
+    steps = [(grid * (factor - i) + following * i) // factor for i in range(factor)]
+    stacked = np.stack(steps, axis + 1)
+    return stacked.reshape(*grid.shape[:axis], TEXTURE, *grid.shape[axis + 1 :])

@@ -67,7 +67,9 @@ def list_images(root: Path) -> Listing:
     train = _labelled(found, classes)
     held_out = _labelled(_known_only(kept_root, classes, left_out), classes) if kept_root else []
     notes += _left_out_notes(left_out)
-    broken = _broken([*train, *held_out])
+    files = [picture.path for picture in (*train, *held_out)]
+    reasons = ((path, _trouble(path, opened=len(files) <= MAX_OPENED)) for path in files)
+    broken = {path: reason for path, reason in reasons if reason}
     train = [picture for picture in train if picture.path not in broken]
     held_out = [picture for picture in held_out if picture.path not in broken]
     if not held_out:
@@ -167,14 +169,8 @@ def _split(pictures: Sequence[Picture], root: Path) -> tuple[list[Picture], list
     )
 
 
-def _broken(pictures: Sequence[Picture]) -> dict[str, str]:
-    """What is wrong with files that are no images, as far as it is quick to see."""
-    opened = len(pictures) <= MAX_OPENED
-    reasons = ((picture.path, _trouble(picture.path, opened)) for picture in pictures)
-    return {path: reason for path, reason in reasons if reason}
-
-
 def _trouble(path: str, opened: bool) -> str | None:
+    """What is wrong with a file that is no image, as far as it is quick to see."""
     try:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):

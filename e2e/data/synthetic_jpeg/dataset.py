@@ -15,24 +15,19 @@ import os
 import shutil
 import signal
 import tarfile
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import Any
 
-from e2e.data.synthetic_jpeg.picture import CLASSES, jpeg, look_of
-from e2e.data.synthetic_jpeg.textures import planes
+from e2e.data.synthetic_jpeg.picture import CLASSES, FIELDS, KINDS, jpeg, look_of, noise_plane
 from kernels.tuned import user_directory
 from microbench.device.host import usable_cores
 from microbench.errors import UserError
-
-# Of `--data made`: a page cache holds them on any machine, and a large one makes them in seconds.
-USUAL_IMAGES, USUAL_CLASSES = 4000, 100
 
 FORMAT = 1  # raised when other pixels or other files are made
 WHAT = "images made by halfway"
@@ -48,9 +43,6 @@ MEAN_BYTES = 110_000  # of an image, about
 BLOCK_BYTES = 4096  # of a file system: each file wastes half of one
 TAR_BYTES = 2560  # that a tar file adds to an image and its label
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
-
-Task = TypeVar("Task")
-Result = TypeVar("Result")
 
 OnProgress = Callable[[int, int], None]  # images that are made, and those wanted
 
@@ -102,6 +94,9 @@ class Plan:
         return f"{self.images:,} images of {self.classes:,} classes, seed {self.seed}"
 
 
+USUAL = Plan(4000, 100)  # `--data made`: it fits into any page cache, and is made in seconds
+
+
 def make(
     folder: Path,
     plan: Plan,
@@ -132,12 +127,15 @@ def make(
         with TemporaryDirectory(prefix=PART, dir=folder) as part:
             work = Path(part)
             _write_images(work, plan, processes or usable_cores(), on_progress)
-            _write_shards(work, plan, shards, processes or usable_cores())
+            names = _shard_names(shards)
+            for number, name in enumerate(names):  # spread evenly and in order
+                some = slice(*(len(trained) * at // shards for at in (number, number + 1)))
+                _write_shard(work, plan, name, trained[some])
             content = {"what": WHAT, "format": FORMAT, **asdict(plan), "shards": shards}
             (work / MANIFEST).write_text(f"{json.dumps(content, indent=1)}\n", encoding="utf-8")
             if _is_there(folder, plan, shards):  # another process was faster
                 return False
-            for name in (TRAIN, HELD_OUT, *_shard_names(shards), MANIFEST):
+            for name in (TRAIN, HELD_OUT, *names, MANIFEST):
                 (work / name).rename(folder / name)
     except OSError as error:
         raise UserError(f"cannot write {error.filename or folder}: {error.strerror}") from None
@@ -146,8 +144,7 @@ def make(
 
 def cached(plan: Plan, on_progress: OnProgress) -> Path:
     """The folder of such a dataset in the user's cache, generated the first time."""
-    name = f"{FORMAT}-{plan.images}-{plan.classes}-{plan.seed}"
-    folder = user_directory("made") / name
+    folder = user_directory("made") / f"{FORMAT}-{plan.images}-{plan.classes}-{plan.seed}"
     make(folder, plan, on_progress=on_progress)
     return folder
 
@@ -170,7 +167,10 @@ def _is_there(folder: Path, plan: Plan, shards: int) -> bool:
     if shards not in (0, held_shards):
         raise UserError(f"{folder} has {held_shards} tar files, not {shards}; name another folder")
     wanted = {*map(plan.path, range(plan.images)), *_shard_names(held_shards)}
-    found = {*_files_in(folder), *(name for name in names if name.endswith(".tar"))}
+    found = {name for name in names if name.endswith(".tar")}
+    for here, _, files in (step for part in (TRAIN, HELD_OUT) for step in os.walk(folder / part)):
+        below = os.path.relpath(here, folder)
+        found.update(os.path.join(below, file) for file in files)
     if strange := sorted(found - wanted):
         raise UserError(f"{folder} holds what was not made, {strange[0]}: take it out of there")
     if missing := sorted(wanted - found):
@@ -209,16 +209,6 @@ def _read_manifest(folder: Path) -> tuple[Plan, int]:
         raise UserError(f"{path} is not of made data, or damaged; name another folder") from None
 
 
-def _files_in(folder: Path) -> list[str]:
-    """The files of train and val, relative to the folder."""
-    return [
-        os.path.relpath(os.path.join(here, name), folder)
-        for part in (TRAIN, HELD_OUT)
-        for here, _, names in os.walk(folder / part)
-        for name in names
-    ]
-
-
 def _check_space(folder: Path, images: int, packed: int) -> None:
     """UserError when the disk has no room for the images, and `packed` of them in tar files."""
     needed = images * (MEAN_BYTES + BLOCK_BYTES // 2) + packed * (MEAN_BYTES + TAR_BYTES)
@@ -233,71 +223,21 @@ def _check_space(folder: Path, images: int, packed: int) -> None:
 
 
 def _write_images(work: Path, plan: Plan, processes: int, on_progress: OnProgress) -> None:
+    """UserError when a process was killed. Whatever ends it, no process is left."""
     for name in {os.path.dirname(plan.path(index)) for index in range(plan.images)}:
         (work / name).mkdir(parents=True)
-    planes()  # before the processes are forked, so that they share them
+    for number in range(FIELDS + len(KINDS)):
+        noise_plane(number)  # before the processes are forked, so that they share it
     chunks = [range(at, min(at + CHUNK, plan.images)) for at in range(0, plan.images, CHUNK)]
     done = 0
     on_progress(done, plan.images)
-    with closing(_spread(partial(_write_chunk, work, plan), chunks, processes)) as written:
-        for count in written:
-            done += count
-            on_progress(done, plan.images)
-
-
-def _write_chunk(work: Path, plan: Plan, indices: range) -> int:
-    for index in indices:
-        raw = jpeg(plan.seed, index, look_of(plan.label(index)))
-        (work / plan.path(index)).write_bytes(raw)
-    return len(indices)
-
-
-def _write_shards(work: Path, plan: Plan, shards: int, processes: int) -> None:
-    """Tar files as webdataset reads them: the images to train on, spread evenly and in order."""
-    trained = plan.trained()
-    ends = [len(trained) * number // shards for number in range(shards + 1)] if shards else []
-    tasks = [
-        (name, trained[ends[number] : ends[number + 1]])
-        for number, name in enumerate(_shard_names(shards))
-    ]
-    with closing(_spread(partial(_write_shard, work, plan), tasks, processes)) as written:
-        for _ in written:
-            pass
-
-
-def _shard_names(shards: int) -> list[str]:
-    return [f"{TRAIN}-{number:06}.tar" for number in range(shards)]
-
-
-def _write_shard(work: Path, plan: Plan, task: tuple[str, list[int]]) -> None:
-    name, indices = task
-    with tarfile.open(work / name, "w", format=tarfile.USTAR_FORMAT) as tar:
-        for index in indices:
-            raw = (work / plan.path(index)).read_bytes()
-            label = str(plan.label(index)).encode()
-            for member_name, content in ((f"{index:08}.jpg", raw), (f"{index:08}.cls", label)):
-                member = tarfile.TarInfo(member_name)  # no owner and no time: the same everywhere
-                member.size = len(content)
-                tar.addfile(member, io.BytesIO(content))
-
-
-def _spread(
-    work: Callable[[Task], Result], tasks: Sequence[Task], processes: int
-) -> Generator[Result, None, None]:
-    """Results of `work` for each task, as they are ready; in this process when one is enough.
-
-    The processes are forked, so they share what is in memory. Closing the iterator lets the tasks
-    that are under way end and drops the others. UserError when a process was killed.
-    """
-    if min(processes, len(tasks)) <= 1:
-        yield from map(work, tasks)
-        return
     pool = ProcessPoolExecutor(
-        min(processes, len(tasks)), multiprocessing.get_context("fork"), _settle
+        min(processes, len(chunks)), multiprocessing.get_context("fork"), _settle
     )
     try:
-        for future in as_completed([pool.submit(work, task) for task in tasks]):
-            yield future.result()
+        for chunk in as_completed([pool.submit(_write_chunk, work, plan, some) for some in chunks]):
+            done += chunk.result()
+            on_progress(done, plan.images)
     except BrokenProcessPool:
         raise UserError(
             "a process that makes images was killed (out of memory?); fewer --workers take less"
@@ -311,3 +251,26 @@ def _settle() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
+
+
+def _write_chunk(work: Path, plan: Plan, indices: range) -> int:
+    for index in indices:
+        raw = jpeg(plan.seed, index, look_of(plan.label(index)))
+        (work / plan.path(index)).write_bytes(raw)
+    return len(indices)
+
+
+def _shard_names(shards: int) -> list[str]:
+    return [f"{TRAIN}-{number:06}.tar" for number in range(shards)]
+
+
+def _write_shard(work: Path, plan: Plan, name: str, indices: list[int]) -> None:
+    """A tar file of these images, as webdataset reads them."""
+    with tarfile.open(work / name, "w", format=tarfile.USTAR_FORMAT) as tar:
+        for index in indices:
+            raw = (work / plan.path(index)).read_bytes()
+            label = str(plan.label(index)).encode()
+            for member_name, content in ((f"{index:08}.jpg", raw), (f"{index:08}.cls", label)):
+                member = tarfile.TarInfo(member_name)  # no owner and no time: the same everywhere
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))

@@ -12,15 +12,22 @@ import math
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import torch
 
-from e2e.predict.op_timer.autograd_thread import Within, backward_thread, by_thread, forward_thread
 from e2e.predict.op_timer.kernel_profile import kernels_in, profiled
-from e2e.predict.op_timer.launch_times import HostTimedCall, host_pass, host_times
+from e2e.predict.op_timer.launch_times import (
+    HostTimedCall,
+    Within,
+    backward_thread,
+    by_thread,
+    forward_thread,
+    host_pass,
+    host_times,
+)
 from e2e.predict.op_timer.op_timer import MeasuredTime, OpTime, PlacedCall, is_steady, or_why
 from e2e.train.speed_readings import HostSpeed
 from e2e.train.step_timer import union_s
@@ -69,11 +76,6 @@ class _TriedCall:
     def ready(self) -> HostTimedCall:
         """As a pass over a step's calls needs it."""
         return HostTimedCall(self.counted, self.rough_s)
-
-    @property
-    def launch(self) -> Callable[[], object]:
-        """Launch it once."""
-        return self.counted.replay.launch
 
     @property
     def launch_as_in_step(self) -> Callable[[], object]:
@@ -287,7 +289,7 @@ class CudaStopwatch:
     def _launch(self, met: Sequence[_TriedCall], pairs: Mapping[_TriedCall, _Pair]) -> None:
         if not met:
             return
-        met[0].launch()  # the first block must not begin on an idle device
+        met[0].counted.replay.launch()  # the first block must not begin on an idle device
         for one in met:
             start, end = pairs[one]
             launch = one.launch_as_in_step
@@ -331,21 +333,14 @@ def _waited(launch: Callable[[], object]) -> float:
     return time.perf_counter() - began_s
 
 
-def _rough(one: _TriedCall) -> OpTime:
-    return OpTime(one.rough_s, one.host_s, one.scratch_bytes, waits=one.waits)
-
-
 def _taken(one: _TriedCall, blocks: Sequence[float], overhead_s: float) -> MeasuredTime:
     gpu_s = max(0.0, median(blocks) - overhead_s) / one.launches
     # A profile is taken at the clock of a card that has rested.
     least_s = gpu_s - one.kernels * MOST_BETWEEN_S
     busy_s = None if one.busy_s is None else min(max(one.busy_s, least_s), gpu_s)
-    found = replace(
-        _rough(one),
-        gpu_s=gpu_s,
-        conversion_s=one.conversion_share * gpu_s,
-        busy_s=busy_s,
-        kernels=one.kernels,
+    conversion_s = one.conversion_share * gpu_s
+    found = OpTime(
+        gpu_s, one.host_s, one.scratch_bytes, conversion_s, busy_s, one.kernels, one.waits
     )
     return MeasuredTime(found, is_steady(blocks, "cuda"))
 

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 
-from e2e.predict.op_timer.autograd_thread import Threads, by_thread, in_backward
 from e2e.predict.op_timer.cuda import GATED_COMMANDS, CudaStopwatch
-from e2e.predict.op_timer.launch_times import in_order
+from e2e.predict.op_timer.launch_times import Threads, by_thread, in_backward, in_order
 from e2e.predict.op_timer.op_costs import CallTimer, key_of
 from e2e.predict.op_timer.op_timer import OpTime, PlacedCall, is_steady
 from e2e.predict.queue_model import GraphCosts
@@ -24,7 +22,7 @@ from e2e.train.speed_readings import HostSpeed, SpeedBetween
 from e2e.train.step_timer import busy_time, host_time
 from e2e.train.trainer import capture_stream
 from kernels.aten import Call
-from kernels.aten.schema import named_arguments
+from kernels.aten.call import named_arguments
 from kernels.error_words import one_line
 from microbench.timing.stats import median
 
@@ -36,18 +34,12 @@ class CaptureFailed(Exception):
     """A capture broke off: the process cannot be relied on any more."""
 
 
-@dataclass(frozen=True)
-class MeasuredGraph:
-    """What a captured step takes, and whether it was steady enough to keep."""
-
-    captured: GraphCosts
-    steady: bool
-
-
 def measure_graph(
     calls: CallTimer, traced: Trace, known: Mapping[str, OpTime], host_speed: HostSpeed
-) -> MeasuredGraph:
-    """Of a step whose calls are `known` by `key_of`, on a CUDA device; those that are not known,
+) -> tuple[GraphCosts, bool]:
+    """What a captured step takes, and whether it was steady enough to keep.
+
+    Of a step whose calls are `known` by `key_of`, on a CUDA device; those that are not known,
     because they cannot be launched alone, are left out; `check_capturable` lets the step through.
     RuntimeError, with the reason, for what has no room; CaptureFailed, or what launching raises.
     """
@@ -62,7 +54,7 @@ def measure_graph(
     _settle(graph)
     steps_s = _steps_s(graph, stopwatch, max(1, GATED_COMMANDS // (kernels + 2)))
     captured = graph_costs(median(steps_s), busy_s, kernels, _launch_s(graph.replay, host_speed))
-    return MeasuredGraph(captured, is_steady(steps_s, "cuda"))
+    return captured, is_steady(steps_s, "cuda")
 
 
 def graph_costs(step_s: float, busy_s: float, kernels: int, launch_s: float) -> GraphCosts:

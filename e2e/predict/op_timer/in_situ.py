@@ -7,7 +7,7 @@ these are waited for, so that each is timed by itself.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
@@ -49,12 +49,12 @@ class Wanted:
     """
 
     key: str
-    tensors: tuple[tuple[str, int], ...]
+    tensors: tuple[tuple[torch.dtype, int], ...]
 
 
 def time_in_step(
     network: Network, traced: Trace, device: torch.device, classes: int,
-    wanted: Mapping[int, str], stopwatch: Stopwatch, pace: HostSpeed,
+    wanted: Mapping[int, str], stopwatch: Stopwatch, host_speed: HostSpeed,
 ) -> dict[str, OpTime]:  # fmt: skip
     """The times, by key, of the calls at these places of the trace, each with its key: the medians
     over STEPS steps of the mean of those that share a key. A call that the real step does not make
@@ -82,24 +82,20 @@ def time_in_step(
     waiting: set[str] = set()
     held: Counter[str] = Counter()
     steps: list[dict[str, OpTime]] = []
-    between = SpeedBetween(pace)
+    between = SpeedBetween(host_speed)
     while len(steps) < STEPS:
         timer = _Timer(stopwatch, waiting)
         with _Watching(chosen, timer.watch):
             trainer.step(feed)
-        host_pace = between.ends()
+        slowdown = between.ends()
         held.update(timer.held)
-        found = {key for key in timer.held if held[key] >= HELD}
-        if found:
-            waiting |= found
+        waits = {key for key in timer.held if held[key] >= HELD}
+        if waits:
+            waiting |= waits
             steps.clear()
         elif not timer.held:
-            steps.append(
-                {
-                    key: _mean(times, host_pace, seen.get(key, ()))
-                    for key, times in timer.found.items()
-                }
-            )
+            found = timer.found.items()
+            steps.append({key: _mean(times, slowdown, seen.get(key, ())) for key, times in found})
     keys = dict.fromkeys(key for step in steps for key in step)
     return {key: _median([step[key] for step in steps if key in step]) for key in keys}
 
@@ -139,39 +135,26 @@ class _Watching(CallRecorder):
         name = str(func)
         wanted = self._chosen.get(Nth(name, self._seen[name]))
         self._seen[name] += 1
-        if wanted is None or _tensors(args, kwargs) != wanted.tensors:
+        tensors = tuple((each.dtype, each.dim()) for each in tensors_among(args, kwargs))
+        if wanted is None or tensors != wanted.tensors:
             return func(*args, **kwargs)
         return self._watch(wanted.key, partial(func, *args, **kwargs))
 
 
 def _chosen(traced: Trace, wanted: Mapping[int, str]) -> dict[Nth, Wanted]:
-    numbered = list(_numbered(op.call.name for op in traced.ops))
-    return {
-        numbered[place]: Wanted(
-            key, tuple((t.dtype, len(t.shape)) for t in traced.ops[place].call.tensors)
-        )
-        for place, key in wanted.items()
-    }
-
-
-def _numbered(names: Iterable[str]) -> Iterator[Nth]:
+    chosen: dict[Nth, Wanted] = {}
     seen: Counter[str] = Counter()
-    for name in names:
-        yield Nth(name, seen[name])
+    for place, op in enumerate(traced.ops):
+        name = op.call.name
+        if place in wanted:
+            tensors = tuple((spec.torch_dtype, len(spec.shape)) for spec in op.call.tensors)
+            chosen[Nth(name, seen[name])] = Wanted(wanted[place], tensors)
         seen[name] += 1
+    return chosen
 
 
-def _tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
-    return tuple(
-        (str(tensor.dtype).removeprefix("torch."), tensor.dim())
-        for tensor in tensors_among(args, kwargs)
-    )
-
-
-def _mean(
-    times: Sequence[OpTime], host_pace: float, seen: Sequence[Sequence[KernelTime]]
-) -> OpTime:
-    """Of the launches of a step, the host's time as at pace 1.
+def _mean(times: Sequence[OpTime], slowdown: float, seen: Sequence[Sequence[KernelTime]]) -> OpTime:
+    """Of the launches of a step, the host's time at the reference speed.
 
     Of one that waits, what no kernel runs in is the host's: to launch it, and to hear of its end.
     """
@@ -182,7 +165,7 @@ def _mean(
     return replace(
         times[0],
         gpu_s=gpu_s,
-        host_s=host_s / host_pace,
+        host_s=host_s / slowdown,
         scratch_bytes=max(one.scratch_bytes for one in times),
         busy_s=busy_s,
         kernels=max(1, round(fmean(map(len, seen)))) if seen else 1,

@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from e2e.predict.op_timer.autograd_thread import Within
+from e2e.predict.op_timer.launch_times import Within
 from microbench.device.profiler import KernelTime, record
 from microbench.timing.timers import TRAILING
 
@@ -54,10 +54,7 @@ def profiled(
 
     for within, some in rows:  # a first launch may hold the host: for memory
         within(partial(_launch_once, some))
-    found: dict[C, list[list[KernelTime]]] = {}
-    for one, kernels in kernels_of(record(launch_all), owners) or []:
-        found.setdefault(one, []).append(kernels)
-    return found
+    return kernels_of(record(launch_all), owners)
 
 
 def kernels_in(
@@ -72,10 +69,7 @@ def kernels_in(
         owners.append(owner)
         mark()
 
-    found: dict[T, list[list[KernelTime]]] = {}
-    for owner, kernels in kernels_of(record(lambda: step(set_mark)), owners) or []:
-        found.setdefault(owner, []).append(kernels)
-    return found
+    return kernels_of(record(lambda: step(set_mark)), owners)
 
 
 def _launch_once(calls: Sequence[Launched]) -> None:
@@ -107,12 +101,12 @@ def _launch_marked(
 
 def kernels_of(
     seen: Sequence[KernelTime], owners: Sequence[T | None]
-) -> list[tuple[T, list[KernelTime]]] | None:
-    """Each call with what ran between its mark and the next one, in the order of the marks.
+) -> dict[T, list[list[KernelTime]]]:
+    """What ran between each mark of a call and the next mark, in their order.
 
     `owners` has, of each mark that was launched, the call that follows, or None if the kernels
     that follow belong to no call. Of a profile that begins late the first owners are left out:
-    CUPTI loses what runs first after a rest. None if the profile has more marks than were launched.
+    CUPTI loses what runs first after a rest. Empty if the profile has more marks than these.
     """
     rows: list[list[KernelTime]] = []
     for kernel in seen:
@@ -120,7 +114,10 @@ def kernels_of(
             rows.append([])
         elif rows and kernel.name != GATE:
             rows[-1].append(kernel)
+    found: dict[T, list[list[KernelTime]]] = {}
     if len(rows) > len(owners):
-        return None
-    pairs = zip(owners[len(owners) - len(rows) :], rows, strict=True)
-    return [(owner, row) for owner, row in pairs if owner is not None]
+        return found
+    for owner, row in zip(owners[len(owners) - len(rows) :], rows, strict=True):
+        if owner is not None:
+            found.setdefault(owner, []).append(row)
+    return found

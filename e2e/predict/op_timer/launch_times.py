@@ -1,4 +1,7 @@
-"""What launching calls costs the host: in the step's order and in the step's threads.
+"""Launches calls in the step's order and in its threads, and times what that costs the host.
+
+cuDNN's algorithms are searched once a thread of a process: what is launched where a training
+launches it leaves what it found for a training that follows.
 
 A call that is launched again and again is in the processor's caches, and a host that is slow
 because others use these would seem quick. After other work all is slow at first; but a step follows
@@ -10,14 +13,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import groupby
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from e2e.predict.op_timer.autograd_thread import Threads, by_thread
 from e2e.predict.op_timer.op_timer import PlacedCall
 from e2e.train.speed_readings import HostSpeed, SpeedBetween
 from kernels.aten import Replay
@@ -27,6 +30,59 @@ LEAST_PASSES, PASSING_S = 4, 2.0  # where passes take long
 WARM_S = 0.03  # after other work the host needs this long to be as quick as it will be
 LEFT_S = 10e-6  # of work that a launch may find on the device, by rough times; and
 SURE_LAUNCHES = 200  # later it is waited for, as rough times that are too short add up
+
+T = TypeVar("T")
+Within = Callable[[Callable[[], Any]], Any]  # runs a function in some thread, gives what it gives
+Threads = tuple[Within, Within]  # of the forward pass and all else; of the backward pass
+
+
+def by_thread(
+    calls: Iterable[T], is_backward: Callable[[T], bool], threads: Threads
+) -> Iterator[tuple[Within, list[T]]]:
+    """As many calls in a row as the same thread launches, with that thread."""
+    for backward, some in groupby(calls, is_backward):
+        yield threads[backward], list(some)
+
+
+def forward_thread(work: Callable[[], T]) -> T:
+    """In the caller's own."""
+    return work()
+
+
+def backward_thread(device: torch.device) -> Within:
+    """In autograd's for this device. What the work raises is raised here."""
+    return lambda work: in_backward(work, device)()
+
+
+def in_backward(work: Callable[[], T], device: torch.device) -> Callable[[], T]:
+    """The work as a backward pass that can be run once, on the stream that is current now; running
+    it launches nothing else.
+    """
+    done: list[T] = []
+    with torch.enable_grad():
+        root = torch.zeros((), device=device, requires_grad=True)
+        output = _Backward.apply(root, lambda: done.append(work()))
+    gradient = torch.ones((), device=device)
+
+    def run() -> T:
+        torch.autograd.backward(output, gradient)
+        return done[0]
+
+    return run
+
+
+class _Backward(torch.autograd.Function):
+    """Nothing but work in its backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, root: torch.Tensor, work: Callable[[], object]) -> torch.Tensor:
+        ctx.work = work
+        return root.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        ctx.work()
+        return None, None
 
 
 class HostTimedCall(NamedTuple):
@@ -92,11 +148,8 @@ def warm(run: Callable[[], object]) -> None:
 
 def in_order(calls: Sequence[PlacedCall]) -> list[Launch]:
     """Launch by launch as the step has them."""
-    return [Launch(i, back) for _, i, back in sorted(_placed(calls))]
-
-
-def _placed(calls: Sequence[PlacedCall]) -> Iterable[tuple[int, int, bool]]:
-    return ((at, i, at in one.backward) for i, one in enumerate(calls) for at in one.places)
+    placed = sorted((at, i) for i, one in enumerate(calls) for at in one.places)
+    return [Launch(i, at in calls[i].backward) for at, i in placed]
 
 
 def _launched(launches: Sequence[HostTimedCall]) -> list[float]:

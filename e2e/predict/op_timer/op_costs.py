@@ -64,10 +64,14 @@ class CallTimer:
         missing = {key: op for key, op in missing.items() if key not in problems}
         if not missing:
             return CallTimes(known, problems)
-        counted, among, more = self._made_among(traced, missing)
+        step, places = _distinct(traced)
+        rest = {key: op for key, op in step.items() if self._goes_on(key, op)}
+        made, more = self._made(traced, {**missing, **rest}, places)
+        counted = {key: made.pop(key) for key in missing if key in made}
+        among = list(made.values())
         found = dict(zip(counted, self.stopwatch.times(list(counted.values()), among), strict=True))
         self._launched |= found.keys()
-        problems |= more
+        problems |= {key: more[key] for key in missing if key in more}
         new = {key: taken for key, taken in found.items() if isinstance(taken, MeasuredTime)}
         problems |= {key: why for key, why in found.items() if isinstance(why, str)}
         self.store.add({key: taken.time for key, taken in new.items() if taken.steady})
@@ -97,16 +101,6 @@ class CallTimer:
             raise RuntimeError(f"{calls[key].call.name}, among the others: {why}")
         return list(counted.values())
 
-    def _made_among(
-        self, traced: Trace, missing: Mapping[str, TracedOp]
-    ) -> tuple[dict[str, PlacedCall], list[PlacedCall], dict[str, str]]:
-        """The missing calls ready to launch, what is known of the step, and why some are not."""
-        step, places = _distinct(traced)
-        rest = {key: op for key, op in step.items() if self._goes_on(key, op)}
-        made, problems = self._made(traced, {**missing, **rest}, places)
-        counted = {key: made.pop(key) for key in missing if key in made}
-        return counted, list(made.values()), {k: problems[k] for k in missing if k in problems}
-
     def _goes_on(self, key: str, op: TracedOp) -> bool:
         """Whether a known call is launched where others are timed on the host: one for which cuDNN
         would search, because this process has not launched it, takes too long.
@@ -132,11 +126,13 @@ class CallTimer:
                     ops[key].call, self.device, pool, ops[key].cold,
                     apart=apart[key] if apart else (),
                 )  # fmt: skip
-            except (CannotReplay, torch.OutOfMemoryError) as problem:
-                problems[key] = _without_name(_in_words(problem), ops[key])
-                continue
-            backward = [place for place in places[key] if traced.ops[place].phase == "backward"]
-            counted[key] = PlacedCall(replay, tuple(places[key]), frozenset(backward))
+            except torch.OutOfMemoryError:
+                problems[key] = TOO_LARGE
+            except CannotReplay as problem:
+                problems[key] = _without_name(first_line(problem), ops[key])
+            else:
+                backward = [place for place in places[key] if traced.ops[place].phase == "backward"]
+                counted[key] = PlacedCall(replay, tuple(places[key]), frozenset(backward))
         return {key: counted[key] for key in ops if key in counted}, problems
 
     def _pool(self, ops: dict[str, TracedOp], problems: dict[str, str]) -> Pool:
@@ -146,7 +142,7 @@ class CallTimer:
             try:
                 reserve([(op.call, op.cold) for op in ops.values()], pool)
             except torch.OutOfMemoryError:
-                largest = max(ops, key=lambda key: _bytes(ops[key]))
+                largest = max(ops, key=lambda key: sum(t.bytes for t in ops[key].call.tensors))
                 del ops[largest]
                 problems[largest] = TOO_LARGE
                 continue
@@ -186,13 +182,3 @@ def step_key(traced: Trace, known: Container[str]) -> str:
 
 def _without_name(why: str, op: TracedOp) -> str:
     return why.removeprefix(f"{op.call.name}: ")
-
-
-def _bytes(op: TracedOp) -> int:
-    return sum(tensor.bytes for tensor in op.call.tensors)
-
-
-def _in_words(problem: Exception) -> str:
-    if isinstance(problem, torch.OutOfMemoryError):
-        return TOO_LARGE
-    return first_line(problem)

@@ -28,7 +28,7 @@ MAX_SPREAD = {"cuda": 0.05, "cpu": 0.3}
 class OpTime:
     """One launch of a call alone: seconds of the device, seconds of the host at the
     reference speed (see
-    `e2e.predict.host_model.host_speed`), bytes beside its results.
+    `e2e.predict.host_speed`), bytes beside its results.
 
     `gpu_s` is from one launch to the next, gaps between its kernels included; `busy_s` of it a
     kernel runs, `conversion_s` one that only changes a layout. `kernels` counts them and copies.
@@ -133,8 +133,8 @@ class CpuStopwatch:
 
     def passes(self, calls: Sequence[PlacedCall]) -> Callable[[], float]:
         """Each is launched once, and counts as often as the step launches it."""
-        fit = [one for one in calls if not isinstance(or_why(_launched, one), str)]
-        return lambda: math.fsum(one.count * _timed(one.replay) for one in fit)
+        fit = [one for one in calls if not isinstance(or_why(_timed, one), str)]
+        return lambda: math.fsum(one.count * _timed(one) for one in fit)
 
     def once(self, run: Callable[[], T], *, waits: bool) -> tuple[T, OpTime | None]:
         """By one look at the clock."""
@@ -150,17 +150,13 @@ class CpuStopwatch:
 
     def _time(self, counted: PlacedCall) -> MeasuredTime:
         counted.replay.launch()
-        times = [_timed(counted.replay) for _ in range(CPU_LAUNCHES)]
+        times = [_timed(counted) for _ in range(CPU_LAUNCHES)]
         return MeasuredTime(OpTime(median(times), 0.0), is_steady(times, "cpu"))
 
 
-def _launched(counted: PlacedCall) -> object:
-    return counted.replay.launch()
-
-
-def _timed(replay: Replay) -> float:
+def _timed(counted: PlacedCall) -> float:
     """Seconds of a launch on fresh content."""
-    replay.restore()
+    counted.replay.restore()
     start_s = time.perf_counter()
-    replay.launch()
+    counted.replay.launch()
     return time.perf_counter() - start_s

@@ -8,26 +8,26 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
-from dataclasses import fields as dataclass_fields
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 
-from e2e.predict.host_model.framework_overhead import COUNTED, FrameworkOverhead
+from e2e.predict.framework_overhead import COUNTED, FrameworkOverhead
 from e2e.predict.op_timer.op_timer import OpTime
 from e2e.predict.queue_model import GraphCosts
 from kernels.files import write_atomically
 from kernels.tuned import slug, user_directory
 from microbench.device.host import cpu_name
+from microbench.results.fields import decode
 
 VERSIONS = ("python", "torch", "triton", "cuda", "cudnn", "cublas")
-CAPTURED = [field.name for field in dataclass_fields(GraphCosts)]
 FORMAT = 12  # raised when times are taken in another way
+
+T = TypeVar("T")
 
 
 class Store:
@@ -91,21 +91,12 @@ def _read(path: Path) -> tuple[dict[str, OpTime], FrameworkOverhead | None, dict
     content: dict[str, Any] = {}
     with suppress(OSError, ValueError):
         content = _entries(json.loads(path.read_text(encoding="utf-8")))
-    found: dict[str, OpTime] = {}
-    captured: dict[str, GraphCosts] = {}
-    framework = None
-    for key, fields in _entries(content.get("calls")).items():
-        with suppress(TypeError, ValueError, AttributeError, KeyError):
-            found[key] = _op_time(fields)
-    with suppress(TypeError, ValueError, KeyError):
-        kept = content["framework"]
-        seconds = tuple(float(each) for each in kept["seconds"])
-        if len(seconds) == len(COUNTED):
-            framework = FrameworkOverhead(seconds, _time(kept["error"]))
-    for key, fields in _entries(content.get("captured")).items():
-        with suppress(TypeError, ValueError, KeyError):
-            captured[key] = GraphCosts(*(_time(fields[name]) for name in CAPTURED))
-    return found, framework, captured
+    times = _decoded(OpTime, _entries(content.get("calls")))
+    framework = _decoded(FrameworkOverhead, {"": content.get("framework")}).get("")
+    if framework is not None and len(framework.seconds) != len(COUNTED):
+        framework = None
+    captured = _decoded(GraphCosts, _entries(content.get("captured")))
+    return {key: one for key, one in times.items() if one.kernels >= 1}, framework, captured
 
 
 def _entries(value: object) -> dict[str, Any]:
@@ -113,23 +104,12 @@ def _entries(value: object) -> dict[str, Any]:
     return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
-def _op_time(fields: dict[str, Any]) -> OpTime:
-    busy_s, kernels = fields.get("busy_s"), int(_time(fields["kernels"]))
-    if kernels < 1:
-        raise ValueError(kernels)
-    return OpTime(
-        _time(fields["gpu_s"]),
-        _time(fields["host_s"]),
-        int(_time(fields["scratch_bytes"])),
-        _time(fields["conversion_s"]),
-        None if busy_s is None else _time(busy_s),
-        kernels,
-        bool(fields["waits"]),
-    )
-
-
-def _time(value: Any) -> float:
-    number = float(value)
-    if not math.isfinite(number) or number < 0:
-        raise ValueError(value)
-    return number
+def _decoded(kind: type[T], entries: Mapping[str, object]) -> dict[str, T]:
+    """Those of this type, without negative times or counts."""
+    found: dict[str, T] = {}
+    for key, entry in entries.items():
+        with suppress(ValueError, OverflowError):
+            one: T = decode(kind, entry, key)
+            if all(value >= 0 for value in vars(one).values() if isinstance(value, (int, float))):
+                found[key] = one
+    return found

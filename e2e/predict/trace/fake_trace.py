@@ -11,9 +11,9 @@ fake one, a subclass, it only makes the view again. So two small launches each a
 from __future__ import annotations
 
 import gc
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,11 +24,10 @@ from e2e.case import TrainCase
 from e2e.data.datasets.synthetic import SyntheticFeed
 from e2e.data.types import laid_out
 from e2e.networks import Network
-from e2e.predict.trace.l2_residency import cache_bytes
-from e2e.predict.trace.recorder import Recorder, TracedOp, block_bytes
+from e2e.predict.trace.recorder import Recorder, TracedOp, block_bytes, cache_bytes
 from e2e.recipes import DYNAMIC, Recipe, recipe_of
 from e2e.train.trainer import Trainer, memory_format, storage
-from kernels.aten import WARM, CannotReplay
+from kernels.aten import CannotReplay
 from kernels.error_words import one_line
 from microbench.layers.networks import BuildMode, silent
 
@@ -71,7 +70,11 @@ def trace(network: Network, case: TrainCase, device: torch.device, classes: int)
     with silent():
         try:
             module = _built(network, fake)
-            _refuse_recurrent(module, device)
+            # torch asks where the weights of cuDNN's recurrent layers lie, and copies them where
+            # that is not in one piece; and it keeps their dropout's state for the whole process.
+            recurrent = any(isinstance(layer, nn.RNNBase) for layer in module.modules())
+            if recurrent and device.type == "cuda":
+                raise CannotTrace("cuDNN's recurrent layers need weights that are in memory")
             # One thread: fake tensors live in the mode of the thread that made them.
             with torch.autograd.set_multithreading_enabled(False), fake:
                 _move(module, case, recipe_of(case), device)
@@ -82,14 +85,6 @@ def trace(network: Network, case: TrainCase, device: torch.device, classes: int)
             raise CannotTrace(str(error), real=False) from error
         except Exception as error:
             raise CannotTrace(one_line(error)) from error
-
-
-def _refuse_recurrent(module: nn.Module, device: torch.device) -> None:
-    """torch asks where the weights of cuDNN's recurrent layers lie, and copies them where that is
-    not in one piece; and it keeps their dropout's state for the whole process.
-    """
-    if device.type == "cuda" and any(isinstance(layer, nn.RNNBase) for layer in module.modules()):
-        raise CannotTrace("cuDNN's recurrent layers need weights that are in memory")
 
 
 def _built(network: Network, fake: FakeTensorMode) -> nn.Module:
@@ -110,21 +105,23 @@ def _recorded(
     network: Network, case: TrainCase, device: torch.device, classes: int, module: nn.Module | None
 ) -> Trace:
     """The second step: the first one makes what later steps find there."""
-    learner = Trainer(network, case, recipe_of(case), device, seed=SEED, module=module)
+    trainer = Trainer(network, case, recipe_of(case), device, seed=SEED, module=module)
     recorder = Recorder(
         device.type, scaled=recipe_of(case).scale == DYNAMIC, cache_bytes=cache_bytes(device)
     )
     feed = fixed_feed(network, case, device, classes)
-    recorder.hold(_tensors_of(learner, feed))
-    with _without_cycles(), recorder.following(learner.module), recorder:
-        learner.step(feed, recorder.mark)
+    weights = list(trainer.module.parameters())
+    recorder.hold((*weights, *trainer.module.buffers(), *trainer.optimizer.tensors()))
+    recorder.hold(feed.place(None))
+    with _without_cycles(), recorder.following(trainer.module), recorder:
+        trainer.step(feed, recorder.mark)
         held_bytes = recorder.begin()
-        learner.step(feed, recorder.mark)
+        trainer.step(feed, recorder.mark)
         ops = recorder.end()
-    weights = sum(1 for weight in learner.module.parameters() if weight.requires_grad)
+    trained = sum(weight.requires_grad for weight in weights)
     batch_bytes = sum(block_bytes(tensor) for tensor in feed.place(None))
     return Trace(
-        case, ops, held_bytes, batch_bytes, recorder.module_calls, weights, fake=module is not None
+        case, ops, held_bytes, batch_bytes, recorder.module_calls, trained, fake=module is not None
     )
 
 
@@ -138,13 +135,6 @@ def fixed_feed(
         return SyntheticFeed((tokens, tokens))
     images = laid_out(torch.randn(shape, device=device), case.layout == "nhwc")
     return SyntheticFeed((images, torch.randint(classes, (case.batch,), device=device)))
-
-
-def _tensors_of(learner: Trainer, feed: SyntheticFeed) -> Iterator[Tensor]:
-    yield from learner.module.parameters()
-    yield from learner.module.buffers()
-    yield from learner.optimizer.tensors()
-    yield from feed.place(None)
 
 
 def _move(module: nn.Module, case: TrainCase, recipe: Recipe, device: torch.device) -> None:
@@ -179,20 +169,3 @@ def _without_cycles() -> Generator[None]:
         yield
     finally:
         gc.enable()
-
-
-def differences(one: Trace, other: Trace) -> list[str]:
-    """Where two recordings of a step are not the same list of calls, a line each."""
-    if len(one.ops) != len(other.ops):
-        return [f"{len(one.ops)} calls | {len(other.ops)} calls"]
-    return [
-        f"{i}: {a.call.name} | {b.call.name}"
-        + ("" if a.call.name != b.call.name else f": {_unlike(a, b)}")
-        for i, (a, b) in enumerate(zip(one.ops, other.ops, strict=True))
-        if replace(a, cold=WARM) != replace(b, cold=WARM)  # it follows from all before
-    ]
-
-
-def _unlike(a: TracedOp, b: TracedOp) -> str:
-    names = [field.name for field in fields(a) if getattr(a, field.name) != getattr(b, field.name)]
-    return ", ".join(names)

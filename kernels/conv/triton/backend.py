@@ -59,11 +59,9 @@ def configuration(case: Case, target: Target) -> Config:
 
 def parse(label: str) -> Config:
     """The configuration a label names. Raises ValueError."""
-    kernel = label.split("/")[0]
-    if kernel in data_config.KERNELS:
-        return data_config.parse(label)
-    if kernel in wgrad_config.KERNELS:
-        return wgrad_config.parse(label)
+    for rules in (data_config, wgrad_config):
+        if label.split("/")[0] in rules.KERNELS:
+            return rules.parse(label)
     raise ValueError(f"not a configuration of the Triton convolution: {label!r}")
 
 
@@ -76,11 +74,11 @@ def key_of(case: Case) -> tuple[str, str]:
 
 def valid(config: Config, case: Case, target: Target) -> bool:
     """Whether the configuration can run the case on the target."""
-    shape, which, kind = ConvShape.of(case), str(case.dims["pass"]), case.precision
+    problem = (ConvShape.of(case), str(case.dims["pass"]), case.precision)
     capability = target.capability or (0, 0)
     if isinstance(config, wgrad_config.Config):
-        return wgrad_config.valid(config, shape, which, kind, capability)
-    return data_config.valid(config, shape, which, kind, capability)
+        return wgrad_config.valid(config, *problem, capability)
+    return data_config.valid(config, *problem, capability)
 
 
 def ranked(case: Case, target: Target) -> Sequence[Config]:

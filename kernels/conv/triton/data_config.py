@@ -91,12 +91,6 @@ class Sum:
     element_bytes: int
 
     @property
-    def matrix(self) -> bool:
-        """Whether the convolution is a plain product [pixels, c] x [c, k]."""
-        s = self.shape
-        return (s.r, s.s, s.stride, s.padding) == (1, 1, 1, 0)
-
-    @property
     def dgrad(self) -> bool:
         """Whether the weights are used with filters and channels exchanged."""
         return self.which == "dgrad"
@@ -120,7 +114,7 @@ class Sum:
     def image(self) -> tuple[int, int, int]:
         """Images, rows and columns of the input."""
         s = self.shape
-        if self.matrix:
+        if self.shape.flat:
             return 1, 1, s.n * s.h * s.w
         return (s.n, s.p, s.q) if self.dgrad else (s.n, s.h, s.w)
 
@@ -128,7 +122,7 @@ class Sum:
     def whole_output(self) -> tuple[int, int, int]:
         """Images, rows and columns of the output."""
         s = self.shape
-        if self.matrix:
+        if self.shape.flat:
             return self.image
         return (s.n, s.h, s.w) if self.dgrad else (s.n, s.p, s.q)
 
@@ -233,8 +227,8 @@ def valid(
     if any(channels * size % TMA_ALIGNMENT for channels in (shape.c, shape.k)):
         return False
     if config.kernel == RESIDENT:
-        return what.matrix and config.bc >= what.c
-    return what.matrix if config.kernel in MATRIX_KERNELS else _taps_fit(config, what)
+        return what.shape.flat and config.bc >= what.c
+    return what.shape.flat if config.kernel in MATRIX_KERNELS else _taps_fit(config, what)
 
 
 def _rows_fit(config: Config, what: Sum) -> bool:
@@ -279,7 +273,7 @@ def _boxes(pixels: int, what: Sum, kernel: str) -> list[tuple[int, int, int]]:
 
     Large squares come first: their windows overlap within an image, which L2 then serves.
     """
-    if what.matrix:
+    if what.shape.flat:
         return [(1, 1, pixels)]
     powers = [1 << i for i in range(pixels.bit_length())]
     found = [
@@ -321,7 +315,7 @@ def _catalogue(what: Sum) -> Iterator[Config]:
         matrix = Config(GEMM, (1, 1, pixels), bk, bc, stages, warps)
         serialized = warps == 8  # by ptxas, in Triton 3.6's plain kernel
         yield from list(_both(matrix, GEMM_PERSISTENT, split * wide))[serialized:]
-    if what.matrix and what.c <= MAX_RESIDENT_CHANNELS:
+    if what.shape.flat and what.c <= MAX_RESIDENT_CHANNELS:
         yield from _resident(what, widest, wide)
 
 

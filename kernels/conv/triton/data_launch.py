@@ -13,18 +13,9 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.conv.operands import ConvOperands
+from kernels.conv.triton import data_config as cfg
 from kernels.conv.triton import data_kernels as jit
-from kernels.conv.triton.data_config import (
-    GEMM_PERSISTENT,
-    MATRIX_KERNELS,
-    PERSISTENT,
-    POINTER,
-    RESIDENT,
-    ROW_KERNELS,
-    ROWS_PERSISTENT,
-    Config,
-    Sum,
-)
+from kernels.conv.triton.data_config import Config, Sum
 from kernels.gemm.triton import kernels as gemm_jit
 from kernels.precision import Precision
 from kernels.triton_config import MAX_BOX, Step, input_precision, options
@@ -51,33 +42,31 @@ class _Binder:
         self.tf32 = precision.multiply == "tf32"
         self.mode = input_precision(precision)
         self.w = operands.w
-        dgrad = self.sum.dgrad
-        self.source = operands.y if dgrad else operands.x
+        self.source = operands.y if self.sum.dgrad else operands.x
         self.output = operands.output
         self.options = options(config.stages, config.warps)
 
     def steps(self) -> list[Step]:
         kernel = self.config.kernel
-        if kernel == POINTER:
+        if kernel == cfg.POINTER:
             return [self._pointer()]
-        if kernel in ROW_KERNELS:
+        if kernel in cfg.ROW_KERNELS:
             return self._rows()
         weights, before = self._weights()
-        if kernel == RESIDENT:
+        if kernel == cfg.RESIDENT:
             return [*before, self._resident(weights)]
-        if kernel in MATRIX_KERNELS:
+        if kernel in cfg.MATRIX_KERNELS:
             return [*before, self._matrix(weights)]
         if self.sum.split_output:
             return [*before, self._strided_dgrad(weights)]
-        strided = self.shape.stride > 1
-        source = _view(
-            self.source, self.sum.image, self.sum.c, self.shape.stride, self.config.box,
-            self.config.bc,
-        ) if strided else _nhwc(self.source, self.sum.image, self.sum.c, self.config.box,
-                                self.config.bc)  # fmt: skip
-        steps = ceil(self.sum.c / self.config.bc)
-        geometry = (self.shape.r, self.shape.s, steps, self.shape.stride, self.shape.dilation)
-        return [*before, self._taps(source, weights, self.sum.c, (*geometry, *self.sum.pads))]
+        s, what, config = self.shape, self.sum, self.config
+        source = (
+            _view(self.source, what.image, what.c, s.stride, config.box, config.bc)
+            if s.stride > 1
+            else _nhwc(self.source, what.image, what.c, config.box, config.bc)
+        )
+        geometry = (s.r, s.s, ceil(what.c / config.bc), s.stride, s.dilation, *what.pads)
+        return [*before, self._taps(source, weights, what.c, geometry)]
 
     @property
     def _k_major(self) -> bool:
@@ -132,7 +121,7 @@ class _Binder:
             self.mode, config.split,
         )  # fmt: skip
         tiles = what.tiles(config)
-        if config.kernel in (PERSISTENT, ROWS_PERSISTENT):
+        if config.kernel in (cfg.PERSISTENT, cfg.ROWS_PERSISTENT):
             programs = self._programs()
             args = (*args, tiles, programs)
             return Step(jit.conv_persistent, (min(tiles, programs),), args, self.options)
@@ -156,16 +145,24 @@ class _Binder:
         pixels, tiles = what.image[2], what.tiles(config)
         group = 1  # the tiles of one block of pixels follow one another and share it in L2
         args = (
-            _rows_of(self.source, pixels, what.c, config.pixels, config.bc), weights,
-            _rows_of(self.output, pixels, what.k, config.pixels, config.bk // config.split),
-            self.output, pixels, what.k, what.c, group, config.pixels, config.bk, config.bc,
-            config.split, True, self._k_major, self.mode, tl.float32, None,
+            *self._matrices(weights), self.output, pixels, what.k, what.c, group,
+            config.pixels, config.bk, config.bc, config.split, True, self._k_major, self.mode,
+            tl.float32, None,
         )  # fmt: skip
-        if config.kernel == GEMM_PERSISTENT:
+        if config.kernel == cfg.GEMM_PERSISTENT:
             programs = self._programs()
             grid = (min(tiles, programs),)
             return Step(gemm_jit.gemm_tma_persistent, grid, (*args, programs), self.options)
         return Step(gemm_jit.gemm_tma, (tiles,), args, self.options)
+
+    def _matrices(self, weights: TensorDescriptor) -> tuple[TensorDescriptor, ...]:
+        """Input, weights and output of a product [pixels, c] x [c, k]."""
+        what, config = self.sum, self.config
+        pixels, split = what.image[2], config.bk // config.split
+        source = ([pixels, what.c], [what.c, 1], [config.pixels, config.bc])
+        output = ([pixels, what.k], [what.k, 1], [config.pixels, split])
+        x, y = TensorDescriptor(self.source, *source), TensorDescriptor(self.output, *output)
+        return x, weights, y
 
     def _resident(self, weights: TensorDescriptor) -> Step:
         what, config = self.sum, self.config
@@ -173,10 +170,8 @@ class _Binder:
         blocks, columns = ceil(pixels / config.pixels), ceil(what.k / config.bk)
         walkers = min(blocks, max(1, self._programs() // columns))
         args = (
-            _rows_of(self.source, pixels, what.c, config.pixels, config.bc), weights,
-            _rows_of(self.output, pixels, what.k, config.pixels, config.bk // config.split),
-            columns, blocks, config.pixels, config.bk, config.stages, self._k_major, self.mode,
-            config.split,
+            *self._matrices(weights), columns, blocks, config.pixels, config.bk, config.stages,
+            self._k_major, self.mode, config.split,
         )  # fmt: skip
         return Step(jit.conv_resident, (walkers * columns,), args, self.options)
 
@@ -185,8 +180,7 @@ class _Binder:
         s, what, config = self.shape, self.sum, self.config
         channels, length = what.packed_channels, what.row_length
         height = ceil(s.h / s.stride) * s.stride
-        width = s.stride * (s.q - 1) + length // channels
-        width = ceil(width / 4) * 4
+        width = ceil((s.stride * (s.q - 1) + length // channels) / 4) * 4
         row = width * channels
         packed = torch.empty(s.n * height * row, dtype=self.w.dtype, device=self.w.device)
         filters = torch.empty(s.k * s.r * length, dtype=self.w.dtype, device=self.w.device)
@@ -211,24 +205,18 @@ class _Binder:
 
     def _pointer(self) -> Step:
         what, config, s = self.sum, self.config, self.shape
-        shape = (s.n, s.p, s.q) if what.dgrad else (s.n, s.h, s.w)
-        out = (s.n, s.h, s.w) if what.dgrad else (s.n, s.p, s.q)
-        pixels = out[0] * out[1] * out[2]
+        x, y = (s.h, s.w), (s.p, s.q)
+        image, out = (y, x) if what.dgrad else (x, y)
+        pixels = s.n * out[0] * out[1]
         filters, channels = s.r * s.s * s.c, 1
         strides = (channels, s.c, filters) if what.dgrad else (filters, s.c, channels)
         args = (
-            self.source, self.w, self.output, pixels, *shape[1:], *out[1:], what.c, what.k,
+            self.source, self.w, self.output, pixels, *image, *out, what.c, what.k,
             *strides, s.r, s.s, s.stride, s.dilation, s.padding,
             config.pixels, config.bk, config.bc, what.dgrad, self.mode,
         )  # fmt: skip
         grid = (ceil(pixels / config.pixels) * ceil(what.k / config.bk),)
         return Step(jit.conv_pointer, grid, args, self.options)
-
-
-def _rows_of(
-    base: torch.Tensor, rows: int, columns: int, block_rows: int, block_columns: int
-) -> TensorDescriptor:
-    return TensorDescriptor(base, [rows, columns], [columns, 1], [block_rows, block_columns])
 
 
 def _nhwc(

@@ -76,11 +76,6 @@ def parse(label: str) -> Config:
     return Config(kernel, images, columns, bk, bc, taps, rows, stages, warps, splits)
 
 
-def flat(shape: ConvShape) -> bool:
-    """Whether x and dy are plain [pixels, C] and [pixels, K] matrices."""
-    return shape.r == shape.s == shape.stride == 1 and shape.padding == 0
-
-
 @dataclass(frozen=True)
 class Fold:
     """x with its channels filled up, so that the taps of a kernel row lie side by side.
@@ -131,7 +126,7 @@ def _tma_valid(config: Config, shape: ConvShape, kind: Precision, cap: Capabilit
         return False
     if max(shape.n * shape.p * shape.q, shape.n * shape.h * shape.w) > MAX_INDEX:
         return False
-    if flat(shape) and config.kernel == TMA and (config.images > 1 or config.rows > 1):
+    if shape.flat and config.kernel == TMA and (config.images > 1 or config.rows > 1):
         return False
     if config.kernel == FOLD:
         if shape.c > FOLDED_CHANNELS or shape.dilation > 1:
@@ -181,7 +176,7 @@ def tiles(config: Config, shape: ConvShape) -> int:
 
 def steps(config: Config, shape: ConvShape) -> int:
     """Steps over the pixels, of all splits together."""
-    if config.kernel == POINTER or (config.kernel == TMA and flat(shape)):
+    if config.kernel == POINTER or (config.kernel == TMA and shape.flat):
         return ceil(shape.n * shape.p * shape.q / config.pixels)
     row_blocks = ceil(shape.p / config.rows) * ceil(shape.q / config.columns)
     return ceil(shape.n / config.images) * row_blocks
@@ -363,7 +358,7 @@ def places(shape: ConvShape, kind: Precision) -> Iterator[tuple[int, int, int]]:
     Columns of one image, one column of many images, or some of both.
     """
     line = 128 // kind.bytes_per_element  # pixels of a product
-    if flat(shape):
+    if shape.flat:
         yield from ((1, line, 1), (1, 2 * line, 1))
         return
     found = [(1, line // 4), (1, line // 2), (1, line), (1, 2 * line), (line // 2, 1), (line, 1)]

@@ -6,7 +6,7 @@ What can be done once is done here, so that a launch is nothing but a launch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from math import ceil
 
 import torch
@@ -14,9 +14,8 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.conv.operands import ConvOperands
-from kernels.conv.shape import ConvShape
 from kernels.conv.triton import wgrad_kernels as jit
-from kernels.conv.triton.wgrad_config import FOLD, POINTER, Config, Fold, flat, tiles
+from kernels.conv.triton.wgrad_config import FOLD, POINTER, Config, Fold, tiles
 from kernels.precision import Precision
 from kernels.triton_config import MAX_INDEX, Step, input_precision, options, power_of_two
 
@@ -36,70 +35,61 @@ def bind(
         if not getattr(operands, name).is_contiguous(memory_format=torch.channels_last):
             raise ValueError(f"{name} is not channels_last")
     dw, shape = operands.w, operands.shape
-    columns = Fold.of(shape, dw.element_size()).window if config.kernel == FOLD else 0
-    part_columns = columns or shape.s * shape.c
+    fold = Fold.of(shape, dw.element_size()) if config.kernel == FOLD else None
+    part_columns = fold.window if fold else shape.s * shape.c
     split_elements = shape.k * shape.r * part_columns
-    if config.splits == 1 and not columns:
-        return (_product(config, operands, operands.x, dw, split_elements, precision),)
+    if config.splits == 1 and not fold:
+        return (_product(config, operands, fold, dw, split_elements, precision),)
     parts = torch.empty((config.splits, split_elements), dtype=torch.float32, device=dw.device)
-    reduction = _reduce(config, operands, parts, part_columns, sm_count, precision)
-    if not columns:
-        product = _product(config, operands, operands.x, parts, split_elements, precision)
-        return (product, reduction)
-    fold = Fold.of(shape, dw.element_size())
-    padded = torch.empty(
-        (shape.n, shape.h, fold.width, fold.channels), dtype=dw.dtype, device=dw.device
-    )
-    product = _product(config, operands, padded, parts, split_elements, precision)
-    return (_pad(operands, padded, fold), product, reduction)
+    channels = fold.channels if fold else shape.c
+    reduction = _reduce(config, operands, parts, part_columns, channels, sm_count)
+    if fold:
+        sizes = (shape.n, shape.h, fold.width, fold.channels)
+        padded = torch.empty(sizes, dtype=dw.dtype, device=dw.device)
+        pad = _pad(operands, padded, fold)
+        operands = replace(operands, x=padded)
+        return (pad, _product(config, operands, fold, parts, split_elements, precision), reduction)
+    return (_product(config, operands, fold, parts, split_elements, precision), reduction)
 
 
 def _product(
-    config: Config, operands: ConvOperands, x: torch.Tensor, out: torch.Tensor,
+    config: Config, operands: ConvOperands, fold: Fold | None, out: torch.Tensor,
     split_elements: int, precision: Precision,
 ) -> Step:  # fmt: skip
-    mode = input_precision(precision)
-    grid = (tiles(config, operands.shape) * config.splits,)
     if config.kernel == POINTER:
-        args = _pointer_args(config, operands, out, split_elements)
-        return Step(jit.wgrad_pointer, grid, (*args, mode), options(config.stages, config.warps))
-    view = _view(config, operands.shape, x.element_size())
-    args = (
-        view.x(config, x), view.dy(config, operands.y), out,
-        view.n, view.p, view.q, view.c, operands.shape.k, view.s,
-        operands.shape.r // config.taps, config.splits, split_elements, view.pad_h, view.pad_w,
+        kernel, args = jit.wgrad_pointer, _pointer_args(config, operands, out, split_elements)
+    else:
+        kernel, args = jit.wgrad_tma, _tma_args(config, operands, fold, out, split_elements)
+    grid = (tiles(config, operands.shape) * config.splits,)
+    args = (*args, input_precision(precision))
+    return Step(kernel, grid, args, options(config.stages, config.warps))
+
+
+def _tma_args(
+    config: Config, operands: ConvOperands, fold: Fold | None, out: torch.Tensor,
+    split_elements: int,
+) -> tuple[object, ...]:  # fmt: skip
+    """The sizes are those of x and dy as the kernel sees them: x may be folded, or a matrix."""
+    shape = operands.shape
+    if fold:
+        row, step = fold.width * fold.channels, shape.stride * fold.channels
+        columns, channels, c, s, pad_w = shape.q, fold.window, fold.window, 1, 0
+    else:
+        if shape.flat:
+            shape = replace(shape, n=1, h=1, w=shape.n * shape.h * shape.w)
+        row, step = shape.w * shape.c, shape.stride * shape.c
+        columns, channels, c = shape.w // shape.stride, step, shape.c
+        s, pad_w = shape.s, shape.padding
+    n, p, q, k = shape.n, shape.p, shape.q, shape.k
+    x_sizes, x_strides = (n, shape.h, columns, channels), (shape.h * row, row, step, 1)
+    return (
+        _descriptor(config, operands.x, x_sizes, x_strides, config.bc),
+        _descriptor(config, operands.y, (n, p, q, k), (p * q * k, q * k, k, 1), config.bk), out,
+        n, p, q, c, k, s, shape.r // config.taps, config.splits, split_elements,
+        shape.padding, pad_w,
         config.images, config.columns, config.bk, config.bc, config.rows, config.taps,
-        operands.shape.stride, operands.shape.dilation, view.phased,
+        shape.stride, shape.dilation, shape.stride > 1 and not fold,
     )  # fmt: skip
-    return Step(jit.wgrad_tma, grid, (*args, mode), options(config.stages, config.warps))
-
-
-@dataclass(frozen=True)
-class _View:
-    """x and dy as the TMA kernel sees them: sizes, and strides of x in elements."""
-
-    n: int
-    h: int
-    w: int
-    c: int
-    p: int
-    q: int
-    k: int
-    s: int
-    pad_h: int
-    pad_w: int
-    channels: int
-    strides: tuple[int, int, int]
-    phased: bool = False
-
-    def x(self, config: Config, base: torch.Tensor) -> TensorDescriptor:
-        sizes = (self.n, self.h, self.w, self.channels)
-        return _descriptor(config, base, sizes, (*self.strides, 1), config.bc)
-
-    def dy(self, config: Config, base: torch.Tensor) -> TensorDescriptor:
-        sizes = (self.n, self.p, self.q, self.k)
-        strides = (self.p * self.q * self.k, self.q * self.k, self.k, 1)
-        return _descriptor(config, base, sizes, strides, config.bk)
 
 
 def _descriptor(
@@ -109,24 +99,6 @@ def _descriptor(
     box = (config.images, 1, config.columns, width)
     sizes, strides, box = ([values[i] for i in order] for values in (sizes, strides, box))
     return TensorDescriptor(base, sizes, strides, box)
-
-
-def _view(config: Config, shape: ConvShape, element_bytes: int) -> _View:
-    n, c, h, w, k, p, q = shape.n, shape.c, shape.h, shape.w, shape.k, shape.p, shape.q
-    stride, pad = shape.stride, shape.padding
-    if config.kernel == FOLD:
-        fold = Fold.of(shape, element_bytes)
-        row = fold.width * fold.channels
-        strides = (h * row, row, stride * fold.channels)
-        return _View(n, h, q, fold.window, p, q, k, 1, pad, 0, fold.window, strides)
-    if flat(shape):
-        pixels = n * h * w
-        strides = (pixels * c, pixels * c, c)
-        return _View(1, 1, pixels, c, 1, pixels, k, 1, 0, 0, c, strides)
-    strides = (h * w * c, w * c, stride * c)
-    return _View(
-        n, h, w // stride, c, p, q, k, shape.s, pad, pad, stride * c, strides, stride > 1
-    )  # fmt: skip
 
 
 def _pointer_args(
@@ -155,12 +127,9 @@ def _pad(operands: ConvOperands, padded: torch.Tensor, fold: Fold) -> Step:
 
 def _reduce(
     config: Config, operands: ConvOperands, parts: torch.Tensor, part_columns: int,
-    sm_count: int, precision: Precision,
+    channels: int, sm_count: int,
 ) -> Step:  # fmt: skip
     shape = operands.shape
-    channels = shape.c
-    if config.kernel == FOLD:
-        channels = Fold.of(shape, precision.bytes_per_element).channels
     elements = shape.elements("w")
     least, most = REDUCE_ELEMENTS
     block = min(most, max(least, power_of_two(ceil(elements / (4 * sm_count)))))

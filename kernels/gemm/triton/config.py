@@ -134,14 +134,39 @@ def valid(config: Config, problem: Problem, capability: Capability) -> bool:
     return shared_memory(config, problem.precision) <= architecture(capability).block_shared_bytes
 
 
+# (M, N, K, stages, warps). No Tensor Core: operands go through registers, so tiles stay small in K.
+_FP32_TILES = (
+    (32, 32, 32, 3, 4), (32, 64, 32, 3, 4), (64, 64, 16, 3, 4), (128, 64, 16, 3, 4),
+    (64, 128, 16, 3, 4), (128, 128, 16, 3, 8), (128, 128, 16, 2, 8),
+)  # fmt: skip
+# (M, N, 128-byte lines of K, stages, warps)
+_POINTER_TILES = (
+    (32, 32, 1, 4, 4), (32, 64, 1, 4, 4), (64, 64, 1, 4, 4), (64, 128, 1, 4, 4),
+    (128, 64, 1, 4, 4), (128, 128, 1, 3, 8), (128, 256, 1, 3, 8),
+)  # fmt: skip
+_TMA_TILES = (
+    (64, 32, 1, 6, 4), (64, 64, 1, 4, 4), (64, 64, 1, 6, 4), (64, 64, 2, 4, 4),
+    (64, 128, 1, 4, 4), (64, 128, 1, 6, 4), (128, 64, 1, 4, 4), (128, 64, 1, 6, 4),
+    (128, 64, 2, 4, 4), (64, 128, 2, 4, 4), (128, 128, 1, 3, 4), (128, 128, 1, 4, 4),
+    (128, 128, 1, 5, 8), (64, 256, 1, 4, 4), (128, 256, 1, 3, 8), (128, 256, 1, 4, 8),
+    (256, 128, 1, 3, 8), (256, 128, 1, 4, 8),
+)  # fmt: skip
+
+
 @cache
 def catalogue(precision_name: str) -> tuple[Config, ...]:
     """Every configuration that the rules choose from, for one precision."""
     kind = PRECISIONS[precision_name]
     if precision_name == "fp32":
-        return tuple(_fp32())
+        return tuple(Config(POINTER, *tile) for tile in _FP32_TILES)
     line = 128 // kind.bytes_per_element  # elements of K in a 128-byte swizzled row
-    found = [*_pointer(line), *_plain(line), *_persistent(line, kind.output_bytes), *_wide(line)]
+    found = [
+        Config(kernel, bm, bn, lines * line, stages, warps)
+        for kernel, tiles in ((POINTER, _POINTER_TILES), (TMA, _TMA_TILES))
+        for bm, bn, lines, stages, warps in tiles
+    ]
+    found += _persistent(line, kind.output_bytes)
+    found.append(Config(WIDE, 128, 192, line, 4, 8, split=2))
     if kind.is_float8 and not kind.fast_accumulate:
         found = [config for config in found if config.accumulators <= PRECISE_ACCUMULATORS]
     return (*found, *(_direct(config) for config in found if config.kernel != POINTER))
@@ -153,45 +178,13 @@ def _direct(config: Config) -> Config:
     return replace(config, direct=True, split=max(config.split, parts))
 
 
-def _fp32() -> Iterator[Config]:
-    # No Tensor Core: operands go through registers, so tiles stay small along K.
-    for bm, bn, bk, stages, warps in (
-        (32, 32, 32, 3, 4), (32, 64, 32, 3, 4), (64, 64, 16, 3, 4), (128, 64, 16, 3, 4),
-        (64, 128, 16, 3, 4), (128, 128, 16, 3, 8), (128, 128, 16, 2, 8),
-    ):  # fmt: skip
-        yield Config(POINTER, bm, bn, bk, stages, warps)
-
-
-def _pointer(line: int) -> Iterator[Config]:
-    for bm, bn, stages, warps in (
-        (32, 32, 4, 4), (32, 64, 4, 4), (64, 64, 4, 4), (64, 128, 4, 4), (128, 64, 4, 4),
-        (128, 128, 3, 8), (128, 256, 3, 8),
-    ):  # fmt: skip
-        yield Config(POINTER, bm, bn, line, stages, warps)
-
-
-def _plain(line: int) -> Iterator[Config]:
-    for bm, bn, lines, stages, warps in (
-        (64, 32, 1, 6, 4), (64, 64, 1, 4, 4), (64, 64, 1, 6, 4), (64, 64, 2, 4, 4),
-        (64, 128, 1, 4, 4), (64, 128, 1, 6, 4), (128, 64, 1, 4, 4), (128, 64, 1, 6, 4),
-        (128, 64, 2, 4, 4), (64, 128, 2, 4, 4), (128, 128, 1, 3, 4), (128, 128, 1, 4, 4),
-        (128, 128, 1, 5, 8), (64, 256, 1, 4, 4), (128, 256, 1, 3, 8), (128, 256, 1, 4, 8),
-        (256, 128, 1, 3, 8), (256, 128, 1, 4, 8),
-    ):  # fmt: skip
-        yield Config(TMA, bm, bn, lines * line, stages, warps)
-
-
 def _persistent(line: int, output_bytes: int) -> Iterator[Config]:
     wide = output_bytes // 2  # parts for a 32-bit C, so that four stages still fit
-    yield Config(PERSISTENT, 128, 128, line, 4, 4, split=wide)
-    yield Config(PERSISTENT, 128, 128, line, 4, 8, split=wide)
+    for warps in (4, 8):
+        yield Config(PERSISTENT, 128, 128, line, 4, warps, split=wide)
     for bm, bn in ((128, 256), (256, 128)):
         yield Config(PERSISTENT, bm, bn, line, 3, 8, split=wide)
         yield Config(PERSISTENT, bm, bn, line, 4, 8, split=2 * wide)
-
-
-def _wide(line: int) -> Iterator[Config]:
-    yield Config(WIDE, 128, 192, line, 4, 8, split=2)
 
 
 def choices(problem: Problem, capability: Capability, sm_count: int) -> Sequence[Config]:
@@ -210,6 +203,8 @@ L2_BYTES_PER_CLOCK = 42  # per SM: about 10 TB/s over 132 SMs; a model's constan
 START_CLOCKS = 3000  # launch, first loads
 POINTER_SLOWDOWN = 1.3  # address arithmetic and register pressure, against TMA
 PACK_CLOCKS = 4000  # another launch
+NARROW_SLOWDOWN = 1.15  # shared memory feeds wgmma too slowly
+HIDDEN_STORE = 0.3  # of a store that the next tile's products hide
 
 
 def estimated_clocks(config: Config, problem: Problem, sm_count: int) -> float:
@@ -221,19 +216,15 @@ def estimated_clocks(config: Config, problem: Problem, sm_count: int) -> float:
     if problem.tiles(config) <= sm_count:
         waves = 1
     area, edge = config.bm * config.bn, config.bm + config.bn
-    narrow = (
-        1.0 if min(config.bm, config.bn) >= 128 else 1.15
-    )  # shared memory feeds wgmma too slowly
+    narrow = 1.0 if min(config.bm, config.bn) >= 128 else NARROW_SLOWDOWN
     products = 2 * area * problem.k / rate * narrow
     loads = edge * problem.k * kind.bytes_per_element / L2_BYTES_PER_CLOCK
-    store = (
-        area * kind.output_bytes / L2_BYTES_PER_CLOCK * (0.3 if config.kernel == PERSISTENT else 1)
-    )
+    store = area * kind.output_bytes / L2_BYTES_PER_CLOCK
+    store *= HIDDEN_STORE if config.kernel == PERSISTENT else 1
     clocks = START_CLOCKS + waves * (max(products, loads) + store)
     if config.kernel == POINTER:
         return clocks * POINTER_SLOWDOWN
-    packs = problem.pack_a + problem.pack_b
-    return clocks + packs * PACK_CLOCKS
+    return clocks + (problem.pack_a + problem.pack_b) * PACK_CLOCKS
 
 
 def _two_fit(config: Config, kind: Precision) -> bool:

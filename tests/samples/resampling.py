@@ -1,4 +1,4 @@
-"""What `resample` must compute, said another way: whole images turned, dense weights, float64."""
+"""Batches resampled by the kernel, and what it must compute: whole images turned, dense weights."""
 
 from __future__ import annotations
 
@@ -9,12 +9,30 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kernels.resample.geometry import crop_table
+from kernels.resample.resample import Resampling
+
+
+def prepare(
+    images: Sequence[Tensor], boxes: Tensor, flips: Tensor, orientations: Tensor,
+    size: tuple[int, int], scale: Tensor, shift: Tensor, channels_last: bool = False,
+) -> Resampling:  # fmt: skip
+    """The output allocated, and the table copied to the device without waiting."""
+    device = scale.device
+    sizes = [(image.shape[1], image.shape[2]) for image in images]
+    table = crop_table([image.data_ptr() for image in images], sizes, boxes, flips, orientations)
+    if device.type == "cuda":
+        table = table.pin_memory().to(device, non_blocking=True)
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    out = torch.empty((len(images), 3, *size), device=device, memory_format=layout)
+    return Resampling(images, table, scale, shift, out)
+
 
 def reference(
     images: Sequence[Tensor], boxes: Tensor, flips: Tensor, orientations: Tensor,
     size: tuple[int, int], scale: Tensor, shift: Tensor,
 ) -> Tensor:  # fmt: skip
-    """As `resample`, on the CPU: float64 [N, 3, *size]."""
+    """What `prepare(...).launch()` gives, on the CPU: float64 [N, 3, *size]."""
     crops = []
     for image, box, flip, orientation in zip(images, boxes, flips, orientations, strict=True):
         top, left, height, width = box.tolist()

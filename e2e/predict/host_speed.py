@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import torch
 
-from e2e.predict.host_model.calibration_models import paced_network, small_step
+from e2e.predict.calibration import paced_network, small_step
 from e2e.recipes import switch_tf32
 from e2e.train.speed_readings import HostSpeed, SpeedReading
 from microbench.timing.stats import median
@@ -81,7 +81,7 @@ class SmallStepSpeed:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._step: Callable[[], None] | None = None
+        self._step: Callable[[], object] | None = None
         self._searched: set[bool] = set()
 
     def slowdown(self) -> float:
@@ -96,13 +96,13 @@ class SmallStepSpeed:
         self._step = None
         self._searched.clear()
 
-    def _seconds(self, step: Callable[[], None]) -> float:
+    def _seconds(self, step: Callable[[], object]) -> float:
         torch.cuda.synchronize(self._device)
         began_s = time.perf_counter()
         step()
         return time.perf_counter() - began_s
 
-    def _searched_step(self) -> Callable[[], None]:
+    def _searched_step(self) -> Callable[[], object]:
         """The step, whose algorithms cuDNN has searched: with TF32 on and with it off, and also
         where the recipe that is measured has it not search. The switches are then as they were.
         """

@@ -9,11 +9,13 @@ training beside them, what the training costs the loader, and the processor time
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+
+from e2e.explain.joint import fewest_from
 from e2e.results.loader_types import Loading
 from e2e.results.types import Predicted, Training
 from e2e.train.speedups import FED_SHARE
@@ -111,14 +113,7 @@ def _slowed(alone: Alone, loading: Loading, workers: int) -> float:
 def _between(known: Mapping[int, float], at: int) -> float:
     """The value at a place, in proportion between its neighbours; the last one beyond them."""
     places = sorted(known)
-    after = bisect_left(places, at)
-    if after == len(places):
-        return known[places[-1]]
-    if places[after] == at:
-        return known[at]
-    low, high = places[after - 1], places[after]
-    share = (at - low) / (high - low)
-    return known[low] + share * (known[high] - known[low])
+    return float(np.interp(at, places, [known[place] for place in places]))
 
 
 def _step(training: Training) -> Estimate | None:
@@ -167,9 +162,4 @@ def measured_points(speedups: Mapping[int, float]) -> list[int]:
 
 def pays_from(speedups: Mapping[int, float]) -> int | None:
     """The fewest workers from which on every speed-up is worth something; None for none."""
-    found: int | None = None
-    for count in sorted(speedups, reverse=True):
-        if speedups[count] < MIN_GAIN:
-            break
-        found = count
-    return found
+    return fewest_from(speedups, lambda count: speedups[count] >= MIN_GAIN)

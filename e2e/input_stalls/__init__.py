@@ -1,1 +1,0 @@
-"""Stalls by difference: a step's parts measured apart, and what they make together."""

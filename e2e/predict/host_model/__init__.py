@@ -1,1 +1,0 @@
-"""What a step costs the CPU: launches, framework, and how fast this host is."""

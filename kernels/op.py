@@ -1,0 +1,174 @@
+"""An op: what its cases are, which back ends run them, and how they are prepared."""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from kernels.case import Candidate, Case, Prepared, Target
+
+
+@dataclass(frozen=True)
+class BackendEntry:
+    """One back end of an op: the module that offers `cannot_run` and `candidates`."""
+
+    module: str
+    title: str
+    kind: str  # of device: "cuda" or "cpu"
+
+    def load(self) -> Any:
+        """The module."""
+        return importlib.import_module(self.module)
+
+    def candidates(
+        self, case: Case, operands: Any, target: Target, *, tune: bool
+    ) -> tuple[Candidate, ...]:
+        """The ways to run the case; with `tune`, all that a search tries, where there is one."""
+        module = self.load()
+        searches = tune and hasattr(module, "tuning_candidates")
+        find = module.tuning_candidates if searches else module.candidates
+        return tuple(find(case, operands, target))
+
+    def cannot_run(self, case: Case, target: Target) -> str | None:
+        """Why the case cannot run on the target: device, capability, or the module's reason."""
+        if self.kind != target.kind:
+            device = "a CUDA GPU" if self.kind == "cuda" else "--device cpu"
+            return f"back end {case.backend} needs {device}"
+        return _below_capability(case, target) or self.load().cannot_run(case, target)
+
+
+def _below_capability(case: Case, target: Target) -> str | None:
+    if target.kind != "cuda":
+        return None
+    have, need = target.capability or (0, 0), case.precision.min_capability.get(case.backend)
+    if need is None:
+        return f"{case.backend} has no {case.precision_name}"
+    if have < need:
+        return (
+            f"{case.precision_name} needs compute capability {need[0]}.{need[1]}, "
+            f"this GPU has {have[0]}.{have[1]}"
+        )
+    return None
+
+
+class Op(ABC):
+    """An operation that can be measured. Registered in `kernels.OPS`.
+
+    Beside its module `kernels.NAME` stand `operands` (an `OperandPool`), `check`, and
+    `triton.backend`.
+    """
+
+    name: str
+    entries: ClassVar[Mapping[str, BackendEntry]]
+    gpu_defaults: tuple[str, ...]  # what is measured on a GPU when the user names no back end
+    library: str  # the back end that stands for the vendor's on a GPU
+    dims: tuple[str, ...]  # the integer ones
+    layouts: tuple[str, ...]
+    axis_name: str  # what `axis` counts
+
+    @property
+    def backends(self) -> Mapping[str, str]:
+        """Each back end's name -> what it is."""
+        return {name: entry.title for name, entry in self.entries.items()}
+
+    def default_backends(self, kind: str) -> tuple[str, ...]:
+        """What is measured on a kind of device when the user names no back end."""
+        return self.gpu_defaults if kind == "cuda" else ("cpu",)
+
+    def library_backend(self, kind: str) -> str:
+        """The back end that baselines are measured with on a kind of device."""
+        return self.library if kind == "cuda" else "cpu"
+
+    def cannot_run(self, case: Case, target: Target) -> str | None:
+        """Why the case cannot run on the target, or None."""
+        return self.entries[case.backend].cannot_run(case, target)
+
+    def save_tuned(self, case: Case, target: Target, label: str) -> Path:
+        """Record the Triton configuration that won a search; the path of the user's table."""
+        return self.entries["triton"].load().save_tuned(case, target, label)
+
+    def session(self, target: Target, seed: int) -> OpSession:
+        """Where operands live while the arms of one comparison share them."""
+        return OpSession(self, target, seed)
+
+    @abstractmethod
+    def validate(self, case: Case) -> None:
+        """ValueError when the case is no problem of this op."""
+
+    @abstractmethod
+    def flops(self, case: Case) -> int:
+        """Useful floating-point (or integer) operations of one launch."""
+
+    @abstractmethod
+    def min_bytes(self, case: Case) -> int:
+        """Fewest bytes through device memory: inputs read once, output written once."""
+
+    @abstractmethod
+    def tolerance(self, case: Case) -> float:
+        """The largest relative error against float64 that is right."""
+
+    def may_run_exactly(self, case: Case) -> bool:
+        """Whether the back end is only *allowed* the precision's arithmetic, and may do better."""
+        return False
+
+    @abstractmethod
+    def gemm(self, case: Case) -> tuple[int, int, int]:
+        """(M, N, K) of the product that the case is, or is done as."""
+
+    @abstractmethod
+    def misaligned(self, case: Case) -> tuple[str, int] | None:
+        """("K=4095", 8190) where rows do not start on 16 bytes: why, and a row's bytes."""
+
+    @abstractmethod
+    def aligned(self, case: Case) -> Case:
+        """The case padded up until `misaligned` has nothing to say."""
+
+    @abstractmethod
+    def size(self, case: Case) -> str:
+        """The size in a word: "4096", "64x256"."""
+
+    @abstractmethod
+    def axis(self, case: Case) -> int | None:
+        """The size as one number, where it is one: what charts run along."""
+
+    @abstractmethod
+    def setting(self, case: Case) -> Mapping[str, str]:
+        """What else the case is, beside size, precision and back end, by name."""
+
+    @abstractmethod
+    def probe(self, case: Case) -> Case:
+        """A small case of the same kind."""
+
+
+class OpSession:
+    """Prepares cases of one op; arms of one group that store the same operands share the memory."""
+
+    def __init__(self, op: Op, target: Target, seed: int) -> None:
+        self.op, self.target = op, target
+        self.check = importlib.import_module(f"kernels.{op.name}.check")
+        operands = importlib.import_module(f"kernels.{op.name}.operands")
+        self.pool = operands.OperandPool(target, seed)
+
+    def prepare(self, case: Case, *, tune: bool = False) -> Prepared:
+        """Allocate, fill and bind. Raises CannotRun with a reason, or torch.OutOfMemoryError."""
+        operands = launched = self.pool.get(case)
+        entry = self.op.entries[case.backend]
+        found = entry.candidates(case, operands, self.target, tune=tune)
+
+        def rel_error(candidate: Candidate) -> float:
+            nonlocal launched
+            launched = self.check.launch_poisoned(operands, candidate)
+            return self.check.relative_error(launched)
+
+        def total_error() -> float:
+            return self.check.total_error(launched)
+
+        return Prepared(found, rel_error, total_error, self.op.flops(case), self.op.min_bytes(case))
+
+    def close(self) -> None:
+        """Free what is shared."""
+        self.pool.clear()

@@ -1,0 +1,27 @@
+"""Stores of measured times on a disk of the test's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from e2e.predict.framework_overhead import COUNTED, FrameworkOverhead
+from e2e.predict.op_timer.store import Store
+
+
+@pytest.fixture
+def empty_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """Nothing is known; other stores of the test are beside it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return Store({"name": "a CPU"}, {})
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """Of all tests of a file: calls are measured once, and nothing is calibrated."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        store = Store({"name": "a CPU"}, {})
+        store.keep(FrameworkOverhead((1e-5,) * len(COUNTED), 0.0))
+        return store
