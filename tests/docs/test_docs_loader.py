@@ -18,7 +18,6 @@ ROOT = Path(__file__).parents[2]
 STALLS = (ROOT / "docs" / "stalls.md").read_text(encoding="utf-8")
 LOADER = (ROOT / "docs" / "notes" / "loader.md").read_text(encoding="utf-8")
 BY_HAND = ROOT / "results" / "nvidia-h200" / "by-hand"
-README = (ROOT / "README.md").read_text(encoding="utf-8")
 SUMMARY = " ".join(STALLS.split())
 SAID = " ".join(LOADER.split())
 
@@ -65,16 +64,13 @@ def test_what_a_decoding_gpu_feeds_is_the_run_files_own() -> None:
         if t.case.graph and t.case.compile and t.steps and t.steps.ci95_s
     ]
     assert f"known to ±{' and ±'.join(f'{half:.1f}' for half in halves)} %" in SAID
-    assert f"(±{halves[-1]:.1f} %; {by_wall[-1]} by the wall clock" in README
     assert f"trained {' and '.join(by_wall)} img/s" in SAID
-    captured, fastest = arms[0], max(arms, key=lambda t: t.per_s or 0.0)
+    captured = arms[0]
     assert f"the loader alone gave {loading.per_s:,.0f}" in SAID
     assert f"ran at {captured.per_s:,.0f} img/s" in SAID
     assert captured.steps is not None
     share = 100 * (captured.steps.unfed_s or 0) / captured.steps.median_s
     assert f"reaches {captured.per_s:,.0f} img/s as a captured step, {share:.1f} %" in SUMMARY
-    assert f"trains {captured.per_s:,.0f} img/s" in " ".join(README.split())
-    assert f"{fastest.per_s:,.0f} img/s compiled at batch {fastest.case.batch}" in README
 
 
 def test_the_joint_picture_is_the_run_files_own() -> None:

@@ -101,9 +101,9 @@ def test_what_is_said_of_other_networks_is_the_run_files_own() -> None:
     lines = {line.what: line for line in error_table(OUTSIDE.of(Training))}
     gpu, host = lines["step, limited by the GPU"], lines["step, limited by the host"]
     assert (
-        f"Of eight networks outside the matrix ({len(told)} steps) {gpu.median_pct:.1f} and "
-        f"{gpu.largest_pct:.1f} %, {host.median_pct:.1f} and {host.largest_pct:.1f} %, "
-        f"and {right} limits." in README
+        f"GPU-bound steps: median error {gpu.median_pct:.1f} %, worst {gpu.largest_pct:.1f} %; "
+        f"CPU-bound steps: median {host.median_pct:.1f} %, worst {host.largest_pct:.1f} %, "
+        f"on {len(told)} steps of eight networks" in README
     )
     foreseen = [t for t in told if _said(t) == "gpu"]
     furthest = max(foreseen, key=lambda t: abs(_error(t)))
@@ -159,7 +159,6 @@ def test_what_has_been_validated_is_said() -> None:
     assert "64 combinations of twelve networks, four recipes and one or two batches" in SUMMARY
     assert f"and {captured} steps captured as CUDA graphs" in SUMMARY
     assert f"and {captured} captured steps" in SAID
-    assert f"64 combinations of twelve networks and {captured} captured steps" in README
 
 
 def test_what_is_said_of_single_rows_is_the_run_files_own() -> None:
@@ -391,25 +390,16 @@ def test_what_predicting_took_is_the_run_files_own() -> None:
     assert f"Calibrating the CPU model took {stages['host']:.0f} s more" in SUMMARY
 
 
-def test_the_readme_says_the_same() -> None:
-    amp = next(t for t in VERIFIED.of(Training) if t.ledger_base == "fp32" and _is_amp(t))
+def test_the_readmes_picture_and_what_it_says_are_the_run_files_own() -> None:
+    _, _, amp = BEFORE.of(Training)
     ms = {line.term: -line.ms for line in amp.ledger}
-    saved = amp.ledger[-1].ms - amp.ledger[0].ms
-    assert f"of the {-saved:.1f} ms that AMP takes off" in README
-    assert f"{ms['convolutions']:.1f} are convolutions, {ms['layout changes']:.1f} layout" in README
-    lines = {line.what: line for line in error_table(VALIDATED.of(Training))}
-    gpu, host = lines["step, limited by the GPU"], lines["step, limited by the host"]
-    paced = lines["the same, at the host's pace meanwhile"]
-    assert f"were {gpu.median_pct:.1f} % off in the median where the GPU is the limit" in README
-    captured = lines["step, captured as a graph"]
-    assert f"where the GPU is the limit, {gpu.largest_pct:.1f} % at most;" in README
-    right = sum(t.limit == _said(t) for t in VALIDATED.of(Training) if t.predicted)
-    assert f"named right in {right} of {len(VALIDATED.of(Training))} (64 combinations" in README
-    assert f"{captured.median_pct:.1f} and {captured.largest_pct:.1f} % where they are" in README
-    assert f"where the host is the limit {host.median_pct:.1f} % in the median" in README
-    assert f"and {host.largest_pct:.1f} % at most, on virtual" in README
-    paces = f"{paced.median_pct:.1f} and {paced.largest_pct:.1f} %"
-    assert f"{paces} for the pace that they had meanwhile" in README
+    saved = amp.ledger[0].ms - amp.ledger[-1].ms
+    assert f"AMP trains {amp.speedup['fp32'].ratio:.2f} times faster than FP32." in README
+    assert f"Of the {saved:.1f} ms that it saves per step, {ms['convolutions']:.1f} ms" in README
+    assert f"are convolutions and {ms['layout changes']:.1f} ms are layout changes." in README
+    plain = read_run(H200 / "train-resnet50.json").of(Training)
+    by_layout = {t.case.layout: f"{t.per_s:,.0f} img/s" for t in plain if _is_amp(t)}
+    assert f"trains {by_layout['nchw']}, in channels_last {by_layout['nhwc']}" in README
 
 
 def _is_amp(training: Training) -> bool:

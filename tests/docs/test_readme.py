@@ -14,6 +14,7 @@ from microbench.results.runfile import read_run
 from microbench.verdict import verdict
 
 ROOT = Path(__file__).parents[2]
+README = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
 H200 = ROOT / "results" / "nvidia-h200"
 RESULTS = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
 PAGES = [
@@ -65,6 +66,14 @@ def test_the_triton_ratios_are_the_run_file_s() -> None:
         if (r.case.backend, r.case.precision_name) == ("triton", "int8")
     }
     mean = geometric_mean([int8[m] for m in doubling])
+    fp16 = {
+        r.case.dim("m"): r.vs_backend["cublas"].ratio
+        for r in run.results
+        if (r.case.backend, r.case.precision_name) == ("triton", "fp16")
+    }
+    mean_fp16 = geometric_mean([fp16[m] for m in doubling])
+    assert f"reach {mean_fp16:.3f} times the speed of cuBLAS in FP16" in README
+    assert f"{fp16[1536]:.2f} at 1536, {fp16[3072]:.2f} at 3072" in README
     assert f"the int8 mean is {mean:.3f}, and {int8[3072]:.2f} at 3072" in RESULTS
 
 
@@ -123,3 +132,22 @@ def test_links_lead_to_files_and_headings_that_exist(path: Path) -> None:
 def _slug(heading: str) -> str:
     """The anchor that GitHub gives to a heading."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def test_the_readme_fits_its_screen_and_quotes_the_checks_of_the_method() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 150
+    assert len(text.split()) <= 1000
+    timer, same, compared, planted = (
+        json.loads((H200 / f"{name}.json").read_text())
+        for name in ("timer-vs-ncu", "aa", "compare-aa", "selftest")
+    )
+    assert f"{timer['within_target']} of {len(timer['rows'])} cases" in README
+    assert f"{same['tries']} times" in README
+    assert f"held 1 in {same['holding_1']}" in README
+    counts = compared["counts"]
+    assert f"{counts['same']} of {sum(counts.values())} kernels the same" in README
+    assert f"could not tell for {counts['cannot tell']}" in README
+    assert counts["faster"] == counts["slower"] == 0
+    assert planted["right"] == planted["counted"]
+    assert f"Of {planted['applicable']} planted conditions, {planted['right']} were" in README
