@@ -150,4 +150,4 @@ def test_the_readme_fits_its_screen_and_quotes_the_checks_of_the_method() -> Non
     assert f"could not tell for {counts['cannot tell']}" in README
     assert counts["faster"] == counts["slower"] == 0
     assert planted["right"] == planted["counted"]
-    assert f"Of {planted['applicable']} planted conditions, {planted['right']} were" in README
+    assert f"Of {planted['counted']} planted conditions, {planted['right']} were" in README
