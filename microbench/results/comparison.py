@@ -2,7 +2,7 @@
 
 Runs happen at different times on different allocations of memory and at different temperatures, so
 the interval of each run alone is too narrow for their ratio. A Noise is what two runs of the same
-cases on one H200 differed by (docs/method.md, "Two runs"): a verdict needs the whole interval
+cases on one H200 differed by (docs/method.md, "Comparing runs"): a verdict needs the whole interval
 beyond it, and, where both runs know their clock, the same verdict in cycles.
 """
 

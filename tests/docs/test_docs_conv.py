@@ -15,6 +15,7 @@ from microbench.report.layers_table import against_library, layers_of, layers_su
 from microbench.report.map_table import map_verdict
 from microbench.results.runfile import read_run
 from microbench.results.types import Result, Run
+from microbench.roofline.causes import conversion_share
 from microbench.roofline.explain import annotate
 from microbench.roofline.model.fitting import fit
 from microbench.roofline.model.terms import Rates
@@ -22,7 +23,7 @@ from microbench.roofline.model.terms import Rates
 ROOT = Path(__file__).parents[2]
 H200 = ROOT / "results" / "nvidia-h200"
 PAGE = (ROOT / "docs" / "when-fp16-pays.md").read_text(encoding="utf-8")
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+RESULTS = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
 CONV_RUNS = ("conv-channels", "conv-fine", "conv-fp16", "payoff-conv", "layers-resnet50")
 
 
@@ -43,13 +44,33 @@ def test_the_payoff_tables_are_the_run_files(name: str) -> None:
     assert payoff_table(run(name), "fp16") in PAGE
 
 
-def test_the_readme_s_table_is_the_main_command_s() -> None:
-    assert payoff_table(run("conv-fp16"), "fp16") in README
+def test_the_main_command_s_table_is_the_run_file_s() -> None:
+    assert payoff_table(run("conv-fp16"), "fp16") in RESULTS
     gains = [r.speedup["fp32"].ratio for r in run("conv-fp16").results
              if r.case.precision_name == "fp16" and r.case.layout == "nhwc" and
              r.case.dim("c") >= 512]  # fmt: skip
     assert "13 to 18 times" in PAGE
     assert 12.5 < min(gains) < max(gains) < 18.5
+
+
+def test_how_much_of_nchw_is_layout_changes() -> None:
+    def shares(results: list[Result]) -> str:
+        found = [100 * (conversion_share(r) or 0.0) for r in results]
+        return f"{min(found):.0f} to {max(found):.0f} %"
+
+    narrow = [
+        arm
+        for (which, layout, width, precision), arm in by_arm("conv-channels").items()
+        if (layout, precision) == ("nchw", "fp16") and which != "wgrad" and 16 <= width <= 128
+    ]
+    assert len(narrow) == 8
+    assert f"From 16 to 128 channels, {shares(narrow)} of their kernel time" in PAGE
+    main = [
+        r
+        for r in run("conv-fp16").results
+        if (r.case.layout, r.case.precision_name) == ("nchw", "fp16") and r.case.dim("c") >= 16
+    ]
+    assert f"{shares(main)} of the kernel time changes the layout" in RESULTS
 
 
 def test_ranges_of_the_summary() -> None:
@@ -113,14 +134,14 @@ def test_the_network_s_summary_and_every_layer_s_ratio_are_the_run_file_s() -> N
             assert base / own >= 1.3
 
 
-def test_triton_reaches_what_the_readme_says() -> None:
+def test_triton_s_means_are_the_run_file_s() -> None:
     found = run("layers-resnet50")
     assert found.network is not None
     said = {line.split("fp16 ")[1].split(":")[0]: line for line in
             against_library(found, found.network)}  # fmt: skip
     for which, line in said.items():
         mean = line.split(": ")[1].split(" ")[0]
-        assert f"{which} {mean}" in README
+        assert f"{which} {mean}" in RESULTS
 
 
 def test_the_cliff_is_the_run_file_s() -> None:
@@ -191,7 +212,7 @@ def test_the_model_s_errors_across_runs() -> None:
 
 def test_the_selftest_is_the_file_s() -> None:
     found = json.loads((H200 / "selftest.json").read_text())
-    assert f"{found['right']} of {found['counted']} named right" in PAGE
+    assert f"named correctly | {found['right']} of {found['counted']} |" in RESULTS
     assert found["counted"] == len(found["rows"])
     assert not found["absent"]
 

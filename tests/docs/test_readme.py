@@ -1,4 +1,4 @@
-"""What README and docs claim is what the committed run files say."""
+"""What docs/results.md claims is what the committed run files say; links of README and docs."""
 
 from __future__ import annotations
 
@@ -14,18 +14,23 @@ from microbench.results.runfile import read_run
 from microbench.verdict import verdict
 
 ROOT = Path(__file__).parents[2]
+README = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
 H200 = ROOT / "results" / "nvidia-h200"
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+RESULTS = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "results/README.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 RUN_FILES = sorted(ROOT.glob("results/*/gemm-*.json"))
 
 
 def test_the_table_is_the_run_file_s() -> None:
-    assert to_markdown(read_run(H200 / "gemm-fp16.json")) in README
+    assert to_markdown(read_run(H200 / "gemm-fp16.json")) in RESULTS
 
 
 def test_the_verdict_is_the_run_file_s() -> None:
     for line in verdict(read_run(H200 / "gemm-fp16.json")):
-        assert line.strip() in README
+        assert line.strip() in RESULTS
 
 
 def test_the_triton_ratios_are_the_run_file_s() -> None:
@@ -40,18 +45,53 @@ def test_the_triton_ratios_are_the_run_file_s() -> None:
             and r.case.dim("m") in doubling
         ]
         assert len(ratios) == len(doubling)
-        row = f"| {name} | {rival} | {geometric_mean(ratios):.3f} | {min(ratios):.3f} |"
-        assert row in README, row
+        between = [
+            f"{r.vs_backend[rival].ratio:.2f}"
+            for m in (1536, 3072)
+            for r in run.results
+            if (r.case.backend, r.case.precision_name, r.case.dim("m")) == ("triton", name, m)
+        ]
+        cells = (name, rival, f"{geometric_mean(ratios):.3f}", f"{min(ratios):.3f}", *between)
+        assert f"| {' | '.join(cells)} |" in RESULTS, cells
+    tiles = {
+        r.case.dim("m"): " ".join(r.kernels)
+        for r in run.results
+        if (r.case.backend, r.case.precision_name) == ("cublas", "fp16")
+    }
+    assert "144x128" in tiles[1536]
+    assert "192x192" in tiles[3072]
+    int8 = {
+        r.case.dim("m"): r.vs_backend["cublaslt"].ratio
+        for r in run.results
+        if (r.case.backend, r.case.precision_name) == ("triton", "int8")
+    }
+    mean = geometric_mean([int8[m] for m in doubling])
+    fp16 = {
+        r.case.dim("m"): r.vs_backend["cublas"].ratio
+        for r in run.results
+        if (r.case.backend, r.case.precision_name) == ("triton", "fp16")
+    }
+    mean_fp16 = geometric_mean([fp16[m] for m in doubling])
+    assert f"reach {mean_fp16:.3f} times the speed of cuBLAS in FP16" in README
+    assert f"{fp16[1536]:.2f} at 1536, {fp16[3072]:.2f} at 3072" in README
+    assert f"the int8 mean is {mean:.3f}, and {int8[3072]:.2f} at 3072" in RESULTS
+
+
+def test_the_sizes_of_the_triton_table_are_tuned_ones() -> None:
+    tuned = json.loads((ROOT / "kernels/gemm/tuned/nvidia-h200.json").read_text())
+    for name in ("fp16", "bf16", "fp8-e4m3", "tf32", "int8"):
+        for size in (*(256 * 2**i for i in range(6)), 1536, 3072):
+            assert f"{size}x{size}x{size}" in tuned[name]["nt"]
 
 
 def test_the_checks_of_the_method_are_the_files_own() -> None:
     timer = json.loads((H200 / "timer-vs-ncu.json").read_text())
-    assert f"{timer['within_target']} of {len(timer['rows'])}" in README
+    assert f"{timer['within_target']} of {len(timer['rows'])}" in RESULTS
     same = json.loads((H200 / "aa.json").read_text())
-    assert f"{same['holding_1']} of {same['tries']}" in README
+    assert f"{same['holding_1']} of {same['tries']}" in RESULTS
     compared = json.loads((H200 / "compare-aa.json").read_text())
     counts = compared["counts"]
-    assert f"{counts['same']} same, {counts['cannot tell']} cannot tell" in README
+    assert f"{counts['same']} same, {counts['cannot tell']} cannot tell" in RESULTS
     assert counts["faster"] == counts["slower"] == 0
 
 
@@ -75,10 +115,39 @@ def test_every_published_file_is_listed_with_its_command() -> None:
         assert f"| {'/'.join(name)} |" in text, path
 
 
-def test_the_readme_names_only_files_that_exist() -> None:
-    texts = [README, *(path.read_text() for path in (ROOT / "docs").glob("*.md"))]
-    for text in texts:
-        for name in re.findall(
-            r"\]\((?:\.\./)?((?:results|docs|kernels|microbench)/[^)#]+)\)", text
-        ):
-            assert (ROOT / name).exists(), name
+@pytest.mark.parametrize("path", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_lead_to_files_and_headings_that_exist(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    for link in re.findall(r"\]\(([^)]+)\)", text):
+        if "://" in link:
+            continue
+        name, _, anchor = link.partition("#")
+        target = (path.parent / name).resolve() if name else path
+        assert target.exists(), link
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", target.read_text(encoding="utf-8"), re.MULTILINE)
+            assert anchor in {_slug(heading) for heading in headings}, link
+
+
+def _slug(heading: str) -> str:
+    """The anchor that GitHub gives to a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def test_the_readme_fits_its_screen_and_quotes_the_checks_of_the_method() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 150
+    assert len(text.split()) <= 1000
+    timer, same, compared, planted = (
+        json.loads((H200 / f"{name}.json").read_text())
+        for name in ("timer-vs-ncu", "aa", "compare-aa", "selftest")
+    )
+    assert f"{timer['within_target']} of {len(timer['rows'])} cases" in README
+    assert f"{same['tries']} times" in README
+    assert f"held 1 in {same['holding_1']}" in README
+    counts = compared["counts"]
+    assert f"{counts['same']} of {sum(counts.values())} kernels the same" in README
+    assert f"could not tell for {counts['cannot tell']}" in README
+    assert counts["faster"] == counts["slower"] == 0
+    assert planted["right"] == planted["counted"]
+    assert f"Of {planted['counted']} planted conditions, {planted['right']} were" in README
