@@ -129,15 +129,30 @@ def explain(file: Path) -> None:
 
 
 @app.command()
-@click.argument("a", type=FILE)
-@click.argument("b", type=FILE)
+@click.argument("files", metavar="BASE RUN [RUN]...", type=FILE, nargs=-1, required=True)
+@click.option("--baseline", type=FILE, help="Run file to compare with; all FILES are then runs")
+@click.option("--threshold", help="Differences that count, as 5%  [default: noise of two runs]")
 @click.option("--fail-on", help="Exit with 1 on these verdicts: slower,faster,cannot-tell")
+@click.option("--markdown", is_flag=True, help="Print Markdown tables of all cases")
 @click.option("--json", type=FILE, help="Also write the comparison, case by case")
-def compare(a: Path, b: Path, fail_on: str | None, json: Path | None) -> int:
-    """Say for each case whether B is faster, slower, the same as A, or that one cannot tell."""
-    from microbench.commands import compare_runs
+@click.option("--junit", type=FILE, help="Also write JUnit XML: a failure where --fail-on says")
+def compare(files: tuple[Path, ...], baseline: Path | None, **options: Any) -> int:
+    """Compare runs with a baseline, case by case.
 
-    return compare_runs(a, b, fail_on, json)
+    B (each RUN) is faster, slower, the same as A (BASE), or one cannot tell. Faster and slower need
+    the whole 95 % interval beyond the threshold: 3 % for kernels, 1 % for trainings, 5 % for
+    loaders. --threshold replaces these for all cases. A kernel must also differ by at least 1.3 us,
+    whatever the threshold: so much can change with where its data lie in memory.
+
+    \b
+    Exit codes:
+      0  the runs were compared
+      1  a case has a verdict that --fail-on names
+      2  a mistake: no such file, or runs that cannot be compared
+    """
+    from microbench.commands import compare_with
+
+    return compare_with(files, baseline, **options)
 
 
 @app.command()

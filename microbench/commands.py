@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
+from collections.abc import Container, Mapping, Sequence
+from json import dumps
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from microbench.errors import UserError
 from microbench.results.kinds import Document, document_of
 from microbench.results.runfile import (
     as_run,
@@ -19,6 +22,9 @@ from microbench.results.runfile import (
 )
 from microbench.results.values import Json
 from microbench.sweep import parse_names
+
+if TYPE_CHECKING:
+    from microbench.results.comparison import Comparison
 
 
 def show_run(
@@ -104,21 +110,90 @@ def explain_again(file: Path) -> None:
     print(f"{file}: {changed} of {len(run.results)} results are explained otherwise than before")
 
 
-def compare_runs(a: Path, b: Path, fail_on: str | None, json_path: Path | None) -> int:
-    """Print the comparison; the exit code: 1 when a verdict is one to fail on, else 0."""
-    from microbench.report.comparison import print_comparison
-    from microbench.report.screen import make_console
-    from microbench.results.comparison import VERDICTS, compare, failing
+def compare_with(
+    files: Sequence[Path],
+    baseline: Path | None = None,
+    *,
+    threshold: str | None = None,
+    fail_on: str | None = None,
+    markdown: bool = False,
+    json: Path | None = None,
+    junit: Path | None = None,
+) -> int:
+    """Print comparisons of runs with one baseline, which is the first file unless it is named.
 
+    Returns the exit code: 1 when a verdict is one to fail on, else 0. UserError for what cannot be
+    read, compared or written.
+    """
+    from microbench.results.comparison import VERDICTS, compare, failing, parse_threshold
+
+    paths = [baseline, *files] if baseline else list(files)
+    if len(paths) < 2:
+        raise UserError("compare takes two run files or more: the baseline, then each run")
     choices = [verdict.replace(" ", "-") for verdict in VERDICTS]
     named = parse_names(fail_on, choices, "--fail-on") if fail_on is not None else []
+    wanted = [name.replace("-", " ") for name in named]
+    pct = None if threshold is None else parse_threshold(threshold)
+    for path, option in ((json, "--json"), (junit, "--junit")):
+        if path:
+            check_writable(path, option)
+    if json and junit and json.resolve() == junit.resolve():
+        raise UserError("--json and --junit name the same file")
+    first, *others = [read_run(path) for path in paths]
+    found: dict[str, Comparison] = {}
+    for path, run in zip(paths[1:], others, strict=True):
+        try:
+            found[_apart(path, found)] = compare(first, run, pct)
+        except UserError as error:
+            raise (UserError(f"{path}: {error}") if len(others) > 1 else error) from None
+    _write_comparisons(found, paths[0].name, wanted, json, junit)
+    _print_comparisons(found, paths[0].name, markdown=markdown)
+    return 1 if any(failing(comparison, wanted) for comparison in found.values()) else 0
+
+
+def compare_runs(a: Path, b: Path, fail_on: str | None, json_path: Path | None) -> int:
+    """Compare two run files; see `compare_with`."""
+    return compare_with([a, b], fail_on=fail_on, json=json_path)
+
+
+def _apart(path: Path, taken: Container[str]) -> str:
+    """The file's name; with its folder, or a number, where another run has that name."""
+    name, number = path.name, 1
+    while name in taken:
+        number += 1
+        name = str(path) if number == 2 else f"{path} ({number - 1})"
+    return name
+
+
+def _write_comparisons(
+    found: Mapping[str, Comparison],
+    baseline: str,
+    fail_on: Sequence[str],
+    json_path: Path | None,
+    junit_path: Path | None,
+) -> None:
+    """The JSON of one comparison is as it always was; that of several has a list of them."""
     if json_path:
-        check_writable(json_path, "--json")
-    comparison = compare(read_run(a), read_run(b))
-    if json_path:
-        write_text(json.dumps(comparison.as_dict(), allow_nan=False), json_path)
-    print_comparison(comparison, make_console())
-    return 1 if failing(comparison, [name.replace("-", " ") for name in named]) else 0
+        every = [{"run": name, **comparison.as_dict()} for name, comparison in found.items()]
+        one = next(iter(found.values())).as_dict()
+        data = one if len(found) == 1 else {"baseline": baseline, "comparisons": every}
+        write_text(dumps(data, allow_nan=False), json_path)
+    if junit_path:
+        from microbench.report.junit import junit
+
+        write_text(junit(found, baseline, fail_on), junit_path)
+
+
+def _print_comparisons(found: Mapping[str, Comparison], baseline: str, *, markdown: bool) -> None:
+    from microbench.report.comparison import in_markdown, print_comparison, print_comparisons
+    from microbench.report.screen import make_console
+
+    if markdown:
+        sys.stdout.write(in_markdown(found, baseline))
+    elif len(found) == 1:
+        print_comparison(next(iter(found.values())), make_console())
+    else:
+        print_comparisons(found, baseline, make_console())
 
 
 def examine_machine(device: str) -> None:

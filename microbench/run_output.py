@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     pass
 
 # A published file need not say where it lay.
+CARD = "card"  # the device fact that older run files lack
 CONSOLE = "halfway"  # the console command
 PATH_OPTIONS = ("--json", "--csv", "--resume", "--chart", "--html")
 
@@ -125,6 +126,8 @@ def check_goes_on(path: Path | None, before: Run, greeting: Greeting) -> None:
     )
     for part, then, now in parts:
         for name in sorted(then.keys() | now.keys()):
+            if name == CARD and None in (then.get(CARD), now.get(CARD)):
+                continue  # a file of an older version does not know its card
             if then.get(name) != now.get(name):
                 raise UserError(
                     f"--resume {path}: {part} {name} was {then.get(name)} and is "

@@ -24,10 +24,13 @@ ASSUMED_CACHE_BYTES = 32 * 1024 * 1024
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """The facts of a device that go into a run file. None where nobody can tell.
+    """The facts of a device that go into a run file. None where a fact is not known.
 
     `sm_count` is the usable cores of a CPU, `l2_bytes` its last-level cache. Holds nothing that
-    identifies the computer: no host name, no UUID, no serial number, no bus address.
+    names the computer: no host name, no UUID, no serial number, no bus address. `card` tells two
+    cards of one model apart: the first 12 hex digits of SHA-256 of "halfway " and the GPU's UUID.
+    The UUID cannot be computed from it; who knows a UUID can test whether it is that card's. None
+    on a CPU and where NVML is missing.
     """
 
     name: str
@@ -40,6 +43,7 @@ class DeviceInfo:
     power_limit_w: float | None = None
     sm_clock_max_mhz: float | None = None
     index: int = 0  # torch's, so after CUDA_VISIBLE_DEVICES
+    card: str | None = None
 
     def target(self) -> Target:
         """The part of the facts that kernels choose by."""
@@ -118,6 +122,7 @@ def describe_cuda(index: int) -> DeviceInfo:
         power_limit_w=gpu and gpu.watts("nvmlDeviceGetEnforcedPowerLimit"),
         sm_clock_max_mhz=gpu and gpu.ask("nvmlDeviceGetMaxClockInfo", SM_CLOCK),
         index=index,
+        card=gpu and gpu.card(),
     )
 
 

@@ -7,6 +7,7 @@ None, never an error. Nothing here changes a setting.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ POWER_INSTANT_FIELD = 186  # NVML_FI_DEV_POWER_INSTANT of nvml.h, in milliwatts
 SM_CLOCK = 1  # NVML_CLOCK_SM
 GPU_TEMPERATURE = 0  # NVML_TEMPERATURE_GPU
 SLOWDOWN_THRESHOLD = 1  # NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
+CARD_SALT, CARD_DIGITS = "halfway ", 12
 VIRTUALIZATION = {0: "none", 1: "passthrough", 2: "vgpu", 3: "host vgpu", 4: "host vsga"}
 
 
@@ -75,6 +77,14 @@ class NvmlGpu:
     def driver(self) -> str | None:
         """The driver's version."""
         return self._call("nvmlSystemGetDriverVersion")
+
+    def card(self) -> str | None:
+        """A hash of the GPU's UUID, 12 hex digits: the same for one card, without its UUID."""
+        uuid = self.ask("nvmlDeviceGetUUID")
+        if not uuid:
+            return None
+        text = uuid.decode() if isinstance(uuid, bytes) else str(uuid)
+        return hashlib.sha256(f"{CARD_SALT}{text}".encode()).hexdigest()[:CARD_DIGITS]
 
     def power_w(self) -> float | None:
         """Instant power; where the card has none, its average over up to a second."""

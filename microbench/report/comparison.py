@@ -1,8 +1,9 @@
-"""Two runs compared, as a person reads it. Everything is said of B, measured against A."""
+"""Runs compared, as a person reads it. Everything is said of B, measured against A."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 from rich.console import Console
 from rich.text import Text
@@ -10,14 +11,16 @@ from rich.text import Text
 from kernels.case import Case
 from microbench import fmt
 from microbench.report.screen import WIDTH
-from microbench.report.table import DIM, Column, Row, Table, screen
-from microbench.results.comparison import VERDICTS, CompareRow, Comparison
+from microbench.report.table import DIM, Column, Row, Table, markdown, screen
+from microbench.results.comparison import NOISE_S, SAME_CARD, VERDICTS, CompareRow, Comparison
 from microbench.results.kinds import KINDS, Report
 from microbench.results.types import Ratio
 from microbench.results.values import AnyCase
 
 MOST_SAME_ROWS = 6
 MOST_NAMED = 5
+REASON = "reason"
+_Counted = tuple[str, Comparison]  # a run's name, and it against the baseline
 ORDER = ("slower", "faster", "cannot tell", "same")
 _LOOKS = {
     "slower": ("- slower", "red"),
@@ -35,24 +38,107 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         """Print a line, folded to the width."""
         console.print(line, width=width, overflow="fold")
 
-    if comparison.differences:
-        say(Text("The runs differ (A | B):", "bold"))
-        for difference in comparison.differences:
-            say(Text(f"  {fmt.clean(difference)}"))
-        console.print()
+    for line in _differences(comparison):
+        say(line)
     shown, hidden = _chosen(comparison.rows)
-    if shown:
-        for line in screen(_table(shown), width).lines:
-            say(line)
-    for note, cases in _notes(shown).items():
-        say(Text(f"  {fmt.listed(cases)}: {note}"))
-    if hidden:
-        say(Text(_same(hidden), DIM))
+    for line in _body(shown, hidden, width):
+        say(line)
     console.print()
     for name, cases in (("A", comparison.only_a), ("B", comparison.only_b)):
         for line in _one_side(name, cases):
             say(Text(line))
     say(Text(summary(comparison), "bold"))
+
+
+def _body(shown: Sequence[CompareRow], hidden: Sequence[CompareRow], width: int) -> Iterator[Text]:
+    """The table, the reasons where their column does not fit, the notes, and the rest in a line."""
+    if shown:
+        table = screen(_table(shown), width)
+        yield from table.lines
+        if REASON in table.left_out:
+            yield from _said(shown, lambda row: row.reason)
+    yield from _said(shown, _note)
+    if hidden:
+        yield Text(_same(hidden), DIM)
+
+
+def _said(rows: Sequence[CompareRow], read: Callable[[CompareRow], str]) -> Iterator[Text]:
+    """A line for each text that `read` gives, with the cases that it is said of; "" is nothing."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        if text := fmt.clean(read(row)):
+            found.setdefault(text, []).append(case_name(row.case))
+    for text, cases in found.items():
+        yield Text(f"  {fmt.listed(cases)}: {text}")
+
+
+def _differences(comparison: Comparison) -> Iterator[Text]:
+    """What differs between the runs, a line each, and a blank line."""
+    found = [fmt.clean(difference) for difference in comparison.differences]
+    if comparison.card and comparison.card != SAME_CARD:
+        found.append(comparison.card)
+    if found:
+        yield Text("The runs differ (A | B):", "bold")
+        yield from (Text(f"  {line}") for line in found)
+    if comparison.card == SAME_CARD:
+        yield Text("Both runs used the same card.")
+    if comparison.threshold_pct is not None:
+        yield Text(f"Threshold: {_threshold_asked(comparison)}.")
+    if found or comparison.card or comparison.threshold_pct is not None:
+        yield Text("")
+
+
+def _threshold_asked(comparison: Comparison) -> str:
+    """ "5 %; kernels must also differ by 1.3 us": what the user asked for and what stays."""
+    text = f"{comparison.threshold_pct:g} %"
+    kernels = any(row.case.op not in KINDS for row in comparison.rows)
+    return text + (f"; kernels must also differ by {_us(NOISE_S)}" if kernels else "")
+
+
+def print_comparisons(found: Mapping[str, Comparison], baseline: str, console: Console) -> None:
+    """Several runs, by name, each against one baseline; the counts of all of them at the end."""
+    for name, comparison in found.items():
+        console.print(Text(_heading(name, baseline), "bold"))
+        print_comparison(comparison, console)
+        console.print()
+    for line in screen(_counts(found), min(console.width, WIDTH)).lines:
+        console.print(line, width=min(console.width, WIDTH), overflow="fold")
+
+
+def in_markdown(found: Mapping[str, Comparison], baseline: str) -> str:
+    """Every row of every comparison, in Markdown; several begin with a table of counts."""
+    parts = [markdown(_counts(found))] if len(found) > 1 else []
+    for name, comparison in found.items():
+        ordered = sorted(comparison.rows, key=lambda row: ORDER.index(row.verdict))
+        said = [line.plain.strip() for line in _differences(comparison) if line.plain]
+        facts = [f"{line}\n\n" if line.endswith(":") else f"- {line}\n" for line in said]
+        for side, cases in (("A", comparison.only_a), ("B", comparison.only_b)):
+            facts += [f"- {line}\n" for line in _one_side(side, cases)]
+        parts += [
+            f"**{_heading(name, baseline)}**\n",
+            markdown(_table(ordered)),
+            "".join(facts),
+            f"{summary(comparison)}\n",
+        ]
+    return "\n".join(part for part in parts if part)
+
+
+def _heading(name: str, baseline: str) -> str:
+    return f"B = {fmt.clean(name)}, A = {fmt.clean(baseline)}"
+
+
+def _counts(found: Mapping[str, Comparison]) -> Table[_Counted]:
+    """How many cases of each run have each verdict."""
+
+    def counted(verdict: str) -> Column[_Counted]:
+        return Column(verdict, lambda line: str(line[1].count(verdict)), right=True)
+
+    columns: list[Column[_Counted]] = [
+        Column("run", lambda line: fmt.clean(line[0])),
+        Column("cases", lambda line: str(len(line[1].rows)), right=True),
+        *map(counted, ORDER),
+    ]
+    return Table(columns, [Row(line) for line in found.items()])
 
 
 def summary(comparison: Comparison) -> str:
@@ -66,7 +152,7 @@ def summary(comparison: Comparison) -> str:
 def _one_side(name: str, cases: Sequence[AnyCase]) -> Iterator[str]:
     """The cases that one run alone has: a line each up to MOST_NAMED, and how many more."""
     for case in cases[:MOST_NAMED]:
-        yield f"only in {name}: {_name(case)}"
+        yield f"only in {name}: {case_name(case)}"
     if len(cases) > MOST_NAMED:
         yield f"only in {name}: {len(cases) - MOST_NAMED} more"
 
@@ -91,11 +177,39 @@ def _table(rows: Sequence[CompareRow]) -> Table[CompareRow]:
                lambda row: _what(row.case)[0]),
         Column("what" if kinds else "size", lambda row: _what(row.case)[1], right=True),
         Column("backend" if kernels else "options", lambda row: _what(row.case)[2], drop=1),
-        Column("time A", lambda row: _time(row.a_s), right=True, drop=2),
-        Column("time B", lambda row: _time(row.b_s), right=True, drop=2),
+        Column("time A", lambda row: _time(row.a_s), right=True, drop=4),
+        Column("time B", lambda row: _time(row.b_s), right=True, drop=3),
         Column("A / B", _ratio, right=True),
+        Column("threshold", threshold, right=True),
+        Column(REASON, lambda row: fmt.clean(row.reason), drop=2),
     ]  # fmt: skip
     return Table(columns, [Row(row, style=_LOOKS[row.verdict][1]) for row in rows])
+
+
+class Judged(Protocol):
+    """A row with its threshold, of a comparison or of the file of one."""
+
+    @property
+    def threshold_pct(self) -> float | None:
+        """Per cent that the interval must lie beyond."""
+        ...
+
+    @property
+    def threshold_s(self) -> float | None:
+        """The same as a time, where that decides."""
+        ...
+
+
+def threshold(row: Judged) -> str:
+    """ "3.0 %"; "21 % (1.3 us)" where an absolute time decides; "" for a case without times."""
+    if row.threshold_pct is None:
+        return ""
+    text = f"{row.threshold_pct:.{1 if row.threshold_pct < 9.95 else 0}f} %"
+    return text if row.threshold_s is None else f"{text} ({_us(row.threshold_s)})"
+
+
+def _us(seconds: float) -> str:
+    return f"{seconds * 1e6:g} us"
 
 
 def _time(seconds: float | None) -> str:
@@ -124,20 +238,18 @@ def _report(case: AnyCase) -> Report:
     return KINDS[case.op].report
 
 
-def _name(case: AnyCase) -> str:
+def case_name(case: AnyCase) -> str:
+    """A case in a few words: "fp16 4096 cublas"."""
     return fmt.name(case) if isinstance(case, Case) else " ".join(_what(case))
 
 
-def _notes(rows: Sequence[CompareRow]) -> dict[str, list[str]]:
-    """Note -> the cases it is about."""
-    notes: dict[str, list[str]] = {}
-    for row in rows:
-        if row.note:
-            notes.setdefault(fmt.clean(row.note), []).append(_name(row.case))
-    return notes
+def _note(row: CompareRow) -> str:
+    return row.note if row.note != row.reason else ""
 
 
 def _same(rows: Sequence[CompareRow]) -> str:
     ratios = [row.ratio for row in rows if row.ratio is not None]
     text = f"= same: {fmt.count(len(rows), 'case')}"
-    return text + (f", A / B from {min(ratios):.3f} to {max(ratios):.3f}" if ratios else "")
+    text += f", A / B from {min(ratios):.3f} to {max(ratios):.3f}" if ratios else ""
+    reasons = dict.fromkeys(row.reason for row in rows if row.reason)
+    return text + (f": {'; '.join(map(fmt.clean, reasons))}" if reasons else "")

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from rich.console import Console
 from rich.text import Text
 
 from microbench import fmt
-from microbench.report.comparison import summary
+from microbench.report.comparison import summary, threshold
 from microbench.report.console import header
 from microbench.report.screen import WIDTH
 from microbench.report.table import Column, Row, Table, screen
@@ -75,6 +75,10 @@ class _Compared:
     a_s: float | None
     b_s: float | None
     note: str
+    reason: str = ""
+    threshold_pct: float | None = None
+    threshold_s: float | None = None
+    run: str = ""
 
     @property
     def op(self) -> str:
@@ -90,34 +94,82 @@ class _File:
     rows: tuple[_Compared, ...]
 
 
+@dataclass(frozen=True)
+class _Several:
+    baseline: str
+    comparisons: tuple[_Named, ...]
+
+
+@dataclass(frozen=True)
+class _Named(_File):
+    run: str
+
+
 def comparison(data: Json) -> Sheet:
     """A comparison of two runs: in brief, the rows that are not the same."""
     found: _File = decode(_File, data, "")
-    columns: list[Column[_Compared]] = [
-        Column("B is", lambda row: fmt.clean(row.verdict),
-               csv={"verdict": lambda row: row.verdict}),
-        Column("case", lambda row: fmt.clean(row.key), csv={"key": lambda row: row.key}),
-        Column("time A", lambda row: _duration(row.a_s), True, 2, csv={"a_s": lambda row: row.a_s}),
-        Column("time B", lambda row: _duration(row.b_s), True, 2, csv={"b_s": lambda row: row.b_s}),
-        Column("A / B", lambda row: f"{row.ratio:.3f}" if row.ratio else "", True,
-               csv={"ratio": lambda row: row.ratio}),
-        Column("interval", lambda row: ends(row.ci95), True, 1,
-               csv={"ci95_low": lambda row: row.ci95 and row.ci95[0],
-                    "ci95_high": lambda row: row.ci95 and row.ci95[1]}),
-        Column("note", lambda row: fmt.clean(row.note), drop=3, csv={"note": lambda row: row.note}),
-    ]  # fmt: skip
-    rows = [Row(row) for row in found.rows]
-    notes = [Text(f"The runs differ: {fmt.clean(text)}") for text in found.differences]
+    notes = [Text(line) for line in _notes(found)]
+    return _sheet(found.rows, notes, summary(_compared(found)))
+
+
+def comparisons(data: Json) -> Sheet:
+    """Comparisons of several runs with one baseline: in brief, the rows that are not the same."""
+    found: _Several = decode(_Several, data, "")
+    rows = [replace(row, run=one.run) for one in found.comparisons for row in one.rows]
+    notes = [
+        Text(f"{fmt.clean(one.run)}: {line}")
+        for one in found.comparisons
+        for line in (*_notes(one), summary(_compared(one)))
+    ]
+    return _sheet(rows, notes, f"A is {fmt.clean(found.baseline)}.")
+
+
+def _notes(found: _File) -> Iterator[str]:
+    """How the runs differ, and what only one of them has."""
+    for text in found.differences:
+        yield f"The runs differ: {fmt.clean(text)}"
     for name, keys in (("A", found.only_a), ("B", found.only_b)):
-        notes += [Text(f"only in {name}: {fmt.clean(key)}") for key in keys]
-    compared = [
+        for key in keys:
+            yield f"only in {name}: {fmt.clean(key)}"
+
+
+def _compared(found: _File) -> Comparison:
+    """The comparison as far as it is counted."""
+    rows = [
         CompareRow(r.key, cast(AnyCase, r), r.verdict, r.ratio, r.ci95, r.a_s, r.b_s)
         for r in found.rows
     ]
+    return Comparison([], rows, [], [])
+
+
+def _sheet(found: Sequence[_Compared], notes: Sequence[Text], said: str) -> Sheet:
+    several = any(row.run for row in found)
+    run: list[Column[_Compared]] = [
+        Column("B", lambda row: fmt.clean(row.run), csv={"run": lambda row: row.run})
+    ]
+    columns: list[Column[_Compared]] = [
+        *(run if several else ()),
+        Column("B is", lambda row: fmt.clean(row.verdict),
+               csv={"verdict": lambda row: row.verdict}),
+        Column("case", lambda row: fmt.clean(row.key), csv={"key": lambda row: row.key}),
+        Column("time A", lambda row: _duration(row.a_s), True, 5, csv={"a_s": lambda row: row.a_s}),
+        Column("time B", lambda row: _duration(row.b_s), True, 5, csv={"b_s": lambda row: row.b_s}),
+        Column("A / B", lambda row: f"{row.ratio:.3f}" if row.ratio else "", True,
+               csv={"ratio": lambda row: row.ratio}),
+        Column("interval", lambda row: ends(row.ci95), True, 4,
+               csv={"ci95_low": lambda row: row.ci95 and row.ci95[0],
+                    "ci95_high": lambda row: row.ci95 and row.ci95[1]}),
+        Column("note", lambda row: fmt.clean(row.note), drop=6, csv={"note": lambda row: row.note}),
+        Column("threshold", threshold, True, 3,
+               csv={"threshold_pct": lambda row: row.threshold_pct}),
+        Column("reason", lambda row: fmt.clean(row.reason), drop=1,
+               csv={"reason": lambda row: row.reason}),
+    ]  # fmt: skip
+    rows = [Row(row) for row in found]
     return Sheet(
         Table(columns, list(rows)),
         Table(columns, [row for row in rows if row.item.verdict != "same"]),
-        summary(Comparison([], compared, [], [])),
+        said,
         notes,
     )
 

@@ -1,4 +1,4 @@
-"""Two runs, case by case: faster, slower, same, or cannot tell.
+"""Two runs, case by case: faster, slower, same, or cannot tell; and why.
 
 Runs happen at different times on different allocations of memory and at different temperatures, so
 the interval of each run alone is too narrow for their ratio. A Noise is what two runs of the same
@@ -9,8 +9,10 @@ beyond it, and, where both runs know their clock, the same verdict in cycles.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from microbench.errors import UserError
 from microbench.results.kinds import KINDS
@@ -21,6 +23,9 @@ NOISE_PCT = 3.0
 NOISE_S = 1.3e-6  # where the matrices lie in memory: up to 1.22 us between runs, stable in each
 VERDICTS = ("faster", "slower", "same", "cannot tell")
 MUST_AGREE = ("timer", "l2", "regime")
+CARD = "card"  # the device fact that tells two cards of one model apart
+SAME_CARD, ANOTHER_CARD = "same card", "another card"
+MAX_THRESHOLD_PCT = 1000.0
 
 
 @dataclass(frozen=True)
@@ -30,13 +35,22 @@ class Noise:
     pct: float
     seconds: float = 0.0
 
+    def share(self, a_s: float, b_s: float) -> float:
+        """The larger of the two as a share of the shorter time."""
+        return max(self.pct / 100, self.seconds / min(a_s, b_s))
+
 
 KERNELS = Noise(NOISE_PCT, NOISE_S)
 
 
 @dataclass(frozen=True)
 class CompareRow:
-    """One case in both runs. `ratio` is time in A over time in B: above 1, B is faster."""
+    """One case in both runs. `ratio` is time in A over time in B: above 1, B is faster.
+
+    `threshold_pct` is the difference, in per cent, that the whole interval must lie beyond;
+    `threshold_s` the absolute time it stands for where that decides. `reason` says in a few words
+    why this verdict, `note` has the details.
+    """
 
     key: str
     case: AnyCase
@@ -46,25 +60,48 @@ class CompareRow:
     a_s: float | None
     b_s: float | None
     note: str = ""
+    reason: str = ""
+    threshold_pct: float | None = None
+    threshold_s: float | None = None
+
+
+class Judgement(NamedTuple):
+    """A verdict on B, a detail for the notes ("" for none), why, and the threshold (a share)."""
+
+    verdict: str
+    note: str
+    reason: str
+    threshold: float
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What two runs say of each other. `differences` are facts that colour every row."""
+    """What two runs say of each other. `differences` are facts that colour every row.
+
+    `card` is "same card" or "another card", None where one run does not know its card;
+    `threshold_pct` what the user asked for in place of the noise of two runs.
+    """
 
     differences: list[str]
     rows: list[CompareRow]
     only_a: list[AnyCase]
     only_b: list[AnyCase]
+    card: str | None = None
+    threshold_pct: float | None = None
 
     def as_dict(self) -> dict[str, object]:
         """The comparison as plain values: counts, differences, and a row a case."""
-        names = ("key", "verdict", "ratio", "ci95", "a_s", "b_s", "note")
+        names = (
+            "key", "verdict", "ratio", "ci95", "a_s", "b_s", "note", "reason", "threshold_pct",
+            "threshold_s",
+        )  # fmt: skip
         return {
             "counts": {verdict: self.count(verdict) for verdict in VERDICTS},
             "noise_pct": NOISE_PCT,
             "noise_s": NOISE_S,
             **{f"{op}_noise_pct": kind.noise_pct for op, kind in KINDS.items()},
+            "threshold_pct": self.threshold_pct,
+            "card": self.card,
             "differences": self.differences,
             "only_a": [case.key for case in self.only_a],
             "only_b": [case.key for case in self.only_b],
@@ -76,8 +113,12 @@ class Comparison:
         return sum(row.verdict == verdict for row in self.rows)
 
 
-def compare(a: Run, b: Run) -> Comparison:
-    """Row by row; UserError when the runs were not taken by the same method."""
+def compare(a: Run, b: Run, threshold_pct: float | None = None) -> Comparison:
+    """Row by row. `threshold_pct` replaces the noise of two runs, in per cent, for all kinds; a
+    kernel's difference in seconds must still be above NOISE_S.
+
+    UserError when the runs were not taken by the same method.
+    """
     if a.method_version != b.method_version:
         raise UserError(
             f"the runs were measured by different methods (method_version {a.method_version} and "
@@ -85,7 +126,7 @@ def compare(a: Run, b: Run) -> Comparison:
         )
     _refuse_other_settings(a, b)
     in_a, in_b = _by_key(a), _by_key(b)
-    rows = [_row(found, in_b[key]) for key, found in in_a.items() if key in in_b]
+    rows = [_row(found, in_b[key], threshold_pct) for key, found in in_a.items() if key in in_b]
     if not rows:
         raise UserError("the runs have no case in common")
     return Comparison(
@@ -93,7 +134,21 @@ def compare(a: Run, b: Run) -> Comparison:
         rows,
         [found.case for key, found in in_a.items() if key not in in_b],
         [found.case for key, found in in_b.items() if key not in in_a],
+        _card(a, b),
+        threshold_pct,
     )
+
+
+def parse_threshold(text: str) -> float:
+    """ "5%" or "5" in per cent. UserError for what is no share above 0."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*%?\s*", text, re.ASCII)
+    pct = float(found[1]) if found else 0.0
+    if not 0 < pct <= MAX_THRESHOLD_PCT:
+        raise UserError(
+            f"--threshold takes per cent above 0 and at most {MAX_THRESHOLD_PCT:.0f}, as 5%, "
+            f"not {text!r}"
+        )
+    return pct
 
 
 def _by_key(run: Run) -> dict[str, Entry]:
@@ -118,12 +173,20 @@ def _differences(a: Run, b: Run) -> list[str]:
     found: list[str] = []
     for ours, theirs in ((a.device, b.device), (a.software, b.software)):
         for name in sorted(ours.keys() | theirs.keys()):
-            if ours.get(name) != theirs.get(name):
+            if name != CARD and ours.get(name) != theirs.get(name):
                 found.append(f"{name}: {ours.get(name)} | {theirs.get(name)}")
     clock_a, clock_b = _mean_clock(a), _mean_clock(b)
     if clock_a and clock_b and abs(clock_a / clock_b - 1) > 0.02:
         found.append(f"mean SM clock: {clock_a:.0f} MHz | {clock_b:.0f} MHz")
     return found
+
+
+def _card(a: Run, b: Run) -> str | None:
+    """Whether both runs used the same card; None where one of them does not know (older files)."""
+    ours, theirs = a.device.get(CARD), b.device.get(CARD)
+    if ours is None or theirs is None:
+        return None
+    return SAME_CARD if ours == theirs else ANOTHER_CARD
 
 
 def _mean_clock(run: Run) -> float | None:
@@ -132,20 +195,38 @@ def _mean_clock(run: Run) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _row(a: Entry, b: Entry) -> CompareRow:
+def _row(a: Entry, b: Entry, threshold_pct: float | None) -> CompareRow:
     case, timed_a, timed_b = a.case, a.timed, b.timed
     a_s, b_s = (timed.median_s if timed else None for timed in (timed_a, timed_b))
     if timed_a is None or timed_b is None:
+        verdict, reason = _untimed(a.status, b.status)
         statuses = f"{a.status} | {b.status}"
-        verdict = "same" if a.status == b.status == "skipped" else "cannot tell"
-        if {a.status, b.status} == {"ok", "failed"}:
-            verdict = "slower" if b.status == "failed" else "faster"  # it takes for ever
-        return CompareRow(case.key, case, verdict, None, None, a_s, b_s, statuses)
+        return CompareRow(case.key, case, verdict, None, None, a_s, b_s, statuses, reason)
     ratio, interval = ratio_between(timed_a, timed_b)
-    noise = Noise(KINDS[case.op].noise_pct) if case.op in KINDS else KERNELS
-    verdict, note = judge(timed_a, timed_b, noise)
-    notes = [text for text in (note, a.caveat(b)) if text]
-    return CompareRow(case.key, case, verdict, ratio, interval, a_s, b_s, "; ".join(notes))
+    noise = noise_of(case.op, threshold_pct)
+    found = judge(timed_a, timed_b, noise)
+    notes = [text for text in (found.note, a.caveat(b)) if text]
+    absolute = noise.seconds if found.threshold > noise.pct / 100 else None
+    return CompareRow(
+        case.key, case, found.verdict, ratio, interval, a_s, b_s, "; ".join(notes), found.reason,
+        100 * found.threshold, absolute,
+    )  # fmt: skip
+
+
+def noise_of(op: str, threshold_pct: float | None = None) -> Noise:
+    """What two runs of this kind may differ by; `threshold_pct` replaces the share in it."""
+    usual = Noise(KINDS[op].noise_pct) if op in KINDS else KERNELS
+    return usual if threshold_pct is None else Noise(threshold_pct, usual.seconds)
+
+
+def _untimed(a: str, b: str) -> tuple[str, str]:
+    """(verdict on B, reason) of a case that has no time in one of the runs, by its statuses."""
+    if {a, b} == {"ok", "failed"}:  # it takes for ever
+        return ("slower", "failed in B") if b == "failed" else ("faster", "failed in A")
+    if a == b:
+        return "same" if a == "skipped" else "cannot tell", f"{a} in both"
+    run, status = ("A", a) if a != "ok" else ("B", b)
+    return "cannot tell", f"{status} in {run}"
 
 
 def ratio_between(a: Timed, b: Timed) -> tuple[float, Interval | None]:
@@ -158,24 +239,42 @@ def ratio_between(a: Timed, b: Timed) -> tuple[float, Interval | None]:
     return ratio, (ratio * math.exp(-below), ratio * math.exp(above))
 
 
-def judge(a: Timed, b: Timed, noise: Noise = KERNELS) -> tuple[str, str]:
-    """(verdict on B, note). The whole interval must lie beyond the noise of two runs."""
+def judge(a: Timed, b: Timed, noise: Noise = KERNELS) -> Judgement:
+    """The verdict on B. The whole interval must lie beyond the noise of two runs."""
     ratio, interval = ratio_between(a, b)
-    if interval is None:
-        return "cannot tell", "one round only"
-    share = max(noise.pct / 100, noise.seconds / min(a.median_s, b.median_s))
+    share = noise.share(a.median_s, b.median_s)
     near = noise.pct / 100
+    if interval is None:
+        return Judgement("cannot tell", "one round only", "one round only", share)
     verdict = _verdict(interval, share, near)
+    found = Judgement(verdict, "", _reason(verdict, interval, noise, share), share)
     if verdict not in ("faster", "slower") or not a.sm_clock_mhz or not b.sm_clock_mhz:
-        return verdict, ""
+        return found
     in_cycles = ratio * a.sm_clock_mhz / b.sm_clock_mhz
     scale = in_cycles / ratio
-    if _verdict((interval[0] * scale, interval[1] * scale), share, near) != verdict:
-        return "cannot tell", (
-            f"the clocks differ ({a.sm_clock_mhz:.0f} and {b.sm_clock_mhz:.0f} MHz): "
-            f"{in_cycles:.2f}x in cycles"
-        )
-    return verdict, ""
+    if _verdict((interval[0] * scale, interval[1] * scale), share, near) == verdict:
+        return found
+    note = (
+        f"the clocks differ ({a.sm_clock_mhz:.0f} and {b.sm_clock_mhz:.0f} MHz): "
+        f"{in_cycles:.2f}x in cycles"
+    )
+    return Judgement("cannot tell", note, "clocks differ", share)
+
+
+def _reason(verdict: str, interval: Interval, noise: Noise, share: float) -> str:
+    """Why a verdict, from where the interval lies."""
+    if verdict in ("faster", "slower"):
+        return "interval is beyond it"
+    if verdict == "same":
+        return f"interval is within {noise.pct:g} %"
+    low, high = interval
+    if share > noise.pct / 100:
+        floor = f"{noise.seconds * 1e6:g} us"
+        if 1 / (1 + share) <= low and high <= 1 + share:
+            return f"interval is within {floor}"
+        if low > 1 + noise.pct / 100 or high < 1 / (1 + noise.pct / 100):
+            return f"interval reaches within {floor}"
+    return f"interval reaches beyond {noise.pct:g} %"
 
 
 def _verdict(interval: Interval, beyond: float, near: float) -> str:

@@ -140,6 +140,8 @@ DOCUMENTS = (
     Document("selftest", {"check": "selftest"}, "microbench.selftest.screen:sheet"),
     Document("compare --json", dict.fromkeys(("counts", "noise_pct", "rows")),
              "microbench.report.documents:comparison"),
+    Document("compare --json of several runs", dict.fromkeys(("baseline", "comparisons")),
+             "microbench.report.documents:comparisons"),
     Document("timm's benchmark.py", dict.fromkeys(("model", "train_samples_per_sec")),
              "microbench.report.documents:figures"),
     Document("results/plain_dataloader.py", dict.fromkeys(("workers", "images_per_s", "torch")),

@@ -147,10 +147,12 @@ def test_both_kinds_compare_each_with_its_own_noise() -> None:
 def test_the_screen_has_recipe_what_and_options() -> None:
     text = shown(amp_run(), scaled(amp_run(), 1.02))
     assert text.splitlines()[0].split() == [
-        "B", "is", "recipe", "what", "options", "time", "A", "time", "B", "A", "/", "B",
+        "B", "is", "recipe", "what", "options", "time", "B", "A", "/", "B", "threshold", "reason",
     ]  # fmt: skip
     line = next(line for line in text.splitlines() if " amp " in line)
-    expected = "- slower amp resnet50, batch 256 nhwc sgd 54.6 ms 55.7 ms 0.980 ±0.003"
+    expected = (
+        "- slower amp resnet50, batch 256 nhwc sgd 55.7 ms 0.980 ±0.003 1.0 % interval is beyond it"
+    )
     assert line.split() == expected.split()
     assert text.endswith("B against A, 3 cases: 3 slower.\n")
 
@@ -174,5 +176,10 @@ def test_the_command_writes_the_comparison(tmp_path: Path) -> None:
     written = json.loads(out.read_text())
     assert written["counts"]["slower"] == 3
     assert written["train_noise_pct"] == 1.0
-    assert written["rows"][0].keys() == {"key", "verdict", "ratio", "ci95", "a_s", "b_s", "note"}
+    assert written["rows"][0].keys() == {
+        "key", "verdict", "ratio", "ci95", "a_s", "b_s", "note", "reason", "threshold_pct",
+        "threshold_s",
+    }  # fmt: skip
+    assert written["rows"][0]["reason"] == "interval is beyond it"
+    assert written["rows"][0]["threshold_pct"] == 1.0
     assert written["rows"][0]["key"] == amp_run().of(Training)[0].case.key

@@ -9,11 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.case import Case
+from kernels.case import Case, Target
 from microbench.errors import UserError
-from microbench.results.comparison import VERDICTS, compare, failing, judge
+from microbench.results.comparison import (
+    NOISE_S,
+    VERDICTS,
+    compare,
+    failing,
+    judge,
+    parse_threshold,
+)
 from microbench.results.types import Measurement, Result, Run
+from microbench.run_output import check_goes_on
 from microbench.timing.stats import median_interval
+from microbench.worker import Greeting
 
 OPPOSITE = {"faster": "slower", "slower": "faster", "same": "same", "cannot tell": "cannot tell"}
 
@@ -121,6 +130,115 @@ def test_an_interval_that_reaches_below_zero_is_no_crash() -> None:
     shaky = run_of(replace(result(64), measurement=busy))
     assert verdicts(shaky, run_of(result(64, 1e-4))) == ["cannot tell"]
     assert verdicts(shaky, shaky) == ["cannot tell"]
+
+
+# ---------------------------------------------------------------- reasons and thresholds
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "verdict", "reason"),
+    [
+        (result(64), result(64, 1.2e-3), "slower", "interval is beyond it"),
+        (result(64, 1.2e-3), result(64), "faster", "interval is beyond it"),
+        (result(64), result(64), "same", "interval is within 3 %"),
+        (result(64, 1e-3, 10.0), result(64, 1.1e-3, 10.0), "cannot tell",
+         "interval reaches beyond 3 %"),
+        (result(64, 5e-6, 0.1), result(64, 5.3e-6, 0.1), "cannot tell",
+         "interval is within 1.3 us"),
+        (result(64, 5e-6, 0.1), result(64, 6.3e-6, 1.0), "cannot tell",
+         "interval reaches within 1.3 us"),
+        (result(64, 1e-3, None), result(64), "cannot tell", "one round only"),
+        (result(64, sm_clock_mhz=1980.0), result(64, 1.2e-3, sm_clock_mhz=1650.0), "cannot tell",
+         "clocks differ"),
+    ],
+)  # fmt: skip
+def test_every_verdict_has_its_reason(a: Result, b: Result, verdict: str, reason: str) -> None:
+    (row,) = compare(run_of(a), run_of(b)).rows
+    assert (row.verdict, row.reason) == (verdict, reason)
+    assert row.threshold_pct is not None
+
+
+def test_a_case_without_time_says_where() -> None:
+    case = result(64).case
+    lost, left = Result(case, "failed", reason="hung"), Result(case, "skipped", reason="no fp8")
+    for a, b, verdict, reason in (
+        (result(64), lost, "slower", "failed in B"), (lost, result(64), "faster", "failed in A"),
+        (left, left, "same", "skipped in both"), (lost, lost, "cannot tell", "failed in both"),
+        (result(64), left, "cannot tell", "skipped in B"),
+    ):  # fmt: skip
+        (row,) = compare(run_of(a), run_of(b)).rows
+        assert (row.verdict, row.reason, row.threshold_pct) == (verdict, reason, None)
+
+
+def test_the_threshold_is_a_share_or_an_absolute_time() -> None:
+    (long,) = compare(run_of(result(64)), run_of(result(64))).rows
+    assert (long.threshold_pct, long.threshold_s) == (pytest.approx(3.0), None)
+    (short,) = compare(run_of(result(64, 6.5e-6)), run_of(result(64, 6.5e-6))).rows
+    assert (short.threshold_pct, short.threshold_s) == (pytest.approx(20.0), NOISE_S)
+
+
+def test_a_threshold_of_the_users_replaces_the_noise_but_not_the_absolute_floor() -> None:
+    a, b = run_of(result(64)), run_of(result(64, 1.04e-3))
+    assert [compare(a, b, pct).rows[0].verdict for pct in (None, 5.0, 1.0)] == [
+        "slower", "same", "slower",
+    ]  # fmt: skip
+    assert compare(a, b, 5.0).rows[0].reason == "interval is within 5 %"
+    close = run_of(result(64, 1.02e-3))
+    assert compare(a, close, 1.0).rows[0].verdict == "slower"
+    short = compare(run_of(result(64, 5e-6, 0.1)), run_of(result(64, 5.3e-6, 0.1)), 1.0).rows[0]
+    assert (short.verdict, short.threshold_s) == ("cannot tell", NOISE_S)
+    written = compare(a, b, 5.0).as_dict()
+    assert written["threshold_pct"] == 5.0
+
+
+@pytest.mark.parametrize(("text", "pct"), [("5%", 5.0), ("5", 5.0), (" 0.5 % ", 0.5), (".5%", 0.5)])
+def test_a_threshold_is_read(text: str, pct: float) -> None:
+    assert parse_threshold(text) == pct
+
+
+@pytest.mark.parametrize("text", ["", "%", "0%", "-5%", "x", "5%%", "1e3", "nan", "5000%"])
+def test_what_is_no_threshold_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match="--threshold"):
+        parse_threshold(text)
+
+
+# ---------------------------------------------------------------- the card
+
+
+def with_card(card: str | None) -> Run:
+    return replace(SOME, device=SOME.device | {"card": card})
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "said"),
+    [
+        (with_card("0a1b"), with_card("0a1b"), "same card"),
+        (with_card("0a1b"), with_card("ffff"), "another card"),
+        (SOME, with_card("0a1b"), None),  # a file of an older version
+        (with_card(None), with_card("0a1b"), None),
+    ],
+)
+def test_the_card_is_the_same_another_or_not_known(a: Run, b: Run, said: str | None) -> None:
+    comparison = compare(a, b)
+    assert comparison.card == said
+    assert comparison.differences == []
+    assert comparison.as_dict()["card"] == said
+
+
+@pytest.mark.parametrize(("then", "now", "goes_on"), [
+    (None, "0a1b", True), ("0a1b", None, True), ("0a1b", "0a1b", True), ("0a1b", "ffff", False),
+])  # fmt: skip
+def test_resume_takes_a_card_that_is_not_known(
+    then: str | None, now: str | None, goes_on: bool
+) -> None:
+    greeting = Greeting({"name": "x", "card": now}, {}, Target("cuda", "x"), None)
+    device = {"name": "x"} | ({"card": then} if then else {})
+    before = Run(("x",), "now", device, {})
+    if goes_on:
+        check_goes_on(None, before, greeting)
+        return
+    with pytest.raises(UserError, match="card"):
+        check_goes_on(None, before, greeting)
 
 
 medians = st.floats(1e-6, 1.0)

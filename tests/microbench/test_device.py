@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
@@ -21,9 +22,13 @@ from microbench.errors import UserError
 
 SCHEMA = [
     "name", "kind", "capability", "sm_count", "memory_bytes", "l2_bytes", "driver",
-    "power_limit_w", "sm_clock_max_mhz",
+    "power_limit_w", "sm_clock_max_mhz", "card",
 ]  # fmt: skip
 H200 = DeviceInfo("NVIDIA H200", "cuda", (9, 0), 132, 150 << 30, 60 << 20, "580.1", 700.0, 1980, 3)
+
+
+UUID = "GPU-11111111-2222-3333-4444-555555555555"
+CARD = hashlib.sha256(f"halfway {UUID}".encode()).hexdigest()[:12]
 
 
 class NvmlError(Exception):
@@ -118,9 +123,12 @@ def test_cuda_meets_nvml_at_the_pci_address(two_gpus, monkeypatch):
         nvmlDeviceGetEnforcedPowerLimit=lambda handle: limits[handle],
         nvmlDeviceGetMaxClockInfo=1980,
         nvmlSystemGetDriverVersion="580.95",
+        nvmlDeviceGetUUID=UUID,
     )
     monkeypatch.setattr(device, "load_nvml", lambda: nvml)
     info = describe("cuda:1")
+    assert info.card == CARD
+    assert UUID not in json.dumps(info.as_dict())
     assert (info.driver, info.power_limit_w, info.sm_clock_max_mhz) == ("580.95", 650.0, 1980)
     assert info.target() == Target("cuda", "NVIDIA H200", (9, 0), 132, 1)
     assert describe("auto").index == describe("cuda").index == 0
@@ -131,6 +139,7 @@ def test_cuda_without_nvml_still_describes(two_gpus, monkeypatch, nvml):
     monkeypatch.setattr(device, "load_nvml", lambda: nvml)
     info = describe("cuda")
     assert (info.sm_count, info.driver, info.power_limit_w) == (132, None, None)
+    assert info.card is None
     assert device.open_sensors(info) is None
 
 
@@ -193,6 +202,13 @@ def test_missing_driver_gives_no_nvml(monkeypatch):
 
 
 # --- NVML
+
+
+def test_the_card_is_a_hash_of_its_uuid():
+    assert gpu(nvmlDeviceGetUUID=UUID).card() == gpu(nvmlDeviceGetUUID=UUID.encode()).card() == CARD
+    assert gpu(nvmlDeviceGetUUID=UUID.replace("1", "9")).card() != CARD
+    assert gpu().card() is None
+    assert describe("cpu").card is None
 
 
 @pytest.mark.parametrize(

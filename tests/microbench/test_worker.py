@@ -42,7 +42,7 @@ def test_it_greets_with_its_device_and_not_with_its_owner(worker: Worker) -> Non
     assert greeting.target.kind == greeting.device["kind"] == "cpu"
     assert set(greeting.device) >= {
         "name", "kind", "capability", "sm_count", "memory_bytes", "l2_bytes", "driver",
-        "power_limit_w", "sm_clock_max_mhz",
+        "power_limit_w", "sm_clock_max_mhz", "card",
     }  # fmt: skip
     assert set(greeting.software) >= {
         "project", "python", "torch", "triton", "cupy", "cuda", "cudnn", "cublas",
