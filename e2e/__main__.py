@@ -10,13 +10,39 @@ from typing import Any
 import click
 
 from e2e.case import SCHEMAS
-from microbench.command_line import FILE, REST, Outputs, click_options, run_app, said
+from microbench.command_line import (
+    FILE,
+    REST,
+    Command,
+    Named,
+    Outputs,
+    click_options,
+    run_app,
+    said,
+)
+from microbench.errors import UserError
 
 FIRST = "train"  # what the first word means when it is no command: a network to train
 
 
+class TrainCommand(Command):
+    """A command that may go on with a run of training or loading."""
+
+    either = (frozenset({"amp", "recipe", "ladder"}), frozenset({"iterations", "epochs"}))
+
+    def check_taken(self, path: Path, name: str, value: Any) -> None:
+        """UserError for a folder or file of which the run file has the name only."""
+        kind, colon, place = str(value).partition(":")
+        places = {"data": ("folder", "cifar10"), "network": ("hf",)}
+        if colon and kind in places.get(name, ()) and not Path(place).exists():
+            option = "--data" if name == "data" else "NETWORK"
+            raise UserError(f"--resume {path} keeps no paths: give {option} {kind}:PATH/{place}")
+
+
 class Commands(click.Group):
     """Commands, or else the name of a network."""
+
+    command_class = TrainCommand
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Put the usual command first where none is named."""
@@ -136,7 +162,7 @@ def train(network: str | None, explain: bool, **options: Any) -> None:
 
 
 @app.command()
-@click.argument("network", metavar="NETWORK")
+@click.argument("network", metavar="NETWORK", cls=Named)
 @_options("predict")
 def predict(network: str, **options: Any) -> None:
     """Predict NETWORK's steps without running it: trace it, measure its operations one by one."""
@@ -159,7 +185,7 @@ def validate(networks: str | None, batch: str | None, **options: Any) -> None:
 
 
 @app.command()
-@click.argument("network", metavar="NETWORK")
+@click.argument("network", metavar="NETWORK", cls=Named)
 @_options("stalls")
 def stalls(network: str, workers: str | None, measure: str, **options: Any) -> None:
     """Say from how many workers on low precision pays: precision x workers, by difference."""

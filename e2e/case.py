@@ -260,7 +260,10 @@ class ArmOptions:
     )
     ladder: bool = choice(False, "From fp32 to a CUDA graph, one change a rung")
     batch: str | None = choice(None, "Samples in a forward pass: 256, 128..2048 [default: usual]")
-    layout: str | None = choice(None, "nchw, nhwc (channels_last)  [default: nhwc on a GPU]")
+    layout: str | None = choice(
+        None, "nchw, nhwc (channels_last)  [default: nhwc on a GPU]",
+        switches={"--channels-last": "nhwc"},
+    )  # fmt: skip
     optimizer: str | None = choice(
         None, "sgd, adam or adamw  [default: the network's usual]", check=one_of(OPTIMIZERS)
     )

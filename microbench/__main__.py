@@ -12,6 +12,8 @@ import click
 from microbench.command_line import (
     FILE,
     REST,
+    Command,
+    Named,
     Outputs,
     Row,
     Said,
@@ -35,7 +37,15 @@ BUDGET = options_of(Conditions)["budget"].click()
 QUIET = options_of(Outputs)["quiet"].click()
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+class Commands(click.Group):
+    """The commands; each may go on with a run file."""
+
+    command_class = Command
+
+
+@click.group(
+    cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 def app() -> None:
     """Tensor Core TFLOP/s by precision and size, and why. Run files are JSON."""
 
@@ -93,7 +103,7 @@ def payoff(op: str, **options: Any) -> None:
 
 
 @app.command()
-@click.argument("network_name", metavar="NETWORK")
+@click.argument("network_name", metavar="NETWORK", cls=Named)
 @measuring(LayersRequest, "library,triton  [default: library: cuDNN and cuBLAS]")
 def layers(**options: Any) -> None:
     """Every distinct conv and GEMM of a network's step, by precision: which gain, which lose.

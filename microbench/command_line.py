@@ -1,11 +1,13 @@
 """What all command lines share: options declared as fields, and how a program ends.
 
 An option is one field of a dataclass: `field(default=..., metadata=option("Its help"))`. The click
-option, the check of its value and what a resumed run must agree on are derived from it.
+option, the check of its value and what a resumed run must agree on are derived from it. A command
+that has --resume takes what is not written from the command that the run file keeps.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,12 +17,20 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import click
+from click.core import ParameterSource
 
 from microbench.errors import NothingMeasured, UserError
 
 FILE = click.Path(path_type=Path)
 OPTION = "option"  # the key of a field's metadata
 MAX_SEED = 2**31
+SCREEN = ("json", "csv", "chart", "html", "verbose", "quiet")  # of a call, not of a run
+# Commands with --resume, as run files keep them; a word that is none is a network to train.
+COMMANDS = (
+    "gemm", "conv", "payoff", "layers", "train", "predict", "validate", "validate-predictions",
+    "stalls", "loader",
+)  # fmt: skip
+IMPLIED = "train"
 AS_FIELD = object()  # in place of a default: the field's own
 
 Check = Callable[[str, Any], None]  # the option as it is written, its value; raises UserError
@@ -41,8 +51,9 @@ class Option:
 
     `default` is what is asked where nothing is written, None where that decides itself; `type` what
     is read, where it is not the field's type; `written` the words of the option, where they are not
-    the field's name. Where a run is `kept`, the run file holds the value, and --resume must be
-    given the same.
+    the field's name; `also` other spellings. `switches` are options without a value that stand for
+    one of this option: {"--channels-last": "nhwc"}. Where a run is `kept`, the run file holds the
+    value, and --resume must be given the same.
     """
 
     name: str
@@ -52,6 +63,8 @@ class Option:
     written: str = ""
     check: Check | None = None
     kept: bool = False
+    also: Sequence[str] = ()
+    switches: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
     def words(self) -> str:
@@ -73,7 +86,137 @@ class Option:
         shown = default is not None
         if isinstance(default, float):
             said["default"] = f"{default:g}"  # as --help shows it
-        return click.option(words, name, show_default=shown, **said)
+        add = click.option(words, *self.also, name, show_default=shown, **said)
+        for switch, value in self.switches.items():
+            add = _both(add, _switch(self, switch, value))
+        return add
+
+
+class Switch(click.Option):
+    """An option without a value that stands for a value of another option, `stands_for`."""
+
+    stands_for: tuple[Option, Any]
+
+
+def _switch(of: Option, word: str, value: Any) -> Callable[..., Any]:
+    class One(Switch):
+        stands_for = (of, value)
+
+    return click.option(word, is_flag=True, cls=One, help=f"Same as {of.words} {value}")
+
+
+def _both(first: Callable[..., Any], second: Callable[..., Any]) -> Callable[..., Any]:
+    """A decorator that applies both; the first comes first in --help."""
+
+    def decorate(decorated: Callable[..., Any]) -> Callable[..., Any]:
+        return first(second(decorated))
+
+    return decorate
+
+
+class Named(click.Argument):
+    """An argument that must be given, unless --resume takes it from the run file."""
+
+    def __init__(self, *words: Any, **said: Any) -> None:
+        super().__init__(*words, **{**said, "required": False})
+
+
+class Command(click.Command):
+    """A command that sets switches, and with --resume goes on with the run file's own command.
+
+    `either` are sets of options of which the user means one: where one is written, none of the
+    others is taken from the run file.
+    """
+
+    either: ClassVar[Sequence[frozenset[str]]] = ()
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Fill in what the words say; UsageError for words that do not go together."""
+        rest = super().parse_args(ctx, args)
+        for param in self.params:
+            if isinstance(param, Switch) and ctx.params.pop(str(param.name)):
+                _set_switch(ctx, param)
+        if not ctx.resilient_parsing:
+            if ctx.params.get("resume"):
+                self._take_from(ctx, ctx.params["resume"])
+            for param in self.params:
+                if isinstance(param, Named) and ctx.params[str(param.name)] is None:
+                    raise _missing(ctx, param)
+        return rest
+
+    def check_taken(self, path: Path, name: str, value: Any) -> None:
+        """UserError for a value of the run file that does not say enough to go on with."""
+
+    def _take_from(self, ctx: click.Context, path: Path) -> None:
+        """Take what was not written from the command that a run file keeps."""
+        given = {name for name in ctx.params if _is_given(ctx, name)}
+        known = self._kept(path, alone=given <= {"resume", *SCREEN})
+        for names in self.either:
+            given |= names if names & given else set()
+        for name, value in known.items():
+            if name not in given and name not in SCREEN:
+                self.check_taken(path, name, value)
+                ctx.params[name] = value
+                ctx.set_parameter_source(name, ParameterSource.DEFAULT_MAP)
+
+    def _kept(self, path: Path, *, alone: bool) -> dict[str, Any]:
+        """The options that the command of a run file was given; none where it is of another one.
+
+        `alone`: nothing else says what to measure, so that a command which is not understood is a
+        UserError. A file that cannot be read is what the command complains about.
+        """
+        words = _words_kept(path)
+        if words is None:
+            return {}
+        first, *rest = words or [""]
+        if first.removesuffix("-predictions") == self.name:
+            words = rest
+        elif first in COMMANDS or self.name != IMPLIED:
+            if alone and first not in COMMANDS:
+                raise UserError(f"--resume {path} keeps no command; give its options too")
+            return {}
+        try:
+            found = self.make_context(str(self.name), list(words))
+        except (click.ClickException, click.exceptions.Exit) as error:
+            if not alone:
+                return {}
+            why = error.format_message() if isinstance(error, click.ClickException) else "--help"
+            raise UserError(
+                f"--resume {path}: its command is not understood ({' '.join(why.split())}); give "
+                "its options too"
+            ) from None
+        return {name: value for name, value in found.params.items() if _is_given(found, name)}
+
+
+def _missing(ctx: click.Context, param: click.Parameter) -> click.ClickException:
+    path = ctx.params.get("resume")
+    if path is None:
+        return click.MissingParameter(ctx=ctx, param=param)
+    return click.UsageError(f"--resume {path} names no {param.metavar}; give it too", ctx=ctx)
+
+
+def _set_switch(ctx: click.Context, switch: Switch) -> None:
+    of, value = switch.stands_for
+    if _is_given(ctx, of.name) and ctx.params[of.name] != value:
+        word, other = switch.opts[0], f"{of.words} {ctx.params[of.name]}"
+        raise click.UsageError(f"{word} is {of.words} {value}: leave out {other}", ctx=ctx)
+    ctx.params[of.name] = value
+    ctx.set_parameter_source(of.name, ParameterSource.COMMANDLINE)
+
+
+def _is_given(ctx: click.Context, name: str) -> bool:
+    return ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
+
+
+def _words_kept(path: Path) -> list[str] | None:
+    """What followed the program's name in the command of a run file; None for no run file."""
+    try:
+        document: Any = json.loads(path.read_text(encoding="utf-8"))
+        command: list[Any] = document["command"]
+        words = [str(word) for word in command]
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
+        return None
+    return words[3:] if words[:2] == ["python", "-m"] else words[1:]
 
 
 def option(
@@ -84,10 +227,12 @@ def option(
     written: str = "",
     check: Check | None = None,
     kept: bool = False,
+    also: Sequence[str] = (),
+    switches: Mapping[str, Any] = {},
 ) -> dict[str, Any]:
     """Metadata that make a field an option; see `Option`."""
     said = {"default": default, "type": type, "written": written, "check": check, "kept": kept}
-    return {OPTION: {"help": help, **said}}
+    return {OPTION: {"help": help, "also": also, "switches": switches, **said}}
 
 
 @cache

@@ -28,12 +28,16 @@ class Conditions:
 
     dtype: str = field(
         default="fp16",
-        metadata=option("Precisions: fp64,fp32,tf32,fp16,fp16-acc16,bf16,fp8,int8,..."),
+        metadata=option(
+            "Precisions: fp64,fp32,tf32,fp16,fp16-acc16,bf16,fp8,int8,...", also=("--precision",)
+        ),
     )
     backend: str | None = field(default=None, metadata=option("Back ends by name"))
     vs: str = field(
         default="fp32,tf32",
-        metadata=option("Baselines, measured in turns with the rest; none for none"),
+        metadata=option(
+            "Baselines, interleaved with the rest; none for none", also=("--baseline",)
+        ),
     )
     data: str = field(default="normal", metadata=option("normal, uniform, integers or zeros"))
     device: str = field(default="auto", metadata=option("auto, cuda, cuda:N or cpu"))

@@ -29,6 +29,7 @@ S = TypeVar("S", bound=Schema)
 # a network within four.
 CONV_MOST_S = 20.0
 LAYERS_MOST_S = 60.0
+CHANNELS_LAST = {"--channels-last": "nhwc"}  # torch's word for the layout
 
 
 class Request(ABC):
@@ -107,7 +108,9 @@ class ConvRequest(Request):
     )
     layout: str = field(
         default="nhwc,nchw",
-        metadata=option("nhwc (torch: channels_last), nchw (torch's default)"),
+        metadata=option(
+            "nhwc (torch: channels_last), nchw (torch's default)", switches=CHANNELS_LAST
+        ),
     )
     stride: int = field(default=1, metadata=option("Along both axes", check=at_least(1)))
     padding: str = field(default="same", metadata=option("Along both axes: a number, or same"))
@@ -175,7 +178,9 @@ class LayersRequest(Request):
     )
     layout: str = field(
         default="nhwc",
-        metadata=option("nhwc (torch: channels_last) or nchw (torch's default)"),
+        metadata=option(
+            "nhwc (torch: channels_last) or nchw (torch's default)", switches=CHANNELS_LAST
+        ),
     )
     name: str = "layers"
     most_s: float = LAYERS_MOST_S
