@@ -41,6 +41,7 @@ def print_names() -> None:
     for title, known in names().items():
         console.print(f"{title} ({fmt.count(len(known), 'network')}):")
         console.print("  " + ", ".join(known))
+    console.print("With timm installed: timm:NAME. With transformers: hf:path/to/config.json.")
     console.print("Your own: module:function, which returns a torch module.")
     console.print("Loaders (--loader):")
     for name, says in FIXED.items():

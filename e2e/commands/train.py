@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -97,7 +98,7 @@ def _batches(networks: str | None, batch: str | None) -> dict[str, str]:
 
 def file_name(network: str) -> str:
     """A network's name as part of a file's."""
-    return network.replace(":", "-")
+    return re.sub(r"[^\w.-]+", "-", network)
 
 
 def run_requests(

@@ -1,4 +1,4 @@
-"""Networks to train, by name: torchvision's, CIFAR's, a GPT, or the user's own function.
+"""Networks to train, by name: torchvision's, CIFAR's, a GPT, timm's, transformers', or the user's.
 
 To add one, put an entry into `CIFAR` (cifar.py) or `GPTS` (gpt.py); a new kind goes into `_GROUPS`.
 """
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 
 from e2e.networks.cifar import CIFAR, cifar_network
 from e2e.networks.gpt import GPTS, gpt_network
+from e2e.networks.hub import hub_network, is_hub
 from e2e.networks.losses import user_loss
 from e2e.networks.network import Network, never
 from e2e.networks.own import own_network
@@ -38,14 +39,18 @@ def find(
     classes: int | None = None,
     loss: str | None = None,
 ) -> Network:
-    """The network of this name, in any case and with "-" or "_"; or that of "module:function".
+    """The network of this name, in any case and with "-" or "_"; or that of "timm:NAME",
+    "hf:path/to/config.json" or "module:function".
 
     `input` is the shape of one sample, (3, H, W) or (T,), `classes` the number of the data's
     classes, `loss` the user's "module:function", called as loss(output, target): None is the
     network's own of each. UserError for an unknown name, with near ones, and for an input, loss or
     function that does not do.
     """
-    network = own_network(name, input, classes) if ":" in name else _named(name, input, classes)
+    if is_hub(name):
+        network = hub_network(name, input, classes)
+    else:
+        network = own_network(name, input, classes) if ":" in name else _named(name, input, classes)
     if loss is None:
         return network
     return dataclasses.replace(network, loss=user_loss(loss), stands_in=never)
