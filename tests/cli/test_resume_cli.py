@@ -1,0 +1,220 @@
+"""--resume with nothing else, and the words that other tools use for the same options."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from samples.commands import Ran, run_here
+
+import e2e.__main__ as training_line
+import microbench.__main__ as kernels_line
+from microbench.command_line import COMMANDS
+from microbench.errors import UserError
+from microbench.results.runfile import read_run
+
+CPU = ("--device", "cpu", "--budget", "0.3", "--quiet")
+
+
+def microbench(*words: object) -> Ran:
+    return run_here(kernels_line.main, "microbench", *words)
+
+
+def e2e(*words: object) -> Ran:
+    return run_here(training_line.main, "e2e", *words)
+
+
+def parsed(group: click.Group, *words: object) -> dict[str, Any]:
+    """What a command is given for these words, without running it."""
+    name, *rest = map(str, words)
+    return group.commands[name].make_context(name, rest).params
+
+
+def kernels(*words: object) -> dict[str, Any]:
+    return parsed(kernels_line.app, *words)
+
+
+def training(*words: object) -> dict[str, Any]:
+    return parsed(training_line.app, *words)
+
+
+def run_file(path: Path, *command: str) -> Path:
+    path.write_text(json.dumps({"schema_version": 1, "command": command}))
+    return path
+
+
+def cut(source: Path, target: Path, count: int) -> Path:
+    """A run file with the first results only, as one that was stopped."""
+    document = json.loads(source.read_text())
+    document |= {"results": document["results"][:count], "finished_at": None}
+    target.write_text(json.dumps(document))
+    return target
+
+
+# ---------------------------------------------------------------- other spellings
+
+
+def test_other_spellings_mean_the_same() -> None:
+    usual = kernels("gemm", "--dtype", "bf16", "--vs", "tf32")
+    assert kernels("gemm", "--precision", "bf16", "--baseline", "tf32") == usual
+    for words in (("conv",), ("payoff",), ("layers", "resnet18")):
+        assert kernels(*words, "--channels-last") == kernels(*words, "--layout", "nhwc")
+    for name in ("train", "predict", "stalls"):
+        nhwc = training(name, "resnet18", "--layout", "nhwc")
+        assert training(name, "resnet18", "--channels-last") == nhwc
+        assert training(name, "resnet18", "--channels-last", "--layout", "nhwc") == nhwc
+    assert training("train", "resnet18")["layout"] is None
+
+
+def test_switch_and_another_value_contradict_each_other() -> None:
+    ran = e2e("train", "cnn-cifar", "--channels-last", "--layout", "nchw")
+    assert ran.returncode == 2
+    assert ran.stderr == "error: --channels-last is --layout nhwc: leave out --layout nchw\n"
+
+
+@pytest.mark.parametrize(
+    ("main", "command", "said"),
+    [
+        (kernels_line.main, "gemm", ("--dtype, --precision", "--vs, --baseline")),
+        (kernels_line.main, "conv", ("--channels-last", "Same as --layout nhwc")),
+        (training_line.main, "train", ("--channels-last", "Same as --layout nhwc")),
+        (training_line.main, "stalls", ("--channels-last",)),
+    ],
+)
+def test_help_lists_them_beside_the_option(main: Any, command: str, said: tuple[str, ...]) -> None:
+    text = run_here(main, "x", command, "--help").stdout
+    for words in said:
+        assert words in text
+
+
+# ---------------------------------------------------------------- what is taken from the file
+
+
+def test_what_is_not_written_is_taken_from_the_file(tmp_path: Path) -> None:
+    words = ("gemm", "--sizes", "16,24", "--precision", "bf16", "--device=cpu", "--autotune")
+    file = run_file(tmp_path / "run.json", "halfway", *words, "--quiet")
+    found, usual = kernels("gemm", "--resume", file), kernels(*words, "--resume", file)
+    assert found == usual
+    assert not found["quiet"]
+    more = kernels("gemm", "--resume", file, "--sizes", "32", "--quiet")
+    assert more == usual | {"sizes": "32", "quiet": True}
+    assert kernels("conv", "--resume", file) == kernels("conv") | {"resume": file}
+
+
+@pytest.mark.parametrize("program", [("halfway", "train"), ("python", "-m", "e2e"),
+                                     ("python", "-m", "e2e", "train")])  # fmt: skip
+def test_the_network_is_taken_too(tmp_path: Path, program: tuple[str, ...]) -> None:
+    words = ("resnet18", "--amp", "--batch", "8", "--channels-last", "--no-fused", "--epochs", "2")
+    file = run_file(tmp_path / "run.json", *program, *words)
+    assert training("train", "--resume", file) == training("train", *words, "--resume", file)
+    other = training("train", "vgg16", "--resume", file, "--fused")
+    assert (other["network"], other["fused"], other["batch"]) == ("vgg16", True, "8")
+
+
+def test_one_of_options_that_exclude_each_other_is_enough(tmp_path: Path) -> None:
+    file = run_file(tmp_path / "run.json", "halfway", "train", "resnet18", "--ladder", "--epochs",
+                    "2")  # fmt: skip
+    found = training("train", "--resume", file, "--recipe", "amp", "--iterations", "5")
+    assert (found["ladder"], found["recipe"]) == (False, "amp")
+    assert (found["epochs"], found["iterations"]) == (None, 5)
+
+
+def test_the_two_validates_are_one(tmp_path: Path) -> None:
+    for name in ("validate", "validate-predictions"):
+        file = run_file(tmp_path / f"{name}.json", "halfway", name, "--networks", "gpt")
+        assert training("validate", "--resume", file)["networks"] == "gpt"
+
+
+def test_every_command_with_resume_is_known() -> None:
+    found = {
+        name
+        for app in (kernels_line.app, training_line.app)
+        for name, command in app.commands.items()
+        if any(param.name == "resume" for param in command.params)
+    }
+    assert found | {"validate-predictions"} == set(COMMANDS)
+
+
+def test_a_folder_is_asked_for_because_the_file_keeps_no_paths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = run_file(
+        tmp_path / "run.json", "halfway", "train", "resnet18", "--data", "folder:photos"
+    )
+    with pytest.raises(UserError, match="--data folder:PATH/photos"):
+        training("train", "--resume", file)
+    given = training("train", "--resume", file, "--data", "folder:/there/photos")
+    assert given["data"] == "folder:/there/photos"
+    (tmp_path / "photos").mkdir()
+    assert training("train", "--resume", file)["data"] == "folder:photos"
+    text = run_file(tmp_path / "text.json", "halfway", "train", "hf:config.json")
+    with pytest.raises(UserError, match=r"NETWORK hf:PATH/config\.json"):
+        training("train", "--resume", text)
+
+
+# ---------------------------------------------------------------- what cannot be gone on with
+
+
+@pytest.mark.parametrize(
+    "command",
+    [(), ("python", "-m", "microbench"), ("halfway", "gemm", "--sises", "16"), ("x", "y")],
+)
+def test_a_command_that_is_not_understood_needs_options_beside_it(
+    tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    file = run_file(tmp_path / "run.json", *command)
+    with pytest.raises(UserError, match="give its options too"):
+        kernels("gemm", "--resume", file)
+    assert kernels("gemm", "--resume", file, "--sizes", "16")["sizes"] == "16"
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"command": 3}', "\x00", "[" * 100_000])
+def test_a_file_that_is_no_run_is_left_to_the_command(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "run.json"
+    file.write_text(text)
+    assert kernels("gemm", "--resume", file) == kernels("gemm") | {"resume": file}
+    ran = microbench("gemm", "--resume", file)
+    assert (ran.returncode, ran.stderr.count("\n")) == (2, 1)
+    assert str(file) in ran.stderr
+    ran = e2e("predict", "--resume", file)
+    assert (ran.returncode, ran.stderr.count("\n")) == (2, 1)
+    assert "names no NETWORK" in ran.stderr
+
+
+# ---------------------------------------------------------------- real runs
+
+
+def test_a_stopped_run_of_gemm_goes_on_with_its_file_alone(tmp_path: Path) -> None:
+    whole = tmp_path / "whole.json"
+    words = ("gemm", "--sizes", "16,24", "--precision", "fp32", "--baseline", "none", *CPU)
+    assert microbench(*words, "--json", whole).returncode == 0
+    file = cut(whole, tmp_path / "part.json", 1)
+    before = read_run(file).results
+    ran = microbench("gemm", "--resume", file)
+    assert ran.returncode == 0, ran.stderr
+    after = read_run(file)
+    assert [r.case.key for r in after.results] == [r.case.key for r in read_run(whole).results]
+    assert after.results[0].measurement == before[0].measurement
+    assert after.finished_at
+    ran = microbench("gemm", "--resume", file, "--regime", "burst")
+    assert ran.returncode == 2
+    assert "sustained" in ran.stderr
+
+
+def test_a_stopped_training_goes_on_with_its_file_alone(tmp_path: Path) -> None:
+    whole = tmp_path / "whole.json"
+    words = ("cnn-cifar", "--recipe", "fp32,amp", "--batch", "4", "--channels-last", *CPU)
+    assert e2e(*words, "--json", whole).returncode == 0
+    file = cut(whole, tmp_path / "part.json", 1)
+    ran = e2e("train", "--resume", file, "--quiet")
+    assert ran.returncode == 0, ran.stderr
+    cases = [one["case"] for one in json.loads(file.read_text())["results"]]
+    assert [case["recipe"] for case in cases] == ["fp32", "amp-bf16"]
+    assert {(case["batch"], case["layout"]) for case in cases} == {(4, "nhwc")}
+    ran = e2e("--resume", file, "--seed", "5")  # the network stays, the seed does not agree
+    assert ran.returncode == 2
+    assert "seed" in ran.stderr
