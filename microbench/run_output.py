@@ -33,7 +33,7 @@ PATH_OPTIONS = ("--json", "--csv", "--resume", "--chart", "--html")
 def check_outputs(outputs: Outputs) -> None:
     """UserError for files that cannot be written. Found before measuring, not after."""
     if outputs.json and outputs.resume:
-        raise UserError("--resume writes to the file it goes on with; leave out --json")
+        raise UserError("--resume writes to the run file it continues; leave out --json")
     if outputs.chart:
         from microbench.report.drawing import check_chart_path
 
@@ -70,7 +70,7 @@ def run_path(outputs: Outputs, name: str) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
-            f"cannot keep run files in {folder} ({error.strerror}); name one: --json"
+            f"cannot write run files in {folder} ({error.strerror}); choose a file with --json"
         ) from None
     path = folder / f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}.json"
     check_writable(path, "--json")
@@ -116,8 +116,8 @@ def check_goes_on(path: Path | None, before: Run, greeting: Greeting) -> None:
     """UserError when a run was taken by another method, on another device or by other software."""
     if before.method_version != METHOD_VERSION:
         raise UserError(
-            f"--resume {path}: measured by method_version {before.method_version}, this "
-            f"program has {METHOD_VERSION}; start a new run"
+            f"--resume {path}: measured with method_version {before.method_version}, but this "
+            f"version has {METHOD_VERSION}; start a new run"
         )
     parts = (
         ("device", before.device, greeting.device),
@@ -127,7 +127,7 @@ def check_goes_on(path: Path | None, before: Run, greeting: Greeting) -> None:
         for name in sorted(then.keys() | now.keys()):
             if then.get(name) != now.get(name):
                 raise UserError(
-                    f"--resume {path}: {part} {name} was {then.get(name)} and is "
+                    f"--resume {path}: {part} {name} was {then.get(name)} and is now "
                     f"{now.get(name)}; start a new run"
                 )
 
@@ -138,7 +138,7 @@ def save(run: Run, path: Path) -> None:
         write_run(run, path)
     except OSError as error:
         raise UserError(
-            f"cannot write {path} ({error.strerror}); what it holds so far is whole"
+            f"cannot write {path} ({error.strerror}); the results written so far are intact"
         ) from None
 
 
@@ -147,7 +147,7 @@ def say_stopped(program: str, path: Path) -> None:
     words = [word for word in sys.argv[1:] if word]
     command = shlex.join([*_program(program), *without(words, "--json", "--resume")])
     print(
-        f"\nstopped; what is done is in {path}. Go on with:\n  {command} --resume "
+        f"\nStopped. Finished results are in {path}. Continue with:\n  {command} --resume "
         f"{shlex.quote(str(path))}",
         file=sys.stderr,
     )
@@ -214,4 +214,4 @@ def _write_csv(run: Run, path: Path) -> None:
     try:
         write_text(to_csv(run).rstrip("\n"), path)
     except OSError as error:
-        raise UserError(f"--csv {path}: cannot write there ({error.strerror})") from None
+        raise UserError(f"--csv {path}: cannot write the file ({error.strerror})") from None

@@ -110,7 +110,7 @@ class Child:
             if not self._pipe.poll(patience_s):
                 self._process.kill()
                 key, stage = self._stage
-                raise WorkerDied(key, f"hung: no sign of life for {patience_s:.0f} s while {stage}")
+                raise WorkerDied(key, f"hung: no response for {patience_s:.0f} s while {stage}")
             try:
                 kind, *rest = self._pipe.recv()
             except (EOFError, OSError):
@@ -196,7 +196,7 @@ def greet(worker: Child) -> Greeting:
     try:
         return worker.greet()
     except WorkerDied as death:
-        raise UserError(f"the device cannot be used: {death.reason}") from None
+        raise UserError(f"the device failed: {death.reason}") from None
 
 
 class Workers:

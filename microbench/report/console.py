@@ -30,7 +30,7 @@ SOFTWARE = (
     ("python", "Python"),
     ("project", "halfway"),
 )
-MODEL = "A model of the time, checked on cases it has not seen"
+MODEL = "Time model, checked on held-out cases"
 
 
 def print_run(run: Run, console: Console, *, details: bool = False) -> None:
@@ -50,14 +50,14 @@ def print_run(run: Run, console: Console, *, details: bool = False) -> None:
         for title, lines in report.sections(run, width, details=details):
             _section(console, lines, width, title)
     of_data = [Text(fmt.clean(note)) for note in run.settings.get("notes", ())]
-    _section(console, of_data, width, "What there is to say of the data")
+    _section(console, of_data, width, "Notes on the data")
 
 
 def _print_kernels(run: Run, console: Console, width: int, details: bool) -> None:
     lines, left_out, cut = _table(run, width)
     legend = notes.legend(run, left_out, ratios=run.network is None)
     _section(console, [*lines, *legend], width)
-    _section(console, notes.reasons(cut), width, "Reasons in full")
+    _section(console, notes.reasons(cut), width, "Full reasons")
     _section(console, notes.whys(run, details), width, _what_holds_back(run, details))
     if not run.network:
         _section(console, chart(run, width), width)
@@ -65,9 +65,7 @@ def _print_kernels(run: Run, console: Console, width: int, details: bool) -> Non
         _section(console, layers_summary(run, run.network), width, "In short")
     else:
         _section(console, notes.sentences(verdict(run)), width, "In short")
-    _section(
-        console, notes.model(run), width, "A model of the time, checked on cases it has not seen"
-    )
+    _section(console, notes.model(run), width, MODEL)
     _section(console, notes.warnings(run), width, "Warnings")
     _section(console, notes.ceilings(run), width, blank=False)
 
@@ -87,9 +85,7 @@ def _table(run: Run, width: int) -> tuple[list[Text], str, list[Result]]:
 def _print_map(run: Run, console: Console, width: int) -> None:
     _section(console, [*map_tables(run, width), *notes.missing_reasons(run)], width)
     _section(console, [Text(line, "bold") for line in map_verdict(run)], width, "In short")
-    _section(
-        console, notes.model(run), width, "A model of the time, checked on cases it has not seen"
-    )
+    _section(console, notes.model(run), width, MODEL)
     _section(console, notes.ceilings(run), width, blank=False)
 
 
@@ -113,7 +109,7 @@ def header(run: Run, details: bool = False) -> list[Text]:
         Text(", ".join(_how(run)), "dim"),
     ]  # fmt: skip
     if run.finished_at is None:
-        lines.append(Text("not finished: --resume goes on with the run file", "bold"))
+        lines.append(Text("unfinished run: continue it with --resume FILE", "bold"))
     if details:
         lines.append(Text(f"$ {fmt.clean(' '.join(run.command))}", "dim"))
     return lines
@@ -145,7 +141,7 @@ def _shared_settings(run: Run) -> list[str]:
 
 def _what_holds_back(run: Run, details: bool) -> str:
     asked = [fmt.clean(precision) for precision in arms_of(run).asked]
-    return f"What holds {'each' if details else fmt.listed(asked)} back"
+    return f"What limits {'each case' if details else fmt.listed(asked)}"
 
 
 def _section(

@@ -47,12 +47,12 @@ def summary(findings: Sequence[Finding]) -> str:
     sentences: list[str] = []
     if problems:
         sentences.append(
-            f"{fmt.count(len(problems), 'problem')} to repair before measuring "
-            f"({', '.join(problems)}): numbers would be wrong or cannot be had."
+            f"{fmt.count(len(problems), 'problem')} to fix before measuring "
+            f"({', '.join(problems)}): results would be wrong or missing."
         )
     if cautions:
         sentences.append(
-            f"{fmt.count(len(cautions), 'warning')} ({', '.join(cautions)}): numbers can be had, "
-            "but slower or less steady than they could be."
+            f"{fmt.count(len(cautions), 'warning')} ({', '.join(cautions)}): measuring works, "
+            "but results may be slower or noisier."
         )
-    return " ".join(sentences) or "Ready to measure: nothing found that would spoil numbers."
+    return " ".join(sentences) or "Ready to measure: no problems found."

@@ -38,7 +38,7 @@ def draw(run: Run, path: Path) -> None:
     try:
         write_atomically(path, content)
     except OSError as error:
-        raise UserError(f"--chart {path}: cannot write there ({error.strerror})") from None
+        raise UserError(f"--chart {path}: cannot write the file ({error.strerror})") from None
 
 
 def chart_of(run: Run) -> Any:
@@ -52,7 +52,7 @@ def chart_of(run: Run) -> Any:
 def _suffix(path: Path) -> str:
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
-        raise UserError(f"--chart {path}: name a file that ends in {', '.join(SUFFIXES)}")
+        raise UserError(f"--chart {path}: the name must end in {', '.join(SUFFIXES)}")
     return suffix
 
 

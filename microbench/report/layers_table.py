@@ -127,7 +127,7 @@ def _columns(run: Run, layers: Sequence[Layer]) -> list[Column[Layer | Whole]]:
         *(Column(f"{name}\nx {b}", _times(name, b), right=True) for b in arms.baselines),
         *(Column(f"{which}\nx {hardest}", _pass_gain(which, name, hardest), right=True, drop=3)
           for which in PASSES if hardest),
-        Column("limited\nby", lambda row: row.bound(name) if isinstance(row, Layer) else "",
+        Column("bottleneck", lambda row: row.bound(name) if isinstance(row, Layer) else "",
                drop=6),
     ]  # fmt: skip
 

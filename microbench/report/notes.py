@@ -25,14 +25,14 @@ def legend(run: Run, left_out: str, *, ratios: bool = True) -> list[Text]:
     arms = arms_of(run)
     parts: list[str] = []
     if ratios and any(r.measurement for r in run.results):
-        parts.append("±: larger half of 95 % interval")
+        parts.append("±: half width of the 95 % confidence interval (the larger side)")
     if ratios and arms.baselines:
-        parts.append("~1: no difference seen; under 1: slower")
+        parts.append("~1: no difference seen; below 1: slower")
     if ratios and any(ratio.ci95 is None for r in run.results for ratio in r.speedup.values()):
-        parts.append("±?: too few rounds to say")
+        parts.append("±?: too few rounds for an interval")
     lines = [Text("; ".join(parts), "dim")] if parts else []
     if ratios and any(r.total_error is not None for r in run.results):
-        lines.append(Text("rel. error: against float64, the rounding of the inputs counted", "dim"))
+        lines.append(Text("rel. error: against float64, including input rounding", "dim"))
     present = dict.fromkeys(r.case.precision_name for r in run.results)
     titles = [f"{p} = {PRECISIONS[p].title}" for p in present if p in PRECISIONS]
     if titles:
@@ -98,7 +98,7 @@ def told_once(found: Sequence[Found]) -> list[Text]:
     for (cause, remedy), alike in seen.items():
         symptoms = list(dict.fromkeys(fmt.clean(warning.symptom) for warning, _ in alike))
         cases = list(dict.fromkeys(case for _, case in alike))
-        more = f" (and {len(symptoms) - 1} like it)" if len(symptoms) > 1 else ""
+        more = f" (and {len(symptoms) - 1} similar)" if len(symptoms) > 1 else ""
         line = Text("! ", "bold yellow").append(symptoms[0] + more, "bold not yellow")
         line.append(f" [{fmt.listed(cases, most=2)}]", "not bold not yellow dim")
         line.append(f"\n  cause: {fmt.clean(cause)}", "not bold not yellow")
@@ -124,11 +124,11 @@ def ceilings(run: Run) -> list[Text]:
     lines: list[Text] = []
     if peaks:
         address = " ".join(dict.fromkeys(fmt.clean(c.reference) for c in peaks))
-        lines.append(Text(f"ceiling: dense peak of the datasheet, {_rates(peaks, unit)}", "dim"))
+        lines.append(Text(f"ceiling: dense datasheet peak, {_rates(peaks, unit)}", "dim"))
         lines.append(Text(f"         {address}", "dim"))
     elif large:
-        text = f"ceiling: the largest products measured, {_rates(large, unit)}"
-        lines.append(Text(text + "; no datasheet known", "dim"))
+        text = f"ceiling: largest GEMMs measured, {_rates(large, unit)}"
+        lines.append(Text(text + "; no datasheet value known", "dim"))
     memory = run.ceiling("memory", "measured")
     if memory and memory.byte_per_s:
         lines.append(Text(f"memory: {fmt.bandwidth(memory.byte_per_s)} measured", "dim"))
@@ -153,16 +153,16 @@ def describe(model: TimeModel) -> list[str]:
     """Its error on cases that it was not fitted on, and on which path that is largest."""
     overall = model.overall
     lines = [
-        "Model (launch floor + compute in tiles and waves + bytes + conversions): median error "
-        f"{100 * overall.median:.0f} % on {overall.count} cases it was not fitted on "
-        f"(90 % within {100 * overall.p90:.0f} %)."
+        f"Median error {100 * overall.median:.0f} % on {overall.count} cases that were held out of "
+        f"the fit (90 % within {100 * overall.p90:.0f} %). Terms: launch latency, compute in tiles "
+        "and waves, memory traffic, layout conversion."
     ]
     named = [error for error in model.by_path if error.count >= LEAST_NAMED]
     if named:
         worst = max(named, key=lambda error: error.median)
         lines.append(
-            f"It is least certain of {path_text(worst.path)}: median error "
-            f"{100 * worst.median:.0f} % on {worst.count}."
+            f"Least accurate for {path_text(worst.path)}: median error "
+            f"{100 * worst.median:.0f} % on {worst.count} cases."
         )
     return lines
 

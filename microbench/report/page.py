@@ -68,7 +68,7 @@ def write_page(run: Run, path: Path) -> None:
     try:
         write_atomically(path, to_page(run).encode())
     except OSError as error:
-        raise UserError(f"--html {path}: cannot write there ({error.strerror})") from None
+        raise UserError(f"--html {path}: cannot write the file ({error.strerror})") from None
 
 
 def _title(run: Run) -> str:

@@ -117,8 +117,8 @@ def run_columns(run: Run, sizes: Mapping[int, str]) -> list[Column[Result]]:
                csv={"layout_change_share": lambda r: conversion_share(r) if r.kernels_s else None}),
         Column("rel.\nerror", lambda r: fmt.error(r.total_error), right=True, drop=9,
                csv=_plain("total_error")),
-        Column("limited\nby", lambda r: fmt.clean(r.bound or ""), drop=7,
-               markdown_title="bound by", csv=_plain("bound")),
+        Column("bottleneck", lambda r: fmt.clean(r.bound or ""), drop=7,
+               csv=_plain("bound")),
         *_raw_columns(),
     ]  # fmt: skip
 
@@ -242,7 +242,7 @@ def _wide_columns(run: Run) -> list[Column[Problem]]:
         Column("layout\nchange", _of_best(asked, conversion), right=True, drop=9),
         Column("rel.\nerror", _of_best(asked, lambda r: fmt.error(r.total_error)), right=True,
                drop=12),
-        Column("limited\nby", _of_best(asked, lambda r: fmt.clean(r.bound or "")), drop=8),
+        Column("bottleneck", _of_best(asked, lambda r: fmt.clean(r.bound or "")), drop=8),
     ]  # fmt: skip
 
 

@@ -74,7 +74,7 @@ def validate_method(what: str, path: Path, device: str, tries: int) -> None:
         "timer": (ncu.timer_against_ncu, ncu.sheet),
     }[what]
     if tries < 1:
-        raise UserError(f"--tries takes a number above 0, not {tries}")
+        raise UserError(f"--tries must be at least 1, not {tries}")
     check_writable(path, "--json")
     info = describe(device)
     figures = check(info, tries)
@@ -100,7 +100,7 @@ def _publish(
         write_text(text, path)
     print_sheet(sheet(json.loads(text)), console)
     if path:
-        console.print(f"Written: {path}")
+        console.print(f"File: {path}")
 
 
 def planted_for(greeting: Greeting) -> tuple[list[Plant], list[Absent]]:
@@ -146,7 +146,7 @@ def take(
         try:
             return runner.measure(InOrder(groups, budget_s))
         except WorkerDied as death:
-            raise UserError(f"the device cannot be used: {death.reason}") from None
+            raise UserError(f"the device failed: {death.reason}") from None
 
 
 def groups_of(cases: Iterable[Case]) -> list[Group]:

@@ -139,7 +139,7 @@ class GatedEvents:
         torch.cuda.synchronize()
         if self.instruments.gate_expired:
             raise RuntimeError(
-                "the launch waits for the device, so its host time cannot be kept out of the timing"
+                "the launch waits for the device, so CPU time cannot be kept out of the timing"
             )
         times = [start.elapsed_time(end) * 1e-3 / repeats for start, end in pairs[:samples]]
         return times, self.instruments.clock_mhz()
@@ -234,10 +234,10 @@ def make_timer(name: str, l2: str, kind: str, index: int, l2_bytes: int, sm_coun
     """The timer for a device. UserError for a combination that means nothing."""
     if kind == "cpu":
         if name not in ("auto", "clock"):
-            raise UserError(f"--timer {name} needs a CUDA device; a CPU has --timer clock")
+            raise UserError(f"--timer {name} needs a CUDA device; use --timer clock on a CPU")
         return CpuClock(l2_bytes, l2)
     if name == "clock":
-        raise UserError("--timer clock is for a CPU; a CUDA device has --timer events or graph")
+        raise UserError("--timer clock is for CPUs; use --timer events or graph on a CUDA device")
     if name == "graph":
         if l2 == "cold":
             raise UserError("--timer graph replays with a warm cache; add --l2 warm")
