@@ -101,7 +101,8 @@ def _begin(asked: Conditions, greeting: Greeting, before: Run | None) -> Run:
     for name, value in chosen.items():
         if before.settings.get(name, value) != value:
             raise UserError(
-                f"--resume {path} was measured with --{name} {before.settings[name]}; use the same value"
+                f"--resume {path} was measured with --{name} {before.settings[name]}; "
+                "use the same value"
             )
     return replace(before, finished_at=None)
 

@@ -10,12 +10,12 @@ from rich.text import Text
 from kernels import OPS
 from microbench import fmt
 from microbench.report import notes
-from microbench.report.arms import arms_of
+from microbench.report.arms import arms_of, groups_of
 from microbench.report.chart import chart
 from microbench.report.layers_table import layers_summary, layers_table
 from microbench.report.map_table import is_map, map_tables, map_verdict
-from microbench.report.run_table import run_table, wide_table
-from microbench.report.screen import WIDTH
+from microbench.report.run_table import run_table, settings_table, wide_table
+from microbench.report.screen import WIDTH, prose_width
 from microbench.report.table import screen
 from microbench.results.kinds import reports
 from microbench.results.types import Result, Run
@@ -30,6 +30,7 @@ SOFTWARE = (
     ("python", "Python"),
     ("project", "halfway"),
 )
+MOST_PROBLEMS = 60  # of a run: with more, its screen is a summary
 MODEL = "Time model, checked on held-out cases"
 
 
@@ -38,7 +39,7 @@ def print_run(run: Run, console: Console, *, details: bool = False) -> None:
 
     `details` adds why for every result.
     """
-    width = min(console.width, WIDTH)
+    width = console.width
     _section(console, header(run, details), width)
     if not run.entries:
         console.print(Text("Nothing was measured."))
@@ -54,20 +55,41 @@ def print_run(run: Run, console: Console, *, details: bool = False) -> None:
 
 
 def _print_kernels(run: Run, console: Console, width: int, details: bool) -> None:
-    lines, left_out, cut = _table(run, width)
+    brief = not details and is_long(run)
+    lines, left_out, cut = _brief(run, width) if brief else _table(run, width)
     legend = notes.legend(run, left_out, ratios=run.network is None)
     _section(console, [*lines, *legend], width)
     _section(console, notes.reasons(cut), width, "Full reasons")
-    _section(console, notes.whys(run, details), width, _what_holds_back(run, details))
+    if not brief:
+        _section(console, notes.whys(run, details), width, _what_holds_back(run, details))
     if not run.network:
-        _section(console, chart(run, width), width)
+        _section(console, chart(run, min(width, WIDTH)), width)
     if run.network:
         _section(console, layers_summary(run, run.network), width, "In short")
     else:
-        _section(console, notes.sentences(verdict(run)), width, "In short")
+        _section(console, notes.sentences(_verdict(run, brief)), width, "In short")
     _section(console, notes.model(run), width, MODEL)
     _section(console, notes.warnings(run), width, "Warnings")
     _section(console, notes.ceilings(run), width, blank=False)
+
+
+def is_long(run: Run) -> bool:
+    """Whether the screen has a summary in place of all rows, which --verbose prints."""
+    return (
+        not run.network and len(groups_of(run)) > MOST_PROBLEMS and bool(settings_table(run).rows)
+    )
+
+
+def _brief(run: Run, width: int) -> tuple[list[Text], str, list[Result]]:
+    """A row per setting in place of a row per problem."""
+    found = screen(settings_table(run), width)
+    more = Text(f"{len(groups_of(run))} sizes in all; --verbose shows every one", "dim")
+    return [*found.lines, more, *notes.missing_reasons(run)], found.left_out_note(width), []
+
+
+def _verdict(run: Run, brief: bool) -> list[str]:
+    """Its sentences; in brief without their details, which begin with a space."""
+    return [line for line in verdict(run) if not (brief and line.startswith(" "))]
 
 
 def _table(run: Run, width: int) -> tuple[list[Text], str, list[Result]]:
@@ -147,11 +169,20 @@ def _what_holds_back(run: Run, details: bool) -> str:
 def _section(
     console: Console, lines: Sequence[Text], width: int, title: str = "", blank: bool = True
 ) -> None:
-    """Lines under a title, and an empty line after them; nothing when there are none."""
+    """Lines under a title, and an empty line after them; nothing when there are none.
+
+    Lines of tables may be `width` columns wide, others are folded at WIDTH.
+    """
     if not lines:
         return
     titled = [*([Text(title, "bold underline")] if title else []), *lines]
-    parts = [part for line in titled for part in line.wrap(console, width, overflow="fold")]
+    parts = [
+        part
+        for line in titled
+        for part in line.wrap(
+            console, width if line.no_wrap else prose_width(console), overflow="fold"
+        )
+    ]
     for part in parts:
         part.rstrip()
     console.print(*parts, sep="\n", width=width)
