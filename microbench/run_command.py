@@ -19,6 +19,7 @@ from microbench.run_output import (
     check_goes_on,
     check_outputs,
     new_run,
+    run_console,
     run_path,
     say_stopped,
 )
@@ -38,14 +39,13 @@ CHECK_FACTOR = 16  # times the tensors themselves: all that a small problem's ch
 def run_request(request: Request) -> Done:
     """Measure what is asked. UserError for what the user can mend."""
     from microbench.report.live import LiveProgress
-    from microbench.report.screen import make_console
 
     asked = request.conditions
     request.plan("cuda")  # UserError before a device is touched
     check_outputs(asked.outputs)
     before = read_run(asked.outputs.resume) if asked.outputs.resume else None
     path = run_path(asked.outputs, request.name)
-    console = make_console(quiet=asked.outputs.quiet)
+    console = run_console(asked.outputs)
     seed = secrets.randbelow(MAX_SEED) if asked.seed is None else asked.seed
     settings = replace(asked, seed=seed)
     workers = Workers(settings)

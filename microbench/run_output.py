@@ -15,6 +15,7 @@ import click
 
 from microbench.command_line import Outputs
 from microbench.device.host import WATCHED_VARIABLES
+from microbench.device.load import LOAD
 from microbench.errors import NothingMeasured, UserError
 from microbench.results.kinds import KINDS
 from microbench.results.runfile import check_writable, probe, write_run, write_text
@@ -23,10 +24,11 @@ from microbench.results.values import Entry, Json
 from microbench.worker import Greeting
 
 if TYPE_CHECKING:
-    pass
+    from rich.console import Console
 
 # A published file need not say where it lay.
 CONSOLE = "halfway"  # the console command
+STDOUT = Path("-")  # as --json: the run goes to standard output, everything else to stderr
 PATH_OPTIONS = ("--json", "--csv", "--resume", "--chart", "--html")
 
 
@@ -34,6 +36,8 @@ def check_outputs(outputs: Outputs) -> None:
     """UserError for files that cannot be written. Found before measuring, not after."""
     if outputs.json and outputs.resume:
         raise UserError("--resume writes to the run file it continues; leave out --json")
+    if STDOUT in (outputs.csv, outputs.resume, outputs.chart, outputs.html):
+        raise UserError("only --json can write to standard output (-)")
     if outputs.chart:
         from microbench.report.drawing import check_chart_path
 
@@ -56,12 +60,22 @@ def _check_apart(outputs: Outputs) -> None:
             raise UserError(f"--{other} and --{name} name the same file")
 
 
+def run_console(outputs: Outputs) -> Console:
+    """Where the screen goes: standard output, or standard error where the run itself goes there."""
+    from microbench.report.screen import make_console
+
+    return make_console(stderr=outputs.json == STDOUT, quiet=outputs.quiet)
+
+
 def run_path(outputs: Outputs, name: str) -> Path:
-    """The run file: the one named, or a new one in the user's state folder."""
+    """The run file: the one named, or a new one in the user's state folder.
+
+    A run for standard output has one there too, which is current while it is measured.
+    """
     if outputs.resume:
         probe(outputs.resume, "--resume")
         return outputs.resume
-    if outputs.json:
+    if outputs.json and outputs.json != STDOUT:
         check_writable(outputs.json, "--json")
         return outputs.json
     state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
@@ -84,8 +98,11 @@ def new_run(program: str, greeting: Greeting, settings: Json) -> Run:
         started_at=datetime.now(UTC).isoformat(timespec="seconds"),
         device=greeting.device,
         software=greeting.software,
-        settings={**settings, "environment": watched_environment()},
-    )
+        settings={
+            **settings, "environment": watched_environment(),
+            **({LOAD: greeting.load} if greeting.load else {}),
+        },
+    )  # fmt: skip
 
 
 def watched_environment() -> dict[str, str]:
@@ -166,11 +183,12 @@ class Done:
         tried has failed, all of it; what was skipped could not be tried.
         """
         from microbench.report.console import print_run
-        from microbench.report.screen import make_console
 
-        run, outputs, console = self.run, self.outputs, make_console(quiet=self.outputs.quiet)
+        run, outputs, console = self.run, self.outputs, run_console(self.outputs)
         print_run(run, console, details=outputs.verbose)
         console.print(f"Run file: {self.path}")
+        if outputs.json == STDOUT:
+            sys.stdout.write(self.path.read_text())
         if outputs.chart:
             from microbench.report.drawing import draw
 

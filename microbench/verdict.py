@@ -121,7 +121,7 @@ def _not_faster(payoff: Payoff) -> str:
             if gain == "faster"
         )
         return f"{name} is faster than {baseline} only at some sizes: {sizes}."
-    return f"{name} is not faster than {baseline} at any size measured; best: {at_best}."
+    return f"{name} is not faster than {baseline} at any size measured; closest: {at_best}."
 
 
 def _at_least(ratio: Ratio) -> float:

@@ -153,7 +153,7 @@ def _from_torchvision(name: str, batch: int, image: int | None, fake: FakeTensor
     if name.lower() not in models.list_models():
         hint = suggest(name.lower(), models.list_models())
         raise UserError(
-            f"torchvision has no network {name!r}{hint or '; give your own network as module:function'}"
+            f"torchvision has no network {name!r}{hint or '; your own: module:function'}"
         )
     builder = models.get_model_builder(name)
     if ".detection." in builder.__module__:

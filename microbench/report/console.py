@@ -41,6 +41,7 @@ def print_run(run: Run, console: Console, *, details: bool = False) -> None:
     """
     width = console.width
     _section(console, header(run, details), width)
+    _section(console, notes.machine(run), width, "The machine was busy")
     if not run.entries:
         console.print(Text("Nothing was measured."))
     if run.results and is_map(run):
@@ -83,7 +84,10 @@ def is_long(run: Run) -> bool:
 def _brief(run: Run, width: int) -> tuple[list[Text], str, list[Result]]:
     """A row per setting in place of a row per problem."""
     found = screen(settings_table(run), width)
-    more = Text(f"{len(groups_of(run))} sizes in all; --verbose shows every one", "dim")
+    more = Text(
+        f"{len(groups_of(run))} sizes, --verbose shows all; faster, slower: by more than 2 %",
+        "dim",
+    )
     return [*found.lines, more, *notes.missing_reasons(run)], found.left_out_note(width), []
 
 

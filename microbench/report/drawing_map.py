@@ -38,7 +38,7 @@ DARK = 2.4  # times: from here on text is white
 HATCH = "M-1,-.1L-.5,-.6M-1,.4L0,-.6M-.7,.6L.5,-.6M-.2,.6L1,-.6M.3,.6L1,-.1M.8,.6L1,.4"
 READING = (
     "in a cell: the speed-up (below 1: slower) and the bottleneck",
-    "hatched, ~1: no difference seen (the 95 % interval holds 1); ?: too few rounds for an interval; "
+    "hatched, ~1: no difference seen (the 95 % interval holds 1); ?: too few rounds; "
     "grey: not measured, same side of break-even as its neighbour",
 )
 

@@ -49,7 +49,7 @@ def map_tables(run: Run, width: int) -> list[Text]:
         return []
     key = ", ".join(f"{letter} {cause}" for cause, letter in CAUSES.items())
     notes = (
-        "times faster; = no difference seen; . not measured, same side of break-even as its neighbour",
+        "times faster; = no difference seen; . not measured (same side of break-even)",
         "after the slash, the bottleneck:",
         f"  {key}",
     )

@@ -102,6 +102,7 @@ def _reading(run: Run) -> list[Part]:
 
 def _warnings(run: Run) -> list[Any]:
     return [
+        *notes.machine(run),
         *notes.warnings(run),
         *(line for report in reports(run) for line in report.warnings(run)),
     ]

@@ -61,7 +61,7 @@ def read_json(path: Path) -> Json:
         data = json.loads(text)
     except json.JSONDecodeError as error:
         raise UserError(
-            f"{path} is not complete JSON (line {error.lineno}: {error.msg}); was the copy cut short?"
+            f"{path} is not complete JSON (line {error.lineno}: {error.msg}); is the copy cut off?"
         ) from None
     except (RecursionError, ValueError) as error:  # ValueError: a number of thousands of digits
         raise UserError(f"{path} is not a run file: {first_line(error)}") from None

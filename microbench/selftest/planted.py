@@ -118,7 +118,7 @@ def _thin(case: Case) -> Plant:
     intensity = OPS[case.op].flops(case) / min_bytes(case)
     return planted(
         "memory",
-        f"{intensity:.1f} FLOP/byte: at this device's measured peaks the arithmetic takes less than "
+        f"{intensity:.1f} FLOP/byte: at this device's measured peaks arithmetic takes less than "
         f"half as long as moving {min_bytes(case) / 1e6:.0f} MB",
         case,
     )

@@ -182,7 +182,7 @@ def other_processes(facts: Facts) -> Finding | None:
     held = f"{sum(size or 0 for size in others) / GIB:.1f} GiB"
     stop = "stop them, or choose another GPU with --device cuda:N"
     if not seen and len(others) == 1:
-        what = f"one process holds {held} on the GPU; it may be this process (containers hide process ids)"
+        what = f"one process holds {held} on the GPU, maybe this one (containers hide process ids)"
         return Finding("other processes", "note", what, "if it is another process, stop it")
     what = f"{len(others)} other process(es) on the GPU hold {held}"
     return Finding("other processes", "warning", what, stop)
