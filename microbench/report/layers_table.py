@@ -312,6 +312,8 @@ def _kind(ratio: Ratio) -> str:
 
 def _faster(gain: Ratio) -> str:
     """ "2.22 ±0.01 times faster"; how much slower as a ratio below 1."""
+    if gain.ci95 is None:
+        return f"{fmt.short_ratio(gain)} times {'as fast' if gain.ratio < 1 else 'faster'}"
     if no_difference(gain):
         return f"no difference seen ({fmt.ratio(gain)})"
     return f"{fmt.ratio(gain)} times {'as fast' if gain.ratio < 1 else 'faster'}"

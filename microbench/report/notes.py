@@ -27,11 +27,11 @@ def legend(run: Run, left_out: str, *, ratios: bool = True) -> list[Text]:
     arms = arms_of(run)
     parts: list[str] = []
     if ratios and any(r.measurement for r in run.results):
-        parts.append("±: larger half of the 95 % confidence interval")
+        parts.append("±: larger half of the 95 % interval")
     if ratios and arms.baselines:
         parts.append("~1: no difference seen; below 1: slower")
     if ratios and any(ratio.ci95 is None for r in run.results for ratio in r.speedup.values()):
-        parts.append("±?: too few rounds for an interval")
+        parts.append("±?: too few rounds")
     lines = [Text("; ".join(parts), "dim")] if parts else []
     if ratios and any(r.total_error is not None for r in run.results):
         lines.append(Text("rel. error: against float64, including input rounding", "dim"))

@@ -28,7 +28,7 @@ def as_run(data: Json, path: Path) -> Run:
     document = document_of(data)
     if document:
         raise UserError(
-            f"{path} is not a run file but the output of {document.written_by}; only show reads it"
+            f"{path} is not a run file, but the output of {document.written_by}: only show reads it"
         )
     version = data.get("schema_version")
     if not isinstance(version, int) or isinstance(version, bool):
