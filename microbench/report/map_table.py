@@ -131,9 +131,10 @@ def _summary(subject: str, name: str, baseline: str, starts: Mapping[Place, int 
     known = [start for start in starts.values() if start is not None]
     never = len(starts) - len(known)
     parts = [
-        f"from {width} channels up for {known.count(width)} of {len(starts)} image and batch sizes"
+        f"from {width} channels up for {known.count(width)}"
         for width in sorted(set(known))
     ]
     if never:
-        parts.append(f"at no width for {never} of {len(starts)} image and batch sizes")
+        parts.append(f"at no width for {never}")
+    parts[0] += f" of {len(starts)} image and batch sizes"
     return f"{subject}{name} is faster than {baseline} {'; '.join(parts)}."
