@@ -94,7 +94,7 @@ def conv(**options: Any) -> None:
     said("kernel", help="Filter height and width"),
 )
 def payoff(op: str, **options: Any) -> None:
-    """Map the break-even of FP16 over channels, image, batch.
+    """Map the FP16 break-even over channels, image, batch.
 
     Only cells near the boundary are measured, by bisection.
     """
@@ -105,7 +105,7 @@ def payoff(op: str, **options: Any) -> None:
 @click.argument("network_name", metavar="NETWORK")
 @measuring(LayersRequest, "library,triton  [default: library: cuDNN and cuBLAS]")
 def layers(**options: Any) -> None:
-    """Measure every convolution and GEMM of a network's step.
+    """Measure every conv and GEMM of a network's step.
 
     NETWORK is a torchvision model name, or module:function that returns a torch module.
     Shows which layers are faster in low precision and which are slower.

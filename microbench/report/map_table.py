@@ -130,10 +130,7 @@ def _starts(results: Sequence[Result], baseline: str) -> Mapping[Place, int | No
 def _summary(subject: str, name: str, baseline: str, starts: Mapping[Place, int | None]) -> str:
     known = [start for start in starts.values() if start is not None]
     never = len(starts) - len(known)
-    parts = [
-        f"from {width} channels up for {known.count(width)}"
-        for width in sorted(set(known))
-    ]
+    parts = [f"from {width} channels up for {known.count(width)}" for width in sorted(set(known))]
     if never:
         parts.append(f"at no width for {never}")
     parts[0] += f" of {len(starts)} image and batch sizes"

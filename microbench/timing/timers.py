@@ -1,7 +1,7 @@
-"""The timers. Each takes a block of samples of one launch; everything else is policy.
+"""The timers. Each takes a block of samples of one launch.
 
-A sample is seconds a launch. Device timers hold the stream behind a gate until all launches of the
-block are queued, so host time cannot leak in.
+A sample is seconds per launch. Device timers hold the stream behind a gate until all launches of
+the block are queued, so CPU time is not measured.
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ class CpuClock:
 
 
 def make_timer(name: str, l2: str, kind: str, index: int, l2_bytes: int, sm_count: int) -> Timer:
-    """The timer for a device. UserError for a combination that means nothing."""
+    """The timer for a device of `kind` "cuda" or "cpu". UserError for conflicting options."""
     if kind == "cpu":
         if name not in ("auto", "clock"):
             raise UserError(f"--timer {name} needs a CUDA device; use --timer clock on a CPU")

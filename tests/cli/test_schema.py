@@ -103,7 +103,7 @@ _begin(asked(rest=1.0), greeting, run)
 try:
     _begin(asked(rest=2.0), greeting, run)
 except UserError as error:
-    assert "was taken with --rest 1.0" in str(error)
+    assert "was measured with --rest 1.0" in str(error)
 else:
     raise AssertionError("gone on with another rest")
 """
