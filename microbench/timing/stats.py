@@ -3,9 +3,10 @@
 Samples come in blocks: the arms of a comparison are interleaved, one block each per round. Samples
 of one block share the clock, the temperature and the state of the machine, so intervals resample
 blocks, not samples. Intervals are percentile bootstraps widened for few blocks ("expanded
-percentile", T. Hesterberg, "What Teachers Should Know About the Bootstrap", 2015); under MIN_BOOTSTRAP blocks
-there are too few distinct resamples, and replicates come from Student's t. Every replicate moves
-each reading by up to half a tick: a timer of 32 ns steps cannot tell 6.00 from 6.02 us.
+percentile", T. Hesterberg, "What Teachers Should Know About the Bootstrap", 2015). Under
+MIN_BOOTSTRAP blocks there are too few distinct resamples, and replicates come from Student's t.
+Every replicate moves each reading by up to half a tick: a timer of 32 ns steps cannot tell 6.00
+from 6.02 us.
 """
 
 from __future__ import annotations

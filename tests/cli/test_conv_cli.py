@@ -551,7 +551,7 @@ def test_the_table_of_layers_adds_up(layered: Ran, folder: Path) -> None:
     if None in median.values():
         pytest.skip("a busy machine: something did not fit the budget")
     total = sum(use["count"] * median[use["group"]] for use in run["network"]["layers"])
-    count, milliseconds = row.removeprefix("all together").split()[:2]
+    count, milliseconds = row.removeprefix("total ").split()[:2]
     assert int(count) == 7
     assert float(milliseconds) == pytest.approx(total * 1e3, rel=0.01)
 
