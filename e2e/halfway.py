@@ -36,7 +36,7 @@ class Sections(click.Group):
         width = max(len(name) for name in self.commands)
         for title, names in SECTIONS.items():
             rows = [
-                (name.ljust(width), self.commands[name].get_short_help_str(limit=90))
+                (name.ljust(width), self.commands[name].get_short_help_str(limit=72))
                 for name in names
             ]
             with formatter.section(title):
@@ -49,13 +49,13 @@ class Sections(click.Group):
 )
 @click.version_option(__version__, prog_name="halfway")
 def app() -> None:
-    """Measure what low precision buys on a GPU, from the kernel to the training run."""
+    """Measure and explain low precision on a GPU, from kernels to training."""
 
 
 @app.command()
 @click.argument("shell", type=click.Choice(SHELLS))
 def completion(shell: str) -> None:
-    """Print a script that completes commands in your shell.
+    """Print a shell completion script.
 
     For bash: halfway completion bash > ~/.local/share/bash-completion/completions/halfway
     """

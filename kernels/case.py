@@ -13,7 +13,10 @@ DATA = ("normal", "uniform", "integers", "zeros")
 
 @dataclass(frozen=True)
 class Target:
-    """The device facts that kernels choose by: no clocks, no sensors."""
+    """The device facts that kernels choose by.
+
+    `capability` is (major, minor) and None for a CPU; `sm_count` is SMs, or cores of a CPU.
+    """
 
     kind: str  # "cuda" or "cpu"
     name: str
@@ -23,7 +26,7 @@ class Target:
 
     @property
     def torch_device(self) -> str:
-        """The device string torch takes."""
+        """torch's name of the device: "cuda:0" or "cpu"."""
         return f"cuda:{self.index}" if self.kind == "cuda" else "cpu"
 
 
@@ -31,7 +34,8 @@ class Target:
 class Case:
     """One thing to measure: an op at one size, in one precision, by one back end.
 
-    `dims` holds the op's own sizes ("m", "n", "k" for gemm). Never changed once planned.
+    `dims` are the op's sizes: "m", "n", "k" of gemm, the fields of `ConvShape` and "pass" of conv.
+    `layout` is "nn" to "tt" for gemm, "nhwc" or "nchw" for conv. `data` is one of DATA.
     """
 
     op: str
@@ -43,22 +47,22 @@ class Case:
 
     @property
     def precision(self) -> Precision:
-        """The entry of PRECISIONS that `precision_name` names."""
+        """The entry of PRECISIONS. ValueError for an unknown `precision_name`."""
         return precision(self.precision_name)
 
     @cached_property
     def group(self) -> str:
-        """Identity of the problem: cases that share it are arms of one comparison."""
+        """Identity of the problem. Cases of one group are compared with each other."""
         dims = ",".join(f"{name}={value}" for name, value in self.dims.items())
         return f"{self.op}/{dims}/{self.layout}/{self.data}"
 
     @cached_property
     def key(self) -> str:
-        """Stable identity, the same in every run of every version."""
+        """Identity of the case, the same in every run and version."""
         return f"{self.group}/{self.precision_name}/{self.backend}"
 
     def dim(self, name: str) -> int:
-        """An integer dimension by name."""
+        """An integer dimension by name. KeyError if the op has none of that name."""
         return int(self.dims[name])
 
 
@@ -96,4 +100,4 @@ class Prepared:
 
 
 class CannotRun(Exception):
-    """The case cannot run here; the message is the reason a person reads."""
+    """The case cannot run on this device. The message is the reason that reports print."""

@@ -1,4 +1,4 @@
-"""What every op's check is made of: poison for outputs, sizes of errors, checksums."""
+"""Parts of every op's correctness check: poisoned outputs, relative errors, checksums."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CHUNK_ELEMENTS = 1 << 26  # of a tensor that are held in float64 at once
 
 
 def poison(output: torch.Tensor) -> None:
-    """Fill an output with what no product can leave there."""
+    """Fill an output, in place, with a value that no kernel can compute."""
     output.fill_(float("nan") if output.dtype.is_floating_point else INT_POISON)
 
 

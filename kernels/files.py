@@ -1,4 +1,4 @@
-"""Files that are never seen half written."""
+"""Writing files atomically."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
-    """Replace a file at once: it is the old one or the new one, never half of either.
+    """Replace a file atomically: readers see the old content or the new, never a part.
 
-    The content is on the disk before the name is, text in UTF-8; permissions follow the umask.
-    Raises OSError, and leaves nothing behind, where the disk does not take it.
+    The content is flushed to disk before the rename. Text is written in UTF-8; permissions follow
+    the umask. OSError where the disk refuses; no temporary file is left then.
     """
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     with draft.open("xb") as file:

@@ -1,4 +1,4 @@
-"""The bandwidth-bound ops. So far: copy."""
+"""Bandwidth-bound operations: a copy within device memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ COPY_BYTES = {"cuda": 1 << 30, "cpu": 1 << 27}  # of the source; far beyond any 
 
 
 def copy(target: Target) -> tuple[Callable[[], object], int]:
-    """(launch, bytes moved) of a copy within the device's memory: bytes read plus bytes written."""
+    """(launch, bytes per launch) of a copy within device memory: bytes read plus bytes written.
+
+    torch.OutOfMemoryError where two buffers of COPY_BYTES do not fit.
+    """
     import torch
 
     size = COPY_BYTES[target.kind]

@@ -83,7 +83,7 @@ class Op(ABC):
         return UserBackend(backend) if OWN in backend else self.entries[backend]
 
     def check_own(self, backend: str) -> None:
-        """ValueError, in one line, where a user's "module:name" is no back end."""
+        """Check a user's "module:name". ValueError, in one line, if it is not a back end."""
         UserBackend(backend).found  # noqa: B018
 
     def default_backends(self, kind: str) -> tuple[str, ...]:
@@ -108,19 +108,19 @@ class Op(ABC):
 
     @abstractmethod
     def validate(self, case: Case) -> None:
-        """ValueError when the case is no problem of this op."""
+        """ValueError for a case that this op does not have, with the offending dimension."""
 
     @abstractmethod
     def flops(self, case: Case) -> int:
-        """Useful floating-point (or integer) operations of one launch."""
+        """Useful operations per launch, a multiply-add as two."""
 
     @abstractmethod
     def min_bytes(self, case: Case) -> int:
-        """Fewest bytes through device memory: inputs read once, output written once."""
+        """Least memory traffic per launch in bytes: inputs read once, output written once."""
 
     @abstractmethod
     def tolerance(self, case: Case) -> float:
-        """The largest relative error against float64 that is right."""
+        """The largest relative error (Frobenius norm, against float64) of a correct result."""
 
     def may_run_exactly(self, case: Case) -> bool:
         """Whether the back end is only *allowed* the precision's arithmetic, and may do better."""
@@ -128,7 +128,7 @@ class Op(ABC):
 
     @abstractmethod
     def gemm(self, case: Case) -> tuple[int, int, int]:
-        """(M, N, K) of the product that the case is, or is done as."""
+        """(M, N, K) of the GEMM, for a convolution of its implicit GEMM."""
 
     @abstractmethod
     def misaligned(self, case: Case) -> tuple[str, int] | None:

@@ -21,7 +21,7 @@ class Precision:
 
     `storage`, `accumulate` and `output` are torch dtype names. `multiply` names the arithmetic of
     the product: "ieee" is what the storage type says, "tf32" rounds float32 operands to 10
-    mantissa bits. `rel_tolerance` bounds ||out - ref|| / ||ref|| against a float64 product of the
+    mantissa bits. `rel_tolerance` bounds ||out - ref|| / ||ref|| against a float64 GEMM of the
     *rounded* operands, so it covers accumulation and output rounding, not the storage rounding.
     `min_capability` maps each GPU back end that can run the precision to the compute capability
     it needs there; a back end not listed cannot run it. `rate` names the row of a GPU's rates that
@@ -44,7 +44,7 @@ class Precision:
     simt_twin: tuple[str, int] | None = None
 
     def torch_dtype(self, which: str = "storage") -> torch.dtype:
-        """The torch dtype of "storage", "storage_b", "accumulate" or "output"."""
+        """The torch dtype of "storage", "storage_b", "accumulate" or "output". Imports torch."""
         import torch
 
         return getattr(torch, getattr(self, which) or self.storage)

@@ -27,7 +27,7 @@ def find(name: str) -> Any:
     """
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute.isidentifier():
-        raise ValueError(f"{name!r} is not module:function, for example mynet:build")
+        raise ValueError(f"{name!r} is not of the form module:function, for example mynet:build")
     module = _import(module_name)
     found = getattr(module, attribute, None)
     if found is None:
@@ -75,7 +75,7 @@ class UserBackend:
             return reason(case, target)
         if case.dims.get("pass", "fprop") == "fprop" or "which" in self._names:
             return None
-        return f"{self.name} takes no argument `which`, so it is measured forward only"
+        return f"{self.name} has no argument `which`, so only its forward pass is measured"
 
     def candidates(
         self, case: Case, operands: Any, target: Target, *, tune: bool

@@ -47,7 +47,7 @@ class Commands(click.Group):
     cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
 )
 def app() -> None:
-    """Tensor Core TFLOP/s by precision and size, and why. Run files are JSON."""
+    """Measure GEMMs and convolutions by precision, and explain their speed."""
 
 
 def measuring(kind: type[Schema], backends: str, *more: Row) -> Callable[..., Any]:
@@ -60,7 +60,7 @@ def measuring(kind: type[Schema], backends: str, *more: Row) -> Callable[..., An
         *(changed.get(name, name) for name in options_of(kind)),
         "dtype", said("backend", help=backends), "vs", "data", "device", "l2", "regime", "timer",
         REST, "budget", "json", "csv", "chart", "html",
-        said("resume", help="Run file to go on with: measures what is missing"),
+        said("resume", help="Continue this run file: measure what is missing"),
         "autotune", "seed", "verbose", "quiet",
     )  # fmt: skip
     return click_options("", {"": rows}, kind, Conditions, Outputs)
@@ -75,14 +75,20 @@ def _measure(kind: type[Any], options: dict[str, Any]) -> None:
 @app.command()
 @measuring(GemmRequest, "cublas,cublaslt,cupy,triton,cpu  [default: cublas,triton; on CPU cpu]")
 def gemm(**options: Any) -> None:
-    """Measure C = A @ B by precision, size and back end, and say when low precision pays off."""
+    """Measure matrix multiplication by precision and size.
+
+    Reports the break-even size of low precision, and the bottleneck of each case.
+    """
     _measure(GemmRequest, options)
 
 
 @app.command()
 @measuring(ConvRequest, "cudnn,triton,cpu  [default: cudnn; on CPU cpu]")
 def conv(**options: Any) -> None:
-    """Measure convolution by channel width, pass and layout, and say from where FP16 pays off."""
+    """Measure convolution by channels, pass and layout.
+
+    Reports from how many channels low precision is faster, and the bottleneck of each case.
+    """
     _measure(ConvRequest, options)
 
 
@@ -91,14 +97,17 @@ def conv(**options: Any) -> None:
 @measuring(
     PayoffRequest,
     "cudnn,triton,cpu  [default: cudnn; on CPU cpu]",
-    said("channels", default="8..512", help="Widths that may be measured: 8..512 doubles"),
-    said("passes", help="fprop,dgrad,wgrad"),
-    said("image", default="7..56", help="Height and width of the input: 7..56 doubles"),
-    said("batch", default="8..256", help="Images: 8..256 doubles"),
-    said("kernel", help="Height and width of the filters"),
+    said("channels", default="8..512", help="Channel counts to search: 8..512 doubles"),
+    said("passes", help="fprop (forward), dgrad and wgrad (gradients)"),
+    said("image", default="7..56", help="Input height and width: 7..56 doubles"),
+    said("batch", default="8..256", help="Batch size: 8..256 doubles"),
+    said("kernel", help="Filter height and width"),
 )
 def payoff(op: str, **options: Any) -> None:
-    """The break-even map of FP16 over channels, image and batch, measured around the boundary."""
+    """Map the FP16 break-even over channels, image, batch.
+
+    Only cells near the boundary are measured, by bisection.
+    """
     _measure(PayoffRequest, options)
 
 
@@ -106,24 +115,25 @@ def payoff(op: str, **options: Any) -> None:
 @click.argument("network_name", metavar="NETWORK", cls=Named)
 @measuring(LayersRequest, "library,triton  [default: library: cuDNN and cuBLAS]")
 def layers(**options: Any) -> None:
-    """Every distinct conv and GEMM of a network's step, by precision: which gain, which lose.
+    """Measure every conv and GEMM of a network's step.
 
-    NETWORK is a torchvision model's name, or module:function that returns a torch module.
+    NETWORK is a torchvision model name, or module:function that returns a torch module.
+    Shows which layers are faster in low precision and which are slower.
     """
     _measure(LayersRequest, options)
 
 
 @app.command()
 @click.argument("file", type=FILE)
-@click.option("--csv", "form", flag_value="csv", help="As CSV")
-@click.option("--markdown", "form", flag_value="markdown", help="As a Markdown table")
-@click.option("--verbose", is_flag=True, help="Every case's explanation")
-@click.option("--chart", type=FILE, help="Draw a chart instead: .png, .svg or .html")
-@click.option("--html", type=FILE, help="Write a page instead: one file, offline")
+@click.option("--csv", "form", flag_value="csv", help="Print CSV")
+@click.option("--markdown", "form", flag_value="markdown", help="Print a Markdown table")
+@click.option("--verbose", is_flag=True, help="Show all rows and every explanation")
+@click.option("--chart", type=FILE, help="Write a chart instead: .png, .svg or .html")
+@click.option("--html", type=FILE, help="Write an HTML page instead: one file, works offline")
 def show(
     file: Path, form: str | None, verbose: bool, chart: Path | None, html: Path | None
 ) -> None:
-    """Print a run file again."""
+    """Print the report of a run file."""
     from microbench.commands import show_run
 
     show_run(file, form=form, verbose=verbose, chart=chart, html=html)
@@ -132,7 +142,10 @@ def show(
 @app.command()
 @click.argument("file", type=FILE)
 def explain(file: Path) -> None:
-    """Work out again what bounds each case of a run file, with this version's causes."""
+    """Recompute the bottlenecks of a run file in place.
+
+    Uses the rules of this version; the measured times do not change.
+    """
     from microbench.commands import explain_again
 
     explain_again(file)
@@ -168,7 +181,7 @@ def compare(files: tuple[Path, ...], baseline: Path | None, **options: Any) -> i
 @app.command()
 @DEVICE
 def doctor(device: str) -> None:
-    """Say what this machine is and what will spoil numbers, each with a remedy."""
+    """Check this machine for what distorts measurements."""
     from microbench.commands import examine_machine
 
     examine_machine(device)
@@ -178,21 +191,24 @@ def doctor(device: str) -> None:
 @click.argument("what", type=click.Choice(["timer", "aa"]))
 @click.option("--json", type=FILE, required=True, help="File to write")
 @DEVICE
-@click.option("--tries", default=100, show_default=True, help="aa: how many comparisons")
+@click.option("--tries", default=100, show_default=True, help="aa: number of comparisons")
 def validate(what: str, json: Path, device: str, tries: int) -> None:
-    """Check the method: timer against Nsight Compute; aa, the same kernel as two arms."""
+    """Validate the timer, or the intervals of ratios.
+
+    timer: compare times with Nsight Compute.  aa: compare a kernel with itself.
+    """
     from microbench.selftest.run import validate_method
 
     validate_method(what, json, device, tries)
 
 
 @app.command()
-@click.option("--json", type=FILE, help="Also write every plant, what was named, and the numbers")
+@click.option("--json", type=FILE, help="Write every planted case and its diagnosis")
 @DEVICE
 @BUDGET
 @QUIET
 def selftest(json: Path | None, device: str, budget: float | None, quiet: bool) -> int:
-    """Plant known conditions and count how many the diagnosis names right."""
+    """Test the diagnosis on planted bottlenecks."""
     from microbench.selftest.run import run_selftest
 
     return run_selftest(json_path=json, device=device, budget=budget, quiet=quiet)

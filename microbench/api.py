@@ -154,8 +154,8 @@ class Variants:
 def gemm(sizes: Words = "256..8192", dtypes: Words = "fp16", **options: Any) -> Run:
     """Measure C[M, N] = A[M, K] @ B[K, N] by precision, size and back end.
 
-    `sizes` are as on the command line ("256..8192"), numbers, or (M, N, K). UserError for a value
-    that means nothing.
+    `sizes` are as on the command line ("256..8192"), numbers, or (M, N, K). UserError for an
+    invalid value.
     """
     return _measured(GemmRequest, options, sizes=sizes, dtype=dtypes)
 
@@ -163,7 +163,7 @@ def gemm(sizes: Words = "256..8192", dtypes: Words = "fp16", **options: Any) -> 
 def conv(channels: Words = "8..2048", dtypes: Words = "fp16", **options: Any) -> Run:
     """Measure 2-D convolutions by channel width: "8..2048", numbers, or (C, K).
 
-    UserError for a value that means nothing.
+    UserError for an invalid value.
     """
     return _measured(ConvRequest, options, channels=channels, dtype=dtypes)
 
@@ -171,7 +171,7 @@ def conv(channels: Words = "8..2048", dtypes: Words = "fp16", **options: Any) ->
 def payoff(channels: Words = "8..512", dtypes: Words = "fp16", **options: Any) -> Run:
     """Find the break-even of low precision in convolutions, by channels, image and batch.
 
-    UserError for a value that means nothing.
+    UserError for an invalid value.
     """
     given = {"image": "7..56", "batch": "8..256"} | options
     return _measured(PayoffRequest, given, channels=channels, dtype=dtypes)
@@ -180,8 +180,8 @@ def payoff(channels: Words = "8..512", dtypes: Words = "fp16", **options: Any) -
 def layers(network: str, dtypes: Words = "fp16", **options: Any) -> Run:
     """Measure every distinct convolution and GEMM of a network's training step.
 
-    `network` is a torchvision model's name or "module:function". UserError for a value that means
-    nothing.
+    `network` is a torchvision model's name or "module:function". UserError for an invalid
+    value.
     """
     return _measured(LayersRequest, options, network_name=network, dtype=dtypes)
 

@@ -1,4 +1,4 @@
-"""From which size a precision is faster, stays so, and by how much: per setting of a run."""
+"""The break-even size of a precision: from where on it stays faster, per setting of a run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ class Payoff:
 
 
 def gain(ratio: Ratio | None) -> str:
-    """ "faster" or "slower" by at least MIN_GAIN, else "same"; "unknown" without an interval."""
+    """ "faster" or "slower" where the whole 95 % interval is beyond MIN_GAIN, else "same".
+
+    "unknown" without an interval.
+    """
     if ratio is None or ratio.ci95 is None:
         return "unknown"
     low, high = ratio.ci95
@@ -61,7 +64,7 @@ def payoffs(run: Run, precision: str) -> list[Payoff]:
 
 
 def library_or_best(results: Sequence[Result]) -> list[Result]:
-    """One measured result a problem: the library's, which a user gets; else the fastest."""
+    """One measured result per problem, smallest first: the library's, else the fastest."""
     chosen: dict[str, Result] = {}
     for result in results:
         if result.measurement is None:

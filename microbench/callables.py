@@ -44,7 +44,7 @@ def time_variants(
     from microbench.device import device as devices
 
     if not variants:
-        raise UserError("nothing to time: give at least one callable")
+        raise UserError("nothing to time: pass at least one callable")
     info = _device(device, tensors)
     made = make_timer(timer, l2, info.kind, info.index, info.l2_bytes, info.sm_count)
     arms = [_arm(name, partial(function, *tensors), made) for name, function in variants.items()]

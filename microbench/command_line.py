@@ -293,7 +293,7 @@ def at_least(least: int) -> Check:
 
     def check(name: str, value: int) -> None:
         if value < least:
-            raise UserError(f"{name} starts at {least}, not {value}")
+            raise UserError(f"{name} must be at least {least}, not {value}")
 
     return check
 
@@ -303,7 +303,7 @@ def one_of(choices: Sequence[str]) -> Check:
 
     def check(name: str, value: str) -> None:
         if value not in choices:
-            raise UserError(f"{name} takes one of {', '.join(choices)}, not {value!r}")
+            raise UserError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
 
     return check
 
@@ -311,13 +311,13 @@ def one_of(choices: Sequence[str]) -> Check:
 def check_budget(name: str, seconds: float) -> None:
     """UserError for a budget that no time can be taken with."""
     if not 0 < seconds < float("inf"):
-        raise UserError(f"{name} takes seconds above 0, not {seconds:g}")
+        raise UserError(f"{name} must be more than 0 seconds, not {seconds:g}")
 
 
 def check_seed(name: str, seed: int) -> None:
     """UserError for a seed that a generator does not take."""
     if not 0 <= seed < MAX_SEED:
-        raise UserError(f"{name} takes a number from 0 to {MAX_SEED - 1}")
+        raise UserError(f"{name} must be a number from 0 to {MAX_SEED - 1}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -325,20 +325,19 @@ class Outputs:
     """Where a run is written, drawn and shown, as given on the command line."""
 
     json: Path | None = field(
-        default=None, metadata=option("Run file to write  [default: in the state folder]")
+        default=None,
+        metadata=option("Run file to write; - is stdout  [default: in the state folder]"),
     )
-    csv: Path | None = field(default=None, metadata=option("Also write the results as CSV"))
-    chart: Path | None = field(
-        default=None, metadata=option("Also draw a chart: .png, .svg or .html")
-    )
+    csv: Path | None = field(default=None, metadata=option("Write the results as CSV"))
+    chart: Path | None = field(default=None, metadata=option("Write a chart: .png, .svg or .html"))
     html: Path | None = field(
-        default=None, metadata=option("Also write a page: one file, offline, .html")
+        default=None, metadata=option("Write an HTML page, one file, works offline")
     )
     resume: Path | None = field(
-        default=None, metadata=option("Run file to go on with: does what is missing")
+        default=None, metadata=option("Continue this run file: measure what is missing")
     )
-    verbose: bool = field(default=False, metadata=option("Every case's explanation"))
-    quiet: bool = field(default=False, metadata=option("Print nothing but errors"))
+    verbose: bool = field(default=False, metadata=option("Show all rows and every explanation"))
+    quiet: bool = field(default=False, metadata=option("Print errors only"))
 
 
 @dataclass(frozen=True)

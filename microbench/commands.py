@@ -114,12 +114,12 @@ def explain_again(file: Path) -> None:
     run = read_run(file)
     probe(file, "FILE")
     if run.others and not run.results:
-        print(f"{file} holds no kernels: the rest was explained when it was measured")
+        print(f"{file} has no kernel results. Other results are explained when they are measured.")
         return
     explained = with_model(annotate(run))
     changed = sum(a != b for a, b in zip(run.results, explained.results, strict=True))
     write_run(explained, file)
-    print(f"{file}: {changed} of {len(run.results)} results are explained otherwise than before")
+    print(f"{file}: {changed} of {len(run.results)} explanations changed")
 
 
 def compare_with(

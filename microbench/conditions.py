@@ -32,44 +32,45 @@ class Conditions:
             "Precisions: fp64,fp32,tf32,fp16,fp16-acc16,bf16,fp8,int8,...", also=("--precision",)
         ),
     )
-    backend: str | None = field(default=None, metadata=option("Back ends by name"))
+    backend: str | None = field(default=None, metadata=option("Back ends"))
     vs: str = field(
         default="fp32,tf32",
-        metadata=option(
-            "Baselines, interleaved with the rest; none for none", also=("--baseline",)
-        ),
+        metadata=option("Baselines, interleaved with the rest; or none", also=("--baseline",)),
     )
-    data: str = field(default="normal", metadata=option("normal, uniform, integers or zeros"))
-    device: str = field(default="auto", metadata=option("auto, cuda, cuda:N or cpu"))
+    data: str = field(
+        default="normal", metadata=option("Input values: normal, uniform, integers or zeros")
+    )
+    device: str = field(default="auto", metadata=option("Device: auto, cuda, cuda:N or cpu"))
     timer: str = field(
         default="auto",
         metadata=option(
-            "auto, events, graph (CUDA graph replay), clock (CPU)", kept=True,
+            "Timer: auto, events, graph (CUDA graph), clock (CPU)", kept=True,
             check=_one_of_the_timers("TIMERS"),
         ),
     )  # fmt: skip
     l2: str = field(
         default="cold",
         metadata=option(
-            "cold: cache flushed before each launch; warm: back to back", kept=True,
+            "cold: flush the L2 before each launch; warm: do not", kept=True,
             check=_one_of_the_timers("L2_STATES"),
         ),
     )  # fmt: skip
     regime: str = field(
         default="sustained",
         metadata=option(
-            "sustained: clocks settled; burst: a rested card", kept=True,
+            "sustained: clocks settled; burst: a cool card", kept=True,
             check=_one_of_the_timers("REGIMES"),
         ),
     )  # fmt: skip
     budget: float | None = field(
         default=None,
-        metadata=option("Seconds of sampling in all  [default: by cases]", check=check_budget),
+        metadata=option("Total sampling time in seconds  [default: by case]", check=check_budget),
     )
     autotune: bool = field(
-        default=False, metadata=option("Search Triton configurations, keep winners")
+        default=False, metadata=option("Search Triton configurations and keep the fastest")
     )
     seed: int | None = field(
-        default=None, metadata=option("Of the input data  [default: random]", check=check_seed)
+        default=None,
+        metadata=option("Seed of the input values  [default: random]", check=check_seed),
     )
     outputs: Outputs = field(default_factory=Outputs)

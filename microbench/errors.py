@@ -1,9 +1,9 @@
-"""What goes wrong on the user's side: one line that says what and what to do, exit code 2."""
+"""Errors that end a command with a message and an exit code instead of a traceback."""
 
 
 class UserError(Exception):
-    """A mistake the user can mend. The message is one line."""
+    """A mistake that the user can fix: one line with the value and the choices. Exit code 2."""
 
 
 class NothingMeasured(Exception):
-    """All that a run has tried has failed, and it has said why: exit code 1."""
+    """Every case that a run tried has failed; the report gives the reasons. Exit code 1."""

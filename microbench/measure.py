@@ -198,7 +198,7 @@ class Measurer:
         wrong = 0
         last: Exception | None = None
         for i, candidate in enumerate(prepared.candidates):
-            announce(case.key, f"trying {i + 1} of {len(prepared.candidates)}")
+            announce(case.key, f"tuning, candidate {i + 1} of {len(prepared.candidates)}")
             try:
                 if not prepared.rel_error(candidate) <= OPS[case.op].tolerance(case):
                     wrong += 1
@@ -347,8 +347,8 @@ def too_exact(case: Case, error: float) -> bool:
 def describe_wrong(error: float, tolerance: float) -> str:
     """The reason a person reads for a wrong result."""
     if not math.isfinite(error):
-        return "wrong result: left elements unwritten or NaN"
-    return f"wrong result: relative error {error:.2g} against float64, {tolerance:g} allowed"
+        return "wrong result: some elements are NaN or were not written"
+    return f"wrong result: relative error {error:.2g} against float64, tolerance {tolerance:g}"
 
 
 def describe_failure(error: Exception, case: Case) -> str:

@@ -139,7 +139,7 @@ def _padding(text: str, kernel: Sequence[int], dilation: int) -> int:
 
 def _number(text: str, option: str, word: str) -> int:
     if not text.isdecimal() or len(text) > 9:
-        raise UserError(f"{option} takes a number or {word}, not {text!r}")
+        raise UserError(f"{option} must be a number or {word}, not {text!r}")
     return int(text)
 
 

@@ -68,11 +68,11 @@ class GemmRequest(Request):
     conditions: Conditions
     sizes: str = field(
         default="256..8192",
-        metadata=option("256..8192 doubles, 64..1024:+32 steps, 63,64 lists, MxNxK; mix"),
+        metadata=option("256..8192 doubles; 64..1024:+32 steps; 63,64; MxNxK"),
     )
     layout: str = field(
         default="nt",
-        metadata=option("nn,nt,tn,tt: t is stored transposed; nt is torch.nn.Linear's"),
+        metadata=option("nn,nt,tn,tt: t is transposed; nt is torch.nn.Linear"),
     )
     name: str = "gemm"
 
@@ -90,32 +90,26 @@ class ConvRequest(Request):
     conditions: Conditions
     channels: str = field(
         default="8..2048",
-        metadata=option(
-            "8..2048 doubles, 1..72:+1 steps, 64x256 is C to K; mix. Brings padded twins"
-        ),
+        metadata=option("8..2048 doubles; 1..72:+1 steps; 64x256 is CxK"),
     )
     passes: str = field(
         default="fprop",
-        metadata=option("fprop,dgrad,wgrad: forward, gradients by x and w", written="--pass"),
+        metadata=option("fprop (forward), dgrad and wgrad (gradients)", written="--pass"),
     )
-    image: str = field(
-        default="28", metadata=option("Height and width of the input: 28, 7..56, 28x56")
-    )
-    batch: str = field(default="16", metadata=option("Images: 16, 8..256"))
+    image: str = field(default="28", metadata=option("Input height and width: 28, 7..56, 28x56"))
+    batch: str = field(default="16", metadata=option("Batch size: 16, 8..256"))
     kernel: str = field(
         default="3",
-        metadata=option("Height and width of the filters: 3 or 1,3; 1x7 needs --padding"),
+        metadata=option("Filter height and width: 3 or 1,3; 1x7 needs --padding"),
     )
     layout: str = field(
         default="nhwc,nchw",
-        metadata=option(
-            "nhwc (torch: channels_last), nchw (torch's default)", switches=CHANNELS_LAST
-        ),
+        metadata=option("nhwc (channels_last), nchw (PyTorch's default)", switches=CHANNELS_LAST),
     )
-    stride: int = field(default=1, metadata=option("Along both axes", check=at_least(1)))
-    padding: str = field(default="same", metadata=option("Along both axes: a number, or same"))
-    dilation: int = field(default=1, metadata=option("Along both axes", check=at_least(1)))
-    groups: str = field(default="1", metadata=option("A number, or depthwise"))
+    stride: int = field(default=1, metadata=option("Stride along both axes", check=at_least(1)))
+    padding: str = field(default="same", metadata=option("Padding: a number, or same"))
+    dilation: int = field(default=1, metadata=option("Dilation along both axes", check=at_least(1)))
+    groups: str = field(default="1", metadata=option("Groups: a number, or depthwise"))
     name: str = "conv"
     most_s: float = CONV_MOST_S
 
@@ -144,9 +138,7 @@ class PayoffRequest(ConvRequest):
 
         for name in parse_precisions(self.conditions.vs, "--vs"):
             if name not in BASELINES:
-                raise UserError(
-                    f"--vs {name}: the map holds a precision against {' or '.join(BASELINES)}"
-                )
+                raise UserError(f"--vs {name}: the map compares with {' or '.join(BASELINES)}")
         cells = super().plan(kind)
         return [group for group in cells if len(group.cases) > 1]
 
@@ -171,16 +163,14 @@ class LayersRequest(Request):
 
     conditions: Conditions
     network_name: str
-    batch: int = field(default=32, metadata=option("Images in a step", check=at_least(1)))
+    batch: int = field(default=32, metadata=option("Batch size", check=at_least(1)))
     image: int | None = field(
         default=None,
-        metadata=option("Height and width  [default: the network's usual]", check=at_least(1)),
+        metadata=option("Image height and width  [default: of the network]", check=at_least(1)),
     )
     layout: str = field(
         default="nhwc",
-        metadata=option(
-            "nhwc (torch: channels_last) or nchw (torch's default)", switches=CHANNELS_LAST
-        ),
+        metadata=option("nhwc (channels_last) or nchw (PyTorch's default)", switches=CHANNELS_LAST),
     )
     name: str = "layers"
     most_s: float = LAYERS_MOST_S

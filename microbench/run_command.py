@@ -19,6 +19,7 @@ from microbench.run_output import (
     check_goes_on,
     check_outputs,
     new_run,
+    run_console,
     run_path,
     say_stopped,
 )
@@ -38,14 +39,13 @@ CHECK_FACTOR = 16  # times the tensors themselves: all that a small problem's ch
 def run_request(request: Request) -> Done:
     """Measure what is asked. UserError for what the user can mend."""
     from microbench.report.live import LiveProgress
-    from microbench.report.screen import make_console
 
     asked = request.conditions
     request.plan("cuda")  # UserError before a device is touched
     check_outputs(asked.outputs)
     before = read_run(asked.outputs.resume) if asked.outputs.resume else None
     path = run_path(asked.outputs, request.name)
-    console = make_console(quiet=asked.outputs.quiet)
+    console = run_console(asked.outputs)
     seed = secrets.randbelow(MAX_SEED) if asked.seed is None else asked.seed
     settings = replace(asked, seed=seed)
     workers = Workers(settings)
@@ -64,7 +64,7 @@ def run_request(request: Request) -> Done:
                 runner = Runner(run, greeting.target.kind, path, workers.next, progress)
                 run = _measure(runner, schedule, path)
         else:
-            console.print(f"Nothing is missing in {path}.")
+            console.print(f"{path} is complete: nothing to measure.")
     finally:
         workers.close()
     if asked.autotune:
@@ -86,7 +86,7 @@ def _check_memory(groups: Sequence[Group], greeting: Greeting) -> None:
         if needed > MEMORY_SHARE * greeting.free_bytes:
             raise UserError(
                 f"{problem(group.cases[0])} in {', '.join(stored)} needs {needed / 1e9:.1f} GB, "
-                f"{greeting.free_bytes / 1e9:.1f} GB are free; "
+                f"but {greeting.free_bytes / 1e9:.1f} GB are free; "
                 f"try smaller {KNOBS[group.cases[0].op]}"
             )
 
@@ -101,7 +101,8 @@ def _begin(asked: Conditions, greeting: Greeting, before: Run | None) -> Run:
     for name, value in chosen.items():
         if before.settings.get(name, value) != value:
             raise UserError(
-                f"--resume {path} was taken with --{name} {before.settings[name]}; give the same"
+                f"--resume {path} was measured with --{name} {before.settings[name]}; "
+                "use the same value"
             )
     return replace(before, finished_at=None)
 
@@ -127,7 +128,7 @@ def _measure(runner: Runner, schedule: Schedule, path: Path) -> Run:
         say_stopped("microbench", path)
         raise
     except WorkerDied as death:
-        raise UserError(f"the device cannot be used: {death.reason}; so far: {path}") from None
+        raise UserError(f"the device failed: {death.reason}; results so far: {path}") from None
 
 
 def _keep_tuned(run: Run, greeting: Greeting) -> None:

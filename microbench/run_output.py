@@ -15,6 +15,7 @@ import click
 
 from microbench.command_line import Outputs
 from microbench.device.host import WATCHED_VARIABLES
+from microbench.device.load import LOAD
 from microbench.errors import NothingMeasured, UserError
 from microbench.results.kinds import KINDS
 from microbench.results.runfile import check_writable, probe, write_run, write_text
@@ -23,18 +24,21 @@ from microbench.results.values import Entry, Json
 from microbench.worker import Greeting
 
 if TYPE_CHECKING:
-    pass
+    from rich.console import Console
 
 # A published file need not say where it lay.
 CARD = "card"  # the device fact that older run files lack
 CONSOLE = "halfway"  # the console command
+STDOUT = Path("-")  # as --json: the run goes to standard output, everything else to stderr
 PATH_OPTIONS = ("--json", "--csv", "--resume", "--chart", "--html")
 
 
 def check_outputs(outputs: Outputs) -> None:
     """UserError for files that cannot be written. Found before measuring, not after."""
     if outputs.json and outputs.resume:
-        raise UserError("--resume writes to the file it goes on with; leave out --json")
+        raise UserError("--resume writes to the run file it continues; leave out --json")
+    if STDOUT in (outputs.csv, outputs.resume, outputs.chart, outputs.html):
+        raise UserError("only --json can write to standard output (-)")
     if outputs.chart:
         from microbench.report.drawing import check_chart_path
 
@@ -57,12 +61,22 @@ def _check_apart(outputs: Outputs) -> None:
             raise UserError(f"--{other} and --{name} name the same file")
 
 
+def run_console(outputs: Outputs) -> Console:
+    """Where the screen goes: standard output, or standard error where the run itself goes there."""
+    from microbench.report.screen import make_console
+
+    return make_console(stderr=outputs.json == STDOUT, quiet=outputs.quiet)
+
+
 def run_path(outputs: Outputs, name: str) -> Path:
-    """The run file: the one named, or a new one in the user's state folder."""
+    """The run file: the one named, or a new one in the user's state folder.
+
+    A run for standard output has one there too, which is current while it is measured.
+    """
     if outputs.resume:
         probe(outputs.resume, "--resume")
         return outputs.resume
-    if outputs.json:
+    if outputs.json and outputs.json != STDOUT:
         check_writable(outputs.json, "--json")
         return outputs.json
     state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
@@ -71,7 +85,7 @@ def run_path(outputs: Outputs, name: str) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
-            f"cannot keep run files in {folder} ({error.strerror}); name one: --json"
+            f"cannot write run files in {folder} ({error.strerror}); choose a file with --json"
         ) from None
     path = folder / f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}.json"
     check_writable(path, "--json")
@@ -85,8 +99,11 @@ def new_run(program: str, greeting: Greeting, settings: Json) -> Run:
         started_at=datetime.now(UTC).isoformat(timespec="seconds"),
         device=greeting.device,
         software=greeting.software,
-        settings={**settings, "environment": watched_environment()},
-    )
+        settings={
+            **settings, "environment": watched_environment(),
+            **({LOAD: greeting.load} if greeting.load else {}),
+        },
+    )  # fmt: skip
 
 
 def watched_environment() -> dict[str, str]:
@@ -117,8 +134,8 @@ def check_goes_on(path: Path | None, before: Run, greeting: Greeting) -> None:
     """UserError when a run was taken by another method, on another device or by other software."""
     if before.method_version != METHOD_VERSION:
         raise UserError(
-            f"--resume {path}: measured by method_version {before.method_version}, this "
-            f"program has {METHOD_VERSION}; start a new run"
+            f"--resume {path}: measured with method_version {before.method_version}, but this "
+            f"version has {METHOD_VERSION}; start a new run"
         )
     parts = (
         ("device", before.device, greeting.device),
@@ -130,7 +147,7 @@ def check_goes_on(path: Path | None, before: Run, greeting: Greeting) -> None:
                 continue  # a file of an older version does not know its card
             if then.get(name) != now.get(name):
                 raise UserError(
-                    f"--resume {path}: {part} {name} was {then.get(name)} and is "
+                    f"--resume {path}: {part} {name} was {then.get(name)} and is now "
                     f"{now.get(name)}; start a new run"
                 )
 
@@ -141,7 +158,7 @@ def save(run: Run, path: Path) -> None:
         write_run(run, path)
     except OSError as error:
         raise UserError(
-            f"cannot write {path} ({error.strerror}); what it holds so far is whole"
+            f"cannot write {path} ({error.strerror}); the results written so far are intact"
         ) from None
 
 
@@ -150,7 +167,7 @@ def say_stopped(program: str, path: Path) -> None:
     words = [word for word in sys.argv[1:] if word]
     command = shlex.join([*_program(program), *without(words, "--json", "--resume")])
     print(
-        f"\nstopped; what is done is in {path}. Go on with:\n  {command} --resume "
+        f"\nStopped. Finished results are in {path}. Continue with:\n  {command} --resume "
         f"{shlex.quote(str(path))}",
         file=sys.stderr,
     )
@@ -169,11 +186,12 @@ class Done:
         tried has failed, all of it; what was skipped could not be tried.
         """
         from microbench.report.console import print_run
-        from microbench.report.screen import make_console
 
-        run, outputs, console = self.run, self.outputs, make_console(quiet=self.outputs.quiet)
+        run, outputs, console = self.run, self.outputs, run_console(self.outputs)
         print_run(run, console, details=outputs.verbose)
         console.print(f"Run file: {self.path}")
+        if outputs.json == STDOUT:
+            sys.stdout.write(self.path.read_text())
         if outputs.chart:
             from microbench.report.drawing import draw
 
@@ -217,4 +235,4 @@ def _write_csv(run: Run, path: Path) -> None:
     try:
         write_text(to_csv(run).rstrip("\n"), path)
     except OSError as error:
-        raise UserError(f"--csv {path}: cannot write there ({error.strerror})") from None
+        raise UserError(f"--csv {path}: cannot write the file ({error.strerror})") from None

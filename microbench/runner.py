@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from kernels import OPS
 from kernels.case import Case
+from microbench.device.load import LoadMeter
 from microbench.results.types import Result, Run
 from microbench.roofline.ceilings import datasheet_ceilings, is_reference, large_ceilings
 from microbench.roofline.explain import annotate
@@ -95,6 +96,7 @@ class Runner:
     start_session: Callable[[], Worker]
     progress: LiveProgress
     now: Callable[[], str] = lambda: datetime.now(UTC).isoformat(timespec="seconds")
+    load: LoadMeter = field(default_factory=LoadMeter)
 
     def measure(self, schedule: Schedule) -> Run:
         """The run with a result for every case. What is done is on disk even when this raises."""
@@ -107,7 +109,8 @@ class Runner:
         finally:
             self._session.close()
         # What came later may explain what came before.
-        self.run = annotate(replace(self.run, finished_at=self.now()))
+        settings = self.load.noted(self.run.settings)
+        self.run = annotate(replace(self.run, settings=settings, finished_at=self.now()))
         self._save()
         if self.path is not None:
             self.run = with_model(self.run)

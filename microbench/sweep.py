@@ -51,7 +51,7 @@ def parse_sizes(text: str, option: str = "--sizes", rank: int = 3) -> list[Shape
     for part in text.split(","):
         shapes += _Part(part.strip(), option, rank).shapes(text)
     if len(shapes) > MAX_SIZES:
-        raise UserError(f"{option} {text}: {len(shapes)} sizes; at most {MAX_SIZES} in one run")
+        raise UserError(f"{option} {text}: {len(shapes)} sizes; one run takes at most {MAX_SIZES}")
     return list(dict.fromkeys(shapes))
 
 
@@ -98,7 +98,7 @@ class _Part:
 
     def _positive(self, number: int) -> int:
         if number < 1:
-            raise UserError(f"{self.option} {self.text}: sizes start at 1, not {number}")
+            raise UserError(f"{self.option} {self.text}: a size must be at least 1, not {number}")
         return number
 
 
@@ -116,7 +116,7 @@ def parse_names(text: str, choices: Sequence[str], option: str) -> list[str]:
 def parse_choice(text: str, choices: Sequence[str], option: str) -> str:
     """One of the choices, exactly; UserError names them."""
     if text not in choices:
-        raise UserError(f"{option} takes one of {', '.join(choices)}, not {text!r}")
+        raise UserError(f"{option} must be one of {', '.join(choices)}, not {text!r}")
     return text
 
 

@@ -1,4 +1,4 @@
-"""The answer in words: from which size a precision pays off, how much, and why not below."""
+"""The answer in sentences: the break-even size, the speed-up, and why smaller sizes gain none."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from kernels import is_library, size_of
 from kernels.op import OWN
 from microbench.break_even import BASELINES, Payoff, Row, library_or_best, payoffs
 from microbench.results.types import Ratio, Result, Run
+from microbench.timing.stats import excludes_one
 
 MOST_REASONS = 3
 MOST_SIZES = 6
@@ -28,8 +29,8 @@ def verdict(run: Run) -> list[str]:
             lines += _against(payoff)
         if any("tf32" in r.speedup for r in timed) and name != "tf32":
             lines.append(
-                "  tf32 keeps float32 data and rounds it on the way to the Tensor Cores: "
-                "one switch in torch, no change of data type."
+                "  tf32 keeps float32 data and rounds it on input to the Tensor Cores: "
+                "one setting in torch, no change of data type."
             )
         lines += _skipped(name, results)
         lines += _price(name, timed, run)
@@ -79,52 +80,57 @@ def asked_for(run: Run) -> list[str]:
 
 def _against(payoff: Payoff) -> list[str]:
     rows, gains, start = payoff.rows, payoff.gains, payoff.start
-    first = _pays_off(payoff) if start < len(rows) else _does_not_pay_off(payoff)
+    first = _faster(payoff) if start < len(rows) else _not_faster(payoff)
     also = [
-        f"{size_of(result.case)} ({_times(ratio)})"
+        f"{size_of(result.case)} ({_factor(ratio)})"
         for (result, ratio), gain in zip(rows[:start], gains, strict=False)
         if gain == "faster" and start < len(rows)
     ]
     if also:
         more = f" and {len(also) - MOST_SIZES} more" if len(also) > MOST_SIZES else ""
-        also = [f"  at {', '.join(also[:MOST_SIZES])}{more} too."]
+        also = [f"  also faster at {', '.join(also[:MOST_SIZES])}{more}."]
     prefix = f"{payoff.subject}: " if payoff.subject else ""
     most = 1 if payoff.subject else MOST_REASONS
     below = _why_not_below(payoff.baseline, rows[:start], gains[:start], most)
     return [prefix + first, *also, *below]
 
 
-def _pays_off(payoff: Payoff) -> str:
+def _faster(payoff: Payoff) -> str:
     rows, start = payoff.rows, payoff.start
     where = f"from {size_of(rows[start][0].case)} up" if start else "at every size measured"
     first, best = rows[start], max(rows[start:], key=lambda row: _at_least(row[1]))
-    much = f"{_times(first[1])} at {size_of(first[0].case)}"
-    if _times(best[1]) != _times(first[1]):
-        much += f", {_times(best[1])} at {size_of(best[0].case)}"
-    return f"{payoff.precision} pays off against {payoff.baseline} {where}: {much}."
+    much = f"{_factor(first[1])} at {size_of(first[0].case)}"
+    if _factor(best[1]) != _factor(first[1]):
+        much += f", {_factor(best[1])} at {size_of(best[0].case)}"
+    return f"{payoff.precision} is faster than {payoff.baseline} {where}: {much}."
 
 
-def _does_not_pay_off(payoff: Payoff) -> str:
+def _not_faster(payoff: Payoff) -> str:
     name, baseline, rows, gains = payoff.precision, payoff.baseline, payoff.rows, payoff.gains
-    best = max(rows, key=lambda row: row[1].ratio)
-    at_best = f"{_times(best[1])} at {size_of(best[0].case)}"
+    best, gain = max(zip(rows, gains, strict=True), key=lambda row: row[0][1].ratio)
+    at_best = f"{_below(best[1], gain)} at {size_of(best[0].case)}"
     if gains[-1] == "unknown":
         return (
-            f"Whether {name} pays off against {baseline} cannot be told from one round "
-            f"(seen: {at_best}); raise --budget."
+            f"Unknown whether {name} is faster than {baseline}: only one round was measured "
+            f"({_times(best[1])} at {size_of(best[0].case)}). Raise --budget."
         )
     if "faster" in gains:
         sizes = ", ".join(
-            f"{size_of(result.case)} ({_times(ratio)})"
+            f"{size_of(result.case)} ({_factor(ratio)})"
             for (result, ratio), gain in zip(rows, gains, strict=True)
             if gain == "faster"
         )
-        return f"{name} pays off against {baseline} only at some sizes: {sizes}."
-    return f"{name} does not pay off against {baseline} at the sizes measured: {at_best} at best."
+        return f"{name} is faster than {baseline} only at some sizes: {sizes}."
+    return f"{name} is not faster than {baseline} at any size measured; closest: {at_best}."
 
 
 def _at_least(ratio: Ratio) -> float:
     return ratio.ci95[0] if ratio.ci95 else 0.0
+
+
+def _factor(ratio: Ratio) -> str:
+    """ "13.5 times": of a ratio that is faster."""
+    return f"{ratio.ratio:.3g} times"
 
 
 def _times(ratio: Ratio) -> str:
@@ -137,9 +143,14 @@ def _times(ratio: Ratio) -> str:
 
 
 def _below(ratio: Ratio, gain: str) -> str:
-    if gain == "same":
+    """In words, by the table's rule: no difference is seen where the interval holds 1."""
+    if ratio.ci95 is None:
+        return _times(ratio) + ", from one round"
+    if not excludes_one(ratio.ci95):
         return "no difference seen"
-    return _times(ratio) + (", from one round" if gain == "unknown" else "")
+    low, high = ratio.ci95
+    near = f", 95 % interval [{low:.3g}, {high:.3g}]" if gain == "same" else ""
+    return _times(ratio) + near
 
 
 def _why_not_below(
@@ -172,7 +183,7 @@ def _price(name: str, timed: Sequence[Result], run: Run) -> list[str]:
         )  # fmt: skip
         if base is not None and result.total_error is not None and name != "fp32":
             return [
-                f"The price at {size_of(result.case)}: relative error {result.total_error:.1e} "
-                f"against {base.total_error:.1e} in fp32, rounding of the inputs included."
+                f"Accuracy at {size_of(result.case)}: relative error {result.total_error:.1e} "
+                f"against {base.total_error:.1e} in fp32, including input rounding."
             ]
     return []

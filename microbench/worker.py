@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -42,6 +42,7 @@ class Greeting:
     software: Json
     target: Target
     free_bytes: int | None
+    load: Json = field(default_factory=dict[str, Any])  # see microbench.device.load
 
 
 class WorkerDied(Exception):
@@ -110,7 +111,7 @@ class Child:
             if not self._pipe.poll(patience_s):
                 self._process.kill()
                 key, stage = self._stage
-                raise WorkerDied(key, f"hung: no sign of life for {patience_s:.0f} s while {stage}")
+                raise WorkerDied(key, f"hung: no response for {patience_s:.0f} s while {stage}")
             try:
                 kind, *rest = self._pipe.recv()
             except (EOFError, OSError):
@@ -196,7 +197,7 @@ def greet(worker: Child) -> Greeting:
     try:
         return worker.greet()
     except WorkerDied as death:
-        raise UserError(f"the device cannot be used: {death.reason}") from None
+        raise UserError(f"the device failed: {death.reason}") from None
 
 
 class Workers:
@@ -247,10 +248,12 @@ def _serve(pipe: Connection, serve: Serve, settings: object) -> None:
 def greet_parent(pipe: Connection, device: str) -> DeviceInfo:
     """Take the device of this name for the child, and say what it is. UserError: there is none."""
     from microbench.device import device as devices
+    from microbench.device.load import at_start
 
     info = devices.describe(device)
+    load = at_start(devices.gpu_state(info))  # before this process has a CUDA context
     free_bytes = devices.free_memory_bytes(info)
-    pipe.send(("ok", Greeting(info.as_dict(), devices.software(), info.target(), free_bytes)))
+    pipe.send(("ok", Greeting(info.as_dict(), devices.software(), info.target(), free_bytes, load)))
     if info.kind == "cuda":
         import torch
 

@@ -15,6 +15,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # As many processes as cores: threads of each beside them would only wait for one another.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+os.environ.pop("COLUMNS", None)  # reports are as wide as it says
+
 FRESH = ("highest", True, False, "none")  # switches as torch is imported
 
 # An example may take long on a machine that does other work too: that is no failure.

@@ -17,6 +17,7 @@ from e2e.results.loader_types import LoadCase, Loading, load_case
 from e2e.results.types import PREDICTED, Training
 from e2e.training.convergence import judged
 from e2e.training.speedups import with_speedups
+from microbench.device.load import LoadMeter
 from microbench.errors import UserError
 from microbench.results.types import Run
 from microbench.run_output import save
@@ -32,6 +33,7 @@ class Job:
     def __init__(self, work: Work, worker: TrainWorker, progress: TrainProgress) -> None:
         self.work, self.worker, self.progress = work, worker, progress
         self.predictions = Predictions(work, worker, progress)
+        self.load = LoadMeter()
 
     def run(
         self, run: Run, comparisons: Sequence[Comparison], steps: Callable[[Comparison], int]
@@ -63,6 +65,7 @@ class Job:
         notes = list(self.worker.notes())
         if notes:
             run = replace(run, settings={**run.settings, "notes": notes})
+        run = replace(run, settings=self.load.noted(run.settings))
         now = datetime.now(UTC).isoformat(timespec="seconds")
         return self.saved(replace(run, finished_at=now if whole else None))
 

@@ -21,10 +21,9 @@ from e2e.networks import find
 from e2e.results.types import Training
 from microbench.command_line import kept
 from microbench.errors import NothingMeasured, UserError
-from microbench.report.screen import make_console
 from microbench.results.runfile import read_run
 from microbench.results.types import Run
-from microbench.run_output import Done, check_goes_on, new_run, run_path, say_stopped
+from microbench.run_output import Done, check_goes_on, new_run, run_console, run_path, say_stopped
 from microbench.worker import Greeting, WorkerDied, greet
 
 Procedure = Callable[[Job, Run], Run]  # adds to the run
@@ -112,7 +111,7 @@ def run_requests(
     outputs = requests[0].outputs
     run = read_run(outputs.resume) if outputs.resume else None
     path = run_path(outputs, name)
-    console = make_console(quiet=outputs.quiet)
+    console = run_console(outputs)
     for request in requests:
         worker = TrainWorker(request.settings, here=here)
         run = _carry_out(

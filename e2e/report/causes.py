@@ -18,6 +18,7 @@ from e2e.report.figures import signed_pct
 from e2e.report.table import JOIN
 from e2e.results.types import Cause, Training
 from microbench import fmt
+from microbench.report.screen import WIDTH
 from microbench.report.table import Column, Row, Table, screen
 
 FIXES, FINDINGS = "What would make it faster", "Why it is no faster"
@@ -241,7 +242,10 @@ def _findings(arm: Training, width: int) -> list[Text]:
         for cause in findings(arm)
         for line in (
             Text(title_words(cause), "bold"),
-            *(Text(INDENT + part) for part in _folded(_reason(cause), width - len(INDENT))),
+            *(
+                Text(INDENT + part)
+                for part in _folded(_reason(cause), min(width, WIDTH) - len(INDENT))
+            ),
         )
     ]
 

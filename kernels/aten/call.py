@@ -184,7 +184,7 @@ def spec_of(tensor: Tensor) -> TensorSpec:
     if tensor.is_nested or tensor.layout != torch.strided or tensor.is_quantized:
         raise CannotReplay("takes a tensor that is nested, sparse or quantized")
     if is_traceable_wrapper_subclass(tensor):
-        raise CannotReplay(f"takes a {type(tensor).__name__}, a tensor with code of its own")
+        raise CannotReplay(f"takes a {type(tensor).__name__}, a tensor subclass")
     if tensor.device.type not in ("cuda", "cpu"):
         raise CannotReplay(f"takes a tensor on {tensor.device.type}")
     return TensorSpec(

@@ -233,12 +233,12 @@ def _by_type(tensor: Tensor, site: Site) -> None:
 # ------------------------------------------------------------ what cannot be made
 
 REFUSED: dict[str, str] = {
-    "_embedding_bag_backward": "what its forward pass has sorted is not made here",
-    "_embedding_bag_dense_backward": "what its forward pass has sorted is not made here",
-    "_ctc_loss": "lengths and targets that fit each other are not made here",
-    "_ctc_loss_backward": "lengths and targets that fit each other are not made here",
-    "mkldnn_rnn_layer_backward": "its work space is known to its forward pass alone",
-    "miopen_batch_norm_backward": "is for GPUs of another maker",
+    "_embedding_bag_backward": "the sorted data of its forward pass is not available",
+    "_embedding_bag_dense_backward": "the sorted data of its forward pass is not available",
+    "_ctc_loss": "matching lengths and targets cannot be generated",
+    "_ctc_loss_backward": "matching lengths and targets cannot be generated",
+    "mkldnn_rnn_layer_backward": "only its forward pass knows its workspace",
+    "miopen_batch_norm_backward": "it is for GPUs of another vendor",
 }
 
 

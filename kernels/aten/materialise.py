@@ -138,25 +138,25 @@ def _refuse_or_resolve(call: Call) -> OpOverload:
 
 def _refusal(call: Call, func: OpOverload) -> str | None:
     if func.namespace == "profiler":
-        return "only marks a range for the profiler"
+        return "it only marks a range for the profiler"
     if call.operator in REFUSED:
         return REFUSED[call.operator]
     if func.namespace not in _OWN_NAMESPACES and any(
         not spec.torch_dtype.is_floating_point for spec in call.tensors
     ):
-        return "a custom operator; what its integer arguments must hold is not known"
+        return "a custom operator; the valid values of its integer arguments are unknown"
     if call.operator in _INDEXED:
         indices = call.args[1] if len(call.args) > 1 else ()
         assert isinstance(indices, tuple)
         if any(isinstance(spec, TensorSpec) and spec.dtype in _MASKS for spec in indices):
-            return "indexes by a mask, so that the amount of work depends on data"
+            return "indexes by a mask: the amount of work depends on data"
         return None
     if torch.Tag.dynamic_output_shape in func.tags:
         return "the shape of its output depends on data"
     if torch.Tag.data_dependent_output in func.tags:
         return "waits for the device to read a value"
     if torch.Tag.inplace_view in func.tags:
-        return "changes its argument's shape in place, so that it cannot be repeated"
+        return "changes its argument's shape in place, so it cannot be repeated"
     return None
 
 

@@ -38,7 +38,7 @@ class ConvShape:
         for name in ("c", "k"):
             if getattr(self, name) % self.groups:
                 raise ValueError(
-                    f"{name.upper()}={getattr(self, name)} does not divide into "
+                    f"{name.upper()}={getattr(self, name)} is not divisible into "
                     f"{self.groups} groups"
                 )
         for image, kernel in (("h", "r"), ("w", "s")):

@@ -29,7 +29,7 @@ def cannot_run(case: Case, target: Target) -> str | None:
     if kind.is_float8 or kind.storage == "int8":
         return f"torch has no {case.precision_name} convolution"
     if kind.accumulate == "float16":
-        return "cuDNN's float16 accumulation is not to be had through torch"
+        return "torch does not offer cuDNN's float16 accumulation"
     return None
 
 

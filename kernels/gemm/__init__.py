@@ -24,11 +24,9 @@ class Gemm(Op):
 
     name = "gemm"
     entries: ClassVar = {
-        "cublas": BackendEntry(
-            "kernels.gemm.torch_blas", "cuBLAS as torch calls it: what a user gets", "cuda"
-        ),
+        "cublas": BackendEntry("kernels.gemm.torch_blas", "cuBLAS as torch calls it", "cuda"),
         "cublaslt": BackendEntry(
-            "kernels.gemm.cublaslt", "the best of cuBLASLt's own candidates, timed", "cuda"
+            "kernels.gemm.cublaslt", "fastest of cuBLASLt's candidates", "cuda"
         ),
         "cupy": BackendEntry(
             "kernels.gemm.cupy_blas", "cuBLAS gemmEx called directly through CuPy", "cuda"

@@ -43,7 +43,7 @@ def refuse_8bit(case: Case, library: str) -> str | None:
     if kind.bytes_per_element != 1:
         return None
     if case.layout != "nt":
-        return f"{name} in {library} takes both operands K-major only; use --layout nt"
+        return f"{name} in {library} needs both operands K-major; use --layout nt"
     n, k = case.dim("n"), case.dim("k")
     multiple = FLOAT8_MULTIPLE if kind.is_float8 else INT8_MULTIPLE
     if n % multiple or k % multiple:
@@ -67,7 +67,7 @@ def candidates(case: Case, operands: Operands, target: Target) -> Sequence[Candi
             f"cuBLASLt has no {case.precision_name} for {case.group}: {error}"
         ) from error
     if not algos:
-        raise CannotRun(f"cuBLASLt's heuristic proposes nothing for {case.key}")
+        raise CannotRun(f"cuBLASLt's heuristic has no candidate for {case.key}")
     labels = _unique([_label(problem.library, algo) for algo in algos])
     return tuple(
         Candidate(label, problem.launcher(algo), tile=_tile(problem.library, algo))

@@ -29,7 +29,7 @@ MATH_MODE = api.CUBLAS_DEFAULT_MATH | api.CUBLAS_MATH_DISALLOW_REDUCED_PRECISION
 def cannot_run(case: Case, target: Target) -> str | None:
     """Why gemmEx cannot multiply this, or None."""
     if case.precision.is_float8:
-        return f"cublasGemmEx has no {case.precision_name}; use back end cublaslt"
+        return f"cublasGemmEx has no {case.precision_name}; use --backend cublaslt"
     if importlib.util.find_spec("cupy") is None:
         return "CuPy is not installed: pip install cupy-cuda13x"
     return refuse_8bit(case, "cublasGemmEx")
@@ -46,7 +46,7 @@ def candidates(case: Case, operands: Operands, target: Target) -> Sequence[Candi
     try:
         call()
     except binding.CUBLASError as error:
-        raise CannotRun(f"cublasGemmEx refuses {case.key}: {error}") from error
+        raise CannotRun(f"cublasGemmEx rejects {case.key}: {error}") from error
     return (Candidate("gemmEx", call),)
 
 

@@ -26,7 +26,7 @@ def cannot_run(case: Case, target: Target) -> str | None:
         return None
     name, (m, n, k) = case.precision_name, (case.dim(d) for d in "mnk")
     if case.layout != "nt":
-        return f"{name} in cuBLASLt takes both operands K-major only; use --layout nt"
+        return f"{name} in cuBLASLt needs both operands K-major; use --layout nt"
     multiple = 16 if kind.is_float8 else 8
     if n % multiple or k % multiple:
         return f"{name} in torch needs N and K in multiples of {multiple}, not {n} and {k}"

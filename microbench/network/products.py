@@ -16,7 +16,7 @@ from kernels.conv.shape import PASSES, ConvShape
 
 PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward"}
 ATTENTION = "_scaled_dot_product"  # how the names of its operators begin
-BATCHED = "batched products and attention are not measured yet"
+BATCHED = "batched GEMMs and attention are not measured yet"
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ def _convolution(
         (n, c, h, w), (k, _, r, s) = image.shape, weight.shape
         shape = ConvShape(n, c, h, w, k, r, s, stride[0], padding[0], dilation[0], groups)
         if (shape.p, shape.q) != tuple(pixels.shape[2:]):
-            unlike = f"its output padding {output_padding} fits no convolution"
+            unlike = f"output padding {output_padding} does not match any convolution"
             yield _skipped(what, unlike, flops)
         else:
             yield Layer("conv", dataclasses.asdict(shape), None, which, 0, (), shape.flops)
@@ -222,8 +222,8 @@ def _letter(matrix: Tensor) -> str:
 def _uneven(axes: int, settings: Mapping[str, list[int]]) -> str | None:
     """Why a convolution is none of ours: two axes, each setting the same along both."""
     if axes != 2:
-        return f"convolutions along {axes} axes are not measured, only along 2"
+        return f"{axes}-D convolutions are not measured, only 2-D"
     for name, values in settings.items():
         if len(set(values)) > 1:
-            return f"its {name} differs between the axes: {' and '.join(map(str, values))}"
+            return f"{name} differs between the axes: {' and '.join(map(str, values))}"
     return None

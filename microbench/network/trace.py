@@ -101,9 +101,11 @@ def trace(network: str, batch: int, image: int | None = None) -> Traced:
 
 def _explain(error: Exception) -> str:
     if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
-        return f"what it computes depends on values, which a trace does not have ({error.func})"
+        return (
+            f"the computation depends on tensor values, which a trace does not have ({error.func})"
+        )
     if "more than 1 value per channel" in str(error):
-        return "batch norm needs more than one value a channel: try a larger batch or image"
+        return "batch norm needs more than one value per channel: use a larger batch or image"
     return one_line(error)
 
 
@@ -151,7 +153,7 @@ def _from_torchvision(name: str, batch: int, image: int | None, fake: FakeTensor
     if name.lower() not in models.list_models():
         hint = suggest(name.lower(), models.list_models())
         raise UserError(
-            f"torchvision has no network {name!r}{hint or '; your own is module:function'}"
+            f"torchvision has no network {name!r}{hint or '; your own: module:function'}"
         )
     builder = models.get_model_builder(name)
     if ".detection." in builder.__module__:
@@ -177,7 +179,7 @@ def _from_function(name: str, batch: int, image: int | None, fake: FakeTensorMod
     module, example = call_function(name, find_function(name), fake)
     if example is not None:
         if image is not None:
-            raise UserError(f"{name} brings its own example input: drop --image {image}")
+            raise UserError(f"{name} has its own example input: leave out --image {image}")
         return Built(module, _example_inputs(name, example, fake), None)
     image = image or DEFAULT_IMAGE
     device = next((weight.device for weight in module.parameters()), None)
@@ -192,11 +194,11 @@ def _example_inputs(
     for tensor in example:
         if not isinstance(tensor, Tensor):
             raise UserError(
-                f"{name}() returned {kind_of(tensor)} as an example input, not a tensor"
+                f"{name}() returned {kind_of(tensor)} as an example input; it must be a tensor"
             )
         inputs.append(tensor if isinstance(tensor, FakeTensor) else fake.from_tensor(tensor))
     if not inputs or inputs[0].dim() == 0:
-        raise UserError(f"{name}() returned an example input without a batch")
+        raise UserError(f"{name}() returned an example input without a batch dimension")
     return tuple(inputs)
 
 

@@ -30,9 +30,9 @@ MOST_SPEEDUP_LINES = 6
 ASKED_MARKERS = "●▲■◆★♥♣♠"
 BASELINE_MARKERS = "○△□◇"
 ASKED_STYLES = ("bold green", "bold cyan", "bold magenta", "bold yellow")
-CEILINGS = {"datasheet": "dense peak of the datasheet", "measured": "largest product measured"}
+CEILINGS = {"datasheet": "dense peak of the datasheet", "measured": "largest GEMM measured"}
 
-READING = "equal steps up are equal factors, so the gap between two curves is a speed-up"
+READING = "log scale: the vertical gap between two curves is a speed-up"
 
 Points = list[tuple[float, float]]
 
@@ -58,12 +58,12 @@ def chart(run: Run, width: int) -> list[Text]:
     if len(sizes) < FEWEST_SIZES or width < FEWEST_COLUMNS:
         return []
     if not all(_along(r) for r in results):
-        return [Text("No chart: it needs sizes that are one number.", "dim")]
+        return [Text("No chart: a chart needs sizes that are a single number.", "dim")]
     arms = arms_of(run)
     axis = OPS[results[0].case.op].axis_name
     series = _series(run, results, arms)
     if series is None:
-        return [Text("No chart: too many curves; show fewer precisions or back ends.", "dim")]
+        return [Text("No chart: too many curves. Measure fewer precisions or back ends.", "dim")]
     speedups, unit = _speedups(run, arms), rate_unit(results)
     label_width = max(6, len(axis), *map(len, speedups))
     canvas, hidden = draw(series, _levels(run, results, unit), width, label_width)
@@ -191,7 +191,7 @@ def legend(series: list[Series], hidden: int, width: int) -> list[Text]:
         lines[-1].append("   " if lines[-1] else "")
         lines[-1].append(f"{curve.marker} ", curve.style).append(curve.label)
     if hidden:
-        lines.append(Text("where markers meet, only the first of them is drawn", "dim"))
+        lines.append(Text("where markers overlap, only the first is drawn", "dim"))
     return lines
 
 
@@ -202,5 +202,5 @@ def _key(run: Run, arms: Arms, labels: list[str]) -> list[Text]:
     if not labels or not backends:
         return []
     one = len(arms.asked) == 1
-    what = f"{fmt.clean(arms.asked[0])} is than these" if one else "the first is than the second"
-    return [Text(f"{', '.join(labels)}: how many times faster {what} ({fmt.listed(backends)})")]
+    of = f"{fmt.clean(arms.asked[0])} over each baseline" if one else "the first over the second"
+    return [Text(f"{', '.join(labels)}: speed-up of {of} ({fmt.listed(backends)})")]

@@ -10,12 +10,12 @@ from rich.text import Text
 from kernels import OPS
 from microbench import fmt
 from microbench.report import notes
-from microbench.report.arms import arms_of
+from microbench.report.arms import arms_of, groups_of
 from microbench.report.chart import chart
 from microbench.report.layers_table import layers_summary, layers_table
 from microbench.report.map_table import is_map, map_tables, map_verdict
-from microbench.report.run_table import run_table, wide_table
-from microbench.report.screen import WIDTH
+from microbench.report.run_table import run_table, settings_table, wide_table
+from microbench.report.screen import WIDTH, prose_width
 from microbench.report.table import screen
 from microbench.results.kinds import reports
 from microbench.results.types import Result, Run
@@ -30,7 +30,8 @@ SOFTWARE = (
     ("python", "Python"),
     ("project", "halfway"),
 )
-MODEL = "A model of the time, checked on cases it has not seen"
+MOST_PROBLEMS = 60  # of a run: with more, its screen is a summary
+MODEL = "Time model, checked on held-out cases"
 
 
 def print_run(run: Run, console: Console, *, details: bool = False) -> None:
@@ -38,8 +39,9 @@ def print_run(run: Run, console: Console, *, details: bool = False) -> None:
 
     `details` adds why for every result.
     """
-    width = min(console.width, WIDTH)
+    width = console.width
     _section(console, header(run, details), width)
+    _section(console, notes.machine(run), width, "The machine was busy")
     if not run.entries:
         console.print(Text("Nothing was measured."))
     if run.results and is_map(run):
@@ -50,26 +52,48 @@ def print_run(run: Run, console: Console, *, details: bool = False) -> None:
         for title, lines in report.sections(run, width, details=details):
             _section(console, lines, width, title)
     of_data = [Text(fmt.clean(note)) for note in run.settings.get("notes", ())]
-    _section(console, of_data, width, "What there is to say of the data")
+    _section(console, of_data, width, "Notes on the data")
 
 
 def _print_kernels(run: Run, console: Console, width: int, details: bool) -> None:
-    lines, left_out, cut = _table(run, width)
+    brief = not details and is_long(run)
+    lines, left_out, cut = _brief(run, width) if brief else _table(run, width)
     legend = notes.legend(run, left_out, ratios=run.network is None)
     _section(console, [*lines, *legend], width)
-    _section(console, notes.reasons(cut), width, "Reasons in full")
-    _section(console, notes.whys(run, details), width, _what_holds_back(run, details))
+    _section(console, notes.reasons(cut), width, "Full reasons")
+    if not brief:
+        _section(console, notes.whys(run, details), width, _what_holds_back(run, details))
     if not run.network:
-        _section(console, chart(run, width), width)
+        _section(console, chart(run, min(width, WIDTH)), width)
     if run.network:
         _section(console, layers_summary(run, run.network), width, "In short")
     else:
-        _section(console, notes.sentences(verdict(run)), width, "In short")
-    _section(
-        console, notes.model(run), width, "A model of the time, checked on cases it has not seen"
-    )
+        _section(console, notes.sentences(_verdict(run, brief)), width, "In short")
+    _section(console, notes.model(run), width, MODEL)
     _section(console, notes.warnings(run), width, "Warnings")
     _section(console, notes.ceilings(run), width, blank=False)
+
+
+def is_long(run: Run) -> bool:
+    """Whether the screen has a summary in place of all rows, which --verbose prints."""
+    return (
+        not run.network and len(groups_of(run)) > MOST_PROBLEMS and bool(settings_table(run).rows)
+    )
+
+
+def _brief(run: Run, width: int) -> tuple[list[Text], str, list[Result]]:
+    """A row per setting in place of a row per problem."""
+    found = screen(settings_table(run), width)
+    more = Text(
+        f"{len(groups_of(run))} sizes, --verbose shows all; faster, slower: by more than 2 %",
+        "dim",
+    )
+    return [*found.lines, more, *notes.missing_reasons(run)], found.left_out_note(width), []
+
+
+def _verdict(run: Run, brief: bool) -> list[str]:
+    """Its sentences; in brief without their details, which begin with a space."""
+    return [line for line in verdict(run) if not (brief and line.startswith(" "))]
 
 
 def _table(run: Run, width: int) -> tuple[list[Text], str, list[Result]]:
@@ -87,9 +111,7 @@ def _table(run: Run, width: int) -> tuple[list[Text], str, list[Result]]:
 def _print_map(run: Run, console: Console, width: int) -> None:
     _section(console, [*map_tables(run, width), *notes.missing_reasons(run)], width)
     _section(console, [Text(line, "bold") for line in map_verdict(run)], width, "In short")
-    _section(
-        console, notes.model(run), width, "A model of the time, checked on cases it has not seen"
-    )
+    _section(console, notes.model(run), width, MODEL)
     _section(console, notes.ceilings(run), width, blank=False)
 
 
@@ -113,7 +135,7 @@ def header(run: Run, details: bool = False) -> list[Text]:
         Text(", ".join(_how(run)), "dim"),
     ]  # fmt: skip
     if run.finished_at is None:
-        lines.append(Text("not finished: --resume goes on with the run file", "bold"))
+        lines.append(Text("unfinished run: continue it with --resume FILE", "bold"))
     if details:
         lines.append(Text(f"$ {fmt.clean(' '.join(run.command))}", "dim"))
     return lines
@@ -145,17 +167,26 @@ def _shared_settings(run: Run) -> list[str]:
 
 def _what_holds_back(run: Run, details: bool) -> str:
     asked = [fmt.clean(precision) for precision in arms_of(run).asked]
-    return f"What holds {'each' if details else fmt.listed(asked)} back"
+    return f"What limits {'each case' if details else fmt.listed(asked)}"
 
 
 def _section(
     console: Console, lines: Sequence[Text], width: int, title: str = "", blank: bool = True
 ) -> None:
-    """Lines under a title, and an empty line after them; nothing when there are none."""
+    """Lines under a title, and an empty line after them; nothing when there are none.
+
+    Lines of tables may be `width` columns wide, others are folded at WIDTH.
+    """
     if not lines:
         return
     titled = [*([Text(title, "bold underline")] if title else []), *lines]
-    parts = [part for line in titled for part in line.wrap(console, width, overflow="fold")]
+    parts = [
+        part
+        for line in titled
+        for part in line.wrap(
+            console, width if line.no_wrap else prose_width(console), overflow="fold"
+        )
+    ]
     for part in parts:
         part.rstrip()
     console.print(*parts, sep="\n", width=width)

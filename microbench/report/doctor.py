@@ -10,7 +10,7 @@ from rich.text import Text
 
 from microbench import fmt
 from microbench.device.doctor.facts import Finding
-from microbench.report.screen import WIDTH
+from microbench.report.screen import prose_width
 
 # Each level has a word and a sign, so that colour is only an addition.
 _LOOKS = {
@@ -33,7 +33,7 @@ def print_findings(findings: Sequence[Finding], console: Console) -> None:
         if finding.remedy and finding.level != "ok":
             what.append(f"\n→ {fmt.clean(finding.remedy)}", "italic")
         table.add_row(Text(look, style), Text(fmt.clean(finding.name), "bold"), what)
-    width = min(console.width, WIDTH)
+    width = prose_width(console)
     if findings:
         console.print(table, width=width)
         console.print()
@@ -47,12 +47,12 @@ def summary(findings: Sequence[Finding]) -> str:
     sentences: list[str] = []
     if problems:
         sentences.append(
-            f"{fmt.count(len(problems), 'problem')} to repair before measuring "
-            f"({', '.join(problems)}): numbers would be wrong or cannot be had."
+            f"{fmt.count(len(problems), 'problem')} to fix before measuring "
+            f"({', '.join(problems)}): results would be wrong or missing."
         )
     if cautions:
         sentences.append(
-            f"{fmt.count(len(cautions), 'warning')} ({', '.join(cautions)}): numbers can be had, "
-            "but slower or less steady than they could be."
+            f"{fmt.count(len(cautions), 'warning')} ({', '.join(cautions)}): measuring works, "
+            "but results may be slower or noisier."
         )
-    return " ".join(sentences) or "Ready to measure: nothing found that would spoil numbers."
+    return " ".join(sentences) or "Ready to measure: no problems found."

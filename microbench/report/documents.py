@@ -12,7 +12,7 @@ from rich.text import Text
 from microbench import fmt
 from microbench.report.comparison import summary, threshold
 from microbench.report.console import header
-from microbench.report.screen import WIDTH
+from microbench.report.screen import prose_width
 from microbench.report.table import Column, Row, Table, screen
 from microbench.results.comparison import CompareRow, Comparison
 from microbench.results.fields import decode
@@ -37,7 +37,7 @@ def print_document(data: Json, sheet: Sheet, console: Console, *, details: bool)
     """What was measured on, where the document says so, and the sheet. ValueError: damaged."""
     if "device" in data:
         for line in header(run_of_document(data), details):
-            console.print(line, width=min(console.width, WIDTH))
+            console.print(line, width=prose_width(console))
         console.print()
     print_sheet(sheet, console, details=details)
 
@@ -51,10 +51,10 @@ def run_of_document(data: Json) -> Run:
 
 def print_sheet(sheet: Sheet, console: Console, *, details: bool = False) -> None:
     """The table, notes, and the summary."""
-    width = min(console.width, WIDTH)
     table = sheet.table if details else sheet.brief
-    lines = [*(screen(table, width).lines if table.rows else ()), *sheet.notes]
+    lines = [*(screen(table, console.width).lines if table.rows else ()), *sheet.notes]
     for line in lines:
+        width = console.width if line.no_wrap else prose_width(console)
         console.print(line, width=width, overflow="fold")
     if sheet.summary:
         console.print(*([""] if lines else []), Text(sheet.summary, "bold"), sep="\n")

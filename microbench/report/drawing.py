@@ -8,6 +8,7 @@ from typing import Any
 
 from kernels.files import write_atomically
 from microbench.errors import UserError
+from microbench.report.drawing_layers import layers_chart
 from microbench.report.drawing_lines import line_chart
 from microbench.report.drawing_map import payoff_map
 from microbench.report.drawing_style import library
@@ -29,7 +30,7 @@ def check_chart_path(path: Path) -> None:
 
 def draw(run: Run, path: Path) -> None:
     """Write the chart that suits the run: of other kinds than kernels where it has some; else the
-    map for `payoff` of conv, else rate against size.
+    map for `payoff` of conv, the bars for `layers`, else rate against size.
 
     Whole or not at all. UserError when there is nothing to draw or nowhere to write.
     """
@@ -38,13 +39,15 @@ def draw(run: Run, path: Path) -> None:
     try:
         write_atomically(path, content)
     except OSError as error:
-        raise UserError(f"--chart {path}: cannot write there ({error.strerror})") from None
+        raise UserError(f"--chart {path}: cannot write the file ({error.strerror})") from None
 
 
 def chart_of(run: Run) -> Any:
     """The Altair chart that suits the run. UserError when there is nothing to draw."""
     for report in reports(run):
         return report.chart(run)
+    if run.network:
+        return layers_chart(run)
     conv = any(r.case.op == "conv" and r.speedup for r in run.results)
     return payoff_map(run) if conv and is_map(run) else line_chart(run)
 
@@ -52,7 +55,7 @@ def chart_of(run: Run) -> Any:
 def _suffix(path: Path) -> str:
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
-        raise UserError(f"--chart {path}: name a file that ends in {', '.join(SUFFIXES)}")
+        raise UserError(f"--chart {path}: the name must end in {', '.join(SUFFIXES)}")
     return suffix
 
 

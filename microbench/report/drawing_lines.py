@@ -37,11 +37,11 @@ MARKERS = ("circle", "triangle-up", "square", "diamond", "cross")  # the first i
 CLOSE = 9  # pixels between two sizes: under it their points cover each other
 DASHES = {"tf32": [7, 4], "fp64": [2, 3]}  # greys alone are hard to tell apart
 READING = (
-    "equal steps up are equal factors: the gap between two lines is a speed-up",
-    "bars: 95 % interval of the median, where it can be seen",
+    "log scale: the vertical gap between two lines is a speed-up",
+    "bars: 95 % confidence interval of the median, where large enough to see",
 )
 READING_CEILINGS = (
-    "dotted: ceilings; peak: dense, of the datasheet; largest: the fastest large gemm measured here"
+    "dotted lines: ceilings; peak: dense, from the datasheet; largest: fastest large GEMM measured"
 )
 
 
@@ -52,15 +52,13 @@ def line_chart(run: Run) -> Any:
     """
     results = drawable(run)
     if not results:
-        raise UserError(
-            "nothing to draw: the run holds no measurement at a size that is one number"
-        )
+        raise UserError("nothing to draw: no measurement has a size that is a single number")
     lines = line_rows(run, results)
     alt = library()
     reading = [*READING, *([READING_CEILINGS] if lines.ceilings else [])]
     missing = sum(panel.missing for panel in lines.panels.values())
     if missing:
-        reading.append(f"{fmt.count(missing, 'case')} without a measurement: no point there")
+        reading.append(f"{fmt.count(missing, 'case')} not measured: no point drawn")
     panels = [_panel(alt, panel, lines) for panel in lines.panels.values()]
     columns = len({column for _, column in lines.panels})
     if len({row for row, _ in lines.panels}) == 1 and columns > 3:
@@ -117,7 +115,7 @@ def _curves(alt: Any, x: Any, y: Any, panel: Panel, lines: Lines) -> list[Any]:
     told = [
         alt.Tooltip("arm:N"), alt.Tooltip("size:Q"), alt.Tooltip("rate:Q", format=".3s"),
         alt.Tooltip("low:Q", format=".3s"), alt.Tooltip("high:Q", format=".3s"),
-        alt.Tooltip("bound:N"),
+        alt.Tooltip("bound:N", title="bottleneck"),
     ]  # fmt: skip
     low = alt.Y("low:Q", title=lines.unit)
     point = base.encode(x=x, y=y, color=colour, tooltip=told)
@@ -266,8 +264,8 @@ def _panels(results: Sequence[Result], unit: fmt.Unit) -> dict[tuple[str, str], 
     columns = ordered(column for _, column, _ in placed)
     if len(rows) * len(columns) > MOST_PANELS:
         raise UserError(
-            f"a chart of {len(rows) * len(columns)} settings is too large ({MOST_PANELS} at most); "
-            "draw a run of fewer settings"
+            f"a chart of {len(rows) * len(columns)} settings is too large (at most {MOST_PANELS}); "
+            "draw a run with fewer settings"
         )
     panels = {(r, c): Panel(", ".join(part for part in (r, c) if part))
               for r in rows for c in columns}  # fmt: skip

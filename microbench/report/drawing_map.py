@@ -37,9 +37,9 @@ DARK = 2.4  # times: from here on text is white
 # Slanted lines, as an SVG path.
 HATCH = "M-1,-.1L-.5,-.6M-1,.4L0,-.6M-.7,.6L.5,-.6M-.2,.6L1,-.6M.3,.6L1,-.1M.8,.6L1,.4"
 READING = (
-    "in a cell: how many times faster (under 1: slower), and what limits the speed there",
-    "hatched, ~1: no difference seen (the 95 % interval holds 1); ?: too few rounds to say; "
-    "grey: not measured, on the side of its neighbour",
+    "in a cell: the speed-up (below 1: slower) and the bottleneck",
+    "hatched, ~1: no difference seen (the 95 % interval holds 1); ?: too few rounds; "
+    "grey: not measured, same side of break-even as its neighbour",
 )
 
 
@@ -50,13 +50,13 @@ def payoff_map(run: Run) -> Any:
     """
     cells = map_rows(run)
     if not cells:
-        raise UserError("nothing to draw: the run holds no speed-up over fp32 or tf32")
+        raise UserError("nothing to draw: the run has no speed-up over fp32 or tf32")
     rows = ordered(c["row"] for c in cells)
     columns = list(dict.fromkeys(c["column"] for c in cells))
     if len(rows) * len(columns) > MOST_PANELS:
         raise UserError(
-            f"a map of {len(rows) * len(columns)} panels is too large ({MOST_PANELS} at most); "
-            "draw a run of fewer settings"
+            f"a map of {len(rows) * len(columns)} panels is too large (at most {MOST_PANELS}); "
+            "draw a run with fewer settings"
         )
     alt = library()
     places = sorted({c["place"] for c in cells}, key=lambda v: tuple(map(_mean, v.split("/"))))
@@ -140,10 +140,10 @@ def _panel(
                 scale=alt.Scale(domain=list(reversed(sizes)))),
     )  # fmt: skip
     told = [
-        alt.Tooltip("ratio:Q", title="times faster", format=".3f"),
-        alt.Tooltip("low:Q", title="at least", format=".3f"),
-        alt.Tooltip("high:Q", title="at most", format=".3f"),
-        alt.Tooltip("bound:N", title="bound by"), alt.Tooltip("why:N"),
+        alt.Tooltip("ratio:Q", title="speed-up", format=".3f"),
+        alt.Tooltip("low:Q", title="95 % low", format=".3f"),
+        alt.Tooltip("high:Q", title="95 % high", format=".3f"),
+        alt.Tooltip("bound:N", title="bottleneck"), alt.Tooltip("why:N"),
         alt.Tooltip("size:N", title="channels"), alt.Tooltip("place:N", title="image/batch"),
     ]  # fmt: skip
     hatch = base.transform_filter("datum.same").mark_point(
@@ -181,7 +181,7 @@ def _colour(alt: Any) -> Any:
         f"datum.value <= {1 / MOST} ? '{1 / MOST:g} and less' : format(datum.value, '~g')"
     )
     legend = alt.Legend(
-        title="times faster", values=[1 / MOST, 0.5, 1, 2, MOST], labelExpr=label,
+        title="speed-up", values=[1 / MOST, 0.5, 1, 2, MOST], labelExpr=label,
         labelFontSize=12, titleFontSize=12, labelColor=FAINT, gradientLength=160,
     )  # fmt: skip
     return alt.Color("shade:Q", scale=scale, legend=legend)

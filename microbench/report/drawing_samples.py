@@ -34,7 +34,7 @@ def samples_chart(found: Mapping[str, Measurement]) -> Any:
         for name, one in found.items()
     ]
     row = alt.Y("name:N", title=None, sort=None)
-    axis = alt.X("time:Q", title=f"{unit} a call", scale=alt.Scale(zero=False))
+    axis = alt.X("time:Q", title=f"{unit}/call", scale=alt.Scale(zero=False))
     ticks = alt.Chart(alt.Data(values=samples)).mark_tick(color=FAINT, opacity=0.4)
     middle = alt.Chart(alt.Data(values=medians))
     layers = alt.layer(
@@ -49,8 +49,8 @@ def samples_chart(found: Mapping[str, Measurement]) -> Any:
             width=WIDTH,
             height=ROW * len(found),
             title=alt.TitleParams(
-                "Time of a call",
-                subtitle=["grey: samples; point: median; bar: its 95 % interval"],
+                "Time per call",
+                subtitle=["grey: samples; point: median; bar: 95 % confidence interval"],
                 subtitleColor=FAINT, color=INK, anchor="start",
             ),
         )

@@ -1,8 +1,12 @@
-"""The table of a network's layers: one row a layer, its passes added up, the arms side by side."""
+"""The table of a network's layers: a row per layer, its passes summed, precisions side by side.
+
+Every ratio has a 95 % interval, see `total_ratio`; "~1" is a ratio whose interval holds 1.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import geometric_mean
 
@@ -12,11 +16,51 @@ from kernels import is_library
 from microbench import fmt
 from microbench.report.arms import arms_of, groups_of
 from microbench.report.table import Column, Row, Table
-from microbench.results.types import LayerUse, NetworkUse, Result, Run
+from microbench.results.types import LayerUse, NetworkUse, Ratio, Result, Run
+from microbench.timing.stats import excludes_one, half_width_pct
 
 PASSES = ("fprop", "dgrad", "wgrad")
 LITTLE_GAIN = 1.3  # times faster: a layer under it is named among those that gain little
 MOST_NAMED = 4
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass of a layer in two precisions: seconds per step, and relative errors of these.
+
+    `ratio_errors` are the lower and the upper side of the speed-up's 95 % interval over the
+    speed-up; None where it was not measured often enough.
+    """
+
+    own_s: float
+    base_s: float
+    own_error: float = 0.0
+    ratio_errors: tuple[float, float] | None = None
+
+
+def total_ratio(passes: Sequence[Pass]) -> Ratio | None:
+    """How many times faster all passes together are, with a 95 % interval; None without passes.
+
+    The passes' errors are taken as independent: each speed-up was measured interleaved, and moves
+    the total by its share of the time (propagation of error, first order).
+    """
+    own_s = sum(one.own_s for one in passes)
+    if not own_s:
+        return None
+    ratio = sum(one.base_s for one in passes) / own_s
+    below, above = 0.0, 0.0
+    for one in passes:
+        if one.ratio_errors is None:
+            return Ratio(ratio, None)
+        weight = (one.base_s - ratio * one.own_s) * one.own_error
+        below += (one.base_s * one.ratio_errors[0]) ** 2 + weight**2
+        above += (one.base_s * one.ratio_errors[1]) ** 2 + weight**2
+    return Ratio(ratio, (ratio - math.sqrt(below) / own_s, ratio + math.sqrt(above) / own_s))
+
+
+def no_difference(ratio: Ratio) -> bool:
+    """Whether the interval holds 1."""
+    return ratio.ci95 is not None and not excludes_one(ratio.ci95)
 
 
 @dataclass
@@ -43,10 +87,32 @@ class Layer:
         found = [r for (_, p), r in self.results.items() if p == precision and r.median_s]
         return fmt.clean(max(found, key=lambda r: r.median_s or 0.0).bound or "") if found else ""
 
-    def gain(self, which: str, precision: str, baseline: str) -> float | None:
+    def passes(self, precision: str, baseline: str) -> list[Pass]:
+        """Its passes that were measured in both precisions."""
+        found = [self._pass(which, precision, baseline) for which in self.uses]
+        return [one for one in found if one]
+
+    def ratio(self, precision: str, baseline: str) -> Ratio | None:
+        """Times faster, all passes together; None when one is missing."""
+        found = self.passes(precision, baseline)
+        return total_ratio(found) if len(found) == len(self.uses) else None
+
+    def gain(self, which: str, precision: str, baseline: str) -> Ratio | None:
         """Times faster in one pass."""
+        found = self._pass(which, precision, baseline)
+        return total_ratio([found]) if found else None
+
+    def _pass(self, which: str, precision: str, baseline: str) -> Pass | None:
         a, b = self.results.get((which, baseline)), self.results.get((which, precision))
-        return a.median_s / b.median_s if a and b and a.median_s and b.median_s else None
+        if not a or not b or not a.median_s or not b.median_s or not b.measurement:
+            return None
+        count, speedup, own = self.uses[which].count, b.speedup.get(baseline), b.measurement.ci95_s
+        errors = None
+        if speedup and speedup.ci95 and own:
+            low, high = speedup.ci95
+            errors = (speedup.ratio - low) / speedup.ratio, (high - speedup.ratio) / speedup.ratio
+        error = half_width_pct(b.median_s, own) / 100 if own else 0.0
+        return Pass(count * b.median_s, count * a.median_s, error, errors)
 
 
 def layers_of(run: Run, network: NetworkUse) -> list[Layer]:
@@ -88,27 +154,47 @@ def _label(result: Result, use: LayerUse) -> str:
 
 @dataclass(frozen=True)
 class Whole:
-    """All layers of the network together."""
+    """The layers of the network together: those that were measured in all `precisions`."""
 
-    layers: Sequence[Layer]
-    label: str = "all together"
+    all_layers: Sequence[Layer]
+    precisions: Sequence[str]
+
+    @property
+    def layers(self) -> list[Layer]:
+        """The layers that the totals are over."""
+        return [x for x in self.all_layers if all(x.seconds(p) for p in self.precisions)]
+
+    @property
+    def label(self) -> str:
+        """ "total", or "total over 3 of 5 layers" where some were not measured."""
+        part = over_part(len(self.layers), len(self.all_layers))
+        return f"total {part}" if part else "total"
 
     @property
     def count(self) -> int:
-        """How often layers are used in a step."""
+        """How often its layers are used in a step."""
         return sum(layer.count for layer in self.layers)
 
     def seconds(self, precision: str) -> float | None:
-        """Of a step, in a precision; None when that of a layer is missing."""
-        parts = [layer.seconds(precision) for layer in self.layers]
-        return sum(part for part in parts if part) if all(parts) else None
+        """Of a step, in a precision; None where no layer was measured."""
+        return sum(layer.seconds(precision) or 0.0 for layer in self.layers) or None
+
+    def ratio(self, precision: str, baseline: str) -> Ratio | None:
+        """Times faster, all layers together."""
+        return total_ratio([p for x in self.layers for p in x.passes(precision, baseline)])
+
+
+def over_part(count: int, of: int) -> str:
+    """ "over 3 of 5 layers"; "" for all."""
+    return f"over {count} of {of} layers" if count < of else ""
 
 
 def layers_table(run: Run, network: NetworkUse) -> Table[Layer | Whole]:
-    """A row a layer, and the sum of all."""
+    """A row per layer, and the total."""
     layers = layers_of(run, network)
+    precisions = list(dict.fromkeys(p for layer in layers for _, p in layer.results))
     table = Table(_columns(run, layers), [Row(layer) for layer in layers])
-    table.block("", [Row(Whole(layers), style="bold")])
+    table.block("", [Row(Whole(layers, precisions), style="bold")])
     return table
 
 
@@ -120,14 +206,14 @@ def _columns(run: Run, layers: Sequence[Layer]) -> list[Column[Layer | Whole]]:
     total_s = sum(layer.seconds(name) or 0.0 for layer in layers)
     return [
         Column("layer", lambda row: row.label, bold=True, key=True),
-        Column("times", lambda row: str(row.count), right=True, drop=5),
+        Column("uses", lambda row: str(row.count), right=True, drop=9),
         *(Column(f"{p}\nms", _ms(p), right=True, drop=2) for p in others),
         Column(f"{name}\nms", _ms(name), right=True),
         Column("share", _share(name, total_s), right=True),
         *(Column(f"{name}\nx {b}", _times(name, b), right=True) for b in arms.baselines),
         *(Column(f"{which}\nx {hardest}", _pass_gain(which, name, hardest), right=True, drop=3)
           for which in PASSES if hardest),
-        Column("limited\nby", lambda row: row.bound(name) if isinstance(row, Layer) else "",
+        Column("bottleneck", lambda row: row.bound(name) if isinstance(row, Layer) else "",
                drop=6),
     ]  # fmt: skip
 
@@ -145,9 +231,13 @@ def _share(name: str, total_s: float) -> Callable[[Layer | Whole], str]:
 
 
 def _times(name: str, baseline: str) -> Callable[[Layer | Whole], str]:
+    """The total with its interval; layers without, or the table would be too wide."""
+
     def cell(row: Layer | Whole) -> str:
-        base_s, own_s = row.seconds(baseline), row.seconds(name)
-        return f"{base_s / own_s:.2f}" if base_s and own_s else "-"
+        found = row.ratio(name, baseline)
+        if found is None:
+            return "-"
+        return fmt.ratio(found) if isinstance(row, Whole) else fmt.short_ratio(found)
 
     return cell
 
@@ -157,7 +247,7 @@ def _pass_gain(which: str, name: str, baseline: str) -> Callable[[Layer | Whole]
         if isinstance(row, Whole):
             return ""
         found = row.gain(which, name, baseline)
-        return f"{found:.2f}" if found else "-"
+        return fmt.short_ratio(found) if found else "-"
 
     return cell
 
@@ -181,36 +271,52 @@ def layers_summary(run: Run, network: NetworkUse) -> list[Text]:
 
 
 def _gainers(layers: Sequence[Layer], name: str, baseline: str) -> list[Text]:
-    timed = [
-        (layer, base / own, own)
-        for layer in layers
-        if (own := layer.seconds(name)) and (base := layer.seconds(baseline))
-    ]
-    if not timed:
+    found = [(layer, layer.ratio(name, baseline), layer.seconds(name) or 0.0) for layer in layers]
+    timed = [(layer, ratio, own_s) for layer, ratio, own_s in found if ratio]
+    whole = total_ratio([p for layer, *_ in timed for p in layer.passes(name, baseline)])
+    if whole is None:
         return []
-    total = sum(own for *_, own in timed)
-    base_total = sum(gain * own for _, gain, own in timed)
-    part = "" if len(timed) == len(layers) else f" ({len(timed)} of {len(layers)} layers)"
-    lines = [Text(f"{name} against {baseline}: the convolutions and GEMMs of a step{part} take "
-                  f"{1e3 * total:.1f} ms instead of {1e3 * base_total:.1f}, "
-                  f"{_faster(base_total / total)}.", "bold")]  # fmt: skip
-    kinds: Mapping[str, list[tuple[Layer, float, float]]] = {
-        "lose": [row for row in timed if row[1] < 1],
-        f"gain less than {LITTLE_GAIN}": [row for row in timed if 1 <= row[1] < LITTLE_GAIN],
-    }
-    for kind, rows in kinds.items():
+    total = sum(own_s for *_, own_s in timed)
+    part = over_part(len(timed), len(layers))
+    lines = [Text(f"{name} against {baseline}: the convolutions and GEMMs of a step take "
+                  f"{1e3 * total:.1f} ms instead of {1e3 * total * whole.ratio:.1f}, "
+                  f"{_faster(whole)}{f' ({part})' * bool(part)}.", "bold")]  # fmt: skip
+    kinds: dict[str, list[tuple[Layer, Ratio, float]]] = {}
+    for layer, ratio, own_s in timed:
+        kinds.setdefault(_kind(ratio), []).append((layer, ratio, own_s))
+    for kind in KINDS_NAMED:
+        rows = sorted(kinds.get(kind, []), key=lambda row: -row[2])
         if rows:
-            rows = sorted(rows, key=lambda row: -row[2])
-            share = 100 * sum(own for *_, own in rows) / total
-            named = ", ".join(f"{layer.label} ({gain:.2f})" for layer, gain, _ in rows[:MOST_NAMED])
+            share = 100 * sum(own_s for *_, own_s in rows) / total
+            named = ", ".join(
+                f"{layer.label} ({fmt.short_ratio(ratio)})" for layer, ratio, _ in rows[:MOST_NAMED]
+            )
             more = f" and {len(rows) - MOST_NAMED} more" if len(rows) > MOST_NAMED else ""
-            lines.append(Text(f"  {len(rows)} of {len(timed)} layers {kind}, with {share:.0f} % of "
+            lines.append(Text(f"  {len(rows)} of {len(timed)} layers {kind}, {share:.0f} % of "
                               f"the {name} time: {named}{more}."))  # fmt: skip
     return lines
 
 
-def _faster(gain: float) -> str:
-    return f"{gain:.2f} times faster" if gain >= 1 else f"{1 / gain:.2f} times slower"
+KINDS_NAMED = (
+    SLOWER := "are slower",
+    SAME := "show no difference",
+    LITTLE := f"are less than {LITTLE_GAIN} times faster",
+)
+
+
+def _kind(ratio: Ratio) -> str:
+    if no_difference(ratio):
+        return SAME
+    return SLOWER if ratio.ratio < 1 else LITTLE if ratio.ratio < LITTLE_GAIN else ""
+
+
+def _faster(gain: Ratio) -> str:
+    """ "2.22 ±0.01 times faster"; how much slower as a ratio below 1."""
+    if gain.ci95 is None:
+        return f"{fmt.short_ratio(gain)} times {'as fast' if gain.ratio < 1 else 'faster'}"
+    if no_difference(gain):
+        return f"no difference seen ({fmt.ratio(gain)})"
+    return f"{fmt.ratio(gain)} times {'as fast' if gain.ratio < 1 else 'faster'}"
 
 
 def against_library(run: Run, network: NetworkUse) -> list[str]:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from microbench import fmt
 from microbench.report.arms import rate_unit
-from microbench.report.screen import WIDTH, is_live
+from microbench.report.screen import is_live, prose_width
 from microbench.results.types import Result
 from microbench.sweep import Group
 
@@ -65,7 +65,7 @@ class LiveLine(ABC):
     def say(self, line: str) -> None:
         """Print a line that stays."""
         if not self._quiet:
-            width = min(self._console.width, WIDTH)
+            width = prose_width(self._console)
             self._console.print(Text(line), width=width, soft_wrap=False)
 
     def _status(self) -> RenderableType:
@@ -76,7 +76,7 @@ class LiveLine(ABC):
         line = Text("━" * filled, "green").append("─" * (BAR_WIDTH - filled), "dim not green")
         line.append(f" {self._done}/{total} done{left}  ", "not green")
         line.append(self._doing, "bold not green")
-        line.truncate(min(self._console.width, WIDTH), overflow="ellipsis")
+        line.truncate(prose_width(self._console), overflow="ellipsis")
         return line
 
 
@@ -140,7 +140,7 @@ class LiveProgress(LiveLine):
 def describe(key: str, stage: str, group: Group | None) -> str:
     """What happens now, in words: "fp16 4096 triton: checking"."""
     if group is None:
-        return f"learning what the device can do: {fmt.clean(stage)}"
+        return f"measuring the device's ceilings: {fmt.clean(stage)}"
     if stage.startswith("timing"):  # all arms take turns; the key is only the first one's
         precisions = dict.fromkeys(case.precision_name for case in group.cases)
         return fmt.clean(f"{fmt.problem(group.cases[0])} in {', '.join(precisions)}: {stage}")

@@ -49,8 +49,8 @@ def map_tables(run: Run, width: int) -> list[Text]:
         return []
     key = ", ".join(f"{letter} {cause}" for cause, letter in CAUSES.items())
     notes = (
-        "times faster; = no difference seen; . not measured, on the side of its neighbour",
-        "after the slash, what limits it:",
+        "times faster; = no difference seen; . not measured (same side of break-even)",
+        "after the slash, the bottleneck:",
         f"  {key}",
     )
     return [*lines, *(Text(note, "dim") for note in notes)]
@@ -130,10 +130,8 @@ def _starts(results: Sequence[Result], baseline: str) -> Mapping[Place, int | No
 def _summary(subject: str, name: str, baseline: str, starts: Mapping[Place, int | None]) -> str:
     known = [start for start in starts.values() if start is not None]
     never = len(starts) - len(known)
-    parts = [
-        f"from {width} channels up at {known.count(width)} of {len(starts)} images and batches"
-        for width in sorted(set(known))
-    ]
+    parts = [f"from {width} channels up for {known.count(width)}" for width in sorted(set(known))]
     if never:
-        parts.append(f"nowhere at {never} of {len(starts)} images and batches")
-    return f"{subject}{name} pays off against {baseline} {'; '.join(parts)}."
+        parts.append(f"at no width for {never}")
+    parts[0] += f" of {len(starts)} image and batch sizes"
+    return f"{subject}{name} is faster than {baseline} {'; '.join(parts)}."

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 from rich.text import Text
 
 from kernels.precision import PRECISIONS
 from microbench import fmt
+from microbench.device.load import AT_START, HELD, LOAD, LOADED, PROCESSES, SHARE
 from microbench.report.arms import arms_of, groups_of, rate_unit, representative
 from microbench.results.types import Ceiling, Result, Run, TimeModel, Warning
 
@@ -25,14 +27,14 @@ def legend(run: Run, left_out: str, *, ratios: bool = True) -> list[Text]:
     arms = arms_of(run)
     parts: list[str] = []
     if ratios and any(r.measurement for r in run.results):
-        parts.append("±: larger half of 95 % interval")
+        parts.append("±: larger half of the 95 % interval")
     if ratios and arms.baselines:
-        parts.append("~1: no difference seen; under 1: slower")
+        parts.append("~1: no difference seen; below 1: slower")
     if ratios and any(ratio.ci95 is None for r in run.results for ratio in r.speedup.values()):
-        parts.append("±?: too few rounds to say")
+        parts.append("±?: too few rounds")
     lines = [Text("; ".join(parts), "dim")] if parts else []
     if ratios and any(r.total_error is not None for r in run.results):
-        lines.append(Text("rel. error: against float64, the rounding of the inputs counted", "dim"))
+        lines.append(Text("rel. error: against float64, including input rounding", "dim"))
     present = dict.fromkeys(r.case.precision_name for r in run.results)
     titles = [f"{p} = {PRECISIONS[p].title}" for p in present if p in PRECISIONS]
     if titles:
@@ -89,6 +91,42 @@ def warnings(run: Run) -> list[Text]:
     return told_once([(warning, fmt.name(r.case)) for r in run.results for warning in r.warnings])
 
 
+def machine(run: Run) -> list[Text]:
+    """Warnings about other programs on the CPU or the GPU while the run was measured."""
+    return told_once([(warning, "") for warning in load_warnings(run.settings)])
+
+
+def load_warnings(settings: Mapping[str, Any]) -> list[Warning]:
+    """What a run's settings say of the load of its machine, see `microbench.device.load`."""
+    load = settings.get(LOAD)
+    if not isinstance(load, dict):
+        return []
+    facts = cast("dict[str, Any]", load)
+    share, average, processes = (facts.get(name) or 0 for name in (SHARE, AT_START, PROCESSES))
+    found: list[Warning] = []
+    if share > LOADED:
+        symptom = f"other programs used {100 * share:.0f} % of the CPU during the run"
+        found.append(Warning(symptom, *_BUSY_CPU))
+    elif average > LOADED:
+        symptom = f"the load average was {average:.2f} per core before the run"
+        found.append(Warning(symptom, *_BUSY_CPU))
+    if processes:
+        held = (facts.get(HELD) or 0) / 1e9
+        symptom = f"{fmt.count(processes, 'other process', 'other processes')} held {held:.1f} GB "
+        found.append(Warning(symptom + "on the GPU before the run", *_BUSY_GPU))
+    return found
+
+
+_BUSY_CPU = (
+    "they delay CPU launches and data loading, so times are longer and vary",
+    "stop other programs and measure again",
+)
+_BUSY_GPU = (
+    "they may share the GPU's time, memory bandwidth and power",
+    "stop them, or choose another GPU with --device cuda:N",
+)
+
+
 def told_once(found: Sequence[Found]) -> list[Text]:
     """Each warning once, with the cases it is about; those of one cause and remedy together."""
     seen: dict[tuple[str, str], list[Found]] = {}
@@ -97,10 +135,11 @@ def told_once(found: Sequence[Found]) -> list[Text]:
     lines: list[Text] = []
     for (cause, remedy), alike in seen.items():
         symptoms = list(dict.fromkeys(fmt.clean(warning.symptom) for warning, _ in alike))
-        cases = list(dict.fromkeys(case for _, case in alike))
-        more = f" (and {len(symptoms) - 1} like it)" if len(symptoms) > 1 else ""
+        cases = list(dict.fromkeys(case for _, case in alike if case))
+        more = f" (and {len(symptoms) - 1} similar)" if len(symptoms) > 1 else ""
         line = Text("! ", "bold yellow").append(symptoms[0] + more, "bold not yellow")
-        line.append(f" [{fmt.listed(cases, most=2)}]", "not bold not yellow dim")
+        if cases:
+            line.append(f" [{fmt.listed(cases, most=2)}]", "not bold not yellow dim")
         line.append(f"\n  cause: {fmt.clean(cause)}", "not bold not yellow")
         line.append(f"\n  try:   {fmt.clean(remedy)}", "not bold not yellow")
         lines.append(line)
@@ -124,11 +163,11 @@ def ceilings(run: Run) -> list[Text]:
     lines: list[Text] = []
     if peaks:
         address = " ".join(dict.fromkeys(fmt.clean(c.reference) for c in peaks))
-        lines.append(Text(f"ceiling: dense peak of the datasheet, {_rates(peaks, unit)}", "dim"))
+        lines.append(Text(f"ceiling: dense datasheet peak, {_rates(peaks, unit)}", "dim"))
         lines.append(Text(f"         {address}", "dim"))
     elif large:
-        text = f"ceiling: the largest products measured, {_rates(large, unit)}"
-        lines.append(Text(text + "; no datasheet known", "dim"))
+        text = f"ceiling: largest GEMMs measured, {_rates(large, unit)}"
+        lines.append(Text(text + "; no datasheet value known", "dim"))
     memory = run.ceiling("memory", "measured")
     if memory and memory.byte_per_s:
         lines.append(Text(f"memory: {fmt.bandwidth(memory.byte_per_s)} measured", "dim"))
@@ -153,16 +192,16 @@ def describe(model: TimeModel) -> list[str]:
     """Its error on cases that it was not fitted on, and on which path that is largest."""
     overall = model.overall
     lines = [
-        "Model (launch floor + compute in tiles and waves + bytes + conversions): median error "
-        f"{100 * overall.median:.0f} % on {overall.count} cases it was not fitted on "
-        f"(90 % within {100 * overall.p90:.0f} %)."
+        f"Median error {100 * overall.median:.0f} % on {overall.count} cases that were held out of "
+        f"the fit (90 % within {100 * overall.p90:.0f} %). Terms: launch latency, compute in tiles "
+        "and waves, memory traffic, layout conversion."
     ]
     named = [error for error in model.by_path if error.count >= LEAST_NAMED]
     if named:
         worst = max(named, key=lambda error: error.median)
         lines.append(
-            f"It is least certain of {path_text(worst.path)}: median error "
-            f"{100 * worst.median:.0f} % on {worst.count}."
+            f"Least accurate for {path_text(worst.path)}: median error "
+            f"{100 * worst.median:.0f} % on {worst.count} cases."
         )
     return lines
 

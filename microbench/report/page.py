@@ -76,7 +76,7 @@ def write_page(page: str, path: Path) -> None:
     try:
         write_atomically(path, page.encode())
     except OSError as error:
-        raise UserError(f"--html {path}: cannot write there ({error.strerror})") from None
+        raise UserError(f"--html {path}: cannot write the file ({error.strerror})") from None
 
 
 def _shown(part: Part) -> dict[str, Any]:
@@ -118,6 +118,7 @@ def _reading(run: Run) -> list[Part]:
 
 def _warnings(run: Run) -> list[Any]:
     return [
+        *notes.machine(run),
         *notes.warnings(run),
         *(line for report in reports(run) for line in report.warnings(run)),
     ]

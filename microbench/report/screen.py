@@ -1,4 +1,4 @@
-"""Where text goes: consoles of at most 100 columns, plain when nobody looks at them."""
+"""Consoles: their width, and plain text where the output is not a terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import TextIO
 
 from rich.console import Console
 
-WIDTH = 100
+WIDTH = 100  # columns: of prose at most, and of a console whose width is unknown
+NARROWEST = 20
 # For terminals that cannot show the left one; each stays one character, so columns keep aligned.
 _PLAIN = str.maketrans(
     "±·─━│┤└●▲■◆★♥♣♠○△□◇…→°",
@@ -38,8 +39,9 @@ def make_console(
 ) -> Console:
     """A console on stdout, stderr or a file.
 
-    At most WIDTH columns on a terminal, exactly WIDTH elsewhere. Text is plain with NO_COLOR (bold
-    and dim go too) and where the output is no terminal.
+    Its width is COLUMNS if that is set, else the terminal's, else WIDTH. Tables may fill it; prose
+    is folded at WIDTH. Text is plain (no colour, bold or dim) with NO_COLOR, and where the output
+    is not a terminal.
     """
     stream = file or (sys.stderr if stderr else sys.stdout)
     _allow_plain_characters(stream)
@@ -51,8 +53,20 @@ def make_console(
         markup=False,
         emoji=False,
     )
-    console.width = min(console.width, WIDTH) if console.is_terminal else WIDTH
+    console.width = _columns(console)
     return console
+
+
+def _columns(console: Console) -> int:
+    asked = os.environ.get("COLUMNS", "")
+    if asked.isdecimal() and int(asked):
+        return max(NARROWEST, int(asked))
+    return console.width if console.is_terminal else WIDTH
+
+
+def prose_width(console: Console) -> int:
+    """Columns that sentences may take: those of the console, at most WIDTH."""
+    return min(console.width, WIDTH)
 
 
 def is_live(console: Console) -> bool:

@@ -141,6 +141,7 @@ def screen(table: Table[R], width: int) -> Screen[R]:
     for text in texts:
         text.rstrip()
         text.truncate(width, overflow="ellipsis")
+        text.no_wrap = True
     room = width - sum(widths[i] + 2 for i, column in enumerate(columns) if column.key)
     return Screen(
         texts,

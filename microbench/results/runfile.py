@@ -32,10 +32,10 @@ def as_run(data: Json, path: Path) -> Run:
         )
     version = data.get("schema_version")
     if not isinstance(version, int) or isinstance(version, bool):
-        raise UserError(f"{path} is not a run file of this project (no schema_version)")
+        raise UserError(f"{path} is not a halfway run file (no schema_version)")
     if version > SCHEMA_VERSION:
         raise UserError(
-            f"{path} has schema_version {version}, this program reads up to {SCHEMA_VERSION}; "
+            f"{path} has schema_version {version}; this version reads up to {SCHEMA_VERSION}; "
             "update halfway"
         )
     try:
@@ -46,7 +46,7 @@ def as_run(data: Json, path: Path) -> Run:
 
 def damaged(path: Path, error: Exception) -> UserError:
     """The error of a file with a field that is not what it should be."""
-    return UserError(f"{path} is damaged or not of this project: {first_line(error)}")
+    return UserError(f"{path} is damaged or not a halfway file: {first_line(error)}")
 
 
 def read_json(path: Path) -> Json:
@@ -61,7 +61,7 @@ def read_json(path: Path) -> Json:
         data = json.loads(text)
     except json.JSONDecodeError as error:
         raise UserError(
-            f"{path} is not whole JSON (line {error.lineno}: {error.msg}); was the copy cut short?"
+            f"{path} is not complete JSON (line {error.lineno}: {error.msg}); is the copy cut off?"
         ) from None
     except (RecursionError, ValueError) as error:  # ValueError: a number of thousands of digits
         raise UserError(f"{path} is not a run file: {first_line(error)}") from None
@@ -81,10 +81,10 @@ def check_writable(path: Path, option: str) -> None:
     except OSError as error:
         raise UserError(f"{option}: {_short(error)}") from None
     if folder:
-        raise UserError(f"{option} {path} is a folder; name a file in it")
+        raise UserError(f"{option} {path} is a folder; give a file name")
     if there:
         more = f", or add to it with --resume {path}" if option == "--json" else ""
-        raise UserError(f"{option} {path} exists already; name another file{more}")
+        raise UserError(f"{option} {path} already exists; choose another file name{more}")
     probe(path, option)
 
 
@@ -94,7 +94,7 @@ def probe(path: Path, option: str) -> None:
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}."):
             pass
     except OSError as error:
-        raise UserError(f"{option} {path}: cannot write there ({_short(error)})") from None
+        raise UserError(f"{option} {path}: cannot write the file ({_short(error)})") from None
 
 
 def write_run(run: Run, path: Path) -> None:

@@ -32,8 +32,11 @@ E = TypeVar("E", bound=Entry)
 class Measurement:
     """Samples of one case and the state of the device while they were taken.
 
-    `times_s` are seconds a launch, with `timer_overhead_s` already taken off each (add it back for
-    the raw readings); `blocks` says how many of them each round took, in order.
+    `times_s` are seconds per launch, with `timer_overhead_s` subtracted from each (add it back for
+    the raw readings). `blocks` is the number of samples per round, in order. `ci95_s` is the 95 %
+    confidence interval of the median in seconds, None for fewer than two rounds. Clock, power and
+    temperature are means over the samples, None where the device does not report them; `energy_j`
+    is joules per launch. `timer`, `l2` and `regime` are values of the options of these names.
     """
 
     times_s: tuple[float, ...]
@@ -54,7 +57,10 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Ceiling:
-    """A limit of the device: FLOP/s of a precision (dense), bytes/s, or seconds a launch."""
+    """A limit of the device: FLOP/s of a precision (dense), bytes/s, or seconds per launch.
+
+    `reference` is the source of a datasheet value, "" for a measured one.
+    """
 
     name: str
     source: str  # "datasheet" or "measured"
@@ -67,11 +73,15 @@ class Ceiling:
 
 @dataclass(frozen=True)
 class Result:
-    """What became of one case. `flops` and `min_bytes` are of one launch.
+    """The result of one case: its measurement, or the `reason` why there is none.
 
-    `rel_error` is the kernel's own, against a float64 product of the inputs as stored;
-    `total_error` is against the product of the inputs before they were rounded to the precision.
-    `kernels_s` are the durations of `kernels` in one profiled launch, the cache warm.
+    `flops` and `min_bytes` are per launch. Errors are relative (norm of the difference over norm of
+    the reference, in float64): `rel_error` for the inputs as stored, `total_error` for the inputs
+    before they were rounded to the precision. `kernels_s` are the durations in seconds of `kernels`
+    in one profiled launch with a warm cache. `tile` is (M, N, K). `speedup` has the baselines by
+    precision, `vs_backend` the other back ends in the same precision; both are times faster.
+    `ceiling_pct` is per cent of the datasheet's peak, else of the measured one. `bound` is the
+    bottleneck, `why` its reason with numbers (`microbench.roofline.causes`).
     """
 
     case: Case
@@ -101,22 +111,22 @@ class Result:
         return self.measurement
 
     def caveat(self, other: Result) -> str:
-        """Nothing colours a comparison of kernels but what their times say."""
+        """Always "": only their times decide a comparison of kernels."""
         return ""
 
     @property
     def median_s(self) -> float | None:
-        """Median seconds a launch, when measured."""
+        """Median seconds per launch; None if not measured."""
         return self.measurement.median_s if self.measurement else None
 
     @property
     def flop_per_s(self) -> float | None:
-        """FLOP/s at the median, when measured."""
+        """FLOP/s at the median time; None if not measured."""
         return self.flops / self.median_s if self.median_s else None
 
     @property
     def byte_per_s(self) -> float | None:
-        """Minimal bytes over the median time, when measured."""
+        """`min_bytes` over the median time, in bytes/s; None if not measured."""
         return self.min_bytes / self.median_s if self.median_s else None
 
 
@@ -156,7 +166,10 @@ class NetworkUse:
 
 @dataclass(frozen=True)
 class PathError:
-    """Errors of predicted times of cases on one path (() for all): |predicted / measured - 1|."""
+    """Errors of predicted times of the cases on one path (() for all): median and 90th percentile.
+
+    An error is the fraction |predicted / measured - 1|.
+    """
 
     path: tuple[str, ...]
     count: int
@@ -176,8 +189,8 @@ class Pool:
 class TimeModel:
     """The model of a run's times; see `microbench.roofline.model`.
 
-    `overall` and `by_path` are errors on cases that it was not fitted on, `fitted` the number of
-    cases of the smallest of those fits. `pools` were fitted to all measured cases.
+    `overall` and `by_path` are errors on held-out cases. `fitted` is the number of cases of the
+    smallest of those fits. `pools` were fitted to all measured cases.
     """
 
     fitted: int
@@ -188,7 +201,11 @@ class TimeModel:
 
 @dataclass(frozen=True)
 class Run:
-    """Everything one command measured."""
+    """Everything that one command measured: the contents of a run file.
+
+    `started_at` and `finished_at` are ISO 8601 in UTC; `finished_at` is None for an unfinished run.
+    `settings` are the options of the command and the state of the machine (`environment`, `load`).
+    """
 
     command: tuple[str, ...]
     started_at: str

@@ -12,7 +12,10 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times faster than something else, with its 95 % interval (None: too few rounds)."""
+    """A speed-up, the time of the other over the own (2.0: twice as fast), without a unit.
+
+    `ci95` is its 95 % confidence interval, None where one round was measured.
+    """
 
     ratio: float
     ci95: Interval | None
@@ -20,7 +23,7 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Warning:
-    """Something that spoils or colours a number: what is seen, why, and what to do."""
+    """What makes a number unreliable: the symptom with its value, the cause, and the remedy."""
 
     symptom: str
     cause: str
@@ -46,17 +49,17 @@ class Timed(Protocol):
 
     @property
     def median_s(self) -> float:
-        """Median seconds of a launch, a step or an image."""
+        """Median seconds per launch, step or image."""
         ...
 
     @property
     def ci95_s(self) -> Interval | None:
-        """95 % interval of the median."""
+        """95 % confidence interval of the median, in seconds."""
         ...
 
     @property
     def sm_clock_mhz(self) -> float | None:
-        """The SM clock while it ran."""
+        """Mean SM clock while it ran, in MHz."""
         ...
 
 

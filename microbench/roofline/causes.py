@@ -48,15 +48,15 @@ def _launch(result: Result, limits: Limits, run: Run) -> Cause:
     time_s = result.median_s
     if not time_s or not limits.floor_s or limits.floor_s / time_s < IDLE_FLOOR_SHARE:
         return None
-    floor = f"{_us(min(limits.floor_s, time_s))} of its {_us(time_s)} is what a 64x64x64 product"
+    floor = f"launch latency is {_us(min(limits.floor_s, time_s))} of {_us(time_s)}"
     if limits.floor_s / time_s >= FLOOR_SHARE:
-        return "launch", f"{floor} takes too: launch and latency, not arithmetic"
+        return "launch", f"{floor} (a 64x64x64 GEMM takes as long)"
     busy_s = (limits.compute_s or time_s) + (limits.memory_s or time_s)
     if busy_s >= BUSY_SHARE * time_s:
         return None
     return "launch", (
-        f"{floor} takes too, its arithmetic and bytes take {100 * busy_s / time_s:.0f} %: "
-        "launch and latency"
+        f"{floor} (a 64x64x64 GEMM takes as long); "
+        f"arithmetic and memory traffic need {100 * busy_s / time_s:.0f} %"
     )
 
 
@@ -69,8 +69,8 @@ def _memory(result: Result, limits: Limits, run: Run) -> Cause:
     intensity = result.flops / result.min_bytes
     decimals = 1 if intensity < 0.95 else 0
     return "memory", (
-        f"{intensity:.{decimals}f} FLOP a byte: moving {result.min_bytes / 1e6:.1f} MB takes at "
-        f"least {_us(memory_s)} of its {_us(time_s)}"
+        f"{intensity:.{decimals}f} FLOP/byte: moving {result.min_bytes / 1e6:.1f} MB takes at "
+        f"least {_us(memory_s)} of {_us(time_s)}"
     )
 
 
@@ -80,8 +80,8 @@ def _no_hardware(result: Result, limits: Limits, run: Run) -> Cause:
     if not own or not fp32 or case.precision.bytes_per_element >= 4 or own > SLOW_HARDWARE * fp32:
         return None
     return "no hardware", (
-        f"{own / 1e9:.3g} GFLOP/s at best against {fp32 / 1e9:.3g} in fp32: "
-        f"this device has no fast {case.precision_name} arithmetic"
+        f"this device has no fast {case.precision_name} arithmetic: at most "
+        f"{own / 1e9:.3g} GFLOP/s, against {fp32 / 1e9:.3g} in fp32"
     )
 
 
@@ -92,8 +92,8 @@ def _conversion(result: Result, limits: Limits, run: Run) -> Cause:
     twin = _same_but(result, replace(result.case, layout="nhwc"), run)
     compared = f"; {_times(result, twin)} in nhwc (measured)" if twin else ""
     return "layout", (
-        f"{100 * share:.0f} % of its kernels' time goes into changing "
-        f"{result.case.layout} to the layout that the Tensor Cores want and back{compared}"
+        f"{100 * share:.0f} % of the kernel time converts {result.case.layout} to the layout "
+        f"that Tensor Cores need, and back{compared}"
     )
 
 
@@ -122,7 +122,7 @@ def _alignment(result: Result, limits: Limits, run: Run) -> Cause:
     if run.device.get("kind") != "cuda" or not off or share is None:
         return None
     what, stride = off
-    rows = f"{what} makes rows of {stride} bytes, no multiple of {ALIGNMENT_BYTES}"
+    rows = f"{what} gives rows of {stride} bytes, not a multiple of {ALIGNMENT_BYTES}"
     padded = OPS[result.case.op].aligned(result.case)
     twin = _same_but(result, padded, run)
     if twin:
@@ -136,7 +136,7 @@ def _alignment(result: Result, limits: Limits, run: Run) -> Cause:
         return None
     nearest = _aligned_neighbour(result, run)
     compared = f"; {nearest}" if nearest else ""
-    return "alignment", f"{rows}: {100 * share:.0f} % of the measured ceiling{compared}"
+    return "alignment", f"{rows}: {100 * share:.0f} % of the measured peak{compared}"
 
 
 def _aligned_neighbour(result: Result, run: Run) -> str | None:
@@ -163,9 +163,9 @@ def _ceiling(result: Result, limits: Limits, run: Run) -> Cause:
     share = _share(result, limits)
     if share is None or share < NEAR_CEILING or result.measurement is None:
         return None
-    reached = f"{100 * share:.0f} % of the rate a large product reaches here"
+    reached = f"{100 * share:.0f} % of the measured peak"
     if share > ABOVE_CEILING and (trick := fewer_operations(result.kernels)):
-        return "compute", f"{reached}, by {trick}, which needs fewer operations than are counted"
+        return "compute", f"{reached}, using {trick}, which needs fewer operations than are counted"
     clock, top = result.measurement.sm_clock_mhz, run.device.get("sm_clock_max_mhz")
     held = [reason for reason in result.measurement.throttle if reason in ("power cap", "thermal")]
     at_clock = limits.clock_flop_per_s
@@ -174,7 +174,7 @@ def _ceiling(result: Result, limits: Limits, run: Run) -> Cause:
         limit = run.device.get("power_limit_w")
         watts = f" of {float(limit):.0f} W" if limit and held[0] == "power cap" else ""
         return "power", (
-            f"{reached}; the {held[0]}{watts} holds the clock at "
+            f"{reached}; the {held[0]}{watts} limits the clock to "
             f"{clock:.0f} of {float(top):.0f} MHz"
         )
     return "compute", reached
@@ -190,7 +190,7 @@ def _waves(result: Result, limits: Limits, run: Run) -> Cause:
     return "waves", (
         f"{shape.tiles} tiles of {shape.tile_m}x{shape.tile_n} on {shape.sm_count} SMs: "
         f"{shape.waves} wave{'s' if shape.waves > 1 else ''}, {100 * shape.efficiency:.0f} % full; "
-        f"{100 * share:.0f} % of the measured ceiling"
+        f"{100 * share:.0f} % of the measured peak"
     )
 
 
@@ -228,14 +228,16 @@ def waves(result: Result, run: Run) -> Waves | None:
 def _nothing(result: Result, limits: Limits) -> tuple[str, str]:
     share, time_s = _share(result, limits), result.median_s
     assert time_s is not None
-    parts = [f"{100 * share:.0f} % of the measured ceiling"] if share else []
+    parts = [f"{100 * share:.0f} % of the measured peak"] if share else []
     if limits.floor_s:
-        parts.append(f"{100 * limits.floor_s / time_s:.0f} % of the time is the latency floor")
+        parts.append(f"{100 * limits.floor_s / time_s:.0f} % of the time is launch latency")
     if limits.memory_s:
-        parts.append(f"{100 * limits.memory_s / time_s:.0f} % the least time for its bytes")
+        parts.append(f"memory traffic needs at least {100 * limits.memory_s / time_s:.0f} %")
     return (
         "mixed",
-        f"no single limit: {', '.join(parts)}" if parts else "no ceilings to compare with",
+        f"no single bottleneck: {', '.join(parts)}"
+        if parts
+        else "no measured peaks to compare with",
     )
 
 

@@ -1,4 +1,4 @@
-"""The limits a case is held against: datasheet and measured FLOP/s, bandwidth, latency floor.
+"""The ceilings of a device: datasheet and measured FLOP/s, bandwidth, launch latency.
 
 Measured ceilings come from a copy, from a 64 x 64 x 64 product (nothing a library launches is
 faster: its latency floor) and from the largest products of the run itself.
@@ -28,7 +28,7 @@ LARGE_BUDGET_S = 1.0
 
 
 def datasheet_ceilings(device_name: str, precisions: Sequence[str]) -> list[Ceiling]:
-    """The datasheet's rows for these precisions; none for a GPU that is not in the table."""
+    """The datasheet's dense peaks for these precisions; [] for a GPU that is not in the table."""
     card = find_card(device_name)
     if card is None:
         return []
@@ -68,7 +68,7 @@ def library_group(precisions: Sequence[str], kind: str, size: int) -> Group:
 def calibrate(
     measurer: Measurer, precisions: Sequence[str], large: Sequence[str], announce: Announce
 ) -> list[Ceiling]:
-    """Bandwidth, latency floors, and large products of the precisions that the run has none of."""
+    """Measured bandwidth, launch latencies, and GEMM peaks of the precisions in `large`."""
     kind = measurer.target.kind
     announce("copy", "measuring memory bandwidth")
     launch, moved = copy(measurer.target)

@@ -79,12 +79,12 @@ def _clock_fell(result: Result, run: Run) -> Warning | None:
     if share >= CLOCK_DROP or not measurement.throttle:
         return None
     remedy = (
-        "a long run of this product gets such a clock; compare with --regime burst"
+        "none needed: long runs get this clock; --regime burst measures a cool card"
         if measurement.regime == "sustained"
-        else "let the card cool, and see python -m microbench doctor"
+        else "let the card cool, then run python -m microbench doctor"
     )
     return Warning(
-        f"SM clock {measurement.sm_clock_mhz:.0f} MHz, {100 * (1 - share):.0f} % under its maximum",
+        f"SM clock {measurement.sm_clock_mhz:.0f} MHz, {100 * (1 - share):.0f} % below its maximum",
         ", ".join(measurement.throttle),
         remedy,
     )
@@ -95,16 +95,18 @@ def _wide_interval(result: Result, run: Run) -> Warning | None:
     if measurement is None:
         return None
     if measurement.ci95_s is None:
-        return Warning("no interval", "the budget allowed one round only", "raise --budget")
+        return Warning(
+            "no confidence interval", "the budget allowed only one round", "raise --budget"
+        )
     width = half_width_pct(measurement.median_s, measurement.ci95_s)
     if width <= WIDE_INTERVAL_PCT:
         return None
     cause = (
-        "the power controller moves the clock"
+        "the power limit varies the clock"
         if "power cap" in measurement.throttle
         else "other work on the machine, or too few rounds"
     )
-    return Warning(f"the median is known to {width:.1f} % only", cause, "raise --budget")
+    return Warning(f"95 % confidence interval is ±{width:.1f} %", cause, "raise --budget")
 
 
 def _impossible(result: Result, run: Run) -> Warning | None:
@@ -113,7 +115,7 @@ def _impossible(result: Result, run: Run) -> Warning | None:
         return None
     return Warning(
         f"{at_clock:.0f} % of what the hardware can do at this clock",
-        "the clock was read wrong, or the launch did not do its work",
+        "the clock was misread, or the kernel did not do its work",
         "do not use this number; report it with the run file",
     )
 
@@ -123,8 +125,8 @@ def _zeros(result: Result, run: Run) -> Warning | None:
         return None
     return Warning(
         "the inputs are zeros",
-        "zeros switch fewer transistors, draw less power and hold a higher clock",
-        "use --data normal for numbers to quote",
+        "zeros switch fewer transistors, so the card draws less power and clocks higher",
+        "use --data normal for published numbers",
     )
 
 
@@ -135,9 +137,9 @@ def _exact_arithmetic(result: Result, run: Run) -> Warning | None:
     if error >= case.precision.least_error:
         return None
     return Warning(
-        f"{case.precision_name} was allowed, but the result is exact to {error:.0e}",
-        "the library found an IEEE kernel faster, so no Tensor Core ran",
-        "nothing: this is what a user of the switch gets at this size",
+        f"{case.precision_name} was enabled, but the result has full precision ({error:.0e})",
+        "the library chose a kernel without Tensor Cores because it was faster",
+        "none needed: a user who enables it gets the same at this size",
     )
 
 

@@ -11,7 +11,12 @@ from microbench.results.types import Result, Run
 
 @dataclass(frozen=True)
 class Limits:
-    """The ceilings that apply to one result; None where unknown. Seconds are for its own work."""
+    """The ceilings that apply to one result; None where unknown.
+
+    Rates are dense FLOP/s of its precision: of the datasheet, at its mean SM clock, of the largest
+    GEMM measured, and without Tensor Cores. Seconds are the least time of its own arithmetic and
+    memory traffic, and the launch latency (`floor_s`).
+    """
 
     datasheet_flop_per_s: float | None
     clock_flop_per_s: float | None
@@ -66,7 +71,10 @@ def _capability(run: Run) -> Capability | None:
 
 
 def tensor_core(result: Result, limits: Limits) -> bool | None:
-    """True when faster than the SMs could be without; False for IEEE fp32; None: not proved."""
+    """Whether Tensor Cores were used: True where the rate is beyond the SMs' without them.
+
+    False for IEEE fp32, None where not proven.
+    """
     if result.case.precision_name == "fp32":
         return False
     if limits.simt_flop_per_s is None or result.flop_per_s is None:

@@ -76,7 +76,7 @@ def sheet(data: Json) -> Sheet:
     return Sheet(
         Table(columns, [Row(row) for row in found.rows]),
         Table(columns, [Row(row) for row in found.rows if not row.holds_1]),
-        "The same kernel as two arms: the 95 % interval of the ratio holds 1 in "
+        "A kernel compared with itself: the 95 % interval of the ratio contains 1 in "
         f"{found.holding_1} of {found.tries} tries (target {TARGET_PCT} %).",
     )
 

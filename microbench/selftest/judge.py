@@ -64,7 +64,7 @@ def judge(plant: Plant, runs: Runs) -> Judged:
         reason = result.reason if result else "not measured"
         return Judged(plant, NOT_APPLICABLE, None, reason or "skipped")
     if result.status != "ok" or result.bound is None:
-        return Judged(plant, WRONG, None, f"no bound to name: {result.reason or 'failed'}")
+        return Judged(plant, WRONG, None, f"no bottleneck: {result.reason or 'failed'}")
     missing = _not_planted(plant, result, runs)
     if missing:
         return Judged(plant, NOT_APPLICABLE, None, missing)
@@ -107,7 +107,7 @@ def _not_planted(plant: Plant, result: Result, runs: Runs) -> str | None:
     if plant.tile and (result.tile is None or tuple(result.tile[:2]) != plant.tile):
         return f"the kernel took tiles of {result.tile}, not {plant.tile}"
     if any(not _measured(runs.warm, case.key) for case in plant.apart):
-        return "its twin was not measured with a warm cache"
+        return "the same case was not measured with a warm cache"
     check = None if plant.control else CHECKS.get(plant.condition)
     return check(plant, result, runs) if check else None
 
@@ -120,7 +120,7 @@ def _measured(run: Run | None, key: str) -> Result | None:
 def _tiny(plant: Plant, result: Result, runs: Runs) -> str | None:
     limits = limits_for(result, runs.cold)
     if not limits.compute_s or not limits.memory_s or not limits.floor_s:
-        return "the device's rates and its shortest launch were not measured"
+        return "the device's peaks and its launch latency were not measured"
     share = (limits.compute_s + limits.memory_s) / limits.floor_s
     return f"its work takes {100 * share:.0f} % of a launch" if share > TINY_SHARE else None
 
@@ -128,7 +128,7 @@ def _tiny(plant: Plant, result: Result, runs: Runs) -> str | None:
 def _thin(plant: Plant, result: Result, runs: Runs) -> str | None:
     limits = limits_for(result, runs.cold)
     if not limits.compute_s or not limits.memory_s:
-        return "the device's rates were not measured"
+        return "the device's peaks were not measured"
     share = limits.compute_s / limits.memory_s
     if share <= THIN_SHARE:
         return None
@@ -138,14 +138,14 @@ def _thin(plant: Plant, result: Result, runs: Runs) -> str | None:
 def _slower_than_twin(plant: Plant, result: Result, runs: Runs) -> str | None:
     twin = _measured(runs.cold, plant.companions[0].key)
     if twin is None:
-        return "its twin in nhwc was not measured"
+        return "the same case in nhwc was not measured"
     gain = (result.median_s or 0.0) / (twin.median_s or 1.0)
     return f"nhwc is {gain:.2f} times as fast: no cost" if gain < LAYOUT_COSTS else None
 
 
 def _capped(plant: Plant, result: Result, runs: Runs) -> str | None:
     if result.measurement is None or "power cap" not in result.measurement.throttle:
-        return "the card did not name its power cap while it ran"
+        return "the card did not report its power cap during the run"
     normal, zeros = (_measured(runs.warm, case.key) for case in plant.apart)
     assert normal is not None
     assert zeros is not None
@@ -197,7 +197,7 @@ def cache_effect(cold: Result, warm: Result, run: Run, warm_run: Run) -> tuple[s
     if not cold.median_s or not warm.median_s:
         return "none", "one of the two was not measured"
     if cold.kernels != warm.kernels:
-        return "none", "another kernel ran with a warm cache: not comparable"
+        return "none", "a different kernel ran with a warm cache: not comparable"
     gain = cold.median_s / warm.median_s
     change = f"{1e6 * cold.median_s:.1f} us cold, {1e6 * warm.median_s:.1f} us warm"
     size, held = cold.min_bytes, int(run.device.get("l2_bytes") or 0)
@@ -205,13 +205,13 @@ def cache_effect(cold: Result, warm: Result, run: Run, warm_run: Run) -> tuple[s
         return "none", f"its {size / 1e6:.0f} MB do not fit the L2's {held / 1e6:.0f} MB: {change}"
     floors = _floor_s(run), _floor_s(warm_run)
     if floors[0] is None or floors[1] is None:
-        return "none", "no latency floor to hold the two against"
+        return "none", "launch latency was not measured"
     saved_s = (cold.median_s - floors[0]) - (warm.median_s - floors[1])
     if gain < GAINS or saved_s < SAVED_SHARE * cold.median_s:
         return "none", f"a warm cache saves {max(0.0, 1e6 * saved_s):.1f} us: {change}"
     return "cache", (
         f"{gain:.1f} times faster when its {size / 1e6:.0f} MB are in the L2 already ({change}; "
-        f"{1e6 * saved_s:.1f} us of it beyond what a 64x64x64 product saves)"
+        f"{1e6 * saved_s:.1f} us more than a 64x64x64 GEMM saves)"
     )
 
 

@@ -39,7 +39,7 @@ def plan(device: dict[str, Any], tile_of: TileOf) -> tuple[list[Plant], list[Abs
               *_cache(int(device["l2_bytes"]))]  # fmt: skip
     absent: list[Absent] = []
     if not waves:
-        absent.append(Absent("waves", "no Triton GEMM takes a tile that leaves SMs idle here"))
+        absent.append(Absent("waves", "no Triton GEMM tile leaves SMs idle on this device"))
     if device.get("power_limit_w") is None:
         plants = [plant for plant in plants if plant.condition != "power"]
         absent.append(Absent("power", "the card reports no power limit"))
@@ -50,10 +50,10 @@ def plan(device: dict[str, Any], tile_of: TileOf) -> tuple[list[Plant], list[Abs
 
 
 NOT_ON_A_CPU = (
-    ("alignment", "a CPU loads words off 16 bytes as fast as others"),
+    ("alignment", "a CPU loads unaligned data as fast as aligned data"),
     ("waves", "a CPU has no SMs"),
-    ("layout", "no kernel names to tell what a CPU library transposes"),
-    ("power", "no power sensor that this program reads"),
+    ("layout", "a CPU library does not report its layout changes"),
+    ("power", "this program reads no power sensor here"),
     ("cache", "other processes share a CPU's last-level cache"),
 )
 
@@ -64,7 +64,7 @@ NOT_ON_A_CPU = (
 def _on_a_cpu() -> list[Plant]:
     large = control(
         "launch",
-        "a billion products: thousands of times what a 64x64x64 product is",
+        "a billion multiply-adds: thousands of times as many as a 64x64x64 GEMM has",
         gemm(1024, 1024, 1024, "fp32", "cpu"),
         "launch",
         "memory",
@@ -95,7 +95,7 @@ def _tiny(case: Case) -> Plant:
     return planted(
         "launch",
         f"{OPS[case.op].flops(case):,} operations and {min_bytes(case):,} bytes: at this device's "
-        "measured rates they take under a twentieth of its shortest launch",
+        "measured peaks they take less than 5 % of the launch latency",
         case,
     )
 
@@ -118,8 +118,8 @@ def _thin(case: Case) -> Plant:
     intensity = OPS[case.op].flops(case) / min_bytes(case)
     return planted(
         "memory",
-        f"{intensity:.1f} FLOP a byte: at this device's measured rates its arithmetic takes under "
-        f"half of what moving its {min_bytes(case) / 1e6:.0f} MB takes",
+        f"{intensity:.1f} FLOP/byte: at this device's measured peaks arithmetic takes less than "
+        f"half as long as moving {min_bytes(case) / 1e6:.0f} MB",
         case,
     )
 
@@ -225,7 +225,7 @@ def _cache(l2_bytes: int) -> list[Plant]:
     emptied = "the cold timing empties it before each launch"
     streamed = "what a launch leaves is overwritten before it is read again"
     intensity = OPS["gemm"].flops(heavy) / min_bytes(heavy)
-    busy = f"{intensity:.0f} FLOP a byte: its bytes arrive long before they are multiplied"
+    busy = f"{intensity:.0f} FLOP/byte: memory traffic takes far less time than the arithmetic"
     return [
         *(planted("cache", f"{_size(c)}, {held}, {emptied}", c, apart=(c,)) for c in fits),
         control("cache", f"{_size(streams)}, {held}: {streamed}", streams, apart=(streams,)),

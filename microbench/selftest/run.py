@@ -22,6 +22,7 @@ from microbench.errors import UserError
 from microbench.results.runfile import check_writable, write_text
 from microbench.results.types import Run
 from microbench.results.values import Json
+from microbench.run_output import STDOUT
 from microbench.runner import InOrder, Runner, group_weight
 from microbench.selftest.judge import Judged, Runs, judge, passed, score
 from microbench.selftest.plant import Absent, Plant
@@ -44,9 +45,9 @@ def run_selftest(*, json_path: Path | None, device: str, budget: float | None, q
 
     if budget is not None:
         check_budget("--budget", budget)
-    if json_path:
+    if json_path and json_path != STDOUT:
         check_writable(json_path, "--json")
-    console = make_console(quiet=quiet)
+    console = make_console(stderr=json_path == STDOUT, quiet=quiet)
     seed = secrets.randbelow(MAX_SEED)
     cold = Workers(Conditions(device=device, seed=seed))
     try:
@@ -74,8 +75,9 @@ def validate_method(what: str, path: Path, device: str, tries: int) -> None:
         "timer": (ncu.timer_against_ncu, ncu.sheet),
     }[what]
     if tries < 1:
-        raise UserError(f"--tries takes a number above 0, not {tries}")
-    check_writable(path, "--json")
+        raise UserError(f"--tries must be at least 1, not {tries}")
+    if path != STDOUT:
+        check_writable(path, "--json")
     info = describe(device)
     figures = check(info, tries)
     document = {
@@ -86,7 +88,7 @@ def validate_method(what: str, path: Path, device: str, tries: int) -> None:
         "software": software(),
         **asdict(figures),
     }
-    _publish(document, sheet, path, make_console())
+    _publish(document, sheet, path, make_console(stderr=path == STDOUT))
 
 
 def _publish(
@@ -96,11 +98,13 @@ def _publish(
     from microbench.report.documents import print_sheet
 
     text = json.dumps(document, separators=(",", ":"), allow_nan=False)
-    if path:
+    if path == STDOUT:
+        print(text)
+    elif path:
         write_text(text, path)
     print_sheet(sheet(json.loads(text)), console)
-    if path:
-        console.print(f"Written: {path}")
+    if path and path != STDOUT:
+        console.print(f"File: {path}")
 
 
 def planted_for(greeting: Greeting) -> tuple[list[Plant], list[Absent]]:
@@ -146,7 +150,7 @@ def take(
         try:
             return runner.measure(InOrder(groups, budget_s))
         except WorkerDied as death:
-            raise UserError(f"the device cannot be used: {death.reason}") from None
+            raise UserError(f"the device failed: {death.reason}") from None
 
 
 def groups_of(cases: Iterable[Case]) -> list[Group]:

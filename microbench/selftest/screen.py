@@ -78,7 +78,7 @@ def _conditions(found: _File) -> Table[str]:
     columns: list[Column[str]] = [
         Column("condition", lambda condition: condition),
         Column("named", lambda condition: named(condition, False), right=True),
-        Column("controls right", lambda condition: named(condition, True), right=True),
+        Column("controls correct", lambda condition: named(condition, True), right=True),
         Column("not applicable", left, right=True),
     ]
     return Table(columns, [Row(condition) for condition in CONDITIONS])
@@ -88,7 +88,7 @@ def _wrong(row: PlantRow) -> Text:
     text = Text("✗ wrong ", "bold red")
     text.append(fmt.clean(row.name), "bold not red")
     text.append(
-        f": expected {fmt.clean(row.expected)}, named {fmt.clean(row.named or 'nothing')} "
+        f": expected {fmt.clean(row.expected)}, diagnosed {fmt.clean(row.named or 'nothing')} "
         f"({fmt.clean(row.why)}). Planted: {fmt.clean(row.because)}",
         "not bold not red",
     )
@@ -96,11 +96,11 @@ def _wrong(row: PlantRow) -> Text:
 
 
 def _summary(rows: Iterable[PlantRow]) -> str:
-    """ "41 of 42 named right (97.6 %, target 95 %)"."""
+    """ "41 of 42 diagnosed correctly (97.6 %, target 95 %)"."""
     rows = list(rows)
     right, counted = score(rows)
     if not counted:
-        return "Nothing could be planted on this device: the diagnosis is not tested."
-    share = f"{right} of {counted} named right ({100 * right / counted:.1f} %"
-    verdict = "" if passed(rows) else ": the diagnosis fails its test here"
+        return "No case could be planted on this device: the diagnosis was not tested."
+    share = f"{right} of {counted} diagnosed correctly ({100 * right / counted:.1f} %"
+    verdict = "" if passed(rows) else ": the diagnosis fails its test on this device"
     return f"{share}, target {TARGET_PCT:g} %){verdict}."

@@ -1,4 +1,4 @@
-"""Arms of one comparison take turns, a block of samples a round, until the medians are known.
+"""Interleaves the arms of a comparison, a block of samples per round, until intervals are narrow.
 
 Pure policy: the timer, the clock and the telemetry are given, so tests run it with made-up times.
 """

@@ -1,11 +1,12 @@
 """Medians, intervals and ratios of repeated timings.
 
-Samples come in blocks: the arms of a comparison take turns, one block each a round. Samples of one
-block share the clock, the temperature and the state of the machine, so intervals resample blocks,
-not samples. Intervals are percentile bootstraps widened for few blocks ("expanded percentile",
-T. Hesterberg, "What Teachers Should Know About the Bootstrap", 2015); under MIN_BOOTSTRAP blocks
-there are too few distinct resamples, and replicates come from Student's t. Every replicate moves
-each reading by up to half a tick: a timer of 32 ns steps cannot tell 6.00 from 6.02 us.
+Samples come in blocks: the arms of a comparison are interleaved, one block each per round. Samples
+of one block share the clock, the temperature and the state of the machine, so intervals resample
+blocks, not samples. Intervals are percentile bootstraps widened for few blocks ("expanded
+percentile", T. Hesterberg, "What Teachers Should Know About the Bootstrap", 2015). Under
+MIN_BOOTSTRAP blocks there are too few distinct resamples, and replicates come from Student's t.
+Every replicate moves each reading by up to half a tick: a timer of 32 ns steps cannot tell 6.00
+from 6.02 us.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _T95 = (
 
 
 def median(samples: Sequence[float]) -> float:
-    """The median; ValueError when there are no samples."""
+    """The median, in the unit of the samples. ValueError for no samples."""
     if not samples:
         raise ValueError("no samples")
     return float(np.median(np.asarray(samples)))
@@ -66,9 +67,10 @@ def _interval_of_mean(
 
 
 def median_interval(blocks: Blocks, resolution_s: float = 0.0) -> Interval | None:
-    """A 95 % interval of the typical time, from the spread of the logarithms of block medians.
+    """95 % confidence interval of the median time in seconds, from the logarithms of block medians.
 
-    None with fewer than two blocks, or where a median is not above zero: nothing can be said.
+    `blocks` hold seconds, one sequence per round; `resolution_s` is one tick of the timer. None for
+    fewer than two blocks, or where a median is not positive.
     """
     if len(blocks) < 2:
         return None
@@ -84,17 +86,18 @@ def median_interval(blocks: Blocks, resolution_s: float = 0.0) -> Interval | Non
 
 
 def half_width_pct(centre: float, interval: Interval) -> float:
-    """The larger side of the interval in per cent of the centre."""
+    """The larger half of the interval, in per cent of the centre (which must not be 0)."""
     return 100 * max(interval[1] - centre, centre - interval[0]) / centre
 
 
 def ratio_interval(
     numerator: Blocks, denominator: Blocks, resolution_s: float = 0.0
 ) -> tuple[float, Interval | None]:
-    """(ratio, 95 % interval) of two arms that took turns; blocks pair up by round.
+    """(ratio, 95 % confidence interval) of the times of two interleaved arms.
 
-    The ratio is the geometric mean of the rounds' ratios of medians; the interval is None for one
-    round. ValueError when the arms have different numbers of rounds or none.
+    Blocks hold seconds and pair up by round. The ratio is the geometric mean of the rounds' ratios
+    of medians, numerator over denominator; the interval is None for one round. `resolution_s` is
+    one tick of the timer. ValueError where the arms have different numbers of rounds, or none.
     """
     if len(numerator) != len(denominator) or not numerator:
         raise ValueError(f"rounds do not pair up: {len(numerator)} and {len(denominator)}")
@@ -113,5 +116,5 @@ def ratio_interval(
 
 
 def excludes_one(interval: Interval) -> bool:
-    """Whether a ratio's interval says that there is a difference."""
+    """Whether a ratio's interval shows a difference: it does not contain 1."""
     return interval[0] > 1 or interval[1] < 1

@@ -1,7 +1,7 @@
-"""The timers. Each takes a block of samples of one launch; everything else is policy.
+"""The timers. Each takes a block of samples of one launch.
 
-A sample is seconds a launch. Device timers hold the stream behind a gate until all launches of the
-block are queued, so host time cannot leak in.
+A sample is seconds per launch. Device timers hold the stream behind a gate until all launches of
+the block are queued, so CPU time is not measured.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class GatedEvents:
         torch.cuda.synchronize()
         if self.instruments.gate_expired:
             raise RuntimeError(
-                "the launch waits for the device, so its host time cannot be kept out of the timing"
+                "the launch waits for the device, so CPU time cannot be kept out of the timing"
             )
         times = [start.elapsed_time(end) * 1e-3 / repeats for start, end in pairs[:samples]]
         return times, self.instruments.clock_mhz()
@@ -231,13 +231,13 @@ class CpuClock:
 
 
 def make_timer(name: str, l2: str, kind: str, index: int, l2_bytes: int, sm_count: int) -> Timer:
-    """The timer for a device. UserError for a combination that means nothing."""
+    """The timer for a device of `kind` "cuda" or "cpu". UserError for conflicting options."""
     if kind == "cpu":
         if name not in ("auto", "clock"):
-            raise UserError(f"--timer {name} needs a CUDA device; a CPU has --timer clock")
+            raise UserError(f"--timer {name} needs a CUDA device; use --timer clock on a CPU")
         return CpuClock(l2_bytes, l2)
     if name == "clock":
-        raise UserError("--timer clock is for a CPU; a CUDA device has --timer events or graph")
+        raise UserError("--timer clock is for CPUs; use --timer events or graph on a CUDA device")
     if name == "graph":
         if l2 == "cold":
             raise UserError("--timer graph replays with a warm cache; add --l2 warm")

@@ -543,7 +543,7 @@ def test_the_work_of_a_step_is_what_a_hand_count_gives(layered: Ran, folder: Pat
 def test_the_table_of_layers_adds_up(layered: Ran, folder: Path) -> None:
     text = report_of(layered.stdout)
     assert all(len(line) <= 100 for line in text.splitlines())
-    row = next(line for line in text.splitlines() if line.startswith("all together"))
+    row = next(line for line in text.splitlines() if line.startswith("total "))
     run = document(folder / "layers.json")
     loaded = read_run(folder / "layers.json")
     median = {result.case.group: raw["median_s"]
@@ -551,7 +551,7 @@ def test_the_table_of_layers_adds_up(layered: Ran, folder: Path) -> None:
     if None in median.values():
         pytest.skip("a busy machine: something did not fit the budget")
     total = sum(use["count"] * median[use["group"]] for use in run["network"]["layers"])
-    count, milliseconds = row.removeprefix("all together").split()[:2]
+    count, milliseconds = row.removeprefix("total ").split()[:2]
     assert int(count) == 7
     assert float(milliseconds) == pytest.approx(total * 1e3, rel=0.01)
 

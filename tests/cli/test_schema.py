@@ -103,7 +103,7 @@ _begin(asked(rest=1.0), greeting, run)
 try:
     _begin(asked(rest=2.0), greeting, run)
 except UserError as error:
-    assert "was taken with --rest 1.0" in str(error)
+    assert "was measured with --rest 1.0" in str(error)
 else:
     raise AssertionError("gone on with another rest")
 """
@@ -171,4 +171,4 @@ def test_what_a_check_refuses_is_called_as_it_is_written() -> None:
     ran = run_here(e2e, "e2e", "cnn-cifar", "--label-smoothing", "2")
     assert ran.stderr == "error: --label-smoothing goes from 0 to below 1, not 2.0\n"
     ran = run_here(microbench, "microbench", "gemm", "--l2", "hot")
-    assert ran.stderr == "error: --l2 takes one of cold, warm, not 'hot'\n"
+    assert ran.stderr == "error: --l2 must be one of cold, warm, not 'hot'\n"

@@ -90,7 +90,7 @@ def test_ranges_of_the_summary() -> None:
     exact = {
         r.case.group
         for r in run("payoff-conv").results
-        if any("tf32 was allowed" in warning.symptom for warning in r.warnings)
+        if any("tf32 was enabled" in warning.symptom for warning in r.warnings)
     }
     assert f"in {len(exact)} of 87 cells" in PAGE
     algorithms = {c: arms["wgrad", "nhwc", c, "fp32"].kernels for c in (128, 512, 2048)}
@@ -178,7 +178,7 @@ def test_sentences_about_the_sweep() -> None:
     assert all(any("fft" in k for k in arms["fprop", "nhwc", c, "fp32"].kernels)
                for c in widths if c >= 64)  # fmt: skip
     exact = arms["fprop", "nhwc", 8, "tf32"]
-    assert any("tf32 was allowed" in warning.symptom for warning in exact.warnings)
+    assert any("tf32 was enabled" in warning.symptom for warning in exact.warnings)
 
 
 @pytest.mark.parametrize("name", ["conv-channels", "conv-fine", "payoff-conv", "layers-resnet50"])

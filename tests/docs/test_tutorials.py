@@ -54,10 +54,10 @@ def held(page: str, own: list[dict[str, str]], columns: list[str]) -> int:
 
 def test_rows_of_kernels_are_the_run_files_own() -> None:
     own = rows(to_markdown(run("gemm-fp16")))
-    columns = ["size", "precision", "back end", "time", "TFLOP/s", "x fp32", "x tf32", "bound by"]
+    columns = ["size", "precision", "back end", "time", "TFLOP/s", "x fp32", "x tf32", "bottleneck"]
     assert held(KERNELS, own, columns) == 3
     own = [r for r in rows(to_markdown(run("gemm-alignment"))) if r["back end"] == "cublas"]
-    assert held(KERNELS, own, ["size", "precision", "time", "TFLOP/s", "bound by"]) == 3
+    assert held(KERNELS, own, ["size", "precision", "time", "TFLOP/s", "bottleneck"]) == 3
     fp16 = {
         r.case.layout: r
         for r in run("conv-fp16").results

@@ -492,7 +492,7 @@ def test_errors_of_own_modules_and_losses() -> None:
     broken = message("own_broken:build")
     assert broken.startswith("importing own_broken raised ModuleNotFoundError: No module named")
     assert message("own_absent:build").startswith("no module 'own_absent'")
-    assert "is not module:function" in message("own_nets:")
+    assert "is not of the form module:function" in message("own_nets:")
     assert (
         message("own_nets:half", loss="own_nets:sqared")
         == "own_nets has no 'sqared'; did you mean squared?"

@@ -187,7 +187,7 @@ def test_escape_codes_in_a_run_file_are_not_printed() -> None:
 
 def test_an_empty_run_and_an_unfinished_one() -> None:
     assert "Nothing was measured." in shown(run_of())
-    assert "not finished" in shown(replace(amp_run(), finished_at=None))
+    assert "unfinished run" in shown(replace(amp_run(), finished_at=None))
 
 
 # ---------------------------------------------------------------- in short

@@ -173,7 +173,7 @@ def test_bytes_of_what_a_pass_must_touch() -> None:
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"groups": 5}, "does not divide"),
+        ({"groups": 5}, "is not divisible"),
         ({"r": 12}, "does not fit"),
         ({"stride": 0}, "stride must be at least 1"),
         ({"padding": -1}, "padding must be at least 0"),

@@ -408,7 +408,7 @@ def test_labels_and_tiles_are_read_from_the_algorithm(library: api.Library) -> N
 
 @pytest.mark.parametrize(
     ("proposals", "status", "reason"),
-    [(0, 0, "proposes nothing"), (2, 15, r"fp16.*CUBLAS_STATUS_NOT_SUPPORTED \(15\)")],
+    [(0, 0, "has no candidate"), (2, 15, r"fp16.*CUBLAS_STATUS_NOT_SUPPORTED \(15\)")],
 )
 def test_no_proposal_and_a_refusal_are_reasons(
     stand_in: StandIn, proposals: int, status: int, reason: str

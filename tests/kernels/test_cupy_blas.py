@@ -41,7 +41,7 @@ def cupy_installed() -> None:
 @pytest.mark.parametrize("precision", [p for p in PRECISIONS if p.startswith("fp8")])
 def test_fp8_is_sent_to_cublaslt(precision: str) -> None:
     reason = cupy_blas.cannot_run(case(precision), H200)
-    assert reason == f"cublasGemmEx has no {precision}; use back end cublaslt"
+    assert reason == f"cublasGemmEx has no {precision}; use --backend cublaslt"
 
 
 @pytest.mark.usefixtures("cupy_installed")
@@ -149,7 +149,7 @@ def test_gemm_ex_is_asked_for_the_right_product(
 
 def test_a_refusal_is_a_reason(stand_in: StandIn) -> None:
     stand_in.refusal = "CUBLAS_STATUS_NOT_SUPPORTED"
-    with pytest.raises(CannotRun, match=r"refuses gemm/.*/int8/cupy: CUBLAS_STATUS_NOT_SUPPORTED"):
+    with pytest.raises(CannotRun, match=r"rejects gemm/.*/int8/cupy: CUBLAS_STATUS_NOT_SUPPORTED"):
         OPS["gemm"].session(CPU, 1).prepare(case("int8"))
 
 

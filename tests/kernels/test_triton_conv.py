@@ -76,7 +76,7 @@ def test_a_user_s_own_table_comes_first(tmp_path: Path, monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("precision", "layout", "groups", "said"),
     [("fp32", "nhwc", 1, "fp16, bf16, tf32"), ("fp16", "nchw", 1, "NHWC"),
-     ("fp16", "nhwc", 4, "no groups")],
+     ("fp16", "nhwc", 4, "not support groups")],
 )  # fmt: skip
 def test_what_it_cannot_run_it_says(precision: str, layout: str, groups: int, said: str) -> None:
     plain = next(case for case, _ in entries())

@@ -86,8 +86,8 @@ def test_clean_cpu_facts_bring_nothing_above_a_note():
 
 
 PLANTED = [
-    ("device", "note", replace(CPU, no_cuda=None), "a GPU is here too"),
-    ("device", "warning", replace(CPU, driver_present=True), "driver is here, but torch"),
+    ("device", "note", replace(CPU, no_cuda=None), "also has a GPU"),
+    ("device", "warning", replace(CPU, driver_present=True), "driver is installed, but torch"),
     ("libraries", "problem", replace(CLEAN, unimportable={"cupy": "ImportError: no"}), "cupy"),
     ("libraries", "note", replace(CPU, unimportable={"triton": "OSError: x"}), "OSError: x"),
     ("driver", "problem", on_gpu(driver_cuda=(12, 8)), "supports CUDA 12.8, torch has 13.2"),
@@ -96,7 +96,7 @@ PLANTED = [
     ("tf32 switches", "note", replace(CLEAN, matmul_fp32="tf32"), "products are TF32"),
     ("sensors", "warning", replace(CLEAN, gpu=None), "NVML is missing"),
     ("sensors", "note", on_gpu(power_w=None, sm_clock_mhz=None), "power, SM clock (2 of 4)"),
-    ("power limit", "warning", on_gpu(power_limit_w=500.0), "500 W, 29 % under"),
+    ("power limit", "warning", on_gpu(power_limit_w=500.0), "500 W, 29 % below"),
     ("clocks", "warning", on_gpu(application_clock_mhz=1200), "set to 1200 MHz, default 1980"),
     ("throttling", "warning", on_gpu(event_reasons=0x4 | 0x40), "power cap, thermal (NVML"),
     ("throttling", "note", on_gpu(event_reasons=0x10), "sync boost"),
@@ -109,12 +109,12 @@ PLANTED = [
     ("mig", "warning", on_gpu(mig=True), "132 SMs"),
     ("persistence", "note", on_gpu(persistence=False), "off"),
     ("pcie", "warning", on_gpu(pcie_width=8), "x8 of x16"),
-    ("pcie", "note", on_gpu(pcie_generation=1), "generation 1 of 5 (it falls"),
+    ("pcie", "note", on_gpu(pcie_generation=1), "generation 1 of 5 (lower"),
     ("virtualization", "note", on_gpu(virtualization="passthrough"), "passed through"),
     ("virtualization", "warning", on_gpu(virtualization="vgpu"), "vgpu"),
     ("other processes", "warning", on_gpu(processes=((OWN_PID, 1), (7, 3 * GIB), (8, None))),
      "2 other process(es) on the GPU hold 3.0 GiB"),
-    ("other processes", "note", on_gpu(processes=((7, GIB),)), "may be this one"),
+    ("other processes", "note", on_gpu(processes=((7, GIB),)), "maybe this one"),
     ("other processes", "warning", on_gpu(processes=((7, GIB), (8, GIB))), "2.0 GiB"),
     ("busy", "warning", on_gpu(utilization_pct=97), "97 %"),
     ("gpu memory", "warning", replace(CLEAN, device_free_bytes=20 * GIB), "20.0 of 140.0 GiB"),
@@ -130,10 +130,10 @@ PLANTED = [
 ]  # fmt: skip
 PLANTED_VARIABLES = [
     ("CUDA_LAUNCH_BLOCKING", "problem", "1", "=1: every launch"),
-    ("NVIDIA_TF32_OVERRIDE", "problem", "0", "=0: overrules"),
-    ("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "warning", "1", "=1: float32 products"),
+    ("NVIDIA_TF32_OVERRIDE", "problem", "0", "=0: silently overrides"),
+    ("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "warning", "1", "=1: float32 GEMMs"),
     ("CUBLAS_WORKSPACE_CONFIG", "warning", ":16:8", "=:16:8: limits"),
-    ("PYTORCH_NO_CUDA_MEMORY_CACHING", "warning", "0", "=0: every tensor"),
+    ("PYTORCH_NO_CUDA_MEMORY_CACHING", "warning", "0", "=0: every allocation"),
     ("TRITON_INTERPRET", "problem", "1", "=1: Triton kernels"),
     ("OMP_NUM_THREADS", "note", "4", "=4: fewer"),
 ]

@@ -56,7 +56,7 @@ def test_every_row_is_in_every_whole_table(name: str, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("name", "said"),
     [("aa", "94 of 100 tries"), ("timer-vs-ncu", "of 24 within 2 %"),
-     ("selftest", "61 of 61 named right"), ("compare-aa", "46 cannot tell, 154 same"),
+     ("selftest", "61 of 61 diagnosed correctly"), ("compare-aa", "46 cannot tell, 154 same"),
      ("timm/amp", "5975.96"), ("by-hand/plain1", "3269.5")],
 )  # fmt: skip
 def test_the_screen_says_the_result(
@@ -116,8 +116,8 @@ def test_a_check_prints_what_show_prints_of_its_file(
     words = ["--device", "cpu", "--tries", "2", "--json", str(path)]
     assert main(["validate", "aa", *words]) == 0
     said = capsys.readouterr().out
-    assert said.endswith(f"Written: {path}\n")
-    assert said.removesuffix(f"Written: {path}\n") in shown(capsys, str(path))
+    assert said.endswith(f"File: {path}\n")
+    assert said.removesuffix(f"File: {path}\n") in shown(capsys, str(path))
     assert main(["validate", "aa", *words]) == 2  # the file is there
     assert main(["validate", "timer", "--device", "cpu", "--json", str(tmp_path / "t.json")]) == 2
     assert "needs a CUDA GPU" in capsys.readouterr().err

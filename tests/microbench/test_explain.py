@@ -85,11 +85,11 @@ CAPPED = {"clock": 1400.0, "throttle": ("power cap",)}
     [
         ([timed(256, 6e-6)], "launch", ["5.0 us", "6.0 us"]),
         # A time under the floor never claims more than itself.
-        ([timed(32, 4e-6)], "launch", ["4.0 us of its 4.0 us"]),
+        ([timed(32, 4e-6)], "launch", ["4.0 us of 4.0 us"]),
         # Two kernels with nothing to do take two floors.
-        ([timed(64, 11e-6, "tf32")], "launch", ["5.0 us of its 11.0 us", "0 %"]),
+        ([timed(64, 11e-6, "tf32")], "launch", ["5.0 us of 11.0 us", "0 %"]),
         ([timed((1, 16384, 16384), 150e-6)], "memory",
-         ["1 FLOP a byte", "536.9 MB", "134.2 us", "150.0 us"]),
+         ["1 FLOP/byte", "536.9 MB", "134.2 us", "150.0 us"]),
         ([at_rate(4095, 280e12), at_rate(4096, 700e12)], "alignment",
          ["8190 bytes", "16", "40 %", "4096", "2.5 times"]),
         ([at_rate(4095, 280e12)], "alignment", ["8190 bytes", "40 %"]),
@@ -250,7 +250,7 @@ FALLEN = {"clock": 1485.0, "throttle": ("power cap",)}
     [
         (600e12, FALLEN, ["25 %", "power cap", "--regime burst"]),
         (600e12, {"half_pct": 6.0}, ["6.0 %"]),
-        (600e12, {"half_pct": None}, ["no interval"]),
+        (600e12, {"half_pct": None}, ["no confidence interval"]),
         (1500e12, {}, ["do not use"]),
         (600e12, {"data": "zeros"}, ["--data normal"]),
     ],

@@ -81,8 +81,8 @@ def test_triton_stands_beside_the_library(traced) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "said"),
-    [({"backend": "cudnn,foo"}, "unknown"), ({"layout": "abc"}, "--layout takes one of"),
-     ({"dtype": "x"}, "unknown precision"), ({"data": "x"}, "--data takes one of")],
+    [({"backend": "cudnn,foo"}, "unknown"), ({"layout": "abc"}, "--layout must be one of"),
+     ({"dtype": "x"}, "unknown precision"), ({"data": "x"}, "--data must be one of")],
 )  # fmt: skip
 def test_bad_words_are_one_line(traced, changes, said) -> None:
     with pytest.raises(UserError, match=said):
@@ -98,7 +98,7 @@ def test_times_of_a_step_add_up(traced) -> None:
     assert sum(layer.seconds("fp16") for layer in layers) == pytest.approx(launches * 10e-6)
     said = "\n".join(line.plain for line in layers_summary(run, network))
     assert "take 0.1 ms instead of 0.3, 3.00 times faster" in said
-    assert "3 of 3 layers gain less than 1.3, with 100 %" in said  # against tf32: 1.2
+    assert "3 of 3 layers are less than 1.3 times faster, 100 %" in said  # against tf32: 1.2
 
 
 def test_the_table_fits_and_shows_every_layer(traced) -> None:
@@ -108,9 +108,9 @@ def test_the_table_fits_and_shows_every_layer(traced) -> None:
     text = [line.plain for line in lines]
     assert max(map(len, text)) <= 100
     assert sum("3x3" in line or "linear" in line for line in text) == 3
-    assert any("all together" in line and "0.50" in line for line in text)
+    assert any("total" in line and "0.50" in line for line in text)
     said = "\n".join(line.plain for line in layers_summary(run, network))
-    assert "3 of 3 layers lose" in said
+    assert "3 of 3 layers are slower" in said
 
 
 def test_our_kernels_are_held_against_the_library_by_pass(traced) -> None:
@@ -133,7 +133,7 @@ def test_a_missing_layer_is_said_not_hidden(traced) -> None:
     failed = Result(first.case, "failed", "broke")
     broken = replace(run, results=(failed, *run.results[1:]))
     said = "\n".join(line.plain for line in layers_summary(broken, network))
-    assert "(2 of 3 layers)" in said
+    assert "(over 2 of 3 layers)" in said
 
 
 def test_the_network_survives_the_run_file(traced) -> None:

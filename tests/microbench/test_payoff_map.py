@@ -84,9 +84,9 @@ def test_the_map_finds_the_boundary_with_fewer_cells_than_the_grid(from_width: i
         else:
             assert from_width > 512
     said = " ".join(map_verdict(run))
-    assert ("nowhere at 4" in said) == (from_width > 512)
+    assert ("no width for 4" in said) == (from_width > 512)
     if 8 <= from_width <= 512:
-        assert f"from {from_width} channels up at 4 of 4" in said
+        assert f"from {from_width} channels up for 4 of 4" in said
 
 
 def test_each_baseline_and_each_column_has_its_own_boundary() -> None:
@@ -138,5 +138,5 @@ def test_the_map_takes_fp32_and_tf32_as_baselines_only() -> None:
     from microbench.requests import PayoffRequest
 
     request = PayoffRequest(Conditions(dtype="fp32", vs="fp64"), channels="8", image="7", batch="1")
-    with pytest.raises(UserError, match="--vs fp64: the map holds a precision against fp32"):
+    with pytest.raises(UserError, match="--vs fp64: the map compares with fp32"):
         request.plan("cuda")

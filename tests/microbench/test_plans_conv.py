@@ -67,9 +67,9 @@ def test_misaligned_widths_bring_their_padded_twins() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"channels": "60", "groups": "7"}, "does not divide into 7 groups"),
+        ({"channels": "60", "groups": "7"}, "is not divisible into 7 groups"),
         ({"kernel": "31", "padding": "0"}, "does not fit"),
-        ({"channels": "0"}, "start at 1"),
+        ({"channels": "0"}, "at least 1"),
         ({"channels": "64..8"}, "backwards"),
         ({"channels": ""}, "empty"),
         ({"channels": "8x8x8"}, "cannot read"),
@@ -78,12 +78,12 @@ def test_misaligned_widths_bring_their_padded_twins() -> None:
         ({"passes": "backward"}, "--pass: unknown 'backward'; choose from fprop, dgrad, wgrad"),
         ({"layouts": "nt"}, "--layout: unknown 'nt'; choose from nchw, nhwc"),
         ({"backend": "cublas"}, "--backend: unknown 'cublas'; choose from cudnn"),
-        ({"padding": "-1"}, "--padding takes a number or same"),
-        ({"groups": "all"}, "--groups takes a number or depthwise"),
+        ({"padding": "-1"}, "--padding must be a number or same"),
+        ({"groups": "all"}, "--groups must be a number or depthwise"),
         ({"kernel": "2"}, "--padding same needs a square kernel of odd size"),
         ({"kernel": "1x3"}, "--padding same needs a square kernel of odd size"),
         ({"dtype": "fp3"}, "unknown precision 'fp3'"),
-        ({"data": "ones"}, "--data takes one of"),
+        ({"data": "ones"}, "--data must be one of"),
     ],
 )
 def test_what_cannot_be_is_one_line(changes: dict[str, object], said: str) -> None:

@@ -43,7 +43,7 @@ def test_chart_of_a_sweep() -> None:
     assert max(cell_len(line) for line in lines) <= 100
     whole = "\n".join(lines)
     assert "fp16: dense peak of the datasheet 989" in lines[1]
-    assert "fp16: largest product measured 688" in whole
+    assert "fp16: largest GEMM measured 688" in whole
     sizes, fp32, tf32 = lines[HEIGHT + 2 : HEIGHT + 5]
     assert sizes.split() == ["size", "256", "512", "1024", "2048", "4096", "8192"]
     assert fp32.split() == ["x", "fp32", "1.86", "2.47", "6.76", "12.0", "13.5", "12.9"]
@@ -69,7 +69,7 @@ def test_no_chart_for_few_sizes_or_a_narrow_screen_or_other_shapes() -> None:
     skipped = [Result(case(n, "int8", "triton"), "skipped", "no") for n in (64, 128, 256)]
     assert text_of(run_of(skipped)) == []
     shapes = [measured(case((n, 64, 64), "fp16", "cublas"), n) for n in (64, 128, 256)]
-    assert text_of(run_of(shapes)) == ["No chart: it needs sizes that are one number."]
+    assert text_of(run_of(shapes)) == ["No chart: a chart needs sizes that are a single number."]
 
 
 def test_equal_rates_and_dense_sweeps_are_drawn() -> None:
@@ -79,7 +79,7 @@ def test_equal_rates_and_dense_sweeps_are_drawn() -> None:
         measured(case(n, p, "cublas"), n) for n in range(64, 2049, 16) for p in ("fp16", "bf16")
     ]
     lines = text_of(run_of(dense))
-    assert "where markers meet, only the first of them is drawn" in lines
+    assert "where markers overlap, only the first is drawn" in lines
     assert max(cell_len(line) for line in lines) <= 100
 
 

@@ -14,8 +14,20 @@ from microbench.report.console import print_run
 from microbench.report.screen import WIDTH, is_live, make_console
 
 
-def test_a_file_is_plain_and_100_wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
+@pytest.mark.parametrize(
+    ("asked", "width"), [(None, WIDTH), ("40", 40), ("160", 160), ("0", WIDTH), ("wide", WIDTH)]
+)
+def test_a_file_is_as_wide_as_asked_else_100(
+    asked: str | None, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if asked is not None:
+        monkeypatch.setenv("COLUMNS", asked)
+    assert make_console(file=io.StringIO()).width == width
+
+
+def test_a_file_is_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
     file = io.StringIO()
     console = make_console(file=file)
     assert console.width == WIDTH
@@ -47,7 +59,7 @@ def test_colour_is_only_an_addition(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\x1b[" in coloured
     assert "\x1b" not in plain
     assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == plain
-    assert max(map(len, plain.splitlines())) <= WIDTH
+    assert WIDTH < max(map(len, plain.splitlines())) <= 120, "tables may be wider than prose"
 
 
 def test_quiet_prints_nothing() -> None:

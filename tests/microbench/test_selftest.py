@@ -366,8 +366,8 @@ def test_nothing_counted_is_no_pass_and_the_bar_is_95_per_cent() -> None:
         run = Run(("x",), "now", H200, {}, settings={"l2": "cold"})
         return sheet(json.loads(json.dumps(evidence(judged, [], Runs(run))))).summary
 
-    assert "19 of 20 named right (95.0 %" in summary([right] * 19 + [wrong])
-    assert "Nothing could be planted" in summary([left])
+    assert "19 of 20 diagnosed correctly (95.0 %" in summary([right] * 19 + [wrong])
+    assert "No case could be planted" in summary([left])
 
 
 def test_the_evidence_has_every_plant_and_its_numbers(plants: list[Plant]) -> None:
@@ -393,7 +393,7 @@ def test_the_screen_says_what_was_wrong_and_what_could_not_be_tried(
     print_sheet(sheet(document), make_console())
     said = capsys.readouterr().out
     assert "wrong layout: fp16 conv fprop nchw 64" in said
-    assert "expected layout, named mixed" in said
+    assert "expected layout, diagnosed mixed" in said
     assert "not applicable: waves: a CPU has no SMs" in " ".join(said.split())
     assert max(map(len, said.splitlines())) <= 100
 
@@ -447,8 +447,10 @@ def test_the_cache_holds_what_is_faster_warm_by_more_than_the_shortest_launch_sa
 def test_another_kernel_or_nothing_to_compare_is_said() -> None:
     run = Run(("x",), "now", H200, {})
     result = MadeUp().result(FITS)
-    assert "another kernel" in cache_effect(result, replace(result, kernels=("b",)), run, run)[1]
-    assert "floor" in cache_effect(result, result, run, run)[1]
+    assert (
+        "a different kernel" in cache_effect(result, replace(result, kernels=("b",)), run, run)[1]
+    )
+    assert "launch latency" in cache_effect(result, result, run, run)[1]
     assert "not measured" in cache_effect(result, replace(result, measurement=None), run, run)[1]
 
 

@@ -129,8 +129,8 @@ def test_held_out_error_of_planted_times_is_small_and_said() -> None:
         ("gemm", "simt", "", "gemm", "nt", "", "cublas", "", "fp32"),
     }
     first, second = describe(model)
-    assert f"on {len(PLANTED)} cases it was not fitted on" in first
-    assert second.startswith("It is least certain of gemm nt cublas fp")
+    assert f"on {len(PLANTED)} cases that were held out of the fit" in first
+    assert second.startswith("Least accurate for gemm nt cublas fp")
 
 
 def test_a_run_file_keeps_the_model() -> None:

@@ -64,7 +64,7 @@ def measured(what: Case, tflops: float, *, half_pct: float | None = 0.3) -> Resu
         total_error=ERRORS.get(what.precision_name, 1e-3),
         ceiling_pct=100 * tflops / peak if peak else None,
         bound="launch" if small else "power" if size > 2048 else "compute",
-        why=f"5.1 us of its {seconds * 1e6:.1f} us is what a 64x64x64 product takes too"
+        why=f"5.1 us of {seconds * 1e6:.1f} us is what a 64x64x64 product takes too"
         if small
         else None,
         warnings=(POWER,) if size > 2048 and what.precision_name == "fp16" else (),

@@ -22,11 +22,11 @@ LENDERS = {"bf16": "fp16"}  # precisions that lay tensors out alike share tuned 
 def cannot_run(case: Case, target: Target) -> str | None:
     """Why these kernels cannot run the case, or None."""
     if case.precision_name not in PRECISIONS:
-        return f"the Triton convolution computes in {', '.join(PRECISIONS)}"
+        return f"the Triton convolution supports {', '.join(PRECISIONS)}"
     if case.layout != "nhwc":
-        return "the Triton convolution reads NHWC (channels_last) only"
+        return "the Triton convolution supports NHWC (channels_last) only"
     if case.dim("groups") > 1:
-        return "the Triton convolution has no groups"
+        return "the Triton convolution does not support groups"
     return None
 
 

@@ -39,7 +39,7 @@ _TMA_KERNELS = {
 def cannot_run(case: Case, target: Target) -> str | None:
     """Why these kernels cannot run the case, or None."""
     if case.precision.storage == "float64":
-        return "no fp64 Triton kernel: Tensor Core fp64 is not what this project measures"
+        return "there is no fp64 Triton kernel"
     if min(case.dim(d) for d in "mnk") < 1:
         return "every dimension must be at least 1"
     return None

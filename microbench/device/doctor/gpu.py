@@ -12,15 +12,15 @@ BUSY_WARNING_PCT = 10
 FREE_MEMORY_WARNING = 0.8  # of the whole; a CUDA context of our own takes about half a GiB
 
 _THROTTLE: dict[str, tuple[Level, str]] = {
-    "power cap": ("warning", "something draws power now: stop it, or wait until the GPU is idle"),
-    "thermal": ("warning", "let the GPU cool, and check its fans and the air flow"),
-    "power brake": ("warning", "the server's power supply slows the GPU: ask who runs it"),
-    "hw slowdown": ("warning", "heat or power supply slows the GPU: check cooling and cables"),
-    "application clocks": ("warning", "undo the clock setting: sudo nvidia-smi -rgc, then -rac"),
+    "power cap": ("warning", "another program draws power: stop it, or wait until the GPU is idle"),
+    "thermal": ("warning", "let the GPU cool; check fans and air flow"),
+    "power brake": ("warning", "the server's power supply limits the GPU: ask the administrator"),
+    "hw slowdown": ("warning", "heat or the power supply limits the GPU: check cooling and cables"),
+    "application clocks": ("warning", "reset the clocks: sudo nvidia-smi -rgc, then -rac"),
     "sync boost": ("note", "take the GPU out of its sync boost group (dcgmi config)"),
     "display": ("note", "measure on a GPU that drives no display"),
-    "board limit": ("note", "the board's own limit holds the clock: nothing to set"),
-    "reliability": ("note", "a voltage limit holds the clock: nothing to set"),
+    "board limit": ("note", "the board limits the clock: there is no setting for it"),
+    "reliability": ("note", "the voltage limits the clock: there is no setting for it"),
 }
 
 
@@ -34,7 +34,7 @@ def sensors(facts: Facts) -> Finding | None:
         return None
     name = "sensors"
     if facts.gpu is None:
-        what = "NVML is missing: clock, power and throttling stay unknown"
+        what = "NVML is missing: clock, power and throttling are unknown"
         return Finding(name, "warning", what, "pip install nvidia-ml-py, and check nvidia-smi")
     readings = {
         "power": facts.gpu.power_w,
@@ -57,7 +57,7 @@ def power_limit(facts: Facts) -> Finding | None:
     if default is None or limit >= default * POWER_LIMIT_TOLERANCE:
         return Finding("power limit", "ok", f"{limit:.0f} W")
     under_pct = 100 * (1 - limit / default)
-    what = f"{limit:.0f} W, {under_pct:.0f} % under the card's default of {default:.0f} W"
+    what = f"{limit:.0f} W, {under_pct:.0f} % below the card's default of {default:.0f} W"
     return Finding("power limit", "warning", what, f"sudo nvidia-smi -i GPU -pl {default:.0f}")
 
 
@@ -82,9 +82,9 @@ def throttling(facts: Facts) -> Finding | None:
         return None
     words = throttle_words(reasons)
     if not words:
-        return Finding("throttling", "ok", "nothing holds the clock down now")
+        return Finding("throttling", "ok", "nothing limits the clock now")
     level: Level = "warning" if any(_THROTTLE[word][0] == "warning" for word in words) else "note"
-    what = f"the clock is held down now by {', '.join(words)} (NVML reasons {reasons:#x})"
+    what = f"the clock is limited now by {', '.join(words)} (NVML reasons {reasons:#x})"
     return Finding("throttling", level, what, "; ".join(_THROTTLE[word][1] for word in words))
 
 
@@ -93,10 +93,10 @@ def temperature(facts: Facts) -> Finding | None:
     now, margin = _gpu(facts).temperature_c, _gpu(facts).temperature_margin_c
     if now is None or margin is None:
         return None
-    what = f"{now} °C, {margin} °C under the slowdown threshold"
+    what = f"{now} °C, {margin} °C below the slowdown threshold"
     if margin >= MARGIN_WARNING_C:
         return Finding("temperature", "ok", what)
-    return Finding("temperature", "warning", what, "let the GPU cool, and check fans and air flow")
+    return Finding("temperature", "warning", what, "let the GPU cool; check fans and air flow")
 
 
 def ecc(facts: Facts) -> Finding | None:
@@ -106,11 +106,13 @@ def ecc(facts: Facts) -> Finding | None:
         return None
     state = "on" if now else "off"
     if pending is not None and pending != now:
-        what = f"ECC is {state} and changes at the next reset: later runs will not compare"
-        return Finding("ecc", "warning", what, "reset the GPU first, or undo with nvidia-smi -e")
+        what = f"ECC is {state} and changes at the next reset: later runs will not be comparable"
+        return Finding(
+            "ecc", "warning", what, "reset the GPU first, or undo the change with nvidia-smi -e"
+        )
     if now:
         return Finding("ecc", "ok", "ECC is on; on GDDR memory it costs some bandwidth")
-    what = "ECC is off: not how data-centre cards ship, so figures may not compare"
+    what = "ECC is off; data-centre cards ship with ECC on, so results may not be comparable"
     return Finding("ecc", "note", what, "sudo nvidia-smi -i GPU -e 1, then reset the GPU")
 
 
@@ -132,7 +134,7 @@ def persistence(facts: Facts) -> Finding | None:
         return None
     if state:
         return Finding("persistence", "ok", "persistence mode is on")
-    what = "persistence mode is off: the first CUDA call may take seconds (never timed here)"
+    what = "persistence mode is off: the first CUDA call may take seconds (not timed)"
     return Finding("persistence", "note", what, "sudo nvidia-smi -pm 1")
 
 
@@ -146,11 +148,11 @@ def pcie(facts: Facts) -> Finding | None:
     if now is not None and most is not None:
         what += f", generation {now} of {most}"
     if gpu.pcie_width < gpu.pcie_width_max:
-        what += ": copies from the host are slower than they could be"
+        what += ": copies from the host are slower than the card allows"
         return Finding("pcie", "warning", what, "reseat the card or use a wider slot")
     if now is not None and most is not None and now < most:
-        what += " (it falls when the GPU idles)"
-        return Finding("pcie", "note", what, "look again under load: nvidia-smi -q -d PERFORMANCE")
+        what += " (lower when the GPU is idle)"
+        return Finding("pcie", "note", what, "check under load: nvidia-smi -q -d PERFORMANCE")
     return Finding("pcie", "ok", what)
 
 
@@ -160,9 +162,11 @@ def virtualization(facts: Facts) -> Finding | None:
     if mode is None or mode == "none":
         return None
     if mode == "passthrough":
-        what = "the GPU is passed through to a virtual machine: the host's settings are hidden"
-        return Finding("virtualization", "note", what, "ask the provider about limits and clocks")
-    what = f"virtual GPU ({mode}): its time may be shared with other machines"
+        what = "the GPU is passed through to a virtual machine: host settings are hidden"
+        return Finding(
+            "virtualization", "note", what, "ask the provider about power limits and clocks"
+        )
+    what = f"virtual GPU ({mode}): other virtual machines may share it"
     return Finding("virtualization", "warning", what, "measure on a whole or passed-through GPU")
 
 
@@ -174,12 +178,12 @@ def other_processes(facts: Facts) -> Finding | None:
     others = [size for pid, size in processes if pid != facts.own_pid]
     seen = len(others) < len(processes)
     if not others:
-        return Finding("other processes", "ok", "no other process computes on the GPU")
+        return Finding("other processes", "ok", "no other process uses the GPU")
     held = f"{sum(size or 0 for size in others) / GIB:.1f} GiB"
     stop = "stop them, or choose another GPU with --device cuda:N"
     if not seen and len(others) == 1:
-        what = f"one process holds {held} on the GPU; it may be this one (pids of a container)"
-        return Finding("other processes", "note", what, "if it is not this one, stop it")
+        what = f"one process holds {held} on the GPU, maybe this one (containers hide process ids)"
+        return Finding("other processes", "note", what, "if it is another process, stop it")
     what = f"{len(others)} other process(es) on the GPU hold {held}"
     return Finding("other processes", "warning", what, stop)
 
@@ -189,10 +193,12 @@ def busy(facts: Facts) -> Finding | None:
     utilization = _gpu(facts).utilization_pct
     if utilization is None:
         return None
-    what = f"{utilization} % busy before anything was launched"
+    what = f"{utilization} % busy before this program launched work"
     if utilization < BUSY_WARNING_PCT:
         return Finding("busy", "ok", what)
-    return Finding("busy", "warning", what, "wait for it, or choose another GPU: --device cuda:N")
+    return Finding(
+        "busy", "warning", what, "wait until the GPU is idle, or choose another: --device cuda:N"
+    )
 
 
 def device_memory(facts: Facts) -> Finding | None:
@@ -203,7 +209,7 @@ def device_memory(facts: Facts) -> Finding | None:
     what = f"{free / GIB:.1f} of {total / GIB:.1f} GiB free on the GPU"
     if free >= FREE_MEMORY_WARNING * total:
         return Finding("gpu memory", "ok", what)
-    return Finding("gpu memory", "warning", what, "end what holds it; see nvidia-smi")
+    return Finding("gpu memory", "warning", what, "end the processes that hold it; see nvidia-smi")
 
 
 GPU_CHECKS: tuple[Check, ...] = (

@@ -25,10 +25,12 @@ def device(facts: Facts) -> Finding:
         return Finding("device", "ok", what)
     what = f"{info.name}: {info.sm_count} usable cores, {memory}"
     if facts.no_cuda is None:
-        return Finding("device", "note", f"{what}; a GPU is here too", "use --device cuda")
+        return Finding(
+            "device", "note", f"{what}; this machine also has a GPU", "use --device cuda"
+        )
     if facts.driver_present:
-        what += f"; an NVIDIA driver is here, but {facts.no_cuda}"
-        remedy = "install a torch built for CUDA, and check nvidia-smi and CUDA_VISIBLE_DEVICES"
+        what += f"; an NVIDIA driver is installed, but {facts.no_cuda}"
+        remedy = "install torch for CUDA; check nvidia-smi and CUDA_VISIBLE_DEVICES"
         return Finding("device", "warning", what, remedy)
     what += f"; CPU only ({facts.no_cuda}), so GPU back ends are skipped"
     return Finding("device", "note", what, "run on a computer with an NVIDIA GPU and driver")
@@ -93,10 +95,10 @@ def tf32_switches(facts: Facts) -> Finding | None:
     matmul, conv = (
         "TF32" if switch == "tf32" else "IEEE" for switch in (facts.matmul_fp32, facts.conv_fp32)
     )
-    what = f"float32 products are {matmul}, convolutions {conv} unless set; every arm sets both"
+    what = f"float32 products are {matmul}, convolutions {conv} by default; each variant sets both"
     if facts.device.kind == "cuda" and facts.matmul_fp32 == "tf32":
-        what += " (PyTorch's default for products is IEEE: something switched them)"
-        return Finding("tf32 switches", "note", what, "look for what sets fp32_precision at start")
+        what += " (PyTorch's default for matrix multiplication is IEEE: something changed it)"
+        return Finding("tf32 switches", "note", what, "find what sets fp32_precision at startup")
     return Finding("tf32 switches", "ok", what)
 
 
@@ -129,26 +131,28 @@ def _is_fewer_threads(value: str, facts: Facts) -> bool:
 VARIABLES: dict[str, Variable] = {
     "CUDA_LAUNCH_BLOCKING": Variable(
         "problem",
-        "every launch waits for its kernel, so the gated timer cannot work",
+        "every launch waits for its kernel, so the timer cannot work",
         _on_gpu_and_on,
     ),
     "NVIDIA_TF32_OVERRIDE": Variable(
         "problem",
-        "overrules the TF32 switch of every arm, silently: at 0, tf32 is measured as fp32",
+        "silently overrides the TF32 setting: at 0, tf32 is measured as fp32",
         lambda value, facts: value != "" and _on_gpu(value, facts),
     ),
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": Variable(
         "warning",
-        "float32 products start as TF32, and torch refuses to read the switch",
+        "float32 GEMMs start as TF32, and torch refuses to read the setting",
         _on_gpu_and_on,
     ),
     "CUBLAS_WORKSPACE_CONFIG": Variable(
         "warning",
-        "limits the workspace, so cuBLAS may choose slower algorithms than it would for others",
+        "limits the workspace, so cuBLAS may choose slower algorithms",
         lambda value, facts: value != "" and _on_gpu(value, facts),
     ),
     "PYTORCH_NO_CUDA_MEMORY_CACHING": Variable(
-        "warning", "every tensor is a cudaMalloc, which waits for the GPU: steps are slow", _on_gpu
+        "warning",
+        "every allocation calls cudaMalloc, which waits for the GPU: steps are slow",
+        _on_gpu,
     ),
     "TRITON_INTERPRET": Variable(
         "problem", "Triton kernels run in Python, so their times mean nothing", _on_gpu_and_on
@@ -157,7 +161,7 @@ VARIABLES: dict[str, Variable] = {
         "note",
         "fewer threads than usable cores for CPU kernels and for data loading",
         _is_fewer_threads,
-        "unset it, unless it is meant",
+        "unset it, unless intended",
     ),
 }
 
@@ -183,13 +187,13 @@ def cores(facts: Facts) -> Finding:
     what = f"{facts.cores_usable} of {facts.cores_total} cores usable"
     quota = facts.quota_cores
     if quota is not None and quota < facts.cores_usable:
-        what += f", but a quota of {quota:g} cores' time stalls all threads when it is used up"
+        what += f", but a CPU quota of {quota:g} cores stalls all threads when it is used up"
         level: Level = "warning"
         remedy = f"raise the container's CPU quota, or use at most {max(1, int(quota))} threads"
         return Finding("cores", level, what, remedy)
     if facts.cores_usable < facts.cores_total:
         return Finding(
-            "cores", "note", what, "widen the affinity (taskset, --cpuset-cpus), if unmeant"
+            "cores", "note", what, "widen the CPU affinity (taskset, --cpuset-cpus), if unintended"
         )
     return Finding("cores", "ok", what)
 
@@ -201,7 +205,7 @@ def load(facts: Facts) -> Finding | None:
     what = f"load average {facts.load_1min:.1f} on {facts.cores_total} cores"
     if facts.load_1min < LOAD_WARNING * facts.cores_total:
         return Finding("load", "ok", what)
-    return Finding("load", "warning", what, "stop other work, or wait until the load falls")
+    return Finding("load", "warning", what, "stop other programs, or wait until the load falls")
 
 
 def governor(facts: Facts) -> Finding | None:
@@ -211,7 +215,7 @@ def governor(facts: Facts) -> Finding | None:
     if facts.governor == "performance":
         return Finding("cpu governor", "ok", "performance")
     level: Level = "warning" if facts.device.kind == "cpu" else "note"
-    what = f"{facts.governor}: the CPU's clock wanders, and launch times with it"
+    what = f"{facts.governor}: the CPU clock varies, and launch times with it"
     return Finding("cpu governor", level, what, "sudo cpupower frequency-set -g performance")
 
 
@@ -219,7 +223,7 @@ def virtual_machine(facts: Facts) -> Finding | None:
     """Whether the CPU is a guest's."""
     if not facts.virtual_machine:
         return None
-    what = "virtual machine: other guests may take CPU time, and clocks are hidden"
+    what = "virtual machine: other guests may use CPU time, and clocks are hidden"
     return Finding("virtual machine", "note", what, "repeat the run and compare, or use bare metal")
 
 
@@ -251,7 +255,9 @@ def disk(facts: Facts) -> Finding | None:
     what = f"{facts.disk_free_bytes / GIB:.1f} GiB free for Triton's cache"
     if facts.disk_free_bytes >= DISK_WARNING_BYTES:
         return Finding("disk", "ok", what)
-    return Finding("disk", "warning", what, "free some, or point TRITON_CACHE_DIR elsewhere")
+    return Finding(
+        "disk", "warning", what, "free some space, or set TRITON_CACHE_DIR to another disk"
+    )
 
 
 SOFTWARE_CHECKS: tuple[Check, ...] = (

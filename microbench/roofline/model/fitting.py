@@ -190,7 +190,7 @@ def fit(measured: Sequence[tuple[Result, Rates]]) -> Model:
     rows = [(r, ways(r.case, rates)) for r, rates in measured if r.median_s]
     rows = [(result, found) for result, found in rows if found]
     if not rows:
-        raise ValueError("nothing to fit: no measured case, or no ceilings measured")
+        raise ValueError("nothing to fit: no case or no ceiling was measured")
     packed = _pack([found for _, found in rows])
     target = np.log([result.median_s or 1.0 for result, _ in rows])
     members = _members([result.case for result, _ in rows])

@@ -1,0 +1,100 @@
+"""What else the machine did while it was measured: other programs on the CPU and on the GPU."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import cast
+
+from microbench.device.nvml import GpuState
+from microbench.results.values import Json
+
+ROOT = Path("/")
+LOADED = 0.5  # of all cores: from here on other programs are worth a warning
+LOAD = "load"  # the key in a run's settings
+SHARE, AT_START, PROCESSES, HELD = (
+    "cpu_share_of_others", "load_average_per_core", "gpu_processes", "gpu_bytes",
+)  # fmt: skip
+_BUSY = (0, 1, 2, 5, 6, 7)  # of /proc/stat's cpu line: user nice system irq softirq steal
+_TIMES = slice(11, 15)  # of /proc/PID/stat after the name: utime stime cutime cstime
+_PARENT = 1
+
+Reading = tuple[float, float]  # CPU seconds of the machine, of this process and its children
+
+
+def at_start(gpu: GpuState | None) -> Json:
+    """Before anything is measured: the load average per core, and processes on the GPU.
+
+    `gpu` is read before this process has a CUDA context, so all of its processes are others.
+    """
+    found: Json = {AT_START: round(os.getloadavg()[0] / (os.cpu_count() or 1), 3)}
+    if gpu is not None and gpu.processes is not None:
+        others = [size for pid, size in gpu.processes if pid != os.getpid()]
+        found |= {PROCESSES: len(others), HELD: sum(size or 0 for size in others)}
+    return found
+
+
+class LoadMeter:
+    """Counts the CPU time of other programs from its construction on (Linux; else nothing)."""
+
+    def __init__(self, read: Callable[[], Reading | None] | None = None) -> None:
+        self._read = read or reading
+        self._began = self._clock()
+
+    def _clock(self) -> tuple[float, Reading | None]:
+        return os.times().elapsed, self._read()
+
+    def share(self) -> float | None:
+        """The mean share of all cores that other programs had, 0 to 1; None where unknown."""
+        (began_s, before), (now_s, after) = self._began, self._clock()
+        core_s = (now_s - began_s) * (os.cpu_count() or 1)
+        if before is None or after is None or core_s <= 0:
+            return None
+        others_s = (after[0] - before[0]) - (after[1] - before[1])
+        return min(1.0, max(0.0, others_s / core_s))
+
+    def noted(self, settings: Mapping[str, object]) -> Json:
+        """A run's settings with the share in them: the largest where the run was resumed."""
+        held = settings.get(LOAD)
+        load: Json = dict(cast(Json, held)) if isinstance(held, dict) else {}
+        share = self.share()
+        if share is not None:
+            load[SHARE] = round(max(share, float(load.get(SHARE) or 0.0)), 3)
+        return {**settings, LOAD: load} if load else dict(settings)
+
+
+def reading(root: Path = ROOT) -> Reading | None:
+    """CPU seconds since boot of the machine, and of this process with all its descendants."""
+    tick = os.sysconf("SC_CLK_TCK")
+    try:
+        words = (root / "proc/stat").read_text().splitlines()[0].split()[1:]
+        busy = sum(int(words[i]) for i in _BUSY)
+    except (OSError, IndexError, ValueError):
+        return None
+    return busy / tick, _own_ticks(root) / tick
+
+
+def _own_ticks(root: Path) -> int:
+    parents: dict[int, int] = {}
+    ticks: dict[int, int] = {}
+    for path in (root / "proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text(errors="replace").rpartition(")")[2].split()
+            pid = int(path.parent.name)
+            parents[pid] = int(fields[_PARENT])
+            ticks[pid] = sum(map(int, fields[_TIMES]))
+        except (OSError, IndexError, ValueError):
+            continue  # it ended meanwhile
+    return sum(count for pid, count in ticks.items() if _is_ours(pid, parents))
+
+
+def _is_ours(pid: int, parents: Mapping[int, int]) -> bool:
+    own = os.getpid()
+    for _ in range(len(parents)):
+        if pid == own:
+            return True
+        pid = parents.get(pid, 0)
+        if not pid:
+            return False
+    return False
