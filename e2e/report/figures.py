@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from e2e.results.types import Training
 from microbench import fmt
 from microbench.results.types import Ratio
@@ -58,10 +56,7 @@ def ratio(value: Ratio) -> str:
 
 def interval(value: Ratio) -> str:
     """As `fmt.interval`; with a third decimal near 1: "0.995 ±0.004"."""
-    if value.ci95 is None or not _is_near(value):
-        return fmt.interval(value)
-    half = _half(value.ratio, value.ci95)
-    return f"{value.ratio:.3f} ±{math.ceil(1000 * half - 1e-9) / 1000:.3f}"
+    return fmt.interval(value, 3 if value.ci95 is not None and _is_near(value) else None)
 
 
 def faster(value: Ratio) -> str:
@@ -76,8 +71,8 @@ def faster(value: Ratio) -> str:
     pct = f"{100 * (value.ratio - 1):.1f}"
     if value.ci95 is None:
         return f"about {pct} % {what}"
-    half = 100 * _half(value.ratio, value.ci95)
-    return f"{pct} ±{math.ceil(10 * half - 1e-9) / 10:.1f} % {what}"
+    low, high = (100 * (end - 1) for end in value.ci95)
+    return f"{pct} {fmt.ends(100 * (value.ratio - 1), (low, high), 1)} % {what}"
 
 
 def times(value: Ratio) -> str:
@@ -87,7 +82,3 @@ def times(value: Ratio) -> str:
 
 def _is_near(value: Ratio) -> bool:
     return abs(value.ratio - 1) < NEAR_PCT / 100
-
-
-def _half(centre: float, ends: tuple[float, float]) -> float:
-    return max(ends[1] - centre, centre - ends[0])
