@@ -8,7 +8,7 @@ from microbench.results.types import Ratio
 from microbench.timing.stats import excludes_one
 
 NOUNS = {"img": "images", "tok": "tokens", "sample": "samples"}
-LIMITERS = {"gpu": "the GPU", "host": "the host", "data": "data"}
+BOTTLENECKS = {"gpu": "GPU", "host": "CPU launch", "data": "data loading"}
 NEAR_PCT = 5.0  # ratios this near to 1 have another digit, or are in per cent
 _LARGE = 1e8  # of a deviation: beyond it all digits say less than an exponent
 
@@ -36,15 +36,15 @@ def signed_pct(value: float | None) -> str:
     return "" if value is None else fmt.signed_pct(value)
 
 
-def limiter(limit: str) -> str:
-    """ "the GPU" for "gpu"."""
-    return LIMITERS.get(limit, fmt.clean(limit))
+def bottleneck(limit: str | None) -> str:
+    """ "GPU" for "gpu", the value in a run file; "" when not known."""
+    return BOTTLENECKS.get(limit, fmt.clean(limit)) if limit else ""
 
 
-def limit_words(training: Training) -> str:
-    """What limits a step as measured, else as predicted; "" when not known."""
-    limit = training.limit or (training.predicted.limit if training.predicted else None)
-    return limiter(limit) if limit else ""
+def bottleneck_of(training: Training) -> str:
+    """The measured bottleneck of a step, else the predicted one; "" when not known."""
+    predicted = training.predicted.limit if training.predicted else None
+    return bottleneck(training.limit or predicted)
 
 
 def ratio(value: Ratio) -> str:
