@@ -95,7 +95,7 @@ def test_an_unknown_loader_gets_near_ones_and_the_choices(root: Path) -> None:
 def test_a_loader_that_does_not_take_this_data(root: Path) -> None:
     said = message(lambda: small_arrays().feed(4, CPU, 1, loader="gpu-decode"))
     assert "takes image files (--data folder:DIR)" in said
-    assert "this data can have synthetic, pinned, torchvision, resident" in said
+    assert "for this data choose from synthetic, pinned, torchvision, resident" in said
     assert "*.tar in the folder" in message(lambda: opened(root, "webdataset"))
     assert "cannot be trained with" in message(lambda: opened(root, "read"))
 

@@ -342,7 +342,7 @@ def test_cifar10_that_is_not_there(tmp_path: Path) -> None:
     [
         ("py", "data_batch_3", None, "lacks data_batch_3"),
         ("py", "data_batch_2", b"", "EOFError"),
-        ("py", "data_batch_2", b"\x80\x02}q", "data_batch_2 is cut short"),
+        ("py", "data_batch_2", b"\x80\x02}q", "data_batch_2 is truncated"),
         ("py", "data_batch_2", pickle.dumps([1, 2]), "not a pickle of CIFAR-10"),
         (
             "py", "data_batch_1",

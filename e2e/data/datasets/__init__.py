@@ -50,7 +50,7 @@ def _parsed(spec: str) -> tuple[str, Kind, Path]:
     kind = KINDS.get(name)
     if kind is None:
         raise UserError(
-            f"--data: unknown {name!r}{suggest(name.lower(), KINDS)}; choose from {_choices()}"
+            f"--data: unknown {name!r}; choose from {_choices()}{suggest(name.lower(), KINDS)}"
         )
     if kind.folder and not folder:
         raise UserError(f"--data {name} needs a folder: --data {name}:DIR")

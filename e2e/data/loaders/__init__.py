@@ -106,8 +106,8 @@ def check_name(name: str) -> None:
     names = [*FIXED, *LOADERS]
     if name not in names:
         raise UserError(
-            f"--loader: unknown {name!r}{suggest(name.lower(), names)}; "
-            f"choose from {', '.join(names)}"
+            f"--loader: unknown {name!r}; choose from {', '.join(names)}"
+            f"{suggest(name.lower(), names)}"
         )
 
 
