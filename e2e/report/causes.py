@@ -128,7 +128,7 @@ def verified(arm: Training) -> str:
         return ""
     gains = "gain" if len(known) == 1 else f"gains of {len(known)} fixes"
     within = fmt.signed(max(map(abs, known))).removeprefix("+")
-    return f"verified: predictions are within {within} points of the measured {gains}"
+    return f"verified: predicted within {within} points of the measured {gains}"
 
 
 def _shown(value: float | None) -> float | None:

@@ -139,10 +139,10 @@ def _pays(joint: Joint, name: str, base: str, most: int) -> str:
     start = joint.pays_from(name, base)
     if start is None:
         only = _times(joint.speedup(name, base, most), high, most)
-        return f"{low} is faster with no number of workers tried{only}."
+        return f"{low} is not faster at any number of workers tried{only}."
     there = _times(joint.speedup(name, base, start), high, start)
     if start == joint.workers[0]:
-        return f"{low} is faster with every number of workers tried{there}."
+        return f"{low} is faster at every number of workers tried{there}."
     return f"{low} needs {fmt.count(start, 'worker')} to be faster{there}."
 
 

@@ -455,7 +455,9 @@ def test_own_loss(own: Callable[[str], Network]) -> None:
     assert not network.stands_in(output, target)
     loss = network.loss(output, target, 0.0)
     assert (loss.item(), loss.dtype) == (4.0, torch.float32)
-    with pytest.raises(UserError, match="--label-smoothing does not apply to --loss own_nets:squared"):
+    with pytest.raises(
+        UserError, match="--label-smoothing does not apply to --loss own_nets:squared"
+    ):
         network.loss(output, target, 0.1)
     wrong = find("own_nets:half", loss="own_nets:vector")
     with pytest.raises(UserError, match=r"returned an object of type Tensor of shape \[2, 4\]"):

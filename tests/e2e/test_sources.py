@@ -47,7 +47,8 @@ def opened(spec: str, sample: tuple[int, ...] = (3, 32, 32), **options: Any) -> 
 
 def test_an_unknown_word_gets_near_ones_and_the_choices() -> None:
     said = message(lambda: opened("cifar"))
-    assert "no data 'cifar'; did you mean cifar10" in said
+    assert "--data: unknown 'cifar'; choose from " in said
+    assert "; did you mean cifar10" in said
     for choice in ("synthetic", "generated", "cifar10:DIR", "folder:DIR"):
         assert choice in said
 
