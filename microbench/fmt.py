@@ -164,7 +164,7 @@ def ends(centre: float, ci95: Interval | None, decimals: int) -> str:
     low, high = ci95
     unit = 10.0**-decimals
     shorter, longer = sorted((max(0.0, high - centre), max(0.0, centre - low)))
-    if longer <= MAX_SKEW * shorter or longer - shorter <= unit or longer > _MOST_ROUNDED:
+    if longer <= MAX_SKEW * shorter or longer - shorter <= 1.001 * unit or longer > _MOST_ROUNDED:
         return f"±{_rounded_up(longer, decimals)}"
     down = math.floor(low / unit + 1e-9) * unit
     return f"[{_fixed(down, decimals)}, {_rounded_up(high, decimals)}]"

@@ -341,7 +341,7 @@ def test_in_short() -> None:
     hardly = said(run_of(steps_of(20.0, ("convolutions", -1.0), ("softmax and loss", 1e-5))))
     assert "no term adds time" in hardly
     little = said(run_of(steps_of(20.0, ("convolutions", -1.0), ("softmax and loss", 1e-4))))
-    assert "most is in softmax and loss" in little
+    assert "most is added in softmax and loss" in little
     same = said(run_of(steps_of(20.0)))
     assert "amp takes all of the 20.0 ms of a step in fp32; no term saves any" in same
 

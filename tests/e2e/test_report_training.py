@@ -412,7 +412,7 @@ def test_curves_have_mean_and_deviation_of_the_repeats() -> None:
     assert point["high"] - point["value"] == pytest.approx(100 * trained.accuracy[1])
     untrained = [replace(t, repeats=()) for t in sweep_run().of(Training)]
     assert [panel.title for panel in _panels(run_of(*untrained))] == [
-        "img/s", "ms a step", "peak memory, GB",
+        "img/s", "ms/step", "peak memory, GB",
     ]  # fmt: skip
 
 
