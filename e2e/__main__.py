@@ -60,9 +60,9 @@ class Commands(click.Group):
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 def app() -> None:
-    """What low precision buys in training: throughput, memory, power, convergence, side by side.
+    """Measure what low precision buys in training: speed, memory, power, accuracy.
 
-    NETWORK is a name (`list` shows them) or module:function; `train --help` has all its options.
+    NETWORK is a name (see `list`) or module:function. `train` is the default command.
     """
 
 
@@ -72,14 +72,14 @@ OUTPUT = (
     "chart",
     "html",
     "resume",
-    said("verbose", help="Phases of every arm"),
+    said("verbose", help="Show all details of every training"),
     "quiet",
 )
 LOADING = (
-    said("data", default="made", help="made, folder:DIR, cifar10:DIR or generated"),
+    said("data", default="made", help="made (synthetic JPEGs), folder:DIR, cifar10:DIR, generated"),
     said(
         "workers", type=str, default=None,
-        help="Processes that load: 1..16, 2,4,8  [default: 1 to one a core]",
+        help="Worker processes: 1..16, 2,4,8  [default: 1 to one per core]",
     ),
     "prefetch",
     "cpus",
@@ -95,42 +95,42 @@ OPTIONS = {
     "train": (
         *ARMS,
         click.option(
-            "--explain", is_flag=True, help="Say what each recipe does, and train nothing"
+            "--explain", is_flag=True, help="Explain each recipe and exit"
         ),
         "data", "strict", "loader", "workers", "prefetch", "cpus", "on_worker_death", "iterations",
         "epochs", "repeats", "seed", "lr", "warmup", "predict", "verify", "budget", *OUTPUT,
     ),
     "predict": (*ARMS, *OUTPUT, "allow_run"),
     "validate": (
-        said("recipe", help="Recipes of every network  [default: fp32,tf32,amp,amp-bf16]"),
-        said("batch", help="Batches of every network  [default: one or two, by the network]"),
+        said("recipe", help="Recipes for every network  [default: fp32,tf32,amp,amp-bf16]"),
+        said("batch", help="Batch sizes for every network  [default: depends on the network]"),
         "layout",
         said("graph", help="Capture the steps as CUDA graphs"),
-        said("verify", help="Measure proposed fixes too"),
+        said("verify", help="Also measure the proposed fixes"),
         "cpus", "device", "budget", *OUTPUT,
     ),
     "stalls": (
         *LOADING,
-        said("recipe", default="fp32,amp", help="What is compared, as for train"),
-        said("batch", help="Samples in a step  [default: the network's usual]"),
+        said("recipe", default="fp32,amp", help="Recipes to compare, as for train"),
+        said("batch", help="Samples per step  [default: the network's usual]"),
         said("layout", help="nchw or nhwc (channels_last)  [default: nhwc on a GPU]"),
-        said("loader", help="What loads (`list` names them)  [default: torchvision]"),
+        said("loader", help="Data loader (see `list`)  [default: torchvision]"),
         "compile", "graph",
         click.option(
             "--measure", default="some", show_default=True,
-            help="Of what is foretold, measure some, all or none",
+            help="Which predicted points to measure: some, all or none",
         ),
         "device", "budget", *OUTPUT,
     ),
     "loader": (
         *LOADING, *OUTPUT,
         click.option(
-            "--backend", default="all", show_default=True, help="Loaders by name, by commas"
+            "--backend", default="all", show_default=True, help="Loaders, comma-separated"
         ),
-        said("batch", default="128", help="Samples in a batch"),
+        said("batch", default="128", help="Samples per batch"),
         said("input", help="Shape of a sample  [default: 3x224x224, or the data's own]"),
-        click.option("--cold", is_flag=True, help="Also with files that are not in memory"),
-        said("budget", help="Seconds of loading each  [default: 6]"),
+        click.option("--cold", is_flag=True, help="Also with files that are not in the page cache"),
+        said("budget", help="Seconds per loader  [default: 6]"),
         "device",
     ),
 }  # fmt: skip
@@ -144,18 +144,20 @@ def _options(command: str) -> Callable[..., Any]:
 @click.argument("network", metavar="NETWORK", required=False)
 @_options("train")
 def train(network: str | None, explain: bool, **options: Any) -> None:
-    """Train NETWORK under several precision recipes, in turns, and compare them."""
+    """Train NETWORK under several precisions and compare them."""
     if explain:
         from e2e.commands.list import explain_recipes
 
         explain_recipes(options["recipe"], quiet=options["quiet"])
         return
     if network is None:
-        raise click.UsageError("name a network: python -m e2e resnet50 --amp; `list` shows them")
+        raise click.UsageError(
+            "no NETWORK given; try python -m e2e resnet50 --amp (`list` has all)"
+        )
     from e2e.commands.requests import request_of
     from e2e.commands.train import check_known, run_training
 
-    # What is going to run anyway may run to be recorded.
+    # The network runs anyway, so it may also run to be recorded.
     done = run_training(request_of(network, options, allow_run=True))
     done.report()
     check_known(done)
@@ -165,7 +167,11 @@ def train(network: str | None, explain: bool, **options: Any) -> None:
 @click.argument("network", metavar="NETWORK", cls=Named)
 @_options("predict")
 def predict(network: str, **options: Any) -> None:
-    """Predict NETWORK's steps without running it: trace it, measure its operations one by one."""
+    """Predict the step time and memory of NETWORK.
+
+    It traces one step with fake tensors, benchmarks each operation in isolation, and sums them.
+    The network itself does not run.
+    """
     from e2e.commands.requests import request_of
     from e2e.commands.train import check_known, run_training
 
@@ -175,10 +181,10 @@ def predict(network: str, **options: Any) -> None:
 
 
 @app.command()
-@click.option("--networks", help="Names, by commas  [default: twelve of different kinds]")
+@click.option("--networks", help="Networks, comma-separated  [default: twelve of different kinds]")
 @_options("validate")
 def validate(networks: str | None, batch: str | None, **options: Any) -> None:
-    """Predict and measure a matrix of networks, recipes and batches: the error table."""
+    """Compare predicted and measured steps of many networks."""
     from e2e.commands.train import run_validation
 
     run_validation(networks, batch, options).report()
@@ -188,7 +194,11 @@ def validate(networks: str | None, batch: str | None, **options: Any) -> None:
 @click.argument("network", metavar="NETWORK", cls=Named)
 @_options("stalls")
 def stalls(network: str, workers: str | None, measure: str, **options: Any) -> None:
-    """Say from how many workers on low precision pays: precision x workers, by difference."""
+    """Find how many data-loader workers low precision needs.
+
+    Training and loading are benchmarked separately and combined into a prediction; some points
+    are then measured together.
+    """
     from e2e.commands.stalls import run_stalls
 
     run_stalls(network, workers, measure, options).report()
@@ -197,7 +207,7 @@ def stalls(network: str, workers: str | None, measure: str, **options: Any) -> N
 @app.command()
 @_options("loader")
 def loader(backend: str, workers: str | None, cold: bool, **options: Any) -> None:
-    """Measure loaders alone: images a second, and a second and core."""
+    """Measure data loaders alone, without training."""
     from e2e.commands.stalls import run_loaders
 
     run_loaders(backend, workers, cold, options).report()
@@ -205,14 +215,18 @@ def loader(backend: str, workers: str | None, cold: bool, **options: Any) -> Non
 
 @app.command(name="make-data")
 @click.argument("folder", metavar="DIR", type=FILE)
-@click.option("--images", default=20_000, show_default=True, help="How many, held-out ones too")
-@click.option("--classes", default=100, show_default=True, help="In how many classes")
-@click.option("--seed", default=1, show_default=True, help="Another seed makes other images")
-@click.option("--shards", default=0, show_default=True, help="Pack them into tar files too")
-@click.option("--workers", type=int, help="Processes  [default: one a core]")
+@click.option(
+    "--images", default=20_000, show_default=True, help="Number of images, held-out ones included"
+)
+@click.option("--classes", default=100, show_default=True, help="Number of classes")
+@click.option("--seed", default=1, show_default=True, help="Seed of the generator")
+@click.option(
+    "--shards", default=0, show_default=True, help="Also pack the images into this many tar files"
+)
+@click.option("--workers", type=int, help="Worker processes  [default: one per core]")
 @click.option("--quiet", is_flag=True, help="Print nothing but errors")
 def make_data(folder: Path, **options: Any) -> None:
-    """Make photo-like JPEGs in class folders, for who has no photographs to train on."""
+    """Generate a synthetic JPEG dataset."""
     from e2e.commands.make_data import run_make_data
 
     run_make_data(folder, **options)
@@ -220,7 +234,7 @@ def make_data(folder: Path, **options: Any) -> None:
 
 @app.command(name="list")
 def list_networks() -> None:
-    """The networks and the loaders that are known by name."""
+    """List the known networks and data loaders."""
     from e2e.commands.list import print_names
 
     print_names()

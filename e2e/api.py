@@ -49,7 +49,7 @@ def predict(network: Network | nn.Module, sample: Tensor | None = None, **option
     if not isinstance(network, nn.Module):
         return _run(_name(network), options, train=False)
     if sample is None:
-        raise UserError("predict(module, sample) needs a sample: a batch of the module's input")
+        raise UserError("predict(module, sample) needs sample, a batch of the module's input")
     _start_profiler()
     with _held(network, sample) as name:
         return _run(name, {"batch": len(sample)} | options, train=False, here=True)
@@ -96,8 +96,8 @@ def _name(network: Network) -> str:
     name = getattr(network, "__qualname__", "")
     if network.__module__ == "__main__" or not name.isidentifier():
         raise UserError(
-            f"{name or network!r} cannot be imported by another process: put it into a module, and "
-            "give the function or 'module:function'"
+            f"{name or network!r} cannot be imported by another process; put it into a module and "
+            "pass the function or 'module:function'"
         )
     return f"{network.__module__}:{name}"
 

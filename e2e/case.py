@@ -42,6 +42,10 @@ USUAL_LOADER = {
     "folder": "torchvision", "made": "torchvision",
 }  # fmt: skip
 
+# Kinds of data that reports call otherwise; the option takes both spellings.
+DATA_WORDS = {"made": "synthetic JPEG"}
+DATA_ALIASES = {"synthetic-jpeg": "made"}
+
 Label = Callable[["TrainCase"], str]
 
 
@@ -50,17 +54,17 @@ Label = Callable[["TrainCase"], str]
 
 def _check_smoothing(name: str, share: float) -> None:
     if not 0 <= share < 1:
-        raise UserError(f"{name} goes from 0 to below 1, not {share}")
+        raise UserError(f"{name} takes a number from 0 to below 1, not {share}")
 
 
 def _check_scale(name: str, scale: float) -> None:
     if not 0 < scale <= MAX_SCALE:
-        raise UserError(f"{name} takes a factor above 0 and at most {MAX_SCALE:.0f}")
+        raise UserError(f"{name} takes a number above 0, at most {MAX_SCALE:.0f}, not {scale:g}")
 
 
 def _check_rate(name: str, rate: float) -> None:
     if not 0 < rate < math.inf:
-        raise UserError(f"{name} takes a rate above 0, not {rate:g}")
+        raise UserError(f"{name} takes a number above 0, not {rate:g}")
 
 
 def _check_death(name: str, choice: str) -> None:
@@ -153,43 +157,45 @@ class TrainCase:
     layout: str = setting("nchw", label=lambda case: case.layout, varied=True)
     optimizer: str = setting("sgd", label=lambda case: case.optimizer, varied=True)
     fused: bool = setting(
-        True, "The optimizer in one kernel", written="--fused/--no-fused", varied=True,
+        True, "Fused optimizer", written="--fused/--no-fused", varied=True,
         label=lambda case: "" if case.fused else "unfused",
     )  # fmt: skip
     compile: bool = setting(
-        False, "torch.compile, in every recipe", varied=True,
+        False, "Use torch.compile in every recipe", varied=True,
         label=lambda case: "+compile" if case.compile else "",
     )  # fmt: skip
     graph: bool = setting(
         False, "Capture the step as a CUDA graph, in every recipe", varied=True,
         label=lambda case: "+graph" if case.graph else "",
     )  # fmt: skip
-    accumulate: int = setting(1, "Batches a step", least=1)
+    accumulate: int = setting(1, "Batches per step (gradient accumulation)", least=1)
     loss_scale: float | None = setting(
-        None, "A static scale in place of the recipe's", varied=True, check=_check_scale,
+        None, "Static loss scale, in place of the recipe's", varied=True, check=_check_scale,
         label=lambda case: "" if case.loss_scale is None else f"scale {case.loss_scale:g}",
     )  # fmt: skip
     keep_batchnorm_fp32: bool = setting(
-        False, "Whatever the recipe says", varied=True,
+        False, "Keep batch-norm in float32 in every recipe", varied=True,
         label=lambda case: "bn fp32" if case.keep_batchnorm_fp32 else "",
     )  # fmt: skip
     label_smoothing: float = setting(
-        0.0, "Share of a target spread over classes", check=_check_smoothing,
+        0.0, "Label smoothing, 0 to below 1", check=_check_smoothing,
         label=lambda c: f"smoothing {c.label_smoothing:g}" if c.label_smoothing else "",
     )  # fmt: skip
-    data: str = setting("synthetic", label=lambda case: f"{case.data} data")
+    data: str = setting(
+        "synthetic", label=lambda case: f"{DATA_WORDS.get(case.data, case.data)} data"
+    )
     loader: str = setting(
-        "synthetic", "What turns data into batches  [default: usual; see `list`]", asked=None,
+        "synthetic", "Data loader (see `list`)  [default: by data]", asked=None,
         label=_loader,
     )  # fmt: skip
     workers: int = setting(
-        0, "Processes that load images", asked=4, least=0,
+        0, "Data-loader workers", asked=4, least=0,
         label=lambda case: _count(case.workers, "worker") if case.workers else "",
     )  # fmt: skip
-    cached: bool = setting(False, label=lambda case: "batches thrown away" if case.cached else "")
+    cached: bool = setting(False, label=lambda case: "batches discarded" if case.cached else "")
     cold: bool = setting(False, label=lambda case: "cold files" if case.cold else "")
     prefetch: int = setting(
-        0, "Batches that each of them is ahead  [default: 2]", asked=None, least=0,
+        0, "Batches each worker loads ahead  [default: 2]", asked=None, least=0,
         check=at_least(1),
     )  # fmt: skip
     cpus: int = setting(
@@ -254,12 +260,12 @@ class ArmOptions:
     Text may name several values; `base` is a case with all settings that every arm takes as given.
     """
 
-    amp: bool = choice(False, "fp32, tf32 and AMP side by side (the default)")
-    recipe: str | None = choice(
-        None, "fp32,tf32,amp,amp-bf16,fp16,bf16,O0..O3 (see train --explain)"
+    amp: bool = choice(False, "Compare fp32, tf32 and AMP (the default)")
+    recipe: str | None = choice(None, "fp32,tf32,amp,amp-bf16,fp16,bf16,O0..O3 (see --explain)")
+    ladder: bool = choice(False, "From fp32 to a CUDA graph, one change at a time")
+    batch: str | None = choice(
+        None, "Batch sizes: 256 or 128..2048  [default: the network's usual]"
     )
-    ladder: bool = choice(False, "From fp32 to a CUDA graph, one change a rung")
-    batch: str | None = choice(None, "Samples in a forward pass: 256, 128..2048 [default: usual]")
     layout: str | None = choice(
         None, "nchw, nhwc (channels_last)  [default: nhwc on a GPU]",
         switches={"--channels-last": "nhwc"},
@@ -282,21 +288,21 @@ class TrainSettings:
     network: str = ""
     data: str = choice("synthetic", "synthetic, generated, cifar10:DIR or folder:DIR")
     input: tuple[int, ...] | None = choice(
-        None, "Shape of a sample: 3x512x512, or 512 for tokens", type=str
+        None, "Sample shape: 3x512x512, or 512 for tokens", type=str
     )
     loss: str | None = choice(None, "module:function, called as loss(output, target)")
     seed: int = choice(
-        1, "The first seed: weights and order of the data", check=check_seed, kept=True
+        1, "First seed, of the weights and the order of the data", check=check_seed, kept=True
     )
     lr: float | None = choice(
         None, "Learning rate  [default: the network's usual]", check=_check_rate, kept=True
     )
-    warmup: int = choice(0, "Steps in which the rate rises from 0", check=at_least(0), kept=True)
-    strict: bool = choice(False, "End at the first broken image")
+    warmup: int = choice(0, "Steps of learning-rate warm-up", check=at_least(0), kept=True)
+    strict: bool = choice(False, "Stop at the first broken image")
     on_worker_death: str = choice(
-        "stop", "stop, or restart the loader's processes", check=_check_death
+        "stop", "When a loader process dies: stop or restart", check=_check_death
     )
-    allow_run: bool = choice(False, "Run real steps for what can be told by nothing else")
+    allow_run: bool = choice(False, "Run real steps where an operation cannot be timed alone")
     case: TrainCase = TrainCase("", "", 1, "")
 
 
@@ -308,19 +314,19 @@ class TrainRequest:
     settings: TrainSettings
     outputs: Outputs
     iterations: int | None = choice(
-        None, "Train so many steps and evaluate", check=at_least(1), kept=True
+        None, "Train this many steps, then evaluate", check=at_least(1), kept=True
     )
     epochs: int | None = choice(
-        None, "The same, in passes over the data", check=at_least(1), kept=True
+        None, "Train this many epochs, then evaluate", check=at_least(1), kept=True
     )
-    repeats: int = choice(1, "Trainings of each recipe, from seeds in a row", check=at_least(1))
+    repeats: int = choice(1, "Trainings of each recipe, each with its own seed", check=at_least(1))
     predict: bool | None = choice(
-        None, "Predict each step before it is timed; a ledger  [default: on a GPU]",
+        None, "Predict each step and explain it in a ledger  [default: on a GPU]",
         written="--predict/--no-predict",
     )  # fmt: skip
-    verify: bool = choice(False, "Measure the fixes that the prediction proposes")
+    verify: bool = choice(False, "Measure the proposed fixes")
     budget: float | None = choice(
-        None, "Seconds of timing a comparison  [default: 10 an arm]", check=check_budget
+        None, "Seconds of timing per comparison  [default: 10 per variant]", check=check_budget
     )
     train: bool = True
 

@@ -15,8 +15,7 @@ from microbench.command_line import run_app
 from microbench.run_output import CONSOLE
 
 SHELLS = ("bash", "zsh", "fish")
-# Titles of --help and the commands under each. Two commands are called `validate`; here each says
-# of what.
+# Sections of --help and their commands. Two commands are called `validate`: here each says of what.
 SECTIONS: Mapping[str, Sequence[str]] = {
     "Measure kernels": ("gemm", "conv", "payoff", "layers"),
     "Measure training": ("train", "predict", "stalls", "loader", "list", "make-data"),

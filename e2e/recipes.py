@@ -55,7 +55,7 @@ class Recipe:
 
 _ALL = (
     Recipe("fp32", "IEEE float32 throughout, TF32 off"),
-    Recipe("tf32", "float32 storage; products on Tensor Cores with 10-bit mantissas", tf32=True),
+    Recipe("tf32", "float32 storage; Tensor Cores with 10-bit mantissas", tf32=True),
     Recipe(
         "amp",
         "torch.autocast to float16 with a dynamic loss scale; weights stay float32",

@@ -12,6 +12,8 @@ from microbench.results.types import Interval, Ratio
 from microbench.timing.stats import excludes_one, half_width_pct
 
 NO_DIFFERENCE = "~1"
+MAX_SKEW = 1.5  # longer side of an interval over the shorter one: beyond it both ends are written
+_MOST_ROUNDED = 9999  # of a number rounded up in digits
 _LONGEST = 1e8  # of a number written out: beyond it all digits say less than an exponent
 _TIME_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
 
@@ -134,24 +136,38 @@ def error(value: float | None) -> str:
 
 
 def ratio(value: Ratio) -> str:
-    """ "12.9 ±0.1", "~1 ±0.02" when the interval holds 1, "12.9 ±?" when there is no interval.
-
-    Half intervals are rounded up, so that the text never claims more than was seen.
-    """
+    """ "12.9 ±0.1", "~1 ±0.02" when the interval holds 1, "12.9 ±?" when there is no interval."""
     if value.ci95 is not None and not excludes_one(value.ci95):
-        low, high = value.ci95
-        return f"{NO_DIFFERENCE} ±{_rounded_up(max(high - 1, 1 - low), 2)}"
+        return f"{NO_DIFFERENCE} {ends(1.0, value.ci95, 2)}"
     return interval(value)
 
 
-def interval(value: Ratio) -> str:
-    """ "12.9 ±0.1" whatever the interval holds."""
-    decimals = _decimals(value.ratio)
-    if value.ci95 is None:
-        return f"{_fixed(value.ratio, decimals)} ±?"
-    low, high = value.ci95
-    half = max(high - value.ratio, value.ratio - low)
-    return f"{_fixed(value.ratio, decimals)} ±{_rounded_up(half, decimals)}"
+def interval(value: Ratio, decimals: int | None = None) -> str:
+    """ "12.9 ±0.1", or "0.88 [0.75, 1.00]" where the interval is skewed, whatever it holds.
+
+    "12.9 ±?" when there is no interval. `decimals`: those of three digits without it.
+    """
+    if decimals is None:
+        decimals = _decimals(value.ratio)
+    return f"{_fixed(value.ratio, decimals)} {ends(value.ratio, value.ci95, decimals)}"
+
+
+def ends(centre: float, ci95: Interval | None, decimals: int) -> str:
+    """How an interval is written beside its centre: "±0.1", "[0.75, 1.00]" or "±?" for None.
+
+    The one rule for kernels and trainings: an interval is skewed where its longer side is over
+    MAX_SKEW times the shorter one, and by more than one unit of the last digit. Halves are
+    rounded up and ends outwards, so that the text never claims more than was measured.
+    """
+    if ci95 is None:
+        return "±?"
+    low, high = ci95
+    unit = 10.0**-decimals
+    shorter, longer = sorted((max(0.0, high - centre), max(0.0, centre - low)))
+    if longer <= MAX_SKEW * shorter or longer - shorter <= 1.001 * unit or longer > _MOST_ROUNDED:
+        return f"±{_rounded_up(longer, decimals)}"
+    down = math.floor(low / unit + 1e-9) * unit
+    return f"[{_fixed(down, decimals)}, {_rounded_up(high, decimals)}]"
 
 
 def short_ratio(value: Ratio) -> str:
@@ -166,13 +182,13 @@ def _decimals(value: float) -> int:
 
 
 def _fixed(value: float, decimals: int) -> str:
-    if value < 0.00095 or value > 99_999:
+    if 0 < value < 0.00095 or value > 99_999:
         return f"{value:.0e}"
     return f"{value:.{decimals}f}"
 
 
 def _rounded_up(value: float, decimals: int) -> str:
-    if value > 9999:
+    if value > _MOST_ROUNDED:
         return f"{value:.0e}"
     unit = 10**decimals
     return f"{max(1, math.ceil(value * unit - 1e-9)) / unit:.{decimals}f}"

@@ -1,4 +1,4 @@
-"""What can be trained, and what each recipe does: tables for the screen."""
+"""The known networks and loaders, and a table of what each recipe does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from e2e.recipes import DYNAMIC, NONE, RECIPES, Recipe, parse_recipes
 from microbench import fmt
 from microbench.report.screen import make_console
 
-HEADER = ("recipe", "weights", "products", "batch-norm", "optimizer", "loss scale", "in words")
+HEADER = ("recipe", "weights", "GEMMs", "batch-norm", "optimizer", "loss scale", "summary")
 
 
 def explain_recipes(asked: str | None, *, quiet: bool) -> None:
@@ -42,7 +42,7 @@ def print_names() -> None:
         console.print(f"{title} ({fmt.count(len(known), 'network')}):")
         console.print("  " + ", ".join(known))
     console.print("With timm installed: timm:NAME. With transformers: hf:path/to/config.json.")
-    console.print("Your own: module:function, which returns a torch module.")
+    console.print("Your own: module:function, a function that returns a torch.nn.Module.")
     console.print("Loaders (--loader):")
     for name, says in FIXED.items():
         console.print(f"  {name}: {says}")

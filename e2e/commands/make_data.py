@@ -59,7 +59,7 @@ class MakeProgress(LiveLine):
             self._began_s = now_s
         self._done, self._total = done, total
         rate = self.per_s()
-        self._doing = f"{fmt.number(rate)} images/s" if rate else "making images"
+        self._doing = f"{fmt.number(rate)} images/s" if rate else "generating images"
         if done == total and self._shards:
             self._doing = f"packing {fmt.count(self._shards, 'tar file')}"
         if not is_live(self._console) and now_s - self._said_s >= SAY_EVERY_S:
@@ -88,18 +88,20 @@ def lines(folder: Path, plan: Plan, shards: int, took_s: float | None) -> list[s
     longest = max(max(size.width, size.height) for size in sizes)
     said = [
         f"{name}: {plan.in_words()}",
-        f"  {trained:,} to train on, {plan.images - trained:,} held out",
+        f"  {trained:,} for training, {plan.images - trained:,} held out",
         f"  {fmean(size_bytes) / 1e3:.0f} kB on average, 90 % of them {p5 / 1e3:.0f} to "
-        f"{p95 / 1e3:.0f} kB; {sum(size_bytes) / 1e9:.2f} GB in all",
+        f"{p95 / 1e3:.0f} kB; {sum(size_bytes) / 1e9:.2f} GB in total",
         f"  {fmean(size.width for size in sizes):.0f}x{fmean(size.height for size in sizes):.0f} "
-        f"pixels on average, the longest side {longest:,}",
+        f"pixels on average, the longest side is {longest:,}",
     ]
     if shards:
-        said.append(f"  {fmt.count(shards, 'tar file')} of the images to train on, train-*.tar")
+        said.append(f"  {fmt.count(shards, 'tar file')} of the training images, train-*.tar")
     if took_s is None:
-        said.append("All of them were there: nothing was made.")
+        said.append("The dataset exists already: nothing to generate.")
     else:
         rate = fmt.number(plan.images / took_s)
-        said.append(f"Made {plan.images:,} in {fmt.duration(took_s)}, {rate} images/s.")
+        said.append(
+            f"Generated {plan.images:,} images in {fmt.duration(took_s)} ({rate} images/s)."
+        )
     use = shlex.quote(f"folder:{name}")
     return [*said, f"Train on them: python -m e2e resnet50 --amp --data {use}"]

@@ -31,7 +31,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Arms that take turns."""
+    """Arms that are timed interleaved."""
 
     arms: tuple[Planned, ...]
 
@@ -95,17 +95,15 @@ def plan(
 
 
 def notes(options: ArmOptions, kind: str) -> list[str]:
-    """What was understood otherwise than it was written, for the screen."""
+    """Notes for the screen on options that mean something else on this device."""
     if kind != "cpu":
         return []
     asked, found = _asked(options), list[str]()
     if any(name in ON_CPU for name in asked):
-        found.append("On a CPU amp is bfloat16 (amp-bf16): float16 has no fast arithmetic there.")
+        found.append("On a CPU, amp means amp-bf16: most CPUs have no fast float16 arithmetic.")
     slow = [name for name in asked if name not in ON_CPU and RECIPES[name].half]
     if slow:
-        found.append(
-            f"On most CPUs float16 has no fast arithmetic: {', '.join(slow)} will be slow."
-        )
+        found.append(f"Most CPUs have no fast float16 arithmetic: {', '.join(slow)} will be slow.")
     return found
 
 
@@ -144,7 +142,7 @@ def _recipes(network: Network, options: ArmOptions, kind: str) -> list[Planned]:
 def _layouts(network: Network, options: ArmOptions, kind: str) -> Sequence[str]:
     if not _takes_images(network):
         if options.layout is not None:
-            raise UserError(f"--layout is for images; {network.name} has none")
+            raise UserError(f"--layout needs a network of images; {network.name} takes none")
         return ("",)
     if options.layout is not None:
         return parse_names(options.layout, LAYOUTS, "--layout")
@@ -189,15 +187,17 @@ def _check_ladder(options: ArmOptions) -> None:
         (options.base.compile, "--compile"), (options.base.graph, "--graph"),
     ):  # fmt: skip
         if given:
-            raise UserError(f"--ladder goes through the recipes by itself; leave out {name}")
+            raise UserError(f"--ladder sets the variants itself; leave out {name}")
     if options.base.accumulate > 1:
-        raise UserError("--ladder captures a step of one batch; leave out --accumulate")
+        raise UserError(
+            "--ladder ends with a CUDA graph of one batch per step; leave out --accumulate"
+        )
 
 
 def _check_graph(base: TrainCase, kind: str) -> None:
     if kind == "cpu":
         raise UserError("--graph needs a CUDA device; a CPU has no CUDA graphs")
     if base.accumulate > 1:
-        raise UserError("--graph captures a step of one batch; leave out --accumulate")
+        raise UserError("--graph needs one batch per step; leave out --accumulate")
     if not base.fused:
         raise UserError("--graph needs the fused optimizer; leave out --no-fused")

@@ -1,4 +1,4 @@
-"""What goes on while a run trains: one changing line on a terminal, plain lines elsewhere."""
+"""Progress of a run: one changing line on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from e2e.case import (
     AT_HAND,
+    DATA_ALIASES,
     SCHEMAS,
     USUAL_LOADER,
     ArmOptions,
@@ -27,6 +28,8 @@ def request_of(network: str, words: Mapping[str, Any], **instead: Any) -> TrainR
     says. UserError for whatever can be found wrong before torch is loaded.
     """
     given = {name: value for name, value in words.items() if value is not None}
+    if given.get("data") in DATA_ALIASES:
+        given["data"] = DATA_ALIASES[given["data"]]
     asked = usual(*SCHEMAS, Outputs) | instead | given
     check_options(asked, *SCHEMAS)
     _check_together(asked)
@@ -46,7 +49,10 @@ def _loading(asked: Mapping[str, Any]) -> dict[str, Any]:
     data, _, _ = asked["data"].partition(":")
     loader = asked["loader"] or USUAL_LOADER.get(data, data)
     if data == "synthetic" and loader not in (data, "pinned"):
-        raise UserError(f"synthetic data is one batch: loader {loader} has nothing to load")
+        raise UserError(
+            f"--data synthetic is one batch: --loader {loader} has nothing to load; "
+            "try --data made or --data folder:DIR"
+        )
     # What is at hand has no processes that load.
     workers = 0 if loader in AT_HAND else asked["workers"]
     prefetch = asked["prefetch"] or 0 if workers else 0
@@ -58,11 +64,11 @@ def _check_together(asked: Mapping[str, Any]) -> None:
     """UserError for options that do not go together."""
     trains = asked["iterations"] is not None or asked["epochs"] is not None
     if asked["iterations"] is not None and asked["epochs"] is not None:
-        raise UserError("--iterations and --epochs say the same thing: give one of them")
+        raise UserError("--iterations and --epochs exclude each other; give one of them")
     if asked["repeats"] > 1 and not trains:
-        raise UserError("--repeats is of trainings: give --iterations or --epochs too")
+        raise UserError("--repeats needs --iterations or --epochs")
     if asked["verify"] and asked["predict"] is False:
-        raise UserError("--verify measures what a prediction proposes: leave out --no-predict")
+        raise UserError("--verify needs a prediction; leave out --no-predict")
 
 
 def parse_shape(text: str | None) -> tuple[int, ...] | None:

@@ -38,7 +38,7 @@ def run_stalls(network: str, workers: str | None, measure: str, words: dict[str,
     fitting = [name for name, one in LOADERS.items() if one.trains and one.processes]
     if loader not in fitting:
         fit = ", ".join(fitting)
-        raise UserError(f"--loader {loader} loads nothing while it trains; take one of {fit}")
+        raise UserError(f"--loader {loader} has no workers to compare; choose from {fit}")
     counts = _counts(workers, request)
     budget_s = min(LOAD_BUDGET_S, request.budget or LOAD_BUDGET_S)
     procedure = Stalls(counts, words["prefetch"] or 0, measure, budget_s)
@@ -50,7 +50,7 @@ def run_loaders(backend: str, workers: str | None, cold: bool, words: dict[str, 
     names = list(LOADERS) if backend == "all" else parse_names(backend, list(LOADERS), "--backend")
     data = str(words["data"]).partition(":")[0]
     if data == "synthetic":
-        raise UserError("synthetic data is one batch: there is nothing to load")
+        raise UserError("--data synthetic is one batch: there is nothing to load; try --data made")
     network = "cnn-cifar" if data in SMALL else "resnet50"
     request = _request(network, words)
     counts = _counts(workers, request)

@@ -1,4 +1,4 @@
-"""What `python -m e2e NETWORK` and `validate` do: check the words, plan, train, report."""
+"""`python -m e2e NETWORK` and `validate`: check the options, plan, train, report."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _batches(networks: str | None, batch: str | None) -> dict[str, str]:
         return {name: batch or sizes for name, sizes in MATRIX.items()}
     names = [name.strip() for name in networks.split(",") if name.strip()]
     if not names:
-        raise UserError("--networks is empty; name some, or leave it out for the usual ones")
+        raise UserError("--networks is empty; name networks, or leave it out for the default ones")
     return {name: batch or MATRIX.get(name, "8,64") for name in dict.fromkeys(names)}
 
 
@@ -181,13 +181,13 @@ def _opened(request: TrainRequest, worker: TrainWorker, path: Path, console: Con
 
 def _so_far(path: Path) -> str:
     """Where to find what was measured before a run broke off."""
-    return f"; so far: {path} (--resume goes on)" if path.exists() else ""
+    return f"; results so far are in {path}; go on with --resume {path}" if path.exists() else ""
 
 
 def _steps_wanted(request: TrainRequest, facts: DataFacts) -> Callable[[Comparison], int]:
     """Steps of a training for a comparison: 0 when none was asked for."""
     if request.epochs is not None and facts.train_samples is None:
-        raise UserError(f"{facts.name} data has no epochs; use --iterations")
+        raise UserError(f"--data {facts.name} has no epochs; use --iterations")
 
     def steps(comparison: Comparison) -> int:
         if request.epochs is None:
@@ -211,13 +211,13 @@ def _begin(request: TrainRequest, greeting: Greeting, facts: DataFacts, before: 
         return new_run("e2e", greeting, {"training": chosen})
     path = request.outputs.resume
     if not before.of(Training) and before.results:
-        raise UserError(f"--resume {path} is no run of e2e; start a new run")
+        raise UserError(f"--resume {path} is not a run of e2e; start a new run")
     check_goes_on(path, before, greeting)
     known = before.settings.get("training", {})
     for name, value in chosen.items():
         if known.get(name, value) != value:
             then, now = ("unset" if v is None else v for v in (known[name], value))
             raise UserError(
-                f"--resume {path} was taken with {name} {then}, not {now}; give the same"
+                f"--resume {path} was measured with {name} {then}, not {now}; give the same value"
             )
     return replace(before, finished_at=None)

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 SET_UP_S = 900.0  # compiling a large network may take minutes without a word
 STAND_IN = (
-    "The loss is a stand-in, the mean of squares of the output: the speed is that of training, "
-    "what is learnt is not; give --loss module:function."
+    "The loss is a placeholder (the mean square of the output): the speed is that of training, "
+    "the accuracy is not. For a real loss give --loss module:function."
 )
 POLL_S = 0.05  # sensors are read less often than for kernels: the host has a loop to run
 
@@ -103,7 +103,7 @@ def _train_on_request(pipe: Connection, settings: TrainSettings) -> None:
     def announce(key: str, stage: str) -> None:
         pipe.send(("stage", key, stage))
 
-    # What it says of a computer without CUDA while it compiles is no news to anybody.
+    # On a computer without CUDA it warns at every compilation.
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     with devices.open_telemetry(info, POLL_S) as telemetry:
         timer = ArmTimer(task, info.target(), telemetry)
@@ -120,7 +120,7 @@ def _train_on_request(pipe: Connection, settings: TrainSettings) -> None:
                     pipe.send(("ok", _answer(timer, meter, host_speed, kind, rest, announce)))
         finally:
             timer.end_loading()
-            # Where a capture broke off, letting memory go raises what nobody wants to read.
+            # After a failed graph capture, freeing memory raises errors that say nothing new.
             with suppress(RuntimeError):
                 timer.close()
 

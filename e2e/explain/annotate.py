@@ -132,9 +132,9 @@ def _without_prediction(training: Training, prediction: Prediction | None) -> Tr
     if training.steps is None or not reason or training.case.compile:
         return training
     warning = Warning(
-        f"no prediction, and no ledger: {reason}",
-        "what cannot be predicted can still be measured",
-        "nothing to do for the measurement",
+        f"no prediction and no ledger: {reason}",
+        "the prediction needs a step that can be traced and replayed; the measurement does not",
+        "nothing to do: the measured times are complete",
     )
     return replace(training, warnings=(*training.warnings, warning))
 
@@ -142,8 +142,8 @@ def _without_prediction(training: Training, prediction: Prediction | None) -> Tr
 def _warning(note: str) -> Warning:
     return Warning(
         f"the prediction was {note}",
-        "fake tensors cannot follow what depends on values",
-        "nothing to do: the step was recorded, and what can be launched alone timed as always",
+        "fake tensors cannot trace operations whose shapes depend on values",
+        "nothing to do: a real step was recorded, and its operations timed as usual",
     )
 
 

@@ -1,4 +1,4 @@
-"""Why a step is no faster, and what would make it so: findings and fixes, ranked.
+"""What limits a step, and what would make it faster: findings and fixes, ranked.
 
 Pure functions of predicted steps. A fix is a counterfactual, a step predicted under one change;
 a finding follows from the numbers of the given step and of its baseline.
@@ -22,7 +22,9 @@ NAMED = 3  # layers or terms that a sentence names
 MIN_GAIN_PCT = 1.0  # of throughput: smaller gains are not proposed
 SLOWER_SHARE = 0.05  # a layer this much slower in low precision is named ...
 SLOWER_STEP_SHARE = 0.001  # ... where this share of the step is lost by it
-MISSED_SHARE = 0.05  # of the products' time: more of it in float32 is an autocast that misses
+MISSED_SHARE = (
+    0.05  # of the time of GEMMs and convolutions: more in float32 means autocast misses some
+)
 MEMORY_SHARE = 0.5  # of the step
 MISALIGNED_SHARE = 0.01  # of the step
 FULL_PRECISION = frozenset(recipe for recipes in BASELINES.values() for recipe in recipes)
@@ -108,8 +110,8 @@ def _difference(present: Step, other: Counterfactual, units: int) -> str:
         said += f" for {units:,}"
     then_wait_s, now_wait_s = other.step.predicted_wait_s, present.predicted_wait_s
     changes = {
-        "waiting for launches": then.idle_s * scale - now.idle_s * 1e3,
-        "waiting for the loader": then_wait_s * scale - now_wait_s * 1e3,
+        "CPU launch gaps": then.idle_s * scale - now.idle_s * 1e3,
+        "data loading wait": then_wait_s * scale - now_wait_s * 1e3,
     }
     before, after = op_terms_ms(present.ops), op_terms_ms(other.step.ops)
     for term in {**before, **after}:
@@ -173,10 +175,10 @@ def _loading(steps: _Steps) -> _Finding | None:
     if wait_s <= MIN_GAIN_PCT / 100 * steps.step_s:
         return None
     why = (
-        f"the loader alone takes {as_ms(1e3 * steps.step_s)} ms for the images of a step, the step "
-        f"without it {as_ms(1e3 * (steps.step_s - wait_s))} ms"
+        f"the loader takes {as_ms(1e3 * steps.step_s)} ms for one step's images; the step itself "
+        f"takes {as_ms(1e3 * (steps.step_s - wait_s))} ms"
     )
-    return wait_s, Cause("the loader is slower than the training", why)
+    return wait_s, Cause("data loading is the bottleneck", why)
 
 
 def _launching(steps: _Steps) -> _Finding | None:
@@ -185,21 +187,20 @@ def _launching(steps: _Steps) -> _Finding | None:
         return None
     if all(op.waits for op in steps.present.ops):  # a CPU's
         why = (
-            f"no operation runs in {_share(step.idle_s, step.step_s)}: that is Python's, "
-            f"autograd's and the optimizer's, around operations that take "
-            f"{as_ms(1e3 * step.gpu_s)} ms"
+            f"no operation runs for {_share(step.idle_s, step.step_s)}: Python, autograd and the "
+            f"optimizer take that time around operations of {as_ms(1e3 * step.gpu_s)} ms"
         )
-        return step.idle_s, Cause("the framework takes its time between operations", why)
+        return step.idle_s, Cause("framework overhead between operations", why)
     launches = sum(op.kind != "view" for op in steps.present.ops)
     waits = sum(op.waits for op in steps.present.ops)
     why = (
-        f"no kernel runs in {_share(step.idle_s, step.step_s)}: the host needs "
-        f"{as_ms(1e3 * step.host_s)} ms to launch {launches:,} ops, which the device does in "
+        f"the GPU is idle for {_share(step.idle_s, step.step_s)}: the CPU needs "
+        f"{as_ms(1e3 * step.host_s)} ms to launch {launches:,} ops that run for "
         f"{as_ms(1e3 * step.gpu_s)} ms"
     )
     if waits:
-        why += f"; {waits} of them {'holds' if waits == 1 else 'hold'} the host until it is done"
-    return step.idle_s, Cause("the host launches too slowly", why)
+        why += f"; {waits} of them {'makes' if waits == 1 else 'make'} the CPU wait for the GPU"
+    return step.idle_s, Cause("CPU launch is the bottleneck", why)
 
 
 def _memory(steps: _Steps) -> _Finding | None:
@@ -215,8 +216,8 @@ def _memory(steps: _Steps) -> _Finding | None:
             continue
         why = (
             f"in {recipe}, memory-bound work takes {_share(memory_ms / 1e3, step_ms / 1e3)}: "
-            f"{_largest(memory)}; products take {as_ms(1e3 * step.product_s)} ms, and even free "
-            f"ones would make the step at most {at_most:.2f} times faster"
+            f"{_largest(memory)}; GEMMs and convolutions take {as_ms(1e3 * step.product_s)} ms: if "
+            f"they took no time, the step would be {at_most:.2f} times faster"
         )
         return memory_ms / 1e3, Cause("memory-bound work is most of the step", why)
     return None
@@ -242,7 +243,7 @@ def _slower_layers(steps: _Steps) -> _Finding | None:
     ]
     more = f" and {len(rows) - NAMED} more" if len(rows) > NAMED else ""
     why = (
-        f"products are slower in low precision in {fmt.joined(slow)}{more}: "
+        f"GEMMs and convolutions are slower in low precision in {fmt.joined(slow)}{more}: "
         f"{_share(lost_s, steps.step_s)} lost{_conversions(steps, {row.layer for row in rows})}"
     )
     fix = f"keep {'it' if len(rows) == 1 else 'them'} in {steps.base_recipe}"
@@ -256,7 +257,7 @@ def _conversions(steps: _Steps, slow: set[str]) -> str:
     changing_s = math.fsum(op.conversion_s for op in ops)
     if changing_s <= SLOWER_SHARE * taken_s:
         return ""
-    return f"; {_share(changing_s, taken_s)} there only change the layout"
+    return f"; layout changes take {_share(changing_s, taken_s)} of that"
 
 
 def _missed(steps: _Steps) -> _Finding | None:
@@ -268,11 +269,13 @@ def _missed(steps: _Steps) -> _Finding | None:
     if missed_s <= MISSED_SHARE * steps.present.product_s:
         return None
     why = (
-        f"products that {steps.recipe} leaves in float32 take "
-        f"{_share(missed_s, steps.present.product_s)} of all products: {_layers(missed)}"
+        f"GEMMs and convolutions that {steps.recipe} leaves in float32 take "
+        f"{_share(missed_s, steps.present.product_s)} of all of them: {_layers(missed)}"
     )
-    fix = "call them under autocast, with no .float() or autocast(enabled=False) before them"
-    return missed_s, Cause("products still in float32", why, _worth(fix, missed_s, steps))
+    fix = "call them under autocast, without .float() or autocast(enabled=False)"
+    return missed_s, Cause(
+        "GEMMs and convolutions still in float32", why, _worth(fix, missed_s, steps)
+    )
 
 
 def _misaligned(steps: _Steps) -> _Finding | None:
@@ -281,11 +284,12 @@ def _misaligned(steps: _Steps) -> _Finding | None:
     if taken_s <= MISALIGNED_SHARE * steps.step_s:
         return None
     why = (
-        f"products of sizes that are not aligned ({_named([op.misaligned for op in ops])}) take "
+        f"GEMMs and convolutions with unaligned sizes "
+        f"({_named([op.misaligned for op in ops])}) take "
         f"{_share(taken_s, steps.step_s)}: {_layers(ops)}"
     )
     fix = "pad these sizes to a multiple of 8 (of 4 in TF32)"
-    return taken_s, Cause("sizes that are not aligned", why, _worth(fix, taken_s, steps))
+    return taken_s, Cause("unaligned sizes", why, _worth(fix, taken_s, steps))
 
 
 def _tf32_baseline(steps: _Steps) -> _Finding | None:
@@ -295,11 +299,11 @@ def _tf32_baseline(steps: _Steps) -> _Finding | None:
     if not products_ms[0]:
         return None
     why = (
-        f"products take {as_ms(products_ms[0])} ms in {steps.base_recipe}, on Tensor Cores "
-        f"already, and {as_ms(products_ms[1])} in {steps.recipe}: against fp32 the gain would be "
-        "larger"
+        f"GEMMs and convolutions take {as_ms(products_ms[0])} ms in {steps.base_recipe}, which "
+        f"uses Tensor Cores too, and {as_ms(products_ms[1])} in {steps.recipe}: the gain over fp32 "
+        "is larger"
     )
-    return 0.0, Cause("TF32 is already on in the baseline", why)
+    return 0.0, Cause("the baseline already uses TF32", why)
 
 
 def _worth(fix: str, stake_s: float, steps: _Steps) -> str:

@@ -74,7 +74,7 @@ def _named(name: str, input: tuple[int, ...] | None, classes: int | None) -> Net
     if is_other_torchvision(name):
         raise UserError(
             f"torchvision's {name} is not a classification network; "
-            "your own function that builds it is module:function"
+            "to train it, give your own module:function that builds it"
         )
     near = suggest(name.lower(), others) or "; `e2e list` names them; your own is module:function"
     raise UserError(f"no network {name!r}{near}")

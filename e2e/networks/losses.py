@@ -110,7 +110,9 @@ class DefaultLoss:
             return next_token_loss(output, target, label_smoothing)
         floating = [tensor.float() for tensor in tensors_in(output) if tensor.is_floating_point()]
         if not floating:
-            raise UserError(f"{self.name} puts out no floating tensor: give --loss module:function")
+            raise UserError(
+                f"{self.name} outputs no floating-point tensor; give --loss module:function"
+            )
         count = sum(tensor.numel() for tensor in floating)
         return torch.stack([tensor.square().sum() for tensor in floating]).sum() / count
 
@@ -118,7 +120,7 @@ class DefaultLoss:
         width = next(tensors_in(output)).shape[-1]
         if self.labels is not None and width < self.labels:
             raise UserError(
-                f"{self.name} puts out {width} {what}, but the data have {self.labels} {what}"
+                f"{self.name} outputs {width} {what}, but the data have {self.labels} {what}"
             )
 
 
@@ -135,7 +137,9 @@ class UserLoss:
     def __call__(self, output: Any, target: Tensor | None, label_smoothing: float) -> Tensor:
         """Call the function. UserError for label smoothing, or when it returns no scalar."""
         if label_smoothing:
-            raise UserError(f"label smoothing is not for the loss {self.name}: smooth it there")
+            raise UserError(
+                f"--label-smoothing does not apply to --loss {self.name}; smooth the labels there"
+            )
         loss = self.function(tree_map(_in_float32, output), target)
         if not isinstance(loss, Tensor) or not loss.is_floating_point() or loss.numel() != 1:
             shape = f" of shape {list(loss.shape)}" if isinstance(loss, Tensor) else ""

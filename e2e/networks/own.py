@@ -98,7 +98,7 @@ def _tokens(name: str, example: Tensor | None) -> int | None:
         kind = str(example.dtype).removeprefix("torch.")
         raise UserError(
             f"{name}() returned an example input of {kind}, at least {example.min().item()}; "
-            "it must be floating, or tokens: int64 from 0"
+            "it must be floating-point, or tokens (int64 from 0)"
         )
     return int(example.max()) + 1
 

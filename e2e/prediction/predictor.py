@@ -83,7 +83,7 @@ class Predictor:
         except CaptureFailed:
             raise  # this process can predict nothing more
         except CannotTrace as problem:
-            found = Prediction(case, reason=f"cannot be traced: {problem}")
+            found = Prediction(case, reason=f"the step cannot be traced: {problem}")
         except DoesNotFit as problem:
             found = Prediction(case, reason=str(problem), runs=False)
         except Exception as error:

@@ -1,4 +1,4 @@
-"""The trainings of a run in groups of arms that took turns, and a name for each.
+"""The trainings of a run in groups of arms that were timed interleaved, and a name for each.
 
 A setting is said once, where it belongs: in the header when all trainings share it, over a group
 when it differs between groups only, in an arm's name when it differs within a group.
@@ -45,7 +45,7 @@ def in_words(case: TrainCase, names: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Group:
-    """Arms that took turns, and what tells the group from the others ("" for the only one)."""
+    """Arms that were timed interleaved, and the settings that set them apart ("" if alone)."""
 
     title: str
     arms: tuple[Training, ...]
@@ -245,6 +245,12 @@ def was_run(training: Training) -> bool:
 def reason(training: Training) -> str:
     """Why an arm has no times."""
     return fmt.clean(training.reason or "no reason given")
+
+
+def shows_no_difference(training: Training, compared: Sequence[str]) -> bool:
+    """Whether its speed-up against the first of these that it has cannot be told from 1."""
+    ratio = next((training.speedup[name] for name in compared if name in training.speedup), None)
+    return bool(ratio and ratio.ci95 and not excludes_one(ratio.ci95))
 
 
 def differs(training: Training, baseline: str) -> bool:

@@ -1,4 +1,4 @@
-"""What would make a training faster, and why it is no faster: its fixes and findings.
+"""What would make a training faster, and what limits it: its fixes and findings.
 
 On the screen a fix has a line, and its sentence is folded under it.
 """
@@ -13,15 +13,15 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from e2e.report.arms import Group, View, arms_of
+from e2e.report.arms import Group, View, arms_of, in_order
 from e2e.report.figures import signed_pct
 from e2e.report.table import JOIN
 from e2e.results.types import Cause, Training
 from microbench import fmt
+from microbench.break_even import MIN_GAIN
 from microbench.report.screen import WIDTH
 from microbench.report.table import Column, Row, Table, screen
 
-FIXES, FINDINGS = "What would make it faster", "Why it is no faster"
 UNKNOWN = "gain not predicted"
 MOST_SENTENCES = 4
 FEWEST_FIX = 12  # columns for a fix with numbers beside it
@@ -33,9 +33,30 @@ _FOLDING = Console()  # what rich wants to know before it folds text; nothing is
 Section = tuple[str, list[Text]]
 
 
-def causes_title(title: str, view: View, arm: Training) -> str:
-    """ "What would make it faster: amp (batch 256)"."""
-    return f"{title}: {view.full_label(arm)}"
+def fixes_title(view: View, arm: Training) -> str:
+    """ "What would make amp (batch 256) faster"."""
+    return f"What would make {view.full_label(arm)} faster"
+
+
+def findings_title(view: View, arm: Training) -> str:
+    """ "What limits amp now"; "Why amp is no faster than tf32" where it is not."""
+    label = view.full_label(arm)
+    no_gain = [view.title(name) for name in in_order(_gain_of(arm)) if not _gain_of(arm)[name]]
+    if not no_gain:
+        return f"What limits {label} now"
+    return f"Why {label} is no faster than {fmt.joined(no_gain)}"
+
+
+def _gain_of(arm: Training) -> dict[str, bool]:
+    """Whether the arm is faster than each baseline; by prediction where nothing was measured."""
+    measured = {name: found for name, found in arm.speedup.items() if name != "previous"}
+    if measured:
+        return {
+            name: found.ratio > 1 and (found.ci95 is None or found.ci95[0] > 1)
+            for name, found in measured.items()
+        }
+    predicted = arm.predicted.speedup if arm.predicted else dict[str, float]()
+    return {name: found >= MIN_GAIN for name, found in predicted.items() if name != "previous"}
 
 
 def fixes(arm: Training) -> list[Cause]:
@@ -134,7 +155,7 @@ FIX_COLUMNS = (
     Column[FixLine]("fix", lambda line: line.fix),
     Column[FixLine]("predicted\ngain", lambda line: line.gains[0], right=True),
     Column[FixLine]("measured\ngain", lambda line: line.gains[1], right=True),
-    Column[FixLine]("difference\nin points", lambda line: line.gains[2], right=True, drop=1),
+    Column[FixLine]("difference,\npoints", lambda line: line.gains[2], right=True, drop=1),
     Column[FixLine]("why", markdown=lambda line: line.why),
 )
 HEADS = [max(map(cell_len, column.title.split("\n"))) for column in FIX_COLUMNS[2:5]]
@@ -190,8 +211,11 @@ def cause_sections(
 
 
 def _sections(view: View, arm: Training, width: int) -> list[Section]:
-    parts = ((FIXES, _fixes(arm, width)), (FINDINGS, _findings(arm, width)))
-    return [(causes_title(title, view, arm), lines) for title, lines in parts if lines]
+    parts = (
+        (fixes_title(view, arm), _fixes(arm, width)),
+        (findings_title(view, arm), _findings(arm, width)),
+    )
+    return [(title, lines) for title, lines in parts if lines]
 
 
 def _fixes(arm: Training, width: int) -> list[Text]:
@@ -278,8 +302,8 @@ def _best(arm: Training, label: str) -> str:
     gain_pct, best = max(known, key=lambda pair: pair[0])
     named = f"{fix_words(best)} ({', '.join(_gains(best))})"
     if gain_pct > 0:
-        return f"What would make {label} faster, most of all: {named}."
-    return f"No fix that is known makes {label} faster; the best is {named}."
+        return f"Best fix for {label}: {named}."
+    return f"No known fix makes {label} faster; the best is {named}."
 
 
 def _gain_pct(cause: Cause) -> float | None:

@@ -8,7 +8,7 @@ from itertools import groupby
 from rich.cells import cell_len
 from rich.text import Text
 
-from e2e.report.arms import Group, View, batches_of, grouped
+from e2e.report.arms import Group, View, batches_of, grouped, shows_no_difference
 from e2e.results.types import Training
 from microbench import fmt
 from microbench.report.canvas import RULE, log_ticks
@@ -87,7 +87,9 @@ def _value(arm: Training) -> str:
 def _style(view: View, arm: Training) -> str:
     if arm.converged is False:
         return "red"
-    return "dim" if view.is_baseline(arm) else ASKED_STYLES[0]
+    if view.is_baseline(arm):
+        return "dim"
+    return "" if shows_no_difference(arm, view.compared) else ASKED_STYLES[0]
 
 
 # ---------------------------------------------------------------- curves

@@ -1,4 +1,4 @@
-"""Where the time of a step goes, and what was spent outside the timed steps."""
+"""The phases of a step, set-up times, and the state of the device."""
 
 from __future__ import annotations
 
@@ -12,16 +12,21 @@ from e2e.results.types import Phase, Training
 from microbench import fmt
 from microbench.report.table import Column, Table, Value, screen
 
-STATES_TITLE = "The device meanwhile, utilisation as its driver counts it"
+STATES_TITLE = "State of the device during timing (utilisation from the driver)"
 MOST_SETUPS = 6
+# Why phases do not add up to the CPU ms of a step: several steps are launched in a row there.
+CPU_PHASES = (
+    "CPU times of phases include waits while the GPU's launch queue is full; CPU ms of a step "
+    "does not"
+)
 PHASES = ("data", "copy", "forward", "backward", "optimizer")  # always in CSV
 
 
 def phases_title(view: View) -> str:
     """The heading, which says whose clocks there are."""
     phases = [phase for arm in view.arms for phase in arm.phases]
-    clocks = "host / GPU" if any(phase.gpu_s is not None for phase in phases) else "host"
-    return f"Phases of a step, timed in a pass of their own (ms: {clocks})"
+    clocks = "CPU / GPU" if any(phase.gpu_s is not None for phase in phases) else "CPU"
+    return f"Phases of a step, timed in a separate pass (ms: {clocks})"
 
 
 def phases_table(view: View) -> Table[Training]:
@@ -65,7 +70,13 @@ def phases_lines(view: View, width: int) -> list[Text]:
         return []
     shown = screen(table, width)
     left_out = f"left out to fit: {', '.join(shown.left_out)}" if shown.left_out else ""
-    return [*shown.lines, *([Text(left_out, "dim")] if left_out else [])]
+    notes = [CPU_PHASES * _has_both_clocks(view), left_out]
+    return [*shown.lines, *(Text(note, "dim") for note in notes if note)]
+
+
+def _has_both_clocks(view: View) -> bool:
+    """Whether a reader may compare the phases with the CPU ms of a step."""
+    return any(arm.phases and arm.steps and arm.steps.host_s is not None for arm in view.arms)
 
 
 def _cell(phase: Phase | None) -> str:
@@ -79,7 +90,7 @@ def _cell(phase: Phase | None) -> str:
 
 
 def setups(view: View) -> list[Text]:
-    """What building and compiling took: "outside the numbers above: set-up fp32 3.1 s"."""
+    """What building and compiling took: "not included above: set-up fp32 3.1 s"."""
     arms = [arm for arm in view.arms if arm.setup_s is not None]
     if not arms:
         return []
@@ -87,13 +98,13 @@ def setups(view: View) -> list[Text]:
         spent = sorted(arm.setup_s or 0.0 for arm in arms)
         ends = dict.fromkeys([fmt.duration(spent[0]), fmt.duration(spent[-1])])
         text = f"set-up of {len(arms)} arms, {' to '.join(ends)} each"
-        text += f", {fmt.duration(sum(spent))} in all"
+        text += f", {fmt.duration(sum(spent))} in total"
         compiled = [arm.compile_s for arm in arms if arm.compile_s]
         if compiled:
-            text += f" ({fmt.duration(sum(compiled))} of it up to the first steps)"
+            text += f" ({fmt.duration(sum(compiled))} of it before the first steps)"
     else:
         text = f"set-up {', '.join(_setup(arm, view) for arm in arms)}"
-    return [Text(f"outside the numbers above: {text}", "dim")]
+    return [Text(f"not included above: {text}", "dim")]
 
 
 def _setup(arm: Training, view: View) -> str:
@@ -105,7 +116,7 @@ def _setup(arm: Training, view: View) -> str:
 
 
 def states(view: View) -> list[Text]:
-    """The device while each arm ran, for those who ask for details."""
+    """The state of the device while each arm ran, for --verbose."""
     return [item(view.full_label(arm), state) for arm in view.arms if (state := _state(arm))]
 
 
@@ -118,7 +129,7 @@ def _state(arm: Training) -> str:
         f"SM clock {state.sm_clock_mhz:.0f} MHz" if state.sm_clock_mhz else "",
         f"{state.temperature_c:.0f} °C" if state.temperature_c else "",
         fmt.clean(", ".join(state.throttle)),
-        f"{steps.launches} launches a step" if steps and steps.launches else "",
+        f"{steps.launches} launches per step" if steps and steps.launches else "",
         fmt.count(len(steps.times_s), "step") + " timed" if steps else "",
     ]  # fmt: skip
     return ", ".join(filter(None, parts))

@@ -1,4 +1,4 @@
-"""How far predictions are from measurements over the trainings of a run: the error table.
+"""The error table: predicted against measured, over the trainings of a run.
 
 Pure functions of the run.
 """
@@ -12,6 +12,7 @@ from statistics import median
 
 from rich.text import Text
 
+from e2e.report.figures import bottleneck, signed_pct
 from e2e.report.predictions import error_pct, host_speed_error_pct, is_beside, is_within, off_pct
 from e2e.results.baselines import BASELINES, baselines
 from e2e.results.types import Training
@@ -20,7 +21,10 @@ from microbench.report.table import DIM, Column, Row, Table, screen
 from microbench.results.types import Run
 from microbench.timing.stats import half_width_pct
 
-ERRORS_TITLE = "Predicted against measured, absolute errors in per cent"
+WORST_TITLE = "Largest prediction errors"
+FEWEST_SUMMARISED = 5  # comparisons of a run whose screen is a summary
+MOST_WORST = 8
+ERRORS_TITLE = "Prediction errors (absolute, in per cent)"
 
 
 @dataclass(frozen=True)
@@ -74,24 +78,24 @@ def error_table(trainings: Sequence[Training]) -> list[Line]:
     host = [t for t in both if t.limit == "host"]
     low = {
         who: [t for t in some if t.case.recipe.startswith("amp")]
-        for who, some in (("GPU", gpu), ("host", host))
+        for who, some in (("GPU", gpu), ("CPU launch", host))
     }
     plain, captured = ([t for t in gpu if t.case.graph == graph] for graph in (False, True))
     said = [t for t in both if not t.case.graph and t.predicted and t.predicted.limit == "gpu"]
     rows = (
         _line("step, on a CPU", [t for t in both if t.limit is None], error_pct),
-        _line("step, limited by the GPU", plain, error_pct, (1.0, 3.0)),
-        _line("step, said to be limited by the GPU", said, error_pct),
-        _line("step, captured as a graph", captured, error_pct, (1.0, 3.0)),
-        _line("step, limited by the host", host, error_pct, (8.0, 20.0)),
-        _line("the same, at the host's pace meanwhile", host, host_speed_error_pct, (8.0, 20.0)),
+        _line("step, bottleneck GPU", plain, error_pct, (1.0, 3.0)),
+        _line("step, bottleneck predicted as GPU", said, error_pct),
+        _line("step, captured as a CUDA graph", captured, error_pct, (1.0, 3.0)),
+        _line("step, bottleneck CPU launch", host, error_pct, (8.0, 20.0)),
+        _line("the same, corrected for the CPU's speed", host, host_speed_error_pct, (8.0, 20.0)),
         *(
-            _line(f"{what} over {base}, limited by the {who}", some, pct, target)
+            _line(f"{what} over {base}, bottleneck {who}", some, pct, target)
             for who, some in low.items()
             for base in BASELINES
             for what, pct, target in (
                 ("AMP's speed-up", _speedup_pct(base), (1.5, 4.0) if who == "GPU" else None),
-                ("of the median steps", _medians_pct(base, both), None),
+                ("the same, of median steps", _medians_pct(base, both), None),
             )
         ),
         _line("peak memory", both, _memory_pct, (5.0, 5.0)),
@@ -177,6 +181,37 @@ def _named(training: Training) -> str:
 # ---------------------------------------------------------------- as read
 
 
+def is_validation(run: Run) -> bool:
+    """Whether it predicted and measured so many comparisons that a summary is read first."""
+    both = filter(is_beside, run.of(Training))
+    return len({(t.case.network, t.case.batch) for t in both}) >= FEWEST_SUMMARISED
+
+
+def worst_table(run: Run) -> Table[Training]:
+    """The steps whose prediction is furthest off, the worst first."""
+    known = [t for t in run.of(Training) if is_beside(t) and error_pct(t) is not None]
+    worst = sorted(known, key=lambda t: -abs(error_pct(t) or 0.0))[:MOST_WORST]
+    columns: list[Column[Training]] = [
+        Column("training", lambda t: fmt.clean(_named(t))),
+        Column("predicted\nms", _predicted_ms, right=True),
+        Column("measured\nms", lambda t: fmt.milliseconds(t.step_s), right=True),
+        Column("error", lambda t: signed_pct(error_pct(t)), right=True),
+        Column("bottleneck", lambda t: bottleneck(t.limit), drop=1),
+    ]
+    return Table(columns, [Row(training) for training in worst])
+
+
+def _predicted_ms(training: Training) -> str:
+    return fmt.milliseconds(training.predicted.step_s) if training.predicted else ""
+
+
+def worst_lines(run: Run, width: int) -> list[Text]:
+    """The worst predictions, and where the others are."""
+    count = sum(map(is_beside, run.of(Training)))
+    note = f"{fmt.count(count, 'training')} in all: --verbose shows every step, ledger and fix"
+    return [*screen(worst_table(run), width).lines, Text(note, DIM)]
+
+
 def errors_table(run: Run) -> Table[Line]:
     """The error table of several comparisons; it has no rows for one that is no validation."""
     columns: list[Column[Line]] = [
@@ -185,7 +220,7 @@ def errors_table(run: Run) -> Table[Line]:
         Column("median", lambda line: f"{line.median_pct:.1f}", right=True),
         Column("largest", lambda line: f"{line.largest_pct:.1f}", right=True),
         Column("target", lambda line: line.verdict),
-        Column("furthest off", lambda line: fmt.clean(line.worst), drop=1),
+        Column("worst case", lambda line: fmt.clean(line.worst), drop=1),
     ]
     table = Table(columns)
     both = [t for t in run.of(Training) if is_beside(t)]
@@ -209,17 +244,20 @@ def error_sentences(trainings: Sequence[Training]) -> list[str]:
     measured steps themselves are known.
     """
     named = limits_named(trainings)
-    found = [f"The limit was named right in {_share(named)}."] if named.count else []
-    for limit, who in (("gpu", "GPU"), ("host", "host")):
+    found = [f"The bottleneck was classified correctly in {_share(named)}."] if named.count else []
+    for limit, who in (("gpu", "GPU"), ("host", "CPU launch")):
         kept = intervals_kept(trainings, limit)
         if kept.count:
             found.append(
-                f"Limited by the {who}: the step was within the predicted interval in "
+                f"Bottleneck {who}: the measured step was inside the predicted interval in "
                 f"{_share(kept)}."
             )
             half_pct = measured_half_pct(trainings, limit)
             if half_pct is not None:
-                found.append(f"Half of these are measured to ±{fmt.per_cent(half_pct)} or worse.")
+                found.append(
+                    "Half of these steps have a measured 95 % interval of "
+                    f"±{fmt.per_cent(half_pct)} or wider."
+                )
     return found
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 from e2e.results.types import Training
 from microbench import fmt
 from microbench.results.types import Ratio
 from microbench.timing.stats import excludes_one
 
 NOUNS = {"img": "images", "tok": "tokens", "sample": "samples"}
-LIMITERS = {"gpu": "the GPU", "host": "the host", "data": "data"}
+BOTTLENECKS = {"gpu": "GPU", "host": "CPU launch", "data": "data loading"}
 NEAR_PCT = 5.0  # ratios this near to 1 have another digit, or are in per cent
 _LARGE = 1e8  # of a deviation: beyond it all digits say less than an exponent
 
@@ -38,15 +36,15 @@ def signed_pct(value: float | None) -> str:
     return "" if value is None else fmt.signed_pct(value)
 
 
-def limiter(limit: str) -> str:
-    """ "the GPU" for "gpu"."""
-    return LIMITERS.get(limit, fmt.clean(limit))
+def bottleneck(limit: str | None) -> str:
+    """ "GPU" for "gpu", the value in a run file; "" when not known."""
+    return BOTTLENECKS.get(limit, fmt.clean(limit)) if limit else ""
 
 
-def limit_words(training: Training) -> str:
-    """What limits a step as measured, else as predicted; "" when not known."""
-    limit = training.limit or (training.predicted.limit if training.predicted else None)
-    return limiter(limit) if limit else ""
+def bottleneck_of(training: Training) -> str:
+    """The measured bottleneck of a step, else the predicted one; "" when not known."""
+    predicted = training.predicted.limit if training.predicted else None
+    return bottleneck(training.limit or predicted)
 
 
 def ratio(value: Ratio) -> str:
@@ -58,10 +56,7 @@ def ratio(value: Ratio) -> str:
 
 def interval(value: Ratio) -> str:
     """As `fmt.interval`; with a third decimal near 1: "0.995 ±0.004"."""
-    if value.ci95 is None or not _is_near(value):
-        return fmt.interval(value)
-    half = _half(value.ratio, value.ci95)
-    return f"{value.ratio:.3f} ±{math.ceil(1000 * half - 1e-9) / 1000:.3f}"
+    return fmt.interval(value, 3 if value.ci95 is not None and _is_near(value) else None)
 
 
 def faster(value: Ratio) -> str:
@@ -76,8 +71,8 @@ def faster(value: Ratio) -> str:
     pct = f"{100 * (value.ratio - 1):.1f}"
     if value.ci95 is None:
         return f"about {pct} % {what}"
-    half = 100 * _half(value.ratio, value.ci95)
-    return f"{pct} ±{math.ceil(10 * half - 1e-9) / 10:.1f} % {what}"
+    low, high = (100 * (end - 1) for end in value.ci95)
+    return f"{pct} {fmt.ends(100 * (value.ratio - 1), (low, high), 1)} % {what}"
 
 
 def times(value: Ratio) -> str:
@@ -87,7 +82,3 @@ def times(value: Ratio) -> str:
 
 def _is_near(value: Ratio) -> bool:
     return abs(value.ratio - 1) < NEAR_PCT / 100
-
-
-def _half(centre: float, ends: tuple[float, float]) -> float:
-    return max(ends[1] - centre, centre - ends[0])

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from e2e.explain.joint import IN_FULL, Gain, Joint, throughput, throughput_error_pct
 from e2e.report.arms import grouped
-from e2e.report.figures import limit_words, signed_pct
+from e2e.report.figures import bottleneck_of, signed_pct
 from e2e.results.loader_types import Loading
 from e2e.results.types import Training
 from microbench import fmt
@@ -28,7 +28,7 @@ def joint_table(joint: Joint) -> Table[int]:
         [
             Column("workers", str, right=True, key=True),
             Column("loader\nalone", lambda count: _rate(joint.loading.get(count)), right=True,
-                   drop=2),
+                   drop=3),
             *(
                 Column(f"{fmt.clean(name)}\nimg/s", _of(joint, name, _rates), right=True,
                        markdown=blank)
@@ -36,7 +36,7 @@ def joint_table(joint: Joint) -> Table[int]:
             ),
             *(column for name in joint.recipes for column in _apart_columns(joint, name)),
             *(
-                Column(f"{fmt.clean(name)}\nlimited by", _of(joint, name, limit_words), drop=1)
+                Column(f"{fmt.clean(name)}\nbottleneck", _of(joint, name, bottleneck_of), drop=2)
                 for name in joint.recipes
             ),
             *(_gain_column(joint, name, base) for name in others),
@@ -48,7 +48,8 @@ def joint_table(joint: Joint) -> Table[int]:
 def joint_lines(joint: Joint, width: int) -> list[Text]:
     """The table with its notes; pairs are predicted / measured."""
     shown = screen(joint_table(joint), width)
-    return [*shown.lines, *(Text(line, "dim") for line in _notes(joint))]
+    notes = [*_notes(joint), shown.left_out_note(width)]
+    return [*shown.lines, *(Text(line, "dim") for line in notes if line)]
 
 
 def _of(joint: Joint, name: str, read: Callable[[Training], str]) -> Callable[[int], str]:
@@ -64,7 +65,7 @@ def _of(joint: Joint, name: str, read: Callable[[Training], str]) -> Callable[[i
 def _apart_columns(joint: Joint, name: str) -> list[Column[int]]:
     """In Markdown: predicted, measured, and the error."""
     return [
-        Column(f"{fmt.clean(name)}, foretold", markdown=_of(joint, name, _predicted), right=True),
+        Column(f"{fmt.clean(name)}, predicted", markdown=_of(joint, name, _predicted), right=True),
         Column("measured", markdown=_of(joint, name, _rate), right=True),
         Column("error", markdown=_of(joint, name, _error), right=True),
     ]
@@ -80,7 +81,7 @@ def _error(arm: Training) -> str:
 
 def _gain_column(joint: Joint, name: str, base: str) -> Column[int]:
     title = f"{fmt.clean(name)}\nx {fmt.clean(base)}"
-    return Column(title, lambda count: _gain(joint.speedup(name, base, count)), right=True)
+    return Column(title, lambda count: _gain(joint.speedup(name, base, count)), right=True, drop=1)
 
 
 def _rate(measured: Training | Loading | None) -> str:
@@ -103,7 +104,7 @@ def _gain(gain: Gain | None) -> str:
 
 
 def _notes(joint: Joint) -> list[str]:
-    notes = ["two values: predicted / measured; one, or one in brackets: predicted"]
+    notes = ["two values: predicted / measured; one value, or one in brackets: predicted"]
     failed = grouped(
         (fmt.clean(t.reason or ""),
          f"{fmt.clean(t.case.recipe)} with {fmt.count(t.case.workers, 'worker')}")
@@ -116,14 +117,14 @@ def _notes(joint: Joint) -> list[str]:
         median_pct = joint.median_error_pct or 0.0
         worst = max(errors, key=abs)
         notes.append(
-            f"error of the prediction: median {median_pct:.1f} %, largest {worst:+.1f} %, of "
+            f"prediction error: median {median_pct:.1f} %, largest {worst:+.1f} %, over "
             f"{fmt.count(len(errors), 'point')}"
         )
     return notes
 
 
 def joint_sentences(joint: Joint) -> list[str]:
-    """What the picture means."""
+    """What the measurements say, in sentences."""
     base, *others = joint.recipes
     most = joint.workers[-1]
     return [
@@ -138,11 +139,11 @@ def _pays(joint: Joint, name: str, base: str, most: int) -> str:
     start = joint.pays_from(name, base)
     if start is None:
         only = _times(joint.speedup(name, base, most), high, most)
-        return f"{low} never pays with this loader{only}."
+        return f"{low} is not faster at any number of workers tried{only}."
     there = _times(joint.speedup(name, base, start), high, start)
     if start == joint.workers[0]:
-        return f"{low} pays with every number of workers{there}."
-    return f"{low} stops paying below {fmt.count(start, 'worker')}{there}."
+        return f"{low} is faster at every number of workers tried{there}."
+    return f"{low} needs {fmt.count(start, 'worker')} to be faster{there}."
 
 
 def _times(gain: Gain | None, base: str, workers: int) -> str:
@@ -150,7 +151,7 @@ def _times(gain: Gain | None, base: str, workers: int) -> str:
     if gain is None:
         return ""
     known = fmt.interval(gain.ratio) if gain.ratio.ci95 else fmt.short_ratio(gain.ratio)
-    source = "measured" if gain.measured else "foretold"
+    source = "measured" if gain.measured else "predicted"
     return f": {known} times {base} with {fmt.count(workers, 'worker')} ({source})"
 
 
@@ -161,14 +162,14 @@ def _in_full(joint: Joint, name: str, most: int) -> str:
     start, share = joint.in_full_from(name), f"{IN_FULL:.0%}"
     text = f"{recipe} trains {fmt.throughput(alone.per_s)} img/s without a loader; "
     if start is not None:
-        return f"{text}{fmt.count(start, 'worker')} leave {share} of it."
+        return f"{text}{fmt.count(start, 'worker')} reach {share} of it."
     left = throughput(joint.at(recipe, most))
-    share_left = f": {most} leave {left / alone.per_s:.0%}" if left else ""
-    return f"{text}no number of workers leaves {share} of it{share_left}."
+    share_left = f": {most} reach {left / alone.per_s:.0%}" if left else ""
+    return f"{text}no number of workers reaches {share} of it{share_left}."
 
 
 def _parts(joint: Joint, most: int) -> list[str]:
-    """What each part costs, by difference."""
+    """What copying and busy workers cost, by difference."""
     said: list[str] = []
     for name in joint.recipes:
         pinned, synthetic = joint.alone.get(name), joint.synthetic.get(name)
@@ -178,10 +179,10 @@ def _parts(joint: Joint, most: int) -> list[str]:
         if not (pinned.step_s and synthetic.step_s):
             continue
         copy = 100 * (pinned.step_s / synthetic.step_s - 1)
-        text = f"  {fmt.clean(name)}: copying and normalising a batch {copy:+.1f} % of a step"
+        text = f"  {fmt.clean(name)}: copying and normalising a batch adds {copy:+.1f} % to a step"
         if busy and busy.step_s:
             slower = 100 * (busy.step_s / pinned.step_s - 1)
-            text += f", {fmt.count(most, 'busy worker')} beside it {slower:+.1f} %"
+            text += f", {fmt.count(most, 'busy worker')} {slower:+.1f} %"
         said.append(text + ".")
     return [*said, *_files(joint)]
 
@@ -192,11 +193,12 @@ def _files(joint: Joint) -> list[str]:
     for cold in (False, True):
         read = rates.get(("read", cold))
         if read:
-            where = "from the disk" if cold else "from memory"
-            said.append(f"  reading alone {where}: {fmt.throughput(read)} img/s.")
+            where = "from disk" if cold else "from the page cache"
+            said.append(f"  Reading files {where}, without decoding: {fmt.throughput(read)} img/s.")
     loaded = rates.get((joint.loader, True))
     if loaded:
         said.append(
-            f"  with files that are not in memory the loader gives {fmt.throughput(loaded)} img/s."
+            f"  With files that are not in the page cache the loader delivers "
+            f"{fmt.throughput(loaded)} img/s."
         )
     return said

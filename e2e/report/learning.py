@@ -1,4 +1,4 @@
-"""What was learnt: accuracy and loss on held-out data, a row an arm, and what did not converge."""
+"""Convergence: accuracy and loss on held-out data, one row per arm."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def learning_title(run: Run) -> str:
     """The heading, which says where the data came from."""
     generated = {is_generated(arm.case) for arm in run.of(Training) if was_trained(arm)}
     if generated == {False}:
-        return "What was learnt"
-    return f"What was learnt, {'in part ' if len(generated) > 1 else ''}from generated data"
+        return "Convergence"
+    return f"Convergence, {'in part ' if len(generated) > 1 else ''}on generated data"
 
 
 def learning_lines(view: View, width: int) -> list[Text]:
@@ -55,7 +55,7 @@ def learning_columns(view: View) -> list[Column[Training]]:
         Column("held-out\nloss", loss, right=True, drop=2,
                always=True, markdown_title=f"held-out loss{generated}",
                csv=raw_pair("loss_mean", "loss_std", attrgetter("loss"))),
-        Column("loss of\ntraining", lambda arm: spread(_mean_loss(arm), several=False), right=True,
+        Column("training\nloss", lambda arm: spread(_mean_loss(arm), several=False), right=True,
                drop=5, always=True,
                csv={"train_loss_mean": lambda arm: pair[0] if (pair := _mean_loss(arm)) else None}),
         Column("training\ns", lambda arm: spread(arm.train_s, len(arm.repeats) > 1), right=True,
@@ -72,7 +72,7 @@ def learning_columns(view: View) -> list[Column[Training]]:
             "seeds": lambda arm: JOIN.join(str(repeat.seed) for repeat in arm.repeats),
             "chance": lambda arm: arm.chance,
         }),
-        Column("learnt", _verdict, always=True, markdown=_judged,
+        Column("result", _verdict, always=True, markdown=_judged,
                csv=raw("", "converged", "convergence")),
     ]  # fmt: skip
 
@@ -138,7 +138,7 @@ def _legend(arms: Sequence[Training]) -> list[str]:
     parts = ["±: standard deviation of the repeats"] * any(len(arm.repeats) > 1 for arm in arms)
     chances = {arm.chance for arm in arms if arm.chance is not None}
     if len(chances) == 1:
-        parts.append(f"guessing is right in {100 * chances.pop():.3g} %")
+        parts.append(f"chance level {100 * chances.pop():.3g} %")
     seeds = dict.fromkeys(", ".join(str(r.seed) for r in arm.repeats) for arm in arms)
     named = " or ".join(filter(None, seeds))  # once, when all arms had the same
     if named:

@@ -1,4 +1,4 @@
-"""What a recipe changes in a step, term by term: the numbers and sentences of a training's ledger.
+"""The ledger of a training: what a recipe changes in a step, term by term, in numbers and words.
 
 How it is drawn is in `waterfall` (characters) and `plot_training` (a picture).
 """
@@ -10,23 +10,39 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from e2e.report.arms import Group, View, arms_of
-from e2e.report.figures import limit_words
+from e2e.report.figures import bottleneck_of
 from e2e.results.types import PRODUCT_TERMS, RESIDUAL, LedgerLine, Training
 from microbench import fmt
 
 SMALL_SHARE = 0.005  # of the first step: terms under it are shown in one line
 NOTHING_SHARE = 1e-6  # of it: terms up to it are said to change nothing
 OTHERS = "other small terms"
-GAP = "not accounted for"
+GAP = "missing from the ledger"
 DIGITS = 4  # of the longer step, in the numbers shown
 _SHORTEST_MS, _LONGEST_MS = 1e-4, 1e6  # of a step shown in digits that add up
 MOST_RESIDUAL = 0.05  # of a step: what a ledger may leave unexplained
 MOST_SENTENCES = 4
+PRODUCTS = "GEMMs and convolutions"
+
+
+# Terms of a run file that reports call otherwise.
+TERM_WORDS = {
+    RESIDUAL: "unexplained",
+    "host and launch gaps": "CPU launch gaps",
+    "loader wait": "data loading wait",
+    "matrix products": "matrix multiplications",
+    "products": "GEMMs and convolutions",
+}
+
+
+def term_words(term: str) -> str:
+    """A term of a ledger as reports call it: "CPU launch gaps"."""
+    return TERM_WORDS.get(term, fmt.clean(term)) or "-"
 
 
 def is_residual(line: LedgerLine | Bar) -> bool:
     """Whether the term is what the others do not explain."""
-    return line.term == RESIDUAL
+    return line.term in (RESIDUAL, TERM_WORDS[RESIDUAL])
 
 
 @dataclass(frozen=True)
@@ -72,9 +88,9 @@ def has_ledger(arm: Training) -> bool:
 
 
 def ledger_title(view: View, arm: Training) -> str:
-    """ "From fp32 to amp (batch 256): where the time of a step went, in ms"."""
+    """ "From fp32 to amp (batch 256): what changes in a step, in ms"."""
     name = view.full_label(arm)
-    return f"From {base_name(arm)} to {name}: where the time of a step went, in ms"
+    return f"From {base_name(arm)} to {name}: what changes in a step, in ms"
 
 
 def base_name(arm: Training) -> str:
@@ -102,7 +118,7 @@ def waterfall(arm: Training, *, fold: bool = True) -> Waterfall:
 
 def _bar(line: LedgerLine, start_ms: float, text: str, whole: bool = False) -> Bar:
     return Bar(
-        fmt.clean(line.term) or "-", line.ms, start_ms, start_ms + line.ms, text,
+        term_words(line.term), line.ms, start_ms, start_ms + line.ms, text,
         fmt.clean(line.source), fmt.clean(line.detail), whole,
     )  # fmt: skip
 
@@ -173,12 +189,12 @@ def _plain(ms: float) -> str:
 
 
 def account(arm: Training, label: str) -> list[str]:
-    """What stands under a waterfall: Amdahl's bound, and how much of the products' gain arrived."""
+    """The notes under a waterfall: Amdahl's bound, and how much of the GEMMs' gain arrives."""
     base = base_name(arm)
     found = [_bound(arm, base, label), _products(arm)]
     if any(map(is_residual, arm.ledger)):
         share = 100 * _residual_share(arm)
-        found.append(f"Residual, what no other term explains: {share:.1f} % of the {label} step.")
+        found.append(f"Unexplained: {share:.1f} % of the {label} step.")
     return [sentence for sentence in found if sentence]
 
 
@@ -192,12 +208,10 @@ def _bound(arm: Training, base: str, label: str) -> str:
     if not arm.bound or not math.isfinite(arm.bound):
         return ""
     seen = arm.ledger[0].ms / arm.ledger[-1].ms
-    also = ", since other terms got shorter too" if seen > arm.bound else ""
+    also = ", because other terms got shorter too" if seen > arm.bound else ""
     return (
-        f"If products (convolutions with the layout changes inside them, matrix products, "
-        f"attention) took no time and all else stayed as in {base}, the step would be at most "
-        f"{fmt.number(arm.bound)} times faster "
-        f"(Amdahl's law); {label} makes it {_times_faster(seen)}{also}."
+        f"Amdahl's bound: if GEMMs, convolutions and attention took no time in {base}, the step "
+        f"would be {fmt.number(arm.bound)} times faster; {label} is {_times_faster(seen)}{also}."
     )
 
 
@@ -207,27 +221,28 @@ def _times_faster(ratio: float) -> str:
 
 
 def _products(arm: Training) -> str:
-    """How much of what products save in the ledger is saved in the step."""
+    """How much of what GEMMs and convolutions save is saved in the step."""
     products = [line.ms for line in arm.ledger[1:-1] if line.term in PRODUCT_TERMS]
     if not products:
         return ""
     saved, arrived = -math.fsum(products), arm.ledger[0].ms - arm.ledger[-1].ms
     if saved <= 0:
         return (
-            f"Products save nothing{f': they take {fmt.hundredths(-saved)} ms more' * (saved < 0)}."
+            f"{PRODUCTS} save nothing"
+            f"{f': they take {fmt.hundredths(-saved)} ms more' * (saved < 0)}."
         )
-    text = f"Products save {fmt.hundredths(saved)} ms"
+    text = f"{PRODUCTS} save {fmt.hundredths(saved)} ms"
     if arrived <= 0:
-        longer = f": it takes {fmt.hundredths(-arrived)} ms more" * (arrived < 0)
-        return f"{text}, none of which reaches the step{longer}."
+        longer = f", which takes {fmt.hundredths(-arrived)} ms more" * (arrived < 0)
+        return f"{text}; other terms cancel all of it in the step{longer}."
     if arrived >= saved:
         more = fmt.hundredths(arrived - saved)
-        return f"{text}, all of which reaches the step; the other terms together save {more} ms."
+        return f"{text}; the other terms together save {more} ms more."
     if saved - arrived < SMALL_SHARE * saved:
-        return f"{text}, practically all of which reaches the step."
+        return f"{text}; the other terms together change almost nothing."
     return (
-        f"{text}, of which {fmt.hundredths(arrived)} ms ({100 * arrived / saved:.0f} %) reach the "
-        f"step; the other terms together take {fmt.hundredths(saved - arrived)} ms back."
+        f"{text}; the other terms together add {fmt.hundredths(saved - arrived)} ms, so the step "
+        f"gets {fmt.hundredths(arrived)} ms shorter ({100 * arrived / saved:.0f} %)."
     )
 
 
@@ -251,17 +266,17 @@ def _in_short(arm: Training, label: str) -> str:
     saving = _largest([line for line in between if line.ms < -least_ms])
     taking = _largest([line for line in between if line.ms > least_ms])
     whole = f"{fmt.hundredths(first.ms)} ms of a step in {base_name(arm)}"
-    limit = limit_words(arm)
-    rest = f"what is left is {fmt.hundredths(last.ms)} ms{f', limited by {limit}' * bool(limit)}"
+    limit = bottleneck_of(arm)
+    rest = f"{fmt.hundredths(last.ms)} ms remain{f' (bottleneck: {limit})' * bool(limit)}"
     if saved_ms > 0:
         text = f"Of the {whole}, {label} saves {fmt.hundredths(saved_ms)} ms"
-        text += f", most of all in {saving}" * bool(saving)
-        back = f"of what is added, most is in {taking}" if taking else "no term adds any"
+        text += f", most in {saving}" * bool(saving)
+        back = f"most is added in {taking}" if taking else "no term adds time"
     else:
-        more = f"{fmt.hundredths(-saved_ms)} ms more than" if saved_ms else "all of"
+        more = f"{fmt.hundredths(-saved_ms)} ms more than" if saved_ms else "exactly"
         text = f"{label} takes {more} the {whole}"
-        text += f", most of all in {taking}" * bool(taking)
-        back = f"of what is saved, most is in {saving}" if saving else "no term saves any"
+        text += f", most in {taking}" * bool(taking)
+        back = f"most is saved in {saving}" if saving else "no term saves time"
     return f"{text}; {back}; {rest}."
 
 
@@ -270,7 +285,7 @@ def _largest(lines: Sequence[LedgerLine]) -> str:
     if not lines:
         return ""
     line = max(lines, key=lambda line: abs(line.ms))
-    name = "the residual" if is_residual(line) else fmt.clean(line.term) or "-"
+    name = "the unexplained part" if is_residual(line) else term_words(line.term)
     return f"{name} ({fmt.hundredths(abs(line.ms))} ms)"
 
 
@@ -278,5 +293,5 @@ def _unexplained(arm: Training, label: str) -> list[str]:
     share = _residual_share(arm)
     if share <= MOST_RESIDUAL:
         return []
-    return [f"  The residual is {100 * share:.0f} % of the step of {label}: its account explains "
-            f"less than a ledger should (all but {100 * MOST_RESIDUAL:.0f} %)."]  # fmt: skip
+    return [f"  {100 * share:.0f} % of the {label} step are unexplained: do not trust single terms "
+            f"(a good ledger leaves at most {100 * MOST_RESIDUAL:.0f} %)."]  # fmt: skip

@@ -8,6 +8,7 @@ from operator import attrgetter
 
 from rich.text import Text
 
+from e2e.case import DATA_WORDS
 from e2e.report.table import raw, raw_pair
 from e2e.results.loader_types import OP, LoadCase, Loading
 from microbench import fmt
@@ -34,7 +35,7 @@ def _columns(cases: Sequence[LoadCase]) -> list[Column[Loading]]:
                markdown=_files),
         Column("batch", (lambda one: str(one.case.batch)) if batch else None, right=True, drop=7),
         Column("workers", lambda one: str(one.case.workers), right=True),
-        Column("ahead", _ahead if _are_ahead(cases) else None, right=True, drop=8),
+        Column("prefetch", _ahead if _are_ahead(cases) else None, right=True, drop=8),
         Column(csv=raw("", "status", "reason")),
         Column("img/s", lambda one: _rate(one.per_s), right=True,
                csv={"images_per_s": attrgetter("per_s")}),
@@ -43,7 +44,7 @@ def _columns(cases: Sequence[LoadCase]) -> list[Column[Loading]]:
             **raw_pair("ci95_low_per_s", "ci95_high_per_s", attrgetter("ci95_per_s")),
             "samples": lambda one: len(one.blocks),
         }),
-        Column("img/s\na core", lambda one: _rate(one.per_s_per_core), right=True, drop=2,
+        Column("img/s\nper core", lambda one: _rate(one.per_s_per_core), right=True, drop=2,
                csv={"images_per_s_per_core": attrgetter("per_s_per_core")}),
         Column("MB/s\nread", _read, right=True, drop=4,
                csv={"read_bytes_per_s": attrgetter("bytes_per_s")}),
@@ -67,7 +68,7 @@ def _files(loading: Loading) -> str:
 
 
 def _ahead(loading: Loading) -> str:
-    """How many batches each worker is ahead."""
+    """How many batches each worker loads ahead."""
     return str(loading.case.prefetch or "usual")
 
 
@@ -116,12 +117,12 @@ def _note(cases: Sequence[LoadCase]) -> str:
     """How to read the table, and what all of it shares."""
     batches = [str(batch) for batch in sorted({case.batch for case in cases})]
     inputs = sorted({fmt.clean(case.input) for case in cases})
-    data = sorted({fmt.clean(case.data) for case in cases})
+    data = sorted({fmt.clean(DATA_WORDS.get(case.data, case.data)) for case in cases})
     cores = max(case.cpus for case in cases)
     parts = [
         f"batches of {fmt.listed(batches)}, {fmt.listed(inputs)}, {fmt.listed(data)} data"
         + f", on {fmt.count(cores, 'core')}" * bool(cores),
-        "a core: by the processor time of the workers and of the process that takes the batches",
-        *["ahead: batches that each worker is ahead"] * _are_ahead(cases),
+        "per core: by the CPU time of the workers and of the process that takes the batches",
+        *["prefetch: batches loaded ahead by each worker"] * _are_ahead(cases),
     ]
     return "; ".join(parts)

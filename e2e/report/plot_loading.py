@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from e2e.case import DATA_WORDS
 from e2e.explain.joint import Joint, joints
 from e2e.report.joint import joint_title
 from e2e.report.plot_training import RECIPE_COLOURS
@@ -35,15 +36,15 @@ def loading_chart(run: Run) -> Any:
     alt = library()
     if pictures:
         panels = [_panel(alt, joint_title(it), joint_rows(it), _colours(it)) for it in pictures]
-        reading = "lines: foretold from recipe and loader apart; points: measured together"
+        reading = "lines: predicted from recipe and loader alone; points: measured together"
     else:
         rows = loader_rows(run)
         if not rows:
-            raise UserError("nothing to draw: the run holds no loader with a rate")
+            raise UserError("nothing to draw: the run has no loader with a rate")
         names = list(dict.fromkeys(row["series"] for row in rows))
         colours = dict(zip(names, SERIES_COLOURS * len(names), strict=False))
         panels = [_panel(alt, "", rows, colours)]
-        reading = "images a second to the device, nothing trained"
+        reading = "images per second to the device, without training"
     # One panel too: its own title says of what, the heading of which device.
     chart = alt.vconcat(*panels, spacing=30)
     return styled(chart.properties(title=_heading(run, reading)))
@@ -103,7 +104,8 @@ def _panel(alt: Any, title: str, rows: list[Json], colours: Mapping[str, str]) -
 
 def _heading(run: Run, reading: str) -> Any:
     device = fmt.clean(run.device.get("name") or "unknown device")
-    data = sorted({fmt.clean(loading.case.data) for loading in run.of(Loading)})
+    names = {loading.case.data for loading in run.of(Loading)}
+    data = sorted(fmt.clean(DATA_WORDS.get(name, name)) for name in names)
     facts = [f"{fmt.listed(data)} data", f"measured {fmt.clean(run.started_at[:10])}"]
     what = "training fed by loaders" if run.of(Training) else "loaders"
     return main_title(f"{what} on {device}", [", ".join(facts), reading])

@@ -15,6 +15,7 @@ from e2e.report.arms import (
     batches_of,
     grouped,
     is_generated,
+    shows_no_difference,
     view_of,
     what_was_trained,
 )
@@ -79,7 +80,7 @@ def training_chart(run: Run) -> Any:
     timed = [arm for arm in run.of(Training) if arm.per_s]
     falls = waterfall_panels(view)
     if not timed and not falls:
-        raise UserError("nothing to draw: the run holds no training with times")
+        raise UserError("nothing to draw: the run has no training with step times")
     family = max(view.families, key=batches_of)
     if not timed:
         found = library().vconcat(*falls, spacing=24).properties(title=_heading(run, []))
@@ -100,6 +101,20 @@ def _heading(run: Run, reading: Sequence[str]) -> Any:
     facts = [*conditions, *([f"torch {torch}"] if torch else []), measured]
     what = "training" if ran else "predicted training of"
     return main_title(f"{what} {title} on {device}", [", ".join(facts), *reading])
+
+
+# ---------------------------------------------------------------- panels
+
+Values = Callable[[Training], Sequence[float | None]]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes, with its rows. Rows without a deviation have it 0."""
+
+    title: str
+    rows: list[Json]
+    from_zero: bool
 
 
 # ---------------------------------------------------------------- bars
@@ -127,17 +142,28 @@ def _bar(arm: Training, view: View) -> Json:
         "unit": f"{fmt.clean(arm.unit)}/s",
         "text": f"{fmt.throughput(per_s)}{f', {LOST}' if lost else gain}",
         "lost": lost,
+        "same": shows_no_difference(arm, view.compared),
     }
 
 
 def _bars(run: Run, view: View) -> Any:
     panels = bar_rows(view)
     if sum(map(len, panels.values())) > MOST_ROWS:
-        raise UserError(f"a chart of more than {MOST_ROWS} arms is too large; draw a smaller run")
+        raise UserError(f"a chart of more than {MOST_ROWS} bars is too large; draw a smaller run")
     alt = library()
     recipes = list(dict.fromkeys(row["recipe"] for rows in panels.values() for row in rows))
     charts = [_bar_panel(alt, title, rows, recipes) for title, rows in panels.items()]
-    reading = ["lines at the ends of the bars: 95 % interval of the median, where it can be seen"]
+    same = any(row["same"] for rows in panels.values() for row in rows)
+    learnt = learning_panels(view)
+    charts += [_learning_panel(alt, panel, recipes) for panel in learnt]
+    reading = [
+        "lines at the ends of the bars: 95 % confidence interval",
+        *["grey: no difference measured"] * same,
+    ]
+    if learnt:
+        reading.append(
+            "points: mean of the repeats; lines: standard deviation; ticks: single repeats"
+        )
     chart = charts[0] if len(charts) == 1 else alt.vconcat(*charts, spacing=24)
     return chart.properties(title=_heading(run, reading))
 
@@ -153,10 +179,10 @@ def _bar_panel(alt: Any, title: str, rows: Sequence[Json], recipes: Sequence[str
     colours = alt.Scale(domain=list(recipes), range=[_of_recipe(recipe) for recipe in recipes])
     faded = alt.condition(alt.datum.lost, alt.value(0.35), alt.value(1))
     high = alt.X("high:Q", title=unit)
+    coloured = alt.Color("recipe:N", scale=colours, legend=None)
+    neutral = alt.condition(alt.datum.same, alt.value(LINK), coloured)
     return alt.layer(
-        base.mark_bar(height=BAR * 0.62).encode(
-            x=x, y=y, color=alt.Color("recipe:N", scale=colours, legend=None), opacity=faded
-        ),
+        base.mark_bar(height=BAR * 0.62).encode(x=x, y=y, color=neutral, opacity=faded),
         base.mark_rule(strokeWidth=2, color=INK).encode(
             x=alt.X("low:Q", title=unit), x2="high:Q", y=y
         ),
@@ -166,6 +192,63 @@ def _bar_panel(alt: Any, title: str, rows: Sequence[Json], recipes: Sequence[str
     ).properties(width=BARS_WIDTH, height=BAR * len(rows), title=panel_title(alt, title))
 
 
+# ---------------------------------------------------------------- accuracy and loss
+
+
+def learning_panels(view: View) -> list[Panel]:
+    """Accuracy, held-out loss and training loss by arm, where arms were trained several times.
+
+    Rows hold mean, mean minus and plus one standard deviation, and each repeat's value.
+    """
+    if not any(len(arm.repeats) > 1 for arm in view.arms):
+        return []
+    data = " (generated data)" * any(is_generated(arm.case) for arm in view.arms)
+    read: list[tuple[str, Values]] = [
+        (f"held-out accuracy, %{data}",
+         lambda arm: [r.accuracy and 100 * r.accuracy for r in arm.repeats]),
+        (f"held-out loss{data}", lambda arm: [repeat.loss for repeat in arm.repeats]),
+        ("training loss, mean of the last tenth of the steps",
+         lambda arm: [repeat.train_loss for repeat in arm.repeats]),
+    ]  # fmt: skip
+    found = [Panel(title, _repeat_rows(view, values), False) for title, values in read]
+    return [panel for panel in found if panel.rows]
+
+
+def _repeat_rows(view: View, values_of: Values) -> list[Json]:
+    """A row for each repeat, with the mean and deviation of its arm."""
+    return [
+        {
+            "label": view.full_label(arm), "recipe": fmt.clean(arm.case.recipe), "one": one,
+            "mean": mean, "low": mean - deviation, "high": mean + deviation,
+        }
+        for arm in view.arms
+        if (values := [value for value in values_of(arm) if value is not None])
+        for mean, deviation in [(fmean(values), stdev(values) if len(values) > 1 else 0.0)]
+        for one in values
+    ]  # fmt: skip
+
+
+def _learning_panel(alt: Any, panel: Panel, recipes: Sequence[str]) -> Any:
+    base = alt.Chart(alt.InlineData(values=panel.rows))
+    labels = len({row["label"] for row in panel.rows})
+    names = alt.Axis(labelFontWeight="bold", labelLimit=260, ticks=False)
+    y = alt.Y("label:N", sort=None, title=None, axis=names)
+    x_scale, axis = alt.Scale(zero=False, padding=12), alt.Axis(grid=False, tickCount=6)
+    colours = alt.Scale(domain=list(recipes), range=[_of_recipe(recipe) for recipe in recipes])
+    colour = alt.Color("recipe:N", scale=colours, legend=None)
+
+    def x(name: str) -> Any:
+        return alt.X(f"{name}:Q", title=None, scale=x_scale, axis=axis)
+
+    return alt.layer(
+        base.mark_rule(strokeWidth=2).encode(x=x("low"), x2="high:Q", y=y, color=colour),
+        base.mark_tick(thickness=1.5, size=BAR * 0.5, opacity=0.6).encode(
+            x=x("one"), y=y, color=colour
+        ),
+        base.mark_point(filled=True, size=90, opacity=1).encode(x=x("mean"), y=y, color=colour),
+    ).properties(width=BARS_WIDTH, height=BAR * labels, title=panel_title(alt, panel.title))
+
+
 def _of_recipe(recipe: str) -> str:
     return RECIPE_COLOURS.get(recipe, OTHER_COLOUR)
 
@@ -173,26 +256,14 @@ def _of_recipe(recipe: str) -> str:
 # ---------------------------------------------------------------- curves
 
 
-Values = Callable[[Training], Sequence[float | None]]
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One pair of axes over the batch. Rows without a deviation have it 0."""
-
-    title: str
-    rows: list[Json]
-    from_zero: bool
-
-
 def curve_panels(view: View, family: Sequence[Group]) -> list[Panel]:
     """Throughput, time (of a training, or of a step), memory and accuracy; those that are known."""
     unit = fmt.clean(family[0].arms[0].unit)
     data = " (generated data)" if is_generated(family[0].case) else ""
     accuracy = f"held-out accuracy, %{data}"
-    times: tuple[str, Values] = ("ms a step", lambda arm: [arm.step_s and 1e3 * arm.step_s])
+    times: tuple[str, Values] = ("ms/step", lambda arm: [arm.step_s and 1e3 * arm.step_s])
     if any(arm.train_s for arm in arms_of(family)):
-        times = ("seconds of a training", lambda arm: [repeat.train_s for repeat in arm.repeats])
+        times = ("training time, s", lambda arm: [repeat.train_s for repeat in arm.repeats])
     values: list[tuple[str, Values]] = [
         (f"{unit}/s", lambda arm: [arm.per_s]),
         times,
@@ -319,6 +390,8 @@ def _colour(bar: Bar) -> str:
         return WHOLE
     if is_residual(bar):
         return REST
+    if float(bar.text) == 0:
+        return LINK
     return SAVED if bar.ms < 0 else ADDED
 
 
@@ -332,14 +405,14 @@ def _waterfall_panel(alt: Any, title: str, fall: Waterfall) -> Any:
     names = alt.Axis(labelLimit=240, ticks=False, labelExpr=f"{terms}[datum.value]")
     y = alt.Y("place:O", title=None, axis=names)
     x_axis = alt.Axis(grid=False, tickCount=6)
-    x = alt.X("low:Q", title="ms of a step", scale=scale, axis=x_axis)
+    x = alt.X("low:Q", title="ms/step", scale=scale, axis=x_axis)
     base = alt.Chart(alt.InlineData(values=rows))
     colour = alt.Color("colour:N", scale=None, legend=None)
     stroke = alt.Stroke("colour:N", scale=None, legend=None)  # so that small terms are seen
     links = alt.Chart(alt.InlineData(values=rows[:-1]))
     return alt.layer(
         links.mark_rule(color=LINK, strokeWidth=1).encode(
-            x=alt.X("end:Q", title="ms of a step", scale=scale, axis=x_axis), y=y, y2="next:O"
+            x=alt.X("end:Q", title="ms/step", scale=scale, axis=x_axis), y=y, y2="next:O"
         ),
         base.mark_bar(height=LINE * 0.68, strokeWidth=1).encode(
             x=x, x2="high:Q", y=y, color=colour, stroke=stroke

@@ -1,4 +1,4 @@
-"""Steps as predicted from their operations: beside what was measured, or alone."""
+"""Predicted steps: beside the measured ones, or alone."""
 
 from __future__ import annotations
 
@@ -18,20 +18,22 @@ from e2e.report.arms import (
     is_generated,
     place,
 )
-from e2e.report.figures import limiter, signed_pct
+from e2e.report.figures import bottleneck, signed_pct
 from e2e.report.table import BASELINES, arms_table, name_columns, plain_row, raw_pair
 from e2e.results.types import Predicted, Training
 from microbench import fmt
 from microbench.report.table import Column, Table, Value, screen
 from microbench.results.types import Ratio
 
-BESIDE_TITLE = "The step as predicted from its operations, and as measured"
-ALONE_TITLE = "The step as predicted from its operations; not measured"
+BESIDE_TITLE = "Predicted and measured step"
+ALONE_TITLE = "Predicted step (not measured)"
 MOST_UNCOVERED = 6
 MOST_NAMED = 4
-MISSING = "not in the prediction of {arms}, could not be replayed"
-FROM_STEP = "timed in real steps for the prediction of {arms}, could not be launched alone"
-AT_HOST_SPEED = "at its pace: of what was predicted for the host's pace while it was measured"
+MISSING = "missing from the prediction of {arms} (could not be replayed)"
+FROM_STEP = "timed in real steps for {arms} (could not be launched in isolation)"
+AT_HOST_SPEED = (
+    "at CPU speed: error after correcting for the CPU's speed while the step was measured"
+)
 
 
 def is_beside(arm: Training) -> bool:
@@ -113,7 +115,7 @@ def _pair(predicted: str, measured: str) -> str:
 
 
 def _host_speed_error(arm: Training) -> str:
-    """Where the host is the limit: elsewhere its speed changes nothing."""
+    """For a CPU-launch bottleneck only: elsewhere the CPU's speed changes nothing."""
     return signed_pct(host_speed_error_pct(arm)) if arm.limit == "host" else ""
 
 
@@ -132,11 +134,11 @@ def beside_table(view: View) -> Table[Training]:
     columns: list[Column[Training]] = [
         *name_columns(view),
         Column("predicted\nms", _of(lambda p: fmt.milliseconds(p.step_s)), right=True),
-        Column("between\nms", _of(interval), right=True, drop=9),
+        Column("95 %\ninterval", _of(interval), right=True, drop=9),
         Column("measured\nms", lambda arm: fmt.milliseconds(arm.step_s), right=True),
         Column("error", lambda arm: signed_pct(error_pct(arm)), right=True),
-        Column("at its\npace", _host_speed_error, right=True, drop=10),
-        Column("limited\nby", lambda arm: _pair(_limit(arm), fmt.clean(arm.limit or "")), drop=6),
+        Column("at CPU\nspeed", _host_speed_error, right=True, drop=10),
+        Column("bottleneck", lambda arm: _pair(_limit(arm), bottleneck(arm.limit)), drop=6),
         Column(
             "peak\nGB",
             lambda arm: _pair(_peak(arm), fmt.gigabytes(arm.memory_peak_bytes)),
@@ -149,7 +151,7 @@ def beside_table(view: View) -> Table[Training]:
 
 
 def _limit(arm: Training) -> str:
-    return fmt.clean(arm.predicted.limit or "") if arm.predicted else ""
+    return bottleneck(arm.predicted.limit) if arm.predicted else ""
 
 
 def _peak(arm: Training) -> str:
@@ -167,11 +169,11 @@ def alone_table(view: View) -> Table[Training]:
 
     columns: list[Column[Training]] = [
         *name_columns(view),
-        Column(f"{unit}/s" if unit else "a second", rate, right=True),
-        Column("ms a\nstep", _of(lambda p: fmt.milliseconds(p.step_s)), right=True, drop=8),
-        Column("between\nms", _of(interval), right=True, drop=9),
+        Column(f"{unit}/s" if unit else "per s", rate, right=True),
+        Column("ms/step", _of(lambda p: fmt.milliseconds(p.step_s)), right=True, drop=8),
+        Column("95 %\ninterval", _of(interval), right=True, drop=9),
         *_ratio_columns(view, arms, measured=False),
-        Column("limited\nby", _limit, drop=6),
+        Column("bottleneck", _limit, drop=6),
         Column("peak\nGB", _peak, right=True, drop=7),
     ]
     return arms_table(arms, columns, plain_row(arms))
@@ -211,7 +213,7 @@ def beside_lines(view: View, width: int, *, details: bool = False) -> list[Text]
     outside = [view.label(arm) for arm in view.only(is_beside).arms if is_within(arm) is False]
     notes = [
         "two values: predicted / measured; error: of the predicted step",
-        f"measured outside of what was predicted: {fmt.listed(outside, 4)}" * bool(outside),
+        f"measured step outside the predicted interval: {fmt.listed(outside, 4)}" * bool(outside),
     ]
     return _lines(beside_table(view), notes, view.only(is_beside), width, details)
 
@@ -231,8 +233,9 @@ def _lines(
     at_host_speed = any(map(_host_speed_error, view.arms))
     notes = [
         *notes,
-        "between: the interval of the prediction" * (ranges and "between ms" not in shown.left_out),
-        AT_HOST_SPEED * (at_host_speed and "at its pace" not in shown.left_out),
+        "95 % interval: of the prediction, in ms"
+        * (ranges and "95 % interval" not in shown.left_out),
+        AT_HOST_SPEED * (at_host_speed and "at CPU speed" not in shown.left_out),
         *calls_named(view, details),
         predicting(view),
         shown.left_out_note(width),
@@ -241,13 +244,13 @@ def _lines(
 
 
 def predicting(view: View) -> str:
-    """What predicting took, all arms together: "predicting these took 31 s: ..."."""
+    """What predicting took, all arms together: "prediction took 31 s: ..."."""
     took = [stage for arm in view.arms if arm.predicted for stage in arm.predicted.took_s.items()]
     stages = {name: sum(found) for name, found in grouped(took).items()}
     if not stages:
         return ""
     parts = [f"{fmt.clean(name)} {fmt.duration(s)}" for name, s in stages.items() if s]
-    return f"predicting these took {fmt.duration(sum(stages.values()))}: {', '.join(parts)}"
+    return f"prediction took {fmt.duration(sum(stages.values()))}: {', '.join(parts)}"
 
 
 def calls_named(view: View, details: bool) -> list[str]:
@@ -274,7 +277,7 @@ def calls_named(view: View, details: bool) -> list[str]:
 
 
 def prediction_sentences(view: View, family: Sequence[Group]) -> list[str]:
-    """What was predicted and not run, how good the rest was, and what no prediction holds."""
+    """Predictions that were not run, the errors of the others, and operations that are missing."""
     lines: list[str] = []
     for label, arms in view.curves(family).items():
         alone = [arm for arm in arms if is_alone(arm)]
@@ -286,7 +289,7 @@ def prediction_sentences(view: View, family: Sequence[Group]) -> list[str]:
 
 def _predicted(view: View, label: str, arms: Sequence[Training]) -> str:
     """ "amp is predicted to train 5.64 times as fast as fp32 (resnet50, batch 256): 5,967 img/s,
-    42.9 ms a step, 11.6 GB, limited by the GPU"; the ends of a range of batches."""
+    42.9 ms/step, 11.6 GB, bottleneck: GPU"; the ends of a range of batches."""
     names = compared_with(view)
     gains = [gain for name in names if (gain := _gain(view, name, arms))]
     verb = f"is predicted to train {fmt.joined(gains)}" if gains else "is predicted"
@@ -317,9 +320,9 @@ def _figures(arm: Training) -> str:
     memory = _peak(arm)
     parts = [
         f"{fmt.throughput(arm.predicted_per_s or 0.0)} {fmt.clean(arm.unit)}/s",
-        f"{fmt.milliseconds(predicted.step_s)} ms a step",
+        f"{fmt.milliseconds(predicted.step_s)} ms/step",
         f"{memory} GB" if memory else "",
-        f"limited by {limiter(predicted.limit)}" if predicted.limit else "",
+        f"bottleneck: {bottleneck(predicted.limit)}" if predicted.limit else "",
     ]
     return ", ".join(filter(None, parts))
 
@@ -332,14 +335,14 @@ def _error_sentences(view: View, family: Sequence[Group]) -> list[str]:
     if errors:
         worst = sorted(errors, key=lambda pair: -abs(pair[0]))[:MOST_NAMED]
         named = ", ".join(f"{name} {fmt.signed_pct(error)}" for error, name in worst)
-        text = f"Predicted steps are within {abs(worst[0][0]):.1f} % of the measured ones"
+        text = f"Prediction error of the step time is at most {abs(worst[0][0]):.1f} %"
         lines.append(f"{text}: {named}{' at worst' * (len(errors) > len(worst))}.")
     for arm in arms:
         predicted = arm.predicted.limit if arm.predicted else None
         if predicted and arm.limit and predicted != arm.limit:
-            expected, found = limiter(predicted), limiter(arm.limit)
-            lines.append(f"  {view.label_among(arm, family)} was predicted to be limited by "
-                         f"{expected}; it is limited by {found}.")  # fmt: skip
+            expected, found = bottleneck(predicted), bottleneck(arm.limit)
+            lines.append(f"  The bottleneck of {view.label_among(arm, family)} was predicted to be "
+                         f"{expected}; it is {found}.")  # fmt: skip
     return lines
 
 
@@ -352,7 +355,7 @@ def _not_covered(view: View, family: Sequence[Group]) -> list[str]:
         if arm.predicted and arm.predicted.uncovered
     )  # fmt: skip
     return [
-        f"The prediction of {fmt.listed(names, MOST_NAMED)} lacks what could not be replayed, so "
-        f"the step takes longer, nobody knows by how much: {fmt.listed(list(ops), MOST_NAMED)}."
+        f"The prediction of {fmt.listed(names, MOST_NAMED)} is too short by an unknown amount: it "
+        f"lacks operations that could not be replayed: {fmt.listed(list(ops), MOST_NAMED)}."
         for ops, names in seen.items()
     ]

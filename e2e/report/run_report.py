@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.text import Text
 
-from e2e.case import OP, TrainCase
+from e2e.case import DATA_WORDS, OP, TrainCase
 from e2e.explain.joint import joints
 from e2e.report import causes, costs, errors, learning, predictions, table, waterfall
 from e2e.report.arms import OPTIONS, View, in_words, view_of, what_was_trained
@@ -63,7 +63,7 @@ def cells(case: TrainCase | LoadCase) -> tuple[str, str, str]:
                 " ".join(in_words(case, OPTIONS)))  # fmt: skip
     how = [fmt.count(case.workers, "worker"), *["cold files"] * case.cold]
     how += [f"prefetch {case.prefetch}"] if case.prefetch else []
-    what = f"{fmt.clean(case.data)} data, batch {case.batch}"
+    what = f"{fmt.clean(DATA_WORDS.get(case.data, case.data))} data, batch {case.batch}"
     return fmt.clean(case.loader), what, ", ".join(how)
 
 
@@ -73,12 +73,15 @@ def ratio(op: str, value: Ratio) -> str:
 
 
 def chart(run: Run) -> Any:
-    """The chart of loaders, where there are some beside what they feed; else of trainings."""
+    """The chart of loaders, of a validation's errors, or else of trainings."""
     from e2e.report.plot_loading import loading_chart
+    from e2e.report.plot_prediction import prediction_chart
     from e2e.report.plot_training import training_chart
 
     if joints(run) or (run.of(Loading) and not run.of(Training)):
         return loading_chart(run)
+    if errors.is_validation(run):
+        return prediction_chart(run)
     return training_chart(run)
 
 
@@ -119,9 +122,12 @@ def _fed_sections(run: Run, width: int, *, details: bool) -> list[Section]:
 def training_sections(run: Run, width: int, *, details: bool = False) -> list[Section]:
     """(title, lines) of each part of the screen; parts with nothing to say have no lines.
 
-    `details` adds the state of the device and why each step takes what it takes.
+    `details` adds the state of the device and why each step takes what it takes. Without it, a
+    validation is a summary.
     """
     view = view_of(run)
+    if errors.is_validation(run) and not details:
+        return _validation_sections(run, view, width)
     (_, lines), reasons = _speed(view, width, "")
     return [
         ("", [*lines, *costs.setups(view)] if lines else []),
@@ -130,12 +136,21 @@ def training_sections(run: Run, width: int, *, details: bool = False) -> list[Se
         (learning.learning_title(run), learning.learning_lines(view, width)),
         (costs.phases_title(view), costs.phases_lines(view, width)),
         (costs.STATES_TITLE, costs.states(view) if details else []),
-        ("Why a step takes what it takes", costs.whys(view) if details else []),
+        ("Why each step takes as long as it does", costs.whys(view) if details else []),
         (predictions.BESIDE_TITLE, predictions.beside_lines(view, width, details=details)),
         ("", train_chart(view, width)),
         *_accounts(view, width, details),
         ("In short", notes.sentences(verdict(run))),
         (errors.ERRORS_TITLE, errors.errors_lines(run, width)),
+        _warnings(run, view),
+    ]
+
+
+def _validation_sections(run: Run, view: View, width: int) -> list[Section]:
+    """The errors of a validation, and its worst predictions."""
+    return [
+        (errors.ERRORS_TITLE, errors.errors_lines(run, width)),
+        (errors.WORST_TITLE, errors.worst_lines(run, width)),
         _warnings(run, view),
     ]
 
@@ -160,9 +175,11 @@ def _accounts(view: View, width: int, details: bool) -> list[Section]:
 
 def _warnings(run: Run, view: View) -> Section:
     """Of those alike, that of the training whose steps are least alike is first."""
-    several = len(view.groups) > 1
+    names = ["batch"] * (len(view.groups) > 1)
+    if len({arm.case.network for arm in view.arms}) > 1:
+        names.insert(0, "network")
     found = [
-        (warning, view.label(training) + f" batch {training.case.batch}" * several)
+        (warning, " ".join([view.label(training), *in_words(training.case, names)]))
         for training in sorted(run.of(Training), key=table.wall_gap, reverse=True)
         for warning in training.warnings
     ]
@@ -232,9 +249,9 @@ def _causes(view: View, arm: Training) -> list[Part]:
     """The fixes, ranked, and the findings."""
     verified = causes.verified(arm)
     return [
-        Part(causes.causes_title(causes.FIXES, view, arm), causes.fixes_table(arm),
+        Part(causes.fixes_title(view, arm), causes.fixes_table(arm),
              [f"{verified}."] * bool(verified)),
-        Part(causes.causes_title(causes.FINDINGS, view, arm), causes.findings_table(arm)),
+        Part(causes.findings_title(view, arm), causes.findings_table(arm)),
     ]  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from e2e.case import OP, TrainCase
 from e2e.report.arms import LADDER, View, is_base, reason, was_run
-from e2e.report.figures import ratio
+from e2e.report.figures import bottleneck, ratio
 from e2e.results.types import Training
 from microbench import fmt
 from microbench.report.table import DIM, MISSING, Column, Row, Screen, Table, Value
@@ -76,11 +76,11 @@ def _row(arm: Training, view: View) -> Row[Training]:
 
 
 def speed_columns(view: View) -> list[Column[Training]]:
-    """How fast the arms train, and what that takes."""
+    """Throughput, step time, speed-ups, memory, power, bottleneck."""
     unit = view.unit
     return [
         Column(
-            f"{unit}/s" if unit else "a second",
+            f"{unit}/s" if unit else "per s",
             lambda arm: fmt.throughput(arm.per_s or 0.0) + f" {fmt.clean(arm.unit)}" * (not unit),
             right=True, csv={"images_per_s": attrgetter("per_s")},
         ),
@@ -89,7 +89,7 @@ def speed_columns(view: View) -> list[Column[Training]]:
                        lambda arm: arm.steps.ci95_s if arm.steps else None),
             "samples": lambda arm: len(arm.steps.times_s) if arm.steps else None,
         }),
-        Column("ms a\nstep", lambda arm: fmt.milliseconds(arm.step_s), right=True, drop=16,
+        Column("ms/step", lambda arm: fmt.milliseconds(arm.step_s), right=True, drop=16,
                csv=raw("", "step_s")),
         *_ratio_columns(view),
         Column("peak\nGB", lambda arm: fmt.gigabytes(arm.memory_peak_bytes), right=True, drop=15,
@@ -97,15 +97,15 @@ def speed_columns(view: View) -> list[Column[Training]]:
         Column("power\nW",
                lambda arm: f"{arm.state.power_w:.0f}" if arm.state.power_w is not None else "",
                right=True, drop=20, markdown_title="W", csv=raw("state", "power_w")),
-        Column(f"{unit}/J" if unit else "a joule",
+        Column(f"{unit}/J" if unit else "per J",
                lambda arm: fmt.throughput(arm.per_j) if arm.per_j else "",
                right=True, drop=17, csv={"images_per_j": attrgetter("per_j")}),
         Column("GPU\nbusy", lambda arm: fmt.per_cent(busy_pct(arm)), right=True, drop=21,
                csv=raw("steps", "busy_s")),
-        Column("host\nms", _step_ms("host_s"), right=True, drop=22, csv=raw("steps", "host_s")),
-        Column("waits\nms", _step_ms("wait_s") if any(a.case.fed for a in view.arms) else None,
+        Column("CPU\nms", _step_ms("host_s"), right=True, drop=22, csv=raw("steps", "host_s")),
+        Column("data\nwait ms", _step_ms("wait_s") if any(a.case.fed for a in view.arms) else None,
                right=True, drop=14, csv=raw("steps", "wait_s")),
-        Column("limited\nby", lambda arm: fmt.clean(arm.limit or ""), drop=18,
+        Column("bottleneck", lambda arm: bottleneck(arm.limit), drop=18,
                csv=raw("", "limit")),
     ]  # fmt: skip
 
@@ -208,20 +208,23 @@ def busy_pct(arm: Training) -> float | None:
 
 
 def notes(view: View, table: Screen[Training], width: int) -> list[Text]:
-    """How to read the table, and what belongs to all of it."""
+    """How to read the table, and what applies to all of its rows."""
     ran = view.only(was_run)
     arms = ran.arms
     timed = [arm for arm in arms if arm.steps]
     ratios = [found for arm in arms for found in arm.speedup.values()]
     signs = [
-        ("±: larger half of 95 % interval", any(a.steps and a.steps.ci95_s for a in timed)),
-        ("~1: no difference seen; under 1: slower", bool(ratios)),
-        ("±?: too few rounds to say", any(found.ci95 is None for found in ratios)),
+        (
+            "±, [low, high]: 95 % confidence interval",
+            any(a.steps and a.steps.ci95_s for a in timed),
+        ),
+        ("~1: no difference measured; under 1: slower", bool(ratios)),
+        ("±?: too few rounds for an interval", any(found.ci95 is None for found in ratios)),
     ]
     titles = [
         ("GPU busy", ": share of the step in which a kernel runs", _has(timed, "busy_s")),
-        ("host ms", ": to launch a step", _has(timed, "host_s")),
-        ("waits ms", ": of the step, for its data", any(arm.case.fed for arm in arms)),
+        ("CPU ms", ": to launch one step on an idle GPU", _has(timed, "host_s")),
+        ("data wait ms", ": per step, on the CPU", any(arm.case.fed for arm in arms)),
     ]
     lost = list(dict.fromkeys(ran.label(arm) for arm in arms if arm.converged is False))
     skipped = [f"{ran.label(arm)} {arm.skipped_steps}" for arm in timed if arm.skipped_steps]
@@ -231,7 +234,7 @@ def notes(view: View, table: Screen[Training], width: int) -> list[Text]:
                   if there and title not in table.left_out),
         f"* {fmt.listed(lost)}: did not converge" * bool(lost),
         wall_check(timed),
-        f"steps that the loss scaler skipped: {fmt.listed(skipped, 6)}" * bool(skipped),
+        f"steps skipped by the loss scaler: {fmt.listed(skipped, 6)}" * bool(skipped),
         table.left_out_note(width),
     ]  # fmt: skip
     return [Text(line, "dim") for line in lines if line]
@@ -242,18 +245,18 @@ def _has(timed: Sequence[Training], name: str) -> bool:
 
 
 def wall_check(timed: Sequence[Training]) -> str:
-    """How far throughput by the host's clock over whole blocks is from the medians; "" unknown."""
+    """The largest gap between wall-clock and median-step throughput, in per cent; "" if unknown."""
     gaps = [wall_gap(arm) for arm in timed if arm.wall_per_s and arm.per_s]
-    return f"by the wall clock: within {100 * max(gaps):.1f} % of these" if gaps else ""
+    return f"wall-clock throughput: within {100 * max(gaps):.1f} % of these" if gaps else ""
 
 
 def wall_gap(arm: Training) -> float:
-    """How far that is of an arm, of its throughput; 0 where it is not known."""
+    """The gap of one arm as a fraction of its throughput; 0 where it is not known."""
     return abs(arm.wall_per_s / arm.per_s - 1) if arm.wall_per_s and arm.per_s else 0.0
 
 
 def reasons(view: View, cut: Sequence[Training]) -> list[Text]:
-    """The whole reason of arms whose row had no room for it."""
+    """The full reason of arms whose row was cut to fit."""
     return [item(f"{view.label(arm)}, batch {arm.case.batch}", reason(arm)) for arm in cut]
 
 

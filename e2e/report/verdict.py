@@ -1,4 +1,4 @@
-"""The answer in words: what each recipe gains, whether it learns, and what it waits for.
+"""The result in sentences: how much faster each recipe is, whether it converges, its bottleneck.
 
 A pure function of the run: every number in a sentence is one of the file, or the quotient of two.
 """
@@ -22,7 +22,7 @@ from e2e.report.arms import (
     was_run,
 )
 from e2e.report.causes import cause_sentences
-from e2e.report.figures import faster, noun, times
+from e2e.report.figures import bottleneck, faster, noun, times
 from e2e.report.learning import accuracy, loss
 from e2e.report.ledger import ledger_sentences
 from e2e.report.predictions import prediction_sentences
@@ -33,7 +33,7 @@ from microbench.results.types import Run
 
 SAME_SHARE = 0.005  # memory that differs by less is the same
 MOST_NAMED = 4
-SPARE_SHARE = 0.7  # of a step: a host that launches for longer has no time to spare for a loader
+SPARE_SHARE = 0.7  # of a step: a CPU that launches for longer has no time left for a loader
 
 
 def verdict(run: Run) -> list[str]:
@@ -83,7 +83,7 @@ def _gain(view: View, arm: Training, compared: Sequence[str]) -> str:
     known = [name for name in compared if name in arm.speedup]
     seen = [name for name in known if _seen(arm, name)]
     unseen = [view.title(name) for name in known if name not in seen]
-    alike = f"no difference seen against {fmt.joined(unseen)}" if unseen else ""
+    alike = f"no difference measured against {fmt.joined(unseen)}" if unseen else ""
     where = f"({place(arm)}){_extras(view, arm, seen or known)}"
     if not seen:
         return f"{view.label(arm)}: {alike} {where}."
@@ -97,7 +97,7 @@ def _seen(arm: Training, name: str) -> bool:
 
 
 def _extras(view: View, arm: Training, compared: Sequence[str]) -> str:
-    """ ", in 0.52 of the memory and with 5.1 times the images a joule of fp32", the first one."""
+    """ ", in 0.52 of the memory and with 5.1 times the images per joule of fp32"."""
     base = reference(arm, compared[0], view.group_of(arm)) if compared else None
     if base is None or base is arm:
         return ""
@@ -106,10 +106,10 @@ def _extras(view: View, arm: Training, compared: Sequence[str]) -> str:
     if base.memory_peak_bytes and share and abs(share - 1) > SAME_SHARE:
         parts.append(f"in {share:.2f}{' times' if share > 1 else ' of'} the memory")
     if arm.per_j and base.per_j:
-        parts.append(f"with {arm.per_j / base.per_j:.2g} times the {noun(arm.unit)} a joule")
+        parts.append(f"with {arm.per_j / base.per_j:.2g} times the {noun(arm.unit)} per joule")
     if not parts:
         return ""
-    name = "the first" if compared[0] == "first" else view.title(compared[0])
+    name = "the first rung" if compared[0] == "first" else view.title(compared[0])
     return f", {fmt.joined(parts)} of {name}"
 
 
@@ -120,7 +120,7 @@ def _gain_by_batch(view: View, timed: Sequence[Training], compared: Sequence[str
     where = ", ".join(in_words(timed[0].case, names))
     if not any(_seen(arm, name) for arm in timed for name in compared if name in arm.speedup):
         unseen = fmt.joined([view.title(name) for name in compared])
-        return f"{label}: no difference seen against {unseen} at any batch ({where})."
+        return f"{label}: no difference measured against {unseen} at any batch ({where})."
     clauses: list[str] = []
     for name in compared:
         ratios = [(arm.speedup[name], arm.case.batch) for arm in timed if name in arm.speedup]
@@ -131,7 +131,7 @@ def _gain_by_batch(view: View, timed: Sequence[Training], compared: Sequence[str
 
 
 def _no_gain(view: View, arm: Training) -> str:
-    """What a recipe that does not learn does instead of gaining."""
+    """A recipe that does not converge, and its speed."""
     label, why = view.label(arm), fmt.clean(arm.convergence or "no reason given")
     lost = f"did not converge ({why}; {place(arm)})"
     name = next((name for name in ("fp32", "first", "tf32") if name in arm.speedup), None)
@@ -151,7 +151,7 @@ def _ladder(view: View, group: Group) -> list[str]:
     lines: list[str] = []
     last = next((arm for arm in reversed(sound) if "first" in arm.speedup), None)
     if last is not None:
-        gain = faster(last.speedup["first"]) if _seen(last, "first") else "no difference seen"
+        gain = faster(last.speedup["first"]) if _seen(last, "first") else "no difference measured"
         lines.append(f"From {view.label(timed[0])} to {view.label(last)}: {gain} ({place(last)})"
                      f"{_extras(view, last, ['first'])}.")  # fmt: skip
     lost = [_no_gain(view, arm) for arm in timed if arm.converged is False]
@@ -166,13 +166,13 @@ def _steps(view: View, sound: Sequence[Training]) -> list[str]:
     lines: list[str] = []
     best, gain = max(steps, key=lambda step: step[1].ratio, default=(None, None))
     if best and gain and gain.ratio > 1:
-        text = f"  The largest step is {view.label(best)}: {faster(gain)} than the rung before."
+        text = f"  Largest gain: {view.label(best)}, {faster(gain)} than the rung before."
         lines.append(text)
     if losses:
-        lines.append(f"  Steps that cost time: {fmt.listed(losses, MOST_NAMED)}.")
+        lines.append(f"  Slower than the rung before: {fmt.listed(losses, MOST_NAMED)}.")
     if same:
         named = [view.label(arm) for arm in same]
-        lines.append(f"  Steps with no difference seen: {fmt.listed(named, MOST_NAMED)}.")
+        lines.append(f"  No difference measured for: {fmt.listed(named, MOST_NAMED)}.")
     return lines
 
 
@@ -212,7 +212,7 @@ def _unjudged(view: View, family: Sequence[Group]) -> list[str]:
     lines: list[str] = []
     for title, found in (
         ("Did not converge", [arm for arm in arms if arm.converged is False and not arm.steps]),
-        ("Not known whether it converges", [arm for arm in arms if arm.converged is None]),
+        ("Convergence not judged", [arm for arm in arms if arm.converged is None]),
     ):
         named = [f"{view.label(arm)} ({fmt.clean(arm.convergence)})" for arm in found]
         lines += [f"{title}: {fmt.listed(named, MOST_NAMED)}."] if named else []
@@ -220,7 +220,7 @@ def _unjudged(view: View, family: Sequence[Group]) -> list[str]:
 
 
 def _waiting(view: View, family: Sequence[Group]) -> list[str]:
-    """Who waits for the host or for data, how much of the step, and what would help."""
+    """The arms whose bottleneck is not the GPU, the share of the step, and a remedy."""
     found = grouped(
         ((arm.limit, _remedy(arm)), arm)
         for arm in arms_of(family)
@@ -230,29 +230,29 @@ def _waiting(view: View, family: Sequence[Group]) -> list[str]:
     for (limit, remedy), arms in found.items():
         known = sorted(pct for arm in arms if (pct := _waited_pct(arm)) is not None)
         ends = dict.fromkeys(f"{pct:.0f}" for pct in (*known[:1], *known[-1:]))
-        much = f" in {' to '.join(ends)} % of the step" if ends else ""
-        names = _named(view, arms, several=len(family) > 1)
-        whom = "the host" if limit == "host" else "data"
-        lines.append(f"{fmt.listed(names, MOST_NAMED)} {'waits' if len(names) == 1 else 'wait'} "
-                     f"for {whom}{much}{f': {remedy} would help' * bool(remedy)}.")  # fmt: skip
+        names = fmt.listed(_named(view, arms, several=len(family) > 1), MOST_NAMED)
+        idle = "the GPU is idle" if limit == "host" else "the CPU waits for data"
+        much = f" ({idle} for {' to '.join(ends)} % of the step)" if ends else ""
+        lines.append(f"Bottleneck of {names}: {bottleneck(limit)}{much}"
+                     f"{f'. Try {remedy}' * bool(remedy)}.")  # fmt: skip
     return lines
 
 
 def _slowed(view: View, family: Sequence[Group]) -> list[str]:
-    """Whose steps are longer beside a loader that they wait for less than that."""
+    """Arms that a loader slows by more than they wait for it."""
     lines: list[str] = []
     for arm in filter(_only_slowed, arms_of(family)):
         (name,) = _named(view, [arm], several=len(family) > 1)
-        remedy = ": CUDA graphs (--graph) would leave the host less to do" * _hurries(arm)
+        remedy = " Try CUDA graphs (--graph): the CPU then has less to launch." * _hurries(arm)
         lines.append(
-            f"{name} takes {_longer_pct(arm):.0f} % longer beside its loader, most of it without "
-            f"waiting for it{remedy}."
+            f"{name} takes {_longer_pct(arm):.0f} % longer with its loader running, mostly "
+            f"without waiting for data: the two compete for the CPU.{remedy}"
         )
     return lines
 
 
 def _hurries(arm: Training) -> bool:
-    """Whether its host has little time to spare, and could be spared launching."""
+    """Whether launching fills most of the step on the CPU, and a CUDA graph could help."""
     if arm.steps is None or arm.case.graph or arm.case.accumulate > 1:
         return False
     return (arm.steps.host_s or 0.0) > SPARE_SHARE * (arm.steps.unfed_s or arm.steps.median_s)
@@ -282,7 +282,7 @@ def _named(view: View, arms: Sequence[Training], several: bool) -> list[str]:
 
 
 def _waited_pct(arm: Training) -> float | None:
-    """Share of the step in which no kernel ran, or which went by on getting data."""
+    """Per cent of the step in which no kernel ran, or in which the CPU waited for data."""
     if arm.limit == "host":
         busy = busy_pct(arm)
         return None if busy is None else 100 - busy
@@ -292,7 +292,7 @@ def _waited_pct(arm: Training) -> float | None:
 
 
 def _remedy(arm: Training) -> str:
-    """Something that is not in use yet; "" when nothing is known to help."""
+    """An option that is not in use yet; "" when none is known to help."""
     if arm.limit == "data":
         return "more --workers" if arm.case.fed else ""
     if arm.case.graph:

@@ -17,6 +17,7 @@ from e2e.report.ledger import (
     account,
     has_ledger,
     ledger_title,
+    term_words,
     waterfall,
 )
 from e2e.report.table import JOIN, item
@@ -28,9 +29,9 @@ WHOLE, SAVED, ADDED, NOTHING = "━", "<", ">", "│"
 READING = f"{SAVED} time saved, {ADDED} time added; a bar begins where the one above it ends"
 STYLES = {WHOLE: "bold", SAVED: "green", ADDED: "red", NOTHING: "dim"}
 SOURCES = {
-    "measured": "measured: in the run",
-    "replayed": "replayed: its operations run one by one",
-    "predicted": "predicted: by the model of a step",
+    "measured": "measured: in this run",
+    "replayed": "replayed: operations timed in isolation",
+    "predicted": "predicted: by the step model",
 }
 LABEL_SHARE = 0.4  # of the width, at most, for the terms
 FEWEST_BAR, SOURCE_WIDTH = 12, 9
@@ -147,14 +148,14 @@ def _small(fall: Waterfall) -> str:
     if not fall.small:
         return ""
     least_ms = NOTHING_SHARE * fall.bars[0].ms
-    names = {line.term: fmt.clean(line.term) or "-" for line in fall.small}
+    names = {line.term: term_words(line.term) for line in fall.small}
     changed = [line for line in fall.small if abs(line.ms) > least_ms]
     parts = [f"{names[line.term]} {line.ms:+.2g}" for line in changed]
     same = [names[line.term] for line in fall.small if line not in changed]
     parts += [f"no change in {fmt.joined(same)}"] if same else []
-    return f"small terms, each under {100 * SMALL_SHARE:g} % of the first step: {', '.join(parts)}"
+    return f"small terms (each under {100 * SMALL_SHARE:g} % of the first step): {', '.join(parts)}"
 
 
 def _details(ledger: Sequence[LedgerLine]) -> list[Text]:
-    said = [(fmt.clean(line.term), fmt.clean(line.detail)) for line in ledger]
+    said = [(term_words(line.term), fmt.clean(line.detail)) for line in ledger]
     return [item(term, detail) for term, detail in said if detail]

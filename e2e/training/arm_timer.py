@@ -69,7 +69,7 @@ class ArmTimer(Arms):
                     host_speed.forget()
         for key in list(self.held):
             held = self.held[key]
-            announce(key, "timing its phases")
+            announce(key, "timing phases")
             held.training = self._timed(held, speeds.of(key) if speeds else None)
             try:
                 held.training = self._looked_closer(held.training)
@@ -228,9 +228,9 @@ def _rate_so_far(held: Held) -> str:
 
 def _unseen(training: Training, error: Exception) -> Warning:
     return Warning(
-        f"{training.case.recipe}: its phases and kernels were not seen",
+        f"{training.case.recipe}: phases and kernels were not recorded",
         one_line(error),
-        "the timed steps above stand; try again for the rest",
+        "the step times are complete; run again for phases and kernels",
     )
 
 

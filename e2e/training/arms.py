@@ -226,7 +226,7 @@ class Arms:
             self._free()
             reason = f"{taken}; batch {batch} fits ({needed / 1e9:.1f} GB)"
             return replace(failed, reason=reason, fits_batch=batch)
-        return replace(failed, reason=f"{taken}; not even batch 1 fits")
+        return replace(failed, reason=f"{taken}; even batch 1 does not fit")
 
     # ------------------------------------------------------------ memory, and the end
 

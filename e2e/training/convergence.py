@@ -1,4 +1,4 @@
-"""Training from scratch, to see whether a recipe learns: one repeat, and the verdict on several."""
+"""Training from scratch: one repeat, and whether a recipe converged over several."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _judged(training: Training, baseline: Training | None, held_out: int | None)
     if baseline is not None and baseline is not training:
         trouble = trouble or _behind(training, baseline)
         if trouble and not _not_finite(training.repeats) and _not_learnt(baseline, held_out):
-            reason = f"{baseline.case.recipe} learnt nothing either: train longer to tell"
+            reason = f"{baseline.case.recipe} did not learn either; train longer"
             return replace(training, converged=None, convergence=reason)
     return replace(training, converged=trouble is None, convergence=trouble)
 
@@ -99,7 +99,7 @@ def _not_learnt(training: Training, held_out: int | None) -> str | None:
     if seen is not None and chance is not None and held_out:
         luck = SIGMAS * math.sqrt(chance * (1 - chance) / held_out)
         if seen[0] <= chance + luck:
-            return f"accuracy {seen[0]:.1%} is that of guessing ({chance:.1%})"
+            return f"accuracy {seen[0]:.1%} is at chance level ({chance:.1%})"
         return None
     first = [r.first_loss for r in training.repeats if r.first_loss is not None]
     last = [r.train_loss for r in training.repeats if r.train_loss is not None]
@@ -113,7 +113,7 @@ def _behind(training: Training, baseline: Training) -> str | None:
     if seen is None or best is None or chance is None:
         return None
     if seen[0] - chance < BEHIND_SHARE * (best[0] - chance):
-        return f"accuracy {seen[0]:.1%} where {baseline.case.recipe} reaches {best[0]:.1%}"
+        return f"accuracy {seen[0]:.1%}, {baseline.case.recipe} reaches {best[0]:.1%}"
     return None
 
 

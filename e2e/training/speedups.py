@@ -27,16 +27,16 @@ MAX_SKIPPED_SHARE = 0.01
 FIRST_SKIPS, FIRST_SKIPPED_SHARE = 6, 0.1
 # Cause and remedy where wall time and the median step disagree.
 STEPS_STAND_OUT = (
-    "some steps take far longer than the median one: another program, the loader, the clock",
-    "close what else runs; believe the wall time",
+    "some steps were much slower: another program, the loader or the clock",
+    "close other programs; use the wall-clock figure",
 )
 STEPS_FALL_SHORT = (
-    "some steps take far less than the median one: the clock rose, or another program ended",
-    "time it longer (--budget); believe the wall time",
+    "some steps were much faster: the clock rose or another program ended",
+    "time longer (--budget); use the wall-clock figure",
 )
 HOST_WANDERS = (
-    "the time that the host needs for a step changed while it was timed",
-    "time it longer (--budget), or let the GPU be the limit by a larger --batch",
+    "the CPU launch time changed during the measurement",
+    "time longer (--budget), or use a larger --batch so that the GPU is the bottleneck",
 )
 
 
@@ -84,20 +84,20 @@ def _limit(training: Training) -> tuple[str | None, str | None]:
     assert steps
     if steps.unfed_s is not None and steps.median_s > steps.unfed_s * (1 + FED_SHARE):
         return "data", (
-            f"the step takes {steps.median_s * 1e3:.1f} ms, {steps.unfed_s * 1e3:.1f} ms on a "
-            "batch that is there already"
+            f"the step takes {steps.median_s * 1e3:.1f} ms, on a preloaded batch "
+            f"{steps.unfed_s * 1e3:.1f} ms"
         )
     share = 0.0 if training.case.fed else (training.data_wait_s or 0.0) / steps.median_s
     idle = None if steps.busy_s is None else 1 - min(1.0, steps.busy_s / steps.median_s)
     # A host that runs ahead of a busy GPU waits too, for nothing that would make it faster.
     if share > DATA_SHARE and (idle is None or idle > IDLE_SHARE):
-        return "data", f"the host waits for data in {share:.0%} of the step"
+        return "data", f"the CPU waits for data for {share:.0%} of the step"
     if idle is None:
         return None, None
     if idle > IDLE_SHARE and not _launched_at_once(training.case, steps):
-        return "host", f"no kernel runs in {idle:.0%} of the step{_launching(steps)}"
-    gaps = "; the rest is between those of its graph" * (idle > IDLE_SHARE)
-    return "gpu", f"kernels run in {1 - idle:.0%} of the step{gaps}"
+        return "host", f"the GPU is idle for {idle:.0%} of the step{_launching(steps)}"
+    gaps = "; the rest is gaps between the kernels of the CUDA graph" * (idle > IDLE_SHARE)
+    return "gpu", f"kernels run for {1 - idle:.0%} of the step{gaps}"
 
 
 def _launched_at_once(case: TrainCase, steps: StepTimes) -> bool:
@@ -110,7 +110,7 @@ def _launched_at_once(case: TrainCase, steps: StepTimes) -> bool:
 def _launching(steps: StepTimes) -> str:
     if steps.host_s is None or steps.launches is None:
         return ""
-    return f": the host needs {steps.host_s * 1e3:.1f} ms to launch its {steps.launches} kernels"
+    return f": the CPU needs {steps.host_s * 1e3:.1f} ms to launch {steps.launches} kernels"
 
 
 def _wall_gap(training: Training) -> Warning | None:
@@ -120,8 +120,8 @@ def _wall_gap(training: Training) -> Warning | None:
     gap = wall / reported - 1
     steps_differ = STEPS_STAND_OUT if gap < 0 else STEPS_FALL_SHORT
     return Warning(
-        f"{training.case.recipe}: {training.unit}/s over wall time is {abs(gap):.1%} "
-        f"{'below' if gap < 0 else 'above'} the {training.unit}/s of the median step",
+        f"{training.case.recipe}: wall-clock throughput is {abs(gap):.1%} "
+        f"{'below' if gap < 0 else 'above'} the median-step estimate",
         *(HOST_WANDERS if training.limit == "host" else steps_differ),
     )
 
@@ -134,7 +134,7 @@ def _many_skipped(training: Training) -> Warning | None:
     if training.skipped_steps <= max(settling, MAX_SKIPPED_SHARE * steps.wall_steps):
         return None
     return Warning(
-        f"{training.case.recipe}: the loss scaler left out {training.skipped_steps} updates",
-        "gradients overflow float16 again and again",
-        "lower the learning rate, or train in bfloat16 (--recipe amp-bf16), which needs no scale",
+        f"{training.case.recipe}: the loss scaler skipped {training.skipped_steps} updates",
+        "gradients keep overflowing float16",
+        "lower the learning rate, or use bfloat16 (--recipe amp-bf16), which needs no loss scale",
     )

@@ -61,7 +61,7 @@ def test_a_prediction_shows_itself(predicted: tuple[microbench.Run, Small, Small
 
 
 def test_a_module_needs_a_sample() -> None:
-    with pytest.raises(microbench.UserError, match="needs a sample"):
+    with pytest.raises(microbench.UserError, match="needs sample"):
         e2e.predict(Small())
 
 

@@ -23,12 +23,12 @@ from e2e.results.types import Cause
 MS = 1e-3
 CONV = "aten.convolution.default"
 BATCH = 256
-LAUNCHING = "the host launches too slowly"
+LAUNCHING = "CPU launch is the bottleneck"
 MEMORY = "memory-bound work is most of the step"
 SLOWER = "layers that are slower in low precision"
-MISSED = "products still in float32"
-MISALIGNED = "sizes that are not aligned"
-TF32 = "TF32 is already on in the baseline"
+MISSED = "GEMMs and convolutions still in float32"
+MISALIGNED = "unaligned sizes"
+TF32 = "the baseline already uses TF32"
 
 
 def product(layer: str, ms: float, dtype: str = "float16", **more: float | str) -> OpCost:
@@ -131,7 +131,7 @@ def test_a_change_that_lets_the_device_work_says_so() -> None:
     late = step(*(replace(each, host_s=10 * MS) for each in AMP.ops))
     graph = simulated(17)
     cause = found(late, what_if=[Counterfactual("CUDA graph", {"graph": True}, graph, BATCH)])[0]
-    assert cause.why.endswith("17.0 instead of 30.0 ms, by 13.0 ms less in waiting for launches")
+    assert cause.why.endswith("17.0 instead of 30.0 ms, by 13.0 ms less in CPU launch gaps")
 
 
 def test_switching_something_off_is_an_option_too() -> None:
@@ -146,11 +146,11 @@ def test_a_host_that_is_too_slow_is_found() -> None:
     ops = [replace(each, host_s=10 * MS) for each in AMP.ops]
     cause = titled(LAUNCHING, found(step(*ops)))
     assert cause.why == (
-        "no kernel runs in 13.0 of 30.0 ms (43 %): the host needs 30.0 ms to launch 3 ops, which "
-        "the device does in 17.0 ms"
+        "the GPU is idle for 13.0 of 30.0 ms (43 %): the CPU needs 30.0 ms to launch 3 ops that "
+        "run for 17.0 ms"
     )
     ops[-1] = replace(ops[-1], waits=True)
-    assert "; 1 of them holds the host" in titled(LAUNCHING, found(step(*ops))).why
+    assert "; 1 of them makes the CPU wait" in titled(LAUNCHING, found(step(*ops))).why
 
 
 def test_memory_bound_work_is_found_in_the_baseline() -> None:
@@ -159,8 +159,8 @@ def test_memory_bound_work_is_found_in_the_baseline() -> None:
     cause = titled(MEMORY, found(step(product("body", 4), other("norm", 16)), base))
     assert cause.why == (
         "in fp32, memory-bound work takes 24.1 of 42.1 ms (57 %): normalisation (14.1 ms), "
-        "activation (10.0 ms); products take 16.0 ms, and even free ones would make the step at "
-        "most 1.61 times faster"
+        "activation (10.0 ms); GEMMs and convolutions take 16.0 ms: if they took no time, the "
+        "step would be 1.61 times faster"
     )
 
 
@@ -174,8 +174,8 @@ def test_a_layer_that_is_slower_is_found_with_its_layout_changes() -> None:
     worse = step(product("stem", 24, conversion_s=6 * MS), product("body", 8), other("norm", 5))
     cause = titled(SLOWER, found(worse))
     assert cause.why == (
-        "products are slower in low precision in stem (24.0 ms in amp, 20.0 in fp32): 4.00 of "
-        "37.0 ms (11 %) lost; 6.00 of 24.0 ms (25 %) there only change the layout"
+        "GEMMs and convolutions are slower in low precision in stem (24.0 ms in amp, 20.0 in "
+        "fp32): 4.00 of 37.0 ms (11 %) lost; layout changes take 6.00 of 24.0 ms (25 %) of that"
     )
     assert cause.fix == "keep it in fp32"
 
@@ -214,8 +214,8 @@ def test_products_that_stay_in_float32_are_found() -> None:
     missed = step(product("stem", 4), product("head", 6, "float32"), other("norm", 5))
     cause = titled(MISSED, found(missed))
     assert cause.why == (
-        "products that amp leaves in float32 take 6.00 of 10.0 ms (60 %) of all products: "
-        "head (6.00 ms)"
+        "GEMMs and convolutions that amp leaves in float32 take 6.00 of 10.0 ms (60 %) of all of "
+        "them: head (6.00 ms)"
     )
     assert "autocast" in cause.fix
     assert MISSED not in titles(found(missed, recipe="tf32"))
@@ -228,7 +228,8 @@ def test_sizes_off_alignment_are_found() -> None:
     odd = step(product("stem", 4, misaligned="C=60"), product("body", 8), other("norm", 5))
     cause = titled(MISALIGNED, found(odd))
     assert cause.why == (
-        "products of sizes that are not aligned (C=60) take 4.00 of 17.0 ms (24 %): stem (4.00 ms)"
+        "GEMMs and convolutions with unaligned sizes (C=60) take 4.00 of 17.0 ms (24 %): stem "
+        "(4.00 ms)"
     )
     assert cause.fix.startswith("pad")
     ms = 0.9 * MISALIGNED_SHARE * 17
@@ -239,8 +240,8 @@ def test_sizes_off_alignment_are_found() -> None:
 def test_a_tf32_baseline_is_pointed_out() -> None:
     cause = titled(TF32, found(base_recipe="tf32"))
     assert cause.why == (
-        "products take 60.0 ms in tf32, on Tensor Cores already, and 12.0 in amp: against fp32 the "
-        "gain would be larger"
+        "GEMMs and convolutions take 60.0 ms in tf32, which uses Tensor Cores too, and 12.0 in "
+        "amp: the gain over fp32 is larger"
     )
     assert TF32 not in titles(found(FP32, FP32, recipe="fp32", base_recipe="tf32"))
     assert TF32 not in titles(found(base=None, base_recipe="tf32"))

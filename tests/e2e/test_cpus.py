@@ -38,8 +38,8 @@ def test_a_limit_that_does_not_hold_is_found(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None)
     monkeypatch.setattr(cpus, "_spun", lambda threads: threads - 1.0)
     said = message(lambda: cpus.limit_cpus(1))
-    assert "--cpus 1: this system does not hold processes to" in said
-    assert "threads got 2.0 at once" in said
+    assert "--cpus 1: this system does not enforce CPU affinity" in said
+    assert "threads got 2.0 cores at once" in said
 
 
 def test_physical_cores_come_before_their_second_threads(tmp_path: Path) -> None:

@@ -220,17 +220,17 @@ def test_the_picture_says_where_amp_stops_paying() -> None:
     assert joint.in_full_from("fp32") == 2
     assert joint.in_full_from("amp") == 16
     said = "\n".join(joint_sentences(joint))
-    assert "amp stops paying below 4 workers: 2.00 times fp32 with 4 workers (measured)." in said
-    assert "amp trains 5,000 img/s without a loader; 16 workers leave 95% of it." in said
-    assert "amp: copying and normalising a batch +1.0 % of a step" in said
-    assert "16 busy workers beside it +10.0 %" in said
-    assert "files that are not in memory the loader gives 2,000 img/s" in said
+    assert "amp needs 4 workers to be faster: 2.00 times fp32 with 4 workers (measured)." in said
+    assert "amp trains 5,000 img/s without a loader; 16 workers reach 95% of it." in said
+    assert "amp: copying and normalising a batch adds +1.0 % to a step" in said
+    assert "16 busy workers +10.0 %" in said
+    assert "files that are not in the page cache the loader delivers 2,000 img/s" in said
 
 
 def test_the_prediction_s_error_is_shown() -> None:
     (joint,) = joints(picture())
     assert joint.errors_pct == pytest.approx([2.04] * 4, rel=0.01)
-    assert "median 2.0 %, largest +2.0 %, of 4 points" in shown(joint)
+    assert "median 2.0 %, largest +2.0 %, over 4 points" in shown(joint)
     assert "2,000 / 1,960" in shown(joint)
     assert max(map(len, shown(joint).splitlines())) <= 100
     (untested,) = joints(picture(measured=()))
@@ -243,8 +243,9 @@ def test_a_loader_that_is_too_slow_for_anything() -> None:
     few = [t for t in run.of(Training) if t.case.workers in (0, 1, 2) or t.case.cached]
     (joint,) = joints(run.with_all(Training, few))
     said = "\n".join(joint_sentences(joint))
-    assert "amp never pays with this loader: 1.00 times fp32 with 2 workers (foretold)." in said
-    assert "no number of workers leaves 95% of it: 2 leave 20%" in said
+    never = "amp is not faster at any number of workers tried"
+    assert f"{never}: 1.00 times fp32 with 2 workers (predicted)." in said
+    assert "no number of workers reaches 95% of it: 2 reach 20%" in said
 
 
 def test_a_picture_comes_back_from_its_file() -> None:

@@ -397,7 +397,7 @@ def test_own_classifier(own: Callable[[str], Network]) -> None:
     assert network.accuracy is not None
     assert network.accuracy(output, output.argmax(1)) == 2
     wide = find("own_nets:classifier", classes=10)
-    with pytest.raises(UserError, match="puts out 4 classes, but the data have 10 classes"):
+    with pytest.raises(UserError, match="outputs 4 classes, but the data have 10 classes"):
         wide.loss(output, target, 0.0)
 
 
@@ -431,7 +431,7 @@ def test_own_outputs_without_classes_get_a_stand_in(own: Callable[[str], Network
     assert network.accuracy is not None
     assert network.accuracy(output, target) is None
     whole = own("integer")
-    with pytest.raises(UserError, match="puts out no floating tensor"):
+    with pytest.raises(UserError, match="outputs no floating-point tensor"):
         whole.loss(whole.build()(torch.randn(2, 6)), target, 0.0)
 
 
@@ -445,7 +445,7 @@ def test_own_language_model(own: Callable[[str], Network]) -> None:
     expected = find("gpt-tiny").loss(logits, tokens, 0.0)
     torch.testing.assert_close(network.loss(logits, tokens, 0.0), expected)
     narrow = own("narrow")
-    with pytest.raises(UserError, match="puts out 9 tokens, but the data have 20 tokens"):
+    with pytest.raises(UserError, match="outputs 9 tokens, but the data have 20 tokens"):
         narrow.loss(narrow.build()(tokens), tokens, 0.0)
 
 
@@ -455,7 +455,9 @@ def test_own_loss(own: Callable[[str], Network]) -> None:
     assert not network.stands_in(output, target)
     loss = network.loss(output, target, 0.0)
     assert (loss.item(), loss.dtype) == (4.0, torch.float32)
-    with pytest.raises(UserError, match="label smoothing is not for the loss own_nets:squared"):
+    with pytest.raises(
+        UserError, match="--label-smoothing does not apply to --loss own_nets:squared"
+    ):
         network.loss(output, target, 0.1)
     wrong = find("own_nets:half", loss="own_nets:vector")
     with pytest.raises(UserError, match=r"returned an object of type Tensor of shape \[2, 4\]"):

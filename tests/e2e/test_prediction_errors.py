@@ -23,8 +23,8 @@ from e2e.results.types import Predicted, Training
 from microbench.report.export import to_markdown
 
 GPU, CAPTURED, HOST, PACED = (
-    "step, limited by the GPU", "step, captured as a graph", "step, limited by the host",
-    "the same, at the host's pace meanwhile",
+    "step, bottleneck GPU", "step, captured as a CUDA graph", "step, bottleneck CPU launch",
+    "the same, corrected for the CPU's speed",
 )  # fmt: skip
 
 
@@ -77,7 +77,7 @@ def test_steps_said_to_be_the_gpus_have_a_row_whatever_they_turned_out_to_be() -
         planted(1.0), planted(30.0, limit="host", said="gpu"),
         planted(40.0, limit="host", said="host"), planted(50.0, graph=True),
     ]  # fmt: skip
-    found = line(some, "step, said to be limited by the GPU")
+    found = line(some, "step, bottleneck predicted as GPU")
     assert (found.count, found.largest_pct, found.target) == (2, 30.0, None)
     on_cpu, *_ = error_table([planted(40.0, limit=None)])
     assert (on_cpu.what, on_cpu.largest_pct) == ("step, on a CPU", 40.0)
@@ -106,13 +106,13 @@ def test_memory_and_speed_ups_have_rows_of_their_own() -> None:
     )
     assert line([made], "peak memory").largest_pct == pytest.approx(4.0)
     for base, off_pct in (("fp32", 50.0), ("tf32", 25.0)):
-        found = line([made], f"AMP's speed-up over {base}, limited by the GPU")
+        found = line([made], f"AMP's speed-up over {base}, bottleneck GPU")
         assert found.largest_pct == pytest.approx(off_pct)
         assert found.target == (1.5, 4.0)
         beside = [made, replace(made, limit="host")]
         (late,) = (
             each for each in error_table(beside)
-            if each.what == f"AMP's speed-up over {base}, limited by the host"
+            if each.what == f"AMP's speed-up over {base}, bottleneck CPU launch"
         )  # fmt: skip
         assert (late.count, late.target) == (1, None)
     assert error_table([replace(made, predicted=None)]) == []
@@ -130,9 +130,9 @@ def test_a_speed_up_of_median_steps_is_not_moved_by_the_turns() -> None:
         predicted=replace(low.predicted, speedup={"fp32": 2.1}),
         speedup={"fp32": ratio_of(1.5)},
     )
-    title = "of the median steps over fp32, limited by the GPU"
+    title = "the same, of median steps over fp32, bottleneck GPU"
     assert line([base, low], title).largest_pct == pytest.approx(5.0)
-    assert line([base, low], "AMP's speed-up over fp32, limited by the GPU").largest_pct > 30
+    assert line([base, low], "AMP's speed-up over fp32, bottleneck GPU").largest_pct > 30
     others = replace(base, case=replace(base.case, layout="nchw", recipe="O0"))
     assert line([others, low], title).largest_pct == pytest.approx(5.0), "what stands for fp32"
     elsewhere = replace(base, case=replace(base.case, batch=7))
@@ -160,7 +160,8 @@ def test_measurements_are_known_to_so_much() -> None:
     made = [known_to(half) for half in (3.0, 40.0, 7.0)]
     assert measured_half_pct([*made, known_to(90.0, "gpu")], "host") == pytest.approx(7.0)
     assert measured_half_pct(made, "gpu") is None
-    assert "Half of these are measured to ±7.0% or worse." in error_sentences(made)
+    said = "Half of these steps have a measured 95 % interval of ±7.0% or wider."
+    assert said in error_sentences(made)
 
 
 def test_screen_and_markdown_have_the_table_with_its_counts() -> None:
@@ -168,18 +169,18 @@ def test_screen_and_markdown_have_the_table_with_its_counts() -> None:
     run = run_of(*made)
     said = "\n".join(line.plain for line in errors_lines(run, 100))
     for words in (
-        "1 / 3 met", "8 / 20 missed", "The limit was named right in 2 of 2 (100%).",
-        "Limited by the GPU: the step was within the predicted interval in 1 of 1",
-        "Limited by the host: the step was within the predicted interval in 0 of 1",
+        "1 / 3 met", "8 / 20 missed", "The bottleneck was classified correctly in 2 of 2 (100%).",
+        "Bottleneck GPU: the measured step was inside the predicted interval in 1 of 1",
+        "Bottleneck CPU launch: the measured step was inside the predicted interval in 0 of 1",
     ):  # fmt: skip
         assert words in said
     assert set(error_sentences(made)) <= set(said.splitlines())
     assert dict(training_sections(run, 100))[ERRORS_TITLE]
-    assert "| step, limited by the GPU | 1 | 0.5 | 0.5 | 1 / 3 met |" in to_markdown(run)
+    assert "| step, bottleneck GPU | 1 | 0.5 | 0.5 | 1 / 3 met |" in to_markdown(run)
 
 
 def test_one_comparison_has_no_table_of_errors() -> None:
     run = run_of(planted(0.5), planted(1.0, recipe="tf32"))
     assert errors_lines(run, 100) == []
     asked = replace(run, command=("python", "-m", "e2e", "validate", "--networks", "resnet50"))
-    assert any("limited by the GPU" in line.plain for line in errors_lines(asked, 100))
+    assert any("bottleneck GPU" in line.plain for line in errors_lines(asked, 100))

@@ -138,7 +138,7 @@ def test_generated_data_is_said_at_each_number() -> None:
     assert any("generated data" in panel.title for panel in _panels(run))
     assert "generated" not in shown(broken_run())  # CIFAR-10 was collected
     mixed = replace(run, others=(*run.of(Training), *broken_run().of(Training)))
-    assert "What was learnt, in part from generated data" in shown(mixed)
+    assert "Convergence, in part on generated data" in shown(mixed)
 
 
 def test_what_was_learnt() -> None:
@@ -147,18 +147,18 @@ def test_what_was_learnt() -> None:
     assert "0 of 3  NOT CONVERGED" in row(text, "O3 ", "NOT")
     assert "\nO3: loss is not finite from step 214 on\n" in text
     assert "seeds 11, 12, 13 or 1, 2, 3" in text
-    assert "guessing is right in 10 %" in text
+    assert "chance level 10 %" in text
     assert "* O3: did not converge" in text
     assert "5,500 img/s ±0.2%, not converged" in text
-    assert "steps that the loss scaler skipped: O2 2" in text
-    assert "What was learnt" not in shown(amp_run())
+    assert "steps skipped by the loss scaler: O2 2" in text
+    assert "Convergence" not in shown(amp_run())
 
 
 def test_waiting_without_a_known_share() -> None:
     steps = tokens_run().of(Training)[2].steps
     assert steps
     blind = changed(tokens_run(), 2, steps=replace(steps, busy_s=None))
-    assert "amp-bf16 waits for the host: CUDA graphs" in said(blind)
+    assert "Bottleneck of amp-bf16: CPU launch. Try CUDA graphs" in said(blind)
 
 
 def test_both_kinds_of_results_in_one_run() -> None:
@@ -216,7 +216,7 @@ def test_some_batches_of_a_recipe_do_not_converge() -> None:
 def test_nobody_can_tell() -> None:
     why = "fp32 learnt nothing either: train longer to tell"
     unknown = changed(broken_run(), 3, converged=None, convergence=why)
-    assert f"Not known whether it converges: O3 ({why})." in said(unknown)
+    assert f"Convergence not judged: O3 ({why})." in said(unknown)
     assert f"\nO3: {why}\n" in shown(unknown)
     assert "not judged" in row(shown(unknown), "O3 ", "of 3")
 
@@ -228,7 +228,7 @@ def test_o0_stands_for_fp32() -> None:
     text = shown(alone)
     assert "x O0" in text
     assert "x fp32" not in text
-    assert "base" in row(text, "O0 ", "gpu")
+    assert "base" in row(text, "O0 ", "GPU")
     assert "O2 trains 2.51 ±0.02 times faster than O0" in said(alone)
     assert "O0 trains" not in said(alone)
 
@@ -242,33 +242,35 @@ def test_training_on_data_without_an_end_has_no_held_out_loss() -> None:
 
 def test_no_difference_and_no_interval() -> None:
     assert said(cpu_run()) == (
-        "amp: no difference seen against fp32 (resnet50, batch 8, synthetic data)."
+        "amp: no difference measured against fp32 (resnet50, batch 8, synthetic data)."
     )
     once = changed(cpu_run(), 1, speedup={"fp32": Ratio(1.4, None)})
     assert "amp trains about 1.40 times faster than fp32" in said(once)
     half = {"fp32": ratio_of(2.0), "tf32": Ratio(1.001, (0.99, 1.01))}
     text = said(changed(amp_run(), 2, speedup=half))
     assert "2.00 ±0.01 times faster than fp32 (" in text
-    assert text.endswith("; no difference seen against tf32.")
+    assert text.endswith("; no difference measured against tf32.")
 
 
 def test_who_waits_and_what_would_help() -> None:
-    remedy = "CUDA graphs (--graph) or --compile would help."
-    assert said(tokens_run()).endswith(f"amp-bf16 waits for the host in 23 % of the step: {remedy}")
+    start = "Bottleneck of amp-bf16: CPU launch (the GPU is idle for 23 % of the step). Try"
+    assert said(tokens_run()).endswith(f"{start} CUDA graphs (--graph) or --compile.")
     waiting = tokens_run().of(Training)[2]
     for options, remedy in (
-        ({"compile": True}, "CUDA graphs (--graph) would help."),
-        ({"graph": True}, "a larger batch would help."),
+        ({"compile": True}, "Try CUDA graphs (--graph)."),
+        ({"graph": True}, "Try a larger batch."),
     ):
         case = replace(waiting.case, **options)
         assert said(changed(tokens_run(), 2, case=case)).endswith(remedy)
     data = changed(tokens_run(), 2, limit="data", phases=(Phase("data", None, 0.0204),))
-    assert said(data).endswith("amp-bf16 waits for data in 50 % of the step.")
+    assert said(data).endswith(
+        "Bottleneck of amp-bf16: data loading (the CPU waits for data for 50 % of the step)."
+    )
     fed = {"data": "folder", "loader": "torchvision"}
     folder = [replace(t, case=replace(t.case, **fed)) for t in data.of(Training)]
-    assert said(run_of(*folder)).endswith("of the step: more --workers would help.")
+    assert said(run_of(*folder)).endswith("of the step). Try more --workers.")
     cpu = replace(tokens_run(), device={"name": "a CPU", "kind": "cpu"})
-    assert "waits" not in said(cpu)
+    assert "Bottleneck" not in said(cpu)
 
 
 def test_the_table_says_how_long_a_fed_step_waits() -> None:
@@ -278,20 +280,20 @@ def test_the_table_says_how_long_a_fed_step_waits() -> None:
         replace(t, case=case, steps=replace(t.steps, wait_s=0.0125) if t.steps else None)
         for t, case in zip(arms, fed, strict=True)
     ]
-    assert "12.5" in row(shown(run_of(*waiting), 140), "amp-bf16 ", "host").split()
+    assert "12.5" in row(shown(run_of(*waiting), 140), "amp-bf16 ", "CPU launch").split()
     phases = (Phase("data", None, 0.0204),)
     resting = [replace(t, phases=phases, case=replace(t.case, loader="pinned")) for t in arms]
     text = shown(run_of(waiting[0], *resting[1:]), 140)
-    assert "20.4" not in text[: text.index("±: larger half")], "in the table of throughput"
+    assert "20.4" not in text[: text.index("±, [low, high]")], "in the table of throughput"
 
 
 def test_who_is_slowed_by_a_loader_that_it_does_not_wait_for() -> None:
     arm = tokens_run().of(Training)[2]
     assert arm.steps is not None
     fed = replace(arm.case, data="folder", loader="gpu-decode")
-    spared = ": CUDA graphs (--graph) would leave the host less to do."
+    spared = " Try CUDA graphs (--graph): the CPU then has less to launch."
     for host_share, wait_share, graph, remedy in (
-        (0.7, 0.0, False, spared), (0.3, 0.0, False, "."), (0.7, 0.0, True, "."),
+        (0.7, 0.0, False, spared), (0.3, 0.0, False, ""), (0.7, 0.0, True, ""),
         (0.7, 0.2, True, None),
     ):  # fmt: skip
         step_s = arm.steps.median_s
@@ -300,18 +302,19 @@ def test_who_is_slowed_by_a_loader_that_it_does_not_wait_for() -> None:
         )
         case = replace(fed, graph=graph)
         text = said(changed(tokens_run(), 2, case=case, steps=steps, limit="data"))
-        slowed = f"25 % longer beside its loader, most of it without waiting for it{remedy}"
+        slowed = f"without waiting for data: the two compete for the CPU.{remedy}"
         assert (slowed in text) == (remedy is not None)
-        assert ("waits for data" in text) == (remedy is None)
+        assert ("25 % longer with its loader running" in text) == (remedy is not None)
+        assert ("the CPU waits for data" in text) == (remedy is None)
 
 
 def test_a_ladder_names_its_largest_step() -> None:
     text = said(ladder_run())
     assert "From fp32 to + CUDA graph: 10.0 ±0.1 times faster (resnet50, batch 256, synth" in text
-    assert "The largest step is + tf32: 2.86 ±0.02 times faster than the rung before." in text
-    assert "Steps with no difference seen: + fused optimizer." in text
+    assert "Largest gain: + tf32, 2.86 ±0.02 times faster than the rung before." in text
+    assert "No difference measured for: + fused optimizer." in text
     slower = changed(ladder_run(), 5, speedup={"previous": ratio_of(0.8), "first": ratio_of(5.0)})
-    assert "Steps that cost time: + compile (1.25 ±0.01 times slower)." in said(slower)
+    assert "Slower than the rung before: + compile (1.25 ±0.01 times slower)." in said(slower)
     lost = said(changed(ladder_run(), 6, converged=False, convergence="loss is not finite"))
     assert "From fp32 to + compile: 9.42 ±0.04 times faster" in lost
     assert "+ CUDA graph runs 10.0 ±0.1 times faster than the first rung but did not" in lost
@@ -327,7 +330,7 @@ def test_figures() -> None:
     assert [fmt.throughput(x) for x in (4.1, 999.4, 6015.2, 402_000, 3e9)] == [
         "4.10", "999", "6,015", "402,000", "3.0e+09",
     ]  # fmt: skip
-    assert ratio(Ratio(0.9873, (0.983, 0.99))) == "0.987 ±0.005"
+    assert ratio(Ratio(0.9873, (0.983, 0.99))) == "0.987 [0.983, 0.990]"
     assert ratio(Ratio(1.001, (0.99, 1.02))) == "~1 ±0.02"
     assert faster(Ratio(1.031, (1.027, 1.035))) == "3.1 ±0.4 % faster"
     assert faster(Ratio(0.8, (0.79, 0.81))) == "1.25 ±0.02 times slower"
@@ -344,7 +347,7 @@ def test_markdown() -> None:
     text = to_markdown(amp_run())
     assert text.startswith("NVIDIA H200: train, resnet50, batch 256, 3x224x224, nhwc, sgd, ")
     assert ("| amp | 4,690 | 0.2% | 54.6 | 5.79 ±0.03 | 1.93 ±0.01 | 21.7 | 640 | 7.33 | 97% | "
-            "21.0 | gpu |" in text)  # fmt: skip
+            "21.0 | GPU |" in text)  # fmt: skip
     for run in (case() for case in RUNS.values()):
         parts = to_markdown(run).split("\n\n")
         tables = [part.splitlines() for part in parts if part.startswith("|")]
@@ -398,7 +401,7 @@ def test_bars_are_the_numbers_of_the_run() -> None:
 def test_curves_have_mean_and_deviation_of_the_repeats() -> None:
     panels = {panel.title: panel.rows for panel in _panels(sweep_run())}
     assert list(panels) == [
-        "img/s", "seconds of a training", "peak memory, GB",
+        "img/s", "training time, s", "peak memory, GB",
         "held-out accuracy, % (generated data)",
     ]  # fmt: skip
     trained = sweep_run().of(Training)[0]
@@ -409,7 +412,7 @@ def test_curves_have_mean_and_deviation_of_the_repeats() -> None:
     assert point["high"] - point["value"] == pytest.approx(100 * trained.accuracy[1])
     untrained = [replace(t, repeats=()) for t in sweep_run().of(Training)]
     assert [panel.title for panel in _panels(run_of(*untrained))] == [
-        "img/s", "ms a step", "peak memory, GB",
+        "img/s", "ms/step", "peak memory, GB",
     ]  # fmt: skip
 
 
@@ -427,7 +430,7 @@ def test_nothing_to_draw() -> None:
     with pytest.raises(UserError, match="nothing to draw"):
         training_chart(failed)
     many = [arm("amp", 100 + i, case={"network": f"net{i}"}) for i in range(61)]
-    with pytest.raises(UserError, match="more than 60 arms"):
+    with pytest.raises(UserError, match="more than 60 bars"):
         training_chart(run_of(*many))
 
 

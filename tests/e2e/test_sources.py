@@ -47,7 +47,8 @@ def opened(spec: str, sample: tuple[int, ...] = (3, 32, 32), **options: Any) -> 
 
 def test_an_unknown_word_gets_near_ones_and_the_choices() -> None:
     said = message(lambda: opened("cifar"))
-    assert "no data 'cifar'; did you mean cifar10" in said
+    assert "--data: unknown 'cifar'; choose from " in said
+    assert "; did you mean cifar10" in said
     for choice in ("synthetic", "generated", "cifar10:DIR", "folder:DIR"):
         assert choice in said
 
@@ -342,7 +343,7 @@ def test_cifar10_that_is_not_there(tmp_path: Path) -> None:
     [
         ("py", "data_batch_3", None, "lacks data_batch_3"),
         ("py", "data_batch_2", b"", "EOFError"),
-        ("py", "data_batch_2", b"\x80\x02}q", "data_batch_2 is cut short"),
+        ("py", "data_batch_2", b"\x80\x02}q", "data_batch_2 is truncated"),
         ("py", "data_batch_2", pickle.dumps([1, 2]), "not a pickle of CIFAR-10"),
         (
             "py", "data_batch_1",

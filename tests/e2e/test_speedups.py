@@ -283,7 +283,10 @@ def test_a_captured_step_waits_for_the_host_only_where_that_takes_as_long(
     assert found.limit == limit
     assert found.why is not None
     if limit == "gpu":
-        assert found.why == "kernels run in 80% of the step; the rest is between those of its graph"
+        assert found.why == (
+            "kernels run for 80% of the step; the rest is gaps between the kernels of the CUDA "
+            "graph"
+        )
 
 
 @pytest.mark.parametrize(("above", "limit"), [(-0.02, "host"), (0.02, "data")])
@@ -334,7 +337,7 @@ def test_a_gap_of_a_step_that_waits_for_the_host_is_the_hosts(
 ) -> None:
     (found,) = gained(with_steps(arm("amp", steady(0.1)), wall_s=100.0, busy_s=busy_s))
     (warning,) = found.warnings
-    assert ("host" in warning.cause) is names_host
+    assert ("CPU launch" in warning.cause) is names_host
     assert ("--batch" in warning.remedy) is names_host
 
 

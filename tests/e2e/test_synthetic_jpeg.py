@@ -340,14 +340,23 @@ def test_the_cache_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     [
         (lambda folder: alter(folder, seed=2), "holds 40 images of 4 classes, seed 2, not 40"),
         (lambda folder: alter(folder, format=0), "another version (format 0, not 1)"),
-        (lambda folder: alter(folder, files_sha256=None), "is not finished"),
+        (lambda folder: alter(folder, files_sha256=None), "is incomplete"),
         (lambda folder: alter(folder, shards=2), "has 2 tar files, not 3"),
         (lambda folder: alter(folder, shards=None), "damaged"),
-        (lambda folder: (folder / PLAN.path(3)).unlink(), f"lacks 1 of its files, {PLAN.path(3)}"),
+        (
+            lambda folder: (folder / PLAN.path(3)).unlink(),
+            f"lacks 1 of its files, such as {PLAN.path(3)}",
+        ),
         (lambda folder: (folder / "train-000001.tar").unlink(), "lacks 1 of its files"),
-        (lambda folder: (folder / "train/class-0001/cat.jpg").touch(), "cat.jpg: take it out of"),
+        (
+            lambda folder: (folder / "train/class-0001/cat.jpg").touch(),
+            "cat.jpg; move it elsewhere",
+        ),
         (lambda folder: (folder / MANIFEST).unlink(), "not empty"),
-        (lambda folder: (folder / MANIFEST).write_text('{"name": "an extension"}'), "of made data"),
+        (
+            lambda folder: (folder / MANIFEST).write_text('{"name": "an extension"}'),
+            "not of a generated dataset",
+        ),
         (lambda folder: (folder / MANIFEST).write_text('{"what": "images ma'), "damaged"),
     ],
 )
@@ -384,12 +393,12 @@ def test_a_disk_without_room_is_told_before_anything_is_made(
     [
         ((10, 0, 1), {}, "--classes takes 1 to 1,024, not 0"),
         ((9999, 1025, 1), {}, "--classes takes 1 to 1,024, not 1,025"),
-        ((19, 10, 1), {}, "20 in all"),
+        ((19, 10, 1), {}, "20 in total"),
         ((10**8, 10, 1), {}, "--images takes at most"),
-        ((20, 10, -1), {}, "--seed starts at 0, not -1"),
+        ((20, 10, -1), {}, "--seed takes a number from 0, not -1"),
         ((20, 10), {"shards": -1}, "--shards takes 0 to 10"),
         ((20, 10), {"shards": 11}, "--shards takes 0 to 10"),
-        ((20, 10), {"processes": 0}, "--workers starts at 1, not 0"),
+        ((20, 10), {"processes": 0}, "--workers takes a number from 1, not 0"),
     ],
 )
 def test_numbers_out_of_range(
@@ -419,13 +428,13 @@ def test_what_was_made_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str
     run_make_data(folder, 20, 2, 1, 2, 1, False)
     said = capsys.readouterr().out
     for part in (
-        "20 images of 2 classes, seed 1", "18 to train on, 2 held out", "kB on average",
-        "pixels on average", "2 tar files", "Made 20 in", "images/s",
+        "20 images of 2 classes, seed 1", "18 for training, 2 held out", "kB on average",
+        "pixels on average", "2 tar files", "Generated 20 images in", "images/s",
         f"python -m e2e resnet50 --amp --data 'folder:{folder}'",
     ):  # fmt: skip
         assert part in said
     run_make_data(folder, 20, 2, 1, 0, 1, False)
-    assert "nothing was made" in capsys.readouterr().out
+    assert "nothing to generate" in capsys.readouterr().out
     run_make_data(folder, 20, 2, 1, 0, 1, True)
     assert capsys.readouterr().out == ""
 

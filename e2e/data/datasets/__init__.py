@@ -36,7 +36,7 @@ def open_data(spec: str, options: Options) -> Data:
     sample = options.sample
     name, kind, folder = _parsed(spec)
     if options.tokens is not None and name != "synthetic":
-        raise UserError(f"a network of tokens trains on --data synthetic; {name} has images")
+        raise UserError(f"a network of tokens needs --data synthetic; {name} has images")
     if kind.sample is not None and sample != kind.sample:
         raise UserError(
             f"{name} has images of {_written(kind.sample)}, the network takes {_written(sample)}; "
@@ -49,11 +49,13 @@ def _parsed(spec: str) -> tuple[str, Kind, Path]:
     name, colon, folder = spec.partition(":")
     kind = KINDS.get(name)
     if kind is None:
-        raise UserError(f"no data {name!r}{suggest(name.lower(), KINDS)}; there are {_choices()}")
+        raise UserError(
+            f"--data: unknown {name!r}; choose from {_choices()}{suggest(name.lower(), KINDS)}"
+        )
     if kind.folder and not folder:
-        raise UserError(f"{name} data is read from a folder: --data {name}:DIR")
+        raise UserError(f"--data {name} needs a folder: --data {name}:DIR")
     if colon and not kind.folder:
-        raise UserError(f"{name} data takes no folder: --data {name}")
+        raise UserError(f"--data {name} takes no folder")
     return name, kind, Path(folder).expanduser()
 
 

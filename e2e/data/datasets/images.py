@@ -71,7 +71,9 @@ class Images:
         self._usual = name = options.loader or usual
         self._notes: dict[str, None] = {}
         if name not in FIXED and not backend_of(name, source, options.device).trains:
-            raise UserError(f"loader {name} cannot be trained with: it gives no images")
+            raise UserError(
+                f"--loader {name} only reads files and cannot train; choose another loader"
+            )
         self._note_crowd(name, options.workers)
 
     @property
@@ -220,7 +222,7 @@ class Folder(Images):
             if self._strict:
                 raise UserError(
                     f"broken image {self._named(path)} in {self._listing.root}; "
-                    "without --strict it is left out"
+                    "without --strict it is skipped"
                 )
 
     def _named(self, path: str) -> str:

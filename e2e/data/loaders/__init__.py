@@ -50,7 +50,7 @@ class Backend:
 
 # These take the place of a back end, for any data: a batch that is always the same.
 FIXED = {
-    "synthetic": "one batch of noise that lies on the device",
+    "synthetic": "one batch of noise that stays on the device",
     "pinned": "one batch of bytes in pinned memory, copied and normalised each step",
 }
 
@@ -60,36 +60,36 @@ LOADERS: dict[str, Backend] = {
         "pillow", "Pillow and torchvision's transforms in workers", ("files", "arrays")
     ),
     "torchvision-io": Backend(
-        "torchvision_io", "torchvision's own JPEG decoder and transforms in workers", ("files",)
+        "torchvision_io", "torchvision's JPEG decoder and transforms in workers", ("files",)
     ),
     "torchvision-draft": Backend(
-        "draft", "as torchvision, but a JPEG is decoded at 1/2, 1/4 or 1/8 where that is enough",
+        "draft", "as torchvision, but JPEGs are decoded at 1/2, 1/4 or 1/8 size where possible",
         ("files",),
     ),
     "gpu-decode": Backend(
-        "gpu_decode", "workers read; the GPU decodes, cuts, resizes and flips", ("files",),
+        "gpu_decode", "workers read files; the GPU decodes, crops, resizes and flips", ("files",),
         on_gpu=True,
     ),
     "webdataset": Backend(
         "shards",
-        "tar shards read in a row by workers, then as torchvision; the order depends on how many",
+        "workers read tar shards in sequence, then as torchvision",
         ("shards",),
     ),
-    "dali": Backend("dali", "NVIDIA DALI decodes and cuts on the GPU", ("files",), on_gpu=True),
+    "dali": Backend("dali", "NVIDIA DALI decodes and crops on the GPU", ("files",), on_gpu=True),
     "resident": Backend(
-        "resident", "all images lie on the device, and are cut and flipped there",
+        "resident", "all images stay on the device and are cropped and flipped there",
         ("files", "arrays"), processes=False,
     ),
     "read": Backend(
-        "reading", "files are read and thrown away: what the disk gives", ("files",), trains=False
+        "reading", "files are read and discarded: the speed of the disk", ("files",), trains=False
     ),
 }  # fmt: skip
 
 
 _NEEDED = {
     "files": "image files (--data folder:DIR)",
-    "arrays": "images that lie in memory (--data cifar10:DIR, generated)",
-    "shards": "tar shards, which are expected as *.tar in the folder",
+    "arrays": "images in memory (--data cifar10:DIR, generated)",
+    "shards": "tar shards (*.tar in the folder)",
 }
 
 
@@ -106,7 +106,8 @@ def check_name(name: str) -> None:
     names = [*FIXED, *LOADERS]
     if name not in names:
         raise UserError(
-            f"no loader {name!r}{suggest(name.lower(), names)}; there are {', '.join(names)}"
+            f"--loader: unknown {name!r}; choose from {', '.join(names)}"
+            f"{suggest(name.lower(), names)}"
         )
 
 
@@ -121,7 +122,9 @@ def backend_of(name: str, source: Source, device: torch.device | None = None) ->
     if not _fits(backend, source):
         needs = " or ".join(_NEEDED[kind] for kind in sorted(backend.sources))
         names = [*FIXED, *(name for name, one in LOADERS.items() if _fits(one, source))]
-        raise UserError(f"loader {name} takes {needs}; this data can have {', '.join(names)}")
+        raise UserError(
+            f"--loader {name} takes {needs}; for this data choose from {', '.join(names)}"
+        )
     reason = None if device is None else backend.missing(device)
     if reason:
         raise UserError(f"loader {name} cannot run here: {reason}")

@@ -40,7 +40,7 @@ def limit_cpus(count: int) -> list[int]:
     """
     allowed = os.sched_getaffinity(0)
     if not 1 <= count <= len(allowed):
-        raise UserError(f"--cpus {count}: this process may use {len(allowed)}, take 1 to that")
+        raise UserError(f"--cpus {count}: this process may use 1 to {len(allowed)} cores")
     chosen = sorted(physical_first(allowed)[:count])
     for task in TASKS.iterdir():  # a process has no set of its own, each thread has
         with suppress(ProcessLookupError):
@@ -71,8 +71,8 @@ def _check_limit(count: int) -> None:
     got = _spun(count + MORE_THREADS)
     if got > TOLERATED * count:
         raise UserError(
-            f"--cpus {count}: this system does not hold processes to some of its cores "
-            f"(threads got {got:.1f} at once); start the container with as many instead"
+            f"--cpus {count}: this system does not enforce CPU affinity (threads got {got:.1f} "
+            "cores at once); limit the container's CPUs instead"
         )
 
 

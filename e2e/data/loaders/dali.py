@@ -33,7 +33,7 @@ def open_feed(source: Source, wanted: Wanted, tell: Tell) -> DaliFeed:
     """
     assert isinstance(source, Files)
     if wanted.cold:
-        raise UserError("loader dali reads files by itself: it cannot read them cold")
+        raise UserError("--loader dali reads files itself and cannot read them cold")
     return DaliFeed(source, wanted)
 
 

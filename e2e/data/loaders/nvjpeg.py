@@ -181,7 +181,7 @@ class Decoder:
             hardware.close()
         reason = why_not(self._by_torchvision)
         if reason is not None:
-            raise UserError(f"loader gpu-decode cannot run here: {reason}")
+            raise UserError(f"--loader gpu-decode cannot run here: {reason}")
         return None
 
 

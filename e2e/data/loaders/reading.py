@@ -127,7 +127,7 @@ class ReadFeed(Workers[Read]):
 
     def place(self, fetched: object) -> tuple[Tensor, Tensor]:
         """UserError: there is nothing to train on."""
-        raise UserError("loader read only reads files: it cannot train")
+        raise UserError("--loader read only reads files and cannot train; choose another loader")
 
 
 class _Files(Dataset[Read]):

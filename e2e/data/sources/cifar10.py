@@ -84,7 +84,7 @@ def _pickled(path: Path) -> Records:
             pixels, labels = np.asarray(table[b"data"]), np.asarray(table[b"labels"])
         except _Refused as error:
             raise UserError(
-                f"{path} is refused: it asks for {error}, which no data needs"
+                f"{path} is refused: its pickle asks for {error}, which CIFAR-10 does not need"
             ) from None
         except Exception as error:  # a pickle of random bytes raises nearly anything
             raise _broken(path, f"not a pickle of CIFAR-10 ({type(error).__name__})") from None
@@ -102,7 +102,7 @@ def _checked(path: Path, pixels: NDArray[Any], labels: NDArray[Any]) -> Records:
 
 
 def _broken(path: Path, why: str) -> UserError:
-    return UserError(f"{path} is cut short or not of CIFAR-10: {why}; unpack the archive again")
+    return UserError(f"{path} is truncated or not a CIFAR-10 file: {why}; unpack the archive again")
 
 
 class _Refused(Exception):

@@ -63,7 +63,7 @@ def list_images(root: Path) -> Listing:
         raise UserError(f"{train_root} has no class folders with images; {LAYOUT}")
     notes = [f"no image in {train_root / name}" for name, paths in found.items() if not paths]
     if len(classes) == 1:
-        notes.append(f"only one class, {classes[0]}: accuracy says nothing")
+        notes.append(f"only one class, {classes[0]}: accuracy is meaningless")
     train = _labelled(found, classes)
     held_out = _labelled(_known_only(kept_root, classes, left_out), classes) if kept_root else []
     notes += _left_out_notes(left_out)
@@ -78,7 +78,7 @@ def list_images(root: Path) -> Listing:
     if not train or not held_out:
         first = next((f", {printable(path, root)} ({why})" for path, why in broken.items()), "")
         raise UserError(
-            f"{root} has too few images: {len(train)} to train on, {len(held_out)} to hold out, "
+            f"{root} has too few images: {len(train)} for training, {len(held_out)} held out, "
             f"{len(broken)} broken{first}"
         )
     return Listing(root, classes, tuple(train), tuple(held_out), broken, tuple(notes))
@@ -135,7 +135,7 @@ def _known_only(root: Path, classes: Sequence[str], left_out: Counter[str]) -> d
     found = {name: paths for name, paths in _by_class(root, left_out).items() if paths}
     unknown = [name for name in found if name not in classes]
     if unknown:
-        raise UserError(f"{root} has classes that train has not: {', '.join(unknown[:3])}")
+        raise UserError(f"{root} has classes that the train folder lacks: {', '.join(unknown[:3])}")
     return found
 
 
