@@ -28,7 +28,8 @@ def shown(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 def test_each_kind_is_published() -> None:
     found = [document_of(json.loads(path_of(name).read_text())) for name in PUBLISHED]
-    assert found == list(DOCUMENTS)
+    several = "compare --json of several runs"  # tests/cli/test_compare_cli.py writes one
+    assert found == [one for one in DOCUMENTS if one.written_by != several]
     assert document_of(json.loads(path_of("gemm-fp16").read_text())) is None
 
 
