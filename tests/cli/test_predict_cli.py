@@ -174,7 +174,7 @@ class TestVerify:
                 assert arm["predicted"]["error_pct"] == pytest.approx(100 * (ratio - 1))
         terms = [line["term"] for line in ledger_of(shop / "v.json")["ledger"]]
         assert "residual" in terms
-        assert "residual" in verified.stdout
+        assert "unexplained" in verified.stdout
 
     @pytest.mark.usefixtures("verified")
     def test_fixes_were_measured_and_are_in_the_file(self, shop: Path) -> None:
