@@ -1,6 +1,6 @@
-"""The predicted step of a recipe fed by a loader, and which numbers of workers are worth measuring.
+"""Predicts the step of a recipe fed by a loader, and picks the numbers of workers to measure.
 
-Both from measurements of each alone. Pure functions.
+Input: measurements of recipe and loader alone. Pure functions.
 
 After DS-Analyzer (Mohan et al., "Analyzing and Mitigating Data Stalls in DNN Training", VLDB 2021),
 whose what-if is the slower of GPU and loader. Three terms are added: what busy workers cost the
@@ -25,7 +25,7 @@ BUSY_POINTS = 2  # numbers of workers that are kept busy beside a training
 
 
 class Estimate(NamedTuple):
-    """A number, and its 95 % interval (the number itself where there is none)."""
+    """A value and the ends of its 95 % interval (the value itself where there is none)."""
 
     value: float
     low: float
@@ -48,7 +48,7 @@ class Alone:
 
 
 def predict_together(alone: Alone, loading: Loading, cores: int) -> Predicted | None:
-    """The step of a recipe that is fed by a loader; None where either is not known.
+    """The predicted step of a recipe fed by a loader, in seconds; None where either is unknown.
 
     It takes as long as the slowest of: the training beside busy workers, the loader beside the
     training, all their processor time on the cores there are; the first two count no more than
@@ -136,7 +136,7 @@ def _loads(loading: Loading, images: int) -> Estimate | None:
 
 
 def busy_points(workers: Sequence[int]) -> list[int]:
-    """How many workers are kept busy beside a training: all of them, and about half as many."""
+    """Numbers of workers to keep busy beside a training: the most, and about half of that."""
     counts = sorted({count for count in workers if count > 0})
     if not counts:
         return []
@@ -145,9 +145,9 @@ def busy_points(workers: Sequence[int]) -> list[int]:
 
 
 def measured_points(speedups: Mapping[int, float]) -> list[int]:
-    """Where a prediction is worth a look: both ends, and both sides of where it begins to pay.
+    """Numbers of workers to measure: both ends, and both sides of the break-even.
 
-    `speedups` are predicted, by the number of workers.
+    `speedups` are predicted, by number of workers.
     """
     counts = sorted(speedups)
     if not counts:
@@ -161,5 +161,5 @@ def measured_points(speedups: Mapping[int, float]) -> list[int]:
 
 
 def pays_from(speedups: Mapping[int, float]) -> int | None:
-    """The fewest workers from which on every speed-up is worth something; None for none."""
+    """The fewest workers from which on every speed-up is at least MIN_GAIN; None for none."""
     return fewest_from(speedups, lambda count: speedups[count] >= MIN_GAIN)

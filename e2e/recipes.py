@@ -20,12 +20,13 @@ NO_GRAPHS = "CUDA graphs need a CUDA device; a CPU has none"
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is done in which precision; names of `DTYPES`.
+    """The precision of each part of a step; names of `DTYPES`.
 
-    `weights` is what forward and backward read; `batchnorm` the same for batch-norm layers;
-    `autocast` what torch.autocast casts products to, None without it; `masters` whether the
-    optimizer updates float32 copies of the weights; `scale` of the loss: "none", "dynamic" or a
-    static factor; `tf32` whether float32 products may run as TF32.
+    `weights` is what forward and backward read; `batchnorm` the same for batch-norm layers.
+    `autocast` is what torch.autocast casts GEMMs and convolutions to, None without autocast.
+    `masters`: whether the optimizer updates float32 copies of the weights. `scale` is the loss
+    scale: "none", "dynamic" or a static factor. `tf32`: whether float32 GEMMs and convolutions may
+    run as TF32.
     """
 
     name: str

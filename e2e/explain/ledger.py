@@ -42,10 +42,10 @@ NOTHING = 1e-9  # of a step: less is rounding
 
 @dataclass(frozen=True)
 class Step:
-    """A step: its ops, what is predicted of them, and what was measured, if it was.
+    """One training step: its operations, the predicted times, and the measured one if known.
 
-    `data_wait_s` is the part of the step in which it waits for the loader, as measured where the
-    step was, else as predicted; `predicted_wait_s` always the latter. Neither is in `predicted`.
+    All times are seconds per step. `data_wait_s` is the wait for the loader: measured if the step
+    was, else predicted. `predicted_wait_s` is always predicted. `predicted` includes neither.
     """
 
     ops: Sequence[OpCost]
@@ -73,12 +73,12 @@ class Step:
 
     @property
     def product_s(self) -> float:
-        """Device time of products, with the layout changes inside them."""
+        """Device seconds of GEMMs and convolutions, layout changes inside them included."""
         return math.fsum(op.device_s for op in self.ops if op.kind == "product")
 
 
 class LayerRow(NamedTuple):
-    """What the products of one layer take in both steps, with the layout changes inside them."""
+    """Time of one layer's GEMMs and convolutions in both steps, in ms, layout changes included."""
 
     layer: str
     kind: str  # one of PRODUCT_TERMS
@@ -94,11 +94,11 @@ class LayerRow(NamedTuple):
 def ledger(
     base: Step, other: Step, names: tuple[str, str] = ("fp32", "amp")
 ) -> tuple[LedgerLine, ...]:
-    """The lines from one step's time to the other's, in ms.
+    """The lines that lead from one step's time to the other's, in milliseconds.
 
-    The first is the base step, the last the other one; what is between are changes, which add up
-    to their difference. The residual is what the prediction does not explain: the change that is
-    left over, so never hidden when a step was measured.
+    The first line is the base step, the last one the other step. The lines between are changes
+    (negative: time saved) and add up to the difference. The residual is what the prediction does
+    not explain; a measured step always has that line.
     """
     changes = _op_lines(base, other)
     gaps = [1e3 * step.predicted.idle_s for step in (base, other)]
@@ -120,7 +120,7 @@ def ledger(
 
 
 def layer_table(base: Step, other: Step) -> list[LayerRow]:
-    """The products by layer and kind, the largest saving first, layers that are slower last."""
+    """GEMMs and convolutions by layer and kind, in ms: the largest saving first, losses last."""
     times = [_by_layer(step.ops, net=False) for step in (base, other)]
     keys = dict.fromkeys([*times[0], *times[1]])
     rows = [LayerRow(*key, times[0].get(key, 0.0), times[1].get(key, 0.0)) for key in keys]
@@ -128,9 +128,9 @@ def layer_table(base: Step, other: Step) -> list[LayerRow]:
 
 
 def bound(base: Step) -> float | None:
-    """Amdahl: how many times faster the step would be if its products took no time.
+    """Amdahl's law: the step's speed-up (a ratio) if GEMMs and convolutions took no time.
 
-    None where nothing would be gained or nothing be left: no products, or nothing but them.
+    None where it is undefined: a step without any, or with nothing else.
     """
     rest_s = base.whole_s - base.product_s
     if base.product_s <= 0 or rest_s <= NOTHING * base.whole_s:

@@ -10,7 +10,7 @@ from statistics import fmean, stdev
 from e2e.case import TrainCase
 from microbench.results.values import Interval, Ratio, Warning
 
-LIMITS = ("gpu", "host", "data")  # what a step waits for
+LIMITS = ("gpu", "host", "data")  # bottlenecks: GPU, CPU launch, data loading
 PREDICTED = "predicted"  # the status of a training that was predicted and never run
 # Terms of a ledger: what the Tensor Cores compute, and what the other terms do not explain.
 PRODUCT_TERMS = ("convolutions", "matrix products", "attention", "products")
@@ -21,7 +21,7 @@ Setting = str | int | float | bool | None  # a field of a case
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Timed steps of one arm, in turns with the others; all seconds a step.
+    """Timed steps of one arm, interleaved with the others; all times are seconds per step.
 
     `times_s` are from one step's end to the next one's: on a GPU by its own clock, so that they
     hold the waiting for the host too. Of a case that is `fed` they are means of whole blocks, one a
@@ -71,7 +71,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean and range of what was sampled while the arm ran."""
+    """Mean, minimum and maximum of a sensor while the arm ran."""
 
     mean: float
     min: float
@@ -80,7 +80,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class State:
-    """The device while the arm ran; None where nobody can tell."""
+    """The device while the arm ran; None where it is not known. Clocks are in MHz, power in W."""
 
     gpu_util_pct: Spread | None = None
     sm_clock_mhz: float | None = None
@@ -153,10 +153,11 @@ class LedgerLine:
 
 @dataclass(frozen=True)
 class Cause:
-    """One reason why a step is not faster, in a sentence with numbers.
+    """One thing that limits a step, in a sentence with numbers.
 
-    `fix` is what to do, "" where nothing is proposed. Gains are of throughput: `predicted_gain_pct`
-    is None where nobody predicted it, `measured_gain_pct` where nobody trained with the fix.
+    `fix` is what to do, "" where nothing is proposed. Gains are of throughput, in per cent:
+    `predicted_gain_pct` is None where there is no prediction, `measured_gain_pct` where no training
+    used the fix.
     `case_change` is what the fix changes in the case (TrainCase's fields), None where it changes
     the network or nothing.
     """
@@ -238,35 +239,35 @@ class Training:
 
     @property
     def step_s(self) -> float | None:
-        """Median seconds a step, when timed."""
+        """Median seconds per step; None if not timed."""
         return self.steps.median_s if self.steps else None
 
     @property
     def per_s(self) -> float | None:
-        """Throughput in `unit` a second at the median step, when timed."""
+        """Throughput in `unit` per second at the median step; None if not timed."""
         return self.step_units / self.steps.median_s if self.steps else None
 
     @property
     def predicted_per_s(self) -> float | None:
-        """Throughput in `unit` a second at the predicted step, when predicted."""
+        """Throughput in `unit` per second at the predicted step; None if not predicted."""
         return self.step_units / self.predicted.step_s if self.predicted else None
 
     @property
     def wall_per_s(self) -> float | None:
-        """Throughput by the host's clock over whole blocks, when timed."""
+        """Wall-clock throughput in `unit` per second over whole blocks; None if not timed."""
         if self.steps is None or self.steps.wall_s <= 0:
             return None
         return self.step_units * self.steps.wall_steps / self.steps.wall_s
 
     @property
     def per_j(self) -> float | None:
-        """Units a joule of the whole board, when its power is known."""
+        """Units per joule of the whole board; None if its power is not known."""
         power_w = self.state.power_w
         return self.per_s / power_w if self.per_s and power_w else None
 
     @property
     def data_wait_s(self) -> float | None:
-        """Seconds of a step in which the host waits for data, when known."""
+        """Seconds per step in which the CPU waits for data; None if not known."""
         if self.steps and self.steps.wait_s is not None:
             return self.steps.wait_s
         return next((phase.host_s for phase in self.phases if phase.name == "data"), None)

@@ -25,9 +25,10 @@ OnStep = Callable[[int], None]
 
 
 def train_once(held: Held, data: Data, seed: int, steps: int, on_step: OnStep) -> Repeat:
-    """Train `steps` steps from the seed's weights on its batches, then look at held-out data.
+    """Train `steps` steps from `seed`, then evaluate on held-out data.
 
-    Evaluates only data that has an end: a fixed synthetic batch can be learnt by heart alone.
+    Loss and accuracy are None for data without a held-out part. Training errors of torch (out of
+    memory, CUDA faults) are raised as they are.
     """
     trainer = held.trainer
     trainer.switch()

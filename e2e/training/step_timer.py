@@ -187,7 +187,7 @@ StepTimer = CudaSteps | CpuSteps
 
 
 def host_time(launch: Launch) -> float:
-    """Seconds that the host needs to launch a step while the device has nothing else to do."""
+    """Median CPU seconds to launch one step on an idle device, over HOST_STEPS steps."""
     times: list[float] = []
     for _ in range(HOST_STEPS):
         torch.cuda.synchronize()
@@ -199,7 +199,7 @@ def host_time(launch: Launch) -> float:
 
 
 def busy_time(launch: Launch) -> tuple[float, int]:
-    """(seconds a step in which a kernel or copy runs, how many of them), by the profiler."""
+    """(seconds per step in which a kernel or copy runs, their number per step), by the profiler."""
 
     def steps() -> None:
         for _ in range(PROFILE_STEPS):
@@ -280,7 +280,10 @@ class PhaseClock:
 
 
 def time_phases(step: Callable[[PhaseClock], object], cuda: bool, steps: int) -> tuple[Phase, ...]:
-    """The phases of `steps` steps in a row, in a pass of their own."""
+    """Mean seconds per step of each phase, over `steps` steps without a synchronisation.
+
+    CPU times include waiting while the device's launch queue is full.
+    """
     clock = PhaseClock(cuda)
     clock("start")
     for _ in range(steps):

@@ -933,7 +933,7 @@ BAD_WORDS = {
     "cnn-cifar --frobnicate": ("--frobnicate",),
     "cnn-cifar extra": ("extra",),
     "cnn-cifar --batch": ("--batch",),
-    "train": ("network",),
+    "train": ("NETWORK",),
 }
 
 
@@ -1009,7 +1009,7 @@ def test_a_gpu_that_is_not_there_is_one_line(capfd: Captured) -> None:
     [
         ("--json {run}", ("--json", "--resume")),
         ("--resume {run} --json {other}", ("--json", "--resume")),
-        ("--resume {gemm}", ("gemm.json is no run of e2e",)),
+        ("--resume {gemm}", ("gemm.json is not a run of e2e",)),
         ("--resume {notes}", ("notes.json",)),
     ],
 )

@@ -101,9 +101,9 @@ class TestPredict:
 
     def test_it_says_step_speedup_and_where_the_time_goes(self, predicted: Ran, shop: Path) -> None:
         for said in (
-            "as predicted from its operations; not measured", "From fp32 to amp-bf16",
-            "convolutions", "tf32 is a Tensor Core mode", "What would make it faster",
-            "predicting these took",
+            "Predicted step (not measured)", "From fp32 to amp-bf16",
+            "convolutions", "tf32 is a Tensor Core mode", "What would make amp-bf16 faster",
+            "prediction took",
         ):  # fmt: skip
             assert said in predicted.stdout
         arms = {r["case"]["recipe"]: r for r in results(shop / "p.json")}
@@ -123,7 +123,7 @@ class TestPredict:
     def test_show_prints_it_again(self, predicted: Ran, shop: Path) -> None:
         shown = run_here(microbench, "microbench", "show", "p.json", cwd=shop)
         assert shown.returncode == 0
-        table = shown.stdout[shown.stdout.index("The step as predicted") :]
+        table = shown.stdout[shown.stdout.index("Predicted step") :]
         assert table.strip() in predicted.stdout
 
     @pytest.mark.usefixtures("predicted")
@@ -145,7 +145,7 @@ class TestPredict:
         assert arm["predicted"]["uncovered"] == []
         (timed,) = arm["predicted"]["from_step"]
         assert "shop.pick.default" in timed
-        assert "timed in real steps for the prediction of fp32" in " ".join(again.stdout.split())
+        assert "timed in real steps for fp32" in " ".join(again.stdout.split())
 
     @pytest.mark.parametrize(
         ("network", "flag", "said"),
@@ -167,14 +167,14 @@ class TestVerify:
     """A training with `--verify`."""
 
     def test_prediction_and_measurement_stand_side_by_side(self, verified: Ran, shop: Path) -> None:
-        assert "as predicted from its operations, and as measured" in verified.stdout
+        assert "Predicted and measured step" in verified.stdout
         for arm in results(shop / "v.json"):
             if arm["predicted"]:
                 ratio = arm["predicted"]["step_s"] / arm["step_s"]
                 assert arm["predicted"]["error_pct"] == pytest.approx(100 * (ratio - 1))
         terms = [line["term"] for line in ledger_of(shop / "v.json")["ledger"]]
         assert "residual" in terms
-        assert "residual" in verified.stdout
+        assert "unexplained" in verified.stdout
 
     @pytest.mark.usefixtures("verified")
     def test_fixes_were_measured_and_are_in_the_file(self, shop: Path) -> None:
@@ -211,7 +211,7 @@ def test_validate_prints_the_error_table(shop: Path) -> None:
         "--device", "cpu", "--budget", "1", "--json", "m.json",
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
-    assert "Predicted against measured" in ran.stdout
+    assert "Prediction errors" in ran.stdout
     assert all(r["predicted"] for r in results(shop / "m.json"))
 
 

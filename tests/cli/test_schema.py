@@ -82,7 +82,7 @@ _begin(asked(clip=1.0), greeting, facts, run)
 try:
     _begin(asked(clip=2.0), greeting, facts, run)
 except UserError as error:
-    assert "was taken with clip 1.0, not 2.0" in str(error)
+    assert "was measured with clip 1.0, not 2.0" in str(error)
 else:
     raise AssertionError("gone on with another clip")
 """
@@ -169,6 +169,6 @@ def test_an_option_is_declared_once() -> None:
 
 def test_what_a_check_refuses_is_called_as_it_is_written() -> None:
     ran = run_here(e2e, "e2e", "cnn-cifar", "--label-smoothing", "2")
-    assert ran.stderr == "error: --label-smoothing goes from 0 to below 1, not 2.0\n"
+    assert ran.stderr == "error: --label-smoothing takes a number from 0 to below 1, not 2.0\n"
     ran = run_here(microbench, "microbench", "gemm", "--l2", "hot")
     assert ran.stderr == "error: --l2 must be one of cold, warm, not 'hot'\n"

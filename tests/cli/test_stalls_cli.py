@@ -118,7 +118,7 @@ def test_the_run_is_shown_tabled_and_compared(
     drawing = tmp_path / "c.svg"
     for words, *said in (
         (["show"], "Together"),
-        (["show", "--markdown"], "| workers | loader alone | fp32, foretold | measured | error |"),
+        (["show", "--markdown"], "| workers | loader alone | fp32, predicted | measured | error |"),
         (["show", "--csv"], "images_per_s_per_core"),
         (["show", "--chart", str(drawing)],),
         (["compare", str(file)], "B against A, 17 cases: "),
@@ -193,9 +193,9 @@ def test_data_is_made_and_trained_on(tmp_path: Path, capsys: pytest.CaptureFixtu
     ("words", "said"),
     [
         (["stalls", "cnn-cifar", "--measure", "most"], "--measure takes one of some, all, none"),
-        (["stalls", "cnn-cifar", "--data", "generated", "--loader", "pinned"], "loads nothing"),
-        (["stalls", "cnn-cifar", "--data", "generated", "--loader", "read"], "loads nothing"),
-        (["stalls", "cnn-cifar", "--data", "generated", "--loader", "resident"], "loads nothing"),
+        (["stalls", "cnn-cifar", "--data", "generated", "--loader", "pinned"], "has no workers"),
+        (["stalls", "cnn-cifar", "--data", "generated", "--loader", "read"], "has no workers"),
+        (["stalls", "cnn-cifar", "--data", "generated", "--loader", "resident"], "has no workers"),
         (["stalls", "cnn-cifar", "--data", "generated", "--workers", "some"], "--workers"),
         (["stalls", "cnn-cifar", "--data", "synthetic"], "has nothing to load"),
         (["loader", "--data", "synthetic"], "there is nothing to load"),

@@ -10,6 +10,8 @@ import pytest
 from e2e.commands.list import cells
 from e2e.data.datasets import KINDS
 from e2e.recipes import RECIPES
+from e2e.report.figures import bottleneck
+from e2e.report.figures import ratio as as_read
 from e2e.results.types import Training
 from microbench.report.export import to_markdown
 from microbench.results.runfile import read_run
@@ -81,11 +83,11 @@ def test_other_networks_rows_are_the_run_files_own() -> None:
         half_pct = float(cells[4].split()[0])
         assert half_pct == pytest.approx(half_width_pct(steps.median_s, steps.ci95_s), abs=0.51)
         assert cells[7] == f"{min(1.0, steps.busy_s / steps.median_s):.0%}"
-        assert cells[8] == training.limit
+        assert cells[8] == bottleneck(training.limit)
         for base, cell in zip(("fp32", "tf32"), cells[5:7], strict=True):
             ratio = training.speedup.get(base)
-            if ratio and cell[0] not in "-~":
-                assert cell.startswith(f"{ratio.ratio:.2f} ±")
+            if ratio and cell != "-":
+                assert cell == as_read(ratio)
 
 
 @pytest.mark.parametrize("name", ["wrn-generated.json", "cifar-vgg16.json"])
@@ -97,7 +99,7 @@ def test_what_was_learnt_is_the_run_files_own(name: str) -> None:
         assert row.startswith(f"| {training.case.recipe} | {100 * training.accuracy[0]:.1f} ")
         assert training.converged
         assert "| converged |" in row
-        assert row.endswith(f"| {training.limit} |")
+        assert row.endswith(f"| {bottleneck(training.limit)} |")
 
 
 def _amp(trainings: tuple[Training, ...]) -> Training:

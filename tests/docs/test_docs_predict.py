@@ -40,7 +40,7 @@ def table(markdown: str, title: str) -> str:
     return markdown[begin : markdown.index("\n\n", begin)]
 
 
-@pytest.mark.parametrize("title", ["Predicted against measured", "The step as predicted"])
+@pytest.mark.parametrize("title", ["Prediction errors", "Predicted and measured step"])
 def test_errors_are_the_run_files_own(title: str) -> None:
     for run in (VALIDATED, OUTSIDE):
         assert table(to_markdown(run), title) in ERRORS
@@ -51,14 +51,14 @@ def test_the_short_error_table_is_the_run_files_own() -> None:
         {line.what: line for line in error_table(run.of(Training))} for run in (VALIDATED, OUTSIDE)
     )
     rows = {
-        "step time, bottleneck GPU": "step, limited by the GPU",
-        "step time, predicted bottleneck GPU": "step, said to be limited by the GPU",
-        "step time, captured as CUDA graph": "step, captured as a graph",
-        "step time, bottleneck CPU launch": "step, limited by the host",
-        "the same, corrected for CPU speed": "the same, at the host's pace meanwhile",
-        "AMP speed-up over TF32, bottleneck GPU": "AMP's speed-up over tf32, limited by the GPU",
+        "step time, bottleneck GPU": "step, bottleneck GPU",
+        "step time, predicted bottleneck GPU": "step, bottleneck predicted as GPU",
+        "step time, captured as CUDA graph": "step, captured as a CUDA graph",
+        "step time, bottleneck CPU launch": "step, bottleneck CPU launch",
+        "the same, corrected for CPU speed": "the same, corrected for the CPU's speed",
+        "AMP speed-up over TF32, bottleneck GPU": "AMP's speed-up over tf32, bottleneck GPU",
         "AMP speed-up over TF32, bottleneck CPU launch": (
-            "AMP's speed-up over tf32, limited by the host"
+            "AMP's speed-up over tf32, bottleneck CPU launch"
         ),
         "peak memory": "peak memory",
     }
@@ -99,7 +99,7 @@ def test_what_is_said_of_other_networks_is_the_run_files_own() -> None:
         kept = intervals_kept(OUTSIDE.of(Training), limit)
         assert kept.right == kept.count > 0
     lines = {line.what: line for line in error_table(OUTSIDE.of(Training))}
-    gpu, host = lines["step, limited by the GPU"], lines["step, limited by the host"]
+    gpu, host = lines["step, bottleneck GPU"], lines["step, bottleneck CPU launch"]
     assert (
         f"GPU-bound steps: median error {gpu.median_pct:.1f} %, worst {gpu.largest_pct:.1f} %; "
         f"CPU-bound steps: median {host.median_pct:.1f} %, worst {host.largest_pct:.1f} %, "
@@ -255,15 +255,15 @@ def test_what_is_said_of_the_hosts_steps_is_the_run_files_own() -> None:
 
 def test_what_is_said_of_the_host_is_the_run_files_own() -> None:
     lines = {line.what: line for line in error_table(VALIDATED.of(Training))}
-    ratios = [lines[f"AMP's speed-up over {base}, limited by the GPU"] for base in ("fp32", "tf32")]
+    ratios = [lines[f"AMP's speed-up over {base}, bottleneck GPU"] for base in ("fp32", "tf32")]
     over_fp32, over_tf32 = ratios
     assert f"Its median error is {over_fp32.median_pct:.1f} % over FP32" in SAID
     assert f"and {over_tf32.median_pct:.1f} % over TF32" in SAID
     assert {line.worst for line in ratios} == {"convnext_tiny amp nhwc batch 64"}
     most = max(line.largest_pct for line in ratios)
     assert f"the worst is {most:.1f} % (convnext_tiny, see above)" in SAID
-    told = lines["step, limited by the host"]
-    paced = lines["the same, at the host's pace meanwhile"]
+    told = lines["step, bottleneck CPU launch"]
+    paced = lines["the same, corrected for the CPU's speed"]
     assert f"the median error goes from {told.median_pct:.1f} % to {paced.median_pct:.1f} %" in SAID
     assert f"the worst from {told.largest_pct:.1f} % to {paced.largest_pct:.1f} %" in SAID
     widths = [
@@ -280,9 +280,9 @@ def test_the_last_of_all_validations_is_this_one() -> None:
     columns = [
         f"{lines[what].median_pct:.1f} / {lines[what].largest_pct:.1f}"
         for what in (
-            "step, limited by the GPU",
-            "step, limited by the host",
-            "the same, at the host's pace meanwhile",
+            "step, bottleneck GPU",
+            "step, bottleneck CPU launch",
+            "the same, corrected for the CPU's speed",
         )
     ]
     host = [t for t in VALIDATED.of(Training) if t.limit == "host" and t.steps and t.predicted]
@@ -309,7 +309,7 @@ def test_what_is_said_of_captured_steps_is_the_run_files_own() -> None:
     (line,) = (
         one
         for one in error_table(VALIDATED.of(Training))
-        if one.what == "step, captured as a graph"
+        if one.what == "step, captured as a CUDA graph"
     )
     assert line.worst == "resnet50 tf32 nhwc batch 8 graph"
     assert f"under TF32, predicted {line.largest_pct:.1f} % too long" in SAID
@@ -325,7 +325,7 @@ def test_what_is_said_of_captured_steps_is_the_run_files_own() -> None:
 
 def test_the_other_layouts_fixes_are_the_run_files_own() -> None:
     verified = to_markdown(read_run(H200 / "verify-resnet50-nchw.json"))
-    fixes = table(verified, "What would make it faster: tf32")
+    fixes = table(verified, "What would make tf32")
     assert fixes in ERRORS
     _short_rows_are(fixes, "TF32, NCHW, batch 128")
 
@@ -333,7 +333,7 @@ def test_the_other_layouts_fixes_are_the_run_files_own() -> None:
 def test_the_ledger_and_its_fixes_are_the_run_files_own() -> None:
     verified = to_markdown(VERIFIED)
     assert table(verified, "From fp32 to amp") in LEDGER
-    fixes = table(verified, "What would make it faster: amp")
+    fixes = table(verified, "What would make amp")
     assert fixes in ERRORS
     _short_rows_are(fixes, "AMP, NHWC, batch 256")
 

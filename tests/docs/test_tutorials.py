@@ -11,6 +11,7 @@ import pytest
 import e2e.__main__
 import microbench.__main__
 from e2e.report.errors import error_table
+from e2e.report.figures import bottleneck
 from e2e.results.types import Training
 from microbench.fmt import interval
 from microbench.report.export import to_markdown
@@ -76,12 +77,12 @@ def test_rows_of_kernels_are_the_run_files_own() -> None:
 
 def test_rows_of_trainings_are_the_run_files_own() -> None:
     own = rows(to_markdown(run("ledger-resnet50")))
-    columns = ["recipe", "img/s", "x fp32", "x tf32", "GPU busy", "limited by"]
+    columns = ["recipe", "img/s", "x fp32", "x tf32", "GPU busy", "bottleneck"]
     assert held(AMP, own, columns) == 3
     label = "accuracy (generated data)"
     for name, base, columns in (
-        ("cifar-vgg16", "fp32", "recipe|img/s|x fp32|peak GB|GPU busy|limited by"),
-        ("wrn-generated", "O0", "recipe|img/s|x O0|peak GB|limited by"),
+        ("cifar-vgg16", "fp32", "recipe|img/s|x fp32|peak GB|GPU busy|bottleneck"),
+        ("wrn-generated", "O0", "recipe|img/s|x O0|peak GB|bottleneck"),
     ):
         own = rows(to_markdown(run(name)))
         mine = [r for r in rows(EXPERIMENT) if f"x {base}" in r]
@@ -119,7 +120,7 @@ def test_eager_and_captured_steps_are_the_run_file_s() -> None:
         pair = [steps[graph, recipe] for recipe in ("tf32", "amp")]
         cells = [f"{1e3 * (t.step_s or 0):.{n}f}" for t, n in zip(pair, digits, strict=True)]
         assert {t.limit for t in pair} == {"gpu" if graph else "host"}
-        assert f"| {label} | {' | '.join(cells)} | {pair[0].limit} |" in AMP
+        assert f"| {label} | {' | '.join(cells)} | {bottleneck(pair[0].limit)} |" in AMP
     ratio = (steps[True, "tf32"].step_s or 0) / (steps[True, "amp"].step_s or 1)
     assert f"it is {ratio:.2f} times as fast as TF32" in AMP
 
@@ -149,7 +150,7 @@ def test_loaders_and_cores_are_the_run_files_own() -> None:
 def test_prediction_errors_are_the_run_file_s() -> None:
     trainings = run("predict-outside").of(Training)
     lines = {line.what: line for line in error_table(trainings)}
-    gpu, host = lines["step, limited by the GPU"], lines["step, limited by the host"]
+    gpu, host = lines["step, bottleneck GPU"], lines["step, bottleneck CPU launch"]
     said = " ".join(AMP.split())
     assert f"On {len(trainings)} steps of eight networks" in said
     assert f"was {gpu.median_pct:.1f} % (median) and {gpu.largest_pct:.1f} % (worst)" in said

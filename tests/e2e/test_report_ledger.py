@@ -343,7 +343,7 @@ def test_in_short() -> None:
     little = said(run_of(steps_of(20.0, ("convolutions", -1.0), ("softmax and loss", 1e-4))))
     assert "most is added in softmax and loss" in little
     same = said(run_of(steps_of(20.0)))
-    assert "amp takes all of the 20.0 ms of a step in fp32; no term saves any" in same
+    assert "amp takes exactly the 20.0 ms of a step in fp32; no term saves time" in same
 
 
 # ---------------------------------------------------------------- other forms
