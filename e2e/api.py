@@ -50,6 +50,7 @@ def predict(network: Network | nn.Module, sample: Tensor | None = None, **option
         return _run(_name(network), options, train=False)
     if sample is None:
         raise UserError("predict(module, sample) needs a sample: a batch of the module's input")
+    _start_profiler()
     with _held(network, sample) as name:
         return _run(name, {"batch": len(sample)} | options, train=False, here=True)
 
@@ -99,6 +100,15 @@ def _name(network: Network) -> str:
             "give the function or 'module:function'"
         )
     return f"{network.__module__}:{name}"
+
+
+def _start_profiler() -> None:
+    """Here, in the main thread: started in another, it complains on standard error."""
+    import torch
+
+    if torch.cuda.is_available():
+        with torch.profiler.profile():
+            pass
 
 
 @contextmanager

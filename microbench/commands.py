@@ -34,8 +34,10 @@ def show_run(
     """
     data = read_json(file)
     document = document_of(data)
-    if document and not chart and not html:
-        show_document(document, data, file, form=form, verbose=verbose)
+    if html:
+        check_writable(html, "--html")
+    if document and not chart:
+        show_document(document, data, file, form=form, verbose=verbose, html=html)
         return
     run = as_run(data, file)
     if chart:
@@ -45,10 +47,9 @@ def show_run(
         draw(run, chart)
         print(f"Chart: {chart}")
     if html:
-        from microbench.report.page import write_page
+        from microbench.report.page import to_page, write_page
 
-        check_writable(html, "--html")
-        write_page(run, html)
+        write_page(to_page(run), html)
         print(f"Page: {html}")
     if chart or html:
         return
@@ -69,16 +70,27 @@ def show_run(
 
 
 def show_document(
-    document: Document, data: Json, file: Path, *, form: str | None, verbose: bool
+    document: Document,
+    data: Json,
+    file: Path,
+    *,
+    form: str | None,
+    verbose: bool,
+    html: Path | None,
 ) -> None:
-    """Print what a command wrote that is no run."""
+    """Print what a command wrote that is no run, or write it as a page."""
     from microbench.report.documents import Sheet, print_document
     from microbench.report.screen import make_console
     from microbench.report.table import markdown, records, write_csv
 
     try:
         sheet: Sheet = document.sheet(data)
-        if form == "csv":
+        if html:
+            from microbench.report.page import document_page, write_page
+
+            write_page(document_page(data, sheet, f"Output of {document.written_by}"), html)
+            print(f"Page: {html}")
+        elif form == "csv":
             sys.stdout.write(write_csv([records(sheet.table)]))
         elif form == "markdown":
             sys.stdout.write(markdown(sheet.table))

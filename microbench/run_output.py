@@ -195,9 +195,9 @@ class Done:
             draw(run, outputs.chart)
             console.print(f"Chart: {outputs.chart}")
         if outputs.html:
-            from microbench.report.page import write_page
+            from microbench.report.page import to_page, write_page
 
-            write_page(run, outputs.html)
+            write_page(to_page(run), outputs.html)
             console.print(f"Page: {outputs.html}")
         if outputs.csv:
             _write_csv(run, outputs.csv)

@@ -36,13 +36,17 @@ class Sheet:
 def print_document(data: Json, sheet: Sheet, console: Console, *, details: bool) -> None:
     """What was measured on, where the document says so, and the sheet. ValueError: damaged."""
     if "device" in data:
-        facts = {name: data.get(name) for name in ("command", "device", "software")}
-        when = data.get("finished_at")
-        run: Run = decode(Run, {**facts, "started_at": when, "finished_at": when}, "")
-        for line in header(run, details):
+        for line in header(run_of_document(data), details):
             console.print(line, width=prose_width(console))
         console.print()
     print_sheet(sheet, console, details=details)
+
+
+def run_of_document(data: Json) -> Run:
+    """A run without results: the device, software, command and time of a document. ValueError."""
+    facts = {name: data.get(name) for name in ("command", "device", "software")}
+    when = data.get("finished_at")
+    return decode(Run, {**facts, "started_at": when, "finished_at": when}, "")
 
 
 def print_sheet(sheet: Sheet, console: Console, *, details: bool = False) -> None:

@@ -19,11 +19,13 @@ from microbench import fmt
 from microbench.errors import UserError
 from microbench.report import notes
 from microbench.report.console import header
+from microbench.report.documents import Sheet, run_of_document
 from microbench.report.drawing import chart_of
 from microbench.report.export import parts, to_csv
-from microbench.report.table import Part, html
+from microbench.report.table import Part, html, records, write_csv
 from microbench.results.kinds import reports
 from microbench.results.types import Run
+from microbench.results.values import Json
 from microbench.verdict import verdict
 
 
@@ -38,24 +40,14 @@ def _template() -> Any:
 
 def to_page(run: Run) -> str:
     """The page. Without the charts' libraries it has a line in place of the chart."""
-    from markupsafe import Markup
-
     first, *about = (line.plain for line in header(run))
     chart, missing = _chart(run)
-    shown = [
-        {
-            "title": part.title.rstrip(":"),
-            "table": Markup(html(part.table)) if part.table else "",  # noqa: S704: escaped there
-            "below": part.below,
-        }
-        for part in (*parts(run), *_reading(run))
-    ]
     return _template().render(
         title=_title(run),
         about=[first, *about, *missing],
         verdict=[*verdict(run), *(line for report in reports(run) for line in report.summary(run))],
         chart=chart,
-        parts=shown,
+        parts=[_shown(part) for part in (*parts(run), *_reading(run))],
         warnings=[line.plain for line in _warnings(run)],
         command=fmt.clean(" ".join(run.command)),
         environment=_environment(run),
@@ -63,12 +55,36 @@ def to_page(run: Run) -> str:
     )
 
 
-def write_page(run: Run, path: Path) -> None:
-    """Write the page, whole or not at all. UserError where the disk refuses."""
+def document_page(data: Json, sheet: Sheet, title: str) -> str:
+    """The page of a file that is no run: its table and its summary. ValueError: damaged."""
+    run = run_of_document(data) if "device" in data else None
+    return _template().render(
+        title=title,
+        about=[line.plain for line in header(run)] if run else [],
+        verdict=[sheet.summary] if sheet.summary else [],
+        chart="",
+        parts=[_shown(Part("", sheet.table, [note.plain for note in sheet.notes]))],
+        warnings=[],
+        command=fmt.clean(" ".join(run.command)) if run else "",
+        environment=_environment(run) if run else [],
+        csv=write_csv([records(sheet.table)]),
+    )
+
+
+def write_page(page: str, path: Path) -> None:
+    """Write a page, whole or not at all. UserError where the disk refuses."""
     try:
-        write_atomically(path, to_page(run).encode())
+        write_atomically(path, page.encode())
     except OSError as error:
         raise UserError(f"--html {path}: cannot write the file ({error.strerror})") from None
+
+
+def _shown(part: Part) -> dict[str, Any]:
+    """A part as the template has it; `html` has escaped the table's texts."""
+    from markupsafe import Markup
+
+    table = Markup(html(part.table)) if part.table else ""
+    return {"title": part.title.rstrip(":"), "table": table, "below": part.below}
 
 
 def _title(run: Run) -> str:

@@ -944,8 +944,8 @@ NEEDS_DEVICE = ("--epochs 1", "--graph", "--device")
 class Unasked:
     """In the place of the training process: it may be started early, and is asked nothing."""
 
-    def __init__(self, _settings: object) -> None:
-        pass
+    def __init__(self, _settings: object, *, here: bool) -> None:
+        assert not here
 
     def close(self) -> None:
         """As the real one's: after a mistake too."""

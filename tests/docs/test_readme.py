@@ -151,3 +151,17 @@ def test_the_readme_fits_its_screen_and_quotes_the_checks_of_the_method() -> Non
     assert counts["faster"] == counts["slower"] == 0
     assert planted["right"] == planted["counted"]
     assert f"Of {planted['counted']} planted conditions, {planted['right']} were" in README
+
+
+def test_what_the_example_kernels_reach_is_the_run_files_own() -> None:
+    text = " ".join((ROOT / "docs" / "own-kernels.md").read_text(encoding="utf-8").split())
+    for name, rival, said in (
+        ("own-gemm", "cublas", "GEMM is {} times as fast as cuBLAS in FP16"),
+        ("own-conv", "cudnn", "the convolution {} times as fast as cuDNN"),
+    ):
+        found = [
+            r.vs_backend[rival].ratio
+            for r in read_run(H200 / f"{name}.json").results
+            if r.case.backend.startswith("my_kernels:") and r.case.precision_name == "fp16"
+        ]
+        assert said.format(f"{geometric_mean(found):.2f}") in text

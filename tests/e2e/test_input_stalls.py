@@ -20,10 +20,9 @@ from e2e.results.loader_types import LoadBlock, LoadCase, Loading, load_case
 from e2e.results.types import PREDICTED, Predicted, StepTimes, Training
 from e2e.training.speedups import FED_SHARE
 from microbench.errors import NothingMeasured
-from microbench.report.screen import make_console
 from microbench.results.codec import run_from_json, run_to_json
 from microbench.results.types import Ratio, Run
-from microbench.run_output import Outputs, report
+from microbench.run_output import Done, Outputs
 
 BATCH = 100
 CORES = 16
@@ -278,7 +277,7 @@ def test_what_failed_says_so_and_why_in_full() -> None:
 def test_a_loader_alone_is_no_result_of_a_training(tmp_path: Path) -> None:
     failed = replace(training(1.0, loader="torchvision"), status="failed", steps=None, reason="it")
     run = Run(("e2e",), "now", {"name": "a GPU", "kind": "cuda"}, {}).with_other(loading(0.1))
-    outputs = Outputs(json=None, csv=None, chart=None, resume=None, verbose=False, quiet=True)
-    report(run, tmp_path, outputs, make_console(quiet=True))
+    outputs = Outputs(quiet=True)
+    Done(run, tmp_path, outputs).report()
     with pytest.raises(NothingMeasured):
-        report(run.with_other(failed), tmp_path, outputs, make_console(quiet=True))
+        Done(run.with_other(failed), tmp_path, outputs).report()

@@ -18,8 +18,9 @@ from e2e.report.errors import (
     limits_named,
     measured_half_pct,
 )
-from e2e.report.run_report import training_markdown, training_sections
+from e2e.report.run_report import training_sections
 from e2e.results.types import Predicted, Training
+from microbench.report.export import to_markdown
 
 GPU, CAPTURED, HOST, PACED = (
     "step, limited by the GPU", "step, captured as a graph", "step, limited by the host",
@@ -174,7 +175,7 @@ def test_screen_and_markdown_have_the_table_with_its_counts() -> None:
         assert words in said
     assert set(error_sentences(made)) <= set(said.splitlines())
     assert dict(training_sections(run, 100))[ERRORS_TITLE]
-    assert "| step, limited by the GPU | 1 | 0.5 | 0.5 | 1 / 3 met |" in training_markdown(run)
+    assert "| step, limited by the GPU | 1 | 0.5 | 0.5 | 1 / 3 met |" in to_markdown(run)
 
 
 def test_one_comparison_has_no_table_of_errors() -> None:

@@ -39,7 +39,6 @@ from e2e.report.costs import phase_columns
 from e2e.report.figures import faster, ratio, spread
 from e2e.report.learning import learning_columns
 from e2e.report.plot_training import bar_rows, curve_panels, training_chart
-from e2e.report.run_report import training_markdown
 from e2e.report.table import raw_columns, speed_columns
 from e2e.report.verdict import verdict
 from e2e.results.types import Phase, Repeat, Training
@@ -170,7 +169,7 @@ def test_both_kinds_of_results_in_one_run() -> None:
     assert text.index("fp16") < text.index("img/s")
     assert text.count("\nIn short\n") == 2
     assert to_markdown(both).startswith(to_markdown(h200_run()))
-    assert training_markdown(both) in to_markdown(both)
+    assert to_markdown(amp_run()) in to_markdown(both)
     header = to_csv(both).splitlines()[0].split(",")
     assert len(header) == len(set(header))
     assert len(to_csv(both).splitlines()) == 1 + len(both.results) + 3
@@ -347,11 +346,11 @@ def test_markdown() -> None:
     assert ("| amp | 4,690 | 0.2% | 54.6 | 5.79 ±0.03 | 1.93 ±0.01 | 21.7 | 640 | 7.33 | 97% | "
             "21.0 | gpu |" in text)  # fmt: skip
     for run in (case() for case in RUNS.values()):
-        parts = training_markdown(run).split("\n\n")
+        parts = to_markdown(run).split("\n\n")
         tables = [part.splitlines() for part in parts if part.startswith("|")]
         assert len(tables[0]) == 2 + len(run.of(Training))
         assert all(len({line.count(" | ") for line in lines}) == 1 for lines in tables)
-    lost = row(training_markdown(broken_run()), "| O3")
+    lost = row(to_markdown(broken_run()), "| O3")
     assert lost.endswith("| not converged: loss is not finite from step 214 on |")
     assert "failed: out of memory: peak 78.3 GB; batch 512 fits" in to_markdown(out_of_memory_run())
 

@@ -1,0 +1,89 @@
+"""`e2e` from a script or a notebook: a module of one's own is predicted, networks are trained."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from samples.calibration import shallow_models
+from torch import Tensor, nn
+
+import e2e
+import microbench
+from e2e.results.types import Training
+
+
+class Small(nn.Module):
+    """A network that no other process can import: it is made here."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.conv(x).relu().mean((2, 3)))
+
+
+@pytest.fixture(scope="module")
+def predicted(tmp_path_factory: pytest.TempPathFactory) -> tuple[microbench.Run, Small, Small]:
+    module = Small()
+    before = copy.deepcopy(module)
+    with pytest.MonkeyPatch.context() as patch, shallow_models():
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        run = e2e.predict(module, torch.randn(4, 3, 16, 16), recipe=["fp32", "amp-bf16"])
+    return run, module, before
+
+
+def test_a_module_itself_is_predicted_and_left_as_it_was(
+    predicted: tuple[microbench.Run, Small, Small],
+) -> None:
+    run, module, before = predicted
+    found = run.of(Training)
+    assert [t.case.recipe for t in found] == ["fp32", "amp-bf16"]
+    assert {(t.case.batch, t.case.input) for t in found} == {(4, "3x16x16")}
+    assert all(t.predicted and 0 < t.predicted.step_s < 1 for t in found)
+    assert module.conv.weight.grad is None
+    assert all(map(torch.equal, module.state_dict().values(), before.state_dict().values()))
+
+
+def test_a_prediction_shows_itself(predicted: tuple[microbench.Run, Small, Small]) -> None:
+    run, _, _ = predicted
+    assert run.path is not None
+    assert microbench.load(run.path).results == run.results
+    assert "Small" in str(run)
+    frame = run.to_dataframe()
+    assert list(frame["recipe"]) == ["fp32", "amp-bf16"]
+    assert all(frame["predicted_step_s"].map(math.isfinite))
+
+
+def test_a_module_needs_a_sample() -> None:
+    with pytest.raises(microbench.UserError, match="needs a sample"):
+        e2e.predict(Small())
+
+
+def test_a_function_that_cannot_be_imported_is_refused() -> None:
+    with pytest.raises(microbench.UserError, match="put it into a module"):
+        e2e.train(lambda: Small(), device="cpu")
+
+
+def test_an_unknown_option_names_near_ones() -> None:
+    with pytest.raises(TypeError, match="did you mean recipe"):
+        e2e.train("cnn-cifar", recipes="amp")
+
+
+@pytest.mark.slow
+def test_two_recipes_are_trained_and_compared(
+    tmp_path: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    run = e2e.train(
+        "cnn-cifar", recipe=["fp32", "bf16"], batch=8, budget=1, predict=False, device="cpu"
+    )
+    fp32, low = run.of(Training)
+    assert low.speedup["fp32"].ratio == pytest.approx(
+        (fp32.step_s or 0) / (low.step_s or 1), rel=0.5
+    )
