@@ -201,7 +201,10 @@ def test_data_is_made_and_trained_on(tmp_path: Path, capsys: pytest.CaptureFixtu
         (["loader", "--data", "synthetic"], "there is nothing to load"),
         (["loader", "--backend", "torchvison"], "--backend: unknown 'torchvison'"),
         (["loader", "--data", "generated", "--cpus", "0"], "--cpus 0: this process may use 1 to"),
-        (["loader", "--data", "generated", "--prefetch", "0"], "--prefetch must be at least 1, not 0"),
+        (
+            ["loader", "--data", "generated", "--prefetch", "0"],
+            "--prefetch must be at least 1, not 0",
+        ),
         (["cnn-cifar", "--cpus", "9999"], f"this process may use 1 to {usable_cores()} cores"),
         (["cnn-cifar", "--data", "generated", "--on-worker-death", "cry"], "takes stop or restart"),
         (["make-data", ".", "--images", "1", "--classes", "2"], "images"),
