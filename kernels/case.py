@@ -72,7 +72,7 @@ class Candidate:
 
     `tile` is (M, N, K) of a work-group's tile where the back end chose it itself; `label` names the
     variant or configuration and is what a tuning table keeps. `allocates`: `call()` returns the
-    product in new memory, where the operands' own output is left alone.
+    result in new memory and leaves the operands' own output unchanged.
     """
 
     label: str

@@ -18,7 +18,7 @@ def poison(output: torch.Tensor) -> None:
 
 
 def filled(returned: object, output: torch.Tensor) -> torch.Tensor:
-    """The tensor with the product: what a launch returned, or the output it was given.
+    """The tensor with the result: what a launch returned, or else the output it was given.
 
     ValueError for a tensor of another shape or type.
     """

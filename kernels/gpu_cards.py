@@ -4,7 +4,7 @@ Every figure is dense: where a sheet prints the 2:4 sparsity figure alone it is 
 note says so. FLOP/s and byte/s are SI (1 TFLOP/s = 1e12); int8 counts integer operations. A figure
 assumes the boost clock of the sheet, so a card that clocks higher can pass 100 % of it and one held
 back by its power cap cannot reach it. A GPU that was not looked up has no entry, and ceilings
-measured on the machine itself stand in for it.
+measured on the machine itself replace it.
 
 Three conventions that the sheets leave open:
 

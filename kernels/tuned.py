@@ -1,6 +1,6 @@
 """Tables of tuned configurations: precision -> section -> key -> label, one file a device.
 
-The repository's tables stand beside an op's modules in tuned/; what a user tunes goes to the user's
+The repository's tables are in the op's folder tuned/; what a user tunes goes to the user's
 cache directory and comes first. A section is a layout or a pass, a key the size.
 """
 

@@ -1,6 +1,6 @@
 """What a user brings: an attribute of an importable module, "module:name"; a back end made of it.
 
-A back end is a function of the operands that returns the product (or writes it into `out`), or an
+A back end is a function of the operands that returns the result (or writes it into `out`), or an
 object with `cannot_run` and `candidates` as the modules of this package have them.
 """
 

@@ -10,7 +10,7 @@ from kernels import OPS, is_library
 from microbench.results.types import Ratio, Result, Run
 
 BASELINES = ("fp32", "tf32")
-MIN_GAIN = 1.02  # between runs, ratios of small products move by more than their intervals say
+MIN_GAIN = 1.02  # between runs, ratios of small GEMMs vary by more than their intervals say
 
 Row = tuple[Result, Ratio]
 

@@ -1,4 +1,4 @@
-"""The commands that measure nothing: show, compare, doctor."""
+"""The commands that do not measure: show, explain, compare, doctor."""
 
 from __future__ import annotations
 

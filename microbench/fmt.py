@@ -1,4 +1,4 @@
-"""Numbers and cases as a person reads them. Scaling from SI units happens here and nowhere else."""
+"""Formats numbers and cases for reports. SI units are scaled here only."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def rough_duration(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class Unit:
-    """The unit that rates are shown in: 1 of it is `per_s` operations a second."""
+    """The unit that rates are shown in: 1 of it is `per_s` operations per second."""
 
     name: str
     per_s: float
@@ -87,7 +87,7 @@ def rate_unit(rates_per_s: Iterable[float], *, integers: bool) -> Unit:
 
 
 def throughput(per_s: float) -> str:
-    """ "812", "6,015" images a second: three digits at least, and all of those before the point."""
+    """ "812", "6,015" images per second: at least three digits, and all before the point."""
     return f"{per_s:,.0f}" if 999.5 <= per_s < _LONGEST else number(per_s)
 
 
@@ -195,7 +195,7 @@ def _rounded_up(value: float, decimals: int) -> str:
 
 
 def size(case: Case) -> str:
-    """ "4096" for a square product, "64x256" for channels in and out."""
+    """ "4096" for a cubic GEMM, "64x256" for channels in and out."""
     return clean(size_of(case))
 
 

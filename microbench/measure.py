@@ -1,7 +1,7 @@
-"""Measures one comparison: prepare, check, choose, take turns. Runs where the device is.
+"""Measures one comparison: prepare, check, choose, time interleaved. Runs in the child process.
 
 Order for each arm: can it run? -> prepare -> right? -> (choose the best candidate) -> then all arms
-that passed are timed in turns. Every case comes out as a Result, whatever happens to it.
+that passed are timed interleaved. Every case comes out as a Result, whatever happens to it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ESTIMATE_SAMPLES = 3
 CHOICE_SAMPLES = 5
 CHOICE_FINALISTS = 4
 CHOICE_ROUNDS = 3
-UNMANAGED = "unmanaged"  # the regime of a CPU, whose clock nobody settles
+UNMANAGED = "unmanaged"  # the regime of a CPU, whose clock is not controlled
 LAUNCHES_NEEDED = FEWEST_ROUNDS + 2  # one to check, one to estimate, the rest to time
 
 Announce = Callable[[str, str], None]  # (case key, stage): heartbeat, and whom to blame
@@ -42,7 +42,7 @@ class TooLong(Exception):
 class Estimator:
     """Times seen so far, by precision and back end; the largest case of each counts.
 
-    What does not fit the budget is not begun: half-precision products on many CPUs, which have no
+    What does not fit the budget is not begun: half-precision GEMMs on many CPUs, which have no
     hardware for them, run 500 times slower than float32, and one launch of a large one takes
     minutes.
     """
@@ -219,7 +219,7 @@ class Measurer:
                 samples[i] += block.times_s
         return prepared.candidates[min(finalists, key=lambda i: median(samples[i]))]
 
-    # ------------------------------------------------------------ all arms, in turns
+    # ------------------------------------------------------------ all arms, interleaved
 
     def _take_turns(
         self, ready: Sequence[_Ready], budget_s: float, announce: Announce

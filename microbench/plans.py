@@ -144,7 +144,7 @@ def _number(text: str, option: str, word: str) -> int:
 
 
 def _padded(problems: Sequence[Case], dtypes: str, kind: str) -> list[Group]:
-    """What misaligned widths are to be held against: the same with channels padded, measured."""
+    """The padded twins of misaligned widths, measured for comparison."""
     op = OPS["conv"]
     planned = {problem.group for problem in problems}
     found: dict[str, Group] = {}

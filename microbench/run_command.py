@@ -1,4 +1,4 @@
-"""What a measuring command does, straight through: check the words, plan, measure, report."""
+"""A measuring command from start to end: check options, plan, measure, report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Around a run, whatever is measured: where it goes, whether it can go on, how it is reported."""
+"""The outputs of a run: its file, resuming it, its report."""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ def missing(groups: Sequence[Group], run: Run, *, retry_skipped: bool = False) -
 
     A case is done when it was measured, or skipped (unless those are to be tried again, as with a
     larger budget). A group with cases missing keeps its baselines, timed again beside them: a
-    ratio needs both in turns.
+    ratio needs both interleaved.
     """
     statuses = ("ok",) if retry_skipped else ("ok", "skipped")
     done = {result.case.key for result in run.results if result.status in statuses}

@@ -89,7 +89,7 @@ class Child:
         return self._answer(on_stage, patience_s)
 
     def close(self) -> None:
-        """End the child, gently if it listens: it sees that nobody asks any more."""
+        """End the child: first by closing the pipe, then by a signal."""
         self._pipe.close()
         if not self._process.daemon:  # it may have children of its own to end
             self._process.join(GENTLE_S)
@@ -146,7 +146,7 @@ class _Thread(threading.Thread):
         self._theirs = pipe
 
     def run(self) -> None:
-        """Serve until nobody asks any more."""
+        """Serve requests until the parent closes the pipe."""
         try:
             super().run()
         finally:

@@ -1,7 +1,7 @@
 """Memory that the arguments of many calls share, one call at a time, and random values in it.
 
 Launched again and again, a call finds small arguments in the device's cache, and writes its results
-where the last ones were; in a step it often does not. So `Cold` arguments take turns at places
+where the last ones were; in a step it often does not. So `Cold` arguments rotate over places
 of a pool that are together more than the cache holds, and results are held for a while, which makes
 the next ones lie elsewhere.
 """

@@ -14,7 +14,7 @@ from kernels.aten.kinds import kind_of
 
 
 def flops(call: Call) -> int | None:
-    """FLOPs of a product, multiply and add counted each; None if it is none, or not known.
+    """FLOPs of a GEMM or convolution, a multiply-add as two; None for other calls, or if unknown.
 
     Attention counts masked elements too, and its backward pass the scores computed again, as
     torch.utils.flop_counter does. Its formulas are used, but for convolutions, whose weights'

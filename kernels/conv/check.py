@@ -1,4 +1,4 @@
-"""Is the output the convolution? Against float64, wherever an error may hide."""
+"""Correctness of a convolution's output against float64, for errors anywhere in it."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def _reference(
     shape: ConvShape,
     signs: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The pass in float64, as sums of products over the taps; wgrad in bands of images.
+    """The pass in float64, as sums of GEMMs over the taps; wgrad in bands of images.
 
     With `signs`, wgrad's dy is first summed over each group's filters.
     """
@@ -142,7 +142,7 @@ def _reference(
 
 
 def reference(which: str, inputs: dict[str, torch.Tensor], shape: ConvShape) -> torch.Tensor:
-    """A pass of a convolution by its definition: one product a tap (r, s), added up.
+    """A pass of a convolution by its definition: one GEMM per tap (r, s), summed.
 
     `inputs` are two of x[N, C, H, W], w[K, C/groups, R, S], y[N, K, P, Q] in float64; the third is
     returned.

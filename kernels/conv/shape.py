@@ -67,7 +67,7 @@ class ConvShape:
 
     @property
     def flat(self) -> bool:
-        """Whether it is a plain product: x and y are [pixels, C] and [pixels, K] matrices."""
+        """Whether it is a plain GEMM: x and y are [pixels, C] and [pixels, K] matrices."""
         return (self.r, self.s, self.stride, self.padding) == (1, 1, 1, 0)
 
     @property

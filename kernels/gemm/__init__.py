@@ -99,7 +99,7 @@ class Gemm(Op):
         return str(m) if m == n == k else f"{m}x{n}x{k}"
 
     def axis(self, case: Case) -> int | None:
-        """The edge of a square product."""
+        """M of a cubic GEMM (M = N = K); None for others."""
         m, n, k = self.gemm(case)
         return m if m == n == k else None
 
@@ -108,7 +108,7 @@ class Gemm(Op):
         return {"layout": case.layout}
 
     def probe(self, case: Case) -> Case:
-        """The product cut to PROBED along each dimension."""
+        """The same GEMM with every dimension at most PROBED."""
         return replace(case, dims={name: min(case.dim(name), PROBED) for name in self.dims})
 
 

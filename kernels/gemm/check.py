@@ -1,4 +1,4 @@
-"""Is C the product? Against float64, wherever in C an error may hide."""
+"""Correctness of C against float64, for errors anywhere in C."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def candidates(case: Case, operands: Operands, target: Target) -> Sequence[Candi
 
 
 def _try_on_cpu(case: Case, operands: Operands) -> None:
-    """CannotRun where this CPU's torch lacks the product; tried on a corner, at no cost."""
+    """Try a corner of the GEMM, at no cost. CannotRun where torch on this CPU lacks it."""
     m, n, k = (min(size, CPU_TRIAL_SIZE) for size in operands.mnk)
     a, b, c = operands.a[:m, :k], operands.b[:k, :n], operands.c[:m, :n].contiguous()
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import cast
@@ -43,7 +44,7 @@ class LoadMeter:
         self._began = self._clock()
 
     def _clock(self) -> tuple[float, Reading | None]:
-        return os.times().elapsed, self._read()
+        return time.monotonic(), self._read()
 
     def share(self) -> float | None:
         """The mean share of all cores that other programs had, 0 to 1; None where unknown."""

@@ -1,6 +1,6 @@
 """What the device did while it was measured: clock, power, temperature, throttling, by arm.
 
-Arms take turns, so samples are filed under the arm whose turn it is: `with telemetry.during(key)`.
+Arms are interleaved, so samples are filed under the arm that runs: `with telemetry.during(key)`.
 The sensors come from outside (`microbench.device.device.open_sensors`), so this module knows no
 NVML.
 """

@@ -1,1 +1,1 @@
-"""The products that a network's training step is made of, found without running it."""
+"""The GEMMs and convolutions of a network's training step, found without running it."""

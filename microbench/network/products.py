@@ -21,7 +21,7 @@ BATCHED = "batched GEMMs and attention are not measured yet"
 
 @dataclass(frozen=True)
 class Layer:
-    """One distinct product of the step.
+    """One distinct GEMM or convolution of the step.
 
     `dims` are those of `ConvShape` for "conv", and m, n, k for "gemm": C[M, N] = A[M, K] B[K, N].
     `layout` is None for a convolution; for a GEMM its two letters say how A and B are stored, "n"
@@ -41,7 +41,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Skipped:
-    """A product of the step that cannot be measured, and why; `flops` are those of one run.
+    """A GEMM or convolution that cannot be measured, and why; `flops` are those of one run.
 
     Attention's backward counts its four products, not the scores that a kernel computes again.
     """
@@ -60,7 +60,7 @@ def storage_of(tensor: Tensor) -> int:
 
 @dataclass
 class _Row:
-    """What is known of one distinct product so far; `place` sorts it beside its forward pass."""
+    """A distinct GEMM or convolution while it is counted; `place` sorts it by its forward pass."""
 
     item: Layer | Skipped
     place: int
@@ -78,7 +78,7 @@ class _Source:
 
 
 class ProductRecorder(CallRecorder):
-    """Keeps a row for each distinct product of a step.
+    """Keeps a row for each distinct GEMM and convolution of a step.
 
     A product's backward calls belong to the product for whose node they run. Of the two in the
     backward of a GEMM, the one that reads the forward's weight is the dgrad and the other the
@@ -93,7 +93,7 @@ class ProductRecorder(CallRecorder):
         self._rows: dict[tuple[object, ...], _Row] = {}
 
     def merged(self, kind: type[Any]) -> list[Any]:
-        """The distinct products of a kind, with counts and names, in forward order."""
+        """The distinct ones of a kind, with counts and names, in forward order."""
 
         def order(row: _Row) -> tuple[int, int]:
             return row.place, PASSES.index(getattr(row.item, "which", PASSES[0]))
@@ -107,7 +107,7 @@ class ProductRecorder(CallRecorder):
     def on_call(
         self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], origin: Origin
     ) -> Any:
-        """Run one call and record it if it is a product."""
+        """Run one call, and record it if it is a GEMM or convolution."""
         name = func.overloadpacket.__name__
         if name not in PRODUCTS and not name.startswith(ATTENTION):
             if not _is_composite(func):

@@ -46,9 +46,9 @@ CLIP_FRAMES = 16  # of a video network, as torchvision's were trained
 
 @dataclass(frozen=True)
 class Traced:
-    """The products of one training step, in the order of the forward pass.
+    """The GEMMs and convolutions of one training step, in forward order.
 
-    A product's passes stand together: fprop, dgrad, wgrad. `batch` is the first dimension of the
+    The passes of one are together: fprop, dgrad, wgrad. `batch` is the first dimension of the
     input; `image` is the side of its square images in pixels, None for the user's own input.
     """
 
@@ -73,7 +73,7 @@ class Built:
 
 
 def trace(network: str, batch: int, image: int | None = None) -> Traced:
-    """Find the products of one training step: forward, and backward from the sum of all outputs.
+    """Find the GEMMs and convolutions of a step: forward, and backward from the summed outputs.
 
     `network` is a torchvision model's name or "module:function" (see `load`); the input is
     float32 [batch, 3, image, image], and `image` None the model's usual size. A network that brings
@@ -212,7 +212,7 @@ traced = lru_cache(maxsize=4)(trace)
 def plan_layers(
     found: Traced, asked: Conditions, kind: str, *, layout: str
 ) -> tuple[list[Group], NetworkUse]:
-    """A comparison for each distinct product of the network; convolutions in the layout."""
+    """A comparison per distinct GEMM and convolution of the network, in the layout."""
     parse_choice(layout, OPS["conv"].layouts, "--layout")
     parse_choice(asked.data, DATA, "--data")
     groups: list[Group] = []

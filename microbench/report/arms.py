@@ -1,4 +1,4 @@
-"""Who is compared with whom in a run: what was asked for, what it is held against, which groups."""
+"""What a run compares: the precisions asked for, their baselines, and the groups of results."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def _one_subject(run: Run) -> tuple[Run, str]:
 
 
 def _along(result: Result) -> int | None:
-    """Where the result stands on the axis."""
+    """The result's place on the axis of sizes; None where its size is not one number."""
     return OPS[result.case.op].axis(result.case)
 
 

@@ -146,7 +146,7 @@ def summary(comparison: Comparison) -> str:
     counts = [(comparison.count(verdict), verdict) for verdict in ORDER]
     parts = [f"{count} {verdict}" for count, verdict in counts if count]
     cases = fmt.count(len(comparison.rows), "case")
-    return f"B against A, {cases}: {', '.join(parts) or 'no common cases'}."
+    return f"B against A, {cases}: {', '.join(parts) or 'nothing to compare'}."
 
 
 def _one_side(name: str, cases: Sequence[AnyCase]) -> Iterator[str]:

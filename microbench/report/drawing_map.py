@@ -1,4 +1,4 @@
-"""The map of where a precision pays off: speed-up by channels and image, against each baseline."""
+"""The break-even map: speed-up by channels, image and batch, over each baseline."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from microbench.timing.stats import excludes_one
 
 AXES = ("image", "batch")  # the settings that lie across the map; the size runs up it
 MOST_PANELS = 24
-MOST_BESIDE = 12  # places across: wider maps stand under each other
+MOST_BESIDE = 12  # places across: wider maps are stacked
 CELL = (50, 36)  # width and height, pixels
 MOST = 4.0  # times faster or slower: from here on the colour stays
 SLOWER, SAME, FASTER = "#d55e00", "#ffffff", "#0072b2"  # of Okabe and Ito's palette

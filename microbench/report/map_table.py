@@ -103,7 +103,7 @@ def _cell(result: Result | None, baseline: str) -> str:
 
 
 def map_verdict(run: Run) -> list[str]:
-    """From which width on the precision pays off, over all images and batches."""
+    """The break-even width of the precision, over all image and batch sizes."""
     return [
         _summary(f"{subject}: " * bool(subject), name, baseline, _starts(found, baseline))
         for subject, name, baseline, found in _maps(run)

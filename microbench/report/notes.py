@@ -1,4 +1,4 @@
-"""What stands under the table: reasons, explanations, warnings, sources."""
+"""The parts under the table: reasons, explanations, warnings, sources."""
 
 from __future__ import annotations
 

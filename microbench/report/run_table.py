@@ -24,7 +24,7 @@ from microbench.results.types import Interval, Ratio, Result, Run
 from microbench.roofline.causes import conversion_share
 from microbench.verdict import BASELINES, library_beside
 
-WIDEST_SIZE = 11  # beyond it a size stands on a line of its own, over its rows
+WIDEST_SIZE = 11  # longer sizes are on a line of their own above the rows
 SHOWN_CONVERSION = 0.02
 ALWAYS_SHOWN = 6  # arms of a wide table
 MOST_BOTTLENECKS = 2

@@ -245,7 +245,7 @@ class _Grid:
 
 
 def _grid(table: Table[R]) -> _Grid:
-    """The table without its empty columns; a sentence stands in the first column after the keys.
+    """The table without its empty columns; a sentence is in the first column after the keys.
 
     Headings are not in it: a column says what they say.
     """

@@ -1,7 +1,7 @@
 """The ceilings of a device: datasheet and measured FLOP/s, bandwidth, launch latency.
 
 Measured ceilings come from a copy, from a 64 x 64 x 64 product (nothing a library launches is
-faster: its latency floor) and from the largest products of the run itself.
+faster: its launch latency) and from the largest GEMMs of the run itself.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def calibrate(
 
 
 def large_ceilings(results: Sequence[Result], kind: str) -> list[Ceiling]:
-    """The best rate of each precision among the large products in these results."""
+    """The best FLOP/s of each precision among the large GEMMs in these results."""
     best: dict[str, Ceiling] = {}
     for result in results:
         rate, name = result.flop_per_s, result.case.precision_name

@@ -1,4 +1,4 @@
-"""The planted conditions: cases that are bound by what they are bound by by construction.
+"""The planted cases: their bottleneck is known by construction.
 
 Each says why in words that do not lean on the diagnosis: sizes, strides, tiles, bytes. Controls are
 cases that are free of a condition by construction; naming it there is wrong.
@@ -279,7 +279,7 @@ def _counts(band: tuple[float, float], sm_count: int) -> range:
 
 
 def _with_tiles(counts: Sequence[int], tile: Tile, precision: str, tile_of: TileOf) -> Case | None:
-    """A product of so many tiles, whose kernel takes that tile; the first of those there are."""
+    """The first GEMM with this number of tiles whose kernel uses that tile."""
     for k, count in product(DEPTHS, counts):
         for rows in (n for n in range(count, 0, -1) if count % n == 0):
             m, n = rows * tile[0], count // rows * tile[1]

@@ -77,7 +77,7 @@ def _conditions(found: _File) -> Table[str]:
 
     columns: list[Column[str]] = [
         Column("condition", lambda condition: condition),
-        Column("named", lambda condition: named(condition, False), right=True),
+        Column("correct", lambda condition: named(condition, False), right=True),
         Column("controls correct", lambda condition: named(condition, True), right=True),
         Column("not applicable", left, right=True),
     ]

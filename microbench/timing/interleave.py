@@ -35,7 +35,7 @@ FEWEST_ROUNDS = 3  # when the budget is short: slow cases on a CPU
 class Pace:
     """How long an arm runs before its first turn, before each turn, and in a turn.
 
-    A turn has as many samples as take `block_s`, but at least and at most so many.
+    A turn has as many samples as fit `block_s` seconds, between a minimum and a maximum.
     """
 
     settle_s: float
@@ -99,7 +99,7 @@ def _no_telemetry(_: str) -> AbstractContextManager[object]:
 
 @dataclass(frozen=True)
 class Turns:
-    """How arms take turns: the regime, the time there is, and what to tell on the way."""
+    """How arms are interleaved: the regime, the time budget in seconds, and a progress callback."""
 
     timer: Timer
     regime: str

@@ -395,3 +395,11 @@ def test_a_run_file_keeps_no_path_of_its_command(monkeypatch: pytest.MonkeyPatch
         "python", "-m", "e2e", "my_nets:build", "--data", "folder:images", "--batch", "16..512:+1",
         "--data=cifar10:c",
     )  # fmt: skip
+
+
+def test_a_run_for_standard_output_has_it_alone() -> None:
+    ran = microbench("gemm", "--sizes", "16", "--device", "cpu", "--budget", "1", "--json", "-")
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout)["results"]
+    assert "TFLOP/s" in ran.stderr or "GFLOP/s" in ran.stderr
+    assert microbench("gemm", "--sizes", "16", "--device", "cpu", "--csv", "-").returncode == 2

@@ -93,7 +93,7 @@ PLANTED = [
     ("driver", "problem", on_gpu(driver_cuda=(12, 8)), "supports CUDA 12.8, torch has 13.2"),
     ("driver", "note", on_gpu(driver_cuda=(13, 0)), "minor-version"),
     ("torch kernels", "problem", replace(CLEAN, torch_architectures=("sm_70",)), "only for sm_70"),
-    ("tf32 switches", "note", replace(CLEAN, matmul_fp32="tf32"), "products are TF32"),
+    ("tf32 switches", "note", replace(CLEAN, matmul_fp32="tf32"), "GEMMs are TF32"),
     ("sensors", "warning", replace(CLEAN, gpu=None), "NVML is missing"),
     ("sensors", "note", on_gpu(power_w=None, sm_clock_mhz=None), "power, SM clock (2 of 4)"),
     ("power limit", "warning", on_gpu(power_limit_w=500.0), "500 W, 29 % below"),

@@ -44,7 +44,7 @@ def test_levels_are_words_and_remedies_follow() -> None:
 
 
 def test_last_sentence() -> None:
-    assert summary(FINDINGS).startswith("1 problem to repair before measuring (driver)")
+    assert summary(FINDINGS).startswith("1 problem to fix before measuring (driver)")
     assert "1 warning (power limit)" in summary(FINDINGS)
     assert summary(FINDINGS[:2]).startswith("Ready to measure")
     assert shown([]).startswith("Ready to measure")

@@ -73,7 +73,7 @@ def test_stages_in_words() -> None:
     assert describe(key, "trying 2 of 7", GROUPS[0]) == "fp16 256 triton: trying 2 of 7"
     assert describe(key, "timing, round 3", GROUPS[0]) == "256 in fp32, fp16: timing, round 3"
     assert describe("copy", "measuring memory bandwidth", None) == (
-        "learning what the device can do: measuring memory bandwidth"
+        "device ceilings: measuring memory bandwidth"
     )
 
 

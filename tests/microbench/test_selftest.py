@@ -447,9 +447,8 @@ def test_the_cache_holds_what_is_faster_warm_by_more_than_the_shortest_launch_sa
 def test_another_kernel_or_nothing_to_compare_is_said() -> None:
     run = Run(("x",), "now", H200, {})
     result = MadeUp().result(FITS)
-    assert (
-        "a different kernel" in cache_effect(result, replace(result, kernels=("b",)), run, run)[1]
-    )
+    other = replace(result, kernels=("b",))
+    assert "a different kernel" in cache_effect(result, other, run, run)[1]
     assert "launch latency" in cache_effect(result, result, run, run)[1]
     assert "not measured" in cache_effect(result, replace(result, measurement=None), run, run)[1]
 

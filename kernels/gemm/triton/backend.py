@@ -131,7 +131,7 @@ class Launcher:
         self.b = _Matrix(b, p.n, p.k, p.b_k_major, p.k if p.b_k_major else p.n)
 
     def bind(self, config: Config) -> tuple[Step, ...]:
-        """The launches that one product takes, in order."""
+        """The launches of one GEMM, in order."""
         if config.kernel == cfg.POINTER:
             return (self._pointer_step(config),)
         packs = [pack[1] for pack in (self._packed_a, self._packed_b) if pack[1] is not None]

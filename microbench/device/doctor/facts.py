@@ -21,7 +21,7 @@ DRIVER_FILES = ("/proc/driver/nvidia/version", "/dev/dxg")  # Linux, and Linux u
 
 @dataclass(frozen=True)
 class Facts:
-    """The machine as doctor judges it. None where nobody can tell."""
+    """The machine as doctor judges it. None where unknown."""
 
     device: DeviceInfo
     gpu: GpuState | None = None

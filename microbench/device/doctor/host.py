@@ -95,7 +95,7 @@ def tf32_switches(facts: Facts) -> Finding | None:
     matmul, conv = (
         "TF32" if switch == "tf32" else "IEEE" for switch in (facts.matmul_fp32, facts.conv_fp32)
     )
-    what = f"float32 products are {matmul}, convolutions {conv} by default; each variant sets both"
+    what = f"float32 GEMMs are {matmul}, convolutions {conv} by default; each variant sets both"
     if facts.device.kind == "cuda" and facts.matmul_fp32 == "tf32":
         what += " (PyTorch's default for matrix multiplication is IEEE: something changed it)"
         return Finding("tf32 switches", "note", what, "find what sets fp32_precision at startup")
