@@ -144,7 +144,7 @@ def _options(command: str) -> Callable[..., Any]:
 @click.argument("network", metavar="NETWORK", required=False)
 @_options("train")
 def train(network: str | None, explain: bool, **options: Any) -> None:
-    """Train NETWORK under several precisions and compare them."""
+    """Compare precisions in training NETWORK."""
     if explain:
         from e2e.commands.list import explain_recipes
 
