@@ -480,7 +480,7 @@ def test_the_command_on_a_cpu(tmp_path: Path) -> None:
     # A busy machine may well mistime a plant; that the count and the exit code agree is certain.
     assert ran.returncode == (0 if document["passed"] else 1), ran.stderr
     assert document["counted"] >= 4
-    assert f"{document['right']} of {document['counted']} named right" in ran.stdout
+    assert f"{document['right']} of {document['counted']} diagnosed correctly" in ran.stdout
     assert {a["condition"] for a in document["absent"]} == {
         "alignment", "waves", "layout", "power", "cache",
     }  # fmt: skip
