@@ -159,6 +159,7 @@ def explain(file: Path) -> None:
 @click.option("--markdown", is_flag=True, help="Print Markdown tables of all cases")
 @click.option("--json", type=FILE, help="Also write the comparison, case by case")
 @click.option("--junit", type=FILE, help="Also write JUnit XML: a failure where --fail-on says")
+@click.option("--html", type=FILE, help="Also write a page: one file, offline")
 def compare(files: tuple[Path, ...], baseline: Path | None, **options: Any) -> int:
     """Compare runs with a baseline, case by case.
 
@@ -180,11 +181,12 @@ def compare(files: tuple[Path, ...], baseline: Path | None, **options: Any) -> i
 
 @app.command()
 @DEVICE
-def doctor(device: str) -> None:
+@click.option("--html", type=FILE, help="Also write a page: one file, offline")
+def doctor(device: str, html: Path | None) -> None:
     """Check this machine for what distorts measurements."""
     from microbench.commands import examine_machine
 
-    examine_machine(device)
+    examine_machine(device, html)
 
 
 @app.command()
@@ -192,14 +194,15 @@ def doctor(device: str) -> None:
 @click.option("--json", type=FILE, required=True, help="File to write")
 @DEVICE
 @click.option("--tries", default=100, show_default=True, help="aa: number of comparisons")
-def validate(what: str, json: Path, device: str, tries: int) -> None:
+@click.option("--html", type=FILE, help="Also write a page: one file, offline")
+def validate(what: str, json: Path, device: str, tries: int, html: Path | None) -> None:
     """Validate the timer, or the intervals of ratios.
 
     timer: compare times with Nsight Compute.  aa: compare a kernel with itself.
     """
     from microbench.selftest.run import validate_method
 
-    validate_method(what, json, device, tries)
+    validate_method(what, json, device, tries, html)
 
 
 @app.command()
@@ -207,11 +210,14 @@ def validate(what: str, json: Path, device: str, tries: int) -> None:
 @DEVICE
 @BUDGET
 @QUIET
-def selftest(json: Path | None, device: str, budget: float | None, quiet: bool) -> int:
+@click.option("--html", type=FILE, help="Also write a page: one file, offline")
+def selftest(
+    json: Path | None, device: str, budget: float | None, quiet: bool, html: Path | None
+) -> int:
     """Test the diagnosis on planted bottlenecks."""
     from microbench.selftest.run import run_selftest
 
-    return run_selftest(json_path=json, device=device, budget=budget, quiet=quiet)
+    return run_selftest(json_path=json, device=device, budget=budget, quiet=quiet, html=html)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Container, Mapping, Sequence
-from json import dumps
+from json import dumps, loads
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from microbench.errors import UserError
 from microbench.results.kinds import Document, document_of
 from microbench.results.runfile import (
     as_run,
+    check_apart,
     check_writable,
     damaged,
     probe,
@@ -131,6 +132,7 @@ def compare_with(
     markdown: bool = False,
     json: Path | None = None,
     junit: Path | None = None,
+    html: Path | None = None,
 ) -> int:
     """Print comparisons of runs with one baseline, which is the first file unless it is named.
 
@@ -146,11 +148,11 @@ def compare_with(
     named = parse_names(fail_on, choices, "--fail-on") if fail_on is not None else []
     wanted = [name.replace("-", " ") for name in named]
     pct = None if threshold is None else parse_threshold(threshold)
-    for path, option in ((json, "--json"), (junit, "--junit")):
+    outputs = {"--json": json, "--junit": junit, "--html": html}
+    for option, path in outputs.items():
         if path:
             check_writable(path, option)
-    if json and junit and json.resolve() == junit.resolve():
-        raise UserError("--json and --junit name the same file")
+    check_apart(outputs)
     first, *others = [read_run(path) for path in paths]
     found: dict[str, Comparison] = {}
     for path, run in zip(paths[1:], others, strict=True):
@@ -158,7 +160,17 @@ def compare_with(
             found[_apart(path, found)] = compare(first, run, pct)
         except UserError as error:
             raise (UserError(f"{path}: {error}") if len(others) > 1 else error) from None
-    _write_comparisons(found, paths[0].name, wanted, json, junit)
+    data = _as_data(found, paths[0].name)
+    if json:
+        write_text(dumps(data, allow_nan=False), json)
+    if junit:
+        from microbench.report.junit import junit as as_junit
+
+        write_text(as_junit(found, paths[0].name, wanted), junit)
+    if html:
+        from microbench.report.page import write_document
+
+        write_document(loads(dumps(data)), html)
     _print_comparisons(found, paths[0].name, markdown=markdown)
     return 1 if any(failing(comparison, wanted) for comparison in found.values()) else 0
 
@@ -177,23 +189,11 @@ def _apart(path: Path, taken: Container[str]) -> str:
     return name
 
 
-def _write_comparisons(
-    found: Mapping[str, Comparison],
-    baseline: str,
-    fail_on: Sequence[str],
-    json_path: Path | None,
-    junit_path: Path | None,
-) -> None:
+def _as_data(found: Mapping[str, Comparison], baseline: str) -> Json:
     """The JSON of one comparison is as it always was; that of several has a list of them."""
-    if json_path:
-        every = [{"run": name, **comparison.as_dict()} for name, comparison in found.items()]
-        one = next(iter(found.values())).as_dict()
-        data = one if len(found) == 1 else {"baseline": baseline, "comparisons": every}
-        write_text(dumps(data, allow_nan=False), json_path)
-    if junit_path:
-        from microbench.report.junit import junit
-
-        write_text(junit(found, baseline, fail_on), junit_path)
+    every = [{"run": name, **comparison.as_dict()} for name, comparison in found.items()]
+    one = next(iter(found.values())).as_dict()
+    return one if len(found) == 1 else {"baseline": baseline, "comparisons": every}
 
 
 def _print_comparisons(found: Mapping[str, Comparison], baseline: str, *, markdown: bool) -> None:
@@ -208,11 +208,20 @@ def _print_comparisons(found: Mapping[str, Comparison], baseline: str, *, markdo
         print_comparisons(found, baseline, make_console())
 
 
-def examine_machine(device: str) -> None:
-    """Print the doctor's findings."""
+def examine_machine(device: str, html: Path | None = None) -> None:
+    """Print the doctor's findings, and write them as a page."""
     from microbench.device.device import describe
     from microbench.device.doctor import examine
-    from microbench.report.doctor import print_findings
+    from microbench.report.doctor import findings_sheet, print_findings
     from microbench.report.screen import make_console
 
-    print_findings(examine(describe(device)), make_console())
+    if html:
+        check_writable(html, "--html")
+    info = describe(device)
+    findings = examine(info)
+    print_findings(findings, make_console())
+    if html:
+        from microbench.report.page import document_page, write_page
+
+        title = f"Doctor: {info.name}"
+        write_page(document_page({}, findings_sheet(findings), title), html)

@@ -18,7 +18,7 @@ from microbench.device.host import WATCHED_VARIABLES
 from microbench.device.load import LOAD
 from microbench.errors import NothingMeasured, UserError
 from microbench.results.kinds import KINDS
-from microbench.results.runfile import check_writable, probe, write_run, write_text
+from microbench.results.runfile import check_apart, check_writable, probe, write_run, write_text
 from microbench.results.types import METHOD_VERSION, Run
 from microbench.results.values import Entry, Json
 from microbench.worker import Greeting
@@ -46,19 +46,8 @@ def check_outputs(outputs: Outputs) -> None:
     for path, option in ((outputs.csv, "--csv"), (outputs.html, "--html")):
         if path:
             check_writable(path, option)
-    _check_apart(outputs)
-
-
-def _check_apart(outputs: Outputs) -> None:
-    """UserError where two outputs name one file: the later would overwrite the earlier."""
-    seen: dict[Path, str] = {}
-    for name in ("json", "resume", "csv", "chart", "html"):
-        path: Path | None = getattr(outputs, name)
-        if path is None:
-            continue
-        other = seen.setdefault(path.resolve(), name)
-        if other != name:
-            raise UserError(f"--{other} and --{name} name the same file")
+    names = ("json", "resume", "csv", "chart", "html")
+    check_apart({f"--{name}": getattr(outputs, name) for name in names})
 
 
 def run_console(outputs: Outputs) -> Console:

@@ -10,7 +10,10 @@ from rich.text import Text
 
 from microbench import fmt
 from microbench.device.doctor.facts import Finding
+from microbench.report.documents import Sheet
 from microbench.report.screen import prose_width
+from microbench.report.table import Column, Row
+from microbench.report.table import Table as Cells
 
 # Each level has a word and a sign, so that colour is only an addition.
 _LOOKS = {
@@ -38,6 +41,23 @@ def print_findings(findings: Sequence[Finding], console: Console) -> None:
         console.print(table, width=width)
         console.print()
     console.print(Text(summary(findings), "bold"), width=width, overflow="fold")
+
+
+def findings_sheet(findings: Sequence[Finding]) -> Sheet:
+    """The findings as a table, for a page."""
+    columns: list[Column[Finding]] = [
+        Column("level", lambda finding: finding.level, csv={"level": lambda f: f.level}),
+        Column("check", lambda finding: fmt.clean(finding.name), csv={"check": lambda f: f.name}),
+        Column("finding", lambda finding: fmt.clean(finding.what),
+               csv={"finding": lambda f: f.what}),
+        Column("what to do", _remedy, csv={"remedy": _remedy}),
+    ]  # fmt: skip
+    table = Cells(columns, [Row(finding) for finding in findings])
+    return Sheet(table, table, summary(findings))
+
+
+def _remedy(finding: Finding) -> str:
+    return fmt.clean(finding.remedy) if finding.remedy and finding.level != "ok" else ""
 
 
 def summary(findings: Sequence[Finding]) -> str:

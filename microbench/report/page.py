@@ -23,7 +23,7 @@ from microbench.report.documents import Sheet, run_of_document
 from microbench.report.drawing import chart_of
 from microbench.report.export import parts, to_csv
 from microbench.report.table import Part, html, records, write_csv
-from microbench.results.kinds import reports
+from microbench.results.kinds import document_of, reports
 from microbench.results.types import Run
 from microbench.results.values import Json
 from microbench.verdict import verdict
@@ -69,6 +69,13 @@ def document_page(data: Json, sheet: Sheet, title: str) -> str:
         environment=_environment(run) if run else [],
         csv=write_csv([records(sheet.table)]),
     )
+
+
+def write_document(data: Json, path: Path) -> None:
+    """Write the page of a command's document. UserError where the disk refuses."""
+    document = document_of(data)
+    assert document is not None
+    write_page(document_page(data, document.sheet(data), f"Output of {document.written_by}"), path)
 
 
 def write_page(page: str, path: Path) -> None:

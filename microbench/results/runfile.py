@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
@@ -86,6 +87,14 @@ def check_writable(path: Path, option: str) -> None:
         more = f", or add to it with --resume {path}" if option == "--json" else ""
         raise UserError(f"{option} {path} already exists; choose another file name{more}")
     probe(path, option)
+
+
+def check_apart(paths: Mapping[str, Path | None]) -> None:
+    """UserError where two options name one file: the later would overwrite the earlier."""
+    seen: dict[Path, str] = {}
+    for option, path in paths.items():
+        if path is not None and seen.setdefault(path.resolve(), option) != option:
+            raise UserError(f"{seen[path.resolve()]} and {option} name the same file")
 
 
 def probe(path: Path, option: str) -> None:

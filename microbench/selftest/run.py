@@ -38,7 +38,14 @@ if TYPE_CHECKING:
 BUDGET_SHARE = {"cuda": 0.2, "cpu": 8.0}
 
 
-def run_selftest(*, json_path: Path | None, device: str, budget: float | None, quiet: bool) -> int:
+def run_selftest(
+    *,
+    json_path: Path | None,
+    device: str,
+    budget: float | None,
+    quiet: bool,
+    html: Path | None = None,
+) -> int:
     """Plant, measure, report; the exit code: 0 when enough was named right, else 1."""
     from microbench.report.screen import make_console
     from microbench.selftest.screen import sheet
@@ -47,6 +54,8 @@ def run_selftest(*, json_path: Path | None, device: str, budget: float | None, q
         check_budget("--budget", budget)
     if json_path and json_path != STDOUT:
         check_writable(json_path, "--json")
+    if html:
+        check_writable(html, "--html")
     console = make_console(stderr=json_path == STDOUT, quiet=quiet)
     seed = secrets.randbelow(MAX_SEED)
     cold = Workers(Conditions(device=device, seed=seed))
@@ -57,11 +66,13 @@ def run_selftest(*, json_path: Path | None, device: str, budget: float | None, q
     finally:
         cold.close()
     judged = [judge(plant, runs) for plant in plants]
-    _publish(evidence(judged, absent, runs), sheet, json_path, console)
+    _publish(evidence(judged, absent, runs), sheet, json_path, console, html)
     return 0 if passed(judged) else 1
 
 
-def validate_method(what: str, path: Path, device: str, tries: int) -> None:
+def validate_method(
+    what: str, path: Path, device: str, tries: int, html: Path | None = None
+) -> None:
     """Run the check called `what` ("aa" or "timer"), print its figures and write them to `path`.
 
     UserError for a device that is not there, or that the check cannot use.
@@ -78,6 +89,8 @@ def validate_method(what: str, path: Path, device: str, tries: int) -> None:
         raise UserError(f"--tries must be at least 1, not {tries}")
     if path != STDOUT:
         check_writable(path, "--json")
+    if html:
+        check_writable(html, "--html")
     info = describe(device)
     figures = check(info, tries)
     document = {
@@ -88,13 +101,17 @@ def validate_method(what: str, path: Path, device: str, tries: int) -> None:
         "software": software(),
         **asdict(figures),
     }
-    _publish(document, sheet, path, make_console(stderr=path == STDOUT))
+    _publish(document, sheet, path, make_console(stderr=path == STDOUT), html)
 
 
 def _publish(
-    document: Json, sheet: Callable[[Json], Sheet], path: Path | None, console: Console
+    document: Json,
+    sheet: Callable[[Json], Sheet],
+    path: Path | None,
+    console: Console,
+    html: Path | None,
 ) -> None:
-    """Write a document, and print it as `show` prints the file."""
+    """Write a document, print it as `show` prints the file, and write it as a page."""
     from microbench.report.documents import print_sheet
 
     text = json.dumps(document, separators=(",", ":"), allow_nan=False)
@@ -105,6 +122,11 @@ def _publish(
     print_sheet(sheet(json.loads(text)), console)
     if path and path != STDOUT:
         console.print(f"File: {path}")
+    if html:
+        from microbench.report.page import write_document
+
+        write_document(json.loads(text), html)
+        console.print(f"Page: {html}")
 
 
 def planted_for(greeting: Greeting) -> tuple[list[Plant], list[Absent]]:

@@ -77,6 +77,20 @@ def test_show_writes_a_page_and_says_so(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["show", str(GEMM), "--html", str(tmp_path / "no" / "page.html")]) == 2
 
 
+@pytest.mark.parametrize(
+    "words",
+    [["compare", str(GEMM), str(GEMM)], ["doctor", "--device", "cpu"]],
+    ids=["compare", "doctor"],
+)
+def test_commands_that_measure_nothing_write_pages_too(words: list[str], tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    assert main([*words, "--html", str(page)]) == 0
+    found = Elements(page.read_text(encoding="utf-8"))
+    assert "script" not in found.names
+    assert found.names.count("tr") > 3
+    assert main([*words, "--html", str(page)]) == 2  # nothing is overwritten
+
+
 @pytest.mark.skipif(BROWSER is None, reason="no chromium here")
 class TestInABrowser:
     """Opened from disk. What the policy of a page forbids is said on the browser's console."""

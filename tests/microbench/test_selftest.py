@@ -471,12 +471,24 @@ def test_bad_words_are_one_line_and_exit_2(
 @pytest.mark.slow
 def test_the_command_on_a_cpu(tmp_path: Path) -> None:
     path = tmp_path / "selftest.json"
-    words = ["selftest", "--device", "cpu", "--budget", "3", "--json", str(path)]
+    page = tmp_path / "selftest.html"
+    words = [
+        "selftest",
+        "--device",
+        "cpu",
+        "--budget",
+        "3",
+        "--json",
+        str(path),
+        "--html",
+        str(page),
+    ]
     ran = subprocess.run(
         [sys.executable, "-m", "microbench", *words],
         capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip
     document = json.loads(path.read_text())
+    assert f"{document['right']} of {document['counted']}" in page.read_text()
     # A busy machine may well mistime a plant; that the count and the exit code agree is certain.
     assert ran.returncode == (0 if document["passed"] else 1), ran.stderr
     assert document["counted"] >= 4
