@@ -14,11 +14,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from e2e.networks.losses import classification_loss, count_right, next_token_loss
 from e2e.networks.network import (
-    TRIED_BATCH,
     Network,
     check_input,
     class_count,
@@ -29,7 +27,7 @@ from e2e.networks.own import BATCH, CPU_BATCH, TOKEN_TRAINING
 from e2e.networks.torchvision_nets import FAMILIES, LR_BATCH, USUAL
 from kernels.error_words import one_line, suggest
 from microbench.errors import UserError
-from microbench.network.networks import DEFAULT_IMAGE, BuildMode, silent
+from microbench.network.networks import DEFAULT_IMAGE, silent
 
 TIMM, HF = "timm", "hf"
 CLASSES = 1000
@@ -139,7 +137,7 @@ def _hf_network(place: str, input: tuple[int, ...] | None, classes: int | None) 
         config.pad_token_id = 0  # a classifier of a decoder looks for the last token
     shape = _sequence(name, config, input)
     build = partial(_build_text, config, name, causal)
-    _check_tokens(name, build, shape)
+    check_input(name, build, shape, torch.int64)
     optimizer, lr, weight_decay = TOKEN_TRAINING
     return Network(
         name=name,
@@ -197,23 +195,6 @@ def _build_text(config: Any, name: str, causal: bool) -> nn.Module:
     except ValueError as error:
         raise UserError(f"{name}: {kind} does not build it: {one_line(error)}") from None
     return Text(model).train()
-
-
-def _check_tokens(name: str, build: Callable[[], nn.Module], shape: tuple[int]) -> None:
-    """UserError when the network does not take sequences of this length; on fake tensors."""
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
-    with silent():
-        try:
-            with BuildMode(fake):
-                module = build()
-            with fake, torch.no_grad():
-                module.train()(torch.zeros(TRIED_BATCH, *shape, dtype=torch.int64))
-        except UserError:
-            raise
-        except Exception as error:
-            raise UserError(
-                f"{name} does not take --input {written(shape)}: {one_line(error)}"
-            ) from None
 
 
 _MAKERS: dict[str, Callable[[str, tuple[int, ...] | None, int | None], Network]] = {

@@ -82,8 +82,13 @@ def class_count(name: str, classes: int | None, usual: int) -> int:
     return classes or usual
 
 
-def check_input(name: str, build: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
-    """Raise UserError when the network does not take images of this shape.
+def check_input(
+    name: str,
+    build: Callable[[], nn.Module],
+    shape: tuple[int, ...],
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """Raise UserError when the network does not take a batch of samples of this shape and type.
 
     It is built and called on fake tensors, which takes a second or so and no memory.
     """
@@ -94,7 +99,7 @@ def check_input(name: str, build: Callable[[], nn.Module], shape: tuple[int, ...
             with BuildMode(fake):
                 module = build()
             with fake, torch.no_grad():
-                module.train()(torch.empty(TRIED_BATCH, *shape))
+                module.train()(torch.empty(TRIED_BATCH, *shape, dtype=dtype))
         except UserError:
             raise
         except Exception as error:

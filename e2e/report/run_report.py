@@ -183,7 +183,7 @@ def _warnings(run: Run, view: View) -> Section:
         for training in sorted(run.of(Training), key=table.wall_gap, reverse=True)
         for warning in training.warnings
     ]
-    return "Warnings", notes.told_once(found)
+    return "Warnings", notes.listed_once(found)
 
 
 # ---------------------------------------------------------------- Markdown, HTML

@@ -87,13 +87,13 @@ def whys(run: Run, details: bool) -> list[Text]:
 
 
 def warnings(run: Run) -> list[Text]:
-    """The warnings of the results, see `told_once`."""
-    return told_once([(warning, fmt.name(r.case)) for r in run.results for warning in r.warnings])
+    """The warnings of the results, see `listed_once`."""
+    return listed_once([(warning, fmt.name(r.case)) for r in run.results for warning in r.warnings])
 
 
 def machine(run: Run) -> list[Text]:
     """Warnings about other programs on the CPU or the GPU while the run was measured."""
-    return told_once([(warning, "") for warning in load_warnings(run.settings)])
+    return listed_once([(warning, "") for warning in load_warnings(run.settings)])
 
 
 def load_warnings(settings: Mapping[str, Any]) -> list[Warning]:
@@ -127,7 +127,7 @@ _BUSY_GPU = (
 )
 
 
-def told_once(found: Sequence[Found]) -> list[Text]:
+def listed_once(found: Sequence[Found]) -> list[Text]:
     """Each warning once, with the cases it is about; those of one cause and remedy together."""
     seen: dict[tuple[str, str], list[Found]] = {}
     for warning, case in found:

@@ -190,7 +190,7 @@ def cache_effect(cold: Result, warm: Result, run: Run, warm_run: Run) -> tuple[s
     """("cache", why) when the launch is faster for finding its tensors in the L2; else ("none", …).
 
     Cold and warm readings do not hold the same overhead: cold ones are of one launch with what
-    events add taken off, warm ones of ten back to back with the gaps between them. So each is held
+    events add subtracted, warm ones of ten back to back with the gaps between them. So each is held
     against the shortest launch as its own session timed it: what that one saves too (gaps, code and
     descriptors that are in a cache already) is not the tensors'.
     """

@@ -268,7 +268,7 @@ def progress_names(ran: Ran) -> list[str]:
 
 
 def test_progress_tells_one_case_from_another(varied: Ran, layered: Ran) -> None:
-    """Two images by two batches: each line says which; depthwise is told from dense."""
+    """Two images by two batches: each line says which; depthwise and dense differ."""
     for ran in (varied, layered):
         assert len(set(progress_names(ran))) == len(progress_names(ran))
     assert len(progress_names(layered)) == 17

@@ -83,16 +83,16 @@ def test_the_short_error_table_is_the_run_files_own() -> None:
 
 
 def test_what_is_said_of_other_networks_is_the_run_files_own() -> None:
-    told = [t for t in OUTSIDE.of(Training) if t.predicted and t.limit]
-    assert len(told) == len(OUTSIDE.of(Training))
-    names = {t.case.network for t in told}
+    predicted = [t for t in OUTSIDE.of(Training) if t.predicted and t.limit]
+    assert len(predicted) == len(OUTSIDE.of(Training))
+    names = {t.case.network for t in predicted}
     assert not names & MATRIX.keys()
     own = sum(":" in name for name in names)
     assert (len(names) - own, own) == (6, 2)
-    assert {t.case.recipe for t in told} == {"tf32", "amp"}
-    right = sum(t.limit == _said(t) for t in told)
+    assert {t.case.recipe for t in predicted} == {"tf32", "amp"}
+    right = sum(t.limit == _said(t) for t in predicted)
     assert (
-        f"The bottleneck was classified correctly in {right} of {len(told)} steps. "
+        f"The bottleneck was classified correctly in {right} of {len(predicted)} steps. "
         "Every step was within its interval." in SAID
     )
     for limit in ("gpu", "host"):
@@ -103,13 +103,13 @@ def test_what_is_said_of_other_networks_is_the_run_files_own() -> None:
     assert (
         f"GPU-bound steps: median error {gpu.median_pct:.1f} %, worst {gpu.largest_pct:.1f} %; "
         f"CPU-bound steps: median {host.median_pct:.1f} %, worst {host.largest_pct:.1f} %, "
-        f"on {len(told)} steps of eight networks" in README
+        f"on {len(predicted)} steps of eight networks" in README
     )
-    foreseen = [t for t in told if _said(t) == "gpu"]
+    foreseen = [t for t in predicted if _said(t) == "gpu"]
     furthest = max(foreseen, key=lambda t: abs(_error(t)))
     case = furthest.case
     assert (case.network, case.recipe, case.batch) == ("regnet_y_3_2gf", "amp", 128)
-    small = {(t.case.network, t.case.recipe): t for t in told if t.case.batch == 8}
+    small = {(t.case.network, t.case.recipe): t for t in predicted if t.case.batch == 8}
     longer = [
         _error(t) > _error(small[network, "tf32"])
         for (network, recipe), t in small.items()
@@ -119,7 +119,7 @@ def test_what_is_said_of_other_networks_is_the_run_files_own() -> None:
 
 
 def test_amps_excess_beside_tf32_is_the_run_files_own() -> None:
-    """Where the host limits both: how much longer AMP's step was told beside TF32's than it was."""
+    """Where the host limits both: how much too long AMP's step was predicted, beside TF32's."""
     said = []
     for run, off in ((OUTSIDE, _error), (VALIDATED, _error), (VALIDATED, _paced_error)):
         steps = {(t.case.network, t.case.batch, t.case.recipe): t for t in _eager(run.of(Training))}
@@ -162,16 +162,16 @@ def test_what_has_been_validated_is_said() -> None:
 
 
 def test_what_is_said_of_single_rows_is_the_run_files_own() -> None:
-    told = [t for t in VALIDATED.of(Training) if t.predicted and not t.case.graph]
-    foreseen = sorted(abs(_error(t)) for t in told if t.limit == "gpu" == _said(t))
+    predicted = [t for t in VALIDATED.of(Training) if t.predicted and not t.case.graph]
+    foreseen = sorted(abs(_error(t)) for t in predicted if t.limit == "gpu" == _said(t))
     but_one, within = (math.ceil(10 * error) / 10 for error in foreseen[-2:])
     for text in (SAID, SUMMARY):
         assert (
             f"all {len(foreseen)} steps were predicted within {within:.1f} %, "
             f"all but one within {but_one:.1f} %" in text
         )
-    slower = [t for t in told if (t.limit, _said(t)) == ("host", "gpu")]
-    said = sum(_said(t) == "gpu" for t in told)
+    slower = [t for t in predicted if (t.limit, _said(t)) == ("host", "gpu")]
+    said = sum(_said(t) == "gpu" for t in predicted)
     assert f"{said} eager steps were predicted to have the GPU as the bottleneck. Two" in SAID
     one, other = sorted(slower, key=_paced_error)
     short = f"{-_error(one):.0f} and {-_error(other):.0f} % too short"
@@ -179,7 +179,7 @@ def test_what_is_said_of_single_rows_is_the_run_files_own() -> None:
     assert f"two steps were {short}" in SUMMARY
     paced = f"({-_paced_error(one):.0f} % too short and {_paced_error(other):.0f} % too long"
     assert f"{paced} when corrected for CPU speed)" in SAID
-    quicker = [t for t in told if (t.limit, _said(t)) == ("gpu", "host")]
+    quicker = [t for t in predicted if (t.limit, _said(t)) == ("gpu", "host")]
     amp, bf16, wide = sorted(quicker, key=_error, reverse=True)
     assert [(t.case.network, t.case.recipe) for t in (amp, bf16, wide)] == [
         ("convnext_tiny", "amp"), ("convnext_tiny", "amp-bf16"), ("wrn-16-4", "amp-bf16")
@@ -198,17 +198,17 @@ def test_what_is_said_of_the_hosts_steps_is_the_run_files_own() -> None:
     assert f"Each measured median rests on {min(blocks)} to {max(blocks)} blocks" in SAID
     outside = [0, 0]
     for training in host:
-        steps, told = training.steps, training.predicted
+        steps, predicted = training.steps, training.predicted
         assert steps is not None
         assert steps.ci95_s is not None
-        assert told is not None
+        assert predicted is not None
         low, high = steps.ci95_s
-        for i, step_s in enumerate((told.step_s, told.paced_s or 0.0)):
+        for i, step_s in enumerate((predicted.step_s, predicted.paced_s or 0.0)):
             outside[i] += not low <= step_s <= high
     assert f"{outside[0]} of the {len(host)} predictions are outside these" in SAID
     assert f"intervals, {outside[1]} when corrected" in SAID
     errors = [t.predicted for t in host if t.predicted]
-    short = sum((told.error_pct or 0.0) < 0 for told in errors)
+    short = sum((predicted.error_pct or 0.0) < 0 for predicted in errors)
     still = sum((t.predicted.paced_s or 0.0) < (t.step_s or 0.0) for t in host if t.predicted)
     assert f"{short} of the {len(host)} were predicted too short, {still} when corrected" in SAID
     kept = intervals_kept(VALIDATED.of(Training), "host")
@@ -262,10 +262,11 @@ def test_what_is_said_of_the_host_is_the_run_files_own() -> None:
     assert {line.worst for line in ratios} == {"convnext_tiny amp nhwc batch 64"}
     most = max(line.largest_pct for line in ratios)
     assert f"the worst is {most:.1f} % (convnext_tiny, see above)" in SAID
-    told = lines["step, bottleneck CPU launch"]
+    predicted = lines["step, bottleneck CPU launch"]
     paced = lines["the same, corrected for the CPU's speed"]
-    assert f"the median error goes from {told.median_pct:.1f} % to {paced.median_pct:.1f} %" in SAID
-    assert f"the worst from {told.largest_pct:.1f} % to {paced.largest_pct:.1f} %" in SAID
+    medians = f"{predicted.median_pct:.1f} % to {paced.median_pct:.1f} %"
+    assert f"the median error goes from {medians}" in SAID
+    assert f"the worst from {predicted.largest_pct:.1f} % to {paced.largest_pct:.1f} %" in SAID
     widths = [
         (t.steps.ci95_s[1] - t.steps.ci95_s[0]) / t.steps.median_s
         for t in VALIDATED.of(Training)
@@ -374,8 +375,8 @@ def test_what_is_said_of_the_ledger_is_the_run_files_own() -> None:
 
 def test_what_predicting_took_is_the_run_files_own() -> None:
     stages: dict[str, float] = {}
-    for told in (t.predicted for t in VERIFIED.of(Training) if t.predicted):
-        for stage, seconds in told.took_s.items():
+    for predicted in (t.predicted for t in VERIFIED.of(Training) if t.predicted):
+        for stage, seconds in predicted.took_s.items():
             stages[stage] = stages.get(stage, 0.0) + seconds
     seconds = sum(stages.values()) - stages["host"]
     assert f"in three recipes took {seconds:.0f} s. Benchmarking" in SUMMARY

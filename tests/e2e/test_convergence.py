@@ -327,7 +327,7 @@ VERDICTS: dict[str, tuple[dict[str, Accuracies], list[bool | None], list[str]]] 
     "O0 is a baseline": ({"O1": [BEHIND], "O0": [GOOD]}, [False, True], ["O0"]),
     "tf32 is one": ({"amp": [BEHIND], "tf32": [GOOD]}, [False, True], ["tf32"]),
     "fp32 is the one of several": ({"tf32": [BEHIND], "fp32": [GOOD]}, [False, True], []),
-    "without any only guessing is told": ({"bf16": [GOOD], "O3": [BEHIND]}, [True, True], []),
+    "without any only guessing is seen": ({"bf16": [GOOD], "O3": [BEHIND]}, [True, True], []),
 }  # fmt: skip
 
 

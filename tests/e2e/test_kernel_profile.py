@@ -36,7 +36,7 @@ def test_of_a_profile_that_begins_late_what_came_last_is_known_and_of_a_wrong_on
     late = seen("y", MARK, "z", MARK)
     assert kernels_of(late, ["a", "b", None]) == {"b": [[late[2]]]}
     assert kernels_of([], ["a"]) == {}
-    assert kernels_of(seen(MARK, "x", MARK), ["a"]) == {}, "a mark that nobody launched"
+    assert kernels_of(seen(MARK, "x", MARK), ["a"]) == {}, "a mark without a launch"
 
 
 class Profiled:

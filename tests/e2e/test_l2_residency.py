@@ -255,7 +255,7 @@ def test_each_launch_of_a_step_has_small_distant_arguments_of_its_own(
     (once,), _ = launched(materialise(call, CPU, pool, cold), 1)
     replay = materialise(call, CPU, pool, cold, apart=[(1, 3), (1, 3), (1,)])
     step, alone = launched(replay, 6)
-    assert alone == once, "alone nothing is told apart"
+    assert alone == once, "alone all are alike"
     assert step[:3] == step[3:], "the next step has what the one before had"
     for place, count in ((1, 3), (3, 2)):
         own = {launch[place] for launch in step[:count]}

@@ -256,7 +256,7 @@ def limited(
          ["40%", "95.1 ms", "700 kernels"]),
         ({"data_s": 0.001, "busy_s": 0.097}, "gpu", ["97%"]),
         ({"busy_s": 0.104}, "gpu", ["100%"]),  # a profiler that counts more than the step has
-        ({"data_s": 0.05}, "data", []),  # on a CPU nobody knows more
+        ({"data_s": 0.05}, "data", []),  # on a CPU no more is known
     ],
 )  # fmt: skip
 def test_what_a_step_waits_for(step: dict[str, Any], limit: str, words: list[str]) -> None:
@@ -348,7 +348,7 @@ def test_a_gap_of_a_step_that_waits_for_the_host_is_the_hosts(
         (1000, None, 0), (1000, 0, 0), (1000, 9, 0), (1000, 11, 1), (1000, 900, 1),
     ],
 )  # fmt: skip
-def test_many_skipped_steps_are_told(steps: int, skipped: int | None, warned: int) -> None:
+def test_many_skipped_steps_bring_a_warning(steps: int, skipped: int | None, warned: int) -> None:
     assert MAX_SKIPPED_SHARE == 0.01
     (found,) = gained(replace(arm("amp", [[0.1] * steps]), skipped_steps=skipped))
     assert len(found.warnings) == warned

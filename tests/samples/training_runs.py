@@ -386,7 +386,8 @@ def causes_run(measured: bool = False) -> Run:
 RUNS = {
     "amp": amp_run, "ladder": ladder_run, "memory": out_of_memory_run, "sweep": sweep_run,
     "broken": broken_run, "cpu": cpu_run, "tokens": tokens_run, "networks": networks_run,
-    "ledger": ledger_run, "host": host_run, "predicted": predicted_run, "foretold": predicted_sweep,
+    "ledger": ledger_run, "host": host_run, "predicted": predicted_run,
+    "predicted-sweep": predicted_sweep,
     "causes": causes_run, "verified": lambda: causes_run(measured=True),
 }  # fmt: skip
 
