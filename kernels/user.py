@@ -69,7 +69,9 @@ class UserBackend:
         return found
 
     def cannot_run(self, case: Case, target: Target) -> str | None:
-        """The object's own reason; None where it gives none."""
+        """The object's own reason; a function without an argument `which` cannot run dgrad or
+        wgrad. None if it can run. ValueError as `found`.
+        """
         reason = getattr(self.found, "cannot_run", None)
         if reason is not None:
             return reason(case, target)
@@ -80,7 +82,9 @@ class UserBackend:
     def candidates(
         self, case: Case, operands: Any, target: Target, *, tune: bool
     ) -> Sequence[Candidate]:
-        """The object's own, or one call of the function."""
+        """The object's own, or one call of the function. ValueError as `found`, where the name
+        leads to no back end.
+        """
         if hasattr(self.found, "candidates"):
             return tuple(self.found.candidates(case, operands, target))
         given: dict[str, Any] = {
