@@ -26,7 +26,7 @@ LARGE_ACCUMULATORS = 128
 @dataclass(frozen=True)
 class Config:
     """One way to run a kernel. A tile is `bm` x `bn` of C, added up `bk` of K at a time, by `warps`
-    warps, with `stages` tiles of the operands loaded ahead.
+    warps, with `stages` tiles of the operands buffered.
 
     `group` rows of tiles are walked together, for L2; `split` is the number of parts that a tile is
     stored in; `direct` stores registers to memory without TMA.
