@@ -15,7 +15,8 @@ DATA = ("normal", "uniform", "integers", "zeros")
 class Target:
     """The device facts that kernels choose by.
 
-    `capability` is (major, minor) and None for a CPU; `sm_count` is SMs, or cores of a CPU.
+    `capability` is (major, minor) and None for a CPU; `sm_count` is SMs, or cores of a CPU; `index`
+    is the CUDA device's.
     """
 
     kind: str  # "cuda" or "cpu"
@@ -52,13 +53,15 @@ class Case:
 
     @cached_property
     def group(self) -> str:
-        """Identity of the problem. Cases of one group are compared with each other."""
+        """Identity of the problem: op, dimensions, layout, data. Cases of one group are
+        compared.
+        """
         dims = ",".join(f"{name}={value}" for name, value in self.dims.items())
         return f"{self.op}/{dims}/{self.layout}/{self.data}"
 
     @cached_property
     def key(self) -> str:
-        """Identity of the case, the same in every run and version."""
+        """Identity of the case, the same in every run and version: group, precision, back end."""
         return f"{self.group}/{self.precision_name}/{self.backend}"
 
     def dim(self, name: str) -> int:

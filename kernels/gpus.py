@@ -95,7 +95,9 @@ def find_card(device_name: str) -> Card | None:
 
 
 def tuned_alike(capability: Capability | None, sms: int) -> tuple[str, ...]:
-    """Names of the cards whose tuned configurations suit a GPU of this capability and SM count."""
+    """Names of the cards whose tuned configurations suit a GPU of this capability and number of
+    SMs.
+    """
     return tuple(
         card.match[0]
         for card in CARDS

@@ -17,7 +17,9 @@ OWN = ":"  # in the name of a back end that the user brings
 
 @dataclass(frozen=True)
 class BackendEntry:
-    """One back end of an op: the module that offers `cannot_run` and `candidates`."""
+    """One back end of an op: the module that offers `cannot_run` and `candidates`; `kind` is its
+    device, "cuda" or "cpu".
+    """
 
     module: str
     title: str
@@ -131,7 +133,9 @@ class Op(ABC):
         """The largest relative error (Frobenius norm, against float64) of a correct result."""
 
     def may_run_exactly(self, case: Case) -> bool:
-        """Whether the back end is only *allowed* the precision's arithmetic, and may do better."""
+        """Whether the back end may compute more exactly than the precision says, as where TF32 is
+        only allowed.
+        """
         return False
 
     @abstractmethod
@@ -146,7 +150,7 @@ class Op(ABC):
 
     @abstractmethod
     def aligned(self, case: Case) -> Case:
-        """The case with dimensions padded until `misaligned` is None."""
+        """The case with dimensions padded to whole 16-byte rows, so that `misaligned` is None."""
 
     @abstractmethod
     def size(self, case: Case) -> str:

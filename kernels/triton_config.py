@@ -81,11 +81,11 @@ class Step:
     options: dict[str, int]
 
     def launch(self) -> None:
-        """Queue it on the current stream."""
+        """Queue the kernel on the current stream; does not wait for it."""
         self.kernel[self.grid](*self.args, **self.options)  # type: ignore[index]
 
     def compile(self) -> object:
-        """Compile without launching; the compiled kernel."""
+        """Compile without launching; returns the compiled kernel."""
         return self.kernel.warmup(*self.args, grid=self.grid, **self.options)  # type: ignore[attr-defined]
 
 

@@ -52,7 +52,9 @@ def _import(module_name: str) -> ModuleType:
 
 
 class UserBackend:
-    """A back end that is called `name`, "module:function" or "module:object"."""
+    """A back end that the user names, "module:function" or "module:object". It is imported at its
+    first use: ValueError then where there is none.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name

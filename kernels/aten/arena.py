@@ -29,8 +29,8 @@ _CHUNK = 1 << 24  # elements drawn at once for types that torch cannot draw
 
 @dataclass(frozen=True)
 class Area:
-    """One flat buffer of a pool: for arguments of one dtype that are only read (READ), or written
-    (WRITTEN).
+    """One flat buffer of a pool: for arguments of one dtype on one device that are only read
+    (READ), or written (WRITTEN).
     """
 
     use: str  # READ or WRITTEN
@@ -46,10 +46,11 @@ class Area:
 @dataclass(frozen=True)
 class Cold:
     """What the cache does not hold: arguments, by their places in `Call.tensors`, and whether
-    `results` leave it before they are freed. `cache_bytes` is the size of the cache.
+    `results` leave it before they are freed. `cache_bytes` is the size of the cache in bytes.
 
-    `small` are further arguments, too small for other places to matter much. In a step each launch
-    has its own; see `apart` of `materialise`.
+    `small` are further arguments, for which a launch waits only until their first bytes come. They
+    are measured with the same call, but in a step each launch has its own (see `apart` of
+    `materialise`).
     """
 
     arguments: tuple[int, ...] = ()
@@ -114,7 +115,7 @@ class Pool:
 
     @property
     def bytes(self) -> int:
-        """Bytes that the areas take, on all devices together."""
+        """Bytes of all areas, on all devices together."""
         return sum(flat.numel() * flat.itemsize for flat in self._flats.values())
 
     def place(self, spec: TensorSpec) -> torch.device:

@@ -82,7 +82,7 @@ NAMED_TYPES: Mapping[str, type] = {
 
 @dataclass(frozen=True)
 class Named:
-    """A constant of torch: `kind` is "dtype", "layout", "memory_format" or "device"."""
+    """A constant of torch by name: `kind` is "dtype", "layout", "memory_format" or "device"."""
 
     kind: str
     name: str

@@ -69,7 +69,9 @@ class ConvOperands:
 
     @property
     def named(self) -> dict[str, object]:
-        """What a user's function may ask for by name: `which` pass, the ConvShape, its numbers."""
+        """What a user's function may also ask for by name: `which` (the pass), `shape` (the
+        ConvShape), and its stride, padding, dilation and groups.
+        """
         shape = self.shape
         numbers = {
             name: getattr(shape, name) for name in ("stride", "padding", "dilation", "groups")
@@ -151,7 +153,7 @@ class OperandPool:
 
 
 def memory_format(layout: str) -> torch.memory_format:
-    """torch's name for a layout."""
+    """torch's memory format of a layout: channels_last for "nhwc", contiguous for "nchw"."""
     return torch.channels_last if layout == "nhwc" else torch.contiguous_format
 
 

@@ -46,7 +46,9 @@ def relative_error(operands: Operands) -> float:
 
 
 def total_error(operands: Operands) -> float:
-    """||C - A@B|| / ||A@B|| over the sample, of the inputs as drawn: rounding them is counted."""
+    """||C - A@B|| / ||A@B|| over the sample, of the inputs as drawn: their rounding to the storage
+    dtype is counted.
+    """
     sample = operands.sample
     reference = sample.a @ sample.b
     got = operands.c[sample.rows][:, sample.columns].double() / operands.scale

@@ -105,13 +105,17 @@ _ONE_IN = {
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """What cuBLAS calls a precision: `compute` (cublasComputeType_t) and alpha's data type."""
+    """A precision in cuBLAS's terms: `compute` is the cublasComputeType_t, `scale` the
+    cudaDataType_t of alpha and beta.
+    """
 
     compute: int
     scale: int
 
     def scalars(self) -> tuple[ctypes._SimpleCData, ctypes._SimpleCData]:
-        """(alpha = 1, beta = 0) on the host; whoever passes their addresses keeps them alive."""
+        """(alpha = 1, beta = 0) on the host, of dtype `scale`. Calls get their addresses: the
+        caller keeps both alive.
+        """
         held, one = _ONE_IN[self.scale]
         return held(one), held(0)
 
@@ -245,7 +249,7 @@ class HeuristicResult(ctypes.Structure):
 
 
 class CublasLtError(RuntimeError):
-    """A call returned something other than CUBLAS_STATUS_SUCCESS."""
+    """A cuBLASLt call returned something other than CUBLAS_STATUS_SUCCESS."""
 
 
 _POINTER, _INT, _SIZE = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t
@@ -290,7 +294,7 @@ class Library:
             raise self.error(name, status)
 
     def error(self, name: str, status: int) -> CublasLtError:
-        """What to raise when cublasLt`name` returned `status`."""
+        """The CublasLtError for a `status` that cublasLt`name` returned."""
         text = self._status_name(status)
         return CublasLtError(f"cublasLt{name} returned {text.decode()} ({status})")
 

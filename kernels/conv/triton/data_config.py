@@ -57,7 +57,7 @@ class Config:
 
     @property
     def pixels(self) -> int:
-        """Pixels of a tile."""
+        """Pixels of a tile: images * rows * columns of `box`."""
         return prod(self.box)
 
     @property
@@ -67,7 +67,7 @@ class Config:
 
     @property
     def accumulators(self) -> int:
-        """Elements of the tile that a thread adds up."""
+        """float32 elements of the tile that one thread adds up."""
         return self.pixels * self.bk // (32 * self.warps)
 
 
@@ -101,17 +101,17 @@ class Sum:
 
     @property
     def c(self) -> int:
-        """Channels added up."""
+        """Channels added up: C of fprop, K of dgrad."""
         return self.shape.k if self.dgrad else self.shape.c
 
     @property
     def k(self) -> int:
-        """Channels of the output."""
+        """Channels of the output: K of fprop, C of dgrad."""
         return self.shape.c if self.dgrad else self.shape.k
 
     @property
     def image(self) -> tuple[int, int, int]:
-        """Images, rows and columns of the input."""
+        """Images, rows and columns of the input: (N, H, W) of fprop, (N, P, Q) of dgrad."""
         s = self.shape
         if self.shape.flat:
             return 1, 1, s.n * s.h * s.w
@@ -119,7 +119,7 @@ class Sum:
 
     @property
     def whole_output(self) -> tuple[int, int, int]:
-        """Images, rows and columns of the output."""
+        """Images, rows and columns of the output: (N, P, Q) of fprop, (N, H, W) of dgrad."""
         s = self.shape
         if self.shape.flat:
             return self.image
@@ -213,7 +213,9 @@ def shared_memory(config: Config, element_bytes: int) -> int:
 def valid(
     config: Config, shape: ConvShape, which: str, precision: Precision, capability: Capability
 ) -> bool:
-    """Whether the configuration can run a pass ("fprop" or "dgrad") on such a GPU."""
+    """Whether the configuration can run a pass ("fprop" or "dgrad") on a GPU of this capability:
+    TMA's limits, strides of 16 bytes, shared memory. Only POINTER runs every shape.
+    """
     if which not in ("fprop", "dgrad") or shape.groups != 1:
         return False
     size = precision.bytes_per_element

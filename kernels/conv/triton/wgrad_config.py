@@ -106,7 +106,9 @@ class Fold:
 
 
 def valid(config: Config, shape: ConvShape, which: str, kind: Precision, cap: Capability) -> bool:
-    """Whether the configuration can run the pass on a GPU of this capability."""
+    """Whether the configuration can run the pass on a GPU of this capability: TMA's limits, strides
+    of 16 bytes, registers, shared memory. Only POINTER runs every shape.
+    """
     if which != "wgrad" or shape.groups != 1 or kind.name not in PRECISIONS or cap < (8, 0):
         return False
     blocks = ceil(shape.n * shape.p * shape.q / config.pixels) + config.splits

@@ -55,7 +55,7 @@ class Config:
 
     @property
     def accumulators(self) -> int:
-        """Elements of the tile that one thread adds up."""
+        """Elements of the tile, in the accumulator's dtype, that one thread adds up."""
         return self.bm * self.bn // (32 * self.warps)
 
 
@@ -136,7 +136,9 @@ def shared_memory(config: Config, kind: Precision) -> int:
 
 
 def valid(config: Config, problem: Problem, capability: Capability) -> bool:
-    """Whether the configuration can run the problem on a GPU of this capability."""
+    """Whether the configuration can run the problem on a GPU of this capability: TMA, C's
+    alignment, shared memory.
+    """
     if config.kernel != POINTER and (
         not has_tma(capability) or config.direct < problem.c_misaligned
     ):
