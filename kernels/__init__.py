@@ -13,14 +13,10 @@ OPS: Mapping[str, Op] = {op.name: op for op in (GEMM, CONV)}
 
 
 def is_library(case: Case) -> bool:
-    """Whether the case uses the vendor's library (or torch on a CPU), as baselines do. KeyError for
-    an unknown op.
-    """
+    """Whether the case uses the vendor's library (or torch on a CPU), as baselines do."""
     return case.backend in (OPS[case.op].library_backend(kind) for kind in ("cuda", "cpu"))
 
 
 def size_of(case: Case) -> str:
-    """The size in short: "4096" or "4096x11008x4096" (MxNxK), "64x256" (channels CxK). KeyError for
-    an unknown op.
-    """
+    """The size in short: "4096" or "4096x11008x4096" (MxNxK), "64x256" (channels CxK)."""
     return OPS[case.op].size(case)

@@ -53,9 +53,7 @@ class Case:
 
     @cached_property
     def group(self) -> str:
-        """Identity of the problem: op, dimensions, layout, data. Cases of one group are
-        compared.
-        """
+        """Identity of the problem. Cases of one group are compared with each other."""
         dims = ",".join(f"{name}={value}" for name, value in self.dims.items())
         return f"{self.op}/{dims}/{self.layout}/{self.data}"
 

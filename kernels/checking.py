@@ -38,17 +38,13 @@ def unwritten(output: torch.Tensor) -> int:
 
 
 def ratio(difference: torch.Tensor, reference: torch.Tensor) -> float:
-    """Relative error in the Frobenius norm, ||difference|| / ||reference||; ||difference|| where
-    the reference is zero.
-    """
+    """||difference|| / ||reference|| (Frobenius); ||difference|| where the reference is zero."""
     norm = reference.norm()
     return float((difference.norm() / norm if norm > 0 else difference.norm()).item())
 
 
 def typical(sizes: torch.Tensor) -> torch.Tensor:
-    """The root mean square, a 0-d tensor; 1 where all are zero, so that an error divided by it
-    stays as it is.
-    """
+    """The root mean square, a 0-d tensor; 1 where all are zero, so that it can be divided by."""
     square = sizes.square().mean().sqrt()
     return torch.where(square > 0, square, torch.ones_like(square))
 

@@ -53,9 +53,7 @@ def store(drawn: torch.Tensor, dtype: torch.dtype, data: str) -> torch.Tensor:
 
 
 def choose(size: int, count: int, device: torch.device) -> torch.Tensor:
-    """Sorted int64 indices below `size`, at most `count`: all of them, or a random choice that
-    includes the first and the last.
-    """
+    """At most `count` sorted int64 indices below `size`: all, or random with the first and last."""
     if size <= count:
         return torch.arange(size, device=device)
     chosen = torch.randperm(size, device=device)[:count]

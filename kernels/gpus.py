@@ -95,9 +95,7 @@ def find_card(device_name: str) -> Card | None:
 
 
 def tuned_alike(capability: Capability | None, sms: int) -> tuple[str, ...]:
-    """Names of the cards whose tuned configurations suit a GPU of this capability and number of
-    SMs.
-    """
+    """Names of the cards whose tuned configurations suit a GPU of this capability and SM count."""
     return tuple(
         card.match[0]
         for card in CARDS

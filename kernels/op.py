@@ -17,9 +17,7 @@ OWN = ":"  # in the name of a back end that the user brings
 
 @dataclass(frozen=True)
 class BackendEntry:
-    """One back end of an op: the module that offers `cannot_run` and `candidates`; `kind` is its
-    device, "cuda" or "cpu".
-    """
+    """One back end of an op: the module that offers `cannot_run` and `candidates`."""
 
     module: str
     title: str
@@ -85,9 +83,7 @@ class Op(ABC):
         return {name: entry.title for name, entry in self.entries.items()}
 
     def entry(self, backend: str) -> BackendEntry | UserBackend:
-        """The back end of a name: one of ours, or the user's "module:name". KeyError for an unknown
-        name without a colon.
-        """
+        """The back end of a name: one of ours, or the user's "module:name". KeyError for others."""
         return UserBackend(backend) if OWN in backend else self.entries[backend]
 
     def check_own(self, backend: str) -> None:
@@ -133,9 +129,7 @@ class Op(ABC):
         """The largest relative error (Frobenius norm, against float64) of a correct result."""
 
     def may_run_exactly(self, case: Case) -> bool:
-        """Whether the back end may compute more exactly than the precision says, as where TF32 is
-        only allowed.
-        """
+        """Whether the back end may compute more exactly than the precision says."""
         return False
 
     @abstractmethod
@@ -144,9 +138,7 @@ class Op(ABC):
 
     @abstractmethod
     def misaligned(self, case: Case) -> tuple[str, int] | None:
-        """("K=4095", 8190), the dimension and a row's bytes, where rows do not start on 16 bytes;
-        None where they do.
-        """
+        """("K=4095", a row's bytes) where rows do not start on 16 bytes; None where they do."""
 
     @abstractmethod
     def aligned(self, case: Case) -> Case:

@@ -95,9 +95,7 @@ def power_of_two(least: int) -> int:
 
 
 def options(stages: int, warps: int) -> dict[str, int]:
-    """Triton's compile options: num_stages, the depth of the software pipeline, and num_warps, the
-    warps (of 32 threads) of a program.
-    """
+    """Triton's compile options: pipeline stages, and warps of 32 threads a program."""
     return {"num_stages": stages, "num_warps": warps}
 
 

@@ -84,9 +84,7 @@ class UserBackend:
     def candidates(
         self, case: Case, operands: Any, target: Target, *, tune: bool
     ) -> Sequence[Candidate]:
-        """The object's own, or one call of the function. ValueError as `found`, where the name
-        leads to no back end.
-        """
+        """The object's own, or one call of the function. ValueError as `found`."""
         if hasattr(self.found, "candidates"):
             return tuple(self.found.candidates(case, operands, target))
         given: dict[str, Any] = {

@@ -29,9 +29,7 @@ _CHUNK = 1 << 24  # elements drawn at once for types that torch cannot draw
 
 @dataclass(frozen=True)
 class Area:
-    """One flat buffer of a pool: for arguments of one dtype on one device that are only read
-    (READ), or written (WRITTEN).
-    """
+    """One flat buffer of a pool, for arguments of one dtype that are only read, or only written."""
 
     use: str  # READ or WRITTEN
     device: torch.device
@@ -63,9 +61,7 @@ class Cold:
 
     @property
     def key(self) -> str:
-        """Part of a name that tells cold measurements apart: "distant 0,1,results"; "" where all is
-        cached.
-        """
+        """Part of a name, which differs by what is cold: "distant 0,1,results"; "" for nothing."""
         named = [*map(str, self.arguments), *(["results"] if self.results else [])]
         return f"distant {','.join(named)}" if named else ""
 
@@ -191,8 +187,8 @@ def fill_normal(tensor: Tensor, rng: torch.Generator) -> None:
 
 
 def writable(tensor: Tensor) -> Tensor:
-    """The tensor without elements that share memory by a stride of 0, which torch refuses to write.
-    Such dimensions have size 1 then.
+    """The tensor with size 1 where its stride is 0: torch refuses to write elements that share
+    memory.
     """
     for dim, step in enumerate(tensor.stride()):
         if step == 0 and tensor.shape[dim] > 1:

@@ -26,9 +26,7 @@ _HOLDERS = (_torch._VariableFunctions, _torch._nn, _torch.TensorBase)
 
 
 def quickest(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Binding:
-    """The first binding that makes this very call with such arguments, or else the operator itself.
-    Nothing is run.
-    """
+    """The first binding that makes just this call, or else the operator itself. Runs nothing."""
     for binding in _bindings(func, kwargs):
         if _makes(binding(args, kwargs), func, args, _telling(func, args, kwargs)):
             return binding

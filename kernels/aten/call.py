@@ -20,9 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class CannotReplay(Exception):
-    """A call that cannot be described or run alone; the message is the reason that reports
-    print.
-    """
+    """A call cannot be described or run alone. The message is the reason that reports print."""
 
 
 @dataclass(frozen=True)
@@ -300,9 +298,7 @@ def named_arguments(call: Call, func: OpOverload | None = None) -> dict[str, Arg
 
 
 def slots_of(call: Call) -> list[Slot]:
-    """Every tensor argument, those in lists one by one, in the order of the schema. CannotReplay as
-    `named_arguments`.
-    """
+    """Every tensor argument in the order of the schema. CannotReplay as `named_arguments`."""
     func = resolve(call.name)
     arguments = named_arguments(call, func)
     written = _written(call, func, arguments)

@@ -42,8 +42,8 @@ class Conv(Op):
     axis_name = "channels"
 
     def validate(self, case: Case) -> None:
-        """ValueError for dimensions that are no convolution, an unknown pass or layout; KeyError
-        for a missing dimension.
+        """ValueError for no convolution, an unknown pass or layout; KeyError for a missing
+        dimension.
         """
         ConvShape.of(case)
         if case.dims.get("pass") not in PASSES:
@@ -125,9 +125,7 @@ class Conv(Op):
         return case.dim("c") if case.dim("c") == case.dim("k") else None
 
     def setting(self, case: Case) -> Mapping[str, str]:
-        """What else a case is, by name: pass, layout, image (pixels), batch, kernel, stride and so
-        on.
-        """
+        """What else a case is, by name: pass, layout, image (pixels), batch, kernel and so on."""
         return {
             "pass": str(case.dims["pass"]),
             "layout": case.layout,
@@ -138,9 +136,7 @@ class Conv(Op):
         }
 
     def probe(self, case: Case) -> Case:
-        """The same convolution with N, C, K, H and W at most as in PROBED, where the kernel still
-        fits.
-        """
+        """The same convolution, N, C, K, H and W at most as in PROBED or as the kernel needs."""
         groups = 1 if case.dim("groups") == 1 else min(case.dim("groups"), PROBED["c"])
         dims = dict(case.dims) | {d: min(case.dim(d), most) for d, most in PROBED.items()}
         dims |= {"groups": groups} | {d: -(-int(dims[d]) // groups) * groups for d in ("c", "k")}

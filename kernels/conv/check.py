@@ -53,8 +53,8 @@ def relative_error(operands: ConvOperands) -> float:
 
 
 def total_error(operands: ConvOperands) -> float:
-    """||out - ref|| / ||ref|| over the sample, of inputs as drawn in float32: their rounding to the
-    storage dtype is counted.
+    """||out - ref|| / ||ref|| over the sample, of inputs as drawn: rounding to storage is
+    counted.
     """
     sample = operands.sample
     assert sample is not None

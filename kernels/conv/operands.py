@@ -80,9 +80,7 @@ class ConvOperands:
 
     @property
     def output(self) -> torch.Tensor:
-        """The tensor that the pass writes: y [N, K, P, Q], x [N, C, H, W] or w [K, C/groups, R,
-        S].
-        """
+        """What the pass writes: y [N, K, P, Q], x [N, C, H, W] or w [K, C/groups, R, S]."""
         return getattr(self, OUTPUT[self.which])
 
 
@@ -107,9 +105,7 @@ class OperandPool:
         self.seed += 3
 
     def get(self, case: Case) -> ConvOperands:
-        """The operands of the case. Raises torch.OutOfMemoryError when they do not fit, ValueError
-        for no convolution.
-        """
+        """The operands of the case. Raises torch.OutOfMemoryError when they do not fit."""
         if case.group != self.group:
             self.clear()
             self.group = case.group
@@ -158,9 +154,7 @@ def memory_format(layout: str) -> torch.memory_format:
 
 
 def sizes(name: str, shape: ConvShape) -> Sequence[int]:
-    """The sizes of "x" (N, C, H, W), "w" (K, C/groups, R, S) or "y" (N, K, P, Q). KeyError for
-    others.
-    """
+    """The sizes of "x" (N, C, H, W), "w" (K, C/groups, R, S) or "y" (N, K, P, Q)."""
     return {
         "x": (shape.n, shape.c, shape.h, shape.w),
         "w": (shape.k, shape.c // shape.groups, shape.r, shape.s),

@@ -53,9 +53,7 @@ class ConvShape:
 
     @classmethod
     def of(cls, case: Case) -> ConvShape:
-        """The shape of a conv case. ValueError for a shape that is no convolution, KeyError for a
-        missing dimension.
-        """
+        """The shape of a case. ValueError for no convolution, KeyError for a missing dimension."""
         return cls(**{name: case.dim(name) for name in DIMS})
 
     @property

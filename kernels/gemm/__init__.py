@@ -60,9 +60,7 @@ class Gemm(Op):
             raise ValueError(f"layout is {case.layout!r}")
 
     def tolerance(self, case: Case) -> float:
-        """The precision's `rel_tolerance`: the largest ||C - ref|| / ||ref|| of a correct result
-        against float64.
-        """
+        """The precision's `rel_tolerance`, of ||C - ref|| / ||ref|| against float64."""
         return case.precision.rel_tolerance
 
     def gemm(self, case: Case) -> tuple[int, int, int]:
@@ -70,8 +68,8 @@ class Gemm(Op):
         return case.dim("m"), case.dim("n"), case.dim("k")
 
     def misaligned(self, case: Case) -> tuple[str, int] | None:
-        """("K=4095", 8190), the dimension and a row's bytes, when an operand's rows do not start on
-        16 bytes; None when they do.
+        """("K=4095", 8190 bytes) when an operand's rows do not start on 16 bytes; None when they
+        do.
         """
         for name, width in self._rows(case):
             stride = case.dim(name) * width

@@ -46,9 +46,7 @@ def relative_error(operands: Operands) -> float:
 
 
 def total_error(operands: Operands) -> float:
-    """||C - A@B|| / ||A@B|| over the sample, of the inputs as drawn: their rounding to the storage
-    dtype is counted.
-    """
+    """||C - A@B|| / ||A@B|| over the sample, of inputs as drawn: rounding to storage is counted."""
     sample = operands.sample
     reference = sample.a @ sample.b
     got = operands.c[sample.rows][:, sample.columns].double() / operands.scale

@@ -95,16 +95,12 @@ def _handle(index: int) -> int:
 
 
 def workspace_bytes(capability: Capability) -> int:
-    """Bytes of scratch memory that an algorithm may use: NVIDIA's advice, 32 MiB from Hopper on, 4
-    MiB before.
-    """
+    """Bytes of scratch memory for an algorithm, by NVIDIA's advice (WORKSPACE_BYTES_*)."""
     return WORKSPACE_BYTES_HOPPER if capability >= (9, 0) else WORKSPACE_BYTES_BEFORE
 
 
 def reduction_schemes(kind: Precision) -> int:
-    """The split-K reductions that keep the precision's accumulator, as a mask of
-    cublasLtReductionScheme_t.
-    """
+    """A mask of the split-K reductions (cublasLtReductionScheme_t) that keep the accumulator."""
     if DTYPE_BYTES[kind.output] < DTYPE_BYTES[kind.accumulate]:
         return api.CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE
     return api.CUBLASLT_REDUCTION_SCHEME_MASK

@@ -105,17 +105,13 @@ _ONE_IN = {
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """A precision in cuBLAS's terms: `compute` is the cublasComputeType_t, `scale` the
-    cudaDataType_t of alpha and beta.
-    """
+    """A precision to cuBLAS: `compute`, a cublasComputeType_t; `scale`, alpha's cudaDataType_t."""
 
     compute: int
     scale: int
 
     def scalars(self) -> tuple[ctypes._SimpleCData, ctypes._SimpleCData]:
-        """(alpha = 1, beta = 0) on the host, of dtype `scale`. Calls get their addresses: the
-        caller keeps both alive.
-        """
+        """(alpha = 1, beta = 0) on the host; the caller, who passes addresses, keeps them alive."""
         held, one = _ONE_IN[self.scale]
         return held(one), held(0)
 
@@ -133,9 +129,7 @@ _TF32 = Arithmetic(CUBLAS_COMPUTE_32F_FAST_TF32, CUDA_R_32F)
 
 
 def arithmetic(kind: Precision) -> Arithmetic:
-    """How cuBLAS is told to compute in this precision. KeyError for an accumulator that it
-    lacks.
-    """
+    """How cuBLAS is told to compute in this precision."""
     return _TF32 if kind.multiply == "tf32" else _ARITHMETIC[kind.accumulate]
 
 
@@ -273,9 +267,7 @@ _FUNCTIONS: Mapping[str, tuple[type, ...]] = {
 
 
 class Library:
-    """libcublasLt with its signatures declared. OSError if the file does not load, AttributeError
-    if a function is missing.
-    """
+    """libcublasLt. OSError if it does not load, AttributeError if it lacks a function used here."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -357,8 +349,8 @@ def _library_paths() -> list[str]:
 
 @cache
 def load() -> Library:
-    """The process's libcublasLt, torch's if it loaded one. Raises CannotRun with the reasons if
-    none loads.
+    """The process's libcublasLt, torch's if loaded. Raises CannotRun with the reasons if none
+    is.
     """
     problems: list[str] = []
     for path in _library_paths():

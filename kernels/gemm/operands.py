@@ -86,9 +86,7 @@ class OperandPool:
         self.seed += 2
 
     def get(self, case: Case) -> Operands:
-        """The operands of the case. Raises torch.OutOfMemoryError when they do not fit, ValueError
-        for an unknown precision.
-        """
+        """The operands of the case. Raises torch.OutOfMemoryError when they do not fit."""
         if case.group != self.group:
             self.clear()
             self.group = case.group

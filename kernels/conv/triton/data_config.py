@@ -134,9 +134,7 @@ class Sum:
 
     @property
     def pads(self) -> tuple[int, int]:
-        """Pixels of padding before the first row and column, as a cross-correlation whose first tap
-        is tap 0.
-        """
+        """Pixels of padding before the first row and column, for a cross-correlation."""
         s = self.shape
         if self.dgrad and s.stride == 1:
             return s.dilation * (s.r - 1) - s.padding, s.dilation * (s.s - 1) - s.padding
@@ -144,9 +142,7 @@ class Sum:
 
     @cached_property
     def packed_channels(self) -> int:
-        """Channels that the row kernels pad x to, 4 or 8: windows that are a stride apart must
-        start on 16 bytes.
-        """
+        """Channels that the row kernels pad x to, 4 or 8: windows start on 16 bytes."""
         aligned = self.shape.stride * 4 * self.element_bytes % TMA_ALIGNMENT == 0
         return 4 if self.shape.c <= 4 and aligned else 8
 

@@ -90,9 +90,7 @@ class Fold:
 
     @classmethod
     def of(cls, shape: ConvShape, element_bytes: int) -> Fold:
-        """The fold of a shape: strides between windows and between rows are multiples of 16
-        bytes.
-        """
+        """The fold of a shape: windows and rows start on multiples of 16 bytes."""
         step = TMA_ALIGNMENT // element_bytes
         channels = power_of_two(shape.c)
         while channels * shape.stride % step:

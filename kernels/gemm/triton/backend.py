@@ -139,8 +139,8 @@ class Launcher:
         self.b = _Matrix(b, p.n, p.k, p.b_k_major, p.k if p.b_k_major else p.n)
 
     def bind(self, config: Config) -> tuple[Step, ...]:
-        """The launches of one GEMM, in order. torch.OutOfMemoryError where a copy that TMA needs
-        does not fit.
+        """The launches of one GEMM, in order. torch.OutOfMemoryError if a copy for TMA does not
+        fit.
         """
         if config.kernel == cfg.POINTER:
             return (self._pointer_step(config),)

@@ -67,9 +67,7 @@ def parse(label: str) -> Config:
 
 @dataclass(frozen=True)
 class Problem:
-    """A GEMM as the kernels see it: C[m, n] = A[m, k] @ B[k, n], its arithmetic, and which of A and
-    B are contiguous along K.
-    """
+    """A GEMM as the kernels see it: C[m, n] = A[m, k] @ B[k, n], and whether K is contiguous."""
 
     m: int
     n: int
@@ -111,9 +109,7 @@ class Problem:
 
     @property
     def storage_class(self) -> tuple[bool, bool, bool]:
-        """(pack_a, pack_b, c_misaligned): problems that agree here can share a tuned
-        configuration.
-        """
+        """Problems that agree in these three can share a tuned configuration."""
         return self.pack_a, self.pack_b, self.c_misaligned
 
     def tiles(self, config: Config) -> int:
@@ -136,9 +132,7 @@ def shared_memory(config: Config, kind: Precision) -> int:
 
 
 def valid(config: Config, problem: Problem, capability: Capability) -> bool:
-    """Whether the configuration can run the problem on a GPU of this capability: TMA, C's
-    alignment, shared memory.
-    """
+    """Whether a GPU of this capability can run it: TMA, alignment of C, shared memory."""
     if config.kernel != POINTER and (
         not has_tma(capability) or config.direct < problem.c_misaligned
     ):
@@ -167,8 +161,8 @@ _TMA_TILES = (
 
 @cache
 def catalogue(precision_name: str) -> tuple[Config, ...]:
-    """Every configuration that the rules choose from, for one precision. KeyError for an unknown
-    one.
+    """Every configuration that the rules choose from, for one precision. KeyError for no
+    precision.
     """
     kind = PRECISIONS[precision_name]
     if precision_name == "fp32":
