@@ -210,7 +210,7 @@ def valid(
     config: Config, shape: ConvShape, which: str, precision: Precision, capability: Capability
 ) -> bool:
     """Whether the configuration can run a pass ("fprop" or "dgrad") on a GPU of this capability:
-    TMA's limits, strides of 16 bytes, shared memory. Only POINTER runs every shape.
+    TMA's limits, strides of 16 bytes, shared memory. Only POINTER runs all sizes.
     """
     if which not in ("fprop", "dgrad") or shape.groups != 1:
         return False

@@ -105,7 +105,7 @@ class Fold:
 
 def valid(config: Config, shape: ConvShape, which: str, kind: Precision, cap: Capability) -> bool:
     """Whether the configuration can run the pass on a GPU of this capability: TMA's limits, strides
-    of 16 bytes, registers, shared memory. Only POINTER runs every shape.
+    of 16 bytes, registers, shared memory. Only POINTER runs all sizes.
     """
     if which != "wgrad" or shape.groups != 1 or kind.name not in PRECISIONS or cap < (8, 0):
         return False
