@@ -158,7 +158,7 @@ class Op(ABC):
 
     @abstractmethod
     def probe(self, case: Case) -> Case:
-        """A small case of the same kind, to try cheaply what a large one needs."""
+        """A small case of the same kind."""
 
 
 class OpSession:

@@ -136,7 +136,7 @@ class Conv(Op):
         }
 
     def probe(self, case: Case) -> Case:
-        """The same convolution, N, C, K, H and W at most as in PROBED or as the kernel needs."""
+        """A small case of the same kind, to try what a large one would take."""
         groups = 1 if case.dim("groups") == 1 else min(case.dim("groups"), PROBED["c"])
         dims = dict(case.dims) | {d: min(case.dim(d), most) for d, most in PROBED.items()}
         dims |= {"groups": groups} | {d: -(-int(dims[d]) // groups) * groups for d in ("c", "k")}

@@ -110,7 +110,7 @@ class Gemm(Op):
         return {"layout": case.layout}
 
     def probe(self, case: Case) -> Case:
-        """The same GEMM with every dimension at most PROBED = 128."""
+        """The same GEMM with every dimension at most PROBED."""
         return replace(case, dims={name: min(case.dim(name), PROBED) for name in self.dims})
 
 
