@@ -1,6 +1,6 @@
 """Medians, intervals and ratios of repeated timings.
 
-Samples come in blocks: the arms of a comparison are interleaved, one block each per round. Samples
+Samples come in blocks: variants of a comparison are interleaved, one block each per round. Samples
 of one block share the clock, the temperature and the state of the machine, so intervals resample
 blocks, not samples. Intervals are percentile bootstraps widened for few blocks ("expanded
 percentile", T. Hesterberg, "What Teachers Should Know About the Bootstrap", 2015). Under
@@ -56,8 +56,8 @@ def _interval_of_mean(
     """95 % interval of the mean of block values; `jitter` is added to the replicates."""
     count = len(values)
     if count < MIN_BOOTSTRAP:
-        spread = values.std(ddof=1) / math.sqrt(count)
-        replicates = values.mean() + spread * rng.standard_t(count - 1, REPLICATES) + jitter
+        error = values.std(ddof=1) / math.sqrt(count)
+        replicates = values.mean() + error * rng.standard_t(count - 1, REPLICATES) + jitter
         low, high = np.quantile(replicates, ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2))
     else:
         picks = rng.integers(0, count, (REPLICATES, count))
@@ -86,7 +86,7 @@ def median_interval(blocks: Blocks, resolution_s: float = 0.0) -> Interval | Non
 
 
 def half_width_pct(centre: float, interval: Interval) -> float:
-    """The larger half of the interval, in per cent of the centre (which must not be 0)."""
+    """The larger half of the interval, in per cent of the centre, which must not be 0."""
     return 100 * max(interval[1] - centre, centre - interval[0]) / centre
 
 
