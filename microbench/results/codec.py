@@ -1,9 +1,9 @@
-"""A `Run` as a JSON document, and back; what comes back is checked field by field.
+"""A `Run` as a JSON document, and back; every field that is read is checked.
 
-The document is flat where the schema says so: a measurement's fields stand in its result, a case's
-layout and data among its dimensions. Results of other kinds stand in the same list (see
-`microbench.results.kinds`). Unknown fields are passed over, so that a file with more than this
-version knows still reads.
+The document is flat where the schema says so: a measurement's fields are in its result, a case's
+layout and data among its dimensions. Results of other kinds are in the same list (see
+`microbench.results.kinds`). Unknown fields are ignored, so that a file of a later version still
+reads.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MEASURED = tuple(field.name for field in fields(Measurement))
 
 
 def result_to_json(result: Result) -> Json:
-    """The result as the schema writes it: raw values and the derived ones readers want."""
+    """A kernel's result as the schema has it: raw values in SI units, also TFLOP/s and GB/s."""
     case, measured = result.case, result.measurement
     rates = {"tflops": (result.flop_per_s, 1e12), "gb_per_s": (result.byte_per_s, 1e9)}
     return {
@@ -48,7 +48,7 @@ def result_to_json(result: Result) -> Json:
 
 
 def run_to_json(run: Run) -> Json:
-    """The whole document."""
+    """The whole run file as one JSON object. KeyError for a result whose kind is not in `KINDS`."""
     plain = ("schema_version", "method_version", "command", "started_at", "finished_at", "device",
              "software", "settings")  # fmt: skip
     optional = {"network": run.network, "model": run.model}
@@ -67,7 +67,10 @@ def run_to_json(run: Run) -> Json:
 
 
 def run_from_json(data: Json) -> Run:
-    """The inverse of `run_to_json`; ValueError says which field is not what it should be."""
+    """The inverse of `run_to_json`. ValueError names the field that is missing or invalid.
+
+    OverflowError for a number too large for a float.
+    """
     for name in REQUIRED:
         if name not in data:
             raise ValueError(f"{name} is missing")

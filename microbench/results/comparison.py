@@ -1,9 +1,9 @@
-"""Two runs, case by case: faster, slower, same, or cannot tell; and why.
+"""Compares two runs case by case: faster, slower, same, or cannot tell; and why.
 
-Runs happen at different times on different allocations of memory and at different temperatures, so
-the interval of each run alone is too narrow for their ratio. A Noise is what two runs of the same
-cases on one H200 differed by (docs/method.md, "Comparing runs"): a verdict needs the whole interval
-beyond it, and, where both runs know their clock, the same verdict in cycles.
+Runs happen at different times, with other memory addresses and temperatures, so the interval of
+each run alone is too narrow for their ratio. A `Noise` is what two runs of the same cases on one
+H200 differed by (docs/method.md, "Comparing runs"). A verdict needs the whole interval beyond it
+and, where both runs know their clock, the same verdict in cycles.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ MAX_THRESHOLD_PCT = 1000.0
 
 @dataclass(frozen=True)
 class Noise:
-    """What two runs of one case may differ by: the larger of a share and of an absolute time."""
+    """What two runs of one case may differ by: the larger of `pct` per cent and of `seconds`."""
 
     pct: float
     seconds: float = 0.0
 
     def share(self, a_s: float, b_s: float) -> float:
-        """The larger of the two as a share of the shorter time."""
+        """The larger of the two as a fraction of the shorter time. Both are seconds, above 0."""
         return max(self.pct / 100, self.seconds / min(a_s, b_s))
 
 
@@ -47,9 +47,9 @@ KERNELS = Noise(NOISE_PCT, NOISE_S)
 class CompareRow:
     """One case in both runs. `ratio` is time in A over time in B: above 1, B is faster.
 
-    `threshold_pct` is the difference, in per cent, that the whole interval must lie beyond;
-    `threshold_s` the absolute time it stands for where that decides. `reason` says in a few words
-    why this verdict, `note` has the details.
+    `a_s` and `b_s` are medians in seconds. `threshold_pct` is the difference, in per cent, that the
+    whole interval must lie beyond; `threshold_s` the absolute time behind it where that decides.
+    `reason` says in a few words why this verdict, `note` has the details.
     """
 
     key: str
@@ -66,7 +66,7 @@ class CompareRow:
 
 
 class Judgement(NamedTuple):
-    """A verdict on B, a detail for the notes ("" for none), why, and the threshold (a share)."""
+    """A verdict on B, one of VERDICTS. `note` is "" for none; `threshold` is a fraction."""
 
     verdict: str
     note: str
@@ -76,10 +76,10 @@ class Judgement(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """What two runs say of each other. `differences` are facts that colour every row.
+    """The comparison of run B with run A. `differences` are facts that differ.
 
-    `card` is "same card" or "another card", None where one run does not know its card;
-    `threshold_pct` what the user asked for in place of the noise of two runs.
+    `card` is SAME_CARD or ANOTHER_CARD, None where one run does not know its card. `threshold_pct`
+    is what the user asked for in place of the noise of two runs.
     """
 
     differences: list[str]
@@ -90,7 +90,7 @@ class Comparison:
     threshold_pct: float | None = None
 
     def as_dict(self) -> dict[str, object]:
-        """The comparison as plain values: counts, differences, and a row a case."""
+        """Plain values for JSON: counts, noise in per cent and seconds, one row per case."""
         names = (
             "key", "verdict", "ratio", "ci95", "a_s", "b_s", "note", "reason", "threshold_pct",
             "threshold_s",
@@ -114,10 +114,11 @@ class Comparison:
 
 
 def compare(a: Run, b: Run, threshold_pct: float | None = None) -> Comparison:
-    """Row by row. `threshold_pct` replaces the noise of two runs, in per cent, for all kinds; a
-    kernel's difference in seconds must still be above NOISE_S.
+    """Compare run B with run A, case by case.
 
-    UserError when the runs were not taken by the same method.
+    `threshold_pct` replaces the noise of two runs, in per cent, for all kinds; a kernel's
+    difference in seconds must still be above NOISE_S. UserError when the runs were measured by
+    different methods or settings (MUST_AGREE), or have no case in common.
     """
     if a.method_version != b.method_version:
         raise UserError(
@@ -140,7 +141,7 @@ def compare(a: Run, b: Run, threshold_pct: float | None = None) -> Comparison:
 
 
 def parse_threshold(text: str) -> float:
-    """ "5%" or "5" in per cent. UserError for what is no share above 0."""
+    """Per cent from "5%" or "5". UserError unless above 0 and at most MAX_THRESHOLD_PCT."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*%?\s*", text, re.ASCII)
     pct = float(found[1]) if found else 0.0
     if not 0 < pct <= MAX_THRESHOLD_PCT:
@@ -214,14 +215,14 @@ def _row(a: Entry, b: Entry, threshold_pct: float | None) -> CompareRow:
 
 
 def noise_of(op: str, threshold_pct: float | None = None) -> Noise:
-    """What two runs of this kind may differ by; `threshold_pct` replaces the share in it."""
+    """What two runs of a case of this `op` may differ by; `threshold_pct` replaces `pct`."""
     usual = Noise(KINDS[op].noise_pct) if op in KINDS else KERNELS
     return usual if threshold_pct is None else Noise(threshold_pct, usual.seconds)
 
 
 def _untimed(a: str, b: str) -> tuple[str, str]:
     """(verdict on B, reason) of a case that has no time in one of the runs, by its statuses."""
-    if {a, b} == {"ok", "failed"}:  # it takes for ever
+    if {a, b} == {"ok", "failed"}:  # as if it took infinitely long
         return ("slower", "failed in B") if b == "failed" else ("faster", "failed in A")
     if a == b:
         return "same" if a == "skipped" else "cannot tell", f"{a} in both"
@@ -230,7 +231,11 @@ def _untimed(a: str, b: str) -> tuple[str, str]:
 
 
 def ratio_between(a: Timed, b: Timed) -> tuple[float, Interval | None]:
-    """(time in A over time in B, interval): the medians' intervals, taken as independent."""
+    """(median time in A over that in B, its 95 % interval); None where a run has no interval.
+
+    The logarithms of the two intervals add in quadrature: the runs' errors are taken as
+    independent.
+    """
     ratio = a.median_s / b.median_s
     if a.ci95_s is None or b.ci95_s is None:
         return ratio, None
@@ -240,7 +245,11 @@ def ratio_between(a: Timed, b: Timed) -> tuple[float, Interval | None]:
 
 
 def judge(a: Timed, b: Timed, noise: Noise = KERNELS) -> Judgement:
-    """The verdict on B. The whole interval must lie beyond the noise of two runs."""
+    """The verdict on B against A.
+
+    "faster" and "slower" need the whole interval beyond the noise, "same" the whole interval within
+    its per cent. What is neither, or has no interval, or is not so in clock cycles: "cannot tell".
+    """
     ratio, interval = ratio_between(a, b)
     share = noise.share(a.median_s, b.median_s)
     near = noise.pct / 100

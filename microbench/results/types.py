@@ -57,9 +57,10 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Ceiling:
-    """A limit of the device: FLOP/s of a precision (dense), bytes/s, or seconds per launch.
+    """A peak of the device: FLOP/s of a precision (dense), bytes/s, or seconds per launch.
 
-    `reference` is the source of a datasheet value, "" for a measured one.
+    `reference` is the source of a datasheet value; of a measured one the key of its case, or
+    "copy".
     """
 
     name: str
@@ -107,7 +108,7 @@ class Result:
 
     @property
     def timed(self) -> Measurement | None:
-        """Its time, when measured."""
+        """Its measurement; None if not measured."""
         return self.measurement
 
     def caveat(self, other: Result) -> str:
@@ -134,7 +135,7 @@ class Result:
 class LayerUse:
     """Where a network uses a problem: `group` is the problem's `Case.group`, `which` its pass.
 
-    `count` times a training step, by the modules `names`.
+    A training step runs it `count` times, for the modules `names`.
     """
 
     group: str
@@ -145,7 +146,10 @@ class LayerUse:
 
 @dataclass(frozen=True)
 class NotMeasured:
-    """A product of the network that no case stands for, and why; `flops` of one run."""
+    """A GEMM, convolution or attention of the network that has no case, and why.
+
+    A step runs it `count` times; `flops` are the FLOPs of one run.
+    """
 
     what: str
     reason: str
@@ -155,7 +159,10 @@ class NotMeasured:
 
 @dataclass(frozen=True)
 class NetworkUse:
-    """The network whose layers a run measured, at which batch and image size."""
+    """The network whose layers a run measured: images per batch, `image` pixels a side.
+
+    `image` is None where the user's function brought its own input.
+    """
 
     name: str
     batch: int
@@ -179,7 +186,10 @@ class PathError:
 
 @dataclass(frozen=True)
 class Pool:
-    """Coefficients of the time model, by name, fitted to the cases whose path starts so."""
+    """Coefficients of the time model, by name, fitted to the cases whose path starts with `path`.
+
+    All are ratios without a unit but `hold_s`, in seconds; see `microbench.roofline.model.fitting`.
+    """
 
     path: tuple[str, ...]
     coefficients: Mapping[str, float]
@@ -222,36 +232,36 @@ class Run:
     method_version: int = METHOD_VERSION
 
     def with_results(self, results: Sequence[Result]) -> Run:
-        """The run with these results added; one for a case already there takes its place.
+        """The run with these results added; one for a known case replaces it.
 
-        Without its time model, which knows nothing of them.
+        Its time model is dropped, because it was fitted without them.
         """
         merged = {result.case.key: result for result in self.results}
         merged.update({result.case.key: result for result in results})
         return replace(self, results=tuple(merged.values()), model=None)
 
     def with_other(self, entry: Entry) -> Run:
-        """The run with this result of another kind; one for a case already there is replaced."""
+        """The run with this result of another kind added; one for a known case replaces it."""
         merged = {known.case.key: known for known in self.others}
         merged[entry.case.key] = entry
         return replace(self, others=tuple(merged.values()))
 
     def with_all(self, kind: type[E], found: Sequence[E]) -> Run:
-        """The run with these results of a kind in place of all it had of it."""
+        """The run with these results of a kind in place of all that it had of that kind."""
         rest = tuple(entry for entry in self.others if not isinstance(entry, kind))
         return replace(self, others=(*found, *rest))
 
     def of(self, kind: type[E]) -> tuple[E, ...]:
-        """The results of a kind, in the order measured."""
+        """The results of a kind, in the order in which they were measured."""
         return tuple(entry for entry in self.others if isinstance(entry, kind))
 
     def find(self, kind: type[E], key: str) -> E | None:
-        """The result of this kind for the case with this key."""
+        """The result of this kind for the case with this key; None if there is none."""
         return next((entry for entry in self.of(kind) if entry.case.key == key), None)
 
     @property
     def entries(self) -> tuple[Entry, ...]:
-        """Everything that was measured, kernels first."""
+        """All results, kernels first."""
         return (*self.results, *self.others)
 
     def ceiling(self, name: str, source: str, precision: str | None = None) -> Ceiling | None:
@@ -283,9 +293,9 @@ class Run:
 
     @cached_property
     def by_group_flops(self) -> Mapping[str, int]:
-        """FLOPs of a launch of each problem, by `Case.group`."""
+        """FLOPs of one launch of each problem, by `Case.group`."""
         return {result.case.group: result.flops for result in self.results}
 
     def result(self, key: str) -> Result | None:
-        """The result of the case with this key."""
+        """The result of the case with this key; None if there is none."""
         return self.by_key.get(key)

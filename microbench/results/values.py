@@ -1,4 +1,4 @@
-"""What every kind of result has and is made of, whichever package measured it."""
+"""The types that every kind of result is made of, whichever package measured it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Warning:
 
 
 class AnyCase(Protocol):
-    """What was measured, of whatever kind."""
+    """The identity of what was measured, of whatever kind."""
 
     @property
     def op(self) -> str:
@@ -40,7 +40,7 @@ class AnyCase(Protocol):
 
     @cached_property
     def key(self) -> str:
-        """Stable identity, the same in every run of every version."""
+        """Stable identity: the same text in every run of every version."""
         ...
 
 
@@ -78,9 +78,9 @@ class Entry(Protocol):
 
     @property
     def timed(self) -> Timed | None:
-        """Its time, when measured."""
+        """Its time; None if not measured."""
         ...
 
     def caveat(self, other: Any) -> str:
-        """What colours a comparison with the same case in another run; "" for nothing."""
+        """Why a comparison with the same case in another run is less certain; "" for nothing."""
         ...
