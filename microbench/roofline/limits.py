@@ -1,4 +1,4 @@
-"""The ceilings that apply to one result: of the datasheet, at its clock, as measured."""
+"""The peaks that apply to one result: of the datasheet, at its clock, as measured."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from microbench.results.types import Result, Run
 
 @dataclass(frozen=True)
 class Limits:
-    """The ceilings that apply to one result; None where unknown.
+    """The peaks that apply to one result; None where unknown.
 
     Rates are dense FLOP/s of its precision: of the datasheet, at its mean SM clock, of the largest
     GEMM measured, and without Tensor Cores. Seconds are the least time of its own arithmetic and
@@ -29,7 +29,10 @@ class Limits:
 
 
 def limits_for(result: Result, run: Run) -> Limits:
-    """The ceilings that apply to a result."""
+    """The peaks in `run` that apply to a result.
+
+    FLOP per clock and SM are those of `kernels.gpus`.
+    """
     name = result.case.precision_name
 
     def rate(ceiling: str, source: str, precision: str) -> float | None:
@@ -37,7 +40,7 @@ def limits_for(result: Result, run: Run) -> Limits:
         return found.flop_per_s if found else None
 
     memory = run.ceiling("memory", "measured")
-    # The quickest launch seen, in whatever precision: a library may take two kernels in another.
+    # The fastest launch in any precision: in some, a library runs two kernels.
     floors = [c.seconds for c in run.ceilings if c.name == "latency floor" and c.seconds]
     measured = rate("large GEMM", "measured", name)
     twin, factor = result.case.precision.simt_twin or (name, 1)
@@ -55,7 +58,7 @@ def limits_for(result: Result, run: Run) -> Limits:
 
 
 def _at_clock(result: Result, run: Run) -> float | None:
-    """FLOP/s that the SMs can do at the clock that was measured."""
+    """Peak FLOP/s of the SMs at the measured clock."""
     rates = architecture(_capability(run)).flop_per_clock
     per_clock = rates.get(result.case.precision.rate_name)
     clock = result.measurement.sm_clock_mhz if result.measurement else None
@@ -71,7 +74,7 @@ def _capability(run: Run) -> Capability | None:
 
 
 def tensor_core(result: Result, limits: Limits) -> bool | None:
-    """Whether Tensor Cores were used: True where the rate is beyond the SMs' without them.
+    """Whether Tensor Cores ran: True where the FLOP/s exceed what the SMs reach without them.
 
     False for IEEE fp32, None where not proven.
     """
