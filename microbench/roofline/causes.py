@@ -17,15 +17,15 @@ from microbench.results.types import Result, Run
 from microbench.roofline.limits import Limits
 
 FLOOR_SHARE = 0.5  # of the time: from here on launch latency is the bottleneck
-# A launch may run two kernels (split K, a reduction) and take twice the latency. Where arithmetic and
-# bytes together are under BUSY_SHARE of the time, a lower share is enough.
+# A launch may run two kernels (split K, a reduction) and take twice the latency. Where arithmetic
+# and bytes together are under BUSY_SHARE of the time, a lower share is enough.
 IDLE_FLOOR_SHARE = 0.4
 BUSY_SHARE = 0.1
 MEMORY_SHARE = 0.5
 NEAR_CEILING = 0.85
 ABOVE_CEILING = 1.05
 AT_CLOCK_PCT = 80.0  # of the peak at the measured clock: below this, power is not the only cause
-UNALIGNED_RATE = 0.6  # of the ceiling: below this, rows off 16 bytes are the likely cause
+UNALIGNED_RATE = 0.6  # of the measured peak: below this, rows off 16 bytes are the likely cause
 # Where the padded twin was measured, it decides, whatever the rate: the strides are the cause if it
 # is this many times faster with no less to do.
 PADDING_GAINS = 1.1
