@@ -1,6 +1,6 @@
-"""The convolutions and GEMMs of a network's step, recorded without running it, and their plan.
+"""Records the convolutions and GEMMs of a network's step without running it, and plans them.
 
-The step is traced with fake tensors: shapes flow through forward and backward, no weight is
+The step is traced with fake tensors: only shapes pass through forward and backward, no weight is
 allocated and no kernel runs.
 """
 
@@ -48,7 +48,7 @@ CLIP_FRAMES = 16  # of a video network, as torchvision's were trained
 class Traced:
     """The GEMMs and convolutions of one training step, in forward order.
 
-    The passes of one are together: fprop, dgrad, wgrad. `batch` is the first dimension of the
+    The passes of each are together: fprop, dgrad, wgrad. `batch` is the first dimension of the
     input; `image` is the side of its square images in pixels, None for the user's own input.
     """
 
@@ -63,8 +63,8 @@ class Traced:
 class Built:
     """A network and one batch of input.
 
-    `inputs` are what `module` is called with; `image` is the side of its square images in pixels,
-    None where the user's function brought the inputs.
+    `inputs` are the arguments of `module`; `image` is the side of its square images in pixels, None
+    where the user's function returned the inputs.
     """
 
     module: nn.Module
@@ -120,7 +120,7 @@ def _run_step(network: Built, recorder: ProductRecorder, fake: FakeTensorMode) -
     with unfused, recorder, recorder.following(module):
         outputs = torch.func.functional_call(module, swapped, network.inputs)
         found = [tensor for tensor in tensors_in(outputs) if tensor.requires_grad]
-        # A loss hands contiguous gradients to the outputs; sum() would hand expanded scalars.
+        # A loss gives the outputs contiguous gradients; sum() would give expanded scalars.
         ones = [torch.ones_like(t, memory_format=torch.contiguous_format) for t in found]
         torch.autograd.backward(found, ones)
 
@@ -212,7 +212,11 @@ traced = lru_cache(maxsize=4)(trace)
 def plan_layers(
     found: Traced, asked: Conditions, kind: str, *, layout: str
 ) -> tuple[list[Group], NetworkUse]:
-    """A comparison per distinct GEMM and convolution of the network, in the layout."""
+    """A comparison per distinct GEMM and convolution, and where the network uses them.
+
+    `layout` is that of convolutions, "nhwc" or "nchw"; `kind` the device's, "cuda" or "cpu".
+    UserError for an invalid layout, data, back end or precision.
+    """
     parse_choice(layout, OPS["conv"].layouts, "--layout")
     parse_choice(asked.data, DATA, "--data")
     groups: list[Group] = []
