@@ -129,7 +129,7 @@ class Telemetry:
 
     @contextmanager
     def during(self, key: Hashable) -> Generator[None]:
-        """File the samples taken inside under `key`; at least one is taken, at the end."""
+        """File the samples taken inside under `key`. If there was none, one is taken at the end."""
         segment = _Segment(key)
         with self._lock:
             assert self._current is None, f"segment {self._current.key!r} is still open"
