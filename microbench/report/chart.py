@@ -136,7 +136,7 @@ def _levels(run: Run, results: list[Result], unit: fmt.Unit) -> dict[str, float]
 def draw(
     series: list[Series], levels: dict[str, float], width: int, label_width: int
 ) -> tuple[Canvas, int]:
-    """The canvas, and how many points lie under others."""
+    """The canvas, and how many points are hidden under others."""
     xs = [x for curve in series for x, _ in curve.points]
     ys = [y for curve in series for _, y in curve.points] + list(levels.values())
     canvas = Canvas(
@@ -183,7 +183,7 @@ def _speedups(run: Run, arms: Arms) -> dict[str, list[tuple[float, str]]]:
 
 
 def legend(series: list[Series], hidden: int, width: int) -> list[Text]:
-    """The markers and what they stand for; says so when markers lie under others."""
+    """The markers and their meaning; also how many are hidden under others."""
     lines = [Text()]
     for curve in series:
         if lines[-1] and cell_len(lines[-1].plain) + cell_len(curve.label) + 5 > width:

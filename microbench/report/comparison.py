@@ -31,7 +31,7 @@ _LOOKS = {
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
-    """What differs between the runs, the rows that matter, and the counts."""
+    """Print what differs between the runs, the rows that matter, and the counts."""
     width = min(console.width, WIDTH)
 
     def say(line: Text) -> None:
@@ -187,7 +187,7 @@ def _table(rows: Sequence[CompareRow]) -> Table[CompareRow]:
 
 
 class Judged(Protocol):
-    """A row with its threshold, of a comparison or of the file of one."""
+    """A row with its threshold, of a comparison or of its file."""
 
     @property
     def threshold_pct(self) -> float | None:
@@ -196,7 +196,7 @@ class Judged(Protocol):
 
     @property
     def threshold_s(self) -> float | None:
-        """The same as a time, where that decides."""
+        """The same in seconds, where an absolute time decides; else None."""
         ...
 
 

@@ -35,9 +35,9 @@ MODEL = "Time model, checked on held-out cases"
 
 
 def print_run(run: Run, console: Console, *, details: bool = False) -> None:
-    """Header, table, chart, verdict, warnings; kernels before trainings.
+    """Print header, table, chart, verdict and warnings; kernels before trainings.
 
-    `details` adds why for every result.
+    `details` adds the reason for every result.
     """
     width = console.width
     _section(console, header(run, details), width)
@@ -75,7 +75,7 @@ def _print_kernels(run: Run, console: Console, width: int, details: bool) -> Non
 
 
 def is_long(run: Run) -> bool:
-    """Whether the screen has a summary in place of all rows, which --verbose prints."""
+    """Whether the screen shows a summary in place of all rows, which --verbose prints."""
     return (
         not run.network and len(groups_of(run)) > MOST_PROBLEMS and bool(settings_table(run).rows)
     )
@@ -116,7 +116,7 @@ def _print_map(run: Run, console: Console, width: int) -> None:
 
 
 def header(run: Run, details: bool = False) -> list[Text]:
-    """What was measured on, with what, and how."""
+    """The device, the software and the conditions."""
     shown = SOFTWARE if details else SOFTWARE[:3]
     software = [
         f"{title} {fmt.clean(run.software[name])}"

@@ -34,7 +34,7 @@ class Sheet:
 
 
 def print_document(data: Json, sheet: Sheet, console: Console, *, details: bool) -> None:
-    """What was measured on, where the document says so, and the sheet. ValueError: damaged."""
+    """Print the device, if the document has one, and the sheet. ValueError: invalid field."""
     if "device" in data:
         for line in header(run_of_document(data), details):
             console.print(line, width=prose_width(console))
@@ -43,14 +43,14 @@ def print_document(data: Json, sheet: Sheet, console: Console, *, details: bool)
 
 
 def run_of_document(data: Json) -> Run:
-    """A run without results: the device, software, command and time of a document. ValueError."""
+    """A document's device, software, command and time as a run. ValueError: invalid field."""
     facts = {name: data.get(name) for name in ("command", "device", "software")}
     when = data.get("finished_at")
     return decode(Run, {**facts, "started_at": when, "finished_at": when}, "")
 
 
 def print_sheet(sheet: Sheet, console: Console, *, details: bool = False) -> None:
-    """The table, notes, and the summary."""
+    """Print the table, notes, and the summary."""
     table = sheet.table if details else sheet.brief
     lines = [*(screen(table, console.width).lines if table.rows else ()), *sheet.notes]
     for line in lines:
@@ -110,14 +110,17 @@ class _Named(_File):
 
 
 def comparison(data: Json) -> Sheet:
-    """A comparison of two runs: in brief, the rows that are not the same."""
+    """A comparison of two runs; in brief, rows not "same". ValueError for an invalid field."""
     found: _File = decode(_File, data, "")
     notes = [Text(line) for line in _notes(found)]
     return _sheet(found.rows, notes, summary(_compared(found)))
 
 
 def comparisons(data: Json) -> Sheet:
-    """Comparisons of several runs with one baseline: in brief, the rows that are not the same."""
+    """Comparisons of several runs with one baseline; in brief, the rows that are not "same".
+
+    ValueError for an invalid field.
+    """
     found: _Several = decode(_Several, data, "")
     rows = [replace(row, run=one.run) for one in found.comparisons for row in one.rows]
     notes = [
@@ -186,7 +189,7 @@ def _duration(seconds: float | None) -> str:
 
 
 def figures(data: Mapping[str, object]) -> Sheet:
-    """The figures of another program, one a line."""
+    """The values in another program's document, one per line, in its own units."""
     columns: list[Column[tuple[str, str]]] = [
         Column("figure", lambda row: row[0], csv={"figure": lambda row: row[0]}),
         Column("value", lambda row: row[1], csv={"value": lambda row: row[1]}),

@@ -23,9 +23,9 @@ REDRAWS_PER_S = 4
 
 
 class LiveLine(ABC):
-    """A line at the foot of a terminal that says how far the work is; use as a context.
+    """A line at the foot of a terminal that shows the progress; use as a context.
 
-    Elsewhere (a pipe, --quiet) nothing is redrawn.
+    Where the output is not a terminal, or with --quiet, nothing is redrawn.
     """
 
     def __init__(self, console: Console, total: int, *, quiet: bool = False) -> None:
@@ -60,7 +60,7 @@ class LiveLine(ABC):
 
     @abstractmethod
     def left_s(self) -> float | None:
-        """Seconds until the end, as far as can be told; None when it cannot."""
+        """Estimated seconds until the end; None when unknown."""
 
     def say(self, line: str) -> None:
         """Print a line that stays."""
@@ -81,10 +81,10 @@ class LiveLine(ABC):
 
 
 class LiveProgress(LiveLine):
-    """Tells a person what is measured, what came out and how long it will take.
+    """Shows what is measured, the results so far and the time left.
 
-    The time left is the sampling that is still to come
-    plus what preparing, checking and compiling have cost a group so far.
+    The time left is the remaining sampling plus what preparing, checking and compiling have cost
+    per group so far.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class LiveProgress(LiveLine):
         self._doing = describe(key, stage, group)
 
     def done(self, group: Group, results: Sequence[Result], left_s: float) -> None:
-        """A group is on disk; about `left_s` seconds of sampling are left."""
+        """A group is in the run file; about `left_s` seconds of sampling are left."""
         now = self._clock()
         if self._group_began_s is not None:
             self._spent_s.append(now - self._group_began_s)
@@ -125,7 +125,7 @@ class LiveProgress(LiveLine):
         self.say(f"[{self._done}/{len(self._groups)}] {summary(results)}")
 
     def left_s(self) -> float | None:
-        """Seconds until the end, as far as can be told; None before the first group is done."""
+        """Estimated seconds until the end; None before the first group is done."""
         groups_left = len(self._groups) - self._done
         if self._left_s is None or not self._spent_s:
             return None

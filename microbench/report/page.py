@@ -56,7 +56,7 @@ def to_page(run: Run) -> str:
 
 
 def document_page(data: Json, sheet: Sheet, title: str) -> str:
-    """The page of a file that is no run: its table and its summary. ValueError: damaged."""
+    """The page of a file that is not a run: its table and summary. ValueError: invalid field."""
     run = run_of_document(data) if "device" in data else None
     return _template().render(
         title=title,

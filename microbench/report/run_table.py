@@ -46,7 +46,7 @@ Raw = dict[str, Callable[[Result], Value]]
 
 
 def run_table(run: Run) -> Table[Result]:
-    """The table as the screen has it: sizes together, each named once."""
+    """The table for the screen: results grouped by size, each size named once."""
     arms, groups = arms_of(run), groups_of(run)
     titles = _titles(run, [group[0] for group in groups])
     above = any(cell_len(title) > WIDEST_SIZE for title in titles)
@@ -90,9 +90,7 @@ def _row(result: Result, arms: Arms) -> Row[Result]:
 
 
 def run_columns(run: Run, sizes: Mapping[int, str]) -> list[Column[Result]]:
-    """Everything that is said of a result. `sizes`: id of a result -> what its row begins with on
-    the screen.
-    """
+    """All columns. `sizes`: id of a result -> the text that its row begins with on the screen."""
     arms, unit = arms_of(run), rate_unit(run.results)
 
     def size(result: Result) -> str:
@@ -143,7 +141,7 @@ def _raw_columns() -> list[Column[Result]]:
 
 
 def conversion(result: Result) -> str:
-    """Share of the time that changes layouts; "" where it is next to nothing."""
+    """Share of the time that changes layouts, as "12%"; "" where it is negligible."""
     share = conversion_share(result)
     return fmt.per_cent(100 * share) if share >= SHOWN_CONVERSION else ""
 
@@ -270,9 +268,9 @@ _SETTINGS: Sequence[Column[Payoff]] = (
 
 
 def wide_table(run: Run) -> Table[Problem]:
-    """A run over several settings: a block for each, one row a problem, the arms side by side.
+    """A run over several settings: a block per setting, one row per problem, variants side by side.
 
-    For convolutions, whose passes, layouts and images would make the long table many screens.
+    For convolutions: the long table of their passes, layouts and images would take many screens.
     """
     subjects: dict[str, list[Problem]] = {}
     for group in groups_of(run):
