@@ -1,4 +1,4 @@
-"""The break-even size of a precision: from where on it stays faster, per setting of a run."""
+"""The break-even size of a precision, from which on it stays faster, per setting of a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kernels import OPS, is_library
 from microbench.results.types import Ratio, Result, Run
 
 BASELINES = ("fp32", "tf32")
-MIN_GAIN = 1.02  # between runs, ratios of small GEMMs vary by more than their intervals say
+MIN_GAIN = 1.02  # between runs, ratios of small GEMMs vary by more than their intervals
 
 Row = tuple[Result, Ratio]
 
@@ -26,7 +26,7 @@ class Payoff:
 
     @cached_property
     def gains(self) -> list[str]:
-        """What each row says; see `gain`."""
+        """What each row shows, see `gain`."""
         return [gain(ratio) for _, ratio in self.rows]
 
     @property
@@ -50,7 +50,7 @@ def gain(ratio: Ratio | None) -> str:
 
 
 def payoffs(run: Run, precision: str) -> list[Payoff]:
-    """The precision against each baseline in each setting that the run holds."""
+    """The precision against each of BASELINES, in each setting of the run."""
     subjects: dict[str, list[Result]] = {}
     for result in library_or_best([r for r in run.results if r.case.precision_name == precision]):
         subjects.setdefault(subject_of(result, run), []).append(result)
@@ -79,7 +79,7 @@ def library_or_best(results: Sequence[Result]) -> list[Result]:
 
 
 def subject_of(result: Result, run: Run, without: Collection[str] = ()) -> str:
-    """The settings that vary in the run, as this result has them: "fprop nhwc image 28"."""
+    """The settings of this result that vary in the run: "fprop nhwc image 28"."""
     return " ".join(
         value if name in ("pass", "layout") else f"{name} {value}"
         for name, value in OPS[result.case.op].setting(result.case).items()

@@ -1,4 +1,4 @@
-"""How to measure, whatever is measured: the conditions of the measuring commands."""
+"""The conditions of the measuring commands: how to measure, whatever is measured."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def _one_of_the_timers(choices: str) -> Check:
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
-    """The ONLY list of measuring conditions: how to measure, whatever is measured.
+    """The only list of measuring conditions.
 
-    Each is one field; the click option, its check, what the measuring process gets, what the run
-    file holds and --resume asks for again are derived from it.
+    Each is one field; the click option, its check, what the measuring process gets, and what the
+    run file keeps and --resume must repeat are derived from it.
     """
 
     dtype: str = field(

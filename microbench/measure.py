@@ -1,7 +1,8 @@
 """Measures one comparison: prepare, check, choose, time interleaved. Runs in the child process.
 
-Order for each arm: can it run? -> prepare -> right? -> (choose the best candidate) -> then all arms
-that passed are timed interleaved. Every case comes out as a Result, whatever happens to it.
+Each variant is first asked whether it can run, then prepared, checked against float64 and, where it
+has several candidates, tuned. All that pass are then timed interleaved. Every case gets a Result,
+whatever happens to it.
 """
 
 from __future__ import annotations
@@ -30,40 +31,40 @@ CHOICE_ROUNDS = 3
 UNMANAGED = "unmanaged"  # the regime of a CPU, whose clock is not controlled
 LAUNCHES_NEEDED = FEWEST_ROUNDS + 2  # one to check, one to estimate, the rest to time
 
-Announce = Callable[[str, str], None]  # (case key, stage): heartbeat, and whom to blame
+Announce = Callable[[str, str], None]  # (case key, stage): a sign of life, and the case at work
 Kind = tuple[str, str, str]  # op, precision, back end
 
 
 class TooLong(Exception):
-    """The case would not fit its budget; the message says how long it would take."""
+    """The case does not fit its budget; the message has the expected time."""
 
 
 @dataclass
 class Estimator:
-    """Times seen so far, by precision and back end; the largest case of each counts.
+    """Seconds per launch of the largest case seen so far, by op, precision and back end.
 
-    What does not fit the budget is not begun: half-precision GEMMs on many CPUs, which have no
-    hardware for them, run 500 times slower than float32, and one launch of a large one takes
+    A case that does not fit the budget is not begun: half-precision GEMMs on many CPUs, which have
+    no hardware for them, run 500 times slower than float32, and one launch of a large one takes
     minutes.
     """
 
     known: dict[Kind, tuple[int, float]] = field(default_factory=dict[Kind, tuple[int, float]])
 
     def learn(self, case: Case, flops: int, seconds: float) -> None:
-        """Note that a launch of this case took so long."""
+        """Note the seconds that a launch of this case took; `flops` are its FLOPs."""
         if flops >= self.known.get(_kind(case), (0, 0.0))[0]:
             self.known[_kind(case)] = (flops, seconds)
 
     def expected_s(self, case: Case) -> float:
-        """Seconds a launch, scaled by FLOPs from the largest seen; 0 when nothing is known."""
+        """Expected seconds per launch, by FLOPs from the largest case seen; 0 when none was."""
         flops, seconds = self.known.get(_kind(case), (1, 0.0))
         return seconds * OPS[case.op].flops(case) / flops
 
     def admit(self, case: Case, target: Target, budget_s: float, spoken_for_s: float) -> None:
-        """TooLong when checking and timing the case would break the budget.
+        """TooLong when checking and timing the case would exceed the budget in seconds.
 
-        `spoken_for_s` is what one launch of each arm already admitted takes. A kind of case never
-        seen is probed at a small size first.
+        `spoken_for_s` is the seconds of one launch of each variant already admitted. A kind of case
+        never seen is timed at a small size first; what that raises is passed on.
         """
         if _kind(case) not in self.known:
             self._probe(case, target)
@@ -79,7 +80,7 @@ class Estimator:
 
     def _probe(self, case: Case, target: Target) -> None:
         small = OPS[case.op].probe(case)
-        session = OPS[case.op].session(target, seed=0)  # its own: the arms keep their operands
+        session = OPS[case.op].session(target, seed=0)  # its own: the others keep operands
         prepared = session.prepare(small)
         prepared.candidates[0].call()
         start = time.perf_counter()
@@ -100,7 +101,7 @@ def _words(seconds: float) -> str:
 
 @dataclass
 class Measurer:
-    """Everything that outlives a comparison: target, timer, telemetry, operands."""
+    """What comparisons share: target, timer, telemetry, regime, seed, operands and known times."""
 
     target: Target
     timer: Timer
@@ -112,10 +113,10 @@ class Measurer:
     sessions: dict[str, OpSession] = field(default_factory=dict[str, OpSession])
 
     def measure(self, group: Group, budget_s: float, announce: Announce) -> list[Result]:
-        """A result for every case of the group, in order.
+        """A result for every case of the group, in order; `budget_s` is seconds of sampling in all.
 
-        RuntimeError only for an error that leaves the device unusable; the case announced last is
-        the one to blame.
+        RuntimeError only for an error that leaves the device unusable; it belongs to the case
+        announced last.
         """
         results: dict[str, Result] = {}
         ready: list[_Ready] = []
@@ -132,7 +133,7 @@ class Measurer:
         return [results[case.key] for case in group.cases]
 
     def session(self, op: str) -> OpSession:
-        """The op's session on this target."""
+        """The session of an op on this target, which holds its operands."""
         if op not in self.sessions:
             self.sessions[op] = OPS[op].session(self.target, self.seed)
         return self.sessions[op]
@@ -249,7 +250,7 @@ class Measurer:
     def _without(
         self, failure: ArmFailed, ready: Sequence[_Ready], budget_s: float, announce: Announce
     ) -> dict[str, Result]:
-        """One arm broke its turn: it fails, and the others begin again."""
+        """A launch of one variant raised: it fails, and the others start again."""
         cause = failure.__cause__
         assert isinstance(cause, Exception)
         self._raise_if_dead(cause)
@@ -265,7 +266,7 @@ class Measurer:
         return results | (self._take_turns(sound, budget_s, announce) if sound else {})
 
     def _raise_if_dead(self, error: Exception) -> None:
-        """After a fault that the device does not survive, only a new process helps."""
+        """RuntimeError after a fault that leaves the device unusable, which needs a new process."""
         if self.target.kind != "cuda":
             return
         import torch
@@ -278,7 +279,7 @@ class Measurer:
 
 @dataclass
 class _Ready:
-    """A case that passed its check, and its arm."""
+    """A case that passed its check, and its variant to time."""
 
     result: Result
     arm: Arm
@@ -287,9 +288,9 @@ class _Ready:
 def measurement_of(
     arm: Arm, timer: Timer, regime: str, state: TelemetrySummary, heavy: bool
 ) -> Measurement:
-    """The samples of an arm that has taken its turns, and the device's state meanwhile.
+    """The samples of a variant, less the timer's overhead, and the device's state meanwhile.
 
-    `heavy` says that the device was busy all the time, so that power times time is the energy.
+    `heavy` says that the device was busy all the time; then energy per launch is power times time.
     """
     blocks = [[t - timer.overhead_s for t in block.times_s] for block in arm.blocks]
     times = [round(t, TIME_DECIMALS) for block in blocks for t in block]
@@ -314,10 +315,10 @@ def measurement_of(
 
 
 def with_ratios(results: dict[str, Result], arms: Sequence[Arm], timer: Timer) -> dict[str, Result]:
-    """Each result with its speed-up over the group's other precisions and back ends.
+    """Each result with its speed-ups over the group's other precisions and back ends.
 
-    Over fp32 and tf32 as the library runs them (`speedup`), and over the same precision in other
-    back ends (`vs_backend`).
+    `speedup`: over other precisions as the library runs them. `vs_backend`: over the same precision
+    in other back ends. Both are ratios of interleaved times, see `ratio_interval`.
     """
     taken = {
         arm.key: [[t - timer.overhead_s for t in block.times_s] for block in arm.blocks]
@@ -340,19 +341,19 @@ def with_ratios(results: dict[str, Result], arms: Sequence[Arm], timer: Timer) -
 
 
 def too_exact(case: Case, error: float) -> bool:
-    """Whether random data cannot come out so right in the arithmetic of the precision."""
+    """Whether a relative error is too small for the arithmetic of the precision on random data."""
     return error < case.precision.least_error and case.data in ("normal", "uniform")
 
 
 def describe_wrong(error: float, tolerance: float) -> str:
-    """The reason a person reads for a wrong result."""
+    """The reason, in words, of a wrong result; errors are relative to float64."""
     if not math.isfinite(error):
         return "wrong result: some elements are NaN or were not written"
     return f"wrong result: relative error {error:.2g} against float64, tolerance {tolerance:g}"
 
 
 def describe_failure(error: Exception, case: Case) -> str:
-    """The reason a person reads for a case that failed."""
+    """The reason, in words, of a case that raised this error."""
     import torch
 
     if isinstance(error, torch.OutOfMemoryError | MemoryError):

@@ -1,4 +1,4 @@
-"""The cases that a command measures, grouped so that the arms of a comparison stand together."""
+"""Plans the cases that a command measures, grouped by comparison."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ Arm = tuple[str, str]  # precision, back end
 
 
 def plan_arms(op: str, asked: Conditions, kind: str) -> list[Arm]:
-    """Who is compared: the baselines by the library, then each precision by each back end.
+    """The variants, as (precision, back end): baselines by the library, then each asked precision.
 
     `kind` is the device's, "cuda" or "cpu"; it decides the default back ends. `asked.vs` names the
-    baselines ("none" for none).
+    baselines ("none" for none). UserError for an unknown precision or back end.
     """
     found = OPS[op]
     if asked.backend is not None:
@@ -62,12 +62,12 @@ def _backends(op: str, text: str, kind: str) -> list[str]:
 
 
 def group_of(problem: Case, arms: Sequence[Arm]) -> Group:
-    """The problem by every arm."""
+    """The problem in every variant."""
     return Group(tuple(replace(problem, precision_name=p, backend=b) for p, b in arms))
 
 
 def plan_gemm(asked: Conditions, kind: str, *, sizes: str, layouts: str) -> list[Group]:
-    """Every comparison of a GEMM sweep."""
+    """Every comparison of a GEMM sweep. UserError for an invalid size, layout, data or variant."""
     arms = plan_arms("gemm", asked, kind)
     parse_choice(asked.data, DATA, "--data")
     return [
@@ -96,7 +96,8 @@ def plan_conv(
 ) -> list[Group]:
     """Every comparison of a convolution sweep, and the padded twin of each misaligned width.
 
-    `padding` is a number or "same"; `groups` a number or "depthwise".
+    `padding` is a number or "same"; `groups` a number or "depthwise". UserError for an invalid
+    value, or sizes that fit no convolution.
     """
     arms = plan_arms("conv", asked, kind)
     parse_choice(asked.data, DATA, "--data")

@@ -30,14 +30,18 @@ from microbench.worker import Greeting, WorkerDied, Workers
 MEMORY_SHARE = 0.9  # of the free memory that the tensors of one comparison may take
 COMMANDS = ("gemm", "conv", "payoff", "layers")
 KNOBS = {"gemm": "--sizes", "conv": "--channels, --image or --batch"}
-# What the float64 check and the cache flush take beside them, at most; a convolution's check holds
-# bands of three tensors in float64, and torch keeps an output of its own.
+# Bytes that the float64 check and the cache flush take beside them, at most: a convolution's check
+# holds bands of three tensors in float64, and torch keeps an output of its own.
 CHECK_BYTES = {"gemm": 1 << 29, "conv": 3 << 30}
-CHECK_FACTOR = 16  # times the tensors themselves: all that a small problem's check can take
+CHECK_FACTOR = 16  # times the tensors' bytes: the most that a small problem's check takes
 
 
 def run_request(request: Request) -> Done:
-    """Measure what is asked. UserError for what the user can mend."""
+    """Measure what is asked.
+
+    UserError for a bad option, a device that is missing or fails, too little memory, or a run file
+    that cannot be written or resumed.
+    """
     from microbench.report.live import LiveProgress
 
     asked = request.conditions
@@ -79,7 +83,7 @@ def _check_memory(groups: Sequence[Group], greeting: Greeting) -> None:
     if greeting.free_bytes is None:
         return
     for group in groups:
-        # Arms that store alike share matrices, so one case of each storage counts.
+        # Variants with the same storage share matrices, so one case of each storage counts.
         stored = {case.precision.storage: OPS[case.op].min_bytes(case) for case in group.cases}
         tensors = sum(stored.values())
         needed = tensors + min(CHECK_BYTES[group.cases[0].op], (1 << 29) + CHECK_FACTOR * tensors)

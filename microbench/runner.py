@@ -1,7 +1,7 @@
 """Plan -> measure -> result, group by group; each group is on disk before the next begins.
 
-The measuring itself happens in a child process (see `microbench.worker`), so that a
-kernel that faults or hangs costs its own case and nothing else.
+A child process measures (see `microbench.worker`), so a kernel that faults or hangs loses only its
+own case.
 """
 
 from __future__ import annotations
@@ -28,44 +28,44 @@ from microbench.worker import Worker, WorkerDied
 if TYPE_CHECKING:
     from microbench.report.live import LiveProgress
 
-# Seconds of sampling an arm gets when the user gives no --budget: a case that can drive a GPU to
-# its power limit needs many turns of the power controller (about 0.1 s each) to be known to 0.5 %.
+# Seconds of sampling per variant without --budget: a case that can drive a GPU to its power limit
+# needs many cycles of the power controller (about 0.1 s each) for an interval of 0.5 %.
 ARM_BUDGET_S = {"large": 1.25, "small": 0.25}
 CPU_BUDGET_S = 45.0
 
 
 def weight(case: Case) -> float:
-    """Seconds of sampling that a case is worth relative to others."""
+    """Usual seconds of sampling of a case: more where it can drive a GPU to its power limit."""
     return ARM_BUDGET_S["large" if OPS[case.op].flops(case) >= LARGE_FLOPS else "small"]
 
 
 def group_weight(group: Group) -> float:
-    """Seconds of sampling that a group is worth relative to others."""
+    """Usual seconds of sampling of a group: the sum over its cases."""
     return sum(weight(case) for case in group.cases)
 
 
 def default_budget_s(groups: Sequence[Group], kind: str, most_s: float = math.inf) -> float:
-    """Seconds of sampling for all groups when the user sets no --budget."""
+    """Seconds of sampling for all groups without --budget, at most `most_s`."""
     wanted_s = CPU_BUDGET_S if kind == "cpu" else sum(group_weight(group) for group in groups)
     return min(wanted_s, most_s)
 
 
 class Schedule(Protocol):
-    """What is measured next, and for how long."""
+    """Decides what is measured next, and for how long."""
 
     cases: Sequence[Case]  # all that may come
 
     def next(self, run: Run) -> tuple[Group, float] | None:
-        """A group and the seconds of sampling it gets, from what is known so far; None: done."""
+        """The next group and its seconds of sampling, given the run so far; None at the end."""
         ...
 
     def left_s(self) -> float:
-        """Seconds of sampling that are still to come, about."""
+        """Estimated seconds of sampling left."""
         ...
 
 
 class InOrder:
-    """One group after another; each gets its share of what is left of the budget."""
+    """One group after another; each gets its share, by weight, of the seconds that are left."""
 
     def __init__(self, groups: Sequence[Group], budget_s: float) -> None:
         self.cases: Sequence[Case] = [case for group in groups for case in group.cases]
@@ -82,7 +82,7 @@ class InOrder:
         return self._groups.pop(0), share_s
 
     def left_s(self) -> float:
-        """What is left of the budget."""
+        """Seconds of the budget that are left."""
         return self._left_s
 
 
@@ -99,7 +99,10 @@ class Runner:
     load: LoadMeter = field(default_factory=LoadMeter)
 
     def measure(self, schedule: Schedule) -> Run:
-        """The run with a result for every case. What is done is on disk even when this raises."""
+        """The run with a result for every case. Finished groups are on disk even when this raises.
+
+        WorkerDied when a new worker cannot start; UserError where the disk refuses.
+        """
         self._session = self.start_session()
         try:
             self._calibrate(schedule.cases)
@@ -108,7 +111,7 @@ class Runner:
                 self._add(group, self._measure(group, share_s), schedule.left_s())
         finally:
             self._session.close()
-        # What came later may explain what came before.
+        # Later results may explain earlier ones.
         settings = self.load.noted(self.run.settings)
         self.run = annotate(replace(self.run, settings=settings, finished_at=self.now()))
         self._save()
@@ -129,7 +132,7 @@ class Runner:
         try:
             ceilings += self._session.calibrate(precisions, large, self.progress.stage)
         except WorkerDied:
-            self._restart()  # the case that did it will fail in its turn; go on without ceilings
+            self._restart()  # the case at fault will fail when measured; go on without peaks
         known = {(c.name, c.source, c.precision): c for c in (*self.run.ceilings, *ceilings)}
         self.run = replace(self.run, ceilings=tuple(known.values()))
         self._save()
@@ -169,11 +172,11 @@ class Runner:
 
 
 def missing(groups: Sequence[Group], run: Run, *, retry_skipped: bool = False) -> list[Group]:
-    """What a resumed run still has to measure.
+    """The groups that a resumed run still has to measure, with their missing cases.
 
-    A case is done when it was measured, or skipped (unless those are to be tried again, as with a
-    larger budget). A group with cases missing keeps its baselines, timed again beside them: a
-    ratio needs both interleaved.
+    A case is done when it was measured, or skipped (unless `retry_skipped`, as with a larger
+    budget). A group with missing cases keeps its baselines, timed again beside them: a ratio needs
+    both interleaved.
     """
     statuses = ("ok",) if retry_skipped else ("ok", "skipped")
     done = {result.case.key for result in run.results if result.status in statuses}
