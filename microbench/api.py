@@ -1,7 +1,7 @@
 """What a script or a notebook calls: measure, time your own code, read and compare run files.
 
 Every function does what the command of its name does, and takes the command's options by their
-names, with "_" for "-". Mistakes raise `UserError`. What comes back knows how to show itself.
+names, with "_" for "-". Mistakes raise `UserError`. Results print themselves, also in notebooks.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ class Measurer:
             self.sessions[op] = OPS[op].session(self.target, self.seed)
         return self.sessions[op]
 
-    # ------------------------------------------------------------ one arm, up to being timed
+    # ------------------------------------------------------------ one variant, before it is timed
 
     def _ready(
         self, case: Case, budget_s: float, others: Sequence[_Ready], announce: Announce
@@ -220,7 +220,7 @@ class Measurer:
                 samples[i] += block.times_s
         return prepared.candidates[min(finalists, key=lambda i: median(samples[i]))]
 
-    # ------------------------------------------------------------ all arms, interleaved
+    # ------------------------------------------------------------ all variants, interleaved
 
     def _take_turns(
         self, ready: Sequence[_Ready], budget_s: float, announce: Announce

@@ -62,7 +62,7 @@ class Request(ABC):
 
 @dataclass(frozen=True)
 class GemmRequest(Request):
-    """`microbench gemm`."""
+    """The options of `microbench gemm`."""
 
     conditions: Conditions
     sizes: str = field(
@@ -84,7 +84,7 @@ class GemmRequest(Request):
 
 @dataclass(frozen=True)
 class ConvRequest(Request):
-    """`microbench conv`."""
+    """The options of `microbench conv`; `most_s` is seconds of sampling without --budget."""
 
     conditions: Conditions
     channels: str = field(
@@ -158,7 +158,7 @@ class PayoffRequest(ConvRequest):
 
 @dataclass(frozen=True)
 class LayersRequest(Request):
-    """`microbench layers`."""
+    """The options of `microbench layers`; `image` is pixels a side."""
 
     conditions: Conditions
     network_name: str

@@ -62,7 +62,7 @@ def parse_numbers(text: str, option: str) -> list[int]:
 
 @dataclass(frozen=True)
 class _Part:
-    """One part of a list of sizes: what stands between two commas."""
+    """One part of a list of sizes: the text between two commas."""
 
     text: str
     option: str

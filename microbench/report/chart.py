@@ -122,7 +122,7 @@ def _series(run: Run, results: list[Result], arms: Arms) -> list[Series] | None:
 
 
 def _levels(run: Run, results: list[Result], unit: fmt.Unit) -> dict[str, float]:
-    """Label -> FLOP/s of the ceilings of the precisions that were asked for, highest first."""
+    """Label -> FLOP/s of the peaks of the precisions that were asked for, highest first."""
     names: dict[tuple[float, str], list[str]] = {}
     for ceiling in limits_of(run, results):
         key = ceiling.flop_per_s or 0.0, CEILINGS[ceiling.source]
@@ -164,7 +164,7 @@ def draw(
 
 
 def _speedups(run: Run, arms: Arms) -> dict[str, list[tuple[float, str]]]:
-    """Label -> (size, times faster), to go under the sizes; of the arm the verdict speaks of."""
+    """Label -> (size, times faster), to write under the sizes, for the variant of the verdict."""
     lines: dict[str, list[tuple[float, str]]] = {}
     if any(varying(run)):  # several problems of one size
         return lines

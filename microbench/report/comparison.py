@@ -89,7 +89,7 @@ def _differences(comparison: Comparison) -> Iterator[Text]:
 
 
 def _threshold_asked(comparison: Comparison) -> str:
-    """ "5 %; kernels must also differ by 1.3 us": what the user asked for and what stays."""
+    """ "5 %; kernels must also differ by 1.3 us": the thresholds of the user and of time."""
     text = f"{comparison.threshold_pct:g} %"
     kernels = any(row.case.op not in KINDS for row in comparison.rows)
     return text + (f"; kernels must also differ by {_us(NOISE_S)}" if kernels else "")
@@ -217,7 +217,7 @@ def _time(seconds: float | None) -> str:
 
 
 def _what(case: AnyCase) -> tuple[str, str, str]:
-    """Precision, problem and who computes it; of other kinds what their report says."""
+    """Precision, problem and back end; for other kinds, as their report has it."""
     if isinstance(case, Case):
         return fmt.clean(case.precision_name), fmt.size(case), fmt.clean(case.backend)
     return _report(case).cells(case)

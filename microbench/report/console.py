@@ -97,7 +97,7 @@ def _verdict(run: Run, brief: bool) -> list[str]:
 
 
 def _table(run: Run, width: int) -> tuple[list[Text], str, list[Result]]:
-    """The lines, the columns that had no room, and the results whose reason had none."""
+    """(lines, columns left out to fit the width, results whose reason was cut)."""
     if run.network:
         layers = screen(layers_table(run, run.network), width)
         return [*layers.lines, *notes.missing_reasons(run)], layers.left_out_note(width), []

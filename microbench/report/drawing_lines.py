@@ -188,7 +188,7 @@ def _names(alt: Any, panel: Panel, lines: Lines, place: Any) -> list[Any]:
     return [names, *(_points_of(alt, beside, lines) if several else [])]
 
 
-# ---------------------------------------------------------------- what stands where
+# ---------------------------------------------------------------- the data of each panel
 
 
 @dataclass

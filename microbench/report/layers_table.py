@@ -1,6 +1,6 @@
 """The table of a network's layers: a row per layer, its passes summed, precisions side by side.
 
-Every ratio has a 95 % interval, see `total_ratio`; "~1" is a ratio whose interval holds 1.
+Every ratio has a 95 % interval, see `total_ratio`; "~1" is a ratio whose interval contains 1.
 """
 
 from __future__ import annotations

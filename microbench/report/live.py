@@ -141,7 +141,7 @@ def describe(key: str, stage: str, group: Group | None) -> str:
     """What happens now, in words: "fp16 4096 triton: checking"."""
     if group is None:
         return f"device ceilings: {fmt.clean(stage)}"
-    if stage.startswith("timing"):  # all arms take turns; the key is only the first one's
+    if stage.startswith("timing"):  # all variants are interleaved; the key is only one of them
         precisions = dict.fromkeys(case.precision_name for case in group.cases)
         return fmt.clean(f"{fmt.problem(group.cases[0])} in {', '.join(precisions)}: {stage}")
     case = next(case for case in group.cases if case.key == key)

@@ -26,7 +26,7 @@ from microbench.verdict import BASELINES, library_beside
 
 WIDEST_SIZE = 11  # longer sizes are on a line of their own above the rows
 SHOWN_CONVERSION = 0.02
-ALWAYS_SHOWN = 6  # arms of a wide table
+ALWAYS_SHOWN = 6  # variants in a wide table
 MOST_BOTTLENECKS = 2
 JOIN = "; "  # between the values of a list in CSV
 DIMS = ("m", "n", "k", "c", "h", "w", "r", "s", "stride", "padding", "dilation", "groups", "pass")
@@ -264,7 +264,7 @@ _SETTINGS: Sequence[Column[Payoff]] = (
 )
 
 
-# ---------------------------------------------------------------- the arms side by side
+# ---------------------------------------------------------------- the variants side by side
 
 
 def wide_table(run: Run) -> Table[Problem]:

@@ -1,7 +1,7 @@
-"""A table: columns declared once, and what writes them for the screen, in Markdown and as CSV.
+"""A table: columns declared once, and its writers for the screen, Markdown, HTML and CSV.
 
-A column says how a person reads it and which raw values it stands for. A writer is a function of
-the table; nothing but this module knows how tables are laid out.
+A column has its text for a person and its raw values. A writer is a function of the table; only
+this module lays out tables.
 """
 
 from __future__ import annotations

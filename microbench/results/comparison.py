@@ -271,7 +271,7 @@ def judge(a: Timed, b: Timed, noise: Noise = KERNELS) -> Judgement:
 
 
 def _reason(verdict: str, interval: Interval, noise: Noise, share: float) -> str:
-    """Why a verdict, from where the interval lies."""
+    """The reason of a verdict, from the interval and the noise."""
     if verdict in ("faster", "slower"):
         return "interval is beyond it"
     if verdict == "same":

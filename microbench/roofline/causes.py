@@ -35,7 +35,7 @@ ONE_PER_SM = (
     128 * 128
 )  # elements: a tile whose accumulators leave no room for a second one on an SM
 CLOCK_HELD = 0.97  # of the maximum clock: below this, and with a throttle reason, it is power
-SLOW_HARDWARE = 0.2  # of the fp32 ceiling: a low precision this slow has no hardware here
+SLOW_HARDWARE = 0.2  # of the fp32 peak: a low precision this slow has no hardware here
 
 
 def explain(result: Result, limits: Limits, run: Run) -> tuple[str, str]:

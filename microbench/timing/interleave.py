@@ -19,7 +19,7 @@ from microbench.timing.timers import Block, Launch, Timer
 # One such variant makes the comparison heavy: all of its variants are then timed in the same way.
 HEAVY_S = 100e-6
 LARGE_FLOPS = 4e9  # a problem of this size makes a comparison heavy too, however fast it runs
-WATCHED_SHARE = 0.5  # of the warm-up, its later part, belongs to the arm's telemetry
+WATCHED_SHARE = 0.5  # of the warm-up: its later part counts for the variant's telemetry
 ORDER_SEED = 7
 WARM_RUN_S = 0.01
 LAUNCH_S = 5e-6  # CPU time of a launch, about
@@ -68,7 +68,7 @@ class Clock:
         return time.perf_counter()
 
     def sleep(self, seconds: float) -> None:
-        """Do nothing for so many seconds."""
+        """Do nothing for `seconds`."""
         time.sleep(seconds)
 
 
@@ -149,7 +149,7 @@ class Turns:
         return HEAVY if heavy else LIGHT
 
     def _turn(self, arm: Arm, number: int, pace: Pace) -> None:
-        """One arm's part of a round; in round 0 the card is brought to its working state only."""
+        """One variant's part of a round; round 0 is only the warm-up of the card."""
         self.begin(arm.key, number)
         try:
             if number == 0:

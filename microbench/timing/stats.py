@@ -93,11 +93,11 @@ def half_width_pct(centre: float, interval: Interval) -> float:
 def ratio_interval(
     numerator: Blocks, denominator: Blocks, resolution_s: float = 0.0
 ) -> tuple[float, Interval | None]:
-    """(ratio, 95 % confidence interval) of the times of two interleaved arms.
+    """(ratio, 95 % confidence interval) of the times of two interleaved variants.
 
     Blocks hold seconds and pair up by round. The ratio is the geometric mean of the rounds' ratios
     of medians, numerator over denominator; the interval is None for one round. `resolution_s` is
-    one tick of the timer. ValueError where the arms have different numbers of rounds, or none.
+    one tick of the timer. ValueError where they have different numbers of rounds, or none.
     """
     if len(numerator) != len(denominator) or not numerator:
         raise ValueError(f"rounds do not pair up: {len(numerator)} and {len(denominator)}")

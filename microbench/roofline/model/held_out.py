@@ -77,7 +77,7 @@ def held_out_errors(run: Run) -> HeldOut | None:
 
 
 def _size(result: Result) -> tuple[int, str]:
-    """Identity of a problem's size, its FLOPs first: the same for every arm and pass."""
+    """Identity of a problem's size, its FLOPs first: the same for every variant and pass."""
     case = result.case
     dims = [f"{name}={case.dims[name]}" for name in OPS[case.op].dims]
     return OPS[case.op].flops(case), f"{case.op}/{','.join(dims)}"

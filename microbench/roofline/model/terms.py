@@ -1,6 +1,6 @@
-"""The physical terms of a case: seconds that follow from its shape and from measured ceilings.
+"""The physical terms of a case: seconds that follow from its shape and from measured peaks.
 
-Power has no rate of its own here: the measured ceiling of a precision was taken at the clock that
+Power has no rate of its own here: the measured peak of a precision was taken at the clock that
 the power limit sustains. Short launches run at a higher clock, which the fitted `boost` covers.
 
 A GEMM is cut into tiles that are spread over the SMs in waves. The library's tile is not known
@@ -23,7 +23,7 @@ from microbench.results.types import Run
 
 TRANSFORM_EDGE = 32  # pixels: the tile of cuDNN's 2-D FFT, as its kernels are named
 COMPLEX_BYTES = 8
-COMPLEX_FLOPS = 4  # real products a complex one takes
+COMPLEX_FLOPS = 4  # real multiply-adds of a complex one
 TENSOR_CORE_STEP = 32  # elements of the reduction: what a main loop takes at a time
 SIMT_STEP = 8
 SIMT_INDEXING = 1.5  # times longer: computing pixels' addresses alternates with the arithmetic
