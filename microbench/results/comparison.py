@@ -2,8 +2,9 @@
 
 Runs happen at different times, with other memory addresses and temperatures, so the interval of
 each run alone is too narrow for their ratio. A `Noise` is what two runs of the same cases on one
-H200 differed by (docs/method.md, "Comparing runs"). A verdict needs the whole interval beyond it
-and, where both runs know their clock, the same verdict in cycles.
+H200 differed by (docs/method.md, "Comparing runs"; later: results/nvidia-h200/compare-aa.json).
+A verdict needs the whole interval beyond it and, where both runs know their clock, the same verdict
+in cycles.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from microbench.results.types import Run
 from microbench.results.values import AnyCase, Entry, Interval, Timed
 
 NOISE_PCT = 3.0
-NOISE_S = 1.3e-6  # where the matrices lie in memory: up to 1.22 us between runs, stable in each
+NOISE_S = 1.3e-6  # effect of memory addresses: up to 1.22 us between runs, stable in each
 VERDICTS = ("faster", "slower", "same", "cannot tell")
 MUST_AGREE = ("timer", "l2", "regime")
 CARD = "card"  # the device fact that tells two cards of one model apart

@@ -75,7 +75,7 @@ class GatedEvents:
 
     Cold: the L2 is flushed before each launch, and each launch has its own pair of events. Warm:
     one pair around WARM_REPEATS launches back to back, so a sample includes the gap between
-    launches.
+    launches. results/nvidia-h200/timer-vs-ncu.json compares cold samples with Nsight Compute's.
     """
 
     name = "events"
