@@ -103,11 +103,11 @@ def of_case(
     check: Check | None = None,
     written: str = "",
 ) -> dict[str, Any]:
-    """Metadata of a field of `TrainCase`; without `help` it is no option itself.
+    """Metadata of a field of `TrainCase`; without `help` the field is no option.
 
-    `label` says it in reports, "" for the usual value (else: its name and value where it is not
-    the default); `varied` whether arms of one comparison may differ in it; `least` is the smallest
-    value of a case.
+    `label` returns the value's text in reports, "" for the usual value (without a label: name and
+    value where it is not the default). `varied`: arms of one comparison may differ in it. `least`
+    is the smallest value; the option raises UserError below it.
     """
     if least is not None and check is None:
         check = at_least(least)
@@ -213,12 +213,13 @@ class TrainCase:
 
     @property
     def fed(self) -> bool:
-        """Whether batches are loaded while it trains: they come in bursts, as workers end them."""
+        """Whether batches are loaded during training; they arrive in bursts, one batch per worker.
+        """
         return self.loader not in AT_HAND
 
     @cached_property
     def group(self) -> str:
-        """Identity of the comparison: cases that share it are its arms."""
+        """Identity of the comparison: cases with the same group are compared with each other."""
         parts = [f"{f.name}={getattr(self, f.name)}" for f in fields(self) if f.name not in VARIED]
         return f"{OP}/{','.join(parts)}"
 
@@ -308,7 +309,8 @@ class TrainSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainRequest:
-    """Everything that a command was asked; `train` False: predict, and no more."""
+    """Everything that a command was asked for. `train` False: predict only. `budget` is in seconds.
+    """
 
     arms: ArmOptions
     settings: TrainSettings

@@ -34,11 +34,11 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True)
 class Alone:
-    """One recipe without a loader to wait for; seconds a step.
+    """One recipe measured without waiting for a loader; times in seconds per step.
 
-    `pinned` is its training on a pinned batch, `busy` the same while that many workers load
-    batches that are thrown away; `loadings` are those loaders without a training. `host_s` is the
-    processor time that the training itself takes.
+    `pinned` is its training on a pinned batch; `busy`, by number of workers, the same while workers
+    load batches that are discarded. `loadings` are those loaders without training. `host_s` is the
+    CPU time of the training itself.
     """
 
     pinned: Training
@@ -50,9 +50,9 @@ class Alone:
 def predict_together(alone: Alone, loading: Loading, cores: int) -> Predicted | None:
     """The predicted step of a recipe fed by a loader, in seconds; None where either is unknown.
 
-    It takes as long as the slowest of: the training beside busy workers, the loader beside the
-    training, all their processor time on the cores there are; the first two count no more than
-    training and loader one after the other. The interval is that of its terms.
+    It is the greatest of: training beside busy workers, loading beside training (both together at
+    most one after the other), and all their CPU time over `cores`. The interval is that of its
+    terms.
     """
     pinned = _step(alone.pinned)
     load = _loads(loading, alone.pinned.step_units)
@@ -136,7 +136,9 @@ def _loads(loading: Loading, images: int) -> Estimate | None:
 
 
 def busy_points(workers: Sequence[int]) -> list[int]:
-    """Numbers of workers to keep busy beside a training: the most, and about half of that."""
+    """Numbers of workers to keep busy beside a training: the greatest, and the one nearest half of
+    it.
+    """
     counts = sorted({count for count in workers if count > 0})
     if not counts:
         return []
@@ -161,5 +163,7 @@ def measured_points(speedups: Mapping[int, float]) -> list[int]:
 
 
 def pays_from(speedups: Mapping[int, float]) -> int | None:
-    """The fewest workers from which on every speed-up is at least MIN_GAIN; None for none."""
+    """The fewest workers from which on every speed-up is at least MIN_GAIN (a ratio); None for
+    none.
+    """
     return fewest_from(speedups, lambda count: speedups[count] >= MIN_GAIN)

@@ -27,7 +27,7 @@ CPU_BATCH, LARGE_CPU_BATCH = 4, 2  # large: networks in BATCHES
 
 @dataclass(frozen=True)
 class Training:
-    """How a family is trained: `lr` is for a batch of LR_BATCH."""
+    """How a family is trained: `lr` is for a batch of LR_BATCH images."""
 
     optimizer: str
     lr: float
@@ -92,15 +92,16 @@ def torchvision_names() -> tuple[str, ...]:
 
 
 def is_other_torchvision(name: str) -> bool:
-    """Whether torchvision has a network of this name that is not in `torchvision_names()`."""
+    """Whether torchvision has this network, but not for classification."""
     every = torchvision_models().list_models()
     return name.lower() in every and name.lower() not in torchvision_names()
 
 
 def torchvision_network(name: str, input: tuple[int, ...] | None, classes: int | None) -> Network:
-    """The network of this name, one of `torchvision_names()`, with its usual image size.
+    """The network of this name, one of `torchvision_names()`; `input` is (3, H, W), None its usual
+    size.
 
-    UserError for an input it cannot take.
+    UserError for an input that it cannot take, or fewer than 1 class.
     """
     classes = class_count(name, classes, CLASSES)
     usual = usual_image(name)
