@@ -213,8 +213,7 @@ class TrainCase:
 
     @property
     def fed(self) -> bool:
-        """Whether batches are loaded during training; they arrive in bursts, one batch per worker.
-        """
+        """Whether batches are loaded during training; they arrive in bursts, one per worker."""
         return self.loader not in AT_HAND
 
     @cached_property
@@ -309,8 +308,7 @@ class TrainSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainRequest:
-    """Everything that a command was asked for. `train` False: predict only. `budget` is in seconds.
-    """
+    """Everything that a command was asked for. `train` False: predict only. `budget` in seconds."""
 
     arms: ArmOptions
     settings: TrainSettings

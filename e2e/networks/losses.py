@@ -155,8 +155,7 @@ class UserLoss:
 
 
 def user_loss(name: str) -> UserLoss:
-    """The loss that "module:function" names. UserError if it cannot be imported or is no function.
-    """
+    """The loss that "module:function" names. UserError if it cannot be imported or called."""
     function = find_attribute(name)
     if not callable(function):
         raise UserError(f"{name} is {kind_of(function)}, not a function of output and target")

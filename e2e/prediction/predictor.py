@@ -43,10 +43,10 @@ NO_GAIN = "no layer gets faster when it is padded"
 
 
 class Predictor:
-    """Predicts cases of one network on one device; calls are measured once.
+    """Predicts cases of one network on one device; each call is measured once.
 
     `allow_run` and `memory_bytes` are as for StepProfiler. `host_speed` measures the host's launch
-    speed; None: that of this process on the device.
+    speed; None: this process's for the device.
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class Predictor:
         self._stages = Stages()
 
     def predict(self, case: TrainCase, announce: Announce) -> Prediction:
-        """The step of a case, or why it cannot be predicted. Nothing of the network runs, except
-        what `allow_run` permits.
+        """The predicted step of a case, or the reason why there is none.
 
-        The prediction is for the host speed read meanwhile or, if nothing had to be measured,
-        read the last time. CaptureFailed, after which the process is of no more use.
+        Nothing of the network runs, except what `allow_run` permits. The prediction is for the host
+        speed read during measurement or, if nothing had to be measured, the last reading.
+        CaptureFailed when a capture broke off; the process cannot be used any more.
         """
         reason = self._cannot(case)
         if reason:

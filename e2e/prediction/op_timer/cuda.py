@@ -1,9 +1,9 @@
-"""Measures calls one by one on a GPU: their time on the device, and the memory that they take.
+"""Times calls one by one on a GPU, and measures the memory that they take.
 
-A round launches every call that is asked for at least as often as the step does, so that the card
-draws power, and runs at a clock, as in the step; those of the backward pass in the thread that the
-step launches them from. Calls that the host cannot launch as fast as the device runs them are timed
-behind a gate, as many at a time as a stream can queue.
+A round launches every requested call at least as often as the step does, so that power and clocks
+are as in the step. Calls of the backward pass are launched from the thread that the step uses.
+Calls that the host cannot launch as fast as the device runs them are timed behind a gate, as many
+at a time as a stream can queue.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class _TriedCall:
 
 
 class CudaStopwatch:
-    """By device events."""
+    """Times calls by CUDA events."""
 
     others_matter = True
 
@@ -118,7 +118,7 @@ class CudaStopwatch:
     def times(
         self, calls: Sequence[PlacedCall], among: Sequence[PlacedCall] = ()
     ) -> list[MeasuredTime | str]:
-        """From ROUNDS rounds after the clock has settled; the host's from passes with `among`."""
+        """As `Stopwatch.times`: ROUNDS rounds after the clock settled, host times from passes."""
         if not calls:
             return []
         tried = self._tried(calls)
@@ -132,13 +132,15 @@ class CudaStopwatch:
         return [one if isinstance(one, str) else next(taken) for one in tried]
 
     def passes(self, calls: Sequence[PlacedCall]) -> Callable[[], float]:
-        """By the clock of the host alone."""
+        """As `Stopwatch.passes`; the host's clock alone."""
         some = [one.ready for one in _that_launch(self._tried(calls))]
         return lambda: math.fsum(host_pass(some, self._threads))
 
     def once(self, run: Callable[[], T], *, waits: bool) -> tuple[T, OpTime | None]:
-        """Behind a gate, so that the host's time is not in the device's; what waits by the clock,
-        all of it the device's.
+        """Run it once behind a gate, so that launching is not in the device's time.
+
+        A call that `waits` is timed by the host's clock, all of it as device time. The time is None
+        when the gate expired: the call waited.
         """
         out: list[T] = []
         with _Memory() as memory:
@@ -154,7 +156,7 @@ class CudaStopwatch:
     def kernels_in(
         self, step: Callable[[Callable[[str | None], None]], None]
     ) -> Mapping[str, list[list[KernelTime]]]:
-        """From a profile."""
+        """As `Stopwatch.kernels_in`, from the profiler."""
         return kernels_in(step, self._instruments.launch_empty)
 
     def _tried(self, calls: Sequence[PlacedCall]) -> list[_TriedCall | str]:
@@ -200,7 +202,7 @@ class CudaStopwatch:
         return 0.0, once_s, True
 
     def behind_gate(self, launch: Callable[[], object], launches: int) -> tuple[float, float]:
-        """(host, device) seconds per launch, of launches that wait until all are launched."""
+        """(host, device) seconds per launch; the device starts when all `launches` are queued."""
         start, end = _pair()
         with self._gate():
             start.record()
@@ -213,7 +215,7 @@ class CudaStopwatch:
 
     @property
     def gate_expired(self) -> bool:
-        """Whether the last gate opened before all that it was for had been launched."""
+        """Whether the last gate opened before everything behind it was launched."""
         return self._instruments.gate_expired
 
     @contextmanager

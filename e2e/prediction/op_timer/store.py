@@ -51,22 +51,22 @@ class Store:
         return len(self._times)
 
     def get(self, key: str) -> OpTime | None:
-        """The time of a call, when it was measured before."""
+        """The stored time of a call, or None."""
         return self._times.get(key)
 
     def add(self, times: Mapping[str, OpTime]) -> None:
-        """Keep these too."""
+        """Store times of calls."""
         if times:
             self._times |= times
             self._write()
 
     def keep(self, framework: FrameworkOverhead) -> None:
-        """Keep what the host does beside calls."""
+        """Store the framework overhead."""
         self.framework = framework
         self._write()
 
     def keep_captured(self, key: str, captured: GraphCosts) -> None:
-        """Keep what a captured step takes."""
+        """Store the costs of a captured step."""
         self.captured[key] = captured
         self._write()
 
