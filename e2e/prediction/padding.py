@@ -64,12 +64,12 @@ class Padding:
 
     @property
     def misaligned(self) -> str:
-        """"33 channels"; "" where only an image's channels are misaligned."""
+        """Such as "33 channels"; "" where only an image's channels are misaligned."""
         return f"{', '.join(map(str, self.known_slow))} {self.noun}" if self.known_slow else ""
 
     @property
     def change(self) -> str:
-        """ "33 to 40 channels"."""
+        """Such as "33 to 40 channels"."""
         rounded = [f"{size} to {padded}" for size, padded in self.sizes.items()]
         return f"{', '.join(rounded)} {self.noun}"
 

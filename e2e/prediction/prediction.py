@@ -58,8 +58,7 @@ class Prediction:
         return replace(typical, predicted=predicted, simulated=simulated)
 
     def at(self, slowdown: float) -> Prediction:
-        """The same ops at another slowdown (ratio) of the host. Not simulated; `predicted` stays.
-        """
+        """The same ops at another slowdown (ratio) of the host. Not simulated."""
         ratio = slowdown / self.slowdown
         return replace(
             self,

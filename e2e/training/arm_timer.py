@@ -1,4 +1,4 @@
-"""Times the arms of one comparison in turns, then looks closer. Runs in the child process."""
+"""Times the arms of one comparison interleaved, then their phases. Runs in the child process."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CPU_PHASE_STEPS = 2
 
 
 class ArmTimer(Arms):
-    """Arms that can be timed in turns; afterwards they are still there, to train to convergence."""
+    """Arms that can be timed interleaved; they stay set up, to train to convergence afterwards."""
 
     def __init__(self, task: Task, target: Target, telemetry: Telemetry) -> None:
         super().__init__(task, target)
@@ -51,9 +51,11 @@ class ArmTimer(Arms):
     def time(
         self, budget_s: float, announce: Announce, host_speed: HostSpeed | None = None
     ) -> list[Training]:
-        """The held arms with their times, state, phases; one that breaks its turn fails alone.
+        """The held arms with times, state and phases; `budget_s` is seconds of timing in all.
 
-        With a `host_speed`, how fast the host launched meanwhile is noted of each.
+        An arm that raises is "failed", the others go on. RuntimeError after a fault that the device
+        does not survive; UserError for broken strict data. With a `host_speed`, each arm's slowdown
+        is noted.
         """
         failed: list[Training] = []
         speeds: SpeedByTurn | None = None

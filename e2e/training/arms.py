@@ -1,7 +1,7 @@
-"""The arms of a comparison on the device: set up, warmed up, held, let go.
+"""The arms of a comparison on the device: set up, warmed up, held, released.
 
-All arms are resident at once: weights are small beside activations, which one arm's steps leave to
-the next. Every case comes out as a Training, whatever happens to it.
+All arms are resident at once: weights are small beside activations, whose memory one arm's steps
+leave to the next. Every case becomes a Training, whatever happens to it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Announce = Callable[[str, str], None]
 
 @dataclass(frozen=True)
 class Task:
-    """What every arm of a run shares. `lr` None: the network's own."""
+    """What all arms of a run share. `lr` None: the network's own."""
 
     network: Network
     data: Data
@@ -49,7 +49,7 @@ class Task:
 
 @dataclass
 class Held:
-    """An arm that is set up: its trainer and feed, and what is known of it so far."""
+    """An arm that is set up: its trainer, its feed and its results so far."""
 
     training: Training
     trainer: Trainer
@@ -58,13 +58,14 @@ class Held:
     skipped_before: int = 0  # updates that were skipped before timing began
 
     def step(self) -> object:
-        """Launch one step."""
+        """Launch one step; returns the loss, a scalar on the device."""
         return self.trainer.step(self.feed)
 
     @property
     def waits(self) -> bool:
-        """Whether it ever waited for its loader. A loader is slow until a block has been timed: the
-        first one begins with nothing ready.
+        """Whether it waited for its loader in any block; True until a block has been timed.
+
+        The first block begins without ready batches.
         """
         blocks = [block for block in self.arm.blocks if isinstance(block, StepBlock)]
         waited = (block.waited_s > WAITS_SHARE * block.wall_s for block in blocks)
@@ -72,7 +73,7 @@ class Held:
 
 
 class Arms:
-    """Those that are held on one device, by their case's key."""
+    """The arms held on one device, by their case's key."""
 
     def __init__(self, task: Task, target: Target) -> None:
         self.task, self.target = task, target
@@ -99,7 +100,11 @@ class Arms:
         torch.mm(one, one).exp().backward()  # pyright: ignore[reportUnknownMemberType]
 
     def set_up(self, cases: Sequence[TrainCase], announce: Announce) -> list[Training]:
-        """A Training for each case: "ok" for those that can step. Other arms are let go."""
+        """A Training for each case, "ok" if it can step; arms of other cases are released.
+
+        An arm that raises is "failed". RuntimeError after a fault that the device does not survive;
+        UserError for broken strict data.
+        """
         for key in self.held.keys() - {case.key for case in cases}:
             self.drop(key)
         return [
@@ -186,9 +191,9 @@ class Arms:
         return first_s, self._seconds(held, count) / count
 
     def start_loading(self) -> None:
-        """Let the loaders run whose batches are thrown away: the steps beside them take longer.
+        """Start the loaders whose batches are discarded; steps beside them take longer.
 
-        ArmFailed, as for what goes wrong in a turn.
+        ArmFailed for whatever fails, as in a turn.
         """
         for held in self.held.values():
             if not held.training.case.cached:
@@ -231,22 +236,22 @@ class Arms:
     # ------------------------------------------------------------ memory, and the end
 
     def drop(self, key: str) -> None:
-        """Let an arm go, and its memory with it."""
+        """Release an arm and its memory."""
         self.held.pop(key).feed.close()
         self._free()
 
     def end_loading(self) -> None:
-        """End the loaders: the arms are going to train on feeds of their own."""
+        """Close the arms' feeds, before they train on feeds of their own."""
         for held in self.held.values():
             held.feed.close()
 
     def close(self) -> None:
-        """Let all arms go."""
+        """Release all arms."""
         for key in list(self.held):
             self.drop(key)
 
     def raise_if_dead(self, error: Exception) -> None:
-        """RuntimeError after a fault that the device does not survive: only a new process helps."""
+        """RuntimeError if the device does not survive the fault: only a new process helps."""
         if self.cuda:
             try:
                 torch.cuda.synchronize()

@@ -41,9 +41,9 @@ HOST_WANDERS = (
 
 
 def with_speedups(trainings: Sequence[Training], rungs: Mapping[str, str | None]) -> list[Training]:
-    """The trainings of one comparison with speed-ups, bottlenecks and warnings.
+    """The trainings of one comparison with speed-ups (ratios), bottlenecks and warnings.
 
-    `rungs` holds, by a case's key, what a rung of a ladder adds; None for cases of no ladder.
+    `rungs` has, by a case's key, what a rung of a ladder adds; None for cases of no ladder.
     """
     # A rung is compared with the one before it; a skipped one adds nothing, a failed one may.
     ladder = [t for t in trainings if rungs.get(t.case.key) and t.status != "skipped"]

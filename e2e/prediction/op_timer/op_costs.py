@@ -166,8 +166,7 @@ def _distinct(
 
 
 def key_of(case: TrainCase, op: TracedOp) -> str:
-    """The key of a call's time: the call, what the cache does not hold of it, whether TF32 is on.
-    """
+    """The key of a call's time: the call, what the cache does not hold of it, and TF32 if on."""
     tf32 = recipe_of(case).tf32 and kind(op) == "product"
     return " ".join(filter(None, ("tf32" * tf32, op.cold.key, op.call.key)))
 

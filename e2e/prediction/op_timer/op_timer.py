@@ -137,8 +137,7 @@ class CpuStopwatch:
         return [or_why(self._time, counted) for counted in calls]
 
     def passes(self, calls: Sequence[PlacedCall]) -> Callable[[], float]:
-        """As `Stopwatch.passes`; each call is launched once and its time multiplied by its count.
-        """
+        """As `Stopwatch.passes`; each call runs once and its time is multiplied by its count."""
         fit = [one for one in calls if not isinstance(or_why(_timed, one), str)]
         return lambda: math.fsum(one.count * _timed(one) for one in fit)
 

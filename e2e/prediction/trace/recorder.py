@@ -232,7 +232,8 @@ class Recorder(CallRecorder):
     def on_call(
         self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], origin: Origin
     ) -> Any:
-        """Run one call and record it. CannotReplay for arguments or results that are no plain data.
+        """Run one call and record it. CannotReplay for what is no plain data, such as sparse
+        tensors.
         """
         name = str(func)
         call = describe(func, args, kwargs)
