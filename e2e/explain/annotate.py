@@ -1,4 +1,4 @@
-"""Joins predictions with measurements: errors, speed-ups, the ledger, and causes."""
+"""Joins predictions with measurements: errors, speed-ups, ledgers and causes."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ Ask = Callable[[TrainCase], Prediction]
 
 @dataclass(frozen=True)
 class Explainer:
-    """Asks for predictions and joins them to trainings.
+    """Requests predictions and joins them to trainings.
 
-    `kind` and `memory_bytes` are the device's. `fixes`: whether changes are predicted too, each of
-    which takes as long as a case. `cores` are available to loader workers.
+    `kind` and `memory_bytes` are the device's. `fixes`: predict changes too, each of which takes as
+    long as a case. `cores` are available to loader workers.
     """
 
     ask: Ask
@@ -43,7 +43,7 @@ class Explainer:
     ) -> list[Training]:
         """The trainings with predictions, ledgers, and the causes of those in question.
 
-        In question are those of a comparison that are no baselines; of baselines alone, all.
+        In question are the low-precision ones, or all if there are none.
         """
         found = with_predictions(trainings, predictions)
         predicted = [t for t in found if t.predicted]
@@ -78,7 +78,7 @@ def to_verify(training: Training) -> list[tuple[Cause, TrainCase]]:
 def verified(
     training: Training, again: Training, tried: Sequence[tuple[Cause, Training]]
 ) -> Training:
-    """The training with what its fixes gave, against itself measured `again` beside them."""
+    """The training with the measured gains (%) of its fixes, over `again`, measured beside them."""
     gains = {
         id(cause): 100 * (fixed.per_s / again.per_s - 1)
         for cause, fixed in tried

@@ -38,10 +38,10 @@ MEMORY_TERMS = tuple(TERMS[kind] for kind in MEMORY_KINDS)
 
 @dataclass(frozen=True)
 class Counterfactual:
-    """The step as it would be under one change.
+    """The step as predicted under one change.
 
-    `change` are fields of TrainCase with their new values, empty for a change to the network;
-    `units` how many images, tokens or samples the step then has.
+    `change` has fields of TrainCase with their new values, empty for a change to the network;
+    `units` is how many images, tokens or samples the step then has.
     """
 
     name: str
@@ -60,11 +60,11 @@ def causes(
     base_recipe: str,
     unit: str = "img",
 ) -> list[Cause]:
-    """Fixes by predicted gain, then findings by the time they are about.
+    """Fixes by predicted gain (%), then findings by the time that they explain.
 
-    `units` of `unit` are in the present step; `base` is the same step under `base_recipe`, None
-    where it is not known. Predicted times are compared with predicted ones. A change that gains no
-    more than MIN_GAIN_PCT is left out.
+    The present step has `units` of `unit`; `base` is the same step under `base_recipe`, None if
+    unknown. Predicted times are compared with predicted ones. A change that gains at most
+    MIN_GAIN_PCT is left out.
     """
     if present.predicted.step_s <= 0:
         return []
@@ -124,7 +124,7 @@ def _difference(present: Step, other: Counterfactual, units: int) -> str:
 
 
 def as_options(change: Mapping[str, Setting]) -> str:
-    """A change to a case in words of the command line."""
+    """A change to a case as command-line options."""
     options: list[str] = []
     for name, value in change.items():
         option = name.replace("_", "-")

@@ -56,8 +56,7 @@ class RecipeOptimizer:
 
     @property
     def waits(self) -> bool:
-        """Whether an update waits for the device: torch's scaler does, with an unfused optimizer.
-        """
+        """Whether an update waits for the device, as torch's scaler does for unfused optimizers."""
         return self._recipe.scale == DYNAMIC and not self._fused
 
     def set_rate(self, done: int) -> None:

@@ -1,7 +1,7 @@
-"""Tar shards, read in a row by webdataset in the workers; decoded and cut as by torchvision.
+"""Tar shards, read sequentially by webdataset in workers; decoded and cropped as by torchvision.
 
 A sample is two members of one name, NAME.jpg (or .jpeg, .png, .webp) and NAME.cls, its class as a
-number. Every worker has shards of its own, in a new order each epoch, and draws from a buffer.
+number. Each worker has its own shards, in a new order each epoch, and draws from a buffer.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ Raw = dict[str, Any]  # what webdataset makes of a sample: its name, its shard, 
 
 
 def missing(device: torch.device) -> str | None:
-    """Why it cannot run."""
+    """Why it cannot run, or None: webdataset is not installed."""
     if find_spec("webdataset") is None:
         return "webdataset is not installed; pip install 'halfway[loaders]'"
     return None
 
 
 def open_feed(source: Source, wanted: Wanted, tell: Tell) -> PixelFeed:
-    """Endless batches; their order follows from the seed and the number of workers.
+    """Endless batches in an order that follows from the seed and the number of workers.
 
     UserError when there are fewer shards than workers.
     """

@@ -1,13 +1,13 @@
-"""A stand-in for CIFAR-10 that is made, not downloaded: same sizes, and a network must learn it.
+"""A generated stand-in for CIFAR-10: same sizes, and a network has to learn it.
 
-An image shows one of ten shapes (disc, ring, ... hourglass) anywhere in it, large or small, a
-little turned, filled with one smooth texture and colour before another, behind or in front of a
-distractor, under noise. Lighter or darker than its background is a coin toss, so that the mean
-image of a class is flat and a linear model learns nothing. In AMBIGUOUS_PCT of the images a shape
-of another class takes the distractor's place, and nothing tells which of the two the label names:
-the best accuracy that can be had is about 100 % less half of that.
+An image shows one of ten shapes (disc, ring, ... hourglass) anywhere, large or small, slightly
+rotated, filled with one smooth texture and colour before another, behind or in front of a
+distractor, under noise. Lighter or darker than the background is random, so that the mean image of
+a class is flat and a linear model learns nothing. In AMBIGUOUS_PCT of the images the distractor is
+a shape of another class, and nothing tells which of the two the label names: the best possible
+accuracy is about 100 % less half of that.
 
-The bytes are the same on every machine and with any number of threads: integer arithmetic alone, on
+The bytes are the same on every machine and with any number of threads: integer arithmetic only, on
 the raw stream of NumPy's PCG64, which NumPy promises to keep.
 """
 
@@ -90,7 +90,7 @@ DISTRACTORS: tuple[Shape, ...] = (
 
 @lru_cache(maxsize=1)
 def images() -> tuple[Arrays, Arrays]:
-    """The training images and those held out. Takes some seconds the first time in a process."""
+    """(training, held-out) images, uint8 [N, 3, 32, 32]. Some seconds, once per process."""
     world = _World()
     return world.images(TRAIN_STREAM, TRAIN), world.images(HELD_OUT_STREAM, HELD_OUT)
 

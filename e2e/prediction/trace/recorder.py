@@ -232,9 +232,7 @@ class Recorder(CallRecorder):
     def on_call(
         self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], origin: Origin
     ) -> Any:
-        """Run one call and record it. CannotReplay for what is no plain data, such as sparse
-        tensors.
-        """
+        """Run one call and record it. CannotReplay for tensors that cannot be described."""
         name = str(func)
         call = describe(func, args, kwargs)
         freed = self.storages.take_freed()
