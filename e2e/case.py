@@ -1,10 +1,10 @@
 """The ONLY list of training options: each is one field, and all else is derived from it.
 
-Where a field stands says what it belongs to: what is compared (`ArmOptions`), what identifies a
-training (`TrainCase`), what the training process needs beside (`TrainSettings`), or the run as a
-whole (`TrainRequest`). From its metadata come the click option, the check of its value, what a run
-file holds and --resume asks for again, and its name in reports; from a field of `TrainCase` also
-the case's key, its part of the run file and the CSV column.
+The class says what an option belongs to: what is compared (`ArmOptions`), what identifies a
+training (`TrainCase`), what else the training process needs (`TrainSettings`), or the run as a
+whole (`TrainRequest`). A field's metadata define the click option, the check of its value, what a
+run file keeps for --resume, and its name in reports; a field of `TrainCase` also defines part of
+the case's key, of its object in the run file, and a CSV column.
 """
 
 from __future__ import annotations

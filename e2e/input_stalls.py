@@ -75,9 +75,9 @@ def predict_together(alone: Alone, loading: Loading, cores: int) -> Predicted | 
 def _together(
     pinned_s: float, busy_s: float, load_s: float, in_turn_s: float, shared_s: float
 ) -> float:
-    """Workers that are waited for work all the time; others only as much as is taken from them.
+    """Step seconds: workers that the step waits for are always busy, others only in proportion.
 
-    Whatever they take from each other, both together take no longer than one after the other.
+    However they slow each other, both together take no longer than one after the other.
     """
     at_work = min(1.0, load_s / pinned_s)
     side_by_side_s = max(pinned_s + at_work * (busy_s - pinned_s), load_s)
@@ -85,7 +85,7 @@ def _together(
 
 
 def _loaded(pinned_s: float, load_s: float, slowed: float) -> float:
-    """What the loader takes beside a training that itself has work only part of the time."""
+    """Seconds of loading beside a training that itself is busy only part of the time."""
     return load_s + (slowed - 1) * min(load_s, pinned_s)
 
 
@@ -98,8 +98,9 @@ def _beside(alone: Alone, workers: int, pinned: Estimate) -> Estimate:
 
 
 def _slowed(alone: Alone, loading: Loading, workers: int) -> float:
-    """How many times longer the loader takes beside the training: in proportion between the numbers
-    of workers that were measured so, none at no workers. No training makes a loader quicker.
+    """How many times longer loading takes beside the training (a ratio of at least 1).
+
+    Interpolated between the measured numbers of workers; 1 at no workers.
     """
     known = {0: 1.0}
     for count, one in alone.busy.items():
@@ -111,7 +112,7 @@ def _slowed(alone: Alone, loading: Loading, workers: int) -> float:
 
 
 def _between(known: Mapping[int, float], at: int) -> float:
-    """The value at a place, in proportion between its neighbours; the last one beyond them."""
+    """The value at `at`, interpolated linearly; beyond the ends, the last value."""
     places = sorted(known)
     return float(np.interp(at, places, [known[place] for place in places]))
 

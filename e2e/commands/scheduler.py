@@ -105,7 +105,7 @@ class Job:
         return Training(case, status, prediction.reason, network.unit, units)
 
     def _proposed(self, run: Run, comparison: Comparison) -> Run:
-        """With fixes for arms that were timed without --verify, all else as it was then."""
+        """The run with fixes for arms that were timed without --verify; nothing else changes."""
         found = [t for case in comparison.cases if (t := run.find(Training, case.key)) is not None]
         if any(map(to_verify, found)):
             return run
@@ -128,7 +128,7 @@ class Job:
         return all(t is not None and t.status not in undone and not self._lacks(t) for t in found)
 
     def _lacks(self, training: Training) -> bool:
-        """Whether it was predicted without what a real step may tell now."""
+        """Whether an earlier prediction misses calls that a real step could time now."""
         predicted = None if training.steps else training.predicted
         return self.work.request.settings.allow_run and bool(predicted and predicted.uncovered)
 
@@ -212,7 +212,7 @@ class Job:
         return run
 
     def _hold(self, cases: Sequence[TrainCase]) -> None:
-        """Have the child hold these arms: after timing it does, after --resume or a fault not."""
+        """Make the child hold these arms, as it does unless resumed or restarted after a fault."""
         self.worker.set_up(list(dict.fromkeys(cases)), self.progress.stage)
 
     def _train(

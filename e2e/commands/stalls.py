@@ -232,7 +232,7 @@ def _predicted(
 
 
 def _host_s(training: Training, kind: str, there: int) -> float:
-    """Processor time of a step itself: on a CPU all cores compute, beside a GPU one launches."""
+    """CPU seconds of a step itself: of all cores on a CPU, of the launching one beside a GPU."""
     if training.steps is None:
         return 0.0
     if kind == "cpu":

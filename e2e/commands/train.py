@@ -165,9 +165,9 @@ def _carry_out(
 
 
 def _opened(request: TrainRequest, worker: TrainWorker, path: Path, console: Console) -> Work:
-    """The work of a run, once network, device and data are there. UserError for what they refuse.
+    """The work of a run, after opening network, device and data. UserError if one fails.
 
-    The child loads what it needs while the words are checked that need the network.
+    The child loads its packages while the options that need the network are checked.
     """
     asked = request.settings
     network = find(asked.network, input=asked.input, loss=asked.loss)

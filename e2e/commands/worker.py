@@ -207,7 +207,7 @@ def _opened(settings: TrainSettings, device: str) -> tuple[Any, DataFacts]:
 
 
 def _look_at(network: Any, device: str) -> tuple[int | None, bool]:
-    """(classes, whether the loss only stands in) by the output for two samples of a user's network.
+    """(classes, whether the loss is a stand-in), from a user's network's output for two samples.
 
     UserError with the error that its forward raises.
     """

@@ -148,7 +148,7 @@ def _warning(note: str) -> Warning:
 
 
 def _slowdown_of(training: Training) -> float | None:
-    """The host's while it was measured; None for a fed case, whose wait has another cause."""
+    """The host's slowdown during the measurement; None for a fed case: its loader waits too."""
     return training.steps.host_pace if training.steps and not training.case.fed else None
 
 
@@ -162,7 +162,7 @@ def _with_ledger(
 
 
 def _step(training: Training, prediction: Prediction) -> Step:
-    """The step, its host as fast as while it was measured, where it was."""
+    """The step, at the host speed of its measurement if that is known."""
     prediction = _at_the_same_speed(prediction, training)
     assert prediction.simulated is not None
     measured_s = training.step_s

@@ -91,7 +91,7 @@ def _fix(present: Step, units: int, other: Counterfactual, unit: str) -> Cause:
 
 
 def _saved_ms(present: Step, other: Counterfactual) -> dict[str, float]:
-    """What each padded layer takes less."""
+    """Milliseconds that each padded layer saves."""
     saved_ms: dict[str, float] = defaultdict(float)
     for before, after in zip(present.ops, other.step.ops, strict=True):
         if after.padded:
@@ -100,7 +100,7 @@ def _saved_ms(present: Step, other: Counterfactual) -> dict[str, float]:
 
 
 def _difference(present: Step, other: Counterfactual, units: int) -> str:
-    """What changes most, in ms of a step of as many units as the present one."""
+    """The largest changes, in ms of a step of as many units as the present one."""
     scale = 1e3 * units / other.units
     now, then = present.predicted, other.step.predicted
     said = (
@@ -149,7 +149,7 @@ class _Steps:
 
     @property
     def low(self) -> bool:
-        """Whether the present step is of a low precision."""
+        """Whether the present recipe is of low precision."""
         return self.recipe not in FULL_PRECISION
 
     @property
@@ -163,7 +163,7 @@ _Finding = tuple[float, Cause]
 
 
 def _findings(steps: _Steps) -> list[Cause]:
-    """All findings, those that concern most time first."""
+    """All findings, those about the most time first."""
     finders = (_loading, _launching, _memory, _slower_layers, _missed, _misaligned, _tf32_baseline)
     found = [finding for find in finders if (finding := find(steps))]
     found.sort(key=lambda finding: -finding[0])
@@ -204,7 +204,7 @@ def _launching(steps: _Steps) -> _Finding | None:
 
 
 def _memory(steps: _Steps) -> _Finding | None:
-    """Most of the baseline's step, or else of the present one, is no product."""
+    """The finding that most of the step is neither GEMM nor convolution."""
     subjects = [(steps.base, steps.base_recipe)] if steps.base and steps.low else []
     for step, recipe in [*subjects, (steps.present, steps.recipe)]:
         assert step
@@ -224,7 +224,7 @@ def _memory(steps: _Steps) -> _Finding | None:
 
 
 def _slower_layers(steps: _Steps) -> _Finding | None:
-    """Products that take longer in low precision than in the baseline."""
+    """GEMMs and convolutions that take longer in low precision than in the baseline."""
     if steps.base is None or not steps.low:
         return None
     rows = [
@@ -336,7 +336,7 @@ def _named(words: Iterable[str]) -> str:
 
 
 def _layer_of(op: OpCost) -> str:
-    """The op's layer, or what stands for none."""
+    """The op's layer, or a name for none."""
     return op.layer or NO_LAYER
 
 

@@ -1,4 +1,4 @@
-"""Losses, always in float32 whatever the output's type, and the count of right answers."""
+"""Losses, always in float32 for any output type, and the count of right answers."""
 
 from __future__ import annotations
 

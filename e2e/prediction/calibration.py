@@ -73,7 +73,7 @@ class _Weights(nn.Module):
 
 
 def _nested(module: nn.Module, depth: int) -> nn.Module:
-    """Modules that only call the next one."""
+    """A chain of modules that only call the next one."""
     for _ in range(depth):
         module = nn.Sequential(module)
     return module
@@ -133,7 +133,7 @@ def small_recipes(small: Network, kind: str, *, bf16: bool = True) -> tuple[str,
 
 
 def paced_network() -> Network:
-    """The network whose step measures the host's launch speed: 8 small convolutions, batch 2."""
+    """The network whose step measures the host's launch speed: a few small convolutions."""
     return _small("pace", lambda: _convolutions(PACED_LAYERS), (3, 8, 8))
 
 
@@ -222,7 +222,7 @@ def _prepared(calls: CallTimer) -> Iterator[_Prepared]:
 
 
 def _step_s(step: Callable[[], object], device: torch.device) -> float:
-    """Seconds a step, many in a row, which the device keeps up with."""
+    """Seconds per step over consecutive steps, short enough for the device to keep up."""
     warm(step)
     began_s = _now_s(device)
     for _ in range(STEPS):
@@ -231,7 +231,7 @@ def _step_s(step: Callable[[], object], device: torch.device) -> float:
 
 
 def _now_s(device: torch.device) -> float:
-    """When the device has done everything."""
+    """The time in seconds, after the device has finished all work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()

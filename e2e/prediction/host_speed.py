@@ -102,8 +102,9 @@ class SmallStepSpeed:
         return time.perf_counter() - began_s
 
     def _searched_step(self) -> Callable[[], object]:
-        """The step, whose algorithms cuDNN has searched: with TF32 on and with it off, and also
-        where the recipe that is measured has it not search. The switches are then as they were.
+        """The step, after cuDNN has searched its algorithms for the current TF32 setting.
+
+        They are searched even where the measured recipe turns that off; the switch is restored.
         """
         tf32, search = torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark
         if self._step is None:

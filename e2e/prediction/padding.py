@@ -111,7 +111,7 @@ def _letters(call: Call) -> tuple[str, ...]:
 
 
 def _sizes(call: Call, letters: Sequence[str]) -> dict[str, int]:
-    """Sizes that matter: channels; of matrices those that lie side by side in memory."""
+    """Sizes that matter: channels; of matrices those that are contiguous in memory."""
     sizes: dict[str, int] = {}
     for arg, named in zip(call.args, letters, strict=False):
         if not isinstance(arg, TensorSpec):
@@ -165,7 +165,7 @@ def _padded(arg: Argument, letters: str, found: Mapping[str, tuple[int, int]]) -
 def _larger(
     shape: tuple[int, ...], letters: str, found: Mapping[str, tuple[int, int]]
 ) -> tuple[int, ...]:
-    """Sizes of 1 that stand for all stay."""
+    """Rounded-up sizes; broadcast sizes of 1 stay."""
     named = zip(_fitted(letters, len(shape)), shape, strict=True)
     return tuple(
         found[letter][1] if letter in found and size == found[letter][0] else size

@@ -137,7 +137,7 @@ class Predictor:
         return self._readings
 
     def _captured(self, case: TrainCase, profile: StepProfile, announce: Announce) -> GraphCosts:
-        """What a graph of these calls takes."""
+        """The costs of a graph of these calls."""
         check_capturable(profile.traced, profile.times)
         key = step_key(profile.traced, profile.alone)
         if key not in self._graphs:
@@ -152,7 +152,7 @@ class Predictor:
         return self._graphs[key]
 
     def _framework(self, case: TrainCase, announce: Announce) -> FrameworkOverhead:
-        """What the host does beside calls."""
+        """The framework overhead of this machine."""
         framework = self._store.framework
         if framework is None:
             announce(case.key, "measuring what the host does around operations")
@@ -184,7 +184,7 @@ class Predictor:
         return replace(at_1, predicted=predicted).predicted_for(slowdowns)
 
     def _padded(self, traced: Trace, ops: Sequence[OpCost]) -> tuple[OpCost, ...] | None:
-        """The ops with layers padded where that makes them faster; None where it does for none."""
+        """The ops with those layers padded that gain by it; None where none does."""
         case = traced.case
         paddings = {
             i: found

@@ -150,7 +150,7 @@ def _simulated(step_s: float, gpu_s: float, host_s: float, busy_s: float) -> Sim
 
 
 def _launches(ops: Sequence[OpCost], framework_s: float) -> list[Launch]:
-    """The ops with their shares of the framework's time."""
+    """The ops, each with its share of the framework's time."""
     assert all(op.gpu_s >= 0 and op.host_s >= 0 for op in ops), "costs are no negative times"
     assert all(op.kernels >= 1 for op in ops), "what takes time launches a kernel"
     if not ops:
@@ -160,7 +160,7 @@ def _launches(ops: Sequence[OpCost], framework_s: float) -> list[Launch]:
 
 
 def _kernels(op: OpCost, host_s: float) -> list[Launch]:
-    """An op's launches; what launches nothing is one that takes no device time."""
+    """An op's launches; an op without kernels is one launch without device time."""
     count = op.kernels if op.device_s else 1
     each = (host_s / count, op.device_s / count)
     return [(*each, False)] * (count - 1) + [(*each, op.waits)]
@@ -217,9 +217,9 @@ def _go_through(
     before: Sequence[float],
     queue_depth: int,
 ) -> tuple[float, list[float]]:
-    """One step from where host and device are: the host's time after it, and every end.
+    """One step from this state of host and device: the host's time after it, and every end.
 
-    `before` are the ends of what was launched before and may be pending.
+    `before` are the ends of earlier launches that may be pending.
     """
     ends = list(before)
     for launch_s, device_s, waits in launches:

@@ -130,8 +130,9 @@ class ArmTimer(Arms):
         return Pace(settle_s=TURN_S, warm_s=warm_s, block_s=turn_s - warm_s, least=least, most=400)
 
     def _fed_turn_s(self, arm_s: float) -> float:
-        """As many turns as others have, but in each some bursts of the workers, and of the batches
-        that are thrown away as many as fit.
+        """Seconds per turn of fed arms, at most FED_TURN_S: each turn has some bursts.
+
+        Beside discarded batches, as long as possible.
         """
         cases = [(held.training.case, held.arm.estimate_s) for held in self.held.values()]
         burst_s = max(case.workers * estimate_s for case, estimate_s in cases)
@@ -180,7 +181,7 @@ class ArmTimer(Arms):
         return replace(held.training, steps=steps, state=state, skipped_steps=skipped)
 
     def _looked_closer(self, training: Training) -> Training:
-        """What is not measured while steps are timed, because it would slow them."""
+        """Add measurements that would slow the timed steps, taken afterwards."""
         held = self.held[training.case.key]
         held.trainer.switch()
         assert training.steps is not None
@@ -202,7 +203,7 @@ class ArmTimer(Arms):
 
 
 def _fed(steps: StepTimes, blocks: Sequence[StepBlock], case: TrainCase) -> StepTimes:
-    """The steps with what only a case that is fed has: waiting, and batches thrown away."""
+    """The steps with the fields of fed cases: waits, and discarded batches."""
     waited_s = sum(block.waited_s for block in blocks)
     came_per_s = batches_per_s([(block.wall_s, block.came_s) for block in blocks], case.workers)
     return replace(
@@ -213,7 +214,7 @@ def _fed(steps: StepTimes, blocks: Sequence[StepBlock], case: TrainCase) -> Step
 
 
 def _without_loading(held: Held) -> Callable[[], object]:
-    """The arm's step; of a case that is fed, on a batch that is there already."""
+    """The arm's step; of a fed case, on a preloaded batch."""
     if not held.training.case.fed:
         return held.step
     feed = SyntheticFeed(held.feed.place(held.feed.fetch()))

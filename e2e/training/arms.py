@@ -87,7 +87,7 @@ class Arms:
         self._take_shared_memory()
 
     def _take_shared_memory(self) -> None:
-        """What all arms share must not be charged to the first: resident data, cuBLAS's space."""
+        """Allocate what all arms share before the first one: resident data, cuBLAS's workspace."""
         if isinstance(self.task.data, InMemory):
             self.task.data.feed(1, self.device, self.task.seed).close()
         if self.cuda:
@@ -136,7 +136,7 @@ class Arms:
         return held.training
 
     def _fitted(self, case: TrainCase, blank: Training) -> Held | None:
-        """The arm, or None when the memory does not hold it; a traceback would keep it alive."""
+        """The arm, or None if the memory is too small; a traceback would keep its tensors alive."""
         try:
             return self._built(case, blank)
         except torch.OutOfMemoryError:
@@ -175,7 +175,7 @@ class Arms:
         return held
 
     def _warmed(self, held: Held) -> tuple[float, float]:
-        """(seconds of the first step, of a later one); the peak of memory begins after the first.
+        """(seconds of the first step, seconds per later step); peak memory counts after warm-up.
 
         The first steps search algorithms, which may take more memory than any later step.
         """
@@ -211,7 +211,7 @@ class Arms:
         return time.perf_counter() - start_s
 
     def _too_large(self, blank: Training, announce: Announce) -> Training:
-        """Out of memory: what was taken, and the largest half, quarter, ... that runs."""
+        """Out of memory: the bytes used, and the largest half, quarter, ... batch that runs."""
         peak = self._peak()
         self._free()
         case = replace(blank.case, compile=False, graph=False)

@@ -99,7 +99,7 @@ class RecipeOptimizer:
 
     @torch.no_grad()
     def _hand_gradients_on(self) -> None:
-        """Float32 copies of the weights' gradients for the master weights."""
+        """Copy the weights' gradients, as float32, to the master weights."""
         for weight, master in zip(self._weights, self.masters, strict=True):
             if weight.dtype == master.dtype:
                 master.grad = weight.grad
@@ -113,7 +113,7 @@ class RecipeOptimizer:
 
     @torch.no_grad()
     def _round_masters(self) -> None:
-        """The weights from their masters."""
+        """Copy the masters, rounded, to the weights."""
         if self._pairs:
             foreach_copy([w for w, _ in self._pairs], [master for _, master in self._pairs])
 

@@ -82,7 +82,7 @@ def _ratio(slow: Training, fast: Training) -> Ratio:
 
 
 def _limit(training: Training) -> tuple[str | None, str | None]:
-    """What a step waits for, with the number that says so; None where it is not known."""
+    """The bottleneck of a step, with the number behind it; None where it is not known."""
     steps = training.steps
     assert steps
     if steps.unfed_s is not None and steps.median_s > steps.unfed_s * (1 + FED_SHARE):

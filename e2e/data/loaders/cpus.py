@@ -67,7 +67,7 @@ def physical_first(numbers: Iterable[int], root: Path = Path("/")) -> list[int]:
 
 
 def _check_limit(count: int) -> None:
-    """UserError when threads get more than `count` cores. Some sandboxes set limits in vain."""
+    """UserError when threads get more than `count` cores; some sandboxes ignore the limit."""
     got = _spun(count + MORE_THREADS)
     if got > TOLERATED * count:
         raise UserError(
@@ -77,7 +77,7 @@ def _check_limit(count: int) -> None:
 
 
 def _spun(threads: int) -> float:
-    """How many cores' worth of time threads that never wait get together."""
+    """How many cores' worth of CPU time busy threads get together."""
     block = bytes(SPIN_BYTES)
     start_s, start_cpu_s = time.perf_counter(), time.process_time()
 

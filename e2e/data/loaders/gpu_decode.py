@@ -187,7 +187,7 @@ def _numbered(device: torch.device) -> torch.device:
 
 
 def _usual_bytes(pictures: Sequence[Picture]) -> int:
-    """The mean size of SIZED files, or of as many as there are."""
+    """The mean size in bytes of SIZED files, or of all if fewer."""
     sizes = [0]
     for picture in pictures[:: max(1, len(pictures) // SIZED)]:
         with suppress(OSError):

@@ -90,10 +90,10 @@ class Decoder:
         return ready
 
     def _hold(self, ready: Ready, read: object) -> None:
-        """Keep all that is being read alive, and let go of the batch before when it has run.
+        """Keep alive what the stream still reads, and release the previous batch once it has run.
 
-        Memory that is let go is this stream's again, and so that of torchvision's, which waits for
-        none; and a worker's next batch may come where this one's bytes are.
+        Released memory may be reused by this stream, and by torchvision's, which waits for none; a
+        worker's next batch may overwrite this one's bytes.
         """
         before, self._launched = self._launched, (ready, read)
         if before is not None:

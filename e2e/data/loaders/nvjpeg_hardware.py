@@ -57,7 +57,7 @@ class _Library:
         self._spare: list[c_void_p] = []
 
     def state(self) -> c_void_p:
-        """What a batch under way needs: buffers on the device, which are used again."""
+        """Device buffers for a batch under way; reused."""
         if self._spare:
             return self._spare.pop()
         state = c_void_p()
@@ -65,7 +65,7 @@ class _Library:
         return state
 
     def give_back(self, state: c_void_p) -> None:
-        """A state that nothing is under way for."""
+        """Return a state whose batch is complete."""
         self._spare.append(state)
 
     def end(self, state: c_void_p) -> None:
@@ -73,13 +73,13 @@ class _Library:
         self._batches.nvjpegJpegStateDestroy(state)
 
     def header(self) -> c_void_p:
-        """Room for what an image's header says."""
+        """Memory for the contents of an image's header."""
         header = c_void_p()
         _check(self._batches.nvjpegJpegStreamCreate(self._handle, byref(header)), "a header")
         return header
 
     def end_header(self, header: c_void_p) -> None:
-        """Let go of the room for one."""
+        """Free the memory of a header."""
         self._batches.nvjpegJpegStreamDestroy(header)
 
     def size(self, encoded: Tensor, header: c_void_p) -> tuple[int, int] | None:
@@ -205,7 +205,7 @@ def hardware_decoder(device: torch.device) -> HardwareDecoder | None:
 
 @cache
 def _opened(index: int) -> _Library | None:
-    """The library for a device, once a process; torchvision brings it along."""
+    """The library for a device, once per process; torchvision ships it."""
     for path in _places():
         try:
             return _Library(str(path))

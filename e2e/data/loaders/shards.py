@@ -154,7 +154,7 @@ class _Shards(Dataset[Sample]):
                 self._broken.append((path, short(error)))
 
     def _heard(self, error: Exception) -> bool:
-        """Note what webdataset says of a shard: it adds the stream to the error's own words."""
+        """Note webdataset's message about a shard: it appends the stream to the error's text."""
         said = str(error.args[0]).partition(" @ ")[0] if error.args else type(error).__name__
         if all(path != self._reading for path, _ in self._broken):
             self._broken.append((self._reading, said))

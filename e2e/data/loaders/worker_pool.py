@@ -159,7 +159,7 @@ class Workers(Iterator[Batch], Generic[Batch]):
         return [process for process in self._processes if not process.is_alive()]
 
     def _found_dead(self) -> bool:
-        """Whether a worker is dead, or dying: its connections end some time before it does."""
+        """Whether a worker is dead or dying: its connections end before the process does."""
         until_s = time.monotonic() + DYING_S
         while self._processes and not self._dead():
             if time.monotonic() > until_s:
@@ -168,7 +168,7 @@ class Workers(Iterator[Batch], Generic[Batch]):
         return bool(self._processes)
 
     def _bury(self) -> None:
-        """Make ready to go on after a worker's death. LoaderError when that is not wanted."""
+        """Prepare to continue after a worker's death. LoaderError when that is not wanted."""
         dead = self._dead()[0]
         number = self._processes.index(dead) + 1
         said = f"loader worker {number} of {self._wanted.workers} (pid {dead.pid}) {_end_of(dead)}"

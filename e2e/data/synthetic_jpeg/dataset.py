@@ -226,7 +226,7 @@ def _check_space(folder: Path, images: int, packed: int) -> None:
 
 
 def _write_images(work: Path, plan: Plan, processes: int, on_progress: OnProgress) -> None:
-    """UserError when a process was killed. Whatever ends it, no process is left."""
+    """UserError when a process was killed. No process is left, however it ends."""
     for name in {os.path.dirname(plan.path(index)) for index in range(plan.images)}:
         (work / name).mkdir(parents=True)
     for number in range(FIELDS + len(KINDS)):

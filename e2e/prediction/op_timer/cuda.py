@@ -56,10 +56,10 @@ _Pair = tuple[Any, Any]  # events around a block
 
 @dataclass(eq=False)
 class _TriedCall:
-    """A call that was launched alone, with its rough times before the rounds.
+    """A call that was launched alone, with its rough times before the rounds, in seconds.
 
-    `launch_s` is the host's for a launch just now, `host_s` at the reference speed and in the
-    step's order.
+    `launch_s` is the host's for a launch now, `host_s` at the reference speed and in the step's
+    order.
     """
 
     counted: PlacedCall
@@ -74,7 +74,7 @@ class _TriedCall:
 
     @property
     def ready(self) -> HostTimedCall:
-        """As a pass over a step's calls needs it."""
+        """The call for a pass over a step's calls."""
         return HostTimedCall(self.counted, self.rough_s)
 
     @property
@@ -89,14 +89,14 @@ class _TriedCall:
 
     @property
     def launches(self) -> int:
-        """How many stand between two events."""
+        """The number of launches between two events."""
         least = LEAST_SHORT if self.gated else 1
         wanted = max(self.counted.count, least, math.ceil(BLOCK_S / max(self.rough_s, 1e-6)))
         return min(wanted, max(1, (GATED_COMMANDS - 2) // self.kernels)) if self.gated else wanted
 
     @property
     def commands(self) -> int:
-        """What a block of them queues."""
+        """The number of commands that a block of them queues."""
         return self.launches * self.kernels + 2
 
 
@@ -160,13 +160,13 @@ class CudaStopwatch:
         return kernels_in(step, self._instruments.launch_empty)
 
     def _tried(self, calls: Sequence[PlacedCall]) -> list[_TriedCall | str]:
-        """Each launched for the first time, in the thread in which the step does."""
+        """Each call after its first launch, in the thread that the step uses."""
         return [
             self._threads[one.first_backward](partial(or_why, self._meet, one)) for one in calls
         ]
 
     def _by_thread(self, met: Sequence[_TriedCall]) -> Iterator[tuple[Within, list[_TriedCall]]]:
-        """Each thread and what it launches."""
+        """Each thread and the calls that it launches."""
         return by_thread(sorted(met, key=_is_backward), _is_backward, self._threads)
 
     def _in_rounds(self, met: Sequence[_TriedCall]) -> list[MeasuredTime]:
@@ -220,7 +220,7 @@ class CudaStopwatch:
 
     @contextmanager
     def _gate(self) -> Generator[None]:
-        """What is launched inside runs after it has all been launched; waits for it at the end."""
+        """Work launched inside starts when all of it is launched; waits for it at the end."""
         torch.cuda.synchronize()
         self._instruments.close_gate()
         try:
@@ -233,11 +233,11 @@ class CudaStopwatch:
 
     @cached_property
     def _overhead_s(self) -> float:
-        """What a pair of events reads beyond one launch, whatever the clock is."""
+        """Seconds that a pair of events reads beyond one launch, at any clock."""
         return self._event_overhead()
 
     def _event_overhead(self) -> float:
-        """What a block reads beyond its launches: of one empty kernel, less one of many."""
+        """Seconds that a block reads beyond its launches, from blocks of empty kernels."""
         one_s, many_s = (self._empty_block(count) for count in (1, 1 + EMPTIES))
         return max(0.0, one_s - (many_s - one_s) / EMPTIES)
 
@@ -271,7 +271,7 @@ class CudaStopwatch:
         return [_seconds(pairs[one]) for one in met]
 
     def _launch_blocks(self, met: Sequence[_TriedCall], pairs: Mapping[_TriedCall, _Pair]) -> None:
-        """Those that run longer than they are launched, then the others behind gates."""
+        """Blocks that run longer than their launches take, then the others behind gates."""
         self._launch([one for one in met if not one.gated], pairs)
         torch.cuda.synchronize()
         for batch in _batches(met):
@@ -312,7 +312,7 @@ class CudaStopwatch:
 
 
 class _Memory:
-    """What runs inside, and is kept there, takes `scratch_bytes` beside."""
+    """Measures `scratch_bytes`: memory allocated inside beyond what is kept."""
 
     scratch_bytes = 0
 
@@ -348,7 +348,7 @@ def _taken(one: _TriedCall, blocks: Sequence[float], overhead_s: float) -> Measu
 
 
 def _that_launch(tried: Sequence[_TriedCall | str]) -> list[_TriedCall]:
-    """Those that work and do not wait for the device."""
+    """The calls that work and do not wait for the device."""
     return [one for one in tried if not isinstance(one, str) and not one.waits]
 
 

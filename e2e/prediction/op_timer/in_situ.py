@@ -103,7 +103,7 @@ def time_in_step(
 
 
 class _Timer:
-    """Times calls by their keys; `held` are those that held the host unforeseen."""
+    """Times calls by key; `held` are those that unexpectedly waited for the device."""
 
     def __init__(self, stopwatch: Stopwatch, waiting: set[str]) -> None:
         self.found: dict[str, list[OpTime]] = {}
@@ -121,7 +121,7 @@ class _Timer:
 
 
 class _Watching(CallRecorder):
-    """Has the `chosen` calls of one step run by `watch`, with their keys."""
+    """Runs the `chosen` calls of one step through `watch`, with their keys."""
 
     def __init__(
         self, chosen: Mapping[Nth, Wanted], watch: Callable[[str, Callable[[], Any]], Any]
@@ -156,9 +156,10 @@ def _chosen(traced: Trace, wanted: Mapping[int, str]) -> dict[Nth, Wanted]:
 
 
 def _mean(times: Sequence[OpTime], slowdown: float, seen: Sequence[Sequence[KernelTime]]) -> OpTime:
-    """Of the launches of a step, the host's time at the reference speed.
+    """The mean over a step's launches, the host's time at the reference speed.
 
-    Of one that waits, what no kernel runs in is the host's: to launch it, and to hear of its end.
+    Of a call that waits, the time without a running kernel is the host's: launching it, and
+    noticing its end.
     """
     gpu_s, host_s = fmean(one.gpu_s for one in times), fmean(one.host_s for one in times)
     busy_s = min(gpu_s, fmean(map(union_s, seen))) if seen else None

@@ -70,7 +70,7 @@ def in_backward(work: Callable[[], T], device: torch.device) -> Callable[[], T]:
 
 
 class _Backward(torch.autograd.Function):
-    """Nothing but work in its backward pass."""
+    """An autograd function whose backward pass only runs the given work."""
 
     @staticmethod
     def forward(ctx: Any, root: torch.Tensor, work: Callable[[], object]) -> torch.Tensor:
@@ -178,7 +178,7 @@ def _for_python_s(replay: Replay) -> float:
 
 
 def _timed(run: Callable[[], object]) -> tuple[float, float]:
-    """Seconds that it takes, and when it has ended."""
+    """(seconds that it takes, the time at which it ended)."""
     began_s = time.perf_counter()
     run()
     ended_s = time.perf_counter()

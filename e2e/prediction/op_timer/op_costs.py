@@ -102,8 +102,9 @@ class CallTimer:
         return list(counted.values())
 
     def _goes_on(self, key: str, op: TracedOp) -> bool:
-        """Whether a known call is launched where others are timed on the host: one for which cuDNN
-        would search, because this process has not launched it, takes too long.
+        """Whether to launch a known call while others are timed on the host.
+
+        Not one for which cuDNN would search first, because this process has not launched it.
         """
         time = self.store.get(key)
         if not self.stopwatch.others_matter or time is None or time.waits:
@@ -114,8 +115,9 @@ class CallTimer:
         self, traced: Trace, ops: Mapping[str, TracedOp], places: Mapping[str, Sequence[int]],
         apart: Mapping[str, Sequence[Sequence[int]]] | None = None,
     ) -> tuple[dict[str, PlacedCall], dict[str, str]]:  # fmt: skip
-        """The calls at these places ready to launch, in the step's order, and why others are not;
-        the launches of each told `apart`, as for `materialise`.
+        """The calls at these places, ready to launch, in the step's order; and why others are not.
+
+        The launches of each differ in their small arguments, as `apart` says; see `materialise`.
         """
         counted: dict[str, PlacedCall] = {}
         problems: dict[str, str] = {}
@@ -152,8 +154,9 @@ class CallTimer:
 def _distinct(
     traced: Trace, only: Container[int] | None = None
 ) -> tuple[dict[str, TracedOp], dict[str, list[int]]]:
-    """The calls that launch something, and where in the step each is, by `key_of`; of `only` some
-    places, or of all.
+    """The calls that launch something and their places in the step, by `key_of`.
+
+    At `only` some places, or at all.
     """
     calls: dict[str, TracedOp] = {}
     places: dict[str, list[int]] = {}

@@ -71,7 +71,7 @@ class Store:
         self._write()
 
     def _write(self) -> None:
-        """A disk that cannot be written costs the next run its time, no more."""
+        """A disk that cannot be written only costs the next run its time."""
         known, framework, captured = _read(self.path)
         self._times = known | self._times
         self.framework = self.framework or framework
@@ -105,7 +105,7 @@ def _entries(value: object) -> dict[str, Any]:
 
 
 def _decoded(kind: type[T], entries: Mapping[str, object]) -> dict[str, T]:
-    """Those of this type, without negative times or counts."""
+    """The entries of this type, without those with negative times or counts."""
     found: dict[str, T] = {}
     for key, entry in entries.items():
         with suppress(ValueError, OverflowError):

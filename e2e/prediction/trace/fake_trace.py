@@ -89,7 +89,7 @@ def trace(network: Network, case: TrainCase, device: torch.device, classes: int)
 
 
 def _built(network: Network, fake: FakeTensorMode) -> nn.Module:
-    """The network with weights that are fake, or, where its builder minds that, real on the CPU."""
+    """The network with fake weights; with real ones on the CPU where its builder needs them."""
     try:
         with BuildMode(fake):
             return network.build()
@@ -105,7 +105,7 @@ def trace_real(network: Network, case: TrainCase, device: torch.device, classes:
 def _recorded(
     network: Network, case: TrainCase, device: torch.device, classes: int, module: nn.Module | None
 ) -> Trace:
-    """The second step: the first one makes what later steps find there."""
+    """Record the second step: the first one creates state that later steps find."""
     trainer = Trainer(network, case, recipe_of(case), device, seed=SEED, module=module)
     recorder = Recorder(
         device.type, scaled=recipe_of(case).scale == DYNAMIC, cache_bytes=cache_bytes(device)
@@ -166,7 +166,7 @@ def _move(module: nn.Module, case: TrainCase, recipe: Recipe, device: torch.devi
 
 @contextmanager
 def _without_cycles() -> Generator[None]:
-    """Collected garbage would free memory at a moment of its own."""
+    """Without garbage collection, which would free memory at arbitrary moments."""
     gc.collect()
     gc.disable()
     try:

@@ -260,9 +260,9 @@ class Recorder(CallRecorder):
         self, call: Call, outputs: tuple[TensorSpec, ...], taken: Sequence[Tensor],
         made: Sequence[tuple[Tensor, int]],
     ) -> Cold:  # fmt: skip
-        """What the cache did not hold; now it holds what the call has touched.
+        """The arguments that the cache does not hold; afterwards it holds what the call touched.
 
-        A call that touches much more than the cache holds leaves nothing there for its next launch.
+        A call that touches much more than the cache holds leaves nothing for its next launch.
         """
         cache, number = self._cache, len(self.ops) + len(self._pending)
         if not cache.size or kind_of(call, outputs) == "view":
@@ -313,7 +313,7 @@ class Recorder(CallRecorder):
 
 
 def _specs(name: str, tensors: Sequence[Tensor]) -> tuple[TensorSpec, ...]:
-    """What a call gives; CannotReplay with its name."""
+    """The specs of a call's results. CannotReplay, with the call's name."""
     try:
         return tuple(spec_of(tensor) for tensor in tensors)
     except CannotReplay as error:
