@@ -229,7 +229,7 @@ class TrainCase:
         return f"{self.group}/{','.join(parts)}"
 
 
-# Settings of a case that do not change what is learnt from: arms that share the rest take turns.
+# Settings in which arms of one comparison may differ: they do not change the training data.
 VARIED = tuple(one.name for one in fields(TrainCase) if one.metadata["varied"])
 # The smallest values of a case.
 LEAST: Mapping[str, int] = {

@@ -133,7 +133,7 @@ def _loads(loading: Loading, images: int) -> Estimate | None:
     return Estimate(images / per_s, images / max(high, per_s), images / max(1e-9, min(low, per_s)))
 
 
-# ---------------------------------------------------------------- what is worth measuring
+# ---------------------------------------------------------------- points to measure
 
 
 def busy_points(workers: Sequence[int]) -> list[int]:

@@ -152,7 +152,7 @@ class Job:
                     budget_s = self.work.request.budget or usual_s
                     self.progress.timing(budget_s)
                     timed = self.worker.time(budget_s, self.progress.stage)
-                    found = [*found, *timed]  # what was timed takes the place of what was set up
+                    found = [*found, *timed]  # timed results replace those of set-up
                 by_key = {t.case.key: t for t in found} | failed
                 return [by_key[case.key] for case in cases]
             except WorkerDied as death:

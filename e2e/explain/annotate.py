@@ -14,7 +14,7 @@ from e2e.results.baselines import baselines, slowest
 from e2e.results.types import Cause, Predicted, Training
 from microbench.results.values import Warning
 
-FIT_SHARE = 0.9  # of the device's memory: what a larger batch may take, by its predicted peak
+FIT_SHARE = 0.9  # of the device's memory: limit for the predicted peak of a larger batch
 VERIFIED = 3  # fixes of a training that are measured, best first
 
 Ask = Callable[[TrainCase], Prediction]
@@ -148,7 +148,7 @@ def _warning(note: str) -> Warning:
 
 
 def _slowdown_of(training: Training) -> float | None:
-    """The host's slowdown during the measurement; None for a fed case: its loader waits too."""
+    """The host's slowdown during the measurement; None for a fed case."""
     return training.steps.host_pace if training.steps and not training.case.fed else None
 
 

@@ -130,7 +130,7 @@ def as_options(change: Mapping[str, Setting]) -> str:
         option = name.replace("_", "-")
         if isinstance(value, bool):
             options.append(f"--{option}" if value else f"--no-{option}")
-        elif value != 0:  # what a number is when it is left out
+        elif value != 0:  # 0 is the default
             options.append(f"--{option} {value}")
     return " ".join(options)
 

@@ -29,7 +29,7 @@ def own_network(name: str, input: tuple[int, ...] | None, classes: int | None) -
     UserError, with the function's own error in one line, when any of this fails.
     """
     function = find_function(name)
-    # A look at it must not change what a seed builds.
+    # Building it here must not change the random numbers of a later build.
     with torch.random.fork_rng(devices=[]):  # pyright: ignore[reportUnknownMemberType]
         module, example = _call(name, function)
     _check_trainable(name, module)

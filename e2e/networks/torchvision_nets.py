@@ -69,7 +69,7 @@ SMALLER: dict[int, str] = {
 }
 BATCHES = {name: batch for batch, names in SMALLER.items() for name in names.split()}
 
-# What an auxiliary classifier's loss counts beside the main one.
+# Weight of an auxiliary classifier's loss beside the main one.
 AUXILIARY_WEIGHTS: dict[str, float] = {
     # Szegedy et al., "Going Deeper with Convolutions", 2015, section 5: each of the two by 0.3
     "googlenet": 0.3,

@@ -215,7 +215,7 @@ def _prepared(calls: CallTimer) -> Iterator[_Prepared]:
     bf16 = cannot_run(RECIPES["amp-bf16"], kind, card) is None
     for small in small_networks(kind):
         for recipe in small_recipes(small, kind, bf16=bf16):
-            with suppress(CannotTrace):  # what is left is fitted
+            with suppress(CannotTrace):  # fit the others
                 traced = trace(small, small_case(small, recipe), calls.device, CLASSES)
                 step = small_step(small, recipe, calls.device)
                 yield _Prepared(traced, calls.passes(traced), step)

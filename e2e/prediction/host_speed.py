@@ -18,7 +18,7 @@ from e2e.training.speed_readings import HostSpeed, SpeedReading
 from microbench.timing.stats import median
 
 RECIPE = "amp"
-REFERENCE_S = 2e-3  # what the small step takes at a slowdown of 1
+REFERENCE_S = 2e-3  # seconds of the small step at a slowdown of 1, by definition
 LOOK_S = 2.0  # of steps in a row: host speeds last for tenths of seconds to seconds
 # After other work or a rest a step is up to 1.4 times as long; the seventh shows nothing of it.
 WARM_STEPS, STEPS = 6, 3

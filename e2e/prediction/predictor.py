@@ -92,7 +92,7 @@ class Predictor:
             found = Prediction(case, reason=one_line(error), broke=True)
         if self.cuda:
             self.host_speed.forget()
-            free_memory(self.device)  # what comes next finds the memory as it was
+            free_memory(self.device)  # leave the memory as it was
         return found
 
     def _prediction(self, case: TrainCase, announce: Announce) -> Prediction:

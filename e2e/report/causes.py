@@ -28,7 +28,7 @@ FEWEST_FIX = 12  # columns for a fix with numbers beside it
 MOST_SHOWN = 4
 INDENT = "  "
 
-_FOLDING = Console()  # what rich wants to know before it folds text; nothing is printed on it
+_FOLDING = Console()  # rich needs a console to wrap text; nothing is printed on it
 
 Section = tuple[str, list[Text]]
 

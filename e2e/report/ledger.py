@@ -20,7 +20,7 @@ OTHERS = "other small terms"
 GAP = "missing from the ledger"
 DIGITS = 4  # of the longer step, in the numbers shown
 _SHORTEST_MS, _LONGEST_MS = 1e-4, 1e6  # of a step shown in digits that add up
-MOST_RESIDUAL = 0.05  # of a step: what a ledger may leave unexplained
+MOST_RESIDUAL = 0.05  # of a step: the largest residual without a remark
 MOST_SENTENCES = 4
 PRODUCTS = "GEMMs and convolutions"
 

@@ -62,7 +62,7 @@ MOST_ROWS = 60
 TEXT_ROOM = 1.5  # times the longest bar, for the text after it
 LOST = "not converged"
 
-# Of waterfalls, Okabe and Ito's: which those who see red and green alike can tell apart.
+# Of waterfalls, by Okabe and Ito: safe for red-green colour blindness.
 WHOLE, SAVED, ADDED, REST = "#555555", "#009e73", "#d55e00", "#cc79a7"
 LINK = "#bbbbbb"
 MOST_PANELS = 4

@@ -39,7 +39,7 @@ NOT_NEGATIVE = (
     "step_units", "setup_s", "compile_s", "memory_peak_bytes", "fits_batch", "skipped_steps",
     "chance",
 )  # fmt: skip
-LONGEST_MS = 1e15  # thirty thousand years: what is more is no time
+LONGEST_MS = 1e15  # thirty thousand years: more is an error
 LEDGER_TOLERANCE = 1e-3  # of its longer step: by so much a ledger's lines may miss their sum
 GAINS = ("predicted_gain_pct", "measured_gain_pct")
 LISTS = ("ledger", "causes")  # null where they are empty

@@ -216,7 +216,7 @@ class Training:
     convergence: str | None = None
     limit: str | None = None
     why: str | None = None
-    rung: str | None = None  # a ladder's step: what this arm adds to the one before
+    rung: str | None = None  # of a ladder: what this arm adds to the previous one
     warnings: tuple[Warning, ...] = ()
     predicted: Predicted | None = None
     ledger: tuple[LedgerLine, ...] = ()

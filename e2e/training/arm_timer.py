@@ -192,7 +192,7 @@ class ArmTimer(Arms):
         steps = training.steps
         step = _without_loading(held)
         if training.case.fed and not training.case.cached:
-            held.feed.refill()  # workers that are at work slow what is measured
+            held.feed.refill()  # busy workers slow the measurement
             steps = replace(steps, unfed_s=median(self.timer.block(step, count).times_s))
         if self.cuda:
             busy_s, launches = busy_time(step)

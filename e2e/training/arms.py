@@ -29,7 +29,7 @@ from microbench.errors import UserError
 from microbench.timing.interleave import Arm, ArmFailed
 
 WARM_STEPS = 3  # the first ones search algorithms, make optimizer state, and fill the allocator
-SETTLED_STEPS = 2  # after those: what memory a step takes, and how long it is
+SETTLED_STEPS = 2  # after those: measures the memory and the time of a step
 BATCHES_HELD = 4  # that a loader which makes them on the GPU has there at most, and one more
 WAITS_SHARE = 0.02  # of the time: with more of it in any block, steps wait for their loader
 
@@ -146,7 +146,7 @@ class Arms:
         began_s = time.perf_counter()
         feed = self.feeds.open(case)
         try:
-            if case.fed:  # what the loader takes of the device's memory is no arm's
+            if case.fed:  # the loader's device memory does not count for the arm
                 on_gpu = LOADERS[case.loader].on_gpu
                 for _ in range(BATCHES_HELD if on_gpu else 1):
                     feed.place(feed.fetch())

@@ -18,7 +18,7 @@ EDGE_SHARE = 0.1  # of the steps, at each end, that `first_loss` and `train_loss
 BEAT_S = 5.0  # seconds between signs of life
 # Right answers beyond guessing: five standard deviations are no luck.
 SIGMAS = 5.0
-BEHIND_SHARE = 0.5  # of what the baseline learnt beyond guessing; a recipe with less has not learnt
+BEHIND_SHARE = 0.5  # of the baseline's gain over guessing; a recipe with less did not converge
 BASELINES = ("fp32", "O0", "tf32")
 
 OnStep = Callable[[int], None]

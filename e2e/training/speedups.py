@@ -19,8 +19,8 @@ from microbench.timing.timers import EVENT_TICK_S
 # gap of about a microsecond between kernels.
 IDLE_SHARE = 0.10
 DATA_SHARE = 0.10
-FED_SHARE = 0.05  # a loader that makes the step longer by more is what it waits for
-MAX_WALL_GAP = 0.02  # images over wall time must agree with what is reported within this
+FED_SHARE = 0.05  # a loader that lengthens the step by more is its bottleneck
+MAX_WALL_GAP = 0.02  # throughput by wall clock and by median step must agree within this
 MAX_SKIPPED_SHARE = 0.01
 # A scale that starts at 65,536 may be halved so often, to 1,024, before it fits, in a run that is
 # long enough for that to be few.

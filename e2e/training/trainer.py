@@ -169,7 +169,7 @@ class Trainer:
         fetched = feed.fetch()
         mark("data")
         placed = feed.place(fetched)
-        if placed[0] is not captured.placed:  # a fixed batch is there already
+        if placed[0] is not captured.placed:  # a fixed batch is already in place
             captured.placed = placed[0]
             for fixed, fresh in zip(captured.batch, placed, strict=True):
                 fixed.copy_(fresh)

@@ -134,5 +134,5 @@ def open_feed(name: str, source: Source, wanted: Wanted, tell: Tell) -> LoaderFe
     """A feed of this source from a back end. UserError as of `backend_of`."""
     backend = backend_of(name, source, wanted.device)
     if wanted.cold:
-        os.sync()  # what waits to be written cannot be dropped from the page cache
+        os.sync()  # unwritten pages cannot be dropped from the page cache
     return backend.open(source, wanted, tell)

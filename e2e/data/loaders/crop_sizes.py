@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 PADDING = 4  # pixels that a crop of a small image may lie beyond it, where the image is mirrored
-CENTRE = 224 / 256  # of the shorter side, what is kept of a held-out image
+CENTRE = 224 / 256  # of the shorter side: the centre crop of a held-out image
 SHARE = 0.5  # of the device's free memory that images may take: training needs the rest
 
 

@@ -170,7 +170,7 @@ class Ahead(Generic[Made]):
         while going:
             try:
                 made: Made | _Failed = self._make()
-            except BaseException as error:  # it is the caller's, whatever it is
+            except BaseException as error:  # any error is the caller's
                 made = _Failed(error)
             with self._changed:
                 self._changed.wait_for(lambda: self._closed or len(self._ready) < self._most)

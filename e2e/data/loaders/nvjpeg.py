@@ -83,7 +83,7 @@ class Decoder:
             labels = self._sent(torch.as_tensor(rows["label"].copy()))
             resampling = self._prepared(rows, images) if images else None
             cut = labels if resampling is None else resampling.launch()
-            done = torch.cuda.Event(blocking=True)  # who waits for it on the host sleeps
+            done = torch.cuda.Event(blocking=True)  # waiting for it on the host sleeps
             done.record()
         ready = Ready(cut, labels, [*packed.broken, *broken], done)
         self._hold(ready, (packed, resampling))

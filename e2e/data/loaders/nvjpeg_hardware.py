@@ -17,7 +17,7 @@ import torch
 import torchvision  # pyright: ignore[reportMissingTypeStubs]
 from torch import Tensor
 
-# From nvjpeg.h of CUDA 13: statuses, and what is asked for.
+# From nvjpeg.h of CUDA 13: statuses and options.
 SUCCESS, NO_MEMORY = 0, 5
 ABOUT_THE_IMAGE = frozenset((3, 4, 9, 10))  # bad, or not supported, or incomplete
 HARDWARE, RGB = 3, 3

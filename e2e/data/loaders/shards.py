@@ -29,7 +29,7 @@ BUFFER = 1000  # undecoded images of a worker from which the next is drawn
 TAR_BLOCK = 512
 SUFFIXES = ("jpg", "jpeg", "png", "webp")
 
-Raw = dict[str, Any]  # what webdataset makes of a sample: its name, its shard, bytes by suffix
+Raw = dict[str, Any]  # a sample of webdataset: its name, its shard, bytes by suffix
 
 
 def missing(device: torch.device) -> str | None:
@@ -158,7 +158,7 @@ class _Shards(Dataset[Sample]):
         said = str(error.args[0]).partition(" @ ")[0] if error.args else type(error).__name__
         if all(path != self._reading for path, _ in self._broken):
             self._broken.append((self._reading, said))
-        return True  # go on with what comes after it
+        return True  # continue with the next sample
 
 
 def _is_cut_short(file: BinaryIO) -> bool:

@@ -25,7 +25,7 @@ from microbench.errors import UserError
 # As in a user's own script. What torch would choose here is what the training process was started
 # by, and each worker would import torch, which takes seconds.
 START = "fork"
-MAX_LOSSES = 2  # of the same batch: what kills a worker twice is no accident
+MAX_LOSSES = 2  # of the same batch: then the batch itself is the likely cause
 DYING_S = 1.0  # at most from a worker's last sign of life to its end
 WATCH_S = 0.5  # how often a worker looks whether its parent lives
 MEANINGS = {

@@ -31,7 +31,7 @@ TRAIN, HELD_OUT = 50_000, 10_000
 SAMPLE = (3, 32, 32)
 NORMAL = Normal((0.458, 0.458, 0.458), (0.196, 0.196, 0.196))
 
-SEED = 20_240_607  # of the data set, whatever the seed of a run
+SEED = 20_240_607  # of the data set, independent of a run's seed
 TEXTURE_STREAM, TRAIN_STREAM, HELD_OUT_STREAM = 0, 1, 2  # of random numbers
 DRAWN_BYTES = 64  # random bytes an image, besides those of its noise
 NOISE_BYTES = 3 * 32 * 32
@@ -77,7 +77,7 @@ SHAPES: tuple[Shape, ...] = (
     lambda x, y: (abs(y) <= 850) & (abs(x) <= abs(y) + 60),  # an hourglass
 )
 CLASSES = len(SHAPES)
-# What is in the picture besides, and says nothing of its class.
+# Distractors: they do not depend on the class.
 DISTRACTORS: tuple[Shape, ...] = (
     lambda x, y: (abs(x) <= 950) & (abs(y) <= 150),
     lambda x, y: (abs(x) <= 150) & (abs(y) <= 950),

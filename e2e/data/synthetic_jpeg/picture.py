@@ -30,13 +30,13 @@ Plane = NDArray[np.int16]
 Floats = NDArray[np.floating]
 
 SIZE_STREAM, PIXEL_STREAM = 0, 1  # of an image's random numbers
-NOISE_STREAM = 0x66_6C_64  # apart from those of images, whatever the seed
+NOISE_STREAM = 0x66_6C_64  # the same for every seed, different from the images' streams
 
 FIELDS = 2  # planes of 1/f noise
 SIDE = 2048  # pixels a side of a field; an image is at most 1200
 FIELD_STD = 128
 SLOPE = 1.1  # of the amplitude: 1/f ** SLOPE
-LONGEST_WAVE = 1024  # pixels; what is longer would be the brightness of a whole image
+LONGEST_WAVE = 1024  # pixels; longer waves would change the brightness of a whole image
 
 TILE = 640  # pixels a side after which a texture repeats itself
 TEXTURE_STD = 32
@@ -78,7 +78,7 @@ OUTLINES: tuple[tuple[tuple[int, int, int], ...], ...] = (
 )
 # Blue-yellow and red-green (Cb, Cr): eight directions, at a saturation as painted things have.
 HUES = ((34, 0), (24, 24), (0, 34), (-24, 24), (-34, 0), (-24, -24), (0, -34), (24, -24))
-TONES = (-1, 1)  # darker or lighter than what is behind
+TONES = (-1, 1)  # darker or lighter than the background
 CLASSES = len(KINDS) * len(HUES) * len(OUTLINES) * len(TONES)
 
 # Ranges are drawn from for each image, both ends included.
@@ -91,7 +91,7 @@ COLOUR_BITS = 7
 TINT = (-3, 3)  # of the colours with the brightness, in parts of 32
 CAST = (-9, 9)  # of all colours
 SHADE = (8, 30)  # standard deviation of what changes slowly in brightness
-TONE = (14, 34)  # of an object, against what is behind
+TONE = (14, 34)  # of an object, against the background
 TEXTURE = (20, 34)  # contrast of an object's texture, in parts of 32
 SATURATION = (18, 28)  # of an object, in parts of 32
 REGION_SATURATION = (4, 18)  # its hue is any
@@ -241,7 +241,7 @@ def _light(masks: _Masks, look: Look, draw: Draws) -> Plane:
     height, width = masks.object.shape
     contrast = draw.between(CONTRAST)
     share = draw.between((40, 90))  # of the first field, in per cent
-    # Squares add up: the contrast is the same whatever the share.
+    # Squares add up: the contrast is the same for every share.
     first, second = contrast * share // 100, round(contrast * (1 - (share / 100) ** 2) ** 0.5)
     light = noise(0, height, width, draw) * np.int16(first * draw.sign())
     light += noise(1, height, width, draw) * np.int16(second * draw.sign())

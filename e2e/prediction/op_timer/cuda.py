@@ -47,7 +47,7 @@ GATED_COMMANDS = 700  # kernels, copies and events behind one gate: a stream que
 ROUNDS, SETTLING_ROUNDS = 7, 2
 SETTLE_S = 0.3  # the clock needs this long to settle to the power of the step
 MAX_SETTLING_ROUNDS = 40
-EMPTIES, EMPTY_BLOCKS = 10, 21  # to learn what a pair of events costs
+EMPTIES, EMPTY_BLOCKS = 10, 21  # to measure the overhead of a pair of events
 MOST_BETWEEN_S = 2e-6  # kernels that are launched ahead are no further apart
 
 T = TypeVar("T")
@@ -195,7 +195,7 @@ class CudaStopwatch:
     def _roughly(self, launch: Callable[[], object], once_s: float) -> tuple[float, float, bool]:
         """(host seconds, device seconds, whether it waits for the device) of a launch."""
         launches = SLOW_LAUNCHES if once_s > SLOW_S else LAUNCHES
-        for together in dict.fromkeys((launches, 1)):  # the queue may not hold so many kernels
+        for together in dict.fromkeys((launches, 1)):  # the queue may be too short for all of them
             launch_s, device_s = self.behind_gate(launch, together)
             if not self.gate_expired:
                 return launch_s, device_s, False

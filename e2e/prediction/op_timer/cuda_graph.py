@@ -27,7 +27,7 @@ from kernels.error_words import one_line
 from microbench.timing.stats import median
 
 SETTLE_S, BLOCKS = 0.3, 15
-MOST_GAP_S = 1e-6  # between kernels of a graph; what is more is another clock
+MOST_GAP_S = 1e-6  # between kernels of a graph; more than that is a difference of clocks
 
 
 class CaptureFailed(Exception):

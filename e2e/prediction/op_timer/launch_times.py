@@ -32,7 +32,7 @@ LEFT_S = 10e-6  # of work that a launch may find on the device, by rough times; 
 SURE_LAUNCHES = 200  # later it is waited for, as rough times that are too short add up
 
 T = TypeVar("T")
-Within = Callable[[Callable[[], Any]], Any]  # runs a function in some thread, gives what it gives
+Within = Callable[[Callable[[], Any]], Any]  # runs a function in some thread, returns its result
 Threads = tuple[Within, Within]  # of the forward pass and all else; of the backward pass
 
 

@@ -46,7 +46,7 @@ FUSED = "aten._fused_"
 UNFOLLOWED = ("aten._cudnn_rnn", "aten._cudnn_init_dropout_state")
 READS = "aten._local_scalar_dense.default"  # a value that Python reads: the host waits for it
 COPIES = ("aten._to_copy.", "aten.copy_.")
-LEAST_COLD = 2**20  # bytes: what is smaller only comes later when it is not in the cache
+LEAST_COLD = 2**20  # bytes: smaller tensors outside the cache cost latency only
 WIDE = 4  # times the cache: a call that touches more finds nothing of its last launch
 BLOCK_BYTES = 512  # torch's caching allocator rounds up to this
 
