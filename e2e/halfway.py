@@ -73,7 +73,9 @@ _collect()
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; a user's mistake is one line on stderr and exit code 2."""
+    """Run the command line; returns the exit code. A user's mistake is one line on stderr and code
+    2.
+    """
     return run_app(app, CONSOLE, arguments)
 
 

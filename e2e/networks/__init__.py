@@ -28,7 +28,7 @@ Maker = Callable[[str, tuple[int, ...] | None, int | None], Network]
 
 
 def names() -> dict[str, list[str]]:
-    """The names of the networks, by group: the group's title and its names."""
+    """The names of the networks that need no prefix, by the group's title."""
     return {title: list(known()) for title, (known, _) in _GROUPS.items()}
 
 

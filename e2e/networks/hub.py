@@ -38,7 +38,7 @@ CAUSAL = ("ForCausalLM", "LMHeadModel")
 
 
 def is_hub(name: str) -> bool:
-    """Whether a name is of a network of timm or transformers."""
+    """Whether a name begins with "timm:" or "hf:"."""
     return name.partition(":")[0] in _MAKERS and ":" in name
 
 
@@ -115,7 +115,9 @@ class Text(nn.Module):
         self.model = model
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits [batch, T, vocabulary] of a causal model, [batch, labels] of a classifier."""
+        """Tokens, int64 [batch, T], to logits: [batch, T, vocabulary] of a causal model, [batch,
+        labels] of a classifier.
+        """
         return self.model(input_ids=tokens).logits
 
 

@@ -1,6 +1,6 @@
 """The result in sentences: how much faster each recipe is, whether it converges, its bottleneck.
 
-A pure function of the run: every number in a sentence is one of the file, or the quotient of two.
+A pure function of the run: every number is in the run file, or is the ratio of two that are.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SPARE_SHARE = 0.7  # of a step: a CPU that launches for longer has no time left 
 
 
 def verdict(run: Run) -> list[str]:
-    """Sentences for the end of the screen; the details of one begin with a space."""
+    """Sentences for the end of the screen; details are indented."""
     view = view_of(run)
     lines: list[str] = []
     for family in view.families:

@@ -19,8 +19,8 @@ from microbench.timing.timers import EVENT_TICK_S
 # gap of about a microsecond between kernels.
 IDLE_SHARE = 0.10
 DATA_SHARE = 0.10
-FED_SHARE = 0.05  # a loader that makes the step longer by more is what it waits for
-MAX_WALL_GAP = 0.02  # images over wall time must agree with what is reported within this
+FED_SHARE = 0.05  # a loader that lengthens the step by more is its bottleneck
+MAX_WALL_GAP = 0.02  # throughput by wall clock and by median step must agree within this
 MAX_SKIPPED_SHARE = 0.01
 # A scale that starts at 65,536 may be halved so often, to 1,024, before it fits, in a run that is
 # long enough for that to be few.
@@ -41,9 +41,9 @@ HOST_WANDERS = (
 
 
 def with_speedups(trainings: Sequence[Training], rungs: Mapping[str, str | None]) -> list[Training]:
-    """The trainings of one comparison with speed-ups, bottlenecks and warnings.
+    """The trainings of one comparison with speed-ups (ratios), bottlenecks and warnings.
 
-    `rungs` holds, by a case's key, what a rung of a ladder adds; None for cases of no ladder.
+    `rungs` has, by a case's key, what a rung of a ladder adds; None for cases of no ladder.
     """
     # A rung is compared with the one before it; a skipped one adds nothing, a failed one may.
     ladder = [t for t in trainings if rungs.get(t.case.key) and t.status != "skipped"]
@@ -82,7 +82,7 @@ def _ratio(slow: Training, fast: Training) -> Ratio:
 
 
 def _limit(training: Training) -> tuple[str | None, str | None]:
-    """What a step waits for, with the number that says so; None where it is not known."""
+    """The bottleneck of a step, with the number behind it; None where it is not known."""
     steps = training.steps
     assert steps
     if steps.unfed_s is not None and steps.median_s > steps.unfed_s * (1 + FED_SHARE):
