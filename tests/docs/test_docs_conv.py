@@ -22,8 +22,14 @@ from microbench.roofline.model.terms import Rates
 
 ROOT = Path(__file__).parents[2]
 H200 = ROOT / "results" / "nvidia-h200"
-PAGE = (ROOT / "docs" / "when-fp16-pays.md").read_text(encoding="utf-8")
-RESULTS = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+PAGE = "\n".join(
+    (ROOT / "docs" / name).read_text(encoding="utf-8")
+    for name in ("when-fp16-pays.md", "notes/result-tables.md")
+)
+RESULTS = "\n".join(
+    (ROOT / "docs" / name).read_text(encoding="utf-8")
+    for name in ("results.md", "notes/result-tables.md")
+)
 CONV_RUNS = ("conv-channels", "conv-fine", "conv-fp16", "payoff-conv", "layers-resnet50")
 
 

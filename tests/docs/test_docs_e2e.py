@@ -20,7 +20,10 @@ from microbench.timing.stats import half_width_pct
 ROOT = Path(__file__).parents[2]
 H200 = ROOT / "results" / "nvidia-h200"
 REFERENCE = (ROOT / "docs" / "train.md").read_text(encoding="utf-8")
-RESULTS = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+RESULTS = "\n".join(
+    (ROOT / "docs" / name).read_text(encoding="utf-8")
+    for name in ("results.md", "notes/result-tables.md")
+)
 RUN_FILES = [
     path
     for path in sorted(ROOT.glob("results/*/**/*.json"))

@@ -16,7 +16,10 @@ from microbench.verdict import verdict
 ROOT = Path(__file__).parents[2]
 README = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
 H200 = ROOT / "results" / "nvidia-h200"
-RESULTS = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+RESULTS = "\n".join(
+    (ROOT / "docs" / name).read_text(encoding="utf-8")
+    for name in ("results.md", "notes/result-tables.md")
+)
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "results/README.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
