@@ -69,17 +69,15 @@ def backends_table(run: Run) -> Table[str]:
 
 
 def _faster_from(payoff: Payoff) -> str:
-    rows = payoff.rows[payoff.start :]
-    return fmt.size(rows[0][0].case) if rows else "-"
+    return fmt.size(payoff.from_start[0][0].case) if payoff.from_start else "-"
 
 
 def _speedup_there(payoff: Payoff) -> str:
-    rows = payoff.rows[payoff.start :]
-    return fmt.ratio(rows[0][1]) if rows else ""
+    return fmt.ratio(payoff.from_start[0][1]) if payoff.from_start else ""
 
 
 def _highest(payoff: Payoff) -> str:
-    result, ratio = max(payoff.rows, key=lambda row: row[1].ratio)
+    result, ratio = payoff.best
     return f"{fmt.ratio(ratio)} at {fmt.size(result.case)}"
 
 
