@@ -31,6 +31,7 @@ SOFTWARE = (
     ("python", "Python"),
     ("project", "halfway"),
 )
+MOST_SENTENCES = 13  # of a summary's verdict: its table says the rest
 MODEL = "Time model, checked on held-out cases"
 
 
@@ -87,8 +88,14 @@ def _brief(run: Run, width: int) -> tuple[list[Text], str, list[Result]]:
 
 
 def _verdict(run: Run, brief: bool) -> list[str]:
-    """Its sentences; in brief without their details, which begin with a space."""
-    return [line for line in verdict(run) if not (brief and line.startswith(" "))]
+    """Its sentences; in brief the first ones, without details, which begin with a space."""
+    said = verdict(run)
+    if not brief:
+        return said
+    short = [line for line in said if not line.startswith(" ")]
+    more = len(short) - MOST_SENTENCES
+    counted = [f"  and {more} more (--verbose shows all)"] if more > 0 else []
+    return [*short[:MOST_SENTENCES], *counted]
 
 
 def _table(run: Run, width: int) -> tuple[list[Text], str, list[Result]]:
