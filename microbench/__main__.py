@@ -157,6 +157,7 @@ def explain(file: Path) -> None:
 @click.option("--threshold", help="Differences that count, as 5%  [default: noise of two runs]")
 @click.option("--fail-on", help="Exit with 1 on these verdicts: slower,faster,cannot-tell")
 @click.option("--markdown", is_flag=True, help="Print Markdown tables of all cases")
+@click.option("--verbose", is_flag=True, help="Show every case")
 @click.option("--json", type=FILE, help="Also write the comparison, case by case")
 @click.option("--junit", type=FILE, help="Also write JUnit XML: a failure where --fail-on says")
 @click.option("--html", type=FILE, help="Also write a page: one file, offline")

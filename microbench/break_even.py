@@ -37,6 +37,16 @@ class Payoff:
             start -= 1
         return start
 
+    @property
+    def from_start(self) -> Sequence[Row]:
+        """The rows from `start` on; empty where the precision is not faster at the largest size."""
+        return self.rows[self.start :]
+
+    @property
+    def best(self) -> Row:
+        """The row of the largest ratio."""
+        return max(self.rows, key=lambda row: row[1].ratio)
+
 
 def gain(ratio: Ratio | None) -> str:
     """ "faster" or "slower" where the whole 95 % interval is beyond MIN_GAIN, else "same".

@@ -134,6 +134,7 @@ def compare_with(
     threshold: str | None = None,
     fail_on: str | None = None,
     markdown: bool = False,
+    verbose: bool = False,
     json: Path | None = None,
     junit: Path | None = None,
     html: Path | None = None,
@@ -175,7 +176,7 @@ def compare_with(
         from microbench.report.page import write_document
 
         write_document(loads(dumps(data)), html)
-    _print_comparisons(found, paths[0].name, markdown=markdown)
+    _print_comparisons(found, paths[0].name, markdown=markdown, details=verbose)
     return 1 if any(failing(comparison, wanted) for comparison in found.values()) else 0
 
 
@@ -200,16 +201,18 @@ def _as_data(found: Mapping[str, Comparison], baseline: str) -> Json:
     return one if len(found) == 1 else {"baseline": baseline, "comparisons": every}
 
 
-def _print_comparisons(found: Mapping[str, Comparison], baseline: str, *, markdown: bool) -> None:
+def _print_comparisons(
+    found: Mapping[str, Comparison], baseline: str, *, markdown: bool, details: bool
+) -> None:
     from microbench.report.comparison import in_markdown, print_comparison, print_comparisons
     from microbench.report.screen import make_console
 
     if markdown:
         sys.stdout.write(in_markdown(found, baseline))
     elif len(found) == 1:
-        print_comparison(next(iter(found.values())), make_console())
+        print_comparison(next(iter(found.values())), make_console(), details=details)
     else:
-        print_comparisons(found, baseline, make_console())
+        print_comparisons(found, baseline, make_console(), details=details)
 
 
 def examine_machine(device: str, html: Path | None = None) -> None:

@@ -14,6 +14,7 @@ from microbench.report.table import Column, Table, Value, screen
 
 STATES_TITLE = "State of the device during timing (utilisation from the driver)"
 MOST_SETUPS = 6
+MOST_PHASES = 18  # arms in the table of phases, on the screen without --verbose
 # Why phases do not add up to the CPU ms of a step: several steps are launched in a row there.
 CPU_PHASES = (
     "CPU times of phases include waits while the GPU's launch queue is full; CPU ms of a step "
@@ -63,11 +64,13 @@ def _phase(arm: Training, name: str) -> Phase | None:
     return {phase.name: phase for phase in arm.phases}.get(name)
 
 
-def phases_lines(view: View, width: int) -> list[Text]:
-    """The table, at most `width` columns wide; empty when no phases were timed."""
+def phases_lines(view: View, width: int, *, details: bool = False) -> list[Text]:
+    """The table; a line in its place for many arms without `details`. Empty without phases."""
     table = phases_table(view)
     if not table.rows:
         return []
+    if len(table.items) > MOST_PHASES and not details:
+        return [Text(f"timed for {len(table.items)} arms; --verbose shows all", "dim")]
     shown = screen(table, width)
     left_out = f"left out to fit: {', '.join(shown.left_out)}" if shown.left_out else ""
     notes = [CPU_PHASES * _has_both_clocks(view), left_out]

@@ -28,6 +28,7 @@ from e2e.report.ledger import (
     ledger_title,
     waterfall,
 )
+from e2e.report.plot_loss import loss_panels
 from e2e.results.types import Training
 from microbench import fmt
 from microbench.errors import UserError
@@ -85,6 +86,13 @@ def training_chart(run: Run) -> Any:
         found = library().vconcat(*falls, spacing=24).properties(title=_heading(run, []))
         return styled(found)
     chart = _curves(run, view, family) if batches_of(family) >= FEWEST_SIZES else _bars(run, view)
+    looks = _looks({view.label(arm): arm.case.recipe for arm in view.arms})
+    if losses := loss_panels(library(), view, looks):
+        chart = (
+            library()
+            .vconcat(chart, *losses, spacing=36)
+            .resolve_scale(color="independent", strokeDash="independent")
+        )
     if falls:
         chart = library().vconcat(chart, *falls, spacing=36).resolve_scale(color="independent")
     return styled(chart)

@@ -64,10 +64,7 @@ def to_json(training: Training) -> Json:
         **{name: getattr(state, name) for name in STATE},
         "gpu_util_pct": asdict(state.gpu_util_pct) if state.gpu_util_pct else None,
         "speedup": {name: asdict(ratio) for name, ratio in training.speedup.items()},
-        "repeats": [
-            {name: _finite(value) for name, value in asdict(repeat).items()}
-            for repeat in training.repeats
-        ],
+        "repeats": [_repeat_to_json(repeat) for repeat in training.repeats],
         "loss": _mean_and_deviation(training.loss),
         "accuracy": _mean_and_deviation(training.accuracy),
         "warnings": [asdict(warning) for warning in training.warnings],
@@ -76,6 +73,13 @@ def to_json(training: Training) -> Json:
         "bound": _finite(training.bound),
         "causes": [_cause_to_json(cause) for cause in training.causes] or None,
     }
+
+
+def _repeat_to_json(repeat: Repeat) -> Json:
+    """Without a curve, as files were before there were any."""
+    data = {name: value for name, value in asdict(repeat).items() if name != "curve"}
+    data = {name: _finite(value) for name, value in data.items()}
+    return data | ({"curve": [_finite(loss) for loss in repeat.curve]} if repeat.curve else {})
 
 
 def _predicted_to_json(predicted: Predicted) -> Json:
@@ -185,6 +189,8 @@ def _check_repeat(repeat: Repeat, where: str) -> None:
         raise ValueError(f"{where} has steps or seconds under zero")
     if repeat.accuracy is not None and not 0 <= repeat.accuracy <= 1:
         raise ValueError(f"{where}.accuracy is {repeat.accuracy}, not from 0 to 1")
+    if len(repeat.curve) > repeat.steps:
+        raise ValueError(f"{where}.curve has {len(repeat.curve)} points, of {repeat.steps} steps")
 
 
 def _check_predictions(training: Training, where: str) -> None:

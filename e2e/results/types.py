@@ -96,7 +96,9 @@ class Repeat:
     """One training from scratch. `train_s` is wall time without set-up and evaluation.
 
     `train_loss` is the mean over the last tenth of the steps, `first_loss` over the first tenth;
-    `loss` and `accuracy` (0 to 1) are of held-out data. NaN and infinity are written as None.
+    `loss` and `accuracy` (0 to 1) are of held-out data. `curve` is the training loss: means over
+    `len(curve)` stretches of the steps, as equal as can be, in order; empty in older files. NaN
+    and infinity are written as None.
     """
 
     seed: int
@@ -107,6 +109,7 @@ class Repeat:
     loss: float | None
     accuracy: float | None
     skipped_steps: int = 0
+    curve: tuple[float | None, ...] = ()
 
 
 @dataclass(frozen=True)

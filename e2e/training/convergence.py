@@ -15,6 +15,7 @@ from e2e.training.arms import Held
 from e2e.training.feeds import feed_of
 
 EDGE_SHARE = 0.1  # of the steps, at each end, that `first_loss` and `train_loss` are means over
+CURVE_POINTS = 100  # of a training's loss, at most; read from the device after the training
 BEAT_S = 5.0  # seconds between signs of life
 # Right answers beyond guessing: five standard deviations are no luck.
 SIGMAS = 5.0
@@ -61,6 +62,7 @@ def train_once(held: Held, data: Data, seed: int, steps: int, on_step: OnStep) -
         loss=loss,
         accuracy=accuracy,
         skipped_steps=trainer.skipped_steps,
+        curve=tuple(_mean(part) for part in losses.tensor_split(min(steps, CURVE_POINTS))),
     )
 
 

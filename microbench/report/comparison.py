@@ -10,7 +10,7 @@ from rich.text import Text
 
 from kernels.case import Case
 from microbench import fmt
-from microbench.report.screen import WIDTH
+from microbench.report.screen import prose_width
 from microbench.report.table import DIM, Column, Row, Table, markdown, screen
 from microbench.results.comparison import NOISE_S, SAME_CARD, VERDICTS, CompareRow, Comparison
 from microbench.results.kinds import KINDS, Report
@@ -18,7 +18,7 @@ from microbench.results.types import Ratio
 from microbench.results.values import AnyCase
 
 MOST_SAME_ROWS = 6
-MOST_NAMED = 5
+MOST_NAMED = 2
 REASON = "reason"
 _Counted = tuple[str, Comparison]  # a run's name, and it against the baseline
 ORDER = ("slower", "faster", "cannot tell", "same")
@@ -30,22 +30,26 @@ _LOOKS = {
 }
 
 
-def print_comparison(comparison: Comparison, console: Console) -> None:
-    """Print what differs between the runs, the rows that matter, and the counts."""
-    width = min(console.width, WIDTH)
+def print_comparison(comparison: Comparison, console: Console, *, details: bool = False) -> None:
+    """What differs between the runs, the rows that matter, and the counts.
+
+    `details` shows every row, and every case that only one run has.
+    """
 
     def say(line: Text) -> None:
-        """Print a line, folded to the width."""
+        """Print a line: a table's as wide as the console, others folded at WIDTH."""
+        width = console.width if line.no_wrap else prose_width(console)
         console.print(line, width=width, overflow="fold")
 
     for line in _differences(comparison):
         say(line)
-    shown, hidden = _chosen(comparison.rows)
-    for line in _body(shown, hidden, width):
+    shown, hidden = _chosen(comparison.rows, details)
+    for line in _body(shown, hidden, console.width):
         say(line)
     console.print()
     for name, cases in (("A", comparison.only_a), ("B", comparison.only_b)):
-        for line in _one_side(name, cases):
+        names = [case_name(case) for case in cases]
+        for line in listed_alone(name, names) if details else only_in(name, names):
             say(Text(line))
     say(Text(summary(comparison), "bold"))
 
@@ -95,14 +99,16 @@ def _threshold_asked(comparison: Comparison) -> str:
     return text + (f"; kernels must also differ by {_us(NOISE_S)}" if kernels else "")
 
 
-def print_comparisons(found: Mapping[str, Comparison], baseline: str, console: Console) -> None:
+def print_comparisons(
+    found: Mapping[str, Comparison], baseline: str, console: Console, *, details: bool = False
+) -> None:
     """Several runs, by name, each against one baseline; the counts of all of them at the end."""
     for name, comparison in found.items():
         console.print(Text(_heading(name, baseline), "bold"))
-        print_comparison(comparison, console)
+        print_comparison(comparison, console, details=details)
         console.print()
-    for line in screen(_counts(found), min(console.width, WIDTH)).lines:
-        console.print(line, width=min(console.width, WIDTH), overflow="fold")
+    for line in screen(_counts(found), console.width).lines:
+        console.print(line, width=console.width, overflow="fold")
 
 
 def in_markdown(found: Mapping[str, Comparison], baseline: str) -> str:
@@ -113,7 +119,7 @@ def in_markdown(found: Mapping[str, Comparison], baseline: str) -> str:
         said = [line.plain.strip() for line in _differences(comparison) if line.plain]
         facts = [f"{line}\n\n" if line.endswith(":") else f"- {line}\n" for line in said]
         for side, cases in (("A", comparison.only_a), ("B", comparison.only_b)):
-            facts += [f"- {line}\n" for line in _one_side(side, cases)]
+            facts += [f"- {line}\n" for line in only_in(side, list(map(case_name, cases)))]
         parts += [
             f"**{_heading(name, baseline)}**\n",
             markdown(_table(ordered)),
@@ -149,20 +155,24 @@ def summary(comparison: Comparison) -> str:
     return f"B against A, {cases}: {', '.join(parts) or 'nothing to compare'}."
 
 
-def _one_side(name: str, cases: Sequence[AnyCase]) -> Iterator[str]:
-    """The cases that one run alone has: a line each up to MOST_NAMED, and how many more."""
-    for case in cases[:MOST_NAMED]:
-        yield f"only in {name}: {case_name(case)}"
-    if len(cases) > MOST_NAMED:
-        yield f"only in {name}: {len(cases) - MOST_NAMED} more"
+def only_in(name: str, cases: Sequence[str]) -> list[str]:
+    """The cases that one run alone has, in a line: "only in A: 190 cases (…)"; none for no case."""
+    if len(cases) <= MOST_NAMED:
+        return [f"only in {name}: {fmt.listed([*cases])}"] if cases else []
+    return [f"only in {name}: {len(cases)} cases ({fmt.listed([*cases], most=MOST_NAMED)})"]
 
 
-def _chosen(rows: Sequence[CompareRow]) -> tuple[list[CompareRow], list[CompareRow]]:
+def listed_alone(name: str, cases: Sequence[str]) -> list[str]:
+    """The cases that one run alone has, a line each."""
+    return [f"only in {name}: {case}" for case in cases]
+
+
+def _chosen(rows: Sequence[CompareRow], details: bool) -> tuple[list[CompareRow], list[CompareRow]]:
     """Rows to show, slower ones first, and the same ones that are too many to show."""
     assert set(ORDER) == set(VERDICTS)
     ordered = sorted(rows, key=lambda row: ORDER.index(row.verdict))
     same = [row for row in ordered if row.verdict == "same"]
-    if len(same) <= MOST_SAME_ROWS:
+    if details or len(same) <= MOST_SAME_ROWS:
         return ordered, []
     return [row for row in ordered if row.verdict != "same"], same
 

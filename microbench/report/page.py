@@ -51,6 +51,7 @@ def to_page(run: Run) -> str:
         warnings=[line.plain for line in _warnings(run)],
         command=fmt.clean(" ".join(run.command)),
         environment=_environment(run),
+        more=[],
         csv=to_csv(run),
     )
 
@@ -67,6 +68,7 @@ def document_page(data: Json, sheet: Sheet, title: str) -> str:
         warnings=[],
         command=fmt.clean(" ".join(run.command)) if run else "",
         environment=_environment(run) if run else [],
+        more=sheet.more,
         csv=write_csv([records(sheet.table)]),
     )
 

@@ -120,3 +120,16 @@ def opened(page: str, folder: Path) -> subprocess.CompletedProcess[str]:
          (folder / "page.html").as_uri()],
         capture_output=True, text=True, timeout=120,
     )  # fmt: skip
+
+
+def test_a_comparison_s_page_folds_the_cases_that_only_one_run_has(tmp_path: Path) -> None:
+    page, every = tmp_path / "page.html", GEMM.with_name("gemm-all.json")
+    assert main(["compare", str(every), str(GEMM), "--html", str(page)]) == 0
+    text = page.read_text(encoding="utf-8")
+    alone = {r.case.key for r in read_run(every).results}
+    alone -= {r.case.key for r in read_run(GEMM).results}
+    before, folded = text.split("<summary>Cases that only one run has")
+    assert before.count("only in A: ") == 1
+    listed = {line.partition("only in A: ")[2] for line in folded.split("</pre>")[0].splitlines()}
+    assert len(alone) > 100
+    assert alone <= listed
