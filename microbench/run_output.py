@@ -17,6 +17,7 @@ from microbench.command_line import Outputs
 from microbench.device.host import WATCHED_VARIABLES
 from microbench.device.load import LOAD
 from microbench.errors import NothingMeasured, UserError
+from microbench.keywords import WORDS
 from microbench.results.kinds import KINDS
 from microbench.results.runfile import check_apart, check_writable, probe, write_run, write_text
 from microbench.results.types import METHOD_VERSION, Run
@@ -102,8 +103,14 @@ def watched_environment() -> dict[str, str]:
 
 def command_line(program: str) -> tuple[str, ...]:
     """The command as a run file keeps it: without paths, of data's folders but their names."""
-    words = without(sys.argv[1:], *PATH_OPTIONS)
+    words = without(_words(), *PATH_OPTIONS)
     return (*_program(program), *(_with_folders_name(word) for word in words))
+
+
+def _words() -> list[str]:
+    """What was written after the program's name, or stands for it where a function was called."""
+    context = click.get_current_context(silent=True)
+    return sys.argv[1:] if context is None else context.meta.get(WORDS, sys.argv[1:])
 
 
 def _program(package: str) -> tuple[str, ...]:
@@ -153,7 +160,7 @@ def save(run: Run, path: Path) -> None:
 
 def say_stopped(program: str, path: Path) -> None:
     """Tell the user who pressed Ctrl-C how to go on."""
-    words = [word for word in sys.argv[1:] if word]
+    words = [word for word in _words() if word]
     command = shlex.join([*_program(program), *without(words, "--json", "--resume")])
     print(
         f"\nStopped. Finished results are in {path}. Continue with:\n  {command} --resume "
