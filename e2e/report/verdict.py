@@ -31,6 +31,7 @@ from e2e.results.types import Training
 from microbench import fmt
 from microbench.results.types import Run
 
+WIDEST = 1.5  # high over low of an interval that holds 1: beyond, nothing is known
 SAME_SHARE = 0.005  # memory that differs by less is the same
 MOST_NAMED = 4
 SPARE_SHARE = 0.7  # of a step: a CPU that launches for longer has no time left for a loader
@@ -83,7 +84,12 @@ def _gain(view: View, arm: Training, compared: Sequence[str]) -> str:
     known = [name for name in compared if name in arm.speedup]
     seen = [name for name in known if _seen(arm, name)]
     unseen = [view.title(name) for name in known if name not in seen]
-    alike = f"no difference measured against {fmt.joined(unseen)}" if unseen else ""
+    said = (
+        "cannot tell whether faster than"
+        if any(_wide(arm, name) for name in known)
+        else ("no difference measured against")
+    )
+    alike = f"{said} {fmt.joined(unseen)}" if unseen else ""
     where = f"({place(arm)}){_extras(view, arm, seen or known)}"
     if not seen:
         return f"{view.label(arm)}: {alike} {where}."
@@ -94,6 +100,12 @@ def _gain(view: View, arm: Training, compared: Sequence[str]) -> str:
 def _seen(arm: Training, name: str) -> bool:
     """Whether there is a ratio to speak of: one that differs from 1, or has no interval."""
     return arm.speedup[name].ci95 is None or differs(arm, name)
+
+
+def _wide(arm: Training, name: str) -> bool:
+    """Whether the interval holds 1 and so much more that it says nothing."""
+    ci95 = arm.speedup[name].ci95
+    return ci95 is not None and not differs(arm, name) and ci95[1] > WIDEST * ci95[0]
 
 
 def _extras(view: View, arm: Training, compared: Sequence[str]) -> str:
