@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from kernels.op import OWN
 from microbench.command_line import Outputs
 from microbench.device.host import WATCHED_VARIABLES
 from microbench.device.load import LOAD
@@ -205,7 +206,12 @@ class Done:
 
 
 def _judged(run: Run) -> Sequence[Entry]:
-    """The results that a run was for: those of the first kind that it has."""
+    """The results that a run was for: those of the user's own kernels, or of the first kind that
+    it has.
+    """
+    own = [result for result in run.results if OWN in result.case.backend]
+    if own:
+        return own
     found = {entry.case.op for entry in run.others}
     first = next((op for op in KINDS if op in found), None)
     return run.results or [entry for entry in run.others if entry.case.op == first]
