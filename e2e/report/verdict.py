@@ -83,18 +83,17 @@ def _gain(view: View, arm: Training, compared: Sequence[str]) -> str:
     """ "amp trains 5.8 ±0.1 times faster than fp32 (resnet50, batch 256), in 0.52 of ..." """
     known = [name for name in compared if name in arm.speedup]
     seen = [name for name in known if _seen(arm, name)]
-    unseen = [view.title(name) for name in known if name not in seen]
-    said = (
-        "cannot tell whether faster than"
-        if any(_wide(arm, name) for name in known)
-        else ("no difference measured against")
-    )
-    alike = f"{said} {fmt.joined(unseen)}" if unseen else ""
+    unseen = [name for name in known if name not in seen]
+    vague = [view.title(name) for name in unseen if _wide(arm, name)]
+    same = [view.title(name) for name in unseen if not _wide(arm, name)]
+    clauses = [f"no difference measured against {fmt.joined(same)}"] if same else []
+    clauses += [f"cannot tell whether faster than {fmt.joined(vague)}"] if vague else []
+    alike = "; ".join(clauses)
     where = f"({place(arm)}){_extras(view, arm, seen or known)}"
     if not seen:
         return f"{view.label(arm)}: {alike} {where}."
-    clauses = fmt.joined([f"{faster(arm.speedup[name])} than {view.title(name)}" for name in seen])
-    return f"{view.label(arm)} trains {clauses} {where}{f'; {alike}' * bool(alike)}."
+    gains = fmt.joined([f"{faster(arm.speedup[name])} than {view.title(name)}" for name in seen])
+    return f"{view.label(arm)} trains {gains} {where}{f'; {alike}' * bool(alike)}."
 
 
 def _seen(arm: Training, name: str) -> bool:
