@@ -20,7 +20,6 @@ from microbench.command_line import (
     run_app,
     said,
 )
-from microbench.errors import UserError
 
 FIRST = "train"  # what the first word means when it is no command: a network to train
 
@@ -29,14 +28,6 @@ class TrainCommand(Command):
     """A command that may go on with a run of training or loading."""
 
     either = (frozenset({"amp", "recipe", "ladder"}), frozenset({"iterations", "epochs"}))
-
-    def check_taken(self, path: Path, name: str, value: Any) -> None:
-        """UserError for a folder or file of which the run file has the name only."""
-        kind, colon, place = str(value).partition(":")
-        places = {"data": ("folder", "cifar10"), "network": ("hf",)}
-        if colon and kind in places.get(name, ()) and not Path(place).exists():
-            option = "--data" if name == "data" else "NETWORK"
-            raise UserError(f"--resume {path} keeps no paths: give {option} {kind}:PATH/{place}")
 
 
 class Commands(click.Group):

@@ -18,6 +18,9 @@ from typing import Any
 from kernels.case import Candidate, Case, Target
 from kernels.error_words import one_line, suggest
 
+# Arguments that only a convolution has: a function that names one of them is for convolutions.
+OF_CONVOLUTIONS = frozenset({"which", "shape", "stride", "padding", "dilation", "groups"})
+
 
 def find(name: str) -> Any:
     """What "module:name" names, importable from the current directory too.
@@ -67,6 +70,14 @@ class UserBackend:
                 "operands, or an object with candidates(case, operands, target)"
             )
         return found
+
+    def serves(self, op: str) -> bool:
+        """Whether it is for "conv" or "gemm": an object for both, a function for convolutions where
+        it names an argument that only they have, else for GEMMs.
+        """
+        if hasattr(self.found, "candidates"):
+            return True
+        return (op == "conv") == bool(self._names & OF_CONVOLUTIONS)
 
     def cannot_run(self, case: Case, target: Target) -> str | None:
         """The object's own reason; None where it gives none."""

@@ -113,11 +113,12 @@ def payoff(op: str, **options: Any) -> None:
 
 @app.command()
 @click.argument("network_name", metavar="NETWORK", cls=Named)
-@measuring(LayersRequest, "library,triton  [default: library: cuDNN and cuBLAS]")
+@measuring(LayersRequest, "library,triton or module:function  [default: library: cuDNN and cuBLAS]")
 def layers(**options: Any) -> None:
     """Measure every conv and GEMM of a network's step.
 
-    NETWORK is a torchvision model name, or module:function that returns a torch module.
+    NETWORK is a torchvision model name, timm:NAME, hf:path/config.json, or module:function that
+    returns a torch module.
     Shows which layers are faster in low precision and which are slower.
     """
     _measure(LayersRequest, options)

@@ -31,6 +31,8 @@ COMMANDS = (
     "stalls", "loader",
 )  # fmt: skip
 IMPLIED = "train"
+# Options whose values may have a path after the colon: "folder:/data/imagenet".
+PLACES = {"data": ("folder", "cifar10"), "network": ("hf",), "network_name": ("hf",)}
 AS_FIELD = object()  # in place of a default: the field's own
 
 Check = Callable[[str, Any], None]  # the option as it is written, its value; raises UserError
@@ -149,7 +151,11 @@ class Command(click.Command):
         return rest
 
     def check_taken(self, path: Path, name: str, value: Any) -> None:
-        """UserError for a value in the run file that is not enough to continue with."""
+        """UserError for a folder or file of which the run file has the name only."""
+        kind, colon, place = str(value).partition(":")
+        if colon and kind in PLACES.get(name, ()) and not Path(place).exists():
+            option = "--data" if name == "data" else "NETWORK"
+            raise UserError(f"--resume {path} keeps no paths: give {option} {kind}:PATH/{place}")
 
     def _take_from(self, ctx: click.Context, path: Path) -> None:
         """Take what was not written from the command that a run file keeps."""

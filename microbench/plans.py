@@ -44,14 +44,7 @@ def plan_arms(op: str, asked: Conditions, kind: str) -> list[Arm]:
 def _backends(op: str, text: str, kind: str) -> list[str]:
     """The back ends that are named. A user's own, "module:name", brings the library beside it."""
     found = OPS[op]
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    own = [name for name in names if OWN in name]
-    for name in own:
-        try:
-            found.check_own(name)
-        except ValueError as error:
-            raise UserError(f"--backend {name}: {error}") from None
-    ours = ",".join(name for name in names if name not in own)
+    ours, own = own_backends(op, text)
     known = (
         parse_names(ours, [*found.backends, "module:function"], "--backend")
         if ours or not own
@@ -59,6 +52,21 @@ def _backends(op: str, text: str, kind: str) -> list[str]:
     )
     library = [found.library_backend(kind)] if own else []
     return list(dict.fromkeys([*library, *known, *own]))
+
+
+def own_backends(op: str, text: str) -> tuple[str, list[str]]:
+    """The back ends of halfway that are named, as a list with commas, and the user's own.
+
+    UserError, in one line, for one of the user's that cannot be had.
+    """
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    own = [name for name in names if OWN in name]
+    for name in own:
+        try:
+            OPS[op].check_own(name)
+        except ValueError as error:
+            raise UserError(f"--backend {name}: {error}") from None
+    return ",".join(name for name in names if name not in own), own
 
 
 def group_of(problem: Case, arms: Sequence[Arm]) -> Group:

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from kernels.op import OWN
 from microbench.command_line import Outputs
 from microbench.device.host import WATCHED_VARIABLES
 from microbench.device.load import LOAD
 from microbench.errors import NothingMeasured, UserError
+from microbench.keywords import WORDS
 from microbench.results.kinds import KINDS
 from microbench.results.runfile import check_apart, check_writable, probe, write_run, write_text
 from microbench.results.types import METHOD_VERSION, Run
@@ -103,8 +105,14 @@ def watched_environment() -> dict[str, str]:
 
 def command_line(program: str) -> tuple[str, ...]:
     """The command for the run file: without paths; of a data folder only its name."""
-    words = without(sys.argv[1:], *PATH_OPTIONS)
+    words = without(_words(), *PATH_OPTIONS)
     return (*_program(program), *(_with_folders_name(word) for word in words))
+
+
+def _words() -> list[str]:
+    """What was written after the program's name, or stands for it where a function was called."""
+    context = click.get_current_context(silent=True)
+    return sys.argv[1:] if context is None else context.meta.get(WORDS, sys.argv[1:])
 
 
 def _program(package: str) -> tuple[str, ...]:
@@ -154,7 +162,7 @@ def save(run: Run, path: Path) -> None:
 
 def say_stopped(program: str, path: Path) -> None:
     """Print how to continue after Ctrl-C, to standard error."""
-    words = [word for word in sys.argv[1:] if word]
+    words = [word for word in _words() if word]
     command = shlex.join([*_program(program), *without(words, "--json", "--resume")])
     print(
         f"\nStopped. Finished results are in {path}. Continue with:\n  {command} --resume "
@@ -201,7 +209,12 @@ class Done:
 
 
 def _judged(run: Run) -> Sequence[Entry]:
-    """The results that a run was for: those of the first kind that it has."""
+    """The results that a run was for: those of the user's own kernels, or of the first kind that
+    it has.
+    """
+    own = [result for result in run.results if OWN in result.case.backend]
+    if own:
+        return own
     found = {entry.case.op for entry in run.others}
     first = next((op for op in KINDS if op in found), None)
     return run.results or [entry for entry in run.others if entry.case.op == first]

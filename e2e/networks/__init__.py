@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from e2e.networks.cifar import CIFAR, cifar_network
 from e2e.networks.gpt import GPTS, gpt_network
-from e2e.networks.hub import hub_network, is_hub
+from e2e.networks.hub import hub_network
 from e2e.networks.losses import user_loss
 from e2e.networks.network import Network, never
 from e2e.networks.own import own_network
@@ -21,6 +21,7 @@ from e2e.networks.torchvision_nets import (
 )
 from kernels.error_words import suggest
 from microbench.errors import UserError
+from microbench.network.hub import is_hub
 
 __all__ = ["Network", "find", "names"]
 

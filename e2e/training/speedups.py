@@ -12,7 +12,7 @@ from e2e.case import TrainCase
 from e2e.results.baselines import baselines
 from e2e.results.types import StepTimes, Training
 from microbench.results.values import Ratio, Warning
-from microbench.timing.stats import ratio_interval
+from microbench.timing.stats import half_width_pct, ratio_interval
 from microbench.timing.timers import EVENT_TICK_S
 
 # A step in which no kernel runs for more than this share waits for the host; what is less is the
@@ -25,6 +25,17 @@ MAX_SKIPPED_SHARE = 0.01
 # A scale that starts at 65,536 may be halved so often, to 1,024, before it fits, in a run that is
 # long enough for that to be few.
 FIRST_SKIPS, FIRST_SKIPPED_SHARE = 6, 0.1
+WIDE_INTERVAL_PCT = 10.0  # from here on a median is hardly known
+FEW = 50  # steps
+# Cause and remedy of a wide interval: of few steps, and else.
+FEW_STEPS = (
+    "few steps fit the budget and their times vary, as on a loaded machine",
+    "close other programs; time longer (--budget 120), or use a smaller --batch",
+)
+STEPS_VARY = (
+    "steps vary: another program, the loader or the clock",
+    "close other programs and measure again",
+)
 # Cause and remedy where wall time and the median step disagree.
 STEPS_STAND_OUT = (
     "some steps were much slower: another program, the loader or the clock",
@@ -58,8 +69,9 @@ def with_speedups(trainings: Sequence[Training], rungs: Mapping[str, str | None]
             speedup |= _against_rungs(training, ladder)
         limit, why = _limit(training)
         warned = replace(training, speedup=speedup, limit=limit, why=why)
-        more = [warning for warning in (_wall_gap(warned), _many_skipped(warned)) if warning]
-        found.append(replace(warned, warnings=(*warned.warnings, *more)))
+        more = (_wide_interval(warned), _wall_gap(warned), _many_skipped(warned))
+        known = [warning for warning in more if warning]
+        found.append(replace(warned, warnings=(*warned.warnings, *known)))
     return found
 
 
@@ -114,6 +126,21 @@ def _launching(steps: StepTimes) -> str:
     if steps.host_s is None or steps.launches is None:
         return ""
     return f": the CPU needs {steps.host_s * 1e3:.1f} ms to launch {steps.launches} kernels"
+
+
+def _wide_interval(training: Training) -> Warning | None:
+    steps = training.steps
+    if steps is None or steps.ci95_s is None:
+        return None
+    pct = half_width_pct(steps.median_s, steps.ci95_s)
+    if pct < WIDE_INTERVAL_PCT:
+        return None
+    count = len(steps.times_s)
+    return Warning(
+        f"{training.case.recipe}: the speed is known to ±{pct:.0f} % only, from "
+        f"{count} step{'s' * (count != 1)}",
+        *(FEW_STEPS if count < FEW else STEPS_VARY),
+    )
 
 
 def _wall_gap(training: Training) -> Warning | None:

@@ -13,6 +13,7 @@ from statistics import geometric_mean
 from rich.text import Text
 
 from kernels import is_library
+from kernels.op import OWN
 from microbench import fmt
 from microbench.report.arms import arms_of, groups_of
 from microbench.report.table import Column, Row, Table
@@ -320,12 +321,16 @@ def _faster(gain: Ratio) -> str:
 
 
 def against_library(run: Run, network: NetworkUse) -> list[str]:
-    """Our kernels against the library: geometric mean over the distinct problems, by pass."""
+    """Our convolutions, and the user's own kernels, against the library: the geometric mean over
+    the distinct problems, by pass.
+    """
     ratios: dict[tuple[str, str, str, str], dict[str, float]] = {}
     uses = {use.group: use.which for use in network.layers}
     for result in run.results:
         for rival, ratio in result.vs_backend.items():
-            if is_library(result.case) or result.case.op != "conv":
+            if is_library(result.case) or (
+                result.case.op != "conv" and OWN not in result.case.backend
+            ):
                 continue
             key = (result.case.backend, rival, result.case.precision_name,
                    uses.get(result.case.group, ""))  # fmt: skip

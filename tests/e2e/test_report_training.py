@@ -246,6 +246,8 @@ def test_no_difference_and_no_interval() -> None:
     assert said(cpu_run()) == (
         "amp: no difference measured against fp32 (resnet50, batch 8, synthetic data)."
     )
+    vague = changed(cpu_run(), 1, speedup={"fp32": Ratio(1.5, (0.54, 4.09))})
+    assert said(vague).startswith("amp: cannot tell whether faster than fp32 (")
     once = changed(cpu_run(), 1, speedup={"fp32": Ratio(1.4, None)})
     assert "amp trains about 1.40 times faster than fp32" in said(once)
     half = {"fp32": ratio_of(2.0), "tf32": Ratio(1.001, (0.99, 1.01))}
