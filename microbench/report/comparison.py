@@ -11,7 +11,7 @@ from rich.text import Text
 from kernels.case import Case
 from microbench import fmt
 from microbench.report.screen import WIDTH
-from microbench.report.table import DIM, Column, Row, Table, markdown, screen
+from microbench.report.table import DIM, Column, Part, Row, Table, markdown, screen
 from microbench.results.comparison import NOISE_S, SAME_CARD, VERDICTS, CompareRow, Comparison
 from microbench.results.kinds import KINDS, Report
 from microbench.results.types import Ratio
@@ -28,6 +28,12 @@ _LOOKS = {
     "cannot tell": ("? cannot tell", "yellow"),
     "same": ("= same", DIM),
 }
+
+
+def print_named(name: str, comparison: Comparison, baseline: str, console: Console) -> None:
+    """Which run is B and which is A, and their comparison."""
+    console.print(Text(_heading(name, baseline), "bold"))
+    print_comparison(comparison, console)
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
@@ -98,8 +104,7 @@ def _threshold_asked(comparison: Comparison) -> str:
 def print_comparisons(found: Mapping[str, Comparison], baseline: str, console: Console) -> None:
     """Several runs, by name, each against one baseline; the counts of all of them at the end."""
     for name, comparison in found.items():
-        console.print(Text(_heading(name, baseline), "bold"))
-        print_comparison(comparison, console)
+        print_named(name, comparison, baseline, console)
         console.print()
     for line in screen(_counts(found), min(console.width, WIDTH)).lines:
         console.print(line, width=min(console.width, WIDTH), overflow="fold")
@@ -121,6 +126,18 @@ def in_markdown(found: Mapping[str, Comparison], baseline: str) -> str:
             f"{summary(comparison)}\n",
         ]
     return "\n".join(part for part in parts if part)
+
+
+def page_parts(found: Mapping[str, Comparison], baseline: str) -> list[Part]:
+    """The parts of a page: for each run all rows, slower ones first, and what differs."""
+    parts = [Part("", _counts(found), [])] if len(found) > 1 else []
+    for name, comparison in found.items():
+        ordered = sorted(comparison.rows, key=lambda row: ORDER.index(row.verdict))
+        below = [line.plain.strip() for line in _differences(comparison) if line.plain]
+        for side, cases in (("A", comparison.only_a), ("B", comparison.only_b)):
+            below += _one_side(side, cases)
+        parts.append(Part(_heading(name, baseline), _table(ordered), below))
+    return parts
 
 
 def _heading(name: str, baseline: str) -> str:
