@@ -56,7 +56,9 @@ def app() -> None:
 def completion(shell: str) -> None:
     """Print a shell completion script.
 
-    For bash: halfway completion bash > ~/.local/share/bash-completion/completions/halfway
+    \b
+    For bash:
+      halfway completion bash > ~/.local/share/bash-completion/completions/halfway
     """
     found = get_completion_class(shell)
     assert found is not None

@@ -31,6 +31,9 @@ def find(name: str) -> Any:
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute.isidentifier():
         raise ValueError(f"{name!r} is not of the form module:function, for example mynet:build")
+    if module_name.endswith(".py"):
+        module = module_name.removesuffix(".py").replace("/", ".")
+        raise ValueError(f"{name!r} names a file, not a module: write {module}:{attribute}")
     module = _import(module_name)
     found = getattr(module, attribute, None)
     if found is None:

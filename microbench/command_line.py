@@ -33,6 +33,7 @@ COMMANDS = (
 IMPLIED = "train"
 # Options whose values may have a path after the colon: "folder:/data/imagenet".
 PLACES = {"data": ("folder", "cifar10"), "network": ("hf",), "network_name": ("hf",)}
+NO_NETWORK = "no NETWORK given, for example resnet50 (`halfway list`) or your own module:function"
 AS_FIELD = object()  # in place of a default: the field's own
 
 Check = Callable[[str, Any], None]  # the option as it is written, its value; raises UserError
@@ -201,7 +202,7 @@ class Command(click.Command):
 def _missing(ctx: click.Context, param: click.Parameter) -> click.ClickException:
     path = ctx.params.get("resume")
     if path is None:
-        return click.MissingParameter(ctx=ctx, param=param)
+        return click.UsageError(NO_NETWORK, ctx=ctx)
     return click.UsageError(f"--resume {path} names no {param.metavar}; give it too", ctx=ctx)
 
 

@@ -173,9 +173,9 @@ def compare_with(
 
         write_text(as_junit(found, paths[0].name, wanted), junit)
     if html:
-        from microbench.report.page import write_document
+        from microbench.report.page import write_comparisons
 
-        write_document(loads(dumps(data)), html)
+        write_comparisons(found, paths[0].name, loads(dumps(data)), html)
     _print_comparisons(found, paths[0].name, markdown=markdown, details=verbose)
     return 1 if any(failing(comparison, wanted) for comparison in found.values()) else 0
 
@@ -204,13 +204,14 @@ def _as_data(found: Mapping[str, Comparison], baseline: str) -> Json:
 def _print_comparisons(
     found: Mapping[str, Comparison], baseline: str, *, markdown: bool, details: bool
 ) -> None:
-    from microbench.report.comparison import in_markdown, print_comparison, print_comparisons
+    from microbench.report.comparison import in_markdown, print_comparisons, print_named
     from microbench.report.screen import make_console
 
     if markdown:
         sys.stdout.write(in_markdown(found, baseline))
     elif len(found) == 1:
-        print_comparison(next(iter(found.values())), make_console(), details=details)
+        ((name, comparison),) = found.items()
+        print_named(name, comparison, baseline, make_console(), details=details)
     else:
         print_comparisons(found, baseline, make_console(), details=details)
 

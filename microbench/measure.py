@@ -25,6 +25,8 @@ from microbench.timing.stats import median, median_interval, ratio_interval
 from microbench.timing.timers import Timer
 
 ESTIMATE_SAMPLES = 3
+PROBE_LAUNCHES = 3
+PROBE_S = 0.05  # a shorter launch may be overhead, which does not grow with the work
 CHOICE_SAMPLES = 5
 CHOICE_FINALISTS = 4
 CHOICE_ROUNDS = 3
@@ -64,28 +66,41 @@ class Estimator:
         """TooLong when checking and timing the case would exceed the budget in seconds.
 
         `spoken_for_s` is the seconds of one launch of each variant already admitted. A kind of case
-        never seen is timed at a small size first; what that raises is passed on.
+        never seen is timed at a small size first; what that raises is passed on. Before a case is
+        refused, that size grows until a launch takes PROBE_S: on a busy CPU a small one is mostly
+        waiting for threads.
         """
         if _kind(case) not in self.known:
-            self._probe(case, target)
-        launch_s = self.expected_s(case)
-        needed_s = LAUNCHES_NEEDED * launch_s
+            self._probe(OPS[case.op].probe(case), target)
         left_s = budget_s - LAUNCHES_NEEDED * spoken_for_s
-        if needed_s > left_s:
+        scale = 1
+        while LAUNCHES_NEEDED * self.expected_s(case) > left_s:
+            flops, seconds = self.known[_kind(case)]
+            scale *= 2
+            larger = OPS[case.op].probe(case, scale)
+            if seconds >= PROBE_S or larger == case:
+                break
+            if OPS[case.op].flops(larger) > flops:
+                self._probe(larger, target)
+        launch_s = self.expected_s(case)
+        if LAUNCHES_NEEDED * launch_s > left_s:
             raise TooLong(
                 f"about {_words(launch_s)} a launch, estimated from a smaller size; "
                 f"{LAUNCHES_NEEDED} launches do not fit the {_words(max(left_s, 0.0))} left for it "
                 "(--budget SECONDS allows more)"
             )
 
-    def _probe(self, case: Case, target: Target) -> None:
-        small = OPS[case.op].probe(case)
-        session = OPS[case.op].session(target, seed=0)  # its own: the others keep operands
+    def _probe(self, small: Case, target: Target) -> None:
+        """Learn the shortest of a few launches: one that another program delays says nothing."""
+        session = OPS[small.op].session(target, seed=0)  # its own: the others keep operands
         prepared = session.prepare(small)
         prepared.candidates[0].call()
-        start = time.perf_counter()
-        prepared.candidates[0].call()
-        self.learn(small, prepared.flops, time.perf_counter() - start)
+        found: list[float] = []
+        while len(found) < PROBE_LAUNCHES and sum(found) < 1.0:
+            start = time.perf_counter()
+            prepared.candidates[0].call()
+            found.append(time.perf_counter() - start)
+        self.learn(small, prepared.flops, min(found))
         session.close()
 
 

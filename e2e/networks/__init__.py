@@ -77,7 +77,10 @@ def _named(name: str, input: tuple[int, ...] | None, classes: int | None) -> Net
             f"torchvision's {name} is not a classification network; "
             "to train it, give your own module:function that builds it"
         )
-    near = suggest(name.lower(), others) or "; `e2e list` names them; your own is module:function"
+    near = suggest(name.lower(), others)
+    if not near or name.endswith(".py"):
+        own = f"{name.removesuffix('.py').replace('/', '.')}:build"
+        near = f"; `halfway list` names them; your own is module:function, for example {own}"
     raise UserError(f"no network {name!r}{near}")
 
 

@@ -25,13 +25,18 @@ from e2e.report.causes import cause_sentences
 from e2e.report.figures import bottleneck, faster, noun, times
 from e2e.report.learning import accuracy, loss
 from e2e.report.ledger import ledger_sentences
-from e2e.report.predictions import prediction_sentences
+from e2e.report.predictions import is_alone, prediction_sentences
 from e2e.report.table import busy_pct
 from e2e.results.types import Training
 from microbench import fmt
+from microbench.report.notes import load_warnings
 from microbench.results.types import Run
 
 WIDEST = 1.5  # high over low of an interval that holds 1: beyond, nothing is known
+BUSY = (
+    "The machine was busy: this prediction for a CPU may be many times too slow. Repeat it on an "
+    "idle machine, or with OMP_NUM_THREADS=1."
+)
 SAME_SHARE = 0.005  # memory that differs by less is the same
 MOST_NAMED = 4
 SPARE_SHARE = 0.7  # of a step: a CPU that launches for longer has no time left for a loader
@@ -51,6 +56,9 @@ def verdict(run: Run) -> list[str]:
             lines += [*_waiting(view, family), *_slowed(view, family)]
         for sentences in (prediction_sentences, ledger_sentences, cause_sentences):
             lines += sentences(view, family)
+    alone = any(is_alone(arm) for group in view.groups for arm in group.arms)
+    if alone and run.device.get("kind") == "cpu" and load_warnings(run.settings):
+        lines.append(BUSY)
     return lines
 
 

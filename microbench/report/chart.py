@@ -68,9 +68,12 @@ def chart(run: Run, width: int) -> list[Text]:
     label_width = max(6, len(axis), *map(len, speedups))
     canvas, hidden = draw(series, _levels(run, results, unit), width, label_width)
     low, high = (y / unit.per_s for y in canvas.y_range)
+    ticks = log_ticks(low, high)
+    if len(ticks) < 2:
+        ticks = [float(f"{y / unit.per_s:.3g}") for y in _ends(series)]
     return [
         Text(f"{subject}{unit.name} by {axis}; {READING}", overflow="ellipsis"),
-        *canvas.lines([(tick * unit.per_s, f"{tick:g}") for tick in log_ticks(low, high)]),
+        *canvas.lines([(tick * unit.per_s, f"{tick:g}") for tick in ticks]),
         Text(" " * label_width + " └" + RULE * canvas.width),
         canvas.under(
             axis,
@@ -80,6 +83,12 @@ def chart(run: Run, width: int) -> list[Text]:
         *legend(series, hidden, width),
         *_key(run, arms, list(speedups)),
     ]
+
+
+def _ends(series: list[Series]) -> tuple[float, float]:
+    """The lowest and the highest point."""
+    values = [y for curve in series for _, y in curve.points]
+    return min(values), max(values)
 
 
 def _one_subject(run: Run) -> tuple[Run, str]:

@@ -11,7 +11,7 @@ from rich.text import Text
 from kernels.case import Case
 from microbench import fmt
 from microbench.report.screen import prose_width
-from microbench.report.table import DIM, Column, Row, Table, markdown, screen
+from microbench.report.table import DIM, Column, Part, Row, Table, markdown, screen
 from microbench.results.comparison import NOISE_S, SAME_CARD, VERDICTS, CompareRow, Comparison
 from microbench.results.kinds import KINDS, Report
 from microbench.results.types import Ratio
@@ -28,6 +28,19 @@ _LOOKS = {
     "cannot tell": ("? cannot tell", "yellow"),
     "same": ("= same", DIM),
 }
+
+
+def print_named(
+    name: str,
+    comparison: Comparison,
+    baseline: str,
+    console: Console,
+    *,
+    details: bool = False,
+) -> None:
+    """Which run is B and which is A, and their comparison."""
+    console.print(Text(_heading(name, baseline), "bold"))
+    print_comparison(comparison, console, details=details)
 
 
 def print_comparison(comparison: Comparison, console: Console, *, details: bool = False) -> None:
@@ -104,8 +117,7 @@ def print_comparisons(
 ) -> None:
     """Several runs, by name, each against one baseline; the counts of all of them at the end."""
     for name, comparison in found.items():
-        console.print(Text(_heading(name, baseline), "bold"))
-        print_comparison(comparison, console, details=details)
+        print_named(name, comparison, baseline, console, details=details)
         console.print()
     for line in screen(_counts(found), console.width).lines:
         console.print(line, width=console.width, overflow="fold")
@@ -127,6 +139,18 @@ def in_markdown(found: Mapping[str, Comparison], baseline: str) -> str:
             f"{summary(comparison)}\n",
         ]
     return "\n".join(part for part in parts if part)
+
+
+def page_parts(found: Mapping[str, Comparison], baseline: str) -> list[Part]:
+    """The parts of a page: for each run all rows, slower ones first, and what differs."""
+    parts = [Part("", _counts(found), [])] if len(found) > 1 else []
+    for name, comparison in found.items():
+        ordered = sorted(comparison.rows, key=lambda row: ORDER.index(row.verdict))
+        below = [line.plain.strip() for line in _differences(comparison) if line.plain]
+        for side, cases in (("A", comparison.only_a), ("B", comparison.only_b)):
+            below += only_in(side, list(map(case_name, cases)))
+        parts.append(Part(_heading(name, baseline), _table(ordered), below))
+    return parts
 
 
 def _heading(name: str, baseline: str) -> str:

@@ -119,11 +119,11 @@ def load_warnings(settings: Mapping[str, Any]) -> list[Warning]:
 
 
 _BUSY_CPU = (
-    "they delay CPU launches and data loading, so times are longer and vary",
+    "other programs delay CPU launches and data loading, so times are longer and vary",
     "stop other programs and measure again",
 )
 _BUSY_GPU = (
-    "they may share the GPU's time, memory bandwidth and power",
+    "other processes may take the GPU's time, memory bandwidth and power",
     "stop them, or choose another GPU with --device cuda:N",
 )
 

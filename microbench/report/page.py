@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import io
 import itertools
+from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -18,11 +19,13 @@ from kernels.files import write_atomically
 from microbench import fmt
 from microbench.errors import UserError
 from microbench.report import notes
+from microbench.report.comparison import page_parts, summary
 from microbench.report.console import header
 from microbench.report.documents import Sheet, run_of_document
 from microbench.report.drawing import chart_of
 from microbench.report.export import parts, to_csv
 from microbench.report.table import Part, html, records, write_csv
+from microbench.results.comparison import Comparison
 from microbench.results.kinds import document_of, reports
 from microbench.results.types import Run
 from microbench.results.values import Json
@@ -78,6 +81,32 @@ def write_document(data: Json, path: Path) -> None:
     document = document_of(data)
     assert document is not None
     write_page(document_page(data, document.sheet(data), f"Output of {document.written_by}"), path)
+
+
+def write_comparisons(
+    found: Mapping[str, Comparison], baseline: str, data: Json, path: Path
+) -> None:
+    """Write the page of runs compared; `data` is the same as JSON. UserError: the disk refuses."""
+    document = document_of(data)
+    assert document is not None
+    sheet: Sheet = document.sheet(data)
+    page = _template().render(
+        title=f"{', '.join(map(fmt.clean, found))} compared with {fmt.clean(baseline)}",
+        about=[],
+        verdict=[_counted(name, one, len(found) > 1) for name, one in found.items()],
+        chart="",
+        parts=[_shown(part) for part in page_parts(found, baseline)],
+        warnings=[],
+        command="",
+        environment=[],
+        more=sheet.more,
+        csv=write_csv([records(sheet.table)]),
+    )
+    write_page(page, path)
+
+
+def _counted(name: str, comparison: Comparison, several: bool) -> str:
+    return f"{fmt.clean(name)}: " * several + summary(comparison)
 
 
 def write_page(page: str, path: Path) -> None:

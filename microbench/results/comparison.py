@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -27,6 +27,7 @@ MUST_AGREE = ("timer", "l2", "regime")
 CARD = "card"  # the device fact that tells two cards of one model apart
 SAME_CARD, ANOTHER_CARD = "same card", "another card"
 MAX_THRESHOLD_PCT = 1000.0
+MOST_FACTS = 3
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ def compare(a: Run, b: Run, threshold_pct: float | None = None) -> Comparison:
     in_a, in_b = _by_key(a), _by_key(b)
     rows = [_row(found, in_b[key], threshold_pct) for key, found in in_a.items() if key in in_b]
     if not rows:
-        raise UserError("the runs have no case in common")
+        raise UserError(f"the runs have no case in common{_apart(in_a, in_b)}")
     return Comparison(
         _differences(a, b),
         rows,
@@ -156,6 +157,35 @@ def parse_threshold(text: str) -> float:
 def _by_key(run: Run) -> dict[str, Entry]:
     """Everything that the run measured, kernels first."""
     return {found.case.key: found for found in run.entries}
+
+
+def _apart(a: Iterable[str], b: Iterable[str]) -> str:
+    """ ": network is resnet50 in A, vgg16 in B": facts of which A and B share no value."""
+    ours, theirs = _facts(a), _facts(b)
+    apart = [
+        f"{name} is {_or(ours[name])} in A, {_or(theirs[name])} in B"
+        for name in ours
+        if name in theirs and not ours[name].keys() & theirs[name].keys()
+    ]
+    shown = apart[:1] if ours["kind"] != theirs["kind"] else apart[:MOST_FACTS]
+    return f": {'; '.join(shown)}" if shown else ""
+
+
+def _facts(keys: Iterable[str]) -> dict[str, dict[str, None]]:
+    """The values of each fact that the cases' keys name, "gemm/m=256,n=256/nt", in their order."""
+    found: dict[str, dict[str, None]] = {}
+    for key in keys:
+        kind, *rest = key.split("/")
+        facts = [fact for part in rest for fact in part.split(",") if "=" in fact]
+        for fact in (f"kind={kind}", *facts):
+            name, _, value = fact.partition("=")
+            found.setdefault(name, {})[value] = None
+    return found
+
+
+def _or(values: Iterable[str]) -> str:
+    first, *others = values
+    return f"{first} and {len(others)} more" if others else first
 
 
 def _refuse_other_settings(a: Run, b: Run) -> None:

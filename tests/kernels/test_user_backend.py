@@ -141,6 +141,7 @@ def test_every_pass_of_a_convolution(folder: Path, layout: str) -> None:
         ("my_own:gem", "did you mean gemm"),
         ("no_such_module:f", "no module 'no_such_module'"),
         ("my_own:", "module:function"),
+        ("folder/my_own.py:gemm", "folder.my_own:gemm"),
     ],
 )
 def test_a_name_that_is_no_back_end_is_one_line(folder: Path, name: str, said: str) -> None:
