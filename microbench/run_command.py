@@ -64,7 +64,8 @@ def run_request(request: Request) -> Done:
         if todo or few_processes(groups, run, processes - 1):
             schedule = request.schedule(todo, kind)
             with LiveProgress(console, todo, quiet=asked.outputs.quiet) as progress:
-                runner = Runner(run, kind, path, workers.next, progress, processes)
+                ahead = workers.load_ahead if kind == "cuda" else _nothing
+                runner = Runner(run, kind, path, workers.next, progress, processes, ahead)
                 run = _measure(runner, schedule, groups, path)
         else:
             console.print(f"{path} is complete: nothing to measure.")
@@ -73,6 +74,10 @@ def run_request(request: Request) -> Done:
     if asked.autotune:
         _keep_tuned(run, greeting)
     return Done(run, path, asked.outputs)
+
+
+def _nothing() -> None:
+    """A CPU that measures is left alone."""
 
 
 def _check_memory(groups: Sequence[Group], greeting: Greeting) -> None:

@@ -97,6 +97,7 @@ class Runner:
     start_session: Callable[[], Worker]
     progress: LiveProgress
     processes: int = 1  # that measure each case
+    load_ahead: Callable[[], None] = lambda: None  # what the next process needs
     now: Callable[[], str] = lambda: datetime.now(UTC).isoformat(timespec="seconds")
     load: LoadMeter = field(default_factory=LoadMeter)
     _shares_s: dict[str, float] = field(default_factory=dict[str, float], init=False)
@@ -115,6 +116,8 @@ class Runner:
                 share_s /= self.processes
                 self._shares_s[group.name] = share_s
                 self._add(group, self._measure(group, share_s), schedule.left_s())
+                if self.processes > 1:
+                    self.load_ahead()
             for number in range(1, self.processes):
                 self._again(number, planned)
         finally:
@@ -138,7 +141,9 @@ class Runner:
         usual_s = {group.name: group_weight(group) / self.processes for group in todo}
         shares_s = usual_s | self._shares_s
         for done, group in enumerate(todo, 1):
-            results = self._measure(group, shares_s[group.name])
+            results = self._measure(group, shares_s[group.name], checked=True)
+            if number + 1 < self.processes:
+                self.load_ahead()
             known = [self.run.by_key[case.key] for case in group.cases]
             left_s = sum(shares_s[following.name] for following in todo[done:])
             self._add(group, merged(known, results, number), left_s)
@@ -164,13 +169,15 @@ class Runner:
         self._session.close()
         self._session = self.start_session()
 
-    def _measure(self, group: Group, budget_s: float) -> list[Result]:
+    def _measure(self, group: Group, budget_s: float, *, checked: bool = False) -> list[Result]:
         """A result for each case of the group; one that kills the session fails, alone."""
         found: dict[str, Result] = {}
         while len(found) < len(group.cases):
             left = Group(tuple(case for case in group.cases if case.key not in found))
             try:
-                results = self._session.measure(left, budget_s, self.progress.stage)
+                results = self._session.measure(
+                    left, budget_s, self.progress.stage, checked=checked
+                )
             except WorkerDied as death:
                 self._restart()
                 blamed = next((c for c in left.cases if c.key == death.key), left.cases[0])
