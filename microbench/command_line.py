@@ -24,6 +24,7 @@ from microbench.errors import NothingMeasured, UserError
 FILE = click.Path(path_type=Path)
 OPTION = "option"  # the key of a field's metadata
 MAX_SEED = 2**31
+MAX_PROCESSES = 100
 SCREEN = ("json", "csv", "chart", "html", "verbose", "quiet")  # of a call, not of a run
 # Commands with --resume, as run files keep them; a word that is none is a network to train.
 COMMANDS = (
@@ -323,6 +324,12 @@ def check_budget(name: str, seconds: float) -> None:
     """UserError unless the budget is a finite number of seconds above 0."""
     if not 0 < seconds < float("inf"):
         raise UserError(f"{name} must be more than 0 seconds, not {seconds:g}")
+
+
+def check_processes(name: str, number: int | None) -> None:
+    """UserError for a number of processes that no run can have."""
+    if number is not None and not 1 <= number <= MAX_PROCESSES:
+        raise UserError(f"{name} must be from 1 to {MAX_PROCESSES}, not {number}")
 
 
 def check_seed(name: str, seed: int) -> None:

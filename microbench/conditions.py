@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from microbench.command_line import Check, Outputs, check_budget, check_seed, one_of, option
+from microbench.command_line import (
+    Check,
+    Outputs,
+    check_budget,
+    check_processes,
+    check_seed,
+    one_of,
+    option,
+)
 
 
 def _one_of_the_timers(choices: str) -> Check:
@@ -65,6 +73,12 @@ class Conditions:
     budget: float | None = field(
         default=None,
         metadata=option("Total sampling time in seconds  [default: by case]", check=check_budget),
+    )
+    processes: int | None = field(
+        default=None,
+        metadata=option(
+            "Processes that measure each case  [default: 3, CPU 1]", check=check_processes
+        ),
     )
     autotune: bool = field(
         default=False, metadata=option("Search Triton configurations and keep the fastest")

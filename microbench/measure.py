@@ -127,16 +127,19 @@ class Measurer:
     estimator: Estimator = field(default_factory=Estimator)
     sessions: dict[str, OpSession] = field(default_factory=dict[str, OpSession])
 
-    def measure(self, group: Group, budget_s: float, announce: Announce) -> list[Result]:
-        """A result for every case of the group, in order; `budget_s` is seconds of sampling in all.
+    def measure(
+        self, group: Group, budget_s: float, announce: Announce, *, checked: bool = False
+    ) -> list[Result]:
+        """A result for every case of the group, in order.
 
-        RuntimeError only for an error that leaves the device unusable; it belongs to the case
-        announced last.
+        `checked`: another process has found the results right and knows the kernels' names, so
+        that only times are new. RuntimeError only for an error that leaves the device unusable; the
+        case announced last is the one to blame.
         """
         results: dict[str, Result] = {}
         ready: list[_Ready] = []
         for case in sorted(group.cases, key=self.estimator.expected_s):
-            outcome = self._ready(case, budget_s, ready, announce)
+            outcome = self._ready(case, budget_s, ready, announce, checked)
             if isinstance(outcome, Result):
                 results[case.key] = outcome
             else:
@@ -156,7 +159,12 @@ class Measurer:
     # ------------------------------------------------------------ one variant, before it is timed
 
     def _ready(
-        self, case: Case, budget_s: float, others: Sequence[_Ready], announce: Announce
+        self,
+        case: Case,
+        budget_s: float,
+        others: Sequence[_Ready],
+        announce: Announce,
+        checked: bool,
     ) -> _Ready | Result:
         announce(case.key, "preparing")
         op = OPS[case.op]
@@ -168,16 +176,22 @@ class Measurer:
             if self.target.kind == "cpu":
                 spoken_for = sum(other.arm.estimate_s for other in others)
                 self.estimator.admit(case, self.target, budget_s, spoken_for)
-            return self._checked(case, blank, announce)
+            prepared = self.session(case.op).prepare(case, tune=self.tune)
+            candidate = self._choose(case, prepared, announce)
+            if not checked:
+                blank = self._checked(candidate, prepared, blank, announce)
+            return blank if blank.status == "failed" else self._arm(candidate, blank, announce)
         except (CannotRun, TooLong) as error:
             return replace(blank, status="skipped", reason=str(error))
         except Exception as error:
             self._raise_if_dead(error)
             return replace(blank, status="failed", reason=describe_failure(error, case))
 
-    def _checked(self, case: Case, blank: Result, announce: Announce) -> _Ready | Result:
-        prepared = self.session(case.op).prepare(case, tune=self.tune)
-        candidate = self._choose(case, prepared, announce)
+    def _checked(
+        self, candidate: Candidate, prepared: Prepared, blank: Result, announce: Announce
+    ) -> Result:
+        """What is known of the case before it is timed; failed where its result is wrong."""
+        case = blank.case
         announce(case.key, "checking")
         error = prepared.rel_error(candidate)
         tolerance = OPS[case.op].tolerance(case)
@@ -192,19 +206,24 @@ class Measurer:
         if self.target.kind == "cuda":
             seen = kernel_names.record(candidate.call)
         names = tuple(kernel.name for kernel in seen)
-        announce(case.key, "estimating")
-        estimate = median(self.timer.block(candidate.call, ESTIMATE_SAMPLES).times_s)
-        self.estimator.learn(case, blank.flops, estimate)
-        result = replace(
+        return replace(
             blank,
             rel_error=error,
             total_error=total_error,
-            variant=candidate.label,
             kernels=names or ((candidate.kernel,) if candidate.kernel else ()),
             kernels_s=tuple(k.seconds for k in seen),
             tile=candidate.tile or kernel_names.tile_of(names, case),
         )
-        return _Ready(result, Arm(case.key, candidate.call, estimate))
+
+    def _arm(self, candidate: Candidate, blank: Result, announce: Announce) -> _Ready:
+        """The arm to time, with what one launch takes."""
+        case = blank.case
+        announce(case.key, "estimating")
+        self.timer.run(candidate.call, 1)  # the first launch loads modules, which no gate can hold
+        estimate = median(self.timer.block(candidate.call, ESTIMATE_SAMPLES).times_s)
+        self.estimator.learn(case, blank.flops, estimate)
+        found = replace(blank, variant=candidate.label)
+        return _Ready(found, Arm(case.key, candidate.call, estimate))
 
     def _choose(self, case: Case, prepared: Prepared, announce: Announce) -> Candidate:
         """The fastest candidate that works and is right; the only one, untimed."""

@@ -23,12 +23,13 @@ from microbench.run_output import (
     run_path,
     say_stopped,
 )
-from microbench.runner import Runner, Schedule
+from microbench.runner import Runner, Schedule, few_processes
 from microbench.sweep import Group
 from microbench.worker import Greeting, WorkerDied, Workers
 
 MEMORY_SHARE = 0.9  # of the free memory that the tensors of one comparison may take
 COMMANDS = ("gemm", "conv", "payoff", "layers")
+PROCESSES = {"cuda": 3, "cpu": 1}  # that measure each case, where the user does not say
 KNOBS = {"gemm": "--sizes", "conv": "--channels, --image or --batch"}
 # Bytes that the float64 check and the cache flush take beside them, at most: a convolution's check
 # holds bands of three tensors in float64, and torch keeps an output of its own.
@@ -62,11 +63,14 @@ def run_request(request: Request) -> Done:
             _check_same_task(asked.outputs.resume, before, request.name, network)
         run = replace(_begin(settings, greeting, before), network=network)
         todo = request.remaining(groups, run)
-        if todo:
-            schedule = request.schedule(todo, greeting.target.kind)
+        kind = greeting.target.kind
+        processes = asked.processes or (1 if asked.autotune else PROCESSES[kind])
+        if todo or few_processes(groups, run, processes - 1):
+            schedule = request.schedule(todo, kind)
             with LiveProgress(console, todo, quiet=asked.outputs.quiet) as progress:
-                runner = Runner(run, greeting.target.kind, path, workers.next, progress)
-                run = _measure(runner, schedule, path)
+                ahead = workers.load_ahead if kind == "cuda" else _nothing
+                runner = Runner(run, kind, path, workers.next, progress, processes, ahead)
+                run = _measure(runner, schedule, groups, path)
         else:
             console.print(f"{path} is complete: nothing to measure.")
     finally:
@@ -74,6 +78,10 @@ def run_request(request: Request) -> Done:
     if asked.autotune:
         _keep_tuned(run, greeting)
     return Done(run, path, asked.outputs)
+
+
+def _nothing() -> None:
+    """A CPU that measures is left alone."""
 
 
 def _check_memory(groups: Sequence[Group], greeting: Greeting) -> None:
@@ -125,9 +133,9 @@ def _identity(network: NetworkUse) -> tuple[str, int, int | None]:
     return network.name, network.batch, network.image
 
 
-def _measure(runner: Runner, schedule: Schedule, path: Path) -> Run:
+def _measure(runner: Runner, schedule: Schedule, groups: Sequence[Group], path: Path) -> Run:
     try:
-        return runner.measure(schedule)
+        return runner.measure(schedule, groups)
     except KeyboardInterrupt:
         say_stopped("microbench", path)
         raise

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 from kernels import OPS
 from kernels.case import Case
 from microbench.device.load import LoadMeter
+from microbench.results.merging import merged
 from microbench.results.types import Result, Run
 from microbench.roofline.ceilings import datasheet_ceilings, is_reference, large_ceilings
 from microbench.roofline.explain import annotate
@@ -95,20 +96,30 @@ class Runner:
     path: Path | None
     start_session: Callable[[], Worker]
     progress: LiveProgress
+    processes: int = 1  # that measure each case
+    load_ahead: Callable[[], None] = lambda: None  # what the next process needs
     now: Callable[[], str] = lambda: datetime.now(UTC).isoformat(timespec="seconds")
     load: LoadMeter = field(default_factory=LoadMeter)
+    _shares_s: dict[str, float] = field(default_factory=dict[str, float], init=False)
 
-    def measure(self, schedule: Schedule) -> Run:
-        """The run with a result for every case. Finished groups are on disk even when this raises.
+    def measure(self, schedule: Schedule, planned: Sequence[Group] = ()) -> Run:
+        """The run with a result for every case. What is done is on disk even when this raises.
 
-        WorkerDied when a new worker cannot start; UserError where the disk refuses.
+        One process measures what the schedule says; each of the others measures again what is
+        `planned` and has been measured, with the same seconds for a case.
         """
         self._session = self.start_session()
         try:
             self._calibrate(schedule.cases)
             while (following := schedule.next(self.run)) is not None:
                 group, share_s = following
+                share_s /= self.processes
+                self._shares_s[group.name] = share_s
                 self._add(group, self._measure(group, share_s), schedule.left_s())
+                if self.processes > 1:
+                    self.load_ahead()
+            for number in range(1, self.processes):
+                self._again(number, planned)
         finally:
             self._session.close()
         # Later results may explain earlier ones.
@@ -119,6 +130,23 @@ class Runner:
             self.run = with_model(self.run)
             self._save()
         return self.run
+
+    def _again(self, number: int, planned: Sequence[Group]) -> None:
+        """Measure in a fresh process the cases that fewer than `number` + 1 have measured."""
+        todo = few_processes(planned, self.run, number)
+        if not todo:
+            return
+        self._restart()
+        self.progress.next_process(number + 1, self.processes, todo)
+        usual_s = {group.name: group_weight(group) / self.processes for group in todo}
+        shares_s = usual_s | self._shares_s
+        for done, group in enumerate(todo, 1):
+            results = self._measure(group, shares_s[group.name], checked=True)
+            if number + 1 < self.processes:
+                self.load_ahead()
+            known = [self.run.by_key[case.key] for case in group.cases]
+            left_s = sum(shares_s[following.name] for following in todo[done:])
+            self._add(group, merged(known, results, number), left_s)
 
     def _calibrate(self, cases: Sequence[Case]) -> None:
         precisions = list(dict.fromkeys(case.precision_name for case in cases))
@@ -141,13 +169,15 @@ class Runner:
         self._session.close()
         self._session = self.start_session()
 
-    def _measure(self, group: Group, budget_s: float) -> list[Result]:
+    def _measure(self, group: Group, budget_s: float, *, checked: bool = False) -> list[Result]:
         """A result for each case of the group; one that kills the session fails, alone."""
         found: dict[str, Result] = {}
         while len(found) < len(group.cases):
             left = Group(tuple(case for case in group.cases if case.key not in found))
             try:
-                results = self._session.measure(left, budget_s, self.progress.stage)
+                results = self._session.measure(
+                    left, budget_s, self.progress.stage, checked=checked
+                )
             except WorkerDied as death:
                 self._restart()
                 blamed = next((c for c in left.cases if c.key == death.key), left.cases[0])
@@ -169,6 +199,21 @@ class Runner:
     def _save(self) -> None:
         if self.path is not None:
             save(self.run, self.path)
+
+
+def few_processes(planned: Sequence[Group], run: Run, number: int) -> list[Group]:
+    """The comparisons of which cases were measured, but not by `number` + 1 processes."""
+    found: list[Group] = []
+    for group in planned:
+        measured = [run.by_key.get(case.key) for case in group.cases]
+        timed = [result for result in measured if result and result.measurement]
+        if any(_processes(result) <= number for result in timed):
+            found.append(Group(tuple(result.case for result in timed)))
+    return found
+
+
+def _processes(result: Result) -> int:
+    return max(1, len(result.measurement.processes)) if result.measurement else 0
 
 
 def missing(groups: Sequence[Group], run: Run, *, retry_skipped: bool = False) -> list[Group]:

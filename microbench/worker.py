@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import import_module
 from multiprocessing.connection import Connection
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -180,9 +181,19 @@ def _no_main() -> Generator[None]:
 class Worker(Child):
     """A child process that measures. Start it, ask it, close it."""
 
-    def __init__(self, settings: Conditions, hang_s: float = HANG_S) -> None:
-        super().__init__(_measure_on_request, settings)
+    def __init__(
+        self, settings: Conditions, hang_s: float = HANG_S, *, early: bool = False
+    ) -> None:
+        """`early`: only load what it needs, and leave the device alone until it is to greet."""
+        super().__init__(_measure_when_told if early else _measure_on_request, settings)
         self._hang_s = hang_s
+        self._early = early
+
+    def greet(self) -> Greeting:
+        """Wait for the child's first word. UserError when the device cannot be had."""
+        if self._early:
+            self._send(("begin",))
+        return super().greet()
 
     def calibrate(
         self, precisions: Sequence[str], large: Sequence[str], on_stage: OnStage
@@ -190,9 +201,11 @@ class Worker(Child):
         """Measured peaks; see `microbench.roofline.ceilings.calibrate`. WorkerDied as in `ask`."""
         return self.ask(("calibrate", tuple(precisions), tuple(large)), on_stage, START_S)
 
-    def measure(self, group: Group, budget_s: float, on_stage: OnStage) -> list[Result]:
-        """A result for each case, in `budget_s` seconds of sampling. WorkerDied as in `ask`."""
-        return self.ask(("measure", group, budget_s), on_stage, self._hang_s + budget_s)
+    def measure(
+        self, group: Group, budget_s: float, on_stage: OnStage, *, checked: bool = False
+    ) -> list[Result]:
+        """A result for every case of the group (see `Measurer.measure`). Raises WorkerDied."""
+        return self.ask(("measure", group, budget_s, checked), on_stage, self._hang_s + budget_s)
 
 
 def greet(worker: Child) -> Greeting:
@@ -209,6 +222,7 @@ class Workers:
     def __init__(self, settings: Conditions) -> None:
         self.settings = settings
         self._first: Worker | None = None
+        self._early: Worker | None = None
 
     def greet(self) -> Greeting:
         """Start the first and return its greeting. UserError where the device cannot be used."""
@@ -219,14 +233,19 @@ class Workers:
         """A worker that is ready to measure. WorkerDied or UserError when it cannot start."""
         worker, self._first = self._first, None
         if worker is None:
-            worker = Worker(self.settings)
+            worker, self._early = self._early or Worker(self.settings), None
             worker.greet()
         return worker
 
+    def load_ahead(self) -> None:
+        """Let the next one load its libraries while this one measures on the GPU."""
+        self._early = self._early or Worker(self.settings, early=True)
+
     def close(self) -> None:
-        """End the first if it was not used."""
-        if self._first:
-            self._first.close()
+        """End those that were not used."""
+        for worker in (self._first, self._early):
+            if worker:
+                worker.close()
 
 
 # ---------------------------------------------------------------- in the child
@@ -264,6 +283,13 @@ def greet_parent(pipe: Connection, device: str) -> DeviceInfo:
     return info
 
 
+def _measure_when_told(pipe: Connection, settings: Conditions) -> None:
+    for name in ("torch", "triton", "cupy", "kernels"):
+        import_module(name)
+    pipe.recv()
+    _measure_on_request(pipe, settings)
+
+
 def _measure_on_request(pipe: Connection, settings: Conditions) -> None:
     from microbench.device import device as devices
     from microbench.measure import Measurer
@@ -289,5 +315,5 @@ def _measure_on_request(pipe: Connection, settings: Conditions) -> None:
                 precisions, large = rest
                 pipe.send(("ok", calibrate(measurer, precisions, large, announce)))
             else:
-                group, budget_s = rest
-                pipe.send(("ok", measurer.measure(group, budget_s, announce)))
+                group, budget_s, checked = rest
+                pipe.send(("ok", measurer.measure(group, budget_s, announce, checked=checked)))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
 
 from e2e.case import TrainCase
-from microbench.results.values import Interval, Ratio, Warning
+from microbench.results.values import Interval, ProcessTime, Ratio, Warning
 
 LIMITS = ("gpu", "host", "data")  # bottlenecks: GPU, CPU launch, data loading
 PREDICTED = "predicted"  # the status of a training that was predicted and never run
@@ -175,11 +175,14 @@ class Cause:
 
 @dataclass(frozen=True)
 class TimedStep:
-    """Seconds per step or image and their 95 % interval: what a comparison of runs judges."""
+    """Seconds of a step, or of an image: what a comparison of two runs judges (see `Timed`)."""
 
     median_s: float
     ci95_s: Interval | None
     sm_clock_mhz: float | None = None
+    cpu_bound: bool = False
+    host_pace: float | None = None
+    processes: tuple[ProcessTime, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -231,7 +234,12 @@ class Training:
     def timed(self) -> TimedStep | None:
         """Its median step in seconds; None if not timed."""
         steps = self.steps
-        return TimedStep(steps.median_s, steps.ci95_s, self.state.sm_clock_mhz) if steps else None
+        if steps is None:
+            return None
+        return TimedStep(
+            steps.median_s, steps.ci95_s, self.state.sm_clock_mhz, self.limit == "host",
+            steps.host_pace,
+        )  # fmt: skip
 
     def caveat(self, other: Training) -> str:
         """A remark for the comparison when only one of the two trainings converged, else ""."""

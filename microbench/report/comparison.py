@@ -101,14 +101,19 @@ def _differences(comparison: Comparison) -> Iterator[Text]:
         yield Text("Both runs used the same card.")
     if comparison.threshold_pct is not None:
         yield Text(f"Threshold: {_threshold_asked(comparison)}.")
-    if found or comparison.card or comparison.threshold_pct is not None:
+    if guessed := sum(row.guessed for row in comparison.rows):
+        yield Text(
+            f"{fmt.count(guessed, 'case')} measured in one process: the threshold is a guess. "
+            "Measure both runs with --processes 3 or more."
+        )
+    if found or comparison.card or comparison.threshold_pct is not None or guessed:
         yield Text("")
 
 
 def _threshold_asked(comparison: Comparison) -> str:
     """ "5 %; kernels must also differ by 1.3 us": the thresholds of the user and of time."""
     text = f"{comparison.threshold_pct:g} %"
-    kernels = any(row.case.op not in KINDS for row in comparison.rows)
+    kernels = any(row.case.op not in KINDS and row.guessed for row in comparison.rows)
     return text + (f"; kernels must also differ by {_us(NOISE_S)}" if kernels else "")
 
 

@@ -101,6 +101,7 @@ class LiveProgress(LiveLine):
         self._by_key = {case.key: group for group in groups for case in group.cases}
         self._left_s: float | None = None  # of sampling, after the groups that are done
         self._group_began_s: float | None = None
+        self._process = ""  # which of several, in words
         self._spent_s: list[float] = []  # on each group that is done
         self._sampled_s: list[float] = []  # of that, sampling; from the second group on
 
@@ -122,7 +123,16 @@ class LiveProgress(LiveLine):
         self._left_s = left_s
         self._done += 1
         self._doing = "next size"
-        self.say(f"[{self._done}/{len(self._groups)}] {summary(results)}")
+        self.say(f"{self._process}[{self._done}/{len(self._groups)}] {summary(results)}")
+
+    def next_process(self, number: int, of: int, groups: Sequence[Group]) -> None:
+        """A fresh process measures these groups once more; the bar begins again."""
+        self._groups = list(groups)
+        self._by_key = {case.key: group for group in groups for case in group.cases}
+        self._total, self._done = len(groups), 0
+        self._group_began_s = None
+        self._process = f"process {number} of {of}: "
+        self._doing = "starting"
 
     def left_s(self) -> float | None:
         """Estimated seconds until the end; None before the first group is done."""

@@ -1,48 +1,35 @@
 """Compares two runs case by case: faster, slower, same, or cannot tell; and why.
 
-Runs happen at different times, with other memory addresses and temperatures, so the interval of
-each run alone is too narrow for their ratio. A `Noise` is what two runs of the same cases on one
-H200 differed by (docs/method.md, "Comparing runs"; later: results/nvidia-h200/compare-aa.json).
-A verdict needs the whole interval beyond it and, where both runs know their clock, the same verdict
-in cycles.
+How one case is judged: `microbench.results.judging`.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from microbench.errors import UserError
+from microbench.results.judging import (
+    NOISE_PCT,
+    NOISE_S,
+    Learnt,
+    judge,
+    learn,
+    noise_of,
+    processes_of,
+    ratio_between,
+)
 from microbench.results.kinds import KINDS
-from microbench.results.types import Run
-from microbench.results.values import AnyCase, Entry, Interval, Timed
+from microbench.results.types import METHODS, Run
+from microbench.results.values import AnyCase, Entry
 
-NOISE_PCT = 3.0
-NOISE_S = 1.3e-6  # effect of memory addresses: up to 1.22 us between runs, stable in each
 VERDICTS = ("faster", "slower", "same", "cannot tell")
 MUST_AGREE = ("timer", "l2", "regime")
 CARD = "card"  # the device fact that tells two cards of one model apart
 SAME_CARD, ANOTHER_CARD = "same card", "another card"
 MAX_THRESHOLD_PCT = 1000.0
 MOST_FACTS = 3
-
-
-@dataclass(frozen=True)
-class Noise:
-    """What two runs of one case may differ by: the larger of `pct` per cent and of `seconds`."""
-
-    pct: float
-    seconds: float = 0.0
-
-    def share(self, a_s: float, b_s: float) -> float:
-        """The larger of the two as a fraction of the shorter time. Both are seconds, above 0."""
-        return max(self.pct / 100, self.seconds / min(a_s, b_s))
-
-
-KERNELS = Noise(NOISE_PCT, NOISE_S)
 
 
 @dataclass(frozen=True)
@@ -65,15 +52,12 @@ class CompareRow:
     reason: str = ""
     threshold_pct: float | None = None
     threshold_s: float | None = None
+    processes: tuple[int, int] = (1, 1)  # that measured it in A and B
 
-
-class Judgement(NamedTuple):
-    """A verdict on B, one of VERDICTS. `note` is "" for none; `threshold` is a fraction."""
-
-    verdict: str
-    note: str
-    reason: str
-    threshold: float
+    @property
+    def guessed(self) -> bool:
+        """Whether the threshold stands for what one process cannot know."""
+        return self.threshold_pct is not None and min(self.processes) < 2
 
 
 @dataclass(frozen=True)
@@ -95,7 +79,7 @@ class Comparison:
         """Plain values for JSON: counts, noise in per cent and seconds, one row per case."""
         names = (
             "key", "verdict", "ratio", "ci95", "a_s", "b_s", "note", "reason", "threshold_pct",
-            "threshold_s",
+            "threshold_s", "processes",
         )  # fmt: skip
         return {
             "counts": {verdict: self.count(verdict) for verdict in VERDICTS},
@@ -118,20 +102,27 @@ class Comparison:
 def compare(a: Run, b: Run, threshold_pct: float | None = None) -> Comparison:
     """Compare run B with run A, case by case.
 
-    `threshold_pct` replaces the noise of two runs, in per cent, for all kinds; a kernel's
-    difference in seconds must still be above NOISE_S. UserError when the runs were measured by
-    different methods or settings (MUST_AGREE), or have no case in common.
+    `threshold_pct` replaces the noise of two runs, in per cent, for all kinds. A case that is
+    measured otherwise since one of the runs is "cannot tell". UserError when that is all they have
+    in common, when they have nothing in common, and when they were measured under other conditions
+    (MUST_AGREE).
     """
-    if a.method_version != b.method_version:
+    _refuse_other_settings(a, b)
+    in_a, in_b = _by_key(a), _by_key(b)
+    common = [(found, in_b[key]) for key, found in in_a.items() if key in in_b]
+    learnt = learn([(x.timed, y.timed) for x, y in common if x.timed and y.timed])
+    if not common:
+        raise UserError(f"the runs have no case in common{_apart(in_a, in_b)}")
+    changed = [method_changed(x.case, a.method_version, b.method_version) for x, _ in common]
+    if all(changed):
         raise UserError(
             f"the runs were measured by different methods (method_version {a.method_version} and "
             f"{b.method_version}); measure one of them again"
         )
-    _refuse_other_settings(a, b)
-    in_a, in_b = _by_key(a), _by_key(b)
-    rows = [_row(found, in_b[key], threshold_pct) for key, found in in_a.items() if key in in_b]
-    if not rows:
-        raise UserError(f"the runs have no case in common{_apart(in_a, in_b)}")
+    rows = [
+        _other_method(x, y) if other else _row(x, y, threshold_pct, learnt)
+        for (x, y), other in zip(common, changed, strict=True)
+    ]
     return Comparison(
         _differences(a, b),
         rows,
@@ -227,28 +218,38 @@ def _mean_clock(run: Run) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _row(a: Entry, b: Entry, threshold_pct: float | None) -> CompareRow:
+def _row(a: Entry, b: Entry, threshold_pct: float | None, learnt: Learnt) -> CompareRow:
     case, timed_a, timed_b = a.case, a.timed, b.timed
     a_s, b_s = (timed.median_s if timed else None for timed in (timed_a, timed_b))
     if timed_a is None or timed_b is None:
         verdict, reason = _untimed(a.status, b.status)
         statuses = f"{a.status} | {b.status}"
         return CompareRow(case.key, case, verdict, None, None, a_s, b_s, statuses, reason)
-    ratio, interval = ratio_between(timed_a, timed_b)
-    noise = noise_of(case.op, threshold_pct)
-    found = judge(timed_a, timed_b, noise)
+    ratio, interval = ratio_between(timed_a, timed_b, learnt)
+    noise = noise_of(case.op, timed_a, timed_b, threshold_pct)
+    found = judge(timed_a, timed_b, noise, learnt)
     notes = [text for text in (found.note, a.caveat(b)) if text]
     absolute = noise.seconds if found.threshold > noise.pct / 100 else None
     return CompareRow(
         case.key, case, found.verdict, ratio, interval, a_s, b_s, "; ".join(notes), found.reason,
-        100 * found.threshold, absolute,
+        100 * found.threshold, absolute, (processes_of(timed_a), processes_of(timed_b)),
     )  # fmt: skip
 
 
-def noise_of(op: str, threshold_pct: float | None = None) -> Noise:
-    """What two runs of a case of this `op` may differ by; `threshold_pct` replaces `pct`."""
-    usual = Noise(KINDS[op].noise_pct) if op in KINDS else KERNELS
-    return usual if threshold_pct is None else Noise(threshold_pct, usual.seconds)
+def method_changed(case: AnyCase, a: int, b: int) -> bool:
+    """Whether such a case is measured otherwise in one of these method versions."""
+    kind = case.op if case.op in KINDS else "kernel"
+    for version in range(min(a, b) + 1, max(a, b) + 1):
+        where = METHODS.get(version, {}).get(kind)
+        if where is not None and (not where or getattr(case, where)):
+            return True
+    return not {a, b} <= METHODS.keys() and a != b
+
+
+def _other_method(a: Entry, b: Entry) -> CompareRow:
+    a_s, b_s = (entry.timed.median_s if entry.timed else None for entry in (a, b))
+    note = "it is measured by another method since one of the runs; measure it again"
+    return CompareRow(a.case.key, a.case, "cannot tell", None, None, a_s, b_s, note, "other method")
 
 
 def _untimed(a: str, b: str) -> tuple[str, str]:
@@ -259,74 +260,6 @@ def _untimed(a: str, b: str) -> tuple[str, str]:
         return "same" if a == "skipped" else "cannot tell", f"{a} in both"
     run, status = ("A", a) if a != "ok" else ("B", b)
     return "cannot tell", f"{status} in {run}"
-
-
-def ratio_between(a: Timed, b: Timed) -> tuple[float, Interval | None]:
-    """(median time in A over that in B, its 95 % interval); None where a run has no interval.
-
-    The logarithms of the two intervals add in quadrature: the runs' errors are taken as
-    independent.
-    """
-    ratio = a.median_s / b.median_s
-    if a.ci95_s is None or b.ci95_s is None:
-        return ratio, None
-    below = math.hypot(math.log(a.median_s / a.ci95_s[0]), math.log(b.ci95_s[1] / b.median_s))
-    above = math.hypot(math.log(a.ci95_s[1] / a.median_s), math.log(b.median_s / b.ci95_s[0]))
-    return ratio, (ratio * math.exp(-below), ratio * math.exp(above))
-
-
-def judge(a: Timed, b: Timed, noise: Noise = KERNELS) -> Judgement:
-    """The verdict on B against A.
-
-    "faster" and "slower" need the whole interval beyond the noise, "same" the whole interval within
-    its per cent. What is neither, or has no interval, or is not so in clock cycles: "cannot tell".
-    """
-    ratio, interval = ratio_between(a, b)
-    share = noise.share(a.median_s, b.median_s)
-    near = noise.pct / 100
-    if interval is None:
-        return Judgement("cannot tell", "one round only", "one round only", share)
-    verdict = _verdict(interval, share, near)
-    found = Judgement(verdict, "", _reason(verdict, interval, noise, share), share)
-    if verdict not in ("faster", "slower") or not a.sm_clock_mhz or not b.sm_clock_mhz:
-        return found
-    in_cycles = ratio * a.sm_clock_mhz / b.sm_clock_mhz
-    scale = in_cycles / ratio
-    if _verdict((interval[0] * scale, interval[1] * scale), share, near) == verdict:
-        return found
-    note = (
-        f"the clocks differ ({a.sm_clock_mhz:.0f} and {b.sm_clock_mhz:.0f} MHz): "
-        f"{in_cycles:.2f}x in cycles"
-    )
-    return Judgement("cannot tell", note, "clocks differ", share)
-
-
-def _reason(verdict: str, interval: Interval, noise: Noise, share: float) -> str:
-    """The reason of a verdict, from the interval and the noise."""
-    if verdict in ("faster", "slower"):
-        return "interval is beyond it"
-    if verdict == "same":
-        return f"interval is within {noise.pct:g} %"
-    low, high = interval
-    if share > noise.pct / 100:
-        floor = f"{noise.seconds * 1e6:g} us"
-        if 1 / (1 + share) <= low and high <= 1 + share:
-            return f"interval is within {floor}"
-        if low > 1 + noise.pct / 100 or high < 1 / (1 + noise.pct / 100):
-            return f"interval reaches within {floor}"
-    return f"interval reaches beyond {noise.pct:g} %"
-
-
-def _verdict(interval: Interval, beyond: float, near: float) -> str:
-    """Shares of a ratio: `beyond` which it is a difference, `near` to which it is none."""
-    low, high = interval
-    if low > 1 + beyond:
-        return "faster"
-    if high < 1 / (1 + beyond):
-        return "slower"
-    if low >= 1 / (1 + near) and high <= 1 + near:
-        return "same"
-    return "cannot tell"
 
 
 def failing(comparison: Comparison, fail_on: Sequence[str]) -> list[CompareRow]:

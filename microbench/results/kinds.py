@@ -103,7 +103,7 @@ class Kind:
 
 
 KINDS: Mapping[str, Kind] = {
-    "train": Kind("e2e.results.codec", "e2e.report.run_report", noise_pct=1.0),
+    "train": Kind("e2e.results.codec", "e2e.report.run_report", noise_pct=3.0),
     # Processes share cores as the system likes.
     "load": Kind("e2e.results.loader_types", "e2e.report.run_report", noise_pct=5.0),
 }

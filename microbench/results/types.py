@@ -2,8 +2,8 @@
 
 History of `schema_version` (readers accept this one and older):
   1  first version.
-`method_version` counts changes of how numbers are taken (timer, flush, stopping rule): runs of
-different methods are not compared.
+`method_version` counts changes of how numbers are taken (timer, flush, stopping rule). A case that
+a change concerns (METHODS) is not compared across it.
 """
 
 from __future__ import annotations
@@ -11,17 +11,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate
 from typing import Any, TypeVar
 
 from kernels.case import Case
 from microbench.results.values import Entry
 from microbench.results.values import Interval as Interval
 from microbench.results.values import Json as Json
+from microbench.results.values import ProcessTime as ProcessTime
 from microbench.results.values import Ratio as Ratio
 from microbench.results.values import Warning as Warning
 
 SCHEMA_VERSION = 1
-METHOD_VERSION = 1
+# What each version changed: of which kinds of result ("kernel" or an `op`), where a property of the
+# case holds ("" for all of the kind). docs/method.md has the same history in words.
+METHODS: Mapping[int, Mapping[str, str]] = {1: {}, 2: {"train": "fed"}}
+METHOD_VERSION = max(METHODS)
 STATUSES = ("ok", "skipped", "failed")
 TIME_DECIMALS = 10  # of a second in `times_s`: a tenth of a nanosecond, under every timer's tick
 
@@ -34,9 +39,11 @@ class Measurement:
 
     `times_s` are seconds per launch, with `timer_overhead_s` subtracted from each (add it back for
     the raw readings). `blocks` is the number of samples per round, in order. `ci95_s` is the 95 %
-    confidence interval of the median in seconds, None for fewer than two rounds. Clock, power and
-    temperature are means over the samples, None where the device does not report them; `energy_j`
-    is joules per launch. `timer`, `l2` and `regime` are values of the options of these names.
+    confidence interval of the median in seconds, None for fewer than two rounds. Of several
+    `processes` the blocks stand one after another, `median_s` is the geometric mean of their
+    medians, and `ci95_s` the interval of that mean. Clock, power and temperature are means over the
+    samples, None where the device does not report them; `energy_j` is joules per launch. `timer`,
+    `l2` and `regime` are values of the options of these names.
     """
 
     times_s: tuple[float, ...]
@@ -53,6 +60,32 @@ class Measurement:
     energy_j: float | None = None
     temperature_c: float | None = None
     throttle: tuple[str, ...] = ()
+    processes: tuple[ProcessTime, ...] = ()
+
+    @property
+    def cpu_bound(self) -> bool:
+        """False: kernels are timed behind a gate, so that the CPU's time is not in them."""
+        return False
+
+    @property
+    def host_pace(self) -> float | None:
+        """None: the CPU's speed is not read beside kernels."""
+        return None
+
+    @property
+    def blocks_s(self) -> list[tuple[float, ...]]:
+        """The times, round by round."""
+        ends = list(accumulate(self.blocks))
+        return [self.times_s[end - n : end] for end, n in zip(ends, self.blocks, strict=True)]
+
+    @property
+    def by_process(self) -> Mapping[int, list[tuple[float, ...]]]:
+        """The blocks of each process, by its number."""
+        rounds = [p.rounds for p in self.processes] or [len(self.blocks)]
+        numbers = [p.number for p in self.processes] or [0]
+        ends = list(accumulate(rounds))
+        every = self.blocks_s
+        return {k: every[end - n : end] for k, end, n in zip(numbers, ends, rounds, strict=True)}
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,20 @@ class Warning:
     remedy: str
 
 
+@dataclass(frozen=True)
+class ProcessTime:
+    """What the process of this `number` (from 0) measured of a case.
+
+    The median of its samples in seconds, over `rounds` blocks, and the mean SM clock in MHz
+    meanwhile, None where it is not known.
+    """
+
+    number: int
+    rounds: int
+    median_s: float
+    sm_clock_mhz: float | None = None
+
+
 class AnyCase(Protocol):
     """The identity of what was measured, of whatever kind."""
 
@@ -60,6 +74,21 @@ class Timed(Protocol):
     @property
     def sm_clock_mhz(self) -> float | None:
         """Mean SM clock while it ran, in MHz."""
+        ...
+
+    @property
+    def processes(self) -> tuple[ProcessTime, ...]:
+        """What each process measured, where there were several; else ()."""
+        ...
+
+    @property
+    def cpu_bound(self) -> bool:
+        """Whether the CPU's launching limits it, so that its time is that of the CPU."""
+        ...
+
+    @property
+    def host_pace(self) -> float | None:
+        """How many times longer than at pace 1 the CPU took to launch meanwhile."""
         ...
 
 
