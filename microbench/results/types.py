@@ -59,7 +59,8 @@ class Measurement:
 class Ceiling:
     """A limit of the device: FLOP/s of a precision (dense), bytes/s, or seconds per launch.
 
-    `reference` is the source of a datasheet value, "" for a measured one.
+    `reference` is the source of a datasheet value, what a measured one was measured with.
+    `flop_per_clock` is per SM, for what was measured clock by clock.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Ceiling:
     byte_per_s: float | None = None
     seconds: float | None = None
     reference: str = ""
+    flop_per_clock: float | None = None
 
 
 @dataclass(frozen=True)
