@@ -24,6 +24,7 @@ LAUNCH_S = 0.4e-3  # about, of a launch: the gap to the next is a quarter of a p
 CLOCK_HZ = 1.8e9  # about
 UNKNOWN_RATE = 1024  # FLOP per clock and SM, about, where the table has none
 BUFFER_BYTES = 1 << 31  # many times any L2
+LEAST_TRAFFIC = 1 << 31  # bytes of a launch, of a small working set again and again
 BUFFER_SHARE = 4  # of the free memory a buffer is at most one in so many
 ACC16_SCALE = 2.0**-5  # keeps sums in float16 within its range
 TF32_MASK = ~0x1FFF  # the bits of a float32 that tf32 keeps
@@ -38,6 +39,7 @@ class Loader:
         self._target = target
         self._device = torch.device(target.torch_device)
         self._random = torch.Generator(self._device).manual_seed(seed)
+        self._sources: dict[int, torch.Tensor] = {}
 
     def load(self, probe: Probe, variant: Variant) -> Loaded:
         """The variant, compiled. CuPy's CompileException, RuntimeError where it cannot run."""
@@ -113,21 +115,28 @@ class Loader:
     # ------------------------------------------------------------ traffic
 
     @cached_property
-    def _buffers(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Random words to read and words to write; a power of two of bytes each."""
+    def _buffer_bytes(self) -> int:
+        """Of what DRAM reads, and of what it writes: a power of two that fits the free memory."""
         free, _ = torch.cuda.mem_get_info(self._device)
-        size = min(BUFFER_BYTES, 1 << (free // BUFFER_SHARE).bit_length() - 1)
-        source = torch.randint(
-            -(2**31), 2**31 - 1, (size // 4,), dtype=torch.int32, device=self._device,
-            generator=self._random,
-        )  # fmt: skip
-        return source, torch.zeros_like(source)
+        return min(BUFFER_BYTES, 1 << (free // BUFFER_SHARE).bit_length() - 1)
+
+    def _random_words(self, size: int) -> torch.Tensor:
+        if size not in self._sources:
+            self._sources[size] = torch.randint(
+                -(2**31), 2**31 - 1, (size // 4,), dtype=torch.int32, device=self._device,
+                generator=self._random,
+            )  # fmt: skip
+        return self._sources[size]
+
+    @cached_property
+    def _written(self) -> torch.Tensor:
+        return torch.zeros(self._buffer_bytes // 4, dtype=torch.int32, device=self._device)
 
     def _traffic(self, probe: Probe, variant: Traffic, kernel: Any) -> Loaded:
-        source, sink = self._buffers
-        size = 4 * source.numel()
-        working_set = min(probe.working_set or size, size)
-        mask = np.uint32(working_set // WORD_BYTES - 1)
+        size = probe.working_set or self._buffer_bytes
+        source = self._random_words(4 if variant.what == "write" else size)
+        sink = source if variant.what == "read" else self._written
+        mask = np.uint32(size // WORD_BYTES - 1)
 
         def launch(out: torch.Tensor | None, tiles: int) -> None:
             grid = min(tiles, self._target.sm_count * variant.blocks_per_sm or tiles)
@@ -136,21 +145,18 @@ class Loader:
                 np.uint32(tiles), np.uintp(out.data_ptr() if out is not None else 0),
             )  # fmt: skip
 
-        tiles = size // variant.tile_bytes
-        once = working_set // variant.tile_bytes
+        tiles = max(size, LEAST_TRAFFIC) // variant.tile_bytes
+        once = size // variant.tile_bytes
         error = {
-            "read": lambda: _sum_error(launch, once, source[: working_set // 4]),
+            "read": lambda: _sum_error(launch, once, source),
             "write": lambda: _pattern_error(launch, once, sink),
             "copy": lambda: _copy_error(launch, once, source, sink),
         }[variant.what]
-        moved = size * (2 if variant.what == "copy" else 1)
+        moved = tiles * variant.tile_bytes * (2 if variant.what == "copy" else 1)
         return Loaded(lambda: launch(None, tiles), 0, moved, error)
 
     def _shared(self, probe: Probe, variant: Traffic, kernel: Any) -> Loaded:
-        words = torch.randint(
-            -(2**31), 2**31 - 1, (variant.shared_bytes // 4,), dtype=torch.int32,
-            device=self._device, generator=self._random,
-        )  # fmt: skip
+        words = self._random_words(variant.shared_bytes)
         blocks = self._target.sm_count * variant.blocks_per_sm
         of_sm = variant.tile_bytes * variant.blocks_per_sm
         passes = max(1, round(LAUNCH_S * CLOCK_HZ * SHARED_RATE / of_sm))

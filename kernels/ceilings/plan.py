@@ -18,6 +18,8 @@ from kernels.precision import Capability, Precision, precision
 
 WGMMA: Capability = (9, 0)  # Hopper alone has it
 MMA_SINCE: Capability = (8, 0)
+# Whose products all run on one of these instructions: a later architecture may have a faster one.
+ROOFED: tuple[Capability, ...] = ((8, 0), (8, 6), (8, 9), (9, 0))
 FP64_SHAPES_SINCE: Capability = (9, 0)  # m16n8k4 to k16; before it m8n8k4 alone
 TENSOR_PRECISIONS = ("fp16", "bf16", "fp16-acc16", "fp8-e4m3", "fp8-e5m2", "int8", "tf32", "fp64")
 MIB = 1 << 20
@@ -140,10 +142,12 @@ def all_probes() -> list[Probe]:
 
 
 def instruction_probe(precision_name: str, target: Target) -> Probe | None:
-    """The fastest instruction for a precision on a device; None where no probe is for it."""
-    if precision_name == "fp32":
-        return Probe(SIMT, "fp32")
+    """The fastest instruction for a precision on a device; None where it is not known."""
+    if target.capability not in ROOFED:
+        return None
     name = {"fp8-e4m3-precise": "fp8-e4m3"}.get(precision_name, precision_name)
+    if name == "fp32":
+        return Probe(SIMT, name)
     found = [Probe(way, name) for way in ("wgmma", "mma.sync") if name in TENSOR_PRECISIONS]
     return next((probe for probe in found if cannot_run(probe, target) is None), None)
 

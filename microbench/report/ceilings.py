@@ -87,7 +87,7 @@ def ceilings_table(run: Run) -> Table[CeilingResult]:
                     "cycles": lambda r: r.cycles}),
         Column("±", _half, True, 5,
                csv={"ci95_low_s": lambda r: _end(r, 0), "ci95_high_s": lambda r: _end(r, 1)}),
-        Column("best variant", lambda r: fmt.clean(r.variant or ""), drop=1,
+        Column("best variant", _variant, drop=1,
                csv={"variant": lambda r: r.variant, "rel_error": lambda r: r.rel_error}),
     ]  # fmt: skip
     table: Table[CeilingResult] = Table(columns)
@@ -189,6 +189,10 @@ def _power(result: CeilingResult) -> str:
 def _half(result: CeilingResult) -> str:
     found = result.measurement
     return fmt.half_interval(found.median_s, found.ci95_s) if found else ""
+
+
+def _variant(result: CeilingResult) -> str:
+    return fmt.clean(result.variant or "") if len(result.tried) > 1 else ""
 
 
 def _end(result: CeilingResult, which: int) -> float | None:

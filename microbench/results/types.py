@@ -60,7 +60,8 @@ class Ceiling:
     """A limit of the device: FLOP/s of a precision (dense), bytes/s, or seconds per launch.
 
     `reference` is the source of a datasheet value, what a measured one was measured with.
-    `flop_per_clock` is per SM, for what was measured clock by clock.
+    `flop_per_clock` is per SM, for what was measured clock by clock; `working_set` the bytes that
+    were read again and again.
     """
 
     name: str
@@ -71,6 +72,12 @@ class Ceiling:
     seconds: float | None = None
     reference: str = ""
     flop_per_clock: float | None = None
+    working_set: int | None = None
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What it is a ceiling of; a run has one of each."""
+        return self.name, self.source, self.precision, self.working_set
 
 
 @dataclass(frozen=True)

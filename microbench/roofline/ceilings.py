@@ -1,7 +1,8 @@
 """The ceilings of a device: datasheet and measured FLOP/s, bandwidth, launch latency.
 
 Measured ceilings come from a copy, from a 64 x 64 x 64 product (nothing a library launches is
-faster: its launch latency) and from the largest GEMMs of the run itself.
+faster: its launch latency), from kernels that only multiply, and from the largest GEMMs of the run
+itself, on which the time model rests, and every roof where those kernels cannot run.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from kernels.memory import copy
 from kernels.precision import precision
 from microbench.measure import Announce, Measurer
 from microbench.results.types import Ceiling, Result
+from microbench.roofline.instructions import loader_for, quick_ceilings
 from microbench.sweep import Group
 from microbench.timing.stats import median
 
@@ -68,7 +70,7 @@ def library_group(precisions: Sequence[str], kind: str, size: int) -> Group:
 def calibrate(
     measurer: Measurer, precisions: Sequence[str], large: Sequence[str], announce: Announce
 ) -> list[Ceiling]:
-    """Measured bandwidth, launch latencies, and GEMM peaks of the precisions in `large`."""
+    """Measured bandwidth, launch latencies, instructions, GEMM peaks of those in `large`."""
     kind = measurer.target.kind
     announce("copy", "measuring memory bandwidth")
     launch, moved = copy(measurer.target)
@@ -82,6 +84,8 @@ def calibrate(
                 Ceiling("latency floor", "measured", result.case.precision_name,
                         seconds=result.median_s, reference=result.case.key)
             )  # fmt: skip
+    if loader := loader_for(measurer.target):
+        found += quick_ceilings(loader, measurer.target, measurer.timer, precisions, announce)
     if large:
         group = library_group(large, kind, CALIBRATED_SIZE[kind])
         found += large_ceilings(

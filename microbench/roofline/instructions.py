@@ -13,12 +13,15 @@ from typing import TYPE_CHECKING
 from kernels.case import Target
 from kernels.ceilings.plan import (
     INSTRUCTIONS,
+    L2,
     SHARED,
     SHARED_RATE,
+    WORKING_SETS,
     Loaded,
     Probe,
     Variant,
     cannot_run,
+    instruction_probe,
     tolerance,
     variants,
 )
@@ -27,6 +30,8 @@ from kernels.gpus import architecture
 from microbench.device.telemetry import Telemetry
 from microbench.measure import Announce, measurement_of
 from microbench.results.ceilings import CeilingResult, Tried
+from microbench.results.types import Ceiling
+from microbench.roofline.limits import INSTRUCTION
 from microbench.timing.interleave import Arm, Turns
 from microbench.timing.stats import median
 from microbench.timing.timers import Timer
@@ -119,7 +124,7 @@ def try_all(
             tried.append(Tried(variant.label, reason=first_line(failure)))
             continue
         work = loaded.flops or loaded.bytes
-        seconds = median(block.times_s)
+        seconds = median(block.times_s) - timer.overhead_s
         tried.append(Tried(variant.label, seconds, work, block.sm_clock_mhz, error))
         kept[variant.label] = loaded
     return tried, kept
@@ -139,3 +144,46 @@ def fastest(probe: Probe, tried: Sequence[Tried]) -> Tried | None:
     in_sms = probe.name in (*INSTRUCTIONS, SHARED)
     by_clock = in_sms and all(one.sm_clock_mhz for one in ran)
     return min(ran, key=cost, default=None)
+
+
+QUICK_VARIANTS = 2  # of each probe, the first ones
+QUICK_L2 = WORKING_SETS[:7]  # to 128 MiB: beyond any L2
+
+
+def loader_for(target: Target) -> Loader | None:
+    """What makes the kernels ready; None where they cannot run."""
+    if why_no_kernels(target):
+        return None
+    from kernels.ceilings.launch import Loader
+
+    return Loader(target)
+
+
+def quick_ceilings(
+    loader: Loader, target: Target, timer: Timer, precisions: Sequence[str], announce: Announce
+) -> list[Ceiling]:
+    """The instruction ceilings of precisions and, where the cache is warm, the L2's bandwidth.
+
+    Good to a per cent, in tens of milliseconds each; without what is not known of the device.
+    RuntimeError: the device is unusable.
+    """
+    wanted = [(name, instruction_probe(name, target)) for name in precisions]
+    wanted += [(None, Probe(L2, working_set=size)) for size in QUICK_L2 if timer.l2 == "warm"]
+    found: list[Ceiling] = []
+    for name, probe in wanted:
+        if probe is None:
+            continue
+        tried, _ = try_all(probe, variants(probe, target)[:QUICK_VARIANTS], loader, timer, announce)
+        best = fastest(probe, tried)
+        if best is None or not best.seconds:
+            continue
+        rate, label = best.work / best.seconds, f"{probe.name}, {best.label}"
+        ceiling = Ceiling(INSTRUCTION, "measured", name, reference=label)
+        if probe.working_set:
+            ceiling = replace(ceiling, name=L2, byte_per_s=rate, working_set=probe.working_set)
+        else:
+            clock_hz = 1e6 * (best.sm_clock_mhz or 0.0)
+            per_clock = rate / clock_hz / target.sm_count if clock_hz else None
+            ceiling = replace(ceiling, flop_per_s=rate, flop_per_clock=per_clock)
+        found.append(ceiling)
+    return found

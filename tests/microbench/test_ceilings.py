@@ -21,7 +21,8 @@ from microbench.report import ceilings as report
 from microbench.results.ceilings import CeilingResult, Tried, ceiling_of
 from microbench.results.codec import run_from_json, run_to_json
 from microbench.results.runfile import read_run, write_run
-from microbench.roofline.instructions import fastest, measure_probe
+from microbench.results.types import Ceiling
+from microbench.roofline.instructions import fastest, measure_probe, quick_ceilings
 from microbench.timing.timers import Block, Launch
 
 H200 = Target("cuda", "NVIDIA H200", (9, 0), 132)
@@ -112,6 +113,38 @@ def test_instructions_are_compared_by_clocks_and_memory_by_time(probe: Probe, be
     found = fastest(probe, tried)
     assert found
     assert found.label == best
+
+
+def quick(loader: FakeLoader, l2: str, target: Target = H200) -> dict[tuple[object, ...], Ceiling]:
+    found = quick_ceilings(
+        cast(Any, loader), target, FakeTimer(l2=l2), ("fp16", "fp8-e4m3-precise", "fp32", "fp64"),
+        lambda _key, _stage: None,
+    )  # fmt: skip
+    return {ceiling.key: ceiling for ceiling in found}
+
+
+def test_a_run_measures_the_instruction_of_each_of_its_precisions() -> None:
+    found = quick(FakeLoader([]), "cold")
+    assert [str(c.precision) for c in found.values()] == [
+        "fp16",
+        "fp8-e4m3-precise",
+        "fp32",
+        "fp64",
+    ]
+    ways = [c.reference.partition(",")[0] for c in found.values()]
+    assert ways == ["wgmma", "wgmma", "FFMA", "mma.sync"]
+    assert all(c.flop_per_clock == pytest.approx(1e9 / 1e-3 / 1.7e9 / 132) for c in found.values())
+
+
+def test_a_run_with_a_warm_cache_measures_the_l2_by_size() -> None:
+    sizes = [c.working_set for c in quick(FakeLoader([]), "warm").values() if c.byte_per_s]
+    assert sizes == sorted(sizes)
+    assert len(sizes) > 3
+
+
+def test_no_roof_where_a_faster_instruction_may_exist_or_the_kernels_fail() -> None:
+    assert not quick(FakeLoader([]), "cold", replace(H200, capability=(10, 0)))
+    assert not quick(FakeLoader(["no such register"] * 50), "cold")
 
 
 def test_rates_are_of_the_clock_that_was_measured() -> None:

@@ -41,7 +41,7 @@ def run() -> Run:
         CeilingResult(Probe("wgmma", "int8"), "failed", "wrong result", sms=SMS, nominal=8192),
         CeilingResult(Probe("mma.sync", "fp8-e4m3"), "skipped", "needs compute capability 8.9"),
         measured(Probe("DRAM read"), moved=round(4.4e12 * 4e-4)),
-        *(measured(Probe("L2 read", working_set=size * MIB), moved=round(rate * 4e8))
+        *(measured(Probe("L2 read", working_set=size * MIB), moved=round(rate * 4e5))
           for size, rate in ((2, 6.1e3), (64, 4.6e3))),
         measured(Probe("stream launch"), seconds=2.1e-6),
     )  # fmt: skip
