@@ -40,9 +40,6 @@ DRAM_SHAPES = ((512, 4, 0), (512, 8, 0), (256, 8, 0), (1024, 4, 2), (512, 4, 4),
 L2_SHAPES = ((512, 4, 4), (1024, 4, 2), (256, 8, 4))
 BULK_SHAPES = ((16, 12, 1), (8, 24, 1), (8, 8, 3), (4, 16, 3))  # KiB of a tile, in flight, blocks
 SHARED_SHAPES = ((512, 128, 1), (256, 64, 2), (256, 64, 1), (128, 32, 4))  # threads, KiB, blocks
-# Of the relative error against float64, of sums of 16 to 256 products; traffic must be exact.
-TOLERANCES = {"fp64": 1e-12, "fp32": 1e-5, "fp16-acc16": 2e-2, "int8": 0.0}
-TOLERANCE = 5e-3
 
 
 @dataclass(frozen=True)
@@ -167,8 +164,8 @@ def cannot_run(probe: Probe, target: Target) -> str | None:
 
 
 def tolerance(probe: Probe) -> float:
-    """The relative error up to which a probe's kernels count as right."""
-    return TOLERANCES.get(probe.precision_name, TOLERANCE) if probe.precision_name else 0.0
+    """The error up to which a probe's kernels count as right; traffic must be exact."""
+    return probe.precision.rel_tolerance if probe.precision else 0.0
 
 
 def variants(probe: Probe, target: Target) -> Sequence[Variant]:
