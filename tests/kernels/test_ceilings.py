@@ -40,7 +40,7 @@ def cases() -> Iterator[Any]:
                 yield pytest.param(probe, capability, id=f"{probe.key} {capability}")
 
 
-@pytest.mark.parametrize(("probe", "capability"), cases())
+@pytest.mark.parametrize(("probe", "capability"), list(cases()))
 def test_a_kernel_compiles_and_its_loop_holds_the_instruction(
     probe: Probe, capability: Capability
 ) -> None:
