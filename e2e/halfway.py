@@ -21,7 +21,7 @@ SECTIONS: Mapping[str, Sequence[str]] = {
     "Measure training": ("train", "predict", "stalls", "loader", "list", "make-data"),
     "Read run files": ("show", "compare", "explain"),
     "Check the machine and the method": (
-        "doctor", "selftest", "validate-method", "validate-predictions",
+        "ceilings", "doctor", "selftest", "validate-method", "validate-predictions",
     ),
     "Set up": ("completion",),
 }  # fmt: skip

@@ -19,6 +19,7 @@ from microbench.command_line import (
     Said,
     Schema,
     click_options,
+    filled,
     options_of,
     run_app,
     said,
@@ -122,6 +123,23 @@ def layers(**options: Any) -> None:
     Shows which layers are faster in low precision and which are slower.
     """
     _measure(LayersRequest, options)
+
+
+@app.command()
+@DEVICE
+@click.option("--only", help="Only ceilings with these words in their names: wgmma,fp16,DRAM")
+@BUDGET
+@click_options("", {"": ("json", "csv", "chart", "html", "verbose", "quiet")}, Outputs)
+def ceilings(device: str, only: str | None, budget: float | None, **options: Any) -> None:
+    """Measure what a GPU's instructions and memories can do.
+
+    Kernels that do nothing but multiply (wgmma, mma.sync, FFMA), read, write or copy; by precision
+    and by size of what is read.
+    """
+    from microbench.ceilings import measure_ceilings
+
+    outputs = filled(Outputs, options)
+    measure_ceilings(device=device, only=only, budget=budget, outputs=outputs).report()
 
 
 @app.command()

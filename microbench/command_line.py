@@ -29,7 +29,7 @@ SCREEN = ("json", "csv", "chart", "html", "verbose", "quiet")  # of a call, not 
 # Commands with --resume, as run files keep them; a word that is none is a network to train.
 COMMANDS = (
     "gemm", "conv", "payoff", "layers", "train", "predict", "validate", "validate-predictions",
-    "stalls", "loader",
+    "stalls", "loader", "ceilings",
 )  # fmt: skip
 IMPLIED = "train"
 # Options whose values may have a path after the colon: "folder:/data/imagenet".

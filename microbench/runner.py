@@ -160,8 +160,8 @@ class Runner:
         try:
             ceilings += self._session.calibrate(precisions, large, self.progress.stage)
         except WorkerDied:
-            self._restart()  # the case at fault will fail when measured; go on without peaks
-        known = {(c.name, c.source, c.precision): c for c in (*self.run.ceilings, *ceilings)}
+            self._restart()  # the case that did it will fail in its turn; go on without ceilings
+        known = {c.key: c for c in (*self.run.ceilings, *ceilings)}
         self.run = replace(self.run, ceilings=tuple(known.values()))
         self._save()
 
@@ -189,7 +189,7 @@ class Runner:
     def _add(self, group: Group, results: Sequence[Result], left_s: float) -> None:
         run = self.run.with_results(results)
         found = large_ceilings(run.results, self.kind)
-        known = {(c.name, c.source, c.precision): c for c in (*run.ceilings, *found)}
+        known = {c.key: c for c in (*run.ceilings, *found)}
         keys = {result.case.key for result in results}
         self.run = annotate(replace(run, ceilings=tuple(known.values())), keys)
         self._save()

@@ -169,10 +169,22 @@ def ceilings(run: Run) -> list[Text]:
     elif large:
         text = f"ceiling: largest GEMMs measured, {_rates(large, unit)}"
         lines.append(Text(text + "; no datasheet value known", "dim"))
+    reached = [c for p in precisions if (c := run.ceiling("instruction", "measured", p))]
+    if reached:
+        said = [f"{fmt.clean(c.precision)} {c.flop_per_clock:,.0f} ({_instruction(c)})"
+                for c in reached if c.flop_per_clock]  # fmt: skip
+        lines.append(
+            Text(f"instructions, FLOP per clock and SM: {', '.join(said)} measured", "dim")
+        )
     memory = run.ceiling("memory", "measured")
     if memory and memory.byte_per_s:
         lines.append(Text(f"memory: {fmt.bandwidth(memory.byte_per_s)} measured", "dim"))
     return lines
+
+
+def _instruction(ceiling: Ceiling) -> str:
+    """ "wgmma" of "wgmma, m64n256k16, ..."."""
+    return fmt.clean(ceiling.reference.partition(",")[0])
 
 
 def _rates(found: Sequence[Ceiling], unit: fmt.Unit) -> str:

@@ -106,6 +106,7 @@ KINDS: Mapping[str, Kind] = {
     "train": Kind("e2e.results.codec", "e2e.report.run_report", noise_pct=3.0),
     # Processes share cores as the system likes.
     "load": Kind("e2e.results.loader_types", "e2e.report.run_report", noise_pct=5.0),
+    "ceiling": Kind("microbench.results.ceilings", "microbench.report.ceilings", noise_pct=2.0),
 }
 
 

@@ -92,8 +92,9 @@ class Measurement:
 class Ceiling:
     """A peak of the device: FLOP/s of a precision (dense), bytes/s, or seconds per launch.
 
-    `reference` is the source of a datasheet value; of a measured one the key of its case, or
-    "copy".
+    `reference` is the source of a datasheet value, what a measured one was measured with.
+    `flop_per_clock` is per SM, for what was measured clock by clock; `working_set` the bytes that
+    were read again and again.
     """
 
     name: str
@@ -103,6 +104,13 @@ class Ceiling:
     byte_per_s: float | None = None
     seconds: float | None = None
     reference: str = ""
+    flop_per_clock: float | None = None
+    working_set: int | None = None
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What it is a ceiling of; a run has one of each."""
+        return self.name, self.source, self.precision, self.working_set
 
 
 @dataclass(frozen=True)

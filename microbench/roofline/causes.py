@@ -147,7 +147,7 @@ def _alignment(result: Result, limits: Limits, run: Run) -> Cause:
         return None
     nearest = _aligned_neighbour(result, run)
     compared = f"; {nearest}" if nearest else ""
-    return "alignment", f"{rows}: {100 * share:.0f} % of the measured peak{compared}"
+    return "alignment", f"{rows}: {100 * share:.0f} % of {limits.roof}{compared}"
 
 
 def _aligned_neighbour(result: Result, run: Run) -> str | None:
@@ -174,7 +174,7 @@ def _ceiling(result: Result, limits: Limits, run: Run) -> Cause:
     share = _share(result, limits)
     if share is None or share < NEAR_CEILING or result.measurement is None:
         return None
-    reached = f"{100 * share:.0f} % of the measured peak"
+    reached = f"{100 * share:.0f} % of {limits.roof}"
     if share > ABOVE_CEILING and (trick := fewer_operations(result.kernels)):
         return "compute", f"{reached}, using {trick}, which needs fewer operations than are counted"
     clock, top = result.measurement.sm_clock_mhz, run.device.get("sm_clock_max_mhz")
@@ -201,7 +201,7 @@ def _waves(result: Result, limits: Limits, run: Run) -> Cause:
     return "waves", (
         f"{shape.tiles} tiles of {shape.tile_m}x{shape.tile_n} on {shape.sm_count} SMs: "
         f"{shape.waves} wave{'s' if shape.waves > 1 else ''}, {100 * shape.efficiency:.0f} % full; "
-        f"{100 * share:.0f} % of the measured peak"
+        f"{100 * share:.0f} % of {limits.roof}"
     )
 
 
@@ -239,7 +239,7 @@ def waves(result: Result, run: Run) -> Waves | None:
 def _nothing(result: Result, limits: Limits) -> tuple[str, str]:
     share, time_s = _share(result, limits), result.median_s
     assert time_s is not None
-    parts = [f"{100 * share:.0f} % of the measured peak"] if share else []
+    parts = [f"{100 * share:.0f} % of {limits.roof}"] if share else []
     if limits.floor_s:
         parts.append(f"{100 * limits.floor_s / time_s:.0f} % of the time is launch latency")
     if limits.memory_s:

@@ -1,7 +1,8 @@
 """The peaks of a device: datasheet and measured FLOP/s, bandwidth, launch latency.
 
-Measured peaks come from a copy (bandwidth), from a 64 x 64 x 64 GEMM (nothing that a library
-launches is faster: its time is the launch latency) and from the largest GEMMs of the run itself.
+Measured ceilings come from a copy, from a 64 x 64 x 64 product (nothing a library launches is
+faster: its launch latency), from kernels that only multiply, and from the largest GEMMs of the run
+itself, on which the time model rests, and every roof where those kernels cannot run.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from kernels.memory import copy
 from kernels.precision import precision
 from microbench.measure import Announce, Measurer
 from microbench.results.types import Ceiling, Result
+from microbench.roofline.instructions import loader_for, quick_ceilings
 from microbench.sweep import Group
 from microbench.timing.stats import median
 
@@ -74,10 +76,7 @@ def library_group(precisions: Sequence[str], kind: str, size: int) -> Group:
 def calibrate(
     measurer: Measurer, precisions: Sequence[str], large: Sequence[str], announce: Announce
 ) -> list[Ceiling]:
-    """Measure bytes/s, the launch latency in seconds, and the FLOP/s of the precisions in `large`.
-
-    A latency or a peak that could not be measured is left out. RuntimeError when the device fails.
-    """
+    """Measured bandwidth, launch latencies, instructions, GEMM peaks of those in `large`."""
     kind = measurer.target.kind
     announce("copy", "measuring memory bandwidth")
     launch, moved = copy(measurer.target)
@@ -91,6 +90,8 @@ def calibrate(
                 Ceiling("latency floor", "measured", result.case.precision_name,
                         seconds=result.median_s, reference=result.case.key)
             )  # fmt: skip
+    if loader := loader_for(measurer.target):
+        found += quick_ceilings(loader, measurer.target, measurer.timer, precisions, announce)
     if large:
         group = library_group(large, kind, CALIBRATED_SIZE[kind])
         found += large_ceilings(
