@@ -87,17 +87,6 @@ def test_the_sizes_of_the_triton_table_are_tuned_ones() -> None:
             assert f"{size}x{size}x{size}" in tuned[name]["nt"]
 
 
-def test_the_checks_of_the_method_are_the_files_own() -> None:
-    timer = json.loads((H200 / "timer-vs-ncu.json").read_text())
-    assert f"{timer['within_target']} of {len(timer['rows'])}" in RESULTS
-    same = json.loads((H200 / "aa.json").read_text())
-    assert f"{same['holding_1']} of {same['tries']}" in RESULTS
-    compared = json.loads((H200 / "compare-aa.json").read_text())
-    counts = compared["counts"]
-    assert f"{counts['same']} same, {counts['cannot tell']} cannot tell" in RESULTS
-    assert counts["faster"] == counts["slower"] == 0
-
-
 @pytest.mark.parametrize("path", RUN_FILES, ids=lambda p: f"{p.parent.name}/{p.name}")
 def test_a_published_run_is_whole_and_physical(path: Path) -> None:
     run = read_run(path)
