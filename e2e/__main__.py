@@ -12,6 +12,7 @@ import click
 from e2e.case import SCHEMAS
 from microbench.command_line import (
     FILE,
+    NO_NETWORK,
     REST,
     Command,
     Named,
@@ -20,7 +21,6 @@ from microbench.command_line import (
     run_app,
     said,
 )
-from microbench.errors import UserError
 
 FIRST = "train"  # what the first word means when it is no command: a network to train
 
@@ -29,14 +29,6 @@ class TrainCommand(Command):
     """A command that may go on with a run of training or loading."""
 
     either = (frozenset({"amp", "recipe", "ladder"}), frozenset({"iterations", "epochs"}))
-
-    def check_taken(self, path: Path, name: str, value: Any) -> None:
-        """UserError for a folder or file of which the run file has the name only."""
-        kind, colon, place = str(value).partition(":")
-        places = {"data": ("folder", "cifar10"), "network": ("hf",)}
-        if colon and kind in places.get(name, ()) and not Path(place).exists():
-            option = "--data" if name == "data" else "NETWORK"
-            raise UserError(f"--resume {path} keeps no paths: give {option} {kind}:PATH/{place}")
 
 
 class Commands(click.Group):
@@ -72,7 +64,7 @@ OUTPUT = (
     "chart",
     "html",
     "resume",
-    said("verbose", help="Show all details of every training"),
+    said("verbose", help="Show all rows and every detail"),
     "quiet",
 )
 LOADING = (
@@ -144,16 +136,18 @@ def _options(command: str) -> Callable[..., Any]:
 @click.argument("network", metavar="NETWORK", required=False)
 @_options("train")
 def train(network: str | None, explain: bool, **options: Any) -> None:
-    """Compare precisions in training NETWORK."""
+    """Compare precisions in training NETWORK.
+
+    NETWORK is a name (see `list`), timm:NAME, hf:path/config.json, or your own module:function:
+    mynet:build calls build() of mynet.py in this folder, which returns a torch.nn.Module.
+    """
     if explain:
         from e2e.commands.list import explain_recipes
 
         explain_recipes(options["recipe"], quiet=options["quiet"])
         return
     if network is None:
-        raise click.UsageError(
-            "no NETWORK given; try python -m e2e resnet50 --amp (`list` has all)"
-        )
+        raise click.UsageError(NO_NETWORK)
     from e2e.commands.requests import request_of
     from e2e.commands.train import check_known, run_training
 
@@ -170,7 +164,7 @@ def predict(network: str, **options: Any) -> None:
     """Predict the step time and memory of NETWORK.
 
     It traces one step with fake tensors, benchmarks each operation in isolation, and sums them.
-    The network itself does not run.
+    The network itself does not run. NETWORK is as for `train`.
     """
     from e2e.commands.requests import request_of
     from e2e.commands.train import check_known, run_training
@@ -197,7 +191,7 @@ def stalls(network: str, workers: str | None, measure: str, **options: Any) -> N
     """Find how many data-loader workers low precision needs.
 
     Training and loading are benchmarked separately and combined into a prediction; some points
-    are then measured together.
+    are then measured together. NETWORK is as for `train`.
     """
     from e2e.commands.stalls import run_stalls
 

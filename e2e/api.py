@@ -1,25 +1,26 @@
 """What a script or a notebook calls: train, predict, and measure loading, as the commands do.
 
-Options are the command's, by their names, with "_" for "-". Mistakes raise `UserError`. A network
-is a name, "module:function", or an importable function; `predict` also takes a module itself.
+Options are the command's, by their names, with "_" for "-". With `resume` alone a function goes on
+with the settings of that file. Mistakes raise `UserError`. A network is a name, "module:function",
+or an importable function; `predict` also takes a module itself.
 """
 
 from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from e2e.case import SCHEMAS
+from e2e.__main__ import app
 from e2e.commands.requests import request_of
 from e2e.commands.stalls import run_loaders, run_stalls
 from e2e.commands.train import run_training
-from microbench.api import Run, words_of
-from microbench.command_line import Outputs
+from microbench.api import Run
 from microbench.errors import UserError
+from microbench.keywords import called
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -29,15 +30,20 @@ if TYPE_CHECKING:
 HELD = "object"  # the module that stands for one of the caller's own: "object:Sequential"
 
 
-def train(network: Network, **options: Any) -> Run:
+def train(network: Network | None = None, **options: Any) -> Run:
     """Train a network under several precision recipes, interleaved, and compare them.
 
     `train("resnet50", recipe=["fp32", "amp"], batch=256)`. UserError for what the user can mend.
     """
-    return _run(_name(network), options, allow_run=True)
+    with _asked("train", network, options, but=["explain"]) as words:
+        if words["network"] is None:
+            raise UserError("no network given; `halfway list` has all")
+        return _run(words, allow_run=True)
 
 
-def predict(network: Network | nn.Module, sample: Tensor | None = None, **options: Any) -> Run:
+def predict(
+    network: Network | nn.Module | None = None, sample: Tensor | None = None, **options: Any
+) -> Run:
     """Predict a network's training steps without training it.
 
     With a module itself, `sample` is a batch of its input, [batch, ...]: floating, or token ids.
@@ -47,46 +53,45 @@ def predict(network: Network | nn.Module, sample: Tensor | None = None, **option
     from torch import nn
 
     if not isinstance(network, nn.Module):
-        return _run(_name(network), options, train=False)
+        with _asked("predict", network, options) as words:
+            return _run(words, train=False)
     if sample is None:
         raise UserError("predict(module, sample) needs sample, a batch of the module's input")
     _start_profiler()
-    with _held(network, sample) as name:
-        return _run(name, {"batch": len(sample)} | options, train=False, here=True)
+    given = {"batch": len(sample)} | options
+    with _held(network, sample) as name, _asked("predict", name, given) as words:
+        return _run(words, train=False, here=True)
 
 
-def stalls(network: Network, workers: Any = None, measure: str = "some", **options: Any) -> Run:
+def stalls(network: Network | None = None, **options: Any) -> Run:
     """Find how many data-loader workers low precision needs.
 
     `workers` are numbers or "1..16"; `measure` says which points are measured: "some", "all" or
     "none". UserError for what the user can mend.
     """
-    asked = {"recipe": "fp32,amp"} | options
-    counts = _counts(workers)
-    return Run.of_done(
-        run_stalls(_name(network), counts, measure, _words({"data": "made"} | asked))
-    )
+    with _asked("stalls", network, options) as words:
+        name, workers, measure = (words.pop(one) for one in ("network", "workers", "measure"))
+        return Run.of_done(run_stalls(name, workers, measure, words))
 
 
-def loader(backend: Any = "all", workers: Any = None, cold: bool = False, **options: Any) -> Run:
+def loader(backend: str | Iterable[str] | None = None, **options: Any) -> Run:
     """Measure data loaders alone, in images per second. UserError for what the user can mend."""
-    asked = _words({"data": "made", "batch": "128"} | options)
-    names = backend if isinstance(backend, str) else ",".join(backend)
-    return Run.of_done(run_loaders(names, _counts(workers), cold, asked))
+    with _asked("loader", None, {"backend": backend, **options}) as words:
+        names, workers, cold = (words.pop(one) for one in ("backend", "workers", "cold"))
+        return Run.of_done(run_loaders(names, workers, cold, words))
 
 
-def _counts(workers: Any) -> str | None:
-    if workers is None or isinstance(workers, str):
-        return workers
-    return ",".join(map(str, [workers] if isinstance(workers, int) else workers))
+def _asked(
+    command: str, network: Network | None, options: dict[str, Any], but: Sequence[str] = ()
+) -> AbstractContextManager[dict[str, Any]]:
+    """What the command of this name is asked; see `microbench.keywords.called`."""
+    name = None if network is None else _name(network)
+    return called(app.commands[command], [name], options, but=but)
 
 
-def _run(name: str, options: dict[str, Any], *, here: bool = False, **instead: Any) -> Run:
-    return Run.of_done(run_training(request_of(name, _words(options), **instead), here=here))
-
-
-def _words(options: dict[str, Any]) -> dict[str, Any]:
-    return words_of(options, *SCHEMAS, Outputs)
+def _run(words: dict[str, Any], *, here: bool = False, **instead: Any) -> Run:
+    request = request_of(words.pop("network"), words, **instead)
+    return Run.of_done(run_training(request, here=here))
 
 
 def _name(network: Network) -> str:

@@ -1,10 +1,10 @@
 """The ONLY list of training options: each is one field, and all else is derived from it.
 
-Where a field stands says what it belongs to: what is compared (`ArmOptions`), what identifies a
-training (`TrainCase`), what the training process needs beside (`TrainSettings`), or the run as a
-whole (`TrainRequest`). From its metadata come the click option, the check of its value, what a run
-file holds and --resume asks for again, and its name in reports; from a field of `TrainCase` also
-the case's key, its part of the run file and the CSV column.
+The class says what an option belongs to: what is compared (`ArmOptions`), what identifies a
+training (`TrainCase`), what else the training process needs (`TrainSettings`), or the run as a
+whole (`TrainRequest`). A field's metadata define the click option, the check of its value, what a
+run file keeps for --resume, and its name in reports; a field of `TrainCase` also defines part of
+the case's key, of its object in the run file, and a CSV column.
 """
 
 from __future__ import annotations
@@ -103,11 +103,11 @@ def of_case(
     check: Check | None = None,
     written: str = "",
 ) -> dict[str, Any]:
-    """Metadata of a field of `TrainCase`; without `help` it is no option itself.
+    """Metadata of a field of `TrainCase`; without `help` the field is no option.
 
-    `label` says it in reports, "" for the usual value (else: its name and value where it is not
-    the default); `varied` whether arms of one comparison may differ in it; `least` is the smallest
-    value of a case.
+    `label` returns the value's text in reports, "" for the usual value (without a label: name and
+    value where it is not the default). `varied`: arms of one comparison may differ in it. `least`
+    is the smallest value; the option raises UserError below it.
     """
     if least is not None and check is None:
         check = at_least(least)
@@ -213,12 +213,12 @@ class TrainCase:
 
     @property
     def fed(self) -> bool:
-        """Whether batches are loaded while it trains: they come in bursts, as workers end them."""
+        """Whether batches are loaded during training; they arrive in bursts, one per worker."""
         return self.loader not in AT_HAND
 
     @cached_property
     def group(self) -> str:
-        """Identity of the comparison: cases that share it are its arms."""
+        """Identity of the comparison: cases with the same group are compared with each other."""
         parts = [f"{f.name}={getattr(self, f.name)}" for f in fields(self) if f.name not in VARIED]
         return f"{OP}/{','.join(parts)}"
 
@@ -229,7 +229,7 @@ class TrainCase:
         return f"{self.group}/{','.join(parts)}"
 
 
-# Settings of a case that do not change what is learnt from: arms that share the rest take turns.
+# Settings in which arms of one comparison may differ: they do not change the training data.
 VARIED = tuple(one.name for one in fields(TrainCase) if one.metadata["varied"])
 # The smallest values of a case.
 LEAST: Mapping[str, int] = {
@@ -308,7 +308,7 @@ class TrainSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainRequest:
-    """Everything that a command was asked; `train` False: predict, and no more."""
+    """Everything that a command was asked for. `train` False: predict only. `budget` in seconds."""
 
     arms: ArmOptions
     settings: TrainSettings

@@ -21,7 +21,7 @@ SECTIONS: Mapping[str, Sequence[str]] = {
     "Measure training": ("train", "predict", "stalls", "loader", "list", "make-data"),
     "Read run files": ("show", "compare", "explain"),
     "Check the machine and the method": (
-        "doctor", "selftest", "validate-method", "validate-predictions",
+        "ceilings", "doctor", "selftest", "validate-method", "validate-predictions",
     ),
     "Set up": ("completion",),
 }  # fmt: skip
@@ -56,7 +56,9 @@ def app() -> None:
 def completion(shell: str) -> None:
     """Print a shell completion script.
 
-    For bash: halfway completion bash > ~/.local/share/bash-completion/completions/halfway
+    \b
+    For bash:
+      halfway completion bash > ~/.local/share/bash-completion/completions/halfway
     """
     found = get_completion_class(shell)
     assert found is not None
@@ -73,7 +75,9 @@ _collect()
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; a user's mistake is one line on stderr and exit code 2."""
+    """Run the command line; returns the exit code. A user's mistake is one line on stderr and code
+    2.
+    """
     return run_app(app, CONSOLE, arguments)
 
 

@@ -34,11 +34,11 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True)
 class Alone:
-    """One recipe without a loader to wait for; seconds a step.
+    """One recipe measured without waiting for a loader; times in seconds per step.
 
-    `pinned` is its training on a pinned batch, `busy` the same while that many workers load
-    batches that are thrown away; `loadings` are those loaders without a training. `host_s` is the
-    processor time that the training itself takes.
+    `pinned` is its training on a pinned batch; `busy`, by number of workers, the same while workers
+    load batches that are discarded. `loadings` are those loaders without training. `host_s` is the
+    CPU time of the training itself.
     """
 
     pinned: Training
@@ -50,9 +50,9 @@ class Alone:
 def predict_together(alone: Alone, loading: Loading, cores: int) -> Predicted | None:
     """The predicted step of a recipe fed by a loader, in seconds; None where either is unknown.
 
-    It takes as long as the slowest of: the training beside busy workers, the loader beside the
-    training, all their processor time on the cores there are; the first two count no more than
-    training and loader one after the other. The interval is that of its terms.
+    It is the greatest of: training beside busy workers, loading beside training (both together at
+    most one after the other), and all their CPU time over `cores`. The interval is that of its
+    terms.
     """
     pinned = _step(alone.pinned)
     load = _loads(loading, alone.pinned.step_units)
@@ -75,9 +75,9 @@ def predict_together(alone: Alone, loading: Loading, cores: int) -> Predicted | 
 def _together(
     pinned_s: float, busy_s: float, load_s: float, in_turn_s: float, shared_s: float
 ) -> float:
-    """Workers that are waited for work all the time; others only as much as is taken from them.
+    """Step seconds: workers that the step waits for are always busy, others only in proportion.
 
-    Whatever they take from each other, both together take no longer than one after the other.
+    However they slow each other, both together take no longer than one after the other.
     """
     at_work = min(1.0, load_s / pinned_s)
     side_by_side_s = max(pinned_s + at_work * (busy_s - pinned_s), load_s)
@@ -85,7 +85,7 @@ def _together(
 
 
 def _loaded(pinned_s: float, load_s: float, slowed: float) -> float:
-    """What the loader takes beside a training that itself has work only part of the time."""
+    """Seconds of loading beside a training that itself is busy only part of the time."""
     return load_s + (slowed - 1) * min(load_s, pinned_s)
 
 
@@ -98,8 +98,9 @@ def _beside(alone: Alone, workers: int, pinned: Estimate) -> Estimate:
 
 
 def _slowed(alone: Alone, loading: Loading, workers: int) -> float:
-    """How many times longer the loader takes beside the training: in proportion between the numbers
-    of workers that were measured so, none at no workers. No training makes a loader quicker.
+    """How many times longer loading takes beside the training (a ratio of at least 1).
+
+    Interpolated between the measured numbers of workers; 1 at no workers.
     """
     known = {0: 1.0}
     for count, one in alone.busy.items():
@@ -111,7 +112,7 @@ def _slowed(alone: Alone, loading: Loading, workers: int) -> float:
 
 
 def _between(known: Mapping[int, float], at: int) -> float:
-    """The value at a place, in proportion between its neighbours; the last one beyond them."""
+    """The value at `at`, interpolated linearly; beyond the ends, the last value."""
     places = sorted(known)
     return float(np.interp(at, places, [known[place] for place in places]))
 
@@ -132,11 +133,13 @@ def _loads(loading: Loading, images: int) -> Estimate | None:
     return Estimate(images / per_s, images / max(high, per_s), images / max(1e-9, min(low, per_s)))
 
 
-# ---------------------------------------------------------------- what is worth measuring
+# ---------------------------------------------------------------- points to measure
 
 
 def busy_points(workers: Sequence[int]) -> list[int]:
-    """Numbers of workers to keep busy beside a training: the most, and about half of that."""
+    """Numbers of workers to keep busy beside a training: the greatest, and the one nearest half of
+    it.
+    """
     counts = sorted({count for count in workers if count > 0})
     if not counts:
         return []
@@ -161,5 +164,7 @@ def measured_points(speedups: Mapping[int, float]) -> list[int]:
 
 
 def pays_from(speedups: Mapping[int, float]) -> int | None:
-    """The fewest workers from which on every speed-up is at least MIN_GAIN; None for none."""
+    """The fewest workers from which on every speed-up is at least MIN_GAIN (a ratio); None for
+    none.
+    """
     return fewest_from(speedups, lambda count: speedups[count] >= MIN_GAIN)

@@ -87,7 +87,10 @@ ON_CPU = {"amp": "amp-bf16"}  # float16 has no fast arithmetic on most CPUs
 
 
 def parse_recipes(text: str) -> list[str]:
-    """The recipes that a list names, in its order; UserError for others."""
+    """The recipes of a list such as "fp32,amp", in its order, each once; case does not matter.
+
+    UserError for an empty list or an unknown name.
+    """
     lower = {name.lower(): name for name in RECIPES}
     names = [part.strip() for part in text.split(",") if part.strip()]
     if not names:
@@ -101,9 +104,10 @@ def parse_recipes(text: str) -> list[str]:
 def adapted(
     name: str, *, loss_scale: float | None = None, keep_batchnorm_fp32: bool = False
 ) -> Recipe:
-    """The recipe of this name with a user's changes, where they mean something to it.
+    """The recipe of this name with a user's changes, where they apply. KeyError for an unknown
+    name.
 
-    `loss_scale` is static and takes the place of the recipe's own where float16 gradients occur.
+    `loss_scale` is static; it replaces the recipe's own where gradients are float16.
     """
     recipe = RECIPES[name]
     if loss_scale is not None and recipe.half:
@@ -121,7 +125,11 @@ def recipe_of(case: TrainCase) -> Recipe:
 
 
 def cannot_run(recipe: Recipe, kind: str, capability: tuple[int, int] | None) -> str | None:
-    """Why a device cannot train under this recipe, or None."""
+    """Why a device cannot train under this recipe, or None.
+
+    `kind` is "cuda" or "cpu"; `capability` is the compute capability (major, minor). TF32 and
+    bfloat16 need 8.0.
+    """
     if kind == "cpu":
         if recipe.tf32:
             return "tf32 is a Tensor Core mode; a CPU has none"

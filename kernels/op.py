@@ -157,8 +157,8 @@ class Op(ABC):
         """What else the case is, besides size, precision and back end, by name."""
 
     @abstractmethod
-    def probe(self, case: Case) -> Case:
-        """A small case of the same kind."""
+    def probe(self, case: Case, scale: int = 1) -> Case:
+        """A small case of the same kind, at most as large as `case`; it grows with `scale`."""
 
 
 class OpSession:

@@ -18,6 +18,9 @@ from typing import Any
 from kernels.case import Candidate, Case, Target
 from kernels.error_words import one_line, suggest
 
+# Arguments that only a convolution has: a function that names one of them is for convolutions.
+OF_CONVOLUTIONS = frozenset({"which", "shape", "stride", "padding", "dilation", "groups"})
+
 
 def find(name: str) -> Any:
     """What "module:name" names, importable from the current directory too.
@@ -28,6 +31,9 @@ def find(name: str) -> Any:
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute.isidentifier():
         raise ValueError(f"{name!r} is not of the form module:function, for example mynet:build")
+    if module_name.endswith(".py"):
+        module = module_name.removesuffix(".py").replace("/", ".")
+        raise ValueError(f"{name!r} names a file, not a module: write {module}:{attribute}")
     module = _import(module_name)
     found = getattr(module, attribute, None)
     if found is None:
@@ -69,6 +75,14 @@ class UserBackend:
                 "operands, or an object with candidates(case, operands, target)"
             )
         return found
+
+    def serves(self, op: str) -> bool:
+        """Whether it is for "conv" or "gemm": an object for both, a function for convolutions where
+        it names an argument that only they have, else for GEMMs.
+        """
+        if hasattr(self.found, "candidates"):
+            return True
+        return (op == "conv") == bool(self._names & OF_CONVOLUTIONS)
 
     def cannot_run(self, case: Case, target: Target) -> str | None:
         """The object's own reason; a function without an argument `which` cannot run dgrad or

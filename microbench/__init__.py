@@ -1,7 +1,7 @@
-"""How fast, and why: measure the kernels of `kernels/` and say what bounds them.
+"""Measures the kernels of `kernels/`: how fast they are, and what the bottleneck is.
 
 `microbench.gemm`, `conv`, `payoff`, `layers`, `bench`, `compare_arms` and `load` are the functions
-of `microbench.api`; they load when they are first used.
+of `microbench.api`, which loads when one is first used.
 """
 
 from typing import TYPE_CHECKING, Any

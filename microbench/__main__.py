@@ -19,6 +19,7 @@ from microbench.command_line import (
     Said,
     Schema,
     click_options,
+    filled,
     options_of,
     run_app,
     said,
@@ -113,14 +114,32 @@ def payoff(op: str, **options: Any) -> None:
 
 @app.command()
 @click.argument("network_name", metavar="NETWORK", cls=Named)
-@measuring(LayersRequest, "library,triton  [default: library: cuDNN and cuBLAS]")
+@measuring(LayersRequest, "library,triton or module:function  [default: library: cuDNN and cuBLAS]")
 def layers(**options: Any) -> None:
     """Measure every conv and GEMM of a network's step.
 
-    NETWORK is a torchvision model name, or module:function that returns a torch module.
+    NETWORK is a torchvision model name, timm:NAME, hf:path/config.json, or module:function that
+    returns a torch module.
     Shows which layers are faster in low precision and which are slower.
     """
     _measure(LayersRequest, options)
+
+
+@app.command()
+@DEVICE
+@click.option("--only", help="Only ceilings with these words in their names: wgmma,fp16,DRAM")
+@BUDGET
+@click_options("", {"": ("json", "csv", "chart", "html", "verbose", "quiet")}, Outputs)
+def ceilings(device: str, only: str | None, budget: float | None, **options: Any) -> None:
+    """Measure what a GPU's instructions and memories can do.
+
+    Kernels that do nothing but multiply (wgmma, mma.sync, FFMA), read, write or copy; by precision
+    and by size of what is read.
+    """
+    from microbench.ceilings import measure_ceilings
+
+    outputs = filled(Outputs, options)
+    measure_ceilings(device=device, only=only, budget=budget, outputs=outputs).report()
 
 
 @app.command()
@@ -157,6 +176,7 @@ def explain(file: Path) -> None:
 @click.option("--threshold", help="Differences that count, as 5%  [default: noise of two runs]")
 @click.option("--fail-on", help="Exit with 1 on these verdicts: slower,faster,cannot-tell")
 @click.option("--markdown", is_flag=True, help="Print Markdown tables of all cases")
+@click.option("--verbose", is_flag=True, help="Show every case")
 @click.option("--json", type=FILE, help="Also write the comparison, case by case")
 @click.option("--junit", type=FILE, help="Also write JUnit XML: a failure where --fail-on says")
 @click.option("--html", type=FILE, help="Also write a page: one file, offline")

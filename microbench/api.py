@@ -1,7 +1,8 @@
 """What a script or a notebook calls: measure, time your own code, read and compare run files.
 
 Every function does what the command of its name does, and takes the command's options by their
-names, with "_" for "-". Mistakes raise `UserError`. What comes back knows how to show itself.
+names, with "_" for "-". With `resume` alone it goes on with the settings of that file. Mistakes
+raise `UserError`. Results print themselves, also in notebooks.
 """
 
 from __future__ import annotations
@@ -12,12 +13,11 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
-from kernels.error_words import suggest
 from microbench import fmt
+from microbench.__main__ import app
 from microbench.callables import Function, time_variants
-from microbench.command_line import FILE, Outputs, Schema, options_of, usual
-from microbench.conditions import Conditions
 from microbench.errors import UserError as UserError
+from microbench.keywords import called
 from microbench.report.screen import WIDTH
 from microbench.report.table import Column, Row, Table, html, records, screen
 from microbench.requests import (
@@ -31,6 +31,9 @@ from microbench.results import types
 from microbench.results.types import Ratio
 from microbench.run_output import Done
 
+KINDS: Mapping[str, type[Any]] = {
+    "gemm": GemmRequest, "conv": ConvRequest, "payoff": PayoffRequest, "layers": LayersRequest,
+}  # fmt: skip
 Words = str | int | Iterable[str | int | tuple[int, ...]]
 
 
@@ -151,39 +154,38 @@ class Variants:
 # ---------------------------------------------------------------- measuring
 
 
-def gemm(sizes: Words = "256..8192", dtypes: Words = "fp16", **options: Any) -> Run:
+def gemm(sizes: Words | None = None, dtypes: Words | None = None, **options: Any) -> Run:
     """Measure C[M, N] = A[M, K] @ B[K, N] by precision, size and back end.
 
     `sizes` are as on the command line ("256..8192"), numbers, or (M, N, K). UserError for an
     invalid value.
     """
-    return _measured(GemmRequest, options, sizes=sizes, dtype=dtypes)
+    return _measured("gemm", sizes=sizes, dtypes=dtypes, **options)
 
 
-def conv(channels: Words = "8..2048", dtypes: Words = "fp16", **options: Any) -> Run:
+def conv(channels: Words | None = None, dtypes: Words | None = None, **options: Any) -> Run:
     """Measure 2-D convolutions by channel width: "8..2048", numbers, or (C, K).
 
     UserError for an invalid value.
     """
-    return _measured(ConvRequest, options, channels=channels, dtype=dtypes)
+    return _measured("conv", channels=channels, dtypes=dtypes, **options)
 
 
-def payoff(channels: Words = "8..512", dtypes: Words = "fp16", **options: Any) -> Run:
+def payoff(channels: Words | None = None, dtypes: Words | None = None, **options: Any) -> Run:
     """Find the break-even of low precision in convolutions, by channels, image and batch.
 
     UserError for an invalid value.
     """
-    given = {"image": "7..56", "batch": "8..256"} | options
-    return _measured(PayoffRequest, given, channels=channels, dtype=dtypes)
+    return _measured("payoff", channels=channels, dtypes=dtypes, **options)
 
 
-def layers(network: str, dtypes: Words = "fp16", **options: Any) -> Run:
+def layers(network: str | None = None, dtypes: Words | None = None, **options: Any) -> Run:
     """Measure every distinct convolution and GEMM of a network's training step.
 
-    `network` is a torchvision model's name or "module:function". UserError for an invalid
-    value.
+    `network` is a torchvision model's name, "timm:NAME", "hf:path/config.json" or
+    "module:function". UserError for an invalid value.
     """
-    return _measured(LayersRequest, options, network_name=network, dtype=dtypes)
+    return _measured("layers", network, dtypes=dtypes, **options)
 
 
 def bench(function: Function, *tensors: Any, **conditions: Any) -> Measurement:
@@ -215,43 +217,11 @@ def load(path: str | Path) -> Run:
     return Run.of_run(read_run(Path(path)), Path(path))
 
 
-def _measured(kind: type[Any], options: Mapping[str, Any], **words: Words) -> Run:
+def _measured(name: str, /, *arguments: str | None, **options: Any) -> Run:
     from microbench.run_command import run_request
 
-    asked = words_of({**options, **words}, kind, Conditions, Outputs)
-    return Run.of_done(run_request(request_of(kind, asked)))
-
-
-def words_of(options: Mapping[str, Any], *schemas: type[Schema]) -> dict[str, Any]:
-    """Options of a function as the command line has them; lists become words with commas.
-
-    A function prints nothing unless `quiet=False`. TypeError for an option that does not exist.
-    """
-    known = options_of(*schemas)
-    positional = {one.name for schema in schemas for one in fields(schema)}
-    for name in options:
-        if name not in known and name not in positional:
-            raise TypeError(f"no option {name!r}{suggest(name, known)}")
-    written = {
-        name: _written(value, known[name].type if name in known else None)
-        for name, value in options.items()
-        if value is not None
-    }
-    return usual(*schemas) | {"quiet": True} | written
-
-
-def _written(value: Any, kind: Any) -> Any:
-    """A value as the command line's parser leaves it."""
-    if kind is FILE:
-        return Path(value)
-    if kind is not str or isinstance(value, str):
-        return value
-    parts: Any = [value] if isinstance(value, int | float) else value
-    return ",".join(map(_part, parts))
-
-
-def _part(value: Any) -> str:
-    return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)  # pyright: ignore[reportUnknownArgumentType]
+    with called(app.commands[name], arguments, options, also={"dtypes": "dtype"}) as words:
+        return Run.of_done(run_request(request_of(KINDS[name], words)))
 
 
 # ---------------------------------------------------------------- showing

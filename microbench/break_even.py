@@ -1,4 +1,4 @@
-"""The break-even size of a precision: from where on it stays faster, per setting of a run."""
+"""The break-even size of a precision, from which on it stays faster, per setting of a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kernels import OPS, is_library
 from microbench.results.types import Ratio, Result, Run
 
 BASELINES = ("fp32", "tf32")
-MIN_GAIN = 1.02  # between runs, ratios of small GEMMs vary by more than their intervals say
+MIN_GAIN = 1.02  # between runs, ratios of small GEMMs vary by more than their intervals
 
 Row = tuple[Result, Ratio]
 
@@ -26,7 +26,7 @@ class Payoff:
 
     @cached_property
     def gains(self) -> list[str]:
-        """What each row says; see `gain`."""
+        """What each row shows, see `gain`."""
         return [gain(ratio) for _, ratio in self.rows]
 
     @property
@@ -36,6 +36,16 @@ class Payoff:
         while start and self.gains[start - 1] == "faster":
             start -= 1
         return start
+
+    @property
+    def from_start(self) -> Sequence[Row]:
+        """The rows from `start` on; empty where the precision is not faster at the largest size."""
+        return self.rows[self.start :]
+
+    @property
+    def best(self) -> Row:
+        """The row of the largest ratio."""
+        return max(self.rows, key=lambda row: row[1].ratio)
 
 
 def gain(ratio: Ratio | None) -> str:
@@ -50,7 +60,7 @@ def gain(ratio: Ratio | None) -> str:
 
 
 def payoffs(run: Run, precision: str) -> list[Payoff]:
-    """The precision against each baseline in each setting that the run holds."""
+    """The precision against each of BASELINES, in each setting of the run."""
     subjects: dict[str, list[Result]] = {}
     for result in library_or_best([r for r in run.results if r.case.precision_name == precision]):
         subjects.setdefault(subject_of(result, run), []).append(result)
@@ -79,7 +89,7 @@ def library_or_best(results: Sequence[Result]) -> list[Result]:
 
 
 def subject_of(result: Result, run: Run, without: Collection[str] = ()) -> str:
-    """The settings that vary in the run, as this result has them: "fprop nhwc image 28"."""
+    """The settings of this result that vary in the run: "fprop nhwc image 28"."""
     return " ".join(
         value if name in ("pass", "layout") else f"{name} {value}"
         for name, value in OPS[result.case.op].setting(result.case).items()

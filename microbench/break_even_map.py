@@ -1,8 +1,8 @@
-"""The break-even map: which cell of channels x image x batch to measure next.
+"""The break-even map: chooses which cell of channels x image x batch to measure next.
 
 Along a column (one image, batch, layout, pass) the precision is slower up to some width and faster
-from there on, so the boundary is found by bisection, beginning where the last column had it. What
-lies on either side of it is not measured: the map says so.
+from there on. So the boundary is found by bisection, starting where the previous column had it.
+Cells on either side of it are not measured; the map shows which.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from microbench.results.types import Run
 from microbench.runner import weight
 from microbench.sweep import Group
 
-CELL_S = {"large": 0.4, "small": 0.15}  # of sampling an arm: a boundary needs no half per cent
-LARGE_WEIGHT = 1.0  # runner.weight's of a case that is large
+CELL_S = {"large": 0.4, "small": 0.15}  # of sampling per variant: less than for a result
+LARGE_WEIGHT = 1.0  # seconds: a case of more `runner.weight` is large
 
 
 @dataclass
 class Search:
-    """Bisection for the first of `count` steps that pays; known so far: after low, up to high."""
+    """Bisection for the first of `count` steps that is faster: above `low`, at most `high`."""
 
     count: int
     guess: int
@@ -34,7 +34,7 @@ class Search:
         self.high = self.count
 
     def next(self) -> int | None:
-        """The step to look at; None when the boundary is known."""
+        """The step to measure; None when the boundary is known."""
         if self.high - self.low <= 1:
             return None
         if self.low < 0 and self.high == self.count:
@@ -46,7 +46,7 @@ class Search:
         return (self.low + self.high) // 2
 
     def learn(self, step: int, pays: bool) -> None:
-        """Note whether a step pays."""
+        """Note whether the precision is faster at a step."""
         if pays:
             self.high = min(self.high, step)
         else:
@@ -62,7 +62,7 @@ class Column:
     searches: dict[str, Search]
 
     def next(self, run: Run) -> Group | None:
-        """The next cell that some search wants and the run has not; None when all have ended."""
+        """The next cell that a search needs and the run lacks; None when all have ended."""
         while True:
             wanted = next((s for search in self.searches.values()
                            if (s := search.next()) is not None), None)  # fmt: skip
@@ -75,7 +75,7 @@ class Column:
 
 
 def pays(group: Group, asked: Collection[str], baseline: str, run: Run) -> bool:
-    """Whether one of the precisions is faster than the baseline, by more than chance."""
+    """Whether one of the asked precisions is faster than the baseline, see `gain`."""
     results = [run.result(case.key) for case in group.cases]
     return any(
         gain(result.speedup.get(baseline)) == "faster"
@@ -85,7 +85,7 @@ def pays(group: Group, asked: Collection[str], baseline: str, run: Run) -> bool:
 
 
 class Refine:
-    """The schedule of a map: a runner.Schedule."""
+    """The schedule of a map, a `runner.Schedule`; `budget_s` is seconds of sampling in all."""
 
     def __init__(
         self, groups: Sequence[Group], asked: Collection[str], budget_s: float | None = None
@@ -100,7 +100,7 @@ class Refine:
         self._done = 0
 
     def next(self, run: Run) -> tuple[Group, float] | None:
-        """The next cell of the column under way, or of the one after it."""
+        """The next cell and its seconds of sampling; None when every boundary is known."""
         while True:
             if self._open is None:
                 if self._done == len(self._columns):
@@ -117,7 +117,7 @@ class Refine:
             self._done += 1
 
     def left_s(self) -> float:
-        """About three cells for each column that is not done."""
+        """Estimated seconds of sampling left: three cells per remaining column."""
         rest = self._columns[self._done :]
         return 3 * sum(self._cell_s(groups[len(groups) // 2]) for groups in rest)
 

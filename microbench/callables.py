@@ -1,4 +1,4 @@
-"""Times any callables as the commands time kernels: interleaved, cold L2, clock and power beside.
+"""Times any callables as the commands time kernels: interleaved, cold L2, with clock and power.
 
 This runs in the caller's process, so a callable may close over anything.
 """
@@ -66,7 +66,7 @@ def time_variants(
 
 
 def _device(name: str | None, tensors: tuple[Any, ...]) -> DeviceInfo:
-    """The device that is named, or the one on which the first tensor lies."""
+    """The device that is named, or that of the first tensor."""
     from microbench.device.device import describe
 
     places = [str(tensor.device) for tensor in tensors if hasattr(tensor, "device")]

@@ -1,8 +1,8 @@
-"""What all command lines share: options declared as fields, and how a program ends.
+"""The parts that all command lines share: options declared as fields, and how a program ends.
 
 An option is one field of a dataclass: `field(default=..., metadata=option("Its help"))`. The click
 option, the check of its value and what a resumed run must agree on are derived from it. A command
-that has --resume takes what is not written from the command that the run file keeps.
+with --resume takes options that are not given from the command in the run file.
 """
 
 from __future__ import annotations
@@ -24,13 +24,17 @@ from microbench.errors import NothingMeasured, UserError
 FILE = click.Path(path_type=Path)
 OPTION = "option"  # the key of a field's metadata
 MAX_SEED = 2**31
+MAX_PROCESSES = 100
 SCREEN = ("json", "csv", "chart", "html", "verbose", "quiet")  # of a call, not of a run
 # Commands with --resume, as run files keep them; a word that is none is a network to train.
 COMMANDS = (
     "gemm", "conv", "payoff", "layers", "train", "predict", "validate", "validate-predictions",
-    "stalls", "loader",
+    "stalls", "loader", "ceilings",
 )  # fmt: skip
 IMPLIED = "train"
+# Options whose values may have a path after the colon: "folder:/data/imagenet".
+PLACES = {"data": ("folder", "cifar10"), "network": ("hf",), "network_name": ("hf",)}
+NO_NETWORK = "no NETWORK given, for example resnet50 (`halfway list`) or your own module:function"
 AS_FIELD = object()  # in place of a default: the field's own
 
 Check = Callable[[str, Any], None]  # the option as it is written, its value; raises UserError
@@ -47,13 +51,13 @@ S = TypeVar("S", bound=Schema)
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """How a field is asked for on a command line.
+    """A field as a command-line option.
 
-    `default` is what is asked where nothing is written, None where that decides itself; `type` what
-    is read, where it is not the field's type; `written` the words of the option, where they are not
-    the field's name; `also` other spellings. `switches` are options without a value that stand for
-    one of this option: {"--channels-last": "nhwc"}. Where a run is `kept`, the run file holds the
-    value, and --resume must be given the same.
+    `default` is used when the option is not given; None means that it depends. `type` is what is
+    read, where it is not the field's type; `written` the option's text, where it is not the field's
+    name; `also` other spellings. `switches` are options without a value that stand for one of this
+    option: {"--channels-last": "nhwc"}. Where it is `kept`, the run file has the value, and
+    --resume must be given the same.
     """
 
     name: str
@@ -68,11 +72,11 @@ class Option:
 
     @property
     def words(self) -> str:
-        """The option as it is written: "--label-smoothing"."""
+        """The option as typed: "--label-smoothing"."""
         return self.written or "--" + self.name.replace("_", "-")
 
     def click(self, **changes: Any) -> Callable[..., Any]:
-        """The click option; `changes` are what one command says otherwise (help, default, type)."""
+        """The click option; `changes` replace its help, default or type for one command."""
         said: dict[str, Any] = {"default": self.default, "help": self.help, "type": self.type}
         said |= changes
         default = said["default"]
@@ -93,7 +97,7 @@ class Option:
 
 
 class Switch(click.Option):
-    """An option without a value that stands for a value of another option, `stands_for`."""
+    """An option without a value that sets another option to a value, `stands_for`."""
 
     stands_for: tuple[Option, Any]
 
@@ -115,23 +119,27 @@ def _both(first: Callable[..., Any], second: Callable[..., Any]) -> Callable[...
 
 
 class Named(click.Argument):
-    """An argument that must be given, unless --resume takes it from the run file."""
+    """An argument that is required, unless --resume takes it from the run file."""
 
     def __init__(self, *words: Any, **said: Any) -> None:
         super().__init__(*words, **{**said, "required": False})
 
 
 class Command(click.Command):
-    """A command that sets switches, and with --resume goes on with the run file's own command.
+    """A command that applies switches, and with --resume continues the run file's own command.
 
-    `either` are sets of options of which the user means one: where one is written, none of the
-    others is taken from the run file.
+    `either` are sets of alternative options: where one is given, none of the others is taken from
+    the run file.
     """
 
     either: ClassVar[Sequence[frozenset[str]]] = ()
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Fill in what the words say; UsageError for words that do not go together."""
+        """Parse, then apply switches and --resume.
+
+        UsageError for options that conflict or are missing, UserError for a run file whose command
+        is not enough to continue with.
+        """
         rest = super().parse_args(ctx, args)
         for param in self.params:
             if isinstance(param, Switch) and ctx.params.pop(str(param.name)):
@@ -145,7 +153,11 @@ class Command(click.Command):
         return rest
 
     def check_taken(self, path: Path, name: str, value: Any) -> None:
-        """UserError for a value of the run file that does not say enough to go on with."""
+        """UserError for a folder or file of which the run file has the name only."""
+        kind, colon, place = str(value).partition(":")
+        if colon and kind in PLACES.get(name, ()) and not Path(place).exists():
+            option = "--data" if name == "data" else "NETWORK"
+            raise UserError(f"--resume {path} keeps no paths: give {option} {kind}:PATH/{place}")
 
     def _take_from(self, ctx: click.Context, path: Path) -> None:
         """Take what was not written from the command that a run file keeps."""
@@ -191,7 +203,7 @@ class Command(click.Command):
 def _missing(ctx: click.Context, param: click.Parameter) -> click.ClickException:
     path = ctx.params.get("resume")
     if path is None:
-        return click.MissingParameter(ctx=ctx, param=param)
+        return click.UsageError(NO_NETWORK, ctx=ctx)
     return click.UsageError(f"--resume {path} names no {param.metavar}; give it too", ctx=ctx)
 
 
@@ -230,14 +242,14 @@ def option(
     also: Sequence[str] = (),
     switches: Mapping[str, Any] = {},
 ) -> dict[str, Any]:
-    """Metadata that make a field an option; see `Option`."""
+    """Metadata that make a field an option; see `Option` for the arguments."""
     said = {"default": default, "type": type, "written": written, "check": check, "kept": kept}
     return {OPTION: {"help": help, "also": also, "switches": switches, **said}}
 
 
 @cache
 def options_of(*schemas: type[Schema]) -> Mapping[str, Option]:
-    """The options among the fields of dataclasses, by name, in the order of the fields."""
+    """The options of dataclasses, by name, in the order of the fields."""
     return {option.name: option for schema in schemas for option in _options_of(schema)}
 
 
@@ -261,25 +273,25 @@ def _plain(hint: Any) -> Any:
 
 
 def usual(*schemas: type[Schema]) -> dict[str, Any]:
-    """What is asked where nothing is written."""
+    """The defaults of the options, by name."""
     return {option.name: option.default for option in options_of(*schemas).values()}
 
 
 def check_options(words: Mapping[str, Any], *schemas: type[Schema]) -> None:
-    """UserError for the first value that means nothing; None was not asked for."""
+    """UserError for the first invalid value; None, an option not given, is not checked."""
     for one in options_of(*schemas).values():
         if one.check is not None and words.get(one.name) is not None:
             one.check(one.words, words[one.name])
 
 
 def filled(schema: type[S], words: Mapping[str, Any], **others: Any) -> S:
-    """The dataclass with those of the words that are fields of it, and others."""
+    """The dataclass made from those words that are its fields, and from others."""
     known = {one.name: words[one.name] for one in fields(schema) if one.name in words}
     return schema(**(known | others))
 
 
 def kept(*asked: Schema) -> dict[str, Any]:
-    """What a run file holds of the options, and --resume must be given again."""
+    """The options that the run file keeps, and that --resume must be given again."""
     return {
         name: getattr(one, name)
         for one in asked
@@ -289,7 +301,7 @@ def kept(*asked: Schema) -> dict[str, Any]:
 
 
 def at_least(least: int) -> Check:
-    """A check that a number is no smaller."""
+    """A check, raising UserError, that a number is at least `least`."""
 
     def check(name: str, value: int) -> None:
         if value < least:
@@ -299,7 +311,7 @@ def at_least(least: int) -> Check:
 
 
 def one_of(choices: Sequence[str]) -> Check:
-    """A check that a word is one of the choices."""
+    """A check, raising UserError, that a word is one of the choices."""
 
     def check(name: str, value: str) -> None:
         if value not in choices:
@@ -309,13 +321,19 @@ def one_of(choices: Sequence[str]) -> Check:
 
 
 def check_budget(name: str, seconds: float) -> None:
-    """UserError for a budget that no time can be taken with."""
+    """UserError unless the budget is a finite number of seconds above 0."""
     if not 0 < seconds < float("inf"):
         raise UserError(f"{name} must be more than 0 seconds, not {seconds:g}")
 
 
+def check_processes(name: str, number: int | None) -> None:
+    """UserError for a number of processes that no run can have."""
+    if number is not None and not 1 <= number <= MAX_PROCESSES:
+        raise UserError(f"{name} must be from 1 to {MAX_PROCESSES}, not {number}")
+
+
 def check_seed(name: str, seed: int) -> None:
-    """UserError for a seed that a generator does not take."""
+    """UserError unless the seed is from 0 to MAX_SEED - 1."""
     if not 0 <= seed < MAX_SEED:
         raise UserError(f"{name} must be a number from 0 to {MAX_SEED - 1}")
 
@@ -342,7 +360,7 @@ class Outputs:
 
 @dataclass(frozen=True)
 class Said:
-    """An option of which a command says something otherwise: help, default or type."""
+    """An option whose help, default or type differs in one command."""
 
     name: str
     changes: Mapping[str, Any]
@@ -353,7 +371,7 @@ REST = "..."  # stands for all options that no command lists
 
 
 def said(name: str, **changes: Any) -> Said:
-    """A row of a command whose option has another help, default or type than elsewhere."""
+    """A row of a command's table: an option with another help, default or type than elsewhere."""
     return Said(name, changes)
 
 
@@ -390,9 +408,9 @@ def _name(row: Row) -> str:
 
 
 def run_app(app: click.Group, program: str, arguments: list[str] | None) -> int:
-    """Run a command line; a user's mistake is one line on stderr and exit code 2.
+    """Run a command line and return its exit code. Errors are one line on stderr.
 
-    1 where all that a run has tried has failed, 130 where the user stopped it.
+    0 done, 1 where all that was tried failed, 2 for a mistake of the user, 130 where stopped.
     """
     try:
         code = app(arguments, prog_name=program, standalone_mode=False)

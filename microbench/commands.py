@@ -36,8 +36,9 @@ def show_run(
     chart: Path | None = None,
     html: Path | None = None,
 ) -> None:
-    """Print a file as a screen, or in the form "csv" or "markdown"; or draw the run in it, or write
-    it as a page.
+    """Print a file as a screen, "csv" or "markdown" (`form`), or write it as a chart or a page.
+
+    UserError for a file that cannot be read or written, or without anything to draw.
     """
     data = read_json(file)
     document = document_of(data)
@@ -85,7 +86,7 @@ def show_document(
     verbose: bool,
     html: Path | None,
 ) -> None:
-    """Print what a command wrote that is no run, or write it as a page."""
+    """Print a document that is not a run, or write it as a page. UserError for an invalid field."""
     from microbench.report.documents import Sheet, print_document
     from microbench.report.screen import make_console
     from microbench.report.table import markdown, records, write_csv
@@ -108,7 +109,10 @@ def show_document(
 
 
 def explain_again(file: Path) -> None:
-    """Bounds, reasons, warnings and time model of a run file, from its numbers; written back."""
+    """Compute bottlenecks, reasons, warnings and time model of a run file anew, and write it back.
+
+    UserError for a file that is no run or cannot be written.
+    """
     from microbench.roofline.explain import annotate
     from microbench.roofline.model.held_out import with_model
 
@@ -130,6 +134,7 @@ def compare_with(
     threshold: str | None = None,
     fail_on: str | None = None,
     markdown: bool = False,
+    verbose: bool = False,
     json: Path | None = None,
     junit: Path | None = None,
     html: Path | None = None,
@@ -168,15 +173,15 @@ def compare_with(
 
         write_text(as_junit(found, paths[0].name, wanted), junit)
     if html:
-        from microbench.report.page import write_document
+        from microbench.report.page import write_comparisons
 
-        write_document(loads(dumps(data)), html)
-    _print_comparisons(found, paths[0].name, markdown=markdown)
+        write_comparisons(found, paths[0].name, loads(dumps(data)), html)
+    _print_comparisons(found, paths[0].name, markdown=markdown, details=verbose)
     return 1 if any(failing(comparison, wanted) for comparison in found.values()) else 0
 
 
 def compare_runs(a: Path, b: Path, fail_on: str | None, json_path: Path | None) -> int:
-    """Compare two run files; see `compare_with`."""
+    """Compare two run files; returns the exit code. See `compare_with`."""
     return compare_with([a, b], fail_on=fail_on, json=json_path)
 
 
@@ -196,20 +201,23 @@ def _as_data(found: Mapping[str, Comparison], baseline: str) -> Json:
     return one if len(found) == 1 else {"baseline": baseline, "comparisons": every}
 
 
-def _print_comparisons(found: Mapping[str, Comparison], baseline: str, *, markdown: bool) -> None:
-    from microbench.report.comparison import in_markdown, print_comparison, print_comparisons
+def _print_comparisons(
+    found: Mapping[str, Comparison], baseline: str, *, markdown: bool, details: bool
+) -> None:
+    from microbench.report.comparison import in_markdown, print_comparisons, print_named
     from microbench.report.screen import make_console
 
     if markdown:
         sys.stdout.write(in_markdown(found, baseline))
     elif len(found) == 1:
-        print_comparison(next(iter(found.values())), make_console())
+        ((name, comparison),) = found.items()
+        print_named(name, comparison, baseline, make_console(), details=details)
     else:
-        print_comparisons(found, baseline, make_console())
+        print_comparisons(found, baseline, make_console(), details=details)
 
 
 def examine_machine(device: str, html: Path | None = None) -> None:
-    """Print the doctor's findings, and write them as a page."""
+    """Print the doctor's findings, and write them as a page. UserError for an unknown device."""
     from microbench.device.device import describe
     from microbench.device.doctor import examine
     from microbench.report.doctor import findings_sheet, print_findings

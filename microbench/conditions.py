@@ -1,10 +1,18 @@
-"""How to measure, whatever is measured: the conditions of the measuring commands."""
+"""The conditions of the measuring commands: how to measure, whatever is measured."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from microbench.command_line import Check, Outputs, check_budget, check_seed, one_of, option
+from microbench.command_line import (
+    Check,
+    Outputs,
+    check_budget,
+    check_processes,
+    check_seed,
+    one_of,
+    option,
+)
 
 
 def _one_of_the_timers(choices: str) -> Check:
@@ -20,10 +28,10 @@ def _one_of_the_timers(choices: str) -> Check:
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
-    """The ONLY list of measuring conditions: how to measure, whatever is measured.
+    """The only list of measuring conditions.
 
-    Each is one field; the click option, its check, what the measuring process gets, what the run
-    file holds and --resume asks for again are derived from it.
+    Each is one field; the click option, its check, what the measuring process gets, and what the
+    run file keeps and --resume must repeat are derived from it.
     """
 
     dtype: str = field(
@@ -65,6 +73,12 @@ class Conditions:
     budget: float | None = field(
         default=None,
         metadata=option("Total sampling time in seconds  [default: by case]", check=check_budget),
+    )
+    processes: int | None = field(
+        default=None,
+        metadata=option(
+            "Processes that time each case  [default: gemm on a GPU 3]", check=check_processes
+        ),
     )
     autotune: bool = field(
         default=False, metadata=option("Search Triton configurations and keep the fastest")

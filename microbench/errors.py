@@ -6,4 +6,4 @@ class UserError(Exception):
 
 
 class NothingMeasured(Exception):
-    """Every case that a run tried has failed; the report gives the reasons. Exit code 1."""
+    """All cases of a run have failed; the report has the reasons. Exit code 1."""

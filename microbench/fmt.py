@@ -14,17 +14,17 @@ from microbench.timing.stats import excludes_one, half_width_pct
 NO_DIFFERENCE = "~1"
 MAX_SKEW = 1.5  # longer side of an interval over the shorter one: beyond it both ends are written
 _MOST_ROUNDED = 9999  # of a number rounded up in digits
-_LONGEST = 1e8  # of a number written out: beyond it all digits say less than an exponent
+_LONGEST = 1e8  # of a number written out in digits; larger ones have an exponent
 _TIME_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
 
 
 def clean(text: object) -> str:
-    """One line without control characters: a run file may hold anything."""
+    """One line without control characters: a run file may contain any text."""
     return " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())
 
 
 def number(value: float) -> str:
-    """Three significant digits, in at most seven characters."""
+    """Three significant digits, at most seven characters."""
     if not math.isfinite(value):
         return str(value)
     size = abs(value)
@@ -35,7 +35,7 @@ def number(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """ "6.05 us", "1.66 ms"."""
+    """Seconds as "6.05 us", "1.66 ms"."""
     for unit, name in _TIME_UNITS:
         if seconds >= 0.9995 * unit:
             return f"{number(seconds / unit)} {name}"
@@ -43,14 +43,14 @@ def duration(seconds: float) -> str:
 
 
 def as_ms(ms: float) -> str:
-    """ "2,302", "42.1", "0.31"."""
+    """Milliseconds as "2,302", "42.1", "0.31"."""
     if abs(ms) >= 999.5:
         return f"{ms:,.0f}"
     return f"{ms:.1f}" if abs(ms) >= 9.95 else f"{ms:.2f}"
 
 
 def milliseconds(seconds: float | None) -> str:
-    """ "42.6", without the unit; "" when not known."""
+    """Seconds as milliseconds, "42.6", without the unit; "" for None."""
     return "" if seconds is None else number(1e3 * seconds)
 
 
@@ -60,7 +60,7 @@ def hundredths(value: float) -> str:
 
 
 def rough_duration(seconds: float) -> str:
-    """Whole seconds or minutes, for what is left to wait."""
+    """Seconds left to wait, as "45 s" or, from 120 s, "3 min"."""
     whole = max(0, math.ceil(seconds))
     if whole < 120:
         return f"{whole} s"
@@ -80,31 +80,31 @@ class Unit:
 
 
 def rate_unit(rates_per_s: Iterable[float], *, integers: bool) -> Unit:
-    """TFLOP/s, or GFLOP/s where no rate reaches one of those; OP/s when integers are multiplied."""
+    """TFLOP/s, or GFLOP/s if all rates are below 1e12; OP/s where integers are multiplied."""
     operation = "OP/s" if integers else "FLOP/s"
     small = 0 < max(rates_per_s, default=0) < 1e12
     return Unit(f"G{operation}", 1e9) if small else Unit(f"T{operation}", 1e12)
 
 
 def throughput(per_s: float) -> str:
-    """ "812", "6,015" images per second: at least three digits, and all before the point."""
+    """Images per second as "812", "6,015": at least three digits, and all before the point."""
     return f"{per_s:,.0f}" if 999.5 <= per_s < _LONGEST else number(per_s)
 
 
 def gigabytes(size_bytes: float | None) -> str:
-    """ "21.4", without the unit; "" when not known."""
+    """Bytes as gigabytes (1e9), "21.4", without the unit; "" for None."""
     return "" if size_bytes is None else number(size_bytes / 1e9)
 
 
 def bandwidth(byte_per_s: float) -> str:
-    """ "4.30 TB/s", "12.0 GB/s"."""
+    """Bytes/s as "4.30 TB/s", "12.0 GB/s"."""
     if byte_per_s >= 1e12:
         return f"{number(byte_per_s / 1e12)} TB/s"
     return f"{number(byte_per_s / 1e9)} GB/s"
 
 
 def half_interval(median_s: float, ci95_s: Interval | None) -> str:
-    """Half of the interval in per cent of the median; "" when nothing is known of it."""
+    """Half of the interval in per cent of the median, as "1.2%"; "" where it is unknown."""
     if ci95_s is None or median_s <= 0:
         return ""
     pct = half_width_pct(median_s, ci95_s)
@@ -112,40 +112,40 @@ def half_interval(median_s: float, ci95_s: Interval | None) -> str:
 
 
 def per_cent(value: float | None) -> str:
-    """ "67%", "0.4%"."""
+    """Per cent as "67%", "0.4%"; "" for None."""
     if value is None:
         return ""
     return f"{value:.0f}%" if value >= 9.95 else f"{value:.1f}%"
 
 
 def signed(value: float) -> str:
-    """ "+1.9", "-0.4": to a tenth."""
+    """A number to a tenth, with its sign: "+1.9", "-0.4"."""
     return f"{value:+.1f}" if abs(value) < 999.5 else f"{'+' * (value > 0)}{number(value)}"
 
 
 def signed_pct(value: float) -> str:
-    """ "+1.9 %", "-0.4 %"."""
+    """Per cent with a sign: "+1.9 %", "-0.4 %"."""
     return f"{signed(value)} %"
 
 
 def error(value: float | None) -> str:
-    """Two digits, scientific; "exact" for zero."""
+    """A relative error as "2.1e-04", "exact" for 0, "" for None."""
     if value is None:
         return ""
     return "exact" if value == 0 else f"{value:.1e}"
 
 
 def ratio(value: Ratio) -> str:
-    """ "12.9 ±0.1", "~1 ±0.02" when the interval holds 1, "12.9 ±?" when there is no interval."""
+    """ "12.9 ±0.1", "~1 ±0.02" if the interval contains 1, "12.9 ±?" if there is no interval."""
     if value.ci95 is not None and not excludes_one(value.ci95):
         return f"{NO_DIFFERENCE} {ends(1.0, value.ci95, 2)}"
     return interval(value)
 
 
 def interval(value: Ratio, decimals: int | None = None) -> str:
-    """ "12.9 ±0.1", or "0.88 [0.75, 1.00]" where the interval is skewed, whatever it holds.
+    """ "12.9 ±0.1", or "0.88 [0.75, 1.00]" where the interval is skewed, also where it contains 1.
 
-    "12.9 ±?" when there is no interval. `decimals`: those of three digits without it.
+    "12.9 ±?" if there is no interval. Without `decimals`, the ratio has three digits.
     """
     if decimals is None:
         decimals = _decimals(value.ratio)
@@ -205,7 +205,7 @@ def long_size(case: Case) -> str:
 
 
 def problem(case: Case) -> str:
-    """What is computed, without who computes it: "8192", "fprop nhwc 3x3/2 64 @28 b32"."""
+    """The problem without precision and back end: "8192", "fprop nhwc 3x3/2 64 @28 b32"."""
     if case.op != "conv":
         return size(case)
     dims = case.dims
@@ -229,7 +229,7 @@ def count(number_of: int, noun: str, plural: str = "") -> str:
 
 
 def listed(names: list[str], most: int = 3) -> str:
-    """The first names, and how many more there are."""
+    """The first `most` names, and the number of the others."""
     if len(names) <= most:
         return ", ".join(names)
     return f"{', '.join(names[:most])} and {len(names) - most} more"

@@ -1,7 +1,8 @@
 """Measures one comparison: prepare, check, choose, time interleaved. Runs in the child process.
 
-Order for each arm: can it run? -> prepare -> right? -> (choose the best candidate) -> then all arms
-that passed are timed interleaved. Every case comes out as a Result, whatever happens to it.
+Each variant is first asked whether it can run, then prepared, checked against float64 and, where it
+has several candidates, tuned. All that pass are then timed interleaved. Every case gets a Result,
+whatever happens to it.
 """
 
 from __future__ import annotations
@@ -24,67 +25,82 @@ from microbench.timing.stats import median, median_interval, ratio_interval
 from microbench.timing.timers import Timer
 
 ESTIMATE_SAMPLES = 3
+PROBE_LAUNCHES = 3
+PROBE_S = 0.05  # a shorter launch may be overhead, which does not grow with the work
 CHOICE_SAMPLES = 5
 CHOICE_FINALISTS = 4
 CHOICE_ROUNDS = 3
 UNMANAGED = "unmanaged"  # the regime of a CPU, whose clock is not controlled
 LAUNCHES_NEEDED = FEWEST_ROUNDS + 2  # one to check, one to estimate, the rest to time
 
-Announce = Callable[[str, str], None]  # (case key, stage): heartbeat, and whom to blame
+Announce = Callable[[str, str], None]  # (case key, stage): a sign of life, and the case at work
 Kind = tuple[str, str, str]  # op, precision, back end
 
 
 class TooLong(Exception):
-    """The case would not fit its budget; the message says how long it would take."""
+    """The case does not fit its budget; the message has the expected time."""
 
 
 @dataclass
 class Estimator:
-    """Times seen so far, by precision and back end; the largest case of each counts.
+    """Seconds per launch of the largest case seen so far, by op, precision and back end.
 
-    What does not fit the budget is not begun: half-precision GEMMs on many CPUs, which have no
-    hardware for them, run 500 times slower than float32, and one launch of a large one takes
+    A case that does not fit the budget is not begun: half-precision GEMMs on many CPUs, which have
+    no hardware for them, run 500 times slower than float32, and one launch of a large one takes
     minutes.
     """
 
     known: dict[Kind, tuple[int, float]] = field(default_factory=dict[Kind, tuple[int, float]])
 
     def learn(self, case: Case, flops: int, seconds: float) -> None:
-        """Note that a launch of this case took so long."""
+        """Note the seconds that a launch of this case took; `flops` are its FLOPs."""
         if flops >= self.known.get(_kind(case), (0, 0.0))[0]:
             self.known[_kind(case)] = (flops, seconds)
 
     def expected_s(self, case: Case) -> float:
-        """Seconds a launch, scaled by FLOPs from the largest seen; 0 when nothing is known."""
+        """Expected seconds per launch, by FLOPs from the largest case seen; 0 when none was."""
         flops, seconds = self.known.get(_kind(case), (1, 0.0))
         return seconds * OPS[case.op].flops(case) / flops
 
     def admit(self, case: Case, target: Target, budget_s: float, spoken_for_s: float) -> None:
-        """TooLong when checking and timing the case would break the budget.
+        """TooLong when checking and timing the case would exceed the budget in seconds.
 
-        `spoken_for_s` is what one launch of each arm already admitted takes. A kind of case never
-        seen is probed at a small size first.
+        `spoken_for_s` is the seconds of one launch of each variant already admitted. A kind of case
+        never seen is timed at a small size first; what that raises is passed on. Before a case is
+        refused, that size grows until a launch takes PROBE_S: on a busy CPU a small one is mostly
+        waiting for threads.
         """
         if _kind(case) not in self.known:
-            self._probe(case, target)
-        launch_s = self.expected_s(case)
-        needed_s = LAUNCHES_NEEDED * launch_s
+            self._probe(OPS[case.op].probe(case), target)
         left_s = budget_s - LAUNCHES_NEEDED * spoken_for_s
-        if needed_s > left_s:
+        scale = 1
+        while LAUNCHES_NEEDED * self.expected_s(case) > left_s:
+            flops, seconds = self.known[_kind(case)]
+            scale *= 2
+            larger = OPS[case.op].probe(case, scale)
+            if seconds >= PROBE_S or larger == case:
+                break
+            if OPS[case.op].flops(larger) > flops:
+                self._probe(larger, target)
+        launch_s = self.expected_s(case)
+        if LAUNCHES_NEEDED * launch_s > left_s:
             raise TooLong(
                 f"about {_words(launch_s)} a launch, estimated from a smaller size; "
                 f"{LAUNCHES_NEEDED} launches do not fit the {_words(max(left_s, 0.0))} left for it "
                 "(--budget SECONDS allows more)"
             )
 
-    def _probe(self, case: Case, target: Target) -> None:
-        small = OPS[case.op].probe(case)
-        session = OPS[case.op].session(target, seed=0)  # its own: the arms keep their operands
+    def _probe(self, small: Case, target: Target) -> None:
+        """Learn the shortest of a few launches: one that another program delays says nothing."""
+        session = OPS[small.op].session(target, seed=0)  # its own: the others keep operands
         prepared = session.prepare(small)
         prepared.candidates[0].call()
-        start = time.perf_counter()
-        prepared.candidates[0].call()
-        self.learn(small, prepared.flops, time.perf_counter() - start)
+        found: list[float] = []
+        while len(found) < PROBE_LAUNCHES and sum(found) < 1.0:
+            start = time.perf_counter()
+            prepared.candidates[0].call()
+            found.append(time.perf_counter() - start)
+        self.learn(small, prepared.flops, min(found))
         session.close()
 
 
@@ -100,7 +116,7 @@ def _words(seconds: float) -> str:
 
 @dataclass
 class Measurer:
-    """Everything that outlives a comparison: target, timer, telemetry, operands."""
+    """What comparisons share: target, timer, telemetry, regime, seed, operands and known times."""
 
     target: Target
     timer: Timer
@@ -111,16 +127,19 @@ class Measurer:
     estimator: Estimator = field(default_factory=Estimator)
     sessions: dict[str, OpSession] = field(default_factory=dict[str, OpSession])
 
-    def measure(self, group: Group, budget_s: float, announce: Announce) -> list[Result]:
+    def measure(
+        self, group: Group, budget_s: float, announce: Announce, *, checked: bool = False
+    ) -> list[Result]:
         """A result for every case of the group, in order.
 
-        RuntimeError only for an error that leaves the device unusable; the case announced last is
-        the one to blame.
+        `checked`: another process has found the results right and knows the kernels' names, so
+        that only times are new. RuntimeError only for an error that leaves the device unusable; the
+        case announced last is the one to blame.
         """
         results: dict[str, Result] = {}
         ready: list[_Ready] = []
         for case in sorted(group.cases, key=self.estimator.expected_s):
-            outcome = self._ready(case, budget_s, ready, announce)
+            outcome = self._ready(case, budget_s, ready, announce, checked)
             if isinstance(outcome, Result):
                 results[case.key] = outcome
             else:
@@ -132,15 +151,20 @@ class Measurer:
         return [results[case.key] for case in group.cases]
 
     def session(self, op: str) -> OpSession:
-        """The op's session on this target."""
+        """The session of an op on this target, which holds its operands."""
         if op not in self.sessions:
             self.sessions[op] = OPS[op].session(self.target, self.seed)
         return self.sessions[op]
 
-    # ------------------------------------------------------------ one arm, up to being timed
+    # ------------------------------------------------------------ one variant, before it is timed
 
     def _ready(
-        self, case: Case, budget_s: float, others: Sequence[_Ready], announce: Announce
+        self,
+        case: Case,
+        budget_s: float,
+        others: Sequence[_Ready],
+        announce: Announce,
+        checked: bool,
     ) -> _Ready | Result:
         announce(case.key, "preparing")
         op = OPS[case.op]
@@ -152,16 +176,22 @@ class Measurer:
             if self.target.kind == "cpu":
                 spoken_for = sum(other.arm.estimate_s for other in others)
                 self.estimator.admit(case, self.target, budget_s, spoken_for)
-            return self._checked(case, blank, announce)
+            prepared = self.session(case.op).prepare(case, tune=self.tune)
+            candidate = self._choose(case, prepared, announce)
+            if not checked:
+                blank = self._checked(candidate, prepared, blank, announce)
+            return blank if blank.status == "failed" else self._arm(candidate, blank, announce)
         except (CannotRun, TooLong) as error:
             return replace(blank, status="skipped", reason=str(error))
         except Exception as error:
             self._raise_if_dead(error)
             return replace(blank, status="failed", reason=describe_failure(error, case))
 
-    def _checked(self, case: Case, blank: Result, announce: Announce) -> _Ready | Result:
-        prepared = self.session(case.op).prepare(case, tune=self.tune)
-        candidate = self._choose(case, prepared, announce)
+    def _checked(
+        self, candidate: Candidate, prepared: Prepared, blank: Result, announce: Announce
+    ) -> Result:
+        """What is known of the case before it is timed; failed where its result is wrong."""
+        case = blank.case
         announce(case.key, "checking")
         error = prepared.rel_error(candidate)
         tolerance = OPS[case.op].tolerance(case)
@@ -176,19 +206,24 @@ class Measurer:
         if self.target.kind == "cuda":
             seen = kernel_names.record(candidate.call)
         names = tuple(kernel.name for kernel in seen)
-        announce(case.key, "estimating")
-        estimate = median(self.timer.block(candidate.call, ESTIMATE_SAMPLES).times_s)
-        self.estimator.learn(case, blank.flops, estimate)
-        result = replace(
+        return replace(
             blank,
             rel_error=error,
             total_error=total_error,
-            variant=candidate.label,
             kernels=names or ((candidate.kernel,) if candidate.kernel else ()),
             kernels_s=tuple(k.seconds for k in seen),
             tile=candidate.tile or kernel_names.tile_of(names, case),
         )
-        return _Ready(result, Arm(case.key, candidate.call, estimate))
+
+    def _arm(self, candidate: Candidate, blank: Result, announce: Announce) -> _Ready:
+        """The arm to time, with what one launch takes."""
+        case = blank.case
+        announce(case.key, "estimating")
+        self.timer.run(candidate.call, 1)  # the first launch loads modules, which no gate can hold
+        estimate = median(self.timer.block(candidate.call, ESTIMATE_SAMPLES).times_s)
+        self.estimator.learn(case, blank.flops, estimate)
+        found = replace(blank, variant=candidate.label)
+        return _Ready(found, Arm(case.key, candidate.call, estimate))
 
     def _choose(self, case: Case, prepared: Prepared, announce: Announce) -> Candidate:
         """The fastest candidate that works and is right; the only one, untimed."""
@@ -219,7 +254,7 @@ class Measurer:
                 samples[i] += block.times_s
         return prepared.candidates[min(finalists, key=lambda i: median(samples[i]))]
 
-    # ------------------------------------------------------------ all arms, interleaved
+    # ------------------------------------------------------------ all variants, interleaved
 
     def _take_turns(
         self, ready: Sequence[_Ready], budget_s: float, announce: Announce
@@ -249,7 +284,7 @@ class Measurer:
     def _without(
         self, failure: ArmFailed, ready: Sequence[_Ready], budget_s: float, announce: Announce
     ) -> dict[str, Result]:
-        """One arm broke its turn: it fails, and the others begin again."""
+        """A launch of one variant raised: it fails, and the others start again."""
         cause = failure.__cause__
         assert isinstance(cause, Exception)
         self._raise_if_dead(cause)
@@ -265,7 +300,7 @@ class Measurer:
         return results | (self._take_turns(sound, budget_s, announce) if sound else {})
 
     def _raise_if_dead(self, error: Exception) -> None:
-        """After a fault that the device does not survive, only a new process helps."""
+        """RuntimeError after a fault that leaves the device unusable, which needs a new process."""
         if self.target.kind != "cuda":
             return
         import torch
@@ -278,7 +313,7 @@ class Measurer:
 
 @dataclass
 class _Ready:
-    """A case that passed its check, and its arm."""
+    """A case that passed its check, and its variant to time."""
 
     result: Result
     arm: Arm
@@ -287,9 +322,9 @@ class _Ready:
 def measurement_of(
     arm: Arm, timer: Timer, regime: str, state: TelemetrySummary, heavy: bool
 ) -> Measurement:
-    """The samples of an arm that has taken its turns, and the device's state meanwhile.
+    """The samples of a variant, less the timer's overhead, and the device's state meanwhile.
 
-    `heavy` says that the device was busy all the time, so that power times time is the energy.
+    `heavy` says that the device was busy all the time; then energy per launch is power times time.
     """
     blocks = [[t - timer.overhead_s for t in block.times_s] for block in arm.blocks]
     times = [round(t, TIME_DECIMALS) for block in blocks for t in block]
@@ -314,10 +349,10 @@ def measurement_of(
 
 
 def with_ratios(results: dict[str, Result], arms: Sequence[Arm], timer: Timer) -> dict[str, Result]:
-    """Each result with its speed-up over the group's other precisions and back ends.
+    """Each result with its speed-ups over the group's other precisions and back ends.
 
-    Over fp32 and tf32 as the library runs them (`speedup`), and over the same precision in other
-    back ends (`vs_backend`).
+    `speedup`: over other precisions as the library runs them. `vs_backend`: over the same precision
+    in other back ends. Both are ratios of interleaved times, see `ratio_interval`.
     """
     taken = {
         arm.key: [[t - timer.overhead_s for t in block.times_s] for block in arm.blocks]
@@ -340,19 +375,19 @@ def with_ratios(results: dict[str, Result], arms: Sequence[Arm], timer: Timer) -
 
 
 def too_exact(case: Case, error: float) -> bool:
-    """Whether random data cannot come out so right in the arithmetic of the precision."""
+    """Whether a relative error is too small for the arithmetic of the precision on random data."""
     return error < case.precision.least_error and case.data in ("normal", "uniform")
 
 
 def describe_wrong(error: float, tolerance: float) -> str:
-    """The reason a person reads for a wrong result."""
+    """The reason, in words, of a wrong result; errors are relative to float64."""
     if not math.isfinite(error):
         return "wrong result: some elements are NaN or were not written"
     return f"wrong result: relative error {error:.2g} against float64, tolerance {tolerance:g}"
 
 
 def describe_failure(error: Exception, case: Case) -> str:
-    """The reason a person reads for a case that failed."""
+    """The reason, in words, of a case that raised this error."""
     import torch
 
     if isinstance(error, torch.OutOfMemoryError | MemoryError):

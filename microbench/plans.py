@@ -1,4 +1,4 @@
-"""The cases that a command measures, grouped so that the arms of a comparison stand together."""
+"""Plans the cases that a command measures, grouped by comparison."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ Arm = tuple[str, str]  # precision, back end
 
 
 def plan_arms(op: str, asked: Conditions, kind: str) -> list[Arm]:
-    """Who is compared: the baselines by the library, then each precision by each back end.
+    """The variants, as (precision, back end): baselines by the library, then each asked precision.
 
     `kind` is the device's, "cuda" or "cpu"; it decides the default back ends. `asked.vs` names the
-    baselines ("none" for none).
+    baselines ("none" for none). UserError for an unknown precision or back end.
     """
     found = OPS[op]
     if asked.backend is not None:
@@ -44,14 +44,7 @@ def plan_arms(op: str, asked: Conditions, kind: str) -> list[Arm]:
 def _backends(op: str, text: str, kind: str) -> list[str]:
     """The back ends that are named. A user's own, "module:name", brings the library beside it."""
     found = OPS[op]
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    own = [name for name in names if OWN in name]
-    for name in own:
-        try:
-            found.check_own(name)
-        except ValueError as error:
-            raise UserError(f"--backend {name}: {error}") from None
-    ours = ",".join(name for name in names if name not in own)
+    ours, own = own_backends(op, text)
     known = (
         parse_names(ours, [*found.backends, "module:function"], "--backend")
         if ours or not own
@@ -61,13 +54,28 @@ def _backends(op: str, text: str, kind: str) -> list[str]:
     return list(dict.fromkeys([*library, *known, *own]))
 
 
+def own_backends(op: str, text: str) -> tuple[str, list[str]]:
+    """The back ends of halfway that are named, as a list with commas, and the user's own.
+
+    UserError, in one line, for one of the user's that cannot be had.
+    """
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    own = [name for name in names if OWN in name]
+    for name in own:
+        try:
+            OPS[op].check_own(name)
+        except ValueError as error:
+            raise UserError(f"--backend {name}: {error}") from None
+    return ",".join(name for name in names if name not in own), own
+
+
 def group_of(problem: Case, arms: Sequence[Arm]) -> Group:
-    """The problem by every arm."""
+    """The problem in every variant."""
     return Group(tuple(replace(problem, precision_name=p, backend=b) for p, b in arms))
 
 
 def plan_gemm(asked: Conditions, kind: str, *, sizes: str, layouts: str) -> list[Group]:
-    """Every comparison of a GEMM sweep."""
+    """Every comparison of a GEMM sweep. UserError for an invalid size, layout, data or variant."""
     arms = plan_arms("gemm", asked, kind)
     parse_choice(asked.data, DATA, "--data")
     return [
@@ -96,7 +104,8 @@ def plan_conv(
 ) -> list[Group]:
     """Every comparison of a convolution sweep, and the padded twin of each misaligned width.
 
-    `padding` is a number or "same"; `groups` a number or "depthwise".
+    `padding` is a number or "same"; `groups` a number or "depthwise". UserError for an invalid
+    value, or sizes that fit no convolution.
     """
     arms = plan_arms("conv", asked, kind)
     parse_choice(asked.data, DATA, "--data")

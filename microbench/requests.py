@@ -1,4 +1,4 @@
-"""What the measuring commands were asked, as given on the command line, and what that means."""
+"""The requests of the measuring commands: their options, and the plan made from them."""
 
 from __future__ import annotations
 
@@ -25,45 +25,48 @@ if TYPE_CHECKING:  # --help is to load nothing heavy
 
 S = TypeVar("S", bound=Schema)
 
-# Seconds of sampling in all when the user sets no --budget: what lets a sweep end within a minute,
-# a network within four.
+# In about 50 s on an H200. Preparing convolutions takes longer: three would take 90 s.
+GEMM_PROCESSES = 3
+
+# Seconds of sampling in all without --budget: a sweep ends within a minute, a network within four.
 CONV_MOST_S = 20.0
 LAYERS_MOST_S = 60.0
 CHANNELS_LAST = {"--channels-last": "nhwc"}  # torch's word for the layout
 
 
 class Request(ABC):
-    """A command's options: the conditions, and a plan made from the rest."""
+    """A command's options: the conditions, and a plan made from the others."""
 
     conditions: Conditions
     name: str  # the command's
     most_s: float = math.inf  # of sampling, when the user sets no --budget
+    usual_processes: int = 1  # that measure each case on a GPU, where the user does not say
 
     @abstractmethod
     def plan(self, kind: str) -> list[Group]:
-        """The comparisons to make on a device of this kind; UserError for bad words."""
+        """The comparisons for a device of kind "cuda" or "cpu". UserError for a bad value."""
 
     def remaining(self, groups: Sequence[Group], run: Run) -> Sequence[Group]:
-        """What a run still has to measure, or (a map) to choose from: groups with cases missing."""
+        """The groups that a run still lacks; of a map, all groups to choose from."""
         from microbench.runner import missing
 
         return missing(groups, run, retry_skipped=self.conditions.budget is not None)
 
     def schedule(self, groups: Sequence[Group], kind: str) -> Schedule:
-        """In which order, and for how long each, to measure those that are missing: all in turn."""
+        """The order of the groups and their seconds of sampling: one after another."""
         from microbench.runner import InOrder, default_budget_s
 
         budget_s = self.conditions.budget or default_budget_s(groups, kind, self.most_s)
         return InOrder(groups, budget_s)
 
     def network(self, kind: str) -> NetworkUse | None:
-        """The network whose layers these are, if they are."""
+        """The network whose layers these are; None for other commands."""
         return None
 
 
 @dataclass(frozen=True)
 class GemmRequest(Request):
-    """`microbench gemm`."""
+    """The options of `microbench gemm`."""
 
     conditions: Conditions
     sizes: str = field(
@@ -75,9 +78,10 @@ class GemmRequest(Request):
         metadata=option("nn,nt,tn,tt: t is transposed; nt is torch.nn.Linear"),
     )
     name: str = "gemm"
+    usual_processes: int = GEMM_PROCESSES
 
     def plan(self, kind: str) -> list[Group]:
-        """One comparison a size and layout."""
+        """One comparison per size and layout. UserError for an invalid value."""
         from microbench.plans import plan_gemm
 
         return plan_gemm(self.conditions, kind, sizes=self.sizes, layouts=self.layout)
@@ -85,7 +89,7 @@ class GemmRequest(Request):
 
 @dataclass(frozen=True)
 class ConvRequest(Request):
-    """`microbench conv`."""
+    """The options of `microbench conv`; `most_s` is seconds of sampling without --budget."""
 
     conditions: Conditions
     channels: str = field(
@@ -114,7 +118,7 @@ class ConvRequest(Request):
     most_s: float = CONV_MOST_S
 
     def plan(self, kind: str) -> list[Group]:
-        """One comparison a width, pass, layout, image, batch and kernel."""
+        """One comparison per width, pass, layout, image, batch, kernel. UserError: bad value."""
         from microbench.plans import plan_conv
 
         return plan_conv(
@@ -131,7 +135,7 @@ class PayoffRequest(ConvRequest):
     name: str = "payoff"
 
     def plan(self, kind: str) -> list[Group]:
-        """Every cell that may be measured: no padded twins, both baselines."""
+        """Every cell that may be measured. UserError for --vs that is not in BASELINES."""
         from microbench.break_even import BASELINES
         from microbench.errors import UserError
         from microbench.sweep import parse_precisions
@@ -143,11 +147,11 @@ class PayoffRequest(ConvRequest):
         return [group for group in cells if len(group.cases) > 1]
 
     def remaining(self, groups: Sequence[Group], run: Run) -> Sequence[Group]:
-        """All cells: the search passes over those that the run holds."""
+        """All cells: the search skips those that the run has."""
         return groups
 
     def schedule(self, groups: Sequence[Group], kind: str) -> Schedule:
-        """Refined around the boundary."""
+        """A search for the boundary."""
         from microbench.break_even_map import Refine
         from microbench.runner import CPU_BUDGET_S
         from microbench.sweep import parse_precisions
@@ -159,7 +163,7 @@ class PayoffRequest(ConvRequest):
 
 @dataclass(frozen=True)
 class LayersRequest(Request):
-    """`microbench layers`."""
+    """The options of `microbench layers`; `image` is pixels a side."""
 
     conditions: Conditions
     network_name: str
@@ -176,11 +180,11 @@ class LayersRequest(Request):
     most_s: float = LAYERS_MOST_S
 
     def plan(self, kind: str) -> list[Group]:
-        """One comparison for each distinct product of the network."""
+        """One comparison per distinct GEMM or convolution. UserError: cannot be traced."""
         return self._planned(kind)[0]
 
     def network(self, kind: str) -> NetworkUse | None:
-        """Where the network uses them."""
+        """The network, and where it uses each problem."""
         return self._planned(kind)[1]
 
     def _planned(self, kind: str) -> tuple[list[Group], NetworkUse]:
@@ -191,7 +195,7 @@ class LayersRequest(Request):
 
 
 def request_of(kind: type[S], words: Mapping[str, Any]) -> S:
-    """What a command was asked, from its words; UserError for a value that means nothing."""
+    """The request of a command, from its options by name. UserError for an invalid value."""
     check_options(words, kind, Conditions)
     conditions = filled(Conditions, words, outputs=filled(Outputs, words))
     return filled(kind, words, conditions=conditions)

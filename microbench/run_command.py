@@ -23,21 +23,25 @@ from microbench.run_output import (
     run_path,
     say_stopped,
 )
-from microbench.runner import Runner, Schedule
+from microbench.runner import Runner, Schedule, few_processes
 from microbench.sweep import Group
 from microbench.worker import Greeting, WorkerDied, Workers
 
 MEMORY_SHARE = 0.9  # of the free memory that the tensors of one comparison may take
 COMMANDS = ("gemm", "conv", "payoff", "layers")
 KNOBS = {"gemm": "--sizes", "conv": "--channels, --image or --batch"}
-# What the float64 check and the cache flush take beside them, at most; a convolution's check holds
-# bands of three tensors in float64, and torch keeps an output of its own.
+# Bytes that the float64 check and the cache flush take beside them, at most: a convolution's check
+# holds bands of three tensors in float64, and torch keeps an output of its own.
 CHECK_BYTES = {"gemm": 1 << 29, "conv": 3 << 30}
-CHECK_FACTOR = 16  # times the tensors themselves: all that a small problem's check can take
+CHECK_FACTOR = 16  # times the tensors' bytes: the most that a small problem's check takes
 
 
 def run_request(request: Request) -> Done:
-    """Measure what is asked. UserError for what the user can mend."""
+    """Measure what is asked.
+
+    UserError for a bad option, a device that is missing or fails, too little memory, or a run file
+    that cannot be written or resumed.
+    """
     from microbench.report.live import LiveProgress
 
     asked = request.conditions
@@ -58,11 +62,15 @@ def run_request(request: Request) -> Done:
             _check_same_task(asked.outputs.resume, before, request.name, network)
         run = replace(_begin(settings, greeting, before), network=network)
         todo = request.remaining(groups, run)
-        if todo:
-            schedule = request.schedule(todo, greeting.target.kind)
+        kind = greeting.target.kind
+        usual = request.usual_processes if kind == "cuda" and not asked.autotune else 1
+        processes = asked.processes or usual
+        if todo or few_processes(groups, run, processes - 1):
+            schedule = request.schedule(todo, kind)
             with LiveProgress(console, todo, quiet=asked.outputs.quiet) as progress:
-                runner = Runner(run, greeting.target.kind, path, workers.next, progress)
-                run = _measure(runner, schedule, path)
+                ahead = workers.load_ahead if kind == "cuda" else _nothing
+                runner = Runner(run, kind, path, workers.next, progress, processes, ahead)
+                run = _measure(runner, schedule, groups, path)
         else:
             console.print(f"{path} is complete: nothing to measure.")
     finally:
@@ -72,6 +80,10 @@ def run_request(request: Request) -> Done:
     return Done(run, path, asked.outputs)
 
 
+def _nothing() -> None:
+    """A CPU that measures is left alone."""
+
+
 def _check_memory(groups: Sequence[Group], greeting: Greeting) -> None:
     """UserError when a comparison's matrices, held at once, do not fit the free memory."""
     from microbench.fmt import problem
@@ -79,7 +91,7 @@ def _check_memory(groups: Sequence[Group], greeting: Greeting) -> None:
     if greeting.free_bytes is None:
         return
     for group in groups:
-        # Arms that store alike share matrices, so one case of each storage counts.
+        # Variants with the same storage share matrices, so one case of each storage counts.
         stored = {case.precision.storage: OPS[case.op].min_bytes(case) for case in group.cases}
         tensors = sum(stored.values())
         needed = tensors + min(CHECK_BYTES[group.cases[0].op], (1 << 29) + CHECK_FACTOR * tensors)
@@ -121,9 +133,9 @@ def _identity(network: NetworkUse) -> tuple[str, int, int | None]:
     return network.name, network.batch, network.image
 
 
-def _measure(runner: Runner, schedule: Schedule, path: Path) -> Run:
+def _measure(runner: Runner, schedule: Schedule, groups: Sequence[Group], path: Path) -> Run:
     try:
-        return runner.measure(schedule)
+        return runner.measure(schedule, groups)
     except KeyboardInterrupt:
         say_stopped("microbench", path)
         raise

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from kernels.op import OWN
 from microbench.command_line import Outputs
 from microbench.device.host import WATCHED_VARIABLES
 from microbench.device.load import LOAD
 from microbench.errors import NothingMeasured, UserError
+from microbench.keywords import WORDS
 from microbench.results.kinds import KINDS
 from microbench.results.runfile import check_apart, check_writable, probe, write_run, write_text
 from microbench.results.types import METHOD_VERSION, Run
@@ -26,15 +28,15 @@ from microbench.worker import Greeting
 if TYPE_CHECKING:
     from rich.console import Console
 
-# A published file need not say where it lay.
 CARD = "card"  # the device fact that older run files lack
 CONSOLE = "halfway"  # the console command
 STDOUT = Path("-")  # as --json: the run goes to standard output, everything else to stderr
+# Left out of the command in a run file: a published file does not name local paths.
 PATH_OPTIONS = ("--json", "--csv", "--resume", "--chart", "--html")
 
 
 def check_outputs(outputs: Outputs) -> None:
-    """UserError for files that cannot be written. Found before measuring, not after."""
+    """UserError for outputs that conflict or cannot be written. Call it before measuring."""
     if outputs.json and outputs.resume:
         raise UserError("--resume writes to the run file it continues; leave out --json")
     if STDOUT in (outputs.csv, outputs.resume, outputs.chart, outputs.html):
@@ -51,16 +53,17 @@ def check_outputs(outputs: Outputs) -> None:
 
 
 def run_console(outputs: Outputs) -> Console:
-    """Where the screen goes: standard output, or standard error where the run itself goes there."""
+    """The report's console: standard output, or standard error where the run goes there."""
     from microbench.report.screen import make_console
 
     return make_console(stderr=outputs.json == STDOUT, quiet=outputs.quiet)
 
 
 def run_path(outputs: Outputs, name: str) -> Path:
-    """The run file: the one named, or a new one in the user's state folder.
+    """The path of the run file: the one named, or a new one in the user's state folder.
 
-    A run for standard output has one there too, which is current while it is measured.
+    A run for standard output has one there too, kept current while it is measured. UserError where
+    it cannot be written.
     """
     if outputs.resume:
         probe(outputs.resume, "--resume")
@@ -82,7 +85,7 @@ def run_path(outputs: Outputs, name: str) -> Path:
 
 
 def new_run(program: str, greeting: Greeting, settings: Json) -> Run:
-    """A run that begins now; `settings` are what was asked."""
+    """A run that begins now; `settings` are the options to keep in it."""
     return Run(
         command=command_line(program),
         started_at=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -96,14 +99,20 @@ def new_run(program: str, greeting: Greeting, settings: Json) -> Run:
 
 
 def watched_environment() -> dict[str, str]:
-    """The environment variables that change what is measured, as they are set."""
+    """The environment variables that change results (WATCHED_VARIABLES) and are set."""
     return {name: os.environ[name] for name in WATCHED_VARIABLES if name in os.environ}
 
 
 def command_line(program: str) -> tuple[str, ...]:
-    """The command as a run file keeps it: without paths, of data's folders but their names."""
-    words = without(sys.argv[1:], *PATH_OPTIONS)
+    """The command for the run file: without paths; of a data folder only its name."""
+    words = without(_words(), *PATH_OPTIONS)
     return (*_program(program), *(_with_folders_name(word) for word in words))
+
+
+def _words() -> list[str]:
+    """What was written after the program's name, or stands for it where a function was called."""
+    context = click.get_current_context(silent=True)
+    return sys.argv[1:] if context is None else context.meta.get(WORDS, sys.argv[1:])
 
 
 def _program(package: str) -> tuple[str, ...]:
@@ -120,7 +129,7 @@ def _with_folders_name(word: str) -> str:
 
 
 def check_goes_on(path: Path | None, before: Run, greeting: Greeting) -> None:
-    """UserError when a run was taken by another method, on another device or by other software."""
+    """UserError unless the run to resume has this method version, device and software."""
     if before.method_version != METHOD_VERSION:
         raise UserError(
             f"--resume {path}: measured with method_version {before.method_version}, but this "
@@ -133,7 +142,7 @@ def check_goes_on(path: Path | None, before: Run, greeting: Greeting) -> None:
     for part, then, now in parts:
         for name in sorted(then.keys() | now.keys()):
             if name == CARD and None in (then.get(CARD), now.get(CARD)):
-                continue  # a file of an older version does not know its card
+                continue  # files of older versions lack it
             if then.get(name) != now.get(name):
                 raise UserError(
                     f"--resume {path}: {part} {name} was {then.get(name)} and is now "
@@ -142,7 +151,7 @@ def check_goes_on(path: Path | None, before: Run, greeting: Greeting) -> None:
 
 
 def save(run: Run, path: Path) -> None:
-    """Write the run file; UserError when the disk refuses."""
+    """Write the run file. UserError where the disk refuses."""
     try:
         write_run(run, path)
     except OSError as error:
@@ -152,8 +161,8 @@ def save(run: Run, path: Path) -> None:
 
 
 def say_stopped(program: str, path: Path) -> None:
-    """Tell the user who pressed Ctrl-C how to go on."""
-    words = [word for word in sys.argv[1:] if word]
+    """Print how to continue after Ctrl-C, to standard error."""
+    words = [word for word in _words() if word]
     command = shlex.join([*_program(program), *without(words, "--json", "--resume")])
     print(
         f"\nStopped. Finished results are in {path}. Continue with:\n  {command} --resume "
@@ -164,15 +173,17 @@ def say_stopped(program: str, path: Path) -> None:
 
 @dataclass(frozen=True)
 class Done:
-    """A run that is whole and on disk at `path`, and what else is to be written of it."""
+    """A finished run, its run file, and the other outputs to write."""
 
     run: Run
     path: Path
     outputs: Outputs
 
     def report(self) -> None:
-        """Print the run, draw it and write its table, as asked. NothingMeasured where what was
-        tried has failed, all of it; what was skipped could not be tried.
+        """Print the run, and write its chart, page and CSV as asked.
+
+        NothingMeasured where all that was tried failed (skipped cases do not count); UserError
+        where a file cannot be written.
         """
         from microbench.report.console import print_run
 
@@ -198,7 +209,12 @@ class Done:
 
 
 def _judged(run: Run) -> Sequence[Entry]:
-    """The results that a run was for: those of the first kind that it has."""
+    """The results that a run was for: those of the user's own kernels, or of the first kind that
+    it has.
+    """
+    own = [result for result in run.results if OWN in result.case.backend]
+    if own:
+        return own
     found = {entry.case.op for entry in run.others}
     first = next((op for op in KINDS if op in found), None)
     return run.results or [entry for entry in run.others if entry.case.op == first]

@@ -1,7 +1,7 @@
 """Plan -> measure -> result, group by group; each group is on disk before the next begins.
 
-The measuring itself happens in a child process (see `microbench.worker`), so that a
-kernel that faults or hangs costs its own case and nothing else.
+A child process measures (see `microbench.worker`), so a kernel that faults or hangs loses only its
+own case.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 from kernels import OPS
 from kernels.case import Case
 from microbench.device.load import LoadMeter
+from microbench.results.merging import merged
 from microbench.results.types import Result, Run
 from microbench.roofline.ceilings import datasheet_ceilings, is_reference, large_ceilings
 from microbench.roofline.explain import annotate
@@ -28,44 +29,44 @@ from microbench.worker import Worker, WorkerDied
 if TYPE_CHECKING:
     from microbench.report.live import LiveProgress
 
-# Seconds of sampling an arm gets when the user gives no --budget: a case that can drive a GPU to
-# its power limit needs many turns of the power controller (about 0.1 s each) to be known to 0.5 %.
+# Seconds of sampling per variant without --budget: a case that can drive a GPU to its power limit
+# needs many cycles of the power controller (about 0.1 s each) for an interval of 0.5 %.
 ARM_BUDGET_S = {"large": 1.25, "small": 0.25}
 CPU_BUDGET_S = 45.0
 
 
 def weight(case: Case) -> float:
-    """Seconds of sampling that a case is worth relative to others."""
+    """Usual seconds of sampling of a case: more where it can drive a GPU to its power limit."""
     return ARM_BUDGET_S["large" if OPS[case.op].flops(case) >= LARGE_FLOPS else "small"]
 
 
 def group_weight(group: Group) -> float:
-    """Seconds of sampling that a group is worth relative to others."""
+    """Usual seconds of sampling of a group: the sum over its cases."""
     return sum(weight(case) for case in group.cases)
 
 
 def default_budget_s(groups: Sequence[Group], kind: str, most_s: float = math.inf) -> float:
-    """Seconds of sampling for all groups when the user sets no --budget."""
+    """Seconds of sampling for all groups without --budget, at most `most_s`."""
     wanted_s = CPU_BUDGET_S if kind == "cpu" else sum(group_weight(group) for group in groups)
     return min(wanted_s, most_s)
 
 
 class Schedule(Protocol):
-    """What is measured next, and for how long."""
+    """Decides what is measured next, and for how long."""
 
     cases: Sequence[Case]  # all that may come
 
     def next(self, run: Run) -> tuple[Group, float] | None:
-        """A group and the seconds of sampling it gets, from what is known so far; None: done."""
+        """The next group and its seconds of sampling, given the run so far; None at the end."""
         ...
 
     def left_s(self) -> float:
-        """Seconds of sampling that are still to come, about."""
+        """Estimated seconds of sampling left."""
         ...
 
 
 class InOrder:
-    """One group after another; each gets its share of what is left of the budget."""
+    """One group after another; each gets its share, by weight, of the seconds that are left."""
 
     def __init__(self, groups: Sequence[Group], budget_s: float) -> None:
         self.cases: Sequence[Case] = [case for group in groups for case in group.cases]
@@ -82,7 +83,7 @@ class InOrder:
         return self._groups.pop(0), share_s
 
     def left_s(self) -> float:
-        """What is left of the budget."""
+        """Seconds of the budget that are left."""
         return self._left_s
 
 
@@ -95,20 +96,33 @@ class Runner:
     path: Path | None
     start_session: Callable[[], Worker]
     progress: LiveProgress
+    processes: int = 1  # that measure each case
+    load_ahead: Callable[[], None] = lambda: None  # what the next process needs
     now: Callable[[], str] = lambda: datetime.now(UTC).isoformat(timespec="seconds")
     load: LoadMeter = field(default_factory=LoadMeter)
+    _shares_s: dict[str, float] = field(default_factory=dict[str, float], init=False)
 
-    def measure(self, schedule: Schedule) -> Run:
-        """The run with a result for every case. What is done is on disk even when this raises."""
+    def measure(self, schedule: Schedule, planned: Sequence[Group] = ()) -> Run:
+        """The run with a result for every case. What is done is on disk even when this raises.
+
+        One process measures what the schedule says; each of the others measures again what is
+        `planned` and has been measured, with the same seconds for a case.
+        """
         self._session = self.start_session()
         try:
             self._calibrate(schedule.cases)
             while (following := schedule.next(self.run)) is not None:
                 group, share_s = following
+                share_s /= self.processes
+                self._shares_s[group.name] = share_s
                 self._add(group, self._measure(group, share_s), schedule.left_s())
+                if self.processes > 1:
+                    self.load_ahead()
+            for number in range(1, self.processes):
+                self._again(number, planned)
         finally:
             self._session.close()
-        # What came later may explain what came before.
+        # Later results may explain earlier ones.
         settings = self.load.noted(self.run.settings)
         self.run = annotate(replace(self.run, settings=settings, finished_at=self.now()))
         self._save()
@@ -116,6 +130,23 @@ class Runner:
             self.run = with_model(self.run)
             self._save()
         return self.run
+
+    def _again(self, number: int, planned: Sequence[Group]) -> None:
+        """Measure in a fresh process the cases that fewer than `number` + 1 have measured."""
+        todo = few_processes(planned, self.run, number)
+        if not todo:
+            return
+        self._restart()
+        self.progress.next_process(number + 1, self.processes, todo)
+        usual_s = {group.name: group_weight(group) / self.processes for group in todo}
+        shares_s = usual_s | self._shares_s
+        for done, group in enumerate(todo, 1):
+            results = self._measure(group, shares_s[group.name], checked=True)
+            if number + 1 < self.processes:
+                self.load_ahead()
+            known = [self.run.by_key[case.key] for case in group.cases]
+            left_s = sum(shares_s[following.name] for following in todo[done:])
+            self._add(group, merged(known, results, number), left_s)
 
     def _calibrate(self, cases: Sequence[Case]) -> None:
         precisions = list(dict.fromkeys(case.precision_name for case in cases))
@@ -130,7 +161,7 @@ class Runner:
             ceilings += self._session.calibrate(precisions, large, self.progress.stage)
         except WorkerDied:
             self._restart()  # the case that did it will fail in its turn; go on without ceilings
-        known = {(c.name, c.source, c.precision): c for c in (*self.run.ceilings, *ceilings)}
+        known = {c.key: c for c in (*self.run.ceilings, *ceilings)}
         self.run = replace(self.run, ceilings=tuple(known.values()))
         self._save()
 
@@ -138,13 +169,15 @@ class Runner:
         self._session.close()
         self._session = self.start_session()
 
-    def _measure(self, group: Group, budget_s: float) -> list[Result]:
+    def _measure(self, group: Group, budget_s: float, *, checked: bool = False) -> list[Result]:
         """A result for each case of the group; one that kills the session fails, alone."""
         found: dict[str, Result] = {}
         while len(found) < len(group.cases):
             left = Group(tuple(case for case in group.cases if case.key not in found))
             try:
-                results = self._session.measure(left, budget_s, self.progress.stage)
+                results = self._session.measure(
+                    left, budget_s, self.progress.stage, checked=checked
+                )
             except WorkerDied as death:
                 self._restart()
                 blamed = next((c for c in left.cases if c.key == death.key), left.cases[0])
@@ -156,7 +189,7 @@ class Runner:
     def _add(self, group: Group, results: Sequence[Result], left_s: float) -> None:
         run = self.run.with_results(results)
         found = large_ceilings(run.results, self.kind)
-        known = {(c.name, c.source, c.precision): c for c in (*run.ceilings, *found)}
+        known = {c.key: c for c in (*run.ceilings, *found)}
         keys = {result.case.key for result in results}
         self.run = annotate(replace(run, ceilings=tuple(known.values())), keys)
         self._save()
@@ -168,12 +201,27 @@ class Runner:
             save(self.run, self.path)
 
 
-def missing(groups: Sequence[Group], run: Run, *, retry_skipped: bool = False) -> list[Group]:
-    """What a resumed run still has to measure.
+def few_processes(planned: Sequence[Group], run: Run, number: int) -> list[Group]:
+    """The comparisons of which cases were measured, but not by `number` + 1 processes."""
+    found: list[Group] = []
+    for group in planned:
+        measured = [run.by_key.get(case.key) for case in group.cases]
+        timed = [result for result in measured if result and result.measurement]
+        if any(_processes(result) <= number for result in timed):
+            found.append(Group(tuple(result.case for result in timed)))
+    return found
 
-    A case is done when it was measured, or skipped (unless those are to be tried again, as with a
-    larger budget). A group with cases missing keeps its baselines, timed again beside them: a
-    ratio needs both interleaved.
+
+def _processes(result: Result) -> int:
+    return max(1, len(result.measurement.processes)) if result.measurement else 0
+
+
+def missing(groups: Sequence[Group], run: Run, *, retry_skipped: bool = False) -> list[Group]:
+    """The groups that a resumed run still has to measure, with their missing cases.
+
+    A case is done when it was measured, or skipped (unless `retry_skipped`, as with a larger
+    budget). A group with missing cases keeps its baselines, timed again beside them: a ratio needs
+    both interleaved.
     """
     statuses = ("ok",) if retry_skipped else ("ok", "skipped")
     done = {result.case.key for result in run.results if result.status in statuses}

@@ -1,8 +1,7 @@
-"""Sizes as people write them, and lists of names.
+"""Parses sizes as people write them, and lists of names.
 
 `256..8192` doubles, `64..1024:+32` steps, `64..4096:*4` multiplies, `63,64,65` lists, and numbers
-joined by x are one size of several dimensions: `4096x11008x4096` is MxNxK. All can be mixed with
-commas.
+joined by x are one size of several dimensions: `4096x11008x4096` is MxNxK. Commas mix them.
 """
 
 from __future__ import annotations
@@ -31,20 +30,21 @@ _FORMS = {
 
 @dataclass(frozen=True)
 class Group:
-    """The arms of one comparison: the same problem in several precisions and back ends."""
+    """The variants of one comparison: the same problem in several precisions and back ends."""
 
     cases: tuple[Case, ...]
 
     @property
     def name(self) -> str:
-        """The identity that its cases share."""
+        """The identity of the problem, which all cases share."""
         return self.cases[0].group
 
 
 def parse_sizes(text: str, option: str = "--sizes", rank: int = 3) -> list[Shape]:
-    """Each size of the text as `rank` numbers, in order, without repeats.
+    """The sizes in the text, each of `rank` numbers, in order, without repeats.
 
-    One number stands for all of them. UserError says what is off.
+    One number stands for all `rank` of them. UserError for what cannot be read, and above
+    MAX_SIZES.
     """
     text = " ".join(text.split())
     shapes: list[Shape] = []
@@ -56,13 +56,13 @@ def parse_sizes(text: str, option: str = "--sizes", rank: int = 3) -> list[Shape
 
 
 def parse_numbers(text: str, option: str) -> list[int]:
-    """Each number of the text; UserError says what is off."""
+    """The numbers in the text, in order, without repeats. UserError as in `parse_sizes`."""
     return [shape[0] for shape in parse_sizes(text, option, rank=1)]
 
 
 @dataclass(frozen=True)
 class _Part:
-    """One part of a list of sizes: what stands between two commas."""
+    """One part of a list of sizes: the text between two commas."""
 
     text: str
     option: str
@@ -103,7 +103,7 @@ class _Part:
 
 
 def parse_names(text: str, choices: Sequence[str], option: str) -> list[str]:
-    """A comma-separated list, each of the choices; UserError names the choices."""
+    """The names in a comma-separated list. UserError, with the choices, if unknown or none."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
         raise UserError(f"{option} is empty; choose from {', '.join(choices)}")
@@ -114,14 +114,14 @@ def parse_names(text: str, choices: Sequence[str], option: str) -> list[str]:
 
 
 def parse_choice(text: str, choices: Sequence[str], option: str) -> str:
-    """One of the choices, exactly; UserError names them."""
+    """The text, if it is one of the choices; else UserError, with the choices."""
     if text not in choices:
         raise UserError(f"{option} must be one of {', '.join(choices)}, not {text!r}")
     return text
 
 
 def parse_precisions(text: str, option: str = "--dtype") -> list[str]:
-    """Precision names (aliases resolved) of a comma-separated list."""
+    """Precision names of a comma-separated list, aliases resolved. UserError: unknown, or none."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts:
         raise UserError(f"{option} is empty; try {option} fp16")

@@ -1,4 +1,4 @@
-"""The answer in sentences: the break-even size, the speed-up, and why smaller sizes gain none."""
+"""The conclusion in sentences: break-even size, speed-up, and why smaller sizes are not faster."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def verdict(run: Run) -> list[str]:
 
 
 def library_beside(run: Run) -> str | None:
-    """The library's back end where the run holds one of the user's, to compare that with."""
+    """The library's back end, if the run also has one of the user's to compare it with."""
     if not any(OWN in r.case.backend for r in run.results):
         return None
     return next((r.case.backend for r in run.results if is_library(r.case)), None)
@@ -72,7 +72,7 @@ def _over(rows: Sequence[Row]) -> str:
 
 
 def asked_for(run: Run) -> list[str]:
-    """The precisions that the user asked about: all that are not only baselines."""
+    """The precisions that the user asked about: all but BASELINES; if none, all but fp32."""
     names = list(dict.fromkeys(r.case.precision_name for r in run.results))
     others = [name for name in names if name not in BASELINES]
     return others or [name for name in names if name != "fp32"]

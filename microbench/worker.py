@@ -1,7 +1,7 @@
-"""The measuring process. It holds the device; the parent holds the screen and the run file.
+"""The measuring process. It holds the device; the parent has the screen and the run file.
 
-A kernel that faults or hangs takes its process with it, so measuring happens in a child: the parent
-blames the case announced last, starts another child and goes on.
+A kernel that faults or hangs ends its process, so measuring happens in a child: the parent blames
+the case announced last, starts another child and continues.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import import_module
 from multiprocessing.connection import Connection
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -29,14 +30,14 @@ if TYPE_CHECKING:
 
 OnStage = Callable[[str, str], None]
 Serve = Callable[[Connection, Any], None]
-HANG_S = 120.0  # silence after which a child counts as hung (compiling a kernel takes far less)
+HANG_S = 120.0  # of silence after which a child has hung (compiling a kernel takes far less)
+START_S = 180.0  # the same, while torch and the driver load
 GENTLE_S = 5.0  # that a child gets to end by itself
-START_S = 180.0  # the same while torch and the driver load
 
 
 @dataclass(frozen=True)
 class Greeting:
-    """What the child says of its device before anything is measured."""
+    """What the child reports of its device before anything is measured: facts, and free bytes."""
 
     device: Json
     software: Json
@@ -46,7 +47,7 @@ class Greeting:
 
 
 class WorkerDied(Exception):
-    """The child ended or hung while it measured `key`."""
+    """The child ended or hung while it measured the case `key`."""
 
     def __init__(self, key: str, reason: str) -> None:
         super().__init__(reason)
@@ -80,11 +81,14 @@ class Child:
         self._stage = ("", "starting")
 
     def greet(self) -> Greeting:
-        """Wait for the child's first word. UserError when the device cannot be had."""
+        """Wait for the child's greeting. UserError without the device; WorkerDied as in `ask`."""
         return self._answer(lambda _key, _stage: None, START_S)
 
     def ask(self, request: tuple[object, ...], on_stage: OnStage, patience_s: float) -> Any:
-        """The child's answer. Raises WorkerDied when it ends, or is silent for `patience_s`."""
+        """The child's answer. WorkerDied when it ends or is silent for `patience_s` seconds.
+
+        UserError when the child refuses the request.
+        """
         self._send(request)
         return self._answer(on_stage, patience_s)
 
@@ -137,7 +141,7 @@ class Child:
 
 
 class _Thread(threading.Thread):
-    """What a child is to `Child`, in this process. It cannot be ended from outside."""
+    """A thread of this process in place of a child process. It cannot be ended from outside."""
 
     exitcode = None
 
@@ -177,23 +181,35 @@ def _no_main() -> Generator[None]:
 class Worker(Child):
     """A child process that measures. Start it, ask it, close it."""
 
-    def __init__(self, settings: Conditions, hang_s: float = HANG_S) -> None:
-        super().__init__(_measure_on_request, settings)
+    def __init__(
+        self, settings: Conditions, hang_s: float = HANG_S, *, early: bool = False
+    ) -> None:
+        """`early`: only load what it needs, and leave the device alone until it is to greet."""
+        super().__init__(_measure_when_told if early else _measure_on_request, settings)
         self._hang_s = hang_s
+        self._early = early
+
+    def greet(self) -> Greeting:
+        """Wait for the child's first word. UserError when the device cannot be had."""
+        if self._early:
+            self._send(("begin",))
+        return super().greet()
 
     def calibrate(
         self, precisions: Sequence[str], large: Sequence[str], on_stage: OnStage
     ) -> list[Ceiling]:
-        """Measured ceilings; see `microbench.roofline.ceilings.calibrate`. Raises WorkerDied."""
+        """Measured peaks; see `microbench.roofline.ceilings.calibrate`. WorkerDied as in `ask`."""
         return self.ask(("calibrate", tuple(precisions), tuple(large)), on_stage, START_S)
 
-    def measure(self, group: Group, budget_s: float, on_stage: OnStage) -> list[Result]:
-        """A result for every case of the group. Raises WorkerDied."""
-        return self.ask(("measure", group, budget_s), on_stage, self._hang_s + budget_s)
+    def measure(
+        self, group: Group, budget_s: float, on_stage: OnStage, *, checked: bool = False
+    ) -> list[Result]:
+        """A result for every case of the group (see `Measurer.measure`). Raises WorkerDied."""
+        return self.ask(("measure", group, budget_s, checked), on_stage, self._hang_s + budget_s)
 
 
 def greet(worker: Child) -> Greeting:
-    """What the measuring process says of its device. UserError where it cannot be used."""
+    """The greeting of a measuring process. UserError where the device cannot be used."""
     try:
         return worker.greet()
     except WorkerDied as death:
@@ -201,29 +217,35 @@ def greet(worker: Child) -> Greeting:
 
 
 class Workers:
-    """Measuring processes of one setting: the one that greeted first, new ones after it."""
+    """Measuring processes with the same conditions: the one that greeted first, then new ones."""
 
     def __init__(self, settings: Conditions) -> None:
         self.settings = settings
         self._first: Worker | None = None
+        self._early: Worker | None = None
 
     def greet(self) -> Greeting:
-        """Start the first; what it says of the device. UserError when that cannot be had."""
+        """Start the first and return its greeting. UserError where the device cannot be used."""
         self._first = Worker(self.settings)
         return greet(self._first)
 
     def next(self) -> Worker:
-        """A worker that is ready to measure. Raises WorkerDied."""
+        """A worker that is ready to measure. WorkerDied or UserError when it cannot start."""
         worker, self._first = self._first, None
         if worker is None:
-            worker = Worker(self.settings)
+            worker, self._early = self._early or Worker(self.settings), None
             worker.greet()
         return worker
 
+    def load_ahead(self) -> None:
+        """Let the next one load its libraries while this one measures on the GPU."""
+        self._early = self._early or Worker(self.settings, early=True)
+
     def close(self) -> None:
-        """End the first if it was not used."""
-        if self._first:
-            self._first.close()
+        """End those that were not used."""
+        for worker in (self._first, self._early):
+            if worker:
+                worker.close()
 
 
 # ---------------------------------------------------------------- in the child
@@ -246,7 +268,7 @@ def _serve(pipe: Connection, serve: Serve, settings: object) -> None:
 
 
 def greet_parent(pipe: Connection, device: str) -> DeviceInfo:
-    """Take the device of this name for the child, and say what it is. UserError: there is none."""
+    """In the child: send the parent a description of the device. UserError if it does not exist."""
     from microbench.device import device as devices
     from microbench.device.load import at_start
 
@@ -259,6 +281,13 @@ def greet_parent(pipe: Connection, device: str) -> DeviceInfo:
 
         torch.cuda.set_device(info.index)
     return info
+
+
+def _measure_when_told(pipe: Connection, settings: Conditions) -> None:
+    for name in ("torch", "triton", "cupy", "kernels"):
+        import_module(name)
+    pipe.recv()
+    _measure_on_request(pipe, settings)
 
 
 def _measure_on_request(pipe: Connection, settings: Conditions) -> None:
@@ -286,5 +315,5 @@ def _measure_on_request(pipe: Connection, settings: Conditions) -> None:
                 precisions, large = rest
                 pipe.send(("ok", calibrate(measurer, precisions, large, announce)))
             else:
-                group, budget_s = rest
-                pipe.send(("ok", measurer.measure(group, budget_s, announce)))
+                group, budget_s, checked = rest
+                pipe.send(("ok", measurer.measure(group, budget_s, announce, checked=checked)))

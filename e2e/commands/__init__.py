@@ -1,1 +1,1 @@
-"""What each command does, and the run of a comparison in a process of its own."""
+"""The commands, and the run of a comparison in a process of its own."""

@@ -15,7 +15,7 @@ HEADER = ("recipe", "weights", "GEMMs", "batch-norm", "optimizer", "loss scale",
 
 
 def explain_recipes(asked: str | None, *, quiet: bool) -> None:
-    """Print what the recipes do, those asked for or all."""
+    """Print what the recipes of a list do (None: all). UserError as of `parse_recipes`."""
     chosen = parse_recipes(asked) if asked else list(RECIPES)
     table = Table(*HEADER, box=None, pad_edge=False)
     for name in chosen:
@@ -36,7 +36,7 @@ def cells(recipe: Recipe) -> tuple[str, ...]:
 
 
 def print_names() -> None:
-    """Print the networks by group, and the loaders, and of those that need something what it is."""
+    """Print the networks by group, and the loaders with what they need."""
     console = make_console(quiet=False)
     for title, known in names().items():
         console.print(f"{title} ({fmt.count(len(known), 'network')}):")

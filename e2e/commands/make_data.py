@@ -24,7 +24,7 @@ def run_make_data(
     folder: Path, images: int, classes: int, seed: int, shards: int, workers: int | None,
     quiet: bool,
 ) -> None:  # fmt: skip
-    """Generate a dataset in a folder and summarise it; UserError for what the user can mend."""
+    """Generate a dataset in a folder and summarise it. UserError as of `Plan` and `make`."""
     console = make_console(quiet=quiet)
     plan = Plan(images, classes, seed)
     began_s = time.monotonic()
@@ -36,7 +36,7 @@ def run_make_data(
 
 
 def make_usual(console: Console) -> None:
-    """Have the dataset of `--data made` in the cache, and show progress while it is generated."""
+    """Generate the dataset of `--data made` in the cache if needed, with its progress."""
     with MakeProgress(console, USUAL.images) as progress:
         cached(USUAL, progress.there)
 
@@ -80,7 +80,7 @@ class MakeProgress(LiveLine):
 
 
 def lines(folder: Path, plan: Plan, shards: int, took_s: float | None) -> list[str]:
-    """A summary of a dataset, which was generated in `took_s`, or was there already (None)."""
+    """A summary of a dataset, generated in `took_s` seconds, or existing before (None)."""
     trained, name = len(plan.trained()), fmt.clean(folder)
     sizes = [size_of(plan.seed, index) for index in range(plan.images)]
     size_bytes = [(folder / plan.path(index)).stat().st_size for index in range(plan.images)]

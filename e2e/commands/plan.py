@@ -23,7 +23,7 @@ SMALL_CARD_BYTES = 32e9
 
 @dataclass(frozen=True)
 class Planned:
-    """An arm; `rung` is what it adds to the one before it on a ladder."""
+    """An arm; `rung` is what it adds to the one before on a ladder."""
 
     case: TrainCase
     rung: str | None = None
@@ -43,7 +43,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Work:
-    """What all comparisons share: what was asked, and what device and data turned out to be."""
+    """What all comparisons share: the request, and the device and data that were found."""
 
     request: TrainRequest
     path: Path
@@ -53,12 +53,12 @@ class Work:
 
     @property
     def kind(self) -> str:
-        """The device's kind."""
+        """The kind of device: "cuda" or "cpu"."""
         return self.greeting.target.kind
 
     @property
     def memory_bytes(self) -> int | None:
-        """The device's memory, where it is known."""
+        """The device's memory in bytes; None if unknown."""
         return self.greeting.device.get("memory_bytes")
 
     @property
@@ -70,7 +70,7 @@ class Work:
         return self.kind == "cuda" if asked.predict is None else asked.predict
 
     def plan(self, **changes: object) -> list[Comparison]:
-        """The comparisons that are asked for, with these fields of their cases changed."""
+        """The requested comparisons with changed fields of their cases. UserError as of `plan`."""
         arms = self.request.arms
         arms = replace(arms, base=replace(arms.base, **changes))
         return plan(self.network, arms, self.kind, self.memory_bytes)
@@ -79,7 +79,7 @@ class Work:
 def plan(
     network: Network, options: ArmOptions, kind: str, memory_bytes: int | None
 ) -> list[Comparison]:
-    """One comparison a batch size. UserError for words that do not go together."""
+    """One comparison per batch size. UserError for options that contradict each other."""
     if options.ladder:
         _check_ladder(options)
     if options.base.graph:
@@ -95,7 +95,7 @@ def plan(
 
 
 def notes(options: ArmOptions, kind: str) -> list[str]:
-    """Notes for the screen on options that mean something else on this device."""
+    """Remarks for the screen on options with another meaning on this device."""
     if kind != "cpu":
         return []
     asked, found = _asked(options), list[str]()

@@ -21,7 +21,7 @@ LOAD_BUDGET_S = 4.0  # seconds of loading alone, where a prediction needs it
 
 
 class Predictions:
-    """Predicts cases. Each step and each loader is measured once; `loadings` are those by key."""
+    """Predicts cases. Each step and each loader is measured once; `loadings` has those by key."""
 
     def __init__(self, work: Work, worker: TrainWorker, progress: TrainProgress) -> None:
         self.work, self.worker, self.progress = work, worker, progress
@@ -35,7 +35,7 @@ class Predictions:
         )  # fmt: skip
 
     def of(self, comparison: Comparison) -> dict[str, Prediction]:
-        """All cases, by key, for one host speed: as seen while any of them was measured."""
+        """Predictions of all cases, by key, at one host speed: that of all readings together."""
         self._slowdowns = None
         first = self.explainer.predictions(comparison.cases)
         self._slowdowns = slowdown_range(
@@ -44,7 +44,7 @@ class Predictions:
         return self.explainer.predictions(comparison.cases)
 
     def of_case(self, case: TrainCase) -> Prediction:
-        """What cannot be predicted, or kills the process, has a reason instead of a time."""
+        """The prediction of a case; where predicting fails or kills the process, the reason."""
         at_hand = {"loader": "synthetic", "workers": 0, "prefetch": 0}
         plain = replace(case, cached=False, cold=False, **at_hand)
         if plain.key not in self._steps:
@@ -68,7 +68,7 @@ class Predictions:
         return with_loader(found, loading, case.batch * case.accumulate, on_gpu=on_gpu)
 
     def loading(self, case: LoadCase, budget_s: float) -> Loading:
-        """A loader measured alone, once."""
+        """A loader measured alone, once, for `budget_s` seconds; "failed" if its process died."""
         if case.key not in self.loadings:
             self.progress.loading(case)
             try:

@@ -16,10 +16,10 @@ from microbench.report.live import LiveLine
 
 
 class TrainProgress(LiveLine):
-    """Tells a person which arm runs, what came out, and how long it will take.
+    """Shows which arm runs, results so far, and the time left.
 
-    `total` counts what is put on disk one after another: comparisons timed, trainings, and loaders
-    measured.
+    `total` counts what is saved one after another: timed comparisons, trainings, and measured
+    loaders.
     """
 
     _total: int
@@ -39,15 +39,15 @@ class TrainProgress(LiveLine):
         self._timed_until_s: float | None = None
 
     def expect(self, more: int) -> None:
-        """So much more is going to be put on disk."""
+        """Add to the number of results that will be saved."""
         self._total += more
 
     def timing(self, budget_s: float) -> None:
-        """The timing of a comparison begins, and takes about so long."""
+        """The timing of a comparison begins; it takes about `budget_s` seconds."""
         self._timed_until_s = self._clock() + budget_s
 
     def about(self, cases: tuple[TrainCase, ...]) -> None:
-        """What the arms of the comparison that comes are called."""
+        """Set the names of the next comparison's arms."""
         self._names = {case.key: arm_name(case) for case in cases}
 
     def stage(self, key: str, stage: str) -> None:
@@ -56,7 +56,7 @@ class TrainProgress(LiveLine):
         self._doing = fmt.clean(f"{name}: {stage}" if name else stage)
 
     def timed(self, trainings: list[Training]) -> None:
-        """A comparison, timed or only predicted, is on disk."""
+        """A comparison, timed or only predicted, was saved."""
         found = ((t, fmt.number(t.per_s) if t.per_s else t.status) for t in trainings)
         parts = [f"{arm_name(training.case)} {what}" for training, what in found]
         case, unit = trainings[0].case, trainings[0].unit
@@ -68,12 +68,12 @@ class TrainProgress(LiveLine):
         self._doing = fmt.clean(f"{loader_name(case)}: loading")
 
     def loaded(self, loading: Loading) -> None:
-        """A loader's measurement is on disk."""
+        """A loader's measurement was saved."""
         per_s = f"{fmt.number(loading.per_s)} img/s" if loading.per_s else loading.status
         self._advance(f"{loader_name(loading.case)}: {per_s}")
 
     def trained(self, case: TrainCase, repeat: Repeat) -> None:
-        """A training is on disk."""
+        """A training was saved."""
         result = "no held-out data" if repeat.loss is None else f"loss {repeat.loss:.3f}"
         if repeat.accuracy is not None:
             result = f"accuracy {repeat.accuracy:.1%}"
@@ -90,9 +90,9 @@ class TrainProgress(LiveLine):
         self.say(fmt.clean(f"[{self._done}/{self._total}] {line}"))
 
     def left_s(self) -> float | None:
-        """Seconds until the end, if what is left takes as long as what is done.
+        """Estimated seconds to the end, at the rate so far; None if unknown.
 
-        Before anything is done, what is left of a comparison's timing, if it is the only one.
+        Before the first result: the rest of a comparison's timing, if it is the only one.
         """
         now_s = self._clock()
         if self._done:
@@ -103,12 +103,12 @@ class TrainProgress(LiveLine):
 
 
 def loader_name(case: LoadCase) -> str:
-    """ "torchvision, 4 workers, cold files, prefetch 4"."""
+    """Such as "torchvision, 4 workers, cold files, prefetch 4"."""
     parts = [case.loader, fmt.count(case.workers, "worker"), *["cold files"] * case.cold]
     parts += [f"prefetch {case.prefetch}"] if case.prefetch else []
     return ", ".join(parts)
 
 
 def arm_name(case: TrainCase) -> str:
-    """ "amp nhwc +compile"."""
+    """Such as "amp nhwc +compile"."""
     return " ".join(in_words(case, ("recipe", "layout", "fused", "compile", "graph")))

@@ -1,4 +1,4 @@
-"""What a command was asked, from the words of its command line."""
+"""From the options of a command line to a request."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ MAX_SIDES = 4
 
 
 def request_of(network: str, words: Mapping[str, Any], **instead: Any) -> TrainRequest:
-    """What these words ask for; options that the command has not are as usual, or as `instead`
-    says. UserError for whatever can be found wrong before torch is loaded.
+    """The request of these options; those not given are as usual, or as `instead` has them.
+
+    UserError for whatever can be found wrong before torch is loaded.
     """
     given = {name: value for name, value in words.items() if value is not None}
     if given.get("data") in DATA_ALIASES:
@@ -72,7 +73,7 @@ def _check_together(asked: Mapping[str, Any]) -> None:
 
 
 def parse_shape(text: str | None) -> tuple[int, ...] | None:
-    """ "3x512x512" as numbers; UserError for anything else."""
+    """Such as "3x512x512" as numbers; UserError for anything else."""
     if text is None:
         return None
     shape = text.strip().lower()

@@ -1,4 +1,4 @@
-"""The work of a run: comparisons timed and trained, each result on disk before the next begins."""
+"""Runs comparisons one after another; each result is saved before the next begins."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CPU_BUDGET_S = 40.0  # for all arms of a comparison
 
 
 class Job:
-    """Comparisons one after another; each result is on disk before the next begins."""
+    """Comparisons one after another; each result is saved before the next begins."""
 
     def __init__(self, work: Work, worker: TrainWorker, progress: TrainProgress) -> None:
         self.work, self.worker, self.progress = work, worker, progress
@@ -38,7 +38,10 @@ class Job:
     def run(
         self, run: Run, comparisons: Sequence[Comparison], steps: Callable[[Comparison], int]
     ) -> Run:
-        """The run with every comparison timed and trained."""
+        """The run with every comparison timed, and trained for `steps(comparison)` steps.
+
+        0 steps: timed only.
+        """
         known = {found.case.key: found for found in run.of(Loading) if found.status == "ok"}
         self.predictions.loadings = known | self.predictions.loadings
         for comparison in comparisons:
@@ -61,7 +64,7 @@ class Job:
         return run
 
     def finished(self, run: Run, *, whole: bool) -> Run:
-        """The run with what there is to say of its data; marked as finished if it is `whole`."""
+        """The run with its notes on the data, saved; marked as finished if it is `whole`."""
         notes = list(self.worker.notes())
         if notes:
             run = replace(run, settings={**run.settings, "notes": notes})
@@ -70,7 +73,7 @@ class Job:
         return self.saved(replace(run, finished_at=now if whole else None))
 
     def loaded(self, run: Run, case: LoadCase, budget_s: float) -> Run:
-        """The run with a loader measured alone, unless it has been."""
+        """The run with a loader measured alone for `budget_s` seconds, unless it has that."""
         known = run.find(Loading, case.key)
         if known is not None and known.status != "failed":
             return run
@@ -79,7 +82,7 @@ class Job:
         return self.saved(run, found)
 
     def saved(self, run: Run, *results: Training | Loading) -> Run:
-        """The run with these results, once it is on disk."""
+        """The run with these results, after saving it."""
         for result in results:
             run = run.with_other(result)
         save(run, self.work.path)
@@ -102,7 +105,7 @@ class Job:
         return Training(case, status, prediction.reason, network.unit, units)
 
     def _proposed(self, run: Run, comparison: Comparison) -> Run:
-        """With fixes for arms that were timed without --verify, all else as it was then."""
+        """The run with fixes for arms that were timed without --verify; nothing else changes."""
         found = [t for case in comparison.cases if (t := run.find(Training, case.key)) is not None]
         if any(map(to_verify, found)):
             return run
@@ -125,7 +128,7 @@ class Job:
         return all(t is not None and t.status not in undone and not self._lacks(t) for t in found)
 
     def _lacks(self, training: Training) -> bool:
-        """Whether it was predicted without what a real step may tell now."""
+        """Whether an earlier prediction misses calls that a real step could time now."""
         predicted = None if training.steps else training.predicted
         return self.work.request.settings.allow_run and bool(predicted and predicted.uncovered)
 
@@ -149,7 +152,7 @@ class Job:
                     budget_s = self.work.request.budget or usual_s
                     self.progress.timing(budget_s)
                     timed = self.worker.time(budget_s, self.progress.stage)
-                    found = [*found, *timed]  # what was timed takes the place of what was set up
+                    found = [*found, *timed]  # timed results replace those of set-up
                 by_key = {t.case.key: t for t in found} | failed
                 return [by_key[case.key] for case in cases]
             except WorkerDied as death:
@@ -209,7 +212,7 @@ class Job:
         return run
 
     def _hold(self, cases: Sequence[TrainCase]) -> None:
-        """Have the child hold these arms: after timing it does, after --resume or a fault not."""
+        """Make the child hold these arms, as it does unless resumed or restarted after a fault."""
         self.worker.set_up(list(dict.fromkeys(cases)), self.progress.stage)
 
     def _train(
@@ -242,7 +245,7 @@ def _is_verified(training: Training) -> bool:
 
 
 def with_what_was(before: Training | None, training: Training) -> Training:
-    """An arm that is timed again, with what the run had of it and does not get anew."""
+    """An arm that is timed again, with earlier results that the new timing does not replace."""
     if before is None:
         return training
     predicted = training.predicted or before.predicted

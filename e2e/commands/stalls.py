@@ -1,4 +1,4 @@
-"""`python -m e2e stalls` and `python -m e2e loader`: recipes and loaders apart, then together."""
+"""`python -m e2e stalls` and `loader`: recipes and loaders measured apart, then together."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ SMALL = ("generated", "cifar10")  # data of 3x32x32
 
 
 def run_stalls(network: str, workers: str | None, measure: str, words: dict[str, Any]) -> Done:
-    """Measure recipes and loader apart, predict them together, and measure some of that."""
+    """Measure recipes and loader apart, predict them together, and measure some of that.
+
+    `workers` are numbers or "1..16". UserError for options that contradict each other.
+    """
     if measure not in MEASURED:
         raise UserError(f"--measure takes one of {', '.join(MEASURED)}, not {measure!r}")
     request = _request(network, {**words, "loader": words["loader"] or "torchvision"})
@@ -46,7 +49,7 @@ def run_stalls(network: str, workers: str | None, measure: str, words: dict[str,
 
 
 def run_loaders(backend: str, workers: str | None, cold: bool, words: dict[str, Any]) -> Done:
-    """Measure loaders alone."""
+    """Measure loaders alone, in images per second. UserError for options that do not fit."""
     names = list(LOADERS) if backend == "all" else parse_names(backend, list(LOADERS), "--backend")
     data = str(words["data"]).partition(":")[0]
     if data == "synthetic":
@@ -71,8 +74,9 @@ def _request(network: str, words: dict[str, Any]) -> TrainRequest:
 
 @dataclass(frozen=True)
 class Stalls:
-    """The procedure of the joint picture, recipes x `workers`, each so many batches ahead (0: as
-    usual); `measure` is one of MEASURED.
+    """Measures recipes x `workers`; each worker is `prefetch` batches ahead (0: as usual).
+
+    `measure` is one of MEASURED; `load_budget_s` is seconds per loader.
     """
 
     workers: Sequence[int]
@@ -129,8 +133,9 @@ class Stalls:
 
 @dataclass(frozen=True)
 class Loaders:
-    """The procedure of loaders alone: these back ends, with these numbers of workers, each so many
-    batches ahead (0: as usual).
+    """Measures these back ends alone, with these numbers of workers, `load_budget_s` seconds each.
+
+    Each worker is `prefetch` batches ahead (0: as usual).
     """
 
     names: Sequence[str]
@@ -227,7 +232,7 @@ def _predicted(
 
 
 def _host_s(training: Training, kind: str, there: int) -> float:
-    """Processor time of a step itself: on a CPU all cores compute, beside a GPU one launches."""
+    """CPU seconds of a step itself: of all cores on a CPU, of the launching one beside a GPU."""
     if training.steps is None:
         return 0.0
     if kind == "cpu":

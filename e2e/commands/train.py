@@ -47,7 +47,7 @@ MATRIX_RECIPES = "fp32,tf32,amp,amp-bf16"
 
 
 def compare_recipes(job: Job, run: Run) -> Run:
-    """What training a network means: its comparisons timed, trained and predicted, as asked."""
+    """The usual procedure: comparisons timed, trained and predicted, as requested."""
     request = job.work.request
     comparisons = job.work.plan()
     steps = _steps_wanted(request, job.work.facts)
@@ -58,21 +58,22 @@ def compare_recipes(job: Job, run: Run) -> Run:
 
 
 def run_training(request: TrainRequest, *, here: bool = False) -> Done:
-    """Predict, train and time, as asked; in this process if `here`. UserError for what the user can
-    mend.
+    """Predict, train and time, as requested; in this process if `here`.
+
+    UserError for wrong options, data or networks.
     """
     word = "train" if request.train else "predict"
     return run_requests([request], f"{word}-{file_name(request.settings.network)}", here=here)
 
 
 def check_known(done: Done) -> None:
-    """NothingMeasured where no step is known in the end."""
+    """Raise NothingMeasured if the run has no step, neither predicted nor measured."""
     if not any(training.predicted or training.steps for training in done.run.of(Training)):
         raise NothingMeasured
 
 
 def run_validation(networks: str | None, batch: str | None, options: dict[str, Any]) -> Done:
-    """Predict and train every network of the matrix."""
+    """Predict and train every network of the matrix. UserError for a wrong network or option."""
     batches = _batches(networks, batch)
     requests = [
         request_of(
@@ -107,7 +108,10 @@ def run_requests(
     *,
     here: bool = False,
 ) -> Done:
-    """One run of all requests, written as the first one says; `name` is its file's."""
+    """One run of all requests, saved as the first one says; `name` is for its file.
+
+    UserError for wrong options, data or networks.
+    """
     outputs = requests[0].outputs
     run = read_run(outputs.resume) if outputs.resume else None
     path = run_path(outputs, name)
@@ -161,9 +165,9 @@ def _carry_out(
 
 
 def _opened(request: TrainRequest, worker: TrainWorker, path: Path, console: Console) -> Work:
-    """The work of a run, once network, device and data are there. UserError for what they refuse.
+    """The work of a run, after opening network, device and data. UserError if one fails.
 
-    The child loads what it needs while the words are checked that need the network.
+    The child loads its packages while the options that need the network are checked.
     """
     asked = request.settings
     network = find(asked.network, input=asked.input, loss=asked.loss)

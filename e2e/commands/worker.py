@@ -1,4 +1,4 @@
-"""The training process. It holds the device, the data and the arms; the parent holds the screen."""
+"""The training process. It has the device, the data and the arms; the parent has the screen."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ POLL_S = 0.05  # sensors are read less often than for kernels: the host has a lo
 
 @dataclass(frozen=True)
 class DataFacts:
-    """What the parent must know of the data. `train_samples` None: it has no end."""
+    """What the parent must know of the data. `train_samples` None: it is endless."""
 
     name: str
     classes: int
@@ -48,30 +48,30 @@ class TrainWorker(Child):
         super().__init__(_train_on_request, settings, daemon=False, here=here)
 
     def restart(self) -> None:
-        """Start a new process in place of one that died, and open the data again."""
+        """Replace a process that died by a new one, and open the data again."""
         self.close()
         self.__init__(self._settings, here=self._here)
         self.greet()
         self.open_data()
 
     def open_data(self) -> DataFacts:
-        """Open the data and build the network once. UserError for what is wrong with either."""
+        """Open the data and build the network once. UserError if either is wrong; WorkerDied."""
         return self.ask(("open",), lambda _key, _stage: None, SET_UP_S)
 
     def predict(self, case: TrainCase, on_stage: OnStage) -> Prediction:
-        """What is known of a case's step before it runs. Raises WorkerDied."""
+        """The prediction of a case's step. Raises WorkerDied."""
         return self.ask(("predict", case), on_stage, SET_UP_S)
 
     def load(self, case: LoadCase, budget_s: float) -> Loading:
-        """Measure a loader alone, with no arms beside it. Raises WorkerDied."""
+        """Measure a loader alone for `budget_s` seconds, without arms. Raises WorkerDied."""
         return self.ask(("load", case, budget_s), lambda _key, _stage: None, budget_s + SET_UP_S)
 
     def set_up(self, cases: Sequence[TrainCase], on_stage: OnStage) -> list[Training]:
-        """Hold these arms, and no others; a Training for each. Raises WorkerDied."""
+        """Hold these arms only; returns a Training for each. Raises WorkerDied."""
         return self.ask(("set_up", tuple(cases)), on_stage, SET_UP_S)
 
     def time(self, budget_s: float, on_stage: OnStage) -> list[Training]:
-        """Time the arms that are held. Raises WorkerDied."""
+        """Time the held arms for `budget_s` seconds. Raises WorkerDied."""
         return self.ask(("time", budget_s), on_stage, budget_s + 2 * HANG_S)
 
     def train(self, key: str, seed: int, steps: int, on_stage: OnStage) -> Repeat:
@@ -79,7 +79,7 @@ class TrainWorker(Child):
         return self.ask(("train", key, seed, steps), on_stage, SET_UP_S)
 
     def notes(self) -> tuple[str, ...]:
-        """What there is to say of the data by now: broken images that were left out."""
+        """Remarks on the data so far: broken images that were left out. Raises WorkerDied."""
         return self.ask(("notes",), lambda _key, _stage: None, HANG_S)
 
 
@@ -207,7 +207,7 @@ def _opened(settings: TrainSettings, device: str) -> tuple[Any, DataFacts]:
 
 
 def _look_at(network: Any, device: str) -> tuple[int | None, bool]:
-    """(classes, whether the loss only stands in) by the output for two samples of a user's network.
+    """(classes, whether the loss is a stand-in), from a user's network's output for two samples.
 
     UserError with the error that its forward raises.
     """

@@ -1,4 +1,4 @@
-"""Loaders alone: how fast batches come, and what they cost the processor, with no training."""
+"""Measures loaders alone, without training: images per second and CPU time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ENOUGH_PCT = 1.0  # of the rate: with an interval this narrow nothing more is me
 
 
 class LoadMeter:
-    """Measures loaders of one kind of data to one device."""
+    """Measures loaders of one data set for one device."""
 
     def __init__(self, data: Data, device: torch.device, seed: int) -> None:
         self._data, self._device, self._seed = data, device, seed
@@ -35,10 +35,11 @@ class LoadMeter:
         self._read = False
 
     def measure(self, case: LoadCase, budget_s: float) -> Loading:
-        """The loader's rate to the device, in blocks of whole rounds of its workers.
+        """The loader's rate up to the device, over about `budget_s` seconds of whole rounds.
 
-        Batches that were ready before the clock started are discarded. "skipped", with the reason,
-        when the back end cannot run here; "failed" when it broke.
+        A round is one batch per worker. Batches that were ready before the clock started are
+        discarded. "skipped", with the reason, if the back end cannot run here; "failed" if it
+        raised an error.
         """
         backend = LOADERS[case.loader]
         reason = backend.missing(self._device) or (case.cold and self._cannot_be_cold())

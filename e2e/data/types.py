@@ -26,7 +26,7 @@ class Picture(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Files:
-    """Image files below the folder `root`. Tar shards are `root`/*.tar."""
+    """Image files below the folder `root`; its tar shards are `root`/*.tar."""
 
     pictures: Sequence[Picture]
     root: Path
@@ -45,13 +45,13 @@ Source = Files | Arrays
 
 @dataclass(frozen=True)
 class Normal:
-    """Mean and standard deviation of each channel, in parts of 255."""
+    """Mean and standard deviation of each channel, of pixels scaled from 0..255 to 0..1."""
 
     mean: tuple[float, float, float]
     deviation: tuple[float, float, float]
 
     def scale_and_shift(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """What bytes are multiplied by, and what is added then: float32 [1, 3, 1, 1] each."""
+        """(scale, shift), float32 [1, 3, 1, 1] each: bytes * scale + shift are normalised."""
         mean = torch.tensor(self.mean, dtype=torch.float64)
         deviation = torch.tensor(self.deviation, dtype=torch.float64)
         pair = (1 / (255 * deviation), -mean / deviation)
@@ -63,18 +63,19 @@ IMAGENET = Normal((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 def laid_out(images: Tensor, channels_last: bool) -> Tensor:
-    """The images in this layout; the same tensor where it has the layout already."""
+    """The images [N, C, H, W] in this memory format; the same tensor where they have it already."""
     layout = torch.channels_last if channels_last else torch.contiguous_format
     return images.contiguous(memory_format=layout)
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """The batches that are wanted, and how they are to be made.
+    """The batches that a feed should make.
 
-    `size` is (height, width). `cold`: each file is dropped from the page cache right before it is
-    read. `on_death`: what to do when a worker dies, "stop" or "restart". `note` gets what the user
-    should know, a line at a time.
+    `size` is (height, width) in pixels, `batch` in images. `cold`: each file is dropped from the
+    page cache right before it is read. `on_death`: what to do when a worker dies, "stop" or
+    "restart". Each worker is `prefetch` batches ahead. `note` gets remarks for the user, a line at
+    a time.
     """
 
     size: tuple[int, int]
@@ -91,7 +92,7 @@ class Wanted:
 
     @property
     def batch_bytes(self) -> int:
-        """Bytes of a batch's pixels and classes."""
+        """Bytes of a batch: uint8 pixels and int64 classes."""
         return self.batch * (3 * self.size[0] * self.size[1] + 8)
 
     @property
@@ -110,16 +111,16 @@ class Feed(Protocol):
     def fetch(self) -> object:
         """The next batch, as far as the host must work or wait for it.
 
-        UserError for a broken file when the data is strict.
+        UserError for a broken file of strict data; LoaderError when the loader cannot go on.
         """
         ...
 
     def place(self, fetched: object) -> tuple[Tensor, Tensor]:
-        """What `fetch` gave, as a batch on the device. Launches, and never waits for the device."""
+        """The fetched batch on the device. Launches work, and never waits for the device."""
         ...
 
     def close(self) -> None:
-        """End what runs for this feed. It gives no batches afterwards."""
+        """End the feed's threads and processes. It returns no batches afterwards."""
         ...
 
 
@@ -133,35 +134,35 @@ class LoaderFeed(Feed, Protocol):
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """The processes that work for it by now."""
+        """The ids of its worker processes so far."""
         ...
 
     @property
     def idle_cpu_s(self) -> float:
-        """Processor seconds so far that threads of this process took only to wait for the device.
+        """CPU seconds so far in which threads of this process only waited for the device.
 
-        Some waits spin. What ends later is not in it: it grows batch by batch.
+        Some waits spin. It grows batch by batch, when a wait has ended.
         """
         ...
 
 
 class ReadyFeed:
-    """What all `LoaderFeed`s have whose batches nothing has to be waited for."""
+    """The base of every `LoaderFeed` whose batches need no waiting."""
 
     ahead = 0
     pids: tuple[int, ...] = ()
     idle_cpu_s = 0.0
 
     def fetch(self) -> None:
-        """Nothing to wait for."""
+        """Return at once."""
 
 
 class Data(Protocol):
-    """A data set, or what takes its place. It is opened once and shared by all arms."""
+    """A data set, or its substitute. It is opened once and shared by all arms."""
 
     @property
     def name(self) -> str:
-        """What a case calls its data: "synthetic", "generated", "cifar10", "folder", "made"."""
+        """The name of the data in a case: "synthetic", "generated", "cifar10", "folder", "made"."""
         ...
 
     @property
@@ -176,12 +177,12 @@ class Data(Protocol):
 
     @property
     def train_samples(self) -> int | None:
-        """How many samples an epoch has. None: the data has no end."""
+        """How many samples an epoch has; None for endless data."""
         ...
 
     @property
     def held_out_samples(self) -> int | None:
-        """How many samples `held_out` gives if none is broken. None: they prove nothing."""
+        """How many samples `held_out` has if none is broken; None where accuracy means nothing."""
         ...
 
     @property
@@ -191,7 +192,7 @@ class Data(Protocol):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the user should know of the data by now, a line each."""
+        """Remarks on the data so far for the user, a line each."""
         ...
 
     def feed(
@@ -201,13 +202,16 @@ class Data(Protocol):
     ) -> LoaderFeed:  # fmt: skip
         """Batches in an order that the seed decides. May take time; allocates on the device.
 
-        `channels_last` is the layout of images as they come; tokens have none. `loader`, a name of
-        e2e.data.loaders, and `workers` are as the data was opened where they are None. `cold` reads
-        files from the disk, not from memory. Each worker is `prefetch` batches ahead (0: as usual).
-        UserError for a loader that does not fit.
+        `channels_last` is the memory format of images. `loader`, a name of e2e.data.loaders, and
+        `workers` are as the data was opened if None. `cold` reads files from the disk, not from
+        memory. Each worker is `prefetch` batches ahead (0: as usual). UserError for a loader that
+        does not fit.
         """
         ...
 
     def held_out(self, batch: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-        """Every held-out sample once, in batches as a feed's, not augmented; any may be short."""
+        """Every held-out sample once, in batches like a feed's, not augmented; any may be short.
+
+        UserError for a broken file of strict data, or when no sample can be decoded.
+        """
         ...

@@ -1,4 +1,4 @@
-"""Joins predictions with measurements: errors, speed-ups, the ledger, and causes."""
+"""Joins predictions with measurements: errors, speed-ups, ledgers and causes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from e2e.results.baselines import baselines, slowest
 from e2e.results.types import Cause, Predicted, Training
 from microbench.results.values import Warning
 
-FIT_SHARE = 0.9  # of the device's memory: what a larger batch may take, by its predicted peak
+FIT_SHARE = 0.9  # of the device's memory: limit for the predicted peak of a larger batch
 VERIFIED = 3  # fixes of a training that are measured, best first
 
 Ask = Callable[[TrainCase], Prediction]
@@ -22,10 +22,10 @@ Ask = Callable[[TrainCase], Prediction]
 
 @dataclass(frozen=True)
 class Explainer:
-    """Asks for predictions and joins them to trainings.
+    """Requests predictions and joins them to trainings.
 
-    `kind` and `memory_bytes` are the device's. `fixes`: whether changes are predicted too, each of
-    which takes as long as a case. `cores` are available to loader workers.
+    `kind` and `memory_bytes` are the device's. `fixes`: predict changes too, each of which takes as
+    long as a case. `cores` are available to loader workers.
     """
 
     ask: Ask
@@ -43,7 +43,7 @@ class Explainer:
     ) -> list[Training]:
         """The trainings with predictions, ledgers, and the causes of those in question.
 
-        In question are those of a comparison that are no baselines; of baselines alone, all.
+        In question are the low-precision ones, or all if there are none.
         """
         found = with_predictions(trainings, predictions)
         predicted = [t for t in found if t.predicted]
@@ -78,7 +78,7 @@ def to_verify(training: Training) -> list[tuple[Cause, TrainCase]]:
 def verified(
     training: Training, again: Training, tried: Sequence[tuple[Cause, Training]]
 ) -> Training:
-    """The training with what its fixes gave, against itself measured `again` beside them."""
+    """The training with the measured gains (%) of its fixes, over `again`, measured beside them."""
     gains = {
         id(cause): 100 * (fixed.per_s / again.per_s - 1)
         for cause, fixed in tried
@@ -148,7 +148,7 @@ def _warning(note: str) -> Warning:
 
 
 def _slowdown_of(training: Training) -> float | None:
-    """The host's while it was measured; None for a fed case, whose wait has another cause."""
+    """The host's slowdown during the measurement; None for a fed case."""
     return training.steps.host_pace if training.steps and not training.case.fed else None
 
 
@@ -162,7 +162,7 @@ def _with_ledger(
 
 
 def _step(training: Training, prediction: Prediction) -> Step:
-    """The step, its host as fast as while it was measured, where it was."""
+    """The step, at the host speed of its measurement if that is known."""
     prediction = _at_the_same_speed(prediction, training)
     assert prediction.simulated is not None
     measured_s = training.step_s

@@ -38,10 +38,10 @@ MEMORY_TERMS = tuple(TERMS[kind] for kind in MEMORY_KINDS)
 
 @dataclass(frozen=True)
 class Counterfactual:
-    """The step as it would be under one change.
+    """The step as predicted under one change.
 
-    `change` are fields of TrainCase with their new values, empty for a change to the network;
-    `units` how many images, tokens or samples the step then has.
+    `change` has fields of TrainCase with their new values, empty for a change to the network;
+    `units` is how many images, tokens or samples the step then has.
     """
 
     name: str
@@ -60,11 +60,11 @@ def causes(
     base_recipe: str,
     unit: str = "img",
 ) -> list[Cause]:
-    """Fixes by predicted gain, then findings by the time they are about.
+    """Fixes by predicted gain (%), then findings by the time that they explain.
 
-    `units` of `unit` are in the present step; `base` is the same step under `base_recipe`, None
-    where it is not known. Predicted times are compared with predicted ones. A change that gains no
-    more than MIN_GAIN_PCT is left out.
+    The present step has `units` of `unit`; `base` is the same step under `base_recipe`, None if
+    unknown. Predicted times are compared with predicted ones. A change that gains at most
+    MIN_GAIN_PCT is left out.
     """
     if present.predicted.step_s <= 0:
         return []
@@ -91,7 +91,7 @@ def _fix(present: Step, units: int, other: Counterfactual, unit: str) -> Cause:
 
 
 def _saved_ms(present: Step, other: Counterfactual) -> dict[str, float]:
-    """What each padded layer takes less."""
+    """Milliseconds that each padded layer saves."""
     saved_ms: dict[str, float] = defaultdict(float)
     for before, after in zip(present.ops, other.step.ops, strict=True):
         if after.padded:
@@ -100,7 +100,7 @@ def _saved_ms(present: Step, other: Counterfactual) -> dict[str, float]:
 
 
 def _difference(present: Step, other: Counterfactual, units: int) -> str:
-    """What changes most, in ms of a step of as many units as the present one."""
+    """The largest changes, in ms of a step of as many units as the present one."""
     scale = 1e3 * units / other.units
     now, then = present.predicted, other.step.predicted
     said = (
@@ -124,13 +124,13 @@ def _difference(present: Step, other: Counterfactual, units: int) -> str:
 
 
 def as_options(change: Mapping[str, Setting]) -> str:
-    """A change to a case in words of the command line."""
+    """A change to a case as command-line options."""
     options: list[str] = []
     for name, value in change.items():
         option = name.replace("_", "-")
         if isinstance(value, bool):
             options.append(f"--{option}" if value else f"--no-{option}")
-        elif value != 0:  # what a number is when it is left out
+        elif value != 0:  # 0 is the default
             options.append(f"--{option} {value}")
     return " ".join(options)
 
@@ -149,7 +149,7 @@ class _Steps:
 
     @property
     def low(self) -> bool:
-        """Whether the present step is of a low precision."""
+        """Whether the present recipe is of low precision."""
         return self.recipe not in FULL_PRECISION
 
     @property
@@ -163,7 +163,7 @@ _Finding = tuple[float, Cause]
 
 
 def _findings(steps: _Steps) -> list[Cause]:
-    """All findings, those that concern most time first."""
+    """All findings, those about the most time first."""
     finders = (_loading, _launching, _memory, _slower_layers, _missed, _misaligned, _tf32_baseline)
     found = [finding for find in finders if (finding := find(steps))]
     found.sort(key=lambda finding: -finding[0])
@@ -204,7 +204,7 @@ def _launching(steps: _Steps) -> _Finding | None:
 
 
 def _memory(steps: _Steps) -> _Finding | None:
-    """Most of the baseline's step, or else of the present one, is no product."""
+    """The finding that most of the step is neither GEMM nor convolution."""
     subjects = [(steps.base, steps.base_recipe)] if steps.base and steps.low else []
     for step, recipe in [*subjects, (steps.present, steps.recipe)]:
         assert step
@@ -224,7 +224,7 @@ def _memory(steps: _Steps) -> _Finding | None:
 
 
 def _slower_layers(steps: _Steps) -> _Finding | None:
-    """Products that take longer in low precision than in the baseline."""
+    """GEMMs and convolutions that take longer in low precision than in the baseline."""
     if steps.base is None or not steps.low:
         return None
     rows = [
@@ -336,7 +336,7 @@ def _named(words: Iterable[str]) -> str:
 
 
 def _layer_of(op: OpCost) -> str:
-    """The op's layer, or what stands for none."""
+    """The op's layer, or a name for none."""
     return op.layer or NO_LAYER
 
 

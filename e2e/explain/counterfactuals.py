@@ -1,4 +1,4 @@
-"""What could be changed about a training: the cases that counterfactuals are predicted for."""
+"""The changes to a training whose counterfactual steps are predicted."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from e2e.recipes import DYNAMIC, recipe_of
 
 @dataclass(frozen=True)
 class Change:
-    """A name for a change, and the fields of a case that it sets."""
+    """A named change, and the fields of a case that it sets."""
 
     name: str
     fields: dict[str, Any]
 
     def of(self, case: TrainCase) -> TrainCase:
-        """The case as changed."""
+        """The changed case."""
         return replace(case, **self.fields)
 
 
 @dataclass(frozen=True)
 class Pad(Change):
-    """The change that `PaddedCase` stands for."""
+    """Padding of the network; see `PaddedCase`."""
 
     def of(self, case: TrainCase) -> TrainCase:
         """The case with a padded network."""
@@ -39,9 +39,9 @@ AHEAD = 2 * PREFETCH  # batches that each worker may be instead
 
 
 def changes(case: TrainCase, kind: str, cores: int = 1) -> Iterator[Change]:
-    """What a user could try with words of the command line on a kind of device, one change each.
+    """The changes that command-line options can make on a kind of device, one at a time.
 
-    `cores` are those that there are for workers.
+    `cores` are available to loader workers.
     """
     if case.layout == "nchw":
         yield Change("channels_last", {"layout": "nhwc"})

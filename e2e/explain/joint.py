@@ -1,4 +1,4 @@
-"""Recipes x workers: what a loader leaves of each recipe, from the trainings and loaders of a run.
+"""Recipes x workers: each recipe's throughput with a loader, from the run's results.
 
 Pure functions of the run.
 """
@@ -21,14 +21,14 @@ IN_FULL = 0.95  # of a recipe's throughput without a loader
 
 
 class Gain(NamedTuple):
-    """How many times faster one recipe is than another, measured or predicted."""
+    """How many times faster one recipe is than another (a ratio), measured or predicted."""
 
     ratio: Ratio
     measured: bool
 
     @property
     def pays(self) -> bool:
-        """Whether it is a gain, by more than chance where an interval is known."""
+        """Whether the ratio is at least MIN_GAIN and its interval, if known, is above 1."""
         ends = self.ratio.ci95
         return self.ratio.ratio >= MIN_GAIN and (ends is None or ends[0] > 1)
 
@@ -37,8 +37,8 @@ class Gain(NamedTuple):
 class Joint:
     """A network fed by one loader: its trainings by recipe and number of workers, and its parts.
 
-    `alone` are the trainings on a pinned batch (without one: on one that lies on the device), by
-    recipe; `busy` those beside this number of busy workers.
+    `alone` are the trainings on a pinned batch (else on one that stays on the device), by recipe;
+    `busy` those beside this number of busy workers.
     """
 
     loader: str
@@ -51,33 +51,34 @@ class Joint:
 
     @property
     def recipes(self) -> list[str]:
-        """In the order in which they came."""
+        """The recipes, in order of appearance."""
         return list(dict.fromkeys(t.case.recipe for t in self.trainings))
 
     @property
     def workers(self) -> list[int]:
-        """The numbers of workers, fewest first."""
+        """The numbers of workers, ascending."""
         return sorted({t.case.workers for t in self.trainings})
 
     def at(self, recipe: str, workers: int) -> Training | None:
-        """A recipe with this number of workers."""
+        """The training of a recipe with this number of workers."""
         found = (t for t in self.trainings if (t.case.recipe, t.case.workers) == (recipe, workers))
         return next(found, None)
 
     @property
     def errors_pct(self) -> list[float]:
-        """Of predicted throughput, where it was measured."""
+        """Errors of predicted throughput in per cent, where it was measured."""
         known = map(throughput_error_pct, self.trainings)
         return [error for error in known if error is not None]
 
     @property
     def median_error_pct(self) -> float | None:
-        """The median of the errors' sizes."""
+        """The median absolute error in per cent; None without measurements."""
         return median(map(abs, self.errors_pct)) if self.errors_pct else None
 
     def speedup(self, recipe: str, base: str, workers: int) -> Gain | None:
-        """Of a recipe over another with this number of workers, as measured where both were, else
-        as predicted.
+        """The speed-up of a recipe over another with this number of workers; None if unknown.
+
+        Measured if both were, else predicted.
         """
         ours, theirs = self.at(recipe, workers), self.at(base, workers)
         if ours is None or theirs is None:
@@ -92,7 +93,7 @@ class Joint:
         return None
 
     def pays_from(self, recipe: str, base: str) -> int | None:
-        """The fewest workers from which on a recipe beats another; None when it never does."""
+        """The fewest workers from which on a recipe is faster than another; None if it never is."""
 
         def pays(count: int) -> bool:
             gain = self.speedup(recipe, base, count)
@@ -101,7 +102,7 @@ class Joint:
         return fewest_from(self.workers, pays)
 
     def in_full_from(self, recipe: str) -> int | None:
-        """The fewest workers that leave IN_FULL of what the recipe does without a loader."""
+        """The fewest workers at which a recipe has IN_FULL of its throughput without a loader."""
         alone = self.alone.get(recipe)
         if alone is None or not alone.per_s:
             return None
@@ -112,7 +113,7 @@ class Joint:
 
 
 def fewest_from(counts: Iterable[int], fits: Callable[[int], bool]) -> int | None:
-    """The fewest of these numbers of workers from which on all fit; None for none."""
+    """The smallest of these numbers of workers from which on all fit; None if the last does not."""
     found: int | None = None
     for count in sorted(counts, reverse=True):
         if not fits(count):
@@ -122,19 +123,19 @@ def fewest_from(counts: Iterable[int], fits: Callable[[int], bool]) -> int | Non
 
 
 def throughput_error_pct(training: Training) -> float | None:
-    """How far its predicted throughput is above the measured one."""
+    """The error of predicted throughput in per cent (positive: too high); None if not known."""
     if not training.per_s or not training.predicted_per_s:
         return None
     return 100 * (training.predicted_per_s / training.per_s - 1)
 
 
 def throughput(training: Training | None) -> float | None:
-    """As measured, else as predicted; None where neither is known."""
+    """Units per second as measured, else as predicted; None if neither is known."""
     return (training.per_s or training.predicted_per_s) if training else None
 
 
 def joints(run: Run) -> list[Joint]:
-    """Every network, batch and loader of the run of which the recipes were measured alone too."""
+    """Each network, batch and loader of the run whose recipes were also measured alone."""
     found: dict[TrainCase, list[Training]] = {}
     for training in run.of(Training):
         case = training.case

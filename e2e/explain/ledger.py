@@ -1,7 +1,7 @@
-"""Where the time went between two steps of one network, term by term, adding up.
+"""Where the time went between two steps of one network, as terms that add up.
 
-Pure functions of what the ops cost and of the two steps' times. A term is other minus base:
-negative where time was saved.
+Pure functions of the ops' costs and of the two step times. A term is other minus base: negative
+where time was saved.
 """
 
 from __future__ import annotations
@@ -56,19 +56,19 @@ class Step:
 
     @property
     def expected_s(self) -> float:
-        """The step's time as predicted, with its loader."""
+        """The predicted step in seconds, with its predicted wait for the loader."""
         return self.predicted.step_s + self.predicted_wait_s
 
     @property
     def whole_s(self) -> float:
-        """The step's time: measured when known, else predicted."""
+        """The step in seconds: measured if known, else predicted."""
         if self.measured_s is not None:
             return self.measured_s
         return self.predicted.step_s + self.data_wait_s
 
     @property
     def source(self) -> str:
-        """Where `whole_s` is from."""
+        """Whether `whole_s` is "measured" or "predicted"."""
         return "predicted" if self.measured_s is None else "measured"
 
     @property
@@ -87,7 +87,7 @@ class LayerRow(NamedTuple):
 
     @property
     def saving_ms(self) -> float:
-        """Time saved; negative where the layer got slower."""
+        """Milliseconds saved; negative where the layer got slower."""
         return self.base_ms - self.other_ms
 
 
@@ -139,7 +139,7 @@ def bound(base: Step) -> float | None:
 
 
 def term_of(op: OpCost) -> str:
-    """The ledger's term that an op's time counts in, but for its `conversion_s` (LAYOUT)."""
+    """The ledger's term for an op's time without its `conversion_s`, which belongs to LAYOUT."""
     if op.kind != "product":
         return TERMS.get(op.kind, OTHER)
     if "conv" in op.name:
@@ -150,7 +150,7 @@ def term_of(op: OpCost) -> str:
 
 
 def op_terms_ms(ops: Iterable[OpCost]) -> dict[str, float]:
-    """Device time by term, of those that occur, in the ledger's order."""
+    """Device milliseconds by term, of the terms that occur, in the ledger's order."""
     parts: dict[str, list[float]] = defaultdict(list)
     for op in ops:
         if op.kind == "view":

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from e2e.networks.cifar import CIFAR, cifar_network
 from e2e.networks.gpt import GPTS, gpt_network
-from e2e.networks.hub import hub_network, is_hub
+from e2e.networks.hub import hub_network
 from e2e.networks.losses import user_loss
 from e2e.networks.network import Network, never
 from e2e.networks.own import own_network
@@ -21,6 +21,7 @@ from e2e.networks.torchvision_nets import (
 )
 from kernels.error_words import suggest
 from microbench.errors import UserError
+from microbench.network.hub import is_hub
 
 __all__ = ["Network", "find", "names"]
 
@@ -28,7 +29,7 @@ Maker = Callable[[str, tuple[int, ...] | None, int | None], Network]
 
 
 def names() -> dict[str, list[str]]:
-    """The names of the networks, by group: the group's title and its names."""
+    """The names of the networks that need no prefix, by the group's title."""
     return {title: list(known()) for title, (known, _) in _GROUPS.items()}
 
 
@@ -76,7 +77,10 @@ def _named(name: str, input: tuple[int, ...] | None, classes: int | None) -> Net
             f"torchvision's {name} is not a classification network; "
             "to train it, give your own module:function that builds it"
         )
-    near = suggest(name.lower(), others) or "; `e2e list` names them; your own is module:function"
+    near = suggest(name.lower(), others)
+    if not near or name.endswith(".py"):
+        own = f"{name.removesuffix('.py').replace('/', '.')}:build"
+        near = f"; `halfway list` names them; your own is module:function, for example {own}"
     raise UserError(f"no network {name!r}{near}")
 
 

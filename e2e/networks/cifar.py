@@ -28,7 +28,10 @@ FIRST_STRIDES = (1, 2, 2)  # of the three groups: 32x32, 16x16 and 8x8 pixels on
 
 @dataclass(frozen=True)
 class Form:
-    """A CIFAR network: how to build it for a number of classes, and its defaults for SGD."""
+    """A CIFAR network: its builder, called with the number of classes, and its defaults for SGD.
+
+    `lr` suits a batch of `batch` images; `cpu_batch` is the default batch on a CPU.
+    """
 
     build: Callable[[int], nn.Module]
     lr: float = 0.1
@@ -37,9 +40,10 @@ class Form:
 
 
 def resnet(torchvision_name: str, classes: int) -> nn.Module:
-    """Build torchvision's ResNet with a 3x3 stem of stride 1 and no max-pool.
+    """Build torchvision's ResNet with a 3x3 stem of stride 1 and no max-pool, for images of 32x32.
 
-    As He et al. (2016, section 4.2) begin on CIFAR: the ImageNet stem would leave 8x8 of 32x32.
+    Images [N, 3, H, W] to logits [N, classes]. He et al. (2016, section 4.2) begin so on CIFAR: the
+    ImageNet stem would reduce 32x32 to 8x8.
     """
     models = torchvision_models()
     network = models.get_model(torchvision_name, weights=None, num_classes=classes)
@@ -85,7 +89,7 @@ class WideBlock(nn.Module):
             self.shortcut = nn.Conv2d(width_in, width_out, 1, stride, bias=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Run the block."""
+        """[N, width_in, H, W] to [N, width_out, H/stride, W/stride]."""
         activated = F.relu(self.norm1(images))
         kept = images if self.shortcut is None else self.shortcut(activated)
         inner = F.relu(self.norm2(self.conv1(activated)))
@@ -117,7 +121,7 @@ class WideResNet(nn.Module):
                 nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits of the images."""
+        """Images [N, 3, H, W] to logits [N, classes]."""
         features = F.relu(self.norm(self.blocks(self.stem(images))))
         pooled = F.adaptive_avg_pool2d(features, 1).flatten(1)
         return self.classifier(pooled)
@@ -136,7 +140,7 @@ CIFAR: dict[str, Form] = {
 
 
 def cifar_network(name: str, input: tuple[int, ...] | None, classes: int | None) -> Network:
-    """The network of the table CIFAR that has this name. UserError for an input it cannot take."""
+    """The network of this name in the table CIFAR. UserError for an input it cannot take."""
     form = CIFAR[name]
     classes = class_count(name, classes, CLASSES)
     shape = image_input(name, input, IMAGE)

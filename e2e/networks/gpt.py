@@ -62,7 +62,7 @@ class Attention(nn.Module):
         self.project = nn.Linear(shape.width, shape.width)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Mix the positions."""
+        """[N, T, width] to the same shape."""
         joined = self.query_key_value(hidden).unflatten(-1, (3, self.heads, -1))
         query, key, value = (part.transpose(1, 2) for part in joined.unbind(-3))
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
@@ -82,7 +82,7 @@ class Block(nn.Module):
         self.project = nn.Linear(4 * shape.width, shape.width)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Run the block."""
+        """[N, T, width] to the same shape."""
         hidden = hidden + self.attention(self.norm1(hidden))
         return hidden + self.project(self.gelu(self.expand(self.norm2(hidden))))
 
@@ -110,16 +110,16 @@ class GPT(nn.Module):
                 nn.init.zeros_(layer.bias)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits of the token that follows each position."""
+        """Tokens, int64 [N, T], to logits [N, T, vocabulary] of the token after each position."""
         places = torch.arange(tokens.shape[1], device=tokens.device)
         hidden = self.tokens(tokens) + self.positions(places)
         return F.linear(self.norm(self.blocks(hidden)), self.tokens.weight)
 
 
 def gpt_network(name: str, input: tuple[int, ...] | None, classes: int | None) -> Network:
-    """The decoder of the table GPTS that has this name; `input` (T,) sets its context.
+    """The decoder of this name in the table GPTS; `input` (T,) sets its context in tokens.
 
-    UserError for another shape of input, or for classes, which tokens have none of.
+    UserError when `input` is not one number of at least 2, or when `classes` is given.
     """
     form = GPTS[name]
     if classes is not None:

@@ -1,4 +1,4 @@
-"""Losses, always in float32 whatever the output's type, and the count of right answers."""
+"""Losses, always in float32 for any output type, and the count of right answers."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ NO_TARGET = -100  # F.cross_entropy leaves out positions with this target
 def classification_loss(
     output: Any, target: Tensor | None, label_smoothing: float, *, auxiliary_weight: float = 0.0
 ) -> Tensor:
-    """Cross-entropy of [batch, classes] with int64 [batch], a scalar in float32.
+    """Cross-entropy of logits [batch, classes] with targets int64 [batch], a scalar in float32.
 
-    Of several outputs the first is the main one; each of the others, an auxiliary classifier's,
-    is added `auxiliary_weight` times. A single tensor has no others (evaluation).
+    Of several outputs the first is the main one; the loss of each other one, an auxiliary
+    classifier's, is added times `auxiliary_weight`. In evaluation there is only one.
     """
     assert target is not None, "a classifier is trained with classes"
     main, *others = tensors_in(output)
@@ -53,9 +53,9 @@ def next_token_loss(output: Any, target: Tensor | None, label_smoothing: float) 
 
 
 def count_right(output: Any, target: Tensor) -> Tensor | None:
-    """How many samples have their greatest logit at the target's class: int64, on the device.
+    """How many samples have their greatest logit at the target's class: int64 scalar on the device.
 
-    Only the main output counts. None when it is not [batch, classes] for this target.
+    Only the main output counts. None when it is not [batch, classes] for targets int64 [batch].
     """
     if not scores_classes(output, target):
         return None
@@ -63,17 +63,21 @@ def count_right(output: Any, target: Tensor) -> Tensor | None:
 
 
 def scores_classes(output: object, target: Tensor | None) -> bool:
-    """Whether the first tensor put out is floating [batch, classes] and the target its classes."""
+    """Whether the first tensor of the output is floating [batch, classes], the target int64
+    [batch].
+    """
     return _scores(output, target, 1)
 
 
 def scores_tokens(output: object, target: Tensor | None) -> bool:
-    """Whether the first tensor put out is floating [batch, T, vocabulary] for tokens [batch, T]."""
+    """Whether the first tensor of the output is floating [batch, T, vocabulary], the target int64
+    [batch, T].
+    """
     return _scores(output, target, 2)
 
 
 def is_stand_in(output: object, target: Tensor | None) -> bool:
-    """Whether the loss of a user's network that brings none is a stand-in (see `DefaultLoss`)."""
+    """Whether `DefaultLoss` uses its stand-in for this output: neither classes nor tokens fit."""
     return not scores_classes(output, target) and not scores_tokens(output, target)
 
 
@@ -90,18 +94,21 @@ def _scores(output: object, target: Tensor | None, dims: int) -> bool:
 class DefaultLoss:
     """The loss of a user's network that brings none.
 
-    Cross-entropy where the first tensor put out is floating [batch, classes], next-token
+    Cross-entropy where the first tensor of the output is floating [batch, classes], next-token
     cross-entropy where it is [batch, T, vocabulary] for tokens [batch, T]. For anything else it is
-    a stand-in, the mean of the squares of all floating outputs: the speed of a step is that of
-    training, what is learnt is not. `labels` is how many classes or tokens the data has, None
-    when that is not known.
+    a stand-in, the mean of squares of all floating outputs: steps take as long as in training, but
+    learn nothing useful. `labels` is the number of classes or tokens of the data, None if unknown.
     """
 
     name: str
     labels: int | None
 
     def __call__(self, output: Any, target: Tensor | None, label_smoothing: float) -> Tensor:
-        """Reduce an output to a scalar in float32. UserError if too narrow or not floating."""
+        """Reduce an output to a scalar in float32.
+
+        UserError for logits with fewer columns than the data has labels, and without floating
+        output.
+        """
         if scores_classes(output, target):
             self._check_width(output, "classes")
             return classification_loss(output, target, label_smoothing)
@@ -128,7 +135,7 @@ class DefaultLoss:
 class UserLoss:
     """A loss of the user's, called as function(output, target).
 
-    The floating tensors of the output are given in float32 (those in tuples, lists and dicts).
+    Floating tensors of the output, in tuples, lists and dicts too, are cast to float32 before.
     """
 
     name: str
@@ -148,7 +155,7 @@ class UserLoss:
 
 
 def user_loss(name: str) -> UserLoss:
-    """The loss that "module:function" names. UserError when it cannot be had or called."""
+    """The loss that "module:function" names. UserError if it cannot be imported or called."""
     function = find_attribute(name)
     if not callable(function):
         raise UserError(f"{name} is {kind_of(function)}, not a function of output and target")

@@ -18,25 +18,27 @@ TRIED_BATCH = 2  # batch-norm in training needs more than one value a channel
 
 
 def never(output: object, target: Tensor | None) -> bool:
-    """Say that a loss is no stand-in, whatever the output."""
+    """Whether a loss is a stand-in: never, whatever the output."""
     return False
 
 
 @dataclass(frozen=True)
 class Network:
-    """A network that can be trained, and how people train it.
+    """A network that can be trained, and how it usually is.
 
-    `build` makes it with real weights on the CPU in float32 and in training mode, from torch's
-    global random numbers, so that the caller's seed decides. `input` is the shape of one sample
-    without the batch. `tokens` is the number of ids when the input is int64 in [0, tokens), None
-    for float32 input. `classes` is the number of classes of the target, None when the output
-    decides. `loss(output, target, label_smoothing)` is a scalar in float32; the target is int64
-    [batch] for classes, and for tokens the token batch itself, int64 [batch, T], which the loss
-    shifts. `accuracy(output, target)` is the number of right ones, int64 without dimensions on the
-    device; None when the output, of a user's network, is not [batch, classes]. `accuracy` itself is
-    None for a network that has none. `unit` is "img", "tok" or "sample". `batch` and `cpu_batch`
-    are defaults, and `lr` suits `batch`. `stands_in(output, target)` says whether the loss of this
-    output is only a stand-in: its speed is that of training, but nothing useful is learnt.
+    `build` makes it in float32 on the CPU, in training mode, from torch's global random numbers, so
+    that the caller's seed decides. `input` is the shape of one sample, without the batch. `tokens`
+    is the number of ids of an int64 input, None for a float32 input; `classes` that of the target,
+    None when the output decides. The target is int64 [batch]; for tokens it is the input itself,
+    int64 [batch, T], which the loss shifts.
+
+    `loss(output, target, label_smoothing)` is a scalar in float32. `accuracy(output, target)` is
+    the number of right answers, an int64 scalar on the device, or None when the output is not
+    [batch, classes]; `accuracy` is None where the network has no such count. `stands_in(output,
+    target)`: the loss is a stand-in, whose steps take as long but learn nothing useful.
+
+    `unit` is "img", "tok" or "sample", of which a sample has `units_per_sample`. `batch` and
+    `cpu_batch` are default batch sizes in samples; `lr` suits `batch`.
     """
 
     name: str
@@ -62,9 +64,9 @@ def written(shape: tuple[int, ...]) -> str:
 
 
 def image_input(name: str, input: tuple[int, ...] | None, usual: int) -> tuple[int, int, int]:
-    """The shape of one image of a network that takes 3 channels, `usual` pixels a side by default.
+    """The shape (3, H, W) of a network's images; `usual` pixels a side by default.
 
-    UserError when `input` is not 3xHxW.
+    UserError when `input` is not 3xHxW with sides of at least 1.
     """
     if input is None:
         return 3, usual, usual
@@ -76,7 +78,7 @@ def image_input(name: str, input: tuple[int, ...] | None, usual: int) -> tuple[i
 
 
 def class_count(name: str, classes: int | None, usual: int) -> int:
-    """The number of classes to build a network for. UserError below 1."""
+    """The number of classes to build a network for, `usual` by default. UserError below 1."""
     if classes is not None and classes < 1:
         raise UserError(f"{name} needs at least 1 class, not {classes}")
     return classes or usual
@@ -88,9 +90,9 @@ def check_input(
     shape: tuple[int, ...],
     dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Raise UserError when the network does not take a batch of samples of this shape and type.
+    """Raise UserError when the network rejects a batch of samples of this shape and type.
 
-    It is built and called on fake tensors, which takes a second or so and no memory.
+    It is built and called on fake tensors: about a second, and no memory for tensors.
     """
     # small constants that a constructor computes are real
     fake = FakeTensorMode(allow_non_fake_inputs=True)

@@ -21,16 +21,15 @@ TOKEN_TRAINING = ("adamw", 3e-4, 0.1)
 
 
 def own_network(name: str, input: tuple[int, ...] | None, classes: int | None) -> Network:
-    """The network that the function `name`, "module:function", makes.
+    """The network that the user's function `name`, "module:function", returns.
 
-    It is called without arguments and returns an nn.Module, or (nn.Module, example input) with a
-    tensor whose first dimension is the batch. `input` is the shape of one sample, else that of the
-    example, else 3x224x224. An integer example makes the input tokens in [0, its greatest + 1).
-    The loss is `DefaultLoss`. UserError, in one line with the function's own error, for whatever
-    is wrong with it.
+    It is called without arguments and returns an nn.Module, or (nn.Module, example input) with the
+    batch as first dimension. `input` is the shape of one sample; by default the example's, else
+    3x224x224. An integer example means tokens in [0, its greatest + 1). The loss is `DefaultLoss`.
+    UserError, with the function's own error in one line, when any of this fails.
     """
     function = find_function(name)
-    # A look at it must not change what a seed builds.
+    # Building it here must not change the random numbers of a later build.
     with torch.random.fork_rng(devices=[]):  # pyright: ignore[reportUnknownMemberType]
         module, example = _call(name, function)
     _check_trainable(name, module)

@@ -27,7 +27,7 @@ CPU_BATCH, LARGE_CPU_BATCH = 4, 2  # large: networks in BATCHES
 
 @dataclass(frozen=True)
 class Training:
-    """How a family is trained: `lr` is for a batch of LR_BATCH."""
+    """How a family is trained: `lr` is for a batch of LR_BATCH images."""
 
     optimizer: str
     lr: float
@@ -69,7 +69,7 @@ SMALLER: dict[int, str] = {
 }
 BATCHES = {name: batch for batch, names in SMALLER.items() for name in names.split()}
 
-# What an auxiliary classifier's loss counts beside the main one.
+# Weight of an auxiliary classifier's loss beside the main one.
 AUXILIARY_WEIGHTS: dict[str, float] = {
     # Szegedy et al., "Going Deeper with Convolutions", 2015, section 5: each of the two by 0.3
     "googlenet": 0.3,
@@ -92,15 +92,16 @@ def torchvision_names() -> tuple[str, ...]:
 
 
 def is_other_torchvision(name: str) -> bool:
-    """Whether torchvision has a network of this name that is not in `torchvision_names()`."""
+    """Whether torchvision has this network, but not for classification."""
     every = torchvision_models().list_models()
     return name.lower() in every and name.lower() not in torchvision_names()
 
 
 def torchvision_network(name: str, input: tuple[int, ...] | None, classes: int | None) -> Network:
-    """The network of this name, one of `torchvision_names()`, with its usual image size.
+    """The network of this name, one of `torchvision_names()`; `input` is (3, H, W), None its usual
+    size.
 
-    UserError for an input it cannot take.
+    UserError for an input that it cannot take, or fewer than 1 class.
     """
     classes = class_count(name, classes, CLASSES)
     usual = usual_image(name)

@@ -1,7 +1,7 @@
-"""Learns, once a machine, what its host does around calls: small networks' steps less their calls.
+"""Calibrates a machine once: the host time around ATen calls, from steps of small networks.
 
-The networks' steps are bound by CPU launches and differ in what the host does. The rounds go over
-all of them again and again, steps beside calls: a slow second of the host is shared by many.
+The steps are limited by CPU launches and differ in what the host does. Each round times every step
+and then its calls alone, so that a slow second of the host affects all networks alike.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class _Weights(nn.Module):
 
 
 def _nested(module: nn.Module, depth: int) -> nn.Module:
-    """Modules that only call the next one."""
+    """A chain of modules that only call the next one."""
     for _ in range(depth):
         module = nn.Sequential(module)
     return module
@@ -115,7 +115,7 @@ _SMALL: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 
 def small_networks(kind: str) -> list[Network]:
-    """Those that suit a kind of device."""
+    """The calibration networks for a kind of device, "cuda" or "cpu"."""
     made = [_small(name, build, shape) for name, (build, shape) in _SMALL.items()]
     if kind == "cuda":
         made += [replace(find(name, input=TINY), batch=2) for name in ON_A_GPU]
@@ -123,9 +123,9 @@ def small_networks(kind: str) -> list[Network]:
 
 
 def small_recipes(small: Network, kind: str, *, bf16: bool = True) -> tuple[str, ...]:
-    """The recipes that suit one of them on a kind of device: a CPU learns nothing from others.
+    """The recipes to calibrate one of them with; on a CPU fp32 only.
 
-    On a card without bfloat16 all that comes under autocast has a loss scaler.
+    On a card without bfloat16 (`bf16` False), every recipe with autocast has a loss scaler.
     """
     if kind != "cuda":
         return ("fp32",)
@@ -133,7 +133,7 @@ def small_recipes(small: Network, kind: str, *, bf16: bool = True) -> tuple[str,
 
 
 def paced_network() -> Network:
-    """The network whose step measures the launch speed of the host."""
+    """The network whose step measures the host's launch speed: a few small convolutions."""
     return _small("pace", lambda: _convolutions(PACED_LAYERS), (3, 8, 8))
 
 
@@ -157,14 +157,14 @@ def _small(name: str, build: Callable[[], nn.Module], shape: tuple[int, ...]) ->
 
 
 def small_case(small: Network, recipe: str) -> TrainCase:
-    """Its training under a recipe."""
+    """The calibration case of one of them under a recipe."""
     return TrainCase(
         small.name, recipe, small.batch, written(small.input), optimizer=small.optimizer
     )
 
 
 def small_step(small: Network, recipe: str, device: torch.device) -> Callable[[], object]:
-    """Launches a step of it, on one batch for ever."""
+    """A function that launches one of its training steps, always on the same batch."""
     case = small_case(small, recipe)
     trainer = Trainer(small, case, recipe_of(case), device, seed=1)
     feed = fixed_feed(small, case, device, CLASSES)
@@ -189,9 +189,9 @@ class _Prepared:
 
 
 def calibrated(calls: CallTimer, host_speed: HostSpeed) -> FrameworkOverhead:
-    """Fitted to the small networks that suit the device of `calls`.
+    """Measure and fit the framework overhead of `calls`' device: seconds at the reference speed.
 
-    cuDNN takes its first algorithm here, in steps as in calls alone: trying ten of each convolution
+    cuDNN takes its first algorithm here, in steps as in calls alone: searching for each convolution
     would take most of the time.
     """
     prepared = list(_prepared(calls))
@@ -215,14 +215,14 @@ def _prepared(calls: CallTimer) -> Iterator[_Prepared]:
     bf16 = cannot_run(RECIPES["amp-bf16"], kind, card) is None
     for small in small_networks(kind):
         for recipe in small_recipes(small, kind, bf16=bf16):
-            with suppress(CannotTrace):  # what is left is fitted
+            with suppress(CannotTrace):  # fit the others
                 traced = trace(small, small_case(small, recipe), calls.device, CLASSES)
                 step = small_step(small, recipe, calls.device)
                 yield _Prepared(traced, calls.passes(traced), step)
 
 
 def _step_s(step: Callable[[], object], device: torch.device) -> float:
-    """Seconds a step, many in a row, which the device keeps up with."""
+    """Seconds per step over consecutive steps, short enough for the device to keep up."""
     warm(step)
     began_s = _now_s(device)
     for _ in range(STEPS):
@@ -231,7 +231,7 @@ def _step_s(step: Callable[[], object], device: torch.device) -> float:
 
 
 def _now_s(device: torch.device) -> float:
-    """When the device has done everything."""
+    """The time in seconds, after the device has finished all work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()

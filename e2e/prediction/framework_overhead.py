@@ -1,7 +1,7 @@
-"""Host time of a step outside its calls: modules, autograd, the optimizer's own Python.
+"""Host time of a step outside its ATen calls: modules, autograd, the optimizer's own Python.
 
-Calls are timed alone. The rest is fitted once per machine: steps of small networks are timed on the
-host and traced, and what exceeds their calls is fitted to counts of modules, weights and so on.
+Calls are timed alone. The rest is fitted once per machine: steps of small networks are timed and
+traced, and the host time beyond their calls is fitted to counts of modules, weights and so on.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ RIDGE = 1e-4  # keeps a count that the calibration hardly varies from taking a w
 
 @dataclass(frozen=True)
 class FrameworkOverhead:
-    """Seconds of the host at the reference speed for each of COUNTED, and how well they fitted.
+    """Host seconds at the reference speed for each of COUNTED, and the error of the fit.
 
-    `error` is the root mean square of (fitted - measured) / measured over the host's whole time of
-    the calibration's steps.
+    `error` is the root mean square of (fitted - measured) / measured, of the calibration steps'
+    whole host times: a ratio.
     """
 
     seconds: tuple[float, ...]
     error: float
 
     def of(self, trace: Trace) -> float:
-        """Seconds a step of this trace needs beside its calls; not negative."""
+        """Host seconds per step outside the calls of this trace; not negative."""
         counted = zip(counts(trace), self.seconds, strict=True)
         return max(0.0, sum(count * each_s for count, each_s in counted))
 
 
 @dataclass(frozen=True)
 class CalibrationStep:
-    """A small network's step: its trace, the host's whole time, the sum over its calls alone."""
+    """A small network's trace, and host seconds per step: in all, and of its calls alone."""
 
     trace: Trace
     host_s: float
@@ -57,7 +57,7 @@ class CalibrationStep:
 
 
 def counts(trace: Trace) -> tuple[float, ...]:
-    """How many of each of COUNTED a step has."""
+    """How often each of COUNTED occurs in a step, in that order."""
     noted = [is_view(op) for op in trace.ops if op.saved_for_backward]
     backward = sum(op.phase == "backward" for op in trace.ops)
     recipe = recipe_of(trace.case)
@@ -69,9 +69,9 @@ def counts(trace: Trace) -> tuple[float, ...]:
 
 
 def fitted(samples: Sequence[CalibrationStep]) -> FrameworkOverhead:
-    """Least squares over relative errors, so that a short step counts as much as a long one.
+    """Non-negative least squares over relative errors: a short step counts as much as a long one.
 
-    Coefficients are non-negative: counts with negative ones are left out, the most negative first.
+    Where a coefficient would be negative it is set to 0, the most negative first.
     """
     rows = torch.tensor([counts(sample.trace) for sample in samples], dtype=torch.float64)
     whole = torch.tensor([sample.host_s for sample in samples], dtype=torch.float64)

@@ -1,9 +1,8 @@
-"""The host's launch speed at the moment, by the step of a small network that is always the same.
+"""The host's current launch speed, measured by a step of one small network.
 
-The processor of a shared or virtual machine may take twice as long for the same work a second
-later. Host times are therefore stored for a reference speed and scaled to the current one by the
-*slowdown*: how many times longer than the reference the host takes (1.25: 25 % slower). Run files
-call it `host_pace`.
+The CPU of a shared or virtual machine may take twice as long for the same work a second later. Host
+times are therefore stored for a reference speed and scaled to the current one by the *slowdown*: a
+ratio, 1.25 means that the host takes 25 % longer. Run files call it `host_pace`.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from e2e.training.speed_readings import HostSpeed, SpeedReading
 from microbench.timing.stats import median
 
 RECIPE = "amp"
-REFERENCE_S = 2e-3  # what the small step takes at a slowdown of 1
+REFERENCE_S = 2e-3  # seconds of the small step at a slowdown of 1, by definition
 LOOK_S = 2.0  # of steps in a row: host speeds last for tenths of seconds to seconds
 # After other work or a rest a step is up to 1.4 times as long; the seventh shows nothing of it.
 WARM_STEPS, STEPS = 6, 3
 
 
 class RecordedSpeed:
-    """A HostSpeed that keeps its readings."""
+    """A HostSpeed that records its readings."""
 
     def __init__(self, host_speed: HostSpeed) -> None:
         self._host_speed = host_speed
@@ -34,11 +33,11 @@ class RecordedSpeed:
 
     @property
     def look_s(self) -> float:
-        """As of the HostSpeed that it records."""
+        """Seconds, as of the HostSpeed that it wraps."""
         return self._host_speed.look_s
 
     def slowdown(self) -> float:
-        """At this moment; recorded."""
+        """The slowdown now, a ratio; recorded. RuntimeError as of the HostSpeed that it wraps."""
         found = self._host_speed.slowdown()
         self._readings.append((time.perf_counter(), found))
         return found
@@ -52,30 +51,30 @@ class RecordedSpeed:
             self.slowdown()
 
     def take(self) -> tuple[SpeedReading, ...]:
-        """The readings since the last call."""
+        """The readings since the last call, each (seconds by the monotonic clock, slowdown)."""
         readings, self._readings = tuple(self._readings), []
         return readings
 
     def forget(self) -> None:
-        """The readings are kept."""
+        """Release the device memory of the HostSpeed that it wraps; the readings are kept."""
         self._host_speed.forget()
 
 
 class ConstantSpeed:
-    """On a CPU: the measured times of calls already contain its speed."""
+    """The speed of a CPU as the device: measured times of its calls already contain it."""
 
     look_s = 0.0
 
     def slowdown(self) -> float:
-        """Always 1."""
+        """Always 1 (a ratio)."""
         return 1.0
 
     def forget(self) -> None:
-        """It holds nothing."""
+        """Do nothing: it holds nothing on the device."""
 
 
 class SmallStepSpeed:
-    """By launching a training step that a GPU is done with sooner than the host."""
+    """Times the launch of a small training step that a GPU finishes sooner than the host."""
 
     look_s = LOOK_S
 
@@ -85,14 +84,14 @@ class SmallStepSpeed:
         self._searched: set[bool] = set()
 
     def slowdown(self) -> float:
-        """The median of STEPS, after WARM_STEPS: it must not depend on what was done before."""
+        """The slowdown now: the median of STEPS steps after WARM_STEPS, over REFERENCE_S."""
         step = self._searched_step()
         for _ in range(WARM_STEPS):
             step()
         return median([self._seconds(step) for _ in range(STEPS)]) / REFERENCE_S
 
     def forget(self) -> None:
-        """The small network is made anew when it is needed again."""
+        """Release the small network; it is built again when needed."""
         self._step = None
         self._searched.clear()
 
@@ -103,8 +102,9 @@ class SmallStepSpeed:
         return time.perf_counter() - began_s
 
     def _searched_step(self) -> Callable[[], object]:
-        """The step, whose algorithms cuDNN has searched: with TF32 on and with it off, and also
-        where the recipe that is measured has it not search. The switches are then as they were.
+        """The step, after cuDNN has searched its algorithms for the current TF32 setting.
+
+        They are searched even where the measured recipe turns that off; the switch is restored.
         """
         tf32, search = torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark
         if self._step is None:
@@ -121,5 +121,5 @@ class SmallStepSpeed:
 
 
 def host_speed_of(device: torch.device) -> HostSpeed:
-    """Of this process's launches on the device."""
+    """How this process's launch speed for the device is measured; constant for a CPU."""
     return SmallStepSpeed(device) if device.type == "cuda" else ConstantSpeed()

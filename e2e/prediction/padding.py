@@ -1,4 +1,4 @@
-"""Products whose sizes keep them off the fast Tensor Core kernels, and the same calls padded.
+"""GEMMs and convolutions whose sizes miss the fast Tensor Core kernels, and the same calls padded.
 
 Pure functions of calls and costs.
 """
@@ -36,7 +36,7 @@ TRANSPOSED = {"convolution": 6, "convolution_backward": 7}
 
 @dataclass(frozen=True)
 class PaddedCase(TrainCase):
-    """A case whose network has channels and features rounded up where that makes it faster.
+    """A case whose network has channels and features rounded up where that is faster.
 
     It is predicted, never trained: the network itself would have to change.
     """
@@ -45,7 +45,7 @@ class PaddedCase(TrainCase):
 
     @property
     def plain(self) -> TrainCase:
-        """The case of the network as it is."""
+        """The case of the network without padding."""
         return TrainCase(**{field.name: getattr(self, field.name) for field in fields(TrainCase)})
 
 
@@ -53,7 +53,7 @@ class PaddedCase(TrainCase):
 class Padding:
     """A call with sizes rounded up, and those sizes: {33: 40}.
 
-    `noun` is what they count. `known_slow` are the sizes before, but for those of images: libraries
+    `noun` is what they count. `known_slow` are the sizes before, without those of images: libraries
     have kernels for three channels.
     """
 
@@ -64,20 +64,20 @@ class Padding:
 
     @property
     def misaligned(self) -> str:
-        """ "33 channels", "" where only an image's are few."""
+        """Such as "33 channels"; "" where only an image's channels are misaligned."""
         return f"{', '.join(map(str, self.known_slow))} {self.noun}" if self.known_slow else ""
 
     @property
     def change(self) -> str:
-        """ "33 to 40 channels"."""
+        """Such as "33 to 40 channels"."""
         rounded = [f"{size} to {padded}" for size, padded in self.sizes.items()]
         return f"{', '.join(rounded)} {self.noun}"
 
 
 def padding(call: Call, tf32: bool) -> Padding | None:
-    """The padded call; None for what is aligned, no product, grouped, or off Tensor Cores.
+    """The padded call; None if aligned, grouped, not for Tensor Cores, or no GEMM or convolution.
 
-    `tf32`: whether float32 products run in TF32. A tensor with gaps between its rows loses them.
+    `tf32`: float32 calls run in TF32. The padded copy of a tensor has no gaps between its rows.
     """
     letters = _letters(call)
     if not letters or not call.tensors:
@@ -111,7 +111,7 @@ def _letters(call: Call) -> tuple[str, ...]:
 
 
 def _sizes(call: Call, letters: Sequence[str]) -> dict[str, int]:
-    """Sizes that matter: channels; of matrices those that lie side by side in memory."""
+    """Sizes that matter: channels; of matrices those that are contiguous in memory."""
     sizes: dict[str, int] = {}
     for arg, named in zip(call.args, letters, strict=False):
         if not isinstance(arg, TensorSpec):
@@ -165,7 +165,7 @@ def _padded(arg: Argument, letters: str, found: Mapping[str, tuple[int, int]]) -
 def _larger(
     shape: tuple[int, ...], letters: str, found: Mapping[str, tuple[int, int]]
 ) -> tuple[int, ...]:
-    """Sizes of 1 that stand for all stay."""
+    """Rounded-up sizes; broadcast sizes of 1 stay."""
     named = zip(_fitted(letters, len(shape)), shape, strict=True)
     return tuple(
         found[letter][1] if letter in found and size == found[letter][0] else size
@@ -195,10 +195,10 @@ def padded_step(
     calls: Sequence[Call],
     tried: Mapping[int, tuple[OpCost, Padding]],
 ) -> tuple[OpCost, ...] | None:
-    """The step in which the layers that gain by it are padded; None where none does.
+    """The step with those layers padded that gain by it; None where none does.
 
-    `tried` has by an op's place what its padded call costs. What lies between products moves so
-    much more as its tensors grow.
+    `tried` has the cost and the padding of each padded call, by its place in `ops`. Other ops
+    between padded ones take longer in proportion to their larger tensors.
     """
     gains_s: dict[str, float] = defaultdict(float)
     for i, (cost, _) in tried.items():

@@ -16,15 +16,14 @@ HOST_ERROR = 0.10  # of a CPU-launch-bound one, beside the variation of the host
 
 @dataclass(frozen=True)
 class Prediction:
-    """A step's predicted time and the ops that it consists of.
+    """A step's predicted time and the ops that it consists of; all times in seconds.
 
-    `reason` says why neither is known. `runs` is False if the case is known not to run, so that
-    there is nothing to measure; `broke` is True if predicting failed. `notes` are remarks for the
-    reader. `wait_s` is the part of the predicted step that waits for the loader. The host times of
-    `ops` and `framework_s` (host time outside the ops; of a captured step, all host time) hold for
-    a host at `slowdown` times the reference (1.25: 25 % slower). `host_error` is the relative error
-    of the framework overhead on the calibration models; `speed_readings` are the slowdowns read
-    while this was measured.
+    `reason` says why neither is known. `runs` is False if the case is known not to run; `broke` is
+    True if predicting failed. `notes` are remarks for the reader. `wait_s` is the part of the
+    predicted step that waits for the loader. The host times of `ops` and `framework_s` (host time
+    outside the ops; of a captured step, all host time) are for a host at `slowdown` times the
+    reference (1.25: 25 % slower). `host_error` is the relative error of the framework overhead on
+    the calibration networks; `speed_readings` are the slowdowns read during measurement.
     """
 
     case: TrainCase
@@ -42,7 +41,7 @@ class Prediction:
     speed_readings: tuple[SpeedReading, ...] = ()
 
     def predicted_for(self, slowdowns: SlowdownRange) -> Prediction:
-        """The same step for a host whose slowdown varies so; unchanged if it was not predicted."""
+        """The same step on a host with this range of slowdowns; unchanged if not predicted."""
         if self.predicted is None:
             return self
         typical = self.at(slowdowns.middle)
@@ -59,7 +58,7 @@ class Prediction:
         return replace(typical, predicted=predicted, simulated=simulated)
 
     def at(self, slowdown: float) -> Prediction:
-        """The same ops at another slowdown of the host, not simulated yet; `predicted` stays."""
+        """The same ops at another slowdown (ratio) of the host. Not simulated."""
         ratio = slowdown / self.slowdown
         return replace(
             self,
@@ -70,22 +69,22 @@ class Prediction:
         )
 
     def simulate(self) -> Simulated:
-        """The step from its ops."""
+        """Simulate the step from its ops."""
         return simulate(self.ops, framework_s=self.framework_s, captured=self.case.graph)
 
 
 def needs_more(needed: int, has: int) -> str:
-    """The reason for a case that the device has too little memory for, in bytes both."""
+    """The reason for a case that does not fit the memory; arguments in bytes, printed in GB."""
     return f"it would need {needed / 1e9:,.1f} GB of the device's {has / 1e9:,.1f}"
 
 
 def with_loader(
     prediction: Prediction, loading: Loading, images: int, *, on_gpu: bool
 ) -> Prediction:
-    """The prediction of a step of `images` images when a loader feeds it.
+    """The prediction of a step of `images` images when a loader feeds it: the slower of the two.
 
-    The slower of both decides. A loader that makes batches `on_gpu` takes time of the device that
-    the step needs; how much is not known, so the interval reaches to one after the other.
+    A loader that makes batches `on_gpu` takes device time from the step. How much is not known, so
+    the interval reaches up to both times added.
     """
     predicted = prediction.predicted
     if predicted is None or not loading.per_s:
@@ -104,7 +103,7 @@ def with_loader(
 
 
 def measured_wait_s(training: Training) -> float:
-    """How much longer a measured step took because it was fed, than on a batch that was there."""
+    """Seconds by which a measured step was longer than on a preloaded batch; at least 0."""
     if training.steps is None or training.steps.unfed_s is None:
         return 0.0
     return max(0.0, training.steps.median_s - training.steps.unfed_s)

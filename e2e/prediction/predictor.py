@@ -43,10 +43,10 @@ NO_GAIN = "no layer gets faster when it is padded"
 
 
 class Predictor:
-    """Predicts cases of one network on one device; calls are measured once.
+    """Predicts cases of one network on one device; each call is measured once.
 
     `allow_run` and `memory_bytes` are as for StepProfiler. `host_speed` measures the host's launch
-    speed; None: that of this process on the device.
+    speed; None: this process's for the device.
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class Predictor:
         self._stages = Stages()
 
     def predict(self, case: TrainCase, announce: Announce) -> Prediction:
-        """The step of a case, or why it cannot be predicted. Nothing of the network runs, except
-        what `allow_run` permits.
+        """The predicted step of a case, or the reason why there is none.
 
-        The prediction is for the host speed read meanwhile or, if nothing had to be measured,
-        read the last time. CaptureFailed, after which the process is of no more use.
+        Nothing of the network runs, except what `allow_run` permits. The prediction is for the host
+        speed read during measurement or, if nothing had to be measured, the last reading.
+        CaptureFailed when a capture broke off; the process cannot be used any more.
         """
         reason = self._cannot(case)
         if reason:
@@ -92,7 +92,7 @@ class Predictor:
             found = Prediction(case, reason=one_line(error), broke=True)
         if self.cuda:
             self.host_speed.forget()
-            free_memory(self.device)  # what comes next finds the memory as it was
+            free_memory(self.device)  # leave the memory as it was
         return found
 
     def _prediction(self, case: TrainCase, announce: Announce) -> Prediction:
@@ -137,7 +137,7 @@ class Predictor:
         return self._readings
 
     def _captured(self, case: TrainCase, profile: StepProfile, announce: Announce) -> GraphCosts:
-        """What a graph of these calls takes."""
+        """The costs of a graph of these calls."""
         check_capturable(profile.traced, profile.times)
         key = step_key(profile.traced, profile.alone)
         if key not in self._graphs:
@@ -152,7 +152,7 @@ class Predictor:
         return self._graphs[key]
 
     def _framework(self, case: TrainCase, announce: Announce) -> FrameworkOverhead:
-        """What the host does beside calls."""
+        """The framework overhead of this machine."""
         framework = self._store.framework
         if framework is None:
             announce(case.key, "measuring what the host does around operations")
@@ -184,7 +184,7 @@ class Predictor:
         return replace(at_1, predicted=predicted).predicted_for(slowdowns)
 
     def _padded(self, traced: Trace, ops: Sequence[OpCost]) -> tuple[OpCost, ...] | None:
-        """The ops with layers padded where that makes them faster; None where it does for none."""
+        """The ops with those layers padded that gain by it; None where none does."""
         case = traced.case
         paddings = {
             i: found

@@ -1,7 +1,7 @@
-"""A training step as a queue: the host launches ops in order, the device works them off.
+"""A training step as a queue: the host launches ops in order, the device executes them.
 
-Pure functions of costs. What is computed is the steady state: the time from one step to the next
-when the same step is launched again and again.
+Pure functions of costs. They compute the steady state: the time from one step to the next when the
+same step is launched over and over.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ MAX_ROUNDS = 8
 
 @dataclass(frozen=True)
 class OpCost:
-    """One op of a step, in order of launch, and what it costs.
+    """One op of a step, in order of launch, and its costs in seconds.
 
     `gpu_s` is device time, of which `conversion_s` goes into kernels that only change the layout
-    inside a product; an op of kind "view" has none. `host_s` is what the host needs to launch it;
-    one that `waits` holds the host until the device is done with it. `name` is ATen's
-    ("aten.convolution.default"), `dtype` that of its input, `misaligned` what keeps it off the fast
-    kernels ("60 channels"), `padded` what was made of it ("60 to 64 channels"); each is "" if
-    unknown. `busy_s` is the part of `gpu_s` in which a kernel runs, None where it is not known;
-    `kernels` how many it launches, where it has device time.
+    inside a GEMM or convolution; `busy_s` is the part in which a kernel runs, None if unknown. An
+    op of kind "view" has no device time. `host_s` is what the host needs to launch it; in one that
+    `waits` the host waits for the device. `kernels` is how many it launches, if it has device time.
+
+    `name` is ATen's ("aten.convolution.default"), `dtype` that of its input, `misaligned` the sizes
+    that miss the fast kernels ("60 channels"), `padded` how they were padded ("60 to 64 channels");
+    each is "" if unknown.
     """
 
     kind: str
@@ -49,15 +50,16 @@ class OpCost:
 
     @property
     def device_s(self) -> float:
-        """Device time, with the layout changes inside; 0 for a view."""
+        """Device seconds, layout changes included; 0 for a view."""
         return 0.0 if self.kind == "view" else self.gpu_s
 
 
 @dataclass(frozen=True)
 class GraphCosts:
-    """Seconds of a step whose ops were captured together: all of it, and for each kernel from the
-    end of the one before; and of the host at the reference speed, which launches all at once, for
-    each kernel.
+    """Seconds of a step captured as a graph; of the host at the reference speed.
+
+    `step_s` is the whole step, `gap_s` from a kernel's end to the next one's start, `launch_s` the
+    host's time to launch the graph, per kernel.
     """
 
     step_s: float
@@ -65,11 +67,11 @@ class GraphCosts:
     launch_s: float
 
     def ops(self, alone: Sequence[OpCost], ops: Sequence[OpCost]) -> tuple[OpCost, ...]:
-        """The ops as they run in a graph, where those that were captured take `step_s`.
+        """The ops as they run in a graph, where the captured ones take `step_s`.
 
-        `alone` are these as each was measured; `ops` are the same, or their padded versions. An op
-        of unknown kernel time takes as long as alone; the kernels of the others are scaled by one
-        factor, so that the sum is right.
+        `alone` are those as measured alone; `ops` the same, or their padded versions. An op of
+        unknown kernel time takes as long as alone; the others' kernels are scaled by one factor so
+        that the sum is right.
         """
         seen = [op for op in alone if op.device_s and op.busy_s is not None]
         unseen_s = math.fsum(op.device_s for op in alone if op.busy_s is None)
@@ -84,7 +86,7 @@ class GraphCosts:
         )
 
     def host_s(self, ops: Iterable[OpCost]) -> float:
-        """What launching a graph of these ops takes, at the reference speed."""
+        """Host seconds to launch a graph of these ops, at the reference speed."""
         return self.launch_s * sum(op.kernels for op in ops if op.device_s)
 
 
@@ -95,11 +97,12 @@ def _lasting(op: OpCost, busy_s: float, gaps_s: float) -> OpCost:
 
 @dataclass(frozen=True)
 class Simulated:
-    """A step in steady state. `idle_s` is the part of `step_s` in which the device has no work.
+    """A step in steady state; times in seconds.
 
-    `gpu_s` and `host_s` are what device and host need without each other; `limit` is "host" when
-    no kernel runs in more than IDLE_SHARE of the step, as for measured steps (of a captured one:
-    beside what is between its kernels), and "gpu" otherwise.
+    `idle_s` is the part of `step_s` in which the device has no work; `gpu_s` and `host_s` are what
+    device and host need without each other. `limit` is "host" when no kernel runs in more than
+    IDLE_SHARE of the step, as for measured steps (of a captured step the gaps between its kernels
+    do not count), else "gpu".
     """
 
     step_s: float
@@ -110,7 +113,7 @@ class Simulated:
 
 
 def launched_at(slowdown: float, ops: Iterable[OpCost]) -> tuple[OpCost, ...]:
-    """The same ops, launched by a host that takes `slowdown` times as long."""
+    """The same ops on a host whose launches take `slowdown` times as long (a ratio)."""
     return tuple(replace(op, host_s=slowdown * op.host_s) for op in ops)
 
 
@@ -124,11 +127,11 @@ def simulate(
     captured: bool = False,
     queue_depth: int = QUEUE_DEPTH,
 ) -> Simulated:
-    """The steady state of a step.
+    """The steady state of a step; times in seconds.
 
     `framework_s` is host time outside the ops, spread evenly over them. `captured`: the step is one
-    CUDA graph, which costs the host `framework_s` and nothing an op. The host may be `queue_depth`
-    kernels ahead; those of one op share its times evenly.
+    CUDA graph, which costs the host `framework_s` and nothing per op. The host may be `queue_depth`
+    kernels ahead; kernels of one op share its times evenly.
     """
     gpu_s = math.fsum(op.device_s for op in ops)
     if captured:
@@ -147,7 +150,7 @@ def _simulated(step_s: float, gpu_s: float, host_s: float, busy_s: float) -> Sim
 
 
 def _launches(ops: Sequence[OpCost], framework_s: float) -> list[Launch]:
-    """The ops with their shares of the framework's time."""
+    """The ops, each with its share of the framework's time."""
     assert all(op.gpu_s >= 0 and op.host_s >= 0 for op in ops), "costs are no negative times"
     assert all(op.kernels >= 1 for op in ops), "what takes time launches a kernel"
     if not ops:
@@ -157,7 +160,7 @@ def _launches(ops: Sequence[OpCost], framework_s: float) -> list[Launch]:
 
 
 def _kernels(op: OpCost, host_s: float) -> list[Launch]:
-    """An op's launches; what launches nothing is one that takes no device time."""
+    """An op's launches; an op without kernels is one launch without device time."""
     count = op.kernels if op.device_s else 1
     each = (host_s / count, op.device_s / count)
     return [(*each, False)] * (count - 1) + [(*each, op.waits)]
@@ -214,9 +217,9 @@ def _go_through(
     before: Sequence[float],
     queue_depth: int,
 ) -> tuple[float, list[float]]:
-    """One step from where host and device are: the host's time after it, and every end.
+    """One step from this state of host and device: the host's time after it, and every end.
 
-    `before` are the ends of what was launched before and may be pending.
+    `before` are the ends of earlier launches that may be pending.
     """
     ends = list(before)
     for launch_s, device_s, waits in launches:

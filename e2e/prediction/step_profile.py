@@ -32,9 +32,10 @@ Announce = Callable[[str, str], None]
 
 @dataclass(frozen=True)
 class StepProfile:
-    """A case's trace and the times of its calls by key, launched `alone` or, if they cannot be,
-    taken `in_situ`, in a real step. `problems` are the reasons why others have none; `notes` are
-    remarks for the reader.
+    """A case's trace, and the times of its calls by key.
+
+    They are measured `alone` or, where that is impossible, `in_situ`, in a real step. `problems`
+    are the reasons why others have none; `notes` are remarks for the reader.
     """
 
     traced: Trace
@@ -45,18 +46,20 @@ class StepProfile:
 
     @property
     def times(self) -> Mapping[str, OpTime]:
-        """All known times."""
+        """All known times, by key."""
         return {**self.alone, **self.in_situ}
 
     @property
     def memory_bytes(self) -> int:
-        """The peak of the step, with what its calls take beside their results."""
+        """Peak memory of the step in bytes, workspaces of its calls included."""
         return peak_bytes(self.traced, self.times)
 
     @property
     def uncovered(self) -> tuple[str, ...]:
-        """The calls whose time is not known, those of a name and a reason in a line, with their
-        share of the calls that launch something and of the bytes of their arguments and results.
+        """The calls without a time, a line per name and reason, for the reader.
+
+        Each has their number, and their share (%) of the calls that launch something and of the
+        bytes of arguments and results.
         """
         launched = [op for op in self.traced.ops if not is_view(op)]
         missing: dict[tuple[str, str], list[TracedOp]] = defaultdict(list)
@@ -71,8 +74,10 @@ class StepProfile:
         )
 
     def from_step(self, costs: Sequence[OpCost]) -> tuple[str, ...]:
-        """The calls that a real step has timed, those of a name in a line, with their device time,
-        its share of all, and the host's; `costs` are of the trace's calls.
+        """The calls timed in a real step, a line per name, for the reader.
+
+        Each has their device time, its share (%) of the step's, and their host time. `costs` are of
+        the trace's calls.
         """
         device_s = math.fsum(cost.device_s for cost in costs)
         taken: dict[str, list[OpCost]] = defaultdict(list)
@@ -92,18 +97,18 @@ class StepProfile:
 
 
 class DoesNotFit(Exception):
-    """A step that the device has no room for; the message is the reason a person reads."""
+    """A step that needs more memory than the device has; the message says how much."""
 
 
 class Stages:
-    """What is done, stage by stage, and how many seconds it takes."""
+    """The seconds that each stage of a prediction took."""
 
     def __init__(self) -> None:
         self.took_s: dict[str, float] = {}
 
     @contextmanager
     def timed(self, stage: str) -> Generator[None]:
-        """Add what is done inside to the stage."""
+        """Add the seconds that the body takes to the stage."""
         began_s = time.perf_counter()
         yield
         took_s = self.took_s.get(stage, 0.0) + time.perf_counter() - began_s
@@ -111,10 +116,10 @@ class Stages:
 
 
 class StepProfiler:
-    """Traces cases of one network and has their calls measured, each case once.
+    """Traces cases of one network and has their calls timed, each case once.
 
-    With `allow_run`, real steps run where they must. Of a step that needs more than `memory_bytes`,
-    where that is given, by more than MEMORY_ERROR, nothing is measured.
+    With `allow_run`, real steps run where tracing or timing alone is impossible. A step that needs
+    more than `memory_bytes` (None: any) by more than MEMORY_ERROR is not measured.
     """
 
     def __init__(
@@ -127,7 +132,7 @@ class StepProfiler:
         self._known: dict[str, StepProfile] = {}
 
     def of(self, case: TrainCase, stages: Stages, announce: Announce) -> StepProfile:
-        """What is known of a case. CannotTrace, DoesNotFit, or what measuring raises."""
+        """The profile of a case. Raises CannotTrace, DoesNotFit, or what measuring raises."""
         if case.key not in self._known:
             self._known[case.key] = self._measured(case, stages, announce)
         return self._known[case.key]
@@ -197,17 +202,17 @@ class StepProfiler:
 
 
 def free_memory(device: torch.device) -> None:
-    """Return unused memory, such as an ended training's, to the device."""
+    """Return unused cached memory, such as that of a finished training, to the device."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 def peak_bytes(traced: Trace, times: Mapping[str, OpTime]) -> int:
-    """The most that a step holds at once, weights and optimizer state included.
+    """Peak memory of a step in bytes, weights and optimizer state included.
 
-    `times` know what calls take beside their results while they run (workspaces), measured, because
-    the trace cannot know it. A graph reads a copy of the batch.
+    `times` has what each call allocates beside its results (workspaces): measured, because the
+    trace cannot know it. A graph also holds a copy of the batch.
     """
     scratch = {
         op.call.key: times[key].scratch_bytes

@@ -1,7 +1,7 @@
-"""The trainings of a run in groups of arms that were timed interleaved, and a name for each.
+"""The trainings of a run, grouped as they were timed interleaved, and a name for each.
 
-A setting is said once, where it belongs: in the header when all trainings share it, over a group
-when it differs between groups only, in an arm's name when it differs within a group.
+Each setting is shown once: in the header when all trainings share it, above a group when it differs
+between groups only, in an arm's name when it differs within a group.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ V = TypeVar("V")
 
 
 def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
-    """The values of each key, in the order in which they came."""
+    """The values of each key, keys in order of appearance."""
     found: dict[K, list[V]] = {}
     for key, value in pairs:
         found.setdefault(key, []).append(value)
@@ -45,14 +45,14 @@ def in_words(case: TrainCase, names: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Group:
-    """Arms that were timed interleaved, and the settings that set them apart ("" if alone)."""
+    """Arms that were timed interleaved; `title` has the settings that distinguish them, or ""."""
 
     title: str
     arms: tuple[Training, ...]
 
     @property
     def case(self) -> TrainCase:
-        """A case of the group, for what its arms share."""
+        """A case of the group, for the settings that its arms share."""
         return self.arms[0].case
 
     @property
@@ -67,7 +67,7 @@ def arms_of(groups: Iterable[Group]) -> list[Training]:
 
 
 def batches_of(family: Iterable[Group]) -> int:
-    """How many batches have times."""
+    """How many different batch sizes have times."""
     return len({arm.case.batch for arm in arms_of(family) if arm.per_s})
 
 
@@ -79,7 +79,7 @@ class View:
     within: tuple[str, ...]
 
     def label(self, training: Training) -> str:
-        """The arm in a few words: its rung, or "amp nhwc +compile"."""
+        """The arm in a few words: its rung, or its recipe and settings ("amp nhwc +compile")."""
         if training.rung is not None:
             rung = fmt.clean(training.rung)
             start = any(group.arms[0].case.key == training.case.key for group in self.groups)
@@ -94,7 +94,7 @@ class View:
 
     @property
     def unit(self) -> str:
-        """What all arms count ("img"); "" where that differs."""
+        """The unit that all arms count ("img"); "" where units differ."""
         units = {arm.unit for arm in self.arms}
         return fmt.clean(units.pop()) if len(units) == 1 else ""
 
@@ -113,11 +113,11 @@ class View:
         return self.label(training) + f" ({title})" * bool(title)
 
     def label_among(self, training: Training, family: Sequence[Group]) -> str:
-        """The arm among a family of groups, which differ in the batch."""
+        """The arm among a family of groups, which differ in the batch size."""
         return self.label(training) + f" (batch {training.case.batch})" * (len(family) > 1)
 
     def only(self, wanted: Callable[[Training], bool]) -> View:
-        """The view with these arms alone; settings are said where they are said of all."""
+        """The view with only these arms; settings are shown in the same places."""
         groups = [
             Group(group.title, tuple(filter(wanted, group.arms)))
             for group in self.groups
@@ -127,7 +127,7 @@ class View:
 
     @property
     def compared(self) -> tuple[str, ...]:
-        """What speed-ups are against, in the order of the columns; of a rung, other rungs only."""
+        """The baselines of the speed-ups, in the columns' order; of a rung, other rungs only."""
         climbs = any(name in arm.speedup for arm in self.arms for name in LADDER)
         present = dict.fromkeys(
             name
@@ -138,36 +138,36 @@ class View:
         return in_order(present)
 
     def title(self, name: str) -> str:
-        """What a speed-up is against, as the run calls it: "O0" where that stands for fp32."""
+        """A baseline as the run calls it: "O0" where that takes the place of fp32."""
         present = {arm.case.recipe for arm in self.arms}
         stands = next((r for r in BASELINES.get(name, ()) if r in present), name)
         return fmt.clean(stands)
 
     @property
     def families(self) -> list[list[Group]]:
-        """Groups that differ in their batch alone, smallest batch first."""
+        """Groups that differ in the batch size alone, smallest first."""
         names = [n for n in SETTINGS if n != "batch" and n not in VARIED]
         found = grouped((tuple(getattr(g.case, n) for n in names), g) for g in self.groups)
         return [sorted(family, key=lambda group: group.case.batch) for family in found.values()]
 
     def curves(self, family: Sequence[Group]) -> dict[str, list[Training]]:
-        """Label -> the trainings of that arm over the batches of a family."""
+        """Trainings of each arm over the batch sizes of a family, by the arm's label."""
         return grouped((self.label(arm), arm) for arm in arms_of(family))
 
     def is_baseline(self, training: Training) -> bool:
-        """Whether the arm is only there to be compared with."""
+        """Whether the arm is only a baseline for others."""
         return training.rung is None and training.case.recipe not in self.asked
 
     @property
     def asked(self) -> tuple[str, ...]:
-        """The recipes that the run is about: all that are not only baselines."""
+        """The recipes that the run is about: all but those that are only baselines."""
         names = list(dict.fromkeys(arm.case.recipe for arm in self.arms))
         others = [name for name in names if not any(name in some for some in BASELINES.values())]
         return tuple(others or [n for n in names if n not in BASELINES["fp32"]] or names)
 
 
 def view_of(run: Run) -> View:
-    """The groups in the order in which each first came, and where each setting is said."""
+    """The groups of a run in order of appearance, and the settings that differ inside a group."""
     groups = grouped((training.case.group, training) for training in run.of(Training))
     varying = _varying(run.of(Training))
     within = {name for arms in groups.values() for name in _varying(arms)}
@@ -184,7 +184,7 @@ def _varying(trainings: Sequence[Training]) -> list[str]:
 
 
 def what_was_trained(run: Run) -> list[str]:
-    """What all trainings share, and what ranges over which values, for a header."""
+    """For a header: the settings that all trainings share, and the range of the batch sizes."""
     view = view_of(run)
     loaded = OF_LOADING if run.of(Loading) else ()  # they have tables of their own
     cases = [training.case for training in run.of(Training)]
@@ -205,13 +205,13 @@ def what_was_trained(run: Run) -> list[str]:
 
 
 def in_order(compared: Collection[str]) -> tuple[str, ...]:
-    """What speed-ups are against, in the order of the columns."""
+    """Names of baselines in the order of the columns."""
     known = [name for name in (*LADDER, *BASELINES) if name in compared]
     return (*known, *(name for name in compared if name not in known))
 
 
 def is_base(arm: Training, name: str, group: Group) -> bool:
-    """Whether the arm is what others of its group are compared with under this name."""
+    """Whether the arm is the baseline of this name in its group."""
     if name in LADDER:
         stands = (other for other in group.arms if other.steps or other.status == PREDICTED)
         return arm is next(stands, None)
@@ -219,7 +219,7 @@ def is_base(arm: Training, name: str, group: Group) -> bool:
 
 
 def reference(training: Training, name: str, group: Group) -> Training | None:
-    """What an arm is compared with: the base that differs in the recipe alone, else the first."""
+    """The baseline of an arm: the one that differs in the recipe alone, else the first."""
     found = [arm for arm in group.arms if arm.steps and is_base(arm, name, group)]
     options = attrgetter(*(option for option in OPTIONS if option not in OF_RECIPE))
     alike = [arm for arm in found if options(arm.case) == options(training.case)]
@@ -227,18 +227,18 @@ def reference(training: Training, name: str, group: Group) -> Training | None:
 
 
 def is_generated(case: TrainCase) -> bool:
-    """Whether numbers of the case come from generated data."""
+    """Whether the case's data is generated."""
     return case.data in GENERATED
 
 
 def place(training: Training) -> str:
-    """ "resnet50, batch 256", with the data where these are generated."""
+    """Such as "resnet50, batch 256"; with the data where these are generated."""
     names = ["network", "batch", *(["data"] if is_generated(training.case) else [])]
     return ", ".join(in_words(training.case, names))
 
 
 def was_run(training: Training) -> bool:
-    """Whether the arm was more than predicted; it may have failed."""
+    """Whether the arm was run, not only predicted; it may have failed."""
     return training.status != PREDICTED
 
 
@@ -248,12 +248,12 @@ def reason(training: Training) -> str:
 
 
 def shows_no_difference(training: Training, compared: Sequence[str]) -> bool:
-    """Whether its speed-up against the first of these that it has cannot be told from 1."""
+    """Whether the interval of its speed-up contains 1, for the first of these baselines it has."""
     ratio = next((training.speedup[name] for name in compared if name in training.speedup), None)
     return bool(ratio and ratio.ci95 and not excludes_one(ratio.ci95))
 
 
 def differs(training: Training, baseline: str) -> bool:
-    """Whether the interval of the arm's speed-up says that there is one, or a loss."""
+    """Whether the interval of the arm's speed-up excludes 1."""
     ratio = training.speedup.get(baseline)
     return bool(ratio and ratio.ci95 and excludes_one(ratio.ci95))

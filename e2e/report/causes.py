@@ -1,6 +1,6 @@
 """What would make a training faster, and what limits it: its fixes and findings.
 
-On the screen a fix has a line, and its sentence is folded under it.
+On the screen a fix takes one line, with its sentence indented below.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FEWEST_FIX = 12  # columns for a fix with numbers beside it
 MOST_SHOWN = 4
 INDENT = "  "
 
-_FOLDING = Console()  # what rich wants to know before it folds text; nothing is printed on it
+_FOLDING = Console()  # rich needs a console to wrap text; nothing is printed on it
 
 Section = tuple[str, list[Text]]
 
@@ -60,13 +60,13 @@ def _gain_of(arm: Training) -> dict[str, bool]:
 
 
 def fixes(arm: Training) -> list[Cause]:
-    """What could be done, the largest predicted gain first; what has no prediction is last."""
+    """The fixes, the largest predicted gain first, those without a prediction last."""
     found = [cause for cause in arm.causes if fix_words(cause)]
     return sorted(found, key=lambda it: (predicted_pct(it) is None, -(predicted_pct(it) or 0.0)))
 
 
 def findings(arm: Training) -> list[Cause]:
-    """Reasons that come without a fix, in the order of the file."""
+    """The causes without a fix, in the order of the file."""
     return [cause for cause in arm.causes if not fix_words(cause)]
 
 
@@ -76,12 +76,12 @@ def fix_words(cause: Cause) -> str:
 
 
 def title_words(cause: Cause) -> str:
-    """The cause by name."""
+    """The cause's title."""
     return fmt.clean(cause.title) or "-"
 
 
 def explanation(cause: Cause) -> str:
-    """Why the fix helps: "channels_last: predicted 25,600 instead of 15,059 img/s"."""
+    """Why the fix helps, such as "channels_last: predicted 25,600 instead of 15,059 img/s"."""
     said_already = fmt.clean(cause.why) and title_words(cause) == fix_words(cause)
     return _reason(cause) if said_already else f"{title_words(cause)}: {_reason(cause)}"
 
@@ -94,17 +94,17 @@ def _reason(cause: Cause) -> str:
 
 
 def predicted_pct(cause: Cause) -> float | None:
-    """The predicted gain to a tenth, as it is shown; None where there is none."""
+    """The predicted gain in per cent, rounded as shown to one decimal; None where there is none."""
     return _shown(cause.predicted_gain_pct)
 
 
 def measured_pct(cause: Cause) -> float | None:
-    """The measured gain to a tenth, as it is shown; None where there is none."""
+    """The measured gain in per cent, rounded as shown to one decimal; None where there is none."""
     return _shown(cause.measured_gain_pct)
 
 
 def difference_points(cause: Cause) -> float | None:
-    """Measured less predicted gain, of the numbers as they are shown."""
+    """Measured less predicted gain in percentage points, of the rounded numbers."""
     predicted, measured = predicted_pct(cause), measured_pct(cause)
     return None if predicted is None or measured is None else _shown(measured - predicted)
 
@@ -123,7 +123,7 @@ def _gains(cause: Cause) -> list[str]:
 
 
 def verified(arm: Training) -> str:
-    """How far the predicted gains are from the measured ones; "" where none was measured."""
+    """How far predicted gains are from measured ones, in words; "" if none was measured."""
     known = [points for fix in fixes(arm) if (points := difference_points(fix)) is not None]
     if not known:
         return ""
@@ -142,7 +142,7 @@ def _shown(value: float | None) -> float | None:
 
 @dataclass(frozen=True)
 class FixLine:
-    """A line of the fixes: a fix, or in narrow places a part of it, with its gains."""
+    """A row of the fixes: a fix, or in narrow places a part of one, with its gains in per cent."""
 
     number: str
     fix: str = ""
@@ -162,7 +162,7 @@ HEADS = [max(map(cell_len, column.title.split("\n"))) for column in FIX_COLUMNS[
 
 
 def fixes_table(arm: Training) -> Table[FixLine]:
-    """A row a fix, best first, for Markdown."""
+    """One row per fix, best first, for Markdown."""
     found = [
         FixLine(str(place), fix_words(fix), gain_cells(fix), explanation(fix))
         for place, fix in enumerate(fixes(arm), 1)
@@ -171,7 +171,7 @@ def fixes_table(arm: Training) -> Table[FixLine]:
 
 
 def findings_table(arm: Training) -> Table[Cause]:
-    """A row a finding, for Markdown."""
+    """One row per finding, for Markdown."""
     columns: list[Column[Cause]] = [
         Column("finding", title_words),
         Column("why", lambda cause: fmt.clean(cause.why)),
@@ -198,8 +198,10 @@ def _fix_and_gains(fix: Cause) -> str:
 def cause_sections(
     view: View, width: int, *, details: bool = False
 ) -> list[tuple[Training, Section]]:
-    """The fixes and the findings of each training, as sections of the screen no wider than `width`;
-    those of the first MOST_SHOWN trainings without `details`."""
+    """The fixes and findings of each training as sections of the screen, `width` columns wide.
+
+    Without `details`, those of the first MOST_SHOWN trainings.
+    """
     found = [arm for arm in view.arms if arm.causes]
     shown = found if details else found[:MOST_SHOWN]
     sections = [(arm, section) for arm in shown for section in _sections(view, arm, width)]
@@ -284,7 +286,7 @@ def _folded(text: str, width: int) -> list[str]:
 
 
 def cause_sentences(view: View, family: Sequence[Group]) -> list[str]:
-    """For the end of the screen: the best fix of each training, with its gain."""
+    """For the end of the screen: each training's best fix, with its gain."""
     said = (_best(arm, view.label_among(arm, family)) for arm in arms_of(family))
     lines = [line for line in said if line]
     if len(lines) > MOST_SENTENCES:

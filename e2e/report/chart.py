@@ -1,4 +1,4 @@
-"""Throughput as a picture in characters: bars by arm, or curves over the batch."""
+"""Throughput as a chart of characters: bars by arm, or curves over the batch size."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ WIDEST_LABEL = 34
 
 
 def train_chart(view: View, width: int) -> list[Text]:
-    """The chart, no wider than `width`; empty when it would show nothing.
+    """The chart, at most `width` columns wide; empty when it would show nothing.
 
-    Curves for a family of at least FEWEST_SIZES batches, bars for the rest.
+    Curves for a family of at least FEWEST_SIZES batch sizes, bars for the rest.
     """
     if width < FEWEST_COLUMNS:
         return []
@@ -73,7 +73,7 @@ def _bars(view: View, groups: Sequence[Group], width: int) -> list[Text]:
             fastest = max(rates[arm.case.network, arm.unit])
             length = max(1, round(longest * (arm.per_s or 0.0) / fastest))
             bar = Text(BAR * length, _style(view, arm))
-            lines.append(Text.assemble(label, "  ", bar, f" {values[id(arm)]}"))
+            lines.append(Text.assemble(label, "  ", bar, f" {values[id(arm)]}", no_wrap=True))
     return [Text("longer is faster", "dim"), *lines]
 
 

@@ -14,6 +14,7 @@ from microbench.report.table import Column, Table, Value, screen
 
 STATES_TITLE = "State of the device during timing (utilisation from the driver)"
 MOST_SETUPS = 6
+MOST_PHASES = 18  # arms in the table of phases, on the screen without --verbose
 # Why phases do not add up to the CPU ms of a step: several steps are launched in a row there.
 CPU_PHASES = (
     "CPU times of phases include waits while the GPU's launch queue is full; CPU ms of a step "
@@ -23,20 +24,20 @@ PHASES = ("data", "copy", "forward", "backward", "optimizer")  # always in CSV
 
 
 def phases_title(view: View) -> str:
-    """The heading, which says whose clocks there are."""
+    """The heading, with the clocks that were read."""
     phases = [phase for arm in view.arms for phase in arm.phases]
     clocks = "CPU / GPU" if any(phase.gpu_s is not None for phase in phases) else "CPU"
     return f"Phases of a step, timed in a separate pass (ms: {clocks})"
 
 
 def phases_table(view: View) -> Table[Training]:
-    """The arms whose phases were timed, a column a phase."""
+    """The arms whose phases were timed, one column per phase, in milliseconds."""
     timed = view.only(lambda arm: bool(arm.phases))
     return arms_table(timed, [*name_columns(view), *phase_columns(view)], plain_row(view))
 
 
 def phase_columns(view: View) -> list[Column[Training]]:
-    """Seconds by the clock of the host and of the GPU; the usual phases are always in CSV."""
+    """Times by the clocks of host and GPU; the usual phases are always in CSV, in seconds."""
     timed = dict.fromkeys(phase.name for arm in view.arms for phase in arm.phases)
     columns = [_phase_column(name, drop) for drop, name in enumerate(timed, 1)]
     return [*columns, *(Column(csv=_clocks(name)) for name in PHASES if name not in timed)]
@@ -63,11 +64,13 @@ def _phase(arm: Training, name: str) -> Phase | None:
     return {phase.name: phase for phase in arm.phases}.get(name)
 
 
-def phases_lines(view: View, width: int) -> list[Text]:
-    """The table; empty when no phases were timed."""
+def phases_lines(view: View, width: int, *, details: bool = False) -> list[Text]:
+    """The table; a line in its place for many arms without `details`. Empty without phases."""
     table = phases_table(view)
     if not table.rows:
         return []
+    if len(table.items) > MOST_PHASES and not details:
+        return [Text(f"timed for {len(table.items)} arms; --verbose shows all", "dim")]
     shown = screen(table, width)
     left_out = f"left out to fit: {', '.join(shown.left_out)}" if shown.left_out else ""
     notes = [CPU_PHASES * _has_both_clocks(view), left_out]
@@ -90,7 +93,7 @@ def _cell(phase: Phase | None) -> str:
 
 
 def setups(view: View) -> list[Text]:
-    """What building and compiling took: "not included above: set-up fp32 3.1 s"."""
+    """Time for building and compiling, such as "not included above: set-up fp32 3.1 s"."""
     arms = [arm for arm in view.arms if arm.setup_s is not None]
     if not arms:
         return []
@@ -136,7 +139,7 @@ def _state(arm: Training) -> str:
 
 
 def whys(view: View) -> list[Text]:
-    """Why steps take what they take, each reason once."""
+    """Why steps take as long as they do, each reason once."""
     seen = grouped(
         (fmt.clean(arm.why), f"{view.label(arm)}, batch {arm.case.batch}")
         for arm in view.arms

@@ -29,10 +29,10 @@ ERRORS_TITLE = "Prediction errors (absolute, in per cent)"
 
 @dataclass(frozen=True)
 class Line:
-    """One row of the error table: of `count` values, the middle and the largest, in per cent.
+    """One row of the error table: median and largest of `count` errors, in per cent.
 
-    `worst` names the training that is furthest off. `target` is what the project holds itself to:
-    (middle, largest), if to any.
+    `worst` names the training with the largest one. `target` is the project's goal for (median,
+    largest), None for none.
     """
 
     what: str
@@ -44,13 +44,13 @@ class Line:
 
     @property
     def met(self) -> bool:
-        """Whether both are within the target; where there is none, they are."""
+        """Whether both are within the target; True without a target."""
         middle, largest = self.target or (math.inf, math.inf)
         return self.median_pct <= middle and self.largest_pct <= largest
 
     @property
     def verdict(self) -> str:
-        """ "1 / 3 met"; "" where there is no target."""
+        """Such as "1 / 3 met"; "" without a target."""
         if self.target is None:
             return ""
         return f"{self.target[0]:g} / {self.target[1]:g} {'met' if self.met else 'missed'}"
@@ -58,20 +58,19 @@ class Line:
 
 @dataclass(frozen=True)
 class Hits:
-    """How many of `count` predictions came true."""
+    """How many of `count` predictions were right."""
 
     right: int
     count: int
 
 
 def error_table(trainings: Sequence[Training]) -> list[Line]:
-    """Errors of step times by what limits the step, of speed-ups, and of peak memory.
+    """Errors of step times by bottleneck, of speed-ups, and of peak memory.
 
-    The limit is the measured one: a step that waits for the host is no easier to predict because
-    the prediction took it for another kind. Whoever reads a prediction knows only what it says, so
-    a row has those that are said to be limited by the GPU, whatever they turned out to be. A
-    measured speed-up is a mean over turns, which a few slow turns move; that of the median steps
-    has a row too.
+    The bottleneck is the measured one: a CPU-bound step is no easier to predict because the
+    prediction took it for another kind. A reader knows only the predicted one, so a row has the
+    steps that were predicted to be GPU-bound. A measured speed-up is a mean over turns, which a few
+    slow turns move; the speed-up of the median steps has its own row.
     """
     both = [t for t in trainings if t.predicted and t.steps]
     gpu = [t for t in both if t.limit == "gpu"]
@@ -104,22 +103,21 @@ def error_table(trainings: Sequence[Training]) -> list[Line]:
 
 
 def limits_named(trainings: Sequence[Training]) -> Hits:
-    """Of the trainings that were predicted and measured, those whose limit was predicted."""
+    """Of the trainings predicted and measured, those whose bottleneck was classified correctly."""
     pairs = [(t.predicted.limit, t.limit) for t in trainings if t.predicted and t.steps and t.limit]
     return Hits(sum(predicted == found for predicted, found in pairs), len(pairs))
 
 
 def intervals_kept(trainings: Sequence[Training], limit: str) -> Hits:
-    """Of those whose steps this limits, the steps that were as long as the prediction's interval
-    allows.
-    """
+    """Of the steps with this bottleneck, those measured inside the prediction's interval."""
     known = [kept for t in trainings if t.limit == limit and (kept := is_within(t)) is not None]
     return Hits(sum(known), len(known))
 
 
 def measured_half_pct(trainings: Sequence[Training], limit: str) -> float | None:
-    """Of the steps that this limits, the middle half width of the measurements' own intervals, in
-    per cent; None where none is known. A prediction cannot be shown to be closer than this.
+    """Median half width of the measurements' intervals, in per cent, for this bottleneck.
+
+    None if unknown. A prediction cannot be shown to be closer than this.
     """
     halves = [
         half_width_pct(t.steps.median_s, t.steps.ci95_s)
@@ -182,13 +180,13 @@ def _named(training: Training) -> str:
 
 
 def is_validation(run: Run) -> bool:
-    """Whether it predicted and measured so many comparisons that a summary is read first."""
+    """Whether the run predicted and measured so many comparisons that it needs a summary."""
     both = filter(is_beside, run.of(Training))
     return len({(t.case.network, t.case.batch) for t in both}) >= FEWEST_SUMMARISED
 
 
 def worst_table(run: Run) -> Table[Training]:
-    """The steps whose prediction is furthest off, the worst first."""
+    """The steps with the largest prediction errors, the worst first; in ms and per cent."""
     known = [t for t in run.of(Training) if is_beside(t) and error_pct(t) is not None]
     worst = sorted(known, key=lambda t: -abs(error_pct(t) or 0.0))[:MOST_WORST]
     columns: list[Column[Training]] = [
@@ -206,14 +204,14 @@ def _predicted_ms(training: Training) -> str:
 
 
 def worst_lines(run: Run, width: int) -> list[Text]:
-    """The worst predictions, and where the others are."""
+    """The largest errors, and how to see the others."""
     count = sum(map(is_beside, run.of(Training)))
     note = f"{fmt.count(count, 'training')} in all: --verbose shows every step, ledger and fix"
     return [*screen(worst_table(run), width).lines, Text(note, DIM)]
 
 
 def errors_table(run: Run) -> Table[Line]:
-    """The error table of several comparisons; it has no rows for one that is no validation."""
+    """The error table of a validation, in per cent; no rows for other runs."""
     columns: list[Column[Line]] = [
         Column("error of the", lambda line: line.what),
         Column("cases", lambda line: str(line.count), right=True),
@@ -231,7 +229,7 @@ def errors_table(run: Run) -> Table[Line]:
 
 
 def errors_lines(run: Run, width: int) -> list[Text]:
-    """The table and what is said below it; nothing without rows."""
+    """The table and its sentences, at most `width` columns wide; empty without rows."""
     table = errors_table(run)
     if not table.rows:
         return []
@@ -240,8 +238,9 @@ def errors_lines(run: Run, width: int) -> list[Text]:
 
 
 def error_sentences(trainings: Sequence[Training]) -> list[str]:
-    """How often the limit was named right, and the step within its interval; and how well the
-    measured steps themselves are known.
+    """How often the bottleneck was classified correctly and the step was inside its interval.
+
+    Also the measured steps' own intervals.
     """
     named = limits_named(trainings)
     found = [f"The bottleneck was classified correctly in {_share(named)}."] if named.count else []

@@ -1,4 +1,4 @@
-"""Figures of a training as a person reads them, where they differ from those of kernels."""
+"""Numbers of a training as text, where they differ from those of kernels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ _LARGE = 1e8  # of a deviation: beyond it all digits say less than an exponent
 
 
 def spread(pair: tuple[float, float] | None, several: bool, scale: float = 1.0) -> str:
-    """ "92.1 ±0.3": mean and deviation, the deviation of several only; "" when not known."""
+    """Such as "92.1 ±0.3": mean and deviation times `scale`; the deviation if `several`.
+
+    "" if unknown.
+    """
     if pair is None:
         return ""
     mean, deviation = (scale * value for value in pair)
@@ -27,28 +30,28 @@ def spread(pair: tuple[float, float] | None, several: bool, scale: float = 1.0) 
 
 
 def noun(unit: str) -> str:
-    """ "images" for "img"."""
+    """The plural noun of a unit: "images" for "img"."""
     return NOUNS.get(unit, fmt.clean(unit))
 
 
 def signed_pct(value: float | None) -> str:
-    """ "+1.9 %"; "" when not known."""
+    """A value in per cent such as "+1.9 %"; "" if unknown."""
     return "" if value is None else fmt.signed_pct(value)
 
 
 def bottleneck(limit: str | None) -> str:
-    """ "GPU" for "gpu", the value in a run file; "" when not known."""
+    """The name of a run file's value: "GPU" for "gpu"; "" if unknown."""
     return BOTTLENECKS.get(limit, fmt.clean(limit)) if limit else ""
 
 
 def bottleneck_of(training: Training) -> str:
-    """The measured bottleneck of a step, else the predicted one; "" when not known."""
+    """The measured bottleneck of a step, else the predicted one; "" if unknown."""
     predicted = training.predicted.limit if training.predicted else None
     return bottleneck(training.limit or predicted)
 
 
 def ratio(value: Ratio) -> str:
-    """As `fmt.ratio`, "~1 ±0.02" when no difference was seen; else as `interval`."""
+    """As `fmt.ratio`, "~1 ±0.02" when no difference was measured; else as `interval`."""
     if value.ci95 is not None and not excludes_one(value.ci95):
         return fmt.ratio(value)
     return interval(value)
@@ -60,8 +63,10 @@ def interval(value: Ratio) -> str:
 
 
 def faster(value: Ratio) -> str:
-    """ "5.8 ±0.1 times faster", "1.25 ±0.02 times slower", "3.1 ±0.4 % faster"; "about" where no
-    interval is known."""
+    """Such as "5.8 ±0.1 times faster", "1.25 ±0.02 times slower", "3.1 ±0.4 % faster".
+
+    "about" stands in for a missing interval.
+    """
     what = "faster" if value.ratio >= 1 else "slower"
     if value.ratio < 1:
         ends = value.ci95 and (1 / value.ci95[1], 1 / value.ci95[0])
@@ -76,7 +81,7 @@ def faster(value: Ratio) -> str:
 
 
 def times(value: Ratio) -> str:
-    """ "5.80 ±0.02"; "about 5.80" where no interval is known."""
+    """Such as "5.80 ±0.02"; "about 5.80" without an interval."""
     return fmt.interval(value) if value.ci95 else f"about {fmt.short_ratio(value)}"
 
 

@@ -16,13 +16,13 @@ from microbench.report.table import Column, Row, Table, blank, screen
 
 
 def joint_title(joint: Joint) -> str:
-    """What all of its trainings share."""
+    """The network, batch size and loader of all its trainings."""
     case = joint.trainings[0].case
     return f"{fmt.clean(case.network)}, batch {case.batch}, loader {fmt.clean(joint.loader)}"
 
 
 def joint_table(joint: Joint) -> Table[int]:
-    """Workers x recipes, in images a second."""
+    """Workers x recipes, in images per second."""
     base, *others = joint.recipes
     return Table(
         [
@@ -124,7 +124,7 @@ def _notes(joint: Joint) -> list[str]:
 
 
 def joint_sentences(joint: Joint) -> list[str]:
-    """What the measurements say, in sentences."""
+    """The results in sentences."""
     base, *others = joint.recipes
     most = joint.workers[-1]
     return [

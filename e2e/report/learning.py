@@ -19,12 +19,12 @@ Pair = tuple[float, float] | None  # mean and deviation over the repeats
 
 
 def was_trained(arm: Training) -> bool:
-    """Whether there is anything to say of what the arm learnt."""
+    """Whether the arm was trained for accuracy, or has a verdict on convergence."""
     return bool(arm.repeats) or arm.converged is not None
 
 
 def learning_title(run: Run) -> str:
-    """The heading, which says where the data came from."""
+    """The heading; it mentions generated data."""
     generated = {is_generated(arm.case) for arm in run.of(Training) if was_trained(arm)}
     if generated == {False}:
         return "Convergence"
@@ -32,7 +32,7 @@ def learning_title(run: Run) -> str:
 
 
 def learning_lines(view: View, width: int) -> list[Text]:
-    """The table with its seeds and reasons; empty when nothing was trained to be judged."""
+    """The table with seeds and reasons; empty when nothing was trained for accuracy."""
     trained = view.only(was_trained)
     if not trained.groups:
         return []
@@ -43,7 +43,7 @@ def learning_lines(view: View, width: int) -> list[Text]:
 
 
 def learning_columns(view: View) -> list[Column[Training]]:
-    """What came of the repeats. In Markdown they stand beside those of speed."""
+    """Results of the repeats, accuracy in per cent; in Markdown beside those of speed."""
     generated = " (generated data)" * any(is_generated(arm.case) for arm in view.arms)
     return [
         Column(
@@ -78,12 +78,12 @@ def learning_columns(view: View) -> list[Column[Training]]:
 
 
 def accuracy(arm: Training) -> str:
-    """On held-out data, in per cent, with the deviation of several repeats."""
+    """Held-out accuracy in per cent, with the deviation of several repeats."""
     return spread(arm.accuracy, len(arm.repeats) > 1, 100)
 
 
 def loss(arm: Training) -> str:
-    """The same of the loss."""
+    """Held-out loss, with the deviation of several repeats."""
     return spread(arm.loss, len(arm.repeats) > 1)
 
 

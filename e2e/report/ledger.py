@@ -1,6 +1,6 @@
-"""The ledger of a training: what a recipe changes in a step, term by term, in numbers and words.
+"""The ledger of a training: what a recipe changes in a step, term by term, in ms and words.
 
-How it is drawn is in `waterfall` (characters) and `plot_training` (a picture).
+Drawn by `waterfall` (characters) and `plot_training` (a chart).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ OTHERS = "other small terms"
 GAP = "missing from the ledger"
 DIGITS = 4  # of the longer step, in the numbers shown
 _SHORTEST_MS, _LONGEST_MS = 1e-4, 1e6  # of a step shown in digits that add up
-MOST_RESIDUAL = 0.05  # of a step: what a ledger may leave unexplained
+MOST_RESIDUAL = 0.05  # of a step: the largest residual without a remark
 MOST_SENTENCES = 4
 PRODUCTS = "GEMMs and convolutions"
 
@@ -36,20 +36,20 @@ TERM_WORDS = {
 
 
 def term_words(term: str) -> str:
-    """A term of a ledger as reports call it: "CPU launch gaps"."""
+    """A ledger's term as reports name it: "CPU launch gaps"."""
     return TERM_WORDS.get(term, fmt.clean(term)) or "-"
 
 
 def is_residual(line: LedgerLine | Bar) -> bool:
-    """Whether the term is what the others do not explain."""
+    """Whether the term is the unexplained rest."""
     return line.term in (RESIDUAL, TERM_WORDS[RESIDUAL])
 
 
 @dataclass(frozen=True)
 class Bar:
-    """One line of a waterfall: from `start_ms` to `end_ms`, a whole step from 0.
+    """One line of a waterfall: from `start_ms` to `end_ms`; a whole step starts at 0.
 
-    `text` is `ms` in digits, signed where it is a change.
+    `text` is `ms` as digits, signed for a change.
     """
 
     term: str
@@ -64,7 +64,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Waterfall:
-    """A ledger ready to draw; `small` are the terms that OTHERS stands for."""
+    """A ledger ready to draw; `small` are the terms that the line OTHERS sums up."""
 
     base: str
     bars: tuple[Bar, ...]
@@ -72,18 +72,18 @@ class Waterfall:
 
     @property
     def range_ms(self) -> tuple[float, float]:
-        """From 0, or below it where a level is, to the highest level."""
+        """(lowest, highest) level in ms; the lowest is at most 0."""
         ends = [end for bar in self.bars for end in (bar.start_ms, bar.end_ms)]
         return min(0.0, *ends), max(0.0, *ends)
 
     @property
     def unit(self) -> str:
-        """The digits of a whole step with its unit, for the end of an axis."""
+        """The longest whole step with its unit, for the end of an axis."""
         return f"{_plain(self.range_ms[1])} ms"
 
 
 def has_ledger(arm: Training) -> bool:
-    """Whether it has a ledger of finite times."""
+    """Whether the arm has a ledger of finite times."""
     return len(arm.ledger) > 1 and all(math.isfinite(line.ms) for line in arm.ledger)
 
 
@@ -94,14 +94,16 @@ def ledger_title(view: View, arm: Training) -> str:
 
 
 def base_name(arm: Training) -> str:
-    """What the ledger starts from: "fp32"."""
+    """The name of the ledger's baseline: "fp32"."""
     first = fmt.clean(arm.ledger[0].term) if arm.ledger else ""
     return fmt.clean(arm.ledger_base or "") or first.removesuffix(" step") or "the baseline"
 
 
 def waterfall(arm: Training, *, fold: bool = True) -> Waterfall:
-    """The arm's ledger; its digits add up as its numbers do. `fold`: small terms in one line, else
-    all of them and a digit more."""
+    """The arm's ledger, rounded so that its digits add up.
+
+    `fold`: small terms share a line; else all terms have lines and one more digit.
+    """
     first, *between, last = arm.ledger
     between, small = _folded(first.ms, between) if fold else (between, [])
     missing = last.ms - math.fsum(line.ms for line in arm.ledger[:-1])
@@ -189,7 +191,7 @@ def _plain(ms: float) -> str:
 
 
 def account(arm: Training, label: str) -> list[str]:
-    """The notes under a waterfall: Amdahl's bound, and how much of the GEMMs' gain arrives."""
+    """Notes below a waterfall: Amdahl's bound, and how much of the GEMMs' gain reaches the step."""
     base = base_name(arm)
     found = [_bound(arm, base, label), _products(arm)]
     if any(map(is_residual, arm.ledger)):
@@ -247,7 +249,7 @@ def _products(arm: Training) -> str:
 
 
 def ledger_sentences(view: View, family: Sequence[Group]) -> list[str]:
-    """For the end of the screen: what each ledger of the family says, in a sentence or two."""
+    """For the end of the screen: each ledger of the family in a sentence or two."""
     found = list(filter(has_ledger, arms_of(family)))
     lines: list[str] = []
     for arm in found[:MOST_SENTENCES]:

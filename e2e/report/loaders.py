@@ -20,7 +20,7 @@ SETTINGS = tuple(field.name for field in fields(LoadCase))
 
 
 def loaders_table(run: Run) -> Table[Loading]:
-    """One row a loader and number of workers; what did not run says why."""
+    """One row per loader and number of workers; the reason where a loader did not run."""
     loadings = run.of(Loading)
     return Table(_columns([loading.case for loading in loadings]), [*map(_row, loadings)])
 
@@ -89,7 +89,7 @@ def _read(loading: Loading) -> str:
 
 
 def loaders_lines(run: Run, width: int) -> list[Text]:
-    """The table, no wider than `width`, with its notes; nothing without any loader."""
+    """The table with its notes, at most `width` columns wide; empty without loaders."""
     if not run.of(Loading):
         return []
     table = loaders_table(run)

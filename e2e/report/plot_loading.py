@@ -28,9 +28,9 @@ SERIES_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f0
 
 
 def loading_chart(run: Run) -> Any:
-    """A panel a picture of recipes and workers; without any, loaders alone. An Altair chart.
+    """An Altair chart in img/s: a panel per network fed by a loader, else the loaders alone.
 
-    UserError when no loader was measured.
+    UserError when no loader was measured, or when Altair is not installed.
     """
     pictures = joints(run)
     alt = library()
@@ -51,7 +51,7 @@ def loading_chart(run: Run) -> Any:
 
 
 def joint_rows(joint: Joint) -> list[Json]:
-    """A row a point: predicted, measured ("points"), and the loader alone."""
+    """One row per point: predicted ("line") and measured ("point") img/s, and the loader alone."""
     points = [
         (fmt.clean(t.case.recipe), t.case.workers, per_s, kind)
         for t in joint.trainings
@@ -62,7 +62,7 @@ def joint_rows(joint: Joint) -> list[Json]:
 
 
 def loader_rows(run: Run) -> list[Json]:
-    """A row a loader and number of workers."""
+    """One row per loader and number of workers, in img/s."""
     return _rows(
         (fmt.clean(one.case.loader) + ", cold files" * one.case.cold, one.case.workers, one.per_s,
          kind)

@@ -51,9 +51,10 @@ def _labelled(rows: list[Json]) -> list[Json]:
 
 
 def prediction_chart(run: Run) -> Any:
-    """Predicted against measured step time, both axes logarithmic. An Altair chart.
+    """Predicted against measured ms per step on logarithmic axes, as an Altair chart.
 
-    On the diagonal the prediction is exact; points above it were predicted too long.
+    On the diagonal the prediction is exact; above it, it is too long. UserError when Altair is not
+    installed.
     """
     alt = library()
     rows = prediction_rows(run)

@@ -1,4 +1,4 @@
-"""The charts of trainings: bars of throughput by arm, or panels of curves over the batch."""
+"""The charts of trainings: bars of throughput by arm, or panels of curves over the batch size."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from e2e.report.ledger import (
     ledger_title,
     waterfall,
 )
+from e2e.report.plot_loss import loss_panels
 from e2e.results.types import Training
 from microbench import fmt
 from microbench.errors import UserError
@@ -62,7 +63,7 @@ MOST_ROWS = 60
 TEXT_ROOM = 1.5  # times the longest bar, for the text after it
 LOST = "not converged"
 
-# Of waterfalls, Okabe and Ito's: which those who see red and green alike can tell apart.
+# Of waterfalls, by Okabe and Ito: safe for red-green colour blindness.
 WHOLE, SAVED, ADDED, REST = "#555555", "#009e73", "#d55e00", "#cc79a7"
 LINK = "#bbbbbb"
 MOST_PANELS = 4
@@ -71,10 +72,9 @@ ROOM = 0.16  # of the range, right of the bars, for the numbers
 
 
 def training_chart(run: Run) -> Any:
-    """Curves where a network was trained at several batches, else bars; under them the ledgers, as
-    waterfalls. UserError for neither.
+    """An Altair chart: curves over several batch sizes, else bars; ledgers below.
 
-    Returns an Altair chart.
+    UserError when the run has neither times nor ledgers, or when Altair is not installed.
     """
     view = view_of(run)
     timed = [arm for arm in run.of(Training) if arm.per_s]
@@ -86,6 +86,13 @@ def training_chart(run: Run) -> Any:
         found = library().vconcat(*falls, spacing=24).properties(title=_heading(run, []))
         return styled(found)
     chart = _curves(run, view, family) if batches_of(family) >= FEWEST_SIZES else _bars(run, view)
+    looks = _looks({view.label(arm): arm.case.recipe for arm in view.arms})
+    if losses := loss_panels(library(), view, looks):
+        chart = (
+            library()
+            .vconcat(chart, *losses, spacing=36)
+            .resolve_scale(color="independent", strokeDash="independent")
+        )
     if falls:
         chart = library().vconcat(chart, *falls, spacing=36).resolve_scale(color="independent")
     return styled(chart)
@@ -110,7 +117,7 @@ Values = Callable[[Training], Sequence[float | None]]
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes, with its rows. Rows without a deviation have it 0."""
+    """One pair of axes and its rows. In rows without a deviation it is 0."""
 
     title: str
     rows: list[Json]
@@ -121,7 +128,7 @@ class Panel:
 
 
 def bar_rows(view: View) -> dict[str, list[Json]]:
-    """Title of a group -> a row an arm with times, in the order measured."""
+    """One row per arm with times, in the order measured, by the group's title."""
     return grouped(
         (group.title, _bar(arm, view)) for group in view.groups for arm in group.arms if arm.per_s
     )
@@ -257,7 +264,7 @@ def _of_recipe(recipe: str) -> str:
 
 
 def curve_panels(view: View, family: Sequence[Group]) -> list[Panel]:
-    """Throughput, time (of a training, or of a step), memory and accuracy; those that are known."""
+    """Throughput, time (of a training in s, or of a step in ms), memory and accuracy, if known."""
     unit = fmt.clean(family[0].arms[0].unit)
     data = " (generated data)" if is_generated(family[0].case) else ""
     accuracy = f"held-out accuracy, %{data}"
@@ -358,7 +365,7 @@ def _curve_panel(
 
 
 def waterfall_panels(view: View) -> list[Any]:
-    """A panel a ledger, the first MOST_PANELS of the run; none need not have the library."""
+    """One panel per ledger, MOST_PANELS at most. Without ledgers, Altair is not needed."""
     found = list(filter(has_ledger, view.arms))
     shown = found[:MOST_PANELS]
     titles = [ledger_title(view, arm) for arm in shown]
@@ -369,7 +376,7 @@ def waterfall_panels(view: View) -> list[Any]:
 
 
 def waterfall_rows(fall: Waterfall) -> list[Json]:
-    """A row a line of the ledger, small terms folded as on the screen."""
+    """One row per line of the ledger, in ms, small terms folded as on the screen."""
     return [
         {
             "place": place,

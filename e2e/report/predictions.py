@@ -1,4 +1,4 @@
-"""Predicted steps: beside the measured ones, or alone."""
+"""Tables of predicted steps, beside measured ones or alone."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def is_beside(arm: Training) -> bool:
 
 
 def is_alone(arm: Training) -> bool:
-    """Whether the arm was predicted and has no times."""
+    """Whether the arm was predicted but not timed."""
     return arm.predicted is not None and arm.steps is None
 
 
 def error_pct(arm: Training) -> float | None:
-    """How much longer the predicted step is than the measured one; None unless both are known."""
+    """Error of the predicted step in per cent (positive: too long); None if not known."""
     if arm.predicted is None or not arm.step_s:
         return None
     known = arm.predicted.error_pct
@@ -55,7 +55,7 @@ def error_pct(arm: Training) -> float | None:
 
 
 def host_speed_error_pct(arm: Training) -> float | None:
-    """The same of the step as predicted for the host's speed while it was measured."""
+    """The same for the step predicted at the host speed during its measurement."""
     return off_pct(arm.predicted.paced_s, arm.step_s) if arm.predicted else None
 
 
@@ -68,17 +68,17 @@ def off_pct(predicted: float | None, measured: float | None) -> float | None:
 
 
 def compared_with(view: View) -> tuple[str, ...]:
-    """What predicted speed-ups are against, in the order of the columns."""
+    """The baselines of predicted speed-ups, in the order of the columns."""
     return in_order({name: 0 for arm in view.arms for name in _speedup(arm)})
 
 
 def plain_ratio(value: float) -> str:
-    """A ratio without an interval: "5.64"."""
+    """A ratio without an interval, such as "5.64"."""
     return fmt.short_ratio(Ratio(value, None))
 
 
 def interval(predicted: Predicted) -> str:
-    """The ends in milliseconds: "41.6..44.0"; "" when there are none."""
+    """The ends of the interval in milliseconds, such as "41.6..44.0"; "" without one."""
     ends = predicted.interval_s
     return f"{fmt.milliseconds(ends[0])}..{fmt.milliseconds(ends[1])}" if ends else ""
 
@@ -120,7 +120,7 @@ def _host_speed_error(arm: Training) -> str:
 
 
 def is_within(arm: Training) -> bool | None:
-    """Whether the measured step is as long as the prediction's interval allows; None: not known."""
+    """Whether the measured step is inside the prediction's interval; None if not known."""
     ends = _interval_s(arm)
     return ends[0] <= arm.step_s <= ends[1] if ends and arm.step_s else None
 
@@ -129,7 +129,7 @@ def is_within(arm: Training) -> bool | None:
 
 
 def beside_table(view: View) -> Table[Training]:
-    """The arms that were predicted and timed; pairs are predicted / measured."""
+    """The arms that were predicted and timed, in ms; pairs are predicted / measured."""
     arms = view.only(is_beside)
     columns: list[Column[Training]] = [
         *name_columns(view),
@@ -159,7 +159,7 @@ def _peak(arm: Training) -> str:
 
 
 def alone_table(view: View) -> Table[Training]:
-    """The arms that were predicted and have no times."""
+    """The arms that were predicted but not timed, in ms."""
     arms = view.only(is_alone)
     unit = arms.unit
 
@@ -180,7 +180,7 @@ def alone_table(view: View) -> Table[Training]:
 
 
 def raw_columns() -> list[Column[Training]]:
-    """The predictions in CSV."""
+    """The predictions in CSV: seconds, bytes, per cent."""
     return [
         Column(csv={
             "predicted_step_s": _raw("step_s"), "predicted_error_pct": error_pct,
@@ -209,7 +209,7 @@ def _interval_s(arm: Training) -> tuple[float, float] | None:
 
 
 def beside_lines(view: View, width: int, *, details: bool = False) -> list[Text]:
-    """What was predicted and timed, with notes; empty where nothing was."""
+    """The predicted and timed arms, with notes; empty without any."""
     outside = [view.label(arm) for arm in view.only(is_beside).arms if is_within(arm) is False]
     notes = [
         "two values: predicted / measured; error: of the predicted step",
@@ -219,7 +219,7 @@ def beside_lines(view: View, width: int, *, details: bool = False) -> list[Text]
 
 
 def alone_lines(view: View, width: int, *, details: bool = False) -> list[Text]:
-    """What was predicted and not timed, with notes; empty where nothing was."""
+    """The arms that were predicted but not timed, with notes; empty without any."""
     return _lines(alone_table(view), [], view.only(is_alone), width, details)
 
 
@@ -244,7 +244,7 @@ def _lines(
 
 
 def predicting(view: View) -> str:
-    """What predicting took, all arms together: "prediction took 31 s: ..."."""
+    """How long predicting took, over all arms, such as "prediction took 31 s: ..."."""
     took = [stage for arm in view.arms if arm.predicted for stage in arm.predicted.took_s.items()]
     stages = {name: sum(found) for name, found in grouped(took).items()}
     if not stages:
@@ -254,8 +254,9 @@ def predicting(view: View) -> str:
 
 
 def calls_named(view: View, details: bool) -> list[str]:
-    """What predictions lack, and what they have from a real step, each list once with the arms it
-    is of; whole with `details`.
+    """The calls missing from predictions, and those timed in a real step, with their arms.
+
+    Each list once; all calls with `details`.
     """
     found = grouped(
         ((said, tuple(fmt.clean(op) or "-" for op in calls)), view.full_label(arm))
@@ -277,7 +278,7 @@ def calls_named(view: View, details: bool) -> list[str]:
 
 
 def prediction_sentences(view: View, family: Sequence[Group]) -> list[str]:
-    """Predictions that were not run, the errors of the others, and operations that are missing."""
+    """Predictions that were not run, errors of the others, and missing operations."""
     lines: list[str] = []
     for label, arms in view.curves(family).items():
         alone = [arm for arm in arms if is_alone(arm)]

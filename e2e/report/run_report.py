@@ -1,6 +1,6 @@
-"""Trainings and loader runs of a run: what `microbench.results.kinds.Report` asks of a kind.
+"""Reports of trainings and loaders: what `microbench.results.kinds.Report` needs of a kind.
 
-What is shown on the screen, in Markdown and in CSV, in which order; pure functions of the run.
+The content and order of screen, Markdown and CSV; pure functions of the run.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ FIRST: Mapping[str, str] = {OP: "recipe", loader_types.OP: "loader"}
 
 
 def conditions(run: Run) -> list[str]:
-    """What was trained, for the header."""
+    """For the header: what was trained."""
     return what_was_trained(run) if run.of(Training) else []
 
 
 def cells(case: TrainCase | LoadCase) -> tuple[str, str, str]:
-    """Of a training: recipe, what is trained, options; of a loader: its name, data, how."""
+    """Of a training: recipe, subject, options; of a loader: name, data, settings."""
     if isinstance(case, TrainCase):
         names = ["network", "batch"]
         names += [] if case.data == "synthetic" else ["data", "loader", "workers", "prefetch"]
@@ -68,12 +68,15 @@ def cells(case: TrainCase | LoadCase) -> tuple[str, str, str]:
 
 
 def ratio(op: str, value: Ratio) -> str:
-    """A ratio with its interval; of steps, which are known better, with more digits."""
+    """A ratio with its interval; more digits for steps, whose intervals are narrower."""
     return interval(value) if op == OP else fmt.interval(value)
 
 
 def chart(run: Run) -> Any:
-    """The chart of loaders, of a validation's errors, or else of trainings."""
+    """The Altair chart of loaders, of a validation's errors, or of trainings.
+
+    UserError when nothing can be drawn, or when Altair is not installed.
+    """
     from e2e.report.plot_loading import loading_chart
     from e2e.report.plot_prediction import prediction_chart
     from e2e.report.plot_training import training_chart
@@ -89,7 +92,7 @@ def chart(run: Run) -> Any:
 
 
 def sections(run: Run, width: int, *, details: bool) -> list[Section]:
-    """The screen's parts on trainings and loaders."""
+    """The screen's sections on trainings and loaders, at most `width` columns wide."""
     if joints(run) or not run.of(Training):
         return _fed_sections(run, width, details=details)
     return [*training_sections(run, width, details=details), (TITLE, loaders_lines(run, width))]
@@ -120,9 +123,9 @@ def _fed_sections(run: Run, width: int, *, details: bool) -> list[Section]:
 
 
 def training_sections(run: Run, width: int, *, details: bool = False) -> list[Section]:
-    """(title, lines) of each part of the screen; parts with nothing to say have no lines.
+    """(title, lines) of each section of the screen; sections without content have no lines.
 
-    `details` adds the state of the device and why each step takes what it takes. Without it, a
+    `details` adds the state of the device and why each step takes as long as it does. Without it, a
     validation is a summary.
     """
     view = view_of(run)
@@ -134,7 +137,7 @@ def training_sections(run: Run, width: int, *, details: bool = False) -> list[Se
         reasons,
         (predictions.ALONE_TITLE, predictions.alone_lines(view, width, details=details)),
         (learning.learning_title(run), learning.learning_lines(view, width)),
-        (costs.phases_title(view), costs.phases_lines(view, width)),
+        (costs.phases_title(view), costs.phases_lines(view, width, details=details)),
         (costs.STATES_TITLE, costs.states(view) if details else []),
         ("Why each step takes as long as it does", costs.whys(view) if details else []),
         (predictions.BESIDE_TITLE, predictions.beside_lines(view, width, details=details)),
@@ -190,7 +193,7 @@ def _warnings(run: Run, view: View) -> Section:
 
 
 def parts(run: Run) -> list[Part]:
-    """Tables of trainings, under a line on the device and what was trained; then of loaders."""
+    """For Markdown: tables of trainings, below a line on device and settings; then of loaders."""
     found: list[Part] = []
     if run.of(Training):
         device = fmt.clean(run.device.get("name", "unknown device"))
@@ -202,7 +205,7 @@ def parts(run: Run) -> list[Part]:
 
 
 def summary(run: Run) -> list[str]:
-    """The verdict on trainings; of recipes and loaders, what each picture says."""
+    """The verdict on trainings; with loaders, the results for each network and loader."""
     pictures = joints(run)
     if pictures or not run.of(Training):
         return [line for joint in pictures for line in joint_sentences(joint)]
@@ -215,10 +218,10 @@ def warnings(run: Run) -> list[Text]:
 
 
 def training_parts(run: Run) -> list[Part]:
-    """One row an arm or a ladder's rung, in the order measured; what has no times says why.
+    """One row per arm or rung, in the order measured; the reason where there are no times.
 
-    What all arms share is the caption's. Phases, predictions, ledgers, fixes and findings follow,
-    in tables of their own.
+    The caption has the settings that all arms share. Phases, predictions, ledgers, fixes and
+    findings follow in tables of their own.
     """
     view = view_of(run)
     return [

@@ -1,4 +1,4 @@
-"""The table of a run's trainings: a row an arm, a block for each group of arms."""
+"""The table of a run's trainings: one row per arm, one block per group of arms."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NOT_CONVERGED = " *"
 def arms_table(
     view: View, columns: Sequence[Column[Training]], row: Callable[[Training], Row[Training]]
 ) -> Table[Training]:
-    """A row for each arm of the view, in blocks by group."""
+    """One row per arm of the view, in blocks by group."""
     table = Table(columns)
     for group in view.groups:
         table.block(group.title, map(row, group.arms))
@@ -35,7 +35,7 @@ def arms_table(
 def name_columns(
     view: View, title: str = "recipe", mark: Callable[[Training], str] | None = None
 ) -> list[Column[Training]]:
-    """The group, in Markdown, where there are no headings, and the arm; `mark` follows its name."""
+    """The group (Markdown only, which has no headings) and the arm; `mark` follows its name."""
     return [
         Column("", key=True, markdown=lambda arm: view.group_of(arm).title),
         Column(
@@ -48,18 +48,18 @@ def name_columns(
 
 
 def plain_row(view: View) -> Callable[[Training], Row[Training]]:
-    """Rows of which those of baselines are dim."""
+    """Makes rows; those of baselines are dim."""
     return lambda arm: Row(arm, style=DIM if view.is_baseline(arm) else "")
 
 
 def coloured_row(view: View) -> Callable[[Training], Row[Training]]:
-    """The same, red where the arm did not converge."""
+    """Makes rows as `plain_row`, red where the arm did not converge."""
     plain = plain_row(view)
     return lambda arm: Row(arm, style="red") if arm.converged is False else plain(arm)
 
 
 def train_table(view: View, more: Sequence[Column[Training]] = ()) -> Table[Training]:
-    """The arms that were run, and why some have no times. `more` columns follow those of speed."""
+    """The arms that were run, or the reason why they have no times; `more` columns come last."""
     ran = view.only(was_run)
     names = name_columns(ran, ran.first_title, lambda arm: NOT_CONVERGED * (arm.converged is False))
     return arms_table(ran, [*names, *speed_columns(ran), *more], lambda arm: _row(arm, ran))
@@ -76,7 +76,7 @@ def _row(arm: Training, view: View) -> Row[Training]:
 
 
 def speed_columns(view: View) -> list[Column[Training]]:
-    """Throughput, step time, speed-ups, memory, power, bottleneck."""
+    """Throughput, step time, speed-ups, memory, power, bottleneck; in CSV seconds and bytes."""
     unit = view.unit
     return [
         Column(
@@ -111,7 +111,7 @@ def speed_columns(view: View) -> list[Column[Training]]:
 
 
 def raw_columns() -> list[Column[Training]]:
-    """What is in CSV alone: the case, what became of it, and the state of the device."""
+    """Columns for CSV only: the case, its status, and the state of the device."""
     utilisation = raw("state.gpu_util_pct", "mean", "min", "max")
     return [
         Column(csv={"op": lambda _: OP, **raw("case", *(one.name for one in fields(TrainCase)))}),
@@ -128,8 +128,10 @@ def raw_columns() -> list[Column[Training]]:
 
 
 def raw(of: str, *names: str) -> dict[str, Callable[[Any], Value]]:
-    """What CSV has under these names: attributes of a row's `of` ("": of the row itself), None
-    where that is None."""
+    """CSV columns of these names: attributes of a row's `of` ("": of the row itself).
+
+    None where `of` is None.
+    """
 
     def reader(name: str) -> Callable[[Any], Value]:
         def read(row: Any) -> Value:
@@ -144,7 +146,7 @@ def raw(of: str, *names: str) -> dict[str, Callable[[Any], Value]]:
 def raw_pair(
     first: str, second: str, read: Callable[[R], tuple[float, float] | None]
 ) -> dict[str, Callable[[R], Value]]:
-    """The same for the two numbers of an interval, or of a mean and a deviation."""
+    """Two CSV columns: the ends of an interval, or a mean and a deviation."""
     return {
         first: lambda row: found[0] if (found := read(row)) else None,
         second: lambda row: found[1] if (found := read(row)) else None,
@@ -197,7 +199,7 @@ def _ratio_cell(view: View, names: Sequence[str]) -> Callable[[Training], str]:
 
 
 def busy_pct(arm: Training) -> float | None:
-    """Share of the step in which at least one kernel ran."""
+    """Share of the step in which at least one kernel ran, in per cent; None if not known."""
     steps = arm.steps
     if steps is None or steps.busy_s is None:
         return None
@@ -251,15 +253,15 @@ def wall_check(timed: Sequence[Training]) -> str:
 
 
 def wall_gap(arm: Training) -> float:
-    """The gap of one arm as a fraction of its throughput; 0 where it is not known."""
+    """The gap of one arm as a fraction of its throughput; 0 if not known."""
     return abs(arm.wall_per_s / arm.per_s - 1) if arm.wall_per_s and arm.per_s else 0.0
 
 
 def reasons(view: View, cut: Sequence[Training]) -> list[Text]:
-    """The full reason of arms whose row was cut to fit."""
+    """The full reasons of arms whose row was cut to fit."""
     return [item(f"{view.label(arm)}, batch {arm.case.batch}", reason(arm)) for arm in cut]
 
 
 def item(name: str, text: str) -> Text:
-    """What is said of something, after its name."""
+    """A name and what is said of it, as one line."""
     return Text(f"  {name}: ", "bold").append(text, "not bold")

@@ -1,6 +1,6 @@
 """The result in sentences: how much faster each recipe is, whether it converges, its bottleneck.
 
-A pure function of the run: every number in a sentence is one of the file, or the quotient of two.
+A pure function of the run: every number is in the run file, or is the ratio of two that are.
 """
 
 from __future__ import annotations
@@ -25,19 +25,25 @@ from e2e.report.causes import cause_sentences
 from e2e.report.figures import bottleneck, faster, noun, times
 from e2e.report.learning import accuracy, loss
 from e2e.report.ledger import ledger_sentences
-from e2e.report.predictions import prediction_sentences
+from e2e.report.predictions import is_alone, prediction_sentences
 from e2e.report.table import busy_pct
 from e2e.results.types import Training
 from microbench import fmt
+from microbench.report.notes import load_warnings
 from microbench.results.types import Run
 
+WIDEST = 1.5  # high over low of an interval that holds 1: beyond, nothing is known
+BUSY = (
+    "The machine was busy: this prediction for a CPU may be many times too slow. Repeat it on an "
+    "idle machine, or with OMP_NUM_THREADS=1."
+)
 SAME_SHARE = 0.005  # memory that differs by less is the same
 MOST_NAMED = 4
 SPARE_SHARE = 0.7  # of a step: a CPU that launches for longer has no time left for a loader
 
 
 def verdict(run: Run) -> list[str]:
-    """Sentences for the end of the screen; the details of one begin with a space."""
+    """Sentences for the end of the screen; details are indented."""
     view = view_of(run)
     lines: list[str] = []
     for family in view.families:
@@ -50,6 +56,9 @@ def verdict(run: Run) -> list[str]:
             lines += [*_waiting(view, family), *_slowed(view, family)]
         for sentences in (prediction_sentences, ledger_sentences, cause_sentences):
             lines += sentences(view, family)
+    alone = any(is_alone(arm) for group in view.groups for arm in group.arms)
+    if alone and run.device.get("kind") == "cpu" and load_warnings(run.settings):
+        lines.append(BUSY)
     return lines
 
 
@@ -82,18 +91,28 @@ def _gain(view: View, arm: Training, compared: Sequence[str]) -> str:
     """ "amp trains 5.8 ±0.1 times faster than fp32 (resnet50, batch 256), in 0.52 of ..." """
     known = [name for name in compared if name in arm.speedup]
     seen = [name for name in known if _seen(arm, name)]
-    unseen = [view.title(name) for name in known if name not in seen]
-    alike = f"no difference measured against {fmt.joined(unseen)}" if unseen else ""
+    unseen = [name for name in known if name not in seen]
+    vague = [view.title(name) for name in unseen if _wide(arm, name)]
+    same = [view.title(name) for name in unseen if not _wide(arm, name)]
+    clauses = [f"no difference measured against {fmt.joined(same)}"] if same else []
+    clauses += [f"cannot tell whether faster than {fmt.joined(vague)}"] if vague else []
+    alike = "; ".join(clauses)
     where = f"({place(arm)}){_extras(view, arm, seen or known)}"
     if not seen:
         return f"{view.label(arm)}: {alike} {where}."
-    clauses = fmt.joined([f"{faster(arm.speedup[name])} than {view.title(name)}" for name in seen])
-    return f"{view.label(arm)} trains {clauses} {where}{f'; {alike}' * bool(alike)}."
+    gains = fmt.joined([f"{faster(arm.speedup[name])} than {view.title(name)}" for name in seen])
+    return f"{view.label(arm)} trains {gains} {where}{f'; {alike}' * bool(alike)}."
 
 
 def _seen(arm: Training, name: str) -> bool:
     """Whether there is a ratio to speak of: one that differs from 1, or has no interval."""
     return arm.speedup[name].ci95 is None or differs(arm, name)
+
+
+def _wide(arm: Training, name: str) -> bool:
+    """Whether the interval holds 1 and so much more that it says nothing."""
+    ci95 = arm.speedup[name].ci95
+    return ci95 is not None and not differs(arm, name) and ci95[1] > WIDEST * ci95[0]
 
 
 def _extras(view: View, arm: Training, compared: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Ledgers as tables: a row a term, on the screen its bar from where the last one ended."""
+"""Ledgers as tables: one row per term; on the screen its bar starts where the last one ended."""
 
 from __future__ import annotations
 
@@ -43,8 +43,10 @@ Section = tuple[str, list[Text]]
 def waterfall_sections(
     view: View, width: int, *, details: bool = False
 ) -> list[tuple[Training, Section]]:
-    """(title, lines) of each training's ledger, no wider than `width`; the first MOST_SHOWN without
-    `details`, which adds what each term is."""
+    """(title, lines) of each training's ledger, at most `width` columns wide.
+
+    Only the first MOST_SHOWN without `details`, which also explains each term.
+    """
     found = list(filter(has_ledger, view.arms))
     shown = found if details else found[:MOST_SHOWN]
     sections = [
@@ -86,7 +88,7 @@ def _widths(fall: Waterfall, width: int) -> tuple[int, int, int]:
 
 
 def ledger_table(fall: Waterfall, width: int = 100) -> Table[Bar]:
-    """A row a line of the ledger, drawn for a screen of this width."""
+    """One row per line of the ledger, in ms, drawn for a screen of `width` columns."""
     term_width, bar_width, source_width = _widths(fall, width)
     columns: list[Column[Bar]] = [
         Column("term", lambda bar: _cut(bar.term, term_width), markdown=lambda bar: bar.term),
@@ -101,7 +103,7 @@ def ledger_table(fall: Waterfall, width: int = 100) -> Table[Bar]:
 
 
 def raw_columns() -> list[Column[Training]]:
-    """The ledger in CSV: what it starts from, Amdahl's bound, and each term with its ms."""
+    """The ledger in CSV: its baseline, Amdahl's bound (a ratio), and each term with its ms."""
     return [Column(csv={
         "ledger_base": lambda arm: arm.ledger_base,
         "ledger_bound": lambda arm: arm.bound,

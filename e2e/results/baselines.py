@@ -14,9 +14,9 @@ BASELINES = {"fp32": ("fp32", "O0"), "tf32": ("tf32",)}  # and the recipes that 
 
 
 def baselines(case: TrainCase, among: Sequence[TrainCase]) -> dict[str, TrainCase]:
-    """What a case is compared with: "fp32" and "tf32", where there is one.
+    """What a case is compared with: "fp32" and "tf32", where such cases exist.
 
-    The baseline that differs in the recipe alone; where there is none, the first one.
+    The baseline that differs only in the recipe; if there is none, the first one.
     """
     found: dict[str, TrainCase] = {}
     for name, recipes in BASELINES.items():
@@ -28,7 +28,7 @@ def baselines(case: TrainCase, among: Sequence[TrainCase]) -> dict[str, TrainCas
 
 
 def slowest(case: TrainCase, others: Mapping[str, TrainCase]) -> TrainCase | None:
-    """Of a case's baselines the one that its ledger starts from: fp32, else tf32; none for fp32."""
+    """The baseline that a case's ledger starts from: fp32, else tf32; None for an fp32 case."""
     return None if case.recipe in BASELINES["fp32"] else others.get("fp32") or others.get("tf32")
 
 

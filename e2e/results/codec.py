@@ -1,8 +1,8 @@
-"""A training as an object of the run file's `results`, and back; what comes back is checked.
+"""A training as an object of the run file's `results`, and back; reading checks the values.
 
-Flat, as kernels' results are: the fields of the steps and of the device's state stand in the result
-itself. Beside what was measured stand the derived values that readers want; reading passes over
-them, as over any other field that is not declared.
+Flat, like kernels' results: the fields of the steps and of the device's state are in the result
+itself. Derived values for readers are written too; reading ignores them, like any other field that
+is not declared.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ NOT_NEGATIVE = (
     "step_units", "setup_s", "compile_s", "memory_peak_bytes", "fits_batch", "skipped_steps",
     "chance",
 )  # fmt: skip
-LONGEST_MS = 1e15  # thirty thousand years: what is more is no time
+LONGEST_MS = 1e15  # thirty thousand years: more is an error
 LEDGER_TOLERANCE = 1e-3  # of its longer step: by so much a ledger's lines may miss their sum
 GAINS = ("predicted_gain_pct", "measured_gain_pct")
 LISTS = ("ledger", "causes")  # null where they are empty
 
 
 def to_json(training: Training) -> Json:
-    """The training as the schema writes it. Times of steps are rounded to TIME_DECIMALS."""
+    """The training as the schema has it. Step times are seconds, rounded to TIME_DECIMALS."""
     steps, state = training.steps, training.state
     measured: Json = {name: getattr(steps, name) if steps else None for name in STEPS}
     for name in RAW_TIMES if steps else ():
@@ -64,10 +64,7 @@ def to_json(training: Training) -> Json:
         **{name: getattr(state, name) for name in STATE},
         "gpu_util_pct": asdict(state.gpu_util_pct) if state.gpu_util_pct else None,
         "speedup": {name: asdict(ratio) for name, ratio in training.speedup.items()},
-        "repeats": [
-            {name: _finite(value) for name, value in asdict(repeat).items()}
-            for repeat in training.repeats
-        ],
+        "repeats": [_repeat_to_json(repeat) for repeat in training.repeats],
         "loss": _mean_and_deviation(training.loss),
         "accuracy": _mean_and_deviation(training.accuracy),
         "warnings": [asdict(warning) for warning in training.warnings],
@@ -76,6 +73,13 @@ def to_json(training: Training) -> Json:
         "bound": _finite(training.bound),
         "causes": [_cause_to_json(cause) for cause in training.causes] or None,
     }
+
+
+def _repeat_to_json(repeat: Repeat) -> Json:
+    """Without a curve, as files were before there were any."""
+    data = {name: value for name, value in asdict(repeat).items() if name != "curve"}
+    data = {name: _finite(value) for name, value in data.items()}
+    return data | ({"curve": [_finite(loss) for loss in repeat.curve]} if repeat.curve else {})
 
 
 def _predicted_to_json(predicted: Predicted) -> Json:
@@ -111,7 +115,7 @@ def _mean_and_deviation(pair: tuple[float, float] | None) -> Json | None:
 
 
 def from_json(data: Json, where: str) -> Training:
-    """The inverse of `to_json`; ValueError says which field is not what it should be."""
+    """The inverse of `to_json`. ValueError names the field that is wrong."""
     steps = None
     if data.get("times_s") is not None:
         steps = {name: data.get(name) for name in STEPS} | {"median_s": data.get("step_s")}
@@ -185,6 +189,8 @@ def _check_repeat(repeat: Repeat, where: str) -> None:
         raise ValueError(f"{where} has steps or seconds under zero")
     if repeat.accuracy is not None and not 0 <= repeat.accuracy <= 1:
         raise ValueError(f"{where}.accuracy is {repeat.accuracy}, not from 0 to 1")
+    if len(repeat.curve) > repeat.steps:
+        raise ValueError(f"{where}.curve has {len(repeat.curve)} points, of {repeat.steps} steps")
 
 
 def _check_predictions(training: Training, where: str) -> None:

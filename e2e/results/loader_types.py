@@ -1,6 +1,6 @@
-"""A loader's measurement: batches loaded and placed on the device, no training.
+"""A loader's measurement: batches loaded and copied to the device, no training.
 
-Its types, and its form as an object of the run file's `results`, checked on the way back.
+Its types, and their form in the run file's `results`, checked when read.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ def load_case(case: TrainCase) -> LoadCase:
 
 @dataclass(frozen=True)
 class LoadBlock:
-    """A stretch of loading without a stop.
+    """A stretch of loading without a stop, in seconds.
 
-    `cpu_s` is the processor time of the workers and of the process that reads from them, over all
-    cores; None where nobody can tell. `read_bytes` are of files, as they lie on the disk.
+    `cpu_s` is CPU time of the workers and of the process that reads from them, over all cores; None
+    where it cannot be measured. `read_bytes` are the file sizes of what was read.
     """
 
     images: int
@@ -69,7 +69,7 @@ class LoadBlock:
 
 @dataclass(frozen=True)
 class Loading:
-    """One loader, measured alone. `first_s` is the wait for the first batch: starting processes."""
+    """One loader, measured alone. `first_s`: seconds to the first batch, with process start."""
 
     case: LoadCase
     status: str
@@ -80,59 +80,59 @@ class Loading:
 
     @property
     def timed(self) -> TimedStep | None:
-        """Seconds of an image, when measured."""
+        """Seconds per image; None if not measured."""
         ends = self.ci95_per_s
         image_s = (1 / ends[1], 1 / ends[0]) if ends else None
         return TimedStep(1 / self.per_s, image_s) if self.per_s else None
 
     def caveat(self, other: Loading) -> str:
-        """Nothing colours a comparison of loaders but what their times say."""
+        """Always "": times of loaders need no remark when compared."""
         return ""
 
     @property
     def images(self) -> int:
-        """Of all blocks."""
+        """Images of all blocks."""
         return sum(block.images for block in self.blocks)
 
     @property
     def wall_s(self) -> float:
-        """Of all blocks."""
+        """Wall seconds of all blocks."""
         return math.fsum(block.wall_s for block in self.blocks)
 
     @property
     def per_s(self) -> float | None:
-        """Images a second over all blocks, when measured."""
+        """Images per second over all blocks; None if not measured."""
         return self.images / self.wall_s if self.wall_s > 0 else None
 
     @property
     def ci95_per_s(self) -> Interval | None:
-        """95 % interval of the rate, from the spread of the blocks; None for fewer than two."""
+        """95 % interval of images per second, from the blocks; None for fewer than two."""
         interval_s = median_interval([(block.wall_s / block.images,) for block in self.blocks])
         return (1 / interval_s[1], 1 / interval_s[0]) if interval_s else None
 
     @property
     def cpu_s_per_image(self) -> float | None:
-        """Processor seconds an image, over all cores."""
+        """CPU seconds per image, over all cores; None if not measured."""
         if not self.blocks or any(block.cpu_s is None for block in self.blocks):
             return None
         return math.fsum(block.cpu_s or 0.0 for block in self.blocks) / self.images
 
     @property
     def per_s_per_core(self) -> float | None:
-        """Images a second that one busy core loads."""
+        """Images per CPU second: what one busy core loads. None if not measured."""
         cpu_s = self.cpu_s_per_image
         return 1 / cpu_s if cpu_s else None
 
     @property
     def bytes_per_s(self) -> float | None:
-        """Bytes of files a second, when they were counted."""
+        """Bytes of files read per second; None if not counted."""
         if not self.blocks or any(block.read_bytes is None for block in self.blocks):
             return None
         return sum(block.read_bytes or 0 for block in self.blocks) / self.wall_s
 
 
 def to_json(loading: Loading) -> Json:
-    """The measurement as the schema writes it: raw blocks and the rates that readers want."""
+    """The measurement as the schema has it: raw blocks, and rates per second."""
     bytes_per_s = loading.bytes_per_s
     return {
         "op": OP,
@@ -150,7 +150,7 @@ def to_json(loading: Loading) -> Json:
 
 
 def from_json(data: Json, where: str) -> Loading:
-    """The inverse of `to_json`; ValueError says which field is not what it should be."""
+    """The inverse of `to_json`. ValueError names the field that is wrong."""
     loading: Loading = decode(Loading, data, where)
     if loading.status not in STATUSES:
         raise ValueError(f"{where}.status is {loading.status!r}")

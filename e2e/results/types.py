@@ -1,4 +1,4 @@
-"""The types of a training measurement: a network trained under one recipe, and what came of it."""
+"""The types of a training's results: a network trained under one recipe."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
 
 from e2e.case import TrainCase
-from microbench.results.values import Interval, Ratio, Warning
+from microbench.results.values import Interval, ProcessTime, Ratio, Warning
 
 LIMITS = ("gpu", "host", "data")  # bottlenecks: GPU, CPU launch, data loading
 PREDICTED = "predicted"  # the status of a training that was predicted and never run
@@ -23,19 +23,18 @@ Setting = str | int | float | bool | None  # a field of a case
 class StepTimes:
     """Timed steps of one arm, interleaved with the others; all times are seconds per step.
 
-    `times_s` are from one step's end to the next one's: on a GPU by its own clock, so that they
-    hold the waiting for the host too. Of a case that is `fed` they are means of whole blocks, one a
-    block: batches come in bursts, and no median of single steps is what an epoch takes.
-    `wall_times_s` are the host's clock when a step was launched, to the next launch; a host that
-    runs ahead waits at the end of a block, so the last one of each holds the wait, and the sums
-    agree. `blocks` says how many of `times_s` each round has. `wall_s` is the host's clock over
-    whole blocks, synchronised at both ends, for `wall_steps` steps. `busy_s` is the time in which
-    at least one kernel ran (by the profiler), `host_s` what the host needs to launch a step on an
-    idle GPU, `launches` its kernels and copies. `wait_s` is how long the host waited for the data
-    of a step, `unfed_s` the median step on a batch that is there already, `loaded_per_s` how many
-    images came meanwhile that were thrown away: of cases that are `fed`. `host_pace` is how many
-    times longer than at pace 1 the host took to launch in between (see
-    `e2e.prediction.host_speed`), where steps were predicted.
+    `times_s` are from one step's end to the next one's, on a GPU by its own clock: waits for the
+    host are included. Of a case that is `fed` each is the mean of a block, because batches come in
+    bursts. `wall_times_s` are by the host's clock from launch to launch; the last one of each block
+    includes the wait for the device. `blocks` is how many of `times_s` each round has. `wall_s` is
+    by the host's clock over whole blocks of `wall_steps` steps in all, synchronised at both ends.
+
+    `busy_s` is the time in which at least one kernel ran (by the profiler), `host_s` what the host
+    needs to launch a step on an idle GPU, `launches` the step's kernels and copies. Of cases that
+    are `fed`: `wait_s` is the host's wait for data, `unfed_s` the median step on a preloaded batch,
+    `loaded_per_s` the images per second of a loader whose batches were discarded meanwhile.
+    `host_pace` is the host's slowdown in between, a ratio (see `e2e.prediction.host_speed`), where
+    steps were predicted.
     """
 
     times_s: tuple[float, ...]
@@ -55,14 +54,14 @@ class StepTimes:
 
     @property
     def blocks_s(self) -> list[tuple[float, ...]]:
-        """The times, round by round."""
+        """`times_s` (seconds), round by round."""
         ends = [sum(self.blocks[: i + 1]) for i in range(len(self.blocks))]
         return [self.times_s[end - n : end] for end, n in zip(ends, self.blocks, strict=True)]
 
 
 @dataclass(frozen=True)
 class Phase:
-    """One part of a step, timed in a pass of its own: on the GPU's clock, and on the host's."""
+    """One part of a step, timed in a separate pass: seconds on the GPU's and the host's clock."""
 
     name: str  # "data", "copy", "forward", "backward", "optimizer"
     gpu_s: float | None
@@ -71,7 +70,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean, minimum and maximum of a sensor while the arm ran."""
+    """Mean, minimum and maximum of a sensor while the arm ran, in its own unit."""
 
     mean: float
     min: float
@@ -80,7 +79,10 @@ class Spread:
 
 @dataclass(frozen=True)
 class State:
-    """The device while the arm ran; None where it is not known. Clocks are in MHz, power in W."""
+    """The device while the arm ran: clocks in MHz, power in W, temperature in °C.
+
+    None where it is not known.
+    """
 
     gpu_util_pct: Spread | None = None
     sm_clock_mhz: float | None = None
@@ -94,7 +96,9 @@ class Repeat:
     """One training from scratch. `train_s` is wall time without set-up and evaluation.
 
     `train_loss` is the mean over the last tenth of the steps, `first_loss` over the first tenth;
-    `loss` and `accuracy` (0 to 1) are of held-out data. NaN and infinity are written as None.
+    `loss` and `accuracy` (0 to 1) are of held-out data. `curve` is the training loss: means over
+    `len(curve)` stretches of the steps, as equal as can be, in order; empty in older files. NaN
+    and infinity are written as None.
     """
 
     seed: int
@@ -105,21 +109,21 @@ class Repeat:
     loss: float | None
     accuracy: float | None
     skipped_steps: int = 0
+    curve: tuple[float | None, ...] = ()
 
 
 @dataclass(frozen=True)
 class Predicted:
-    """A step as predicted without running it: from its operations, or, of a case that is fed, from
-    what its recipe and its loader do alone.
+    """A step as predicted without running it; times in seconds.
 
-    `limit` is one of LIMITS, None on a CPU; `speedup` is by what it is compared with, as in
-    `Training`, of predicted steps; `memory_bytes` the peak. `uncovered` names, in words, what could
-    not be replayed: its time is missing; `from_step` what a real step has timed instead: its time
-    is in it. `error_pct` is how much longer the predicted step is than the measured one, in per
-    cent (negative: shorter); None when it was not measured. `took_s` is what predicting took, by
-    stage: "tracing", "operations" (those that were not known from an earlier prediction), "real
-    steps", "host". `paced_s` is the step for a host that launches as fast as it did while the step
-    was measured, where that is known: what it is off by is not the host's.
+    It follows from the step's operations or, of a case that is fed, from its recipe and its loader
+    measured alone. `limit` is one of LIMITS, None on a CPU; `speedup` is as in `Training`, of
+    predicted steps; `memory_bytes` is the peak. `uncovered` names what could not be replayed: its
+    time is missing; `from_step` what was timed in a real step instead: its time is included.
+    `error_pct` is predicted over measured step less 1, in per cent (negative: too short); None if
+    not measured. `took_s` is how long predicting took by stage: "tracing", "operations" (those not
+    known before), "real steps", "host". `paced_s` is the step at the host speed during the measured
+    step, if known; its error is not the host speed's.
     """
 
     step_s: float
@@ -134,13 +138,13 @@ class Predicted:
     from_step: tuple[str, ...] = ()
 
     def beside(self, step_s: float | None) -> Predicted:
-        """With its error against a step that was measured; None: it was not."""
+        """The same with its error (%) against a measured step in seconds; None: not measured."""
         return replace(self, error_pct=100 * (self.step_s / step_s - 1) if step_s else None)
 
 
 @dataclass(frozen=True)
 class LedgerLine:
-    """One line of the account of what a recipe changes in a step; see `Training.ledger`.
+    """One line of what a recipe changes in a step, in milliseconds; see `Training.ledger`.
 
     `source` is where the number comes from: "measured", "replayed" or "predicted".
     """
@@ -157,8 +161,7 @@ class Cause:
 
     `fix` is what to do, "" where nothing is proposed. Gains are of throughput, in per cent:
     `predicted_gain_pct` is None where there is no prediction, `measured_gain_pct` where no training
-    used the fix.
-    `case_change` is what the fix changes in the case (TrainCase's fields), None where it changes
+    used the fix. `case_change` are the fields of TrainCase that the fix sets, None where it changes
     the network or nothing.
     """
 
@@ -172,27 +175,30 @@ class Cause:
 
 @dataclass(frozen=True)
 class TimedStep:
-    """Seconds of a step, or of an image: what a comparison of two runs judges."""
+    """Seconds of a step, or of an image: what a comparison of two runs judges (see `Timed`)."""
 
     median_s: float
     ci95_s: Interval | None
     sm_clock_mhz: float | None = None
+    cpu_bound: bool = False
+    host_pace: float | None = None
+    processes: tuple[ProcessTime, ...] = ()
 
 
 @dataclass(frozen=True)
 class Training:
-    """What became of one case.
+    """The result of one case.
 
-    `unit` is what throughput counts ("img", "tok", "sample"), `step_units` how many of them a step
-    has. `setup_s` is building, compiling and autotuning, outside all other numbers; `compile_s` the
-    part of it before the first step was through. `chance` is the accuracy of guessing. `fits_batch`
-    is a batch that ran when the case's did not fit the memory. `speedup` is by what it is compared
-    with: "fp32", "tf32", or (a ladder) "previous" and "first".
+    `unit` is what throughput counts ("img", "tok", "sample"), `step_units` how many a step has.
+    `setup_s` is seconds of building, compiling and autotuning, in no other number; `compile_s` the
+    part before the end of the first step. `chance` is the accuracy of guessing (0 to 1).
+    `fits_batch` is a batch that ran when the case's did not fit the memory. `speedup` is by what it
+    is compared with: "fp32", "tf32", or (a ladder) "previous" and "first".
 
-    `ledger` leads from the step of the recipe `ledger_base` to this one's: its first and last lines
-    are those whole steps, the lines between are changes (negative: time saved), and
-    first + sum(between) == last. `bound` is Amdahl's: how many times faster the base's step would
-    be if its products took no time. `causes` say what would make the step faster and why it is no
+    `ledger` leads from the step of the recipe `ledger_base` to this one's, in ms: first and last
+    line are those whole steps, the lines between are changes (negative: time saved), and first +
+    sum(between) == last. `bound` is Amdahl's: the speed-up of the base's step if its GEMMs and
+    convolutions took no time. `causes` say what would make the step faster, and why it is no
     faster. A status of PREDICTED has `predicted` and no `steps`.
     """
 
@@ -216,7 +222,7 @@ class Training:
     convergence: str | None = None
     limit: str | None = None
     why: str | None = None
-    rung: str | None = None  # a ladder's step: what this arm adds to the one before
+    rung: str | None = None  # of a ladder: what this arm adds to the previous one
     warnings: tuple[Warning, ...] = ()
     predicted: Predicted | None = None
     ledger: tuple[LedgerLine, ...] = ()
@@ -226,12 +232,17 @@ class Training:
 
     @property
     def timed(self) -> TimedStep | None:
-        """Its median step, when timed."""
+        """Its median step in seconds; None if not timed."""
         steps = self.steps
-        return TimedStep(steps.median_s, steps.ci95_s, self.state.sm_clock_mhz) if steps else None
+        if steps is None:
+            return None
+        return TimedStep(
+            steps.median_s, steps.ci95_s, self.state.sm_clock_mhz, self.limit == "host",
+            steps.host_pace,
+        )  # fmt: skip
 
     def caveat(self, other: Training) -> str:
-        """What to know of the times when only one of the two trainings converged."""
+        """A remark for the comparison when only one of the two trainings converged, else ""."""
         if None in (self.converged, other.converged) or self.converged == other.converged:
             return ""
         lost, name = (self, "A") if other.converged else (other, "B")
@@ -261,7 +272,7 @@ class Training:
 
     @property
     def per_j(self) -> float | None:
-        """Units per joule of the whole board; None if its power is not known."""
+        """Units (`unit`) per joule of the whole board; None if its power is not known."""
         power_w = self.state.power_w
         return self.per_s / power_w if self.per_s and power_w else None
 
@@ -274,17 +285,17 @@ class Training:
 
     @property
     def accuracy(self) -> tuple[float, float] | None:
-        """(mean, deviation) of held-out accuracy over the repeats; deviation 0 for one."""
+        """(mean, standard deviation) of held-out accuracy, 0 to 1; deviation 0 for one repeat."""
         return _mean_and_deviation([r.accuracy for r in self.repeats])
 
     @property
     def loss(self) -> tuple[float, float] | None:
-        """(mean, deviation) of held-out loss over the repeats."""
+        """(mean, standard deviation) of held-out loss; deviation 0 for one repeat."""
         return _mean_and_deviation([r.loss for r in self.repeats])
 
     @property
     def train_s(self) -> tuple[float, float] | None:
-        """(mean, deviation) of the wall time of a training."""
+        """(mean, standard deviation) of wall seconds of a training; deviation 0 for one."""
         return _mean_and_deviation([r.train_s for r in self.repeats])
 
 

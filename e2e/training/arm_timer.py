@@ -1,4 +1,4 @@
-"""Times the arms of one comparison in turns, then looks closer. Runs in the child process."""
+"""Times the arms of one comparison interleaved, then their phases. Runs in the child process."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CPU_PHASE_STEPS = 2
 
 
 class ArmTimer(Arms):
-    """Arms that can be timed in turns; afterwards they are still there, to train to convergence."""
+    """Arms that can be timed interleaved; they stay set up, to train to convergence afterwards."""
 
     def __init__(self, task: Task, target: Target, telemetry: Telemetry) -> None:
         super().__init__(task, target)
@@ -51,9 +51,11 @@ class ArmTimer(Arms):
     def time(
         self, budget_s: float, announce: Announce, host_speed: HostSpeed | None = None
     ) -> list[Training]:
-        """The held arms with their times, state, phases; one that breaks its turn fails alone.
+        """The held arms with times, state and phases; `budget_s` is seconds of timing in all.
 
-        With a `host_speed`, how fast the host launched meanwhile is noted of each.
+        An arm that raises is "failed", the others go on. RuntimeError after a fault that the device
+        does not survive; UserError for broken strict data. With a `host_speed`, each arm's slowdown
+        is noted.
         """
         failed: list[Training] = []
         speeds: SpeedByTurn | None = None
@@ -128,8 +130,9 @@ class ArmTimer(Arms):
         return Pace(settle_s=TURN_S, warm_s=warm_s, block_s=turn_s - warm_s, least=least, most=400)
 
     def _fed_turn_s(self, arm_s: float) -> float:
-        """As many turns as others have, but in each some bursts of the workers, and of the batches
-        that are thrown away as many as fit.
+        """Seconds per turn of fed arms, at most FED_TURN_S: each turn has some bursts.
+
+        Beside discarded batches, as long as possible.
         """
         cases = [(held.training.case, held.arm.estimate_s) for held in self.held.values()]
         burst_s = max(case.workers * estimate_s for case, estimate_s in cases)
@@ -178,7 +181,7 @@ class ArmTimer(Arms):
         return replace(held.training, steps=steps, state=state, skipped_steps=skipped)
 
     def _looked_closer(self, training: Training) -> Training:
-        """What is not measured while steps are timed, because it would slow them."""
+        """Add measurements that would slow the timed steps, taken afterwards."""
         held = self.held[training.case.key]
         held.trainer.switch()
         assert training.steps is not None
@@ -189,7 +192,7 @@ class ArmTimer(Arms):
         steps = training.steps
         step = _without_loading(held)
         if training.case.fed and not training.case.cached:
-            held.feed.refill()  # workers that are at work slow what is measured
+            held.feed.refill()  # busy workers slow the measurement
             steps = replace(steps, unfed_s=median(self.timer.block(step, count).times_s))
         if self.cuda:
             busy_s, launches = busy_time(step)
@@ -200,7 +203,7 @@ class ArmTimer(Arms):
 
 
 def _fed(steps: StepTimes, blocks: Sequence[StepBlock], case: TrainCase) -> StepTimes:
-    """The steps with what only a case that is fed has: waiting, and batches thrown away."""
+    """The steps with the fields of fed cases: waits, and discarded batches."""
     waited_s = sum(block.waited_s for block in blocks)
     came_per_s = batches_per_s([(block.wall_s, block.came_s) for block in blocks], case.workers)
     return replace(
@@ -211,7 +214,7 @@ def _fed(steps: StepTimes, blocks: Sequence[StepBlock], case: TrainCase) -> Step
 
 
 def _without_loading(held: Held) -> Callable[[], object]:
-    """The arm's step; of a case that is fed, on a batch that is there already."""
+    """The arm's step; of a fed case, on a preloaded batch."""
     if not held.training.case.fed:
         return held.step
     feed = SyntheticFeed(held.feed.place(held.feed.fetch()))

@@ -1,7 +1,7 @@
-"""The arms of a comparison on the device: set up, warmed up, held, let go.
+"""The arms of a comparison on the device: set up, warmed up, held, released.
 
-All arms are resident at once: weights are small beside activations, which one arm's steps leave to
-the next. Every case comes out as a Training, whatever happens to it.
+All arms are resident at once: weights are small beside activations, whose memory one arm's steps
+leave to the next. Every case becomes a Training, whatever happens to it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from microbench.errors import UserError
 from microbench.timing.interleave import Arm, ArmFailed
 
 WARM_STEPS = 3  # the first ones search algorithms, make optimizer state, and fill the allocator
-SETTLED_STEPS = 2  # after those: what memory a step takes, and how long it is
+SETTLED_STEPS = 2  # after those: measures the memory and the time of a step
 BATCHES_HELD = 4  # that a loader which makes them on the GPU has there at most, and one more
 WAITS_SHARE = 0.02  # of the time: with more of it in any block, steps wait for their loader
 
@@ -38,7 +38,7 @@ Announce = Callable[[str, str], None]
 
 @dataclass(frozen=True)
 class Task:
-    """What every arm of a run shares. `lr` None: the network's own."""
+    """What all arms of a run share. `lr` None: the network's own."""
 
     network: Network
     data: Data
@@ -49,7 +49,7 @@ class Task:
 
 @dataclass
 class Held:
-    """An arm that is set up: its trainer and feed, and what is known of it so far."""
+    """An arm that is set up: its trainer, its feed and its results so far."""
 
     training: Training
     trainer: Trainer
@@ -58,13 +58,14 @@ class Held:
     skipped_before: int = 0  # updates that were skipped before timing began
 
     def step(self) -> object:
-        """Launch one step."""
+        """Launch one step; returns the loss, a scalar on the device."""
         return self.trainer.step(self.feed)
 
     @property
     def waits(self) -> bool:
-        """Whether it ever waited for its loader. A loader is slow until a block has been timed: the
-        first one begins with nothing ready.
+        """Whether it waited for its loader in any block; True until a block has been timed.
+
+        The first block begins without ready batches.
         """
         blocks = [block for block in self.arm.blocks if isinstance(block, StepBlock)]
         waited = (block.waited_s > WAITS_SHARE * block.wall_s for block in blocks)
@@ -72,7 +73,7 @@ class Held:
 
 
 class Arms:
-    """Those that are held on one device, by their case's key."""
+    """The arms held on one device, by their case's key."""
 
     def __init__(self, task: Task, target: Target) -> None:
         self.task, self.target = task, target
@@ -86,7 +87,7 @@ class Arms:
         self._take_shared_memory()
 
     def _take_shared_memory(self) -> None:
-        """What all arms share must not be charged to the first: resident data, cuBLAS's space."""
+        """Allocate what all arms share before the first one: resident data, cuBLAS's workspace."""
         if isinstance(self.task.data, InMemory):
             self.task.data.feed(1, self.device, self.task.seed).close()
         if self.cuda:
@@ -99,7 +100,11 @@ class Arms:
         torch.mm(one, one).exp().backward()  # pyright: ignore[reportUnknownMemberType]
 
     def set_up(self, cases: Sequence[TrainCase], announce: Announce) -> list[Training]:
-        """A Training for each case: "ok" for those that can step. Other arms are let go."""
+        """A Training for each case, "ok" if it can step; arms of other cases are released.
+
+        An arm that raises is "failed". RuntimeError after a fault that the device does not survive;
+        UserError for broken strict data.
+        """
         for key in self.held.keys() - {case.key for case in cases}:
             self.drop(key)
         return [
@@ -131,7 +136,7 @@ class Arms:
         return held.training
 
     def _fitted(self, case: TrainCase, blank: Training) -> Held | None:
-        """The arm, or None when the memory does not hold it; a traceback would keep it alive."""
+        """The arm, or None if the memory is too small; a traceback would keep its tensors alive."""
         try:
             return self._built(case, blank)
         except torch.OutOfMemoryError:
@@ -141,7 +146,7 @@ class Arms:
         began_s = time.perf_counter()
         feed = self.feeds.open(case)
         try:
-            if case.fed:  # what the loader takes of the device's memory is no arm's
+            if case.fed:  # the loader's device memory does not count for the arm
                 on_gpu = LOADERS[case.loader].on_gpu
                 for _ in range(BATCHES_HELD if on_gpu else 1):
                     feed.place(feed.fetch())
@@ -170,7 +175,7 @@ class Arms:
         return held
 
     def _warmed(self, held: Held) -> tuple[float, float]:
-        """(seconds of the first step, of a later one); the peak of memory begins after the first.
+        """(seconds of the first step, seconds per later step); peak memory counts after warm-up.
 
         The first steps search algorithms, which may take more memory than any later step.
         """
@@ -186,9 +191,9 @@ class Arms:
         return first_s, self._seconds(held, count) / count
 
     def start_loading(self) -> None:
-        """Let the loaders run whose batches are thrown away: the steps beside them take longer.
+        """Start the loaders whose batches are discarded; steps beside them take longer.
 
-        ArmFailed, as for what goes wrong in a turn.
+        ArmFailed for whatever fails, as in a turn.
         """
         for held in self.held.values():
             if not held.training.case.cached:
@@ -206,7 +211,7 @@ class Arms:
         return time.perf_counter() - start_s
 
     def _too_large(self, blank: Training, announce: Announce) -> Training:
-        """Out of memory: what was taken, and the largest half, quarter, ... that runs."""
+        """Out of memory: the bytes used, and the largest half, quarter, ... batch that runs."""
         peak = self._peak()
         self._free()
         case = replace(blank.case, compile=False, graph=False)
@@ -231,22 +236,22 @@ class Arms:
     # ------------------------------------------------------------ memory, and the end
 
     def drop(self, key: str) -> None:
-        """Let an arm go, and its memory with it."""
+        """Release an arm and its memory."""
         self.held.pop(key).feed.close()
         self._free()
 
     def end_loading(self) -> None:
-        """End the loaders: the arms are going to train on feeds of their own."""
+        """Close the arms' feeds, before they train on feeds of their own."""
         for held in self.held.values():
             held.feed.close()
 
     def close(self) -> None:
-        """Let all arms go."""
+        """Release all arms."""
         for key in list(self.held):
             self.drop(key)
 
     def raise_if_dead(self, error: Exception) -> None:
-        """RuntimeError after a fault that the device does not survive: only a new process helps."""
+        """RuntimeError if the device does not survive the fault: only a new process helps."""
         if self.cuda:
             try:
                 torch.cuda.synchronize()

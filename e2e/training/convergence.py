@@ -15,20 +15,21 @@ from e2e.training.arms import Held
 from e2e.training.feeds import feed_of
 
 EDGE_SHARE = 0.1  # of the steps, at each end, that `first_loss` and `train_loss` are means over
+CURVE_POINTS = 100  # of a training's loss, at most; read from the device after the training
 BEAT_S = 5.0  # seconds between signs of life
 # Right answers beyond guessing: five standard deviations are no luck.
 SIGMAS = 5.0
-BEHIND_SHARE = 0.5  # of what the baseline learnt beyond guessing; a recipe with less has not learnt
+BEHIND_SHARE = 0.5  # of the baseline's gain over guessing; a recipe with less did not converge
 BASELINES = ("fp32", "O0", "tf32")
 
 OnStep = Callable[[int], None]
 
 
 def train_once(held: Held, data: Data, seed: int, steps: int, on_step: OnStep) -> Repeat:
-    """Train `steps` steps from `seed`, then evaluate on held-out data.
+    """Train `steps` steps from `seed`, then evaluate on held-out data; `train_s` in seconds.
 
-    Loss and accuracy are None for data without a held-out part. Training errors of torch (out of
-    memory, CUDA faults) are raised as they are.
+    Loss and accuracy are None for data without a held-out part. Raises torch's errors (out of
+    memory, CUDA faults) as they are.
     """
     trainer = held.trainer
     trainer.switch()
@@ -61,14 +62,15 @@ def train_once(held: Held, data: Data, seed: int, steps: int, on_step: OnStep) -
         loss=loss,
         accuracy=accuracy,
         skipped_steps=trainer.skipped_steps,
+        curve=tuple(_mean(part) for part in losses.tensor_split(min(steps, CURVE_POINTS))),
     )
 
 
 def judged(trainings: Sequence[Training], held_out: int | None) -> list[Training]:
-    """The trainings with `converged` and, where they did not, why.
+    """The trainings with `converged` and, where they did not, the reason.
 
-    `held_out` is how many samples accuracy is over. A recipe that learns far less than the baseline
-    does from the same seeds has not converged; where the baseline learns nothing, the verdict is
+    `held_out` is the number of samples behind the accuracy. A recipe that learns far less than the
+    baseline from the same seeds has not converged; if the baseline learns nothing, `converged` is
     None.
     """
     baseline = next(

@@ -1,6 +1,6 @@
-"""The feeds of arms: arms that load alike share one loader, and the host's waits are timed.
+"""The feeds of arms. Arms that load alike share one loader; the host's waits are timed.
 
-Workers of their own would slow the other arms, since they go on loading while others are timed.
+Separate workers would slow the other arms, since they go on loading while others are timed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ RESTING_S, RESTING_SHARE, MAX_REFILL_S = 0.2, 0.1, 10.0
 
 
 def feed_of(data: Data, case: TrainCase, device: torch.device, seed: int) -> LoaderFeed:
-    """The case's batches in its layout, from the first one of the seed's order."""
+    """The case's batches in its layout, from the first one of the seed's order.
+
+    UserError for a loader that does not fit the data or the device.
+    """
 
     def feed(loader: str, workers: int) -> LoaderFeed:
         return data.feed(
@@ -39,9 +42,10 @@ def feed_of(data: Data, case: TrainCase, device: torch.device, seed: int) -> Loa
 
 
 class TimedFeed:
-    """A feed, and how long the host has waited for it. `busy` is the feed whose batches are
-    discarded meanwhile, if the case has one. Batches are placed as `own` does, which is never asked
-    to fetch, so it starts no workers.
+    """A feed, and how long the host has waited for it.
+
+    `busy` is the feed whose batches are discarded meanwhile, if the case has one. `own` only places
+    batches; it never fetches, so it starts no workers.
     """
 
     def __init__(
@@ -57,7 +61,7 @@ class TimedFeed:
 
     @property
     def tally(self) -> Tally:
-        """What was noted so far."""
+        """Seconds waited so far, and when discarded batches came."""
         return Tally(self._waited_s, self._busy.came_s if self._busy else ())
 
     def start(self) -> None:
@@ -66,18 +70,18 @@ class TimedFeed:
             self._busy.start()
 
     def fetch(self) -> object:
-        """The next batch, as far as the host must wait for it."""
+        """The next batch; seconds of waiting for it are counted. UserError as of `Feed.fetch`."""
         start_s = time.perf_counter()
         batch = self._feed.fetch()
         self._waited_s += time.perf_counter() - start_s
         return batch
 
     def place(self, fetched: object) -> tuple[Tensor, Tensor]:
-        """What `fetch` gave, as a batch on the device."""
+        """The fetched batch on the device, as of `Feed.place`."""
         return self._own.place(fetched)
 
     def skip_ready(self) -> None:
-        """Discard the batches that are ready: they were loaded while other arms were timed."""
+        """Discard the batches that were loaded while other arms were timed."""
         for _ in range(self._feed.ahead):
             start_s = time.perf_counter()
             self._feed.fetch()
@@ -85,10 +89,10 @@ class TimedFeed:
                 break
 
     def refill(self) -> None:
-        """Wait until the workers idle, since they may have no more batches ready.
+        """Wait until the workers idle, at most MAX_REFILL_S seconds: their batches are ready.
 
-        Judged by their processor time: workers that wait for a disk look idle. Workers whose
-        batches are discarded never idle, and are not waited for.
+        Judged by CPU time: workers that wait for a disk look idle. Workers whose batches are
+        discarded never idle, and are not waited for.
         """
         if self._busy is not None or not self._feed.pids:
             return
@@ -100,7 +104,7 @@ class TimedFeed:
             took_s = cpu_seconds(self._feed.pids) - before_s
 
     def close(self) -> None:
-        """Leave the loader; the last arm that does ends it."""
+        """Leave the loader; the last arm to leave closes it."""
         if not self._closed:
             self._closed = True
             self._close()
@@ -113,14 +117,14 @@ class _Shared:
 
 
 class Feeds:
-    """Feeds for the arms on one device, from one kind of data."""
+    """Feeds for the arms on one device, from one data set."""
 
     def __init__(self, data: Data, device: torch.device, seed: int) -> None:
         self._data, self._device, self._seed = data, device, seed
         self._shared: dict[tuple[LoadCase, bool], _Shared] = {}  # by how they load
 
     def open(self, case: TrainCase) -> TimedFeed:
-        """A feed for an arm. UserError for a loader that cannot do this."""
+        """A feed for an arm. UserError for a loader that does not fit the data or the device."""
         own = feed_of(self._data, case, self._device, self._seed)
         if not case.fed:
             return TimedFeed(own, own.close)

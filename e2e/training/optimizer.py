@@ -56,11 +56,11 @@ class RecipeOptimizer:
 
     @property
     def waits(self) -> bool:
-        """Whether an update waits for the device: torch's scaler does for an unfused optimizer."""
+        """Whether an update waits for the device, as torch's scaler does for unfused optimizers."""
         return self._recipe.scale == DYNAMIC and not self._fused
 
     def set_rate(self, done: int) -> None:
-        """The learning rate of the next update, when `done` have been made."""
+        """Set the learning rate of the next update, when `done` updates have been made."""
         if done > self._warmup:
             return
         share = min(1.0, (done + 1) / self._warmup) if self._warmup else 1.0
@@ -71,19 +71,19 @@ class RecipeOptimizer:
                 group["lr"] = self._lr * share
 
     def clear(self) -> None:
-        """Let the gradients go."""
+        """Drop the gradients."""
         for weight in (*self._weights, *self.masters):
             weight.grad = None
 
     def backward(self, loss: Tensor) -> None:
-        """Gradients of the scaled loss."""
+        """Compute gradients of the scaled loss, a scalar."""
         if self._static is not None:
             (loss * self._static).backward()  # pyright: ignore[reportUnknownMemberType]
         else:
             self.scaler.scale(loss).backward()  # pyright: ignore[reportUnknownMemberType]
 
     def apply(self) -> None:
-        """Update the weights by their gradients, unless the dynamic scale finds one not finite."""
+        """Update the weights, unless the dynamic loss scale finds a gradient that is not finite."""
         if self._recipe.masters:
             self._hand_gradients_on()
         if self._static is not None:
@@ -99,7 +99,7 @@ class RecipeOptimizer:
 
     @torch.no_grad()
     def _hand_gradients_on(self) -> None:
-        """Float32 copies of the weights' gradients for the master weights."""
+        """Copy the weights' gradients, as float32, to the master weights."""
         for weight, master in zip(self._weights, self.masters, strict=True):
             if weight.dtype == master.dtype:
                 master.grad = weight.grad
@@ -113,7 +113,7 @@ class RecipeOptimizer:
 
     @torch.no_grad()
     def _round_masters(self) -> None:
-        """The weights from their masters."""
+        """Copy the masters, rounded, to the weights."""
         if self._pairs:
             foreach_copy([w for w, _ in self._pairs], [master for _, master in self._pairs])
 
@@ -126,13 +126,13 @@ class RecipeOptimizer:
 
     @property
     def skipped(self) -> int:
-        """Updates that the dynamic loss scale left out so far. Waits for the device."""
+        """The number of updates that the dynamic loss scale skipped. Waits for the device."""
         if self._recipe.scale != DYNAMIC:
             return 0
         return int(self._skipped.item()) if self._fused else self._not_called
 
     def tensors(self) -> Iterator[Tensor]:
-        """What it keeps on the device between updates, but for the weights themselves."""
+        """What it keeps on the device between updates, without the weights themselves."""
         yield from (master for _, master in self._pairs)
         for state in self.torch_optimizer.state.values():
             yield from (value for value in state.values() if isinstance(value, Tensor))
@@ -140,7 +140,7 @@ class RecipeOptimizer:
 
     @torch.no_grad()
     def restart(self) -> None:
-        """Begin again from the weights as they are now, in place."""
+        """Begin again from the weights as they are now; its tensors are reset in place."""
         if self._pairs:
             foreach_copy([master for _, master in self._pairs], [w for w, _ in self._pairs])
         for state in self.torch_optimizer.state.values():

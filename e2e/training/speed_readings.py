@@ -16,43 +16,42 @@ SpeedReading = tuple[float, float]  # (when, in seconds; slowdown)
 
 
 class HostSpeed(Protocol):
-    """Measures how many times longer than the reference the host takes to launch (1.25: 25 %
-    slower; see `e2e.prediction.host_speed`).
+    """Measures the host's slowdown: how many times longer than the reference a launch takes.
 
-    A look takes `look_s` seconds when nothing else is done meanwhile.
+    1.25 means 25 % slower; see `e2e.prediction.host_speed`.
     """
 
     @property
     def look_s(self) -> float:
-        """0 if the speed never changes."""
+        """Seconds that a look at the speed takes; 0 if it never changes."""
         ...
 
     def slowdown(self) -> float:
-        """At this moment."""
+        """The slowdown now, a ratio. RuntimeError if the device has no memory for its step."""
         ...
 
     def forget(self) -> None:
-        """Let go of what it holds on the device."""
+        """Release what it holds on the device."""
         ...
 
 
 class SpeedBetween:
-    """The slowdown between readings: each reading ends one stretch and begins the next."""
+    """The slowdown of stretches: each reading ends one stretch and begins the next."""
 
     def __init__(self, host_speed: HostSpeed) -> None:
         self._host_speed = host_speed
         self._last = host_speed.slowdown()
 
     def ends(self) -> float:
-        """The slowdown of the stretch that ends now: the mean of its two ends."""
+        """End a stretch; returns its slowdown, the mean of the readings at its two ends."""
         before, self._last = self._last, self._host_speed.slowdown()
         return fmean((before, self._last))
 
 
 class SpeedByTurn:
-    """The slowdown while several arms take turns: read where a turn ends and the next begins.
+    """The slowdown of interleaved arms, read where a turn ends and the next begins.
 
-    If the device has no room for the small step there are no readings; the turns go on.
+    If the device has no memory for the small step there are no readings; the turns go on.
     """
 
     def __init__(self, host_speed: HostSpeed) -> None:
@@ -60,7 +59,7 @@ class SpeedByTurn:
         self._readings: list[tuple[str, float]] = []
 
     def begin(self, turn: str) -> None:
-        """The turn of this one begins, that of another ends."""
+        """Begin the turn of this arm and end that of another."""
         if self._host_speed is None:
             return
         try:
@@ -70,7 +69,7 @@ class SpeedByTurn:
             self._readings.clear()
 
     def of(self, turn: str) -> float | None:
-        """The median over its turns, of each the mean of both ends; None when it had none."""
+        """The median over its turns of the mean of both ends, a ratio; None without readings."""
         pairs = pairwise(self._readings)
         means = [fmean((first, last)) for (name, first), (_, last) in pairs if name == turn]
         return median(means) if means else None
@@ -78,7 +77,7 @@ class SpeedByTurn:
 
 @dataclass(frozen=True)
 class SlowdownRange:
-    """How many times longer than the reference the host took: median, 5th, 95th percentile."""
+    """Median, 5th and 95th percentile of the slowdown (a ratio)."""
 
     middle: float
     low: float
@@ -86,9 +85,7 @@ class SlowdownRange:
 
 
 def slowdown_range(seen: Iterable[SpeedReading]) -> SlowdownRange:
-    """Median, 5th and 95th percentile of slowdowns, where every second counts the same, however
-    often it was looked at; 1 where nothing was seen.
-    """
+    """Median, 5th and 95th percentile, each second of readings weighted alike; 1 for none."""
     seen = list(seen)
     if not seen:
         return SlowdownRange(1.0, 1.0, 1.0)

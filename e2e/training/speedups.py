@@ -12,19 +12,30 @@ from e2e.case import TrainCase
 from e2e.results.baselines import baselines
 from e2e.results.types import StepTimes, Training
 from microbench.results.values import Ratio, Warning
-from microbench.timing.stats import ratio_interval
+from microbench.timing.stats import half_width_pct, ratio_interval
 from microbench.timing.timers import EVENT_TICK_S
 
 # A step in which no kernel runs for more than this share waits for the host; what is less is the
 # gap of about a microsecond between kernels.
 IDLE_SHARE = 0.10
 DATA_SHARE = 0.10
-FED_SHARE = 0.05  # a loader that makes the step longer by more is what it waits for
-MAX_WALL_GAP = 0.02  # images over wall time must agree with what is reported within this
+FED_SHARE = 0.05  # a loader that lengthens the step by more is its bottleneck
+MAX_WALL_GAP = 0.02  # throughput by wall clock and by median step must agree within this
 MAX_SKIPPED_SHARE = 0.01
 # A scale that starts at 65,536 may be halved so often, to 1,024, before it fits, in a run that is
 # long enough for that to be few.
 FIRST_SKIPS, FIRST_SKIPPED_SHARE = 6, 0.1
+WIDE_INTERVAL_PCT = 10.0  # from here on a median is hardly known
+FEW = 50  # steps
+# Cause and remedy of a wide interval: of few steps, and else.
+FEW_STEPS = (
+    "few steps fit the budget and their times vary, as on a loaded machine",
+    "close other programs; time longer (--budget 120), or use a smaller --batch",
+)
+STEPS_VARY = (
+    "steps vary: another program, the loader or the clock",
+    "close other programs and measure again",
+)
 # Cause and remedy where wall time and the median step disagree.
 STEPS_STAND_OUT = (
     "some steps were much slower: another program, the loader or the clock",
@@ -41,9 +52,9 @@ HOST_WANDERS = (
 
 
 def with_speedups(trainings: Sequence[Training], rungs: Mapping[str, str | None]) -> list[Training]:
-    """The trainings of one comparison with speed-ups, bottlenecks and warnings.
+    """The trainings of one comparison with speed-ups (ratios), bottlenecks and warnings.
 
-    `rungs` holds, by a case's key, what a rung of a ladder adds; None for cases of no ladder.
+    `rungs` has, by a case's key, what a rung of a ladder adds; None for cases of no ladder.
     """
     # A rung is compared with the one before it; a skipped one adds nothing, a failed one may.
     ladder = [t for t in trainings if rungs.get(t.case.key) and t.status != "skipped"]
@@ -58,8 +69,9 @@ def with_speedups(trainings: Sequence[Training], rungs: Mapping[str, str | None]
             speedup |= _against_rungs(training, ladder)
         limit, why = _limit(training)
         warned = replace(training, speedup=speedup, limit=limit, why=why)
-        more = [warning for warning in (_wall_gap(warned), _many_skipped(warned)) if warning]
-        found.append(replace(warned, warnings=(*warned.warnings, *more)))
+        more = (_wide_interval(warned), _wall_gap(warned), _many_skipped(warned))
+        known = [warning for warning in more if warning]
+        found.append(replace(warned, warnings=(*warned.warnings, *known)))
     return found
 
 
@@ -82,7 +94,7 @@ def _ratio(slow: Training, fast: Training) -> Ratio:
 
 
 def _limit(training: Training) -> tuple[str | None, str | None]:
-    """What a step waits for, with the number that says so; None where it is not known."""
+    """The bottleneck of a step, with the number behind it; None where it is not known."""
     steps = training.steps
     assert steps
     if steps.unfed_s is not None and steps.median_s > steps.unfed_s * (1 + FED_SHARE):
@@ -114,6 +126,21 @@ def _launching(steps: StepTimes) -> str:
     if steps.host_s is None or steps.launches is None:
         return ""
     return f": the CPU needs {steps.host_s * 1e3:.1f} ms to launch {steps.launches} kernels"
+
+
+def _wide_interval(training: Training) -> Warning | None:
+    steps = training.steps
+    if steps is None or steps.ci95_s is None:
+        return None
+    pct = half_width_pct(steps.median_s, steps.ci95_s)
+    if pct < WIDE_INTERVAL_PCT:
+        return None
+    count = len(steps.times_s)
+    return Warning(
+        f"{training.case.recipe}: the speed is known to ±{pct:.0f} % only, from "
+        f"{count} step{'s' * (count != 1)}",
+        *(FEW_STEPS if count < FEW else STEPS_VARY),
+    )
 
 
 def _wall_gap(training: Training) -> Warning | None:

@@ -1,4 +1,4 @@
-"""Timing training steps: blocks of them without a stop, their phases, and what the host needs.
+"""Times training steps: blocks of them without a stop, their phases, and the host's launches.
 
 A block is launched as a training loop launches it: the host runs ahead, and waits for the device
 only before the first and after the last step.
@@ -31,8 +31,9 @@ ROUNDS = 3  # of the workers, in a block that is long enough to tell how long ea
 
 
 class Tally(NamedTuple):
-    """What feeds noted so far: seconds of waiting for data, and when each batch came that was
-    thrown away, by the monotonic clock.
+    """What feeds noted so far: seconds waited for data, and when each discarded batch came.
+
+    `came_s` are seconds by the monotonic clock.
     """
 
     waited_s: float
@@ -41,10 +42,10 @@ class Tally(NamedTuple):
 
 @dataclass(frozen=True)
 class StepBlock(Block):
-    """A block of steps; see `e2e.results.types.StepTimes` for the three kinds of time.
+    """A block of steps, in seconds; see `e2e.results.types.StepTimes` for the three kinds of time.
 
-    `waited_s` is how long the host waited for data in all of it, `came_s` when batches came that
-    nobody trained on; both are noted in `Bursts` alone.
+    `waited_s` is how long the host waited for data in the whole block, `came_s` when discarded
+    batches came; only `Bursts` notes both.
     """
 
     wall_times_s: tuple[float, ...] = ()
@@ -66,7 +67,7 @@ class _Steps:
 
 
 class CudaSteps(_Steps):
-    """Times steps on the device's clock, by one event after each. A `Timer` for `Turns`."""
+    """Times steps on the GPU's clock, by one event after each. A `Timer` for `Turns`."""
 
     name = "steps"
     resolution_s = EVENT_TICK_S
@@ -78,7 +79,7 @@ class CudaSteps(_Steps):
         self._instruments = Instruments(device_index, 16, sm_count)
 
     def block(self, launch: Launch, samples: int) -> StepBlock:
-        """`samples` steps in a row, after LEAD_STEPS that fill the device's queue."""
+        """Time `samples` consecutive steps, after LEAD_STEPS that fill the device's queue."""
         events: list[Any] = [torch.cuda.Event(enable_timing=True) for _ in range(samples + 1)]
         torch.cuda.synchronize()
         began_s = time.perf_counter()
@@ -104,7 +105,7 @@ class CudaSteps(_Steps):
         )
 
     def run(self, launch: Launch, times: int) -> None:
-        """Steps in a row, untimed, and wait."""
+        """Run steps untimed, and wait for the device."""
         for _ in range(times):
             launch()
         torch.cuda.synchronize()
@@ -117,7 +118,7 @@ class CpuSteps(_Steps):
     resolution_s = CPU_TICK_S
 
     def block(self, launch: Launch, samples: int) -> StepBlock:
-        """`samples` steps in a row."""
+        """Time `samples` consecutive steps."""
         walls = [time.perf_counter()]
         for _ in range(samples):
             launch()
@@ -126,18 +127,17 @@ class CpuSteps(_Steps):
         return StepBlock(times, None, times, walls[-1] - walls[0], samples)
 
     def run(self, launch: Launch, times: int) -> None:
-        """Steps in a row, untimed."""
+        """Run steps untimed."""
         for _ in range(times):
             launch()
 
 
 class Bursts(_Steps):
-    """A `Timer` of steps whose batches come in bursts, as `workers` end them: a block's one sample
-    is the mean of its steps, and their number a multiple of the workers'.
+    """A `Timer` of steps whose batches come in bursts, one per worker.
 
-    The host is kept RUN_AHEAD steps ahead of the device at most, as in a training that reads its
-    loss now and then: else it would fetch all batches of a block at once, wait for the loader while
-    the device is busy, and hold them all in memory. `tally` is asked for the waiting so far.
+    A block has a multiple of `workers` steps and one sample, their mean. The host stays at most
+    RUN_AHEAD steps ahead, as in a training that reads its loss now and then; else it would fetch
+    all batches of a block at once and hold them in memory. `tally` returns the waiting so far.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class Bursts(_Steps):
         self.name, self.resolution_s = timer.name, timer.resolution_s
 
     def block(self, launch: Launch, samples: int) -> StepBlock:
-        """At least `samples` steps in a row."""
+        """Time at least `samples` consecutive steps. Raises what fetching a batch raises."""
         whole_rounds = math.ceil(samples / self._workers)
         before = self._tally()
         came_before = len(before.came_s)  # the tally goes on with the same list
@@ -162,7 +162,7 @@ class Bursts(_Steps):
         )
 
     def run(self, launch: Launch, times: int) -> None:
-        """Steps in a row, untimed."""
+        """Run steps untimed."""
         self._timer.run(self._held_back(launch), times)
 
     def _held_back(self, launch: Launch) -> Launch:
@@ -209,10 +209,10 @@ def busy_time(launch: Launch) -> tuple[float, int]:
 
 
 def busy_in(kernels: Sequence[KernelTime], steps: int) -> tuple[float, int]:
-    """(seconds in which a kernel runs, how many run) in one of `steps` steps, kernels in order.
+    """(seconds in which a kernel runs, number of kernels) per step, of `steps` steps' kernels.
 
-    The median where steps have as many kernels each, as those of a graph: a step that lost the
-    device to another process for a while does not move it. The mean where they differ.
+    The median if all steps have the same number of kernels, as those of a graph: a step that lost
+    the device to another process does not move it. Else the mean.
     """
     count, rest = divmod(len(kernels), steps)
     if rest:
@@ -221,11 +221,11 @@ def busy_in(kernels: Sequence[KernelTime], steps: int) -> tuple[float, int]:
 
 
 def batches_per_s(blocks: Sequence[tuple[float, Sequence[float]]], workers: int) -> float | None:
-    """How many batches a second came, by how long each block took and when they did; None for none.
+    """Batches per second over blocks of (wall seconds, times at which batches came); None for none.
 
-    Workers end their batches in bursts, so what a block holds is known to a burst. From one batch
-    to the next of the same worker is as long as that worker takes, wherever the block begins; but a
-    block that is hardly longer than that would only show the quick ones, and is counted instead.
+    Workers finish batches in bursts, so a count per block is off by up to a burst. The time between
+    two batches of the same worker does not depend on where the block begins; blocks too short for
+    that, which would show fast workers only, are counted instead.
     """
     each = max(1, workers)
     if any(len(came_s) <= ROUNDS * each for _, came_s in blocks):
@@ -240,7 +240,7 @@ def batches_per_s(blocks: Sequence[tuple[float, Sequence[float]]], workers: int)
 
 
 def union_s(kernels: Sequence[KernelTime]) -> float:
-    """Seconds in which at least one of the kernels runs: they may overlap on several streams."""
+    """Seconds in which at least one of the kernels runs; streams may overlap."""
     total_s, end_s = 0.0, float("-inf")
     for kernel in sorted(kernels, key=lambda k: k.start_s):
         stop_s = kernel.start_s + kernel.seconds
@@ -250,7 +250,7 @@ def union_s(kernels: Sequence[KernelTime]) -> float:
 
 
 class PhaseClock:
-    """Told the end of each phase of a step, it notes the host's time and the device's."""
+    """Called at the end of each phase of a step; records host and device times."""
 
     def __init__(self, cuda: bool) -> None:
         self._cuda = cuda
@@ -264,7 +264,7 @@ class PhaseClock:
         self._ends.append((name, time.perf_counter(), event))
 
     def phases(self, steps: int) -> tuple[Phase, ...]:
-        """Seconds a step of each phase, in the order met. Waits for the device."""
+        """Mean seconds per step of each phase, in the order met. Waits for the device."""
         if self._cuda:
             torch.cuda.synchronize()
         host_s: dict[str, float] = {}

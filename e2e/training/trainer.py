@@ -1,7 +1,7 @@
 """A network under a recipe: weights, master weights, optimizer, loss scale, and one step of it.
 
-Every recipe goes through the same `step`; nothing in it waits for the device (but for a loss scaler
-with an unfused optimizer, which torch makes wait).
+Every recipe goes through the same `step`; nothing in it waits for the device, except torch's loss
+scaler with an unfused optimizer.
 """
 
 from __future__ import annotations
@@ -33,9 +33,7 @@ _numbers = itertools.count()
 
 @cache
 def capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """The one on which all of a process's steps are captured, and run before: cuBLAS keeps memory
-    for each stream that it has seen.
-    """
+    """The stream of all captures in a process: cuBLAS keeps memory for each stream used."""
     return torch.cuda.Stream(device)
 
 
@@ -49,9 +47,9 @@ def _unmarked(_: str) -> None:
 class Trainer:
     """One arm: `step(feed)` trains on the next batch and returns its loss, on the device.
 
-    Random numbers come from `seed`, so two arms of one network start from the same weights.
-    `lr` None takes the network's own; it rises linearly from 0 over the first `warmup` steps.
-    `module` is the network if it exists already: on the device, in layout and storage.
+    Random numbers come from `seed`, so two arms of one network start from the same weights. `lr`
+    None is the network's own; it rises linearly from 0 over the first `warmup` steps. `module` is
+    the network if it exists already: on the device, in layout and storage.
     """
 
     def __init__(
@@ -127,7 +125,7 @@ class Trainer:
         return MethodType(own, self)
 
     def forward(self, inputs: Tensor) -> Any:
-        """The network's output for inputs as they come from a feed, in the recipe's precision."""
+        """The network's output, in the recipe's precision, for a feed's inputs [batch, ...]."""
         if inputs.dim() == 4:
             inputs = inputs.contiguous(memory_format=memory_format(self.case.layout))
         if inputs.is_floating_point():
@@ -171,7 +169,7 @@ class Trainer:
         fetched = feed.fetch()
         mark("data")
         placed = feed.place(fetched)
-        if placed[0] is not captured.placed:  # a fixed batch is there already
+        if placed[0] is not captured.placed:  # a fixed batch is already in place
             captured.placed = placed[0]
             for fixed, fresh in zip(captured.batch, placed, strict=True):
                 fixed.copy_(fresh)
@@ -184,11 +182,11 @@ class Trainer:
 
     @property
     def skipped_steps(self) -> int:
-        """Updates that the loss scale left out so far. Waits for the device."""
+        """The number of updates that the loss scale skipped so far. Waits for the device."""
         return self.optimizer.skipped
 
     def switch(self) -> None:
-        """Set this process's switches as the recipe wants them: arms take turns in one process."""
+        """Set this process's TF32 and cuDNN switches for the recipe: arms share the process."""
         switch_process(self.recipe, self.device.type)
 
     @torch.no_grad()
@@ -205,9 +203,9 @@ class Trainer:
     def evaluate(
         self, batches: Iterator[tuple[Tensor, Tensor]]
     ) -> tuple[float | None, float | None]:
-        """(mean loss, share of right answers) over held-out batches, in the recipe's precision.
+        """(mean loss, accuracy from 0 to 1) over held-out batches, in the recipe's precision.
 
-        The share is None where the network has no notion of it, the loss where it is not finite.
+        The accuracy is None for a network without one, the loss where it is not finite.
         """
         self.module.eval()
         count = self.network.accuracy
@@ -239,7 +237,7 @@ class _Captured:
 
 
 def memory_format(layout: str) -> torch.memory_format:
-    """Torch's word for the order in which a layout has images."""
+    """Torch's memory format of a layout, "nchw" or "nhwc"."""
     return torch.channels_last if layout == "nhwc" else torch.contiguous_format
 
 
@@ -248,7 +246,7 @@ def _in_layout(module: nn.Module, layout: str) -> nn.Module:
 
 
 def storage(layer: nn.Module, recipe: Recipe) -> torch.dtype:
-    """What the weights and buffers of a layer are stored in; batch-norm has its own."""
+    """The dtype of a layer's weights and buffers; batch-norm has its own."""
     return DTYPES[recipe.batchnorm if isinstance(layer, _NormBase) else recipe.weights]
 
 

@@ -135,10 +135,10 @@ class Conv(Op):
             **{name: str(case.dims[name]) for name in ("stride", "padding", "dilation", "groups")},
         }
 
-    def probe(self, case: Case) -> Case:
+    def probe(self, case: Case, scale: int = 1) -> Case:
         """A small case of the same kind, to try what a large one would take."""
         groups = 1 if case.dim("groups") == 1 else min(case.dim("groups"), PROBED["c"])
-        dims = dict(case.dims) | {d: min(case.dim(d), most) for d, most in PROBED.items()}
+        dims = dict(case.dims) | {d: min(case.dim(d), scale * most) for d, most in PROBED.items()}
         dims |= {"groups": groups} | {d: -(-int(dims[d]) // groups) * groups for d in ("c", "k")}
         for image, kernel in (("h", "r"), ("w", "s")):
             reach = case.dim("dilation") * (case.dim(kernel) - 1) + 1

@@ -109,9 +109,10 @@ class Gemm(Op):
         """The layout."""
         return {"layout": case.layout}
 
-    def probe(self, case: Case) -> Case:
-        """The same GEMM with every dimension at most PROBED."""
-        return replace(case, dims={name: min(case.dim(name), PROBED) for name in self.dims})
+    def probe(self, case: Case, scale: int = 1) -> Case:
+        """The same GEMM with every dimension at most PROBED times `scale`."""
+        most = scale * PROBED
+        return replace(case, dims={name: min(case.dim(name), most) for name in self.dims})
 
 
 OP = Gemm()

@@ -1,7 +1,7 @@
-"""What the device is and does: its description, its sensors and settings, its free memory.
+"""The device: its description, its sensors and settings, its free memory.
 
-The only importer of pynvml (nvidia-ml-py). Where NVML is missing, or refuses a call, a fact is
-None and nothing fails. Nothing here changes a setting.
+The only importer of pynvml (nvidia-ml-py). Where NVML is missing, or refuses a call, a fact is None
+and nothing fails. Nothing here changes a setting.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from microbench.device.nvml import SM_CLOCK, GpuState, NvmlGpu
 from microbench.device.telemetry import POLL_INTERVAL_S, Telemetry
 from microbench.errors import UserError
 
-# An assumption, for where sysfs tells no cache size; doctor says when it is in use.
+# Assumed where sysfs has no cache size; doctor reports when it is in use.
 ASSUMED_CACHE_BYTES = 32 * 1024 * 1024
 
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """The facts of a device that go into a run file. None where a fact is not known.
+    """The facts of a device that go into a run file; None where unknown.
 
-    `sm_count` is the usable cores of a CPU, `l2_bytes` its last-level cache. Holds nothing that
-    names the computer: no host name, no UUID, no serial number, no bus address. `card` tells two
-    cards of one model apart: the first 12 hex digits of SHA-256 of "halfway " and the GPU's UUID.
-    The UUID cannot be computed from it; who knows a UUID can test whether it is that card's. None
-    on a CPU and where NVML is missing.
+    `sm_count` is the usable cores of a CPU, `l2_bytes` its last-level cache; `capability` is
+    (major, minor). Nothing identifies the computer: no host name, UUID, serial number or bus
+    address. `card` tells two cards of one model apart: the first 12 hex digits of SHA-256 of
+    "halfway " and the GPU's UUID. The UUID cannot be computed from it, but a known UUID can be
+    tested against it. None on a CPU and where NVML is missing.
     """
 
     name: str
@@ -46,7 +46,7 @@ class DeviceInfo:
     card: str | None = None
 
     def target(self) -> Target:
-        """The part of the facts that kernels choose by."""
+        """The facts by which kernels are chosen."""
         return Target(self.kind, self.name, self.capability, self.sm_count, self.index)
 
     def as_dict(self) -> dict[str, object]:
@@ -61,7 +61,7 @@ class DeviceInfo:
 def describe(device: str = "auto") -> DeviceInfo:
     """The device called "auto" (a GPU if there is one), "cuda", "cuda:N" or "cpu".
 
-    UserError: unknown name, no GPU, or no such index.
+    UserError for an unknown name, no GPU, or an index that does not exist.
     """
     if device == "auto":
         return describe_cuda(0) if why_no_cuda() is None else describe_cpu()
@@ -74,7 +74,7 @@ def describe(device: str = "auto") -> DeviceInfo:
 
 
 def why_no_cuda() -> str | None:
-    """Why torch finds no CUDA device here, or None when it does."""
+    """Why torch finds no CUDA device, or None when it finds one."""
     import torch
 
     if torch.version.cuda is None:
@@ -127,7 +127,10 @@ def describe_cuda(index: int) -> DeviceInfo:
 
 
 def free_memory_bytes(info: DeviceInfo) -> int | None:
-    """Memory still free on the device. On a GPU this creates a CUDA context."""
+    """Free memory of the device in bytes; None where unknown.
+
+    On a GPU this creates a CUDA context.
+    """
     if info.kind == "cpu":
         return host.available_memory_bytes()
     import torch
@@ -141,7 +144,7 @@ def open_sensors(info: DeviceInfo) -> NvmlGpu | None:
 
 
 def open_telemetry(info: DeviceInfo, interval_s: float = POLL_INTERVAL_S) -> Telemetry:
-    """Telemetry of a device, not started yet."""
+    """Telemetry of a device, not started yet; it samples every `interval_s` seconds."""
     return Telemetry(open_sensors(info), interval_s)
 
 
@@ -152,9 +155,10 @@ def gpu_state(info: DeviceInfo) -> GpuState | None:
 
 
 def gpu_for(index: int) -> NvmlGpu | None:
-    """NVML's view of the GPU that torch calls cuda:`index`; None where NVML is missing.
+    """The GPU that torch calls cuda:`index` as NVML sees it; None where NVML is missing.
 
-    CUDA_VISIBLE_DEVICES renumbers torch's devices but not NVML's, so they meet at the PCI address.
+    CUDA_VISIBLE_DEVICES renumbers torch's devices but not NVML's, so they are matched by PCI
+    address.
     """
     nvml = load_nvml()
     if nvml is None:
@@ -168,7 +172,7 @@ def gpu_for(index: int) -> NvmlGpu | None:
 
 
 def _properties(index: int) -> Any:
-    """What torch says of a CUDA device."""
+    """torch's properties of a CUDA device."""
     import torch
 
     cuda: Any = torch.cuda  # its functions have no types
@@ -182,7 +186,7 @@ def pci_address(domain: int, bus: int, device: int) -> str:
 
 @functools.cache
 def load_nvml() -> Any:
-    """The pynvml module, initialised once a process; None without the package or the driver."""
+    """The pynvml module, initialised once per process; None without the package or the driver."""
     try:
         import pynvml  # pyright: ignore[reportMissingTypeStubs]
     except ImportError:

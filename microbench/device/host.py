@@ -1,7 +1,7 @@
-"""What the computer round the device is: processor, caches, memory, control groups, software.
+"""The computer around the device: processor, caches, memory, control groups, software.
 
-Reads /proc and /sys of Linux; a fact that is not there is None. `root` arguments are for tests.
-Nothing here says which computer it is: no host name, no serial number, no address.
+Reads /proc and /sys of Linux; what is missing there is None. `root` arguments are for tests.
+Nothing here identifies the computer: no host name, serial number or address.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CUPY_DISTRIBUTIONS = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
 CUBLAS_DISTRIBUTIONS = ("nvidia-cublas", "nvidia-cublas-cu13", "nvidia-cublas-cu12")
 TRITON_DISTRIBUTIONS = ("triton", "pytorch-triton")
 
-# Environment variables that change results without a word; doctor says how.
+# Environment variables that change results silently; doctor says how.
 WATCHED_VARIABLES = (
     "CUDA_LAUNCH_BLOCKING",
     "NVIDIA_TF32_OVERRIDE",
@@ -32,7 +32,7 @@ WATCHED_VARIABLES = (
 
 
 def usable_cores() -> int:
-    """Logical cores this process may run on."""
+    """Logical cores that this process may run on (its CPU affinity)."""
     return len(os.sched_getaffinity(0))
 
 
@@ -42,17 +42,17 @@ def cpu_name(root: Path = ROOT) -> str:
 
 
 def is_virtual_machine(root: Path = ROOT) -> bool:
-    """Whether the processor says that a hypervisor runs it (x86 only)."""
+    """Whether the processor has the "hypervisor" flag of a virtual machine (x86 only)."""
     return "hypervisor" in (_field(root / "proc/cpuinfo", "flags") or "").split()
 
 
 def memory_bytes(root: Path = ROOT) -> int | None:
-    """Memory of the whole computer."""
+    """Memory of the whole computer in bytes; None where unknown."""
     return _meminfo_bytes("MemTotal", root)
 
 
 def available_memory_bytes(root: Path = ROOT) -> int | None:
-    """Memory that a process could still take: MemAvailable, or what the control groups leave."""
+    """Bytes that a process could still take: MemAvailable, or what the control groups leave."""
     limits = [
         _meminfo_bytes("MemAvailable", root),
         *(_memory_left(g) for g in _cgroups(root, "memory")),
@@ -61,7 +61,7 @@ def available_memory_bytes(root: Path = ROOT) -> int | None:
 
 
 def cpu_quota_cores(root: Path = ROOT) -> float | None:
-    """Cores' worth of time that the control groups allow, or None where there is no quota."""
+    """The control groups' CPU quota in cores; None where there is no quota."""
     quotas = (_quota(group) for group in _cgroups(root, "cpu"))
     return min((quota for quota in quotas if quota is not None), default=None)
 
@@ -85,7 +85,7 @@ def last_level_cache_bytes(root: Path = ROOT) -> int | None:
 
 
 def software() -> dict[str, str | None]:
-    """Versions of what decides the numbers, as in the run file; None for what is absent."""
+    """Versions of the software that affects the numbers, as in the run file; None if absent."""
     import torch
 
     from microbench import __version__

@@ -1,4 +1,4 @@
-"""What else the machine did while it was measured: other programs on the CPU and on the GPU."""
+"""Other programs on the CPU and on the GPU while the device is measured."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Reading = tuple[float, float]  # CPU seconds of the machine, of this process and
 
 
 def at_start(gpu: GpuState | None) -> Json:
-    """Before anything is measured: the load average per core, and processes on the GPU.
+    """The load before measuring: load average per core, other processes and their bytes on the GPU.
 
     `gpu` is read before this process has a CUDA context, so all of its processes are others.
     """
@@ -37,7 +37,7 @@ def at_start(gpu: GpuState | None) -> Json:
 
 
 class LoadMeter:
-    """Counts the CPU time of other programs from its construction on (Linux; else nothing)."""
+    """Measures the CPU time of other programs since its construction (Linux only)."""
 
     def __init__(self, read: Callable[[], Reading | None] | None = None) -> None:
         self._read = read or reading
@@ -47,7 +47,7 @@ class LoadMeter:
         return time.monotonic(), self._read()
 
     def share(self) -> float | None:
-        """The mean share of all cores that other programs had, 0 to 1; None where unknown."""
+        """The mean share of all cores that other programs used, 0 to 1; None where unknown."""
         (began_s, before), (now_s, after) = self._began, self._clock()
         core_s = (now_s - began_s) * (os.cpu_count() or 1)
         if before is None or after is None or core_s <= 0:
@@ -56,7 +56,7 @@ class LoadMeter:
         return min(1.0, max(0.0, others_s / core_s))
 
     def noted(self, settings: Mapping[str, object]) -> Json:
-        """A run's settings with the share in them: the largest where the run was resumed."""
+        """A run's settings with the share added; for a resumed run, the larger one."""
         held = settings.get(LOAD)
         load: Json = dict(cast(Json, held)) if isinstance(held, dict) else {}
         share = self.share()
@@ -66,7 +66,10 @@ class LoadMeter:
 
 
 def reading(root: Path = ROOT) -> Reading | None:
-    """CPU seconds since boot of the machine, and of this process with all its descendants."""
+    """CPU seconds since boot: of the machine, and of this process with all its descendants.
+
+    None where /proc/stat cannot be read.
+    """
     tick = os.sysconf("SC_CLK_TCK")
     try:
         words = (root / "proc/stat").read_text().splitlines()[0].split()[1:]
@@ -86,7 +89,7 @@ def _own_ticks(root: Path) -> int:
             parents[pid] = int(fields[_PARENT])
             ticks[pid] = sum(map(int, fields[_TIMES]))
         except (OSError, IndexError, ValueError):
-            continue  # it ended meanwhile
+            continue  # the process has ended
     return sum(count for pid, count in ticks.items() if _is_ours(pid, parents))
 
 

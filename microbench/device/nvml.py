@@ -1,8 +1,8 @@
 """One GPU through NVML: its sensors, settings and condition.
 
-The pynvml module comes from outside (`microbench.device.device.load_nvml`), so tests can bring
-their own. Virtual machines, MIG slices and consumer cards refuse many calls; each refusal becomes a
-None, never an error. Nothing here changes a setting.
+The caller passes the pynvml module (`microbench.device.device.load_nvml`). Virtual machines, MIG
+slices and consumer cards refuse many calls; each refusal becomes None, never an error. Nothing here
+changes a setting.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ VIRTUALIZATION = {0: "none", 1: "passthrough", 2: "vgpu", 3: "host vgpu", 4: "ho
 
 @dataclass(frozen=True)
 class GpuState:
-    """Settings and condition of a GPU by NVML: what may spoil numbers. None where not answered."""
+    """Settings and condition of a GPU by NVML; None where NVML gave no answer."""
 
     driver_cuda: tuple[int, int] | None = None  # the newest CUDA that the driver supports
     power_w: float | None = None
@@ -48,10 +48,10 @@ class GpuState:
 
 
 class NvmlGpu:
-    """One GPU as NVML sees it: the sensors of telemetry and the settings that doctor judges.
+    """One GPU as NVML sees it: the sensors of telemetry and the settings that doctor checks.
 
-    `nvml` is the pynvml module, initialised. The readings take 7 to 24 us each on an H200,
-    `energy_j` 2 to 30 ms.
+    `nvml` is the pynvml module, initialised. A reading takes 7 to 24 us on an H200, `energy_j` 2 to
+    30 ms.
     """
 
     def __init__(self, nvml: Any, handle: Any) -> None:
@@ -59,7 +59,7 @@ class NvmlGpu:
         self._handle = handle
 
     def ask(self, function: str, *args: object) -> Any:
-        """The answer of an NVML call about this GPU, or None where it has none."""
+        """The answer of an NVML call about this GPU; None where it is refused or missing."""
         return self._call(function, self._handle, *args)
 
     def _call(self, function: str, *args: object) -> Any:
@@ -70,12 +70,12 @@ class NvmlGpu:
             return None
 
     def watts(self, function: str) -> float | None:
-        """The answer of a call that gives milliwatts, in watts."""
+        """The answer of an NVML call that gives milliwatts, in watts; None where refused."""
         milliwatts = self.ask(function)
         return None if milliwatts is None else milliwatts / 1e3
 
     def driver(self) -> str | None:
-        """The driver's version."""
+        """The driver's version; None where refused."""
         return self._call("nvmlSystemGetDriverVersion")
 
     def card(self) -> str | None:
@@ -87,32 +87,32 @@ class NvmlGpu:
         return hashlib.sha256(f"{CARD_SALT}{text}".encode()).hexdigest()[:CARD_DIGITS]
 
     def power_w(self) -> float | None:
-        """Instant power; where the card has none, its average over up to a second."""
+        """Instant power in watts; where the card has none, its average over up to a second."""
         fields = self.ask("nvmlDeviceGetFieldValues", [POWER_INSTANT_FIELD])
         if fields and fields[0].nvmlReturn == 0 and fields[0].value.uiVal:
             return fields[0].value.uiVal / 1e3
         return self.watts("nvmlDeviceGetPowerUsage")
 
     def sm_clock_mhz(self) -> int | None:
-        """SM clock now."""
+        """SM clock now, in MHz."""
         return self.ask("nvmlDeviceGetClockInfo", SM_CLOCK)
 
     def temperature_c(self) -> int | None:
-        """Temperature of the chip."""
+        """Temperature of the chip in °C."""
         return self.ask("nvmlDeviceGetTemperature", GPU_TEMPERATURE)
 
     def event_reasons(self) -> int | None:
-        """Why the clock is what it is, under the call's new name or its old one (driver < 535)."""
+        """NVML's bit mask of what holds the clock down, by its new or old call (driver < 535)."""
         reasons = self.ask("nvmlDeviceGetCurrentClocksEventReasons")
         return self.ask("nvmlDeviceGetCurrentClocksThrottleReasons") if reasons is None else reasons
 
     def utilization_pct(self) -> int | None:
-        """Share of the last sampling period in which a kernel ran, as nvidia-smi shows it."""
+        """Per cent of the last sampling period in which a kernel ran, as nvidia-smi shows it."""
         rates = self.ask("nvmlDeviceGetUtilizationRates")
         return rates and rates.gpu
 
     def energy_j(self) -> float | None:
-        """Energy counter; it moves every 100 ms."""
+        """Energy counter in joules, since the driver was loaded; it is updated every 100 ms."""
         millijoules = self.ask("nvmlDeviceGetTotalEnergyConsumption")
         return None if millijoules is None else millijoules / 1e3
 

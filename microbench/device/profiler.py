@@ -1,4 +1,4 @@
-"""Which kernels a launch runs, how long each takes, and what their names say."""
+"""The kernels that a launch runs, their durations, and what their names tell."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _CONVERSION = re.compile(r"nchw\w*tonhwc|nhwc\w*tonchw|transpose(?!d)|nhwc_to_nc
 
 @dataclass(frozen=True)
 class KernelTime:
-    """A kernel of a launch and its duration as the profiler saw it once, warm.
+    """A kernel of a launch and its duration in seconds, profiled once with a warm cache.
 
-    `start_s` counts from some moment before the first kernel.
+    `start_s` is in seconds from an arbitrary moment before the first kernel.
     """
 
     name: str
@@ -30,7 +30,10 @@ class KernelTime:
 
 
 def record(launch: Callable[[], object]) -> tuple[KernelTime, ...]:
-    """The device kernels that one launch runs, in order; empty where unknown."""
+    """The GPU kernels that one launch runs, in order, by torch's profiler; () where it saw none.
+
+    What the launch raises is passed on.
+    """
     import torch
     from torch.autograd import DeviceType  # pyright: ignore[reportPrivateImportUsage]
     from torch.profiler import ProfilerActivity, profile
@@ -47,12 +50,12 @@ def record(launch: Callable[[], object]) -> tuple[KernelTime, ...]:
 
 
 def is_conversion(name: str) -> bool:
-    """Whether a kernel only changes the layout of a tensor."""
+    """Whether a kernel's name says that it only changes the layout of a tensor."""
     return bool(_CONVERSION.search(name))
 
 
 def fewer_operations(names: Sequence[str]) -> str | None:
-    """The algorithm, where the names are of one that multiplies less often than the definition."""
+    """ "FFT" or "Winograd" if the kernels' names say so: both need fewer multiplications."""
     for word, title in (("fft", "FFT"), ("winograd", "Winograd")):
         if any(word in name.lower() for name in names):
             return title
@@ -60,11 +63,11 @@ def fewer_operations(names: Sequence[str]) -> str | None:
 
 
 def tile_of(names: tuple[str, ...], case: Case) -> tuple[int, int, int] | None:
-    """(M, N, K) of the work-group tile that a library kernel's name states, or None.
+    """(M, N, K) in elements of the work-group tile that a library kernel's name states, or None.
 
     BLAS computes the transpose of a row-major C, so the name's first number is our N; cuDNN's is
-    our M, the pixels. None for launches of several kernels, for split K, whose work-groups are more
-    than the tiles of the output, and so for wgrad.
+    our M, the pixels. None for several kernels, and for split K and so for wgrad, which have more
+    work-groups than output tiles.
     """
     working = [name for name in names if not name.startswith("Mem")]
     if len(working) != 1 or "split" in working[0].lower() or case.dims.get("pass") == "wgrad":

@@ -1,8 +1,7 @@
-"""What the device did while it was measured: clock, power, temperature, throttling, by arm.
+"""Clock, power, temperature and throttling of the device while it is measured, by variant.
 
-Arms are interleaved, so samples are filed under the arm that runs: `with telemetry.during(key)`.
-The sensors come from outside (`microbench.device.device.open_sensors`), so this module knows no
-NVML.
+Variants are interleaved, so samples are filed under the one that runs: `with
+telemetry.during(key)`. The sensors come from the caller (`microbench.device.device.open_sensors`).
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ THROTTLE_REASONS: dict[int, str] = {
 
 @dataclass(frozen=True)
 class Sample:
-    """One reading of the sensors."""
+    """One reading of the sensors; None where the device does not report a value."""
 
     power_w: float | None
     sm_clock_mhz: float | None
@@ -46,7 +45,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class TelemetrySummary:
-    """Means over an arm's samples, and every throttle reason that was seen in one of them."""
+    """Means over a variant's samples (W, MHz, °C) and all of their throttle reasons."""
 
     power_w: float | None = None
     sm_clock_mhz: float | None = None
@@ -57,14 +56,14 @@ class TelemetrySummary:
 
 
 def throttle_words(reasons: int | None) -> tuple[str, ...]:
-    """The words for a mask of clock event reasons, each once; () for None or idle."""
+    """The words for NVML's bit mask of clock event reasons, each once; () for None or idle."""
     return tuple(
         dict.fromkeys(word for bit, word in THROTTLE_REASONS.items() if (reasons or 0) & bit)
     )
 
 
 class _Segment:
-    """One stretch of work for one arm. Compared by identity."""
+    """A period in which one variant ran. Compared by identity."""
 
     def __init__(self, key: Hashable) -> None:
         self.key = key
@@ -72,10 +71,11 @@ class _Segment:
 
 
 class Telemetry:
-    """Samples the sensors in the background, from `start` to `stop` (or as a context).
+    """Samples the sensors in a background thread, from `start` to `stop` (or as a context).
 
-    After `stop`, `energy_j` and `elapsed_s` hold the counter's difference and the time between the
-    two readings. Without sensors (a CPU, no NVML) there is no thread, and every figure is None.
+    After `stop`, `energy_j` (joules) and `elapsed_s` (seconds) are the differences of the two
+    readings. Without sensors (a CPU, no NVML) there is no thread, and every value is None.
+    AssertionError when it is started twice or two segments are open: a mistake of the caller.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Telemetry:
 
     @contextmanager
     def during(self, key: Hashable) -> Generator[None]:
-        """File the samples taken inside under `key`; at least one, taken at the end if need be."""
+        """File the samples taken inside under `key`. If there was none, one is taken at the end."""
         segment = _Segment(key)
         with self._lock:
             assert self._current is None, f"segment {self._current.key!r} is still open"
@@ -155,13 +155,13 @@ class Telemetry:
             utilization_pct=sensors.utilization_pct(),
         )
         with self._lock:
-            if self._current is not segment:  # it ended while the sensors were read: whose is it?
+            if self._current is not segment:  # it ended while the sensors were read
                 return
             segment.samples += 1
             self._samples.setdefault(segment.key, []).append(sample)
 
     def summary(self, key: Hashable) -> TelemetrySummary:
-        """What the samples under `key` say; all None and no samples for a key never seen."""
+        """Summary of the samples under `key`; all None, and 0 samples, for an unknown key."""
         with self._lock:
             samples = tuple(self._samples.get(key, ()))
         seen = {word for sample in samples for word in sample.throttle}

@@ -1,6 +1,6 @@
-"""Finds and builds networks: torchvision's by name, or by a function of the user's.
+"""Finds and builds networks: torchvision's by name, or those that a user's function returns.
 
-`layers` and training both build on this; with a `BuildMode` no weights are allocated.
+`layers` and training both use it; in a `BuildMode` no weights are allocated.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kernels.error_words import one_line
 from kernels.user import find
 from microbench.errors import UserError
 
-DEFAULT_IMAGE = 224  # pixels a side, of a network that says nothing else
+DEFAULT_IMAGE = 224  # pixels a side, where the network has no size of its own
 MAX_CONSTANT = 2**16  # elements of a constant that is computed for real while a network is built
 # Networks whose weights fit one image size only, and the builder's argument that sets it.
 SIZE_ARGUMENTS: dict[str, Callable[[int], dict[str, Any]]] = {
@@ -37,8 +37,8 @@ class BuildMode(TorchDispatchMode):
 
     Uninitialised, random and large tensors are fake, and so is what is made of them. Constants of
     at most MAX_CONSTANT elements are real, because constructors read them (`linspace(...).tolist()`
-    sets depths and widths). A value read from a fake tensor is 0: weights have none, and the
-    rejection sampling of `trunc_normal_` ends at once.
+    sets depths and widths). A value read from a fake tensor is 0: fake weights have no values, and
+    the rejection sampling of `trunc_normal_` then ends at once.
     """
 
     def __init__(self, fake: FakeTensorMode) -> None:
@@ -73,7 +73,7 @@ class BuildMode(TorchDispatchMode):
 
 
 def tensors_in(value: object) -> Iterator[Tensor]:
-    """The tensors in whatever a network returns: nested containers and dataclasses."""
+    """The tensors in a network's output, also in nested containers and dataclasses."""
     if isinstance(value, Tensor):
         yield value
         return
@@ -90,7 +90,7 @@ def tensors_in(value: object) -> Iterator[Tensor]:
 
 @contextmanager
 def silent() -> Generator[None]:
-    """No warnings, and no traceback that torch logs of what fake tensors cannot run."""
+    """A context without warnings, or torch's log of operators that fake tensors cannot run."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     disabled, logger.disabled = logger.disabled, True
     try:
@@ -101,16 +101,16 @@ def silent() -> Generator[None]:
 
 
 def torchvision_models() -> Any:
-    """The module `torchvision.models`, which takes seconds to import, once it is needed."""
+    """The module `torchvision.models`, imported on first use, which takes seconds."""
     from torchvision import models  # pyright: ignore[reportMissingTypeStubs]
 
     return models
 
 
 def build_torchvision(name: str, image: int, **options: Any) -> nn.Module:
-    """torchvision's model of this name without trained weights, for square images of `image` px.
+    """torchvision's model of this name, untrained, for images [3, `image`, `image`] in pixels.
 
-    Raises what its builder raises.
+    ValueError for an unknown name; what its builder raises is passed on.
     """
     builder = torchvision_models().get_model_builder(name)
     sized = SIZE_ARGUMENTS.get(builder.__module__)
@@ -123,7 +123,10 @@ def build_torchvision(name: str, image: int, **options: Any) -> nn.Module:
 
 
 def usual_image(name: str) -> int:
-    """The side, in pixels, that the model's default weights were made for."""
+    """The side, in pixels, that the model's default weights were made for.
+
+    ValueError: unknown name.
+    """
     transforms = torchvision_models().get_model_weights(name)["DEFAULT"].transforms()
     for attribute in ("crop_size", "resize_size"):
         size = getattr(transforms, attribute, None)
@@ -135,9 +138,10 @@ def usual_image(name: str) -> int:
 def call_function(
     name: str, function: Callable[[], object], fake: FakeTensorMode | None = None
 ) -> tuple[nn.Module, tuple[object, ...] | None]:
-    """What the user's function makes: a module and its example inputs, None if it brings none.
+    """What the user's function returns: a module and its example inputs, None if it has none.
 
-    With `fake` it is called in a `BuildMode`. UserError, in one line with the function's own error.
+    With `fake` it is called in a `BuildMode`. UserError, in one line, when it raises or returns
+    anything else.
     """
     try:
         with BuildMode(fake) if fake else nullcontext():
@@ -167,12 +171,12 @@ def _pair(made: object) -> tuple[object, object] | None:
 
 
 def kind_of(value: object) -> str:
-    """What a value is, for a message: its type's name."""
+    """A value's type, for a message."""
     return "None" if value is None else f"an object of type {type(value).__name__}"
 
 
 def find_function(name: str) -> Callable[[], object]:
-    """The function that "module:function" names; UserError when it cannot be had or called."""
+    """The function that "module:function" names. UserError when it cannot be imported or called."""
     function = find_attribute(name)
     if isinstance(function, nn.Module) or not callable(function):
         raise UserError(f"{name} is {kind_of(function)}, not a function that returns an nn.Module")
@@ -180,9 +184,9 @@ def find_function(name: str) -> Callable[[], object]:
 
 
 def find_attribute(name: str) -> object:
-    """What "module:attribute" names, importable from the current directory too.
+    """The object that "module:attribute" names, importable from the current directory too.
 
-    UserError when the module does not import, with its own error, or has no such attribute.
+    UserError when the module cannot be imported, with its own error, or has no such attribute.
     """
     try:
         return find(name)

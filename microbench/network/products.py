@@ -23,11 +23,12 @@ BATCHED = "batched GEMMs and attention are not measured yet"
 class Layer:
     """One distinct GEMM or convolution of the step.
 
-    `dims` are those of `ConvShape` for "conv", and m, n, k for "gemm": C[M, N] = A[M, K] B[K, N].
+    `dims` are those of `ConvShape` for "conv", and m, n, k for "gemm": C[M, N] = A[M, K] @ B[K, N].
     `layout` is None for a convolution; for a GEMM its two letters say how A and B are stored, "n"
-    row-major and "t" transposed. `which` is the pass; a transposed convolution is the convolution
-    whose dgrad it is. `count` is how often the step runs it, `names` the paths of the modules it
-    runs for (the class name for the network's own), `flops` the FLOPs of one run.
+    row-major and "t" transposed. `which` is the pass: "fprop", "dgrad" or "wgrad"; a transposed
+    convolution counts as the convolution whose dgrad it is. `count` is how often a step runs it,
+    `names` the paths of the modules that it runs for (the class name for the network itself),
+    `flops` the FLOPs of one run.
     """
 
     op: str
@@ -41,9 +42,10 @@ class Layer:
 
 @dataclass(frozen=True)
 class Skipped:
-    """A GEMM or convolution that cannot be measured, and why; `flops` are those of one run.
+    """A GEMM, convolution or attention that cannot be measured, and why.
 
-    Attention's backward counts its four products, not the scores that a kernel computes again.
+    `flops` are those of one run. Attention's backward counts its four GEMMs, without the scores
+    that a kernel computes again.
     """
 
     what: str
@@ -54,7 +56,7 @@ class Skipped:
 
 
 def storage_of(tensor: Tensor) -> int:
-    """What tensors that share memory have in common."""
+    """An integer that tensors share exactly when they share memory."""
     return tensor.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]
 
 
@@ -70,7 +72,7 @@ class _Row:
 
 @dataclass(frozen=True)
 class _Source:
-    """A forward product: what its backward is traced to. Holds its weight, so it stays unique."""
+    """A forward GEMM or convolution. Holds its weight, so that its storage stays unique."""
 
     name: str
     place: int
@@ -78,11 +80,11 @@ class _Source:
 
 
 class ProductRecorder(CallRecorder):
-    """Keeps a row for each distinct GEMM and convolution of a step.
+    """Records each distinct GEMM and convolution of a step.
 
-    A product's backward calls belong to the product for whose node they run. Of the two in the
-    backward of a GEMM, the one that reads the forward's weight is the dgrad and the other the
-    wgrad. The weight is the operand that is a parameter; where none or both are, it is B.
+    A backward call belongs to the forward GEMM or convolution whose autograd node runs it. Of the
+    two in the backward of a GEMM, the one that reads the forward's weight is the dgrad and the
+    other the wgrad. The weight is the operand that is a parameter; where none or both are, it is B.
     """
 
     def __init__(self, root: str) -> None:
@@ -93,7 +95,7 @@ class ProductRecorder(CallRecorder):
         self._rows: dict[tuple[object, ...], _Row] = {}
 
     def merged(self, kind: type[Any]) -> list[Any]:
-        """The distinct ones of a kind, with counts and names, in forward order."""
+        """The rows of a type (`Layer` or `Skipped`), with counts and names, in forward order."""
 
         def order(row: _Row) -> tuple[int, int]:
             return row.place, PASSES.index(getattr(row.item, "which", PASSES[0]))
@@ -107,7 +109,7 @@ class ProductRecorder(CallRecorder):
     def on_call(
         self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], origin: Origin
     ) -> Any:
-        """Run one call, and record it if it is a GEMM or convolution."""
+        """Run one ATen call, and record it if it is a GEMM, a convolution or attention."""
         name = func.overloadpacket.__name__
         if name not in PRODUCTS and not name.startswith(ATTENTION):
             if not _is_composite(func):
@@ -143,7 +145,7 @@ class ProductRecorder(CallRecorder):
             self._sources.setdefault(origin.node, _Source(source.name, row.place, weight))
 
     def _source(self, origin: Origin) -> _Source:
-        """The forward product that a backward call belongs to; of a forward call, itself."""
+        """What a backward call belongs to in the forward pass; of a forward call, itself."""
         known = self._sources.get(origin.node) if origin.backward else None
         return known or _Source(origin.module or self._root, len(self._rows), None)
 
@@ -154,14 +156,14 @@ def _is_composite(func: OpOverload) -> bool:
 
 
 def _key(item: Layer | Skipped) -> tuple[object, ...]:
-    """What is the same of products that are one."""
+    """The identity by which calls are counted as one."""
     if isinstance(item, Skipped):
         return item.what, item.reason, item.flops
     return item.op, *item.dims.items(), item.layout, item.which
 
 
 def _products(name: str, args: tuple[Any, ...], out: Any) -> Iterator[Layer | Skipped]:
-    """What a call of an operator is, but for plain GEMMs."""
+    """The GEMMs and convolutions of one operator call, except plain GEMMs."""
     if name in ("bmm", "baddbmm"):
         yield _skipped(name, BATCHED, 2 * args[-2].numel() * args[-1].shape[-1])
     elif name == "convolution":
@@ -191,7 +193,7 @@ def _convolution(
     dilation: list[int], transposed: bool, output_padding: list[int], groups: int,
     mask: tuple[bool, ...] | None = None,
 ) -> Iterator[Layer | Skipped]:  # fmt: skip
-    """One forward call, or with `mask` the gradients of a backward that are wanted."""
+    """One forward call, or with `mask` the requested gradients of a backward call."""
     passes = ("dgrad", "fprop") if transposed else ("fprop", "dgrad")
     wanted = [passes[0]]
     if mask:
@@ -215,12 +217,12 @@ def _convolution(
 
 
 def _letter(matrix: Tensor) -> str:
-    """How a matrix is stored: "n" row-major, "t" transposed; what is neither is copied first."""
+    """How a matrix is stored: "n" row-major, "t" transposed; any other is copied first."""
     return "t" if matrix.stride(0) == 1 and not matrix.is_contiguous() else "n"
 
 
 def _uneven(axes: int, settings: Mapping[str, list[int]]) -> str | None:
-    """Why a convolution is none of ours: two axes, each setting the same along both."""
+    """Why we cannot measure a convolution: not 2-D, or a setting differs between its axes."""
     if axes != 2:
         return f"{axes}-D convolutions are not measured, only 2-D"
     for name, values in settings.items():

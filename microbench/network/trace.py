@@ -1,6 +1,6 @@
-"""The convolutions and GEMMs of a network's step, recorded without running it, and their plan.
+"""Records the convolutions and GEMMs of a network's step without running it, and plans them.
 
-The step is traced with fake tensors: shapes flow through forward and backward, no weight is
+The step is traced with fake tensors: only shapes pass through forward and backward, no weight is
 allocated and no kernel runs.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +22,18 @@ from torch._subclasses.fake_tensor import (
 from kernels import OPS
 from kernels.case import DATA, Case
 from kernels.error_words import one_line, suggest
+from kernels.user import UserBackend
 from microbench.conditions import Conditions
 from microbench.errors import UserError
+from microbench.network.hub import (
+    TIMM,
+    build_text,
+    build_timm,
+    is_hub,
+    text_config,
+    timm_image,
+    usual_tokens,
+)
 from microbench.network.networks import (
     DEFAULT_IMAGE,
     BuildMode,
@@ -37,7 +47,7 @@ from microbench.network.networks import (
     usual_image,
 )
 from microbench.network.products import Layer, ProductRecorder, Skipped, storage_of
-from microbench.plans import Arm, group_of, plan_arms
+from microbench.plans import Arm, group_of, own_backends, plan_arms
 from microbench.results.types import LayerUse, NetworkUse, NotMeasured
 from microbench.sweep import Group, parse_choice, parse_names
 
@@ -48,7 +58,7 @@ CLIP_FRAMES = 16  # of a video network, as torchvision's were trained
 class Traced:
     """The GEMMs and convolutions of one training step, in forward order.
 
-    The passes of one are together: fprop, dgrad, wgrad. `batch` is the first dimension of the
+    The passes of each are together: fprop, dgrad, wgrad. `batch` is the first dimension of the
     input; `image` is the side of its square images in pixels, None for the user's own input.
     """
 
@@ -63,19 +73,20 @@ class Traced:
 class Built:
     """A network and one batch of input.
 
-    `inputs` are what `module` is called with; `image` is the side of its square images in pixels,
-    None where the user's function brought the inputs.
+    `inputs` are the arguments of `module`; `image` is the side of its square images in pixels, None
+    where the user's function returned the inputs.
     """
 
     module: nn.Module
     inputs: tuple[Tensor, ...]
     image: int | None
+    name: str  # of which no part is a path
 
 
 def trace(network: str, batch: int, image: int | None = None) -> Traced:
     """Find the GEMMs and convolutions of a step: forward, and backward from the summed outputs.
 
-    `network` is a torchvision model's name or "module:function" (see `load`); the input is
+    `network` is a torchvision model's name or another that `load` knows; the input is
     float32 [batch, 3, image, image], and `image` None the model's usual size. A network that brings
     an example input is traced with that, whatever `batch` is. What needs no gradient (the first
     layer's input, frozen weights) has no dgrad or wgrad. UserError for a network that cannot be
@@ -91,7 +102,7 @@ def trace(network: str, batch: int, image: int | None = None) -> Traced:
         size = " and ".join("x".join(map(str, tensor.shape)) for tensor in built.inputs)
         raise UserError(f"{network} cannot train on {size}: {_explain(error)}") from None
     return Traced(
-        network,
+        built.name,
         built.inputs[0].shape[0],
         built.image,
         tuple(recorder.merged(Layer)),
@@ -120,7 +131,7 @@ def _run_step(network: Built, recorder: ProductRecorder, fake: FakeTensorMode) -
     with unfused, recorder, recorder.following(module):
         outputs = torch.func.functional_call(module, swapped, network.inputs)
         found = [tensor for tensor in tensors_in(outputs) if tensor.requires_grad]
-        # A loss hands contiguous gradients to the outputs; sum() would hand expanded scalars.
+        # A loss gives the outputs contiguous gradients; sum() would give expanded scalars.
         ones = [torch.ones_like(t, memory_format=torch.contiguous_format) for t in found]
         torch.autograd.backward(found, ones)
 
@@ -131,7 +142,8 @@ def _run_step(network: Built, recorder: ProductRecorder, fake: FakeTensorMode) -
 def load(name: str, batch: int, image: int | None, fake: FakeTensorMode) -> Built:
     """Build the network that `name` names, in training mode, with one batch of float32 input.
 
-    `name` is a torchvision model's, or "module:function": a function of no arguments that returns
+    `name` is a torchvision model's, "timm:NAME", "hf:path/to/config.json" (token ids, not images),
+    or "module:function": a function of no arguments that returns
     an nn.Module, or (nn.Module, its example input: a tensor or a tuple of them), importable from
     the current directory too. Images are [batch, 3, image, image], clips of video networks
     [batch, 3, CLIP_FRAMES, image, image]; `image` None is the model's usual size. No memory is
@@ -140,7 +152,9 @@ def load(name: str, batch: int, image: int | None, fake: FakeTensorMode) -> Buil
     for what, size in (("batch", batch), ("image", image)):
         if size is not None and size < 1:
             raise UserError(f"{what} must be at least 1, not {size}")
-    if ":" in name:
+    if is_hub(name):
+        network = _from_hub(name, batch, image, fake)
+    elif ":" in name:
         network = _from_function(name, batch, image, fake)
     else:
         network = _from_torchvision(name, batch, image, fake)
@@ -172,7 +186,7 @@ def _from_torchvision(name: str, batch: int, image: int | None, fake: FakeTensor
         size = (batch, 3, CLIP_FRAMES, image, image)
     frames = 2 if ".optical_flow." in builder.__module__ else 1
     with fake:
-        return Built(module, tuple(torch.empty(size) for _ in range(frames)), image)
+        return Built(module, tuple(torch.empty(size) for _ in range(frames)), image, name)
 
 
 def _from_function(name: str, batch: int, image: int | None, fake: FakeTensorMode) -> Built:
@@ -180,11 +194,35 @@ def _from_function(name: str, batch: int, image: int | None, fake: FakeTensorMod
     if example is not None:
         if image is not None:
             raise UserError(f"{name} has its own example input: leave out --image {image}")
-        return Built(module, _example_inputs(name, example, fake), None)
+        return Built(module, _example_inputs(name, example, fake), None, name)
     image = image or DEFAULT_IMAGE
     device = next((weight.device for weight in module.parameters()), None)
     with fake:
-        return Built(module, (torch.empty(batch, 3, image, image, device=device),), image)
+        return Built(module, (torch.empty(batch, 3, image, image, device=device),), image, name)
+
+
+def _from_hub(name: str, batch: int, image: int | None, fake: FakeTensorMode) -> Built:
+    kind, _, rest = name.partition(":")
+    if kind == TIMM:
+        channels, height, width = timm_image(rest)
+        shape = (channels, image or height, image or width)
+        build, size = partial(build_timm, rest, shape), shape
+    else:
+        name, config = text_config(rest)
+        if image is not None:
+            raise UserError(f"{name} takes tokens: leave out --image {image}")
+        build, size = partial(build_text, config, name), (usual_tokens(config),)
+    try:
+        with silent(), BuildMode(fake):
+            module = build()
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{name} cannot be built: {one_line(error)}") from None
+    with fake:
+        sample = torch.zeros(batch, *size, dtype=torch.float32 if kind == TIMM else torch.int64)
+    square = size[-1] if len(size) == 3 and size[1] == size[2] else None
+    return Built(module, (sample,), square, name)
 
 
 def _example_inputs(
@@ -212,7 +250,11 @@ traced = lru_cache(maxsize=4)(trace)
 def plan_layers(
     found: Traced, asked: Conditions, kind: str, *, layout: str
 ) -> tuple[list[Group], NetworkUse]:
-    """A comparison per distinct GEMM and convolution of the network, in the layout."""
+    """A comparison per distinct GEMM and convolution, and where the network uses them.
+
+    `layout` is that of convolutions, "nhwc" or "nchw"; `kind` the device's, "cuda" or "cpu".
+    UserError for an invalid layout, data, back end or precision.
+    """
     parse_choice(layout, OPS["conv"].layouts, "--layout")
     parse_choice(asked.data, DATA, "--data")
     groups: list[Group] = []
@@ -228,12 +270,15 @@ def plan_layers(
 
 
 def _arms(op: str, asked: Conditions, kind: str) -> Sequence[Arm]:
-    names = parse_names(
-        "library" if asked.backend is None else asked.backend, BACKENDS, "--backend"
-    )
+    """The user's own back ends stand beside the library, each at the op that it is for."""
+    ours, own = own_backends(op, "library" if asked.backend is None else asked.backend)
+    names = parse_names(ours, [*BACKENDS, "module:function"], "--backend") if ours else []
+    if own and "library" not in names:
+        names = ["library", *names]
     library = OPS[op].library_backend(kind)
-    named = ",".join(library if name == "library" else name for name in names)
-    return plan_arms(op, replace(asked, backend=named), kind)
+    named = [library if name == "library" else name for name in names]
+    named += [name for name in own if UserBackend(name).serves(op)]
+    return plan_arms(op, replace(asked, backend=",".join(named)), kind)
 
 
 def _problem(layer: Layer, layout: str, data: str, arm: Arm) -> Case:

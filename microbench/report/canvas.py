@@ -1,7 +1,7 @@
-"""A character canvas with two logarithmic axes. Knows nothing of runs.
+"""A character canvas with two logarithmic axes, for any data.
 
-Drawn here rather than by plotext (tried: 6.1), which cuts a chart to the size of the terminal, lays
-its legend over the curves, colours lines even in its colourless theme and takes 0.3 s to import.
+Not by plotext (tried: 6.1), which cuts a chart to the size of the terminal, lays its legend over
+the curves, colours lines even in its colourless theme and takes 0.3 s to import.
 """
 
 from __future__ import annotations
@@ -32,16 +32,18 @@ class Canvas:
     )
 
     def column(self, x: float) -> int:
-        """The column of an x."""
+        """The column, in cells from the left, of an x above 0."""
         return self.margin + round(_share(x, self.x_range) * (self.width - 1 - 2 * self.margin))
 
     def row(self, y: float) -> int:
-        """The row of a y, from the top."""
+        """The row, in cells from the top, of a y above 0."""
         return round((1 - _share(y, self.y_range)) * (self.height - 1))
 
     def points(self, points: Sequence[tuple[float, float]], marker: str, style: str) -> int:
-        """Markers; one whose cell is taken moves right, by at most `dodge`. Returns how many did
-        not find a cell."""
+        """Draw markers; one whose cell is taken moves right, by at most `dodge`.
+
+        Returns how many did not find a cell.
+        """
         hidden = 0
         for x, y in points:
             column, row = self.column(x), self.row(y)
@@ -63,7 +65,7 @@ class Canvas:
                 self.cells.setdefault((column, row), (TRACE, style))
 
     def level(self, y: float, label: str, style: str) -> bool:
-        """A labelled horizontal line in cells that are still free; False when it has no room."""
+        """A labelled horizontal line in cells that are still free; False where there is no room."""
         row = self.row(y)
         start = next(self._free_runs(row, len(label) + 4), None)
         if start is None:

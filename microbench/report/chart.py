@@ -68,9 +68,12 @@ def chart(run: Run, width: int) -> list[Text]:
     label_width = max(6, len(axis), *map(len, speedups))
     canvas, hidden = draw(series, _levels(run, results, unit), width, label_width)
     low, high = (y / unit.per_s for y in canvas.y_range)
+    ticks = log_ticks(low, high)
+    if len(ticks) < 2:
+        ticks = [float(f"{y / unit.per_s:.3g}") for y in _ends(series)]
     return [
         Text(f"{subject}{unit.name} by {axis}; {READING}", overflow="ellipsis"),
-        *canvas.lines([(tick * unit.per_s, f"{tick:g}") for tick in log_ticks(low, high)]),
+        *canvas.lines([(tick * unit.per_s, f"{tick:g}") for tick in ticks]),
         Text(" " * label_width + " └" + RULE * canvas.width),
         canvas.under(
             axis,
@@ -80,6 +83,12 @@ def chart(run: Run, width: int) -> list[Text]:
         *legend(series, hidden, width),
         *_key(run, arms, list(speedups)),
     ]
+
+
+def _ends(series: list[Series]) -> tuple[float, float]:
+    """The lowest and the highest point."""
+    values = [y for curve in series for _, y in curve.points]
+    return min(values), max(values)
 
 
 def _one_subject(run: Run) -> tuple[Run, str]:
@@ -122,7 +131,7 @@ def _series(run: Run, results: list[Result], arms: Arms) -> list[Series] | None:
 
 
 def _levels(run: Run, results: list[Result], unit: fmt.Unit) -> dict[str, float]:
-    """Label -> FLOP/s of the ceilings of the precisions that were asked for, highest first."""
+    """Label -> FLOP/s of the peaks of the precisions that were asked for, highest first."""
     names: dict[tuple[float, str], list[str]] = {}
     for ceiling in limits_of(run, results):
         key = ceiling.flop_per_s or 0.0, CEILINGS[ceiling.source]
@@ -136,7 +145,7 @@ def _levels(run: Run, results: list[Result], unit: fmt.Unit) -> dict[str, float]
 def draw(
     series: list[Series], levels: dict[str, float], width: int, label_width: int
 ) -> tuple[Canvas, int]:
-    """The canvas, and how many points lie under others."""
+    """The canvas, and how many points are hidden under others."""
     xs = [x for curve in series for x, _ in curve.points]
     ys = [y for curve in series for _, y in curve.points] + list(levels.values())
     canvas = Canvas(
@@ -164,7 +173,7 @@ def draw(
 
 
 def _speedups(run: Run, arms: Arms) -> dict[str, list[tuple[float, str]]]:
-    """Label -> (size, times faster), to go under the sizes; of the arm the verdict speaks of."""
+    """Label -> (size, times faster), to write under the sizes, for the variant of the verdict."""
     lines: dict[str, list[tuple[float, str]]] = {}
     if any(varying(run)):  # several problems of one size
         return lines
@@ -183,7 +192,7 @@ def _speedups(run: Run, arms: Arms) -> dict[str, list[tuple[float, str]]]:
 
 
 def legend(series: list[Series], hidden: int, width: int) -> list[Text]:
-    """The markers and what they stand for; says so when markers lie under others."""
+    """The markers and their meaning; also how many are hidden under others."""
     lines = [Text()]
     for curve in series:
         if lines[-1] and cell_len(lines[-1].plain) + cell_len(curve.label) + 5 > width:

@@ -10,15 +10,15 @@ from rich.text import Text
 
 from kernels.case import Case
 from microbench import fmt
-from microbench.report.screen import WIDTH
-from microbench.report.table import DIM, Column, Row, Table, markdown, screen
+from microbench.report.screen import prose_width
+from microbench.report.table import DIM, Column, Part, Row, Table, markdown, screen
 from microbench.results.comparison import NOISE_S, SAME_CARD, VERDICTS, CompareRow, Comparison
 from microbench.results.kinds import KINDS, Report
 from microbench.results.types import Ratio
 from microbench.results.values import AnyCase
 
 MOST_SAME_ROWS = 6
-MOST_NAMED = 5
+MOST_NAMED = 2
 REASON = "reason"
 _Counted = tuple[str, Comparison]  # a run's name, and it against the baseline
 ORDER = ("slower", "faster", "cannot tell", "same")
@@ -30,23 +30,38 @@ _LOOKS = {
 }
 
 
-def print_comparison(comparison: Comparison, console: Console) -> None:
-    """What differs between the runs, the rows that matter, and the counts."""
-    width = min(console.width, WIDTH)
+def print_named(
+    name: str,
+    comparison: Comparison,
+    baseline: str,
+    console: Console,
+    *,
+    details: bool = False,
+) -> None:
+    """Which run is B and which is A, and their comparison."""
+    console.print(Text(_heading(name, baseline), "bold"))
+    print_comparison(comparison, console, details=details)
+
+
+def print_comparison(comparison: Comparison, console: Console, *, details: bool = False) -> None:
+    """What differs between the runs, the rows that matter, and the counts.
+
+    `details` shows every row, and every case that only one run has.
+    """
 
     def say(line: Text) -> None:
-        """Print a line, folded to the width."""
+        """Print a line: a table's as wide as the console, others folded at WIDTH."""
+        width = console.width if line.no_wrap else prose_width(console)
         console.print(line, width=width, overflow="fold")
 
     for line in _differences(comparison):
         say(line)
-    shown, hidden = _chosen(comparison.rows)
-    for line in _body(shown, hidden, width):
+    shown, hidden = _chosen(comparison.rows, details)
+    for line in _body(shown, hidden, console.width):
         say(line)
     console.print()
-    for name, cases in (("A", comparison.only_a), ("B", comparison.only_b)):
-        for line in _one_side(name, cases):
-            say(Text(line))
+    for line in every_alone(comparison) if details else _alone(comparison):
+        say(Text(line))
     say(Text(summary(comparison), "bold"))
 
 
@@ -84,25 +99,31 @@ def _differences(comparison: Comparison) -> Iterator[Text]:
         yield Text("Both runs used the same card.")
     if comparison.threshold_pct is not None:
         yield Text(f"Threshold: {_threshold_asked(comparison)}.")
-    if found or comparison.card or comparison.threshold_pct is not None:
+    if guessed := sum(row.guessed for row in comparison.rows):
+        yield Text(
+            f"{fmt.count(guessed, 'case')} measured in one process: the threshold is a guess. "
+            "Measure both runs with --processes 3 or more."
+        )
+    if found or comparison.card or comparison.threshold_pct is not None or guessed:
         yield Text("")
 
 
 def _threshold_asked(comparison: Comparison) -> str:
-    """ "5 %; kernels must also differ by 1.3 us": what the user asked for and what stays."""
+    """ "5 %; kernels must also differ by 1.3 us": the thresholds of the user and of time."""
     text = f"{comparison.threshold_pct:g} %"
-    kernels = any(row.case.op not in KINDS for row in comparison.rows)
+    kernels = any(row.case.op not in KINDS and row.guessed for row in comparison.rows)
     return text + (f"; kernels must also differ by {_us(NOISE_S)}" if kernels else "")
 
 
-def print_comparisons(found: Mapping[str, Comparison], baseline: str, console: Console) -> None:
+def print_comparisons(
+    found: Mapping[str, Comparison], baseline: str, console: Console, *, details: bool = False
+) -> None:
     """Several runs, by name, each against one baseline; the counts of all of them at the end."""
     for name, comparison in found.items():
-        console.print(Text(_heading(name, baseline), "bold"))
-        print_comparison(comparison, console)
+        print_named(name, comparison, baseline, console, details=details)
         console.print()
-    for line in screen(_counts(found), min(console.width, WIDTH)).lines:
-        console.print(line, width=min(console.width, WIDTH), overflow="fold")
+    for line in screen(_counts(found), console.width).lines:
+        console.print(line, width=console.width, overflow="fold")
 
 
 def in_markdown(found: Mapping[str, Comparison], baseline: str) -> str:
@@ -112,8 +133,7 @@ def in_markdown(found: Mapping[str, Comparison], baseline: str) -> str:
         ordered = sorted(comparison.rows, key=lambda row: ORDER.index(row.verdict))
         said = [line.plain.strip() for line in _differences(comparison) if line.plain]
         facts = [f"{line}\n\n" if line.endswith(":") else f"- {line}\n" for line in said]
-        for side, cases in (("A", comparison.only_a), ("B", comparison.only_b)):
-            facts += [f"- {line}\n" for line in _one_side(side, cases)]
+        facts += [f"- {line}\n" for line in _alone(comparison)]
         parts += [
             f"**{_heading(name, baseline)}**\n",
             markdown(_table(ordered)),
@@ -121,6 +141,16 @@ def in_markdown(found: Mapping[str, Comparison], baseline: str) -> str:
             f"{summary(comparison)}\n",
         ]
     return "\n".join(part for part in parts if part)
+
+
+def page_parts(found: Mapping[str, Comparison], baseline: str) -> list[Part]:
+    """The parts of a page: for each run all rows, slower ones first, and what differs."""
+    parts = [Part("", _counts(found), [])] if len(found) > 1 else []
+    for name, comparison in found.items():
+        ordered = sorted(comparison.rows, key=lambda row: ORDER.index(row.verdict))
+        below = [line.plain.strip() for line in _differences(comparison) if line.plain]
+        parts.append(Part(_heading(name, baseline), _table(ordered), [*below, *_alone(comparison)]))
+    return parts
 
 
 def _heading(name: str, baseline: str) -> str:
@@ -149,20 +179,41 @@ def summary(comparison: Comparison) -> str:
     return f"B against A, {cases}: {', '.join(parts) or 'nothing to compare'}."
 
 
-def _one_side(name: str, cases: Sequence[AnyCase]) -> Iterator[str]:
-    """The cases that one run alone has: a line each up to MOST_NAMED, and how many more."""
-    for case in cases[:MOST_NAMED]:
-        yield f"only in {name}: {case_name(case)}"
-    if len(cases) > MOST_NAMED:
-        yield f"only in {name}: {len(cases) - MOST_NAMED} more"
+def _one_sided(comparison: Comparison) -> dict[str, list[str]]:
+    """The names of the cases that one run alone has, by its letter."""
+    sides = {"A": comparison.only_a, "B": comparison.only_b}
+    return {side: [case_name(case) for case in cases] for side, cases in sides.items()}
 
 
-def _chosen(rows: Sequence[CompareRow]) -> tuple[list[CompareRow], list[CompareRow]]:
+def _alone(comparison: Comparison) -> list[str]:
+    """Those cases, at most a line for each run."""
+    return [line for side, names in _one_sided(comparison).items() for line in only_in(side, names)]
+
+
+def every_alone(comparison: Comparison) -> list[str]:
+    """Those cases, a line each."""
+    sides = _one_sided(comparison).items()
+    return [line for side, names in sides for line in listed_alone(side, names)]
+
+
+def only_in(name: str, cases: Sequence[str]) -> list[str]:
+    """The cases that one run alone has, in a line: "only in A: 190 cases (…)"; none for no case."""
+    if len(cases) <= MOST_NAMED:
+        return [f"only in {name}: {fmt.listed([*cases])}"] if cases else []
+    return [f"only in {name}: {len(cases)} cases ({fmt.listed([*cases], most=MOST_NAMED)})"]
+
+
+def listed_alone(name: str, cases: Sequence[str]) -> list[str]:
+    """The cases that one run alone has, a line each."""
+    return [f"only in {name}: {case}" for case in cases]
+
+
+def _chosen(rows: Sequence[CompareRow], details: bool) -> tuple[list[CompareRow], list[CompareRow]]:
     """Rows to show, slower ones first, and the same ones that are too many to show."""
     assert set(ORDER) == set(VERDICTS)
     ordered = sorted(rows, key=lambda row: ORDER.index(row.verdict))
     same = [row for row in ordered if row.verdict == "same"]
-    if len(same) <= MOST_SAME_ROWS:
+    if details or len(same) <= MOST_SAME_ROWS:
         return ordered, []
     return [row for row in ordered if row.verdict != "same"], same
 
@@ -187,7 +238,7 @@ def _table(rows: Sequence[CompareRow]) -> Table[CompareRow]:
 
 
 class Judged(Protocol):
-    """A row with its threshold, of a comparison or of the file of one."""
+    """A row with its threshold, of a comparison or of its file."""
 
     @property
     def threshold_pct(self) -> float | None:
@@ -196,7 +247,7 @@ class Judged(Protocol):
 
     @property
     def threshold_s(self) -> float | None:
-        """The same as a time, where that decides."""
+        """The same in seconds, where an absolute time decides; else None."""
         ...
 
 
@@ -217,7 +268,7 @@ def _time(seconds: float | None) -> str:
 
 
 def _what(case: AnyCase) -> tuple[str, str, str]:
-    """Precision, problem and who computes it; of other kinds what their report says."""
+    """Precision, problem and back end; for other kinds, as their report has it."""
     if isinstance(case, Case):
         return fmt.clean(case.precision_name), fmt.size(case), fmt.clean(case.backend)
     return _report(case).cells(case)

@@ -14,8 +14,9 @@ from microbench.report.arms import arms_of, groups_of
 from microbench.report.chart import chart
 from microbench.report.layers_table import layers_summary, layers_table
 from microbench.report.map_table import is_map, map_tables, map_verdict
-from microbench.report.run_table import run_table, settings_table, wide_table
+from microbench.report.run_table import run_table, wide_table
 from microbench.report.screen import WIDTH, prose_width
+from microbench.report.summary_table import backends_table, is_long, settings_table
 from microbench.report.table import screen
 from microbench.results.kinds import reports
 from microbench.results.types import Result, Run
@@ -30,14 +31,14 @@ SOFTWARE = (
     ("python", "Python"),
     ("project", "halfway"),
 )
-MOST_PROBLEMS = 60  # of a run: with more, its screen is a summary
+MOST_SENTENCES = 13  # of a summary's verdict: its table says the rest
 MODEL = "Time model, checked on held-out cases"
 
 
 def print_run(run: Run, console: Console, *, details: bool = False) -> None:
-    """Header, table, chart, verdict, warnings; kernels before trainings.
+    """Print header, table, chart, verdict and warnings; kernels before trainings.
 
-    `details` adds why for every result.
+    `details` adds the reason for every result.
     """
     width = console.width
     _section(console, header(run, details), width)
@@ -74,30 +75,31 @@ def _print_kernels(run: Run, console: Console, width: int, details: bool) -> Non
     _section(console, notes.ceilings(run), width, blank=False)
 
 
-def is_long(run: Run) -> bool:
-    """Whether the screen has a summary in place of all rows, which --verbose prints."""
-    return (
-        not run.network and len(groups_of(run)) > MOST_PROBLEMS and bool(settings_table(run).rows)
-    )
-
-
 def _brief(run: Run, width: int) -> tuple[list[Text], str, list[Result]]:
-    """A row per setting in place of a row per problem."""
-    found = screen(settings_table(run), width)
-    more = Text(
-        f"{len(groups_of(run))} sizes, --verbose shows all; faster, slower: by more than 2 %",
-        "dim",
-    )
-    return [*found.lines, more, *notes.missing_reasons(run)], found.left_out_note(width), []
+    """A row per setting in place of a row per problem; then the back ends, where there are many."""
+    found, backends = screen(settings_table(run), width), backends_table(run)
+    many = f"{fmt.count(len(groups_of(run)), 'size')}, {fmt.count(len(run.results), 'result')}"
+    more = Text(f"{many}; --verbose shows all. faster, slower: by more than 2 %", "dim")
+    beside: list[Text] = []
+    if backends.rows:
+        beside = [Text(), *screen(backends, width).lines]
+    lines = [*found.lines, more, *beside, *notes.missing_reasons(run)]
+    return lines, found.left_out_note(width), []
 
 
 def _verdict(run: Run, brief: bool) -> list[str]:
-    """Its sentences; in brief without their details, which begin with a space."""
-    return [line for line in verdict(run) if not (brief and line.startswith(" "))]
+    """Its sentences; in brief the first ones, without details, which begin with a space."""
+    said = verdict(run)
+    if not brief:
+        return said
+    short = [line for line in said if not line.startswith(" ")]
+    more = len(short) - MOST_SENTENCES
+    counted = [f"  and {more} more (--verbose shows all)"] if more > 0 else []
+    return [*short[:MOST_SENTENCES], *counted]
 
 
 def _table(run: Run, width: int) -> tuple[list[Text], str, list[Result]]:
-    """The lines, the columns that had no room, and the results whose reason had none."""
+    """(lines, columns left out to fit the width, results whose reason was cut)."""
     if run.network:
         layers = screen(layers_table(run, run.network), width)
         return [*layers.lines, *notes.missing_reasons(run)], layers.left_out_note(width), []
@@ -116,7 +118,7 @@ def _print_map(run: Run, console: Console, width: int) -> None:
 
 
 def header(run: Run, details: bool = False) -> list[Text]:
-    """What was measured on, with what, and how."""
+    """The device, the software and the conditions."""
     shown = SOFTWARE if details else SOFTWARE[:3]
     software = [
         f"{title} {fmt.clean(run.software[name])}"

@@ -25,7 +25,7 @@ _LOOKS = {
 
 
 def print_findings(findings: Sequence[Finding], console: Console) -> None:
-    """A line a finding, its remedy under it, and one sentence that sums up."""
+    """Print a line per finding, its remedy under it, and a sentence that sums up."""
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from microbench import fmt
-from microbench.report.comparison import summary, threshold
+from microbench.report.comparison import MOST_NAMED, listed_alone, only_in, summary, threshold
 from microbench.report.console import header
 from microbench.report.screen import prose_width
 from microbench.report.table import Column, Row, Table, screen
@@ -24,17 +24,19 @@ from microbench.results.values import AnyCase, Interval, Json
 class Sheet:
     """A document as a table. Without --verbose the screen has `brief` in place of it.
 
-    `notes` and `summary` follow the table.
+    `notes` and `summary` follow the table. `more` are lines that --verbose adds, and that are
+    folded on a page.
     """
 
     table: Table[Any]
     brief: Table[Any]
     summary: str = ""
     notes: Sequence[Text] = ()
+    more: Sequence[str] = ()
 
 
 def print_document(data: Json, sheet: Sheet, console: Console, *, details: bool) -> None:
-    """What was measured on, where the document says so, and the sheet. ValueError: damaged."""
+    """Print the device, if the document has one, and the sheet. ValueError: invalid field."""
     if "device" in data:
         for line in header(run_of_document(data), details):
             console.print(line, width=prose_width(console))
@@ -43,16 +45,17 @@ def print_document(data: Json, sheet: Sheet, console: Console, *, details: bool)
 
 
 def run_of_document(data: Json) -> Run:
-    """A run without results: the device, software, command and time of a document. ValueError."""
+    """A document's device, software, command and time as a run. ValueError: invalid field."""
     facts = {name: data.get(name) for name in ("command", "device", "software")}
     when = data.get("finished_at")
     return decode(Run, {**facts, "started_at": when, "finished_at": when}, "")
 
 
 def print_sheet(sheet: Sheet, console: Console, *, details: bool = False) -> None:
-    """The table, notes, and the summary."""
+    """Print the table, notes, and the summary."""
     table = sheet.table if details else sheet.brief
     lines = [*(screen(table, console.width).lines if table.rows else ()), *sheet.notes]
+    lines += [Text(line) for line in sheet.more] if details else []
     for line in lines:
         width = console.width if line.no_wrap else prose_width(console)
         console.print(line, width=width, overflow="fold")
@@ -110,14 +113,17 @@ class _Named(_File):
 
 
 def comparison(data: Json) -> Sheet:
-    """A comparison of two runs: in brief, the rows that are not the same."""
+    """A comparison of two runs; in brief, rows not "same". ValueError for an invalid field."""
     found: _File = decode(_File, data, "")
     notes = [Text(line) for line in _notes(found)]
-    return _sheet(found.rows, notes, summary(_compared(found)))
+    return _sheet(found.rows, notes, summary(_compared(found)), _alone(found))
 
 
 def comparisons(data: Json) -> Sheet:
-    """Comparisons of several runs with one baseline: in brief, the rows that are not the same."""
+    """Comparisons of several runs with one baseline; in brief, the rows that are not "same".
+
+    ValueError for an invalid field.
+    """
     found: _Several = decode(_Several, data, "")
     rows = [replace(row, run=one.run) for one in found.comparisons for row in one.rows]
     notes = [
@@ -125,7 +131,8 @@ def comparisons(data: Json) -> Sheet:
         for one in found.comparisons
         for line in (*_notes(one), summary(_compared(one)))
     ]
-    return _sheet(rows, notes, f"A is {fmt.clean(found.baseline)}.")
+    alone = [f"{fmt.clean(one.run)}: {line}" for one in found.comparisons for line in _alone(one)]
+    return _sheet(rows, notes, f"A is {fmt.clean(found.baseline)}.", alone)
 
 
 def _notes(found: _File) -> Iterator[str]:
@@ -133,8 +140,17 @@ def _notes(found: _File) -> Iterator[str]:
     for text in found.differences:
         yield f"The runs differ: {fmt.clean(text)}"
     for name, keys in (("A", found.only_a), ("B", found.only_b)):
-        for key in keys:
-            yield f"only in {name}: {fmt.clean(key)}"
+        yield from only_in(name, list(map(fmt.clean, keys)))
+
+
+def _alone(found: _File) -> list[str]:
+    """The cases that only one of the runs has, where the notes do not name them all."""
+    return [
+        line
+        for name, keys in (("A", found.only_a), ("B", found.only_b))
+        if len(keys) > MOST_NAMED
+        for line in listed_alone(name, list(map(fmt.clean, keys)))
+    ]
 
 
 def _compared(found: _File) -> Comparison:
@@ -146,7 +162,9 @@ def _compared(found: _File) -> Comparison:
     return Comparison([], rows, [], [])
 
 
-def _sheet(found: Sequence[_Compared], notes: Sequence[Text], said: str) -> Sheet:
+def _sheet(
+    found: Sequence[_Compared], notes: Sequence[Text], said: str, more: Sequence[str]
+) -> Sheet:
     several = any(row.run for row in found)
     run: list[Column[_Compared]] = [
         Column("B", lambda row: fmt.clean(row.run), csv={"run": lambda row: row.run})
@@ -175,6 +193,7 @@ def _sheet(found: Sequence[_Compared], notes: Sequence[Text], said: str) -> Shee
         Table(columns, [row for row in rows if row.item.verdict != "same"]),
         said,
         notes,
+        more,
     )
 
 
@@ -186,7 +205,7 @@ def _duration(seconds: float | None) -> str:
 
 
 def figures(data: Mapping[str, object]) -> Sheet:
-    """The figures of another program, one a line."""
+    """The values in another program's document, one per line, in its own units."""
     columns: list[Column[tuple[str, str]]] = [
         Column("figure", lambda row: row[0], csv={"figure": lambda row: row[0]}),
         Column("value", lambda row: row[1], csv={"value": lambda row: row[1]}),

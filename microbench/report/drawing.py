@@ -22,17 +22,19 @@ PNG_SCALE = 2  # pixels a unit of length: sharp in a document
 
 
 def check_chart_path(path: Path) -> None:
-    """UserError for an unknown format, no library, no place to write. Found before measuring."""
+    """UserError for an unknown format, a missing library, or a file that cannot be written.
+
+    Call it before measuring.
+    """
     _suffix(path)
     library()
     check_writable(path, "--chart")
 
 
 def draw(run: Run, path: Path) -> None:
-    """Write the chart that suits the run: of other kinds than kernels where it has some; else the
-    map for `payoff` of conv, the bars for `layers`, else rate against size.
+    """Write the chart that suits the run, whole or not at all.
 
-    Whole or not at all. UserError when there is nothing to draw or nowhere to write.
+    UserError when there is nothing to draw or the file cannot be written.
     """
     suffix = _suffix(path)
     content = _render(chart_of(run), suffix)
@@ -43,7 +45,11 @@ def draw(run: Run, path: Path) -> None:
 
 
 def chart_of(run: Run) -> Any:
-    """The Altair chart that suits the run. UserError when there is nothing to draw."""
+    """The Altair chart that suits the run. UserError when there is nothing to draw.
+
+    Trainings or loaders where it has some; else the map for `payoff`, the bars for `layers`, else
+    FLOP/s against size.
+    """
     for report in reports(run):
         return report.chart(run)
     if run.network:

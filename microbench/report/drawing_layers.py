@@ -45,7 +45,10 @@ def layers_chart(run: Run) -> Any:
 
 
 def layer_rows(layers: Sequence[Layer], name: str, baseline: str) -> list[Json]:
-    """What stands where: the longest time first. Times in ms per step, all passes and uses."""
+    """A dictionary per layer, the longest time first.
+
+    Times are ms per step, all passes and uses.
+    """
     found: list[Json] = []
     for layer in layers:
         ratio, own_s = layer.ratio(name, baseline), layer.seconds(name)

@@ -46,9 +46,9 @@ READING_CEILINGS = (
 
 
 def line_chart(run: Run) -> Any:
-    """Rate against size (both logarithmic), a panel for each setting; UserError for no such data.
+    """FLOP/s against size (both logarithmic), a panel per setting; an Altair chart.
 
-    Returns an Altair chart.
+    UserError where no size is a single number.
     """
     results = drawable(run)
     if not results:
@@ -188,12 +188,12 @@ def _names(alt: Any, panel: Panel, lines: Lines, place: Any) -> list[Any]:
     return [names, *(_points_of(alt, beside, lines) if several else [])]
 
 
-# ---------------------------------------------------------------- what stands where
+# ---------------------------------------------------------------- the data of each panel
 
 
 @dataclass
 class Panel:
-    """One pair of axes: what is drawn in it, a dictionary a mark. Rates are in the unit of all."""
+    """One pair of axes: a list of dictionaries per mark. Rates are in the unit of all panels."""
 
     title: str
     points: list[Json] = field(default_factory=list[Json])
@@ -216,17 +216,17 @@ class Lines:
 
     @property
     def sizes(self) -> list[int]:
-        """Every size that some panel has, smallest first."""
+        """Every size in some panel, smallest first."""
         return sorted({p["size"] for panel in self.panels.values() for p in panel.points})
 
 
 def drawable(run: Run) -> list[Result]:
-    """The results with a rate and a size that is one number."""
+    """The results with a rate and a size that is a single number."""
     return [r for r in run.results if r.flop_per_s and OPS[r.case.op].axis(r.case)]
 
 
 def line_rows(run: Run, results: Sequence[Result]) -> Lines:
-    """What stands where: points, ceilings and labels of these results, panel by panel."""
+    """The data of each panel: points, peaks and labels of these results."""
     unit = rate_unit(results)
     panels = _panels(results, unit)
     points = [p for panel in panels.values() for p in panel.points]

@@ -44,9 +44,9 @@ READING = (
 
 
 def payoff_map(run: Run) -> Any:
-    """Speed-up of what was asked for, a panel for each baseline and setting; an Altair chart.
+    """Speed-up of the asked precision, a panel per baseline and setting; an Altair chart.
 
-    UserError for a run without speed-ups.
+    UserError for a run without speed-ups, or with too many panels.
     """
     cells = map_rows(run)
     if not cells:
@@ -73,7 +73,7 @@ def payoff_map(run: Run) -> Any:
 
 
 def map_rows(run: Run) -> list[Json]:
-    """A dictionary a cell: ratio, interval, cause, and the panel and place that it stands in."""
+    """A dictionary per cell: ratio, interval, bottleneck, and its panel and position."""
     results, arms = _chosen(run), arms_of(run)
     names = [name for name in varying(results) if name not in AXES]
     pairs = [(p, b) for p in arms.asked for b in arms.baselines if p != b]

@@ -15,7 +15,7 @@ UNITS = ((1e-3, "ms"), (1e-6, "us"))
 
 
 def samples_chart(found: Mapping[str, Measurement]) -> Any:
-    """Samples, median and its 95 % interval of each callable. Returns an Altair chart."""
+    """Samples, median and its 95 % interval of each callable, in one time unit; an Altair chart."""
     alt = library()
     slowest = max(one.median_s for one in found.values())
     scale, unit = next((u for u in UNITS if slowest >= u[0]), UNITS[-1])

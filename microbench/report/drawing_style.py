@@ -1,4 +1,4 @@
-"""What all drawn charts share: the library, the colours, the heading, the settings that vary."""
+"""The parts that all drawn charts share: library, colours, heading, the settings that vary."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def library() -> Any:
 
 
 def settings_of(case: Case) -> dict[str, str]:
-    """What a case is beside size, precision and back end, the input data included."""
+    """The properties of a case beside size, precision and back end, with the input data."""
     named = {**OPS[case.op].setting(case), "data": case.data}
     return {fmt.clean(name): fmt.clean(value) for name, value in named.items()}
 
@@ -63,7 +63,7 @@ def varying(results: Iterable[Result]) -> list[str]:
 
 
 def in_words(case: Case, names: Sequence[str], bare: Sequence[str] = SHOWN_BARE) -> str:
-    """These settings of a case: "fprop, nhwc, batch 32"; of those in `bare` only the value."""
+    """These settings of a case: "fprop, nhwc, batch 32"; only the values of those in `bare`."""
     settings = settings_of(case)
     return ", ".join(
         settings[name] if name in bare else f"{name} {settings[name]}"
@@ -73,7 +73,7 @@ def in_words(case: Case, names: Sequence[str], bare: Sequence[str] = SHOWN_BARE)
 
 
 def ordered(values: Iterable[str]) -> list[str]:
-    """The different values: those that end in a number by the number, else as they first came."""
+    """The distinct values; those that end in a number sorted by it, the others in their order."""
     found = list(dict.fromkeys(values))
     numbers = [value.split()[-1] if value else "" for value in found]
     if all(number.isdecimal() for number in numbers):
@@ -82,12 +82,12 @@ def ordered(values: Iterable[str]) -> list[str]:
 
 
 def panel_title(alt: Any, text: str) -> Any:
-    """The title of one of several panels."""
+    """The title of one of several panels, for Altair."""
     return alt.TitleParams(text, anchor="start", fontSize=14, color=INK, offset=6)
 
 
 def main_title(title: str, below: Sequence[str]) -> Any:
-    """The title of a whole chart, and the lines under it."""
+    """The title of a whole chart and the lines under it, for Altair."""
     return library().TitleParams(
         title, subtitle=list(below), fontSize=18, subtitleFontSize=12, subtitleColor=FAINT,
         color=INK, anchor="start", offset=16, subtitlePadding=6,
@@ -95,7 +95,7 @@ def main_title(title: str, below: Sequence[str]) -> Any:
 
 
 def heading(run: Run, results: Sequence[Result], reading: Sequence[str]) -> Any:
-    """The title: what was measured, on what, under which conditions; how to read the chart."""
+    """The title: what was measured, the device, the conditions; and how to read the chart."""
     case = results[0].case
     arms = arms_of(run)
     asked = [fmt.clean(p) for p in arms.asked]
@@ -118,7 +118,7 @@ def heading(run: Run, results: Sequence[Result], reading: Sequence[str]) -> Any:
 
 
 def styled(chart: Any) -> Any:
-    """The chart with the fonts and lines that all have."""
+    """The chart with the fonts and lines of all charts."""
     return (
         chart.configure(font="sans-serif", background="white", padding=16)
         .configure_axis(

@@ -12,8 +12,10 @@ from microbench.results.types import Run
 
 
 def parts(run: Run) -> list[Part]:
-    """The run's tables with their titles. One row a result, in the order measured; what was skipped
-    says why. A network's layers, trainings and loaders are tables of their own.
+    """The run's tables with their titles.
+
+    One row per result, in the order measured, with the reason of those skipped. A network's layers,
+    trainings and loaders have tables of their own.
     """
     found = [Part(table=plain_table(run))] if run.results or not run.others else []
     if run.results and run.network:
@@ -23,7 +25,7 @@ def parts(run: Run) -> list[Part]:
 
 
 def to_markdown(run: Run) -> str:
-    """The parts as Markdown."""
+    """The run's tables as Markdown."""
     return "\n".join(map(_markdown_part, parts(run)))
 
 
@@ -35,7 +37,7 @@ def _markdown_part(part: Part) -> str:
 
 
 def to_html(run: Run) -> str:
-    """The parts as HTML elements, for notebooks. All text is escaped."""
+    """The run's tables as HTML elements, for notebooks. All text is escaped."""
     return "\n".join(map(_html_part, parts(run)))
 
 
@@ -46,8 +48,10 @@ def _html_part(part: Part) -> str:
 
 
 def to_csv(run: Run) -> str:
-    """One row a result, every unit in its column's name, names that do not change; what is not
-    known is empty. A run that holds several kinds of results has the columns of all.
+    """One row per result.
+
+    Names of columns have the unit and do not change; an unknown value is empty. A run with several
+    kinds of results has the columns of all of them.
     """
     found: list[Records] = []
     if run.results or not run.others:

@@ -19,7 +19,7 @@ DECLARATION = '<?xml version="1.0" encoding="utf-8"?>\n'
 
 
 def junit(found: Mapping[str, Comparison], baseline: str, fail_on: Sequence[str]) -> str:
-    """The XML of comparisons by the name of their run; `fail_on` are verdicts."""
+    """JUnit XML of comparisons by the name of their run; `fail_on` are the verdicts that fail."""
     root = ElementTree.Element("testsuites", name=f"compare with {fmt.clean(baseline)}")
     for name, comparison in found.items():
         _add_suite(root, fmt.clean(name), comparison, fail_on)

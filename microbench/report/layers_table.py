@@ -1,6 +1,6 @@
 """The table of a network's layers: a row per layer, its passes summed, precisions side by side.
 
-Every ratio has a 95 % interval, see `total_ratio`; "~1" is a ratio whose interval holds 1.
+Every ratio has a 95 % interval, see `total_ratio`; "~1" is a ratio whose interval contains 1.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from statistics import geometric_mean
 from rich.text import Text
 
 from kernels import is_library
+from kernels.op import OWN
 from microbench import fmt
 from microbench.report.arms import arms_of, groups_of
 from microbench.report.table import Column, Row, Table
@@ -26,10 +27,10 @@ MOST_NAMED = 4
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass of a layer in two precisions: seconds per step, and relative errors of these.
+    """One pass of a layer in two precisions: seconds per step, and relative errors.
 
-    `ratio_errors` are the lower and the upper side of the speed-up's 95 % interval over the
-    speed-up; None where it was not measured often enough.
+    Errors are fractions. `ratio_errors` are the lower and the upper side of the speed-up's interval
+    (95 %) over the speed-up; None where only one round was measured.
     """
 
     own_s: float
@@ -41,8 +42,8 @@ class Pass:
 def total_ratio(passes: Sequence[Pass]) -> Ratio | None:
     """How many times faster all passes together are, with a 95 % interval; None without passes.
 
-    The passes' errors are taken as independent: each speed-up was measured interleaved, and moves
-    the total by its share of the time (propagation of error, first order).
+    First-order propagation of error, with the passes' errors taken as independent: each speed-up
+    was measured interleaved, and changes the total by its share of the time.
     """
     own_s = sum(one.own_s for one in passes)
     if not own_s:
@@ -59,7 +60,7 @@ def total_ratio(passes: Sequence[Pass]) -> Ratio | None:
 
 
 def no_difference(ratio: Ratio) -> bool:
-    """Whether the interval holds 1."""
+    """Whether the 95 % interval contains 1."""
     return ratio.ci95 is not None and not excludes_one(ratio.ci95)
 
 
@@ -73,7 +74,7 @@ class Layer:
     results: dict[tuple[str, str], Result] = field(default_factory=dict[tuple[str, str], Result])
 
     def seconds(self, precision: str) -> float | None:
-        """Of a step, all passes, in a precision; None when one is missing."""
+        """Seconds per step, all passes, in a precision; None where a pass was not measured."""
         total = 0.0
         for which, use in self.uses.items():
             found = self.results.get((which, precision))
@@ -83,7 +84,7 @@ class Layer:
         return total
 
     def bound(self, precision: str) -> str:
-        """What limits the pass that takes longest."""
+        """The bottleneck of the pass that takes longest."""
         found = [r for (_, p), r in self.results.items() if p == precision and r.median_s]
         return fmt.clean(max(found, key=lambda r: r.median_s or 0.0).bound or "") if found else ""
 
@@ -93,12 +94,12 @@ class Layer:
         return [one for one in found if one]
 
     def ratio(self, precision: str, baseline: str) -> Ratio | None:
-        """Times faster, all passes together; None when one is missing."""
+        """Times faster, all passes together; None where a pass was not measured."""
         found = self.passes(precision, baseline)
         return total_ratio(found) if len(found) == len(self.uses) else None
 
     def gain(self, which: str, precision: str, baseline: str) -> Ratio | None:
-        """Times faster in one pass."""
+        """Times faster in one pass; None where it was not measured."""
         found = self._pass(which, precision, baseline)
         return total_ratio([found]) if found else None
 
@@ -161,7 +162,7 @@ class Whole:
 
     @property
     def layers(self) -> list[Layer]:
-        """The layers that the totals are over."""
+        """The layers that the totals include."""
         return [x for x in self.all_layers if all(x.seconds(p) for p in self.precisions)]
 
     @property
@@ -172,15 +173,15 @@ class Whole:
 
     @property
     def count(self) -> int:
-        """How often its layers are used in a step."""
+        """How often a step uses its layers."""
         return sum(layer.count for layer in self.layers)
 
     def seconds(self, precision: str) -> float | None:
-        """Of a step, in a precision; None where no layer was measured."""
+        """Seconds per step in a precision; None where no layer was measured."""
         return sum(layer.seconds(precision) or 0.0 for layer in self.layers) or None
 
     def ratio(self, precision: str, baseline: str) -> Ratio | None:
-        """Times faster, all layers together."""
+        """Times faster, all layers together; None where no layer was measured."""
         return total_ratio([p for x in self.layers for p in x.passes(precision, baseline)])
 
 
@@ -190,7 +191,7 @@ def over_part(count: int, of: int) -> str:
 
 
 def layers_table(run: Run, network: NetworkUse) -> Table[Layer | Whole]:
-    """A row per layer, and the total."""
+    """One row per layer, and the total. Times are per training step."""
     layers = layers_of(run, network)
     precisions = list(dict.fromkeys(p for layer in layers for _, p in layer.results))
     table = Table(_columns(run, layers), [Row(layer) for layer in layers])
@@ -253,7 +254,7 @@ def _pass_gain(which: str, name: str, baseline: str) -> Callable[[Layer | Whole]
 
 
 def layers_summary(run: Run, network: NetworkUse) -> list[Text]:
-    """Which layers gain, which lose, what share of the time each kind has; back ends compared."""
+    """Time and speed-up of a step; layers that gain little or nothing; back ends compared."""
     arms, layers = arms_of(run), layers_of(run, network)
     lines: list[Text] = []
     for name in arms.asked:
@@ -320,12 +321,16 @@ def _faster(gain: Ratio) -> str:
 
 
 def against_library(run: Run, network: NetworkUse) -> list[str]:
-    """Our kernels against the library: geometric mean over the distinct problems, by pass."""
+    """Our convolutions, and the user's own kernels, against the library: the geometric mean over
+    the distinct problems, by pass.
+    """
     ratios: dict[tuple[str, str, str, str], dict[str, float]] = {}
     uses = {use.group: use.which for use in network.layers}
     for result in run.results:
         for rival, ratio in result.vs_backend.items():
-            if is_library(result.case) or result.case.op != "conv":
+            if is_library(result.case) or (
+                result.case.op != "conv" and OWN not in result.case.backend
+            ):
                 continue
             key = (result.case.backend, rival, result.case.precision_name,
                    uses.get(result.case.group, ""))  # fmt: skip

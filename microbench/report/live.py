@@ -23,9 +23,9 @@ REDRAWS_PER_S = 4
 
 
 class LiveLine(ABC):
-    """A line at the foot of a terminal that says how far the work is; use as a context.
+    """A line at the foot of a terminal that shows the progress; use as a context.
 
-    Elsewhere (a pipe, --quiet) nothing is redrawn.
+    Where the output is not a terminal, or with --quiet, nothing is redrawn.
     """
 
     def __init__(self, console: Console, total: int, *, quiet: bool = False) -> None:
@@ -60,7 +60,7 @@ class LiveLine(ABC):
 
     @abstractmethod
     def left_s(self) -> float | None:
-        """Seconds until the end, as far as can be told; None when it cannot."""
+        """Estimated seconds until the end; None when unknown."""
 
     def say(self, line: str) -> None:
         """Print a line that stays."""
@@ -81,10 +81,10 @@ class LiveLine(ABC):
 
 
 class LiveProgress(LiveLine):
-    """Tells a person what is measured, what came out and how long it will take.
+    """Shows what is measured, the results so far and the time left.
 
-    The time left is the sampling that is still to come
-    plus what preparing, checking and compiling have cost a group so far.
+    The time left is the remaining sampling plus what preparing, checking and compiling have cost
+    per group so far.
     """
 
     def __init__(
@@ -101,6 +101,7 @@ class LiveProgress(LiveLine):
         self._by_key = {case.key: group for group in groups for case in group.cases}
         self._left_s: float | None = None  # of sampling, after the groups that are done
         self._group_began_s: float | None = None
+        self._process = ""  # which of several, in words
         self._spent_s: list[float] = []  # on each group that is done
         self._sampled_s: list[float] = []  # of that, sampling; from the second group on
 
@@ -112,7 +113,7 @@ class LiveProgress(LiveLine):
         self._doing = describe(key, stage, group)
 
     def done(self, group: Group, results: Sequence[Result], left_s: float) -> None:
-        """A group is on disk; about `left_s` seconds of sampling are left."""
+        """A group is in the run file; about `left_s` seconds of sampling are left."""
         now = self._clock()
         if self._group_began_s is not None:
             self._spent_s.append(now - self._group_began_s)
@@ -122,10 +123,19 @@ class LiveProgress(LiveLine):
         self._left_s = left_s
         self._done += 1
         self._doing = "next size"
-        self.say(f"[{self._done}/{len(self._groups)}] {summary(results)}")
+        self.say(f"{self._process}[{self._done}/{len(self._groups)}] {summary(results)}")
+
+    def next_process(self, number: int, of: int, groups: Sequence[Group]) -> None:
+        """A fresh process measures these groups once more; the bar begins again."""
+        self._groups = list(groups)
+        self._by_key = {case.key: group for group in groups for case in group.cases}
+        self._total, self._done = len(groups), 0
+        self._group_began_s = None
+        self._process = f"process {number} of {of}: "
+        self._doing = "starting"
 
     def left_s(self) -> float | None:
-        """Seconds until the end, as far as can be told; None before the first group is done."""
+        """Estimated seconds until the end; None before the first group is done."""
         groups_left = len(self._groups) - self._done
         if self._left_s is None or not self._spent_s:
             return None
@@ -141,7 +151,7 @@ def describe(key: str, stage: str, group: Group | None) -> str:
     """What happens now, in words: "fp16 4096 triton: checking"."""
     if group is None:
         return f"device ceilings: {fmt.clean(stage)}"
-    if stage.startswith("timing"):  # all arms take turns; the key is only the first one's
+    if stage.startswith("timing"):  # all variants are interleaved; the key is only one of them
         precisions = dict.fromkeys(case.precision_name for case in group.cases)
         return fmt.clean(f"{fmt.problem(group.cases[0])} in {', '.join(precisions)}: {stage}")
     case = next(case for case in group.cases if case.key == key)

@@ -22,7 +22,7 @@ CAUSES = {"launch": "l", "memory": "m", "layout": "t", "alignment": "a", "waves"
 
 
 def is_map(run: Run) -> bool:
-    """Whether the run refined a boundary instead of measuring everything."""
+    """Whether the run searched for a boundary instead of measuring every cell."""
     return "payoff" in run.command
 
 
@@ -41,7 +41,7 @@ def _maps(run: Run) -> Iterator[tuple[str, str, str, list[Result]]]:
 
 
 def map_tables(run: Run, width: int) -> list[Text]:
-    """Times faster, and a letter for the cause."""
+    """Tables of times faster, with a letter for the bottleneck, at most `width` characters wide."""
     lines: list[Text] = []
     for subject, name, baseline, found in _maps(run):
         lines += _map(f"{subject} {name} against {baseline}", found, baseline, width)

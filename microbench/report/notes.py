@@ -21,8 +21,9 @@ Found = tuple[Warning, str]  # and the case it is about, in words
 
 
 def legend(run: Run, left_out: str, *, ratios: bool = True) -> list[Text]:
-    """How to read the table, and which columns it lacks; `ratios`: whether it has intervals and
-    errors.
+    """How to read the table, and which columns are left out.
+
+    `ratios`: whether it has intervals and errors.
     """
     arms = arms_of(run)
     parts: list[str] = []
@@ -53,7 +54,7 @@ def reasons(cut: Sequence[Result]) -> list[Text]:
 
 
 def missing_reasons(run: Run) -> list[Text]:
-    """Why results are missing: each reason once, with how many it is about."""
+    """Why results are missing: each reason once, with the number of results."""
     seen: dict[str, list[str]] = {}
     for result in run.results:
         if result.measurement is None:
@@ -69,7 +70,7 @@ def missing_reasons(run: Run) -> list[Text]:
 
 
 def whys(run: Run, details: bool) -> list[Text]:
-    """Why results are not faster: one a size, where something else than arithmetic holds it back.
+    """Why results are not faster: one per size, where arithmetic is not the bottleneck.
 
     Every result with `details`.
     """
@@ -97,7 +98,7 @@ def machine(run: Run) -> list[Text]:
 
 
 def load_warnings(settings: Mapping[str, Any]) -> list[Warning]:
-    """What a run's settings say of the load of its machine, see `microbench.device.load`."""
+    """Warnings about other programs, from a run's settings; see `microbench.device.load`."""
     load = settings.get(LOAD)
     if not isinstance(load, dict):
         return []
@@ -118,17 +119,17 @@ def load_warnings(settings: Mapping[str, Any]) -> list[Warning]:
 
 
 _BUSY_CPU = (
-    "they delay CPU launches and data loading, so times are longer and vary",
+    "other programs delay CPU launches and data loading, so times are longer and vary",
     "stop other programs and measure again",
 )
 _BUSY_GPU = (
-    "they may share the GPU's time, memory bandwidth and power",
+    "other processes may take the GPU's time, memory bandwidth and power",
     "stop them, or choose another GPU with --device cuda:N",
 )
 
 
 def listed_once(found: Sequence[Found]) -> list[Text]:
-    """Each warning once, with the cases it is about; those of one cause and remedy together."""
+    """Each warning once, with its cases; those of one cause and remedy together."""
     seen: dict[tuple[str, str], list[Found]] = {}
     for warning, case in found:
         seen.setdefault((warning.cause, warning.remedy), []).append((warning, case))
@@ -147,7 +148,7 @@ def listed_once(found: Sequence[Found]) -> list[Text]:
 
 
 def sentences(said: Sequence[str]) -> list[Text]:
-    """A verdict; the details of a sentence, which begin with a space, are not bold."""
+    """A verdict; details of a sentence, which begin with a space, are not bold."""
     return [
         Text("  " + fmt.clean(line)) if line.startswith(" ") else Text(fmt.clean(line), "bold")
         for line in said
@@ -155,7 +156,7 @@ def sentences(said: Sequence[str]) -> list[Text]:
 
 
 def ceilings(run: Run) -> list[Text]:
-    """Which ceiling "% of ceiling" means, and where it comes from."""
+    """Which peak "% of ceiling" means, and its source."""
     precisions = list(dict.fromkeys(r.case.precision_name for r in run.results))
     unit = rate_unit(run.results)
     peaks = [c for p in precisions if (c := run.ceiling("dense peak", "datasheet", p))]
@@ -168,10 +169,22 @@ def ceilings(run: Run) -> list[Text]:
     elif large:
         text = f"ceiling: largest GEMMs measured, {_rates(large, unit)}"
         lines.append(Text(text + "; no datasheet value known", "dim"))
+    reached = [c for p in precisions if (c := run.ceiling("instruction", "measured", p))]
+    if reached:
+        said = [f"{fmt.clean(c.precision)} {c.flop_per_clock:,.0f} ({_instruction(c)})"
+                for c in reached if c.flop_per_clock]  # fmt: skip
+        lines.append(
+            Text(f"instructions, FLOP per clock and SM: {', '.join(said)} measured", "dim")
+        )
     memory = run.ceiling("memory", "measured")
     if memory and memory.byte_per_s:
         lines.append(Text(f"memory: {fmt.bandwidth(memory.byte_per_s)} measured", "dim"))
     return lines
+
+
+def _instruction(ceiling: Ceiling) -> str:
+    """ "wgmma" of "wgmma, m64n256k16, ..."."""
+    return fmt.clean(ceiling.reference.partition(",")[0])
 
 
 def _rates(found: Sequence[Ceiling], unit: fmt.Unit) -> str:
@@ -189,7 +202,7 @@ def model(run: Run) -> list[Text]:
 
 
 def describe(model: TimeModel) -> list[str]:
-    """Its error on cases that it was not fitted on, and on which path that is largest."""
+    """The model's error on cases that it was not fitted to, and the path where that is largest."""
     overall = model.overall
     lines = [
         f"Median error {100 * overall.median:.0f} % on {overall.count} cases that were held out of "

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import io
 import itertools
+from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -18,11 +19,13 @@ from kernels.files import write_atomically
 from microbench import fmt
 from microbench.errors import UserError
 from microbench.report import notes
+from microbench.report.comparison import every_alone, page_parts, summary
 from microbench.report.console import header
 from microbench.report.documents import Sheet, run_of_document
 from microbench.report.drawing import chart_of
 from microbench.report.export import parts, to_csv
 from microbench.report.table import Part, html, records, write_csv
+from microbench.results.comparison import Comparison
 from microbench.results.kinds import document_of, reports
 from microbench.results.types import Run
 from microbench.results.values import Json
@@ -51,12 +54,13 @@ def to_page(run: Run) -> str:
         warnings=[line.plain for line in _warnings(run)],
         command=fmt.clean(" ".join(run.command)),
         environment=_environment(run),
+        more=[],
         csv=to_csv(run),
     )
 
 
 def document_page(data: Json, sheet: Sheet, title: str) -> str:
-    """The page of a file that is no run: its table and its summary. ValueError: damaged."""
+    """The page of a file that is not a run: its table and summary. ValueError: invalid field."""
     run = run_of_document(data) if "device" in data else None
     return _template().render(
         title=title,
@@ -67,6 +71,7 @@ def document_page(data: Json, sheet: Sheet, title: str) -> str:
         warnings=[],
         command=fmt.clean(" ".join(run.command)) if run else "",
         environment=_environment(run) if run else [],
+        more=sheet.more,
         csv=write_csv([records(sheet.table)]),
     )
 
@@ -76,6 +81,32 @@ def write_document(data: Json, path: Path) -> None:
     document = document_of(data)
     assert document is not None
     write_page(document_page(data, document.sheet(data), f"Output of {document.written_by}"), path)
+
+
+def write_comparisons(
+    found: Mapping[str, Comparison], baseline: str, data: Json, path: Path
+) -> None:
+    """Write the page of runs compared; `data` is the same as JSON. UserError: the disk refuses."""
+    document = document_of(data)
+    assert document is not None
+    sheet: Sheet = document.sheet(data)
+    page = _template().render(
+        title=f"{', '.join(map(fmt.clean, found))} compared with {fmt.clean(baseline)}",
+        about=[],
+        verdict=[_counted(name, one, len(found) > 1) for name, one in found.items()],
+        chart="",
+        parts=[_shown(part) for part in page_parts(found, baseline)],
+        warnings=[],
+        command="",
+        environment=[],
+        more=[line for one in found.values() for line in every_alone(one)],
+        csv=write_csv([records(sheet.table)]),
+    )
+    write_page(page, path)
+
+
+def _counted(name: str, comparison: Comparison, several: bool) -> str:
+    return f"{fmt.clean(name)}: " * several + summary(comparison)
 
 
 def write_page(page: str, path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 
@@ -10,7 +9,7 @@ from rich.cells import cell_len
 
 from kernels.op import OWN
 from microbench import fmt
-from microbench.break_even import Payoff, payoffs, subject_of
+from microbench.break_even import subject_of
 from microbench.report.arms import (
     Arms,
     arms_of,
@@ -26,8 +25,7 @@ from microbench.verdict import BASELINES, library_beside
 
 WIDEST_SIZE = 11  # longer sizes are on a line of their own above the rows
 SHOWN_CONVERSION = 0.02
-ALWAYS_SHOWN = 6  # arms of a wide table
-MOST_BOTTLENECKS = 2
+ALWAYS_SHOWN = 6  # variants of a wide table
 JOIN = "; "  # between the values of a list in CSV
 DIMS = ("m", "n", "k", "c", "h", "w", "r", "s", "stride", "padding", "dilation", "groups", "pass")
 # Names that have their places in CSV; new ones follow them.
@@ -46,7 +44,7 @@ Raw = dict[str, Callable[[Result], Value]]
 
 
 def run_table(run: Run) -> Table[Result]:
-    """The table as the screen has it: sizes together, each named once."""
+    """The table for the screen: results grouped by size, each size named once."""
     arms, groups = arms_of(run), groups_of(run)
     titles = _titles(run, [group[0] for group in groups])
     above = any(cell_len(title) > WIDEST_SIZE for title in titles)
@@ -90,9 +88,7 @@ def _row(result: Result, arms: Arms) -> Row[Result]:
 
 
 def run_columns(run: Run, sizes: Mapping[int, str]) -> list[Column[Result]]:
-    """Everything that is said of a result. `sizes`: id of a result -> what its row begins with on
-    the screen.
-    """
+    """All columns. `sizes`: id of a result -> the text that its row begins with on the screen."""
     arms, unit = arms_of(run), rate_unit(run.results)
 
     def size(result: Result) -> str:
@@ -143,7 +139,7 @@ def _raw_columns() -> list[Column[Result]]:
 
 
 def conversion(result: Result) -> str:
-    """Share of the time that changes layouts; "" where it is next to nothing."""
+    """Share of the time that changes layouts, as "12%"; "" where it is negligible."""
     share = conversion_share(result)
     return fmt.per_cent(100 * share) if share >= SHOWN_CONVERSION else ""
 
@@ -212,67 +208,13 @@ def _beside_library(run: Run) -> list[Column[Result]]:
     ]  # fmt: skip
 
 
-# ---------------------------------------------------------------- a row per setting
-
-
-def settings_table(run: Run) -> Table[Payoff]:
-    """The summary of a long run: for each setting and baseline, where the precision is faster.
-
-    A block for each precision asked for; ratios are times faster, sizes the first number of a case.
-    """
-    table = Table(_SETTINGS)
-    asked = arms_of(run).asked
-    for name in asked:
-        table.block(fmt.clean(name) if len(asked) > 1 else "", map(Row, payoffs(run, name)))
-    return table
-
-
-def _faster_from(payoff: Payoff) -> str:
-    rows = payoff.rows[payoff.start :]
-    return fmt.size(rows[0][0].case) if rows else "-"
-
-
-def _speedup_there(payoff: Payoff) -> str:
-    rows = payoff.rows[payoff.start :]
-    return fmt.ratio(rows[0][1]) if rows else ""
-
-
-def _highest(payoff: Payoff) -> str:
-    result, ratio = max(payoff.rows, key=lambda row: row[1].ratio)
-    return f"{fmt.ratio(ratio)} at {fmt.size(result.case)}"
-
-
-def _count(gain: str) -> Callable[[Payoff], str]:
-    return lambda payoff: str(payoff.gains.count(gain) or "")
-
-
-def _bottlenecks(payoff: Payoff) -> str:
-    """The most common ones: "alignment 64, mixed 5"."""
-    found = Counter(fmt.clean(result.bound or "") for result, _ in payoff.rows)
-    return ", ".join(f"{bound} {n}" for bound, n in found.most_common(MOST_BOTTLENECKS) if bound)
-
-
-_SETTINGS: Sequence[Column[Payoff]] = (
-    Column("setting", lambda payoff: fmt.clean(payoff.subject), bold=True),
-    Column("vs", lambda payoff: fmt.clean(payoff.baseline)),
-    Column("faster\nfrom", _faster_from, right=True),
-    Column("speed-up\nthere", _speedup_there, right=True, drop=2),
-    Column("highest\nspeed-up", _highest, right=True),
-    Column("sizes", lambda payoff: str(len(payoff.rows)), right=True, drop=3),
-    Column("faster", _count("faster"), right=True),
-    Column("within\n2 %", _count("same"), right=True, drop=4),
-    Column("slower", _count("slower"), right=True),
-    Column("bottlenecks", _bottlenecks, drop=5),
-)
-
-
 # ---------------------------------------------------------------- the arms side by side
 
 
 def wide_table(run: Run) -> Table[Problem]:
-    """A run over several settings: a block for each, one row a problem, the arms side by side.
+    """A run over several settings: a block per setting, one row per problem, variants side by side.
 
-    For convolutions, whose passes, layouts and images would make the long table many screens.
+    For convolutions: the long table of their passes, layouts and images would take many screens.
     """
     subjects: dict[str, list[Problem]] = {}
     for group in groups_of(run):

@@ -1,7 +1,7 @@
-"""A table: columns declared once, and what writes them for the screen, in Markdown and as CSV.
+"""A table: columns declared once, and its writers for the screen, Markdown, HTML and CSV.
 
-A column says how a person reads it and which raw values it stands for. A writer is a function of
-the table; nothing but this module knows how tables are laid out.
+A column has its text for a person and its raw values. A writer is a function of the table; only
+this module lays out tables.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ Read = Callable[[R], str]
 
 @dataclass(frozen=True)
 class Column(Generic[R]):
-    """What is said of each row, and where.
+    """One column: its text for a row, and where it is shown.
 
     `title` may have two lines. `cell` is the text on the screen and in Markdown; a column without
-    it is not on the screen. `markdown` is the text in Markdown where that is another one, under
-    `markdown_title` where that is another one. `csv` has the raw values by name (units in names);
-    None is not known.
+    it is not on the screen. `markdown` and `markdown_title` replace the two in Markdown. `csv` has
+    the raw values by name (units in names); None is unknown.
 
     `key` columns name the row and come before its sentence; `always` columns are filled in Markdown
-    beside a sentence too. To fit the width, columns of a higher `drop` go first; 0 never goes.
+    beside a sentence too. To fit the width, columns with a higher `drop` are left out first; 0
+    never is.
     """
 
     title: str = ""
@@ -52,9 +52,9 @@ class Column(Generic[R]):
 
 @dataclass(frozen=True)
 class Row(Generic[R]):
-    """`sentence`, when there is one, takes the place of all columns but the key columns.
+    """`sentence`, if there is one, replaces all columns except the key columns.
 
-    `markdown` is the sentence in Markdown, where that is another one.
+    `markdown` replaces the sentence in Markdown.
     """
 
     item: R
@@ -67,8 +67,8 @@ class Row(Generic[R]):
 class Table(Generic[R]):
     """Columns and rows. On the screen, None is a blank line and a plain string a heading.
 
-    CSV begins with the names in `csv_order`: a name that was written once keeps its place. The
-    others follow as the columns do.
+    CSV begins with the names in `csv_order`, so that published names keep their place; the others
+    follow in the order of the columns.
     """
 
     columns: Sequence[Column[R]]
@@ -76,7 +76,7 @@ class Table(Generic[R]):
     csv_order: Sequence[str] = ()
 
     def block(self, heading: str, rows: Iterable[Row[R]]) -> None:
-        """Add rows under a heading, "" for none; a blank line is between blocks."""
+        """Add rows under a heading ("" for none), after a blank line."""
         if self.rows:
             self.rows.append(None)
         if heading:
@@ -103,14 +103,14 @@ class Part:
 
 @dataclass(frozen=True)
 class Screen(Generic[R]):
-    """Lines ready to print, titles of columns left out to fit, and items with a cut sentence."""
+    """Lines ready to print, titles of the columns left out, and items whose sentence was cut."""
 
     lines: list[Text]
     left_out: list[str]
     cut: list[R]
 
     def left_out_note(self, width: int) -> str:
-        """ "left out to fit 60 columns: power W"; "" when nothing was."""
+        """ "left out to fit 60 columns: power W"; "" where none was."""
         names = ", ".join(self.left_out)
         return f"left out to fit {fmt.count(width, 'column')}: {names}" if names else ""
 
@@ -125,10 +125,10 @@ class _Line:
 
 
 def screen(table: Table[R], width: int) -> Screen[R]:
-    """The table in at most `width` columns of text.
+    """The table in at most `width` characters.
 
-    First the gaps between columns shrink, then columns go, least important first; at the end lines
-    are cut.
+    First the gaps between columns shrink, then columns are left out, least important first; last,
+    lines are cut.
     """
     columns = [column for column in table.columns if column.cell]
     lines = [_line(row, columns) if isinstance(row, Row) else row for row in table.rows]
@@ -280,7 +280,7 @@ def _markdown_text(column: Column[R], item: R) -> str:
 
 
 def blank(_: object) -> str:
-    """Nothing: the `markdown` of a column that is for the screen alone."""
+    """ "": the `markdown` of a column that is only for the screen."""
     return ""
 
 
@@ -310,7 +310,7 @@ Records = tuple[list[str], list[dict[str, Value]]]  # names of the columns, rows
 
 
 def records(table: Table[R]) -> Records:
-    """The raw values of each row by name."""
+    """The raw values of each row by name: (names, rows)."""
     values = {name: read for column in table.columns for name, read in column.csv.items()}
     names = list(dict.fromkeys([*table.csv_order, *values]))
     rows = [{name: values[name](row.item) for name in names} for row in table.items]
@@ -318,7 +318,7 @@ def records(table: Table[R]) -> Records:
 
 
 def write_csv(parts: Iterable[Records]) -> str:
-    """One CSV of several tables: all of their columns, and a header."""
+    """One CSV of several tables, with all of their columns and one header."""
     parts = list(parts)
     names = list(dict.fromkeys(name for columns, _ in parts for name in columns))
     text = io.StringIO()

@@ -1,9 +1,9 @@
-"""A `Run` as a JSON document, and back; what comes back is checked field by field.
+"""A `Run` as a JSON document, and back; every field that is read is checked.
 
-The document is flat where the schema says so: a measurement's fields stand in its result, a case's
-layout and data among its dimensions. Results of other kinds stand in the same list (see
-`microbench.results.kinds`). Unknown fields are passed over, so that a file with more than this
-version knows still reads.
+The document is flat where the schema says so: a measurement's fields are in its result, a case's
+layout and data among its dimensions. Results of other kinds are in the same list (see
+`microbench.results.kinds`). Unknown fields are ignored, so that a file of a later version still
+reads.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ PLAIN = (  # fields of a result that are written as they are, in this order
     "flops", "min_bytes", "ceiling_pct", "efficiency_pct", "rel_error", "total_error", "variant",
     "kernels", "kernels_s", "tile", "tensor_core",
 )  # fmt: skip
-MEASURED = tuple(field.name for field in fields(Measurement))
+PROCESSES = "processes"  # which older files lack, and those of one process
+MEASURED = tuple(field.name for field in fields(Measurement) if field.name != PROCESSES)
 
 
 def result_to_json(result: Result) -> Json:
-    """The result as the schema writes it: raw values and the derived ones readers want."""
+    """A kernel's result as the schema has it: raw values in SI units, also TFLOP/s and GB/s."""
     case, measured = result.case, result.measurement
     rates = {"tflops": (result.flop_per_s, 1e12), "gb_per_s": (result.byte_per_s, 1e9)}
     return {
@@ -37,6 +38,7 @@ def result_to_json(result: Result) -> Json:
         "status": result.status,
         "reason": result.reason,
         **{name: getattr(measured, name) if measured else None for name in MEASURED},
+        **_processes(measured),
         **{name: value / unit if value else None for name, (value, unit) in rates.items()},
         **{name: getattr(result, name) for name in PLAIN},
         "speedup": {name: vars(ratio) for name, ratio in result.speedup.items()},
@@ -47,8 +49,13 @@ def result_to_json(result: Result) -> Json:
     }
 
 
+def _processes(measured: Measurement | None) -> Json:
+    several = measured.processes if measured else ()
+    return {PROCESSES: [vars(process) for process in several]} if several else {}
+
+
 def run_to_json(run: Run) -> Json:
-    """The whole document."""
+    """The whole run file as one JSON object. KeyError for a result whose kind is not in `KINDS`."""
     plain = ("schema_version", "method_version", "command", "started_at", "finished_at", "device",
              "software", "settings")  # fmt: skip
     optional = {"network": run.network, "model": run.model}
@@ -67,7 +74,10 @@ def run_to_json(run: Run) -> Json:
 
 
 def run_from_json(data: Json) -> Run:
-    """The inverse of `run_to_json`; ValueError says which field is not what it should be."""
+    """The inverse of `run_to_json`. ValueError names the field that is missing or invalid.
+
+    OverflowError for a number too large for a float.
+    """
     for name in REQUIRED:
         if name not in data:
             raise ValueError(f"{name} is missing")
@@ -111,6 +121,8 @@ def _result_from_json(data: Json, where: str) -> Result:
     }
     measured = data.get("times_s") is not None
     measurement = {name: data.get(name) for name in MEASURED} if measured else None
+    if measurement is not None and PROCESSES in data:
+        measurement[PROCESSES] = data[PROCESSES]
     body = {**data, "case": names, "measurement": measurement}
     result = decode(Result, body, where)
     _check_case(result.case, where)
@@ -141,6 +153,10 @@ def _check_measurement(measurement: Measurement | None, where: str) -> None:
         return
     if measurement.median_s <= 0 or not measurement.times_s:
         raise ValueError(f"{where} has no time above zero")
+    if sum(p.rounds for p in measurement.processes) not in (0, len(measurement.blocks)):
+        raise ValueError(f"{where}.processes do not account for its blocks")
+    if any(p.median_s <= 0 for p in measurement.processes):
+        raise ValueError(f"{where}.processes has no time above zero")
     interval = measurement.ci95_s
     if interval is not None and not 0 < interval[0] <= interval[1]:
         raise ValueError(f"{where}.ci95_s is no interval of times")

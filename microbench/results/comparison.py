@@ -1,55 +1,44 @@
-"""Two runs, case by case: faster, slower, same, or cannot tell; and why.
+"""Compares two runs case by case: faster, slower, same, or cannot tell; and why.
 
-Runs happen at different times on different allocations of memory and at different temperatures, so
-the interval of each run alone is too narrow for their ratio. A Noise is what two runs of the same
-cases on one H200 differed by (docs/method.md, "Comparing runs"): a verdict needs the whole interval
-beyond it, and, where both runs know their clock, the same verdict in cycles.
+How one case is judged: `microbench.results.judging`.
 """
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from microbench.errors import UserError
+from microbench.results.judging import (
+    NOISE_PCT,
+    NOISE_S,
+    Learnt,
+    judge,
+    learn,
+    noise_of,
+    processes_of,
+    ratio_between,
+)
 from microbench.results.kinds import KINDS
-from microbench.results.types import Run
-from microbench.results.values import AnyCase, Entry, Interval, Timed
+from microbench.results.types import METHODS, Run
+from microbench.results.values import AnyCase, Entry
 
-NOISE_PCT = 3.0
-NOISE_S = 1.3e-6  # where the matrices lie in memory: up to 1.22 us between runs, stable in each
 VERDICTS = ("faster", "slower", "same", "cannot tell")
 MUST_AGREE = ("timer", "l2", "regime")
 CARD = "card"  # the device fact that tells two cards of one model apart
 SAME_CARD, ANOTHER_CARD = "same card", "another card"
 MAX_THRESHOLD_PCT = 1000.0
-
-
-@dataclass(frozen=True)
-class Noise:
-    """What two runs of one case may differ by: the larger of a share and of an absolute time."""
-
-    pct: float
-    seconds: float = 0.0
-
-    def share(self, a_s: float, b_s: float) -> float:
-        """The larger of the two as a share of the shorter time."""
-        return max(self.pct / 100, self.seconds / min(a_s, b_s))
-
-
-KERNELS = Noise(NOISE_PCT, NOISE_S)
+MOST_FACTS = 3
 
 
 @dataclass(frozen=True)
 class CompareRow:
     """One case in both runs. `ratio` is time in A over time in B: above 1, B is faster.
 
-    `threshold_pct` is the difference, in per cent, that the whole interval must lie beyond;
-    `threshold_s` the absolute time it stands for where that decides. `reason` says in a few words
-    why this verdict, `note` has the details.
+    `a_s` and `b_s` are medians in seconds. `threshold_pct` is the difference, in per cent, that the
+    whole interval must lie beyond; `threshold_s` the absolute time behind it where that decides.
+    `reason` says in a few words why this verdict, `note` has the details.
     """
 
     key: str
@@ -63,23 +52,20 @@ class CompareRow:
     reason: str = ""
     threshold_pct: float | None = None
     threshold_s: float | None = None
+    processes: tuple[int, int] = (1, 1)  # that measured it in A and B
 
-
-class Judgement(NamedTuple):
-    """A verdict on B, a detail for the notes ("" for none), why, and the threshold (a share)."""
-
-    verdict: str
-    note: str
-    reason: str
-    threshold: float
+    @property
+    def guessed(self) -> bool:
+        """Whether the threshold stands for what one process cannot know."""
+        return self.threshold_pct is not None and min(self.processes) < 2
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What two runs say of each other. `differences` are facts that colour every row.
+    """The comparison of run B with run A. `differences` are facts that differ.
 
-    `card` is "same card" or "another card", None where one run does not know its card;
-    `threshold_pct` what the user asked for in place of the noise of two runs.
+    `card` is SAME_CARD or ANOTHER_CARD, None where one run does not know its card. `threshold_pct`
+    is what the user asked for in place of the noise of two runs.
     """
 
     differences: list[str]
@@ -90,10 +76,10 @@ class Comparison:
     threshold_pct: float | None = None
 
     def as_dict(self) -> dict[str, object]:
-        """The comparison as plain values: counts, differences, and a row a case."""
+        """Plain values for JSON: counts, noise in per cent and seconds, one row per case."""
         names = (
             "key", "verdict", "ratio", "ci95", "a_s", "b_s", "note", "reason", "threshold_pct",
-            "threshold_s",
+            "threshold_s", "processes",
         )  # fmt: skip
         return {
             "counts": {verdict: self.count(verdict) for verdict in VERDICTS},
@@ -114,21 +100,29 @@ class Comparison:
 
 
 def compare(a: Run, b: Run, threshold_pct: float | None = None) -> Comparison:
-    """Row by row. `threshold_pct` replaces the noise of two runs, in per cent, for all kinds; a
-    kernel's difference in seconds must still be above NOISE_S.
+    """Compare run B with run A, case by case.
 
-    UserError when the runs were not taken by the same method.
+    `threshold_pct` replaces the noise of two runs, in per cent, for all kinds. A case that is
+    measured otherwise since one of the runs is "cannot tell". UserError when that is all they have
+    in common, when they have nothing in common, and when they were measured under other conditions
+    (MUST_AGREE).
     """
-    if a.method_version != b.method_version:
+    _refuse_other_settings(a, b)
+    in_a, in_b = _by_key(a), _by_key(b)
+    common = [(found, in_b[key]) for key, found in in_a.items() if key in in_b]
+    learnt = learn([(x.timed, y.timed) for x, y in common if x.timed and y.timed])
+    if not common:
+        raise UserError(f"the runs have no case in common{_apart(in_a, in_b)}")
+    changed = [method_changed(x.case, a.method_version, b.method_version) for x, _ in common]
+    if all(changed):
         raise UserError(
             f"the runs were measured by different methods (method_version {a.method_version} and "
             f"{b.method_version}); measure one of them again"
         )
-    _refuse_other_settings(a, b)
-    in_a, in_b = _by_key(a), _by_key(b)
-    rows = [_row(found, in_b[key], threshold_pct) for key, found in in_a.items() if key in in_b]
-    if not rows:
-        raise UserError("the runs have no case in common")
+    rows = [
+        _other_method(x, y) if other else _row(x, y, threshold_pct, learnt)
+        for (x, y), other in zip(common, changed, strict=True)
+    ]
     return Comparison(
         _differences(a, b),
         rows,
@@ -140,7 +134,7 @@ def compare(a: Run, b: Run, threshold_pct: float | None = None) -> Comparison:
 
 
 def parse_threshold(text: str) -> float:
-    """ "5%" or "5" in per cent. UserError for what is no share above 0."""
+    """Per cent from "5%" or "5". UserError unless above 0 and at most MAX_THRESHOLD_PCT."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*%?\s*", text, re.ASCII)
     pct = float(found[1]) if found else 0.0
     if not 0 < pct <= MAX_THRESHOLD_PCT:
@@ -154,6 +148,35 @@ def parse_threshold(text: str) -> float:
 def _by_key(run: Run) -> dict[str, Entry]:
     """Everything that the run measured, kernels first."""
     return {found.case.key: found for found in run.entries}
+
+
+def _apart(a: Iterable[str], b: Iterable[str]) -> str:
+    """ ": network is resnet50 in A, vgg16 in B": facts of which A and B share no value."""
+    ours, theirs = _facts(a), _facts(b)
+    apart = [
+        f"{name} is {_or(ours[name])} in A, {_or(theirs[name])} in B"
+        for name in ours
+        if name in theirs and not ours[name].keys() & theirs[name].keys()
+    ]
+    shown = apart[:1] if ours.get("kind") != theirs.get("kind") else apart[:MOST_FACTS]
+    return f": {'; '.join(shown)}" if shown else ""
+
+
+def _facts(keys: Iterable[str]) -> dict[str, dict[str, None]]:
+    """The values of each fact that the cases' keys name, "gemm/m=256,n=256/nt", in their order."""
+    found: dict[str, dict[str, None]] = {}
+    for key in keys:
+        kind, *rest = key.split("/")
+        facts = [fact for part in rest for fact in part.split(",") if "=" in fact]
+        for fact in (f"kind={kind}", *facts):
+            name, _, value = fact.partition("=")
+            found.setdefault(name, {})[value] = None
+    return found
+
+
+def _or(values: Iterable[str]) -> str:
+    first, *others = values
+    return f"{first} and {len(others)} more" if others else first
 
 
 def _refuse_other_settings(a: Run, b: Run) -> None:
@@ -195,98 +218,48 @@ def _mean_clock(run: Run) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _row(a: Entry, b: Entry, threshold_pct: float | None) -> CompareRow:
+def _row(a: Entry, b: Entry, threshold_pct: float | None, learnt: Learnt) -> CompareRow:
     case, timed_a, timed_b = a.case, a.timed, b.timed
     a_s, b_s = (timed.median_s if timed else None for timed in (timed_a, timed_b))
     if timed_a is None or timed_b is None:
         verdict, reason = _untimed(a.status, b.status)
         statuses = f"{a.status} | {b.status}"
         return CompareRow(case.key, case, verdict, None, None, a_s, b_s, statuses, reason)
-    ratio, interval = ratio_between(timed_a, timed_b)
-    noise = noise_of(case.op, threshold_pct)
-    found = judge(timed_a, timed_b, noise)
+    ratio, interval = ratio_between(timed_a, timed_b, learnt)
+    noise = noise_of(case.op, timed_a, timed_b, threshold_pct)
+    found = judge(timed_a, timed_b, noise, learnt)
     notes = [text for text in (found.note, a.caveat(b)) if text]
     absolute = noise.seconds if found.threshold > noise.pct / 100 else None
     return CompareRow(
         case.key, case, found.verdict, ratio, interval, a_s, b_s, "; ".join(notes), found.reason,
-        100 * found.threshold, absolute,
+        100 * found.threshold, absolute, (processes_of(timed_a), processes_of(timed_b)),
     )  # fmt: skip
 
 
-def noise_of(op: str, threshold_pct: float | None = None) -> Noise:
-    """What two runs of this kind may differ by; `threshold_pct` replaces the share in it."""
-    usual = Noise(KINDS[op].noise_pct) if op in KINDS else KERNELS
-    return usual if threshold_pct is None else Noise(threshold_pct, usual.seconds)
+def method_changed(case: AnyCase, a: int, b: int) -> bool:
+    """Whether such a case is measured otherwise in one of these method versions."""
+    kind = case.op if case.op in KINDS else "kernel"
+    for version in range(min(a, b) + 1, max(a, b) + 1):
+        where = METHODS.get(version, {}).get(kind)
+        if where is not None and (not where or getattr(case, where)):
+            return True
+    return not {a, b} <= METHODS.keys() and a != b
+
+
+def _other_method(a: Entry, b: Entry) -> CompareRow:
+    a_s, b_s = (entry.timed.median_s if entry.timed else None for entry in (a, b))
+    note = "it is measured by another method since one of the runs; measure it again"
+    return CompareRow(a.case.key, a.case, "cannot tell", None, None, a_s, b_s, note, "other method")
 
 
 def _untimed(a: str, b: str) -> tuple[str, str]:
     """(verdict on B, reason) of a case that has no time in one of the runs, by its statuses."""
-    if {a, b} == {"ok", "failed"}:  # it takes for ever
+    if {a, b} == {"ok", "failed"}:  # as if it took infinitely long
         return ("slower", "failed in B") if b == "failed" else ("faster", "failed in A")
     if a == b:
         return "same" if a == "skipped" else "cannot tell", f"{a} in both"
     run, status = ("A", a) if a != "ok" else ("B", b)
     return "cannot tell", f"{status} in {run}"
-
-
-def ratio_between(a: Timed, b: Timed) -> tuple[float, Interval | None]:
-    """(time in A over time in B, interval): the medians' intervals, taken as independent."""
-    ratio = a.median_s / b.median_s
-    if a.ci95_s is None or b.ci95_s is None:
-        return ratio, None
-    below = math.hypot(math.log(a.median_s / a.ci95_s[0]), math.log(b.ci95_s[1] / b.median_s))
-    above = math.hypot(math.log(a.ci95_s[1] / a.median_s), math.log(b.median_s / b.ci95_s[0]))
-    return ratio, (ratio * math.exp(-below), ratio * math.exp(above))
-
-
-def judge(a: Timed, b: Timed, noise: Noise = KERNELS) -> Judgement:
-    """The verdict on B. The whole interval must lie beyond the noise of two runs."""
-    ratio, interval = ratio_between(a, b)
-    share = noise.share(a.median_s, b.median_s)
-    near = noise.pct / 100
-    if interval is None:
-        return Judgement("cannot tell", "one round only", "one round only", share)
-    verdict = _verdict(interval, share, near)
-    found = Judgement(verdict, "", _reason(verdict, interval, noise, share), share)
-    if verdict not in ("faster", "slower") or not a.sm_clock_mhz or not b.sm_clock_mhz:
-        return found
-    in_cycles = ratio * a.sm_clock_mhz / b.sm_clock_mhz
-    scale = in_cycles / ratio
-    if _verdict((interval[0] * scale, interval[1] * scale), share, near) == verdict:
-        return found
-    note = (
-        f"the clocks differ ({a.sm_clock_mhz:.0f} and {b.sm_clock_mhz:.0f} MHz): "
-        f"{in_cycles:.2f}x in cycles"
-    )
-    return Judgement("cannot tell", note, "clocks differ", share)
-
-
-def _reason(verdict: str, interval: Interval, noise: Noise, share: float) -> str:
-    """Why a verdict, from where the interval lies."""
-    if verdict in ("faster", "slower"):
-        return "interval is beyond it"
-    if verdict == "same":
-        return f"interval is within {noise.pct:g} %"
-    low, high = interval
-    if share > noise.pct / 100:
-        floor = f"{noise.seconds * 1e6:g} us"
-        if 1 / (1 + share) <= low and high <= 1 + share:
-            return f"interval is within {floor}"
-        if low > 1 + noise.pct / 100 or high < 1 / (1 + noise.pct / 100):
-            return f"interval reaches within {floor}"
-    return f"interval reaches beyond {noise.pct:g} %"
-
-
-def _verdict(interval: Interval, beyond: float, near: float) -> str:
-    """Shares of a ratio: `beyond` which it is a difference, `near` to which it is none."""
-    low, high = interval
-    if low > 1 + beyond:
-        return "faster"
-    if high < 1 / (1 + beyond):
-        return "slower"
-    if low >= 1 / (1 + near) and high <= 1 + near:
-        return "same"
-    return "cannot tell"
 
 
 def failing(comparison: Comparison, fail_on: Sequence[str]) -> list[CompareRow]:

@@ -1,4 +1,7 @@
-"""Values from a JSON document as the types that a dataclass declares, checked field by field."""
+"""Decodes JSON values into the types that a dataclass declares; every field is checked.
+
+`where` is the name of the field in messages, as "results[3].case".
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,17 @@ LARGEST = 2**63  # integers from here on are no sizes, and overflow what is comp
 
 
 def as_object(data: object, where: str) -> Json:
-    """The data, when it is a JSON object; else ValueError."""
+    """The data, if it is a JSON object; else ValueError."""
     if not isinstance(data, dict):
         raise ValueError(f"{where} is no object")
     return cast(Json, data)
 
 
 def as_float(value: object, where: str) -> float:
-    """The value, when it is a finite number; else ValueError or OverflowError."""
+    """The value as a finite float.
+
+    ValueError for anything else; OverflowError for a huge integer.
+    """
     if not isinstance(value, float):
         if isinstance(value, bool) or not isinstance(value, int):
             raise ValueError(f"{where} is {type(value).__name__}, not a number")
@@ -34,7 +40,10 @@ def as_float(value: object, where: str) -> float:
 
 
 def decode(kind: Any, value: object, where: str) -> Any:
-    """The value as the declared type, dataclasses included; ValueError names the field."""
+    """The value as the type `kind`, dataclasses included.
+
+    ValueError names the field that is missing or of another type; OverflowError as in `as_float`.
+    """
     return _decoder(kind)(value, where)
 
 

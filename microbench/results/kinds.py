@@ -1,9 +1,9 @@
-"""What a file may hold: results that other packages measure, and documents that are no runs.
+"""What a file may hold: results that other packages measure, and documents that are not runs.
 
-`show`, `compare` and `--resume` take every run file, whoever measured it. A kind is found by the
-`op` of a result in the file; its modules are imported when a file holds one. So microbench imports
+`show`, `compare` and `--resume` read every run file, whichever package measured it. A kind is found
+by the `op` of a result; its modules are imported when a file holds one. So microbench imports
 nothing of the packages above it, and adding a kind is one entry here. `show` also prints what other
-commands write, which is found by its fields.
+commands write; such a document is recognised by its fields.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ class Codec(Protocol):
         ...
 
     def from_json(self, data: Json, where: str) -> Any:
-        """The inverse; ValueError says which field is not what it should be."""
+        """The inverse of `to_json`.
+
+        ValueError names the field that is invalid; `where` locates the result.
+        """
         ...
 
 
@@ -41,27 +44,27 @@ class Report(Protocol):
     FIRST: ClassVar[Mapping[str, str]]  # op -> title of a comparison's column for `cells`'s first
 
     def conditions(self, run: Run) -> list[str]:
-        """What all of its results share, for the header."""
+        """The conditions that all of its results share, for the header."""
         ...
 
     def sections(self, run: Run, width: int, *, details: bool) -> list[Section]:
-        """The parts of the screen, no wider than `width`."""
+        """The parts of the screen as (title, lines), no wider than `width` characters."""
         ...
 
     def parts(self, run: Run) -> list[Any]:
-        """Its tables with their titles, each a `microbench.report.table.Part`."""
+        """Its tables with their titles, as `microbench.report.table.Part`."""
         ...
 
     def summary(self, run: Run) -> list[str]:
-        """Its answer in sentences; details of one begin with a space."""
+        """Its conclusion in sentences; a detail of the one before begins with a space."""
         ...
 
     def warnings(self, run: Run) -> list[Text]:
-        """What spoils or colours its numbers."""
+        """What makes its numbers unreliable."""
         ...
 
     def csv(self, run: Run) -> tuple[Sequence[str], list[dict[str, Any]]]:
-        """(names of the columns, rows)."""
+        """(names of the columns, rows). Units are in the names; values are raw."""
         ...
 
     def chart(self, run: Run) -> Any:
@@ -69,17 +72,20 @@ class Report(Protocol):
         ...
 
     def cells(self, case: Any) -> tuple[str, str, str]:
-        """A case in a comparison's row: what varies most, what was measured, options."""
+        """How a comparison names a case: (what varies most, what was measured, options)."""
         ...
 
     def ratio(self, op: str, ratio: Ratio) -> str:
-        """A ratio of two times, with its interval."""
+        """A ratio of two times of results of kind `op`, with its interval, as text."""
         ...
 
 
 @dataclass(frozen=True)
 class Kind:
-    """Modules of one kind of result; two runs of one case may differ by `noise_pct` per cent."""
+    """The modules of one kind of result, by name.
+
+    `noise_pct` is what two runs of one case may differ by, in per cent.
+    """
 
     codec_module: str
     report_module: str
@@ -97,14 +103,15 @@ class Kind:
 
 
 KINDS: Mapping[str, Kind] = {
-    "train": Kind("e2e.results.codec", "e2e.report.run_report", noise_pct=1.0),
+    "train": Kind("e2e.results.codec", "e2e.report.run_report", noise_pct=3.0),
     # Processes share cores as the system likes.
     "load": Kind("e2e.results.loader_types", "e2e.report.run_report", noise_pct=5.0),
+    "ceiling": Kind("microbench.results.ceilings", "microbench.report.ceilings", noise_pct=2.0),
 }
 
 
 def reports(run: Run) -> list[Report]:
-    """The modules that show what the run holds beside kernels, each once."""
+    """The modules that show the results in a run that are not kernels', each once."""
     ops = dict.fromkeys(entry.case.op for entry in run.others)
     modules = dict.fromkeys(KINDS[op].report_module for op in ops)
     return [cast(Report, import_module(module)) for module in modules]
@@ -112,10 +119,10 @@ def reports(run: Run) -> list[Report]:
 
 @dataclass(frozen=True)
 class Document:
-    """A file that is no run: what wrote it, the fields that tell it, who lays it out as a table.
+    """A file that is not a run: what writes it, and the fields by which it is recognised.
 
-    `sheet_function` is "module:function", of (the document) -> Sheet; ValueError says which field
-    is not what it should be.
+    `sheet_function` is "module:function": it takes the document and returns a Sheet, or raises
+    ValueError with the name of an invalid field.
     """
 
     written_by: str
@@ -123,13 +130,16 @@ class Document:
     sheet_function: str
 
     def is_one(self, data: Json) -> bool:
-        """Whether a file holds such a document."""
+        """Whether the JSON object of a file is such a document."""
         return all(
             name in data and value in (None, data[name]) for name, value in self.fields.items()
         )
 
     def sheet(self, data: Json) -> Any:
-        """The document as a table: a `microbench.report.documents.Sheet`."""
+        """The document as a table, a `microbench.report.documents.Sheet`.
+
+        ValueError for an invalid field.
+        """
         module, _, function = self.sheet_function.partition(":")
         return getattr(import_module(module), function)(data)
 
@@ -150,7 +160,7 @@ DOCUMENTS = (
 
 
 def document_of(data: Json) -> Document | None:
-    """Which document a file holds; None for a run, and for what is not known."""
+    """Which of DOCUMENTS a file holds; None for a run and for anything else."""
     if "schema_version" in data:
         return None
     return next((document for document in DOCUMENTS if document.is_one(data)), None)

@@ -20,12 +20,15 @@ from microbench.results.types import SCHEMA_VERSION, Json, Run
 
 
 def read_run(path: Path) -> Run:
-    """The run in a file. UserError, in one line, for a missing, truncated, foreign or newer one."""
+    """The run in a file.
+
+    UserError, in one line, for a file that is missing, damaged, newer, or no run.
+    """
     return as_run(read_json(path), path)
 
 
 def as_run(data: Json, path: Path) -> Run:
-    """The run that a file's JSON is. UserError as in `read_run`."""
+    """The run in the JSON object of the file at `path`. UserError as in `read_run`."""
     document = document_of(data)
     if document:
         raise UserError(
@@ -46,12 +49,15 @@ def as_run(data: Json, path: Path) -> Run:
 
 
 def damaged(path: Path, error: Exception) -> UserError:
-    """The error of a file with a field that is not what it should be."""
+    """The UserError, not raised yet, for a file with an invalid field."""
     return UserError(f"{path} is damaged or not a halfway file: {first_line(error)}")
 
 
 def read_json(path: Path) -> Json:
-    """The JSON object in a file. UserError, in one line, where there is none."""
+    """The JSON object in a file.
+
+    UserError, in one line, for a file that is missing or holds none.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -76,7 +82,10 @@ def _short(error: Exception) -> str:
 
 
 def check_writable(path: Path, option: str) -> None:
-    """UserError unless a new file can be made there. Found before measuring, not after."""
+    """UserError unless a new file can be made at `path`: call it before measuring.
+
+    `option` names it.
+    """
     try:
         folder, there = path.is_dir(), path.exists()
     except OSError as error:
@@ -98,7 +107,7 @@ def check_apart(paths: Mapping[str, Path | None]) -> None:
 
 
 def probe(path: Path, option: str) -> None:
-    """UserError unless the file's folder takes a new file."""
+    """UserError unless the folder of `path` takes a new file; the message names `option`."""
     try:
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}."):
             pass
@@ -107,10 +116,13 @@ def probe(path: Path, option: str) -> None:
 
 
 def write_run(run: Run, path: Path) -> None:
-    """Write, flush, rename: the file is the old run or the new one, never half of either."""
+    """Write the run file: temporary file, flush, rename, so it is never half written.
+
+    OSError where the disk refuses; ValueError for a NaN or an infinity in the run.
+    """
     write_text(json.dumps(run_to_json(run), separators=(",", ":"), allow_nan=False), path)
 
 
 def write_text(text: str, path: Path) -> None:
-    """Replace a file at once by one that holds the text."""
+    """Replace the file at once by the text and a line break. OSError where the disk refuses."""
     write_atomically(path, text + "\n")

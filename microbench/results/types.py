@@ -2,8 +2,8 @@
 
 History of `schema_version` (readers accept this one and older):
   1  first version.
-`method_version` counts changes of how numbers are taken (timer, flush, stopping rule): runs of
-different methods are not compared.
+`method_version` counts changes of how numbers are taken (timer, flush, stopping rule). A case that
+a change concerns (METHODS) is not compared across it.
 """
 
 from __future__ import annotations
@@ -11,17 +11,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate
 from typing import Any, TypeVar
 
 from kernels.case import Case
 from microbench.results.values import Entry
 from microbench.results.values import Interval as Interval
 from microbench.results.values import Json as Json
+from microbench.results.values import ProcessTime as ProcessTime
 from microbench.results.values import Ratio as Ratio
 from microbench.results.values import Warning as Warning
 
 SCHEMA_VERSION = 1
-METHOD_VERSION = 1
+# What each version changed: of which kinds of result ("kernel" or an `op`), where a property of the
+# case holds ("" for all of the kind). docs/method.md has the same history in words.
+METHODS: Mapping[int, Mapping[str, str]] = {1: {}, 2: {"train": "fed"}}
+METHOD_VERSION = max(METHODS)
 STATUSES = ("ok", "skipped", "failed")
 TIME_DECIMALS = 10  # of a second in `times_s`: a tenth of a nanosecond, under every timer's tick
 
@@ -34,9 +39,11 @@ class Measurement:
 
     `times_s` are seconds per launch, with `timer_overhead_s` subtracted from each (add it back for
     the raw readings). `blocks` is the number of samples per round, in order. `ci95_s` is the 95 %
-    confidence interval of the median in seconds, None for fewer than two rounds. Clock, power and
-    temperature are means over the samples, None where the device does not report them; `energy_j`
-    is joules per launch. `timer`, `l2` and `regime` are values of the options of these names.
+    confidence interval of the median in seconds, None for fewer than two rounds. Of several
+    `processes` the blocks stand one after another, `median_s` is the geometric mean of their
+    medians, and `ci95_s` the interval of that mean. Clock, power and temperature are means over the
+    samples, None where the device does not report them; `energy_j` is joules per launch. `timer`,
+    `l2` and `regime` are values of the options of these names.
     """
 
     times_s: tuple[float, ...]
@@ -53,13 +60,41 @@ class Measurement:
     energy_j: float | None = None
     temperature_c: float | None = None
     throttle: tuple[str, ...] = ()
+    processes: tuple[ProcessTime, ...] = ()
+
+    @property
+    def cpu_bound(self) -> bool:
+        """False: kernels are timed behind a gate, so that the CPU's time is not in them."""
+        return False
+
+    @property
+    def host_pace(self) -> float | None:
+        """None: the CPU's speed is not read beside kernels."""
+        return None
+
+    @property
+    def blocks_s(self) -> list[tuple[float, ...]]:
+        """The times, round by round."""
+        ends = list(accumulate(self.blocks))
+        return [self.times_s[end - n : end] for end, n in zip(ends, self.blocks, strict=True)]
+
+    @property
+    def by_process(self) -> Mapping[int, list[tuple[float, ...]]]:
+        """The blocks of each process, by its number."""
+        rounds = [p.rounds for p in self.processes] or [len(self.blocks)]
+        numbers = [p.number for p in self.processes] or [0]
+        ends = list(accumulate(rounds))
+        every = self.blocks_s
+        return {k: every[end - n : end] for k, end, n in zip(numbers, ends, rounds, strict=True)}
 
 
 @dataclass(frozen=True)
 class Ceiling:
-    """A limit of the device: FLOP/s of a precision (dense), bytes/s, or seconds per launch.
+    """A peak of the device: FLOP/s of a precision (dense), bytes/s, or seconds per launch.
 
-    `reference` is the source of a datasheet value, "" for a measured one.
+    `reference` is the source of a datasheet value, what a measured one was measured with.
+    `flop_per_clock` is per SM, for what was measured clock by clock; `working_set` the bytes that
+    were read again and again.
     """
 
     name: str
@@ -69,6 +104,13 @@ class Ceiling:
     byte_per_s: float | None = None
     seconds: float | None = None
     reference: str = ""
+    flop_per_clock: float | None = None
+    working_set: int | None = None
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What it is a ceiling of; a run has one of each."""
+        return self.name, self.source, self.precision, self.working_set
 
 
 @dataclass(frozen=True)
@@ -107,7 +149,7 @@ class Result:
 
     @property
     def timed(self) -> Measurement | None:
-        """Its time, when measured."""
+        """Its measurement; None if not measured."""
         return self.measurement
 
     def caveat(self, other: Result) -> str:
@@ -134,7 +176,7 @@ class Result:
 class LayerUse:
     """Where a network uses a problem: `group` is the problem's `Case.group`, `which` its pass.
 
-    `count` times a training step, by the modules `names`.
+    A training step runs it `count` times, for the modules `names`.
     """
 
     group: str
@@ -145,7 +187,10 @@ class LayerUse:
 
 @dataclass(frozen=True)
 class NotMeasured:
-    """A product of the network that no case stands for, and why; `flops` of one run."""
+    """A GEMM, convolution or attention of the network that has no case, and why.
+
+    A step runs it `count` times; `flops` are the FLOPs of one run.
+    """
 
     what: str
     reason: str
@@ -155,7 +200,10 @@ class NotMeasured:
 
 @dataclass(frozen=True)
 class NetworkUse:
-    """The network whose layers a run measured, at which batch and image size."""
+    """The network whose layers a run measured: images per batch, `image` pixels a side.
+
+    `image` is None where the user's function brought its own input.
+    """
 
     name: str
     batch: int
@@ -179,7 +227,10 @@ class PathError:
 
 @dataclass(frozen=True)
 class Pool:
-    """Coefficients of the time model, by name, fitted to the cases whose path starts so."""
+    """Coefficients of the time model, by name, fitted to the cases whose path starts with `path`.
+
+    All are ratios without a unit but `hold_s`, in seconds; see `microbench.roofline.model.fitting`.
+    """
 
     path: tuple[str, ...]
     coefficients: Mapping[str, float]
@@ -222,36 +273,36 @@ class Run:
     method_version: int = METHOD_VERSION
 
     def with_results(self, results: Sequence[Result]) -> Run:
-        """The run with these results added; one for a case already there takes its place.
+        """The run with these results added; one for a known case replaces it.
 
-        Without its time model, which knows nothing of them.
+        Its time model is dropped, because it was fitted without them.
         """
         merged = {result.case.key: result for result in self.results}
         merged.update({result.case.key: result for result in results})
         return replace(self, results=tuple(merged.values()), model=None)
 
     def with_other(self, entry: Entry) -> Run:
-        """The run with this result of another kind; one for a case already there is replaced."""
+        """The run with this result of another kind added; one for a known case replaces it."""
         merged = {known.case.key: known for known in self.others}
         merged[entry.case.key] = entry
         return replace(self, others=tuple(merged.values()))
 
     def with_all(self, kind: type[E], found: Sequence[E]) -> Run:
-        """The run with these results of a kind in place of all it had of it."""
+        """The run with these results of a kind in place of all that it had of that kind."""
         rest = tuple(entry for entry in self.others if not isinstance(entry, kind))
         return replace(self, others=(*found, *rest))
 
     def of(self, kind: type[E]) -> tuple[E, ...]:
-        """The results of a kind, in the order measured."""
+        """The results of a kind, in the order in which they were measured."""
         return tuple(entry for entry in self.others if isinstance(entry, kind))
 
     def find(self, kind: type[E], key: str) -> E | None:
-        """The result of this kind for the case with this key."""
+        """The result of this kind for the case with this key; None if there is none."""
         return next((entry for entry in self.of(kind) if entry.case.key == key), None)
 
     @property
     def entries(self) -> tuple[Entry, ...]:
-        """Everything that was measured, kernels first."""
+        """All results, kernels first."""
         return (*self.results, *self.others)
 
     def ceiling(self, name: str, source: str, precision: str | None = None) -> Ceiling | None:
@@ -283,9 +334,9 @@ class Run:
 
     @cached_property
     def by_group_flops(self) -> Mapping[str, int]:
-        """FLOPs of a launch of each problem, by `Case.group`."""
+        """FLOPs of one launch of each problem, by `Case.group`."""
         return {result.case.group: result.flops for result in self.results}
 
     def result(self, key: str) -> Result | None:
-        """The result of the case with this key."""
+        """The result of the case with this key; None if there is none."""
         return self.by_key.get(key)

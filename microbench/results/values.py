@@ -1,4 +1,4 @@
-"""What every kind of result has and is made of, whichever package measured it."""
+"""The types that every kind of result is made of, whichever package measured it."""
 
 from __future__ import annotations
 
@@ -30,8 +30,22 @@ class Warning:
     remedy: str
 
 
+@dataclass(frozen=True)
+class ProcessTime:
+    """What the process of this `number` (from 0) measured of a case.
+
+    The median of its samples in seconds, over `rounds` blocks, and the mean SM clock in MHz
+    meanwhile, None where it is not known.
+    """
+
+    number: int
+    rounds: int
+    median_s: float
+    sm_clock_mhz: float | None = None
+
+
 class AnyCase(Protocol):
-    """What was measured, of whatever kind."""
+    """The identity of what was measured, of whatever kind."""
 
     @property
     def op(self) -> str:
@@ -40,7 +54,7 @@ class AnyCase(Protocol):
 
     @cached_property
     def key(self) -> str:
-        """Stable identity, the same in every run of every version."""
+        """Stable identity: the same text in every run of every version."""
         ...
 
 
@@ -62,6 +76,21 @@ class Timed(Protocol):
         """Mean SM clock while it ran, in MHz."""
         ...
 
+    @property
+    def processes(self) -> tuple[ProcessTime, ...]:
+        """What each process measured, where there were several; else ()."""
+        ...
+
+    @property
+    def cpu_bound(self) -> bool:
+        """Whether the CPU's launching limits it, so that its time is that of the CPU."""
+        ...
+
+    @property
+    def host_pace(self) -> float | None:
+        """How many times longer than at pace 1 the CPU took to launch meanwhile."""
+        ...
+
 
 class Entry(Protocol):
     """One result of a run, of whatever kind."""
@@ -78,9 +107,9 @@ class Entry(Protocol):
 
     @property
     def timed(self) -> Timed | None:
-        """Its time, when measured."""
+        """Its time; None if not measured."""
         ...
 
     def caveat(self, other: Any) -> str:
-        """What colours a comparison with the same case in another run; "" for nothing."""
+        """Why a comparison with the same case in another run is less certain; "" for nothing."""
         ...

@@ -1,4 +1,8 @@
-"""The causes that can bound a case, each with the number that bears it out, in order of trust."""
+"""The bottlenecks that a case can have, each with the measured number that shows it.
+
+`explain` takes the first that applies. `microbench.selftest` checks it on cases whose bottleneck is
+known by construction.
+"""
 
 from __future__ import annotations
 
@@ -12,28 +16,35 @@ from microbench.device.profiler import fewer_operations, is_conversion
 from microbench.results.types import Result, Run
 from microbench.roofline.limits import Limits
 
-FLOOR_SHARE = 0.5  # of the time: from here on a case is bound by launch and latency
-# A launch may be of two kernels (split K, a reduction), twice the floor with nothing to do. Where
-# arithmetic and bytes together are under BUSY_SHARE of the time, a lower share is enough.
+FLOOR_SHARE = 0.5  # of the time: from here on launch latency is the bottleneck
+# A launch may run two kernels (split K, a reduction) and take twice the latency. Where arithmetic
+# and bytes together are under BUSY_SHARE of the time, a lower share is enough.
 IDLE_FLOOR_SHARE = 0.4
 BUSY_SHARE = 0.1
 MEMORY_SHARE = 0.5
 NEAR_CEILING = 0.85
 ABOVE_CEILING = 1.05
-AT_CLOCK_PCT = 80.0  # of what the SMs can do at their clock: below this more than power is lost
-UNALIGNED_RATE = 0.6  # of the ceiling: below this, rows off 16 bytes are the likely cause
-# Where the padded twin was measured, it decides, whatever the rate: this many times faster with no
-# less to do, the strides are the cause; less shows that they do not matter.
+AT_CLOCK_PCT = 80.0  # of the peak at the measured clock: below this, power is not the only cause
+UNALIGNED_RATE = 0.6  # of the measured peak: below this, rows off 16 bytes are the likely cause
+# Where the padded twin was measured, it decides, whatever the rate: the strides are the cause if it
+# is this many times faster with no less to do.
 PADDING_GAINS = 1.1
 CONVERSION_SHARE = 0.2  # of the kernels' time
 FULL_WAVES = 0.85
-ONE_PER_SM = 128 * 128  # elements: accumulators of a tile this large leave no room for a second
-CLOCK_HELD = 0.97  # of the maximum clock: below this, and with a reason, power decides
-SLOW_HARDWARE = 0.2  # of the fp32 ceiling: a low precision this slow has no hardware here
+ONE_PER_SM = (
+    128 * 128
+)  # elements: a tile whose accumulators leave no room for a second one on an SM
+CLOCK_HELD = 0.97  # of the maximum clock: below this, and with a throttle reason, it is power
+SLOW_HARDWARE = 0.2  # of the fp32 peak: a low precision this slow has no hardware here
 
 
 def explain(result: Result, limits: Limits, run: Run) -> tuple[str, str]:
-    """(bound, why) of a measured result; the first cause that the numbers bear out."""
+    """(bottleneck, reason) of a measured result: the first cause that the numbers show.
+
+    `run` provides the device, the ceilings' cases and the cases to compare with. The bottleneck is
+    "no hardware", "launch", "layout", "memory", "alignment", "power", "compute", "waves" or
+    "mixed".
+    """
     for cause in (_no_hardware, _launch, _conversion, _memory, _alignment, _ceiling, _waves):
         why = cause(result, limits, run)
         if why:
@@ -98,7 +109,7 @@ def _conversion(result: Result, limits: Limits, run: Run) -> Cause:
 
 
 def conversion_share(result: Result) -> float:
-    """Share of a launch's kernel time that only changes the layout of tensors, as profiled once."""
+    """Fraction of a profiled launch's kernel time that only changes the layout of tensors."""
     total = sum(result.kernels_s)
     pairs = zip(result.kernels, result.kernels_s, strict=False)
     return sum(t for name, t in pairs if is_conversion(name)) / total if total else 0.0
@@ -136,11 +147,11 @@ def _alignment(result: Result, limits: Limits, run: Run) -> Cause:
         return None
     nearest = _aligned_neighbour(result, run)
     compared = f"; {nearest}" if nearest else ""
-    return "alignment", f"{rows}: {100 * share:.0f} % of the measured peak{compared}"
+    return "alignment", f"{rows}: {100 * share:.0f} % of {limits.roof}{compared}"
 
 
 def _aligned_neighbour(result: Result, run: Run) -> str | None:
-    """A sentence about the nearest aligned size of the same arm, when the run has one."""
+    """A sentence about the nearest aligned size of the same variant, when the run has one."""
     case = result.case
     if case.op != "gemm":
         return None
@@ -163,7 +174,7 @@ def _ceiling(result: Result, limits: Limits, run: Run) -> Cause:
     share = _share(result, limits)
     if share is None or share < NEAR_CEILING or result.measurement is None:
         return None
-    reached = f"{100 * share:.0f} % of the measured peak"
+    reached = f"{100 * share:.0f} % of {limits.roof}"
     if share > ABOVE_CEILING and (trick := fewer_operations(result.kernels)):
         return "compute", f"{reached}, using {trick}, which needs fewer operations than are counted"
     clock, top = result.measurement.sm_clock_mhz, run.device.get("sm_clock_max_mhz")
@@ -190,13 +201,13 @@ def _waves(result: Result, limits: Limits, run: Run) -> Cause:
     return "waves", (
         f"{shape.tiles} tiles of {shape.tile_m}x{shape.tile_n} on {shape.sm_count} SMs: "
         f"{shape.waves} wave{'s' if shape.waves > 1 else ''}, {100 * shape.efficiency:.0f} % full; "
-        f"{100 * share:.0f} % of the measured peak"
+        f"{100 * share:.0f} % of {limits.roof}"
     )
 
 
 @dataclass(frozen=True)
 class Waves:
-    """How tiles fill the device. `efficiency` is useful output over what the waves could hold."""
+    """How tiles of `tile_m` x `tile_n` output elements fill the device, one per SM at a time."""
 
     tile_m: int
     tile_n: int
@@ -205,17 +216,17 @@ class Waves:
 
     @property
     def waves(self) -> int:
-        """Rounds of one tile an SM."""
+        """How many rounds of one tile per SM it takes."""
         return math.ceil(self.tiles / self.sm_count)
 
     @property
     def efficiency(self) -> float:
-        """Share of the tile slots of all waves that have a tile."""
+        """Fraction, 0 to 1, of the tile slots of all waves that hold a tile."""
         return self.tiles / (self.waves * self.sm_count)
 
 
 def waves(result: Result, run: Run) -> Waves | None:
-    """The tiles of a result whose kernel's tile is known, on this device."""
+    """The tiles of a result; None where the kernel's tile is unknown, and on a CPU."""
     sm_count = int(run.device.get("sm_count") or 0)
     if result.tile is None or not sm_count or run.device.get("kind") != "cuda":
         return None
@@ -228,7 +239,7 @@ def waves(result: Result, run: Run) -> Waves | None:
 def _nothing(result: Result, limits: Limits) -> tuple[str, str]:
     share, time_s = _share(result, limits), result.median_s
     assert time_s is not None
-    parts = [f"{100 * share:.0f} % of the measured peak"] if share else []
+    parts = [f"{100 * share:.0f} % of {limits.roof}"] if share else []
     if limits.floor_s:
         parts.append(f"{100 * limits.floor_s / time_s:.0f} % of the time is launch latency")
     if limits.memory_s:

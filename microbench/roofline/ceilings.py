@@ -1,7 +1,8 @@
-"""The ceilings of a device: datasheet and measured FLOP/s, bandwidth, launch latency.
+"""The peaks of a device: datasheet and measured FLOP/s, bandwidth, launch latency.
 
 Measured ceilings come from a copy, from a 64 x 64 x 64 product (nothing a library launches is
-faster: its launch latency) and from the largest GEMMs of the run itself.
+faster: its launch latency), from kernels that only multiply, and from the largest GEMMs of the run
+itself, on which the time model rests, and every roof where those kernels cannot run.
 """
 
 from __future__ import annotations
@@ -15,20 +16,27 @@ from kernels.memory import copy
 from kernels.precision import precision
 from microbench.measure import Announce, Measurer
 from microbench.results.types import Ceiling, Result
+from microbench.roofline.instructions import loader_for, quick_ceilings
 from microbench.sweep import Group
 from microbench.timing.stats import median
 
 FLOOR_SIZE = 64
-LARGE_SIZE = {"cuda": 4096, "cpu": 512}  # from here on a product can be a ceiling
-CALIBRATED_SIZE = {"cuda": 4096, "cpu": 1024}  # measured for the purpose
-ALIGNED = 64  # elements: sizes off this run slower kernels, which are no ceiling
+LARGE_SIZE = {"cuda": 4096, "cpu": 512}  # from here on a GEMM's FLOP/s can be a peak
+CALIBRATED_SIZE = {
+    "cuda": 4096,
+    "cpu": 1024,
+}  # of the GEMM that is measured where the run has no large one
+ALIGNED = 64  # elements: other sizes run slower kernels, which show no peak
 COPY_SAMPLES = 7
 FLOOR_BUDGET_S = 0.3
 LARGE_BUDGET_S = 1.0
 
 
 def datasheet_ceilings(device_name: str, precisions: Sequence[str]) -> list[Ceiling]:
-    """The datasheet's dense peaks for these precisions; [] for a GPU that is not in the table."""
+    """The datasheet's dense FLOP/s of these precisions, and its bytes/s; [] for an unknown GPU.
+
+    Values and their sources are those of `kernels.gpus`.
+    """
     card = find_card(device_name)
     if card is None:
         return []
@@ -46,7 +54,7 @@ def datasheet_ceilings(device_name: str, precisions: Sequence[str]) -> list[Ceil
 
 
 def is_large(case: Case, kind: str) -> bool:
-    """Whether the case's rate may count as a measured ceiling: large in every dimension."""
+    """Whether a case's FLOP/s may be a measured peak: a GEMM with large, aligned M, N and K."""
     if case.op != "gemm":
         return False
     dims = [case.dim(name) for name in OPS[case.op].dims]
@@ -54,12 +62,12 @@ def is_large(case: Case, kind: str) -> bool:
 
 
 def is_reference(case: Case, kind: str) -> bool:
-    """Whether the case makes a ceiling measured apart superfluous: large, and the library's."""
+    """Whether the case is a large GEMM by the library, so no other need be measured for a peak."""
     return is_large(case, kind) and case.backend == OPS[case.op].library_backend(kind)
 
 
 def library_group(precisions: Sequence[str], kind: str, size: int) -> Group:
-    """A square product in each precision by the library: what ceilings are measured with."""
+    """A GEMM of M = N = K = `size` in each precision by the library, to measure peaks with."""
     backend = OPS["gemm"].library_backend(kind)
     dims = {"m": size, "n": size, "k": size}
     return Group(tuple(Case("gemm", dims, p, backend) for p in precisions))
@@ -68,7 +76,7 @@ def library_group(precisions: Sequence[str], kind: str, size: int) -> Group:
 def calibrate(
     measurer: Measurer, precisions: Sequence[str], large: Sequence[str], announce: Announce
 ) -> list[Ceiling]:
-    """Measured bandwidth, launch latencies, and GEMM peaks of the precisions in `large`."""
+    """Measured bandwidth, launch latencies, instructions, GEMM peaks of those in `large`."""
     kind = measurer.target.kind
     announce("copy", "measuring memory bandwidth")
     launch, moved = copy(measurer.target)
@@ -82,6 +90,8 @@ def calibrate(
                 Ceiling("latency floor", "measured", result.case.precision_name,
                         seconds=result.median_s, reference=result.case.key)
             )  # fmt: skip
+    if loader := loader_for(measurer.target):
+        found += quick_ceilings(loader, measurer.target, measurer.timer, precisions, announce)
     if large:
         group = library_group(large, kind, CALIBRATED_SIZE[kind])
         found += large_ceilings(

@@ -1,7 +1,7 @@
-"""What bounds a case, with the number that says so, and what spoils its measurement.
+"""Explains each result of a run: its bottleneck with the number that shows it, and its warnings.
 
-A pure function of the run: measured ceilings, latency floor, bytes, strides, tiles, clocks, and the
-other cases of the run that are the same but for one thing.
+A pure function of the run: measured peaks, launch latency, bytes, strides, tiles, clocks, and the
+other cases of the run that differ in one thing only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from microbench.timing.stats import half_width_pct
 
 
 def annotate(run: Run, keys: Collection[str] | None = None) -> Run:
-    """The run with efficiencies, Tensor Core proof, bound, reason and warnings in its results.
+    """The run with efficiencies in per cent, bottleneck, reason and warnings in its results.
 
     In every result, or in those of the cases with these keys.
     """
@@ -66,7 +66,7 @@ Check = Callable[[Result, Run], Warning | None]
 
 
 def warnings_for(result: Result, run: Run) -> tuple[Warning, ...]:
-    """Every warning that applies to a measured result."""
+    """Every warning that applies to a measured and explained result."""
     found = (check(result, run) for check in CHECKS)
     return tuple(warning for warning in found if warning)
 

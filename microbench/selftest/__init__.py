@@ -1,1 +1,1 @@
-"""The diagnosis against known answers: plant a condition, measure, see whether it is named."""
+"""Tests the diagnosis on known answers: plant a condition, measure, see if it is diagnosed."""

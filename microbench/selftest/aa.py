@@ -1,4 +1,4 @@
-"""The same kernel as two arms: how often does the ratio's interval hold 1, as it should?"""
+"""Times one kernel as two variants: how often does the ratio's 95 % interval contain 1?"""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TARGET_PCT = 90
 
 @dataclass(frozen=True)
 class Pair:
-    """One comparison of a kernel with itself, a row of the file."""
+    """A kernel compared with itself, a row of the file; `ratio` is first over second time."""
 
     case: str
     ratio: float
@@ -37,7 +37,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Figures:
-    """All comparisons, and in how many of them the interval holds 1."""
+    """All comparisons, and the number whose 95 % interval contains 1."""
 
     tries: int
     holding_1: int
@@ -45,7 +45,10 @@ class Figures:
 
 
 def same_kernel_twice(info: DeviceInfo, tries: int) -> Figures:
-    """`tries` comparisons of a kernel with itself."""
+    """Compare `tries` times a kernel with itself: GEMMs of SIZES in PRECISIONS, by the library.
+
+    About BUDGET_S seconds each. ArmFailed when a launch raises.
+    """
     timer = make_timer("auto", "cold", info.kind, info.index, info.l2_bytes, info.sm_count)
     rows: list[Pair] = []
     session = OPS["gemm"].session(info.target(), seed=0)
@@ -61,7 +64,7 @@ def same_kernel_twice(info: DeviceInfo, tries: int) -> Figures:
 
 
 def sheet(data: Json) -> Sheet:
-    """The figures as a table: in brief, the comparisons whose interval does not hold 1."""
+    """A table; in brief, the intervals without 1. ValueError for an invalid field."""
     found: Figures = decode(Figures, data, "")
     columns: list[Column[Pair]] = [
         Column("case", lambda row: fmt.clean(row.case), csv={"case": lambda row: row.case}),
@@ -82,8 +85,8 @@ def sheet(data: Json) -> Sheet:
 
 
 def compare_with_itself(launch: Any, timer: Timer, heavy: bool = False) -> dict[str, Any]:
-    """Ratio and interval of two arms that are one launch."""
-    timer.run(launch, 1)  # the first launch loads modules, which no gate can hold
+    """Ratio, 95 % interval and rounds of two variants that are the same launch."""
+    timer.run(launch, 1)  # the first launch loads modules, which would wait for the closed gate
     estimate = median(timer.block(launch, 3).times_s)
     arms = [Arm(name, launch, estimate) for name in "ab"]
     rounds = Turns(timer, "sustained", BUDGET_S, heavy=heavy).take(arms)

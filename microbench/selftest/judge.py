@@ -1,4 +1,4 @@
-"""Whether the diagnosis names what was planted, and whether it was planted at all."""
+"""Judges whether the diagnosis names the planted condition, and whether it was present at all."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from microbench.selftest.plant import Plant
 
 RIGHT, WRONG, NOT_APPLICABLE = "right", "wrong", "not applicable"
 TARGET_PCT = 95.0
-TINY_SHARE = 0.05  # of the shortest launch that the work of a launch plant may take
+TINY_SHARE = 0.05  # of the launch latency that the work of a launch plant may take
 THIN_SHARE = 0.5  # of the time for its bytes that the arithmetic of a memory plant may take
-LAYOUT_COSTS = 1.1  # times slower than in nhwc: below this, the layout was not what bound it
-ZEROS_GAIN = 1.03  # times faster on zeros: below this, power was not what bound it
+LAYOUT_COSTS = 1.1  # times slower than in nhwc: below this, the layout was not the bottleneck
+ZEROS_GAIN = 1.03  # times faster on zeros: below this, power was not the bottleneck
 
 
 @dataclass(frozen=True)
 class Runs:
-    """What was measured: with the cache emptied before each launch, and back to back."""
+    """The measured cases: with the L2 flushed before each launch, and back to back with it warm."""
 
     cold: Run
     warm: Run | None = None
@@ -28,7 +28,7 @@ class Runs:
 
 @dataclass(frozen=True)
 class Judged:
-    """A plant, what was named, the reason given, and the verdict."""
+    """A plant, its verdict, the bottleneck that was diagnosed, and the reason given."""
 
     plant: Plant
     verdict: str
@@ -36,7 +36,7 @@ class Judged:
     why: str
 
     def as_dict(self, runs: Runs) -> dict[str, Any]:
-        """The row of the evidence file, with the numbers behind it."""
+        """The row of the evidence file, with the numbers of each case, in SI units and per cent."""
         plant = self.plant
         return {
             "name": plant.name,
@@ -54,10 +54,10 @@ class Judged:
 
 
 def judge(plant: Plant, runs: Runs) -> Judged:
-    """The verdict on one plant.
+    """The verdict on one plant: RIGHT, WRONG or NOT_APPLICABLE.
 
-    Not applicable: the device cannot run it, or a check that does not use the diagnosis shows that
-    the condition did not come about. A case that failed is wrong: its bound cannot be named.
+    Not applicable: the device cannot run it, or a check independent of the diagnosis shows that the
+    condition was not present. A case that failed is wrong: it has no bottleneck.
     """
     result = runs.cold.result(plant.subject.key)
     if result is None or result.status == "skipped":
@@ -79,7 +79,7 @@ def judge(plant: Plant, runs: Runs) -> Judged:
 
 
 class Counted(Protocol):
-    """What has a verdict: a judged plant, or its row in a file."""
+    """Anything with a verdict: a judged plant, or its row in a file."""
 
     @property
     def verdict(self) -> str:
@@ -88,13 +88,13 @@ class Counted(Protocol):
 
 
 def score(judged: Iterable[Counted]) -> tuple[int, int]:
-    """(right, counted): those that are not applicable do not count."""
+    """(right, counted) of the verdicts; those that are not applicable are not counted."""
     counted = [item for item in judged if item.verdict != NOT_APPLICABLE]
     return sum(item.verdict == RIGHT for item in counted), len(counted)
 
 
 def passed(judged: Sequence[Counted]) -> bool:
-    """Whether enough was named right; nothing counted is no pass."""
+    """Whether at least TARGET_PCT per cent are right; False where none is counted."""
     right, counted = score(judged)
     return counted > 0 and 100 * right >= TARGET_PCT * counted
 
@@ -163,7 +163,7 @@ CHECKS: Mapping[str, Check] = {
 
 
 def _numbers(run: Run | None, key: str) -> dict[str, Any]:
-    """What was seen of a case, without its samples."""
+    """The numbers of a case, without its samples."""
     result = run.result(key) if run else None
     if result is None:
         return {"case": key, "status": "not measured"}
@@ -182,17 +182,16 @@ def _numbers(run: Run | None, key: str) -> dict[str, Any]:
 
 # ---------------------------------------------------------------- the cache
 
-GAINS = 1.1  # times faster warm: a gain under this is within what clocks do between two sessions
-SAVED_SHARE = 0.08  # of the cold time that must be saved beyond what the shortest launch saves
+GAINS = 1.1  # times faster warm: clocks differ by less between two sessions
+SAVED_SHARE = 0.08  # of the cold time that must be saved beyond what the launch latency saves
 
 
 def cache_effect(cold: Result, warm: Result, run: Run, warm_run: Run) -> tuple[str, str]:
-    """("cache", why) when the launch is faster for finding its tensors in the L2; else ("none", …).
+    """("cache", why) if the launch is faster with its tensors in the L2; else ("none", why).
 
-    Cold and warm readings do not hold the same overhead: cold ones are of one launch with what
-    events add subtracted, warm ones of ten back to back with the gaps between them. So each is held
-    against the shortest launch as its own session timed it: what that one saves too (gaps, code and
-    descriptors that are in a cache already) is not the tensors'.
+    Cold samples are of one launch with the events' overhead subtracted; warm ones are of ten back
+    to back with the gaps between them. So each is compared with the launch latency of its own
+    session: what the shortest launch saves too is not due to the tensors.
     """
     if not cold.median_s or not warm.median_s:
         return "none", "one of the two was not measured"

@@ -1,4 +1,4 @@
-"""What Nsight Compute profiles: each case launched a few times, with a marker kernel before it.
+"""The program that Nsight Compute profiles: some launches of each case, after a marker kernel.
 
 Run as `python -m microbench.selftest.launches DEVICE LAUNCHES CASE...`, a case being
 precision:backend:size.
@@ -18,7 +18,10 @@ from microbench.timing.instruments import Instruments
 
 
 def launch_all(device: str, launches: int, words: list[str]) -> None:
-    """Launch every case between profiler start and stop; the marker is the kernel "empty"."""
+    """Launch every case between profiler start and stop; the marker is the kernel "empty".
+
+    UserError for a device that does not exist.
+    """
     info = describe(device)
     instruments = Instruments(info.index, 1 << 20, info.sm_count)
     session = OPS["gemm"].session(info.target(), seed=0)

@@ -1,4 +1,4 @@
-"""Our timer against Nsight Compute's gpu__time_duration: burst, cold, clocks left alone."""
+"""Compares our timer with Nsight Compute's gpu__time_duration: burst, cold L2, free clocks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0,
 
 @dataclass(frozen=True)
 class Timed:
-    """A case timed by both, a row of the file."""
+    """A case timed by both, in seconds; a row of the file."""
 
     case: str
     ours_s: float
@@ -46,20 +46,23 @@ class Timed:
 
     @property
     def difference_s(self) -> float:
-        """Our time less ncu's."""
+        """Our time minus ncu's, in seconds."""
         return self.ours_s - self.ncu_s
 
 
 @dataclass(frozen=True)
 class Figures:
-    """All cases, and how many are within the target."""
+    """All cases, and the number within the target."""
 
     rows: tuple[Timed, ...]
     within_target: int
 
 
 def timer_against_ncu(info: DeviceInfo, tries: int) -> Figures:
-    """Every case timed by both; UserError without a GPU or without ncu."""
+    """Time every case with both.
+
+    UserError without a GPU or ncu. `tries` is not used: the cases are ARMS at SIZES.
+    """
     if info.kind != "cuda":
         raise UserError("validate timer needs a CUDA GPU: Nsight Compute profiles nothing else")
     if shutil.which("ncu") is None:
@@ -75,7 +78,7 @@ def timer_against_ncu(info: DeviceInfo, tries: int) -> Figures:
 
 
 def sheet(data: Json) -> Sheet:
-    """The figures as a table."""
+    """The figures as a table. ValueError for an invalid field."""
     found: Figures = decode(Figures, data, "")
     if any(row.ncu_s <= 0 for row in found.rows):
         raise ValueError("rows has an ncu_s that is not above zero")
@@ -100,13 +103,13 @@ def sheet(data: Json) -> Sheet:
 
 
 def parse(word: str) -> Case:
-    """A case from "fp16:cublas:4096"."""
+    """A square GEMM from "fp16:cublas:4096". ValueError for another form."""
     precision, backend, size = word.split(":")
     return Case("gemm", dict.fromkeys("mnk", int(size)), precision, backend)
 
 
 def within_target(ours_s: float, ncu_s: float) -> bool:
-    """2 % from 50 us up, half a microsecond below."""
+    """Within LONG_TARGET_PCT per cent from LONG_S up, within SHORT_TARGET_S seconds below."""
     difference = abs(ours_s - ncu_s)
     if ncu_s >= LONG_S:
         return 100 * difference / ncu_s <= LONG_TARGET_PCT
@@ -114,7 +117,7 @@ def within_target(ours_s: float, ncu_s: float) -> bool:
 
 
 def our_medians(info: DeviceInfo, words: Sequence[str]) -> dict[str, float]:
-    """Our median of each case: gated events, cold, burst."""
+    """Our median seconds of each case, less the overhead: gated events, cold L2, burst."""
     timer = make_timer("auto", "cold", info.kind, info.index, info.l2_bytes, info.sm_count)
     session = OPS["gemm"].session(info.target(), seed=0)
     medians: dict[str, float] = {}
@@ -129,7 +132,10 @@ def our_medians(info: DeviceInfo, words: Sequence[str]) -> dict[str, float]:
 
 
 def ncu_medians(info: DeviceInfo, words: Sequence[str]) -> dict[str, float]:
-    """Nsight Compute's median of each case, kernels of one launch added up."""
+    """Nsight Compute's median seconds of each case, summed over the kernels of a launch.
+
+    UserError when ncu's log does not have every case.
+    """
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "ncu.csv"
         command = [
@@ -148,7 +154,11 @@ def ncu_medians(info: DeviceInfo, words: Sequence[str]) -> dict[str, float]:
 
 
 def read_durations(text: str) -> list[list[float]]:
-    """Seconds of each kernel, a list for each marker kernel seen, from ncu's CSV."""
+    """Seconds of each kernel from ncu's CSV, a list for each marker kernel.
+
+    ValueError for a CSV without the expected columns, IndexError for an empty one, KeyError for an
+    unknown unit.
+    """
     rows = list(csv.reader(io.StringIO(text[text.find('"ID"') :])))
     header = rows[0]
     name, unit, value = (header.index(h) for h in ("Kernel Name", "Metric Unit", "Metric Value"))
@@ -164,6 +174,6 @@ def read_durations(text: str) -> list[list[float]]:
 
 
 def per_launch(durations: Sequence[float]) -> list[float]:
-    """Durations of whole launches, when each launch runs the same number of kernels."""
+    """Seconds of each of LAUNCHES launches, if all run the same number of kernels."""
     kernels = max(1, len(durations) // LAUNCHES)
     return [sum(durations[i : i + kernels]) for i in range(0, len(durations), kernels)]

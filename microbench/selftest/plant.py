@@ -1,4 +1,4 @@
-"""What a plant is: a case, the condition planted in it, and why it is there by construction."""
+"""The type of a planted case: the case, its condition, and why it has it by construction."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ TileOf = Callable[[Case], Tile | None]  # the tile that a Triton GEMM will use; 
 
 @dataclass(frozen=True)
 class Plant:
-    """A case and the condition planted in it, or kept out of it when `control` is set.
+    """A case and the condition planted in it, or kept out of it when it is a control.
 
-    `companions` are measured beside it (`apart`: in the session with a warm cache). A plant counts
-    as right when `condition` is named; a control when none of `never` is.
+    `companions` are measured beside it, `apart` in the session with a warm cache; `tile` is (M, N)
+    in elements. A plant is right when `condition` is diagnosed, a control when none of `never` is.
     """
 
     name: str
@@ -33,25 +33,25 @@ class Plant:
 
     @property
     def control(self) -> bool:
-        """Whether the condition was kept out."""
+        """Whether the condition was kept out (`never` is not empty)."""
         return bool(self.never)
 
     @property
     def right(self) -> str:
-        """What counts as right, in words."""
+        """The diagnosis that counts as right, in words."""
         return "not " + " or ".join(sorted(self.never)) if self.control else self.condition
 
 
 @dataclass(frozen=True)
 class Absent:
-    """A condition that this device cannot be given, and why."""
+    """A condition that this device cannot have, and why."""
 
     condition: str
     reason: str
 
 
 def gemm(m: int, n: int, k: int, precision: str, backend: str = "cublas") -> Case:
-    """A GEMM in the default layout."""
+    """A GEMM C[M, N] = A[M, K] @ B[K, N] in the default layout, by cuBLAS."""
     return Case("gemm", {"m": m, "n": n, "k": k}, precision, backend)
 
 
@@ -59,7 +59,10 @@ def conv(
     channels: tuple[int, int], which: str, precision: str, layout: str = "nhwc", *,
     batch: int = 32, image: int = 28, taps: int = 3,
 ) -> Case:  # fmt: skip
-    """A convolution of stride 1 that keeps the image's size, by cuDNN."""
+    """A convolution of `channels` (C, K) by cuDNN: stride 1, output as large as its input.
+
+    `image` is pixels a side, `taps` the side of the filter; `which` is the pass.
+    """
     c, k = channels
     dims: dict[str, int | str] = {
         "n": batch, "c": c, "h": image, "w": image, "k": k, "r": taps, "s": taps, "stride": 1,
@@ -76,7 +79,7 @@ def label(case: Case) -> str:
 
 
 def min_bytes(case: Case) -> int:
-    """Fewest bytes that a launch moves."""
+    """Least bytes that a launch of the case moves."""
     return OPS[case.op].min_bytes(case)
 
 
@@ -86,6 +89,6 @@ def planted(condition: str, because: str, subject: Case, **more: Any) -> Plant:
 
 
 def control(condition: str, because: str, subject: Case, *never: str, **more: Any) -> Plant:
-    """A case free of a condition (or of all in `never`)."""
+    """A case without a condition (or without all in `never`)."""
     name = f"not {condition}: {label(subject)}"
     return Plant(name, condition, because, subject, never=frozenset(never or (condition,)), **more)

@@ -1,7 +1,7 @@
 """The planted cases: their bottleneck is known by construction.
 
-Each says why in words that do not lean on the diagnosis: sizes, strides, tiles, bytes. Controls are
-cases that are free of a condition by construction; naming it there is wrong.
+Each says why by sizes, strides, tiles and bytes, independent of the diagnosis. Controls are cases
+without a condition by construction; to diagnose it there is wrong.
 """
 
 from __future__ import annotations
@@ -26,12 +26,15 @@ from microbench.selftest.plant import (
     planted,
 )
 
-L2_SHARE = 3.5  # a cache plant's tensors fit the L2 this many times: its halves may hold copies
+L2_SHARE = 3.5  # a cache plant's tensors fit the L2 this many times, as its halves may hold copies
 MEMORY_SHARE = 0.25  # of the device's memory that the tensors of a plant may take
 
 
 def plan(device: dict[str, Any], tile_of: TileOf) -> tuple[list[Plant], list[Absent]]:
-    """The plants for a device, and the conditions that it lacks."""
+    """The plants for a device, as a run file has it, and the conditions that it cannot have.
+
+    A plant whose tensors take more than MEMORY_SHARE of the device's memory is left out.
+    """
     if device["kind"] == "cpu":
         return _on_a_cpu(), [Absent(c, why) for c, why in NOT_ON_A_CPU]
     waves = wave_plants(int(device["sm_count"]), tile_of)
@@ -212,7 +215,7 @@ def _power() -> list[Plant]:
 
 
 def _cache(l2_bytes: int) -> list[Plant]:
-    """Thin products, all weights: what they read is in the L2 from the last launch, or is not."""
+    """Thin GEMMs that mostly read weights, which the L2 holds since the last launch, or not."""
     fits = [
         _weights(l2_bytes / L2_SHARE, 16, 8192, "fp16"),
         _weights(l2_bytes / L2_SHARE, 16, 16384, "bf16"),
@@ -238,15 +241,15 @@ def _size(case: Case) -> str:
 
 
 def _weights(size_bytes: float, m: int, n: int, precision: str) -> Case:
-    """A product by weights of n columns and about this many bytes, aligned."""
+    """A GEMM by weights of n columns and about this many bytes, aligned."""
     row = n * gemm(m, n, 64, precision).precision.bytes_per_element
     return gemm(m, n, max(64, int(size_bytes / row) // 64 * 64), precision)
 
 
 # ---------------------------------------------------------------- waves
 
-# Tiles that leave no room for a second on an SM, and how many of them, in full waves: so few that
-# no clock makes up for the SMs that stay idle. Few kernels are compiled for many plants.
+# Tiles that leave no room for a second on an SM, and their number, in full waves: so few that no
+# higher clock compensates for the idle SMs. Few kernels are compiled for many plants.
 PAST, FURTHER, HALF, WHOLE = (1.0, 1.05), (1.05, 1.1), (0.5, 0.55), (0.95, 1.0)
 WIDE: Tile = (128, 256)
 NARROW: Tile = (128, 192)
@@ -255,11 +258,11 @@ IDLE = (
     ("bf16", WIDE, PAST), ("bf16", WIDE, FURTHER), ("tf32", NARROW, PAST), ("tf32", NARROW, HALF),
 )  # fmt: skip
 DEPTHS = (2048, 1536, 4096)  # of K: a launch takes much less than a tile does
-SQUARE = 3  # M and N differ by no more than this factor: a thin product would be bound by memory
+SQUARE = 3  # M and N differ by no more than this factor: a thin GEMM's bottleneck would be memory
 
 
 def wave_plants(sm_count: int, tile_of: TileOf) -> list[Plant]:
-    """The plants and their controls; none where no kernel takes such a tile."""
+    """The plants with idle SMs and their controls; [] where no kernel has such a tile."""
     found: list[Plant] = []
     for precision, tile, band in IDLE:
         case = _with_tiles(_counts(band, sm_count), tile, precision, tile_of)
@@ -290,7 +293,7 @@ def _with_tiles(counts: Sequence[int], tile: Tile, precision: str, tile_of: Tile
 
 
 def count_tiles(case: Case, tile: Tile) -> int:
-    """Tiles that cover C, the last of a row or column counted whole."""
+    """Number of tiles (M, N elements) that cover C[M, N], partial ones counted whole."""
     return -(-case.dim("m") // tile[0]) * -(-case.dim("n") // tile[1])
 
 
@@ -307,14 +310,14 @@ def _idle(case: Case, tile: Tile, sm_count: int) -> Plant:
 
 
 def target_of(device: dict[str, Any]) -> Target:
-    """What kernels choose by, from a run's device."""
+    """The facts by which kernels are chosen, from the "device" of a run file."""
     major, _, minor = str(device.get("capability") or "").partition(".")
     capability = (int(major), int(minor)) if minor else None
     return Target(device["kind"], device["name"], capability, int(device["sm_count"]))
 
 
 def triton_tile(target: Target) -> TileOf:
-    """What the Triton GEMM will choose on a target."""
+    """A function of a case: the (M, N) tile of the Triton GEMM, or None if it cannot run."""
     from kernels.gemm.triton.backend import configuration
 
     def tile(case: Case) -> Tile | None:

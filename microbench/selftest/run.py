@@ -1,6 +1,6 @@
-"""Checks of the method, from end to end: measure, judge, write, report.
+"""Tests of the method on a device: measure, judge, write, report.
 
-Commands, not tests: they take device time, and their outputs are committed under results/.
+They are commands, because they need device time; their outputs are committed under results/.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from microbench.worker import Greeting, Worker, WorkerDied, Workers
 if TYPE_CHECKING:
     from microbench.report.documents import Sheet
 
-# A bound needs no narrow interval: a fifth of the sampling that a result to quote gets on a GPU. A
-# CPU has few plants, and other processes that disturb them.
+# Times the usual budget. A diagnosis needs no narrow interval, so a GPU gets a fifth of it. A CPU
+# has few plants, and other processes that disturb them.
 BUDGET_SHARE = {"cuda": 0.2, "cpu": 8.0}
 
 
@@ -46,7 +46,10 @@ def run_selftest(
     quiet: bool,
     html: Path | None = None,
 ) -> int:
-    """Plant, measure, report; the exit code: 0 when enough was named right, else 1."""
+    """Plant, measure, report. The exit code: 0 when at least TARGET_PCT per cent are right, else 1.
+
+    `budget` is seconds of sampling in all. UserError for a bad option or a device that fails.
+    """
     from microbench.report.screen import make_console
     from microbench.selftest.screen import sheet
 
@@ -75,7 +78,7 @@ def validate_method(
 ) -> None:
     """Run the check called `what` ("aa" or "timer"), print its figures and write them to `path`.
 
-    UserError for a device that is not there, or that the check cannot use.
+    UserError for a bad option, or a device that is missing or that the check cannot use.
     """
     from microbench.device.device import describe, software
     from microbench.report.screen import make_console
@@ -130,7 +133,7 @@ def _publish(
 
 
 def planted_for(greeting: Greeting) -> tuple[list[Plant], list[Absent]]:
-    """The plants for the device that greeted."""
+    """The plants for the device of this greeting, and the conditions that it cannot have."""
     device = greeting.device
     cuda = device["kind"] == "cuda"
     return plan(device, triton_tile(target_of(device)) if cuda else lambda _: None)
@@ -143,7 +146,10 @@ def measure(
     budget: float | None,
     console: Console,
 ) -> Runs:
-    """Every case of the plants, cold; those that are compared apart, warm too."""
+    """Measure the plants' cases with a cold L2, and those in `apart` with a warm one too.
+
+    `budget` is seconds of sampling in all. UserError when the device fails.
+    """
     beside = groups_of(case for plant in plants for case in (*plant.companions, plant.subject))
     apart = groups_of(case for plant in plants for case in plant.apart)
     weights = [sum(group_weight(group) for group in groups) for groups in (beside, apart)]
@@ -163,7 +169,7 @@ def take(
     run: Run,
     console: Console,
 ) -> Run:
-    """The run with a result for every case, explained."""
+    """The run with an explained result for every case. UserError when the device fails."""
     from microbench.report.live import LiveProgress
 
     kind = str(run.device["kind"])
@@ -176,7 +182,7 @@ def take(
 
 
 def groups_of(cases: Iterable[Case]) -> list[Group]:
-    """The cases, each once, with those of one problem together."""
+    """The cases, each once, grouped by problem."""
     found: dict[str, dict[str, Case]] = {}
     for case in cases:
         found.setdefault(case.group, {})[case.key] = case
@@ -184,7 +190,7 @@ def groups_of(cases: Iterable[Case]) -> list[Group]:
 
 
 def blank(greeting: Greeting, settings: Conditions) -> Run:
-    """A run with nothing measured."""
+    """A run of this device without results."""
     return Run(
         command=("python", "-m", "microbench", "selftest"),
         started_at=_now(),
@@ -195,7 +201,7 @@ def blank(greeting: Greeting, settings: Conditions) -> Run:
 
 
 def evidence(judged: Sequence[Judged], absent: Sequence[Absent], runs: Runs) -> Json:
-    """What goes into the file: every plant, what was expected and named, the numbers behind it."""
+    """The JSON of the evidence file: each plant, its expected and actual diagnosis, its numbers."""
     right, counted = score(judged)
     return {
         "check": "selftest",

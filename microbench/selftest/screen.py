@@ -1,4 +1,4 @@
-"""The selftest's verdicts as a person reads them."""
+"""The selftest's verdicts as tables and sentences."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from microbench.selftest.plant import CONDITIONS, Absent
 
 @dataclass(frozen=True)
 class PlantRow:
-    """What became of a plant: a row of the file, without the numbers behind it."""
+    """A plant and its verdict: a row of the file, without its numbers."""
 
     name: str
     condition: str
@@ -37,7 +37,10 @@ class _File:
 
 
 def sheet(data: Json) -> Sheet:
-    """In brief a line a condition; then what was named wrong, what could not be tried, the sum."""
+    """The evidence as a table; the short one has a line per condition. ValueError: invalid field.
+
+    Notes say what was diagnosed wrong and what is not applicable.
+    """
     found: _File = decode(_File, data, "")
     columns: list[Column[PlantRow]] = [
         Column("plant", lambda row: fmt.clean(row.name), csv={"name": lambda row: row.name}),

@@ -50,7 +50,11 @@ THREADS = 256
 
 
 class Instruments:
-    """The instrument kernels of one device. Every method only launches, but for `open_gate`."""
+    """The instrument kernels of one GPU, on torch's current stream; `l2_bytes` is its L2 in bytes.
+
+    Holds two buffers of FLUSH_FACTOR times the L2. What CuPy raises when NVRTC cannot compile the
+    kernels is passed on.
+    """
 
     def __init__(self, device_index: int, l2_bytes: int, sm_count: int) -> None:
         cupy.cuda.Device(device_index).use()
@@ -75,26 +79,26 @@ class Instruments:
             kernel(grid, (threads,), args)
 
     def close_gate(self) -> None:
-        """Queue the gate: what is launched after it waits until `open_gate`."""
+        """Queue the gate: later launches wait until `open_gate`, at most GATE_LIMIT_S."""
         self._flags[:] = 0
         address = self._flags.ctypes.data
         limit = np.uint64(GATE_LIMIT_S * 1e9)
         self._launch(self._gate, (1,), 1, np.uintp(address), np.uintp(address + 4), limit)
 
     def open_gate(self) -> None:
-        """Let the queued launches run."""
+        """Let the queued launches run. The CPU sets a flag in pinned memory that the gate polls."""
         self._flags[0] = 1
 
     @property
     def gate_expired(self) -> bool:
-        """Whether the gate gave up before it was opened (after a synchronise)."""
+        """Whether the gate gave up before it was opened. Synchronise first."""
         return bool(self._flags[1])
 
     def flush_l2(self) -> None:
-        """Overwrite, then read, FLUSH_FACTOR times the L2: what it held is gone, its lines clean.
+        """Queue a write, then a read, of FLUSH_FACTOR times the L2: its lines are new and clean.
 
-        Reading last matters: lines left dirty by writing would be written back during, and at the
-        cost of, the sample that follows.
+        Reading last matters: dirty lines would be written back during the sample that follows, at
+        its cost.
         """
         words = np.int64(self._flush_words)
         self._launch(self._fill, self._grid, THREADS, np.uintp(self._write_buffer.data_ptr()),
@@ -103,11 +107,14 @@ class Instruments:
                      words, np.uintp(self._sink.data_ptr()))  # fmt: skip
 
     def stamp_clock(self, which: int) -> None:
-        """Note the cycle and nanosecond counters; `which` is 0 before and 1 after."""
+        """Queue a read of the SM's cycle counter and the nanosecond timer; `which` is 0 or 1."""
         self._launch(self._stamp, (1,), 1, np.uintp(self._stamps[which].data_ptr()))
 
     def clock_mhz(self) -> float | None:
-        """SM clock between the two stamps; None when they ran on different SMs. Synchronises."""
+        """Mean SM clock in MHz between the two stamps: cycles over time. Synchronises.
+
+        None when they ran on different SMs, whose counters differ.
+        """
         stamps = cast("list[list[int]]", self._stamps.tolist())  # pyright: ignore[reportUnknownMemberType]
         (cycles_0, ns_0, sm_0), (cycles_1, ns_1, sm_1) = stamps
         if sm_0 != sm_1 or ns_1 <= ns_0:

@@ -1,6 +1,7 @@
-"""Interleaves the arms of a comparison, a block of samples per round, until intervals are narrow.
+"""Interleaves the variants of a comparison, a block of samples each per round.
 
-Pure policy: the timer, the clock and the telemetry are given, so tests run it with made-up times.
+Stops when the intervals are narrow. Policy only: the timer, the clock and the telemetry come from
+the caller.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from microbench.timing.stats import MAX_INTERVAL_PCT, half_width_pct, median, me
 from microbench.timing.timers import Block, Launch, Timer
 
 # A launch this long can keep the GPU at its power limit: the clock must settle before and between.
-# One such arm makes the whole comparison heavy: all arms are then timed in the same way.
+# One such variant makes the comparison heavy: all of its variants are then timed in the same way.
 HEAVY_S = 100e-6
-LARGE_FLOPS = 4e9  # and so does a problem of this size, however fast its arms are
-WATCHED_SHARE = 0.5  # of the warm-up, its later part, belongs to the arm's telemetry
+LARGE_FLOPS = 4e9  # a problem of this size makes a comparison heavy too, however fast it runs
+WATCHED_SHARE = 0.5  # of the warm-up: its later part counts for the variant's telemetry
 ORDER_SEED = 7
 WARM_RUN_S = 0.01
-LAUNCH_S = 5e-6  # the host takes about this long to launch, whatever the kernel takes
+LAUNCH_S = 5e-6  # CPU time of a launch, about
 BURST_IDLE_FACTOR = 15  # idle this many times the launch's time between samples
 BURST_IDLE_MIN_S = 2e-3
 BURST_SAMPLES = 3
@@ -33,9 +34,9 @@ FEWEST_ROUNDS = 3  # when the budget is short: slow cases on a CPU
 
 @dataclass(frozen=True)
 class Pace:
-    """How long an arm runs before its first turn, before each turn, and in a turn.
+    """Seconds that a variant runs before its first block, before each block, and in a block.
 
-    A turn has as many samples as fit `block_s` seconds, between a minimum and a maximum.
+    A block has as many samples as fit `block_s` seconds, at least `least` and at most `most`.
     """
 
     settle_s: float
@@ -45,14 +46,14 @@ class Pace:
     most: int
 
 
-# Heavy blocks are short: the flush between samples rests the card, and its clock creeps up over a
-# block. What stands is the first samples after 150 ms of the arm back to back.
+# Heavy blocks are short: the flush between samples lets the card rest, so its clock rises over a
+# block. Only the first samples after 150 ms of back-to-back launches have the sustained clock.
 HEAVY = Pace(settle_s=0.5, warm_s=0.15, block_s=0.04, least=3, most=24)
 LIGHT = Pace(settle_s=0.02, warm_s=0.002, block_s=0.008, least=15, most=48)
 
 
 class ArmFailed(Exception):
-    """A launch raised during its turn; `arm` is whose it was, the cause is what it raised."""
+    """A launch raised; `arm` is its variant, `__cause__` what it raised."""
 
     def __init__(self, arm: Arm) -> None:
         super().__init__(arm.key)
@@ -63,17 +64,17 @@ class Clock:
     """Where policy reads the time and sleeps: the machine's own."""
 
     def now(self) -> float:
-        """Seconds, monotonic."""
+        """Seconds of a monotonic clock."""
         return time.perf_counter()
 
     def sleep(self, seconds: float) -> None:
-        """Do nothing for a while."""
+        """Do nothing for `seconds`."""
         time.sleep(seconds)
 
 
 @dataclass
 class Arm:
-    """One side of a comparison and the blocks it has taken so far."""
+    """A variant of a comparison and its blocks so far; `estimate_s` is seconds per launch."""
 
     key: str
     launch: Launch
@@ -81,7 +82,10 @@ class Arm:
     blocks: list[Block] = field(default_factory=list[Block])
 
     def settled(self, resolution_s: float) -> bool:
-        """Whether the interval of its median is within MAX_INTERVAL_PCT, or within a tick."""
+        """Whether its median is known to MAX_INTERVAL_PCT per cent, or to one tick.
+
+        `resolution_s` is that tick, in seconds. False for fewer than two blocks.
+        """
         times = [block.times_s for block in self.blocks]
         interval = median_interval(times, resolution_s)
         if interval is None:
@@ -99,7 +103,11 @@ def _no_telemetry(_: str) -> AbstractContextManager[object]:
 
 @dataclass(frozen=True)
 class Turns:
-    """How arms are interleaved: the regime, the time budget in seconds, and a progress callback."""
+    """How variants are interleaved: the regime, one of REGIMES, and seconds of sampling in all.
+
+    `during(key)` is entered while a variant is sampled; `begin(key, round)` is called before each
+    block, with round 0 for the warm-up. `own_pace` replaces the choice between HEAVY and LIGHT.
+    """
 
     timer: Timer
     regime: str
@@ -107,11 +115,15 @@ class Turns:
     clock: Clock = field(default_factory=Clock)
     during: Callable[[str], AbstractContextManager[object]] = _no_telemetry
     begin: Callable[[str, int], None] = lambda _key, _round: None
-    heavy: bool = False  # whatever the estimates say
+    heavy: bool = False  # HEAVY, whatever the estimates are
     own_pace: Pace | None = None  # of launches that are neither light nor heavy: training steps
 
     def take(self, arms: Sequence[Arm]) -> int:
-        """Fill the arms' blocks; the number of rounds. All arms take part in each. ArmFailed."""
+        """Fill the blocks of all variants, one each per round; returns the number of rounds.
+
+        Stops when every interval is narrow enough, after MAX_ROUNDS, or when `budget_s` is spent
+        and FEWEST_ROUNDS are done. ArmFailed when a launch raises.
+        """
         start = self.clock.now()
         rounds = 0
         pace = self.pace(arms)
@@ -119,7 +131,7 @@ class Turns:
         shuffle = random.Random(ORDER_SEED).shuffle
         self._turn(arms[0], 0, pace)
         while rounds < MAX_ROUNDS:
-            # A new order each round: an arm that always followed one other would carry its heat.
+            # A new order each round: else a variant would always run on the heat of the same one.
             shuffle(order)
             rounds += 1
             for arm in order:
@@ -130,14 +142,14 @@ class Turns:
         return rounds
 
     def pace(self, arms: Sequence[Arm]) -> Pace:
-        """HEAVY when an arm can drive the GPU to its power limit, else LIGHT; or the own one."""
+        """HEAVY where a variant takes HEAVY_S or more, else LIGHT, unless set by the caller."""
         if self.own_pace:
             return self.own_pace
         heavy = self.heavy or any(arm.estimate_s >= HEAVY_S for arm in arms)
         return HEAVY if heavy else LIGHT
 
     def _turn(self, arm: Arm, number: int, pace: Pace) -> None:
-        """One arm's part of a round; in round 0 the card is brought to its working state only."""
+        """One variant's part of a round; round 0 is only the warm-up of the card."""
         self.begin(arm.key, number)
         try:
             if number == 0:

@@ -23,8 +23,8 @@ REGIMES = ("sustained", "burst")
 EVENT_TICK_S = 32e-9  # steps in which event readings come on an H200 (seen: multiples of 32 ns)
 CPU_TICK_S = 1e-9
 WARM_REPEATS = 10  # launches between one pair of events when the cache stays warm
-# Queued behind the samples and thrown away: with nothing more to fetch behind it, a sample reads
-# half a microsecond less, so that the last of a batch would differ from the others.
+# Queued behind the samples and thrown away: a sample with no command queued behind it reads half a
+# microsecond less, so the last of a batch would differ from the others.
 TRAILING = 6
 SAMPLES_BEHIND_GATE = 24  # of about 10 commands each: well under the 1,024 that a stream queues
 CPU_FLUSH_FACTOR = 2
@@ -37,37 +37,45 @@ CALIBRATION_SAMPLES = 101
 
 @dataclass(frozen=True)
 class Block:
-    """Samples taken one after another, and the SM clock over them where it can be read."""
+    """Consecutive samples, in seconds per launch, and their mean SM clock in MHz if known."""
 
     times_s: tuple[float, ...]
     sm_clock_mhz: float | None = None
 
 
 class Timer(Protocol):
-    """Takes samples of a launch."""
+    """Takes samples of a launch, in seconds. `l2` is "cold" or "warm".
+
+    `resolution_s` is one tick, `flush_s` what emptying the cache costs before each sample, and
+    `overhead_s` what a raw sample has in it beyond the launch.
+    """
 
     name: str
     l2: str
     resolution_s: float
-    flush_s: float  # what emptying the cache costs before each sample
-    overhead_s: float  # what a raw reading has in it beyond the launch
+    flush_s: float  # seconds
+    overhead_s: float  # seconds
 
     def block(self, launch: Launch, samples: int) -> Block:
-        """`samples` samples, raw. RuntimeError when the launch cannot be timed this way."""
+        """`samples` samples, with the overhead in them.
+
+        RuntimeError when the launch waits for the GPU; what the launch raises is passed on.
+        """
         ...
 
     def run(self, launch: Launch, times: int) -> None:
-        """Launch back to back, untimed, and wait: warming up."""
+        """Launch `times` times back to back, untimed, and wait for the device: a warm-up."""
 
     def forget(self) -> None:
-        """Drop what was kept for the launches of the last comparison."""
+        """Free what was kept for the launches of the last comparison (captured graphs)."""
 
 
 class GatedEvents:
-    """Device events round each launch, behind a gate.
+    """CUDA events around each launch, behind a gate, so that CPU time is not measured.
 
-    Cold: the L2 is flushed before each launch and each has its own pair of events. Warm: one pair
-    round WARM_REPEATS launches back to back, so a sample holds the gap between launches.
+    Cold: the L2 is flushed before each launch, and each launch has its own pair of events. Warm:
+    one pair around WARM_REPEATS launches back to back, so a sample includes the gap between
+    launches. results/nvidia-h200/timer-vs-ncu.json compares cold samples with Nsight Compute's.
     """
 
     name = "events"
@@ -99,7 +107,10 @@ class GatedEvents:
         return (time.perf_counter() - start) / 10
 
     def block(self, launch: Launch, samples: int) -> Block:
-        """Samples in as few gated batches as the launch queue takes."""
+        """Samples in seconds per launch, in gated batches of at most SAMPLES_BEHIND_GATE.
+
+        RuntimeError when the launch waits for the GPU, which the closed gate holds up.
+        """
         times: list[float] = []
         clocks: list[float] = []
         cold = self.l2 == "cold"
@@ -145,7 +156,7 @@ class GatedEvents:
         return times, self.instruments.clock_mhz()
 
     def run(self, launch: Launch, times: int) -> None:
-        """Launch back to back and wait."""
+        """Launch `times` times back to back and synchronise."""
         import torch
 
         for _ in range(times):
@@ -157,7 +168,7 @@ class GatedEvents:
 
 
 class GraphReplay(GatedEvents):
-    """WARM_REPEATS launches captured in a CUDA graph and replayed: no launch gaps, warm cache."""
+    """WARM_REPEATS launches in a CUDA graph, replayed: no launch gaps, warm cache."""
 
     name = "graph"
 
@@ -166,7 +177,10 @@ class GraphReplay(GatedEvents):
         self._graphs: dict[int, tuple[Launch, Any]] = {}
 
     def block(self, launch: Launch, samples: int) -> Block:
-        """Each sample is one replay over WARM_REPEATS, behind the gate."""
+        """Samples in seconds per launch: each is one replay, behind the gate, over WARM_REPEATS.
+
+        RuntimeError, from torch, for a launch that cannot be captured.
+        """
         replay = self._graph(launch).replay
         times: list[float] = []
         clock: float | None = None
@@ -195,11 +209,14 @@ class GraphReplay(GatedEvents):
 
 
 class CpuClock:
-    """The monotonic clock round each call. Cold: the last-level cache is overwritten before it."""
+    """The CPU's monotonic clock around each call.
+
+    Cold: CPU_FLUSH_FACTOR times `llc_bytes`, the last-level cache, is overwritten before each call.
+    """
 
     name = "clock"
     resolution_s = CPU_TICK_S
-    overhead_s = 0.0  # reading the clock costs tens of nanoseconds: nothing is taken off
+    overhead_s = 0.0  # reading the clock costs tens of nanoseconds: nothing is subtracted
 
     def __init__(self, llc_bytes: int, l2: str) -> None:
         import torch
@@ -211,7 +228,7 @@ class CpuClock:
         self.flush_s = time.perf_counter() - start if l2 == "cold" else 0.0
 
     def block(self, launch: Launch, samples: int) -> Block:
-        """One call after another."""
+        """`samples` samples in seconds per call, one call after another."""
         times: list[float] = []
         for _ in range(samples):
             if self.l2 == "cold":
@@ -222,7 +239,7 @@ class CpuClock:
         return Block(tuple(times))
 
     def run(self, launch: Launch, times: int) -> None:
-        """Call one after another."""
+        """Call `times` times, one after another."""
         for _ in range(times):
             launch()
 
@@ -231,7 +248,11 @@ class CpuClock:
 
 
 def make_timer(name: str, l2: str, kind: str, index: int, l2_bytes: int, sm_count: int) -> Timer:
-    """The timer for a device of `kind` "cuda" or "cpu". UserError for conflicting options."""
+    """The timer called `name` (one of TIMERS) for a device of `kind` "cuda" or "cpu".
+
+    `l2` is one of L2_STATES; `l2_bytes` is the GPU's L2, or the CPU's last-level cache, in bytes.
+    UserError for a timer that the device or the cache state does not allow.
+    """
     if kind == "cpu":
         if name not in ("auto", "clock"):
             raise UserError(f"--timer {name} needs a CUDA device; use --timer clock on a CPU")

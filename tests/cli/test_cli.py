@@ -403,3 +403,14 @@ def test_a_run_for_standard_output_has_it_alone() -> None:
     assert json.loads(ran.stdout)["results"]
     assert "TFLOP/s" in ran.stderr or "GFLOP/s" in ran.stderr
     assert microbench("gemm", "--sizes", "16", "--device", "cpu", "--csv", "-").returncode == 2
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_a_bar_fills_the_width_and_does_not_wrap(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert main(["show", str(ROOT / "results" / "nvidia-h200" / "ledger-resnet50.json")]) == 0
+    bars = [line for line in capsys.readouterr().out.splitlines() if "img/s ±" in line]
+    assert [line.split()[0] for line in bars] == ["fp32", "tf32", "amp"]
+    assert max(map(len, bars)) == columns

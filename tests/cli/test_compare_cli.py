@@ -43,6 +43,29 @@ def test_several_runs_against_the_first_or_a_named_baseline(slow: Path) -> None:
     assert compare(slow, "--baseline", GEMM).stdout == compare(GEMM, slow).stdout
 
 
+def test_one_run_says_which_file_is_which(slow: Path) -> None:
+    first = compare(GEMM, slow).stdout.splitlines()[0]
+    assert first.index(f"B = {slow.name}") < first.index(f"A = {GEMM.name}")
+
+
+def test_the_page_has_the_rows_of_the_screen_and_both_names(slow: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    assert compare(GEMM, OWN, slow, "--html", page).returncode == 0
+    shown, _, values = page.read_text(encoding="utf-8").partition("Raw values")
+    assert all(name in shown for name in (GEMM.name, OWN.name, slow.name, "slower"))
+    key = json.loads(GEMM.read_text())["results"][0]["case"]
+    written = ",".join(f"{name}={key[name]}" for name in ("m", "n", "k"))
+    assert written in values
+    assert written not in shown
+
+
+def test_runs_without_a_common_case_say_what_differs() -> None:
+    apart = compare(RESULTS / "train-others.json", RESULTS / "train-resnet50.json").stderr
+    assert apart.count("\n") == 1
+    assert all(word in apart for word in ("network", "resnet50", "batch", "256"))
+    assert "gemm" in compare(GEMM, RESULTS / "train-resnet50.json").stderr
+
+
 def test_exit_codes(slow: Path) -> None:
     assert compare(GEMM, OWN, slow, "--fail-on", "slower").returncode == 1
     assert compare(GEMM, OWN, "--fail-on", "slower").returncode == 0

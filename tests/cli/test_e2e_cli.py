@@ -589,6 +589,7 @@ def test_a_training_lists_its_seeds_and_says_its_data(
     for result in arms.values():
         assert [repeat["seed"] for repeat in result["repeats"]] == [5, 6]
         assert [repeat["steps"] for repeat in result["repeats"]] == [12, 12]
+        assert [len(repeat["curve"]) for repeat in result["repeats"]] == [12, 12]
         assert result["case"]["data"] == "generated"
         check_steps(result)
     assert re.search(r"seeds?\D*5\D{1,5}6", text)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +14,9 @@ from torch import Tensor, nn
 
 import e2e
 import microbench
+from e2e.__main__ import app
 from e2e.results.types import Training
+from microbench.keywords import called
 
 
 class Small(nn.Module):
@@ -73,6 +77,38 @@ def test_a_function_that_cannot_be_imported_is_refused() -> None:
 def test_an_unknown_option_names_near_ones() -> None:
     with pytest.raises(TypeError, match="did you mean recipe"):
         e2e.train("cnn-cifar", recipes="amp")
+    with pytest.raises(TypeError, match="no option 'epochs'"):
+        e2e.predict("cnn-cifar", epochs=3)  # an option of train
+    with pytest.raises(TypeError, match="did you mean workers"):
+        e2e.stalls("cnn-cifar", worker=3)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"batch": "eight", "device": "cpu"}, "--batch"),
+        ({"workers": "few"}, "'few' is not a valid integer"),
+        ({"channels_last": True, "layout": "nchw"}, "leave out --layout"),
+        ({"input": (3, 0), "device": "cpu"}, "not 3x0"),
+    ],
+)
+def test_a_value_that_means_nothing_is_one_line(options: dict[str, object], said: str) -> None:
+    with pytest.raises(microbench.UserError, match=said) as caught:
+        e2e.train("cnn-cifar", **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_alone_says_what_to_go_on_with(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    words = ["halfway", "train", "cnn-cifar", "--batch", "8", "--recipe", "fp32", "--no-fused"]
+    path.write_text(json.dumps({"schema_version": 1, "command": words}))
+    with called(app.commands["train"], [None], {"resume": path, "recipe": ["amp"]}) as asked:
+        named = {name: asked[name] for name in ("network", "batch", "recipe", "fused")}
+    assert named == {"network": "cnn-cifar", "batch": "8", "recipe": "amp", "fused": False}
+    with pytest.raises(microbench.UserError, match="not a halfway file"):
+        e2e.train(resume=path)
+    with pytest.raises(microbench.UserError, match="no network"):
+        e2e.train()
 
 
 @pytest.mark.slow

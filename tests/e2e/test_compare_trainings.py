@@ -20,7 +20,8 @@ from e2e.results.types import State, Training
 from microbench.commands import compare_runs
 from microbench.errors import UserError
 from microbench.report.comparison import print_comparison
-from microbench.results.comparison import KERNELS, compare
+from microbench.results.comparison import compare
+from microbench.results.judging import KERNELS
 from microbench.results.kinds import KINDS
 from microbench.results.runfile import write_run
 from microbench.results.types import Run

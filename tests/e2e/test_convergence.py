@@ -20,7 +20,7 @@ from e2e.recipes import RECIPES, Recipe, adapted
 from e2e.results.types import Repeat, Training
 from e2e.training import convergence as converge
 from e2e.training.arms import Held
-from e2e.training.convergence import BEHIND_SHARE, SIGMAS, judged, train_once
+from e2e.training.convergence import BEHIND_SHARE, CURVE_POINTS, SIGMAS, judged, train_once
 from e2e.training.trainer import Trainer
 
 CPU = torch.device("cpu")
@@ -162,6 +162,14 @@ def test_a_loss_that_is_not_finite_is_none_where_it_was_seen(bad: float) -> None
         repeat = once(held_by("fp32", TOLD), telling(*losses), steps=20)
         assert repeat.first_loss == first
         assert repeat.train_loss == last
+
+
+def test_the_curve_is_the_mean_loss_of_stretches_of_the_steps() -> None:
+    few = once(held_by("fp32", TOLD), telling(5.0, math.nan, 3.0), steps=3)
+    assert few.curve == (5.0, None, 3.0)
+    losses = [float(i) for i in range(3 * CURVE_POINTS)]
+    many = once(held_by("fp32", TOLD), telling(*losses), steps=len(losses))
+    assert many.curve == pytest.approx([3.0 * i + 1 for i in range(CURVE_POINTS)])
 
 
 def test_losses_are_kept_to_float32() -> None:

@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from e2e.networks import find
-from e2e.networks.hub import class_of_first_token_loss, is_hub
+from e2e.networks.hub import class_of_first_token_loss
 from e2e.networks.network import Network
 from microbench.errors import UserError
+from microbench.network.hub import is_hub
 
 BERT: dict[str, Any] = {
     "model_type": "bert", "architectures": ["BertForMaskedLM"], "hidden_size": 32,
@@ -157,7 +158,7 @@ def test_a_missing_package_is_a_line_that_says_how_to_get_it(
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
         return real(name, *more)
 
-    monkeypatch.setattr("e2e.networks.hub.import_module", without)
+    monkeypatch.setattr("microbench.network.hub.import_module", without)
     name = "timm:resnet50" if package == "timm" else saved(tmp_path, BERT)
     assert f"pip install {package}" in refusal(name)
 

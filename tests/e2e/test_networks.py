@@ -62,6 +62,7 @@ def test_an_unknown_name_gets_near_ones() -> None:
     assert message("resnet51").startswith("no network 'resnet51'; did you mean resnet50")
     assert "wrn-28-10" in message("wrn-28-1")
     assert "module:function" in message("qqqqqqqq")
+    assert "mynet:build" in message("mynet.py")
     assert "not a classification network" in message("fasterrcnn_resnet50_fpn")
 
 

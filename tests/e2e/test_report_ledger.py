@@ -46,8 +46,9 @@ from e2e.report.ledger import (
 )
 from e2e.report.plot_training import training_chart, waterfall_panels, waterfall_rows
 from e2e.report.run_report import CSV_ORDER
-from e2e.report.verdict import verdict
+from e2e.report.verdict import BUSY, verdict
 from e2e.results.types import PRODUCT_TERMS, RESIDUAL, LedgerLine, Training
+from microbench.device.load import LOAD, SHARE
 from microbench.errors import UserError
 from microbench.report.drawing import draw
 from microbench.report.export import to_csv, to_markdown
@@ -148,6 +149,13 @@ def test_predictions_over_batches() -> None:
     grown = predicted_of("amp", speedup={"fp32": 7.0})
     run = run_of(predicted_only("amp", 64), predicted_only("amp", 512, predicted=grown))
     assert "5.57 (batch 64) to 7.00 (batch 512) times as fast as fp32" in said(run)
+
+
+def test_a_prediction_on_a_busy_cpu_says_so_in_short() -> None:
+    quiet = replace(run_of(predicted_only("fp32")), device={"name": "a CPU", "kind": "cpu"})
+    busy = replace(quiet, settings={**quiet.settings, LOAD: {SHARE: 0.9}})
+    assert BUSY in verdict(busy)
+    assert BUSY not in verdict(quiet)
 
 
 def test_measured_and_predicted_arms_in_one_run() -> None:

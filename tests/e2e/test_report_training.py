@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ from e2e.report.arms import view_of
 from e2e.report.costs import phase_columns
 from e2e.report.figures import faster, ratio, spread
 from e2e.report.learning import learning_columns
+from e2e.report.plot_loss import loss_rows
 from e2e.report.plot_training import bar_rows, curve_panels, training_chart
 from e2e.report.table import raw_columns, speed_columns
 from e2e.report.verdict import verdict
@@ -244,6 +246,8 @@ def test_no_difference_and_no_interval() -> None:
     assert said(cpu_run()) == (
         "amp: no difference measured against fp32 (resnet50, batch 8, synthetic data)."
     )
+    vague = changed(cpu_run(), 1, speedup={"fp32": Ratio(1.5, (0.54, 4.09))})
+    assert said(vague).startswith("amp: cannot tell whether faster than fp32 (")
     once = changed(cpu_run(), 1, speedup={"fp32": Ratio(1.4, None)})
     assert "amp trains about 1.40 times faster than fp32" in said(once)
     half = {"fp32": ratio_of(2.0), "tf32": Ratio(1.001, (0.99, 1.01))}
@@ -416,7 +420,20 @@ def test_curves_have_mean_and_deviation_of_the_repeats() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["networks", "sweep"])
+def test_loss_curves_are_means_over_the_repeats_where_all_have_a_loss() -> None:
+    curves = ((4.0, 2.0, 1.0), (2.0, 4.0, None), (9.0,), ())
+    some = tuple(Repeat(seed, 30, 1.0, 4.0, 1.0, None, None, 0, curve)
+                 for seed, curve in enumerate(curves))  # fmt: skip
+    view = view_of(changed(amp_run(), 2, repeats=some))
+    rows = loss_rows(view, view.groups[0])
+    assert [(row["arm"], row["step"], row["value"]) for row in rows] == [
+        ("amp", 5.0, 3.0), ("amp", 15.0, 3.0),
+    ]  # fmt: skip
+    assert rows[0]["high"] - rows[0]["value"] == pytest.approx(math.sqrt(2))
+    assert not any(loss_rows(view_of(amp_run()), group) for group in view_of(amp_run()).groups)
+
+
+@pytest.mark.parametrize("name", ["networks", "sweep", "broken"])
 def test_charts_render(name: str, tmp_path: Path) -> None:
     run = RUNS[name]()
     draw(run, tmp_path / "chart.svg")

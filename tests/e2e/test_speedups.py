@@ -357,6 +357,19 @@ def test_many_skipped_steps_bring_a_warning(steps: int, skipped: int | None, war
         assert "amp-bf16" in warning.remedy
 
 
+@pytest.mark.parametrize("rounds", [3, 30])
+def test_a_wide_interval_says_how_wide_and_what_to_do(rounds: int) -> None:
+    made = arm("amp", steady(0.1, rounds))
+    (narrow,) = gained(with_steps(made, ci95_s=(0.098, 0.102)))
+    assert narrow.warnings == ()
+    (found,) = gained(with_steps(made, ci95_s=(0.09, 0.35)))
+    (warning,) = found.warnings
+    assert "amp" in warning.symptom
+    assert "±250 %" in warning.symptom
+    assert f"{3 * rounds} steps" in warning.symptom
+    assert ("--budget" in warning.remedy) is (rounds == 3)
+
+
 def test_both_warnings_come_together() -> None:
     made = replace(arm("amp", steady(0.1)), skipped_steps=20)
     (found,) = gained(with_steps(made, wall_s=100.0))

@@ -103,6 +103,18 @@ def test_right_ones_are_timed_beside_the_library_and_wrong_ones_are_not(folder: 
     assert all(by[f"my_own:{name}"].measurement is None for name in names[2:6])
 
 
+def test_a_kernel_that_is_never_right_is_exit_code_1(folder: Path) -> None:
+    with warm_children():
+        ran = run_here(
+            main, "microbench", "gemm", "--sizes", "16", "--vs", "none", "--dtype", "fp32",
+            "--device", "cpu", "--budget", "0.2", "--backend", "my_own:broken", cwd=folder,
+            XDG_STATE_HOME=str(folder),
+        )  # fmt: skip
+    assert ran.returncode == 1
+    assert "first line" in ran.stdout
+    assert "Traceback" not in ran.stderr
+
+
 def test_an_objects_own_reason_skips_a_case(folder: Path) -> None:
     run = measured(folder, "odd", "gemm", "--sizes", "47", "--backend", "my_own:several")
     assert found(run)["my_own:several"].reason == "no odd sizes"
@@ -129,6 +141,7 @@ def test_every_pass_of_a_convolution(folder: Path, layout: str) -> None:
         ("my_own:gem", "did you mean gemm"),
         ("no_such_module:f", "no module 'no_such_module'"),
         ("my_own:", "module:function"),
+        ("folder/my_own.py:gemm", "folder.my_own:gemm"),
     ],
 )
 def test_a_name_that_is_no_back_end_is_one_line(folder: Path, name: str, said: str) -> None:

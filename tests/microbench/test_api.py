@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,8 @@ import pytest
 import torch
 
 import microbench
+from microbench.__main__ import app
+from microbench.keywords import called
 from microbench.results.runfile import read_run
 
 ROOT = Path(__file__).parents[2]
@@ -76,9 +79,65 @@ def test_nothing_to_time_is_a_user_error() -> None:
         microbench.compare_arms({})
 
 
-def test_an_unknown_option_is_a_type_error_with_near_ones() -> None:
-    with pytest.raises(TypeError, match="did you mean sizes"):
-        microbench.gemm(size=4)
+@pytest.mark.parametrize(
+    ("options", "near"), [({"size": 4}, "sizes"), ({"dtyp": "fp16"}, "dtype"), ({"name": 1}, "")]
+)
+def test_an_unknown_option_is_a_type_error_with_near_ones(
+    options: dict[str, object], near: str
+) -> None:
+    with pytest.raises(TypeError, match=f"no option '{next(iter(options))}'.*{near}"):
+        microbench.gemm(**options)
+
+
+def asked(name: str, *arguments: str, **options: object) -> dict[str, object]:
+    """What a command is asked by keywords, without the words that only say what is shown."""
+    with called(app.commands[name], arguments, options) as words:
+        return {key: value for key, value in words.items() if key != "quiet"}
+
+
+def test_keywords_mean_what_the_words_of_the_command_line_mean() -> None:
+    def typed(name: str, *words: str) -> dict[str, object]:
+        params = app.commands[name].make_context(name, list(words)).params
+        return {key: value for key, value in params.items() if key != "quiet"}
+
+    assert asked(
+        "gemm", sizes=[16, (32, 64, 128)], precision=["fp16", "bf16"], baseline="none"
+    ) == (typed("gemm", "--sizes", "16,32x64x128", "--dtype", "fp16,bf16", "--vs", "none"))
+    usual = typed("conv", "--layout", "nhwc", "--pass", "dgrad", "--stride", "2")
+    assert asked("conv", channels_last=True, passes="dgrad", stride=2) == usual
+    assert asked("conv", layout="nhwc", stride="2", **{"pass": ["dgrad"]}) == usual
+    assert asked("layers", "resnet18", channels_last=False) == typed("layers", "resnet18")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"stride": "two"}, "'two' is not a valid integer"),
+        ({"channels_last": "yes"}, "True or False"),
+        ({"channels_last": True, "layout": "nchw"}, "leave out --layout nchw"),
+        ({"dtype": "fp16", "precision": "bf16"}, "one option"),
+    ],
+)
+def test_values_that_mean_nothing_are_one_line(options: dict[str, object], said: str) -> None:
+    with pytest.raises(microbench.UserError, match=said) as caught:
+        asked("conv", **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_run_goes_on_with_the_settings_of_its_file(tmp_path: Path) -> None:
+    """The functions' own file, which keeps the words that mean the same, and no path."""
+    path = tmp_path / "run.json"
+    run = microbench.gemm(sizes=[16, 24], dtypes="fp32", vs="none", budget=0.2, json=path)
+    assert run.command[3:] == (
+        "gemm", "--sizes", "16,24", "--dtype", "fp32", "--vs", "none", "--budget", "0.2",
+    )  # fmt: skip
+    stopped = json.loads(path.read_text())
+    path.write_text(json.dumps(stopped | {"results": stopped["results"][:1], "finished_at": None}))
+    again = microbench.gemm(resume=path)
+    assert [r.case.key for r in again.results] == [r.case.key for r in run.results]
+    assert again.results[0].measurement == run.results[0].measurement
+    with pytest.raises(microbench.UserError, match="run of gemm, not of conv"):
+        microbench.conv(resume=path)
 
 
 def test_a_value_that_means_nothing_is_the_commands_error() -> None:

@@ -12,13 +12,12 @@ from hypothesis import strategies as st
 from kernels.case import Case, Target
 from microbench.errors import UserError
 from microbench.results.comparison import (
-    NOISE_S,
     VERDICTS,
     compare,
     failing,
-    judge,
     parse_threshold,
 )
+from microbench.results.judging import NOISE_S, judge
 from microbench.results.types import Measurement, Result, Run
 from microbench.run_output import check_goes_on
 from microbench.timing.stats import median_interval

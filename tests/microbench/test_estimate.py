@@ -79,3 +79,11 @@ def test_a_kind_never_seen_is_probed_at_a_small_size_for_real() -> None:
 def test_an_enormous_case_is_refused_without_its_matrices_being_made() -> None:
     with pytest.raises(TooLong):
         Estimator().admit(case(100_000, "fp32"), CPU, 1.0, 0.0)
+
+
+def test_a_short_launch_is_not_scaled_to_a_large_case() -> None:
+    """Overhead does not grow with the work: the probe grows before a case is refused."""
+    estimator = Estimator()
+    estimator.learn(case(16, "fp32"), 2 * 16**3, 0.001)  # 4 min for 1,024, were it all work
+    estimator.admit(case(1024, "fp32"), CPU, 60.0, 0.0)
+    assert estimator.expected_s(case(1024, "fp32")) < 60.0

@@ -179,6 +179,56 @@ def test_a_small_launch_bound_case_does_not_prove_that_hardware_is_missing() -> 
     check(small, "launch", "5.0 us")
 
 
+INSTRUCTIONS = (
+    Ceiling("instruction", "measured", "fp16", 1060e12, reference="wgmma, m64n256k16",
+            flop_per_clock=4000),
+    Ceiling("instruction", "measured", "fp32", 66e12, reference="FFMA, 16 a thread",
+            flop_per_clock=250),
+)  # fmt: skip
+
+
+def test_the_roof_is_the_instruction_at_the_clock_of_the_case() -> None:
+    held = at_rate(4096, 660e12, clock=1400.0, throttle=("power cap",))
+    against_gemm = annotated(held)
+    against_instruction = annotated(held, ceilings=(*CEILINGS, *INSTRUCTIONS))
+    assert against_gemm.efficiency_pct["measured"] == pytest.approx(100 * 660 / 700)
+    wanted = 100 * 660e12 / (4000 * 132 * 1400e6)
+    assert against_instruction.efficiency_pct["measured"] == pytest.approx(wanted)
+    check(against_instruction, "power", f"{wanted:.0f} % of what wgmma reaches", "1400")
+
+
+def test_a_gemm_far_below_the_instruction_is_not_called_compute_bound() -> None:
+    best_of_the_run = at_rate(4096, 690e12, clock=1980.0)
+    check(annotated(best_of_the_run), "compute")
+    held = annotated(best_of_the_run, ceilings=(*CEILINGS, *INSTRUCTIONS))
+    assert held.bound != "compute"
+    own_fp32 = at_rate(4096, 50e12, precision="fp32", clock=1980.0)
+    assert annotated(own_fp32).efficiency_pct["measured"] == pytest.approx(100)
+    in_fp32 = annotated(own_fp32, ceilings=(*CEILINGS, *INSTRUCTIONS))
+    assert in_fp32.efficiency_pct["measured"] == pytest.approx(100 * 50e12 / (250 * 132 * 1.98e9))
+
+
+def test_without_a_clock_the_instruction_counts_at_its_own() -> None:
+    result = annotated(
+        at_rate(4096, 530e12, clock=None), ceilings=(*CEILINGS, *INSTRUCTIONS)
+    )  # fmt: skip
+    assert result.efficiency_pct["measured"] == pytest.approx(50)
+
+
+def test_what_stays_in_a_warm_l2_is_held_against_the_l2s_bandwidth_at_its_size() -> None:
+    levels = [Ceiling("L2 read", "measured", byte_per_s=rate, working_set=size << 20)
+              for size, rate in ((8, 8e12), (64, 5e12))]  # fmt: skip
+    shape = (4096, 64, 2048)  # 17.6 MB
+    cold = timed(shape, 6e-6)
+    assert cold.measurement
+    warm = replace(cold, measurement=replace(cold.measurement, l2="warm"))
+    floors = [c for c in CEILINGS if c.name != "latency floor"]
+    check(annotated(cold, ceilings=[*floors, *levels]), "memory", f"{cold.min_bytes / 4e6:.1f} us")
+    check(annotated(warm, ceilings=[*floors, *levels]), "memory", f"{cold.min_bytes / 5e6:.1f} us")
+    check(annotated(warm, ceilings=[*floors, levels[0]]), "memory",
+          f"{cold.min_bytes / 4e6:.1f} us")  # fmt: skip
+
+
 def test_no_ceilings_no_claims() -> None:
     bare = annotated(at_rate(1024, 350e12), ceilings=())
     assert bare.bound == "mixed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from functools import cache
@@ -9,10 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from samples.commands import run_here
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torchvision import models
 
 from kernels.conv.shape import DIMS, PASSES, ConvShape
+from microbench.__main__ import main
 from microbench.errors import UserError
 from microbench.network.products import Layer, Skipped
 from microbench.network.trace import CLIP_FRAMES, Traced, load, trace
@@ -358,3 +361,44 @@ def data():
 def test_batch_norm_needs_more_than_one_value() -> None:
     text = complaint("resnet18", batch=1, image=32)
     assert text.startswith("resnet18 cannot train on 1x3x32x32: batch norm needs more than one")
+
+
+# ---------------------------------------------------------------- timm and transformers
+
+
+def test_a_network_of_timm_is_traced_for_images_of_any_size() -> None:
+    pytest.importorskip("timm", reason="timm is not installed")
+    usual = trace("timm:resnet10t", 2)
+    assert (usual.network, usual.image) == ("timm:resnet10t", 176)
+    smaller = trace("timm:resnet10t", 2, 64)
+    assert smaller.image == 64
+    assert sum(layer.flops for layer in smaller.layers) < sum(layer.flops for layer in usual.layers)
+
+
+def test_a_configuration_of_transformers_is_traced_on_tokens(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    config = {
+        "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 32, "n_layer": 1,
+        "n_head": 2, "vocab_size": 100, "n_positions": 16, "bos_token_id": 1, "eos_token_id": 1,
+    }  # fmt: skip
+    folder = tmp_path / "small"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    traced = trace(f"hf:{folder}", 4)
+    assert (traced.network, traced.batch, traced.image) == ("hf:small/config.json", 4, None)
+    head = next(layer for layer in traced.layers if "model.lm_head" in layer.names)
+    assert dict(head.dims) == {"m": 4 * 16, "n": 100, "k": 32}
+    with pytest.raises(UserError, match="leave out --image"):
+        trace(f"hf:{folder}", 4, 224)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("timm:resnet18", "pip install timm"), ("hf:gone.json", "no such file")]
+)
+def test_a_package_or_file_that_is_not_there_is_one_line(
+    name: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "timm", None)  # importing it raises ModuleNotFoundError
+    ran = run_here(main, "microbench", "layers", name, "--device", "cpu")
+    assert (ran.returncode, ran.stderr.count("\n")) == (2, 1)
+    assert said in ran.stderr

@@ -52,6 +52,13 @@ def test_chart_of_a_sweep() -> None:
     assert [whole.count(marker) for marker in "○△●▲"] == [7] * 4  # six sizes and the legend
 
 
+def test_an_axis_without_round_numbers_has_its_ends() -> None:
+    rates = {256: 29.7, 512: 37.4, 1024: 45.0}
+    run = run_of([measured(case(n, "fp16", "cublas"), rate) for n, rate in rates.items()])
+    marked = [line.split()[0] for line in text_of(replace(run, ceilings=())) if "┤" in line]
+    assert marked == ["45", "29.7"]
+
+
 def test_every_series_has_its_own_marker() -> None:
     names = [(f"p{i}", "cublas") for i in range(8)]
     results = [measured(case(n, *arm), n) for arm in names for n in (64, 128, 256)]

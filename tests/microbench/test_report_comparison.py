@@ -35,9 +35,10 @@ def row(n: int, verdict: str, ratio: float, note: str = "") -> CompareRow:
     )
 
 
-def shown(comparison: Comparison, width: int = 100) -> str:
+def shown(comparison: Comparison, width: int = 100, *, details: bool = False) -> str:
     file = io.StringIO()
-    print_comparison(comparison, Console(file=file, width=width, highlight=False))
+    console = Console(file=file, width=width, highlight=False)
+    print_comparison(comparison, console, details=details)
     return file.getvalue()
 
 
@@ -66,10 +67,29 @@ def test_what_differs_what_changed_and_the_counts() -> None:
     assert "1.20 ±0.02" in text
     assert "= same: 9 cases, A / B from 1.001 to 1.006" in text
     assert "only in A: tf32 64 cublas\n" in text
-    assert "only in B: fp16 5 cupy\nonly in B: 4 more\n" in text
+    assert "only in B: 9 cases (fp16 1 cupy, fp16 2 cupy and 7 more)\n" in text
     assert text.endswith("B against A, 12 cases: 1 slower, 1 faster, 1 cannot tell, 9 same.\n")
     assert max(cell_len(line) for line in text.splitlines()) <= 100
     assert "\x1b" not in text
+
+
+def test_all_is_shown_when_asked_for() -> None:
+    text = shown(
+        Comparison([], SAME, [], [case(size, "fp16", "cupy") for size in range(1, 10)]),
+        details=True,
+    )
+    assert text.count("= same") == len(SAME)
+    assert [line for line in text.splitlines() if line.startswith("only in")] == [
+        f"only in B: fp16 {size} cupy" for size in range(1, 10)
+    ]
+
+
+def test_the_table_is_as_wide_as_the_console() -> None:
+    row_of = row(4096, "faster", 1.2)
+    for width, times in ((70, False), (140, True)):
+        text = shown(Comparison([], [row_of], [], []), width)
+        assert ("time A" in text) == times
+        assert max(cell_len(line) for line in text.splitlines()) <= width
 
 
 def test_few_same_rows_are_shown() -> None:

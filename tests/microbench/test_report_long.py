@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from statistics import geometric_mean
 
 import pytest
 from samples.kernel_runs import shown
@@ -11,6 +13,7 @@ from microbench.break_even import gain
 from microbench.report.drawing import chart_of
 from microbench.report.drawing_layers import layer_rows
 from microbench.report.layers_table import Pass, layers_of, total_ratio
+from microbench.report.summary_table import backends_table
 from microbench.results.runfile import read_run
 from microbench.results.types import Ratio, Run
 from microbench.verdict import _below
@@ -23,11 +26,25 @@ def published(name: str) -> Run:
 
 
 def test_a_long_run_is_a_summary_until_all_is_asked_for() -> None:
-    run = published("conv-fine")
-    brief = shown(run)
-    assert len(brief.splitlines()) < 100
-    assert "432 sizes, --verbose shows all" in brief
-    assert len(shown(run, details=True).splitlines()) > 400
+    for name, count, most in (("conv-fine", "432 sizes", 100), ("gemm-all", "280 results", 130)):
+        run = published(name)
+        brief = shown(run)
+        assert len(brief.splitlines()) < most
+        assert count in brief
+        assert len(shown(run, details=True).splitlines()) > len(run.results) / 3
+        assert count not in shown(run, details=True)
+
+
+def test_the_summary_sets_back_ends_beside_the_library_in_each_precision() -> None:
+    run = published("gemm-all")
+    _, table = shown(run).split("Times faster than cublas")
+    rows = {line.split()[0]: line.split()[1:] for line in table.splitlines()[1:12]}
+    ratios = [r.vs_backend["cublas"].ratio for r in run.results
+              if (r.case.precision_name, r.case.backend) == ("int8", "cupy")]  # fmt: skip
+    assert rows["int8"][1] == f"{geometric_mean(ratios):.2f}"
+    assert rows["fp64"][2] == "-", "triton has none"
+    alone = replace(run, results=tuple(r for r in run.results if r.case.backend == "cublas"))
+    assert backends_table(alone).rows == []
 
 
 def test_a_total_s_interval_comes_from_its_parts() -> None:

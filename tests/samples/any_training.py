@@ -53,7 +53,8 @@ def step_times(draw: st.DrawFn) -> StepTimes:
 
 
 repeats = st.builds(
-    Repeat, seed=st.integers(0, 2**62), steps=counts, train_s=numbers, first_loss=maybe,
+    Repeat, curve=st.lists(maybe, max_size=3).map(tuple), seed=st.integers(0, 2**62),
+    steps=st.integers(3, 10**6), train_s=numbers, first_loss=maybe,
     train_loss=maybe, loss=maybe, accuracy=st.none() | st.floats(0, 1),
     skipped_steps=st.integers(0, 99),
 )  # fmt: skip

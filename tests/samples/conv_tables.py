@@ -25,22 +25,20 @@ def payoff_table(run: Run, precision: str) -> str:
 
 
 def _start(payoff: Payoff) -> str:
-    rows = payoff.rows[payoff.start :]
-    return fmt.size(rows[0][0].case) if rows else "nowhere"
+    return fmt.size(payoff.from_start[0][0].case) if payoff.from_start else "nowhere"
 
 
 def _at_start(payoff: Payoff) -> str:
-    rows = payoff.rows[payoff.start :]
-    return fmt.interval(rows[0][1]) if rows else ""
+    return fmt.interval(payoff.from_start[0][1]) if payoff.from_start else ""
 
 
 def _at_best(payoff: Payoff) -> str:
-    result, ratio = max(payoff.rows, key=lambda row: row[1].ratio)
+    result, ratio = payoff.best
     return f"{fmt.interval(ratio)} at {fmt.size(result.case)}"
 
 
 def _below(payoff: Payoff) -> str:
-    if payoff.start == len(payoff.rows):
+    if not payoff.from_start:
         return ""
     below = [f"{fmt.size(r.case)}: {fmt.short_ratio(q)}" for r, q in payoff.rows[: payoff.start]]
     return ", ".join(below[-3:])

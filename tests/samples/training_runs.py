@@ -182,7 +182,8 @@ def repeats(
     """Trainings that differ a little from seed to seed."""
     return tuple(
         Repeat(seed, 100, train_s * (1 + 0.004 * i), 2.3, loss * 0.9, loss + 0.01 * i,
-               accuracy + 0.002 * (i - count // 2), skipped + i % 2)
+               accuracy + 0.002 * (i - count // 2), skipped + i % 2,
+               tuple((2.3 + 0.1 * i) / (1 + loss * point) for point in range(20)))
         for i, seed in enumerate(range(11, 11 + count))
     )  # fmt: skip
 

@@ -20,7 +20,7 @@ from microbench.errors import UserError
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of data: what opens it, whether it is read from a folder, the one shape it has."""
+    """A kind of data: what opens it, whether it needs a folder, and its sample shape if fixed."""
 
     open: Callable[[Options, Path], Data]
     folder: bool = False
@@ -28,10 +28,10 @@ class Kind:
 
 
 def open_data(spec: str, options: Options) -> Data:
-    """The data that a word names.
+    """The data that a word such as "cifar10:DIR" names.
 
-    UserError for an unknown word, a folder that is not what it should be, a sample's shape that the
-    data does not have, and a loader that does not fit.
+    UserError for an unknown word, a folder with other content, a sample shape that the data does
+    not have, and a loader that does not fit.
     """
     sample = options.sample
     name, kind, folder = _parsed(spec)

@@ -33,15 +33,14 @@ NAMED = 100  # broken images that the note names: of a broken archive not all
 
 @dataclass(frozen=True)
 class Options:
-    """What the network takes, and how data is read where a feed is not asked otherwise.
+    """What the network takes, and how data is read unless a feed asks otherwise.
 
-    `sample` is the shape of a sample. `classes` is used by synthetic data alone: other data has its
-    own number of them. `tokens` is the vocabulary of a network that takes tokens, for which there
-    is synthetic data only. `strict` makes a broken image an error, `workers` is how many processes
-    decode images (0: none). `loader` is a name of e2e.data.loaders (None: the usual one of the
-    data; synthetic data takes any, but only "pinned" makes a difference), `on_death` what to do
-    when a worker dies ("stop" or "restart"), `device` what the loader must be able to run for:
-    without it, that is found out by the first feed.
+    `sample` is the shape of a sample. `classes` is for synthetic data only; other data has its own.
+    `tokens` is the vocabulary of a network of tokens, which synthetic data only can feed. `strict`:
+    a broken image is an error. `workers` processes decode images (0: none). `loader` is a name of
+    e2e.data.loaders (None: the usual one for the data; synthetic data heeds only "pinned").
+    `on_death`: "stop" or "restart" when a worker dies. `device`: check now that the loader runs for
+    it; None: the first feed checks.
     """
 
     sample: tuple[int, ...]
@@ -55,7 +54,7 @@ class Options:
 
 
 class Images:
-    """A data set of images from a source; the base of the kinds of them.
+    """The base of data sets of images from a source.
 
     UserError, at once, for a loader that does not exist, cannot run here, does not take the source,
     or does not train.
@@ -78,7 +77,7 @@ class Images:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What there is to say of workers by now."""
+        """Remarks on the workers so far."""
         return tuple(self._notes)
 
     def feed(
@@ -86,9 +85,7 @@ class Images:
         loader: str | None = None, workers: int | None = None, cold: bool = False,
         prefetch: int = 0,
     ) -> LoaderFeed:  # fmt: skip
-        """As `Data.feed`: shuffled epochs, one after another. UserError for a loader that does not
-        fit.
-        """
+        """As `Data.feed`: shuffled epochs. UserError for a loader that does not fit."""
         name = loader or self._usual
         if name in FIXED:
             return self._noise.feed(batch, device, seed, channels_last=channels_last, loader=name)
@@ -141,7 +138,7 @@ class InMemory(Images):
         return len(self.kept.images)
 
     def held_out(self, batch: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-        """The held-out images in their order, as they are."""
+        """As `Data.held_out`, in order: float32 [N, 3, H, W] and classes, int64 [N]."""
         if device not in self._kept_on:
             self._kept_on[device] = (self.kept.images.to(device), self.kept.classes.to(device))
         scale, shift = self._normal.scale_and_shift(device)
@@ -156,9 +153,9 @@ def _nothing_breaks(broken: Sequence[Broken]) -> None:
 
 
 class Folder(Images):
-    """Data from a folder. Broken images are left out, and `notes` counts and names them.
+    """Data from a folder. Broken images are left out; `notes` counts and names them.
 
-    When `strict`, the first broken image is a UserError: here, from a feed's `fetch`, or from
+    If `strict`, the first broken image is a UserError: here, from a feed's `fetch`, or from
     `held_out`.
     """
 
@@ -194,9 +191,9 @@ class Folder(Images):
         return (*notes, f"{count} broken {images} left out: {named}{more}")
 
     def held_out(self, batch: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-        """The centre of every held-out image that can be decoded, by Pillow whatever the loader.
+        """As `Data.held_out`: the centre of each image, decoded by Pillow whatever the loader.
 
-        UserError when none can.
+        UserError when none can be decoded.
         """
         from e2e.data.loaders.pillow import once  # slow to load, and only needed here
 
@@ -216,7 +213,7 @@ class Folder(Images):
             )
 
     def tell(self, broken: Iterable[tuple[str, str]]) -> None:
-        """Note broken files. UserError when strict."""
+        """Note broken files, as (path, reason). UserError if strict."""
         for path, reason in broken:
             self._broken[path] = reason
             if self._strict:

@@ -1,4 +1,4 @@
-"""One fixed random batch on the device: what training costs when data costs nothing."""
+"""One fixed random batch on the device: training without the cost of data."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ HELD_OUT_SEED = 0x0DD5EED  # no run's seed, as those count from 1
 
 @dataclass(frozen=True)
 class Synthetic:
-    """Images of normal noise with random classes, or random tokens. Nothing can be learnt from it
-    but the one batch by heart: on held-out batches, accuracy is that of guessing.
+    """Images of normal noise with random classes, or random tokens.
+
+    A network can only memorise the one batch: on held-out batches its accuracy is that of guessing.
     """
 
     sample: tuple[int, ...]
@@ -38,8 +39,9 @@ class Synthetic:
         loader: str | None = None, workers: int | None = None, cold: bool = False,
         prefetch: int = 0,
     ) -> LoaderFeed:  # fmt: skip
-        """The same batch for ever, drawn from the seed: on the device, whatever the loader, or with
-        "pinned" in pinned memory, from where it is copied each step.
+        """The same batch for ever, by the seed: float32 [batch, 3, H, W] or int64 [batch, T].
+
+        It stays on the device; with loader "pinned" it is copied from pinned memory at each step.
         """
         if (loader or self.loader) == "pinned":
             return PinnedFeed(self._bytes(batch, seed), device, channels_last)
@@ -79,10 +81,10 @@ class SyntheticFeed(ReadyFeed):
         self._batch: tuple[Tensor, Tensor] | None = batch
 
     def place(self, fetched: object) -> tuple[Tensor, Tensor]:
-        """The batch."""
+        """The batch, the same tensors each time."""
         assert self._batch is not None, "closed"
         return self._batch
 
     def close(self) -> None:
-        """Let the batch go."""
+        """Release the batch."""
         self._batch = None

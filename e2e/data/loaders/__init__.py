@@ -23,9 +23,8 @@ from microbench.errors import UserError
 class Backend:
     """How files or arrays become batches: by a module of this package.
 
-    `sources` are those it takes: "files", "arrays", "shards". `processes`: whether it has workers.
-    `trains`: whether its batches can be trained on. `on_gpu`: whether it makes them on the GPU,
-    beside the training.
+    `sources` are what it takes: "files", "arrays", "shards". `processes`: it has workers. `trains`:
+    its batches can be trained on. `on_gpu`: it makes them on the GPU, beside the training.
     """
 
     module: str
@@ -36,12 +35,12 @@ class Backend:
     on_gpu: bool = False
 
     def missing(self, device: torch.device) -> str | None:
-        """Why it cannot run for a device here; None when it can."""
+        """Why it cannot run for this device here, or None."""
         cannot = getattr(self._imported(), "missing", None)
         return cannot(device) if cannot else None
 
     def open(self, source: Source, wanted: Wanted, tell: Tell) -> LoaderFeed:
-        """A feed of this source."""
+        """A feed of this source. UserError as of the module's `open_feed`."""
         return self._imported().open_feed(source, wanted, tell)
 
     def _imported(self) -> Any:
@@ -102,7 +101,7 @@ def _fits(backend: Backend, source: Source) -> bool:
 
 
 def check_name(name: str) -> None:
-    """UserError for what is neither in FIXED nor in LOADERS."""
+    """UserError for a name that is neither in FIXED nor in LOADERS."""
     names = [*FIXED, *LOADERS]
     if name not in names:
         raise UserError(
@@ -112,9 +111,9 @@ def check_name(name: str) -> None:
 
 
 def backend_of(name: str, source: Source, device: torch.device | None = None) -> Backend:
-    """The back end of this name. UserError when there is none, or it does not take this source.
+    """The back end of this name. UserError if there is none, or if it does not take this source.
 
-    With a device, also when it cannot run for that device here.
+    With a device, also if it cannot run for that device here.
     """
     check_name(name)
     assert name not in FIXED, "no back end"
@@ -135,5 +134,5 @@ def open_feed(name: str, source: Source, wanted: Wanted, tell: Tell) -> LoaderFe
     """A feed of this source from a back end. UserError as of `backend_of`."""
     backend = backend_of(name, source, wanted.device)
     if wanted.cold:
-        os.sync()  # what waits to be written cannot be dropped from the page cache
+        os.sync()  # unwritten pages cannot be dropped from the page cache
     return backend.open(source, wanted, tell)

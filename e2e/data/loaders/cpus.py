@@ -1,4 +1,4 @@
-"""The cores that this process may use, what processes took of them, and shared memory."""
+"""The cores that this process may use, the CPU time of processes, and shared memory."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ TOLERATED = 1.15  # of the cores
 
 
 def cores() -> int:
-    """How many cores' worth of time this process may use, rounded up."""
+    """How many cores this process may use, by affinity and quota (cgroup), rounded up."""
     quota = cpu_quota_cores()
     return usable_cores() if quota is None else min(usable_cores(), math.ceil(quota))
 
 
 def limit_cpus(count: int) -> list[int]:
-    """Let this process and those it will start use `count` of its cores: these ones.
+    """Limit this process and its future children to `count` cores; returns their numbers.
 
-    UserError beyond what it has, and where the system does not hold it to them.
+    UserError for more than it has, and where the system does not enforce the limit.
     """
     allowed = os.sched_getaffinity(0)
     if not 1 <= count <= len(allowed):
@@ -52,7 +52,7 @@ def limit_cpus(count: int) -> list[int]:
 
 
 def physical_first(numbers: Iterable[int], root: Path = Path("/")) -> list[int]:
-    """Logical cores: one of each physical core in their order, then the second ones, and so on."""
+    """Logical cores: the first of each physical core in order, then the second ones, and so on."""
     before: Counter[str] = Counter()
     ranked: list[tuple[int, int]] = []
     for number in sorted(numbers):
@@ -67,7 +67,7 @@ def physical_first(numbers: Iterable[int], root: Path = Path("/")) -> list[int]:
 
 
 def _check_limit(count: int) -> None:
-    """UserError when threads get more than `count` cores. Some sandboxes set limits in vain."""
+    """UserError when threads get more than `count` cores; some sandboxes ignore the limit."""
     got = _spun(count + MORE_THREADS)
     if got > TOLERATED * count:
         raise UserError(
@@ -77,7 +77,7 @@ def _check_limit(count: int) -> None:
 
 
 def _spun(threads: int) -> float:
-    """How many cores' worth of time threads that never wait get together."""
+    """How many cores' worth of CPU time busy threads get together."""
     block = bytes(SPIN_BYTES)
     start_s, start_cpu_s = time.perf_counter(), time.process_time()
 
@@ -94,12 +94,12 @@ def _spun(threads: int) -> float:
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:
-    """What these processes have computed so far, in user and system mode; 0 for one that ended."""
+    """CPU seconds of these processes so far, user and system; 0 for one that ended."""
     return sum(_ticks(pid) for pid in pids) / TICKS_PER_S
 
 
 def free_shared_memory() -> int | None:
-    """Bytes free for what processes share. None where the system does not say."""
+    """Bytes free in shared memory; None where the system does not say."""
     try:
         status = os.statvfs(SHARED_MEMORY)
     except OSError:

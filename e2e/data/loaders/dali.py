@@ -1,4 +1,4 @@
-"""NVIDIA DALI, an optional extra: its own threads read, and the GPU decodes, cuts and normalises.
+"""NVIDIA DALI, an optional extra: its own threads read; the GPU decodes, crops and normalises.
 
 Written from its documentation (docs.nvidia.com/deeplearning/dali). Run with DALI 2.4 on a CPU; its
 "mixed" decoder and what follows on the GPU have not been run.
@@ -20,16 +20,16 @@ from microbench.errors import UserError
 
 
 def missing(device: torch.device) -> str | None:
-    """Whether it is installed."""
+    """Why it cannot run, or None: DALI is not installed."""
     if find_spec("nvidia") is None or find_spec("nvidia.dali") is None:
         return "NVIDIA DALI is not installed; pip install 'halfway[dali]'"
     return None
 
 
 def open_feed(source: Source, wanted: Wanted, tell: Tell) -> DaliFeed:
-    """Shuffled epochs in an order and with cuts of DALI's own, by the seed; `workers` threads.
+    """Shuffled epochs; order and crops are DALI's own, by the seed. `workers` are threads.
 
-    UserError when files are to be read cold: DALI reads them by itself.
+    UserError when files should be read cold: DALI reads them itself.
     """
     assert isinstance(source, Files)
     if wanted.cold:
@@ -38,7 +38,7 @@ def open_feed(source: Source, wanted: Wanted, tell: Tell) -> DaliFeed:
 
 
 class DaliFeed:
-    """A `LoaderFeed` round a pipeline of DALI. It knows no broken files: one of them ends it."""
+    """A `LoaderFeed` of a DALI pipeline. A broken file ends it."""
 
     pids: tuple[int, ...] = ()
     idle_cpu_s = 0.0
@@ -69,7 +69,7 @@ class DaliFeed:
         return images, batch["labels"].flatten().long()
 
     def place(self, fetched: object) -> tuple[Tensor, Tensor]:
-        """The batch in this feed's layout."""
+        """The batch in this feed's memory format: float32 [N, 3, H, W] and classes, int64 [N]."""
         images, labels = cast(tuple[Tensor, Tensor], fetched)
         return laid_out(images, self._wanted.channels_last), labels
 

@@ -1,4 +1,4 @@
-"""Bytes of image files as RGB pixels; what is wrong with those that cannot be decoded."""
+"""Decodes image files to RGB pixels, and says what is wrong with those that it cannot decode."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from kernels.resample.geometry import ORIENTATIONS
 
 
 def decode(content: bytes, before: Callable[[Image.Image], object] | None = None) -> Image.Image:
-    """The image in a file's bytes as RGB, upright. Raises what Pillow raises on a broken one.
+    """The image in a file's bytes as RGB, upright. Raises Pillow's error for a broken one.
 
-    `before` gets the image as its header says, with no pixels yet.
+    `before` is called with the image when only its header is read.
     """
     with warnings.catch_warnings(action="ignore"), Image.open(BytesIO(content)) as image:
         if before:
@@ -31,13 +31,13 @@ def decode(content: bytes, before: Callable[[Image.Image], object] | None = None
 
 
 def orientation_of(image: Image.Image) -> int:
-    """EXIF's, 1 where it has none that is known."""
+    """The EXIF orientation; 1 where the image has no known one."""
     found = image.getexif().get(Base.Orientation, 1)
     return found if found in ORIENTATIONS else 1
 
 
 def short(error: Exception) -> str:
-    """What is wrong with a file, without its path."""
+    """What is wrong with a file, in at most 80 characters without its path."""
     if isinstance(error, UnidentifiedImageError):
         return "not an image"
     if isinstance(error, OSError) and error.strerror:

@@ -1,4 +1,4 @@
-"""Batches of bytes on their way to the device."""
+"""Copies batches of bytes to the device."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from e2e.data.types import Normal, laid_out
 
 
 class Placer:
-    """Copies images and classes to a device, and normalises them there; it never waits.
+    """Copies images and classes to a device, and normalises them there; never waits.
 
-    The copy is of bytes, a quarter of what the batch becomes, and on a GPU it runs on a stream of
-    its own: beside the steps that are launched already, where memory is pinned.
+    It copies uint8, a quarter of the float32 batch. On a GPU the copy runs on its own stream,
+    beside the steps already launched, if the memory is pinned.
     """
 
     def __init__(self, device: torch.device, normal: Normal, channels_last: bool = False) -> None:
@@ -28,7 +28,7 @@ class Placer:
         return (images * self._scale).add_(self._shift), labels
 
     def copied(self, *tensors: Tensor) -> list[Tensor]:
-        """The tensors on the device, for what is launched after this."""
+        """The tensors on the device, for work that is launched after this call."""
         if self._copies is None:
             return list(tensors)
         with torch.cuda.stream(self._copies):

@@ -1,7 +1,7 @@
-"""Back end torchvision, but that a JPEG is decoded smaller where its cut is scaled down anyway.
+"""As back end torchvision, but a JPEG is decoded smaller where its crop is scaled down anyway.
 
-A JPEG of eight by eight pixels a block can be decoded as four by four, two by two, or one, for a
-fraction of the work (Pillow: `Image.draft`). What is cut from it is never enlarged by that.
+A JPEG of 8x8-pixel blocks can be decoded as 4x4, 2x2 or 1x1, for a fraction of the work (Pillow:
+`Image.draft`). The crop is never enlarged because of that.
 """
 
 from __future__ import annotations
@@ -38,9 +38,7 @@ class _Reduced(NamedTuple):
 
 
 def open_feed(source: Source, wanted: Wanted, tell: Tell) -> PixelFeed:
-    """The images and cuts of back end torchvision; pixels differ where an image is decoded smaller,
-    and only there.
-    """
+    """The images and crops of back end torchvision; pixels differ only where decoded smaller."""
     assert isinstance(source, Files)
     # The cut has to come before the decoder.
     samples = Pictures(source.pictures, bytes, DraftCut(wanted.size), cold=wanted.cold)
@@ -48,8 +46,9 @@ def open_feed(source: Source, wanted: Wanted, tell: Tell) -> PixelFeed:
 
 
 class DraftCut:
-    """A file's bytes to a cut at random, uint8 [3, *size]: that of `cuts.random_cut`, drawn before
-    the image is decoded.
+    """A file's bytes to a random crop, uint8 [3, *size]: the one of back end torchvision.
+
+    It is drawn before the image is decoded. Raises Pillow's error for a broken image.
     """
 
     def __init__(self, size: tuple[int, int]) -> None:

@@ -1,7 +1,7 @@
-"""Workers only read; the GPU decodes with nvJPEG, then cuts, resizes, flips and normalises.
+"""Workers only read; the GPU decodes with nvJPEG, then crops, resizes, flips and normalises.
 
-Decoding is launched by a thread, a batch or two ahead of the training, which never waits for it on
-the host, once all buffers are as large as they will be: until then the driver may hold both up.
+A thread launches decoding a batch or two ahead of the training, which does not wait for it on the
+host once all buffers have their final size; until then the driver may block both.
 """
 
 from __future__ import annotations
@@ -36,15 +36,16 @@ Made = TypeVar("Made")
 
 
 def missing(device: torch.device) -> str | None:
-    """Why nothing can be decoded there."""
+    """Why nothing can be decoded on this device, or None: it needs an NVIDIA GPU and Triton."""
     if device.type != "cuda" or torch.version.cuda is None:
         return "it decodes on an NVIDIA GPU"
     return None if find_spec("triton") else "it needs Triton"
 
 
 def open_feed(source: Source, wanted: Wanted, tell: Tell) -> DecodedFeed:
-    """Shuffled epochs of the images and cuts of back end torchvision, whatever the workers; pixels
-    differ as decoders and roundings do. UserError when nvJPEG does not work here.
+    """The images and crops of back end torchvision in shuffled epochs, whatever the workers.
+
+    Pixels differ by the decoder's and the resize's rounding. UserError if nvJPEG fails here.
     """
     assert isinstance(source, Files)
     return DecodedFeed(source, wanted, tell)
@@ -76,18 +77,18 @@ class DecodedFeed:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """The workers by now."""
+        """The ids of the workers so far."""
         return self._workers.pids
 
     @property
     def idle_cpu_s(self) -> float:
-        """Processor seconds of decoding so far: nvJPEG spins until the device is done."""
+        """CPU seconds of decoding so far: nvJPEG spins until the device is done."""
         return self._decoder.idle_cpu_s
 
     def fetch(self) -> Ready:
-        """Wait for the next batch to be launched; the device may still be at work on it.
+        """Wait until the next batch is launched; the device may still work on it.
 
-        UserError for a broken image when strict, or all broken.
+        UserError for a broken image of strict data, or when all are broken.
         """
         ready = self._batches.get()
         self._tell(ready.broken)
@@ -96,7 +97,7 @@ class DecodedFeed:
         return ready
 
     def place(self, fetched: object) -> tuple[Tensor, Tensor]:
-        """The batch in this feed's layout; the current stream waits for it."""
+        """The batch, float32 [N, 3, H, W] and int64 [N]; the current stream waits for it."""
         assert isinstance(fetched, Ready)
         current = torch.cuda.current_stream(self._device)
         current.wait_event(fetched.done)
@@ -105,7 +106,7 @@ class DecodedFeed:
         return laid_out(fetched.images, self._channels_last), fetched.labels
 
     def close(self) -> None:
-        """End the thread, then the workers; these first when it waits for them too long."""
+        """End the thread, then the workers; these first if the thread waits for them too long."""
         self._batches.close(LAST_BATCH_S)
         self._workers.close()
         self._batches.close()
@@ -122,10 +123,10 @@ class _Failed:
 
 
 class Ahead(Generic[Made]):
-    """What `make` gives, call by call, from a thread of its own that has up to `ready` of them.
+    """The results of calling `make` over and over in a thread, up to `ready` of them ahead.
 
-    The thread starts with the first `get`. An error of `make` ends it, and is raised where its
-    result would have come, then and ever after.
+    The thread starts with the first `get`. An error of `make` ends it and is raised by the `get`
+    that its result would have answered, and by all later ones.
     """
 
     def __init__(self, make: Callable[[], Made], ready: int) -> None:
@@ -136,7 +137,7 @@ class Ahead(Generic[Made]):
         self._thread: threading.Thread | None = None
 
     def get(self) -> Made:
-        """Wait for the next one. RuntimeError when it is closed meanwhile."""
+        """Wait for the next result. Raises `make`'s error; RuntimeError when closed meanwhile."""
         assert not self._closed, "closed"
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="ahead", daemon=True)
@@ -153,9 +154,9 @@ class Ahead(Generic[Made]):
         return first
 
     def close(self, within_s: float = CLOSE_S) -> None:
-        """End the thread, when it has made what it is at, and let go of what is ready.
+        """End the thread after its current call, within `within_s` seconds, and drop the results.
 
-        May be called again where that took longer than `within_s`.
+        May be called again when that was too short.
         """
         with self._changed:
             self._closed = True
@@ -169,7 +170,7 @@ class Ahead(Generic[Made]):
         while going:
             try:
                 made: Made | _Failed = self._make()
-            except BaseException as error:  # it is the caller's, whatever it is
+            except BaseException as error:  # any error is the caller's
                 made = _Failed(error)
             with self._changed:
                 self._changed.wait_for(lambda: self._closed or len(self._ready) < self._most)
@@ -186,7 +187,7 @@ def _numbered(device: torch.device) -> torch.device:
 
 
 def _usual_bytes(pictures: Sequence[Picture]) -> int:
-    """The mean size of SIZED files, or of as many as there are."""
+    """The mean size in bytes of SIZED files, or of all if fewer."""
     sizes = [0]
     for picture in pictures[:: max(1, len(pictures) // SIZED)]:
         with suppress(OSError):

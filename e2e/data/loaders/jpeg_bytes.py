@@ -1,8 +1,8 @@
-"""Images that travel from the workers as they are stored: JPEG bytes, and how each is to be cut.
+"""Encoded images from the workers: JPEG bytes, and how each one is cropped.
 
-What nvJPEG may not decode as Pillow does is decoded by Pillow, and travels as the pixels of its
-cut. A batch travels as one tensor, so that the training process, which launches the steps, has next
-to no Python work for it.
+What nvJPEG may decode unlike Pillow is decoded by Pillow in the worker and sent as the pixels of
+its crop. A batch is sent as one tensor, so that the training process, which launches the steps, has
+next to no Python work for it.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ Box = tuple[int, int, int, int]  # top, left, height, width in the upright image
 class Item:
     """An image of a batch, without its content.
 
-    `coded`: it is a JPEG's bytes, not pixels. `size`: height and width as it is stored.
-    `orientation`: EXIF's. `draw`: which image it is, and the seed that it was cut by.
+    `coded`: the content is JPEG bytes, not pixels. `size`: (height, width) as stored.
+    `orientation`: EXIF's. `draw`: the image's index and the seed of its crop.
     """
 
     coded: bool
@@ -70,7 +70,7 @@ class Item:
 
 
 class EncodedSample(NamedTuple):
-    """An image and its content, uint8 in one dimension; None where none could be read."""
+    """An image and its content, uint8 [bytes]; None where no image could be read."""
 
     item: Item | None
     content: NDArray[np.uint8]
@@ -79,22 +79,22 @@ class EncodedSample(NamedTuple):
 
 @dataclass(frozen=True)
 class Packed:
-    """`count` images, and broken files. `flat`, uint8, has their rows, then content by content."""
+    """`count` images, and broken files. `flat`, uint8 [bytes], has their rows, then contents."""
 
     flat: Tensor
     count: int
     broken: list[Broken]
 
     def pin_memory(self) -> Packed:
-        """The same in pinned memory: what the DataLoader calls."""
+        """The same in pinned memory; called by the DataLoader."""
         return replace(self, flat=self.flat.pin_memory())
 
     def rows(self) -> Rows:
-        """What is known of each image: a view."""
+        """One row per image, dtype ROW: a view."""
         return self.flat[: self.count * ROW.itemsize].numpy().view(ROW)
 
     def contents(self) -> list[Tensor]:
-        """Views of each image's content, uint8 [bytes]: a JPEG, or pixels of its shape."""
+        """Views of each image's content, uint8 [bytes]: a JPEG, or its pixels."""
         content = self.flat[self.count * ROW.itemsize :]
         return list(torch.split(content, self.rows()["bytes"].tolist()))
 
@@ -123,7 +123,7 @@ def pack(samples: Sequence[EncodedSample]) -> Packed:
 
 
 class Encoded(Dataset[EncodedSample]):
-    """Image files, read and not decoded. A broken one gives its place to the next good one."""
+    """Image files, read but not decoded. The next good one replaces a broken one."""
 
     def __init__(self, pictures: Sequence[Picture], cold: bool = False) -> None:
         self._pictures, self._cold = pictures, cold
@@ -132,7 +132,7 @@ class Encoded(Dataset[EncodedSample]):
         return self._first_good(draw, by_pillow=False)
 
     def by_pillow(self, draw: Draw) -> EncodedSample:
-        """The same image and cut as pixels, or those of the next one that Pillow can decode."""
+        """The same image and crop as pixels, or those of the next one that Pillow can decode."""
         return self._first_good(draw, by_pillow=True)
 
     def _first_good(self, draw: Draw, by_pillow: bool) -> EncodedSample:
@@ -152,7 +152,7 @@ class Encoded(Dataset[EncodedSample]):
 
 
 class Stored(NamedTuple):
-    """What a JPEG's header says: height and width as stored, and EXIF's orientation."""
+    """The header of a JPEG: (height, width) as stored, and EXIF's orientation."""
 
     size: tuple[int, int]
     orientation: int
@@ -161,9 +161,9 @@ class Stored(NamedTuple):
 def plain_jpeg(content: bytes) -> Stored | None:
     """The header of a JPEG that nvJPEG decodes as Pillow does; None for any other image.
 
-    Others are: CMYK, RGB that is stored as such, rare samplings of colour, what has no end, what
-    Pillow would refuse for its size, and progressive ones, which nvJPEG decodes on a single core.
-    Raises what Pillow raises on what is no image.
+    Others are: CMYK, RGB stored as such, rare chroma subsamplings, truncated files, those that
+    Pillow refuses for their size, and progressive ones, which nvJPEG decodes on a single core.
+    Raises Pillow's error for what is no image.
     """
     with warnings.catch_warnings(action="ignore"), Image.open(BytesIO(content)) as image:
         usual = image.width * image.height <= (Image.MAX_IMAGE_PIXELS or 0)
@@ -207,7 +207,8 @@ def _cut(
 def random_cut(height: int, width: int, seed: int) -> tuple[Box, bool]:
     """The box and the flip that torchvision's transforms draw after `torch.manual_seed(seed)`.
 
-    They draw from the process's random numbers, which a training shares; this does not.
+    `height` and `width` are in pixels. Torchvision draws from the process's random numbers, which a
+    training shares; this does not.
     """
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.empty(1)

@@ -1,4 +1,4 @@
-"""Batches of encoded images made into batches on the device, by nvJPEG and the resample kernel."""
+"""Decodes batches of encoded images on the device, by nvJPEG and the resample kernel."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ Decode = Callable[[list[Tensor]], Sequence[Tensor | None]]
 
 
 class Ready(NamedTuple):
-    """A batch that is on the device when `done` is: float32 [N, 3, H, W] and classes, int64 [N].
+    """A batch that is complete when `done` is: float32 [N, 3, H, W] and classes, int64 [N].
 
-    N may be short; when it is 0, `images` says nothing.
+    N may be short; when it is 0, `images` has no meaning.
     """
 
     images: Tensor
@@ -44,11 +44,10 @@ class Ready(NamedTuple):
 
 
 class Decoder:
-    """Decodes batches for one feed, on a stream of its own.
+    """Decodes batches for one feed, on its own stream, by hardware if the GPU has it.
 
-    `by_pillow` gives the pixels of an image that nvJPEG refuses, or of one that takes its place.
-    By the hardware of a device that has it, on that stream; else by torchvision's op. UserError
-    when nvJPEG does not work on this device.
+    Without the hardware it uses torchvision's op. `by_pillow` returns the pixels of an image that
+    nvJPEG refuses, or of its replacement. UserError if nvJPEG does not work on this device.
     """
 
     def __init__(
@@ -64,11 +63,11 @@ class Decoder:
 
     @property
     def idle_cpu_s(self) -> float:
-        """Processor seconds of waiting for the device so far: nvJPEG spins until it is done."""
+        """CPU seconds of waiting for the device so far: nvJPEG spins until it is done."""
         return self._op_cpu_s + (self._hardware.idle_cpu_s if self._hardware else 0.0)
 
     def close(self) -> None:
-        """Wait for the last batch, and give back what the next decoder can use."""
+        """Wait for the last batch, and return what the next decoder can use."""
         with suppress(RuntimeError):  # of a device that is of no more use
             self._stream.synchronize()
             if self._hardware is not None:
@@ -84,17 +83,17 @@ class Decoder:
             labels = self._sent(torch.as_tensor(rows["label"].copy()))
             resampling = self._prepared(rows, images) if images else None
             cut = labels if resampling is None else resampling.launch()
-            done = torch.cuda.Event(blocking=True)  # who waits for it on the host sleeps
+            done = torch.cuda.Event(blocking=True)  # waiting for it on the host sleeps
             done.record()
         ready = Ready(cut, labels, [*packed.broken, *broken], done)
         self._hold(ready, (packed, resampling))
         return ready
 
     def _hold(self, ready: Ready, read: object) -> None:
-        """Keep all that is being read alive, and let go of the batch before when it has run.
+        """Keep alive what the stream still reads, and release the previous batch once it has run.
 
-        Memory that is let go is this stream's again, and so that of torchvision's, which waits for
-        none; and a worker's next batch may come where this one's bytes are.
+        Released memory may be reused by this stream, and by torchvision's, which waits for none; a
+        worker's next batch may overwrite this one's bytes.
         """
         before, self._launched = self._launched, (ready, read)
         if before is not None:
@@ -186,7 +185,7 @@ class Decoder:
 
 
 def why_not(decode: Decode) -> str | None:
-    """What is wrong with a decoder, by images whose pixels are known; None where nothing is."""
+    """What is wrong with a decoder, by decoding images with known pixels; None if nothing is."""
     images = [Image.new("RGB", size, COLOUR) for size in TRIED]
     for image in images:
         image.paste((20, 200, 120), (0, 0, image.width // 2, image.height // 3))
@@ -211,9 +210,10 @@ def why_not(decode: Decode) -> str | None:
 
 
 def each_decoded(encoded: list[Tensor], decode: Decode) -> list[Tensor | None]:
-    """What `decode` gives of each; None where it gives none, or raises RuntimeError.
+    """The result of `decode` for each image; None where it returns none or raises RuntimeError.
 
-    One that is refused spoils its whole batch, which is halved until that one stands alone.
+    A refused image fails its whole batch, which is halved until that image is alone. An
+    out-of-memory error is raised.
     """
     if not encoded:
         return []

@@ -1,8 +1,7 @@
-"""nvJPEG's hardware decoder, called on the caller's own stream and without its pipeline.
+"""nvJPEG's hardware decoder, called on the caller's stream and without its pipeline.
 
-Left to itself, as torchvision's op leaves it, the library gives each of the engines a stream of its
-own, without priority: what follows each image's decoding there stands in line behind the kernels of
-a training, and the engine waits.
+By default, as in torchvision's op, the library gives each engine its own stream without priority:
+the kernels after each image's decoding then queue behind the training's, and the engine waits.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import torch
 import torchvision  # pyright: ignore[reportMissingTypeStubs]
 from torch import Tensor
 
-# From nvjpeg.h of CUDA 13: statuses, and what is asked for.
+# From nvjpeg.h of CUDA 13: statuses and options.
 SUCCESS, NO_MEMORY = 0, 5
 ABOUT_THE_IMAGE = frozenset((3, 4, 9, 10))  # bad, or not supported, or incomplete
 HARDWARE, RGB = 3, 3
@@ -30,11 +29,11 @@ STATES = 2  # batches that may be under way
 
 
 class NvjpegError(Exception):
-    """The library does not work as it should, whatever the image."""
+    """The library does not work, whatever the image."""
 
 
 class Refused(RuntimeError):
-    """An image of the batch is not for this decoder."""
+    """This decoder cannot decode an image of the batch."""
 
 
 class _Image(Structure):
@@ -58,7 +57,7 @@ class _Library:
         self._spare: list[c_void_p] = []
 
     def state(self) -> c_void_p:
-        """What a batch under way needs: buffers on the device, which are used again."""
+        """Device buffers for a batch under way; reused."""
         if self._spare:
             return self._spare.pop()
         state = c_void_p()
@@ -66,7 +65,7 @@ class _Library:
         return state
 
     def give_back(self, state: c_void_p) -> None:
-        """A state that nothing is under way for."""
+        """Return a state whose batch is complete."""
         self._spare.append(state)
 
     def end(self, state: c_void_p) -> None:
@@ -74,13 +73,13 @@ class _Library:
         self._batches.nvjpegJpegStateDestroy(state)
 
     def header(self) -> c_void_p:
-        """Room for what an image's header says."""
+        """Memory for the contents of an image's header."""
         header = c_void_p()
         _check(self._batches.nvjpegJpegStreamCreate(self._handle, byref(header)), "a header")
         return header
 
     def end_header(self, header: c_void_p) -> None:
-        """Let go of the room for one."""
+        """Free the memory of a header."""
         self._batches.nvjpegJpegStreamDestroy(header)
 
     def size(self, encoded: Tensor, header: c_void_p) -> tuple[int, int] | None:
@@ -132,10 +131,10 @@ class _Library:
 
 
 class HardwareDecoder:
-    """Decodes batches in turn, on the stream that is current then. Not for several threads.
+    """Decodes batches one by one, on the stream that is current. Not thread-safe.
 
-    `idle_cpu_s` are the processor seconds of waiting for the engines so far. NvjpegError where the
-    library has no room for it.
+    `idle_cpu_s` are CPU seconds of waiting for the engines so far. NvjpegError when the library
+    cannot allocate.
     """
 
     def __init__(self, library: _Library, device: torch.device) -> None:
@@ -168,7 +167,7 @@ class HardwareDecoder:
         return [next(made) if size else None for size in sizes]
 
     def close(self) -> None:
-        """Give back what the next decoder can use, when this one's batches are done."""
+        """Return what the next decoder can use, when this one's batches are done."""
         if not self._states:
             return
         for state, done in zip(self._states, self._done, strict=True):
@@ -195,7 +194,7 @@ class HardwareDecoder:
 
 
 def hardware_decoder(device: torch.device) -> HardwareDecoder | None:
-    """A decoder for a device, by its number; None where hardware, library or room for it lack."""
+    """A decoder for a device; None without the hardware, the library, or memory for it."""
     with torch.cuda.device(device):
         library = _opened(device.index)
         try:
@@ -206,7 +205,7 @@ def hardware_decoder(device: torch.device) -> HardwareDecoder | None:
 
 @cache
 def _opened(index: int) -> _Library | None:
-    """The library for a device, once a process; torchvision brings it along."""
+    """The library for a device, once per process; torchvision ships it."""
     for path in _places():
         try:
             return _Library(str(path))

@@ -1,6 +1,6 @@
-"""The back end that most people run: Pillow and torchvision's transforms in DataLoader workers.
+"""The usual back end: Pillow and torchvision's transforms in DataLoader workers.
 
-The transforms take a Pillow image or uint8 [3, H, W], and give uint8 [3, *size].
+The transforms take a Pillow image or uint8 [3, H, W], and return uint8 [3, *size].
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from e2e.data.types import Arrays, Picture, Source, Tell, Wanted
 
 
 def open_feed(source: Source, wanted: Wanted, tell: Tell) -> PixelFeed:
-    """Shuffled epochs, the same for a seed whatever the workers."""
+    """Shuffled epochs, the same for a seed whatever the number of workers."""
     if isinstance(source, Arrays):
         samples: Dataset[Sample] = _Decoded(source, random_shift(wanted.size))
     else:
@@ -42,7 +42,7 @@ def once(
     wanted: Wanted,
     cut: Callable[[Image.Image], Tensor] | None = None,
 ) -> Iterator[Batch]:
-    """Every image once, in order, cut by `cut` (None: its centre). Broken ones are left out."""
+    """Every image once, in order, cropped by `cut` (None: its centre). Broken ones are left out."""
     draws: list[Draw] = [(index, 0) for index in range(len(pictures))]
     batches = [draws[at : at + wanted.batch] for at in range(0, len(draws), wanted.batch)]
     workers = SampleWorkers(
@@ -57,14 +57,14 @@ def once(
 
 
 def random_cut(size: tuple[int, int]) -> v2.Compose:
-    """A crop of any scale and shape, resized, and a flip: what ImageNet is trained with."""
+    """A random resized crop and a flip, as in ImageNet training; `size` is (height, width)."""
     return v2.Compose(
         [v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip(), v2.PILToTensor()]
     )
 
 
 def random_shift(size: tuple[int, int]) -> v2.Compose:
-    """A crop of this size, up to PADDING pixels beyond the image, and a flip: CIFAR's."""
+    """CIFAR's augmentation: a crop up to PADDING pixels beyond the image, and a flip."""
     return v2.Compose(
         [
             v2.RandomCrop(size, padding=PADDING, padding_mode="reflect"),
@@ -75,12 +75,12 @@ def random_shift(size: tuple[int, int]) -> v2.Compose:
 
 
 def centre(size: tuple[int, int]) -> v2.Compose:
-    """The middle, CENTRE of the shorter side."""
+    """The centre crop of `size` pixels, CENTRE of the shorter side."""
     return middle(size, round(max(size) / CENTRE))
 
 
 def middle(size: tuple[int, int], shorter: int) -> v2.Compose:
-    """The middle of the image when its shorter side has been resized to `shorter`."""
+    """The centre crop of `size` after the shorter side has been resized to `shorter` pixels."""
     return v2.Compose([v2.Resize(shorter, antialias=True), v2.CenterCrop(size), v2.PILToTensor()])
 
 

@@ -1,5 +1,6 @@
-"""A preloaded batch of bytes that is copied to the device each step, alone or while a loader runs
-whose batches are discarded: the cost of the copy, and that of a loader that is not waited for.
+"""A preloaded batch, copied to the device at each step: the cost of the copy.
+
+It is measured alone, or while a loader runs whose batches are discarded.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ NOTICED_S = 10.0  # at most until a thread that waits for workers knows that the
 
 
 class PinnedFeed(ReadyFeed):
-    """A `LoaderFeed` of one batch in pinned memory (a CPU has none, and copies nothing).
+    """A `LoaderFeed` of one batch in pinned memory (on a CPU plain memory, without a copy).
 
-    Bytes, uint8 [N, 3, H, W], are normalised on the device; other inputs are taken as they are.
+    Images, uint8 [N, 3, H, W], are normalised on the device; other inputs are taken as they are.
     """
 
     def __init__(
@@ -46,13 +47,15 @@ class PinnedFeed(ReadyFeed):
         return inputs, targets
 
     def close(self) -> None:
-        """Let the batch go."""
+        """Release the batch."""
         self._batch = []
 
 
 class CachedFeed:
-    """A `LoaderFeed` of a pinned batch. From `start` on, a thread fetches the batches of `busy` as
-    fast as they come and discards them: `came_s` is when, by the monotonic clock.
+    """A `LoaderFeed` of a pinned batch, beside a loader whose batches are discarded.
+
+    From `start` on, a thread fetches the batches of `busy` as fast as they come and discards them;
+    `came_s` are their times, in seconds by the monotonic clock.
     """
 
     ahead = 0
@@ -66,19 +69,20 @@ class CachedFeed:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """The workers by now."""
+        """The ids of the workers so far."""
         return self._busy.pids
 
     @property
     def idle_cpu_s(self) -> float:
-        """Processor seconds that threads of `busy` only waited for the device."""
+        """CPU seconds in which threads of `busy` only waited for the device."""
         return self._busy.idle_cpu_s
 
     def start(self) -> None:
-        """Wait for the first batch of `busy`, then let the thread take the others; only once.
+        """Wait for the first batch of `busy`, then start the thread for the others; only once.
 
-        Workers are forked meanwhile. Call it from the thread that trains: a lock that this held
-        just then, had another thread forked, would be locked in them for ever.
+        Workers are forked meanwhile, so call it from the training thread: a lock that this thread
+        held during a fork from another thread would stay locked in the workers. Raises what
+        fetching raises.
         """
         if self._thread.ident is not None:
             return
@@ -86,7 +90,7 @@ class CachedFeed:
         self._thread.start()
 
     def fetch(self) -> None:
-        """Nothing to wait for. Raises what fetching the discarded batches raised."""
+        """Return at once. Raises what fetching the discarded batches raised."""
         if self._error is not None:
             raise self._error
 
@@ -95,7 +99,7 @@ class CachedFeed:
         return self._pinned.place(fetched)
 
     def close(self) -> None:
-        """End the thread and both feeds, without the batch that is waited for if it takes long."""
+        """End the thread and both feeds, after at most LAST_BATCH_S seconds for a pending batch."""
         self._ending.set()
         if self._thread.ident is not None:
             self._thread.join(LAST_BATCH_S)

@@ -1,4 +1,4 @@
-"""Batches of pixels from workers, and their feed: what most back ends share."""
+"""Batches of pixels from workers, and their feed; most back ends use it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Decoded = TypeVar("Decoded")
 
 
 class Sample(NamedTuple):
-    """An image, uint8 [3, H, W], None where none could be decoded; and the files that could not."""
+    """An image, uint8 [3, H, W], None if none could be decoded; and the files that could not."""
 
     image: Tensor | None
     label: int
@@ -42,9 +42,9 @@ class Batch(NamedTuple):
 
 
 class Pictures(Dataset[Sample], Generic[Decoded]):
-    """Image files, decoded and cut at random. A broken one gives its place to the next good one.
+    """Image files, decoded and cropped at random. The next good one replaces a broken one.
 
-    When `whole`, nothing is random, and a broken file is left out instead.
+    If `whole`, nothing is random, and a broken file is left out instead.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Pictures(Dataset[Sample], Generic[Decoded]):
 
 
 def seeded(cut: Callable[[Any], Tensor], image: object, seed: int) -> Tensor:
-    """Cut by the seed alone, whichever process does it; a training keeps its random state."""
+    """The crop that the seed alone decides, in any process; a training's random state is kept."""
     state = None if get_worker_info() else torch.get_rng_state()
     torch.default_generator.manual_seed(seed)
     try:
@@ -98,7 +98,7 @@ def together(samples: Sequence[Sample]) -> Batch:
 
 
 class SampleWorkers(Workers[Batch]):
-    """Workers that make batches of samples, for the draws from the n-th batch on."""
+    """Workers that make batches of samples; `batches(n)` has the draws from the n-th batch on."""
 
     def __init__(
         self,
@@ -119,7 +119,8 @@ class SampleWorkers(Workers[Batch]):
 class PixelFeed(SampleWorkers):
     """A `LoaderFeed` that waits for its workers' batch, copies it, and normalises on the device.
 
-    `batches` are the draws from the n-th batch on; None: all samples, shuffled, epoch after epoch.
+    `batches(n)` has the draws from the n-th batch on; None: all samples, shuffled, epoch after
+    epoch.
     """
 
     def __init__(
@@ -138,7 +139,7 @@ class PixelFeed(SampleWorkers):
         self._open = True
 
     def fetch(self) -> Batch:
-        """Wait for the next batch. UserError for a broken image when strict, or all broken."""
+        """Wait for the next batch. UserError for a broken image if strict, or if all are broken."""
         assert self._open, "closed"
         batch = next(self)
         self._tell(batch.broken)
@@ -147,7 +148,7 @@ class PixelFeed(SampleWorkers):
         return batch
 
     def place(self, fetched: object) -> tuple[Tensor, Tensor]:
-        """Copy to the device, from pinned memory without waiting, and normalise there."""
+        """Copy to the device, without waiting if pinned, and normalise: float32 [N, 3, H, W]."""
         assert isinstance(fetched, Batch)
         return self._place(fetched.images, fetched.labels)
 
@@ -158,7 +159,7 @@ class PixelFeed(SampleWorkers):
 
 
 def none_left(source: Source) -> UserError:
-    """What to raise when no image of a source could be decoded."""
+    """The UserError to raise when no image of a source could be decoded."""
     assert isinstance(source, Files), "arrays do not break"
     count = len(source.pictures)
     return UserError(f"none of the {count:,} training images in {source.root} can be decoded")

@@ -1,6 +1,6 @@
-"""Files as bytes, from memory or from the disk itself, and the back end that does no more.
+"""Reads files as bytes, from the page cache or cold, and the back end that only reads.
 
-"From the disk": what memory holds of a file is dropped first, where that can be done.
+A cold read drops the file from the page cache first, where the system can do that.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TRIES_S = (0.0, 0.02, 0.05, 0.1, 0.2)
 
 
 def read(path: str, cold: bool = False) -> bytes:
-    """A file's bytes; when `cold`, from the disk itself, not from memory. OSError."""
+    """A file's bytes; if `cold`, from the disk, not from memory. OSError if it cannot be read."""
     with open(path, "rb", buffering=0) as file:
         if cold:
             drop(file.fileno())
@@ -38,14 +38,14 @@ def read(path: str, cold: bool = False) -> bytes:
 
 
 def drop(descriptor: int) -> None:
-    """Ask the system to forget what it holds in memory of an open file."""
+    """Ask the system to drop an open file from the page cache."""
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def cannot_drop(path: str | Path) -> str | None:
-    """Why a file stays in memory when it is dropped, or may do; None when it does not. OSError.
+    """Why a file may stay in memory when it is dropped, or None. OSError if it cannot be read.
 
-    Some file systems do nothing when they are asked to: those in memory, and those of sandboxes.
+    Some file systems ignore the request: those in memory, and those of sandboxes.
     """
     with open(path, "rb", buffering=0) as file:
         with suppress(OSError):  # where nothing can be written
@@ -63,7 +63,7 @@ def cannot_drop(path: str | Path) -> str | None:
 
 
 def cold_missing(source: Source) -> str | None:
-    """Why the files of a source cannot be read cold, by a few of them that can be read at all."""
+    """Why the files of a source cannot be read cold, or None; tried with a few readable ones."""
     if isinstance(source, Arrays):
         return "no cold reads: these images lie in memory"
     pictures = source.pictures[:: max(1, len(source.pictures) // TRIED)][:TRIED]
@@ -92,7 +92,7 @@ def _in_memory(descriptor: int) -> bool:
 
 
 class Read(NamedTuple):
-    """How many files were read, and their bytes."""
+    """How many files were read, and how many bytes."""
 
     files: int
     size_bytes: int
@@ -106,7 +106,7 @@ def open_feed(source: Source, wanted: Wanted, tell: Tell) -> ReadFeed:
 
 
 class ReadFeed(Workers[Read]):
-    """A `LoaderFeed` that cannot train: it fetches, and has nothing to place."""
+    """A `LoaderFeed` that only reads; its batches cannot be trained on."""
 
     def __init__(self, files: Files, wanted: Wanted, tell: Tell) -> None:
         super().__init__(
@@ -126,7 +126,7 @@ class ReadFeed(Workers[Read]):
         return read_
 
     def place(self, fetched: object) -> tuple[Tensor, Tensor]:
-        """UserError: there is nothing to train on."""
+        """Raise UserError: there is nothing to train on."""
         raise UserError("--loader read only reads files and cannot train; choose another loader")
 
 

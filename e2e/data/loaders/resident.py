@@ -1,4 +1,4 @@
-"""Images that lie on the device as bytes: drawn, cut, flipped and normalised there.
+"""Images kept on the device as uint8: sampled, cropped, flipped and normalised there.
 
 Files are decoded once, to 256 pixels for every 224 that are wanted.
 """
@@ -28,7 +28,10 @@ _kept = WeakKeyDictionary()
 
 
 def open_feed(source: Source, wanted: Wanted, tell: Tell) -> ResidentFeed:
-    """Images from files are decoded now, once for all feeds of a source. UserError for too many."""
+    """A feed of images on the device; files are decoded now, once for all feeds of a source.
+
+    UserError when they do not fit, or when none can be decoded.
+    """
     by_size = _kept.setdefault(source, {})
     key = (wanted.size, wanted.device)
     if key not in by_size:
@@ -83,11 +86,11 @@ def _in_workers(wanted: Wanted, count: int) -> Wanted:
 
 
 class ResidentFeed(ReadyFeed):
-    """A `LoaderFeed` that cuts, flips and normalises images on the device: six kernels a batch.
+    """A `LoaderFeed` that crops, flips and normalises on the device: six kernels per batch.
 
-    Images that are larger than what is wanted are cut anywhere in them, others up to PADDING beyond
-    their edges. The random numbers are the device's own, so one seed gives other batches on another
-    kind of it.
+    Images larger than wanted are cropped anywhere inside, others up to PADDING pixels beyond their
+    edges. The device draws the random numbers, so a seed gives other batches on another kind of
+    device.
     """
 
     def __init__(self, images: Tensor, classes: Tensor, wanted: Wanted) -> None:
@@ -105,7 +108,7 @@ class ResidentFeed(ReadyFeed):
         self._drawn = self._epoch(len(images))
 
     def place(self, fetched: object) -> tuple[Tensor, Tensor]:
-        """The next images of the epoch, cut, flipped and normalised."""
+        """The next images of the epoch, float32 [batch, 3, H, W], and classes, int64 [batch]."""
         assert self._images is not None, "closed"
         while self._drawn.shape[1] < self._batch:
             self._drawn = torch.cat([self._drawn, self._epoch(len(self._images))], dim=1)
@@ -118,7 +121,7 @@ class ResidentFeed(ReadyFeed):
         return (bytes_ * self._scale).add_(self._shift), self._classes[which]
 
     def close(self) -> None:
-        """Let the images go."""
+        """Release the images."""
         self._images = None
 
     def _epoch(self, count: int) -> Tensor:

@@ -14,8 +14,9 @@ LISTED = 1024  # draws that become Python's at once: a whole epoch's would hold 
 
 @dataclass(frozen=True)
 class Shuffled:
-    """Lists of `batch` draws from `count` images, epoch after epoch; one may run over an epoch's
-    end. They begin with the batch of number `start`, and are as they would have been from 0.
+    """Lists of `batch` draws from `count` images, epoch after epoch; one may span two epochs.
+
+    They begin with batch number `start`, and are the same as when started from 0.
     """
 
     count: int

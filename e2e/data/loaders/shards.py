@@ -1,7 +1,7 @@
-"""Tar shards, read in a row by webdataset in the workers; decoded and cut as by torchvision.
+"""Tar shards, read sequentially by webdataset in workers; decoded and cropped as by torchvision.
 
 A sample is two members of one name, NAME.jpg (or .jpeg, .png, .webp) and NAME.cls, its class as a
-number. Every worker has shards of its own, in a new order each epoch, and draws from a buffer.
+number. Each worker has its own shards, in a new order each epoch, and draws from a buffer.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ BUFFER = 1000  # undecoded images of a worker from which the next is drawn
 TAR_BLOCK = 512
 SUFFIXES = ("jpg", "jpeg", "png", "webp")
 
-Raw = dict[str, Any]  # what webdataset makes of a sample: its name, its shard, bytes by suffix
+Raw = dict[str, Any]  # a sample of webdataset: its name, its shard, bytes by suffix
 
 
 def missing(device: torch.device) -> str | None:
-    """Why it cannot run."""
+    """Why it cannot run, or None: webdataset is not installed."""
     if find_spec("webdataset") is None:
         return "webdataset is not installed; pip install 'halfway[loaders]'"
     return None
 
 
 def open_feed(source: Source, wanted: Wanted, tell: Tell) -> PixelFeed:
-    """Endless batches; their order follows from the seed and the number of workers.
+    """Endless batches in an order that follows from the seed and the number of workers.
 
     UserError when there are fewer shards than workers.
     """
@@ -154,11 +154,11 @@ class _Shards(Dataset[Sample]):
                 self._broken.append((path, short(error)))
 
     def _heard(self, error: Exception) -> bool:
-        """Note what webdataset says of a shard: it adds the stream to the error's own words."""
+        """Note webdataset's message about a shard: it appends the stream to the error's text."""
         said = str(error.args[0]).partition(" @ ")[0] if error.args else type(error).__name__
         if all(path != self._reading for path, _ in self._broken):
             self._broken.append((self._reading, said))
-        return True  # go on with what comes after it
+        return True  # continue with the next sample
 
 
 def _is_cut_short(file: BinaryIO) -> bool:

@@ -26,17 +26,17 @@ FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 
 
 def open_feed(source: Source, wanted: Wanted, tell: Tell) -> PixelFeed:
-    """The batches of back end torchvision, but for how a decoder and a resize round."""
+    """The batches of back end torchvision, except for the rounding of decoder and resize."""
     assert isinstance(source, Files)
     samples = Pictures(source.pictures, pixels, random_cut(wanted.size), cold=wanted.cold)
     return PixelFeed(samples, source, wanted, tell)
 
 
 def pixels(content: bytes) -> Tensor:
-    """The image in a file's bytes, uint8 [3, H, W], upright. Raises what Pillow raises.
+    """The image in a file's bytes, uint8 [3, H, W], upright. Raises Pillow's error if broken.
 
-    What is no JPEG is decoded by Pillow, and so is a JPEG that torchvision refuses, or that Pillow
-    may refuse: torchvision believes a kilobyte that claims to be of 10 GB, and decodes it.
+    Pillow decodes what is no JPEG, JPEGs that torchvision refuses, and those that Pillow may
+    refuse: torchvision decodes a kilobyte that claims to be 10 GB.
     """
     if _is_usual_jpeg(content):
         encoded = torch.frombuffer(bytearray(content), dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""Batches from worker processes: torch's DataLoader, and what is done when a worker dies."""
+"""Batches from worker processes: torch's DataLoader, and what to do when a worker dies."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from microbench.errors import UserError
 # As in a user's own script. What torch would choose here is what the training process was started
 # by, and each worker would import torch, which takes seconds.
 START = "fork"
-MAX_LOSSES = 2  # of the same batch: what kills a worker twice is no accident
+MAX_LOSSES = 2  # of the same batch: then the batch itself is the likely cause
 DYING_S = 1.0  # at most from a worker's last sign of life to its end
 WATCH_S = 0.5  # how often a worker looks whether its parent lives
 MEANINGS = {
@@ -43,20 +43,21 @@ _starting = threading.Lock()
 
 
 class LoaderError(UserError):
-    """A loader cannot go on."""
+    """A loader cannot go on: a worker died, or its batches do not fit the shared memory."""
 
 
 class Workers(Iterator[Batch], Generic[Batch]):
-    """`collate([dataset[draw] for draw in draws])` for the draws of each batch, in their order.
+    """`collate([dataset[draw] for draw in draws])` for the draws of each batch, in order.
 
-    `batches(n)` are the draws from the n-th batch on; all that is random must follow from them.
-    Workers start at the first `next` and stay; without any, the batches are made in this process.
-    When one is killed, `wanted.on_death` "stop" is a LoaderError that names it; "restart" goes on
-    with new ones at the first batch that was not given yet, so that none is left out and none comes
-    twice, and `wanted.note` gets a line.
-    `batch_bytes` is what a batch takes in shared memory: a LoaderError, before any worker starts,
-    when the batches that are under way do not fit. A `LoaderFeed` may be made of this class: it
-    adds `fetch` and `place`.
+    `batches(n)` has the draws from the n-th batch on; they must decide all that is random. Workers
+    start at the first `next`; without workers, batches are made in this process. When one is
+    killed, `wanted.on_death` "stop" raises a LoaderError that names it; "restart" continues with
+    new workers at the first batch not yet returned, so that none is lost or repeated, and tells
+    `wanted.note`.
+
+    `batch_bytes` is the shared memory of a batch in bytes: LoaderError, before any worker starts,
+    when the batches under way do not fit. A `LoaderFeed` derived from this class adds `fetch` and
+    `place`.
     """
 
     idle_cpu_s = 0.0
@@ -86,7 +87,7 @@ class Workers(Iterator[Batch], Generic[Batch]):
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """The workers by now."""
+        """The ids of the workers so far."""
         return tuple(process.pid for process in self._processes if process.pid is not None)
 
     def __next__(self) -> Batch:
@@ -108,7 +109,7 @@ class Workers(Iterator[Batch], Generic[Batch]):
                 return batch
 
     def close(self) -> None:
-        """End the workers. A `next` that another thread waits in raises within some seconds."""
+        """End the workers. A `next` waiting in another thread raises within some seconds."""
         self._end()
 
     def _end(self) -> None:
@@ -158,7 +159,7 @@ class Workers(Iterator[Batch], Generic[Batch]):
         return [process for process in self._processes if not process.is_alive()]
 
     def _found_dead(self) -> bool:
-        """Whether a worker is dead, or dying: its connections end some time before it does."""
+        """Whether a worker is dead or dying: its connections end before the process does."""
         until_s = time.monotonic() + DYING_S
         while self._processes and not self._dead():
             if time.monotonic() > until_s:
@@ -167,7 +168,7 @@ class Workers(Iterator[Batch], Generic[Batch]):
         return bool(self._processes)
 
     def _bury(self) -> None:
-        """Make ready to go on after a worker's death. LoaderError when that is not wanted."""
+        """Prepare to continue after a worker's death. LoaderError when that is not wanted."""
         dead = self._dead()[0]
         number = self._processes.index(dead) + 1
         said = f"loader worker {number} of {self._wanted.workers} (pid {dead.pid}) {_end_of(dead)}"

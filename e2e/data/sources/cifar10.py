@@ -1,7 +1,7 @@
 """CIFAR-10 from disk, in the Python or the binary form that its authors publish.
 
-The Python form is pickles, and a pickle can run any program. These are read by an unpickler that
-knows NumPy's arrays and nothing else.
+The Python form is pickles, and a pickle can run any program. The unpickler here only knows NumPy's
+arrays.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ Records = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 
 def read(folder: Path) -> tuple[Arrays, Arrays]:
-    """The training and the test images of the CIFAR-10 in this folder, or in its usual subfolder.
+    """(training, test) images of the CIFAR-10 in this folder or its usual subfolder.
 
-    UserError when it is not there, or a file is cut short or broken.
+    uint8 [50000, 3, 32, 32] and [10000, 3, 32, 32]. UserError when it is missing, truncated or
+    broken.
     """
     base, suffix = _found(folder)
     train = [base / f"data_batch_{i}{suffix}" for i in range(1, 6)]

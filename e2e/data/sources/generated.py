@@ -1,13 +1,13 @@
-"""A stand-in for CIFAR-10 that is made, not downloaded: same sizes, and a network must learn it.
+"""A generated stand-in for CIFAR-10: same sizes, and a network has to learn it.
 
-An image shows one of ten shapes (disc, ring, ... hourglass) anywhere in it, large or small, a
-little turned, filled with one smooth texture and colour before another, behind or in front of a
-distractor, under noise. Lighter or darker than its background is a coin toss, so that the mean
-image of a class is flat and a linear model learns nothing. In AMBIGUOUS_PCT of the images a shape
-of another class takes the distractor's place, and nothing tells which of the two the label names:
-the best accuracy that can be had is about 100 % less half of that.
+An image shows one of ten shapes (disc, ring, ... hourglass) anywhere, large or small, slightly
+rotated, filled with one smooth texture and colour before another, behind or in front of a
+distractor, under noise. Lighter or darker than the background is random, so that the mean image of
+a class is flat and a linear model learns nothing. In AMBIGUOUS_PCT of the images the distractor is
+a shape of another class, and nothing tells which of the two the label names: the best possible
+accuracy is about 100 % less half of that.
 
-The bytes are the same on every machine and with any number of threads: integer arithmetic alone, on
+The bytes are the same on every machine and with any number of threads: integer arithmetic only, on
 the raw stream of NumPy's PCG64, which NumPy promises to keep.
 """
 
@@ -31,7 +31,7 @@ TRAIN, HELD_OUT = 50_000, 10_000
 SAMPLE = (3, 32, 32)
 NORMAL = Normal((0.458, 0.458, 0.458), (0.196, 0.196, 0.196))
 
-SEED = 20_240_607  # of the data set, whatever the seed of a run
+SEED = 20_240_607  # of the data set, independent of a run's seed
 TEXTURE_STREAM, TRAIN_STREAM, HELD_OUT_STREAM = 0, 1, 2  # of random numbers
 DRAWN_BYTES = 64  # random bytes an image, besides those of its noise
 NOISE_BYTES = 3 * 32 * 32
@@ -77,7 +77,7 @@ SHAPES: tuple[Shape, ...] = (
     lambda x, y: (abs(y) <= 850) & (abs(x) <= abs(y) + 60),  # an hourglass
 )
 CLASSES = len(SHAPES)
-# What is in the picture besides, and says nothing of its class.
+# Distractors: they do not depend on the class.
 DISTRACTORS: tuple[Shape, ...] = (
     lambda x, y: (abs(x) <= 950) & (abs(y) <= 150),
     lambda x, y: (abs(x) <= 150) & (abs(y) <= 950),
@@ -90,7 +90,7 @@ DISTRACTORS: tuple[Shape, ...] = (
 
 @lru_cache(maxsize=1)
 def images() -> tuple[Arrays, Arrays]:
-    """The training images and those held out. Takes some seconds the first time in a process."""
+    """(training, held-out) images, uint8 [N, 3, 32, 32]. Some seconds, once per process."""
     world = _World()
     return world.images(TRAIN_STREAM, TRAIN), world.images(HELD_OUT_STREAM, HELD_OUT)
 

@@ -32,7 +32,7 @@ SIGNATURES = (
 
 @dataclass(frozen=True)
 class Listing:
-    """The images of a folder. `broken` has what is no image, as path and reason."""
+    """The images of a folder. `broken` maps paths of files that are no images to the reasons."""
 
     root: Path
     classes: tuple[str, ...]
@@ -43,9 +43,9 @@ class Listing:
 
 
 def list_images(root: Path) -> Listing:
-    """The images below a folder. UserError when it is missing, empty or laid out otherwise.
+    """The images below a folder. UserError if it is missing, empty or laid out otherwise.
 
-    The order and what is held out depend on names alone, not on the file system.
+    The order and the held-out part depend on names alone, not on the file system.
     """
     if not root.is_dir():
         what = "is a file, not a folder" if root.exists() else "does not exist"
@@ -94,12 +94,12 @@ def _left_out_notes(left_out: Counter[str]) -> list[str]:
 
 
 def printable(path: str, root: Path) -> str:
-    """A file's name below a folder, on one line and in characters that any screen takes."""
+    """A file's name below a folder, on one line, unprintable characters as "?"."""
     return printable_name(os.path.relpath(path, root))
 
 
 def printable_name(name: str) -> str:
-    """A name in characters that any screen takes."""
+    """A name with unprintable characters as "?"."""
     return "".join(letter if letter.isprintable() else "?" for letter in name)
 
 

@@ -1,8 +1,7 @@
-"""Synthetic JPEG datasets on disk: class folders below train/ and val/, and tar shards if asked.
+"""Synthetic JPEG datasets on disk: class folders below train/ and val/, and optional tar shards.
 
-manifest.json says which dataset a folder holds. A dataset is generated in a hidden folder inside
-its own and moved up when it is whole, the manifest last, so that an interrupted one is never taken
-for a whole one.
+manifest.json says which dataset a folder holds. A dataset is generated in a hidden subfolder and
+moved up when complete, the manifest last, so that an interrupted one is never taken for complete.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ OnProgress = Callable[[int, int], None]  # images that are made, and those wante
 
 @dataclass(frozen=True)
 class Plan:
-    """Which images a dataset has. Their classes take turns: a shorter plan is a part of it.
+    """The images of a dataset; classes alternate, so a shorter plan is a part of a longer one.
 
     UserError for numbers out of range.
     """
@@ -77,11 +76,11 @@ class Plan:
         return index % self.classes
 
     def is_held_out(self, index: int) -> bool:
-        """Whether an image is one of val."""
+        """Whether an image belongs to val/."""
         return index // self.classes % HELD_OUT_OF == HELD_OUT_ROUND
 
     def trained(self) -> list[int]:
-        """The numbers of the images to train on."""
+        """The numbers of the training images."""
         return [index for index in range(self.images) if not self.is_held_out(index)]
 
     def path(self, index: int) -> str:
@@ -90,7 +89,7 @@ class Plan:
         return f"{part}/class-{self.label(index):04}/{index:08}.jpg"
 
     def in_words(self) -> str:
-        """ "200 images of 10 classes, seed 1"."""
+        """Such as "200 images of 10 classes, seed 1"."""
         return f"{self.images:,} images of {self.classes:,} classes, seed {self.seed}"
 
 
@@ -105,11 +104,11 @@ def make(
     processes: int | None = None,
     on_progress: OnProgress,
 ) -> bool:
-    """Generate a dataset in a folder, in `shards` tar files too; False where it was there already.
+    """Generate a dataset in a folder, and `shards` tar files; False if it already exists.
 
-    Which pixels an image has depends on the seed, its number and its class alone. UserError for a
-    folder that holds anything else, a disk without room, and a file that cannot be written; nothing
-    that was in the folder before is changed.
+    Pixels depend only on the seed, the image's number and its class. UserError for a folder with
+    other content, too little disk space, and a file that cannot be written; what was in the folder
+    before is not changed.
     """
     trained = plan.trained()
     if not 0 <= shards <= len(trained):
@@ -143,7 +142,7 @@ def make(
 
 
 def cached(plan: Plan, on_progress: OnProgress) -> Path:
-    """The folder of such a dataset in the user's cache, generated the first time."""
+    """The folder of such a dataset in the user's cache; generated once. UserError as of `make`."""
     folder = user_directory("made") / f"{FORMAT}-{plan.images}-{plan.classes}-{plan.seed}"
     make(folder, plan, on_progress=on_progress)
     return folder
@@ -227,7 +226,7 @@ def _check_space(folder: Path, images: int, packed: int) -> None:
 
 
 def _write_images(work: Path, plan: Plan, processes: int, on_progress: OnProgress) -> None:
-    """UserError when a process was killed. Whatever ends it, no process is left."""
+    """UserError when a process was killed. No process is left, however it ends."""
     for name in {os.path.dirname(plan.path(index)) for index in range(plan.images)}:
         (work / name).mkdir(parents=True)
     for number in range(FIELDS + len(KINDS)):

@@ -30,13 +30,13 @@ Plane = NDArray[np.int16]
 Floats = NDArray[np.floating]
 
 SIZE_STREAM, PIXEL_STREAM = 0, 1  # of an image's random numbers
-NOISE_STREAM = 0x66_6C_64  # apart from those of images, whatever the seed
+NOISE_STREAM = 0x66_6C_64  # the same for every seed, different from the images' streams
 
 FIELDS = 2  # planes of 1/f noise
 SIDE = 2048  # pixels a side of a field; an image is at most 1200
 FIELD_STD = 128
 SLOPE = 1.1  # of the amplitude: 1/f ** SLOPE
-LONGEST_WAVE = 1024  # pixels; what is longer would be the brightness of a whole image
+LONGEST_WAVE = 1024  # pixels; longer waves would change the brightness of a whole image
 
 TILE = 640  # pixels a side after which a texture repeats itself
 TEXTURE_STD = 32
@@ -78,7 +78,7 @@ OUTLINES: tuple[tuple[tuple[int, int, int], ...], ...] = (
 )
 # Blue-yellow and red-green (Cb, Cr): eight directions, at a saturation as painted things have.
 HUES = ((34, 0), (24, 24), (0, 34), (-24, 24), (-34, 0), (-24, -24), (0, -34), (24, -24))
-TONES = (-1, 1)  # darker or lighter than what is behind
+TONES = (-1, 1)  # darker or lighter than the background
 CLASSES = len(KINDS) * len(HUES) * len(OUTLINES) * len(TONES)
 
 # Ranges are drawn from for each image, both ends included.
@@ -91,7 +91,7 @@ COLOUR_BITS = 7
 TINT = (-3, 3)  # of the colours with the brightness, in parts of 32
 CAST = (-9, 9)  # of all colours
 SHADE = (8, 30)  # standard deviation of what changes slowly in brightness
-TONE = (14, 34)  # of an object, against what is behind
+TONE = (14, 34)  # of an object, against the background
 TEXTURE = (20, 34)  # contrast of an object's texture, in parts of 32
 SATURATION = (18, 28)  # of an object, in parts of 32
 REGION_SATURATION = (4, 18)  # its hue is any
@@ -107,7 +107,7 @@ STEEPNESS = 6  # of an outline, in 8 bits a UNIT
 
 @dataclass(frozen=True)
 class Look:
-    """How the objects of a class look: places in KINDS, HUES, OUTLINES, and a tone."""
+    """How the objects of a class look: indices into KINDS, HUES, OUTLINES, and a tone."""
 
     texture: int
     hue: int
@@ -116,9 +116,9 @@ class Look:
 
 
 def look_of(label: int) -> Look:
-    """The look of a class, another one for each label below CLASSES.
+    """The look of a class, different for each label below CLASSES.
 
-    Neighbours share a hue, so that a few classes are no hues either.
+    Neighbours share a hue, so that hue alone does not separate a few classes.
     """
     rest, texture = divmod(label, len(KINDS))
     rest, hue = divmod(rest, len(HUES))
@@ -129,17 +129,17 @@ def look_of(label: int) -> Look:
 
 
 class Draws:
-    """Whole numbers one after another, of the stream that `key` names."""
+    """Random integers, one after another, from the stream that `key` names."""
 
     def __init__(self, *key: int) -> None:
         self._source = np.random.PCG64(key)
 
     def below(self, limit: int) -> int:
-        """From 0 to limit - 1."""
+        """An integer from 0 to limit - 1."""
         return int(self._source.random_raw()) % limit
 
     def between(self, ends: tuple[int, int]) -> int:
-        """From one end to the other, both included."""
+        """An integer from one end to the other, both included."""
         return ends[0] + self.below(ends[1] - ends[0] + 1)
 
     def sign(self) -> int:
@@ -151,14 +151,14 @@ class Draws:
         return self.below(100) < pct
 
     def quantile(self, steps: Sequence[int]) -> int:
-        """Of a distribution whose quantiles, equally far apart, are `steps`; linear between."""
+        """An integer from the distribution with equidistant quantiles `steps`; linear between."""
         at, part = divmod(self.below((len(steps) - 1) << 16), 1 << 16)
         return steps[at] + ((steps[at + 1] - steps[at]) * part >> 16)
 
 
 @dataclass(frozen=True)
 class Size:
-    """Pixels, and Pillow's quality and subsampling."""
+    """Height and width in pixels, and Pillow's JPEG quality and subsampling."""
 
     height: int
     width: int
@@ -167,7 +167,7 @@ class Size:
 
 
 def size_of(seed: int, index: int) -> Size:
-    """The size of an image."""
+    """The size of an image, by seed and index."""
     draw = Draws(seed, index, SIZE_STREAM)
     longer = FLICKR_SIDE if draw.chance(FLICKR_PCT) else draw.quantile(OTHER_SIDES)
     at = draw.below(100)
@@ -181,7 +181,7 @@ def size_of(seed: int, index: int) -> Size:
 
 
 def jpeg(seed: int, index: int, look: Look) -> bytes:
-    """The file of an image. Its bytes are those that Pillow's encoder makes of the pixels."""
+    """An image as JPEG bytes, encoded by Pillow."""
     size = size_of(seed, index)
     file = io.BytesIO()
     image = picture(size, seed, index, look)
@@ -190,7 +190,7 @@ def jpeg(seed: int, index: int, look: Look) -> bytes:
 
 
 def picture(size: Size, seed: int, index: int, look: Look) -> Image.Image:
-    """An image's pixels before they are compressed; its mode is YCbCr."""
+    """An image before compression; its mode is YCbCr."""
     draw = Draws(seed, index, PIXEL_STREAM)
     masks = _masks(size, look, draw)
     light = _light(masks, look, draw)
@@ -241,7 +241,7 @@ def _light(masks: _Masks, look: Look, draw: Draws) -> Plane:
     height, width = masks.object.shape
     contrast = draw.between(CONTRAST)
     share = draw.between((40, 90))  # of the first field, in per cent
-    # Squares add up: the contrast is the same whatever the share.
+    # Squares add up: the contrast is the same for every share.
     first, second = contrast * share // 100, round(contrast * (1 - (share / 100) ** 2) ** 0.5)
     light = noise(0, height, width, draw) * np.int16(first * draw.sign())
     light += noise(1, height, width, draw) * np.int16(second * draw.sign())
@@ -296,7 +296,10 @@ def _image(plane: NDArray[np.signedinteger]) -> Image.Image:
 
 
 def noise(which: int, height: int, width: int, draw: Draws) -> Plane:
-    """A part of a plane, mirrored or not: at most CLIP_STD of its standard deviations."""
+    """A part of a noise plane, [height, width], mirrored or not.
+
+    Its values are at most CLIP_STD standard deviations from 0.
+    """
     whole = noise_plane(which)
     top, left = draw.below(len(whole) - height + 1), draw.below(len(whole) - width + 1)
     part = whole[top : top + height, left : left + width]
@@ -305,9 +308,9 @@ def noise(which: int, height: int, width: int, draw: Draws) -> Plane:
 
 @cache
 def noise_plane(number: int) -> Plane:
-    """One of FIELDS fields of 1/f noise, or after those, a texture of KINDS.
+    """One of FIELDS planes of 1/f noise or, after those, a texture of KINDS.
 
-    All of them take a second in a process, and 40 MB.
+    All of them take a second per process, and 40 MB.
     """
     is_field = number < FIELDS
     side, std = (SIDE, FIELD_STD) if is_field else (TILE, TEXTURE_STD)

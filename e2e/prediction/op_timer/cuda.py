@@ -1,9 +1,9 @@
-"""Measures calls one by one on a GPU: their time on the device, and the memory that they take.
+"""Times calls one by one on a GPU, and measures the memory that they take.
 
-A round launches every call that is asked for at least as often as the step does, so that the card
-draws power, and runs at a clock, as in the step; those of the backward pass in the thread that the
-step launches them from. Calls that the host cannot launch as fast as the device runs them are timed
-behind a gate, as many at a time as a stream can queue.
+A round launches every requested call at least as often as the step does, so that power and clocks
+are as in the step. Calls of the backward pass are launched from the thread that the step uses.
+Calls that the host cannot launch as fast as the device runs them are timed behind a gate, as many
+at a time as a stream can queue.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ GATED_COMMANDS = 700  # kernels, copies and events behind one gate: a stream que
 ROUNDS, SETTLING_ROUNDS = 7, 2
 SETTLE_S = 0.3  # the clock needs this long to settle to the power of the step
 MAX_SETTLING_ROUNDS = 40
-EMPTIES, EMPTY_BLOCKS = 10, 21  # to learn what a pair of events costs
+EMPTIES, EMPTY_BLOCKS = 10, 21  # to measure the overhead of a pair of events
 MOST_BETWEEN_S = 2e-6  # kernels that are launched ahead are no further apart
 
 T = TypeVar("T")
@@ -56,10 +56,10 @@ _Pair = tuple[Any, Any]  # events around a block
 
 @dataclass(eq=False)
 class _TriedCall:
-    """A call that was launched alone, with its rough times before the rounds.
+    """A call that was launched alone, with its rough times before the rounds, in seconds.
 
-    `launch_s` is the host's for a launch just now, `host_s` at the reference speed and in the
-    step's order.
+    `launch_s` is the host's for a launch now, `host_s` at the reference speed and in the step's
+    order.
     """
 
     counted: PlacedCall
@@ -74,7 +74,7 @@ class _TriedCall:
 
     @property
     def ready(self) -> HostTimedCall:
-        """As a pass over a step's calls needs it."""
+        """The call for a pass over a step's calls."""
         return HostTimedCall(self.counted, self.rough_s)
 
     @property
@@ -89,19 +89,19 @@ class _TriedCall:
 
     @property
     def launches(self) -> int:
-        """How many stand between two events."""
+        """The number of launches between two events."""
         least = LEAST_SHORT if self.gated else 1
         wanted = max(self.counted.count, least, math.ceil(BLOCK_S / max(self.rough_s, 1e-6)))
         return min(wanted, max(1, (GATED_COMMANDS - 2) // self.kernels)) if self.gated else wanted
 
     @property
     def commands(self) -> int:
-        """What a block of them queues."""
+        """The number of commands that a block of them queues."""
         return self.launches * self.kernels + 2
 
 
 class CudaStopwatch:
-    """By device events."""
+    """Times calls by CUDA events."""
 
     others_matter = True
 
@@ -118,7 +118,7 @@ class CudaStopwatch:
     def times(
         self, calls: Sequence[PlacedCall], among: Sequence[PlacedCall] = ()
     ) -> list[MeasuredTime | str]:
-        """From ROUNDS rounds after the clock has settled; the host's from passes with `among`."""
+        """As `Stopwatch.times`: ROUNDS rounds after the clock settled, host times from passes."""
         if not calls:
             return []
         tried = self._tried(calls)
@@ -132,13 +132,15 @@ class CudaStopwatch:
         return [one if isinstance(one, str) else next(taken) for one in tried]
 
     def passes(self, calls: Sequence[PlacedCall]) -> Callable[[], float]:
-        """By the clock of the host alone."""
+        """As `Stopwatch.passes`; the host's clock alone."""
         some = [one.ready for one in _that_launch(self._tried(calls))]
         return lambda: math.fsum(host_pass(some, self._threads))
 
     def once(self, run: Callable[[], T], *, waits: bool) -> tuple[T, OpTime | None]:
-        """Behind a gate, so that the host's time is not in the device's; what waits by the clock,
-        all of it the device's.
+        """Run it once behind a gate, so that launching is not in the device's time.
+
+        A call that `waits` is timed by the host's clock, all of it as device time. The time is None
+        when the gate expired: the call waited.
         """
         out: list[T] = []
         with _Memory() as memory:
@@ -154,17 +156,17 @@ class CudaStopwatch:
     def kernels_in(
         self, step: Callable[[Callable[[str | None], None]], None]
     ) -> Mapping[str, list[list[KernelTime]]]:
-        """From a profile."""
+        """As `Stopwatch.kernels_in`, from the profiler."""
         return kernels_in(step, self._instruments.launch_empty)
 
     def _tried(self, calls: Sequence[PlacedCall]) -> list[_TriedCall | str]:
-        """Each launched for the first time, in the thread in which the step does."""
+        """Each call after its first launch, in the thread that the step uses."""
         return [
             self._threads[one.first_backward](partial(or_why, self._meet, one)) for one in calls
         ]
 
     def _by_thread(self, met: Sequence[_TriedCall]) -> Iterator[tuple[Within, list[_TriedCall]]]:
-        """Each thread and what it launches."""
+        """Each thread and the calls that it launches."""
         return by_thread(sorted(met, key=_is_backward), _is_backward, self._threads)
 
     def _in_rounds(self, met: Sequence[_TriedCall]) -> list[MeasuredTime]:
@@ -193,14 +195,14 @@ class CudaStopwatch:
     def _roughly(self, launch: Callable[[], object], once_s: float) -> tuple[float, float, bool]:
         """(host seconds, device seconds, whether it waits for the device) of a launch."""
         launches = SLOW_LAUNCHES if once_s > SLOW_S else LAUNCHES
-        for together in dict.fromkeys((launches, 1)):  # the queue may not hold so many kernels
+        for together in dict.fromkeys((launches, 1)):  # the queue may be too short for all of them
             launch_s, device_s = self.behind_gate(launch, together)
             if not self.gate_expired:
                 return launch_s, device_s, False
         return 0.0, once_s, True
 
     def behind_gate(self, launch: Callable[[], object], launches: int) -> tuple[float, float]:
-        """(host, device) seconds per launch, of launches that wait until all are launched."""
+        """(host, device) seconds per launch; the device starts when all `launches` are queued."""
         start, end = _pair()
         with self._gate():
             start.record()
@@ -213,12 +215,12 @@ class CudaStopwatch:
 
     @property
     def gate_expired(self) -> bool:
-        """Whether the last gate opened before all that it was for had been launched."""
+        """Whether the last gate opened before everything behind it was launched."""
         return self._instruments.gate_expired
 
     @contextmanager
     def _gate(self) -> Generator[None]:
-        """What is launched inside runs after it has all been launched; waits for it at the end."""
+        """Work launched inside starts when all of it is launched; waits for it at the end."""
         torch.cuda.synchronize()
         self._instruments.close_gate()
         try:
@@ -231,11 +233,11 @@ class CudaStopwatch:
 
     @cached_property
     def _overhead_s(self) -> float:
-        """What a pair of events reads beyond one launch, whatever the clock is."""
+        """Seconds that a pair of events reads beyond one launch, at any clock."""
         return self._event_overhead()
 
     def _event_overhead(self) -> float:
-        """What a block reads beyond its launches: of one empty kernel, less one of many."""
+        """Seconds that a block reads beyond its launches, from blocks of empty kernels."""
         one_s, many_s = (self._empty_block(count) for count in (1, 1 + EMPTIES))
         return max(0.0, one_s - (many_s - one_s) / EMPTIES)
 
@@ -269,7 +271,7 @@ class CudaStopwatch:
         return [_seconds(pairs[one]) for one in met]
 
     def _launch_blocks(self, met: Sequence[_TriedCall], pairs: Mapping[_TriedCall, _Pair]) -> None:
-        """Those that run longer than they are launched, then the others behind gates."""
+        """Blocks that run longer than their launches take, then the others behind gates."""
         self._launch([one for one in met if not one.gated], pairs)
         torch.cuda.synchronize()
         for batch in _batches(met):
@@ -310,7 +312,7 @@ class CudaStopwatch:
 
 
 class _Memory:
-    """What runs inside, and is kept there, takes `scratch_bytes` beside."""
+    """Measures `scratch_bytes`: memory allocated inside beyond what is kept."""
 
     scratch_bytes = 0
 
@@ -346,7 +348,7 @@ def _taken(one: _TriedCall, blocks: Sequence[float], overhead_s: float) -> Measu
 
 
 def _that_launch(tried: Sequence[_TriedCall | str]) -> list[_TriedCall]:
-    """Those that work and do not wait for the device."""
+    """The calls that work and do not wait for the device."""
     return [one for one in tried if not isinstance(one, str) and not one.waits]
 
 

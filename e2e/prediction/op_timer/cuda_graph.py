@@ -1,6 +1,6 @@
-"""Times of a captured step: its calls are captured together, in its order, and replayed.
+"""Times a CUDA graph of a step: its calls are captured together in order, and replayed.
 
-In a graph a kernel starts sooner after the one before than when each is launched; how much sooner
+In a graph a kernel starts sooner after the one before than when each is launched. By how much
 depends on both, and on what the L2 cache still holds. The host launches all of them at once.
 """
 
@@ -27,21 +27,22 @@ from kernels.error_words import one_line
 from microbench.timing.stats import median
 
 SETTLE_S, BLOCKS = 0.3, 15
-MOST_GAP_S = 1e-6  # between kernels of a graph; what is more is another clock
+MOST_GAP_S = 1e-6  # between kernels of a graph; more than that is a difference of clocks
 
 
 class CaptureFailed(Exception):
-    """A capture broke off: the process cannot be relied on any more."""
+    """A capture broke off; this process cannot use the device reliably any more."""
 
 
 def measure_graph(
     calls: CallTimer, traced: Trace, known: Mapping[str, OpTime], host_speed: HostSpeed
 ) -> tuple[GraphCosts, bool]:
-    """What a captured step takes, and whether it was steady enough to keep.
+    """The costs of a captured step, and whether they were steady enough to keep. CUDA only.
 
-    Of a step whose calls are `known` by `key_of`, on a CUDA device; those that are not known,
-    because they cannot be launched alone, are left out; `check_capturable` lets the step through.
-    RuntimeError, with the reason, for what has no room; CaptureFailed, or what launching raises.
+    `known` has the times of its calls by `key_of`; calls without one, which cannot be launched
+    alone, are left out. Call `check_capturable` before. RuntimeError, with the reason, when the
+    graph does not fit the memory or the profiler sees no kernel; CaptureFailed, or what a launch
+    raises.
     """
     stopwatch = calls.stopwatch
     assert isinstance(stopwatch, CudaStopwatch), "only a GPU captures steps"
@@ -58,8 +59,9 @@ def measure_graph(
 
 
 def graph_costs(step_s: float, busy_s: float, kernels: int, launch_s: float) -> GraphCosts:
-    """Costs of a graph that takes `step_s`, in which `kernels` kernels run for `busy_s`; launching
-    it takes the host `launch_s`.
+    """Costs of a graph that takes `step_s`, its `kernels` kernels running for `busy_s`: seconds.
+
+    `launch_s` is what launching the graph takes the host.
     """
     gap_s = (step_s - busy_s) / kernels
     return GraphCosts(step_s, min(max(0.0, gap_s), MOST_GAP_S), launch_s / kernels)
@@ -95,7 +97,10 @@ def _steps_s(graph: torch.cuda.CUDAGraph, stopwatch: CudaStopwatch, together: in
 
 
 def check_capturable(traced: Trace, known: Mapping[str, OpTime]) -> None:
-    """RuntimeError for a step with a call that cannot be captured, or not when launched alone."""
+    """RuntimeError for a step that no graph can hold, with the reason.
+
+    A call waits for the device, or is the backward pass of attention with dropout.
+    """
     for op in traced.ops:
         taken = known.get(key_of(traced.case, op))
         if op.waits or (taken is not None and taken.waits):
@@ -115,9 +120,9 @@ def _has_dropout(call: Call) -> bool:
 
 
 def graph_of(counted: Sequence[PlacedCall], device: torch.device) -> torch.cuda.CUDAGraph:
-    """Every launch of the calls, in the step's order and from the thread that the step has for it.
+    """A graph of every launch of the calls, in the step's order and from the step's threads.
 
-    It reads and writes the calls' arguments: keep them as long. On a CUDA device; CaptureFailed.
+    It reads and writes the calls' arguments: keep them alive. CaptureFailed when capturing fails.
     """
     stream = capture_stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
@@ -140,7 +145,7 @@ def graph_of(counted: Sequence[PlacedCall], device: torch.device) -> torch.cuda.
 
 
 def rows_of(counted: Sequence[PlacedCall], device: torch.device) -> list[Callable[[], object]]:
-    """The step's launches, as many together as one thread has in a row; each row runs once."""
+    """The step's launches, one function per run of launches of one thread; each works once."""
     ready: Threads = (lambda work: work, partial(in_backward, device=device))
     rows = by_thread(in_order(counted), lambda launch: launch.backward, ready)
     return [

@@ -1,6 +1,6 @@
-"""Times of calls that cannot be launched alone, taken where a real step makes them.
+"""Times calls that cannot be launched alone, inside a real training step.
 
-What such a call does depends on data that only the step has. Other calls of the step run as always;
+What such a call does depends on data that only the step has. The step's other calls run as always;
 these are waited for, so that each is timed by itself.
 """
 
@@ -32,10 +32,10 @@ HELD = 2  # steps in which a call holds the host before it is taken for one that
 
 
 class Nth(NamedTuple):
-    """A call of a step by its operator's name, and how many of that name came before it.
+    """A call of a step: its operator's name, and how many calls of that name came before it.
 
-    By that a real step and its trace agree even where sizes depend on data, or where a fake step
-    has a few calls less.
+    This finds the same call in a real step and in its trace, even where sizes depend on data or a
+    fake step has a few calls less.
     """
 
     name: str
@@ -44,8 +44,9 @@ class Nth(NamedTuple):
 
 @dataclass(frozen=True)
 class Wanted:
-    """A call that is to be timed: its key, and of its tensors the types and numbers of dimensions,
-    by which another call in its place is known for what it is.
+    """A call to time: its key, and the (type, number of dimensions) of each of its tensors.
+
+    These confirm that the real step's call is the same one.
     """
 
     key: str
@@ -56,9 +57,10 @@ def time_in_step(
     network: Network, traced: Trace, device: torch.device, classes: int,
     wanted: Mapping[int, str], stopwatch: Stopwatch, host_speed: HostSpeed,
 ) -> dict[str, OpTime]:  # fmt: skip
-    """The times, by key, of the calls at these places of the trace, each with its key: the medians
-    over STEPS steps of the mean of those that share a key. A call that the real step does not make
-    has none. Raises what the step raises.
+    """Times by key of the calls in `wanted` (place in the trace: key), from real steps.
+
+    Each is the median over STEPS steps of the mean over calls that share the key. A call that the
+    real step does not make has no time. Raises what the step raises.
     """
     case = traced.case
     trainer = Trainer(network, case, recipe_of(case), device, seed=SEED)
@@ -101,7 +103,7 @@ def time_in_step(
 
 
 class _Timer:
-    """Times calls by their keys; `held` are those that held the host unforeseen."""
+    """Times calls by key; `held` are those that unexpectedly waited for the device."""
 
     def __init__(self, stopwatch: Stopwatch, waiting: set[str]) -> None:
         self.found: dict[str, list[OpTime]] = {}
@@ -119,7 +121,7 @@ class _Timer:
 
 
 class _Watching(CallRecorder):
-    """Has the `chosen` calls of one step run by `watch`, with their keys."""
+    """Runs the `chosen` calls of one step through `watch`, with their keys."""
 
     def __init__(
         self, chosen: Mapping[Nth, Wanted], watch: Callable[[str, Callable[[], Any]], Any]
@@ -154,9 +156,10 @@ def _chosen(traced: Trace, wanted: Mapping[int, str]) -> dict[Nth, Wanted]:
 
 
 def _mean(times: Sequence[OpTime], slowdown: float, seen: Sequence[Sequence[KernelTime]]) -> OpTime:
-    """Of the launches of a step, the host's time at the reference speed.
+    """The mean over a step's launches, the host's time at the reference speed.
 
-    Of one that waits, what no kernel runs in is the host's: to launch it, and to hear of its end.
+    Of a call that waits, the time without a running kernel is the host's: launching it, and
+    noticing its end.
     """
     gpu_s, host_s = fmean(one.gpu_s for one in times), fmean(one.host_s for one in times)
     busy_s = min(gpu_s, fmean(map(union_s, seen))) if seen else None

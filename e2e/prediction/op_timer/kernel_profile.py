@@ -18,11 +18,11 @@ TIMES, TOGETHER = 3, 100  # launches of each call; calls behind one gate
 
 
 class Launched(Protocol):
-    """A call."""
+    """A call that can be profiled."""
 
     @property
     def waits(self) -> bool:
-        """Whether it holds the host until the device is done."""
+        """Whether the host waits for the device in it."""
         ...
 
     @property
@@ -40,10 +40,10 @@ Gate = Callable[[], AbstractContextManager[None]]
 def profiled(
     rows: Rows[C], mark: Callable[[], object], gate: Gate
 ) -> dict[C, list[list[KernelTime]]]:
-    """The kernels of each call, as often as they were seen; calls of which none was are left out.
+    """The kernels of each call, one list per launch that was seen; calls never seen are left out.
 
-    `mark` launches an empty kernel, as a `gate` does TRAILING times in the end. What does not wait
-    is launched behind one: a kernel that finds the device idle takes longer to begin.
+    `mark` launches an empty kernel; `gate` launches TRAILING of them at the end. Calls that do not
+    wait are launched behind a gate: a kernel that finds the device idle starts later.
     """
     owners: list[C | None] = []  # of marks
 
@@ -60,8 +60,9 @@ def profiled(
 def kernels_in(
     step: Callable[[Callable[[T | None], None]], object], mark: Callable[[], object]
 ) -> dict[T, list[list[KernelTime]]]:
-    """The kernels that ran after each mark that `step` sets, by whose they are said to be: from
-    one mark to the next, None for kernels of no call. `mark` launches an empty kernel.
+    """The kernels after each mark that `step` sets, by the mark's owner; None owns none.
+
+    `mark` launches an empty kernel.
     """
     owners: list[T | None] = []
 
@@ -102,11 +103,11 @@ def _launch_marked(
 def kernels_of(
     seen: Sequence[KernelTime], owners: Sequence[T | None]
 ) -> dict[T, list[list[KernelTime]]]:
-    """What ran between each mark of a call and the next mark, in their order.
+    """The kernels between each mark and the next, in order, by the owner of the mark.
 
-    `owners` has, of each mark that was launched, the call that follows, or None if the kernels
-    that follow belong to no call. Of a profile that begins late the first owners are left out:
-    CUPTI loses what runs first after a rest. Empty if the profile has more marks than these.
+    `owners` has one entry per launched mark: the call that follows, None for kernels of no call. If
+    the profile begins late, the first owners are dropped: CUPTI loses the first kernels after a
+    rest. Empty if the profile has more marks than owners.
     """
     rows: list[list[KernelTime]] = []
     for kernel in seen:

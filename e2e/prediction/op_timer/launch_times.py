@@ -1,12 +1,12 @@
-"""Launches calls in the step's order and in its threads, and times what that costs the host.
+"""Launches calls in the step's order and from its threads, and times what that costs the host.
 
-cuDNN's algorithms are searched once a thread of a process: what is launched where a training
-launches it leaves what it found for a training that follows.
+cuDNN searches algorithms once per thread of a process, so launching from the training's threads
+leaves the results for a training that follows.
 
-A call that is launched again and again is in the processor's caches, and a host that is slow
-because others use these would seem quick. After other work all is slow at first; but a step follows
-its like, and so does a pass over its calls. A launch seems to cost less while the device has work
-left: in a step that the host limits it often has little.
+A call that is launched over and over stays in the CPU's caches, and a host slowed by other users of
+these would seem fast. After other work everything is slow at first; but steps follow each other,
+and so do passes over their calls. A launch seems cheaper while the device still has work queued; in
+a CPU-bound step it often has little.
 """
 
 from __future__ import annotations
@@ -32,32 +32,30 @@ LEFT_S = 10e-6  # of work that a launch may find on the device, by rough times; 
 SURE_LAUNCHES = 200  # later it is waited for, as rough times that are too short add up
 
 T = TypeVar("T")
-Within = Callable[[Callable[[], Any]], Any]  # runs a function in some thread, gives what it gives
+Within = Callable[[Callable[[], Any]], Any]  # runs a function in some thread, returns its result
 Threads = tuple[Within, Within]  # of the forward pass and all else; of the backward pass
 
 
 def by_thread(
     calls: Iterable[T], is_backward: Callable[[T], bool], threads: Threads
 ) -> Iterator[tuple[Within, list[T]]]:
-    """As many calls in a row as the same thread launches, with that thread."""
+    """Consecutive calls that the same thread launches, with that thread."""
     for backward, some in groupby(calls, is_backward):
         yield threads[backward], list(some)
 
 
 def forward_thread(work: Callable[[], T]) -> T:
-    """In the caller's own."""
+    """Run the work in the caller's thread."""
     return work()
 
 
 def backward_thread(device: torch.device) -> Within:
-    """In autograd's for this device. What the work raises is raised here."""
+    """A function that runs work in autograd's thread for this device, and raises what it raises."""
     return lambda work: in_backward(work, device)()
 
 
 def in_backward(work: Callable[[], T], device: torch.device) -> Callable[[], T]:
-    """The work as a backward pass that can be run once, on the stream that is current now; running
-    it launches nothing else.
-    """
+    """The work as a backward pass that runs once, on the current stream, and nothing else."""
     done: list[T] = []
     with torch.enable_grad():
         root = torch.zeros((), device=device, requires_grad=True)
@@ -72,7 +70,7 @@ def in_backward(work: Callable[[], T], device: torch.device) -> Callable[[], T]:
 
 
 class _Backward(torch.autograd.Function):
-    """Nothing but work in its backward pass."""
+    """An autograd function whose backward pass only runs the given work."""
 
     @staticmethod
     def forward(ctx: Any, root: torch.Tensor, work: Callable[[], object]) -> torch.Tensor:
@@ -86,14 +84,14 @@ class _Backward(torch.autograd.Function):
 
 
 class HostTimedCall(NamedTuple):
-    """A call that can be launched, and how long a launch takes the device, roughly."""
+    """A call to launch, and roughly how many seconds a launch takes the device."""
 
     counted: PlacedCall
     device_s: float
 
 
 class Launch(NamedTuple):
-    """One of a step's launches: which of the calls, and whether in the backward pass."""
+    """One launch of a step: the index of its call, and whether it is in the backward pass."""
 
     which: int
     backward: bool
@@ -102,9 +100,10 @@ class Launch(NamedTuple):
 def host_times(
     calls: Sequence[HostTimedCall], threads: Threads, host_speed: HostSpeed, most: int
 ) -> list[float]:
-    """Seconds at the reference speed of each call: the median over passes, `most` at most, scaled
-    so that they add up to the median pass: in every pass a few calls are slow, seldom the same
-    ones. None of them may wait for the device.
+    """Host seconds at the reference speed of each call; none of them may wait for the device.
+
+    The medians over at most `most` passes, scaled to add up to the median pass: each pass has a few
+    slow calls, seldom the same ones.
     """
     if not calls:
         return []
@@ -128,9 +127,7 @@ def host_times(
 
 
 def host_pass(calls: Sequence[HostTimedCall], threads: Threads) -> list[float]:
-    """Seconds of each launch, in the step's order: every call is launched as often as the step
-    does, and from its threads.
-    """
+    """Host seconds of each launch of one pass, in the step's order and from its threads."""
     seconds: list[float] = []
     launches = in_order([one.counted for one in calls])
     for within, some in by_thread(launches, lambda launch: launch.backward, threads):
@@ -139,7 +136,7 @@ def host_pass(calls: Sequence[HostTimedCall], threads: Threads) -> list[float]:
 
 
 def warm(run: Callable[[], object]) -> None:
-    """Run it for WARM_S, once at least."""
+    """Run it for WARM_S seconds, at least once."""
     until_s = time.perf_counter() + WARM_S
     run()
     while time.perf_counter() < until_s:
@@ -147,7 +144,7 @@ def warm(run: Callable[[], object]) -> None:
 
 
 def in_order(calls: Sequence[PlacedCall]) -> list[Launch]:
-    """Launch by launch as the step has them."""
+    """The launches of the calls in the step's order."""
     placed = sorted((at, i) for i, one in enumerate(calls) for at in one.places)
     return [Launch(i, at in calls[i].backward) for at, i in placed]
 
@@ -181,7 +178,7 @@ def _for_python_s(replay: Replay) -> float:
 
 
 def _timed(run: Callable[[], object]) -> tuple[float, float]:
-    """Seconds that it takes, and when it has ended."""
+    """(seconds that it takes, the time at which it ended)."""
     began_s = time.perf_counter()
     run()
     ended_s = time.perf_counter()
@@ -189,6 +186,6 @@ def _timed(run: Callable[[], object]) -> tuple[float, float]:
 
 
 def spin_until(at_s: float) -> None:
-    """Keep the processor busy until then."""
+    """Busy-wait until `at_s`, in seconds of `time.perf_counter`."""
     while time.perf_counter() < at_s:
         pass

@@ -31,14 +31,14 @@ from kernels.error_words import first_line
 
 @dataclass(frozen=True)
 class CallTimes:
-    """The times of a trace's calls by `key_of`, or why there is none."""
+    """The times of a trace's calls by `key_of`, and the reasons why others have none."""
 
     known: Mapping[str, OpTime]
     problems: Mapping[str, str]
 
 
 class CallTimer:
-    """Measures calls on one device and keeps their times."""
+    """Times calls on one device and stores their times on disk."""
 
     def __init__(self, target: Target, store: Store, host_speed: HostSpeed) -> None:
         self.device = torch.device(target.torch_device)
@@ -48,9 +48,9 @@ class CallTimer:
         self._launched = set[str]()  # timed by this process, by key
 
     def times(self, traced: Trace, only: Container[int] | None = None) -> CallTimes:
-        """Of every call that launches something, or `only` of those at some places of the step.
+        """Times of every call that launches something, or `only` of those at some places.
 
-        What is not on disk is measured, and launched on the host among what is known of the step.
+        Calls that are not on disk are measured; the host's time among the known calls of the step.
         """
         calls, _ = _distinct(traced, only)
         known = {key: time for key in calls if (time := self.store.get(key)) is not None}
@@ -78,19 +78,19 @@ class CallTimer:
         return CallTimes(known | {key: taken.time for key, taken in new.items()}, problems)
 
     def passes(self, traced: Trace) -> Callable[[], float]:
-        """Launches every call that it can once, as the step does, and returns the host's seconds.
+        """A function that launches every call as the step does and returns the host's seconds.
 
-        cuDNN's first algorithm is good enough for that; the process is switched by now as the
-        recipe wants it, and should be at every pass.
+        cuDNN takes its first algorithm. The process's switches are set for the recipe now, and
+        should be so at every pass.
         """
         switch_process(recipe_of(traced.case), self.device.type, search=False)
         counted, _ = self._made(traced, *_distinct(traced))
         return self.stopwatch.passes(list(counted.values()))
 
     def counted(self, traced: Trace, known: Mapping[str, OpTime]) -> list[PlacedCall]:
-        """The calls that are `known`, ready to be launched as often as the step does: each launch
-        on small arguments of its own, where the step does not find them in the cache. RuntimeError
-        where one is not: without it the rest is no step.
+        """The `known` calls, ready to launch as often as the step does. RuntimeError if one is not.
+
+        Each launch has small arguments of its own where the step does not find them in the cache.
         """
         calls, places = _distinct(traced)
         calls = {key: op for key, op in calls.items() if key in known}
@@ -102,8 +102,9 @@ class CallTimer:
         return list(counted.values())
 
     def _goes_on(self, key: str, op: TracedOp) -> bool:
-        """Whether a known call is launched where others are timed on the host: one for which cuDNN
-        would search, because this process has not launched it, takes too long.
+        """Whether to launch a known call while others are timed on the host.
+
+        Not one for which cuDNN would search first, because this process has not launched it.
         """
         time = self.store.get(key)
         if not self.stopwatch.others_matter or time is None or time.waits:
@@ -114,8 +115,9 @@ class CallTimer:
         self, traced: Trace, ops: Mapping[str, TracedOp], places: Mapping[str, Sequence[int]],
         apart: Mapping[str, Sequence[Sequence[int]]] | None = None,
     ) -> tuple[dict[str, PlacedCall], dict[str, str]]:  # fmt: skip
-        """The calls at these places ready to launch, in the step's order, and why others are not;
-        the launches of each told `apart`, as for `materialise`.
+        """The calls at these places, ready to launch, in the step's order; and why others are not.
+
+        The launches of each differ in their small arguments, as `apart` says; see `materialise`.
         """
         counted: dict[str, PlacedCall] = {}
         problems: dict[str, str] = {}
@@ -152,8 +154,9 @@ class CallTimer:
 def _distinct(
     traced: Trace, only: Container[int] | None = None
 ) -> tuple[dict[str, TracedOp], dict[str, list[int]]]:
-    """The calls that launch something, and where in the step each is, by `key_of`; of `only` some
-    places, or of all.
+    """The calls that launch something and their places in the step, by `key_of`.
+
+    At `only` some places, or at all.
     """
     calls: dict[str, TracedOp] = {}
     places: dict[str, list[int]] = {}
@@ -166,15 +169,13 @@ def _distinct(
 
 
 def key_of(case: TrainCase, op: TracedOp) -> str:
-    """A call, what the cache does not hold of it, and the one switch of the process that changes
-    how it runs.
-    """
+    """The key of a call's time: the call, what the cache does not hold of it, and TF32 if on."""
     tf32 = recipe_of(case).tf32 and kind(op) == "product"
     return " ".join(filter(None, ("tf32" * tf32, op.cold.key, op.call.key)))
 
 
 def step_key(traced: Trace, known: Container[str]) -> str:
-    """The calls of a step that launch something and are `known`, in its order."""
+    """A hash of the step's `known` calls that launch something, in order: 16 hexadecimal digits."""
     keys = (key_of(traced.case, op) for op in traced.ops if not is_view(op))
     keys = (key for key in keys if key in known)
     return hashlib.sha256("\n".join(keys).encode()).hexdigest()[:16]

@@ -26,12 +26,12 @@ MAX_SPREAD = {"cuda": 0.05, "cpu": 0.3}
 
 @dataclass(frozen=True)
 class OpTime:
-    """One launch of a call alone: seconds of the device, seconds of the host at the
-    reference speed (see
-    `e2e.prediction.host_speed`), bytes beside its results.
+    """One launch of a call alone: seconds, the host's at the reference speed (see host_speed.py).
 
-    `gpu_s` is from one launch to the next, gaps between its kernels included; `busy_s` of it a
-    kernel runs, `conversion_s` one that only changes a layout. `kernels` counts them and copies.
+    `gpu_s` is from one launch to the next, with the gaps between its kernels; in `busy_s` of it a
+    kernel runs, in `conversion_s` one that only changes a layout. `kernels` counts kernels and
+    copies. `scratch_bytes` are allocated during the call, beside its results. `waits`: the host
+    waits for the device.
     """
 
     gpu_s: float
@@ -45,7 +45,7 @@ class OpTime:
 
 @dataclass(frozen=True)
 class MeasuredTime:
-    """A time, and whether it was steady enough to be kept for other runs."""
+    """A time, and whether it was steady enough to be stored for other runs."""
 
     time: OpTime
     steady: bool
@@ -53,7 +53,7 @@ class MeasuredTime:
 
 @dataclass(frozen=True, eq=False)
 class PlacedCall:
-    """A call that can be launched, and where in the step it is: every launch of it has a place.
+    """A call that can be launched, and the places in the step of its launches.
 
     `backward` are those of its places that are in the backward pass, which has its own thread.
     """
@@ -69,12 +69,12 @@ class PlacedCall:
 
     @property
     def first_backward(self) -> bool:
-        """Whether the backward pass is where the step launches it first."""
+        """Whether the step launches it first in the backward pass."""
         return min(self.places) in self.backward
 
 
 def or_why(measure: Callable[[PlacedCall], T], counted: PlacedCall) -> T | str:
-    """What is measured of a call, or, in words, why it cannot be launched."""
+    """What `measure` returns for a call, or the reason, in one line, why it cannot be launched."""
     try:
         return measure(counted)
     except torch.OutOfMemoryError:
@@ -84,60 +84,65 @@ def or_why(measure: Callable[[PlacedCall], T], counted: PlacedCall) -> T | str:
 
 
 def is_steady(times: Sequence[float], kind: str) -> bool:
+    """Whether the times' interquartile range is at most MAX_SPREAD[kind] of their median."""
     low, middle, high = quantiles(times, n=4)
     return high - low <= MAX_SPREAD[kind] * middle
 
 
 class Stopwatch(Protocol):
-    """Takes the times of calls: one for each, in order; why there is none for one that raises."""
+    """Times calls, in order; a string with the reason for each that raises."""
 
     others_matter: bool  # whether a call takes the host another time where others are launched
 
     def times(
         self, calls: Sequence[PlacedCall], among: Sequence[PlacedCall] = ()
     ) -> list[MeasuredTime | str]:
-        """As exact as can be; the host launches them `among` others of their step."""
+        """Time each call, the host's time with `among`, others of the step, in between."""
         ...
 
     def passes(self, calls: Sequence[PlacedCall]) -> Callable[[], float]:
-        """Launches all of them once, as the step does, and returns the host's seconds,
-        at every call. Those that raise, or wait for the device, are left out.
+        """A function that launches all of them as the step does and returns the host's seconds.
+
+        Calls that raise, or wait for the device, are left out.
         """
         ...
 
     def once(self, run: Callable[[], T], *, waits: bool) -> tuple[T, OpTime | None]:
-        """What running it once gives, and takes, the host's time as it is; the time is None if it
-        waits for the device though `waits` is False.
+        """The result and the time of one run, the host's time not scaled to the reference speed.
+
+        The time is None if it waits for the device though `waits` is False. Raises what `run`
+        raises.
         """
         ...
 
     def kernels_in(
         self, step: Callable[[Callable[[str | None], None]], None]
     ) -> Mapping[str, list[list[KernelTime]]]:
-        """The kernels that ran after each mark that the step set, by its name; those after None are
-        left out. Empty without a profile.
+        """The kernels after each mark that the step set, by the mark's name; None marks none.
+
+        Empty where there is no profiler.
         """
         ...
 
 
 class CpuStopwatch:
-    """By the clock: a CPU runs a call before the host goes on, so all of it is the device's."""
+    """Times by the clock. A CPU runs a call before it returns: all time is the device's."""
 
     others_matter = False
 
     def times(
         self, calls: Sequence[PlacedCall], among: Sequence[PlacedCall] = ()
     ) -> list[MeasuredTime | str]:
-        """The median of CPU_LAUNCHES after one to warm up."""
+        """The median of CPU_LAUNCHES launches after one to warm up; in seconds."""
         return [or_why(self._time, counted) for counted in calls]
 
     def passes(self, calls: Sequence[PlacedCall]) -> Callable[[], float]:
-        """Each is launched once, and counts as often as the step launches it."""
+        """As `Stopwatch.passes`; each call runs once and its time is multiplied by its count."""
         fit = [one for one in calls if not isinstance(or_why(_timed, one), str)]
         return lambda: math.fsum(one.count * _timed(one) for one in fit)
 
     def once(self, run: Callable[[], T], *, waits: bool) -> tuple[T, OpTime | None]:
-        """By one look at the clock."""
+        """As `Stopwatch.once`, one reading of the clock. Raises what `run` raises."""
         began_s = time.perf_counter()
         out = run()
         return out, OpTime(time.perf_counter() - began_s, 0.0)
@@ -145,7 +150,7 @@ class CpuStopwatch:
     def kernels_in(
         self, step: Callable[[Callable[[str | None], None]], None]
     ) -> Mapping[str, list[list[KernelTime]]]:
-        """A CPU has none, and nothing is run."""
+        """Empty, without running the step: a CPU has no kernels to profile."""
         return {}
 
     def _time(self, counted: PlacedCall) -> MeasuredTime:

@@ -51,27 +51,27 @@ class Store:
         return len(self._times)
 
     def get(self, key: str) -> OpTime | None:
-        """The time of a call, when it was measured before."""
+        """The stored time of a call, or None."""
         return self._times.get(key)
 
     def add(self, times: Mapping[str, OpTime]) -> None:
-        """Keep these too."""
+        """Store times of calls."""
         if times:
             self._times |= times
             self._write()
 
     def keep(self, framework: FrameworkOverhead) -> None:
-        """Keep what the host does beside calls."""
+        """Store the framework overhead."""
         self.framework = framework
         self._write()
 
     def keep_captured(self, key: str, captured: GraphCosts) -> None:
-        """Keep what a captured step takes."""
+        """Store the costs of a captured step."""
         self.captured[key] = captured
         self._write()
 
     def _write(self) -> None:
-        """A disk that cannot be written costs the next run its time, no more."""
+        """A disk that cannot be written only costs the next run its time."""
         known, framework, captured = _read(self.path)
         self._times = known | self._times
         self.framework = self.framework or framework
@@ -105,7 +105,7 @@ def _entries(value: object) -> dict[str, Any]:
 
 
 def _decoded(kind: type[T], entries: Mapping[str, object]) -> dict[str, T]:
-    """Those of this type, without negative times or counts."""
+    """The entries of this type, without those with negative times or counts."""
     found: dict[str, T] = {}
     for key, entry in entries.items():
         with suppress(ValueError, OverflowError):

@@ -1,7 +1,7 @@
-"""What ATen calls return for real, where fake tensors are known to say otherwise.
+"""What ATen calls return on a real device, where fake tensors are known to differ.
 
-Some calls are Python decompositions under fake tensors, and lay their result out unlike the kernel.
-A layer after them then copies on a real device where the fake one does not, or the other way round.
+Some calls are Python decompositions under fake tensors, and lay out their result unlike the kernel.
+A layer after them then copies on a real device but not in the trace, or the other way round.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ Rule = Callable[[Tensor, Sequence[Any]], Tensor]
 
 
 def as_when_real(func: OpOverload, args: Sequence[Any], out: Any) -> Any:
-    """What the call of `func` returns on a real device, from what it returned; allocates nothing.
+    """What a call of `func` returns on a real device, from what it returned; allocates nothing.
 
     On a CPU a norm of 16-bit values with float32 weights keeps float32 statistics. The gradient of
-    group-norm's input has the input's type. On a GPU memory-efficient attention keeps seed and
-    offset of its dropout on the host, unless captured.
-    Layouts are those of `RULES` and, on a CPU, `CPU_RULES`, else of `_as_if_contiguous`.
+    group-norm's input has the input's type. On a GPU memory-efficient attention keeps the seed and
+    offset of its dropout on the host, unless captured. Layouts are those of `RULES` and, on a CPU,
+    `CPU_RULES`, else of `_as_if_contiguous`.
     """
     if not args or not isinstance(args[0], FakeTensor):
         return out

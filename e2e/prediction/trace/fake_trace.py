@@ -1,11 +1,12 @@
 """The ATen calls of one training step, recorded without running it: under fake tensors.
 
-Nothing is allocated, so a batch beyond the memory can be traced. A network that fake tensors cannot
-follow is recorded from a real step, where the user allows one.
+Nothing is allocated, so a batch larger than the memory can be traced. A network that fake tensors
+cannot follow is recorded from a real step, if the user allows one.
 
-Known to differ from a real step: a view that is changed in place, as by an in-place dropout after a
-flatten. Backward, autograd fills zeros and copies into them (`as_strided`) for a real tensor; for a
-fake one, a subclass, it only makes the view again. So two small launches each are missed.
+Known difference from a real step: a view that is changed in place, as by an in-place dropout after
+a flatten. In the backward pass autograd fills zeros and copies into them (`as_strided`) for a real
+tensor; for a fake one, a subclass, it only makes the view again. The trace misses these two small
+launches.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ SEED = 1
 
 @dataclass(frozen=True)
 class Trace:
-    """One step: its calls in order of launch, and what is around them.
+    """One step: its calls in order of launch, and what surrounds them.
 
-    `held_bytes` are alive before the step (weights, optimizer state, the batch, gradients of the
-    last step); inputs and targets of a batch are `batch_bytes`. `module_calls` and `weights`
-    (tensors that are updated) are what the host's own work grows with. `fake` says whether nothing
-    was run.
+    `held_bytes` are allocated before the step (weights, optimizer state, the batch, gradients of
+    the last step); inputs and targets of a batch are `batch_bytes`. The host's own work grows with
+    `module_calls` and with `weights`, the number of tensors that are updated. `fake`: nothing was
+    run.
     """
 
     case: TrainCase
@@ -54,7 +55,7 @@ class Trace:
 
 
 class CannotTrace(Exception):
-    """Fake tensors cannot follow the network; the message is the reason a person reads.
+    """Fake tensors cannot follow the network; the message is the reason shown to the user.
 
     `real`: a real step may be recorded instead.
     """
@@ -65,7 +66,7 @@ class CannotTrace(Exception):
 
 
 def trace(network: Network, case: TrainCase, device: torch.device, classes: int) -> Trace:
-    """Record a step that never runs. CannotTrace where only a real one can tell."""
+    """Record a step without running it. CannotTrace where only a real step can tell."""
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with silent():
         try:
@@ -88,7 +89,7 @@ def trace(network: Network, case: TrainCase, device: torch.device, classes: int)
 
 
 def _built(network: Network, fake: FakeTensorMode) -> nn.Module:
-    """The network with weights that are fake, or, where its builder minds that, real on the CPU."""
+    """The network with fake weights; with real ones on the CPU where its builder needs them."""
     try:
         with BuildMode(fake):
             return network.build()
@@ -97,14 +98,14 @@ def _built(network: Network, fake: FakeTensorMode) -> nn.Module:
 
 
 def trace_real(network: Network, case: TrainCase, device: torch.device, classes: int) -> Trace:
-    """Record a step that runs. Raises what the step raises."""
+    """Record a step while it runs. Raises what the step raises."""
     return _recorded(network, case, device, classes, None)
 
 
 def _recorded(
     network: Network, case: TrainCase, device: torch.device, classes: int, module: nn.Module | None
 ) -> Trace:
-    """The second step: the first one makes what later steps find there."""
+    """Record the second step: the first one creates state that later steps find."""
     trainer = Trainer(network, case, recipe_of(case), device, seed=SEED, module=module)
     recorder = Recorder(
         device.type, scaled=recipe_of(case).scale == DYNAMIC, cache_bytes=cache_bytes(device)
@@ -128,7 +129,10 @@ def _recorded(
 def fixed_feed(
     network: Network, case: TrainCase, device: torch.device, classes: int
 ) -> SyntheticFeed:
-    """The same batch at every step, made on the device, fake or real."""
+    """A feed of one batch, made on the device, fake or real; `classes` is ignored for tokens.
+
+    Images are float32 [batch, 3, H, W] with classes int64 [batch]; tokens int64 [batch, T].
+    """
     shape = (case.batch, *network.input)
     if network.tokens is not None:
         tokens = torch.randint(network.tokens, shape, device=device)
@@ -162,7 +166,7 @@ def _move(module: nn.Module, case: TrainCase, recipe: Recipe, device: torch.devi
 
 @contextmanager
 def _without_cycles() -> Generator[None]:
-    """Collected garbage would free memory at a moment of its own."""
+    """Without garbage collection, which would free memory at arbitrary moments."""
     gc.collect()
     gc.disable()
     try:

@@ -1,8 +1,8 @@
 """Records the ATen calls of a training step, seen below autograd, and the memory they hold.
 
-A call that is measured again and again finds its arguments in the cache, if they are small enough;
-in a step it finds only what was touched shortly before. So a recording notes which arguments are
-not there any more, and which results leave it, and so go to memory, before they are freed.
+A call that is timed over and over finds its arguments in the cache, if they are small enough; in a
+step it finds only what was touched shortly before. So the recorder notes which arguments are no
+longer in the cache, and which results are written back to memory before they are freed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ FUSED = "aten._fused_"
 UNFOLLOWED = ("aten._cudnn_rnn", "aten._cudnn_init_dropout_state")
 READS = "aten._local_scalar_dense.default"  # a value that Python reads: the host waits for it
 COPIES = ("aten._to_copy.", "aten.copy_.")
-LEAST_COLD = 2**20  # bytes: what is smaller only comes later when it is not in the cache
+LEAST_COLD = 2**20  # bytes: smaller tensors outside the cache cost latency only
 WIDE = 4  # times the cache: a call that touches more finds nothing of its last launch
 BLOCK_BYTES = 512  # torch's caching allocator rounds up to this
 
@@ -57,7 +57,7 @@ class TracedOp:
 
     `layer` is the path of the module that made it, forward or backward, "" outside of all modules.
     `waits`: the host waits for the device here. `saved_for_backward`: autograd makes a node for it.
-    `allocated` bytes are of new storages that it returns, `freed` those let go since the call
+    `allocated` are the bytes of new storages that it returns, `freed` those released since the call
     before. `cold` is what the device's cache does not hold of it.
     """
 
@@ -73,24 +73,24 @@ class TracedOp:
 
 
 def kind(op: TracedOp) -> str:
-    """What sort of work the op is."""
+    """The kind of work of an op, by `kernels.aten.kind_of`: "product", "view" and others."""
     return kind_of(op.call, op.outputs)
 
 
 def is_view(op: TracedOp) -> bool:
-    """Whether it launches nothing."""
+    """Whether the op launches no kernel."""
     return kind(op) == "view"
 
 
 def block_bytes(tensor: Tensor) -> int:
-    """What torch's caching allocator takes for a tensor's storage."""
+    """Bytes that torch's caching allocator takes for a tensor: a multiple of BLOCK_BYTES."""
     return -(-tensor.untyped_storage().nbytes() // BLOCK_BYTES) * BLOCK_BYTES
 
 
 class Cache:
-    """Least recently touched, first let go. Storages are told apart by a number.
+    """A least-recently-used model of the L2 cache, `size` bytes. Storages have numbers.
 
-    Results that were let go are in `written_back`, by the number of the call that wrote them.
+    `written_back` has the numbers of the calls whose results left the cache before they were freed.
     """
 
     def __init__(self, size: int) -> None:
@@ -101,11 +101,11 @@ class Cache:
         self._written: dict[int, int] = {}  # storage -> the call that wrote it
 
     def holds(self, storage: int) -> bool:
-        """Whether what was last touched of it is still there."""
+        """Whether the cache still holds the part of a storage that was last touched."""
         return storage in self._held
 
     def touch(self, storage: int, size: int, *, new_of: int | None = None) -> None:
-        """A call has read or written so many bytes of it, and made it, if it is `new_of` it."""
+        """Note that a call read or wrote `size` bytes of a storage; call `new_of` made it."""
         if new_of is not None:
             self._written[storage] = new_of
         before = self._held.pop(storage, 0)
@@ -119,18 +119,21 @@ class Cache:
                 self.written_back.add(call)
 
     def forget(self, storage: int) -> None:
-        """It was freed: what takes its memory next finds it there."""
+        """Note that a storage was freed: the next one in its memory finds it in the cache."""
         self._total -= self._held.pop(storage, 0)
         self._written.pop(storage, None)
 
     def begin(self) -> None:
-        """Calls are counted anew."""
+        """Start a new step: calls are numbered from 0 again."""
         self.written_back.clear()
         self._written.clear()
 
 
 def cache_bytes(device: torch.device) -> int:
-    """Bytes that stay in a device's cache; 0 for a CPU, whose calls are not told apart by it."""
+    """L2 bytes that one call can keep in a device's cache: half of it where the L2 has two halves.
+
+    0 for a CPU, where no distinction is made.
+    """
     if device.type != "cuda":
         return 0
     facts = cast(
@@ -142,7 +145,7 @@ def cache_bytes(device: torch.device) -> int:
 
 
 class Storages:
-    """Which storages are alive: it sees every tensor, and notices when a storage is freed."""
+    """The storages that are alive: it sees every tensor, and notices when a storage is freed."""
 
     def __init__(self, cache: Cache) -> None:
         self.alive: dict[int, tuple[object, int]] = {}
@@ -151,11 +154,11 @@ class Storages:
 
     @property
     def total(self) -> int:
-        """Bytes alive."""
+        """Bytes of the storages that are alive."""
         return sum(size for _, size in self.alive.values())
 
     def see(self, tensor: Tensor, device_type: str) -> int:
-        """Bytes of the tensor's storage when it is new, else 0."""
+        """Bytes of the tensor's storage if it is new and on this kind of device, else 0."""
         if tensor.device.type != device_type:
             return 0
         storage = tensor.untyped_storage()
@@ -171,16 +174,16 @@ class Storages:
         self._cache.forget(key)
 
     def take_freed(self) -> int:
-        """Bytes let go since the last time."""
+        """Bytes freed since the last call."""
         freed, self.freed = self.freed, 0
         return freed
 
 
 class Recorder(CallRecorder):
-    """Sees each call below autograd. `mark(phase)` ends a phase, as a `Trainer.step` tells it.
+    """Records each call below autograd. `mark(phase)` ends a phase, called by `Trainer.step`.
 
-    `scaled`: a loss scaler looks at the gradients before an unfused optimizer is called. The
-    device's cache holds `cache_bytes`; with 0, nothing is said of it.
+    `scaled`: a loss scaler reads the gradients before an unfused optimizer is called. `cache_bytes`
+    is the size of the device's cache; with 0, nothing is noted of it.
     """
 
     def __init__(self, device_type: str, *, scaled: bool = False, cache_bytes: int = 0) -> None:
@@ -194,30 +197,30 @@ class Recorder(CallRecorder):
         self._last_mark, self._reads, self._scaled = "", 0, scaled
 
     def begin(self) -> int:
-        """Start a step: bytes alive before it."""
+        """Start a step; returns the bytes alive before it."""
         self.ops, self._pending, self.module_calls = [], [], 0
         self.storages.take_freed()
         self._cache.begin()
         return self.storages.total
 
     def hold(self, tensors: Iterable[Tensor]) -> None:
-        """Tensors that are there before the first step."""
+        """Note tensors that exist before the first step."""
         for tensor in tensors:
             self.storages.see(tensor, self._device_type)
 
     def enter(self, path: str) -> None:
-        """A submodule begins to run; it is counted."""
+        """A submodule begins to run; counted in `module_calls`."""
         super().enter(path)
         self.module_calls += 1
 
     def mark(self, phase: str) -> None:
-        """What was recorded since the last mark belongs to this phase."""
+        """Assign the calls since the last mark to this phase."""
         self._last_mark, self._reads = phase, 0
         self.ops += [replace(op, phase=phase) for op in self._pending]
         self._pending.clear()
 
     def end(self) -> tuple[TracedOp, ...]:
-        """The calls of the step."""
+        """End the step and return its calls."""
         self.mark(LAST_PHASE)
         return tuple(
             replace(op, cold=replace(op.cold, results=True, cache_bytes=self._cache.size))
@@ -229,7 +232,7 @@ class Recorder(CallRecorder):
     def on_call(
         self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], origin: Origin
     ) -> Any:
-        """Run one call and record it."""
+        """Run one call and record it. CannotReplay for tensors that cannot be described."""
         name = str(func)
         call = describe(func, args, kwargs)
         freed = self.storages.take_freed()
@@ -257,9 +260,9 @@ class Recorder(CallRecorder):
         self, call: Call, outputs: tuple[TensorSpec, ...], taken: Sequence[Tensor],
         made: Sequence[tuple[Tensor, int]],
     ) -> Cold:  # fmt: skip
-        """What the cache did not hold; now it holds what the call has touched.
+        """The arguments that the cache does not hold; afterwards it holds what the call touched.
 
-        A call that touches much more than the cache holds leaves nothing there for its next launch.
+        A call that touches much more than the cache holds leaves nothing for its next launch.
         """
         cache, number = self._cache, len(self.ops) + len(self._pending)
         if not cache.size or kind_of(call, outputs) == "view":
@@ -310,7 +313,7 @@ class Recorder(CallRecorder):
 
 
 def _specs(name: str, tensors: Sequence[Tensor]) -> tuple[TensorSpec, ...]:
-    """What a call gives; CannotReplay with its name."""
+    """The specs of a call's results. CannotReplay, with the call's name."""
     try:
         return tuple(spec_of(tensor) for tensor in tensors)
     except CannotReplay as error:

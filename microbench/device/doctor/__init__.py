@@ -1,7 +1,7 @@
-"""What the machine is and what will spoil numbers: facts in, findings out, nothing changed.
+"""What the machine is and what makes its numbers unreliable: facts in, findings out.
 
-`examine` gathers and judges; the report prints. A check is a function of `Facts`; adding one is
-one function and one entry in the tuples of gpu.py or host.py.
+`examine` gathers and judges; the report prints. A check is a function of `Facts`; adding one is one
+function and one entry in the tuples of gpu.py or host.py. Nothing is changed.
 """
 
 from __future__ import annotations
@@ -22,5 +22,5 @@ def examine(info: DeviceInfo) -> list[Finding]:
 
 
 def judge(facts: Facts) -> list[Finding]:
-    """Findings about facts: one a check that applies."""
+    """Findings about the facts, one for each check that applies."""
     return [finding for check in CHECKS if (finding := check(facts)) is not None]

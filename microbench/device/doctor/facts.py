@@ -1,4 +1,4 @@
-"""What doctor looks at, and what it says: facts gathered once, a finding for each check."""
+"""The facts that doctor gathers once, and the finding that each check makes of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DRIVER_FILES = ("/proc/driver/nvidia/version", "/dev/dxg")  # Linux, and Linux u
 
 @dataclass(frozen=True)
 class Facts:
-    """The machine as doctor judges it. None where unknown."""
+    """The machine as doctor judges it; None where unknown. Sizes are bytes."""
 
     device: DeviceInfo
     gpu: GpuState | None = None
@@ -112,7 +112,7 @@ def _disk_free_bytes(folder: Path) -> int | None:
     return None
 
 
-# ---------------------------------------------------------------- what is said of them
+# ---------------------------------------------------------------- findings
 
 Level = Literal["ok", "note", "warning", "problem"]
 LEVELS: tuple[Level, ...] = ("ok", "note", "warning", "problem")
@@ -122,8 +122,8 @@ LEVELS: tuple[Level, ...] = ("ok", "note", "warning", "problem")
 class Finding:
     """One fact, judged.
 
-    "note" is worth knowing, a "warning" makes numbers worse or unsteady, a "problem" makes them
-    wrong or impossible. `what` holds the fact with its numbers; `remedy` what the user may do.
+    "note" is worth knowing, a "warning" makes numbers worse or less stable, a "problem" makes them
+    wrong or impossible. `what` states the fact with its numbers; `remedy` what the user can do.
     """
 
     name: str

@@ -29,7 +29,7 @@ def _gpu(facts: Facts) -> GpuState:
 
 
 def sensors(facts: Facts) -> Finding | None:
-    """Whether NVML answers at all, and for what it does not."""
+    """Whether NVML answers, and which readings it refuses."""
     if facts.device.kind != "cuda":
         return None
     name = "sensors"
@@ -50,7 +50,7 @@ def sensors(facts: Facts) -> Finding | None:
 
 
 def power_limit(facts: Facts) -> Finding | None:
-    """The limit in force against the card's default."""
+    """The power limit in force, in watts, against the card's default."""
     limit, default = _gpu(facts).power_limit_w, _gpu(facts).power_limit_default_w
     if limit is None:
         return None
@@ -62,7 +62,7 @@ def power_limit(facts: Facts) -> Finding | None:
 
 
 def clocks(facts: Facts) -> Finding | None:
-    """Application clocks that somebody set."""
+    """SM clock in MHz, and application clocks that differ from the default."""
     gpu = _gpu(facts)
     if gpu.sm_clock_max_mhz is None:
         return None
@@ -76,7 +76,7 @@ def clocks(facts: Facts) -> Finding | None:
 
 
 def throttling(facts: Facts) -> Finding | None:
-    """Reasons that hold the clock down at this moment."""
+    """Why the clock is held down at this moment."""
     reasons = _gpu(facts).event_reasons
     if reasons is None:
         return None
@@ -89,7 +89,7 @@ def throttling(facts: Facts) -> Finding | None:
 
 
 def temperature(facts: Facts) -> Finding | None:
-    """How far the chip is from slowing itself down."""
+    """Degrees Celsius between the chip and the threshold at which it slows itself down."""
     now, margin = _gpu(facts).temperature_c, _gpu(facts).temperature_margin_c
     if now is None or margin is None:
         return None
@@ -100,7 +100,7 @@ def temperature(facts: Facts) -> Finding | None:
 
 
 def ecc(facts: Facts) -> Finding | None:
-    """Error correction of the memory: GDDR pays for it in bandwidth, HBM hardly."""
+    """Error correction of the memory: it costs bandwidth with GDDR, hardly any with HBM."""
     now, pending = _gpu(facts).ecc, _gpu(facts).ecc_pending
     if now is None:
         return None
@@ -171,7 +171,7 @@ def virtualization(facts: Facts) -> Finding | None:
 
 
 def other_processes(facts: Facts) -> Finding | None:
-    """Who else computes on the GPU. In a container pids differ: one unknown may be ourselves."""
+    """Other processes on the GPU. In a container pids differ: one unknown may be this process."""
     processes = _gpu(facts).processes
     if processes is None:
         return None
@@ -189,7 +189,7 @@ def other_processes(facts: Facts) -> Finding | None:
 
 
 def busy(facts: Facts) -> Finding | None:
-    """Whether the GPU computes although doctor launches nothing."""
+    """Whether the GPU computes, in per cent, although doctor launches nothing."""
     utilization = _gpu(facts).utilization_pct
     if utilization is None:
         return None
@@ -202,7 +202,7 @@ def busy(facts: Facts) -> Finding | None:
 
 
 def device_memory(facts: Facts) -> Finding | None:
-    """Free memory of the GPU."""
+    """Free memory of the GPU, in GiB."""
     free, total = facts.device_free_bytes, facts.device.memory_bytes
     if free is None or not total:
         return None

@@ -1,4 +1,4 @@
-"""Doctor's checks of everything round the GPU: software, switches, environment, the computer."""
+"""Doctor's checks of everything around the GPU: software, switches, environment, the computer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OFF = ("", "0")
 
 
 def device(facts: Facts) -> Finding:
-    """What will be measured, and why not a GPU."""
+    """The device that will be measured, and why it is not a GPU."""
     info = facts.device
     memory = "unknown" if info.memory_bytes is None else f"{info.memory_bytes / GIB:.0f} GiB"
     if info.kind == "cuda":
@@ -89,7 +89,7 @@ def _runs_on(name: str, major: int, minor: int) -> bool:
 
 
 def tf32_switches(facts: Facts) -> Finding | None:
-    """PyTorch's two TF32 switches, which every arm sets for itself."""
+    """PyTorch's two TF32 switches, which every variant sets for itself."""
     if facts.matmul_fp32 is None or facts.conv_fp32 is None:
         return None
     matmul, conv = (
@@ -104,7 +104,7 @@ def tf32_switches(facts: Facts) -> Finding | None:
 
 @dataclass(frozen=True)
 class Variable:
-    """What an environment variable does to numbers. `applies` says for which value and machine."""
+    """The effect of an environment variable. `applies` says for which value and machine."""
 
     level: Level
     effect: str
@@ -199,7 +199,7 @@ def cores(facts: Facts) -> Finding:
 
 
 def load(facts: Facts) -> Finding | None:
-    """Other work on the CPU."""
+    """Load average of the last minute against the number of cores."""
     if facts.load_1min is None:
         return None
     what = f"load average {facts.load_1min:.1f} on {facts.cores_total} cores"
@@ -220,7 +220,7 @@ def governor(facts: Facts) -> Finding | None:
 
 
 def virtual_machine(facts: Facts) -> Finding | None:
-    """Whether the CPU is a guest's."""
+    """Whether the CPU is that of a virtual machine."""
     if not facts.virtual_machine:
         return None
     what = "virtual machine: other guests may use CPU time, and clocks are hidden"
@@ -228,7 +228,7 @@ def virtual_machine(facts: Facts) -> Finding | None:
 
 
 def cache_size(facts: Facts) -> Finding | None:
-    """Whether the cold-cache mode of a CPU knows how much to overwrite."""
+    """Whether the size of a CPU's last-level cache is known, which --l2 cold overwrites."""
     if facts.device.kind != "cpu":
         return None
     if facts.cache_bytes is not None:
@@ -238,7 +238,7 @@ def cache_size(facts: Facts) -> Finding | None:
 
 
 def host_memory(facts: Facts) -> Finding | None:
-    """Memory left for operands, references and data loading."""
+    """Free memory of the host, in GiB, for operands, references and data loading."""
     free, total = facts.host_free_bytes, facts.host_total_bytes
     if free is None or total is None:
         return None
@@ -249,7 +249,7 @@ def host_memory(facts: Facts) -> Finding | None:
 
 
 def disk(facts: Facts) -> Finding | None:
-    """Room for compiled kernels."""
+    """Free disk space, in GiB, for compiled kernels."""
     if facts.disk_free_bytes is None:
         return None
     what = f"{facts.disk_free_bytes / GIB:.1f} GiB free for Triton's cache"

@@ -1,1 +1,1 @@
-"""Time from measured ceilings: physical terms, fitted coefficients, error on unseen cases."""
+"""Predicts times from measured peaks: physical terms, fitted coefficients, held-out error."""

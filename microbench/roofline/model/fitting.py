@@ -1,14 +1,14 @@
-"""Coefficients of the physical terms, fitted to measured cases, and what they predict.
+"""Fits the coefficients of the physical terms to measured cases, and predicts times with them.
 
-A way to compute a case takes
+One way to compute a case takes
 
     launch * L + ((compute * C / (1 + boost * h / (h + C)))^p + (memory * B)^p)^(1/p) + convert * V
 
-where L, C, B and V are its terms in seconds, p is OVERLAP (compute and memory hide each other), and
-launch, compute, memory, convert, boost and h are positive coefficients: a launch much shorter than
-h (`hold_s`) runs before the power limit holds the clock down. The library takes the quickest way.
-Coefficients belong to a path; a path starts from those of the wider pool that it is part of and
-moves away from them only as far as its cases bear out. The widest start from PRIORS.
+seconds, where L, C, B and V are its terms in seconds and p is OVERLAP: compute and memory overlap.
+launch, compute, memory, convert, boost and h are positive coefficients; work much shorter than h
+(`hold_s`) runs before the power limit lowers the clock. The library takes the fastest way. A path
+has its own coefficients. They start from those of the wider pool that it is part of, and differ
+only as far as its cases show; the widest pools start from PRIORS. `held_out` measures the error.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OVERLAP = 3.0  # exponent of the smooth maximum of compute and memory
 NOISE = 0.05  # of the time: residuals below this are not worth moving a coefficient for
 # name, value that physics suggests, and how far (in logarithms) the first pool may be from it
 PRIORS = (
-    ("memory", 1.15, 0.05),  # the copy that the ceiling is measured with is hard to beat
+    ("memory", 1.15, 0.05),  # few kernels move bytes faster than the copy that measures the peak
     ("boost", 0.3, 0.5),
     ("hold_s", 50e-6, 0.3),
     ("launch direct", 1.1, 0.5),
@@ -45,9 +45,9 @@ PRIORS = (
     ("compute fft", 1.1, 0.1),
     ("convert fft", 1.3, 0.2),
 )
-CLOSED_S = 1e9  # a way that is not open to a case is never the quickest
+CLOSED_S = 1e9  # of a way that cannot compute a case, so that it is never the fastest
 SHARED = 3  # of the coefficients above belong to every way, the others to one each
-NARROWER = 0.6  # a pool may be this share of the first pool's distance from its wider one
+NARROWER = 0.6  # of the first pools' distances: how far other pools may be from their wider one
 STEPS = 10  # of Gauss-Newton at most, each with fresh weights
 ENOUGH = 1e-3  # of the loss: a step that gains less is the last
 LONGEST_STEP = 1.0  # in logarithms, of one coefficient
@@ -57,10 +57,10 @@ POINTWISE = "pointwise"
 
 @dataclass(frozen=True)
 class Prediction:
-    """Seconds expected of a case, the share of each cause in them, and the largest cause.
+    """Predicted seconds of a case, and the seconds of each cause in them.
 
-    `causes` adds up to `seconds`; `terms` are those of the way that is expected to be taken. Of a
-    misaligned case, "alignment" is what its aligned twin is expected to save, the others are the
+    The values of `causes` add up to `seconds`; `terms` are those of the way that is predicted to be
+    taken. Of a misaligned case, "alignment" is what its aligned twin saves; the others are the
     twin's.
     """
 
@@ -76,12 +76,12 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Model:
-    """Fitted coefficients by pool, from a whole op to a single path, as logarithms."""
+    """Natural logarithms of the fitted coefficients by pool, from a whole op to a single path."""
 
     logs: Mapping[Path, Floats]
 
     def coefficients(self, case: Case) -> dict[str, float]:
-        """Those that a case is predicted with, by name: of the narrowest path that was fitted."""
+        """The coefficients that predict a case, by name: of its narrowest path that was fitted."""
         return _named(self._logs(case))
 
     @property
@@ -94,7 +94,7 @@ class Model:
         return next(known, np.log([value for _, value, _ in PRIORS]))
 
     def predict(self, case: Case, rates: Rates) -> Prediction | None:
-        """What a case should take at these ceilings; None when they lack one that it needs."""
+        """The predicted time of a case with these measured peaks; None where one is missing."""
         own = self._quickest(case, rates)
         if own is None or not OPS[case.op].misaligned(case):
             return own
@@ -118,7 +118,7 @@ def _named(logs: Floats) -> dict[str, float]:
 def paths(case: Case) -> tuple[Path, ...]:
     """The pools of a case, from the widest to its own path.
 
-    A pointwise convolution pools with products, which it is one of and which libraries run it as.
+    A pointwise convolution shares a pool with GEMMs: libraries run it as one.
     """
     cores = "tensor cores" if uses_tensor_cores(case.precision_name) else "simt"
     special = _special(case)
@@ -130,7 +130,7 @@ def paths(case: Case) -> tuple[Path, ...]:
 
 
 def _special(case: Case) -> str:
-    """What makes a library run other kernels than for most cases; "" for most."""
+    """Why a library runs other kernels for this case than for most; "" for most."""
     if OPS[case.op].misaligned(case):
         return "misaligned"
     pointwise = case.op == "conv" and {case.dims[d] for d in ("r", "s", "stride", "groups")} == {1}
@@ -157,7 +157,7 @@ def _priced(way: Terms, logs: Floats) -> Prediction:
 
 
 def _pack(found: Sequence[Sequence[Terms]]) -> Floats:
-    """[case, way, (launch, compute, memory, convert)]; CLOSED_S where a way is not open."""
+    """[case, way, (launch, compute, memory, convert)] seconds; CLOSED_S for an impossible way."""
     packed = np.full((len(found), len(WAYS), 4), CLOSED_S)
     for row, options in zip(packed, found, strict=True):
         for way in options:
@@ -182,10 +182,11 @@ def _log_seconds(packed: Floats, logs: Floats) -> Floats:
 
 
 def fit(measured: Sequence[tuple[Result, Rates]]) -> Model:
-    """A model of measured results, each at the ceilings of its run.
+    """Fit a model to measured results, each with the measured peaks of its run.
 
-    Median-like: least absolute deviations of the logarithm of the time, pools before the paths in
-    them. ValueError when none of them is measured or no ceilings are.
+    Robust, like a median: least absolute deviations of the logarithm of the time (Huber's loss with
+    NOISE as its threshold), wide pools before the paths in them. ValueError when no result and no
+    peak was measured.
     """
     rows = [(r, ways(r.case, rates)) for r, rates in measured if r.median_s]
     rows = [(result, found) for result, found in rows if found]
@@ -208,8 +209,8 @@ def fit(measured: Sequence[tuple[Result, Rates]]) -> Model:
 def _members(cases: Sequence[Case]) -> dict[Path, list[int]]:
     """Indices of the cases of each pool.
 
-    Pools of several kinds hold no special cases, which would move what is expected of the others;
-    a pool of nothing else is left out.
+    Pools of several kinds hold no special cases, which would change the predictions of the others.
+    A pool with nothing else is left out.
     """
     members: dict[Path, list[int]] = {}
     for index, case in enumerate(cases):
@@ -220,7 +221,7 @@ def _members(cases: Sequence[Case]) -> dict[Path, list[int]]:
 
 
 def _descend(packed: Floats, target: Floats, start: Floats, spread: Floats) -> Floats:
-    """Logarithms near `start`, give or take `spread`, that fit: iteratively reweighted."""
+    """Logarithms that fit, near `start` by `spread`: iteratively reweighted least squares."""
     logs, loss = start, _loss(packed, target, start, start, spread)
     axes = np.eye(len(start))[_in_use(packed)]
     for _ in range(STEPS):

@@ -1,4 +1,4 @@
-"""How wrong the model is on cases that it was not fitted on."""
+"""Measures the error of the time model on cases that it was not fitted to."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from microbench.roofline.model.terms import Rates
 
 FOLDS = 8
 LEAST_CASES = 12
-LEAST_SIZES = 3  # problem sizes: with two, one is all there is to learn from
+LEAST_SIZES = 3  # problem sizes: with two, only one would be left to fit
 DIGITS = 6  # significant, of what is written to the run file: more would differ by machine
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """|predicted / measured - 1| of each case, by key, when its size was not fitted on.
+    """The error |predicted / measured - 1| of each case, by key, with its size left out of the fit.
 
-    `fitted` is how many cases the smallest of the fits saw.
+    `fitted` is how many cases the smallest of the fits had.
     """
 
     fitted: int
@@ -30,7 +30,7 @@ class HeldOut:
 
 
 def with_model(run: Run) -> Run:
-    """The run with the time model of its results; without one where they are too few."""
+    """The run with the time model of its results; without one where there are too few of them."""
     held, rates = held_out_errors(run), Rates.of(run)
     if held is None or rates is None:
         return replace(run, model=None)
@@ -55,8 +55,8 @@ def with_model(run: Run) -> Run:
 def held_out_errors(run: Run) -> HeldOut | None:
     """Fit on some problem sizes, predict the others, until each size was predicted once.
 
-    A size is held out with all its arms (precision, back end, layout, pass). None with fewer than
-    LEAST_CASES measured cases or LEAST_SIZES sizes, or without ceilings.
+    A size is left out with all its variants (precision, back end, layout, pass). None with fewer
+    than LEAST_CASES measured cases or LEAST_SIZES sizes, or without measured peaks.
     """
     measured = [result for result in run.results if result.median_s]
     sizes = sorted({_size(r) for r in measured}, key=lambda size: (size[0], size))
@@ -77,7 +77,7 @@ def held_out_errors(run: Run) -> HeldOut | None:
 
 
 def _size(result: Result) -> tuple[int, str]:
-    """Identity of a problem's size, its FLOPs first: the same for every arm and pass."""
+    """Identity of a problem's size, its FLOPs first: the same for every variant and pass."""
     case = result.case
     dims = [f"{name}={case.dims[name]}" for name in OPS[case.op].dims]
     return OPS[case.op].flops(case), f"{case.op}/{','.join(dims)}"
@@ -101,9 +101,9 @@ def _errors(seen: Sequence[Result], unseen: Sequence[Result], run: Run) -> dict[
 
 
 def without(run: Run, hidden: set[str], seen: Sequence[Result]) -> Run:
-    """The run with no ceiling that comes from a hidden case, and with the seen results only.
+    """The run with the seen results only, and with no peak that comes from a hidden case.
 
-    The rate of a large product that is hidden is replaced by the best among the seen ones.
+    The FLOP/s of a hidden large GEMM are replaced by the best of the seen ones.
     """
     kept: list[Ceiling] = []
     for ceiling in run.ceilings:

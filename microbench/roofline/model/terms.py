@@ -1,7 +1,7 @@
-"""The physical terms of a case: seconds that follow from its shape and from measured ceilings.
+"""The physical terms of a case: seconds that follow from its shape and from measured peaks.
 
-Power has no rate of its own here: the measured ceiling of a precision was taken at the clock that
-the power limit sustains. Short launches run at a higher clock; the fitted `boost` allows for it.
+Power has no rate of its own here: the measured peak of a precision was taken at the clock that
+the power limit sustains. Short launches run at a higher clock, which the fitted `boost` covers.
 
 A GEMM is cut into tiles that are spread over the SMs in waves. The library's tile is not known
 before it is run: the tile, and the number of parts that the reduction is cut into, are those that
@@ -23,32 +23,32 @@ from microbench.results.types import Run
 
 TRANSFORM_EDGE = 32  # pixels: the tile of cuDNN's 2-D FFT, as its kernels are named
 COMPLEX_BYTES = 8
-COMPLEX_FLOPS = 4  # real products a complex one takes
+COMPLEX_FLOPS = 4  # real multiply-adds of a complex one
 TENSOR_CORE_STEP = 32  # elements of the reduction: what a main loop takes at a time
 SIMT_STEP = 8
-SIMT_INDEXING = 1.5  # times longer: working out pixels' addresses takes turns with the arithmetic
+SIMT_INDEXING = 1.5  # times longer: computing pixels' addresses alternates with the arithmetic
 CONVERTED_TENSORS = 3  # both inputs and the output
-CONVERT_KERNEL = 0.4  # of the latency floor: the least a kernel behind another one takes
+CONVERT_KERNEL = 0.4  # of the launch latency: the least time of a kernel behind another one
 TRANSFORMS = 4  # of each input and the output, and the filter's flip
-TILE_EDGES = (32, 64, 96, 128, 192, 256)  # of a work-group's tile of the output
-FULL_TILE = (128, 256)  # what the largest products run on, and so what the ceiling was measured on
+TILE_EDGES = (32, 64, 96, 128, 192, 256)  # elements, of a work-group's tile of the output
+FULL_TILE = (128, 256)  # of the largest GEMMs, so the one of the measured peak
 LARGEST_TILE = 128 * 256  # elements: more accumulators do not fit an SM's registers
-ON_CHIP = 4.0  # bytes that the L2 cache hands the SMs in the time of one from device memory
-FILL_STEPS = 4  # of the main loop: what filling its pipeline and writing the tile out cost
+ON_CHIP = 4.0  # times the memory's bandwidth: what the L2 cache delivers to the SMs
+FILL_STEPS = 4  # of the main loop: the cost of filling its pipeline and of writing the tile
 MOST_SPLITS = 64  # parts that the reduction is cut into
-LEAST_PART = 256  # elements of the reduction: a shorter part is all prologue
+LEAST_PART = 256  # elements of the reduction: a shorter part only fills the pipeline
 PARTIAL_BYTES = 4  # partial sums are float32, whatever the precision
 
 
 @dataclass(frozen=True)
 class Terms:
-    """Seconds of one way to compute a case, each alone, at measured ceilings.
+    """Seconds of each part of one way to compute a case, at measured peaks.
 
     `way` is "direct" (the implicit GEMM), "simt" (the same without Tensor Cores) or "fft".
-    `launch_s` is the latency floor of one kernel; `ideal_s` its FLOPs at the measured rate,
-    `compute_s` the tiles in whole waves that they are done in; `memory_s` the least bytes;
-    `convert_s` what is read and written once more, by kernels of their own: tensors brought to
-    another layout or padded channels, or their spectra.
+    `launch_s` is the launch latency of one kernel. `ideal_s` is its FLOPs at the measured rate,
+    `compute_s` the same in whole waves of tiles, `memory_s` the least bytes at the measured
+    bandwidth. `convert_s` is what kernels of their own read and write once more: tensors in another
+    layout or with padded channels, or their spectra.
     """
 
     way: str
@@ -60,16 +60,16 @@ class Terms:
 
     @property
     def total_s(self) -> float:
-        """The terms one after another (`ideal_s` is part of `compute_s`)."""
+        """Seconds of the terms one after another (`ideal_s` is part of `compute_s`)."""
         return self.launch_s + self.compute_s + self.memory_s + self.convert_s
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A device as a product meets it.
+    """A device as a GEMM uses it.
 
-    Measured FLOP/s of the precision and bytes/s of the memory, number of SMs, bytes of an operand's
-    element, and `step`: the elements that the reduction is padded to whole steps of.
+    Measured FLOP/s of the precision and bytes/s of the memory, number of SMs, bytes per element of
+    an operand, and `step`: K is padded to a multiple of it, in elements.
     """
 
     flop_per_s: float
@@ -80,7 +80,7 @@ class Machine:
 
     @property
     def load_share(self) -> float:
-        """Of a full tile's time, what loading its operands through the L2 cache takes."""
+        """Fraction of a full tile's time, at most 1, to load its operands from the L2 cache."""
         tile_m, tile_n = FULL_TILE
         flop_per_byte = 2 * tile_m * tile_n / ((tile_m + tile_n) * self.element_bytes)
         return min(1.0, self.flop_per_s / (ON_CHIP * self.byte_per_s * flop_per_byte))
@@ -88,7 +88,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Rates:
-    """The measured ceilings that a prediction rests on; FLOP/s by precision."""
+    """Measured peaks to predict with: FLOP/s by precision, bytes/s, launch latency in seconds."""
 
     flop_per_s: Mapping[str, float]
     byte_per_s: float
@@ -97,7 +97,7 @@ class Rates:
 
     @classmethod
     def of(cls, run: Run) -> Rates | None:
-        """Those of a run; None without a bandwidth or a latency floor."""
+        """The measured peaks of a run; None without a bandwidth or a launch latency."""
         measured = [c for c in run.ceilings if c.source == "measured"]
         moved = [c.byte_per_s for c in measured if c.name == "memory" and c.byte_per_s]
         floors = [c.seconds for c in measured if c.name == "latency floor" and c.seconds]
@@ -112,14 +112,14 @@ class Rates:
         return cls(rates, moved[0], min(floors), sm_count)
 
     def machine(self, name: str) -> Machine | None:
-        """The device as a product in this precision meets it."""
+        """The device as a GEMM in this precision uses it; None without its measured peak."""
         rate, width = self.flop_per_s.get(name), PRECISIONS[name].bytes_per_element
         step = TENSOR_CORE_STEP if uses_tensor_cores(name) else SIMT_STEP
         return Machine(rate, self.byte_per_s, self.sm_count, width, step) if rate else None
 
 
 def ways(case: Case, rates: Rates) -> tuple[Terms, ...]:
-    """Every way that a library may choose, the direct one first; empty without a ceiling."""
+    """The terms of every way that a library may choose, the direct one first; () without a peak."""
     direct = _direct(case, rates)
     if direct is None:
         return ()
@@ -218,11 +218,10 @@ def _fft(case: Case, rates: Rates) -> Terms | None:
 
 @cache
 def tiled_seconds(m: int, n: int, k: int, batch: int, machine: Machine) -> float:
-    """Least seconds over tiles and splits of `batch` products [m, k] x [k, n].
+    """Least seconds, over tiles and split-K factors, of `batch` GEMMs [m, k] x [k, n].
 
-    ceil(tiles / SMs) rounds, each as long as one SM takes for a tile at its share of the measured
-    rate, longer where small tiles load operands more often. Never less than the FLOPs over that
-    rate.
+    Takes ceil(tiles / SMs) waves. Each lasts as long as one SM takes for a tile at its share of the
+    measured FLOP/s, and longer where small tiles load operands more often.
     """
     return min(
         _seconds(m, n, k, batch, (tile_m, tile_n), splits, machine)
