@@ -78,7 +78,7 @@ class UserBackend:
 
     def serves(self, op: str) -> bool:
         """Whether it is for "conv" or "gemm": an object for both, a function for convolutions where
-        it names an argument that only they have, else for GEMMs.
+        it names an argument that only they have, else for GEMMs. ValueError as `found`.
         """
         if hasattr(self.found, "candidates"):
             return True
