@@ -54,7 +54,7 @@ def once(seconds: float, half_pct: float = 1.0, **more: float | bool | None) -> 
 
 
 def simulated(rng: np.random.Generator, sd: float, seconds: float = 1e-5) -> Step:
-    return several(seconds * np.exp(sd * rng.standard_normal(PROCESSES)))
+    return several(list(seconds * np.exp(sd * rng.standard_normal(PROCESSES))))
 
 
 def verdicts(pairs: Sequence[tuple[Step, Step]]) -> list[str]:

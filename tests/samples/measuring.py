@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from kernels.case import Case
 from microbench.results.types import Ceiling, Measurement, Result, Run
@@ -96,8 +97,10 @@ class World:
         return self.sessions[-1]
 
     def runner(self, processes: int = 1) -> Runner:
+        session: Any = self.start
+        progress: Any = self.progress
         return Runner(
-            self.run, "cuda", self.path, self.start, self.progress, processes, self.load_ahead,
+            self.run, "cuda", self.path, session, progress, processes, self.load_ahead,
             now=lambda: "the end",
         )  # fmt: skip
 
