@@ -158,7 +158,7 @@ DOCUMENTS = (
              "microbench.report.documents:comparisons"),
     Document("timm's benchmark.py", dict.fromkeys(("model", "train_samples_per_sec")),
              "microbench.report.documents:figures"),
-    Document("results/plain_dataloader.py", dict.fromkeys(("workers", "images_per_s", "torch")),
+    Document("examples/plain_dataloader.py", dict.fromkeys(("workers", "images_per_s", "torch")),
              "microbench.report.documents:figures"),
 )  # fmt: skip
 
