@@ -213,16 +213,19 @@ def doctor(device: str, html: Path | None) -> None:
 @click.argument("what", type=click.Choice(["timer", "aa"]))
 @click.option("--json", type=FILE, required=True, help="File to write")
 @DEVICE
-@click.option("--tries", default=100, show_default=True, help="aa: number of comparisons")
+@click.option("--tries", default=300, show_default=True, help="aa: number of comparisons")
+@click.option("--budget", type=float, help="aa: seconds for each comparison  [default: 2.5]")
 @click.option("--html", type=FILE, help="Also write a page: one file, offline")
-def validate(what: str, json: Path, device: str, tries: int, html: Path | None) -> None:
+def validate(
+    what: str, json: Path, device: str, tries: int, budget: float | None, html: Path | None
+) -> None:
     """Validate the timer, or the intervals of ratios.
 
     timer: compare times with Nsight Compute.  aa: compare a kernel with itself.
     """
     from microbench.selftest.run import validate_method
 
-    validate_method(what, json, device, tries, html)
+    validate_method(what, json, device, tries, budget, html)
 
 
 @app.command()

@@ -112,9 +112,8 @@ def test_a_damaged_one_is_refused_in_a_line(
 def test_a_check_prints_what_show_prints_of_its_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("microbench.selftest.aa.BUDGET_S", 0.02)
     path = tmp_path / "aa.json"
-    words = ["--device", "cpu", "--tries", "2", "--json", str(path)]
+    words = ["--device", "cpu", "--tries", "2", "--budget", "0.02", "--json", str(path)]
     assert main(["validate", "aa", *words]) == 0
     said = capsys.readouterr().out
     assert said.endswith(f"File: {path}\n")
