@@ -110,7 +110,7 @@ def test_a_damaged_one_is_refused_in_a_line(
 
 
 def test_a_check_prints_what_show_prints_of_its_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "aa.json"
     words = ["--device", "cpu", "--tries", "2", "--budget", "0.02", "--json", str(path)]

@@ -130,9 +130,38 @@ def wave(rng: np.random.Generator, count: int, period: float) -> Floats:
     return 0.02 * swing + 0.005 * rng.standard_normal(count)
 
 
-def share(tries: int, one: Callable[[], bool]) -> float:
+@dataclass
+class Simulation:
+    """Single tries; each is whether an interval holds the truth, or 1."""
+
+    seed: int = SEED
+
+    def __post_init__(self) -> None:
+        self.rng = np.random.default_rng(self.seed)
+        self.chance = random.Random(self.seed)
+
+    def median(self, rounds: int, rho: float) -> bool:
+        """The median of so many rounds."""
+        return holds_median(0.01 * correlated(self.rng, rounds, rho))
+
+    def stopping(self, percent: float, rho: float) -> bool:
+        """The median by the stopping rule, of rounds that vary by `percent`."""
+        return holds_median(stopped(percent / 100 * correlated(self.rng, LOOKS[-1], rho)))
+
+    def same(self, rounds: int, rho: float) -> bool:
+        """The ratio of equal variants on a card whose clock is correlated from turn to turn."""
+        turns = 0.01 * correlated(self.rng, 2 * rounds, rho)
+        return same_twice(turns, rounds, self.chance)
+
+    def swinging(self, period: float, order: int | None = None) -> bool:
+        """The same in 7 rounds with a clock that swings; `order` seeds every comparison's order."""
+        chance = self.chance if order is None else random.Random(order)
+        return same_twice(wave(self.rng, 14, period), 7, chance)
+
+
+def share(tries: int, one: Callable[..., bool], *given: float) -> float:
     """Per cent of tries that hold."""
-    return 100 * sum(one() for _ in range(tries)) / tries
+    return 100 * sum(one(*given) for _ in range(tries)) / tries
 
 
 # ------------------------------------------------------------------- correlations in run files
@@ -215,28 +244,20 @@ def print_correlations(paths: Sequence[Path]) -> None:
 def print_coverage(tries: int = 2000) -> None:
     """Coverage in per cent: fixed rounds, the stopping rule, and interleaved variants."""
     rhos = (0.0, 0.15, 0.3, 0.6)
-    rng = np.random.default_rng(SEED)
-    chance = random.Random(SEED)
-    print("| rounds | " + " | ".join(f"rho {rho}" for rho in rhos) + " |")
-    for rounds in (3, 5, 7, 14, 28, 56):
-        row = [share(tries, lambda: holds_median(0.01 * correlated(rng, rounds, rho)))
-               for rho in rhos]  # fmt: skip
-        print(f"| {rounds} | " + " | ".join(f"{value:.1f}" for value in row) + " |")
-    for sigma in (0.2, 0.4, 0.6, 0.8, 1.0, 1.3, 2.0):
-        row = [share(tries, lambda: holds_median(
-            stopped(sigma / 100 * correlated(rng, LOOKS[-1], rho)))) for rho in rhos]  # fmt: skip
-        print(f"| looks, sd {sigma} % | " + " | ".join(f"{value:.1f}" for value in row) + " |")
-    for rounds in (3, 7, 14, 56):
-        row = [share(tries // 2, lambda: same_twice(
-            0.01 * correlated(rng, 2 * rounds + 2, rho), rounds, chance))
-            for rho in rhos]  # fmt: skip
-        print(f"| A/A, {rounds} | " + " | ".join(f"{value:.1f}" for value in row) + " |")
-    for period in (2.0, 3.0, 4.0, 7.5):
-        new, old = (
-            share(tries // 2, lambda: same_twice(wave(rng, 16, period), 7, order()))
-            for order in (lambda: chance, lambda: random.Random(7))
-        )
-        print(f"| A/A of 7 rounds, a swing of {period} turns | {new:.1f}, fixed order {old:.1f} |")
+    sim = Simulation()
+    print("| | " + " | ".join(f"{rho}" for rho in rhos) + " |\n|---|--:|--:|--:|--:|")
+    rows: list[tuple[str, Callable[..., bool], float]] = [
+        *((f"median, {n} rounds", sim.median, n) for n in (3, 5, 7, 14, 28, 56)),
+        *((f"median, stopped, rounds ±{s} %", sim.stopping, s) for s in (0.2, 0.4, 0.8, 1.3, 2)),
+        *((f"same kernel twice, {n} rounds", sim.same, n) for n in (3, 5, 7, 14, 56)),
+    ]
+    for name, one, given in rows:
+        found = [share(tries, one, given, rho) for rho in rhos]
+        print(f"| {name} | " + " | ".join(f"{value:.1f}" for value in found) + " |", flush=True)
+    print("\n| period in turns | new order | one order for all |\n|---|--:|--:|")
+    for period in (2, 3, 4, 7.5):
+        new, old = share(tries, sim.swinging, period), share(tries, sim.swinging, period, 7)
+        print(f"| {period} | {new:.1f} | {old:.1f} |", flush=True)
 
 
 if __name__ == "__main__":
