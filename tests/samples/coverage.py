@@ -12,6 +12,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,8 @@ Floats = NDArray[np.float64]
 Blocks = list[list[float]]
 TRUE_S = 1e-3
 SEED = 28
+TRIAL_RHOS = np.arange(-10, 19) / 20
+TRIAL_TRIES = 20_000
 
 
 def correlated(rng: np.random.Generator, count: int, rho: float) -> Floats:
@@ -187,30 +190,34 @@ def series(path: Path) -> Iterator[tuple[bool, str, list[Floats]]]:
             yield heavy(group), "ratios", pairs
 
 
-def expected(rounds: int, rho: float) -> float:
-    """Lag-1 autocorrelation about their own mean of rounds with correlation `rho`, about."""
-    covariance = np.power(
-        rho, np.abs(np.subtract.outer(range(rounds), range(rounds))), dtype=np.float64
-    )
-    centring = np.eye(rounds) - 1 / rounds
-    centred = centring @ covariance @ centring
-    return float(np.trace(centred, 1) / np.trace(centred))
+@cache
+def expected(rounds: int) -> Floats:
+    """Mean lag-1 autocorrelation about their own mean of `rounds` with each of TRIAL_RHOS."""
+    rng = np.random.default_rng(SEED)
+    fresh = rng.standard_normal((rounds, TRIAL_TRIES))
+    found: list[float] = []
+    for rho in TRIAL_RHOS:
+        values = fresh * math.sqrt(1 - rho**2)
+        values[0] = fresh[0]
+        for i in range(1, rounds):
+            values[i] += rho * values[i - 1]
+        centred = values - values.mean(axis=0)
+        next_to = (centred[1:] * centred[:-1]).sum(axis=0)
+        found.append(float((next_to / (centred**2).sum(axis=0)).mean()))
+    return np.array(found)
 
 
 def pooled(groups: Sequence[Sequence[Floats]]) -> float:
     """The correlation that explains all series; each comparison counts once."""
-    seen: dict[int, list[float]] = {}
+    seen = 0.0
+    models = np.zeros(len(TRIAL_RHOS))
     for members in groups:
         for logs in members:
             centred = logs - logs.mean()
             if (square := float(centred @ centred)) > 0:
-                part = seen.setdefault(len(logs), [0.0, 0.0])
-                part[0] += float(centred[1:] @ centred[:-1]) / square / len(members)
-                part[1] += 1 / len(members)
-    total = sum(part[0] for part in seen.values())
-    trial = np.arange(-50, 91) / 100
-    off = [abs(total - sum(p[1] * expected(n, rho) for n, p in seen.items())) for rho in trial]
-    return float(trial[int(np.argmin(off))])
+                seen += float(centred[1:] @ centred[:-1]) / square / len(members)
+                models += expected(len(logs)) / len(members)
+    return float(np.interp(seen, models, TRIAL_RHOS))
 
 
 def print_correlations(paths: Sequence[Path]) -> None:
