@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from kernels import OPS
@@ -32,6 +33,7 @@ from microbench.timing.timers import Timer, make_timer
 SIZES = {"cuda": (256, 512, 1024, 2048, 4096, 8192), "cpu": (64, 128, 256)}
 PRECISIONS = {"cuda": ("fp16", "tf32", "bf16"), "cpu": ("fp32",)}
 BUDGET_S = 2.5
+FIRST_TURNS = 6
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,24 @@ def sheet(data: Json) -> Sheet:
                 *_by_class(found),
             ]
         ),
+        more=_first_turns(found),
     )
+
+
+def _first_turns(found: Figures) -> list[str]:
+    """Of each class, how far its first turns are from the median turn, on average."""
+    said: list[str] = []
+    for name, heavy in (("Light", False), ("Heavy", True)):
+        rows = [row.turns_s for row in found.rows if row.heavy is heavy and row.turns_s]
+        shown = min((FIRST_TURNS, *map(len, rows)))
+        off = [
+            fmean(100 * (turns[i] / median(turns) - 1) for turns in rows)
+            for i in range(shown if rows else 0)
+        ]
+        if off:
+            each = ", ".join(f"{pct:+.1f}" for pct in off)
+            said.append(f"{name}: the first {shown} turns against the median turn, mean: {each} %.")
+    return said
 
 
 def _by_class(found: Figures) -> list[str]:

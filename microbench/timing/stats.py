@@ -26,7 +26,7 @@ MAX_INTERVAL_PCT = 0.5  # stop sampling when the median's interval is within thi
 NORMAL_FROM = 1000.0  # degrees of freedom: Student's t is within 0.2 % of the normal quantile
 ANGLES = 40_001
 CORRELATIONS = tuple(i / 10 for i in range(9))  # of a round with the next one
-# A correlation's weight falls by e per this much. Measured on an H200: -0.1 to 0.1.
+# A correlation's weight falls by e per this much. Measured: -0.16 to 0.12.
 PRIOR_SCALE = 0.12
 LEAST_SPREAD = 1e-12  # of logarithms: less is how they are rounded
 TWO_ROUNDINGS = 1.1  # holds 95 % of the sum of two uniform errors, times the root of their squares
