@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 # Times the usual budget. A diagnosis needs no narrow interval, so a GPU gets a fifth of it. A CPU
 # has few plants, and other processes that disturb them.
 BUDGET_SHARE = {"cuda": 0.2, "cpu": 8.0}
+TRIES = 300  # comparisons of a kernel with itself
+SPLITS = 100  # of a run of many processes
 
 
 def run_selftest(
@@ -74,7 +76,12 @@ def run_selftest(
 
 
 def validate_method(
-    what: str, path: Path, device: str, tries: int, html: Path | None = None
+    what: str,
+    path: Path,
+    device: str,
+    tries: int,
+    budget: float | None = None,
+    html: Path | None = None,
 ) -> None:
     """Run the check called `what` ("aa" or "timer"), print its figures and write them to `path`.
 
@@ -90,15 +97,20 @@ def validate_method(
     }[what]
     if tries < 1:
         raise UserError(f"--tries must be at least 1, not {tries}")
+    if budget is not None:
+        check_budget("--budget", budget)
     if path != STDOUT:
         check_writable(path, "--json")
     if html:
         check_writable(html, "--html")
     info = describe(device)
-    figures = check(info, tries)
+    figures = check(info, tries, budget or aa.BUDGET_S)
     document = {
         "check": what,
-        "command": ["python", "-m", "microbench", "validate", what, "--tries", str(tries)],
+        "command": [
+            *("python", "-m", "microbench", "validate", what, "--tries", str(tries)),
+            *(("--budget", f"{budget:g}") if budget else ()),
+        ],
         "finished_at": _now(),
         "device": info.as_dict(),
         "software": software(),
