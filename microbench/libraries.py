@@ -72,9 +72,7 @@ class Summary:
     @property
     def against(self) -> str:
         """ "cublas", or "the better of cublas and cublaslt" where both were measured."""
-        names, known = self.libraries, _libraries(self.rows[0].result)
-        if known == ("cudnn",):
-            return "cudnn, the only library for convolutions here"
+        names = self.libraries
         return names[0] if len(names) == 1 else f"the better of {' and '.join(names)}"
 
     @property
@@ -182,6 +180,8 @@ def sentence(found: Summary) -> str:
         over = f"{found.count()}, {size_of(found.least.result.case)}"
     which = f" {found.which}" if found.which else ""
     note = f"; {found.not_measured}" if found.not_measured else ""
+    if found.libraries == [*OPS["conv"].libraries]:
+        note = "; there is no other library for convolutions"
     return (
         f"{found.backend} in {found.precision}{which} is {found.mean:.2f} times as fast as "
         f"{found.against} ({over}){note}."

@@ -38,7 +38,7 @@ class Gemm(Op):
         ),
         "cpu": BackendEntry("kernels.gemm.torch_blas", "torch on the CPU (oneDNN, MKL)", "cpu"),
     }
-    gpu_defaults = ("cublas", "triton")
+    gpu_defaults = ("cublas", "cublaslt", "triton")
     library = "cublas"
     libraries = ("cublas", "cublaslt")
     tables = Tables(Path(__file__).parent / "tuned")  # precision -> layout -> "MxNxK" -> label
