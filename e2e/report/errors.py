@@ -299,13 +299,12 @@ def _age(run: Run, trainings: Sequence[Training]) -> list[str]:
     if run.method_version < METHOD_VERSION:
         versions = f"method version {run.method_version}, now {METHOD_VERSION}"
         return [f"All rows predate this code: {file}, {versions}."]
-    found = (
-        [f"{fmt.count(len(days), 'step')} measured from {days[0]} to {days[-1]}."] if days else []
-    )
+    found: list[str] = []
+    if days:
+        found.append(f"{fmt.count(len(days), 'step')} measured from {days[0]} to {days[-1]}.")
     if len(days) < len(trainings):
-        found.append(
-            f"{fmt.count(len(trainings) - len(days), 'step')} without a date, {file}: may predate this code."
-        )
+        undated = fmt.count(len(trainings) - len(days), "step")
+        found.append(f"{undated} without a date, {file}: may predate this code.")
     return [fmt.clean(line) for line in found]
 
 
