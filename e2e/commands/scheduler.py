@@ -69,8 +69,7 @@ class Job:
         if notes:
             run = replace(run, settings={**run.settings, "notes": notes})
         run = replace(run, settings=self.load.noted(run.settings))
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        return self.saved(replace(run, finished_at=now if whole else None))
+        return self.saved(replace(run, finished_at=_now() if whole else None))
 
     def loaded(self, run: Run, case: LoadCase, budget_s: float) -> Run:
         """The run with a loader measured alone for `budget_s` seconds, unless it has that."""
@@ -152,7 +151,8 @@ class Job:
                     budget_s = self.work.request.budget or usual_s
                     self.progress.timing(budget_s)
                     timed = self.worker.time(budget_s, self.progress.stage)
-                    found = [*found, *timed]  # timed results replace those of set-up
+                    dated = [replace(t, measured_at=_now()) for t in timed]
+                    found = [*found, *dated]  # timed results replace those of set-up
                 by_key = {t.case.key: t for t in found} | failed
                 return [by_key[case.key] for case in cases]
             except WorkerDied as death:
@@ -255,3 +255,7 @@ def with_what_was(before: Training | None, training: Training) -> Training:
         predicted=predicted and predicted.beside(training.step_s),
         causes=training.causes or before.causes,
     )
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

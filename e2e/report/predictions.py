@@ -31,6 +31,7 @@ MOST_UNCOVERED = 6
 MOST_NAMED = 4
 MISSING = "missing from the prediction of {arms} (could not be replayed)"
 FROM_STEP = "timed in real steps for {arms} (could not be launched in isolation)"
+CAPTURED = "captured steps (--graph): not predicted; the graph of their operations was timed"
 AT_HOST_SPEED = (
     "at CPU speed: error after correcting for the CPU's speed while the step was measured"
 )
@@ -236,6 +237,7 @@ def _lines(
         "95 % interval: of the prediction, in ms"
         * (ranges and "95 % interval" not in shown.left_out),
         AT_HOST_SPEED * (at_host_speed and "at CPU speed" not in shown.left_out),
+        CAPTURED * any(arm.case.graph for arm in view.arms),
         *calls_named(view, details),
         predicting(view),
         shown.left_out_note(width),
@@ -294,6 +296,8 @@ def _predicted(view: View, label: str, arms: Sequence[Training]) -> str:
     names = compared_with(view)
     gains = [gain for name in names if (gain := _gain(view, name, arms))]
     verb = f"is predicted to train {fmt.joined(gains)}" if gains else "is predicted"
+    if arms[0].case.graph:
+        verb = ", ".join(["was timed as a graph of its operations", *gains])
     if len(arms) > 1:
         where = ["network", *(["data"] if is_generated(arms[0].case) else [])]
         ends = [f"at batch {arm.case.batch} {_figures(arm)}" for arm in (arms[0], arms[-1])]
@@ -331,13 +335,19 @@ def _figures(arm: Training) -> str:
 def _error_sentences(view: View, family: Sequence[Group]) -> list[str]:
     """How far predicted steps are from the measured ones, and limits that were not predicted."""
     arms = list(filter(is_beside, arms_of(family)))
-    errors = [(error_pct(arm) or 0.0, view.label_among(arm, family)) for arm in arms]
     lines: list[str] = []
-    if errors:
+    for graph, what in ((False, "Prediction error of the step time"),
+                        (True, "Error of the timed graph of the operations")):  # fmt: skip
+        errors = [
+            (error_pct(arm) or 0.0, view.label_among(arm, family))
+            for arm in arms
+            if arm.case.graph == graph
+        ]
         worst = sorted(errors, key=lambda pair: -abs(pair[0]))[:MOST_NAMED]
-        named = ", ".join(f"{name} {fmt.signed_pct(error)}" for error, name in worst)
-        text = f"Prediction error of the step time is at most {abs(worst[0][0]):.1f} %"
-        lines.append(f"{text}: {named}{' at worst' * (len(errors) > len(worst))}.")
+        if worst:
+            named = ", ".join(f"{name} {fmt.signed_pct(error)}" for error, name in worst)
+            text = f"{what} is at most {abs(worst[0][0]):.1f} %"
+            lines.append(f"{text}: {named}{' at worst' * (len(errors) > len(worst))}.")
     for arm in arms:
         predicted = arm.predicted.limit if arm.predicted else None
         if predicted and arm.limit and predicted != arm.limit:

@@ -232,7 +232,7 @@ def training_parts(run: Run) -> list[Part]:
         Part(f"{predictions.ALONE_TITLE}:",
              predictions.alone_table(view), _calls(view.only(predictions.is_alone))),
         Part(f"{errors.ERRORS_TITLE}:", errors.errors_table(run),
-             errors.error_sentences(run.of(Training))),
+             errors.error_sentences(run)),
         *(_ledger(view, arm) for arm in view.arms if has_ledger(arm)),
         *(part for arm in view.arms for part in _causes(view, arm)),
     ]  # fmt: skip

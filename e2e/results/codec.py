@@ -72,6 +72,7 @@ def to_json(training: Training) -> Json:
         "ledger": [asdict(line) for line in training.ledger] or None,
         "bound": _finite(training.bound),
         "causes": [_cause_to_json(cause) for cause in training.causes] or None,
+        **({"measured_at": training.measured_at} if training.measured_at else {}),
     }
 
 

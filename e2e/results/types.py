@@ -229,6 +229,7 @@ class Training:
     ledger_base: str | None = None
     bound: float | None = None
     causes: tuple[Cause, ...] = ()
+    measured_at: str | None = None  # ISO 8601, UTC; older files do not have it
 
     @property
     def timed(self) -> TimedStep | None:

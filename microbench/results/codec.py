@@ -22,6 +22,7 @@ PLAIN = (  # fields of a result that are written as they are, in this order
     "flops", "min_bytes", "ceiling_pct", "efficiency_pct", "rel_error", "total_error", "variant",
     "kernels", "kernels_s", "tile", "tensor_core",
 )  # fmt: skip
+TUNED = "tuned"  # which older files lack, and results of which it is not known
 PROCESSES = "processes"  # which older files lack, and those of one process
 MEASURED = tuple(field.name for field in fields(Measurement) if field.name != PROCESSES)
 
@@ -41,6 +42,7 @@ def result_to_json(result: Result) -> Json:
         **_processes(measured),
         **{name: value / unit if value else None for name, (value, unit) in rates.items()},
         **{name: getattr(result, name) for name in PLAIN},
+        **({TUNED: result.tuned} if result.tuned is not None else {}),
         "speedup": {name: vars(ratio) for name, ratio in result.speedup.items()},
         "vs_backend": {name: vars(ratio) for name, ratio in result.vs_backend.items()},
         "bound": result.bound,

@@ -120,7 +120,9 @@ class Result:
     `flops` and `min_bytes` are per launch. Errors are relative (norm of the difference over norm of
     the reference, in float64): `rel_error` for the inputs as stored, `total_error` for the inputs
     before they were rounded to the precision. `kernels_s` are the durations in seconds of `kernels`
-    in one profiled launch with a warm cache. `tile` is (M, N, K). `speedup` has the baselines by
+    in one profiled launch with a warm cache. `variant` is the back end's configuration, `tuned`
+    whether that was tuned for this very case (None: nothing is tuned, or an older file, see
+    `microbench.libraries`). `tile` is (M, N, K). `speedup` has the baselines by
     precision, `vs_backend` the other back ends in the same precision; both are times faster.
     `ceiling_pct` is per cent of the datasheet's peak, else of the measured one. `bound` is the
     bottleneck, `why` its reason with numbers (`microbench.roofline.causes`).
@@ -135,6 +137,7 @@ class Result:
     rel_error: float | None = None
     total_error: float | None = None
     variant: str | None = None
+    tuned: bool | None = None
     kernels: tuple[str, ...] = ()
     kernels_s: tuple[float, ...] = ()
     tile: tuple[int, ...] | None = None

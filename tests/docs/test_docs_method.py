@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from e2e.results.types import Training
+from microbench.requests import GEMM_PROCESSES
 from microbench.results.judging import CPU_BOUND_PCT, LEAST_PCT, NOISE_PCT, NOISE_S
 from microbench.results.kinds import KINDS
 from microbench.results.runfile import read_run
 from microbench.results.types import METHODS
-from microbench.requests import GEMM_PROCESSES
 from microbench.selftest.splits import false_verdicts, power
 from microbench.timing.stats import half_width_pct
 
