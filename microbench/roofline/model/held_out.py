@@ -59,7 +59,7 @@ def held_out_errors(run: Run) -> HeldOut | None:
     than LEAST_CASES measured cases or LEAST_SIZES sizes, or without measured peaks.
     """
     measured = [result for result in run.results if result.median_s]
-    sizes = sorted({_size(r) for r in measured}, key=lambda size: (size[0], size))
+    sizes = sorted({size_of_problem(r) for r in measured}, key=lambda size: (size[0], size))
     if len(measured) < LEAST_CASES or len(sizes) < LEAST_SIZES or Rates.of(run) is None:
         return None
     folds = min(FOLDS, len(sizes))
@@ -67,8 +67,8 @@ def held_out_errors(run: Run) -> HeldOut | None:
     fitted: list[int] = []
     for fold in range(folds):
         hidden = set(sizes[fold::folds])
-        seen = [r for r in measured if _size(r) not in hidden]
-        found = _errors(seen, [r for r in measured if _size(r) in hidden], run)
+        seen = [r for r in measured if size_of_problem(r) not in hidden]
+        found = _errors(seen, [r for r in measured if size_of_problem(r) in hidden], run)
         errors |= found
         fitted += [len(seen)] * bool(found)
     if len(errors) < LEAST_CASES:
@@ -76,7 +76,7 @@ def held_out_errors(run: Run) -> HeldOut | None:
     return HeldOut(min(fitted), errors)
 
 
-def _size(result: Result) -> tuple[int, str]:
+def size_of_problem(result: Result) -> tuple[int, str]:
     """Identity of a problem's size, its FLOPs first: the same for every variant and pass."""
     case = result.case
     dims = [f"{name}={case.dims[name]}" for name in OPS[case.op].dims]
