@@ -55,7 +55,9 @@ class FakeSession:
         self.calibrated.append((tuple(precisions), tuple(large)))
         return [Ceiling("memory", "measured", byte_per_s=1e12, reference="copy")]
 
-    def measure(self, group: Group, budget_s: float, on_stage: OnStage) -> list[Result]:
+    def measure(
+        self, group: Group, budget_s: float, on_stage: OnStage, *, checked: bool = False
+    ) -> list[Result]:
         assert not self.closed
         self.asked.append((group, budget_s))
         on_stage(group.cases[0].key, "timing")
