@@ -7,7 +7,7 @@ known by construction.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from kernels import OPS, size_of
 from kernels.case import Case
@@ -15,6 +15,7 @@ from kernels.gemm import ALIGNMENT_BYTES
 from microbench.device.profiler import fewer_operations, is_conversion
 from microbench.results.types import Result, Run
 from microbench.roofline.limits import Limits
+from microbench.roofline.waves import most_per_sm, waves
 
 FLOOR_SHARE = 0.5  # of the time: from here on launch latency is the bottleneck
 # A launch may run two kernels (split K, a reduction) and take twice the latency. Where arithmetic
@@ -31,9 +32,6 @@ UNALIGNED_RATE = 0.6  # of the measured peak: below this, rows off 16 bytes are 
 PADDING_GAINS = 1.1
 CONVERSION_SHARE = 0.2  # of the kernels' time
 FULL_WAVES = 0.85
-ONE_PER_SM = (
-    128 * 128
-)  # elements: a tile whose accumulators leave no room for a second one on an SM
 CLOCK_HELD = 0.97  # of the maximum clock: below this, and with a throttle reason, it is power
 SLOW_HARDWARE = 0.2  # of the fp32 peak: a low precision this slow has no hardware here
 
@@ -196,44 +194,13 @@ def _waves(result: Result, limits: Limits, run: Run) -> Cause:
     share = _share(result, limits)
     if shape is None or share is None or shape.efficiency >= FULL_WAVES:
         return None
-    if shape.tiles >= shape.sm_count and shape.tile_m * shape.tile_n < ONE_PER_SM:
+    if shape.tiles >= shape.sm_count and most_per_sm(result, run) > 1:
         return None  # several such tiles may share an SM: the waves cannot be counted
     return "waves", (
         f"{shape.tiles} tiles of {shape.tile_m}x{shape.tile_n} on {shape.sm_count} SMs: "
         f"{shape.waves} wave{'s' if shape.waves > 1 else ''}, {100 * shape.efficiency:.0f} % full; "
         f"{100 * share:.0f} % of {limits.roof}"
     )
-
-
-@dataclass(frozen=True)
-class Waves:
-    """How tiles of `tile_m` x `tile_n` output elements fill the device, one per SM at a time."""
-
-    tile_m: int
-    tile_n: int
-    tiles: int
-    sm_count: int
-
-    @property
-    def waves(self) -> int:
-        """How many rounds of one tile per SM it takes."""
-        return math.ceil(self.tiles / self.sm_count)
-
-    @property
-    def efficiency(self) -> float:
-        """Fraction, 0 to 1, of the tile slots of all waves that hold a tile."""
-        return self.tiles / (self.waves * self.sm_count)
-
-
-def waves(result: Result, run: Run) -> Waves | None:
-    """The tiles of a result; None where the kernel's tile is unknown, and on a CPU."""
-    sm_count = int(run.device.get("sm_count") or 0)
-    if result.tile is None or not sm_count or run.device.get("kind") != "cuda":
-        return None
-    tile_m, tile_n = result.tile[:2]
-    m, n, _ = OPS[result.case.op].gemm(result.case)
-    tiles = math.ceil(m / tile_m) * math.ceil(n / tile_n)
-    return Waves(tile_m, tile_n, tiles, sm_count)
 
 
 def _nothing(result: Result, limits: Limits) -> tuple[str, str]:

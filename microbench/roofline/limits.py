@@ -95,7 +95,7 @@ def _byte_per_s(result: Result, run: Run) -> float | None:
 
 def _at_clock(result: Result, run: Run) -> float | None:
     """Peak FLOP/s of the SMs at the measured clock."""
-    rates = architecture(_capability(run)).flop_per_clock
+    rates = architecture(capability_of(run)).flop_per_clock
     per_clock = rates.get(result.case.precision.rate_name)
     clock = result.measurement.sm_clock_mhz if result.measurement else None
     if per_clock is None or clock is None:
@@ -103,7 +103,7 @@ def _at_clock(result: Result, run: Run) -> float | None:
     return per_clock * int(run.device["sm_count"]) * clock * 1e6
 
 
-def _capability(run: Run) -> Capability | None:
+def capability_of(run: Run) -> Capability | None:
     """(9, 0) of the "9.0" that a run file holds; None for a CPU."""
     major, _, minor = str(run.device.get("capability") or "").partition(".")
     return (int(major), int(minor)) if minor.isdecimal() and major.isdecimal() else None

@@ -10,8 +10,8 @@ import pytest
 from kernels import OPS
 from kernels.case import Case
 from microbench.results.types import Ceiling, Measurement, Result, Run
-from microbench.roofline.causes import waves
 from microbench.roofline.explain import annotate
+from microbench.roofline.waves import most_per_sm, waves
 
 PEAK = {"fp32": 66.9e12, "tf32": 494.7e12, "fp16": 989.4e12}
 SIMT = {"fp32": 66.9e12, "fp16": 133.8e12}
@@ -34,7 +34,8 @@ CEILINGS = (
 def timed(
     shape: int | tuple[int, int, int], seconds: float, precision: str = "fp16", *,
     clock: float | None = 1980.0, throttle: tuple[str, ...] = (), half_pct: float | None = 0.3,
-    regime: str = "sustained", tile: tuple[int, int, int] | None = None, **more: str,
+    regime: str = "sustained", tile: tuple[int, int, int] | None = None,
+    kernel: str = "", variant: str | None = None, **more: str,
 ) -> Result:  # fmt: skip
     m, n, k = (shape, shape, shape) if isinstance(shape, int) else shape
     case = Case("gemm", {"m": m, "n": n, "k": k}, precision, **{"backend": "cublas", **more})  # type: ignore[arg-type]
@@ -51,6 +52,8 @@ def timed(
         flops=2 * m * n * k,
         min_bytes=element * (m * k + k * n) + output * m * n,
         tile=tile,
+        kernels=(kernel,) if kernel else (),
+        variant=variant,
     )  # fmt: skip
 
 
@@ -76,6 +79,8 @@ def check(result: Result, bound: str, *numbers: str) -> None:
 
 
 TILE = (128, 128, 64)
+DEEP = "nvjet_sm90_hsh_128x128_64x6_2x1_v_bz_TNT"  # six stages: shared memory for one
+FLAT = "sm90_xmma_gemm_f16f16_tilesize128x128x64_stage3_warpsize2x2x1"  # for two
 ODD = at_rate((4096, 4096, 4095), 455e12)  # 65 % of the ceiling is no low rate
 CAPPED = {"clock": 1400.0, "throttle": ("power cap",)}
 
@@ -95,7 +100,7 @@ CAPPED = {"clock": 1400.0, "throttle": ("power cap",)}
         ([at_rate(4095, 280e12)], "alignment", ["8190 bytes", "40 %"]),
         # A padded twin decides whatever the rate: it gains 1.4 times, so the strides cost that.
         ([ODD, at_rate(4096, 650e12)], "alignment", ["8190 bytes", "1.4 times faster"]),
-        ([at_rate(1536, 400e12, tile=TILE)], "waves",
+        ([at_rate(1536, 400e12, tile=TILE, kernel=DEEP)], "waves",
          ["144 tiles of 128x128", "132 SMs", "2 waves", "55 %", "57 %"]),
         ([at_rate((512, 512, 16384), 100e12, tile=TILE)], "waves",
          ["16 tiles", "132 SMs", "1 wave", "12 %"]),
@@ -122,6 +127,8 @@ def test_a_planted_cause_is_named_with_its_numbers(
         ([at_rate(4096, 280e12)], "alignment"),
         ([at_rate(8192, 690e12, clock=1970.0, throttle=("power cap",))], "power"),  # a full clock
         ([at_rate(8192, 690e12, clock=1400.0)], "power"),  # a low clock without a reason
+        ([at_rate(1536, 400e12, tile=TILE, kernel=FLAT)], "waves"),  # two tiles may share an SM
+        ([at_rate(1536, 400e12, tile=TILE)], "waves"),
     ],
 )
 def test_what_the_numbers_do_not_bear_out_is_not_blamed(results: list[Result], bound: str) -> None:
@@ -153,6 +160,26 @@ def test_partial_tiles_count_whole() -> None:
     shape = waves(timed((129, 1, 64), 1.0, tile=(128, 128, 64)), Run(("x",), "", H200, {}))
     assert shape is not None
     assert (shape.tiles, shape.waves) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("tile", "precision", "more", "most"),
+    [
+        ((128, 256, 64), "fp16", {}, 1),  # 256 threads of 128 sums and more: half the registers
+        ((128, 128, 64), "fp16", {"kernel": DEEP}, 1),  # 196 KB of an SM's 228
+        ((128, 128, 64), "fp16", {"kernel": FLAT}, 2),  # 98 KB
+        ((128, 128, 64), "fp16", {"variant": "tma/128x128x64/s3/w4/g8"}, 2),
+        ((128, 192, 64), "fp16", {"variant": "tma_192/128x192x64/s4/w8/g8/sub2"}, 1),
+        ((128, 128, 32), "fp64", {}, 1),  # a sum takes two registers
+        ((128, 64, 64), "fp16", {"kernel": "nvjet_sm90_hsh_64x128_64x8_1x2_h_bz"}, 1),
+        ((64, 64, 64), "fp16", {"kernel": "cutlass_s16816gemm_f16_64x64_64x4_tn"}, 3),
+    ],
+)
+def test_how_many_tiles_an_sm_may_hold(
+    tile: tuple[int, int, int], precision: str, more: dict[str, Any], most: int
+) -> None:
+    result = timed(4096, 1.0, precision, tile=tile, **more)
+    assert most_per_sm(result, Run(("x",), "", H200, {})) == most
 
 
 def test_heat_is_not_called_power_limit() -> None:
