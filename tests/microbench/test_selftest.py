@@ -214,11 +214,13 @@ class MadeUp:
         op = OPS[case.op]
         flops, moved = op.flops(case), op.min_bytes(case)
         busy_s, kernels, tile = flops / RATES[case.precision_name], ["main"], None
+        variant = None
         if op.misaligned(case):
             busy_s *= 3
         if case.backend == "triton":
             tile = (*always_wide(case), 64) if case.dim("m") > 1000 else (64, 32, 64)
             tiles = math.ceil(case.dim("m") / tile[0]) * math.ceil(case.dim("n") / tile[1])
+            variant = f"tma/{tile[0]}x{tile[1]}x64/s4/w8/g8"
             busy_s /= min(1.0, 1.2 * tiles / (math.ceil(tiles / 132) * 132))
         if case.layout == "nchw":
             busy_s, kernels = 3 * busy_s, ["main", "nchwToNhwcKernel"]
@@ -234,7 +236,7 @@ class MadeUp:
         )  # fmt: skip
         return Result(
             case, "ok", measurement=measurement, flops=flops, min_bytes=moved, tile=tile,
-            kernels=tuple(kernels), kernels_s=(1e-6,) * len(kernels),
+            variant=variant, kernels=tuple(kernels), kernels_s=(1e-6,) * len(kernels),
         )  # fmt: skip
 
     def close(self) -> None:
