@@ -18,15 +18,17 @@ from kernels.case import Case
 from microbench.__main__ import main
 from microbench.report.documents import print_sheet
 from microbench.report.screen import make_console
+from microbench.report.table import markdown
 from microbench.results.types import Ceiling, Measurement, Result, Run
 from microbench.selftest.judge import Judged, Runs, cache_effect, judge, passed, score
 from microbench.selftest.plant import CONDITIONS, Plant, Tile, gemm
 from microbench.selftest.planted import plan, target_of, triton_tile
 from microbench.selftest.run import evidence, groups_of, take
-from microbench.selftest.screen import sheet
+from microbench.selftest.screen import PlantRow, confusion, sheet
 from microbench.sweep import Group
 from microbench.worker import OnStage
 
+PUBLISHED = Path(__file__).parents[2] / "results" / "nvidia-h200" / "selftest.json"
 H200: dict[str, Any] = {
     "name": "NVIDIA H200", "kind": "cuda", "capability": "9.0", "sm_count": 132,
     "memory_bytes": 150_000_000_000, "l2_bytes": 60 << 20, "power_limit_w": 700.0,
@@ -399,6 +401,39 @@ def test_the_screen_says_what_was_wrong_and_what_could_not_be_tried(
     assert "wrong layout: fp16 conv fprop nchw 64" in said
     assert "expected layout, diagnosed mixed" in said
     assert "not applicable: waves: a CPU has no SMs" in " ".join(said.split())
+    assert max(map(len, said.splitlines())) <= 100
+
+
+def row(condition: str, named: str | None, verdict: str, control: bool = False) -> PlantRow:
+    return PlantRow("a plant", condition, control, "", "", named, "", verdict)
+
+
+def test_the_confusion_matrix_counts_each_diagnosis_of_each_planted_condition() -> None:
+    rows = [
+        row("launch", "launch", "right"), row("launch", "launch", "right"),
+        row("launch", "memory", "wrong"), row("launch", None, "wrong"),
+        row("launch", "launch", "not applicable"),
+        row("launch", "mixed", "right", control=True),
+        row("waves", None, "not applicable"),
+    ]  # fmt: skip
+    assert confusion(rows) == {
+        "launch": {"launch": 2, "memory": 1, "nothing": 1},
+        "not launch": {"mixed": 1},
+    }
+
+
+def test_the_matrix_of_the_published_file_has_all_that_was_counted(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    document = json.loads(PUBLISHED.read_text())
+    title, _, *lines = markdown(sheet(document).brief).splitlines()
+    titles = [word.strip() for word in title.strip("|").split("|")]
+    rows = [[word.strip() for word in line.strip("|").split("|")] for line in lines if line]
+    assert len({row[0] for row in rows}) == len(rows)
+    diagnoses = range(1, titles.index("correct"))
+    assert sum(int(row[at] or 0) for row in rows for at in diagnoses) == document["counted"]
+    print_sheet(sheet(document), make_console())
+    said = capsys.readouterr().out
     assert max(map(len, said.splitlines())) <= 100
 
 
