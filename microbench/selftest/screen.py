@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.text import Text
@@ -30,6 +30,7 @@ class PlantRow:
     named: str | None
     why: str
     verdict: str
+    held_out: bool = False
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,8 @@ def sheet(data: Json) -> Sheet:
     found: _File = decode(_File, data, "")
     columns: list[Column[PlantRow]] = [
         Column("plant", lambda row: fmt.clean(row.name), csv={"name": lambda row: row.name}),
-        Column(csv={"condition": lambda row: row.condition, "control": lambda row: row.control}),
+        Column(csv={"condition": lambda row: row.condition, "control": lambda row: row.control,
+                    "held_out": lambda row: row.held_out}),
         Column("expected", lambda row: fmt.clean(row.expected), drop=2,
                csv={"expected": lambda row: row.expected}),
         Column("named", lambda row: fmt.clean(row.named or ""),
@@ -129,12 +131,17 @@ def _wrong(row: PlantRow) -> Text:
     return text
 
 
-def _summary(rows: Iterable[PlantRow]) -> str:
+def _summary(rows: Sequence[PlantRow]) -> str:
     """ "41 of 42 diagnosed correctly (97.6 %, target 95 %)"."""
-    rows = list(rows)
+    held = [row for row in rows if row.held_out]
+    rows = [row for row in rows if not row.held_out]
     right, counted = score(rows)
     if not counted:
         return "No case could be planted on this device: the diagnosis was not tested."
     share = f"{right} of {counted} diagnosed correctly ({100 * right / counted:.1f} %"
     verdict = "" if passed(rows) else ": the diagnosis fails its test on this device"
-    return f"{share}, target {TARGET_PCT:g} %){verdict}."
+    said = f"{share}, target {TARGET_PCT:g} %){verdict}."
+    right, counted = score(held)
+    if not counted:
+        return said
+    return f"{said} Planted by other means and never tuned for: {right} of {counted}."
