@@ -1,6 +1,6 @@
 """A loader as people write it by hand, timed: what back end torchvision is held against.
 
-python results/plain_dataloader.py DIR --workers 16 --batch 256 --json OUT
+python examples/plain_dataloader.py DIR --workers 16 --batch 256 --json OUT
 
 torchvision's ImageFolder and transforms, torch's DataLoader, a copy to the GPU: nothing of ours.
 The folder is listed many times over, so that no epoch ends meanwhile, where workers would idle.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
@@ -57,6 +58,11 @@ def main() -> None:
     found = {
         "workers": asked.workers, "batch": asked.batch, "images_per_s": rates,
         "torch": torch.__version__,
+        "command": ["python", "examples/plain_dataloader.py", "DIR", "--workers",
+                    str(asked.workers), "--batch", str(asked.batch)],
+        "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "device": {"name": torch.cuda.get_device_name() if device.type == "cuda" else "CPU"},
+        "software": {"torch": torch.__version__},
     }  # fmt: skip
     print(json.dumps(found))
     if asked.json:

@@ -25,6 +25,7 @@ from microbench.command_line import (
     said,
 )
 from microbench.conditions import Conditions
+from microbench.errors import UserError
 from microbench.requests import (
     ConvRequest,
     GemmRequest,
@@ -184,9 +185,10 @@ def compare(files: tuple[Path, ...], baseline: Path | None, **options: Any) -> i
     """Compare runs with a baseline, case by case.
 
     B (each RUN) is faster, slower, the same as A (BASE), or one cannot tell. Faster and slower need
-    the whole 95 % interval beyond the threshold: 3 % for kernels, 1 % for trainings, 5 % for
-    loaders. --threshold replaces these for all cases. A kernel must also differ by at least 1.3 us,
-    whatever the threshold: so much can change with where its data lie in memory.
+    the whole 95 % interval beyond the threshold: 1 % for cases that both runs measured in several
+    processes; else 3 % for kernels and trainings, 5 % for loaders, 30 % for steps that the CPU
+    limits. --threshold replaces these. A kernel that one process measured must also differ by 1.3
+    us, whatever the threshold: so much can change with where its data lie in memory.
 
     \b
     Exit codes:
@@ -210,19 +212,35 @@ def doctor(device: str, html: Path | None) -> None:
 
 
 @app.command()
-@click.argument("what", type=click.Choice(["timer", "aa"]))
+@click.argument("what", type=click.Choice(["timer", "aa", "compare", "power"]))
+@click.argument("runs", metavar="[RUN]...", type=FILE, nargs=-1)
 @click.option("--json", type=FILE, required=True, help="File to write")
 @DEVICE
-@click.option("--tries", default=100, show_default=True, help="aa: number of comparisons")
+@click.option(
+    "--tries", type=int, help="Comparisons; splits of each run  [default: aa 300, else 100]"
+)
+@click.option("--budget", type=float, help="aa: seconds for each comparison  [default: 2.5]")
+@click.option("--processes", default=3, show_default=True, help="Of each half of a split run")
 @click.option("--html", type=FILE, help="Also write a page: one file, offline")
-def validate(what: str, json: Path, device: str, tries: int, html: Path | None) -> None:
-    """Validate the timer, or the intervals of ratios.
+def validate(
+    what: str, runs: tuple[Path, ...], json: Path, device: str, tries: int | None,
+    budget: float | None, processes: int, html: Path | None,
+) -> None:  # fmt: skip
+    """Validate the timer, the intervals of ratios, or the verdicts of compare.
 
     timer: compare times with Nsight Compute.  aa: compare a kernel with itself.
-    """
-    from microbench.selftest.run import validate_method
 
-    validate_method(what, json, device, tries, html)
+    compare, power: split RUNs of many processes into two runs each. How often is the same called
+    different, and how often a slow-down of known size called slower?
+    """
+    from microbench.selftest.run import SPLITS, TRIES, validate_compare, validate_method
+
+    if what in ("compare", "power"):
+        validate_compare(what, runs, json, processes, SPLITS if tries is None else tries, html)
+    elif runs:
+        raise UserError(f"validate {what} takes no run file")
+    else:
+        validate_method(what, json, device, TRIES if tries is None else tries, budget, html)
 
 
 @app.command()

@@ -19,6 +19,8 @@ from microbench.results.fields import decode
 from microbench.results.types import Run
 from microbench.results.values import AnyCase, Interval, Json
 
+HEADER = ("command", "device", "software", "finished_at")  # of a document, above its table
+
 
 @dataclass(frozen=True)
 class Sheet:
@@ -46,8 +48,9 @@ def print_document(data: Json, sheet: Sheet, console: Console, *, details: bool)
 
 def run_of_document(data: Json) -> Run:
     """A document's device, software, command and time as a run. ValueError: invalid field."""
-    facts = {name: data.get(name) for name in ("command", "device", "software")}
-    when = data.get("finished_at")
+    *names, when = HEADER
+    facts = {name: data.get(name) for name in names}
+    when = data.get(when)
     return decode(Run, {**facts, "started_at": when, "finished_at": when}, "")
 
 
@@ -210,7 +213,11 @@ def figures(data: Mapping[str, object]) -> Sheet:
         Column("figure", lambda row: row[0], csv={"figure": lambda row: row[0]}),
         Column("value", lambda row: row[1], csv={"value": lambda row: row[1]}),
     ]
-    rows = [Row((fmt.clean(name), fmt.clean(_value(value)))) for name, value in data.items()]
+    rows = [
+        Row((fmt.clean(name), fmt.clean(_value(value))))
+        for name, value in data.items()
+        if name not in HEADER
+    ]
     table = Table(columns, list(rows))
     return Sheet(table, table)
 

@@ -153,6 +153,8 @@ def _by_key(run: Run) -> dict[str, Entry]:
 def _apart(a: Iterable[str], b: Iterable[str]) -> str:
     """ ": network is resnet50 in A, vgg16 in B": facts of which A and B share no value."""
     ours, theirs = _facts(a), _facts(b)
+    if not ours or not theirs:
+        return ""
     apart = [
         f"{name} is {_or(ours[name])} in A, {_or(theirs[name])} in B"
         for name in ours

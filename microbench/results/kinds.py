@@ -147,6 +147,10 @@ class Document:
 DOCUMENTS = (
     Document("validate aa", {"check": "aa"}, "microbench.selftest.aa:sheet"),
     Document("validate timer", {"check": "timer"}, "microbench.selftest.ncu:sheet"),
+    Document("validate compare", {"check": "compare"},
+             "microbench.selftest.split_tables:compare_sheet"),
+    Document("validate power", {"check": "power"},
+             "microbench.selftest.split_tables:power_sheet"),
     Document("selftest", {"check": "selftest"}, "microbench.selftest.screen:sheet"),
     Document("compare --json", dict.fromkeys(("counts", "noise_pct", "rows")),
              "microbench.report.documents:comparison"),
@@ -154,7 +158,7 @@ DOCUMENTS = (
              "microbench.report.documents:comparisons"),
     Document("timm's benchmark.py", dict.fromkeys(("model", "train_samples_per_sec")),
              "microbench.report.documents:figures"),
-    Document("results/plain_dataloader.py", dict.fromkeys(("workers", "images_per_s", "torch")),
+    Document("examples/plain_dataloader.py", dict.fromkeys(("workers", "images_per_s", "torch")),
              "microbench.report.documents:figures"),
 )  # fmt: skip
 

@@ -19,7 +19,7 @@ from kernels.case import Case
 from microbench.command_line import MAX_SEED, check_budget, kept
 from microbench.conditions import Conditions
 from microbench.errors import UserError
-from microbench.results.runfile import check_writable, write_text
+from microbench.results.runfile import check_writable, read_run, write_text
 from microbench.results.types import Run
 from microbench.results.values import Json
 from microbench.run_output import STDOUT
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 # Times the usual budget. A diagnosis needs no narrow interval, so a GPU gets a fifth of it. A CPU
 # has few plants, and other processes that disturb them.
 BUDGET_SHARE = {"cuda": 0.2, "cpu": 8.0}
+TRIES = 300  # comparisons of a kernel with itself
+SPLITS = 100  # of a run of many processes
 
 
 def run_selftest(
@@ -74,7 +76,12 @@ def run_selftest(
 
 
 def validate_method(
-    what: str, path: Path, device: str, tries: int, html: Path | None = None
+    what: str,
+    path: Path,
+    device: str,
+    tries: int,
+    budget: float | None = None,
+    html: Path | None = None,
 ) -> None:
     """Run the check called `what` ("aa" or "timer"), print its figures and write them to `path`.
 
@@ -90,20 +97,76 @@ def validate_method(
     }[what]
     if tries < 1:
         raise UserError(f"--tries must be at least 1, not {tries}")
+    if budget is not None:
+        check_budget("--budget", budget)
     if path != STDOUT:
         check_writable(path, "--json")
     if html:
         check_writable(html, "--html")
     info = describe(device)
-    figures = check(info, tries)
+    figures = check(info, tries, budget or aa.BUDGET_S)
     document = {
         "check": what,
-        "command": ["python", "-m", "microbench", "validate", what, "--tries", str(tries)],
+        "command": [
+            *("python", "-m", "microbench", "validate", what, "--tries", str(tries)),
+            *(("--budget", f"{budget:g}") if budget else ()),
+        ],
         "finished_at": _now(),
         "device": info.as_dict(),
         "software": software(),
         **asdict(figures),
     }
+    _publish(document, sheet, path, make_console(stderr=path == STDOUT), html)
+
+
+def validate_compare(
+    what: str, files: Sequence[Path], path: Path, processes: int, tries: int, html: Path | None
+) -> None:
+    """Split runs into two of `processes` processes each, `tries` times, and judge them.
+
+    `what` is "compare" (false verdicts) or "power" (slow-downs seen). UserError for a bad option,
+    a file that is no run, and runs of other devices, software or methods than the first.
+    """
+    from microbench.report.screen import make_console
+    from microbench.selftest import split_tables, splits
+
+    check, sheet = {
+        "compare": (splits.false_verdicts, split_tables.compare_sheet),
+        "power": (splits.power, split_tables.power_sheet),
+    }[what]
+    if not files:
+        raise UserError(f"validate {what} takes run files of {2 * processes} processes or more")
+    for name, value, least in (("--tries", tries, 1), ("--processes", processes, 2)):
+        if value < least:
+            raise UserError(f"{name} must be at least {least}, not {value}")
+    if path != STDOUT:
+        check_writable(path, "--json")
+    if html:
+        check_writable(html, "--html")
+    runs = [read_run(file) for file in files]
+    for file, run in zip(files, runs, strict=True):
+        for name in ("device", "software", "method_version"):
+            if getattr(run, name) != getattr(runs[0], name):
+                raise UserError(f"{file} is of another {name.replace('_', ' ')} than {files[0]}")
+    figures = check(runs, processes, tries)
+    names = [file.name for file in files]
+    document = {
+        "check": what,
+        "command": [
+            "python", "-m", "microbench", "validate", what, *names,
+            "--processes", str(processes), "--tries", str(tries),
+        ],
+        "finished_at": max(run.finished_at or run.started_at for run in runs),
+        "device": runs[0].device,
+        "software": runs[0].software,
+        "method_version": runs[0].method_version,
+        "runs": [
+            {"file": name, "command": list(run.command), "started_at": run.started_at,
+             "finished_at": run.finished_at}
+            for name, run in zip(names, runs, strict=True)
+        ],
+        **asdict(figures),
+    }  # fmt: skip
     _publish(document, sheet, path, make_console(stderr=path == STDOUT), html)
 
 

@@ -49,8 +49,8 @@ class Usual:
 
 
 # Where there are too few cases to learn from: measured over the cases of
-# results/nvidia-h200/compare-aa.json.
-USUAL = Usual(0.012**2, 3.0)
+# results/nvidia-h200/processes-gemm.json and processes-conv.json.
+USUAL = Usual(0.012**2, 1.8)
 
 
 def variance_between(medians_s: Sequence[float], tick_s: float = 0.0) -> Variance:
@@ -80,13 +80,13 @@ def usual_of(variances: Sequence[Variance]) -> Usual:
     if len(known) < FEWEST_CASES:
         return USUAL
     halves = np.array([v.degrees / 2 for v in known])
-    centred = np.log([v.value for v in known]) - [_digamma(h) - math.log(h) for h in halves]
+    centred = np.log([v.value for v in known]) - [digamma(h) - math.log(h) for h in halves]
     mean = float(centred.mean())
-    beyond = float(centred.var(ddof=1)) - float(np.mean([_trigamma(h) for h in halves]))
-    if beyond <= _trigamma(MOST_DEGREES / 2):
+    beyond = float(centred.var(ddof=1)) - float(np.mean([trigamma(h) for h in halves]))
+    if beyond <= trigamma(MOST_DEGREES / 2):
         return Usual(math.exp(mean), MOST_DEGREES)
     half = _trigamma_inverse(beyond)
-    return Usual(math.exp(mean + _digamma(half) - math.log(half)), 2 * half)
+    return Usual(math.exp(mean + digamma(half) - math.log(half)), 2 * half)
 
 
 def mean_interval(medians_s: Sequence[float], tick_s: float = 0.0) -> tuple[float, Interval | None]:
@@ -113,11 +113,12 @@ def ratio_over(
     return math.exp(log), (math.exp(log - half), math.exp(log + half))
 
 
-def _digamma(x: float) -> float:
+def digamma(x: float) -> float:
+    """The derivative of log gamma at x, from 0.5 up."""
     return (math.lgamma(x + STEP) - math.lgamma(x - STEP)) / (2 * STEP)
 
 
-def _trigamma(x: float) -> float:
+def trigamma(x: float) -> float:
     """The second derivative of log gamma; for large x by its series, where differences cancel."""
     if x > 20:
         return 1 / x + 1 / (2 * x**2) + 1 / (6 * x**3)
@@ -129,5 +130,5 @@ def _trigamma_inverse(value: float) -> float:
     low, high = 0.01, MOST_DEGREES
     for _ in range(80):
         middle = math.sqrt(low * high)
-        low, high = (middle, high) if _trigamma(middle) > value else (low, middle)
+        low, high = (middle, high) if trigamma(middle) > value else (low, middle)
     return math.sqrt(low * high)

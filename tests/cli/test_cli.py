@@ -72,6 +72,19 @@ def measured(folder: Path) -> Ran:
 # ---------------------------------------------------------------- one run
 
 
+def test_a_run_of_several_processes_is_of_several_and_resumed_to_more(tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    assert microbench("gemm", *TINY, "--processes", "2", "--json", file).returncode == 0
+    (first,) = read_run(file).results
+    assert microbench("gemm", "--resume", file, "--processes", "3").returncode == 0
+    (more,) = read_run(file).results
+    counts = [[p.number for p in r.measurement.processes] for r in (first, more) if r.measurement]
+    assert counts == [[0, 1], [0, 1, 2]]
+    again = microbench("gemm", "--resume", file, "--processes", "3")
+    assert "nothing to measure" in " ".join(again.stdout.split())
+    assert microbench("compare", file, file, "--fail-on", "slower,faster").returncode == 0
+
+
 def test_a_run_ends_well_and_keeps_what_it_was_asked(measured: Ran, folder: Path) -> None:
     assert measured.returncode == 0, measured.stderr
     assert measured.stderr == ""
@@ -254,6 +267,10 @@ BAD_WORDS = {
     "--budget nan": "--budget",
     "--budget inf": "--budget",
     "--budget soon": "--budget",
+    "--processes 0": "--processes",
+    "--processes=-3": "--processes",
+    "--processes 101": "100",
+    "--processes many": "--processes",
     "--seed x": "--seed",
     "--seed 99999999999999999999999": "--seed",
     "--json /nowhere/run.json": "--json",

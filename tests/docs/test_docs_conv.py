@@ -184,9 +184,8 @@ def test_sentences_about_the_sweep() -> None:
     assert any("tf32 was enabled" in warning.symptom for warning in exact.warnings)
 
 
-def test_the_selftest_is_the_file_s() -> None:
+def test_the_published_selftest_is_whole() -> None:
     found = json.loads((H200 / "selftest.json").read_text())
-    assert f"named correctly | {found['right']} of {found['counted']} |" in RESULTS
     assert found["counted"] == len(found["rows"])
     assert not found["absent"]
 

@@ -5,11 +5,18 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 import pytest
 
 from e2e.results.types import Training
+from microbench.requests import GEMM_PROCESSES
+from microbench.results.judging import CPU_BOUND_PCT, LEAST_PCT, NOISE_PCT, NOISE_S
+from microbench.results.kinds import KINDS
 from microbench.results.runfile import read_run
+from microbench.results.types import METHODS
+from microbench.selftest.splits import false_verdicts, power
 from microbench.timing.stats import half_width_pct
 
 ROOT = Path(__file__).parents[2]
@@ -33,13 +40,120 @@ def test_the_checks_of_the_method_are_the_files_own() -> None:
         f"finds it: {tried['right']} of {tried['counted']}, 13 of them controls",
     ):
         assert said in METHOD
-    compared = checked("compare-aa")
-    counts = compared["counts"]
-    assert isinstance(counts, dict)
-    said = f"gave {counts['same']} same, {counts['cannot tell']} cannot tell, none faster or slower"
-    assert said in METHOD
-    assert counts["faster"] == counts["slower"] == 0
-    assert f"beyond {compared['noise_pct']:.0f} %" in METHOD
+
+
+CLASSES = {  # a row of the page's table: op, and times from and below, in seconds
+    "GEMM under 5 µs": ("gemm", 0.0, 5e-6), "GEMM 5 to 20 µs": ("gemm", 5e-6, 20e-6),
+    "GEMM from 20 µs": ("gemm", 20e-6, 1.0), "convolution 5 to 20 µs": ("conv", 5e-6, 20e-6),
+    "convolution from 20 µs": ("conv", 20e-6, 1.0),
+}  # fmt: skip
+
+
+def rows_of(document: str, name: str) -> list[dict[str, Any]]:
+    op, from_s, below_s = CLASSES[name]
+    rows: Any = checked(document)["rows"]
+    return [r for r in rows if r["op"] == op and from_s <= r["median_s"] < below_s]
+
+
+def share_pct(rows: list[dict[str, Any]], *names: str) -> float:
+    return 100 * sum(r[n] for r in rows for n in names) / sum(r["pairs"] for r in rows)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_verdicts_on_the_same_and_on_scaled_times_are_the_files_own(name: str) -> None:
+    same = rows_of("compare-aa", name)
+    scaled = [r for r in rows_of("compare-power", name) if r["scaled"]]
+    seen = [
+        f"{share_pct([r for r in scaled if r['slower_by_pct'] == pct], 'slower'):.0f} %"
+        for pct in (5.0, 10.0, 20.0)
+    ]
+    cells = [
+        name, str(len(same)), f"{median(r['sd_pct'] for r in same):.1f} %",
+        f"{share_pct(same, 'faster', 'slower'):.1f} %", *seen,
+    ]  # fmt: skip
+    assert f"| {' | '.join(cells)} |" in METHOD
+
+
+def test_every_case_of_the_comparison_s_checks_is_in_the_table() -> None:
+    for document in ("compare-aa", "compare-power"):
+        rows: Any = checked(document)["rows"]
+        assert sum(len(rows_of(document, name)) for name in CLASSES) == len(rows)
+
+
+def test_the_checks_of_compare_are_the_files_own() -> None:
+    same: Any = checked("compare-aa")
+    false = f"{100 * (same['faster'] + same['slower']) / same['pairs']:.2f} %"
+    assert f"two runs of the same: {false} of {same['pairs']:,} pairs called different" in METHOD
+    assert f"In all, {false} of {same['pairs']:,} pairs" in METHOD
+    assert f"{same['tries']} times, into two runs of three" in METHOD
+    assert same["processes"] == 3
+    rows: Any = checked("compare-power")["rows"]
+    planted = [r for r in rows if r["change"] == "plus5"]
+    by_pct = [r["slower_by_pct"] for r in planted]
+    assert all(r["slower"] == r["pairs"] for r in planted)
+    assert f"is {min(by_pct):.1f} to {max(by_pct):.1f} % slower, was called slower" in METHOD
+    assert f"at {1e6 * min(r['median_s'] for r in planted):.0f} µs and more" in METHOD
+
+
+@pytest.mark.parametrize("name", ["compare-aa", "compare-power"])
+def test_the_checks_of_compare_are_what_the_published_runs_give(name: str) -> None:
+    """Fewer splits than published, all of them the product's own verdicts."""
+    published: Any = checked(name)
+    runs = [read_run(H200 / run["file"]) for run in published["runs"]]
+    assert {run.method_version for run in runs} == {published["method_version"]}
+    assert [run.device for run in runs] == [published["device"]] * 3
+    assert [list(run.command) for run in runs] == [run["command"] for run in published["runs"]]
+    if name == "compare-aa":
+        found = false_verdicts(runs, 3, 10)
+        assert [r.case for r in found.rows] == [r["case"] for r in published["rows"]]
+        assert found.faster + found.slower <= 0.01 * found.pairs
+    else:
+        seen = [r for r in power(runs[2:], 3, 5).rows if not r.scaled]
+        assert all(r.slower == r.pairs for r in seen)
+
+
+def test_thresholds_and_the_default_number_of_processes_are_the_programs_own() -> None:
+    assert f"whole interval beyond {LEAST_PCT:g} %, *same* within {NOISE_PCT:g} %" in METHOD
+    guess = f"{NOISE_PCT:g} % and {1e6 * NOISE_S:g} µs for kernels, {KINDS['train'].noise_pct:g} %"
+    assert f"{guess} for trainings, {KINDS['load'].noise_pct:g} % for loaders" in METHOD
+    assert f"with {CPU_BOUND_PCT:g} %. Without" in METHOD
+    assert f"({GEMM_PROCESSES} by default for `gemm` on a GPU, else 1)" in METHOD
+
+
+def test_the_history_has_every_method_version() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    table = text[text.index("| version |") :].split("\n\n")[0]
+    lines = table.splitlines()[2:]
+    assert [int(line.split("|")[1]) for line in lines] == list(METHODS)
+    assert [bool(line.split("|")[3].strip()) for line in lines] == list(map(bool, METHODS.values()))
+
+
+def test_what_varies_between_processes_is_the_files_own() -> None:
+    rows: Any = checked("compare-aa")["rows"]
+    large = [r for r in rows if "m=8192,n=8192,k=8192" in r["case"] and "/fp16/" in r["case"]]
+    times, cycles = ([r[n] for r in large] for n in ("sd_pct", "sd_cycles_pct"))
+    said = f"by {min(times):.1f} and {max(times):.1f} % between processes in time"
+    assert {f"{value:.1f}" for value in cycles} == {"0.7"}
+    assert f"{said}, by 0.7 % in cycles" in METHOD
+    for result in read_run(H200 / "processes-conv.json").results:
+        if result.case.dim("c") == 32 and result.case.precision_name == "fp16":
+            assert result.measurement is not None
+            parts = result.measurement.processes
+            rates = [result.flops / p.median_s / 1e12 for p in parts]
+            said = f"ran at {min(rates):.1f} to {max(rates):.1f} TFLOP/s in eight processes"
+            assert len(parts) == 8
+            assert said in METHOD
+
+
+def test_the_overhead_of_events_is_the_run_files_own() -> None:
+    found = [
+        result.measurement.timer_overhead_s
+        for path in sorted(H200.glob("*.json"))
+        if b'"schema_version"' in path.read_bytes()[:200]
+        for result in read_run(path).results
+        if result.measurement and result.measurement.timer == "events"
+    ]
+    assert f"It is {1e6 * min(found):.1f} to {1e6 * max(found):.1f} µs" in METHOD
 
 
 def test_the_timer_s_agreement_is_the_file_s_own() -> None:

@@ -18,7 +18,7 @@ from microbench.results.comparison import (
     parse_threshold,
 )
 from microbench.results.judging import NOISE_S, judge
-from microbench.results.types import Measurement, Result, Run
+from microbench.results.types import METHOD_VERSION, METHODS, Measurement, Result, Run
 from microbench.run_output import check_goes_on
 from microbench.timing.stats import median_interval
 from microbench.worker import Greeting
@@ -295,8 +295,13 @@ def refusal(a: Run, b: Run) -> str:
     return str(caught.value)
 
 
-def test_another_method_is_refused() -> None:
-    assert "method" in refusal(SOME, replace(SOME, method_version=2))
+def test_a_method_that_this_version_does_not_know_is_refused() -> None:
+    assert "method" in refusal(SOME, replace(SOME, method_version=METHOD_VERSION + 1))
+
+
+@pytest.mark.parametrize("version", METHODS)
+def test_kernels_compare_across_methods_that_changed_something_else(version: int) -> None:
+    assert verdicts(SOME, replace(SOME, method_version=version)) == ["same"] * 4
 
 
 @pytest.mark.parametrize(

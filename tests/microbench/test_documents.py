@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,21 @@ from microbench.__main__ import main
 from microbench.results.kinds import DOCUMENTS, document_of
 
 H200 = Path(__file__).parents[2] / "results" / "nvidia-h200"
-PUBLISHED = ["aa", "timer-vs-ncu", "selftest", "compare-aa", "timm/amp", "by-hand/plain1"]
-WITH_ROWS = PUBLISHED[:4]
+COMPARED = "compared"  # two runs: what `compare --json` writes, which is not published
+KINDS = [
+    "aa", "timer-vs-ncu", "compare-aa", "compare-power", "selftest", COMPARED, "timm/amp",
+    "by-hand/plain1",
+]  # fmt: skip
+WITH_ROWS = KINDS[:6]
+PathOf = Callable[[str], Path]
 
 
-def path_of(name: str) -> Path:
-    return H200 / f"{name}.json"
+@pytest.fixture(scope="module")
+def path_of(tmp_path_factory: pytest.TempPathFactory) -> PathOf:
+    compared = tmp_path_factory.mktemp("documents") / f"{COMPARED}.json"
+    runs = [str(H200 / f"{name}.json") for name in ("gemm-fp16", "gemm-all")]
+    assert main(["compare", *runs, "--json", str(compared)]) == 0
+    return lambda name: compared if name == COMPARED else H200 / f"{name}.json"
 
 
 def shown(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -26,15 +36,17 @@ def shown(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return capsys.readouterr().out
 
 
-def test_each_kind_is_published() -> None:
-    found = [document_of(json.loads(path_of(name).read_text())) for name in PUBLISHED]
+def test_each_kind_is_known(path_of: PathOf) -> None:
+    found = [document_of(json.loads(path_of(name).read_text())) for name in KINDS]
     several = "compare --json of several runs"  # tests/cli/test_compare_cli.py writes one
     assert found == [one for one in DOCUMENTS if one.written_by != several]
     assert document_of(json.loads(path_of("gemm-fp16").read_text())) is None
 
 
 @pytest.mark.parametrize("name", WITH_ROWS)
-def test_every_row_is_in_every_whole_table(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_row_is_in_every_whole_table(
+    name: str, path_of: PathOf, capsys: pytest.CaptureFixture[str]
+) -> None:
     rows = json.loads(path_of(name).read_text())["rows"]
     markdown = shown(capsys, str(path_of(name)), "--markdown")
     assert len(markdown.splitlines()) == 2 + len(rows)
@@ -57,11 +69,12 @@ def test_every_row_is_in_every_whole_table(name: str, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("name", "said"),
     [("aa", "94 of 100 tries"), ("timer-vs-ncu", "of 24 within 2 %"),
-     ("selftest", "61 of 61 diagnosed correctly"), ("compare-aa", "46 cannot tell, 154 same"),
+     ("selftest", "61 of 61 diagnosed correctly"), (COMPARED, "B against A, 24 cases:"),
+     ("compare-aa", "57 of 13,048 pairs"), ("compare-power", "3.3 to 4.1 %"),
      ("timm/amp", "5975.96"), ("by-hand/plain1", "3269.5")],
 )  # fmt: skip
 def test_the_screen_says_the_result(
-    name: str, said: str, capsys: pytest.CaptureFixture[str]
+    name: str, said: str, path_of: PathOf, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert said in " ".join(shown(capsys, str(path_of(name))).split())
 
@@ -70,7 +83,7 @@ def test_the_screen_says_the_result(
     "words", [["compare", "aa", "selftest"], ["compare", "gemm-fp16", "aa"], ["explain", "aa"]]
 )
 def test_other_commands_say_in_a_line_that_it_is_no_run(
-    words: list[str], capsys: pytest.CaptureFixture[str]
+    words: list[str], path_of: PathOf, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command, *names = words
     assert main([command, *(str(path_of(name)) for name in names)]) == 2
@@ -86,6 +99,8 @@ def test_other_commands_say_in_a_line_that_it_is_no_run(
         {"check": "aa", "tries": 1, "holding_1": 1, "rows": [{"case": 3}]},
         {"check": "timer", "within_target": 1,
          "rows": [{"case": "x", "ours_s": 1.0, "ncu_s": 0.0, "within_target": True}]},
+        {"check": "compare", "rows": []},
+        {"check": "power", "processes": 3, "tries": 1, "seed": 1, "rows": [{"case": "x"}]},
         {"check": "selftest", "rows": {}},
         {"check": "selftest", "rows": [], "device": []},
         {"counts": {}, "noise_pct": 3, "rows": [{}]},
@@ -109,12 +124,28 @@ def test_a_damaged_one_is_refused_in_a_line(
         assert "damaged" in said.err
 
 
-def test_a_check_prints_what_show_prints_of_its_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_the_same_kernel_twice_is_counted_by_class(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("microbench.selftest.aa.BUDGET_S", 0.02)
+    def row(heavy: bool, holds: bool) -> dict[str, object]:
+        turns_s = [1.1e-3, *[1e-3] * 5]
+        return {"case": "gemm", "ratio": 1.0, "ci95": [0.9, 1.1], "rounds": 3, "holds_1": holds,
+                "heavy": heavy, "order": "abbaab", "turns_s": turns_s}  # fmt: skip
+
+    rows = [row(False, i > 7) for i in range(150)] + [row(True, i > 19) for i in range(150)]
     path = tmp_path / "aa.json"
-    words = ["--device", "cpu", "--tries", "2", "--json", str(path)]
+    path.write_text(json.dumps({"check": "aa", "tries": 300, "holding_1": 272, "rows": rows}))
+    said = " ".join(shown(capsys, str(path), "--verbose").split())
+    assert "Light: 142 of 150, 94.7 % (89.8 to 97.3 %)" in said
+    assert "Heavy: 130 of 150, 86.7 % (80.3 to 91.2 %, not 95 %)" in said
+    assert "Heavy: the first 6 turns against the median turn, mean: +10.0, +0.0" in said
+
+
+def test_a_check_prints_what_show_prints_of_its_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "aa.json"
+    words = ["--device", "cpu", "--tries", "2", "--budget", "0.02", "--json", str(path)]
     assert main(["validate", "aa", *words]) == 0
     said = capsys.readouterr().out
     assert said.endswith(f"File: {path}\n")

@@ -28,6 +28,7 @@ from microbench.results.runfile import as_run, check_writable, probe, read_run, 
 from microbench.results.types import (
     Ceiling,
     Measurement,
+    ProcessTime,
     Ratio,
     Result,
     Run,
@@ -144,22 +145,35 @@ cases = st.builds(
     layout=st.sampled_from(LAYOUTS),
     data=st.sampled_from(DATA),
 )
+
+
+def in_processes(measured: Measurement, medians_s: list[float]) -> Measurement:
+    """As several processes measured it, a block each; as one, where there are too few medians."""
+    parts = zip(range(len(measured.blocks)), medians_s, strict=False)
+    found = tuple(ProcessTime(i, 1, s, 1000 * s if i else None) for i, s in parts)
+    return replace(measured, processes=found if len(found) == len(measured.blocks) else ())
+
+
 measurements = st.builds(
-    Measurement,
-    times_s=st.lists(times, min_size=1, max_size=5).map(tuple),
-    blocks=st.lists(st.integers(0, 99), max_size=3).map(tuple),
-    median_s=st.floats(1e-9, 1e6),
-    ci95_s=st.none() | intervals,
-    timer=words,
-    l2=words,
-    regime=words,
-    timer_overhead_s=numbers,
-    timer_resolution_s=numbers,
-    sm_clock_mhz=maybe_number,
-    power_w=maybe_number,
-    energy_j=maybe_number,
-    temperature_c=maybe_number,
-    throttle=st.lists(words, max_size=2).map(tuple),
+    in_processes,
+    st.builds(
+        Measurement,
+        times_s=st.lists(times, min_size=1, max_size=5).map(tuple),
+        blocks=st.lists(st.integers(0, 99), max_size=3).map(tuple),
+        median_s=st.floats(1e-9, 1e6),
+        ci95_s=st.none() | intervals,
+        timer=words,
+        l2=words,
+        regime=words,
+        timer_overhead_s=numbers,
+        timer_resolution_s=numbers,
+        sm_clock_mhz=maybe_number,
+        power_w=maybe_number,
+        energy_j=maybe_number,
+        temperature_c=maybe_number,
+        throttle=st.lists(words, max_size=2).map(tuple),
+    ),
+    st.lists(times, max_size=3),
 )
 results = st.builds(
     Result,
@@ -244,6 +258,27 @@ def test_a_case_that_was_not_measured_has_its_reason_and_no_times(path: Path) ->
 
 
 # ---------------------------------------------------------------- at once or not at all
+
+
+@pytest.mark.parametrize(
+    ("processes", "said"),
+    [
+        ((ProcessTime(0, 1, 1e-5), ProcessTime(1, 2, 1e-5)), "blocks"),
+        ((ProcessTime(0, 1, 1e-5),), "blocks"),
+        ((ProcessTime(0, 1, 1e-5), ProcessTime(1, 1, 0.0)), "above zero"),
+    ],
+)
+def test_processes_that_do_not_account_for_the_blocks_are_refused(
+    processes: tuple[ProcessTime, ...], said: str, path: Path
+) -> None:
+    whole = sample_result().measurement
+    assert whole is not None
+    write_run(
+        sample_run(replace(sample_result(), measurement=replace(whole, processes=processes))), path
+    )
+    message = complaint(path)
+    assert "processes" in message
+    assert said in message
 
 
 def test_a_number_that_json_has_not_never_reaches_the_file(path: Path) -> None:

@@ -3,111 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from samples.measuring import FakeSession, World, empty_run, group_of, keys, result_of
 
-from kernels.case import Case
 from microbench.conditions import Conditions
 from microbench.plans import plan_gemm
 from microbench.results.runfile import read_run
-from microbench.results.types import Ceiling, Measurement, Result, Run
+from microbench.results.types import Ceiling, Result
 from microbench.runner import InOrder, Runner, default_budget_s, group_weight, missing
 from microbench.sweep import Group
 from microbench.worker import OnStage, WorkerDied
-
-Trouble = Callable[[Group], None]
-
-
-def group_of(size: int, *precisions: str, backends: Sequence[str] = ("cublas",)) -> Group:
-    dims = {"m": size, "n": size, "k": size}
-    return Group(
-        tuple(Case("gemm", dims, p, b) for p in precisions or ("fp32", "fp16") for b in backends)
-    )
-
-
-def result_of(case: Case, seconds: float = 1e-3) -> Result:
-    measurement = Measurement(
-        (seconds,) * 3, (1, 1, 1), seconds, (seconds, seconds), "events", "cold", "sustained"
-    )
-    return Result(case, "ok", measurement=measurement, flops=2 * case.dim("m") ** 3, min_bytes=1)
-
-
-def empty_run() -> Run:
-    return Run(("x",), "2026-01-01T00:00:00+00:00", {"name": "Made Up", "kind": "cuda"}, {})
-
-
-@dataclass
-class FakeSession:
-    """Measures in no time; `trouble` may raise first."""
-
-    trouble: Trouble = lambda _: None
-    asked: list[tuple[Group, float]] = field(default_factory=list)
-    calibrated: list[tuple[tuple[str, ...], tuple[str, ...]]] = field(default_factory=list)
-    closed: int = 0
-
-    def calibrate(
-        self, precisions: Sequence[str], large: Sequence[str], on_stage: OnStage
-    ) -> list[Ceiling]:
-        self.calibrated.append((tuple(precisions), tuple(large)))
-        return [Ceiling("memory", "measured", byte_per_s=1e12, reference="copy")]
-
-    def measure(
-        self, group: Group, budget_s: float, on_stage: OnStage, *, checked: bool = False
-    ) -> list[Result]:
-        assert not self.closed
-        self.asked.append((group, budget_s))
-        on_stage(group.cases[0].key, "timing")
-        self.trouble(group)
-        return [result_of(case) for case in group.cases]
-
-    def close(self) -> None:
-        self.closed += 1
-
-
-@dataclass
-class FakeProgress:
-    lines: list[tuple[str, list[str], float]] = field(default_factory=list)
-    stages: list[tuple[str, str]] = field(default_factory=list)
-
-    def stage(self, key: str, stage: str) -> None:
-        self.stages.append((key, stage))
-
-    def done(self, group: Group, results: Sequence[Result], left_s: float) -> None:
-        self.lines.append((group.name, [r.status for r in results], left_s))
-
-
-@dataclass
-class World:
-    """A runner and everything it touches."""
-
-    path: Path
-    trouble: Trouble = lambda _: None
-    run: Run = field(default_factory=empty_run)
-    sessions: list[FakeSession] = field(default_factory=list)
-    progress: FakeProgress = field(default_factory=FakeProgress)
-
-    def start(self) -> FakeSession:
-        self.sessions.append(FakeSession(self.trouble))
-        return self.sessions[-1]
-
-    def runner(self) -> Runner:
-        return Runner(self.run, "cuda", self.path, self.start, self.progress, now=lambda: "the end")
-
-    def asked(self) -> list[Group]:
-        return [group for session in self.sessions for group, _ in session.asked]
 
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
     return World(tmp_path / "run.json")
-
-
-def keys(results: Sequence[Result]) -> list[str]:
-    return [result.case.key for result in results]
 
 
 def on_disk(path: Path) -> dict[str, Any]:

@@ -1,0 +1,171 @@
+"""Variation between processes: known values, simulated cases, and intervals that hold."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from microbench.timing.processes import (
+    FEWEST_CASES,
+    USUAL,
+    Usual,
+    Variance,
+    digamma,
+    mean_interval,
+    pooled,
+    ratio_over,
+    trigamma,
+    usual_of,
+    variance_between,
+)
+from microbench.timing.stats import t_quantile
+
+EULER = 0.57721566490153
+COVERED = (0.93, 0.97)  # of 95 % intervals, that hold
+TRIES = 4000
+
+
+@pytest.mark.parametrize(
+    ("x", "value"),
+    [(0.5, -EULER - 2 * math.log(2)), (1.0, -EULER), (1.5, 2 - EULER - 2 * math.log(2)),
+     (10.0, 2.25175258906672)],
+)  # fmt: skip
+def test_digamma_has_its_known_values(x: float, value: float) -> None:
+    assert digamma(x) == pytest.approx(value, rel=2e-6, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("x", "value"),
+    [(0.5, math.pi**2 / 2), (1.0, math.pi**2 / 6), (1.5, math.pi**2 / 2 - 4),
+     (10.0, 0.10516633568168575)],
+)  # fmt: skip
+def test_trigamma_has_its_known_values(x: float, value: float) -> None:
+    assert trigamma(x) == pytest.approx(value, rel=2e-6)
+
+
+@given(st.floats(0.5, 200.0))
+def test_trigamma_falls_by_one_over_x_squared_across_its_series_too(x: float) -> None:
+    assert trigamma(x) - trigamma(x + 1) == pytest.approx(1 / x**2, rel=1e-2, abs=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("confidence", "degrees", "value"),
+    [(0.95, 1, 12.706), (0.95, 2, 4.303), (0.95, 3, 3.182), (0.95, 4, 2.776), (0.95, 5, 2.571),
+     (0.95, 10, 2.228), (0.95, 30, 2.042), (0.95, 120, 1.980), (0.95, 1e6, 1.960),
+     (0.99, 2, 9.925), (0.99, 5, 4.032), (0.99, 10, 3.169), (0.90, 3, 2.353)],
+)  # fmt: skip
+def test_students_t_is_the_published_one(confidence: float, degrees: float, value: float) -> None:
+    assert t_quantile(confidence, degrees) == pytest.approx(value, abs=6e-4 * value)
+
+
+# ---------------------------------------------------------------- what is usual
+
+
+def drawn(rng: np.random.Generator, usual: Usual, cases: int) -> np.ndarray:
+    """True variances of cases as `usual` has them: scaled inverse chi-square."""
+    return usual.degrees * usual.value / rng.chisquare(usual.degrees, cases)
+
+
+def sampled(rng: np.random.Generator, variances: np.ndarray, degrees: int) -> list[Variance]:
+    return [Variance(v * rng.chisquare(degrees) / degrees, degrees) for v in variances]
+
+
+@pytest.mark.parametrize("planted", [Usual(0.01**2, 4.0), Usual(0.003**2, 12.0)])
+@pytest.mark.parametrize("degrees", [2, 4, 8])
+def test_what_is_usual_is_found_in_simulated_cases(planted: Usual, degrees: int) -> None:
+    rng = np.random.default_rng(7 + degrees)
+    found = usual_of(sampled(rng, drawn(rng, planted, 8000), degrees))
+    assert math.sqrt(found.value) == pytest.approx(math.sqrt(planted.value), rel=0.03)
+    assert found.degrees == pytest.approx(planted.degrees, rel=0.25)
+
+
+def test_cases_that_all_vary_alike_say_so() -> None:
+    rng = np.random.default_rng(1)
+    found = usual_of(sampled(rng, np.full(2000, 0.02**2), 4))
+    assert math.sqrt(found.value) == pytest.approx(0.02, rel=0.03)
+    assert found.degrees > 50
+
+
+def test_too_few_cases_are_judged_by_what_was_usual_before() -> None:
+    few = [Variance(1e-4, 4)] * (FEWEST_CASES - 1)
+    assert usual_of(few) == USUAL
+    assert usual_of([*few, Variance(0.0, 4)]) == USUAL  # a variance of 0 is not known
+    assert usual_of([*few, Variance(1e-4, 4)]) != USUAL
+
+
+def test_a_cases_own_variance_counts_by_its_degrees_of_freedom() -> None:
+    both = Usual(1e-4, 6.0).with_own(Variance(4e-4, 2))
+    assert both == (pytest.approx(1.75e-4), 8.0)
+    assert pooled([Variance(1e-4, 1), Variance(4e-4, 3)]) == (pytest.approx(3.25e-4), 4)
+
+
+def test_the_variance_is_of_logarithms_and_at_least_what_rounding_hides() -> None:
+    assert variance_between([1e-3, 1e-3 * math.e**2]) == (pytest.approx(2.0), 1)
+    assert variance_between([1e-5] * 3) == (pytest.approx(0.0, abs=1e-20), 2)
+    hidden = variance_between([1e-5] * 3, tick_s=1e-6)
+    assert hidden.value == pytest.approx(0.1**2 / 12)
+
+
+# ---------------------------------------------------------------- intervals
+
+
+def test_one_process_has_no_interval() -> None:
+    assert mean_interval([2e-3]) == (pytest.approx(2e-3), None)
+
+
+def test_the_mean_over_processes_is_geometric() -> None:
+    centre, interval = mean_interval([1e-3, 2e-3, 4e-3])
+    assert centre == pytest.approx(2e-3)
+    assert interval is not None
+    half = 4.303 * math.log(2) / math.sqrt(3)
+    assert [math.log(end / 2e-3) for end in interval] == pytest.approx([-half, half], rel=1e-3)
+
+
+@pytest.mark.parametrize("processes", [2, 3, 8])
+def test_a_means_interval_holds_the_truth_as_often_as_it_says(processes: int) -> None:
+    rng = np.random.default_rng(processes)
+    low = high = 0
+    for row in np.exp(0.02 * rng.standard_normal((TRIES, processes))):
+        _, interval = mean_interval(list(row))
+        assert interval is not None
+        low += interval[1] < 1
+        high += interval[0] > 1
+    check_coverage(low, high)
+
+
+@pytest.mark.parametrize("processes", [2, 3, 5])
+@pytest.mark.parametrize("usual", [Usual(0.01**2, 3.0), Usual(0.01**2, 20.0)])
+def test_a_ratios_interval_holds_the_truth_as_often_as_it_says(
+    usual: Usual, processes: int
+) -> None:
+    """With the variance of each case combined with what is usual, learnt from the same cases."""
+    rng = np.random.default_rng(100 * processes + int(usual.degrees))
+    true = 1.03
+    spread = np.sqrt(drawn(rng, usual, TRIES))[:, None, None]
+    runs = np.exp(spread * rng.standard_normal((TRIES, 2, processes)))
+    runs[:, 0] *= true
+    own = [pooled([variance_between(list(run)) for run in case]) for case in runs]
+    learnt = usual_of(own)
+    low = high = 0
+    for (a, b), variance in zip(runs, own, strict=True):
+        _, interval = ratio_over(list(a), list(b), learnt.with_own(variance))
+        low += interval[1] < true
+        high += interval[0] > true
+    check_coverage(low, high)
+
+
+def check_coverage(low: int, high: int) -> None:
+    """Neither too few nor too many of the intervals hold, and they miss on both sides alike."""
+    assert COVERED[0] <= 1 - (low + high) / TRIES <= COVERED[1]
+    assert low == pytest.approx(high, abs=4 * math.sqrt(low + high))
+
+
+def test_a_ratio_over_processes_is_of_the_geometric_means() -> None:
+    ratio, (low, high) = ratio_over([2e-3, 8e-3], [1e-3, 1e-3, 1e-3], Variance(0.01, 1e6))
+    assert ratio == pytest.approx(4.0)
+    half = 1.96 * 0.1 * math.sqrt(1 / 2 + 1 / 3)
+    assert (math.log(low / 4), math.log(high / 4)) == pytest.approx((-half, half), rel=1e-3)

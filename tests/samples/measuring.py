@@ -1,0 +1,115 @@
+"""A made-up measuring session, and the runner around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kernels.case import Case
+from microbench.results.types import Ceiling, Measurement, Result, Run
+from microbench.runner import Runner
+from microbench.sweep import Group
+from microbench.worker import OnStage
+
+Trouble = Callable[[Group], None]
+
+
+def group_of(size: int, *precisions: str, backends: Sequence[str] = ("cublas",)) -> Group:
+    dims = {"m": size, "n": size, "k": size}
+    return Group(
+        tuple(Case("gemm", dims, p, b) for p in precisions or ("fp32", "fp16") for b in backends)
+    )
+
+
+def result_of(case: Case, seconds: float = 1e-3) -> Result:
+    measurement = Measurement(
+        (seconds,) * 3, (1, 1, 1), seconds, (seconds, seconds), "events", "cold", "sustained"
+    )
+    return Result(case, "ok", measurement=measurement, flops=2 * case.dim("m") ** 3, min_bytes=1)
+
+
+def empty_run() -> Run:
+    return Run(("x",), "2026-01-01T00:00:00+00:00", {"name": "Made Up", "kind": "cuda"}, {})
+
+
+@dataclass
+class FakeSession:
+    """Measures in no time that all takes `seconds`; `trouble` may raise first."""
+
+    trouble: Trouble = lambda _: None
+    seconds: float = 1e-3
+    asked: list[tuple[Group, float]] = field(default_factory=list)
+    checked: list[bool] = field(default_factory=list)
+    calibrated: list[tuple[tuple[str, ...], tuple[str, ...]]] = field(default_factory=list)
+    closed: int = 0
+
+    def calibrate(
+        self, precisions: Sequence[str], large: Sequence[str], on_stage: OnStage
+    ) -> list[Ceiling]:
+        self.calibrated.append((tuple(precisions), tuple(large)))
+        return [Ceiling("memory", "measured", byte_per_s=1e12, reference="copy")]
+
+    def measure(
+        self, group: Group, budget_s: float, on_stage: OnStage, *, checked: bool = False
+    ) -> list[Result]:
+        assert not self.closed
+        self.asked.append((group, budget_s))
+        self.checked.append(checked)
+        on_stage(group.cases[0].key, "timing")
+        self.trouble(group)
+        return [result_of(case, self.seconds) for case in group.cases]
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@dataclass
+class FakeProgress:
+    lines: list[tuple[str, list[str], float]] = field(default_factory=list)
+    stages: list[tuple[str, str]] = field(default_factory=list)
+    passes: list[tuple[int, int, list[str]]] = field(default_factory=list)
+
+    def stage(self, key: str, stage: str) -> None:
+        self.stages.append((key, stage))
+
+    def done(self, group: Group, results: Sequence[Result], left_s: float) -> None:
+        self.lines.append((group.name, [r.status for r in results], left_s))
+
+    def next_process(self, number: int, of: int, groups: Sequence[Group]) -> None:
+        self.passes.append((number, of, [group.name for group in groups]))
+
+
+@dataclass
+class World:
+    """A runner and everything it touches. In each process all takes twice as long as before."""
+
+    path: Path
+    trouble: Trouble = lambda _: None
+    run: Run = field(default_factory=empty_run)
+    sessions: list[FakeSession] = field(default_factory=list)
+    progress: FakeProgress = field(default_factory=FakeProgress)
+    loaded_ahead: int = 0
+
+    def start(self) -> FakeSession:
+        self.sessions.append(FakeSession(self.trouble, 1e-3 * 2 ** len(self.sessions)))
+        return self.sessions[-1]
+
+    def runner(self, processes: int = 1) -> Runner:
+        session: Any = self.start
+        progress: Any = self.progress
+        return Runner(
+            self.run, "cuda", self.path, session, progress, processes, self.load_ahead,
+            now=lambda: "the end",
+        )  # fmt: skip
+
+    def load_ahead(self) -> None:
+        self.loaded_ahead += 1
+
+    def asked(self) -> list[Group]:
+        return [group for session in self.sessions for group, _ in session.asked]
+
+
+def keys(results: Sequence[Result]) -> list[str]:
+    return [result.case.key for result in results]
