@@ -32,7 +32,6 @@ SOFTWARE = (
     ("project", "halfway"),
 )
 MOST_SENTENCES = 13  # of a summary's verdict: its table says the rest
-MODEL = "Time model, checked on held-out cases"
 
 
 def print_run(run: Run, console: Console, *, details: bool = False) -> None:
@@ -70,7 +69,6 @@ def _print_kernels(run: Run, console: Console, width: int, details: bool) -> Non
         _section(console, layers_summary(run, run.network), width, "In short")
     else:
         _section(console, notes.sentences(_verdict(run, brief)), width, "In short")
-    _section(console, notes.model(run), width, MODEL)
     _section(console, notes.warnings(run), width, "Warnings")
     _section(console, notes.ceilings(run), width, blank=False)
 
@@ -113,7 +111,6 @@ def _table(run: Run, width: int) -> tuple[list[Text], str, list[Result]]:
 def _print_map(run: Run, console: Console, width: int) -> None:
     _section(console, [*map_tables(run, width), *notes.missing_reasons(run)], width)
     _section(console, [Text(line, "bold") for line in map_verdict(run)], width, "In short")
-    _section(console, notes.model(run), width, MODEL)
     _section(console, notes.ceilings(run), width, blank=False)
 
 

@@ -8,14 +8,14 @@ reads.
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, fields
 from typing import cast
 
 from kernels.case import Case
 from kernels.precision import precision
 from microbench.results.fields import as_float, as_object, decode
 from microbench.results.kinds import KINDS, Kind
-from microbench.results.types import STATUSES, Json, Measurement, Result, Run, TimeModel
+from microbench.results.types import STATUSES, Json, Measurement, Result, Run
 
 REQUIRED = ("method_version", "finished_at", "ceilings", "results")  # beside those with no default
 PLAIN = (  # fields of a result that are written as they are, in this order
@@ -60,10 +60,9 @@ def run_to_json(run: Run) -> Json:
     """The whole run file as one JSON object. KeyError for a result whose kind is not in `KINDS`."""
     plain = ("schema_version", "method_version", "command", "started_at", "finished_at", "device",
              "software", "settings")  # fmt: skip
-    optional = {"network": run.network, "model": run.model}
     return {
         **{name: getattr(run, name) for name in plain},
-        **{name: asdict(value) for name, value in optional.items() if value},
+        **({"network": asdict(run.network)} if run.network else {}),
         "ceilings": [
             {name: value for name, value in vars(c).items() if value is not None}
             for c in run.ceilings
@@ -101,8 +100,7 @@ def run_from_json(data: Json) -> Run:
     for where, kind in kinds.items():
         if kind:
             run = run.with_other(kind.codec.from_json(found[where], where))
-    _check_model(run.model)
-    return replace(run.with_results(kernels), model=run.model)
+    return run.with_results(kernels)
 
 
 def _kind(item: Json) -> Kind | None:
@@ -162,9 +160,3 @@ def _check_measurement(measurement: Measurement | None, where: str) -> None:
     interval = measurement.ci95_s
     if interval is not None and not 0 < interval[0] <= interval[1]:
         raise ValueError(f"{where}.ci95_s is no interval of times")
-
-
-def _check_model(model: TimeModel | None) -> None:
-    for error in (model.overall, *model.by_path) if model else ():
-        if error.count < 1 or min(error.median, error.p90) < 0:
-            raise ValueError("model has an error of no cases, or under zero")

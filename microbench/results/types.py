@@ -216,44 +216,6 @@ class NetworkUse:
 
 
 @dataclass(frozen=True)
-class PathError:
-    """Errors of predicted times of the cases on one path (() for all): median and 90th percentile.
-
-    An error is the fraction |predicted / measured - 1|.
-    """
-
-    path: tuple[str, ...]
-    count: int
-    median: float
-    p90: float
-
-
-@dataclass(frozen=True)
-class Pool:
-    """Coefficients of the time model, by name, fitted to the cases whose path starts with `path`.
-
-    All are ratios without a unit but `hold_s`, in seconds; see `microbench.roofline.model.fitting`.
-    """
-
-    path: tuple[str, ...]
-    coefficients: Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class TimeModel:
-    """The model of a run's times; see `microbench.roofline.model`.
-
-    `overall` and `by_path` are errors on held-out cases. `fitted` is the number of cases of the
-    smallest of those fits. `pools` were fitted to all measured cases.
-    """
-
-    fitted: int
-    overall: PathError
-    by_path: tuple[PathError, ...]
-    pools: tuple[Pool, ...]
-
-
-@dataclass(frozen=True)
 class Run:
     """Everything that one command measured: the contents of a run file.
 
@@ -270,19 +232,15 @@ class Run:
     results: tuple[Result, ...] = ()
     others: tuple[Entry, ...] = ()  # of the kinds in `microbench.results.kinds`
     network: NetworkUse | None = None
-    model: TimeModel | None = None  # None: not fitted, or too few cases
     finished_at: str | None = None
     schema_version: int = SCHEMA_VERSION
     method_version: int = METHOD_VERSION
 
     def with_results(self, results: Sequence[Result]) -> Run:
-        """The run with these results added; one for a known case replaces it.
-
-        Its time model is dropped, because it was fitted without them.
-        """
+        """The run with these results added; one for a known case replaces it."""
         merged = {result.case.key: result for result in self.results}
         merged.update({result.case.key: result for result in results})
-        return replace(self, results=tuple(merged.values()), model=None)
+        return replace(self, results=tuple(merged.values()))
 
     def with_other(self, entry: Entry) -> Run:
         """The run with this result of another kind added; one for a known case replaces it."""
