@@ -90,7 +90,8 @@ OPTIONS = {
             "--explain", is_flag=True, help="Explain each recipe and exit"
         ),
         "data", "strict", "loader", "workers", "prefetch", "cpus", "on_worker_death", "iterations",
-        "epochs", "repeats", "seed", "lr", "warmup", "predict", "verify", "budget", *OUTPUT,
+        "epochs", "repeats", "seed", "lr", "warmup", "predict", "verify", "budget", "processes",
+        *OUTPUT,
     ),
     "predict": (*ARMS, *OUTPUT, "allow_run"),
     "validate": (
@@ -102,7 +103,7 @@ OPTIONS = {
         "layout",
         said("graph", help="Capture the steps as CUDA graphs"),
         said("verify", help="Also measure the proposed fixes"),
-        "cpus", "device", "budget", *OUTPUT,
+        "cpus", "device", "budget", "processes", *OUTPUT,
     ),
     "stalls": (
         *LOADING,

@@ -118,10 +118,8 @@ def _between(known: Mapping[int, float], at: int) -> float:
 
 
 def _step(training: Training) -> Estimate | None:
-    if training.steps is None:
-        return None
-    step_s = training.steps.median_s
-    return Estimate(step_s, *(training.steps.ci95_s or (step_s, step_s)))
+    timed = training.timed
+    return Estimate(timed.median_s, *(timed.ci95_s or 2 * (timed.median_s,))) if timed else None
 
 
 def _loads(loading: Loading, images: int) -> Estimate | None:

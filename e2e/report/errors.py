@@ -156,7 +156,7 @@ def _speedup_pct(base: str) -> Callable[[Training], float | None]:
 
 
 def _medians_pct(base: str, trainings: Sequence[Training]) -> Callable[[Training], float | None]:
-    steps_s = {t.case: t.step_s for t in trainings if t.step_s}
+    steps_s = {t.case: t.measured_s for t in trainings if t.measured_s}
 
     def pct(training: Training) -> float | None:
         beside = [case for case in steps_s if case.group == training.case.group]
@@ -194,7 +194,7 @@ def worst_table(run: Run) -> Table[Training]:
     columns: list[Column[Training]] = [
         Column("training", lambda t: fmt.clean(_named(t))),
         Column("predicted\nms", _predicted_ms, right=True),
-        Column("measured\nms", lambda t: fmt.milliseconds(t.step_s), right=True),
+        Column("measured\nms", lambda t: fmt.milliseconds(t.measured_s), right=True),
         Column("error", lambda t: signed_pct(error_pct(t)), right=True),
         Column("bottleneck", lambda t: bottleneck(t.limit), drop=1),
     ]

@@ -49,15 +49,17 @@ def is_alone(arm: Training) -> bool:
 
 def error_pct(arm: Training) -> float | None:
     """Error of the predicted step in per cent (positive: too long); None if not known."""
-    if arm.predicted is None or not arm.step_s:
+    if arm.predicted is None or not arm.measured_s:
         return None
     known = arm.predicted.error_pct
-    return off_pct(arm.predicted.step_s, arm.step_s) if known is None else known
+    if known is None or arm.case.fed:  # older files have that of the median step
+        return off_pct(arm.predicted.step_s, arm.measured_s)
+    return known
 
 
 def host_speed_error_pct(arm: Training) -> float | None:
     """The same for the step predicted at the host speed during its measurement."""
-    return off_pct(arm.predicted.paced_s, arm.step_s) if arm.predicted else None
+    return off_pct(arm.predicted.paced_s, arm.measured_s) if arm.predicted else None
 
 
 def off_pct(predicted: float | None, measured: float | None) -> float | None:
@@ -123,7 +125,7 @@ def _host_speed_error(arm: Training) -> str:
 def is_within(arm: Training) -> bool | None:
     """Whether the measured step is inside the prediction's interval; None if not known."""
     ends = _interval_s(arm)
-    return ends[0] <= arm.step_s <= ends[1] if ends and arm.step_s else None
+    return ends[0] <= arm.measured_s <= ends[1] if ends and arm.measured_s else None
 
 
 # ---------------------------------------------------------------- tables
@@ -136,7 +138,7 @@ def beside_table(view: View) -> Table[Training]:
         *name_columns(view),
         Column("predicted\nms", _of(lambda p: fmt.milliseconds(p.step_s)), right=True),
         Column("95 %\ninterval", _of(interval), right=True, drop=9),
-        Column("measured\nms", lambda arm: fmt.milliseconds(arm.step_s), right=True),
+        Column("measured\nms", lambda arm: fmt.milliseconds(arm.measured_s), right=True),
         Column("error", lambda arm: signed_pct(error_pct(arm)), right=True),
         Column("at CPU\nspeed", _host_speed_error, right=True, drop=10),
         Column("bottleneck", lambda arm: _pair(_limit(arm), bottleneck(arm.limit)), drop=6),
