@@ -65,7 +65,9 @@ def test_the_errors_size_is_what_was_planted(name: str, error: float) -> None:
     assert relative_error(wrong) == pytest.approx(exact, rel=1e-9)
     total = total_error(wrong)
     drawn = wrong.sample.a @ wrong.sample.b
-    assert total == pytest.approx(float((wrong.c.double() / wrong.scale - drawn).norm() / drawn.norm()))
+    assert total == pytest.approx(
+        float((wrong.c.double() / wrong.scale - drawn).norm() / drawn.norm())
+    )
 
 
 def test_integers_may_differ_by_nothing() -> None:
