@@ -51,7 +51,8 @@ class ScaleNumber(Ours):
     FACTORS = (1.5, 2)
 
     def mutation_positions(self, node: Any) -> Iterator[tuple[Any, Any]]:
-        if isinstance(node, parso.python.tree.Number) and set(node.value) & set(".e"):
+        number = isinstance(node, parso.python.tree.Number) and set(node.value) & set(".e")
+        if number and float(node.value):
             yield from [(node.start_pos, node.end_pos)] * len(self.FACTORS)
 
     def mutate(self, node: Any, index: int) -> Any:
@@ -76,20 +77,23 @@ plugins.OPERATOR_PROVIDERS["own"] = {made.__name__: made for made in (ScaleNumbe
 def mutants(module: str) -> dict[str, tuple[int, str]]:
     """A seeded sample of a module's mutants: its change -> (line, the whole text)."""
     source = (ROOT / module).read_text()
+    settings = CONFIG["module"][module]
+    chosen, size = settings.get("functions"), settings.get("sample", CONFIG["sample"])
     found: dict[str, tuple[int, str]] = {}
     for item in _all_work_items([ROOT / module], {}):
         (spec,) = item.mutations
         if re.search(CONFIG["left_out"], spec.operator_name):
             continue
+        if chosen and spec.definition_name not in chosen:
+            continue
         text = mutate_code(source, plugins.get_operator(spec.operator_name)(), spec.occurrence)
         pairs = enumerate(zip(source.split("\n"), (text or source).split("\n"), strict=False), 1)
         change = next(((line, *pair) for line, pair in pairs if pair[0] != pair[1]), None)
-        if change:
+        if change and not re.search(CONFIG["left_out_lines"], change[1]):
             line, old, new = change
             found[f"{line}: {old.strip()} -> {new.strip()}"] = line, text
     names = list(found)
     random.Random(CONFIG["seed"]).shuffle(names)
-    size = CONFIG["module"][module].get("sample", CONFIG["sample"])
     return {name: found[name] for name in sorted(names[:size], key=lambda name: found[name][0])}
 
 
@@ -162,7 +166,44 @@ def run(modules: list[str]) -> None:
             print(*(f"  {name}" for name in left), sep="\n", flush=True)
 
 
+def report() -> Iterator[str]:
+    """The lines of the notes' page: a table of modules, and every mutant that survived."""
+    verdicts = json.loads(VERDICTS.read_text())
+    rows: list[str] = []
+    equal: dict[tuple[str, str], list[str]] = {}
+    left: list[str] = []
+    sums = [0, 0, 0, 0]
+    for module in CONFIG["module"]:
+        found = verdicts.get(module, {}).get("verdicts", {})
+        survived = [name for name, verdict in found.items() if verdict == "survived"]
+        known = [(name, why) for name in survived if (why := _equivalent(module, name))]
+        for name, why in known:
+            equal.setdefault((module, why), []).append(name)
+        missed = [name for name in survived if not _equivalent(module, name)]
+        left += [f"- `{module}` {name}" for name in missed]
+        counts = len(found), len(found) - len(survived), len(known), len(missed)
+        sums = [a + b for a, b in zip(sums, counts, strict=True)]
+        rows.append(f"| {module} | {' | '.join(map(str, counts))} |")
+    yield from (CONFIG["heading"].strip(), "")
+    yield f"{sums[1]} of {sums[0] - sums[2]} mutants killed: {sums[1] / (sums[0] - sums[2]):.1%}."
+    yield from ("", "| module | mutants | killed | equivalent | survived |", "|---|--:|--:|--:|--:|")
+    yield from (*rows, f"| all | {' | '.join(map(str, sums))} |", "", "## Equivalent", "")
+    for (module, why), names in equal.items():
+        yield f"- `{module}`: {why}"
+        yield from (f"  - `{name}`" for name in names)
+    yield from ("", "## Survived", "", *left)
+
+
+def _equivalent(module: str, name: str) -> str | None:
+    """Why a mutant does the same as what it replaces, if it is known to."""
+    change = name.partition(": ")[2]
+    known = CONFIG["module"][module].get("equivalent", {})
+    return next((why for pattern, why in known.items() if re.search(pattern, change)), None)
+
+
 if __name__ == "__main__":
-    command, *chosen = sys.argv[1:]
+    command, *asked = sys.argv[1:]
     if command == "run":
-        run(chosen or list(CONFIG["module"]))
+        run(asked or list(CONFIG["module"]))
+    else:
+        print("\n".join(report()))
