@@ -79,9 +79,10 @@ def mutants(module: str) -> dict[str, tuple[int, str]]:
     source = (ROOT / module).read_text()
     settings = CONFIG["module"][module]
     chosen, size = settings.get("functions"), settings.get("sample", CONFIG["sample"])
+    specs = [item.mutations[0] for item in _all_work_items([ROOT / module], {})]
+    random.Random(CONFIG["seed"]).shuffle(specs)
     found: dict[str, tuple[int, str]] = {}
-    for item in _all_work_items([ROOT / module], {}):
-        (spec,) = item.mutations
+    for spec in specs:
         if re.search(CONFIG["left_out"], spec.operator_name):
             continue
         if chosen and spec.definition_name not in chosen:
@@ -92,13 +93,13 @@ def mutants(module: str) -> dict[str, tuple[int, str]]:
         if change and not re.search(CONFIG["left_out_lines"], change[1]):
             line, old, new = change
             found[f"{line}: {old.strip()} -> {new.strip()}"] = line, text
-    names = list(found)
-    random.Random(CONFIG["seed"]).shuffle(names)
-    return {name: found[name] for name in sorted(names[:size], key=lambda name: found[name][0])}
+        if len(found) == size:
+            break
+    return {name: found[name] for name in sorted(found, key=lambda name: found[name][0])}
 
 
 def judge(tests: list[str], limit_s: float) -> str:
-    """"survived", "killed" or "timeout": the verdict of the tests, in a process of their own."""
+    """ "survived", "killed" or "timeout": the verdict of the tests, in a process of their own."""
     child = os.fork()
     if not child:
         os.setpgrp()
@@ -110,8 +111,12 @@ def judge(tests: list[str], limit_s: float) -> str:
 
         phases = [hypothesis.Phase.explicit, hypothesis.Phase.generate]  # shrinking helps nobody
         hypothesis.settings.register_profile(
-            "mutants", deadline=None, phases=phases, database=None, derandomize=True,
-            max_examples=50,
+            "mutants",
+            deadline=None,
+            phases=phases,
+            database=None,
+            derandomize=True,
+            max_examples=25,
         )
         options = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=mutants"]
         os._exit(int(pytest.main([*options, *tests])))
@@ -186,7 +191,11 @@ def report() -> Iterator[str]:
         rows.append(f"| {module} | {' | '.join(map(str, counts))} |")
     yield from (CONFIG["heading"].strip(), "")
     yield f"{sums[1]} of {sums[0] - sums[2]} mutants killed: {sums[1] / (sums[0] - sums[2]):.1%}."
-    yield from ("", "| module | mutants | killed | equivalent | survived |", "|---|--:|--:|--:|--:|")
+    yield from (
+        "",
+        "| module | mutants | killed | equivalent | survived |",
+        "|---|--:|--:|--:|--:|",
+    )
     yield from (*rows, f"| all | {' | '.join(map(str, sums))} |", "", "## Equivalent", "")
     for (module, why), names in equal.items():
         yield f"- `{module}`: {why}"
