@@ -160,6 +160,7 @@ def test_no_waves_without_a_tile_or_a_gpu() -> None:
 # ---------------------------------------------------------------- the peaks
 
 BASE = (
+    Ceiling("a shorter time", "measured", "fp16", seconds=1e-9),
     Ceiling("memory", "measured", byte_per_s=4e12),
     Ceiling("memory", "measured", byte_per_s=9e12, working_set=2 * 10**6),
     Ceiling("memory", "measured", byte_per_s=8e12, working_set=4 * 10**6),
@@ -182,7 +183,7 @@ def test_peaks_are_those_of_the_case() -> None:
     found = result(clock=1500.0)
     limits = limits_for(found, run_of(ceilings=BASE))
     assert limits.datasheet_flop_per_s == 989e12
-    assert limits.clock_flop_per_s == pytest.approx(4096 * 132 * 1500e6)
+    assert limits.clock_flop_per_s == 4096 * 132 * 1500e6
     assert limits.measured_flop_per_s == 700e12
     assert limits.fp32_flop_per_s == 50e12
     assert limits.compute_s == pytest.approx(found.flops / 700e12)
@@ -192,7 +193,7 @@ def test_peaks_are_those_of_the_case() -> None:
 
 def test_an_instruction_counts_at_the_clock_of_the_case() -> None:
     found = limits_for(result(clock=1500.0), run_of(ceilings=(*BASE, INSTRUCTION)))
-    assert found.measured_flop_per_s == pytest.approx(4000 * 132 * 1500e6)
+    assert found.measured_flop_per_s == 4000 * 132 * 1500e6
     without = replace(INSTRUCTION, flop_per_clock=None)
     found = limits_for(result(clock=1500.0), run_of(ceilings=(*BASE, without)))
     assert found.measured_flop_per_s == 900e12
@@ -229,6 +230,10 @@ def test_tensor_cores_are_proved_above_that_rate_only() -> None:
         assert tensor_core(result(share), limits) is proved
         assert tensor_core(result(share, precision="fp32"), limits) is False
         assert tensor_core(result(share), MIDDLE) is None
+    found = result()
+    assert found.flop_per_s
+    at_the_rate = replace(MIDDLE, simt_flop_per_s=found.flop_per_s)
+    assert tensor_core(found, at_the_rate) is None
 
 
 @pytest.mark.parametrize("capability", ["", "x", "9", "9.x", "x.0", None])
