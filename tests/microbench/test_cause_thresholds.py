@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -105,6 +106,30 @@ def test_a_cause_applies_on_one_side_only(
     found: Result, limits: dict[str, Any], named: str
 ) -> None:
     assert bound(found, **limits) == named
+
+
+def numbers(text: str) -> list[float]:
+    return [float(number) for number in re.findall(r"[\d.]*\d", text)]
+
+
+def test_reasons_have_the_shares_that_they_speak_of() -> None:
+    limits = replace(MIDDLE, **of_time(floor=0.07, memory=0.23))  # type: ignore[arg-type]
+    found = result(0.47)
+    _, why = explain(found, limits, run_of(found))
+    assert {47, 7, 23} <= set(numbers(why))
+    found = result(0.47, size=4095)
+    _, why = explain(found, limits, run_of(found))
+    assert {4095, 8190, 47} <= set(numbers(why))
+
+
+def test_an_aligned_size_is_compared_with_where_it_is_near() -> None:
+    """By operations: 4,000 has 7 % fewer than 4,095, and 3,840 has 18 % fewer."""
+    found = result(0.3, size=4095, flops=2 * 4095**3)
+    for size, near in ((4000, True), (3840, False), (4400, False)):
+        other = result(size=size, flops=2 * size**3)
+        run = run_of(found, other)
+        _, why = explain(found, MIDDLE, run)
+        assert (size in numbers(why)) == near
 
 
 def test_a_padded_twin_decides_from_a_tenth_on() -> None:
