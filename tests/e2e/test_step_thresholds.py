@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -45,6 +46,7 @@ def judged(
         ({"busy_s": 0.89, "waits": 0.11}, "data"),
         ({"busy_s": 0.89, "waits": 0.09}, "host"),
         ({"busy_s": 0.91, "waits": 0.11}, "gpu"),  # the host runs ahead
+        ({"busy_s": 0.89, "waits": 0.1}, "host"),  # more than a tenth
         ({"waits": 0.11}, "data"),
         ({"waits": 0.09}, None),
         ({"busy_s": 0.89, "waits": 0.5, "fed": True}, "host"),  # of fed steps the times decide
@@ -56,6 +58,28 @@ def judged(
 )
 def test_the_bottleneck(step: dict[str, Any], limit: str | None) -> None:
     assert judged(**step).limit == limit
+
+
+@pytest.mark.parametrize(
+    ("step", "told"),
+    [
+        ({"busy_s": 0.95, "unfed_s": 0.5}, {1000.0, 500.0}),
+        ({"busy_s": 0.89, "waits": 0.37}, {37.0}),
+        ({"busy_s": 0.63}, {37.0}),
+        ({"busy_s": 0.63, "host_s": 0.9, "launches": 70}, {37.0, 900.0, 70.0}),
+        ({"busy_s": 0.63, "host_s": 0.9}, {37.0}),
+        ({"busy_s": 0.63, "launches": 70}, {37.0}),
+        ({"busy_s": 0.97}, {97.0}),
+    ],
+)
+def test_the_reason_has_the_numbers_behind_it(step: dict[str, Any], told: set[float]) -> None:
+    """Milliseconds, per cent and launches."""
+    why = judged(**step).why or ""
+    assert {float(number) for number in re.findall(r"[\d.]*\d", why)} == told
+
+
+def test_without_a_wall_time_nothing_is_said_of_it() -> None:
+    assert judged(wall=0.0).warnings == ()
 
 
 @pytest.mark.parametrize(
