@@ -207,7 +207,7 @@ def report() -> Iterator[str]:
 def _equivalent(module: str, name: str) -> str | None:
     """Why a mutant does the same as what it replaces, if it is known to."""
     change = name.partition(": ")[2]
-    known = CONFIG["module"][module].get("equivalent", {})
+    known = CONFIG["equivalent"] | CONFIG["module"][module].get("equivalent", {})
     return next((why for pattern, why in known.items() if re.search(pattern, change)), None)
 
 
