@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kernels.checking import (
@@ -36,6 +36,8 @@ def test_a_ratio_is_of_the_norms(values: list[float], factor: float) -> None:
     assert ratio(zero, reference) == 0
 
 
+@example([0.25, 0.25])
+@example([0.0, 0.0])
 @given(numbers)
 def test_the_typical_size_is_the_root_mean_square(values: list[float]) -> None:
     found = float(typical(torch.tensor(values, dtype=torch.float64)))
