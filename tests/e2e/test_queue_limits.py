@@ -50,7 +50,7 @@ def test_time_in_which_no_kernel_runs_is_idle_too(busy_us: float | None, limit: 
 
 
 @given(st.lists(st.tuples(st.floats(1, 50), st.floats(0.1, 1), st.integers(1, 9)), min_size=1),
-       st.floats(0, 1), st.floats(0, 20), st.floats(0, 3))  # fmt: skip
+       st.floats(0, 1), st.just(0.0) | st.floats(0.1, 20), st.floats(0, 3))  # fmt: skip
 def test_kernels_and_gaps_of_a_graph_take_the_captured_time(
     costs: list[tuple[float, float, int]], gap_us: float, unknown_us: float, launch_us: float
 ) -> None:
