@@ -289,7 +289,14 @@ class Training:
         """Seconds per step that throughput is of: by wall clock if `by_wall`, else the median."""
         if self.steps is None:
             return None
-        return self.steps.wall_s / self.steps.wall_steps if self.by_wall else self.steps.median_s
+        return self.wall_step_s if self.by_wall else self.steps.median_s
+
+    @property
+    def wall_step_s(self) -> float | None:
+        """Wall-clock seconds per step over whole blocks; None if not timed."""
+        steps = self.steps
+        step_s = steps.wall_s / steps.wall_steps if steps and steps.wall_steps else 0.0
+        return step_s if 0 < step_s < math.inf else None
 
     @property
     def by_wall(self) -> bool:
@@ -304,8 +311,8 @@ class Training:
     @property
     def wall_gap(self) -> float | None:
         """Throughput by the wall clock over that of the median step, less 1; None if not known."""
-        median_per_s, wall_per_s = self.median_per_s, self.wall_per_s
-        return wall_per_s / median_per_s - 1 if wall_per_s and median_per_s else None
+        wall_s = self.wall_step_s
+        return self.steps.median_s / wall_s - 1 if self.steps and wall_s else None
 
     @property
     def median_per_s(self) -> float | None:
@@ -320,9 +327,7 @@ class Training:
     @property
     def wall_per_s(self) -> float | None:
         """Wall-clock throughput in `unit` per second over whole blocks; None if not timed."""
-        if self.steps is None or self.steps.wall_s <= 0 or not self.steps.wall_steps:
-            return None
-        return self.step_units * self.steps.wall_steps / self.steps.wall_s
+        return self.step_units / self.wall_step_s if self.wall_step_s else None
 
     @property
     def per_j(self) -> float | None:
