@@ -15,7 +15,8 @@ DATA = ("normal", "uniform", "integers", "zeros")
 class Target:
     """The device facts that kernels choose by.
 
-    `capability` is (major, minor) and None for a CPU; `sm_count` is SMs, or cores of a CPU.
+    `capability` is (major, minor) and None for a CPU; `sm_count` is SMs, or cores of a CPU; `index`
+    is the CUDA device's.
     """
 
     kind: str  # "cuda" or "cpu"
@@ -58,7 +59,7 @@ class Case:
 
     @cached_property
     def key(self) -> str:
-        """Identity of the case, the same in every run and version."""
+        """Identity of the case, the same in every run and version: group, precision, back end."""
         return f"{self.group}/{self.precision_name}/{self.backend}"
 
     def dim(self, name: str) -> int:
@@ -87,9 +88,11 @@ class Prepared:
     """A case ready to launch: memory allocated, inputs filled.
 
     `candidates` holds at least one; with several, the measuring core times them and keeps the
-    fastest. `rel_error(candidate)` poisons the output, launches once and compares with a float64
-    product of the inputs as stored; `total_error()` compares the output as it then stands with the
-    product of the inputs before they were rounded to their storage.
+    fastest. `rel_error(candidate)` fills the output with a poison, launches once and returns the
+    relative error against a float64 reference of the inputs as stored: infinite where an element
+    was not written, ValueError where the launch returned a tensor of another shape or dtype.
+    `total_error()` compares the last output with a reference of the inputs before they were rounded
+    to their storage. `flops` and `min_bytes` are operations and bytes of one launch, as in `Op`.
     """
 
     candidates: Sequence[Candidate]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-INT_POISON = torch.iinfo(torch.int32).min  # a value that no product of int8 matrices can have
+INT_POISON = torch.iinfo(torch.int32).min  # no GEMM of int8 matrices has this value
 # A checksum sees a row's error through one random projection, so its size varies like a normal
 # deviate; over thousands of rows the largest is four to five times the typical one.
 CHECKSUM_SLACK = 6.0
@@ -13,14 +13,14 @@ CHUNK_ELEMENTS = 1 << 26  # of a tensor that are held in float64 at once
 
 
 def poison(output: torch.Tensor) -> None:
-    """Fill an output, in place, with a value that no kernel can compute."""
+    """Fill an output, in place: NaN, or INT_POISON for int32, values that no kernel computes."""
     output.fill_(float("nan") if output.dtype.is_floating_point else INT_POISON)
 
 
 def filled(returned: object, output: torch.Tensor) -> torch.Tensor:
-    """The tensor with the result: what a launch returned, or else the output it was given.
+    """The tensor with the result: the one that a launch returned, or else `output`.
 
-    ValueError for a tensor of another shape or type.
+    ValueError if it returned a tensor of another shape or dtype.
     """
     if not isinstance(returned, torch.Tensor):
         return output
@@ -32,23 +32,23 @@ def filled(returned: object, output: torch.Tensor) -> torch.Tensor:
 
 
 def unwritten(output: torch.Tensor) -> int:
-    """How many elements still hold the poison (NaN counts, wherever it came from)."""
+    """The number of elements that still hold the poison (any NaN counts, wherever it came from)."""
     bad = torch.isnan(output) if output.dtype.is_floating_point else output == INT_POISON
     return int(bad.sum().item())
 
 
 def ratio(difference: torch.Tensor, reference: torch.Tensor) -> float:
-    """||difference|| / ||reference||; ||difference|| where the reference is zero."""
+    """||difference|| / ||reference|| (Frobenius); ||difference|| where the reference is zero."""
     norm = reference.norm()
     return float((difference.norm() / norm if norm > 0 else difference.norm()).item())
 
 
 def typical(sizes: torch.Tensor) -> torch.Tensor:
-    """The root mean square; 1 where all are zero, so that an error stands for itself."""
+    """The root mean square, a 0-d tensor; 1 where all are zero, so that it can be divided by."""
     square = sizes.square().mean().sqrt()
     return torch.where(square > 0, square, torch.ones_like(square))
 
 
 def random_signs(rows: int, device: torch.device) -> torch.Tensor:
-    """[rows, CHECKSUMS] of +-1 in float64."""
+    """Random +-1, float64 [rows, CHECKSUMS]."""
     return torch.randint(0, 2, (rows, CHECKSUMS), device=device).double() * 2 - 1

@@ -14,7 +14,11 @@ FP64_FACTOR = math.pi / 3
 
 
 def draw(shape: Sequence[int], data: str, rng: torch.Generator) -> torch.Tensor:
-    """float32 values of a distribution: normal, uniform in [-1, 1), integers -8..8, zeros."""
+    """Random float32 values [*shape] on the generator's device.
+
+    `data` is "normal" (mean 0, standard deviation 1), "uniform" in [-1, 1), "integers" -8..8,
+    "zeros".
+    """
     device = rng.device
     if data == "zeros":
         return torch.zeros(*shape, device=device)
@@ -26,7 +30,9 @@ def draw(shape: Sequence[int], data: str, rng: torch.Generator) -> torch.Tensor:
 
 
 def storage_factor(dtype: torch.dtype, data: str) -> float:
-    """What drawn values are multiplied by before they are rounded to a storage type."""
+    """What drawn values are multiplied by before they are rounded to a storage dtype: pi/3 for
+    float64, 32 (normal) or 127 (uniform) for int8, else 1.
+    """
     if dtype == torch.float64:
         return FP64_FACTOR
     if dtype == torch.int8 and data in ("normal", "uniform"):
@@ -35,7 +41,9 @@ def storage_factor(dtype: torch.dtype, data: str) -> float:
 
 
 def store(drawn: torch.Tensor, dtype: torch.dtype, data: str) -> torch.Tensor:
-    """Drawn values as a storage type holds them; strides are kept."""
+    """Drawn float32 values in a storage dtype, times `storage_factor`; strides are kept. int8 is
+    rounded to the nearest and clamped to +-127.
+    """
     factor = storage_factor(dtype, data)
     if dtype == torch.float64:
         return drawn.double() * factor
@@ -45,7 +53,7 @@ def store(drawn: torch.Tensor, dtype: torch.dtype, data: str) -> torch.Tensor:
 
 
 def choose(size: int, count: int, device: torch.device) -> torch.Tensor:
-    """Sorted indices: all of them, or a random choice that has the first and last in it."""
+    """At most `count` sorted int64 indices below `size`: all, or random with the first and last."""
     if size <= count:
         return torch.arange(size, device=device)
     chosen = torch.randperm(size, device=device)[:count]

@@ -39,13 +39,13 @@ HOPPER_WHITEPAPER = "https://resources.nvidia.com/en-us-tensor-core/gtc22-whitep
 
 @dataclass(frozen=True)
 class Card:
-    """One GPU as its maker describes it.
+    """One GPU as NVIDIA describes it; `reference` and `note` say where the figures are from.
 
-    `match` holds the whole device names (NVML, torch.cuda.get_device_name) that it has.
-    `flop_per_s` is the best dense rate a GEMM can reach, by `Precision.rate_name`;
-    `simt_flop_per_s` the rate outside the Tensor Cores where a source states it; `byte_per_s` the
-    DRAM bandwidth. With `lends_tuning`, the Triton configurations tuned on it are the start for
-    other GPUs of its capability with as many SMs.
+    `match` holds its whole device names (NVML, torch.cuda.get_device_name). `flop_per_s` is the
+    best dense rate a GEMM can reach, by `Precision.rate_name`; `simt_flop_per_s` the rate outside
+    the Tensor Cores where a source states it; `byte_per_s` the DRAM bandwidth. With `lends_tuning`,
+    the Triton configurations tuned on it are the start for other GPUs of its capability with as
+    many SMs.
     """
 
     title: str

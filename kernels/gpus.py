@@ -1,7 +1,7 @@
-"""What is known of GPUs beforehand: by compute capability and, in gpu_cards.py, by name.
+"""Known facts about GPUs: by compute capability here and, in gpu_cards.py, by name.
 
-A GPU that is in neither table runs all the same: with the least that GPUs since Ampere have, and
-with ceilings measured on the machine.
+A GPU that is in neither table runs too: with the least that GPUs since Ampere have, and with
+ceilings measured on the machine.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ TMA_SINCE: Capability = (9, 0)  # the Tensor Memory Accelerator; wgmma is Hopper
 class Architecture:
     """What the GPUs of one compute capability have in common.
 
-    `block_reserve_bytes` are what each resident block takes of an SM's shared memory for itself.
-    `flop_per_clock` is dense, of an SM, by `Precision.rate_name`; empty where not looked up.
-    `l2_in_halves`: each half of L2 keeps what its own SMs read, so what all read is kept twice.
+    `sm_shared_bytes` is the shared memory of an SM, of which each resident block takes
+    `block_reserve_bytes` for itself; `sm_registers` counts an SM's 32-bit registers.
+    `flop_per_clock` is the dense rate of an SM by `Precision.rate_name`, empty where not looked up.
+    `l2_in_halves`: each half of L2 caches what its own SMs read, so data that all SMs read is
+    cached twice.
     """
 
     name: str
@@ -33,7 +35,7 @@ class Architecture:
 
     @property
     def block_shared_bytes(self) -> int:
-        """Shared memory that one block may have."""
+        """Bytes of shared memory that one block may have."""
         return self.sm_shared_bytes - self.block_reserve_bytes
 
 
@@ -82,11 +84,11 @@ def has_tma(capability: Capability) -> bool:
 
 
 def find_card(device_name: str) -> Card | None:
-    """The card that NVML or torch calls so, or None if it was not looked up.
+    """The card with this device name (as NVML or torch gives it), None if it was not looked up.
 
     Only the whole name matches (spacing apart), because NVIDIA's names nest: "NVIDIA L4" starts
-    "NVIDIA L40S", and "NVIDIA GeForce RTX 3090" starts the Ti's. A MIG slice ("... MIG 1g.10gb")
-    is None too: it has a part of the rate.
+    "NVIDIA L40S", and "NVIDIA GeForce RTX 3090" starts the Ti's. A MIG slice ("... MIG 1g.10gb") is
+    None too: it has only part of the rate.
     """
     name = " ".join(device_name.split())
     return next((card for card in CARDS if name in card.match), None)

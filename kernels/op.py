@@ -24,20 +24,24 @@ class BackendEntry:
     kind: str  # of device: "cuda" or "cpu"
 
     def load(self) -> Any:
-        """The module."""
+        """The module. ImportError where a package that it needs is not installed."""
         return importlib.import_module(self.module)
 
     def candidates(
         self, case: Case, operands: Any, target: Target, *, tune: bool
     ) -> tuple[Candidate, ...]:
-        """The ways to run the case; with `tune`, all that a search tries, where there is one."""
+        """The ways to run the case; with `tune`, all that a search tries, if the back end has a
+        search. Raises CannotRun with the reason where there is none, ImportError as `load` does.
+        """
         module = self.load()
         searches = tune and hasattr(module, "tuning_candidates")
         find = module.tuning_candidates if searches else module.candidates
         return tuple(find(case, operands, target))
 
     def cannot_run(self, case: Case, target: Target) -> str | None:
-        """Why the case cannot run on the target: device, capability, or the module's reason."""
+        """Why the case cannot run on the target: device, capability, or the module's reason; None
+        if it can. ImportError as `load`.
+        """
         if self.kind != target.kind:
             device = "a CUDA GPU" if self.kind == "cuda" else "--device cpu"
             return f"back end {case.backend} needs {device}"
@@ -61,7 +65,7 @@ def _below_capability(case: Case, target: Target) -> str | None:
 class Op(ABC):
     """An operation that can be measured. Registered in `kernels.OPS`.
 
-    Beside its module `kernels.NAME` stand `operands` (an `OperandPool`), `check`, and
+    Its package `kernels.NAME` also has the modules `operands` (an `OperandPool`), `check`, and
     `triton.backend`.
     """
 
@@ -75,11 +79,11 @@ class Op(ABC):
 
     @property
     def backends(self) -> Mapping[str, str]:
-        """Each back end's name -> what it is."""
+        """Names of the back ends -> one line about each."""
         return {name: entry.title for name, entry in self.entries.items()}
 
     def entry(self, backend: str) -> BackendEntry | UserBackend:
-        """The back end of a name: one of ours, or the user's "module:name"."""
+        """The back end of a name: one of ours, or the user's "module:name". KeyError for others."""
         return UserBackend(backend) if OWN in backend else self.entries[backend]
 
     def check_own(self, backend: str) -> None:
@@ -95,15 +99,17 @@ class Op(ABC):
         return self.library if kind == "cuda" else "cpu"
 
     def cannot_run(self, case: Case, target: Target) -> str | None:
-        """Why the case cannot run on the target, or None."""
+        """Why the case cannot run on the target, or None. KeyError for an unknown back end."""
         return self.entry(case.backend).cannot_run(case, target)
 
     def save_tuned(self, case: Case, target: Target, label: str) -> Path:
-        """Record the Triton configuration that won a search; the path of the user's table."""
+        """Record the Triton configuration that won a search; the path of the user's table.
+        ValueError for a label that is no configuration, OSError where the table cannot be written.
+        """
         return self.entries["triton"].load().save_tuned(case, target, label)
 
     def session(self, target: Target, seed: int) -> OpSession:
-        """Where operands live while the arms of one comparison share them."""
+        """Where operands live while the variants of one comparison share them."""
         return OpSession(self, target, seed)
 
     @abstractmethod
@@ -123,7 +129,7 @@ class Op(ABC):
         """The largest relative error (Frobenius norm, against float64) of a correct result."""
 
     def may_run_exactly(self, case: Case) -> bool:
-        """Whether the back end is only *allowed* the precision's arithmetic, and may do better."""
+        """Whether the back end may compute more exactly than the precision says."""
         return False
 
     @abstractmethod
@@ -132,23 +138,23 @@ class Op(ABC):
 
     @abstractmethod
     def misaligned(self, case: Case) -> tuple[str, int] | None:
-        """("K=4095", 8190) where rows do not start on 16 bytes: why, and a row's bytes."""
+        """("K=4095", a row's bytes) where rows do not start on 16 bytes; None where they do."""
 
     @abstractmethod
     def aligned(self, case: Case) -> Case:
-        """The case padded up until `misaligned` has nothing to say."""
+        """The case with dimensions padded to whole 16-byte rows, so that `misaligned` is None."""
 
     @abstractmethod
     def size(self, case: Case) -> str:
-        """The size in a word: "4096", "64x256"."""
+        """The size in short: "4096", "64x256"."""
 
     @abstractmethod
     def axis(self, case: Case) -> int | None:
-        """The size as one number, where it is one: what charts run along."""
+        """The size as one number, the x axis of charts; None where it takes several."""
 
     @abstractmethod
     def setting(self, case: Case) -> Mapping[str, str]:
-        """What else the case is, beside size, precision and back end, by name."""
+        """What else the case is, besides size, precision and back end, by name."""
 
     @abstractmethod
     def probe(self, case: Case, scale: int = 1) -> Case:
@@ -156,7 +162,7 @@ class Op(ABC):
 
 
 class OpSession:
-    """Prepares cases of one op; arms of one group that store the same operands share the memory."""
+    """Prepares cases of one op; variants of one group that store the same operands share memory."""
 
     def __init__(self, op: Op, target: Target, seed: int) -> None:
         self.op, self.target = op, target
@@ -165,7 +171,10 @@ class OpSession:
         self.pool = operands.OperandPool(target, seed)
 
     def prepare(self, case: Case, *, tune: bool = False) -> Prepared:
-        """Allocate, fill and bind. Raises CannotRun with a reason, or torch.OutOfMemoryError."""
+        """Allocate, fill and bind. Raises CannotRun with a reason, or torch.OutOfMemoryError;
+        ValueError for a user's back end that is none, ImportError for one whose packages are
+        missing.
+        """
         operands = launched = self.pool.get(case)
         entry = self.op.entry(case.backend)
         found = entry.candidates(case, operands, self.target, tune=tune)
@@ -181,5 +190,5 @@ class OpSession:
         return Prepared(found, rel_error, total_error, self.op.flops(case), self.op.min_bytes(case))
 
     def close(self) -> None:
-        """Free what is shared."""
+        """Free the shared operands."""
         self.pool.clear()

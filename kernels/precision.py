@@ -17,14 +17,14 @@ Capability = tuple[int, int]
 
 @dataclass(frozen=True)
 class Precision:
-    """How one arm of a comparison computes.
+    """How one variant computes.
 
     `storage`, `accumulate` and `output` are torch dtype names. `multiply` names the arithmetic of
-    the product: "ieee" is what the storage type says, "tf32" rounds float32 operands to 10
+    the multiplication: "ieee" is what the storage type says, "tf32" rounds float32 operands to 10
     mantissa bits. `rel_tolerance` bounds ||out - ref|| / ||ref|| against a float64 GEMM of the
     *rounded* operands, so it covers accumulation and output rounding, not the storage rounding.
-    `min_capability` maps each GPU back end that can run the precision to the compute capability
-    it needs there; a back end not listed cannot run it. `rate` names the row of a GPU's rates that
+    `min_capability` maps each GPU back end that can run the precision to the compute capability it
+    needs there; a back end not listed cannot run it. `rate` names the row of a GPU's rates that
     several precisions share. `simt_twin` is the precision, and how many times its rate, that the
     SMs reach without Tensor Cores where datasheets give no such rate.
     """
@@ -51,7 +51,7 @@ class Precision:
 
     @property
     def rate_name(self) -> str:
-        """The name of its rate in the tables of GPUs."""
+        """Its name in the rate tables of gpus.py and gpu_cards.py."""
         return self.rate or self.name
 
     @property
@@ -158,7 +158,7 @@ _ALL_PRECISIONS = (
         "int8", "int8, int32 accumulate", "int8", "ieee", "int32", "int32",
         rel_tolerance=0.0,
         min_capability=_same((7, 5), "cublas", "cublaslt", "cupy", "triton"),
-        simt_twin=("fp32", 4),  # DP4A: four products a lane
+        simt_twin=("fp32", 4),  # DP4A: four multiply-adds a lane
     ),
 )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""What the Triton back ends share: how configurations are written, TMA's limits, launches.
+"""What the Triton back ends share: labels of configurations, TMA's limits, launches.
 
 Nothing here imports torch or triton: tables and rules can be checked on any machine.
 """
@@ -27,8 +27,8 @@ Config = TypeVar("Config")
 class Grammar:
     """How a back end writes its configurations: "kernel/128x256x64/s4/w8/sub2/direct".
 
-    A kernel, `sizes` numbers, then numbers by prefix: those of `always`, those of `above_one` where
-    they are, and last the word `flag`, if it holds.
+    A kernel, `sizes` numbers, then numbers by prefix: those of `always`, those of `above_one` if
+    they are above 1, and last the word `flag`, if it holds.
     """
 
     name: str
@@ -41,7 +41,9 @@ class Grammar:
     def write(
         self, kernel: str, sizes: Sequence[int], numbers: Sequence[int], flag: bool = False
     ) -> str:
-        """The label; `numbers` are in the order of `always`, then `above_one`."""
+        """The label; `numbers` are in the order of `always`, then `above_one`. ValueError where
+        there are more or fewer of them than prefixes.
+        """
         parts = [kernel, "x".join(map(str, sizes))]
         for prefix, number in zip((*self.always, *self.above_one), numbers, strict=True):
             if prefix in self.always or number > 1:
@@ -68,7 +70,10 @@ class Grammar:
 
 @dataclass(frozen=True)
 class Step:
-    """One kernel launch, all arguments bound."""
+    """One kernel launch, all arguments bound.
+
+    `grid` is the number of programs along each axis; `options` are Triton's, as from `options()`.
+    """
 
     kernel: Callable[..., object]
     grid: tuple[int, ...]
@@ -76,31 +81,33 @@ class Step:
     options: dict[str, int]
 
     def launch(self) -> None:
-        """Queue it on the current stream."""
+        """Queue the kernel on the current stream; does not wait for it."""
         self.kernel[self.grid](*self.args, **self.options)  # type: ignore[index]
 
     def compile(self) -> object:
-        """Compile without launching; the compiled kernel."""
+        """Compile without launching; returns the compiled kernel."""
         return self.kernel.warmup(*self.args, grid=self.grid, **self.options)  # type: ignore[attr-defined]
 
 
 def power_of_two(least: int) -> int:
-    """The smallest power of two that is not below `least`."""
+    """The smallest power of two that is not below `least`, which is at least 1."""
     return 1 << (least - 1).bit_length()
 
 
 def options(stages: int, warps: int) -> dict[str, int]:
-    """What the compiler gets beside the arguments."""
+    """Triton's compile options: pipeline stages, and warps of 32 threads a program."""
     return {"num_stages": stages, "num_warps": warps}
 
 
 def input_precision(kind: Precision) -> str:
-    """How `tl.dot` takes float32 operands."""
+    """`input_precision` of `tl.dot` for float32 operands: "tf32" rounds them to 10 mantissa bits,
+    "ieee" keeps all 23. Narrower operands are not affected.
+    """
     return "tf32" if kind.multiply == "tf32" else "ieee"
 
 
 def candidate(label: str, tile: tuple[int, int, int], steps: Sequence[Step]) -> Candidate:
-    """The steps as one launch."""
+    """The launches, in order, as one candidate; `tile` is (M, N, K)."""
 
     def call() -> None:
         for step in steps:

@@ -33,13 +33,15 @@ def slug(device_name: str) -> str:
 
 
 def user_directory(name: str = "tuned") -> Path:
-    """The user's folder for what was measured once: tables, or what `name` says."""
+    """The user's cache folder for tables, or for what else `name` says:
+    $XDG_CACHE_HOME/halfway/NAME, or ~/.cache/halfway/NAME. It need not exist.
+    """
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(root) / "halfway" / name
 
 
 def tables_for(target: Target) -> tuple[str, ...]:
-    """The devices whose tables a target uses: those alike, then its own, which overrides them."""
+    """The devices whose tables a target uses: similar ones, then its own, which overrides them."""
     return (*tuned_alike(target.capability, target.sm_count), target.name)
 
 
@@ -48,7 +50,9 @@ def nearest(
 ) -> str | None:
     """The label for the exact size, else that of the nearest usable one in reach, else None.
 
-    `listed` maps "MxNxK" to labels.
+    `listed` maps "MxNxK" to labels. Sizes are as far apart as the ratios of their dimensions (each
+    1 or more) multiplied; the reach is NEAR = 1.5 times. ValueError for a key that is not numbers
+    joined by "x", or has another number of them than `size`.
     """
     labels = {tuple(map(int, key.split("x"))): label for key, label in listed.items()}
 
@@ -74,7 +78,7 @@ def _read(path: Path) -> Table:
 
 @dataclass(frozen=True)
 class Tables:
-    """The tables of one op: its repository's folder, and the user's folder of that name."""
+    """The tables of one op: the repository's folder, and the user's folder of that name."""
 
     repository: Path
     user_folder: str = "."
@@ -83,7 +87,9 @@ class Tables:
         return self.repository, user_directory() / self.user_folder
 
     def section(self, device_names: Sequence[str], precision: str, name: str) -> dict[str, str]:
-        """Keys -> labels; later devices override earlier ones, the user's all of them."""
+        """Keys -> labels; later devices override earlier ones, the user's tables all of them. A
+        file that is missing or damaged counts as empty.
+        """
         found: dict[str, str] = {}
         for directory, device in product(self._directories(), device_names):
             table = _read(directory / f"{slug(device)}.json")
@@ -91,7 +97,7 @@ class Tables:
         return found
 
     def save(self, device_name: str, precision: str, name: str, key: str, label: str) -> Path:
-        """Record a winner in the user's table; the file's path."""
+        """Record a winner in the user's table; the file's path. OSError if it cannot be written."""
         path = self._directories()[1] / f"{slug(device_name)}.json"
         _read.cache_clear()
         table = _read(path)

@@ -58,7 +58,9 @@ def _import(module_name: str) -> ModuleType:
 
 
 class UserBackend:
-    """A back end that is called `name`, "module:function" or "module:object"."""
+    """A back end that the user names, "module:function" or "module:object". It is imported at its
+    first use: ValueError then where there is none.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -76,14 +78,16 @@ class UserBackend:
 
     def serves(self, op: str) -> bool:
         """Whether it is for "conv" or "gemm": an object for both, a function for convolutions where
-        it names an argument that only they have, else for GEMMs.
+        it names an argument that only they have, else for GEMMs. ValueError as `found`.
         """
         if hasattr(self.found, "candidates"):
             return True
         return (op == "conv") == bool(self._names & OF_CONVOLUTIONS)
 
     def cannot_run(self, case: Case, target: Target) -> str | None:
-        """The object's own reason; None where it gives none."""
+        """The object's own reason; a function without an argument `which` cannot run dgrad or
+        wgrad. None if it can run. ValueError as `found`.
+        """
         reason = getattr(self.found, "cannot_run", None)
         if reason is not None:
             return reason(case, target)
@@ -94,7 +98,7 @@ class UserBackend:
     def candidates(
         self, case: Case, operands: Any, target: Target, *, tune: bool
     ) -> Sequence[Candidate]:
-        """The object's own, or one call of the function."""
+        """The object's own, or one call of the function. ValueError as `found`."""
         if hasattr(self.found, "candidates"):
             return tuple(self.found.candidates(case, operands, target))
         given: dict[str, Any] = {

@@ -77,7 +77,7 @@ class Conditions:
     processes: int | None = field(
         default=None,
         metadata=option(
-            "Processes that measure each case  [default: 3, CPU 1]", check=check_processes
+            "Processes that time each case  [default: gemm on a GPU 3]", check=check_processes
         ),
     )
     autotune: bool = field(

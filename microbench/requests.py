@@ -25,6 +25,9 @@ if TYPE_CHECKING:  # --help is to load nothing heavy
 
 S = TypeVar("S", bound=Schema)
 
+# In about 50 s on an H200. Preparing convolutions takes longer: three would take 90 s.
+GEMM_PROCESSES = 3
+
 # Seconds of sampling in all without --budget: a sweep ends within a minute, a network within four.
 CONV_MOST_S = 20.0
 LAYERS_MOST_S = 60.0
@@ -37,6 +40,7 @@ class Request(ABC):
     conditions: Conditions
     name: str  # the command's
     most_s: float = math.inf  # of sampling, when the user sets no --budget
+    usual_processes: int = 1  # that measure each case on a GPU, where the user does not say
 
     @abstractmethod
     def plan(self, kind: str) -> list[Group]:
@@ -74,6 +78,7 @@ class GemmRequest(Request):
         metadata=option("nn,nt,tn,tt: t is transposed; nt is torch.nn.Linear"),
     )
     name: str = "gemm"
+    usual_processes: int = GEMM_PROCESSES
 
     def plan(self, kind: str) -> list[Group]:
         """One comparison per size and layout. UserError for an invalid value."""

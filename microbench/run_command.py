@@ -29,7 +29,6 @@ from microbench.worker import Greeting, WorkerDied, Workers
 
 MEMORY_SHARE = 0.9  # of the free memory that the tensors of one comparison may take
 COMMANDS = ("gemm", "conv", "payoff", "layers")
-PROCESSES = {"cuda": 3, "cpu": 1}  # that measure each case, where the user does not say
 KNOBS = {"gemm": "--sizes", "conv": "--channels, --image or --batch"}
 # Bytes that the float64 check and the cache flush take beside them, at most: a convolution's check
 # holds bands of three tensors in float64, and torch keeps an output of its own.
@@ -64,7 +63,8 @@ def run_request(request: Request) -> Done:
         run = replace(_begin(settings, greeting, before), network=network)
         todo = request.remaining(groups, run)
         kind = greeting.target.kind
-        processes = asked.processes or (1 if asked.autotune else PROCESSES[kind])
+        usual = request.usual_processes if kind == "cuda" and not asked.autotune else 1
+        processes = asked.processes or usual
         if todo or few_processes(groups, run, processes - 1):
             schedule = request.schedule(todo, kind)
             with LiveProgress(console, todo, quiet=asked.outputs.quiet) as progress:

@@ -1,6 +1,6 @@
 """The ledger of a training: what a recipe changes in a step, term by term, in ms and words.
 
-Drawn by `waterfall` (characters) and `plot_training` (a chart).
+Drawn by `waterfall` (characters) and `plot_waterfall` (a chart).
 """
 
 from __future__ import annotations

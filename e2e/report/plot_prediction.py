@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from e2e.report.figures import bottleneck, signed_pct
-from e2e.report.plot_training import RECIPE_COLOURS
+from e2e.report.plot_style import RECIPE_COLOURS
 from e2e.report.predictions import error_pct, is_beside
 from e2e.results.types import Training
 from microbench import fmt

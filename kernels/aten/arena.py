@@ -1,9 +1,9 @@
 """Memory that the arguments of many calls share, one call at a time, and random values in it.
 
 Launched again and again, a call finds small arguments in the device's cache, and writes its results
-where the last ones were; in a step it often does not. So `Cold` arguments rotate over places
-of a pool that are together more than the cache holds, and results are held for a while, which makes
-the next ones lie elsewhere.
+where the last ones were; in a step it often does not. So `Cold` arguments alternate between places
+of a pool that are together larger than the cache, and results are held for a while, which makes the
+next ones use other memory.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _CHUNK = 1 << 24  # elements drawn at once for types that torch cannot draw
 
 @dataclass(frozen=True)
 class Area:
-    """One flat buffer of a pool: for arguments that are only read, or written, of one type."""
+    """One flat buffer of a pool, for arguments of one dtype that are only read, or only written."""
 
     use: str  # READ or WRITTEN
     device: torch.device
     dtype: torch.dtype
 
     def aligned(self, elements: int) -> int:
-        """`elements` rounded up to where the next argument may begin."""
+        """`elements` rounded up to where the next argument may begin, a multiple of 512 bytes."""
         unit = max(1, ALIGNMENT_BYTES // self.dtype.itemsize)
         return -(-elements // unit) * unit
 
@@ -44,10 +44,11 @@ class Area:
 @dataclass(frozen=True)
 class Cold:
     """What the cache does not hold: arguments, by their places in `Call.tensors`, and whether
-    `results` leave it before they are freed. `cache_bytes` is what it does hold.
+    `results` leave it before they are freed. `cache_bytes` is the size of the cache in bytes.
 
-    `small` are further arguments, of which a launch only finds that the first bytes come late: no
-    other call for that, but in a step each launch has its own (see `materialise`).
+    `small` are further arguments, for which a launch waits only until their first bytes come. They
+    are measured with the same call, but in a step each launch has its own (see `apart` of
+    `materialise`).
     """
 
     arguments: tuple[int, ...] = ()
@@ -60,12 +61,14 @@ class Cold:
 
     @property
     def key(self) -> str:
-        """As part of a name: what is measured so differs from what is not; "" for nothing."""
+        """Part of a name, which differs by what is cold: "distant 0,1,results"; "" for nothing."""
         named = [*map(str, self.arguments), *(["results"] if self.results else [])]
         return f"distant {','.join(named)}" if named else ""
 
     def turns(self, turn_bytes: int) -> int:
-        """Turns of `turn_bytes` each that leave none of them in the cache; MOST_TURNS at most."""
+        """Places to alternate between, of `turn_bytes` each, so that none is still cached: together
+        ROUND_CACHES = 4 times the cache, at most MOST_TURNS = 128 of them.
+        """
         wanted = math.ceil(ROUND_CACHES * self.cache_bytes / max(1, turn_bytes))
         return max(1, min(MOST_TURNS, wanted))
 
@@ -74,14 +77,14 @@ WARM = Cold()
 
 
 class Held:
-    """The last results of all calls that share it, up to a number of bytes, and the last one."""
+    """The latest results of all calls that share it, up to a number of bytes but at least one."""
 
     def __init__(self) -> None:
         self._results: deque[tuple[object, int]] = deque()
         self._bytes = 0
 
     def hold(self, result: object, most_bytes: int) -> None:
-        """Let go of the oldest until `most_bytes` are left."""
+        """Keep a result, and free the oldest until at most `most_bytes` are held."""
         size = sum(leaf.nbytes for leaf in tree_leaves(result) if isinstance(leaf, Tensor))
         self._results.append((result, size))
         self._bytes += size
@@ -93,8 +96,8 @@ class Pool:
     """The shared memory of all calls that are replayed on one device.
 
     Every call takes its arguments from the beginning of the areas, so together they need what the
-    largest needs in each area. Values that are read are the same for all, and never change; what a
-    call writes is the next one's: `Replay.restore` before a block of launches makes it fresh.
+    largest needs in each area. Values that are read are the same for all, and never change; what
+    one call writes, the next one finds: `Replay.restore` before a block of launches makes it fresh.
     Areas grow when a call needs more; earlier replays then keep the smaller ones alive, unless
     `kernels.aten.reserve` has made room for all of them first.
     """
@@ -108,15 +111,17 @@ class Pool:
 
     @property
     def bytes(self) -> int:
-        """Bytes that the areas take, on all devices together."""
+        """Bytes of all areas, on all devices together."""
         return sum(flat.numel() * flat.itemsize for flat in self._flats.values())
 
     def place(self, spec: TensorSpec) -> torch.device:
-        """Where a tensor recorded on "cuda" or "cpu" is made."""
+        """The torch device for a tensor recorded on "cuda" or "cpu"."""
         return self.device if spec.device == "cuda" else torch.device("cpu")
 
     def grow(self, needs: Mapping[Area, int]) -> None:
-        """Have at least `needs` elements in each area."""
+        """Have at least `needs` elements in each area, new memory filled with random values.
+        torch.OutOfMemoryError where they do not fit.
+        """
         for area, elements in needs.items():
             flat = self._flats.get(area)
             if flat is not None and flat.numel() >= elements:
@@ -132,15 +137,19 @@ class Pool:
         return [flat for area, flat in self._flats.items() if area.use == READ]
 
     def beginning(self, area: Area, elements: int) -> Tensor:
-        """The first elements of an area that has them, flat."""
+        """The first `elements` of an area, flat. KeyError for an area that has not grown yet."""
         return self._flats[area][:elements]
 
     def view(self, area: Area, offset: int, spec: TensorSpec) -> Tensor:
-        """A tensor in an area's memory, `offset` elements from its beginning; no view to torch."""
+        """A tensor in an area's memory, `offset` elements from its beginning, which autograd does
+        not treat as a view. KeyError for an area that has not grown yet.
+        """
         return _laid_out(self._flats[area], offset, spec)
 
     def apart(self, area: Area, spec: TensorSpec) -> Tensor:
-        """A tensor as in an area, in memory that nothing else has; no view to torch."""
+        """A tensor as in an area, in new memory of its own, filled with random values.
+        torch.OutOfMemoryError where it does not fit.
+        """
         flat = torch.empty(spec.span, dtype=area.dtype, device=area.device)
         fill(flat, self.generator(area.device))
         return _laid_out(flat, 0, spec)
@@ -158,7 +167,7 @@ def _laid_out(flat: Tensor, offset: int, spec: TensorSpec) -> Tensor:
 
 
 def fill(tensor: Tensor, rng: torch.Generator) -> None:
-    """Fresh content by type: normal values, random truth values, integers 0."""
+    """Fresh content by dtype, in place: normal values, random truth values, integers 0."""
     if tensor.is_floating_point() or tensor.is_complex():
         fill_normal(tensor, rng)
     elif tensor.dtype == torch.bool:
@@ -168,7 +177,7 @@ def fill(tensor: Tensor, rng: torch.Generator) -> None:
 
 
 def fill_normal(tensor: Tensor, rng: torch.Generator) -> None:
-    """Normal values of mean 0 and standard deviation 1, rounded to the tensor's type."""
+    """Normal values of mean 0 and standard deviation 1, rounded to the tensor's dtype, in place."""
     if tensor.itemsize > 1:
         tensor.normal_(generator=rng)
         return
@@ -178,7 +187,9 @@ def fill_normal(tensor: Tensor, rng: torch.Generator) -> None:
 
 
 def writable(tensor: Tensor) -> Tensor:
-    """The tensor without elements that share memory, which torch refuses to write."""
+    """The tensor with size 1 where its stride is 0: torch refuses to write elements that share
+    memory.
+    """
     for dim, step in enumerate(tensor.stride()):
         if step == 0 and tensor.shape[dim] > 1:
             tensor = tensor.narrow(dim, 0, 1)
@@ -188,7 +199,9 @@ def writable(tensor: Tensor) -> Tensor:
 def in_turns(
     launches: Sequence[Callable[[], object]], cold: Cold, held: Held
 ) -> Callable[[], object]:
-    """The next of `launches` at each call; what it returns is held where results are cold."""
+    """A launch that runs the next of `launches` at each call, round and round. Where results are
+    cold, up to four times the cache of them are held.
+    """
     next_launch = itertools.cycle(launches).__next__
     if not cold.results:
         return lambda: next_launch()()

@@ -1,9 +1,9 @@
 """Torch's own bindings of operators, by which networks and their optimizers call them.
 
-Through `torch.ops` every argument is matched with the operator's schema: on the host of a small
-call that takes 1 us longer, and with keywords or lists of numbers (a cast, a convolution) 2 to 4.
-A cast is made by autocast and autograd, without Python: `Tensor.to` comes nearest. The gradients
-of convolutions and norms have no binding: of these, the matching can be timed by itself.
+Through `torch.ops` every argument is matched with the operator's schema: on the CPU a small call
+takes 1 us longer for it, and 2 to 4 us with keywords or lists of numbers (a cast, a convolution).
+Autograd and autocast cast without Python: `Tensor.to` is the closest binding. The gradients of
+convolutions and norms have no binding: for these, the matching can be timed by itself.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _HOLDERS = (_torch._VariableFunctions, _torch._nn, _torch.TensorBase)
 
 
 def quickest(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Binding:
-    """A binding that makes just this call with such arguments, or the operator itself."""
+    """The first binding that makes just this call, or else the operator itself. Runs nothing."""
     for binding in _bindings(func, kwargs):
         if _makes(binding(args, kwargs), func, args, _telling(func, args, kwargs)):
             return binding
@@ -36,8 +36,8 @@ def quickest(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -
 def matching(
     func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Callable[[], object] | None:
-    """Converts and matches arguments as `torch.ops` does before it calls the operator, and does
-    nothing else; None where this torch cannot.
+    """A function that converts and matches arguments as `torch.ops` does before it calls the
+    operator, and does nothing else; None where this torch has none.
     """
     check = getattr(_torch, "_check_schema_allow_fake_script_object", None)
     if check is None:

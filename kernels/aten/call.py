@@ -1,5 +1,5 @@
-"""A recorded ATen call as plain data: its parts, its identity, how it is made from torch's, and its
-arguments by the names of the operator's schema.
+"""A recorded ATen call as plain data: its parts, its identity, how it is made from torch's objects,
+and its arguments by the names of the operator's schema.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from torch.utils._pytree import tree_leaves
 
 
 class CannotReplay(Exception):
-    """A call that cannot be described or run alone; the message says why, to a person."""
+    """A call cannot be described or run alone. The message is the reason that reports print."""
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A strided tensor without its content: shape and stride in elements, a torch dtype's name.
+    """A strided tensor without its content: shape, stride in elements, and the name of its torch
+    dtype ("float16").
 
-    `device` is "cuda" or "cpu". Where in its storage a tensor begins is not kept.
+    `device` is "cuda" or "cpu". The offset in its storage is not kept.
     """
 
     shape: tuple[int, ...]
@@ -37,7 +38,7 @@ class TensorSpec:
 
     @property
     def numel(self) -> int:
-        """Elements, those that share memory counted each."""
+        """Elements, each of those that share memory counted."""
         return math.prod(self.shape)
 
     @property
@@ -49,7 +50,7 @@ class TensorSpec:
 
     @property
     def distinct(self) -> int:
-        """Elements that do not share memory with another by a stride of 0."""
+        """Elements, those that share memory by a stride of 0 counted once."""
         if self.numel == 0:
             return 0
         return math.prod(n for n, step in zip(self.shape, self.stride, strict=True) if step)
@@ -66,7 +67,7 @@ class TensorSpec:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """The dtype as torch has it."""
+        """torch's dtype of that name. AttributeError if this torch has none."""
         return getattr(torch, self.dtype)
 
 
@@ -79,7 +80,7 @@ NAMED_TYPES: Mapping[str, type] = {
 
 @dataclass(frozen=True)
 class Named:
-    """A constant of torch: `kind` is "dtype", "layout", "memory_format" or "device"."""
+    """A constant of torch by name: `kind` is "dtype", "layout", "memory_format" or "device"."""
 
     kind: str
     name: str
@@ -101,7 +102,7 @@ class Call:
 
     @cached_property
     def key(self) -> str:
-        """Its identity as a line of text, the same from run to run: canonical JSON.
+        """Its identity as one line of text, the same in every run: canonical JSON.
 
         Floats that JSON lacks are written as {"float": "inf"}.
         """
@@ -161,7 +162,7 @@ def _to_json(value: Argument) -> Any:
 
 
 def describe(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
-    """What a TorchDispatchMode was called with, as plain data; tensors may be fake.
+    """The plain data of a call, from the arguments of `__torch_dispatch__`; tensors may be fake.
 
     CannotReplay for what is no operator overload, and for arguments that are no plain data: sparse
     or nested tensors, streams, objects. A random generator, a storage that a view is set to, and a
@@ -180,7 +181,7 @@ def describe(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
 
 
 def spec_of(tensor: Tensor) -> TensorSpec:
-    """A tensor's description; CannotReplay if it is not a plain strided one on "cuda" or "cpu"."""
+    """A tensor's description. CannotReplay if it is not a plain strided one on "cuda" or "cpu"."""
     if tensor.is_nested or tensor.layout != torch.strided or tensor.is_quantized:
         raise CannotReplay("takes a tensor that is nested, sparse or quantized")
     if is_traceable_wrapper_subclass(tensor):
@@ -196,7 +197,7 @@ def spec_of(tensor: Tensor) -> TensorSpec:
 
 
 def tensors_among(*values: Any) -> list[Tensor]:
-    """Tensors in what an operator takes or gives, in the order of `Call.tensors`."""
+    """Tensors in an operator's arguments or results, in the order of `Call.tensors`."""
     found: list[Any] = []
     for value in values:
         items = [value[name] for name in sorted(value)] if isinstance(value, dict) else value
@@ -271,7 +272,9 @@ def resolve(name: str) -> OpOverload:
 
 @dataclass(frozen=True)
 class Slot:
-    """One tensor argument. `position` is its place in a list of tensors, None outside one."""
+    """One tensor argument. `position` is its place in a list of tensors, None outside one;
+    `written` says whether the operator writes it.
+    """
 
     name: str
     position: int | None
@@ -280,9 +283,9 @@ class Slot:
 
 
 def named_arguments(call: Call, func: OpOverload | None = None) -> dict[str, Argument]:
-    """Arguments by the schema's names, those left to their defaults left out.
+    """Arguments by the schema's names; those left to their defaults are left out.
 
-    CannotReplay if the operator does not take them.
+    CannotReplay if this torch has no such operator, or it does not take them.
     """
     schema = (func or resolve(call.name))._schema
     names = [argument.name for argument in schema.arguments if not argument.kwarg_only]
@@ -295,7 +298,7 @@ def named_arguments(call: Call, func: OpOverload | None = None) -> dict[str, Arg
 
 
 def slots_of(call: Call) -> list[Slot]:
-    """Every tensor argument, those in lists one by one, in the order of the schema."""
+    """Every tensor argument in the order of the schema. CannotReplay as `named_arguments`."""
     func = resolve(call.name)
     arguments = named_arguments(call, func)
     written = _written(call, func, arguments)

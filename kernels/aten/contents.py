@@ -1,8 +1,8 @@
-"""What arguments must hold for a call to be valid, or as fast as in training.
+"""What arguments must contain for a call to be valid, or as fast as in training.
 
-Normal values do for most. The rest is said here, by operator and argument: to teach another one,
-add its name to _NAMES (values that are drawn) or an entry to REFUSED or SAVED (a backward pass
-needs what its forward pass saved: made by running it).
+Normal values suffice for most. The exceptions are listed here, by operator and argument: to support
+another one, add its name to _NAMES (values that are drawn) or an entry to REFUSED or SAVED (a
+backward pass needs what its forward pass saved: made by running it).
 """
 
 from __future__ import annotations
@@ -26,20 +26,22 @@ LEARNING_RATE = 1e-4
 
 @dataclass(frozen=True)
 class Site:
-    """Where content is needed: the call's arguments by name, the place in a list of tensors."""
+    """Which argument needs content: the call's arguments by name, its place in a list of tensors
+    (None outside one), and the source of random numbers.
+    """
 
     arguments: Mapping[str, Argument]
     position: int | None
     rng: torch.Generator
 
     def spec(self, name: str) -> TensorSpec:
-        """A tensor argument."""
+        """A tensor argument. KeyError if the call has none of that name."""
         found = self.arguments[name]
         assert isinstance(found, TensorSpec)
         return found
 
     def number(self, name: str, default: Any = None) -> Any:
-        """An argument that is no tensor."""
+        """An argument that is no tensor, or `default` where the call leaves it out."""
         return self.arguments.get(name, default)
 
 
@@ -214,7 +216,7 @@ _MOVE_INTEGERS = ("_to_copy", "copy", "clone", "cat", "stack", "div", "mul", "su
 
 
 def fill_of(operator: str, slot: Slot) -> Fill | None:
-    """What fills an argument; None if normal values do."""
+    """The function that fills an argument in place; None if normal values suffice."""
     plain, dtype = operator.removesuffix("_"), slot.spec.torch_dtype
     is_real = dtype.is_floating_point
     for key in (f"{operator}.{slot.name}", f"{plain}.{slot.name}", slot.name):
@@ -251,8 +253,8 @@ Values = Mapping[str, Any]  # arguments as they are passed, by name
 class Saved:
     """Arguments of a backward pass that its forward pass returned.
 
-    `outputs` maps each to its place in what `forward` returns. The forward pass takes the backward
-    pass's own arguments of the same names, and those that `given` makes of them.
+    `outputs` maps each to its index in what `forward` returns. The forward pass takes the backward
+    pass's own arguments of the same names, and those that `given` computes from them.
     """
 
     forward: str
@@ -316,7 +318,11 @@ SAVED: dict[str, Saved] = {
 def run_forward(
     saved: Saved, call: Call, arguments: Mapping[str, Argument], values: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What the forward pass of a backward pass returns for its other arguments, by name."""
+    """What the forward pass returns for the backward pass's other arguments, by name.
+
+    CannotReplay where the forward pass does not run here, torch.OutOfMemoryError where it does not
+    fit.
+    """
     forward = getattr(torch.ops.aten, saved.forward).default
     schema: Any = forward._schema
     args, kwargs = [], {}

@@ -65,8 +65,8 @@ _STEMS: Mapping[str, str] = {
         linalg_vector_norm logsumexp any all cumsum cumprod logcumsumexp count_nonzero nansum
         median kthvalue aminmax dist
     """,
-    # `_local_scalar_dense` copies one number to the host: no kernel, but a wait, which is noted
-    # by who records the step.
+    # `_local_scalar_dense` copies one number to the host: no kernel, but the CPU waits;
+    # the recorder of the step notes that.
     "view": """
         empty empty_like empty_strided new_empty new_empty_strided _unsafe_view _reshape_alias
         view detach alias t transpose permute expand squeeze unsqueeze split slice_view set
@@ -89,7 +89,9 @@ _CHANNELS_LAST = ("channels_last", "channels_last_3d")
 
 
 def kind_of(call: Call, outputs: tuple[TensorSpec, ...] | None = None) -> str:
-    """One of KINDS. With `outputs`, a change of layout is seen where the arguments do not tell."""
+    """One of KINDS; "product" is a matrix multiplication, a convolution or attention. With
+    `outputs`, a change of layout is also found where the arguments alone do not show it.
+    """
     if call.name.startswith(("profiler.", "prim.")):
         return "view"
     if call.operator in _MOVES:

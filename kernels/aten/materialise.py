@@ -38,11 +38,11 @@ MOST_SPAN = 4  # times what an argument fills, for which it has memory of its ow
 class Replay:
     """A recorded call ready to run: `launch` does nothing but call the operator, as a step would.
 
-    Where arguments are written (`mutated`), `restore` gives them fresh content: to be called before
-    each block of launches, since calls share the memory, and so that an addition in place does not
-    run to infinity. It launches a few kernels, and does not wait for them. `launch_cold` is
-    `launch` with arguments and results that the cache does not hold, where there are any.
-    `matching` does what of a launch is for Python alone, where that can be told.
+    Where arguments are written (`mutated`), `restore` gives them fresh content: call it before each
+    block of launches, since calls share the memory, and repeated additions in place would grow to
+    infinity. It launches a few kernels, and does not wait for them. `launch_cold` is `launch` with
+    arguments and results that the cache does not hold, where there are any. `matching` does only
+    the Python part of a launch; None where it cannot be separated.
     """
 
     launch: Callable[[], object]
@@ -58,15 +58,15 @@ def materialise(
     call: Call, device: torch.device, pool: Pool, cold: Cold = WARM,
     *, apart: Sequence[Sequence[int]] = (),
 ) -> Replay:  # fmt: skip
-    """Arguments with the recorded shapes, strides and types on `device`, and a launch with them.
+    """Arguments with the recorded shapes, strides and dtypes on `device`, and a launch with them.
 
-    `apart` lists, for each launch of a step in order, the small arguments (as in `Cold.small`)
-    that `launch_cold` finds in memory of their own; what it writes there stays.
+    `apart` lists, for each launch of a step in order, the small arguments (as in `Cold.small`) that
+    `launch_cold` finds in memory of their own; what it writes there stays.
 
-    What the shared memory of `pool` cannot hold (indices, masks, what a forward pass saved) is the
-    replay's own and freed with it. CannotReplay, with the reason, for calls whose output's shape or
-    flow depends on data, for custom operators that take integers, and for what has no valid
-    arguments here.
+    What the shared memory of `pool` cannot hold (indices, masks, what a forward pass saved) belongs
+    to the replay and is freed with it. Raises CannotReplay, with the reason, for calls whose output
+    shape or flow depends on data, for custom operators that take integers, and for calls without
+    valid arguments here; torch.OutOfMemoryError where memory does not suffice.
     """
     assert pool.device == device, "a pool is for one device"
     func = _refuse_or_resolve(call)
@@ -106,7 +106,9 @@ def materialise(
 
 
 def reserve(calls: Iterable[tuple[Call, Cold]], pool: Pool) -> None:
-    """Make the pool as large as the largest of these calls needs; what cannot run needs nothing."""
+    """Make the pool as large as the largest of these calls needs; calls that cannot run need
+    nothing. torch.OutOfMemoryError where it does not fit.
+    """
     most: dict[Area, int] = {}
     for call, cold in calls:
         if why_not(call) is None:
@@ -117,7 +119,7 @@ def reserve(calls: Iterable[tuple[Call, Cold]], pool: Pool) -> None:
 
 
 def why_not(call: Call) -> str | None:
-    """Why a call cannot be replayed, to a person; None if, as far as is known, it can."""
+    """Why a call cannot be replayed, as reports print it; None if, as far as is known, it can."""
     try:
         _refuse_or_resolve(call)
         slots_of(call)
@@ -220,8 +222,8 @@ def _turns(places: Sequence[_Place], cold: Cold) -> list[list[_Place]]:
 
 
 def _own(places: Sequence[_Place], small: Sequence[int], pool: Pool) -> dict[_At, Tensor]:
-    """Memory of their own for these arguments; values that have rules stay where they are, and so
-    does what lies scattered over much more memory than it fills.
+    """Memory of its own for each of these arguments. Values that have rules stay in place, and so
+    do tensors whose span in memory is over MOST_SPAN times what they fill.
     """
     return {
         place.at: pool.apart(place.area, place.slot.spec)
@@ -236,8 +238,8 @@ def _own(places: Sequence[_Place], small: Sequence[int], pool: Pool) -> dict[_At
 def movable(call: Call) -> tuple[int, ...]:
     """Arguments that can be measured as cold, by their places in `Call.tensors`.
 
-    Those that are only read; values that have rules of their own, and what a forward pass saved,
-    stay where they are. None of a call that cannot be replayed.
+    Only those that are read and hold normal values: those with rules of their own, or saved by a
+    forward pass, stay in place. Empty for a call that cannot be replayed.
     """
     if why_not(call) is not None:
         return ()

@@ -44,7 +44,7 @@ class _Entered:
 
 
 class CallRecorder(TorchDispatchMode):
-    """Hands every ATen call of a step to `on_call`, with its origin: the base of all recordings.
+    """Passes every ATen call of a step to `on_call`, with its origin: the base of all recordings.
 
     Autograd numbers its nodes, and makes a node just before the call that it is for is seen. So new
     numbers belong to the module that is running, and a backward call to the module of the number of
@@ -64,11 +64,11 @@ class CallRecorder(TorchDispatchMode):
     def on_call(
         self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], origin: Origin
     ) -> Any:
-        """Run a call, keep what is wanted of it, and return what it returned."""
+        """Run a call, record what is needed of it, and return its result."""
 
     @contextmanager
     def following(self, module: nn.Module) -> Iterator[None]:
-        """Know which submodule of this network runs."""
+        """Within this context, know which submodule of `module` runs, by forward hooks."""
         handles: list[Any] = []
         for path, child in module.named_modules():
             if path:
@@ -83,11 +83,11 @@ class CallRecorder(TorchDispatchMode):
                 handle.remove()
 
     def enter(self, path: str) -> None:
-        """A submodule begins to run."""
+        """Called before the submodule of this path runs."""
         self._entered.append(_Entered(path, _running_node()))
 
     def leave(self) -> None:
-        """The submodule entered last has run, or raised."""
+        """Called when the submodule entered last has run, or raised."""
         self._entered.pop()
 
     def __torch_dispatch__(

@@ -17,8 +17,8 @@ def flops(call: Call) -> int | None:
     """FLOPs of a GEMM or convolution, a multiply-add as two; None for other calls, or if unknown.
 
     Attention counts masked elements too, and its backward pass the scores computed again, as
-    torch.utils.flop_counter does. Its formulas are used, but for convolutions, whose weights'
-    gradients do not know groups there, and attention, which older versions count in part.
+    torch.utils.flop_counter does. Its formulas are used except for convolutions, where it ignores
+    groups in the weights' gradients, and attention, which older versions count only in part.
     """
     own = _FORMULAS.get(call.operator)
     if call.operator.startswith("_scaled_dot_product_"):
@@ -143,10 +143,10 @@ _NOT_READ = (
 
 
 def min_bytes(call: Call) -> int:
-    """Bytes a call must at least move for its arguments: what it reads once, what it writes once.
+    """Bytes that a call must at least move for its arguments: each read once, each written once.
 
-    Its outputs are not among the arguments, and not counted. Of a table that it looks rows up in,
-    no more is counted than it reads. 0 for views. CannotReplay for an operator not known here.
+    Its outputs are not among the arguments, and not counted. Of a table that rows are looked up in,
+    no more is counted than is read. 0 for views. CannotReplay for an operator not known here.
     """
     if kind_of(call) == "view" or call.operator in _NOT_READ:
         return 0
@@ -160,7 +160,7 @@ def _moved(call: Call, slot: Slot) -> int:
     if not slot.written:
         return slot.spec.distinct
     if slot.name == "grads" and dict(call.kwargs).get("grad_scale") is None:
-        return slot.spec.distinct  # the schema calls them written, for when they are unscaled
+        return slot.spec.distinct  # written only where they are unscaled, whatever the schema says
     return slot.spec.distinct * (1 if call.operator in _ONLY_WRITE else 2)
 
 

@@ -46,7 +46,7 @@ SHARED_SHAPES = ((512, 128, 1), (256, 64, 2), (256, 64, 1), (128, 32, 4))  # thr
 class Probe:
     """One ceiling: an instruction in a precision, a kind of memory traffic, or a launch.
 
-    `working_set` are the bytes that are read again and again, where the size matters.
+    `working_set` is the number of bytes that are read again and again, where the size matters.
     """
 
     name: str
@@ -63,13 +63,16 @@ class Probe:
 
     @property
     def precision(self) -> Precision | None:
-        """The entry of PRECISIONS; None for what multiplies nothing."""
+        """The entry of PRECISIONS; None for a probe that multiplies nothing. ValueError for an
+        unknown name.
+        """
         return precision(self.precision_name) if self.precision_name else None
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A kernel for a probe and how it is launched. 0 `blocks_per_sm`: as many as there are tiles.
+    """A kernel for a probe and how it is launched: `threads` of a block, `shared_bytes` of its
+    shared memory, `blocks_per_sm` (0: as many blocks as tiles).
 
     `specific`: the code is for this very architecture ("sm_90a").
     """
@@ -84,9 +87,9 @@ class Variant:
 
 @dataclass(frozen=True)
 class Product(Variant):
-    """Multiplies A (rows[0] x k) by B (rows[1] x k, transposed) `repeats` times in a pass.
+    """Multiplies A [rows[0], k] by B [rows[1], k] transposed, `repeats` times in a pass.
 
-    `flops_per_pass` are a block's.
+    `flops_per_pass` are the operations of one block in one pass.
     """
 
     rows: tuple[int, int] = (0, 0)
@@ -105,10 +108,10 @@ class Traffic(Variant):
 
 @dataclass(frozen=True)
 class Loaded:
-    """A kernel ready to launch: `flops` and `bytes` of a launch, 0 where it does none.
+    """A kernel ready to launch: `flops` (operations) and `bytes` of a launch, 0 where it does none.
 
-    `rel_error()` launches it once on known data: the error against float64, or of exact integer
-    sums of what was moved: 0 or 1.
+    `rel_error()` launches it once on known data. It is the relative error against float64; for
+    memory traffic, whose integer sums are exact, 0 if right and 1 if wrong.
     """
 
     launch: Callable[[], object]
@@ -164,12 +167,14 @@ def cannot_run(probe: Probe, target: Target) -> str | None:
 
 
 def tolerance(probe: Probe) -> float:
-    """The error up to which a probe's kernels count as right; traffic must be exact."""
+    """The largest relative error with which a kernel counts as right; 0 for memory traffic."""
     return probe.precision.rel_tolerance if probe.precision else 0.0
 
 
 def variants(probe: Probe, target: Target) -> Sequence[Variant]:
-    """The kernels to try, the one that is expected to be best first."""
+    """The kernels to try, the one expected to be best first. KeyError for a probe of unknown
+    name.
+    """
     if probe.name == "wgmma":
         return [_wgmma(probe, *shape) for shape in WGMMA_SHAPES]
     if probe.name == "mma.sync":

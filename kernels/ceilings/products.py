@@ -26,7 +26,7 @@ _ACCUMULATORS = {"float64": "f64", "float32": "f32", "float16": "f16", "int32": 
 
 @dataclass(frozen=True)
 class Operands:
-    """The types of a product as PTX calls them."""
+    """The types of a matrix multiplication D = A @ B + D as PTX names them: "f16", "f32"."""
 
     a: str
     b: str

@@ -23,7 +23,7 @@ PROBED = {"n": 1, "c": 64, "k": 64, "h": 28, "w": 28}  # at most, of a case that
 
 
 class Conv(Op):
-    """The op: how much work a case is, whether it can run, and how to run it."""
+    """The op conv: how much work a case is, whether it is valid, which back ends run it."""
 
     name = "conv"
     entries: ClassVar = {
@@ -42,7 +42,9 @@ class Conv(Op):
     axis_name = "channels"
 
     def validate(self, case: Case) -> None:
-        """ValueError for dimensions that are no convolution, an unknown pass or layout."""
+        """ValueError for no convolution, an unknown pass or layout; KeyError for a missing
+        dimension.
+        """
         ConvShape.of(case)
         if case.dims.get("pass") not in PASSES:
             raise ValueError(f"pass is {case.dims.get('pass')!r}")
@@ -50,11 +52,14 @@ class Conv(Op):
             raise ValueError(f"layout is {case.layout!r}")
 
     def flops(self, case: Case) -> int:
-        """2*N*K*P*Q*C*R*S/groups, of every pass alike."""
+        """2*N*K*P*Q*C*R*S/groups operations per launch, the same for every pass."""
         return ConvShape.of(case).flops
 
     def min_bytes(self, case: Case) -> int:
-        """Both inputs read once, the output written once; of dgrad's output every pixel."""
+        """Bytes per launch: both inputs read once, the output written once.
+
+        Pixels of x that a stride skips are not read; dgrad writes all of dx, their zeros too.
+        """
         shape, kind, which = ConvShape.of(case), case.precision, case.dims["pass"]
         count = {name: shape.elements(name) for name in "xwy"}
         if which == "dgrad":
@@ -66,10 +71,11 @@ class Conv(Op):
         )
 
     def tolerance(self, case: Case) -> float:
-        """The precision's own, or a float32 sum's of that length, whichever is larger.
+        """The largest ||out - ref|| / ||ref|| of a correct result: the precision's own, or that of
+        a float32 sum of that length, ROUNDINGS * 2**-24 * sqrt(length), whichever is larger.
 
-        wgrad's long sums are split, and cuDNN keeps the parts in float16. float32's tolerance stays
-        below what TF32 would do.
+        wgrad's long sums are split, and cuDNN keeps the parts in float16, so float16 may err twice
+        as much there. float32's tolerance stays below the error of TF32.
         """
         kind, which = case.precision, str(case.dims["pass"])
         own = kind.rel_tolerance
@@ -82,7 +88,7 @@ class Conv(Op):
         return max(own, min(added, BELOW_TF32))
 
     def may_run_exactly(self, case: Case) -> bool:
-        """cuDNN takes an IEEE kernel where that is faster, though TF32 is allowed."""
+        """Whether cuDNN may take an IEEE kernel: it does where that is faster than TF32."""
         return case.precision.multiply == "tf32" and case.backend == "cudnn"
 
     def gemm(self, case: Case) -> tuple[int, int, int]:
@@ -90,9 +96,10 @@ class Conv(Op):
         return ConvShape.of(case).gemm(str(case.dims["pass"]))
 
     def misaligned(self, case: Case) -> tuple[str, int] | None:
-        """("C=60", 120) when a pixel's channels do not fill whole 16-byte words.
+        """("C=60", 120), the dimension and its bytes, when a pixel's channels do not fill whole
+        16-byte words; None when they do.
 
-        Grouped convolutions have kernels of their own, of which nothing is said.
+        None for grouped convolutions too: they have kernels of their own, with other rules.
         """
         for name in ("c", "k"):
             stride = case.dim(name) * case.precision.bytes_per_element
@@ -114,11 +121,11 @@ class Conv(Op):
         return str(c) if c == k else f"{c}x{k}"
 
     def axis(self, case: Case) -> int | None:
-        """The channel width, where there is one."""
+        """The channel width where C = K; None for others."""
         return case.dim("c") if case.dim("c") == case.dim("k") else None
 
     def setting(self, case: Case) -> Mapping[str, str]:
-        """What else a case is, by name: pass, layout, image, batch and so on."""
+        """What else a case is, by name: pass, layout, image (pixels), batch, kernel and so on."""
         return {
             "pass": str(case.dims["pass"]),
             "layout": case.layout,

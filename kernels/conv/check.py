@@ -25,7 +25,9 @@ from kernels.conv.shape import ConvShape
 
 
 def launch_poisoned(operands: ConvOperands, candidate: Candidate) -> ConvOperands:
-    """Launch once into poisoned memory; the operands to check then."""
+    """Launch once into poisoned memory; the operands to check then. ValueError where the launch
+    returned a tensor of another shape or dtype than the output.
+    """
     poison(operands.output)
     # torch allocates its outputs: leave poison where the allocator takes them from.
     poison(torch.empty_like(operands.output))
@@ -36,7 +38,7 @@ def launch_poisoned(operands: ConvOperands, candidate: Candidate) -> ConvOperand
 def relative_error(operands: ConvOperands) -> float:
     """The largest of: the sample's ||out - ref|| / ||ref||, its worst channel, the checksum.
 
-    All of inputs as stored, in float64. Infinite when an element still holds the poison.
+    All from the inputs as stored, in float64. Infinite when an element still holds the poison.
     """
     if unwritten(operands.output):
         return float("inf")
@@ -51,7 +53,9 @@ def relative_error(operands: ConvOperands) -> float:
 
 
 def total_error(operands: ConvOperands) -> float:
-    """||out - ref|| / ||ref|| over the sample, of inputs as drawn: rounding them is counted."""
+    """||out - ref|| / ||ref|| over the sample, of inputs as drawn: rounding to storage is
+    counted.
+    """
     sample = operands.sample
     assert sample is not None
     reference = _reference(operands.which, sample.drawn, sample.shape)
@@ -73,8 +77,8 @@ def checksum_error(operands: ConvOperands, size: float) -> float:
 
     Each sum runs over the channels of a group (the filters, or dgrad's input channels), so that
     every element of the output is in CHECKSUMS of them; the expected sums come from a convolution
-    of inputs that were summed alike. Relative to what such sums of elements of typical `size` come
-    to.
+    of inputs summed in the same way. The error is relative to the typical size of such a sum of
+    elements of `size`.
     """
     shape, which = operands.shape, operands.which
     depth = (shape.c if which == "dgrad" else shape.k) // shape.groups

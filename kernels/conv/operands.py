@@ -1,4 +1,4 @@
-"""The tensors of a convolution: made once for all arms of a comparison."""
+"""The tensors of a convolution: made once for all variants of a comparison."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ SAMPLED_CHANNELS = {"cuda": 32, "cpu": 8}  # of a dimension of the output, or gr
 
 @dataclass(frozen=True)
 class Sample:
-    """Part of a convolution to check the whole by: `images`, filters `ks`, channels `cs`.
+    """Part of a convolution to check the whole by: `images`, filters `ks`, channels `cs`, all
+    indices.
 
     `w_cs` are the same channels as w counts them, within a group. `shape` is that of the part.
     `drawn` holds the part's two inputs as drawn, float32, before any rounding.
@@ -33,7 +34,7 @@ class Sample:
     drawn: dict[str, torch.Tensor]
 
     def part(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """The sampled part of x, w or y."""
+        """The sampled part of "x" [N, C, H, W], "w" [K, C/groups, R, S] or "y" [N, K, P, Q]."""
         if name == "w":
             return tensor[self.ks][:, self.w_cs]
         channels = self.cs if name == "x" else self.ks
@@ -47,8 +48,8 @@ class ConvOperands:
 
     In layout "nhwc" all three are torch channels_last, so that x is [N][H][W][C] in memory and w
     [K][R][S][C]. Two of them are inputs; the third is the output of the pass: y of fprop, x (the
-    gradient) of dgrad, w (the gradient) of wgrad. `scale` is what the stored result is of the drawn
-    one.
+    gradient) of dgrad, w (the gradient) of wgrad. `scale` is the ratio of the stored result to that
+    of the values as drawn.
     """
 
     x: torch.Tensor
@@ -61,14 +62,16 @@ class ConvOperands:
 
     @property
     def inputs(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """What a user's function is called with: (x, w), (dy, w) or (x, dy) by the pass."""
+        """The arguments of a user's function: (x, w), (dy, w) or (x, dy) by the pass."""
         return {"fprop": (self.x, self.w), "dgrad": (self.y, self.w), "wgrad": (self.x, self.y)}[
             self.which
         ]
 
     @property
     def named(self) -> dict[str, object]:
-        """What a user's function may ask for by name: `which` pass, the ConvShape, its numbers."""
+        """What a user's function may also ask for by name: `which` (the pass), `shape` (the
+        ConvShape), and its stride, padding, dilation and groups.
+        """
         shape = self.shape
         numbers = {
             name: getattr(shape, name) for name in ("stride", "padding", "dilation", "groups")
@@ -77,14 +80,15 @@ class ConvOperands:
 
     @property
     def output(self) -> torch.Tensor:
-        """The tensor that the pass writes."""
+        """What the pass writes: y [N, K, P, Q], x [N, C, H, W] or w [K, C/groups, R, S]."""
         return getattr(self, OUTPUT[self.which])
 
 
 class OperandPool:
     """Operands of one problem. Every precision stores the same drawn tensors.
 
-    Arms that store alike share memory, so placement can not pass for a difference between kernels.
+    Variants with the same storage share memory, so that placement cannot look like a difference
+    between kernels.
     """
 
     def __init__(self, target: Target, seed: int) -> None:
@@ -145,12 +149,12 @@ class OperandPool:
 
 
 def memory_format(layout: str) -> torch.memory_format:
-    """torch's name for a layout."""
+    """torch's memory format of a layout: channels_last for "nhwc", contiguous for "nchw"."""
     return torch.channels_last if layout == "nhwc" else torch.contiguous_format
 
 
 def sizes(name: str, shape: ConvShape) -> Sequence[int]:
-    """The logical sizes of x, w or y."""
+    """The sizes of "x" (N, C, H, W), "w" (K, C/groups, R, S) or "y" (N, K, P, Q)."""
     return {
         "x": (shape.n, shape.c, shape.h, shape.w),
         "w": (shape.k, shape.c // shape.groups, shape.r, shape.s),

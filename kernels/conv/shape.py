@@ -14,8 +14,9 @@ DIMS = ("n", "c", "h", "w", "k", "r", "s", "stride", "padding", "dilation", "gro
 class ConvShape:
     """y[N, K, P, Q] = x[N, C, H, W] * w[K, C/groups, R, S], as cross-correlation.
 
-    Stride, padding and dilation are the same along both axes. ValueError for a shape that is no
-    convolution.
+    Stride, padding and dilation, in pixels, are the same along both axes. ValueError for a shape
+    that is no convolution: a size below 1, channels that groups do not divide, a kernel larger than
+    the padded image.
     """
 
     n: int
@@ -52,17 +53,17 @@ class ConvShape:
 
     @classmethod
     def of(cls, case: Case) -> ConvShape:
-        """The shape of a conv case."""
+        """The shape of a case. ValueError for no convolution, KeyError for a missing dimension."""
         return cls(**{name: case.dim(name) for name in DIMS})
 
     @property
     def p(self) -> int:
-        """Rows of the output."""
+        """Rows P of the output, (H + 2*padding - dilation*(R - 1) - 1) // stride + 1."""
         return (self.h + 2 * self.padding - self.dilation * (self.r - 1) - 1) // self.stride + 1
 
     @property
     def q(self) -> int:
-        """Columns of the output."""
+        """Columns Q of the output, (W + 2*padding - dilation*(S - 1) - 1) // stride + 1."""
         return (self.w + 2 * self.padding - self.dilation * (self.s - 1) - 1) // self.stride + 1
 
     @property
@@ -72,7 +73,7 @@ class ConvShape:
 
     @property
     def flops(self) -> int:
-        """2*N*K*P*Q*C*R*S/groups, of every pass alike."""
+        """2*N*K*P*Q*C*R*S/groups operations, the same for every pass."""
         per_output = self.c // self.groups * self.r * self.s
         return 2 * self.n * self.k * self.p * self.q * per_output
 
@@ -91,7 +92,8 @@ class ConvShape:
         return k, c * taps, pixels
 
     def elements(self, tensor: str) -> int:
-        """Elements of "x", "w" or "y" that a pass cannot but read.
+        """Elements of "x" (N, C, H, W), "w" (K, C/groups, R, S) or "y" (N, K, P, Q) that a pass
+        must read.
 
         A stride wider than the kernel leaves rows and columns of x untouched.
         """

@@ -34,7 +34,9 @@ def cannot_run(case: Case, target: Target) -> str | None:
 
 
 def candidates(case: Case, operands: ConvOperands, target: Target) -> Sequence[Candidate]:
-    """The one call that torch offers for this case."""
+    """The one call that torch offers for this case. On a GPU it turns cudnn.benchmark on. On a CPU
+    a corner of the convolution is tried first: CannotRun where torch refuses it.
+    """
     if target.kind == "cpu":
         _try_on_cpu(case, operands)
         return (Candidate("torch", _launch(operands)),)

@@ -20,7 +20,7 @@ PROBED = 128  # at most, of a case that is tried small
 
 
 class Gemm(Op):
-    """The op: how much work a case is, whether it can run, and how to run it."""
+    """The op gemm: how much work a case is, whether it is valid, which back ends run it."""
 
     name = "gemm"
     entries: ClassVar = {
@@ -43,24 +43,24 @@ class Gemm(Op):
     axis_name = "size"
 
     def flops(self, case: Case) -> int:
-        """2*M*N*K operations."""
+        """2*M*N*K floating-point (or int8) operations per launch."""
         return 2 * case.dim("m") * case.dim("n") * case.dim("k")
 
     def min_bytes(self, case: Case) -> int:
-        """A and B read once, C written once."""
+        """Bytes per launch: A [M, K] and B [K, N] read once, C [M, N] written once."""
         m, n, k = (case.dim(d) for d in "mnk")
         kind = case.precision
         return (m * k + k * n) * kind.bytes_per_element + m * n * kind.output_bytes
 
     def validate(self, case: Case) -> None:
-        """ValueError for a size under 1 or an unknown layout."""
+        """ValueError for a size below 1 or an unknown layout; KeyError for a missing dimension."""
         if min(self.gemm(case)) < 1:
             raise ValueError(f"size {self.size(case)} is below 1")
         if case.layout not in LAYOUTS:
             raise ValueError(f"layout is {case.layout!r}")
 
     def tolerance(self, case: Case) -> float:
-        """The precision's own."""
+        """The precision's `rel_tolerance`, of ||C - ref|| / ||ref|| against float64."""
         return case.precision.rel_tolerance
 
     def gemm(self, case: Case) -> tuple[int, int, int]:
@@ -68,7 +68,9 @@ class Gemm(Op):
         return case.dim("m"), case.dim("n"), case.dim("k")
 
     def misaligned(self, case: Case) -> tuple[str, int] | None:
-        """("K=4095", 8190) when an operand's rows do not start on 16 bytes; None when they do."""
+        """("K=4095", 8190 bytes) when an operand's rows do not start on 16 bytes; None when they
+        do.
+        """
         for name, width in self._rows(case):
             stride = case.dim(name) * width
             if stride % ALIGNMENT_BYTES:

@@ -21,7 +21,9 @@ from kernels.gemm.operands import Operands
 
 
 def launch_poisoned(operands: Operands, candidate: Candidate) -> Operands:
-    """Launch once into poisoned memory; the operands to check then."""
+    """Launch once into poisoned memory; the operands to check then. ValueError where the launch
+    returned a tensor of another shape or dtype than C.
+    """
     poison(operands.c)
     if candidate.allocates:
         poison(torch.empty_like(operands.c))  # leave poison where the allocator takes from
@@ -31,9 +33,9 @@ def launch_poisoned(operands: Operands, candidate: Candidate) -> Operands:
 def relative_error(operands: Operands) -> float:
     """The largest of: the error of the sample as a whole, and what `hidden_error` finds.
 
-    The sample is random rows by random columns, the outermost among them; its error is
-    ||C - A@B|| / ||A@B|| in float64, of the inputs as stored. Infinite when any element of C still
-    holds the poison. Where the exact product is zero, the error is ||C||.
+    The sample is random rows by random columns, which include the outermost; its error is ||C -
+    A@B|| / ||A@B|| in float64, of the inputs as stored. Infinite when any element of C still holds
+    the poison. Where the exact result is zero, the error is ||C||.
     """
     if unwritten(operands.c):
         return float("inf")
@@ -44,7 +46,7 @@ def relative_error(operands: Operands) -> float:
 
 
 def total_error(operands: Operands) -> float:
-    """||C - A@B|| / ||A@B|| over the sample, of the inputs as drawn: rounding them is counted."""
+    """||C - A@B|| / ||A@B|| over the sample, of inputs as drawn: rounding to storage is counted."""
     sample = operands.sample
     reference = sample.a @ sample.b
     got = operands.c[sample.rows][:, sample.columns].double() / operands.scale
@@ -52,10 +54,11 @@ def total_error(operands: Operands) -> float:
 
 
 def hidden_error(operands: Operands, got: torch.Tensor, reference: torch.Tensor) -> float:
-    """Errors that the norm of the sample would drown: one tile, one row, one column of C.
+    """Errors that the norm of the sample would hide: one tile, one row, one column of C.
 
-    The largest relative error of a sampled row or column, over what chance allows, and of the
-    checksums C@x against A@(B@x) and y@C against (y@A)@B, which see every element of C.
+    `got` and `reference` are the sample, float64 [rows, columns]. The largest relative error of a
+    sampled row or column, over what chance allows, and of the checksums C@x against A@(B@x) and y@C
+    against (y@A)@B, which cover every element of C.
     """
     difference = got - reference
     # Over the typical row, not each its own: a row of few elements may be near zero by chance.
@@ -68,10 +71,11 @@ def hidden_error(operands: Operands, got: torch.Tensor, reference: torch.Tensor)
 
 
 def checksum_error(operands: Operands, size: float, transposed: bool) -> float:
-    """The largest |C@x - A@(B@x)| of a row over what such sums come to; of C's transpose if so.
+    """The largest |C@x - A@(B@x)| of a row, relative to the typical size of such a sum; of C's
+    transpose if `transposed`.
 
-    x is random signs, so a row of n elements of typical `size` comes to about sqrt(n) times that;
-    CHECKSUMS of them, since one alone may cancel a wrong row by chance.
+    x is random signs, so a row of n elements of typical `size` adds up to about sqrt(n) times that.
+    CHECKSUMS of them are taken, since one alone may cancel a wrong row by chance.
     """
     a, b, c = operands.a, operands.b, operands.c
     if transposed:

@@ -33,7 +33,7 @@ MAX_ALIGNMENT_BYTES = 256  # what the heuristic assumes unless told less
 
 
 def cannot_run(case: Case, target: Target) -> str | None:
-    """Why cuBLASLt cannot multiply this, or None. The heuristic has the last word."""
+    """Why cuBLASLt cannot multiply this, or None. Its heuristic may still have no algorithm."""
     return refuse_8bit(case, "cuBLASLt")
 
 
@@ -95,24 +95,24 @@ def _handle(index: int) -> int:
 
 
 def workspace_bytes(capability: Capability) -> int:
-    """Scratch memory that an algorithm may ask for, bytes."""
+    """Bytes of scratch memory for an algorithm, by NVIDIA's advice (WORKSPACE_BYTES_*)."""
     return WORKSPACE_BYTES_HOPPER if capability >= (9, 0) else WORKSPACE_BYTES_BEFORE
 
 
 def reduction_schemes(kind: Precision) -> int:
-    """The split-K reductions that keep the precision's accumulator, a mask."""
+    """A mask of the split-K reductions (cublasLtReductionScheme_t) that keep the accumulator."""
     if DTYPE_BYTES[kind.output] < DTYPE_BYTES[kind.accumulate]:
         return api.CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE
     return api.CUBLASLT_REDUCTION_SCHEME_MASK
 
 
 def alignment_bytes(address: int) -> int:
-    """The largest power of two, up to 256, that divides the address."""
+    """The largest power of two, up to 256, that divides an address in bytes."""
     return min(address & -address, MAX_ALIGNMENT_BYTES) or MAX_ALIGNMENT_BYTES
 
 
 class _Problem:
-    """A product as cuBLASLt is asked for it. It owns all that a launch points at, so that a bound
+    """A GEMM as cuBLASLt is asked for it. It owns everything that a launch points at, so that a
     launch keeps that alive.
     """
 
@@ -160,7 +160,7 @@ class _Problem:
         return preference
 
     def proposed(self) -> list[api.Algo]:
-        """The heuristic's algorithms, best guess first, each once."""
+        """The heuristic's algorithms, best guess first, each once. Raises CublasLtError."""
         results = (api.HeuristicResult * MAX_CANDIDATES)()
         count = ctypes.c_int()
         preference = self._preference()

@@ -105,13 +105,13 @@ _ONE_IN = {
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """What cuBLAS calls a precision: `compute` (cublasComputeType_t) and alpha's data type."""
+    """A precision to cuBLAS: `compute`, a cublasComputeType_t; `scale`, alpha's cudaDataType_t."""
 
     compute: int
     scale: int
 
     def scalars(self) -> tuple[ctypes._SimpleCData, ctypes._SimpleCData]:
-        """(alpha = 1, beta = 0) on the host; whoever passes their addresses keeps them alive."""
+        """(alpha = 1, beta = 0) on the host; the caller, who passes addresses, keeps them alive."""
         held, one = _ONE_IN[self.scale]
         return held(one), held(0)
 
@@ -135,7 +135,8 @@ def arithmetic(kind: Precision) -> Arithmetic:
 
 @dataclass(frozen=True)
 class Stored:
-    """A matrix in memory as BLAS reads it, in columns: `rows` x `columns`, `ld` elements apart.
+    """A matrix in memory as BLAS reads it, column by column: [rows, columns], `ld` elements from
+    one column to the next.
 
     `op` (CUBLAS_OP_N or CUBLAS_OP_T) turns it into the operand.
     """
@@ -148,10 +149,10 @@ class Stored:
 
 @dataclass(frozen=True)
 class ColumnMajor:
-    """A row-major product as BLAS is asked for it: out[m, n] = op(first) @ op(second).
+    """A row-major GEMM as BLAS is asked for it: out[m, n] = op(first) @ op(second).
 
-    Read in columns, row-major C[M, N] is its transpose, and C^T = B^T A^T: so `first` is our B,
-    `second` our A, `m` our N and `n` our M.
+    Read column by column, row-major C[M, N] is its transpose, and C^T = B^T A^T: so `first` is our
+    B, `second` our A, `m` our N and `n` our M.
     """
 
     m: int
@@ -175,7 +176,7 @@ def _stored(shape: Sequence[int], strides: Sequence[int]) -> Stored:
 def column_major(
     mnk: tuple[int, int, int], a: Sequence[int], b: Sequence[int], c: Sequence[int]
 ) -> ColumnMajor:
-    """C[M, N] = A[M, K] @ B[K, N] with these strides, as BLAS is asked for it.
+    """C[M, N] = A[M, K] @ B[K, N] with these strides (in elements), as BLAS is asked for it.
 
     C must be row-major; A and B row-major or transposed. ValueError for other strides.
     """
@@ -242,7 +243,7 @@ class HeuristicResult(ctypes.Structure):
 
 
 class CublasLtError(RuntimeError):
-    """A call returned something other than CUBLAS_STATUS_SUCCESS."""
+    """A cuBLASLt call returned something other than CUBLAS_STATUS_SUCCESS."""
 
 
 _POINTER, _INT, _SIZE = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t
@@ -266,7 +267,7 @@ _FUNCTIONS: Mapping[str, tuple[type, ...]] = {
 
 
 class Library:
-    """libcublasLt with its signatures declared. AttributeError if a function is missing."""
+    """libcublasLt. OSError if it does not load, AttributeError if it lacks a function used here."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -279,18 +280,20 @@ class Library:
             self.functions[name].restype = _INT
 
     def call(self, name: str, *arguments: object) -> None:
-        """Call cublasLt`name`; CublasLtError unless it succeeds."""
+        """Call cublasLt`name`. Raises CublasLtError unless it succeeds."""
         status = self.functions[name](*arguments)
         if status != CUBLAS_STATUS_SUCCESS:
             raise self.error(name, status)
 
     def error(self, name: str, status: int) -> CublasLtError:
-        """What to raise when cublasLt`name` returned `status`."""
+        """The CublasLtError for a `status` that cublasLt`name` returned."""
         text = self._status_name(status)
         return CublasLtError(f"cublasLt{name} returned {text.decode()} ({status})")
 
     def algo_config(self, algo: Algo, attribute: int) -> int:
-        """A setting of an algorithm; 0, the default of most, where the library does not know it."""
+        """A setting of an algorithm; 0, the default of most, where the library does not know it.
+        KeyError for an attribute that is not in ALGO_CONFIG_TYPES.
+        """
         value = ALGO_CONFIG_TYPES[attribute]()
         status = self.functions["MatmulAlgoConfigGetAttribute"](
             ctypes.byref(algo), attribute, ctypes.byref(value), ctypes.sizeof(value), None
@@ -301,7 +304,7 @@ class Library:
 class Descriptor:
     """A cuBLASLt descriptor ("MatmulDesc", "MatrixLayout", "MatmulPreference").
 
-    Destroyed when garbage is collected.
+    Destroyed when garbage is collected. Creating it raises CublasLtError where cuBLASLt refuses.
     """
 
     def __init__(self, library: Library, kind: str, *arguments: int) -> None:
@@ -314,13 +317,15 @@ class Descriptor:
         destroy.atexit = False  # the process gives the memory back; the library may be gone
 
     def set(self, attribute: int, value: ctypes._SimpleCData) -> None:
-        """Set an attribute; the type of `value` must be the one the header names for it."""
+        """Set an attribute; the type of `value` must be the one the header names for it. Raises
+        CublasLtError where cuBLASLt refuses it.
+        """
         held = (ctypes.byref(value), ctypes.sizeof(value))
         self._library.call(f"{self._kind}SetAttribute", self.address, attribute, *held)
 
 
 def mapped_path(maps: str, name: str) -> str | None:
-    """The file whose name starts with `name`, from the text of /proc/self/maps."""
+    """The mapped file whose name starts with `name`, from the text of /proc/self/maps; or None."""
     for line in maps.splitlines():
         fields = line.split(maxsplit=5)
         if len(fields) == 6 and Path(fields[5]).name.startswith(name):
@@ -344,7 +349,9 @@ def _library_paths() -> list[str]:
 
 @cache
 def load() -> Library:
-    """The process's libcublasLt: the one torch loaded, where it has. CannotRun says why not."""
+    """The process's libcublasLt, torch's if loaded. Raises CannotRun with the reasons if none
+    is.
+    """
     problems: list[str] = []
     for path in _library_paths():
         try:

@@ -36,9 +36,10 @@ def cannot_run(case: Case, target: Target) -> str | None:
 
 
 def candidates(case: Case, operands: Operands, target: Target) -> Sequence[Candidate]:
-    """The one gemmEx call for this case; `target` must be the current device.
+    """The one gemmEx call for this case; `target` must be the current device, or CannotRun.
 
-    Launches it once, so that a refusal of cuBLAS is a CannotRun with cuBLAS's own status.
+    Launches it once, so that cuBLAS's refusal is a CannotRun with its own status. CannotRun too
+    where CuPy cannot be imported.
     """
     require_current_device(target)
     binding = _binding()

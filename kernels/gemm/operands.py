@@ -1,4 +1,6 @@
-"""The matrices of a GEMM: made once for all arms of a comparison, and what they are made from."""
+"""The matrices of a GEMM: made once for all variants of a comparison, and what they are made
+from.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ SAMPLED_ROWS = {"cuda": 256, "cpu": 64}
 class Sample:
     """Rows of A and columns of B to check C by, as drawn: float64, before any rounding.
 
-    `rows` (indices) and `a` [rows, K]; `columns` and `b` [K, columns].
+    `rows` and `columns` are int64 indices; `a` is [rows, K], `b` [K, columns].
     """
 
     rows: torch.Tensor
@@ -29,8 +31,8 @@ class Sample:
 class Operands:
     """C[M, N] = A[M, K] @ B[K, N]; `a` and `b` are logical views, strided as the layout says.
 
-    `one` is a float32 scalar on the same device, the scale that fp8 products ask for. `scale` is
-    what the stored product is of the drawn one: int8 stores multiples of the drawn values.
+    `one` is a float32 scalar on the same device, the scale that fp8 GEMMs need. `scale` is the
+    ratio of the stored C to that of the values as drawn: int8 stores multiples of the drawn values.
     """
 
     a: torch.Tensor
@@ -42,17 +44,17 @@ class Operands:
 
     @property
     def inputs(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """(A, B), what a user's function is called with."""
+        """(A [M, K], B [K, N]), the arguments of a user's function."""
         return self.a, self.b
 
     @property
     def named(self) -> dict[str, object]:
-        """What a user's function may ask for by name: nothing more."""
+        """What a user's function may also ask for by name: nothing for a GEMM."""
         return {}
 
     @property
     def output(self) -> torch.Tensor:
-        """C."""
+        """C [M, N]."""
         return self.c
 
     @property
@@ -64,8 +66,8 @@ class Operands:
 class OperandPool:
     """Operands of one problem. Every precision stores the same drawn matrices.
 
-    Arms that store alike share memory: two arms of one kernel read the very same addresses, so
-    placement in memory can not pass for a difference between kernels.
+    Variants with the same storage share memory: two variants of one kernel read the same addresses,
+    so that placement in memory cannot look like a difference between kernels.
     """
 
     def __init__(self, target: Target, seed: int) -> None:

@@ -36,7 +36,9 @@ def cannot_run(case: Case, target: Target) -> str | None:
 
 
 def candidates(case: Case, operands: Operands, target: Target) -> Sequence[Candidate]:
-    """The one call that torch offers for this case."""
+    """The one call that torch offers for this case. On a CPU a corner of the GEMM, at most 64 in
+    each dimension, is tried first: CannotRun where torch refuses it.
+    """
     if target.kind == "cpu":
         _try_on_cpu(case, operands)
     return (Candidate("torch", _call(case, operands)),)

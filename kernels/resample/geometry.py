@@ -19,13 +19,13 @@ _COLUMNS_BACK = torch.tensor([False, False, True, True, False, False, False, Tru
 
 
 def upright_size(height: int, width: int, orientation: int) -> tuple[int, int]:
-    """Height and width of a stored image as it is looked at."""
+    """Height and width, in pixels, of a stored image after it is turned upright."""
     return (width, height) if orientation >= FIRST_TRANSPOSED else (height, width)
 
 
 def runs_backwards(orientation: int) -> tuple[bool, bool]:
-    """Whether, from top to bottom and from left to right in the upright image, what is stored runs
-    backwards.
+    """Whether the stored pixels run backwards (from top to bottom, from left to right) in the
+    upright image, by EXIF's `orientation` 1 to 8.
     """
     rows, columns = bool(_ROWS_BACK[orientation]), bool(_COLUMNS_BACK[orientation])
     return (columns, rows) if orientation >= FIRST_TRANSPOSED else (rows, columns)
@@ -35,11 +35,12 @@ def crop_table(
     addresses: Sequence[int], sizes: Sequence[tuple[int, int]], boxes: Tensor, flips: Tensor,
     orientations: Tensor,
 ) -> Tensor:  # fmt: skip
-    """What `triton_kernels` reads of each crop: int64 [N, 6].
+    """The table that `triton_kernels` reads, one row a crop: int64 [N, 6].
 
-    `addresses` and `sizes` are of stored images, uint8 [3, height, width] in one piece; `boxes` are
-    top, left, height, width in the upright image; `flips` say which crops are mirrored; and
-    `orientations` are EXIF's. ValueError for a box that is not inside its image, or no orientation.
+    `addresses` and `sizes` are those of stored images, contiguous uint8 [3, height, width]; `boxes`
+    [N, 4] are top, left, height, width in pixels of the upright image; `flips` [N] say which crops
+    are mirrored, `orientations` [N] are EXIF's. ValueError for a box that is not inside its image,
+    or no orientation.
     """
     stored = torch.tensor(sizes, dtype=torch.int64).reshape(-1, 2)
     _check(stored, boxes, orientations)

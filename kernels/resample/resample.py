@@ -1,4 +1,4 @@
-"""Launches the kernel of resample for a batch of images, wherever each of them lies."""
+"""Launches the resample kernel for a batch of images, each in memory of its own."""
 
 from __future__ import annotations
 
@@ -43,6 +43,6 @@ class Resampling:
         return Step(resample_images, grid, args, {"num_warps": WARPS})
 
     def launch(self) -> Tensor:
-        """Queue the kernel on the current stream; what it will have filled."""
+        """Queue the kernel on the current stream; returns `out`, float32 [N, 3, height, width]."""
         self.step.launch()
         return self.out

@@ -60,10 +60,8 @@ def print_comparison(comparison: Comparison, console: Console, *, details: bool 
     for line in _body(shown, hidden, console.width):
         say(line)
     console.print()
-    for name, cases in (("A", comparison.only_a), ("B", comparison.only_b)):
-        names = [case_name(case) for case in cases]
-        for line in listed_alone(name, names) if details else only_in(name, names):
-            say(Text(line))
+    for line in every_alone(comparison) if details else _alone(comparison):
+        say(Text(line))
     say(Text(summary(comparison), "bold"))
 
 
@@ -135,8 +133,7 @@ def in_markdown(found: Mapping[str, Comparison], baseline: str) -> str:
         ordered = sorted(comparison.rows, key=lambda row: ORDER.index(row.verdict))
         said = [line.plain.strip() for line in _differences(comparison) if line.plain]
         facts = [f"{line}\n\n" if line.endswith(":") else f"- {line}\n" for line in said]
-        for side, cases in (("A", comparison.only_a), ("B", comparison.only_b)):
-            facts += [f"- {line}\n" for line in only_in(side, list(map(case_name, cases)))]
+        facts += [f"- {line}\n" for line in _alone(comparison)]
         parts += [
             f"**{_heading(name, baseline)}**\n",
             markdown(_table(ordered)),
@@ -152,9 +149,7 @@ def page_parts(found: Mapping[str, Comparison], baseline: str) -> list[Part]:
     for name, comparison in found.items():
         ordered = sorted(comparison.rows, key=lambda row: ORDER.index(row.verdict))
         below = [line.plain.strip() for line in _differences(comparison) if line.plain]
-        for side, cases in (("A", comparison.only_a), ("B", comparison.only_b)):
-            below += only_in(side, list(map(case_name, cases)))
-        parts.append(Part(_heading(name, baseline), _table(ordered), below))
+        parts.append(Part(_heading(name, baseline), _table(ordered), [*below, *_alone(comparison)]))
     return parts
 
 
@@ -182,6 +177,23 @@ def summary(comparison: Comparison) -> str:
     parts = [f"{count} {verdict}" for count, verdict in counts if count]
     cases = fmt.count(len(comparison.rows), "case")
     return f"B against A, {cases}: {', '.join(parts) or 'nothing to compare'}."
+
+
+def _one_sided(comparison: Comparison) -> dict[str, list[str]]:
+    """The names of the cases that one run alone has, by its letter."""
+    sides = {"A": comparison.only_a, "B": comparison.only_b}
+    return {side: [case_name(case) for case in cases] for side, cases in sides.items()}
+
+
+def _alone(comparison: Comparison) -> list[str]:
+    """Those cases, at most a line for each run."""
+    return [line for side, names in _one_sided(comparison).items() for line in only_in(side, names)]
+
+
+def every_alone(comparison: Comparison) -> list[str]:
+    """Those cases, a line each."""
+    sides = _one_sided(comparison).items()
+    return [line for side, names in sides for line in listed_alone(side, names)]
 
 
 def only_in(name: str, cases: Sequence[str]) -> list[str]:

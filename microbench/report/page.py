@@ -19,7 +19,7 @@ from kernels.files import write_atomically
 from microbench import fmt
 from microbench.errors import UserError
 from microbench.report import notes
-from microbench.report.comparison import page_parts, summary
+from microbench.report.comparison import every_alone, page_parts, summary
 from microbench.report.console import header
 from microbench.report.documents import Sheet, run_of_document
 from microbench.report.drawing import chart_of
@@ -99,7 +99,7 @@ def write_comparisons(
         warnings=[],
         command="",
         environment=[],
-        more=sheet.more,
+        more=[line for one in found.values() for line in every_alone(one)],
         csv=write_csv([records(sheet.table)]),
     )
     write_page(page, path)

@@ -32,6 +32,7 @@ class CeilingResult:
 
     `flops` and `moved_bytes` are of a launch. `nominal` is what an SM can do in a clock by the
     architecture's documents, in FLOP or bytes; None where they do not say. `sms` share the work.
+    `cycles` are SM clocks of a launch, the median over blocks; None where the clock is not known.
     """
 
     case: Probe
@@ -42,6 +43,7 @@ class CeilingResult:
     moved_bytes: int = 0
     sms: int = 0
     nominal: float | None = None
+    cycles: float | None = None
     rel_error: float | None = None
     variant: str | None = None
     tried: tuple[Tried, ...] = ()
@@ -65,13 +67,6 @@ class CeilingResult:
         """Bytes/s at the median time; None where nothing is moved."""
         found = self.measurement
         return self.moved_bytes / found.median_s if found and self.moved_bytes else None
-
-    @property
-    def cycles(self) -> float | None:
-        """SM clocks of a launch; None where the clock is not known."""
-        found = self.measurement
-        clock = found.sm_clock_mhz if found else None
-        return found.median_s * clock * 1e6 if found and clock else None
 
     @property
     def per_clock(self) -> float | None:
@@ -104,7 +99,7 @@ def to_json(result: CeilingResult) -> Json:
     """The result as the schema writes it: raw values and the rates that readers want."""
     rates = {
         name: getattr(result, name)
-        for name in ("flop_per_s", "byte_per_s", "cycles", "per_clock", "nominal_pct")
+        for name in ("flop_per_s", "byte_per_s", "per_clock", "nominal_pct")
     }
     return {"op": OP, **asdict(result), **rates}
 

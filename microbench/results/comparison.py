@@ -160,7 +160,7 @@ def _apart(a: Iterable[str], b: Iterable[str]) -> str:
         for name in ours
         if name in theirs and not ours[name].keys() & theirs[name].keys()
     ]
-    shown = apart[:1] if ours["kind"] != theirs["kind"] else apart[:MOST_FACTS]
+    shown = apart[:1] if ours.get("kind") != theirs.get("kind") else apart[:MOST_FACTS]
     return f": {'; '.join(shown)}" if shown else ""
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from kernels.case import Target
@@ -89,10 +90,21 @@ def measure_probe(
         status="ok",
         measurement=measurement_of(arm, timer, REGIME, telemetry.summary(probe.key), heavy=True),
         flops=chosen.flops,
+        cycles=cycles_of(arm),
         moved_bytes=chosen.bytes,
         rel_error=best.rel_error,
         variant=best.label,
     )
+
+
+def cycles_of(arm: Arm) -> float | None:
+    """SM clocks of a launch: the median over blocks of a block's mean time by its mean clock.
+
+    Under the power cap both change from launch to launch, so that a median time by a mean clock
+    would be of different launches. None where a block does not know its clock.
+    """
+    found = [fmean(block.times_s) * (block.sm_clock_mhz or 0.0) * 1e6 for block in arm.blocks]
+    return median(found) if found and all(found) else None
 
 
 def nominal(probe: Probe, target: Target) -> float | None:
@@ -124,7 +136,8 @@ def try_all(
             tried.append(Tried(variant.label, reason=first_line(failure)))
             continue
         work = loaded.flops or loaded.bytes
-        seconds = median(block.times_s) - timer.overhead_s
+        middle = fmean if _in_sms(probe) else median  # the clock is a mean too
+        seconds = middle(block.times_s) - timer.overhead_s
         tried.append(Tried(variant.label, seconds, work, block.sm_clock_mhz, error))
         kept[variant.label] = loaded
     return tried, kept
@@ -141,9 +154,12 @@ def fastest(probe: Probe, tried: Sequence[Tried]) -> Tried | None:
         return seconds * (one.sm_clock_mhz or 0.0) if by_clock else seconds
 
     ran = [one for one in tried if one.seconds is not None]
-    in_sms = probe.name in (*INSTRUCTIONS, SHARED)
-    by_clock = in_sms and all(one.sm_clock_mhz for one in ran)
+    by_clock = _in_sms(probe) and all(one.sm_clock_mhz for one in ran)
     return min(ran, key=cost, default=None)
+
+
+def _in_sms(probe: Probe) -> bool:
+    return probe.name in (*INSTRUCTIONS, SHARED)
 
 
 QUICK_VARIANTS = 2  # of each probe, the first ones

@@ -49,8 +49,8 @@ class Usual:
 
 
 # Where there are too few cases to learn from: measured over the cases of
-# results/nvidia-h200/compare-aa.json.
-USUAL = Usual(0.012**2, 3.0)
+# results/nvidia-h200/processes-gemm.json and processes-conv.json.
+USUAL = Usual(0.012**2, 1.8)
 
 
 def variance_between(medians_s: Sequence[float], tick_s: float = 0.0) -> Variance:

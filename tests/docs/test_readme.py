@@ -88,19 +88,6 @@ def test_the_sizes_of_the_triton_table_are_tuned_ones() -> None:
             assert f"{size}x{size}x{size}" in tuned[name]["nt"]
 
 
-def test_the_checks_of_the_method_are_the_files_own() -> None:
-    timer = json.loads((H200 / "timer-vs-ncu.json").read_text())
-    assert f"{timer['within_target']} of {len(timer['rows'])}" in RESULTS
-    same = json.loads((H200 / "aa.json").read_text())
-    assert f"{same['holding_1']} of {same['tries']}" in RESULTS
-    compared = json.loads((H200 / "compare-aa.json").read_text())
-    assert f"{compared['faster'] + compared['slower']} of {compared['pairs']:,} pairs" in RESULTS
-    planted = planted_rows("plus5")
-    slower, pairs = (sum(row[name] for row in planted) for name in ("slower", "pairs"))
-    assert f"called slower | {slower:,} of {pairs:,} pairs" in RESULTS
-    assert f"a kernel {slow_down(planted)} slower than itself, from 13 µs up" in RESULTS
-
-
 def planted_rows(change: str) -> list[dict[str, Any]]:
     """The cases of the kernel that does more work."""
     rows = json.loads((H200 / "compare-power.json").read_text())["rows"]

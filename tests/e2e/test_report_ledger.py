@@ -44,7 +44,8 @@ from e2e.report.ledger import (
     term_words,
     waterfall,
 )
-from e2e.report.plot_training import training_chart, waterfall_panels, waterfall_rows
+from e2e.report.plot_training import training_chart
+from e2e.report.plot_waterfall import waterfall_panels, waterfall_rows
 from e2e.report.run_report import CSV_ORDER
 from e2e.report.verdict import BUSY, verdict
 from e2e.results.types import PRODUCT_TERMS, RESIDUAL, LedgerLine, Training

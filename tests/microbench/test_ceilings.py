@@ -22,7 +22,13 @@ from microbench.results.ceilings import CeilingResult, Tried, ceiling_of
 from microbench.results.codec import run_from_json, run_to_json
 from microbench.results.runfile import read_run, write_run
 from microbench.results.types import Ceiling
-from microbench.roofline.instructions import fastest, measure_probe, quick_ceilings
+from microbench.roofline.instructions import (
+    cycles_of,
+    fastest,
+    measure_probe,
+    quick_ceilings,
+)
+from microbench.timing.interleave import Arm
 from microbench.timing.timers import Block, Launch
 
 H200 = Target("cuda", "NVIDIA H200", (9, 0), 132)
@@ -155,6 +161,18 @@ def test_rates_are_of_the_clock_that_was_measured() -> None:
     assert ceiling
     assert ceiling.flop_per_clock == pytest.approx(0.97 * 4096)
     assert ceiling.flop_per_s == pytest.approx(0.97 * 4096 * 132 * 1.7e9)
+
+
+def test_cycles_of_a_launch_do_not_depend_on_how_the_clock_changed() -> None:
+    """A card under its power cap: each block has its own clock, and half of each is slower."""
+    arm = Arm("wgmma", lambda: None, 1e-3)
+    for clock_mhz in (1300.0, 1500.0, 1900.0):
+        launches = [2e6 / (1e6 * clock_mhz * share) for share in (0.8, 0.8, 1.0, 1.0)]
+        mean_mhz = 4 * 2.0 / sum(launches)
+        arm.blocks.append(Block(tuple(launches), mean_mhz))
+    assert cycles_of(arm) == pytest.approx(2e6)
+    arm.blocks.append(Block((1e-3,), None))
+    assert cycles_of(arm) is None
 
 
 def test_only_chooses_by_name_and_by_precision() -> None:

@@ -22,7 +22,8 @@ def measured(probe: Probe, *, flops: int = 0, moved: int = 0, seconds: float = 4
             times, (1, 1, 1), seconds, (times[1], times[2]), "events", "warm", "sustained",
             sm_clock_mhz=CLOCK_MHZ, power_w=650.0,
         ),
-        flops=flops, moved_bytes=moved, sms=SMS, nominal=nominal, rel_error=1e-7, variant=LABEL,
+        flops=flops, moved_bytes=moved, sms=SMS, nominal=nominal, cycles=seconds * CLOCK_MHZ * 1e6,
+        rel_error=1e-7, variant=LABEL,
         tried=(Tried(LABEL, seconds, flops or moved, CLOCK_MHZ, 1e-7),
                Tried("another", reason="out of registers")),
     )  # fmt: skip

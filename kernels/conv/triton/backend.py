@@ -31,24 +31,32 @@ def cannot_run(case: Case, target: Target) -> str | None:
 
 
 def candidates(case: Case, operands: ConvOperands, target: Target) -> Sequence[Candidate]:
-    """The tuned configuration; where there is none, the cost model's first choice."""
+    """The tuned configuration; where there is none, the cost model's first choice. Raises CannotRun
+    where no configuration fits the GPU.
+    """
     return (_candidate(configuration(case, target), case, operands, target),)
 
 
 def tuning_candidates(case: Case, operands: ConvOperands, target: Target) -> Sequence[Candidate]:
-    """What a search times: the present choice, then the most promising others that compile."""
+    """What a search times: the present choice, then the SEARCHED most promising others. Raises
+    CannotRun where no configuration fits the GPU.
+    """
     tried = (configuration(case, target), *ranked(case, target)[:SEARCHED])
     return tuple(_candidate(config, case, operands, target) for config in dict.fromkeys(tried))
 
 
 def save_tuned(case: Case, target: Target, label: str) -> Path:
-    """Record a winner's label for the case in the user's table; the table's path."""
+    """Record a winner's label for the case in the user's table; the table's path. ValueError for a
+    label that is no configuration, OSError where the table cannot be written.
+    """
     parse(label)
     return TABLES.save(target.name, case.precision_name, *key_of(case), label)
 
 
 def configuration(case: Case, target: Target) -> Config:
-    """The configuration that a default run uses. Raises CannotRun."""
+    """The configuration that a default run uses. Raises CannotRun where none fits the GPU,
+    ValueError for a damaged entry of a tuned table.
+    """
     which, key = key_of(case)
     for precision in (case.precision_name, LENDERS.get(case.precision_name, "")):
         label = TABLES.section(tables_for(target), precision, which).get(key)
@@ -58,7 +66,7 @@ def configuration(case: Case, target: Target) -> Config:
 
 
 def parse(label: str) -> Config:
-    """The configuration a label names. Raises ValueError."""
+    """The configuration a label names. Raises ValueError for any other text."""
     for rules in (data_config, wgrad_config):
         if label.split("/")[0] in rules.KERNELS:
             return rules.parse(label)
@@ -66,14 +74,16 @@ def parse(label: str) -> Config:
 
 
 def key_of(case: Case) -> tuple[str, str]:
-    """(pass, size) as the tables write them: "fprop", "256x56x56x64-64x3x3-s1p1d1"."""
+    """(pass, size) as the tables write them: "fprop", "256x56x56x64-64x3x3-s1p1d1", which is
+    NxHxWxC-KxRxS, stride, padding and dilation. ValueError for no convolution.
+    """
     s = ConvShape.of(case)
     size = f"{s.n}x{s.h}x{s.w}x{s.c}-{s.k}x{s.r}x{s.s}-s{s.stride}p{s.padding}d{s.dilation}"
     return str(case.dims["pass"]), size
 
 
 def valid(config: Config, case: Case, target: Target) -> bool:
-    """Whether the configuration can run the case on the target."""
+    """Whether the configuration can run the case on the target. ValueError for no convolution."""
     problem = (ConvShape.of(case), str(case.dims["pass"]), case.precision)
     capability = target.capability or (0, 0)
     if isinstance(config, wgrad_config.Config):
@@ -82,7 +92,9 @@ def valid(config: Config, case: Case, target: Target) -> bool:
 
 
 def ranked(case: Case, target: Target) -> Sequence[Config]:
-    """The configurations that the cost model chooses from, the most promising first."""
+    """The configurations of the catalogue that can run, in the order of the cost model, the fastest
+    first. Raises CannotRun where there are none.
+    """
     rules = wgrad_config if case.dims["pass"] == "wgrad" else data_config
     found: Sequence[Config] = rules.choices(
         ConvShape.of(case), str(case.dims["pass"]), case.precision,

@@ -36,8 +36,8 @@ class Config:
     """One way to run a kernel.
 
     `box` is the tile's images, rows and columns; `bk` its output channels; `bc` the channels that
-    are added up at a time. `split` is the number of parts that a tile is stored in, `per_sm` the
-    programs of a walking kernel on one SM.
+    are added up at a time; `stages` the tiles of the operands that are buffered. `split` is the
+    number of parts that a tile is stored in, `per_sm` the programs of a walking kernel on one SM.
     """
 
     kernel: str
@@ -57,7 +57,7 @@ class Config:
 
     @property
     def pixels(self) -> int:
-        """Pixels of a tile."""
+        """Pixels of a tile: images * rows * columns of `box`."""
         return prod(self.box)
 
     @property
@@ -67,12 +67,12 @@ class Config:
 
     @property
     def accumulators(self) -> int:
-        """Elements of the tile that a thread adds up."""
+        """float32 elements of the tile that one thread adds up."""
         return self.pixels * self.bk // (32 * self.warps)
 
 
 def parse(label: str) -> Config:
-    """The configuration a label names. Raises ValueError."""
+    """The configuration a label names. Raises ValueError for any other text."""
     kernel, (n, h, w, bk, bc), (stages, warps, split, per_sm), _ = LABELS.read(label)
     return Config(kernel, (n, h, w), bk, bc, stages, warps, split, per_sm)
 
@@ -81,9 +81,8 @@ def parse(label: str) -> Config:
 class Sum:
     """fprop or dgrad as the kernels see it: out[n, rows, columns, k] += in[n, h, w, c] * weight.
 
-    `pads` are the paddings along rows and columns that make an output's first tap; `split_output`
-    says that the stride is a view of the output (dgrad) instead of the input. rows and columns are
-    those of one parity then. A 1x1 kernel of stride 1 is one image of one row.
+    `split_output` says that the stride is a view of the output (dgrad) instead of the input; rows
+    and columns are then those of one parity. A 1x1 kernel of stride 1 is one image of one row.
     """
 
     shape: ConvShape
@@ -97,22 +96,22 @@ class Sum:
 
     @property
     def split_output(self) -> bool:
-        """Whether the output is stored one parity at a time."""
+        """Whether the output is stored one parity (pixels a stride apart) at a time."""
         return self.dgrad and self.shape.stride > 1
 
     @property
     def c(self) -> int:
-        """Channels added up."""
+        """Channels added up: C of fprop, K of dgrad."""
         return self.shape.k if self.dgrad else self.shape.c
 
     @property
     def k(self) -> int:
-        """Channels of the output."""
+        """Channels of the output: K of fprop, C of dgrad."""
         return self.shape.c if self.dgrad else self.shape.k
 
     @property
     def image(self) -> tuple[int, int, int]:
-        """Images, rows and columns of the input."""
+        """Images, rows and columns of the input: (N, H, W) of fprop, (N, P, Q) of dgrad."""
         s = self.shape
         if self.shape.flat:
             return 1, 1, s.n * s.h * s.w
@@ -120,7 +119,7 @@ class Sum:
 
     @property
     def whole_output(self) -> tuple[int, int, int]:
-        """Images, rows and columns of the output."""
+        """Images, rows and columns of the output: (N, P, Q) of fprop, (N, H, W) of dgrad."""
         s = self.shape
         if self.shape.flat:
             return self.image
@@ -135,7 +134,7 @@ class Sum:
 
     @property
     def pads(self) -> tuple[int, int]:
-        """Padding before the first row and column, as a cross-correlation with tap 0 first."""
+        """Pixels of padding before the first row and column, for a cross-correlation."""
         s = self.shape
         if self.dgrad and s.stride == 1:
             return s.dilation * (s.r - 1) - s.padding, s.dilation * (s.s - 1) - s.padding
@@ -143,7 +142,7 @@ class Sum:
 
     @cached_property
     def packed_channels(self) -> int:
-        """Channels that the row kernels pad an image to: neighbours 16 bytes apart, at least 4."""
+        """Channels that the row kernels pad x to, 4 or 8: windows start on 16 bytes."""
         aligned = self.shape.stride * 4 * self.element_bytes % TMA_ALIGNMENT == 0
         return 4 if self.shape.c <= 4 and aligned else 8
 
@@ -159,7 +158,7 @@ class Sum:
         return prod(boxes) * ceil(self.k / config.bk) * parities
 
     def skips(self, config: Config) -> bool:
-        """Whether some tiles have taps that see nothing but padding."""
+        """Whether some tiles have taps that meet only padding, and the kernel leaves them out."""
         if self.split_output or config.kernel not in (TMA, PERSISTENT):
             return False
         return any(
@@ -170,7 +169,7 @@ class Sum:
     def products(self, config: Config) -> float:
         """Multiply-adds that a configuration does, over those that the shape needs.
 
-        What lies between: pixels and channels past the edge, and taps in the padding.
+        The surplus is pixels and channels past the edge, and taps in the padding.
         """
         s = self.shape
         wasted = ceil(self.k / config.bk) * config.bk / self.k
@@ -195,7 +194,7 @@ class Sum:
 
 
 def shared_memory(config: Config, element_bytes: int) -> int:
-    """Estimated bytes of shared memory; the compiler has the last word."""
+    """Estimated bytes of shared memory of one program; only the compiler knows the exact number."""
     staged = config.pixels * config.bk * element_bytes // config.split
     x, w = config.pixels * config.bc * element_bytes, config.bk * config.bc * element_bytes
     barriers = 1024
@@ -210,7 +209,9 @@ def shared_memory(config: Config, element_bytes: int) -> int:
 def valid(
     config: Config, shape: ConvShape, which: str, precision: Precision, capability: Capability
 ) -> bool:
-    """Whether the configuration can run a pass ("fprop" or "dgrad") on such a GPU."""
+    """Whether the configuration can run a pass ("fprop" or "dgrad") on a GPU of this capability:
+    TMA's limits, strides of 16 bytes, shared memory. Only POINTER runs all sizes.
+    """
     if which not in ("fprop", "dgrad") or shape.groups != 1:
         return False
     size = precision.bytes_per_element
@@ -264,7 +265,7 @@ _RESIDENT_TILES = (
     (128, 128, 3, 8, 1), (128, 128, 4, 8, 2), (128, 256, 2, 8, 2), (128, 256, 3, 8, 2),
     (64, 256, 3, 8, 1), (256, 64, 3, 8, 1), (256, 128, 2, 8, 2),
 )  # fmt: skip
-NEAR_LEAST, CLEARLY_LESS = 1.15, 0.96  # of the products that the least wasteful box does
+NEAR_LEAST, CLEARLY_LESS = 1.15, 0.96  # of the multiply-adds of the least wasteful box
 MIN_ROW_BYTES = 32  # the least inner box worth a swizzle
 
 
@@ -368,7 +369,10 @@ NARROW_SLOWDOWN = 1.15  # 64 wide: shared memory feeds wgmma too slowly
 
 
 def estimated_clocks(config: Config, what: Sum, kind: Precision, sm_count: int) -> float:
-    """A model's SM clocks for one launch: waves x (products or loads), or memory alone."""
+    """A model's SM clocks for one launch: waves x (multiply-adds or loads), or memory alone.
+
+    It only ranks configurations. Rates are Hopper's per SM, whatever the GPU.
+    """
     size = what.element_bytes
     tiles = what.tiles(config)
     together = _together(config, size)

@@ -1,6 +1,6 @@
 """Triton fprop and dgrad: binds a configuration to tensors. Descriptors, scratch, grids.
 
-What can be done once is done here, so that a launch is nothing but a launch.
+Whatever can be done beforehand is done here, so that a launch does nothing else.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ PACK_ROWS, PACK_ELEMENTS, SWAP_BLOCK = 4, 1024, 32
 def bind(
     config: Config, operands: ConvOperands, precision: Precision, sm_count: int
 ) -> Sequence[Step]:
-    """The launches of one pass, in order; scratch is allocated here.
+    """The launches of one pass, in order; scratch is allocated here (torch.OutOfMemoryError).
 
-    `config` must be valid for the operands' shape and pass.
+    `config` must be valid for the operands' shape and pass. x [N, C, H, W], w [K, C, R, S] and y
+    [N, K, P, Q] must be channels_last.
     """
     return _Binder(config, operands, precision, sm_count).steps()
 
@@ -156,7 +157,7 @@ class _Binder:
         return Step(gemm_jit.gemm_tma, (tiles,), args, self.options)
 
     def _matrices(self, weights: TensorDescriptor) -> tuple[TensorDescriptor, ...]:
-        """Input, weights and output of a product [pixels, c] x [c, k]."""
+        """Input, weights and output of a GEMM [pixels, c] x [c, k]."""
         what, config = self.sum, self.config
         pixels, split = what.image[2], config.bk // config.split
         source = ([pixels, what.c], [what.c, 1], [config.pixels, config.bc])

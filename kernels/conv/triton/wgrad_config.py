@@ -31,9 +31,10 @@ FOLDED_CHANNELS = 8  # C above this fills tiles of its own
 class Config:
     """One way to run a pass.
 
-    A product is bk filters x bc channels (wgrad_fold: taps x channels of a kernel row;
-    wgrad_pointer: columns of R*S*C) over images*columns pixels of one row. A step takes `rows`
-    rows and `taps` kernel rows. `splits` programs share the pixels of a tile of dw.
+    A multiplication is bk filters x bc channels (wgrad_fold: taps x channels of a kernel row;
+    wgrad_pointer: columns of R*S*C) over images*columns pixels of one row. A step takes `rows` rows
+    and `taps` kernel rows; `stages` steps are buffered. `splits` programs share the pixels of a
+    tile of dw.
     """
 
     kernel: str
@@ -61,26 +62,26 @@ class Config:
 
     @property
     def pixels(self) -> int:
-        """Pixels of one product."""
+        """Pixels of one multiplication: images * columns."""
         return self.images * self.columns
 
     @property
     def accumulators(self) -> int:
-        """Registers of a thread that hold sums."""
+        """Registers of a thread that hold float32 sums."""
         return self.taps * self.bk * self.bc // (32 * self.warps)
 
 
 def parse(label: str) -> Config:
-    """The configuration a label names. Raises ValueError."""
+    """The configuration a label names. Raises ValueError for any other text."""
     kernel, (images, columns, bk, bc), (taps, rows, stages, warps, splits), _ = LABELS.read(label)
     return Config(kernel, images, columns, bk, bc, taps, rows, stages, warps, splits)
 
 
 @dataclass(frozen=True)
 class Fold:
-    """x with its channels filled up, so that the taps of a kernel row lie side by side.
+    """x with its channels padded, so that the taps of a kernel row are adjacent in memory.
 
-    channels: C filled up; window: elements that hold S*channels; width: padded columns of x.
+    channels: C padded; window: elements that hold S*channels; width: padded columns of x.
     """
 
     channels: int
@@ -89,7 +90,7 @@ class Fold:
 
     @classmethod
     def of(cls, shape: ConvShape, element_bytes: int) -> Fold:
-        """The fold of a shape: strides between windows and rows are multiples of 16 bytes."""
+        """The fold of a shape: windows and rows start on multiples of 16 bytes."""
         step = TMA_ALIGNMENT // element_bytes
         channels = power_of_two(shape.c)
         while channels * shape.stride % step:
@@ -103,7 +104,9 @@ class Fold:
 
 
 def valid(config: Config, shape: ConvShape, which: str, kind: Precision, cap: Capability) -> bool:
-    """Whether the configuration can run the pass on a GPU of this capability."""
+    """Whether the configuration can run the pass on a GPU of this capability: TMA's limits, strides
+    of 16 bytes, registers, shared memory. Only POINTER runs all sizes.
+    """
     if which != "wgrad" or shape.groups != 1 or kind.name not in PRECISIONS or cap < (8, 0):
         return False
     blocks = ceil(shape.n * shape.p * shape.q / config.pixels) + config.splits
@@ -145,18 +148,18 @@ def _fits(config: Config, shape: ConvShape, kind: Precision, cap: Capability) ->
 
 
 def image_rows(config: Config, shape: ConvShape) -> int:
-    """Rows of x that a step reads."""
+    """Rows of x that a step reads, with `rows` rows of dy and `taps` kernel rows."""
     return (config.rows - 1) * shape.stride + (config.taps - 1) * shape.dilation + 1
 
 
 def step_bytes(config: Config, shape: ConvShape, kind: Precision) -> int:
-    """Bytes of both operands that a step loads."""
+    """Bytes of x and dy that a step loads."""
     columns = config.rows * config.bk + image_rows(config, shape) * config.bc
     return config.pixels * columns * kind.bytes_per_element
 
 
 def shared_memory(config: Config, shape: ConvShape, kind: Precision) -> int:
-    """Estimated bytes of shared memory; the compiler has the last word."""
+    """Estimated bytes of shared memory of one program; only the compiler knows the exact number."""
     buffers = config.stages * step_bytes(config, shape, kind)
     if kind.bytes_per_element > 2:  # wgmma wants it transposed: through registers, and back
         buffers += config.pixels * config.bc * config.taps * kind.bytes_per_element
@@ -164,7 +167,7 @@ def shared_memory(config: Config, shape: ConvShape, kind: Precision) -> int:
 
 
 def tiles(config: Config, shape: ConvShape) -> int:
-    """Tiles of dw: programs of one split."""
+    """Tiles of dw [K, R, S, C], which is the number of programs of one split."""
     filters = ceil(shape.k / config.bk)
     if config.kernel == POINTER:
         return filters * ceil(shape.c * shape.r * shape.s / config.bc)
@@ -183,12 +186,12 @@ def steps(config: Config, shape: ConvShape) -> int:
 
 
 def registers_allow(config: Config) -> int:
-    """Programs that an SM of Hopper has registers for, by an estimate."""
+    """Programs whose registers fit an SM of Hopper, by an estimate."""
     return max(1, HOPPER.sm_registers // (min(255, config.accumulators + 56) * 32 * config.warps))
 
 
 def blocks_per_sm(config: Config, shape: ConvShape, kind: Precision) -> int:
-    """Programs that an SM of Hopper holds at once."""
+    """Programs that fit an SM of Hopper at once, by shared memory and registers."""
     shared = shared_memory(config, shape, kind) + HOPPER.block_reserve_bytes
     return max(1, min(registers_allow(config), HOPPER.sm_shared_bytes // shared))
 
@@ -223,8 +226,8 @@ def choices(
 ) -> Sequence[Config]:
     """All valid configurations of the catalogue, the most promising first.
 
-    Those that resemble one further up come later than their clocks alone would have it, so that a
-    search over the front sees every family of tiles.
+    Configurations similar to one further up come later than their clocks alone would put them, so
+    that a search over the first ones tries every family of tiles.
     """
     ranked: dict[Config, float] = {}
     for base in catalogue(shape, kind):
@@ -263,13 +266,16 @@ DRAM_BYTES_PER_CLOCK = 2400  # of the GPU
 START_CLOCKS, LAUNCH_CLOCKS = 3000, 4000
 POINTER_SLOWDOWN = 2.5
 TRANSPOSED_SLOWDOWN = 2.0  # tf32 through registers
-NARROW_SLOWDOWN = 1.25  # 64 x 64 products: shared memory feeds wgmma too slowly
+NARROW_SLOWDOWN = 1.25  # 64 x 64 tiles: shared memory feeds wgmma too slowly
 SCATTERED_SLOWDOWN = 1.3  # single pixels of few channels, each from another page of DRAM
 ALONE_SLOWDOWN = 1.2  # a single warpgroup on an SM waits for its own loads
 
 
 def estimated_clocks(config: Config, shape: ConvShape, kind: Precision, sm_count: int) -> float:
-    """A model's SM clocks of a pass: steps of the busiest SM, or DRAM; and the reduction."""
+    """A model's SM clocks of a pass: steps of the busiest SM, or DRAM; and the reduction.
+
+    It only ranks configurations. Rates are Hopper's per SM, whatever the GPU.
+    """
     resident = blocks_per_sm(config, shape, kind)
     programs = tiles(config, shape) * config.splits
     waves = ceil(programs / (sm_count * resident))
@@ -353,11 +359,11 @@ def _staged(base: Config, shape: ConvShape, kind: Precision) -> Iterator[Config]
 
 
 def places(shape: ConvShape, kind: Precision) -> Iterator[tuple[int, int, int]]:
-    """(images, columns, rows) of a step that little overhangs the images.
+    """(images, columns, rows) of a step: columns of one image, one column of many images, or both.
 
-    Columns of one image, one column of many images, or some of both.
+    At most MOST_WASTE times the pixels that exist are computed.
     """
-    line = 128 // kind.bytes_per_element  # pixels of a product
+    line = 128 // kind.bytes_per_element  # pixels of a multiplication
     if shape.flat:
         yield from ((1, line, 1), (1, 2 * line, 1))
         return

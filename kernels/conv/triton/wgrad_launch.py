@@ -1,6 +1,6 @@
 """The weight gradient in NHWC through Triton: binds a configuration to tensors.
 
-What can be done once is done here, so that a launch is nothing but a launch.
+Whatever can be done beforehand is done here, so that a launch does nothing else.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ REDUCE_SPLITS, REDUCE_ELEMENTS = 16, (32, 128)  # a program adds up: at once, (l
 def bind(
     config: Config, operands: ConvOperands, precision: Precision, sm_count: int
 ) -> Sequence[Step]:
-    """The launches that one pass takes, in order; operands.w receives the gradient.
+    """The launches that one pass takes, in order; operands.w [K, C, R, S] receives the gradient.
 
-    x and y must be channels_last without gaps (ValueError otherwise). Allocates the partial sums
-    and, for wgrad_fold, the padded copy of x.
+    x [N, C, H, W], w and y [N, K, P, Q] must be channels_last without gaps (ValueError otherwise).
+    Allocates the float32 partial sums and, for wgrad_fold, the padded copy of x
+    (torch.OutOfMemoryError).
     """
     for name in ("x", "y", "w"):
         if not getattr(operands, name).is_contiguous(memory_format=torch.channels_last):

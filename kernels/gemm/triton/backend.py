@@ -1,6 +1,6 @@
 """GEMM through this project's Triton kernels: which configuration, and its launches.
 
-What can be done once is done before, so that a launch is nothing but a launch.
+Whatever can be done beforehand is, so that a launch does nothing else.
 """
 
 from __future__ import annotations
@@ -46,26 +46,34 @@ def cannot_run(case: Case, target: Target) -> str | None:
 
 
 def candidates(case: Case, operands: Operands, target: Target) -> Sequence[Candidate]:
-    """The tuned configuration; where none is near, the rules' first choice."""
+    """The tuned configuration; where no tuned size is near, the rules' first choice. Raises
+    CannotRun where no configuration fits the GPU.
+    """
     return (_candidate(configuration(case, target), _launcher(case, operands, target)),)
 
 
 def tuning_candidates(case: Case, operands: Operands, target: Target) -> Sequence[Candidate]:
-    """What a search times: the present choice, then the most promising others."""
+    """What a search times: the present choice, then the SEARCHED most promising others. Raises
+    CannotRun where no configuration fits the GPU.
+    """
     launcher = _launcher(case, operands, target)
     tried = (configuration(case, target), *_choices(case, target)[:SEARCHED])
     return tuple(_candidate(config, launcher) for config in dict.fromkeys(tried))
 
 
 def save_tuned(case: Case, target: Target, label: str) -> Path:
-    """Record a winner's label for the case in the user's table; the table's path."""
+    """Record a winner's label for the case in the user's table; the table's path. ValueError for a
+    label that is no configuration, OSError where the table cannot be written.
+    """
     parse(label)
     key = "x".join(map(str, _size(case)))
     return TABLES.save(target.name, case.precision_name, case.layout, key, label)
 
 
 def configuration(case: Case, target: Target) -> Config:
-    """The configuration that a default run uses. Raises CannotRun."""
+    """The configuration that a default run uses. Raises CannotRun where none fits the GPU,
+    ValueError for a damaged entry of a tuned table.
+    """
     problem, capability = Problem.of(case), target.capability or (0, 0)
 
     def usable(size: Size, label: str) -> bool:
@@ -118,8 +126,8 @@ class _Matrix:
 class Launcher:
     """Binds configurations to the matrices of one problem.
 
-    a, b and c give addresses and element types; sizes and strides come from the problem. Copies
-    that TMA needs are allocated at the first use and shared by all configurations.
+    `a`, `b` and `c` give addresses and dtypes; sizes and strides come from the problem. Copies that
+    TMA needs are allocated at the first use and shared by all configurations.
     """
 
     def __init__(
@@ -131,7 +139,9 @@ class Launcher:
         self.b = _Matrix(b, p.n, p.k, p.b_k_major, p.k if p.b_k_major else p.n)
 
     def bind(self, config: Config) -> tuple[Step, ...]:
-        """The launches of one GEMM, in order."""
+        """The launches of one GEMM, in order. torch.OutOfMemoryError if a copy for TMA does not
+        fit.
+        """
         if config.kernel == cfg.POINTER:
             return (self._pointer_step(config),)
         packs = [pack[1] for pack in (self._packed_a, self._packed_b) if pack[1] is not None]

@@ -25,9 +25,11 @@ LARGE_ACCUMULATORS = 128
 
 @dataclass(frozen=True)
 class Config:
-    """One way to run a kernel. `split` is the number of parts that a tile is stored in.
+    """One way to run a kernel. A tile is `bm` x `bn` of C, added up `bk` of K at a time, by `warps`
+    warps, with `stages` tiles of the operands buffered.
 
-    `direct` stores registers to memory without TMA.
+    `group` rows of tiles are walked together, for L2; `split` is the number of parts that a tile is
+    stored in; `direct` stores registers to memory without TMA.
     """
 
     kernel: str
@@ -48,24 +50,24 @@ class Config:
 
     @property
     def tile(self) -> tuple[int, int, int]:
-        """(M, N, K)."""
+        """(M, N, K) of the tile: (bm, bn, bk)."""
         return self.bm, self.bn, self.bk
 
     @property
     def accumulators(self) -> int:
-        """Elements of the tile that a thread adds up."""
+        """Elements of the tile, in the accumulator's dtype, that one thread adds up."""
         return self.bm * self.bn // (32 * self.warps)
 
 
 def parse(label: str) -> Config:
-    """The configuration a label names. Raises ValueError."""
+    """The configuration a label names. Raises ValueError for any other text."""
     kernel, (bm, bn, bk), (stages, warps, group, split), direct = LABELS.read(label)
     return Config(kernel, bm, bn, bk, stages, warps, group, split, direct)
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A GEMM as the kernels see it: sizes, arithmetic, and how A and B lie in memory."""
+    """A GEMM as the kernels see it: C[m, n] = A[m, k] @ B[k, n], and whether K is contiguous."""
 
     m: int
     n: int
@@ -76,18 +78,20 @@ class Problem:
 
     @classmethod
     def of(cls, case: Case) -> Problem:
-        """The problem of a case: layout letter "n" of A and "t" of B keep K contiguous."""
+        """The problem of a case: layout letter "n" of A and "t" of B keep K contiguous. KeyError
+        for a missing dimension, ValueError for an unknown precision.
+        """
         m, n, k = (case.dim(d) for d in "mnk")
         return cls(m, n, k, case.precision, case.layout[0] == "n", case.layout[1] == "t")
 
     @property
     def pack_a(self) -> bool:
-        """Whether TMA needs a copy of A."""
+        """Whether TMA needs a K-major copy of A, with rows on 16 bytes."""
         return self._pack(self.a_k_major, self.m)
 
     @property
     def pack_b(self) -> bool:
-        """Whether TMA needs a copy of B."""
+        """Whether TMA needs a K-major copy of B, with rows on 16 bytes."""
         return self._pack(self.b_k_major, self.n)
 
     def _pack(self, k_major: bool, rows: int) -> bool:
@@ -100,21 +104,23 @@ class Problem:
 
     @property
     def c_misaligned(self) -> bool:
-        """Whether the rows of C are out of TMA's reach."""
+        """Whether the rows of C do not start on 16 bytes, which TMA cannot store."""
         return bool(self.n * self.precision.output_bytes % TMA_ALIGNMENT)
 
     @property
     def storage_class(self) -> tuple[bool, bool, bool]:
-        """Problems that agree here can share a tuned configuration."""
+        """Problems that agree in these three can share a tuned configuration."""
         return self.pack_a, self.pack_b, self.c_misaligned
 
     def tiles(self, config: Config) -> int:
-        """How many tiles cover C."""
+        """How many tiles cover C [m, n]."""
         return ceil(self.m / config.bm) * ceil(self.n / config.bn)
 
 
 def shared_memory(config: Config, kind: Precision) -> int:
-    """Estimated bytes of shared memory, seldom too few; the compiler has the last word."""
+    """Estimated bytes of shared memory of one program, seldom too few: operands times stages, and
+    the tile on its way to C. Only the compiler knows the exact number.
+    """
     buffers = config.stages * (config.bm + config.bn) * config.bk * kind.bytes_per_element
     staged = config.bm * config.bn * kind.output_bytes // config.split
     if config.kernel == POINTER:
@@ -126,7 +132,7 @@ def shared_memory(config: Config, kind: Precision) -> int:
 
 
 def valid(config: Config, problem: Problem, capability: Capability) -> bool:
-    """Whether the configuration can run the problem on a GPU of this capability."""
+    """Whether a GPU of this capability can run it: TMA, alignment of C, shared memory."""
     if config.kernel != POINTER and (
         not has_tma(capability) or config.direct < problem.c_misaligned
     ):
@@ -155,7 +161,9 @@ _TMA_TILES = (
 
 @cache
 def catalogue(precision_name: str) -> tuple[Config, ...]:
-    """Every configuration that the rules choose from, for one precision."""
+    """Every configuration that the rules choose from, for one precision. KeyError for no
+    precision.
+    """
     kind = PRECISIONS[precision_name]
     if precision_name == "fp32":
         return tuple(Config(POINTER, *tile) for tile in _FP32_TILES)
@@ -204,11 +212,14 @@ START_CLOCKS = 3000  # launch, first loads
 POINTER_SLOWDOWN = 1.3  # address arithmetic and register pressure, against TMA
 PACK_CLOCKS = 4000  # another launch
 NARROW_SLOWDOWN = 1.15  # shared memory feeds wgmma too slowly
-HIDDEN_STORE = 0.3  # of a store that the next tile's products hide
+HIDDEN_STORE = 0.3  # of a store that the next tile's multiply-adds hide
 
 
 def estimated_clocks(config: Config, problem: Problem, sm_count: int) -> float:
-    """A model's SM clocks for one launch: waves x (products or loads), and the ends of a tile."""
+    """A model's SM clocks for one launch: waves x (multiply-adds or loads), and the ends of a tile.
+
+    It only ranks configurations. Rates are Hopper's per SM, whatever the GPU.
+    """
     kind = problem.precision
     rate = HOPPER.flop_per_clock.get(kind.rate_name, max(HOPPER.flop_per_clock.values()))
     shared_blocks = 2 if _two_fit(config, kind) else 1
