@@ -204,7 +204,7 @@ def test_a_list_of_another_name_is_no_way_in(path: Path) -> None:
 
 def test_the_names_of_the_design() -> None:
     written = to_json(FULL)
-    assert written.keys() == NAMES
+    assert written.keys() == NAMES | {"measured_at"}, "where it is known"
     assert written["case"].keys() == CASE_NAMES
     assert to_json(FAILED).keys() == NAMES
 
