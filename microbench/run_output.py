@@ -33,6 +33,7 @@ CONSOLE = "halfway"  # the console command
 STDOUT = Path("-")  # as --json: the run goes to standard output, everything else to stderr
 # Left out of the command in a run file: a published file does not name local paths.
 PATH_OPTIONS = ("--json", "--csv", "--resume", "--chart", "--html")
+FILE_NAMED = ("--held-out",)  # of these the name alone is kept, without the folder
 
 
 def check_outputs(outputs: Outputs) -> None:
@@ -106,6 +107,12 @@ def watched_environment() -> dict[str, str]:
 def command_line(program: str) -> tuple[str, ...]:
     """The command for the run file: without paths; of a data folder only its name."""
     words = without(_words(), *PATH_OPTIONS)
+    for i, word in enumerate(words):
+        option, sign, path = word.partition("=")
+        if option in FILE_NAMED and sign:
+            words[i] = f"{option}={Path(path).name}"
+        elif option in FILE_NAMED and i + 1 < len(words):
+            words[i + 1] = Path(words[i + 1]).name
     return (*_program(program), *(_with_folders_name(word) for word in words))
 
 

@@ -68,10 +68,13 @@ def _batches(
 
 
 def _into(path: Path, options: dict[str, Any]) -> dict[str, Any]:
-    """The options with this run file: a new one, or the one to go on with."""
-    for name in ("json", "resume"):
-        if options.get(name) is not None:
-            raise UserError(f"--held-out {path} is the run file; leave out --{name}")
+    """The options with this run file: a new one, or the one to go on with. --resume names it too,
+    and then decides: a run file keeps the name of it, not the folder.
+    """
+    if options.get("json") is not None:
+        raise UserError(f"--held-out {path} is the run file; leave out --json")
+    if options.get("resume") is not None:
+        return options
     return options | {"resume" if path.exists() else "json": path}
 
 

@@ -218,8 +218,10 @@ def test_validate_prints_the_error_table(shop: Path) -> None:
 def test_held_out_networks_are_measured_once_and_the_file_goes_on(shop: Path) -> None:
     words = ("validate", "--held-out", "h.json", "--recipe", "fp32", "--device", "cpu",
              "--budget", "1")  # fmt: skip
-    first = e2e(shop, *words, "--networks", "cnn-cifar", "--batch", "2")
+    elsewhere = (words[0], "--held-out", str(shop / "h.json"), *words[3:])
+    first = e2e(shop, *elsewhere, "--networks", "cnn-cifar", "--batch", "2")
     assert first.returncode == 0, first.stderr
+    assert str(shop) not in (shop / "h.json").read_text(), "no paths of this machine"
     before = results(shop / "h.json")
     assert [r["case"]["batch"] for r in before] == [2]
     assert before[0]["measured_at"]
@@ -229,6 +231,9 @@ def test_held_out_networks_are_measured_once_and_the_file_goes_on(shop: Path) ->
     assert [r["case"]["batch"] for r in after] == [2, 3, 4]
     assert after[0] == before[0], "measured once"
     assert all(r["predicted"]["step_s"] > 0 and r["step_s"] > 0 for r in after)
+    resumed = e2e(shop, "validate", "--resume", "h.json")
+    assert resumed.returncode == 0, resumed.stderr
+    assert results(shop / "h.json") == after, "it knows by its own command what was held out"
     said = " ".join(again.stdout.split())
     assert "1 network, 3 comparisons" in said
     assert "None of these networks was used" in said

@@ -84,6 +84,7 @@ FULL = Training(
     phases=(Phase("data", 0.0, 0.003), Phase("forward", 0.015, 0.007)),
     state=State(Spread(98.0, 91.0, 100.0), 1_755.0, 640.0, 58.0, ("power cap",)),
     setup_s=12.5,
+    measured_at="2026-11-24T03:00:00+00:00",
     compile_s=1.25,
     memory_peak_bytes=21_700_000_000,
     skipped_steps=2,
@@ -204,7 +205,7 @@ def test_a_list_of_another_name_is_no_way_in(path: Path) -> None:
 
 def test_the_names_of_the_design() -> None:
     written = to_json(FULL)
-    assert written.keys() == NAMES
+    assert written.keys() == NAMES | {"measured_at"}, "where it is known"
     assert written["case"].keys() == CASE_NAMES
     assert to_json(FAILED).keys() == NAMES
 
