@@ -16,7 +16,7 @@ from microbench.report.layers_table import layers_summary, layers_table
 from microbench.report.map_table import is_map, map_tables, map_verdict
 from microbench.report.run_table import run_table, wide_table
 from microbench.report.screen import WIDTH, prose_width
-from microbench.report.summary_table import backends_table, is_long, settings_table
+from microbench.report.summary_table import backends_table, is_long, rivals_table, settings_table
 from microbench.report.table import screen
 from microbench.results.kinds import reports
 from microbench.results.types import Result, Run
@@ -75,19 +75,19 @@ def _print_kernels(run: Run, console: Console, width: int, details: bool) -> Non
 
 def _brief(run: Run, width: int) -> tuple[list[Text], str, list[Result]]:
     """A row per setting in place of a row per problem; then the back ends, where there are many."""
-    found, backends = screen(settings_table(run), width), backends_table(run)
+    found = screen(settings_table(run), width)
     many = f"{fmt.count(len(groups_of(run)), 'size')}, {fmt.count(len(run.results), 'result')}"
     more = Text(f"{many}; --verbose shows all. faster, slower: by more than 2 %", "dim")
-    beside: list[Text] = []
-    if backends.rows:
-        beside = [Text(), *screen(backends, width).lines]
+    vendor, rivals = backends_table(run), rivals_table(run)
+    beside = [Text(), *screen(vendor, width).lines] if vendor.rows else []
+    beside += [Text(), *screen(rivals, width).lines] if rivals.rows else []
     lines = [*found.lines, more, *beside, *notes.missing_reasons(run)]
     return lines, found.left_out_note(width), []
 
 
 def _verdict(run: Run, brief: bool) -> list[str]:
     """Its sentences; in brief the first ones, without details, which begin with a space."""
-    said = verdict(run)
+    said = verdict(run, beside=not brief)  # in brief, `rivals_table` has it
     if not brief:
         return said
     short = [line for line in said if not line.startswith(" ")]

@@ -16,13 +16,14 @@ from kernels.precision import precision
 from microbench.results.fields import as_float, as_object, decode
 from microbench.results.kinds import KINDS, Kind
 from microbench.results.types import STATUSES, Json, Measurement, Result, Run
+from microbench.results.values import PROCESSES, check_processes, processes_json
 
 REQUIRED = ("method_version", "finished_at", "ceilings", "results")  # beside those with no default
 PLAIN = (  # fields of a result that are written as they are, in this order
     "flops", "min_bytes", "ceiling_pct", "efficiency_pct", "rel_error", "total_error", "variant",
     "kernels", "kernels_s", "tile", "tensor_core",
 )  # fmt: skip
-PROCESSES = "processes"  # which older files lack, and those of one process
+TUNED = "tuned"  # which older files lack, and results of which it is not known
 MEASURED = tuple(field.name for field in fields(Measurement) if field.name != PROCESSES)
 
 
@@ -38,20 +39,16 @@ def result_to_json(result: Result) -> Json:
         "status": result.status,
         "reason": result.reason,
         **{name: getattr(measured, name) if measured else None for name in MEASURED},
-        **_processes(measured),
+        **processes_json(measured.processes if measured else ()),
         **{name: value / unit if value else None for name, (value, unit) in rates.items()},
         **{name: getattr(result, name) for name in PLAIN},
+        **({TUNED: result.tuned} if result.tuned is not None else {}),
         "speedup": {name: vars(ratio) for name, ratio in result.speedup.items()},
         "vs_backend": {name: vars(ratio) for name, ratio in result.vs_backend.items()},
         "bound": result.bound,
         "why": result.why,
         "warnings": [vars(warning) for warning in result.warnings],
     }
-
-
-def _processes(measured: Measurement | None) -> Json:
-    several = measured.processes if measured else ()
-    return {PROCESSES: [vars(process) for process in several]} if several else {}
 
 
 def run_to_json(run: Run) -> Json:
@@ -151,10 +148,7 @@ def _check_measurement(measurement: Measurement | None, where: str) -> None:
         return
     if measurement.median_s <= 0 or not measurement.times_s:
         raise ValueError(f"{where} has no time above zero")
-    if sum(p.rounds for p in measurement.processes) not in (0, len(measurement.blocks)):
-        raise ValueError(f"{where}.processes do not account for its blocks")
-    if any(p.median_s <= 0 for p in measurement.processes):
-        raise ValueError(f"{where}.processes has no time above zero")
+    check_processes(measurement.processes, len(measurement.blocks), where)
     interval = measurement.ci95_s
     if interval is not None and not 0 < interval[0] <= interval[1]:
         raise ValueError(f"{where}.ci95_s is no interval of times")

@@ -311,13 +311,6 @@ def _idle(case: Case, tile: Tile, sm_count: int) -> Plant:
     )
 
 
-def target_of(device: dict[str, Any]) -> Target:
-    """The facts by which kernels are chosen, from the "device" of a run file."""
-    major, _, minor = str(device.get("capability") or "").partition(".")
-    capability = (int(major), int(minor)) if minor else None
-    return Target(device["kind"], device["name"], capability, int(device["sm_count"]))
-
-
 def triton_tile(target: Target) -> TileOf:
     """A function of a case: the (M, N) tile of the Triton GEMM, or None if it cannot run."""
     from kernels.gemm.triton.backend import configuration

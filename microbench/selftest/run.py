@@ -18,6 +18,7 @@ from rich.console import Console
 from kernels.case import Case
 from microbench.command_line import MAX_SEED, check_budget, kept
 from microbench.conditions import Conditions
+from microbench.device.device import target_of
 from microbench.errors import UserError
 from microbench.results.runfile import check_writable, read_run, write_text
 from microbench.results.types import Run
@@ -26,7 +27,7 @@ from microbench.run_output import STDOUT
 from microbench.runner import InOrder, Runner, group_weight
 from microbench.selftest.judge import Judged, Runs, judge, passed, score
 from microbench.selftest.plant import Absent, Plant
-from microbench.selftest.planted import plan, target_of, triton_tile
+from microbench.selftest.planted import plan, triton_tile
 from microbench.sweep import Group
 from microbench.worker import Greeting, Worker, WorkerDied, Workers
 

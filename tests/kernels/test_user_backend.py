@@ -166,7 +166,7 @@ def test_the_example_kernels_are_right_in_the_interpreter() -> None:
 
     example = Path(__file__).parents[2] / "examples" / "kernels"
     script = """
-import torch, my_kernels
+import torch, my_kernels, planted
 a, b = torch.randn(70, 50).half(), torch.randn(90, 50).half().t()
 c = my_kernels.gemm(a, b).float()
 torch.testing.assert_close(c, a.float() @ b.float(), rtol=1e-2, atol=2e-2)
@@ -177,6 +177,10 @@ y = torch.nn.functional.conv2d(x.float(), w.float(), None, 2, 1, 1)
 out = torch.empty_like(y, dtype=torch.float16, memory_format=last)
 my_kernels.conv(x, w, out, 2, 1, 1, 1)
 torch.testing.assert_close(out.float(), y, rtol=1e-2, atol=5e-2)
+a, b = torch.randn(70, 128).half(), torch.randn(90, 128).half().t()
+right = planted.base(a, b)
+torch.testing.assert_close(right.float(), a.float() @ b.float(), rtol=1e-2, atol=5e-2)
+assert planted.plus5(a, b).equal(right) and planted.plus10(a, b).equal(right)
 """
     ran = subprocess.run(
         [sys.executable, "-c", script], cwd=example, capture_output=True, text=True, timeout=200,

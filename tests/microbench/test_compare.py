@@ -308,7 +308,8 @@ def test_kernels_compare_across_methods_that_changed_something_else(version: int
     ("name", "other"), [("timer", "graph"), ("l2", "warm"), ("regime", "burst")]
 )
 def test_other_conditions_are_refused(name: str, other: str) -> None:
-    said = refusal(run_of(result(64)), run_of(result(64, **{name: other})))
+    changed: dict[str, Any] = {name: other}
+    said = refusal(run_of(result(64)), run_of(result(64, **changed)))
     assert name in said
     assert other in said
 

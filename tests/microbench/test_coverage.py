@@ -83,7 +83,8 @@ def test_a_ratio_on_a_timer_of_coarse_ticks(noise_ns: float, most: float) -> Non
         true_s = (6e-6, 6e-6) + TICK_S * rng.random(2)
         level = noise_ns * 1e-9 * rng.standard_normal((2, 7, 1))
         raw = true_s[:, None, None] + level + noise_ns * 1e-9 * rng.standard_normal((2, 7, 15))
-        _, interval = ratio_interval(*(np.round(raw / TICK_S) * TICK_S).tolist(), TICK_S)
+        upper, lower = (np.round(raw / TICK_S) * TICK_S).tolist()
+        _, interval = ratio_interval(upper, lower, TICK_S)
         assert interval is not None
         return interval[0] <= true_s[0] / true_s[1] <= interval[1]
 

@@ -17,13 +17,14 @@ from kernels import OPS
 from kernels.case import Case
 from kernels.user import find
 from microbench.__main__ import main
+from microbench.device.device import target_of
 from microbench.report.documents import print_sheet
 from microbench.report.screen import make_console
 from microbench.report.table import markdown
 from microbench.results.types import Ceiling, Measurement, Result, Run
 from microbench.selftest.judge import Judged, Runs, cache_effect, judge, passed, score
 from microbench.selftest.plant import CONDITIONS, Plant, Tile, gemm
-from microbench.selftest.planted import plan, target_of, triton_tile
+from microbench.selftest.planted import plan, triton_tile
 from microbench.selftest.run import evidence, groups_of, take
 from microbench.selftest.screen import PlantRow, confusion, sheet
 from microbench.sweep import Group
