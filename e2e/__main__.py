@@ -90,16 +90,20 @@ OPTIONS = {
             "--explain", is_flag=True, help="Explain each recipe and exit"
         ),
         "data", "strict", "loader", "workers", "prefetch", "cpus", "on_worker_death", "iterations",
-        "epochs", "repeats", "seed", "lr", "warmup", "predict", "verify", "budget", *OUTPUT,
+        "epochs", "repeats", "seed", "lr", "warmup", "predict", "verify", "budget", "processes",
+        *OUTPUT,
     ),
     "predict": (*ARMS, *OUTPUT, "allow_run"),
     "validate": (
-        said("recipe", help="Recipes for every network  [default: fp32,tf32,amp,amp-bf16]"),
+        said(
+            "recipe",
+            help="Recipes for every network  [default: fp32,tf32,amp,amp-bf16; held out: tf32,amp]",
+        ),
         said("batch", help="Batch sizes for every network  [default: depends on the network]"),
         "layout",
         said("graph", help="Capture the steps as CUDA graphs"),
         said("verify", help="Also measure the proposed fixes"),
-        "cpus", "device", "budget", *OUTPUT,
+        "cpus", "device", "budget", "processes", *OUTPUT,
     ),
     "stalls": (
         *LOADING,
@@ -175,13 +179,24 @@ def predict(network: str, **options: Any) -> None:
 
 
 @app.command()
-@click.option("--networks", help="Networks, comma-separated  [default: twelve of different kinds]")
+@click.option(
+    "--networks",
+    help="Networks, comma-separated  [default: twelve of different kinds; held out: sixteen]",
+)
+@click.option(
+    "--held-out",
+    type=FILE,
+    metavar="FILE",
+    help="Networks that nothing was fitted to, into this run file; goes on with one that exists",
+)
 @_options("validate")
-def validate(networks: str | None, batch: str | None, **options: Any) -> None:
+def validate(
+    networks: str | None, batch: str | None, held_out: Path | None, **options: Any
+) -> None:
     """Compare predicted and measured steps of many networks."""
-    from e2e.commands.train import run_validation
+    from e2e.commands.validation import run_validation
 
-    run_validation(networks, batch, options).report()
+    run_validation(networks, batch, options, held_out).report()
 
 
 @app.command()

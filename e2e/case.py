@@ -21,6 +21,7 @@ from microbench.command_line import (
     Outputs,
     at_least,
     check_budget,
+    check_processes,
     check_seed,
     one_of,
     option,
@@ -328,6 +329,10 @@ class TrainRequest:
     budget: float | None = choice(
         None, "Seconds of timing per comparison  [default: 10 per variant]", check=check_budget
     )
+    processes: int = choice(
+        1, "Processes that time each comparison, one after another; 3 or more to compare runs",
+        check=check_processes,
+    )  # fmt: skip
     train: bool = True
 
 

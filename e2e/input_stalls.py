@@ -21,8 +21,6 @@ from e2e.results.types import Predicted, Training
 from e2e.training.speedups import FED_SHARE
 from microbench.break_even import MIN_GAIN
 
-BUSY_POINTS = 2  # numbers of workers that are kept busy beside a training
-
 
 class Estimate(NamedTuple):
     """A value and the ends of its 95 % interval (the value itself where there is none)."""
@@ -118,10 +116,8 @@ def _between(known: Mapping[int, float], at: int) -> float:
 
 
 def _step(training: Training) -> Estimate | None:
-    if training.steps is None:
-        return None
-    step_s = training.steps.median_s
-    return Estimate(step_s, *(training.steps.ci95_s or (step_s, step_s)))
+    timed = training.timed
+    return Estimate(timed.median_s, *(timed.ci95_s or 2 * (timed.median_s,))) if timed else None
 
 
 def _loads(loading: Loading, images: int) -> Estimate | None:
@@ -144,7 +140,7 @@ def busy_points(workers: Sequence[int]) -> list[int]:
     if not counts:
         return []
     half = min(counts, key=lambda count: abs(count - counts[-1] / 2))
-    return sorted({half, counts[-1]})[-BUSY_POINTS:]
+    return sorted({half, counts[-1]})
 
 
 def measured_points(speedups: Mapping[int, float]) -> list[int]:

@@ -15,6 +15,10 @@ from kernels.precision import Capability
 TMA_SINCE: Capability = (9, 0)  # the Tensor Memory Accelerator; wgmma is Hopper's alone
 
 
+MOST_REGISTERS = 255  # of a thread
+OVERHEAD_REGISTERS = 56  # of a thread, beside its accumulators: addresses, operands, loop state
+
+
 @dataclass(frozen=True)
 class Architecture:
     """What the GPUs of one compute capability have in common.
@@ -37,6 +41,15 @@ class Architecture:
     def block_shared_bytes(self) -> int:
         """Bytes of shared memory that one block may have."""
         return self.sm_shared_bytes - self.block_reserve_bytes
+
+    def blocks_per_sm(self, threads: int, accumulators: float, shared_bytes: int) -> int:
+        """Blocks of a kernel that multiplies that an SM holds at once: an estimate, at least one.
+
+        A thread has `accumulators` registers to add up in, a block `shared_bytes`.
+        """
+        registers = min(MOST_REGISTERS, accumulators + OVERHEAD_REGISTERS) * threads
+        by_shared = self.sm_shared_bytes // (shared_bytes + self.block_reserve_bytes or 1)
+        return max(1, min(int(self.sm_registers // registers), by_shared))
 
 
 KIB = 1024

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from kernels.case import Candidate, Case, Prepared, Target
+from kernels.tuned import Tables, tables_for
 from kernels.user import UserBackend
 
 OWN = ":"  # in the name of a back end that the user brings
+TUNED = "triton"  # the back end that has tables of tuned configurations
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,8 @@ class Op(ABC):
     entries: ClassVar[Mapping[str, BackendEntry]]
     gpu_defaults: tuple[str, ...]  # what is measured on a GPU when the user names no back end
     library: str  # the back end that stands for the vendor's on a GPU
+    libraries: tuple[str, ...]  # those of the vendor's back ends that ours are held against
+    tables: Tables  # of tuned configurations
     dims: tuple[str, ...]  # the integer ones
     layouts: tuple[str, ...]
     axis_name: str  # what `axis` counts
@@ -106,7 +110,18 @@ class Op(ABC):
         """Record the Triton configuration that won a search; the path of the user's table.
         ValueError for a label that is no configuration, OSError where the table cannot be written.
         """
-        return self.entries["triton"].load().save_tuned(case, target, label)
+        return self.entries[TUNED].load().save_tuned(case, target, label)
+
+    def tuned_label(self, case: Case, target: Target) -> str | None:
+        """The configuration that the target's tables have for this very case; None if it is not in
+        them. What is lent by a near size or another precision does not count.
+        """
+        section, key = self.tuned_key(case)
+        return self.tables.section(tables_for(target), case.precision_name, section).get(key)
+
+    @abstractmethod
+    def tuned_key(self, case: Case) -> tuple[str, str]:
+        """(section, size) under which the tables have a case."""
 
     def session(self, target: Target, seed: int) -> OpSession:
         """Where operands live while the variants of one comparison share them."""

@@ -55,6 +55,11 @@ class Precision:
         return self.rate or self.name
 
     @property
+    def accumulator_bytes(self) -> int:
+        """Bytes of one sum while it is added up."""
+        return DTYPE_BYTES[self.accumulate]
+
+    @property
     def bytes_per_element(self) -> int:
         """Bytes of one stored element."""
         return DTYPE_BYTES[self.storage]

@@ -216,12 +216,15 @@ def doctor(device: str, html: Path | None) -> None:
 @click.argument("runs", metavar="[RUN]...", type=FILE, nargs=-1)
 @click.option("--json", type=FILE, required=True, help="File to write")
 @DEVICE
-@click.option("--tries", default=100, show_default=True, help="Comparisons; splits of each run")
+@click.option(
+    "--tries", type=int, help="Comparisons; splits of each run  [default: aa 300, else 100]"
+)
+@click.option("--budget", type=float, help="aa: seconds for each comparison  [default: 2.5]")
 @click.option("--processes", default=3, show_default=True, help="Of each half of a split run")
 @click.option("--html", type=FILE, help="Also write a page: one file, offline")
 def validate(
-    what: str, runs: tuple[Path, ...], json: Path, device: str, tries: int, processes: int,
-    html: Path | None,
+    what: str, runs: tuple[Path, ...], json: Path, device: str, tries: int | None,
+    budget: float | None, processes: int, html: Path | None,
 ) -> None:  # fmt: skip
     """Validate the timer, the intervals of ratios, or the verdicts of compare.
 
@@ -230,14 +233,14 @@ def validate(
     compare, power: split RUNs of many processes into two runs each. How often is the same called
     different, and how often a slow-down of known size called slower?
     """
-    from microbench.selftest.run import validate_compare, validate_method
+    from microbench.selftest.run import SPLITS, TRIES, validate_compare, validate_method
 
     if what in ("compare", "power"):
-        validate_compare(what, runs, json, processes, tries, html)
+        validate_compare(what, runs, json, processes, SPLITS if tries is None else tries, html)
     elif runs:
         raise UserError(f"validate {what} takes no run file")
     else:
-        validate_method(what, json, device, tries, html)
+        validate_method(what, json, device, TRIES if tries is None else tries, budget, html)
 
 
 @app.command()

@@ -109,19 +109,18 @@ def show_document(
 
 
 def explain_again(file: Path) -> None:
-    """Compute bottlenecks, reasons, warnings and time model of a run file anew, and write it back.
+    """Compute bottlenecks, reasons and warnings of a run file anew, and write it back.
 
     UserError for a file that is no run or cannot be written.
     """
     from microbench.roofline.explain import annotate
-    from microbench.roofline.model.held_out import with_model
 
     run = read_run(file)
     probe(file, "FILE")
     if run.others and not run.results:
         print(f"{file} has no kernel results. Other results are explained when they are measured.")
         return
-    explained = with_model(annotate(run))
+    explained = annotate(run)
     changed = sum(a != b for a, b in zip(run.results, explained.results, strict=True))
     write_run(explained, file)
     print(f"{file}: {changed} of {len(run.results)} explanations changed")

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from kernels import OPS, is_library
 from kernels.case import Candidate, CannotRun, Case, Prepared, Target
 from kernels.error_words import first_line
-from kernels.op import OpSession
+from kernels.op import TUNED, OpSession
 from microbench.device import profiler as kernel_names
 from microbench.device.telemetry import Telemetry, TelemetrySummary
 from microbench.results.types import TIME_DECIMALS, Measurement, Ratio, Result
@@ -222,8 +222,14 @@ class Measurer:
         self.timer.run(candidate.call, 1)  # the first launch loads modules, which no gate can hold
         estimate = median(self.timer.block(candidate.call, ESTIMATE_SAMPLES).times_s)
         self.estimator.learn(case, blank.flops, estimate)
-        found = replace(blank, variant=candidate.label)
+        found = replace(blank, variant=candidate.label, tuned=self._tuned(case, candidate))
         return _Ready(found, Arm(case.key, candidate.call, estimate))
+
+    def _tuned(self, case: Case, candidate: Candidate) -> bool | None:
+        """Whether the configuration was tuned for this very case, just now or in the tables."""
+        if case.backend != TUNED:
+            return None
+        return self.tune or OPS[case.op].tuned_label(case, self.target) == candidate.label
 
     def _choose(self, case: Case, prepared: Prepared, announce: Announce) -> Candidate:
         """The fastest candidate that works and is right; the only one, untimed."""

@@ -42,7 +42,7 @@ def plan_arms(op: str, asked: Conditions, kind: str) -> list[Arm]:
 
 
 def _backends(op: str, text: str, kind: str) -> list[str]:
-    """The back ends that are named. A user's own, "module:name", brings the library beside it."""
+    """The back ends that are named. A user's own, "module:name", brings the libraries beside it."""
     found = OPS[op]
     ours, own = own_backends(op, text)
     known = (
@@ -50,8 +50,8 @@ def _backends(op: str, text: str, kind: str) -> list[str]:
         if ours or not own
         else []
     )
-    library = [found.library_backend(kind)] if own else []
-    return list(dict.fromkeys([*library, *known, *own]))
+    beside = [found.library_backend(kind), *(found.libraries if kind == "cuda" else ())]
+    return list(dict.fromkeys([*(beside if own else ()), *known, *own]))
 
 
 def own_backends(op: str, text: str) -> tuple[str, list[str]]:

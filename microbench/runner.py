@@ -20,7 +20,6 @@ from microbench.results.merging import merged
 from microbench.results.types import Result, Run
 from microbench.roofline.ceilings import datasheet_ceilings, is_reference, large_ceilings
 from microbench.roofline.explain import annotate
-from microbench.roofline.model.held_out import with_model
 from microbench.run_output import save
 from microbench.sweep import Group
 from microbench.timing.interleave import LARGE_FLOPS
@@ -126,9 +125,6 @@ class Runner:
         settings = self.load.noted(self.run.settings)
         self.run = annotate(replace(self.run, settings=settings, finished_at=self.now()))
         self._save()
-        if self.path is not None:
-            self.run = with_model(self.run)
-            self._save()
         return self.run
 
     def _again(self, number: int, planned: Sequence[Group]) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import geometric_mean
 
 from kernels import is_library, size_of
-from kernels.op import OWN
 from microbench.break_even import BASELINES, Payoff, Row, library_or_best, payoffs
+from microbench.libraries import sentence, summaries
 from microbench.results.types import Ratio, Result, Run
 from microbench.timing.stats import excludes_one
 
@@ -15,9 +14,12 @@ MOST_REASONS = 3
 MOST_SIZES = 6
 
 
-def verdict(run: Run) -> list[str]:
-    """Sentences for the end of the screen; empty when nothing was measured against a baseline."""
-    lines: list[str] = []
+def verdict(run: Run, *, beside: bool = True) -> list[str]:
+    """Sentences for the end of the screen; empty when nothing was measured against a baseline.
+
+    `beside`: with how our kernels and the user's do beside the libraries.
+    """
+    lines = [sentence(found) for found in summaries(run)] if beside else []
     for name in asked_for(run):
         results = [r for r in run.results if r.case.precision_name == name]
         timed = library_or_best(results)
@@ -34,41 +36,7 @@ def verdict(run: Run) -> list[str]:
             )
         lines += _skipped(name, results)
         lines += _price(name, timed, run)
-    return [*_own(run), *lines]
-
-
-def library_beside(run: Run) -> str | None:
-    """The library's back end, if the run also has one of the user's to compare it with."""
-    if not any(OWN in r.case.backend for r in run.results):
-        return None
-    return next((r.case.backend for r in run.results if is_library(r.case)), None)
-
-
-def _own(run: Run) -> list[str]:
-    """How fast the user's own back ends are beside the library, in the same precision."""
-    library = library_beside(run)
-    found: dict[tuple[str, str], list[Row]] = {}
-    for result in run.results:
-        ratio = result.vs_backend.get(library) if library else None
-        if ratio and OWN in result.case.backend:
-            arm = (result.case.backend, result.case.precision_name)
-            found.setdefault(arm, []).append((result, ratio))
-    return [
-        f"{backend} in {name} is {_as_fast(rows)} as {library}{_over(rows)}."
-        for (backend, name), rows in found.items()
-    ]
-
-
-def _as_fast(rows: Sequence[Row]) -> str:
-    return f"{geometric_mean([ratio.ratio for _, ratio in rows]):.2f} times as fast"
-
-
-def _over(rows: Sequence[Row]) -> str:
-    least, most = (f(rows, key=lambda row: row[1].ratio) for f in (min, max))
-    if len(rows) == 1:
-        return f" at {size_of(least[0].case)}"
-    ends = [f"{ratio.ratio:.2f} at {size_of(result.case)}" for result, ratio in (least, most)]
-    return f" (geometric mean of {len(rows)} sizes; {ends[0]} to {ends[1]})"
+    return lines
 
 
 def asked_for(run: Run) -> list[str]:

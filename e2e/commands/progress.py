@@ -37,10 +37,16 @@ class TrainProgress(LiveLine):
         self._began_s = clock()
         self._names: dict[str, str] = {}
         self._timed_until_s: float | None = None
+        self._process = ""
 
     def expect(self, more: int) -> None:
         """Add to the number of results that will be saved."""
         self._total += more
+
+    def next_process(self, number: int, of: int) -> None:
+        """A fresh process times comparisons once more."""
+        self._process = f"process {number} of {of}: "
+        self._doing = f"{self._process}starting"
 
     def timing(self, budget_s: float) -> None:
         """The timing of a comparison begins; it takes about `budget_s` seconds."""
@@ -53,7 +59,7 @@ class TrainProgress(LiveLine):
     def stage(self, key: str, stage: str) -> None:
         """An arm entered a stage."""
         name = self._names.get(key, "")
-        self._doing = fmt.clean(f"{name}: {stage}" if name else stage)
+        self._doing = self._process + fmt.clean(f"{name}: {stage}" if name else stage)
 
     def timed(self, trainings: list[Training]) -> None:
         """A comparison, timed or only predicted, was saved."""
@@ -61,7 +67,8 @@ class TrainProgress(LiveLine):
         parts = [f"{arm_name(training.case)} {what}" for training, what in found]
         case, unit = trainings[0].case, trainings[0].unit
         timed = f" {unit}/s" * any(t.per_s for t in trainings)
-        self._advance(f"{case.network} batch {case.batch}: {', '.join(parts)}{timed}")
+        network = f"{self._process}{case.network}"
+        self._advance(f"{network} batch {case.batch}: {', '.join(parts)}{timed}")
 
     def loading(self, case: LoadCase) -> None:
         """A loader is about to be measured alone."""

@@ -16,6 +16,7 @@ from e2e.prediction.prediction import Prediction
 from e2e.results.loader_types import LoadCase, Loading, load_case
 from e2e.results.types import PREDICTED, Training
 from e2e.training.convergence import judged
+from e2e.training.processes import merged, newest, timed_by
 from e2e.training.speedups import with_speedups
 from microbench.device.load import LoadMeter
 from microbench.errors import UserError
@@ -61,6 +62,9 @@ class Job:
                 run = self._verified(run, comparison)
             if steps(comparison):
                 run = self._trained(run, comparison, steps(comparison))
+        if self.work.request.train:
+            for number in range(1, self.work.request.processes):
+                run = self._again(run, comparisons, number)
         return run
 
     def finished(self, run: Run, *, whole: bool) -> Run:
@@ -69,8 +73,7 @@ class Job:
         if notes:
             run = replace(run, settings={**run.settings, "notes": notes})
         run = replace(run, settings=self.load.noted(run.settings))
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        return self.saved(replace(run, finished_at=now if whole else None))
+        return self.saved(replace(run, finished_at=_now() if whole else None))
 
     def loaded(self, run: Run, case: LoadCase, budget_s: float) -> Run:
         """The run with a loader measured alone for `budget_s` seconds, unless it has that."""
@@ -140,6 +143,49 @@ class Job:
         self.progress.timed(found)
         return self.saved(run, *merged, *self.predictions.loadings.values())
 
+    def _again(self, run: Run, comparisons: Sequence[Comparison], number: int) -> Run:
+        """The run with what a fresh process times of comparisons that fewer than `number` + 1 have.
+
+        An arm that has no times, or fails there, stays as it is.
+        """
+        todo = [found for found in comparisons if few_processes(run, found, number)]
+        if not todo:
+            return run
+        self.progress.expect(len(todo))
+        self.progress.next_process(number + 1, self.work.request.processes)
+        self.worker.restart()
+        for comparison in todo:
+            self.progress.about(comparison.cases)
+            predicted = self.predictions.of(comparison) if self.work.predicts else {}
+            arms = [t for case in comparison.cases if (t := run.find(Training, case.key))]
+            fresh = 1 + max(map(newest, arms))
+            more = self._time([training.case for training in arms if _can_step(training)])
+            run = self._merged(run, comparison, merged(arms, more, fresh), predicted)
+        return run
+
+    def _merged(
+        self,
+        run: Run,
+        comparison: Comparison,
+        trainings: Sequence[Training],
+        predicted: Mapping[str, Prediction],
+    ) -> Run:
+        """The run with arms that one more process timed, and all that follows from their times."""
+        rungs = {arm.case.key: arm.rung for arm in comparison.arms}
+        again = self.predictions.explainer.explained(with_speedups(trainings, rungs), predicted)
+        found: list[Training] = []
+        for training in again:
+            before = run.find(Training, training.case.key)
+            if before is not None and before.steps == training.steps:  # no more than it was
+                training = replace(before, speedup=training.speedup)
+            elif before is not None:
+                training = with_what_was(before, training)
+                if _is_verified(before):
+                    training = replace(training, causes=before.causes)
+            found.append(training)
+        self.progress.timed(found)
+        return self.saved(run, *found)
+
     def _time(self, cases: Sequence[TrainCase]) -> list[Training]:
         """A Training for each case, in order; one that kills the process fails, alone."""
         failed: dict[str, Training] = {}
@@ -152,7 +198,8 @@ class Job:
                     budget_s = self.work.request.budget or usual_s
                     self.progress.timing(budget_s)
                     timed = self.worker.time(budget_s, self.progress.stage)
-                    found = [*found, *timed]  # timed results replace those of set-up
+                    dated = [replace(t, measured_at=_now()) for t in timed]
+                    found = [*found, *dated]  # timed results replace those of set-up
                 by_key = {t.case.key: t for t in found} | failed
                 return [by_key[case.key] for case in cases]
             except WorkerDied as death:
@@ -240,6 +287,17 @@ def _timed_arm(run: Run, case: TrainCase) -> Training | None:
     return training if training is not None and training.status == "ok" else None
 
 
+def _can_step(training: Training) -> bool:
+    """Whether it was timed, and has not failed since."""
+    return training.status == "ok" and training.steps is not None
+
+
+def few_processes(run: Run, comparison: Comparison, number: int) -> bool:
+    """Whether an arm that can be timed has the times of fewer than `number` + 1 processes."""
+    arms = (run.find(Training, case.key) for case in comparison.cases)
+    return any(timed_by(arm) <= number for arm in arms if arm and _can_step(arm))
+
+
 def _is_verified(training: Training) -> bool:
     return any(cause.measured_gain_pct is not None for cause in training.causes)
 
@@ -252,6 +310,10 @@ def with_what_was(before: Training | None, training: Training) -> Training:
     return replace(
         training,
         repeats=before.repeats,
-        predicted=predicted and predicted.beside(training.step_s),
+        predicted=predicted and predicted.beside(training.measured_s),
         causes=training.causes or before.causes,
     )
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

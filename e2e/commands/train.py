@@ -1,4 +1,4 @@
-"""`python -m e2e NETWORK` and `validate`: check the options, plan, train, report."""
+"""`python -m e2e NETWORK`: check the options, plan, train, report."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from rich.console import Console
 from e2e.case import TrainRequest
 from e2e.commands.plan import Comparison, Work, notes, plan
 from e2e.commands.progress import TrainProgress
-from e2e.commands.requests import request_of
 from e2e.commands.scheduler import Job
 from e2e.commands.worker import DataFacts, TrainWorker
 from e2e.networks import find
@@ -27,23 +26,6 @@ from microbench.run_output import Done, check_goes_on, new_run, run_console, run
 from microbench.worker import Greeting, WorkerDied, greet
 
 Procedure = Callable[[Job, Run], Run]  # adds to the run
-# What a default validation trains: networks of different kinds at batches from 1 to 512, four of
-# them where the host is the limit and where the device is.
-MATRIX = {
-    "resnet18": "16,128",
-    "wrn-16-4": "32,512",
-    "gpt": "1,8",
-    "vit_b_16": "8,64",
-    "densenet121": "8",
-    "swin_t": "64",
-    "convnext_tiny": "64",
-    "resnet50": "128",
-    "resnext50_32x4d": "64",
-    "mobilenet_v2": "128",
-    "efficientnet_b0": "64",
-    "vgg16": "32",
-}
-MATRIX_RECIPES = "fp32,tf32,amp,amp-bf16"
 
 
 def compare_recipes(job: Job, run: Run) -> Run:
@@ -70,30 +52,6 @@ def check_known(done: Done) -> None:
     """Raise NothingMeasured if the run has no step, neither predicted nor measured."""
     if not any(training.predicted or training.steps for training in done.run.of(Training)):
         raise NothingMeasured
-
-
-def run_validation(networks: str | None, batch: str | None, options: dict[str, Any]) -> Done:
-    """Predict and train every network of the matrix. UserError for a wrong network or option."""
-    batches = _batches(networks, batch)
-    requests = [
-        request_of(
-            name, options | {"batch": sizes}, recipe=MATRIX_RECIPES, workers=0, predict=True,
-            allow_run=True,
-        )
-        for name, sizes in batches.items()
-    ]  # fmt: skip
-    for name in batches:
-        find(name)  # a wrong name is an error before hours of work
-    return run_requests(requests, "validate")
-
-
-def _batches(networks: str | None, batch: str | None) -> dict[str, str]:
-    if networks is None:
-        return {name: batch or sizes for name, sizes in MATRIX.items()}
-    names = [name.strip() for name in networks.split(",") if name.strip()]
-    if not names:
-        raise UserError("--networks is empty; name networks, or leave it out for the default ones")
-    return {name: batch or MATRIX.get(name, "8,64") for name in dict.fromkeys(names)}
 
 
 def file_name(network: str) -> str:

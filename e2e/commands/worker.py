@@ -109,6 +109,8 @@ def _train_on_request(pipe: Connection, settings: TrainSettings) -> None:
         timer = ArmTimer(task, info.target(), telemetry)
         meter = LoadMeter(task.data, timer.device, task.seed)
         predictor: Any = None
+        # Read beside steps that are not predicted too: what the CPU limits compares at one speed.
+        own_speed = _host_speed(timer) if timer.cuda else None
         try:
             while True:
                 kind, *rest = pipe.recv()
@@ -116,13 +118,19 @@ def _train_on_request(pipe: Connection, settings: TrainSettings) -> None:
                     predictor = predictor or _make_predictor(task, info, settings.allow_run)
                     pipe.send(("ok", predictor.predict(rest[0], announce)))
                 else:
-                    host_speed = predictor.host_speed if predictor else None
+                    host_speed = predictor.host_speed if predictor else own_speed
                     pipe.send(("ok", _answer(timer, meter, host_speed, kind, rest, announce)))
         finally:
             timer.end_loading()
             # After a failed graph capture, freeing memory raises errors that say nothing new.
             with suppress(RuntimeError):
                 timer.close()
+
+
+def _host_speed(timer: Any) -> Any:
+    from e2e.prediction.host_speed import host_speed_of
+
+    return host_speed_of(timer.device)
 
 
 def _make_predictor(task: Any, info: DeviceInfo, allow_run: bool) -> Any:

@@ -105,7 +105,7 @@ def with_predictions(
         training = replace(
             training,
             predicted=replace(
-                predicted.beside(training.step_s),
+                predicted.beside(training.measured_s),
                 speedup={name: known[it].step_s / predicted.step_s for name, it in others.items()},
                 paced_s=prediction.at(slowdown).simulate().step_s if slowdown else None,
             ),
@@ -165,7 +165,7 @@ def _step(training: Training, prediction: Prediction) -> Step:
     """The step, at the host speed of its measurement if that is known."""
     prediction = _at_the_same_speed(prediction, training)
     assert prediction.simulated is not None
-    measured_s = training.step_s
+    measured_s = training.measured_s
     wait_s = prediction.wait_s if measured_s is None else measured_wait_s(training)
     return Step(prediction.ops, prediction.simulated, measured_s, wait_s, prediction.wait_s)
 

@@ -11,7 +11,7 @@ from statistics import median
 from typing import NamedTuple
 
 from e2e.case import TrainCase
-from e2e.results.baselines import BASELINES
+from e2e.results.baselines import BASELINES, by_the_wall
 from e2e.results.loader_types import Loading, load_case
 from e2e.results.types import Training
 from microbench.break_even import MIN_GAIN
@@ -85,8 +85,8 @@ class Joint:
             return None
         if ours.per_s and theirs.per_s:
             name = next((name for name, known in BASELINES.items() if base in known), base)
-            paired = ours.speedup.get(name)
-            return Gain(paired or Ratio(ours.per_s / theirs.per_s, None), measured=True)
+            paired = ours.speedup.get(name, Ratio(ours.per_s / theirs.per_s, None))
+            return Gain(by_the_wall(paired, theirs, ours), measured=True)
         if ours.predicted_per_s and theirs.predicted_per_s:
             ratio = ours.predicted_per_s / theirs.predicted_per_s
             return Gain(Ratio(ratio, None), measured=False)

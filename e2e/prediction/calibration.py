@@ -24,6 +24,7 @@ from e2e.prediction.trace.fake_trace import CannotTrace, Trace, fixed_feed, trac
 from e2e.recipes import RECIPES, cannot_run, recipe_of, switch_process
 from e2e.training.speed_readings import HostSpeed, SpeedBetween
 from e2e.training.trainer import Trainer
+from e2e.validation_sets import CALIBRATED_ON
 from microbench.timing.stats import median
 
 STEPS, ROUNDS = 10, 7  # in a row; over all networks
@@ -31,7 +32,6 @@ WIDTH = 32
 CLASSES = 8
 PACED_LAYERS = 8
 ADAM = ("attention",)
-ON_A_GPU = ("resnet18", "mobilenet_v2")  # at a size that keeps no GPU busy; a CPU it would
 TINY = (3, 32, 32)
 # Of these, under autocast without a loss scaler too, or instead: the others have one.
 SMALL_RECIPES = {
@@ -118,7 +118,7 @@ def small_networks(kind: str) -> list[Network]:
     """The calibration networks for a kind of device, "cuda" or "cpu"."""
     made = [_small(name, build, shape) for name, (build, shape) in _SMALL.items()]
     if kind == "cuda":
-        made += [replace(find(name, input=TINY), batch=2) for name in ON_A_GPU]
+        made += [replace(find(name, input=TINY), batch=2) for name in CALIBRATED_ON]
     return made
 
 

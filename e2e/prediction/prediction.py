@@ -104,6 +104,6 @@ def with_loader(
 
 def measured_wait_s(training: Training) -> float:
     """Seconds by which a measured step was longer than on a preloaded batch; at least 0."""
-    if training.steps is None or training.steps.unfed_s is None:
+    if training.steps is None or training.steps.unfed_s is None or training.measured_s is None:
         return 0.0
-    return max(0.0, training.steps.median_s - training.steps.unfed_s)
+    return max(0.0, training.measured_s - training.steps.unfed_s)

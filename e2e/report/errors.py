@@ -16,9 +16,10 @@ from e2e.report.figures import bottleneck, signed_pct
 from e2e.report.predictions import error_pct, host_speed_error_pct, is_beside, is_within, off_pct
 from e2e.results.baselines import BASELINES, baselines
 from e2e.results.types import Training
+from e2e.validation_sets import CALIBRATED_ON, seen
 from microbench import fmt
 from microbench.report.table import DIM, Column, Row, Table, screen
-from microbench.results.types import Run
+from microbench.results.types import METHOD_VERSION, Run
 from microbench.timing.stats import half_width_pct
 
 WORST_TITLE = "Largest prediction errors"
@@ -70,7 +71,8 @@ def error_table(trainings: Sequence[Training]) -> list[Line]:
     The bottleneck is the measured one: a CPU-bound step is no easier to predict because the
     prediction took it for another kind. A reader knows only the predicted one, so a row has the
     steps that were predicted to be GPU-bound. A measured speed-up is a mean over turns, which a few
-    slow turns move; the speed-up of the median steps has its own row.
+    slow turns move; the speed-up of the median steps has its own row. A captured step is not
+    predicted: the graph of its operations was captured and timed.
     """
     both = [t for t in trainings if t.predicted and t.steps]
     gpu = [t for t in both if t.limit == "gpu"]
@@ -85,7 +87,7 @@ def error_table(trainings: Sequence[Training]) -> list[Line]:
         _line("step, on a CPU", [t for t in both if t.limit is None], error_pct),
         _line("step, bottleneck GPU", plain, error_pct, (1.0, 3.0)),
         _line("step, bottleneck predicted as GPU", said, error_pct),
-        _line("step, captured as a CUDA graph", captured, error_pct, (1.0, 3.0)),
+        _line("step, timed as a captured graph", captured, error_pct, (1.0, 3.0)),
         _line("step, bottleneck CPU launch", host, error_pct, (8.0, 20.0)),
         _line("the same, corrected for the CPU's speed", host, host_speed_error_pct, (8.0, 20.0)),
         *(
@@ -154,7 +156,7 @@ def _speedup_pct(base: str) -> Callable[[Training], float | None]:
 
 
 def _medians_pct(base: str, trainings: Sequence[Training]) -> Callable[[Training], float | None]:
-    steps_s = {t.case: t.step_s for t in trainings if t.step_s}
+    steps_s = {t.case: t.measured_s for t in trainings if t.measured_s}
 
     def pct(training: Training) -> float | None:
         beside = [case for case in steps_s if case.group == training.case.group]
@@ -192,7 +194,7 @@ def worst_table(run: Run) -> Table[Training]:
     columns: list[Column[Training]] = [
         Column("training", lambda t: fmt.clean(_named(t))),
         Column("predicted\nms", _predicted_ms, right=True),
-        Column("measured\nms", lambda t: fmt.milliseconds(t.step_s), right=True),
+        Column("measured\nms", lambda t: fmt.milliseconds(t.measured_s), right=True),
         Column("error", lambda t: signed_pct(error_pct(t)), right=True),
         Column("bottleneck", lambda t: bottleneck(t.limit), drop=1),
     ]
@@ -233,15 +235,17 @@ def errors_lines(run: Run, width: int) -> list[Text]:
     table = errors_table(run)
     if not table.rows:
         return []
-    said = [Text(sentence, DIM) for sentence in error_sentences(run.of(Training))]
+    said = [Text(sentence, DIM) for sentence in error_sentences(run)]
     return [*screen(table, width).lines, *said]
 
 
-def error_sentences(trainings: Sequence[Training]) -> list[str]:
+def error_sentences(run: Run) -> list[str]:
     """How often the bottleneck was classified correctly and the step was inside its interval.
 
-    Also the measured steps' own intervals.
+    Also the measured steps' own intervals, what was timed and not predicted, and where the rows are
+    from.
     """
+    trainings = run.of(Training)
     named = limits_named(trainings)
     found = [f"The bottleneck was classified correctly in {_share(named)}."] if named.count else []
     for limit, who in (("gpu", "GPU"), ("host", "CPU launch")):
@@ -257,7 +261,51 @@ def error_sentences(trainings: Sequence[Training]) -> list[str]:
                     "Half of these steps have a measured 95 % interval of "
                     f"±{fmt.per_cent(half_pct)} or wider."
                 )
+    both = [t for t in trainings if is_beside(t)]
+    return [*found, *_captured(both), *_origin(both), *_age(run, both)] if both else found
+
+
+def _captured(trainings: Sequence[Training]) -> list[str]:
+    """That captured steps are no predictions."""
+    count = sum(t.case.graph for t in trainings)
+    if not count:
+        return []
+    return [
+        f"Of {len(trainings)} steps, {count} captured: the graph of their operations was timed, "
+        "not predicted. Rows of speed-ups and memory, and the counts above, include these."
+    ]
+
+
+def _origin(trainings: Sequence[Training]) -> list[str]:
+    """Which rows are of networks that the method has seen."""
+    known = seen(dict.fromkeys(t.case.network for t in trainings))
+    if not known:
+        return ["None of these networks was used to develop or to calibrate the method."]
+    rows = sum(t.case.network in known for t in trainings)
+    found = [
+        f"{rows} of {len(trainings)} steps are of networks that the method was developed on "
+        f"({len(known)}): their errors are not independent of it."
+    ]
+    calibrated = [fmt.clean(name) for name in known if name in CALIBRATED_ON]
+    if calibrated:
+        found.append(f"Also calibration models, at a small size: {fmt.joined(calibrated)}.")
     return found
+
+
+def _age(run: Run, trainings: Sequence[Training]) -> list[str]:
+    """Which rows predate this code, as far as the file says."""
+    days = sorted(t.measured_at[:10] for t in trainings if t.measured_at)
+    file = f"the file is of {fmt.clean(run.started_at[:10])}"
+    if run.method_version < METHOD_VERSION:
+        versions = f"method version {run.method_version}, now {METHOD_VERSION}"
+        return [f"All rows predate this code: {file}, {versions}."]
+    found: list[str] = []
+    if days:
+        found.append(f"{fmt.count(len(days), 'step')} measured from {days[0]} to {days[-1]}.")
+    if len(days) < len(trainings):
+        undated = fmt.count(len(trainings) - len(days), "step")
+        found.append(f"{undated} without a date, {file}: may predate this code.")
+    return [fmt.clean(line) for line in found]
 
 
 def _share(hits: Hits) -> str:

@@ -52,6 +52,21 @@ def joint_lines(joint: Joint, width: int) -> list[Text]:
     return [*shown.lines, *(Text(line, "dim") for line in notes if line)]
 
 
+def joint_warnings(joint: Joint) -> list[str]:
+    """The warnings of the measured points, each with its point, for below a Markdown table."""
+    found = [
+        (_point(training), fmt.clean(warning.symptom).removeprefix(f"{training.case.recipe}: "))
+        for training in joint.trainings
+        for warning in training.warnings
+    ]
+    by_symptom = "; ".join(f"{point}: {symptom}" for point, symptom in found)
+    return [f"Warnings: {by_symptom}."] if found else []
+
+
+def _point(training: Training) -> str:
+    return f"{fmt.clean(training.case.recipe)} with {fmt.count(training.case.workers, 'worker')}"
+
+
 def _of(joint: Joint, name: str, read: Callable[[Training], str]) -> Callable[[int], str]:
     """What a recipe's training with a number of workers says; "" where there is none."""
 
@@ -104,10 +119,13 @@ def _gain(gain: Gain | None) -> str:
 
 
 def _notes(joint: Joint) -> list[str]:
-    notes = ["two values: predicted / measured; one value, or one in brackets: predicted"]
+    notes = [
+        "two values: predicted / measured, by the wall clock; one value, or one in brackets: "
+        "predicted"
+    ]
     failed = grouped(
         (fmt.clean(t.reason or ""),
-         f"{fmt.clean(t.case.recipe)} with {fmt.count(t.case.workers, 'worker')}")
+         _point(t))
         for t in joint.trainings
         if t.status == "failed"
     )  # fmt: skip
@@ -176,12 +194,12 @@ def _parts(joint: Joint, most: int) -> list[str]:
         busy = joint.busy.get((name, most))
         if pinned is None or synthetic is None or pinned is synthetic:
             continue
-        if not (pinned.step_s and synthetic.step_s):
+        if not (pinned.measured_s and synthetic.measured_s):
             continue
-        copy = 100 * (pinned.step_s / synthetic.step_s - 1)
+        copy = 100 * (pinned.measured_s / synthetic.measured_s - 1)
         text = f"  {fmt.clean(name)}: copying and normalising a batch adds {copy:+.1f} % to a step"
-        if busy and busy.step_s:
-            slower = 100 * (busy.step_s / pinned.step_s - 1)
+        if busy and busy.measured_s:
+            slower = 100 * (busy.measured_s / pinned.measured_s - 1)
             text += f", {fmt.count(most, 'busy worker')} {slower:+.1f} %"
         said.append(text + ".")
     return [*said, *_files(joint)]

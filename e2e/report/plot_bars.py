@@ -36,8 +36,8 @@ def _bar(arm: Training, view: View) -> Json:
     return {
         "label": view.label(arm),
         "rate": per_s,
-        "low": arm.step_units / slow if slow else per_s,
-        "high": arm.step_units / fast if fast else per_s,
+        "low": per_s * steps.median_s / slow if steps and slow else per_s,
+        "high": per_s * steps.median_s / fast if steps and fast else per_s,
         "recipe": fmt.clean(arm.case.recipe),
         "unit": f"{fmt.clean(arm.unit)}/s",
         "text": f"{fmt.throughput(per_s)}{f', {LOST}' if lost else gain}",

@@ -23,7 +23,7 @@ def prediction_rows(run: Run) -> list[Json]:
     rows: list[Json] = []
     for arm in filter(is_beside, run.of(Training)):
         predicted, error = arm.predicted, error_pct(arm)
-        if predicted is None or not arm.step_s or error is None:
+        if predicted is None or not arm.measured_s or error is None:
             continue
         case = arm.case
         parts = (case.network, case.recipe, f"batch {case.batch}", "graph" * case.graph)
@@ -32,7 +32,7 @@ def prediction_rows(run: Run) -> list[Json]:
             "network": fmt.clean(case.network),
             "recipe": fmt.clean(case.recipe),
             "bottleneck": bottleneck(arm.limit) or "CPU",
-            "measured": 1e3 * arm.step_s,
+            "measured": 1e3 * arm.measured_s,
             "predicted": 1e3 * predicted.step_s,
             "error": signed_pct(error),
             "off": abs(error),

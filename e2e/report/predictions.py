@@ -31,6 +31,7 @@ MOST_UNCOVERED = 6
 MOST_NAMED = 4
 MISSING = "missing from the prediction of {arms} (could not be replayed)"
 FROM_STEP = "timed in real steps for {arms} (could not be launched in isolation)"
+CAPTURED = "captured steps (--graph): not predicted; the graph of their operations was timed"
 AT_HOST_SPEED = (
     "at CPU speed: error after correcting for the CPU's speed while the step was measured"
 )
@@ -48,15 +49,17 @@ def is_alone(arm: Training) -> bool:
 
 def error_pct(arm: Training) -> float | None:
     """Error of the predicted step in per cent (positive: too long); None if not known."""
-    if arm.predicted is None or not arm.step_s:
+    if arm.predicted is None or not arm.measured_s:
         return None
     known = arm.predicted.error_pct
-    return off_pct(arm.predicted.step_s, arm.step_s) if known is None else known
+    if known is None or arm.case.fed:  # older files have that of the median step
+        return off_pct(arm.predicted.step_s, arm.measured_s)
+    return known
 
 
 def host_speed_error_pct(arm: Training) -> float | None:
     """The same for the step predicted at the host speed during its measurement."""
-    return off_pct(arm.predicted.paced_s, arm.step_s) if arm.predicted else None
+    return off_pct(arm.predicted.paced_s, arm.measured_s) if arm.predicted else None
 
 
 def off_pct(predicted: float | None, measured: float | None) -> float | None:
@@ -122,7 +125,7 @@ def _host_speed_error(arm: Training) -> str:
 def is_within(arm: Training) -> bool | None:
     """Whether the measured step is inside the prediction's interval; None if not known."""
     ends = _interval_s(arm)
-    return ends[0] <= arm.step_s <= ends[1] if ends and arm.step_s else None
+    return ends[0] <= arm.measured_s <= ends[1] if ends and arm.measured_s else None
 
 
 # ---------------------------------------------------------------- tables
@@ -135,7 +138,7 @@ def beside_table(view: View) -> Table[Training]:
         *name_columns(view),
         Column("predicted\nms", _of(lambda p: fmt.milliseconds(p.step_s)), right=True),
         Column("95 %\ninterval", _of(interval), right=True, drop=9),
-        Column("measured\nms", lambda arm: fmt.milliseconds(arm.step_s), right=True),
+        Column("measured\nms", lambda arm: fmt.milliseconds(arm.measured_s), right=True),
         Column("error", lambda arm: signed_pct(error_pct(arm)), right=True),
         Column("at CPU\nspeed", _host_speed_error, right=True, drop=10),
         Column("bottleneck", lambda arm: _pair(_limit(arm), bottleneck(arm.limit)), drop=6),
@@ -236,6 +239,7 @@ def _lines(
         "95 % interval: of the prediction, in ms"
         * (ranges and "95 % interval" not in shown.left_out),
         AT_HOST_SPEED * (at_host_speed and "at CPU speed" not in shown.left_out),
+        CAPTURED * any(arm.case.graph for arm in view.arms),
         *calls_named(view, details),
         predicting(view),
         shown.left_out_note(width),
@@ -294,6 +298,8 @@ def _predicted(view: View, label: str, arms: Sequence[Training]) -> str:
     names = compared_with(view)
     gains = [gain for name in names if (gain := _gain(view, name, arms))]
     verb = f"is predicted to train {fmt.joined(gains)}" if gains else "is predicted"
+    if arms[0].case.graph:
+        verb = ", ".join(["was timed as a graph of its operations", *gains])
     if len(arms) > 1:
         where = ["network", *(["data"] if is_generated(arms[0].case) else [])]
         ends = [f"at batch {arm.case.batch} {_figures(arm)}" for arm in (arms[0], arms[-1])]
@@ -331,13 +337,19 @@ def _figures(arm: Training) -> str:
 def _error_sentences(view: View, family: Sequence[Group]) -> list[str]:
     """How far predicted steps are from the measured ones, and limits that were not predicted."""
     arms = list(filter(is_beside, arms_of(family)))
-    errors = [(error_pct(arm) or 0.0, view.label_among(arm, family)) for arm in arms]
     lines: list[str] = []
-    if errors:
+    for graph, what in ((False, "Prediction error of the step time"),
+                        (True, "Error of the timed graph of the operations")):  # fmt: skip
+        errors = [
+            (error_pct(arm) or 0.0, view.label_among(arm, family))
+            for arm in arms
+            if arm.case.graph == graph
+        ]
         worst = sorted(errors, key=lambda pair: -abs(pair[0]))[:MOST_NAMED]
-        named = ", ".join(f"{name} {fmt.signed_pct(error)}" for error, name in worst)
-        text = f"Prediction error of the step time is at most {abs(worst[0][0]):.1f} %"
-        lines.append(f"{text}: {named}{' at worst' * (len(errors) > len(worst))}.")
+        if worst:
+            named = ", ".join(f"{name} {fmt.signed_pct(error)}" for error, name in worst)
+            text = f"{what} is at most {abs(worst[0][0]):.1f} %"
+            lines.append(f"{text}: {named}{' at worst' * (len(errors) > len(worst))}.")
     for arm in arms:
         predicted = arm.predicted.limit if arm.predicted else None
         if predicted and arm.limit and predicted != arm.limit:

@@ -17,7 +17,13 @@ from e2e.report import causes, costs, errors, learning, predictions, table, wate
 from e2e.report.arms import OPTIONS, View, in_words, view_of, what_was_trained
 from e2e.report.chart import train_chart
 from e2e.report.figures import interval
-from e2e.report.joint import joint_lines, joint_sentences, joint_table, joint_title
+from e2e.report.joint import (
+    joint_lines,
+    joint_sentences,
+    joint_table,
+    joint_title,
+    joint_warnings,
+)
 from e2e.report.ledger import account, has_ledger, ledger_title
 from e2e.report.ledger import waterfall as waterfall_of
 from e2e.report.loaders import TITLE, loaders_lines, loaders_table
@@ -117,6 +123,8 @@ def _fed_sections(run: Run, width: int, *, details: bool) -> list[Section]:
         ]
         found += [(f"Together: {joint_title(joint)}", joint_lines(joint, width)),
                   ("In short", said)]  # fmt: skip
+    if pictures:
+        found.append(("Warnings on recipes fed by a loader", _warnings(fed, view_of(fed))[1]))
     if details and pictures:
         found += training_sections(fed, width, details=True)
     return found
@@ -200,7 +208,9 @@ def parts(run: Run) -> list[Part]:
         found = [Part(f"{device}: {', '.join(what_was_trained(run))}."), *training_parts(run)]
     if run.of(Loading):
         found += [Part(table=loaders_table(run))]
-        found += [Part(table=joint_table(joint)) for joint in joints(run)]
+        found += [
+            Part(table=joint_table(joint), below=joint_warnings(joint)) for joint in joints(run)
+        ]
     return found
 
 
@@ -232,7 +242,7 @@ def training_parts(run: Run) -> list[Part]:
         Part(f"{predictions.ALONE_TITLE}:",
              predictions.alone_table(view), _calls(view.only(predictions.is_alone))),
         Part(f"{errors.ERRORS_TITLE}:", errors.errors_table(run),
-             errors.error_sentences(run.of(Training))),
+             errors.error_sentences(run)),
         *(_ledger(view, arm) for arm in view.arms if has_ledger(arm)),
         *(part for arm in view.arms for part in _causes(view, arm)),
     ]  # fmt: skip

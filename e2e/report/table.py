@@ -12,7 +12,7 @@ from rich.text import Text
 from e2e.case import OP, TrainCase
 from e2e.report.arms import LADDER, View, is_base, reason, was_run
 from e2e.report.figures import bottleneck, ratio
-from e2e.results.types import Training
+from e2e.results.types import MAX_WALL_GAP, Training
 from microbench import fmt
 from microbench.report.table import DIM, MISSING, Column, Row, Screen, Table, Value
 
@@ -89,7 +89,7 @@ def speed_columns(view: View) -> list[Column[Training]]:
                        lambda arm: arm.steps.ci95_s if arm.steps else None),
             "samples": lambda arm: len(arm.steps.times_s) if arm.steps else None,
         }),
-        Column("ms/step", lambda arm: fmt.milliseconds(arm.step_s), right=True, drop=16,
+        Column("ms/step", lambda arm: fmt.milliseconds(arm.headline_s), right=True, drop=16,
                csv=raw("", "step_s")),
         *_ratio_columns(view),
         Column("peak\nGB", lambda arm: fmt.gigabytes(arm.memory_peak_bytes), right=True, drop=15,
@@ -236,6 +236,8 @@ def notes(view: View, table: Screen[Training], width: int) -> list[Text]:
                   if there and title not in table.left_out),
         f"* {fmt.listed(lost)}: did not converge" * bool(lost),
         wall_check(timed),
+        by_wall(ran, timed),
+        processes(timed),
         f"steps skipped by the loss scaler: {fmt.listed(skipped, 6)}" * bool(skipped),
         table.left_out_note(width),
     ]  # fmt: skip
@@ -248,13 +250,38 @@ def _has(timed: Sequence[Training], name: str) -> bool:
 
 def wall_check(timed: Sequence[Training]) -> str:
     """The largest gap between wall-clock and median-step throughput, in per cent; "" if unknown."""
-    gaps = [wall_gap(arm) for arm in timed if arm.wall_per_s and arm.per_s]
+    gaps = [wall_gap(arm) for arm in timed if arm.wall_gap is not None and not arm.by_wall]
     return f"wall-clock throughput: within {100 * max(gaps):.1f} % of these" if gaps else ""
 
 
+def by_wall(view: View, timed: Sequence[Training]) -> str:
+    """Whose throughput is by the wall clock, with the median step's where the two differ."""
+    found = ["trainings that a loader feeds"] if any(arm.case.fed for arm in timed) else []
+    found += far_from_median(view, timed)
+    return f"by the wall clock: {fmt.listed(found, 4)}" * bool(found)
+
+
+def far_from_median(view: View, timed: Sequence[Training]) -> list[str]:
+    """ "amp (16 workers) (median step: 2,901)" of each arm whose wall clock says otherwise."""
+    return [
+        f"{view.full_label(arm)} (median step: {fmt.throughput(arm.median_per_s or 0.0)})"
+        for arm in timed
+        if wall_gap(arm) > MAX_WALL_GAP
+    ]
+
+
+def processes(timed: Sequence[Training]) -> str:
+    """How many processes timed each arm; "" where all were timed by one."""
+    counts = sorted({max(1, len(arm.steps.processes)) for arm in timed if arm.steps})
+    if counts[-1:] in ([], [1]):
+        return ""
+    ends = " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
+    return f"timed in {ends} processes each: ± is of their mean"
+
+
 def wall_gap(arm: Training) -> float:
-    """The gap of one arm as a fraction of its throughput; 0 if not known."""
-    return abs(arm.wall_per_s / arm.per_s - 1) if arm.wall_per_s and arm.per_s else 0.0
+    """The gap between wall clock and median step as a fraction; 0 if not known."""
+    return abs(arm.wall_gap or 0.0)
 
 
 def reasons(view: View, cut: Sequence[Training]) -> list[Text]:

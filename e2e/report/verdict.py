@@ -286,9 +286,9 @@ def _only_slowed(arm: Training) -> bool:
 
 
 def _longer_pct(arm: Training) -> float | None:
-    if arm.steps is None or not arm.steps.unfed_s:
+    if arm.steps is None or not arm.steps.unfed_s or not arm.headline_s:
         return None
-    return 100 * (arm.steps.median_s / arm.steps.unfed_s - 1)
+    return 100 * (arm.headline_s / arm.steps.unfed_s - 1)
 
 
 def _named(view: View, arms: Sequence[Training], several: bool) -> list[str]:
@@ -305,9 +305,9 @@ def _waited_pct(arm: Training) -> float | None:
     if arm.limit == "host":
         busy = busy_pct(arm)
         return None if busy is None else 100 - busy
-    if arm.data_wait_s is None or arm.steps is None:
+    if arm.data_wait_s is None or not arm.headline_s:
         return None
-    return 100 * min(1.0, arm.data_wait_s / arm.steps.median_s)
+    return 100 * min(1.0, arm.data_wait_s / arm.headline_s)
 
 
 def _remedy(arm: Training) -> str:

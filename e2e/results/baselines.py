@@ -1,6 +1,6 @@
-"""Which arms the others of a training's comparison are measured against.
+"""Which arms the others of a training's comparison are measured against, and their ratios.
 
-Pure functions of the cases.
+Pure functions.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from e2e.case import TrainCase
+from e2e.results.types import Training
+from microbench.results.values import Ratio
 
 BASELINES = {"fp32": ("fp32", "O0"), "tf32": ("tf32",)}  # and the recipes that can stand for each
 
@@ -34,3 +36,15 @@ def slowest(case: TrainCase, others: Mapping[str, TrainCase]) -> TrainCase | Non
 
 def _but_recipe(case: TrainCase) -> TrainCase:
     return replace(case, recipe="", loss_scale=None, keep_batchnorm_fp32=False)
+
+
+def by_the_wall(ratio: Ratio, slow: Training, fast: Training) -> Ratio:
+    """The ratio of fed trainings moved to that of their throughputs, with an interval as wide.
+
+    The rounds' ratios weigh a quick round as much as a slow one; throughput does not.
+    """
+    if not (slow.case.fed and fast.case.fed and slow.per_s and fast.per_s):
+        return ratio
+    by = fast.per_s / slow.per_s / ratio.ratio
+    ends = ratio.ci95 and (by * ratio.ci95[0], by * ratio.ci95[1])
+    return Ratio(by * ratio.ratio, ends)

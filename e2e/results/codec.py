@@ -24,11 +24,17 @@ from e2e.results.types import (
 )
 from microbench.results.fields import as_object, decode
 from microbench.results.types import STATUSES, TIME_DECIMALS
-from microbench.results.values import Interval, Json
+from microbench.results.values import (
+    PROCESSES,
+    Interval,
+    Json,
+    check_processes,
+    processes_json,
+)
 
 STATE = tuple(field.name for field in fields(State))
-# As they stand in the file; `median_s` is `step_s` there.
-STEPS = tuple(field.name for field in fields(StepTimes) if field.name != "median_s")
+# As they stand in the file; `median_s` is `step_s` there, and one process has no field of its own.
+STEPS = tuple(one.name for one in fields(StepTimes) if one.name not in ("median_s", PROCESSES))
 RAW_TIMES = ("times_s", "wall_times_s")
 PLAIN = (
     "status", "reason", "unit", "step_units", "setup_s", "compile_s", "memory_peak_bytes",
@@ -57,6 +63,7 @@ def to_json(training: Training) -> Json:
         **{name: getattr(training, name) for name in PLAIN},
         "step_s": training.step_s,
         **measured,
+        **processes_json(steps.processes if steps else ()),
         "images_per_s": _finite(training.per_s),
         "images_per_j": _finite(training.per_j),
         "data_wait_s": training.data_wait_s,
@@ -72,6 +79,7 @@ def to_json(training: Training) -> Json:
         "ledger": [asdict(line) for line in training.ledger] or None,
         "bound": _finite(training.bound),
         "causes": [_cause_to_json(cause) for cause in training.causes] or None,
+        **({"measured_at": training.measured_at} if training.measured_at else {}),
     }
 
 
@@ -119,6 +127,7 @@ def from_json(data: Json, where: str) -> Training:
     steps = None
     if data.get("times_s") is not None:
         steps = {name: data.get(name) for name in STEPS} | {"median_s": data.get("step_s")}
+        steps |= {PROCESSES: data.get(PROCESSES) or []}
     state = {name: data[name] for name in STATE if name in data}
     empty: Json = {name: [] for name in LISTS if data.get(name) is None}
     whole = {**data, "case": _case(data, where), "steps": steps, "state": state, **empty}
@@ -179,6 +188,7 @@ def _check_steps(steps: StepTimes, where: str) -> None:
         raise ValueError(f"{where}.ci95_s is no interval of times")
     if steps.wall_s < 0 or steps.wall_steps < 0:
         raise ValueError(f"{where}.wall_s or .wall_steps is under zero")
+    check_processes(steps.processes, len(steps.blocks), where)
     for name in ("busy_s", "host_s", "launches", "wait_s", "unfed_s", "loaded_per_s", "host_pace"):
         if (getattr(steps, name) or 0) < 0:
             raise ValueError(f"{where}.{name} is under zero")

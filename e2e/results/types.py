@@ -8,13 +8,21 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
 
 from e2e.case import TrainCase
-from microbench.results.values import Interval, ProcessTime, Ratio, Warning
+from microbench.results.values import (
+    Interval,
+    ProcessTime,
+    Ratio,
+    Warning,
+    by_process,
+    rounds_of,
+)
 
 LIMITS = ("gpu", "host", "data")  # bottlenecks: GPU, CPU launch, data loading
 PREDICTED = "predicted"  # the status of a training that was predicted and never run
 # Terms of a ledger: what the Tensor Cores compute, and what the other terms do not explain.
 PRODUCT_TERMS = ("convolutions", "matrix products", "attention", "products")
 RESIDUAL = "residual"
+MAX_WALL_GAP = 0.03  # where wall clock and median step differ by more, the wall clock is the result
 
 Setting = str | int | float | bool | None  # a field of a case
 
@@ -27,14 +35,18 @@ class StepTimes:
     host are included. Of a case that is `fed` each is the mean of a block, because batches come in
     bursts. `wall_times_s` are by the host's clock from launch to launch; the last one of each block
     includes the wait for the device. `blocks` is how many of `times_s` each round has. `wall_s` is
-    by the host's clock over whole blocks of `wall_steps` steps in all, synchronised at both ends.
+    by the host's clock over the same `wall_steps` steps: the first step of a block on a GPU, which
+    fills its queue, is in neither (up to method 1 it was in `wall_s`).
 
     `busy_s` is the time in which at least one kernel ran (by the profiler), `host_s` what the host
     needs to launch a step on an idle GPU, `launches` the step's kernels and copies. Of cases that
     are `fed`: `wait_s` is the host's wait for data, `unfed_s` the median step on a preloaded batch,
     `loaded_per_s` the images per second of a loader whose batches were discarded meanwhile.
-    `host_pace` is the host's slowdown in between, a ratio (see `e2e.prediction.host_speed`), where
-    steps were predicted.
+    `host_pace` is the host's slowdown in between, a ratio (see `e2e.prediction.host_speed`), on a
+    GPU (in older files where steps were predicted).
+
+    Of several `processes` the blocks stand one after another, `median_s` is the geometric mean of
+    their medians, `ci95_s` the interval of that mean; the rest are sums or means over processes.
     """
 
     times_s: tuple[float, ...]
@@ -51,12 +63,17 @@ class StepTimes:
     unfed_s: float | None = None
     loaded_per_s: float | None = None
     host_pace: float | None = None
+    processes: tuple[ProcessTime, ...] = ()
 
     @property
     def blocks_s(self) -> list[tuple[float, ...]]:
         """`times_s` (seconds), round by round."""
-        ends = [sum(self.blocks[: i + 1]) for i in range(len(self.blocks))]
-        return [self.times_s[end - n : end] for end, n in zip(ends, self.blocks, strict=True)]
+        return rounds_of(self.blocks, self.times_s)
+
+    @property
+    def by_process(self) -> Mapping[int, list[tuple[float, ...]]]:
+        """The rounds of each process, in seconds, by its number."""
+        return by_process(self.blocks_s, self.processes)
 
 
 @dataclass(frozen=True)
@@ -229,16 +246,20 @@ class Training:
     ledger_base: str | None = None
     bound: float | None = None
     causes: tuple[Cause, ...] = ()
+    measured_at: str | None = None  # ISO 8601, UTC; older files do not have it
 
     @property
     def timed(self) -> TimedStep | None:
-        """Its median step in seconds; None if not timed."""
+        """Its median step in seconds, by the wall clock if it is fed; None if not timed."""
         steps = self.steps
-        if steps is None:
+        if steps is None or self.headline_s is None:
             return None
+        by = self.headline_s / steps.median_s if self.case.fed else 1.0
+        ends = steps.ci95_s
         return TimedStep(
-            steps.median_s, steps.ci95_s, self.state.sm_clock_mhz, self.limit == "host",
-            steps.host_pace,
+            by * steps.median_s, ends and (by * ends[0], by * ends[1]), self.state.sm_clock_mhz,
+            self.limit == "host", steps.host_pace,
+            tuple(replace(one, median_s=by * one.median_s) for one in steps.processes),
         )  # fmt: skip
 
     def caveat(self, other: Training) -> str:
@@ -254,7 +275,47 @@ class Training:
         return self.steps.median_s if self.steps else None
 
     @property
+    def measured_s(self) -> float | None:
+        """Seconds per step that predictions and other runs are held against, as in `timed`."""
+        return self.timed.median_s if self.timed else None
+
+    @property
     def per_s(self) -> float | None:
+        """Throughput in `unit` per second, over `headline_s`; None if not timed."""
+        return self.step_units / self.headline_s if self.headline_s else None
+
+    @property
+    def headline_s(self) -> float | None:
+        """Seconds per step that throughput is of: by wall clock if `by_wall`, else the median."""
+        if self.steps is None:
+            return None
+        return self.wall_step_s if self.by_wall else self.steps.median_s
+
+    @property
+    def wall_step_s(self) -> float | None:
+        """Wall-clock seconds per step over whole blocks; None if not timed."""
+        steps = self.steps
+        step_s = steps.wall_s / steps.wall_steps if steps and steps.wall_steps else 0.0
+        return step_s if 0 < step_s < math.inf else None
+
+    @property
+    def by_wall(self) -> bool:
+        """Whether throughput is by the wall clock.
+
+        It is for a training that a loader feeds, and where it differs from the median step's by
+        more than MAX_WALL_GAP.
+        """
+        gap = self.wall_gap
+        return gap is not None and (self.case.fed or abs(gap) > MAX_WALL_GAP)
+
+    @property
+    def wall_gap(self) -> float | None:
+        """Throughput by the wall clock over that of the median step, less 1; None if not known."""
+        wall_s = self.wall_step_s
+        return self.steps.median_s / wall_s - 1 if self.steps and wall_s else None
+
+    @property
+    def median_per_s(self) -> float | None:
         """Throughput in `unit` per second at the median step; None if not timed."""
         return self.step_units / self.steps.median_s if self.steps else None
 
@@ -266,9 +327,7 @@ class Training:
     @property
     def wall_per_s(self) -> float | None:
         """Wall-clock throughput in `unit` per second over whole blocks; None if not timed."""
-        if self.steps is None or self.steps.wall_s <= 0:
-            return None
-        return self.step_units * self.steps.wall_steps / self.steps.wall_s
+        return self.step_units / self.wall_step_s if self.wall_step_s else None
 
     @property
     def per_j(self) -> float | None:

@@ -187,7 +187,8 @@ class ArmTimer(Arms):
         assert training.steps is not None
         count = PHASE_STEPS if self.cuda else CPU_PHASE_STEPS
         if training.case.fed:
-            count = max(CPU_PHASE_STEPS, min(count, int(FED_PHASES_S / training.steps.median_s)))
+            step_s = training.headline_s or training.steps.median_s
+            count = max(CPU_PHASE_STEPS, min(count, int(FED_PHASES_S / step_s)))
         phases = time_phases(lambda clock: held.trainer.step(held.feed, clock), self.cuda, count)
         steps = training.steps
         step = _without_loading(held)
@@ -205,7 +206,9 @@ class ArmTimer(Arms):
 def _fed(steps: StepTimes, blocks: Sequence[StepBlock], case: TrainCase) -> StepTimes:
     """The steps with the fields of fed cases: waits, and discarded batches."""
     waited_s = sum(block.waited_s for block in blocks)
-    came_per_s = batches_per_s([(block.wall_s, block.came_s) for block in blocks], case.workers)
+    # Of the time from the first timed launch on, as what came is counted.
+    came = [(sum(block.wall_times_s), block.came_s) for block in blocks]
+    came_per_s = batches_per_s(came, case.workers)
     return replace(
         steps,
         wait_s=waited_s / steps.wall_steps,

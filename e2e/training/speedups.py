@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from e2e.case import TrainCase
-from e2e.results.baselines import baselines
-from e2e.results.types import StepTimes, Training
+from e2e.results.baselines import baselines, by_the_wall
+from e2e.results.types import MAX_WALL_GAP, StepTimes, Training
+from microbench.results.merging import ratio_of_processes
 from microbench.results.values import Ratio, Warning
-from microbench.timing.stats import half_width_pct, ratio_interval
+from microbench.timing.stats import half_width_pct
 from microbench.timing.timers import EVENT_TICK_S
 
 # A step in which no kernel runs for more than this share waits for the host; what is less is the
@@ -20,7 +21,6 @@ from microbench.timing.timers import EVENT_TICK_S
 IDLE_SHARE = 0.10
 DATA_SHARE = 0.10
 FED_SHARE = 0.05  # a loader that lengthens the step by more is its bottleneck
-MAX_WALL_GAP = 0.02  # throughput by wall clock and by median step must agree within this
 MAX_SKIPPED_SHARE = 0.01
 # A scale that starts at 65,536 may be halved so often, to 1,024, before it fits, in a run that is
 # long enough for that to be few.
@@ -39,11 +39,11 @@ STEPS_VARY = (
 # Cause and remedy where wall time and the median step disagree.
 STEPS_STAND_OUT = (
     "some steps were much slower: another program, the loader or the clock",
-    "close other programs; use the wall-clock figure",
+    "close other programs and measure again; the wall-clock figure is the one shown",
 )
 STEPS_FALL_SHORT = (
     "some steps were much faster: the clock rose or another program ended",
-    "time longer (--budget); use the wall-clock figure",
+    "time longer (--budget); the wall-clock figure is the one shown",
 )
 HOST_WANDERS = (
     "the CPU launch time changed during the measurement",
@@ -88,18 +88,23 @@ def _against_rungs(training: Training, ladder: Sequence[Training]) -> dict[str, 
 
 
 def _ratio(slow: Training, fast: Training) -> Ratio:
+    """Over processes if there are several, else over rounds; of fed trainings by the wall clock."""
     assert slow.steps
     assert fast.steps
-    return Ratio(*ratio_interval(slow.steps.blocks_s, fast.steps.blocks_s, EVENT_TICK_S))
+    found = ratio_of_processes(slow.steps, fast.steps, EVENT_TICK_S)
+    if found is None:  # no process timed both
+        found = Ratio(slow.steps.median_s / fast.steps.median_s, None)
+    return by_the_wall(found, slow, fast)
 
 
 def _limit(training: Training) -> tuple[str | None, str | None]:
     """The bottleneck of a step, with the number behind it; None where it is not known."""
-    steps = training.steps
+    steps, step_s = training.steps, training.headline_s
     assert steps
-    if steps.unfed_s is not None and steps.median_s > steps.unfed_s * (1 + FED_SHARE):
+    assert step_s
+    if steps.unfed_s is not None and step_s > steps.unfed_s * (1 + FED_SHARE):
         return "data", (
-            f"the step takes {steps.median_s * 1e3:.1f} ms, on a preloaded batch "
+            f"the step takes {step_s * 1e3:.1f} ms, on a preloaded batch "
             f"{steps.unfed_s * 1e3:.1f} ms"
         )
     share = 0.0 if training.case.fed else (training.data_wait_s or 0.0) / steps.median_s
@@ -144,10 +149,9 @@ def _wide_interval(training: Training) -> Warning | None:
 
 
 def _wall_gap(training: Training) -> Warning | None:
-    reported, wall = training.per_s, training.wall_per_s
-    if not reported or not wall or abs(wall / reported - 1) <= MAX_WALL_GAP:
+    gap = training.wall_gap
+    if gap is None or abs(gap) <= MAX_WALL_GAP:
         return None
-    gap = wall / reported - 1
     steps_differ = STEPS_STAND_OUT if gap < 0 else STEPS_FALL_SHORT
     return Warning(
         f"{training.case.recipe}: wall-clock throughput is {abs(gap):.1%} "

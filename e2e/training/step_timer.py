@@ -22,7 +22,9 @@ from microbench.device.profiler import KernelTime, record
 from microbench.timing.stats import median
 from microbench.timing.timers import CPU_TICK_S, EVENT_TICK_S, Block, Launch
 
-LEAD_STEPS = 1  # launched before the first timed one, so that the device never starts from rest
+# Launched on a GPU before the first timed one, so that the device never starts from rest. It is in
+# no number: neither in the steps' times, nor in the wall clock, nor in what was waited.
+LEAD_STEPS = 1
 HOST_STEPS = 7
 PHASE_STEPS = 8
 PROFILE_STEPS = 5
@@ -44,8 +46,8 @@ class Tally(NamedTuple):
 class StepBlock(Block):
     """A block of steps, in seconds; see `e2e.results.types.StepTimes` for the three kinds of time.
 
-    `waited_s` is how long the host waited for data in the whole block, `came_s` when discarded
-    batches came; only `Bursts` notes both.
+    `waited_s` is how long the host waited for data in those steps, `came_s` when discarded batches
+    came meanwhile; only `Bursts` notes both.
     """
 
     wall_times_s: tuple[float, ...] = ()
@@ -71,6 +73,7 @@ class CudaSteps(_Steps):
 
     name = "steps"
     resolution_s = EVENT_TICK_S
+    lead_steps = LEAD_STEPS
 
     def __init__(self, device_index: int, sm_count: int) -> None:
         from microbench.timing.instruments import Instruments
@@ -80,9 +83,10 @@ class CudaSteps(_Steps):
 
     def block(self, launch: Launch, samples: int) -> StepBlock:
         """Time `samples` consecutive steps, after LEAD_STEPS that fill the device's queue."""
-        events: list[Any] = [torch.cuda.Event(enable_timing=True) for _ in range(samples + 1)]
+        began, *events = (torch.cuda.Event(enable_timing=True) for _ in range(samples + 2))
         torch.cuda.synchronize()
         began_s = time.perf_counter()
+        began.record()
         for _ in range(LEAD_STEPS):
             launch()
         self._instruments.stamp_clock(0)
@@ -95,13 +99,14 @@ class CudaSteps(_Steps):
         self._instruments.stamp_clock(1)
         torch.cuda.synchronize()
         walls[-1] = time.perf_counter()
-        wall_s = walls[-1] - began_s
+        # The device was idle when both clocks began: the lead's end on its clock is that on both.
+        wall_s = walls[-1] - began_s - began.elapsed_time(events[0]) * 1e-3
         return StepBlock(
             tuple(a.elapsed_time(b) * 1e-3 for a, b in itertools.pairwise(events)),
             self._instruments.clock_mhz(),
             _differences(walls),
             wall_s,
-            LEAD_STEPS + samples,
+            samples,
         )
 
     def run(self, launch: Launch, times: int) -> None:
@@ -116,6 +121,7 @@ class CpuSteps(_Steps):
 
     name = "clock"
     resolution_s = CPU_TICK_S
+    lead_steps = 0
 
     def block(self, launch: Launch, samples: int) -> StepBlock:
         """Time `samples` consecutive steps."""
@@ -135,9 +141,11 @@ class CpuSteps(_Steps):
 class Bursts(_Steps):
     """A `Timer` of steps whose batches come in bursts, one per worker.
 
-    A block has a multiple of `workers` steps and one sample, their mean. The host stays at most
-    RUN_AHEAD steps ahead, as in a training that reads its loss now and then; else it would fetch
-    all batches of a block at once and hold them in memory. `tally` returns the waiting so far.
+    A block has a multiple of `workers` steps and one sample, their mean. Whole rounds of the
+    workers run before it too: where batches have been discarded, the first round waits for all of
+    them. The host stays at most RUN_AHEAD steps ahead, as in a training that reads its loss now and
+    then; else it would fetch all batches of a block at once and hold them in memory. `tally`
+    returns the waiting so far.
     """
 
     def __init__(
@@ -149,21 +157,32 @@ class Bursts(_Steps):
 
     def block(self, launch: Launch, samples: int) -> StepBlock:
         """Time at least `samples` consecutive steps. Raises what fetching a batch raises."""
-        whole_rounds = math.ceil(samples / self._workers)
-        before = self._tally()
-        came_before = len(before.came_s)  # the tally goes on with the same list
-        block = self._timer.block(self._held_back(launch), whole_rounds * self._workers)
-        after = self._tally()
+        steps, held_back = self._whole_rounds(samples), self._held_back(launch)
+        launched, waited_s, came = 0, 0.0, 0
+
+        def noted() -> object:
+            nonlocal launched, waited_s, came
+            if launched == self._timer.lead_steps:
+                before = self._tally()
+                waited_s, came = before.waited_s, len(before.came_s)
+            launched += 1
+            return held_back()
+
+        block = self._timer.block(noted, steps)
+        after = self._tally()  # it goes on with the same list
         return replace(
             block,
             times_s=(fmean(block.times_s),),
-            waited_s=after.waited_s - before.waited_s,
-            came_s=tuple(after.came_s[came_before:]),
+            waited_s=after.waited_s - waited_s,
+            came_s=tuple(after.came_s[came:]),
         )
 
     def run(self, launch: Launch, times: int) -> None:
-        """Run steps untimed."""
-        self._timer.run(self._held_back(launch), times)
+        """Run at least so many steps untimed."""
+        self._timer.run(self._held_back(launch), self._whole_rounds(times))
+
+    def _whole_rounds(self, steps: int) -> int:
+        return math.ceil(steps / self._workers) * self._workers
 
     def _held_back(self, launch: Launch) -> Launch:
         """The launch, which first waits for the device where the host is too far ahead."""

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import ClassVar
 
 from kernels.case import Case
 from kernels.conv.shape import DIMS, PASSES, ConvShape
 from kernels.op import BackendEntry, Op
+from kernels.tuned import Tables
 
 LAYOUTS = ("nchw", "nhwc")
 ALIGNMENT_BYTES = 16  # of a pixel's channels: what TMA, cp.async and 128-bit loads take
@@ -37,6 +39,8 @@ class Conv(Op):
     }
     gpu_defaults = ("cudnn",)
     library = "cudnn"
+    libraries = ("cudnn",)
+    tables = Tables(Path(__file__).parent / "tuned", "conv")  # precision -> pass -> size -> label
     dims = DIMS
     layouts = LAYOUTS
     axis_name = "channels"
@@ -106,6 +110,12 @@ class Conv(Op):
             if stride % ALIGNMENT_BYTES and case.dim("groups") == 1:
                 return f"{name.upper()}={case.dim(name)}", stride
         return None
+
+    def tuned_key(self, case: Case) -> tuple[str, str]:
+        """Such as ("fprop", "256x56x56x64-64x3x3-s1p1d1")."""
+        s = ConvShape.of(case)
+        size = f"{s.n}x{s.h}x{s.w}x{s.c}-{s.k}x{s.r}x{s.s}-s{s.stride}p{s.padding}d{s.dilation}"
+        return str(case.dims["pass"]), size
 
     def aligned(self, case: Case) -> Case:
         """The case with channels padded up to what `misaligned` asks for."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -56,6 +57,17 @@ class DeviceInfo:
         if self.capability is not None:
             facts["capability"] = "{}.{}".format(*self.capability)
         return facts
+
+
+def target_of(device: Mapping[str, Any]) -> Target:
+    """The facts by which kernels are chosen, from the "device" of a run file.
+
+    ValueError for a capability that is none.
+    """
+    major, _, minor = str(device.get("capability") or "").partition(".")
+    capability = (int(major), int(minor)) if minor else None
+    kind, sms = device.get("kind", "cuda"), device.get("sm_count", 0)
+    return Target(kind, device["name"], capability, int(sms))
 
 
 def describe(device: str = "auto") -> DeviceInfo:

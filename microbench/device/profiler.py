@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kernels.case import Case
+from microbench.results.types import Result
 
 # "nvjet_sm90_hsh_256x128_64x4_...", "..._tilesize128x128x8_...", "..._128x64_32x6_tn_align8"
 _TILE = re.compile(r"(?:tilesize|_)(\d+)x(\d+)(?:x|_)(\d+)")
 
+_STAGES = re.compile(r"/s(\d+)/|stage(\d+)(?!\d*x)|_\d+x\d+_\d+x(\d+)_")
+_WARPS = re.compile(r"/w(\d+)|warpsize(\d+)x(\d+)x(\d+)")
 
 # cuDNN's and torch's kernels that only move data between NCHW and NHWC.
 _CONVERSION = re.compile(r"nchw\w*tonhwc|nhwc\w*tonchw|transpose(?!d)|nhwc_to_nchw", re.IGNORECASE)
@@ -59,6 +63,27 @@ def fewer_operations(names: Sequence[str]) -> str | None:
     for word, title in (("fft", "FFT"), ("winograd", "Winograd")):
         if any(word in name.lower() for name in names):
             return title
+    return None
+
+
+def stages_of(result: Result) -> int | None:
+    """Stages of the pipeline that loads tiles, where the kernel's or variant's name states them.
+
+    "stage3", "_64x4_" after a tile (64 elements of K, 4 stages), "/s4/" of ours.
+    """
+    return _number(_STAGES, result)
+
+
+def threads_of(result: Result) -> int | None:
+    """Threads of a block: "/w8/" of our variants, "warpsize2x2x1" of a library's kernel."""
+    warps = _number(_WARPS, result)
+    return 32 * warps if warps else None
+
+
+def _number(pattern: re.Pattern[str], result: Result) -> int | None:
+    for name in (result.variant or "", *result.kernels):
+        if found := pattern.search(name):
+            return math.prod(int(number) for number in found.groups() if number)
     return None
 
 

@@ -16,7 +16,7 @@ from microbench.report.layers_table import layers_summary, layers_table
 from microbench.report.map_table import is_map, map_tables, map_verdict
 from microbench.report.run_table import run_table, wide_table
 from microbench.report.screen import WIDTH, prose_width
-from microbench.report.summary_table import backends_table, is_long, settings_table
+from microbench.report.summary_table import backends_table, is_long, rivals_table, settings_table
 from microbench.report.table import screen
 from microbench.results.kinds import reports
 from microbench.results.types import Result, Run
@@ -32,7 +32,6 @@ SOFTWARE = (
     ("project", "halfway"),
 )
 MOST_SENTENCES = 13  # of a summary's verdict: its table says the rest
-MODEL = "Time model, checked on held-out cases"
 
 
 def print_run(run: Run, console: Console, *, details: bool = False) -> None:
@@ -70,26 +69,25 @@ def _print_kernels(run: Run, console: Console, width: int, details: bool) -> Non
         _section(console, layers_summary(run, run.network), width, "In short")
     else:
         _section(console, notes.sentences(_verdict(run, brief)), width, "In short")
-    _section(console, notes.model(run), width, MODEL)
     _section(console, notes.warnings(run), width, "Warnings")
     _section(console, notes.ceilings(run), width, blank=False)
 
 
 def _brief(run: Run, width: int) -> tuple[list[Text], str, list[Result]]:
     """A row per setting in place of a row per problem; then the back ends, where there are many."""
-    found, backends = screen(settings_table(run), width), backends_table(run)
+    found = screen(settings_table(run), width)
     many = f"{fmt.count(len(groups_of(run)), 'size')}, {fmt.count(len(run.results), 'result')}"
     more = Text(f"{many}; --verbose shows all. faster, slower: by more than 2 %", "dim")
-    beside: list[Text] = []
-    if backends.rows:
-        beside = [Text(), *screen(backends, width).lines]
+    vendor, rivals = backends_table(run), rivals_table(run)
+    beside = [Text(), *screen(vendor, width).lines] if vendor.rows else []
+    beside += [Text(), *screen(rivals, width).lines] if rivals.rows else []
     lines = [*found.lines, more, *beside, *notes.missing_reasons(run)]
     return lines, found.left_out_note(width), []
 
 
 def _verdict(run: Run, brief: bool) -> list[str]:
     """Its sentences; in brief the first ones, without details, which begin with a space."""
-    said = verdict(run)
+    said = verdict(run, beside=not brief)  # in brief, `rivals_table` has it
     if not brief:
         return said
     short = [line for line in said if not line.startswith(" ")]
@@ -113,7 +111,6 @@ def _table(run: Run, width: int) -> tuple[list[Text], str, list[Result]]:
 def _print_map(run: Run, console: Console, width: int) -> None:
     _section(console, [*map_tables(run, width), *notes.missing_reasons(run)], width)
     _section(console, [Text(line, "bold") for line in map_verdict(run)], width, "In short")
-    _section(console, notes.model(run), width, MODEL)
     _section(console, notes.ceilings(run), width, blank=False)
 
 

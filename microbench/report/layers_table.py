@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from statistics import geometric_mean
 
 from rich.text import Text
 
 from kernels import is_library
 from kernels.op import OWN
 from microbench import fmt
+from microbench.libraries import summaries
 from microbench.report.arms import arms_of, groups_of
 from microbench.report.table import Column, Row, Table
 from microbench.results.types import LayerUse, NetworkUse, Ratio, Result, Run
@@ -321,23 +321,15 @@ def _faster(gain: Ratio) -> str:
 
 
 def against_library(run: Run, network: NetworkUse) -> list[str]:
-    """Our convolutions, and the user's own kernels, against the library: the geometric mean over
-    the distinct problems, by pass.
+    """Our convolutions, and the user's own kernels, against the better library: the geometric mean
+    over the distinct problems, by pass; those that a configuration was tuned for apart.
     """
-    ratios: dict[tuple[str, str, str, str], dict[str, float]] = {}
     uses = {use.group: use.which for use in network.layers}
-    for result in run.results:
-        for rival, ratio in result.vs_backend.items():
-            if is_library(result.case) or (
-                result.case.op != "conv" and OWN not in result.case.backend
-            ):
-                continue
-            key = (result.case.backend, rival, result.case.precision_name,
-                   uses.get(result.case.group, ""))  # fmt: skip
-            ratios.setdefault(key, {})[result.case.group] = ratio.ratio
+    found = summaries(run, lambda result: uses.get(result.case.group, ""))
     return [
-        f"{ours} against {rival}, {precision} {which}: {geometric_mean(found.values()):.3f} "
-        f"(geometric mean of {len(found)} distinct layers), lowest {min(found.values()):.2f}, "
-        f"highest {max(found.values()):.2f}."
-        for (ours, rival, precision, which), found in ratios.items()
+        f"{one.backend} against {one.against}, {one.precision} {one.which}: {one.mean:.3f} "
+        f"(geometric mean of {one.count('layer')}), lowest {one.least.ratio.ratio:.2f}, "
+        f"highest {one.most.ratio.ratio:.2f}{f'; {one.not_measured}' if one.not_measured else ''}."
+        for one in found
+        if one.rows[0].result.case.op == "conv" or OWN in one.backend
     ]

@@ -11,11 +11,10 @@ from kernels.precision import PRECISIONS
 from microbench import fmt
 from microbench.device.load import AT_START, HELD, LOAD, LOADED, PROCESSES, SHARE
 from microbench.report.arms import arms_of, groups_of, rate_unit, representative
-from microbench.results.types import Ceiling, Result, Run, TimeModel, Warning
+from microbench.results.types import Ceiling, Result, Run, Warning
 
 MOST_WHYS = 8
 MOST_REASONS = 3
-LEAST_NAMED = 3  # cases of a path that is named as the worst
 
 Found = tuple[Warning, str]  # and the case it is about, in words
 
@@ -194,32 +193,3 @@ def _rates(found: Sequence[Ceiling], unit: fmt.Unit) -> str:
 
 def _item(name: str, text: str) -> Text:
     return Text(f"  {name}: ", "bold").append(text, "not bold")
-
-
-def model(run: Run) -> list[Text]:
-    """The run's time model, see `describe`."""
-    return [Text(f"  {fmt.clean(line)}") for line in describe(run.model)] if run.model else []
-
-
-def describe(model: TimeModel) -> list[str]:
-    """The model's error on cases that it was not fitted to, and the path where that is largest."""
-    overall = model.overall
-    lines = [
-        f"Median error {100 * overall.median:.0f} % on {overall.count} cases that were held out of "
-        f"the fit (90 % within {100 * overall.p90:.0f} %). Terms: launch latency, compute in tiles "
-        "and waves, memory traffic, layout conversion."
-    ]
-    named = [error for error in model.by_path if error.count >= LEAST_NAMED]
-    if named:
-        worst = max(named, key=lambda error: error.median)
-        lines.append(
-            f"Least accurate for {path_text(worst.path)}: median error "
-            f"{100 * worst.median:.0f} % on {worst.count} cases."
-        )
-    return lines
-
-
-def path_text(path: tuple[str, ...]) -> str:
-    """A path as a person reads it: "conv nhwc fprop cudnn fp16, misaligned"."""
-    special, arm = "".join(path[2:3]), path[3:]
-    return " ".join(word for word in arm if word) + (f", {special}" if special else "")

@@ -10,6 +10,7 @@ from rich.cells import cell_len
 from kernels.op import OWN
 from microbench import fmt
 from microbench.break_even import subject_of
+from microbench.libraries import is_tuned, libraries_beside_own
 from microbench.report.arms import (
     Arms,
     arms_of,
@@ -21,7 +22,7 @@ from microbench.report.arms import (
 from microbench.report.table import DIM, MISSING, Column, Row, Table, Value
 from microbench.results.types import Interval, Ratio, Result, Run
 from microbench.roofline.causes import conversion_share
-from microbench.verdict import BASELINES, library_beside
+from microbench.verdict import BASELINES
 
 WIDEST_SIZE = 11  # longer sizes are on a line of their own above the rows
 SHOWN_CONVERSION = 0.02
@@ -110,18 +111,18 @@ def run_columns(run: Run, sizes: Mapping[int, str]) -> list[Column[Result]]:
         Column("% of\nceiling", lambda r: fmt.per_cent(r.ceiling_pct), right=True, drop=6,
                markdown_title="% of peak", csv=_plain("ceiling_pct")),
         *(_speedup(name, arms.baselines) for name in BASELINES),
-        *_beside_library(run),
+        *map(_beside_library, libraries_beside_own(run)),
         Column("layout\nchange", markdown=conversion, right=True,
                csv={"layout_change_share": lambda r: conversion_share(r) if r.kernels_s else None}),
         Column("rel.\nerror", lambda r: fmt.error(r.total_error), right=True, drop=9,
                csv=_plain("total_error")),
         Column("bottleneck", lambda r: fmt.clean(r.bound or ""), drop=7,
                csv=_plain("bound")),
-        *_raw_columns(),
+        *_raw_columns(run),
     ]  # fmt: skip
 
 
-def _raw_columns() -> list[Column[Result]]:
+def _raw_columns(run: Run) -> list[Column[Result]]:
     """What is in CSV alone."""
     return [
         Column(csv=_plain("status", "reason", "rel_error", "why", "tensor_core", "variant")),
@@ -134,6 +135,7 @@ def _raw_columns() -> list[Column[Result]]:
             "gb_per_s": lambda r: _scaled(r, r.byte_per_s, 1e9),
             "throttle": lambda r: JOIN.join(r.measurement.throttle) if r.measurement else None,
             "kernels": lambda r: JOIN.join(r.kernels),
+            "tuned": lambda r: is_tuned(run, r),
         }),
     ]  # fmt: skip
 
@@ -180,32 +182,19 @@ def _speedup(name: str, baselines: Sequence[str]) -> Column[Result]:
     )  # fmt: skip
 
 
-def _beside_library(run: Run) -> list[Column[Result]]:
-    """How a back end of the user's compares with the library in the same precision."""
-    library = library_beside(run)
+def _beside_library(library: str) -> Column[Result]:
+    """How a back end of the user's compares with a library in the same precision."""
 
     def found(result: Result) -> Ratio | None:
-        return result.vs_backend.get(library) if library else None
+        return result.vs_backend.get(library)
 
-    def interval(result: Result) -> str:
-        ratio = found(result)
-        return fmt.ratio(ratio) if ratio else ""
-
-    def raw(result: Result) -> float | None:
-        ratio = found(result)
-        return ratio.ratio if ratio else None
-
-    def ends(result: Result) -> Interval | None:
-        ratio = found(result)
-        return ratio.ci95 if ratio else None
-
-    if library is None:
-        return []
     name = f"speedup_{library}"
-    return [
-        Column(f"x faster\nthan {library}", interval, right=True,
-               markdown_title=f"x {library}", csv={name: raw, **_interval(name + "{}", ends)})
-    ]  # fmt: skip
+    return Column(
+        f"x faster\nthan {library}", lambda r: fmt.ratio(ratio) if (ratio := found(r)) else "",
+        right=True, markdown_title=f"x {library}",
+        csv={name: lambda r: ratio.ratio if (ratio := found(r)) else None,
+             **_interval(name + "{}", lambda r: ratio.ci95 if (ratio := found(r)) else None)},
+    )  # fmt: skip
 
 
 # ---------------------------------------------------------------- the arms side by side
@@ -263,11 +252,7 @@ def _gain(name: str, baseline: str) -> Callable[[Problem], str]:
 
 
 def _wide_beside_library(run: Run, arms: Sequence[Arm]) -> list[Column[Problem]]:
-    library = library_beside(run)
-    if library is None:
-        return []
-
-    def column(arm: Arm) -> Column[Problem]:
+    def column(arm: Arm, library: str) -> Column[Problem]:
         def cell(group: Problem) -> str:
             found = {(r.case.precision_name, r.case.backend): r for r in group}.get(arm)
             ratio = found.vs_backend.get(library) if found else None
@@ -275,7 +260,8 @@ def _wide_beside_library(run: Run, arms: Sequence[Arm]) -> list[Column[Problem]]
 
         return Column(f"{arm[0]}\nx {library}", cell, right=True)
 
-    return [column(arm) for arm in arms if OWN in arm[1]]
+    libraries = libraries_beside_own(run)
+    return [column(arm, library) for arm in arms if OWN in arm[1] for library in libraries]
 
 
 def _of_best(asked: Sequence[str], text: Callable[[Result], str]) -> Callable[[Problem], str]:

@@ -7,12 +7,15 @@ from collections.abc import Callable, Sequence
 from statistics import geometric_mean
 
 from kernels import is_library
+from kernels.op import TUNED
 from microbench import fmt
 from microbench.break_even import Payoff, payoffs
+from microbench.libraries import Summary, is_rival, summaries
 from microbench.report.arms import arms_of, groups_of
 from microbench.report.table import Column, Row, Table
 from microbench.results.types import Run
 
+BETTER = "Times faster than the better of the libraries measured at each size"
 MOST_BOTTLENECKS = 2
 MOST_ROWS = 48  # of a run's table; with more, its screen is a summary
 
@@ -42,14 +45,14 @@ def settings_table(run: Run) -> Table[Payoff]:
 
 
 def backends_table(run: Run) -> Table[str]:
-    """How many times faster than the library the other back ends are, a row for each precision.
+    """How many times faster than one library the vendor's others are, a row for each precision.
 
-    Geometric means over the problems that both computed. Empty where a run has one back end.
+    Geometric means over the problems that both computed. Empty where a run has none of them.
     """
     library = next((r.case.backend for r in run.results if is_library(r.case)), None)
     ratios: dict[tuple[str, str], list[float]] = {}
     for result in run.results:
-        if library and library != result.case.backend and library in result.vs_backend:
+        if library and library in result.vs_backend and not is_rival(result):
             arm = (result.case.precision_name, result.case.backend)
             ratios.setdefault(arm, []).append(result.vs_backend[library].ratio)
 
@@ -66,6 +69,31 @@ def backends_table(run: Run) -> Table[str]:
         heading = f"Times faster than {library}, geometric mean over the sizes"
         found.block(heading, map(Row, dict.fromkeys(name for name, _ in ratios)))
     return found
+
+
+def rivals_table(run: Run) -> Table[Summary]:
+    """Our kernels, and the user's, against the better library: a row for the tuned sizes of each
+    precision, one for the others. Empty where none was measured beside a library.
+    """
+    table = Table(_RIVALS)
+    rows = [Row(found) for found in summaries(run)]
+    if rows:
+        table.block(BETTER, rows)
+    return table
+
+
+def _sizes(found: Summary) -> str:
+    """ "6 tuned", "2 others", "2 unknown"; "6" where nothing is tuned."""
+    count = len(found.rows)
+    if found.backend != TUNED:
+        return str(count)
+    kinds = {True: "tuned", False: "other" + "s" * (count != 1), None: "unknown"}
+    return f"{count} {kinds[found.tuned]}"
+
+
+def _libraries(found: Summary) -> str:
+    absent = f" ({found.not_measured})" if found.not_measured else ""
+    return ", ".join(found.libraries) + absent
 
 
 def _faster_from(payoff: Payoff) -> str:
@@ -102,4 +130,15 @@ _SETTINGS: Sequence[Column[Payoff]] = (
     Column("within\n2 %", _count("same"), right=True, drop=4),
     Column("slower", _count("slower"), right=True),
     Column("bottlenecks", _bottlenecks, drop=5),
+)
+
+_RIVALS: Sequence[Column[Summary]] = (
+    Column("back end", lambda found: fmt.clean(found.backend)),
+    Column("precision", lambda found: fmt.clean(found.precision)),
+    Column("sizes", _sizes),
+    Column("libraries", _libraries),
+    Column("geometric\nmean", lambda found: f"{found.mean:.3f}", right=True),
+    Column("least", lambda found: f"{found.least.ratio.ratio:.2f}", right=True),
+    Column("at", lambda found: fmt.size(found.least.result.case), right=True),
+    Column("library\nthere", lambda found: found.least.library, drop=1),
 )

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from microbench.results.comparison import CompareRow, Comparison, compare
     from microbench.results.runfile import read_run, write_run
-    from microbench.results.types import Ceiling, Measurement, NetworkUse, Result, Run, TimeModel
+    from microbench.results.types import Ceiling, Measurement, NetworkUse, Result, Run
     from microbench.results.values import Entry, Interval, Ratio, Warning
 
 _MODULES = {
     "comparison": ("CompareRow", "Comparison", "compare"),
     "runfile": ("read_run", "write_run"),
-    "types": ("Ceiling", "Measurement", "NetworkUse", "Result", "Run", "TimeModel"),
+    "types": ("Ceiling", "Measurement", "NetworkUse", "Result", "Run"),
     "values": ("Entry", "Interval", "Ratio", "Warning"),
 }
 
@@ -33,7 +33,6 @@ __all__ = [
     "Ratio",
     "Result",
     "Run",
-    "TimeModel",
     "Warning",
     "compare",
     "read_run",

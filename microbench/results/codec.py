@@ -8,21 +8,22 @@ reads.
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, fields
 from typing import cast
 
 from kernels.case import Case
 from kernels.precision import precision
 from microbench.results.fields import as_float, as_object, decode
 from microbench.results.kinds import KINDS, Kind
-from microbench.results.types import STATUSES, Json, Measurement, Result, Run, TimeModel
+from microbench.results.types import STATUSES, Json, Measurement, Result, Run
+from microbench.results.values import PROCESSES, check_processes, processes_json
 
 REQUIRED = ("method_version", "finished_at", "ceilings", "results")  # beside those with no default
 PLAIN = (  # fields of a result that are written as they are, in this order
     "flops", "min_bytes", "ceiling_pct", "efficiency_pct", "rel_error", "total_error", "variant",
     "kernels", "kernels_s", "tile", "tensor_core",
 )  # fmt: skip
-PROCESSES = "processes"  # which older files lack, and those of one process
+TUNED = "tuned"  # which older files lack, and results of which it is not known
 MEASURED = tuple(field.name for field in fields(Measurement) if field.name != PROCESSES)
 
 
@@ -38,9 +39,10 @@ def result_to_json(result: Result) -> Json:
         "status": result.status,
         "reason": result.reason,
         **{name: getattr(measured, name) if measured else None for name in MEASURED},
-        **_processes(measured),
+        **processes_json(measured.processes if measured else ()),
         **{name: value / unit if value else None for name, (value, unit) in rates.items()},
         **{name: getattr(result, name) for name in PLAIN},
+        **({TUNED: result.tuned} if result.tuned is not None else {}),
         "speedup": {name: vars(ratio) for name, ratio in result.speedup.items()},
         "vs_backend": {name: vars(ratio) for name, ratio in result.vs_backend.items()},
         "bound": result.bound,
@@ -49,19 +51,13 @@ def result_to_json(result: Result) -> Json:
     }
 
 
-def _processes(measured: Measurement | None) -> Json:
-    several = measured.processes if measured else ()
-    return {PROCESSES: [vars(process) for process in several]} if several else {}
-
-
 def run_to_json(run: Run) -> Json:
     """The whole run file as one JSON object. KeyError for a result whose kind is not in `KINDS`."""
     plain = ("schema_version", "method_version", "command", "started_at", "finished_at", "device",
              "software", "settings")  # fmt: skip
-    optional = {"network": run.network, "model": run.model}
     return {
         **{name: getattr(run, name) for name in plain},
-        **{name: asdict(value) for name, value in optional.items() if value},
+        **({"network": asdict(run.network)} if run.network else {}),
         "ceilings": [
             {name: value for name, value in vars(c).items() if value is not None}
             for c in run.ceilings
@@ -99,8 +95,7 @@ def run_from_json(data: Json) -> Run:
     for where, kind in kinds.items():
         if kind:
             run = run.with_other(kind.codec.from_json(found[where], where))
-    _check_model(run.model)
-    return replace(run.with_results(kernels), model=run.model)
+    return run.with_results(kernels)
 
 
 def _kind(item: Json) -> Kind | None:
@@ -153,16 +148,7 @@ def _check_measurement(measurement: Measurement | None, where: str) -> None:
         return
     if measurement.median_s <= 0 or not measurement.times_s:
         raise ValueError(f"{where} has no time above zero")
-    if sum(p.rounds for p in measurement.processes) not in (0, len(measurement.blocks)):
-        raise ValueError(f"{where}.processes do not account for its blocks")
-    if any(p.median_s <= 0 for p in measurement.processes):
-        raise ValueError(f"{where}.processes has no time above zero")
+    check_processes(measurement.processes, len(measurement.blocks), where)
     interval = measurement.ci95_s
     if interval is not None and not 0 < interval[0] <= interval[1]:
         raise ValueError(f"{where}.ci95_s is no interval of times")
-
-
-def _check_model(model: TimeModel | None) -> None:
-    for error in (model.overall, *model.by_path) if model else ():
-        if error.count < 1 or min(error.median, error.p90) < 0:
-            raise ValueError("model has an error of no cases, or under zero")

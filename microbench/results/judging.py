@@ -113,25 +113,37 @@ def _cycles(process: ProcessTime) -> float:
     return process.median_s * (process.sm_clock_mhz or 0.0)
 
 
+def _at_one_speed(process: ProcessTime) -> float:
+    return process.median_s / (process.host_pace or 1.0)
+
+
+def _know_paces(*runs: Timed) -> bool:
+    return all(process.host_pace for timed in runs for process in timed.processes)
+
+
 def _know_clocks(*runs: Timed) -> bool:
     return all(process.sm_clock_mhz for timed in runs for process in timed.processes)
 
 
 @dataclass(frozen=True)
 class Learnt:
-    """What is usual between processes, in seconds and in cycles."""
+    """What is usual between processes, in seconds and in cycles, and at one CPU speed."""
 
     seconds: Usual = USUAL
     cycles: Usual = USUAL
+    at_one_speed: Usual = USUAL  # of steps that the CPU limits
 
 
 def learn(pairs: Sequence[tuple[Timed, Timed]]) -> Learnt:
     """What is usual, from the cases that several processes measured in both runs."""
-    several = [(a, b) for a, b in pairs if in_processes(a, b)]
+    every = [(a, b) for a, b in pairs if in_processes(a, b)]
+    several = [(a, b) for a, b in every if not (a.cpu_bound or b.cpu_bound)]
+    paced = [(a, b) for a, b in every if (a.cpu_bound or b.cpu_bound) and _know_paces(a, b)]
     clocked = [(a, b) for a, b in several if _know_clocks(a, b)]
     return Learnt(
         usual_of([_own(a, b, _seconds) for a, b in several]),
         usual_of([_own(a, b, _cycles) for a, b in clocked]),
+        usual_of([_own(a, b, _at_one_speed) for a, b in paced]),
     )
 
 
@@ -171,7 +183,7 @@ def judge(a: Timed, b: Timed, noise: Noise = KERNELS, learnt: Learnt | None = No
     if times.interval is None:
         return Judgement("cannot tell", "one round only", "one round only", share)
     if a.cpu_bound or b.cpu_bound:
-        return _judge_at_one_speed(times, a, b, noise, share)
+        return _judge_at_one_speed(times, a, b, noise, share, learnt or Learnt())
     verdict = _verdict(times.interval, share, noise.near)
     if verdict in ("faster", "slower"):
         cycles = _in_cycles(times, a, b, learnt)
@@ -191,12 +203,19 @@ def _in_cycles(times: Times, a: Timed, b: Timed, learnt: Learnt | None) -> Times
     return times.scaled(a.sm_clock_mhz / b.sm_clock_mhz)
 
 
-def _judge_at_one_speed(times: Times, a: Timed, b: Timed, noise: Noise, share: float) -> Judgement:
-    """The verdict on a step that the CPU limits: of the times at one CPU speed."""
+def _judge_at_one_speed(
+    times: Times, a: Timed, b: Timed, noise: Noise, share: float, learnt: Learnt
+) -> Judgement:
+    """The verdict on a step that the CPU limits: of the times at one CPU speed.
+
+    Of several processes each time is at the speed that its own process read.
+    """
     if a.host_pace is None or b.host_pace is None:
         note = "the CPU limits the step, and a run does not know its CPU's speed meanwhile"
         return Judgement("cannot tell", note, "CPU-bound", share)
     at_one = times.scaled(b.host_pace / a.host_pace)
+    if in_processes(a, b) and _know_paces(a, b):
+        at_one = _over_processes(a, b, _at_one_speed, learnt.at_one_speed)
     assert at_one.interval is not None
     verdict = _verdict(at_one.interval, share, noise.near)
     note = f"{at_one.ratio:.2f}x at one CPU speed"

@@ -4,11 +4,87 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any, Protocol, TypeVar, cast
 
 from kernels import is_library
 from microbench.results.types import Measurement, ProcessTime, Ratio, Result
+from microbench.results.values import Interval
 from microbench.timing.processes import mean_interval
 from microbench.timing.stats import ratio_interval
+
+
+class Sampled(Protocol):
+    """Samples in blocks, of one process or several: a kernel's, or training steps."""
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """The number of samples of each round."""
+        ...
+
+    @property
+    def times_s(self) -> tuple[float, ...]:
+        """All samples, in seconds."""
+        ...
+
+    @property
+    def median_s(self) -> float:
+        """The median, in seconds; of several processes the geometric mean of theirs."""
+        ...
+
+    @property
+    def processes(self) -> tuple[ProcessTime, ...]:
+        """What each process measured; () for one process."""
+        ...
+
+    @property
+    def by_process(self) -> Mapping[int, list[tuple[float, ...]]]:
+        """The rounds of each process, by its number."""
+        ...
+
+
+S = TypeVar("S", bound=Sampled)
+
+
+def joined(before: S, more: S, newest: ProcessTime, first: ProcessTime, tick_s: float) -> S:
+    """`before` with the samples of one more process, which is `newest`; seconds.
+
+    `first` is what process 0 measured, where that is all there is so far. What else they hold is
+    that of `before`.
+    """
+    processes = (*(before.processes or (first,)), newest)
+    centre, interval = mean_interval([process.median_s for process in processes], tick_s)
+    changes: dict[str, Any] = {
+        "times_s": before.times_s + more.times_s,
+        "blocks": before.blocks + more.blocks,
+        "median_s": centre,
+        "ci95_s": interval,
+        "processes": processes,
+    }
+    return cast("S", replace(cast("Any", before), **changes))
+
+
+def running_mean(before: float | None, newest: float | None, count: int) -> float | None:
+    """The mean over `count` processes, from that of all but the newest; one where one is known."""
+    if before is None or newest is None:
+        return newest if before is None else before
+    return before + (newest - before) / count
+
+
+def ratio_of_processes(other: Sampled, own: Sampled, tick_s: float = 0.0) -> Ratio | None:
+    """Time of the other over the own, over the processes in which both took the same turns.
+
+    The geometric mean of the processes' ratios with its interval; of one process the ratio over its
+    rounds. None where they took turns in none.
+    """
+    found: list[tuple[float, Interval | None]] = []
+    others = other.by_process
+    for number, ours in own.by_process.items():
+        theirs = others.get(number, [])
+        if ours and len(theirs) == len(ours):
+            found.append(ratio_interval(theirs, ours, tick_s))
+    if len(found) < 2:
+        return Ratio(*found[0]) if found else None
+    return Ratio(*mean_interval([ratio for ratio, _ in found]))
 
 
 def merged(before: Sequence[Result], more: Sequence[Result], number: int) -> list[Result]:
@@ -18,29 +94,23 @@ def merged(before: Sequence[Result], more: Sequence[Result], number: int) -> lis
     took turns in one process: their mean over the processes.
     """
     again = {result.case.key: result for result in more}
-    joined = [_joined(result, again.get(result.case.key), number) for result in before]
-    return with_ratios_of_processes(joined)
+    both = [_joined(result, again.get(result.case.key), number) for result in before]
+    return with_ratios_of_processes(both)
 
 
 def _joined(before: Result, more: Result | None, number: int) -> Result:
     a, b = before.measurement, more.measurement if more else None
     if a is None or b is None:
         return before
-    processes = (*(a.processes or (_whole(a, 0),)), _whole(b, number))
     tick_s = max(a.timer_resolution_s, b.timer_resolution_s)
-    centre, interval = mean_interval([process.median_s for process in processes], tick_s)
-    share = 1 / len(processes)  # of the newest, in what is a mean over processes
+    found = joined(a, b, _whole(b, number), _whole(a, 0), tick_s)
+    count = len(found.processes)
     found = replace(
-        a,
-        times_s=a.times_s + b.times_s,
-        blocks=a.blocks + b.blocks,
-        median_s=centre,
-        ci95_s=interval,
-        processes=processes,
-        sm_clock_mhz=_mean(a.sm_clock_mhz, b.sm_clock_mhz, share),
-        power_w=_mean(a.power_w, b.power_w, share),
-        energy_j=_mean(a.energy_j, b.energy_j, share),
-        temperature_c=_mean(a.temperature_c, b.temperature_c, share),
+        found,
+        sm_clock_mhz=running_mean(a.sm_clock_mhz, b.sm_clock_mhz, count),
+        power_w=running_mean(a.power_w, b.power_w, count),
+        energy_j=running_mean(a.energy_j, b.energy_j, count),
+        temperature_c=running_mean(a.temperature_c, b.temperature_c, count),
         throttle=tuple(dict.fromkeys(a.throttle + b.throttle)),
     )
     return replace(before, measurement=found)
@@ -50,12 +120,6 @@ def _whole(measurement: Measurement, number: int) -> ProcessTime:
     """A measurement of one process as its part of several."""
     rounds = len(measurement.blocks)
     return ProcessTime(number, rounds, measurement.median_s, measurement.sm_clock_mhz)
-
-
-def _mean(before: float | None, newest: float | None, share: float) -> float | None:
-    if before is None or newest is None:
-        return newest if before is None else before
-    return (1 - share) * before + share * newest
 
 
 def with_ratios_of_processes(results: Sequence[Result]) -> list[Result]:
@@ -68,25 +132,12 @@ def _ratios(result: Result, group: Sequence[Result]) -> Mapping[str, Mapping[str
     for other in group:
         if other is result or not other.measurement or not result.measurement:
             continue
-        ratio = _ratio(other.measurement, result.measurement)
-        if ratio is None:
+        shared = other.measurement.by_process.keys() & result.measurement.by_process.keys()
+        ratio = ratio_of_processes(other.measurement, result.measurement)
+        if ratio is None or len(shared) < 2:  # of one process it is known already
             continue
         if other.case.precision_name == result.case.precision_name:
             vs_backend[other.case.backend] = ratio
         elif is_library(other.case):
             speedup[other.case.precision_name] = ratio
     return {"speedup": speedup, "vs_backend": vs_backend}
-
-
-def _ratio(other: Measurement, own: Measurement) -> Ratio | None:
-    """Time of the other over the own, over the processes in which both took the same turns."""
-    found: list[float] = []
-    others = other.by_process
-    for number, ours in own.by_process.items():
-        theirs = others.get(number, [])
-        if len(theirs) == len(ours):
-            found.append(ratio_interval(theirs, ours)[0])
-    if len(found) < 2:
-        return None
-    mean, interval = mean_interval(found)
-    return Ratio(mean, interval)

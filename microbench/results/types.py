@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate
 from typing import Any, TypeVar
 
 from kernels.case import Case
-from microbench.results.values import Entry
+from microbench.results.values import Entry, by_process, rounds_of
 from microbench.results.values import Interval as Interval
 from microbench.results.values import Json as Json
 from microbench.results.values import ProcessTime as ProcessTime
@@ -75,17 +74,12 @@ class Measurement:
     @property
     def blocks_s(self) -> list[tuple[float, ...]]:
         """The times, round by round."""
-        ends = list(accumulate(self.blocks))
-        return [self.times_s[end - n : end] for end, n in zip(ends, self.blocks, strict=True)]
+        return rounds_of(self.blocks, self.times_s)
 
     @property
     def by_process(self) -> Mapping[int, list[tuple[float, ...]]]:
         """The blocks of each process, by its number."""
-        rounds = [p.rounds for p in self.processes] or [len(self.blocks)]
-        numbers = [p.number for p in self.processes] or [0]
-        ends = list(accumulate(rounds))
-        every = self.blocks_s
-        return {k: every[end - n : end] for k, end, n in zip(numbers, ends, rounds, strict=True)}
+        return by_process(self.blocks_s, self.processes)
 
 
 @dataclass(frozen=True)
@@ -120,7 +114,9 @@ class Result:
     `flops` and `min_bytes` are per launch. Errors are relative (norm of the difference over norm of
     the reference, in float64): `rel_error` for the inputs as stored, `total_error` for the inputs
     before they were rounded to the precision. `kernels_s` are the durations in seconds of `kernels`
-    in one profiled launch with a warm cache. `tile` is (M, N, K). `speedup` has the baselines by
+    in one profiled launch with a warm cache. `variant` is the back end's configuration, `tuned`
+    whether that was tuned for this very case (None: nothing is tuned, or an older file, see
+    `microbench.libraries`). `tile` is (M, N, K). `speedup` has the baselines by
     precision, `vs_backend` the other back ends in the same precision; both are times faster.
     `ceiling_pct` is per cent of the datasheet's peak, else of the measured one. `bound` is the
     bottleneck, `why` its reason with numbers (`microbench.roofline.causes`).
@@ -135,6 +131,7 @@ class Result:
     rel_error: float | None = None
     total_error: float | None = None
     variant: str | None = None
+    tuned: bool | None = None
     kernels: tuple[str, ...] = ()
     kernels_s: tuple[float, ...] = ()
     tile: tuple[int, ...] | None = None
@@ -213,44 +210,6 @@ class NetworkUse:
 
 
 @dataclass(frozen=True)
-class PathError:
-    """Errors of predicted times of the cases on one path (() for all): median and 90th percentile.
-
-    An error is the fraction |predicted / measured - 1|.
-    """
-
-    path: tuple[str, ...]
-    count: int
-    median: float
-    p90: float
-
-
-@dataclass(frozen=True)
-class Pool:
-    """Coefficients of the time model, by name, fitted to the cases whose path starts with `path`.
-
-    All are ratios without a unit but `hold_s`, in seconds; see `microbench.roofline.model.fitting`.
-    """
-
-    path: tuple[str, ...]
-    coefficients: Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class TimeModel:
-    """The model of a run's times; see `microbench.roofline.model`.
-
-    `overall` and `by_path` are errors on held-out cases. `fitted` is the number of cases of the
-    smallest of those fits. `pools` were fitted to all measured cases.
-    """
-
-    fitted: int
-    overall: PathError
-    by_path: tuple[PathError, ...]
-    pools: tuple[Pool, ...]
-
-
-@dataclass(frozen=True)
 class Run:
     """Everything that one command measured: the contents of a run file.
 
@@ -267,19 +226,15 @@ class Run:
     results: tuple[Result, ...] = ()
     others: tuple[Entry, ...] = ()  # of the kinds in `microbench.results.kinds`
     network: NetworkUse | None = None
-    model: TimeModel | None = None  # None: not fitted, or too few cases
     finished_at: str | None = None
     schema_version: int = SCHEMA_VERSION
     method_version: int = METHOD_VERSION
 
     def with_results(self, results: Sequence[Result]) -> Run:
-        """The run with these results added; one for a known case replaces it.
-
-        Its time model is dropped, because it was fitted without them.
-        """
+        """The run with these results added; one for a known case replaces it."""
         merged = {result.case.key: result for result in self.results}
         merged.update({result.case.key: result for result in results})
-        return replace(self, results=tuple(merged.values()), model=None)
+        return replace(self, results=tuple(merged.values()))
 
     def with_other(self, entry: Entry) -> Run:
         """The run with this result of another kind added; one for a known case replaces it."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Any, Protocol
 
 Json = dict[str, Any]
 Interval = tuple[float, float]
+PROCESSES = "processes"  # the field of a run file, which older ones lack, and those of one process
 
 
 @dataclass(frozen=True)
@@ -35,13 +38,49 @@ class ProcessTime:
     """What the process of this `number` (from 0) measured of a case.
 
     The median of its samples in seconds, over `rounds` blocks, and the mean SM clock in MHz
-    meanwhile, None where it is not known.
+    meanwhile, None where it is not known. `host_pace` is the CPU's slowdown meanwhile, of training
+    steps.
     """
 
     number: int
     rounds: int
     median_s: float
     sm_clock_mhz: float | None = None
+    host_pace: float | None = None
+
+
+def processes_json(processes: Sequence[ProcessTime]) -> Json:
+    """The field of a run file; nothing for one process. What is not known is left out."""
+    known = [{k: v for k, v in vars(one).items() if k != "host_pace" or v} for one in processes]
+    return {PROCESSES: known} if known else {}
+
+
+def check_processes(processes: Sequence[ProcessTime], rounds: int, where: str) -> None:
+    """ValueError unless they are of so many rounds in all, or none, with times above zero."""
+    if sum(one.rounds for one in processes) not in (0, rounds):
+        raise ValueError(f"{where}.processes do not account for its blocks")
+    if any(one.median_s <= 0 or one.rounds < 1 or (one.host_pace or 1) <= 0 for one in processes):
+        raise ValueError(f"{where}.processes has no time above zero")
+    if len({one.number for one in processes}) < len(processes):
+        raise ValueError(f"{where}.processes has a number twice")
+
+
+def rounds_of(blocks: Sequence[int], times_s: Sequence[float]) -> list[tuple[float, ...]]:
+    """The times, in seconds, round by round; `blocks` is how many each round has."""
+    ends = list(accumulate(blocks))
+    return [tuple(times_s[end - n : end]) for end, n in zip(ends, blocks, strict=True)]
+
+
+def by_process(
+    rounds: Sequence[tuple[float, ...]], processes: Sequence[ProcessTime]
+) -> Mapping[int, list[tuple[float, ...]]]:
+    """The rounds of each process, by its number; all are of process 0 where there is one."""
+    counts = {one.number: one.rounds for one in processes} or {0: len(rounds)}
+    ends = accumulate(counts.values())
+    return {
+        number: list(rounds[end - count : end])
+        for (number, count), end in zip(counts.items(), ends, strict=True)
+    }
 
 
 class AnyCase(Protocol):

@@ -7,7 +7,7 @@ known by construction.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from kernels import OPS, size_of
 from kernels.case import Case
@@ -15,6 +15,7 @@ from kernels.gemm import ALIGNMENT_BYTES
 from microbench.device.profiler import fewer_operations, is_conversion
 from microbench.results.types import Result, Run
 from microbench.roofline.limits import Limits
+from microbench.roofline.waves import most_per_sm, waves
 
 FLOOR_SHARE = 0.5  # of the time: from here on launch latency is the bottleneck
 # A launch may run two kernels (split K, a reduction) and take twice the latency. Where arithmetic
@@ -22,18 +23,15 @@ FLOOR_SHARE = 0.5  # of the time: from here on launch latency is the bottleneck
 IDLE_FLOOR_SHARE = 0.4
 BUSY_SHARE = 0.1
 MEMORY_SHARE = 0.5
-NEAR_CEILING = 0.85
-ABOVE_CEILING = 1.05
-AT_CLOCK_PCT = 80.0  # of the peak at the measured clock: below this, power is not the only cause
-UNALIGNED_RATE = 0.6  # of the measured peak: below this, rows off 16 bytes are the likely cause
+NEAR_ROOF = 0.85
+ABOVE_ROOF = 1.05
+HELD_ROOF = 0.8  # where power or heat hold the clock: below this, they are not the only cause
+UNALIGNED_RATE = 0.4  # of the roof: below this, rows off 16 bytes are the likely cause
 # Where the padded twin was measured, it decides, whatever the rate: the strides are the cause if it
 # is this many times faster with no less to do.
 PADDING_GAINS = 1.1
 CONVERSION_SHARE = 0.2  # of the kernels' time
 FULL_WAVES = 0.85
-ONE_PER_SM = (
-    128 * 128
-)  # elements: a tile whose accumulators leave no room for a second one on an SM
 CLOCK_HELD = 0.97  # of the maximum clock: below this, and with a throttle reason, it is power
 SLOW_HARDWARE = 0.2  # of the fp32 peak: a low precision this slow has no hardware here
 
@@ -49,7 +47,7 @@ def explain(result: Result, limits: Limits, run: Run) -> tuple[str, str]:
         why = cause(result, limits, run)
         if why:
             return why
-    return _nothing(result, limits)
+    return _nothing(result, limits, run)
 
 
 Cause = tuple[str, str] | None
@@ -80,8 +78,8 @@ def _memory(result: Result, limits: Limits, run: Run) -> Cause:
     intensity = result.flops / result.min_bytes
     decimals = 1 if intensity < 0.95 else 0
     return "memory", (
-        f"{intensity:.{decimals}f} FLOP/byte: moving {result.min_bytes / 1e6:.1f} MB takes at "
-        f"least {_us(memory_s)} of {_us(time_s)}"
+        f"{intensity:.{decimals}f} FLOP/byte: moving {result.min_bytes / 1e6:.1f} MB"
+        f"{' (warm L2)' if limits.in_l2 else ''} takes at least {_us(memory_s)} of {_us(time_s)}"
     )
 
 
@@ -171,24 +169,30 @@ def _aligned_neighbour(result: Result, run: Run) -> str | None:
 
 
 def _ceiling(result: Result, limits: Limits, run: Run) -> Cause:
-    share = _share(result, limits)
-    if share is None or share < NEAR_CEILING or result.measurement is None:
+    share, held = _share(result, limits), _held(result, run)
+    if share is None:
         return None
     reached = f"{100 * share:.0f} % of {limits.roof}"
-    if share > ABOVE_CEILING and (trick := fewer_operations(result.kernels)):
+    if trick := fewer_operations(result.kernels):
+        if share <= ABOVE_ROOF:
+            return None  # how much was done is not known
         return "compute", f"{reached}, using {trick}, which needs fewer operations than are counted"
-    clock, top = result.measurement.sm_clock_mhz, run.device.get("sm_clock_max_mhz")
-    held = [reason for reason in result.measurement.throttle if reason in ("power cap", "thermal")]
-    at_clock = limits.clock_flop_per_s
-    full = at_clock is None or 100 * (result.flop_per_s or 0) / at_clock >= AT_CLOCK_PCT
-    if clock and top and held and full and clock < CLOCK_HELD * float(top):
-        limit = run.device.get("power_limit_w")
-        watts = f" of {float(limit):.0f} W" if limit and held[0] == "power cap" else ""
-        return "power", (
-            f"{reached}; the {held[0]}{watts} limits the clock to "
-            f"{clock:.0f} of {float(top):.0f} MHz"
-        )
-    return "compute", reached
+    if held and share >= HELD_ROOF:
+        return "power", f"{reached}; {held}"
+    return ("compute", reached) if share >= NEAR_ROOF else None
+
+
+def _held(result: Result, run: Run) -> str | None:
+    """A sentence about the clock where power or heat hold it; None where they do not."""
+    measurement, top = result.measurement, run.device.get("sm_clock_max_mhz")
+    if not measurement or not top:
+        return None
+    clock, limit = measurement.sm_clock_mhz, run.device.get("power_limit_w")
+    held = [reason for reason in measurement.throttle if reason in ("power cap", "thermal")]
+    if not clock or not held or clock >= CLOCK_HELD * float(top):
+        return None
+    watts = f" of {float(limit):.0f} W" if limit and held[0] == "power cap" else ""
+    return f"the {held[0]}{watts} limits the clock to {clock:.0f} of {float(top):.0f} MHz"
 
 
 def _waves(result: Result, limits: Limits, run: Run) -> Cause:
@@ -196,7 +200,7 @@ def _waves(result: Result, limits: Limits, run: Run) -> Cause:
     share = _share(result, limits)
     if shape is None or share is None or shape.efficiency >= FULL_WAVES:
         return None
-    if shape.tiles >= shape.sm_count and shape.tile_m * shape.tile_n < ONE_PER_SM:
+    if shape.tiles >= shape.sm_count and most_per_sm(result, run) > 1:
         return None  # several such tiles may share an SM: the waves cannot be counted
     return "waves", (
         f"{shape.tiles} tiles of {shape.tile_m}x{shape.tile_n} on {shape.sm_count} SMs: "
@@ -205,45 +209,22 @@ def _waves(result: Result, limits: Limits, run: Run) -> Cause:
     )
 
 
-@dataclass(frozen=True)
-class Waves:
-    """How tiles of `tile_m` x `tile_n` output elements fill the device, one per SM at a time."""
-
-    tile_m: int
-    tile_n: int
-    tiles: int
-    sm_count: int
-
-    @property
-    def waves(self) -> int:
-        """How many rounds of one tile per SM it takes."""
-        return math.ceil(self.tiles / self.sm_count)
-
-    @property
-    def efficiency(self) -> float:
-        """Fraction, 0 to 1, of the tile slots of all waves that hold a tile."""
-        return self.tiles / (self.waves * self.sm_count)
-
-
-def waves(result: Result, run: Run) -> Waves | None:
-    """The tiles of a result; None where the kernel's tile is unknown, and on a CPU."""
-    sm_count = int(run.device.get("sm_count") or 0)
-    if result.tile is None or not sm_count or run.device.get("kind") != "cuda":
-        return None
-    tile_m, tile_n = result.tile[:2]
-    m, n, _ = OPS[result.case.op].gemm(result.case)
-    tiles = math.ceil(m / tile_m) * math.ceil(n / tile_n)
-    return Waves(tile_m, tile_n, tiles, sm_count)
-
-
-def _nothing(result: Result, limits: Limits) -> tuple[str, str]:
+def _nothing(result: Result, limits: Limits, run: Run) -> tuple[str, str]:
     share, time_s = _share(result, limits), result.median_s
     assert time_s is not None
-    parts = [f"{100 * share:.0f} % of {limits.roof}"] if share else []
+    parts: list[str] = []
+    if trick := fewer_operations(result.kernels):
+        parts.append(f"{trick} needs fewer operations than are counted")
+    elif share:
+        parts.append(f"{100 * share:.0f} % of {limits.roof}")
     if limits.floor_s:
         parts.append(f"{100 * limits.floor_s / time_s:.0f} % of the time is launch latency")
     if limits.memory_s:
         parts.append(f"memory traffic needs at least {100 * limits.memory_s / time_s:.0f} %")
+    elif limits.in_l2:
+        parts.append("its data stay in the L2, whose bandwidth was not measured")
+    if held := _held(result, run):
+        parts.append(held)
     return (
         "mixed",
         f"no single bottleneck: {', '.join(parts)}"
@@ -253,9 +234,9 @@ def _nothing(result: Result, limits: Limits) -> tuple[str, str]:
 
 
 def _share(result: Result, limits: Limits) -> float | None:
-    if not limits.measured_flop_per_s or not result.flop_per_s:
+    if not limits.roof_flop_per_s or not result.flop_per_s:
         return None
-    return result.flop_per_s / limits.measured_flop_per_s
+    return result.flop_per_s / limits.roof_flop_per_s
 
 
 def _us(seconds: float) -> str:

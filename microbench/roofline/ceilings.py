@@ -1,8 +1,8 @@
 """The peaks of a device: datasheet and measured FLOP/s, bandwidth, launch latency.
 
 Measured ceilings come from a copy, from a 64 x 64 x 64 product (nothing a library launches is
-faster: its launch latency), from kernels that only multiply, and from the largest GEMMs of the run
-itself, on which the time model rests, and every roof where those kernels cannot run.
+faster: its launch latency) and from kernels that only multiply; where those cannot run, from the
+largest GEMMs of the run itself.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from kernels.precision import precision
 from microbench.measure import Announce, Measurer
 from microbench.results.types import Ceiling, Result
 from microbench.roofline.instructions import loader_for, quick_ceilings
+from microbench.roofline.limits import INSTRUCTION
 from microbench.sweep import Group
 from microbench.timing.stats import median
 
@@ -76,7 +77,10 @@ def library_group(precisions: Sequence[str], kind: str, size: int) -> Group:
 def calibrate(
     measurer: Measurer, precisions: Sequence[str], large: Sequence[str], announce: Announce
 ) -> list[Ceiling]:
-    """Measured bandwidth, launch latencies, instructions, GEMM peaks of those in `large`."""
+    """Measured bandwidth, launch latencies and instructions.
+
+    A GEMM's peak for those precisions in `large` of which no instruction was measured.
+    """
     kind = measurer.target.kind
     announce("copy", "measuring memory bandwidth")
     launch, moved = copy(measurer.target)
@@ -92,7 +96,8 @@ def calibrate(
             )  # fmt: skip
     if loader := loader_for(measurer.target):
         found += quick_ceilings(loader, measurer.target, measurer.timer, precisions, announce)
-    if large:
+    known = {ceiling.precision for ceiling in found if ceiling.name == INSTRUCTION}
+    if large := [name for name in large if name not in known]:
         group = library_group(large, kind, CALIBRATED_SIZE[kind])
         found += large_ceilings(
             measurer.measure(group, LARGE_BUDGET_S * len(large), announce), kind

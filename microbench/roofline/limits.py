@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kernels import is_library
 from kernels.gpus import architecture
 from kernels.precision import Capability
+from microbench.device.profiler import fewer_operations
 from microbench.results.types import Ceiling, Result, Run
 
 
@@ -15,9 +17,12 @@ class Limits:
 
     Rates are dense FLOP/s of its precision: of the datasheet, at its mean SM clock, as measured,
     and without Tensor Cores. `measured_flop_per_s` is what the fastest instruction reached, at the
-    clock of the result; without such a measurement, the largest GEMM's rate: `roof` says which.
-    Seconds are the least time of its own arithmetic and memory traffic, and the launch latency
-    (`floor_s`).
+    clock of the result; without such a measurement, the largest GEMM's rate. `roof_flop_per_s` is
+    what causes are judged by, and `roof` says what it is: the instruction at the clock of the
+    result, else what the SMs can do at this clock, else the largest GEMM, which is no bound but
+    what a library reached. Seconds are the least time of its own arithmetic and memory traffic, and
+    the launch latency (`floor_s`). `memory_s` is None for data that stay in an L2 of unknown
+    bandwidth (`in_l2`).
     """
 
     datasheet_flop_per_s: float | None
@@ -28,7 +33,9 @@ class Limits:
     memory_s: float | None
     floor_s: float | None
     fp32_flop_per_s: float | None
-    roof: str = "the measured peak"
+    roof_flop_per_s: float | None
+    roof: str
+    in_l2: bool
 
 
 INSTRUCTION = "instruction"  # the name of a ceiling that an instruction has reached, see below
@@ -45,31 +52,42 @@ def limits_for(result: Result, run: Run) -> Limits:
         found = run.ceiling(ceiling, source, precision)
         return found.flop_per_s if found else None
 
-    byte_per_s = _byte_per_s(result, run)
+    from_l2 = _l2_byte_per_s(result, run)
+    fits = result.min_bytes <= int(run.device.get("l2_bytes") or 0)
+    in_l2 = from_l2 is not None or (_warm(result) and run.device.get("kind") == "cuda" and fits)
+    byte_per_s = from_l2 if in_l2 else _memory_byte_per_s(run)
     # The quickest launch seen, in whatever precision: a library may take two kernels in another.
     floors = [c.seconds for c in run.ceilings if c.name == "latency floor" and c.seconds]
     instruction = run.ceiling(INSTRUCTION, "measured", name)
-    measured = _instruction_rate(instruction, result, run) or rate("large GEMM", "measured", name)
+    reached, at_clock = _instruction_rate(instruction, result, run), _at_clock(result, run)
+    measured = reached or rate("large GEMM", "measured", name)
+    roofs = (
+        (reached, f"what {_instruction(instruction)} reaches at this clock"),
+        (at_clock, "what the SMs can do at this clock"),
+        (measured, "the largest GEMM measured"),
+    )
+    highest, roof = next(((rate, said) for rate, said in roofs if rate), (None, ""))
     fp32 = _instruction_rate(run.ceiling(INSTRUCTION, "measured", "fp32"), result, run)
     twin, factor = result.case.precision.simt_twin or (name, 1)
     simt = rate("without Tensor Cores", "datasheet", twin)
     return Limits(
         datasheet_flop_per_s=rate("dense peak", "datasheet", name),
-        clock_flop_per_s=_at_clock(result, run),
+        clock_flop_per_s=at_clock,
         measured_flop_per_s=measured,
         simt_flop_per_s=factor * simt if simt else None,
-        compute_s=result.flops / measured if measured else None,
+        compute_s=result.flops / highest if highest else None,
         memory_s=result.min_bytes / byte_per_s if byte_per_s else None,
         floor_s=min(floors, default=None),
         fp32_flop_per_s=fp32 or rate("large GEMM", "measured", "fp32"),
-        **({"roof": f"what {_instruction(instruction)} reaches at this clock"}
-           if instruction else {}),
-    )  # fmt: skip
+        roof_flop_per_s=highest,
+        roof=roof,
+        in_l2=in_l2,
+    )
 
 
-def _instruction(ceiling: Ceiling) -> str:
+def _instruction(ceiling: Ceiling | None) -> str:
     """ "wgmma" of "wgmma, m64n256k16, ..."."""
-    return ceiling.reference.partition(",")[0]
+    return ceiling.reference.partition(",")[0] if ceiling else ""
 
 
 def _instruction_rate(ceiling: Ceiling | None, result: Result, run: Run) -> float | None:
@@ -80,22 +98,29 @@ def _instruction_rate(ceiling: Ceiling | None, result: Result, run: Run) -> floa
     return ceiling.flop_per_clock * int(run.device["sm_count"]) * clock * 1e6
 
 
-def _byte_per_s(result: Result, run: Run) -> float | None:
-    """Of device memory, or of the L2 for what stays in it between launches, by size."""
+def _l2_byte_per_s(result: Result, run: Run) -> float | None:
+    """Of reading again and again what is at least as large, where the L2 is warm."""
+    holding = [
+        c for c in run.ceilings
+        if c.byte_per_s and c.working_set and c.working_set >= result.min_bytes
+    ]  # fmt: skip
+    if not holding or not _warm(result):
+        return None
+    return min(holding, key=lambda c: c.working_set or 0).byte_per_s
+
+
+def _warm(result: Result) -> bool:
+    return result.measurement is not None and result.measurement.l2 == "warm"
+
+
+def _memory_byte_per_s(run: Run) -> float | None:
     memory = run.ceiling("memory", "measured")
-    if result.measurement and result.measurement.l2 == "warm":
-        holding = [
-            c for c in run.ceilings
-            if c.byte_per_s and c.working_set and c.working_set >= result.min_bytes
-        ]  # fmt: skip
-        if holding:
-            return min(holding, key=lambda c: c.working_set or 0).byte_per_s
     return memory.byte_per_s if memory else None
 
 
 def _at_clock(result: Result, run: Run) -> float | None:
     """Peak FLOP/s of the SMs at the measured clock."""
-    rates = architecture(_capability(run)).flop_per_clock
+    rates = architecture(capability_of(run)).flop_per_clock
     per_clock = rates.get(result.case.precision.rate_name)
     clock = result.measurement.sm_clock_mhz if result.measurement else None
     if per_clock is None or clock is None:
@@ -103,7 +128,7 @@ def _at_clock(result: Result, run: Run) -> float | None:
     return per_clock * int(run.device["sm_count"]) * clock * 1e6
 
 
-def _capability(run: Run) -> Capability | None:
+def capability_of(run: Run) -> Capability | None:
     """(9, 0) of the "9.0" that a run file holds; None for a CPU."""
     major, _, minor = str(run.device.get("capability") or "").partition(".")
     return (int(major), int(minor)) if minor.isdecimal() and major.isdecimal() else None
@@ -112,10 +137,18 @@ def _capability(run: Run) -> Capability | None:
 def tensor_core(result: Result, limits: Limits) -> bool | None:
     """Whether Tensor Cores ran: True where the FLOP/s exceed what the SMs reach without them.
 
-    False for IEEE fp32, None where not proven.
+    False for IEEE fp32, None where not proven. The FLOPs must have been done for that: a library's
+    convolution may be FFT or Winograd, so its kernels must be known and none of them either.
     """
     if result.case.precision_name == "fp32":
         return False
-    if limits.simt_flop_per_s is None or result.flop_per_s is None:
+    if limits.simt_flop_per_s is None or result.flop_per_s is None or not _direct(result):
         return None
     return True if result.flop_per_s > limits.simt_flop_per_s else None
+
+
+def _direct(result: Result) -> bool:
+    """Whether the operations that are counted were done, as far as names tell."""
+    if fewer_operations(result.kernels):
+        return False
+    return result.case.op != "conv" or not is_library(result.case) or bool(result.kernels)

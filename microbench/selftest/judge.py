@@ -15,6 +15,7 @@ TARGET_PCT = 95.0
 TINY_SHARE = 0.05  # of the launch latency that the work of a launch plant may take
 THIN_SHARE = 0.5  # of the time for its bytes that the arithmetic of a memory plant may take
 LAYOUT_COSTS = 1.1  # times slower than in nhwc: below this, the layout was not the bottleneck
+DEFECT_COSTS = 1.15  # times slower than without the defect: below this, it was not planted
 ZEROS_GAIN = 1.03  # times faster on zeros: below this, power was not the bottleneck
 
 
@@ -47,6 +48,7 @@ class Judged:
             "named": self.named,
             "why": self.why,
             "verdict": self.verdict,
+            "held_out": plant.held_out,
             "subject": _numbers(runs.cold, plant.subject.key),
             "beside": [_numbers(runs.cold, case.key) for case in plant.companions],
             "warm": [_numbers(runs.warm, case.key) for case in plant.apart],
@@ -108,7 +110,9 @@ def _not_planted(plant: Plant, result: Result, runs: Runs) -> str | None:
         return f"the kernel took tiles of {result.tile}, not {plant.tile}"
     if any(not _measured(runs.warm, case.key) for case in plant.apart):
         return "the same case was not measured with a warm cache"
-    check = None if plant.control else CHECKS.get(plant.condition)
+    if plant.control:
+        return None
+    check = _costly if plant.held_out else CHECKS.get(plant.condition)
     return check(plant, result, runs) if check else None
 
 
@@ -141,6 +145,14 @@ def _slower_than_twin(plant: Plant, result: Result, runs: Runs) -> str | None:
         return "the same case in nhwc was not measured"
     gain = (result.median_s or 0.0) / (twin.median_s or 1.0)
     return f"nhwc is {gain:.2f} times as fast: no cost" if gain < LAYOUT_COSTS else None
+
+
+def _costly(plant: Plant, result: Result, runs: Runs) -> str | None:
+    twin = _measured(runs.cold, plant.companions[0].key)
+    if twin is None:
+        return "the same GEMM without the defect was not measured"
+    cost = (result.median_s or 0.0) / (twin.median_s or 1.0)
+    return f"the defect takes {cost:.2f} times as long: no cost" if cost < DEFECT_COSTS else None
 
 
 def _capped(plant: Plant, result: Result, runs: Runs) -> str | None:

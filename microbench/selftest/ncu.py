@@ -58,10 +58,10 @@ class Figures:
     within_target: int
 
 
-def timer_against_ncu(info: DeviceInfo, tries: int) -> Figures:
+def timer_against_ncu(info: DeviceInfo, tries: int, budget_s: float) -> Figures:
     """Time every case with both.
 
-    UserError without a GPU or ncu. `tries` is not used: the cases are ARMS at SIZES.
+    UserError without a GPU or ncu. The cases are ARMS at SIZES; the other arguments are not used.
     """
     if info.kind != "cuda":
         raise UserError("validate timer needs a CUDA GPU: Nsight Compute profiles nothing else")

@@ -9,7 +9,7 @@ from typing import Any
 from kernels import OPS, size_of
 from kernels.case import Case
 
-CONDITIONS = ("launch", "memory", "alignment", "waves", "layout", "power", "cache")
+CONDITIONS = ("launch", "memory", "alignment", "waves", "layout", "power", "cache", "mixed")
 Tile = tuple[int, int]
 TileOf = Callable[[Case], Tile | None]  # the tile that a Triton GEMM will use; None: cannot run
 
@@ -20,6 +20,7 @@ class Plant:
 
     `companions` are measured beside it, `apart` in the session with a warm cache; `tile` is (M, N)
     in elements. A plant is right when `condition` is diagnosed, a control when none of `never` is.
+    One that is `held_out` was made by means that the diagnosis does not share, and tuned nothing.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Plant:
     apart: tuple[Case, ...] = ()
     tile: Tile | None = None
     never: frozenset[str] = field(default_factory=frozenset[str])
+    held_out: bool = False
 
     @property
     def control(self) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 from kernels import OPS, size_of
 from kernels.case import CannotRun, Case, Target
 from kernels.gemm import ALIGNMENT_BYTES
+from microbench.selftest.independent import independent_plants
 from microbench.selftest.plant import (
     Absent,
     Plant,
@@ -39,7 +40,7 @@ def plan(device: dict[str, Any], tile_of: TileOf) -> tuple[list[Plant], list[Abs
         return _on_a_cpu(), [Absent(c, why) for c, why in NOT_ON_A_CPU]
     waves = wave_plants(int(device["sm_count"]), tile_of)
     plants = [*_launch(), *_memory(), *_alignment(), *waves, *_layout(), *_power(),
-              *_cache(int(device["l2_bytes"]))]  # fmt: skip
+              *_cache(int(device["l2_bytes"])), *independent_plants()]  # fmt: skip
     absent: list[Absent] = []
     if not waves:
         absent.append(Absent("waves", "no Triton GEMM tile leaves SMs idle on this device"))
@@ -58,6 +59,7 @@ NOT_ON_A_CPU = (
     ("layout", "a CPU library does not report its layout changes"),
     ("power", "this program reads no power sensor here"),
     ("cache", "other processes share a CPU's last-level cache"),
+    ("mixed", "the defects are planted in CUDA kernels"),
 )
 
 
@@ -307,13 +309,6 @@ def _idle(case: Case, tile: Tile, sm_count: int) -> Plant:
         case,
         tile=tile,
     )
-
-
-def target_of(device: dict[str, Any]) -> Target:
-    """The facts by which kernels are chosen, from the "device" of a run file."""
-    major, _, minor = str(device.get("capability") or "").partition(".")
-    capability = (int(major), int(minor)) if minor else None
-    return Target(device["kind"], device["name"], capability, int(device["sm_count"]))
 
 
 def triton_tile(target: Target) -> TileOf:

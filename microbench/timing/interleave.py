@@ -20,7 +20,6 @@ from microbench.timing.timers import Block, Launch, Timer
 HEAVY_S = 100e-6
 LARGE_FLOPS = 4e9  # a problem of this size makes a comparison heavy too, however fast it runs
 WATCHED_SHARE = 0.5  # of the warm-up: its later part counts for the variant's telemetry
-ORDER_SEED = 7
 WARM_RUN_S = 0.01
 LAUNCH_S = 5e-6  # CPU time of a launch, about
 BURST_IDLE_FACTOR = 15  # idle this many times the launch's time between samples
@@ -117,6 +116,7 @@ class Turns:
     begin: Callable[[str, int], None] = lambda _key, _round: None
     heavy: bool = False  # HEAVY, whatever the estimates are
     own_pace: Pace | None = None  # of launches that are neither light nor heavy: training steps
+    chance: random.Random = field(default_factory=random.Random)  # of the order in each round
 
     def take(self, arms: Sequence[Arm]) -> int:
         """Fill the blocks of all variants, one each per round; returns the number of rounds.
@@ -128,11 +128,12 @@ class Turns:
         rounds = 0
         pace = self.pace(arms)
         order = list(arms)
-        shuffle = random.Random(ORDER_SEED).shuffle
         self._turn(arms[0], 0, pace)
         while rounds < MAX_ROUNDS:
             # A new order each round: else a variant would always run on the heat of the same one.
-            shuffle(order)
+            # Another in each comparison: what a start or a swing of the clock does to a turn of the
+            # comparison would else fall to the same variant every time.
+            self.chance.shuffle(order)
             rounds += 1
             for arm in order:
                 self._turn(arm, rounds, pace)

@@ -1,12 +1,14 @@
 """Medians, intervals and ratios of repeated timings.
 
 Samples come in blocks: variants of a comparison are interleaved, one block each per round. Samples
-of one block share the clock, the temperature and the state of the machine, so intervals resample
-blocks, not samples. Intervals are percentile bootstraps widened for few blocks ("expanded
-percentile", T. Hesterberg, "What Teachers Should Know About the Bootstrap", 2015). Under
-MIN_BOOTSTRAP blocks there are too few distinct resamples, and replicates come from Student's t.
-Every replicate moves each reading by up to half a tick: a timer of 32 ns steps cannot tell 6.00
-from 6.02 us. How often intervals of a true ratio of 1 contain 1: results/nvidia-h200/aa.json.
+of one block share the clock, the temperature and the state of the machine, so the block is the
+sample: intervals are of the mean of the logarithms of block medians, by Student's t.
+
+Rounds of one variant may be correlated. The variance of their mean is averaged over first-order
+autoregressive models, weighted by how well each explains the rounds (G. E. P. Box, G. C. Tiao,
+"Bayesian Inference in Statistical Analysis", 1973, section 2.4) and by PRIOR_SCALE. Ratios of a
+round need none of it: the order of variants in a round is random, so a ratio is as likely up as
+down whatever the card does. Simulated coverage: docs/notes/method.md, tests/samples/coverage.py.
 """
 
 from __future__ import annotations
@@ -19,16 +21,19 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-REPLICATES = 2000
-SEED = 20260101  # the same samples always give the same interval
 CONFIDENCE = 0.95
 MAX_INTERVAL_PCT = 0.5  # stop sampling when the median's interval is within this
-MIN_BOOTSTRAP = 5
 NORMAL_FROM = 1000.0  # degrees of freedom: Student's t is within 0.2 % of the normal quantile
 ANGLES = 40_001
+CORRELATIONS = tuple(i / 10 for i in range(9))  # of a round with the next one
+# A correlation's weight falls by e per this much. Measured: -0.16 to 0.12.
+PRIOR_SCALE = 0.12
+LEAST_SPREAD = 1e-12  # of logarithms: less is how they are rounded
+TWO_ROUNDINGS = 1.1  # holds 95 % of the sum of two uniform errors, times the root of their squares
 
 Blocks = Sequence[Sequence[float]]
 Interval = tuple[float, float]
+Floats = NDArray[np.float64]
 
 
 @cache
@@ -55,35 +60,63 @@ def median(samples: Sequence[float]) -> float:
     return float(np.median(np.asarray(samples)))
 
 
-def _expanded_quantiles(blocks: int) -> tuple[float, float]:
-    """Quantile levels that make a percentile bootstrap of `blocks` blocks cover 95 %."""
-    normal = NormalDist()
-    degrees = blocks - 1
-    low = normal.cdf(-t_quantile(CONFIDENCE, degrees) * math.sqrt(blocks / degrees))
-    return low, 1 - low
+@cache
+def _models(rounds: int) -> tuple[Floats, Floats, Floats]:
+    """For each of CORRELATIONS: a matrix, a logarithm and a share.
+
+    The quadratic form of the matrix in centred values, over `rounds` - 1, estimates the variance of
+    one round; times the share that of the mean. The logarithm is the model's weight before the
+    values are seen.
+    """
+    apart = np.abs(np.subtract.outer(np.arange(rounds), np.arange(rounds)))
+    ones = np.ones(rounds)
+    matrices: list[Floats] = []
+    logs: list[float] = []
+    shares: list[float] = []
+    for correlation in CORRELATIONS:
+        covariance = np.power(correlation, apart, dtype=np.float64)
+        inverse = np.linalg.inv(covariance)
+        toward = inverse @ ones
+        known = float(toward.sum())
+        matrices.append(inverse - np.outer(toward, toward) / known)
+        determinant = float(np.linalg.slogdet(covariance)[1])
+        logs.append(-correlation / PRIOR_SCALE - (determinant + math.log(known)) / 2)
+        shares.append(float(covariance.sum()) / rounds**2)
+    return np.array(matrices), np.array(logs), np.array(shares)
 
 
-def _interval_of_mean(
-    values: NDArray[np.float64], jitter: NDArray[np.float64], rng: np.random.Generator
-) -> Interval:
-    """95 % interval of the mean of block values; `jitter` is added to the replicates."""
-    count = len(values)
-    if count < MIN_BOOTSTRAP:
-        error = values.std(ddof=1) / math.sqrt(count)
-        replicates = values.mean() + error * rng.standard_t(count - 1, REPLICATES) + jitter
-        low, high = np.quantile(replicates, ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2))
-    else:
-        picks = rng.integers(0, count, (REPLICATES, count))
-        replicates = values[picks].mean(axis=1) + jitter
-        low, high = np.quantile(replicates, _expanded_quantiles(count))
-    return float(low), float(high)
+def _error_of_mean(values: Floats) -> float:
+    """Standard error of the mean of values of consecutive rounds, two or more."""
+    spread = float(values.std())
+    if spread <= LEAST_SPREAD:
+        return spread
+    matrices, logs, shares = _models(len(values))
+    scaled = (values - values.mean()) / spread
+    forms = np.einsum("i,mij,j->m", scaled, matrices, scaled)
+    logs = logs - (len(values) - 1) / 2 * np.log(forms)
+    weights = np.exp(logs - logs.max())
+    variance = float(weights @ (shares * forms)) / float(weights.sum()) / (len(values) - 1)
+    return spread * math.sqrt(variance)
+
+
+def _rounding(medians: Floats, resolution_s: float) -> float:
+    """What rounding to ticks may move the mean of these medians by, as a fraction of it.
+
+    Half a tick where all sit on one, less where noise spreads them over several: rounding then
+    averages out, the faster the wider (B. Widrow, I. Kollar, "Quantization Noise", 2008, section
+    4.2). The spread is taken before rounding (Sheppard's correction).
+    """
+    if resolution_s <= 0:
+        return 0.0
+    ticks2 = max(0.0, float(medians.var(ddof=1)) / resolution_s**2 - 1 / 12)
+    return resolution_s / 2 * math.exp(-2 * math.pi**2 * ticks2) / float(medians.mean())
 
 
 def median_interval(blocks: Blocks, resolution_s: float = 0.0) -> Interval | None:
     """95 % confidence interval of the median time in seconds, from the logarithms of block medians.
 
-    `blocks` hold seconds, one sequence per round; `resolution_s` is one tick of the timer. None for
-    fewer than two blocks, or where a median is not positive.
+    `blocks` hold seconds, one sequence per round in order; `resolution_s` is one tick of the timer.
+    None for fewer than two blocks, or where a median is not positive.
     """
     if len(blocks) < 2:
         return None
@@ -91,11 +124,9 @@ def median_interval(blocks: Blocks, resolution_s: float = 0.0) -> Interval | Non
     centre = median([sample for block in blocks for sample in block])
     if centre <= 0 or medians.min() <= 0:
         return None
-    logs = np.log(medians)
-    rng = np.random.default_rng(SEED)
-    jitter = np.log1p(rng.uniform(-0.5, 0.5, REPLICATES) * min(resolution_s / centre, 1.0))
-    low, high = _interval_of_mean(logs - logs.mean(), jitter, rng)
-    return min(centre, centre * math.exp(low)), max(centre, centre * math.exp(high))
+    noise = t_quantile(CONFIDENCE, len(medians) - 1) * _error_of_mean(np.log(medians))
+    half = math.hypot(noise, _rounding(medians, resolution_s))
+    return centre * math.exp(-half), centre * math.exp(half)
 
 
 def half_width_pct(centre: float, interval: Interval) -> float:
@@ -117,15 +148,24 @@ def ratio_interval(
     upper = np.array([median(block) for block in numerator])
     lower = np.array([median(block) for block in denominator])
     logs = np.log(upper / lower)
-    ratio = math.exp(float(logs.mean()))
+    centre = float(logs.mean())
     if len(logs) < 2:
-        return ratio, None
-    rng = np.random.default_rng(SEED)
-    ticks = rng.uniform(-resolution_s / 2, resolution_s / 2, (2, REPLICATES))
-    # The tick is common to all rounds: readings that sit on one tick stay on it in every round.
-    jitter = np.log1p(ticks[0] / upper.mean()) - np.log1p(ticks[1] / lower.mean())
-    low, high = _interval_of_mean(logs, jitter, rng)
-    return ratio, (min(ratio, math.exp(low)), max(ratio, math.exp(high)))
+        return math.exp(centre), None
+    error = float(logs.std(ddof=1)) / math.sqrt(len(logs))
+    roundings = [_rounding(medians, resolution_s) for medians in (upper, lower)]
+    noise = t_quantile(CONFIDENCE, len(logs) - 1) * error
+    half = math.hypot(noise, TWO_ROUNDINGS * math.hypot(*roundings))
+    return math.exp(centre), (math.exp(centre - half), math.exp(centre + half))
+
+
+def share_interval(hits: int, tries: int) -> Interval:
+    """95 % interval of a share, between 0 and 1 (E. B. Wilson, 1927); `tries` is above 0."""
+    z = t_quantile(CONFIDENCE, math.inf)
+    share = hits / tries
+    middle = (share + z**2 / (2 * tries)) / (1 + z**2 / tries)
+    spread = math.sqrt(share * (1 - share) / tries + z**2 / (4 * tries**2))
+    half = z * spread / (1 + z**2 / tries)
+    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def excludes_one(interval: Interval) -> bool:

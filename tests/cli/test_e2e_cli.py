@@ -170,9 +170,13 @@ def check_steps(result: Doc) -> None:
     assert low <= result["step_s"] <= high
     assert low > 0
     units = result["step_units"]
-    assert result["images_per_s"] == pytest.approx(units / result["step_s"], rel=1e-6)
+    median_per_s = units / result["step_s"]
     wall_per_s = units * result["wall_steps"] / result["wall_s"]
-    if abs(wall_per_s / result["images_per_s"] - 1) > 0.02:
+    far = abs(wall_per_s / median_per_s - 1) > 0.03
+    fed = result["case"]["loader"] == "torchvision"
+    shown_per_s = wall_per_s if far or fed else median_per_s
+    assert result["images_per_s"] == pytest.approx(shown_per_s, rel=1e-6)
+    if far:
         assert any("wall" in json.dumps(w) for w in result["warnings"]), result["warnings"]
     for warning in result["warnings"]:
         assert all(warning[name] for name in ("symptom", "cause", "remedy"))
@@ -407,6 +411,46 @@ def test_nothing_is_left_to_resume_in_a_whole_run(
     again = document(Path(file))
     assert json.dumps(again["results"]) == json.dumps(run["results"])
     assert (tmp_path / "again.csv").read_text() == (folder / "run.csv").read_text()
+
+
+def test_processes_are_fresh_and_resuming_adds_one(tmp_path: Path, capfd: Captured) -> None:
+    """Two processes, then a third: the times of those before are kept as they were."""
+    file = tmp_path / "several.json"
+    words = [*PAIR, "--batch", "2", "--seed", "3"]
+    two = by_recipe(in_process("cnn-cifar", *words, "--processes", "2", file=file))
+    more = [*map(str, words), *CPU, "--processes", "3", "--resume", str(file), "--quiet"]
+    assert main(["cnn-cifar", *more]) == 0
+    three = by_recipe(document(file))
+    for name, before in two.items():
+        after = three[name]
+        assert [part["number"] for part in after["processes"]] == [0, 1, 2]
+        assert after["processes"][:2] == before["processes"]
+        count = len(before["times_s"])
+        assert after["times_s"][:count] == before["times_s"]
+        assert len(after["times_s"]) > count
+        logs = [math.log(part["median_s"]) for part in after["processes"]]
+        assert after["step_s"] == pytest.approx(math.exp(fmean(logs)))
+    rounds = [part["rounds"] for part in three["fp32"]["processes"]]
+    assert rounds == [part["rounds"] for part in three["amp-bf16"]["processes"]]
+    each = [
+        fmean(math.log(median(slow) / median(fast)) for slow, fast in zip(a, b, strict=True))
+        for a, b in zip(*(_split(blocks_of(arm), rounds) for arm in three.values()), strict=True)
+    ]
+    ratio = three["amp-bf16"]["speedup"]["fp32"]
+    assert ratio["ratio"] == pytest.approx(math.exp(fmean(each)), rel=1e-6)
+    assert "3 processes" in " ".join(shown(file, capfd).split())
+
+
+def _split(blocks: list[list[float]], rounds: list[int]) -> list[list[list[float]]]:
+    left = iter(blocks)
+    return [list(islice(left, count)) for count in rounds]
+
+
+@pytest.mark.parametrize("number", ["0", "101", "two"])
+def test_a_number_of_processes_that_cannot_be_is_one_line(number: str) -> None:
+    ran = e2e("cnn-cifar", *CPU, "--processes", number)
+    assert ran.returncode == 2
+    assert "--processes" in ran.stderr
 
 
 def test_resume_of_another_training_is_refused(run: Doc, folder: Path, capfd: Captured) -> None:

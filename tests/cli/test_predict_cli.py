@@ -215,6 +215,26 @@ def test_validate_prints_the_error_table(shop: Path) -> None:
     assert all(r["predicted"] for r in results(shop / "m.json"))
 
 
+def test_held_out_networks_are_measured_once_and_the_file_goes_on(shop: Path) -> None:
+    words = ("validate", "--held-out", "h.json", "--recipe", "fp32", "--device", "cpu",
+             "--budget", "1")  # fmt: skip
+    first = e2e(shop, *words, "--networks", "cnn-cifar", "--batch", "2")
+    assert first.returncode == 0, first.stderr
+    before = results(shop / "h.json")
+    assert [r["case"]["batch"] for r in before] == [2]
+    assert before[0]["measured_at"]
+    again = e2e(shop, *words, "--networks", "cnn-cifar", "--batch", "2,3,4")
+    assert again.returncode == 0, again.stderr
+    after = results(shop / "h.json")
+    assert [r["case"]["batch"] for r in after] == [2, 3, 4]
+    assert after[0] == before[0], "measured once"
+    assert all(r["predicted"]["step_s"] > 0 and r["step_s"] > 0 for r in after)
+    said = " ".join(again.stdout.split())
+    assert "1 network, 3 comparisons" in said
+    assert "None of these networks was used" in said
+    assert "Prediction errors" in said
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [
@@ -226,6 +246,10 @@ def test_validate_prints_the_error_table(shop: Path) -> None:
         (["validate", "--networks", ""], "--networks"),
         (["validate", "--networks", "resnet5"], "resnet50"),
         (["validate", "--cpus", "0"], "--cpus"),
+        (["validate", "--held-out", "h.json", "--networks", "cnn-cifar,resnet18"], "resnet18"),
+        (["validate", "--held-out", "h.json", "--networks", "timm:mobilenet_v2"], "mobilenet_v2"),
+        (["validate", "--held-out", "h.json", "--json", "j.json"], "--json"),
+        (["validate", "--held-out", "no/such/h.json", "--networks", "cnn-cifar"], "h.json"),
     ],
 )
 def test_a_mistake_is_one_line(

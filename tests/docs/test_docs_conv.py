@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from functools import cache
 from pathlib import Path
-from statistics import median
 
 import pytest
 from samples.conv_tables import payoff_table, rival_table
@@ -17,8 +16,6 @@ from microbench.results.runfile import read_run
 from microbench.results.types import Result, Run
 from microbench.roofline.causes import conversion_share
 from microbench.roofline.explain import annotate
-from microbench.roofline.model.fitting import fit
-from microbench.roofline.model.terms import Rates
 
 ROOT = Path(__file__).parents[2]
 H200 = ROOT / "results" / "nvidia-h200"
@@ -185,35 +182,6 @@ def test_sentences_about_the_sweep() -> None:
                for c in widths if c >= 64)  # fmt: skip
     exact = arms["fprop", "nhwc", 8, "tf32"]
     assert any("tf32 was enabled" in warning.symptom for warning in exact.warnings)
-
-
-@pytest.mark.parametrize("name", ["conv-channels", "conv-fine", "payoff-conv", "layers-resnet50"])
-def test_the_model_s_errors_on_unseen_sizes(name: str) -> None:
-    model = run(name).model
-    assert model
-    whole = model.overall
-    row = f"| {whole.count} | {100 * whole.median:.0f} % | {100 * whole.p90:.0f} % |"
-    assert row in PAGE
-
-
-def test_the_model_s_errors_across_runs() -> None:
-    seen = [run("conv-channels"), run("conv-fine")]
-    pairs = [(r, rates) for one in seen if (rates := Rates.of(one)) for r in one.results]
-    model = fit(pairs)
-
-    def error(name: str) -> float:
-        rates = Rates.of(run(name))
-        assert rates
-        results = [r for r in run(name).results if r.case.op == "conv" and is_library(r.case)]
-        found = [
-            abs(guess.seconds / r.median_s - 1)
-            for r in results
-            if r.median_s and (guess := model.predict(r.case, rates))
-        ]
-        return 100 * median(found)
-
-    on_map, on_network = error("payoff-conv"), error("layers-resnet50")
-    assert f"a median of {on_map:.0f} % on the map, {on_network:.0f} %" in PAGE
 
 
 def test_the_published_selftest_is_whole() -> None:

@@ -10,11 +10,21 @@ from statistics import fmean, stdev
 
 import pytest
 
-from e2e.commands.train import MATRIX, MATRIX_RECIPES
-from e2e.report.errors import error_table, intervals_kept, limits_named
+from e2e.commands.scheduler import ARM_BUDGET_S
+from e2e.report.errors import error_sentences, error_table, intervals_kept, limits_named
 from e2e.results.types import Training
+from e2e.validation_sets import (
+    CALIBRATED_ON,
+    HELD_OUT,
+    HELD_OUT_RECIPES,
+    MATRIX,
+    MATRIX_RECIPES,
+    PREDICTING_S,
+    seen,
+)
 from microbench.report.export import to_markdown
 from microbench.results.runfile import read_run
+from microbench.results.types import METHOD_VERSION
 from microbench.timing.stats import median
 
 ROOT = Path(__file__).parents[2]
@@ -53,7 +63,7 @@ def test_the_short_error_table_is_the_run_files_own() -> None:
     rows = {
         "step time, bottleneck GPU": "step, bottleneck GPU",
         "step time, predicted bottleneck GPU": "step, bottleneck predicted as GPU",
-        "step time, captured as CUDA graph": "step, captured as a CUDA graph",
+        "step time, captured: the graph timed, not predicted": "step, timed as a captured graph",
         "step time, bottleneck CPU launch": "step, bottleneck CPU launch",
         "the same, corrected for CPU speed": "the same, corrected for the CPU's speed",
         "AMP speed-up over TF32, bottleneck GPU": "AMP's speed-up over tf32, bottleneck GPU",
@@ -157,7 +167,7 @@ def test_what_has_been_validated_is_said() -> None:
     assert len(planned) == batches * len(MATRIX_RECIPES.split(",")) == 64
     assert "the whole matrix of 64 combinations of twelve networks" in ERRORS
     assert "64 combinations of twelve networks, four recipes and one or two batches" in SUMMARY
-    assert f"and {captured} steps captured as CUDA graphs" in SUMMARY
+    assert f"and {captured} captured steps (`--graph`)" in SUMMARY
     assert f"and {captured} captured steps" in SAID
 
 
@@ -310,7 +320,7 @@ def test_what_is_said_of_captured_steps_is_the_run_files_own() -> None:
     (line,) = (
         one
         for one in error_table(VALIDATED.of(Training))
-        if one.what == "step, captured as a CUDA graph"
+        if one.what == "step, timed as a captured graph"
     )
     assert line.worst == "resnet50 tf32 nhwc batch 8 graph"
     assert f"under TF32, predicted {line.largest_pct:.1f} % too long" in SAID
@@ -420,3 +430,27 @@ def _paced_error(training: Training) -> float:
     """The same, of the step for the pace meanwhile."""
     assert training.predicted
     return 100 * ((training.predicted.paced_s or 0.0) / (training.step_s or 1.0) - 1)
+
+
+def test_what_is_said_of_held_out_networks_is_so() -> None:
+    assert not seen(HELD_OUT)
+    assert {len(sizes.split(",")) for sizes in HELD_OUT.values()} == {3}
+    assert len(HELD_OUT) >= 12
+    assert not {t.case.network for t in OUTSIDE.of(Training)} & HELD_OUT.keys()
+    rows = [t.predicted for run in (VALIDATED, OUTSIDE) for t in run.of(Training) if t.predicted]
+    took_s = fmean(sum(row.took_s.values()) for row in rows)
+    assert pytest.approx(took_s, abs=0.05) == PREDICTING_S
+    recipes = HELD_OUT_RECIPES.split(",")
+    network_s = 3 * len(recipes) * (PREDICTING_S + ARM_BUDGET_S)
+    assert f"about {network_s / 60:.1f} minutes a network" in SUMMARY
+    assert f"({ARM_BUDGET_S * len(recipes):.0f} s per comparison)" in SUMMARY
+
+
+def test_rows_that_predate_the_code_are_named() -> None:
+    for run in (VALIDATED, OUTSIDE):
+        assert run.method_version == 1 < METHOD_VERSION
+        assert any(said.startswith("All rows predate this code") for said in error_sentences(run))
+    assert "by method version 1, so every row predates this code" in SUMMARY
+    for name in CALIBRATED_ON:
+        assert name in {t.case.network for t in VALIDATED.of(Training)}
+        assert name in SUMMARY

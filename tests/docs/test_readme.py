@@ -10,7 +10,11 @@ from typing import Any
 
 import pytest
 
+from kernels import size_of
+from microbench.libraries import beside, summaries
 from microbench.report.export import to_markdown
+from microbench.report.summary_table import rivals_table
+from microbench.report.table import markdown
 from microbench.results.runfile import read_run
 from microbench.verdict import verdict
 
@@ -37,48 +41,36 @@ def test_the_verdict_is_the_run_file_s() -> None:
         assert line.strip() in RESULTS
 
 
-def test_the_triton_ratios_are_the_run_file_s() -> None:
+@pytest.mark.parametrize("name", ["gemm-triton", "gemm-alignment"])
+def test_the_triton_tables_are_the_run_files_own(name: str) -> None:
+    assert markdown(rivals_table(read_run(H200 / f"{name}.json"))) in RESULTS
+
+
+def test_what_is_said_of_triton_is_the_run_file_s() -> None:
     run = read_run(H200 / "gemm-triton.json")
-    doubling = {256 * 2**i for i in range(6)}
-    for name, rival in (("fp16", "cublas"), ("bf16", "cublas"), ("fp8-e4m3", "cublaslt"),
-                        ("tf32", "cublas"), ("int8", "cublas")):  # fmt: skip
-        ratios = [
-            r.vs_backend[rival].ratio
-            for r in run.results
-            if (r.case.backend, r.case.precision_name) == ("triton", name)
-            and r.case.dim("m") in doubling
-        ]
-        assert len(ratios) == len(doubling)
-        between = [
-            f"{r.vs_backend[rival].ratio:.2f}"
-            for m in (1536, 3072)
-            for r in run.results
-            if (r.case.backend, r.case.precision_name, r.case.dim("m")) == ("triton", name, m)
-        ]
-        cells = (name, rival, f"{geometric_mean(ratios):.3f}", f"{min(ratios):.3f}", *between)
-        assert f"| {' | '.join(cells)} |" in RESULTS, cells
-    tiles = {
-        r.case.dim("m"): " ".join(r.kernels)
-        for r in run.results
-        if (r.case.backend, r.case.precision_name) == ("cublas", "fp16")
-    }
+    by = {(r.case.backend, r.case.precision_name, r.case.dim("m")): r for r in run.results}
+    tiles = {m: " ".join(by["cublas", "fp16", m].kernels) for m in (1536, 3072)}
     assert "144x128" in tiles[1536]
     assert "192x192" in tiles[3072]
-    int8 = {
-        r.case.dim("m"): r.vs_backend["cublaslt"].ratio
-        for r in run.results
-        if (r.case.backend, r.case.precision_name) == ("triton", "int8")
-    }
-    mean = geometric_mean([int8[m] for m in doubling])
-    fp16 = {
-        r.case.dim("m"): r.vs_backend["cublas"].ratio
-        for r in run.results
-        if (r.case.backend, r.case.precision_name) == ("triton", "fp16")
-    }
-    mean_fp16 = geometric_mean([fp16[m] for m in doubling])
-    assert f"reach {mean_fp16:.3f} times the speed of cuBLAS in FP16" in README
-    assert f"{fp16[1536]:.2f} at 1536, {fp16[3072]:.2f} at 3072" in README
-    assert f"the int8 mean is {mean:.3f}, and {int8[3072]:.2f} at 3072" in RESULTS
+    doubling = [256 * 2**i for i in range(6)]
+
+    def mean(precision: str, library: str | None) -> str:
+        """Over the doubling sizes; None: against the better library."""
+        rows = [by["triton", precision, m] for m in doubling]
+        better = [found.ratio.ratio for row in rows if (found := beside(row))]
+        some = [row.vs_backend[library].ratio for row in rows] if library else better
+        assert len(some) == len(doubling)
+        return f"{geometric_mean(some):.3f}"
+
+    assert f"Over 256 to 8192 alone the FP16 mean is {mean('fp16', None)}." in RESULTS
+    last = by["triton", "int8", 3072].vs_backend["cublaslt"].ratio
+    assert f"over 256 to 8192 is {mean('int8', 'cublas')}; against" in RESULTS
+    assert f"it is {mean('int8', 'cublaslt')}, and {last:.2f} at 3072" in RESULTS
+    (fp16,) = (found for found in summaries(run) if found.precision == "fp16")
+    assert fp16.tuned
+    assert f"reach {fp16.mean:.3f} times the speed of the better of" in README
+    least = f"least {fp16.least.ratio.ratio:.2f} at {size_of(fp16.least.result.case)}"
+    assert f"geometric mean of {len(fp16.rows)} tuned sizes from 256 to 8192, {least}" in README
 
 
 def test_the_sizes_of_the_triton_table_are_tuned_ones() -> None:
@@ -163,13 +155,11 @@ def test_the_readme_fits_its_screen_and_quotes_the_checks_of_the_method() -> Non
 
 def test_what_the_example_kernels_reach_is_the_run_files_own() -> None:
     text = " ".join((ROOT / "docs" / "own-kernels.md").read_text(encoding="utf-8").split())
-    for name, rival, said in (
-        ("own-gemm", "cublas", "GEMM is {} times as fast as cuBLAS in FP16"),
-        ("own-conv", "cudnn", "the convolution {} times as fast as cuDNN"),
+    missing = "cublaslt was not measured"
+    for name, rival, absent, said in (
+        ("own-gemm", "cublas", missing, "GEMM is {} times as fast as cuBLAS in FP16"),
+        ("own-conv", "cudnn", "", "the convolution {} times as fast as cuDNN, the only library"),
     ):
-        found = [
-            r.vs_backend[rival].ratio
-            for r in read_run(H200 / f"{name}.json").results
-            if r.case.backend.startswith("my_kernels:") and r.case.precision_name == "fp16"
-        ]
-        assert said.format(f"{geometric_mean(found):.2f}") in text
+        found, *_ = summaries(read_run(H200 / f"{name}.json"))
+        assert (found.precision, found.libraries, found.not_measured) == ("fp16", [rival], absent)
+        assert said.format(f"{found.mean:.2f}") in text

@@ -19,11 +19,11 @@ from e2e.report.errors import (
     measured_half_pct,
 )
 from e2e.report.run_report import training_sections
-from e2e.results.types import Predicted, Training
+from e2e.results.types import PREDICTED, Predicted, Training
 from microbench.report.export import to_markdown
 
 GPU, CAPTURED, HOST, PACED = (
-    "step, bottleneck GPU", "step, captured as a CUDA graph", "step, bottleneck CPU launch",
+    "step, bottleneck GPU", "step, timed as a captured graph", "step, bottleneck CPU launch",
     "the same, corrected for the CPU's speed",
 )  # fmt: skip
 
@@ -161,7 +161,7 @@ def test_measurements_are_known_to_so_much() -> None:
     assert measured_half_pct([*made, known_to(90.0, "gpu")], "host") == pytest.approx(7.0)
     assert measured_half_pct(made, "gpu") is None
     said = "Half of these steps have a measured 95 % interval of ±7.0% or wider."
-    assert said in error_sentences(made)
+    assert said in error_sentences(run_of(*made))
 
 
 def test_screen_and_markdown_have_the_table_with_its_counts() -> None:
@@ -174,7 +174,7 @@ def test_screen_and_markdown_have_the_table_with_its_counts() -> None:
         "Bottleneck CPU launch: the measured step was inside the predicted interval in 0 of 1",
     ):  # fmt: skip
         assert words in said
-    assert set(error_sentences(made)) <= set(said.splitlines())
+    assert set(error_sentences(run)) <= set(said.splitlines())
     assert dict(training_sections(run, 100))[ERRORS_TITLE]
     assert "| step, bottleneck GPU | 1 | 0.5 | 0.5 | 1 / 3 met |" in to_markdown(run)
 
@@ -184,3 +184,51 @@ def test_one_comparison_has_no_table_of_errors() -> None:
     assert errors_lines(run, 100) == []
     asked = replace(run, command=("python", "-m", "e2e", "validate", "--networks", "resnet50"))
     assert any("bottleneck GPU" in line.plain for line in errors_lines(asked, 100))
+
+
+def test_a_captured_step_is_called_a_timing() -> None:
+    run = run_of(planted(0.5), planted(1.0, graph=True, batch=8))
+    said = " ".join(error_sentences(run))
+    assert "Of 2 steps, 1 captured: the graph of their operations was timed" in said
+    assert line(list(run.of(Training)), CAPTURED).count == 1
+    one = run_of(planted(1.0, graph=True), planted(2.0, recipe="tf32", graph=True))
+    screen = " ".join(line.plain for _, lines in training_sections(one, 200) for line in lines)
+    assert "captured steps (--graph): not predicted" in screen
+    assert "Error of the timed graph of the operations is at most 2.0 %" in screen
+    assert "Prediction error of the step time" not in screen
+    alone = replace(planted(1.0, graph=True), steps=None, status=PREDICTED)
+    screen = " ".join(line.plain for _, lines in training_sections(run_of(alone), 200)
+                      for line in lines)  # fmt: skip
+    assert "was timed as a graph of its operations" in screen
+    assert "is predicted" not in screen
+
+
+@pytest.mark.parametrize(
+    ("network", "said", "unsaid"),
+    [
+        ("timm:dla34", "None of these networks was used", "developed on"),
+        ("gpt", "2 of 2 steps are of networks that the method was developed on (1)", "Also"),
+        ("resnet18", "Also calibration models, at a small size: resnet18.", "None of"),
+    ],
+)
+def test_the_table_says_whether_its_networks_were_seen(
+    network: str, said: str, unsaid: str
+) -> None:
+    made = [planted(0.5, network=network), planted(1.0, network=network, batch=8)]
+    found = " ".join(error_sentences(run_of(*made)))
+    assert said in found
+    assert unsaid not in found
+
+
+def test_the_table_says_which_rows_predate_the_code() -> None:
+    old = planted(0.5)
+    dated = [replace(planted(1.0, batch=size), measured_at=f"2026-12-0{size}T01:02:03+00:00")
+             for size in (1, 8)]  # fmt: skip
+    run = run_of(old, *dated)
+    found = error_sentences(run)
+    assert "2 steps measured from 2026-12-01 to 2026-12-08." in found
+    assert any(text.startswith("1 step without a date") for text in found)
+    assert not any("without a date" in text for text in error_sentences(run_of(*dated)))
+    (only,) = (text for text in error_sentences(replace(run, method_version=1)) if "rows" in text
+               and "predate" in text)  # fmt: skip
+    assert run.started_at[:10] in only

@@ -304,8 +304,9 @@ def test_who_is_slowed_by_a_loader_that_it_does_not_wait_for() -> None:
     ):  # fmt: skip
         step_s = arm.steps.median_s
         steps = replace(
-            arm.steps, unfed_s=0.8 * step_s, wait_s=wait_share * step_s, host_s=host_share * step_s
-        )
+            arm.steps, unfed_s=0.8 * step_s, wait_s=wait_share * step_s,
+            host_s=host_share * step_s, wall_s=step_s, wall_steps=1,
+        )  # fmt: skip
         case = replace(fed, graph=graph)
         text = said(changed(tokens_run(), 2, case=case, steps=steps, limit="data"))
         slowed = f"without waiting for data: the two compete for the CPU.{remedy}"

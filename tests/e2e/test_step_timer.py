@@ -8,8 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from e2e.training.step_timer import CpuSteps, PhaseClock, busy_in, time_phases, union_s
+from e2e.training.step_timer import (
+    Bursts,
+    CpuSteps,
+    PhaseClock,
+    StepBlock,
+    Tally,
+    busy_in,
+    time_phases,
+    union_s,
+)
 from microbench.device.profiler import KernelTime
+from microbench.timing.timers import Launch
 
 NAP_S = 0.004
 TICKS = 60
@@ -121,6 +131,58 @@ def test_an_untimed_run_launches_as_often_as_asked(times: int) -> None:
     calls: list[None] = []
     CpuSteps().run(lambda: calls.append(None), times)
     assert len(calls) == times
+
+
+# ---------------------------------------------------------------- steps that a loader feeds
+
+
+class Led(CpuSteps):
+    """As a GPU's timer, which launches a step before the first that it times."""
+
+    lead_steps = 1
+
+    def block(self, launch: Launch, samples: int) -> StepBlock:
+        launch()
+        return super().block(launch, samples)
+
+
+class Loader:
+    """Waits a second more for each batch than for the one before; batches are noted as come."""
+
+    def __init__(self) -> None:
+        self.steps, self.waited_s, self.came_s = 0, 0.0, list[float]()
+
+    def step(self) -> None:
+        self.steps += 1
+        self.waited_s += self.steps
+        self.came_s.append(float(self.steps))
+
+    def tally(self) -> Tally:
+        return Tally(self.waited_s, self.came_s)
+
+
+@pytest.mark.parametrize(("timer", "waited_s", "came_s"), [
+    (CpuSteps(), 1 + 2 + 3 + 4, (1.0, 2.0, 3.0, 4.0)),
+    (Led(), 2 + 3 + 4 + 5, (2.0, 3.0, 4.0, 5.0)),
+])  # fmt: skip
+def test_the_first_step_is_in_no_number_of_a_block(
+    timer: CpuSteps, waited_s: float, came_s: tuple[float, ...]
+) -> None:
+    """Three samples of two workers: two whole rounds."""
+    loader = Loader()
+    block = Bursts(timer, 2, loader.tally).block(loader.step, 3)
+    assert loader.steps == 4 + timer.lead_steps
+    assert (block.waited_s, block.came_s) == (waited_s, came_s)
+    assert block.wall_steps == 4
+    assert len(block.times_s) == 1
+    assert 4 * block.times_s[0] == pytest.approx(block.wall_s)
+
+
+@pytest.mark.parametrize(("times", "launched"), [(1, 3), (3, 3), (4, 6)])
+def test_whole_rounds_of_the_workers_run_before_a_block(times: int, launched: int) -> None:
+    loader = Loader()
+    Bursts(CpuSteps(), 3, loader.tally).run(loader.step, times)
+    assert loader.steps == launched
 
 
 # ---------------------------------------------------------------- phases

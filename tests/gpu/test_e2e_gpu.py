@@ -10,6 +10,7 @@ import gc
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,6 +24,7 @@ from samples.feeding import Batch, Batches, Census
 from samples.waiting import no_waits
 from torch import Tensor, nn
 
+from e2e.__main__ import main
 from e2e.case import USUAL_LOADER, TrainCase
 from e2e.data.datasets import Options, open_data
 from e2e.data.datasets.images import InMemory
@@ -36,7 +38,7 @@ from e2e.training.arm_timer import ArmTimer
 from e2e.training.arms import Held, Task
 from e2e.training.convergence import train_once
 from e2e.training.feeds import TimedFeed
-from e2e.training.step_timer import busy_time, host_time
+from e2e.training.step_timer import Bursts, CudaSteps, Tally, busy_time, host_time
 from e2e.training.trainer import PRE_CAPTURE_STEPS, Trainer
 from microbench.device.device import describe, open_telemetry
 from microbench.device.profiler import record
@@ -170,6 +172,39 @@ def case_of(network: str, recipe: str, batch: int, **changes: Any) -> TrainCase:
 
 def set_up(timer: ArmTimer, *cases: TrainCase) -> list[Training]:
     return timer.set_up(cases, lambda key, stage: None)
+
+
+# ---------------------------------------------------------------- clocks
+
+
+def test_the_wall_clock_of_a_block_is_without_its_first_step() -> None:
+    """The first step waits on the host for as long as ten of the others take."""
+    info = describe("cuda")
+    timer = CudaSteps(info.index, info.sm_count)
+    a = torch.randn(4096, 4096, device=DEVICE)
+    naps_s = [0.2] + [0.0] * 8
+
+    def step() -> None:
+        time.sleep(naps_s.pop(0) if naps_s else 0.0)
+        for _ in range(20):
+            torch.mm(a, a)
+
+    timer.run(step, 3)
+    naps_s = [0.2] + [0.0] * 8
+    block = Bursts(timer, 4, lambda: Tally(0.0)).block(step, 8)
+    assert block.wall_steps == 8
+    assert block.wall_s == pytest.approx(8 * block.times_s[0], rel=0.05)
+
+
+def test_the_cpus_speed_is_read_beside_steps_that_are_not_predicted(tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    words = ["cnn-cifar", "--recipe", "fp32,amp", "--batch", "8", "--budget", "2", "--no-predict"]
+    assert main([*words, "--quiet", "--processes", "2", "--json", str(file)]) == 0
+    for training in read_run(file).of(Training):
+        assert training.timed
+        assert training.timed.host_pace
+        assert [part.number for part in training.timed.processes] == [0, 1]
+        assert all(part.host_pace for part in training.timed.processes)
 
 
 # ---------------------------------------------------------------- recipes

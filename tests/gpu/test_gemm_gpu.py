@@ -195,9 +195,11 @@ def test_the_same_launch_twice_shows_no_large_difference(gpu: DeviceInfo) -> Non
     session = OPS["gemm"].session(gpu.target(), 0)
     launch = session.prepare(case(1024, "fp16", "cublas", "nt")).candidates[0].call
     timer = make_timer("auto", "cold", gpu.kind, gpu.index, gpu.l2_bytes, gpu.sm_count)
-    found = compare_with_itself(launch, timer)
-    assert found["ratio"] == pytest.approx(1.0, abs=0.02)
-    assert found["ci95"] is not None
+    found = compare_with_itself("gemm", launch, timer)
+    assert found.ratio == pytest.approx(1.0, abs=0.02)
+    assert found.ci95 is not None
+    assert not found.heavy
+    assert len(found.turns_s) == len(found.order) == 2 * found.rounds
 
 
 def test_memory_that_is_not_there_is_this_cases_failure(gpu: DeviceInfo) -> None:

@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from kernels.case import Case, Target  # noqa: E402
+from kernels.gemm import OP  # noqa: E402
 from kernels.gemm.triton import backend  # noqa: E402
 from kernels.gemm.triton import config as cfg  # noqa: E402
 from kernels.gemm.triton.config import Config, Problem, parse  # noqa: E402
@@ -133,7 +134,7 @@ def reachable() -> list[tuple[str, str, int, str]]:
         for size in SIZES:
             for config in cfg.choices(Problem.of(case(precision, size)), (9, 0), 132)[:4]:
                 found.setdefault((config.label, precision, "nt"), size)
-    for path in backend.TABLES.repository.glob("*.json"):
+    for path in OP.tables.repository.glob("*.json"):
         for precision, layouts in json.loads(path.read_text()).items():
             for layout, sizes in layouts.items():
                 for size, label in sizes.items():

@@ -14,11 +14,12 @@ pytest.importorskip("triton")
 
 from kernels import OPS  # noqa: E402
 from kernels.case import Case, Target  # noqa: E402
+from kernels.conv import OP  # noqa: E402
 from kernels.conv.triton import backend  # noqa: E402
 
 H200 = Target("cuda", "NVIDIA H200", (9, 0), 132)
 A100 = Target("cuda", "NVIDIA A100-SXM4-80GB", (8, 0), 108)
-TABLE = backend.TABLES.repository / "nvidia-h200.json"
+TABLE = OP.tables.repository / "nvidia-h200.json"
 SIZE = re.compile(r"(\d+)x(\d+)x(\d+)x(\d+)-(\d+)x(\d+)x(\d+)-s(\d+)p(\d+)d(\d+)")
 
 
@@ -50,7 +51,7 @@ def test_a_tuned_label_is_valid_and_is_what_a_default_run_takes(case: Case) -> N
     label = next(label for other, label in entries() if other.key == case.key)
     config = backend.parse(label)
     assert config.label == label
-    assert backend.key_of(case)[0] == case.dims["pass"]
+    assert OP.tuned_key(case)[0] == case.dims["pass"]
     assert backend.configuration(case, H200) == config
     half = Case("conv", case.dims, "bf16", "triton", "nhwc")
     assert backend.configuration(half, H200) == config  # bf16 lies in memory as fp16 does

@@ -16,6 +16,7 @@ import pytest
 from samples.convolutions import operands, resnet
 from samples.hopper import SHARED_LIMIT, assembled
 
+from kernels.conv import OP
 from kernels.conv.shape import ConvShape
 from kernels.conv.triton import data_config as cfg
 from kernels.conv.triton.data_config import Config, choices, parse
@@ -207,9 +208,7 @@ def test_compiles_to_wgmma(name: str, precision: str, which: str, tmp_path: Path
 
 def tuned() -> list[tuple[str, str, str]]:
     """(pass, size, label) of the H200's table: one of each kernel, tile and pass."""
-    from kernels.conv.triton import backend
-
-    table = json.loads((backend.TABLES.repository / "nvidia-h200.json").read_text())
+    table = json.loads((OP.tables.repository / "nvidia-h200.json").read_text())
     found = {
         (which, label): (which, size, label)
         for which in PASSES

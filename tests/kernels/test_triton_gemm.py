@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from kernels.case import Case, Target
-from kernels.gemm import LAYOUTS
+from kernels.gemm import LAYOUTS, OP
 from kernels.gemm.triton import config as cfg
 from kernels.gemm.triton.config import Config, Problem, parse
 from kernels.gpus import architecture
@@ -125,8 +125,8 @@ def test_rules_find_something_that_fits(capability: tuple[int, int], size: int):
 
 
 def test_table_entries_are_right_for_their_case():
-    backend = pytest.importorskip("kernels.gemm.triton.backend")
-    for path in backend.TABLES.repository.glob("*.json"):
+    pytest.importorskip("kernels.gemm.triton.backend")
+    for path in OP.tables.repository.glob("*.json"):
         for precision, layouts in json.loads(path.read_text()).items():
             for layout, sizes in layouts.items():
                 for size, label in sizes.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -37,8 +38,9 @@ def took(case: Case, seconds: float, kernels: dict[str, float] | None = None) ->
                   kernels_s=tuple(kernels.values()))  # fmt: skip
 
 
-def explained(*results: Result) -> list[Result]:
+def explained(*results: Result, more: Sequence[Ceiling] = ()) -> list[Result]:
     ceilings = (
+        *more,
         Ceiling("large GEMM", "measured", "fp16", flop_per_s=700e12),
         Ceiling("large GEMM", "measured", "fp32", flop_per_s=50e12),
         Ceiling("memory", "measured", byte_per_s=4e12),
@@ -85,6 +87,36 @@ def test_an_algorithm_with_fewer_operations_is_named_and_no_error() -> None:
     assert told.bound == "compute"
     assert "FFT" in (told.why or "")
     assert not [w for w in told.warnings if "of what the hardware can do" in w.symptom]
+
+
+@pytest.mark.parametrize(
+    ("precision", "kernels", "proved"),
+    [
+        ("tf32", {WORK: 1e-6}, True),
+        ("tf32", {"maxwell_scudnn_winograd_128x128_ldg1_ldg4_tile148n_nt": 1e-6}, None),
+        ("fp32", {"maxwell_scudnn_winograd_128x128_ldg1_ldg4_tile148n_nt": 1e-6}, False),
+        ("tf32", {FFT: 1e-6}, None),
+        ("tf32", {}, None),  # which kernels ran is not known
+    ],
+)
+def test_tensor_cores_are_proved_by_operations_that_were_done(
+    precision: str, kernels: dict[str, float], proved: bool | None
+) -> None:
+    case = conv(precision=precision)
+    fast = took(case, OPS["conv"].flops(case) / 150e12, {WORK: 1e-6})
+    simt = [Ceiling("without Tensor Cores", "datasheet", "fp32", flop_per_s=66.9e12)]
+    (told,) = explained(replace(fast, kernels=tuple(kernels)), more=simt)
+    assert told.tensor_core is proved
+
+
+def test_what_an_algorithm_with_fewer_operations_reaches_is_no_share_of_a_roof() -> None:
+    case = conv(precision="fp32")
+    at_clock = 256 * 100 * 1.9e9
+    (told,) = explained(took(case, OPS["conv"].flops(case) / (0.9 * at_clock), {FFT: 1e-6}))
+    assert told.bound == "mixed"
+    assert "FFT" in (told.why or "")
+    (direct,) = explained(took(case, OPS["conv"].flops(case) / (0.9 * at_clock), {WORK: 1e-6}))
+    assert direct.bound == "compute"
 
 
 def test_tf32_that_ran_exactly_is_a_warning_not_a_failure() -> None:

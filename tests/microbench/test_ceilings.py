@@ -21,13 +21,15 @@ from microbench.report import ceilings as report
 from microbench.results.ceilings import CeilingResult, Tried, ceiling_of
 from microbench.results.codec import run_from_json, run_to_json
 from microbench.results.runfile import read_run, write_run
-from microbench.results.types import Ceiling
+from microbench.results.types import Ceiling, Result
+from microbench.roofline import ceilings as roofs
 from microbench.roofline.instructions import (
     cycles_of,
     fastest,
     measure_probe,
     quick_ceilings,
 )
+from microbench.sweep import Group
 from microbench.timing.interleave import Arm
 from microbench.timing.timers import Block, Launch
 
@@ -146,6 +148,32 @@ def test_a_run_with_a_warm_cache_measures_the_l2_by_size() -> None:
     sizes = [c.working_set or 0 for c in quick(FakeLoader([]), "warm").values() if c.byte_per_s]
     assert sizes == sorted(sizes)
     assert len(sizes) > 3
+
+
+@dataclass
+class FakeMeasurer:
+    """Says which GEMMs it was asked for, and measures none."""
+
+    target: Target = H200
+    timer: FakeTimer = field(default_factory=FakeTimer)
+    asked: list[tuple[str, int]] = field(default_factory=list)
+
+    def measure(self, group: Group, budget_s: float, announce: Any) -> list[Result]:
+        self.asked += [(case.precision_name, case.dim("m")) for case in group.cases]
+        return []
+
+
+@pytest.mark.parametrize("kernels_run", [True, False])
+def test_a_large_gemm_is_measured_only_where_no_instruction_was(
+    kernels_run: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = FakeLoader([] if kernels_run else ["no such register"] * 50)
+    monkeypatch.setattr(roofs, "loader_for", lambda _target: loader)
+    monkeypatch.setattr(roofs, "copy", lambda _target: (lambda: 1e-3, 10**9))
+    measurer = FakeMeasurer()
+    roofs.calibrate(cast(Any, measurer), ("fp16",), ("fp16",), lambda _key, _stage: None)
+    large = [("fp16", roofs.CALIBRATED_SIZE["cuda"])]
+    assert measurer.asked == [("fp16", roofs.FLOOR_SIZE), *(large if not kernels_run else [])]
 
 
 def test_no_roof_where_a_faster_instruction_may_exist_or_the_kernels_fail() -> None:

@@ -124,12 +124,28 @@ def test_a_damaged_one_is_refused_in_a_line(
         assert "damaged" in said.err
 
 
-def test_a_check_prints_what_show_prints_of_its_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_the_same_kernel_twice_is_counted_by_class(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("microbench.selftest.aa.BUDGET_S", 0.02)
+    def row(heavy: bool, holds: bool) -> dict[str, object]:
+        turns_s = [1.1e-3, *[1e-3] * 5]
+        return {"case": "gemm", "ratio": 1.0, "ci95": [0.9, 1.1], "rounds": 3, "holds_1": holds,
+                "heavy": heavy, "order": "abbaab", "turns_s": turns_s}  # fmt: skip
+
+    rows = [row(False, i > 7) for i in range(150)] + [row(True, i > 19) for i in range(150)]
     path = tmp_path / "aa.json"
-    words = ["--device", "cpu", "--tries", "2", "--json", str(path)]
+    path.write_text(json.dumps({"check": "aa", "tries": 300, "holding_1": 272, "rows": rows}))
+    said = " ".join(shown(capsys, str(path), "--verbose").split())
+    assert "Light: 142 of 150, 94.7 % (89.8 to 97.3 %)" in said
+    assert "Heavy: 130 of 150, 86.7 % (80.3 to 91.2 %, not 95 %)" in said
+    assert "Heavy: the first 6 turns against the median turn, mean: +10.0, +0.0" in said
+
+
+def test_a_check_prints_what_show_prints_of_its_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "aa.json"
+    words = ["--device", "cpu", "--tries", "2", "--budget", "0.02", "--json", str(path)]
     assert main(["validate", "aa", *words]) == 0
     said = capsys.readouterr().out
     assert said.endswith(f"File: {path}\n")

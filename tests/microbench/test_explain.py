@@ -10,13 +10,14 @@ import pytest
 from kernels import OPS
 from kernels.case import Case
 from microbench.results.types import Ceiling, Measurement, Result, Run
-from microbench.roofline.causes import waves
 from microbench.roofline.explain import annotate
+from microbench.roofline.waves import most_per_sm, waves
 
 PEAK = {"fp32": 66.9e12, "tf32": 494.7e12, "fp16": 989.4e12}
 SIMT = {"fp32": 66.9e12, "fp16": 133.8e12}
 LARGE = {"fp32": 50e12, "tf32": 360e12, "fp16": 700e12}
 FLOOR_S = 5e-6
+AT_1980 = 4096 * 132 * 1.98e9  # FLOP/s in fp16 that the SMs can do at the highest clock
 BYTES_PER_S = 4e12
 H200: dict[str, Any] = {
     "name": "NVIDIA H200", "kind": "cuda", "capability": "9.0", "sm_count": 132,
@@ -34,7 +35,8 @@ CEILINGS = (
 def timed(
     shape: int | tuple[int, int, int], seconds: float, precision: str = "fp16", *,
     clock: float | None = 1980.0, throttle: tuple[str, ...] = (), half_pct: float | None = 0.3,
-    regime: str = "sustained", tile: tuple[int, int, int] | None = None, **more: str,
+    regime: str = "sustained", tile: tuple[int, int, int] | None = None,
+    kernel: str = "", variant: str | None = None, **more: str,
 ) -> Result:  # fmt: skip
     m, n, k = (shape, shape, shape) if isinstance(shape, int) else shape
     case = Case("gemm", {"m": m, "n": n, "k": k}, precision, **{"backend": "cublas", **more})  # type: ignore[arg-type]
@@ -51,6 +53,8 @@ def timed(
         flops=2 * m * n * k,
         min_bytes=element * (m * k + k * n) + output * m * n,
         tile=tile,
+        kernels=(kernel,) if kernel else (),
+        variant=variant,
     )  # fmt: skip
 
 
@@ -76,7 +80,9 @@ def check(result: Result, bound: str, *numbers: str) -> None:
 
 
 TILE = (128, 128, 64)
-ODD = at_rate((4096, 4096, 4095), 455e12)  # 65 % of the ceiling is no low rate
+DEEP = "nvjet_sm90_hsh_128x128_64x6_2x1_v_bz_TNT"  # six stages: shared memory for one
+FLAT = "sm90_xmma_gemm_f16f16_tilesize128x128x64_stage3_warpsize2x2x1"  # for two
+ODD = at_rate((4096, 4096, 4095), 455e12)  # 43 % of what the SMs can do is no low rate
 CAPPED = {"clock": 1400.0, "throttle": ("power cap",)}
 
 
@@ -91,17 +97,22 @@ CAPPED = {"clock": 1400.0, "throttle": ("power cap",)}
         ([timed((1, 16384, 16384), 150e-6)], "memory",
          ["1 FLOP/byte", "536.9 MB", "134.2 us", "150.0 us"]),
         ([at_rate(4095, 280e12), at_rate(4096, 700e12)], "alignment",
-         ["8190 bytes", "16", "40 %", "4096", "2.5 times"]),
-        ([at_rate(4095, 280e12)], "alignment", ["8190 bytes", "40 %"]),
+         ["8190 bytes", "16", "26 %", "4096", "2.5 times"]),
+        ([at_rate(4095, 280e12)], "alignment", ["8190 bytes", "26 %"]),
         # A padded twin decides whatever the rate: it gains 1.4 times, so the strides cost that.
         ([ODD, at_rate(4096, 650e12)], "alignment", ["8190 bytes", "1.4 times faster"]),
-        ([at_rate(1536, 400e12, tile=TILE)], "waves",
-         ["144 tiles of 128x128", "132 SMs", "2 waves", "55 %", "57 %"]),
+        ([at_rate(1536, 400e12, tile=TILE, kernel=DEEP)], "waves",
+         ["144 tiles of 128x128", "132 SMs", "2 waves", "55 %", "37 %"]),
         ([at_rate((512, 512, 16384), 100e12, tile=TILE)], "waves",
          ["16 tiles", "132 SMs", "1 wave", "12 %"]),
-        ([at_rate(8192, 680e12)], "compute", ["97 %"]),
+        ([at_rate(8192, 0.97 * AT_1980)], "compute", ["97 %"]),
         ([at_rate(8192, 690e12, **CAPPED)], "power", ["700 W", "1400", "1980"]),
-        ([at_rate(2048, 350e12)], "mixed", ["50 %"]),
+        ([at_rate(2048, 0.5 * AT_1980)], "mixed", ["50 %"]),
+        # The clock is held, but the SMs do no more than two thirds of what it allows.
+        ([at_rate(2048, 0.67 * AT_1980 * 1659 / 1980, clock=1659.0, throttle=("power cap",))],
+         "mixed", ["67 %", "1659", "1980"]),
+        # The fastest of the run in fp32, at 76 % of what the SMs can do at this clock.
+        ([at_rate(8192, 50e12, precision="fp32", clock=1945.0)], "mixed", ["76 %"]),
     ],
 )  # fmt: skip
 def test_a_planted_cause_is_named_with_its_numbers(
@@ -120,8 +131,13 @@ def test_a_planted_cause_is_named_with_its_numbers(
         ([ODD], "alignment"),
         ([at_rate(4095, 690e12)], "alignment"),  # it costs nothing
         ([at_rate(4096, 280e12)], "alignment"),
-        ([at_rate(8192, 690e12, clock=1970.0, throttle=("power cap",))], "power"),  # a full clock
+        (
+            [at_rate(8192, 0.95 * AT_1980, clock=1970.0, throttle=("power cap",))],
+            "power",
+        ),  # a full clock
         ([at_rate(8192, 690e12, clock=1400.0)], "power"),  # a low clock without a reason
+        ([at_rate(1536, 400e12, tile=TILE, kernel=FLAT)], "waves"),  # two tiles may share an SM
+        ([at_rate(1536, 400e12, tile=TILE)], "waves"),
     ],
 )
 def test_what_the_numbers_do_not_bear_out_is_not_blamed(results: list[Result], bound: str) -> None:
@@ -153,6 +169,26 @@ def test_partial_tiles_count_whole() -> None:
     shape = waves(timed((129, 1, 64), 1.0, tile=(128, 128, 64)), Run(("x",), "", H200, {}))
     assert shape is not None
     assert (shape.tiles, shape.waves) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("tile", "precision", "more", "most"),
+    [
+        ((128, 256, 64), "fp16", {}, 1),  # 256 threads of 128 sums and more: half the registers
+        ((128, 128, 64), "fp16", {"kernel": DEEP}, 1),  # 196 KB of an SM's 228
+        ((128, 128, 64), "fp16", {"kernel": FLAT}, 2),  # 98 KB
+        ((128, 128, 64), "fp16", {"variant": "tma/128x128x64/s3/w4/g8"}, 2),
+        ((128, 192, 64), "fp16", {"variant": "tma_192/128x192x64/s4/w8/g8/sub2"}, 1),
+        ((128, 128, 32), "fp64", {}, 1),  # a sum takes two registers
+        ((128, 64, 64), "fp16", {"kernel": "nvjet_sm90_hsh_64x128_64x8_1x2_h_bz"}, 1),
+        ((64, 64, 64), "fp16", {"kernel": "cutlass_s16816gemm_f16_64x64_64x4_tn"}, 3),
+    ],
+)
+def test_how_many_tiles_an_sm_may_hold(
+    tile: tuple[int, int, int], precision: str, more: dict[str, Any], most: int
+) -> None:
+    result = timed(4096, 1.0, precision, tile=tile, **more)
+    assert most_per_sm(result, Run(("x",), "", H200, {})) == most
 
 
 def test_heat_is_not_called_power_limit() -> None:
@@ -199,9 +235,8 @@ def test_the_roof_is_the_instruction_at_the_clock_of_the_case() -> None:
 
 def test_a_gemm_far_below_the_instruction_is_not_called_compute_bound() -> None:
     best_of_the_run = at_rate(4096, 690e12, clock=1980.0)
-    check(annotated(best_of_the_run), "compute")
-    held = annotated(best_of_the_run, ceilings=(*CEILINGS, *INSTRUCTIONS))
-    assert held.bound != "compute"
+    for ceilings in (CEILINGS, (*CEILINGS, *INSTRUCTIONS)):
+        assert annotated(best_of_the_run, ceilings=ceilings).bound == "mixed"
     own_fp32 = at_rate(4096, 50e12, precision="fp32", clock=1980.0)
     assert annotated(own_fp32).efficiency_pct["measured"] == pytest.approx(100)
     in_fp32 = annotated(own_fp32, ceilings=(*CEILINGS, *INSTRUCTIONS))
@@ -227,6 +262,22 @@ def test_what_stays_in_a_warm_l2_is_held_against_the_l2s_bandwidth_at_its_size()
     check(annotated(warm, ceilings=[*floors, *levels]), "memory", f"{cold.min_bytes / 5e6:.1f} us")
     check(annotated(warm, ceilings=[*floors, levels[0]]), "memory",
           f"{cold.min_bytes / 4e6:.1f} us")  # fmt: skip
+
+
+def test_what_stays_in_an_l2_of_unknown_bandwidth_has_no_share_of_memorys() -> None:
+    floors = [c for c in CEILINGS if c.name != "latency floor"]
+    device = H200 | {"l2_bytes": 50 << 20}
+    cold = timed((4096, 64, 2048), 6e-6)  # 17.6 MB
+    assert cold.measurement
+    warm = replace(cold, measurement=replace(cold.measurement, l2="warm"))
+    check(annotated(cold, ceilings=floors, device=device), "memory")
+    held = annotated(warm, ceilings=floors, device=device)
+    check(held, "mixed", "L2")
+    assert "memory traffic" not in (held.why or "")
+    large = timed((16, 16384, 8192), 90e-6)  # 269 MB
+    assert large.measurement
+    streamed = replace(large, measurement=replace(large.measurement, l2="warm"))
+    check(annotated(streamed, ceilings=floors, device=device), "memory")
 
 
 def test_no_ceilings_no_claims() -> None:

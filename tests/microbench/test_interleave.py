@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -111,6 +112,20 @@ def test_every_arm_takes_part_in_every_round_in_changing_order() -> None:
     followers = {pair for order in orders for pair in itertools.pairwise(order)}
     assert len(followers) == 12
     assert all(len(arm.blocks) == rounds for arm in arms)
+
+
+def test_every_comparison_has_an_order_of_its_own() -> None:
+    """Else what happens in one turn of a comparison would fall to the same variant every time."""
+
+    def orders(**changes: random.Random) -> list[list[str]]:
+        clock, timer = set_up({f"arm{i}": jumping(LIGHT, 0.3) for i in range(2)})
+        Turns(timer, "sustained", 1e9, clock, **changes).take(arms_of(LIGHT, LIGHT))
+        return rounds_of(timer, 2)
+
+    assert len({str(orders()) for _ in range(5)}) == 5
+    assert orders(chance=random.Random(1)) == orders(chance=random.Random(1))
+    firsts = [orders()[0][0] for _ in range(40)]
+    assert 5 < firsts.count("arm0") < 35
 
 
 def test_steady_times_stop_as_soon_as_there_are_enough_rounds() -> None:

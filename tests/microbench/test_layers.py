@@ -112,7 +112,7 @@ def test_own_kernels_stand_beside_the_library_at_the_op_they_are_for(traced) -> 
     found = {op: {c.backend for g in groups for c in g.cases if c.op == op} for op in OPS}
     assert found == {
         "conv": {"cudnn", "own_layers:conv", "own_layers:both"},
-        "gemm": {"cublas", "own_layers:gemm", "own_layers:both"},
+        "gemm": {"cublas", "cublaslt", "own_layers:gemm", "own_layers:both"},
     }
 
 

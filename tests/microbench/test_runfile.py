@@ -28,13 +28,10 @@ from microbench.results.runfile import as_run, check_writable, probe, read_run, 
 from microbench.results.types import (
     Ceiling,
     Measurement,
-    PathError,
-    Pool,
     ProcessTime,
     Ratio,
     Result,
     Run,
-    TimeModel,
     Warning,
 )
 
@@ -94,10 +91,6 @@ def sample_result(size: int = 512, precision: str = "fp16", seconds: float = 1e-
     )
 
 
-def error(path: tuple[str, ...]) -> PathError:
-    return PathError(path, 12, 0.05, 0.1)
-
-
 def sample_run(*results: Result) -> Run:
     return Run(
         command=("python", "-m", "microbench", "gemm"),
@@ -112,8 +105,6 @@ def sample_run(*results: Result) -> Run:
             Ceiling("memory", "measured", byte_per_s=4e12, reference="copy"),
             Ceiling("latency floor", "measured", "fp16", seconds=5e-6),
         ),
-        model=TimeModel(12, error(()), (error(("gemm", "", "", "fp16")),), (
-            Pool(("gemm",), {"memory": 1.15}),)),
         results=results
         or (
             sample_result(),
@@ -205,8 +196,6 @@ results = st.builds(
     why=st.none() | words,
     warnings=st.lists(st.builds(Warning, words, words, words), max_size=2).map(tuple),
 )
-paths = st.lists(words, max_size=4).map(tuple)
-errors = st.builds(PathError, paths, st.integers(1, 99), numbers, numbers)
 facts = st.dictionaries(words, st.none() | words | numbers | st.integers(), max_size=4)
 runs = st.builds(
     Run,
@@ -220,11 +209,6 @@ runs = st.builds(
                   maybe_number, words),
         max_size=3,
     ).map(tuple),
-    model=st.none() | st.builds(
-        TimeModel, st.integers(0, 99), errors, st.lists(errors, max_size=2).map(tuple),
-        st.lists(st.builds(Pool, paths, st.dictionaries(words, numbers, max_size=2)),
-                 max_size=2).map(tuple),
-    ),
     results=st.lists(results, max_size=3, unique_by=lambda r: r.case.key).map(tuple),
     finished_at=st.none() | words,
 )  # fmt: skip
@@ -241,6 +225,14 @@ def test_a_committed_file_is_read_as_it_is_written(file: Path, path: Path) -> No
     run = read_run(file)
     write_run(run, path)
     assert read_run(path) == run
+
+
+def test_the_time_model_of_an_older_file_is_ignored(path: Path) -> None:
+    document = run_to_json(sample_run())
+    overall = {"path": [], "count": 12, "median": 0.05, "p90": 0.1}
+    old = {**document, "model": {"fitted": 12, "overall": overall, "by_path": [], "pools": []}}
+    assert run_from_json(json.loads(json.dumps(old))) == sample_run()
+    assert "model" not in document
 
 
 def test_the_document_has_the_names_of_the_design(path: Path) -> None:

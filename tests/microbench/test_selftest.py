@@ -9,24 +9,28 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from kernels import OPS
 from kernels.case import Case
+from kernels.user import find
 from microbench.__main__ import main
+from microbench.device.device import target_of
 from microbench.report.documents import print_sheet
 from microbench.report.screen import make_console
+from microbench.report.table import markdown
 from microbench.results.types import Ceiling, Measurement, Result, Run
 from microbench.selftest.judge import Judged, Runs, cache_effect, judge, passed, score
 from microbench.selftest.plant import CONDITIONS, Plant, Tile, gemm
-from microbench.selftest.planted import plan, target_of, triton_tile
+from microbench.selftest.planted import plan, triton_tile
 from microbench.selftest.run import evidence, groups_of, take
-from microbench.selftest.screen import sheet
+from microbench.selftest.screen import PlantRow, confusion, sheet
 from microbench.sweep import Group
 from microbench.worker import OnStage
 
+PUBLISHED = Path(__file__).parents[2] / "results" / "nvidia-h200" / "selftest.json"
 H200: dict[str, Any] = {
     "name": "NVIDIA H200", "kind": "cuda", "capability": "9.0", "sm_count": 132,
     "memory_bytes": 150_000_000_000, "l2_bytes": 60 << 20, "power_limit_w": 700.0,
@@ -47,8 +51,19 @@ def always_wide(case: Case) -> Tile:
 
 
 @pytest.fixture(scope="module")
-def plants() -> list[Plant]:
+def every() -> list[Plant]:
     return plan(H200, triton_tile(target_of(H200)))[0]
+
+
+@pytest.fixture(scope="module")
+def plants(every: list[Plant]) -> list[Plant]:
+    """Those that the diagnosis was developed on."""
+    return [plant for plant in every if not plant.held_out]
+
+
+@pytest.fixture(scope="module")
+def independent(every: list[Plant]) -> list[Plant]:
+    return [plant for plant in every if plant.held_out]
 
 
 def of(plants: Sequence[Plant], condition: str, control: bool = False) -> list[Plant]:
@@ -59,12 +74,12 @@ def of(plants: Sequence[Plant], condition: str, control: bool = False) -> list[P
 
 
 def test_every_condition_is_planted_several_times_in_several_precisions(
-    plants: list[Plant],
+    every: list[Plant],
 ) -> None:
-    assert sum(not plant.control for plant in plants) >= 30
-    assert len({plant.name for plant in plants}) == len(plants)
+    assert sum(not plant.control for plant in every) >= 30
+    assert len({plant.name for plant in every}) == len(every)
     for condition in CONDITIONS:
-        found = of(plants, condition)
+        found = of(every, condition)
         assert len(found) >= 4, condition
         assert len({plant.subject.precision_name for plant in found}) >= 2, condition
         assert all(plant.because for plant in found)
@@ -214,12 +229,16 @@ class MadeUp:
         op = OPS[case.op]
         flops, moved = op.flops(case), op.min_bytes(case)
         busy_s, kernels, tile = flops / RATES[case.precision_name], ["main"], None
+        variant = None
         if op.misaligned(case):
             busy_s *= 3
         if case.backend == "triton":
             tile = (*always_wide(case), 64) if case.dim("m") > 1000 else (64, 32, 64)
             tiles = math.ceil(case.dim("m") / tile[0]) * math.ceil(case.dim("n") / tile[1])
+            variant = f"tma/{tile[0]}x{tile[1]}x64/s4/w8/g8"
             busy_s /= min(1.0, 1.2 * tiles / (math.ceil(tiles / 132) * 132))
+        if case.backend.endswith((":conflicts", ":spills", ":sleepy", ":off_two_bytes")):
+            busy_s *= 2
         if case.layout == "nchw":
             busy_s, kernels = 3 * busy_s, ["main", "nchwToNhwcKernel"]
         if case.data == "zeros":
@@ -227,14 +246,14 @@ class MadeUp:
         fits = self.warm and moved < H200["l2_bytes"]
         rate = L2_BYTES_PER_S if fits else BYTES_PER_S
         seconds = FLOOR_S - 1e-6 * self.warm + max(busy_s, moved / rate)
-        hot = flops > 5e10
+        hot = flops > 5e10 and case.data != "zeros"
         measurement = Measurement(
             (seconds,) * 3, (1, 1, 1), seconds, (seconds, seconds), "events", "cold", "sustained",
             sm_clock_mhz=1300.0 if hot else 1900.0, throttle=("power cap",) if hot else (),
         )  # fmt: skip
         return Result(
             case, "ok", measurement=measurement, flops=flops, min_bytes=moved, tile=tile,
-            kernels=tuple(kernels), kernels_s=(1e-6,) * len(kernels),
+            variant=variant, kernels=tuple(kernels), kernels_s=(1e-6,) * len(kernels),
         )  # fmt: skip
 
     def close(self) -> None:
@@ -255,7 +274,7 @@ def runs_of(
     quiet = make_console(quiet=True)
     cold, warm = (
         take(
-            groups_of(cases), 1.0, lambda warm=warm: MadeUp(warm, spoil),
+            groups_of(cases), 1.0, lambda warm=warm: cast(Any, MadeUp(warm, spoil)),
             Run(("x",), "now", H200, {}, settings={"l2": "warm" if warm else "cold"}), quiet,
         )
         for warm, cases in (
@@ -397,6 +416,80 @@ def test_the_screen_says_what_was_wrong_and_what_could_not_be_tried(
     assert "wrong layout: fp16 conv fprop nchw 64" in said
     assert "expected layout, diagnosed mixed" in said
     assert "not applicable: waves: a CPU has no SMs" in " ".join(said.split())
+    assert max(map(len, said.splitlines())) <= 100
+
+
+def test_a_defect_is_measured_beside_the_same_gemm_without_it(independent: list[Plant]) -> None:
+    planted = [plant for plant in independent if not plant.control]
+    assert len({plant.subject.backend for plant in planted}) >= 4
+    for plant in planted:
+        (twin,) = plant.companions
+        assert replace(plant.subject, backend=twin.backend) == twin
+        assert not OPS["gemm"].misaligned(plant.subject)
+        for case in (plant.subject, twin):
+            if ":" in case.backend:
+                assert hasattr(find(case.backend), "candidates")
+    assert [plant for plant in independent if plant.control]
+
+
+def test_a_defect_that_costs_nothing_was_not_planted(independent: list[Plant]) -> None:
+    free = {j.plant.name for j in measured(independent, same_time) if j.verdict == "not applicable"}
+    assert free == {plant.name for plant in independent if not plant.control}
+
+
+def same_time(result: Result) -> Result:
+    assert result.measurement
+    return replace(result, measurement=replace(result.measurement, median_s=1e-4))
+
+
+def test_held_out_plants_count_apart_and_can_be_wrong(
+    every: list[Plant], plants: list[Plant]
+) -> None:
+    runs = runs_of(every)
+    judged = [judge(plant, runs) for plant in every]
+    # Where tensors begin is in no case: the diagnosis cannot see it, and says so by being wrong.
+    wrong = [j for j in judged if j.verdict == "wrong"]
+    assert {j.plant.subject.backend.rpartition(":")[2] for j in wrong} == {"off_two_bytes"}
+    document = json.loads(json.dumps(evidence(judged, [], runs), allow_nan=False))
+    assert document["right"] == document["counted"] == len(plants)
+    assert document["passed"]
+    held = [row for row in document["rows"] if row["held_out"]]
+    assert len(held) == len(every) - len(plants)
+    said = sheet(document).summary
+    assert f"{len(held) - len(wrong)} of {len(held)}" in said
+    assert f"{len(plants)} of {len(plants)}" in said
+
+
+def row(condition: str, named: str | None, verdict: str, control: bool = False) -> PlantRow:
+    return PlantRow("a plant", condition, control, "", "", named, "", verdict)
+
+
+def test_the_confusion_matrix_counts_each_diagnosis_of_each_planted_condition() -> None:
+    rows = [
+        row("launch", "launch", "right"), row("launch", "launch", "right"),
+        row("launch", "memory", "wrong"), row("launch", None, "wrong"),
+        row("launch", "launch", "not applicable"),
+        row("launch", "mixed", "right", control=True),
+        row("waves", None, "not applicable"),
+    ]  # fmt: skip
+    assert confusion(rows) == {
+        "launch": {"launch": 2, "memory": 1, "nothing": 1},
+        "not launch": {"mixed": 1},
+    }
+
+
+def test_the_matrix_of_the_published_file_has_all_that_was_counted(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    document = json.loads(PUBLISHED.read_text())
+    title, _, *lines = markdown(sheet(document).brief).splitlines()
+    titles = [word.strip() for word in title.strip("|").split("|")]
+    rows = [[word.strip() for word in line.strip("|").split("|")] for line in lines if line]
+    assert len({row[0] for row in rows}) == len(rows)
+    diagnoses = range(1, titles.index("correct"))
+    assert sum(int(row[at] or 0) for row in rows for at in diagnoses) == document["counted"]
+    print_sheet(sheet(document), make_console())
+    said = capsys.readouterr().out
     assert max(map(len, said.splitlines())) <= 100
 
 

@@ -24,6 +24,7 @@ TICK_S = 32e-9
 seconds = st.floats(1e-6, 1.0)
 block = st.lists(seconds, min_size=1, max_size=6)
 blocks = st.lists(block, min_size=2, max_size=9)
+ticks = st.sampled_from([0.0, 32e-9, 1e-6])
 
 
 def simulated(
@@ -137,32 +138,30 @@ def test_the_interval_holds_the_median(samples: list[list[float]]) -> None:
     assert median_interval(samples) == interval  # the same again
 
 
-@given(blocks)
-@settings(max_examples=40)
-def test_a_ratio_and_its_inverse(samples: list[list[float]]) -> None:
+@given(blocks, ticks)
+@settings(max_examples=60)
+def test_a_ratio_and_its_inverse(samples: list[list[float]], tick_s: float) -> None:
     other = [[2 * t for t in b[::-1]] for b in samples[::-1]]
-    there, interval = ratio_interval(samples, other)
-    back, inverse = ratio_interval(other, samples)
+    there, interval = ratio_interval(samples, other, tick_s)
+    back, inverse = ratio_interval(other, samples, tick_s)
     assert there == pytest.approx(1 / back)
     assert interval is not None
     assert inverse is not None
-    # The resampling is random, so the ends agree in width, not to the digit.
-    width = math.log(interval[1] / interval[0])
-    assert math.log(interval[0]) == pytest.approx(-math.log(inverse[1]), abs=0.2 * width + 1e-12)
-    assert math.log(interval[1]) == pytest.approx(-math.log(inverse[0]), abs=0.2 * width + 1e-12)
+    assert math.log(interval[0]) == pytest.approx(-math.log(inverse[1]), abs=1e-9)
+    assert math.log(interval[1]) == pytest.approx(-math.log(inverse[0]), abs=1e-9)
 
 
-@given(blocks, st.floats(1e-3, 1e3))
-@settings(max_examples=40)
-def test_units_do_not_matter(samples: list[list[float]], unit: float) -> None:
+@given(blocks, st.floats(1e-3, 1e3), ticks)
+@settings(max_examples=60)
+def test_units_do_not_matter(samples: list[list[float]], unit: float, tick_s: float) -> None:
     other = [[t * 1.5 for t in b] for b in samples]
     scaled = [[t * unit for t in b] for b in samples]
     other_scaled = [[t * unit for t in b] for b in other]
-    ratio, interval = ratio_interval(samples, other)
-    ratio_scaled, interval_scaled = ratio_interval(scaled, other_scaled)
+    ratio, interval = ratio_interval(samples, other, tick_s)
+    ratio_scaled, interval_scaled = ratio_interval(scaled, other_scaled, tick_s * unit)
     assert ratio_scaled == pytest.approx(ratio)
     assert interval_scaled == pytest.approx(interval)
-    plain, large = median_interval(samples), median_interval(scaled)
+    plain, large = median_interval(samples, tick_s), median_interval(scaled, tick_s * unit)
     assert plain is not None
     assert large == pytest.approx((plain[0] * unit, plain[1] * unit))
 
@@ -174,6 +173,36 @@ def test_the_ratios_interval_holds_the_ratio_and_is_positive(samples: list[list[
     assert interval is not None
     assert 0 < interval[0] <= ratio <= interval[1]
     assert math.isfinite(interval[1])
+
+
+@given(st.lists(st.floats(-0.1, 0.1), min_size=2, max_size=20), st.floats(1.0, 10.0))
+@settings(max_examples=60)
+def test_more_spread_is_never_a_narrower_interval(logs: list[float], factor: float) -> None:
+    widths = [
+        math.log(interval[1] / interval[0])
+        for by in (1.0, factor)
+        for interval in [median_interval([[math.exp(by * log)] for log in logs])]
+        if interval is not None
+    ]
+    assert widths[1] == pytest.approx(factor * widths[0], rel=1e-6, abs=1e-9)
+
+
+@given(blocks, ticks)
+@settings(max_examples=60)
+def test_a_coarser_tick_on_the_same_readings_is_never_less_doubt_than_none(
+    samples: list[list[float]], tick_s: float
+) -> None:
+    for there, fine in (
+        (median_interval(samples, tick_s), median_interval(samples)),
+        (
+            ratio_interval(samples, samples[::-1], tick_s)[1],
+            ratio_interval(samples, samples[::-1])[1],
+        ),
+    ):
+        assert there is not None
+        assert fine is not None
+        assert there[0] <= fine[0]
+        assert there[1] >= fine[1]
 
 
 @given(st.floats(0.1, 10), st.floats(0.1, 10))

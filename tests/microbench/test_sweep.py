@@ -138,7 +138,7 @@ def test_doubling_stays_in_the_range(start: int, extra: int) -> None:
     ("changes", "groups"),
     [
         (dict(sizes="64,128", layouts="nt,nn"),
-         [("fp32/cublas", "tf32/cublas", "fp16/cublas", "fp16/triton")] * 4),
+         [("fp32/cublas", "tf32/cublas", "fp16/cublas", "fp16/cublaslt", "fp16/triton")] * 4),
         # A baseline that was asked for is measured once.
         (dict(dtype="fp32,fp16", backend="cublas"),
          [("fp32/cublas", "tf32/cublas", "fp16/cublas")]),

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kernels.case import Candidate, Case, Target
+from kernels.conv import OP
 from kernels.conv.operands import ConvOperands
 from kernels.conv.shape import ConvShape
 from kernels.conv.triton import PRECISIONS, data_config, data_launch, wgrad_config, wgrad_launch
 from kernels.triton_config import candidate, some
-from kernels.tuned import Tables, tables_for
+from kernels.tuned import tables_for
 
 Config = data_config.Config | wgrad_config.Config
 
 SEARCHED = 24  # configurations that --autotune times
-TABLES = Tables(Path(__file__).parents[1] / "tuned", "conv")  # precision -> pass -> size -> label
 LENDERS = {"bf16": "fp16"}  # precisions that lay tensors out alike share tuned configurations
 
 
@@ -50,16 +50,16 @@ def save_tuned(case: Case, target: Target, label: str) -> Path:
     label that is no configuration, OSError where the table cannot be written.
     """
     parse(label)
-    return TABLES.save(target.name, case.precision_name, *key_of(case), label)
+    return OP.tables.save(target.name, case.precision_name, *OP.tuned_key(case), label)
 
 
 def configuration(case: Case, target: Target) -> Config:
     """The configuration that a default run uses. Raises CannotRun where none fits the GPU,
     ValueError for a damaged entry of a tuned table.
     """
-    which, key = key_of(case)
+    which, key = OP.tuned_key(case)
     for precision in (case.precision_name, LENDERS.get(case.precision_name, "")):
-        label = TABLES.section(tables_for(target), precision, which).get(key)
+        label = OP.tables.section(tables_for(target), precision, which).get(key)
         if label and valid(parse(label), case, target):
             return parse(label)
     return ranked(case, target)[0]
@@ -71,15 +71,6 @@ def parse(label: str) -> Config:
         if label.split("/")[0] in rules.KERNELS:
             return rules.parse(label)
     raise ValueError(f"not a configuration of the Triton convolution: {label!r}")
-
-
-def key_of(case: Case) -> tuple[str, str]:
-    """(pass, size) as the tables write them: "fprop", "256x56x56x64-64x3x3-s1p1d1", which is
-    NxHxWxC-KxRxS, stride, padding and dilation. ValueError for no convolution.
-    """
-    s = ConvShape.of(case)
-    size = f"{s.n}x{s.h}x{s.w}x{s.c}-{s.k}x{s.r}x{s.s}-s{s.stride}p{s.padding}d{s.dilation}"
-    return str(case.dims["pass"]), size
 
 
 def valid(config: Config, case: Case, target: Target) -> bool:

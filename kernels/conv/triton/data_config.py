@@ -397,6 +397,5 @@ def _together(config: Config, element_bytes: int) -> int:
     """Programs that share an SM."""
     if config.kernel in WALKING:
         return config.per_sm
-    fit = HOPPER.block_shared_bytes // shared_memory(config, element_bytes)
-    registers = HOPPER.sm_registers // (32 * config.warps * (config.accumulators + 48))
-    return max(1, min(fit, registers, 4))
+    shared = shared_memory(config, element_bytes)
+    return min(4, HOPPER.blocks_per_sm(32 * config.warps, config.accumulators, shared))

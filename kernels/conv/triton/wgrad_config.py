@@ -187,13 +187,13 @@ def steps(config: Config, shape: ConvShape) -> int:
 
 def registers_allow(config: Config) -> int:
     """Programs whose registers fit an SM of Hopper, by an estimate."""
-    return max(1, HOPPER.sm_registers // (min(255, config.accumulators + 56) * 32 * config.warps))
+    return HOPPER.blocks_per_sm(32 * config.warps, config.accumulators, 0)
 
 
 def blocks_per_sm(config: Config, shape: ConvShape, kind: Precision) -> int:
     """Programs that fit an SM of Hopper at once, by shared memory and registers."""
-    shared = shared_memory(config, shape, kind) + HOPPER.block_reserve_bytes
-    return max(1, min(registers_allow(config), HOPPER.sm_shared_bytes // shared))
+    shared = shared_memory(config, shape, kind)
+    return HOPPER.blocks_per_sm(32 * config.warps, config.accumulators, shared)
 
 
 SPLITS_KEPT = 3  # of one tile

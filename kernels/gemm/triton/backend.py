@@ -16,15 +16,15 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.case import Candidate, Case, Target
+from kernels.gemm import OP
 from kernels.gemm.operands import Operands
 from kernels.gemm.triton import config as cfg
 from kernels.gemm.triton import kernels as jit
 from kernels.gemm.triton.config import Config, Problem, parse
 from kernels.triton_config import TMA_ALIGNMENT, Step, candidate, input_precision, options, some
-from kernels.tuned import Size, Tables, nearest, tables_for
+from kernels.tuned import Size, nearest, tables_for
 
 SEARCHED = 14  # configurations that --autotune times
-TABLES = Tables(Path(__file__).parents[1] / "tuned")  # precision -> layout -> "MxNxK" -> label
 PACK_ROWS, PACK_COLUMNS, PACK_WARPS = 64, 64, 4
 HEAD, TAIL = 128, 64  # the two blocks of a 192-wide tile
 
@@ -66,8 +66,7 @@ def save_tuned(case: Case, target: Target, label: str) -> Path:
     label that is no configuration, OSError where the table cannot be written.
     """
     parse(label)
-    key = "x".join(map(str, _size(case)))
-    return TABLES.save(target.name, case.precision_name, case.layout, key, label)
+    return OP.tables.save(target.name, case.precision_name, *OP.tuned_key(case), label)
 
 
 def configuration(case: Case, target: Target) -> Config:
@@ -81,18 +80,14 @@ def configuration(case: Case, target: Target) -> Config:
         alike = Problem.of(lender).storage_class == problem.storage_class
         return alike and cfg.valid(parse(label), problem, capability)
 
-    listed = TABLES.section(tables_for(target), case.precision_name, case.layout)
-    label = nearest(listed, _size(case), usable)
+    listed = OP.tables.section(tables_for(target), case.precision_name, case.layout)
+    label = nearest(listed, OP.gemm(case), usable)
     return parse(label) if label else _choices(case, target)[0]
 
 
 def _choices(case: Case, target: Target) -> Sequence[Config]:
     found = cfg.choices(Problem.of(case), target.capability or (0, 0), target.sm_count)
     return some(found, case, target)
-
-
-def _size(case: Case) -> Size:
-    return case.dim("m"), case.dim("n"), case.dim("k")
 
 
 def _launcher(case: Case, operands: Operands, target: Target) -> Launcher:

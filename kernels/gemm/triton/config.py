@@ -212,6 +212,7 @@ START_CLOCKS = 3000  # launch, first loads
 POINTER_SLOWDOWN = 1.3  # address arithmetic and register pressure, against TMA
 PACK_CLOCKS = 4000  # another launch
 NARROW_SLOWDOWN = 1.15  # shared memory feeds wgmma too slowly
+MOST_SHARED = 2  # blocks of an SM that count: more hide no more
 HIDDEN_STORE = 0.3  # of a store that the next tile's multiply-adds hide
 
 
@@ -222,7 +223,9 @@ def estimated_clocks(config: Config, problem: Problem, sm_count: int) -> float:
     """
     kind = problem.precision
     rate = HOPPER.flop_per_clock.get(kind.rate_name, max(HOPPER.flop_per_clock.values()))
-    shared_blocks = 2 if _two_fit(config, kind) else 1
+    shared_blocks = min(MOST_SHARED, HOPPER.blocks_per_sm(
+        32 * config.warps, config.accumulators, shared_memory(config, kind)
+    ))  # fmt: skip
     waves = ceil(problem.tiles(config) / (sm_count * shared_blocks)) * shared_blocks
     if problem.tiles(config) <= sm_count:
         waves = 1
@@ -236,7 +239,3 @@ def estimated_clocks(config: Config, problem: Problem, sm_count: int) -> float:
     if config.kernel == POINTER:
         return clocks * POINTER_SLOWDOWN
     return clocks + (problem.pack_a + problem.pack_b) * PACK_CLOCKS
-
-
-def _two_fit(config: Config, kind: Precision) -> bool:
-    return config.warps == 4 and shared_memory(config, kind) * 2 <= HOPPER.block_shared_bytes

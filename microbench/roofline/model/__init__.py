@@ -1,1 +1,0 @@
-"""Predicts times from measured peaks: physical terms, fitted coefficients, held-out error."""

@@ -1,0 +1,64 @@
+"""How the tiles of a kernel fill the SMs: waves, and how many tiles an SM may hold at once."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from kernels import OPS
+from kernels.gpus import architecture
+from microbench.device.profiler import stages_of, threads_of
+from microbench.results.types import Result, Run
+from microbench.roofline.limits import capability_of
+
+LEAST_THREADS = 128  # a warp group: the fewest that a kernel with a large tile has
+MOST_ACCUMULATORS = 192  # registers of a thread: with more, the tile takes more threads
+
+
+@dataclass(frozen=True)
+class Waves:
+    """How tiles of `tile_m` x `tile_n` output elements fill the device, one per SM at a time."""
+
+    tile_m: int
+    tile_n: int
+    tiles: int
+    sm_count: int
+
+    @property
+    def waves(self) -> int:
+        """How many rounds of one tile per SM it takes."""
+        return math.ceil(self.tiles / self.sm_count)
+
+    @property
+    def efficiency(self) -> float:
+        """Fraction, 0 to 1, of the tile slots of all waves that hold a tile."""
+        return self.tiles / (self.waves * self.sm_count)
+
+
+def waves(result: Result, run: Run) -> Waves | None:
+    """The tiles of a result; None where the kernel's tile is unknown, and on a CPU."""
+    sm_count = int(run.device.get("sm_count") or 0)
+    if result.tile is None or not sm_count or run.device.get("kind") != "cuda":
+        return None
+    tile_m, tile_n = result.tile[:2]
+    m, n, _ = OPS[result.case.op].gemm(result.case)
+    tiles = math.ceil(m / tile_m) * math.ceil(n / tile_n)
+    return Waves(tile_m, tile_n, tiles, sm_count)
+
+
+def most_per_sm(result: Result, run: Run) -> int:
+    """The most tiles of the result's kernel that an SM may hold at once; it needs a tile.
+
+    By registers and shared memory, as far as the names of kernel and variant state threads and
+    pipeline stages. What they do not state counts as the least possible.
+    """
+    assert result.tile
+    tile_m, tile_n, tile_k = result.tile
+    kind = result.case.precision
+    registers = tile_m * tile_n * kind.accumulator_bytes / 4
+    least = LEAST_THREADS * math.ceil(registers / LEAST_THREADS / MOST_ACCUMULATORS)
+    threads = threads_of(result) or least
+    stages = stages_of(result) or 1
+    shared = stages * (tile_m + tile_n) * tile_k * kind.bytes_per_element
+    sm = architecture(capability_of(run))
+    return sm.blocks_per_sm(threads, registers / threads, shared)

@@ -1,0 +1,295 @@
+"""Trainings that several processes time: merged, compared, kept, resumed; on planted times."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from rich.console import Console
+from samples.training_runs import arm, run_of
+
+from e2e.case import TrainCase
+from e2e.commands.plan import Comparison, Planned, Work
+from e2e.commands.progress import TrainProgress
+from e2e.commands.requests import request_of
+from e2e.commands.scheduler import Job
+from e2e.commands.worker import DataFacts
+from e2e.networks import find
+from e2e.report.run_report import sections
+from e2e.results.codec import from_json, to_json
+from e2e.results.types import State, StepTimes, Training
+from e2e.training.processes import merged
+from e2e.training.speedups import with_speedups
+from kernels.case import Target
+from microbench.results.comparison import compare
+from microbench.results.runfile import read_run
+from microbench.results.types import TIME_DECIMALS, Run
+from microbench.results.values import ProcessTime
+from microbench.worker import Greeting, WorkerDied
+
+ROUNDS = 3
+BASE_S = {"fp32": 0.2, "amp": 0.1}
+# What one process differs by from the next: of each recipe, in per cent.
+OFF_PCT = ({"fp32": 0.0, "amp": 0.0}, {"fp32": 3.0, "amp": 1.0}, {"fp32": -2.0, "amp": 2.0})
+
+
+def timed(recipe: str, step_s: float, pace: float | None = None, **more: Any) -> Training:
+    """A training in which every step of every round takes so long."""
+    times = (round(step_s, TIME_DECIMALS),) * (2 * ROUNDS)
+    steps = StepTimes(
+        times, times, (2,) * ROUNDS, step_s, (step_s, step_s), sum(times), len(times),
+        busy_s=0.95 * BASE_S[recipe], host_pace=pace,
+    )  # fmt: skip
+    made = arm(recipe, 256 / step_s, state=State(sm_clock_mhz=1_700.0, power_w=600.0))
+    return replace(made, steps=steps, limit=None, skipped_steps=1, **more)
+
+
+def in_process(number: int, pace: float | None = None) -> list[Training]:
+    off = OFF_PCT[number % len(OFF_PCT)]
+    return [timed(name, s * (1 + off[name] / 100), pace) for name, s in BASE_S.items()]
+
+
+def in_processes(count: int) -> list[Training]:
+    found = in_process(0)
+    for number in range(1, count):
+        found = merged(found, in_process(number), number)
+    return with_speedups(found, {})
+
+
+def test_the_step_is_the_geometric_mean_of_the_processes() -> None:
+    fp32, amp = in_processes(3)
+    assert fp32.steps
+    assert amp.steps
+    assert [one.number for one in fp32.steps.processes] == [0, 1, 2]
+    assert [one.rounds for one in fp32.steps.processes] == [ROUNDS] * 3
+    assert fp32.step_s == pytest.approx(0.2 * (1.03 * 0.98) ** (1 / 3))
+    assert len(fp32.steps.times_s) == sum(fp32.steps.blocks) == 6 * ROUNDS
+    assert fp32.steps.wall_s == pytest.approx(sum(fp32.steps.times_s))
+    assert fp32.steps.ci95_s is not None
+    low, high = fp32.steps.ci95_s
+    assert low < 0.2 * 0.98 < 0.2 * 1.03 < high, "three processes know little"
+    assert fp32.skipped_steps == 3
+    assert amp.limit == "gpu"
+
+
+def test_a_speed_up_is_the_mean_of_the_processes_own() -> None:
+    """Of 2, 2 * 1.03 / 1.01 and 2 * 0.98 / 1.02; pooled medians would give another."""
+    _, amp = in_processes(3)
+    each = [2.0, 2 * 1.03 / 1.01, 2 * 0.98 / 1.02]
+    ratio = amp.speedup["fp32"]
+    assert ratio.ratio == pytest.approx(math.prod(each) ** (1 / 3))
+    assert ratio.ci95 is not None
+    assert ratio.ci95[0] < min(each) < max(each) < ratio.ci95[1]
+
+
+def test_an_arm_that_fails_in_one_process_is_compared_over_the_others() -> None:
+    found = in_process(0)
+    lost = [replace(one, status="failed", steps=None) if i else one
+            for i, one in enumerate(in_process(1))]  # fmt: skip
+    found = merged(found, lost, 1)
+    found = with_speedups(merged(found, in_process(2), 2), {})
+    fp32, amp = found
+    assert fp32.steps
+    assert amp.steps
+    assert [len(one.steps.processes) for one in found if one.steps] == [3, 2]
+    each = [2.0, 2 * 0.98 / 1.02]
+    assert amp.speedup["fp32"].ratio == pytest.approx(math.prod(each) ** 0.5)
+
+
+def written(training: Training) -> dict[str, Any]:
+    return json.loads(json.dumps(to_json(training)))
+
+
+def test_a_file_keeps_the_processes_and_an_older_one_has_none() -> None:
+    for training in in_processes(3):
+        assert from_json(written(training), "x") == training
+    (plain, _) = in_process(0)
+    assert "processes" not in written(plain)
+    assert from_json(written(plain), "x") == plain
+
+
+@pytest.mark.parametrize(
+    "part",
+    [{"rounds": ROUNDS + 1}, {"rounds": 0}, {"median_s": 0.0}, {"number": 1}, {"host_pace": -1.0}],
+)
+def test_processes_that_cannot_be_are_refused(part: dict[str, Any]) -> None:
+    (training, _) = in_processes(2)
+    assert training.steps
+    first, second = training.steps.processes
+    steps = replace(training.steps, processes=(replace(first, **part), second))
+    with pytest.raises(ValueError, match="processes"):
+        from_json(written(replace(training, steps=steps)), "x")
+
+
+def test_the_screen_says_how_many_processes() -> None:
+    def screen(count: int) -> str:
+        run = run_of(*in_processes(count))
+        return "\n".join(line.plain for _, lines in sections(run, 100, details=False)
+                         for line in lines)  # fmt: skip
+
+    assert "3 processes" in screen(3)
+    assert "processes" not in screen(1)
+
+
+# ---------------------------------------------------------------- comparing
+
+
+def slower(trainings: Sequence[Training], by: float) -> list[Training]:
+    """Every process of every training takes `by` times as long."""
+    found: list[Training] = []
+    for one in trainings:
+        assert one.steps
+        parts = tuple(replace(p, median_s=by * p.median_s) for p in one.steps.processes)
+        ends = one.steps.ci95_s
+        steps = replace(
+            one.steps, median_s=by * one.steps.median_s, processes=parts,
+            ci95_s=ends and (by * ends[0], by * ends[1]),
+        )  # fmt: skip
+        found.append(replace(one, steps=steps))
+    return found
+
+
+def verdicts(a: Sequence[Training], b: Sequence[Training]) -> list[str]:
+    return [row.verdict for row in compare(run_of(*a), run_of(*b)).rows]
+
+
+def test_runs_of_several_processes_are_compared_over_them() -> None:
+    many = in_processes(6)
+    (row, _) = compare(run_of(*many), run_of(*many)).rows
+    assert row.processes == (6, 6)
+    assert not row.guessed
+    assert verdicts(many, slower(many, 1.1)) == ["slower"] * 2
+    assert verdicts(many, slower(many, 0.9)) == ["faster"] * 2
+
+
+def cpu_bound(paces: Sequence[float], step_s: float = 0.1) -> list[Training]:
+    """A step that takes as long as the CPU is slow, process by process."""
+    amp = timed("amp", step_s * paces[0], paces[0])
+    for number, pace in enumerate(paces[1:], 1):
+        (amp,) = merged([amp], [timed("amp", step_s * pace, pace)], number)
+    return [replace(amp, limit="host")]
+
+
+def test_cpu_bound_steps_are_compared_at_the_speed_of_each_process() -> None:
+    calm, rough = cpu_bound([1.0, 1.02, 0.99]), cpu_bound([1.0, 2.2, 1.5])
+    assert verdicts(calm, rough) == ["same"], "the CPU was slower, not the step"
+    assert verdicts(calm, cpu_bound([1.0, 2.2, 1.5], 0.2)) == ["slower"]
+    unknown = [replace(one, steps=replace(one.steps, host_pace=None)) for one in calm if one.steps]
+    blind = [
+        replace(one, steps=replace(one.steps, processes=tuple(
+            replace(p, host_pace=None) for p in one.steps.processes)))
+        for one in unknown if one.steps
+    ]  # fmt: skip
+    assert verdicts(blind, rough) == ["cannot tell"]
+
+
+def test_plain_runs_that_know_their_cpus_speed_are_compared_at_one() -> None:
+    def once(pace: float | None, step_s: float) -> list[Training]:
+        return [replace(timed("amp", step_s, pace), limit="host")]
+
+    assert verdicts(once(1.0, 0.1), once(1.5, 0.15)) == ["same"]
+    assert verdicts(once(1.0, 0.1), once(1.0, 0.15)) == ["slower"]
+    assert verdicts(once(None, 0.1), once(1.5, 0.15)) == ["cannot tell"]
+
+
+# ---------------------------------------------------------------- the command's order
+
+
+class Processes:
+    """Training processes one after another, each with its own times; `deadly` numbers die."""
+
+    def __init__(self, deadly: Sequence[int] = ()) -> None:
+        self.number, self.deadly = 0, set(deadly)
+        self.held: list[TrainCase] = []
+        self.asked: list[tuple[int, list[str]]] = []
+
+    def restart(self) -> None:
+        self.number += 1
+
+    def set_up(self, cases: Sequence[TrainCase], on_stage: object) -> list[Training]:
+        self.held = list(cases)
+        return [Training(case, "ok", step_units=256) for case in cases]
+
+    def time(self, budget_s: float, on_stage: object) -> list[Training]:
+        if self.number in self.deadly:
+            raise WorkerDied(self.held[-1].key, "planted")
+        self.asked.append((self.number, [case.recipe for case in self.held]))
+        by_recipe = {one.case.recipe: one for one in in_process(self.number, pace=1.0)}
+        return [replace(by_recipe[case.recipe], case=case) for case in self.held]
+
+
+def job(worker: object, path: Path, processes: int) -> Job:
+    work = Work(
+        request_of("resnet50", {"predict": False, "processes": processes}), path, find("resnet50"),
+        Greeting({"memory_bytes": 10**11}, {}, Target("cuda", "a device"), None),
+        DataFacts("synthetic", 1000, None, None, ()),
+    )  # fmt: skip
+    return Job(work, cast("Any", worker), TrainProgress(Console(quiet=True), 1, quiet=True))
+
+
+def batches(*sizes: int) -> list[Comparison]:
+    cases = [one.case for one in in_process(0)]
+    return [Comparison(tuple(Planned(replace(case, batch=n)) for case in cases)) for n in sizes]
+
+
+def numbers(run: Run) -> list[list[int]]:
+    """The processes that timed each training."""
+    return [[p.number for p in t.steps.processes] or [0] for t in run.of(Training) if t.steps]
+
+
+def test_each_process_times_all_comparisons_before_the_next_begins(tmp_path: Path) -> None:
+    worker, path = Processes(), tmp_path / "run.json"
+    run = job(worker, path, 3).run(run_of(), batches(32, 64), lambda _: 0)
+    assert worker.asked == [(n, ["fp32", "amp"]) for n in (0, 0, 1, 1, 2, 2)]
+    assert numbers(run) == [[0, 1, 2]] * 4
+    assert read_run(path).of(Training) == run.of(Training)
+    expected = in_processes(3)[1].speedup["fp32"].ratio
+    for training in run.of(Training)[1::2]:
+        assert training.speedup["fp32"].ratio == pytest.approx(expected)
+        assert training.timed
+        assert len(training.timed.processes) == 3
+
+
+def test_resuming_adds_the_missing_processes_only(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    short = job(Processes(), path, 2).run(run_of(), batches(32), lambda _: 0)
+    worker = Processes()
+    run = job(worker, path, 3).run(short, batches(32), lambda _: 0)
+    assert [number for number, _ in worker.asked] == [1], "one fresh process, and not the first"
+    assert numbers(run) == [[0, 1, 2]] * 2
+    again = Processes()
+    assert job(again, path, 3).run(run, batches(32), lambda _: 0).of(Training) == run.of(Training)
+    assert not again.asked
+
+
+def test_an_arm_that_kills_a_process_keeps_the_times_that_it_has(tmp_path: Path) -> None:
+    worker = Processes(deadly=[1])
+    run = job(worker, tmp_path / "run.json", 2).run(run_of(), batches(32), lambda _: 0)
+    fp32, amp = run.of(Training)
+    assert (fp32.status, amp.status) == ("ok", "ok")
+    assert numbers(run) == [[0, 1], [0]]
+    assert amp.speedup["fp32"].ratio == pytest.approx(2.0), "of the process that timed both"
+    later = Processes()
+    run = job(later, tmp_path / "run.json", 2).run(run, batches(32), lambda _: 0)
+    assert numbers(run) == [[0, 1, 2], [0, 2]], "both again, beside each other"
+
+
+def test_one_process_is_what_it_was(tmp_path: Path) -> None:
+    worker = Processes()
+    run = job(worker, tmp_path / "run.json", 1).run(run_of(), batches(32), lambda _: 0)
+    assert worker.number == 0
+    assert all(t.steps and not t.steps.processes for t in run.of(Training))
+
+
+def test_a_process_s_part_knows_its_clock_and_the_cpus_speed() -> None:
+    (amp,) = cpu_bound([1.0, 2.0])
+    assert amp.steps
+    assert amp.steps.processes == (
+        ProcessTime(0, ROUNDS, 0.1, 1_700.0, 1.0), ProcessTime(1, ROUNDS, 0.2, 1_700.0, 2.0),
+    )  # fmt: skip
+    assert amp.steps.host_pace == pytest.approx(1.5)

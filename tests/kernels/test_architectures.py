@@ -1,0 +1,47 @@
+"""Facts of each compute capability, against a second statement of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from kernels.gpus import ARCHITECTURES, HOPPER, UNKNOWN, architecture, has_tma
+from kernels.precision import Capability
+
+# CUDA C++ Programming Guide, "Technical Specifications per Compute Capability": KB of shared memory
+# of an SM and of a block.
+SHARED_KB = {
+    (7, 0): (96, 96), (7, 5): (64, 64), (8, 0): (164, 163), (8, 6): (100, 99), (8, 7): (164, 163),
+    (8, 9): (100, 99), (9, 0): (228, 227), (10, 0): (228, 227), (10, 3): (228, 227),
+    (12, 0): (100, 99),
+}  # fmt: skip
+# Multiply-adds per SM and clock, which are powers of 2. Whitepapers of GV100, GA100 and GH100.
+FMA_LOG2 = {
+    (7, 0): {"fp64": 5, "fp32": 6, "fp16": 9, "fp16-acc16": 9},
+    (8, 0): {"fp64": 6, "fp32": 6, "tf32": 9, "fp16": 10, "fp16-acc16": 10, "bf16": 10, "int8": 11},
+    (9, 0): {"fp64": 7, "fp32": 7, "tf32": 10, "fp16": 11, "fp16-acc16": 11, "bf16": 11, "fp8": 12,
+             "int8": 12},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("capability", ARCHITECTURES)
+def test_each_capability_has_its_own_facts(capability: Capability) -> None:
+    found = architecture(capability)
+    assert found is ARCHITECTURES[capability]
+    shared = found.sm_shared_bytes / 1024, found.block_shared_bytes / 1024
+    assert shared == SHARED_KB[capability]
+    assert found.sm_registers == 64 * 1024
+    flop = {name: 2 * 2**log2 for name, log2 in FMA_LOG2.get(capability, {}).items()}
+    assert found.flop_per_clock == flop
+    assert found.l2_in_halves == (capability in ((8, 0), (9, 0)))
+
+
+def test_what_was_not_looked_up_has_the_least() -> None:
+    for capability in (None, (0, 0), (6, 1), (99, 0)):
+        assert architecture(capability) is UNKNOWN
+    assert HOPPER is architecture((9, 0))
+    assert (UNKNOWN.flop_per_clock, UNKNOWN.l2_in_halves) == ({}, False)
+    assert UNKNOWN.block_shared_bytes == 99 * 1024
+
+
+def test_tiles_are_copied_by_descriptor_since_hopper() -> None:
+    assert [has_tma(each) for each in ((8, 9), (9, 0), (10, 0), (12, 0))] == [False, *[True] * 3]

@@ -1,0 +1,267 @@
+"""Where one bottleneck ends and the next begins: each threshold from both sides."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kernels import OPS
+from kernels.case import Case
+from microbench.results.types import Ceiling, Measurement, Result, Run
+from microbench.roofline.causes import conversion_share, explain, waves
+from microbench.roofline.limits import Limits, limits_for, tensor_core
+
+DEVICE: dict[str, Any] = {
+    "name": "NVIDIA H200", "kind": "cuda", "capability": "9.0", "sm_count": 132,
+    "sm_clock_max_mhz": 1980.0, "power_limit_w": 700.0,
+}  # fmt: skip
+PEAK = 1000e12
+TIME_S = 1e-3
+# Nothing applies to a case in the middle: half of the peak, little traffic, no latency to speak of.
+MIDDLE = Limits(
+    datasheet_flop_per_s=None, clock_flop_per_s=None, measured_flop_per_s=PEAK,
+    simt_flop_per_s=None, compute_s=0.5 * TIME_S, memory_s=0.2 * TIME_S, floor_s=0.01 * TIME_S,
+    fp32_flop_per_s=0.05 * PEAK,
+)  # fmt: skip
+TRANSPOSE, WORK = "cudnn::ops::nchwToNhwcKernel", "sm90_xmma_fprop_implicit_gemm"
+WINOGRAD = "winograd_fwd"
+
+
+def result(
+    share: float = 0.5, *, size: int = 4096, precision: str = "fp16", clock: float = 1980.0,
+    throttle: tuple[str, ...] = (), **more: Any,
+) -> Result:  # fmt: skip
+    """A case of 1 ms at this share of PEAK, whatever its size says."""
+    case = Case("gemm", {"m": size, "n": size, "k": size}, precision, "cublas")
+    times = Measurement(
+        (TIME_S,) * 3, (1, 1, 1), TIME_S, None, "events", "cold", "sustained",
+        sm_clock_mhz=clock, throttle=throttle,
+    )  # fmt: skip
+    made = Result(case, "ok", measurement=times, flops=round(share * PEAK * TIME_S),
+                  min_bytes=10**6)  # fmt: skip
+    return replace(made, **more)
+
+
+def run_of(*results: Result, ceilings: tuple[Ceiling, ...] = (), **device: Any) -> Run:
+    return Run(("x",), "now", DEVICE | device, {}, ceilings=ceilings, results=results)
+
+
+def bound(found: Result, *others: Result, **limits: float | None) -> str:
+    return explain(found, replace(MIDDLE, **limits), run_of(found, *others))[0]  # type: ignore[arg-type]
+
+
+def of_time(**shares: float) -> dict[str, float]:
+    return {f"{name}_s": share * TIME_S for name, share in shares.items()}
+
+
+CAPPED = ("power cap",)
+
+
+@pytest.mark.parametrize(
+    ("found", "limits", "named"),
+    [
+        (result(), {}, "mixed"),
+        (result(), of_time(floor=0.51), "launch"),
+        (result(), of_time(floor=0.49), "mixed"),
+        (result(), of_time(floor=0.41, compute=0.06, memory=0.03), "launch"),
+        (result(), of_time(floor=0.41, compute=0.06, memory=0.05), "mixed"),
+        (result(), of_time(floor=0.39, compute=0.06, memory=0.03), "mixed"),
+        (result(), of_time(floor=0.41, compute=0.06) | {"memory_s": None}, "mixed"),
+        (result(), of_time(memory=0.51), "memory"),
+        (result(), of_time(memory=0.49, compute=0.4), "mixed"),
+        (result(), of_time(memory=0.55, compute=0.56), "mixed"),
+        (result(), of_time(memory=0.55, compute=0.54), "memory"),
+        (result(), of_time(memory=0.51) | {"compute_s": None}, "memory"),
+        (result(), {"fp32_flop_per_s": 5.1 * PEAK}, "no hardware"),
+        (result(), {"fp32_flop_per_s": 4.9 * PEAK}, "mixed"),
+        (result(precision="tf32"), {"fp32_flop_per_s": 5.1 * PEAK}, "mixed"),
+        (result(precision="fp8-e4m3"), {"fp32_flop_per_s": 5.1 * PEAK}, "no hardware"),
+        (result(0.86), {}, "compute"),
+        (result(0.84), {}, "mixed"),
+        (result(0.9, clock=1900.0, throttle=CAPPED), {}, "power"),
+        (result(0.9, clock=1930.0, throttle=CAPPED), {}, "compute"),
+        (result(0.9, clock=1900.0, throttle=("thermal",)), {}, "power"),
+        (result(0.9, clock=1900.0, throttle=("sync boost",)), {}, "compute"),
+        (result(0.9, clock=1900.0, throttle=CAPPED), {"clock_flop_per_s": 1.11 * PEAK}, "power"),
+        (result(0.9, clock=1900.0, throttle=CAPPED), {"clock_flop_per_s": 1.14 * PEAK}, "compute"),
+        (result(0.6, size=4095), {}, "alignment"),
+        (result(0.61, size=4095), {}, "mixed"),
+        # 11 x 10 tiles on 132 SMs are 83 % of a wave; 12 x 11 are all of it.
+        (result(size=1280, tile=(128, 128, 64)), {}, "waves"),
+        (result(size=1536, tile=(128, 128, 64)), {}, "waves"),  # 144 tiles: 2 waves, 55 %
+        (result(size=1408, tile=(128, 128, 64)), {}, "mixed"),  # 121 tiles: 92 %
+        (result(size=1344, tile=(128, 128, 64)), {}, "mixed"),  # 121 tiles
+        (result(size=1536, tile=(128, 64, 64)), {}, "mixed"),  # two such share an SM
+        (result(size=1536, tile=(128, 127, 64)), {}, "mixed"),
+        (result(size=1536, tile=(129, 128, 64)), {}, "waves"),
+        (result(size=512, tile=(128, 64, 64)), {}, "waves"),  # too few to share any
+    ],
+)  # fmt: skip
+def test_a_cause_applies_on_one_side_only(
+    found: Result, limits: dict[str, Any], named: str
+) -> None:
+    assert bound(found, **limits) == named
+
+
+def numbers(text: str) -> list[float]:
+    return [float(number) for number in re.findall(r"[\d.]*\d", text)]
+
+
+def test_reasons_have_the_shares_that_they_speak_of() -> None:
+    limits = replace(MIDDLE, **of_time(floor=0.07, memory=0.23))  # type: ignore[arg-type]
+    found = result(0.47)
+    _, why = explain(found, limits, run_of(found))
+    assert {47, 7, 23} <= set(numbers(why))
+    found = result(0.47, size=4095)
+    _, why = explain(found, limits, run_of(found))
+    assert {4095, 8190, 47} <= set(numbers(why))
+
+
+def test_an_aligned_size_is_compared_with_where_it_is_near() -> None:
+    """By operations: 4,000 has 7 % fewer than 4,095, and 3,840 has 18 % fewer."""
+    found = result(0.3, size=4095, flops=2 * 4095**3)
+    for size, near in ((4000, True), (3840, False), (4400, False)):
+        other = result(size=size, flops=2 * size**3)
+        run = run_of(found, other)
+        _, why = explain(found, MIDDLE, run)
+        assert (size in numbers(why)) == near
+
+
+def test_a_padded_twin_decides_from_a_tenth_on() -> None:
+    for gain, named in ((1.11, "alignment"), (1.09, "mixed")):
+        found = result(0.3, size=4095)
+        assert found.measurement
+        times = replace(found.measurement, median_s=TIME_S / gain)
+        padded = replace(found, case=OPS["gemm"].aligned(found.case), measurement=times)
+        assert bound(found, padded) == named
+
+
+@given(st.lists(st.floats(1e-6, 1e-3), min_size=1), st.lists(st.floats(1e-6, 1e-3), min_size=1))
+def test_the_share_of_conversions_is_of_all_kernels(
+    converting: list[float], working: list[float]
+) -> None:
+    kernels = (TRANSPOSE,) * len(converting) + (WORK,) * len(working)
+    found = result(kernels=kernels, kernels_s=(*converting, *working))
+    share = sum(converting) / sum((*converting, *working))
+    assert conversion_share(found) == pytest.approx(share)
+    assert conversion_share(result()) == 0
+
+
+@pytest.mark.parametrize(("share", "named"), [(0.21, "layout"), (0.19, "mixed")])
+def test_conversions_are_the_cause_from_a_fifth_on(share: float, named: str) -> None:
+    found = result(kernels=(TRANSPOSE, WORK), kernels_s=(share, 1 - share))
+    assert bound(found) == named
+
+
+def test_only_a_case_above_the_roof_is_said_to_need_fewer_operations() -> None:
+    for share, seen in ((1.04, False), (1.06, True)):
+        found = result(share, kernels=(WINOGRAD,), kernels_s=(TIME_S,), clock=1500.0,
+                       throttle=CAPPED)  # fmt: skip
+        assert (bound(found) == "compute") == seen
+
+
+@given(st.integers(1, 5000), st.integers(1, 5000), st.integers(1, 300), st.integers(1, 300))
+def test_waves_are_rounds_of_one_tile_an_sm(m: int, n: int, tile_m: int, tile_n: int) -> None:
+    case = Case("gemm", {"m": m, "n": n, "k": 64}, "fp16", "cublas")
+    found = waves(result(case=case, tile=(tile_m, tile_n, 64)), run_of())
+    assert found is not None
+    tiles = len(range(0, m, tile_m)) * len(range(0, n, tile_n))
+    assert (found.tiles, found.sm_count) == (tiles, 132)
+    assert found.waves == len(range(0, tiles, 132))
+    assert found.efficiency == pytest.approx(tiles / (132 * found.waves))
+
+
+def test_no_waves_without_a_tile_or_a_gpu() -> None:
+    assert waves(result(), run_of()) is None
+    assert waves(result(tile=(128, 128, 64)), run_of(kind="cpu")) is None
+    assert waves(result(tile=(128, 128, 64)), run_of(sm_count=None)) is None
+
+
+# ---------------------------------------------------------------- the peaks
+
+BASE = (
+    Ceiling("a shorter time", "measured", "fp16", seconds=1e-9),
+    Ceiling("memory", "measured", byte_per_s=4e12),
+    Ceiling("memory", "measured", byte_per_s=9e12, working_set=2 * 10**6),
+    Ceiling("memory", "measured", byte_per_s=8e12, working_set=4 * 10**6),
+    Ceiling("memory", "measured", byte_per_s=11e12, working_set=10**5),
+    Ceiling("latency floor", "measured", "fp16", seconds=5e-6),
+    Ceiling("latency floor", "measured", "fp32", seconds=4e-6),
+    Ceiling("latency floor", "measured", "tf32", seconds=6e-6),
+    Ceiling("dense peak", "datasheet", "fp16", flop_per_s=989e12),
+    Ceiling("without Tensor Cores", "datasheet", "fp32", flop_per_s=67e12),
+    Ceiling("large GEMM", "measured", "fp16", flop_per_s=700e12),
+    Ceiling("large GEMM", "measured", "fp32", flop_per_s=50e12),
+)
+INSTRUCTION = Ceiling(
+    "instruction", "measured", "fp16", flop_per_s=900e12, flop_per_clock=4000.0,
+    reference="wgmma, m64n256k16",
+)  # fmt: skip
+
+
+def test_peaks_are_those_of_the_case() -> None:
+    found = result(clock=1500.0)
+    limits = limits_for(found, run_of(ceilings=BASE))
+    assert limits.datasheet_flop_per_s == 989e12
+    assert limits.clock_flop_per_s == 4096 * 132 * 1500e6
+    assert limits.measured_flop_per_s == 700e12
+    assert limits.fp32_flop_per_s == 50e12
+    assert limits.compute_s == pytest.approx(found.flops / 700e12)
+    assert limits.memory_s == pytest.approx(found.min_bytes / 4e12)
+    assert limits.floor_s == 4e-6
+
+
+def test_an_instruction_counts_at_the_clock_of_the_case() -> None:
+    found = limits_for(result(clock=1500.0), run_of(ceilings=(*BASE, INSTRUCTION)))
+    assert found.measured_flop_per_s == 4000 * 132 * 1500e6
+    without = replace(INSTRUCTION, flop_per_clock=None)
+    found = limits_for(result(clock=1500.0), run_of(ceilings=(*BASE, without)))
+    assert found.measured_flop_per_s == 900e12
+
+
+@pytest.mark.parametrize(
+    ("size", "rate"), [(10**5, 11e12), (10**5 + 1, 9e12), (2 * 10**6, 9e12), (3 * 10**6, 8e12),
+                       (5 * 10**6, 4e12)],
+)  # fmt: skip
+def test_a_warm_case_is_held_against_the_smallest_working_set_that_holds_it(
+    size: int, rate: float
+) -> None:
+    cold = result(min_bytes=size)
+    assert cold.measurement
+    warm = replace(cold, measurement=replace(cold.measurement, l2="warm"))
+    for found, byte_per_s in ((cold, 4e12), (warm, rate)):
+        limits = limits_for(found, run_of(ceilings=BASE))
+        assert limits.memory_s == pytest.approx(size / byte_per_s)
+
+
+@pytest.mark.parametrize(
+    ("precision", "factor"), [("tf32", 1), ("int8", 4), ("fp32", 1), ("fp16", None)]
+)
+def test_the_rate_without_tensor_cores_is_that_of_the_twin(
+    precision: str, factor: int | None
+) -> None:
+    limits = limits_for(result(precision=precision), run_of(ceilings=BASE))
+    assert limits.simt_flop_per_s == (factor * 67e12 if factor else None)
+
+
+def test_tensor_cores_are_proved_above_that_rate_only() -> None:
+    for share, proved in ((0.49, None), (0.51, True)):
+        limits = replace(MIDDLE, simt_flop_per_s=0.5 * PEAK)
+        assert tensor_core(result(share), limits) is proved
+        assert tensor_core(result(share, precision="fp32"), limits) is False
+        assert tensor_core(result(share), MIDDLE) is None
+    found = result()
+    assert found.flop_per_s
+    at_the_rate = replace(MIDDLE, simt_flop_per_s=found.flop_per_s)
+    assert tensor_core(found, at_the_rate) is None
+
+
+@pytest.mark.parametrize("capability", ["", "x", "9", "9.x", "x.0", None])
+def test_a_gpu_of_no_known_capability_has_no_peak_at_its_clock(capability: str | None) -> None:
+    run = run_of(ceilings=BASE, capability=capability)
+    assert limits_for(result(), run).clock_flop_per_s is None

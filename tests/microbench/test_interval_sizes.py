@@ -1,0 +1,95 @@
+"""Intervals are as wide as they should be: no narrower, and no wider."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from microbench.timing.stats import (
+    MAX_INTERVAL_PCT,
+    half_width_pct,
+    median_interval,
+    ratio_interval,
+    t_quantile,
+)
+
+TICK_S = 32e-9
+
+# Two-sided quantiles of Student's t, as any table has them: (confidence, degrees) -> t.
+T_TABLE = {
+    (0.95, 1): 12.7062, (0.95, 2): 4.30265, (0.95, 3): 3.18245, (0.95, 4): 2.77645,
+    (0.95, 5): 2.57058, (0.95, 7): 2.36462, (0.95, 11): 2.20099, (0.95, 30): 2.04227,
+    (0.95, 120): 1.97993, (0.95, 999): 1.96234, (0.95, 10**6): 1.95996, (0.99, 1): 63.6567,
+    (0.99, 5): 4.03214, (0.99, 30): 2.75000, (0.99, 10**6): 2.57583, (0.5, 1): 1.0,
+    (0.5, 10): 0.699812,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("confidence", "degrees"), T_TABLE)
+def test_quantiles_are_those_of_the_tables(confidence: float, degrees: int) -> None:
+    found = t_quantile(confidence, degrees)
+    assert found == pytest.approx(T_TABLE[confidence, degrees], rel=1e-4)
+
+
+@given(st.floats(0.1, 0.99), st.floats(0.5, 2000), st.floats(1.01, 3))
+def test_more_degrees_make_it_smaller(confidence: float, degrees: float, factor: float) -> None:
+    less, more = t_quantile(confidence, degrees), t_quantile(confidence, degrees * factor)
+    assert more <= less * 1.002
+
+
+def test_intervals_hold_the_truth_in_95_of_100_tries_no_fewer_and_no_more() -> None:
+    held: list[tuple[bool, bool]] = []
+    for rounds in (4, 6, 8, 12):
+        rng = np.random.default_rng(rounds)
+        for _ in range(250):
+            times = [[math.exp(0.02 * log)] for log in rng.standard_normal(rounds)]
+            _, of_ratio = ratio_interval(times, [[1.0]] * rounds)
+            of_median = median_interval(times)
+            assert of_ratio is not None
+            assert of_median is not None
+            held.append((of_ratio[0] <= 1 <= of_ratio[1], of_median[0] <= 1 <= of_median[1]))
+    for share in np.mean(held, axis=0):
+        assert 0.93 <= share <= 0.97
+
+
+@pytest.mark.parametrize("rounds", [2, 4, 7])
+def test_readings_on_one_tick_may_differ_by_one(rounds: int) -> None:
+    """Each is anywhere on its tick: the difference of two is a triangle of one tick either way."""
+    centre = 100 * TICK_S
+    stuck = [[centre] * 3] * rounds
+    _, interval = ratio_interval(stuck, stuck, TICK_S)
+    assert interval is not None
+    for end in interval:
+        assert 0.6 * TICK_S < abs(end - 1) * centre <= TICK_S
+    alone = median_interval(stuck, TICK_S)
+    assert alone is not None
+    for end in alone:
+        assert 0.4 * TICK_S < abs(end - centre) <= 0.51 * TICK_S
+
+
+@given(st.floats(1e-6, 10), st.floats(0, 5), st.floats(0, 5))
+def test_half_an_interval_is_its_larger_side_in_per_cent(
+    centre: float, below: float, above: float
+) -> None:
+    interval = (centre - below, centre + above)
+    expected = max(below, above) / centre * 100
+    assert half_width_pct(centre, interval) == pytest.approx(expected, rel=1e-6, abs=1e-6)
+
+
+@pytest.mark.parametrize("blocks", [[[0.0], [1.0]], [[1.0], [0.0], [1.0]], [[-1.0], [2.0], [2.0]]])
+def test_a_time_that_is_not_positive_has_no_interval(blocks: list[list[float]]) -> None:
+    assert median_interval(blocks) is None
+
+
+def test_each_side_must_have_as_many_rounds() -> None:
+    for counts in ((3, 2), (2, 3), (0, 1), (1, 0), (0, 0)):
+        with pytest.raises(ValueError, match="rounds"):
+            ratio_interval(*([[1.0]] * count for count in counts))
+
+
+def test_sampling_stops_at_half_a_per_cent() -> None:
+    assert MAX_INTERVAL_PCT == 0.5

@@ -1,0 +1,115 @@
+"""Our kernels against the better of two libraries, tuned sizes and others apart."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from statistics import geometric_mean
+
+import pytest
+from samples.kernel_runs import shown
+
+from kernels import OPS
+from kernels.case import Case
+from microbench.device.device import target_of
+from microbench.libraries import beside, is_tuned, sentence, summaries
+from microbench.report.export import to_csv
+from microbench.report.summary_table import rivals_table
+from microbench.results.codec import result_to_json, run_from_json, run_to_json
+from microbench.results.runfile import read_run
+from microbench.results.types import Ratio, Result, Run
+from microbench.verdict import verdict
+
+H200 = Path(__file__).parents[2] / "results" / "nvidia-h200"
+DEVICE = {"name": "NVIDIA H200", "kind": "cuda", "capability": "9.0", "sm_count": 132}
+LISTED, NEAR = 1024, 1100  # in the H200's table; a size that 1024 lends its configuration to
+
+
+def gemm(size: int, ratios: Mapping[str, float], backend: str = "triton", **more: object) -> Result:
+    case = Case("gemm", {"m": size, "n": size, "k": size}, "fp16", backend)
+    beside = {name: Ratio(ratio, None) for name, ratio in ratios.items()}
+    return replace(Result(case, "ok", vs_backend=beside, variant=label(LISTED)), **more)
+
+
+def label(size: int) -> str | None:
+    case = Case("gemm", {"m": size, "n": size, "k": size}, "fp16", "triton")
+    return OPS["gemm"].tuned_label(case, target_of(DEVICE))
+
+
+def run_of(*results: Result, command: tuple[str, ...] = ("gemm",)) -> Run:
+    return Run(command, "2026-11-24T00:00:00+00:00", DEVICE, {}, results=results)
+
+
+def test_the_better_library_is_chosen_size_by_size() -> None:
+    run = run_of(
+        gemm(LISTED, {"cublas": 1.3, "cublaslt": 0.9}, tuned=True),
+        gemm(2048, {"cublas": 0.8, "cublaslt": 1.4}, tuned=True),
+        gemm(512, {"cublas": 1.1}, tuned=True),
+    )
+    (found,) = summaries(run)
+    assert [row.library for row in found.rows] == ["cublaslt", "cublas", "cublas"]
+    assert found.mean == pytest.approx(geometric_mean([0.9, 0.8, 1.1]))
+    assert found.least.result.case.dim("m") == 2048
+    assert found.not_measured == "cublaslt was not measured at 1"
+    assert beside(gemm(512, {"my:gemm": 2.0})) is None, "no library"
+
+
+def test_tuned_sizes_and_others_are_two_lines() -> None:
+    both = {"cublas": 1.0, "cublaslt": 1.0}
+    run = run_of(
+        gemm(NEAR, {"cublas": 0.5, "cublaslt": 0.6}, tuned=False),
+        gemm(LISTED, both, tuned=True),
+        gemm(1200, {"cublas": 0.55, "cublaslt": 0.7}, tuned=False),
+        gemm(300, {"cublas": 0.4}, "my:gemm"),
+    )
+    said = [(f.backend, f.tuned, len(f.rows)) for f in summaries(run)]
+    assert said == [("triton", True, 1), ("triton", False, 2), ("my:gemm", None, 1)]
+    lines = [line for line in verdict(run) if "times as fast" in line]
+    assert lines == [sentence(found) for found in summaries(run)]
+    for line, words in zip(
+        lines, ("1 tuned size", "2 sizes that were not tuned", "cublaslt was not measured"),
+        strict=True,
+    ):  # fmt: skip
+        assert words in line
+    assert len(rivals_table(run).items) == 3
+
+
+def test_a_file_without_the_field_is_judged_by_the_tables_of_its_device() -> None:
+    ratios = {"cublas": 1.0}
+    listed, near = gemm(LISTED, ratios), gemm(NEAR, ratios)
+    run = run_of(listed, near)
+    assert label(NEAR) is None
+    assert [is_tuned(run, r) for r in run.results] == [True, False]
+    other = replace(listed, variant="tma/64x64x64/s4/w4/g8")
+    assert is_tuned(run, other) is None, "today's table has another configuration"
+    assert is_tuned(run, replace(listed, case=replace(listed.case, backend="cublas"))) is None
+    assert is_tuned(replace(run, command=("gemm", "--autotune")), other) is True
+    assert is_tuned(replace(run, device={"name": "B300", "capability": "x.y"}), listed) is None
+    elsewhere = {**DEVICE, "name": "Some GPU", "sm_count": 20}
+    assert is_tuned(replace(run, device=elsewhere), listed) is False
+
+
+@pytest.mark.parametrize("tuned", [True, False, None])
+def test_the_field_is_in_the_file_when_it_is_known(tuned: bool | None) -> None:
+    run = run_of(gemm(NEAR, {"cublas": 1.0}, tuned=tuned))
+    data = run_to_json(run)
+    assert ("tuned" in data["results"][0]) == (tuned is not None)
+    (again,) = run_from_json(json.loads(json.dumps(data))).results
+    assert again.tuned is tuned
+    assert result_to_json(again) == result_to_json(run.results[0])
+
+
+def test_published_runs_say_which_sizes_were_tuned() -> None:
+    run = read_run(H200 / "gemm-alignment.json")
+    brief = shown(run)
+    assert brief.count("3 others") == brief.count("6 tuned") == 2
+    assert "cublaslt was not measured" in brief
+    rows = list(csv.DictReader(to_csv(run).splitlines()))
+    assert Counter(row["tuned"] for row in rows if row["backend"] == "triton") == {
+        "true": 12, "false": 6
+    }  # fmt: skip
+    assert {row["tuned"] for row in rows if row["backend"] == "cublas"} == {""}

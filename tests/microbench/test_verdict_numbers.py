@@ -1,0 +1,121 @@
+"""Which sizes and ratios a verdict names, and how many of them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from kernels.case import Case
+from microbench.results.types import Measurement, Ratio, Result, Run
+from microbench.verdict import asked_for, library_beside, verdict
+
+SIZES = tuple(100 * i for i in range(1, 10))
+
+
+def result(
+    size: int, precision: str = "fp16", gain: float | None = None, backend: str = "cublas",
+    beside: float | None = None, error: float | None = None,
+) -> Result:  # fmt: skip
+    def ratio(value: float) -> Ratio:
+        return Ratio(value, (0.999 * value, 1.001 * value))
+
+    return Result(
+        Case("gemm", {"m": size, "n": size, "k": size}, precision, backend),
+        "ok",
+        measurement=Measurement((1e-3,), (1,), 1e-3, None, "events", "cold", "sustained"),
+        flops=2 * size**3,
+        speedup={} if gain is None else {"fp32": ratio(gain)},
+        vs_backend={} if beside is None else {"cublas": ratio(beside)},
+        total_error=error,
+    )
+
+
+def run_of(*results: Result) -> Run:
+    return Run(("x",), "now", {"name": "x", "kind": "cuda"}, {}, results=results)
+
+
+def said(*gains: float) -> list[list[float]]:
+    """The numbers of each line of the verdict on fp16 with these speed-ups."""
+    rows = [result(size, gain=gain) for size, gain in zip(SIZES, gains, strict=False)]
+    bases = [result(size, "fp32") for size in SIZES[: len(gains)]]
+    return [numbers(line) for line in verdict(run_of(*bases, *rows))]
+
+
+def numbers(line: str) -> list[float]:
+    """But for those in names of precisions."""
+    plain = re.sub(r"[a-z]+\d+|95 %", "", line)
+    return [float(number) for number in re.findall(r"\d+(?:\.\d+)?", plain)]
+
+
+def test_faster_everywhere_names_the_first_size_and_the_best() -> None:
+    assert said(2, 3, 5, 4) == [[2, 100, 5, 300]]
+    assert said(2, 2, 2) == [[2, 100]], "the first is as good as any"
+
+
+def test_below_the_break_even_the_last_three_sizes_are_named() -> None:
+    first, *below = said(0.5, 0.25, 0.2, 0.4, 0.8, 2, 3)
+    assert first == [600, 2, 600, 3, 700]
+    assert below == [[300, 5], [400, 2.5], [500, 1.25]]
+
+
+def test_sizes_that_are_faster_below_it_are_named_up_to_six() -> None:
+    for count, more in ((5, []), (6, []), (7, [1])):
+        gains = [1.5] * count + [0.5, 2]
+        first, also, below = said(*gains)
+        assert first == [100 * (count + 2), 2, 100 * (count + 2)]
+        named = [number for size in SIZES[: min(count, 6)] for number in (size, 1.5)]
+        assert also == [*named, *more]
+        assert below == [100 * (count + 1), 2]
+
+
+def test_nowhere_faster_names_the_closest() -> None:
+    closest, *below = said(0.5, 0.8, 0.25, 0.2, 0.1)
+    assert closest == [1.25, 200]
+    assert below == [[300, 4], [400, 5], [500, 10]]
+
+
+def test_faster_at_some_sizes_names_them() -> None:
+    some, *below = said(2, 0.5, 4, 0.25)
+    assert some == [100, 2, 300, 4]
+    assert below == [[200, 2], [400, 4]]
+
+
+@pytest.mark.parametrize(("count", "more"), [(1, []), (6, []), (8, [2])])
+def test_sizes_that_were_not_measured(count: int, more: list[float]) -> None:
+    missing = [
+        replace(result(size), status="skipped", reason="no room", measurement=None)
+        for size in SIZES[:count]
+    ]
+    rows = [result(900, "fp32"), result(900, gain=2.0), *missing]
+    assert numbers(verdict(run_of(*rows))[1]) == [*SIZES[: min(count, 6)], *more]
+
+
+def test_own_kernels_stand_beside_the_library() -> None:
+    rows = [result(size, backend="my:own", beside=gain) for size, gain in ((100, 0.5), (200, 2.0))]
+    library = [result(size) for size in (100, 200)]
+    run = run_of(*library, *rows)
+    assert library_beside(run) == "cublas"
+    assert library_beside(run_of(*library)) is None
+    assert library_beside(run_of(*rows)) is None
+    first = next(line for line in verdict(run) if line.startswith("my:own"))
+    assert numbers(first) == [1.0, 2, 0.5, 100, 2, 200]
+    alone = next(line for line in verdict(run_of(library[0], rows[0])) if line.startswith("my:"))
+    assert numbers(alone) == [0.5, 100]
+
+
+def test_what_was_asked_for_is_all_but_the_baselines() -> None:
+    kinds = {name: result(100, name) for name in ("fp32", "tf32", "fp16", "bf16")}
+    assert asked_for(run_of(*kinds.values())) == ["fp16", "bf16"]
+    assert asked_for(run_of(kinds["fp32"], kinds["tf32"])) == ["tf32"]
+    assert asked_for(run_of(kinds["fp32"])) == []
+
+
+def test_the_price_is_of_the_largest_size_that_both_have() -> None:
+    rows = [result(size, gain=2.0, error=size * 1e-6) for size in (100, 200, 300)]
+    bases = [result(size, "fp32", error=size * 1e-9) for size in (100, 200)]
+    last = verdict(run_of(*bases, *rows))[-1]
+    assert [float(found) for found in re.findall(r"\d\.\de-\d+", last)] == [2e-4, 2e-7]
+    without = verdict(run_of(*(replace(base, total_error=None) for base in bases), *rows))
+    assert not re.search(r"e-\d", "\n".join(without))

@@ -1,0 +1,274 @@
+"""How often 95 % intervals hold the truth, in simulations, and how rounds of run files correlate.
+
+`python tests/samples/coverage.py` prints the tables of docs/notes/method.md; with run files, the
+correlation of a round with the next one in them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from microbench.results.runfile import read_run
+from microbench.results.types import Result
+from microbench.timing.interleave import HEAVY_S, LARGE_FLOPS, LOOKS, Arm, Clock, Pace, Turns
+from microbench.timing.stats import (
+    MAX_INTERVAL_PCT,
+    excludes_one,
+    half_width_pct,
+    median_interval,
+    ratio_interval,
+)
+from microbench.timing.timers import Block, Launch
+
+Floats = NDArray[np.float64]
+Blocks = list[list[float]]
+TRUE_S = 1e-3
+SEED = 28
+TRIAL_RHOS = np.arange(-10, 19) / 20
+TRIAL_TRIES = 20_000
+
+
+def correlated(rng: np.random.Generator, count: int, rho: float) -> Floats:
+    """`count` normal values of variance 1, each correlated with the next one by `rho`."""
+    fresh = math.sqrt(1 - rho**2) * rng.standard_normal(count)
+    fresh[0] = rng.standard_normal()
+    for i in range(1, count):
+        fresh[i] += rho * fresh[i - 1]
+    return fresh
+
+
+def times(logs: Floats) -> Blocks:
+    """One sample per round, at these logarithms over TRUE_S."""
+    return [[TRUE_S * math.exp(log)] for log in logs]
+
+
+def holds_median(logs: Floats) -> bool:
+    """Whether the interval of rounds at these logarithms over TRUE_S holds TRUE_S.
+
+    Around the mean of the logarithms, of which the interval is; the median is no better estimate
+    of the middle of a normal distribution.
+    """
+    interval = median_interval(times(logs - np.median(logs) + logs.mean()))
+    assert interval is not None
+    return interval[0] <= TRUE_S <= interval[1]
+
+
+def stopped(logs: Floats) -> Floats:
+    """The rounds that would be measured: up to the first look with a narrow interval."""
+    for look in LOOKS:
+        found = times(logs[:look])
+        interval = median_interval(found)
+        assert interval is not None
+        if half_width_pct(float(np.median(found)), interval) <= MAX_INTERVAL_PCT:
+            return logs[:look]
+    return logs[: LOOKS[-1]]
+
+
+@dataclass
+class _Still(Clock):
+    """A clock that the timer moves."""
+
+    seconds: float = 0.0
+
+    def now(self) -> float:
+        return self.seconds
+
+
+@dataclass
+class _Card:
+    """A timer whose `turns`-th block reads TRUE_S, changed by the logarithm of that turn."""
+
+    clock: _Still
+    turns: Iterator[float]
+    name: str = "clock"
+    l2: str = "cold"
+    resolution_s: float = 0.0
+    flush_s: float = 0.0
+    overhead_s: float = 0.0
+    taken: list[float] = field(default_factory=list[float])
+
+    def block(self, launch: Launch, samples: int) -> Block:
+        self.taken.append(next(self.turns))
+        self.clock.seconds += 1.0
+        return Block((TRUE_S * math.exp(self.taken[-1]),))
+
+    def run(self, launch: Launch, times: int) -> None:
+        """Warming up changes nothing."""
+
+    def forget(self) -> None:
+        """Nothing is kept."""
+
+
+def same_twice(turns: Floats, rounds: int, chance: random.Random) -> bool:
+    """Whether two equal variants, interleaved as `Turns` does it, show no difference.
+
+    `turns` are the logarithms of what the card does to each turn, whichever variant has it.
+    """
+    clock = _Still()
+    card = _Card(clock, iter(turns))
+    arms = [Arm(key, lambda: None, TRUE_S) for key in "ab"]
+    pace = Pace(settle_s=0, warm_s=0, block_s=0, least=1, most=1)
+    budget_s = 2.0 * rounds
+    Turns(card, "sustained", budget_s, clock, own_pace=pace, chance=chance).take(arms)
+    upper, lower = ([block.times_s for block in arm.blocks] for arm in arms)
+    _, interval = ratio_interval(upper, lower)
+    assert interval is not None
+    return not excludes_one(interval)
+
+
+def wave(rng: np.random.Generator, count: int, period: float) -> Floats:
+    """A clock that swings with a period of so many turns, with noise of a quarter of that."""
+    phase = 2 * math.pi * rng.random()
+    swing = np.cos(2 * math.pi * np.arange(count) / period + phase)
+    return 0.02 * swing + 0.005 * rng.standard_normal(count)
+
+
+@dataclass
+class Simulation:
+    """Single tries; each is whether an interval holds the truth, or 1."""
+
+    seed: int = SEED
+
+    def __post_init__(self) -> None:
+        self.rng = np.random.default_rng(self.seed)
+        self.chance = random.Random(self.seed)
+
+    def median(self, rounds: int, rho: float) -> bool:
+        """The median of so many rounds."""
+        return holds_median(0.01 * correlated(self.rng, rounds, rho))
+
+    def stopping(self, percent: float, rho: float) -> bool:
+        """The median by the stopping rule, of rounds that vary by `percent`."""
+        return holds_median(stopped(percent / 100 * correlated(self.rng, LOOKS[-1], rho)))
+
+    def same(self, rounds: int, rho: float) -> bool:
+        """The ratio of equal variants on a card whose clock is correlated from turn to turn."""
+        turns = 0.01 * correlated(self.rng, 2 * rounds, rho)
+        return same_twice(turns, rounds, self.chance)
+
+    def swinging(self, period: float, order: int | None = None) -> bool:
+        """The same in 7 rounds with a clock that swings; `order` seeds every comparison's order."""
+        chance = self.chance if order is None else random.Random(order)
+        return same_twice(wave(self.rng, 14, period), 7, chance)
+
+
+def share(tries: int, one: Callable[..., bool], *given: float) -> float:
+    """Per cent of tries that hold."""
+    return 100 * sum(one(*given) for _ in range(tries)) / tries
+
+
+# ------------------------------------------------------------------- correlations in run files
+
+
+def heavy(results: Sequence[Result]) -> bool:
+    """Whether a comparison with these cases is heavy."""
+    slow = any((result.median_s or 0.0) >= HEAVY_S for result in results)
+    return slow or results[0].flops >= LARGE_FLOPS
+
+
+def series(path: Path) -> Iterator[tuple[bool, str, list[Floats]]]:
+    """(heavy, "medians" or "ratios", logarithms by round) of every comparison and process."""
+    cases = [result for result in read_run(path).results if result.measurement]
+    for _, members in itertools.groupby(cases, lambda result: result.case.group):
+        group = list(members)
+        every = [r.measurement.by_process for r in group if r.measurement]
+        for number in every[0]:
+            found = [own[number] for own in every if len(own.get(number, [])) > 2]
+            logs = [np.log([float(np.median(block)) for block in blocks]) for blocks in found]
+            yield heavy(group), "medians", logs
+            pairs = [a - b for a, b in itertools.combinations(logs, 2) if len(a) == len(b)]
+            yield heavy(group), "ratios", pairs
+
+
+@cache
+def expected(rounds: int) -> Floats:
+    """Mean lag-1 autocorrelation about their own mean of `rounds` with each of TRIAL_RHOS."""
+    rng = np.random.default_rng(SEED)
+    fresh = rng.standard_normal((rounds, TRIAL_TRIES))
+    found: list[float] = []
+    for rho in TRIAL_RHOS:
+        values = fresh * math.sqrt(1 - rho**2)
+        values[0] = fresh[0]
+        for i in range(1, rounds):
+            values[i] += rho * values[i - 1]
+        centred = values - values.mean(axis=0)
+        next_to = (centred[1:] * centred[:-1]).sum(axis=0)
+        found.append(float((next_to / (centred**2).sum(axis=0)).mean()))
+    return np.array(found)
+
+
+def pooled(groups: Sequence[Sequence[Floats]]) -> float:
+    """The correlation that explains all series; each comparison counts once."""
+    seen = 0.0
+    models = np.zeros(len(TRIAL_RHOS))
+    for members in groups:
+        for logs in members:
+            centred = logs - logs.mean()
+            if (square := float(centred @ centred)) > 0:
+                seen += float(centred[1:] @ centred[:-1]) / square / len(members)
+                models += expected(len(logs)) / len(members)
+    return float(np.interp(seen, models, TRIAL_RHOS))
+
+
+def print_correlations(paths: Sequence[Path]) -> None:
+    """A table by class and number of rounds, with 95 % intervals by resampling comparisons."""
+    found = [item for path in paths for item in series(path)]
+    rng = np.random.default_rng(SEED)
+    print("| class | of | rounds | comparisons | correlation | 95 % |\n|---|---|---|--:|--:|---|")
+    for is_heavy, what, (least, most) in itertools.product(
+        (False, True), ("medians", "ratios"), ((3, 6), (7, 13), (14, 56))
+    ):
+        groups = [
+            logs
+            for is_so, of, logs in found
+            if (is_so, of) == (is_heavy, what) and logs and least <= len(logs[0]) <= most
+        ]
+        if len(groups) < 10:
+            continue
+        again = [
+            pooled([groups[i] for i in rng.integers(0, len(groups), len(groups))])
+            for _ in range(100)
+        ]
+        low, high = np.quantile(again, (0.025, 0.975))
+        name = "heavy" if is_heavy else "light"
+        print(f"| {name} | {what} | {least} to {most} | {len(groups)} | {pooled(groups):.2f} "
+              f"| {low:.2f} to {high:.2f} |")  # fmt: skip
+
+
+# ------------------------------------------------------------------- tables
+
+
+def print_coverage(tries: int = 2000) -> None:
+    """Coverage in per cent: fixed rounds, the stopping rule, and interleaved variants."""
+    rhos = (0.0, 0.15, 0.3, 0.6)
+    sim = Simulation()
+    print("| | " + " | ".join(f"{rho}" for rho in rhos) + " |\n|---|--:|--:|--:|--:|")
+    rows: list[tuple[str, Callable[..., bool], float]] = [
+        *((f"median, {n} rounds", sim.median, n) for n in (3, 5, 7, 14, 28, 56)),
+        *((f"median, stopped, rounds ±{s} %", sim.stopping, s) for s in (0.2, 0.4, 0.8, 1.3, 2)),
+        *((f"same kernel twice, {n} rounds", sim.same, n) for n in (3, 5, 7, 14, 56)),
+    ]
+    for name, one, given in rows:
+        found = [share(tries, one, given, rho) for rho in rhos]
+        print(f"| {name} | " + " | ".join(f"{value:.1f}" for value in found) + " |", flush=True)
+    print("\n| period in turns | new order | one order for all |\n|---|--:|--:|")
+    for period in (2, 3, 4, 7.5):
+        new, old = share(tries, sim.swinging, period), share(tries, sim.swinging, period, 7)
+        print(f"| {period} | {new:.1f} | {old:.1f} |", flush=True)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        print_correlations([Path(word) for word in sys.argv[1:]])
+    else:
+        print_coverage()
