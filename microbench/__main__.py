@@ -233,14 +233,16 @@ def validate(
     compare, power: split RUNs of many processes into two runs each. How often is the same called
     different, and how often a slow-down of known size called slower?
     """
-    from microbench.selftest.run import SPLITS, TRIES, validate_compare, validate_method
+    from microbench.selftest.run import SPLITS, validate_compare, validate_method
 
     if what in ("compare", "power"):
+        if budget is not None:
+            raise UserError(f"validate {what} takes no --budget: it measures nothing")
         validate_compare(what, runs, json, processes, SPLITS if tries is None else tries, html)
     elif runs:
         raise UserError(f"validate {what} takes no run file")
     else:
-        validate_method(what, json, device, TRIES if tries is None else tries, budget, html)
+        validate_method(what, json, device, tries, budget, html)
 
 
 @app.command()
