@@ -327,7 +327,9 @@ class TrainRequest:
     )  # fmt: skip
     verify: bool = choice(False, "Measure the proposed fixes")
     budget: float | None = choice(
-        None, "Seconds of timing per comparison  [default: 10 per variant]", check=check_budget
+        None,
+        "Seconds of timing per comparison and process  [default: 10 per variant]",
+        check=check_budget,
     )
     processes: int = choice(
         1, "Processes that time each comparison, one after another; 3 or more to compare runs",

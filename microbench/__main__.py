@@ -217,10 +217,17 @@ def doctor(device: str, html: Path | None) -> None:
 @click.option("--json", type=FILE, required=True, help="File to write")
 @DEVICE
 @click.option(
-    "--tries", type=int, help="Comparisons; splits of each run  [default: aa 300, else 100]"
+    "--tries",
+    type=int,
+    help="aa: comparisons  [default: 300]; compare, power: splits  [default: 100]",
 )
 @click.option("--budget", type=float, help="aa: seconds for each comparison  [default: 2.5]")
-@click.option("--processes", default=3, show_default=True, help="Of each half of a split run")
+@click.option(
+    "--processes",
+    default=3,
+    show_default=True,
+    help="compare, power: processes in each half of a split",
+)
 @click.option("--html", type=FILE, help="Also write a page: one file, offline")
 def validate(
     what: str, runs: tuple[Path, ...], json: Path, device: str, tries: int | None,
@@ -230,17 +237,19 @@ def validate(
 
     timer: compare times with Nsight Compute.  aa: compare a kernel with itself.
 
-    compare, power: split RUNs of many processes into two runs each. How often is the same called
-    different, and how often a slow-down of known size called slower?
+    compare, power: split each RUN of many processes into two runs. compare counts false
+    differences; power counts how often a known slow-down is called slower.
     """
-    from microbench.selftest.run import SPLITS, TRIES, validate_compare, validate_method
+    from microbench.selftest.run import SPLITS, validate_compare, validate_method
 
     if what in ("compare", "power"):
+        if budget is not None:
+            raise UserError(f"validate {what} takes no --budget: it measures nothing")
         validate_compare(what, runs, json, processes, SPLITS if tries is None else tries, html)
     elif runs:
         raise UserError(f"validate {what} takes no run file")
     else:
-        validate_method(what, json, device, TRIES if tries is None else tries, budget, html)
+        validate_method(what, json, device, tries, budget, html)
 
 
 @app.command()

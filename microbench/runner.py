@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 from kernels import OPS
 from kernels.case import Case
 from microbench.device.load import LoadMeter
-from microbench.results.merging import merged
+from microbench.results.merging import merged, newest
 from microbench.results.types import Result, Run
 from microbench.roofline.ceilings import datasheet_ceilings, is_reference, large_ceilings
 from microbench.roofline.explain import annotate
@@ -142,7 +142,7 @@ class Runner:
                 self.load_ahead()
             known = [self.run.by_key[case.key] for case in group.cases]
             left_s = sum(shares_s[following.name] for following in todo[done:])
-            self._add(group, merged(known, results, number), left_s)
+            self._add(group, merged(known, results, max(number, 1 + newest(known))), left_s)
 
     def _calibrate(self, cases: Sequence[Case]) -> None:
         precisions = list(dict.fromkeys(case.precision_name for case in cases))

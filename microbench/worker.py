@@ -234,7 +234,11 @@ class Workers:
         worker, self._first = self._first, None
         if worker is None:
             worker, self._early = self._early or Worker(self.settings), None
-            worker.greet()
+            try:
+                worker.greet()
+            except BaseException:
+                worker.close()  # nothing else has it
+                raise
         return worker
 
     def load_ahead(self) -> None:

@@ -27,10 +27,14 @@ MAX_SKIPPED_SHARE = 0.01
 FIRST_SKIPS, FIRST_SKIPPED_SHARE = 6, 0.1
 WIDE_INTERVAL_PCT = 10.0  # from here on a median is hardly known
 FEW = 50  # steps
-# Cause and remedy of a wide interval: of few steps, and else.
+# Cause and remedy of a wide interval: of few steps, of several processes, and else.
 FEW_STEPS = (
     "few steps fit the budget and their times vary, as on a loaded machine",
     "close other programs; time longer (--budget 120), or use a smaller --batch",
+)
+PROCESSES_VARY = (
+    "the processes differ, or are too few for a narrow interval",
+    "close other programs; raise --processes",
 )
 STEPS_VARY = (
     "steps vary: another program, the loader or the clock",
@@ -141,11 +145,12 @@ def _wide_interval(training: Training) -> Warning | None:
     if pct < WIDE_INTERVAL_PCT:
         return None
     count = len(steps.times_s)
-    return Warning(
-        f"{training.case.recipe}: the speed is known to ±{pct:.0f} % only, from "
-        f"{count} step{'s' * (count != 1)}",
-        *(FEW_STEPS if count < FEW else STEPS_VARY),
-    )
+    seen = f"{count} step{'s' * (count != 1)}"
+    advice = FEW_STEPS if count < FEW else STEPS_VARY
+    if steps.processes:
+        seen, advice = f"{len(steps.processes)} processes", PROCESSES_VARY
+    said = f"{training.case.recipe}: 95 % confidence interval is ±{pct:.0f} %, from {seen}"
+    return Warning(said, *advice)
 
 
 def _wall_gap(training: Training) -> Warning | None:

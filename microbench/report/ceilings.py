@@ -17,9 +17,9 @@ from microbench.results.types import Ratio, Run
 
 FIRST: Mapping[str, str] = {OP: "ceiling"}
 NOTES = (
-    "per clock: FLOP or bytes per clock and SM; of nominal: per cent of what the architecture's "
-    "documents say; of DRAM, of the datasheet's bandwidth",
-    "int8: operations in place of FLOP",
+    "per clock: FLOP or bytes per clock and SM; of nominal: per cent of the documented rate, for "
+    "DRAM of the datasheet's bandwidth",
+    "int8: operations instead of FLOP",
 )
 CHART_SIZE = (560, 320)
 BAND_COLOUR, ROOF_COLOUR = "#0072b2", "#d55e00"

@@ -8,7 +8,6 @@ from typing import Any, Protocol, TypeVar, cast
 
 from kernels import is_library
 from microbench.results.types import Measurement, ProcessTime, Ratio, Result
-from microbench.results.values import Interval
 from microbench.timing.processes import mean_interval
 from microbench.timing.stats import ratio_interval
 
@@ -63,6 +62,12 @@ def joined(before: S, more: S, newest: ProcessTime, first: ProcessTime, tick_s: 
     return cast("S", replace(cast("Any", before), **changes))
 
 
+def newest(results: Sequence[Result]) -> int:
+    """The number of the last process that measured one of them; 0 where only the first one did."""
+    measured = [result.measurement for result in results if result.measurement]
+    return max((one.number for found in measured for one in found.processes), default=0)
+
+
 def running_mean(before: float | None, newest: float | None, count: int) -> float | None:
     """The mean over `count` processes, from that of all but the newest; one where one is known."""
     if before is None or newest is None:
@@ -76,15 +81,17 @@ def ratio_of_processes(other: Sampled, own: Sampled, tick_s: float = 0.0) -> Rat
     The geometric mean of the processes' ratios with its interval; of one process the ratio over its
     rounds. None where they took turns in none.
     """
-    found: list[tuple[float, Interval | None]] = []
-    others = other.by_process
-    for number, ours in own.by_process.items():
-        theirs = others.get(number, [])
-        if ours and len(theirs) == len(ours):
-            found.append(ratio_interval(theirs, ours, tick_s))
+    theirs, ours = other.by_process, own.by_process
+    found = [ratio_interval(theirs[n], ours[n], tick_s) for n in _together(other, own)]
     if len(found) < 2:
         return Ratio(*found[0]) if found else None
     return Ratio(*mean_interval([ratio for ratio, _ in found]))
+
+
+def _together(a: Sampled, b: Sampled) -> list[int]:
+    """The processes in which both took the same turns."""
+    rounds = b.by_process
+    return [n for n, ours in a.by_process.items() if ours and len(rounds.get(n, [])) == len(ours)]
 
 
 def merged(before: Sequence[Result], more: Sequence[Result], number: int) -> list[Result]:
@@ -132,9 +139,10 @@ def _ratios(result: Result, group: Sequence[Result]) -> Mapping[str, Mapping[str
     for other in group:
         if other is result or not other.measurement or not result.measurement:
             continue
-        shared = other.measurement.by_process.keys() & result.measurement.by_process.keys()
+        if len(_together(other.measurement, result.measurement)) < 2:
+            continue  # of one process it is known already
         ratio = ratio_of_processes(other.measurement, result.measurement)
-        if ratio is None or len(shared) < 2:  # of one process it is known already
+        if ratio is None:
             continue
         if other.case.precision_name == result.case.precision_name:
             vs_backend[other.case.backend] = ratio

@@ -23,7 +23,8 @@ from microbench.results.values import Warning as Warning
 
 SCHEMA_VERSION = 1
 # What each version changed: of which kinds of result ("kernel" or an `op`), where a property of the
-# case holds ("" for all of the kind). docs/method.md has the same history in words.
+# case holds ("" for all of the kind). docs/method.md has the same history in words. Version 2 also
+# left the first step of a block out of `wall_s`: `compare` does not use that of unfed trainings.
 METHODS: Mapping[int, Mapping[str, str]] = {1: {}, 2: {"train": "fed"}}
 METHOD_VERSION = max(METHODS)
 STATUSES = ("ok", "skipped", "failed")

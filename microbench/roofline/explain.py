@@ -101,12 +101,16 @@ def _wide_interval(result: Result, run: Run) -> Warning | None:
     width = half_width_pct(measurement.median_s, measurement.ci95_s)
     if width <= WIDE_INTERVAL_PCT:
         return None
+    said = f"95 % confidence interval is ±{width:.1f} %"
+    if measurement.processes:
+        cause = "the processes differ, or are too few for a narrow interval"
+        return Warning(said, cause, "raise --processes")
     cause = (
         "the power limit varies the clock"
         if "power cap" in measurement.throttle
         else "other work on the machine, or too few rounds"
     )
-    return Warning(f"95 % confidence interval is ±{width:.1f} %", cause, "raise --budget")
+    return Warning(said, cause, "raise --budget")
 
 
 def _impossible(result: Result, run: Run) -> Warning | None:

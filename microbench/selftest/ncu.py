@@ -58,10 +58,10 @@ class Figures:
     within_target: int
 
 
-def timer_against_ncu(info: DeviceInfo, tries: int, budget_s: float) -> Figures:
-    """Time every case with both.
+def timer_against_ncu(info: DeviceInfo) -> Figures:
+    """Time ARMS at SIZES with both.
 
-    UserError without a GPU or ncu. The cases are ARMS at SIZES; the other arguments are not used.
+    UserError without a GPU or ncu.
     """
     if info.kind != "cuda":
         raise UserError("validate timer needs a CUDA GPU: Nsight Compute profiles nothing else")
@@ -146,7 +146,7 @@ def ncu_medians(info: DeviceInfo, words: Sequence[str]) -> dict[str, float]:
         ]  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         text = log.read_text() if log.exists() else ""
-    durations = read_durations(text)
+    durations = read_durations(text) if '"ID"' in text else []
     if done.returncode or len(durations) != len(words):
         tail = (done.stderr or text).strip().splitlines()[-1:] or ["no output"]
         raise UserError(f"ncu did not profile all {len(words)} cases: {tail[0]}")

@@ -80,23 +80,24 @@ def validate_method(
     what: str,
     path: Path,
     device: str,
-    tries: int,
+    tries: int | None = None,
     budget: float | None = None,
     html: Path | None = None,
 ) -> None:
     """Run the check called `what` ("aa" or "timer"), print its figures and write them to `path`.
 
-    UserError for a bad option, or a device that is missing or that the check cannot use.
+    `tries` and `budget` are of "aa" alone. UserError for a bad option, or a device that is missing
+    or that the check cannot use.
     """
     from microbench.device.device import describe, software
     from microbench.report.screen import make_console
     from microbench.selftest import aa, ncu
 
-    check, sheet = {
-        "aa": (aa.same_kernel_twice, aa.sheet),
-        "timer": (ncu.timer_against_ncu, ncu.sheet),
-    }[what]
-    if tries < 1:
+    given = {"--tries": tries, "--budget": budget}
+    options = {name: value for name, value in given.items() if value is not None}
+    if what == "timer" and options:
+        raise UserError(f"validate timer takes no {next(iter(options))}")
+    if tries is not None and tries < 1:
         raise UserError(f"--tries must be at least 1, not {tries}")
     if budget is not None:
         check_budget("--budget", budget)
@@ -105,13 +106,15 @@ def validate_method(
     if html:
         check_writable(html, "--html")
     info = describe(device)
-    figures = check(info, tries, budget or aa.BUDGET_S)
+    if what == "timer":
+        figures, sheet = ncu.timer_against_ncu(info), ncu.sheet
+    else:
+        figures, sheet = aa.same_kernel_twice(info, tries or TRIES, budget or aa.BUDGET_S), aa.sheet
+        options["--tries"] = tries or TRIES
+    words = [word for name, value in options.items() for word in (name, f"{value:g}")]
     document = {
         "check": what,
-        "command": [
-            *("python", "-m", "microbench", "validate", what, "--tries", str(tries)),
-            *(("--budget", f"{budget:g}") if budget else ()),
-        ],
+        "command": ["python", "-m", "microbench", "validate", what, *words],
         "finished_at": _now(),
         "device": info.as_dict(),
         "software": software(),

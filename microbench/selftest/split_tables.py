@@ -72,7 +72,8 @@ def compare_sheet(data: Json) -> Sheet:
     ]
     false = found.faster + found.slower
     said = (
-        f"{found.tries} times two runs of {found.processes} processes of the same: "
+        f"Each case against itself, {found.tries} splits into two runs of {found.processes} "
+        "processes: "
         f"{false:,} of {found.pairs:,} pairs called faster or slower "
         f"({_pct(false, found.pairs)}, target {TARGET_PCT:g} %), {_pct(found.same, found.pairs)} "
         f"the same, {_pct(found.cannot_tell, found.pairs)} cannot tell."
@@ -93,8 +94,8 @@ def power_sheet(data: Json) -> Sheet:
         Column("faster", lambda c: c.pct("faster"), right=True),
     ]
     said = (
-        f"Slow-downs of known size, by two runs of {found.processes} processes. "
-        "scaled: measured times multiplied; else a kernel that does more work."
+        f"Known slow-downs, in splits into two runs of {found.processes} processes. "
+        "scaled: the measured times multiplied; others: a kernel that does more work."
     )
     groups = _classes(sorted(found.rows, key=_size), _change)
     return Sheet(_whole(Seen, found.rows), Table(classes, list(groups)), said)

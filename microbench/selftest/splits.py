@@ -142,8 +142,8 @@ def _cases(run: Run, processes: int) -> Cases:
     }
     if not found:
         raise UserError(
-            f"no case was measured by {2 * processes} processes, two runs of {processes}; "
-            f"measure with --processes {2 * processes} or more"
+            f"no case was measured by {2 * processes} processes or more, enough for two runs of "
+            f"{processes}; measure with --processes {2 * processes}"
         )
     return found
 

@@ -22,6 +22,7 @@ from e2e.training.speedups import (
     MAX_SKIPPED_SHARE,
     with_speedups,
 )
+from microbench.results.values import ProcessTime
 from microbench.timing.stats import median
 
 Blocks = Sequence[Sequence[float]]
@@ -367,6 +368,11 @@ def test_a_wide_interval_says_how_wide_and_what_to_do(rounds: int) -> None:
     assert "±250 %" in warning.symptom
     assert f"{3 * rounds} steps" in warning.symptom
     assert ("--budget" in warning.remedy) is (rounds == 3)
+    processes = (ProcessTime(0, 1, 0.1), ProcessTime(1, rounds - 1, 0.2))
+    (found,) = gained(with_steps(made, ci95_s=(0.09, 0.35), processes=processes))
+    (warning,) = found.warnings
+    assert "2 processes" in warning.symptom
+    assert "--processes" in warning.remedy
 
 
 def test_both_warnings_come_together() -> None:

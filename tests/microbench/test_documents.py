@@ -5,13 +5,17 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from microbench.__main__ import main
+from microbench.device.device import describe
+from microbench.errors import UserError
 from microbench.results.kinds import DOCUMENTS, document_of
+from microbench.selftest.ncu import ncu_medians
 
 H200 = Path(__file__).parents[2] / "results" / "nvidia-h200"
 COMPARED = "compared"  # two runs: what `compare --json` writes, which is not published
@@ -153,3 +157,26 @@ def test_a_check_prints_what_show_prints_of_its_file(
     assert main(["validate", "aa", *words]) == 2  # the file is there
     assert main(["validate", "timer", "--device", "cpu", "--json", str(tmp_path / "t.json")]) == 2
     assert "needs a CUDA GPU" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("what", "option"), [("timer", "--tries"), ("timer", "--budget"), ("compare", "--budget")]
+)
+def test_a_check_refuses_options_that_it_would_not_use(
+    what: str, option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "check.json"
+    assert main(["validate", what, option, "1", "--json", str(path)]) == 2
+    assert f"validate {what} takes no {option}" in capsys.readouterr().err
+    assert not path.exists()
+
+
+def test_an_ncu_that_writes_no_log_is_an_error_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ncu = tmp_path / "ncu"
+    ncu.write_text("#!/bin/sh\necho no permission >&2\nexit 1\n", encoding="utf-8")
+    ncu.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(UserError, match="no permission"):
+        ncu_medians(describe("cpu"), ["fp32:cublas:64"])

@@ -9,7 +9,7 @@ import pytest
 
 from kernels import OPS
 from kernels.case import Case
-from microbench.results.types import Ceiling, Measurement, Result, Run
+from microbench.results.types import Ceiling, Measurement, ProcessTime, Result, Run
 from microbench.roofline.explain import annotate
 from microbench.roofline.waves import most_per_sm, waves
 
@@ -361,6 +361,18 @@ def test_each_warning_says_what_is_seen_and_what_to_do(
 ) -> None:
     text = symptoms(annotated(at_rate(4096, rate, **more)))
     assert all(words in text for words in said), text
+
+
+def test_a_wide_interval_of_processes_takes_more_of_them() -> None:
+    result = at_rate(4096, 600e12, half_pct=6.0)
+    assert "--budget" in symptoms(annotated(result))
+    assert result.measurement
+    processes = (ProcessTime(0, 1, 2e-4), ProcessTime(1, 2, 2e-4))
+    several = replace(result, measurement=replace(result.measurement, processes=processes))
+    said = symptoms(annotated(several))
+    assert "6.0 %" in said
+    assert "--processes" in said
+    assert "--budget" not in said
 
 
 def test_the_remedy_is_not_what_is_in_use_already() -> None:

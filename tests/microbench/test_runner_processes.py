@@ -95,6 +95,23 @@ def test_a_case_that_kills_a_later_process_keeps_what_it_had(world: World) -> No
     assert all(session.closed for session in world.sessions)
 
 
+def test_a_resumed_run_gives_no_process_a_number_twice(world: World) -> None:
+    first, other = (case.key for case in GROUPS[0].cases)
+    deaths = iter([True])
+
+    def die_once(asked: Group) -> None:
+        if len(world.sessions) == 2 and first in keys_of(asked) and next(deaths, False):
+            raise WorkerDied(first, "illegal memory access")
+
+    world.trouble = die_once
+    kept = world.runner(3).measure(InOrder(GROUPS, 30.0), GROUPS)
+    assert numbers(kept)[first] == (0, 2)
+    again = World(world.path, run=kept)
+    run = again.runner(3).measure(InOrder([], 0.0), GROUPS)
+    assert (numbers(run)[first], numbers(run)[other]) == ((0, 2, 3), (0, 1, 2, 3))
+    assert read_run(world.path) == run
+
+
 def test_what_has_no_time_is_not_measured_again(world: World) -> None:
     group = GROUPS[0]
     skipped = Result(group.cases[0], "skipped", reason="no")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import threading
@@ -14,7 +15,7 @@ from kernels.case import Case
 from microbench.conditions import Conditions
 from microbench.errors import UserError
 from microbench.sweep import Group
-from microbench.worker import Worker, WorkerDied
+from microbench.worker import Worker, WorkerDied, Workers
 
 ON_CPU = Conditions(device="cpu", l2="warm", seed=0)
 
@@ -92,6 +93,14 @@ def test_a_device_that_is_not_there_is_a_users_mistake() -> None:
         assert "\n" not in str(caught.value)
     finally:
         child.close()
+
+
+def test_a_next_worker_without_its_device_leaves_no_process() -> None:
+    workers = Workers(Conditions(device="cuda:99"))
+    before = multiprocessing.active_children()
+    with pytest.raises(UserError, match="CUDA"):
+        workers.next()
+    assert multiprocessing.active_children() == before
 
 
 def test_a_child_that_falls_silent_counts_as_hung_and_is_ended() -> None:
