@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 STALLS = (ROOT / "docs" / "stalls.md").read_text(encoding="utf-8")
 LOADER = (ROOT / "docs" / "notes" / "loader.md").read_text(encoding="utf-8")
 BY_HAND = ROOT / "results" / "nvidia-h200" / "by-hand"
-SUMMARY = " ".join(STALLS.split())
+SUMMARY = " ".join(f"{STALLS} {LOADER}".split())
 SAID = " ".join(LOADER.split())
 
 
