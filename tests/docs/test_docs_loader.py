@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 STALLS = (ROOT / "docs" / "stalls.md").read_text(encoding="utf-8")
 LOADER = (ROOT / "docs" / "notes" / "loader.md").read_text(encoding="utf-8")
 BY_HAND = ROOT / "results" / "nvidia-h200" / "by-hand"
-SUMMARY = " ".join(STALLS.split())
+SUMMARY = " ".join(f"{STALLS} {LOADER}".split())
 SAID = " ".join(LOADER.split())
 
 
@@ -84,7 +84,7 @@ def test_what_a_decoding_gpu_feeds_is_the_run_files_own() -> None:
 def test_the_joint_picture_is_the_run_files_own() -> None:
     run = run_file("stalls-resnet50.json")
     table = to_markdown(run)
-    assert table[table.index("| workers | loader alone") :].strip() in STALLS
+    assert table[table.index("| workers | loader alone") :].strip() in LOADER
     together = {(t.case.recipe, t.case.workers): t for t in fed(run)}
     errors = [
         abs(told / t.per_s - 1)

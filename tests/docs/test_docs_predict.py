@@ -30,11 +30,11 @@ from microbench.timing.stats import median
 ROOT = Path(__file__).parents[2]
 H200 = ROOT / "results" / "nvidia-h200"
 PREDICT = (ROOT / "docs" / "predict.md").read_text(encoding="utf-8")
-SUMMARY = " ".join(PREDICT.split())
 NOTES = ROOT / "docs" / "notes"
 ERRORS = (NOTES / "prediction-errors.md").read_text(encoding="utf-8")
 SAID = " ".join(ERRORS.split())
 MODEL = " ".join((NOTES / "prediction-model.md").read_text(encoding="utf-8").split())
+SUMMARY = " ".join(f"{PREDICT} {ERRORS} {MODEL}".split())
 METHOD = (NOTES / "method.md").read_text(encoding="utf-8")
 LEDGER = (ROOT / "docs" / "ledger.md").read_text(encoding="utf-8")
 README = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
