@@ -43,6 +43,7 @@ class Sampled(Protocol):
 
 
 S = TypeVar("S", bound=Sampled)
+Rounds = list[tuple[float, ...]]
 
 
 def joined(before: S, more: S, newest: ProcessTime, first: ProcessTime, tick_s: float) -> S:
@@ -76,15 +77,19 @@ def ratio_of_processes(other: Sampled, own: Sampled, tick_s: float = 0.0) -> Rat
     The geometric mean of the processes' ratios with its interval; of one process the ratio over its
     rounds. None where they took turns in none.
     """
-    found: list[tuple[float, Interval | None]] = []
-    others = other.by_process
-    for number, ours in own.by_process.items():
-        theirs = others.get(number, [])
-        if ours and len(theirs) == len(ours):
-            found.append(ratio_interval(theirs, ours, tick_s))
+    found: list[tuple[float, Interval | None]] = [
+        ratio_interval(theirs, ours, tick_s) for theirs, ours in _same_turns(other, own)
+    ]
     if len(found) < 2:
         return Ratio(*found[0]) if found else None
     return Ratio(*mean_interval([ratio for ratio, _ in found]))
+
+
+def _same_turns(other: Sampled, own: Sampled) -> list[tuple[Rounds, Rounds]]:
+    """The rounds of both, of each process in which they took the same turns."""
+    others = other.by_process
+    pairs = ((others.get(number, []), ours) for number, ours in own.by_process.items())
+    return [(theirs, ours) for theirs, ours in pairs if ours and len(theirs) == len(ours)]
 
 
 def merged(before: Sequence[Result], more: Sequence[Result], number: int) -> list[Result]:
@@ -132,10 +137,9 @@ def _ratios(result: Result, group: Sequence[Result]) -> Mapping[str, Mapping[str
     for other in group:
         if other is result or not other.measurement or not result.measurement:
             continue
-        shared = other.measurement.by_process.keys() & result.measurement.by_process.keys()
         ratio = ratio_of_processes(other.measurement, result.measurement)
-        if ratio is None or len(shared) < 2:  # of one process it is known already
-            continue
+        if ratio is None or len(_same_turns(other.measurement, result.measurement)) < 2:
+            continue  # of one process it is known already
         if other.case.precision_name == result.case.precision_name:
             vs_backend[other.case.backend] = ratio
         elif is_library(other.case):

@@ -83,9 +83,9 @@ def test_without_a_wall_time_nothing_is_said_of_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wall", "warned"), [(1.0, 0), (1.019, 0), (1.022, 1), (0.982, 0), (0.979, 1)]
+    ("wall", "warned"), [(1.0, 0), (1.029, 0), (1.032, 1), (0.972, 0), (0.969, 1)]
 )
-def test_wall_time_may_differ_by_two_per_cent(wall: float, warned: int) -> None:
+def test_wall_time_may_differ_by_three_per_cent(wall: float, warned: int) -> None:
     assert len(judged(wall=wall).warnings) == warned
 
 
