@@ -42,6 +42,7 @@ class Sampled(Protocol):
 
 
 S = TypeVar("S", bound=Sampled)
+Rounds = list[tuple[float, ...]]
 
 
 def joined(before: S, more: S, newest: ProcessTime, first: ProcessTime, tick_s: float) -> S:

@@ -26,7 +26,7 @@ TIME_S = 1e-3
 MIDDLE = Limits(
     datasheet_flop_per_s=None, clock_flop_per_s=None, measured_flop_per_s=PEAK,
     simt_flop_per_s=None, compute_s=0.5 * TIME_S, memory_s=0.2 * TIME_S, floor_s=0.01 * TIME_S,
-    fp32_flop_per_s=0.05 * PEAK,
+    fp32_flop_per_s=0.05 * PEAK, roof_flop_per_s=PEAK, roof="the roof", in_l2=False,
 )  # fmt: skip
 TRANSPOSE, WORK = "cudnn::ops::nchwToNhwcKernel", "sm90_xmma_fprop_implicit_gemm"
 WINOGRAD = "winograd_fwd"
@@ -87,10 +87,14 @@ CAPPED = ("power cap",)
         (result(0.9, clock=1930.0, throttle=CAPPED), {}, "compute"),
         (result(0.9, clock=1900.0, throttle=("thermal",)), {}, "power"),
         (result(0.9, clock=1900.0, throttle=("sync boost",)), {}, "compute"),
-        (result(0.9, clock=1900.0, throttle=CAPPED), {"clock_flop_per_s": 1.11 * PEAK}, "power"),
-        (result(0.9, clock=1900.0, throttle=CAPPED), {"clock_flop_per_s": 1.14 * PEAK}, "compute"),
-        (result(0.6, size=4095), {}, "alignment"),
-        (result(0.61, size=4095), {}, "mixed"),
+        # The roof alone decides, whatever the SMs could do at this clock.
+        (result(0.9, clock=1900.0, throttle=CAPPED), {"roof_flop_per_s": 1.11 * PEAK}, "power"),
+        (result(0.9, clock=1900.0, throttle=CAPPED), {"roof_flop_per_s": 1.14 * PEAK}, "mixed"),
+        (result(0.9), {"clock_flop_per_s": 1.5 * PEAK, "measured_flop_per_s": PEAK}, "compute"),
+        (result(0.79, clock=1900.0, throttle=CAPPED), {}, "mixed"),
+        (result(0.81, clock=1900.0, throttle=CAPPED), {}, "power"),
+        (result(0.4, size=4095), {}, "alignment"),
+        (result(0.41, size=4095), {}, "mixed"),
         # 11 x 10 tiles on 132 SMs are 83 % of a wave; 12 x 11 are all of it.
         (result(size=1280, tile=(128, 128, 64)), {}, "waves"),
         (result(size=1536, tile=(128, 128, 64)), {}, "waves"),  # 144 tiles: 2 waves, 55 %
@@ -117,9 +121,9 @@ def test_reasons_have_the_shares_that_they_speak_of() -> None:
     found = result(0.47)
     _, why = explain(found, limits, run_of(found))
     assert {47, 7, 23} <= set(numbers(why))
-    found = result(0.55, size=4095)
+    found = result(0.35, size=4095)
     _, why = explain(found, limits, run_of(found))
-    assert {4095, 8190, 55} <= set(numbers(why))
+    assert {4095, 8190, 35} <= set(numbers(why))
 
 
 def test_an_aligned_size_is_compared_with_where_it_is_near() -> None:

@@ -15,9 +15,9 @@ from microbench.results.types import Json, Run
 RUN = run_of([measured(case(512, "fp16", "cublas"), 37.0)])
 
 
-def timed(median_s: float, rounds: int) -> Json:
+def timed(median_s: float, rounds: int, number: int = 0) -> Json:
     """One process of a result, as its file has it."""
-    return {"number": 0, "rounds": rounds, "median_s": median_s, "sm_clock_mhz": 1980.0}
+    return {"number": number, "rounds": rounds, "median_s": median_s, "sm_clock_mhz": 1980.0}
 
 
 def changed(change: Callable[[Json], object], run: Run = RUN) -> Json:
@@ -38,6 +38,7 @@ def changed(change: Callable[[Json], object], run: Run = RUN) -> Json:
         {"processes": [timed(1e-6, 4)]},
         {"processes": [timed(0.0, 3)]},
         {"processes": [timed(-1.0, 3)]},
+        {"processes": [timed(1e-6, 1), timed(1e-6, 2)]},  # both of process 0
     ],
     ids=str,
 )  # fmt: skip
@@ -51,7 +52,7 @@ def test_what_cannot_be_is_refused(fields: Json) -> None:
     [
         {"ci95_s": [1e-6, 1e-6]}, {"ci95_s": None}, {"median_s": 1e-12},
         {"processes": [timed(1e-6, 3)]},
-        {"processes": [timed(1e-6, 1), timed(1e-9, 2)]},
+        {"processes": [timed(1e-6, 1), timed(1e-9, 2, 1)]},
         {"case": {"m": 1, "n": 1, "k": 1}}, {"unknown": 1},
     ],
     ids=str,
