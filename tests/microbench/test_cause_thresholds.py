@@ -97,12 +97,13 @@ CAPPED = ("power cap",)
         (result(0.41, size=4095), {}, "mixed"),
         # 11 x 10 tiles on 132 SMs are 83 % of a wave; 12 x 11 are all of it.
         (result(size=1280, tile=(128, 128, 64)), {}, "waves"),
-        (result(size=1536, tile=(128, 128, 64)), {}, "waves"),  # 144 tiles: 2 waves, 55 %
+        (result(size=2304, tile=(192, 192, 64)), {}, "waves"),  # 144 tiles: 2 waves, 55 %
+        (result(size=2816, tile=(192, 192, 64)), {}, "mixed"),  # 225 tiles: 2 waves, 85.2 %
+        (result(size=1536, tile=(128, 128, 64)), {}, "mixed"),  # two such may share an SM
         (result(size=1408, tile=(128, 128, 64)), {}, "mixed"),  # 121 tiles: 92 %
         (result(size=1344, tile=(128, 128, 64)), {}, "mixed"),  # 121 tiles
-        (result(size=1536, tile=(128, 64, 64)), {}, "mixed"),  # two such share an SM
-        (result(size=1536, tile=(128, 127, 64)), {}, "mixed"),
-        (result(size=1536, tile=(129, 128, 64)), {}, "waves"),
+        (result(size=1536, tile=(128, 64, 64)), {}, "mixed"),  # four such may
+        (result(size=1536, tile=(127, 256, 64)), {}, "waves"),  # 78 tiles
         (result(size=512, tile=(128, 64, 64)), {}, "waves"),  # too few to share any
     ],
 )  # fmt: skip
@@ -215,14 +216,15 @@ def test_peaks_are_those_of_the_case() -> None:
     assert limits.clock_flop_per_s == 4096 * 132 * 1500e6
     assert limits.measured_flop_per_s == 700e12
     assert limits.fp32_flop_per_s == 50e12
-    assert limits.compute_s == pytest.approx(found.flops / 700e12)
+    assert limits.roof_flop_per_s == limits.clock_flop_per_s  # no instruction was measured
+    assert limits.compute_s == pytest.approx(found.flops / (4096 * 132 * 1500e6))
     assert limits.memory_s == pytest.approx(found.min_bytes / 4e12)
     assert limits.floor_s == 4e-6
 
 
 def test_an_instruction_counts_at_the_clock_of_the_case() -> None:
     found = limits_for(result(clock=1500.0), run_of(ceilings=(*BASE, INSTRUCTION)))
-    assert found.measured_flop_per_s == 4000 * 132 * 1500e6
+    assert found.measured_flop_per_s == found.roof_flop_per_s == 4000 * 132 * 1500e6
     without = replace(INSTRUCTION, flop_per_clock=None)
     found = limits_for(result(clock=1500.0), run_of(ceilings=(*BASE, without)))
     assert found.measured_flop_per_s == 900e12
@@ -268,4 +270,6 @@ def test_tensor_cores_are_proved_above_that_rate_only() -> None:
 @pytest.mark.parametrize("capability", ["", "x", "9", "9.x", "x.0", None])
 def test_a_gpu_of_no_known_capability_has_no_peak_at_its_clock(capability: str | None) -> None:
     run = run_of(ceilings=BASE, capability=capability)
-    assert limits_for(result(), run).clock_flop_per_s is None
+    limits = limits_for(result(), run)
+    assert limits.clock_flop_per_s is None
+    assert limits.roof_flop_per_s == 700e12  # the largest GEMM

@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from kernels.case import Case
+from microbench.libraries import libraries_beside_own, summaries
 from microbench.results.types import Measurement, Ratio, Result, Run
-from microbench.verdict import asked_for, library_beside, verdict
+from microbench.verdict import asked_for, verdict
 
 SIZES = tuple(100 * i for i in range(1, 10))
 
@@ -96,13 +97,14 @@ def test_own_kernels_stand_beside_the_library() -> None:
     rows = [result(size, backend="my:own", beside=gain) for size, gain in ((100, 0.5), (200, 2.0))]
     library = [result(size) for size in (100, 200)]
     run = run_of(*library, *rows)
-    assert library_beside(run) == "cublas"
-    assert library_beside(run_of(*library)) is None
-    assert library_beside(run_of(*rows)) is None
+    assert libraries_beside_own(run) == ["cublas"]
+    assert libraries_beside_own(run_of(*library)) == []
+    (found,) = summaries(run)
+    assert (found.mean, found.least.result, found.most.result) == (pytest.approx(1), *rows)
     first = next(line for line in verdict(run) if line.startswith("my:own"))
     assert numbers(first) == [1.0, 2, 0.5, 100, 2, 200]
     alone = next(line for line in verdict(run_of(library[0], rows[0])) if line.startswith("my:"))
-    assert numbers(alone) == [0.5, 100]
+    assert numbers(alone) == [0.5, 1, 100]  # of 1 size
 
 
 def test_what_was_asked_for_is_all_but_the_baselines() -> None:
