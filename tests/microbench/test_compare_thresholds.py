@@ -176,5 +176,5 @@ def test_runs_with_nothing_in_common_are_told_what_sets_them_apart() -> None:
     small = run_of(timed(1e-3))
     (result,) = small.results
     large = replace(result, case=replace(result.case, dims=dict.fromkeys("mnk", 4096)))
-    with pytest.raises(UserError, match="64 in A, .*4096 in B"):
+    with pytest.raises(UserError, match=r"64 in A, .*4096 in B"):
         compare(small, replace(small, results=(large,)))
