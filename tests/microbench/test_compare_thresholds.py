@@ -161,8 +161,8 @@ def test_a_version_concerns_the_cases_that_it_names(
     ("a", "b", "said"), [("skipped", "ok", "A"), ("ok", "skipped", "B"), ("failed", "skipped", "A")]
 )
 def test_the_run_without_a_time_is_named(a: str, b: str, said: str) -> None:
-    runs = [run_of(timed(1e-3) if status == "ok" else None, status) for status in (a, b)]
-    (row,) = compare(*runs).rows
+    ours, theirs = (run_of(timed(1e-3) if s == "ok" else None, s) for s in (a, b))
+    (row,) = compare(ours, theirs).rows
     assert row.reason.split()[-1] == said
 
 

@@ -90,7 +90,7 @@ def test_a_time_that_is_not_positive_has_no_interval(blocks: list[list[float]]) 
 def test_each_side_must_have_as_many_rounds() -> None:
     for counts in ((3, 2), (2, 3), (0, 1), (1, 0), (0, 0)):
         with pytest.raises(ValueError, match="rounds"):
-            ratio_interval(*([[1.0]] * count for count in counts))
+            ratio_interval([[1.0]] * counts[0], [[1.0]] * counts[1])
 
 
 def test_sampling_stops_at_half_a_per_cent() -> None:
