@@ -45,3 +45,21 @@ def test_what_was_not_looked_up_has_the_least() -> None:
 
 def test_tiles_are_copied_by_descriptor_since_hopper() -> None:
     assert [has_tma(each) for each in ((8, 9), (9, 0), (10, 0), (12, 0))] == [False, *[True] * 3]
+
+
+@pytest.mark.parametrize(
+    ("capability", "threads", "accumulators", "shared", "blocks"),
+    [
+        ((9, 0), 256, 128, 0, 1),  # 184 registers a thread
+        ((9, 0), 128, 72, 0, 4),  # 128
+        ((9, 0), 129, 300, 0, 1),  # 255: one more would let two in
+        ((9, 0), 32, 8, 99 * 1024, 2),  # of 228 KB, and 1 KB for each block
+        ((9, 0), 1024, 255, 10**6, 1),
+        ((7, 0), 128, 72, 0, 4),
+        ((7, 0), 32, 8, 48 * 1024, 2),  # of 96 KB, nothing taken
+    ],
+)
+def test_blocks_share_the_registers_and_the_memory_of_an_sm(
+    capability: Capability, threads: int, accumulators: float, shared: int, blocks: int
+) -> None:
+    assert architecture(capability).blocks_per_sm(threads, accumulators, shared) == blocks

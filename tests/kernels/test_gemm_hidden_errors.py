@@ -10,10 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.case import Case, Target
+from kernels.case import Candidate, Case, Target
 from kernels.checking import CHECKSUM_SLACK, random_signs
 from kernels.gemm import check
-from kernels.gemm.check import checksum_error, hidden_error
+from kernels.gemm.check import checksum_error, hidden_error, launch_poisoned
 from kernels.gemm.operands import OperandPool, Operands
 
 CPU = Target("cpu", "a CPU", None, 2)
@@ -94,3 +94,19 @@ def test_what_no_sampled_line_shows_is_found_by_either_checksum(
     torch.manual_seed(SEED)
     found = hidden_error(operands, reference, reference)
     assert found == pytest.approx(max(sums) / size / CHECKSUM_SLACK)
+
+
+@pytest.mark.parametrize("allocates", [False, True])
+def test_a_result_of_its_own_memory_is_allocated_where_poison_was_left(
+    allocates: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operands = wrong(8, 8, 8, 0.0, column=False)
+    poisoned: list[int] = []
+    monkeypatch.setattr(check, "poison", lambda tensor: poisoned.append(tensor.data_ptr()))
+    product = operands.a @ operands.b
+    candidate = Candidate("torch", lambda: product, allocates=allocates)
+    assert torch.equal(launch_poisoned(operands, candidate).c, product)
+    own, *others = poisoned
+    assert own == operands.c.data_ptr()
+    assert len(others) == allocates
+    assert own not in others

@@ -97,12 +97,13 @@ CAPPED = ("power cap",)
         (result(0.41, size=4095), {}, "mixed"),
         # 11 x 10 tiles on 132 SMs are 83 % of a wave; 12 x 11 are all of it.
         (result(size=1280, tile=(128, 128, 64)), {}, "waves"),
-        (result(size=1536, tile=(128, 128, 64)), {}, "waves"),  # 144 tiles: 2 waves, 55 %
+        (result(size=2304, tile=(192, 192, 64)), {}, "waves"),  # 144 tiles: 2 waves, 55 %
+        (result(size=2816, tile=(192, 192, 64)), {}, "mixed"),  # 225 tiles: 2 waves, 85.2 %
+        (result(size=1536, tile=(128, 128, 64)), {}, "mixed"),  # two such may share an SM
         (result(size=1408, tile=(128, 128, 64)), {}, "mixed"),  # 121 tiles: 92 %
         (result(size=1344, tile=(128, 128, 64)), {}, "mixed"),  # 121 tiles
-        (result(size=1536, tile=(128, 64, 64)), {}, "mixed"),  # two such share an SM
-        (result(size=1536, tile=(128, 127, 64)), {}, "mixed"),
-        (result(size=1536, tile=(129, 128, 64)), {}, "waves"),
+        (result(size=1536, tile=(128, 64, 64)), {}, "mixed"),  # four such may
+        (result(size=1536, tile=(127, 256, 64)), {}, "waves"),  # 78 tiles
         (result(size=512, tile=(128, 64, 64)), {}, "waves"),  # too few to share any
     ],
 )  # fmt: skip
@@ -191,6 +192,7 @@ def test_no_waves_without_a_tile_or_a_gpu() -> None:
 BASE = (
     Ceiling("a shorter time", "measured", "fp16", seconds=1e-9),
     Ceiling("memory", "measured", byte_per_s=4e12),
+    Ceiling("z", "measured", "fp16", seconds=1e-9),
     Ceiling("memory", "measured", byte_per_s=9e12, working_set=2 * 10**6),
     Ceiling("memory", "measured", byte_per_s=8e12, working_set=4 * 10**6),
     Ceiling("memory", "measured", byte_per_s=11e12, working_set=10**5),
@@ -215,14 +217,15 @@ def test_peaks_are_those_of_the_case() -> None:
     assert limits.clock_flop_per_s == 4096 * 132 * 1500e6
     assert limits.measured_flop_per_s == 700e12
     assert limits.fp32_flop_per_s == 50e12
-    assert limits.compute_s == pytest.approx(found.flops / 700e12)
+    assert limits.roof_flop_per_s == limits.clock_flop_per_s  # no instruction was measured
+    assert limits.compute_s == pytest.approx(found.flops / (4096 * 132 * 1500e6))
     assert limits.memory_s == pytest.approx(found.min_bytes / 4e12)
     assert limits.floor_s == 4e-6
 
 
 def test_an_instruction_counts_at_the_clock_of_the_case() -> None:
     found = limits_for(result(clock=1500.0), run_of(ceilings=(*BASE, INSTRUCTION)))
-    assert found.measured_flop_per_s == 4000 * 132 * 1500e6
+    assert found.measured_flop_per_s == found.roof_flop_per_s == 4000 * 132 * 1500e6
     without = replace(INSTRUCTION, flop_per_clock=None)
     found = limits_for(result(clock=1500.0), run_of(ceilings=(*BASE, without)))
     assert found.measured_flop_per_s == 900e12
@@ -268,4 +271,47 @@ def test_tensor_cores_are_proved_above_that_rate_only() -> None:
 @pytest.mark.parametrize("capability", ["", "x", "9", "9.x", "x.0", None])
 def test_a_gpu_of_no_known_capability_has_no_peak_at_its_clock(capability: str | None) -> None:
     run = run_of(ceilings=BASE, capability=capability)
-    assert limits_for(result(), run).clock_flop_per_s is None
+    limits = limits_for(result(), run)
+    assert limits.clock_flop_per_s is None
+    assert limits.roof_flop_per_s == 700e12  # the largest GEMM
+
+
+@pytest.mark.parametrize(
+    ("size", "kind", "l2", "stays"),
+    [(1000, "cuda", "warm", True), (1001, "cuda", "warm", False), (1000, "cuda", "cold", False),
+     (1000, "cpu", "warm", False), (1000, "mps", "warm", False)],
+)  # fmt: skip
+def test_what_fits_into_a_warm_l2_stays_there(size: int, kind: str, l2: str, stays: bool) -> None:
+    found = result(min_bytes=size)
+    assert found.measurement
+    found = replace(found, measurement=replace(found.measurement, l2=l2))
+    limits = limits_for(found, run_of(ceilings=BASE[:2], kind=kind, l2_bytes=1000))
+    assert (limits.in_l2, limits.memory_s is None) == (stays, stays)
+    unknown = limits_for(replace(found, min_bytes=1), run_of(ceilings=BASE[:2], kind=kind))
+    assert not unknown.in_l2
+
+
+def test_tensor_cores_are_proved_by_operations_that_were_done() -> None:
+    limits = replace(MIDDLE, simt_flop_per_s=0.1 * PEAK)
+    dims = dict(n=8, c=64, h=14, w=14, k=64, r=3, s=3, stride=1, padding=1)
+    for backend, kernels, proved in (
+        ("cudnn", (), None), ("cudnn", (WORK,), True), ("triton", (), True),
+        ("cudnn", (WINOGRAD,), None),
+    ):  # fmt: skip
+        found = result(case=Case("conv", dims, "fp16", backend, "nhwc"), kernels=kernels)
+        assert tensor_core(found, limits) is proved
+    assert tensor_core(result(measurement=None), limits) is None
+
+
+def test_reasons_of_launches_traffic_and_neighbours_have_their_numbers() -> None:
+    def said(found: Result, *others: Result, **shares: float) -> set[float]:
+        limits = replace(MIDDLE, **of_time(**shares))  # type: ignore[arg-type]
+        return set(numbers(explain(found, limits, run_of(found, *others))[1]))
+
+    assert 9 in said(result(), floor=0.41, compute=0.06, memory=0.03)
+    assert 48 in said(result(), memory=0.483)
+    assert 0.5 in said(result(flops=540_000), memory=0.6, compute=0.1)
+    odd = result(0.3, size=4095, flops=2 * 4095**3)
+    near = [result(size=size, flops=2 * size**3) for size in (4000, 4088, 4000)]
+    assert 4088 in said(odd, *near)
+    assert bound(result(precision="fp64"), fp32_flop_per_s=5.1 * PEAK) == "mixed"

@@ -9,7 +9,14 @@ import pytest
 
 from kernels.case import Case
 from microbench.errors import UserError
-from microbench.results.comparison import compare, parse_threshold
+from microbench.results import comparison
+from microbench.results.comparison import (
+    ANOTHER_CARD,
+    SAME_CARD,
+    compare,
+    method_changed,
+    parse_threshold,
+)
 from microbench.results.judging import Learnt, judge, noise_of, ratio_between
 from microbench.results.types import Measurement, ProcessTime, Result, Run
 from microbench.timing.processes import Usual
@@ -134,3 +141,40 @@ def test_a_threshold_is_above_0_and_at_most_1000_per_cent(text: str, pct: float)
     for wrong in ("1000.1", "0", "0.0", ".", "00", "-1"):
         with pytest.raises(UserError):
             parse_threshold(wrong)
+
+
+@pytest.mark.parametrize(
+    ("where", "concerned"), [({}, False), ({"kernel": ""}, True), ({"kernel": "group"}, True),
+                             ({"train": ""}, False)],
+)  # fmt: skip
+def test_a_version_concerns_the_cases_that_it_names(
+    where: dict[str, str], concerned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparison, "METHODS", {1: {}, 2: where, 3: {}})
+    case = run_of(timed(1e-3)).results[0].case
+    for versions, between in (((1, 2), True), ((1, 3), True), ((2, 3), False), ((2, 2), False)):
+        for a, b in (versions, versions[::-1]):
+            assert method_changed(case, a, b) == (concerned and between)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "said"), [("skipped", "ok", "A"), ("ok", "skipped", "B"), ("failed", "skipped", "A")]
+)
+def test_the_run_without_a_time_is_named(a: str, b: str, said: str) -> None:
+    ours, theirs = (run_of(timed(1e-3) if s == "ok" else None, s) for s in (a, b))
+    (row,) = compare(ours, theirs).rows
+    assert row.reason.split()[-1] == said
+
+
+def test_cards_are_the_same_by_name_alone() -> None:
+    runs = {card: run_of(timed(1e-3), device={"name": "a GPU", "card": card}) for card in "ab"}
+    for a, b in ("aa", "ab", "ba"):
+        assert compare(runs[a], runs[b]).card == (SAME_CARD if a == b else ANOTHER_CARD)
+
+
+def test_runs_with_nothing_in_common_are_told_what_sets_them_apart() -> None:
+    small = run_of(timed(1e-3))
+    (result,) = small.results
+    large = replace(result, case=replace(result.case, dims=dict.fromkeys("mnk", 4096)))
+    with pytest.raises(UserError, match=r"64 in A, .*4096 in B"):
+        compare(small, replace(small, results=(large,)))

@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 from microbench.timing.stats import (
     MAX_INTERVAL_PCT,
+    excludes_one,
     half_width_pct,
     median_interval,
     ratio_interval,
+    share_interval,
     t_quantile,
 )
 
@@ -88,8 +90,68 @@ def test_a_time_that_is_not_positive_has_no_interval(blocks: list[list[float]]) 
 def test_each_side_must_have_as_many_rounds() -> None:
     for counts in ((3, 2), (2, 3), (0, 1), (1, 0), (0, 0)):
         with pytest.raises(ValueError, match="rounds"):
-            ratio_interval(*([[1.0]] * count for count in counts))
+            ratio_interval([[1.0]] * counts[0], [[1.0]] * counts[1])
 
 
 def test_sampling_stops_at_half_a_per_cent() -> None:
     assert MAX_INTERVAL_PCT == 0.5
+
+
+def half_in_logarithms(medians: list[float], tick_s: float) -> float:
+    """By hand: rounds are correlated by r, which is weighted by how well it explains them."""
+    logs, n = np.log(medians), len(medians)
+    weights, variances = [], []
+    for r in np.arange(9) / 10:
+        correlations = r ** np.abs(np.subtract.outer(np.arange(n), np.arange(n)))
+        inverse = np.linalg.inv(correlations)
+        known = inverse.sum()
+        residuals = logs - (inverse @ logs).sum() / known
+        squares = residuals @ inverse @ residuals
+        determinant = np.linalg.det(correlations)
+        likelihood = 1 / math.sqrt(determinant * known * squares ** (n - 1))
+        weights.append(math.exp(-r / 0.12) * likelihood)
+        variances.append(squares / (n - 1) * correlations.sum() / n**2)
+    noise = t_quantile(0.95, n - 1) * math.sqrt(np.average(variances, weights=weights))
+    ticks2 = max(0.0, float(np.var(medians, ddof=1)) / tick_s**2 - 1 / 12)
+    rounding = tick_s / 2 * math.exp(-2 * math.pi**2 * ticks2) / float(np.mean(medians))
+    return math.hypot(noise, rounding)
+
+
+@pytest.mark.parametrize("tick_s", [1e-9, 0.05, 0.1, 0.2])
+@pytest.mark.parametrize(
+    "medians",
+    [[1.0, 1.1], [1.0, 1.02, 0.97], [1.0, 1.01, 1.02, 1.04, 1.05], [0.9, 1.1, 0.9, 1.1, 0.95, 1.0]],
+)
+def test_an_interval_is_that_of_the_method(medians: list[float], tick_s: float) -> None:
+    found = median_interval([[each] for each in medians], tick_s)
+    assert found is not None
+    half = half_in_logarithms(medians, tick_s)
+    centre = float(np.median(medians))
+    assert found == pytest.approx((centre * math.exp(-half), centre * math.exp(half)), rel=1e-6)
+
+
+@pytest.mark.parametrize("logs", [[0.0, 0.1], [0.0, 0.1, -0.05], [0.3, 0.1, 0.2, 0.25]])
+def test_a_ratio_is_that_of_students_t(logs: list[float]) -> None:
+    ratio, found = ratio_interval([[math.exp(log)] for log in logs], [[1.0]] * len(logs))
+    half = T_TABLE[0.95, len(logs) - 1] * float(np.std(logs, ddof=1)) / len(logs) ** 0.5
+    assert found is not None
+    assert found == pytest.approx((ratio * math.exp(-half), ratio * math.exp(half)), rel=1e-4)
+
+
+@given(st.integers(1, 300), st.floats(0, 1))
+def test_the_ends_of_a_share_are_where_chance_would_just_allow_it(tries: int, part: float) -> None:
+    """Wilson's interval by its meaning: at each end the share seen is 1.96 errors away."""
+    hits = round(part * tries)
+    low, high = share_interval(hits, tries)
+    assert 0 <= low <= hits / tries + 1e-12
+    assert hits / tries - 1e-12 <= high <= 1
+    for end, unlike in ((low, hits), (high, tries - hits)):
+        error = 1.95996 * math.sqrt(end * (1 - end) / tries)
+        assert abs(hits / tries - end) == pytest.approx(error, rel=1e-3, abs=1e-7) or not unlike
+
+
+def test_an_interval_that_ends_at_1_shows_no_difference() -> None:
+    for interval, shown in (
+        ((1.0, 1.2), False), ((0.8, 1.0), False), ((1.01, 1.2), True), ((0.8, 0.99), True),
+    ):  # fmt: skip
+        assert excludes_one(interval) == shown

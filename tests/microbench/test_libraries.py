@@ -113,3 +113,31 @@ def test_published_runs_say_which_sizes_were_tuned() -> None:
         "true": 12, "false": 6
     }  # fmt: skip
     assert {row["tuned"] for row in rows if row["backend"] == "cublas"} == {""}
+
+
+@pytest.mark.parametrize(
+    ("ratios", "against"),
+    [({"cublas": 1.0}, {"cublas"}), ({"cublas": 1.0, "cublaslt": 2.0}, {"cublas", "cublaslt"})],
+)
+def test_the_libraries_that_were_measured_are_named(
+    ratios: Mapping[str, float], against: set[str]
+) -> None:
+    (found,) = summaries(run_of(gemm(512, ratios, tuned=False)))
+    assert {*found.against.split()} & {"cublas", "cublaslt"} == against
+
+
+@pytest.mark.parametrize("backend", ["my:gemm", "zoo:gemm"])
+def test_only_what_is_tuned_is_said_to_be_or_not(backend: str) -> None:
+    (found,) = summaries(run_of(gemm(512, {"cublas": 1.0}, backend)))
+    assert found.count() == "1 size"
+    for sizes, verb in (((NEAR,), "was"), ((NEAR, 1200), "were")):
+        own = [gemm(size, {"cublas": 1.0}, tuned=False) for size in sizes]
+        (found,) = summaries(run_of(*own))
+        assert verb in found.count().split()
+
+
+def test_what_else_is_summed_up_apart_is_named() -> None:
+    run = run_of(gemm(512, {"cublas": 1.0}), gemm(256, {"cublas": 3.0}))
+    apart = summaries(run, lambda result: f"k={result.case.dim('k')}")
+    assert ["k=512" in sentence(found) for found in apart] == [True, False]
+    assert [found.mean for found in apart] == pytest.approx([1.0, 3.0])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kernels.case import Case
-from microbench.results.merging import merged
+from microbench.results.merging import merged, ratio_of_processes
 from microbench.results.types import Measurement, ProcessTime, Ratio, Result
 
 FP32 = Case("gemm", dict.fromkeys("mnk", 512), "fp32", "cublas")
@@ -72,6 +72,7 @@ def test_ratios_are_means_over_processes_of_what_took_the_same_turns() -> None:
     assert fp16.vs_backend["triton"].ratio == pytest.approx(0.5**0.5)  # of 1/2 and 1
     assert triton.vs_backend["cublas"].ratio == pytest.approx(2**0.5)
     assert fp32.speedup["fp16"].ratio == pytest.approx(0.25)
+    assert set(triton.vs_backend) == {"cublas"}  # and none over itself
     assert "fp16" not in triton.speedup  # the same precision
     assert set(fp32.speedup) == {"old", "fp16"}  # a ratio over Triton's kernel is none
     assert fp16.speedup["fp32"].ci95 is not None
@@ -97,6 +98,35 @@ def test_a_process_in_which_one_missed_a_turn_gives_no_ratio() -> None:
     assert set(found[1].speedup) == {"old"}
     found = merged(found, [result(FP32, [6.0], [6.0]), result(FP16, [1.0], [1.0])], 2)
     assert found[1].speedup["fp32"].ratio == pytest.approx((2 * 6) ** 0.5)
+
+
+def test_one_that_missed_a_turn_leaves_the_others_their_ratio() -> None:
+    def arms(*fp32: float) -> list[Result]:
+        blocks = [[seconds] for seconds in fp32]
+        return [result(FP32, *blocks), result(FP16, [4.0], [4.0]), result(TRITON, [2.0], [2.0])]
+
+    fp32, fp16, triton = merged(arms(8.0, 8.0), arms(8.0), 1)
+    assert triton.vs_backend["cublas"].ratio == pytest.approx(2.0)
+    assert set(triton.speedup) == set(fp16.speedup) == set(fp32.speedup) == {"old"}
+
+
+def test_a_ratio_of_one_process_is_over_its_rounds() -> None:
+    def both(*processes: list[float]) -> Measurement:
+        (found,) = before = [result(FP16, *([t] for t in processes[0]))]
+        for number, times in enumerate(processes[1:], 1):
+            (found,) = before = merged(before, [result(FP16, *([t] for t in times))], number)
+        return measurement_of(found)
+
+    once = ratio_of_processes(both([8.0, 2.0]), both([1.0, 1.0]))
+    assert once is not None
+    assert once.ratio == pytest.approx(4.0)  # of 8 and 2
+    assert once.ci95 is not None
+    assert once.ci95[0] < 1 < 16 < once.ci95[1]
+    thrice = ratio_of_processes(both([8.0], [2.0], [4.0]), both([1.0], [1.0], [1.0]))
+    assert thrice is not None
+    assert thrice.ratio == pytest.approx(4.0)
+    assert thrice.ci95 is not None
+    assert ratio_of_processes(both([1.0, 1.0]), both([1.0])) is None
 
 
 def test_what_was_skipped_stays_skipped() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from microbench.results import read_run
 from microbench.timing.processes import (
     FEWEST_CASES,
     USUAL,
@@ -24,6 +26,7 @@ from microbench.timing.processes import (
 )
 from microbench.timing.stats import t_quantile
 
+H200 = Path(__file__).parents[2] / "results" / "nvidia-h200"
 EULER = 0.57721566490153
 COVERED = (0.93, 0.97)  # of 95 % intervals, that hold
 TRIES = 4000
@@ -169,3 +172,33 @@ def test_a_ratio_over_processes_is_of_the_geometric_means() -> None:
     assert ratio == pytest.approx(4.0)
     half = 1.96 * 0.1 * math.sqrt(1 / 2 + 1 / 3)
     assert (math.log(low / 4), math.log(high / 4)) == pytest.approx((-half, half), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("x", "value"), [(25.0, 0.0408106633), (1000.0, 1.0005001666666e-3), (1e5, 1.00000500002e-5)]
+)
+def test_trigamma_of_large_numbers_is_that_of_its_series(x: float, value: float) -> None:
+    assert trigamma(x) == pytest.approx(value, rel=1e-6)
+
+
+@pytest.mark.parametrize("spread", [1.5, 2.0, 4.0])
+@pytest.mark.parametrize("degrees", [2, 6])
+def test_the_degrees_explain_the_spread_exactly(spread: float, degrees: int) -> None:
+    logs = spread * np.resize([-1.0, 1.0], 10)
+    found = usual_of([Variance(math.exp(log), degrees) for log in logs])
+    beyond = float(np.var(logs, ddof=1)) - trigamma(degrees / 2)
+    assert trigamma(found.degrees / 2) == pytest.approx(beyond, rel=1e-4)
+    own, usual = (digamma(d / 2) - math.log(d / 2) for d in (degrees, found.degrees))
+    assert math.log(found.value) == pytest.approx(usual - own, abs=1e-4)
+
+
+def test_what_was_usual_before_is_that_of_the_published_runs() -> None:
+    runs = [read_run(H200 / f"processes-{op}.json") for op in ("gemm", "conv")]
+    timed = [result.measurement for run in runs for result in run.results if result.measurement]
+    found = usual_of([
+        variance_between([process.median_s for process in each.processes], each.timer_resolution_s)
+        for each in timed
+        if len(each.processes) > 1
+    ])  # fmt: skip
+    assert math.sqrt(USUAL.value) == pytest.approx(math.sqrt(found.value), rel=0.1)
+    assert USUAL.degrees == pytest.approx(found.degrees, rel=0.1)

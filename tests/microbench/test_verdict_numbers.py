@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from kernels.case import Case
+from microbench.libraries import libraries_beside_own, summaries
 from microbench.results.types import Measurement, Ratio, Result, Run
-from microbench.verdict import asked_for, library_beside, verdict
+from microbench.verdict import asked_for, verdict
 
 SIZES = tuple(100 * i for i in range(1, 10))
 
@@ -96,13 +97,14 @@ def test_own_kernels_stand_beside_the_library() -> None:
     rows = [result(size, backend="my:own", beside=gain) for size, gain in ((100, 0.5), (200, 2.0))]
     library = [result(size) for size in (100, 200)]
     run = run_of(*library, *rows)
-    assert library_beside(run) == "cublas"
-    assert library_beside(run_of(*library)) is None
-    assert library_beside(run_of(*rows)) is None
+    assert libraries_beside_own(run) == ["cublas"]
+    assert libraries_beside_own(run_of(*library)) == []
+    (found,) = summaries(run)
+    assert (found.mean, found.least.result, found.most.result) == (pytest.approx(1), *rows)
     first = next(line for line in verdict(run) if line.startswith("my:own"))
     assert numbers(first) == [1.0, 2, 0.5, 100, 2, 200]
     alone = next(line for line in verdict(run_of(library[0], rows[0])) if line.startswith("my:"))
-    assert numbers(alone) == [0.5, 100]
+    assert numbers(alone) == [0.5, 1, 100]  # of 1 size
 
 
 def test_what_was_asked_for_is_all_but_the_baselines() -> None:
@@ -119,3 +121,39 @@ def test_the_price_is_of_the_largest_size_that_both_have() -> None:
     assert [float(found) for found in re.findall(r"\d\.\de-\d+", last)] == [2e-4, 2e-7]
     without = verdict(run_of(*(replace(base, total_error=None) for base in bases), *rows))
     assert not re.search(r"e-\d", "\n".join(without))
+
+
+def with_interval(size: int, ratio: float, low: float, high: float) -> Result:
+    return replace(result(size), speedup={"fp32": Ratio(ratio, (low, high))})
+
+
+def lines_of(*rows: Result) -> list[list[float]]:
+    bases = [result(int(row.case.dim("m")), "fp32") for row in rows]
+    return [numbers(line) for line in verdict(run_of(*bases, *rows))]
+
+
+def test_the_best_is_the_one_that_is_surely_faster() -> None:
+    rows = (with_interval(100, 2, 1.9, 2.1), with_interval(200, 3, 2.9, 3.1),
+            with_interval(300, 3.5, 1.1, 9))  # fmt: skip
+    assert lines_of(*rows) == [[2, 100, 3, 200]]
+
+
+def test_a_difference_as_small_as_noise_is_shown_with_its_interval() -> None:
+    close = with_interval(100, 1.25, 1.01, 1.5)
+    assert lines_of(close) == [[1.25, 1.01, 1.5, 100], [100, 1.25, 1.01, 1.5]]
+    slow = with_interval(100, 0.5, 0.4, 0.8)
+    assert lines_of(slow) == [[2, 100], [100, 2]]
+
+
+def test_one_round_at_the_largest_size_leaves_it_open() -> None:
+    once = replace(result(200), speedup={"fp32": Ratio(4.0, None)})
+    assert lines_of(with_interval(100, 0.5, 0.4, 0.8), once)[0] == [4, 200]
+    first = replace(result(100), speedup={"fp32": Ratio(0.8, None)})
+    known = lines_of(first, with_interval(200, 0.5, 0.4, 0.6))
+    assert known[0] == [1.25, 100]
+
+
+def test_the_price_is_against_fp32_at_that_very_size() -> None:
+    bases = [result(size, "fp32", error=size * 1e-9) for size in (300, 200, 100)]
+    last = verdict(run_of(*bases, result(200, gain=2.0, error=2e-4)))[-1]
+    assert [float(found) for found in re.findall(r"\d\.\de-\d+", last)] == [2e-4, 2e-7]
