@@ -12,6 +12,7 @@ import pytest
 
 from e2e.results.types import Training
 from microbench.requests import GEMM_PROCESSES
+from microbench.results.ceilings import CeilingResult
 from microbench.results.judging import CPU_BOUND_PCT, LEAST_PCT, NOISE_PCT, NOISE_S
 from microbench.results.kinds import KINDS
 from microbench.results.runfile import read_run
@@ -209,3 +210,13 @@ def anchors(page: Path) -> set[str]:
     """The names by which GitHub links to a page's headings."""
     titles = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+def test_the_ceilings_are_the_run_file_s_own() -> None:
+    found = {one.case.key: one for one in read_run(H200 / "ceilings.json").of(CeilingResult)}
+    nominal = [one.nominal_pct or 0.0 for one in found.values() if one.case.name == "wgmma"]
+    assert len(nominal) == 7
+    assert 96 <= min(nominal) <= max(nominal) <= 100  # the target, and what cannot be exceeded
+    assert f"wgmma reaches {min(nominal):.0f} % of its nominal rate" in METHOD
+    read = next(one for one in found.values() if one.case.name == "DRAM read")
+    assert f"reading DRAM {(read.byte_per_s or 0) / 1e12:.2f} TB/s" in METHOD
