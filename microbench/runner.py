@@ -217,13 +217,18 @@ def missing(groups: Sequence[Group], run: Run, *, retry_skipped: bool = False) -
 
     A case is done when it was measured, or skipped (unless `retry_skipped`, as with a larger
     budget). A group with missing cases keeps its baselines, timed again beside them: a ratio needs
-    both interleaved.
+    both interleaved. A group that several processes measured is measured anew, whole: its cases
+    must have been in the same ones.
     """
     statuses = ("ok",) if retry_skipped else ("ok", "skipped")
     done = {result.case.key for result in run.results if result.status in statuses}
     left: list[Group] = []
     for group in groups:
         if all(case.key in done for case in group.cases):
+            continue
+        known = (run.by_key.get(case.key) for case in group.cases)
+        if any(result and result.measurement and result.measurement.processes for result in known):
+            left.append(group)
             continue
         library = {OPS[case.op].library_backend("cuda") for case in group.cases} | {"cpu"}
         left.append(

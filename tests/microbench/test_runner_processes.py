@@ -10,7 +10,7 @@ from samples.measuring import World, empty_run, group_of, keys, result_of
 
 from microbench.results.runfile import read_run
 from microbench.results.types import Result, Run
-from microbench.runner import InOrder, few_processes
+from microbench.runner import InOrder, few_processes, missing
 from microbench.sweep import Group
 from microbench.worker import WorkerDied
 
@@ -110,6 +110,21 @@ def test_a_resumed_run_gives_no_process_a_number_twice(world: World) -> None:
     run = again.runner(3).measure(InOrder([], 0.0), GROUPS)
     assert (numbers(run)[first], numbers(run)[other]) == ((0, 2, 3), (0, 1, 2, 3))
     assert read_run(world.path) == run
+
+
+def test_a_comparison_that_lacks_a_case_is_measured_anew_in_the_same_processes(
+    world: World,
+) -> None:
+    done = world.runner(2).measure(InOrder(GROUPS, 30.0), GROUPS)
+    lost = GROUPS[1].cases[-1]
+    kept = [result for result in done.results if result.case != lost]
+    failed = Result(lost, "failed", reason="hung")
+    again = World(world.path)
+    again.run = empty_run().with_results([*kept, failed])
+    left = missing(GROUPS, again.run)
+    assert left == [GROUPS[1]]
+    run = again.runner(2).measure(InOrder(left, 30.0), GROUPS)
+    assert numbers(run) == {case.key: (0, 1) for group in GROUPS for case in group.cases}
 
 
 def test_what_has_no_time_is_not_measured_again(world: World) -> None:
