@@ -7,7 +7,7 @@ import re
 import pytest
 
 from kernels.case import Case, Target
-from microbench.measure import LAUNCHES_NEEDED, Estimator, TooLong
+from microbench.estimate import LAUNCHES_NEEDED, Estimator, TooLong
 
 CPU = Target("cpu", "a CPU", None, 2)
 
