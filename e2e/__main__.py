@@ -10,17 +10,8 @@ from typing import Any
 import click
 
 from e2e.case import SCHEMAS
-from microbench.command_line import (
-    FILE,
-    NO_NETWORK,
-    REST,
-    Command,
-    Named,
-    Outputs,
-    click_options,
-    run_app,
-    said,
-)
+from microbench.command_line import FILE, REST, Outputs, click_options, run_app, said
+from microbench.resumed_command import NO_NETWORK, Command, Named
 
 FIRST = "train"  # what the first word means when it is no command: a network to train
 

@@ -12,8 +12,6 @@ import click
 from microbench.command_line import (
     FILE,
     REST,
-    Command,
-    Named,
     Outputs,
     Row,
     Said,
@@ -33,6 +31,7 @@ from microbench.requests import (
     PayoffRequest,
     request_of,
 )
+from microbench.resumed_command import Command, Named
 
 DEVICE = options_of(Conditions)["device"].click()
 BUDGET = options_of(Conditions)["budget"].click()

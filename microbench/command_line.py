@@ -1,13 +1,11 @@
 """The parts that all command lines share: options declared as fields, and how a program ends.
 
 An option is one field of a dataclass: `field(default=..., metadata=option("Its help"))`. The click
-option, the check of its value and what a resumed run must agree on are derived from it. A command
-with --resume takes options that are not given from the command in the run file.
+option, the check of its value and what a resumed run must agree on are derived from it.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +15,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import click
-from click.core import ParameterSource
 
 from microbench.errors import NothingMeasured, UserError
 
@@ -25,16 +22,6 @@ FILE = click.Path(path_type=Path)
 OPTION = "option"  # the key of a field's metadata
 MAX_SEED = 2**31
 MAX_PROCESSES = 100
-SCREEN = ("json", "csv", "chart", "html", "verbose", "quiet")  # of a call, not of a run
-# Commands with --resume, as run files keep them; a word that is none is a network to train.
-COMMANDS = (
-    "gemm", "conv", "payoff", "layers", "train", "predict", "validate", "validate-predictions",
-    "stalls", "loader", "ceilings",
-)  # fmt: skip
-IMPLIED = "train"
-# Options whose values may have a path after the colon: "folder:/data/imagenet".
-PLACES = {"data": ("folder", "cifar10"), "network": ("hf",), "network_name": ("hf",)}
-NO_NETWORK = "no NETWORK given, for example resnet50 (`halfway list`) or your own module:function"
 AS_FIELD = object()  # in place of a default: the field's own
 
 Check = Callable[[str, Any], None]  # the option as it is written, its value; raises UserError
@@ -116,119 +103,6 @@ def _both(first: Callable[..., Any], second: Callable[..., Any]) -> Callable[...
         return first(second(decorated))
 
     return decorate
-
-
-class Named(click.Argument):
-    """An argument that is required, unless --resume takes it from the run file."""
-
-    def __init__(self, *words: Any, **said: Any) -> None:
-        super().__init__(*words, **{**said, "required": False})
-
-
-class Command(click.Command):
-    """A command that applies switches, and with --resume continues the run file's own command.
-
-    `either` are sets of alternative options: where one is given, none of the others is taken from
-    the run file.
-    """
-
-    either: ClassVar[Sequence[frozenset[str]]] = ()
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse, then apply switches and --resume.
-
-        UsageError for options that conflict or are missing, UserError for a run file whose command
-        is not enough to continue with.
-        """
-        rest = super().parse_args(ctx, args)
-        for param in self.params:
-            if isinstance(param, Switch) and ctx.params.pop(str(param.name)):
-                _set_switch(ctx, param)
-        if not ctx.resilient_parsing:
-            if ctx.params.get("resume"):
-                self._take_from(ctx, ctx.params["resume"])
-            for param in self.params:
-                if isinstance(param, Named) and ctx.params[str(param.name)] is None:
-                    raise _missing(ctx, param)
-        return rest
-
-    def check_taken(self, path: Path, name: str, value: Any) -> None:
-        """UserError for a folder or file of which the run file has the name only."""
-        kind, colon, place = str(value).partition(":")
-        if colon and kind in PLACES.get(name, ()) and not Path(place).exists():
-            option = "--data" if name == "data" else "NETWORK"
-            raise UserError(f"--resume {path} keeps no paths: give {option} {kind}:PATH/{place}")
-
-    def _take_from(self, ctx: click.Context, path: Path) -> None:
-        """Take what was not written from the command that a run file keeps."""
-        given = {name for name in ctx.params if _is_given(ctx, name)}
-        known = self._kept(path, alone=given <= {"resume", *SCREEN})
-        for names in self.either:
-            given |= names if names & given else set()
-        for name, value in known.items():
-            if name not in given and name not in SCREEN:
-                self.check_taken(path, name, value)
-                ctx.params[name] = value
-                ctx.set_parameter_source(name, ParameterSource.DEFAULT_MAP)
-
-    def _kept(self, path: Path, *, alone: bool) -> dict[str, Any]:
-        """The options that the command of a run file was given; none where it is of another one.
-
-        `alone`: nothing else says what to measure, so that a command which is not understood is a
-        UserError. A file that cannot be read is what the command complains about.
-        """
-        words = _words_kept(path)
-        if words is None:
-            return {}
-        first, *rest = words or [""]
-        if first.removesuffix("-predictions") == self.name:
-            words = rest
-        elif first in COMMANDS or self.name != IMPLIED:
-            if alone and first not in COMMANDS:
-                raise UserError(f"--resume {path} keeps no command; give its options too")
-            return {}
-        try:
-            found = self.make_context(str(self.name), list(words))
-        except (click.ClickException, click.exceptions.Exit) as error:
-            if not alone:
-                return {}
-            why = error.format_message() if isinstance(error, click.ClickException) else "--help"
-            raise UserError(
-                f"--resume {path}: its command is not understood ({' '.join(why.split())}); give "
-                "its options too"
-            ) from None
-        return {name: value for name, value in found.params.items() if _is_given(found, name)}
-
-
-def _missing(ctx: click.Context, param: click.Parameter) -> click.ClickException:
-    path = ctx.params.get("resume")
-    if path is None:
-        return click.UsageError(NO_NETWORK, ctx=ctx)
-    return click.UsageError(f"--resume {path} names no {param.metavar}; give it too", ctx=ctx)
-
-
-def _set_switch(ctx: click.Context, switch: Switch) -> None:
-    of, value = switch.stands_for
-    if _is_given(ctx, of.name) and ctx.params[of.name] != value:
-        word, other = switch.opts[0], f"{of.words} {ctx.params[of.name]}"
-        raise click.UsageError(f"{word} is {of.words} {value}: leave out {other}", ctx=ctx)
-    ctx.params[of.name] = value
-    ctx.set_parameter_source(of.name, ParameterSource.COMMANDLINE)
-
-
-def _is_given(ctx: click.Context, name: str) -> bool:
-    return ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
-
-
-def _words_kept(path: Path) -> list[str] | None:
-    """What followed the program's name in the command of a run file; None for no run file."""
-    try:
-        document: Any = json.loads(path.read_text(encoding="utf-8"))
-        command: list[Any] = document["command"]
-        words = [str(word) for word in command]
-    except (OSError, ValueError, RecursionError, KeyError, TypeError):
-        return None
-    return words[3:] if words[:2] == ["python", "-m"] else words[1:]
 
 
 def option(
