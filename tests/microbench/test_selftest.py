@@ -589,6 +589,6 @@ def test_the_command_on_a_cpu(tmp_path: Path) -> None:
     assert document["counted"] >= 4
     assert f"{document['right']} of {document['counted']} diagnosed correctly" in ran.stdout
     assert {a["condition"] for a in document["absent"]} == {
-        "alignment", "waves", "layout", "power", "cache",
+        "alignment", "waves", "layout", "power", "cache", "mixed",
     }  # fmt: skip
     assert str(tmp_path) not in path.read_text()
