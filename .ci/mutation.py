@@ -110,7 +110,7 @@ def judge(tests: list[str], limit_s: float, *, as_it_is: bool = False) -> str:
         import hypothesis
         import pytest
 
-        phases = [hypothesis.Phase.explicit, hypothesis.Phase.generate]  # shrinking helps nobody
+        phases = [hypothesis.Phase.explicit, hypothesis.Phase.generate]  # shrinking has no use here
         hypothesis.settings.register_profile(
             "mutants",
             deadline=None,

@@ -185,7 +185,7 @@ class Worker(Child):
         self, settings: Conditions, hang_s: float = HANG_S, *, early: bool = False
     ) -> None:
         """`early`: only load what it needs, and leave the device alone until it is to greet."""
-        super().__init__(_measure_when_told if early else _measure_on_request, settings)
+        super().__init__(_measure_after_begin if early else _measure_on_request, settings)
         self._hang_s = hang_s
         self._early = early
 
@@ -287,7 +287,7 @@ def greet_parent(pipe: Connection, device: str) -> DeviceInfo:
     return info
 
 
-def _measure_when_told(pipe: Connection, settings: Conditions) -> None:
+def _measure_after_begin(pipe: Connection, settings: Conditions) -> None:
     for name in ("torch", "triton", "cupy", "kernels"):
         import_module(name)
     pipe.recv()

@@ -8,14 +8,7 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
 
 from e2e.case import TrainCase
-from microbench.results.values import (
-    Interval,
-    ProcessTime,
-    Ratio,
-    Warning,
-    by_process,
-    rounds_of,
-)
+from microbench.results.values import Interval, ProcessTime, Ratio, Sampled, Warning
 
 LIMITS = ("gpu", "host", "data")  # bottlenecks: GPU, CPU launch, data loading
 PREDICTED = "predicted"  # the status of a training that was predicted and never run
@@ -28,7 +21,7 @@ Setting = str | int | float | bool | None  # a field of a case
 
 
 @dataclass(frozen=True)
-class StepTimes:
+class StepTimes(Sampled):
     """Timed steps of one arm, interleaved with the others; all times are seconds per step.
 
     `times_s` are from one step's end to the next one's, on a GPU by its own clock: waits for the
@@ -64,16 +57,6 @@ class StepTimes:
     loaded_per_s: float | None = None
     host_pace: float | None = None
     processes: tuple[ProcessTime, ...] = ()
-
-    @property
-    def blocks_s(self) -> list[tuple[float, ...]]:
-        """`times_s` (seconds), round by round."""
-        return rounds_of(self.blocks, self.times_s)
-
-    @property
-    def by_process(self) -> Mapping[int, list[tuple[float, ...]]]:
-        """The rounds of each process, in seconds, by its number."""
-        return by_process(self.blocks_s, self.processes)
 
 
 @dataclass(frozen=True)

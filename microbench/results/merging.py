@@ -4,42 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from kernels import is_library
 from microbench.results.types import Measurement, ProcessTime, Ratio, Result
+from microbench.results.values import Sampled
 from microbench.timing.processes import mean_interval
 from microbench.timing.stats import ratio_interval
-
-
-class Sampled(Protocol):
-    """Samples in blocks, of one process or several: a kernel's, or training steps."""
-
-    @property
-    def blocks(self) -> tuple[int, ...]:
-        """The number of samples of each round."""
-        ...
-
-    @property
-    def times_s(self) -> tuple[float, ...]:
-        """All samples, in seconds."""
-        ...
-
-    @property
-    def median_s(self) -> float:
-        """The median, in seconds; of several processes the geometric mean of theirs."""
-        ...
-
-    @property
-    def processes(self) -> tuple[ProcessTime, ...]:
-        """What each process measured; () for one process."""
-        ...
-
-    @property
-    def by_process(self) -> Mapping[int, list[tuple[float, ...]]]:
-        """The rounds of each process, by its number."""
-        ...
-
 
 S = TypeVar("S", bound=Sampled)
 Rounds = list[tuple[float, ...]]

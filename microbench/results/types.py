@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from kernels.case import Case
-from microbench.results.values import Entry, by_process, rounds_of
+from microbench.results.values import Entry, Sampled
 from microbench.results.values import Interval as Interval
 from microbench.results.values import Json as Json
 from microbench.results.values import ProcessTime as ProcessTime
@@ -34,7 +34,7 @@ E = TypeVar("E", bound=Entry)
 
 
 @dataclass(frozen=True)
-class Measurement:
+class Measurement(Sampled):
     """Samples of one case and the state of the device while they were taken.
 
     `times_s` are seconds per launch, with `timer_overhead_s` subtracted from each (add it back for
@@ -71,16 +71,6 @@ class Measurement:
     def host_pace(self) -> float | None:
         """None: the CPU's speed is not read beside kernels."""
         return None
-
-    @property
-    def blocks_s(self) -> list[tuple[float, ...]]:
-        """The times, round by round."""
-        return rounds_of(self.blocks, self.times_s)
-
-    @property
-    def by_process(self) -> Mapping[int, list[tuple[float, ...]]]:
-        """The blocks of each process, by its number."""
-        return by_process(self.blocks_s, self.processes)
 
 
 @dataclass(frozen=True)

@@ -65,22 +65,35 @@ def check_processes(processes: Sequence[ProcessTime], rounds: int, where: str) -
         raise ValueError(f"{where}.processes has a number twice")
 
 
-def rounds_of(blocks: Sequence[int], times_s: Sequence[float]) -> list[tuple[float, ...]]:
-    """The times, in seconds, round by round; `blocks` is how many each round has."""
-    ends = list(accumulate(blocks))
-    return [tuple(times_s[end - n : end]) for end, n in zip(ends, blocks, strict=True)]
+class Sampled:
+    """Samples in blocks, a block a round, of one process or several: of a kernel, or of steps.
 
+    Its fields are those of the dataclasses that derive from it: `times_s` in seconds, `blocks` how
+    many of them each round has, `median_s` of one process the median, of several the geometric mean
+    of theirs, `processes` what each measured, () for one.
+    """
 
-def by_process(
-    rounds: Sequence[tuple[float, ...]], processes: Sequence[ProcessTime]
-) -> Mapping[int, list[tuple[float, ...]]]:
-    """The rounds of each process, by its number; all are of process 0 where there is one."""
-    counts = {one.number: one.rounds for one in processes} or {0: len(rounds)}
-    ends = accumulate(counts.values())
-    return {
-        number: list(rounds[end - count : end])
-        for (number, count), end in zip(counts.items(), ends, strict=True)
-    }
+    times_s: tuple[float, ...]
+    blocks: tuple[int, ...]
+    median_s: float
+    processes: tuple[ProcessTime, ...]
+
+    @property
+    def blocks_s(self) -> list[tuple[float, ...]]:
+        """The times in seconds, round by round."""
+        ends = accumulate(self.blocks)
+        return [self.times_s[end - n : end] for end, n in zip(ends, self.blocks, strict=True)]
+
+    @property
+    def by_process(self) -> Mapping[int, list[tuple[float, ...]]]:
+        """The rounds of each process, by its number; all are of process 0 where there is one."""
+        rounds = self.blocks_s
+        counts = {one.number: one.rounds for one in self.processes} or {0: len(rounds)}
+        ends = accumulate(counts.values())
+        return {
+            number: rounds[end - count : end]
+            for (number, count), end in zip(counts.items(), ends, strict=True)
+        }
 
 
 class AnyCase(Protocol):

@@ -140,19 +140,23 @@ def _thin(plant: Plant, result: Result, runs: Runs) -> str | None:
 
 
 def _slower_than_twin(plant: Plant, result: Result, runs: Runs) -> str | None:
-    twin = _measured(runs.cold, plant.companions[0].key)
-    if twin is None:
+    gain = _times_companion(plant, result, runs)
+    if gain is None:
         return "the same case in nhwc was not measured"
-    gain = (result.median_s or 0.0) / (twin.median_s or 1.0)
     return f"nhwc is {gain:.2f} times as fast: no cost" if gain < LAYOUT_COSTS else None
 
 
 def _costly(plant: Plant, result: Result, runs: Runs) -> str | None:
-    twin = _measured(runs.cold, plant.companions[0].key)
-    if twin is None:
+    cost = _times_companion(plant, result, runs)
+    if cost is None:
         return "the same GEMM without the defect was not measured"
-    cost = (result.median_s or 0.0) / (twin.median_s or 1.0)
     return f"the defect takes {cost:.2f} times as long: no cost" if cost < DEFECT_COSTS else None
+
+
+def _times_companion(plant: Plant, result: Result, runs: Runs) -> float | None:
+    """The result's time over that of the same case without what was planted."""
+    twin = _measured(runs.cold, plant.companions[0].key)
+    return (result.median_s or 0.0) / (twin.median_s or 1.0) if twin else None
 
 
 def _capped(plant: Plant, result: Result, runs: Runs) -> str | None:

@@ -61,7 +61,7 @@ def test_the_bottleneck(step: dict[str, Any], limit: str | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("step", "told"),
+    ("step", "numbers"),
     [
         ({"busy_s": 0.95, "unfed_s": 0.5}, {1000.0, 500.0}),
         ({"busy_s": 0.89, "waits": 0.37}, {37.0}),
@@ -72,10 +72,10 @@ def test_the_bottleneck(step: dict[str, Any], limit: str | None) -> None:
         ({"busy_s": 0.97}, {97.0}),
     ],
 )
-def test_the_reason_has_the_numbers_behind_it(step: dict[str, Any], told: set[float]) -> None:
+def test_the_reason_has_the_numbers_behind_it(step: dict[str, Any], numbers: set[float]) -> None:
     """Milliseconds, per cent and launches."""
     why = judged(**step).why or ""
-    assert {float(number) for number in re.findall(r"[\d.]*\d", why)} == told
+    assert {float(number) for number in re.findall(r"[\d.]*\d", why)} == numbers
 
 
 def test_without_a_wall_time_nothing_is_said_of_it() -> None:
@@ -89,7 +89,7 @@ def test_wall_time_may_differ_by_three_per_cent(wall: float, warned: int) -> Non
     assert len(judged(wall=wall).warnings) == warned
 
 
-def test_the_cause_of_a_gap_is_told_by_its_side_and_by_the_bottleneck() -> None:
+def test_the_cause_of_a_gap_follows_from_its_side_and_by_the_bottleneck() -> None:
     def cause(**step: Any) -> str | None:
         (warning,) = judged(**step).warnings
         return warning.cause

@@ -54,19 +54,19 @@ def test_conversions_name_the_layout_and_what_nhwc_would_take() -> None:
     slow = took(conv("nchw"), 60e-6, {CONVERT: 12e-6, WORK: 30e-6, BACK: 10e-6})
     fast = took(conv("nhwc"), 30e-6)
     assert conversion_share(slow) == pytest.approx(22 / 52)
-    told, other = explained(slow, fast)
-    assert told.bound == "layout"
-    assert "42 %" in (told.why or "")
-    assert "2.0 times faster in nhwc (measured)" in (told.why or "")
+    found, other = explained(slow, fast)
+    assert found.bound == "layout"
+    assert "42 %" in (found.why or "")
+    assert "2.0 times faster in nhwc (measured)" in (found.why or "")
     assert other.bound != "layout"
 
 
 def test_misaligned_channels_are_held_against_their_padded_twin() -> None:
     off, twin = took(conv(c=60, k=60), 70e-6), took(conv(c=64, k=64), 30e-6)
-    told, _ = explained(off, twin)
-    assert told.bound == "alignment"
-    assert "C=60" in (told.why or "")
-    assert "padded to 64 it is 2.3 times faster (measured)" in (told.why or "")
+    found, _ = explained(off, twin)
+    assert found.bound == "alignment"
+    assert "C=60" in (found.why or "")
+    assert "padded to 64 it is 2.3 times faster (measured)" in (found.why or "")
 
 
 @pytest.mark.parametrize(
@@ -83,10 +83,10 @@ def test_what_costs_next_to_nothing_is_not_the_cause(results: list[Result], boun
 
 def test_an_algorithm_with_fewer_operations_is_named_and_no_error() -> None:
     seconds = OPS["conv"].flops(conv(precision="fp32")) / 100e12
-    (told,) = explained(took(conv(precision="fp32"), seconds, {FFT: seconds}))
-    assert told.bound == "compute"
-    assert "FFT" in (told.why or "")
-    assert not [w for w in told.warnings if "of what the hardware can do" in w.symptom]
+    (found,) = explained(took(conv(precision="fp32"), seconds, {FFT: seconds}))
+    assert found.bound == "compute"
+    assert "FFT" in (found.why or "")
+    assert not [w for w in found.warnings if "of what the hardware can do" in w.symptom]
 
 
 @pytest.mark.parametrize(
@@ -105,24 +105,24 @@ def test_tensor_cores_are_proved_by_operations_that_were_done(
     case = conv(precision=precision)
     fast = took(case, OPS["conv"].flops(case) / 150e12, {WORK: 1e-6})
     simt = [Ceiling("without Tensor Cores", "datasheet", "fp32", flop_per_s=66.9e12)]
-    (told,) = explained(replace(fast, kernels=tuple(kernels)), more=simt)
-    assert told.tensor_core is proved
+    (found,) = explained(replace(fast, kernels=tuple(kernels)), more=simt)
+    assert found.tensor_core is proved
 
 
 def test_what_an_algorithm_with_fewer_operations_reaches_is_no_share_of_a_roof() -> None:
     case = conv(precision="fp32")
     at_clock = 256 * 100 * 1.9e9
-    (told,) = explained(took(case, OPS["conv"].flops(case) / (0.9 * at_clock), {FFT: 1e-6}))
-    assert told.bound == "mixed"
-    assert "FFT" in (told.why or "")
+    (found,) = explained(took(case, OPS["conv"].flops(case) / (0.9 * at_clock), {FFT: 1e-6}))
+    assert found.bound == "mixed"
+    assert "FFT" in (found.why or "")
     (direct,) = explained(took(case, OPS["conv"].flops(case) / (0.9 * at_clock), {WORK: 1e-6}))
     assert direct.bound == "compute"
 
 
 def test_tf32_that_ran_exactly_is_a_warning_not_a_failure() -> None:
     exact = replace(took(conv(precision="tf32"), 60e-6), rel_error=2e-7)
-    (told,) = explained(exact)
-    assert any("tf32 was enabled" in w.symptom for w in told.warnings)
+    (found,) = explained(exact)
+    assert any("tf32 was enabled" in w.symptom for w in found.warnings)
     rounded = replace(took(conv(precision="tf32"), 60e-6), rel_error=3e-4)
     assert not any("was enabled" in w.symptom for w in explained(rounded)[0].warnings)
 

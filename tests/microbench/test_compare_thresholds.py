@@ -172,7 +172,7 @@ def test_cards_are_the_same_by_name_alone() -> None:
         assert compare(runs[a], runs[b]).card == (SAME_CARD if a == b else ANOTHER_CARD)
 
 
-def test_runs_with_nothing_in_common_are_told_what_sets_them_apart() -> None:
+def test_runs_with_nothing_in_common_say_what_sets_them_apart() -> None:
     small = run_of(timed(1e-3))
     (result,) = small.results
     large = replace(result, case=replace(result.case, dims=dict.fromkeys("mnk", 4096)))
