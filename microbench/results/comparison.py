@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from microbench.errors import UserError
 from microbench.results.judging import (
@@ -113,7 +114,7 @@ def compare(a: Run, b: Run, threshold_pct: float | None = None) -> Comparison:
     learnt = learn([(x.timed, y.timed) for x, y in common if x.timed and y.timed])
     if not common:
         raise UserError(f"the runs have no case in common{_apart(in_a, in_b)}")
-    changed = [method_changed(x.case, a.method_version, b.method_version) for x, _ in common]
+    changed = [method_changed(x, a.method_version, b.method_version) for x, _ in common]
     if all(changed):
         raise UserError(
             f"the runs were measured by different methods (method_version {a.method_version} and "
@@ -238,12 +239,12 @@ def _row(a: Entry, b: Entry, threshold_pct: float | None, learnt: Learnt) -> Com
     )  # fmt: skip
 
 
-def method_changed(case: AnyCase, a: int, b: int) -> bool:
-    """Whether such a case is measured otherwise in one of these method versions."""
-    kind = case.op if case.op in KINDS else "kernel"
-    for version in range(min(a, b) + 1, max(a, b) + 1):
-        where = METHODS.get(version, {}).get(kind)
-        if where is not None and (not where or getattr(case, where)):
+def method_changed(entry: Entry, a: int, b: int) -> bool:
+    """Whether such a result is measured otherwise in one of these method versions."""
+    kind = entry.case.op if entry.case.op in KINDS else "kernel"
+    for version, kinds in METHODS.items():
+        where = kinds.get(kind) if min(a, b) < version <= max(a, b) else None
+        if where is not None and (not where or attrgetter(where)(entry)):
             return True
     return not {a, b} <= METHODS.keys() and a != b
 

@@ -20,15 +20,22 @@ from microbench.results.values import Json as Json
 from microbench.results.values import ProcessTime as ProcessTime
 from microbench.results.values import Ratio as Ratio
 from microbench.results.values import Warning as Warning
+from microbench.timing import HEAVY_S, LARGE_FLOPS, SUSTAINED
 
 SCHEMA_VERSION = 1
 # What each version changed: of which kinds of result ("kernel" or an `op`), where a property of the
-# case holds ("" for all of the kind). docs/method.md has the same history in words. Version 2 also
-# left the first step of a block out of `wall_s`: `compare` does not use that of unfed trainings.
-METHODS: Mapping[int, Mapping[str, str]] = {1: {}, 2: {"train": "fed"}}
+# result holds ("" for all of the kind). docs/method.md has the same history in words. Version 2
+# also left the first step of a block out of `wall_s`: `compare` does not use that of unfed
+# trainings.
+METHODS: Mapping[int, Mapping[str, str]] = {
+    1: {},
+    2: {"train": "case.fed"},
+    3: {"kernel": "heavy"},
+}
 METHOD_VERSION = max(METHODS)
 STATUSES = ("ok", "skipped", "failed")
 TIME_DECIMALS = 10  # of a second in `times_s`: a tenth of a nanosecond, under every timer's tick
+TURNED_WRONG = "right at first, later a wrong result"  # how the reason of such a result begins
 
 E = TypeVar("E", bound=Entry)
 
@@ -136,9 +143,24 @@ class Result:
     warnings: tuple[Warning, ...] = ()
 
     @property
+    def turned_wrong(self) -> bool:
+        """Whether it failed because its result was right at first and wrong later."""
+        return self.status == "failed" and (self.reason or "").startswith(TURNED_WRONG)
+
+    @property
     def timed(self) -> Measurement | None:
         """Its measurement; None if not measured."""
         return self.measurement
+
+    @property
+    def heavy(self) -> bool:
+        """Whether its own time or arithmetic makes its comparison a heavy one, on a GPU at its
+        sustained clock. A slower variant beside it can do so too, which a result does not know.
+        """
+        timed = self.measurement
+        if timed is None or timed.regime != SUSTAINED:
+            return False
+        return timed.median_s >= HEAVY_S or self.flops >= LARGE_FLOPS
 
     def caveat(self, other: Result) -> str:
         """Always "": only their times decide a comparison of kernels."""

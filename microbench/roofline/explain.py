@@ -13,6 +13,7 @@ from microbench.device.profiler import fewer_operations
 from microbench.results.types import Result, Run, Warning
 from microbench.roofline.causes import explain
 from microbench.roofline.limits import limits_for, tensor_core
+from microbench.timing import SUSTAINED
 from microbench.timing.stats import half_width_pct
 
 
@@ -80,7 +81,7 @@ def _clock_fell(result: Result, run: Run) -> Warning | None:
         return None
     remedy = (
         "none needed: long runs get this clock; --regime burst measures a cool card"
-        if measurement.regime == "sustained"
+        if measurement.regime == SUSTAINED
         else "let the card cool, then run python -m microbench doctor"
     )
     return Warning(

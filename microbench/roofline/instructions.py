@@ -33,6 +33,7 @@ from microbench.measure import Announce, measurement_of
 from microbench.results.ceilings import CeilingResult, Tried
 from microbench.results.types import Ceiling
 from microbench.roofline.limits import INSTRUCTION
+from microbench.timing import SUSTAINED
 from microbench.timing.interleave import Arm, Turns
 from microbench.timing.stats import median
 from microbench.timing.timers import Timer
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
 
 WARM_LAUNCHES = 20
 TRY_SAMPLES = 5
-REGIME = "sustained"
 
 
 def why_no_kernels(target: Target) -> str | None:
@@ -80,7 +80,7 @@ def measure_probe(
     chosen = loaded[best.label]
     arm = Arm(probe.key, chosen.launch, best.seconds)
     turns = Turns(
-        timer, REGIME, budget_s, during=telemetry.during,
+        timer, SUSTAINED, budget_s, during=telemetry.during,
         begin=lambda key, number: announce(key, f"timing, round {number}"),
     )  # fmt: skip
     turns.take([arm])
@@ -88,7 +88,7 @@ def measure_probe(
     return replace(
         blank,
         status="ok",
-        measurement=measurement_of(arm, timer, REGIME, telemetry.summary(probe.key), heavy=True),
+        measurement=measurement_of(arm, timer, SUSTAINED, telemetry.summary(probe.key), heavy=True),
         flops=chosen.flops,
         cycles=cycles_of(arm),
         moved_bytes=chosen.bytes,

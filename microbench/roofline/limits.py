@@ -93,9 +93,10 @@ def _instruction(ceiling: Ceiling | None) -> str:
 def _instruction_rate(ceiling: Ceiling | None, result: Result, run: Run) -> float | None:
     """FLOP/s that the instruction reaches at the clock of the result, else at its own."""
     clock = result.measurement.sm_clock_mhz if result.measurement else None
-    if ceiling is None or not ceiling.flop_per_clock or not clock:
+    sms = run.device.get("sm_count")
+    if ceiling is None or not ceiling.flop_per_clock or not clock or not sms:
         return ceiling.flop_per_s if ceiling else None
-    return ceiling.flop_per_clock * int(run.device["sm_count"]) * clock * 1e6
+    return ceiling.flop_per_clock * int(sms) * clock * 1e6
 
 
 def _l2_byte_per_s(result: Result, run: Run) -> float | None:
@@ -123,9 +124,10 @@ def _at_clock(result: Result, run: Run) -> float | None:
     rates = architecture(capability_of(run)).flop_per_clock
     per_clock = rates.get(result.case.precision.rate_name)
     clock = result.measurement.sm_clock_mhz if result.measurement else None
-    if per_clock is None or clock is None:
+    sms = run.device.get("sm_count")
+    if per_clock is None or clock is None or not sms:
         return None
-    return per_clock * int(run.device["sm_count"]) * clock * 1e6
+    return per_clock * int(sms) * clock * 1e6
 
 
 def capability_of(run: Run) -> Capability | None:

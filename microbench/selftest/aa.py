@@ -20,7 +20,8 @@ from microbench.report.table import Column, Row, Table
 from microbench.results.fields import decode
 from microbench.results.types import TIME_DECIMALS
 from microbench.results.values import Interval, Json
-from microbench.timing.interleave import HEAVY, LARGE_FLOPS, Arm, Turns
+from microbench.timing import LARGE_FLOPS, SUSTAINED
+from microbench.timing.interleave import HEAVY, Arm, Turns
 from microbench.timing.stats import (
     CONFIDENCE,
     excludes_one,
@@ -158,7 +159,7 @@ def compare_with_itself(
         if number > 0:
             taken.append(key)
 
-    turns = Turns(timer, "sustained", budget_s, heavy=heavy, begin=begin)
+    turns = Turns(timer, SUSTAINED, budget_s, heavy=heavy, begin=begin)
     rounds = turns.take(arms)
     blocks = [[block.times_s for block in arm.blocks] for arm in arms]
     ratio, interval = ratio_interval(blocks[0], blocks[1], timer.resolution_s)

@@ -21,6 +21,7 @@ from microbench.report.documents import Sheet
 from microbench.report.table import Column, Row, Table
 from microbench.results.fields import decode
 from microbench.results.values import Json
+from microbench.stopping import die_with_parent
 from microbench.timing.interleave import Arm, Turns
 from microbench.timing.stats import median
 from microbench.timing.timers import make_timer
@@ -144,7 +145,9 @@ def ncu_medians(info: DeviceInfo, words: Sequence[str]) -> dict[str, float]:
             str(log), sys.executable, "-m", "microbench.selftest.launches", f"cuda:{info.index}",
             str(LAUNCHES), *words,
         ]  # fmt: skip
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, preexec_fn=die_with_parent
+        )
         text = log.read_text() if log.exists() else ""
     durations = read_durations(text) if '"ID"' in text else []
     if done.returncode or len(durations) != len(words):

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +21,8 @@ from microbench.command_line import MAX_SEED, check_budget, kept
 from microbench.conditions import Conditions
 from microbench.device.device import target_of
 from microbench.errors import UserError
-from microbench.results.runfile import check_writable, read_run, write_text
+from microbench.results.claim import claimed
+from microbench.results.runfile import check_apart, check_writable, read_run, write_text
 from microbench.results.types import Run
 from microbench.results.values import Json
 from microbench.run_output import STDOUT
@@ -54,15 +56,19 @@ def run_selftest(
     `budget` is seconds of sampling in all. UserError for a bad option or a device that fails.
     """
     from microbench.report.screen import make_console
-    from microbench.selftest.screen import sheet
 
     if budget is not None:
         check_budget("--budget", budget)
-    if json_path and json_path != STDOUT:
-        check_writable(json_path, "--json")
-    if html:
-        check_writable(html, "--html")
-    console = make_console(stderr=json_path == STDOUT, quiet=quiet)
+    with _outputs(json_path, html):
+        console = make_console(stderr=json_path == STDOUT, quiet=quiet)
+        return _tested(json_path, device, budget, console, html)
+
+
+def _tested(
+    json_path: Path | None, device: str, budget: float | None, console: Console, html: Path | None
+) -> int:
+    from microbench.selftest.screen import sheet
+
     seed = secrets.randbelow(MAX_SEED)
     cold = Workers(Conditions(device=device, seed=seed))
     try:
@@ -101,26 +107,26 @@ def validate_method(
         raise UserError(f"--tries must be at least 1, not {tries}")
     if budget is not None:
         check_budget("--budget", budget)
-    if path != STDOUT:
-        check_writable(path, "--json")
-    if html:
-        check_writable(html, "--html")
-    info = describe(device)
-    if what == "timer":
-        figures, sheet = ncu.timer_against_ncu(info), ncu.sheet
-    else:
-        figures, sheet = aa.same_kernel_twice(info, tries or TRIES, budget or aa.BUDGET_S), aa.sheet
-        options["--tries"] = tries or TRIES
-    words = [word for name, value in options.items() for word in (name, f"{value:g}")]
-    document = {
-        "check": what,
-        "command": ["python", "-m", "microbench", "validate", what, *words],
-        "finished_at": _now(),
-        "device": info.as_dict(),
-        "software": software(),
-        **asdict(figures),
-    }
-    _publish(document, sheet, path, make_console(stderr=path == STDOUT), html)
+    with _outputs(path, html):
+        info = describe(device)
+        if what == "timer":
+            figures, sheet = ncu.timer_against_ncu(info), ncu.sheet
+        else:
+            figures, sheet = (
+                aa.same_kernel_twice(info, tries or TRIES, budget or aa.BUDGET_S),
+                aa.sheet,
+            )
+            options["--tries"] = tries or TRIES
+        words = [word for name, value in options.items() for word in (name, f"{value:g}")]
+        document = {
+            "check": what,
+            "command": ["python", "-m", "microbench", "validate", what, *words],
+            "finished_at": _now(),
+            "device": info.as_dict(),
+            "software": software(),
+            **asdict(figures),
+        }
+        _publish(document, sheet, path, make_console(stderr=path == STDOUT), html)
 
 
 def validate_compare(
@@ -143,35 +149,49 @@ def validate_compare(
     for name, value, least in (("--tries", tries, 1), ("--processes", processes, 2)):
         if value < least:
             raise UserError(f"{name} must be at least {least}, not {value}")
-    if path != STDOUT:
-        check_writable(path, "--json")
+    with _outputs(path, html):
+        runs = [read_run(file) for file in files]
+        for file, run in zip(files, runs, strict=True):
+            for name in ("device", "software", "method_version"):
+                if getattr(run, name) != getattr(runs[0], name):
+                    raise UserError(
+                        f"{file} is of another {name.replace('_', ' ')} than {files[0]}"
+                    )
+        figures = check(runs, processes, tries)
+        names = [file.name for file in files]
+        document = {
+            "check": what,
+            "command": [
+                "python", "-m", "microbench", "validate", what, *names,
+                "--processes", str(processes), "--tries", str(tries),
+            ],
+            "finished_at": max(run.finished_at or run.started_at for run in runs),
+            "device": runs[0].device,
+            "software": runs[0].software,
+            "method_version": runs[0].method_version,
+            "runs": [
+                {"file": name, "command": list(run.command), "started_at": run.started_at,
+                 "finished_at": run.finished_at}
+                for name, run in zip(names, runs, strict=True)
+            ],
+            **asdict(figures),
+        }  # fmt: skip
+        _publish(document, sheet, path, make_console(stderr=path == STDOUT), html)
+
+
+@contextmanager
+def _outputs(path: Path | None, html: Path | None) -> Generator[None]:
+    """Hold the file to write. UserError where an output cannot be written, or both are one."""
+    check_apart({"--json": path, "--html": html})
     if html:
         check_writable(html, "--html")
-    runs = [read_run(file) for file in files]
-    for file, run in zip(files, runs, strict=True):
-        for name in ("device", "software", "method_version"):
-            if getattr(run, name) != getattr(runs[0], name):
-                raise UserError(f"{file} is of another {name.replace('_', ' ')} than {files[0]}")
-    figures = check(runs, processes, tries)
-    names = [file.name for file in files]
-    document = {
-        "check": what,
-        "command": [
-            "python", "-m", "microbench", "validate", what, *names,
-            "--processes", str(processes), "--tries", str(tries),
-        ],
-        "finished_at": max(run.finished_at or run.started_at for run in runs),
-        "device": runs[0].device,
-        "software": runs[0].software,
-        "method_version": runs[0].method_version,
-        "runs": [
-            {"file": name, "command": list(run.command), "started_at": run.started_at,
-             "finished_at": run.finished_at}
-            for name, run in zip(names, runs, strict=True)
-        ],
-        **asdict(figures),
-    }  # fmt: skip
-    _publish(document, sheet, path, make_console(stderr=path == STDOUT), html)
+    if path is None or path == STDOUT:
+        yield
+        return
+    check_writable(path, "--json")
+    with claimed(path, "--json"):
+        check_writable(path, "--json")  # another command may have ended just now
+        yield
 
 
 def _publish(
@@ -185,11 +205,13 @@ def _publish(
     from microbench.report.documents import print_sheet
 
     text = json.dumps(document, separators=(",", ":"), allow_nan=False)
-    if path == STDOUT:
-        print(text)
-    elif path:
-        write_text(text, path)
-    print_sheet(sheet(json.loads(text)), console)
+    try:
+        if path == STDOUT:
+            print(text)
+        elif path:
+            write_text(text, path)
+    finally:  # a disk that is full does not lose what was measured
+        print_sheet(sheet(json.loads(text)), console)
     if path and path != STDOUT:
         console.print(f"File: {path}")
     if html:
@@ -245,7 +267,7 @@ def take(
         try:
             return runner.measure(InOrder(groups, budget_s))
         except WorkerDied as death:
-            raise UserError(f"the device failed: {death.reason}") from None
+            raise UserError(death.reason) from None
 
 
 def groups_of(cases: Iterable[Case]) -> list[Group]:

@@ -33,6 +33,9 @@ class _Counted(Protocol):
     @property
     def clock_held(self) -> bool: ...
 
+    @property
+    def cpu_bound(self) -> bool: ...
+
 
 R = TypeVar("R", bound=_Counted)
 
@@ -62,7 +65,7 @@ def compare_sheet(data: Json) -> Sheet:
     """False verdicts, in brief by class. ValueError for an invalid field."""
     found: FalseVerdicts = decode(FalseVerdicts, data, "")
     classes: list[Column[Class[Falsely]]] = [
-        *_named("op", "time", "clock"),
+        *_named("op", "time", "state"),
         Column("cases", lambda c: str(len(c.rows)), right=True),
         Column("pairs", lambda c: f"{c.sum('pairs'):,}", right=True),
         Column("faster or slower", lambda c: c.pct("faster", "slower"), right=True),
@@ -86,7 +89,7 @@ def power_sheet(data: Json) -> Sheet:
     """Slow-downs seen, in brief by class. ValueError for an invalid field."""
     found: Power = decode(Power, data, "")
     classes: list[Column[Class[Seen]]] = [
-        *_named("change", "op", "time", "clock"),
+        *_named("change", "op", "time", "state"),
         Column("slower by", lambda c: _range([r.slower_by_pct for r in c.rows]), right=True),
         Column("cases", lambda c: str(len(c.rows)), right=True),
         Column("pairs", lambda c: f"{c.sum('pairs'):,}", right=True),
@@ -117,10 +120,15 @@ def _classes(rows: Sequence[R], more: Callable[[R], tuple[str, ...]]) -> list[Ro
     for row in sorted(
         rows, key=lambda r: (changes.index(more(r)), r.op, lengths.index(time_class(r.median_s)))
     ):
-        held = "held by power" if row.clock_held else "free"
-        name = (*more(row), row.op, time_class(row.median_s), held)
+        name = (*more(row), row.op, time_class(row.median_s), _state(row))
         found.setdefault(name, []).append(row)
     return [Row(Class(name, of)) for name, of in found.items()]
+
+
+def _state(row: _Counted) -> str:
+    if row.cpu_bound:
+        return "CPU-bound"
+    return "held by power" if row.clock_held else "free"
 
 
 def _named(*titles: str) -> list[Column[Any]]:

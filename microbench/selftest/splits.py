@@ -12,11 +12,13 @@ import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 
+from kernels.case import Case
 from microbench.errors import UserError
 from microbench.results.judging import judge, learn, noise_of
-from microbench.results.types import Measurement, ProcessTime, Result, Run
-from microbench.results.values import Interval
+from microbench.results.types import Measurement, Result, Run
+from microbench.results.values import Entry, Interval, ProcessTime
 from microbench.timing.processes import mean_interval, variance_between
 
 SEED = 20261124  # the same files always give the same splits
@@ -30,7 +32,8 @@ class Falsely:
     """The verdicts on one case against itself, a row of the file.
 
     `sd_pct` is the standard deviation between processes of its time, in per cent; `sd_cycles_pct`
-    of its clock cycles. `clock_held`: the power cap or heat lowered its clock.
+    of its clock cycles, `sd_one_speed_pct` of its time at one CPU speed. `clock_held`: the power
+    cap or heat lowered a kernel's clock. `cpu_bound`: a training that CPU launch limits.
     """
 
     case: str
@@ -45,6 +48,8 @@ class Falsely:
     slower: int
     same: int
     cannot_tell: int
+    cpu_bound: bool = False
+    sd_one_speed_pct: float | None = None
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,7 @@ class Seen:
     pairs: int
     slower: int
     faster: int
+    cpu_bound: bool = False
 
 
 @dataclass(frozen=True)
@@ -131,14 +137,26 @@ def power(runs: Sequence[Run], processes: int, tries: int) -> Power:
 # ---------------------------------------------------------------- two runs of one
 
 
-Cases = Mapping[str, Result]
+@dataclass(frozen=True)
+class Part:
+    """What some of a case's processes measured, as a run of its own (`values.Timed`)."""
+
+    median_s: float
+    ci95_s: Interval | None
+    sm_clock_mhz: float | None
+    host_pace: float | None
+    cpu_bound: bool
+    processes: tuple[ProcessTime, ...]
+
+
+Cases = Mapping[str, Entry]
 
 
 def _cases(run: Run, processes: int) -> Cases:
     found = {
-        key: result
-        for key, result in run.by_key.items()
-        if result.measurement and len(result.measurement.processes) >= 2 * processes
+        entry.case.key: entry
+        for entry in run.entries
+        if entry.timed and len(entry.timed.processes) >= 2 * processes
     }
     if not found:
         raise UserError(
@@ -173,27 +191,25 @@ def _verdicts(
     return found
 
 
-def _processes(result: Result) -> tuple[ProcessTime, ...]:
-    return result.measurement.processes if result.measurement else ()
+def _processes(entry: Entry) -> tuple[ProcessTime, ...]:
+    return entry.timed.processes if entry.timed else ()
 
 
-def _part(result: Result, numbers: Sequence[int], scale: float = 1.0) -> Measurement | None:
-    """What these processes measured, as a run of its own; None where one is missing."""
-    by_number = {p.number: p for p in _processes(result)}
-    if result.measurement is None or not by_number.keys() >= set(numbers):
+def _part(entry: Entry, numbers: Sequence[int], scale: float = 1.0) -> Part | None:
+    """What these processes measured, times `scale`; None where one is missing."""
+    by_number = {p.number: p for p in _processes(entry)}
+    if entry.timed is None or not by_number.keys() >= set(numbers):
         return None
     chosen = tuple(
         replace(by_number[n], median_s=scale * by_number[n].median_s) for n in sorted(numbers)
     )
     centre, interval = mean_interval([p.median_s for p in chosen])
     clocks = [p.sm_clock_mhz for p in chosen if p.sm_clock_mhz]
-    return replace(
-        result.measurement,
-        median_s=centre,
-        ci95_s=interval,
-        processes=chosen,
-        sm_clock_mhz=sum(clocks) / len(clocks) if clocks else None,
-    )
+    paces = [p.host_pace for p in chosen if p.host_pace]
+    return Part(
+        centre, interval, fmean(clocks) if clocks else None, fmean(paces) if paces else None,
+        entry.timed.cpu_bound, chosen,
+    )  # fmt: skip
 
 
 # ---------------------------------------------------------------- rows
@@ -201,14 +217,14 @@ def _part(result: Result, numbers: Sequence[int], scale: float = 1.0) -> Measure
 
 def _planted(cases: Cases, processes: int, tries: int) -> Iterator[Seen]:
     """The cases of each back end that does more work than the base of its module."""
-    bases = {_beside(r): key for key, r in cases.items() if r.case.backend.endswith(f":{BASE}")}
+    own = {key: r.case for key, r in cases.items() if isinstance(r, Result) and _module(r)}
+    bases = {_beside(case): key for key, case in own.items() if case.backend.endswith(f":{BASE}")}
     swaps: dict[str, dict[str, str]] = {}
-    for key, r in cases.items():
-        base = bases.get(_beside(r)) if _module(r) else None
+    for key, case in own.items():
+        base = bases.get(_beside(case))
         if base and base != key:
-            name = r.case.backend.partition(":")[2]
-            swaps.setdefault(name, {})[base] = key
-    others = {key: key for key, r in cases.items() if not _module(r)}
+            swaps.setdefault(case.backend.partition(":")[2], {})[base] = key
+    others = {key: key for key in cases if key not in own}
     for name, swap in swaps.items():
         found = _verdicts(cases, others | swap, 1.0, processes, tries)
         for base, slower in swap.items():
@@ -217,17 +233,17 @@ def _planted(cases: Cases, processes: int, tries: int) -> Iterator[Seen]:
             yield _seen(cases[base], name, False, 100 * (ratio - 1), ends, found[base])
 
 
-def _module(result: Result) -> str:
-    """The module of a back end "module:name"; "" for the others."""
-    module, colon, _ = result.case.backend.partition(":")
+def _module(entry: Entry) -> str:
+    """The module of a kernel's back end "module:name"; "" for the others."""
+    module, colon, _ = entry.case.backend.partition(":") if isinstance(entry, Result) else ("",) * 3
     return module if colon else ""
 
 
-def _beside(result: Result) -> tuple[str, ...]:
-    return result.case.group, result.case.precision_name, _module(result)
+def _beside(case: Case) -> tuple[str, ...]:
+    return case.group, case.precision_name, case.backend.partition(":")[0]
 
 
-def _ratio(slower: Result, base: Result) -> tuple[float, Interval | None]:
+def _ratio(slower: Entry, base: Entry) -> tuple[float, Interval | None]:
     """Time over time of the processes that measured both, which they did interleaved."""
     known = {p.number: p.median_s for p in _processes(base)}
     return mean_interval(
@@ -235,27 +251,39 @@ def _ratio(slower: Result, base: Result) -> tuple[float, Interval | None]:
     )
 
 
-def _held(result: Result) -> bool:
-    return bool(result.measurement and HOLDING & set(result.measurement.throttle))
+def _held(entry: Entry) -> bool:
+    timed = entry.timed
+    return isinstance(timed, Measurement) and bool(HOLDING & set(timed.throttle))
 
 
-def _falsely(result: Result, verdicts: Sequence[str]) -> Falsely:
-    parts = _processes(result)
+def _identity(entry: Entry) -> tuple[str, str, float]:
+    """(case, op, seconds): the first fields of a row."""
+    return entry.case.key, entry.case.op, entry.timed.median_s if entry.timed else 0.0
+
+
+def _falsely(entry: Entry, verdicts: Sequence[str]) -> Falsely:
+    parts = _processes(entry)
     cycles = [p.median_s * p.sm_clock_mhz for p in parts if p.sm_clock_mhz]
+    speeds = [p.median_s / p.host_pace for p in parts if p.host_pace]
+    limited = entry.timed is not None and entry.timed.cpu_bound
     return Falsely(
-        result.case.key, result.case.op, result.median_s or 0.0, _held(result), len(parts),
+        *_identity(entry), _held(entry), len(parts),
         _sd_pct([p.median_s for p in parts]), _sd_pct(cycles) if len(cycles) > 1 else None,
         len(verdicts), *map(_counter(verdicts), ("faster", "slower", "same", "cannot tell")),
+        cpu_bound=limited,
+        sd_one_speed_pct=_sd_pct(speeds) if limited and len(speeds) > 1 else None,
     )  # fmt: skip
 
 
 def _seen(
-    result: Result, change: str, scaled: bool, by_pct: float, ends: Interval | None,
+    entry: Entry, change: str, scaled: bool, by_pct: float, ends: Interval | None,
     verdicts: Sequence[str],
 ) -> Seen:  # fmt: skip
+    case, op, seconds = _identity(entry)
     return Seen(
-        result.case.key, result.case.op, change, scaled, result.median_s or 0.0, _held(result),
-        round(by_pct, 6), ends, len(verdicts), *map(_counter(verdicts), ("slower", "faster")),
+        case, op, change, scaled, seconds, _held(entry), round(by_pct, 6), ends,
+        len(verdicts), *map(_counter(verdicts), ("slower", "faster")),
+        cpu_bound=entry.timed is not None and entry.timed.cpu_bound,
     )  # fmt: skip
 
 

@@ -1,1 +1,7 @@
 """Timers, interleaving, and statistics of samples."""
+
+SUSTAINED = "sustained"  # the regime in which the clock settles before and between blocks
+# A launch this long can keep the GPU at its power limit: the clock must settle before and between.
+# One such variant makes the comparison heavy: all of its variants are then timed in the same way.
+HEAVY_S = 100e-6
+LARGE_FLOPS = 4e9  # a problem of this size makes a comparison heavy too, however fast it runs

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
+from microbench.timing import HEAVY_S, SUSTAINED
 from microbench.timing.stats import MAX_INTERVAL_PCT, half_width_pct, median, median_interval
 from microbench.timing.timers import Block, Launch, Timer
 
-# A launch this long can keep the GPU at its power limit: the clock must settle before and between.
-# One such variant makes the comparison heavy: all of its variants are then timed in the same way.
-HEAVY_S = 100e-6
-LARGE_FLOPS = 4e9  # a problem of this size makes a comparison heavy too, however fast it runs
 WATCHED_SHARE = 0.5  # of the warm-up: its later part counts for the variant's telemetry
 WARM_RUN_S = 0.01
 LAUNCH_S = 5e-6  # CPU time of a launch, about
@@ -36,6 +33,7 @@ class Pace:
     """Seconds that a variant runs before its first block, before each block, and in a block.
 
     A block has as many samples as fit `block_s` seconds, at least `least` and at most `most`.
+    `discarded` rounds come first and are not kept.
     """
 
     settle_s: float
@@ -43,11 +41,13 @@ class Pace:
     block_s: float
     least: int
     most: int
+    discarded: int = 0
 
 
 # Heavy blocks are short: the flush between samples lets the card rest, so its clock rises over a
 # block. Only the first samples after 150 ms of back-to-back launches have the sustained clock.
-HEAVY = Pace(settle_s=0.5, warm_s=0.15, block_s=0.04, least=3, most=24)
+# Where a variant reaches the power limit, its first block falls into the limit's first swing.
+HEAVY = Pace(settle_s=0.5, warm_s=0.15, block_s=0.04, least=3, most=24, discarded=1)
 LIGHT = Pace(settle_s=0.02, warm_s=0.002, block_s=0.008, least=15, most=48)
 
 
@@ -96,6 +96,15 @@ class Arm:
         )
 
 
+@contextmanager
+def _blaming(arm: Arm) -> Generator[None]:
+    """ArmFailed with this variant for whatever is raised inside."""
+    try:
+        yield
+    except Exception as error:
+        raise ArmFailed(arm) from error
+
+
 def _no_telemetry(_: str) -> AbstractContextManager[object]:
     return nullcontext()
 
@@ -128,7 +137,7 @@ class Turns:
         rounds = 0
         pace = self.pace(arms)
         order = list(arms)
-        self._turn(arms[0], 0, pace)
+        self._settle(arms, pace)
         while rounds < MAX_ROUNDS:
             # A new order each round: else a variant would always run on the heat of the same one.
             # Another in each comparison: what a start or a swing of the clock does to a turn of the
@@ -149,19 +158,27 @@ class Turns:
         heavy = self.heavy or any(arm.estimate_s >= HEAVY_S for arm in arms)
         return HEAVY if heavy else LIGHT
 
+    def _settle(self, arms: Sequence[Arm], pace: Pace) -> None:
+        """Warm the card up, then go through the rounds that are not kept."""
+        self.begin(arms[0].key, 0)
+        with _blaming(arms[0]):
+            self._warm(arms[0], pace.settle_s)
+        if not self._is_sustained:
+            return
+        for arm in pace.discarded * list(arms):
+            self.begin(arm.key, 0)
+            with _blaming(arm):
+                self._warm(arm, pace.warm_s)
+                self._block(arm, pace)
+
     def _turn(self, arm: Arm, number: int, pace: Pace) -> None:
-        """One variant's part of a round; round 0 is only the warm-up of the card."""
+        """One variant's part of a round."""
         self.begin(arm.key, number)
-        try:
-            if number == 0:
-                self._warm(arm, pace.settle_s)
-                return
+        with _blaming(arm):
             self._warm(arm, (1 - WATCHED_SHARE) * pace.warm_s)
             with self.during(arm.key):
                 self._warm(arm, WATCHED_SHARE * pace.warm_s)
                 arm.blocks.append(self._block(arm, pace))
-        except Exception as error:
-            raise ArmFailed(arm) from error
 
     def _enough(self, arms: Sequence[Arm], rounds: int, spent_s: float) -> bool:
         if spent_s >= self.budget_s and rounds >= FEWEST_ROUNDS:
@@ -170,8 +187,13 @@ class Turns:
             return False
         return all(arm.settled(self.timer.resolution_s) for arm in arms)
 
+    @property
+    def _is_sustained(self) -> bool:
+        """Whether variants are warmed up: not on a rested card, and not on a CPU."""
+        return self.regime == SUSTAINED and self.timer.name != "clock"
+
     def _warm(self, arm: Arm, seconds: float) -> None:
-        if self.regime == "burst" or self.timer.name == "clock":
+        if not self._is_sustained:
             return
         run_s = min(WARM_RUN_S, seconds / 2)
         per_run = max(1, int(run_s / max(arm.estimate_s, LAUNCH_S)))

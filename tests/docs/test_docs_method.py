@@ -97,21 +97,35 @@ def test_the_checks_of_compare_are_the_files_own() -> None:
     assert f"at {1e6 * min(r['median_s'] for r in planted):.0f} µs and more" in METHOD
 
 
-@pytest.mark.parametrize("name", ["compare-aa", "compare-power"])
+@pytest.mark.parametrize("name", ["compare-aa", "compare-aa-train", "compare-power"])
 def test_the_checks_of_compare_are_what_the_published_runs_give(name: str) -> None:
     """Fewer splits than published, all of them the product's own verdicts."""
     published: Any = checked(name)
     runs = [read_run(H200 / run["file"]) for run in published["runs"]]
     assert {run.method_version for run in runs} == {published["method_version"]}
-    assert [run.device for run in runs] == [published["device"]] * 3
+    assert all(run.device == published["device"] for run in runs)
     assert [list(run.command) for run in runs] == [run["command"] for run in published["runs"]]
-    if name == "compare-aa":
+    if name != "compare-power":
         found = false_verdicts(runs, 3, 10)
         assert [r.case for r in found.rows] == [r["case"] for r in published["rows"]]
         assert found.faster + found.slower <= 0.01 * found.pairs
     else:
         seen = [r for r in power(runs[2:], 3, 5).rows if not r.scaled]
         assert all(r.slower == r.pairs for r in seen)
+
+
+def test_the_verdicts_on_trainings_are_the_files_own() -> None:
+    found: Any = checked("compare-aa-train")
+    false = found["faster"] + found["slower"]
+    said = NOTES.read_text(encoding="utf-8")
+    assert f"{false} of {found['pairs']} pairs were called different" in said
+    assert f"{false} of {found['pairs']} pairs ([compare-aa-train.json]" in METHOD
+    cpu = [row for row in found["rows"] if row["cpu_bound"]]
+    (gpu,) = (row for row in found["rows"] if not row["cpu_bound"])
+    raw, paced = ([row[name] for row in cpu] for name in ("sd_pct", "sd_one_speed_pct"))
+    assert f"by {min(raw):.0f} to {max(raw):.0f} % (standard deviation)" in said
+    assert f"at one CPU speed by {min(paced):.1f} to {max(paced):.1f} %" in said
+    assert f"differs by {gpu['sd_pct']:.1f} %" in said
 
 
 def test_thresholds_and_the_default_number_of_processes_are_the_programs_own() -> None:

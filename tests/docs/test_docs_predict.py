@@ -454,3 +454,23 @@ def test_rows_that_predate_the_code_are_named() -> None:
     for name in CALIBRATED_ON:
         assert name in {t.case.network for t in VALIDATED.of(Training)}
         assert name in SUMMARY
+
+
+def test_the_errors_of_the_held_out_networks_are_the_run_files_own() -> None:
+    run = read_run(H200 / "predict-held-out.json")
+    steps = sum(len(batches.split(",")) for batches in HELD_OUT.values())
+    ran = run.of(Training)
+    assert f"{len(ran)} of the {steps * len(HELD_OUT_RECIPES.split(','))} steps have run" in SUMMARY
+    lines = {line.what: line for line in error_table(ran)}
+    gpu, cpu, paced = (
+        lines[name]
+        for name in (
+            "step, bottleneck GPU",
+            "step, bottleneck CPU launch",
+            "the same, corrected for the CPU's speed",
+        )
+    )
+    assert f"median error {gpu.median_pct:.1f} %, worst {gpu.largest_pct:.1f} %" in SUMMARY
+    at_speed = f"or {paced.median_pct:.1f} and {paced.largest_pct:.1f} %"
+    said = f"median error {cpu.median_pct:.1f} %, worst {cpu.largest_pct:.1f} %, {at_speed}"
+    assert said in SUMMARY

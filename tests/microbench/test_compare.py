@@ -299,9 +299,25 @@ def test_a_method_that_this_version_does_not_know_is_refused() -> None:
     assert "method" in refusal(SOME, replace(SOME, method_version=METHOD_VERSION + 1))
 
 
+LIGHT = run_of(*[result(2**i, 2.0**i * 1e-7) for i in range(5, 9)])
+
+
 @pytest.mark.parametrize("version", METHODS)
 def test_kernels_compare_across_methods_that_changed_something_else(version: int) -> None:
-    assert verdicts(SOME, replace(SOME, method_version=version)) == ["same"] * 4
+    assert verdicts(LIGHT, replace(LIGHT, method_version=version)) == ["same"] * 4
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_heavy_kernels_do_not_compare_with_those_whose_first_round_was_kept(version: int) -> None:
+    slow, large = result(8, 2e-4), replace(result(16, 2e-5), flops=10**10)
+    burst, cpu = result(32, 2e-4, regime="burst"), result(64, 2e-4, regime="unmanaged")
+    light = result(128, 2e-5)
+    for heavy in (slow, large):
+        new = run_of(heavy, light)
+        assert verdicts(new, replace(new, method_version=version)) == ["cannot tell", "same"]
+        refusal(run_of(heavy), run_of(heavy, method_version=version))
+    for other in (burst, cpu):
+        assert verdicts(run_of(other), run_of(other, method_version=version)) == ["same"]
 
 
 @pytest.mark.parametrize(

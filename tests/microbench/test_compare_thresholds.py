@@ -144,17 +144,17 @@ def test_a_threshold_is_above_0_and_at_most_1000_per_cent(text: str, pct: float)
 
 
 @pytest.mark.parametrize(
-    ("where", "concerned"), [({}, False), ({"kernel": ""}, True), ({"kernel": "group"}, True),
+    ("where", "concerned"), [({}, False), ({"kernel": ""}, True), ({"kernel": "case.group"}, True),
                              ({"train": ""}, False)],
 )  # fmt: skip
-def test_a_version_concerns_the_cases_that_it_names(
+def test_a_version_concerns_the_results_that_it_names(
     where: dict[str, str], concerned: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(comparison, "METHODS", {1: {}, 2: where, 3: {}})
-    case = run_of(timed(1e-3)).results[0].case
+    result = run_of(timed(1e-3)).results[0]
     for versions, between in (((1, 2), True), ((1, 3), True), ((2, 3), False), ((2, 2), False)):
         for a, b in (versions, versions[::-1]):
-            assert method_changed(case, a, b) == (concerned and between)
+            assert method_changed(result, a, b) == (concerned and between)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from samples.traces import Made
 
+from e2e.__main__ import main as training
 from microbench.__main__ import main
 from microbench.device.device import describe
 from microbench.errors import UserError
@@ -18,21 +20,27 @@ from microbench.results.kinds import DOCUMENTS, document_of
 from microbench.selftest.ncu import ncu_medians
 
 H200 = Path(__file__).parents[2] / "results" / "nvidia-h200"
-COMPARED = "compared"  # two runs: what `compare --json` writes, which is not published
+# Not published: two runs, as `compare --json` writes them, and a trace, as `diagnose --json` does.
+COMPARED, DIAGNOSED = MADE = ("compared", "diagnosed")
 KINDS = [
-    "aa", "timer-vs-ncu", "compare-aa", "compare-power", "selftest", COMPARED, "timm/amp",
-    "by-hand/plain1",
+    "aa", "timer-vs-ncu", "compare-aa", "compare-power", DIAGNOSED, "selftest", COMPARED,
+    "timm/amp", "by-hand/plain1",
 ]  # fmt: skip
-WITH_ROWS = KINDS[:6]
+WITH_ROWS = ("aa", "timer-vs-ncu", "compare-aa", "compare-power", "selftest", COMPARED)
 PathOf = Callable[[str], Path]
 
 
 @pytest.fixture(scope="module")
 def path_of(tmp_path_factory: pytest.TempPathFactory) -> PathOf:
-    compared = tmp_path_factory.mktemp("documents") / f"{COMPARED}.json"
+    folder = tmp_path_factory.mktemp("documents")
     runs = [str(H200 / f"{name}.json") for name in ("gemm-fp16", "gemm-all")]
-    assert main(["compare", *runs, "--json", str(compared)]) == 0
-    return lambda name: compared if name == COMPARED else H200 / f"{name}.json"
+    assert main(["compare", *runs, "--json", str(folder / f"{COMPARED}.json")]) == 0
+    made = Made()
+    made.steps(10_000, 20_000)
+    made.op("aten::mm", 12_000, 18_000)
+    trace = made.write(folder / "trace.json")
+    assert training(["diagnose", str(trace), "--json", str(folder / f"{DIAGNOSED}.json")]) == 0
+    return lambda name: (folder if name in MADE else H200) / f"{name}.json"
 
 
 def shown(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -72,8 +80,8 @@ def test_every_row_is_in_every_whole_table(
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("aa", "94 of 100 tries"), ("timer-vs-ncu", "of 24 within 2 %"),
-     ("selftest", "61 of 61 diagnosed correctly"), (COMPARED, "B against A, 24 cases:"),
+    [("aa", "282 of 300 tries"), ("timer-vs-ncu", "of 24 within 2 %"),
+     ("selftest", "61 of 61 diagnosed correctly"), (COMPARED, "B against A, 30 cases:"),
      ("compare-aa", "57 of 13,048 pairs"), ("compare-power", "3.3 to 4.1 %"),
      ("timm/amp", "5975.96"), ("by-hand/plain1", "3269.5")],
 )  # fmt: skip

@@ -200,6 +200,34 @@ def test_a_very_slow_launch_or_flush_is_taken_once_a_round(launch_s: float, flus
     assert [n for _, n in timer.taken] == [1, 1, 1]
 
 
+def slow_at_first(turn: int) -> float:
+    """A kernel whose first block falls into a swing of the power limit."""
+    return HEAVY * (1.4 if turn == 0 else 1.0)
+
+
+def test_the_first_round_of_a_heavy_comparison_is_not_kept() -> None:
+    clock, timer = set_up({"arm0": slow_at_first, "arm1": slow_at_first})
+    arms = arms_of(HEAVY, HEAVY)
+    rounds = Turns(timer, "sustained", 1e9, clock).take(arms)
+    for arm in arms:
+        assert len(arm.blocks) == rounds
+        assert {t for block in arm.blocks for t in block.times_s} == {HEAVY}
+    assert len(timer.taken) == 2 * (rounds + HEAVY_PACE.discarded)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "regime", "name"),
+    [(LIGHT, "sustained", "events"), (HEAVY, "burst", "events"), (HEAVY, "sustained", "clock")],
+)
+def test_every_block_is_kept_where_no_limit_of_power_swings(
+    seconds: float, regime: str, name: str
+) -> None:
+    clock, timer = set_up({"arm0": constant(seconds)}, name=name)
+    (only,) = arms = arms_of(seconds)
+    Turns(timer, regime, 1.0, clock).take(arms)
+    assert sum(samples for _, samples in timer.taken) == sum(len(b.times_s) for b in only.blocks)
+
+
 def test_burst_rests_the_card_before_each_heavy_sample() -> None:
     clock, timer = set_up({"arm0": constant(HEAVY)})
     arms = arms_of(HEAVY)
@@ -253,3 +281,14 @@ def test_a_launch_that_fails_is_not_hidden() -> None:
     with pytest.raises(ArmFailed, match="bad") as caught:
         Turns(timer, "sustained", 1.0, clock).take([Arm("bad", broken, LIGHT)])
     assert str(caught.value.__cause__) == "illegal instruction"
+    calls = itertools.count()
+
+    def breaks_soon() -> object:
+        if next(calls) > 5:
+            broken()
+        return "arm1"
+
+    clock, timer = set_up({"arm0": constant(HEAVY), "arm1": constant(HEAVY)})
+    arms = [*arms_of(HEAVY), Arm("arm1", breaks_soon, HEAVY)]
+    with pytest.raises(ArmFailed, match="arm1"):  # also in the round that is not kept
+        Turns(timer, "sustained", 1.0, clock).take(arms)

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from microbench.results.runfile import read_run
 from microbench.results.types import Result
-from microbench.timing.interleave import HEAVY_S, LARGE_FLOPS, LOOKS, Arm, Clock, Pace, Turns
+from microbench.timing import HEAVY_S, LARGE_FLOPS
+from microbench.timing.interleave import LOOKS, Arm, Clock, Pace, Turns
 from microbench.timing.stats import (
     MAX_INTERVAL_PCT,
     excludes_one,
