@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import sys
+
+if __name__ == "__main__":  # before anything takes time to load
+    from microbench.stopping import listen
+
+    listen()
+
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +16,7 @@ from typing import Any
 import click
 
 from e2e.case import SCHEMAS
-from microbench.command_line import FILE, REST, Outputs, click_options, run_app, said
+from microbench.command_line import FILE, REST, Outputs, Program, click_options, run_app, said
 from microbench.resumed_command import NO_NETWORK, Command, Named
 
 FIRST = "train"  # what the first word means when it is no command: a network to train
@@ -22,7 +28,7 @@ class TrainCommand(Command):
     either = (frozenset({"amp", "recipe", "ladder"}), frozenset({"iterations", "epochs"}))
 
 
-class Commands(click.Group):
+class Commands(Program):
     """Commands, or else the name of a network."""
 
     command_class = TrainCommand
@@ -211,6 +217,31 @@ def loader(backend: str, workers: str | None, cold: bool, **options: Any) -> Non
     from e2e.commands.stalls import run_loaders
 
     run_loaders(backend, workers, cold, options).report()
+
+
+@app.command()
+@click.argument("trace", metavar="[TRACE]", type=FILE, nargs=-1)
+@click.option("--base", type=FILE, metavar="TRACE", help="A trace to compare it with: fp32, say")
+@click.option("--json", "json_path", type=FILE, help="Write the diagnosis to this file")
+@click.option("--html", type=FILE, help="Also write a page: one file, offline")
+@click.option("--print-recorder", is_flag=True, help="Print halfway_watch.py, which records traces")
+@click.option("--verbose", is_flag=True, help="Show every term")
+@click.option("--quiet", is_flag=True, help="Print nothing but errors")
+def diagnose(trace: tuple[Path, ...], print_recorder: bool, **options: Any) -> None:
+    """Explain your own training from a trace of torch's profiler.
+
+    \b
+    Record one with your script unchanged, then read it on any machine:
+      halfway diagnose --print-recorder > halfway_watch.py
+      python halfway_watch.py --out amp.json.gz train.py --your --arguments
+      halfway diagnose amp.json.gz --base fp32.json.gz
+    """
+    from e2e.commands import diagnose as command
+
+    if print_recorder:
+        command.print_recorder()
+        return
+    command.run_diagnose(trace, **options)
 
 
 @app.command(name="make-data")

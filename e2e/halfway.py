@@ -11,7 +11,7 @@ from click.shell_completion import get_completion_class
 import microbench.__main__ as kernels_line
 from e2e import __main__ as training_line
 from microbench import __version__
-from microbench.command_line import run_app
+from microbench.command_line import Program, run_app
 from microbench.run_output import CONSOLE
 
 SHELLS = ("bash", "zsh", "fish")
@@ -19,6 +19,7 @@ SHELLS = ("bash", "zsh", "fish")
 SECTIONS: Mapping[str, Sequence[str]] = {
     "Measure kernels": ("gemm", "conv", "payoff", "layers"),
     "Measure training": ("train", "predict", "stalls", "loader", "list", "make-data"),
+    "Explain your own training": ("diagnose",),
     "Read run files": ("show", "compare", "explain"),
     "Check the machine and the method": (
         "ceilings", "doctor", "selftest", "validate-method", "validate-predictions",
@@ -27,7 +28,7 @@ SECTIONS: Mapping[str, Sequence[str]] = {
 }  # fmt: skip
 
 
-class Sections(click.Group):
+class Sections(Program):
     """A group whose --help lists its commands under titles."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -13,28 +13,22 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from e2e.prediction.queue_model import OpCost, Simulated
-from e2e.results.types import PRODUCT_TERMS, RESIDUAL, LedgerLine
+from e2e.results.terms import (
+    ATTENTION,
+    CONVOLUTIONS,
+    GAPS,
+    LAYOUT,
+    LOADER,
+    MATRIX_PRODUCTS,
+    OP_TERMS,
+    OTHER,
+    PRODUCT_TERMS,
+    PRODUCTS,
+    RESIDUAL,
+    TERMS,
+)
+from e2e.results.types import LedgerLine
 
-CONVOLUTIONS, MATRIX_PRODUCTS, ATTENTION, PRODUCTS = PRODUCT_TERMS
-LAYOUT = "layout changes"
-OTHER = "other ops"
-TERMS = {  # kinds of ops but for products, in the ledger's order
-    "norm": "normalisation",
-    "activation": "activation",
-    "pooling": "pooling",
-    "softmax": "softmax and loss",
-    "elementwise": "elementwise",
-    "reduce": "reductions",
-    "index": "index",
-    "copy": "copies",
-    "cast": "casts",
-    "layout": LAYOUT,
-    "optimizer": "optimizer",
-    "scaler": "loss scaler",
-    "other": OTHER,
-}
-OP_TERMS = (*PRODUCT_TERMS, *TERMS.values())
-GAPS, LOADER = "host and launch gaps", "loader wait"
 TOP_LAYERS = 3
 NO_LAYER = "outside the layers"
 NOTHING = 1e-9  # of a step: less is rounding

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from e2e.report.arms import Group, View, arms_of
 from e2e.report.figures import bottleneck_of
-from e2e.results.types import PRODUCT_TERMS, RESIDUAL, LedgerLine, Training
+from e2e.results.terms import PRODUCT_TERMS, RESIDUAL
+from e2e.results.types import LedgerLine, Training
 from microbench import fmt
 
 SMALL_SHARE = 0.005  # of the first step: terms under it are shown in one line

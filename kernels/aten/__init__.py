@@ -17,7 +17,7 @@ from kernels.aten.call import (
     spec_of,
     tensors_among,
 )
-from kernels.aten.kinds import KINDS, kind_of
+from kernels.aten.kinds import KINDS, kind_of, kind_of_name
 from kernels.aten.materialise import Replay, materialise, movable, reserve, why_not
 from kernels.aten.recorder import CallRecorder, Origin
 from kernels.aten.work import flops, min_bytes
@@ -38,6 +38,7 @@ __all__ = [
     "describe",
     "flops",
     "kind_of",
+    "kind_of_name",
     "materialise",
     "min_bytes",
     "movable",

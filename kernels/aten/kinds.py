@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
@@ -104,6 +104,31 @@ def kind_of(call: Call, outputs: tuple[TensorSpec, ...] | None = None) -> str:
     return _KIND_OF_STEM.get(_stem(call.operator)) or _kind_by_tag(call)
 
 
+def kind_of_name(operator: str, dtypes: Sequence[str] = ()) -> str | None:
+    """The kind of an operator of which a profiler knows only the name and the inputs' types.
+
+    None where the name tells nothing: the operators inside it may. A copy between two types is a
+    cast; a change of layout cannot be seen.
+    """
+    name = operator.removesuffix("_")
+    if name in _MOVES:
+        known = [dtype for dtype in dtypes[:2] if dtype]
+        return "cast" if len(set(known)) == 2 else "copy"
+    for pattern, kind in _PATTERNS:
+        if pattern.match(operator):
+            return kind
+    return _KIND_OF_STEM.get(_stem(operator)) or _kind_by_packet(name)
+
+
+def _kind_by_packet(name: str) -> str | None:
+    """By the tags of the operator's overloads; None where torch has no such operator."""
+    packet = getattr(torch.ops.aten, name, None) if name.isidentifier() else None
+    if packet is None:
+        return None
+    kinds = {_kind_by_tag_of(getattr(packet, overload).tags) for overload in packet.overloads()}
+    return next((kind for kind in ("elementwise", "reduce") if kind in kinds), None)
+
+
 def _stem(operator: str) -> str:
     """The operator's name without the ending of its in-place, forward or backward form."""
     stem = operator if operator.startswith("__") else operator.removesuffix("_")
@@ -131,6 +156,10 @@ def _kind_by_tag(call: Call) -> str:
         tags = resolve(call.name).tags
     except CannotReplay:
         return "other"
+    return _kind_by_tag_of(tags)
+
+
+def _kind_by_tag_of(tags: Collection[torch.Tag]) -> str:
     if torch.Tag.pointwise in tags:
         return "elementwise"
     reduction = getattr(torch.Tag, "reduction", None)  # since torch 2.12

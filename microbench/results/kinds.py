@@ -151,6 +151,7 @@ DOCUMENTS = (
              "microbench.selftest.split_tables:compare_sheet"),
     Document("validate power", {"check": "power"},
              "microbench.selftest.split_tables:power_sheet"),
+    Document("diagnose", {"check": "diagnose"}, "e2e.report.diagnosis:sheet"),
     Document("selftest", {"check": "selftest"}, "microbench.selftest.screen:sheet"),
     Document("compare --json", dict.fromkeys(("counts", "noise_pct", "rows")),
              "microbench.report.documents:comparison"),

@@ -10,26 +10,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from e2e.explain.ledger import (
+from e2e.explain.ledger import NO_LAYER, Step, bound, layer_table, ledger, term_of
+from e2e.prediction.queue_model import OpCost, simulate
+from e2e.results.terms import (
     ATTENTION,
     CONVOLUTIONS,
     GAPS,
     LAYOUT,
     LOADER,
     MATRIX_PRODUCTS,
-    NO_LAYER,
     OP_TERMS,
     OTHER,
     PRODUCTS,
     RESIDUAL,
     TERMS,
-    Step,
-    bound,
-    layer_table,
-    ledger,
-    term_of,
 )
-from e2e.prediction.queue_model import OpCost, simulate
 from e2e.results.types import LedgerLine
 
 CONV, MM = "aten.convolution.default", "aten.mm.default"

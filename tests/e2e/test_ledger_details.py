@@ -6,8 +6,9 @@ import re
 
 import pytest
 
-from e2e.explain.ledger import OTHER, RESIDUAL, Step, ledger, op_terms_ms
+from e2e.explain.ledger import Step, ledger, op_terms_ms
 from e2e.prediction.queue_model import OpCost, simulate
+from e2e.results.terms import OTHER, RESIDUAL
 from e2e.results.types import LedgerLine
 
 CONV = "aten.convolution.default"

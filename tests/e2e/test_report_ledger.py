@@ -48,7 +48,8 @@ from e2e.report.plot_training import training_chart
 from e2e.report.plot_waterfall import waterfall_panels, waterfall_rows
 from e2e.report.run_report import CSV_ORDER
 from e2e.report.verdict import BUSY, verdict
-from e2e.results.types import PRODUCT_TERMS, RESIDUAL, LedgerLine, Training
+from e2e.results.terms import PRODUCT_TERMS, RESIDUAL
+from e2e.results.types import LedgerLine, Training
 from microbench.device.load import LOAD, SHARE
 from microbench.errors import UserError
 from microbench.report.drawing import draw

@@ -1,0 +1,1 @@
+"""What a profiler's trace of a training says: reader, partition of a step, two traces aligned."""

@@ -1,0 +1,136 @@
+"""The diagnosis of one recording, or of two: what `diagnose` writes and `show` prints again.
+
+Times of terms are whole nanoseconds over all steps, so that they add up exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from statistics import median
+from typing import Any, cast
+
+from e2e.profile.findings import Finding, findings, not_the_cause
+from e2e.profile.partition import partition
+from e2e.profile.reader import Recording, read_trace
+from e2e.results.terms import IDLE, LAUNCH, LOADER, SYNC
+from microbench.errors import UserError
+
+BUSY = 0.9  # of a step: from here on the device is the bottleneck
+BOTTLENECKS = {LOADER: "data loading", LAUNCH: "CPU launch", SYNC: "synchronisation"}
+
+
+@dataclass(frozen=True)
+class TermTime:
+    """One term of the steps of a recording: `ns` in all steps."""
+
+    term: str
+    ns: int
+    idle: bool
+    where: str = ""
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A recording, divided: `window_ns` over `steps` steps is the sum of its `terms`.
+
+    `bare_step_s` is the median step without the profiler, None where it was not measured. `busy` is
+    the share of the window in which the device worked. `on_cpu`: there was no device.
+    """
+
+    name: str
+    device: str
+    torch: str
+    steps: int
+    window_ns: int
+    bare_step_s: float | None
+    busy: float
+    on_cpu: bool
+    bottleneck: str
+    terms: tuple[TermTime, ...]
+    findings: tuple[Finding, ...]
+    not_the_cause: tuple[str, ...]
+
+    @property
+    def step_ms(self) -> float:
+        """Milliseconds per recorded step."""
+        return self.window_ns / self.steps / 1e6
+
+    def ms(self, term: str) -> float:
+        """Milliseconds per step of a term; 0 where it has none."""
+        return sum(t.ns for t in self.terms if t.term == term) / self.steps / 1e6
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """One recording, or two that are held against each other: the first is the base."""
+
+    runs: tuple[Traced, ...]
+
+
+def diagnose(paths: Sequence[Path]) -> Diagnosis:
+    """The diagnosis of the traces in these files, one or two.
+
+    UserError for a file that is no trace, a trace without whole steps, and two of which only one
+    ran on a GPU.
+    """
+    runs = tuple(traced(path.name, read_trace(path), path) for path in paths)
+    if len({run.on_cpu for run in runs}) > 1:
+        raise UserError("one of these traces has a GPU's work, the other only a CPU's")
+    return Diagnosis(runs)
+
+
+def traced(name: str, recording: Recording, path: Path | None = None) -> Traced:
+    """A recording, divided. UserError where it cannot be; `path` is for its message."""
+    try:
+        parts = partition(recording)
+    except UserError as error:
+        raise UserError(f"{path or name}: {error}") from None
+    terms = tuple(
+        TermTime(term, ns, term in IDLE, _where(term, parts.by_place(term)))
+        for term, ns in parts.terms.items()
+    )
+    bare = _bare(recording)
+    suspects = tuple(f"{what} {100 * share:.1f} %" for what, share in not_the_cause(parts))
+    return Traced(
+        name, _device(recording), str(recording.facts.get("torch", "unknown")), parts.steps,
+        parts.end - parts.start, bare, parts.busy, parts.on_cpu,
+        _bottleneck(terms, parts.busy, parts.on_cpu), terms, findings(recording, parts), suspects,
+    )  # fmt: skip
+
+
+def _bare(recording: Recording) -> float | None:
+    """The median step without the profiler, in seconds."""
+    found: object = recording.facts.get("bare_s")
+    times = cast(list[object], found) if isinstance(found, list) else []
+    seconds = [float(one) for one in times if isinstance(one, int | Decimal) and one > 0]
+    return median(seconds) if seconds else None
+
+
+def _device(recording: Recording) -> str:
+    named = recording.facts.get("device")
+    if isinstance(named, str):
+        return named
+    found: Any = recording.header.get("deviceProperties")
+    try:
+        return str(found[0]["name"])
+    except (LookupError, TypeError):
+        return "CPU" if not recording.work else "unknown"
+
+
+def _bottleneck(terms: Sequence[TermTime], busy: float, on_cpu: bool) -> str:
+    """What limits the step: the device where it works most of the time, else the largest wait."""
+    if on_cpu:
+        return "CPU"
+    waits = [term for term in terms if term.idle]
+    if busy >= BUSY or not waits:
+        return "GPU"
+    largest = max(waits, key=lambda term: term.ns)
+    return BOTTLENECKS.get(largest.term, largest.term)
+
+
+def _where(term: str, places: Sequence[tuple[str, int]]) -> str:
+    """The one or two places with the most of a term's time."""
+    return ", ".join(place for place, _ in places[:2] if place)

@@ -1,0 +1,390 @@
+"""Watch a training loop: time steps without a profiler, then record a few with torch's profiler.
+
+One file, standard library and torch only (Python 3.9 or newer, torch 2.0 or newer, CPU or CUDA), so
+that it can be copied to a cluster where halfway is not installed:
+
+    python halfway_watch.py train.py --your --arguments        # the script runs unchanged
+
+    import halfway_watch                                       # or around a loop
+    with halfway_watch.watch(out="run.json.gz") as w:
+        for batch in loader:
+            train_step(batch)
+            w.step()
+
+The file that it writes holds operator names, tensor shapes and types, times, and settings of torch;
+no data, no weights, no paths. `halfway diagnose run.json.gz` reads it, on any machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import gzip
+import json
+import os
+import platform
+import re
+import runpy
+import statistics
+import sys
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+VERSION = 1
+OUT = "halfway-trace.json.gz"
+AFTER, BARE, TRACED = 20, 20, 3  # steps: warm-up, timed without the profiler, recorded
+Function = Callable[..., Any]
+LEAD_IN = 1  # recorded before those that count: the profiler's first step is slow
+PREFIX = "halfway::"  # of the names of modules in the trace
+KEY = "halfway"  # of our metadata in the trace
+# What torch writes of the machine, in the first and last bytes of a trace.
+NAMES, ENDS = re.compile(rb'"(host_name|traceName|hostname)":\s*"[^"]*"'), 1 << 16
+NO_NAME = rb'"\1": ""'
+
+
+class Watch:
+    """Counts steps, times `bare` of them after `after`, records `traced` more, and writes `out`.
+
+    After that it does nothing. Steps are timed by events on the GPU's clock, or by the CPU's clock
+    where there is no GPU. `stack` also records the Python stack, which makes the file twice as long
+    and the steps slower. `module_names` records which module launched what.
+    """
+
+    def __init__(
+        self, out: str = OUT, after: int = AFTER, bare: int = BARE, traced: int = TRACED,
+        stack: bool = False, module_names: bool = True, say: Callable[[str], None] | None = None,
+    ) -> None:  # fmt: skip
+        for name, value, least in (("after", after, 0), ("bare", bare, 2), ("traced", traced, 1)):
+            if value < least:
+                raise ValueError(f"{name} must be at least {least}, not {value}")
+        self.out = _of_this_rank(out)
+        self.after, self.bare, self.traced = after, bare, traced
+        self.stack, self.module_names = stack, module_names
+        self.bare_s: list[float] = []
+        self.steps = 0
+        self.done = False
+        self._say = say or _say
+        self._marks: list[Any] = []
+        self._profiler: Any = None
+        self._modules: _ModuleNames | None = None
+        self._open_step: Any = None
+
+    def step(self) -> None:
+        """Call it at the end of each training step."""
+        if self.done:
+            return
+        self.steps += 1
+        timed_until = self.after + self.bare
+        if self.after <= self.steps <= timed_until:
+            self._marks.append(_mark())
+        if self.steps == timed_until:
+            self._finish_timing()
+            self._start()
+        elif self.steps > timed_until and self._profiler is not None:
+            self._name_step()
+            if self.steps == timed_until + LEAD_IN + self.traced:
+                self._write()
+
+    def end(self) -> None:
+        """End the watch. A recording that is not complete is written if a whole step is in it."""
+        if self.done:
+            return
+        whole = self.steps - (self.after + self.bare) - LEAD_IN
+        if self._profiler is not None and whole >= 1:
+            self.traced = whole
+            self._write()
+            return
+        self._stop()
+        needed = self.after + self.bare + LEAD_IN + self.traced
+        self._say(
+            f"nothing written: {self.steps} steps were seen, {needed} are needed (--after, --bare "
+            "and --traced lower that)"
+        )
+
+    # ------------------------------------------------------------ phases
+
+    def _finish_timing(self) -> None:
+        import torch
+
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        ends = iter(self._marks[1:])  # of the steps that the other marks begin
+        self.bare_s = [_seconds(begin, end) for begin, end in zip(self._marks, ends)]  # noqa: B905
+        self._marks = []
+
+    def _start(self) -> None:
+        import torch
+        from torch.profiler import ProfilerActivity, profile
+
+        activities = [ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(ProfilerActivity.CUDA)
+        try:
+            self._profiler = profile(
+                activities=activities, record_shapes=True, with_stack=self.stack
+            )
+            self._profiler.start()
+        except Exception as error:
+            # Two profilers cannot run at once, and the user's own comes first.
+            self._profiler = None
+            self._stop()
+            self._say(f"no trace: the profiler did not start ({_first_line(error)})")
+            return
+        if self.module_names:
+            self._modules = _ModuleNames()
+        self._name_step()
+
+    def _name_step(self) -> None:
+        """End the step that is open in the trace and begin the next one."""
+        import torch
+
+        if self._open_step is not None:
+            self._open_step.__exit__(None, None, None)
+        number = self.steps - (self.after + self.bare)
+        self._open_step = torch.profiler.record_function(f"ProfilerStep#{number}")
+        self._open_step.__enter__()
+
+    def _write(self) -> None:
+        profiler = self._profiler
+        if hasattr(profiler, "add_metadata_json"):
+            profiler.add_metadata_json(KEY, json.dumps(self._facts()))
+        self._stop()
+        partial = f"{self.out}.{os.getpid()}.part.json"
+        try:
+            profiler.export_chrome_trace(partial)
+            _settle(partial, self.out)
+        except Exception as error:
+            self._say(f"the trace could not be written: {_first_line(error)}")
+            return
+        finally:
+            if os.path.exists(partial):
+                os.remove(partial)
+        self._say(
+            f"{len(self.bare_s)} steps timed (median {1e3 * statistics.median(self.bare_s):.3f} "
+            f"ms), {self.traced} recorded in {self.out}; next: halfway diagnose {self.out}"
+        )
+
+    def _stop(self) -> None:
+        self.done = True
+        if self._modules is not None:
+            self._modules.remove()
+            self._modules = None
+        if self._open_step is not None:
+            self._open_step.__exit__(None, None, None)
+            self._open_step = None
+        if self._profiler is not None:
+            profiler, self._profiler = self._profiler, None
+            profiler.stop()
+
+    def _facts(self) -> dict[str, Any]:
+        """What a trace does not say: steps without the profiler, and the settings of torch."""
+        import torch
+
+        cuda = torch.cuda.is_available()
+        return {
+            "version": VERSION,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "device": torch.cuda.get_device_name() if cuda else "cpu",
+            "capability": list(torch.cuda.get_device_capability()) if cuda else None,
+            "bare_s": self.bare_s,
+            "lead_in": LEAD_IN,
+            "traced": self.traced,
+            "allow_tf32": bool(torch.backends.cuda.matmul.allow_tf32) if cuda else None,
+            "cudnn_allow_tf32": bool(torch.backends.cudnn.allow_tf32),
+            "cudnn_benchmark": bool(torch.backends.cudnn.benchmark),
+            "memory_peak_bytes": torch.cuda.max_memory_allocated() if cuda else None,
+            "world_size": int(os.environ.get("WORLD_SIZE", "1")),
+            "rank": int(os.environ.get("RANK", "0")),
+            "stack": self.stack,
+        }
+
+
+@contextmanager
+def watch(model: Any = None, **options: Any) -> Generator[Watch]:
+    """A Watch whose `step` the loop calls; `options` are those of Watch. `model` is not needed."""
+    watching = Watch(**options)
+    try:
+        yield watching
+    finally:
+        watching.end()
+
+
+def watched(**options: Any) -> Callable[[Function], Function]:
+    """A decorator for the function that does one training step; `options` are those of Watch."""
+
+    def wrap(function: Function) -> Function:
+        watching = Watch(**options)
+
+        @functools.wraps(function)
+        def one_step(*arguments: Any, **named: Any) -> Any:
+            found = function(*arguments, **named)
+            watching.step()
+            return found
+
+        one_step.watch = watching  # type: ignore[attr-defined]
+        return one_step
+
+    return wrap
+
+
+# ---------------------------------------------------------------- a script
+
+
+def run_script(path: str, arguments: Sequence[str], **options: Any) -> None:
+    """Run a training script unchanged and watch it. A step ends where its optimizer's step does.
+
+    With several optimizers, or several parts of a step, a step ends with the optimizer that was
+    stepped first. Whatever the script raises is raised.
+    """
+    import torch
+
+    watching = Watch(**options)
+    first: list[int] = []
+    optimizers: Any = torch.optim.Optimizer
+
+    def on_step(optimizer: Any, _arguments: Any, _named: Any) -> None:
+        if not first:
+            first.append(id(optimizer))
+        if first[0] == id(optimizer):
+            watching.step()
+
+    made = optimizers.__init__
+
+    @functools.wraps(made)
+    def remember(optimizer: Any, *rest: Any, **named: Any) -> None:
+        made(optimizer, *rest, **named)
+        optimizer.register_step_post_hook(on_step)
+
+    optimizers.__init__ = remember
+    sys.argv = [path, *arguments]
+    sys.path[0] = os.path.dirname(os.path.abspath(path))
+    try:
+        runpy.run_path(path, run_name="__main__")
+    finally:
+        optimizers.__init__ = made
+        watching.end()
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """The command line: options of ours, the script, and the script's own arguments."""
+    parser = argparse.ArgumentParser(
+        prog="halfway_watch.py", description="Record a few steps of a training script."
+    )
+    parser.add_argument("--out", default=OUT, help="file to write")
+    parser.add_argument("--after", type=int, default=AFTER, help="steps of warm-up")
+    parser.add_argument("--bare", type=int, default=BARE, help="steps timed without the profiler")
+    parser.add_argument("--traced", type=int, default=TRACED, help="steps recorded")
+    parser.add_argument("--stack", action="store_true", help="record Python's stack too")
+    parser.add_argument("script", help="the training script")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    given = parser.parse_args(words)
+    if not os.path.isfile(given.script):
+        parser.error(f"no such script: {given.script}")
+    arguments = given.arguments[1:] if given.arguments[:1] == ["--"] else given.arguments
+    try:
+        run_script(
+            given.script, arguments, out=given.out, after=given.after, bare=given.bare,
+            traced=given.traced, stack=given.stack,
+        )  # fmt: skip
+    except ValueError as error:
+        parser.error(str(error))
+
+
+# ---------------------------------------------------------------- parts
+
+
+class _ModuleNames:
+    """Names every module's forward in the trace, by its path from the outermost module called."""
+
+    def __init__(self) -> None:
+        from torch.nn.modules import module
+
+        self._names: dict[int, str] = {}
+        self._open: list[tuple[int, Any]] = []
+        self._handles = [
+            module.register_module_forward_pre_hook(self._enter),
+            module.register_module_forward_hook(self._leave),
+        ]
+
+    def remove(self) -> None:
+        """Take the hooks away and close what an exception left open."""
+        for handle in self._handles:
+            handle.remove()
+        while self._open:
+            self._open.pop()[1].__exit__(None, None, None)
+
+    def _enter(self, module: Any, _inputs: Any) -> None:
+        import torch
+
+        if not self._open:
+            self._names = {id(m): path for path, m in module.named_modules()}
+        # A module that is called inside another but is no part of it has its class's name.
+        path = self._names.get(id(module), type(module).__name__)
+        record = torch.profiler.record_function(PREFIX + path)
+        record.__enter__()
+        self._open.append((id(module), record))
+
+    def _leave(self, module: Any, _inputs: Any, _output: Any) -> None:
+        # Where a forward raised and was caught, its record is still open: close it too.
+        while self._open:
+            key, record = self._open.pop()
+            record.__exit__(None, None, None)
+            if key == id(module):
+                return
+
+
+def _mark() -> Any:
+    import torch
+
+    if not torch.cuda.is_available():
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _seconds(start: Any, end: Any) -> float:
+    if isinstance(start, float):
+        return end - start
+    return start.elapsed_time(end) / 1e3
+
+
+def _of_this_rank(out: str) -> str:
+    """The file of this rank of a distributed run: run.json.gz -> run.rank3.json.gz."""
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+        return out
+    folder, name = os.path.split(out)
+    stem, dot, endings = name.partition(".")
+    rank = os.environ.get("RANK", "0")
+    return os.path.join(folder, f"{stem}.rank{rank}{dot}{endings}")
+
+
+def _settle(partial: str, out: str) -> None:
+    """Put a finished trace in its place without the machine's name; packed if its name says so."""
+    with open(partial, "rb") as source:
+        text = source.read()
+    head, middle, tail = text[:ENDS], text[ENDS:-ENDS], text[max(ENDS, len(text) - ENDS) :]
+    text = NAMES.sub(NO_NAME, head) + middle + NAMES.sub(NO_NAME, tail)
+    packed = partial + ".gz"
+    try:
+        with (gzip.open if out.endswith(".gz") else open)(packed, "wb") as target:
+            target.write(text)
+        os.replace(packed, out)
+    finally:
+        if os.path.exists(packed):
+            os.remove(packed)
+
+
+def _say(text: str) -> None:
+    print(f"halfway: {text}", file=sys.stderr)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,281 @@
+"""Reads a trace of torch's profiler (kineto's Chrome format), event by event.
+
+Times become whole nanoseconds, taken from the text: as floats of microseconds since a base they
+would lose digits, and sums would not be exact. Nothing is needed of torch or of a GPU. A trace is
+read as a stream, so that a large one takes the memory of its events, not of its text.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import IO, Any, cast
+
+from microbench.errors import UserError
+
+Json = Mapping[str, Any]
+
+BLOCK = 1 << 20  # characters read at a time
+MAX_EVENT = 1 << 24  # characters of one event
+# Categories of old and new kineto: what ran on the device, and what launched it.
+DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset"})
+RUNTIME = frozenset({"cuda_runtime", "cuda_driver", "Runtime", "hip_runtime"})
+OPS = frozenset({"cpu_op", "Operator", "cpu_op_with_shapes"})
+NOTES = frozenset({"user_annotation"})
+STACK = "python_function"
+OUR_KEY = "halfway"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Something that lasted from `start` to `end`, in ns, on a CPU thread or a device's stream.
+
+    `correlation` joins a launch and what it launched; 0 for none.
+    """
+
+    name: str
+    start: int
+    end: int
+    lane: str
+    correlation: int = 0
+    args: Json = field(default_factory=dict[str, Any])
+
+    @property
+    def ns(self) -> int:
+        """How long it lasted, in nanoseconds."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
+class Recording:
+    """The events of a trace by kind, each sorted by start; `facts` are those of halfway_watch.
+
+    `work` ran on a device: kernels, copies and fills. `header` is what the trace says of itself:
+    the device's properties, the profiler's options.
+    """
+
+    ops: tuple[Span, ...]
+    launches: tuple[Span, ...]
+    work: tuple[Span, ...]
+    notes: tuple[Span, ...]
+    stack: tuple[Span, ...]
+    header: Json
+    facts: Json
+
+    @property
+    def dropped(self) -> int:
+        """Kernels and copies that were launched, and that the profiler has lost."""
+        known = {span.correlation for span in self.work}
+        return sum(
+            1
+            for span in self.launches
+            if span.correlation and launches_work(span.name) and span.correlation not in known
+        )
+
+
+def listed(span: Span, name: str) -> list[object]:
+    """What the profiler noted of each input of an operator under this name; [] without."""
+    found: object = span.args.get(name)
+    return cast(list[object], found) if isinstance(found, list) else []
+
+
+def launches_work(call: str) -> bool:
+    """Whether a call of the runtime puts a kernel, a copy or a fill on a stream."""
+    return bool(_LAUNCHES.search(call))
+
+
+_LAUNCHES = re.compile(r"LaunchKernel|LaunchCooperativeKernel|Memcpy\w*Async|MemsetAsync")
+
+
+def read_trace(path: Path) -> Recording:
+    """The recording in a trace file, .json or .json.gz.
+
+    UserError in one line for a file that cannot be read, is no trace, or is cut off or damaged.
+    """
+    spans: dict[str, list[Span]] = {name: [] for name in _GROUPS}
+    header: dict[str, Any] = {}
+    try:
+        with _open(path) as file:
+            for key, value in _items(file):
+                if key is not None:
+                    header[key] = value
+                else:
+                    _sort_in(value, spans)
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read ({_reason(error)})") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is no trace of torch's profiler: {_reason(error)}") from None
+    facts: Any = header.pop(OUR_KEY, {})
+    facts = cast(Json, facts) if isinstance(facts, dict) else {}
+    parts = {name: tuple(sorted(found, key=_by_start)) for name, found in spans.items()}
+    return Recording(header=header, facts=facts, **parts)
+
+
+_GROUPS = ("ops", "launches", "work", "notes", "stack")
+
+
+def _by_start(span: Span) -> tuple[int, int]:
+    return span.start, -span.end  # what is around comes before what is inside
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    return str(error).split("\n")[0] or type(error).__name__
+
+
+# ---------------------------------------------------------------- events
+
+
+def _sort_in(event: Json, spans: Mapping[str, list[Span]]) -> None:
+    """Put an event where it belongs; those that last no time of their own are left out."""
+    category = event.get("cat")
+    if event.get("ph") != "X" or not isinstance(category, str):
+        return
+    group = _group(category)
+    if group is None:
+        return
+    start = _ns(event.get("ts"), "ts")
+    args = cast(dict[str, Any], event.get("args") or {})
+    correlation = args.get("correlation", 0)
+    lane = f"{event.get('pid')}/{event.get('tid')}"
+    if group == "work":
+        device = args.get("device", event.get("pid"))
+        lane = f"device {device}/{args.get('stream', event.get('tid'))}"
+    end = start + max(0, _ns(event.get("dur", 0), "dur"))
+    number = correlation if isinstance(correlation, int) else 0
+    spans[group].append(Span(str(event.get("name", "")), start, end, lane, number, args))
+
+
+def _group(category: str) -> str | None:
+    if category in DEVICE:
+        return "work"
+    if category in RUNTIME:
+        return "launches"
+    if category in OPS:
+        return "ops"
+    if category in NOTES:
+        return "notes"
+    return "stack" if category == STACK else None
+
+
+def _ns(value: object, name: str) -> int:
+    """Nanoseconds from microseconds. ValueError for what is no number or not of this universe."""
+    if isinstance(value, bool) or not isinstance(value, int | Decimal):
+        raise ValueError(f"{name} of an event is no number")
+    try:
+        found = int(Decimal(value) * 1000)
+    except (InvalidOperation, OverflowError):
+        raise ValueError(f"{name} of an event is no time") from None
+    if abs(found) >= 1 << 63:
+        raise ValueError(f"{name} of an event is no time")
+    return found
+
+
+# ---------------------------------------------------------------- JSON as a stream
+
+
+def _open(path: Path) -> IO[str]:
+    if not path.is_file():
+        raise UserError(f"no such trace file: {path}")
+    with path.open("rb") as file:
+        packed = file.read(2) == b"\x1f\x8b"
+    if packed:
+        return cast(IO[str], gzip.open(path, "rt", encoding="utf-8"))
+    return path.open(encoding="utf-8")
+
+
+def _items(file: IO[str]) -> Iterator[tuple[str | None, Any]]:
+    """(key, value) of what a trace says of itself, and (None, event) for each of its events.
+
+    ValueError where the text is no JSON object, breaks off, or has no list of events.
+    """
+    text = _Text(file)
+    if text.next_character() == "[":  # a bare list of events is a trace too
+        text.position += 1
+        yield from ((None, event) for event in text.elements())
+        return
+    text.expect("{")
+    has_events = False
+    while text.next_character() != "}":
+        key = text.value()
+        if not isinstance(key, str):
+            raise ValueError("a key is missing")
+        text.expect(":")
+        if key == "traceEvents":
+            text.expect("[")
+            has_events = True
+            yield from ((None, event) for event in text.elements())
+        else:
+            yield key, text.value()
+        if text.next_character() == ",":
+            text.position += 1
+    if not has_events:
+        raise ValueError("it has no traceEvents")
+
+
+class _Text:
+    """Text that is read as it is needed; `position` is where the next value begins."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+        self._text, self.position = "", 0
+        self._decoder = json.JSONDecoder(parse_float=Decimal)
+
+    def next_character(self) -> str:
+        """The next character that is no space. ValueError at the end of the text."""
+        while True:
+            found = _NOT_SPACE.search(self._text, self.position)
+            if found:
+                self.position = found.start()
+                return found[0]
+            if not self._more():
+                raise ValueError("it breaks off")
+
+    def expect(self, character: str) -> None:
+        """Go past this character. ValueError if another one is next."""
+        if self.next_character() != character:
+            raise ValueError(f"{character!r} is missing")
+        self.position += 1
+
+    def value(self) -> Any:
+        """The next JSON value. ValueError where it is none."""
+        self.next_character()
+        while True:
+            try:
+                found, end = self._decoder.raw_decode(self._text, self.position)
+            except json.JSONDecodeError as error:
+                # It may be whole in the text to come.
+                if len(self._text) - self.position > MAX_EVENT or not self._more():
+                    raise ValueError(error.msg.lower()) from None
+                continue
+            if end == len(self._text) and self._more():
+                continue  # a number may go on in the text to come
+            self.position = end
+            return found
+
+    def elements(self) -> Iterator[Json]:
+        """The objects of the list that is open, up to and past its end."""
+        while (character := self.next_character()) != "]":
+            if character == ",":
+                self.position += 1
+                continue
+            found = self.value()
+            if not isinstance(found, dict):
+                raise ValueError("an event is no object")
+            yield cast(Json, found)
+        self.position += 1
+
+    def _more(self) -> bool:
+        block = self._file.read(BLOCK)
+        self._text = self._text[self.position :] + block
+        self.position = 0
+        return bool(block)
+
+
+_NOT_SPACE = re.compile(r"[^\s]")

@@ -1,0 +1,206 @@
+"""The recorder, in processes of its own: what it writes, and that scripts run as without it."""
+
+from __future__ import annotations
+
+import ast
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from e2e.__main__ import main
+from e2e.profile import halfway_watch
+from e2e.profile.diagnosis import diagnose
+from e2e.profile.partition import partition
+from e2e.profile.reader import read_trace
+
+RECORDER = Path(halfway_watch.__file__)
+STEPS = ["--after", "2", "--bare", "3", "--traced", "2"]
+NEEDED = 2 + 3 + 1 + 2
+SCRIPT = f"""
+import sys
+import torch
+from beside import FEATURES
+
+assert __name__ == "__main__"
+steps = int(sys.argv[1]) if len(sys.argv) > 1 else {NEEDED + 2}
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(FEATURES, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+for _ in range(steps):
+    loss = model(torch.randn(8, FEATURES)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+print("loss", loss.item(), sys.argv)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A user's folder: a script, a module beside it, and a copy of the recorder."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "beside.py").write_text("FEATURES = 16\n")
+    (tmp_path / RECORDER.name).write_text(RECORDER.read_text())
+    return tmp_path
+
+
+def run(folder: Path, *words: str, code: int = 0, **more: str) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, *words], cwd=folder, capture_output=True, text=True, timeout=120,
+        env={"PATH": "/usr/bin:/bin", "HOME": str(folder), **more},
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def test_it_imports_torch_and_the_standard_library_alone_and_is_python_3_9() -> None:
+    tree = ast.parse(RECORDER.read_text(), feature_version=(3, 9))
+    names = {
+        name.split(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in (
+            [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else [alias.name for alias in node.names]
+        )
+    }
+    assert names <= {*sys.stdlib_module_names, "torch"}
+
+
+def test_a_script_runs_as_without_it_and_leaves_a_trace_of_whole_steps(folder: Path) -> None:
+    alone = run(folder, "train.py", "9")
+    watched = run(folder, RECORDER.name, *STEPS, "--out", "a.json.gz", "train.py", "9")
+    assert watched.stdout == alone.stdout
+    found = partition(read_trace(folder / "a.json.gz"))
+    assert found.steps == 2
+    modules = {(p.caller.module, p.caller.phase) for p in found.pieces}
+    assert {("0", "forward"), ("2", "forward"), ("0", "backward"), ("2", "backward")} <= modules
+    assert any(p.caller.phase == "optimizer" for p in found.pieces)
+    (seen,) = diagnose([folder / "a.json.gz"]).runs
+    assert seen.bare_step_s is not None
+    assert 0 < seen.bare_step_s < 60
+    assert {term.term for term in seen.terms} >= {"matrix products", "activation", "optimizer"}
+    assert sorted(path.name for path in folder.iterdir() if path.suffix != ".py") == [
+        "__pycache__", "a.json.gz",
+    ]  # fmt: skip
+
+
+def test_the_trace_does_not_name_the_machine_or_its_folders(folder: Path) -> None:
+    run(folder, RECORDER.name, *STEPS, "--out", "a.json.gz", "train.py")
+    text = gzip.decompress((folder / "a.json.gz").read_bytes()).decode()
+    data = json.loads(text)
+    assert data["halfway"]["traced"] == 2
+    assert not data.get("host_name")
+    assert str(folder) not in text
+
+
+@pytest.mark.slow
+def test_too_few_steps_write_nothing_and_say_how_many_are_needed(folder: Path) -> None:
+    done = run(folder, RECORDER.name, *STEPS, "--out", "a.json", "train.py", "4")
+    assert f"4 steps were seen, {NEEDED} are needed" in done.stderr
+    assert not (folder / "a.json").exists()
+    # A recording that was cut short is kept if a whole step is in it.
+    run(folder, RECORDER.name, *STEPS, "--out", "a.json", "train.py", str(NEEDED - 1))
+    assert partition(read_trace(folder / "a.json")).steps == 1
+
+
+@pytest.mark.slow
+def test_what_the_script_raises_or_exits_with_is_its_own(folder: Path) -> None:
+    (folder / "fails.py").write_text("import torch\nraise KeyError('mine')\n")
+    done = run(folder, RECORDER.name, "fails.py", code=1)
+    assert "KeyError: 'mine'" in done.stderr
+    (folder / "exits.py").write_text("import sys, torch\nsys.exit(7)\n")
+    run(folder, RECORDER.name, "exits.py", code=7)
+    run(folder, RECORDER.name, "absent.py", code=2)
+    run(folder, RECORDER.name, "--bare", "0", "train.py", code=2)
+
+
+@pytest.mark.slow
+def test_a_profiler_of_the_user_s_own_comes_first(folder: Path) -> None:
+    own = f"""
+import torch
+with torch.profiler.profile():
+    for number in range({NEEDED + 1}):
+        model = torch.nn.Linear(4, 4) if number == 0 else model
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1) if number == 0 else optimizer
+        model(torch.randn(2, 4)).sum().backward()
+        optimizer.step()
+print("done")
+"""
+    (folder / "own.py").write_text(own)
+    done = run(folder, RECORDER.name, *STEPS, "--out", "a.json", "own.py")
+    assert "done" in done.stdout
+
+
+LOOP = f"""
+import torch
+import halfway_watch
+
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+def step():
+    optimizer.zero_grad()
+    model(torch.randn(2, 4)).sum().backward()
+    optimizer.step()
+
+with halfway_watch.watch(model, out="loop.json", after=2, bare=3, traced=2) as w:
+    for _ in range({NEEDED}):
+        step()
+        w.step()
+
+watched = halfway_watch.watched(out="function.json", after=2, bare=3, traced=2)(step)
+for _ in range({NEEDED}):
+    watched()
+"""
+
+
+@pytest.mark.slow
+def test_a_loop_and_a_function_are_watched_too(folder: Path) -> None:
+    (folder / "loop.py").write_text(LOOP)
+    run(folder, "loop.py")
+    for name in ("loop.json", "function.json"):
+        assert partition(read_trace(folder / name)).steps == 2
+
+
+@pytest.mark.slow
+def test_each_rank_of_a_distributed_run_has_a_file_of_its_own(folder: Path) -> None:
+    run(folder, RECORDER.name, *STEPS, "--out", "a.json.gz", "train.py", RANK="3", WORLD_SIZE="4")
+    assert (folder / "a.rank3.json.gz").exists()
+
+
+def test_the_command_prints_the_recorder_and_reads_what_it_wrote(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["diagnose", "--print-recorder"]) == 0
+    assert capsys.readouterr().out == RECORDER.read_text()
+    for name in ("a", "b"):
+        run(folder, RECORDER.name, *STEPS, "--out", f"{name}.json.gz", "train.py")
+    first, second = (str(folder / f"{name}.json.gz") for name in "ab")
+    written = folder / "diagnosis.json"
+    assert main(["diagnose", second, "--base", first, "--json", str(written)]) == 0
+    said = capsys.readouterr().out
+    assert "matrix multiplications" in said
+    data = json.loads(written.read_text())
+    assert str(folder) not in written.read_text()
+    for one in data["runs"]:
+        assert sum(term["ns"] for term in one["terms"]) == one["window_ns"]
+    from microbench.__main__ import main as kernels
+
+    assert kernels(["show", str(written)]) == 0
+    assert capsys.readouterr().out.splitlines()[:5] == said.splitlines()[:5]
+
+
+@pytest.mark.parametrize("words", [[], ["none.json"], ["a.json", "b.json"]])
+def test_a_mistake_is_one_line(
+    words: list[str], capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    assert main(["diagnose", *words]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert said.count("\n") == 1

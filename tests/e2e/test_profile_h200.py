@@ -1,0 +1,85 @@
+"""Traces of an H200: exact sums, and the planted cause first. docs/diagnose.md quotes one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from e2e.profile.diagnosis import Diagnosis, diagnose
+from e2e.profile.partition import partition
+from e2e.profile.reader import read_trace
+from microbench.results.fields import decode
+
+ROOT = Path(__file__).parents[2]
+TRACES = ROOT / "tests" / "samples" / "traces_h200"
+PUBLISHED = ROOT / "results" / "nvidia-h200" / "diagnose"
+PAGE = " ".join((ROOT / "docs" / "diagnose.md").read_text(encoding="utf-8").split())
+FIRST = {
+    "mlp_small": "CPU launch",
+    "slow_loader": "data loading",
+    "nchw": "layout changes",
+    "odd_vocab": "no multiple of 8",
+    "fp32_island": "stayed in float32",
+}
+
+
+def published(name: str) -> Diagnosis:
+    data = json.loads((PUBLISHED / f"{name}.json").read_text())
+    found: Diagnosis = decode(Diagnosis, {"runs": data["runs"]}, "")
+    return found
+
+
+@pytest.mark.parametrize("path", sorted(TRACES.glob("*.gz")), ids=lambda path: path.stem)
+def test_the_work_of_the_gpu_is_joined_to_what_launched_it(path: Path) -> None:
+    recording = read_trace(path)
+    assert recording.dropped == 0
+    parts = partition(recording)
+    assert parts.steps == 3
+    assert not parts.on_cpu
+    assert sum(parts.terms.values()) == parts.end - parts.start
+    busy = [piece for piece in parts.pieces if piece.name and piece.caller.ops]
+    known = sum(piece.ns for piece in busy)
+    assert known >= 0.99 * parts.busy * (parts.end - parts.start)
+    phases = {piece.caller.phase for piece in busy}
+    assert {"forward", "backward", "optimizer"} <= phases
+
+
+@pytest.mark.parametrize("name", ["odd_vocab", "fp32_island"])
+def test_the_trace_alone_says_what_was_published(name: str) -> None:
+    (again,) = diagnose([TRACES / f"{name}.json.gz"]).runs
+    (before,) = published(name).runs
+    assert again == before
+    # Steps that the GPU limits take as long with the profiler as without it.
+    assert again.bottleneck == "GPU"
+    assert again.bare_step_s is not None
+    assert again.step_ms == pytest.approx(1e3 * again.bare_step_s, rel=0.05)
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_the_planted_cause_is_the_first(name: str) -> None:
+    run = published(name).runs[-1]
+    assert FIRST[name] in run.findings[0].title
+    assert run.findings == tuple(sorted(run.findings, key=lambda found: -found.ms))
+
+
+def test_a_fixed_run_does_not_have_the_cause() -> None:
+    for name in ("slow_loader", "nchw"):
+        fixed, planted = published(name).runs
+        assert not any(FIRST[name] in found.title for found in fixed.findings)
+        assert planted.bare_step_s is not None
+        assert fixed.bare_step_s is not None
+        assert planted.bare_step_s > 1.4 * fixed.bare_step_s
+
+
+def test_the_page_quotes_the_published_ledger() -> None:
+    base, other = published("nchw").runs
+    for term in ("layout changes", "convolutions"):
+        a, b = base.ms(term), other.ms(term)
+        assert f"| {term} | {a:.3f} | {b:.3f} | {b - a:+.3f} |" in PAGE
+    assert base.bare_step_s is not None
+    assert other.bare_step_s is not None
+    a, b = 1e3 * base.bare_step_s, 1e3 * other.bare_step_s
+    assert f"| step | {a:.3f} | {b:.3f} | {b - a:+.3f} |" in PAGE
+    assert f"{other.findings[0].ms:.2f} ms at most; measured, the fix saves {b - a:.2f} ms" in PAGE

@@ -1,0 +1,100 @@
+"""Traces of torch's profiler are read exactly, as a stream, and refused in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from samples.traces import Made
+
+from e2e.profile import reader
+from e2e.profile.reader import read_trace
+from microbench.errors import UserError
+
+BASE_NS = 4_612_345_678_901_123  # a time of day in us has sixteen digits: a float loses some
+
+
+def small() -> Made:
+    made = Made(header={"schemaVersion": 1, "deviceProperties": [{"name": "NVIDIA H200"}]})
+    made.steps(1_000_000, 2_000_000)
+    made.op("aten::mm", 10_000, 90_000, **{"Input Dims": [[2, 3], [3, 4]]})
+    made.kernel("gemm", 50_000, 450_001, 20_000)
+    return made
+
+
+@pytest.mark.parametrize("name", ["trace.json", "trace.json.gz", "packed"])
+def test_times_are_whole_nanoseconds_whatever_the_file_is_called(tmp_path: Path, name: str) -> None:
+    found = read_trace(small().write(tmp_path / name, BASE_NS))
+    (work,) = found.work
+    assert (work.start, work.end) == (BASE_NS + 50_000, BASE_NS + 450_001)
+    assert [span.name for span in found.ops] == ["aten::mm"]
+    assert [span.ns for span in found.notes] == [1_000_000, 1_000_000]
+    assert found.header["deviceProperties"] == [{"name": "NVIDIA H200"}]
+    assert found.dropped == 0
+
+
+@given(block=st.integers(1, 400))
+def test_how_the_text_is_cut_into_blocks_changes_nothing(block: int, tmp_path_factory) -> None:
+    path = small().write(tmp_path_factory.mktemp("t") / "a.json", BASE_NS)
+    whole = read_trace(path)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(reader, "BLOCK", block)
+        assert read_trace(path) == whole
+
+
+def test_names_of_older_profilers_are_known(tmp_path: Path) -> None:
+    made = Made()
+    made.span("Operator", "aten::mm", 0, 9_000)
+    made.span("Runtime", "cudaLaunchKernel", 1_000, 2_000, correlation=5)
+    made.span("Kernel", "gemm", 5_000, 8_000, 7, correlation=5, stream=7, device=0)
+    made.span("Memcpy", "Memcpy HtoD", 8_000, 9_000, 7, correlation=6, stream=7, device=0)
+    found = read_trace(made.write(tmp_path / "old.json"))
+    assert [len(group) for group in (found.ops, found.launches, found.work)] == [1, 1, 2]
+
+
+def test_launches_without_a_kernel_are_counted(tmp_path: Path) -> None:
+    made = small()
+    made.span("cuda_runtime", "cudaLaunchKernel", 30_000, 31_000, correlation=99)
+    made.span("cuda_runtime", "cudaStreamSynchronize", 40_000, 41_000, correlation=100)
+    assert read_trace(made.write(tmp_path / "a.json")).dropped == 1
+
+
+DAMAGED = {
+    "empty": "",
+    "no JSON": "import torch\n",
+    "cut off": small().text()[:-40],
+    "no events": '{"schemaVersion": 1}',
+    "events of another kind": '{"traceEvents": [1, 2]}',
+    "a time that is no number": '{"traceEvents": [{"ph":"X","cat":"kernel","ts":"x","dur":1}]}',
+    "an endless time": '{"traceEvents": [{"ph":"X","cat":"kernel","ts":1e999,"dur":1}]}',
+    "NaN": '{"traceEvents": [{"ph":"X","cat":"kernel","ts":NaN,"dur":1}]}',
+    "deep": '{"traceEvents": [' + 100_000 * "[",
+    "a list of numbers": "[1, 2]",
+}
+
+
+@pytest.mark.parametrize("text", DAMAGED.values(), ids=DAMAGED)
+def test_a_file_that_is_no_trace_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "bad.json"
+    path.write_text(text)
+    with pytest.raises(UserError) as caught:
+        read_trace(path)
+    assert "bad.json" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_cut_archive_and_a_missing_file_are_refused(tmp_path: Path) -> None:
+    path = small().write(tmp_path / "a.json.gz")
+    path.write_bytes(path.read_bytes()[:-12])
+    for wrong in (path, tmp_path / "none.json", tmp_path):
+        with pytest.raises(UserError):
+            read_trace(wrong)
+
+
+def test_a_bare_list_of_events_is_a_trace(tmp_path: Path) -> None:
+    path = tmp_path / "list.json"
+    path.write_text(json.dumps([{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 1}]))
+    assert [op.name for op in read_trace(path).ops] == ["aten::mm"]
