@@ -91,12 +91,15 @@ class Prepared:
     fastest. `rel_error(candidate)` fills the output with a poison, launches once and returns the
     relative error against a float64 reference of the inputs as stored: infinite where an element
     was not written, ValueError where the launch returned a tensor of another shape or dtype.
+    `rel_error_again(candidate)` is the same after many launches: it spoils a result that the back
+    end has kept too, so that one which it returns once more does not pass.
     `total_error()` compares the last output with a reference of the inputs before they were rounded
     to their storage. `flops` and `min_bytes` are operations and bytes of one launch, as in `Op`.
     """
 
     candidates: Sequence[Candidate]
     rel_error: Callable[[Candidate], float]
+    rel_error_again: Callable[[Candidate], float]
     total_error: Callable[[], float]
     flops: int
     min_bytes: int

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 INT_POISON = torch.iinfo(torch.int32).min  # no GEMM of int8 matrices has this value
@@ -15,6 +17,18 @@ CHUNK_ELEMENTS = 1 << 26  # of a tensor that are held in float64 at once
 def poison(output: torch.Tensor) -> None:
     """Fill an output, in place: NaN, or INT_POISON for int32, values that no kernel computes."""
     output.fill_(float("nan") if output.dtype.is_floating_point else INT_POISON)
+
+
+def spoil(returned: object, output: torch.Tensor, inputs: Iterable[torch.Tensor]) -> None:
+    """Poison what a launch returned in memory of its own, which the back end may keep.
+
+    What is no result (of another type than `output`, or in the memory of an input) is left alone.
+    """
+    if not isinstance(returned, torch.Tensor) or returned.dtype != output.dtype:
+        return
+    place = returned.untyped_storage().data_ptr()
+    if all(place != tensor.untyped_storage().data_ptr() for tensor in inputs):
+        poison(returned)
 
 
 def filled(returned: object, output: torch.Tensor) -> torch.Tensor:

@@ -1,25 +1,133 @@
-"""Writing files atomically."""
+"""Reading files within bounds, and writing them atomically."""
 
 from __future__ import annotations
 
+import errno
+import json
+import math
 import os
 import secrets
+import stat
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any, cast
+
+MAX_BYTES = 128 << 20  # of a file that is read: 25 times the largest published run file
+MAX_DEPTH = 100  # of lists and objects in one another
+MAX_DIGITS = 40  # of an integer: no size, count or seed has more
+
+
+def check_regular(path: Path) -> None:
+    """OSError unless it is a regular file of at most MAX_BYTES; nothing of it is read."""
+    os.close(_opened(path))
+
+
+def read_regular(path: Path) -> bytes:
+    """The content of a regular file. OSError as of `check_regular`, before a byte is read."""
+    with os.fdopen(_opened(path), "rb") as file:
+        content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:  # it grew, or its size is not known, as below /proc
+        raise _too_large(path)
+    return content
+
+
+def _opened(path: Path) -> int:
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # else a pipe waits for a writer
+    facts = os.fstat(fd)
+    if stat.S_ISREG(facts.st_mode) and facts.st_size <= MAX_BYTES:
+        return fd
+    os.close(fd)
+    if stat.S_ISDIR(facts.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(facts.st_mode):
+        raise OSError(errno.EINVAL, "Not a regular file", str(path))
+    raise _too_large(path)
+
+
+def _too_large(path: Path) -> OSError:
+    return OSError(errno.EFBIG, f"Larger than {MAX_BYTES >> 20} MiB", str(path))
+
+
+def read_json_file(path: Path) -> Any:
+    """The JSON value in a file.
+
+    OSError as of `read_regular`. ValueError for what is not JSON in UTF-8, for numbers that are not
+    finite or have more than MAX_DIGITS digits, and for a nesting deeper than MAX_DEPTH.
+    """
+    text = read_regular(path).decode()
+    try:
+        value: Any = json.loads(
+            text, parse_int=_bounded, parse_float=_finite, parse_constant=_refused
+        )
+    except RecursionError:
+        raise _too_deep() from None
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH):
+        level = [item for one in level for item in _items(one) if isinstance(item, (dict, list))]
+        if not level:
+            return value
+    raise _too_deep()
+
+
+def _items(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return cast("dict[str, Any]", value).values()
+    return cast("list[Any]", value) if isinstance(value, list) else ()
+
+
+def _bounded(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:
+        raise ValueError(f"a number has {len(digits)} digits")
+    return int(digits)
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise ValueError(f"the number {digits[:MAX_DIGITS]} is too large")
+    return value
+
+
+def _refused(word: str) -> float:
+    raise ValueError(f"{word} is not a number")
+
+
+def _too_deep() -> ValueError:
+    return ValueError(f"its lists and objects are nested deeper than {MAX_DEPTH}")
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
     """Replace a file atomically: readers see the old content or the new, never a part.
 
-    The content is flushed to disk before the rename. Text is written in UTF-8; permissions follow
-    the umask. OSError where the disk refuses; no temporary file is left then.
+    The content is flushed to disk before the rename. Text is written in UTF-8. A file that exists
+    keeps its permissions, and its owner where this user may set it; a new one follows the umask. A
+    symbolic link stays, and the file that it names is replaced. OSError with the path where the
+    disk refuses; no temporary file is left then.
     """
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        _replace(path, content.encode() if isinstance(content, str) else content)
+    except OSError as error:  # of writing and flushing, it names no file
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def _replace(path: Path, content: bytes) -> None:
+    try:
+        before = os.stat(path)
+    except FileNotFoundError:
+        before = None
+    target = Path(os.path.realpath(path))
+    draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     with draft.open("xb") as file:
         try:
-            file.write(content.encode() if isinstance(content, str) else content)
+            file.write(content)
             file.flush()
+            if before is not None:
+                with suppress(PermissionError):
+                    os.fchown(file.fileno(), before.st_uid, before.st_gid)
+                os.fchmod(file.fileno(), stat.S_IMODE(before.st_mode))
             os.fsync(file.fileno())
-            os.replace(draft, path)
+            os.replace(draft, target)
         except BaseException:
             draft.unlink(missing_ok=True)
             raise

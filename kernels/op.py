@@ -181,6 +181,7 @@ class OpSession:
 
     def __init__(self, op: Op, target: Target, seed: int) -> None:
         self.op, self.target = op, target
+        self.checking = importlib.import_module("kernels.checking")
         self.check = importlib.import_module(f"kernels.{op.name}.check")
         operands = importlib.import_module(f"kernels.{op.name}.operands")
         self.pool = operands.OperandPool(target, seed)
@@ -199,10 +200,16 @@ class OpSession:
             launched = self.check.launch_poisoned(operands, candidate)
             return self.check.relative_error(launched)
 
+        def rel_error_again(candidate: Candidate) -> float:
+            if candidate.allocates or launched.output is not operands.output:
+                self.checking.spoil(candidate.call(), operands.output, operands.inputs)
+            return rel_error(candidate)
+
         def total_error() -> float:
             return self.check.total_error(launched)
 
-        return Prepared(found, rel_error, total_error, self.op.flops(case), self.op.min_bytes(case))
+        flops, min_bytes = self.op.flops(case), self.op.min_bytes(case)
+        return Prepared(found, rel_error, rel_error_again, total_error, flops, min_bytes)
 
     def close(self) -> None:
         """Free the shared operands."""

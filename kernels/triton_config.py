@@ -61,9 +61,10 @@ class Grammar:
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
-        sizes = r"x".join([r"\d+"] * self.sizes)
-        always = "".join(rf"/{prefix}(\d+)" for prefix in self.always)
-        above_one = "".join(rf"(?:/{prefix}(\d+))?" for prefix in self.above_one)
+        number = r"[1-9]\d{0,6}"
+        sizes = "x".join([number] * self.sizes)
+        always = "".join(rf"/{prefix}({number})" for prefix in self.always)
+        above_one = "".join(rf"(?:/{prefix}({number}))?" for prefix in self.above_one)
         flag = f"(/{self.flag})?" if self.flag else ""
         return re.compile(rf"({'|'.join(self.kernels)})/({sizes}){always}{above_one}{flag}")
 

@@ -7,19 +7,21 @@ cache directory and comes first. A section is a layout or a pass, a key the size
 from __future__ import annotations
 
 import json
-import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from itertools import product
 from math import log2
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from kernels.case import Target
-from kernels.files import write_atomically
+from kernels.error_words import first_line
+from kernels.files import read_json_file, write_atomically
 from kernels.gpus import tuned_alike
+from kernels.user_folders import cache_folder, warn
 
 NEAR = 1.5  # a size this many times larger or smaller, all dimensions together, may lend its entry
 
@@ -30,14 +32,6 @@ Size = tuple[int, ...]
 def slug(device_name: str) -> str:
     """File name of a device's table: "NVIDIA H200" -> "nvidia-h200"."""
     return re.sub(r"[^a-z0-9]+", "-", device_name.lower()).strip("-")
-
-
-def user_directory(name: str = "tuned") -> Path:
-    """The user's cache folder for tables, or for what else `name` says:
-    $XDG_CACHE_HOME/halfway/NAME, or ~/.cache/halfway/NAME. It need not exist.
-    """
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "halfway" / name
 
 
 def tables_for(target: Target) -> tuple[str, ...]:
@@ -67,42 +61,99 @@ def nearest(
     return None
 
 
-@cache
-def _read(path: Path) -> Table:
-    try:
-        content: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}  # no table is the usual case; a damaged cache costs its entries, not the run
-    return content if isinstance(content, dict) else {}
-
-
 @dataclass(frozen=True)
 class Tables:
-    """The tables of one op: the repository's folder, and the user's folder of that name."""
+    """The tables of one op: the repository's folder, and the user's folder of that name.
+
+    `key` is the pattern of a size; `parsers` are the modules whose `parse` reads a label, or raises
+    ValueError.
+    """
 
     repository: Path
+    key: str
+    parsers: Sequence[str]
     user_folder: str = "."
-
-    def _directories(self) -> tuple[Path, Path]:
-        return self.repository, user_directory() / self.user_folder
 
     def section(self, device_names: Sequence[str], precision: str, name: str) -> dict[str, str]:
         """Keys -> labels; later devices override earlier ones, the user's tables all of them. A
-        file that is missing or damaged counts as empty.
+        file that is missing counts as empty, entries that cannot be read as missing: of those a
+        warning names the file.
         """
         found: dict[str, str] = {}
-        for directory, device in product(self._directories(), device_names):
-            table = _read(directory / f"{slug(device)}.json")
-            found.update(table.get(precision, {}).get(name, {}))
+        for folder, device in product((self.repository, self._users()), device_names):
+            if folder is not None:
+                table = _read(self, folder / f"{slug(device)}.json")
+                found.update(table.get(precision, {}).get(name, {}))
         return found
 
     def save(self, device_name: str, precision: str, name: str, key: str, label: str) -> Path:
         """Record a winner in the user's table; the file's path. OSError if it cannot be written."""
-        path = self._directories()[1] / f"{slug(device_name)}.json"
+        folder = self._users()
+        if folder is None:
+            raise FileNotFoundError(2, "no home folder is known")
+        path = folder / f"{slug(device_name)}.json"
         _read.cache_clear()
-        table = _read(path)
+        table = _read(self, path)
         table.setdefault(precision, {}).setdefault(name, {})[key] = label
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps(table, indent=1, sort_keys=True) + "\n")
         _read.cache_clear()
         return path
+
+    def check_entry(self, key: str, label: object) -> None:
+        """ValueError for a key that is no size, and a label that is no configuration."""
+        if not re.fullmatch(self.key, key):
+            raise ValueError(f"{key[:40]!r} is no size")
+        if not isinstance(label, str):
+            raise ValueError(f"{key}: the configuration is no text")
+        if not any(_parses(parser, label) for parser in self.parsers):
+            raise ValueError(f"{label[:40]!r} is no configuration")
+
+    def _users(self) -> Path | None:
+        folder = cache_folder("tuned")
+        return folder and folder / self.user_folder
+
+
+def _parses(module: str, label: str) -> bool:
+    try:
+        import_module(module).parse(label)
+    except ValueError:
+        return False
+    return True
+
+
+@cache
+def _read(tables: Tables, path: Path) -> Table:
+    """The entries of a file that can be read; a warning names the file where some cannot."""
+    found: Table = {}
+    try:
+        for precision, section, key, label in _entries(read_json_file(path)):
+            try:
+                tables.check_entry(key, label)
+                found.setdefault(precision, {}).setdefault(section, {})[key] = label
+            except ValueError as error:
+                _warn(path, error)
+    except (FileNotFoundError, NotADirectoryError):
+        pass  # no table is the usual case
+    except (OSError, ValueError) as error:
+        _warn(path, error)
+    return found
+
+
+def _entries(table: Any) -> Iterator[tuple[str, str, str, Any]]:
+    """(precision, section, key, label) of all entries. ValueError for what is no table."""
+    for precision, sections in _object(table).items():
+        for section, labels in _object(sections).items():
+            for key, label in _object(labels).items():
+                yield precision, section, key, label
+
+
+def _object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError("it is no table of configurations")
+    return cast("dict[str, Any]", value)
+
+
+def _warn(path: Path, error: Exception) -> None:
+    said = error.strerror if isinstance(error, OSError) else first_line(error)
+    warn(f"{path} has entries that cannot be read ({said}): they are left out")

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import sys
+
+if __name__ == "__main__":  # before anything takes time to load
+    from microbench.stopping import listen
+
+    listen()
+
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +19,7 @@ from microbench.command_line import (
     FILE,
     REST,
     Outputs,
+    Program,
     Row,
     Said,
     Schema,
@@ -38,7 +45,7 @@ BUDGET = options_of(Conditions)["budget"].click()
 QUIET = options_of(Outputs)["quiet"].click()
 
 
-class Commands(click.Group):
+class Commands(Program):
     """The commands; each may go on with a run file."""
 
     command_class = Command

@@ -8,18 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kernels.ceilings.plan import LAUNCHES, Probe, all_probes
 from microbench.command_line import Outputs, check_budget
 from microbench.errors import UserError
+from microbench.pulse import Pipe
 from microbench.report.ceilings import in_one_line
 from microbench.report.live import LiveLine
 from microbench.results.ceilings import CeilingResult, ceiling_of
 from microbench.results.types import Run
 from microbench.roofline.ceilings import datasheet_ceilings
-from microbench.run_output import Done, check_outputs, new_run, run_console, run_path, save
+from microbench.run_output import Done, check_outputs, new_run, run_console, run_file, save
 from microbench.worker import HANG_S, Child, Greeting, WorkerDied, greet, greet_parent
 
 if TYPE_CHECKING:
@@ -36,8 +37,15 @@ def measure_ceilings(
     if budget is not None:
         check_budget("--budget", budget)
     check_outputs(outputs)
-    path = run_path(outputs, "ceilings")
     each_s = budget / len(probes) if budget else BUDGET_S
+    with run_file(outputs, "ceilings") as (path, _):
+        return Done(_measured(device, probes, budget, each_s, path, outputs), path, outputs)
+
+
+def _measured(
+    device: str, probes: Sequence[Probe], budget: float | None, each_s: float, path: Path,
+    outputs: Outputs,
+) -> Run:  # fmt: skip
     session = _Session(device)
     try:
         run = _begin(session.greeting, probes, budget)
@@ -51,7 +59,7 @@ def measure_ceilings(
         session.close()
     run = replace(run, finished_at=datetime.now(UTC).isoformat(timespec="seconds"))
     save(run, path)
-    return Done(run, path, outputs)
+    return run
 
 
 def chosen(only: str | None) -> list[Probe]:
@@ -125,7 +133,7 @@ class _Session:
 # ---------------------------------------------------------------- in the child
 
 
-def _serve(pipe: Connection, device: str) -> None:
+def _serve(pipe: Pipe, device: str) -> None:
     from microbench.device import device as devices
     from microbench.roofline.instructions import why_no_kernels
 
@@ -137,7 +145,7 @@ def _serve(pipe: Connection, device: str) -> None:
     _measure(pipe, info)
 
 
-def _measure(pipe: Connection, info: DeviceInfo) -> None:
+def _measure(pipe: Pipe, info: DeviceInfo) -> None:
     from kernels.ceilings.launch import Loader
     from microbench.device import device as devices
     from microbench.roofline.instructions import measure_probe

@@ -10,13 +10,18 @@ import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
+from errno import EMFILE
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import click
 
+from kernels.error_words import first_line
 from microbench.errors import NothingMeasured, UserError
+from microbench.printable import clean_streams, message
+from microbench.stopping import Stopped, end
+from microbench.streams import fault_of, give_up, is_of_stream, open_closed_streams
 
 FILE = click.Path(path_type=Path)
 OPTION = "option"  # the key of a field's metadata
@@ -281,11 +286,45 @@ def _name(row: Row) -> str:
     return row if isinstance(row, str) else row.name if isinstance(row, Said) else ""
 
 
+class Program(click.Group):
+    """A group of commands that cannot be started within itself, by naming it as a network."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """As click has it. RuntimeError within a command."""
+        if click.get_current_context(silent=True) is not None:
+            raise RuntimeError("a command cannot start the program within itself")
+        return super().main(*args, **kwargs)
+
+
 def run_app(app: click.Group, program: str, arguments: list[str] | None) -> int:
     """Run a command line and return its exit code. Errors are one line on stderr.
 
-    0 done, 1 where all that was tried failed, 2 for a mistake of the user, 130 where stopped.
+    0 done, 1 where all that was tried failed, 2 for a mistake of the user and where the machine
+    refuses what the program needs, 130 where stopped. What is printed is printable, whatever a run
+    file or an argument holds.
     """
+    open_closed_streams()
+    with clean_streams():
+        return _ended(app, program, arguments)
+
+
+def _ended(app: click.Group, program: str, arguments: list[str] | None) -> int:
+    try:
+        code = _run(app, program, arguments)
+        sys.stdout.flush()  # while what fails can still be said
+        return code
+    except BrokenPipeError:
+        give_up(sys.stdout)  # the reader of a pipe has gone; nothing is left to say
+        return 1
+    except OSError as error:
+        return _complain(_refused(error), 2)
+    except MemoryError:
+        return _complain("out of memory", 2)
+    except ImportError as error:  # a library is broken, or the machine does not load it
+        return _complain(f"cannot load a library: {first_line(error)}", 2)
+
+
+def _run(app: click.Group, program: str, arguments: list[str] | None) -> int:
     try:
         code = app(arguments, prog_name=program, standalone_mode=False)
     except UserError as error:
@@ -294,17 +333,32 @@ def run_app(app: click.Group, program: str, arguments: list[str] | None) -> int:
         print(error.format_message())
         return 2
     except click.ClickException as error:
-        return _complain(" ".join(error.format_message().split()), 2)
-    except (click.exceptions.Abort, KeyboardInterrupt):
+        return _complain(error.format_message(), 2)
+    except (click.exceptions.Abort, KeyboardInterrupt) as error:
+        stopped = error.__cause__ or error  # click makes an Abort of it
+        if isinstance(stopped, Stopped):
+            end(stopped.code)
         return 130
     except NothingMeasured:
-        return 1
-    except BrokenPipeError:
-        sys.stderr.close()  # the reader of a pipe has gone; nothing is left to say
         return 1
     return code if isinstance(code, int) else 0
 
 
-def _complain(message: str, code: int) -> int:
-    print(f"error: {message}", file=sys.stderr)
+def _refused(error: OSError) -> str:
+    """What the machine did not do, in one line."""
+    fault = fault_of(sys.stdout)
+    if fault is not None or is_of_stream(error):
+        give_up(sys.stdout)
+        return f"cannot write the output: {(fault or error).strerror}"
+    said = error.strerror or first_line(error)
+    if error.errno == EMFILE:
+        said += " (ulimit -n)"
+    return f"{error.filename}: {said}" if error.filename else said
+
+
+def _complain(text: str, code: int) -> int:
+    try:
+        print(message(f"error: {text}"), file=sys.stderr, flush=True)
+    except OSError:
+        give_up(sys.stderr)
     return code

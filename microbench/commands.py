@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from microbench.errors import UserError
+from microbench.results.claim import claimed
 from microbench.results.kinds import Document, document_of
 from microbench.results.runfile import (
     as_run,
     check_apart,
+    check_readable,
     check_writable,
     damaged,
-    probe,
     read_json,
     read_run,
     write_run,
@@ -42,6 +43,7 @@ def show_run(
     """
     data = read_json(file)
     document = document_of(data)
+    check_apart({"FILE": file, "--chart": chart, "--html": html})
     if html:
         check_writable(html, "--html")
     if document and not chart:
@@ -111,12 +113,18 @@ def show_document(
 def explain_again(file: Path) -> None:
     """Compute bottlenecks, reasons and warnings of a run file anew, and write it back.
 
-    UserError for a file that is no run or cannot be written.
+    The file keeps its permissions and its links. UserError for a file that is no run, cannot be
+    written, or is being measured.
     """
+    check_readable(file)
+    with claimed(file, "FILE"):
+        _explain(file)
+
+
+def _explain(file: Path) -> None:
     from microbench.roofline.explain import annotate
 
     run = read_run(file)
-    probe(file, "FILE")
     if run.others and not run.results:
         print(f"{file} has no kernel results. Other results are explained when they are measured.")
         return

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from kernels import size_of
 from kernels.case import Case
+from microbench.printable import clean
 from microbench.results.types import Interval, Ratio
 from microbench.timing.stats import excludes_one, half_width_pct
 
@@ -16,11 +17,6 @@ MAX_SKEW = 1.5  # longer side of an interval over the shorter one: beyond it bot
 _MOST_ROUNDED = 9999  # of a number rounded up in digits
 _LONGEST = 1e8  # of a number written out in digits; larger ones have an exponent
 _TIME_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
-
-
-def clean(text: object) -> str:
-    """One line without control characters: a run file may contain any text."""
-    return " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())
 
 
 def number(value: float) -> str:

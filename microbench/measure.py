@@ -8,6 +8,7 @@ whatever happens to it.
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -16,11 +17,13 @@ from kernels.case import Candidate, CannotRun, Case, Prepared, Target
 from kernels.error_words import first_line
 from kernels.op import TUNED, OpSession
 from microbench.device import profiler as kernel_names
+from microbench.device.device import held_by_others
 from microbench.device.telemetry import Telemetry, TelemetrySummary
 from microbench.estimate import Estimator, TooLong
-from microbench.results.types import TIME_DECIMALS, Measurement, Ratio, Result
+from microbench.results.types import TIME_DECIMALS, TURNED_WRONG, Measurement, Ratio, Result
 from microbench.sweep import Group
-from microbench.timing.interleave import HEAVY, LARGE_FLOPS, Arm, ArmFailed, Turns
+from microbench.timing import LARGE_FLOPS
+from microbench.timing.interleave import HEAVY, LOOKS, Arm, ArmFailed, Turns
 from microbench.timing.stats import median, median_interval, ratio_interval
 from microbench.timing.timers import Timer
 
@@ -28,6 +31,8 @@ ESTIMATE_SAMPLES = 3
 CHOICE_SAMPLES = 5
 CHOICE_FINALISTS = 4
 CHOICE_ROUNDS = 3
+QUICK_S = 0.02  # a launch up to this long is checked between two blocks too
+WRONG = "wrong result"
 UNMANAGED = "unmanaged"  # the regime of a CPU, whose clock is not controlled
 
 Announce = Callable[[str, str], None]  # (case key, stage): a sign of life, and the case at work
@@ -43,6 +48,7 @@ class Measurer:
     regime: str
     seed: int
     tune: bool
+    chance: random.Random = field(default_factory=random.Random)  # when to check again
     estimator: Estimator = field(default_factory=Estimator)
     sessions: dict[str, OpSession] = field(default_factory=dict[str, OpSession])
 
@@ -99,7 +105,9 @@ class Measurer:
             candidate = self._choose(case, prepared, announce)
             if not checked:
                 blank = self._checked(candidate, prepared, blank, announce)
-            return blank if blank.status == "failed" else self._arm(candidate, blank, announce)
+            if blank.status == "failed":
+                return blank
+            return self._arm(candidate, prepared, blank, announce)
         except (CannotRun, TooLong) as error:
             return replace(blank, status="skipped", reason=str(error))
         except Exception as error:
@@ -134,7 +142,9 @@ class Measurer:
             tile=candidate.tile or kernel_names.tile_of(names, case),
         )
 
-    def _arm(self, candidate: Candidate, blank: Result, announce: Announce) -> _Ready:
+    def _arm(
+        self, candidate: Candidate, prepared: Prepared, blank: Result, announce: Announce
+    ) -> _Ready:
         """The arm to time, with what one launch takes."""
         case = blank.case
         announce(case.key, "estimating")
@@ -142,7 +152,8 @@ class Measurer:
         estimate = median(self.timer.block(candidate.call, ESTIMATE_SAMPLES).times_s)
         self.estimator.learn(case, blank.flops, estimate)
         found = replace(blank, variant=candidate.label, tuned=self._tuned(case, candidate))
-        return _Ready(found, Arm(case.key, candidate.call, estimate))
+        arm = Arm(case.key, candidate.call, estimate)
+        return _Ready(found, arm, lambda: prepared.rel_error_again(candidate))
 
     def _tuned(self, case: Case, candidate: Candidate) -> bool | None:
         """Whether the configuration was tuned for this very case, just now or in the tables."""
@@ -185,41 +196,77 @@ class Measurer:
         self, ready: Sequence[_Ready], budget_s: float, announce: Announce
     ) -> dict[str, Result]:
         arms = [item.arm for item in ready]
+        by_key = {item.arm.key: item for item in ready}
+        # A kernel that is wrong for a while only is seen by chance: it cannot know the round.
+        watched = {
+            arm.key: self.chance.randint(2, LOOKS[0]) for arm in arms if arm.estimate_s <= QUICK_S
+        }
+
+        def begin(key: str, number: int) -> None:
+            if watched.get(key) == number:
+                self._check_again(by_key[key], announce)
+            announce(key, f"timing, round {number}")
+
         turns = Turns(
             self.timer,
             self.regime,
             budget_s,
             during=self.telemetry.during,
-            begin=lambda key, number: announce(key, f"timing, round {number}"),
+            begin=begin,
             heavy=ready[0].result.flops >= LARGE_FLOPS,
         )
+        failed: dict[str, Result] = {}
         try:
             turns.take(arms)
         except ArmFailed as failure:
             return self._without(failure, ready, budget_s, announce)
+        for item in ready:
+            try:
+                self._check_again(item, announce)
+            except ArmFailed as failure:
+                failed[item.arm.key] = self._failed(failure, item)
         heavy = turns.pace(arms) is HEAVY
         regime = self.regime if self.target.kind == "cuda" else UNMANAGED
         timed: dict[str, Result] = {}
         for item in ready:
+            if item.arm.key in failed:
+                continue
             state = self.telemetry.summary(item.arm.key)
             found = measurement_of(item.arm, self.timer, regime, state, heavy)
             timed[item.arm.key] = replace(item.result, measurement=found)
-        return with_ratios(timed, arms, self.timer)
+        return failed | with_ratios(timed, arms, self.timer)
+
+    def _check_again(self, item: _Ready, announce: Announce) -> None:
+        """ArmFailed where the result of a launch is wrong now, though it was right at first."""
+        case = item.result.case
+        announce(case.key, "checking again")
+        try:
+            error, tolerance = item.rel_error(), OPS[case.op].tolerance(case)
+            if not error <= tolerance:
+                raise TurnedWrong(error, tolerance)
+        except Exception as cause:
+            raise ArmFailed(item.arm) from cause
+
+    def _failed(self, failure: ArmFailed, item: _Ready) -> Result:
+        """The result of a variant that raised, or turned wrong, after its check."""
+        cause = failure.__cause__
+        assert isinstance(cause, Exception)
+        self._raise_if_dead(cause)
+        reason, error = describe_failure(cause, item.result.case), item.result.rel_error
+        if isinstance(cause, TurnedWrong):
+            error = cause.error if math.isfinite(cause.error) else None
+        return replace(item.result, status="failed", reason=reason, rel_error=error)
 
     def _without(
         self, failure: ArmFailed, ready: Sequence[_Ready], budget_s: float, announce: Announce
     ) -> dict[str, Result]:
         """A launch of one variant raised: it fails, and the others start again."""
-        cause = failure.__cause__
-        assert isinstance(cause, Exception)
-        self._raise_if_dead(cause)
         results: dict[str, Result] = {}
         sound: list[_Ready] = []
         for item in ready:
             item.arm.blocks.clear()
             if item.arm is failure.arm:
-                reason = describe_failure(cause, item.result.case)
-                results[item.arm.key] = replace(item.result, status="failed", reason=reason)
+                results[item.arm.key] = self._failed(failure, item)
             else:
                 sound.append(item)
         return results | (self._take_turns(sound, budget_s, announce) if sound else {})
@@ -238,10 +285,19 @@ class Measurer:
 
 @dataclass
 class _Ready:
-    """A case that passed its check, and its variant to time."""
+    """A case that passed its check, its variant to time, and a check for afterwards."""
 
     result: Result
     arm: Arm
+    rel_error: Callable[[], float]
+
+
+class TurnedWrong(Exception):
+    """A result that was right at first is wrong later: its relative error, and the tolerance."""
+
+    def __init__(self, error: float, tolerance: float) -> None:
+        super().__init__(TURNED_WRONG + describe_wrong(error, tolerance).removeprefix(WRONG))
+        self.error = error
 
 
 def measurement_of(
@@ -307,8 +363,8 @@ def too_exact(case: Case, error: float) -> bool:
 def describe_wrong(error: float, tolerance: float) -> str:
     """The reason, in words, of a wrong result; errors are relative to float64."""
     if not math.isfinite(error):
-        return "wrong result: some elements are NaN or were not written"
-    return f"wrong result: relative error {error:.2g} against float64, tolerance {tolerance:g}"
+        return f"{WRONG}: some elements are NaN or were not written"
+    return f"{WRONG}: relative error {error:.2g} against float64, tolerance {tolerance:g}"
 
 
 def describe_failure(error: Exception, case: Case) -> str:
@@ -317,5 +373,7 @@ def describe_failure(error: Exception, case: Case) -> str:
 
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         need_gb = OPS[case.op].min_bytes(case) / 1e9
-        return f"out of memory: the tensors alone take {need_gb:.1f} GB; try a smaller problem"
+        said = f"out of memory: the tensors alone take {need_gb:.1f} GB"
+        others = held_by_others()
+        return f"{said}; {others}" if others else f"{said}; try a smaller problem"
     return first_line(error)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -10,6 +9,7 @@ from typing import Any, ClassVar
 import click
 from click.core import ParameterSource
 
+from kernels.files import read_json_file
 from microbench.command_line import Switch
 from microbench.errors import UserError
 
@@ -130,9 +130,9 @@ def _is_given(ctx: click.Context, name: str) -> bool:
 def _words_kept(path: Path) -> list[str] | None:
     """What followed the program's name in the command of a run file; None for no run file."""
     try:
-        document: Any = json.loads(path.read_text(encoding="utf-8"))
+        document: Any = read_json_file(path)
         command: list[Any] = document["command"]
         words = [str(word) for word in command]
-    except (OSError, ValueError, RecursionError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
     return words[3:] if words[:2] == ["python", "-m"] else words[1:]

@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from kernels import OPS
+from kernels.user_folders import warn
 from microbench.command_line import MAX_SEED, kept
 from microbench.conditions import Conditions
 from microbench.errors import UserError
 from microbench.requests import Request
-from microbench.results.runfile import read_run
 from microbench.results.types import NetworkUse, Run
 from microbench.run_output import (
     Done,
@@ -20,10 +20,11 @@ from microbench.run_output import (
     check_outputs,
     new_run,
     run_console,
-    run_path,
+    run_file,
     say_stopped,
 )
 from microbench.runner import Runner, Schedule, few_processes
+from microbench.stopping import last_words
 from microbench.sweep import Group
 from microbench.worker import Greeting, WorkerDied, Workers
 
@@ -42,13 +43,18 @@ def run_request(request: Request) -> Done:
     UserError for a bad option, a device that is missing or fails, too little memory, or a run file
     that cannot be written or resumed.
     """
-    from microbench.report.live import LiveProgress
-
     asked = request.conditions
     request.plan("cuda")  # UserError before a device is touched
     check_outputs(asked.outputs)
-    before = read_run(asked.outputs.resume) if asked.outputs.resume else None
-    path = run_path(asked.outputs, request.name)
+    with run_file(asked.outputs, request.name) as (path, before):
+        return _carried_out(request, path, before)
+
+
+def _carried_out(request: Request, path: Path, before: Run | None) -> Done:
+    """What is asked, measured into the file at `path`, `before` continued."""
+    from microbench.report.live import LiveProgress
+
+    asked = request.conditions
     console = run_console(asked.outputs)
     seed = secrets.randbelow(MAX_SEED) if asked.seed is None else asked.seed
     settings = replace(asked, seed=seed)
@@ -135,15 +141,17 @@ def _identity(network: NetworkUse) -> tuple[str, int, int | None]:
 
 def _measure(runner: Runner, schedule: Schedule, groups: Sequence[Group], path: Path) -> Run:
     try:
-        return runner.measure(schedule, groups)
-    except KeyboardInterrupt:
-        say_stopped("microbench", path)
-        raise
+        with last_words(lambda: say_stopped("microbench", path)):
+            return runner.measure(schedule, groups)
     except WorkerDied as death:
-        raise UserError(f"the device failed: {death.reason}; results so far: {path}") from None
+        raise UserError(f"{death.reason}; results so far: {path}") from None
 
 
 def _keep_tuned(run: Run, greeting: Greeting) -> None:
     for result in run.results:
         if result.case.backend == "triton" and result.measurement and result.variant:
-            OPS[result.case.op].save_tuned(result.case, greeting.target, result.variant)
+            try:
+                OPS[result.case.op].save_tuned(result.case, greeting.target, result.variant)
+            except OSError as error:
+                where = f"{error.filename}: " if error.filename else ""
+                warn(f"the tuned configurations cannot be kept ({where}{error.strerror})")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,15 +15,25 @@ from typing import TYPE_CHECKING
 import click
 
 from kernels.op import OWN
+from kernels.user_folders import made_writable, state_folder, temporary_folder, warn
 from microbench.command_line import Outputs
 from microbench.device.host import WATCHED_VARIABLES
 from microbench.device.load import LOAD
 from microbench.errors import NothingMeasured, UserError
 from microbench.keywords import WORDS
+from microbench.results.claim import claimed
 from microbench.results.kinds import KINDS
-from microbench.results.runfile import check_apart, check_writable, probe, write_run, write_text
+from microbench.results.runfile import (
+    check_apart,
+    check_readable,
+    check_writable,
+    read_run,
+    write_run,
+    write_text,
+)
 from microbench.results.types import METHOD_VERSION, Run
 from microbench.results.values import Entry, Json
+from microbench.streams import give_up, is_of_stream
 from microbench.worker import Greeting
 
 if TYPE_CHECKING:
@@ -60,29 +71,40 @@ def run_console(outputs: Outputs) -> Console:
     return make_console(stderr=outputs.json == STDOUT, quiet=outputs.quiet)
 
 
-def run_path(outputs: Outputs, name: str) -> Path:
-    """The path of the run file: the one named, or a new one in the user's state folder.
+@contextmanager
+def run_file(outputs: Outputs, name: str) -> Generator[tuple[Path, Run | None]]:
+    """The path of the run file, held while the context is open, and the run to go on with.
 
-    A run for standard output has one there too, kept current while it is measured. UserError where
-    it cannot be written.
+    It is the one named, or a new one in the user's state folder, or among the temporary files where
+    that takes none. A run for standard output has one there too, kept current while it is measured.
+    UserError where it cannot be written, or another command writes it.
     """
     if outputs.resume:
-        probe(outputs.resume, "--resume")
-        return outputs.resume
-    if outputs.json and outputs.json != STDOUT:
-        check_writable(outputs.json, "--json")
-        return outputs.json
-    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    folder = state / "halfway" / "runs"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"cannot write run files in {folder} ({error.strerror}); choose a file with --json"
-        ) from None
-    path = folder / f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}.json"
+        check_readable(outputs.resume)
+        with claimed(outputs.resume, "--resume"):
+            yield outputs.resume, read_run(outputs.resume)
+        return
+    path = outputs.json if outputs.json and outputs.json != STDOUT else _own_path(name)
     check_writable(path, "--json")
-    return path
+    with claimed(path, "--json"):
+        check_writable(path, "--json")  # another command may have ended just now
+        yield path, None
+
+
+def _own_path(name: str) -> Path:
+    """A new file in the state folder. UserError where no folder takes it."""
+    folder = state_folder("runs")
+    fault = made_writable(folder)
+    if fault or folder is None:
+        try:
+            folder = temporary_folder("runs")
+        except OSError as error:
+            raise UserError(
+                f"cannot write run files ({fault}; {error.filename}: {error.strerror}); choose a "
+                "file with --json"
+            ) from None
+        warn(f"no folder for run files ({fault}): this one is in {folder}; choose one with --json")
+    return folder / f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}.json"
 
 
 def new_run(program: str, greeting: Greeting, settings: Json) -> Run:
@@ -168,7 +190,9 @@ def save(run: Run, path: Path) -> None:
 
 
 def say_stopped(program: str, path: Path) -> None:
-    """Print how to continue after Ctrl-C, to standard error."""
+    """Print how to continue after Ctrl-C, to standard error; nothing where nothing is written."""
+    if not path.exists():
+        return
     words = [word for word in _words() if word]
     command = shlex.join([*_program(program), *without(words, "--json", "--resume")])
     print(
@@ -190,15 +214,29 @@ class Done:
         """Print the run, and write its chart, page and CSV as asked.
 
         NothingMeasured where all that was tried failed (skipped cases do not count); UserError
-        where a file cannot be written.
+        where a file or the report cannot be written.
         """
+        try:
+            self._report()
+        except OSError as error:
+            if not is_of_stream(error):
+                raise
+            give_up(sys.stdout)
+            raise UserError(
+                f"cannot write the report ({error.strerror}); the results are in {self.path}"
+            ) from None
+        if {entry.status for entry in _judged(self.run)} - {"skipped"} == {"failed"}:
+            raise NothingMeasured
+
+    def _report(self) -> None:
         from microbench.report.console import print_run
 
         run, outputs, console = self.run, self.outputs, run_console(self.outputs)
         print_run(run, console, details=outputs.verbose)
         console.print(f"Run file: {self.path}")
         if outputs.json == STDOUT:
-            sys.stdout.write(self.path.read_text())
+            sys.stdout.write(self.path.read_text(encoding="utf-8"))
+            sys.stdout.flush()
         if outputs.chart:
             from microbench.report.drawing import draw
 
@@ -211,8 +249,6 @@ class Done:
             console.print(f"Page: {outputs.html}")
         if outputs.csv:
             _write_csv(run, outputs.csv)
-        if {entry.status for entry in _judged(run)} - {"skipped"} == {"failed"}:
-            raise NothingMeasured
 
 
 def _judged(run: Run) -> Sequence[Entry]:

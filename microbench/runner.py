@@ -22,7 +22,7 @@ from microbench.roofline.ceilings import datasheet_ceilings, is_reference, large
 from microbench.roofline.explain import annotate
 from microbench.run_output import save
 from microbench.sweep import Group
-from microbench.timing.interleave import LARGE_FLOPS
+from microbench.timing import LARGE_FLOPS
 from microbench.worker import Worker, WorkerDied
 
 if TYPE_CHECKING:
@@ -119,10 +119,11 @@ class Runner:
                     self.load_ahead()
             for number in range(1, self.processes):
                 self._again(number, planned)
+            others = self._session.others()
         finally:
             self._session.close()
         # Later results may explain earlier ones.
-        settings = self.load.noted(self.run.settings)
+        settings = self.load.noted(self.run.settings, others)
         self.run = annotate(replace(self.run, settings=settings, finished_at=self.now()))
         self._save()
         return self.run

@@ -6,15 +6,17 @@ the case announced last, starts another child and continues.
 
 from __future__ import annotations
 
+import math
 import multiprocessing
+import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
-from multiprocessing.connection import Connection
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -22,16 +24,22 @@ from kernels.case import Target
 from kernels.error_words import one_line
 from microbench.conditions import Conditions
 from microbench.errors import UserError
+from microbench.errors_of_child import STDERR, PassedOn
+from microbench.pulse import ALIVE, Pipe
 from microbench.results.types import Ceiling, Json, Result
+from microbench.stopping import die_with_parent, uninterrupted
 from microbench.sweep import Group
 
 if TYPE_CHECKING:
     from microbench.device.device import DeviceInfo
 
 OnStage = Callable[[str, str], None]
-Serve = Callable[[Connection, Any], None]
-HANG_S = 120.0  # of silence after which a child has hung (compiling a kernel takes far less)
+Serve = Callable[[Pipe, Any], None]
+# Without a sign of life (`microbench.pulse`) for so long, a child has hung: a kernel that does not
+# end, a lock. One that compiles is alive, and has as long as its request is given.
+HANG_S = 120.0
 START_S = 180.0  # the same, while torch and the driver load
+ENDED = "the measuring process ended"
 GENTLE_S = 5.0  # that a child gets to end by itself
 
 
@@ -68,16 +76,20 @@ class Child:
     ) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
+        self._errors: PassedOn | None = None
         if here:
             self._process: Any = _Thread(theirs, serve, settings)
             self._process.start()
         else:
+            reader, errors = context.Pipe(duplex=False)
             self._process = context.Process(
-                target=_live, args=(theirs, serve, settings), daemon=daemon
+                target=_live, args=(theirs, errors, serve, settings), daemon=daemon
             )
-            with _no_main():
+            with _no_main(), uninterrupted():
                 self._process.start()
             theirs.close()
+            errors.close()
+            self._errors = PassedOn(reader)
         self._stage = ("", "starting")
 
     def greet(self) -> Greeting:
@@ -85,9 +97,10 @@ class Child:
         return self._answer(lambda _key, _stage: None, START_S)
 
     def ask(self, request: tuple[object, ...], on_stage: OnStage, patience_s: float) -> Any:
-        """The child's answer. WorkerDied when it ends or is silent for `patience_s` seconds.
+        """The child's answer. UserError when the child refuses the request.
 
-        UserError when the child refuses the request.
+        WorkerDied when it ends, stays in one stage for `patience_s` seconds, or gives no sign of
+        life for HANG_S seconds.
         """
         self._send(request)
         return self._answer(on_stage, patience_s)
@@ -102,24 +115,34 @@ class Child:
             self._process.join(5)
             if self._process.is_alive():
                 self._process.kill()
-                self._process.join()
+                self._process.join(GENTLE_S)  # a driver may hold it longer
+        if self._errors:
+            self._errors.finish()
 
     def _send(self, request: tuple[object, ...]) -> None:
         try:
             self._pipe.send(request)
         except OSError:
-            raise WorkerDied(*self._end("the measuring process ended")) from None
+            raise WorkerDied(*self._end(ENDED)) from None
 
     def _answer(self, on_stage: OnStage, patience_s: float) -> Any:
+        still_s = math.inf if isinstance(self._process, _Thread) else HANG_S
+        news_s = alive_s = time.monotonic()
         while True:
-            if not self._pipe.poll(patience_s):
+            left_s = min(news_s + patience_s, alive_s + still_s) - time.monotonic()
+            if not self._pipe.poll(min(max(0.0, left_s), patience_s)):
                 self._process.kill()
                 key, stage = self._stage
-                raise WorkerDied(key, f"hung: no response for {patience_s:.0f} s while {stage}")
+                silent_s = time.monotonic() - news_s
+                raise WorkerDied(key, f"hung: no response for {silent_s:.0f} s while {stage}")
             try:
                 kind, *rest = self._pipe.recv()
             except (EOFError, OSError):
-                raise WorkerDied(*self._end("the measuring process ended")) from None
+                raise WorkerDied(*self._end(ENDED)) from None
+            alive_s = time.monotonic()
+            if kind == ALIVE:
+                continue
+            news_s = alive_s
             if kind == "stage":
                 self._stage = (rest[0], rest[1])
                 on_stage(*self._stage)
@@ -136,6 +159,8 @@ class Child:
         code = self._process.exitcode
         if code and code < 0:
             reason += f" ({signal.Signals(-code).name})"
+        elif code and reason == ENDED:
+            reason += f" (exit code {code})"
         key, stage = self._stage
         return key, f"{reason} while {stage}"
 
@@ -145,8 +170,8 @@ class _Thread(threading.Thread):
 
     exitcode = None
 
-    def __init__(self, pipe: Connection, serve: Serve, settings: object) -> None:
-        super().__init__(target=_serve, args=(pipe, serve, settings), daemon=True)
+    def __init__(self, pipe: Any, serve: Serve, settings: object) -> None:
+        super().__init__(target=_serve, args=(Pipe(pipe), serve, settings), daemon=True)
         self._theirs = pipe
 
     def run(self) -> None:
@@ -182,11 +207,11 @@ class Worker(Child):
     """A child process that measures. Start it, ask it, close it."""
 
     def __init__(
-        self, settings: Conditions, hang_s: float = HANG_S, *, early: bool = False
+        self, settings: Conditions, hang_s: float | None = None, *, early: bool = False
     ) -> None:
         """`early`: only load what it needs, and leave the device alone until it is to greet."""
         super().__init__(_measure_after_begin if early else _measure_on_request, settings)
-        self._hang_s = hang_s
+        self._hang_s = HANG_S if hang_s is None else hang_s
         self._early = early
 
     def greet(self) -> Greeting:
@@ -207,13 +232,20 @@ class Worker(Child):
         """A result for every case of the group (see `Measurer.measure`). Raises WorkerDied."""
         return self.ask(("measure", group, budget_s, checked), on_stage, self._hang_s + budget_s)
 
+    def others(self) -> int:
+        """How many other processes are on the GPU now; 0 where that is unknown."""
+        try:
+            return self.ask(("others",), lambda _key, _stage: None, self._hang_s)
+        except WorkerDied:
+            return 0  # everything is measured
+
 
 def greet(worker: Child) -> Greeting:
-    """The greeting of a measuring process. UserError where the device cannot be used."""
+    """The greeting of a measuring process. UserError where it cannot start or has no device."""
     try:
         return worker.greet()
     except WorkerDied as death:
-        raise UserError(f"the device failed: {death.reason}") from None
+        raise UserError(death.reason) from None
 
 
 class Workers:
@@ -255,28 +287,38 @@ class Workers:
 # ---------------------------------------------------------------- in the child
 
 
-def _live(pipe: Connection, serve: Serve, settings: object) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    _serve(pipe, serve, settings)
+def _live(connection: Any, errors: Any, serve: Serve, settings: object) -> None:
+    die_with_parent()
+    os.dup2(errors.fileno(), STDERR)
+    errors.close()
+    pipe = Pipe(connection)
+    pipe.beat()
+    if not _serve(pipe, serve, settings):
+        os._exit(1)  # what would be freed now raises again, where the device is of no more use
 
 
-def _serve(pipe: Connection, serve: Serve, settings: object) -> None:
+def _serve(pipe: Pipe, serve: Serve, settings: object) -> bool:
+    """Answer requests until the parent closes the pipe; False where an error ended that."""
     try:
         serve(pipe, settings)
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        return  # the parent has gone
+        return True  # the parent has gone
     except UserError as error:
         pipe.send(("refused", str(error)))
-    except Exception as error:
+        return False
+    except BaseException as error:  # a user's code may raise SystemExit or KeyboardInterrupt too
         pipe.send(("dead", one_line(error)))
+        return False
+    return True
 
 
-def greet_parent(pipe: Connection, device: str) -> DeviceInfo:
+def greet_parent(pipe: Pipe, device: str) -> DeviceInfo:
     """In the child: send the parent a description of the device. UserError if it does not exist."""
     from microbench.device import device as devices
     from microbench.device.load import at_start
 
     info = devices.describe(device)
+    pipe.computes = info.kind == "cpu"
     load = at_start(devices.gpu_state(info))  # before this process has a CUDA context
     free_bytes = devices.free_memory_bytes(info)
     pipe.send(("ok", Greeting(info.as_dict(), devices.software(), info.target(), free_bytes, load)))
@@ -287,15 +329,16 @@ def greet_parent(pipe: Connection, device: str) -> DeviceInfo:
     return info
 
 
-def _measure_after_begin(pipe: Connection, settings: Conditions) -> None:
+def _measure_after_begin(pipe: Pipe, settings: Conditions) -> None:
     for name in ("torch", "triton", "cupy", "kernels"):
         import_module(name)
     pipe.recv()
     _measure_on_request(pipe, settings)
 
 
-def _measure_on_request(pipe: Connection, settings: Conditions) -> None:
+def _measure_on_request(pipe: Pipe, settings: Conditions) -> None:
     from microbench.device import device as devices
+    from microbench.device.load import others_now
     from microbench.measure import Measurer
     from microbench.roofline.ceilings import calibrate
     from microbench.timing.timers import make_timer
@@ -318,6 +361,8 @@ def _measure_on_request(pipe: Connection, settings: Conditions) -> None:
             if kind == "calibrate":
                 precisions, large = rest
                 pipe.send(("ok", calibrate(measurer, precisions, large, announce)))
+            elif kind == "others":
+                pipe.send(("ok", others_now(devices.gpu_state(info))))
             else:
                 group, budget_s, checked = rest
                 pipe.send(("ok", measurer.measure(group, budget_s, announce, checked=checked)))

@@ -23,8 +23,10 @@ FRESH = ("highest", True, False, "none")  # switches as torch is imported
 settings.register_profile("halfway", deadline=None)
 settings.load_profile("halfway")
 
-# Started in the background by a shell, it would pass on that Ctrl-C is ignored.
+# Started in the background by a shell, or by nohup, it would pass on that signals are ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+for number in (signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -72,7 +72,7 @@ class Job:
         notes = list(self.worker.notes())
         if notes:
             run = replace(run, settings={**run.settings, "notes": notes})
-        run = replace(run, settings=self.load.noted(run.settings))
+        run = replace(run, settings=self.load.noted(run.settings, self.worker.others()))
         return self.saved(replace(run, finished_at=_now() if whole else None))
 
     def loaded(self, run: Run, case: LoadCase, budget_s: float) -> Run:
@@ -251,16 +251,35 @@ class Job:
             if (timed := _timed_arm(run, case)) and seed not in {r.seed for r in timed.repeats}
         ]
         if todo:
-            self._hold([case for case, _ in todo])
+            run = self._hold(run, [case for case, _ in todo])
         for case, seed in todo:
             training = _timed_arm(run, case)
             if training is not None:  # else it broke with an earlier seed
                 run = self._train(run, comparison, training, seed, steps)
         return run
 
-    def _hold(self, cases: Sequence[TrainCase]) -> None:
-        """Make the child hold these arms, as it does unless resumed or restarted after a fault."""
-        self.worker.set_up(list(dict.fromkeys(cases)), self.progress.stage)
+    def _hold(self, run: Run, cases: Sequence[TrainCase]) -> Run:
+        """Make the child hold these arms, as it does unless resumed or restarted after a fault.
+
+        Those that fail now have failed in the run that is returned.
+        """
+        left = list(dict.fromkeys(cases))
+        while left:
+            try:
+                found, died = self.worker.set_up(left, self.progress.stage), False
+            except WorkerDied as death:
+                self.worker.restart()
+                blamed = next((case for case in left if case.key == death.key), left[0])
+                found, died = [Training(blamed, "failed", death.reason)], True
+            reasons = {t.case.key: t.reason for t in found if t.status != "ok"}
+            for training in (run.find(Training, key) for key in reasons):
+                if training is not None:
+                    reason = f"setting up its training: {reasons[training.case.key]}"
+                    run = self.saved(run, replace(training, status="failed", reason=reason))
+            if not died:
+                break
+            left = [case for case in left if case.key not in reasons]
+        return run
 
     def _train(
         self, run: Run, comparison: Comparison, training: Training, seed: int, steps: int
@@ -270,9 +289,9 @@ class Job:
             repeat = self.worker.train(case.key, seed, steps, self.progress.stage)
         except WorkerDied as death:
             self.worker.restart()
-            self._hold([c for c in comparison.cases if c != case and _timed_arm(run, c)])
             reason = f"training from seed {seed}: {death.reason}"
-            return self.saved(run, replace(training, status="failed", reason=reason))
+            run = self.saved(run, replace(training, status="failed", reason=reason))
+            return self._hold(run, [c for c in comparison.cases if _timed_arm(run, c)])
         chance = 1 / self.work.facts.classes if repeat.accuracy is not None else None
         training = replace(training, repeats=(*training.repeats, repeat), chance=chance)
         run = run.with_other(training)

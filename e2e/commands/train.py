@@ -20,9 +20,9 @@ from e2e.networks import find
 from e2e.results.types import Training
 from microbench.command_line import kept
 from microbench.errors import NothingMeasured, UserError
-from microbench.results.runfile import read_run
 from microbench.results.types import Run
-from microbench.run_output import Done, check_goes_on, new_run, run_console, run_path, say_stopped
+from microbench.run_output import Done, check_goes_on, new_run, run_console, run_file, say_stopped
+from microbench.stopping import last_words
 from microbench.worker import Greeting, WorkerDied, greet
 
 Procedure = Callable[[Job, Run], Run]  # adds to the run
@@ -71,16 +71,27 @@ def run_requests(
     UserError for wrong options, data or networks.
     """
     outputs = requests[0].outputs
-    run = read_run(outputs.resume) if outputs.resume else None
-    path = run_path(outputs, name)
-    console = run_console(outputs)
+    with run_file(outputs, name) as (path, before):
+        run = _all_carried_out(requests, procedure, path, before, here=here)
+    return Done(run, path, outputs)
+
+
+def _all_carried_out(
+    requests: Sequence[TrainRequest],
+    procedure: Procedure,
+    path: Path,
+    before: Run | None,
+    *,
+    here: bool,
+) -> Run:
+    run, console = before, run_console(requests[0].outputs)
     for request in requests:
         worker = TrainWorker(request.settings, here=here)
         run = _carry_out(
             request, worker, run, path, console, procedure, whole=request is requests[-1]
         )
     assert run is not None
-    return Done(run, path, outputs)
+    return run
 
 
 def _carry_out(
@@ -98,25 +109,21 @@ def _carry_out(
     It is `whole` then, unless another request is going to add to it.
     """
     try:
-        work = _opened(request, worker, path, console)
-        run = _begin(request, work.greeting, work.facts, before)
-        for note in [*notes(request.arms, work.kind), *work.facts.notes]:
-            console.print(note)
-        with TrainProgress(console, 0, quiet=request.outputs.quiet) as progress:
-            job = Job(work, worker, progress)
-            try:
-                run = procedure(job, run)
-                run = job.finished(run, whole=whole)
-            except UserError as error:
-                where = "" if str(path) in str(error) else _so_far(path)
-                raise UserError(f"{error}{where}") from None
-    except KeyboardInterrupt:
-        if path.exists():
-            say_stopped("e2e", path)
-        raise
+        with last_words(lambda: say_stopped("e2e", path)):
+            work = _opened(request, worker, path, console)
+            run = _begin(request, work.greeting, work.facts, before)
+            for note in [*notes(request.arms, work.kind), *work.facts.notes]:
+                console.print(note)
+            with TrainProgress(console, 0, quiet=request.outputs.quiet) as progress:
+                job = Job(work, worker, progress)
+                try:
+                    run = procedure(job, run)
+                    run = job.finished(run, whole=whole)
+                except UserError as error:
+                    where = "" if str(path) in str(error) else _so_far(path)
+                    raise UserError(f"{error}{where}") from None
     except WorkerDied as death:
-        said = f"the device cannot be used: {death.reason}{_so_far(path)}"
-        raise UserError(said) from None
+        raise UserError(f"{death.reason}{_so_far(path)}") from None
     finally:
         worker.close()
     return run

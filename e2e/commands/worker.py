@@ -7,13 +7,14 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from e2e.case import TrainCase, TrainSettings
 from e2e.results.loader_types import LoadCase, Loading
 from e2e.results.types import Repeat, Training
 from kernels.error_words import one_line
+from microbench.errors import UserError
+from microbench.pulse import Pipe
 from microbench.worker import HANG_S, Child, OnStage, greet_parent
 
 if TYPE_CHECKING:
@@ -78,6 +79,10 @@ class TrainWorker(Child):
         """Train one of the arms from scratch. Raises WorkerDied, UserError (strict data)."""
         return self.ask(("train", key, seed, steps), on_stage, SET_UP_S)
 
+    def others(self) -> int:
+        """How many other processes are on the GPU now; 0 where unknown. Raises WorkerDied."""
+        return self.ask(("others",), lambda _key, _stage: None, HANG_S)
+
     def notes(self) -> tuple[str, ...]:
         """Remarks on the data so far: broken images that were left out. Raises WorkerDied."""
         return self.ask(("notes",), lambda _key, _stage: None, HANG_S)
@@ -86,23 +91,24 @@ class TrainWorker(Child):
 # ---------------------------------------------------------------- in the child
 
 
-def _train_on_request(pipe: Connection, settings: TrainSettings) -> None:
+def _train_on_request(pipe: Pipe, settings: TrainSettings) -> None:
     info = greet_parent(pipe, settings.device)
     from e2e.data.loader_bench import LoadMeter
     from e2e.data.loaders.cpus import limit_cpus
     from e2e.training.arm_timer import ArmTimer
     from microbench.device import device as devices
+    from microbench.device.load import others_now
 
     if settings.case.cpus:
         limit_cpus(settings.case.cpus)
     kind, *_ = pipe.recv()
     assert kind == "open"
-    task, facts = _opened(settings, info.target().torch_device)
-    pipe.send(("ok", facts))
 
     def announce(key: str, stage: str) -> None:
         pipe.send(("stage", key, stage))
 
+    task, facts = _opened(settings, info.target().torch_device, announce)
+    pipe.send(("ok", facts))
     # On a computer without CUDA it warns at every compilation.
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     with devices.open_telemetry(info, POLL_S) as telemetry:
@@ -117,6 +123,8 @@ def _train_on_request(pipe: Connection, settings: TrainSettings) -> None:
                 if kind == "predict":
                     predictor = predictor or _make_predictor(task, info, settings.allow_run)
                     pipe.send(("ok", predictor.predict(rest[0], announce)))
+                elif kind == "others":
+                    pipe.send(("ok", others_now(devices.gpu_state(info))))
                 else:
                     host_speed = predictor.host_speed if predictor else own_speed
                     pipe.send(("ok", _answer(timer, meter, host_speed, kind, rest, announce)))
@@ -176,7 +184,7 @@ def _answer(
     return tuple(timer.task.data.notes)
 
 
-def _opened(settings: TrainSettings, device: str) -> tuple[Any, DataFacts]:
+def _opened(settings: TrainSettings, device: str, announce: OnStage) -> tuple[Any, DataFacts]:
     """The task and the facts of its data. UserError for what is wrong with network or data."""
     from dataclasses import replace
 
@@ -186,9 +194,11 @@ def _opened(settings: TrainSettings, device: str) -> tuple[Any, DataFacts]:
     from e2e.networks import find
     from e2e.training.arms import Task
 
+    announce("", f"building {settings.network}")
     network = find(settings.network, input=settings.input, loss=settings.loss)
     classes, stands_in = network.classes, False
     if classes is None:
+        announce("", f"running {settings.network} once")
         classes, stands_in = _look_at(network, device)
     options = Options(
         network.input,
@@ -200,7 +210,13 @@ def _opened(settings: TrainSettings, device: str) -> tuple[Any, DataFacts]:
         on_death=settings.on_worker_death,
         device=torch.device(device),
     )
-    data = open_data(settings.data, options)
+    announce("", f"opening --data {settings.data}")
+    try:
+        data = open_data(settings.data, options)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"--data {settings.data}: {one_line(error)}") from None
     if data.train_samples is not None:
         network = find(
             settings.network, input=settings.input, loss=settings.loss, classes=data.classes
@@ -221,7 +237,6 @@ def _look_at(network: Any, device: str) -> tuple[int | None, bool]:
     """
     import torch
 
-    from microbench.errors import UserError
     from microbench.network.networks import tensors_in
 
     shape = (2, *network.input)
@@ -232,6 +247,8 @@ def _look_at(network: Any, device: str) -> tuple[int | None, bool]:
     try:
         with torch.no_grad():
             output = network.build().to(device)(inputs)
+        if torch.device(device).type == "cuda":
+            torch.cuda.synchronize()  # its kernels' faults are its own
     except Exception as error:
         raise UserError(f"{network.name}: its forward raised {one_line(error)}") from None
     first = next(tensors_in(output), None)

@@ -71,7 +71,7 @@ def _bars(view: View, groups: Sequence[Group], width: int) -> list[Text]:
             label = Text(view.label(arm), _style(view, arm))
             label.truncate(label_width, overflow="ellipsis", pad=True)
             fastest = max(rates[arm.case.network, arm.unit])
-            length = max(1, round(longest * (arm.per_s or 0.0) / fastest))
+            length = max(1, round(longest * ((arm.per_s or 0.0) / fastest)))
             bar = Text(BAR * length, _style(view, arm))
             lines.append(Text.assemble(label, "  ", bar, f" {values[id(arm)]}", no_wrap=True))
     return [Text("longer is faster", "dim"), *lines]

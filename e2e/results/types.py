@@ -12,9 +12,6 @@ from microbench.results.values import Interval, ProcessTime, Ratio, Sampled, War
 
 LIMITS = ("gpu", "host", "data")  # bottlenecks: GPU, CPU launch, data loading
 PREDICTED = "predicted"  # the status of a training that was predicted and never run
-# Terms of a ledger: what the Tensor Cores compute, and what the other terms do not explain.
-PRODUCT_TERMS = ("convolutions", "matrix products", "attention", "products")
-RESIDUAL = "residual"
 MAX_WALL_GAP = 0.03  # where wall clock and median step differ by more, the wall clock is the result
 
 Setting = str | int | float | bool | None  # a field of a case

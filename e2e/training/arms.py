@@ -25,6 +25,7 @@ from e2e.training.step_timer import CpuSteps, CudaSteps, StepBlock, StepTimer
 from e2e.training.trainer import Trainer, capture_stream
 from kernels.case import Target
 from kernels.error_words import first_line, one_line
+from microbench.device.device import held_by_others
 from microbench.errors import UserError
 from microbench.timing.interleave import Arm, ArmFailed
 
@@ -216,7 +217,8 @@ class Arms:
         self._free()
         case = replace(blank.case, compile=False, graph=False)
         failed = replace(blank, status="failed", memory_peak_bytes=peak)
-        taken = f"out of memory: peak {peak / 1e9:.1f} GB"
+        others = held_by_others()
+        taken = f"out of memory: peak {peak / 1e9:.1f} GB{f', {others}' if others else ''}"
         batch = case.batch // 2
         while batch >= 1:
             announce(blank.case.key, f"out of memory, trying batch {batch}")

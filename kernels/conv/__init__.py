@@ -40,7 +40,12 @@ class Conv(Op):
     gpu_defaults = ("cudnn",)
     library = "cudnn"
     libraries = ("cudnn",)
-    tables = Tables(Path(__file__).parent / "tuned", "conv")  # precision -> pass -> size -> label
+    tables = Tables(  # precision -> pass -> size -> label
+        Path(__file__).parent / "tuned",
+        r"[\dxspd-]{1,100}",
+        ("kernels.conv.triton.data_config", "kernels.conv.triton.wgrad_config"),
+        "conv",
+    )
     dims = DIMS
     layouts = LAYOUTS
     axis_name = "channels"

@@ -41,7 +41,11 @@ class Gemm(Op):
     gpu_defaults = ("cublas", "cublaslt", "triton")
     library = "cublas"
     libraries = ("cublas", "cublaslt")
-    tables = Tables(Path(__file__).parent / "tuned")  # precision -> layout -> "MxNxK" -> label
+    tables = Tables(  # precision -> layout -> "MxNxK" -> label
+        Path(__file__).parent / "tuned",
+        r"[1-9]\d{0,8}(x[1-9]\d{0,8}){2}",
+        ("kernels.gemm.triton.config",),
+    )
     dims = ("m", "n", "k")
     layouts = LAYOUTS
     axis_name = "size"

@@ -21,6 +21,7 @@ from microbench.errors import UserError
 
 # Assumed where sysfs has no cache size; doctor reports when it is in use.
 ASSUMED_CACHE_BYTES = 32 * 1024 * 1024
+OTHERS_SHARE = 0.1  # of a GPU's memory: so much that others hold is a reason why it is full
 
 
 @dataclass(frozen=True)
@@ -148,6 +149,22 @@ def free_memory_bytes(info: DeviceInfo) -> int | None:
     import torch
 
     return torch.cuda.mem_get_info(info.index)[0]
+
+
+def held_by_others() -> str:
+    """Such as "other processes hold 130.1 of the GPU's 150.1 GB"; empty where they hold little.
+
+    In a process that uses the GPU: its context, and what others than torch took, count as theirs.
+    """
+    import torch
+
+    if not torch.cuda.is_initialized():
+        return ""
+    free, total = torch.cuda.mem_get_info()
+    theirs = total - free - torch.cuda.memory_reserved()
+    if theirs < OTHERS_SHARE * total:
+        return ""
+    return f"other processes hold {theirs / 1e9:.1f} of the GPU's {total / 1e9:.1f} GB"
 
 
 def open_sensors(info: DeviceInfo) -> NvmlGpu | None:

@@ -14,8 +14,9 @@ from microbench.results.values import Json
 ROOT = Path("/")
 LOADED = 0.5  # of all cores: from here on other programs are worth a warning
 LOAD = "load"  # the key in a run's settings
-SHARE, AT_START, PROCESSES, HELD = (
+SHARE, AT_START, PROCESSES, HELD, COMPUTING, LATER = (
     "cpu_share_of_others", "load_average_per_core", "gpu_processes", "gpu_bytes",
+    "gpu_utilization_pct", "gpu_processes_later",
 )  # fmt: skip
 _BUSY = (0, 1, 2, 5, 6, 7)  # of /proc/stat's cpu line: user nice system irq softirq steal
 _TIMES = slice(11, 15)  # of /proc/PID/stat after the name: utime stime cutime cstime
@@ -25,7 +26,8 @@ Reading = tuple[float, float]  # CPU seconds of the machine, of this process and
 
 
 def at_start(gpu: GpuState | None) -> Json:
-    """The load before measuring: load average per core, other processes and their bytes on the GPU.
+    """The load before measuring: load average per core, other processes and their bytes on the GPU,
+    and per cent of the time in which a kernel ran there.
 
     `gpu` is read before this process has a CUDA context, so all of its processes are others.
     """
@@ -33,7 +35,17 @@ def at_start(gpu: GpuState | None) -> Json:
     if gpu is not None and gpu.processes is not None:
         others = [size for pid, size in gpu.processes if pid != os.getpid()]
         found |= {PROCESSES: len(others), HELD: sum(size or 0 for size in others)}
+    if gpu is not None and gpu.utilization_pct:
+        found[COMPUTING] = gpu.utilization_pct
     return found
+
+
+def others_now(gpu: GpuState | None) -> int:
+    """How many other processes are on the GPU that this process uses; 0 where unknown.
+
+    In a container NVML knows this process by another id, so one of the list is taken for it.
+    """
+    return max(0, len(gpu.processes or ()) - 1) if gpu is not None else 0
 
 
 class LoadMeter:
@@ -55,13 +67,18 @@ class LoadMeter:
         others_s = (after[0] - before[0]) - (after[1] - before[1])
         return min(1.0, max(0.0, others_s / core_s))
 
-    def noted(self, settings: Mapping[str, object]) -> Json:
-        """A run's settings with the share added; for a resumed run, the larger one."""
+    def noted(self, settings: Mapping[str, object], others: int = 0) -> Json:
+        """A run's settings with the share added; for a resumed run, the larger one.
+
+        `others` are the other processes on the GPU at the end (`others_now`).
+        """
         held = settings.get(LOAD)
         load: Json = dict(cast(Json, held)) if isinstance(held, dict) else {}
         share = self.share()
         if share is not None:
             load[SHARE] = round(max(share, float(load.get(SHARE) or 0.0)), 3)
+        if others > (load.get(PROCESSES) or 0):
+            load[LATER] = max(others, load.get(LATER) or 0)
         return {**settings, LOAD: load} if load else dict(settings)
 
 

@@ -105,8 +105,10 @@ class Canvas:
 
 def _share(value: float, limits: tuple[float, float]) -> float:
     low, high = limits
-    if high <= low:
+    if high <= low or low <= 0:
         return 0.5
+    if value <= 0:
+        return 0.0
     return min(1.0, max(0.0, math.log(value / low) / math.log(high / low)))
 
 

@@ -11,7 +11,7 @@ from rich.text import Text
 from kernels.case import Case
 from microbench import fmt
 from microbench.report.screen import prose_width
-from microbench.report.table import DIM, Column, Part, Row, Table, markdown, screen
+from microbench.report.table import DIM, Column, Part, Row, Table, markdown, plain_markdown, screen
 from microbench.results.comparison import NOISE_S, SAME_CARD, VERDICTS, CompareRow, Comparison
 from microbench.results.kinds import KINDS, Report
 from microbench.results.types import Ratio
@@ -140,7 +140,7 @@ def in_markdown(found: Mapping[str, Comparison], baseline: str) -> str:
             "".join(facts),
             f"{summary(comparison)}\n",
         ]
-    return "\n".join(part for part in parts if part)
+    return plain_markdown("\n".join(part for part in parts if part))
 
 
 def page_parts(found: Mapping[str, Comparison], baseline: str) -> list[Part]:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import io
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from kernels.error_words import first_line
 from kernels.files import write_atomically
 from microbench.errors import UserError
 from microbench.report.drawing_layers import layers_chart
 from microbench.report.drawing_lines import line_chart
 from microbench.report.drawing_map import payoff_map
-from microbench.report.drawing_style import library
+from microbench.report.drawing_style import library, scripts
 from microbench.report.map_table import is_map
 from microbench.results.kinds import reports
 from microbench.results.runfile import check_writable
@@ -19,6 +23,14 @@ from microbench.results.types import Run
 
 SUFFIXES = (".png", ".svg", ".html")
 PNG_SCALE = 2  # pixels a unit of length: sharp in a document
+# `ast`: expressions are interpreted, so that the page may forbid text to become code.
+START = """\
+const drawing = JSON.parse(document.getElementById("drawing").textContent);
+vegaEmbed("#chart", drawing, {
+  mode: "vega-lite", ast: true,
+  actions: {export: true, source: false, compiled: false, editor: false}
+}).catch(console.error);
+"""
 
 
 def check_chart_path(path: Path) -> None:
@@ -37,7 +49,7 @@ def draw(run: Run, path: Path) -> None:
     UserError when there is nothing to draw or the file cannot be written.
     """
     suffix = _suffix(path)
-    content = _render(chart_of(run), suffix)
+    content = rendered(chart_of(run), suffix.removeprefix("."))
     try:
         write_atomically(path, content)
     except OSError as error:
@@ -65,14 +77,43 @@ def _suffix(path: Path) -> str:
     return suffix
 
 
-def _render(chart: Any, suffix: str) -> bytes:
-    if suffix == ".png":
-        image = io.BytesIO()
-        chart.save(image, format="png", scale_factor=PNG_SCALE)
-        return image.getvalue()
-    text = io.StringIO()
-    if suffix == ".html":  # inline: the scripts too, so that it opens without a network
-        chart.save(text, format="html", inline=True)
-    else:
-        chart.save(text, format="svg")
-    return text.getvalue().encode()
+def rendered(chart: Any, form: str) -> bytes:
+    """An Altair chart as "svg", "png" or "html". UserError where the renderer fails.
+
+    It runs JavaScript in threads of its own, and says only that they did not answer: with few open
+    files or little memory, for instance.
+    """
+    if form == "html":
+        return _page(chart).encode()
+    image = io.BytesIO() if form == "png" else io.StringIO()
+    try:
+        chart.save(image, format=form, scale_factor=PNG_SCALE if form == "png" else 1)
+    except ValueError as error:
+        raise UserError(f"the chart cannot be drawn: {first_line(error)}") from None
+    content = image.getvalue()
+    return content if isinstance(content, bytes) else content.encode()
+
+
+def _page(chart: Any) -> str:
+    """A page with the chart that opens without a network. It runs its own two scripts only.
+
+    Text of the run file is data in it: in a block of JSON, in which markup is escaped.
+    """
+    from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup
+
+    environment = Environment(autoescape=True, undefined=StrictUndefined)
+    source = files("microbench.report").joinpath("chart.html").read_text(encoding="utf-8")
+    own = scripts()
+    return environment.from_string(source).render(
+        allowed=Markup(" ".join(map(_hash, (own, START)))),
+        title="Chart",
+        library=Markup(own),
+        start=Markup(START),
+        drawing=chart.to_dict(),
+    )
+
+
+def _hash(script: str) -> str:
+    """What a content-security-policy calls a script that may run."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"

@@ -47,6 +47,15 @@ def library() -> Any:
     return altair
 
 
+def scripts() -> str:
+    """The JavaScript that draws a chart in a browser, for a page that loads nothing."""
+    import vl_convert
+
+    renderer: Any = vl_convert
+    version = library().SCHEMA_VERSION.removeprefix("v")
+    return renderer.javascript_bundle(vl_version=".".join(version.split(".")[:2]))
+
+
 def settings_of(case: Case) -> dict[str, str]:
     """The properties of a case beside size, precision and back end, with the input data."""
     named = {**OPS[case.op].setting(case), "data": case.data}

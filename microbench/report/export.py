@@ -6,7 +6,15 @@ from html import escape
 
 from microbench.report.layers_table import layers_table
 from microbench.report.run_table import plain_table
-from microbench.report.table import Part, Records, html, markdown, records, write_csv
+from microbench.report.table import (
+    Part,
+    Records,
+    html,
+    markdown,
+    plain_markdown,
+    records,
+    write_csv,
+)
 from microbench.results.kinds import reports
 from microbench.results.types import Run
 
@@ -26,7 +34,7 @@ def parts(run: Run) -> list[Part]:
 
 def to_markdown(run: Run) -> str:
     """The run's tables as Markdown."""
-    return "\n".join(map(_markdown_part, parts(run)))
+    return plain_markdown("\n".join(map(_markdown_part, parts(run))))
 
 
 def _markdown_part(part: Part) -> str:

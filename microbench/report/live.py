@@ -16,6 +16,7 @@ from microbench import fmt
 from microbench.report.arms import rate_unit
 from microbench.report.screen import is_live, prose_width
 from microbench.results.types import Result
+from microbench.streams import is_of_stream
 from microbench.sweep import Group
 
 BAR_WIDTH = 20
@@ -63,10 +64,14 @@ class LiveLine(ABC):
         """Estimated seconds until the end; None when unknown."""
 
     def say(self, line: str) -> None:
-        """Print a line that stays."""
+        """Print a line that stays. A full disk loses the line, not what is being measured."""
         if not self._quiet:
             width = prose_width(self._console)
-            self._console.print(Text(line), width=width, soft_wrap=False)
+            try:
+                self._console.print(Text(line), width=width, soft_wrap=False)
+            except OSError as error:
+                if not is_of_stream(error):
+                    raise
 
     def _status(self) -> RenderableType:
         total = max(1, self._total)

@@ -9,7 +9,16 @@ from rich.text import Text
 
 from kernels.precision import PRECISIONS
 from microbench import fmt
-from microbench.device.load import AT_START, HELD, LOAD, LOADED, PROCESSES, SHARE
+from microbench.device.load import (
+    AT_START,
+    COMPUTING,
+    HELD,
+    LATER,
+    LOAD,
+    LOADED,
+    PROCESSES,
+    SHARE,
+)
 from microbench.report.arms import arms_of, groups_of, rate_unit, representative
 from microbench.results.types import Ceiling, Result, Run, Warning
 
@@ -114,6 +123,12 @@ def load_warnings(settings: Mapping[str, Any]) -> list[Warning]:
         held = (facts.get(HELD) or 0) / 1e9
         symptom = f"{fmt.count(processes, 'other process', 'other processes')} held {held:.1f} GB "
         found.append(Warning(symptom + "on the GPU before the run", *_BUSY_GPU))
+    if busy_pct := facts.get(COMPUTING):
+        symptom = f"another program computed on the GPU before the run ({busy_pct} % of the time)"
+        found.append(Warning(symptom, *_BUSY_GPU))
+    if later := facts.get(LATER):
+        came = fmt.count(later, "other process was", "other processes were")
+        found.append(Warning(f"{came} on the GPU at the end of the run", *_BUSY_GPU))
     return found
 
 

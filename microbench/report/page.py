@@ -7,7 +7,6 @@ images, in which scripts do not run either.
 from __future__ import annotations
 
 import base64
-import io
 import itertools
 from collections.abc import Mapping
 from functools import cache
@@ -22,7 +21,7 @@ from microbench.report import notes
 from microbench.report.comparison import every_alone, page_parts, summary
 from microbench.report.console import header
 from microbench.report.documents import Sheet, run_of_document
-from microbench.report.drawing import chart_of
+from microbench.report.drawing import chart_of, rendered
 from microbench.report.export import parts, to_csv
 from microbench.report.table import Part, html, records, write_csv
 from microbench.results.comparison import Comparison
@@ -136,11 +135,10 @@ def _title(run: Run) -> str:
 def _chart(run: Run) -> tuple[str, list[str]]:
     """The chart as a data URL; or why there is none."""
     try:
-        text = io.StringIO()
-        chart_of(run).save(text, format="svg")
+        text = rendered(chart_of(run), "svg")
     except UserError as error:
         return "", [f"No chart: {error}."]
-    encoded = base64.b64encode(text.getvalue().encode()).decode()
+    encoded = base64.b64encode(text).decode()
     return f"data:image/svg+xml;base64,{encoded}", []
 
 

@@ -2,49 +2,45 @@
 
 from __future__ import annotations
 
-import codecs
-import io
 import os
 import sys
 from typing import TextIO
 
-from rich.console import Console
+from rich.console import Console, ConsoleRenderable, RenderHook
+from rich.text import Text
+
+from microbench.printable import allow_plain_characters, itself, printable
 
 WIDTH = 100  # columns: of prose at most, and of a console whose width is unknown
 NARROWEST = 20
-# For terminals that cannot show the left one; each stays one character, so columns keep aligned.
-_PLAIN = str.maketrans(
-    "±·─━│┤└●▲■◆★♥♣♠○△□◇…→°",
-    "~.--||+oAB*#@%&o^0<.>d",
-)
 
 
-def _in_plain_characters(problem: UnicodeError) -> tuple[str, int]:
-    if not isinstance(problem, UnicodeEncodeError):
-        raise problem
-    text = problem.object[problem.start : problem.end].translate(_PLAIN)
-    return "".join(c if ord(c) < 128 else "?" for c in text), problem.end
+class _PrintableTexts(RenderHook):
+    """Cleans every text that a console is given; the styles of its parts stay."""
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        return [_printable(one) if isinstance(one, Text) else one for one in renderables]
 
 
-codecs.register_error("halfway-plain", _in_plain_characters)
-
-
-def _allow_plain_characters(stream: TextIO) -> None:
-    if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
-        stream.reconfigure(errors="halfway-plain")
+def _printable(text: Text) -> Text:
+    plain = printable(text.plain)
+    if plain != text.plain:
+        text = text.copy()
+        text.plain = plain
+    return text
 
 
 def make_console(
     *, stderr: bool = False, quiet: bool = False, file: TextIO | None = None
 ) -> Console:
-    """A console on stdout, stderr or a file.
+    """A console on stdout, stderr or a file. Control characters of its texts are left out.
 
     Its width is COLUMNS if that is set, else the terminal's, else WIDTH. Tables may fill it; prose
     is folded at WIDTH. Text is plain (no colour, bold or dim) with NO_COLOR, and where the output
     is not a terminal.
     """
-    stream = file or (sys.stderr if stderr else sys.stdout)
-    _allow_plain_characters(stream)
+    stream = itself(file or (sys.stderr if stderr else sys.stdout))
+    allow_plain_characters(stream)
     console = Console(
         file=stream,
         quiet=quiet,
@@ -53,6 +49,7 @@ def make_console(
         markup=False,
         emoji=False,
     )
+    console.push_render_hook(_PrintableTexts())
     console.width = _columns(console)
     return console
 

@@ -17,8 +17,10 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from microbench import fmt
+from microbench.printable import printable
 
 DIM = "dim"
+COMPUTED = ("=", "+", "-", "@")  # how cells begin that a spreadsheet computes
 MISSING = {"skipped": "skipped", "failed": "FAILED"}  # status -> how a sentence for a row begins
 R = TypeVar("R")
 Value = str | int | float | bool | None
@@ -232,7 +234,8 @@ def markdown(table: Table[R]) -> str:
     """The table in Markdown."""
     grid = _grid(table)
     rules = ["---:" if right else "---" for right in grid.right]
-    return "".join(markdown_line(line) for line in (grid.titles, rules, *grid.rows))
+    lines = "".join(markdown_line(line) for line in (grid.titles, rules, *grid.rows))
+    return plain_markdown(lines)
 
 
 @dataclass(frozen=True)
@@ -284,6 +287,11 @@ def blank(_: object) -> str:
     return ""
 
 
+def plain_markdown(text: str) -> str:
+    """Markdown without HTML and links: text of a run file may look like either."""
+    return printable(text).replace("<", "&lt;").replace("](", "]\\(")
+
+
 def markdown_line(cells: Iterable[str]) -> str:
     """A line of a Markdown table."""
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n"
@@ -323,7 +331,7 @@ def write_csv(parts: Iterable[Records]) -> str:
     names = list(dict.fromkeys(name for columns, _ in parts for name in columns))
     text = io.StringIO()
     writer = csv.DictWriter(text, names, lineterminator="\n")
-    writer.writeheader()
+    writer.writerow({name: csv_text(name) for name in names})
     for _, rows in parts:
         for row in rows:
             writer.writerow({name: csv_text(row.get(name)) for name in names})
@@ -331,12 +339,26 @@ def write_csv(parts: Iterable[Records]) -> str:
 
 
 def csv_text(value: Value) -> str:
-    """Nine significant digits: finer than any timer here, without binary noise."""
+    """Nine significant digits: finer than any timer here, without binary noise.
+
+    A text has no control characters; one that a spreadsheet would compute gets an apostrophe.
+    """
     if value is None:
         return ""
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, str):
+        text = printable(value).strip()
+        return f"'{text}" if text.startswith(COMPUTED) and not _is_number(text) else text
     return f"{value:.9g}" if isinstance(value, float) else str(value)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def one_line(title: str) -> str:

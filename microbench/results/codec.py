@@ -8,12 +8,12 @@ reads.
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from typing import cast
 
 from kernels.case import Case
 from kernels.precision import precision
-from microbench.results.fields import as_float, as_object, decode
+from microbench.results.fields import as_object, decode
 from microbench.results.kinds import KINDS, Kind
 from microbench.results.types import STATUSES, Json, Measurement, Result, Run
 from microbench.results.values import PROCESSES, check_processes, processes_json
@@ -25,6 +25,39 @@ PLAIN = (  # fields of a result that are written as they are, in this order
 )  # fmt: skip
 TUNED = "tuned"  # which older files lack, and results of which it is not known
 MEASURED = tuple(field.name for field in fields(Measurement) if field.name != PROCESSES)
+
+
+@dataclass(frozen=True)
+class _Device:
+    """The facts of a device that anything is computed from; a file may lack all but the name."""
+
+    name: str
+    kind: str | None = None
+    capability: str | None = None
+    sm_count: int | None = None
+    l2_bytes: int | None = None
+    memory_bytes: int | None = None
+    power_limit_w: float | None = None
+    sm_clock_max_mhz: float | None = None
+
+
+@dataclass(frozen=True)
+class _Load:
+    """See `microbench.device.load`."""
+
+    cpu_share_of_others: float | None = None
+    load_average_per_core: float | None = None
+    gpu_processes: int | None = None
+    gpu_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """The settings that reports read."""
+
+    load: _Load | None = None
+    notes: tuple[str, ...] = ()
+    training: Json | None = None
 
 
 def result_to_json(result: Result) -> Json:
@@ -87,11 +120,8 @@ def run_from_json(data: Json) -> Run:
     kinds = {where: _kind(item) for where, item in found.items()}
     kernels = [_result_from_json(i, where) for where, i in found.items() if not kinds[where]]
     run = decode(Run, {**data, "results": [], "others": []}, "")
-    if not isinstance(run.device.get("name"), str):
-        raise ValueError("device has no name")
-    for name, value in run.device.items():
-        if isinstance(value, int | float):
-            as_float(value, f"device.{name}")
+    decode(_Device, run.device, "device")
+    decode(_Settings, run.settings, "settings")
     for where, kind in kinds.items():
         if kind:
             run = run.with_other(kind.codec.from_json(found[where], where))
@@ -123,6 +153,8 @@ def _result_from_json(data: Json, where: str) -> Result:
     _check_case(result.case, where)
     if result.status not in STATUSES:
         raise ValueError(f"{where}.status is {result.status!r}")
+    if result.tile is not None and min(result.tile) < 1:
+        raise ValueError(f"{where}.tile has no size above zero")
     _check_measurement(result.measurement, where)
     return result
 

@@ -69,12 +69,29 @@ def _together(a: Sampled, b: Sampled) -> list[int]:
 def merged(before: Sequence[Result], more: Sequence[Result], number: int) -> list[Result]:
     """The results of a comparison, with what process `number` measured of the same cases.
 
-    Where the other process has no time for a case, that stays as it was. Ratios are of arms that
-    took turns in one process: their mean over the processes.
+    Where the other process has no time for a case, that stays as it was, unless its result turned
+    wrong there: then it failed, and no time of it counts. Ratios are of arms that took turns in one
+    process: their mean over the processes.
     """
     again = {result.case.key: result for result in more}
+    for wrong in more:
+        if wrong.turned_wrong:
+            before = [_failed(result, wrong) for result in before]
     both = [_joined(result, again.get(result.case.key), number) for result in before]
     return with_ratios_of_processes(both)
+
+
+def _failed(result: Result, wrong: Result) -> Result:
+    """A result without the times of a case that turned wrong."""
+    case, speedup, vs_backend = wrong.case, dict(result.speedup), dict(result.vs_backend)
+    if result.case.key == case.key:
+        return replace(result, status="failed", reason=wrong.reason, rel_error=wrong.rel_error,
+                       measurement=None, speedup={}, vs_backend={})  # fmt: skip
+    if result.case.precision_name == case.precision_name:
+        vs_backend.pop(case.backend, None)
+    elif is_library(case):
+        speedup.pop(case.precision_name, None)
+    return replace(result, speedup=speedup, vs_backend=vs_backend)
 
 
 def _joined(before: Result, more: Result | None, number: int) -> Result:

@@ -6,13 +6,15 @@ Nothing in a file is ever executed.
 from __future__ import annotations
 
 import json
+import os
+import stat
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from kernels.error_words import first_line
-from kernels.files import write_atomically
+from kernels.files import check_regular, read_json_file, write_atomically
 from microbench.errors import UserError
 from microbench.results.codec import run_from_json, run_to_json
 from microbench.results.kinds import document_of
@@ -59,22 +61,30 @@ def read_json(path: Path) -> Json:
     UserError, in one line, for a file that is missing or holds none.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        data: Any = read_json_file(path)
     except FileNotFoundError:
         raise UserError(f"no such file: {path}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {path}: {_short(error)}") from None
-    try:
-        data = json.loads(text)
     except json.JSONDecodeError as error:
         raise UserError(
             f"{path} is not complete JSON (line {error.lineno}: {error.msg}); is the copy cut off?"
         ) from None
-    except (RecursionError, ValueError) as error:  # ValueError: a number of thousands of digits
+    except ValueError as error:
         raise UserError(f"{path} is not a run file: {first_line(error)}") from None
     if not isinstance(data, dict):
         raise UserError(f"{path} is not a run file: no JSON object")
     return cast(Json, data)
+
+
+def check_readable(path: Path) -> None:
+    """UserError unless it is a file that `read_json` may read. None of it is read."""
+    try:
+        check_regular(path)
+    except FileNotFoundError:
+        raise UserError(f"no such file: {path}") from None
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {_short(error)}") from None
 
 
 def _short(error: Exception) -> str:
@@ -87,12 +97,14 @@ def check_writable(path: Path, option: str) -> None:
     `option` names it.
     """
     try:
-        folder, there = path.is_dir(), path.exists()
-    except OSError as error:
-        raise UserError(f"{option}: {_short(error)}") from None
-    if folder:
+        mode = os.stat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        mode = None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{option} {path}: {_short(error)}") from None
+    if mode is not None and stat.S_ISDIR(mode):
         raise UserError(f"{option} {path} is a folder; give a file name")
-    if there:
+    if mode is not None:
         more = f", or add to it with --resume {path}" if option == "--json" else ""
         raise UserError(f"{option} {path} already exists; choose another file name{more}")
     probe(path, option)
@@ -100,10 +112,13 @@ def check_writable(path: Path, option: str) -> None:
 
 def check_apart(paths: Mapping[str, Path | None]) -> None:
     """UserError where two options name one file: the later would overwrite the earlier."""
-    seen: dict[Path, str] = {}
+    seen: dict[str, str] = {}
     for option, path in paths.items():
-        if path is not None and seen.setdefault(path.resolve(), option) != option:
-            raise UserError(f"{seen[path.resolve()]} and {option} name the same file")
+        if (
+            path is not None
+            and (first := seen.setdefault(os.path.realpath(path), option)) != option
+        ):
+            raise UserError(f"{first} and {option} name the same file")
 
 
 def probe(path: Path, option: str) -> None:

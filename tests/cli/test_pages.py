@@ -1,7 +1,10 @@
-"""Pages: whole, offline, and safe against what a run file says. Looked at in a browser."""
+"""What a run file says stays text: in pages and charts (looked at in a browser), CSV, Markdown."""
 
 from __future__ import annotations
 
+import csv
+import io
+import re
 import shutil
 import subprocess
 from dataclasses import replace
@@ -14,7 +17,10 @@ from samples import golden
 
 from microbench.__main__ import main
 from microbench.report.comparison import case_name
+from microbench.report.drawing import draw
+from microbench.report.export import to_csv, to_markdown
 from microbench.report.page import to_page
+from microbench.report.table import csv_text
 from microbench.results.runfile import read_run
 from microbench.results.types import Run, Warning
 
@@ -70,6 +76,61 @@ def test_text_of_a_run_file_is_never_markup() -> None:
     assert len(evil.addresses) == len(plain.addresses) == 1
 
 
+@pytest.mark.parametrize("text", ["=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(1)", "\t=1", "\r=1"])
+def test_a_spreadsheet_computes_no_text_of_a_run_file(text: str) -> None:
+    run = read_run(GEMM)
+    evil = replace(run, results=tuple(replace(r, why=text, variant=text) for r in run.results))
+    plain, rows = (list(csv.DictReader(io.StringIO(to_csv(one)))) for one in (run, evil))
+    kept = {f"'{text.strip()}"}
+    assert {
+        cell for row in rows for cell in row.values() if cell[:1] in "=+@\t\r'" and cell
+    } == kept
+    assert [row["median_s"] for row in rows] == [row["median_s"] for row in plain]
+
+
+def test_numbers_in_csv_stay_numbers() -> None:
+    values = (-1.5, "-1.5", "+2e3", "-", "1", None, True)
+    assert list(map(csv_text, values)) == ["-1.5", "-1.5", "+2e3", "'-", "1", "", "true"]
+
+
+def test_markdown_has_no_markup_of_a_run_file() -> None:
+    run = read_run(GEMM)
+    link = "[here](javascript:alert(1)) ![x](http://a.invalid/x.png)"
+    evil = tuple(replace(r, why=EVIL + link, status="failed", reason=EVIL + link, measurement=None)
+                 for r in run.results)  # fmt: skip
+    text = to_markdown(replace(run, results=evil))
+    assert "alert(1)" in text
+    assert not re.search(r"<\w|</|\]\(", text)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["show", "a\x1b]0;owned\x07\nb.json"],
+        ["show", "x\udcff\u202e.json"],
+        ["gemm", "--sizes", "\x9b31m" + "9" * 5000],
+        ["gemm", "--\x1b[31m"],
+        ["\x1b[2J"],
+    ],
+)
+def test_an_error_is_one_clean_line(words: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    line = capfd.readouterr().err
+    assert line.startswith("error: ")
+    assert line.endswith("\n")
+    assert line[:-1].isprintable()
+    assert len(line) <= 2001
+
+
+def test_names_of_files_are_printed_clean(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    chart = tmp_path / "a\x1b[31m\u202eb.svg"
+    assert main(["show", str(GEMM), "--chart", str(chart)]) == 0
+    assert chart.exists()
+    assert capfd.readouterr().out.replace("\n", "").isprintable()
+
+
 def test_show_writes_a_page_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "page.html"
     assert main(["show", str(GEMM), "--html", str(page)]) == 0
@@ -106,6 +167,43 @@ class TestInABrowser:
         assert "<title>owned</title>" not in found.stdout
         assert "CONSOLE" not in found.stderr
 
+    def test_a_chart_is_drawn_and_planted_text_stays_text(self, tmp_path: Path) -> None:
+        chart = tmp_path / "chart.html"
+        draw(planted(read_run(GEMM)), chart)
+        found = opened(chart.read_text(encoding="utf-8"), tmp_path)
+        assert "<svg" in found.stdout
+        assert "<title>owned</title>" not in found.stdout
+        assert "CONSOLE" not in found.stderr
+
+    def test_a_script_that_came_into_a_chart_would_be_refused(self, tmp_path: Path) -> None:
+        chart = tmp_path / "chart.html"
+        draw(read_run(GEMM), chart)
+        text = chart.read_text(encoding="utf-8")
+        evil = text.replace("</body>", "<script>document.title = 'owned'</script></body>")
+        found = opened(evil, tmp_path)
+        assert "<title>owned</title>" not in found.stdout
+        assert "Content Security Policy" in found.stderr
+
+    def test_a_chart_s_image_runs_nothing(self, tmp_path: Path) -> None:
+        chart = tmp_path / "chart.svg"
+        draw(planted(read_run(GEMM)), chart)
+        found = opened(chart.read_text(encoding="utf-8"), tmp_path, "chart.svg")
+        assert "owned&apos;" in found.stdout or "owned'" in found.stdout  # it is there, as text
+        names = set(Elements(chart.read_text(encoding="utf-8")).names)
+        assert names <= {
+            "svg",
+            "g",
+            "path",
+            "text",
+            "rect",
+            "defs",
+            "clippath",
+            "line",
+            "title",
+            "tspan",
+        }
+        assert "CONSOLE" not in found.stderr
+
     def test_a_request_would_be_refused_and_seen(self, tmp_path: Path) -> None:
         loading = to_page(read_run(GEMM)).replace(
             "</body>", '<img src="https://a.invalid/"></body>'
@@ -113,12 +211,12 @@ class TestInABrowser:
         assert "Content Security Policy" in opened(loading, tmp_path).stderr
 
 
-def opened(page: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    (folder / "page.html").write_text(page, encoding="utf-8")
+def opened(page: str, folder: Path, name: str = "page.html") -> subprocess.CompletedProcess[str]:
+    (folder / name).write_text(page, encoding="utf-8")
     return subprocess.run(
         [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom",
          "--enable-logging=stderr", f"--user-data-dir={folder / 'profile'}",
-         (folder / "page.html").as_uri()],
+         "--virtual-time-budget=4000", (folder / name).as_uri()],
         capture_output=True, text=True, timeout=120,
     )  # fmt: skip
 

@@ -61,6 +61,21 @@ def batch_norm_backward(grad: Tensor, x: Tensor) -> object:
     return ATEN.native_batch_norm_backward(grad, x, *each, True, 1e-5, [True] * 3)
 
 
+def group_norm(x: Tensor, like: Tensor) -> object:
+    """Two groups of channels."""
+    n, c, h, w = x.shape
+    return ATEN.native_group_norm(x, x.new_ones(c), x.new_ones(c), n, c, h * w, 2 - c % 2, 1e-5)
+
+
+def group_norm_backward(grad: Tensor, x: Tensor) -> object:
+    """Two groups of channels."""
+    (n, c, h, w), groups = x.shape, 2 - x.shape[1] % 2
+    each = [x.new_ones(n, groups)] * 2
+    return ATEN.native_group_norm_backward(
+        grad, x, *each, x.new_ones(c), n, c, h * w, groups, [True] * 3
+    )
+
+
 ACTS: dict[str, Act] = {
     "hardtanh": lambda grad, x: ATEN.hardtanh_backward(grad, x, 0.0, 6.0),
     "hardswish": lambda grad, x: ATEN.hardswish_backward(grad, x),
@@ -85,6 +100,8 @@ CPU_ACTS: dict[str, Act] = {
     "dropout backward": lambda grad, x: ATEN.native_dropout_backward(grad, x > 0, 2.0),
     "batch_norm": batch_norm,
     "batch_norm backward": batch_norm_backward,
+    "group_norm": group_norm,
+    "group_norm backward": group_norm_backward,
 }
 # What TensorIterator makes, or looks as if it did.
 ELEMENTWISE_ACTS: dict[str, Act] = {

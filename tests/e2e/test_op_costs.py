@@ -13,7 +13,7 @@ import torch
 from samples.train_cases import case_of
 
 from e2e.networks import find
-from e2e.prediction.framework_overhead import FrameworkOverhead
+from e2e.prediction.framework_overhead import COUNTED, FrameworkOverhead
 from e2e.prediction.host_speed import ConstantSpeed
 from e2e.prediction.op_timer.op_costs import CallTimer, key_of
 from e2e.prediction.op_timer.op_timer import CpuStopwatch, MeasuredTime, OpTime, PlacedCall
@@ -193,25 +193,67 @@ DAMAGED = [
     '{"captured": {"a": {"step_s": 1, "gap_s": 1, "launch_s": -1}}}',
     '{"captured": 1}', '{"captured": {"a": {"step_s": 1, "gap_s": Infinity, "launch_s": 1}}}',
     '{"captured": {"a": {"gap_s": 1, "launch_s": 1}}}',
+    "[" * 5000, '{"calls": ' + "9" * 400 + "}", '{"calls": {"a": {"gpu_s": 1e300, "host_s": 1}}}',
+    '{"calls": {"a": {"gpu_s": ' + "9" * 40 + ', "host_s": 1}}}',
+    '{"calls": {"a": {"gpu_s": 1, "host_s": 1, "scratch_bytes": ' + "9" * 400 + "}}}",
+    json.dumps({"framework": {"seconds": [1e9] * len(COUNTED), "error": 0.1}}),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("text", DAMAGED)
-def test_a_damaged_file_is_measured_again(text: str) -> None:
+def test_a_damaged_file_is_measured_again(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     store = Store(DEVICE, SOFTWARE)
     store.path.parent.mkdir(parents=True)
     store.path.write_text(text)
     damaged = Store(DEVICE, SOFTWARE)
     assert len(damaged) == 0
     assert (damaged.framework, damaged.captured) == (None, {})
+    Store(DEVICE, SOFTWARE)
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == (text != "{}")  # which is empty, not damaged
+    assert all(str(store.path) in line for line in said)
     damaged.add(TIMES)
     assert json.loads(store.path.read_text())["calls"].keys() == TIMES.keys()
 
 
-def test_a_disk_that_refuses_costs_no_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_disk_that_refuses_costs_no_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
     store = Store(DEVICE, SOFTWARE)
     store.add(TIMES)
+    store.keep(HOST)
     assert store.get("a") == TIMES["a"]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert str(blocked) in line
+
+
+def test_without_a_home_times_last_as_long_as_the_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def no_entry(_user: int) -> None:
+        raise KeyError
+
+    for name in ("XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", no_entry)
+    store = Store(DEVICE, SOFTWARE)
+    store.add(TIMES)
+    assert store.get("a") == TIMES["a"]
+    assert len(Store(DEVICE, SOFTWARE)) == 0
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_the_other_entries_of_a_damaged_file_are_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    store = Store(DEVICE, SOFTWARE)
+    store.add(TIMES)
+    store.keep(HOST)
+    content = json.loads(store.path.read_text())
+    content["calls"]["c"] = {"gpu_s": -1, "host_s": 1}
+    content["captured"] = 3
+    store.path.write_text(json.dumps(content))
+    again = Store(DEVICE, SOFTWARE)
+    assert (len(again), again.framework, again.captured) == (2, HOST, {})
+    assert capsys.readouterr().err.count("\n") == 1

@@ -608,3 +608,31 @@ def test_odd_folders_are_noted(tmp_path: Path) -> None:
     assert "left out, for their names are no images': 2 .txt, " in notes
     assert "1 .jfif" in notes
     assert "1 no suffix" in notes
+
+
+def test_links_that_lead_nowhere_or_up_and_unreadable_folders_are_left_out_and_counted(
+    pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = list_images(pictures)
+    train = pictures / "train"
+    (train / "circle").symlink_to("circle")
+    (train / "up").symlink_to("..")
+    (train / "nowhere").symlink_to("gone")
+    (train / "katze" / "circle").symlink_to("circle")
+    locked = train / "katze" / "locked"
+    locked.mkdir()
+    real = os.scandir
+
+    def scandir(path: Path) -> Any:  # root may read every folder
+        if Path(path) == locked:
+            raise PermissionError(13, "Permission denied")
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    found = list_images(pictures)
+    assert (found.train, found.held_out, found.classes) == (
+        whole.train, whole.held_out, whole.classes
+    )  # fmt: skip
+    said = "; ".join(found.notes)
+    assert "links that lead nowhere, or to a folder above: 3" in said
+    assert "folders that cannot be read: 1" in said

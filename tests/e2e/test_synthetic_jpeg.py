@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import tarfile
+import tempfile
 from collections import Counter, namedtuple
 from collections.abc import Callable
 from functools import cache
@@ -332,7 +333,68 @@ def test_the_cache_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert snapshot(folder) == before
 
 
+BROKEN: list[Callable[[Path], object]] = [
+    lambda folder: (folder / MANIFEST).write_text("{"),
+    lambda folder: (folder / MANIFEST).write_text("[" * 5000),
+    lambda folder: (folder / MANIFEST).write_text("9" * 400),
+    lambda folder: alter(folder, shards=10**12),
+    lambda folder: alter(folder, images=10**30),
+    lambda folder: (folder / "train/class-0000/00000000.jpg").unlink(),
+    lambda folder: (folder / "val/other").touch(),
+]
+
+
+@pytest.mark.parametrize("change", BROKEN)
+def test_a_damaged_cache_is_made_anew_and_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], object]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    said: list[str] = []
+    damaged = cached(Plan(4, 2), ignore, said.append)
+    good = contents(damaged)
+    assert not said
+    change(damaged)
+    before = snapshot(damaged)
+    folder = cached(Plan(4, 2), ignore, said.append)
+    assert contents(folder) == good
+    assert snapshot(damaged) == before
+    assert len(said) == 1
+    assert str(damaged) in said[0]
+    assert cached(Plan(4, 2), ignore, said.append) == folder
+
+
+def test_without_a_cache_the_images_are_temporary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    said: list[str] = []
+    folder = cached(Plan(4, 2), ignore, said.append)
+    assert folder.is_relative_to(tmp_path / f"halfway-{os.getuid()}")
+    assert len(contents(folder)) == 5
+    assert len(said) == 1
+    assert str(tmp_path / "file") in said[0]
+
+
 # ---- other people's folders, and what cannot be
+
+
+def test_a_manifest_that_names_other_files_has_none_of_them_touched(tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    victim = tmp_path / "outside" / "victim.txt"
+    victim.write_text("keep")
+    folder = tmp_path / "here"
+    folder.mkdir()
+    names = ["../outside/victim.txt", str(victim)]
+    old = {"what": dataset.WHAT, "format": dataset.FORMAT, "images": 40, "classes": 4, "seed": 1}
+    for more in ({"files_sha256": None}, {"files_sha256": "0"}, {}):
+        shards = [{"name": name, "bytes": 4, "sha256": "0"} for name in names]
+        (folder / MANIFEST).write_text(json.dumps({**old, "shards": shards, **more}))
+        before = snapshot(tmp_path)
+        message(lambda: made_in(folder, shards=2))
+        message(lambda: made_in(folder))
+        assert snapshot(tmp_path) == before
 
 
 @pytest.mark.parametrize(

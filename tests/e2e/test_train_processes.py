@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,7 @@ from microbench.results.comparison import compare
 from microbench.results.runfile import read_run
 from microbench.results.types import TIME_DECIMALS, Run
 from microbench.results.values import ProcessTime
+from microbench.selftest.splits import false_verdicts, power
 from microbench.worker import Greeting, WorkerDied
 
 ROUNDS = 3
@@ -293,3 +295,30 @@ def test_a_process_s_part_knows_its_clock_and_the_cpus_speed() -> None:
         ProcessTime(0, ROUNDS, 0.1, 1_700.0, 1.0), ProcessTime(1, ROUNDS, 0.2, 1_700.0, 2.0),
     )  # fmt: skip
     assert amp.steps.host_pace == pytest.approx(1.5)
+
+
+def test_runs_of_trainings_are_split_like_those_of_kernels() -> None:
+    """Each process in each half by turns: a CPU-bound training is judged at one CPU speed."""
+    rng = random.Random(28)
+    found = in_process(0)
+    paces = [rng.choice([1.0, 1.5]) for _ in range(8)]
+    found = [replace(t, limit="host") for t in found]
+    for number, pace in enumerate(paces):
+        # The CPU is slower by its pace, which is read beside, and by a per cent that nothing tells.
+        more = [
+            replace(timed(name, s * pace * (1 + rng.gauss(0, 0.01)), pace), limit="host")
+            for name, s in BASE_S.items()
+        ]
+        found = more if number == 0 else merged(found, more, number)
+    verdicts = false_verdicts([run_of(*found)], 3, 50)
+    assert [row.op for row in verdicts.rows] == ["train", "train"]
+    for row in verdicts.rows:
+        assert row.cpu_bound
+        assert row.sd_pct > 5 * (row.sd_one_speed_pct or 0.0) > 0.0
+        assert row.faster + row.slower == 0
+    # The same times, were they limited by the GPU, could not be explained by the CPU's speed.
+    gpu = [replace(t, limit="gpu") for t in found]
+    assert not any(row.cpu_bound for row in false_verdicts([run_of(*gpu)], 3, 5).rows)
+    scaled = power([run_of(*found)], 3, 50).rows
+    assert {row.change for row in scaled} == {"scaled"}
+    assert all(row.cpu_bound and row.slower == 0 for row in scaled)  # 20 % is within 30 %

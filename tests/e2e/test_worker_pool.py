@@ -118,6 +118,21 @@ def counted(dataset: Dataset[int], on_death: str, batch_bytes: int = 8) -> Worke
     return Workers(dataset, batches, wanted, collate=list, pinned=False, batch_bytes=batch_bytes)
 
 
+class Unsendable(Dataset[Any]):
+    """Its second item cannot be pickled, as one that finds no room cannot be sent."""
+
+    def __getitem__(self, index: int) -> Any:
+        return (lambda: index) if index else index
+
+
+@pytest.mark.parametrize("on_death", ["stop", "restart"])
+def test_a_batch_that_cannot_be_sent_ends_the_run_instead_of_hanging(on_death: str) -> None:
+    workers = counted(Unsendable(), on_death)
+    assert next(workers) == [0]
+    assert "could not hand over a batch" in message(lambda: next(workers))
+    assert workers.pids == ()
+
+
 class Ended:
     """As a CUDA event: to be let go in the process that made it alone, and kept by a cycle."""
 

@@ -1,14 +1,22 @@
-"""A file is replaced at once or not at all."""
+"""A file is replaced at once or not at all, and read within bounds."""
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from pathlib import Path
 
 import pytest
 
-from kernels.files import write_atomically
+from kernels.files import (
+    MAX_BYTES,
+    MAX_DEPTH,
+    check_regular,
+    read_json_file,
+    read_regular,
+    write_atomically,
+)
 
 
 @pytest.fixture
@@ -64,11 +72,86 @@ def test_data_is_on_the_disk_before_the_name_is(
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
-def test_permissions_follow_the_umask(path: Path, mask: int) -> None:
-    old = os.umask(mask)
+def test_permissions_of_a_new_file_follow_the_umask(tmp_path: Path, mask: int) -> None:
+    path, old = tmp_path / "new.json", os.umask(mask)
     try:
         write_atomically(path, "after")
         assert os.umask(mask) == mask  # and the mask is as it was
     finally:
         os.umask(old)
     assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~mask
+
+
+def test_a_file_keeps_its_permissions(path: Path) -> None:
+    path.chmod(0o640)
+    write_atomically(path, "after")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_link_stays_and_its_file_is_written(tmp_path: Path, there: bool) -> None:
+    (tmp_path / "far").mkdir()
+    target, link = tmp_path / "far" / "run.json", tmp_path / "run.json"
+    if there:
+        target.write_text("before")
+    link.symlink_to("far/run.json")
+    write_atomically(link, "after")
+    assert link.is_symlink()
+    assert only_file(target.parent) == "after"
+
+
+def test_a_loop_of_links_is_an_error_with_the_path(tmp_path: Path) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to("loop")
+    with pytest.raises(OSError, match="symbolic links") as raised:
+        write_atomically(loop, "after")
+    assert raised.value.filename == str(loop)
+    assert loop.is_symlink()
+
+
+def test_only_regular_files_are_read(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path in (pipe, Path("/dev/zero"), tmp_path):
+        with pytest.raises(OSError, match=r"regular|directory") as raised:
+            read_regular(path)
+        assert raised.value.filename == str(path)
+
+
+def test_a_file_beyond_the_bound_is_not_read(tmp_path: Path) -> None:
+    large = tmp_path / "large"
+    with large.open("wb") as file:
+        file.truncate(MAX_BYTES + 1)  # it has no blocks, so that the test needs no disk
+    with pytest.raises(OSError, match="128 MiB"):
+        read_regular(large)
+    with pytest.raises(OSError, match="128 MiB"):
+        check_regular(large)
+
+
+def nested(depth: int) -> str:
+    return "[" * depth + "1" + "]" * depth
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", nested(MAX_DEPTH + 1), nested(100_000), "1" * 401, "1e999", "-1e999", "NaN",
+     '{"a": [Infinity]}', "1" * 5000],
+)  # fmt: skip
+def test_json_without_bounds_is_a_value_error(path: Path, text: str) -> None:
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"."):
+        read_json_file(path)
+
+
+def test_json_within_bounds_is_read(path: Path) -> None:
+    for value in (2**63, 1e300, [], {"a": [None, True, "x"]}):
+        path.write_text(json.dumps(value))
+        assert read_json_file(path) == value
+    path.write_text(nested(MAX_DEPTH - 1))
+    assert json.dumps(read_json_file(path)) == nested(MAX_DEPTH - 1)
+
+
+def test_bytes_that_are_no_text_are_a_value_error(path: Path) -> None:
+    path.write_bytes(b"\xff\xfe{}")
+    with pytest.raises(ValueError, match="utf-8"):
+        read_json_file(path)

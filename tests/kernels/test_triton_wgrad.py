@@ -10,6 +10,7 @@ import json
 import re
 from dataclasses import replace
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -206,7 +207,15 @@ def test_first_choices_compile_to_wgmma(label: str, tmp_path: Path):
 @pytest.mark.parametrize(
     ("label", "layer"),
     [
-        ("wgrad_tma/8x8x64x64/t3/r2/s2/w4/x88", (64, 64, 56, 3, 1)),
+        pytest.param(
+            "wgrad_tma/8x8x64x64/t3/r2/s2/w4/x88",
+            (64, 64, 56, 3, 1),
+            marks=pytest.mark.xfail(
+                version("triton").startswith("3.8."),
+                strict=True,
+                reason="as Triton 3.8 compiles it, ptxas serialises its products: slower",
+            ),
+        ),
         ("wgrad_tma/1x32x128x128/t3/r1/s3/w8/x14", (128, 128, 28, 3, 1)),
         ("wgrad_pointer/1x32x64x64/t1/r1/s3/w4/x2", (512, 512, 7, 3, 1)),
     ],

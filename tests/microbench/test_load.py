@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from samples.kernel_runs import h200_run, shown
 
-from microbench.device.load import LOAD, LoadMeter, reading
+from microbench.device.load import LOAD, LoadMeter, at_start, others_now, reading
+from microbench.device.nvml import GpuState
 from microbench.report.notes import load_warnings
 
 
@@ -52,3 +53,14 @@ def test_a_loaded_machine_is_a_warning(load: dict[str, Any], said: list[str]) ->
     assert all(text in w.symptom for text, w in zip(said, found, strict=True))
     text = shown(replace(h200_run(), settings={LOAD: load}))
     assert ("The machine was busy" in text) == bool(said)
+
+
+def test_other_programs_on_the_gpu_are_counted_and_said() -> None:
+    """At the end one of the processes is this one, under whatever id."""
+    gpu = GpuState(utilization_pct=97, processes=((1, 10**9), (2, 2 * 10**9)))
+    assert others_now(gpu) == 1
+    assert others_now(GpuState()) == others_now(None) == 0
+    settings = LoadMeter(lambda: None).noted({LOAD: at_start(replace(gpu, processes=()))}, 1)
+    said = " ".join(warning.symptom for warning in load_warnings(settings))
+    assert "computed on the GPU before the run (97 % of the time)" in said
+    assert "1 other process was on the GPU at the end of the run" in said

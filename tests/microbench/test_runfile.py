@@ -397,6 +397,28 @@ def test_each_missing_name_of_the_document_is_refused(path: Path, name: str) -> 
     complaint(path)
 
 
+@pytest.mark.parametrize(
+    ("part", "name", "value"),
+    [
+        ("device", "l2_bytes", []),
+        ("device", "sm_clock_max_mhz", {}),
+        ("device", "capability", 9.0),
+        ("settings", "load", {"load_average_per_core": [1]}),
+        ("settings", "notes", 3),
+        ("results", "tile", [128, 0]),
+        ("settings", "anything", math.nan),
+    ],
+)
+def test_a_value_that_nothing_can_be_computed_from_is_refused(
+    path: Path, part: str, name: str, value: object
+) -> None:
+    document = document_of(path)
+    (document[part][0] if part == "results" else document[part])[name] = value
+    path.write_text(json.dumps(document))
+    said = complaint(path)
+    assert value is math.nan or name in said
+
+
 def test_each_missing_name_of_a_result_is_refused_or_harmless(path: Path) -> None:
     document = document_of(path)
     for name in document["results"][0]:

@@ -61,6 +61,10 @@ class FakeSession:
         self.trouble(group)
         return [result_of(case, self.seconds) for case in group.cases]
 
+    def others(self) -> int:
+        """No other process is on its GPU."""
+        return 0
+
     def close(self) -> None:
         self.closed += 1
 

@@ -5,6 +5,7 @@ To add a kind, put an entry into `KINDS`.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +57,7 @@ def _parsed(spec: str) -> tuple[str, Kind, Path]:
         raise UserError(f"--data {name} needs a folder: --data {name}:DIR")
     if colon and not kind.folder:
         raise UserError(f"--data {name} takes no folder")
-    return name, kind, Path(folder).expanduser()
+    return name, kind, Path(os.path.expanduser(folder))
 
 
 def _choices() -> str:
@@ -87,7 +88,9 @@ def _cifar10(options: Options, folder: Path) -> Data:
 def _made(options: Options, folder: Path) -> Data:
     from e2e.data.synthetic_jpeg.dataset import USUAL, cached
 
-    return _folder(options, cached(USUAL, lambda _done, _total: None), "made")
+    # The parent has made it, and said what there was to say.
+    folder = cached(USUAL, lambda _done, _total: None, lambda _said: None)
+    return _folder(options, folder, "made")
 
 
 def _folder(options: Options, folder: Path, name: str = "folder") -> Data:

@@ -6,13 +6,16 @@ import gc
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from multiprocessing.process import BaseProcess
+from multiprocessing.queues import Queue
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -28,6 +31,7 @@ START = "fork"
 MAX_LOSSES = 2  # of the same batch: then the batch itself is the likely cause
 DYING_S = 1.0  # at most from a worker's last sign of life to its end
 WATCH_S = 0.5  # how often a worker looks whether its parent lives
+NOT_HANDED_OVER = 79  # exit code of a worker whose batch could not be sent
 MEANINGS = {
     signal.SIGKILL: "out of memory, most likely: fewer --workers and a smaller --batch take less",
     signal.SIGBUS: "shared memory ran out, most likely: fewer --workers and a smaller --batch take "
@@ -139,7 +143,15 @@ class Workers(Iterator[Batch], Generic[Batch]):
             )
             if workers and self._pinned:
                 _keep_quiet_about_the_dead()
-            running = iter(loader)
+            try:
+                running = iter(loader)
+            except OSError as error:
+                _forget(error, set(multiprocessing.active_children()) - before)
+                raise LoaderError(
+                    f"{workers} loader workers cannot be started ({error.strerror}): they need "
+                    "shared memory (/dev/shm) that can be written, and open files (ulimit -n); "
+                    "fewer --workers need less, 0 none"
+                ) from None
             started = set(multiprocessing.active_children()) - before
         self._processes = tuple(sorted(started, key=lambda process: process.pid or 0))
         return running
@@ -182,11 +194,32 @@ class Workers(Iterator[Batch], Generic[Batch]):
         self._wanted.note(f"{said}; new ones went on from the batch that was lost")
 
 
-def _end_with(parent: int, _: int) -> None:
-    """In a worker: end when its parent does.
-
-    torch has it leave its loop then, and wait for ever for someone to read what it made.
+def _forget(error: OSError, started: Iterable[BaseProcess]) -> None:
+    """End the workers of a loader that did not start, and the loader itself: torch's complains that
+    it is half made.
     """
+    for process in started:
+        process.terminate()
+        process.join()
+    hook, sys.unraisablehook = sys.unraisablehook, _ignore
+    try:
+        traceback.clear_frames(error.__traceback__)
+        gc.collect()
+    finally:
+        sys.unraisablehook = hook
+
+
+def _ignore(_fault: object) -> None:
+    pass
+
+
+def _end_with(parent: int, _: int) -> None:
+    """In a worker: end when its parent does, or when a batch cannot be handed to it.
+
+    torch has it leave its loop in the first case, and wait for ever for someone to read what it
+    made; in the second the parent waits for ever.
+    """
+    Queue._on_queue_feeder_error = staticmethod(_cannot_hand_over)  # type: ignore[attr-defined]
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -196,8 +229,17 @@ def _end_with(parent: int, _: int) -> None:
     threading.Thread(target=watch, name="watch", daemon=True).start()
 
 
+def _cannot_hand_over(_error: Exception, _batch: object) -> None:
+    os._exit(NOT_HANDED_OVER)
+
+
 def _end_of(process: BaseProcess) -> str:
     code = process.exitcode or 0
+    if code == NOT_HANDED_OVER:
+        return (
+            "could not hand over a batch: too few files may be open (ulimit -n), or shared memory "
+            "(/dev/shm) takes no more; fewer --workers take less"
+        )
     if code >= 0:
         return f"ended with exit code {code} in mid-run"
     number = signal.Signals(-code)

@@ -56,8 +56,8 @@ def list_images(root: Path) -> Listing:
     kept_root = next((root / name for name in HELD_OUT if (root / name).is_dir()), None)
     if kept_root is not None and train_root is root:
         raise UserError(f"{root} has {kept_root.name} but no {TRAIN}; {LAYOUT}")
-    left_out: Counter[str] = Counter()
-    found = _by_class(train_root, left_out)
+    left_out, unread = Counter[str](), Counter[str]()
+    found = _by_class(train_root, left_out, unread)
     classes = tuple(name for name, paths in found.items() if paths)
     if not classes:
         raise UserError(f"{train_root} has no class folders with images; {LAYOUT}")
@@ -65,8 +65,11 @@ def list_images(root: Path) -> Listing:
     if len(classes) == 1:
         notes.append(f"only one class, {classes[0]}: accuracy is meaningless")
     train = _labelled(found, classes)
-    held_out = _labelled(_known_only(kept_root, classes, left_out), classes) if kept_root else []
+    held_out: list[Picture] = []
+    if kept_root:
+        held_out = _labelled(_known_only(kept_root, classes, left_out, unread), classes)
     notes += _left_out_notes(left_out)
+    notes += [f"left out, {what}: {count:,}" for what, count in unread.items()]
     files = [picture.path for picture in (*train, *held_out)]
     reasons = ((path, _trouble(path, opened=len(files) <= MAX_OPENED)) for path in files)
     broken = {path: reason for path, reason in reasons if reason}
@@ -103,23 +106,46 @@ def printable_name(name: str) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in name)
 
 
-def _by_class(root: Path, left_out: Counter[str]) -> dict[str, list[str]]:
+def _by_class(root: Path, left_out: Counter[str], unread: Counter[str]) -> dict[str, list[str]]:
     """The image files below each folder of a folder, in the order of their names; what else is
-    there is counted by kind.
+    there is counted by kind, and folders that cannot be read or are links that lead nowhere or up.
     """
-    names = sorted(entry.name for entry in _entries(root) if entry.is_dir())
-    return {name: sorted(_files(root / name, left_out)) for name in names}
+    names: list[str] = []
+    for entry in _entries(root):
+        leads = _leads(entry)
+        if leads is None or (leads and entry.is_symlink() and _is_above(entry, root)):
+            unread["links that lead nowhere, or to a folder above"] += 1
+        elif leads:
+            names.append(entry.name)
+    return {name: sorted(_files(root / name, left_out, unread)) for name in sorted(names)}
 
 
-def _files(folder: Path, left_out: Counter[str]) -> Iterator[str]:
-    for entry in _entries(folder):
+def _leads(entry: os.DirEntry[str]) -> bool | None:
+    """Whether it is a folder or a link to one; None for a link that leads nowhere."""
+    try:
+        return entry.is_dir() or (None if entry.is_symlink() and not entry.is_file() else False)
+    except OSError:  # links in a circle
+        return None
+
+
+def _is_above(link: os.DirEntry[str], folder: Path) -> bool:
+    return folder.resolve().is_relative_to(Path(link.path).resolve())
+
+
+def _files(folder: Path, left_out: Counter[str], unread: Counter[str]) -> Iterator[str]:
+    try:
+        entries = _entries(folder)
+    except UserError:
+        unread["folders that cannot be read"] += 1
+        return
+    for entry in entries:
         suffix = os.path.splitext(entry.name)[1].lower()
         if entry.is_dir(follow_symlinks=False):
-            yield from _files(Path(entry.path), left_out)
+            yield from _files(Path(entry.path), left_out, unread)
         elif suffix in SUFFIXES:
             yield entry.path
         else:
-            left_out["link to a folder" if entry.is_dir() else suffix or "no suffix"] += 1
+            left_out["link to a folder" if _leads(entry) else suffix or "no suffix"] += 1
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
@@ -131,8 +157,10 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
         raise UserError(f"folder {folder} cannot be read: {error.strerror}") from None
 
 
-def _known_only(root: Path, classes: Sequence[str], left_out: Counter[str]) -> dict[str, list[str]]:
-    found = {name: paths for name, paths in _by_class(root, left_out).items() if paths}
+def _known_only(
+    root: Path, classes: Sequence[str], left_out: Counter[str], unread: Counter[str]
+) -> dict[str, list[str]]:
+    found = {name: paths for name, paths in _by_class(root, left_out, unread).items() if paths}
     unknown = [name for name in found if name not in classes]
     if unknown:
         raise UserError(f"{root} has classes that the train folder lacks: {', '.join(unknown[:3])}")

@@ -6,27 +6,27 @@ moved up when complete, the manifest last, so that an interrupted one is never t
 
 from __future__ import annotations
 
-import ctypes
 import io
 import json
 import multiprocessing
 import os
 import shutil
-import signal
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from e2e.data.synthetic_jpeg.picture import CLASSES, FIELDS, KINDS, jpeg, look_of, noise_plane
-from kernels.tuned import user_directory
+from kernels.files import read_json_file
+from kernels.user_folders import cache_folder, made_writable, temporary_folder, warn
 from microbench.device.host import usable_cores
 from microbench.errors import UserError
+from microbench.stopping import die_with_parent
 
 FORMAT = 1  # raised when other pixels or other files are made
 WHAT = "images made by halfway"
@@ -41,9 +41,15 @@ CHUNK = 16  # images that a process makes before it reports them
 MEAN_BYTES = 110_000  # of an image, about
 BLOCK_BYTES = 4096  # of a file system: each file wastes half of one
 TAR_BYTES = 2560  # that a tar file adds to an image and its label
-DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
+
+SPARE_HANDLES = 6  # that removing a folder of three levels takes
+MOST_DAMAGED = 9  # folders of one dataset in the cache
 
 OnProgress = Callable[[int, int], None]  # images that are made, and those wanted
+
+
+class OtherContent(UserError):
+    """A folder that holds something else than the dataset, or a damaged one."""
 
 
 @dataclass(frozen=True)
@@ -123,8 +129,7 @@ def make(
     _check_space(folder, plan.images, len(trained) if shards else 0)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(prefix=PART, dir=folder) as part:
-            work = Path(part)
+        with _work_folder(folder) as work:
             _write_images(work, plan, processes or usable_cores(), on_progress)
             names = _shard_names(shards)
             for number, name in enumerate(names):  # spread evenly and in order
@@ -141,15 +146,54 @@ def make(
     return True
 
 
-def cached(plan: Plan, on_progress: OnProgress) -> Path:
-    """The folder of such a dataset in the user's cache; generated once. UserError as of `make`."""
-    folder = user_directory("made") / f"{FORMAT}-{plan.images}-{plan.classes}-{plan.seed}"
-    make(folder, plan, on_progress=on_progress)
-    return folder
+@contextmanager
+def _work_folder(folder: Path) -> Generator[Path]:
+    """A folder to generate in, removed at the end, even where no more files can be opened."""
+    spare = [os.open(os.devnull, os.O_RDONLY) for _ in range(SPARE_HANDLES)]
+    try:
+        with TemporaryDirectory(prefix=PART, dir=folder) as part:
+            try:
+                yield Path(part)
+            finally:
+                while spare:
+                    os.close(spare.pop())
+    finally:
+        while spare:
+            os.close(spare.pop())
+
+
+def cached(plan: Plan, on_progress: OnProgress, say: Callable[[str], None] = warn) -> Path:
+    """The folder of such a dataset in the user's cache; generated once. UserError as of `make`.
+
+    Without a cache that takes files it is among the temporary files, and beside a damaged one where
+    that has its place; `say` gets the text.
+    """
+    cache, name = cache_folder("made"), f"{FORMAT}-{plan.images}-{plan.classes}-{plan.seed}"
+    fault = made_writable(cache)
+    if cache is None or (fault and not os.path.isdir(cache / name)):
+        try:
+            cache = temporary_folder("made")
+        except OSError as error:
+            raise UserError(
+                f"no folder takes the images of --data made ({fault}; {error.filename}: "
+                f"{error.strerror}); set XDG_CACHE_HOME to one that does"
+            ) from None
+        say(f"no cache ({fault}): the images are in {cache}, and made again when it is emptied")
+    for number in range(1, MOST_DAMAGED + 1):
+        folder = cache / (name if number == 1 else f"{name}-{number}")
+        try:
+            make(folder, plan, on_progress=on_progress)
+            return folder
+        except OtherContent as error:
+            say(f"the images are made anew beside a folder that cannot be used: {error}")
+    raise UserError(f"{cache} has {MOST_DAMAGED} damaged folders of images; delete them")
 
 
 def _is_there(folder: Path, plan: Plan, shards: int) -> bool:
-    """Whether a folder holds the dataset; False where it is empty. UserError for all else."""
+    """Whether a folder holds the dataset; False where it is empty.
+
+    OtherContent for all else, UserError for what is no folder.
+    """
     try:
         names = [name for name in os.listdir(folder) if not name.startswith(PART)]
     except FileNotFoundError:
@@ -160,22 +204,24 @@ def _is_there(folder: Path, plan: Plan, shards: int) -> bool:
         return False
     held, held_shards = _read_manifest(folder)
     if held != plan:
-        raise UserError(
+        raise OtherContent(
             f"{folder} holds {held.in_words()}, not {plan.in_words()}; name another folder"
         )
     if shards not in (0, held_shards):
-        raise UserError(f"{folder} has {held_shards} tar files, not {shards}; name another folder")
+        raise OtherContent(
+            f"{folder} has {held_shards} tar files, not {shards}; name another folder"
+        )
     wanted = {*map(plan.path, range(plan.images)), *_shard_names(held_shards)}
     found = {name for name in names if name.endswith(".tar")}
     for here, _, files in (step for part in (TRAIN, HELD_OUT) for step in os.walk(folder / part)):
         below = os.path.relpath(here, folder)
         found.update(os.path.join(below, file) for file in files)
     if strange := sorted(found - wanted):
-        raise UserError(
+        raise OtherContent(
             f"{folder} holds a file that was not generated, {strange[0]}; move it elsewhere"
         )
     if missing := sorted(wanted - found):
-        raise UserError(
+        raise OtherContent(
             f"{folder} lacks {len(missing):,} of its files, such as {missing[0]}; "
             "delete the folder or name another one"
         )
@@ -183,31 +229,37 @@ def _is_there(folder: Path, plan: Plan, shards: int) -> bool:
 
 
 def _read_manifest(folder: Path) -> tuple[Plan, int]:
-    """Which dataset a folder holds, and how many tar files. UserError when it is not one."""
+    """Which dataset a folder holds, and how many tar files. OtherContent when it is not one."""
     path = folder / MANIFEST
     try:
-        content: Any = json.loads(path.read_text(encoding="utf-8"))
+        content: Any = read_json_file(path)
         if content["what"] != WHAT:
             raise ValueError(content["what"])
         if content["format"] != FORMAT:
-            raise UserError(
+            raise OtherContent(
                 f"{folder} was generated by another version "
                 f"(format {content['format']}, not {FORMAT}); name another folder"
             )
         # Earlier versions wrote the manifest first, and its checksum when all was generated.
         if content.get("files_sha256", "") is None:
-            raise UserError(f"{folder} is incomplete; delete it or name another folder")
-        plan = Plan(content["images"], content["classes"], content["seed"])
-        shards: int | list[Any] = content["shards"]
-        return plan, shards if isinstance(shards, int) else len(shards)
+            raise OtherContent(f"{folder} is incomplete; delete it or name another folder")
+        try:
+            plan = Plan(content["images"], content["classes"], content["seed"])
+        except UserError as error:
+            raise ValueError(str(error)) from None
+        listed: int | list[Any] = content["shards"]
+        shards = listed if isinstance(listed, int) else len(listed)
+        if not 0 <= shards <= plan.images:
+            raise ValueError(shards)
+        return plan, shards
     except FileNotFoundError:
-        raise UserError(
+        raise OtherContent(
             f"{folder} is not empty and holds no generated dataset; name another folder"
         ) from None
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
+        raise OtherContent(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, TypeError, KeyError, AttributeError):
-        raise UserError(
+        raise OtherContent(
             f"{path} is damaged or not of a generated dataset; name another folder"
         ) from None
 
@@ -234,26 +286,32 @@ def _write_images(work: Path, plan: Plan, processes: int, on_progress: OnProgres
     chunks = [range(at, min(at + CHUNK, plan.images)) for at in range(0, plan.images, CHUNK)]
     done = 0
     on_progress(done, plan.images)
-    pool = ProcessPoolExecutor(
-        min(processes, len(chunks)), multiprocessing.get_context("fork"), _settle
-    )
+    before = set(multiprocessing.active_children())
+    pool = None
     try:
-        for chunk in as_completed([pool.submit(_write_chunk, work, plan, some) for some in chunks]):
-            done += chunk.result()
+        try:
+            pool = ProcessPoolExecutor(
+                min(processes, len(chunks)), multiprocessing.get_context("fork"), die_with_parent
+            )
+            parts = [pool.submit(_write_chunk, work, plan, some) for some in chunks]
+        except OSError as error:
+            raise UserError(
+                f"worker processes cannot be started ({error.strerror}): they need shared memory "
+                "(/dev/shm) that can be written, and open files (ulimit -n)"
+            ) from None
+        for part in as_completed(parts):
+            done += part.result()
             on_progress(done, plan.images)
     except BrokenProcessPool:
         raise UserError(
             "a worker process was killed (out of memory?); try fewer --workers"
         ) from None
     finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _settle() -> None:
-    """In a process of the pool: leave Ctrl-C to the parent, and end when the parent does."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
+        if pool:
+            pool.shutdown(cancel_futures=True)
+        for process in set(multiprocessing.active_children()) - before:
+            process.kill()  # the pool forgets those that it started before one failed to start
+            process.join()
 
 
 def _write_chunk(work: Path, plan: Plan, indices: range) -> int:

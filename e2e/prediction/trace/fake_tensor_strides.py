@@ -178,5 +178,7 @@ CPU_RULES: dict[str, Rule] = {  # CUDA's kernels of these do otherwise
     "aten.native_dropout.default": _as_contiguous_as(0),
     "aten.native_dropout_backward.default": _as_sum_of(0, 1),
     "aten.native_batch_norm.default": _in_format_of(0),
+    "aten.native_group_norm.default": _in_format_of(0),
     "aten.native_batch_norm_backward.default": _in_format_of(1),
+    "aten.native_group_norm_backward.default": _in_format_of(1),
 }

@@ -1,0 +1,13 @@
+"""Where the console command `halfway` starts: it can be stopped before anything heavy loads."""
+
+from __future__ import annotations
+
+from microbench.stopping import listen
+
+
+def main() -> int:
+    """Run the command line of `e2e.halfway`; returns the exit code."""
+    listen()
+    from e2e.halfway import main as run
+
+    return run()

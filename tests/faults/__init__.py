@@ -1,0 +1,1 @@
+"""A bench that injects faults into halfway and looks for what must never happen."""

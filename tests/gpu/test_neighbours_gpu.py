@@ -1,0 +1,88 @@
+"""On a GPU: other programs that take its memory or its time, and a card that holds its clock."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from samples.commands import ROOT, environment, run_here, warm_children
+
+from microbench.__main__ import main
+from microbench.device.load import COMPUTING, LATER, LOAD, PROCESSES
+from microbench.results.runfile import read_run
+from microbench.roofline.explain import CLOCK_DROP
+
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
+
+
+@pytest.fixture(autouse=True)
+def _warm() -> Iterator[None]:
+    with warm_children():
+        yield
+
+
+@contextmanager
+def neighbour(what: str) -> Iterator[None]:
+    """Another program on the GPU, meanwhile."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "samples.gpu_neighbour", what], stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, text=True, env=environment(PYTHONPATH=f"{ROOT}:{ROOT / 'tests'}"),
+    ) as process:  # fmt: skip
+        try:
+            assert process.stdout
+            assert process.stdout.readline() == "ready\n"
+            yield
+        finally:
+            process.kill()
+
+
+def test_memory_that_another_program_takes_is_said(tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    named = "samples.bad_gpu_kernels:hungry,samples.bad_gpu_kernels:good"
+    with neighbour("memory"):
+        ran = run_here(
+            main, "microbench", "gemm", "--sizes", "512", "--dtype", "fp16", "--vs", "none",
+            "--backend", named, "--budget", "1", "--processes", "1", "--json", file,
+        )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    found = {r.case.backend.rpartition(":")[2]: r for r in read_run(file).results}
+    assert found["hungry"].status == "failed"
+    assert "out of memory" in (found["hungry"].reason or "")
+    assert "other processes hold" in (found["hungry"].reason or "")
+    assert found["good"].status == "ok", found["good"].reason
+
+
+def test_a_program_that_computes_meanwhile_is_said(tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    with neighbour("compute"):
+        ran = run_here(
+            main, "microbench", "gemm", "--sizes", "512", "--dtype", "fp16", "--vs", "none",
+            "--backend", "cublas", "--budget", "1", "--processes", "1", "--json", file,
+        )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    load = read_run(file).settings[LOAD]
+    assert load.get(COMPUTING) or load.get(PROCESSES) or load.get(LATER), load
+    assert "on the GPU" in ran.stdout
+
+
+def test_a_card_at_its_power_limit_is_said(tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    ran = run_here(
+        main, "microbench", "gemm", "--sizes", "8192", "--dtype", "fp16", "--vs", "none",
+        "--backend", "cublas", "--budget", "3", "--processes", "1", "--json", file,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    run = read_run(file)
+    measurement = run.results[0].measurement
+    assert measurement is not None
+    top = float(run.device.get("sm_clock_max_mhz") or 0)
+    held = measurement.throttle and (measurement.sm_clock_mhz or top) < CLOCK_DROP * top
+    if not held:
+        pytest.skip(f"{torch.cuda.get_device_name()} keeps its clock: {measurement.throttle}")
+    assert "clock" in " ".join(warning.symptom for warning in run.results[0].warnings)
+    assert "clock" in ran.stdout

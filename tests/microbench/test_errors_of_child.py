@@ -1,0 +1,22 @@
+"""Lines that a library writes to standard error in a child: a few of each kind are passed on."""
+
+from __future__ import annotations
+
+import pytest
+from samples import serving
+from samples.commands import warm_children
+
+from microbench.errors_of_child import MOST_ALIKE
+from microbench.worker import Child
+
+
+def test_lines_that_differ_in_numbers_only_are_counted(capfd: pytest.CaptureFixture[str]) -> None:
+    with warm_children():
+        child = Child(serving.complains, 500)
+        child.greet()
+        child.close()
+    lines = capfd.readouterr().err.splitlines()
+    assert [line for line in lines if "extraneous bytes" in line][MOST_ALIKE:] == [
+        "(497 more lines as: Corrupt JPEG data: N extraneous bytes before marker N)"
+    ]
+    assert "something else, unfinished" in lines

@@ -1,0 +1,113 @@
+"""Back ends that do what a defective kernel does, each in its own way and on any device.
+
+`--backend samples.bad_kernels:NAME`. Those that turn bad are right in their first LAUNCHES launches
+of a process: when they are checked, and for a while longer.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+LAUNCHES = 12
+STARTS = "BAD_KERNELS_STARTS"  # a file that counts the processes in which `wrong_in_another` ran
+_launches: Counter[str] = Counter()
+
+
+def _turned(name: str) -> bool:
+    _launches[name] += 1
+    return _launches[name] > LAUNCHES
+
+
+def good(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """A right result, always."""
+    torch.mm(a, b, out=out)
+
+
+# ---------------------------------------------------------------- right at first, later wrong
+
+
+def wrong_later(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """One element is off."""
+    torch.mm(a, b, out=out)
+    if _turned("wrong"):
+        out[-1, -1] += 100
+
+
+def nan_later(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """One element is NaN."""
+    torch.mm(a, b, out=out)
+    if _turned("nan"):
+        out[0, 0] = float("nan")
+
+
+def stale_later(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """Nothing is written: what lies there is from an earlier launch."""
+    if not _turned("stale"):
+        torch.mm(a, b, out=out)
+
+
+_kept: dict[torch.Size, Tensor] = {}
+
+
+def kept_later(a: Tensor, b: Tensor) -> Tensor:
+    """The tensor of an earlier launch is returned once more."""
+    shape = torch.Size([a.shape[0], b.shape[1]])
+    if shape not in _kept or not _turned("kept"):
+        _kept[shape] = torch.mm(a, b)
+    return _kept[shape]
+
+
+def input_later(a: Tensor, b: Tensor) -> Tensor:
+    """An input is returned, of square matrices the right shape."""
+    return a if _turned("input") else torch.mm(a, b)
+
+
+def conv_later(
+    x: Tensor, w: Tensor, out: Tensor, stride: int, padding: int, dilation: int, groups: int
+) -> None:
+    """A forward convolution whose last channel is zero later."""
+    out.copy_(torch.nn.functional.conv2d(x, w, None, stride, padding, dilation, groups))
+    if _turned("conv"):
+        out[:, -1] = 0
+
+
+def wrong_in_another(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """As `wrong_later`, but not in the first process."""
+    if not _launches["another"]:
+        with Path(os.environ[STARTS]).open("a") as file:
+            file.write("x")
+    torch.mm(a, b, out=out)
+    if _turned("another") and Path(os.environ[STARTS]).stat().st_size > 1:
+        out.zero_()
+
+
+# ---------------------------------------------------------------- those that take the process along
+
+
+def leaves(a: Tensor, b: Tensor, out: Tensor) -> NoReturn:
+    """The process ends."""
+    os._exit(7)
+
+
+def crashes(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """A segmentation fault."""
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def sleeps(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """It never returns."""
+    while True:
+        time.sleep(3600)
+
+
+def has_no_memory(a: Tensor, b: Tensor, out: Tensor) -> NoReturn:
+    """An allocation fails."""
+    raise MemoryError

@@ -1,0 +1,56 @@
+"""What a measuring process does with a request: compute in Python, wait for a compiler, or hang."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import os
+import subprocess
+import sys
+import time
+
+from microbench.pulse import Pipe
+
+SPIN = "import time\nend = time.monotonic() + {}\nwhile time.monotonic() < end: pass"
+
+
+def compiles(pipe: Pipe, seconds: float) -> None:
+    """Python moves for some seconds without a word, as a compiler written in it does.
+
+    A narrow loop would not do: a look finds it at one of three or four instructions, so that a few
+    looks in a row may find the same one.
+    """
+    pipe.send(("ok", "ready"))
+    pipe.recv()
+    end_s = time.monotonic() + seconds
+    module = ast.parse(inspect.getsource(ast))
+    while time.monotonic() < end_s:
+        ast.unparse(module)
+    pipe.send(("ok", "done"))
+    pipe.recv()
+
+
+def waits_for_a_compiler(pipe: Pipe, seconds: float) -> None:
+    """A child process computes for some seconds; this one waits for it."""
+    pipe.send(("ok", "ready"))
+    pipe.recv()
+    subprocess.run([sys.executable, "-c", SPIN.format(seconds)], check=True)
+    pipe.send(("ok", "done"))
+    pipe.recv()
+
+
+def complains(pipe: Pipe, lines: int) -> None:
+    """A library writes many lines that differ in numbers, and one that differs in words."""
+    for number in range(lines):
+        line = b"Corrupt JPEG data: %d extraneous bytes before marker 0x%x\n"
+        os.write(2, line % (number, number))
+    os.write(2, b"something else, unfinished")
+    pipe.send(("ok", "ready"))
+    pipe.recv()
+
+
+def hangs(pipe: Pipe, _: object) -> None:
+    """Nothing happens any more."""
+    pipe.send(("ok", "ready"))
+    pipe.recv()
+    time.sleep(3600)
