@@ -76,8 +76,8 @@ LOADING = (
 )  # fmt: skip
 ARMS = (
     "amp", "recipe", "ladder", "batch", "input", "layout", "optimizer", "label_smoothing",
-    "accumulate", "loss", "loss_scale", "keep_batchnorm_fp32", "fused", "compile", "graph", REST,
-    "device",
+    "accumulate", "loss", "loss_scale", "keep_batchnorm_fp32", "fused", "compile", "graph",
+    "search", REST, "device",
 )  # fmt: skip
 # Which command takes which option, in the order of --help.
 OPTIONS = {
@@ -99,6 +99,7 @@ OPTIONS = {
         said("batch", help="Batch sizes for every network  [default: depends on the network]"),
         "layout",
         said("graph", help="Capture the steps as CUDA graphs"),
+        said("search", default="full", help="cuDNN's search for algorithms: short or full"),
         said("verify", help="Also measure the proposed fixes"),
         "cpus", "device", "budget", "processes", *OUTPUT,
     ),
@@ -108,7 +109,7 @@ OPTIONS = {
         said("batch", help="Samples per step  [default: the network's usual]"),
         said("layout", help="nchw or nhwc (channels_last)  [default: nhwc on a GPU]"),
         said("loader", help="Data loader (see `list`)  [default: torchvision]"),
-        "compile", "graph",
+        "compile", "graph", "search",
         click.option(
             "--measure", default="some", show_default=True,
             help="Which predicted points to measure: some, all or none",

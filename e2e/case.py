@@ -32,6 +32,7 @@ OP = "train"
 LAYOUTS = ("nchw", "nhwc")
 OPTIMIZERS = ("sgd", "adam", "adamw")
 ON_DEATH = ("stop", "restart")
+FULL, SHORT = SEARCHES = ("full", "short")
 MAX_SCALE = 2.0**24  # beyond it a loss near 1 is no finite float16 gradient any more
 
 # Loaders whose batches cost the host nothing but a launch or a copy, and what each kind of data is
@@ -103,17 +104,19 @@ def of_case(
     default: Any = AS_FIELD,
     check: Check | None = None,
     written: str = "",
+    later: bool = False,
 ) -> dict[str, Any]:
     """Metadata of a field of `TrainCase`; without `help` the field is no option.
 
     `label` returns the value's text in reports, "" for the usual value (without a label: name and
     value where it is not the default). `varied`: arms of one comparison may differ in it. `least`
-    is the smallest value; the option raises UserError below it.
+    is the smallest value; the option raises UserError below it. `later`: older files have keys
+    without it, so keys name it only where it is not the default.
     """
     if least is not None and check is None:
         check = at_least(least)
     asked = option(help, default=default, check=check, written=written) if help else {}
-    return asked | {"label": label, "varied": varied, "least": least}
+    return asked | {"label": label, "varied": varied, "least": least, "later": later}
 
 
 def setting(
@@ -144,7 +147,8 @@ class TrainCase:
     `e2e.data.loaders` with `workers` processes. If it is `cached`, the back end runs as fast as it
     can and its batches are thrown away: it trains on a pinned batch. `cold` files are dropped from
     the page cache before they are read. `prefetch` is how many batches each worker is ahead (0: as
-    usual), `cpus` how many cores the process may use (0: all).
+    usual), `cpus` how many cores the process may use (0: all). `search` is how many algorithms
+    cuDNN tries for a convolution on a GPU: "full" or "short" (`e2e.recipes.SEARCH_LIMITS`).
 
     A new field goes to the end: the order is that of keys, run files and CSV columns.
     """
@@ -206,6 +210,11 @@ class TrainCase:
     gpus: int = setting(
         1, label=lambda case: _count(case.gpus, "GPU") if case.gpus > 1 else "", least=1
     )
+    search: str = setting(
+        FULL, "How long cuDNN searches for algorithms: short or full  [default: short]",
+        asked=None, check=one_of(SEARCHES), later=True,
+        label=lambda case: "short search" if case.search == SHORT else "",
+    )  # fmt: skip
 
     @property
     def op(self) -> str:
@@ -220,7 +229,12 @@ class TrainCase:
     @cached_property
     def group(self) -> str:
         """Identity of the comparison: cases with the same group are compared with each other."""
-        parts = [f"{f.name}={getattr(self, f.name)}" for f in fields(self) if f.name not in VARIED]
+        parts = [
+            f"{one.name}={value}"
+            for one in fields(self)
+            if one.name not in VARIED
+            and ((value := getattr(self, one.name)) != one.default or not one.metadata["later"])
+        ]
         return f"{OP}/{','.join(parts)}"
 
     @cached_property

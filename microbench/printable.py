@@ -12,8 +12,8 @@ from typing import Any, TextIO
 MOST_CHARACTERS = 2000  # of an error message
 # For terminals that cannot show the left one; each stays one character, so columns keep aligned.
 _PLAIN = str.maketrans(
-    "±·─━│┤└●▲■◆★♥♣♠○△□◇…→°",
-    "~.--||+oAB*#@%&o^0<.>d",
+    "±·─━│┤└●▲■◆★♥♣♠○△□◇…→°¹",
+    "~.--||+oAB*#@%&o^0<.>d1",
 )
 
 

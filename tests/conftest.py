@@ -18,6 +18,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 os.environ.pop("COLUMNS", None)  # reports are as wide as it says
 
 FRESH = ("highest", True, False, "none")  # switches as torch is imported
+TRIED = 10  # algorithms that cuDNN tries for a convolution, as torch is imported
 
 # An example may take long on a machine that does other work too: that is no failure.
 settings.register_profile("halfway", deadline=None)
@@ -47,6 +48,7 @@ def _switches() -> Iterator[None]:
     torch: Any = sys.modules.get("torch")
     if torch:
         matmul, torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark, newer = FRESH
+        torch.backends.cudnn.benchmark_limit = TRIED
         torch.set_float32_matmul_precision(matmul)
         torch.backends.cuda.matmul.fp32_precision = newer
         assert _read(torch) == FRESH

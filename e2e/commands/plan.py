@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from e2e.case import LAYOUTS, ArmOptions, TrainCase, TrainRequest
+from e2e.case import FULL, LAYOUTS, ArmOptions, TrainCase, TrainRequest
 from e2e.commands.worker import DataFacts
 from e2e.networks import Network
 from e2e.networks.network import written
@@ -80,6 +80,8 @@ def plan(
     network: Network, options: ArmOptions, kind: str, memory_bytes: int | None
 ) -> list[Comparison]:
     """One comparison per batch size. UserError for options that contradict each other."""
+    if kind == "cpu" or not _takes_images(network):  # nothing that cuDNN searches for
+        options = replace(options, base=replace(options.base, search=FULL))
     if options.ladder:
         _check_ladder(options)
     if options.base.graph:

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from e2e.case import (
     AT_HAND,
     DATA_ALIASES,
+    FULL,
+    OP,
     SCHEMAS,
+    SHORT,
     USUAL_LOADER,
     ArmOptions,
     TrainCase,
     TrainRequest,
     TrainSettings,
 )
+from kernels.files import read_json_file
 from microbench.command_line import Outputs, check_options, filled, options_of, usual
 from microbench.errors import UserError
 from microbench.run_output import check_outputs
@@ -37,12 +42,23 @@ def request_of(network: str, words: Mapping[str, Any], **instead: Any) -> TrainR
     outputs = filled(Outputs, asked)
     check_outputs(outputs)
     as_given = {name: asked[name] for name in options_of(TrainCase)}
+    as_given["search"] = asked["search"] or _search_of(outputs.resume)
     base = TrainCase("", "", 1, "", **as_given | _loading(asked))
     settings = filled(
         TrainSettings, asked, network=network, input=parse_shape(asked["input"]), case=base
     )
     arms = filled(ArmOptions, asked, base=base)
     return filled(TrainRequest, asked, arms=arms, settings=settings, outputs=outputs)
+
+
+def _search_of(path: Path | None) -> str:
+    """The search of the run to go on with; files older than the option have the full one."""
+    try:
+        results: Any = read_json_file(path)["results"] if path else ()
+        found = [one["case"].get("search", FULL) for one in results if one["op"] == OP]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        found = []  # the command says what is wrong with the file
+    return str(found[0]) if found else SHORT
 
 
 def _loading(asked: Mapping[str, Any]) -> dict[str, Any]:

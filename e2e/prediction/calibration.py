@@ -198,7 +198,7 @@ def calibrated(calls: CallTimer, host_speed: HostSpeed) -> FrameworkOverhead:
     between = SpeedBetween(host_speed)
     for _ in range(ROUNDS):
         for one in prepared:
-            switch_process(recipe_of(one.traced.case), calls.device.type, search=False)
+            switch_process(recipe_of(one.traced.case), calls.device.type, None)
             warm(one.launch_calls)
             calls_s = one.launch_calls()
             one.calls_s.append(calls_s / between.ends())

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from rich.text import Text
 
-from e2e.case import OP, TrainCase
+from e2e.case import OP, SHORT, TrainCase
 from e2e.report.arms import LADDER, View, is_base, reason, was_run
 from e2e.report.figures import bottleneck, ratio
 from e2e.results.types import MAX_WALL_GAP, Training
@@ -20,6 +20,12 @@ R = TypeVar("R")
 BASELINES = ("fp32", "tf32", "previous", "first")  # whose speed-ups CSV has
 JOIN = "; "  # between the values of a list in CSV
 NOT_CONVERGED = " *"
+OVER_FP32 = ("fp32", "first")
+SHORT_MARK = "¹"  # of ratios over a float32 baseline whose algorithms were searched briefly
+SHORT_NOTE = (
+    f"{SHORT_MARK} by a short search for algorithms: fp32 may be up to 7 % slower than with "
+    "--search full, and these ratios as much too high"
+)
 
 
 def arms_table(
@@ -178,10 +184,18 @@ def _step_ms(name: str) -> Callable[[Training], str]:
 
 def _ratio_columns(view: View) -> list[Column[Training]]:
     return [
-        Column(f"x {view.title(name)}", _ratio_cell(view, view.compared[:place]), right=True,
-               drop=place)
+        Column(f"x {view.title(name)}{SHORT_MARK * _is_short(view, name)}",
+               _ratio_cell(view, view.compared[:place]), right=True, drop=place)
         for place, name in enumerate(view.compared, 1)
     ]  # fmt: skip
+
+
+def _is_short(view: View, name: str) -> bool:
+    """Whether ratios over this baseline depend on how long cuDNN searched.
+
+    They do over IEEE float32; in tf32 and below the first three algorithms are as fast as all.
+    """
+    return name in OVER_FP32 and any(arm.case.search == SHORT for arm in view.arms)
 
 
 def _ratio_cell(view: View, names: Sequence[str]) -> Callable[[Training], str]:
@@ -235,6 +249,7 @@ def notes(view: View, table: Screen[Training], width: int) -> list[Text]:
         "; ".join(title + text for title, text, there in titles
                   if there and title not in table.left_out),
         f"* {fmt.listed(lost)}: did not converge" * bool(lost),
+        SHORT_NOTE * any(_is_short(ran, name) for name in ran.compared),
         wall_check(timed),
         by_wall(ran, timed),
         processes(timed),

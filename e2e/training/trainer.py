@@ -187,7 +187,7 @@ class Trainer:
 
     def switch(self) -> None:
         """Set this process's TF32 and cuDNN switches for the recipe: arms share the process."""
-        switch_process(self.recipe, self.device.type)
+        switch_process(self.recipe, self.device.type, self.case.search)
 
     @torch.no_grad()
     def restart(self, seed: int) -> None:

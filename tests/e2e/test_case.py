@@ -6,19 +6,23 @@ from contextlib import suppress
 from dataclasses import fields, replace
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from e2e.case import MAX_SCALE, ArmOptions, TrainCase
+from e2e.case import FULL, MAX_SCALE, SHORT, ArmOptions, TrainCase
 from e2e.commands.plan import SMALL_CARD_BYTES, Planned, notes, plan
 from e2e.commands.requests import parse_shape, request_of
 from e2e.networks import Network, find
+from e2e.results.types import Training
 from microbench.errors import UserError
+from microbench.results.runfile import read_run, write_run
 
 BIG = 141 * 10**9
+PUBLISHED = Path(__file__).parents[2] / "results" / "nvidia-h200" / "train-resnet50.json"
 
 
 @cache
@@ -153,7 +157,7 @@ PASSED_ON: dict[str, Any] = {
     "optimizer": "adam", "fused": False, "compile": True, "graph": True, "accumulate": 4,
     "loss_scale": 256.0, "keep_batchnorm_fp32": True, "label_smoothing": 0.1,
     "data": "generated", "loader": "torchvision", "workers": 3, "cached": True, "cold": True,
-    "prefetch": 4, "cpus": 2,
+    "prefetch": 4, "cpus": 2, "search": "short",
 }  # fmt: skip
 
 
@@ -167,6 +171,29 @@ def test_an_option_reaches_every_case_and_changes_nothing_else(option: str, valu
 def test_every_setting_is_tested() -> None:
     of_the_plan = {"network", "recipe", "batch", "input", "layout", "gpus"}
     assert {f.name for f in fields(TrainCase)} == of_the_plan | PASSED_ON.keys()
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "search"),
+    [("cuda", "cnn-cifar", SHORT), ("cpu", "cnn-cifar", FULL), ("cuda", "gpt", FULL)],
+)
+def test_cudnn_searches_briefly_where_it_searches_at_all(kind: str, name: str, search: str) -> None:
+    asked = request_of(name, {})
+    found = plan(network(name), asked.arms, kind, BIG)
+    assert {case.search for one in found for case in one.cases} == {search}
+    asked = request_of(name, {"search": FULL})
+    found = plan(network(name), asked.arms, kind, BIG)
+    assert {case.search for one in found for case in one.cases} == {FULL}
+
+
+def test_a_run_is_gone_on_with_as_it_searched(tmp_path: Path) -> None:
+    assert request_of("resnet50", {"resume": PUBLISHED}).arms.base.search == FULL
+    new = tmp_path / "run.json"
+    run = read_run(PUBLISHED)
+    briefly = [replace(t, case=replace(t.case, search=SHORT)) for t in run.of(Training)]
+    write_run(replace(run, others=tuple(briefly)), new)
+    assert request_of("resnet50", {"resume": new}).arms.base.search == SHORT
+    assert request_of("resnet50", {"resume": new, "search": FULL}).arms.base.search == FULL
 
 
 @pytest.mark.parametrize(

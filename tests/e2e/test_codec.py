@@ -48,7 +48,7 @@ from microbench.results.types import Ratio, Run, Warning
 CASE_NAMES = {
     "network", "recipe", "batch", "input", "image_size", "layout", "optimizer", "fused", "compile",
     "graph", "accumulate", "loss_scale", "keep_batchnorm_fp32", "label_smoothing", "data",
-    "loader", "workers", "cached", "cold", "prefetch", "cpus", "gpus",
+    "loader", "workers", "cached", "cold", "prefetch", "cpus", "gpus", "search",
 }  # fmt: skip
 NAMES = {
     "op", "case", "status", "reason", "unit", "step_units", "images_per_s", "step_s", "ci95_s",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 import torch
 from samples.train_cases import case_of
 
+from e2e.case import SHORT
 from e2e.networks import find
 from e2e.prediction.framework_overhead import COUNTED, FrameworkOverhead
 from e2e.prediction.host_speed import ConstantSpeed
@@ -80,6 +81,14 @@ def test_what_was_measured_before_is_not_measured_again(
     empty_store.add({key: KNOWN for key in products})
     assert calls.times(traced).known.keys() == launched.keys()
     assert len(asked.counts) == 2, "nothing is missing"
+
+
+def test_times_of_convolutions_belong_to_the_search_that_chose_their_algorithm() -> None:
+    traced = step()
+    briefly = replace(traced.case, search=SHORT)
+    for op in traced.ops:
+        alike = key_of(briefly, op) == key_of(traced.case, op)
+        assert alike == (op.call.operator not in CONVOLUTIONS)
 
 
 def test_where_others_matter_calls_are_launched_among_what_is_known_of_the_step(

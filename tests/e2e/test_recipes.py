@@ -11,9 +11,18 @@ import torch
 from samples.feeding import Batches, Census, convolutions
 from torch import Tensor, nn
 
-from e2e.case import TrainCase
+from e2e.case import FULL, SHORT, TrainCase
 from e2e.networks import Network, find
-from e2e.recipes import ON_CPU, RECIPES, Recipe, adapted, cannot_run, parse_recipes, switch_tf32
+from e2e.recipes import (
+    ON_CPU,
+    RECIPES,
+    Recipe,
+    adapted,
+    cannot_run,
+    parse_recipes,
+    switch_process,
+    switch_tf32,
+)
 from e2e.training.trainer import Trainer
 from microbench.errors import UserError
 
@@ -123,6 +132,17 @@ def test_arms_that_take_turns_set_the_switch_each_time() -> None:
         arm.switch()
         assert torch.backends.cuda.matmul.allow_tf32 is on
         assert torch.backends.cudnn.allow_tf32 is on
+
+
+def test_cudnn_tries_as_many_algorithms_as_were_asked_for() -> None:
+    tried = {}
+    for search in (FULL, SHORT):
+        switch_process(RECIPES["fp32"], "cuda", search)
+        assert torch.backends.cudnn.benchmark
+        tried[search] = torch.backends.cudnn.benchmark_limit
+    assert 1 < tried[SHORT] < tried[FULL] == 10  # torch's own
+    switch_process(RECIPES["fp32"], "cuda", None)
+    assert not torch.backends.cudnn.benchmark
 
 
 # ---------------------------------------------------------------- storage

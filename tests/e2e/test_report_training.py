@@ -484,3 +484,14 @@ def test_reasons_begin_below_one_another() -> None:
 
 if __name__ == "__main__":
     GOLDEN.write_text(shown(amp_run(), details=True), encoding="utf-8")
+
+
+def test_ratios_over_fp32_say_when_its_algorithms_were_searched_briefly() -> None:
+    run = amp_run()
+    arms = run.of(Training)
+    briefly = run_of(*(replace(t, case=replace(t.case, search="short")) for t in arms))
+    assert "x fp32¹" in shown(briefly)
+    assert "x tf32 " in shown(briefly)
+    assert "¹ by a short search" in " ".join(shown(briefly).split())
+    assert "¹" not in shown(run)
+    assert "¹" in to_markdown(briefly)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from e2e.case import TrainCase
+from e2e.case import SHORT, TrainCase
 from e2e.prediction.op_timer.cuda import CudaStopwatch
 from e2e.prediction.op_timer.op_timer import (
     TOO_LARGE,
@@ -55,7 +55,7 @@ class CallTimer:
         calls, _ = _distinct(traced, only)
         known = {key: time for key in calls if (time := self.store.get(key)) is not None}
         missing = {key: op for key, op in calls.items() if key not in known}
-        switch_process(recipe_of(traced.case), self.device.type)
+        switch_process(recipe_of(traced.case), self.device.type, traced.case.search)
         problems = {
             key: _without_name(why, op)
             for key, op in missing.items()
@@ -83,7 +83,7 @@ class CallTimer:
         cuDNN takes its first algorithm. The process's switches are set for the recipe now, and
         should be so at every pass.
         """
-        switch_process(recipe_of(traced.case), self.device.type, search=False)
+        switch_process(recipe_of(traced.case), self.device.type, None)
         counted, _ = self._made(traced, *_distinct(traced))
         return self.stopwatch.passes(list(counted.values()))
 
@@ -94,7 +94,7 @@ class CallTimer:
         """
         calls, places = _distinct(traced)
         calls = {key: op for key, op in calls.items() if key in known}
-        switch_process(recipe_of(traced.case), self.device.type)
+        switch_process(recipe_of(traced.case), self.device.type, traced.case.search)
         small = {key: [traced.ops[i].cold.small for i in places[key]] for key in calls}
         counted, problems = self._made(traced, calls, places, small)
         for key, why in problems.items():
@@ -169,9 +169,13 @@ def _distinct(
 
 
 def key_of(case: TrainCase, op: TracedOp) -> str:
-    """The key of a call's time: the call, what the cache does not hold of it, and TF32 if on."""
+    """The key of a call's time: the call, what the cache does not hold of it, TF32 if on, and the
+    search for a convolution's algorithm if short.
+    """
     tf32 = recipe_of(case).tf32 and kind(op) == "product"
-    return " ".join(filter(None, ("tf32" * tf32, op.cold.key, op.call.key)))
+    short = case.search == SHORT and op.call.operator in CONVOLUTIONS
+    said = ("tf32" * tf32, "short search" * short, op.cold.key, op.call.key)
+    return " ".join(filter(None, said))
 
 
 def step_key(traced: Trace, known: Container[str]) -> str:
