@@ -38,7 +38,7 @@ COMMANDS: dict[str, tuple[object, ...]] = {
     "halfway": (*HALFWAY, "conv", "--channels", "8..64", "--image", "14", "--batch", "4", *CPU),
 }  # fmt: skip
 OURS_S = 0.5  # from the start: before that Python itself is starting
-ENDS = 40  # tries at random
+ENDS = 16  # tries at random
 SEED = 29
 
 
