@@ -55,6 +55,7 @@ def app() -> None:
     """
 
 
+AT_LEAST_0, AT_LEAST_1, AT_LEAST_2 = (click.IntRange(min=least) for least in range(3))
 OUTPUT = (
     "json",
     "csv",
@@ -220,29 +221,86 @@ def loader(backend: str, workers: str | None, cold: bool, **options: Any) -> Non
     run_loaders(backend, workers, cold, options).report()
 
 
-@app.command()
-@click.argument("trace", metavar="[TRACE]", type=FILE, nargs=-1)
+class Diagnose(Command):
+    """A command whose script has options too."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """UsageError for an option that may be the script's, with how to write it."""
+        names_script = any(word.endswith(".py") for word in args)  # parsing empties the list
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if not names_script:
+                raise
+            raise click.UsageError(
+                f"no such option {error.option_name}; options of the script come after --"
+            ) from None
+
+
+@app.command(cls=Diagnose)
+@click.argument("words", metavar="[SCRIPT.py [-- ARGS] | TRACE]", type=FILE, nargs=-1)
 @click.option("--base", type=FILE, metavar="TRACE", help="A trace to compare it with: fp32, say")
+@click.option(
+    "--other", metavar="ARGS", help="Arguments of a second run of SCRIPT, to compare with"
+)
+@click.option("--python", type=FILE, help="The interpreter for SCRIPT  [default: this one]")
+@click.option("--after", default=20, show_default=True, help="Steps of warm-up", type=AT_LEAST_0)
+@click.option(
+    "--bare",
+    default=20,
+    show_default=True,
+    help="Steps timed without the profiler",
+    type=AT_LEAST_2,
+)
+@click.option("--traced", default=3, show_default=True, help="Steps recorded", type=AT_LEAST_1)
+@click.option("--stack", is_flag=True, help="Also name the lines that wait for the GPU")
+@click.option("--whole", is_flag=True, help="Let SCRIPT go on to its end after that")
+@click.option("--keep", type=FILE, metavar="DIR", help="Keep the traces in this folder")
+@click.option("--fail-on", metavar="WHAT", help="Exit code 4 where busy<70, say, or casts>5 (%)")
 @click.option("--json", "json_path", type=FILE, help="Write the diagnosis to this file")
 @click.option("--html", type=FILE, help="Also write a page: one file, offline")
 @click.option("--print-recorder", is_flag=True, help="Print halfway_watch.py, which records traces")
 @click.option("--verbose", is_flag=True, help="Show every term")
 @click.option("--quiet", is_flag=True, help="Print nothing but errors")
-def diagnose(trace: tuple[Path, ...], print_recorder: bool, **options: Any) -> None:
-    """Explain your own training from a trace of torch's profiler.
+def diagnose(
+    words: tuple[Path, ...],
+    print_recorder: bool,
+    base: Path | None,
+    other: str | None,
+    keep: Path | None,
+    after: int,
+    bare: int,
+    traced: int,
+    stack: bool,
+    whole: bool,
+    python: Path | None,
+    **outputs: Any,
+) -> int:
+    """Explain your own training: a script, or a trace of torch's profiler.
+
+    SCRIPT runs unchanged, until some of its steps have been timed and recorded. Elsewhere, as on a
+    cluster, record with the file that --print-recorder prints: it needs torch alone.
 
     \b
-    Record one with your script unchanged, then read it on any machine:
-      halfway diagnose --print-recorder > halfway_watch.py
-      python halfway_watch.py --out amp.json.gz train.py --your --arguments
+      halfway diagnose train.py -- --your --arguments
+      halfway diagnose train.py --other "--no-amp"
       halfway diagnose amp.json.gz --base fp32.json.gz
-    """
+
+    Exit codes: 0 diagnosed, 1 nothing could be told, 2 a mistake, 3 SCRIPT failed, 4 --fail-on.
+    """  # fmt: skip
     from e2e.commands import diagnose as command
+    from e2e.commands.record import Script
 
     if print_recorder:
         command.print_recorder()
-        return
-    command.run_diagnose(trace, **options)
+        return 0
+    if not words or not command.is_script(words[0]):
+        return command.diagnose_traces(words, base, other, **outputs)
+    if base:
+        raise click.UsageError("--base names a trace; for a script use --other ARGS")
+    arguments = tuple(map(str, words[1:]))
+    script = Script(words[0], arguments, python, after, bare, traced, stack, whole)
+    return command.diagnose_script(script, other, keep, **outputs)
 
 
 @app.command(name="make-data")

@@ -1,16 +1,20 @@
-"""`diagnose`: traces of a training, read, divided and explained; and the recorder to make them."""
+"""`diagnose`: a training script, run and recorded, or traces of one, divided and explained."""
 
 from __future__ import annotations
 
 import json
+import signal
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from importlib.resources import files
 from pathlib import Path
 
-from e2e.profile.diagnosis import diagnose
+from e2e.commands.fail_on import parse_condition
+from e2e.commands.record import Script, keep, other_arguments, record, recorder
+from e2e.profile.diagnosis import Diagnosis, diagnose
+from e2e.profile.partition import NothingSeen
 from microbench import __version__
 from microbench.errors import UserError
 from microbench.report.documents import print_sheet
@@ -18,55 +22,131 @@ from microbench.report.page import write_document
 from microbench.report.screen import make_console
 from microbench.results.kinds import document_of
 from microbench.results.runfile import check_apart, check_writable, write_text
+from microbench.results.values import Json
 from microbench.run_output import STDOUT
 
-RECORDER = "halfway_watch.py"
+DIAGNOSED, NOTHING_SEEN, SCRIPT_FAILED, CONDITION_MET = 0, 1, 3, 4  # exit codes; 2 is a mistake
+PYTHON_FILES = (".py", ".pyw")
 
 
 def print_recorder() -> None:
     """Print the recorder, one file that needs torch alone."""
-    sys.stdout.write(files("e2e.profile").joinpath(RECORDER).read_text(encoding="utf-8"))
+    sys.stdout.write(recorder())
 
 
-def run_diagnose(
-    traces: Sequence[Path],
-    base: Path | None,
-    *,
-    json_path: Path | None,
-    html: Path | None,
-    verbose: bool,
-    quiet: bool,
-) -> None:
-    """Diagnose a trace, or hold it against that of `base`; print it, and write it where asked.
+def is_script(path: Path) -> bool:
+    """Whether a file is a training script, by its name, and no trace."""
+    return path.suffix in PYTHON_FILES
 
-    UserError for a file that is no trace, and for an output that cannot be written.
+
+def diagnose_traces(
+    traces: Sequence[Path], base: Path | None, other: str | None, **outputs: object
+) -> int:
+    """Diagnose a trace, or hold it against that of `base`; return the exit code.
+
+    `other` names the trace where it is not given as the only one. UserError for a file that is no
+    trace, and for an output that cannot be written.
     """
-    if len(traces) != 1:
-        raise UserError("diagnose takes one TRACE; name the one to compare it with by --base")
-    check_apart({"--json": json_path, "--html": html})
-    for name, path in (("--json", json_path), ("--html", html)):
-        if path and path != STDOUT:
-            check_writable(path, name)
-    paths = [*([base] if base else []), *traces]
-    found = diagnose(paths)
-    words = [*(["--base", base.name] if base else []), *(path.name for path in traces)]
-    document = {
+    named = [*traces, *([Path(other)] if other else [])]
+    if len(named) != 1:
+        raise UserError(
+            "diagnose takes one TRACE or SCRIPT.py; name the trace to compare it with by --base"
+        )
+    report = _Report(**outputs)  # type: ignore[arg-type]
+    paths = [*([base] if base else []), *named]
+    words = [*(["--base", base.name] if base else []), *(path.name for path in named)]
+    return report.of(paths, words)
+
+
+def diagnose_script(script: Script, other: str | None, kept: Path | None, **outputs: object) -> int:
+    """Run a script, record some steps, and diagnose them; return the exit code.
+
+    `other` are arguments of a second run, which comes first and is what the script is compared
+    with. `kept` is a folder that gets the traces. UserError as of `diagnose_traces`.
+    """
+    report = _Report(**outputs)  # type: ignore[arg-type]
+    more = [other_arguments(other), []] if other is not None else [[]]
+    name = script.path.stem
+    words = [*(["--other", other] if other is not None else []), script.path.name]
+    words += ["--", *script.arguments] if script.arguments else []
+    with tempfile.TemporaryDirectory(prefix="halfway-") as folder:
+        paths: list[Path] = []
+        for arguments in more:
+            out = Path(folder, f"{' '.join([name, *arguments])}.json.gz".replace("/", "_"))
+            code = record(script, arguments, out, Path(folder))
+            if code:
+                report.say(_failure(script.path, code))
+                return 128 - code if code < 0 else SCRIPT_FAILED
+            if not out.exists():
+                return NOTHING_SEEN  # the recorder has said why
+            keep(out, kept)
+            paths.append(out)
+        return report.of(paths, words)
+
+
+def _failure(path: Path, code: int) -> str:
+    """ "train.py failed with exit code 7: nothing is diagnosed"."""
+    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"failed: exit code {code}"
+    return f"error: {path} {how}; nothing is diagnosed"
+
+
+class _Report:
+    """Where a diagnosis goes: the screen, files, and the exit code.
+
+    UserError, before anything runs, for outputs that cannot be written and for a condition that
+    cannot be read.
+    """
+
+    def __init__(
+        self, *, json_path: Path | None, html: Path | None, fail_on: str | None, verbose: bool,
+        quiet: bool,
+    ) -> None:  # fmt: skip
+        check_apart({"--json": json_path, "--html": html})
+        for name, path in (("--json", json_path), ("--html", html)):
+            if path and path != STDOUT:
+                check_writable(path, name)
+        self._json, self._html, self._verbose = json_path, html, verbose
+        self._condition = parse_condition(fail_on) if fail_on is not None else None
+        self._console = make_console(stderr=json_path == STDOUT, quiet=quiet)
+
+    def say(self, line: str) -> None:
+        """Print a line to standard error."""
+        print(line, file=sys.stderr)
+
+    def of(self, paths: Sequence[Path], words: Sequence[str]) -> int:
+        """Diagnose these traces, print and write what was found, and return the exit code."""
+        try:
+            found = diagnose(paths)
+        except NothingSeen as error:
+            self.say(f"error: {error}")
+            return NOTHING_SEEN
+        self._put(_document(found, words))
+        *_, last = found.runs
+        met = self._condition.found_in(last) if self._condition else ""
+        if met:
+            self.say(f"--fail-on: {met}")
+        return CONDITION_MET if met else DIAGNOSED
+
+    def _put(self, document: Json) -> None:
+        text = json.dumps(document, separators=(",", ":"), allow_nan=False)
+        plain = json.loads(text)
+        kind = document_of(plain)
+        assert kind is not None
+        if self._json == STDOUT:
+            print(text)
+        elif self._json:
+            write_text(text, self._json)
+        print_sheet(kind.sheet(plain), self._console, details=self._verbose)
+        if self._html:
+            write_document(plain, self._html)
+            self._console.print(f"Page: {self._html}")
+
+
+def _document(found: Diagnosis, words: Sequence[str]) -> Json:
+    return {
         "check": "diagnose",
         "command": ["python", "-m", "e2e", "diagnose", *words],
         "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "halfway": __version__,
         **asdict(found),
     }
-    text = json.dumps(document, separators=(",", ":"), allow_nan=False)
-    plain = json.loads(text)
-    kind = document_of(plain)
-    assert kind is not None
-    if json_path == STDOUT:
-        print(text)
-    elif json_path:
-        write_text(text, json_path)
-    console = make_console(stderr=json_path == STDOUT, quiet=quiet)
-    print_sheet(kind.sheet(plain), console, details=verbose)
-    if html:
-        write_document(plain, html)
-        console.print(f"Page: {html}")

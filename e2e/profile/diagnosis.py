@@ -87,7 +87,7 @@ def traced(name: str, recording: Recording, path: Path | None = None) -> Traced:
     try:
         parts = partition(recording)
     except UserError as error:
-        raise UserError(f"{path or name}: {error}") from None
+        raise type(error)(f"{path or name}: {error}") from None
     terms = tuple(
         TermTime(term, ns, term in IDLE, _where(term, parts.by_place(term)))
         for term, ns in parts.terms.items()

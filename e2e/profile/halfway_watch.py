@@ -49,23 +49,25 @@ class Watch:
 
     After that it does nothing. Steps are timed by events on the GPU's clock, or by the CPU's clock
     where there is no GPU. `stack` also records the Python stack, which makes the file twice as long
-    and the steps slower. `module_names` records which module launched what.
+    and the steps slower. `module_names` records which module launched what. `then_exit` ends the
+    program (SystemExit) once the file is written. `quiet`: only what goes wrong is said.
     """
 
     def __init__(
         self, out: str = OUT, after: int = AFTER, bare: int = BARE, traced: int = TRACED,
-        stack: bool = False, module_names: bool = True, say: Callable[[str], None] | None = None,
+        stack: bool = False, module_names: bool = True, then_exit: bool = False,
+        quiet: bool = False, say: Callable[[str], None] | None = None,
     ) -> None:  # fmt: skip
         for name, value, least in (("after", after, 0), ("bare", bare, 2), ("traced", traced, 1)):
             if value < least:
                 raise ValueError(f"{name} must be at least {least}, not {value}")
         self.out = _of_this_rank(out)
         self.after, self.bare, self.traced = after, bare, traced
-        self.stack, self.module_names = stack, module_names
+        self.stack, self.module_names, self.then_exit = stack, module_names, then_exit
         self.bare_s: list[float] = []
         self.steps = 0
         self.done = False
-        self._say = say or _say
+        self._say, self._quiet = say or _say, quiet
         self._marks: list[Any] = []
         self._profiler: Any = None
         self._modules: _ModuleNames | None = None
@@ -86,6 +88,8 @@ class Watch:
             self._name_step()
             if self.steps == timed_until + LEAD_IN + self.traced:
                 self._write()
+                if self.then_exit:
+                    raise SystemExit(0)
 
     def end(self) -> None:
         """End the watch. A recording that is not complete is written if a whole step is in it."""
@@ -161,6 +165,8 @@ class Watch:
         finally:
             if os.path.exists(partial):
                 os.remove(partial)
+        if self._quiet:
+            return
         self._say(
             f"{len(self.bare_s)} steps timed (median {1e3 * statistics.median(self.bare_s):.3f} "
             f"ms), {self.traced} recorded in {self.out}; next: halfway diagnose {self.out}"
@@ -239,6 +245,7 @@ def run_script(path: str, arguments: Sequence[str], **options: Any) -> None:
     With several optimizers, or several parts of a step, a step ends with the optimizer that was
     stepped first. Whatever the script raises is raised.
     """
+    sys.path[0] = os.path.dirname(os.path.abspath(path))  # not this file's own folder
     import torch
 
     watching = Watch(**options)
@@ -260,7 +267,6 @@ def run_script(path: str, arguments: Sequence[str], **options: Any) -> None:
 
     optimizers.__init__ = remember
     sys.argv = [path, *arguments]
-    sys.path[0] = os.path.dirname(os.path.abspath(path))
     try:
         runpy.run_path(path, run_name="__main__")
     finally:
@@ -278,6 +284,10 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--bare", type=int, default=BARE, help="steps timed without the profiler")
     parser.add_argument("--traced", type=int, default=TRACED, help="steps recorded")
     parser.add_argument("--stack", action="store_true", help="record Python's stack too")
+    parser.add_argument(
+        "--then-exit", action="store_true", help="end the script once the file is written"
+    )
+    parser.add_argument("--quiet", action="store_true", help="say only what goes wrong")
     parser.add_argument("script", help="the training script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
     given = parser.parse_args(words)
@@ -287,7 +297,7 @@ def main(words: Sequence[str] | None = None) -> None:
     try:
         run_script(
             given.script, arguments, out=given.out, after=given.after, bare=given.bare,
-            traced=given.traced, stack=given.stack,
+            traced=given.traced, stack=given.stack, then_exit=given.then_exit, quiet=given.quiet,
         )  # fmt: skip
     except ValueError as error:
         parser.error(str(error))

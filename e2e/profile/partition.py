@@ -55,6 +55,10 @@ MAX_DROPPED = 0.01  # of the launches: beyond it a trace says too little
 _SYNCS = ("Synchronize", "cudaMemcpy", "cuMemcpy", "StreamWaitEvent")
 
 
+class NothingSeen(UserError):
+    """A trace of which nothing can be told: no whole step, no work, or too much of it lost."""
+
+
 @dataclass(frozen=True)
 class Piece:
     """Some of the time of the steps: from `start` to `end` in ns, its term, and who caused it."""
@@ -115,12 +119,12 @@ class Partition:
 def partition(recording: Recording) -> Partition:
     """The steps of a recording, divided.
 
-    UserError where no whole step is in it, where nothing ran in its steps, or where the profiler
+    NothingSeen where no whole step is in it, where nothing ran in its steps, or where the profiler
     lost more than MAX_DROPPED of what was launched.
     """
     launched = sum(launches_work(span.name) for span in recording.launches)
     if recording.dropped > MAX_DROPPED * max(launched, 1):
-        raise UserError(
+        raise NothingSeen(
             f"the profiler lost {recording.dropped} of {launched} kernels: record again, fewer "
             "steps at a time"
         )
@@ -128,7 +132,7 @@ def partition(recording: Recording) -> Partition:
     start, end, steps = _window(recording)
     busy = [_clip(piece, start, end) for piece in busy if piece.end > start and piece.start < end]
     if not busy:
-        raise UserError("nothing ran in the steps of this trace")
+        raise NothingSeen("nothing ran in the steps of this trace")
     pieces: list[Piece] = []
     gaps = _Gaps(recording)
     at = start
@@ -155,7 +159,7 @@ def _window(recording: Recording) -> tuple[int, int, int]:
         raise UserError("what halfway_watch wrote into this trace is damaged")
     ends = ends[lead_in - 1 : lead_in + wanted]
     if len(ends) < 2 or ends[-1] <= ends[0]:
-        raise UserError(
+        raise NothingSeen(
             "no whole step is in this trace: record it with halfway_watch, or call the profiler's "
             "step() after each step"
         )
