@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 
 if __name__ == "__main__":  # before anything takes time to load
-    from microbench.stopping import listen
+    from e2e.start import prepare
 
-    listen()
+    prepare()
 
 from collections.abc import Callable
 from pathlib import Path
@@ -294,13 +294,14 @@ def diagnose(
     if print_recorder:
         command.print_recorder()
         return 0
+    report = command.Report(**outputs)
     if not words or not command.is_script(words[0]):
-        return command.diagnose_traces(words, base, other, **outputs)
+        return command.diagnose_traces(report, words, base, other)
     if base:
         raise click.UsageError("--base names a trace; for a script use --other ARGS")
     arguments = tuple(map(str, words[1:]))
     script = Script(words[0], arguments, python, after, bare, traced, stack, whole)
-    return command.diagnose_script(script, other, keep, **outputs)
+    return command.diagnose_script(report, script, other, keep)
 
 
 @app.command(name="make-data")

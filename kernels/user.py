@@ -12,12 +12,14 @@ import os
 import sys
 from collections.abc import Sequence
 from functools import cached_property, partial
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from kernels.case import Candidate, Case, Target
 from kernels.error_words import one_line, suggest
 
+OUR_NAMES = ("kernels", "microbench", "e2e")
 # Arguments that only a convolution has: a function that names one of them is for convolutions.
 OF_CONVOLUTIONS = frozenset({"which", "shape", "stride", "padding", "dilation", "groups"})
 
@@ -43,8 +45,16 @@ def find(name: str) -> Any:
 
 
 def _import(module_name: str) -> ModuleType:
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    folder = Path.cwd()
+    if str(folder) not in sys.path and "" not in sys.path:
+        ours = Path(__file__).resolve().parents[1]
+        for name in OUR_NAMES:
+            if (folder / name / "__init__.py").is_file() and folder.resolve() != ours:
+                raise ValueError(
+                    f"the folder {name} beside {module_name} has the name of a package of "
+                    "halfway's and would take its place: rename it"
+                )
+        sys.path.insert(0, str(folder))
     importlib.invalidate_caches()
     try:
         return importlib.import_module(module_name)

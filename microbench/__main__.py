@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 
 if __name__ == "__main__":  # before anything takes time to load
+    from microbench.own_packages import check_packages
     from microbench.stopping import listen
 
+    check_packages()
     listen()
 
 from collections.abc import Callable

@@ -40,7 +40,7 @@ def is_script(path: Path) -> bool:
 
 
 def diagnose_traces(
-    traces: Sequence[Path], base: Path | None, other: str | None, **outputs: object
+    report: Report, traces: Sequence[Path], base: Path | None, other: str | None
 ) -> int:
     """Diagnose a trace, or hold it against that of `base`; return the exit code.
 
@@ -52,30 +52,28 @@ def diagnose_traces(
         raise UserError(
             "diagnose takes one TRACE or SCRIPT.py; name the trace to compare it with by --base"
         )
-    report = _Report(**outputs)  # type: ignore[arg-type]
     paths = [*([base] if base else []), *named]
     words = [*(["--base", base.name] if base else []), *(path.name for path in named)]
     return report.of(paths, words)
 
 
-def diagnose_script(script: Script, other: str | None, kept: Path | None, **outputs: object) -> int:
+def diagnose_script(report: Report, script: Script, other: str | None, kept: Path | None) -> int:
     """Run a script, record some steps, and diagnose them; return the exit code.
 
     `other` are arguments of a second run, which comes first and is what the script is compared
     with. `kept` is a folder that gets the traces. UserError as of `diagnose_traces`.
     """
-    report = _Report(**outputs)  # type: ignore[arg-type]
-    more = [other_arguments(other), []] if other is not None else [[]]
-    name = script.path.stem
+    runs: list[list[str]] = [] if other is None else [other_arguments(other)]
     words = [*(["--other", other] if other is not None else []), script.path.name]
     words += ["--", *script.arguments] if script.arguments else []
     with tempfile.TemporaryDirectory(prefix="halfway-") as folder:
         paths: list[Path] = []
-        for arguments in more:
-            out = Path(folder, f"{' '.join([name, *arguments])}.json.gz".replace("/", "_"))
-            code = record(script, arguments, out, Path(folder))
+        for more in [*runs, []]:
+            name = " ".join([script.path.stem, *more]).replace("/", "_")
+            out = Path(folder, f"{name}.json.gz")
+            code = record(script, more, out, Path(folder))
             if code:
-                report.say(_failure(script.path, code))
+                print(_failure(script.path, code), file=sys.stderr)
                 return 128 - code if code < 0 else SCRIPT_FAILED
             if not out.exists():
                 return NOTHING_SEEN  # the recorder has said why
@@ -85,12 +83,12 @@ def diagnose_script(script: Script, other: str | None, kept: Path | None, **outp
 
 
 def _failure(path: Path, code: int) -> str:
-    """ "train.py failed with exit code 7: nothing is diagnosed"."""
+    """ "error: train.py failed: exit code 7; nothing is diagnosed"."""
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"failed: exit code {code}"
     return f"error: {path} {how}; nothing is diagnosed"
 
 
-class _Report:
+class Report:
     """Where a diagnosis goes: the screen, files, and the exit code.
 
     UserError, before anything runs, for outputs that cannot be written and for a condition that
@@ -109,22 +107,18 @@ class _Report:
         self._condition = parse_condition(fail_on) if fail_on is not None else None
         self._console = make_console(stderr=json_path == STDOUT, quiet=quiet)
 
-    def say(self, line: str) -> None:
-        """Print a line to standard error."""
-        print(line, file=sys.stderr)
-
     def of(self, paths: Sequence[Path], words: Sequence[str]) -> int:
         """Diagnose these traces, print and write what was found, and return the exit code."""
         try:
             found = diagnose(paths)
         except NothingSeen as error:
-            self.say(f"error: {error}")
+            print(f"error: {error}", file=sys.stderr)
             return NOTHING_SEEN
         self._put(_document(found, words))
         *_, last = found.runs
         met = self._condition.found_in(last) if self._condition else ""
         if met:
-            self.say(f"--fail-on: {met}")
+            print(f"--fail-on: {met}", file=sys.stderr)
         return CONDITION_MET if met else DIAGNOSED
 
     def _put(self, document: Json) -> None:

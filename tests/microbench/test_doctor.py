@@ -90,6 +90,7 @@ PLANTED = [
     ("device", "warning", replace(CPU, driver_present=True), "driver is installed, but torch"),
     ("libraries", "problem", replace(CLEAN, unimportable={"cupy": "ImportError: no"}), "cupy"),
     ("libraries", "note", replace(CPU, unimportable={"triton": "OSError: x"}), "OSError: x"),
+    ("packages", "warning", replace(CLEAN, shadowed=("kernels",)), "halfway's: kernels"),
     ("driver", "problem", on_gpu(driver_cuda=(12, 8)), "supports CUDA 12.8, torch has 13.2"),
     ("driver", "note", on_gpu(driver_cuda=(13, 0)), "minor-version"),
     ("torch kernels", "problem", replace(CLEAN, torch_architectures=("sm_70",)), "only for sm_70"),

@@ -7,12 +7,15 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any, Literal
 
+from kernels.user_folders import PROGRAM
 from microbench.device import host
 from microbench.device.device import DeviceInfo, free_memory_bytes, gpu_state, why_no_cuda
 from microbench.device.nvml import GpuState
+from microbench.own_packages import NAMES
 
 OPTIONAL_LIBRARIES = ("triton", "cupy")
 GIB = 1024**3
@@ -35,6 +38,7 @@ class Facts:
     conv_fp32: str | None = None
     # host.WATCHED_VARIABLES that are set
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    shadowed: tuple[str, ...] = ()  # names of ours that another installed package has too
     own_pid: int = 0
     cores_usable: int = 1
     cores_total: int = 1
@@ -69,6 +73,7 @@ def gather(info: DeviceInfo) -> Facts:
         environment={
             name: os.environ[name] for name in host.WATCHED_VARIABLES if name in os.environ
         },
+        shadowed=_also_theirs(),
         own_pid=os.getpid(),
         cores_usable=host.usable_cores(),
         cores_total=os.cpu_count() or 1,
@@ -93,6 +98,12 @@ def _import_errors(names: Iterable[str]) -> dict[str, str]:
             lines = str(error).strip().splitlines() or [""]
             errors[name] = f"{type(error).__name__}: {lines[0]}"
     return errors
+
+
+def _also_theirs() -> tuple[str, ...]:
+    """Our packages' names that another installed distribution has too."""
+    known = packages_distributions()
+    return tuple(name for name in NAMES if set(known.get(name, ())) - {PROGRAM})
 
 
 def _triton_cache() -> Path:

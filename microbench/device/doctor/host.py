@@ -182,6 +182,14 @@ def environment(facts: Facts) -> Finding | None:
     return Finding("environment", "ok", what)
 
 
+def packages(facts: Facts) -> Finding:
+    """Whether another package has a name of ours: installed beside it, one replaces the other."""
+    if not facts.shadowed:
+        return Finding("packages", "ok", "kernels, microbench and e2e are halfway's")
+    what = f"other packages have names of halfway's: {', '.join(facts.shadowed)}"
+    return Finding("packages", "warning", what, "install halfway in an environment of its own")
+
+
 def cores(facts: Facts) -> Finding:
     """Cores this process may use, and a quota on their time."""
     what = f"{facts.cores_usable} of {facts.cores_total} cores usable"
@@ -262,6 +270,7 @@ def disk(facts: Facts) -> Finding | None:
 
 SOFTWARE_CHECKS: tuple[Check, ...] = (
     libraries,
+    packages,
     driver,
     torch_kernels,
     tf32_switches,
