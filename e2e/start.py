@@ -1,24 +1,8 @@
-"""Where the commands start: they can be stopped before anything heavy loads."""
+"""Where the console command `halfway` starts: it can be stopped before anything heavy loads."""
 
 from __future__ import annotations
 
-import sys
-
-
-def prepare() -> None:
-    """Check that our packages are the ones that are found, and listen to signals from now on."""
-    try:
-        from microbench.own_packages import check_packages
-        from microbench.stopping import listen
-    except ImportError:
-        print(
-            "error: the package microbench that Python finds is not halfway's; run from another "
-            "folder, or install halfway in an environment of its own (python -m venv)",
-            file=sys.stderr,
-        )
-        raise SystemExit(2) from None
-    check_packages()
-    listen()
+from e2e.prepare import prepare
 
 
 def main() -> int:
