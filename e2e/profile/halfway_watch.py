@@ -304,10 +304,11 @@ class _ModuleNames:
 
         self._names: dict[int, str] = {}
         self._open: list[tuple[int, Any]] = []
-        self._handles = [
-            module.register_module_forward_pre_hook(self._enter),
-            module.register_module_forward_hook(self._leave),
-        ]
+        try:  # checkpointing ends a forward by an exception
+            left = module.register_module_forward_hook(self._leave, always_call=True)
+        except TypeError:  # torch 2.0
+            left = module.register_module_forward_hook(self._leave)
+        self._handles = [module.register_module_forward_pre_hook(self._enter), left]
 
     def remove(self) -> None:
         """Take the hooks away and close what an exception left open."""
@@ -319,8 +320,9 @@ class _ModuleNames:
     def _enter(self, module: Any, _inputs: Any) -> None:
         import torch
 
-        if not self._open:
-            self._names = {id(m): path for path, m in module.named_modules()}
+        if not self._open and id(module) not in self._names:
+            # Checkpointing calls parts of the model again by themselves: they keep their paths.
+            self._names.update((id(m), path) for path, m in module.named_modules())
         # A module that is called inside another but is no part of it has its class's name.
         path = self._names.get(id(module), type(module).__name__)
         record = torch.profiler.record_function(PREFIX + path)

@@ -20,6 +20,7 @@ from e2e.profile.calls import (
     NOBODY,
     NODE,
     OPTIMIZER,
+    RECOMPUTED,
     STEP,
     Caller,
     callers,
@@ -43,6 +44,7 @@ from e2e.results.terms import (
     MODULES,
     OTHER,
     PYTHON,
+    RECOMPUTATION,
     SYNC,
     TERMS,
 )
@@ -124,7 +126,7 @@ def partition(recording: Recording) -> Partition:
             f"the profiler lost {recording.dropped} of {launched} kernels: record again, fewer "
             "steps at a time"
         )
-    busy = _on_device(recording) if recording.work else _on_cpu(recording)
+    busy = on_device(recording) if recording.work else _on_cpu(recording)
     start, end, steps = _window(recording)
     busy = [_clip(piece, start, end) for piece in busy if piece.end > start and piece.start < end]
     if not busy:
@@ -173,7 +175,8 @@ def _work_end(recording: Recording, cpu_end: int) -> int:
 # ---------------------------------------------------------------- work
 
 
-def _on_device(recording: Recording) -> list[Piece]:
+def on_device(recording: Recording) -> list[Piece]:
+    """Each kernel, copy and fill as it ran, with its term; several may run at once."""
     called = callers(recording)
     return [
         Piece(span.start, span.end, _term_on_device(span, caller), caller, span.name)
@@ -197,16 +200,21 @@ def _term_on_device(span: Span, caller: Caller) -> str:
         return TERMS["copy"] if "DtoD" in name else COPIES
     if name.startswith("Memset"):
         return FILLS
-    if is_conversion(name):
+    if is_conversion(name) and caller.phase != RECOMPUTED:
         return LAYOUT
     return term_of(caller)
 
 
 def term_of(caller: Caller) -> str:
-    """The ledger's term of work from the innermost operator around it that is known."""
+    """The ledger's term of work: of its phase, or else of its operators."""
     if caller.phase == OPTIMIZER:
         return TERMS["optimizer"]
-    for op in reversed(caller.ops):
+    return RECOMPUTATION if caller.phase == RECOMPUTED else term_of_ops(caller.ops)
+
+
+def term_of_ops(ops: Sequence[Span]) -> str:
+    """The ledger's term of the innermost of these operators that is known."""
+    for op in reversed(ops):
         name = op.name.removeprefix("aten::").removeprefix(NODE)
         kind = kind_of_name(name, _types(op))
         if kind == "product":
