@@ -43,6 +43,7 @@ from e2e.results.terms import (
     MATRIX_PRODUCTS,
     MODULES,
     OTHER,
+    PRODUCT_TERMS,
     PYTHON,
     RECOMPUTATION,
     SYNC,
@@ -224,6 +225,13 @@ def term_of_ops(ops: Sequence[Span]) -> str:
         if kind in TERMS and kind != "other":
             return TERMS[kind]
     return OTHER
+
+
+def is_product(piece: Piece) -> bool:
+    """Whether it is time of a matrix product, a convolution or attention, recomputed ones too."""
+    if piece.term == RECOMPUTATION and not is_conversion(piece.name):
+        return term_of_ops(piece.caller.ops) in PRODUCT_TERMS
+    return piece.term in PRODUCT_TERMS
 
 
 def _types(op: Span) -> tuple[str, ...]:
