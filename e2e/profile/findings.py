@@ -7,13 +7,14 @@ has to be measured.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from e2e.profile.calls import OPTIMIZER
 from e2e.profile.operands import ALIGNED, HALF, SINGLE, misaligned, types_of
 from e2e.profile.partition import Partition, Piece, is_product
 from e2e.profile.reader import Recording, Span, launches_work
+from e2e.profile.sync_lines import sync_lines
 from e2e.results.terms import (
     ALLOCATION,
     COMMUNICATION,
@@ -87,6 +88,10 @@ def _places(seen: Seen, pieces: Iterable[Piece], name: Callable[[Piece], str]) -
     found: dict[str, int] = defaultdict(int)
     for piece in pieces:
         found[name(piece)] += piece.ns
+    return _largest(seen, found)
+
+
+def _largest(seen: Seen, found: Mapping[str, int]) -> str:
     largest = sorted(((ns, place) for place, ns in found.items() if place), reverse=True)
     return ", ".join(f"{place} {seen.ms(ns):.3g} ms" for ns, place in largest[:MOST_PLACES])
 
@@ -159,7 +164,8 @@ def _sync(seen: Seen) -> Iterator[Finding]:
     ]  # fmt: skip
     names = Counter(span.name.removeprefix("aten::") for span in calls)
     counted = ", ".join(f"{n / seen.parts.steps:.3g} {name} a step" for name, n in names.items())
-    places = _places(seen, pieces, _module)
+    lines = sync_lines(seen.recording, pieces)
+    places = _largest(seen, lines) if lines else _places(seen, pieces, _module)
     yield from _finding(
         seen, "synchronisation: the CPU waits for the GPU, then has to launch anew",
         sum(piece.ns for piece in pieces), "; ".join(text for text in (counted, places) if text),

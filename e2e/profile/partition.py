@@ -291,7 +291,7 @@ class _Gaps:
         self._called = callers(recording)
         waits: dict[str, list[tuple[Span, str]]] = defaultdict(list)
         for span in (*recording.launches, *recording.notes):
-            if term := _idle_term(span):
+            if term := idle_term(span):
                 waits[span.lane].append((span, term))
         self._waits = {lane: sorted(found, key=_begin) for lane, found in waits.items()}
         steps = [note.lane for note in recording.notes if note.name.startswith(STEP)]
@@ -347,7 +347,8 @@ def _begin(found: tuple[Span, str]) -> int:
     return found[0].start
 
 
-def _idle_term(span: Span) -> str | None:
+def idle_term(span: Span) -> str | None:
+    """The term of the CPU's time in a call of the runtime or a note; None for others."""
     name = span.name
     if name.startswith(LOADING):
         return LOADER

@@ -130,11 +130,11 @@ class Reach:
     """Shares of the products' time: with Tensor Cores `proved`, and of the floor in it.
 
     `of_card` is the floor's time over the time that was taken, of the products whose floor is
-    known; None where none is.
+    known.
     """
 
     proved: float
-    of_card: float | None
+    of_card: float
 
 
 def reach(found: Sequence[Product]) -> Reach | None:
