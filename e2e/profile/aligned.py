@@ -1,4 +1,4 @@
-"""Two recordings of one training held against each other: how much of them matches, and by layer.
+"""Two recordings of one training held against each other: what matches, and what changed.
 
 Steps are matched one with another. Within each phase and module of a step, operations are matched
 in order by their term and shapes, whatever their types. What exists for a type's, a layout's or an
@@ -55,11 +55,13 @@ class LayerTime:
 class Aligned:
     """How far two recordings match: `matched_ns` of `counted_ns`, of the base and of the other.
 
-    `layers` hold all work of both, the largest change first.
+    `layers` hold all work of both, the largest change first. `alike` is the share of the work whose
+    shapes the other has too, wherever: of products, if both have some.
     """
 
     matched_ns: tuple[int, int]
     counted_ns: tuple[int, int]
+    alike: float
     layers: tuple[LayerTime, ...] = ()
 
     @property
@@ -88,14 +90,35 @@ class Side:
 
 
 def align(base: Side, other: Side) -> Aligned | None:
-    """How far two recordings match; None where one of them has no shapes."""
+    """How far two recordings match; None where one has no shapes, or no operators with its work."""
     if not base.has_shapes or not other.has_shapes:
         return None
     named = base.has_modules and other.has_modules
     steps = [_steps(side, named) for side in (base, other)]
     matched = _matched_ns(steps[0], steps[1]), _matched_ns(steps[1], steps[0])
     counted = _counted_ns(steps[0]), _counted_ns(steps[1])
-    return Aligned(matched, counted, _layers(base, other) if named else ())
+    if not all(counted):
+        return None
+    return Aligned(matched, counted, _alike(*steps), _layers(base, other) if named else ())
+
+
+def _alike(base: Sequence[_Step], other: Sequence[_Step]) -> float:
+    """The share of the work with a shape that is in both, of the recording with the less of it."""
+    times = [_by_key(steps) for steps in (base, other)]
+    products = [
+        {key: ns for key, ns in found.items() if key[0] in PRODUCT_TERMS} for found in times
+    ]
+    if all(products):
+        times = products
+    common = times[0].keys() & times[1].keys()
+    return min(sum(found[key] for key in common) / sum(found.values()) for found in times)
+
+
+def _by_key(steps: Iterable[_Step]) -> Mapping[Key, int]:
+    found: dict[Key, int] = defaultdict(int)
+    for op in (op for step in steps for ops in step.values() for op in ops):
+        found[op.key] += op.ns
+    return found
 
 
 # ---------------------------------------------------------------- operations in order

@@ -19,7 +19,7 @@ def missing(recording: Recording, parts: Partition) -> Iterator[str]:
     if products and not any(shapes_of(op) for op in recording.ops):
         yield (
             "The trace has no shapes (record_shapes): no table of GEMMs and convolutions, nothing "
-            "about misaligned sizes or what stayed in float32."
+            "about misaligned sizes or what stayed in float32, no match with another trace."
         )
     if not any(note.name.startswith(MODULE) for note in recording.notes):
         yield "The trace names no modules (halfway_watch does): no layers."

@@ -18,14 +18,13 @@ def parts(found: Diagnosis, most: int | None = None) -> Iterator[Part]:
     if found.aligned and found.aligned.layers and found.aligned.share >= MATCHED:
         base, other = found.runs
         rows = [Row(layer) for layer in found.aligned.layers[:most]]
-        title = "Layers that changed most, GPU time in ms a step"
+        title = "Layers that changed most, ms a step"
         yield Part(title, Table(_columns(base, other), [*rows]))
 
 
 def sentence(aligned: Aligned | None) -> Iterator[str]:
-    """The share that matches, or why nothing could be matched."""
+    """The share that matches; nothing where a trace has no shapes, which it says itself."""
     if aligned is None:
-        yield "Without shapes (record_shapes) in both, the two are not matched layer by layer."
         return
     shares = zip(aligned.matched_ns, aligned.counted_ns, strict=True)
     base, other = (100 * matched / counted if counted else 100.0 for matched, counted in shares)
