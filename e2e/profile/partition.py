@@ -252,7 +252,7 @@ def _rank(piece: Piece) -> _Rank:
 
 def _uppermost(pieces: Sequence[Piece]) -> Iterator[Piece]:
     """The pieces cut so that none overlaps another: at each moment that of the lowest rank."""
-    waiting = sorted(pieces, key=lambda piece: piece.start)
+    waiting = sorted(pieces, key=lambda p: (p.start, p.end, p.term, p.name, p.caller.module))
     edges = sorted({edge for piece in pieces for edge in (piece.start, piece.end)})
     heap: list[tuple[_Rank, int, Piece]] = []
     number = 0

@@ -53,6 +53,6 @@ def _operator(draw: st.DrawFn, made: Made, start: int, end: int, types: str) -> 
     if in_node:
         made.op(NODE, start, end, thread, **{"Sequence number": 1, "Fwd thread id": 1})
     if in_module:
-        made.note(f"halfway::layer{draw(st.integers(0, 2))}", start, end, thread)
-    made.op(draw(st.sampled_from(NAMES)), start, end, thread, **args)
+        made.note(f"halfway::layer{draw(st.integers(0, 2))}", start + 1, end - 1, thread)
+    made.op(draw(st.sampled_from(NAMES)), start + 2, end - 2, thread, **args)
     return thread
