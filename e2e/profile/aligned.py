@@ -12,10 +12,10 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import SequenceMatcher
 from fractions import Fraction
 
 from e2e.profile.calls import ELSEWHERE, FORWARD, STEP
+from e2e.profile.common_sequence import in_common
 from e2e.profile.operands import shapes_of
 from e2e.profile.partition import Partition, Piece
 from e2e.profile.products import product_operator
@@ -173,18 +173,15 @@ def _matched_ns(steps: Sequence[_Step], others: Sequence[_Step]) -> int:
     if not others:
         return 0
     return sum(
-        _in_common(ops, other.get(place, ()))
+        _common_ns(ops, other.get(place, ()))
         for step, other in zip(steps, itertools.cycle(others), strict=False)
         for place, ops in step.items()
     )
 
 
-def _in_common(ops: Sequence[_Operation], others: Sequence[_Operation]) -> int:
-    keys, other_keys = [op.key for op in ops], [op.key for op in others]
-    if keys == other_keys:  # most layers: and a long list takes long to match
-        return sum(op.ns for op in ops)
-    blocks = SequenceMatcher(None, keys, other_keys, autojunk=False).get_matching_blocks()
-    return sum(op.ns for block in blocks for op in ops[block.a : block.a + block.size])
+def _common_ns(ops: Sequence[_Operation], others: Sequence[_Operation]) -> int:
+    places = in_common([op.key for op in ops], [op.key for op in others])
+    return sum(ops[place].ns for place in places)
 
 
 # ---------------------------------------------------------------- layers
