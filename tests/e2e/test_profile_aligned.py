@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 from samples.random_traces import traces
 from samples.traces import US, Made
 
+from e2e.__main__ import main
 from e2e.profile.aligned import Aligned, Side, align
 from e2e.profile.changes import changes
 from e2e.profile.diagnosis import Diagnosis, diagnose
 from e2e.profile.partition import partition
 from e2e.profile.reader import read_trace
+from microbench.__main__ import main as shows
 from microbench.errors import UserError
 
 TRACES = Path(__file__).parents[1] / "samples" / "traces_h200"
@@ -130,6 +132,45 @@ def test_a_synchronisation_has_the_line_of_the_user_s_script(tmp_path: Path) -> 
 
 def _sync(findings: Any) -> str:
     return next(found.where for found in findings if "synchronisation" in found.title)
+
+
+# ---------------------------------------------------------------- on the screen
+
+
+def test_the_screen_has_the_layers_and_with_verbose_the_products(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = training(dtype=BF16, gemm_us=40, casts=True)
+    paths = [training().write(tmp_path / "fp32.json"), made.write(tmp_path / "amp.json")]
+    words = ["diagnose", str(paths[1]), "--base", str(paths[0])]
+    out = tmp_path / "out.json"
+    assert main([*words, "--json", str(out), "--html", str(tmp_path / "page.html")]) == 0
+    said = capsys.readouterr().out
+    assert "100 % of the base's work and 100 % of the other's match" in " ".join(said.split())
+    assert "Layers that changed most" in said
+    assert "64x32 32x16" not in said
+    assert shows(["show", str(out), "--verbose"]) == 0
+    said = capsys.readouterr().out
+    assert "Layers that changed most" in said
+    assert "64x32 32x16" in said
+    page = (tmp_path / "page.html").read_text()
+    assert "Layers that changed most" in page
+    assert "64x32 32x16" in page
+
+
+def test_too_little_in_common_shows_no_layers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    longer = training()
+    calls = [e for e in longer.events if (e["cat"], e["name"]) == ("cpu_op", "aten::mm")]
+    calls[2]["args"]["Input Dims"] = [[64, 99], [99, 16]]  # one of the four in two steps
+    paths = [training().write(tmp_path / "a.json"), longer.write(tmp_path / "b.json")]
+    found = diagnose(paths)
+    assert aligned(found).share == pytest.approx(380 / 480)
+    assert main(["diagnose", str(paths[1]), "--base", str(paths[0])]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "too little to compare layers" in said
+    assert "Layers that changed most" not in said
 
 
 # ---------------------------------------------------------------- properties
