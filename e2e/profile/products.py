@@ -50,7 +50,9 @@ class Product:
     @property
     def flop_per_s(self) -> float | None:
         """What it reached; None where its work is unknown."""
-        return self.count * self.flops * 1e9 / self.kernel_ns if self.flops else None
+        if not self.flops or self.kernel_ns <= 0:
+            return None
+        return self.count * self.flops * 1e9 / self.kernel_ns
 
 
 @dataclass
@@ -140,11 +142,9 @@ class Reach:
 def reach(found: Sequence[Product]) -> Reach | None:
     """How far the products use the card; None without any, or on a card that is not known."""
     known = [(p, p.floor_s) for p in found if p.floor_s is not None]
-    whole = sum(p.kernel_ns for p in found)
-    if not known or not whole:
+    known_ns = sum(p.kernel_ns for p, _ in known)
+    if known_ns <= 0:
         return None
-    floor = sum(1e9 * p.count * seconds for p, seconds in known)
-    return Reach(
-        sum(p.kernel_ns for p in found if p.tensor_cores) / whole,
-        floor / sum(p.kernel_ns for p, _ in known),
-    )
+    floor_ns = sum(1e9 * p.count * seconds for p, seconds in known)
+    proved_ns = sum(p.kernel_ns for p in found if p.tensor_cores)
+    return Reach(proved_ns / sum(p.kernel_ns for p in found), floor_ns / known_ns)
