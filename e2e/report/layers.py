@@ -15,9 +15,10 @@ MOST_LAYERS = 10  # on the screen without --verbose
 
 def parts(found: Diagnosis, most: int | None = None) -> Iterator[Part]:
     """The table of layers, all or the first `most`; nothing where too little matches."""
-    if found.aligned and found.aligned.layers and found.aligned.share >= MATCHED:
+    aligned = found.aligned if len(found.runs) == 2 else None
+    if aligned and aligned.layers and aligned.share >= MATCHED:
         base, other = found.runs
-        rows = [Row(layer) for layer in found.aligned.layers[:most]]
+        rows = [Row(layer) for layer in aligned.layers[:most]]
         title = "Layers that changed most, ms a step"
         yield Part(title, Table(_columns(base, other), [*rows]))
 
