@@ -1,4 +1,4 @@
-"""What every command of ours does first. It loads nothing heavy, and can do without our packages."""
+"""What every command of ours does first: it loads nothing heavy, and may find other packages."""
 
 from __future__ import annotations
 

@@ -4,21 +4,28 @@ A launch is joined to its work by the profiler's correlation number, and lies in
 its own CPU thread. A backward operator belongs to the module of the forward operator that made its
 autograd node: both have one sequence number. Operators that make no node carry the number of the
 next one, so the maker is the last forward operator with it.
+
+Activation checkpointing runs forward operators again inside a backward node: within a module that
+is entered there, or, where modules have no names in the trace, as operators that make autograd
+nodes of their own.
 """
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from e2e.profile.reader import Recording, Span
 
 MODULE = "halfway::"  # halfway_watch's names of modules
 STEP, LOADING = "ProfilerStep#", "enumerate(DataLoader)"
 NODE = "autograd::engine::evaluate_function: "
-FORWARD, BACKWARD, OPTIMIZER, ELSEWHERE = PHASES = ("forward", "backward", "optimizer", "elsewhere")
-SEQUENCE = "Sequence number"
+FORWARD, BACKWARD, OPTIMIZER, ELSEWHERE, RECOMPUTED = PHASES = (
+    "forward", "backward", "optimizer", "elsewhere", "recomputation",
+)  # fmt: skip
+SEQUENCE, MADE_BY = "Sequence number", "Fwd thread id"  # the latter is 0 for what makes a node
 NO_SEQUENCE = -1
 
 
@@ -55,7 +62,7 @@ def callers_of_ops(recording: Recording) -> Iterator[tuple[Span, Caller]]:
 
 
 def _around(some: Sequence[Span], recording: Recording) -> Iterator[tuple[Span, tuple[Span, ...]]]:
-    """Each of these spans with the operators and notes that are open around it on its thread."""
+    """Each of these spans with the operators and notes that are open where it begins."""
     wanted = {id(span) for span in some}
     lanes: dict[str, list[Span]] = defaultdict(list)
     others = [span for span in recording.ops if id(span) not in wanted]
@@ -66,28 +73,78 @@ def _around(some: Sequence[Span], recording: Recording) -> Iterator[tuple[Span, 
         lane.sort(key=lambda span: (span.start, -span.end))
         open_now: list[Span] = []
         for span in lane:
-            open_now = [other for other in open_now if other.end >= span.end]
+            # A module that an exception left may end after the node that it was entered in.
+            open_now = [other for other in open_now if other.end > span.start]
             if id(span) in wanted:
                 yield span, tuple(open_now)
             open_now.append(span)
 
 
-def _makers(recording: Recording) -> Mapping[int, str]:
-    """Sequence number -> module of the forward operator that made the autograd node."""
-    found: dict[int, str] = {}
+@dataclass(frozen=True)
+class _Makers:
+    """The modules of the forward operators that made the autograd nodes, by sequence number.
+
+    Each thread counts anew, so those that recomputation made are kept by thread: its nodes run on
+    the thread that made them. `named`: the trace has names of modules.
+    """
+
+    named: bool
+    forward: dict[int, str] = field(default_factory=dict[int, str])
+    again: dict[tuple[str, int], str] = field(default_factory=dict[tuple[str, int], str])
+
+    def module(self, node: Span, nested: bool) -> str:
+        """The module whose backward work this node is; `nested` inside another node."""
+        number = node.args.get(SEQUENCE, NO_SEQUENCE)
+        first = self.forward.get(number, "")
+        return self.again.get((node.lane, number), first) if nested else first
+
+
+def _makers(recording: Recording) -> _Makers:
+    found = _Makers(any(note.name.startswith(MODULE) for note in recording.notes))
     for op, around in _around(recording.ops, recording):
-        number = op.args.get(SEQUENCE, NO_SEQUENCE)
-        backward = op.name.startswith(NODE) or any(o.name.startswith(NODE) for o in around)
-        if isinstance(number, int) and number >= 0 and not backward:
-            found[number] = _module(around)
+        if not _makes_node(op):
+            continue
+        nodes = _nodes(around)
+        if not nodes:
+            found.forward[op.args[SEQUENCE]] = _module(around)
+        elif _recomputed((*around[nodes[-1] :], op), found.named):
+            found.again[op.lane, op.args[SEQUENCE]] = _module(around)
     return found
 
 
-def _caller(around: Sequence[Span], makers: Mapping[int, str]) -> Caller:
+def _nodes(around: Sequence[Span]) -> list[int]:
+    """The places of the autograd nodes among these, the innermost last."""
+    return [place for place, span in enumerate(around) if span.name.startswith(NODE)]
+
+
+def _makes_node(op: Span) -> bool:
+    """Whether it is a forward operator with a sequence number."""
+    number = op.args.get(SEQUENCE, NO_SEQUENCE)
+    if not isinstance(number, int) or number < 0 or op.args.get(MADE_BY):
+        return False
+    return not op.name.startswith(NODE) and not _BACKWARD.search(op.name)
+
+
+_BACKWARD = re.compile(r"Backward\d*$")
+
+
+def _recomputed(inside: Sequence[Span], named: bool) -> bool:
+    """Whether it is forward work done again: `inside` is a node and what is open in it."""
+    node, *spans = inside
+    if _in_module(spans):
+        return True
+    if named and "Checkpoint" not in node.name:
+        return False  # a node of a node: gradients of gradients make nodes too
+    return any(_makes_node(span) for span in spans)
+
+
+def _caller(around: Sequence[Span], makers: _Makers) -> Caller:
     ops = tuple(span for span in around if not _is_note(span))
-    node = next((span for span in ops if span.name.startswith(NODE)), None)
-    if node is not None:
-        return Caller(ops, makers.get(node.args.get(SEQUENCE, NO_SEQUENCE), ""), BACKWARD)
+    if nodes := _nodes(around):
+        if _recomputed(around[nodes[-1] :], makers.named):
+            module = _module(around[nodes[-1] :]) or makers.module(around[nodes[-1]], True)
+            return Caller(ops, module, RECOMPUTED)
+        return Caller(ops, makers.module(around[nodes[-1]], len(nodes) > 1), BACKWARD)
     if any(span.name.startswith("Optimizer.") for span in around):
         return Caller(ops, "", OPTIMIZER)
     module = _module(around)

@@ -12,12 +12,16 @@ from pathlib import Path
 from statistics import median
 from typing import Any, cast
 
+from e2e.profile.aligned import Aligned, Side, align
 from e2e.profile.findings import Finding, findings, not_the_cause
+from e2e.profile.missing import missing
 from e2e.profile.partition import partition
+from e2e.profile.products import Product, products
 from e2e.profile.reader import Recording, read_trace
 from e2e.results.terms import IDLE, LAUNCH, LOADER, SYNC
 from microbench.errors import UserError
 
+SAME = 0.5  # of the work matched: below it two recordings are not of one training
 BUSY = 0.9  # of a step: from here on the device is the bottleneck
 BOTTLENECKS = {LOADER: "data loading", LAUNCH: "CPU launch", SYNC: "synchronisation"}
 
@@ -37,7 +41,8 @@ class Traced:
     """A recording, divided: `window_ns` over `steps` steps is the sum of its `terms`.
 
     `bare_step_s` is the median step without the profiler, None where it was not measured. `busy` is
-    the share of the window in which the device worked. `on_cpu`: there was no device.
+    the share of the window in which the device worked. `on_cpu`: there was no device. `missing`
+    says what the trace cannot tell, and why.
     """
 
     name: str
@@ -52,6 +57,8 @@ class Traced:
     terms: tuple[TermTime, ...]
     findings: tuple[Finding, ...]
     not_the_cause: tuple[str, ...]
+    products: tuple[Product, ...] = ()
+    missing: tuple[str, ...] = ()
 
     @property
     def step_ms(self) -> float:
@@ -65,39 +72,56 @@ class Traced:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """One recording, or two that are held against each other: the first is the base."""
+    """One recording, or two that are held against each other: the first is the base.
+
+    `aligned` says how far two of them match; None for one, or where a trace has no shapes.
+    """
 
     runs: tuple[Traced, ...]
+    aligned: Aligned | None = None
 
 
 def diagnose(paths: Sequence[Path]) -> Diagnosis:
     """The diagnosis of the traces in these files, one or two.
 
     UserError for a file that is no trace, a trace without whole steps, and two of which only one
-    ran on a GPU.
+    ran on a GPU, or whose shapes differ.
     """
-    runs = tuple(traced(path.name, read_trace(path), path) for path in paths)
+    sides = [_side(path) for path in paths]
+    runs = tuple(_traced(path.name, side) for path, side in zip(paths, sides, strict=True))
     if len({run.on_cpu for run in runs}) > 1:
         raise UserError("one of these traces has a GPU's work, the other only a CPU's")
-    return Diagnosis(runs)
+    aligned = align(sides[0], sides[1]) if len(sides) == 2 else None
+    # Compiled work has other operators and no modules, and still the same products.
+    if aligned and max(aligned.share, aligned.alike) < SAME:
+        raise UserError(
+            f"the two recordings have different shapes (matched {100 * aligned.share:.0f} %): "
+            "record both with one model and batch"
+        )
+    return Diagnosis(runs, aligned)
 
 
-def traced(name: str, recording: Recording, path: Path | None = None) -> Traced:
-    """A recording, divided. UserError where it cannot be; `path` is for its message."""
+def _side(path: Path) -> Side:
+    recording = read_trace(path)
     try:
-        parts = partition(recording)
+        return Side(recording, partition(recording))
     except UserError as error:
-        raise type(error)(f"{path or name}: {error}") from None
+        raise type(error)(f"{path}: {error}") from None
+
+
+def _traced(name: str, side: Side) -> Traced:
+    recording, parts = side.recording, side.parts
     terms = tuple(
         TermTime(term, ns, term in IDLE, _where(term, parts.by_place(term)))
         for term, ns in parts.terms.items()
     )
-    bare = _bare(recording)
     suspects = tuple(f"{what} {100 * share:.1f} %" for what, share in not_the_cause(parts))
+    device = _device(recording)
     return Traced(
-        name, _device(recording), str(recording.facts.get("torch", "unknown")), parts.steps,
-        parts.end - parts.start, bare, parts.busy, parts.on_cpu,
+        name, device, str(recording.facts.get("torch", "unknown")), parts.steps,
+        parts.end - parts.start, _bare(recording), parts.busy, parts.on_cpu,
         _bottleneck(terms, parts.busy, parts.on_cpu), terms, findings(recording, parts), suspects,
+        products(recording, parts, device), tuple(missing(recording, parts)),
     )  # fmt: skip
 
 

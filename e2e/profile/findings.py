@@ -7,13 +7,14 @@ has to be measured.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 from e2e.profile.calls import OPTIMIZER
-from e2e.profile.partition import Partition, Piece
-from e2e.profile.reader import Recording, Span, launches_work, listed
+from e2e.profile.operands import ALIGNED, HALF, SINGLE, misaligned, types_of
+from e2e.profile.partition import Partition, Piece, is_product
+from e2e.profile.reader import Recording, Span, launches_work
+from e2e.profile.sync_lines import sync_lines
 from e2e.results.terms import (
     ALLOCATION,
     COMMUNICATION,
@@ -23,16 +24,13 @@ from e2e.results.terms import (
     LAYOUT,
     LOADER,
     MODULES,
-    PRODUCT_TERMS,
+    RECOMPUTATION,
     SYNC,
     TERMS,
 )
 
 LEAST_SHARE = 0.03  # of a step: less is no finding
 MOST_PLACES = 3
-HALF = frozenset({"c10::Half", "c10::BFloat16", "Half", "BFloat16", "half", "bfloat16"})
-SINGLE = frozenset({"float", "Float"})
-ALIGNED = 8  # elements of 16 bits in 16 bytes
 MANY_UPDATES = 20  # kernels of an optimizer in a step
 SMALL_NS = 10_000  # a kernel this short does little
 
@@ -90,6 +88,10 @@ def _places(seen: Seen, pieces: Iterable[Piece], name: Callable[[Piece], str]) -
     found: dict[str, int] = defaultdict(int)
     for piece in pieces:
         found[name(piece)] += piece.ns
+    return _largest(seen, found)
+
+
+def _largest(seen: Seen, found: Mapping[str, int]) -> str:
     largest = sorted(((ns, place) for place, ns in found.items() if place), reverse=True)
     return ", ".join(f"{place} {seen.ms(ns):.3g} ms" for ns, place in largest[:MOST_PLACES])
 
@@ -126,6 +128,10 @@ PLAIN = {
         "communication that nothing hides", "between GPUs",
         "larger buckets, a compressed gradient, or more work for each exchange",
     ),
+    RECOMPUTATION: (
+        "recomputation of activations", "checkpointing, in the backward pass",
+        "checkpoint fewer blocks, as far as memory allows, or only what is cheap to repeat",
+    ),
 }  # fmt: skip
 
 
@@ -158,7 +164,8 @@ def _sync(seen: Seen) -> Iterator[Finding]:
     ]  # fmt: skip
     names = Counter(span.name.removeprefix("aten::") for span in calls)
     counted = ", ".join(f"{n / seen.parts.steps:.3g} {name} a step" for name, n in names.items())
-    places = _places(seen, pieces, _module)
+    lines = sync_lines(seen.recording, pieces)
+    places = _largest(seen, lines) if lines else _places(seen, pieces, _module)
     yield from _finding(
         seen, "synchronisation: the CPU waits for the GPU, then has to launch anew",
         sum(piece.ns for piece in pieces), "; ".join(text for text in (counted, places) if text),
@@ -200,9 +207,12 @@ def _optimizer(seen: Seen) -> Iterator[Finding]:
 
 def _islands(seen: Seen) -> Iterator[Finding]:
     """Products in float32 while others run in half precision."""
-    products = [piece for piece in seen.parts.pieces if piece.term in PRODUCT_TERMS]
-    half = sum(piece.ns for piece in products if _types(piece) & HALF)
-    single = [piece for piece in products if _types(piece) & SINGLE and not _types(piece) & HALF]
+    products = [piece for piece in seen.parts.pieces if is_product(piece)]
+    half = sum(piece.ns for piece in products if types_of(piece.caller.ops) & HALF)
+    single = [
+        piece for piece in products
+        if types_of(piece.caller.ops) & SINGLE and not types_of(piece.caller.ops) & HALF
+    ]  # fmt: skip
     if half:
         yield from _finding(
             seen, "GEMMs and convolutions that stayed in float32",
@@ -223,13 +233,17 @@ def _islands(seen: Seen) -> Iterator[Finding]:
 def _misaligned(seen: Seen) -> Iterator[Finding]:
     pieces = [
         piece for piece in seen.parts.pieces
-        if piece.term in PRODUCT_TERMS and _types(piece) & HALF and _odd(piece)
+        if is_product(piece) and types_of(piece.caller.ops) & HALF and misaligned(piece.caller.ops)
     ]  # fmt: skip
     yield from _finding(
         seen, f"sizes that are no multiple of {ALIGNED}", sum(piece.ns for piece in pieces),
-        _places(seen, pieces, lambda p: f"{p.caller.module or _operator(p)} {_odd(p)}"),
+        _places(seen, pieces, _misaligned_place),
         f"pad channels, features and the vocabulary to multiples of {ALIGNED}; then measure",
     )  # fmt: skip
+
+
+def _misaligned_place(piece: Piece) -> str:
+    return f"{piece.caller.module or _operator(piece)} {misaligned(piece.caller.ops)}"
 
 
 def _copies(seen: Seen) -> Iterator[Finding]:
@@ -245,41 +259,3 @@ def _copies(seen: Seen) -> Iterator[Finding]:
 RULES: Sequence[Callable[[Seen], Iterator[Finding]]] = (
     _plain, _launch, _sync, _casts, _layout, _optimizer, _islands, _misaligned, _copies,
 )  # fmt: skip
-
-
-# ---------------------------------------------------------------- of an operator
-
-
-def _types(piece: Piece) -> frozenset[str]:
-    """The types of the inputs of the innermost operator that has some."""
-    return frozenset(_input_types(piece.caller.ops)[:2])
-
-
-def _input_types(ops: Sequence[Span]) -> list[str]:
-    for op in reversed(ops):
-        types = [str(name) for name in listed(op, "Input type") if name]
-        tensors = [name for name in types if name in HALF | SINGLE or name.startswith("c10::")]
-        if tensors:
-            return tensors
-    return []
-
-
-def _odd(piece: Piece) -> str:
-    """The shape of an input of which a size is misaligned, "768x50257"; "" for none."""
-    for op in reversed(piece.caller.ops):
-        shapes = [shape for dims in listed(op, "Input Dims") if (shape := _shape(dims))]
-        if shapes:
-            for dims in shapes[:2]:
-                inner = dims[1:2] if len(dims) > 2 else dims
-                if any(size % ALIGNED for size in inner):
-                    return "x".join(map(str, dims))
-            return ""
-    return ""
-
-
-def _shape(dims: object) -> list[int]:
-    """The sizes of a tensor of two dimensions or more; [] for anything else."""
-    if not isinstance(dims, list):
-        return []
-    sizes = [size for size in cast(list[object], dims) if isinstance(size, int)]
-    return sizes if len(sizes) == len(cast(list[object], dims)) >= 2 else []

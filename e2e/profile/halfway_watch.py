@@ -12,7 +12,7 @@ that it can be copied to a cluster where halfway is not installed:
             w.step()
 
 The file that it writes holds operator names, tensor shapes and types, times, and settings of torch;
-no data, no weights, no paths. `halfway diagnose run.json.gz` reads it, on any machine.
+no data, no weights, and no paths but, with --stack, those of the scripts. `halfway diagnose run.json.gz` reads it, on any machine.
 """
 
 from __future__ import annotations
@@ -314,10 +314,11 @@ class _ModuleNames:
 
         self._names: dict[int, str] = {}
         self._open: list[tuple[int, Any]] = []
-        self._handles = [
-            module.register_module_forward_pre_hook(self._enter),
-            module.register_module_forward_hook(self._leave),
-        ]
+        try:  # checkpointing ends a forward by an exception
+            left = module.register_module_forward_hook(self._leave, always_call=True)
+        except TypeError:  # torch 2.0
+            left = module.register_module_forward_hook(self._leave)
+        self._handles = [module.register_module_forward_pre_hook(self._enter), left]
 
     def remove(self) -> None:
         """Take the hooks away and close what an exception left open."""
@@ -329,8 +330,9 @@ class _ModuleNames:
     def _enter(self, module: Any, _inputs: Any) -> None:
         import torch
 
-        if not self._open:
-            self._names = {id(m): path for path, m in module.named_modules()}
+        if not self._open and id(module) not in self._names:
+            # Checkpointing calls parts of the model again by themselves: they keep their paths.
+            self._names.update((id(m), path) for path, m in module.named_modules())
         # A module that is called inside another but is no part of it has its class's name.
         path = self._names.get(id(module), type(module).__name__)
         record = torch.profiler.record_function(PREFIX + path)

@@ -20,6 +20,7 @@ from e2e.profile.calls import (
     NOBODY,
     NODE,
     OPTIMIZER,
+    RECOMPUTED,
     STEP,
     Caller,
     callers,
@@ -42,7 +43,9 @@ from e2e.results.terms import (
     MATRIX_PRODUCTS,
     MODULES,
     OTHER,
+    PRODUCT_TERMS,
     PYTHON,
+    RECOMPUTATION,
     SYNC,
     TERMS,
 )
@@ -128,7 +131,7 @@ def partition(recording: Recording) -> Partition:
             f"the profiler lost {recording.dropped} of {launched} kernels: record again, fewer "
             "steps at a time"
         )
-    busy = _on_device(recording) if recording.work else _on_cpu(recording)
+    busy = on_device(recording) if recording.work else _on_cpu(recording)
     start, end, steps = _window(recording)
     busy = [_clip(piece, start, end) for piece in busy if piece.end > start and piece.start < end]
     if not busy:
@@ -177,7 +180,8 @@ def _work_end(recording: Recording, cpu_end: int) -> int:
 # ---------------------------------------------------------------- work
 
 
-def _on_device(recording: Recording) -> list[Piece]:
+def on_device(recording: Recording) -> list[Piece]:
+    """Each kernel, copy and fill as it ran, with its term; several may run at once."""
     called = callers(recording)
     return [
         Piece(span.start, span.end, _term_on_device(span, caller), caller, span.name)
@@ -201,16 +205,21 @@ def _term_on_device(span: Span, caller: Caller) -> str:
         return TERMS["copy"] if "DtoD" in name else COPIES
     if name.startswith("Memset"):
         return FILLS
-    if is_conversion(name):
+    if is_conversion(name) and caller.phase != RECOMPUTED:
         return LAYOUT
     return term_of(caller)
 
 
 def term_of(caller: Caller) -> str:
-    """The ledger's term of work from the innermost operator around it that is known."""
+    """The ledger's term of work: of its phase, or else of its operators."""
     if caller.phase == OPTIMIZER:
         return TERMS["optimizer"]
-    for op in reversed(caller.ops):
+    return RECOMPUTATION if caller.phase == RECOMPUTED else term_of_ops(caller.ops)
+
+
+def term_of_ops(ops: Sequence[Span]) -> str:
+    """The ledger's term of the innermost of these operators that is known."""
+    for op in reversed(ops):
         name = op.name.removeprefix("aten::").removeprefix(NODE)
         kind = kind_of_name(name, _types(op))
         if kind == "product":
@@ -220,6 +229,13 @@ def term_of(caller: Caller) -> str:
         if kind in TERMS and kind != "other":
             return TERMS[kind]
     return OTHER
+
+
+def is_product(piece: Piece) -> bool:
+    """Whether it is time of a matrix product, a convolution or attention, recomputed ones too."""
+    if piece.term == RECOMPUTATION and not is_conversion(piece.name):
+        return term_of_ops(piece.caller.ops) in PRODUCT_TERMS
+    return piece.term in PRODUCT_TERMS
 
 
 def _types(op: Span) -> tuple[str, ...]:
@@ -240,7 +256,7 @@ def _rank(piece: Piece) -> _Rank:
 
 def _uppermost(pieces: Sequence[Piece]) -> Iterator[Piece]:
     """The pieces cut so that none overlaps another: at each moment that of the lowest rank."""
-    waiting = sorted(pieces, key=lambda piece: piece.start)
+    waiting = sorted(pieces, key=lambda p: (p.start, p.end, p.term, p.name, p.caller.module))
     edges = sorted({edge for piece in pieces for edge in (piece.start, piece.end)})
     heap: list[tuple[_Rank, int, Piece]] = []
     number = 0
@@ -279,7 +295,7 @@ class _Gaps:
         self._called = callers(recording)
         waits: dict[str, list[tuple[Span, str]]] = defaultdict(list)
         for span in (*recording.launches, *recording.notes):
-            if term := _idle_term(span):
+            if term := idle_term(span):
                 waits[span.lane].append((span, term))
         self._waits = {lane: sorted(found, key=_begin) for lane, found in waits.items()}
         steps = [note.lane for note in recording.notes if note.name.startswith(STEP)]
@@ -335,7 +351,8 @@ def _begin(found: tuple[Span, str]) -> int:
     return found[0].start
 
 
-def _idle_term(span: Span) -> str | None:
+def idle_term(span: Span) -> str | None:
+    """The term of the CPU's time in a call of the runtime or a note; None for others."""
     name = span.name
     if name.startswith(LOADING):
         return LOADER

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from itertools import chain
 
 from rich.text import Text
 
+from e2e.profile.changes import Change, changes, step_ns
 from e2e.profile.diagnosis import Diagnosis, TermTime, Traced
 from e2e.profile.findings import Finding
+from e2e.report import layers, products
 from e2e.report.ledger import TERM_WORDS
 from microbench import fmt
 from microbench.report.documents import Sheet
@@ -17,23 +19,14 @@ from microbench.results.fields import decode
 from microbench.results.values import Json
 
 SMALL_SHARE = 0.005  # of a step: shorter terms are shown by --verbose only
-RESIDUAL = "profiler, and other speed of the CPU"
 MOST_FINDINGS = 5
+NS_PER_MS = 10**6
 SLOWED = 0.1  # of a step: from here on the profiler's own time is worth a sentence
-
-
-@dataclass(frozen=True)
-class _Change:
-    """A row of two recordings held against each other, in ms a step."""
-
-    term: str
-    base_ms: float
-    other_ms: float
 
 
 def sheet(data: Json) -> Sheet:
     """One recording, or two held against each other. ValueError for an invalid field."""
-    found: Diagnosis = decode(Diagnosis, {"runs": data.get("runs")}, "")
+    found: Diagnosis = decode(Diagnosis, {name: data.get(name) for name in ("runs", "aligned")}, "")
     if len(found.runs) not in (1, 2) or any(run.steps < 1 for run in found.runs):
         raise ValueError("runs are not one or two of at least one step")
     if any(sum(term.ns for term in run.terms) != run.window_ns for run in found.runs):
@@ -41,7 +34,15 @@ def sheet(data: Json) -> Sheet:
     *_, last = found.runs
     tables = _one(last) if len(found.runs) == 1 else _two(*found.runs)
     notes = [Text(""), *map(Text, _said(last))]
-    return Sheet(*tables, summary=_summary(found.runs), notes=notes)
+    if len(found.runs) == 2:
+        notes += map(Text, layers.sentence(found.aligned))
+    return Sheet(
+        *tables,
+        summary=_summary(found.runs),
+        notes=notes,
+        parts=[*layers.parts(found), *chain.from_iterable(map(products.parts, found.runs))],
+        brief_parts=[*layers.parts(found, layers.MOST_LAYERS)],
+    )
 
 
 # ---------------------------------------------------------------- tables
@@ -66,35 +67,25 @@ def _one(run: Traced) -> tuple[Table[TermTime], Table[TermTime]]:
     return Table(columns, [*rows]), Table(columns, [*brief])
 
 
-def _two(base: Traced, other: Traced) -> tuple[Table[_Change], Table[_Change]]:
-    changes = _changes(base, other)
-    columns: list[Column[_Change]] = [
+def _two(base: Traced, other: Traced) -> tuple[Table[Change], Table[Change]]:
+    columns: list[Column[Change]] = [
         Column("ms a step", lambda c: _words(c.term), csv={"term": lambda c: c.term}),
-        Column(fmt.clean(base.name), lambda c: f"{c.base_ms:.3f}", True,
-               csv={"base_ms": lambda c: c.base_ms}),
-        Column(fmt.clean(other.name), lambda c: f"{c.other_ms:.3f}", True,
-               csv={"other_ms": lambda c: c.other_ms}),
-        Column("change", lambda c: f"{c.other_ms - c.base_ms:+.3f}", True,
-               csv={"change_ms": lambda c: c.other_ms - c.base_ms}),
+        Column(fmt.clean(base.name), lambda c: f"{float(c.base_ns / NS_PER_MS):.3f}", True,
+               csv={"base_ms": lambda c: float(c.base_ns / NS_PER_MS)}),
+        Column(fmt.clean(other.name), lambda c: f"{float(c.other_ns / NS_PER_MS):.3f}", True,
+               csv={"other_ms": lambda c: float(c.other_ns / NS_PER_MS)}),
+        Column("change", lambda c: f"{float(c.ns / NS_PER_MS):+.3f}", True,
+               csv={"change_ms": lambda c: float(c.ns / NS_PER_MS)}),
     ]  # fmt: skip
-    least = SMALL_SHARE * max(base.step_ms, other.step_ms)
-    rows = [Row(change) for change in changes]
-    brief = [row for row in rows if max(abs(row.item.base_ms), abs(row.item.other_ms)) >= least]
+    least_ns = SMALL_SHARE * max(step_ns(base), step_ns(other))
+    rows = [Row(change) for change in changes(base, other)]
+    brief = [row for row in rows if max(abs(row.item.base_ns), abs(row.item.other_ns)) >= least_ns]
     return Table(columns, [*rows]), Table(columns, [*brief])
-
-
-def _changes(base: Traced, other: Traced) -> list[_Change]:
-    """Every term of both, the largest change first; then what the profiler adds, and the step."""
-    names = dict.fromkeys(term.term for run in (base, other) for term in run.terms)
-    terms = [_Change(name, base.ms(name), other.ms(name)) for name in names]
-    terms.sort(key=lambda change: -abs(change.other_ms - change.base_ms))
-    rest = _Change(RESIDUAL, _step_ms(base) - base.step_ms, _step_ms(other) - other.step_ms)
-    return [*terms, rest, _Change("step", _step_ms(base), _step_ms(other))]
 
 
 def _step_ms(run: Traced) -> float:
     """Milliseconds of a step: without the profiler where that is known."""
-    return run.step_ms if run.bare_step_s is None else 1e3 * run.bare_step_s
+    return float(step_ns(run) / NS_PER_MS)
 
 
 # ---------------------------------------------------------------- sentences
@@ -110,7 +101,9 @@ def _said(run: Traced) -> Iterator[str]:
         yield "No cause was found that costs 3 % of a step or more."
     if run.not_the_cause:
         yield f"Not the cause: {fmt.clean(', '.join(run.not_the_cause))}."
+    yield from products.sentence(run)
     yield from _trust(run)
+    yield from map(fmt.clean, run.missing)
 
 
 def _finding(found: Finding) -> str:
@@ -122,16 +115,17 @@ def _finding(found: Finding) -> str:
 
 
 def _trust(run: Traced) -> Iterator[str]:
+    bound = "" if run.on_cpu else ", so CPU launch is an upper bound"
     if run.bare_step_s is None:
         yield (
-            "The step without the profiler is not known: the profiler slows the CPU, so CPU launch "
-            "is an upper bound. halfway_watch measures it."
+            f"The step without the profiler is not known: the profiler slows the CPU{bound}. "
+            "halfway_watch measures it."
         )
     elif run.step_ms > (1 + SLOWED) * 1e3 * run.bare_step_s:
         more = 100 * (run.step_ms / (1e3 * run.bare_step_s) - 1)
         yield (
             f"Under the profiler a step takes {more:.0f} % longer ({run.step_ms:.3g} ms), nearly "
-            "all of it on the CPU: CPU launch is an upper bound."
+            f"all of it on the CPU{bound}."
         )
 
 

@@ -13,7 +13,7 @@ from microbench import fmt
 from microbench.report.comparison import MOST_NAMED, listed_alone, only_in, summary, threshold
 from microbench.report.console import header
 from microbench.report.screen import prose_width
-from microbench.report.table import Column, Row, Table, screen
+from microbench.report.table import Column, Part, Row, Table, screen
 from microbench.results.comparison import CompareRow, Comparison
 from microbench.results.fields import decode
 from microbench.results.types import Run
@@ -27,7 +27,8 @@ class Sheet:
     """A document as a table. Without --verbose the screen has `brief` in place of it.
 
     `notes` and `summary` follow the table. `more` are lines that --verbose adds, and that are
-    folded on a page.
+    folded on a page. `parts` are further tables, on a page and with --verbose; without it the
+    screen has `brief_parts`.
     """
 
     table: Table[Any]
@@ -35,6 +36,8 @@ class Sheet:
     summary: str = ""
     notes: Sequence[Text] = ()
     more: Sequence[str] = ()
+    parts: Sequence[Part] = ()
+    brief_parts: Sequence[Part] = ()
 
 
 def print_document(data: Json, sheet: Sheet, console: Console, *, details: bool) -> None:
@@ -58,6 +61,9 @@ def print_sheet(sheet: Sheet, console: Console, *, details: bool = False) -> Non
     """Print the table, notes, and the summary."""
     table = sheet.table if details else sheet.brief
     lines = [*(screen(table, console.width).lines if table.rows else ()), *sheet.notes]
+    for part in sheet.parts if details else sheet.brief_parts:
+        rows = screen(part.table, console.width).lines if part.table else ()
+        lines += [Text(""), Text(part.title), *rows, *map(Text, part.below)]
     lines += [Text(line) for line in sheet.more] if details else []
     for line in lines:
         width = console.width if line.no_wrap else prose_width(console)

@@ -66,7 +66,10 @@ def document_page(data: Json, sheet: Sheet, title: str) -> str:
         about=[line.plain for line in header(run)] if run else [],
         verdict=[sheet.summary] if sheet.summary else [],
         chart="",
-        parts=[_shown(Part("", sheet.table, [note.plain for note in sheet.notes]))],
+        parts=[
+            _shown(Part("", sheet.table, [note.plain for note in sheet.notes])),
+            *map(_shown, sheet.parts),
+        ],
         warnings=[],
         command=fmt.clean(" ".join(run.command)) if run else "",
         environment=_environment(run) if run else [],

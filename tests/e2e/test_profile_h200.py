@@ -9,6 +9,7 @@ import pytest
 
 from e2e.profile.diagnosis import Diagnosis, diagnose
 from e2e.profile.partition import partition
+from e2e.profile.products import reach
 from e2e.profile.reader import read_trace
 from microbench.results.fields import decode
 
@@ -83,3 +84,15 @@ def test_the_page_quotes_the_published_ledger() -> None:
     a, b = 1e3 * base.bare_step_s, 1e3 * other.bare_step_s
     assert f"| step | {a:.3f} | {b:.3f} | {b - a:+.3f} |" in PAGE
     assert f"{other.findings[0].ms:.2f} ms at most; measured, the fix saves {b - a:.2f} ms" in PAGE
+
+
+def test_the_page_quotes_what_the_products_reach() -> None:
+    (run,) = published("odd_vocab").runs
+    found = reach(run.products)
+    assert found is not None
+    assert f"proved for {100 * found.proved:.0f} % of the time" in PAGE
+    assert f"the GEMMs reach {100 * found.of_card:.0f} % of what the datasheet allows" in PAGE
+    odd = sorted((p.flop_per_s or 0) / 1e12 for p in run.products if p.misaligned)
+    even = sorted((p.flop_per_s or 0) / 1e12 for p in run.products if not p.misaligned)
+    said = f"the head runs at {odd[0]:.0f} to {odd[-1]:.0f} TFLOP/s"
+    assert f"{said}, the aligned layers at {even[0]:.0f} to {even[-1]:.0f}." in PAGE

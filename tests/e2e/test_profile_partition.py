@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from samples.random_traces import traces
 from samples.traces import BACKWARD, MAIN, US, Made
 
 from e2e.profile.partition import partition
@@ -167,42 +168,6 @@ def test_a_trace_that_lost_kernels_or_holds_no_step_is_refused(tmp_path: Path) -
 
 
 # ---------------------------------------------------------------- properties
-
-
-NAMES = ["aten::mm", "aten::convolution", "aten::relu", "aten::copy_", "mine::op"]
-
-
-@st.composite
-def traces(draw: st.DrawFn) -> Made:
-    """Three steps of random operators, kernels on two streams, waits and copies."""
-    made = Made()
-    now = draw(st.integers(0, 50)) * US
-    ends: list[int] = []
-    busy_until = [0, 0]
-    for _ in range(3):
-        for _ in range(draw(st.integers(1, 6))):
-            name = draw(st.sampled_from(NAMES))
-            cpu_us, gpu_us = draw(st.integers(5, 40)), draw(st.integers(1, 90))
-            stream = draw(st.integers(0, 1))
-            made.op(name, now, now + cpu_us * US)
-            launched = now + 2 * US
-            start = max(busy_until[stream], launched + US + draw(st.integers(0, 9)) * 137)
-            busy_until[stream] = start + gpu_us * US + draw(st.integers(0, 999))
-            made.kernel("k", start, busy_until[stream], launched, stream=7 + stream)
-            now += cpu_us * US + draw(st.integers(0, 30)) * US
-            if draw(st.integers(0, 5)) == 0:
-                end = max(now, max(busy_until)) + US
-                made.span("cuda_runtime", "cudaStreamSynchronize", now, end)
-                now = end
-        # The step's last kernel ends after all others, so that each step has an end of its own.
-        start = max(*busy_until, now) + US
-        made.op("aten::mm", now, now + 5 * US)
-        made.kernel("k", start, start + US, now + US)
-        busy_until = [start + US] * 2
-        now += 5 * US
-        ends.append(now)
-    made.steps(*ends)
-    return made
 
 
 @settings(max_examples=60, deadline=None)

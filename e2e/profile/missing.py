@@ -1,0 +1,31 @@
+"""What a trace cannot say because the profiler was not asked for it, one sentence each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from e2e.profile.calls import MODULE
+from e2e.profile.operands import shapes_of
+from e2e.profile.partition import Partition
+from e2e.profile.reader import Recording
+from e2e.results.terms import PRODUCT_TERMS, SYNC
+
+LEAST_SHARE = 0.03  # of a step: a shorter synchronisation needs no line
+
+
+def missing(recording: Recording, parts: Partition) -> Iterator[str]:
+    """The lines that go missing, and the options that would bring them."""
+    products = any(parts.terms.get(term) for term in PRODUCT_TERMS)
+    if products and not any(shapes_of(op) for op in recording.ops):
+        yield (
+            "The trace has no shapes (record_shapes): no table of GEMMs and convolutions, nothing "
+            "about misaligned sizes or what stayed in float32, no match with another trace."
+        )
+    if not any(note.name.startswith(MODULE) for note in recording.notes):
+        yield "The trace names no modules (halfway_watch does): no layers."
+    waited = parts.terms.get(SYNC, 0) / (parts.end - parts.start)
+    if waited >= LEAST_SHARE and not recording.stack:
+        yield (
+            "The trace has no Python stack (--stack of halfway_watch): synchronisation has no file "
+            "and line."
+        )

@@ -1,0 +1,136 @@
+"""The work of one GEMM, convolution or attention: FLOP, bytes, and what a card can do at best."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+
+from e2e.profile.operands import arguments
+from e2e.profile.reader import Span
+from kernels.aten import Argument, Call, CannotReplay, TensorSpec, flops, min_bytes, resolve
+from kernels.gpu_cards import Card
+from kernels.precision import PRECISIONS, Precision
+from microbench.device.profiler import fewer_operations
+
+# Operators whose work is known from their arguments; they call others, which are not listed.
+COUNTED = frozenset({
+    "mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "_addmm_activation", "_scaled_mm",
+    "convolution", "_convolution", "convolution_overrideable", "convolution_backward",
+})  # fmt: skip
+ATTENTION = "_scaled_dot_product_"
+# What a trace cannot promise: arguments of another torch's operator, or of a damaged file.
+_BAD_ARGUMENTS = (
+    CannotReplay, ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError,
+    TypeError, ValueError,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Work:
+    """One call: `flops` (a multiply-add as two), `bytes` that it must move at least, and dtype.
+
+    `dtype` is torch's name of its first factor's type. None where it is unknown.
+    """
+
+    flops: int | None
+    bytes: int | None
+    dtype: str | None
+
+
+def is_counted(op: Span) -> bool:
+    """Whether `work_of` knows this operator."""
+    name = op.name.removeprefix("aten::")
+    return name in COUNTED or name.startswith(ATTENTION)
+
+
+def work_of(op: Span) -> Work:
+    """The work of this operator; nothing is known where the trace has no shapes."""
+    try:
+        call = _call(op)
+    except _BAD_ARGUMENTS:
+        return Work(None, None, None)
+    return Work(_tried(flops, call), _tried(_bytes, call), _dtype(call))
+
+
+def _call(op: Span) -> Call:
+    name = f"aten.{op.name.removeprefix('aten::')}.default"
+    schema: Any = getattr(resolve(name), "_schema")  # noqa: B009
+    positional = [one for one in schema.arguments if not one.kwarg_only]
+    return Call(name, arguments(op)[: len(positional)])
+
+
+def _tried(count: Any, call: Call) -> int | None:
+    try:
+        return count(call)
+    except _BAD_ARGUMENTS:
+        return None
+
+
+def _dtype(call: Call) -> str | None:
+    """The type of the first factor: before it, addmm's sum is an argument."""
+    dtypes = [tensor.dtype for tensor in call.tensors if len(tensor.shape) > 1]
+    return dtypes[0] if dtypes else None
+
+
+def _bytes(call: Call) -> int | None:
+    """Of the inputs and of what it returns, each once."""
+    if not call.tensors:
+        return None
+    found: Any = resolve(call.name)(*map(_meta, call.args))
+    outputs = cast(tuple[object, ...], found if isinstance(found, tuple) else (found,))
+    made = (t.numel() * t.itemsize for t in outputs if isinstance(t, torch.Tensor))
+    return min_bytes(call) + sum(made)
+
+
+def _meta(value: Argument) -> Any:
+    """The argument with tensors without memory."""
+    if isinstance(value, TensorSpec):
+        return torch.empty_strided(
+            value.shape, value.stride, dtype=value.torch_dtype, device="meta"
+        )
+    return list(value) if isinstance(value, tuple) else value
+
+
+# ---------------------------------------------------------------- a card
+
+
+def precision_of(dtype: str | None, tf32: object) -> Precision | None:
+    """A product's arithmetic by its type; None for float32 where `tf32` is unknown."""
+    if dtype == "float32":
+        return PRECISIONS["tf32" if tf32 else "fp32"] if isinstance(tf32, bool) else None
+    return next((p for p in PRECISIONS.values() if p.storage == dtype), None)
+
+
+def floor_s(work: Work, precision: Precision | None, card: Card | None) -> float | None:
+    """The least seconds that a call takes by the card's datasheet; None where that is unknown."""
+    peak = card.peak(precision) if card and precision else None
+    if card is None or peak is None or work.flops is None:
+        return None
+    return max(work.flops / peak, (work.bytes or 0) / card.byte_per_s)
+
+
+def on_tensor_cores(
+    flop_per_s: float | None, precision: Precision | None, card: Card | None,
+    kernels: Sequence[str],
+) -> bool | None:  # fmt: skip
+    """True where the rate is beyond what the SMs reach without Tensor Cores: a proof.
+
+    False for IEEE float32, which has none. None where it is not proved: slower, an unknown card,
+    or kernels that need fewer operations than are counted (FFT, Winograd).
+    """
+    if precision is None or card is None:
+        return None
+    if precision.name == "fp32":
+        return False
+    without = _without(precision, card.simt_flop_per_s)
+    if flop_per_s is None or without is None or fewer_operations(kernels):
+        return None
+    return True if flop_per_s > without else None
+
+
+def _without(precision: Precision, rates: Mapping[str, float]) -> float | None:
+    name, factor = precision.simt_twin or (precision.name, 1)
+    return factor * rates[name] if name in rates else None

@@ -1,0 +1,232 @@
+"""Two recordings: what matches, an exact ledger, layers, and recordings that are refused."""
+
+from __future__ import annotations
+
+import random
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from samples.random_traces import traces
+from samples.traces import US, Made
+
+from e2e.__main__ import main
+from e2e.profile.aligned import Aligned, Side, align
+from e2e.profile.changes import changes
+from e2e.profile.diagnosis import Diagnosis, diagnose
+from e2e.profile.partition import partition
+from e2e.profile.reader import read_trace
+from microbench.__main__ import main as shows
+from microbench.errors import UserError
+
+TRACES = Path(__file__).parents[1] / "samples" / "traces_h200"
+MS = 1_000_000
+BF16 = "c10::BFloat16"
+
+
+def of(folder: Path, *made: Made, shift_ns: int = 0) -> Diagnosis:
+    paths = [one.write(folder / f"{n}.json", shift_ns) for n, one in enumerate(made)]
+    return diagnose(paths)
+
+
+def training(
+    steps: int = 2, batch: int = 64, dtype: str = "float", gemm_us: int = 100, casts: bool = False,
+    modules: bool = True, shapes: bool = True,
+) -> Made:  # fmt: skip
+    """Steps of two layers, a product and a relu each, and what ends them."""
+    made, now, ends = Made(), 0, []
+    for _ in range(steps + 1):
+        for layer in ("body", "head"):
+            begin = now
+            calls = [("aten::mm", gemm_us), ("aten::relu", 20)]
+            if casts:
+                calls.insert(0, ("aten::copy_", 30))
+            for name, gpu_us in calls:
+                args: dict[str, Any] = {"Input Dims": [[batch, 32], [32, 16]]} if shapes else {}
+                args["Input type"] = [dtype, "float" if name == "aten::copy_" else dtype]
+                made.op(name, now, now + 5 * US, **args)
+                made.kernel(name, now + 10 * US, now + (10 + gpu_us) * US, now + US)
+                now += (gpu_us + 20) * US
+            if modules:
+                made.note(f"halfway::{layer}", begin, now - US)
+        ends.append(now)
+    made.steps(*ends)
+    return made
+
+
+def aligned(found: Diagnosis) -> Aligned:
+    assert found.aligned is not None
+    return found.aligned
+
+
+def test_amp_matches_float32_whatever_it_casts(tmp_path: Path) -> None:
+    base, other = training(), training(steps=3, dtype=BF16, gemm_us=40, casts=True)
+    found = of(tmp_path, base, other)
+    assert aligned(found).share == 1.0
+    layers = aligned(found).layers
+    assert [(layer.module, layer.phase) for layer in layers] == [
+        ("body", "forward"),
+        ("head", "forward"),
+    ]
+    assert {(layer.base_ns, layer.other_ns) for layer in layers} == {
+        (2 * 120 * US, 3 * (40 + 20 + 30) * US)
+    }
+    of_term = {change.term: change.ns for change in changes(*found.runs)}
+    assert of_term["matrix products"] == -2 * 60 * US
+    assert of_term["casts"] == 2 * 30 * US
+
+
+def test_another_batch_is_refused_in_a_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^the two recordings have different shapes \(matched 0 %"):
+        of(tmp_path, training(), training(batch=128))
+
+
+def test_real_recordings_of_two_models_are_refused() -> None:
+    paths = [TRACES / f"{name}.json.gz" for name in ("odd_vocab", "fp32_island")]
+    with pytest.raises(UserError, match="different shapes"):
+        diagnose(paths)
+
+
+def test_without_names_of_modules_operations_match_and_layers_are_not_told(tmp_path: Path) -> None:
+    found = of(tmp_path, training(), training(modules=False))
+    assert aligned(found).share == 1.0
+    assert aligned(found).layers == ()
+    assert "names no modules" in found.runs[1].missing[0]
+
+
+def test_without_shapes_nothing_is_matched_and_a_sentence_says_so(tmp_path: Path) -> None:
+    found = of(tmp_path, training(), training(shapes=False))
+    assert found.aligned is None
+    base, other = found.runs
+    assert base.missing == ()
+    assert "record_shapes" in other.missing[0]
+    assert other.products == ()
+
+
+def test_a_synchronisation_has_the_line_of_the_user_s_script(tmp_path: Path) -> None:
+    made = training()
+    end = max(e["ts"] + e["dur"] for e in made.events if e["cat"] == "kernel")
+    made.op("aten::item", end, end + 500 * US)
+    made.span("cuda_runtime", "cudaStreamSynchronize", end + US, end + 400 * US)
+    made.op("aten::mm", end + 600 * US, end + 610 * US)
+    made.kernel("gemm", end + 620 * US, end + 630 * US, end + 601 * US)
+    made.events = [e for e in made.events if not e["name"].startswith("ProfilerStep")]
+    made.steps(end // 3, 2 * end // 3, end + 611 * US)
+    (without,) = of(tmp_path, made).runs
+    assert any("no Python stack" in text for text in without.missing)
+    python = "python_function"
+    made.span(python, "runpy.py(88): _run_code", 0, end + 999 * US)
+    made.span(python, "/home/someone/work/train.py(80): main", end - US, end + 900 * US)
+    made.span(python, "torch/_tensor.py(10): item", end, end + 500 * US)
+    (old,) = of(tmp_path, made).runs
+    assert "train.py:80 " in _sync(old.findings)
+    made.events[-1]["args"]["CallFrom"] = "/home/someone/work/train.py:88"
+    (new,) = of(tmp_path, made).runs
+    assert "train.py:88 " in _sync(new.findings)
+    assert "someone" not in str(new)
+    assert new.missing == ()
+
+
+def _sync(findings: Any) -> str:
+    return next(found.where for found in findings if "synchronisation" in found.title)
+
+
+# ---------------------------------------------------------------- on the screen
+
+
+def test_the_screen_has_the_layers_and_with_verbose_the_products(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = training(dtype=BF16, gemm_us=40, casts=True)
+    paths = [training().write(tmp_path / "fp32.json"), made.write(tmp_path / "amp.json")]
+    words = ["diagnose", str(paths[1]), "--base", str(paths[0])]
+    out = tmp_path / "out.json"
+    assert main([*words, "--json", str(out), "--html", str(tmp_path / "page.html")]) == 0
+    said = capsys.readouterr().out
+    assert "100 % of the base's work and 100 % of the other's match" in " ".join(said.split())
+    assert "Layers that changed most" in said
+    assert "64x32 32x16" not in said
+    assert shows(["show", str(out), "--verbose"]) == 0
+    said = capsys.readouterr().out
+    assert "Layers that changed most" in said
+    assert "64x32 32x16" in said
+    page = (tmp_path / "page.html").read_text()
+    assert "Layers that changed most" in page
+    assert "64x32 32x16" in page
+
+
+def test_too_little_in_common_shows_no_layers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    longer = training()
+    calls = [e for e in longer.events if (e["cat"], e["name"]) == ("cpu_op", "aten::mm")]
+    calls[2]["args"]["Input Dims"] = [[64, 99], [99, 16]]  # one of the four in two steps
+    paths = [training().write(tmp_path / "a.json"), longer.write(tmp_path / "b.json")]
+    found = diagnose(paths)
+    assert aligned(found).share == pytest.approx(380 / 480)
+    assert main(["diagnose", str(paths[1]), "--base", str(paths[0])]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "too little to compare layers" in said
+    assert "Layers that changed most" not in said
+
+
+# ---------------------------------------------------------------- properties
+
+
+def _side(path: Path) -> Side:
+    recording = read_trace(path)
+    return Side(recording, partition(recording))
+
+
+@settings(max_examples=40, deadline=None)
+@given(made=traces(), other=traces(types=BF16))
+def test_changes_add_up_exactly_and_flip_with_the_recordings(
+    made: Made, other: Made, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    other.header = {"halfway": {"bare_s": [0.000123, 0.000321], "traced": 2}}
+    folder = tmp_path_factory.mktemp("t")
+    paths = made.write(folder / "a.json"), other.write(folder / "b.json")
+    runs = [diagnose([path]).runs[0] for path in paths]
+    there, back = changes(*runs), changes(*reversed(runs))
+    for ledger in (there, back):
+        *lines, step = ledger
+        assert sum((line.ns for line in lines), Fraction()) == step.ns
+    signs = {change.term: change.ns for change in there}
+    assert {change.term: -change.ns for change in back} == signs
+    sides = [_side(path) for path in paths]
+    found, swapped = align(*sides), align(*reversed(sides))
+    if found is None or swapped is None:  # all work is a cast or a copy
+        assert found == swapped
+        return
+    assert found.alike == swapped.alike
+    assert found.matched_ns == swapped.matched_ns[::-1]
+    assert [(x.module, x.phase, x.base_ns, x.other_ns) for x in found.layers] == [
+        (x.module, x.phase, x.other_ns, x.base_ns) for x in swapped.layers
+    ]
+
+
+@settings(max_examples=40, deadline=None)
+@given(made=traces(), shift=st.integers(0, 10**15), seed=st.integers(0, 99))
+def test_a_recording_is_itself_in_any_order_at_any_time_on_any_stream(
+    made: Made, shift: int, seed: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("t")
+    first = made.write(folder / "t.json")
+    (before,) = diagnose([first]).runs
+    random.Random(seed).shuffle(made.events)
+    for event in made.events:
+        if event["cat"] == "kernel":
+            event["args"]["stream"] += 13
+    (folder / "again").mkdir()
+    again = made.write(folder / "again" / "t.json", shift)
+    found = diagnose([first, again])
+    assert found.runs == (before, before)
+    assert all(change.ns == 0 for change in changes(*found.runs))
+    if found.aligned:  # None where all work is a cast or a copy
+        assert found.aligned.share == 1.0
+        assert all(layer.base_ns == layer.other_ns for layer in found.aligned.layers)
+        busy = sum(term.ns for term in before.terms if not term.idle)
+        assert sum(layer.base_ns for layer in found.aligned.layers) in (0, busy)
