@@ -12,7 +12,8 @@ that it can be copied to a cluster where halfway is not installed:
             w.step()
 
 The file that it writes holds operator names, tensor shapes and types, times, and settings of torch;
-no data, no weights, and no paths but, with --stack, those of the scripts. `halfway diagnose run.json.gz` reads it, on any machine.
+no data, no weights, and no paths but, with --stack, those of Python files.
+`halfway diagnose run.json.gz` reads it, on any machine.
 """
 
 from __future__ import annotations

@@ -81,7 +81,11 @@ def products(recording: Recording, parts: Partition, device: str) -> tuple[Produ
         if calls := found.get(_key(piece, op)):
             calls.ns += piece.ns
     card = find_card(device)
-    made = [_product(calls, recording, card) for calls in found.values() if calls.kernel_ns]
+    made = [
+        _product(calls, recording, card, on_cpu=parts.on_cpu)
+        for calls in found.values()
+        if calls.kernel_ns
+    ]
     return tuple(sorted(made, key=lambda p: (-p.ns, p.module, p.phase, p.operator, p.shapes)))
 
 
@@ -108,11 +112,12 @@ def _key(piece: Piece, op: Span) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _product(calls: _Calls, recording: Recording, card: Card | None) -> Product:
+def _product(calls: _Calls, recording: Recording, card: Card | None, *, on_cpu: bool) -> Product:
     op, caller = calls.op, calls.caller
     work, count = work_of(op), len(calls.calls)
     setting = "cudnn_allow_tf32" if "conv" in op.name else "allow_tf32"
-    precision = precision_of(work.dtype, recording.facts.get(setting))
+    tf32 = False if on_cpu else recording.facts.get(setting)
+    precision = precision_of(work.dtype, tf32)
     rate = work.flops * count * 1e9 / calls.kernel_ns if work.flops else None
     return Product(
         caller.module, caller.phase, op.name.removeprefix("aten::"),
