@@ -1,7 +1,7 @@
 """What low precision buys in training: train, predict and explain networks.
 
-`e2e.train`, `predict`, `stalls` and `loader` are the functions of `e2e.api`; they load when they
-are first used.
+`e2e.train`, `predict`, `stalls`, `loader` and `watch` are the functions of `e2e.api`; they load
+when they are first used.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from e2e.api import predict as predict
     from e2e.api import stalls as stalls
     from e2e.api import train as train
+    from e2e.api import watch as watch
 
-API = ("loader", "predict", "stalls", "train")
+API = ("loader", "predict", "stalls", "train", "watch")
 
 
 def __getattr__(name: str) -> Any:

@@ -8,19 +8,31 @@ or an importable function; `predict` also takes a module itself.
 from __future__ import annotations
 
 import copy
+import io
+import json
 import sys
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from html import escape
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from e2e.__main__ import app
+from e2e.commands.diagnose import document_of_diagnosis
 from e2e.commands.requests import request_of
 from e2e.commands.stalls import run_loaders, run_stalls
 from e2e.commands.train import run_training
+from e2e.profile import halfway_watch
+from e2e.profile.diagnosis import diagnose
+from e2e.report.diagnosis import sheet
 from microbench.api import Run
 from microbench.errors import UserError
 from microbench.keywords import called
+from microbench.report.documents import print_sheet
+from microbench.report.screen import make_console
+from microbench.report.table import html
+from microbench.results.runfile import write_text
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -79,6 +91,54 @@ def loader(backend: str | Iterable[str] | None = None, **options: Any) -> Run:
     with _asked("loader", None, {"backend": backend, **options}) as words:
         names, workers, cold = (words.pop(one) for one in ("backend", "workers", "cold"))
         return Run.of_done(run_loaders(names, workers, cold, words))
+
+
+class Diagnosis:
+    """The diagnosis of recorded steps, which shows itself. `data` is what `--json` writes."""
+
+    def __init__(self, trace: Path) -> None:
+        """Read a trace. UserError where nothing can be told of it."""
+        found = document_of_diagnosis(diagnose([trace]), [trace.name])
+        self.data: dict[str, Any] = json.loads(json.dumps(found))
+
+    def __str__(self) -> str:
+        """The screen that `halfway diagnose` prints, 100 columns wide."""
+        text = io.StringIO()
+        print_sheet(sheet(self.data), make_console(file=text))
+        return text.getvalue()
+
+    def _repr_html_(self) -> str:
+        found = sheet(self.data)
+        lines = [*(note.plain for note in found.notes if note.plain), found.summary]
+        return html(found.table) + "".join(f"<p>{escape(line)}</p>" for line in lines)
+
+    def save(self, path: str | Path) -> None:
+        """Write the diagnosis for `halfway show`. UserError where the disk refuses."""
+        write_text(json.dumps(self.data), Path(path))
+
+
+class Watch(halfway_watch.Watch):
+    """A recorder whose `diagnosis` explains the steps, once they are recorded."""
+
+    @property
+    def diagnosis(self) -> Diagnosis:
+        """UserError where no steps were recorded."""
+        return Diagnosis(Path(self.out))
+
+
+@contextmanager
+def watch(**options: Any) -> Generator[Watch]:
+    """Record some steps of a loop that calls `step()` at the end of each.
+
+    `options` are those of halfway_watch.Watch: `out` is the file of the trace, `after`, `bare` and
+    `traced` are numbers of steps. ValueError for one that cannot be.
+    """
+    said: dict[str, Any] = {"quiet": True, **options}
+    watching = Watch(**said)
+    try:
+        yield watching
+    finally:
+        watching.end()
 
 
 def _asked(

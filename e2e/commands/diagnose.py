@@ -114,7 +114,7 @@ class Report:
         except NothingSeen as error:
             print(f"error: {error}", file=sys.stderr)
             return NOTHING_SEEN
-        self._put(_document(found, words))
+        self._put(document_of_diagnosis(found, words))
         *_, last = found.runs
         met = self._condition.found_in(last) if self._condition else ""
         if met:
@@ -136,7 +136,8 @@ class Report:
             self._console.print(f"Page: {self._html}")
 
 
-def _document(found: Diagnosis, words: Sequence[str]) -> Json:
+def document_of_diagnosis(found: Diagnosis, words: Sequence[str]) -> Json:
+    """What `--json` writes of a diagnosis; `words` are what the command was given."""
     return {
         "check": "diagnose",
         "command": ["python", "-m", "e2e", "diagnose", *words],

@@ -16,6 +16,8 @@ import e2e
 import microbench
 from e2e.__main__ import app
 from e2e.results.types import Training
+from microbench.__main__ import main as microbench_line
+from microbench.errors import UserError
 from microbench.keywords import called
 
 
@@ -123,3 +125,28 @@ def test_two_recipes_are_trained_and_compared(
     assert low.speedup["fp32"].ratio == pytest.approx(
         (fp32.step_s or 0) / (low.step_s or 1), rel=0.5
     )
+
+
+def test_a_loop_is_watched_and_explained(tmp_path: Path) -> None:
+    model = torch.nn.Linear(16, 16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    options = {"after": 2, "bare": 2, "traced": 2}
+    with e2e.watch(out=str(tmp_path / "<b>run.json.gz"), **options) as w:
+        for _ in range(8):
+            optimizer.zero_grad()
+            model(torch.randn(4, 16)).sum().backward()
+            optimizer.step()
+            w.step()
+    found = w.diagnosis
+    assert "matrix multiplications" in str(found)
+    assert "&lt;b&gt;run" in found._repr_html_()
+    assert "<b>" not in found._repr_html_()
+    (run,) = found.data["runs"]
+    assert sum(term["ns"] for term in run["terms"]) == run["window_ns"]
+    found.save(tmp_path / "found.json")
+    again = microbench_line(["show", str(tmp_path / "found.json")])
+    assert again == 0
+    with e2e.watch(out=str(tmp_path / "short.json"), **options) as short:
+        short.step()
+    with pytest.raises(UserError, match="no such trace"):
+        _ = short.diagnosis
