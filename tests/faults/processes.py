@@ -61,7 +61,8 @@ def run(
     with names[0].open("wb") as stdout, names[1].open("wb") as stderr:
         process = subprocess.Popen(
             [sys.executable, *words], stdin=subprocess.DEVNULL, start_new_session=True, env=env,
-            stdout=stdout if out is None else out, stderr=stderr, cwd=folder, preexec_fn=before,
+            stdout=stdout if out is None else out, stderr=stderr, cwd=folder,
+            preexec_fn=lambda: _begin(before),
         )  # fmt: skip
     began_s = time.monotonic()
     try:
@@ -87,6 +88,16 @@ def run(
                 os.kill(pid, signal.SIGKILL)
         process.wait()
     return Process(Outcome(process.returncode, *(n.read_bytes() for n in names)), seconds, left)
+
+
+def _begin(before: Callable[[], None]) -> None:
+    """In the process: signals as in a terminal. A bench in the background (`&`, nohup) ignores
+    some, and what is ignored at its start a command goes on to ignore.
+    """
+    for number in ENDED:
+        if number != signal.SIGKILL:
+            signal.signal(number, signal.SIG_DFL)
+    before()
 
 
 def _wait_for(
