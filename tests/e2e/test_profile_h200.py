@@ -10,6 +10,7 @@ import pytest
 from e2e.profile.diagnosis import Diagnosis, diagnose
 from e2e.profile.partition import partition
 from e2e.profile.reader import read_trace
+from e2e.report.diagnosis import sheet
 from microbench.results.fields import decode
 
 ROOT = Path(__file__).parents[2]
@@ -83,3 +84,14 @@ def test_the_page_quotes_the_published_ledger() -> None:
     a, b = 1e3 * base.bare_step_s, 1e3 * other.bare_step_s
     assert f"| step | {a:.3f} | {b:.3f} | {b - a:+.3f} |" in PAGE
     assert f"{other.findings[0].ms:.2f} ms at most; measured, the fix saves {b - a:.2f} ms" in PAGE
+
+
+@pytest.mark.parametrize("name", ["bare_step_s", "window_ns"])
+def test_a_step_that_takes_no_time_is_refused(name: str) -> None:
+    data = json.loads((PUBLISHED / "slow_loader.json").read_text())
+    run = data["runs"][-1]
+    if name == "window_ns":
+        run["terms"] = []
+    run[name] = 0
+    with pytest.raises(ValueError, match=f"{name} is no time above zero"):
+        sheet(data)

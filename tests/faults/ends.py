@@ -56,7 +56,7 @@ def attempt(rng: random.Random, folder: Path) -> Attempt:
         lines = (rng.randint(1, LINES[name]), ANNOUNCED)
         sent = replace(sent, after_s=rng.uniform(0, 0.3), lines=lines)
     found = run(words, folder, sent=sent)
-    complaints = list(_wrong(found, sent, folder))
+    complaints = list(wrong(found, sent, folder))
     file = folder / "run.json"
     if file.exists() and not complaints and rng.random() < RESUMED:
         complaints += _resumed(name, file)
@@ -66,7 +66,7 @@ def attempt(rng: random.Random, folder: Path) -> Attempt:
     return Attempt(f"{sent_when}: {shlex.join(words)}", complaints)
 
 
-def _wrong(found: Process, sent: Signal, folder: Path) -> Iterator[str]:
+def wrong(found: Process, sent: Signal, folder: Path) -> Iterator[str]:
     outcome, name = found.outcome, sent.number.name
     yield from outcome.complaints((*DOCUMENTED[:2], ENDED[sent.number]))
     # Others that compute delay its end.
@@ -76,12 +76,12 @@ def _wrong(found: Process, sent: Signal, folder: Path) -> Iterator[str]:
     for command in found.left:
         yield f"a process is left after {name}: {command}"
     if not (folder / "made").exists():  # images are no results
-        yield from _lost(outcome, folder / "run.json")
+        yield from lost(outcome, folder / "run.json")
     if sent.number != signal.SIGKILL:  # then what it was writing stays
         yield from _left(folder.parent)
 
 
-def _lost(outcome: Outcome, file: Path) -> Iterator[str]:
+def lost(outcome: Outcome, file: Path) -> Iterator[str]:
     """Results that were announced and are not in the run file."""
     try:
         saved = _saved(_results(file)) if file.exists() else Saved()

@@ -26,6 +26,7 @@ from .judge import Outcome
 CASES_A_FORK = 40
 MEMORY = 6 << 30  # bytes that a case may take
 DIE_WITH_PARENT, ADOPT = 1, 36  # PR_SET_PDEATHSIG and PR_SET_CHILD_SUBREAPER of prctl(2)
+ENDING_S = 2.0  # that a process may take to give its memory back
 WAITING = 4  # times as long as its limit may a case take that does not compute so long
 PLACES = ("HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "TMPDIR")
 
@@ -93,10 +94,13 @@ def _children() -> dict[int, str]:
 
 
 def _ended_children(before: Collection[int]) -> Iterator[str]:
-    """End the children that were not there before; the names of those that still ran."""
+    """End the children that were not there before; the names of those that still run in a while."""
     for pid in _children().keys() - before:
+        until_s = time.monotonic() + ENDING_S
         with contextlib.suppress(OSError):
-            if os.waitpid(pid, os.WNOHANG)[0]:
+            while not (gone := os.waitpid(pid, os.WNOHANG)[0]) and time.monotonic() < until_s:
+                time.sleep(0.02)
+            if gone:
                 continue
             name = Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
             os.kill(pid, signal.SIGKILL)

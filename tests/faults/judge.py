@@ -142,7 +142,7 @@ def in_markdown(text: str) -> Iterator[str]:
         yield "a link in Markdown"
     width = 0  # of the table in which a line is
     for line in text.splitlines():
-        cells = len(re.findall(r"(?<!\\)\|", line)) if line.startswith("|") else 0
+        cells = len(re.findall(r"(?<!\\)(?:\\\\)*\|", line)) if line.startswith("|") else 0
         if width and cells and cells != width:
             yield "rows of a Markdown table with different lengths"
             return

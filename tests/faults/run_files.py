@@ -206,4 +206,4 @@ def _no_constant(text: str) -> None:
     raise ValueError(f"{text} is no JSON")
 
 
-RUN_FILES = Kind("run files", attempt, limit_s=10.0, share=0.3, a_fork=40, prepare=_prepare)
+RUN_FILES = Kind("run files", attempt, limit_s=30.0, share=0.3, a_fork=40, prepare=_prepare)
