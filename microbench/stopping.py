@@ -28,7 +28,7 @@ SHOW_CURSOR = b"\x1b[?25h"
 
 _last_words: list[Callable[[], None]] = []
 _listening: list[signal.Signals] = []
-_folders: list[str] = []  # of temporary files that children make
+_folders: list[tuple[int, str]] = []  # of temporary files that children make; whose they are
 _owner: list[int] = []  # the process that listens; its forks do not
 
 
@@ -78,18 +78,22 @@ def share_sockets_folder() -> None:
     Else each process makes one, which stays where a signal ends it. This one goes when this process
     ends, unless by SIGKILL.
     """
-    from multiprocessing import util
+    import tempfile
+    from multiprocessing import process
 
-    if not _folders:
+    config: dict[str, Any] = vars(process.current_process())["_config"]  # as children have it too
+    if not config.get("tempdir"):
         with suppress(OSError):  # no temporary folder: they will say so themselves
-            _folders.append(util.get_temp_dir())
+            config["tempdir"] = tempfile.mkdtemp(prefix="pymp-")
+            _folders.append((os.getpid(), config["tempdir"]))
             atexit.register(_remove_folders)
 
 
 def _remove_folders() -> None:
     import shutil
 
-    for folder in _folders:
+    mine = [folder for pid, folder in _folders if pid == os.getpid()]
+    for folder in mine:
         for _ in range(TRIES):  # a child that ends just now may add to it
             shutil.rmtree(folder, ignore_errors=True)
             if not os.path.exists(folder):

@@ -190,3 +190,13 @@ def test_sockets_of_children_that_a_signal_ends_do_not_stay(tmp_path: Path, how:
     assert found.code == 143, found.errors
     assert "serving" in found.out
     assert bool(list(folder.iterdir())) is (how != "shared")
+
+
+def test_the_folder_of_sockets_goes_when_the_command_ends_by_itself(tmp_path: Path) -> None:
+    program = "from microbench.stopping import *; listen(); share_sockets_folder(); print('done')"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, env=environment(TMPDIR=str(tmp_path)),
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("done\n", "")
+    assert not list(tmp_path.iterdir())
