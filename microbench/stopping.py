@@ -5,11 +5,13 @@ Imports nothing heavy: a command listens to signals before it loads anything els
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,10 +23,12 @@ from microbench.streams import open_closed_streams
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE_S = 1.0  # that a command gets to end by itself; then it is ended, whatever it is doing
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
+TRIES = 5  # to remove a folder
 SHOW_CURSOR = b"\x1b[?25h"
 
 _last_words: list[Callable[[], None]] = []
 _listening: list[signal.Signals] = []
+_folders: list[tuple[int, str]] = []  # of temporary files that children make; whose they are
 _owner: list[int] = []  # the process that listens; its forks do not
 
 
@@ -64,7 +68,37 @@ def end(code: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):
             stream.flush()
+    _remove_folders()
     os._exit(code)
+
+
+def share_sockets_folder() -> None:
+    """Have the sockets of child processes, and of their children, in one folder of this process.
+
+    Else each process makes one, which stays where a signal ends it. This one goes when this process
+    ends, unless by SIGKILL.
+    """
+    import tempfile
+    from multiprocessing import process
+
+    config: dict[str, Any] = vars(process.current_process())["_config"]  # as children have it too
+    if not config.get("tempdir"):
+        with suppress(OSError):  # no temporary folder: they will say so themselves
+            config["tempdir"] = tempfile.mkdtemp(prefix="pymp-")
+            _folders.append((os.getpid(), config["tempdir"]))
+            atexit.register(_remove_folders)
+
+
+def _remove_folders() -> None:
+    import shutil
+
+    mine = [folder for pid, folder in _folders if pid == os.getpid()]
+    for folder in mine:
+        for _ in range(TRIES):  # a child that ends just now may add to it
+            shutil.rmtree(folder, ignore_errors=True)
+            if not os.path.exists(folder):
+                break
+            time.sleep(0.02)
 
 
 @contextmanager
@@ -166,6 +200,7 @@ def _forget() -> None:
         signal.signal(number, signal.SIG_DFL)
     _listening.clear()
     _last_words.clear()
+    _folders.clear()
 
 
 def _or_end(hook: Callable[..., Any]) -> Callable[..., Any]:

@@ -27,7 +27,7 @@ from microbench.errors import UserError
 from microbench.errors_of_child import STDERR, PassedOn
 from microbench.pulse import ALIVE, Pipe
 from microbench.results.types import Ceiling, Json, Result
-from microbench.stopping import die_with_parent, uninterrupted
+from microbench.stopping import die_with_parent, share_sockets_folder, uninterrupted
 from microbench.sweep import Group
 
 if TYPE_CHECKING:
@@ -82,6 +82,7 @@ class Child:
             self._process.start()
         else:
             reader, errors = context.Pipe(duplex=False)
+            share_sockets_folder()  # before: the process has it from its start
             self._process = context.Process(
                 target=_live, args=(theirs, errors, serve, settings), daemon=daemon
             )

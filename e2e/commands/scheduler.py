@@ -52,7 +52,7 @@ class Job:
             predicted = self.predictions.of(comparison) if predicts else {}
             if not self.work.request.train:
                 if predicted:
-                    run = self.saved(run, *self._untrained(run, predicted))
+                    run = self._untrained(run, predicted)
                 continue
             self.progress.about(comparison.cases)
             if not is_done:
@@ -81,8 +81,9 @@ class Job:
         if known is not None and known.status != "failed":
             return run
         found = self.predictions.loading(case, budget_s)
+        run = self.saved(run, found)
         self.progress.loaded(found)
-        return self.saved(run, found)
+        return run
 
     def saved(self, run: Run, *results: Training | Loading) -> Run:
         """The run with these results, after saving it."""
@@ -93,13 +94,16 @@ class Job:
 
     # ------------------------------------------------------------ predictions without timing
 
-    def _untrained(self, run: Run, predicted: Mapping[str, Prediction]) -> list[Training]:
-        """The arms of a comparison that is only predicted, but for those that have been timed."""
+    def _untrained(self, run: Run, predicted: Mapping[str, Prediction]) -> Run:
+        """The run with the arms of a comparison that is only predicted; those that have been timed
+        stay as they are.
+        """
         found = [self._blank(prediction) for prediction in predicted.values()]
-        self.progress.timed(found)
         explained = self.predictions.explainer.explained(found, predicted)
         measured = {t.case.key for t in run.of(Training) if t.steps is not None}
-        return [training for training in explained if training.case.key not in measured]
+        run = self.saved(run, *(t for t in explained if t.case.key not in measured))
+        self.progress.timed(found)
+        return run
 
     def _blank(self, prediction: Prediction) -> Training:
         case, network = prediction.case, self.work.network
@@ -140,8 +144,9 @@ class Job:
         trainings = with_speedups(self._time(comparison.cases), rungs)
         found = self.predictions.explainer.explained(trainings, predicted)
         merged = [with_what_was(run.find(Training, t.case.key), t) for t in found]
+        run = self.saved(run, *merged, *self.predictions.loadings.values())
         self.progress.timed(found)
-        return self.saved(run, *merged, *self.predictions.loadings.values())
+        return run
 
     def _again(self, run: Run, comparisons: Sequence[Comparison], number: int) -> Run:
         """The run with what a fresh process times of comparisons that fewer than `number` + 1 have.
@@ -183,8 +188,9 @@ class Job:
                 if _is_verified(before):
                     training = replace(training, causes=before.causes)
             found.append(training)
+        run = self.saved(run, *found)
         self.progress.timed(found)
-        return self.saved(run, *found)
+        return run
 
     def _time(self, cases: Sequence[TrainCase]) -> list[Training]:
         """A Training for each case, in order; one that kills the process fails, alone."""
@@ -296,8 +302,9 @@ class Job:
         training = replace(training, repeats=(*training.repeats, repeat), chance=chance)
         run = run.with_other(training)
         found = [t for c in comparison.cases if (t := run.find(Training, c.key)) is not None]
+        run = self.saved(run, *judged(found, self.work.facts.held_out))
         self.progress.trained(case, repeat)
-        return self.saved(run, *judged(found, self.work.facts.held_out))
+        return run
 
 
 def _timed_arm(run: Run, case: TrainCase) -> Training | None:

@@ -29,6 +29,10 @@ def sheet(data: Json) -> Sheet:
     found: Diagnosis = decode(Diagnosis, {name: data.get(name) for name in ("runs", "aligned")}, "")
     if len(found.runs) not in (1, 2) or any(run.steps < 1 for run in found.runs):
         raise ValueError("runs are not one or two of at least one step")
+    if any(run.window_ns < 1 for run in found.runs):
+        raise ValueError("window_ns is no time above zero")
+    if any(run.bare_step_s is not None and run.bare_step_s <= 0 for run in found.runs):
+        raise ValueError("bare_step_s is no time above zero")
     if any(sum(term.ns for term in run.terms) != run.window_ns for run in found.runs):
         raise ValueError("terms do not add up to window_ns")
     *_, last = found.runs

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -293,8 +294,9 @@ def plain_markdown(text: str) -> str:
 
 
 def markdown_line(cells: Iterable[str]) -> str:
-    """A line of a Markdown table."""
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n"
+    """A line of a Markdown table. A backslash in a cell escapes nothing, not its "|" either."""
+    escaped = (re.sub(r"[|\\]", r"\\\g<0>", cell) for cell in cells)
+    return f"| {' | '.join(escaped)} |\n"
 
 
 # ---------------------------------------------------------------- HTML

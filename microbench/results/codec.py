@@ -15,7 +15,7 @@ from kernels.case import Case
 from kernels.precision import precision
 from microbench.results.fields import as_object, decode
 from microbench.results.kinds import KINDS, Kind
-from microbench.results.types import STATUSES, Json, Measurement, Result, Run
+from microbench.results.types import STATUSES, Ceiling, Json, Measurement, Result, Run
 from microbench.results.values import PROCESSES, check_processes, processes_json
 
 REQUIRED = ("method_version", "finished_at", "ceilings", "results")  # beside those with no default
@@ -122,6 +122,8 @@ def run_from_json(data: Json) -> Run:
     run = decode(Run, {**data, "results": [], "others": []}, "")
     decode(_Device, run.device, "device")
     decode(_Settings, run.settings, "settings")
+    for i, ceiling in enumerate(run.ceilings):
+        _check_ceiling(ceiling, f"ceilings[{i}]")
     for where, kind in kinds.items():
         if kind:
             run = run.with_other(kind.codec.from_json(found[where], where))
@@ -173,6 +175,13 @@ def _check_case(case: Case, where: str) -> None:
         op.validate(case)
     except ValueError as error:
         raise ValueError(f"{where}.case: {error}") from None
+
+
+def _check_ceiling(ceiling: Ceiling, where: str) -> None:
+    for name in ("flop_per_s", "byte_per_s", "seconds", "flop_per_clock", "working_set"):
+        value = getattr(ceiling, name)
+        if value is not None and value <= 0:
+            raise ValueError(f"{where}.{name} is {value}, not above zero")
 
 
 def _check_measurement(measurement: Measurement | None, where: str) -> None:

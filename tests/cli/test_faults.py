@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import signal
 import subprocess
 import sys
 import time
@@ -75,6 +79,16 @@ def says(text: str, code: int = 0) -> Callable[[list[str]], int]:
     return main
 
 
+def leaves_a_process(_words: list[str]) -> int:
+    subprocess.Popen(["sh", "-c", "sleep 60 & exit"], start_new_session=True).wait()
+    return 0
+
+
+def refuses_after_output(_words: list[str]) -> int:
+    print("a table")
+    return 2
+
+
 @pytest.mark.parametrize(
     ("main", "expected"),
     [
@@ -87,6 +101,11 @@ def says(text: str, code: int = 0) -> Callable[[list[str]], int]:
         (says("x" * 2001), "more than 2000 characters"),
         (says("odd\n", 3), "exit code 3"),
         (says("odd\n", 2), "exit code 2"),
+        (says("error: one\n", 0), "exit code 0 with an error"),
+        (says("\u061c"), "control characters"),
+        (says("Exception ignored in: x\n"), "Exception ignored"),
+        (leaves_a_process, "a process is left"),
+        (refuses_after_output, "exit code 2 without an error"),
     ],
 )
 def test_what_is_planted_is_found(main: Callable[[list[str]], int], expected: str) -> None:
@@ -106,6 +125,13 @@ def test_a_command_that_hangs_is_found() -> None:
         (judge.in_csv, "a,b\n1\n", "a,b\n1,2\n"),
         (judge.in_markdown, "| <b>x</b> |", "| 5 < 6 |"),
         (judge.in_markdown, "[a](http://b)", "0.9 [0.8, 1.0]"),
+        (judge.in_markdown, "| a | b |\n| c |\n", "| a | b |\n| \\\\ | \\| |\n\n| c |\n"),
+        (judge.in_markdown, "| a | b |\n| \\\\| | b |\n", "| a | b |\n| \\\\\\| | b |\n"),
+        (judge.in_xml, "<a name='\x01'/>", "<a name='1'/>"),
+        (judge.in_xml, "<svg><set/></svg>", "<svg><text>x</text></svg>"),
+        (judge.in_markup, "<p style='a: url(http://b)'>", "<p style='a: url(#b)'>"),
+        (judge.in_markup, "<a href='data:text/html,x'>", "<img src='data:image/png,x'>"),
+        (judge.in_markup, "<meta http-equiv='refresh'>", "<meta charset='utf-8'>"),
         (judge.in_markup, "<p><script>x</script></p>", "<p>x</p>"),
         (judge.in_markup, "<p onclick='x'>", "<p class='x'>"),
         (judge.in_markup, "<html><p></p></html>", "<svg><text>x</text></svg>"),
@@ -115,6 +141,62 @@ def test_bad_files_are_distinguished_from_good_ones(find: object, bad: str, good
     assert callable(find)
     assert list(find(bad))
     assert not list(find(good))
+
+
+SAID = b"""[1/2] 32: fp32 0.6, tf32 skipped GFLOP/s
+[2/2] 64: fp32 1.2, tf32 skipped GFLOP/s
+process 2 of 2: [1/2] 32: fp32 0.6 GFLOP/s
+"""
+
+
+@pytest.mark.parametrize(
+    ("results", "processes", "expected"),
+    [
+        (4, 1, []),
+        (3, 1, ["results are lost: measured"]),
+        (4, 0, ["results are lost: measured once more"]),
+        (None, 0, ["results are lost: measured", "results are lost: measured once more"]),
+    ],
+)
+def test_a_lost_result_is_found(
+    tmp_path: Path, results: int | None, processes: int, expected: list[str]
+) -> None:
+    from faults.ends import lost
+
+    file = tmp_path / "run.json"
+    if results is not None:
+        found = [{"processes": [1, 2] if i < processes else None} for i in range(results)]
+        file.write_text(json.dumps({"results": found}), encoding="utf-8")
+    assert list(lost(judge.Outcome(130, SAID, b""), file)) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", ""),
+        ("signal.signal(signal.SIGTERM, signal.SIG_IGN)", "goes on: more than 3 s after SIGTERM"),
+        ("open('.draft', 'w').close()", "a temporary file is left: .draft"),
+        (
+            "subprocess.Popen(['sleep', '60'], start_new_session=True)",
+            "a process is left after SIGTERM: 60",
+        ),
+    ],
+)
+def test_what_a_signal_leaves_is_found(tmp_path: Path, text: str, complaint: str) -> None:
+    from faults.ends import wrong
+    from faults.processes import Signal, run
+
+    folder = tmp_path / "work"
+    folder.mkdir()
+    stopped = "signal.signal(signal.SIGTERM, lambda *_: os._exit(143))"
+    program = f"import os, signal, subprocess, time; {stopped}; {text or 0}; print('[1/1] x', "
+    program += "flush=True); time.sleep(SECONDS)"
+    busy = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+    program = program.replace("SECONDS", str(4 * busy + 1))
+    sent = Signal(signal.SIGTERM, 0.2, True, (1, re.compile(rb"^\[", re.MULTILINE)))
+    found = run(["-c", program], folder, sent=sent)
+    (folder / "run.json").write_text('{"results": [{}]}', encoding="utf-8")
+    assert list(wrong(found, sent, folder)) == ([complaint] if complaint else [])
 
 
 def test_a_fault_planted_in_the_reading_of_run_files_is_found(

@@ -161,3 +161,42 @@ def test_at_a_random_moment(tmp_path: Path, number: int) -> None:
     which = chance.choice([*STOPPED, signal.SIGKILL])
     after_s = chance.uniform(OURS_S, chance.choice([1, 8, 25]))
     stopped(tmp_path, name, which, after_s, to_all=chance.random() < 0.5)
+
+
+SERVING = """
+import multiprocessing, sys, time
+from multiprocessing.connection import Listener
+from microbench.stopping import listen, share_sockets_folder
+
+def serve():
+    listener = Listener(family="AF_UNIX")
+    print("serving", flush=True)
+    time.sleep(60)
+
+listen()
+if "shared" in sys.argv:
+    share_sockets_folder()
+child = multiprocessing.get_context("fork").Process(target=serve, daemon=True)
+child.start()
+child.join()
+"""
+
+
+@pytest.mark.parametrize("how", ["shared", "each its own"])
+def test_sockets_of_children_that_a_signal_ends_do_not_stay(tmp_path: Path, how: str) -> None:
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    found = ended(["-c", SERVING, how], signal.SIGTERM, 2.5, cwd=tmp_path, TMPDIR=str(folder))
+    assert found.code == 143, found.errors
+    assert "serving" in found.out
+    assert bool(list(folder.iterdir())) is (how != "shared")
+
+
+def test_the_folder_of_sockets_goes_when_the_command_ends_by_itself(tmp_path: Path) -> None:
+    program = "from microbench.stopping import *; listen(); share_sockets_folder(); print('done')"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, env=environment(TMPDIR=str(tmp_path)),
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("done\n", "")
+    assert not list(tmp_path.iterdir())

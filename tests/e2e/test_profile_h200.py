@@ -11,6 +11,7 @@ from e2e.profile.diagnosis import Diagnosis, diagnose
 from e2e.profile.partition import partition
 from e2e.profile.products import reach
 from e2e.profile.reader import read_trace
+from e2e.report.diagnosis import sheet
 from microbench.results.fields import decode
 
 ROOT = Path(__file__).parents[2]
@@ -96,3 +97,14 @@ def test_the_page_quotes_what_the_products_reach() -> None:
     even = sorted((p.flop_per_s or 0) / 1e12 for p in run.products if not p.misaligned)
     said = f"the head runs at {odd[0]:.0f} to {odd[-1]:.0f} TFLOP/s"
     assert f"{said}, the aligned layers at {even[0]:.0f} to {even[-1]:.0f}." in PAGE
+
+
+@pytest.mark.parametrize("name", ["bare_step_s", "window_ns"])
+def test_a_step_that_takes_no_time_is_refused(name: str) -> None:
+    data = json.loads((PUBLISHED / "slow_loader.json").read_text())
+    run = data["runs"][-1]
+    if name == "window_ns":
+        run["terms"] = []
+    run[name] = 0
+    with pytest.raises(ValueError, match=f"{name} is no time above zero"):
+        sheet(data)

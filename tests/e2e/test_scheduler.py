@@ -18,7 +18,8 @@ from e2e.commands.worker import DataFacts
 from e2e.networks import find
 from e2e.prediction.prediction import Prediction
 from e2e.prediction.queue_model import OpCost
-from e2e.results.types import PREDICTED, Predicted, Training
+from e2e.results.loader_types import LoadCase, Loading
+from e2e.results.types import PREDICTED, Predicted, Repeat, Training
 from e2e.training.speed_readings import SlowdownRange
 from kernels.case import Target
 from microbench.results.runfile import read_run
@@ -155,3 +156,59 @@ def test_an_arm_that_is_timed_again_keeps_what_it_does_not_get_anew(run: Run) ->
     assert latest is not None
     assert latest.step_s == 1.0
     assert with_what_was(None, again) == again
+
+
+class Answering:
+    """A training process that trains, loads and times what it is asked; each has a result."""
+
+    def set_up(self, cases: list[TrainCase], on_stage: object) -> list[Training]:
+        return [Training(case, "ok") for case in cases]
+
+    def time(self, budget_s: float, on_stage: object) -> list[Training]:
+        return []
+
+    def load(self, case: LoadCase, budget_s: float) -> Loading:
+        return Loading(case, "failed", "planted")
+
+    def train(self, key: str, seed: int, steps: int, on_stage: object) -> Repeat:
+        return Repeat(seed, steps, 1.0, 2.0, 1.0, None, None)
+
+    def predict(self, case: TrainCase, on_stage: object) -> Prediction:
+        return Prediction(case, reason="planted")
+
+
+class Watching(TrainProgress):
+    """Keeps what the run file holds whenever a result is announced."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(Console(quiet=True), 9)
+        self.path, self.held = path, list[Run | None]()
+
+    def say(self, line: str) -> None:
+        self.held.append(read_run(self.path) if self.path.exists() else None)
+
+
+@pytest.mark.parametrize("what", ["predicted", "timed", "trained", "loaded"])
+def test_a_result_is_in_the_run_file_before_it_is_announced(
+    run: Run, tmp_path: Path, what: str
+) -> None:
+    path = tmp_path / "run.json"
+    timed = run.of(Training)[0]
+    case = replace(timed.case, batch=7) if what in ("predicted", "timed") else timed.case
+    job = job_with(Answering(), path, train=what != "predicted", verify=False, repeats=1)
+    job.progress = watching = Watching(path)
+    if what == "loaded":
+        job.loaded(run, LoadCase("folder", "torchvision", 8, "3x224x224", 1), 1.0)
+    else:
+        steps = 3 if what == "trained" else 0
+        job.run(run, [Comparison((Planned(case),))], lambda _: steps)
+    (held,) = watching.held
+    assert held is not None
+    if what == "loaded":
+        assert held.of(Loading)
+    elif what == "trained":
+        found = held.find(Training, case.key)
+        assert found is not None
+        assert len(found.repeats) == len(timed.repeats) + 1
+    else:
+        assert held.find(Training, case.key) is not None

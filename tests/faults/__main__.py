@@ -30,7 +30,7 @@ SHOWN = 40  # different failures
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Try cases, print what failed and the table; 1 where something failed."""
+    """Try cases, print what failed and the table; 1 where one failed, or none was tried."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
     parser.add_argument("--minutes", type=float, default=2.0, help="for all kinds [%(default)s]")
     parser.add_argument("--seed", type=int, default=1, help="of all cases [%(default)s]")
@@ -58,7 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"\n{'kind':20} {'tried':>8} {'failed':>7}")
     for name, number, failed in rows:
         print(f"{name:20} {number:>8,} {failed:>7,}")
-    return 1 if any(failed for *_, failed in rows) else 0
+    return 1 if any(failed or not number for _, number, failed in rows) else 0
 
 
 def _reported(found: Iterator[Tried], name: str, seed: int) -> tuple[int, int]:

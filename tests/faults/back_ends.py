@@ -72,7 +72,7 @@ def attempt(rng: random.Random, folder: Path) -> Attempt:
         (folder / "mine.py").write_text(text, encoding="utf-8")
     found = run(WORDS, folder)
     complaints = list(_wrong(fault, found.outcome, folder / "run.json"))
-    complaints += [f"a process is left: {line.split(' ')[-2][:40]}" for line in found.left]
+    complaints += [f"a process is left: {command}" for command in found.left]
     return Attempt(f"{fault} after {good} launches", [f"{one} ({fault})" for one in complaints])
 
 

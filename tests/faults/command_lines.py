@@ -152,4 +152,4 @@ def _value(rng: random.Random, param: click.Parameter) -> str:
     return damaged_text(rng, rng.choice(LIKELY)) if chance < 0.75 else a_text(rng)
 
 
-LINES = Kind("command lines", attempt, limit_s=10.0, share=0.3, a_fork=40, prepare=prepare)
+LINES = Kind("command lines", attempt, limit_s=30.0, share=0.3, a_fork=40, prepare=prepare)

@@ -52,7 +52,7 @@ def attempt(rng: random.Random, folder: Path) -> Attempt:
     if rng.random() < TRAINED and not wrong:
         found = run(LOADER, folder, limit_s=90)
         wrong = [f"loaded: {one}" for one in found.outcome.complaints()]
-        wrong += [f"a process is left: {line.split(' ')[-2][:40]}" for line in found.left]
+        wrong += [f"a process is left: {command}" for command in found.left]
     return Attempt(f"{data.name}: {', '.join(deeds)}", wrong)
 
 

@@ -8,7 +8,9 @@ import random
 import re
 import shlex
 import signal
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +31,15 @@ COMMANDS = {
                "--budget", "1", *CPU),
     "make-data": ("e2e", "make-data", "made", "--images", "400", "--classes", "4"),
 }  # fmt: skip
+# Lines that announce results, of each command.
+LINES = {"gemm": 4, "processes": 4, "conv": 4, "train": 3, "predict": 1, "loader": 8}
 SECONDS = 3.0  # after the signal: two, and one for a busy machine
 LONGEST_S = 14.0  # before the signal
-RESUMED = 0.1  # of the runs that have results are gone on with
-ANNOUNCED = re.compile(rb"^(?:process \d+ of \d+: )?\[(\d+)/\d+\]", re.MULTILINE)
+RESUMED = 0.15  # of the runs that have results are gone on with
+AT_A_RESULT = 0.4  # of the signals come when a result has just been announced
+ANNOUNCED = re.compile(rb"^(process \d+ of \d+: )?\[\d+/\d+\] (.*)$", re.MULTILINE)
+A_TRAINING = re.compile(rb" seed \d+: ")
+Saved = Counter[str]  # kind of a result -> how many
 
 
 def attempt(rng: random.Random, folder: Path) -> Attempt:
@@ -45,49 +52,75 @@ def attempt(rng: random.Random, folder: Path) -> Attempt:
         words += ["--json", "run.json"]
     number = rng.choice([signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
     sent = Signal(number, rng.uniform(0.3, rng.choice((2, LONGEST_S))), rng.random() < 0.5)
+    if name in LINES and rng.random() < AT_A_RESULT:
+        lines = (rng.randint(1, LINES[name]), ANNOUNCED)
+        sent = replace(sent, after_s=rng.uniform(0, 0.3), lines=lines)
     found = run(words, folder, sent=sent)
-    complaints = list(_wrong(found, sent, folder))
+    complaints = list(wrong(found, sent, folder))
     file = folder / "run.json"
     if file.exists() and not complaints and rng.random() < RESUMED:
         complaints += _resumed(name, file)
     sent_when = f"{number.name} after {sent.after_s:.2f} s, to {'all' if sent.to_all else 'one'}"
+    if sent.lines:
+        sent_when = sent_when.replace(", ", f" and {sent.lines[0]} results, ")
     return Attempt(f"{sent_when}: {shlex.join(words)}", complaints)
 
 
-def _wrong(found: Process, sent: Signal, folder: Path) -> Iterator[str]:
+def wrong(found: Process, sent: Signal, folder: Path) -> Iterator[str]:
     outcome, name = found.outcome, sent.number.name
-    yield from outcome.complaints((*DOCUMENTED[:2], ENDED[sent.number], 130))
-    if b"Exception ignored" in outcome.err:
-        yield "an exception is ignored"
-    if found.seconds > SECONDS and outcome.code not in DOCUMENTED:
-        yield f"more than {SECONDS:g} s after {name}"
-    for line in found.left:
-        yield f"a process is left after {name}: {line.split(' ')[-2][:40]}"
+    yield from outcome.complaints((*DOCUMENTED[:2], ENDED[sent.number]))
+    # Others that compute delay its end.
+    if found.seconds > SECONDS * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)):
+        late = "goes on" if outcome.code in DOCUMENTED else "ends late"
+        yield f"{late}: more than {SECONDS:g} s after {name}"
+    for command in found.left:
+        yield f"a process is left after {name}: {command}"
     if not (folder / "made").exists():  # images are no results
-        yield from _lost(outcome, folder / "run.json")
+        yield from lost(outcome, folder / "run.json")
     if sent.number != signal.SIGKILL:  # then what it was writing stays
         yield from _left(folder.parent)
 
 
-def _lost(outcome: Outcome, file: Path) -> Iterator[str]:
+def lost(outcome: Outcome, file: Path) -> Iterator[str]:
     """Results that were announced and are not in the run file."""
     try:
-        results = len(_results(file)) if file.exists() else 0
+        saved = _saved(_results(file)) if file.exists() else Saved()
     except (ValueError, KeyError) as error:
         yield f"the run file is not whole: {error}"
         return
-    announced = [int(k) for k in ANNOUNCED.findall(outcome.out + outcome.err)]
-    if results < max(announced, default=0):
-        yield "results are lost"
+    for kind, number in announced(outcome.out + outcome.err).items():
+        if saved[kind] < number:
+            yield f"results are lost: {kind}"
+
+
+def announced(output: bytes) -> Saved:
+    """What lines such as "[1/4] 32: fp32 0.606, fp16 0.877 GFLOP/s" say is in the run file."""
+    found = Saved()
+    for process, line in ANNOUNCED.findall(output):
+        if A_TRAINING.search(line):
+            found["trainings"] += 1
+        else:
+            kind = "measured once more" if process else "measured"
+            found[kind] += len(line.rpartition(b": ")[2].split(b", "))
+    return found
+
+
+def _saved(results: list[Any]) -> Saved:
+    return Saved({
+        "measured": len(results),
+        "measured once more": sum(len(one.get("processes") or ()) > 1 for one in results),
+        "trainings": sum(len(one.get("repeats") or ()) for one in results),
+    })  # fmt: skip
 
 
 def _left(folder: Path) -> Iterator[str]:
-    """Temporary files: hidden ones, and those where such files are; not torch's caches."""
-    for root, _, names in os.walk(folder):
+    """Temporary files: hidden ones, and all where such files are; not torch's caches."""
+    for root, folders, names in os.walk(folder):
         within = root.removeprefix(str(folder))
-        for name in names:
-            if (name.startswith(".") or within.startswith("/tmp")) and "inductor" not in within:
-                yield f"a temporary file is left: {re.sub('[0-9a-f]{8}', '*', name)}"
+        among = within.startswith("/tmp")
+        for name in [*names, *(folders if among else ())]:
+            if (name.startswith(".") or among) and "inductor" not in f"{within}/{name}":
+                yield f"a temporary file is left: {re.sub('[0-9a-z_]{8}', '*', name)}"
 
 
 def _results(file: Path) -> list[Any]:
@@ -103,9 +136,17 @@ def _resumed(name: str, file: Path) -> list[str]:
     )  # fmt: skip
     found = run(["-m", package, program, "--resume", file.name], file.parent)
     complaints = [f"resumed: {one}" for one in found.outcome.complaints((0, 1))]
-    if not complaints and len(_results(file)) < len(before):
+    if not complaints and _measured(before) - _measured(_results(file)):
         complaints.append("resumed: results are lost")
     return complaints
+
+
+def _measured(results: list[Any]) -> Counter[str]:
+    """The cases that have been measured."""
+    named = ("op", "case", "precision", "backend")
+    return Counter(
+        json.dumps([one.get(name) for name in named]) for one in results if one["status"] == "ok"
+    )
 
 
 def picture_folders(folder: Path, classes: int = 2, images: int = 12) -> None:

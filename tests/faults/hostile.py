@@ -15,7 +15,7 @@ TEXTS = (
     "x" * 5000, "😀" * 40, "é", "\ud800", "|", "[a](javascript:alert(1))", "![a](http://a.invalid)",
     "`", "%s%n", "{0.__class__}", "{{ 7*7 }}", "$(id)", "../../etc/passwd", "__import__('os')",
     "None", "true", "null", "-", "--", "--help", "-1.5", "*", "~", "\\", "'", '"', "[bold]x[/]",
-    ":smile:", "a" * 300, "NaN",
+    ":smile:", "\\|", "\u061c", "a" * 300, "NaN",
 )  # fmt: skip
 
 

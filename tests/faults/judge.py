@@ -12,12 +12,18 @@ from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 DOCUMENTED = (0, 1, 2)  # exit codes of a command that ends by itself
 MOST_CHARACTERS = 2000  # of a line on standard error
-BIDIRECTIONAL = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u200e\u200f"
+BIDIRECTIONAL = "\u061c\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u200e\u200f"
 TRACEBACK = b"Traceback (most recent call last)"
-SCRIPTABLE = ("script", "iframe", "object", "embed", "foreignobject", "link", "base", "form")
+NOT_CAUGHT = (b"Exception ignored in", b"Fatal Python error", b"leaked semaphore")
+SCRIPTABLE = ("script", "iframe", "object", "embed", "foreignobject", "link", "base", "form",
+              "animate", "set", "audio", "video", "frame", "applet")  # fmt: skip
+ADDRESSES = ("src", "href", "xlink:href", "srcset", "action", "formaction", "poster", "background",
+             "data", "ping")  # fmt: skip
+LOADED_BY_STYLES = re.compile(r"@import|url\(\s*[\"']?(?!#|data:)", re.IGNORECASE)
 RUN_BY_SPREADSHEETS = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -44,8 +50,13 @@ class Outcome:
         errors = [i for i, line in enumerate(lines) if line.startswith("error:")]
         if len(errors) > 1 or (errors and errors[0] != len(lines) - 1):
             yield "an error of more than one line"
-        if self.code == 2 and not errors and not self.out:
+        if self.code == 2 and not errors and not self.out.startswith(b"Usage:"):
             yield "exit code 2 without an error"
+        if self.code == 0 and errors:
+            yield "exit code 0 with an error"
+        for words in NOT_CAUGHT:
+            if words in self.err:
+                yield f"{words.decode()} on stderr"
 
 
 def _last_line(stream: bytes) -> str:
@@ -95,12 +106,32 @@ def in_markup(text: str, scripts: int = 0) -> Iterator[str]:
         for name, value in attributes.items():
             if name.startswith("on"):
                 yield f"an event handler in a page: {name}"
-            if name in ("src", "href", "xlink:href") and not (value or "").startswith("data:"):
+            if name in ADDRESSES and not (value or "").startswith(("data:image/", "data:font/")):
                 yield f"an address in a page: {name}"
+            if name == "style" and LOADED_BY_STYLES.search(value or ""):
+                yield "an address in a style"
+        if tag == "meta" and attributes.get("http-equiv") == "refresh":
+            yield "a page that goes elsewhere"
     if "html" in tags and not any(
         attributes.get("http-equiv") == "Content-Security-Policy" for _, attributes in elements
     ):
         yield "a page without a content-security-policy"
+
+
+def in_xml(text: str) -> Iterator[str]:
+    """XML (SVG, JUnit) that cannot be read, or in which is what a browser executes."""
+    try:
+        elements = list(ElementTree.fromstring(text).iter())
+    except ElementTree.ParseError as error:
+        yield f"not XML: {re.sub(r'[0-9]+', '#', str(error))}"
+        return
+    for element in elements:
+        tag = str(element.tag).rpartition("}")[2].lower()
+        if tag in SCRIPTABLE:
+            yield f"<{tag}> in XML"
+        for name in element.attrib:
+            if name.lower().startswith("on"):
+                yield f"an event handler in XML: {name}"
 
 
 def in_markdown(text: str) -> Iterator[str]:
@@ -109,6 +140,13 @@ def in_markdown(text: str) -> Iterator[str]:
         yield "raw HTML in Markdown"
     if re.search(r"\]\(", text):
         yield "a link in Markdown"
+    width = 0  # of the table in which a line is
+    for line in text.splitlines():
+        cells = len(re.findall(r"(?<!\\)(?:\\\\)*\|", line)) if line.startswith("|") else 0
+        if width and cells and cells != width:
+            yield "rows of a Markdown table with different lengths"
+            return
+        width = cells
 
 
 def in_csv(text: str) -> Iterator[str]:

@@ -56,7 +56,7 @@ def attempt(rng: random.Random, folder: Path) -> Attempt:
     complaints = list(found.outcome.complaints(codes))
     if name.startswith(("files", "streams")):  # these take no error either
         complaints = [one for one in complaints if "without an error" not in one]
-    complaints += [f"a process is left: {line.split(' ')[-2][:40]}" for line in found.left]
+    complaints += [f"a process is left: {command}" for command in found.left]
     may = {word for word in words if word.startswith("new.")} | {"run.json"}
     written = {f"work/{one}" for one in may}
     written |= {"home", "stdout", "stderr", "home/.cache", "home/.local", "home/.cupy",

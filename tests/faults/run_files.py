@@ -14,7 +14,7 @@ from typing import Any
 from .command_lines import ROOT, mains, prepare
 from .forks import Attempt, Kind, here
 from .hostile import TEXTS
-from .judge import Outcome, changed, files_in, in_csv, in_markdown, in_markup
+from .judge import Outcome, changed, files_in, in_csv, in_markdown, in_markup, in_xml
 
 LARGEST = 120_000  # bytes of a file that is damaged: larger ones are cut to a few results
 FEW = 3
@@ -189,6 +189,11 @@ def _written(words: list[str], outcome: Outcome, folder: Path, content: bytes) -
         file = folder / words[-1]
         own = 2 if words[-2] == "--chart" and file.suffix == ".html" else 0
         yield from in_markup(file.read_text("utf-8"), own) if file.exists() else ["no file"]
+        if file.suffix == ".svg" and file.exists():
+            yield from in_xml(file.read_text("utf-8"))
+    if words[-1] == "new.xml":
+        file = folder / "new.xml"
+        yield from in_xml(file.read_text("utf-8")) if file.exists() else ["no file"]
     file = folder / ("run.json" if words[0] == "explain" else "new.json")
     if file.exists() and file.read_bytes() != content:
         try:
@@ -201,4 +206,4 @@ def _no_constant(text: str) -> None:
     raise ValueError(f"{text} is no JSON")
 
 
-RUN_FILES = Kind("run files", attempt, limit_s=10.0, share=0.3, a_fork=40, prepare=_prepare)
+RUN_FILES = Kind("run files", attempt, limit_s=30.0, share=0.3, a_fork=40, prepare=_prepare)

@@ -47,6 +47,15 @@ def test_what_cannot_be_is_refused(fields: Json) -> None:
         run_from_json(changed(lambda result: result.update(fields)))
 
 
+@pytest.mark.parametrize("name", ["flop_per_s", "byte_per_s", "seconds", "flop_per_clock"])
+@pytest.mark.parametrize("value", [0.0, -1e12])
+def test_a_ceiling_that_is_not_above_zero_is_refused(name: str, value: float) -> None:
+    document = json.loads(json.dumps(run_to_json(RUN)))
+    document["ceilings"] = [{"name": "a peak", "source": "measured", name: value}]
+    with pytest.raises(ValueError, match=rf"ceilings\[0\]\.{name} is .*, not above zero"):
+        run_from_json(document)
+
+
 @pytest.mark.parametrize(
     "fields",
     [

@@ -133,6 +133,7 @@ numbers = st.floats(0, 1e30)
 times = st.floats(1e-9, 1e6)
 intervals = st.tuples(times, times).map(lambda pair: (min(pair), max(pair)))
 maybe_number = st.none() | numbers
+maybe_rate = st.none() | times
 words = st.text(max_size=12)
 pairs = st.tuples(numbers, numbers)
 ratios = st.dictionaries(words, st.builds(Ratio, numbers, st.none() | pairs), max_size=3)
@@ -205,8 +206,8 @@ runs = st.builds(
     software=facts,
     settings=facts,
     ceilings=st.lists(
-        st.builds(Ceiling, words, words, st.none() | words, maybe_number, maybe_number,
-                  maybe_number, words),
+        st.builds(Ceiling, words, words, st.none() | words, maybe_rate, maybe_rate,
+                  maybe_rate, words),
         max_size=3,
     ).map(tuple),
     results=st.lists(results, max_size=3, unique_by=lambda r: r.case.key).map(tuple),
