@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import functools
 import gzip
+import importlib
 import json
 import os
 import platform
@@ -65,6 +66,7 @@ class Watch:
         self.out = _of_this_rank(out)
         self.after, self.bare, self.traced = after, bare, traced
         self.stack, self.module_names, self.then_exit = stack, module_names, then_exit
+        self.model: Any = None  # where it is known before: its parts have their paths in it
         self.bare_s: list[float] = []
         self.steps = 0
         self.done = False
@@ -138,7 +140,7 @@ class Watch:
             self._say(f"no trace: the profiler did not start ({_first_line(error)})")
             return
         if self.module_names:
-            self._modules = _ModuleNames()
+            self._modules = _ModuleNames(self.model)
         self._name_step()
 
     def _name_step(self) -> None:
@@ -211,8 +213,12 @@ class Watch:
 
 @contextmanager
 def watch(model: Any = None, **options: Any) -> Generator[Watch]:
-    """A Watch whose `step` the loop calls; `options` are those of Watch. `model` is not needed."""
+    """A Watch whose `step` the loop calls; `options` are those of Watch.
+
+    `model` is needed only where the loop calls parts of it, and not the model itself.
+    """
     watching = Watch(**options)
+    watching.model = model
     try:
         yield watching
     finally:
@@ -235,6 +241,60 @@ def watched(**options: Any) -> Callable[[Function], Function]:
         return one_step
 
     return wrap
+
+
+# ---------------------------------------------------------------- callbacks
+
+BASES = {  # callback -> what it may be made of: the first class whose package is there
+    "LightningWatch": (("lightning.pytorch", "Callback"), ("pytorch_lightning", "Callback")),
+    "TrainerWatch": (("transformers", "TrainerCallback"),),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """LightningWatch and TrainerWatch, made when they are first asked for.
+
+    Give one to a Lightning or Hugging Face Trainer: `callbacks=[TrainerWatch(out="run.json.gz")]`.
+    Options are those of Watch. ImportError where the package is not installed.
+    """
+    if name not in BASES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    for package, base in BASES[name]:
+        try:
+            found = getattr(importlib.import_module(package), base)
+        except ImportError:
+            continue
+        globals()[name] = type(name, (_Calls, found), {})
+        return globals()[name]
+    packages = " or ".join(package for package, _ in BASES[name])
+    raise ImportError(f"{name} needs {packages}, which is not installed")
+
+
+class _Calls:
+    """What both kinds of trainer call; a step ends when the optimizer's count has gone up."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.watch = Watch(**options)
+        self._seen = 0
+
+    def on_train_start(self, _trainer: Any, module: Any) -> None:
+        """Of Lightning, which calls the module's training_step and not the module itself."""
+        self.watch.model = module
+
+    def on_step_end(self, *_arguments: Any, **_named: Any) -> None:
+        """Of the Hugging Face Trainer: after each update of the weights."""
+        self.watch.step()
+
+    def on_train_batch_end(self, trainer: Any, *_arguments: Any, **_named: Any) -> None:
+        """Of Lightning: after each batch, of which several may make an update."""
+        if trainer.global_step != self._seen:
+            self._seen = trainer.global_step
+            self.watch.step()
+
+    def on_train_end(self, *_arguments: Any, **_named: Any) -> None:
+        """Of both."""
+        self.watch.end()
 
 
 # ---------------------------------------------------------------- a script
@@ -310,10 +370,11 @@ def main(words: Sequence[str] | None = None) -> None:
 class _ModuleNames:
     """Names every module's forward in the trace, by its path from the outermost module called."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: Any) -> None:
         from torch.nn.modules import module
 
-        self._names: dict[int, str] = {}
+        known = model.named_modules() if model is not None else ()
+        self._names: dict[int, str] = {id(m): path for path, m in known}
         self._open: list[tuple[int, Any]] = []
         try:  # checkpointing ends a forward by an exception
             left = module.register_module_forward_hook(self._leave, always_call=True)

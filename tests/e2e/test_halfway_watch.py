@@ -7,6 +7,8 @@ import gzip
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -204,3 +206,80 @@ def test_a_mistake_is_one_line(
     said = capsys.readouterr().err
     assert said.startswith("error: ")
     assert said.count("\n") == 1
+
+
+HUGGING_FACE = """
+import torch
+import transformers
+from halfway_watch import TrainerWatch
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 8)
+
+    def forward(self, x, labels=None):
+        return {"loss": self.layer(x).square().mean()}
+
+
+rows = [{"x": torch.randn(8), "labels": 0} for _ in range(64)]
+options = transformers.TrainingArguments(
+    "out", max_steps=NEEDED, per_device_train_batch_size=2, gradient_accumulation_steps=2,
+    report_to=[], save_strategy="no", use_cpu=True, disable_tqdm=True,
+)
+watch = TrainerWatch(out="a.json.gz", after=2, bare=3, traced=2)
+transformers.Trainer(Model(), options, train_dataset=rows, callbacks=[watch]).train()
+"""
+LIGHTNING = """
+import lightning.pytorch as pl
+import torch
+from halfway_watch import LightningWatch
+
+
+class Model(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 8)
+
+    def training_step(self, batch, number):
+        return self.layer(batch).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+rows = torch.utils.data.DataLoader(torch.randn(64, 8), batch_size=2)
+watch = LightningWatch(out="a.json.gz", after=2, bare=3, traced=2)
+pl.Trainer(
+    accelerator="cpu", max_steps=NEEDED, accumulate_grad_batches=2, callbacks=[watch], logger=False,
+    enable_checkpointing=False, enable_progress_bar=False,
+).fit(Model(), rows)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("packages", "text"),
+    [(("transformers", "accelerate"), HUGGING_FACE), (("lightning",), LIGHTNING)],
+)
+def test_trainers_call_it_once_an_update(folder: Path, packages: Sequence[str], text: str) -> None:
+    for name in packages:
+        if find_spec(name) is None:
+            pytest.skip(f"{name} is not installed")
+    (folder / "trains.py").write_text(text.replace("NEEDED", str(NEEDED)))
+    run(folder, "trains.py")
+    found = partition(read_trace(folder / "a.json.gz"))
+    assert found.steps == 2
+    calls = [p for p in found.pieces if p.caller.phase == "forward" and "layer" in p.caller.module]
+    assert calls
+
+
+def test_a_trainer_that_is_not_installed_is_named(folder: Path) -> None:
+    (folder / "transformers.py").write_text("raise ImportError('planted')\n")
+    text = "import halfway_watch\nhalfway_watch.TrainerWatch()\n"
+    (folder / "asks.py").write_text(text)
+    done = run(folder, "asks.py", code=1)
+    assert "TrainerWatch needs transformers, which is not installed" in done.stderr
+    (folder / "asks.py").write_text("import halfway_watch\nhalfway_watch.OtherWatch()\n")
+    assert "no attribute 'OtherWatch'" in run(folder, "asks.py", code=1).stderr
