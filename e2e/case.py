@@ -233,7 +233,7 @@ class TrainCase:
             f"{one.name}={value}"
             for one in fields(self)
             if one.name not in VARIED
-            and ((value := getattr(self, one.name)) != one.default or not one.metadata["later"])
+            and ((value := getattr(self, one.name)) != one.default or not one.metadata.get("later"))
         ]
         return f"{OP}/{','.join(parts)}"
 
