@@ -110,6 +110,8 @@ FULL = Training(
         -1.0,
         {"tracing": 1.1, "operations": 8.4},
         0.0501,
+        gpu_s=0.049,
+        host_s=0.0303,
     ),
     ledger=(
         LedgerLine("fp32 step", 290.0, "measured"),
