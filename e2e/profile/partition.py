@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -23,12 +25,19 @@ from e2e.profile.calls import (
     callers,
     callers_of_ops,
 )
+from e2e.profile.compiled import (
+    fused_term,
+    is_compiling,
+    own_code_term,
+    term_of_kernel,
+)
 from e2e.profile.idle import Gaps
 from e2e.profile.pieces import Partition, Piece
 from e2e.profile.reader import Recording, Span, launches_work, listed
 from e2e.results.terms import (
     ATTENTION,
     COMMUNICATION,
+    COMPILATION,
     CONVOLUTIONS,
     COPIES,
     FILLS,
@@ -86,7 +95,7 @@ def partition(recording: Recording) -> Partition:
 def _window(recording: Recording) -> tuple[int, int, int]:
     """(start, end, steps) in ns: from the end of one step's work to that of a later one's."""
     notes = [note for note in recording.notes if note.name.startswith(STEP)]
-    ends = [_work_end(recording, note.end) for note in notes]
+    ends = _work_ends(recording, [note.end for note in notes])
     lead_in = recording.facts.get("lead_in", 1)
     wanted = recording.facts.get("traced", max(1, len(ends) - 1))
     if not isinstance(lead_in, int) or not isinstance(wanted, int) or lead_in < 1 or wanted < 1:
@@ -100,12 +109,18 @@ def _window(recording: Recording) -> tuple[int, int, int]:
     return ends[0], ends[-1], len(ends) - 1
 
 
-def _work_end(recording: Recording, cpu_end: int) -> int:
-    """When the work that was launched up to `cpu_end` is done, in ns."""
+def _work_ends(recording: Recording, cpu_ends: Sequence[int]) -> list[int]:
+    """When the work that was launched up to each of these moments is done, in ns."""
     if not recording.work:
-        return cpu_end
-    early = {span.correlation for span in recording.launches if span.start < cpu_end}
-    return max((span.end for span in recording.work if span.correlation in early), default=cpu_end)
+        return list(cpu_ends)
+    done: dict[int, int] = defaultdict(int)
+    for span in recording.work:
+        done[span.correlation] = max(done[span.correlation], span.end)
+    launches = [span for span in recording.launches if span.correlation in done]
+    begun = [span.start for span in launches]
+    latest = list(itertools.accumulate((done[span.correlation] for span in launches), max))
+    places = (bisect_left(begun, cpu_end) for cpu_end in cpu_ends)
+    return [latest[at - 1] if at else end for at, end in zip(places, cpu_ends, strict=True)]
 
 
 # ---------------------------------------------------------------- work
@@ -123,22 +138,32 @@ def on_device(recording: Recording) -> list[Piece]:
 
 def _on_cpu(recording: Recording) -> list[Piece]:
     return [
-        Piece(op.start, op.end, term_of(caller), caller, op.name, number)
+        Piece(op.start, op.end, _term_on_cpu(caller), caller, op.name, number)
         for number, (op, caller) in enumerate(callers_of_ops(recording))
     ]
 
 
+def _term_on_cpu(caller: Caller) -> str:
+    if any(is_compiling(op) for op in caller.ops):
+        return COMPILATION
+    term = term_of(caller)
+    return (own_code_term(caller.ops) or OTHER) if term == OTHER else term
+
+
 def _term_on_device(span: Span, caller: Caller) -> str:
     name = span.name
-    if name.startswith(("nccl", "rccl")):
+    if name.startswith(("nccl", "rccl")) or "Memcpy PtoP" in name:
         return COMMUNICATION
+    if (term := fused_term(name)) and caller.phase != OPTIMIZER:
+        return term
     if name.startswith("Memcpy"):
         return TERMS["copy"] if "DtoD" in name else COPIES
     if name.startswith("Memset"):
         return FILLS
     if is_conversion(name) and caller.phase != RECOMPUTED:
         return LAYOUT
-    return term_of(caller)
+    term = term_of(caller)
+    return (term_of_kernel(name) or OTHER) if term == OTHER else term
 
 
 def term_of(caller: Caller) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from e2e.profile.calls import NOBODY, Caller
+from e2e.profile.compiled import fused_words
 from e2e.results.terms import ALLOCATION, IDLE, LAUNCH
 
 LAUNCHING = (LAUNCH, ALLOCATION)  # what the device waits for while the CPU is launching
@@ -30,6 +31,12 @@ class Piece:
     def ns(self) -> int:
         """How long it is, in nanoseconds."""
         return self.end - self.start
+
+    @property
+    def what(self) -> str:
+        """What a fused kernel computes, or else the operator, or else the kernel's name."""
+        ops = self.caller.ops
+        return fused_words(self.name) or (ops[-1].name if ops else self.name)
 
 
 @dataclass(frozen=True)
@@ -76,8 +83,7 @@ class Partition:
         found: dict[str, int] = defaultdict(int)
         for piece in self.pieces:
             if piece.term == term:
-                ops = piece.caller.ops
-                found[piece.caller.module or (ops[-1].name if ops else piece.name)] += piece.ns
+                found[piece.caller.module or piece.what] += piece.ns
         return sorted(found.items(), key=lambda item: -item[1])
 
     def launching(self) -> tuple[Launching, ...]:
