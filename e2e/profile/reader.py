@@ -85,11 +85,13 @@ def listed(span: Span, name: str) -> list[object]:
 
 
 def launches_work(call: str) -> bool:
-    """Whether a call of the runtime puts a kernel, a copy or a fill on a stream."""
+    """Whether a call of the runtime puts a kernel, a copy, a fill or a graph on a stream."""
     return bool(_LAUNCHES.search(call))
 
 
-_LAUNCHES = re.compile(r"LaunchKernel|LaunchCooperativeKernel|Memcpy\w*Async|MemsetAsync")
+_LAUNCHES = re.compile(
+    r"LaunchKernel|LaunchCooperativeKernel|GraphLaunch|Memcpy\w*Async|MemsetAsync"
+)
 
 
 def read_trace(path: Path) -> Recording:
