@@ -35,7 +35,7 @@ for _ in range(options.steps):
     with torch.autocast(device, torch.bfloat16, enabled=not options.no_amp):
         small = model(inputs)
         with torch.autocast(device, enabled=False):
-            large = spread(small.float() if options.fixed else small)
+            large = spread(small.float()).to(small.dtype) if options.fixed else spread(small)
         loss = (large * large).float().mean()
     optimizer.zero_grad()
     loss.backward()

@@ -12,7 +12,7 @@ parser.add_argument("--steps", type=int, default=50)
 options = parser.parse_args()
 gpu = torch.cuda.is_available()
 device = "cuda" if gpu else "cpu"
-width, words, batch = (1024, 512, 16) if gpu else (32, 8, 2)
+width, words, batch = (1024, 512, 64) if gpu else (32, 8, 2)
 torch.manual_seed(0)
 torch.set_float32_matmul_precision("highest" if options.fixed else "high")
 

@@ -55,14 +55,14 @@ SCENARIOS = {
         Planted("tf32_base", "the base already uses", other=NO_AMP, fix_saves=False),
         Planted("nchw", "layout changes"),
         Planted("odd_vocab", "no multiple of 8"),
-        Planted("bf16_norm", "normalisation in BF16"),
+        Planted("bf16_norm", "normalisation in BF16", steps=Steps(8, 20, 2)),
         Planted("recast", "casts between types"),
         Planted("syncs", "synchronisation"),
         Planted("fp32_island", "stayed in float32"),
         Planted("atomics", _SLOWER, other=NO_AMP),
         Planted("new_shapes", "search for kernels", steps=Steps(3, 12, 2)),
         Planted("optimizer_bound", "updates one tensor at a time"),
-        Planted("control", ""),
+        Planted("control", "", steps=Steps(8, 20, 2)),
         *_ATOMICS,
     )
 }
