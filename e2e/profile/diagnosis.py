@@ -6,15 +6,14 @@ Times of terms are whole nanoseconds over all steps, so that they add up exactly
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from decimal import Decimal
+from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
-from typing import Any, cast
+from typing import Any
 
 from e2e.profile.aligned import Aligned, Side, align
-from e2e.profile.findings import Finding, findings, not_the_cause
+from e2e.profile.findings import Finding, findings, not_the_cause, ranked
 from e2e.profile.missing import missing
+from e2e.profile.paired import paired_findings
 from e2e.profile.partition import partition
 from e2e.profile.products import Product, products
 from e2e.profile.reader import Recording, read_trace
@@ -98,6 +97,10 @@ def diagnose(paths: Sequence[Path]) -> Diagnosis:
             f"the two recordings have different shapes (matched {100 * aligned.share:.0f} %): "
             "record both with one model and batch"
         )
+    if len(runs) == 2:
+        base, other = runs
+        found = paired_findings(sides[0], sides[1], base.products, other.products)
+        runs = base, replace(other, findings=ranked((*other.findings, *found)))
     return Diagnosis(runs, aligned)
 
 
@@ -119,18 +122,11 @@ def _traced(name: str, side: Side) -> Traced:
     device = _device(recording)
     return Traced(
         name, device, str(recording.facts.get("torch", "unknown")), parts.steps,
-        parts.end - parts.start, _bare(recording), parts.busy, parts.on_cpu,
-        _bottleneck(terms, parts.busy, parts.on_cpu), terms, findings(recording, parts), suspects,
+        parts.end - parts.start, recording.bare_step_s, parts.busy, parts.on_cpu,
+        _bottleneck(terms, parts.busy, parts.on_cpu), terms,
+        findings(recording, parts, device), suspects,
         products(recording, parts, device), tuple(missing(recording, parts)),
     )  # fmt: skip
-
-
-def _bare(recording: Recording) -> float | None:
-    """The median step without the profiler, in seconds."""
-    found: object = recording.facts.get("bare_s")
-    times = cast(list[object], found) if isinstance(found, list) else []
-    seconds = [float(one) for one in times if isinstance(one, int | Decimal) and one > 0]
-    return median(seconds) if seconds else None
 
 
 def _device(recording: Recording) -> str:

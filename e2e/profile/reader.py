@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
+from statistics import median
 from typing import IO, Any, cast
 
 from microbench.errors import UserError
@@ -76,6 +77,14 @@ class Recording:
             for span in self.launches
             if span.correlation and launches_work(span.name) and span.correlation not in known
         )
+
+    @property
+    def bare_step_s(self) -> float | None:
+        """The median step without the profiler, in seconds; None where it was not measured."""
+        found: object = self.facts.get("bare_s")
+        times = cast(list[object], found) if isinstance(found, list) else []
+        seconds = [float(one) for one in times if isinstance(one, int | Decimal) and one > 0]
+        return median(seconds) if seconds else None
 
 
 def listed(span: Span, name: str) -> list[object]:

@@ -100,7 +100,7 @@ def _said(run: Traced) -> Iterator[str]:
     if run.findings:
         yield f"What costs time in {fmt.clean(run.name)}, at most (likely; a trace proves no gain)"
     for number, found in enumerate(run.findings[:MOST_FINDINGS], 1):
-        yield f"{number:2d} {_finding(found)}"
+        yield f"{number:2d} {_finding(found, run)}"
     if not run.findings:
         yield "No cause was found that costs 3 % of a step or more."
     if run.not_the_cause:
@@ -110,10 +110,11 @@ def _said(run: Traced) -> Iterator[str]:
     yield from map(fmt.clean, run.missing)
 
 
-def _finding(found: Finding) -> str:
+def _finding(found: Finding, run: Traced) -> str:
     where = f" ({fmt.clean(found.where)})" if found.where else ""
+    share = found.share if found.saves_ms is None else found.saves_ms / _step_ms(run)
     return (
-        f"{fmt.clean(found.title)}: {found.ms:.3g} ms, {100 * found.share:.0f} %{where}. "
+        f"{fmt.clean(found.title)}: {found.most_ms:.3g} ms, {100 * share:.0f} %{where}. "
         f"Try: {fmt.clean(found.remedy)}."
     )
 
