@@ -1,7 +1,7 @@
 """What in a divided step costs time: causes with milliseconds, where they are, and what to try.
 
 A trace alone proves no gain. So each finding says what was seen and what it can cost at most; a fix
-has to be measured.
+has to be measured. proofs.py says what was gained where that was tried.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from e2e.profile.calls import OPTIMIZER
+from e2e.profile.gains import Gain
 from e2e.profile.operands import ALIGNED, HALF, SINGLE, misaligned, types_of
 from e2e.profile.partition import Partition, Piece, is_product
 from e2e.profile.reader import Recording, Span, launches_work
@@ -31,19 +32,28 @@ from e2e.results.terms import (
 
 LEAST_SHARE = 0.03  # of a step: less is no finding
 MOST_PLACES = 3
+PROVEN, LIKELY, POSSIBLE = "proven", "likely", "possible"  # by a trial; by the trace; by a rule
 MANY_UPDATES = 20  # kernels of an optimizer in a step
 SMALL_NS = 10_000  # a kernel this short does little
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One cause: `ms` a step that it costs at most, where it is, and what to try against it."""
+    """One cause: `ms` a step that it costs at most, where it is, and what to try against it.
+
+    `cause` is its name among what can be tried, "" for what cannot. `gain` was measured, or
+    `unproven` says why it was not.
+    """
 
     title: str
     ms: float
     share: float
     where: str
     remedy: str
+    cause: str = ""
+    status: str = LIKELY
+    gain: Gain | None = None
+    unproven: str = ""
 
 
 @dataclass(frozen=True)
@@ -77,10 +87,12 @@ def not_the_cause(parts: Partition) -> tuple[tuple[str, float], ...]:
     return tuple((name, share) for name, share in shares if share < LEAST_SHARE)
 
 
-def _finding(seen: Seen, title: str, ns: int, where: str, remedy: str) -> Iterator[Finding]:
+def _finding(
+    seen: Seen, title: str, ns: int, where: str, remedy: str, cause: str = "", status: str = LIKELY
+) -> Iterator[Finding]:
     if ns > 0:
         share = ns / (seen.parts.end - seen.parts.start)
-        yield Finding(title, seen.ms(ns), share, where, remedy)
+        yield Finding(title, seen.ms(ns), share, where, remedy, cause, status)
 
 
 def _places(seen: Seen, pieces: Iterable[Piece], name: Callable[[Piece], str]) -> str:
@@ -137,7 +149,8 @@ PLAIN = {
 
 def _plain(seen: Seen) -> Iterator[Finding]:
     for term, (title, where, remedy) in PLAIN.items():
-        yield from _finding(seen, title, seen.parts.terms.get(term, 0), where, remedy)
+        cause = "loader" if term == LOADER else ""
+        yield from _finding(seen, title, seen.parts.terms.get(term, 0), where, remedy, cause)
 
 
 def _launch(seen: Seen) -> Iterator[Finding]:
@@ -152,7 +165,8 @@ def _launch(seen: Seen) -> Iterator[Finding]:
     )
     yield from _finding(
         seen, "CPU launch: the GPU waits for the CPU", ns, where,
-        "a larger batch, torch.compile, a CUDA graph, or a fused optimizer",
+        "a larger batch, torch.compile, a CUDA graph, or a fused optimizer", "launch",
+        LIKELY if "bare_s" in seen.recording.facts else POSSIBLE,  # the profiler slows the CPU
     )  # fmt: skip
 
 
@@ -169,7 +183,7 @@ def _sync(seen: Seen) -> Iterator[Finding]:
     yield from _finding(
         seen, "synchronisation: the CPU waits for the GPU, then has to launch anew",
         sum(piece.ns for piece in pieces), "; ".join(text for text in (counted, places) if text),
-        "read losses and metrics every 50th step; keep conditions on the device",
+        "read losses and metrics every 50th step; keep conditions on the device", "sync",
     )  # fmt: skip
 
 
@@ -180,6 +194,7 @@ def _casts(seen: Seen) -> Iterator[Finding]:
         seen, "casts between types", sum(piece.ns for piece in pieces),
         f"{count / seen.parts.steps:,.0f} a step; {_places(seen, pieces, _module)}",
         "one autocast around the whole forward, so that weights are cast once; or BF16 weights",
+        "casts",
     )  # fmt: skip
 
 
@@ -188,7 +203,7 @@ def _layout(seen: Seen) -> Iterator[Finding]:
     yield from _finding(
         seen, "layout changes between NCHW and NHWC", sum(piece.ns for piece in pieces),
         _places(seen, pieces, _module),
-        "model and input in memory_format=torch.channels_last",
+        "model and input in memory_format=torch.channels_last", "layout",
     )  # fmt: skip
 
 
@@ -201,7 +216,7 @@ def _optimizer(seen: Seen) -> Iterator[Finding]:
         yield from _finding(
             seen, "an optimizer that updates one tensor at a time",
             sum(piece.ns for piece in pieces), f"{count:,.0f} kernels a step",
-            "fused=True, or foreach=True, in the optimizer",
+            "fused=True, or foreach=True, in the optimizer", "optimizer",
         )  # fmt: skip
 
 
@@ -218,7 +233,7 @@ def _islands(seen: Seen) -> Iterator[Finding]:
             seen, "GEMMs and convolutions that stayed in float32",
             sum(piece.ns for piece in single),
             _places(seen, single, lambda p: p.caller.module or _operator(p)),
-            "let autocast reach them, unless they need the precision",
+            "let autocast reach them, unless they need the precision", "islands", POSSIBLE,
         )  # fmt: skip
     else:
         allowed = seen.recording.facts.get("allow_tf32")
@@ -227,6 +242,7 @@ def _islands(seen: Seen) -> Iterator[Finding]:
                 seen, "GEMMs and convolutions in IEEE float32", sum(p.ns for p in single),
                 _places(seen, single, lambda p: p.caller.module or _operator(p)),
                 "torch.set_float32_matmul_precision('high') allows TF32; autocast goes further",
+                "tf32",
             )  # fmt: skip
 
 
@@ -239,6 +255,7 @@ def _misaligned(seen: Seen) -> Iterator[Finding]:
         seen, f"sizes that are no multiple of {ALIGNED}", sum(piece.ns for piece in pieces),
         _places(seen, pieces, _misaligned_place),
         f"pad channels, features and the vocabulary to multiples of {ALIGNED}; then measure",
+        "misaligned", POSSIBLE,
     )  # fmt: skip
 
 
