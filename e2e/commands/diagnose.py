@@ -7,12 +7,20 @@ import signal
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from e2e.commands.fail_on import parse_condition
-from e2e.commands.record import Script, keep, other_arguments, record, recorder
+from e2e.commands.record import (
+    PROOFS,
+    RECORDER,
+    Script,
+    keep,
+    other_arguments,
+    record,
+    recorder,
+)
 from e2e.profile.diagnosis import Diagnosis, diagnose
 from e2e.profile.partition import NothingSeen
 from microbench import __version__
@@ -29,9 +37,9 @@ DIAGNOSED, NOTHING_SEEN, SCRIPT_FAILED, CONDITION_MET = 0, 1, 3, 4  # exit codes
 PYTHON_FILES = (".py", ".pyw")
 
 
-def print_recorder() -> None:
-    """Print the recorder, one file that needs torch alone."""
-    sys.stdout.write(recorder())
+def print_recorder(prove: bool) -> None:
+    """Print the recorder, or the file that it needs to prove: one file that needs torch alone."""
+    sys.stdout.write(recorder(PROOFS if prove else RECORDER))
 
 
 def is_script(path: Path) -> bool:
@@ -71,7 +79,9 @@ def diagnose_script(report: Report, script: Script, other: str | None, kept: Pat
         for more in [*runs, []]:
             name = " ".join([script.path.stem, *more]).replace("/", "_")
             out = Path(folder, f"{name}.json.gz")
-            code = record(script, more, out, Path(folder))
+            last = len(paths) == len(runs)  # it alone is explained, so it alone has to prove
+            asked = replace(script, prove=script.prove and last)
+            code = record(asked, more, out, Path(folder))
             if code:
                 print(_failure(script.path, code), file=sys.stderr)
                 return 128 - code if code < 0 else SCRIPT_FAILED

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from microbench.errors import UserError
 
-RECORDER = "halfway_watch.py"
+RECORDER, PROOFS = "halfway_watch.py", "halfway_prove.py"
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Script:
     """A script, its arguments, and how its steps are recorded.
 
     `after`, `bare` and `traced` are numbers of steps: of warm-up, timed without the profiler, and
-    recorded. `whole`: it goes on to its end after that.
+    recorded. `whole`: it goes on to its end after that. `prove`: changes are tried in more steps.
     """
 
     path: Path
@@ -36,11 +36,12 @@ class Script:
     traced: int
     stack: bool
     whole: bool
+    prove: bool = False
 
 
-def recorder() -> str:
-    """The text of the recorder, one file that needs torch alone."""
-    return files("e2e.profile").joinpath(RECORDER).read_text(encoding="utf-8")
+def recorder(name: str = RECORDER) -> str:
+    """The text of the recorder, or of what it needs to prove: one file that needs torch alone."""
+    return files("e2e.profile").joinpath(name).read_text(encoding="utf-8")
 
 
 def record(script: Script, more: Sequence[str], out: Path, folder: Path) -> int:
@@ -53,9 +54,13 @@ def record(script: Script, more: Sequence[str], out: Path, folder: Path) -> int:
         raise UserError(f"no such script: {script.path}")
     ours = folder / RECORDER
     ours.write_text(recorder(), encoding="utf-8")
+    if script.prove:
+        (folder / PROOFS).write_text(recorder(PROOFS), encoding="utf-8")
     numbers = {"--after": script.after, "--bare": script.bare, "--traced": script.traced}
     words = [word for name, number in numbers.items() for word in (name, str(number))]
-    switches = {"--stack": script.stack, "--then-exit": not script.whole}
+    switches = {
+        "--stack": script.stack, "--then-exit": not script.whole, "--prove": script.prove,
+    }  # fmt: skip
     words += ["--quiet", *(name for name, is_on in switches.items() if is_on)]
     arguments = [str(script.path), *script.arguments, *more]
     python = str(script.python or sys.executable)

@@ -1,7 +1,7 @@
 """What in a divided step costs time: causes with milliseconds, where they are, and what to try.
 
 A trace alone proves no gain. So each finding says what was seen and what it can cost at most; a fix
-has to be measured.
+has to be measured. proofs.py says what was gained where that was tried.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from e2e.profile.calls import OPTIMIZER
+from e2e.profile.gains import Gain
 from e2e.profile.norm_work import norm_time
 from e2e.profile.operands import ALIGNED, HALF, SINGLE, misaligned, types_of
 from e2e.profile.partition import Partition, Piece, is_product
@@ -38,6 +39,7 @@ from kernels.gpus import find_card
 
 LEAST_SHARE = 0.03  # of a step: less is no finding
 MOST_PLACES = 3
+PROVEN, LIKELY, POSSIBLE = "proven", "likely", "possible"  # by a trial; by the trace; by a rule
 MANY_UPDATES = 20  # kernels of an optimizer in a step
 SMALL_NS = 10_000  # a kernel this short does little
 SLOW_NORM = 0.5  # of a card's bandwidth: below it normalisation is slow
@@ -52,7 +54,8 @@ class Finding:
     """One cause: `ms` a recorded step that it costs, where it is, and what to try against it.
 
     `saves_ms` is what a step without the profiler can gain at most: without what the profiler added
-    to it, and without what a fix leaves by the card's datasheet.
+    to it, and without what a fix leaves by the card's datasheet. `cause` is its name among what can
+    be tried, "" for what cannot. `gain` was measured, or `unproven` says why it was not.
     """
 
     title: str
@@ -61,6 +64,10 @@ class Finding:
     where: str
     remedy: str
     saves_ms: float | None = None
+    cause: str = ""
+    status: str = LIKELY
+    gain: Gain | None = None
+    unproven: str = ""
 
     @property
     def most_ms(self) -> float:
@@ -108,8 +115,13 @@ def findings(recording: Recording, parts: Partition, device: str = "") -> tuple[
 
 
 def ranked(found: Iterable[Finding]) -> tuple[Finding, ...]:
-    """The costliest first."""
-    return tuple(sorted(found, key=lambda finding: -finding.most_ms))
+    """Proven ones first, then likely ones; of each the costliest first."""
+    return tuple(sorted(found, key=_rank))
+
+
+def _rank(one: Finding) -> tuple[int, float]:
+    gained = one.gain.ms if one.status == PROVEN and one.gain else one.most_ms
+    return (PROVEN, LIKELY, POSSIBLE).index(one.status), -gained
 
 
 def not_the_cause(parts: Partition) -> tuple[tuple[str, float], ...]:
@@ -121,14 +133,15 @@ def not_the_cause(parts: Partition) -> tuple[tuple[str, float], ...]:
 
 
 def _finding(
-    seen: Seen, title: str, ns: int, where: str, remedy: str, *, cpu_ns: int = 0, left_ns: float = 0
-) -> Iterator[Finding]:
+    seen: Seen, title: str, ns: int, where: str, remedy: str, cause: str = "", status: str = LIKELY,
+    *, cpu_ns: int = 0, left_ns: float = 0,
+) -> Iterator[Finding]:  # fmt: skip
     """A cause of `ns` in all steps: `cpu_ns` of it is of CPU_TERMS, and a fix leaves `left_ns`."""
     if ns > 0:
         share = ns / (seen.parts.end - seen.parts.start)
         saved_ns = ns - left_ns - (1 - seen.slowed) * cpu_ns
         saves_ms = max(0.0, saved_ns / seen.parts.steps / 1e6)
-        yield Finding(title, seen.ms(ns), share, where, remedy, saves_ms)
+        yield Finding(title, seen.ms(ns), share, where, remedy, saves_ms, cause, status)
 
 
 def _cpu_ns(pieces: Iterable[Piece]) -> int:
@@ -202,7 +215,8 @@ PLAIN = {
 
 def _plain(seen: Seen) -> Iterator[Finding]:
     for term, (title, where, remedy) in PLAIN.items():
-        yield from _finding(seen, title, seen.parts.terms.get(term, 0), where, remedy)
+        cause = "loader" if term == LOADER else ""
+        yield from _finding(seen, title, seen.parts.terms.get(term, 0), where, remedy, cause)
 
 
 def _launch(seen: Seen) -> Iterator[Finding]:
@@ -220,7 +234,9 @@ def _launch(seen: Seen) -> Iterator[Finding]:
     )
     yield from _finding(
         seen, "CPU launch: the GPU waits for the CPU", ns, where,
-        "a larger batch, torch.compile, a CUDA graph, or a fused optimizer", cpu_ns=ns,
+        "a larger batch, torch.compile, a CUDA graph, or a fused optimizer", "launch",
+        LIKELY if "bare_s" in seen.recording.facts else POSSIBLE,  # the profiler slows the CPU
+        cpu_ns=ns,
     )  # fmt: skip
 
 
@@ -237,7 +253,7 @@ def _sync(seen: Seen) -> Iterator[Finding]:
     yield from _finding(
         seen, "synchronisation: the CPU waits for the GPU, then has to launch anew",
         sum(piece.ns for piece in pieces), "; ".join(text for text in (counted, places) if text),
-        "read losses and metrics every 50th step; keep conditions on the device",
+        "read losses and metrics every 50th step; keep conditions on the device", "sync",
         cpu_ns=_cpu_ns(pieces),
     )  # fmt: skip
 
@@ -249,6 +265,7 @@ def _casts(seen: Seen) -> Iterator[Finding]:
         seen, "casts between types", sum(piece.ns for piece in pieces),
         f"{count / seen.parts.steps:,.0f} a step; {_places(seen, pieces, _module)}",
         "one autocast around the whole forward, so that weights are cast once; or BF16 weights",
+        "casts",
     )  # fmt: skip
 
 
@@ -257,7 +274,7 @@ def _layout(seen: Seen) -> Iterator[Finding]:
     yield from _finding(
         seen, "layout changes between NCHW and NHWC", sum(piece.ns for piece in pieces),
         _places(seen, pieces, _module),
-        "model and input in memory_format=torch.channels_last",
+        "model and input in memory_format=torch.channels_last", "layout",
     )  # fmt: skip
 
 
@@ -277,7 +294,7 @@ def _optimizer(seen: Seen) -> Iterator[Finding]:
     yield from _finding(
         seen, "an optimizer that updates one tensor at a time", sum(piece.ns for piece in pieces),
         f"{count:,.0f} kernels a step, and {seen.ms(idle):.3g} ms of waits for them",
-        "fused=True, or foreach=True, in the optimizer", cpu_ns=_cpu_ns(pieces),
+        "fused=True, or foreach=True, in the optimizer", "optimizer", cpu_ns=_cpu_ns(pieces),
     )  # fmt: skip
 
 
@@ -322,7 +339,7 @@ def _islands(seen: Seen) -> Iterator[Finding]:
             seen, "GEMMs and convolutions that stayed in float32",
             sum(piece.ns for piece in single),
             _places(seen, single, lambda p: p.caller.module or _operator(p)),
-            "let autocast reach them, unless they need the precision",
+            "let autocast reach them, unless they need the precision", "islands", POSSIBLE,
             left_ns=_floor_ns(seen, single),
         )  # fmt: skip
     else:
@@ -332,6 +349,7 @@ def _islands(seen: Seen) -> Iterator[Finding]:
                 seen, "GEMMs and convolutions in IEEE float32", sum(p.ns for p in single),
                 _places(seen, single, lambda p: p.caller.module or _operator(p)),
                 "torch.set_float32_matmul_precision('high') allows TF32; autocast goes further",
+                "tf32",
             )  # fmt: skip
 
 
@@ -344,7 +362,7 @@ def _misaligned(seen: Seen) -> Iterator[Finding]:
         seen, f"sizes that are no multiple of {ALIGNED}", sum(piece.ns for piece in pieces),
         _places(seen, pieces, _misaligned_place),
         f"pad channels, features and the vocabulary to multiples of {ALIGNED}; then measure",
-        left_ns=_floor_ns(seen, pieces),
+        "misaligned", POSSIBLE, left_ns=_floor_ns(seen, pieces),
     )  # fmt: skip
 
 
