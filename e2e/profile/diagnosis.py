@@ -132,7 +132,7 @@ def _traced(name: str, side: Side, replay: Replay | None) -> Traced:
         for term, ns in parts.terms.items()
     )
     device = _device(recording)
-    by_trace = findings(recording, parts)
+    by_trace = findings(recording, parts, device)
     tried = _tried(recording, parts, replay)
     found = judged(by_trace, tried) if tried else by_trace
     return Traced(

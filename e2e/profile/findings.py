@@ -115,13 +115,13 @@ def findings(recording: Recording, parts: Partition, device: str = "") -> tuple[
 
 
 def ranked(found: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Proven ones first, then likely ones; of each the costliest first."""
+    """Proven ones first; of these and of the others the costliest first."""
     return tuple(sorted(found, key=_rank))
 
 
-def _rank(one: Finding) -> tuple[int, float]:
-    gained = one.gain.ms if one.status == PROVEN and one.gain else one.most_ms
-    return (PROVEN, LIKELY, POSSIBLE).index(one.status), -gained
+def _rank(one: Finding) -> tuple[bool, float]:
+    proven = one.status == PROVEN
+    return not proven, -(one.gain.ms if proven and one.gain else one.most_ms)
 
 
 def not_the_cause(parts: Partition) -> tuple[tuple[str, float], ...]:
