@@ -297,7 +297,7 @@ def diagnose(
     if print_recorder:
         command.print_recorder(prove)
         return 0
-    report = command.Report(**outputs)
+    report = command.Report(**outputs, prove=prove)
     if not words or not command.is_script(words[0]):
         return command.diagnose_traces(report, words, base, other)
     if base:

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from e2e.commands.fail_on import parse_condition
@@ -21,7 +22,7 @@ from e2e.commands.record import (
     record,
     recorder,
 )
-from e2e.profile.diagnosis import Diagnosis, diagnose
+from e2e.profile.diagnosis import Diagnosis, Replay, diagnose
 from e2e.profile.partition import NothingSeen
 from microbench import __version__
 from microbench.errors import UserError
@@ -107,20 +108,21 @@ class Report:
 
     def __init__(
         self, *, json_path: Path | None, html: Path | None, fail_on: str | None, verbose: bool,
-        quiet: bool,
+        quiet: bool, prove: bool,
     ) -> None:  # fmt: skip
         check_apart({"--json": json_path, "--html": html})
         for name, path in (("--json", json_path), ("--html", html)):
             if path and path != STDOUT:
                 check_writable(path, name)
         self._json, self._html, self._verbose = json_path, html, verbose
+        self._prove = prove
         self._condition = parse_condition(fail_on) if fail_on is not None else None
         self._console = make_console(stderr=json_path == STDOUT, quiet=quiet)
 
     def of(self, paths: Sequence[Path], words: Sequence[str]) -> int:
         """Diagnose these traces, print and write what was found, and return the exit code."""
         try:
-            found = diagnose(paths)
+            found = diagnose(paths, _replay() if self._prove else None)
         except NothingSeen as error:
             print(f"error: {error}", file=sys.stderr)
             return NOTHING_SEEN
@@ -144,6 +146,14 @@ class Report:
         if self._html:
             write_document(plain, self._html)
             self._console.print(f"Page: {self._html}")
+
+
+def _replay() -> Replay:
+    """Replays on the first GPU, or on the CPU where there is none."""
+    from e2e.profile.replays import replayed
+    from microbench.device.device import describe
+
+    return partial(replayed, describe("auto").target())
 
 
 def document_of_diagnosis(found: Diagnosis, words: Sequence[str]) -> Json:

@@ -22,7 +22,7 @@ COUNTED = frozenset({
 })  # fmt: skip
 ATTENTION = "_scaled_dot_product_"
 # What a trace cannot promise: arguments of another torch's operator, or of a damaged file.
-_BAD_ARGUMENTS = (
+BAD_ARGUMENTS = (
     CannotReplay, ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError,
     TypeError, ValueError,
 )  # fmt: skip
@@ -49,14 +49,15 @@ def is_counted(op: Span) -> bool:
 def work_of(op: Span) -> Work:
     """The work of this operator; nothing is known where the trace has no shapes."""
     try:
-        call = _call(op)
-    except _BAD_ARGUMENTS:
+        call = call_of(op)
+    except BAD_ARGUMENTS:
         return Work(None, None, None)
     return Work(_tried(flops, call), _tried(_bytes, call), _dtype(call))
 
 
-def _call(op: Span) -> Call:
-    name = f"aten.{op.name.removeprefix('aten::')}.default"
+def call_of(op: Span, overload: str = "default") -> Call:
+    """The operator as a call. CannotReplay, or another of BAD_ARGUMENTS, where it is none."""
+    name = f"aten.{op.name.removeprefix('aten::')}.{overload}"
     schema: Any = getattr(resolve(name), "_schema")  # noqa: B009
     positional = [one for one in schema.arguments if not one.kwarg_only]
     return Call(name, arguments(op)[: len(positional)])
@@ -65,7 +66,7 @@ def _call(op: Span) -> Call:
 def _tried(count: Any, call: Call) -> int | None:
     try:
         return count(call)
-    except _BAD_ARGUMENTS:
+    except BAD_ARGUMENTS:
         return None
 
 

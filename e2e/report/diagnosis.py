@@ -101,12 +101,16 @@ def _step_ms(run: Traced) -> float:
 
 def _said(run: Traced) -> Iterator[str]:
     """The causes of the last recording, what is not the cause, and how far to trust it."""
-    if run.findings and run.tried_steps:
-        yield f"What costs time in {fmt.clean(run.name)}; tried in {run.tried_steps} more steps"
-    elif run.findings:
-        yield f"What costs time in {fmt.clean(run.name)}, at most (likely; a trace proves no gain)"
+    tried = run.tried_steps or run.gains or any(found.unproven for found in run.findings)
+    if run.findings:
+        how = "likely; a trace proves no gain"
+        if tried:
+            how = f"changes were tried in {run.tried_steps} more steps" if run.tried_steps else (
+                "calls were replayed"
+            )  # fmt: skip
+        yield f"What costs time in {fmt.clean(run.name)}, at most ({how})"
     for number, found in enumerate(run.findings[:MOST_FINDINGS], 1):
-        status = f"{fmt.clean(found.status)}: " if run.tried_steps else ""
+        status = f"{fmt.clean(found.status)}: " if tried else ""
         yield f"{number:2d} {status}{_finding(found, run)}"
     if not run.findings:
         yield "No cause was found that costs 3 % of a step or more."
