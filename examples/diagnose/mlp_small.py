@@ -12,7 +12,7 @@ fixed, steps = (options := parser.parse_args()).fixed, options.steps
 device = "cuda" if torch.cuda.is_available() else "cpu"
 torch.manual_seed(0)
 
-layers = [nn.Sequential(nn.Linear(256, 256), nn.ReLU()) for _ in range(96)]
+layers = [nn.Sequential(nn.Linear(256, 256), nn.ReLU()) for _ in range(64)]
 model = nn.Sequential(*layers).to(device)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 inputs = torch.randn(32, 256, device=device)

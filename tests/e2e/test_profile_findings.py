@@ -200,9 +200,9 @@ def test_threads_of_backward_are_searched_too(tmp_path: Path) -> None:
     made = made_with(cudnn_benchmark=True)
     args = {"Input Dims": [[8, 64, 9, 9], [8, 64, 9, 9]], "Input type": [HALF, HALF]}
     made.op("aten::convolution_backward", 12 * MS, 14 * MS, BACKWARD, **args)
-    for number in range(9):
-        at = 12 * MS + number * 200 * US
-        made.kernel("candidate", at + 20 * US, at + 120 * US, at + 10 * US, BACKWARD)
+    for number in range(20):
+        at = 12 * MS + number * 100 * US
+        made.kernel("candidate", at + 20 * US, at + 90 * US, at + 10 * US, BACKWARD)
     # Another thread's calls in that time are not its search.
     made.span("cuda_runtime", "cudaStreamSynchronize", 12 * MS, 13 * MS, MAIN)
     (search,) = named(found(made, folder=tmp_path), "search for kernels")

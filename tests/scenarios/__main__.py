@@ -13,8 +13,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from e2e.report.scenarios import Scenario, sheet
 from microbench.device.device import describe, software
 from microbench.errors import UserError
@@ -69,7 +67,7 @@ def _document(found: list[Scenario], words: list[str]) -> dict[str, Any]:
         "check": "scenarios",
         "command": ["python", "-m", "tests.scenarios", *words],
         "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "device": describe("cuda" if torch.cuda.is_available() else "cpu").as_dict(),
+        "device": describe().as_dict(),
         "software": software(),
         "scenarios": [asdict(scenario) for scenario in found],
     }

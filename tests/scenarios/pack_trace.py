@@ -7,18 +7,24 @@ from __future__ import annotations
 
 import gzip
 import json
-from bisect import bisect_right
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from e2e.profile.calls import MADE_BY, NO_SEQUENCE, NODE, SEQUENCE, STEP
-from e2e.profile.partition import Partition, partition
+from e2e.profile.calls import LOADING, MADE_BY, MODULE, NO_SEQUENCE, NODE, SEQUENCE, STEP, Caller
+from e2e.profile.operands import shapes_of
+from e2e.profile.partition import Partition, partition, term_of_ops
+from e2e.profile.products import product_operator
 from e2e.profile.reader import OUR_KEY, Recording, Span, launches_work, read_trace
+from e2e.results.terms import OTHER
 
 MOST_BYTES, MOST_STEPS = 60_000, 3
+# Operators that are counted or tell a phase, wherever they are in the stack.
+_ALWAYS = re.compile(rf"{re.escape(NODE)}|convolution|_foreach_|_fused_|::item$|::nonzero$")
+_NOTES = (MODULE, STEP, LOADING, "Optimizer.")
 _SHAPES = ("Input Dims", "Input Strides", "Input type", "Concrete Inputs")
 _ARGS = {"cpu_op": (*_SHAPES, SEQUENCE, MADE_BY), "kernel": ("device", "stream")}
 
@@ -60,7 +66,7 @@ def slim(recording: Recording, parts: Partition) -> Recording:
     ]  # fmt: skip
     ops = [op for op in recording.ops if _meets(op, since, parts.end)]
     if recording.work:
-        ops = _callers(ops, launches)
+        notes, ops = _callers(notes, ops, launches)
     return replace(
         recording, ops=tuple(ops), launches=tuple(launches), work=tuple(work), notes=tuple(notes),
         stack=(), header={name: recording.header[name] for name in ("deviceProperties",)
@@ -72,26 +78,48 @@ def _meets(span: Span, start: int, end: int) -> bool:
     return span.end > start and span.start < end
 
 
-def _callers(ops: list[Span], launches: list[Span]) -> list[Span]:
-    """Operators that launched something, and those that made the nodes among them."""
-    starts: dict[str, list[int]] = defaultdict(list)
-    for launch in launches:
-        starts[launch.lane].append(launch.start)
-
-    def launched(op: Span) -> bool:
-        found = starts[op.lane]
-        first = bisect_right(found, op.start - 1)
-        return first < len(found) and found[first] < op.end
-
-    kept = {id(op) for op in ops if launched(op)}
+def _callers(
+    notes: list[Span], ops: list[Span], launches: list[Span]
+) -> tuple[list[Span], list[Span]]:
+    """Of both, those that say what a launch belongs to, and what made the nodes among them."""
+    open_at = _open_at([*notes, *ops, *launches], {id(launch) for launch in launches})
+    kept = {id(span) for around in open_at.values() for span in _telling(around)}
     nodes = {op.args.get(SEQUENCE) for op in ops if id(op) in kept and op.name.startswith(NODE)}
     makers: dict[tuple[str, Any], Span] = {}
     for op in ops:
         number = op.args.get(SEQUENCE, NO_SEQUENCE)
         if number in nodes and not op.args.get(MADE_BY) and not op.name.startswith(NODE):
             makers[op.lane, number] = op  # the last one
-    kept |= {id(op) for op in makers.values()}
-    return [op for op in ops if id(op) in kept]
+    made = {id(op) for op in makers.values()}
+    for around in _open_at([*notes, *ops], made).values():
+        kept |= {id(span) for span in _telling(around) if span.name.startswith(MODULE)}
+    kept |= made | {id(note) for note in notes if not note.name.startswith(MODULE)}
+    return [n for n in notes if id(n) in kept], [op for op in ops if id(op) in kept]
+
+
+def _open_at(spans: list[Span], wanted: set[int]) -> dict[int, list[Span]]:
+    """What is open on the thread where each of the wanted spans begins, the innermost last."""
+    found: dict[int, list[Span]] = {}
+    open_now: dict[str, list[Span]] = defaultdict(list)
+    for span in sorted(spans, key=lambda span: (span.start, -span.end)):
+        around = [other for other in open_now[span.lane] if other.end > span.start]
+        if id(span) in wanted:
+            found[id(span)] = list(around)
+        open_now[span.lane] = [*around, span]
+    return found
+
+
+def _telling(around: list[Span]) -> Iterator[Span]:
+    """Of what is open at a launch: what a diagnosis looks at."""
+    modules = [span for span in around if span.name.startswith(MODULE)]
+    ops = [span for span in around if not span.name.startswith(_NOTES)]
+    yield from modules[-1:]
+    yield from ops[-1:]
+    yield from [op for op in ops if shapes_of(op)][-1:]
+    yield from [op for op in ops if term_of_ops([op]) != OTHER][-1:]
+    if product := product_operator(Caller(tuple(ops), "", "")):
+        yield product
+    yield from (op for op in ops if _ALWAYS.search(op.name))
 
 
 # ---------------------------------------------------------------- as text
