@@ -114,10 +114,6 @@ def _of(seen: Seen, term: str) -> list[Piece]:
 IN_STEPS, LATER = "inside the steps", "record later steps: --after"
 # Terms that are causes by themselves: title, where, remedy.
 PLAIN = {
-    LOADER: (
-        "data loading", "the next batch is not ready when the step needs it",
-        "more loader workers, pin_memory, or less work for each sample",
-    ),
     ALLOCATION: (
         "memory allocation", "cudaMalloc or cudaFree inside the steps",
         "PYTORCH_ALLOC_CONF=expandable_segments:True, or inputs of fewer shapes",
@@ -135,9 +131,25 @@ PLAIN = {
 }  # fmt: skip
 
 
+OWN_LOADER = "_SingleProcessDataLoaderIter"  # in the name of a load without worker processes
+
+
 def _plain(seen: Seen) -> Iterator[Finding]:
     for term, (title, where, remedy) in PLAIN.items():
         yield from _finding(seen, title, seen.parts.terms.get(term, 0), where, remedy)
+
+
+def _loader(seen: Seen) -> Iterator[Finding]:
+    where, remedy = (
+        "the next batch is not ready when the step needs it",
+        "more loader workers, pin_memory, or less work for each sample",
+    )
+    if any(OWN_LOADER in note.name for note in seen.inside(seen.recording.notes)):
+        where, remedy = (
+            "num_workers=0: the training process makes each batch itself, and then trains on it",
+            "num_workers=4 or more in the DataLoader, or less work for each sample",
+        )
+    yield from _finding(seen, "data loading", seen.parts.terms.get(LOADER, 0), where, remedy)
 
 
 def _launch(seen: Seen) -> Iterator[Finding]:
@@ -257,5 +269,5 @@ def _copies(seen: Seen) -> Iterator[Finding]:
 
 
 RULES: Sequence[Callable[[Seen], Iterator[Finding]]] = (
-    _plain, _launch, _sync, _casts, _layout, _optimizer, _islands, _misaligned, _copies,
+    _plain, _loader, _launch, _sync, _casts, _layout, _optimizer, _islands, _misaligned, _copies,
 )  # fmt: skip

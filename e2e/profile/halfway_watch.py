@@ -44,6 +44,8 @@ KEY = "halfway"  # of our metadata in the trace
 # What torch writes of the machine, in the first and last bytes of a trace.
 NAMES, ENDS = re.compile(rb'"(host_name|traceName|hostname)":\s*"[^"]*"'), 1 << 16
 NO_NAME = rb'"\1": ""'
+# The profiler writes lines of its own between those of a script, and an error where no GPU is.
+PROFILER_LOG, SILENT = "KINETO_LOG_LEVEL", "99"
 
 
 class Watch:
@@ -94,8 +96,11 @@ class Watch:
                 if self.then_exit:
                     raise SystemExit(0)
 
-    def end(self) -> None:
-        """End the watch. A recording that is not complete is written if a whole step is in it."""
+    def end(self, failed: bool = False) -> None:
+        """End the watch. A recording that is not complete is written if a whole step is in it.
+
+        `failed`: the loop raised, which says more than that its steps were too few.
+        """
         if self.done:
             return
         whole = self.steps - (self.after + self.bare) - LEAD_IN
@@ -104,6 +109,8 @@ class Watch:
             self._write()
             return
         self._stop()
+        if failed:
+            return
         needed = self.after + self.bare + LEAD_IN + self.traced
         self._say(
             f"nothing written: {self.steps} steps were seen, {needed} are needed (--after, --bare "
@@ -139,7 +146,7 @@ class Watch:
             self._stop()
             self._say(f"no trace: the profiler did not start ({_first_line(error)})")
             return
-        if self.module_names:
+        if self.module_names and not _compiled():
             self._modules = _ModuleNames(self.model)
         self._name_step()
 
@@ -208,6 +215,7 @@ class Watch:
             "world_size": int(os.environ.get("WORLD_SIZE", "1")),
             "rank": int(os.environ.get("RANK", "0")),
             "stack": self.stack,
+            "compiled": _compiled(),
         }
 
 
@@ -300,7 +308,7 @@ class _Calls:
 # ---------------------------------------------------------------- a script
 
 
-def run_script(path: str, arguments: Sequence[str], **options: Any) -> None:
+def run_script(path: str, arguments: Sequence[str], watching: Watch) -> None:
     """Run a training script unchanged and watch it. A step ends where its optimizer's step does.
 
     With several optimizers, or several parts of a step, a step ends with the optimizer that was
@@ -309,7 +317,6 @@ def run_script(path: str, arguments: Sequence[str], **options: Any) -> None:
     sys.path[0] = os.path.dirname(os.path.abspath(path))  # not this file's own folder
     import torch
 
-    watching = Watch(**options)
     first: list[int] = []
     optimizers: Any = torch.optim.Optimizer
 
@@ -328,11 +335,16 @@ def run_script(path: str, arguments: Sequence[str], **options: Any) -> None:
 
     optimizers.__init__ = remember
     sys.argv = [path, *arguments]
+    failed = True
     try:
         runpy.run_path(path, run_name="__main__")
+        failed = False
+    except SystemExit as ended:
+        failed = ended.code not in (None, 0)
+        raise
     finally:
         optimizers.__init__ = made
-        watching.end()
+        watching.end(failed)
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -356,12 +368,14 @@ def main(words: Sequence[str] | None = None) -> None:
         parser.error(f"no such script: {given.script}")
     arguments = given.arguments[1:] if given.arguments[:1] == ["--"] else given.arguments
     try:
-        run_script(
-            given.script, arguments, out=given.out, after=given.after, bare=given.bare,
-            traced=given.traced, stack=given.stack, then_exit=given.then_exit, quiet=given.quiet,
+        watching = Watch(
+            out=given.out, after=given.after, bare=given.bare, traced=given.traced,
+            stack=given.stack, then_exit=given.then_exit, quiet=given.quiet,
         )  # fmt: skip
     except ValueError as error:
         parser.error(str(error))
+    os.environ.setdefault(PROFILER_LOG, SILENT)
+    run_script(given.script, arguments, watching)
 
 
 # ---------------------------------------------------------------- parts
@@ -408,6 +422,16 @@ class _ModuleNames:
             record.__exit__(None, None, None)
             if key == id(module):
                 return
+
+
+def _compiled() -> bool:
+    """Whether torch.compile has compiled anything.
+
+    Then hooks that come later would compile all of it again, in the steps that are recorded; and
+    a compiled forward calls no modules.
+    """
+    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
+    return any(dict(counters.get("frames", {})).values())
 
 
 def _mark() -> Any:
