@@ -19,6 +19,7 @@ from e2e.commands.record import (
     Script,
     keep,
     other_arguments,
+    plan_of,
     record,
     recorder,
 )
@@ -77,11 +78,13 @@ def diagnose_script(report: Report, script: Script, other: str | None, kept: Pat
     words += ["--", *script.arguments] if script.arguments else []
     with tempfile.TemporaryDirectory(prefix="halfway-") as folder:
         paths: list[Path] = []
+        names = [" ".join([script.path.name, *more]) for more in [*runs, []]]
         for more in [*runs, []]:
             name = " ".join([script.path.stem, *more]).replace("/", "_")
             out = Path(folder, f"{name}.json.gz")
             last = len(paths) == len(runs)  # it alone is explained, so it alone has to prove
             asked = replace(script, prove=script.prove and last)
+            report.say(plan_of(asked))
             code = record(asked, more, out, Path(folder))
             if code:
                 print(_failure(script.path, code), file=sys.stderr)
@@ -90,7 +93,7 @@ def diagnose_script(report: Report, script: Script, other: str | None, kept: Pat
                 return NOTHING_SEEN  # the recorder has said why
             keep(out, kept)
             paths.append(out)
-        return report.of(paths, words)
+        return report.of(paths, words, names)
 
 
 def _failure(path: Path, code: int) -> str:
@@ -119,13 +122,22 @@ class Report:
         self._condition = parse_condition(fail_on) if fail_on is not None else None
         self._console = make_console(stderr=json_path == STDOUT, quiet=quiet)
 
-    def of(self, paths: Sequence[Path], words: Sequence[str]) -> int:
-        """Diagnose these traces, print and write what was found, and return the exit code."""
+    def say(self, text: str) -> None:
+        """Print a sentence where the screen goes, unless the command is quiet."""
+        self._console.print(text, markup=False, highlight=False)
+
+    def of(self, paths: Sequence[Path], words: Sequence[str], names: Sequence[str] = ()) -> int:
+        """Diagnose these traces, print and write what was found, and return the exit code.
+
+        `names` is what the runs are called; without it, their files.
+        """
         try:
             found = diagnose(paths, _replay() if self._prove else None)
         except NothingSeen as error:
             print(f"error: {error}", file=sys.stderr)
             return NOTHING_SEEN
+        runs = (replace(run, name=name) for run, name in zip(found.runs, names, strict=True))
+        found = replace(found, runs=tuple(runs)) if names else found
         self._put(document_of_diagnosis(found, words))
         *_, last = found.runs
         met = self._condition.found_in(last) if self._condition else ""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
+from e2e.profile.halfway_watch import LEAD_IN
 from microbench.errors import UserError
 
 RECORDER, PROOFS = "halfway_watch.py", "halfway_prove.py"
@@ -42,6 +43,16 @@ class Script:
 def recorder(name: str = RECORDER) -> str:
     """The text of the recorder, or of what it needs to prove: one file that needs torch alone."""
     return files("e2e.profile").joinpath(name).read_text(encoding="utf-8")
+
+
+def plan_of(script: Script) -> str:
+    """ "train.py runs for 44 steps (20 of warm-up, 20 timed, 4 recorded), and is then ended"."""
+    recorded = LEAD_IN + script.traced
+    end = "then goes on to its end" if script.whole else "is then ended (--whole lets it go on)"
+    return (
+        f"{script.path} runs for {script.after + script.bare + recorded} steps ({script.after} of "
+        f"warm-up, {script.bare} timed, {recorded} recorded), and {end}."
+    )
 
 
 def record(script: Script, more: Sequence[str], out: Path, folder: Path) -> int:

@@ -56,10 +56,14 @@ def callers(recording: Recording) -> Mapping[int, Caller]:
 
 
 def callers_of_ops(recording: Recording) -> Iterator[tuple[Span, Caller]]:
-    """Each operator with its caller, itself the innermost of its `ops`: the work of a CPU."""
+    """Each operator with its caller, itself the innermost of its `ops`: the work of a CPU.
+
+    Operators that make the next batch are data loading, and no work of the step.
+    """
     makers = _makers(recording)
     for op, around in _around(recording.ops, recording):
-        yield op, _caller((*around, op), makers)
+        if not any(span.name.startswith(LOADING) for span in around):
+            yield op, _caller((*around, op), makers)
 
 
 def _around(some: Sequence[Span], recording: Recording) -> Iterator[tuple[Span, tuple[Span, ...]]]:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from e2e.profile.aligned import Aligned, Side, align
-from e2e.profile.findings import Finding, findings, not_the_cause, ranked
+from e2e.profile.calls import LOADING
+from e2e.profile.findings import OWN_LOADER, Finding, findings, not_the_cause, ranked
 from e2e.profile.gains import Gain, Tried, tried_in
 from e2e.profile.missing import missing
 from e2e.profile.paired import paired_findings
@@ -190,6 +191,12 @@ def _bottleneck(terms: Sequence[TermTime], busy: float, on_cpu: bool) -> str:
     return BOTTLENECKS.get(largest.term, largest.term)
 
 
+_LOADERS = {
+    f"{LOADING}#{OWN_LOADER}.__next__": "the training process (num_workers=0)",
+    f"{LOADING}#_MultiProcessingDataLoaderIter.__next__": "worker processes",
+}
+
+
 def _where(term: str, places: Sequence[tuple[str, int]]) -> str:
     """The one or two places with the most of a term's time."""
-    return ", ".join(place for place, _ in places[:2] if place)
+    return ", ".join(_LOADERS.get(place, place) for place, _ in places[:2] if place)

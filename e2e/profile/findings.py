@@ -192,10 +192,6 @@ def _of(seen: Seen, term: str) -> list[Piece]:
 IN_STEPS, LATER = "inside the steps", "record later steps: --after"
 # Terms that are causes by themselves: title, where, remedy.
 PLAIN = {
-    LOADER: (
-        "data loading", "the next batch is not ready when the step needs it",
-        "more loader workers, pin_memory, or less work for each sample",
-    ),
     ALLOCATION: (
         "memory allocation", "cudaMalloc or cudaFree inside the steps",
         "PYTORCH_ALLOC_CONF=expandable_segments:True, or inputs of fewer shapes",
@@ -213,10 +209,26 @@ PLAIN = {
 }  # fmt: skip
 
 
+OWN_LOADER = "_SingleProcessDataLoaderIter"  # in the name of a load without worker processes
+
+
 def _plain(seen: Seen) -> Iterator[Finding]:
     for term, (title, where, remedy) in PLAIN.items():
-        cause = "loader" if term == LOADER else ""
-        yield from _finding(seen, title, seen.parts.terms.get(term, 0), where, remedy, cause)
+        yield from _finding(seen, title, seen.parts.terms.get(term, 0), where, remedy)
+
+
+def _loader(seen: Seen) -> Iterator[Finding]:
+    where, remedy = (
+        "the next batch is not ready when the step needs it",
+        "more loader workers, pin_memory, or less work for each sample",
+    )
+    if any(OWN_LOADER in note.name for note in seen.inside(seen.recording.notes)):
+        where, remedy = (
+            "num_workers=0: the training process makes each batch itself, and then trains on it",
+            "num_workers=4 or more in the DataLoader, or less work for each sample",
+        )
+    ns = seen.parts.terms.get(LOADER, 0)
+    yield from _finding(seen, "data loading", ns, where, remedy, "loader")
 
 
 def _launch(seen: Seen) -> Iterator[Finding]:
@@ -381,6 +393,6 @@ def _copies(seen: Seen) -> Iterator[Finding]:
 
 
 RULES: Sequence[Callable[[Seen], Iterator[Finding]]] = (
-    _plain, _launch, _sync, _casts, _layout, _optimizer, _norms, _searches, _islands, _misaligned,
-    _copies,
+    _plain, _loader, _launch, _sync, _casts, _layout, _optimizer, _norms, _searches, _islands,
+    _misaligned, _copies,
 )  # fmt: skip

@@ -22,7 +22,11 @@ def missing(recording: Recording, parts: Partition) -> Iterator[str]:
             "about misaligned sizes or what stayed in float32, no match with another trace."
         )
     if not any(note.name.startswith(MODULE) for note in recording.notes):
-        yield "The trace names no modules (halfway_watch does): no layers."
+        yield (
+            "The model is compiled: its work has no modules, and there are no layers."
+            if recording.facts.get("compiled")
+            else "The trace names no modules (halfway_watch does): no layers."
+        )
     waited = parts.terms.get(SYNC, 0) / (parts.end - parts.start)
     if waited >= LEAST_SHARE and not recording.stack:
         yield (
