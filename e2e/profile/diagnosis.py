@@ -22,6 +22,7 @@ from e2e.results.terms import IDLE, LAUNCH, LOADER, SYNC
 from microbench.errors import UserError
 
 SAME = 0.5  # of the work matched: below it two recordings are not of one training
+LONGEST_S = 1e6  # of a step: a longer one is no measurement
 BUSY = 0.9  # of a step: from here on the device is the bottleneck
 BOTTLENECKS = {LOADER: "data loading", LAUNCH: "CPU launch", SYNC: "synchronisation"}
 
@@ -129,7 +130,8 @@ def _bare(recording: Recording) -> float | None:
     """The median step without the profiler, in seconds."""
     found: object = recording.facts.get("bare_s")
     times = cast(list[object], found) if isinstance(found, list) else []
-    seconds = [float(one) for one in times if isinstance(one, int | Decimal) and one > 0]
+    numbers = [one for one in times if isinstance(one, int | Decimal) and not isinstance(one, bool)]
+    seconds = [float(one) for one in numbers if 0 < one < LONGEST_S]
     return median(seconds) if seconds else None
 
 
