@@ -298,13 +298,14 @@ def diagnose(
         command.print_recorder(prove)
         return 0
     report = command.Report(**outputs, prove=prove)
-    if not words or not command.is_script(words[0]):
-        return command.diagnose_traces(report, words, base, other)
-    if base:
-        raise click.UsageError("--base names a trace; for a script use --other ARGS")
-    arguments = tuple(map(str, words[1:]))
-    script = Script(words[0], arguments, python, after, bare, traced, stack, whole, prove)
-    return command.diagnose_script(report, script, other, keep)
+    with report.held():
+        if not words or not command.is_script(words[0]):
+            return command.diagnose_traces(report, words, base, other)
+        if base:
+            raise click.UsageError("--base names a trace; for a script use --other ARGS")
+        arguments = tuple(map(str, words[1:]))
+        script = Script(words[0], arguments, python, after, bare, traced, stack, whole, prove)
+        return command.diagnose_script(report, script, other, keep)
 
 
 @app.command(name="make-data")

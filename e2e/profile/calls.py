@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 from e2e.profile.compiled import GRAPH_CALL, is_compiled_code
 from e2e.profile.reader import Recording, Span
+from microbench.errors import UserError
 
 MODULE = "halfway::"  # halfway_watch's names of modules
 STEP, LOADING = "ProfilerStep#", "enumerate(DataLoader)"
@@ -28,6 +29,7 @@ FORWARD, BACKWARD, OPTIMIZER, ELSEWHERE, RECOMPUTED = PHASES = (
 )  # fmt: skip
 SEQUENCE, MADE_BY = "Sequence number", "Fwd thread id"  # the latter is 0 for what makes a node
 NO_SEQUENCE = -1
+MAX_OPEN = 500  # operators and modules in one another on one thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,8 @@ def _around(some: Sequence[Span], recording: Recording) -> Iterator[tuple[Span, 
             if id(span) in wanted:
                 yield span, tuple(open_now)
             open_now.append(span)
+            if len(open_now) > MAX_OPEN:
+                raise UserError(f"more than {MAX_OPEN} operators are open at once: it is damaged")
 
 
 @dataclass(frozen=True)
@@ -99,7 +103,8 @@ class _Makers:
 
     def module(self, node: Span, nested: bool) -> str:
         """The module whose backward work this node is; `nested` inside another node."""
-        number = node.args.get(SEQUENCE, NO_SEQUENCE)
+        number = node.args.get(SEQUENCE)
+        number = number if isinstance(number, int) else NO_SEQUENCE
         first = self.forward.get(number, "")
         return self.again.get((node.lane, number), first) if nested else first
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -20,6 +20,7 @@ COUNTED = frozenset({
     "mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "_addmm_activation", "_scaled_mm",
     "convolution", "_convolution", "convolution_overrideable", "convolution_backward",
 })  # fmt: skip
+MOST = 1 << 80  # FLOP or bytes of one call: more are no work that ran
 ATTENTION = "_scaled_dot_product_"
 # What a trace cannot promise: arguments of another torch's operator, or of a damaged file.
 BAD_ARGUMENTS = (
@@ -63,11 +64,12 @@ def call_of(op: Span, overload: str = "default") -> Call:
     return Call(name, arguments(op)[: len(positional)])
 
 
-def _tried(count: Any, call: Call) -> int | None:
+def _tried(count: Callable[[Call], int | None], call: Call) -> int | None:
     try:
-        return count(call)
+        found = count(call)
     except BAD_ARGUMENTS:
         return None
+    return found if found is None or 0 <= found < MOST else None
 
 
 def _dtype(call: Call) -> str | None:

@@ -8,21 +8,31 @@ read as a stream, so that a large one takes the memory of its events, not of its
 from __future__ import annotations
 
 import gzip
+import io
 import json
+import os
 import re
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from statistics import median
 from typing import IO, Any, cast
 
+from kernels.files import MAX_DEPTH, bounded_int, check_depth, open_regular
 from microbench.errors import UserError
 
 Json = Mapping[str, Any]
 
 BLOCK = 1 << 20  # characters read at a time
 MAX_EVENT = 1 << 24  # characters of one event
+MAX_TEXT = 2 << 30  # characters of a trace, unpacked
+MAX_EVENTS = 5_000_000
+MAX_RATIO = 100  # of a packed trace's text and size; traces are packed 10 to 30 times
+SMALL_TEXT = 64 << 20  # characters that a trace may have however small it is packed
+MAX_POWER = 300  # of ten, in a number
 # Categories of old and new kineto: what ran on the device, and what launched it.
 DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset"})
 RUNTIME = frozenset({"cuda_runtime", "cuda_driver", "Runtime", "hip_runtime"})
@@ -30,6 +40,7 @@ OPS = frozenset({"cpu_op", "Operator", "cpu_op_with_shapes"})
 NOTES = frozenset({"user_annotation"})
 STACK = "python_function"
 OUR_KEY = "halfway"
+LONGEST_S = 1e6  # of a step: a longer one is no measurement
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +94,10 @@ class Recording:
         """The median step without the profiler, in seconds; None where it was not measured."""
         found: object = self.facts.get("bare_s")
         times = cast(list[object], found) if isinstance(found, list) else []
-        seconds = [float(one) for one in times if isinstance(one, int | Decimal) and one > 0]
+        numbers = [
+            one for one in times if isinstance(one, int | Decimal) and not isinstance(one, bool)
+        ]
+        seconds = [float(one) for one in numbers if 0 < one < LONGEST_S]
         return median(seconds) if seconds else None
 
 
@@ -111,13 +125,15 @@ def read_trace(path: Path) -> Recording:
     spans: dict[str, list[Span]] = {name: [] for name in _GROUPS}
     header: dict[str, Any] = {}
     try:
-        with _open(path) as file:
-            for key, value in _items(file):
+        with _open(path) as text:
+            for key, value in _items(text):
                 if key is not None:
                     header[key] = value
                 else:
                     _sort_in(value, spans)
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except FileNotFoundError:
+        raise UserError(f"no such trace file: {path}") from None
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise UserError(f"{path}: cannot be read ({_reason(error)})") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is no trace of torch's profiler: {_reason(error)}") from None
@@ -152,7 +168,10 @@ def _sort_in(event: Json, spans: Mapping[str, list[Span]]) -> None:
     if group is None:
         return
     start = _ns(event.get("ts"), "ts")
-    args = cast(dict[str, Any], event.get("args") or {})
+    args: Any = event.get("args") or {}
+    if not isinstance(args, dict):
+        raise ValueError("args of an event are no object")
+    args = cast(dict[str, Any], args)
     correlation = args.get("correlation", 0)
     lane = f"{event.get('pid')}/{event.get('tid')}"
     if group == "work":
@@ -191,22 +210,24 @@ def _ns(value: object, name: str) -> int:
 # ---------------------------------------------------------------- JSON as a stream
 
 
-def _open(path: Path) -> IO[str]:
-    if not path.is_file():
-        raise UserError(f"no such trace file: {path}")
-    with path.open("rb") as file:
+@contextmanager
+def _open(path: Path) -> Generator[_Text]:
+    """The text of a regular file, packed or not."""
+    with os.fdopen(open_regular(path, MAX_TEXT), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
         packed = file.read(2) == b"\x1f\x8b"
-    if packed:
-        return cast(IO[str], gzip.open(path, "rt", encoding="utf-8"))
-    return path.open(encoding="utf-8")
+        file.seek(0)
+        most = min(MAX_TEXT, SMALL_TEXT + MAX_RATIO * size) if packed else MAX_TEXT
+        content = gzip.GzipFile(fileobj=file) if packed else file
+        with io.TextIOWrapper(cast(IO[bytes], content), encoding="utf-8") as text:
+            yield _Text(text, most)
 
 
-def _items(file: IO[str]) -> Iterator[tuple[str | None, Any]]:
+def _items(text: _Text) -> Iterator[tuple[str | None, Any]]:
     """(key, value) of what a trace says of itself, and (None, event) for each of its events.
 
     ValueError where the text is no JSON object, breaks off, or has no list of events.
     """
-    text = _Text(file)
     if text.next_character() == "[":  # a bare list of events is a trace too
         text.position += 1
         yield from ((None, event) for event in text.elements())
@@ -230,13 +251,25 @@ def _items(file: IO[str]) -> Iterator[tuple[str | None, Any]]:
         raise ValueError("it has no traceEvents")
 
 
-class _Text:
-    """Text that is read as it is needed; `position` is where the next value begins."""
+def _decimal(digits: str) -> Decimal:
+    """The number. ValueError for one that no program works with."""
+    found = Decimal(digits)
+    if found and abs(found.adjusted()) > MAX_POWER:
+        raise ValueError(f"the number {digits[:20]} is too large or too small")
+    return found
 
-    def __init__(self, file: IO[str]) -> None:
+
+class _Text:
+    """Text that is read as it is needed; `position` is where the next value begins.
+
+    It has at most `most` characters.
+    """
+
+    def __init__(self, file: IO[str], most: int) -> None:
         self._file = file
+        self._most = self._left = most
         self._text, self.position = "", 0
-        self._decoder = json.JSONDecoder(parse_float=Decimal)
+        self._decoder = json.JSONDecoder(parse_float=_decimal, parse_int=bounded_int)
 
     def next_character(self) -> str:
         """The next character that is no space. ValueError at the end of the text."""
@@ -245,6 +278,7 @@ class _Text:
             if found:
                 self.position = found.start()
                 return found[0]
+            self.position = len(self._text)
             if not self._more():
                 raise ValueError("it breaks off")
 
@@ -267,11 +301,15 @@ class _Text:
                 continue
             if end == len(self._text) and self._more():
                 continue  # a number may go on in the text to come
+            opened = sum(self._text.count(one, self.position, end) for one in "[{")
+            if opened > MAX_DEPTH:
+                check_depth(found)
             self.position = end
             return found
 
     def elements(self) -> Iterator[Json]:
         """The objects of the list that is open, up to and past its end."""
+        number = 0
         while (character := self.next_character()) != "]":
             if character == ",":
                 self.position += 1
@@ -279,11 +317,16 @@ class _Text:
             found = self.value()
             if not isinstance(found, dict):
                 raise ValueError("an event is no object")
+            if (number := number + 1) > MAX_EVENTS:
+                raise ValueError(f"more than {MAX_EVENTS:,} events; record fewer steps")
             yield cast(Json, found)
         self.position += 1
 
     def _more(self) -> bool:
         block = self._file.read(BLOCK)
+        self._left -= len(block)
+        if self._left < 0:
+            raise ValueError(f"more than {self._most >> 20:,} MiB of text; record fewer steps")
         self._text = self._text[self.position :] + block
         self.position = 0
         return bool(block)
