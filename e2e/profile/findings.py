@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from e2e.profile.calls import OPTIMIZER
+from e2e.profile.compiled import COMPILE, GUARDS, REGION, is_compiled_code
 from e2e.profile.operands import ALIGNED, HALF, SINGLE, misaligned, types_of
-from e2e.profile.partition import Partition, Piece, is_product
+from e2e.profile.partition import Partition, Piece, is_communication, is_product
 from e2e.profile.reader import Recording, Span, launches_work
 from e2e.profile.sync_lines import sync_lines
 from e2e.results.terms import (
@@ -31,6 +32,7 @@ from e2e.results.terms import (
 
 LEAST_SHARE = 0.03  # of a step: less is no finding
 MOST_PLACES = 3
+MANY_REGIONS = 8  # calls of compiled code in a step
 MANY_UPDATES = 20  # kernels of an optimizer in a step
 SMALL_NS = 10_000  # a kernel this short does little
 
@@ -123,11 +125,6 @@ PLAIN = {
         "PYTORCH_ALLOC_CONF=expandable_segments:True, or inputs of fewer shapes",
     ),
     MODULES: ("loading of kernels", IN_STEPS, LATER),
-    COMPILATION: ("compilation", IN_STEPS, LATER),
-    COMMUNICATION: (
-        "communication that nothing hides", "between GPUs",
-        "larger buckets, a compressed gradient, or more work for each exchange",
-    ),
     RECOMPUTATION: (
         "recomputation of activations", "checkpointing, in the backward pass",
         "checkpoint fewer blocks, as far as memory allows, or only what is cheap to repeat",
@@ -256,6 +253,50 @@ def _copies(seen: Seen) -> Iterator[Finding]:
     )  # fmt: skip
 
 
+def _communication(seen: Seen) -> Iterator[Finding]:
+    exposed = sum(piece.ns for piece in _of(seen, COMMUNICATION))
+    ran = [work for work in seen.inside(seen.recording.work) if is_communication(work.name)]
+    whole = max(exposed, sum(work.ns for work in ran))
+    types = dict.fromkeys(str(work.args["dtype"]) for work in ran if work.args.get("dtype"))
+    where = f"between GPUs; {seen.ms(whole):.3g} ms in all, the rest is behind other work"
+    where += f"; in {', '.join(types)}" if types else ""
+    yield from _finding(
+        seen, "communication that nothing hides", exposed, where,
+        "larger buckets, a compressed gradient, or more work for each exchange",
+    )  # fmt: skip
+
+
+def _compilation(seen: Seen) -> Iterator[Finding]:
+    frames = (op for op in seen.recording.ops if op.name.startswith(COMPILE))
+    count = sum(op.end > seen.parts.start and op.start < seen.parts.end for op in frames)
+    yield from _finding(
+        seen, "compilation inside the steps", sum(piece.ns for piece in _of(seen, COMPILATION)),
+        f"{count} in all" if count else "",
+        "record later steps (--after); if it stays, sizes change from step to step: pad them, or "
+        "torch.compile(dynamic=True)",
+    )  # fmt: skip
+
+
+def _regions(seen: Seen) -> Iterator[Finding]:
+    """Compiled code in so many parts that entering them is what takes the time."""
+    ops = list(seen.inside(seen.recording.ops))
+    regions = sum(op.name.startswith(REGION) for op in ops) / seen.parts.steps
+    guards = sum(op.ns for op in ops if op.name == GUARDS)
+    waits = [
+        piece for piece in seen.parts.pieces
+        if piece.term == LAUNCH and any(is_compiled_code(op) for op in piece.caller.ops)
+    ]  # fmt: skip
+    if regions >= MANY_REGIONS:
+        yield from _finding(
+            seen, "many small compiled regions: the GPU waits until each is entered",
+            sum(piece.ns for piece in waits) or guards,
+            f"{regions:,.0f} a step, a graph break or uncompiled code between each and the next; "
+            f"their guards take {seen.ms(guards):.3g} ms of the CPU's time",
+            "TORCH_LOGS=graph_breaks names the breaks; compile the whole model, not its parts",
+        )  # fmt: skip
+
+
 RULES: Sequence[Callable[[Seen], Iterator[Finding]]] = (
     _plain, _launch, _sync, _casts, _layout, _optimizer, _islands, _misaligned, _copies,
+    _communication, _compilation, _regions,
 )  # fmt: skip
