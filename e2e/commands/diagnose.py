@@ -23,6 +23,7 @@ from microbench.report.screen import make_console
 from microbench.results.kinds import document_of
 from microbench.results.runfile import check_apart, check_writable, write_text
 from microbench.results.values import Json
+from microbench.roofline.rates import read_rates
 from microbench.run_output import STDOUT
 
 DIAGNOSED, NOTHING_SEEN, SCRIPT_FAILED, CONDITION_MET = 0, 1, 3, 4  # exit codes; 2 is a mistake
@@ -97,12 +98,15 @@ class Report:
 
     def __init__(
         self, *, json_path: Path | None, html: Path | None, fail_on: str | None, verbose: bool,
-        quiet: bool,
+        quiet: bool, ceilings: Path | None = None,
     ) -> None:  # fmt: skip
         check_apart({"--json": json_path, "--html": html})
         for name, path in (("--json", json_path), ("--html", html)):
             if path and path != STDOUT:
                 check_writable(path, name)
+        self._ceilings = ceilings
+        if ceilings:
+            read_rates(ceilings)
         self._json, self._html, self._verbose = json_path, html, verbose
         self._condition = parse_condition(fail_on) if fail_on is not None else None
         self._console = make_console(stderr=json_path == STDOUT, quiet=quiet)
@@ -110,7 +114,7 @@ class Report:
     def of(self, paths: Sequence[Path], words: Sequence[str]) -> int:
         """Diagnose these traces, print and write what was found, and return the exit code."""
         try:
-            found = diagnose(paths)
+            found = diagnose(paths, self._ceilings)
         except NothingSeen as error:
             print(f"error: {error}", file=sys.stderr)
             return NOTHING_SEEN

@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from e2e.profile.compiled import GRAPH_CALL, is_compiled_code
 from e2e.profile.reader import Recording, Span
 
 MODULE = "halfway::"  # halfway_watch's names of modules
@@ -148,11 +149,12 @@ def _caller(around: Sequence[Span], makers: _Makers) -> Caller:
     if any(span.name.startswith("Optimizer.") for span in around):
         return Caller(ops, "", OPTIMIZER)
     module = _module(around)
-    return Caller(ops, module, FORWARD if _in_module(around) else ELSEWHERE)
+    forward = _in_module(around) or any(is_compiled_code(op) for op in ops)
+    return Caller(ops, module, FORWARD if forward else ELSEWHERE)
 
 
 def _is_note(span: Span) -> bool:
-    return span.name.startswith((MODULE, "Optimizer.", STEP, LOADING))
+    return span.name.startswith((MODULE, "Optimizer.", STEP, LOADING, GRAPH_CALL))
 
 
 def _module(around: Sequence[Span]) -> str:

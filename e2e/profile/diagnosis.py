@@ -19,6 +19,7 @@ from e2e.profile.products import Product, products
 from e2e.profile.reader import Recording, read_trace
 from e2e.results.terms import IDLE, LAUNCH, LOADER, SYNC
 from microbench.errors import UserError
+from microbench.roofline.rates import Rates, known_rates, read_rates
 
 SAME = 0.5  # of the work matched: below it two recordings are not of one training
 BUSY = 0.9  # of a step: from here on the device is the bottleneck
@@ -41,7 +42,8 @@ class Traced:
 
     `bare_step_s` is the median step without the profiler, None where it was not measured. `busy` is
     the share of the window in which the device worked. `on_cpu`: there was no device. `missing`
-    says what the trace cannot tell, and why.
+    says what the trace cannot tell, and why. `rates` is the run file whose measured rates are the
+    floors of the products; "" where those are the datasheet's.
     """
 
     name: str
@@ -58,6 +60,7 @@ class Traced:
     not_the_cause: tuple[str, ...]
     products: tuple[Product, ...] = ()
     missing: tuple[str, ...] = ()
+    rates: str = ""
 
     @property
     def step_ms(self) -> float:
@@ -80,14 +83,19 @@ class Diagnosis:
     aligned: Aligned | None = None
 
 
-def diagnose(paths: Sequence[Path]) -> Diagnosis:
+def diagnose(paths: Sequence[Path], ceilings: Path | None = None) -> Diagnosis:
     """The diagnosis of the traces in these files, one or two.
 
-    UserError for a file that is no trace, a trace without whole steps, and two of which only one
-    ran on a GPU, or whose shapes differ.
+    `ceilings` is a run file of `halfway ceilings`, of the GPU that the traces are of; without, the
+    rates that come with halfway are used.
+
+    UserError for a file that is no trace, a trace without whole steps, two of which only one ran on
+    a GPU, or whose shapes differ, and ceilings of another GPU.
     """
     sides = [_side(path) for path in paths]
-    runs = tuple(_traced(path.name, side) for path, side in zip(paths, sides, strict=True))
+    given = read_rates(ceilings) if ceilings else None
+    pairs = zip(paths, sides, strict=True)
+    runs = tuple(_traced(path.name, side, given) for path, side in pairs)
     if len({run.on_cpu for run in runs}) > 1:
         raise UserError("one of these traces has a GPU's work, the other only a CPU's")
     aligned = align(sides[0], sides[1]) if len(sides) == 2 else None
@@ -112,7 +120,7 @@ def _side(path: Path) -> Side:
         raise type(error)(f"{path}: {error}") from None
 
 
-def _traced(name: str, side: Side) -> Traced:
+def _traced(name: str, side: Side, given: Rates | None) -> Traced:
     recording, parts = side.recording, side.parts
     terms = tuple(
         TermTime(term, ns, term in IDLE, _where(term, parts.by_place(term)))
@@ -120,12 +128,17 @@ def _traced(name: str, side: Side) -> Traced:
     )
     suspects = tuple(f"{what} {100 * share:.1f} %" for what, share in not_the_cause(parts))
     device = _device(recording)
+    rates = given or known_rates(device)
+    if given and given.device != device:
+        raise UserError(f"{given.source} was measured on {given.device}; {name} is of {device}")
+    found = products(recording, parts, device, rates)
     return Traced(
         name, device, str(recording.facts.get("torch", "unknown")), parts.steps,
         parts.end - parts.start, recording.bare_step_s, parts.busy, parts.on_cpu,
         _bottleneck(terms, parts.busy, parts.on_cpu), terms,
-        findings(recording, parts, device), suspects,
-        products(recording, parts, device), tuple(missing(recording, parts)),
+        findings(recording, parts, device, rates), suspects,
+        found, tuple(missing(recording, parts)),
+        rates.source if rates and any(product.measured for product in found) else "",
     )  # fmt: skip
 
 

@@ -377,10 +377,11 @@ class _ModuleNames:
         self._names: dict[int, str] = {id(m): path for path, m in known}
         self._open: list[tuple[int, Any]] = []
         try:  # checkpointing ends a forward by an exception
-            left = module.register_module_forward_hook(self._leave, always_call=True)
+            left = module.register_module_forward_hook(_uncompiled(self._leave), always_call=True)
         except TypeError:  # torch 2.0
-            left = module.register_module_forward_hook(self._leave)
-        self._handles = [module.register_module_forward_pre_hook(self._enter), left]
+            left = module.register_module_forward_hook(_uncompiled(self._leave))
+        enter = module.register_module_forward_pre_hook(_uncompiled(self._enter))
+        self._handles = [enter, left]
 
     def remove(self) -> None:
         """Take the hooks away and close what an exception left open."""
@@ -408,6 +409,12 @@ class _ModuleNames:
             record.__exit__(None, None, None)
             if key == id(module):
                 return
+
+
+def _uncompiled(hook: Any) -> Any:
+    """The hook as it is: torch.compile would compile it anew for each module, in the steps."""
+    dynamo = sys.modules.get("torch._dynamo")  # nothing is compiled where it was never loaded
+    return dynamo.disable(hook) if dynamo is not None and hasattr(dynamo, "disable") else hook
 
 
 def _mark() -> Any:

@@ -7,8 +7,9 @@ from bisect import bisect_right
 from collections import Counter
 from dataclasses import dataclass
 
+from e2e.profile.idle import idle_term
 from e2e.profile.operands import shape_words, shapes_of
-from e2e.profile.partition import Partition, idle_term
+from e2e.profile.partition import Partition
 from e2e.profile.reader import Recording, Span, launches_work
 from e2e.results.terms import IDLE, SYNC
 

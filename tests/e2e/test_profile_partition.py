@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from samples.random_traces import traces
 from samples.traces import BACKWARD, MAIN, US, Made
 
+from e2e.profile.calls import OPTIMIZER
 from e2e.profile.partition import partition
 from e2e.profile.reader import Recording, read_trace
 from e2e.results.terms import (
@@ -20,6 +21,7 @@ from e2e.results.terms import (
     COMMUNICATION,
     CONVOLUTIONS,
     COPIES,
+    IDLE,
     LAUNCH,
     LOADER,
     MATRIX_PRODUCTS,
@@ -142,6 +144,27 @@ def test_the_operator_around_a_kernel_says_its_term(
     assert [(p.term, p.ns) for p in pieces if p.name == kernel] == [(term, 6 * MS)]
 
 
+def test_what_an_operator_cost_is_its_kernels_and_the_waits_for_their_launches(
+    tmp_path: Path,
+) -> None:
+    made = two_steps()
+    made.note("Optimizer.step#SGD.step", 11 * MS, 13 * MS)
+    for start in (11 * MS, 12 * MS):
+        made.op("aten::add_", start, start + 50 * US)
+        made.kernel("add", start + 20 * US, start + 30 * US, start + 10 * US)
+    # One kernel, cut in two by another stream's, is one.
+    made.op("aten::relu", 13 * MS, 13 * MS + 50 * US)
+    made.kernel("relu", 14 * MS, 17 * MS, 13 * MS + 10 * US)
+    made.op("aten::tanh", 13 * MS + 60 * US, 13 * MS + 90 * US)
+    made.kernel("tanh", 15 * MS, 16 * MS, 13 * MS + 70 * US, stream=8)
+    found = partition(recording(made, tmp_path)).launching()
+    costs = {(one.phase, one.operator): (one.kernels, one.busy_ns, one.waited_ns) for one in found}
+    assert costs[OPTIMIZER, "aten::add_"] == (2, 20 * US, 2 * MS + 10 * US)
+    assert costs["elsewhere", "aten::relu"] == (1, 2 * MS, 2 * MS - 30 * US)
+    assert costs["elsewhere", "aten::tanh"][:2] == (1, MS)
+    assert found == tuple(sorted(found, key=lambda one: -one.waited_ns))
+
+
 def test_without_a_device_the_innermost_operators_are_the_work(tmp_path: Path) -> None:
     made = Made()
     made.steps(10 * MS, 20 * MS)
@@ -178,6 +201,10 @@ def test_terms_add_up_and_neither_order_nor_shift_nor_names_of_streams_change_th
     folder = tmp_path_factory.mktemp("t")
     found = partition(recording(made, folder))
     assert sum(found.terms.values()) == found.end - found.start
+    costs = found.launching()
+    busy_ns = sum(ns for term, ns in found.terms.items() if term not in IDLE)
+    assert sum(one.busy_ns for one in costs) == busy_ns
+    assert sum(one.waited_ns for one in costs) == found.terms.get(LAUNCH, 0)
     edges = [(piece.start, piece.end) for piece in found.pieces]
     assert edges[0][0] == found.start
     assert edges[-1][1] == found.end
