@@ -257,6 +257,9 @@ class Diagnose(Command):
 @click.option("--whole", is_flag=True, help="Let SCRIPT go on to its end after that")
 @click.option("--prove", is_flag=True, help="Also try what is slow, in some hundred more steps")
 @click.option("--keep", type=FILE, metavar="DIR", help="Keep the traces in this folder")
+@click.option(
+    "--ceilings", type=FILE, metavar="FILE", help="A run of `halfway ceilings` on the same GPU"
+)
 @click.option("--fail-on", metavar="WHAT", help="Exit code 4 where busy<70, say, or casts>5 (%)")
 @click.option("--json", "json_path", type=FILE, help="Write the diagnosis to this file")
 @click.option("--html", type=FILE, help="Also write a page: one file, offline")

@@ -37,6 +37,7 @@ from microbench.results.claim import claimed
 from microbench.results.kinds import document_of
 from microbench.results.runfile import check_apart, check_writable, write_text
 from microbench.results.values import Json
+from microbench.roofline.rates import read_rates
 from microbench.run_output import STDOUT
 from microbench.stopping import scratch_folder
 
@@ -131,9 +132,12 @@ class Report:
 
     def __init__(
         self, *, json_path: Path | None, html: Path | None, fail_on: str | None, verbose: bool,
-        quiet: bool, prove: bool,
+        quiet: bool, prove: bool, ceilings: Path | None = None,
     ) -> None:  # fmt: skip
         check_apart({"--json": json_path, "--html": html})
+        self._ceilings = ceilings
+        if ceilings:
+            read_rates(ceilings)
         self._json, self._html, self._verbose = json_path, html, verbose
         self._prove = prove
         self._condition = parse_condition(fail_on) if fail_on is not None else None
@@ -163,7 +167,7 @@ class Report:
         `names` is what the runs are called; without it, their files.
         """
         try:
-            found = diagnose(paths, _replay() if self._prove else None)
+            found = diagnose(paths, self._ceilings, _replay() if self._prove else None)
         except NothingSeen as error:
             print(f"error: {error}", file=sys.stderr)
             return NOTHING_SEEN

@@ -22,6 +22,7 @@ from e2e.results.terms import (
 )
 
 REGION, GUARDS = "Torch-Compiled Region", "TorchDynamo Cache Lookup"
+COMPILE = "_compile.compile_inner"  # of one frame
 GRAPH_CALL = "## Call CompiledFxGraph"  # around all that a compiled graph does
 _CODE = (REGION, "CompiledFunction", GRAPH_CALL)
 _TIMED = " (dynamo_timed)"

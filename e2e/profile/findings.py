@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from e2e.profile.calls import OPTIMIZER
+from e2e.profile.compiled import COMPILE, GUARDS, REGION, is_compiled_code
 from e2e.profile.gains import Gain
 from e2e.profile.norm_work import norm_time
 from e2e.profile.operands import ALIGNED, HALF, SINGLE, misaligned, types_of
-from e2e.profile.partition import Partition, Piece, is_product
-from e2e.profile.product_work import Work, floor_s, precision_of, work_of
+from e2e.profile.partition import Partition, Piece, is_communication, is_product
+from e2e.profile.product_work import Work, floor_of, precision_of, work_of
 from e2e.profile.products import product_operator
 from e2e.profile.reader import Recording, Span, launches_work
 from e2e.profile.searches import searches
@@ -36,10 +37,12 @@ from e2e.results.terms import (
 )
 from kernels.gpu_cards import Card
 from kernels.gpus import find_card
+from microbench.roofline.rates import Rates
 
 LEAST_SHARE = 0.03  # of a step: less is no finding
 MOST_PLACES = 3
 PROVEN, LIKELY, POSSIBLE = "proven", "likely", "possible"  # by a trial; by the trace; by a rule
+MANY_REGIONS = 8  # calls of compiled code in a step
 MANY_UPDATES = 20  # kernels of an optimizer in a step
 SMALL_NS = 10_000  # a kernel this short does little
 SLOW_NORM = 0.5  # of a card's bandwidth: below it normalisation is slow
@@ -82,6 +85,7 @@ class Seen:
     recording: Recording
     parts: Partition
     card: Card | None = None
+    rates: Rates | None = None
 
     @property
     def slowed(self) -> float:
@@ -102,12 +106,14 @@ class Seen:
         return (s for s in spans if self.parts.start <= s.start < self.parts.end)
 
 
-def findings(recording: Recording, parts: Partition, device: str = "") -> tuple[Finding, ...]:
+def findings(
+    recording: Recording, parts: Partition, device: str = "", rates: Rates | None = None
+) -> tuple[Finding, ...]:
     """Every cause that costs at least LEAST_SHARE of a step, the costliest first.
 
-    `device` is the name of the card by whose datasheet rates are judged.
+    `device` is the name of the card by whose datasheet rates are judged, `rates` those measured.
     """
-    seen = Seen(recording, parts, find_card(device))
+    seen = Seen(recording, parts, find_card(device), rates)
     found = [finding for rule in RULES for finding in rule(seen)]
     least_ms = LEAST_SHARE * 1e3 * (recording.bare_step_s or parts.step_ns / 1e9)
     large = [f for f in found if f.share >= LEAST_SHARE and f.most_ms >= least_ms]
@@ -158,7 +164,8 @@ def _half_floor_s(seen: Seen, op: Span) -> float:
     work = work_of(op)
     if work.dtype == "float32":
         work = Work(work.flops, (work.bytes or 0) // 2, "bfloat16")
-    return floor_s(work, precision_of(work.dtype, None), seen.card) or 0.0
+    floor = floor_of(work, precision_of(work.dtype, None), seen.card, seen.rates)
+    return floor.seconds if floor else 0.0
 
 
 def _places(seen: Seen, pieces: Iterable[Piece], name: Callable[[Piece], str]) -> str:
@@ -197,11 +204,6 @@ PLAIN = {
         "PYTORCH_ALLOC_CONF=expandable_segments:True, or inputs of fewer shapes",
     ),
     MODULES: ("loading of kernels", IN_STEPS, LATER),
-    COMPILATION: ("compilation", IN_STEPS, LATER),
-    COMMUNICATION: (
-        "communication that nothing hides", "between GPUs",
-        "larger buckets, a compressed gradient, or more work for each exchange",
-    ),
     RECOMPUTATION: (
         "recomputation of activations", "checkpointing, in the backward pass",
         "checkpoint fewer blocks, as far as memory allows, or only what is cheap to repeat",
@@ -392,7 +394,50 @@ def _copies(seen: Seen) -> Iterator[Finding]:
     )  # fmt: skip
 
 
+def _communication(seen: Seen) -> Iterator[Finding]:
+    exposed = sum(piece.ns for piece in _of(seen, COMMUNICATION))
+    ran = [work for work in seen.inside(seen.recording.work) if is_communication(work.name)]
+    whole = max(exposed, sum(work.ns for work in ran))
+    types = dict.fromkeys(str(work.args["dtype"]) for work in ran if work.args.get("dtype"))
+    where = f"between GPUs; {seen.ms(whole):.3g} ms in all, the rest is behind other work"
+    where += f"; in {', '.join(types)}" if types else ""
+    yield from _finding(
+        seen, "communication that nothing hides", exposed, where,
+        "larger buckets, a compressed gradient, or more work for each exchange",
+    )  # fmt: skip
+
+
+def _compilation(seen: Seen) -> Iterator[Finding]:
+    frames = (op for op in seen.recording.ops if op.name.startswith(COMPILE))
+    count = sum(op.end > seen.parts.start and op.start < seen.parts.end for op in frames)
+    yield from _finding(
+        seen, "compilation inside the steps", sum(piece.ns for piece in _of(seen, COMPILATION)),
+        f"{count} in all" if count else "",
+        "record later steps (--after); if it stays, sizes change from step to step: pad them, or "
+        "torch.compile(dynamic=True)",
+    )  # fmt: skip
+
+
+def _regions(seen: Seen) -> Iterator[Finding]:
+    """Compiled code in so many parts that entering them is what takes the time."""
+    ops = list(seen.inside(seen.recording.ops))
+    regions = sum(op.name.startswith(REGION) for op in ops) / seen.parts.steps
+    guards = sum(op.ns for op in ops if op.name == GUARDS)
+    waits = [
+        piece for piece in seen.parts.pieces
+        if piece.term == LAUNCH and any(is_compiled_code(op) for op in piece.caller.ops)
+    ]  # fmt: skip
+    if regions >= MANY_REGIONS:
+        yield from _finding(
+            seen, "many small compiled regions: the GPU waits until each is entered",
+            sum(piece.ns for piece in waits) or guards,
+            f"{regions:,.0f} a step, a graph break or uncompiled code between each and the next; "
+            f"their guards take {seen.ms(guards):.3g} ms of the CPU's time",
+            "TORCH_LOGS=graph_breaks names the breaks; compile the whole model, not its parts",
+        )  # fmt: skip
+
+
 RULES: Sequence[Callable[[Seen], Iterator[Finding]]] = (
     _plain, _loader, _launch, _sync, _casts, _layout, _optimizer, _norms, _searches, _islands,
-    _misaligned, _copies,
+    _misaligned, _copies, _communication, _compilation, _regions,
 )  # fmt: skip

@@ -152,7 +152,7 @@ def _term_on_cpu(caller: Caller) -> str:
 
 def _term_on_device(span: Span, caller: Caller) -> str:
     name = span.name
-    if name.startswith(("nccl", "rccl")) or "Memcpy PtoP" in name:
+    if is_communication(name):
         return COMMUNICATION
     if (term := fused_term(name)) and caller.phase != OPTIMIZER:
         return term
@@ -164,6 +164,11 @@ def _term_on_device(span: Span, caller: Caller) -> str:
         return LAYOUT
     term = term_of(caller)
     return (term_of_kernel(name) or OTHER) if term == OTHER else term
+
+
+def is_communication(kernel: str) -> bool:
+    """Whether a kernel or copy only moves data between GPUs."""
+    return kernel.startswith(("nccl", "rccl", "Memcpy PtoP"))
 
 
 def term_of(caller: Caller) -> str:

@@ -14,6 +14,7 @@ from kernels.aten import Argument, Call, CannotReplay, TensorSpec, flops, min_by
 from kernels.gpu_cards import Card
 from kernels.precision import PRECISIONS, Precision
 from microbench.device.profiler import fewer_operations
+from microbench.roofline.rates import Rates
 
 # Operators whose work is known from their arguments; they call others, which are not listed.
 COUNTED = frozenset({
@@ -107,12 +108,30 @@ def precision_of(dtype: str | None, tf32: object) -> Precision | None:
     return next((p for p in PRECISIONS.values() if p.storage == dtype), None)
 
 
-def floor_s(work: Work, precision: Precision | None, card: Card | None) -> float | None:
-    """The least seconds that a call takes by the card's datasheet; None where that is unknown."""
-    peak = card.peak(precision) if card and precision else None
-    if card is None or peak is None or work.flops is None:
+@dataclass(frozen=True)
+class Floor:
+    """The least `seconds` that a call takes; `measured`: by rates measured on such a GPU.
+
+    Else they are those of its datasheet.
+    """
+
+    seconds: float
+    measured: bool
+
+
+def floor_of(
+    work: Work, precision: Precision | None, card: Card | None, rates: Rates | None
+) -> Floor | None:
+    """The least time of a call, by measured rates where there are some; None where unknown."""
+    if precision is None or work.flops is None:
         return None
-    return max(work.flops / peak, (work.bytes or 0) / card.byte_per_s)
+    measured = rates.peak(precision) if rates else None
+    peak = measured or (card.peak(precision) if card else None)
+    if peak is None:
+        return None
+    byte_per_s = (rates.byte_per_s if rates else None) or (card.byte_per_s if card else None)
+    moving = (work.bytes or 0) / byte_per_s if byte_per_s else 0.0
+    return Floor(max(work.flops / peak, moving), measured is not None)
 
 
 def on_tensor_cores(

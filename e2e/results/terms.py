@@ -32,6 +32,8 @@ RECOMPUTATION = "recomputation"  # of activations, by checkpointing
 # Kernels that torch.compile made of several operators.
 FUSED_ELEMENTWISE, FUSED_REDUCTIONS = "fused elementwise", "fused reductions"
 FUSED_KERNELS = "fused kernels"
+FUSED = (FUSED_ELEMENTWISE, FUSED_REDUCTIONS, FUSED_KERNELS)
+STEP_TERMS = (COMMUNICATION, COPIES, FILLS, RECOMPUTATION, *FUSED)
 SYNC, ALLOCATION = "synchronisation", "memory allocation"
 MODULES, COMPILATION = "module loading", "compilation"
 LAUNCH, BETWEEN, PYTHON = "CPU launch", "between kernels", "outside of operators"

@@ -198,7 +198,7 @@ def test_an_operator_is_slower_in_half_by_the_two_runs(
 
 def test_threads_of_backward_are_searched_too(tmp_path: Path) -> None:
     made = made_with(cudnn_benchmark=True)
-    args = {"Input Dims": [[8, 64, 9, 9], [8, 64, 9, 9]], "Input type": [HALF, HALF]}
+    args = {"Input Dims": [[8, 64, 9, 9], [8, 64, 9, 9], [64, 64, 3, 3]], "Input type": [HALF] * 3}
     made.op("aten::convolution_backward", 12 * MS, 14 * MS, BACKWARD, **args)
     for number in range(20):
         at = 12 * MS + number * 100 * US

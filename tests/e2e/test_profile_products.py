@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from e2e.profile import halfway_watch
 from e2e.profile.calls import Caller
+from e2e.profile.diagnosis import diagnose
 from e2e.profile.operands import arguments
 from e2e.profile.partition import Partition, partition
 from e2e.profile.product_work import on_tensor_cores, precision_of, work_of
@@ -20,8 +22,11 @@ from e2e.profile.reader import Recording, Span, read_trace
 from e2e.results.terms import MATRIX_PRODUCTS, PRODUCT_TERMS, RECOMPUTATION
 from kernels.gpus import find_card
 from kernels.precision import PRECISIONS
+from microbench.errors import UserError
+from microbench.roofline.rates import Rates, known_rates
 
 H200 = "NVIDIA H200"
+RESULTS = Path(__file__).parents[2] / "results" / "nvidia-h200"
 TRACES = Path(__file__).parents[1] / "samples" / "traces_h200"
 MS = 1_000_000
 
@@ -132,6 +137,35 @@ def test_the_unaligned_head_is_slow_and_the_aligned_layers_are_not() -> None:
     assert sum_of is not None
     assert sum_of.proved == pytest.approx(0.288, abs=0.001)
     assert sum_of.of_card == pytest.approx(0.132, abs=0.001)
+
+
+def test_floors_are_by_measured_rates_and_by_the_datasheet_for_what_was_not_measured() -> None:
+    recording, parts = read("odd_vocab")
+    by_sheet = products(recording, parts, H200)
+    measured = products(recording, parts, H200, known_rates(H200))
+    assert all(m.measured and not p.measured for m, p in zip(measured, by_sheet, strict=True))
+    for one, other in zip(measured, by_sheet, strict=True):
+        assert one.floor_s is not None
+        assert other.floor_s is not None
+        assert other.floor_s < one.floor_s < other.floor_s / 0.85
+        assert 1e9 * one.floor_s * one.count < one.kernel_ns
+    none = Rates(H200, "mine", {"fp64": 1e13})
+    assert products(recording, parts, H200, none) == by_sheet
+    unknown = products(recording, parts, "another card", known_rates(H200))
+    assert [p.floor_s for p in unknown] == [p.floor_s for p in measured]
+
+
+def test_rates_of_another_gpu_are_refused(tmp_path: Path) -> None:
+    run = json.loads((RESULTS / "ceilings.json").read_text())
+    mine = tmp_path / "mine.json"
+    mine.write_text(json.dumps(run))
+    trace = TRACES / "odd_vocab.json.gz"
+    (found,) = diagnose([trace], mine).runs
+    assert found.rates == "mine.json"
+    run["device"]["name"] = "NVIDIA A100-SXM4-80GB"
+    mine.write_text(json.dumps(run))
+    with pytest.raises(UserError, match="measured on NVIDIA A100-SXM4-80GB"):
+        diagnose([trace], mine)
 
 
 def test_a_product_hidden_behind_another_stream_is_no_faster(tmp_path: Path) -> None:
