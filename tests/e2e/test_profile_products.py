@@ -11,6 +11,7 @@ from samples.traces import BACKWARD, US, Made
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from e2e.__main__ import main
 from e2e.profile import halfway_watch
 from e2e.profile.calls import Caller
 from e2e.profile.diagnosis import diagnose
@@ -192,6 +193,8 @@ def test_rates_of_another_gpu_are_refused(tmp_path: Path) -> None:
     mine.write_text(json.dumps(run))
     with pytest.raises(UserError, match="measured on NVIDIA A100-SXM4-80GB"):
         diagnose([trace], mine)
+    assert main(["diagnose", str(trace), "--ceilings", str(mine)]) == 2
+    assert main(["diagnose", str(trace), "--ceilings", str(tmp_path / "none.json")]) == 2
 
 
 def test_a_product_hidden_behind_another_stream_is_no_faster(tmp_path: Path) -> None:
