@@ -19,6 +19,7 @@ DTYPES = {  # C++ names of torch's types
     **dict.fromkeys(("float", "Float"), "float32"),
     **dict.fromkeys(("double", "Double"), "float64"),
     "c10::Float8_e4m3fn": "float8_e4m3fn", "c10::Float8_e5m2": "float8_e5m2",
+    "Float8_e4m3fn": "float8_e4m3fn", "Float8_e5m2": "float8_e5m2",
     "signed char": "int8", "unsigned char": "uint8", "int": "int32", "long int": "int64",
     "long": "int64", "bool": "bool",
 }  # fmt: skip

@@ -101,6 +101,10 @@ def _window(recording: Recording) -> tuple[int, int, int]:
     if not isinstance(lead_in, int) or not isinstance(wanted, int) or lead_in < 1 or wanted < 1:
         raise UserError("what halfway_watch wrote into this trace is damaged")
     ends = ends[lead_in - 1 : lead_in + wanted]
+    if recording.work and not recording.ops:
+        raise NothingSeen(
+            "the trace has no operators and no steps: ask the profiler for ProfilerActivity.CPU too"
+        )
     if len(ends) < 2 or ends[-1] <= ends[0]:
         raise NothingSeen(
             "no whole step is in this trace: record it with halfway_watch, or call the profiler's "

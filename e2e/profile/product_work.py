@@ -19,6 +19,7 @@ from microbench.roofline.rates import Rates
 # Operators whose work is known from their arguments; they call others, which are not listed.
 COUNTED = frozenset({
     "mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "_addmm_activation", "_scaled_mm",
+    "_int_mm",
     "convolution", "_convolution", "convolution_overrideable", "convolution_backward",
 })  # fmt: skip
 MOST = 1 << 80  # FLOP or bytes of one call: more are no work that ran

@@ -5,10 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from samples.traces import MAIN, US, Made
+from torch import nn
 
+from e2e.profile import halfway_watch
+from e2e.profile.compiled import is_compiling
 from e2e.profile.diagnosis import diagnose
 from e2e.profile.findings import Finding, findings
 from e2e.profile.partition import Partition, partition
@@ -237,3 +241,38 @@ def test_a_recompilation_is_the_first_cause() -> None:
     assert run.ms(COMPILATION) > 0.5 * run.step_ms
     # Tensors that dynamo only traces with are no work of the step.
     assert run.ms(MATRIX_PRODUCTS) < 0.1 * run.step_ms
+
+
+class Net(nn.Module):
+    """Of parts that are compiled each by itself, as a loop with a graph break is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList([Part() for _ in range(10)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for part in self.parts:
+            x = part(x)
+            torch._dynamo.graph_break()
+        return x
+
+
+class Part(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).relu()
+
+
+def test_the_recorder_s_hooks_are_not_compiled_in_the_steps(tmp_path: Path) -> None:
+    compiled, out = torch.compile(Net(), backend="eager"), tmp_path / "t.json"
+    with halfway_watch.watch(out=str(out), after=2, bare=2, traced=2) as watch:
+        for _ in range(7):
+            compiled(torch.randn(4, 8)).sum().backward()
+            watch.step()
+    recording = read_trace(out)
+    assert any(op.name.startswith("Torch-Compiled Region") for op in recording.ops)
+    assert not any(is_compiling(op) for op in recording.ops)
+    assert COMPILATION not in partition(recording).terms

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from samples.random_traces import traces
 from samples.traces import BACKWARD, MAIN, US, Made
 
 from e2e.profile.calls import OPTIMIZER
-from e2e.profile.partition import partition
+from e2e.profile.findings import findings
+from e2e.profile.missing import missing
+from e2e.profile.partition import NothingSeen, partition
 from e2e.profile.reader import Recording, read_trace
 from e2e.results.terms import (
     BETWEEN,
@@ -32,6 +35,7 @@ from e2e.results.terms import (
 from microbench.errors import UserError
 
 MS = 1_000_000
+LAUNCHES = ("cudaLaunchKernel", "cudaGraphLaunch")
 
 
 def recording(made: Made, folder: Path, shift_ns: int = 0) -> Recording:
@@ -165,6 +169,45 @@ def test_what_an_operator_cost_is_its_kernels_and_the_waits_for_their_launches(
     assert found == tuple(sorted(found, key=lambda one: -one.waited_ns))
 
 
+def test_a_wait_of_the_main_thread_delays_what_autograd_launches(tmp_path: Path) -> None:
+    made = Made()
+    made.steps(9 * MS, 18 * MS)
+    made.op("aten::mm", 8 * MS, 8 * MS + 50 * US)
+    made.kernel("gemm", 9 * MS, 10 * MS, 8 * MS + 10 * US)
+    made.span("cuda_runtime", "cudaStreamSynchronize", 9 * MS, 10 * MS + 10 * US, MAIN)
+    # Another thread, the loader's, waits for nobody's sake.
+    made.span("cuda_runtime", "cudaEventSynchronize", 12 * MS, 15 * MS, 300)
+    made.op("autograd::engine::evaluate_function: MmBackward0", 16 * MS, 17 * MS, BACKWARD)
+    made.op("aten::mm", 16 * MS + US, 17 * MS - US, BACKWARD)
+    made.kernel("dgrad", 16 * MS + 20 * US, 20 * MS, 16 * MS + 10 * US, BACKWARD)
+    found = terms_of(made, tmp_path)
+    assert found == {SYNC: 6 * MS + 10 * US, LAUNCH: 10 * US, MATRIX_PRODUCTS: 4 * MS - 20 * US}
+
+
+def test_a_stream_that_waits_for_another_does_not_make_the_cpu_wait(tmp_path: Path) -> None:
+    made = two_steps()
+    made.span("cuda_runtime", "cudaStreamWaitEvent", 10 * MS, 10 * MS + 10 * US, MAIN)
+    assert terms_of(made, tmp_path) == {LAUNCH: 9 * MS, MATRIX_PRODUCTS: MS}
+
+
+def test_another_gpu_s_work_fills_the_gap_and_a_copy_between_them_is_communication(
+    tmp_path: Path,
+) -> None:
+    made = two_steps()
+    made.op("aten::relu", 9 * MS, 9 * MS + 50 * US)
+    made.kernel("relu", 10 * MS, 14 * MS, 9 * MS + 10 * US)
+    made.events[-1]["args"]["device"] = 1
+    made.kernel("Memcpy PtoP (Device -> Device)", 13 * MS, 19 * MS, 9 * MS + 20 * US,
+                category="gpu_memcpy")  # fmt: skip
+    recorded = recording(made, tmp_path)
+    parts = partition(recorded)
+    assert parts.terms == {COMMUNICATION: 5 * MS, TERMS["activation"]: 4 * MS, MATRIX_PRODUCTS: MS}
+    assert any("2 GPUs worked" in said for said in missing(recorded, parts))
+    (found,) = (f for f in findings(recorded, parts) if "communication" in f.title)
+    assert found.ms == 5
+    assert "6 ms in all" in found.where
+
+
 def test_without_a_device_the_innermost_operators_are_the_work(tmp_path: Path) -> None:
     made = Made()
     made.steps(10 * MS, 20 * MS)
@@ -220,6 +263,36 @@ def test_terms_add_up_and_neither_order_nor_shift_nor_names_of_streams_change_th
             event["args"]["stream"] += 13
     again = partition(recording(made, folder, shift))
     assert again.terms == found.terms
+
+
+@settings(max_examples=60, deadline=None)
+@given(made=traces(), data=st.data())
+def test_a_trace_that_lost_over_a_hundredth_of_its_kernels_is_refused(
+    made: Made, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("t")
+    # Enough launches beside the steps that some losses are below the limit.
+    for number in range(data.draw(st.integers(0, 400))):
+        made.kernel("k", 10**9 + number * US, 10**9 + (number + 1) * US, 10**9)
+    kernels = [e for e in made.events if e["cat"] == "kernel" and "graph id" not in e["args"]]
+    launched = sum(event["name"] in LAUNCHES for event in made.events)
+    lost = data.draw(st.integers(0, min(6, len(kernels) - 1)))
+    gone = data.draw(st.permutations(kernels))[:lost]
+    zeroed = data.draw(st.booleans())
+    for event in gone:  # kineto loses them, or writes zeros
+        if zeroed:
+            event.update(ts=0, dur=0)
+        else:
+            made.events.remove(event)
+    found = recording(made, folder)
+    assert found.dropped == lost
+    if lost > 0.01 * launched:
+        with pytest.raises(NothingSeen, match=f"lost {lost} of {launched} kernels"):
+            partition(found)
+        return
+    with suppress(NothingSeen):  # the last kernel of a step may be among the lost
+        parts = partition(found)
+        assert sum(parts.terms.values()) == parts.end - parts.start
 
 
 def _union(spans: list[tuple[int, int]], start: int, end: int) -> int:

@@ -11,6 +11,7 @@ from samples.traces import BACKWARD, US, Made
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from e2e.__main__ import main
 from e2e.profile import halfway_watch
 from e2e.profile.calls import Caller
 from e2e.profile.diagnosis import diagnose
@@ -112,6 +113,32 @@ def test_only_a_rate_that_the_sms_cannot_reach_proves_tensor_cores() -> None:
     assert on_tensor_cores(68e12, PRECISIONS["tf32"], card, ["k"]) is True
 
 
+@pytest.mark.parametrize(
+    ("operator", "precision", "simt"),
+    [
+        # the second factor of float8 lies in columns
+        (Span("aten::_scaled_mm", 0, 1, "1/1", args={
+            "Input Dims": [[64, 32], [32, 16], [], [], [], [], [], []],
+            "Input Strides": [[32, 1], [1, 32], [], [], [], [], [], []],
+            "Input type": ["c10::Float8_e4m3fn"] * 2 + ["float"] * 2 + ["", "", "", "Scalar"],
+            "Concrete Inputs": ["", "", "", "", "", "", "15", "True"],
+        }), "fp8-e4m3", 133.8e12),
+        (op("aten::_int_mm", [[64, 32], [32, 16]], ["signed char"] * 2), "int8", 4 * 67e12),
+    ],
+)  # fmt: skip
+def test_eight_bits_are_proved_on_tensor_cores_by_their_rate(
+    operator: Span, precision: str, simt: float
+) -> None:
+    work = work_of(operator)
+    assert work.flops == 2 * 64 * 32 * 16
+    assert work.bytes is not None
+    assert work.bytes >= 64 * 32 + 32 * 16 + 2 * 64 * 16
+    kind, card = precision_of(work.dtype, None), find_card(H200)
+    assert kind is PRECISIONS[precision]
+    assert on_tensor_cores(1.01 * simt, kind, card, ["k"]) is True
+    assert on_tensor_cores(0.99 * simt, kind, card, ["k"]) is None
+
+
 def read(name: str) -> tuple[Recording, Partition]:
     recording = read_trace(TRACES / f"{name}.json.gz")
     return recording, partition(recording)
@@ -166,6 +193,8 @@ def test_rates_of_another_gpu_are_refused(tmp_path: Path) -> None:
     mine.write_text(json.dumps(run))
     with pytest.raises(UserError, match="measured on NVIDIA A100-SXM4-80GB"):
         diagnose([trace], mine)
+    assert main(["diagnose", str(trace), "--ceilings", str(mine)]) == 2
+    assert main(["diagnose", str(trace), "--ceilings", str(tmp_path / "none.json")]) == 2
 
 
 def test_a_product_hidden_behind_another_stream_is_no_faster(tmp_path: Path) -> None:
