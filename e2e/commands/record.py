@@ -52,7 +52,12 @@ def recorder(name: str = RECORDER) -> str:
 
 
 def plan_of(script: Script) -> str:
-    """ "train.py runs for 44 steps (20 of warm-up, 20 timed, 4 recorded), and is then ended"."""
+    """ "train.py runs for 44 steps (20 of warm-up, 20 timed, 4 recorded), and is then ended".
+
+    UserError where the script is missing.
+    """
+    if not script.path.is_file():
+        raise UserError(f"no such script: {script.path}")
     recorded = LEAD_IN + script.traced
     end = "then goes on to its end" if script.whole else "is then ended (--whole lets it go on)"
     return (
@@ -65,10 +70,8 @@ def record(script: Script, more: Sequence[str], out: Path, folder: Path) -> int:
     """Run the script with `more` arguments at the end, and return its exit code.
 
     The trace is in `out` then, unless the recorder said why there is none. `folder` is for the
-    recorder. UserError where the script is missing or the interpreter does not start.
+    recorder. UserError where the interpreter does not start.
     """
-    if not script.path.is_file():
-        raise UserError(f"no such script: {script.path}")
     ours = folder / RECORDER
     ours.write_text(recorder(), encoding="utf-8")
     if script.prove:

@@ -122,6 +122,30 @@ def test_what_the_script_raises_or_exits_with_is_its_own(folder: Path) -> None:
     run(folder, RECORDER.name, "--bare", "0", "train.py", code=2)
 
 
+UNEVEN = f"""
+import time
+import torch
+
+model = torch.nn.Linear(256, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for number in range(1, {NEEDED + 2}):
+    model(torch.randn(4, 256)).square().mean().backward()
+    optimizer.step()
+    if number == EVALUATED:
+        time.sleep(5)
+"""
+
+
+@pytest.mark.parametrize(("evaluated", "named"), [(NEEDED - 1, True), (2, False)])
+def test_an_evaluation_among_the_recorded_steps_is_named(
+    folder: Path, evaluated: int, named: bool
+) -> None:
+    (folder / "uneven.py").write_text(UNEVEN.replace("EVALUATED", str(evaluated)))
+    run(folder, RECORDER.name, *STEPS, "--out", "a.json", "uneven.py")
+    (seen,) = diagnose([folder / "a.json"]).runs
+    assert any("evaluation" in sentence for sentence in seen.missing) == named
+
+
 COMPILED = f"""
 import torch
 from torch._dynamo.utils import counters
@@ -151,17 +175,18 @@ import torch
 
 class Rows(torch.utils.data.Dataset):
     def __len__(self):
-        return 8 * {NEEDED + 2}
+        return 2 * {NEEDED}
 
     def __getitem__(self, number):
-        row = torch.randn(256, 256)
-        for _ in range(8):
+        row = torch.randn(64, 64)
+        for _ in range(100):
             row = (row @ row).softmax(1)
         return row[0]
 
-model = torch.nn.Linear(256, 4)
+torch.set_num_threads(1)
+model = torch.nn.Linear(64, 4)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for batch in torch.utils.data.DataLoader(Rows(), batch_size=8):
+for batch in torch.utils.data.DataLoader(Rows(), batch_size=2):
     model(batch).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
