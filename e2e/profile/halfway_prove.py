@@ -703,6 +703,50 @@ class ChannelsLast(Trial):
         return _mapped(_plain, output)
 
 
+class WithAutocast(Trial):
+    """Autocast with BF16 around a model that has none; what it returns is float32 as before."""
+
+    name, change, risky = "float32", "autocast with BF16 around the model", True
+
+    def __init__(self, scene: Scene) -> None:
+        super().__init__(scene)
+        self._open: list[Any] = []
+
+    def why_not(self) -> str | None:
+        """A card with BF16 and a model of float32 without autocast."""
+        scene = self.scene
+        if not scene.cuda or not scene.calls or scene.entered or not torch.cuda.is_bf16_supported():
+            return ""
+        if any(p.dtype != torch.float32 for p in scene.model.parameters()):
+            return ""
+        if scene.compiled:
+            return COMPILED
+        try:
+            with self.working():
+                scene.forward()
+        except Exception as error:
+            return f"the model does not run under autocast: {_first_line(error)}"
+        return None
+
+    def enter(self) -> None:
+        """Around each call of the model."""
+        self._switches.append(self._close)
+        self.until_left(self.scene.model.register_forward_pre_hook(self._before))
+        self.until_left(self.scene.model.register_forward_hook(self._after))
+
+    def _before(self, _module: Any, _inputs: Any) -> None:
+        self._open.append(torch.autocast("cuda", torch.bfloat16))
+        self._open[-1].__enter__()
+
+    def _after(self, _module: Any, _inputs: Any, output: Any) -> Any:
+        self._close()
+        return _mapped(_single, output)
+
+    def _close(self) -> None:
+        while self._open:
+            self._open.pop().__exit__(None, None, None)
+
+
 class Graph(Trial):
     """The model's forward and backward as CUDA graphs; loss and optimizer as they are."""
 
@@ -754,7 +798,8 @@ class Graph(Trial):
 
 # In order: those that a script may not bear come last.
 TRIALS = (
-    SameBatch, RepeatedReads, Tf32, Search, CastOnce, Together, NoAutocast, ChannelsLast, Graph,
+    SameBatch, RepeatedReads, Tf32, Search, CastOnce, Together, NoAutocast, WithAutocast,
+    ChannelsLast, Graph,
 )  # fmt: skip
 
 
@@ -943,6 +988,10 @@ def _last(tensor: Any) -> Any:
 
 def _plain(tensor: Any) -> Any:
     return tensor.contiguous() if _image(tensor) else tensor
+
+
+def _single(tensor: Any) -> Any:
+    return tensor.float() if tensor.is_floating_point() else tensor
 
 
 def _on_gpu(tensor: Any) -> bool:
