@@ -103,7 +103,7 @@ class Watch:
                 self._write()
                 if self._proofs is not None and os.path.exists(self.out):
                     self._start_proofs()
-                elif self.then_exit:
+                if self._prover is None and self.then_exit:
                     raise SystemExit(0)
 
     @property
@@ -112,10 +112,11 @@ class Watch:
         return self._prover is not None
 
     def excuses(self, error: Exception) -> bool:
-        """Whether a change that was tried explains what the script raised; then that is over."""
-        if self._prover is None or not self.then_exit or not self._prover.changed:
+        """Whether the script raised it in steps that only serve to try changes; they end then."""
+        if self._prover is None or not self.then_exit:
             return False
         self._prover.end(_first_line(error))
+        self._say(f"the script raised this while changes were tried: {_first_line(error)}")
         return True
 
     def end(self, failed: bool = False) -> None:
@@ -211,12 +212,19 @@ class Watch:
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             self._say("--prove is for one process: nothing is tried in a distributed run")
             return
-        self._prover = self._proofs.Prover(
-            _mark, _seconds, statistics.median(self.bare_s), not self.then_exit, self._keep
-        )
+        try:
+            self._prover = self._proofs.Prover(
+                _mark, _seconds, statistics.median(self.bare_s), not self.then_exit, self._keep
+            )
+        except Exception as error:
+            self._say(f"nothing can be tried here: {_first_line(error)}")
 
     def _prove(self) -> None:
-        self._prover.step()
+        try:
+            self._prover.step()
+        except Exception as error:  # of ours: the training must not know
+            self._say(f"nothing more can be tried: {_first_line(error)}")
+            self._prover.end(_first_line(error))
         if self._prover.done:
             self._prover = None
             if self.then_exit:
