@@ -88,10 +88,11 @@ OPTIONS = {
             "--explain", is_flag=True, help="Explain each recipe and exit"
         ),
         "data", "strict", "loader", "workers", "prefetch", "cpus", "on_worker_death", "iterations",
-        "epochs", "repeats", "seed", "lr", "warmup", "predict", "verify", "budget", "processes",
+        "epochs", "repeats", "seed", "lr", "warmup", "predict", "fixes", "verify", "budget",
+        "processes",
         *OUTPUT,
     ),
-    "predict": (*ARMS, *OUTPUT, "allow_run"),
+    "predict": (*ARMS, "fixes", *OUTPUT, "allow_run"),
     "validate": (
         said(
             "recipe",

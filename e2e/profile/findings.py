@@ -62,10 +62,15 @@ class Seen:
         return (s for s in spans if self.parts.start <= s.start < self.parts.end)
 
 
-def findings(recording: Recording, parts: Partition) -> tuple[Finding, ...]:
-    """Every cause that costs at least LEAST_SHARE of a step, the costliest first."""
+def findings(
+    recording: Recording, parts: Partition, rules: Sequence[Rule] | None = None
+) -> tuple[Finding, ...]:
+    """Every cause that costs at least LEAST_SHARE of a step, the costliest first.
+
+    By these `rules`, or by all.
+    """
     seen = Seen(recording, parts)
-    found = [finding for rule in RULES for finding in rule(seen)]
+    found = [finding for rule in (RULES if rules is None else rules) for finding in rule(seen)]
     return tuple(sorted((f for f in found if f.share >= LEAST_SHARE), key=lambda f: -f.ms))
 
 
@@ -256,6 +261,16 @@ def _copies(seen: Seen) -> Iterator[Finding]:
     )  # fmt: skip
 
 
-RULES: Sequence[Callable[[Seen], Iterator[Finding]]] = (
+Rule = Callable[[Seen], Iterator[Finding]]
+RULES: Sequence[Rule] = (
     _plain, _launch, _sync, _casts, _layout, _optimizer, _islands, _misaligned, _copies,
 )  # fmt: skip
+
+
+def rules_of_training(channels_last: bool) -> Sequence[Rule]:
+    """Those for a training of ours: the others are told from two steps (`e2e.explain.causes`).
+
+    A remedy that it has already, the layout, is not proposed.
+    """
+    layout = () if channels_last else (_layout,)
+    return (_plain, _sync, _casts, *layout, _optimizer, _copies)

@@ -147,6 +147,7 @@ def training_sections(run: Run, width: int, *, details: bool = False) -> list[Se
         (learning.learning_title(run), learning.learning_lines(view, width)),
         (costs.phases_title(view), costs.phases_lines(view, width, details=details)),
         (costs.STATES_TITLE, costs.states(view) if details else []),
+        (costs.STAGES_TITLE, costs.stages_lines(run, width) if details else []),
         ("Why each step takes as long as it does", costs.whys(view) if details else []),
         (predictions.BESIDE_TITLE, predictions.beside_lines(view, width, details=details)),
         ("", train_chart(view, width)),
