@@ -125,9 +125,9 @@ class Job:
         return Training(case, status, prediction.reason, network.unit, units)
 
     def _proposed(self, run: Run, comparison: Comparison) -> Run:
-        """The run with fixes for arms that were timed without --verify; nothing else changes."""
+        """The run with fixes for arms that are known without them; nothing else changes."""
         found = [t for case in comparison.cases if (t := run.find(Training, case.key)) is not None]
-        if any(map(to_verify, found)):
+        if any(map(to_verify, found)) or not any(t.steps or t.predicted for t in found):
             return run
         unpredicted = [replace(training, predicted=None) for training in found]
         predicted = self.predictions.of(comparison)

@@ -100,7 +100,7 @@ def in_place_ledger(base: Training, other: Training) -> tuple[LedgerLine, ...]:
     first, last = account(base), account(other)
     steps = recorded_step(base), recorded_step(other)
     changes: list[LedgerLine] = []
-    for term in ORDER:
+    for term in dict.fromkeys((*ORDER, *first.terms, *last.terms)):
         if term in first.terms or term in last.terms:
             taken = [each.terms.get(term, Fraction(0)) for each in (first, last)]
             detail = from_to(_ms(taken[0]), _ms(taken[1]))
