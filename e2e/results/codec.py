@@ -87,8 +87,10 @@ def to_json(training: Training) -> Json:
 
 def _traced_to_json(traced: TracedStep) -> Json:
     """Parts without what is empty in them: most have a term and a time."""
-    parts = [{name: value for name, value in asdict(part).items() if value != ""}
-             for part in traced.parts]  # fmt: skip
+    parts = [
+        {name: value for name, value in asdict(part).items() if value != "" or name == "term"}
+        for part in traced.parts
+    ]
     return {**asdict(traced), "parts": parts}
 
 
