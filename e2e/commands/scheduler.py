@@ -31,6 +31,7 @@ from microbench.worker import WorkerDied
 
 ARM_BUDGET_S = 5.0  # seconds of timing an arm gets when the user gives no --budget
 CPU_BUDGET_S = 40.0  # for all arms of a comparison
+NO_FIXES = "--fixes also predicts what would make each recipe faster"
 # About what an arm takes beside its timing: setting up, closer looks, recording. It is shown only.
 ARM_BESIDE_S = {"cuda": 8.0, "cpu": 2.0}
 
@@ -59,6 +60,8 @@ class Job:
         if self.work.request.train:
             for number in range(1, self.work.request.processes):
                 run = self._again(run, comparisons, number)
+        elif not self.work.proposes:
+            self.progress.say(NO_FIXES)
         return run
 
     def _compared(self, run: Run, comparison: Comparison) -> Run:
