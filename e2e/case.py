@@ -346,7 +346,7 @@ class TrainRequest:
     verify: bool = choice(False, "Measure the proposed fixes")
     budget: float | None = choice(
         None,
-        "Seconds of timing per comparison and process  [default: 5 per variant]",
+        "Seconds of timing per comparison and process  [default: 5 per variant, 10 with a loader]",
         check=check_budget,
     )
     processes: int = choice(

@@ -29,7 +29,8 @@ from microbench.results.values import Warning
 from microbench.run_output import save
 from microbench.worker import WorkerDied
 
-ARM_BUDGET_S = 5.0  # seconds of timing an arm gets when the user gives no --budget
+# Seconds of timing an arm gets when the user gives no --budget; fed ones wait for bursts.
+ARM_BUDGET_S, FED_ARM_BUDGET_S = 5.0, 10.0
 CPU_BUDGET_S = 40.0  # for all arms of a comparison
 NO_FIXES = "--fixes also predicts what would make each recipe faster"
 # About what an arm takes beside its timing: setting up, closer looks, recording. It is shown only.
@@ -236,7 +237,7 @@ class Job:
                 found = self.worker.set_up(left, self.progress.stage)
                 arms = sum(t.status == "ok" for t in found)
                 if arms:
-                    budget_s = self._budget_s(arms)
+                    budget_s = self._budget_s([t.case for t in found if t.status == "ok"])
                     self.progress.timing(budget_s + self._beside_s(arms) / 2)
                     timed = self.worker.time(budget_s, self.progress.stage)
                     dated = [replace(t, measured_at=_now()) for t in timed]
@@ -249,9 +250,10 @@ class Job:
                 failed[blamed.key] = Training(blamed, "failed", death.reason)
         return [failed[case.key] for case in cases]
 
-    def _budget_s(self, arms: int) -> float:
-        """Seconds of timing for so many arms."""
-        usual_s = CPU_BUDGET_S if self.work.kind == "cpu" else ARM_BUDGET_S * arms
+    def _budget_s(self, cases: Sequence[TrainCase]) -> float:
+        """Seconds of timing for these arms."""
+        each_s = FED_ARM_BUDGET_S if any(case.fed for case in cases) else ARM_BUDGET_S
+        usual_s = CPU_BUDGET_S if self.work.kind == "cpu" else each_s * len(cases)
         return self.work.request.budget or usual_s
 
     def _beside_s(self, arms: int) -> float:
@@ -263,7 +265,7 @@ class Job:
         predicting_s = PREDICTING_S * arms if self.work.predicts else 0.0
         if not self.work.request.train:
             return predicting_s
-        return predicting_s + self._beside_s(arms) + self._budget_s(arms)
+        return predicting_s + self._beside_s(arms) + self._budget_s(comparison.cases)
 
     def _verified(self, run: Run, comparison: Comparison) -> Run:
         """The best fixes of each arm, measured interleaved with the arm itself."""
