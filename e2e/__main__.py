@@ -103,7 +103,9 @@ OPTIONS = {
         said("graph", help="Capture the steps as CUDA graphs"),
         said("search", default="full", help="cuDNN's search for algorithms: short or full"),
         said("verify", help="Also measure the proposed fixes"),
-        "cpus", "device", "budget", "processes", *OUTPUT,
+        "cpus", "device",
+        said("budget", help="Seconds of timing per comparison  [default: 10 per variant]"),
+        "processes", *OUTPUT,
     ),
     "stalls": (
         *LOADING,
