@@ -108,6 +108,7 @@ class CudaStopwatch:
     """Times calls by CUDA events."""
 
     others_matter = True
+    _doing: Callable[[str], object] = staticmethod(silent)
 
     def __init__(
         self, target: Target, host_speed: HostSpeed, doing: Callable[[str], object] = silent
