@@ -17,18 +17,15 @@ from e2e.prediction.queue_model import OpCost, Simulated
 from e2e.results.terms import (
     ATTENTION,
     BETWEEN,
-    COMMUNICATION,
     CONVOLUTIONS,
-    COPIES,
-    FILLS,
     IDLE,
     LAYOUT,
     LOADER,
     MATRIX_PRODUCTS,
     OP_TERMS,
     PRODUCT_TERMS,
-    RECOMPUTATION,
     RESIDUAL,
+    STEP_TERMS,
     TERMS,
 )
 from e2e.results.traced import TracedPart, TracedStep
@@ -36,7 +33,7 @@ from e2e.results.types import LedgerLine, Training
 from e2e.training.speedups import IDLE_SHARE
 
 NS = 10**9
-ORDER = (*OP_TERMS, COMMUNICATION, COPIES, FILLS, RECOMPUTATION, *IDLE)  # of the lines
+ORDER = (*OP_TERMS, *STEP_TERMS, *IDLE)  # of the lines
 _KINDS = {term: kind for kind, term in TERMS.items()}
 _NAMES = {CONVOLUTIONS: "aten.convolution", MATRIX_PRODUCTS: "aten.mm", ATTENTION: "attention"}
 

@@ -57,13 +57,14 @@ def summed(recording: Recording, parts: Partition, *, channels_last: bool) -> Tr
     for piece in parts.pieces:
         found[_key(piece)] += piece.ns
     longest = sorted(found.items(), key=lambda item: (-item[1], item[0]))
-    costs = findings(recording, parts, rules_of_training(channels_last))
+    device = str(recording.facts.get("device", ""))
+    costs = findings(recording, parts, device, rules=rules_of_training(channels_last))
     return TracedStep(
         parts.steps,
         sum(parts.start <= span.start < parts.end for span in recording.work),
         tuple(TracedPart(key[0], ns, *key[1:]) for key, ns in longest),
         tuple(
-            TracedCost(one.title, round(one.ms * 1e6 * parts.steps), one.where, one.remedy)
+            TracedCost(one.title, round(one.most_ms * 1e6 * parts.steps), one.where, one.remedy)
             for one in costs
         ),
     )
