@@ -88,10 +88,11 @@ OPTIONS = {
             "--explain", is_flag=True, help="Explain each recipe and exit"
         ),
         "data", "strict", "loader", "workers", "prefetch", "cpus", "on_worker_death", "iterations",
-        "epochs", "repeats", "seed", "lr", "warmup", "predict", "verify", "budget", "processes",
+        "epochs", "repeats", "seed", "lr", "warmup", "predict", "fixes", "verify", "budget",
+        "processes",
         *OUTPUT,
     ),
-    "predict": (*ARMS, *OUTPUT, "allow_run"),
+    "predict": (*ARMS, "fixes", *OUTPUT, "allow_run"),
     "validate": (
         said(
             "recipe",
@@ -102,7 +103,9 @@ OPTIONS = {
         said("graph", help="Capture the steps as CUDA graphs"),
         said("search", default="full", help="cuDNN's search for algorithms: short or full"),
         said("verify", help="Also measure the proposed fixes"),
-        "cpus", "device", "budget", "processes", *OUTPUT,
+        "cpus", "device",
+        said("budget", help="Seconds of timing per comparison  [default: 10 per variant]"),
+        "processes", *OUTPUT,
     ),
     "stalls": (
         *LOADING,

@@ -323,7 +323,10 @@ class TrainSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainRequest:
-    """Everything that a command was asked for. `train` False: predict only. `budget` in seconds."""
+    """Everything that a command was asked for. `budget` in seconds.
+
+    `train` False: predict only. `record` False: no steps are recorded, and there is no ledger.
+    """
 
     arms: ArmOptions
     settings: TrainSettings
@@ -336,13 +339,14 @@ class TrainRequest:
     )
     repeats: int = choice(1, "Trainings of each recipe, each with its own seed", check=at_least(1))
     predict: bool | None = choice(
-        None, "Predict each step and explain it in a ledger  [default: on a GPU]",
+        None, "Also predict each step before it is timed, and show the errors  [default: no]",
         written="--predict/--no-predict",
     )  # fmt: skip
+    fixes: bool = choice(False, "Also predict what would make each recipe faster")
     verify: bool = choice(False, "Measure the proposed fixes")
     budget: float | None = choice(
         None,
-        "Seconds of timing per comparison and process  [default: 10 per variant]",
+        "Seconds of timing per comparison and process  [default: 5 per variant, 10 with a loader]",
         check=check_budget,
     )
     processes: int = choice(
@@ -350,6 +354,7 @@ class TrainRequest:
         check=check_processes,
     )  # fmt: skip
     train: bool = True
+    record: bool = True
 
 
 SCHEMAS = (ArmOptions, TrainCase, TrainSettings, TrainRequest)

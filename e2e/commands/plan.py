@@ -65,9 +65,12 @@ class Work:
     def predicts(self) -> bool:
         """Whether steps are predicted before they are timed."""
         asked = self.request
-        if asked.verify or not asked.train:
-            return True
-        return self.kind == "cuda" if asked.predict is None else asked.predict
+        return bool(asked.predict) or self.proposes or not asked.train
+
+    @property
+    def proposes(self) -> bool:
+        """Whether fixes are predicted too."""
+        return self.request.fixes or self.request.verify
 
     def plan(self, **changes: object) -> list[Comparison]:
         """The requested comparisons with changed fields of their cases. UserError as of `plan`."""

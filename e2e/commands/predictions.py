@@ -30,7 +30,7 @@ class Predictions:
         self._slowdowns: SlowdownRange | None = None  # of the host, for a comparison and its fixes
         asked = work.request
         self.explainer = Explainer(
-            self.of_case, work.kind, work.memory_bytes, fixes=asked.verify or not asked.train,
+            self.of_case, work.kind, work.memory_bytes, fixes=work.proposes,
             cores=asked.settings.case.cpus or usable_cores(),
         )  # fmt: skip
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from rich.console import Console
 
 from e2e.case import TrainCase
+from e2e.commands.stages import StageTimes
 from e2e.report.arms import in_words
 from e2e.results.loader_types import LoadCase, Loading
 from e2e.results.types import Repeat, Training
@@ -31,12 +32,14 @@ class TrainProgress(LiveLine):
         *,
         quiet: bool = False,
         clock: Callable[[], float] = time.monotonic,
+        stages: StageTimes | None = None,
     ) -> None:
         super().__init__(console, total, quiet=quiet)
         self._clock = clock
+        self.stages = stages or StageTimes(clock)
         self._began_s = clock()
         self._names: dict[str, str] = {}
-        self._timed_until_s: float | None = None
+        self._until_s: float | None = None
         self._process = ""
 
     def expect(self, more: int) -> None:
@@ -48,9 +51,24 @@ class TrainProgress(LiveLine):
         self._process = f"process {number} of {of}: "
         self._doing = f"{self._process}starting"
 
-    def timing(self, budget_s: float) -> None:
-        """The timing of a comparison begins; it takes about `budget_s` seconds."""
-        self._timed_until_s = self._clock() + budget_s
+    def begins(self, cases: tuple[TrainCase, ...], expected_s: float) -> None:
+        """A comparison begins; it takes about so many seconds."""
+        self.about(cases)
+        self._until_s = self._clock() + expected_s
+        first = cases[0]
+        self.say(fmt.clean(
+            f"{self._process}{first.network} batch {first.batch}, "
+            f"{fmt.count(len(cases), 'variant')}: about {fmt.rough_duration(expected_s)}"
+        ))  # fmt: skip
+
+    def timing(self, rest_s: float) -> None:
+        """The timing of a comparison begins; it ends about so many seconds from now."""
+        self._until_s = self._clock() + rest_s
+
+    def doing(self, stage: str) -> None:
+        """The parent itself does something that takes time."""
+        self.stages.enter(stage)
+        self._doing = stage
 
     def about(self, cases: tuple[TrainCase, ...]) -> None:
         """Set the names of the next comparison's arms."""
@@ -58,6 +76,7 @@ class TrainProgress(LiveLine):
 
     def stage(self, key: str, stage: str) -> None:
         """An arm entered a stage."""
+        self.stages.enter(stage)
         name = self._names.get(key, "")
         self._doing = self._process + fmt.clean(f"{name}: {stage}" if name else stage)
 
@@ -99,13 +118,13 @@ class TrainProgress(LiveLine):
     def left_s(self) -> float | None:
         """Estimated seconds to the end, at the rate so far; None if unknown.
 
-        Before the first result: the rest of a comparison's timing, if it is the only one.
+        Before the first result: the rest of a comparison, if it is the only one.
         """
         now_s = self._clock()
         if self._done:
             return (now_s - self._began_s) / self._done * (self._total - self._done)
-        if self._total == 1 and self._timed_until_s is not None:
-            return max(0.0, self._timed_until_s - now_s)
+        if self._total == 1 and self._until_s is not None:
+            return max(0.0, self._until_s - now_s)
         return None
 
 

@@ -84,8 +84,9 @@ def _check_together(asked: Mapping[str, Any]) -> None:
         raise UserError("--iterations and --epochs exclude each other; give one of them")
     if asked["repeats"] > 1 and not trains:
         raise UserError("--repeats needs --iterations or --epochs")
-    if asked["verify"] and asked["predict"] is False:
-        raise UserError("--verify needs a prediction; leave out --no-predict")
+    for name in ("verify", "fixes"):
+        if asked[name] and asked["predict"] is False:
+            raise UserError(f"--{name} needs a prediction; leave out --no-predict")
 
 
 def parse_shape(text: str | None) -> tuple[int, ...] | None:

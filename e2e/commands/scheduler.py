@@ -7,25 +7,34 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from e2e.case import TrainCase
+from e2e.commands.from_scratch import trained
 from e2e.commands.plan import Comparison, Work
 from e2e.commands.predictions import Predictions
 from e2e.commands.progress import TrainProgress
+from e2e.commands.stages import EXPLAINING
 from e2e.commands.worker import TrainWorker
 from e2e.explain.annotate import to_verify, verified
 from e2e.prediction.prediction import Prediction
+from e2e.report.costs import STAGES
 from e2e.results.loader_types import LoadCase, Loading, load_case
+from e2e.results.traced import TracedStep
 from e2e.results.types import PREDICTED, Training
-from e2e.training.convergence import judged
 from e2e.training.processes import merged, newest, timed_by
 from e2e.training.speedups import with_speedups
+from e2e.validation_sets import PREDICTING_S
 from microbench.device.load import LoadMeter
 from microbench.errors import UserError
 from microbench.results.types import Run
+from microbench.results.values import Warning
 from microbench.run_output import save
 from microbench.worker import WorkerDied
 
-ARM_BUDGET_S = 10.0  # seconds of timing an arm gets when the user gives no --budget
+# Seconds of timing an arm gets when the user gives no --budget; fed ones wait for bursts.
+ARM_BUDGET_S, FED_ARM_BUDGET_S = 5.0, 10.0
 CPU_BUDGET_S = 40.0  # for all arms of a comparison
+NO_FIXES = "--fixes also predicts what would make each recipe faster"
+# About what an arm takes beside its timing: setting up, closer looks, recording. It is shown only.
+ARM_BESIDE_S = {"cuda": 8.0, "cpu": 2.0}
 
 
 class Job:
@@ -46,26 +55,32 @@ class Job:
         known = {found.case.key: found for found in run.of(Loading) if found.status == "ok"}
         self.predictions.loadings = known | self.predictions.loadings
         for comparison in comparisons:
-            self.progress.about(comparison.cases)
-            is_done = self._is_done(run, comparison)
-            predicts = self.work.predicts and not is_done
-            predicted = self.predictions.of(comparison) if predicts else {}
-            if not self.work.request.train:
-                if predicted:
-                    run = self._untrained(run, predicted)
-                continue
-            self.progress.about(comparison.cases)
-            if not is_done:
-                run = self._timed(run, comparison, predicted)
-            if self.work.request.verify:
-                run = self._proposed(run, comparison) if is_done else run
-                run = self._verified(run, comparison)
-            if steps(comparison):
-                run = self._trained(run, comparison, steps(comparison))
+            run = self._compared(run, comparison)
+            if self.work.request.train and steps(comparison):
+                run = trained(self, run, comparison, steps(comparison))
         if self.work.request.train:
             for number in range(1, self.work.request.processes):
                 run = self._again(run, comparisons, number)
+        elif not self.work.proposes:
+            self.progress.say(NO_FIXES)
         return run
+
+    def _compared(self, run: Run, comparison: Comparison) -> Run:
+        """The run with a comparison predicted, timed and explained, as was asked."""
+        is_done = self._is_done(run, comparison)
+        if not is_done:
+            self.progress.begins(comparison.cases, self._expected_s(comparison))
+        self.progress.about(comparison.cases)
+        predicts = self.work.predicts and not is_done
+        predicted = self.predictions.of(comparison) if predicts else {}
+        if is_done and self.work.proposes:
+            run = self._proposed(run, comparison)
+        if not self.work.request.train:
+            return self._untrained(run, predicted) if predicted else run
+        self.progress.about(comparison.cases)
+        if not is_done:
+            run = self._timed(run, comparison, predicted)
+        return self._verified(run, comparison) if self.work.request.verify else run
 
     def finished(self, run: Run, *, whole: bool) -> Run:
         """The run with its notes on the data, saved; marked as finished if it is `whole`."""
@@ -73,6 +88,8 @@ class Job:
         if notes:
             run = replace(run, settings={**run.settings, "notes": notes})
         run = replace(run, settings=self.load.noted(run.settings, self.worker.others()))
+        took_s = self.progress.stages.so_far(run.settings.get(STAGES, {}))
+        run = replace(run, settings={**run.settings, STAGES: took_s})
         return self.saved(replace(run, finished_at=_now() if whole else None))
 
     def loaded(self, run: Run, case: LoadCase, budget_s: float) -> Run:
@@ -99,7 +116,7 @@ class Job:
         stay as they are.
         """
         found = [self._blank(prediction) for prediction in predicted.values()]
-        explained = self.predictions.explainer.explained(found, predicted)
+        explained = self._explained(found, predicted)
         measured = {t.case.key for t in run.of(Training) if t.steps is not None}
         run = self.saved(run, *(t for t in explained if t.case.key not in measured))
         self.progress.timed(found)
@@ -112,13 +129,13 @@ class Job:
         return Training(case, status, prediction.reason, network.unit, units)
 
     def _proposed(self, run: Run, comparison: Comparison) -> Run:
-        """The run with fixes for arms that were timed without --verify; nothing else changes."""
+        """The run with fixes for arms that are known without them; nothing else changes."""
         found = [t for case in comparison.cases if (t := run.find(Training, case.key)) is not None]
-        if any(map(to_verify, found)):
+        if any(map(to_verify, found)) or not any(t.steps or t.predicted for t in found):
             return run
         unpredicted = [replace(training, predicted=None) for training in found]
         predicted = self.predictions.of(comparison)
-        again = self.predictions.explainer.explained(unpredicted, predicted)
+        again = self._explained(unpredicted, predicted)
         pairs = zip(found, again, strict=True)
         merged = [replace(old, causes=new.causes or old.causes) for old, new in pairs]
         return self.saved(run, *merged, *self.predictions.loadings.values())
@@ -141,12 +158,32 @@ class Job:
 
     def _timed(self, run: Run, comparison: Comparison, predicted: Mapping[str, Prediction]) -> Run:
         rungs = {arm.case.key: arm.rung for arm in comparison.arms}
-        trainings = with_speedups(self._time(comparison.cases), rungs)
-        found = self.predictions.explainer.explained(trainings, predicted)
+        trainings = with_speedups(self._recorded(self._time(comparison.cases)), rungs)
+        found = self._explained(trainings, predicted)
         merged = [with_what_was(run.find(Training, t.case.key), t) for t in found]
         run = self.saved(run, *merged, *self.predictions.loadings.values())
         self.progress.timed(found)
         return run
+
+    def _explained(
+        self, trainings: Sequence[Training], predicted: Mapping[str, Prediction]
+    ) -> list[Training]:
+        self.progress.doing(EXPLAINING)
+        return self.predictions.explainer.explained(trainings, predicted)
+
+    def _recorded(self, trainings: Sequence[Training]) -> list[Training]:
+        """The trainings, which the child holds, with steps of them as the profiler recorded them.
+
+        Where that kills the process, they are as they were timed.
+        """
+        if not self.work.request.record or not any(t.steps for t in trainings):
+            return list(trainings)
+        try:
+            found = self.worker.trace(self.progress.stage)
+        except WorkerDied as death:
+            self.worker.restart()
+            found = {t.case.key: death.reason for t in trainings}
+        return [_with_trace(t, found.get(t.case.key)) for t in trainings]
 
     def _again(self, run: Run, comparisons: Sequence[Comparison], number: int) -> Run:
         """The run with what a fresh process times of comparisons that fewer than `number` + 1 have.
@@ -177,7 +214,7 @@ class Job:
     ) -> Run:
         """The run with arms that one more process timed, and all that follows from their times."""
         rungs = {arm.case.key: arm.rung for arm in comparison.arms}
-        again = self.predictions.explainer.explained(with_speedups(trainings, rungs), predicted)
+        again = self._explained(with_speedups(trainings, rungs), predicted)
         found: list[Training] = []
         for training in again:
             before = run.find(Training, training.case.key)
@@ -200,9 +237,8 @@ class Job:
                 found = self.worker.set_up(left, self.progress.stage)
                 arms = sum(t.status == "ok" for t in found)
                 if arms:
-                    usual_s = CPU_BUDGET_S if self.work.kind == "cpu" else ARM_BUDGET_S * arms
-                    budget_s = self.work.request.budget or usual_s
-                    self.progress.timing(budget_s)
+                    budget_s = self._budget_s([t.case for t in found if t.status == "ok"])
+                    self.progress.timing(budget_s + self._beside_s(arms) / 2)
                     timed = self.worker.time(budget_s, self.progress.stage)
                     dated = [replace(t, measured_at=_now()) for t in timed]
                     found = [*found, *dated]  # timed results replace those of set-up
@@ -213,6 +249,23 @@ class Job:
                 blamed = next((case for case in left if case.key == death.key), left[0])
                 failed[blamed.key] = Training(blamed, "failed", death.reason)
         return [failed[case.key] for case in cases]
+
+    def _budget_s(self, cases: Sequence[TrainCase]) -> float:
+        """Seconds of timing for these arms."""
+        each_s = FED_ARM_BUDGET_S if any(case.fed for case in cases) else ARM_BUDGET_S
+        usual_s = CPU_BUDGET_S if self.work.kind == "cpu" else each_s * len(cases)
+        return self.work.request.budget or usual_s
+
+    def _beside_s(self, arms: int) -> float:
+        return ARM_BESIDE_S[self.work.kind] * arms
+
+    def _expected_s(self, comparison: Comparison) -> float:
+        """About the seconds that a comparison takes, its fixes and trainings apart."""
+        arms = len(comparison.arms)
+        predicting_s = PREDICTING_S * arms if self.work.predicts else 0.0
+        if not self.work.request.train:
+            return predicting_s
+        return predicting_s + self._beside_s(arms) + self._budget_s(comparison.cases)
 
     def _verified(self, run: Run, comparison: Comparison) -> Run:
         """The best fixes of each arm, measured interleaved with the arm itself."""
@@ -245,72 +298,19 @@ class Job:
         self.progress.about(tuple(cases))
         return {t.case.key: t for t in with_speedups(self._time(cases), {})}
 
-    # ------------------------------------------------------------ training
 
-    def _trained(self, run: Run, comparison: Comparison, steps: int) -> Run:
-        """Each arm trained from each seed; the arms take turns seed by seed."""
-        first = self.work.request.settings.seed
-        todo = [
-            (case, seed)
-            for seed in range(first, first + self.work.request.repeats)
-            for case in comparison.cases
-            if (timed := _timed_arm(run, case)) and seed not in {r.seed for r in timed.repeats}
-        ]
-        if todo:
-            run = self._hold(run, [case for case, _ in todo])
-        for case, seed in todo:
-            training = _timed_arm(run, case)
-            if training is not None:  # else it broke with an earlier seed
-                run = self._train(run, comparison, training, seed, steps)
-        return run
-
-    def _hold(self, run: Run, cases: Sequence[TrainCase]) -> Run:
-        """Make the child hold these arms, as it does unless resumed or restarted after a fault.
-
-        Those that fail now have failed in the run that is returned.
-        """
-        left = list(dict.fromkeys(cases))
-        while left:
-            try:
-                found, died = self.worker.set_up(left, self.progress.stage), False
-            except WorkerDied as death:
-                self.worker.restart()
-                blamed = next((case for case in left if case.key == death.key), left[0])
-                found, died = [Training(blamed, "failed", death.reason)], True
-            reasons = {t.case.key: t.reason for t in found if t.status != "ok"}
-            for training in (run.find(Training, key) for key in reasons):
-                if training is not None:
-                    reason = f"setting up its training: {reasons[training.case.key]}"
-                    run = self.saved(run, replace(training, status="failed", reason=reason))
-            if not died:
-                break
-            left = [case for case in left if case.key not in reasons]
-        return run
-
-    def _train(
-        self, run: Run, comparison: Comparison, training: Training, seed: int, steps: int
-    ) -> Run:
-        case = training.case
-        try:
-            repeat = self.worker.train(case.key, seed, steps, self.progress.stage)
-        except WorkerDied as death:
-            self.worker.restart()
-            reason = f"training from seed {seed}: {death.reason}"
-            run = self.saved(run, replace(training, status="failed", reason=reason))
-            return self._hold(run, [c for c in comparison.cases if _timed_arm(run, c)])
-        chance = 1 / self.work.facts.classes if repeat.accuracy is not None else None
-        training = replace(training, repeats=(*training.repeats, repeat), chance=chance)
-        run = run.with_other(training)
-        found = [t for c in comparison.cases if (t := run.find(Training, c.key)) is not None]
-        run = self.saved(run, *judged(found, self.work.facts.held_out))
-        self.progress.trained(case, repeat)
-        return run
-
-
-def _timed_arm(run: Run, case: TrainCase) -> Training | None:
-    """A case's training, if it could be timed and has not failed since."""
-    training = run.find(Training, case.key)
-    return training if training is not None and training.status == "ok" else None
+def _with_trace(training: Training, found: TracedStep | str | None) -> Training:
+    """The training with its recorded steps, or with the reason why there are none."""
+    if isinstance(found, TracedStep):
+        return replace(training, traced=found)
+    if training.steps is None or found is None:
+        return training
+    warning = Warning(
+        f"{training.case.recipe}: no steps were recorded, so it has no ledger",
+        found,
+        "the step times are complete; --predict makes a ledger of predicted steps",
+    )
+    return replace(training, warnings=(*training.warnings, warning))
 
 
 def _can_step(training: Training) -> bool:

@@ -1,4 +1,7 @@
-"""`python -m e2e NETWORK`: check the options, plan, train, report."""
+"""`python -m e2e NETWORK`: check the options, plan, train, report.
+
+What takes seconds to import is imported once the child has been started: it loads the same.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,13 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from e2e.case import TrainRequest
-from e2e.commands.plan import Comparison, Work, notes, plan
-from e2e.commands.progress import TrainProgress
-from e2e.commands.scheduler import Job
+from e2e.commands.stages import OPENING, StageTimes
 from e2e.commands.worker import DataFacts, TrainWorker
-from e2e.networks import find
 from e2e.results.types import Training
 from microbench.command_line import kept
 from microbench.errors import NothingMeasured, UserError
@@ -25,7 +25,11 @@ from microbench.run_output import Done, check_goes_on, new_run, run_console, run
 from microbench.stopping import last_words
 from microbench.worker import Greeting, WorkerDied, greet
 
-Procedure = Callable[[Job, Run], Run]  # adds to the run
+if TYPE_CHECKING:
+    from e2e.commands.plan import Comparison, Work
+    from e2e.commands.scheduler import Job
+
+Procedure = Callable[["Job", Run], Run]  # adds to the run
 
 
 def compare_recipes(job: Job, run: Run) -> Run:
@@ -86,9 +90,10 @@ def _all_carried_out(
 ) -> Run:
     run, console = before, run_console(requests[0].outputs)
     for request in requests:
+        stages = StageTimes()
         worker = TrainWorker(request.settings, here=here)
         run = _carry_out(
-            request, worker, run, path, console, procedure, whole=request is requests[-1]
+            request, worker, run, path, console, procedure, stages, whole=request is requests[-1]
         )
     assert run is not None
     return run
@@ -101,6 +106,7 @@ def _carry_out(
     path: Path,
     console: Console,
     procedure: Procedure,
+    stages: StageTimes,
     *,
     whole: bool,
 ) -> Run:
@@ -110,11 +116,16 @@ def _carry_out(
     """
     try:
         with last_words(lambda: say_stopped("e2e", path)):
-            work = _opened(request, worker, path, console)
+            from e2e.commands.plan import notes
+            from e2e.commands.progress import TrainProgress
+            from e2e.commands.scheduler import Job
+
+            work = _opened(request, worker, path, console, stages)
             run = _begin(request, work.greeting, work.facts, before)
             for note in [*notes(request.arms, work.kind), *work.facts.notes]:
                 console.print(note)
-            with TrainProgress(console, 0, quiet=request.outputs.quiet) as progress:
+            quiet = request.outputs.quiet
+            with TrainProgress(console, 0, quiet=quiet, stages=stages) as progress:
                 job = Job(work, worker, progress)
                 try:
                     run = procedure(job, run)
@@ -129,11 +140,16 @@ def _carry_out(
     return run
 
 
-def _opened(request: TrainRequest, worker: TrainWorker, path: Path, console: Console) -> Work:
+def _opened(
+    request: TrainRequest, worker: TrainWorker, path: Path, console: Console, stages: StageTimes
+) -> Work:
     """The work of a run, after opening network, device and data. UserError if one fails.
 
     The child loads its packages while the options that need the network are checked.
     """
+    from e2e.commands.plan import Work, plan
+    from e2e.networks import find
+
     asked = request.settings
     network = find(asked.network, input=asked.input, loss=asked.loss)
     plan(network, request.arms, "cuda", None)
@@ -143,6 +159,7 @@ def _opened(request: TrainRequest, worker: TrainWorker, path: Path, console: Con
         make_usual(console)
     greeting = greet(worker)
     plan(network, request.arms, greeting.target.kind, greeting.device.get("memory_bytes"))
+    stages.enter(OPENING)
     facts = worker.open_data()
     _steps_wanted(request, facts)
     return Work(request, path, network, greeting, facts)

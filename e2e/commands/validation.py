@@ -7,7 +7,6 @@ from typing import Any
 
 from e2e.case import TrainRequest
 from e2e.commands.requests import request_of
-from e2e.commands.scheduler import ARM_BUDGET_S
 from e2e.commands.train import run_requests
 from e2e.networks import find
 from e2e.recipes import parse_recipes
@@ -24,6 +23,7 @@ from microbench.errors import UserError
 from microbench.run_output import Done, run_console
 from microbench.sweep import parse_numbers
 
+ARM_BUDGET_S = 10.0  # seconds of timing an arm gets here: errors are as good as what is measured
 USUAL_BATCHES, HELD_OUT_BATCHES = "8,64", "8,32,128"  # of networks that no list has
 
 
@@ -41,6 +41,8 @@ def run_validation(
         batches = _batches(networks, batch, HELD_OUT, HELD_OUT_BATCHES)
         recipes, options = HELD_OUT_RECIPES, _into(held_out, options)
         _check_unseen(batches)
+    budget_s = ARM_BUDGET_S * len(parse_recipes(options.get("recipe") or recipes))
+    options = {**options, "budget": options.get("budget") or budget_s}
     requests = [
         request_of(
             name, options | {"batch": sizes}, recipe=recipes, workers=0, predict=True,
@@ -105,7 +107,8 @@ def _comparisons(request: TrainRequest) -> int:
 
 def _timing_s(request: TrainRequest) -> float:
     """Seconds of timing per comparison, on a GPU."""
-    return request.budget or ARM_BUDGET_S * len(parse_recipes(request.arms.recipe or ""))
+    assert request.budget is not None
+    return request.budget
 
 
 def _expected_s(request: TrainRequest) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from e2e.case import TrainCase, TrainSettings
 from e2e.results.loader_types import LoadCase, Loading
+from e2e.results.traced import TracedStep
 from e2e.results.types import Repeat, Training
 from kernels.error_words import one_line
 from microbench.errors import UserError
@@ -26,6 +28,9 @@ STAND_IN = (
     "The loss is a placeholder (the mean square of the output): the speed is that of training, "
     "the accuracy is not. For a real loss give --loss module:function."
 )
+# Steps that are recorded; one on a CPU, where they are long.
+TRACED_STEPS, CPU_TRACED_STEPS = 2, 1
+SILENT = "9"  # of the profiler's own messages on standard error
 POLL_S = 0.05  # sensors are read less often than for kernels: the host has a loop to run
 
 
@@ -75,6 +80,13 @@ class TrainWorker(Child):
         """Time the held arms for `budget_s` seconds. Raises WorkerDied."""
         return self.ask(("time", budget_s), on_stage, budget_s + 2 * HANG_S)
 
+    def trace(self, on_stage: OnStage) -> dict[str, TracedStep | str]:
+        """Steps of each held arm as the profiler records them, or why there are none, by key.
+
+        Raises WorkerDied.
+        """
+        return self.ask(("trace",), on_stage, SET_UP_S)
+
     def train(self, key: str, seed: int, steps: int, on_stage: OnStage) -> Repeat:
         """Train one of the arms from scratch. Raises WorkerDied, UserError (strict data)."""
         return self.ask(("train", key, seed, steps), on_stage, SET_UP_S)
@@ -92,6 +104,7 @@ class TrainWorker(Child):
 
 
 def _train_on_request(pipe: Pipe, settings: TrainSettings) -> None:
+    os.environ.setdefault("KINETO_LOG_LEVEL", SILENT)  # torch reads it when it is loaded
     info = greet_parent(pipe, settings.device)
     from e2e.data.loader_bench import LoadMeter
     from e2e.data.loaders.cpus import limit_cpus
@@ -166,6 +179,8 @@ def _answer(
         return timer.set_up(rest[0], announce)
     if kind == "time":
         return timer.time(rest[0], announce, host_speed)
+    if kind == "trace":
+        return {key: _traced(timer, key, announce) for key in timer.held}
     if kind == "train":
         timer.end_loading()
         key, seed, steps = rest
@@ -182,6 +197,26 @@ def _answer(
         return train_once(held, timer.task.data, seed, steps, on_step)
     assert kind == "notes"
     return tuple(timer.task.data.notes)
+
+
+def _traced(timer: Any, key: str, announce: OnStage) -> TracedStep | str:
+    """Recorded steps of an arm, or why there are none.
+
+    RuntimeError after a fault that the device does not survive.
+    """
+    from e2e.profile.in_place import traced_step
+
+    announce(key, "recording steps")
+    trainer = timer.held[key].trainer
+    try:
+        return traced_step(
+            timer.step_alone(key), trainer.module, TRACED_STEPS if timer.cuda else CPU_TRACED_STEPS,
+            # Hooks of modules would be compiled with them.
+            named=not trainer.case.compile, channels_last=trainer.case.layout == "nhwc",
+        )  # fmt: skip
+    except Exception as error:
+        timer.raise_if_dead(error)
+        return one_line(error)
 
 
 def _opened(settings: TrainSettings, device: str, announce: OnStage) -> tuple[Any, DataFacts]:

@@ -1,4 +1,4 @@
-"""Joins predictions with measurements: errors, speed-ups, ledgers and causes."""
+"""Joins trainings with what was recorded and predicted of them: errors, ledgers and causes."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from e2e.case import TrainCase
-from e2e.explain.causes import FULL_PRECISION, Counterfactual, as_options, causes
+from e2e.explain.causes import FULL_PRECISION, findings
 from e2e.explain.counterfactuals import Change, Pad, changes
-from e2e.explain.ledger import Step, bound, ledger
+from e2e.explain.fixes import Counterfactual, as_options, fixes
+from e2e.explain.in_place import in_place_ledger, is_recorded, recorded_step
+from e2e.explain.ledger import Step, bound, ledger, op_terms_ms
 from e2e.prediction.prediction import Prediction, measured_wait_s, needs_more
 from e2e.results.baselines import baselines, slowest
 from e2e.results.types import Cause, Predicted, Training
@@ -43,20 +45,21 @@ class Explainer:
     ) -> list[Training]:
         """The trainings with predictions, ledgers, and the causes of those in question.
 
-        In question are the low-precision ones, or all if there are none.
+        In question are the low-precision ones, or all if there are none. Ledgers and findings are
+        from steps that were recorded or, where there are none, from predicted ones.
         """
         found = with_predictions(trainings, predictions)
-        predicted = [t for t in found if t.predicted]
-        low = [t for t in predicted if t.case.recipe not in FULL_PRECISION]
-        asked = {t.case.key for t in low or predicted}
+        known = [t for t in found if is_recorded(t) or t.case in _known([t], predictions)]
+        low = [t for t in known if t.case.recipe not in FULL_PRECISION]
+        asked = {t.case.key for t in low or known}
         return [
-            _with_causes(t, found, predictions, self._tried(t) if self.fixes else [])
-            if t.case.key in asked
-            else t
+            _with_causes(t, found, predictions, self._tried(t)) if t.case.key in asked else t
             for t in found
         ]
 
     def _tried(self, training: Training) -> list[_Tried]:
+        if not self.fixes or not training.predicted:
+            return []
         return [
             _Tried(change, self._if_it_fits(self.ask(change.of(training.case))))
             for change in changes(training.case, self.kind, self.cores)
@@ -93,29 +96,32 @@ def with_predictions(
 ) -> list[Training]:
     """The trainings of one comparison with their predictions, and ledgers from their baselines."""
     known = _known(trainings, predictions)
-    by_case = {training.case: training for training in trainings}
-    found: list[Training] = []
-    for training in trainings:
-        if training.case not in known:
-            found.append(_without_prediction(training, predictions.get(training.case.key)))
-            continue
-        predicted, prediction = known[training.case], predictions[training.case.key]
-        others = baselines(training.case, list(known))
-        slowdown = _slowdown_of(training)
-        training = replace(
-            training,
-            predicted=replace(
-                predicted.beside(training.measured_s),
-                speedup={name: known[it].step_s / predicted.step_s for name, it in others.items()},
-                paced_s=prediction.at(slowdown).simulate().step_s if slowdown else None,
-            ),
-            warnings=(*training.warnings, *map(_warning, prediction.notes)),
-        )
-        base = slowest(training.case, others)
-        if base is not None:
-            training = _with_ledger(training, by_case[base], predictions)
-        found.append(training)
-    return found
+    return [
+        _with_ledger(_with_prediction(training, known, predictions), trainings, predictions)
+        for training in trainings
+    ]
+
+
+def _with_prediction(
+    training: Training,
+    known: Mapping[TrainCase, Predicted],
+    predictions: Mapping[str, Prediction],
+) -> Training:
+    if training.case not in known:
+        return _without_prediction(training, predictions.get(training.case.key))
+    predicted, prediction = known[training.case], predictions[training.case.key]
+    others = baselines(training.case, list(known))
+    slowdown = _slowdown_of(training)
+    return replace(
+        training,
+        predicted=replace(
+            predicted.beside(training.measured_s),
+            speedup={name: known[it].step_s / predicted.step_s for name, it in others.items()},
+            paced_s=prediction.at(slowdown).simulate().step_s if slowdown else None,
+            terms_ms=op_terms_ms(prediction.ops),
+        ),
+        warnings=(*training.warnings, *map(_warning, prediction.notes)),
+    )
 
 
 def _known(
@@ -131,8 +137,9 @@ def _without_prediction(training: Training, prediction: Prediction | None) -> Tr
     reason = prediction.reason if prediction else None
     if training.steps is None or not reason or training.case.compile:
         return training
+    no_ledger = "" if is_recorded(training) else " and no ledger"
     warning = Warning(
-        f"no prediction and no ledger: {reason}",
+        f"no prediction{no_ledger}: {reason}",
         "the prediction needs a step that can be traced and replayed; the measurement does not",
         "nothing to do: the measured times are complete",
     )
@@ -153,12 +160,27 @@ def _slowdown_of(training: Training) -> float | None:
 
 
 def _with_ledger(
-    training: Training, base: Training, predictions: Mapping[str, Prediction]
+    training: Training, trainings: Sequence[Training], predictions: Mapping[str, Prediction]
 ) -> Training:
-    first, last = (_step(one, predictions[one.case.key]) for one in (base, training))
-    recipe = base.case.recipe
-    lines = ledger(first, last, (recipe, training.case.recipe))
-    return replace(training, ledger=lines, ledger_base=recipe, bound=bound(first))
+    """The training with a ledger from its baseline: both recorded or, failing that, predicted."""
+    base = _base(training, [t for t in trainings if is_recorded(t)])
+    if is_recorded(training) and base:
+        lines, first = in_place_ledger(base, training), recorded_step(base)
+    else:
+        known = _known(trainings, predictions)
+        base = _base(training, [t for t in trainings if t.case in known])
+        if training.case not in known or base is None:
+            return training
+        first, last = (_step(one, predictions[one.case.key]) for one in (base, training))
+        lines = ledger(first, last, (base.case.recipe, training.case.recipe))
+    return replace(training, ledger=lines, ledger_base=base.case.recipe, bound=bound(first))
+
+
+def _base(training: Training, among: Sequence[Training]) -> Training | None:
+    """The one of these that its ledger starts from; None without."""
+    by_case = {one.case: one for one in among}
+    found = slowest(training.case, baselines(training.case, list(by_case)))
+    return by_case[found] if found else None
 
 
 def _step(training: Training, prediction: Prediction) -> Step:
@@ -199,21 +221,14 @@ def _with_causes(
 
     `tried` are counterfactuals of this training; those that could not be predicted come last.
     """
-    known = list(_known(trainings, predictions))
-    base = slowest(training.case, baselines(training.case, known))
-    by_case = {one.case: one for one in trainings}
-    present = _step(training, predictions[training.case.key])
-    if any(isinstance(one.change, Pad) for one in tried):  # what padding gains is known
-        present = replace(present, ops=[replace(op, misaligned="") for op in present.ops])
-    found = causes(
-        present,
-        _step(by_case[base], predictions[base.key]) if base else None,
-        training.step_units,
-        [known for one in tried if (known := _counterfactual(training, one))],
-        recipe=training.case.recipe,
-        base_recipe=base.recipe if base else "",
-        unit=training.unit,
-    )
+    prediction = predictions.get(training.case.key)
+    proposed: list[Cause] = []
+    if tried and prediction and prediction.predicted:
+        timed = [known for one in tried if (known := _counterfactual(training, one))]
+        present = _step(training, prediction)
+        proposed = fixes(present, training.step_units, timed, training.unit)
+    padded = any(isinstance(one.change, Pad) for one in tried)
+    found = _findings(training, trainings, predictions, padded)
     unpredicted = [
         Cause(
             one.change.name,
@@ -225,7 +240,35 @@ def _with_causes(
         for one in tried
         if one.prediction.predicted is None and not isinstance(one.change, Pad)
     ]
-    return replace(training, causes=(*found, *unpredicted))
+    return replace(training, causes=(*proposed, *found, *unpredicted))
+
+
+def _findings(
+    training: Training,
+    trainings: Sequence[Training],
+    predictions: Mapping[str, Prediction],
+    padded: bool,
+) -> list[Cause]:
+    """What limits a training: in the steps that were recorded, else in the predicted ones.
+
+    `padded`: what padding gains is known.
+    """
+    recorded = is_recorded(training)
+    if recorded:
+        base = _base(training, [t for t in trainings if is_recorded(t)])
+        present, before = recorded_step(training), recorded_step(base) if base else None
+    else:
+        known = _known(trainings, predictions)
+        base = _base(training, [t for t in trainings if t.case in known])
+        present = _step(training, predictions[training.case.key])
+        before = _step(base, predictions[base.case.key]) if base else None
+    if padded:
+        present = replace(present, ops=[replace(op, misaligned="") for op in present.ops])
+    traced = training.traced if recorded else None
+    return findings(
+        present, before, training.case.recipe, base.case.recipe if base else "",
+        traced.costs if traced else (), traced.steps if traced else 1,
+    )  # fmt: skip
 
 
 def _counterfactual(training: Training, tried: _Tried) -> Counterfactual | None:

@@ -1,25 +1,24 @@
-"""What limits a step, and what would make it faster: findings and fixes, ranked.
+"""What limits a step: findings, ranked by the time that they explain.
 
-Pure functions of predicted steps. A fix is a counterfactual, a step predicted under one change;
-a finding follows from the numbers of the given step and of its baseline.
+Pure functions of a step and of its baseline, both predicted or both recorded.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from e2e.explain.ledger import NO_LAYER, TERMS, Step, bound, layer_table, op_terms_ms
+from e2e.explain.fixes import MIN_GAIN_PCT, NAMED, called, largest, layer_of, named
+from e2e.explain.ledger import TERMS, Step, bound, layer_table, op_terms_ms
 from e2e.prediction.queue_model import OpCost
 from e2e.results.baselines import BASELINES
-from e2e.results.types import Cause, Setting
+from e2e.results.traced import TracedCost
+from e2e.results.types import Cause
 from microbench import fmt
 from microbench.fmt import as_ms
 
-NAMED = 3  # layers or terms that a sentence names
-MIN_GAIN_PCT = 1.0  # of throughput: smaller gains are not proposed
 SLOWER_SHARE = 0.05  # a layer this much slower in low precision is named ...
 SLOWER_STEP_SHARE = 0.001  # ... where this share of the step is lost by it
 MISSED_SHARE = (
@@ -36,103 +35,27 @@ MEMORY_KINDS = (
 MEMORY_TERMS = tuple(TERMS[kind] for kind in MEMORY_KINDS)
 
 
-@dataclass(frozen=True)
-class Counterfactual:
-    """The step as predicted under one change.
-
-    `change` has fields of TrainCase with their new values, empty for a change to the network;
-    `units` is how many images, tokens or samples the step then has.
-    """
-
-    name: str
-    change: Mapping[str, Setting]
-    step: Step
-    units: int
-
-
-def causes(
+def findings(
     present: Step,
     base: Step | None,
-    units: int,
-    counterfactuals: Iterable[Counterfactual],
-    *,
     recipe: str,
     base_recipe: str,
-    unit: str = "img",
+    costs: Sequence[TracedCost] = (),
+    steps: int = 1,
 ) -> list[Cause]:
-    """Fixes by predicted gain (%), then findings by the time that they explain.
+    """What limits a step, predicted or recorded: findings by the time that they explain.
 
-    The present step has `units` of `unit`; `base` is the same step under `base_recipe`, None if
-    unknown. Predicted times are compared with predicted ones. A change that gains at most
-    MIN_GAIN_PCT is left out.
+    `base` is the same step under `base_recipe`, None if unknown. `costs` are what a trace of so
+    many `steps` says beside.
     """
-    if present.predicted.step_s <= 0:
+    both = _Steps(present, base, recipe, base_recipe)
+    if both.step_s <= 0:
         return []
-    timed = [other for other in counterfactuals if other.step.predicted.step_s > 0]
-    fixes = [_fix(present, units, other, unit) for other in timed]
-    proposed = [fix for fix in fixes if (fix.predicted_gain_pct or 0.0) > MIN_GAIN_PCT]
-    proposed.sort(key=lambda fix: -(fix.predicted_gain_pct or 0.0))
-    return proposed + _findings(_Steps(present, base, recipe, base_recipe))
-
-
-def _fix(present: Step, units: int, other: Counterfactual, unit: str) -> Cause:
-    rates = [units / present.expected_s, other.units / other.step.expected_s]
-    why = (
-        f"predicted {_rate(rates[1])} instead of {_rate(rates[0])} {unit}/s"
-        f"{_difference(present, other, units)}"
-    )
-    gain_pct = 100 * (rates[1] / rates[0] - 1)
-    fix = as_options(other.change) or other.name
-    padded = [op.padded for op in other.step.ops if op.padded]
-    if padded:
-        why += f"; the padded layers save {_largest(_saved_ms(present, other))}"
-        fix = f"pad {_named(padded)}"
-    return Cause(other.name, why, fix, gain_pct, other.change or None)
-
-
-def _saved_ms(present: Step, other: Counterfactual) -> dict[str, float]:
-    """Milliseconds that each padded layer saves."""
-    saved_ms: dict[str, float] = defaultdict(float)
-    for before, after in zip(present.ops, other.step.ops, strict=True):
-        if after.padded:
-            saved_ms[_layer_of(after)] += 1e3 * (before.device_s - after.device_s)
-    return saved_ms
-
-
-def _difference(present: Step, other: Counterfactual, units: int) -> str:
-    """The largest changes, in ms of a step of as many units as the present one."""
-    scale = 1e3 * units / other.units
-    now, then = present.predicted, other.step.predicted
-    said = (
-        f": {as_ms(other.step.expected_s * scale)} instead of {as_ms(present.expected_s * 1e3)} ms"
-    )
-    if other.units != units:
-        said += f" for {units:,}"
-    then_wait_s, now_wait_s = other.step.predicted_wait_s, present.predicted_wait_s
-    changes = {
-        "CPU launch gaps": then.idle_s * scale - now.idle_s * 1e3,
-        "data loading wait": then_wait_s * scale - now_wait_s * 1e3,
-    }
-    before, after = op_terms_ms(present.ops), op_terms_ms(other.step.ops)
-    for term in {**before, **after}:
-        changes[term] = after.get(term, 0.0) * units / other.units - before.get(term, 0.0)
-    least = MIN_GAIN_PCT / 100 * present.expected_s * 1e3
-    saved = sorted((ms, term) for term, ms in changes.items() if ms < -least)[:NAMED]
-    if not saved:
-        return said
-    return f"{said}, by {fmt.joined([f'{as_ms(-ms)} ms less in {term}' for ms, term in saved])}"
-
-
-def as_options(change: Mapping[str, Setting]) -> str:
-    """A change to a case as command-line options."""
-    options: list[str] = []
-    for name, value in change.items():
-        option = name.replace("_", "-")
-        if isinstance(value, bool):
-            options.append(f"--{option}" if value else f"--no-{option}")
-        elif value != 0:  # 0 is the default
-            options.append(f"--{option} {value}")
-    return " ".join(options)
+    finders = (_loading, _launching, _memory, _slower_layers, _missed, _misaligned, _tf32_baseline)
+    found = [finding for find in finders if (finding := find(both))]
+    found += [_of_trace(cost, steps, both) for cost in costs]
+    found.sort(key=lambda finding: -finding[0])
+    return [cause for _, cause in found]
 
 
 # ---------------------------------------------------------------- findings
@@ -162,12 +85,12 @@ class _Steps:
 _Finding = tuple[float, Cause]
 
 
-def _findings(steps: _Steps) -> list[Cause]:
-    """All findings, those about the most time first."""
-    finders = (_loading, _launching, _memory, _slower_layers, _missed, _misaligned, _tf32_baseline)
-    found = [finding for find in finders if (finding := find(steps))]
-    found.sort(key=lambda finding: -finding[0])
-    return [cause for _, cause in found]
+def _of_trace(cost: TracedCost, steps: int, both: _Steps) -> _Finding:
+    """What a trace says against a step, with its share; "" is no place."""
+    cost_s = cost.ns / steps / 1e9
+    where = f": {cost.where}" if cost.where else ""
+    why = f"it takes up to {_share(cost_s, both.step_s)}{where}"
+    return cost_s, Cause(cost.title, why, cost.remedy)
 
 
 def _loading(steps: _Steps) -> _Finding | None:
@@ -191,12 +114,15 @@ def _launching(steps: _Steps) -> _Finding | None:
             f"optimizer take that time around operations of {as_ms(1e3 * step.gpu_s)} ms"
         )
         return step.idle_s, Cause("framework overhead between operations", why)
-    launches = sum(op.kind != "view" for op in steps.present.ops)
+    known = steps.present.launches
+    launches = sum(op.kind != "view" for op in steps.present.ops) if known is None else known
+    what = "ops" if known is None else "kernels"
     waits = sum(op.waits for op in steps.present.ops)
+    needs = f"the CPU needs {as_ms(1e3 * step.host_s)} ms to launch" if step.host_s else "it runs"
+    which = " that run" if step.host_s else ""
     why = (
-        f"the GPU is idle for {_share(step.idle_s, step.step_s)}: the CPU needs "
-        f"{as_ms(1e3 * step.host_s)} ms to launch {launches:,} ops that run for "
-        f"{as_ms(1e3 * step.gpu_s)} ms"
+        f"the GPU is idle for {_share(step.idle_s, step.step_s)}: {needs} {launches:,} "
+        f"{what}{which} for {as_ms(1e3 * step.gpu_s)} ms"
     )
     if waits:
         why += f"; {waits} of them {'makes' if waits == 1 else 'make'} the CPU wait for the GPU"
@@ -216,7 +142,7 @@ def _memory(steps: _Steps) -> _Finding | None:
             continue
         why = (
             f"in {recipe}, memory-bound work takes {_share(memory_ms / 1e3, step_ms / 1e3)}: "
-            f"{_largest(memory)}; GEMMs and convolutions take {as_ms(1e3 * step.product_s)} ms: if "
+            f"{largest(memory)}; GEMMs and convolutions take {as_ms(1e3 * step.product_s)} ms: if "
             f"they took no time, the step would be {at_most:.2f} times faster"
         )
         return memory_ms / 1e3, Cause("memory-bound work is most of the step", why)
@@ -237,7 +163,7 @@ def _slower_layers(steps: _Steps) -> _Finding | None:
         return None
     lost_s = -math.fsum(row.saving_ms for row in rows) / 1e3
     slow = [
-        f"{_called(row.layer)} ({as_ms(row.other_ms)} ms in {steps.recipe}, "
+        f"{called(row.layer)} ({as_ms(row.other_ms)} ms in {steps.recipe}, "
         f"{as_ms(row.base_ms)} in {steps.base_recipe})"
         for row in rows[:NAMED]
     ]
@@ -252,7 +178,7 @@ def _slower_layers(steps: _Steps) -> _Finding | None:
 
 def _conversions(steps: _Steps, slow: set[str]) -> str:
     """How much of these layers' time only changes the layout, if it is much."""
-    ops = [op for op in steps.present.ops if op.kind == "product" and _layer_of(op) in slow]
+    ops = [op for op in steps.present.ops if op.kind == "product" and layer_of(op) in slow]
     taken_s = math.fsum(op.device_s for op in ops)
     changing_s = math.fsum(op.conversion_s for op in ops)
     if changing_s <= SLOWER_SHARE * taken_s:
@@ -285,7 +211,7 @@ def _misaligned(steps: _Steps) -> _Finding | None:
         return None
     why = (
         f"GEMMs and convolutions with unaligned sizes "
-        f"({_named([op.misaligned for op in ops])}) take "
+        f"({named([op.misaligned for op in ops])}) take "
         f"{_share(taken_s, steps.step_s)}: {_layers(ops)}"
     )
     fix = "pad these sizes to a multiple of 8 (of 4 in TF32)"
@@ -320,36 +246,10 @@ def _layers(ops: Sequence[OpCost]) -> str:
     """The layers of these ops, those that take most first, with their ms."""
     taken_ms: dict[str, float] = defaultdict(float)
     for op in ops:
-        taken_ms[_layer_of(op)] += 1e3 * op.device_s
-    return _largest(taken_ms)
-
-
-def _largest(taken_ms: Mapping[str, float]) -> str:
-    """ "layer3 (4.00 ms), layer4 (2.00 ms) and 5 more"."""
-    most = sorted(taken_ms, key=lambda name: -taken_ms[name])
-    return _named([f"{_called(name)} ({as_ms(taken_ms[name])} ms)" for name in most])
-
-
-def _named(words: Iterable[str]) -> str:
-    """The first ones, each once, and how many more there are."""
-    return fmt.listed(list(dict.fromkeys(words)), NAMED)
-
-
-def _layer_of(op: OpCost) -> str:
-    """The op's layer, or a name for none."""
-    return op.layer or NO_LAYER
-
-
-def _called(layer: str) -> str:
-    """A layer that has a number for a name in a sentence."""
-    return f"layer {layer}" if layer[:1].isdigit() else layer
+        taken_ms[layer_of(op)] += 1e3 * op.device_s
+    return largest(taken_ms)
 
 
 def _share(part_s: float, whole_s: float) -> str:
     """ "3.1 of 16.0 ms (19 %)"."""
     return f"{as_ms(1e3 * part_s)} of {as_ms(1e3 * whole_s)} ms ({100 * part_s / whole_s:.0f} %)"
-
-
-def _rate(per_s: float) -> str:
-    """ "6,078", "3.47"."""
-    return f"{per_s:,.0f}" if per_s >= 99.95 else f"{per_s:.3g}"

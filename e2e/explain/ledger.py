@@ -40,6 +40,7 @@ class Step:
 
     All times are seconds per step. `data_wait_s` is the wait for the loader: measured if the step
     was, else predicted. `predicted_wait_s` is always predicted. `predicted` includes neither.
+    `launches` is how many kernels it launches, None where that is the number of operations.
     """
 
     ops: Sequence[OpCost]
@@ -47,6 +48,7 @@ class Step:
     measured_s: float | None = None
     data_wait_s: float = 0.0
     predicted_wait_s: float = 0.0
+    launches: int | None = None
 
     @property
     def expected_s(self) -> float:
@@ -96,10 +98,10 @@ def ledger(
     """
     changes = _op_lines(base, other)
     gaps = [1e3 * step.predicted.idle_s for step in (base, other)]
-    changes.append(LedgerLine(GAPS, gaps[1] - gaps[0], "predicted", _from_to(*gaps)))
+    changes.append(LedgerLine(GAPS, gaps[1] - gaps[0], "predicted", from_to(*gaps)))
     if base.data_wait_s or other.data_wait_s:
         waits = [1e3 * step.data_wait_s for step in (base, other)]
-        changes.append(LedgerLine(LOADER, waits[1] - waits[0], other.source, _from_to(*waits)))
+        changes.append(LedgerLine(LOADER, waits[1] - waits[0], other.source, from_to(*waits)))
     first_ms, last_ms = 1e3 * base.whole_s, 1e3 * other.whole_s
     rest_ms = math.fsum([last_ms, -first_ms, *(-line.ms for line in changes)])
     measured = "measured" in (base.source, other.source)
@@ -161,13 +163,13 @@ def _op_lines(base: Step, other: Step) -> list[LedgerLine]:
     for term in OP_TERMS:
         if term in before or term in after:
             ms = before.get(term, 0.0), after.get(term, 0.0)
-            layers = _top_layers(base, other, term) if term in PRODUCT_TERMS else ""
-            lines.append(LedgerLine(term, ms[1] - ms[0], "replayed", _from_to(*ms) + layers))
+            layers = top_layers(base, other, term) if term in PRODUCT_TERMS else ""
+            lines.append(LedgerLine(term, ms[1] - ms[0], "replayed", from_to(*ms) + layers))
     return lines
 
 
-def _top_layers(base: Step, other: Step, term: str) -> str:
-    """The layers that changed most: "; layer4.0.conv2 -1.20, ..."."""
+def top_layers(base: Step, other: Step, term: str) -> str:
+    """The layers whose time (ms) of a term changed most: "; layer4.0.conv2 -1.20, ..."."""
     times = [_by_layer(step.ops, net=True) for step in (base, other)]
     keys = [key for key in dict.fromkeys([*times[0], *times[1]]) if key[1] == term]
     changes = [(key[0], times[1].get(key, 0.0) - times[0].get(key, 0.0)) for key in keys]
@@ -196,5 +198,6 @@ def _residual_detail(base: Step, other: Step) -> str:
     return f"measured minus predicted: {', '.join(beyond)}" if beyond else ""
 
 
-def _from_to(base_ms: float, other_ms: float) -> str:
+def from_to(base_ms: float, other_ms: float) -> str:
+    """Both sums behind a change, in milliseconds: "25.17 to 14.15 ms"."""
     return f"{base_ms:.2f} to {other_ms:.2f} ms"

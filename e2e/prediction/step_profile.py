@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -144,9 +145,10 @@ class StepProfiler:
         needed, has = peak_bytes(traced, {}), self._memory_bytes
         if has and needed > (1 + MEMORY_ERROR) * has:
             raise DoesNotFit(needs_more(needed, has))
-        announce(case.key, "measuring its operations one by one")
+        announce(case.key, "preparing its operations")
         with stages.timed("operations"):
             self._host_speed.slowdown()  # takes its memory before the operations take theirs
+            self._calls.doing = partial(announce, case.key)
             times = self._calls.times(traced)
         # But for want of memory: no step would have it.
         not_alone = {key: why for key, why in times.problems.items() if why != TOO_LARGE}

@@ -107,14 +107,19 @@ class Seen:
 
 
 def findings(
-    recording: Recording, parts: Partition, device: str = "", rates: Rates | None = None
+    recording: Recording,
+    parts: Partition,
+    device: str = "",
+    rates: Rates | None = None,
+    rules: Sequence[Rule] | None = None,
 ) -> tuple[Finding, ...]:
     """Every cause that costs at least LEAST_SHARE of a step, the costliest first.
 
     `device` is the name of the card by whose datasheet rates are judged, `rates` those measured.
+    `rules` are all unless they are named.
     """
     seen = Seen(recording, parts, find_card(device), rates)
-    found = [finding for rule in RULES for finding in rule(seen)]
+    found = [finding for rule in (RULES if rules is None else rules) for finding in rule(seen)]
     least_ms = LEAST_SHARE * 1e3 * (recording.bare_step_s or parts.step_ns / 1e9)
     large = [f for f in found if f.share >= LEAST_SHARE and f.most_ms >= least_ms]
     return ranked(large)
@@ -442,7 +447,20 @@ def _regions(seen: Seen) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-RULES: Sequence[Callable[[Seen], Iterator[Finding]]] = (
+Rule = Callable[[Seen], Iterator[Finding]]
+RULES: Sequence[Rule] = (
     _plain, _loader, _launch, _sync, _casts, _layout, _optimizer, _norms, _searches, _islands,
     _misaligned, _copies, _communication, _compilation, _regions,
 )  # fmt: skip
+
+
+def rules_of_training(channels_last: bool) -> Sequence[Rule]:
+    """Those for a training of ours: the others are told from two steps (`e2e.explain.causes`).
+
+    A remedy that it has already, the layout, is not proposed.
+    """
+    layout = () if channels_last else (_layout,)
+    return (
+        _plain, _sync, _casts, *layout, _optimizer, _norms, _searches, _copies, _communication,
+        _compilation, _regions,
+    )  # fmt: skip

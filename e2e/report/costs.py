@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 from rich.text import Text
 
@@ -10,8 +11,10 @@ from e2e.report.arms import View, grouped
 from e2e.report.table import arms_table, item, name_columns, plain_row
 from e2e.results.types import Phase, Training
 from microbench import fmt
-from microbench.report.table import Column, Table, Value, screen
+from microbench.report.table import Column, Row, Table, Value, screen
+from microbench.results.types import Run
 
+STAGES, STAGES_TITLE = "stages_s", "Where the time of this run went (wall clock)"  # in settings
 STATES_TITLE = "State of the device during timing (utilisation from the driver)"
 MOST_SETUPS = 6
 MOST_PHASES = 18  # arms in the table of phases, on the screen without --verbose
@@ -136,6 +139,21 @@ def _state(arm: Training) -> str:
         fmt.count(len(steps.times_s), "step") + " timed" if steps else "",
     ]  # fmt: skip
     return ", ".join(filter(None, parts))
+
+
+def stages_lines(run: Run, width: int) -> list[Text]:
+    """The seconds of each stage of the run, in the order in which they began, and in all."""
+    known: object = run.settings.get(STAGES)
+    items = cast(dict[object, object], known).items() if isinstance(known, dict) else ()
+    took = [(str(name), float(one)) for name, one in items if isinstance(one, int | float)]
+    if not took:
+        return []
+    columns: list[Column[tuple[str, float]]] = [
+        Column("stage", lambda stage: fmt.clean(stage[0])),
+        Column("seconds", lambda stage: f"{stage[1]:.1f}", right=True),
+    ]
+    rows = [*took, ("in all", sum(seconds for _, seconds in took))]
+    return screen(Table(columns, [Row(row) for row in rows]), width).lines
 
 
 def whys(view: View) -> list[Text]:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from e2e.case import DATA_WORDS, OP, TrainCase
 from e2e.explain.joint import joints
-from e2e.report import causes, costs, errors, learning, predictions, table, waterfall
+from e2e.report import causes, costs, errors, in_place, learning, predictions, table, waterfall
 from e2e.report.arms import OPTIONS, View, in_words, view_of, what_was_trained
 from e2e.report.chart import train_chart
 from e2e.report.figures import interval
@@ -147,12 +147,14 @@ def training_sections(run: Run, width: int, *, details: bool = False) -> list[Se
         (learning.learning_title(run), learning.learning_lines(view, width)),
         (costs.phases_title(view), costs.phases_lines(view, width, details=details)),
         (costs.STATES_TITLE, costs.states(view) if details else []),
+        (costs.STAGES_TITLE, costs.stages_lines(run, width) if details else []),
         ("Why each step takes as long as it does", costs.whys(view) if details else []),
         (predictions.BESIDE_TITLE, predictions.beside_lines(view, width, details=details)),
         ("", train_chart(view, width)),
         *_accounts(view, width, details),
         ("In short", notes.sentences(verdict(run))),
         (errors.ERRORS_TITLE, errors.errors_lines(run, width)),
+        (in_place.IN_PLACE_TITLE, in_place.in_place_lines(run.of(Training), width)),
         _warnings(run, view),
     ]
 
@@ -162,6 +164,7 @@ def _validation_sections(run: Run, view: View, width: int) -> list[Section]:
     return [
         (errors.ERRORS_TITLE, errors.errors_lines(run, width)),
         (errors.WORST_TITLE, errors.worst_lines(run, width)),
+        (in_place.IN_PLACE_TITLE, in_place.in_place_lines(run.of(Training), width)),
         _warnings(run, view),
     ]
 
@@ -243,6 +246,7 @@ def training_parts(run: Run) -> list[Part]:
              predictions.alone_table(view), _calls(view.only(predictions.is_alone))),
         Part(f"{errors.ERRORS_TITLE}:", errors.errors_table(run),
              errors.error_sentences(run)),
+        Part(f"{in_place.IN_PLACE_TITLE}:", in_place.in_place_table(run.of(Training))),
         *(_ledger(view, arm) for arm in view.arms if has_ledger(arm)),
         *(part for arm in view.arms for part in _causes(view, arm)),
     ]  # fmt: skip

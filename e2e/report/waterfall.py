@@ -30,6 +30,7 @@ READING = f"{SAVED} time saved, {ADDED} time added; a bar begins where the one a
 STYLES = {WHOLE: "bold", SAVED: "green", ADDED: "red", NOTHING: "dim"}
 SOURCES = {
     "measured": "measured: in this run",
+    "traced": "traced: in the training's own steps, by torch's profiler",
     "replayed": "replayed: operations timed in isolation",
     "predicted": "predicted: by the step model",
 }
@@ -67,13 +68,21 @@ def _section(view: View, arm: Training, width: int, *, details: bool, legend: bo
     if not source_width:
         shown = replace(shown, left_out=["source"])
     notes = [
-        *([READING, "; ".join(SOURCES.values())] if legend else []),
+        *([READING, "; ".join(_sources(view))] if legend else []),
         _small(fall),
         shown.left_out_note(width),
     ]
     dim = [Text(line, "dim") for line in notes if line]
     said = [Text(sentence) for sentence in account(arm, view.label(arm))]
     return [*shown.lines, *dim, *said, *(_details(arm.ledger) if details else [])]
+
+
+def _sources(view: View) -> list[str]:
+    """What the sources of these ledgers mean."""
+    used = {line.source for arm in view.arms for line in arm.ledger}
+    if used & {"replayed", "predicted"}:
+        used |= {"measured", "replayed", "predicted"}
+    return [text for name, text in SOURCES.items() if name in used]
 
 
 def _widths(fall: Waterfall, width: int) -> tuple[int, int, int]:

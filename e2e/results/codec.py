@@ -11,6 +11,7 @@ import math
 from dataclasses import asdict, fields
 
 from e2e.case import LEAST, OP, USUAL_LOADER, TrainCase
+from e2e.results.traced import TracedStep
 from e2e.results.types import (
     BORDER,
     LIMITS,
@@ -81,7 +82,17 @@ def to_json(training: Training) -> Json:
         "bound": _finite(training.bound),
         "causes": [_cause_to_json(cause) for cause in training.causes] or None,
         **({"measured_at": training.measured_at} if training.measured_at else {}),
+        **({"traced": _traced_to_json(training.traced)} if training.traced else {}),
     }
+
+
+def _traced_to_json(traced: TracedStep) -> Json:
+    """Parts without what is empty in them: most have a term and a time."""
+    parts = [
+        {name: value for name, value in asdict(part).items() if value != "" or name == "term"}
+        for part in traced.parts
+    ]
+    return {**asdict(traced), "parts": parts}
 
 
 def _repeat_to_json(repeat: Repeat) -> Json:
@@ -92,7 +103,10 @@ def _repeat_to_json(repeat: Repeat) -> Json:
 
 
 def _predicted_to_json(predicted: Predicted) -> Json:
-    return {**asdict(predicted), "error_pct": _finite(predicted.error_pct)}
+    data = {**asdict(predicted), "error_pct": _finite(predicted.error_pct)}
+    if not predicted.terms_ms:
+        del data["terms_ms"]
+    return data
 
 
 def _cause_to_json(cause: Cause) -> Json:
@@ -211,6 +225,8 @@ def _check_predictions(training: Training, where: str) -> None:
         _check_predicted(training.predicted, f"{where}.predicted")
     if training.ledger:
         _check_ledger(training.ledger, f"{where}.ledger")
+    if training.traced:
+        _check_traced(training.traced, f"{where}.traced")
     if training.bound is not None and training.bound <= 0:
         raise ValueError(f"{where}.bound is {training.bound}")
     for i, cause in enumerate(training.causes):
@@ -236,6 +252,14 @@ def _check_predicted(predicted: Predicted, where: str) -> None:
     for name, seconds in predicted.took_s.items():
         if seconds < 0:
             raise ValueError(f"{where}.took_s.{name} is {seconds}")
+
+
+def _check_traced(traced: TracedStep, where: str) -> None:
+    if traced.steps < 1 or traced.launches < 0 or traced.window_ns < 1:
+        raise ValueError(f"{where} has no steps, or nothing in them")
+    for name in ("parts", "costs"):
+        if any(one.ns < 0 for one in getattr(traced, name)):
+            raise ValueError(f"{where}.{name} has a time under zero")
 
 
 def _check_ledger(ledger: tuple[LedgerLine, ...], where: str) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
 
 from e2e.case import TrainCase
+from e2e.results.traced import TracedStep
 from microbench.results.values import Interval, ProcessTime, Ratio, Sampled, Warning
 
 LIMITS = ("gpu", "host", "data")  # bottlenecks: GPU, CPU launch, data loading
@@ -122,7 +123,8 @@ class Predicted:
     `error_pct` is predicted over measured step less 1, in per cent (negative: too short); None if
     not measured. `took_s` is how long predicting took by stage: "tracing", "operations" (those not
     known before), "real steps", "host". `paced_s` is the step at the host speed during the measured
-    step, if known; its error is not the host speed's.
+    step, if known; its error is not the host speed's. `terms_ms` are the operations' milliseconds
+    alone by term of the ledger; {} where they are unknown.
     """
 
     step_s: float
@@ -137,6 +139,7 @@ class Predicted:
     from_step: tuple[str, ...] = ()
     gpu_s: float | None = None
     host_s: float | None = None
+    terms_ms: Mapping[str, float] = field(default_factory=dict[str, float])
 
     def beside(self, step_s: float | None) -> Predicted:
         """The same with its error (%) against a measured step in seconds; None: not measured."""
@@ -147,7 +150,8 @@ class Predicted:
 class LedgerLine:
     """One line of what a recipe changes in a step, in milliseconds; see `Training.ledger`.
 
-    `source` is where the number comes from: "measured", "replayed" or "predicted".
+    `source` is where the number comes from: "measured", "traced" (in the training's own steps),
+    "replayed" (operations alone) or "predicted".
     """
 
     term: str
@@ -200,7 +204,8 @@ class Training:
     line are those whole steps, the lines between are changes (negative: time saved), and first +
     sum(between) == last. `bound` is Amdahl's: the speed-up of the base's step if its GEMMs and
     convolutions took no time. `causes` say what would make the step faster, and why it is no
-    faster. A status of PREDICTED has `predicted` and no `steps`.
+    faster. `traced` are some of its steps in the profiler, None where none were recorded. A status
+    of PREDICTED has `predicted` and no `steps`.
     """
 
     case: TrainCase
@@ -231,6 +236,7 @@ class Training:
     bound: float | None = None
     causes: tuple[Cause, ...] = ()
     measured_at: str | None = None  # ISO 8601, UTC; older files do not have it
+    traced: TracedStep | None = None
 
     @property
     def timed(self) -> TimedStep | None:

@@ -7,11 +7,14 @@ from dataclasses import replace
 
 from e2e.case import TrainCase
 from e2e.data.datasets.synthetic import SyntheticFeed
+from e2e.data.types import Feed
 from e2e.results.types import Spread, State, StepTimes, Training
 from e2e.training.arms import Announce, Arms, Held, Task
 from e2e.training.speed_readings import HostSpeed, SpeedByTurn
 from e2e.training.step_timer import (
+    HOST_STEPS,
     PHASE_STEPS,
+    PROFILE_STEPS,
     Bursts,
     StepBlock,
     Tally,
@@ -36,7 +39,8 @@ TURN_S, WARM_SHARE = 0.8, 0.25
 ROUNDS = LOOKS[0]  # that a budget is meant to last for
 # Of a case that is fed: some bursts of its workers, after what lay ready has been thrown away.
 FED_TURN_S, FED_WARM_SHARE, FED_BURSTS = 4.0, 0.25, 4
-FED_PHASES_S = 2.0  # of steps whose phases are timed, where the loader makes them long
+LOOK_S = 1.0  # for each closer look at steps, where they are long
+FEWEST_LOOKED_AT = 3  # of them, on a GPU
 CPU_BLOCK_S = 2.0
 CPU_PHASE_STEPS = 2
 
@@ -180,15 +184,20 @@ class ArmTimer(Arms):
         skipped = held.trainer.skipped_steps - held.skipped_before
         return replace(held.training, steps=steps, state=state, skipped_steps=skipped)
 
+    def step_alone(self, key: str) -> Callable[[], object]:
+        """An arm's step, call by call and without its loader; the process is switched to it."""
+        held = self.held[key]
+        held.trainer.switch()
+        return _without_loading(held, uncaptured=True)
+
     def _looked_closer(self, training: Training) -> Training:
         """Add measurements that would slow the timed steps, taken afterwards."""
         held = self.held[training.case.key]
         held.trainer.switch()
         assert training.steps is not None
         count = PHASE_STEPS if self.cuda else CPU_PHASE_STEPS
-        if training.case.fed:
-            step_s = training.headline_s or training.steps.median_s
-            count = max(CPU_PHASE_STEPS, min(count, int(FED_PHASES_S / step_s)))
+        fit = int(LOOK_S / (training.headline_s or training.steps.median_s))
+        count = max(CPU_PHASE_STEPS, min(count, fit))
         phases = time_phases(lambda clock: held.trainer.step(held.feed, clock), self.cuda, count)
         steps = training.steps
         step = _without_loading(held)
@@ -196,9 +205,11 @@ class ArmTimer(Arms):
             held.feed.refill()  # busy workers slow the measurement
             steps = replace(steps, unfed_s=median(self.timer.block(step, count).times_s))
         if self.cuda:
-            busy_s, launches = busy_time(step)
+            busy_s, launches = busy_time(step, max(FEWEST_LOOKED_AT, min(PROFILE_STEPS, fit)))
             # An unfused optimizer makes the loss scaler wait for the device: no time of its own.
-            host_s = None if held.trainer.optimizer.waits else host_time(step)
+            host_steps = max(FEWEST_LOOKED_AT, min(HOST_STEPS, fit))
+            waits = held.trainer.optimizer.waits
+            host_s = None if waits else host_time(step, host_steps)
             steps = replace(steps, busy_s=busy_s, launches=launches, host_s=host_s)
         return replace(training, phases=phases, steps=steps)
 
@@ -216,12 +227,12 @@ def _fed(steps: StepTimes, blocks: Sequence[StepBlock], case: TrainCase) -> Step
     )
 
 
-def _without_loading(held: Held) -> Callable[[], object]:
+def _without_loading(held: Held, *, uncaptured: bool = False) -> Callable[[], object]:
     """The arm's step; of a fed case, on a preloaded batch."""
-    if not held.training.case.fed:
-        return held.step
-    feed = SyntheticFeed(held.feed.place(held.feed.fetch()))
-    return lambda: held.trainer.step(feed)
+    feed: Feed = held.feed
+    if held.training.case.fed:
+        feed = SyntheticFeed(held.feed.place(held.feed.fetch()))
+    return lambda: held.trainer.step(feed, uncaptured=uncaptured)
 
 
 def _rate_so_far(held: Held) -> str:

@@ -124,7 +124,7 @@ class Arms:
         if reason:
             return replace(blank, status="skipped", reason=reason)
         try:
-            held = self._fitted(case, blank)
+            held = self._fitted(case, blank, announce)
         except UserError:
             raise  # strict data: the run ends
         except Exception as error:
@@ -136,14 +136,14 @@ class Arms:
         self.held[case.key] = held
         return held.training
 
-    def _fitted(self, case: TrainCase, blank: Training) -> Held | None:
+    def _fitted(self, case: TrainCase, blank: Training, announce: Announce) -> Held | None:
         """The arm, or None if the memory is too small; a traceback would keep its tensors alive."""
         try:
-            return self._built(case, blank)
+            return self._built(case, blank, announce)
         except torch.OutOfMemoryError:
             return None
 
-    def _built(self, case: TrainCase, blank: Training) -> Held:
+    def _built(self, case: TrainCase, blank: Training, announce: Announce) -> Held:
         began_s = time.perf_counter()
         feed = self.feeds.open(case)
         try:
@@ -162,7 +162,7 @@ class Arms:
                 seed=self.task.seed, lr=self.task.lr, warmup=self.task.warmup,
             )  # fmt: skip
             held = Held(blank, trainer, feed)
-            first_s, estimate_s = self._warmed(held)
+            first_s, estimate_s = self._warmed(held, announce)
         except BaseException:
             feed.close()  # its workers would outlive it
             raise
@@ -175,12 +175,15 @@ class Arms:
         held.arm = Arm(case.key, held.step, estimate_s)
         return held
 
-    def _warmed(self, held: Held) -> tuple[float, float]:
+    def _warmed(self, held: Held, announce: Announce) -> tuple[float, float]:
         """(seconds of the first step, seconds per later step); peak memory counts after warm-up.
 
         The first steps search algorithms, which may take more memory than any later step.
         """
+        if not held.training.case.compile:
+            announce(held.training.case.key, "first step")
         first_s = self._seconds(held, 1)
+        announce(held.training.case.key, "warming up")
         self.timer.run(held.step, WARM_STEPS - 1 if self.cuda else 0)
         self._reset_peak()
         if held.trainer.case.graph:
@@ -222,7 +225,7 @@ class Arms:
         batch = case.batch // 2
         while batch >= 1:
             announce(blank.case.key, f"out of memory, trying batch {batch}")
-            smaller = self._fitted(replace(case, batch=batch), blank)
+            smaller = self._fitted(replace(case, batch=batch), blank, announce)
             if smaller is None:
                 self._free()
                 batch //= 2

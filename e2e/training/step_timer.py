@@ -205,10 +205,10 @@ class Bursts(_Steps):
 StepTimer = CudaSteps | CpuSteps
 
 
-def host_time(launch: Launch) -> float:
-    """Median CPU seconds to launch one step on an idle device, over HOST_STEPS steps."""
+def host_time(launch: Launch, count: int = HOST_STEPS) -> float:
+    """Median CPU seconds to launch one step on an idle device, over `count` steps."""
     times: list[float] = []
-    for _ in range(HOST_STEPS):
+    for _ in range(count):
         torch.cuda.synchronize()
         start = time.perf_counter()
         launch()
@@ -217,14 +217,14 @@ def host_time(launch: Launch) -> float:
     return median(times)
 
 
-def busy_time(launch: Launch) -> tuple[float, int]:
+def busy_time(launch: Launch, count: int = PROFILE_STEPS) -> tuple[float, int]:
     """(seconds per step in which a kernel or copy runs, their number per step), by the profiler."""
 
     def steps() -> None:
-        for _ in range(PROFILE_STEPS):
+        for _ in range(count):
             launch()
 
-    return busy_in(record(steps), PROFILE_STEPS)
+    return busy_in(record(steps), count)
 
 
 def busy_in(kernels: Sequence[KernelTime], steps: int) -> tuple[float, int]:

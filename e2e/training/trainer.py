@@ -84,10 +84,13 @@ class Trainer:
 
     # ------------------------------------------------------------ a step
 
-    def step(self, feed: Feed, mark: Mark = _unmarked) -> Tensor:
-        """Train on the next `accumulate` batches; the mean loss, a scalar on the device."""
+    def step(self, feed: Feed, mark: Mark = _unmarked, *, uncaptured: bool = False) -> Tensor:
+        """Train on the next `accumulate` batches; the mean loss, a scalar on the device.
+
+        `uncaptured`: launch it call by call even where it has been captured.
+        """
         self.optimizer.set_rate(self.steps_done)
-        run = self._launch if self._captured is None else self._replay
+        run = self._launch if self._captured is None or uncaptured else self._replay
         loss = run(feed, mark)
         self.steps_done += 1
         return loss

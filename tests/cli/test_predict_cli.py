@@ -81,7 +81,7 @@ def ledger_of(path: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def predicted(shop: Path) -> Ran:
-    ran = e2e(shop, "predict", *OWN, "--amp", "--batch", "4", "--json", "p.json")
+    ran = e2e(shop, "predict", *OWN, "--amp", "--batch", "4", "--fixes", "--json", "p.json")
     assert ran.returncode == 0, ran.stderr
     return ran
 

@@ -10,7 +10,7 @@ from statistics import fmean, stdev
 
 import pytest
 
-from e2e.commands.scheduler import ARM_BUDGET_S
+from e2e.commands.validation import ARM_BUDGET_S
 from e2e.report.errors import error_sentences, error_table, intervals_kept, limits_named
 from e2e.results.types import Training
 from e2e.validation_sets import (

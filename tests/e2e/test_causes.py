@@ -9,13 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from e2e.explain.causes import (
-    MIN_GAIN_PCT,
-    MISALIGNED_SHARE,
-    MISSED_SHARE,
-    Counterfactual,
-    causes,
-)
+from e2e.explain.causes import MISALIGNED_SHARE, MISSED_SHARE, findings
+from e2e.explain.fixes import MIN_GAIN_PCT, Counterfactual, fixes
 from e2e.explain.ledger import Step
 from e2e.prediction.queue_model import OpCost, Simulated, simulate
 from e2e.results.types import Cause
@@ -55,7 +50,7 @@ def found(
     recipe: str = "amp",
     base_recipe: str = "fp32",
 ) -> list[Cause]:
-    return causes(present, base, BATCH, what_if, recipe=recipe, base_recipe=base_recipe)
+    return [*fixes(present, BATCH, what_if), *findings(present, base, recipe, base_recipe)]
 
 
 def titled(title: str, listed: list[Cause]) -> Cause:
@@ -189,7 +184,7 @@ def test_a_layer_that_has_a_number_for_a_name_reads_as_one() -> None:
 def test_small_rates_and_long_times_are_told_apart() -> None:
     slow = [step(product("body", ms, "float32")) for ms in (2302.4, 2169.1)]
     larger = Counterfactual("larger batch", {"batch": 16}, slow[1], 8)
-    (cause, *_) = causes(slow[0], None, 8, [larger], recipe="fp32", base_recipe="")
+    (cause, *_) = fixes(slow[0], 8, [larger])
     assert "predicted 3.69 instead of 3.47 img/s: 2,169 instead of 2,302 ms" in cause.why
 
 

@@ -24,6 +24,7 @@ from e2e.report.ledger import has_ledger, waterfall
 from e2e.report.plot_bars import bar_rows
 from e2e.report.plot_waterfall import waterfall_rows
 from e2e.results.codec import from_json, to_json
+from e2e.results.traced import TracedCost, TracedPart, TracedStep
 from e2e.results.types import (
     PREDICTED,
     Cause,
@@ -112,6 +113,7 @@ FULL = Training(
         0.0501,
         gpu_s=0.049,
         host_s=0.0303,
+        terms_ms={"convolutions": 10.25},
     ),
     ledger=(
         LedgerLine("fp32 step", 290.0, "measured"),
@@ -124,6 +126,16 @@ FULL = Training(
     causes=(
         Cause("CUDA graph", "waits", "--graph", 12.5, {"graph": True, "loss_scale": 8.0}, 11.0),
         Cause("TF32 is already on in the baseline", "products take 9 ms"),
+    ),
+    traced=TracedStep(
+        2,
+        2_408,
+        (
+            TracedPart("convolutions", 21_000_000, "layer1.0", "float16", "60x64x56x56"),
+            TracedPart("layout changes", 100, "layer1.0", "float16", within="convolutions"),
+            TracedPart("synchronisation", 3_000_001),
+        ),
+        (TracedCost("synchronisation", 3_000_001, "train.py:8", "read losses seldom"),),
     ),
 )
 FORETOLD = Training(CASE, PREDICTED, step_units=256, predicted=FULL.predicted)
@@ -157,7 +169,7 @@ def test_what_is_written_is_read_back(found: list[Training]) -> None:
 def test_every_field_is_kept(path: Path) -> None:
     """FULL sets every field, so that one that is forgotten shows."""
     kinds = (FULL, FULL.steps, FULL.state, FULL.repeats[1], FULL.phases[1], FULL.predicted)
-    kinds = (*kinds, FULL.causes[0])
+    kinds = (*kinds, FULL.causes[0], FULL.traced)
     for kind in kinds:
         assert kind is not None
         unset = {field.name for field in fields(kind) if getattr(kind, field.name) is None}
@@ -207,7 +219,7 @@ def test_a_list_of_another_name_is_no_way_in(path: Path) -> None:
 
 def test_the_names_of_the_design() -> None:
     written = to_json(FULL)
-    assert written.keys() == NAMES | {"measured_at"}, "where it is known"
+    assert written.keys() == NAMES | {"measured_at", "traced"}, "where it is known"
     assert written["case"].keys() == CASE_NAMES
     assert to_json(FAILED).keys() == NAMES
 
@@ -232,6 +244,7 @@ def test_a_prediction_as_the_contract_writes_it() -> None:
         "memory_bytes": 21_300_000_000, "uncovered": ("aten.nonzero",), "error_pct": -1.0,
         "took_s": {"tracing": 1.1, "operations": 8.4}, "paced_s": 0.0501,
         "from_step": (), "gpu_s": 0.049, "host_s": 0.0303,
+        "terms_ms": {"convolutions": 10.25},
     }  # fmt: skip
     assert written["ledger"][1] == {
         "term": "convolutions", "ms": -239.5, "source": "replayed", "detail": "250.00 to 10.50 ms",

@@ -275,11 +275,12 @@ def test_what_goes_wrong_is_a_reason_and_no_end(store: Store) -> None:
 @pytest.mark.parametrize(
     ("flags", "kind", "predicts"),
     [
-        ([], "cuda", True), ([], "cpu", False), (["--no-predict"], "cuda", False),
+        ([], "cuda", False), ([], "cpu", False), (["--no-predict"], "cuda", False),
         (["--predict"], "cpu", True), (["--predict"], "cuda", True), (["--verify"], "cpu", True),
+        (["--fixes"], "cuda", True),
     ],
 )  # fmt: skip
-def test_a_training_is_predicted_by_default_on_a_gpu(
+def test_a_training_is_predicted_on_request(
     flags: list[str], kind: str, predicts: bool, tmp_path: Path
 ) -> None:
     request = request_of("cnn-cifar", train.make_context("train", ["cnn-cifar", *flags]).params)

@@ -202,7 +202,7 @@ def test_a_result_is_in_the_run_file_before_it_is_announced(
     else:
         steps = 3 if what == "trained" else 0
         job.run(run, [Comparison((Planned(case),))], lambda _: steps)
-    (held,) = watching.held
+    held = watching.held[-1]
     assert held is not None
     if what == "loaded":
         assert held.of(Loading)

@@ -23,6 +23,7 @@ from e2e.commands.worker import DataFacts
 from e2e.networks import find
 from e2e.report.run_report import sections
 from e2e.results.codec import from_json, to_json
+from e2e.results.traced import TracedPart, TracedStep
 from e2e.results.types import State, StepTimes, Training
 from e2e.training.processes import merged
 from e2e.training.speedups import with_speedups
@@ -224,6 +225,10 @@ class Processes:
         by_recipe = {one.case.recipe: one for one in in_process(self.number, pace=1.0)}
         return [replace(by_recipe[case.recipe], case=case) for case in self.held]
 
+    def trace(self, on_stage: object) -> dict[str, TracedStep | str]:
+        recorded = TracedStep(1, 9, (TracedPart("convolutions", 90_000_000, "body"),))
+        return {case.key: recorded if self.number == 0 else "asked again" for case in self.held}
+
 
 def job(worker: object, path: Path, processes: int) -> Job:
     work = Work(
@@ -255,6 +260,9 @@ def test_each_process_times_all_comparisons_before_the_next_begins(tmp_path: Pat
         assert training.speedup["fp32"].ratio == pytest.approx(expected)
         assert training.timed
         assert len(training.timed.processes) == 3
+        assert training.ledger[-1].ms == pytest.approx(1e3 * training.timed.median_s), (
+            "of all processes' times, and of the steps that the first one recorded"
+        )
 
 
 def test_resuming_adds_the_missing_processes_only(tmp_path: Path) -> None:

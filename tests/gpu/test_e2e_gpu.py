@@ -198,7 +198,7 @@ def test_the_wall_clock_of_a_block_is_without_its_first_step() -> None:
 
 def test_the_cpus_speed_is_read_beside_steps_that_are_not_predicted(tmp_path: Path) -> None:
     file = tmp_path / "run.json"
-    words = ["cnn-cifar", "--recipe", "fp32,amp", "--batch", "8", "--budget", "2", "--no-predict"]
+    words = ["cnn-cifar", "--recipe", "fp32,amp", "--batch", "8", "--budget", "2"]
     assert main([*words, "--quiet", "--processes", "2", "--json", str(file)]) == 0
     for training in read_run(file).of(Training):
         assert training.timed
@@ -687,6 +687,7 @@ def test_the_whole_command(tmp_path: Path) -> None:
         assert training.per_s is not None
         assert training.memory_peak_bytes
         assert training.limit in ("gpu", "host")
+        assert training.traced is not None, training.warnings
     assert set(found["amp"].speedup) == {"fp32", "tf32"}
     assert found["amp"].speedup["fp32"].ratio > 0.5
     for word in ("fp32", "tf32", "amp", "img/s"):

@@ -7,6 +7,8 @@ import math
 from hypothesis import strategies as st
 
 from e2e.case import TrainCase
+from e2e.results.terms import IDLE, OP_TERMS
+from e2e.results.traced import TracedCost, TracedPart, TracedStep
 from e2e.results.types import (
     BORDER,
     LIMITS,
@@ -72,6 +74,17 @@ steps_ahead = st.builds(
     gpu_s=st.none() | st.floats(0, 1e6),
     host_s=st.none() | st.floats(0, 1e6),
     from_step=st.lists(words, max_size=3).map(tuple),
+    terms_ms=st.dictionaries(words, numbers, max_size=3),
+)  # fmt: skip
+nanoseconds = st.integers(1, 10**12)
+parts = st.builds(
+    TracedPart, term=st.sampled_from([*OP_TERMS, *IDLE]) | words, ns=nanoseconds, layer=words,
+    dtype=words, misaligned=words, within=st.sampled_from(["", *OP_TERMS[:3]]),
+)  # fmt: skip
+traced_steps = st.builds(
+    TracedStep, steps=st.integers(1, 9), launches=st.integers(0, 10**6),
+    parts=st.lists(parts, min_size=1, max_size=5).map(tuple),
+    costs=st.lists(st.builds(TracedCost, words, nanoseconds, words, words), max_size=2).map(tuple),
 )  # fmt: skip
 
 
@@ -126,6 +139,6 @@ ran = st.builds(
     warnings=st.lists(st.builds(Warning, words, words, words), max_size=2).map(tuple),
     predicted=st.none() | steps_ahead, ledger=st.just(()) | ledgers(),
     ledger_base=st.none() | words, bound=st.none() | st.floats(1, 1e6),
-    causes=causes,
+    causes=causes, traced=st.none() | traced_steps,
 )  # fmt: skip
 trainings = ran | unmeasured

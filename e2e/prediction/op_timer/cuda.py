@@ -44,7 +44,7 @@ LONG_S = 80e-6
 BLOCK_S = 300e-6  # launches of a call between two events take at least this long, and
 LEAST_SHORT = 10  # of a short one at least this many
 GATED_COMMANDS = 700  # kernels, copies and events behind one gate: a stream queues about 1,024
-ROUNDS, SETTLING_ROUNDS = 7, 2
+ROUNDS, SETTLING_ROUNDS = 5, 2
 SETTLE_S = 0.3  # the clock needs this long to settle to the power of the step
 MAX_SETTLING_ROUNDS = 40
 EMPTIES, EMPTY_BLOCKS = 10, 21  # to measure the overhead of a pair of events
@@ -100,19 +100,27 @@ class _TriedCall:
         return self.launches * self.kernels + 2
 
 
+def silent(part: str) -> None:
+    """Tell nobody what begins."""
+
+
 class CudaStopwatch:
     """Times calls by CUDA events."""
 
     others_matter = True
+    _doing: Callable[[str], object] = staticmethod(silent)
 
-    def __init__(self, target: Target, host_speed: HostSpeed) -> None:
+    def __init__(
+        self, target: Target, host_speed: HostSpeed, doing: Callable[[str], object] = silent
+    ) -> None:
+        """`doing` is told each part of a measurement as it begins."""
         from microbench.timing.instruments import Instruments
 
         # Nothing is flushed: a step's calls find the cache as the one before left it.
         self._instruments = Instruments(target.index, 16, target.sm_count)
         self._instruments.launch_empty()  # loading it may wait for the device, which a gate holds
         torch.cuda.synchronize()
-        self._host_speed = host_speed
+        self._host_speed, self._doing = host_speed, doing
         self._threads = (forward_thread, backward_thread(torch.device(target.torch_device)))
 
     def times(
@@ -121,10 +129,12 @@ class CudaStopwatch:
         """As `Stopwatch.times`: ROUNDS rounds after the clock settled, host times from passes."""
         if not calls:
             return []
+        self._doing("launching its operations for the first time")
         tried = self._tried(calls)
         met = _that_launch(tried)
         if met:
             met += _that_launch(self._tried(among))
+        self._doing("timing the CPU's part of its operations")
         taken_s = host_times([one.ready for one in met], self._threads, self._host_speed, PASSES)
         for one, host_s in zip(met, taken_s, strict=True):
             one.host_s = host_s
@@ -172,7 +182,9 @@ class CudaStopwatch:
     def _in_rounds(self, met: Sequence[_TriedCall]) -> list[MeasuredTime]:
         if not met:
             return []
+        self._doing("profiling its operations")
         self._profile_kernels(met)
+        self._doing("timing its operations")
         self._settle(met)
         rounds = [self._round(met) for _ in range(ROUNDS)]
         overhead_s = self._event_overhead()

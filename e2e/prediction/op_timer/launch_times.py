@@ -26,7 +26,7 @@ from e2e.training.speed_readings import HostSpeed, SpeedBetween
 from kernels.aten import Replay
 from microbench.timing.stats import median
 
-LEAST_PASSES, PASSING_S = 4, 2.0  # where passes take long
+LEAST_PASSES, PASSING_S = 4, 1.2  # where passes take long
 WARM_S = 0.03  # after other work the host needs this long to be as quick as it will be
 LEFT_S = 10e-6  # of work that a launch may find on the device, by rough times; and
 SURE_LAUNCHES = 200  # later it is waited for, as rough times that are too short add up

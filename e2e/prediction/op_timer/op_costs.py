@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from e2e.case import SHORT, TrainCase
-from e2e.prediction.op_timer.cuda import CudaStopwatch
+from e2e.prediction.op_timer.cuda import CudaStopwatch, silent
 from e2e.prediction.op_timer.op_timer import (
     TOO_LARGE,
     CpuStopwatch,
@@ -43,8 +43,10 @@ class CallTimer:
     def __init__(self, target: Target, store: Store, host_speed: HostSpeed) -> None:
         self.device = torch.device(target.torch_device)
         self.store = store
-        cuda = target.kind == "cuda"
-        self.stopwatch: Stopwatch = CudaStopwatch(target, host_speed) if cuda else CpuStopwatch()
+        self.doing: Callable[[str], object] = silent  # is told each part as it begins
+        self.stopwatch: Stopwatch = CpuStopwatch()
+        if target.kind == "cuda":
+            self.stopwatch = CudaStopwatch(target, host_speed, lambda part: self.doing(part))
         self._launched = set[str]()  # timed by this process, by key
 
     def times(self, traced: Trace, only: Container[int] | None = None) -> CallTimes:

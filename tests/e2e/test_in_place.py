@@ -1,0 +1,262 @@
+"""Ledgers of recorded steps: exact to the nanosecond, and of what really ran."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from samples.any_training import traced_steps
+from samples.training_runs import arm
+from torch import Tensor, nn
+
+from e2e.explain.annotate import with_predictions
+from e2e.explain.causes import findings
+from e2e.explain.in_place import NS, account, in_place_ledger, recorded_step
+from e2e.profile.in_place import traced_step
+from e2e.report.in_place import ALL, term_ratios
+from e2e.results.terms import (
+    BETWEEN,
+    CONVOLUTIONS,
+    IDLE,
+    LAUNCH,
+    LAYOUT,
+    LOADER,
+    MATRIX_PRODUCTS,
+    RESIDUAL,
+    SYNC,
+)
+from e2e.results.traced import TracedCost, TracedPart, TracedStep
+from e2e.results.types import Predicted, Training
+
+MS = 10**6  # nanoseconds
+WIDTH, BATCH = 64, 32
+
+
+def recorded(
+    parts: dict[str, int], step_ms: float, recipe: str = "amp", **more: object
+) -> Training:
+    """A training that takes so long, with this many milliseconds of each term in two steps."""
+    traced = TracedStep(2, 80, tuple(TracedPart(term, 2 * ms * MS) for term, ms in parts.items()))
+    made = arm(recipe, 256e3 / step_ms, busy=0.5)
+    return replace(made, traced=traced, **more)
+
+
+def change(lines: tuple[object, ...], term: str) -> float:
+    return next(line.ms for line in lines if getattr(line, "term", "") == term)  # type: ignore[attr-defined]
+
+
+# ---------------------------------------------------------------- sums
+
+
+@given(traced_steps, st.floats(1e-6, 1e3), st.booleans())
+def test_the_terms_and_the_rest_are_the_measured_step_exactly(
+    traced: TracedStep, step_s: float, captured: bool
+) -> None:
+    training = arm("amp", 256 / step_s, case={"graph": captured}, traced=traced)
+    found = account(training)
+    assert training.measured_s
+    assert sum(found.terms.values()) + found.rest_ns == Fraction(training.measured_s) * NS
+    assert all(ns >= 0 for ns in found.terms.values())
+    idle_ns = sum(ns for term, ns in found.terms.items() if term in IDLE)
+    busy_ns = sum(ns for term, ns in found.terms.items() if term not in IDLE)
+    assert idle_ns <= max(0, found.step_ns - busy_ns), "it cannot wait longer than it lasts"
+    assert busy_ns == Fraction(traced.busy_ns, traced.steps), "work is as recorded"
+
+
+@given(traced_steps, traced_steps, st.floats(1e-3, 1e2), st.floats(1e-3, 1e2))
+def test_a_ledger_adds_up_and_the_other_way_round_it_is_the_same(
+    first: TracedStep, last: TracedStep, first_s: float, last_s: float
+) -> None:
+    base = arm("fp32", 256 / first_s, traced=first)
+    other = arm("amp", 256 / last_s, traced=last)
+    lines, back = in_place_ledger(base, other), in_place_ledger(other, base)
+    scale = max(abs(line.ms) for line in lines)
+    assert math.fsum(line.ms for line in lines[:-1]) == pytest.approx(
+        lines[-1].ms, abs=1e-9 * scale
+    )
+    assert {line.term: -line.ms for line in lines[1:-1]} == {one.term: one.ms for one in back[1:-1]}
+    itself = in_place_ledger(base, base)
+    assert all(line.ms == 0 for line in itself[1:-1])
+
+
+def test_idle_time_is_what_is_left_of_the_step_that_was_measured() -> None:
+    base = recorded({CONVOLUTIONS: 90, LAUNCH: 2}, 95.0, "fp32")
+    other = recorded({CONVOLUTIONS: 20, LAUNCH: 45, SYNC: 15}, 40.0)  # 40 of 60 ms: the profiler
+    lines = in_place_ledger(base, other)
+    assert change(lines, CONVOLUTIONS) == pytest.approx(-70)
+    assert change(lines, LAUNCH) == pytest.approx(15 - 2)
+    assert change(lines, SYNC) == pytest.approx(5)
+    assert change(lines, RESIDUAL) == pytest.approx(-3), "of fp32, which took 3 ms more"
+    detail = next(line.detail for line in lines if line.term == LAUNCH)
+    assert "with the profiler 2.00 to 45.00 ms" in detail
+
+
+def test_a_captured_step_waits_between_kernels_only() -> None:
+    case = {"graph": True}
+    training = replace(recorded({CONVOLUTIONS: 20, LAUNCH: 40}, 21.0))
+    captured = replace(training, case=replace(training.case, **case))
+    assert account(captured).terms == {CONVOLUTIONS: 20 * MS, BETWEEN: pytest.approx(1 * MS)}
+
+
+def test_the_wait_for_a_loader_is_a_term_of_its_own() -> None:
+    training = recorded({CONVOLUTIONS: 20}, 30.0)
+    assert training.steps is not None
+    fed = replace(
+        training, case=replace(training.case, loader="torchvision", data="made"),
+        steps=replace(training.steps, unfed_s=22e-3),
+    )  # fmt: skip
+    found = account(fed)
+    assert float(found.terms[LOADER]) == pytest.approx(found.step_ns - 22 * MS)
+    assert float(found.rest_ns) == pytest.approx(2 * MS)
+
+
+# ---------------------------------------------------------------- causes
+
+
+def test_layers_and_costs_of_recorded_steps_are_named_by_what_they_take() -> None:
+    def of(recipe: str, *parts: TracedPart, costs: tuple[TracedCost, ...] = ()) -> Training:
+        made = arm(recipe, 256 / 0.1)
+        return replace(made, traced=TracedStep(1, 9, parts, costs))
+
+    base = of(
+        "fp32",
+        TracedPart(CONVOLUTIONS, 60 * MS, "body", "float32"),
+        TracedPart(MATRIX_PRODUCTS, 10 * MS, "head", "float32"),
+    )
+    sync = TracedCost("synchronisation", 30 * MS, "train.py:8 30 ms", "read it seldom")
+    other = of(
+        "amp",
+        TracedPart(CONVOLUTIONS, 20 * MS, "body", "float16"),
+        TracedPart(LAYOUT, 1 * MS, "body", "float16", within=CONVOLUTIONS),
+        TracedPart(MATRIX_PRODUCTS, 15 * MS, "head", "float32", ""),
+        TracedPart(SYNC, 40 * MS),
+        costs=(sync,),
+    )
+    _, found = with_predictions([base, other], {})
+    lines = {line.term: line for line in found.ledger}
+    assert lines[CONVOLUTIONS].detail == "60.00 to 20.00 ms; body -40.00"
+    assert lines[LAYOUT].ms == pytest.approx(1)
+    assert lines[CONVOLUTIONS].source == "traced"
+    assert found.bound == pytest.approx(100 / 30)
+    assert other.traced is not None
+    causes = findings(
+        recorded_step(other), recorded_step(base), "amp", "fp32", other.traced.costs, 1
+    )
+    by_title = {cause.title: cause for cause in causes}
+    assert causes[0].title == "synchronisation", "the costliest first"
+    assert "train.py:8" in by_title["synchronisation"].why
+    assert by_title["synchronisation"].fix == "read it seldom"
+    assert "head (15.0 ms in amp, 10.0 in fp32)" in (
+        by_title["layers that are slower in low precision"].why
+    )
+    assert "head (15.0 ms)" in by_title["GEMMs and convolutions still in float32"].why
+
+
+# ---------------------------------------------------------------- the real thing
+
+
+class Repeated(nn.Module):
+    """A layer that does its work several times: a slow one, planted."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.times = times
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, WIDTH] -> [N, WIDTH]"""
+        for _ in range(self.times):
+            x = self.layer(x)
+        return x
+
+
+def network(times: int) -> nn.Sequential:
+    torch.manual_seed(1)
+    parts = [nn.Linear(WIDTH, WIDTH), nn.ReLU(), Repeated(times), nn.Linear(WIDTH, 4)]
+    return nn.Sequential(*parts)
+
+
+def step_of(model: nn.Module) -> Callable[[], object]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    inputs, targets = torch.randn(BATCH, WIDTH), torch.zeros(BATCH, dtype=torch.int64)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+
+    return step
+
+
+def steps_of(times: int) -> TracedStep:
+    model = network(times)
+    record = partial(traced_step, step_of(model), model, 2)
+    return record(named=True, channels_last=False)
+
+
+def test_recorded_steps_add_up_and_a_slow_layer_is_first() -> None:
+    plain, slow = steps_of(1), steps_of(60)
+    for traced in (plain, slow):
+        assert traced.steps == 2
+        assert traced.launches == 0, "no device"
+        assert sum(traced.terms.values()) == traced.window_ns > 0
+    layers = [part for part in slow.parts if part.term == MATRIX_PRODUCTS]
+    assert layers[0].layer == "2.layer"
+    assert layers[0].dtype == "float32"
+    base = arm("fp32", 1e9 / plain.window_ns * 2 * 256, traced=plain)
+    other = arm("amp", 1e9 / slow.window_ns * 2 * 256, traced=slow)
+    lines = in_place_ledger(base, other)
+    found = account(other)
+    assert sum(found.terms.values()) + found.rest_ns == found.step_ns
+    assert change(lines, MATRIX_PRODUCTS) > 0
+    detail = next(line.detail for line in lines if line.term == MATRIX_PRODUCTS)
+    assert detail.partition("; ")[2].startswith("2.layer +")
+
+
+def test_a_step_that_raises_ends_the_recording() -> None:
+    model = network(1)
+    step, calls = step_of(model), 0
+
+    def breaking() -> None:
+        nonlocal calls
+        calls += 1
+        if calls > 2:
+            raise RuntimeError("planted")
+        step()
+
+    record = partial(traced_step, module=model, count=2, named=True, channels_last=False)
+    with pytest.raises(RuntimeError, match="planted"):
+        record(breaking)
+    assert record(step).window_ns > 0, "another recording can begin, and names its layers"
+
+
+# ---------------------------------------------------------------- against operations alone
+
+
+def test_each_term_is_held_against_its_operations_alone() -> None:
+    def both(conv_ms: int, alone: dict[str, float], **case: object) -> Training:
+        made = recorded({CONVOLUTIONS: conv_ms, "activation": 10, LAUNCH: 99}, 200.0)
+        predicted = Predicted(0.1, None, "gpu", {}, terms_ms=alone)
+        return replace(made, predicted=predicted, case=replace(made.case, **case))  # type: ignore[arg-type]
+
+    tiny = {"casts": 1e-3}
+    trainings = [
+        both(22, {CONVOLUTIONS: 20.0, "activation": 10.0, **tiny}),
+        both(90, {CONVOLUTIONS: 100.0, "activation": 8.0, **tiny}),
+        both(99, {CONVOLUTIONS: 1.0}, graph=True),
+        recorded({CONVOLUTIONS: 5}, 10.0),
+    ]
+    rows = {row.term: row for row in term_ratios(trainings)}
+    assert list(rows) == [CONVOLUTIONS, "activation", ALL]
+    conv = rows[CONVOLUTIONS]
+    assert (conv.count, conv.least, conv.most) == (2, pytest.approx(0.9), pytest.approx(1.1))
+    assert conv.middle == pytest.approx(1.0)
+    assert rows["activation"].most == pytest.approx(1.25)
+    assert rows[ALL].most == pytest.approx(32 / 30.001)
