@@ -44,7 +44,7 @@ MOST_KEPT_BYTES = 4 << 30  # of batches that are kept for the training that goes
 SAME_STEP = 4  # times as many batches as in other steps: it is no longer a training step
 ENDED = "the script ended first"
 COMPILED = "the model is compiled"
-GOES_ON = "it is not tried in a training that goes on"
+GOES_ON = "it might break a training that goes on"
 
 Steps = Generator[None, None, Any]  # goes on at the end of each step
 Function = Callable[..., Any]
@@ -65,6 +65,7 @@ class Prover:
         self._steps = min(MOST_STEPS, max(LEAST_STEPS, round(BLOCK_S / max(bare_s, 1e-9))))
         self._bare_s, self._goes_on = bare_s, goes_on
         self._state = State() if goes_on else None
+        self._schedules = _stopped_schedules()
         self._feed = Feed(goes_on)
         self._found: list[dict[str, Any]] = []
         self._failed: dict[str, str] = {}
@@ -92,14 +93,11 @@ class Prover:
             self._failed[self._now.name] = why
         self._plan.close()
         self._feed.end()
+        for patch in self._schedules:
+            patch.remove()
         if self._state is not None:
             self._state.restore()
         self._hand_over()
-
-    @property
-    def changed(self) -> bool:
-        """Whether a change is at work: what goes wrong then may be its fault."""
-        return self._now is not None and self._now.at_work
 
     def _hand_over(self) -> None:
         self._keep({"steps": self.steps, "tried": self._found, "not_tried": self._failed})
@@ -175,10 +173,12 @@ def add_to(path: str, found: dict[str, Any]) -> None:
     with (gzip.open if packed else open)(path, "rb") as source:
         text = source.read()
     head, _, tail = text.partition(b"{")
-    old = json.dumps({KEY: found}, separators=(",", ":")).encode()
+    if tail.startswith(f'"{KEY}":'.encode()):  # what was found before has a line of its own
+        tail = tail.partition(b"\n")[2]
+    line = json.dumps({KEY: found}, separators=(",", ":")).encode()
     try:
         with (gzip.open if packed else open)(partial, "wb") as target:
-            target.write(head + old[:-1] + b"," + tail)
+            target.write(head + line[:-1] + b",\n" + tail)
         os.replace(partial, path)
     finally:
         if os.path.exists(partial):
@@ -703,6 +703,50 @@ class ChannelsLast(Trial):
         return _mapped(_plain, output)
 
 
+class WithAutocast(Trial):
+    """Autocast with BF16 around a model that has none; what it returns is float32 as before."""
+
+    name, change, risky = "float32", "autocast with BF16 around the model", True
+
+    def __init__(self, scene: Scene) -> None:
+        super().__init__(scene)
+        self._open: list[Any] = []
+
+    def why_not(self) -> str | None:
+        """A card with BF16 and a model of float32 without autocast."""
+        scene = self.scene
+        if not scene.cuda or not scene.calls or scene.entered or not torch.cuda.is_bf16_supported():
+            return ""
+        if any(p.dtype != torch.float32 for p in scene.model.parameters()):
+            return ""
+        if scene.compiled:
+            return COMPILED
+        try:
+            with self.working():
+                scene.forward()
+        except Exception as error:
+            return f"the model does not run under autocast: {_first_line(error)}"
+        return None
+
+    def enter(self) -> None:
+        """Around each call of the model."""
+        self._switches.append(self._close)
+        self.until_left(self.scene.model.register_forward_pre_hook(self._before))
+        self.until_left(self.scene.model.register_forward_hook(self._after))
+
+    def _before(self, _module: Any, _inputs: Any) -> None:
+        self._open.append(torch.autocast("cuda", torch.bfloat16))
+        self._open[-1].__enter__()
+
+    def _after(self, _module: Any, _inputs: Any, output: Any) -> Any:
+        self._close()
+        return _mapped(_single, output)
+
+    def _close(self) -> None:
+        while self._open:
+            self._open.pop().__exit__(None, None, None)
+
+
 class Graph(Trial):
     """The model's forward and backward as CUDA graphs; loss and optimizer as they are."""
 
@@ -712,13 +756,13 @@ class Graph(Trial):
     def why_not(self) -> str | None:
         """Torch captures modules that take tensors, once a step."""
         scene = self.scene
-        if not scene.cuda or scene.model is None:
+        if not scene.cuda or not scene.calls:
             return ""
         if scene.compiled:
             return COMPILED
         if scene.named_inputs or not all(map(torch.is_tensor, scene.inputs)):
             return "the model takes more than tensors in their places"
-        if scene.calls > max(1, scene.feed.main is not None) * (SCOUTED - 1):
+        if scene.calls > SCOUTED - 1:  # they are counted from the second step on
             return "the model is called several times in a step"
         try:
             self._graphed = self._captured()
@@ -754,7 +798,8 @@ class Graph(Trial):
 
 # In order: those that a script may not bear come last.
 TRIALS = (
-    SameBatch, RepeatedReads, Tf32, Search, CastOnce, Together, NoAutocast, ChannelsLast, Graph,
+    SameBatch, RepeatedReads, Tf32, Search, CastOnce, Together, NoAutocast, WithAutocast,
+    ChannelsLast, Graph,
 )  # fmt: skip
 
 
@@ -762,10 +807,7 @@ TRIALS = (
 
 
 class State:
-    """Copies, in the CPU's memory, of what a training changes; `restore` puts them back in place.
-
-    Learning rates stay as they are until then.
-    """
+    """Copies, in the CPU's memory, of what a training changes; `restore` puts them back."""
 
     def __init__(self) -> None:
         optimizers = _alive(torch.optim.Optimizer)
@@ -785,16 +827,9 @@ class State:
         self._cuda: Any = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
         numpy = sys.modules.get("numpy")
         self._numpy = (numpy.random, numpy.random.get_state()) if numpy is not None else None
-        self._schedulers = [
-            Patch(kind, "step", lambda *_a, **_n: None)
-            for kind in _kinds_of(torch.optim.lr_scheduler.LRScheduler)
-            if "step" in vars(kind)
-        ]
 
     def restore(self) -> None:
         """Everything as it was."""
-        for patch in self._schedulers:
-            patch.remove()
         with torch.no_grad():
             for tensor, old in self._tensors:
                 tensor.detach().copy_(old)
@@ -811,6 +846,16 @@ class State:
             torch.cuda.set_rng_state_all(self._cuda)
         if self._numpy is not None:
             self._numpy[0].set_state(self._numpy[1])
+
+
+def _stopped_schedules() -> list[Patch]:
+    """Learning rates stay as they are: a schedule has an end, and these steps are none of its."""
+    kinds = _kinds_of(torch.optim.lr_scheduler.LRScheduler)
+    return [Patch(kind, "step", _nothing) for kind in kinds if "step" in vars(kind)]
+
+
+def _nothing(*_arguments: Any, **_named: Any) -> None:
+    pass
 
 
 def _groups(optimizer: Any) -> list[dict[str, Any]]:
@@ -943,6 +988,10 @@ def _last(tensor: Any) -> Any:
 
 def _plain(tensor: Any) -> Any:
     return tensor.contiguous() if _image(tensor) else tensor
+
+
+def _single(tensor: Any) -> Any:
+    return tensor.float() if tensor.is_floating_point() else tensor
 
 
 def _on_gpu(tensor: Any) -> bool:

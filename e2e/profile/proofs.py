@@ -26,6 +26,7 @@ ALSO = {
     "casts": ("casts between types", "one autocast around the whole forward"),
     "optimizer": ("an optimizer that updates one tensor at a time", "fused=True, or foreach=True"),
     "amp": ("autocast: without it a step is faster", "larger work for each operation, or no AMP"),
+    "float32": ("float32 throughout, without autocast", "torch.autocast around the forward pass"),
     "layout": ("the layout of images in memory", "memory_format=torch.channels_last"),
     "half": ("operators that are slower in half precision than in float32", "keep them in float32"),
     "bf16": ("operators that are slower in BF16 than in FP16", "FP16 with a loss scaler"),

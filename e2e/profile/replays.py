@@ -7,7 +7,8 @@ GPU's time, and no step is shorter by it while the GPU waits for something else.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -77,12 +78,11 @@ def replayed(target: Target, recording: Recording, parts: Partition) -> Tried:
     if device != here:
         why = f"a replay needs the recording's device, {device}"
         return Tried((), {cause: why for cause in KINDS}, 0)
-    tf32 = recording.facts.get("allow_tf32") is True
-    switch_tf32(tf32)
-    torch.backends.cudnn.benchmark = recording.facts.get("cudnn_benchmark") is True
+    tf32, search = (recording.facts.get(n) is True for n in ("allow_tf32", "cudnn_benchmark"))
     calls = _repeated(recording, parts)
     pairs = {cause: list(make(calls, tf32))[:MOST_CALLS] for cause, make in KINDS.items()}
-    times = _times(target, [pair for some in pairs.values() for pair in some])
+    with _settings(tf32, search):
+        times = _times(target, [pair for some in pairs.values() for pair in some])
     step_ms = (parts.end - parts.start) / parts.steps / 1e6
     found = [_gain(cause, some, times, step_ms) for cause, some in pairs.items()]
     return Tried(tuple(gain for gain in found if gain is not None), {}, 0)
@@ -201,6 +201,20 @@ def _cast(call: Call, only: Sequence[str], dtype: str | None) -> Call:
 
 
 # ---------------------------------------------------------------- times
+
+
+@contextmanager
+def _settings(tf32: bool, search: bool) -> Generator[None]:
+    """Those of the recording, in this process."""
+    cudnn = torch.backends.cudnn
+    before = torch.get_float32_matmul_precision(), cudnn.allow_tf32, cudnn.benchmark
+    switch_tf32(tf32)
+    cudnn.benchmark = search
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        cudnn.allow_tf32, cudnn.benchmark = before[1:]
 
 
 def _times(target: Target, pairs: Sequence[Pair]) -> dict[str, list[float]]:
