@@ -47,12 +47,14 @@ def _one(
     """(what was found live, the packed traces, the base first, and what went wrong)."""
     document = out / "diagnose" / f"{name}.json"
     document.parent.mkdir(parents=True, exist_ok=True)
-    report = Report(json_path=document, html=None, fail_on=None, verbose=False, quiet=True)
+    report = Report(
+        json_path=document, html=None, fail_on=None, verbose=False, quiet=True, prove=False
+    )
     script = Script(
         planted.path, (*planted.arguments, *arguments), None, steps.after, steps.bare,
         steps.traced, stack=False, whole=False,
     )  # fmt: skip
-    full = out / "full"
+    full = out / "full" / name
     code = diagnose_script(report, script, planted.other, full)
     if code or not document.exists():
         return None, [], f"{name}: exit code {code}"
@@ -61,14 +63,15 @@ def _one(
         Diagnosis, {key: data.get(key) for key in ("runs", "aligned")}, ""
     )
     kept: list[Path] = []
-    for run_ in diagnosis.runs:
+    written = sorted(full.iterdir(), key=lambda trace: trace.stat().st_mtime_ns)  # the base first
+    for run_, trace in zip(diagnosis.runs, written, strict=True):
         is_base = planted.other is not None and run_ is diagnosis.runs[0]
         target = out / "traces" / f"{name}{'-base' if is_base else ''}.json.gz"
         try:
-            pack(full / run_.name, target)
+            pack(trace, target)
         except UserError as error:
             return found_in(diagnosis), [], f"{name}: not packed: {error}"
-        (full / run_.name).unlink()
+        trace.unlink()
         kept.append(target)
     return found_in(diagnosis), kept, ""
 
