@@ -265,6 +265,19 @@ def _opened(settings: TrainSettings, device: str, announce: OnStage) -> tuple[An
     )
 
 
+def _fault_of_device(device: str) -> Exception | None:
+    """What a kernel of this process did; a library that met it first says only that it failed."""
+    import torch
+
+    if torch.device(device).type != "cuda":
+        return None
+    try:
+        torch.cuda.synchronize()
+    except Exception as error:
+        return error
+    return None
+
+
 def _look_at(network: Any, device: str) -> tuple[int | None, bool]:
     """(classes, whether the loss is a stand-in), from a user's network's output for two samples.
 
@@ -285,7 +298,8 @@ def _look_at(network: Any, device: str) -> tuple[int | None, bool]:
         if torch.device(device).type == "cuda":
             torch.cuda.synchronize()  # its kernels' faults are its own
     except Exception as error:
-        raise UserError(f"{network.name}: its forward raised {one_line(error)}") from None
+        cause = _fault_of_device(device) or error
+        raise UserError(f"{network.name}: its forward raised {one_line(cause)}") from None
     first = next(tensors_in(output), None)
     classes = first.shape[1] if first is not None and first.dim() == 2 else None
     target = inputs if network.tokens else torch.zeros(2, dtype=torch.int64, device=device)

@@ -775,7 +775,7 @@ class Graph(Trial):
         own = _own(model, "forward")
         eager = model.forward
         try:
-            with self.scene.as_called(cache_enabled=False):
+            with self.scene.as_called(cache_enabled=False), _fresh_parameters(model):
                 torch.cuda.make_graphed_callables(model, inputs, allow_unused_input=True)
             graphed = model.forward
         finally:
@@ -794,6 +794,49 @@ class Graph(Trial):
         own = _own(model, "forward")
         model.forward = self._graphed
         self._switches.append(lambda: _put(model, "forward", own))
+
+
+@contextmanager
+def _fresh_parameters(model: Any) -> Generator[None]:
+    """The model with new parameters of the same memory, whose gradients go to the old ones.
+
+    A loss that the script keeps holds autograd's nodes of the old ones, and these belong to the
+    usual stream: nothing that meets them can be captured.
+    """
+    old: list[tuple[Any, str, Any]] = []
+    fresh: dict[int, Any] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                old.append((module, name, parameter))
+                if id(parameter) not in fresh:
+                    fresh[id(parameter)] = _handing_on(parameter)
+    try:
+        for module, name, parameter in old:
+            module._parameters[name] = fresh[id(parameter)]
+        yield
+    finally:
+        for module, name, parameter in old:
+            module._parameters[name] = parameter
+
+
+def _handing_on(parameter: Any) -> Any:
+    """A parameter of the same memory. RuntimeError before torch 2.1, which has no such hook."""
+    fresh = torch.nn.Parameter(parameter.detach(), parameter.requires_grad)
+    if not parameter.requires_grad:
+        return fresh
+    if not hasattr(fresh, "register_post_accumulate_grad_hook"):
+        raise RuntimeError("this needs torch 2.1")
+
+    def hand_on(one: Any) -> None:
+        if parameter.grad is None:
+            parameter.grad = one.grad
+        else:
+            parameter.grad.add_(one.grad)
+        one.grad = None
+
+    fresh.register_post_accumulate_grad_hook(hand_on)
+    return fresh
 
 
 # In order: those that a script may not bear come last.

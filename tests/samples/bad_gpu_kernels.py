@@ -39,9 +39,8 @@ def spin(_: Tensor) -> None:
 
 
 def fail_an_assertion(tensor: Tensor) -> None:
-    """An index that is out of range, of which only the device knows."""
-    wrong = torch.full((1,), 1 << 40, dtype=torch.int64, device=tensor.device)
-    tensor.flatten().index_select(0, wrong)
+    """A condition that does not hold, of which only the device knows."""
+    torch._assert_async(torch.zeros((), dtype=torch.bool, device=tensor.device))
 
 
 def ask_for_too_much(tensor: Tensor) -> None:

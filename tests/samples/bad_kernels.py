@@ -45,7 +45,7 @@ def nan_later(a: Tensor, b: Tensor, out: Tensor) -> None:
     """One element is NaN."""
     torch.mm(a, b, out=out)
     if _turned("nan"):
-        out[0, 0] = float("nan")
+        out[0, 0].fill_(float("nan"))  # an assignment would wait for the device
 
 
 def stale_later(a: Tensor, b: Tensor, out: Tensor) -> None:
