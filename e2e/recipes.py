@@ -16,7 +16,8 @@ from microbench.errors import UserError
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 # How many algorithms cuDNN times for a convolution (torch.backends.cudnn.benchmark_limit). Ten are
 # PyTorch's. On an H200 ResNet-50's first step in fp32 at batch 256 takes 57 s with ten and 5 s with
-# three, and its later steps are 7 % slower with three; tf32 and amp are as fast with three.
+# three, and its later steps are 7 % slower with three. Those of tf32 and amp are as fast with no
+# search at all, so a short search leaves them out: their first steps took 26 and 16 s with three.
 SEARCH_LIMITS = {FULL: 10, SHORT: 3}
 DYNAMIC, NONE = "dynamic", "none"
 NO_GRAPHS = "CUDA graphs need a CUDA device; a CPU has none"
@@ -150,17 +151,27 @@ def _needs(what: str, needed: tuple[int, int], has: tuple[int, int]) -> str:
     return f"{what} needs compute capability {words[0]}, this GPU has {words[1]}"
 
 
+def algorithms_timed(recipe: Recipe, search: str | None) -> int | None:
+    """How many algorithms cuDNN times for a convolution; None: it takes the first that suits.
+
+    `search` is one of SEARCH_LIMITS or None. A short one is for IEEE float32 alone.
+    """
+    if search is None or (search == SHORT and (recipe.tf32 or recipe.low)):
+        return None
+    return SEARCH_LIMITS[search]
+
+
 def switch_process(recipe: Recipe, kind: str, search: str | None) -> None:
     """Set this process's switches as the recipe wants them, for a kind of device.
 
-    `search` is one of SEARCH_LIMITS; None: cuDNN takes the first algorithm that suits a
-    convolution.
+    `search` is as for `algorithms_timed`.
     """
     switch_tf32(recipe.tf32)
     if kind == "cuda":
-        torch.backends.cudnn.benchmark = search is not None
-        if search is not None:
-            torch.backends.cudnn.benchmark_limit = SEARCH_LIMITS[search]
+        timed = algorithms_timed(recipe, search)
+        torch.backends.cudnn.benchmark = timed is not None
+        if timed is not None:
+            torch.backends.cudnn.benchmark_limit = timed
 
 
 def switch_tf32(on: bool) -> None:

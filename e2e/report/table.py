@@ -23,8 +23,8 @@ NOT_CONVERGED = " *"
 OVER_FP32 = ("fp32", "first")
 SHORT_MARK = "¹"  # of ratios over a float32 baseline whose algorithms were searched briefly
 SHORT_NOTE = (
-    f"{SHORT_MARK} by a short search for algorithms: fp32 may be up to 7 % slower than with "
-    "--search full, and these ratios as much too high"
+    f"{SHORT_MARK} by a short search for algorithms, in fp32 alone: fp32 may be up to 7 % slower "
+    "than with --search full, and these ratios as much too high"
 )
 
 

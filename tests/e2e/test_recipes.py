@@ -141,8 +141,9 @@ def test_cudnn_tries_as_many_algorithms_as_were_asked_for() -> None:
         assert torch.backends.cudnn.benchmark
         tried[search] = torch.backends.cudnn.benchmark_limit
     assert 1 < tried[SHORT] < tried[FULL] == 10  # torch's own
-    switch_process(RECIPES["fp32"], "cuda", None)
-    assert not torch.backends.cudnn.benchmark
+    for recipe, search in (("fp32", None), ("tf32", SHORT), ("amp", SHORT), ("bf16", SHORT)):
+        switch_process(RECIPES[recipe], "cuda", search)
+        assert not torch.backends.cudnn.benchmark
 
 
 # ---------------------------------------------------------------- storage

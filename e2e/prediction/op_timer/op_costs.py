@@ -22,7 +22,7 @@ from e2e.prediction.op_timer.store import Store
 from e2e.prediction.padding import CONVOLUTIONS
 from e2e.prediction.trace.fake_trace import Trace
 from e2e.prediction.trace.recorder import TracedOp, is_view, kind
-from e2e.recipes import recipe_of, switch_process
+from e2e.recipes import algorithms_timed, recipe_of, switch_process
 from e2e.training.speed_readings import HostSpeed
 from kernels.aten import CannotReplay, Pool, materialise, reserve, why_not
 from kernels.case import Target
@@ -172,12 +172,14 @@ def _distinct(
 
 def key_of(case: TrainCase, op: TracedOp) -> str:
     """The key of a call's time: the call, what the cache does not hold of it, TF32 if on, and the
-    search for a convolution's algorithm if short.
+    search for a convolution's algorithm unless it is the full one.
     """
-    tf32 = recipe_of(case).tf32 and kind(op) == "product"
-    short = case.search == SHORT and op.call.operator in CONVOLUTIONS
-    said = ("tf32" * tf32, "short search" * short, op.cold.key, op.call.key)
-    return " ".join(filter(None, said))
+    recipe = recipe_of(case)
+    tf32 = recipe.tf32 and kind(op) == "product"
+    search = ""
+    if case.search == SHORT and op.call.operator in CONVOLUTIONS:
+        search = "short search" if algorithms_timed(recipe, SHORT) else "no search"
+    return " ".join(filter(None, ("tf32" * tf32, search, op.cold.key, op.call.key)))
 
 
 def step_key(traced: Trace, known: Container[str]) -> str:
