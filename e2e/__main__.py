@@ -257,6 +257,9 @@ class Diagnose(Command):
 @click.option("--whole", is_flag=True, help="Let SCRIPT go on to its end after that")
 @click.option("--prove", is_flag=True, help="Also try what is slow, in some hundred more steps")
 @click.option("--keep", type=FILE, metavar="DIR", help="Keep the traces in this folder")
+@click.option(
+    "--ceilings", type=FILE, metavar="FILE", help="A run of `halfway ceilings` on the same GPU"
+)
 @click.option("--fail-on", metavar="WHAT", help="Exit code 4 where busy<70, say, or casts>5 (%)")
 @click.option("--json", "json_path", type=FILE, help="Write the diagnosis to this file")
 @click.option("--html", type=FILE, help="Also write a page: one file, offline")
@@ -298,13 +301,14 @@ def diagnose(
         command.print_recorder(prove)
         return 0
     report = command.Report(**outputs, prove=prove)
-    if not words or not command.is_script(words[0]):
-        return command.diagnose_traces(report, words, base, other)
-    if base:
-        raise click.UsageError("--base names a trace; for a script use --other ARGS")
-    arguments = tuple(map(str, words[1:]))
-    script = Script(words[0], arguments, python, after, bare, traced, stack, whole, prove)
-    return command.diagnose_script(report, script, other, keep)
+    with report.held():
+        if not words or not command.is_script(words[0]):
+            return command.diagnose_traces(report, words, base, other)
+        if base:
+            raise click.UsageError("--base names a trace; for a script use --other ARGS")
+        arguments = tuple(map(str, words[1:]))
+        script = Script(words[0], arguments, python, after, bare, traced, stack, whole, prove)
+        return command.diagnose_script(report, script, other, keep)
 
 
 @app.command(name="make-data")

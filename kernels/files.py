@@ -20,33 +20,34 @@ MAX_DIGITS = 40  # of an integer: no size, count or seed has more
 
 def check_regular(path: Path) -> None:
     """OSError unless it is a regular file of at most MAX_BYTES; nothing of it is read."""
-    os.close(_opened(path))
+    os.close(open_regular(path))
 
 
 def read_regular(path: Path) -> bytes:
     """The content of a regular file. OSError as of `check_regular`, before a byte is read."""
-    with os.fdopen(_opened(path), "rb") as file:
+    with os.fdopen(open_regular(path), "rb") as file:
         content = file.read(MAX_BYTES + 1)
     if len(content) > MAX_BYTES:  # it grew, or its size is not known, as below /proc
-        raise _too_large(path)
+        raise _too_large(path, MAX_BYTES)
     return content
 
 
-def _opened(path: Path) -> int:
+def open_regular(path: Path, most: int = MAX_BYTES) -> int:
+    """A handle of a regular file of at most `most` bytes, to read it. OSError for any other."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # else a pipe waits for a writer
     facts = os.fstat(fd)
-    if stat.S_ISREG(facts.st_mode) and facts.st_size <= MAX_BYTES:
+    if stat.S_ISREG(facts.st_mode) and facts.st_size <= most:
         return fd
     os.close(fd)
     if stat.S_ISDIR(facts.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(facts.st_mode):
         raise OSError(errno.EINVAL, "Not a regular file", str(path))
-    raise _too_large(path)
+    raise _too_large(path, most)
 
 
-def _too_large(path: Path) -> OSError:
-    return OSError(errno.EFBIG, f"Larger than {MAX_BYTES >> 20} MiB", str(path))
+def _too_large(path: Path, most: int) -> OSError:
+    return OSError(errno.EFBIG, f"Larger than {most >> 20} MiB", str(path))
 
 
 def read_json_file(path: Path) -> Any:
@@ -58,15 +59,21 @@ def read_json_file(path: Path) -> Any:
     text = read_regular(path).decode()
     try:
         value: Any = json.loads(
-            text, parse_int=_bounded, parse_float=_finite, parse_constant=_refused
+            text, parse_int=bounded_int, parse_float=_finite, parse_constant=_refused
         )
     except RecursionError:
         raise _too_deep() from None
+    check_depth(value)
+    return value
+
+
+def check_depth(value: Any) -> None:
+    """ValueError where lists and objects are nested deeper than MAX_DEPTH."""
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH):
         level = [item for one in level for item in _items(one) if isinstance(item, (dict, list))]
         if not level:
-            return value
+            return
     raise _too_deep()
 
 
@@ -76,7 +83,8 @@ def _items(value: Any) -> Iterable[Any]:
     return cast("list[Any]", value) if isinstance(value, list) else ()
 
 
-def _bounded(digits: str) -> int:
+def bounded_int(digits: str) -> int:
+    """The integer. ValueError for more than MAX_DIGITS digits."""
     if len(digits) > MAX_DIGITS:
         raise ValueError(f"a number has {len(digits)} digits")
     return int(digits)

@@ -85,9 +85,9 @@ def run_file(outputs: Outputs, name: str) -> Generator[tuple[Path, Run | None]]:
             yield outputs.resume, read_run(outputs.resume)
         return
     path = outputs.json if outputs.json and outputs.json != STDOUT else _own_path(name)
-    check_writable(path, "--json")
+    check_writable(path, "--json", resumes=True)
     with claimed(path, "--json"):
-        check_writable(path, "--json")  # another command may have ended just now
+        check_writable(path, "--json", resumes=True)  # another command may have ended just now
         yield path, None
 
 

@@ -22,9 +22,11 @@ from microbench.streams import open_closed_streams
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE_S = 1.0  # that a command gets to end by itself; then it is ended, whatever it is doing
-DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
+DIE_WITH_PARENT, ADOPT = 1, 36  # PR_SET_PDEATHSIG and PR_SET_CHILD_SUBREAPER of prctl(2)
+KILLING_S = 0.5  # that killed processes may take to end
 TRIES = 5  # to remove a folder
 SHOW_CURSOR = b"\x1b[?25h"
+_LIBC = ctypes.CDLL(None)
 
 _last_words: list[Callable[[], None]] = []
 _listening: list[signal.Signals] = []
@@ -89,11 +91,33 @@ def share_sockets_folder() -> None:
             atexit.register(_remove_folders)
 
 
+@contextmanager
+def scratch_folder() -> Generator[Path]:
+    """A temporary folder, removed at the end of the block, however the command ends but by SIGKILL.
+
+    OSError where there is no place for one.
+    """
+    import tempfile
+
+    entry = os.getpid(), tempfile.mkdtemp(prefix="halfway-")
+    _folders.append(entry)
+    try:
+        yield Path(entry[1])
+    finally:
+        _remove(entry[1])
+        _folders.remove(entry)
+
+
 def _remove_folders() -> None:
+    for pid, folder in _folders:
+        if pid == os.getpid():
+            _remove(folder)
+
+
+def _remove(folder: str) -> None:
     import shutil
 
-    mine = [folder for pid, folder in _folders if pid == os.getpid()]
-    for folder in mine:
+    if os.path.exists(folder):
         for _ in range(TRIES):  # a child that ends just now may add to it
             shutil.rmtree(folder, ignore_errors=True)
             if not os.path.exists(folder):
@@ -138,11 +162,43 @@ def die_with_parent() -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
+    _control(DIE_WITH_PARENT, signal.SIGKILL)
     parent = multiprocessing.parent_process()
     if parent is not None and not parent.is_alive():  # it ended before
         os._exit(1)
+
+
+@contextmanager
+def programs_end_with_us() -> Generator[Callable[[], None]]:
+    """Where the block is stopped, every program that it has started ends, and what those started.
+
+    It gives what to call in a program of another's before it begins (`preexec_fn`): that one is
+    killed when this process is.
+    """
+    _control(ADOPT, 1)  # what loses its parent stays below this process
+    me = os.getpid()
+
+    def begin() -> None:
+        _control(DIE_WITH_PARENT, signal.SIGKILL)
+        if os.getppid() != me:  # it ended before
+            os._exit(1)
+
+    try:
+        yield begin
+    except BaseException:
+        until_s = time.monotonic() + KILLING_S
+        while (left := _descendants()) and time.monotonic() < until_s:
+            for pid in left:
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.01)
+        raise
+
+
+def _control(what: int, value: int) -> None:
+    """prctl(2), where there is one."""
+    with suppress(OSError, AttributeError):
+        _LIBC.prctl(what, value)
 
 
 def _stop(number: int, _: FrameType | None) -> None:
@@ -179,18 +235,24 @@ def _say_last(say: Callable[[], None]) -> None:
 
 def _end_descendants() -> None:
     """SIGTERM to every process below this one."""
+    for pid in _descendants():
+        with suppress(OSError):
+            os.kill(pid, signal.SIGTERM)
+
+
+def _descendants() -> list[int]:
+    """The processes below this one that have not ended."""
     below: dict[int, list[int]] = {}
     with suppress(OSError):  # no file can be opened any more
         for path in Path("/proc").glob("[0-9]*/stat"):
             with suppress(OSError, ValueError, IndexError):
-                parent = int(path.read_text(errors="replace").rpartition(")")[2].split()[1])
-                below.setdefault(parent, []).append(int(path.parent.name))
+                state, parent = path.read_text(errors="replace").rpartition(")")[2].split()[:2]
+                if state != "Z":
+                    below.setdefault(int(parent), []).append(int(path.parent.name))
     found = [os.getpid()]
     for pid in found:
         found += below.get(pid, [])
-    for pid in found[1:]:
-        with suppress(OSError):
-            os.kill(pid, signal.SIGTERM)
+    return found[1:]
 
 
 def _forget() -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -16,9 +17,12 @@ from e2e.commands.fail_on import parse_condition
 from e2e.commands.record import (
     PROOFS,
     RECORDER,
+    TRACE_ENDING,
     Script,
+    check_keeps,
     keep,
     other_arguments,
+    plan_of,
     record,
     recorder,
 )
@@ -29,12 +33,16 @@ from microbench.errors import UserError
 from microbench.report.documents import print_sheet
 from microbench.report.page import write_document
 from microbench.report.screen import make_console
+from microbench.results.claim import claimed
 from microbench.results.kinds import document_of
 from microbench.results.runfile import check_apart, check_writable, write_text
 from microbench.results.values import Json
+from microbench.roofline.rates import read_rates
 from microbench.run_output import STDOUT
+from microbench.stopping import scratch_folder
 
 DIAGNOSED, NOTHING_SEEN, SCRIPT_FAILED, CONDITION_MET = 0, 1, 3, 4  # exit codes; 2 is a mistake
+LONGEST_NAME = 200  # bytes of a trace's name; file systems take 255
 PYTHON_FILES = (".py", ".pyw")
 
 
@@ -75,57 +83,96 @@ def diagnose_script(report: Report, script: Script, other: str | None, kept: Pat
     runs: list[list[str]] = [] if other is None else [other_arguments(other)]
     words = [*(["--other", other] if other is not None else []), script.path.name]
     words += ["--", *script.arguments] if script.arguments else []
-    with tempfile.TemporaryDirectory(prefix="halfway-") as folder:
+    check_keeps(kept)
+    with scratch_folder() as folder:
         paths: list[Path] = []
-        for more in [*runs, []]:
-            name = " ".join([script.path.stem, *more]).replace("/", "_")
-            out = Path(folder, f"{name}.json.gz")
-            last = len(paths) == len(runs)  # it alone is explained, so it alone has to prove
+        names = [" ".join([script.path.name, *more]) for more in [*runs, []]]
+        for number, more in enumerate([*runs, []]):
+            (folder / str(number)).mkdir()  # without arguments both have one name
+            out = folder / str(number) / _trace_name([script.path.stem, *more])
+            last = number == len(runs)  # it alone is explained, so it alone has to prove
             asked = replace(script, prove=script.prove and last)
-            code = record(asked, more, out, Path(folder))
+            report.say(plan_of(asked))
+            code = record(asked, more, out, folder)
             if code:
                 print(_failure(script.path, code), file=sys.stderr)
-                return 128 - code if code < 0 else SCRIPT_FAILED
+                return SCRIPT_FAILED
             if not out.exists():
                 return NOTHING_SEEN  # the recorder has said why
             keep(out, kept)
             paths.append(out)
-        return report.of(paths, words)
+        return report.of(paths, words, names)
+
+
+def _trace_name(words: Sequence[str]) -> str:
+    """A file name of a script's name and arguments: "train --lr 3.json.gz"."""
+    name = os.fsencode(" ".join(words).replace("/", "_"))[:LONGEST_NAME]
+    return name.decode(errors="ignore") + TRACE_ENDING
 
 
 def _failure(path: Path, code: int) -> str:
     """ "error: train.py failed: exit code 7; nothing is diagnosed"."""
-    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"failed: exit code {code}"
+    how = f"was ended by {_signal_name(-code)}" if code < 0 else f"failed: exit code {code}"
     return f"error: {path} {how}; nothing is diagnosed"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
 
 
 class Report:
     """Where a diagnosis goes: the screen, files, and the exit code.
 
-    UserError, before anything runs, for outputs that cannot be written and for a condition that
-    cannot be read.
+    UserError, before anything runs, for two outputs of one name and for a condition that cannot be
+    read. Whoever uses it does so while it is `held`.
     """
 
     def __init__(
         self, *, json_path: Path | None, html: Path | None, fail_on: str | None, verbose: bool,
-        quiet: bool, prove: bool,
+        quiet: bool, prove: bool, ceilings: Path | None = None,
     ) -> None:  # fmt: skip
         check_apart({"--json": json_path, "--html": html})
-        for name, path in (("--json", json_path), ("--html", html)):
-            if path and path != STDOUT:
-                check_writable(path, name)
+        self._ceilings = ceilings
+        if ceilings:
+            read_rates(ceilings)
         self._json, self._html, self._verbose = json_path, html, verbose
         self._prove = prove
         self._condition = parse_condition(fail_on) if fail_on is not None else None
         self._console = make_console(stderr=json_path == STDOUT, quiet=quiet)
 
-    def of(self, paths: Sequence[Path], words: Sequence[str]) -> int:
-        """Diagnose these traces, print and write what was found, and return the exit code."""
+    def say(self, text: str) -> None:
+        """Print a sentence where the screen goes, unless the command is quiet."""
+        self._console.print(text, markup=False, highlight=False)
+
+    @contextmanager
+    def held(self) -> Generator[None]:
+        """Hold its files while the context is open: no other command writes them.
+
+        UserError for one that is there already, cannot be written, or that another command writes.
+        """
+        with ExitStack() as stack:
+            for name, path in (("--json", self._json), ("--html", self._html)):
+                if path and path != STDOUT:
+                    check_writable(path, name)
+                    stack.enter_context(claimed(path, name))
+                    check_writable(path, name)  # another command may have ended just now
+            yield
+
+    def of(self, paths: Sequence[Path], words: Sequence[str], names: Sequence[str] = ()) -> int:
+        """Diagnose these traces, print and write what was found, and return the exit code.
+
+        `names` is what the runs are called; without it, their files.
+        """
         try:
-            found = diagnose(paths, _replay() if self._prove else None)
+            found = diagnose(paths, self._ceilings, _replay() if self._prove else None)
         except NothingSeen as error:
             print(f"error: {error}", file=sys.stderr)
             return NOTHING_SEEN
+        runs = (replace(run, name=name) for run, name in zip(found.runs, names, strict=True))
+        found = replace(found, runs=tuple(runs)) if names else found
         self._put(document_of_diagnosis(found, words))
         *_, last = found.runs
         met = self._condition.found_in(last) if self._condition else ""

@@ -6,18 +6,25 @@ and other packages of our names, imports nothing of ours.
 
 from __future__ import annotations
 
+import itertools
 import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from typing import IO
 
+from e2e.profile.halfway_watch import LEAD_IN
 from microbench.errors import UserError
+from microbench.results.runfile import probe
+from microbench.stopping import programs_end_with_us
 
 RECORDER, PROOFS = "halfway_watch.py", "halfway_prove.py"
+TRACE_ENDING = ".json.gz"
 
 
 @dataclass(frozen=True)
@@ -44,6 +51,16 @@ def recorder(name: str = RECORDER) -> str:
     return files("e2e.profile").joinpath(name).read_text(encoding="utf-8")
 
 
+def plan_of(script: Script) -> str:
+    """ "train.py runs for 44 steps (20 of warm-up, 20 timed, 4 recorded), and is then ended"."""
+    recorded = LEAD_IN + script.traced
+    end = "then goes on to its end" if script.whole else "is then ended (--whole lets it go on)"
+    return (
+        f"{script.path} runs for {script.after + script.bare + recorded} steps ({script.after} of "
+        f"warm-up, {script.bare} timed, {recorded} recorded), and {end}."
+    )
+
+
 def record(script: Script, more: Sequence[str], out: Path, folder: Path) -> int:
     """Run the script with `more` arguments at the end, and return its exit code.
 
@@ -66,7 +83,10 @@ def record(script: Script, more: Sequence[str], out: Path, folder: Path) -> int:
     python = str(script.python or sys.executable)
     sys.stdout.flush()
     try:
-        done = subprocess.run([python, str(ours), "--out", str(out), *words, *arguments])
+        with programs_end_with_us() as begin:
+            done = subprocess.run(
+                [python, str(ours), "--out", str(out), *words, *arguments], preexec_fn=begin
+            )
     except OSError as error:
         raise UserError(f"--python {python}: {error.strerror}") from None
     return done.returncode
@@ -80,12 +100,40 @@ def other_arguments(text: str) -> list[str]:
         raise UserError(f"--other {text!r}: {error}") from None
 
 
+def check_keeps(folder: Path | None) -> None:
+    """Make the folder that --keep names, if it does. UserError where it takes no file."""
+    if folder is not None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"--keep {folder}: {error.strerror}") from None
+        probe(folder / "trace", "--keep")
+
+
 def keep(trace: Path, folder: Path | None) -> None:
-    """Copy a trace to the folder that --keep names, if it does. UserError where it cannot."""
+    """Copy a trace to the folder that --keep names, if it does.
+
+    A file of its name stays, and the trace gets a number. UserError where it cannot be written.
+    """
     if folder is None:
         return
+    stem, endings = trace.name.removesuffix(TRACE_ENDING), TRACE_ENDING
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        shutil.copy(trace, folder / trace.name)
+        for number in itertools.count(1):
+            kept = folder / (trace.name if number == 1 else f"{stem}-{number}{endings}")
+            with suppress(FileExistsError), kept.open("xb") as file:
+                _copy(trace, file)
+                return
     except OSError as error:
         raise UserError(f"--keep {folder}: {error.strerror}") from None
+
+
+def _copy(trace: Path, to: IO[bytes]) -> None:
+    """Copy it whole; a file that is not whole is removed."""
+    try:
+        with trace.open("rb") as file:
+            shutil.copyfileobj(file, to)
+        to.flush()
+    except BaseException:
+        Path(to.name).unlink(missing_ok=True)
+        raise

@@ -6,22 +6,23 @@ Times of terms are whole nanoseconds over all steps, so that they add up exactly
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from decimal import Decimal
+from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
-from typing import Any, cast
+from typing import Any
 
 from e2e.profile.aligned import Aligned, Side, align
-from e2e.profile.findings import Finding, findings, not_the_cause
+from e2e.profile.calls import LOADING
+from e2e.profile.findings import OWN_LOADER, Finding, findings, not_the_cause, ranked
 from e2e.profile.gains import Gain, Tried, tried_in
 from e2e.profile.missing import missing
+from e2e.profile.paired import paired_findings
 from e2e.profile.partition import Partition, partition
 from e2e.profile.products import Product, products
 from e2e.profile.proofs import judged, refuted
 from e2e.profile.reader import Recording, read_trace
 from e2e.results.terms import IDLE, LAUNCH, LAYOUT, LOADER, SYNC, TERMS
 from microbench.errors import UserError
+from microbench.roofline.rates import Rates, known_rates, read_rates
 
 SAME = 0.5  # of the work matched: below it two recordings are not of one training
 BUSY = 0.9  # of a step: from here on the device is the bottleneck
@@ -46,7 +47,8 @@ class Traced:
     `bare_step_s` is the median step without the profiler, None where it was not measured. `busy` is
     the share of the window in which the device worked. `on_cpu`: there was no device. `missing`
     says what the trace cannot tell, and why. `gains` are of the changes that were tried, in
-    `tried_steps` of the training.
+    `tried_steps` of the training. `rates` is the run file whose measured rates are the floors of
+    the products; "" where those are the datasheet's.
     """
 
     name: str
@@ -65,6 +67,7 @@ class Traced:
     missing: tuple[str, ...] = ()
     gains: tuple[Gain, ...] = ()
     tried_steps: int = 0
+    rates: str = ""
 
     @property
     def step_ms(self) -> float:
@@ -90,16 +93,22 @@ class Diagnosis:
 Replay = Callable[[Recording, Partition], Tried]  # tries what a recording's shapes allow
 
 
-def diagnose(paths: Sequence[Path], replay: Replay | None = None) -> Diagnosis:
+def diagnose(
+    paths: Sequence[Path], ceilings: Path | None = None, replay: Replay | None = None
+) -> Diagnosis:
     """The diagnosis of the traces in these files, one or two; `replay` is for the last one.
 
-    UserError for a file that is no trace, a trace without whole steps, and two of which only one
-    ran on a GPU, or whose shapes differ.
+    `ceilings` is a run file of `halfway ceilings`, of the GPU that the traces are of; without, the
+    rates that come with halfway are used.
+
+    UserError for a file that is no trace, a trace without whole steps, two of which only one ran on
+    a GPU, or whose shapes differ, and ceilings of another GPU.
     """
     sides = [_side(path) for path in paths]
+    given = read_rates(ceilings) if ceilings else None
     replays = [*[None] * (len(paths) - 1), replay]
     runs = tuple(
-        _traced(path.name, side, again)
+        _traced(path.name, side, given, again)
         for path, side, again in zip(paths, sides, replays, strict=True)
     )
     if len({run.on_cpu for run in runs}) > 1:
@@ -111,6 +120,10 @@ def diagnose(paths: Sequence[Path], replay: Replay | None = None) -> Diagnosis:
             f"the two recordings have different shapes (matched {100 * aligned.share:.0f} %): "
             "record both with one model and batch"
         )
+    if len(runs) == 2:
+        base, other = runs
+        found = paired_findings(sides[0], sides[1], base.products, other.products)
+        runs = base, replace(other, findings=ranked((*other.findings, *found)))
     return Diagnosis(runs, aligned)
 
 
@@ -122,23 +135,28 @@ def _side(path: Path) -> Side:
         raise type(error)(f"{path}: {error}") from None
 
 
-def _traced(name: str, side: Side, replay: Replay | None) -> Traced:
+def _traced(name: str, side: Side, given: Rates | None, replay: Replay | None) -> Traced:
     recording, parts = side.recording, side.parts
     terms = tuple(
         TermTime(term, ns, term in IDLE, _where(term, parts.by_place(term)))
         for term, ns in parts.terms.items()
     )
     device = _device(recording)
-    by_trace = findings(recording, parts)
+    rates = given or known_rates(device)
+    if given and given.device != device:
+        raise UserError(f"{given.source} was measured on {given.device}; {name} is of {device}")
+    by_trace = findings(recording, parts, device, rates)
     tried = _tried(recording, parts, replay)
     found = judged(by_trace, tried) if tried else by_trace
+    multiplied = products(recording, parts, device, rates)
     return Traced(
         name, device, str(recording.facts.get("torch", "unknown")), parts.steps,
-        parts.end - parts.start, _bare(recording), parts.busy, parts.on_cpu,
+        parts.end - parts.start, recording.bare_step_s, parts.busy, parts.on_cpu,
         _bottleneck(terms, parts.busy, parts.on_cpu), terms, found,
         tuple(_no_causes(parts, by_trace, found, tried)),
-        products(recording, parts, device), tuple(missing(recording, parts)),
+        multiplied, tuple(missing(recording, parts)),
         tried.gains if tried else (), tried.steps if tried else 0,
+        rates.source if rates and any(product.measured for product in multiplied) else "",
     )  # fmt: skip
 
 
@@ -165,14 +183,6 @@ def _no_causes(
         yield f"{gain.change} ({gain.ms:+.2g} ms, {gain.low_ms:+.2g} to {gain.high_ms:+.2g})"
 
 
-def _bare(recording: Recording) -> float | None:
-    """The median step without the profiler, in seconds."""
-    found: object = recording.facts.get("bare_s")
-    times = cast(list[object], found) if isinstance(found, list) else []
-    seconds = [float(one) for one in times if isinstance(one, int | Decimal) and one > 0]
-    return median(seconds) if seconds else None
-
-
 def _device(recording: Recording) -> str:
     named = recording.facts.get("device")
     if isinstance(named, str):
@@ -195,6 +205,12 @@ def _bottleneck(terms: Sequence[TermTime], busy: float, on_cpu: bool) -> str:
     return BOTTLENECKS.get(largest.term, largest.term)
 
 
+_LOADERS = {
+    f"{LOADING}#{OWN_LOADER}.__next__": "the training process (num_workers=0)",
+    f"{LOADING}#_MultiProcessingDataLoaderIter.__next__": "worker processes",
+}
+
+
 def _where(term: str, places: Sequence[tuple[str, int]]) -> str:
     """The one or two places with the most of a term's time."""
-    return ", ".join(place for place, _ in places[:2] if place)
+    return ", ".join(_LOADERS.get(place, place) for place, _ in places[:2] if place)

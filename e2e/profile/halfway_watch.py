@@ -46,6 +46,8 @@ PROOFS = "halfway_prove.py"
 # What torch writes of the machine, in the first and last bytes of a trace.
 NAMES, ENDS = re.compile(rb'"(host_name|traceName|hostname)":\s*"[^"]*"'), 1 << 16
 NO_NAME = rb'"\1": ""'
+# The profiler writes lines of its own between those of a script, and an error where no GPU is.
+PROFILER_LOG, SILENT = "KINETO_LOG_LEVEL", "99"
 
 
 class Watch:
@@ -117,8 +119,11 @@ class Watch:
         self._say(f"the script raised this while changes were tried: {_first_line(error)}")
         return True
 
-    def end(self) -> None:
-        """End the watch. A recording that is not complete is written if a whole step is in it."""
+    def end(self, failed: bool = False) -> None:
+        """End the watch. A recording that is not complete is written if a whole step is in it.
+
+        `failed`: the loop raised, which says more than that its steps were too few.
+        """
         if self._prover is not None:
             self._prover.end()
             self._prover = None
@@ -130,6 +135,8 @@ class Watch:
             self._write()
             return
         self._stop()
+        if failed:
+            return
         needed = self.after + self.bare + LEAD_IN + self.traced
         self._say(
             f"nothing written: {self.steps} steps were seen, {needed} are needed (--after, --bare "
@@ -165,7 +172,7 @@ class Watch:
             self._stop()
             self._say(f"no trace: the profiler did not start ({_first_line(error)})")
             return
-        if self.module_names:
+        if self.module_names and not _compiled():
             self._modules = _ModuleNames(self.model)
         self._name_step()
 
@@ -262,6 +269,7 @@ class Watch:
             "world_size": int(os.environ.get("WORLD_SIZE", "1")),
             "rank": int(os.environ.get("RANK", "0")),
             "stack": self.stack,
+            "compiled": _compiled(),
         }
 
 
@@ -357,7 +365,7 @@ class _Calls:
 # ---------------------------------------------------------------- a script
 
 
-def run_script(path: str, arguments: Sequence[str], **options: Any) -> None:
+def run_script(path: str, arguments: Sequence[str], watching: Watch) -> None:
     """Run a training script unchanged and watch it. A step ends where its optimizer's step does.
 
     With several optimizers, or several parts of a step, a step ends with the optimizer that was
@@ -366,7 +374,6 @@ def run_script(path: str, arguments: Sequence[str], **options: Any) -> None:
     sys.path[0] = os.path.dirname(os.path.abspath(path))  # not this file's own folder
     import torch
 
-    watching = Watch(**options)
     first: list[int] = []
     optimizers: Any = torch.optim.Optimizer
 
@@ -385,14 +392,19 @@ def run_script(path: str, arguments: Sequence[str], **options: Any) -> None:
 
     optimizers.__init__ = remember
     sys.argv = [path, *arguments]
+    failed = True
     try:
         runpy.run_path(path, run_name="__main__")
+        failed = False
+    except SystemExit as ended:
+        failed = ended.code not in (None, 0)
+        raise
     except Exception as error:
         if not watching.excuses(error):
             raise
     finally:
         optimizers.__init__ = made
-        watching.end()
+        watching.end(failed)
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -419,13 +431,14 @@ def main(words: Sequence[str] | None = None) -> None:
         parser.error(f"no such script: {given.script}")
     arguments = given.arguments[1:] if given.arguments[:1] == ["--"] else given.arguments
     try:
-        run_script(
-            given.script, arguments, out=given.out, after=given.after, bare=given.bare,
-            traced=given.traced, stack=given.stack, then_exit=given.then_exit, quiet=given.quiet,
-            prove=given.prove,
+        watching = Watch(
+            out=given.out, after=given.after, bare=given.bare, traced=given.traced,
+            stack=given.stack, then_exit=given.then_exit, quiet=given.quiet, prove=given.prove,
         )  # fmt: skip
     except ValueError as error:
         parser.error(str(error))
+    os.environ.setdefault(PROFILER_LOG, SILENT)
+    run_script(given.script, arguments, watching)
 
 
 # ---------------------------------------------------------------- parts
@@ -444,7 +457,8 @@ class _ModuleNames:
             left = module.register_module_forward_hook(self._leave, always_call=True)
         except TypeError:  # torch 2.0
             left = module.register_module_forward_hook(self._leave)
-        self._handles = [module.register_module_forward_pre_hook(self._enter), left]
+        enter = module.register_module_forward_pre_hook(self._enter)
+        self._handles = [enter, left]
 
     def remove(self) -> None:
         """Take the hooks away and close what an exception left open."""
@@ -472,6 +486,16 @@ class _ModuleNames:
             record.__exit__(None, None, None)
             if key == id(module):
                 return
+
+
+def _compiled() -> bool:
+    """Whether torch.compile has compiled anything.
+
+    Then hooks that come later would compile all of it again, in the steps that are recorded; and
+    a compiled forward calls no modules.
+    """
+    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
+    return any(dict(counters.get("frames", {})).values())
 
 
 def _proofs() -> Any:

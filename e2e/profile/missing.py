@@ -15,6 +15,13 @@ LEAST_SHARE = 0.03  # of a step: a shorter synchronisation needs no line
 
 def missing(recording: Recording, parts: Partition) -> Iterator[str]:
     """The lines that go missing, and the options that would bring them."""
+    if parts.on_cpu and recording.header.get("deviceProperties"):
+        yield (
+            "The trace has no work of a GPU: these are the CPU's times. If the training used one, "
+            "the profiler was not asked for it (ProfilerActivity.CUDA)."
+        )
+    if len(devices := {span.lane.partition("/")[0] for span in recording.work}) > 1:
+        yield f"{len(devices)} GPUs worked: time counts as idle only where none of them did."
     products = any(parts.terms.get(term) for term in PRODUCT_TERMS)
     if products and not any(shapes_of(op) for op in recording.ops):
         yield (
@@ -22,7 +29,11 @@ def missing(recording: Recording, parts: Partition) -> Iterator[str]:
             "about misaligned sizes or what stayed in float32, no match with another trace."
         )
     if not any(note.name.startswith(MODULE) for note in recording.notes):
-        yield "The trace names no modules (halfway_watch does): no layers."
+        yield (
+            "The model is compiled: its work has no modules, and there are no layers."
+            if recording.facts.get("compiled")
+            else "The trace names no modules (halfway_watch does): no layers."
+        )
     waited = parts.terms.get(SYNC, 0) / (parts.end - parts.start)
     if waited >= LEAST_SHARE and not recording.stack:
         yield (

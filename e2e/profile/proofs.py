@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from e2e.profile.findings import LEAST_SHARE, LIKELY, POSSIBLE, PROVEN, Finding
+from e2e.profile.findings import LEAST_SHARE, PROVEN, Finding, ranked
 from e2e.profile.gains import Gain, Tried
 
 FAIR = 0.25  # of what the trace says that a cause costs: to gain it proves the cause
@@ -47,7 +47,7 @@ def judged(found: Sequence[Finding], tried: Tried) -> tuple[Finding, ...]:
     seen = {one.cause for one in found}
     added = [_added(gain) for gain in tried.gains if gain.cause not in seen and _matters(gain)]
     whole = [one for one in (*kept, *added) if one is not None]
-    return tuple(sorted(whole, key=_rank))
+    return ranked(whole)
 
 
 def refuted(found: Sequence[Finding], tried: Tried) -> Iterator[Gain]:
@@ -74,7 +74,7 @@ def _judged(one: Finding, gain: Gain | None, tried: Tried) -> Finding | None:
 
 def _worth(one: Finding, gain: Gain) -> float:
     """The least gain in ms that proves this cause."""
-    return min(FAIR * one.ms, LEAST_SHARE * gain.step_ms)
+    return min(FAIR * one.most_ms, LEAST_SHARE * gain.step_ms)
 
 
 def _matters(gain: Gain) -> bool:
@@ -87,8 +87,3 @@ def _added(gain: Gain) -> Finding:
         title, gain.ms, gain.ms / gain.step_ms, "", remedy,
         cause=gain.cause, status=PROVEN, gain=gain,
     )  # fmt: skip
-
-
-def _rank(one: Finding) -> tuple[int, float]:
-    gained = one.gain.ms if one.status == PROVEN and one.gain else one.ms
-    return (PROVEN, LIKELY, POSSIBLE).index(one.status), -gained

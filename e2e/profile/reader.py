@@ -8,27 +8,47 @@ read as a stream, so that a large one takes the memory of its events, not of its
 from __future__ import annotations
 
 import gzip
+import io
 import json
+import os
 import re
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
+from statistics import median
 from typing import IO, Any, cast
 
+from kernels.files import MAX_DEPTH, bounded_int, check_depth, open_regular
 from microbench.errors import UserError
 
 Json = Mapping[str, Any]
 
 BLOCK = 1 << 20  # characters read at a time
 MAX_EVENT = 1 << 24  # characters of one event
+MAX_TEXT = 2 << 30  # characters of a trace, unpacked
+MAX_EVENTS = 5_000_000
+MAX_RATIO = 100  # of a packed trace's text and size; traces are packed 10 to 30 times
+SMALL_TEXT = 64 << 20  # characters that a trace may have however small it is packed
+MAX_POWER = 300  # of ten, in a number
 # Categories of old and new kineto: what ran on the device, and what launched it.
 DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset"})
 RUNTIME = frozenset({"cuda_runtime", "cuda_driver", "Runtime", "hip_runtime"})
 OPS = frozenset({"cpu_op", "Operator", "cpu_op_with_shapes"})
+# Annotations that older profilers put among the operators.
+NOTED = ("ProfilerStep#", "enumerate(DataLoader)", "Optimizer.", "halfway::")
+# Arguments that are looked at, and what older profilers call them; the others are not kept.
+KEPT = {
+    "Input Dims": "Input dims", "Input Strides": "", "Input type": "", "Concrete Inputs": "",
+    "Sequence number": "", "Fwd thread id": "", "CallFrom": "", "dtype": "", "graph node id": "",
+}  # fmt: skip
 NOTES = frozenset({"user_annotation"})
 STACK = "python_function"
 OUR_KEY = "halfway"
+LONGEST_S = 1e6  # of a step: a longer one is no measurement
+SEQUENCE = "Sequence number"  # of an autograd node: no two operators' arguments are alike
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +89,24 @@ class Recording:
 
     @property
     def dropped(self) -> int:
-        """Kernels and copies that were launched, and that the profiler has lost."""
-        known = {span.correlation for span in self.work}
+        """What was launched and has no time: the profiler lost it, or wrote zeros (kineto#109)."""
+        known = {span.correlation for span in self.work if span.start or span.ns}
         return sum(
             1
             for span in self.launches
             if span.correlation and launches_work(span.name) and span.correlation not in known
         )
+
+    @property
+    def bare_step_s(self) -> float | None:
+        """The median step without the profiler, in seconds; None where it was not measured."""
+        found: object = self.facts.get("bare_s")
+        times = cast(list[object], found) if isinstance(found, list) else []
+        numbers = [
+            one for one in times if isinstance(one, int | Decimal) and not isinstance(one, bool)
+        ]
+        seconds = [float(one) for one in numbers if 0 < one < LONGEST_S]
+        return median(seconds) if seconds else None
 
 
 def listed(span: Span, name: str) -> list[object]:
@@ -85,11 +116,13 @@ def listed(span: Span, name: str) -> list[object]:
 
 
 def launches_work(call: str) -> bool:
-    """Whether a call of the runtime puts a kernel, a copy or a fill on a stream."""
+    """Whether a call of the runtime puts a kernel, a copy, a fill or a graph on a stream."""
     return bool(_LAUNCHES.search(call))
 
 
-_LAUNCHES = re.compile(r"LaunchKernel|LaunchCooperativeKernel|Memcpy\w*Async|MemsetAsync")
+_LAUNCHES = re.compile(
+    r"LaunchKernel|LaunchCooperativeKernel|GraphLaunch|Memcpy\w*Async|MemsetAsync"
+)
 
 
 def read_trace(path: Path) -> Recording:
@@ -97,22 +130,24 @@ def read_trace(path: Path) -> Recording:
 
     UserError in one line for a file that cannot be read, is no trace, or is cut off or damaged.
     """
-    spans: dict[str, list[Span]] = {name: [] for name in _GROUPS}
+    events = _Events()
     header: dict[str, Any] = {}
     try:
-        with _open(path) as file:
-            for key, value in _items(file):
+        with _open(path) as text:
+            for key, value in _items(text):
                 if key is not None:
                     header[key] = value
                 else:
-                    _sort_in(value, spans)
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+                    events.add(value)
+    except FileNotFoundError:
+        raise UserError(f"no such trace file: {path}") from None
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise UserError(f"{path}: cannot be read ({_reason(error)})") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is no trace of torch's profiler: {_reason(error)}") from None
     facts: Any = header.pop(OUR_KEY, {})
     facts = cast(Json, facts) if isinstance(facts, dict) else {}
-    parts = {name: tuple(sorted(found, key=_by_start)) for name, found in spans.items()}
+    parts = {name: tuple(sorted(found, key=_by_start)) for name, found in events.spans.items()}
     return Recording(header=header, facts=facts, **parts)
 
 
@@ -132,33 +167,61 @@ def _reason(error: BaseException) -> str:
 # ---------------------------------------------------------------- events
 
 
-def _sort_in(event: Json, spans: Mapping[str, list[Span]]) -> None:
-    """Put an event where it belongs; those that last no time of their own are left out."""
-    category = event.get("cat")
-    if event.get("ph") != "X" or not isinstance(category, str):
-        return
-    group = _group(category)
-    if group is None:
-        return
-    start = _ns(event.get("ts"), "ts")
-    args = cast(dict[str, Any], event.get("args") or {})
-    correlation = args.get("correlation", 0)
-    lane = f"{event.get('pid')}/{event.get('tid')}"
-    if group == "work":
-        device = args.get("device", event.get("pid"))
-        lane = f"device {device}/{args.get('stream', event.get('tid'))}"
-    end = start + max(0, _ns(event.get("dur", 0), "dur"))
-    number = correlation if isinstance(correlation, int) else 0
-    spans[group].append(Span(str(event.get("name", "")), start, end, lane, number, args))
+class _Events:
+    """The events by kind. Names and arguments that come again are kept once: most do, each step."""
+
+    def __init__(self) -> None:
+        self.spans: dict[str, list[Span]] = {name: [] for name in _GROUPS}
+        self._known: dict[str, Any] = {}
+
+    def add(self, event: Json) -> None:
+        """Put an event where it belongs; those that last no time of their own are left out."""
+        category = event.get("cat")
+        if event.get("ph") != "X" or not isinstance(category, str):
+            return
+        name = str(event.get("name", ""))
+        group = _group(category, name)
+        if group is None:
+            return
+        start = _ns(event.get("ts"), "ts")
+        found: object = event.get("args") or {}
+        if not isinstance(found, dict):
+            raise ValueError("args of an event are no object")
+        args = cast(Json, found)
+        correlation = args.get("correlation", 0)
+        lane = f"{event.get('pid')}/{event.get('tid')}"
+        if group == "work":
+            device = args.get("device", event.get("pid"))
+            lane = f"device {device}/{args.get('stream', event.get('tid'))}"
+        end = start + max(0, _ns(event.get("dur", 0), "dur"))
+        number = correlation if isinstance(correlation, int) else 0
+        name, lane = self._once(name), self._once(lane)
+        self.spans[group].append(Span(name, start, end, lane, number, self._kept(args)))
+
+    def _kept(self, args: Json) -> Json:
+        """The arguments that are looked at."""
+        found: dict[str, Any] = {}
+        for name, older in KEPT.items():
+            value = args.get(name, args.get(older))
+            if value is not None:
+                found[name] = self._once(value)
+        return found if not found or SEQUENCE in found else self._once(found)
+
+    def _once(self, value: Any) -> Any:
+        """The first value that was equal to this."""
+        if isinstance(value, int):
+            return value
+        key = value if isinstance(value, str) else f"\0{value!r}"
+        return self._known.setdefault(key, value)
 
 
-def _group(category: str) -> str | None:
+def _group(category: str, name: str) -> str | None:
     if category in DEVICE:
         return "work"
     if category in RUNTIME:
         return "launches"
     if category in OPS:
-        return "ops"
+        return "notes" if name.startswith(NOTED) else "ops"
     if category in NOTES:
         return "notes"
     return "stack" if category == STACK else None
@@ -180,22 +243,24 @@ def _ns(value: object, name: str) -> int:
 # ---------------------------------------------------------------- JSON as a stream
 
 
-def _open(path: Path) -> IO[str]:
-    if not path.is_file():
-        raise UserError(f"no such trace file: {path}")
-    with path.open("rb") as file:
+@contextmanager
+def _open(path: Path) -> Generator[_Text]:
+    """The text of a regular file, packed or not."""
+    with os.fdopen(open_regular(path, MAX_TEXT), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
         packed = file.read(2) == b"\x1f\x8b"
-    if packed:
-        return cast(IO[str], gzip.open(path, "rt", encoding="utf-8"))
-    return path.open(encoding="utf-8")
+        file.seek(0)
+        most = min(MAX_TEXT, SMALL_TEXT + MAX_RATIO * size) if packed else MAX_TEXT
+        content = gzip.GzipFile(fileobj=file) if packed else file
+        with io.TextIOWrapper(cast(IO[bytes], content), encoding="utf-8") as text:
+            yield _Text(text, most)
 
 
-def _items(file: IO[str]) -> Iterator[tuple[str | None, Any]]:
+def _items(text: _Text) -> Iterator[tuple[str | None, Any]]:
     """(key, value) of what a trace says of itself, and (None, event) for each of its events.
 
     ValueError where the text is no JSON object, breaks off, or has no list of events.
     """
-    text = _Text(file)
     if text.next_character() == "[":  # a bare list of events is a trace too
         text.position += 1
         yield from ((None, event) for event in text.elements())
@@ -219,13 +284,25 @@ def _items(file: IO[str]) -> Iterator[tuple[str | None, Any]]:
         raise ValueError("it has no traceEvents")
 
 
-class _Text:
-    """Text that is read as it is needed; `position` is where the next value begins."""
+def _decimal(digits: str) -> Decimal:
+    """The number. ValueError for one that no program works with."""
+    found = Decimal(digits)
+    if found and abs(found.adjusted()) > MAX_POWER:
+        raise ValueError(f"the number {digits[:20]} is too large or too small")
+    return found
 
-    def __init__(self, file: IO[str]) -> None:
+
+class _Text:
+    """Text that is read as it is needed; `position` is where the next value begins.
+
+    It has at most `most` characters.
+    """
+
+    def __init__(self, file: IO[str], most: int) -> None:
         self._file = file
+        self._most = self._left = most
         self._text, self.position = "", 0
-        self._decoder = json.JSONDecoder(parse_float=Decimal)
+        self._decoder = json.JSONDecoder(parse_float=_decimal, parse_int=bounded_int)
 
     def next_character(self) -> str:
         """The next character that is no space. ValueError at the end of the text."""
@@ -234,6 +311,7 @@ class _Text:
             if found:
                 self.position = found.start()
                 return found[0]
+            self.position = len(self._text)
             if not self._more():
                 raise ValueError("it breaks off")
 
@@ -256,11 +334,15 @@ class _Text:
                 continue
             if end == len(self._text) and self._more():
                 continue  # a number may go on in the text to come
+            opened = sum(self._text.count(one, self.position, end) for one in "[{")
+            if opened > MAX_DEPTH:
+                check_depth(found)
             self.position = end
             return found
 
     def elements(self) -> Iterator[Json]:
         """The objects of the list that is open, up to and past its end."""
+        number = 0
         while (character := self.next_character()) != "]":
             if character == ",":
                 self.position += 1
@@ -268,11 +350,16 @@ class _Text:
             found = self.value()
             if not isinstance(found, dict):
                 raise ValueError("an event is no object")
+            if (number := number + 1) > MAX_EVENTS:
+                raise ValueError(f"more than {MAX_EVENTS:,} events; record fewer steps")
             yield cast(Json, found)
         self.position += 1
 
     def _more(self) -> bool:
         block = self._file.read(BLOCK)
+        self._left -= len(block)
+        if self._left < 0:
+            raise ValueError(f"more than {self._most >> 20:,} MiB of text; record fewer steps")
         self._text = self._text[self.position :] + block
         self.position = 0
         return bool(block)

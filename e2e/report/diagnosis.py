@@ -111,7 +111,7 @@ def _said(run: Traced) -> Iterator[str]:
         yield f"What costs time in {fmt.clean(run.name)}, at most ({how})"
     for number, found in enumerate(run.findings[:MOST_FINDINGS], 1):
         status = f"{fmt.clean(found.status)}: " if tried else ""
-        yield f"{number:2d} {status}{_finding(found)}"
+        yield f"{number:2d} {status}{_finding(found, run)}"
     if not run.findings:
         yield "No cause was found that costs 3 % of a step or more."
     if run.not_the_cause:
@@ -122,10 +122,11 @@ def _said(run: Traced) -> Iterator[str]:
     yield from map(fmt.clean, run.missing)
 
 
-def _finding(found: Finding) -> str:
+def _finding(found: Finding, run: Traced) -> str:
     where = f" ({fmt.clean(found.where)})" if found.where else ""
+    share = found.share if found.saves_ms is None else found.saves_ms / _step_ms(run)
     return (
-        f"{fmt.clean(found.title)}: {found.ms:.3g} ms, {100 * found.share:.0f} %{where}. "
+        f"{fmt.clean(found.title)}: {fmt.number(found.most_ms)} ms, {100 * share:.0f} %{where}. "
         f"Try: {fmt.clean(found.remedy)}.{_measured(found)}"
     )
 
@@ -161,16 +162,22 @@ def _trust(run: Traced) -> Iterator[str]:
     elif run.step_ms > (1 + SLOWED) * 1e3 * run.bare_step_s:
         more = 100 * (run.step_ms / (1e3 * run.bare_step_s) - 1)
         yield (
-            f"Under the profiler a step takes {more:.0f} % longer ({run.step_ms:.3g} ms), nearly "
-            f"all of it on the CPU{bound}."
+            f"Under the profiler a step takes {more:.0f} % longer ({fmt.number(run.step_ms)} ms)"
+            f"{_slowed(run)}."
         )
+
+
+def _slowed(run: Traced) -> str:
+    if run.on_cpu:
+        return ", and short operators look longer than they are"
+    return ", nearly all of it on the CPU, so CPU launch is an upper bound"
 
 
 def _summary(runs: Sequence[Traced]) -> str:
     *_, last = runs
     said = (
-        f"{fmt.clean(last.name)} on {fmt.clean(last.device)}: {_step_ms(last):.3g} ms a step; "
-        f"bottleneck: {fmt.clean(last.bottleneck)}"
+        f"{fmt.clean(last.name)} on {fmt.clean(last.device)}: {fmt.number(_step_ms(last))} ms a "
+        f"step; bottleneck: {fmt.clean(last.bottleneck)}"
         f"{'' if last.on_cpu else f' (GPU busy {100 * last.busy:.0f} %)'}."
     )
     if len(runs) == 1:
@@ -178,7 +185,7 @@ def _summary(runs: Sequence[Traced]) -> str:
     base_ms, other_ms = (_step_ms(run) for run in runs)
     return (
         f"{said} It is {base_ms / other_ms:.2f} times as fast as {fmt.clean(runs[0].name)} "
-        f"({base_ms:.3g} ms). The terms add up to the difference."
+        f"({fmt.number(base_ms)} ms). The terms add up to the difference."
     )
 
 

@@ -91,10 +91,10 @@ def _short(error: Exception) -> str:
     return error.strerror or str(error) if isinstance(error, OSError) else str(error)
 
 
-def check_writable(path: Path, option: str) -> None:
+def check_writable(path: Path, option: str, *, resumes: bool = False) -> None:
     """UserError unless a new file can be made at `path`: call it before measuring.
 
-    `option` names it.
+    `option` names it; `resumes` where the command can go on with a file.
     """
     try:
         mode = os.stat(path).st_mode
@@ -105,7 +105,7 @@ def check_writable(path: Path, option: str) -> None:
     if mode is not None and stat.S_ISDIR(mode):
         raise UserError(f"{option} {path} is a folder; give a file name")
     if mode is not None:
-        more = f", or add to it with --resume {path}" if option == "--json" else ""
+        more = f", or add to it with --resume {path}" if resumes else ""
         raise UserError(f"{option} {path} already exists; choose another file name{more}")
     probe(path, option)
 

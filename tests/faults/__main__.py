@@ -22,9 +22,12 @@ from .ends import ENDS
 from .forks import Kind, Tried, case, tried
 from .limits import LIMITED
 from .run_files import RUN_FILES
+from .scripts import SCRIPTS_RUN
 from .soak import soak
+from .traces import TRACES
 
-ALL = (LINES, RUN_FILES, DAMAGED_CACHES, DATA_FOLDERS, LIMITED, BACK_ENDS, ENDS)
+ALL = (LINES, RUN_FILES, TRACES, DAMAGED_CACHES, DATA_FOLDERS, LIMITED, BACK_ENDS, SCRIPTS_RUN,
+       ENDS)  # fmt: skip
 KINDS = {kind.name.replace(" ", "-"): kind for kind in ALL}
 SHOWN = 40  # different failures
 

@@ -30,7 +30,24 @@ COMMANDS = {
     "loader": ("e2e", "loader", "--workers", "1,2", "--batch", "8", "--data", "folder:data",
                "--budget", "1", *CPU),
     "make-data": ("e2e", "make-data", "made", "--images", "400", "--classes", "4"),
+    "diagnose": ("e2e", "diagnose", "train.py", "--other", "more", "--after", "3", "--bare", "5",
+                 "--keep", "kept"),
 }  # fmt: skip
+# A script of a user, with loader workers and a child of its own that pay no heed to Ctrl-C.
+SCRIPT = """import signal, subprocess, sys, time
+import torch
+model = torch.nn.Linear(16, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"],
+                         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
+try:
+    for batch in torch.utils.data.DataLoader(list(torch.randn(4000, 16)), 8, num_workers=2):
+        model(batch).square().mean().backward()
+        optimizer.step()
+        time.sleep(0.05)
+finally:
+    child.kill()
+"""
 # Lines that announce results, of each command.
 LINES = {"gemm": 4, "processes": 4, "conv": 4, "train": 3, "predict": 1, "loader": 8}
 SECONDS = 3.0  # after the signal: two, and one for a busy machine
@@ -48,6 +65,8 @@ def attempt(rng: random.Random, folder: Path) -> Attempt:
     words = ["-m", *COMMANDS[name]]
     if name == "loader":
         picture_folders(folder / "data")
+    if name == "diagnose":
+        (folder / "train.py").write_text(SCRIPT, encoding="utf-8")
     if name != "make-data":
         words += ["--json", "run.json"]
     number = rng.choice([signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
@@ -56,9 +75,9 @@ def attempt(rng: random.Random, folder: Path) -> Attempt:
         lines = (rng.randint(1, LINES[name]), ANNOUNCED)
         sent = replace(sent, after_s=rng.uniform(0, 0.3), lines=lines)
     found = run(words, folder, sent=sent)
-    complaints = list(wrong(found, sent, folder))
+    complaints = list(wrong(found, sent, folder, name in LINES))
     file = folder / "run.json"
-    if file.exists() and not complaints and rng.random() < RESUMED:
+    if file.exists() and name in LINES and not complaints and rng.random() < RESUMED:
         complaints += _resumed(name, file)
     sent_when = f"{number.name} after {sent.after_s:.2f} s, to {'all' if sent.to_all else 'one'}"
     if sent.lines:
@@ -66,7 +85,8 @@ def attempt(rng: random.Random, folder: Path) -> Attempt:
     return Attempt(f"{sent_when}: {shlex.join(words)}", complaints)
 
 
-def wrong(found: Process, sent: Signal, folder: Path) -> Iterator[str]:
+def wrong(found: Process, sent: Signal, folder: Path, has_results: bool = True) -> Iterator[str]:
+    """What is wrong with how a command ended; `has_results` of some commands are in run.json."""
     outcome, name = found.outcome, sent.number.name
     yield from outcome.complaints((*DOCUMENTED[:2], ENDED[sent.number]))
     # Others that compute delay its end.
@@ -75,7 +95,7 @@ def wrong(found: Process, sent: Signal, folder: Path) -> Iterator[str]:
         yield f"{late}: more than {SECONDS:g} s after {name}"
     for command in found.left:
         yield f"a process is left after {name}: {command}"
-    if not (folder / "made").exists():  # images are no results
+    if has_results:
         yield from lost(outcome, folder / "run.json")
     if sent.number != signal.SIGKILL:  # then what it was writing stays
         yield from _left(folder.parent)
@@ -114,12 +134,13 @@ def _saved(results: list[Any]) -> Saved:
 
 
 def _left(folder: Path) -> Iterator[str]:
-    """Temporary files: hidden ones, and all where such files are; not torch's caches."""
+    """Temporary files: hidden ones, and all where such files are; none of torch or of a script."""
+    others = ("inductor", "pymp-") if (folder / "work/train.py").exists() else ("inductor",)
     for root, folders, names in os.walk(folder):
         within = root.removeprefix(str(folder))
         among = within.startswith("/tmp")
         for name in [*names, *(folders if among else ())]:
-            if (name.startswith(".") or among) and "inductor" not in f"{within}/{name}":
+            if (name.startswith(".") or among) and not any(map(f"{within}/{name}".count, others)):
                 yield f"a temporary file is left: {re.sub('[0-9a-z_]{8}', '*', name)}"
 
 

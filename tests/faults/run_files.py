@@ -55,14 +55,15 @@ def _prepare() -> None:
 def damaged(rng: random.Random, text: str) -> bytes:
     """The JSON with a few values wrong; or, one time in eight, bytes."""
     if rng.random() < 0.125:
-        return _with_wrong_bytes(rng, text.encode())
+        return with_wrong_bytes(rng, text.encode())
     data: Any = json.loads(text)
     for _ in range(rng.choice((1, 1, 1, 2, 3, 8))):
-        _damage(rng, data)
+        damage(rng, data)
     return json.dumps(data).encode()
 
 
-def _with_wrong_bytes(rng: random.Random, content: bytes) -> bytes:
+def with_wrong_bytes(rng: random.Random, content: bytes) -> bytes:
+    """The file cut off, or with bytes lost, changed or put in; or another file altogether."""
     i, j = sorted(rng.randrange(len(content) + 1) for _ in range(2))
     return rng.choice((
         lambda: content[:i],
@@ -71,7 +72,7 @@ def _with_wrong_bytes(rng: random.Random, content: bytes) -> bytes:
         lambda: content[:j] + content[i:],
         lambda: content[:i] + bytes(rng.randrange(256) for _ in range(20)) + content[i:],
         lambda: b"\xef\xbb\xbf" + content,
-        lambda: content.decode().encode("utf-16"),
+        lambda: content.decode(errors="replace").encode("utf-16"),
         lambda: b"[" * 100_000,
         lambda: b'{"schema_version":' * 5_000,
         lambda: content.replace(b'"schema_version": ', b'"schema_version": 1' + b"0" * 5000, 1),
@@ -79,7 +80,7 @@ def _with_wrong_bytes(rng: random.Random, content: bytes) -> bytes:
     ))()  # fmt: skip
 
 
-def _damage(rng: random.Random, data: Any) -> None:
+def damage(rng: random.Random, data: Any) -> None:
     """Change one value, somewhere: each depth is as likely as the others."""
     holder, key = _place(rng, data)
     if holder is None:

@@ -56,7 +56,10 @@ def test_a_fault_under_amp_costs_that_arm_alone(tmp_path: Path, name: str) -> No
     assert read_run(file).finished_at
 
 
-@pytest.mark.parametrize(("command", "name"), [("train", "assertion"), ("predict", "endless")])
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [("train", "assertion"), ("train", "endless"), *(("predict", name) for name in FAULTS)],
+)
 def test_a_network_that_faults_when_it_is_tried_is_named(
     tmp_path: Path, command: str, name: str
 ) -> None:
@@ -69,6 +72,17 @@ def test_a_network_that_faults_when_it_is_tried_is_named(
 
 
 @pytest.mark.parametrize("name", ["illegal_address", "endless"])
+def test_a_fault_while_its_step_is_predicted_is_its_arms_reason(tmp_path: Path, name: str) -> None:
+    """Tracing has fake tensors, but a kernel that torch knows nothing of runs all the same."""
+    file = tmp_path / "run.json"
+    ran = e2e("predict", f"{name}_traced", file, recipes="fp32")
+    assert ran.returncode == 1, ran.stderr
+    (arm,) = read_run(file).of(Training)
+    assert arm.status == "failed"
+    assert FAULTS[name] in (arm.reason or ""), arm.reason
+
+
+@pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_in_the_middle_of_a_training_keeps_the_times(tmp_path: Path, name: str) -> None:
     file = tmp_path / "run.json"
     words = ("--budget", "1", "--iterations", "60000")

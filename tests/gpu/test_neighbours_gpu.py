@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from samples.bad_gpu_kernels import NEIGHBOUR
 from samples.commands import ROOT, environment, run_here, warm_children
 
+from e2e.__main__ import main as train
 from microbench.__main__ import main
 from microbench.device.load import COMPUTING, LATER, LOAD, PROCESSES
 from microbench.results.runfile import read_run
@@ -27,10 +29,10 @@ def _warm() -> Iterator[None]:
 
 
 @contextmanager
-def neighbour(what: str) -> Iterator[None]:
+def neighbour(*words: str) -> Iterator[None]:
     """Another program on the GPU, meanwhile."""
     with subprocess.Popen(
-        [sys.executable, "-m", "samples.gpu_neighbour", what], stdin=subprocess.PIPE,
+        [sys.executable, "-m", "samples.gpu_neighbour", *words], stdin=subprocess.PIPE,
         stdout=subprocess.PIPE, text=True, env=environment(PYTHONPATH=f"{ROOT}:{ROOT / 'tests'}"),
     ) as process:  # fmt: skip
         try:
@@ -55,6 +57,43 @@ def test_memory_that_another_program_takes_is_said(tmp_path: Path) -> None:
     assert "out of memory" in (found["hungry"].reason or "")
     assert "other processes hold" in (found["hungry"].reason or "")
     assert found["good"].status == "ok", found["good"].reason
+
+
+def test_memory_that_another_program_takes_later_costs_the_case_that_needs_it(
+    tmp_path: Path,
+) -> None:
+    """It takes it between two cases: the first has what it needs, and the run goes on."""
+    file = tmp_path / "run.json"
+    named = "samples.bad_gpu_kernels:hungry_meanwhile,samples.bad_gpu_kernels:good"
+    with neighbour("memory", str(tmp_path)):
+        ran = run_here(
+            main, "microbench", "gemm", "--sizes", "256,512", "--dtype", "fp16", "--vs", "none",
+            "--backend", named, "--budget", "1", "--processes", "1", "--json", file,
+            **{NEIGHBOUR: str(tmp_path)},
+        )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert (tmp_path / "memory is done").exists()
+    results = read_run(file).results
+    found = {(r.case.dim("m"), r.case.backend.rpartition(":")[2]): r for r in results}
+    for key in ((256, "hungry_meanwhile"), (256, "good"), (512, "good")):
+        assert found[key].status == "ok", (key, found[key].reason)
+    failed = found[512, "hungry_meanwhile"]
+    assert failed.status == "failed"
+    assert "out of memory" in (failed.reason or "")
+    assert "other processes hold" in (failed.reason or "")
+
+
+def test_a_program_that_computes_beside_a_training_is_said(tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    with neighbour("compute"):
+        ran = run_here(
+            train, "e2e", "cnn-cifar", "--batch", "64", "--recipe", "fp32", "--budget", "1",
+            "--no-predict", "--processes", "1", "--json", file,
+        )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    load = read_run(file).settings[LOAD]
+    assert load.get(COMPUTING) or load.get(PROCESSES) or load.get(LATER), load
+    assert "on the GPU" in ran.stdout
 
 
 def test_a_program_that_computes_meanwhile_is_said(tmp_path: Path) -> None:

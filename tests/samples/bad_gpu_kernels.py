@@ -6,13 +6,18 @@ checked, and for a while longer.
 
 from __future__ import annotations
 
+import os
+import time
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 LAUNCHES = 12
+SMALL = 256  # rows
+NEIGHBOUR, WAIT_S = "HALFWAY_NEIGHBOUR", 30.0
 FOR_EVER = 1 << 62  # cycles: a century
 MORE_THAN_ANY_CARD = 1 << 50  # bytes, refused before any of it is taken
 _WILD = 'extern "C" __global__ void wild() { *(volatile int*)0x10 = 1; }'
@@ -96,6 +101,28 @@ def too_much(a: Tensor, b: Tensor, out: Tensor) -> None:
 def too_much_later(a: Tensor, b: Tensor, out: Tensor) -> None:
     """While it is timed."""
     _run(a, b, out, ask_for_too_much, "memory")
+
+
+def hungry_meanwhile(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """Sixteen GB for the larger sizes, once another program has taken the memory: see `asked`."""
+    if a.shape[0] > SMALL:
+        asked("memory")
+        torch.empty(16 << 30, dtype=torch.uint8, device=a.device)
+    torch.mm(a, b, out=out)
+
+
+def asked(what: str) -> None:
+    """Ask `gpu_neighbour`, once in this run, and wait until it has done it.
+
+    They talk by files in the folder that NEIGHBOUR names. TimeoutError after WAIT_S.
+    """
+    folder = Path(os.environ[NEIGHBOUR])
+    (folder / what).touch()
+    until_s = time.monotonic() + WAIT_S
+    while not (folder / f"{what} is done").exists():
+        if time.monotonic() > until_s:
+            raise TimeoutError(f"the neighbour does not take {what}")
+        time.sleep(0.05)
 
 
 def hungry(a: Tensor, b: Tensor, out: Tensor) -> None:
