@@ -30,7 +30,7 @@ _LIBC = ctypes.CDLL(None)
 
 _last_words: list[Callable[[], None]] = []
 _listening: list[signal.Signals] = []
-_folders: list[tuple[int, str]] = []  # of temporary files that children make; whose they are
+_temporary: list[tuple[int, str]] = []  # files and folders, with the process that they are of
 _owner: list[int] = []  # the process that listens; its forks do not
 
 
@@ -70,7 +70,7 @@ def end(code: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):
             stream.flush()
-    _remove_folders()
+    _remove_temporary()
     os._exit(code)
 
 
@@ -87,8 +87,8 @@ def share_sockets_folder() -> None:
     if not config.get("tempdir"):
         with suppress(OSError):  # no temporary folder: they will say so themselves
             config["tempdir"] = tempfile.mkdtemp(prefix="pymp-")
-            _folders.append((os.getpid(), config["tempdir"]))
-            atexit.register(_remove_folders)
+            _temporary.append((os.getpid(), config["tempdir"]))
+            atexit.register(_remove_temporary)
 
 
 @contextmanager
@@ -99,30 +99,40 @@ def scratch_folder() -> Generator[Path]:
     """
     import tempfile
 
-    entry = os.getpid(), tempfile.mkdtemp(prefix="halfway-")
-    _folders.append(entry)
+    folder = tempfile.mkdtemp(prefix="halfway-")
+    with temporary(folder):
+        yield Path(folder)
+
+
+@contextmanager
+def temporary(path: str | Path) -> Generator[None]:
+    """Remove a file or folder at the end of the block, as `scratch_folder` does."""
+    entry = os.getpid(), str(path)
+    _temporary.append(entry)
     try:
-        yield Path(entry[1])
+        yield
     finally:
-        _remove(entry[1])
-        _folders.remove(entry)
+        if entry in _temporary:  # a fork of this process knows nothing of it
+            _remove(entry[1])
+            _temporary.remove(entry)
 
 
-def _remove_folders() -> None:
-    for pid, folder in _folders:
+def _remove_temporary() -> None:
+    for pid, path in _temporary:
         if pid == os.getpid():
-            _remove(folder)
+            _remove(path)
 
 
-def _remove(folder: str) -> None:
+def _remove(path: str) -> None:
     import shutil
 
-    if os.path.exists(folder):
-        for _ in range(TRIES):  # a child that ends just now may add to it
-            shutil.rmtree(folder, ignore_errors=True)
-            if not os.path.exists(folder):
-                break
-            time.sleep(0.02)
+    with suppress(OSError):
+        os.unlink(path)  # a file
+    for _ in range(TRIES):  # a child that ends just now may add to a folder
+        shutil.rmtree(path, ignore_errors=True)
+        if not os.path.lexists(path):
+            break
+        time.sleep(0.02)
 
 
 @contextmanager
@@ -262,7 +272,7 @@ def _forget() -> None:
         signal.signal(number, signal.SIG_DFL)
     _listening.clear()
     _last_words.clear()
-    _folders.clear()
+    _temporary.clear()
 
 
 def _or_end(hook: Callable[..., Any]) -> Callable[..., Any]:

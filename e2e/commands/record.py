@@ -7,6 +7,7 @@ and other packages of our names, imports nothing of ours.
 from __future__ import annotations
 
 import itertools
+import os
 import shlex
 import shutil
 import subprocess
@@ -20,6 +21,7 @@ from typing import IO
 
 from e2e.profile.halfway_watch import LEAD_IN
 from microbench.errors import UserError
+from microbench.own_packages import ROOT
 from microbench.results.runfile import probe
 from microbench.stopping import programs_end_with_us
 
@@ -52,7 +54,12 @@ def recorder(name: str = RECORDER) -> str:
 
 
 def plan_of(script: Script) -> str:
-    """ "train.py runs for 44 steps (20 of warm-up, 20 timed, 4 recorded), and is then ended"."""
+    """ "train.py runs for 44 steps (20 of warm-up, 20 timed, 4 recorded), and is then ended".
+
+    UserError where the script is missing.
+    """
+    if not script.path.is_file():
+        raise UserError(f"no such script: {script.path}")
     recorded = LEAD_IN + script.traced
     end = "then goes on to its end" if script.whole else "is then ended (--whole lets it go on)"
     return (
@@ -65,10 +72,8 @@ def record(script: Script, more: Sequence[str], out: Path, folder: Path) -> int:
     """Run the script with `more` arguments at the end, and return its exit code.
 
     The trace is in `out` then, unless the recorder said why there is none. `folder` is for the
-    recorder. UserError where the script is missing or the interpreter does not start.
+    recorder. UserError where the interpreter does not start.
     """
-    if not script.path.is_file():
-        raise UserError(f"no such script: {script.path}")
     ours = folder / RECORDER
     ours.write_text(recorder(), encoding="utf-8")
     if script.prove:
@@ -85,11 +90,24 @@ def record(script: Script, more: Sequence[str], out: Path, folder: Path) -> int:
     try:
         with programs_end_with_us() as begin:
             done = subprocess.run(
-                [python, str(ours), "--out", str(out), *words, *arguments], preexec_fn=begin
+                [python, str(ours), "--out", str(out), *words, *arguments],
+                env=_without_ours() if script.python else None,
+                preexec_fn=begin,
             )
     except OSError as error:
         raise UserError(f"--python {python}: {error.strerror}") from None
     return done.returncode
+
+
+def _without_ours() -> dict[str, str]:
+    """The environment without our folder in PYTHONPATH: another interpreter has its own packages.
+
+    Where nothing else is in PYTHONPATH it is not set: an empty one would name the working folder.
+    """
+    places = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    kept = os.pathsep.join(place for place in places if Path(place).resolve() != ROOT)
+    others = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return others | ({"PYTHONPATH": kept} if kept else {})
 
 
 def other_arguments(text: str) -> list[str]:

@@ -131,9 +131,14 @@ def _rank(one: Finding) -> tuple[bool, float]:
 
 
 def not_the_cause(parts: Partition) -> tuple[tuple[str, float], ...]:
-    """(what users suspect, its share of a step) for what takes less than LEAST_SHARE."""
+    """(what users suspect, its share of a step) for what takes less than LEAST_SHARE.
+
+    A recording of a CPU alone acquits only what it can show.
+    """
     whole = parts.end - parts.start
     suspects = (LOADER, SYNC, ALLOCATION, COPIES, TERMS["cast"], LAYOUT, COMMUNICATION)
+    if parts.on_cpu:
+        suspects = (LOADER, TERMS["cast"])
     shares = [(name, parts.terms.get(name, 0) / whole) for name in suspects]
     return tuple((name, share) for name, share in shares if share < LEAST_SHARE)
 

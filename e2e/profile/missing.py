@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from statistics import median_low
 
 from e2e.profile.calls import MODULE
 from e2e.profile.operands import shapes_of
-from e2e.profile.partition import Partition
+from e2e.profile.partition import Partition, steps_ns
 from e2e.profile.reader import Recording
 from e2e.results.terms import PRODUCT_TERMS, SYNC
 
+UNEVEN = 3  # times as long as another: a step that holds more than a step
 LEAST_SHARE = 0.03  # of a step: a shorter synchronisation needs no line
 
 
@@ -22,6 +24,7 @@ def missing(recording: Recording, parts: Partition) -> Iterator[str]:
         )
     if len(devices := {span.lane.partition("/")[0] for span in recording.work}) > 1:
         yield f"{len(devices)} GPUs worked: time counts as idle only where none of them did."
+    yield from _uneven(recording)
     products = any(parts.terms.get(term) for term in PRODUCT_TERMS)
     if products and not any(shapes_of(op) for op in recording.ops):
         yield (
@@ -39,4 +42,16 @@ def missing(recording: Recording, parts: Partition) -> Iterator[str]:
         yield (
             "The trace has no Python stack (--stack of halfway_watch): synchronisation has no file "
             "and line."
+        )
+
+
+def _uneven(recording: Recording) -> Iterator[str]:
+    """A step that is far longer than the others is no training step alone."""
+    times = steps_ns(recording)
+    longest, usual = max(times), median_low(times)
+    if longest > UNEVEN * usual:
+        yield (
+            f"One recorded step took {longest / 1e6:,.0f} ms and another {usual / 1e6:,.0f}: an "
+            "evaluation or a checkpoint may be in it. Record other steps (--after), or more "
+            "(--traced)."
         )

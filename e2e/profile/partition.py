@@ -92,25 +92,35 @@ def partition(recording: Recording) -> Partition:
 # ---------------------------------------------------------------- the window
 
 
+def steps_ns(recording: Recording) -> list[int]:
+    """Nanoseconds of each whole step, from the end of one's work to that of the next."""
+    return [end - start for start, end in itertools.pairwise(_step_ends(recording))]
+
+
 def _window(recording: Recording) -> tuple[int, int, int]:
     """(start, end, steps) in ns: from the end of one step's work to that of a later one's."""
-    notes = [note for note in recording.notes if note.name.startswith(STEP)]
-    ends = _work_ends(recording, [note.end for note in notes])
-    lead_in = recording.facts.get("lead_in", 1)
-    wanted = recording.facts.get("traced", max(1, len(ends) - 1))
-    if not isinstance(lead_in, int) or not isinstance(wanted, int) or lead_in < 1 or wanted < 1:
-        raise UserError("what halfway_watch wrote into this trace is damaged")
-    ends = ends[lead_in - 1 : lead_in + wanted]
     if recording.work and not recording.ops:
         raise NothingSeen(
             "the trace has no operators and no steps: ask the profiler for ProfilerActivity.CPU too"
         )
+    ends = _step_ends(recording)
     if len(ends) < 2 or ends[-1] <= ends[0]:
         raise NothingSeen(
             "no whole step is in this trace: record it with halfway_watch, or call the profiler's "
             "step() after each step"
         )
     return ends[0], ends[-1], len(ends) - 1
+
+
+def _step_ends(recording: Recording) -> list[int]:
+    """When the work of each step is done, from that before the first whole one, in ns."""
+    notes = [note for note in recording.notes if note.name.startswith(STEP)]
+    ends = _work_ends(recording, [note.end for note in notes])
+    lead_in = recording.facts.get("lead_in", 1)
+    wanted = recording.facts.get("traced", max(1, len(ends) - 1))
+    if not isinstance(lead_in, int) or not isinstance(wanted, int) or lead_in < 1 or wanted < 1:
+        raise UserError("what halfway_watch wrote into this trace is damaged")
+    return ends[lead_in - 1 : lead_in + wanted]
 
 
 def _work_ends(recording: Recording, cpu_ends: Sequence[int]) -> list[int]:

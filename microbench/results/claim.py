@@ -10,10 +10,11 @@ import errno
 import fcntl
 import os
 from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from microbench.errors import UserError
+from microbench.stopping import temporary
 
 # Of file systems without locks, as some of clusters are: a run is not refused there.
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -37,10 +38,9 @@ def claimed(path: Path, option: str) -> Generator[None]:
     except OSError as error:
         raise UserError(f"{option} {path}: cannot write the file ({error.strerror})") from None
     try:
-        yield
+        with temporary(lock):  # it goes first, so that nothing waits for a name that goes
+            yield
     finally:
-        with suppress(OSError):
-            lock.unlink()  # first, so that nothing waits for a name that goes
         os.close(held)
 
 

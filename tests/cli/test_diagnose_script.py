@@ -11,6 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from samples.commands import run_here
+from samples.ending import MARK, marked
+from samples.processes import wait_for
+
+from e2e.__main__ import main
+from e2e.commands.record import keep
+from microbench.results.claim import claimed
 
 STEPS = ("--after", "2", "--bare", "3", "--traced", "2")
 SCRIPT = """
@@ -41,12 +48,12 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def started(folder: Path, *words: str) -> subprocess.Popen[str]:
+def started(folder: Path, *words: str, mark: str = "") -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "e2e", "diagnose", *words], cwd=folder, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         env={"PATH": "/usr/bin:/bin", "HOME": str(folder), "TMPDIR": str(folder / "tmp"),
-             "PYTHONPATH": str(Path(__file__).parents[2]), "COLUMNS": "100"},
+             "PYTHONPATH": str(Path(__file__).parents[2]), "COLUMNS": "100", MARK: mark},
     )  # fmt: skip
 
 
@@ -102,7 +109,14 @@ def test_what_goes_wrong_has_a_line_and_a_code_of_its_own(folder: Path) -> None:
     assert "steps were seen" not in errors, "a script that failed had no chance to take more steps"
     _, errors = run(folder, "train.py", "--", "4", code=1)
     assert "4 steps were seen" in errors
-    for words, said in (
+    (folder / "crashes.py").write_text("import os\nos.kill(os.getpid(), 50)\n")
+    _, errors = run(folder, "crashes.py", code=3)
+    assert "crashes.py was ended by signal 50" in errors
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
         (("none.py",), "no such script: none.py"),
         (("train.py", "--lr", "3"), "options of the script come after --"),
         (("train.py", "--base", "a.json"), "--other"),
@@ -111,11 +125,88 @@ def test_what_goes_wrong_has_a_line_and_a_code_of_its_own(folder: Path) -> None:
         (("train.py", "--fail-on", "busy"), "busy<70"),
         (("train.py", "--fail-on", "bussy<7"), "choose from busy, "),
         (("train.py", "--traced", "0"), "--traced"),
-    ):
-        out, errors = run(folder, *words, code=2)
-        assert said in errors
-        assert len(errors.splitlines()) == 1
-        assert "arguments" not in out, "the script did not run"
+        (("train.py", "--json", "x", "--html", "./x"), "--json and --html name the same file"),
+        (("train.py", "--json", "beside.py"), "--json beside.py already exists"),
+        (("train.py", "--html", "none/x"), "--html none/x"),
+        (("train.py", "--keep", "beside.py"), "--keep beside.py"),
+        (("train.py", "--keep", "/proc/none"), "--keep /proc/none"),
+    ],
+)
+def test_a_mistake_is_one_line_and_the_script_does_not_run(
+    folder: Path, words: tuple[str, ...], said: str
+) -> None:
+    before = sorted(folder.iterdir())
+    ran = run_here(main, "e2e", "diagnose", *words, cwd=folder, TMPDIR=str(folder / "tmp"))
+    assert ran.returncode == 2, ran.stderr
+    assert said in ran.stderr
+    assert ran.stderr.count("\n") == 1
+    assert ran.stdout == ""
+    assert sorted(folder.iterdir()) == before
+
+
+def test_two_diagnoses_cannot_write_one_file(folder: Path) -> None:
+    with claimed(folder / "found.json", "--json"):
+        ran = run_here(main, "e2e", "diagnose", "train.py", "--json", "found.json", cwd=folder)
+    assert ran.returncode == 2
+    assert "another command is writing this file" in ran.stderr
+
+
+def test_a_kept_trace_replaces_none(tmp_path: Path) -> None:
+    trace, folder = tmp_path / "train.json.gz", tmp_path / "kept"
+    folder.mkdir()
+    (folder / "train-2.json.gz").symlink_to(tmp_path / "victim")
+    for content in (b"first", b"second"):
+        trace.write_bytes(content)
+        keep(trace, folder)
+    assert (folder / "train.json.gz").read_bytes() == b"first"
+    assert (folder / "train-3.json.gz").read_bytes() == b"second"
+    assert not (tmp_path / "victim").exists()
+
+
+@pytest.mark.slow
+def test_the_same_arguments_twice_are_two_runs(folder: Path) -> None:
+    """Both traces have one name, and neither is held against itself."""
+    out, _ = run(
+        folder, *STEPS, "train.py", "--other", "", "--keep", "kept", "--json", "found.json"
+    )
+    assert out.count("arguments []") == 2
+    first, second = json.loads((folder / "found.json").read_text())["runs"]
+    assert first["window_ns"] != second["window_ns"]
+    kept = sorted(path.name for path in (folder / "kept").iterdir())
+    assert kept == ["train-2.json.gz", "train.json.gz"]
+
+
+DAEMON = """
+import subprocess, sys
+code = "import signal, time; [signal.signal(n, signal.SIG_IGN) for n in (1, 2, 15)]; "
+subprocess.Popen([sys.executable, "-c", code + "print('up', flush=True); time.sleep(600)"],
+                 start_new_session=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", [signal.SIGTERM, signal.SIGHUP])
+def test_what_the_script_started_ends_too(folder: Path, which: signal.Signals) -> None:
+    """Also what ignores signals, or has left its group."""
+    (folder / "daemon.py").write_text(DAEMON + SCRIPT)
+    process = started(folder, "daemon.py", "--", "100000", "--slow", mark=str(folder))
+    assert process.stdout
+    assert {process.stdout.readline().split()[0] for _ in range(2)} == {"up", "arguments"}
+    process.send_signal(which)
+    assert process.wait(30) == 128 + which
+    wait_for(lambda: not marked(str(folder)))
+    process.communicate()
+
+
+@pytest.mark.slow
+def test_the_script_ends_where_the_command_is_killed(folder: Path) -> None:
+    process = started(folder, "train.py", "--", "100000", "--slow", mark=str(folder))
+    assert process.stdout
+    assert "arguments" in process.stdout.readline()
+    process.kill()
+    process.wait(30)
+    wait_for(lambda: not marked(str(folder)))
+    process.communicate()
 
 
 @pytest.mark.slow

@@ -192,6 +192,35 @@ def test_sockets_of_children_that_a_signal_ends_do_not_stay(tmp_path: Path, how:
     assert bool(list(folder.iterdir())) is (how != "shared")
 
 
+COMPUTING = """
+import os, sys
+from pathlib import Path
+from microbench.results.claim import claimed
+from microbench.stopping import listen, scratch_folder
+listen()
+with claimed(Path("run.json"), "--json"), scratch_folder() as folder:
+    (folder / "part").touch()
+    import torch
+    torch.set_num_threads(1)
+    x = torch.ones(1 << 26)
+    print(len(os.listdir()), flush=True)
+    torch.special.zeta(x + 1, x, out=x)
+"""
+
+
+def test_a_command_that_is_ended_in_c_leaves_no_lock_and_no_folder(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", COMPUTING], cwd=tmp_path, stdout=subprocess.PIPE, text=True,
+        env=environment(TMPDIR=str(tmp_path)),
+    )  # fmt: skip
+    assert process.stdout
+    assert process.stdout.readline() == "2\n"
+    time.sleep(0.3)
+    process.terminate()
+    assert process.wait(30) == STOPPED[signal.SIGTERM]
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_folder_of_sockets_goes_when_the_command_ends_by_itself(tmp_path: Path) -> None:
     program = "from microbench.stopping import *; listen(); share_sockets_folder(); print('done')"
     done = subprocess.run(

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from samples.traces import Made
 
-from e2e.profile import reader
+from e2e.profile import calls, reader
 from e2e.profile.partition import partition
 from e2e.profile.products import products
 from e2e.profile.reader import read_trace
@@ -106,6 +110,10 @@ DAMAGED = {
     "a time that is no number": '{"traceEvents": [{"ph":"X","cat":"kernel","ts":"x","dur":1}]}',
     "an endless time": '{"traceEvents": [{"ph":"X","cat":"kernel","ts":1e999,"dur":1}]}',
     "NaN": '{"traceEvents": [{"ph":"X","cat":"kernel","ts":NaN,"dur":1}]}',
+    "a power of no universe": '{"traceEvents": [{"ph":"X","cat":"kernel","ts":1e99999999999}]}',
+    "a number without end": '{"bare": 1' + 400 * "0" + ', "traceEvents": []}',
+    "args that are a list": '{"traceEvents": [{"ph":"X","cat":"cpu_op","ts":1,"args":[1]}]}',
+    "deep args": '{"traceEvents": [{"args":' + 200 * "[" + 200 * "]" + "}]}",
     "deep": '{"traceEvents": [' + 100_000 * "[",
     "a list of numbers": "[1, 2]",
 }
@@ -119,6 +127,56 @@ def test_a_file_that_is_no_trace_is_refused_in_one_line(tmp_path: Path, text: st
         read_trace(path)
     assert "bad.json" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("block", ["{},", " ", '{"ph":"X","cat":"cpu_op","name":"a","ts":1},'])
+def test_a_small_file_that_unpacks_to_a_large_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: str
+) -> None:
+    path = tmp_path / "bomb.json.gz"
+    member = gzip.compress((block * (1 << 12)).encode(), 9)
+    path.write_bytes(gzip.compress(b'{"traceEvents": [') + 60 * member)
+    monkeypatch.setattr(reader, "SMALL_TEXT", 1 << 12)
+    monkeypatch.setattr(reader, "MAX_RATIO", 10)
+    monkeypatch.setattr(reader, "BLOCK", 1 << 12)
+    with pytest.raises(UserError, match="record fewer"):
+        read_trace(path)
+
+
+def test_a_trace_of_too_many_events_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = small().write(tmp_path / "a.json")
+    monkeypatch.setattr(reader, "MAX_EVENTS", 2)
+    with pytest.raises(UserError, match="2 events"):
+        read_trace(path)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero")])
+def test_what_is_no_regular_file_is_refused_unread(
+    tmp_path: Path, make: Callable[[Path], object]
+) -> None:
+    make(tmp_path / "odd.json")
+    with pytest.raises(UserError, match="cannot be read"):
+        read_trace(tmp_path / "odd.json")
+
+
+@given(at=st.integers(10, 400), byte=st.integers(0, 255))
+def test_a_damaged_archive_is_refused_or_read(at: int, byte: int, tmp_path_factory) -> None:
+    path = small().write(tmp_path_factory.mktemp("t") / "a.json.gz")
+    content = bytearray(path.read_bytes())
+    content[at % len(content)] = byte
+    path.write_bytes(content)
+    with contextlib.suppress(UserError):
+        read_trace(path)
+
+
+def test_operators_that_never_end_are_refused(tmp_path: Path) -> None:
+    made = small()
+    for start in range(2 * calls.MAX_OPEN):
+        made.op("aten::mm", start, 10**9)
+    with pytest.raises(UserError, match="open at once"):
+        list(calls.callers_of_ops(read_trace(made.write(tmp_path / "a.json"))))
 
 
 def test_a_cut_archive_and_a_missing_file_are_refused(tmp_path: Path) -> None:

@@ -14,8 +14,10 @@ from pathlib import Path
 
 from .command_lines import RUN
 from .forks import Attempt, Kind
-from .judge import DOCUMENTED, changed, files_in
+from .judge import DOCUMENTED, Outcome, changed, files_in
 from .processes import limited, run
+from .scripts import TRAINING
+from .traces import SAMPLES
 
 READERS = (
     ("microbench", "show", "run.json"),
@@ -24,11 +26,31 @@ READERS = (
     ("microbench", "show", "run.json", "--chart", "new.svg"),
     ("microbench", "compare", "run.json", "run.json", "--json", "new.json"),
     ("microbench", "compare", "run.json", "run.json", "--junit", "new.xml"),
+    ("microbench", "compare", "run.json", "run.json", "--html", "new.html"),
     ("microbench", "explain", "run.json"),
+    ("e2e", "diagnose", "trace.json.gz", "--json", "new.json"),
+    ("e2e", "diagnose", "trace.json.gz", "--html", "new.html"),
+    (
+        "e2e",
+        "diagnose",
+        "train.py",
+        "--after",
+        "1",
+        "--bare",
+        "2",
+        "--traced",
+        "1",
+        "--keep",
+        "new.kept",
+        "--json",
+        "new.json",
+    ),
     ("microbench", "gemm", "--help"),
     ("e2e", "list"),
 )
 MEASURING = ("microbench", "gemm", "--sizes", "32", "--device", "cpu", "--budget", "0.3")
+SCRIPT_FAILED = 3  # the exit code of diagnose then
+GIVEN = {RUN: "run.json", SAMPLES / "odd_vocab.json.gz": "trace.json.gz"}
 MEASURED = 0.06  # of the cases measure something: that takes ten times as long
 # Libraries end the process themselves: V8, which draws charts, where it cannot reserve address
 # space, and Intel's MKL where there is no working directory.
@@ -39,7 +61,9 @@ MOUNT_PRIVATE, NEW_MOUNTS = 1 << 18 | 1 << 14, 0x20000  # of mount(2) and unshar
 
 def attempt(rng: random.Random, folder: Path) -> Attempt:
     """A command on a machine with one limit."""
-    shutil.copy(RUN, folder / "run.json")
+    for source, name in GIVEN.items():
+        shutil.copy(source, folder / name)
+    (folder / "train.py").write_text(TRAINING + "train()\n", encoding="utf-8")
     name, before, out, environment = rng.choice(LIMITS)(rng, folder)
     words = MEASURING if rng.random() < MEASURED else rng.choice(READERS)
     if set(words) & set(BEYOND_US.get(name.split()[-1], ())):
@@ -53,7 +77,7 @@ def attempt(rng: random.Random, folder: Path) -> Attempt:
         if out is not None:
             os.close(out)
     codes = DOCUMENTED if out is None else (*DOCUMENTED, -13)  # SIGPIPE, where it is the default
-    complaints = list(found.outcome.complaints(codes))
+    complaints = list(_ours(found.outcome).complaints(codes))
     if name.startswith(("files", "streams")):  # these take no error either
         complaints = [one for one in complaints if "without an error" not in one]
     complaints += [f"a process is left: {command}" for command in found.left]
@@ -64,6 +88,13 @@ def attempt(rng: random.Random, folder: Path) -> Attempt:
     complaints += changed(kept, files_in(folder.parent), written)
     complaints += _whole(folder, may)
     return Attempt(f"{name}: {shlex.join(words)}", complaints)
+
+
+def _ours(outcome: Outcome) -> Outcome:
+    """Of a script that failed under diagnose, its last line: what it says itself is its own."""
+    if outcome.code != SCRIPT_FAILED:
+        return outcome
+    return Outcome(2, b"", b"".join(outcome.err.splitlines(keepends=True)[-1:]))
 
 
 def _whole(folder: Path, names: set[str]) -> Iterator[str]:
@@ -121,8 +152,8 @@ def _closed(rng: random.Random, folder: Path) -> Limit:
 
 def _full_disk(rng: random.Random, folder: Path) -> Limit:
     """A file system of its own over the folder, in a namespace of the command's."""
-    size = rng.choice((4096, 16_384, 65_536))
-    content = (folder / "run.json").read_bytes()
+    size = rng.choice((4096, 16_384, 65_536, 131_072))
+    contents = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     where = str(folder).encode()
     calls = ctypes.CDLL(None, use_errno=True)
 
@@ -132,8 +163,9 @@ def _full_disk(rng: random.Random, folder: Path) -> Limit:
         calls.mount(b"tmpfs", where, b"tmpfs", 0, f"size={size}".encode())
         os.chdir(folder)
         try:
-            with open("run.json", "wb") as file:
-                file.write(content[:size])
+            for name, content in sorted(contents.items(), key=lambda item: len(item[1])):
+                with open(name, "wb") as file:
+                    file.write(content[:size])
         except OSError:
             pass
 

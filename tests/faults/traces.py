@@ -218,4 +218,4 @@ def _written(rng: random.Random, folder: Path, wanted: list[str]) -> Iterator[st
         yield from in_markup((folder / "shown.html").read_text("utf-8"))
 
 
-TRACES = Kind("traces", attempt, limit_s=30.0, share=0.1, a_fork=20, prepare=_prepare)
+TRACES = Kind("traces", attempt, limit_s=120.0, share=0.1, a_fork=20, prepare=_prepare)
