@@ -255,7 +255,11 @@ class Diagnose(Command):
 @click.option("--traced", default=3, show_default=True, help="Steps recorded", type=AT_LEAST_1)
 @click.option("--stack", is_flag=True, help="Also name the lines that wait for the GPU")
 @click.option("--whole", is_flag=True, help="Let SCRIPT go on to its end after that")
+@click.option("--prove", is_flag=True, help="Also try what is slow, in some hundred more steps")
 @click.option("--keep", type=FILE, metavar="DIR", help="Keep the traces in this folder")
+@click.option(
+    "--ceilings", type=FILE, metavar="FILE", help="A run of `halfway ceilings` on the same GPU"
+)
 @click.option("--fail-on", metavar="WHAT", help="Exit code 4 where busy<70, say, or casts>5 (%)")
 @click.option("--json", "json_path", type=FILE, help="Write the diagnosis to this file")
 @click.option("--html", type=FILE, help="Also write a page: one file, offline")
@@ -273,6 +277,7 @@ def diagnose(
     traced: int,
     stack: bool,
     whole: bool,
+    prove: bool,
     python: Path | None,
     **outputs: Any,
 ) -> int:
@@ -284,6 +289,7 @@ def diagnose(
     \b
       halfway diagnose train.py -- --your --arguments
       halfway diagnose train.py --other "--no-amp"
+      halfway diagnose train.py --prove
       halfway diagnose amp.json.gz --base fp32.json.gz
 
     Exit codes: 0 diagnosed, 1 nothing could be told, 2 a mistake, 3 SCRIPT failed, 4 --fail-on.
@@ -292,16 +298,16 @@ def diagnose(
     from e2e.commands.record import Script
 
     if print_recorder:
-        command.print_recorder()
+        command.print_recorder(prove)
         return 0
-    report = command.Report(**outputs)
+    report = command.Report(**outputs, prove=prove)
     with report.held():
         if not words or not command.is_script(words[0]):
             return command.diagnose_traces(report, words, base, other)
         if base:
             raise click.UsageError("--base names a trace; for a script use --other ARGS")
         arguments = tuple(map(str, words[1:]))
-        script = Script(words[0], arguments, python, after, bare, traced, stack, whole)
+        script = Script(words[0], arguments, python, after, bare, traced, stack, whole, prove)
         return command.diagnose_script(report, script, other, keep)
 
 

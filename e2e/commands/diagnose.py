@@ -8,21 +8,25 @@ import signal
 import sys
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from e2e.commands.fail_on import parse_condition
 from e2e.commands.record import (
+    PROOFS,
+    RECORDER,
     TRACE_ENDING,
     Script,
     check_keeps,
     keep,
     other_arguments,
+    plan_of,
     record,
     recorder,
 )
-from e2e.profile.diagnosis import Diagnosis, diagnose
+from e2e.profile.diagnosis import Diagnosis, Replay, diagnose
 from e2e.profile.partition import NothingSeen
 from microbench import __version__
 from microbench.errors import UserError
@@ -33,6 +37,7 @@ from microbench.results.claim import claimed
 from microbench.results.kinds import document_of
 from microbench.results.runfile import check_apart, check_writable, write_text
 from microbench.results.values import Json
+from microbench.roofline.rates import read_rates
 from microbench.run_output import STDOUT
 from microbench.stopping import scratch_folder
 
@@ -41,9 +46,9 @@ LONGEST_NAME = 200  # bytes of a trace's name; file systems take 255
 PYTHON_FILES = (".py", ".pyw")
 
 
-def print_recorder() -> None:
-    """Print the recorder, one file that needs torch alone."""
-    sys.stdout.write(recorder())
+def print_recorder(prove: bool) -> None:
+    """Print the recorder, or the file that it needs to prove: one file that needs torch alone."""
+    sys.stdout.write(recorder(PROOFS if prove else RECORDER))
 
 
 def is_script(path: Path) -> bool:
@@ -81,10 +86,14 @@ def diagnose_script(report: Report, script: Script, other: str | None, kept: Pat
     check_keeps(kept)
     with scratch_folder() as folder:
         paths: list[Path] = []
+        names = [" ".join([script.path.name, *more]) for more in [*runs, []]]
         for number, more in enumerate([*runs, []]):
             (folder / str(number)).mkdir()  # without arguments both have one name
             out = folder / str(number) / _trace_name([script.path.stem, *more])
-            code = record(script, more, out, folder)
+            last = number == len(runs)  # it alone is explained, so it alone has to prove
+            asked = replace(script, prove=script.prove and last)
+            report.say(plan_of(asked))
+            code = record(asked, more, out, folder)
             if code:
                 print(_failure(script.path, code), file=sys.stderr)
                 return SCRIPT_FAILED
@@ -92,7 +101,7 @@ def diagnose_script(report: Report, script: Script, other: str | None, kept: Pat
                 return NOTHING_SEEN  # the recorder has said why
             keep(out, kept)
             paths.append(out)
-        return report.of(paths, words)
+        return report.of(paths, words, names)
 
 
 def _trace_name(words: Sequence[str]) -> str:
@@ -123,12 +132,20 @@ class Report:
 
     def __init__(
         self, *, json_path: Path | None, html: Path | None, fail_on: str | None, verbose: bool,
-        quiet: bool,
+        quiet: bool, prove: bool, ceilings: Path | None = None,
     ) -> None:  # fmt: skip
         check_apart({"--json": json_path, "--html": html})
+        self._ceilings = ceilings
+        if ceilings:
+            read_rates(ceilings)
         self._json, self._html, self._verbose = json_path, html, verbose
+        self._prove = prove
         self._condition = parse_condition(fail_on) if fail_on is not None else None
         self._console = make_console(stderr=json_path == STDOUT, quiet=quiet)
+
+    def say(self, text: str) -> None:
+        """Print a sentence where the screen goes, unless the command is quiet."""
+        self._console.print(text, markup=False, highlight=False)
 
     @contextmanager
     def held(self) -> Generator[None]:
@@ -144,13 +161,18 @@ class Report:
                     check_writable(path, name)  # another command may have ended just now
             yield
 
-    def of(self, paths: Sequence[Path], words: Sequence[str]) -> int:
-        """Diagnose these traces, print and write what was found, and return the exit code."""
+    def of(self, paths: Sequence[Path], words: Sequence[str], names: Sequence[str] = ()) -> int:
+        """Diagnose these traces, print and write what was found, and return the exit code.
+
+        `names` is what the runs are called; without it, their files.
+        """
         try:
-            found = diagnose(paths)
+            found = diagnose(paths, self._ceilings, _replay() if self._prove else None)
         except NothingSeen as error:
             print(f"error: {error}", file=sys.stderr)
             return NOTHING_SEEN
+        runs = (replace(run, name=name) for run, name in zip(found.runs, names, strict=True))
+        found = replace(found, runs=tuple(runs)) if names else found
         self._put(document_of_diagnosis(found, words))
         *_, last = found.runs
         met = self._condition.found_in(last) if self._condition else ""
@@ -171,6 +193,14 @@ class Report:
         if self._html:
             write_document(plain, self._html)
             self._console.print(f"Page: {self._html}")
+
+
+def _replay() -> Replay:
+    """Replays on the first GPU, or on the CPU where there is none."""
+    from e2e.profile.replays import replayed
+    from microbench.device.device import describe
+
+    return partial(replayed, describe("auto").target())
 
 
 def document_of_diagnosis(found: Diagnosis, words: Sequence[str]) -> Json:

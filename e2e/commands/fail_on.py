@@ -6,11 +6,11 @@ import re
 from dataclasses import dataclass
 
 from e2e.profile.diagnosis import Traced
-from e2e.results.terms import IDLE, OP_TERMS
+from e2e.results.terms import IDLE, OP_TERMS, STEP_TERMS
 from microbench.errors import UserError
 
 BUSY = "busy"
-NAMES = (BUSY, *IDLE, *OP_TERMS)
+NAMES = (BUSY, *IDLE, *OP_TERMS, *STEP_TERMS)
 _CONDITION = re.compile(r"\s*([a-z ]+?)\s*([<>])\s*(\d{1,3}(?:\.\d+)?)\s*%?\s*", re.IGNORECASE)
 
 

@@ -18,12 +18,13 @@ from importlib.resources import files
 from pathlib import Path
 from typing import IO
 
+from e2e.profile.halfway_watch import LEAD_IN
 from microbench.errors import UserError
 from microbench.results.runfile import probe
 from microbench.stopping import programs_end_with_us
 
+RECORDER, PROOFS = "halfway_watch.py", "halfway_prove.py"
 TRACE_ENDING = ".json.gz"
-RECORDER = "halfway_watch.py"
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Script:
     """A script, its arguments, and how its steps are recorded.
 
     `after`, `bare` and `traced` are numbers of steps: of warm-up, timed without the profiler, and
-    recorded. `whole`: it goes on to its end after that.
+    recorded. `whole`: it goes on to its end after that. `prove`: changes are tried in more steps.
     """
 
     path: Path
@@ -42,26 +43,44 @@ class Script:
     traced: int
     stack: bool
     whole: bool
+    prove: bool = False
 
 
-def recorder() -> str:
-    """The text of the recorder, one file that needs torch alone."""
-    return files("e2e.profile").joinpath(RECORDER).read_text(encoding="utf-8")
+def recorder(name: str = RECORDER) -> str:
+    """The text of the recorder, or of what it needs to prove: one file that needs torch alone."""
+    return files("e2e.profile").joinpath(name).read_text(encoding="utf-8")
+
+
+def plan_of(script: Script) -> str:
+    """ "train.py runs for 44 steps (20 of warm-up, 20 timed, 4 recorded), and is then ended".
+
+    UserError where the script is missing.
+    """
+    if not script.path.is_file():
+        raise UserError(f"no such script: {script.path}")
+    recorded = LEAD_IN + script.traced
+    end = "then goes on to its end" if script.whole else "is then ended (--whole lets it go on)"
+    return (
+        f"{script.path} runs for {script.after + script.bare + recorded} steps ({script.after} of "
+        f"warm-up, {script.bare} timed, {recorded} recorded), and {end}."
+    )
 
 
 def record(script: Script, more: Sequence[str], out: Path, folder: Path) -> int:
     """Run the script with `more` arguments at the end, and return its exit code.
 
     The trace is in `out` then, unless the recorder said why there is none. `folder` is for the
-    recorder. UserError where the script is missing or the interpreter does not start.
+    recorder. UserError where the interpreter does not start.
     """
-    if not script.path.is_file():
-        raise UserError(f"no such script: {script.path}")
     ours = folder / RECORDER
     ours.write_text(recorder(), encoding="utf-8")
+    if script.prove:
+        (folder / PROOFS).write_text(recorder(PROOFS), encoding="utf-8")
     numbers = {"--after": script.after, "--bare": script.bare, "--traced": script.traced}
     words = [word for name, number in numbers.items() for word in (name, str(number))]
-    switches = {"--stack": script.stack, "--then-exit": not script.whole}
+    switches = {
+        "--stack": script.stack, "--then-exit": not script.whole, "--prove": script.prove,
+    }  # fmt: skip
     words += ["--quiet", *(name for name, is_on in switches.items() if is_on)]
     arguments = [str(script.path), *script.arguments, *more]
     python = str(script.python or sys.executable)

@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from e2e.case import TrainCase
 from e2e.prediction.queue_model import OpCost, Simulated, launched_at, simulate
 from e2e.results.loader_types import Loading
-from e2e.results.types import Predicted, Training
+from e2e.results.types import BORDER, Predicted, Training
 from e2e.training.speed_readings import SlowdownRange, SpeedReading
 
-GPU_ERROR = 0.03  # of a GPU-bound step: the most that validation allows
-HOST_ERROR = 0.10  # of a CPU-launch-bound one, beside the variation of the host speed
+GPU_ERROR = 0.03  # of a step: the most that validation allows
+HOST_ERROR = 0.10  # of the time of CPU launch, beside the variation of the host speed
+BORDER_RATIO = 1.25  # a CPU this much faster or slower, and the bottleneck may be the other one
 
 
 @dataclass(frozen=True)
@@ -48,14 +49,25 @@ class Prediction:
         simulated = typical.simulate()
         predicted = replace(self.predicted, step_s=simulated.step_s, interval_s=None)
         if predicted.limit is not None:  # on a CPU the error is not known
-            on_host = simulated.limit == "host"
-            error = max(HOST_ERROR, 2 * self.host_error) if on_host else GPU_ERROR
-            quick, slow = (
-                self.at(end).simulate().step_s for end in (slowdowns.low, slowdowns.high)
-            )
-            ends = (quick * (1 - error), slow * (1 + error))
-            predicted = replace(predicted, interval_s=ends, limit=simulated.limit)
+            error = max(HOST_ERROR, 2 * self.host_error)
+            quick = self.at((1 - error) * slowdowns.low).simulate().step_s
+            slow = self.at((1 + error) * slowdowns.high).simulate().step_s
+            ends = (quick * (1 - GPU_ERROR), slow * (1 + GPU_ERROR))
+            limit = BORDER if self._on_the_border(slowdowns) else simulated.limit
+            predicted = replace(
+                predicted, interval_s=ends, limit=limit, gpu_s=simulated.gpu_s,
+                host_s=simulated.host_s,
+            )  # fmt: skip
         return replace(typical, predicted=predicted, simulated=simulated)
+
+    def _on_the_border(self, slowdowns: SlowdownRange) -> bool:
+        """Whether the bottleneck depends on how fast the host happens to be.
+
+        It is looked at over the range that was read, and at least BORDER_RATIO to both sides.
+        """
+        quick = min(slowdowns.low, slowdowns.middle / BORDER_RATIO)
+        slow = max(slowdowns.high, slowdowns.middle * BORDER_RATIO)
+        return self.at(quick).simulate().limit != self.at(slow).simulate().limit
 
     def at(self, slowdown: float) -> Prediction:
         """The same ops at another slowdown (ratio) of the host. Not simulated."""

@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from e2e.profile.compiled import GRAPH_CALL, is_compiled_code
 from e2e.profile.reader import Recording, Span
 from microbench.errors import UserError
 
@@ -57,10 +58,14 @@ def callers(recording: Recording) -> Mapping[int, Caller]:
 
 
 def callers_of_ops(recording: Recording) -> Iterator[tuple[Span, Caller]]:
-    """Each operator with its caller, itself the innermost of its `ops`: the work of a CPU."""
+    """Each operator with its caller, itself the innermost of its `ops`: the work of a CPU.
+
+    Operators that make the next batch are data loading, and no work of the step.
+    """
     makers = _makers(recording)
     for op, around in _around(recording.ops, recording):
-        yield op, _caller((*around, op), makers)
+        if not any(span.name.startswith(LOADING) for span in around):
+            yield op, _caller((*around, op), makers)
 
 
 def _around(some: Sequence[Span], recording: Recording) -> Iterator[tuple[Span, tuple[Span, ...]]]:
@@ -153,11 +158,12 @@ def _caller(around: Sequence[Span], makers: _Makers) -> Caller:
     if any(span.name.startswith("Optimizer.") for span in around):
         return Caller(ops, "", OPTIMIZER)
     module = _module(around)
-    return Caller(ops, module, FORWARD if _in_module(around) else ELSEWHERE)
+    forward = _in_module(around) or any(is_compiled_code(op) for op in ops)
+    return Caller(ops, module, FORWARD if forward else ELSEWHERE)
 
 
 def _is_note(span: Span) -> bool:
-    return span.name.startswith((MODULE, "Optimizer.", STEP, LOADING))
+    return span.name.startswith((MODULE, "Optimizer.", STEP, LOADING, GRAPH_CALL))
 
 
 def _module(around: Sequence[Span]) -> str:

@@ -1,7 +1,7 @@
 """What in a divided step costs time: causes with milliseconds, where they are, and what to try.
 
 A trace alone proves no gain. So each finding says what was seen and what it can cost at most; a fix
-has to be measured.
+has to be measured. proofs.py says what was gained where that was tried.
 """
 
 from __future__ import annotations
@@ -11,15 +11,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from e2e.profile.calls import OPTIMIZER
+from e2e.profile.compiled import COMPILE, GUARDS, REGION, is_compiled_code
+from e2e.profile.gains import Gain
+from e2e.profile.norm_work import norm_time
 from e2e.profile.operands import ALIGNED, HALF, SINGLE, misaligned, types_of
-from e2e.profile.partition import Partition, Piece, is_product
+from e2e.profile.partition import Partition, Piece, is_communication, is_product
+from e2e.profile.product_work import Work, floor_of, precision_of, work_of
+from e2e.profile.products import product_operator
 from e2e.profile.reader import Recording, Span, launches_work
+from e2e.profile.searches import searches
 from e2e.profile.sync_lines import sync_lines
 from e2e.results.terms import (
     ALLOCATION,
     COMMUNICATION,
     COMPILATION,
     COPIES,
+    IDLE,
     LAUNCH,
     LAYOUT,
     LOADER,
@@ -28,22 +35,47 @@ from e2e.results.terms import (
     SYNC,
     TERMS,
 )
+from kernels.gpu_cards import Card
+from kernels.gpus import find_card
+from microbench.roofline.rates import Rates
 
 LEAST_SHARE = 0.03  # of a step: less is no finding
 MOST_PLACES = 3
+PROVEN, LIKELY, POSSIBLE = "proven", "likely", "possible"  # by a trial; by the trace; by a rule
+MANY_REGIONS = 8  # calls of compiled code in a step
 MANY_UPDATES = 20  # kernels of an optimizer in a step
 SMALL_NS = 10_000  # a kernel this short does little
+SLOW_NORM = 0.5  # of a card's bandwidth: below it normalisation is slow
+# What it reaches in good kernels: 3.2 of 4.8 TB/s in results/nvidia-h200/ledger-resnet50.json.
+GOOD_NORM = 0.65
+CPU_TERMS = (LAUNCH, SYNC)  # idle time in which the CPU works, slowed by the profiler
+MOST_SHAPES = 2
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One cause: `ms` a step that it costs at most, where it is, and what to try against it."""
+    """One cause: `ms` a recorded step that it costs, where it is, and what to try against it.
+
+    `saves_ms` is what a step without the profiler can gain at most: without what the profiler added
+    to it, and without what a fix leaves by the card's datasheet. `cause` is its name among what can
+    be tried, "" for what cannot. `gain` was measured, or `unproven` says why it was not.
+    """
 
     title: str
     ms: float
     share: float
     where: str
     remedy: str
+    saves_ms: float | None = None
+    cause: str = ""
+    status: str = LIKELY
+    gain: Gain | None = None
+    unproven: str = ""
+
+    @property
+    def most_ms(self) -> float:
+        """Milliseconds a step that a fix saves at most, as far as known."""
+        return self.ms if self.saves_ms is None else self.saves_ms
 
 
 @dataclass(frozen=True)
@@ -52,6 +84,18 @@ class Seen:
 
     recording: Recording
     parts: Partition
+    card: Card | None = None
+    rates: Rates | None = None
+
+    @property
+    def slowed(self) -> float:
+        """The share of CPU_TERMS that is in a step without the profiler too."""
+        bare_s = self.recording.bare_step_s
+        cpu_ns = sum(self.parts.terms.get(term, 0) for term in CPU_TERMS)
+        if bare_s is None or not cpu_ns:
+            return 1.0
+        added_ns = self.parts.steps * (self.parts.step_ns - 1e9 * bare_s)
+        return min(1.0, max(0.0, 1 - added_ns / cpu_ns))
 
     def ms(self, ns: int) -> float:
         """Milliseconds per step from nanoseconds in all steps."""
@@ -62,25 +106,71 @@ class Seen:
         return (s for s in spans if self.parts.start <= s.start < self.parts.end)
 
 
-def findings(recording: Recording, parts: Partition) -> tuple[Finding, ...]:
-    """Every cause that costs at least LEAST_SHARE of a step, the costliest first."""
-    seen = Seen(recording, parts)
+def findings(
+    recording: Recording, parts: Partition, device: str = "", rates: Rates | None = None
+) -> tuple[Finding, ...]:
+    """Every cause that costs at least LEAST_SHARE of a step, the costliest first.
+
+    `device` is the name of the card by whose datasheet rates are judged, `rates` those measured.
+    """
+    seen = Seen(recording, parts, find_card(device), rates)
     found = [finding for rule in RULES for finding in rule(seen)]
-    return tuple(sorted((f for f in found if f.share >= LEAST_SHARE), key=lambda f: -f.ms))
+    least_ms = LEAST_SHARE * 1e3 * (recording.bare_step_s or parts.step_ns / 1e9)
+    large = [f for f in found if f.share >= LEAST_SHARE and f.most_ms >= least_ms]
+    return ranked(large)
+
+
+def ranked(found: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Proven ones first; of these and of the others the costliest first."""
+    return tuple(sorted(found, key=_rank))
+
+
+def _rank(one: Finding) -> tuple[bool, float]:
+    proven = one.status == PROVEN
+    return not proven, -(one.gain.ms if proven and one.gain else one.most_ms)
 
 
 def not_the_cause(parts: Partition) -> tuple[tuple[str, float], ...]:
-    """(what users suspect, its share of a step) for what takes less than LEAST_SHARE."""
+    """(what users suspect, its share of a step) for what takes less than LEAST_SHARE.
+
+    A recording of a CPU alone acquits only what it can show.
+    """
     whole = parts.end - parts.start
     suspects = (LOADER, SYNC, ALLOCATION, COPIES, TERMS["cast"], LAYOUT, COMMUNICATION)
+    if parts.on_cpu:
+        suspects = (LOADER, TERMS["cast"])
     shares = [(name, parts.terms.get(name, 0) / whole) for name in suspects]
     return tuple((name, share) for name, share in shares if share < LEAST_SHARE)
 
 
-def _finding(seen: Seen, title: str, ns: int, where: str, remedy: str) -> Iterator[Finding]:
+def _finding(
+    seen: Seen, title: str, ns: int, where: str, remedy: str, cause: str = "", status: str = LIKELY,
+    *, cpu_ns: int = 0, left_ns: float = 0,
+) -> Iterator[Finding]:  # fmt: skip
+    """A cause of `ns` in all steps: `cpu_ns` of it is of CPU_TERMS, and a fix leaves `left_ns`."""
     if ns > 0:
         share = ns / (seen.parts.end - seen.parts.start)
-        yield Finding(title, seen.ms(ns), share, where, remedy)
+        saved_ns = ns - left_ns - (1 - seen.slowed) * cpu_ns
+        saves_ms = max(0.0, saved_ns / seen.parts.steps / 1e6)
+        yield Finding(title, seen.ms(ns), share, where, remedy, saves_ms, cause, status)
+
+
+def _cpu_ns(pieces: Iterable[Piece]) -> int:
+    return sum(piece.ns for piece in pieces if piece.term in CPU_TERMS)
+
+
+def _floor_ns(seen: Seen, pieces: Iterable[Piece]) -> float:
+    """The least time of these products in half precision by the datasheet; 0 where unknown."""
+    found = [op for piece in pieces if (op := product_operator(piece.caller)) is not None]
+    return sum(1e9 * _half_floor_s(seen, op) for op in {id(op): op for op in found}.values())
+
+
+def _half_floor_s(seen: Seen, op: Span) -> float:
+    work = work_of(op)
+    if work.dtype == "float32":
+        work = Work(work.flops, (work.bytes or 0) // 2, "bfloat16")
+    floor = floor_of(work, precision_of(work.dtype, None), seen.card, seen.rates)
+    return floor.seconds if floor else 0.0
 
 
 def _places(seen: Seen, pieces: Iterable[Piece], name: Callable[[Piece], str]) -> str:
@@ -114,20 +204,11 @@ def _of(seen: Seen, term: str) -> list[Piece]:
 IN_STEPS, LATER = "inside the steps", "record later steps: --after"
 # Terms that are causes by themselves: title, where, remedy.
 PLAIN = {
-    LOADER: (
-        "data loading", "the next batch is not ready when the step needs it",
-        "more loader workers, pin_memory, or less work for each sample",
-    ),
     ALLOCATION: (
         "memory allocation", "cudaMalloc or cudaFree inside the steps",
         "PYTORCH_ALLOC_CONF=expandable_segments:True, or inputs of fewer shapes",
     ),
     MODULES: ("loading of kernels", IN_STEPS, LATER),
-    COMPILATION: ("compilation", IN_STEPS, LATER),
-    COMMUNICATION: (
-        "communication that nothing hides", "between GPUs",
-        "larger buckets, a compressed gradient, or more work for each exchange",
-    ),
     RECOMPUTATION: (
         "recomputation of activations", "checkpointing, in the backward pass",
         "checkpoint fewer blocks, as far as memory allows, or only what is cheap to repeat",
@@ -135,15 +216,35 @@ PLAIN = {
 }  # fmt: skip
 
 
+OWN_LOADER = "_SingleProcessDataLoaderIter"  # in the name of a load without worker processes
+
+
 def _plain(seen: Seen) -> Iterator[Finding]:
     for term, (title, where, remedy) in PLAIN.items():
         yield from _finding(seen, title, seen.parts.terms.get(term, 0), where, remedy)
 
 
+def _loader(seen: Seen) -> Iterator[Finding]:
+    where, remedy = (
+        "the next batch is not ready when the step needs it",
+        "more loader workers, pin_memory, or less work for each sample",
+    )
+    if any(OWN_LOADER in note.name for note in seen.inside(seen.recording.notes)):
+        where, remedy = (
+            "num_workers=0: the training process makes each batch itself, and then trains on it",
+            "num_workers=4 or more in the DataLoader, or less work for each sample",
+        )
+    ns = seen.parts.terms.get(LOADER, 0)
+    yield from _finding(seen, "data loading", ns, where, remedy, "loader")
+
+
 def _launch(seen: Seen) -> Iterator[Finding]:
-    ns = seen.parts.terms.get(LAUNCH, 0)
+    """The GPU's waits for launches, but for those that an optimizer of many kernels causes."""
     if seen.parts.on_cpu:
         return
+    optimizer = _updates(seen)
+    waits = [p for p in _of(seen, LAUNCH) if not optimizer or p.caller.phase != OPTIMIZER]
+    ns = sum(piece.ns for piece in waits)
     launches = sum(launches_work(span.name) for span in seen.inside(seen.recording.launches))
     short = sum(work.ns < SMALL_NS for work in seen.inside(seen.recording.work))
     where = (
@@ -152,7 +253,9 @@ def _launch(seen: Seen) -> Iterator[Finding]:
     )
     yield from _finding(
         seen, "CPU launch: the GPU waits for the CPU", ns, where,
-        "a larger batch, torch.compile, a CUDA graph, or a fused optimizer",
+        "a larger batch, torch.compile, a CUDA graph, or a fused optimizer", "launch",
+        LIKELY if "bare_s" in seen.recording.facts else POSSIBLE,  # the profiler slows the CPU
+        cpu_ns=ns,
     )  # fmt: skip
 
 
@@ -169,7 +272,8 @@ def _sync(seen: Seen) -> Iterator[Finding]:
     yield from _finding(
         seen, "synchronisation: the CPU waits for the GPU, then has to launch anew",
         sum(piece.ns for piece in pieces), "; ".join(text for text in (counted, places) if text),
-        "read losses and metrics every 50th step; keep conditions on the device",
+        "read losses and metrics every 50th step; keep conditions on the device", "sync",
+        cpu_ns=_cpu_ns(pieces),
     )  # fmt: skip
 
 
@@ -180,6 +284,7 @@ def _casts(seen: Seen) -> Iterator[Finding]:
         seen, "casts between types", sum(piece.ns for piece in pieces),
         f"{count / seen.parts.steps:,.0f} a step; {_places(seen, pieces, _module)}",
         "one autocast around the whole forward, so that weights are cast once; or BF16 weights",
+        "casts",
     )  # fmt: skip
 
 
@@ -188,21 +293,56 @@ def _layout(seen: Seen) -> Iterator[Finding]:
     yield from _finding(
         seen, "layout changes between NCHW and NHWC", sum(piece.ns for piece in pieces),
         _places(seen, pieces, _module),
-        "model and input in memory_format=torch.channels_last",
+        "model and input in memory_format=torch.channels_last", "layout",
     )  # fmt: skip
 
 
-def _optimizer(seen: Seen) -> Iterator[Finding]:
-    """Its work and the waits for its launches, where it updates one tensor at a time."""
+def _updates(seen: Seen) -> list[Piece]:
+    """All of an optimizer that updates one tensor at a time: its work, and the waits for it."""
     pieces = [piece for piece in seen.parts.pieces if piece.caller.phase == OPTIMIZER]
     names = {op.name for piece in pieces for op in piece.caller.ops}
     count = sum(piece.term == TERMS["optimizer"] for piece in pieces) / seen.parts.steps
-    if count >= MANY_UPDATES and not any("_foreach_" in n or "_fused_" in n for n in names):
+    together = any("_foreach_" in name or "_fused_" in name for name in names)
+    return pieces if count >= MANY_UPDATES and not together else []
+
+
+def _optimizer(seen: Seen) -> Iterator[Finding]:
+    pieces = _updates(seen)
+    count = sum(piece.term == TERMS["optimizer"] for piece in pieces) / seen.parts.steps
+    idle = sum(piece.ns for piece in pieces if piece.term in IDLE)
+    yield from _finding(
+        seen, "an optimizer that updates one tensor at a time", sum(piece.ns for piece in pieces),
+        f"{count:,.0f} kernels a step, and {seen.ms(idle):.3g} ms of waits for them",
+        "fused=True, or foreach=True, in the optimizer", "optimizer", cpu_ns=_cpu_ns(pieces),
+    )  # fmt: skip
+
+
+def _norms(seen: Seen) -> Iterator[Finding]:
+    """Normalisation in half precision far below the bandwidth of the card's memory."""
+    found = norm_time(seen.parts.pieces)
+    if seen.card is None or not found.ns:
+        return
+    limit = seen.card.byte_per_s
+    if found.byte_per_s < SLOW_NORM * limit:
+        kind = "BF16" if any("bfloat16" in name.lower() for name in found.types) else "FP16"
+        tried = "FP16, for which cuDNN has kernels; or " if kind == "BF16" else ""
         yield from _finding(
-            seen, "an optimizer that updates one tensor at a time",
-            sum(piece.ns for piece in pieces), f"{count:,.0f} kernels a step",
-            "fused=True, or foreach=True, in the optimizer",
+            seen, f"normalisation in {kind}, far below the memory's bandwidth", found.ns,
+            f"{found.byte_per_s / 1e12:.2f} of {limit / 1e12:.3g} TB/s",
+            f"{tried}a compiled or fused normalisation; then measure",
+            left_ns=min(found.ns, 1e9 * found.bytes / (GOOD_NORM * limit)),
         )  # fmt: skip
+
+
+def _searches(seen: Seen) -> Iterator[Finding]:
+    found = searches(seen.recording, seen.parts)
+    more = ", …" if len(found.shapes) > MOST_SHAPES else ""
+    yield from _finding(
+        seen, "cuDNN's search for kernels at new shapes", found.ns,
+        f"{found.count / seen.parts.steps:.3g} convolutions a step, at "
+        f"{', '.join(found.shapes[:MOST_SHAPES])}{more}",
+        "inputs of a few sizes (buckets), or torch.backends.cudnn.benchmark = False",
+    )  # fmt: skip
 
 
 def _islands(seen: Seen) -> Iterator[Finding]:
@@ -218,7 +358,8 @@ def _islands(seen: Seen) -> Iterator[Finding]:
             seen, "GEMMs and convolutions that stayed in float32",
             sum(piece.ns for piece in single),
             _places(seen, single, lambda p: p.caller.module or _operator(p)),
-            "let autocast reach them, unless they need the precision",
+            "let autocast reach them, unless they need the precision", "islands", POSSIBLE,
+            left_ns=_floor_ns(seen, single),
         )  # fmt: skip
     else:
         allowed = seen.recording.facts.get("allow_tf32")
@@ -227,6 +368,7 @@ def _islands(seen: Seen) -> Iterator[Finding]:
                 seen, "GEMMs and convolutions in IEEE float32", sum(p.ns for p in single),
                 _places(seen, single, lambda p: p.caller.module or _operator(p)),
                 "torch.set_float32_matmul_precision('high') allows TF32; autocast goes further",
+                "tf32",
             )  # fmt: skip
 
 
@@ -239,6 +381,7 @@ def _misaligned(seen: Seen) -> Iterator[Finding]:
         seen, f"sizes that are no multiple of {ALIGNED}", sum(piece.ns for piece in pieces),
         _places(seen, pieces, _misaligned_place),
         f"pad channels, features and the vocabulary to multiples of {ALIGNED}; then measure",
+        "misaligned", POSSIBLE, left_ns=_floor_ns(seen, pieces),
     )  # fmt: skip
 
 
@@ -256,6 +399,50 @@ def _copies(seen: Seen) -> Iterator[Finding]:
     )  # fmt: skip
 
 
+def _communication(seen: Seen) -> Iterator[Finding]:
+    exposed = sum(piece.ns for piece in _of(seen, COMMUNICATION))
+    ran = [work for work in seen.inside(seen.recording.work) if is_communication(work.name)]
+    whole = max(exposed, sum(work.ns for work in ran))
+    types = dict.fromkeys(str(work.args["dtype"]) for work in ran if work.args.get("dtype"))
+    where = f"between GPUs; {seen.ms(whole):.3g} ms in all, the rest is behind other work"
+    where += f"; in {', '.join(types)}" if types else ""
+    yield from _finding(
+        seen, "communication that nothing hides", exposed, where,
+        "larger buckets, a compressed gradient, or more work for each exchange",
+    )  # fmt: skip
+
+
+def _compilation(seen: Seen) -> Iterator[Finding]:
+    frames = (op for op in seen.recording.ops if op.name.startswith(COMPILE))
+    count = sum(op.end > seen.parts.start and op.start < seen.parts.end for op in frames)
+    yield from _finding(
+        seen, "compilation inside the steps", sum(piece.ns for piece in _of(seen, COMPILATION)),
+        f"{count} in all" if count else "",
+        "record later steps (--after); if it stays, sizes change from step to step: pad them, or "
+        "torch.compile(dynamic=True)",
+    )  # fmt: skip
+
+
+def _regions(seen: Seen) -> Iterator[Finding]:
+    """Compiled code in so many parts that entering them is what takes the time."""
+    ops = list(seen.inside(seen.recording.ops))
+    regions = sum(op.name.startswith(REGION) for op in ops) / seen.parts.steps
+    guards = sum(op.ns for op in ops if op.name == GUARDS)
+    waits = [
+        piece for piece in seen.parts.pieces
+        if piece.term == LAUNCH and any(is_compiled_code(op) for op in piece.caller.ops)
+    ]  # fmt: skip
+    if regions >= MANY_REGIONS:
+        yield from _finding(
+            seen, "many small compiled regions: the GPU waits until each is entered",
+            sum(piece.ns for piece in waits) or guards,
+            f"{regions:,.0f} a step, a graph break or uncompiled code between each and the next; "
+            f"their guards take {seen.ms(guards):.3g} ms of the CPU's time",
+            "TORCH_LOGS=graph_breaks names the breaks; compile the whole model, not its parts",
+        )  # fmt: skip
+
+
 RULES: Sequence[Callable[[Seen], Iterator[Finding]]] = (
-    _plain, _launch, _sync, _casts, _layout, _optimizer, _islands, _misaligned, _copies,
+    _plain, _loader, _launch, _sync, _casts, _layout, _optimizer, _norms, _searches, _islands,
+    _misaligned, _copies, _communication, _compilation, _regions,
 )  # fmt: skip

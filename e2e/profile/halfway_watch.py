@@ -22,6 +22,7 @@ import argparse
 import functools
 import gzip
 import importlib
+import importlib.util
 import json
 import os
 import platform
@@ -41,9 +42,12 @@ Function = Callable[..., Any]
 LEAD_IN = 1  # recorded before those that count: the profiler's first step is slow
 PREFIX = "halfway::"  # of the names of modules in the trace
 KEY = "halfway"  # of our metadata in the trace
+PROOFS = "halfway_prove.py"
 # What torch writes of the machine, in the first and last bytes of a trace.
 NAMES, ENDS = re.compile(rb'"(host_name|traceName|hostname)":\s*"[^"]*"'), 1 << 16
 NO_NAME = rb'"\1": ""'
+# The profiler writes lines of its own between those of a script, and an error where no GPU is.
+PROFILER_LOG, SILENT = "KINETO_LOG_LEVEL", "99"
 
 
 class Watch:
@@ -52,13 +56,15 @@ class Watch:
     After that it does nothing. Steps are timed by events on the GPU's clock, or by the CPU's clock
     where there is no GPU. `stack` also records the Python stack, which makes the file twice as long
     and the steps slower. `module_names` records which module launched what. `then_exit` ends the
-    program (SystemExit) once the file is written. `quiet`: only what goes wrong is said.
+    program (SystemExit) once the file is written. `quiet`: only what goes wrong is said. `prove`:
+    after that, changes are tried in some hundred more steps by halfway_prove.py, which must lie
+    beside this file (ValueError), and their times are added to `out`.
     """
 
     def __init__(
         self, out: str = OUT, after: int = AFTER, bare: int = BARE, traced: int = TRACED,
         stack: bool = False, module_names: bool = True, then_exit: bool = False,
-        quiet: bool = False, say: Callable[[str], None] | None = None,
+        quiet: bool = False, say: Callable[[str], None] | None = None, prove: bool = False,
     ) -> None:  # fmt: skip
         for name, value, least in (("after", after, 0), ("bare", bare, 2), ("traced", traced, 1)):
             if value < least:
@@ -71,6 +77,8 @@ class Watch:
         self.steps = 0
         self.done = False
         self._say, self._quiet = say or _say, quiet
+        self._proofs: Any = _proofs() if prove else None
+        self._prover: Any = None
         self._marks: list[Any] = []
         self._profiler: Any = None
         self._modules: _ModuleNames | None = None
@@ -78,6 +86,8 @@ class Watch:
 
     def step(self) -> None:
         """Call it at the end of each training step."""
+        if self._prover is not None:
+            self._prove()
         if self.done:
             return
         self.steps += 1
@@ -91,11 +101,32 @@ class Watch:
             self._name_step()
             if self.steps == timed_until + LEAD_IN + self.traced:
                 self._write()
-                if self.then_exit:
+                if self._proofs is not None and os.path.exists(self.out):
+                    self._start_proofs()
+                if self._prover is None and self.then_exit:
                     raise SystemExit(0)
 
-    def end(self) -> None:
-        """End the watch. A recording that is not complete is written if a whole step is in it."""
+    @property
+    def proving(self) -> bool:
+        """Whether changes are being tried in the steps of now."""
+        return self._prover is not None
+
+    def excuses(self, error: Exception) -> bool:
+        """Whether the script raised it in steps that only serve to try changes; they end then."""
+        if self._prover is None or not self.then_exit:
+            return False
+        self._prover.end(_first_line(error))
+        self._say(f"the script raised this while changes were tried: {_first_line(error)}")
+        return True
+
+    def end(self, failed: bool = False) -> None:
+        """End the watch. A recording that is not complete is written if a whole step is in it.
+
+        `failed`: the loop raised, which says more than that its steps were too few.
+        """
+        if self._prover is not None:
+            self._prover.end()
+            self._prover = None
         if self.done:
             return
         whole = self.steps - (self.after + self.bare) - LEAD_IN
@@ -104,6 +135,8 @@ class Watch:
             self._write()
             return
         self._stop()
+        if failed:
+            return
         needed = self.after + self.bare + LEAD_IN + self.traced
         self._say(
             f"nothing written: {self.steps} steps were seen, {needed} are needed (--after, --bare "
@@ -139,7 +172,7 @@ class Watch:
             self._stop()
             self._say(f"no trace: the profiler did not start ({_first_line(error)})")
             return
-        if self.module_names:
+        if self.module_names and not _compiled():
             self._modules = _ModuleNames(self.model)
         self._name_step()
 
@@ -175,6 +208,34 @@ class Watch:
             f"ms), {self.traced} recorded in {self.out}; next: halfway diagnose {self.out}"
         )
 
+    def _start_proofs(self) -> None:
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            self._say("--prove is for one process: nothing is tried in a distributed run")
+            return
+        try:
+            self._prover = self._proofs.Prover(
+                _mark, _seconds, statistics.median(self.bare_s), not self.then_exit, self._keep
+            )
+        except Exception as error:
+            self._say(f"nothing can be tried here: {_first_line(error)}")
+
+    def _prove(self) -> None:
+        try:
+            self._prover.step()
+        except Exception as error:  # of ours: the training must not know
+            self._say(f"nothing more can be tried: {_first_line(error)}")
+            self._prover.end(_first_line(error))
+        if self._prover.done:
+            self._prover = None
+            if self.then_exit:
+                raise SystemExit(0)
+
+    def _keep(self, found: dict[str, Any]) -> None:
+        try:
+            self._proofs.add_to(self.out, found)
+        except OSError as error:
+            self._say(f"what was tried could not be written: {_first_line(error)}")
+
     def _stop(self) -> None:
         self.done = True
         if self._modules is not None:
@@ -208,6 +269,7 @@ class Watch:
             "world_size": int(os.environ.get("WORLD_SIZE", "1")),
             "rank": int(os.environ.get("RANK", "0")),
             "stack": self.stack,
+            "compiled": _compiled(),
         }
 
 
@@ -235,6 +297,9 @@ def watched(**options: Any) -> Callable[[Function], Function]:
         def one_step(*arguments: Any, **named: Any) -> Any:
             found = function(*arguments, **named)
             watching.step()
+            while watching.proving:  # the same step again: the training does not go on meanwhile
+                function(*arguments, **named)
+                watching.step()
             return found
 
         one_step.watch = watching  # type: ignore[attr-defined]
@@ -300,7 +365,7 @@ class _Calls:
 # ---------------------------------------------------------------- a script
 
 
-def run_script(path: str, arguments: Sequence[str], **options: Any) -> None:
+def run_script(path: str, arguments: Sequence[str], watching: Watch) -> None:
     """Run a training script unchanged and watch it. A step ends where its optimizer's step does.
 
     With several optimizers, or several parts of a step, a step ends with the optimizer that was
@@ -309,7 +374,6 @@ def run_script(path: str, arguments: Sequence[str], **options: Any) -> None:
     sys.path[0] = os.path.dirname(os.path.abspath(path))  # not this file's own folder
     import torch
 
-    watching = Watch(**options)
     first: list[int] = []
     optimizers: Any = torch.optim.Optimizer
 
@@ -328,11 +392,19 @@ def run_script(path: str, arguments: Sequence[str], **options: Any) -> None:
 
     optimizers.__init__ = remember
     sys.argv = [path, *arguments]
+    failed = True
     try:
         runpy.run_path(path, run_name="__main__")
+        failed = False
+    except SystemExit as ended:
+        failed = ended.code not in (None, 0)
+        raise
+    except Exception as error:
+        if not watching.excuses(error):
+            raise
     finally:
         optimizers.__init__ = made
-        watching.end()
+        watching.end(failed)
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -348,6 +420,9 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--then-exit", action="store_true", help="end the script once the file is written"
     )
+    parser.add_argument(
+        "--prove", action="store_true", help="then try what may be slow (needs halfway_prove.py)"
+    )
     parser.add_argument("--quiet", action="store_true", help="say only what goes wrong")
     parser.add_argument("script", help="the training script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
@@ -356,12 +431,14 @@ def main(words: Sequence[str] | None = None) -> None:
         parser.error(f"no such script: {given.script}")
     arguments = given.arguments[1:] if given.arguments[:1] == ["--"] else given.arguments
     try:
-        run_script(
-            given.script, arguments, out=given.out, after=given.after, bare=given.bare,
-            traced=given.traced, stack=given.stack, then_exit=given.then_exit, quiet=given.quiet,
+        watching = Watch(
+            out=given.out, after=given.after, bare=given.bare, traced=given.traced,
+            stack=given.stack, then_exit=given.then_exit, quiet=given.quiet, prove=given.prove,
         )  # fmt: skip
     except ValueError as error:
         parser.error(str(error))
+    os.environ.setdefault(PROFILER_LOG, SILENT)
+    run_script(given.script, arguments, watching)
 
 
 # ---------------------------------------------------------------- parts
@@ -380,7 +457,8 @@ class _ModuleNames:
             left = module.register_module_forward_hook(self._leave, always_call=True)
         except TypeError:  # torch 2.0
             left = module.register_module_forward_hook(self._leave)
-        self._handles = [module.register_module_forward_pre_hook(self._enter), left]
+        enter = module.register_module_forward_pre_hook(self._enter)
+        self._handles = [enter, left]
 
     def remove(self) -> None:
         """Take the hooks away and close what an exception left open."""
@@ -408,6 +486,29 @@ class _ModuleNames:
             record.__exit__(None, None, None)
             if key == id(module):
                 return
+
+
+def _compiled() -> bool:
+    """Whether torch.compile has compiled anything.
+
+    Then hooks that come later would compile all of it again, in the steps that are recorded; and
+    a compiled forward calls no modules.
+    """
+    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
+    return any(dict(counters.get("frames", {})).values())
+
+
+def _proofs() -> Any:
+    """The module halfway_prove beside this file. ValueError where there is none."""
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), PROOFS)
+    if not os.path.isfile(path):
+        raise ValueError(f"--prove needs {PROOFS} beside {os.path.basename(__file__)}")
+    found = importlib.util.spec_from_file_location("halfway_prove", path)
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
 
 
 def _mark() -> Any:

@@ -19,6 +19,7 @@ DTYPES = {  # C++ names of torch's types
     **dict.fromkeys(("float", "Float"), "float32"),
     **dict.fromkeys(("double", "Double"), "float64"),
     "c10::Float8_e4m3fn": "float8_e4m3fn", "c10::Float8_e5m2": "float8_e5m2",
+    "Float8_e4m3fn": "float8_e4m3fn", "Float8_e5m2": "float8_e5m2",
     "signed char": "int8", "unsigned char": "uint8", "int": "int32", "long int": "int64",
     "long": "int64", "bool": "bool",
 }  # fmt: skip
@@ -40,13 +41,59 @@ def shapes_of(op: Span) -> list[list[int]]:
 
 
 def misaligned(ops: Sequence[Span]) -> str:
-    """The shape of an input of which a size is misaligned, "768x50257"; "" for none."""
-    known = [found for op in reversed(ops) if (found := shapes_of(op))]
-    for shape in known[0][:2] if known else ():
-        inner = shape[1:2] if len(shape) > 2 else shape
-        if any(size % ALIGNED for size in inner):
-            return shape_words(shape)
-    return ""
+    """The shape of a factor that is misaligned for 16-bit types, "768x50257"; "" for none.
+
+    Of matrices it is the distance between rows, as they lie in memory, and the columns of the
+    result: the others may be odd. Of convolutions the channels, unless each has a group of its own;
+    of attention the size of a head.
+    """
+    op = next((op for op in reversed(ops) if shapes_of(op)), None)
+    if op is None:
+        return ""
+    if "conv" in op.name:
+        found = _odd_channels(shapes_of(op), backward="backward" in op.name)
+    elif "attention" in op.name:
+        found = next((shape for shape in shapes_of(op)[:2] if shape[-1] % ALIGNED), None)
+    else:
+        found = _odd_factor(op)
+    return shape_words(found) if found else ""
+
+
+def _odd_channels(shapes: list[list[int]], *, backward: bool) -> list[int] | None:
+    """Of the input's and the weight's shape the one with odd channels."""
+    source, weight = shapes[1:3] if backward else shapes[:2] if len(shapes) > 1 else ([], [])
+    if len(source) < 3 or len(weight) < 3 or (weight[1] == 1 and source[1] > 1):
+        return None
+    if source[1] % ALIGNED:
+        return source
+    dense = weight[1] == source[1]
+    return weight if weight[0 if dense else 1] % ALIGNED else None
+
+
+def _odd_factor(op: Span) -> list[int] | None:
+    """Of two matrices the one that is misaligned; the second for the result's columns."""
+    first = 1 if "addmm" in op.name or "baddbmm" in op.name else 0  # after the sum's other term
+    dims, strides = listed(op, "Input Dims"), listed(op, "Input Strides")
+    for place in range(first, min(first + 2, len(dims))):
+        shape = sizes(dims[place])
+        if len(shape) < 2:
+            continue
+        stride = sizes(strides[place]) if place < len(strides) else []
+        if _row(shape, stride) % ALIGNED or (place > first and _columns(op, shape) % ALIGNED):
+            return shape
+    return None
+
+
+def _columns(op: Span, shape: list[int]) -> int:
+    return shape[-2] if op.name == "aten::linear" else shape[-1]
+
+
+def _row(shape: list[int], stride: list[int]) -> int:
+    """Elements from one row to the next in memory, or from one column; 0 for a single one."""
+    if len(stride) != len(shape):  # older traces have none
+        return shape[-1]
+    found = [step for size, step in zip(shape[-2:], stride[-2:], strict=True) if size > 1]
+    return max(found, default=0) if max(found, default=0) > 1 else 0
 
 
 def shape_words(shape: Sequence[int]) -> str:

@@ -14,16 +14,18 @@ from kernels.aten import Argument, Call, CannotReplay, TensorSpec, flops, min_by
 from kernels.gpu_cards import Card
 from kernels.precision import PRECISIONS, Precision
 from microbench.device.profiler import fewer_operations
+from microbench.roofline.rates import Rates
 
 # Operators whose work is known from their arguments; they call others, which are not listed.
 COUNTED = frozenset({
     "mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "_addmm_activation", "_scaled_mm",
+    "_int_mm",
     "convolution", "_convolution", "convolution_overrideable", "convolution_backward",
 })  # fmt: skip
 MOST = 1 << 80  # FLOP or bytes of one call: more are no work that ran
 ATTENTION = "_scaled_dot_product_"
 # What a trace cannot promise: arguments of another torch's operator, or of a damaged file.
-_BAD_ARGUMENTS = (
+BAD_ARGUMENTS = (
     CannotReplay, ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError,
     TypeError, ValueError,
 )  # fmt: skip
@@ -50,14 +52,15 @@ def is_counted(op: Span) -> bool:
 def work_of(op: Span) -> Work:
     """The work of this operator; nothing is known where the trace has no shapes."""
     try:
-        call = _call(op)
-    except _BAD_ARGUMENTS:
+        call = call_of(op)
+    except BAD_ARGUMENTS:
         return Work(None, None, None)
     return Work(_tried(flops, call), _tried(_bytes, call), _dtype(call))
 
 
-def _call(op: Span) -> Call:
-    name = f"aten.{op.name.removeprefix('aten::')}.default"
+def call_of(op: Span, overload: str = "default") -> Call:
+    """The operator as a call. CannotReplay, or another of BAD_ARGUMENTS, where it is none."""
+    name = f"aten.{op.name.removeprefix('aten::')}.{overload}"
     schema: Any = getattr(resolve(name), "_schema")  # noqa: B009
     positional = [one for one in schema.arguments if not one.kwarg_only]
     return Call(name, arguments(op)[: len(positional)])
@@ -66,7 +69,7 @@ def _call(op: Span) -> Call:
 def _tried(count: Callable[[Call], int | None], call: Call) -> int | None:
     try:
         found = count(call)
-    except _BAD_ARGUMENTS:
+    except BAD_ARGUMENTS:
         return None
     return found if found is None or 0 <= found < MOST else None
 
@@ -106,12 +109,30 @@ def precision_of(dtype: str | None, tf32: object) -> Precision | None:
     return next((p for p in PRECISIONS.values() if p.storage == dtype), None)
 
 
-def floor_s(work: Work, precision: Precision | None, card: Card | None) -> float | None:
-    """The least seconds that a call takes by the card's datasheet; None where that is unknown."""
-    peak = card.peak(precision) if card and precision else None
-    if card is None or peak is None or work.flops is None:
+@dataclass(frozen=True)
+class Floor:
+    """The least `seconds` that a call takes; `measured`: by rates measured on such a GPU.
+
+    Else they are those of its datasheet.
+    """
+
+    seconds: float
+    measured: bool
+
+
+def floor_of(
+    work: Work, precision: Precision | None, card: Card | None, rates: Rates | None
+) -> Floor | None:
+    """The least time of a call, by measured rates where there are some; None where unknown."""
+    if precision is None or work.flops is None:
         return None
-    return max(work.flops / peak, (work.bytes or 0) / card.byte_per_s)
+    measured = rates.peak(precision) if rates else None
+    peak = measured or (card.peak(precision) if card else None)
+    if peak is None:
+        return None
+    byte_per_s = (rates.byte_per_s if rates else None) or (card.byte_per_s if card else None)
+    moving = (work.bytes or 0) / byte_per_s if byte_per_s else 0.0
+    return Floor(max(work.flops / peak, moving), measured is not None)
 
 
 def on_tensor_cores(

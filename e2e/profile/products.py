@@ -13,7 +13,7 @@ from e2e.profile.calls import Caller
 from e2e.profile.operands import HALF, misaligned, shape_words, shapes_of, types_of
 from e2e.profile.partition import Partition, Piece, is_product, on_device, term_of_ops
 from e2e.profile.product_work import (
-    floor_s,
+    floor_of,
     is_counted,
     on_tensor_cores,
     precision_of,
@@ -23,6 +23,7 @@ from e2e.profile.reader import Recording, Span
 from e2e.results.terms import PRODUCT_TERMS
 from kernels.gpu_cards import Card
 from kernels.gpus import find_card
+from microbench.roofline.rates import Rates
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Product:
     """One product of a layer: `count` calls in all steps, `ns` of their time, `kernel_ns` as run.
 
     `flops`, `bytes` and `floor_s` are of one call, None where unknown. `precision` is "" then.
+    `measured`: the floor is by rates measured on such a GPU, else by its datasheet.
     `tensor_cores` is True where the rate proves them, False for IEEE float32, None if not proved.
     """
 
@@ -46,6 +48,7 @@ class Product:
     floor_s: float | None
     tensor_cores: bool | None
     misaligned: bool
+    measured: bool = False
 
     @property
     def flop_per_s(self) -> float | None:
@@ -67,8 +70,13 @@ class _Calls:
     kernel_ns: int = 0
 
 
-def products(recording: Recording, parts: Partition, device: str) -> tuple[Product, ...]:
-    """Every product in the steps, the longest first; none without shapes."""
+def products(
+    recording: Recording, parts: Partition, device: str, rates: Rates | None = None
+) -> tuple[Product, ...]:
+    """Every product in the steps, the longest first; none without shapes.
+
+    Floors are by `rates`, and by the datasheet of `device` for what those lack.
+    """
     found: dict[tuple[str, ...], _Calls] = {}
     ran = parts.pieces if parts.on_cpu else on_device(recording)
     for piece, op in _with_operator(ran):
@@ -82,7 +90,7 @@ def products(recording: Recording, parts: Partition, device: str) -> tuple[Produ
             calls.ns += piece.ns
     card = find_card(device)
     made = [
-        _product(calls, recording, card, on_cpu=parts.on_cpu)
+        _product(calls, recording, card, rates, on_cpu=parts.on_cpu)
         for calls in found.values()
         if calls.kernel_ns
     ]
@@ -112,20 +120,24 @@ def _key(piece: Piece, op: Span) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _product(calls: _Calls, recording: Recording, card: Card | None, *, on_cpu: bool) -> Product:
+def _product(
+    calls: _Calls, recording: Recording, card: Card | None, rates: Rates | None, *, on_cpu: bool
+) -> Product:
     op, caller = calls.op, calls.caller
     work, count = work_of(op), len(calls.calls)
     setting = "cudnn_allow_tf32" if "conv" in op.name else "allow_tf32"
     tf32 = False if on_cpu else recording.facts.get(setting)
     precision = precision_of(work.dtype, tf32)
     rate = work.flops * count * 1e9 / calls.kernel_ns if work.flops else None
+    floor = floor_of(work, precision, card, rates)
     return Product(
         caller.module, caller.phase, op.name.removeprefix("aten::"),
         " ".join(map(shape_words, shapes_of(op)[:3])), precision.name if precision else "",
         count, calls.ns, calls.kernel_ns, work.flops, work.bytes,
-        floor_s(work, precision, card),
+        floor.seconds if floor else None,
         on_tensor_cores(rate, precision, card, sorted(calls.kernels)),
         bool(types_of(caller.ops) & HALF and misaligned(caller.ops)),
+        floor is not None and floor.measured,
     )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
+from statistics import median
 from typing import IO, Any, cast
 
 from kernels.files import MAX_DEPTH, bounded_int, check_depth, open_regular
@@ -36,9 +37,18 @@ MAX_POWER = 300  # of ten, in a number
 DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset"})
 RUNTIME = frozenset({"cuda_runtime", "cuda_driver", "Runtime", "hip_runtime"})
 OPS = frozenset({"cpu_op", "Operator", "cpu_op_with_shapes"})
+# Annotations that older profilers put among the operators.
+NOTED = ("ProfilerStep#", "enumerate(DataLoader)", "Optimizer.", "halfway::")
+# Arguments that are looked at, and what older profilers call them; the others are not kept.
+KEPT = {
+    "Input Dims": "Input dims", "Input Strides": "", "Input type": "", "Concrete Inputs": "",
+    "Sequence number": "", "Fwd thread id": "", "CallFrom": "", "dtype": "", "graph node id": "",
+}  # fmt: skip
 NOTES = frozenset({"user_annotation"})
 STACK = "python_function"
 OUR_KEY = "halfway"
+LONGEST_S = 1e6  # of a step: a longer one is no measurement
+SEQUENCE = "Sequence number"  # of an autograd node: no two operators' arguments are alike
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +89,24 @@ class Recording:
 
     @property
     def dropped(self) -> int:
-        """Kernels and copies that were launched, and that the profiler has lost."""
-        known = {span.correlation for span in self.work}
+        """What was launched and has no time: the profiler lost it, or wrote zeros (kineto#109)."""
+        known = {span.correlation for span in self.work if span.start or span.ns}
         return sum(
             1
             for span in self.launches
             if span.correlation and launches_work(span.name) and span.correlation not in known
         )
+
+    @property
+    def bare_step_s(self) -> float | None:
+        """The median step without the profiler, in seconds; None where it was not measured."""
+        found: object = self.facts.get("bare_s")
+        times = cast(list[object], found) if isinstance(found, list) else []
+        numbers = [
+            one for one in times if isinstance(one, int | Decimal) and not isinstance(one, bool)
+        ]
+        seconds = [float(one) for one in numbers if 0 < one < LONGEST_S]
+        return median(seconds) if seconds else None
 
 
 def listed(span: Span, name: str) -> list[object]:
@@ -95,11 +116,13 @@ def listed(span: Span, name: str) -> list[object]:
 
 
 def launches_work(call: str) -> bool:
-    """Whether a call of the runtime puts a kernel, a copy or a fill on a stream."""
+    """Whether a call of the runtime puts a kernel, a copy, a fill or a graph on a stream."""
     return bool(_LAUNCHES.search(call))
 
 
-_LAUNCHES = re.compile(r"LaunchKernel|LaunchCooperativeKernel|Memcpy\w*Async|MemsetAsync")
+_LAUNCHES = re.compile(
+    r"LaunchKernel|LaunchCooperativeKernel|GraphLaunch|Memcpy\w*Async|MemsetAsync"
+)
 
 
 def read_trace(path: Path) -> Recording:
@@ -107,7 +130,7 @@ def read_trace(path: Path) -> Recording:
 
     UserError in one line for a file that cannot be read, is no trace, or is cut off or damaged.
     """
-    spans: dict[str, list[Span]] = {name: [] for name in _GROUPS}
+    events = _Events()
     header: dict[str, Any] = {}
     try:
         with _open(path) as text:
@@ -115,7 +138,7 @@ def read_trace(path: Path) -> Recording:
                 if key is not None:
                     header[key] = value
                 else:
-                    _sort_in(value, spans)
+                    events.add(value)
     except FileNotFoundError:
         raise UserError(f"no such trace file: {path}") from None
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
@@ -124,7 +147,7 @@ def read_trace(path: Path) -> Recording:
         raise UserError(f"{path} is no trace of torch's profiler: {_reason(error)}") from None
     facts: Any = header.pop(OUR_KEY, {})
     facts = cast(Json, facts) if isinstance(facts, dict) else {}
-    parts = {name: tuple(sorted(found, key=_by_start)) for name, found in spans.items()}
+    parts = {name: tuple(sorted(found, key=_by_start)) for name, found in events.spans.items()}
     return Recording(header=header, facts=facts, **parts)
 
 
@@ -144,36 +167,61 @@ def _reason(error: BaseException) -> str:
 # ---------------------------------------------------------------- events
 
 
-def _sort_in(event: Json, spans: Mapping[str, list[Span]]) -> None:
-    """Put an event where it belongs; those that last no time of their own are left out."""
-    category = event.get("cat")
-    if event.get("ph") != "X" or not isinstance(category, str):
-        return
-    group = _group(category)
-    if group is None:
-        return
-    start = _ns(event.get("ts"), "ts")
-    args: Any = event.get("args") or {}
-    if not isinstance(args, dict):
-        raise ValueError("args of an event are no object")
-    args = cast(dict[str, Any], args)
-    correlation = args.get("correlation", 0)
-    lane = f"{event.get('pid')}/{event.get('tid')}"
-    if group == "work":
-        device = args.get("device", event.get("pid"))
-        lane = f"device {device}/{args.get('stream', event.get('tid'))}"
-    end = start + max(0, _ns(event.get("dur", 0), "dur"))
-    number = correlation if isinstance(correlation, int) else 0
-    spans[group].append(Span(str(event.get("name", "")), start, end, lane, number, args))
+class _Events:
+    """The events by kind. Names and arguments that come again are kept once: most do, each step."""
+
+    def __init__(self) -> None:
+        self.spans: dict[str, list[Span]] = {name: [] for name in _GROUPS}
+        self._known: dict[str, Any] = {}
+
+    def add(self, event: Json) -> None:
+        """Put an event where it belongs; those that last no time of their own are left out."""
+        category = event.get("cat")
+        if event.get("ph") != "X" or not isinstance(category, str):
+            return
+        name = str(event.get("name", ""))
+        group = _group(category, name)
+        if group is None:
+            return
+        start = _ns(event.get("ts"), "ts")
+        found: object = event.get("args") or {}
+        if not isinstance(found, dict):
+            raise ValueError("args of an event are no object")
+        args = cast(Json, found)
+        correlation = args.get("correlation", 0)
+        lane = f"{event.get('pid')}/{event.get('tid')}"
+        if group == "work":
+            device = args.get("device", event.get("pid"))
+            lane = f"device {device}/{args.get('stream', event.get('tid'))}"
+        end = start + max(0, _ns(event.get("dur", 0), "dur"))
+        number = correlation if isinstance(correlation, int) else 0
+        name, lane = self._once(name), self._once(lane)
+        self.spans[group].append(Span(name, start, end, lane, number, self._kept(args)))
+
+    def _kept(self, args: Json) -> Json:
+        """The arguments that are looked at."""
+        found: dict[str, Any] = {}
+        for name, older in KEPT.items():
+            value = args.get(name, args.get(older))
+            if value is not None:
+                found[name] = self._once(value)
+        return found if not found or SEQUENCE in found else self._once(found)
+
+    def _once(self, value: Any) -> Any:
+        """The first value that was equal to this."""
+        if isinstance(value, int):
+            return value
+        key = value if isinstance(value, str) else f"\0{value!r}"
+        return self._known.setdefault(key, value)
 
 
-def _group(category: str) -> str | None:
+def _group(category: str, name: str) -> str | None:
     if category in DEVICE:
         return "work"
     if category in RUNTIME:
         return "launches"
     if category in OPS:
-        return "ops"
+        return "notes" if name.startswith(NOTED) else "ops"
     if category in NOTES:
         return "notes"
     return "stack" if category == STACK else None

@@ -9,7 +9,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 
-from e2e.profile.partition import Piece, idle_term
+from e2e.profile.idle import idle_term
+from e2e.profile.pieces import Piece
 from e2e.profile.reader import Recording, Span
 from e2e.results.terms import SYNC
 

@@ -10,6 +10,8 @@ from rich.text import Text
 from e2e.profile.changes import Change, changes, step_ns
 from e2e.profile.diagnosis import Diagnosis, TermTime, Traced
 from e2e.profile.findings import Finding
+from e2e.profile.gains import Gain
+from e2e.profile.proofs import SAID_APART
 from e2e.report import layers, products
 from e2e.report.ledger import TERM_WORDS
 from microbench import fmt
@@ -33,6 +35,8 @@ def sheet(data: Json) -> Sheet:
         raise ValueError("window_ns is no time above zero")
     if any(run.bare_step_s is not None and run.bare_step_s <= 0 for run in found.runs):
         raise ValueError("bare_step_s is no time above zero")
+    if any(gain.step_ms <= 0 for run in found.runs for gain in run.gains):
+        raise ValueError("step_ms of a gain is no time above zero")
     if any(sum(term.ns for term in run.terms) != run.window_ns for run in found.runs):
         raise ValueError("terms do not add up to window_ns")
     *_, last = found.runs
@@ -97,25 +101,55 @@ def _step_ms(run: Traced) -> float:
 
 def _said(run: Traced) -> Iterator[str]:
     """The causes of the last recording, what is not the cause, and how far to trust it."""
+    tried = run.tried_steps or run.gains or any(found.unproven for found in run.findings)
     if run.findings:
-        yield f"What costs time in {fmt.clean(run.name)}, at most (likely; a trace proves no gain)"
+        how = "likely; a trace proves no gain"
+        if tried:
+            how = f"changes were tried in {run.tried_steps} more steps" if run.tried_steps else (
+                "calls were replayed"
+            )  # fmt: skip
+        yield f"What costs time in {fmt.clean(run.name)}, at most ({how})"
     for number, found in enumerate(run.findings[:MOST_FINDINGS], 1):
-        yield f"{number:2d} {_finding(found)}"
+        status = f"{fmt.clean(found.status)}: " if tried else ""
+        yield f"{number:2d} {status}{_finding(found, run)}"
     if not run.findings:
         yield "No cause was found that costs 3 % of a step or more."
     if run.not_the_cause:
         yield f"Not the cause: {fmt.clean(', '.join(run.not_the_cause))}."
+    yield from _low_precision(run)
     yield from products.sentence(run)
     yield from _trust(run)
     yield from map(fmt.clean, run.missing)
 
 
-def _finding(found: Finding) -> str:
+def _finding(found: Finding, run: Traced) -> str:
     where = f" ({fmt.clean(found.where)})" if found.where else ""
+    share = found.share if found.saves_ms is None else found.saves_ms / _step_ms(run)
     return (
-        f"{fmt.clean(found.title)}: {found.ms:.3g} ms, {100 * found.share:.0f} %{where}. "
-        f"Try: {fmt.clean(found.remedy)}."
+        f"{fmt.clean(found.title)}: {fmt.number(found.most_ms)} ms, {100 * share:.0f} %{where}. "
+        f"Try: {fmt.clean(found.remedy)}.{_measured(found)}"
     )
+
+
+def _measured(found: Finding) -> str:
+    """What was gained when it was tried, or why that is not known."""
+    if found.gain is None:
+        return f" Not tried: {fmt.clean(found.unproven)}." if found.unproven else ""
+    return f" Measured: {fmt.clean(found.gain.change)}, {_gain(found.gain)}."
+
+
+def _gain(gain: Gain) -> str:
+    return f"{gain.ms:.3g} ms less of {gain.step_ms:.3g} ({gain.low_ms:.3g} to {gain.high_ms:.3g})"
+
+
+def _low_precision(run: Traced) -> Iterator[str]:
+    """What autocast brings, where that was tried."""
+    for gain in run.gains:
+        if gain.cause == SAID_APART and gain.high_ms < 0:
+            yield (
+                f"Autocast gives {1 - gain.ms / gain.step_ms:.2f}x: without it a step takes "
+                f"{-gain.ms:.3g} ms more ({-gain.high_ms:.3g} to {-gain.low_ms:.3g})."
+            )
 
 
 def _trust(run: Traced) -> Iterator[str]:
@@ -128,16 +162,22 @@ def _trust(run: Traced) -> Iterator[str]:
     elif run.step_ms > (1 + SLOWED) * 1e3 * run.bare_step_s:
         more = 100 * (run.step_ms / (1e3 * run.bare_step_s) - 1)
         yield (
-            f"Under the profiler a step takes {more:.0f} % longer ({run.step_ms:.3g} ms), nearly "
-            f"all of it on the CPU{bound}."
+            f"Under the profiler a step takes {more:.0f} % longer ({fmt.number(run.step_ms)} ms)"
+            f"{_slowed(run)}."
         )
+
+
+def _slowed(run: Traced) -> str:
+    if run.on_cpu:
+        return ", and short operators look longer than they are"
+    return ", nearly all of it on the CPU, so CPU launch is an upper bound"
 
 
 def _summary(runs: Sequence[Traced]) -> str:
     *_, last = runs
     said = (
-        f"{fmt.clean(last.name)} on {fmt.clean(last.device)}: {_step_ms(last):.3g} ms a step; "
-        f"bottleneck: {fmt.clean(last.bottleneck)}"
+        f"{fmt.clean(last.name)} on {fmt.clean(last.device)}: {fmt.number(_step_ms(last))} ms a "
+        f"step; bottleneck: {fmt.clean(last.bottleneck)}"
         f"{'' if last.on_cpu else f' (GPU busy {100 * last.busy:.0f} %)'}."
     )
     if len(runs) == 1:
@@ -145,7 +185,7 @@ def _summary(runs: Sequence[Traced]) -> str:
     base_ms, other_ms = (_step_ms(run) for run in runs)
     return (
         f"{said} It is {base_ms / other_ms:.2f} times as fast as {fmt.clean(runs[0].name)} "
-        f"({base_ms:.3g} ms). The terms add up to the difference."
+        f"({fmt.number(base_ms)} ms). The terms add up to the difference."
     )
 
 

@@ -15,7 +15,7 @@ from rich.text import Text
 from e2e.report.figures import bottleneck, signed_pct
 from e2e.report.predictions import error_pct, host_speed_error_pct, is_beside, is_within, off_pct
 from e2e.results.baselines import BASELINES, baselines
-from e2e.results.types import Training
+from e2e.results.types import BORDER, Training
 from e2e.validation_sets import CALIBRATED_ON, seen
 from microbench import fmt
 from microbench.report.table import DIM, Column, Row, Table, screen
@@ -106,8 +106,19 @@ def error_table(trainings: Sequence[Training]) -> list[Line]:
 
 def limits_named(trainings: Sequence[Training]) -> Hits:
     """Of the trainings predicted and measured, those whose bottleneck was classified correctly."""
-    pairs = [(t.predicted.limit, t.limit) for t in trainings if t.predicted and t.steps and t.limit]
+    pairs = _limits(trainings)
     return Hits(sum(predicted == found for predicted, found in pairs), len(pairs))
+
+
+def on_the_border(trainings: Sequence[Training]) -> Hits:
+    """Of the trainings predicted and measured, those predicted to have either bottleneck."""
+    pairs = _limits(trainings)
+    return Hits(sum(predicted == BORDER for predicted, _ in pairs), len(pairs))
+
+
+def _limits(trainings: Sequence[Training]) -> list[tuple[str | None, str]]:
+    """The (predicted, measured) bottlenecks."""
+    return [(t.predicted.limit, t.limit) for t in trainings if t.predicted and t.steps and t.limit]
 
 
 def intervals_kept(trainings: Sequence[Training], limit: str) -> Hits:
@@ -247,7 +258,14 @@ def error_sentences(run: Run) -> list[str]:
     """
     trainings = run.of(Training)
     named = limits_named(trainings)
+    border = on_the_border(trainings)
     found = [f"The bottleneck was classified correctly in {_share(named)}."] if named.count else []
+    if border.right:
+        wrong = Hits(border.count - border.right - named.right, border.count)
+        found.append(
+            f"On the border of GPU and CPU launch, so that either is right: {_share(border)}. "
+            f"Classified wrongly: {_share(wrong)}."
+        )
     for limit, who in (("gpu", "GPU"), ("host", "CPU launch")):
         kept = intervals_kept(trainings, limit)
         if kept.count:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from e2e.results.types import Training
+from e2e.results.types import BORDER, Training
 from microbench import fmt
 from microbench.results.types import Ratio
 from microbench.timing.stats import excludes_one
 
 NOUNS = {"img": "images", "tok": "tokens", "sample": "samples"}
-BOTTLENECKS = {"gpu": "GPU", "host": "CPU launch", "data": "data loading"}
+BOTTLENECKS = {
+    "gpu": "GPU", "host": "CPU launch", "data": "data loading", BORDER: "GPU or CPU launch",
+}  # fmt: skip
 NEAR_PCT = 5.0  # ratios this near to 1 have another digit, or are in per cent
 _LARGE = 1e8  # of a deviation: beyond it all digits say less than an exponent
 
@@ -42,6 +44,11 @@ def signed_pct(value: float | None) -> str:
 def bottleneck(limit: str | None) -> str:
     """The name of a run file's value: "GPU" for "gpu"; "" if unknown."""
     return BOTTLENECKS.get(limit, fmt.clean(limit)) if limit else ""
+
+
+def bottleneck_short(limit: str | None) -> str:
+    """The same for a narrow cell of a table: "border" for one too close to call."""
+    return "border" if limit == BORDER else bottleneck(limit)
 
 
 def bottleneck_of(training: Training) -> str:

@@ -18,9 +18,9 @@ from e2e.report.arms import (
     is_generated,
     place,
 )
-from e2e.report.figures import bottleneck, signed_pct
+from e2e.report.figures import bottleneck, bottleneck_short, signed_pct
 from e2e.report.table import BASELINES, arms_table, name_columns, plain_row, raw_pair
-from e2e.results.types import Predicted, Training
+from e2e.results.types import BORDER, Predicted, Training
 from microbench import fmt
 from microbench.report.table import Column, Table, Value, screen
 from microbench.results.types import Ratio
@@ -154,7 +154,7 @@ def beside_table(view: View) -> Table[Training]:
 
 
 def _limit(arm: Training) -> str:
-    return bottleneck(arm.predicted.limit) if arm.predicted else ""
+    return bottleneck_short(arm.predicted.limit) if arm.predicted else ""
 
 
 def _peak(arm: Training) -> str:
@@ -329,9 +329,24 @@ def _figures(arm: Training) -> str:
         f"{fmt.throughput(arm.predicted_per_s or 0.0)} {fmt.clean(arm.unit)}/s",
         f"{fmt.milliseconds(predicted.step_s)} ms/step",
         f"{memory} GB" if memory else "",
-        f"bottleneck: {bottleneck(predicted.limit)}" if predicted.limit else "",
+        _bottleneck(predicted),
     ]
     return ", ".join(filter(None, parts))
+
+
+def _bottleneck(predicted: Predicted) -> str:
+    """Such as "bottleneck: GPU".
+
+    On the border both are named: "bottleneck on the border: GPU 54.6 ms, CPU launch 58.2 ms, so the
+    step is 53.0..66.1 ms".
+    """
+    if predicted.limit != BORDER:
+        return f"bottleneck: {bottleneck(predicted.limit)}" if predicted.limit else ""
+    needs = (
+        f"GPU {fmt.milliseconds(predicted.gpu_s)} ms, "
+        f"CPU launch {fmt.milliseconds(predicted.host_s)} ms"
+    )
+    return f"bottleneck on the border: {needs}, so the step is {interval(predicted)} ms"
 
 
 def _error_sentences(view: View, family: Sequence[Group]) -> list[str]:
@@ -352,7 +367,7 @@ def _error_sentences(view: View, family: Sequence[Group]) -> list[str]:
             lines.append(f"{text}: {named}{' at worst' * (len(errors) > len(worst))}.")
     for arm in arms:
         predicted = arm.predicted.limit if arm.predicted else None
-        if predicted and arm.limit and predicted != arm.limit:
+        if predicted not in (None, BORDER, arm.limit) and arm.limit:
             expected, found = bottleneck(predicted), bottleneck(arm.limit)
             lines.append(f"  The bottleneck of {view.label_among(arm, family)} was predicted to be "
                          f"{expected}; it is {found}.")  # fmt: skip

@@ -21,10 +21,11 @@ def parts(run: Traced) -> Iterator[Part]:
 def sentence(run: Traced) -> Iterator[str]:
     """How far they use the card, where it is known."""
     if found := reach(run.products):
+        by = f"the rates in {fmt.clean(run.rates)}" if run.rates else "the card's datasheet"
         yield (
             f"GEMMs and convolutions: Tensor Cores proved by rate for {100 * found.proved:.0f} % "
-            f"of their time; they reach {100 * found.of_card:.0f} % of what the card's datasheet "
-            "allows (--verbose lists each)."
+            f"of their time; they reach {100 * found.of_card:.0f} % of what {by} "
+            f"{'allow' if run.rates else 'allows'} (--verbose lists each)."
         )
 
 
@@ -47,12 +48,18 @@ def _columns(steps: int) -> list[Column[Product]]:
                csv={"calls": lambda p: p.count / steps}),
         Column("ms", lambda p: f"{ms(p):.3f}", True, csv={"ms": ms}),
         Column("floor", lambda p: "" if (f := floor_ms(p)) is None else f"{f:.3f}", True,
-               csv={"floor_ms": floor_ms}),
+               csv={"floor_ms": floor_ms, "floor_by": _floor_by}),
         Column("TFLOP/s", lambda p: f"{p.flop_per_s / 1e12:.3g}" if p.flop_per_s else "", True, 1,
                csv={"flop_per_s": lambda p: p.flop_per_s, "flops": lambda p: p.flops,
                     "bytes": lambda p: p.bytes}),
         Column("Tensor Cores", _tensor_cores, csv={"tensor_cores": lambda p: p.tensor_cores}),
     ]  # fmt: skip
+
+
+def _floor_by(product: Product) -> str | None:
+    if product.floor_s is None:
+        return None
+    return "measured" if product.measured else "datasheet"
 
 
 def _tensor_cores(product: Product) -> str:

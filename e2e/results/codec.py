@@ -12,6 +12,7 @@ from dataclasses import asdict, fields
 
 from e2e.case import LEAST, OP, USUAL_LOADER, TrainCase
 from e2e.results.types import (
+    BORDER,
     LIMITS,
     PREDICTED,
     Cause,
@@ -224,12 +225,11 @@ def _check_predicted(predicted: Predicted, where: str) -> None:
         raise ValueError(f"{where}.step_s is {predicted.step_s}")
     if not _is_interval(predicted.interval_s):
         raise ValueError(f"{where}.interval_s is no interval of times")
-    if predicted.limit is not None and predicted.limit not in LIMITS:
+    if predicted.limit not in (None, *LIMITS, BORDER):
         raise ValueError(f"{where}.limit is {predicted.limit!r}")
-    if predicted.paced_s is not None and predicted.paced_s <= 0:
-        raise ValueError(f"{where}.paced_s is {predicted.paced_s}")
-    if (predicted.memory_bytes or 0) < 0:
-        raise ValueError(f"{where}.memory_bytes is {predicted.memory_bytes}")
+    for name in ("paced_s", "gpu_s", "host_s", "memory_bytes"):
+        if (getattr(predicted, name) or 0) < 0:
+            raise ValueError(f"{where}.{name} is {getattr(predicted, name)}")
     for name, ratio in predicted.speedup.items():
         if ratio <= 0:
             raise ValueError(f"{where}.speedup.{name} is no ratio above zero")

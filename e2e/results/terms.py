@@ -29,6 +29,11 @@ GAPS, LOADER = "host and launch gaps", "loader wait"
 # Of a recorded step also: work that is no operator's, and what the device waits for.
 COMMUNICATION, COPIES, FILLS = "communication", "copies to and from the device", "fills"
 RECOMPUTATION = "recomputation"  # of activations, by checkpointing
+# Kernels that torch.compile made of several operators.
+FUSED_ELEMENTWISE, FUSED_REDUCTIONS = "fused elementwise", "fused reductions"
+FUSED_KERNELS = "fused kernels"
+FUSED = (FUSED_ELEMENTWISE, FUSED_REDUCTIONS, FUSED_KERNELS)
+STEP_TERMS = (COMMUNICATION, COPIES, FILLS, RECOMPUTATION, *FUSED)
 SYNC, ALLOCATION = "synchronisation", "memory allocation"
 MODULES, COMPILATION = "module loading", "compilation"
 LAUNCH, BETWEEN, PYTHON = "CPU launch", "between kernels", "outside of operators"

@@ -11,6 +11,7 @@ from e2e.case import TrainCase
 from microbench.results.values import Interval, ProcessTime, Ratio, Sampled, Warning
 
 LIMITS = ("gpu", "host", "data")  # bottlenecks: GPU, CPU launch, data loading
+BORDER = "border"  # a predicted one only: GPU or CPU launch, too close to call
 PREDICTED = "predicted"  # the status of a training that was predicted and never run
 MAX_WALL_GAP = 0.03  # where wall clock and median step differ by more, the wall clock is the result
 
@@ -114,8 +115,9 @@ class Predicted:
     """A step as predicted without running it; times in seconds.
 
     It follows from the step's operations or, of a case that is fed, from its recipe and its loader
-    measured alone. `limit` is one of LIMITS, None on a CPU; `speedup` is as in `Training`, of
-    predicted steps; `memory_bytes` is the peak. `uncovered` names what could not be replayed: its
+    measured alone. `limit` is one of LIMITS or BORDER, None on a CPU; `gpu_s` and `host_s` are what
+    GPU and CPU launch need without each other; `speedup` is as in `Training`, of predicted steps;
+    `memory_bytes` is the peak. `uncovered` names what could not be replayed: its
     time is missing; `from_step` what was timed in a real step instead: its time is included.
     `error_pct` is predicted over measured step less 1, in per cent (negative: too short); None if
     not measured. `took_s` is how long predicting took by stage: "tracing", "operations" (those not
@@ -133,6 +135,8 @@ class Predicted:
     took_s: Mapping[str, float] = field(default_factory=dict[str, float])
     paced_s: float | None = None
     from_step: tuple[str, ...] = ()
+    gpu_s: float | None = None
+    host_s: float | None = None
 
     def beside(self, step_s: float | None) -> Predicted:
         """The same with its error (%) against a measured step in seconds; None: not measured."""

@@ -9,14 +9,15 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--fixed", action="store_true", help="the loss inside autocast")
 parser.add_argument("--steps", type=int, default=50)
 fixed, steps = (options := parser.parse_args()).fixed, options.steps
-device = "cuda" if torch.cuda.is_available() else "cpu"
+gpu = torch.cuda.is_available()
+device = "cuda" if gpu else "cpu"
+width, rows = (2048, 4096) if gpu else (64, 128)
 torch.manual_seed(0)
 
-model = nn.Sequential(*(nn.Sequential(nn.Linear(2048, 2048), nn.GELU()) for _ in range(4))).to(
-    device
-)
+layers = [nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(4)]
+model = nn.Sequential(*layers).to(device)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-inputs = torch.randn(4096, 2048, device=device)
+inputs = torch.randn(rows, width, device=device)
 for _ in range(steps):
     with torch.autocast(device, torch.bfloat16):
         features = model(inputs)

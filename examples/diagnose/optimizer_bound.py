@@ -1,4 +1,4 @@
-"""Many parameters, a small batch, and an optimizer that updates one tensor at a time."""
+"""Many small parameters, and an optimizer that updates one tensor at a time."""
 
 import argparse
 
@@ -12,15 +12,14 @@ fixed, steps = (options := parser.parse_args()).fixed, options.steps
 device = "cuda" if torch.cuda.is_available() else "cpu"
 torch.manual_seed(0)
 
-table = nn.Embedding(200_000, 256).to(device)
-model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(16))).to(device)
-optimizer = torch.optim.Adam(
+table = nn.Embedding(20_000, 256).to(device)
+model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(32))).to(device)
+optimizer = torch.optim.AdamW(
     [*table.parameters(), *model.parameters()], lr=1e-3, foreach=False, fused=fixed
 )
-words = torch.randint(200_000, (64,), device=device)
+words = torch.randint(20_000, (64,), device=device)
 for _ in range(steps):
-    with torch.autocast(device, torch.bfloat16):
-        loss = model(table(words)).float().square().mean()
+    loss = model(table(words)).square().mean()
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()

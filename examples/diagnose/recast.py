@@ -9,12 +9,14 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--fixed", action="store_true", help="one autocast around the forward")
 parser.add_argument("--steps", type=int, default=50)
 fixed, steps = (options := parser.parse_args()).fixed, options.steps
-device = "cuda" if torch.cuda.is_available() else "cpu"
+gpu = torch.cuda.is_available()
+device = "cuda" if gpu else "cpu"
+width, rows = (8192, 2048) if gpu else (256, 16)
 torch.manual_seed(0)
 
-block = nn.Sequential(nn.Linear(8192, 8192), nn.GELU()).to(device)
+block = nn.Sequential(nn.Linear(width, width), nn.GELU()).to(device)
 optimizer = torch.optim.SGD(block.parameters(), lr=0.01)
-inputs = torch.randn(256, 8192, device=device)
+inputs = torch.randn(rows, width, device=device)
 
 
 def forward():

@@ -123,6 +123,7 @@ _FORMULAS: Mapping[str, Callable[[Sequence[Argument]], int]] = {
     "_convolution": _convolution,
     "convolution_overrideable": _convolution,
     "convolution_backward": _convolution_backward,
+    "_int_mm": _product(0),
     "mv": _product(0),
     "dot": _product(0),
     "addmv": _product(1),

@@ -152,6 +152,7 @@ DOCUMENTS = (
     Document("validate power", {"check": "power"},
              "microbench.selftest.split_tables:power_sheet"),
     Document("diagnose", {"check": "diagnose"}, "e2e.report.diagnosis:sheet"),
+    Document("tests.scenarios", {"check": "scenarios"}, "e2e.report.scenarios:sheet"),
     Document("selftest", {"check": "selftest"}, "microbench.selftest.screen:sheet"),
     Document("compare --json", dict.fromkeys(("counts", "noise_pct", "rows")),
              "microbench.report.documents:comparison"),

@@ -68,11 +68,15 @@ def run(folder: Path, *words: str, code: int = 0) -> tuple[str, str]:
 
 def test_a_script_is_run_recorded_and_explained(folder: Path) -> None:
     out, _ = run(folder, *STEPS, "train.py", "--json", "found.json", "--", "25", "--odd", "x y")
+    plan, _, *_ = out.splitlines()
+    assert "train.py" in plan
+    assert "8 steps" in plan
     assert "arguments ['25', '--odd', 'x y']" in out
     assert "matrix multiplications" in out
     assert "the end" not in out, "it was ended once its steps were recorded"
     data: dict[str, Any] = json.loads((folder / "found.json").read_text())
     (traced,) = data["runs"]
+    assert traced["name"] == "train.py"
     assert traced["steps"] == 2
     assert sum(term["ns"] for term in traced["terms"]) == traced["window_ns"]
     assert str(folder) not in json.dumps(data)
@@ -98,6 +102,11 @@ def test_what_goes_wrong_has_a_line_and_a_code_of_its_own(folder: Path) -> None:
     (folder / "exits.py").write_text("import sys, torch\nsys.exit(7)\n")
     _, errors = run(folder, "exits.py", code=3)
     assert "exits.py failed: exit code 7" in errors
+    (folder / "refuses.py").write_text("import torch\nraise ValueError('a mistake of its own')\n")
+    _, errors = run(folder, "refuses.py", code=3)
+    assert "line 2" in errors
+    assert "ValueError: a mistake of its own" in errors
+    assert "steps were seen" not in errors, "a script that failed had no chance to take more steps"
     _, errors = run(folder, "train.py", "--", "4", code=1)
     assert "4 steps were seen" in errors
     (folder / "crashes.py").write_text("import os\nos.kill(os.getpid(), 50)\n")

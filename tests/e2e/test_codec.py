@@ -110,6 +110,8 @@ FULL = Training(
         -1.0,
         {"tracing": 1.1, "operations": 8.4},
         0.0501,
+        gpu_s=0.049,
+        host_s=0.0303,
     ),
     ledger=(
         LedgerLine("fp32 step", 290.0, "measured"),
@@ -229,7 +231,7 @@ def test_a_prediction_as_the_contract_writes_it() -> None:
         "step_s": 0.0495, "interval_s": (0.048, 0.051), "limit": "gpu", "speedup": {"fp32": 5.9},
         "memory_bytes": 21_300_000_000, "uncovered": ("aten.nonzero",), "error_pct": -1.0,
         "took_s": {"tracing": 1.1, "operations": 8.4}, "paced_s": 0.0501,
-        "from_step": (),
+        "from_step": (), "gpu_s": 0.049, "host_s": 0.0303,
     }  # fmt: skip
     assert written["ledger"][1] == {
         "term": "convolutions", "ms": -239.5, "source": "replayed", "detail": "250.00 to 10.50 ms",

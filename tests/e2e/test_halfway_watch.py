@@ -122,6 +122,87 @@ def test_what_the_script_raises_or_exits_with_is_its_own(folder: Path) -> None:
     run(folder, RECORDER.name, "--bare", "0", "train.py", code=2)
 
 
+UNEVEN = f"""
+import time
+import torch
+
+model = torch.nn.Linear(256, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for number in range(1, {NEEDED + 2}):
+    model(torch.randn(4, 256)).square().mean().backward()
+    optimizer.step()
+    if number == EVALUATED:
+        time.sleep(5)
+"""
+
+
+@pytest.mark.parametrize(("evaluated", "named"), [(NEEDED - 1, True), (2, False)])
+def test_an_evaluation_among_the_recorded_steps_is_named(
+    folder: Path, evaluated: int, named: bool
+) -> None:
+    (folder / "uneven.py").write_text(UNEVEN.replace("EVALUATED", str(evaluated)))
+    run(folder, RECORDER.name, *STEPS, "--out", "a.json", "uneven.py")
+    (seen,) = diagnose([folder / "a.json"]).runs
+    assert any("evaluation" in sentence for sentence in seen.missing) == named
+
+
+COMPILED = f"""
+import torch
+from torch._dynamo.utils import counters
+
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
+fast = torch.compile(model, backend="eager")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range({NEEDED + 2}):
+    fast(torch.randn(4, 8)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print(dict(counters["frames"]), dict(counters["graph_break"]))
+"""
+
+
+@pytest.mark.slow
+def test_a_compiled_model_is_not_compiled_again_to_record_it(folder: Path) -> None:
+    (folder / "compiled.py").write_text(COMPILED)
+    alone = run(folder, "compiled.py")
+    watched = run(folder, RECORDER.name, *STEPS, "--out", "a.json", "compiled.py")
+    assert watched.stdout == alone.stdout
+    assert json.loads((folder / "a.json").read_text())["halfway"]["compiled"] is True
+
+
+LOADED = f"""
+import torch
+
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 2 * {NEEDED}
+
+    def __getitem__(self, number):
+        row = torch.randn(64, 64)
+        for _ in range(100):
+            row = (row @ row).softmax(1)
+        return row[0]
+
+torch.set_num_threads(1)
+model = torch.nn.Linear(64, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for batch in torch.utils.data.DataLoader(Rows(), batch_size=2):
+    model(batch).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_tensors_of_a_loader_without_workers_are_data_loading(folder: Path) -> None:
+    (folder / "loaded.py").write_text(LOADED)
+    run(folder, RECORDER.name, *STEPS, "--out", "a.json", "loaded.py")
+    (seen,) = diagnose([folder / "a.json"]).runs
+    assert seen.ms("loader wait") > 0.5 * seen.step_ms
+    first, *_ = seen.findings
+    assert first.title == "data loading"
+    assert "num_workers=0" in first.where
+
+
 @pytest.mark.slow
 def test_a_profiler_of_the_user_s_own_comes_first(folder: Path) -> None:
     own = f"""

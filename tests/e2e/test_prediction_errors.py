@@ -17,6 +17,7 @@ from e2e.report.errors import (
     intervals_kept,
     limits_named,
     measured_half_pct,
+    on_the_border,
 )
 from e2e.report.run_report import training_sections
 from e2e.results.types import PREDICTED, Predicted, Training
@@ -82,6 +83,18 @@ def test_steps_said_to_be_the_gpus_have_a_row_whatever_they_turned_out_to_be() -
     on_cpu, *_ = error_table([planted(40.0, limit=None)])
     assert (on_cpu.what, on_cpu.largest_pct) == ("step, on a CPU", 40.0)
     assert (on_cpu.verdict, on_cpu.met) == ("", True), "it has no target"
+
+
+def test_the_border_is_a_class_of_its_own() -> None:
+    some = [
+        planted(1.0), planted(2.0, said="border"), planted(3.0, said="border", limit="host"),
+        planted(4.0, said="host"),
+    ]  # fmt: skip
+    assert (limits_named(some), on_the_border(some)) == (Hits(1, 4), Hits(2, 4))
+    said = " ".join(error_sentences(run_of(*some)))
+    assert "border" in said
+    assert "1 of 4 (25%)" in said
+    assert "border" not in " ".join(error_sentences(run_of(*some[::3])))
 
 
 def test_what_the_host_alone_is_off_by_has_a_row_of_its_own() -> None:

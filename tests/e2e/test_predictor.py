@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
 from samples.calibration import shallow_models
 from samples.train_cases import case_of, quietly
 
@@ -25,12 +27,12 @@ from e2e.prediction.op_timer.cuda_graph import CaptureFailed
 from e2e.prediction.op_timer.op_costs import CallTimer, key_of
 from e2e.prediction.op_timer.op_timer import CpuStopwatch, OpTime
 from e2e.prediction.op_timer.store import Store
-from e2e.prediction.prediction import HOST_ERROR, Prediction
+from e2e.prediction.prediction import GPU_ERROR, HOST_ERROR, Prediction
 from e2e.prediction.predictor import Predictor
-from e2e.prediction.queue_model import Simulated
+from e2e.prediction.queue_model import OpCost, Simulated
 from e2e.prediction.trace.fake_trace import trace
 from e2e.prediction.trace.recorder import is_view
-from e2e.results.types import PREDICTED, Predicted, StepTimes, Training
+from e2e.results.types import BORDER, PREDICTED, Predicted, StepTimes, Training
 from e2e.training.speed_readings import SlowdownRange
 from kernels.case import Target
 from microbench.worker import Greeting
@@ -125,9 +127,34 @@ def test_host_times_are_predicted_for_the_slowdown_of_the_moment(empty_store: St
     assert [op.host_s for op in slow.ops] == pytest.approx([2 * op.host_s for op in before.ops])
     assert sum(op.host_s for op in before.ops) > 0
     predicted, _ = parts(as_on_a_gpu(slow).predicted_for(SlowdownRange(2.0, 1.5, 4.0)))
-    quick, slowest = (simulated.gpu_s + n * simulated.host_s for n in (1.5, 4.0))
-    ends = ((1 - HOST_ERROR) * quick, (1 + HOST_ERROR) * slowest)
+    ends = [
+        (1 + gpu) * (simulated.gpu_s + (1 + host) * slowdown * simulated.host_s)
+        for slowdown, host, gpu in ((1.5, -HOST_ERROR, -GPU_ERROR), (4.0, HOST_ERROR, GPU_ERROR))
+    ]
     assert predicted.interval_s == pytest.approx(ends)
+
+
+def of_ops(gpu_s: float, host_s: float) -> Prediction:
+    """A GPU's step of 100 equal operations, predicted for the reference speed."""
+    op = OpCost("other", "forward", "", gpu_s / 100, host_s / 100, busy_s=gpu_s / 100)
+    return Prediction(CASE, predicted=Predicted(1.0, None, "gpu", {}), ops=(op,) * 100)
+
+
+@given(st.floats(0.1, 10.0), st.floats(0.5, 1.0), st.floats(1.0, 2.0))
+def test_a_bottleneck_that_the_host_speed_decides_is_on_the_border(
+    ratio: float, low: float, high: float
+) -> None:
+    gpu_s = 0.020
+    slowdowns = SlowdownRange(1.0, low, high)
+    predicted, simulated = parts(of_ops(gpu_s, ratio * gpu_s).predicted_for(slowdowns))
+    host_s = 0.9 * ratio * gpu_s  # more than a tenth of the step without a kernel is the host's
+    assume(all(abs(host_s * end / gpu_s - 1) > 1e-6 for end in (low, high, 0.8, 1.25)))
+    either = host_s * min(low, 0.8) < gpu_s < host_s * max(high, 1.25)
+    assert predicted.limit == (BORDER if either else simulated.limit)
+    quick, slow = predicted.interval_s or (math.inf, 0.0)
+    for slowdown in (low, 1.0, high):
+        assert quick < max(gpu_s, slowdown * ratio * gpu_s) < slow
+    assert quick >= (1 - GPU_ERROR) * gpu_s, "no step is shorter than its kernels"
 
 
 def test_a_step_may_be_predicted_for_another_slowdown(predictions: dict[str, Prediction]) -> None:
@@ -142,7 +169,8 @@ def test_a_step_may_be_predicted_for_another_slowdown(predictions: dict[str, Pre
         assert predicted.step_s == simulated.step_s > before.step_s
         low, high = predicted.interval_s or (math.inf, 0.0)
         assert low < one.at(2.0).simulate().step_s < one.at(4.0).simulate().step_s < high
-        assert predicted.limit == simulated.limit
+        assert predicted.limit in (simulated.limit, BORDER)
+        assert (predicted.gpu_s, predicted.host_s) == (simulated.gpu_s, simulated.host_s)
         of_a_cpu, _ = parts(one.predicted_for(slower))
         assert (of_a_cpu.limit, of_a_cpu.interval_s) == (None, None)
         assert again.predicted_for(usual).predicted == limited.predicted_for(usual).predicted

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from e2e.profile.diagnosis import Diagnosis, diagnose
+from e2e.profile.diagnosis import Diagnosis, Traced, diagnose
+from e2e.profile.findings import LIKELY
 from e2e.profile.partition import partition
 from e2e.profile.products import reach
 from e2e.profile.reader import read_trace
@@ -52,11 +54,17 @@ def test_the_work_of_the_gpu_is_joined_to_what_launched_it(path: Path) -> None:
 def test_the_trace_alone_says_what_was_published(name: str) -> None:
     (again,) = diagnose([TRACES / f"{name}.json.gz"]).runs
     (before,) = published(name).runs
-    assert again == before
+    assert without_causes(again) == without_causes(before)
     # Steps that the GPU limits take as long with the profiler as without it.
     assert again.bottleneck == "GPU"
     assert again.bare_step_s is not None
     assert again.step_ms == pytest.approx(1e3 * again.bare_step_s, rel=0.05)
+
+
+def without_causes(run: Traced) -> Traced:
+    """Without what versions before --prove did not write."""
+    plain = (replace(one, cause="", status=LIKELY) for one in run.findings)
+    return replace(run, findings=tuple(plain))
 
 
 @pytest.mark.parametrize("name", FIRST)
@@ -92,7 +100,7 @@ def test_the_page_quotes_what_the_products_reach() -> None:
     found = reach(run.products)
     assert found is not None
     assert f"proved for {100 * found.proved:.0f} % of the time" in PAGE
-    assert f"the GEMMs reach {100 * found.of_card:.0f} % of what the datasheet allows" in PAGE
+    assert f"the GEMMs reach {100 * found.of_card:.0f} % of what the measured rates allow" in PAGE
     odd = sorted((p.flop_per_s or 0) / 1e12 for p in run.products if p.misaligned)
     even = sorted((p.flop_per_s or 0) / 1e12 for p in run.products if not p.misaligned)
     said = f"the head runs at {odd[0]:.0f} to {odd[-1]:.0f} TFLOP/s"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,17 @@ from hypothesis import strategies as st
 from samples.random_traces import traces
 from samples.traces import BACKWARD, MAIN, US, Made
 
-from e2e.profile.partition import partition
+from e2e.profile.calls import OPTIMIZER
+from e2e.profile.findings import findings
+from e2e.profile.missing import missing
+from e2e.profile.partition import NothingSeen, partition
 from e2e.profile.reader import Recording, read_trace
 from e2e.results.terms import (
     BETWEEN,
     COMMUNICATION,
     CONVOLUTIONS,
     COPIES,
+    IDLE,
     LAUNCH,
     LOADER,
     MATRIX_PRODUCTS,
@@ -30,6 +35,7 @@ from e2e.results.terms import (
 from microbench.errors import UserError
 
 MS = 1_000_000
+LAUNCHES = ("cudaLaunchKernel", "cudaGraphLaunch")
 
 
 def recording(made: Made, folder: Path, shift_ns: int = 0) -> Recording:
@@ -142,6 +148,66 @@ def test_the_operator_around_a_kernel_says_its_term(
     assert [(p.term, p.ns) for p in pieces if p.name == kernel] == [(term, 6 * MS)]
 
 
+def test_what_an_operator_cost_is_its_kernels_and_the_waits_for_their_launches(
+    tmp_path: Path,
+) -> None:
+    made = two_steps()
+    made.note("Optimizer.step#SGD.step", 11 * MS, 13 * MS)
+    for start in (11 * MS, 12 * MS):
+        made.op("aten::add_", start, start + 50 * US)
+        made.kernel("add", start + 20 * US, start + 30 * US, start + 10 * US)
+    # One kernel, cut in two by another stream's, is one.
+    made.op("aten::relu", 13 * MS, 13 * MS + 50 * US)
+    made.kernel("relu", 14 * MS, 17 * MS, 13 * MS + 10 * US)
+    made.op("aten::tanh", 13 * MS + 60 * US, 13 * MS + 90 * US)
+    made.kernel("tanh", 15 * MS, 16 * MS, 13 * MS + 70 * US, stream=8)
+    found = partition(recording(made, tmp_path)).launching()
+    costs = {(one.phase, one.operator): (one.kernels, one.busy_ns, one.waited_ns) for one in found}
+    assert costs[OPTIMIZER, "aten::add_"] == (2, 20 * US, 2 * MS + 10 * US)
+    assert costs["elsewhere", "aten::relu"] == (1, 2 * MS, 2 * MS - 30 * US)
+    assert costs["elsewhere", "aten::tanh"][:2] == (1, MS)
+    assert found == tuple(sorted(found, key=lambda one: -one.waited_ns))
+
+
+def test_a_wait_of_the_main_thread_delays_what_autograd_launches(tmp_path: Path) -> None:
+    made = Made()
+    made.steps(9 * MS, 18 * MS)
+    made.op("aten::mm", 8 * MS, 8 * MS + 50 * US)
+    made.kernel("gemm", 9 * MS, 10 * MS, 8 * MS + 10 * US)
+    made.span("cuda_runtime", "cudaStreamSynchronize", 9 * MS, 10 * MS + 10 * US, MAIN)
+    # Another thread, the loader's, waits for nobody's sake.
+    made.span("cuda_runtime", "cudaEventSynchronize", 12 * MS, 15 * MS, 300)
+    made.op("autograd::engine::evaluate_function: MmBackward0", 16 * MS, 17 * MS, BACKWARD)
+    made.op("aten::mm", 16 * MS + US, 17 * MS - US, BACKWARD)
+    made.kernel("dgrad", 16 * MS + 20 * US, 20 * MS, 16 * MS + 10 * US, BACKWARD)
+    found = terms_of(made, tmp_path)
+    assert found == {SYNC: 6 * MS + 10 * US, LAUNCH: 10 * US, MATRIX_PRODUCTS: 4 * MS - 20 * US}
+
+
+def test_a_stream_that_waits_for_another_does_not_make_the_cpu_wait(tmp_path: Path) -> None:
+    made = two_steps()
+    made.span("cuda_runtime", "cudaStreamWaitEvent", 10 * MS, 10 * MS + 10 * US, MAIN)
+    assert terms_of(made, tmp_path) == {LAUNCH: 9 * MS, MATRIX_PRODUCTS: MS}
+
+
+def test_another_gpu_s_work_fills_the_gap_and_a_copy_between_them_is_communication(
+    tmp_path: Path,
+) -> None:
+    made = two_steps()
+    made.op("aten::relu", 9 * MS, 9 * MS + 50 * US)
+    made.kernel("relu", 10 * MS, 14 * MS, 9 * MS + 10 * US)
+    made.events[-1]["args"]["device"] = 1
+    made.kernel("Memcpy PtoP (Device -> Device)", 13 * MS, 19 * MS, 9 * MS + 20 * US,
+                category="gpu_memcpy")  # fmt: skip
+    recorded = recording(made, tmp_path)
+    parts = partition(recorded)
+    assert parts.terms == {COMMUNICATION: 5 * MS, TERMS["activation"]: 4 * MS, MATRIX_PRODUCTS: MS}
+    assert any("2 GPUs worked" in said for said in missing(recorded, parts))
+    (found,) = (f for f in findings(recorded, parts) if "communication" in f.title)
+    assert found.ms == 5
+    assert "6 ms in all" in found.where
+
+
 def test_without_a_device_the_innermost_operators_are_the_work(tmp_path: Path) -> None:
     made = Made()
     made.steps(10 * MS, 20 * MS)
@@ -178,6 +244,10 @@ def test_terms_add_up_and_neither_order_nor_shift_nor_names_of_streams_change_th
     folder = tmp_path_factory.mktemp("t")
     found = partition(recording(made, folder))
     assert sum(found.terms.values()) == found.end - found.start
+    costs = found.launching()
+    busy_ns = sum(ns for term, ns in found.terms.items() if term not in IDLE)
+    assert sum(one.busy_ns for one in costs) == busy_ns
+    assert sum(one.waited_ns for one in costs) == found.terms.get(LAUNCH, 0)
     edges = [(piece.start, piece.end) for piece in found.pieces]
     assert edges[0][0] == found.start
     assert edges[-1][1] == found.end
@@ -193,6 +263,36 @@ def test_terms_add_up_and_neither_order_nor_shift_nor_names_of_streams_change_th
             event["args"]["stream"] += 13
     again = partition(recording(made, folder, shift))
     assert again.terms == found.terms
+
+
+@settings(max_examples=60, deadline=None)
+@given(made=traces(), data=st.data())
+def test_a_trace_that_lost_over_a_hundredth_of_its_kernels_is_refused(
+    made: Made, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("t")
+    # Enough launches beside the steps that some losses are below the limit.
+    for number in range(data.draw(st.integers(0, 400))):
+        made.kernel("k", 10**9 + number * US, 10**9 + (number + 1) * US, 10**9)
+    kernels = [e for e in made.events if e["cat"] == "kernel" and "graph id" not in e["args"]]
+    launched = sum(event["name"] in LAUNCHES for event in made.events)
+    lost = data.draw(st.integers(0, min(6, len(kernels) - 1)))
+    gone = data.draw(st.permutations(kernels))[:lost]
+    zeroed = data.draw(st.booleans())
+    for event in gone:  # kineto loses them, or writes zeros
+        if zeroed:
+            event.update(ts=0, dur=0)
+        else:
+            made.events.remove(event)
+    found = recording(made, folder)
+    assert found.dropped == lost
+    if lost > 0.01 * launched:
+        with pytest.raises(NothingSeen, match=f"lost {lost} of {launched} kernels"):
+            partition(found)
+        return
+    with suppress(NothingSeen):  # the last kernel of a step may be among the lost
+        parts = partition(found)
+        assert sum(parts.terms.values()) == parts.end - parts.start
 
 
 def _union(spans: list[tuple[int, int]], start: int, end: int) -> int:

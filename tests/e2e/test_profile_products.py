@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ from samples.traces import BACKWARD, US, Made
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from e2e.__main__ import main
 from e2e.profile import halfway_watch
 from e2e.profile.calls import Caller
+from e2e.profile.diagnosis import diagnose
 from e2e.profile.operands import arguments
 from e2e.profile.partition import Partition, partition
 from e2e.profile.product_work import on_tensor_cores, precision_of, work_of
@@ -20,8 +23,11 @@ from e2e.profile.reader import Recording, Span, read_trace
 from e2e.results.terms import MATRIX_PRODUCTS, PRODUCT_TERMS, RECOMPUTATION
 from kernels.gpus import find_card
 from kernels.precision import PRECISIONS
+from microbench.errors import UserError
+from microbench.roofline.rates import Rates, known_rates
 
 H200 = "NVIDIA H200"
+RESULTS = Path(__file__).parents[2] / "results" / "nvidia-h200"
 TRACES = Path(__file__).parents[1] / "samples" / "traces_h200"
 MS = 1_000_000
 
@@ -107,6 +113,32 @@ def test_only_a_rate_that_the_sms_cannot_reach_proves_tensor_cores() -> None:
     assert on_tensor_cores(68e12, PRECISIONS["tf32"], card, ["k"]) is True
 
 
+@pytest.mark.parametrize(
+    ("operator", "precision", "simt"),
+    [
+        # the second factor of float8 lies in columns
+        (Span("aten::_scaled_mm", 0, 1, "1/1", args={
+            "Input Dims": [[64, 32], [32, 16], [], [], [], [], [], []],
+            "Input Strides": [[32, 1], [1, 32], [], [], [], [], [], []],
+            "Input type": ["c10::Float8_e4m3fn"] * 2 + ["float"] * 2 + ["", "", "", "Scalar"],
+            "Concrete Inputs": ["", "", "", "", "", "", "15", "True"],
+        }), "fp8-e4m3", 133.8e12),
+        (op("aten::_int_mm", [[64, 32], [32, 16]], ["signed char"] * 2), "int8", 4 * 67e12),
+    ],
+)  # fmt: skip
+def test_eight_bits_are_proved_on_tensor_cores_by_their_rate(
+    operator: Span, precision: str, simt: float
+) -> None:
+    work = work_of(operator)
+    assert work.flops == 2 * 64 * 32 * 16
+    assert work.bytes is not None
+    assert work.bytes >= 64 * 32 + 32 * 16 + 2 * 64 * 16
+    kind, card = precision_of(work.dtype, None), find_card(H200)
+    assert kind is PRECISIONS[precision]
+    assert on_tensor_cores(1.01 * simt, kind, card, ["k"]) is True
+    assert on_tensor_cores(0.99 * simt, kind, card, ["k"]) is None
+
+
 def read(name: str) -> tuple[Recording, Partition]:
     recording = read_trace(TRACES / f"{name}.json.gz")
     return recording, partition(recording)
@@ -132,6 +164,37 @@ def test_the_unaligned_head_is_slow_and_the_aligned_layers_are_not() -> None:
     assert sum_of is not None
     assert sum_of.proved == pytest.approx(0.288, abs=0.001)
     assert sum_of.of_card == pytest.approx(0.132, abs=0.001)
+
+
+def test_floors_are_by_measured_rates_and_by_the_datasheet_for_what_was_not_measured() -> None:
+    recording, parts = read("odd_vocab")
+    by_sheet = products(recording, parts, H200)
+    measured = products(recording, parts, H200, known_rates(H200))
+    assert all(m.measured and not p.measured for m, p in zip(measured, by_sheet, strict=True))
+    for one, other in zip(measured, by_sheet, strict=True):
+        assert one.floor_s is not None
+        assert other.floor_s is not None
+        assert other.floor_s < one.floor_s < other.floor_s / 0.85
+        assert 1e9 * one.floor_s * one.count < one.kernel_ns
+    none = Rates(H200, "mine", {"fp64": 1e13})
+    assert products(recording, parts, H200, none) == by_sheet
+    unknown = products(recording, parts, "another card", known_rates(H200))
+    assert [p.floor_s for p in unknown] == [p.floor_s for p in measured]
+
+
+def test_rates_of_another_gpu_are_refused(tmp_path: Path) -> None:
+    run = json.loads((RESULTS / "ceilings.json").read_text())
+    mine = tmp_path / "mine.json"
+    mine.write_text(json.dumps(run))
+    trace = TRACES / "odd_vocab.json.gz"
+    (found,) = diagnose([trace], mine).runs
+    assert found.rates == "mine.json"
+    run["device"]["name"] = "NVIDIA A100-SXM4-80GB"
+    mine.write_text(json.dumps(run))
+    with pytest.raises(UserError, match="measured on NVIDIA A100-SXM4-80GB"):
+        diagnose([trace], mine)
+    assert main(["diagnose", str(trace), "--ceilings", str(mine)]) == 2
+    assert main(["diagnose", str(trace), "--ceilings", str(tmp_path / "none.json")]) == 2
 
 
 def test_a_product_hidden_behind_another_stream_is_no_faster(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from samples.traces import Made
 
 from e2e.profile import calls, reader
+from e2e.profile.partition import partition
+from e2e.profile.products import products
 from e2e.profile.reader import read_trace
 from microbench.errors import UserError
 
@@ -57,6 +59,39 @@ def test_names_of_older_profilers_are_known(tmp_path: Path) -> None:
     made.span("Memcpy", "Memcpy HtoD", 8_000, 9_000, 7, correlation=6, stream=7, device=0)
     found = read_trace(made.write(tmp_path / "old.json"))
     assert [len(group) for group in (found.ops, found.launches, found.work)] == [1, 1, 2]
+
+
+def test_a_trace_of_an_older_profiler_is_divided(tmp_path: Path) -> None:
+    """As torch 1.8 to 1.13 wrote it: whole microseconds, no External id, notes among operators."""
+    made = Made(header={"schemaVersion": 1})
+    for number, (start, end) in enumerate([(0, 9_000_000), (9_000_000, 18_000_000)]):
+        made.span("Operator", f"ProfilerStep#{number}", start, end)
+    shapes = {"Input dims": [[64, 32], [32, 16]], "Input type": ["float", "float"]}
+    for number, launch in enumerate((8_000_000, 12_000_000)):
+        made.span("Operator", "aten::mm", launch, launch + 50_000, **shapes)
+        made.span("Runtime", "cudaLaunchKernel", launch + 9_000, launch + 10_000,
+                  correlation=5 + number)  # fmt: skip
+        made.span("Kernel", "volta_sgemm_128x64_nn", launch + 1_000_000, launch + 2_000_000, 7,
+                  correlation=5 + number, stream=7, device=0)  # fmt: skip
+    found = read_trace(made.write(tmp_path / "old.json"))
+    parts = partition(found)
+    assert parts.terms["matrix products"] == 1_000_000
+    assert (parts.start, parts.end, parts.steps) == (10_000_000, 14_000_000, 1)
+    (product,) = products(found, parts, "")
+    assert (product.flops, product.count) == (2 * 64 * 32 * 16, 1)
+
+
+def test_arguments_that_come_again_are_held_once_and_others_not_at_all(tmp_path: Path) -> None:
+    made = small()
+    for start in range(100_000, 200_000, 10_000):
+        made.op("aten::mm", start, start + 5_000, **{
+            "Input Dims": [[2, 3], [3, 4]], "Ev Idx": start, "External id": start,
+        })  # fmt: skip
+    found = read_trace(made.write(tmp_path / "t.json"))
+    assert len({id(op.args) for op in found.ops}) == 1
+    assert len({id(op.name) for op in found.ops}) == 1
+    assert found.ops[0].args == {"Input Dims": [[2, 3], [3, 4]]}
+    assert found.work[0].args == {}
 
 
 def test_launches_without_a_kernel_are_counted(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from e2e.case import TrainCase
 from e2e.results.types import (
+    BORDER,
     LIMITS,
     PREDICTED,
     Cause,
@@ -61,13 +62,15 @@ repeats = st.builds(
 ratios = st.builds(Ratio, st.floats(1e-6, 1e6), st.none() | intervals)
 steps_ahead = st.builds(
     Predicted, step_s=st.floats(1e-9, 1e6), interval_s=st.none() | intervals,
-    limit=st.sampled_from(LIMITS),
+    limit=st.sampled_from([*LIMITS, BORDER]),
     speedup=st.dictionaries(st.sampled_from(["fp32", "tf32"]) | words, st.floats(1e-6, 1e6),
                             max_size=3),
     memory_bytes=st.none() | counts, uncovered=st.lists(words, max_size=3).map(tuple),
     error_pct=st.none() | st.floats(-100, 1e6),
     took_s=st.dictionaries(words, st.floats(0, 1e6), max_size=3),
     paced_s=st.none() | st.floats(1e-9, 1e6),
+    gpu_s=st.none() | st.floats(0, 1e6),
+    host_s=st.none() | st.floats(0, 1e6),
     from_step=st.lists(words, max_size=3).map(tuple),
 )  # fmt: skip
 

@@ -33,6 +33,8 @@ def traces(draw: st.DrawFn, types: str = "float") -> Made:
                 end = max(now, max(busy_until)) + US
                 made.span("cuda_runtime", "cudaStreamSynchronize", now, end)
                 now = end
+        now = _compilation(draw, made, now)
+        now, busy_until[0] = _graph(draw, made, now, busy_until[0])
         # The step's last kernel ends after all others, so that each step has an end of its own.
         start = max(*busy_until, now) + US
         made.op("aten::mm", now, now + 5 * US)
@@ -42,6 +44,34 @@ def traces(draw: st.DrawFn, types: str = "float") -> Made:
         ends.append(now)
     made.steps(*ends)
     return made
+
+
+def _compilation(draw: st.DrawFn, made: Made, now: int) -> int:
+    """Perhaps a compilation, with a synchronisation inside; when it is over."""
+    if draw(st.integers(0, 3)):
+        return now
+    end = now + draw(st.integers(9, 90)) * US
+    made.op("dynamo", now, end)
+    made.op("_compile.compile_inner (dynamo_timed)", now + US, end - US)
+    made.span("cuda_runtime", "cudaDeviceSynchronize", now + 2 * US, end - 2 * US)
+    return end
+
+
+def _graph(draw: st.DrawFn, made: Made, now: int, busy_until: int) -> tuple[int, int]:
+    """Perhaps a CUDA graph of several kernels; when its launch and its last kernel are over."""
+    if draw(st.integers(0, 3)):
+        return now, busy_until
+    made.correlation += 1
+    end = now + 5 * US
+    made.span("cuda_runtime", "cudaGraphLaunch", now, end, correlation=made.correlation)
+    at = max(busy_until, end)
+    for node in range(draw(st.integers(1, 4))):
+        at += draw(st.integers(0, 3)) * 211
+        length = draw(st.integers(1, 9)) * US
+        made.span("kernel", "k", at, at + length, 7, correlation=made.correlation, stream=7,
+                  device=0, **{"graph id": 1, "graph node id": node})  # fmt: skip
+        at += length
+    return end, at
 
 
 def _operator(draw: st.DrawFn, made: Made, start: int, end: int, types: str) -> int:

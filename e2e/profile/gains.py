@@ -1,0 +1,99 @@
+"""What changes of a training step gained, from the times that halfway_prove.py has written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, cast
+
+from microbench.timing.stats import Blocks, median, ratio_interval
+
+PROVED_KEY = "halfway_proved"  # of the results in the trace
+LEAST_ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Milliseconds that a step takes less with one change; below 0 where it takes longer.
+
+    `low_ms` to `high_ms` is the 95 % interval, over `rounds` pairs of blocks. `step_ms` is the step
+    without the change, in the same blocks. `cause` is what is taken away, `change` says how.
+    """
+
+    cause: str
+    change: str
+    ms: float
+    low_ms: float
+    high_ms: float
+    step_ms: float
+    rounds: int
+
+
+@dataclass(frozen=True)
+class Tried:
+    """All that was tried: what it gained, and by cause why something was not tried.
+
+    `steps` of the training were used for it.
+    """
+
+    gains: tuple[Gain, ...]
+    not_tried: Mapping[str, str]
+    steps: int
+
+
+def tried_in(header: Mapping[str, Any]) -> Tried | None:
+    """What was tried while the trace was recorded; None where nothing was. `header` is the trace's.
+
+    Whatever of it is damaged is left out.
+    """
+    found = header.get(PROVED_KEY)
+    if not isinstance(found, dict):
+        return None
+    data = cast(dict[str, Any], found)
+    rows: object = data.get("tried")
+    gains = [_gain(row) for row in _items(rows)]
+    why: object = data.get("not_tried")
+    reasons = cast(dict[str, object], why) if isinstance(why, dict) else {}
+    steps: object = data.get("steps")
+    return Tried(
+        tuple(gain for gain in gains if gain is not None),
+        {name: reason for name, reason in reasons.items() if isinstance(reason, str)},
+        steps if isinstance(steps, int) else 0,
+    )
+
+
+def gain_of(cause: str, change: str, as_is_s: Blocks, changed_s: Blocks) -> Gain | None:
+    """The gain from blocks of seconds a step, which pair up by round; None for too few rounds."""
+    if len(as_is_s) != len(changed_s) or len(as_is_s) < LEAST_ROUNDS:
+        return None
+    ratio, interval = ratio_interval(as_is_s, changed_s)
+    assert interval is not None
+    step_ms = 1e3 * median([median(block) for block in as_is_s])
+    ms, low_ms, high_ms = (step_ms * (1 - 1 / one) for one in (ratio, *interval))
+    return Gain(cause, change, ms, low_ms, high_ms, step_ms, len(as_is_s))
+
+
+def _gain(row: object) -> Gain | None:
+    if not isinstance(row, dict):
+        return None
+    data = cast(dict[str, object], row)
+    as_is, changed = _blocks(data.get("as_is_s")), _blocks(data.get("changed_s"))
+    if not (as_is and changed):
+        return None
+    return gain_of(str(data.get("name", "")), str(data.get("change", "")), as_is, changed)
+
+
+def _blocks(value: object) -> list[list[float]]:
+    """Blocks of seconds, all above 0; [] for anything else."""
+    blocks = [
+        [float(one) for one in _items(block) if isinstance(one, int | Decimal) and one > 0]
+        for block in _items(value)
+    ]
+    whole = all(block and len(block) == len(_items(given))
+                for block, given in zip(blocks, _items(value), strict=True))  # fmt: skip
+    return blocks if whole else []
+
+
+def _items(value: object) -> Sequence[object]:
+    return cast(list[object], value) if isinstance(value, list) else []

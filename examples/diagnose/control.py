@@ -1,0 +1,30 @@
+"""Nothing is planted: ResNet-50, AMP, channels_last, a fused optimizer, a preloaded batch."""
+
+import argparse
+
+import torch
+from torch import nn
+from torchvision.models import resnet50
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int, default=50)
+steps = parser.parse_args().steps
+gpu = torch.cuda.is_available()
+device = "cuda" if gpu else "cpu"
+batch, size = (256, 224) if gpu else (2, 32)
+torch.manual_seed(0)
+torch.backends.cudnn.benchmark = True
+
+model = resnet50().to(device, memory_format=torch.channels_last)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True)
+scaler = torch.amp.GradScaler(device)
+images = torch.randn(batch, 3, size, size, device=device)
+images = images.to(memory_format=torch.channels_last)
+labels = torch.randint(1000, (batch,), device=device)
+for _ in range(steps):
+    with torch.autocast(device, torch.float16):
+        loss = nn.functional.cross_entropy(model(images), labels)
+    optimizer.zero_grad()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()

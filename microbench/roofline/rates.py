@@ -1,0 +1,81 @@
+"""The best rates that `halfway ceilings` measured on a GPU: of arithmetic, and of its memory.
+
+A floor by a datasheet is of a clock that the power cap rarely allows; these are what kernels that
+only multiply, or only move bytes, sustained. Those of GPUs that we measured come with the package.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from kernels.precision import PRECISIONS, Precision
+from microbench.errors import UserError
+from microbench.results import read_run
+from microbench.results.types import Run
+
+MEASURED = Path(__file__).parent / "measured"
+MEMORY = "DRAM"
+
+
+@dataclass(frozen=True)
+class Rates:
+    """FLOP/s by `Precision.rate_name` and bytes/s of the memory, the highest that was measured.
+
+    `device` is the GPU's whole name, `source` the run file. `byte_per_s` is None if not measured.
+    """
+
+    device: str
+    source: str
+    flop_per_s: Mapping[str, float]
+    byte_per_s: float | None = None
+
+    def peak(self, precision: Precision) -> float | None:
+        """The FLOP/s of a precision; None where it was not measured."""
+        return self.flop_per_s.get(precision.rate_name)
+
+
+def rates_of(run: Run, source: str) -> Rates:
+    """The rates in a run of `halfway ceilings`; none where it measured others alone."""
+    flop_per_s: dict[str, float] = {}
+    byte_per_s: float | None = None
+    for found in run.ceilings:
+        if found.source != "measured":
+            continue
+        if kind := PRECISIONS.get(found.precision or ""):
+            name = kind.rate_name
+            if found.flop_per_s:
+                flop_per_s[name] = max(found.flop_per_s, flop_per_s.get(name, 0.0))
+        elif found.name.startswith(MEMORY) and found.byte_per_s:
+            byte_per_s = max(found.byte_per_s, byte_per_s or 0.0)
+    return Rates(str(run.device.get("name", "")), source, flop_per_s, byte_per_s)
+
+
+def read_rates(path: Path) -> Rates:
+    """The rates in a run file. UserError where it has none, or cannot be read."""
+    found = rates_of(read_run(path), path.name)
+    if not found.flop_per_s:
+        raise UserError(f"{path} has no measured rates: it is no run of halfway ceilings")
+    return found
+
+
+def known_rates(device: str) -> Rates | None:
+    """The rates that come with the package for the GPU of this name; None for others."""
+    for path in MEASURED.glob("*.json"):  # a name from a trace is no path
+        if path.name == file_name(device):
+            data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            return Rates(**data)
+    return None
+
+
+def file_name(device: str) -> str:
+    """The name of a GPU's file: "nvidia-h200.json"."""
+    return "-".join(device.lower().split()) + ".json"
+
+
+def text_of(rates: Rates) -> str:
+    """What a GPU's file holds."""
+    return json.dumps(asdict(rates), indent=1) + "\n"
