@@ -7,6 +7,7 @@ and other packages of our names, imports nothing of ours.
 from __future__ import annotations
 
 import itertools
+import os
 import shlex
 import shutil
 import subprocess
@@ -20,6 +21,7 @@ from typing import IO
 
 from e2e.profile.halfway_watch import LEAD_IN
 from microbench.errors import UserError
+from microbench.own_packages import ROOT
 from microbench.results.runfile import probe
 from microbench.stopping import programs_end_with_us
 
@@ -88,11 +90,24 @@ def record(script: Script, more: Sequence[str], out: Path, folder: Path) -> int:
     try:
         with programs_end_with_us() as begin:
             done = subprocess.run(
-                [python, str(ours), "--out", str(out), *words, *arguments], preexec_fn=begin
+                [python, str(ours), "--out", str(out), *words, *arguments],
+                env=_without_ours() if script.python else None,
+                preexec_fn=begin,
             )
     except OSError as error:
         raise UserError(f"--python {python}: {error.strerror}") from None
     return done.returncode
+
+
+def _without_ours() -> dict[str, str]:
+    """The environment without our folder in PYTHONPATH: another interpreter has its own packages.
+
+    Where nothing else is in PYTHONPATH it is not set: an empty one would name the working folder.
+    """
+    places = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    kept = os.pathsep.join(place for place in places if Path(place).resolve() != ROOT)
+    others = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return others | ({"PYTHONPATH": kept} if kept else {})
 
 
 def other_arguments(text: str) -> list[str]:

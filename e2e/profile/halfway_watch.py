@@ -31,6 +31,7 @@ import runpy
 import statistics
 import sys
 import time
+import weakref
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -82,6 +83,8 @@ class Watch:
         self._marks: list[Any] = []
         self._profiler: Any = None
         self._modules: _ModuleNames | None = None
+        self._others: _OtherProfilers | None = None
+        self._met_another = False
         self._open_step: Any = None
 
     def step(self) -> None:
@@ -89,6 +92,10 @@ class Watch:
         if self._prover is not None:
             self._prove()
         if self.done:
+            return
+        if self._profiler is None and self._another_runs():
+            # Its steps are slower than without it: timing begins anew when it has ended.
+            self.steps, self._marks = min(self.steps, self.after - 1), []
             return
         self.steps += 1
         timed_until = self.after + self.bare
@@ -138,12 +145,26 @@ class Watch:
         if failed:
             return
         needed = self.after + self.bare + LEAD_IN + self.traced
+        alone = " without the script's own profiler" if self._met_another else ""
         self._say(
-            f"nothing written: {self.steps} steps were seen, {needed} are needed (--after, --bare "
-            "and --traced lower that)"
+            f"nothing written: {max(0, self.steps)} steps were seen{alone}, {needed} are needed "
+            "(--after, --bare and --traced lower that)"
         )
 
     # ------------------------------------------------------------ phases
+
+    def _another_runs(self) -> bool:
+        """Whether the script profiles by itself now."""
+        self._others = self._others or _OtherProfilers(self._give_way)
+        running = self._others.running
+        self._met_another = self._met_another or running
+        return running
+
+    def _give_way(self) -> None:
+        """The script begins to profile: torch has one profiler at a time, and the script's runs."""
+        if self._profiler is not None:
+            self._met_another = True
+            self.end()
 
     def _finish_timing(self) -> None:
         import torch
@@ -162,13 +183,10 @@ class Watch:
         if torch.cuda.is_available():
             activities.append(ProfilerActivity.CUDA)
         try:
-            self._profiler = profile(
-                activities=activities, record_shapes=True, with_stack=self.stack
-            )
-            self._profiler.start()
+            recording = profile(activities=activities, record_shapes=True, with_stack=self.stack)
+            recording.start()
+            self._profiler = recording
         except Exception as error:
-            # Two profilers cannot run at once, and the user's own comes first.
-            self._profiler = None
             self._stop()
             self._say(f"no trace: the profiler did not start ({_first_line(error)})")
             return
@@ -247,6 +265,9 @@ class Watch:
         if self._profiler is not None:
             profiler, self._profiler = self._profiler, None
             profiler.stop()
+        if self._others is not None:
+            self._others.remove()
+            self._others = None
 
     def _facts(self) -> dict[str, Any]:
         """What a trace does not say: steps without the profiler, and the settings of torch."""
@@ -369,18 +390,19 @@ def run_script(path: str, arguments: Sequence[str], watching: Watch) -> None:
     """Run a training script unchanged and watch it. A step ends where its optimizer's step does.
 
     With several optimizers, or several parts of a step, a step ends with the optimizer that was
-    stepped first. Whatever the script raises is raised.
+    stepped first, as long as it exists. Whatever the script raises is raised.
     """
-    sys.path[0] = os.path.dirname(os.path.abspath(path))  # not this file's own folder
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = os.path.dirname(os.path.abspath(path))  # not this file's own folder
     import torch
 
-    first: list[int] = []
+    first: list[Any] = []
     optimizers: Any = torch.optim.Optimizer
 
     def on_step(optimizer: Any, _arguments: Any, _named: Any) -> None:
-        if not first:
-            first.append(id(optimizer))
-        if first[0] == id(optimizer):
+        if not first or first[0]() is None:
+            first[:] = [weakref.ref(optimizer)]
+        if first[0]() is optimizer:
             watching.step()
 
     made = optimizers.__init__
@@ -509,6 +531,44 @@ def _proofs() -> Any:
     module = importlib.util.module_from_spec(found)
     found.loader.exec_module(module)
     return module
+
+
+class _OtherProfilers:
+    """Sees each profiler that starts, ours too; `begins` is called before one does."""
+
+    def __init__(self, begins: Callable[[], None]) -> None:
+        from torch.autograd import profiler
+
+        kind: Any = profiler.profile  # torch.profiler has one inside
+        prepare, leave = kind._prepare_trace, kind.__exit__
+        self._kind, self._made = kind, {"_prepare_trace": prepare, "__exit__": leave}
+        self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
+
+        @functools.wraps(prepare)
+        def on_prepare(one: Any, *rest: Any, **named: Any) -> Any:
+            begins()
+            self._seen.add(one)
+            return prepare(one, *rest, **named)
+
+        @functools.wraps(leave)
+        def on_leave(one: Any, *rest: Any, **named: Any) -> Any:
+            self._seen.discard(one)
+            return leave(one, *rest, **named)
+
+        kind._prepare_trace, kind.__exit__ = on_prepare, on_leave
+
+    @property
+    def running(self) -> bool:
+        """Whether one runs or warms up; also one that began before we looked."""
+        import torch
+
+        autograd: Any = torch.autograd
+        return bool(self._seen) or autograd._profiler_enabled()
+
+    def remove(self) -> None:
+        """Put torch's own functions back."""
+        for name, function in self._made.items():
+            setattr(self._kind, name, function)
 
 
 def _mark() -> Any:

@@ -5,23 +5,18 @@ from __future__ import annotations
 import ast
 import gzip
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from samples.recording import NEEDED, RECORDER, STEPS, is_installed, run
 
 from e2e.__main__ import main
-from e2e.profile import halfway_watch
 from e2e.profile.diagnosis import diagnose
 from e2e.profile.partition import partition
 from e2e.profile.reader import read_trace
 
-RECORDER = Path(halfway_watch.__file__)
-STEPS = ["--after", "2", "--bare", "3", "--traced", "2"]
-NEEDED = 2 + 3 + 1 + 2
 SCRIPT = f"""
 import sys
 import torch
@@ -48,15 +43,6 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "beside.py").write_text("FEATURES = 16\n")
     (tmp_path / RECORDER.name).write_text(RECORDER.read_text())
     return tmp_path
-
-
-def run(folder: Path, *words: str, code: int = 0, **more: str) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [sys.executable, *words], cwd=folder, capture_output=True, text=True, timeout=120,
-        env={"PATH": "/usr/bin:/bin", "HOME": str(folder), **more},
-    )  # fmt: skip
-    assert done.returncode == code, done.stderr
-    return done
 
 
 def test_it_imports_torch_and_the_standard_library_alone_and_is_python_3_9() -> None:
@@ -345,9 +331,8 @@ pl.Trainer(
     [(("transformers", "accelerate"), HUGGING_FACE), (("lightning",), LIGHTNING)],
 )
 def test_trainers_call_it_once_an_update(folder: Path, packages: Sequence[str], text: str) -> None:
-    for name in packages:
-        if find_spec(name) is None:
-            pytest.skip(f"{name} is not installed")
+    if not is_installed(*packages):
+        pytest.skip(f"{' and '.join(packages)} not installed")
     (folder / "trains.py").write_text(text.replace("NEEDED", str(NEEDED)))
     run(folder, "trains.py")
     found = partition(read_trace(folder / "a.json.gz"))
