@@ -172,7 +172,7 @@ def _start_profiler() -> None:
     import torch
 
     if torch.cuda.is_available():
-        with torch.profiler.profile():
+        with torch.profiler.profile(acc_events=True):  # without it, it warns as well
             pass
 
 

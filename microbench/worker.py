@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from types import ModuleType
@@ -305,12 +305,18 @@ def _serve(pipe: Pipe, serve: Serve, settings: object) -> bool:
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return True  # the parent has gone
     except UserError as error:
-        pipe.send(("refused", str(error)))
+        _tell(pipe, "refused", str(error))
         return False
     except BaseException as error:  # a user's code may raise SystemExit or KeyboardInterrupt too
-        pipe.send(("dead", one_line(error)))
+        _tell(pipe, "dead", one_line(error))
         return False
     return True
+
+
+def _tell(pipe: Pipe, kind: str, reason: str) -> None:
+    """Why the child ends; nothing where the parent has ended before it, for a reason of its own."""
+    with suppress(BrokenPipeError, ConnectionResetError):
+        pipe.send((kind, reason))
 
 
 def greet_parent(pipe: Pipe, device: str) -> DeviceInfo:

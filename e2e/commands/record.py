@@ -56,10 +56,12 @@ def recorder(name: str = RECORDER) -> str:
 def plan_of(script: Script) -> str:
     """ "train.py runs for 44 steps (20 of warm-up, 20 timed, 4 recorded), and is then ended".
 
-    UserError where the script is missing.
+    UserError where the script or its interpreter is missing.
     """
     if not script.path.is_file():
         raise UserError(f"no such script: {script.path}")
+    if script.python and not shutil.which(script.python):
+        raise UserError(f"--python {script.python}: no such program")
     recorded = LEAD_IN + script.traced
     end = "then goes on to its end" if script.whole else "is then ended (--whole lets it go on)"
     return (

@@ -123,7 +123,9 @@ def diagnose(
     if len(runs) == 2:
         base, other = runs
         found = paired_findings(sides[0], sides[1], base.products, other.products)
-        runs = base, replace(other, findings=ranked((*other.findings, *found)))
+        known = {one.cause for one in other.findings} - {""}  # replays have shown it already
+        more = [one for one in found if one.cause not in known]
+        runs = base, replace(other, findings=ranked((*other.findings, *more)))
     return Diagnosis(runs, aligned)
 
 

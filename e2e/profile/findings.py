@@ -335,6 +335,7 @@ def _norms(seen: Seen) -> Iterator[Finding]:
             seen, f"normalisation in {kind}, far below the memory's bandwidth", found.ns,
             f"{found.byte_per_s / 1e12:.2f} of {limit / 1e12:.3g} TB/s",
             f"{tried}a compiled or fused normalisation; then measure",
+            "bf16" if kind == "BF16" else "",
             left_ns=min(found.ns, 1e9 * found.bytes / (GOOD_NORM * limit)),
         )  # fmt: skip
 
@@ -346,7 +347,7 @@ def _searches(seen: Seen) -> Iterator[Finding]:
         seen, "cuDNN's search for kernels at new shapes", found.ns,
         f"{found.count / seen.parts.steps:.3g} convolutions a step, at "
         f"{', '.join(found.shapes[:MOST_SHAPES])}{more}",
-        "inputs of a few sizes (buckets), or torch.backends.cudnn.benchmark = False",
+        "inputs of a few sizes (buckets), or torch.backends.cudnn.benchmark = False", "benchmark",
     )  # fmt: skip
 
 

@@ -115,7 +115,8 @@ class Prover:
         self._feed.choose(SCOUTED)
         for kind in TRIALS:
             trial = kind(scene)
-            why = GOES_ON if trial.risky and self._goes_on else trial.why_not()
+            why = COMPILED if trial.eager and scene.compiled else None
+            why = why or (GOES_ON if trial.risky and self._goes_on else trial.why_not())
             if why:
                 self._failed[trial.name] = why
             if why is None:
@@ -199,18 +200,22 @@ class Scene:
         self.calls = 0  # of the model
         self.autocast: tuple[str, Any] | None = None  # around it: the device's kind, the type
         self.entered = 0  # outermost enabled autocasts
-        self.reads = Reads(replay=False)
         self.compiled = _is_compiled()
         self.optimizers = _alive(torch.optim.Optimizer)
         self._depth = self._inside = 0
-        self._largest = -1
+        self._largest, self._noting = -1, False
+        self._handles: list[Any] = []
+        if self.compiled:
+            return  # who looks on would have it compiled again
+        self.reads = Reads(replay=False)
         hooks = torch.nn.modules.module
         self._handles = [
+            self.reads,
             hooks.register_module_forward_pre_hook(self._enter),
             _always(hooks.register_module_forward_hook, self._leave),
+            Patch(torch.autocast, "__enter__", self._entered),
+            Patch(torch.autocast, "__exit__", self._exited),
         ]
-        self._autocast = Patch(torch.autocast, "__enter__", self._entered)
-        self._autocast_ends = Patch(torch.autocast, "__exit__", self._exited)
 
     @property
     def cuda(self) -> bool:
@@ -219,14 +224,16 @@ class Scene:
 
     @property
     def device(self) -> Any:
-        """Of the model's first parameter."""
+        """Of the model's first parameter; a GPU that is in use where no model is known."""
         found = next(self.model.parameters(), None) if self.model is not None else None
-        return found.device if found is not None else torch.device("cpu")
+        kind = "cuda" if torch.cuda.is_initialized() else "cpu"
+        return found.device if found is not None else torch.device(kind)
 
     def step(self) -> None:
         """The end of a step; from now on the model's inputs are looked at."""
         self._depth = 0
-        if self.model is not None and len(self._handles) == 2:
+        if self.model is not None and not self._noting:
+            self._noting = True
             note = self.model.register_forward_pre_hook(self._note, with_kwargs=True)
             self._handles.append(note)
 
@@ -234,9 +241,6 @@ class Scene:
         """Take everything away that looks on."""
         for handle in self._handles:
             handle.remove()
-        self._autocast.remove()
-        self._autocast_ends.remove()
-        self.reads.remove()
 
     def forward(self) -> Any:
         """Forward and backward once, to see whether the model takes a change. Raises what it does.
@@ -268,7 +272,7 @@ class Scene:
         if self._depth > 1 or not torch.is_grad_enabled():
             return
         count = sum(p.numel() for p in module.parameters())
-        if count > self._largest and len(self._handles) == 2:
+        if count > self._largest and not self._noting:
             self._largest, self.model = count, module
 
     def _leave(self, _module: Any, _inputs: Any, _output: Any) -> None:
@@ -437,11 +441,12 @@ class Reads:
 class Trial:
     """One change; `change` says in words what is done.
 
-    `resident`: all its blocks have the same batch. `risky`: a script may not bear it.
+    `resident`: all its blocks have the same batch. `risky`: a script may not bear it. `eager`: it
+    does nothing to compiled code, or has it compiled again.
     """
 
     name = change = ""
-    resident, risky, at_work = True, False, False
+    resident, risky, eager, at_work = True, False, False, False
 
     def __init__(self, scene: Scene) -> None:
         self.scene = scene
@@ -508,11 +513,12 @@ class RepeatedReads(Trial):
     """No synchronisation by reading."""
 
     name, change = "sync", "reads of the device repeat what they gave first, without waiting"
+    eager = True
     _reads: Reads | None = None
 
     def why_not(self) -> str | None:
-        """Compiled code may hold what is exchanged here."""
-        return (COMPILED if self.scene.compiled else None) if self.scene.reads.count else ""
+        """Without reads there is nothing to repeat."""
+        return None if self.scene.reads.count else ""
 
     def enter(self) -> None:
         """The first step of the block reads."""
@@ -570,13 +576,11 @@ class Search(Trial):
 class CastOnce(Trial):
     """Weights are cast once a step, however often autocast is entered."""
 
-    name, change = "casts", "casts of weights kept until the optimizer's step"
+    name, change, eager = "casts", "casts of weights kept until the optimizer's step", True
 
     def why_not(self) -> str | None:
         """With one autocast around it all they are cast once already."""
-        if self.scene.entered <= SCOUTED:
-            return ""
-        return COMPILED if self.scene.compiled else None
+        return None if self.scene.entered > SCOUTED else ""
 
     def enter(self) -> None:
         """As if one more autocast were around the step."""
@@ -639,13 +643,11 @@ class Together(Trial):
 class NoAutocast(Trial):
     """Autocast that does nothing: what low precision brings, or costs."""
 
-    name, change = "amp", "autocast switched off"
+    name, change, eager = "amp", "autocast switched off", True
 
     def why_not(self) -> str | None:
         """Without autocast there is none to switch off."""
-        if not self.scene.entered:
-            return ""
-        return COMPILED if self.scene.compiled else None
+        return None if self.scene.entered else ""
 
     def enter(self) -> None:
         """Whoever asks for it."""
@@ -663,7 +665,8 @@ class NoAutocast(Trial):
 class ChannelsLast(Trial):
     """Model and inputs in channels_last; what the model returns is as it was."""
 
-    name, change, risky = "layout", "model and inputs in channels_last", True
+    name, change = "layout", "model and inputs in channels_last"
+    risky = eager = True
 
     def why_not(self) -> str | None:
         """Images in the default layout and a model with convolutions."""
@@ -671,8 +674,6 @@ class ChannelsLast(Trial):
         weights = _convolutions(self.scene.model)
         if not inputs or not weights or _is_last(inputs[0]) or _is_last(weights[-1]):
             return ""
-        if self.scene.compiled:
-            return COMPILED
         try:
             with self.working():
                 self.scene.forward()
@@ -706,7 +707,8 @@ class ChannelsLast(Trial):
 class WithAutocast(Trial):
     """Autocast with BF16 around a model that has none; what it returns is float32 as before."""
 
-    name, change, risky = "float32", "autocast with BF16 around the model", True
+    name, change = "float32", "autocast with BF16 around the model"
+    risky = eager = True
 
     def __init__(self, scene: Scene) -> None:
         super().__init__(scene)
@@ -719,8 +721,6 @@ class WithAutocast(Trial):
             return ""
         if any(p.dtype != torch.float32 for p in scene.model.parameters()):
             return ""
-        if scene.compiled:
-            return COMPILED
         try:
             with self.working():
                 scene.forward()
@@ -750,7 +750,8 @@ class WithAutocast(Trial):
 class Graph(Trial):
     """The model's forward and backward as CUDA graphs; loss and optimizer as they are."""
 
-    name, change, risky = "launch", "the model's forward and backward as CUDA graphs", True
+    name, change = "launch", "the model's forward and backward as CUDA graphs"
+    risky = eager = True
     _graphed: Function | None = None
 
     def why_not(self) -> str | None:
@@ -758,8 +759,6 @@ class Graph(Trial):
         scene = self.scene
         if not scene.cuda or not scene.calls:
             return ""
-        if scene.compiled:
-            return COMPILED
         if scene.named_inputs or not all(map(torch.is_tensor, scene.inputs)):
             return "the model takes more than tensors in their places"
         if scene.calls > SCOUTED - 1:  # they are counted from the second step on

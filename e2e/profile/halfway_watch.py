@@ -31,6 +31,7 @@ import runpy
 import statistics
 import sys
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -49,6 +50,9 @@ NAMES, ENDS = re.compile(rb'"(host_name|traceName|hostname)":\s*"[^"]*"'), 1 << 
 NO_NAME = rb'"\1": ""'
 # The profiler writes lines of its own between those of a script, and an error where no GPU is.
 PROFILER_LOG, SILENT = "KINETO_LOG_LEVEL", "99"
+# Some versions warn that a second cycle would replace the first; we have one. acc_events=True would
+# silence that too, but it makes stopping take ten times as long.
+CLEARS_EVENTS = "Warning: Profiler clears events"
 
 
 class Watch:
@@ -184,7 +188,9 @@ class Watch:
             activities.append(ProfilerActivity.CUDA)
         try:
             recording = profile(activities=activities, record_shapes=True, with_stack=self.stack)
-            recording.start()
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", CLEARS_EVENTS, UserWarning)
+                recording.start()
             self._profiler = recording
         except Exception as error:
             self._stop()

@@ -80,7 +80,7 @@ def _slower(base: Side, other: Side) -> Iterator[Finding]:
             growth_ns / other.parts.step_ns,
             ", ".join(f"{place} +{ns / 1e6:.3g} ms" for place, ns in largest),
             f"these operators ({total_ns / 1e6:.3g} ms) in float32: "
-            "autocast(enabled=False) and .float() around them",
+            "autocast(enabled=False) and .float() around them", cause="half",
         )  # fmt: skip
 
 

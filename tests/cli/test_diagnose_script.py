@@ -57,6 +57,13 @@ def started(folder: Path, *words: str, mark: str = "") -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
+def wait_until_it_runs(process: subprocess.Popen[str]) -> None:
+    """Read past the plan, to the first line of the script's own."""
+    assert process.stdout
+    while not (line := process.stdout.readline()).startswith("arguments"):
+        assert line, "it ended"
+
+
 def run(folder: Path, *words: str, code: int = 0) -> tuple[str, str]:
     process = started(folder, *words)
     out, errors = process.communicate(timeout=120)
@@ -191,7 +198,11 @@ def test_what_the_script_started_ends_too(folder: Path, which: signal.Signals) -
     (folder / "daemon.py").write_text(DAEMON + SCRIPT)
     process = started(folder, "daemon.py", "--", "100000", "--slow", mark=str(folder))
     assert process.stdout
-    assert {process.stdout.readline().split()[0] for _ in range(2)} == {"up", "arguments"}
+    awaited = {"up", "arguments"}
+    while awaited:
+        line = process.stdout.readline()
+        assert line, "it ended"
+        awaited -= set(line.split()[:1])
     process.send_signal(which)
     assert process.wait(30) == 128 + which
     wait_for(lambda: not marked(str(folder)))
@@ -201,8 +212,7 @@ def test_what_the_script_started_ends_too(folder: Path, which: signal.Signals) -
 @pytest.mark.slow
 def test_the_script_ends_where_the_command_is_killed(folder: Path) -> None:
     process = started(folder, "train.py", "--", "100000", "--slow", mark=str(folder))
-    assert process.stdout
-    assert "arguments" in process.stdout.readline()
+    wait_until_it_runs(process)
     process.kill()
     process.wait(30)
     wait_for(lambda: not marked(str(folder)))
@@ -213,8 +223,7 @@ def test_the_script_ends_where_the_command_is_killed(folder: Path) -> None:
 @pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM])
 def test_stopping_it_stops_the_script(folder: Path, which: signal.Signals) -> None:
     process = started(folder, "train.py", "--", "100000", "--slow")
-    assert process.stdout
-    assert "arguments" in process.stdout.readline()
+    wait_until_it_runs(process)
     (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     process.send_signal(which)
     began_s = time.monotonic()

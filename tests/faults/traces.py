@@ -133,7 +133,7 @@ def _packed(start: bytes, block: bytes) -> Callable[[Path], None]:
     return write
 
 
-def _text(content: str) -> Callable[[Path], None]:
+def _text(content: str) -> Callable[[Path], object]:
     return lambda path: path.write_text(content, encoding="utf-8")
 
 

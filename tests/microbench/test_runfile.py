@@ -297,7 +297,7 @@ def test_a_number_that_json_has_not_never_reaches_the_file(path: Path) -> None:
 def test_a_file_that_is_there_is_never_taken(path: Path, option: str, resumes: bool) -> None:
     path.write_text("precious")
     with pytest.raises(UserError) as caught:
-        check_writable(path, option)
+        check_writable(path, option, resumes=resumes)
     assert ("--resume" in str(caught.value)) == resumes  # CSV cannot be resumed
     assert path.read_text() == "precious"
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from e2e.profile.calls import LOADING, MADE_BY, MODULE, NO_SEQUENCE, NODE, SEQUENCE, STEP, Caller
+from e2e.profile.compiled import GUARDS, is_compiled_code, is_compiling
 from e2e.profile.operands import shapes_of
 from e2e.profile.partition import Partition, partition, term_of_ops
 from e2e.profile.products import product_operator
@@ -93,8 +94,14 @@ def _callers(
     made = {id(op) for op in makers.values()}
     for around in _open_at([*notes, *ops], made).values():
         kept |= {id(span) for span in _telling(around) if span.name.startswith(MODULE)}
+    kept |= {id(op) for op in ops if _of_compilation(op)}
     kept |= made | {id(note) for note in notes if not note.name.startswith(MODULE)}
     return [n for n in notes if id(n) in kept], [op for op in ops if id(op) in kept]
+
+
+def _of_compilation(op: Span) -> bool:
+    """Whether it counts by itself: it need not launch anything."""
+    return is_compiling(op) or is_compiled_code(op) or op.name == GUARDS
 
 
 def _open_at(spans: list[Span], wanted: set[int]) -> dict[int, list[Span]]:
