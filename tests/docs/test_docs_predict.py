@@ -11,7 +11,14 @@ from statistics import fmean, stdev
 import pytest
 
 from e2e.commands.validation import ARM_BUDGET_S
-from e2e.report.errors import error_sentences, error_table, intervals_kept, limits_named
+from e2e.report.errors import (
+    error_sentences,
+    error_table,
+    intervals_kept,
+    limits_named,
+    on_the_border,
+)
+from e2e.report.predictions import is_within
 from e2e.results.types import Training
 from e2e.validation_sets import (
     CALIBRATED_ON,
@@ -457,9 +464,9 @@ def test_rows_that_predate_the_code_are_named() -> None:
 
 
 def test_the_errors_of_the_held_out_networks_are_the_run_files_own() -> None:
-    run = read_run(H200 / "predict-held-out.json")
+    files = ("predict-held-out.json", "predict-held-out-2.json", "predict-held-out-3.json")
+    ran = [t for name in files for t in read_run(H200 / name).of(Training)]
     steps = sum(len(batches.split(",")) for batches in HELD_OUT.values())
-    ran = run.of(Training)
     assert f"{len(ran)} of the {steps * len(HELD_OUT_RECIPES.split(','))} steps have run" in SUMMARY
     lines = {line.what: line for line in error_table(ran)}
     gpu, cpu, paced = (
@@ -474,3 +481,9 @@ def test_the_errors_of_the_held_out_networks_are_the_run_files_own() -> None:
     at_speed = f"or {paced.median_pct:.1f} and {paced.largest_pct:.1f} %"
     said = f"median error {cpu.median_pct:.1f} %, worst {cpu.largest_pct:.1f} %, {at_speed}"
     assert said in SUMMARY
+    named, border = limits_named(ran), on_the_border(ran)
+    wrong = named.count - named.right - border.right
+    found = f"right in {named.right}, on the border in {border.right}"
+    assert f"{found} ({100 * border.right / border.count:.0f} %), wrong in {wrong}" in SUMMARY
+    inside = sum(is_within(t) is True for t in ran)
+    assert f"{inside} of {len(ran)} steps ({100 * inside / len(ran):.0f} %" in SUMMARY

@@ -37,7 +37,8 @@ def pack(source: Path, target: Path, most_bytes: int = MOST_BYTES) -> int:
     """
     recording = read_trace(source)
     data = b""
-    for steps in range(MOST_STEPS, 0, -1):
+    has = recording.facts.get("traced", MOST_STEPS)  # a packed trace names steps that it lost
+    for steps in range(min(has, MOST_STEPS), 0, -1):
         cut = replace(recording, facts={**recording.facts, "traced": steps})
         parts = partition(cut)
         if parts.steps < steps and steps > 1:
