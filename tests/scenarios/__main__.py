@@ -65,12 +65,17 @@ def main(arguments: list[str] | None = None) -> int:
 def _document(found: list[Scenario], words: list[str]) -> dict[str, Any]:
     return {
         "check": "scenarios",
-        "command": ["python", "-m", "tests.scenarios", *words],
+        "command": ["python", "-m", "tests.scenarios", *map(_name, words)],  # without paths
         "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": describe().as_dict(),
         "software": software(),
         "scenarios": [asdict(scenario) for scenario in found],
     }
+
+
+def _name(word: str) -> str:
+    """The last part of a path; other words as they are."""
+    return word.rstrip("/").rpartition("/")[2]
 
 
 def _archive(out: Path) -> None:
