@@ -64,6 +64,7 @@ def test_a_script_runs_as_without_it_and_leaves_a_trace_of_whole_steps(folder: P
     alone = run(folder, "train.py", "9")
     watched = run(folder, RECORDER.name, *STEPS, "--out", "a.json.gz", "train.py", "9")
     assert watched.stdout == alone.stdout
+    assert "Warning" not in watched.stderr
     found = partition(read_trace(folder / "a.json.gz"))
     assert found.steps == 2
     modules = {(p.caller.module, p.caller.phase) for p in found.pieces}

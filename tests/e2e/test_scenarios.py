@@ -19,10 +19,11 @@ from microbench.report.documents import print_sheet
 from microbench.report.screen import make_console
 from microbench.results.kinds import document_of
 
-TRACES = Path(__file__).parents[1] / "samples" / "traces_h200"
+SAMPLES = Path(__file__).parents[1] / "samples"
+TRACES = SAMPLES / "traces_h200"
 
 
-@pytest.mark.parametrize("path", sorted(TRACES.glob("*.gz")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(SAMPLES.glob("traces_*/*.gz")), ids=lambda path: path.stem)
 def test_a_packed_trace_has_the_same_diagnosis(path: Path, tmp_path: Path) -> None:
     target = tmp_path / path.name
     size = pack(path, target)

@@ -6,6 +6,7 @@ import pytest
 from samples import serving
 from samples.commands import warm_children
 
+from microbench.errors import UserError
 from microbench.errors_of_child import MOST_ALIKE
 from microbench.worker import Child
 
@@ -20,3 +21,14 @@ def test_lines_that_differ_in_numbers_only_are_counted(capfd: pytest.CaptureFixt
         "(497 more lines as: Corrupt JPEG data: N extraneous bytes before marker N)"
     ]
     assert "something else, unfinished" in lines
+
+
+@pytest.mark.parametrize("error", [UserError("no memory"), OSError("no library")])
+def test_what_ends_a_child_after_its_parent_is_not_said(
+    error: Exception, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with warm_children():
+        child = Child(serving.fails_after_its_parent, error, daemon=False)
+        child.greet()
+        child.close()
+    assert capfd.readouterr().err == ""

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 from microbench.pulse import Pipe
 
@@ -54,3 +55,11 @@ def hangs(pipe: Pipe, _: object) -> None:
     pipe.send(("ok", "ready"))
     pipe.recv()
     time.sleep(3600)
+
+
+def fails_after_its_parent(pipe: Pipe, error: Exception) -> None:
+    """It raises, when nobody is there any more to be told."""
+    pipe.send(("ok", "ready"))
+    with suppress(EOFError):
+        pipe.recv()
+    raise error

@@ -37,12 +37,10 @@ def pack(source: Path, target: Path, most_bytes: int = MOST_BYTES) -> int:
     """
     recording = read_trace(source)
     data = b""
-    has = recording.facts.get("traced", MOST_STEPS)  # a packed trace names steps that it lost
-    for steps in range(min(has, MOST_STEPS), 0, -1):
+    recorded = partition(recording).steps
+    for steps in range(min(MOST_STEPS, recorded), 0, -1):
         cut = replace(recording, facts={**recording.facts, "traced": steps})
         parts = partition(cut)
-        if parts.steps < steps and steps > 1:
-            continue
         data = gzip.compress(_text(slim(cut, parts)).encode(), 9, mtime=0)
         if len(data) <= most_bytes:
             break
