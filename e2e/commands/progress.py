@@ -52,7 +52,7 @@ class TrainProgress(LiveLine):
         self._doing = f"{self._process}starting"
 
     def begins(self, cases: tuple[TrainCase, ...], expected_s: float) -> None:
-        """A comparison begins; it takes about so many seconds."""
+        """A comparison begins; it takes about this many seconds."""
         self.about(cases)
         self._until_s = self._clock() + expected_s
         first = cases[0]
@@ -62,7 +62,7 @@ class TrainProgress(LiveLine):
         ))  # fmt: skip
 
     def timing(self, rest_s: float) -> None:
-        """The timing of a comparison begins; it ends about so many seconds from now."""
+        """The timing of a comparison begins; it ends in about this many seconds."""
         self._until_s = self._clock() + rest_s
 
     def doing(self, stage: str) -> None:

@@ -430,7 +430,7 @@ def _compilation(seen: Seen) -> Iterator[Finding]:
 
 
 def _regions(seen: Seen) -> Iterator[Finding]:
-    """Compiled code in so many parts that entering them is what takes the time."""
+    """Compiled code in many small parts: entering them is what takes the time."""
     ops = list(seen.inside(seen.recording.ops))
     regions = sum(op.name.startswith(REGION) for op in ops) / seen.parts.steps
     guards = sum(op.ns for op in ops if op.name == GUARDS)
@@ -456,7 +456,7 @@ RULES: Sequence[Rule] = (
 
 
 def rules_of_training(channels_last: bool) -> Sequence[Rule]:
-    """Those for a training of ours: the others are told from two steps (`e2e.explain.causes`).
+    """Those for a training of ours: the others follow from two steps (`e2e.explain.causes`).
 
     A remedy that it has already, the layout, is not proposed.
     """

@@ -454,7 +454,7 @@ class Trial:
 
     def why_not(self) -> str | None:
         """None where it can be tried, "" where there is nothing to change, or a reason."""
-        raise NotImplementedError
+        return None
 
     def enter(self) -> None:
         """Make the change."""

@@ -29,7 +29,7 @@ class Gaps:
     """Divides the time in which nothing runs by what the CPU did until the next launch.
 
     Gaps must come in the order of time. The main thread and autograd's work in turn, so a wait of
-    one is a wait for what the other launches; those of other threads delay nobody else.
+    one is a wait for what the other launches; those of other threads delay no other.
     """
 
     def __init__(self, recording: Recording) -> None:

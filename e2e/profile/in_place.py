@@ -71,7 +71,7 @@ def summed(recording: Recording, parts: Partition, *, channels_last: bool) -> Tr
 
 
 def _key(piece: Piece) -> tuple[str, str, str, str, str]:
-    """What a part is told from others by: its fields but the time."""
+    """What distinguishes a part from others: its fields but the time."""
     ops = piece.caller.ops
     within = term_of_ops(ops) if piece.term == LAYOUT else piece.term
     if within not in PRODUCT_TERMS:

@@ -32,7 +32,7 @@ ALSO = {
     "bf16": ("operators that are slower in BF16 than in FP16", "FP16 with a loss scaler"),
     "misaligned": ("sizes that are no multiple of 8", "pad them"),
 }  # fmt: skip
-# Nobody suspects these before they are found; what they do not gain is no news.
+# Users do not suspect these before they are found; what they do not gain is no news.
 UNSUSPECTED = frozenset({"half", "bf16", "misaligned", "islands"})
 SAID_APART = "amp"  # what it gains below 0 is what low precision brings
 

@@ -106,7 +106,7 @@ def test_normalisation_is_slow_by_the_bytes_that_it_moves(
         assert ("BF16" in causes[0].title) == (kind == BF16)
         assert causes[0].ms == pytest.approx(ms)
         assert causes[0].most_ms == pytest.approx(ms - 0.75 / 0.65, rel=1e-6)
-    unknown = made_with(device="A card that nobody knows")
+    unknown = made_with(device="An unknown card")
     with_op(unknown, "aten::native_batch_norm", 11 * MS, ms * MS, dims, [kind, "float", "float"])
     assert not named(found(unknown, folder=tmp_path), "normalisation in")
 

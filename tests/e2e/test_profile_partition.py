@@ -175,7 +175,7 @@ def test_a_wait_of_the_main_thread_delays_what_autograd_launches(tmp_path: Path)
     made.op("aten::mm", 8 * MS, 8 * MS + 50 * US)
     made.kernel("gemm", 9 * MS, 10 * MS, 8 * MS + 10 * US)
     made.span("cuda_runtime", "cudaStreamSynchronize", 9 * MS, 10 * MS + 10 * US, MAIN)
-    # Another thread, the loader's, waits for nobody's sake.
+    # Another thread, the loader's, waits for its own work.
     made.span("cuda_runtime", "cudaEventSynchronize", 12 * MS, 15 * MS, 300)
     made.op("autograd::engine::evaluate_function: MmBackward0", 16 * MS, 17 * MS, BACKWARD)
     made.op("aten::mm", 16 * MS + US, 17 * MS - US, BACKWARD)

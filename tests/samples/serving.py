@@ -58,7 +58,7 @@ def hangs(pipe: Pipe, _: object) -> None:
 
 
 def fails_after_its_parent(pipe: Pipe, error: Exception) -> None:
-    """It raises, when nobody is there any more to be told."""
+    """It raises after its parent has ended."""
     pipe.send(("ok", "ready"))
     with suppress(EOFError):
         pipe.recv()

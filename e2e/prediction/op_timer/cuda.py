@@ -101,7 +101,7 @@ class _TriedCall:
 
 
 def silent(part: str) -> None:
-    """Tell nobody what begins."""
+    """Do nothing when a part begins."""
 
 
 class CudaStopwatch:
@@ -113,7 +113,7 @@ class CudaStopwatch:
     def __init__(
         self, target: Target, host_speed: HostSpeed, doing: Callable[[str], object] = silent
     ) -> None:
-        """`doing` is told each part of a measurement as it begins."""
+        """`doing` is called with the name of each part of a measurement as it begins."""
         from microbench.timing.instruments import Instruments
 
         # Nothing is flushed: a step's calls find the cache as the one before left it.

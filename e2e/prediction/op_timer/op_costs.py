@@ -43,7 +43,7 @@ class CallTimer:
     def __init__(self, target: Target, store: Store, host_speed: HostSpeed) -> None:
         self.device = torch.device(target.torch_device)
         self.store = store
-        self.doing: Callable[[str], object] = silent  # is told each part as it begins
+        self.doing: Callable[[str], object] = silent  # called with each part as it begins
         self.stopwatch: Stopwatch = CpuStopwatch()
         if target.kind == "cuda":
             self.stopwatch = CudaStopwatch(target, host_speed, lambda part: self.doing(part))
