@@ -29,6 +29,7 @@ from e2e.validation_sets import (
     PREDICTING_S,
     seen,
 )
+from microbench.__main__ import main
 from microbench.report.export import to_markdown
 from microbench.results.runfile import read_run
 from microbench.results.types import METHOD_VERSION
@@ -487,3 +488,13 @@ def test_the_errors_of_the_held_out_networks_are_the_run_files_own() -> None:
     assert f"{found} ({100 * border.right / border.count:.0f} %), wrong in {wrong}" in SUMMARY
     inside = sum(is_within(t) is True for t in ran)
     assert f"{inside} of {len(ran)} steps ({100 * inside / len(ran):.0f} %" in SUMMARY
+
+
+def test_the_times_in_place_and_alone_are_the_run_files_own(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["show", str(H200 / "predict-held-out-2.json"), "--markdown"]) == 0
+    _, _, found = capsys.readouterr().out.partition("GPU time in the step against operations alone")
+    rows = [line for line in found.splitlines()[:20] if line.startswith("| ")]
+    assert len(rows) > 10
+    assert all(row in ERRORS for row in rows)
