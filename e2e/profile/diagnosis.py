@@ -12,7 +12,8 @@ from typing import Any
 
 from e2e.profile.aligned import Aligned, Side, align
 from e2e.profile.calls import LOADING
-from e2e.profile.findings import OWN_LOADER, Finding, findings, not_the_cause, ranked
+from e2e.profile.finding import Finding, ranked
+from e2e.profile.findings import OWN_LOADER, findings, not_the_cause
 from e2e.profile.gains import Gain, Tried, tried_in
 from e2e.profile.missing import missing
 from e2e.profile.paired import paired_findings

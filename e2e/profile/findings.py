@@ -6,13 +6,26 @@ has to be measured. proofs.py says what was gained where that was tried.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from e2e.profile.calls import OPTIMIZER
 from e2e.profile.compiled import COMPILE, GUARDS, REGION, is_compiled_code
-from e2e.profile.gains import Gain
+from e2e.profile.finding import (
+    LEAST_SHARE,
+    LIKELY,
+    POSSIBLE,
+    Finding,
+    Seen,
+    cpu_ns_of,
+    finding_of,
+    largest_of,
+    module_of,
+    operator_of,
+    pieces_of,
+    places_of,
+    ranked,
+)
 from e2e.profile.norm_work import norm_time
 from e2e.profile.operands import ALIGNED, HALF, SINGLE, misaligned, types_of
 from e2e.profile.partition import Partition, Piece, is_communication, is_product
@@ -35,75 +48,16 @@ from e2e.results.terms import (
     SYNC,
     TERMS,
 )
-from kernels.gpu_cards import Card
 from kernels.gpus import find_card
 from microbench.roofline.rates import Rates
 
-LEAST_SHARE = 0.03  # of a step: less is no finding
-MOST_PLACES = 3
-PROVEN, LIKELY, POSSIBLE = "proven", "likely", "possible"  # by a trial; by the trace; by a rule
 MANY_REGIONS = 8  # calls of compiled code in a step
 MANY_UPDATES = 20  # kernels of an optimizer in a step
 SMALL_NS = 10_000  # a kernel this short does little
 SLOW_NORM = 0.5  # of a card's bandwidth: below it normalisation is slow
 # What it reaches in good kernels: 3.2 of 4.8 TB/s in results/nvidia-h200/ledger-resnet50.json.
 GOOD_NORM = 0.65
-CPU_TERMS = (LAUNCH, SYNC)  # idle time in which the CPU works, slowed by the profiler
 MOST_SHAPES = 2
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One cause: `ms` a recorded step that it costs, where it is, and what to try against it.
-
-    `saves_ms` is what a step without the profiler can gain at most: without what the profiler added
-    to it, and without what a fix leaves by the card's datasheet. `cause` is its name among what can
-    be tried, "" for what cannot. `gain` was measured, or `unproven` says why it was not.
-    """
-
-    title: str
-    ms: float
-    share: float
-    where: str
-    remedy: str
-    saves_ms: float | None = None
-    cause: str = ""
-    status: str = LIKELY
-    gain: Gain | None = None
-    unproven: str = ""
-
-    @property
-    def most_ms(self) -> float:
-        """Milliseconds a step that a fix saves at most, as far as known."""
-        return self.ms if self.saves_ms is None else self.saves_ms
-
-
-@dataclass(frozen=True)
-class Seen:
-    """A recording and its partition, as the rules below look at them."""
-
-    recording: Recording
-    parts: Partition
-    card: Card | None = None
-    rates: Rates | None = None
-
-    @property
-    def slowed(self) -> float:
-        """The share of CPU_TERMS that is in a step without the profiler too."""
-        bare_s = self.recording.bare_step_s
-        cpu_ns = sum(self.parts.terms.get(term, 0) for term in CPU_TERMS)
-        if bare_s is None or not cpu_ns:
-            return 1.0
-        added_ns = self.parts.steps * (self.parts.step_ns - 1e9 * bare_s)
-        return min(1.0, max(0.0, 1 - added_ns / cpu_ns))
-
-    def ms(self, ns: int) -> float:
-        """Milliseconds per step from nanoseconds in all steps."""
-        return ns / self.parts.steps / 1e6
-
-    def inside(self, spans: Iterable[Span]) -> Iterator[Span]:
-        """Those that begin in the steps."""
-        return (s for s in spans if self.parts.start <= s.start < self.parts.end)
 
 
 def findings(
@@ -125,16 +79,6 @@ def findings(
     return ranked(large)
 
 
-def ranked(found: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Proven ones first; of these and of the others the costliest first."""
-    return tuple(sorted(found, key=_rank))
-
-
-def _rank(one: Finding) -> tuple[bool, float]:
-    proven = one.status == PROVEN
-    return not proven, -(one.gain.ms if proven and one.gain else one.most_ms)
-
-
 def not_the_cause(parts: Partition) -> tuple[tuple[str, float], ...]:
     """(what users suspect, its share of a step) for what takes less than LEAST_SHARE.
 
@@ -146,22 +90,6 @@ def not_the_cause(parts: Partition) -> tuple[tuple[str, float], ...]:
         suspects = (LOADER, TERMS["cast"])
     shares = [(name, parts.terms.get(name, 0) / whole) for name in suspects]
     return tuple((name, share) for name, share in shares if share < LEAST_SHARE)
-
-
-def _finding(
-    seen: Seen, title: str, ns: int, where: str, remedy: str, cause: str = "", status: str = LIKELY,
-    *, cpu_ns: int = 0, left_ns: float = 0,
-) -> Iterator[Finding]:  # fmt: skip
-    """A cause of `ns` in all steps: `cpu_ns` of it is of CPU_TERMS, and a fix leaves `left_ns`."""
-    if ns > 0:
-        share = ns / (seen.parts.end - seen.parts.start)
-        saved_ns = ns - left_ns - (1 - seen.slowed) * cpu_ns
-        saves_ms = max(0.0, saved_ns / seen.parts.steps / 1e6)
-        yield Finding(title, seen.ms(ns), share, where, remedy, saves_ms, cause, status)
-
-
-def _cpu_ns(pieces: Iterable[Piece]) -> int:
-    return sum(piece.ns for piece in pieces if piece.term in CPU_TERMS)
 
 
 def _floor_ns(seen: Seen, pieces: Iterable[Piece]) -> float:
@@ -176,31 +104,6 @@ def _half_floor_s(seen: Seen, op: Span) -> float:
         work = Work(work.flops, (work.bytes or 0) // 2, "bfloat16")
     floor = floor_of(work, precision_of(work.dtype, None), seen.card, seen.rates)
     return floor.seconds if floor else 0.0
-
-
-def _places(seen: Seen, pieces: Iterable[Piece], name: Callable[[Piece], str]) -> str:
-    """The places where most of this time is: "layer1.0.conv1 0.41 ms, …"."""
-    found: dict[str, int] = defaultdict(int)
-    for piece in pieces:
-        found[name(piece)] += piece.ns
-    return _largest(seen, found)
-
-
-def _largest(seen: Seen, found: Mapping[str, int]) -> str:
-    largest = sorted(((ns, place) for place, ns in found.items() if place), reverse=True)
-    return ", ".join(f"{place} {seen.ms(ns):.3g} ms" for ns, place in largest[:MOST_PLACES])
-
-
-def _module(piece: Piece) -> str:
-    return piece.caller.module
-
-
-def _operator(piece: Piece) -> str:
-    return piece.caller.ops[-1].name if piece.caller.ops else ""
-
-
-def _of(seen: Seen, term: str) -> list[Piece]:
-    return [piece for piece in seen.parts.pieces if piece.term == term]
 
 
 # ---------------------------------------------------------------- rules
@@ -226,7 +129,7 @@ OWN_LOADER = "_SingleProcessDataLoaderIter"  # in the name of a load without wor
 
 def _plain(seen: Seen) -> Iterator[Finding]:
     for term, (title, where, remedy) in PLAIN.items():
-        yield from _finding(seen, title, seen.parts.terms.get(term, 0), where, remedy)
+        yield from finding_of(seen, title, seen.parts.terms.get(term, 0), where, remedy)
 
 
 def _loader(seen: Seen) -> Iterator[Finding]:
@@ -240,7 +143,7 @@ def _loader(seen: Seen) -> Iterator[Finding]:
             "num_workers=4 or more in the DataLoader, or less work for each sample",
         )
     ns = seen.parts.terms.get(LOADER, 0)
-    yield from _finding(seen, "data loading", ns, where, remedy, "loader")
+    yield from finding_of(seen, "data loading", ns, where, remedy, "loader")
 
 
 def _launch(seen: Seen) -> Iterator[Finding]:
@@ -248,7 +151,7 @@ def _launch(seen: Seen) -> Iterator[Finding]:
     if seen.parts.on_cpu:
         return
     optimizer = _updates(seen)
-    waits = [p for p in _of(seen, LAUNCH) if not optimizer or p.caller.phase != OPTIMIZER]
+    waits = [p for p in pieces_of(seen, LAUNCH) if not optimizer or p.caller.phase != OPTIMIZER]
     ns = sum(piece.ns for piece in waits)
     launches = sum(launches_work(span.name) for span in seen.inside(seen.recording.launches))
     short = sum(work.ns < SMALL_NS for work in seen.inside(seen.recording.work))
@@ -256,7 +159,7 @@ def _launch(seen: Seen) -> Iterator[Finding]:
         f"{launches / seen.parts.steps:,.0f} launches a step, "
         f"{short / seen.parts.steps:,.0f} of them of kernels under 10 us"
     )
-    yield from _finding(
+    yield from finding_of(
         seen, "CPU launch: the GPU waits for the CPU", ns, where,
         "a larger batch, torch.compile, a CUDA graph, or a fused optimizer", "launch",
         LIKELY if "bare_s" in seen.recording.facts else POSSIBLE,  # the profiler slows the CPU
@@ -265,7 +168,7 @@ def _launch(seen: Seen) -> Iterator[Finding]:
 
 
 def _sync(seen: Seen) -> Iterator[Finding]:
-    pieces = _of(seen, SYNC)
+    pieces = pieces_of(seen, SYNC)
     calls = [
         span for span in seen.inside(seen.recording.ops)
         if span.name in ("aten::item", "aten::nonzero")
@@ -273,31 +176,31 @@ def _sync(seen: Seen) -> Iterator[Finding]:
     names = Counter(span.name.removeprefix("aten::") for span in calls)
     counted = ", ".join(f"{n / seen.parts.steps:.3g} {name} a step" for name, n in names.items())
     lines = sync_lines(seen.recording, pieces)
-    places = _largest(seen, lines) if lines else _places(seen, pieces, _module)
-    yield from _finding(
+    places = largest_of(seen, lines) if lines else places_of(seen, pieces, module_of)
+    yield from finding_of(
         seen, "synchronisation: the CPU waits for the GPU, then has to launch anew",
         sum(piece.ns for piece in pieces), "; ".join(text for text in (counted, places) if text),
         "read losses and metrics every 50th step; keep conditions on the device", "sync",
-        cpu_ns=_cpu_ns(pieces),
+        cpu_ns=cpu_ns_of(pieces),
     )  # fmt: skip
 
 
 def _casts(seen: Seen) -> Iterator[Finding]:
-    pieces = _of(seen, TERMS["cast"])
+    pieces = pieces_of(seen, TERMS["cast"])
     count = len({(p.caller.ops[-1].start if p.caller.ops else p.start) for p in pieces})
-    yield from _finding(
+    yield from finding_of(
         seen, "casts between types", sum(piece.ns for piece in pieces),
-        f"{count / seen.parts.steps:,.0f} a step; {_places(seen, pieces, _module)}",
+        f"{count / seen.parts.steps:,.0f} a step; {places_of(seen, pieces, module_of)}",
         "one autocast around the whole forward, so that weights are cast once; or BF16 weights",
         "casts",
     )  # fmt: skip
 
 
 def _layout(seen: Seen) -> Iterator[Finding]:
-    pieces = _of(seen, LAYOUT)
-    yield from _finding(
+    pieces = pieces_of(seen, LAYOUT)
+    yield from finding_of(
         seen, "layout changes between NCHW and NHWC", sum(piece.ns for piece in pieces),
-        _places(seen, pieces, _module),
+        places_of(seen, pieces, module_of),
         "model and input in memory_format=torch.channels_last", "layout",
     )  # fmt: skip
 
@@ -315,10 +218,10 @@ def _optimizer(seen: Seen) -> Iterator[Finding]:
     pieces = _updates(seen)
     count = sum(piece.term == TERMS["optimizer"] for piece in pieces) / seen.parts.steps
     idle = sum(piece.ns for piece in pieces if piece.term in IDLE)
-    yield from _finding(
+    yield from finding_of(
         seen, "an optimizer that updates one tensor at a time", sum(piece.ns for piece in pieces),
         f"{count:,.0f} kernels a step, and {seen.ms(idle):.3g} ms of waits for them",
-        "fused=True, or foreach=True, in the optimizer", "optimizer", cpu_ns=_cpu_ns(pieces),
+        "fused=True, or foreach=True, in the optimizer", "optimizer", cpu_ns=cpu_ns_of(pieces),
     )  # fmt: skip
 
 
@@ -331,7 +234,7 @@ def _norms(seen: Seen) -> Iterator[Finding]:
     if found.byte_per_s < SLOW_NORM * limit:
         kind = "BF16" if any("bfloat16" in name.lower() for name in found.types) else "FP16"
         tried = "FP16, for which cuDNN has kernels; or " if kind == "BF16" else ""
-        yield from _finding(
+        yield from finding_of(
             seen, f"normalisation in {kind}, far below the memory's bandwidth", found.ns,
             f"{found.byte_per_s / 1e12:.2f} of {limit / 1e12:.3g} TB/s",
             f"{tried}a compiled or fused normalisation; then measure",
@@ -343,7 +246,7 @@ def _norms(seen: Seen) -> Iterator[Finding]:
 def _searches(seen: Seen) -> Iterator[Finding]:
     found = searches(seen.recording, seen.parts)
     more = ", …" if len(found.shapes) > MOST_SHAPES else ""
-    yield from _finding(
+    yield from finding_of(
         seen, "cuDNN's search for kernels at new shapes", found.ns,
         f"{found.count / seen.parts.steps:.3g} convolutions a step, at "
         f"{', '.join(found.shapes[:MOST_SHAPES])}{more}",
@@ -360,19 +263,19 @@ def _islands(seen: Seen) -> Iterator[Finding]:
         if types_of(piece.caller.ops) & SINGLE and not types_of(piece.caller.ops) & HALF
     ]  # fmt: skip
     if half:
-        yield from _finding(
+        yield from finding_of(
             seen, "GEMMs and convolutions that stayed in float32",
             sum(piece.ns for piece in single),
-            _places(seen, single, lambda p: p.caller.module or _operator(p)),
+            places_of(seen, single, lambda p: p.caller.module or operator_of(p)),
             "let autocast reach them, unless they need the precision", "islands", POSSIBLE,
             left_ns=_floor_ns(seen, single),
         )  # fmt: skip
     else:
         allowed = seen.recording.facts.get("allow_tf32")
         if allowed is False:
-            yield from _finding(
+            yield from finding_of(
                 seen, "GEMMs and convolutions in IEEE float32", sum(p.ns for p in single),
-                _places(seen, single, lambda p: p.caller.module or _operator(p)),
+                places_of(seen, single, lambda p: p.caller.module or operator_of(p)),
                 "torch.set_float32_matmul_precision('high') allows TF32; autocast goes further",
                 "tf32",
             )  # fmt: skip
@@ -383,22 +286,22 @@ def _misaligned(seen: Seen) -> Iterator[Finding]:
         piece for piece in seen.parts.pieces
         if is_product(piece) and types_of(piece.caller.ops) & HALF and misaligned(piece.caller.ops)
     ]  # fmt: skip
-    yield from _finding(
+    yield from finding_of(
         seen, f"sizes that are no multiple of {ALIGNED}", sum(piece.ns for piece in pieces),
-        _places(seen, pieces, _misaligned_place),
+        places_of(seen, pieces, _misaligned_place),
         f"pad channels, features and the vocabulary to multiples of {ALIGNED}; then measure",
         "misaligned", POSSIBLE, left_ns=_floor_ns(seen, pieces),
     )  # fmt: skip
 
 
 def _misaligned_place(piece: Piece) -> str:
-    return f"{piece.caller.module or _operator(piece)} {misaligned(piece.caller.ops)}"
+    return f"{piece.caller.module or operator_of(piece)} {misaligned(piece.caller.ops)}"
 
 
 def _copies(seen: Seen) -> Iterator[Finding]:
-    pieces = _of(seen, COPIES)
+    pieces = pieces_of(seen, COPIES)
     pageable = any("Pageable" in piece.name for piece in pieces)
-    yield from _finding(
+    yield from finding_of(
         seen, "copies to and from the device that nothing hides",
         sum(piece.ns for piece in pieces), "from pageable memory" if pageable else "",
         "pin_memory=True and non_blocking=True" if pageable else "copy the next batch meanwhile",
@@ -406,13 +309,13 @@ def _copies(seen: Seen) -> Iterator[Finding]:
 
 
 def _communication(seen: Seen) -> Iterator[Finding]:
-    exposed = sum(piece.ns for piece in _of(seen, COMMUNICATION))
+    exposed = sum(piece.ns for piece in pieces_of(seen, COMMUNICATION))
     ran = [work for work in seen.inside(seen.recording.work) if is_communication(work.name)]
     whole = max(exposed, sum(work.ns for work in ran))
     types = dict.fromkeys(str(work.args["dtype"]) for work in ran if work.args.get("dtype"))
     where = f"between GPUs; {seen.ms(whole):.3g} ms in all, the rest is behind other work"
     where += f"; in {', '.join(types)}" if types else ""
-    yield from _finding(
+    yield from finding_of(
         seen, "communication that nothing hides", exposed, where,
         "larger buckets, a compressed gradient, or more work for each exchange",
     )  # fmt: skip
@@ -421,8 +324,9 @@ def _communication(seen: Seen) -> Iterator[Finding]:
 def _compilation(seen: Seen) -> Iterator[Finding]:
     frames = (op for op in seen.recording.ops if op.name.startswith(COMPILE))
     count = sum(op.end > seen.parts.start and op.start < seen.parts.end for op in frames)
-    yield from _finding(
-        seen, "compilation inside the steps", sum(piece.ns for piece in _of(seen, COMPILATION)),
+    yield from finding_of(
+        seen, "compilation inside the steps",
+        sum(piece.ns for piece in pieces_of(seen, COMPILATION)),
         f"{count} in all" if count else "",
         "record later steps (--after); if it stays, sizes change from step to step: pad them, or "
         "torch.compile(dynamic=True)",
@@ -439,7 +343,7 @@ def _regions(seen: Seen) -> Iterator[Finding]:
         if piece.term == LAUNCH and any(is_compiled_code(op) for op in piece.caller.ops)
     ]  # fmt: skip
     if regions >= MANY_REGIONS:
-        yield from _finding(
+        yield from finding_of(
             seen, "many small compiled regions: the GPU waits until each is entered",
             sum(piece.ns for piece in waits) or guards,
             f"{regions:,.0f} a step, a graph break or uncompiled code between each and the next; "

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from e2e.profile.aligned import Side
-from e2e.profile.findings import LEAST_SHARE, MOST_PLACES, Finding
+from e2e.profile.finding import LEAST_SHARE, MOST_PLACES, Finding
 from e2e.profile.operands import HALF, SINGLE, shapes_of, types_of
 from e2e.profile.partition import Partition, is_product
 from e2e.profile.products import Product

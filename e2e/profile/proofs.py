@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from e2e.profile.findings import LEAST_SHARE, PROVEN, Finding, ranked
+from e2e.profile.finding import LEAST_SHARE, PROVEN, Finding, ranked
 from e2e.profile.gains import Gain, Tried
 
 FAIR = 0.25  # of what the trace says that a cause costs: to gain it proves the cause

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from e2e.profile.changes import Change, changes, step_ns
 from e2e.profile.diagnosis import Diagnosis, TermTime, Traced
-from e2e.profile.findings import Finding
+from e2e.profile.finding import Finding
 from e2e.profile.gains import Gain
 from e2e.profile.proofs import SAID_APART
 from e2e.report import layers, products

@@ -14,7 +14,8 @@ from torch import nn
 from e2e.profile import halfway_watch
 from e2e.profile.compiled import is_compiling
 from e2e.profile.diagnosis import diagnose
-from e2e.profile.findings import Finding, findings
+from e2e.profile.finding import Finding
+from e2e.profile.findings import findings
 from e2e.profile.partition import Partition, partition
 from e2e.profile.pieces import Piece
 from e2e.profile.products import products

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from samples.traces import BACKWARD, MAIN, US, Made
 
 from e2e.profile.diagnosis import Traced, diagnose
-from e2e.profile.findings import Finding
+from e2e.profile.finding import Finding
 
 MS = 1_000_000
 H200, BF16, HALF = "NVIDIA H200", "c10::BFloat16", "c10::Half"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from e2e.profile.diagnosis import Diagnosis, Traced, diagnose
-from e2e.profile.findings import LIKELY
+from e2e.profile.finding import LIKELY
 from e2e.profile.partition import partition
 from e2e.profile.products import reach
 from e2e.profile.reader import read_trace

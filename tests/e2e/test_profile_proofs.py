@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from e2e.profile.diagnosis import Diagnosis, TermTime, Traced
-from e2e.profile.findings import LEAST_SHARE, LIKELY, POSSIBLE, PROVEN, Finding
+from e2e.profile.finding import LEAST_SHARE, LIKELY, POSSIBLE, PROVEN, Finding
 from e2e.profile.gains import PROVED_KEY, Gain, Tried, gain_of, tried_in
 from e2e.profile.halfway_prove import KEY, TRIALS
 from e2e.profile.proofs import ALSO, FAIR, SAID_APART, judged, refuted
