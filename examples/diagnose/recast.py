@@ -1,6 +1,7 @@
 """Autocast entered inside a block that is called sixteen times: its weights are cast each time."""
 
 import argparse
+from contextlib import nullcontext
 
 import torch
 from torch import nn
@@ -29,7 +30,8 @@ def forward():
 
 
 for _ in range(steps):
-    with torch.autocast(device, torch.bfloat16, enabled=fixed):
+    # An outer autocast keeps the cast weights until it ends, even one that is not enabled.
+    with torch.autocast(device, torch.bfloat16) if fixed else nullcontext():
         loss = forward().float().square().mean()
     optimizer.zero_grad()
     loss.backward()
