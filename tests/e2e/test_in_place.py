@@ -202,7 +202,7 @@ def steps_of(times: int) -> TracedStep:
 
 
 def test_recorded_steps_add_up_and_a_slow_layer_is_first() -> None:
-    plain, slow = steps_of(1), steps_of(60)
+    plain, slow = steps_of(1), steps_of(300)
     for traced in (plain, slow):
         assert traced.steps == 2
         assert traced.launches == 0, "no device"
