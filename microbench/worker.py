@@ -308,7 +308,9 @@ def _serve(pipe: Pipe, serve: Serve, settings: object) -> bool:
         _tell(pipe, "refused", str(error))
         return False
     except BaseException as error:  # a user's code may raise SystemExit or KeyboardInterrupt too
-        _tell(pipe, "dead", one_line(error))
+        from microbench.device.device import fault_of_gpu
+
+        _tell(pipe, "dead", one_line(fault_of_gpu() or error))
         return False
     return True
 

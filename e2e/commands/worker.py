@@ -15,6 +15,7 @@ from e2e.results.loader_types import LoadCase, Loading
 from e2e.results.traced import TracedStep
 from e2e.results.types import Repeat, Training
 from kernels.error_words import one_line
+from microbench.device.device import fault_of_gpu
 from microbench.errors import UserError
 from microbench.pulse import Pipe
 from microbench.worker import HANG_S, Child, OnStage, greet_parent
@@ -30,6 +31,7 @@ STAND_IN = (
 )
 # Steps that are recorded; one on a CPU, where they are long.
 TRACED_STEPS, CPU_TRACED_STEPS = 2, 1
+RECORDINGS = 2  # at most: the profiler loses kernels now and then
 SILENT = "9"  # of the profiler's own messages on standard error
 POLL_S = 0.05  # sensors are read less often than for kernels: the host has a loop to run
 
@@ -205,18 +207,25 @@ def _traced(timer: Any, key: str, announce: OnStage) -> TracedStep | str:
     RuntimeError after a fault that the device does not survive.
     """
     from e2e.profile.in_place import traced_step
+    from e2e.profile.partition import NothingSeen
 
     announce(key, "recording steps")
     trainer = timer.held[key].trainer
-    try:
-        return traced_step(
-            timer.step_alone(key), trainer.module, TRACED_STEPS if timer.cuda else CPU_TRACED_STEPS,
-            # Hooks of modules would be compiled with them.
-            named=not trainer.case.compile, channels_last=trainer.case.layout == "nhwc",
-        )  # fmt: skip
-    except Exception as error:
-        timer.raise_if_dead(error)
-        return one_line(error)
+    why = ""
+    for _ in range(RECORDINGS):
+        try:
+            return traced_step(
+                timer.step_alone(key), trainer.module,
+                TRACED_STEPS if timer.cuda else CPU_TRACED_STEPS,
+                # Hooks of modules would be compiled with them.
+                named=not trainer.case.compile, channels_last=trainer.case.layout == "nhwc",
+            )  # fmt: skip
+        except Exception as error:
+            timer.raise_if_dead(error)
+            why = one_line(error)
+            if not isinstance(error, NothingSeen):
+                break
+    return why
 
 
 def _opened(settings: TrainSettings, device: str, announce: OnStage) -> tuple[Any, DataFacts]:
@@ -265,19 +274,6 @@ def _opened(settings: TrainSettings, device: str, announce: OnStage) -> tuple[An
     )
 
 
-def _fault_of_device(device: str) -> Exception | None:
-    """What a kernel of this process did; a library that met it first says only that it failed."""
-    import torch
-
-    if torch.device(device).type != "cuda":
-        return None
-    try:
-        torch.cuda.synchronize()
-    except Exception as error:
-        return error
-    return None
-
-
 def _look_at(network: Any, device: str) -> tuple[int | None, bool]:
     """(classes, whether the loss is a stand-in), from a user's network's output for two samples.
 
@@ -298,7 +294,7 @@ def _look_at(network: Any, device: str) -> tuple[int | None, bool]:
         if torch.device(device).type == "cuda":
             torch.cuda.synchronize()  # its kernels' faults are its own
     except Exception as error:
-        cause = _fault_of_device(device) or error
+        cause = fault_of_gpu() or error
         raise UserError(f"{network.name}: its forward raised {one_line(cause)}") from None
     first = next(tensors_in(output), None)
     classes = first.shape[1] if first is not None and first.dim() == 2 else None

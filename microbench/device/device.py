@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -149,6 +150,18 @@ def free_memory_bytes(info: DeviceInfo) -> int | None:
     import torch
 
     return torch.cuda.mem_get_info(info.index)[0]
+
+
+def fault_of_gpu() -> Exception | None:
+    """What a kernel of this process did; a library that met it first says only that it failed."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    try:
+        torch.cuda.synchronize()
+    except Exception as error:
+        return error
+    return None
 
 
 def held_by_others() -> str:

@@ -27,6 +27,7 @@ WARM_REPEATS = 10  # launches between one pair of events when the cache stays wa
 # Queued behind the samples and thrown away: a sample with no command queued behind it reads half a
 # microsecond less, so the last of a batch would differ from the others.
 TRAILING = 6
+GATE_TRIES = 3  # a busy CPU may launch later than the gate stays closed
 SAMPLES_BEHIND_GATE = 24  # of about 10 commands each: well under the 1,024 that a stream queues
 CPU_FLUSH_FACTOR = 2
 
@@ -125,10 +126,23 @@ class GatedEvents:
     def _batch(
         self, launch: Launch, samples: int, repeats: int, flush: bool
     ) -> tuple[list[float], float | None]:
+        for _ in range(GATE_TRIES):
+            pairs = self._behind_gate(launch, samples, repeats, flush)
+            if not self.instruments.gate_expired:
+                times = [start.elapsed_time(end) * 1e-3 / repeats for start, end in pairs]
+                return times, self.instruments.clock_mhz()
+        raise RuntimeError(
+            "the launch waits for the device, so CPU time cannot be kept out of the timing"
+        )
+
+    def _behind_gate(
+        self, launch: Launch, samples: int, repeats: int, flush: bool
+    ) -> list[tuple[Any, Any]]:
+        """(start, end) events of each sample, all of which ran after the last was queued."""
         import torch
 
         pairs = [
-            [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+            (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
             for _ in range(samples + TRAILING)
         ]
         self.instruments.close_gate()
@@ -149,12 +163,7 @@ class GatedEvents:
         finally:
             self.instruments.open_gate()
         torch.cuda.synchronize()
-        if self.instruments.gate_expired:
-            raise RuntimeError(
-                "the launch waits for the device, so CPU time cannot be kept out of the timing"
-            )
-        times = [start.elapsed_time(end) * 1e-3 / repeats for start, end in pairs[:samples]]
-        return times, self.instruments.clock_mhz()
+        return pairs[:samples]
 
     def run(self, launch: Launch, times: int) -> None:
         """Launch `times` times back to back and synchronise."""

@@ -28,6 +28,7 @@ def by_recipe(run: Run) -> dict[str, Training]:
     return {training.case.recipe: training for training in run.of(Training)}
 
 
+@pytest.mark.alone
 def test_a_ledger_is_of_the_steps_that_were_recorded(tmp_path: Path) -> None:
     run = run_of(tmp_path, "--amp")
     arms = by_recipe(run)
