@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from e2e.case import SCHEMAS
+from e2e.commands.record import Script
 from microbench.command_line import FILE, REST, Outputs, Program, click_options, run_app, said
 from microbench.resumed_command import NO_NETWORK, Command, Named
 
@@ -247,15 +248,19 @@ class Diagnose(Command):
     "--other", metavar="ARGS", help="Arguments of a second run of SCRIPT, to compare with"
 )
 @click.option("--python", type=FILE, help="The interpreter for SCRIPT  [default: this one]")
-@click.option("--after", default=20, show_default=True, help="Steps of warm-up", type=AT_LEAST_0)
+@click.option(
+    "--after", default=Script.after, show_default=True, help="Steps of warm-up", type=AT_LEAST_0
+)
 @click.option(
     "--bare",
-    default=20,
+    default=Script.bare,
     show_default=True,
     help="Steps timed without the profiler",
     type=AT_LEAST_2,
 )
-@click.option("--traced", default=3, show_default=True, help="Steps recorded", type=AT_LEAST_1)
+@click.option(
+    "--traced", default=Script.traced, show_default=True, help="Steps recorded", type=AT_LEAST_1
+)
 @click.option("--stack", is_flag=True, help="Also name the lines that wait for the GPU")
 @click.option("--whole", is_flag=True, help="Let SCRIPT go on to its end after that")
 @click.option("--prove", is_flag=True, help="Also try what is slow, in some hundred more steps")
@@ -298,7 +303,6 @@ def diagnose(
     Exit codes: 0 diagnosed, 1 nothing could be told, 2 a mistake, 3 SCRIPT failed, 4 --fail-on.
     """  # fmt: skip
     from e2e.commands import diagnose as command
-    from e2e.commands.record import Script
 
     if print_recorder:
         command.print_recorder(prove)

@@ -81,7 +81,8 @@ def diagnose_script(report: Report, script: Script, other: str | None, kept: Pat
     with. `kept` is a folder that gets the traces. UserError as of `diagnose_traces`.
     """
     runs: list[list[str]] = [] if other is None else [other_arguments(other)]
-    words = [*(["--other", other] if other is not None else []), script.path.name]
+    words = [*script.options(), *(["--other", other] if other is not None else [])]
+    words.append(script.path.name)
     words += ["--", *script.arguments] if script.arguments else []
     check_keeps(kept)
     with scratch_folder() as folder:

@@ -40,12 +40,19 @@ class Script:
     path: Path
     arguments: tuple[str, ...]
     python: Path | None
-    after: int
-    bare: int
-    traced: int
-    stack: bool
-    whole: bool
+    after: int = 20
+    bare: int = 20
+    traced: int = 3
+    stack: bool = False
+    whole: bool = False
     prove: bool = False
+
+    def options(self) -> list[str]:
+        """The options of `halfway diagnose` that are not as by default: ["--prove"]."""
+        numbers = ("after", "bare", "traced")
+        given = [name for name in numbers if getattr(self, name) != getattr(Script, name)]
+        words = [word for name in given for word in (f"--{name}", str(getattr(self, name)))]
+        return words + [f"--{n}" for n in ("stack", "whole", "prove") if getattr(self, n)]
 
 
 def recorder(name: str = RECORDER) -> str:

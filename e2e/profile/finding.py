@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from e2e.profile.gains import Gain
 from e2e.profile.partition import Partition, Piece
 from e2e.profile.reader import Recording, Span
-from e2e.results.terms import LAUNCH, SYNC
+from e2e.results.terms import IDLE, LAUNCH, SYNC
 from kernels.gpu_cards import Card
 from microbench.roofline.rates import Rates
 
@@ -67,6 +67,15 @@ class Seen:
         added_ns = self.parts.steps * (self.parts.step_ns - 1e9 * bare_s)
         return min(1.0, max(0.0, 1 - added_ns / cpu_ns))
 
+    def most_ms(self, idle: bool) -> float:
+        """What a step can lose at most: all of it, or the time in which the GPU idles.
+
+        The profiler slows the CPU, so that it can show more than a step without it takes.
+        """
+        busy_ms = sum(self.ms(ns) for term, ns in self.parts.terms.items() if term not in IDLE)
+        whole_ms = 1e3 * (self.recording.bare_step_s or self.parts.step_ns / 1e9)
+        return max(0.0, whole_ms - busy_ms if idle else whole_ms)
+
     def ms(self, ns: int) -> float:
         """Milliseconds per step from nanoseconds in all steps."""
         return ns / self.parts.steps / 1e6
@@ -88,13 +97,16 @@ def _rank(one: Finding) -> tuple[bool, float]:
 
 def finding_of(
     seen: Seen, title: str, ns: int, where: str, remedy: str, cause: str = "", status: str = LIKELY,
-    *, cpu_ns: int = 0, left_ns: float = 0,
+    *, cpu_ns: int = 0, left_ns: float = 0, idle: bool = False,
 ) -> Iterator[Finding]:  # fmt: skip
-    """A cause of `ns` in all steps: `cpu_ns` of it is of CPU_TERMS, and a fix leaves `left_ns`."""
+    """A cause of `ns` in all steps: `cpu_ns` of it is of CPU_TERMS, and a fix leaves `left_ns`.
+
+    `idle`: the GPU idles in all of it.
+    """
     if ns > 0:
         share = ns / (seen.parts.end - seen.parts.start)
         saved_ns = ns - left_ns - (1 - seen.slowed) * cpu_ns
-        saves_ms = max(0.0, saved_ns / seen.parts.steps / 1e6)
+        saves_ms = min(seen.most_ms(idle), max(0.0, saved_ns / seen.parts.steps / 1e6))
         yield Finding(title, seen.ms(ns), share, where, remedy, saves_ms, cause, status)
 
 

@@ -143,7 +143,9 @@ def _loader(seen: Seen) -> Iterator[Finding]:
             "num_workers=4 or more in the DataLoader, or less work for each sample",
         )
     ns = seen.parts.terms.get(LOADER, 0)
-    yield from finding_of(seen, "data loading", ns, where, remedy, "loader")
+    yield from finding_of(
+        seen, "data loading", ns, where, remedy, "loader", idle=not seen.parts.on_cpu
+    )
 
 
 def _launch(seen: Seen) -> Iterator[Finding]:
@@ -163,7 +165,7 @@ def _launch(seen: Seen) -> Iterator[Finding]:
         seen, "CPU launch: the GPU waits for the CPU", ns, where,
         "a larger batch, torch.compile, a CUDA graph, or a fused optimizer", "launch",
         LIKELY if "bare_s" in seen.recording.facts else POSSIBLE,  # the profiler slows the CPU
-        cpu_ns=ns,
+        cpu_ns=ns, idle=True,
     )  # fmt: skip
 
 
@@ -181,7 +183,7 @@ def _sync(seen: Seen) -> Iterator[Finding]:
         seen, "synchronisation: the CPU waits for the GPU, then has to launch anew",
         sum(piece.ns for piece in pieces), "; ".join(text for text in (counted, places) if text),
         "read losses and metrics every 50th step; keep conditions on the device", "sync",
-        cpu_ns=cpu_ns_of(pieces),
+        cpu_ns=cpu_ns_of(pieces), idle=True,
     )  # fmt: skip
 
 

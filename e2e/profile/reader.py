@@ -89,12 +89,15 @@ class Recording:
 
     @property
     def dropped(self) -> int:
-        """What was launched and has no time: the profiler lost it, or wrote zeros (kineto#109)."""
-        known = {span.correlation for span in self.work if span.start or span.ns}
+        """What was launched and has no time: the profiler lost it, or wrote zeros (kineto#109).
+
+        A copy or fill that has no work at all is not counted: one of 0 bytes does nothing.
+        """
+        timed = {span.correlation: bool(span.start or span.ns) for span in self.work}
         return sum(
-            1
+            not timed.get(span.correlation, bool(_MOVES.search(span.name)))
             for span in self.launches
-            if span.correlation and launches_work(span.name) and span.correlation not in known
+            if span.correlation and launches_work(span.name)
         )
 
     @property
@@ -123,6 +126,7 @@ def launches_work(call: str) -> bool:
 _LAUNCHES = re.compile(
     r"LaunchKernel|LaunchCooperativeKernel|GraphLaunch|Memcpy\w*Async|MemsetAsync"
 )
+_MOVES = re.compile(r"Memcpy|Memset")
 
 
 def read_trace(path: Path) -> Recording:

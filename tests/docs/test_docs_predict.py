@@ -465,8 +465,14 @@ def test_rows_that_predate_the_code_are_named() -> None:
 
 
 def test_the_errors_of_the_held_out_networks_are_the_run_files_own() -> None:
-    files = ("predict-held-out.json", "predict-held-out-2.json", "predict-held-out-3.json")
-    ran = [t for name in files for t in read_run(H200 / name).of(Training)]
+    files = ("", *(f"-{number}" for number in range(2, 7)))
+    again = [t for n in files for t in read_run(H200 / f"predict-held-out{n}.json").of(Training)]
+    ran = list({t.case.key: t for t in reversed(again)}.values())  # the first of each counts
+    assert f"{len(again) - len(ran)} steps that ran twice" in SUMMARY.replace("two", "2")
+    networks = {t.case.network for t in ran}
+    batches_of = {n: {t.case.batch for t in ran if t.case.network == n} for n in networks}
+    whole = sum(len(batches) == 3 for batches in batches_of.values())
+    assert f"of {len(networks)} networks, {whole} of them at all three batches" in SUMMARY
     steps = sum(len(batches.split(",")) for batches in HELD_OUT.values())
     assert f"{len(ran)} of the {steps * len(HELD_OUT_RECIPES.split(','))} steps have run" in SUMMARY
     lines = {line.what: line for line in error_table(ran)}
@@ -478,7 +484,11 @@ def test_the_errors_of_the_held_out_networks_are_the_run_files_own() -> None:
             "the same, corrected for the CPU's speed",
         )
     )
-    assert f"median error {gpu.median_pct:.1f} %, worst {gpu.largest_pct:.1f} %" in SUMMARY
+    said = f"{gpu.count} that were GPU-bound, median error {gpu.median_pct:.1f} %"
+    assert f"{said}, worst {gpu.largest_pct:.1f} %" in SUMMARY
+    sure = lines["step, bottleneck predicted as GPU"]
+    said = f"{sure.count} steps, median error {sure.median_pct:.1f} %"
+    assert f"{said}, worst {sure.largest_pct:.1f} %" in SUMMARY
     at_speed = f"or {paced.median_pct:.1f} and {paced.largest_pct:.1f} %"
     said = f"median error {cpu.median_pct:.1f} %, worst {cpu.largest_pct:.1f} %, {at_speed}"
     assert said in SUMMARY

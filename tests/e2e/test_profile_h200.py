@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from e2e.profile.diagnosis import Diagnosis, Traced, diagnose
-from e2e.profile.finding import LIKELY
+from e2e.profile.finding import LIKELY, PROVEN
 from e2e.profile.partition import partition
 from e2e.profile.products import reach
 from e2e.profile.reader import read_trace
@@ -127,3 +128,26 @@ def test_the_page_has_the_table_of_scenarios(capsys: pytest.CaptureFixture[str])
     assert len(rows) > count
     for row in rows[: count + 2]:
         assert " ".join(row.split()) in PAGE
+
+
+def test_the_page_has_the_diagnoses_of_public_scripts() -> None:
+    found = sorted((PUBLISHED / "public").glob("*.json"))
+    assert len(found) == 5
+    for path in found:
+        (run,) = published(f"public/{path.stem}").runs
+        assert run.bare_step_s is not None
+        first = run.findings[0]
+        step_ms, most_ms = f"{1e3 * run.bare_step_s:.3g}", f"{first.most_ms:.3g}"
+        cause = first.title.partition(":")[0].replace("sizes that are", "a vocabulary of 50,257,")
+        row = rf"\| {re.escape(step_ms)} \| {re.escape(cause)}[^|]* \| {re.escape(most_ms)} \|"
+        assert re.search(row, PAGE), path.stem
+        assert first.most_ms <= 1e3 * run.bare_step_s
+
+
+def test_the_page_quotes_what_was_proven_of_synchronisation() -> None:
+    (run,) = published("prove-syncs").runs
+    sync, launch = (next(g for g in run.gains if g.cause == name) for name in ("sync", "launch"))
+    assert run.findings[0].status == PROVEN
+    assert f"gain {sync.ms:.2f} ms ({sync.low_ms:.2f} to {sync.high_ms:.2f})" in PAGE
+    assert f"gains {launch.ms:.2f} ms ({launch.low_ms:.2f} to {launch.high_ms:.2f})" in PAGE
+    assert f"of {sync.step_ms:.1f}: synchronisation is proven" in PAGE

@@ -98,6 +98,7 @@ def test_launches_without_a_kernel_are_counted(tmp_path: Path) -> None:
     made = small()
     made.span("cuda_runtime", "cudaLaunchKernel", 30_000, 31_000, correlation=99)
     made.span("cuda_runtime", "cudaStreamSynchronize", 40_000, 41_000, correlation=100)
+    made.span("cuda_runtime", "cudaMemsetAsync", 50_000, 51_000, correlation=101)  # of 0 bytes
     assert read_trace(made.write(tmp_path / "a.json")).dropped == 1
 
 
