@@ -18,6 +18,7 @@ from e2e.report.errors import (
     limits_named,
     on_the_border,
 )
+from e2e.report.in_place import in_place_table
 from e2e.report.predictions import is_within
 from e2e.results.types import Training
 from e2e.validation_sets import (
@@ -29,8 +30,8 @@ from e2e.validation_sets import (
     PREDICTING_S,
     seen,
 )
-from microbench.__main__ import main
 from microbench.report.export import to_markdown
+from microbench.report.table import markdown, plain_markdown
 from microbench.results.runfile import read_run
 from microbench.results.types import METHOD_VERSION
 from microbench.timing.stats import median
@@ -464,10 +465,18 @@ def test_rows_that_predate_the_code_are_named() -> None:
         assert name in SUMMARY
 
 
-def test_the_errors_of_the_held_out_networks_are_the_run_files_own() -> None:
+def held_out_runs() -> list[Training]:
     files = ("", *(f"-{number}" for number in range(2, 7)))
-    again = [t for n in files for t in read_run(H200 / f"predict-held-out{n}.json").of(Training)]
-    ran = list({t.case.key: t for t in reversed(again)}.values())  # the first of each counts
+    return [t for n in files for t in read_run(H200 / f"predict-held-out{n}.json").of(Training)]
+
+
+def first_of_each(ran: Sequence[Training]) -> list[Training]:
+    return list({training.case.key: training for training in reversed(ran)}.values())
+
+
+def test_the_errors_of_the_held_out_networks_are_the_run_files_own() -> None:
+    again = held_out_runs()
+    ran = first_of_each(again)
     assert f"{len(again) - len(ran)} steps that ran twice" in SUMMARY.replace("two", "2")
     networks = {t.case.network for t in ran}
     batches_of = {n: {t.case.batch for t in ran if t.case.network == n} for n in networks}
@@ -500,11 +509,8 @@ def test_the_errors_of_the_held_out_networks_are_the_run_files_own() -> None:
     assert f"{inside} of {len(ran)} steps ({100 * inside / len(ran):.0f} %" in SUMMARY
 
 
-def test_the_times_in_place_and_alone_are_the_run_files_own(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["show", str(H200 / "predict-held-out-2.json"), "--markdown"]) == 0
-    _, _, found = capsys.readouterr().out.partition("GPU time in the step against operations alone")
-    rows = [line for line in found.splitlines()[:20] if line.startswith("| ")]
+def test_the_times_in_place_and_alone_are_the_run_files_own() -> None:
+    found = plain_markdown(markdown(in_place_table(first_of_each(held_out_runs()))))
+    rows = [line for line in found.splitlines() if line.startswith("| ")]
     assert len(rows) > 10
     assert all(row in ERRORS for row in rows)
