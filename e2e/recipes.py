@@ -20,6 +20,7 @@ DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 # search at all, so a short search leaves them out: their first steps took 26 and 16 s with three.
 SEARCH_LIMITS = {FULL: 10, SHORT: 3}
 DYNAMIC, NONE = "dynamic", "none"
+FLOAT8_NEEDS = {"tensorwise": (8, 9), "rowwise": (9, 0)}  # compute capability
 NO_GRAPHS = "CUDA graphs need a CUDA device; a CPU has none"
 
 
@@ -31,7 +32,8 @@ class Recipe:
     `autocast` is what torch.autocast casts GEMMs and convolutions to, None without autocast.
     `masters`: whether the optimizer updates float32 copies of the weights. `scale` is the loss
     scale: "none", "dynamic" or a static factor. `tf32`: whether float32 GEMMs and convolutions may
-    run as TF32.
+    run as TF32. `float8`: what has a scale of its own where linear layers multiply in FP8 (see
+    training/float8.py), None where they do not.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Recipe:
     masters: bool = False
     scale: str | float = NONE
     tf32: bool = False
+    float8: str | None = None
 
     @property
     def half(self) -> bool:
@@ -85,6 +88,14 @@ _ALL = (
     Recipe(
         "O3", "apex's name for fp16; --keep-batchnorm-fp32 keeps batch-norm in float32",
         weights="fp16", batchnorm="fp16",
+    ),
+    Recipe(
+        "fp8", "linear layers multiply in FP8, one scale a tensor; the rest as amp-bf16",
+        autocast="bf16", float8="tensorwise",
+    ),
+    Recipe(
+        "fp8-rowwise", "linear layers multiply in FP8, one scale a row; the rest as amp-bf16",
+        autocast="bf16", float8="rowwise",
     ),
 )  # fmt: skip
 RECIPES = {recipe.name: recipe for recipe in _ALL}
@@ -133,7 +144,7 @@ def cannot_run(recipe: Recipe, kind: str, capability: tuple[int, int] | None) ->
     """Why a device cannot train under this recipe, or None.
 
     `kind` is "cuda" or "cpu"; `capability` is the compute capability (major, minor). TF32 and
-    bfloat16 need 8.0.
+    bfloat16 need 8.0, FP8 8.9, or 9.0 where each row has a scale.
     """
     if kind == "cpu":
         if recipe.tf32:
@@ -141,6 +152,9 @@ def cannot_run(recipe: Recipe, kind: str, capability: tuple[int, int] | None) ->
         return None
     if recipe.tf32 and capability and capability < (8, 0):
         return _needs("tf32", (8, 0), capability)
+    least = FLOAT8_NEEDS.get(recipe.float8 or "")
+    if least and capability and capability < least:
+        return _needs("FP8", least, capability)
     if "bf16" in (recipe.weights, recipe.autocast) and capability and capability < (8, 0):
         return _needs("bf16", (8, 0), capability)
     return None

@@ -28,6 +28,8 @@ def explain_recipes(asked: str | None, *, quiet: bool) -> None:
 def cells(recipe: Recipe) -> tuple[str, ...]:
     """A recipe's row under HEADER."""
     products = recipe.autocast or ("tf32" if recipe.tf32 else recipe.weights)
+    if recipe.float8:
+        products = f"fp8, {products}"
     updated = "fp32 masters" if recipe.masters else recipe.weights
     scale = {DYNAMIC: "dynamic", NONE: "-"}.get(str(recipe.scale), str(recipe.scale))
     return (

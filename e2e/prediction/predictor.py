@@ -39,6 +39,7 @@ from kernels.error_words import one_line
 
 SECONDS, RECENT_S = 3, 10.0  # that readings of the host speed cover; their age
 COMPILED = "a compiled step runs kernels that no trace shows: predicted steps are eager or captured"
+FLOAT8 = "steps with FP8 are not predicted: their products are not measured alone"
 NO_GAIN = "no layer gets faster when it is padded"
 
 
@@ -166,6 +167,8 @@ class Predictor:
             return COMPILED
         if case.graph and not self.cuda:
             return NO_GRAPHS
+        if recipe_of(case).float8:
+            return FLOAT8
         return cannot_run(recipe_of(case), self.target.kind, self.target.capability)
 
     # ------------------------------------------------------------ the step

@@ -41,6 +41,7 @@ from e2e.results.terms import (
     CONVOLUTIONS,
     COPIES,
     FILLS,
+    FLOAT8,
     LAYOUT,
     MATRIX_PRODUCTS,
     OTHER,
@@ -192,6 +193,9 @@ def term_of(caller: Caller) -> str:
     return RECOMPUTATION if caller.phase == RECOMPUTED else term_of_ops(caller.ops)
 
 
+FLOAT8_PRODUCT = "Float8Product"  # of e2e/training/float8.py; its backward begins with it too
+
+
 def term_of_ops(ops: Sequence[Span]) -> str:
     """The ledger's term of the innermost of these operators that is known."""
     for op in reversed(ops):
@@ -202,7 +206,7 @@ def term_of_ops(ops: Sequence[Span]) -> str:
                 return CONVOLUTIONS
             return ATTENTION if "attention" in name else MATRIX_PRODUCTS
         if kind in TERMS and kind != "other":
-            return TERMS[kind]
+            return FLOAT8 if any(op.name.startswith(FLOAT8_PRODUCT) for op in ops) else TERMS[kind]
     return OTHER
 
 

@@ -21,6 +21,7 @@ from e2e.networks import Network
 from e2e.recipes import NO_GRAPHS, cannot_run, recipe_of
 from e2e.results.types import Training
 from e2e.training.feeds import Feeds, TimedFeed
+from e2e.training.float8 import NothingToConvert
 from e2e.training.step_timer import CpuSteps, CudaSteps, StepBlock, StepTimer
 from e2e.training.trainer import Trainer, capture_stream
 from kernels.case import Target
@@ -127,6 +128,9 @@ class Arms:
             held = self._fitted(case, blank, announce)
         except UserError:
             raise  # strict data: the run ends
+        except NothingToConvert as error:
+            self._free()
+            return replace(blank, status="skipped", reason=str(error))
         except Exception as error:
             self.raise_if_dead(error)
             self._free()

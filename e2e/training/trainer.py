@@ -24,6 +24,7 @@ from e2e.data.datasets.synthetic import SyntheticFeed
 from e2e.data.types import Feed
 from e2e.networks import Network
 from e2e.recipes import DTYPES, Recipe, switch_process
+from e2e.training.float8 import convert
 from e2e.training.optimizer import RecipeOptimizer
 
 PRE_CAPTURE_STEPS = 3  # on a side stream: workspaces and optimizer state must exist before capture
@@ -49,7 +50,8 @@ class Trainer:
 
     Random numbers come from `seed`, so two arms of one network start from the same weights. `lr`
     None is the network's own; it rises linearly from 0 over the first `warmup` steps. `module` is
-    the network if it exists already: on the device, in layout and storage.
+    the network if it exists already: on the device, in layout and storage. NothingToConvert for
+    FP8 where the network has no layer for it.
     """
 
     def __init__(
@@ -71,6 +73,8 @@ class Trainer:
         if module is None:
             module = _in_layout(network.build(), case.layout).to(device)
             _store(module, recipe)
+            if recipe.float8:
+                convert(module, recipe.float8)
         self.module = module
         self.optimizer = RecipeOptimizer(
             [weight for weight in self.module.parameters() if weight.requires_grad],

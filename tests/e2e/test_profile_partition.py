@@ -24,6 +24,7 @@ from e2e.results.terms import (
     COMMUNICATION,
     CONVOLUTIONS,
     COPIES,
+    FLOAT8,
     IDLE,
     LAUNCH,
     LOADER,
@@ -105,6 +106,19 @@ def test_communication_and_copies_count_only_where_no_computing_hides_them(tmp_p
     assert found[CONVOLUTIONS] == 4 * MS
     assert found[COMMUNICATION] == 2 * MS
     assert found[COPIES] == 2 * MS
+
+
+@pytest.mark.parametrize("name", ["Float8Product", "Float8ProductBackward"])
+def test_what_fp8_takes_beside_its_products_has_a_term(name: str, tmp_path: Path) -> None:
+    made = two_steps()
+    made.op(name, 9 * MS, 10 * MS)
+    made.op("aten::amax", 9 * MS, 9 * MS + 20 * US)
+    made.kernel("reduce", 10 * MS, 12 * MS, 9 * MS + 10 * US)
+    made.op("aten::_scaled_mm", 9 * MS + 40 * US, 9 * MS + 60 * US)
+    made.kernel("gemm", 12 * MS, 16 * MS, 9 * MS + 50 * US)
+    found = terms_of(made, tmp_path)
+    assert found[FLOAT8] == 2 * MS
+    assert found[MATRIX_PRODUCTS] == 4 * MS + terms_of(two_steps(), tmp_path)[MATRIX_PRODUCTS]
 
 
 def test_backward_work_belongs_to_the_module_of_its_last_forward_operator(tmp_path: Path) -> None:
