@@ -22,7 +22,7 @@ SECTIONS: Mapping[str, Sequence[str]] = {
     "Explain your own training": ("diagnose",),
     "Read run files": ("show", "compare", "explain"),
     "Check the machine and the method": (
-        "ceilings", "doctor", "selftest", "validate-method", "validate-predictions",
+        "ceilings", "doctor", "fleet", "selftest", "validate-method", "validate-predictions",
     ),
     "Set up": ("completion",),
 }  # fmt: skip

@@ -45,6 +45,7 @@ from microbench.resumed_command import Command, Named
 DEVICE = options_of(Conditions)["device"].click()
 BUDGET = options_of(Conditions)["budget"].click()
 QUIET = options_of(Outputs)["quiet"].click()
+FLEET_S = 10.0  # of sampling on each GPU: power and clock have settled
 
 
 class Commands(Program):
@@ -68,7 +69,8 @@ def measuring(kind: type[Schema], backends: str, *more: Row) -> Callable[..., An
     changed = {row.name: row for row in more if isinstance(row, Said)}
     rows = (
         *(changed.get(name, name) for name in options_of(kind)),
-        "dtype", said("backend", help=backends), "vs", "data", "device", "l2", "regime", "timer",
+        "dtype", said("backend", help=backends), "vs", "data", changed.get("device", "device"),
+        "l2", "regime", "timer",
         REST, "budget", "json", "csv", "chart", "html",
         said("resume", help="Continue this run file: measure what is missing"),
         "autotune", "seed", "verbose", "quiet",
@@ -83,13 +85,23 @@ def _measure(kind: type[Any], options: dict[str, Any]) -> None:
 
 
 @app.command()
-@measuring(GemmRequest, "cublas,cublaslt,cupy,triton,cpu  [default: cublas,triton; on CPU cpu]")
-def gemm(**options: Any) -> None:
+@measuring(
+    GemmRequest,
+    "cublas,cublaslt,cupy,triton,cpu  [default: cublas,triton; on CPU cpu]",
+    said("device", help="Device: auto, cuda, cuda:N, cpu, or all: every GPU at once, see fleet"),
+)
+def gemm(**options: Any) -> int:
     """Measure matrix multiplication by precision and size.
 
     Reports the break-even size of low precision, and the bottleneck of each case.
+    With --device all, the same cases run on every GPU at once (see `fleet`).
     """
-    _measure(GemmRequest, options)
+    if options["device"] != "all":
+        _measure(GemmRequest, options)
+        return 0
+    from microbench.fleet import Check, check_fleet
+
+    return check_fleet(request_of(GemmRequest, options), Check())
 
 
 @app.command()
@@ -217,6 +229,41 @@ def doctor(device: str, html: Path | None) -> None:
     from microbench.commands import examine_machine
 
     examine_machine(device, html)
+
+
+@app.command()
+@click_options(
+    "",
+    {"": (
+        said("sizes", default="8192"), "dtype",
+        said("backend", default="cublas", help="Back end: cublas, cublaslt, triton"),
+        said("budget", help="Seconds of sampling on each GPU  [default: 10]"),
+        click.option("--threshold", default="5%", show_default=True, help="Slow-down that counts"),
+        click.option("--expect", type=click.IntRange(1), help="GPUs that there must be, in all"),
+        click.option("--fail-on", default="failed,slow,fault", show_default=True,
+                     help="Exit with 1 on these findings; or none"),
+        "seed", said("json", help="File to write; - is stdout  [default: in the state folder]"),
+        "csv", "html", "verbose", "quiet",
+    )},
+    GemmRequest, Conditions, Outputs,
+)  # fmt: skip
+def fleet(threshold: str, expect: int | None, fail_on: str, **options: Any) -> int:
+    """Check every GPU with the same GEMM, and name outliers.
+
+    One process a GPU, all at once; under torchrun, the GPUs of all hosts in one table. A GPU is
+    slow where its whole 95 % interval is beyond the threshold over the median of the others. The
+    cause is read from NVML: clock, power cap, temperature, ECC, PCIe or NVLink width.
+
+    \b
+    Exit codes:
+      0  no finding that --fail-on names
+      1  a GPU failed, is slow, or has a fault
+      2  a mistake, or no GPU
+    """
+    from microbench.fleet import Check, check_fleet
+
+    asked = {**options, "vs": "none", "device": "all", "budget": options["budget"] or FLEET_S}
+    return check_fleet(request_of(GemmRequest, asked), Check(threshold, expect, fail_on))
 
 
 @app.command()

@@ -372,6 +372,8 @@ def _measure_on_request(pipe: Pipe, settings: Conditions) -> None:
                 pipe.send(("ok", calibrate(measurer, precisions, large, announce)))
             elif kind == "others":
                 pipe.send(("ok", others_now(devices.gpu_state(info))))
+            elif kind == "state":
+                pipe.send(("ok", devices.gpu_state(info)))
             else:
                 group, budget_s, checked = rest
                 pipe.send(("ok", measurer.measure(group, budget_s, announce, checked=checked)))

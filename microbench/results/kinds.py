@@ -151,6 +151,7 @@ DOCUMENTS = (
              "microbench.selftest.split_tables:compare_sheet"),
     Document("validate power", {"check": "power"},
              "microbench.selftest.split_tables:power_sheet"),
+    Document("fleet", {"check": "fleet"}, "microbench.report.fleet:sheet"),
     Document("diagnose", {"check": "diagnose"}, "e2e.report.diagnosis:sheet"),
     Document("tests.scenarios", {"check": "scenarios"}, "e2e.report.scenarios:sheet"),
     Document("selftest", {"check": "selftest"}, "microbench.selftest.screen:sheet"),

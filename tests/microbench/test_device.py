@@ -250,6 +250,9 @@ def test_state_in_our_units():
         nvmlDeviceGetTemperature=80,
         nvmlDeviceGetTemperatureThreshold=92,
         nvmlDeviceGetEccMode=[1, 0],
+        nvmlDeviceGetTotalEccErrors=3,
+        nvmlDeviceGetRemappedRows=[2, 0, 1, 0],
+        nvmlDeviceGetNvLinkState=1,
         nvmlDeviceGetMigMode=[0, 1],
         nvmlDeviceGetUtilizationRates=SimpleNamespace(gpu=0, memory=3),
         nvmlDeviceGetVirtualizationMode=1,
@@ -259,6 +262,8 @@ def test_state_in_our_units():
     assert (state.power_limit_w, state.power_limit_default_w) == (500.0, 700.0)
     assert state.temperature_margin_c == 12
     assert (state.ecc, state.ecc_pending, state.mig) == (True, False, False)
+    assert (state.ecc_corrected, state.ecc_uncorrected) == (3, 3)
+    assert (state.rows_pending, state.rows_failed, state.nvlinks) == (True, False, 18)
     assert (state.utilization_pct, state.virtualization) == (0, "passthrough")
     assert state.processes == ((7, None),)
 
@@ -279,4 +284,7 @@ def test_the_real_binding_has_every_call_we_make():
     assert pynvml.NVML_FI_DEV_POWER_INSTANT == 186
     assert pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN == 1
     assert pynvml.NVML_CLOCK_SM == 1
+    assert (pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, pynvml.NVML_VOLATILE_ECC) == (0, 0)
+    assert pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED == 1
+    assert pynvml.NVML_NVLINK_MAX_LINKS >= 18
     assert not [name for name in asked if "Set" in name or "Reset" in name]

@@ -27,8 +27,8 @@ KINDS = [
     "timm/amp", "by-hand/plain1",
 ]  # fmt: skip
 WITH_ROWS = ("aa", "timer-vs-ncu", "compare-aa", "compare-power", "selftest", COMPARED)
-# By tests/cli/test_compare_cli.py and tests/cli/test_scenarios.py.
-WRITTEN_ELSEWHERE = {"compare --json of several runs", "tests.scenarios"}
+# By tests/cli/test_compare_cli.py, tests/cli/test_scenarios.py and tests/microbench/test_fleet.py.
+WRITTEN_ELSEWHERE = {"compare --json of several runs", "tests.scenarios", "fleet"}
 PathOf = Callable[[str], Path]
 
 
