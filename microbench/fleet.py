@@ -20,6 +20,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, cast
 
+from kernels.error_words import first_line
 from microbench.command_line import MAX_SEED, Outputs
 from microbench.errors import UserError
 from microbench.fleet_rows import (
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
 HANG_S = 60.0  # without news, beyond what sampling takes: the GPU hangs
 RANKS_S = 120.0  # that rank 0 waits for the others after its own rows are there
+STORE_ERRORS = (RuntimeError, ValueError, KeyError)  # of torch's store, and what is sent through it
 
 
 @dataclass(frozen=True)
@@ -236,40 +238,40 @@ def _unseen(_key: str, _stage: str) -> None:
 
 
 def _store(place: Place) -> Any:
-    """The key-value store of torchrun's agent; without one, rank 0 opens it.
-
-    UserError where it cannot be reached.
-    """
+    """The key-value store of torchrun's agent; without one, rank 0 opens it. STORE_ERRORS."""
     import torch.distributed as ranks
 
     agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    try:
-        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        return cast(Any, ranks).TCPStore(
-            host, port, is_master=place.rank == 0 and not agents, wait_for_workers=False,
-            timeout=timedelta(seconds=RANKS_S),
-        )  # fmt: skip
-    except (RuntimeError, KeyError, ValueError) as error:
-        raise UserError(f"rank {place.rank} cannot reach the ranks' store: {error}") from None
+    return cast(Any, ranks).TCPStore(
+        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]),
+        is_master=place.rank == 0 and not agents, wait_for_workers=False,
+        timeout=timedelta(seconds=RANKS_S),
+    )  # fmt: skip
 
 
 def _send(place: Place, rows: Sequence[GpuRow]) -> None:
-    """Leave this rank's rows, and its host's name, for rank 0."""
+    """Leave this rank's rows, and its host's name, for rank 0. UserError: it cannot be reached."""
     sent = {"rows": list(map(row_to_json, rows)), "host": socket.gethostname()}
-    _store(place).set(_key(place.rank), json.dumps(sent, allow_nan=False))
+    try:
+        _store(place).set(_key(place.rank), json.dumps(sent, allow_nan=False))
+    except STORE_ERRORS as error:
+        reason = first_line(error)
+        raise UserError(f"rank {place.rank} cannot send its rows to rank 0: {reason}") from None
 
 
 def _collect(place: Place, fleet: Fleet) -> tuple[Fleet, dict[int, str]]:
     """The check with the rows of all ranks, and their hosts' names. A rank may send nothing."""
-    store, until_s = _store(place), time.monotonic() + RANKS_S
     rows, hosts, missing = list(fleet.rows), {place.rank: socket.gethostname()}, list[int]()
+    store: Any = None
+    until_s = time.monotonic() + RANKS_S
     for rank in range(1, place.world):
         try:
+            store = store or _store(place)
             store.wait([_key(rank)], timedelta(seconds=max(0.1, until_s - time.monotonic())))
             sent = json.loads(store.get(_key(rank)))
             rows += [row_from_json(one, f"rank {rank}") for one in sent["rows"]]
             hosts[rank] = str(sent["host"])
-        except (RuntimeError, ValueError, KeyError):
+        except STORE_ERRORS:
             missing.append(rank)
     return replace(fleet, rows=tuple(rows), missing=tuple(missing)), hosts
 

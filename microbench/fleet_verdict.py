@@ -125,11 +125,6 @@ def _causes(row: GpuRow, others: Sequence[GpuRow], case: str) -> Iterator[str]:
     warm, usual = _own_and_usual(row, others, lambda r: _in_case(r, case, "temperature_c"))
     if warm is not None and usual is not None and warm >= usual + WARMER_C:
         yield f"{warm:.0f} °C (others {usual:.0f})"
-    setting, usual = _own_and_usual(
-        row, others, lambda r: r.state and r.state.application_clock_mhz
-    )
-    if setting and usual and setting < CLOCK_SHARE * usual:
-        yield f"application clock set to {setting:.0f} MHz (others {usual:.0f})"
     if row.others:
         yield f"{fmt.count(row.others, 'other process', 'other processes')} on it"
     if row.state and row.state.ecc_corrected:
