@@ -89,8 +89,8 @@ OPTIONS = {
             "--explain", is_flag=True, help="Explain each recipe and exit"
         ),
         "data", "strict", "loader", "workers", "prefetch", "cpus", "on_worker_death", "iterations",
-        "epochs", "repeats", "seed", "lr", "warmup", "predict", "fixes", "verify", "budget",
-        "processes",
+        "epochs", "held_out", "repeats", "seed", "lr", "warmup", "schedule", "clip",
+        "predict", "fixes", "verify", "budget", "processes",
         *OUTPUT,
     ),
     "predict": (*ARMS, "fixes", *OUTPUT, "allow_run"),

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, cast
 
+from e2e.schedule import CONSTANT, parse_schedule
 from microbench.command_line import (
     AS_FIELD,
     Check,
@@ -64,9 +65,13 @@ def _check_scale(name: str, scale: float) -> None:
         raise UserError(f"{name} takes a number above 0, at most {MAX_SCALE:.0f}, not {scale:g}")
 
 
-def _check_rate(name: str, rate: float) -> None:
-    if not 0 < rate < math.inf:
-        raise UserError(f"{name} takes a number above 0, not {rate:g}")
+def _check_positive(name: str, value: float) -> None:
+    if not 0 < value < math.inf:
+        raise UserError(f"{name} takes a number above 0, not {value:g}")
+
+
+def _check_schedule(_: str, text: str) -> None:
+    parse_schedule(text)
 
 
 def _check_death(name: str, choice: str) -> None:
@@ -150,6 +155,11 @@ class TrainCase:
     usual), `cpus` how many cores the process may use (0: all). `search` is how many algorithms
     cuDNN tries for a convolution on a GPU: "full" or "short" (`e2e.recipes.SEARCH_LIMITS`).
 
+    `lr` None is the network's own; it rises linearly from 0 over the first `warmup` steps, and
+    `schedule` (`e2e.schedule`) is of a training from scratch: timed steps are at `lr`. `clip` is
+    the most that the norm of all gradients may be, None for no limit. `held_out` is how many
+    samples accuracy is of (0: all).
+
     A new field goes to the end: the order is that of keys, run files and CSV columns.
     """
 
@@ -214,6 +224,25 @@ class TrainCase:
         FULL, "How long cuDNN searches for algorithms: short or full  [default: short]",
         asked=None, check=one_of(SEARCHES), later=True,
         label=lambda case: "short search" if case.search == SHORT else "",
+    )  # fmt: skip
+    lr: float | None = setting(
+        None, "Learning rate  [default: the network's usual]", check=_check_positive, later=True,
+        label=lambda case: "" if case.lr is None else f"lr {case.lr:g}",
+    )  # fmt: skip
+    warmup: int = setting(0, "Steps of learning-rate warm-up", least=0, later=True)
+    schedule: str = setting(
+        CONSTANT, "constant, cosine, triangle or step, over the whole training",
+        check=_check_schedule, later=True,
+        label=lambda case: "" if case.schedule == CONSTANT else case.schedule,
+    )  # fmt: skip
+    clip: float | None = setting(
+        None, "Largest norm of the gradients  [default: no limit]", check=_check_positive,
+        later=True, label=lambda case: "" if case.clip is None else f"clip {case.clip:g}",
+    )  # fmt: skip
+    held_out: int = setting(
+        0, "Held-out samples to evaluate on  [default: all]", asked=None, least=0,
+        check=at_least(1), later=True,
+        label=lambda case: f"{case.held_out} held out" if case.held_out else "",
     )  # fmt: skip
 
     @property
@@ -309,10 +338,6 @@ class TrainSettings:
     seed: int = choice(
         1, "First seed, of the weights and the order of the data", check=check_seed, kept=True
     )
-    lr: float | None = choice(
-        None, "Learning rate  [default: the network's usual]", check=_check_rate, kept=True
-    )
-    warmup: int = choice(0, "Steps of learning-rate warm-up", check=at_least(0), kept=True)
     strict: bool = choice(False, "Stop at the first broken image")
     on_worker_death: str = choice(
         "stop", "When a loader process dies: stop or restart", check=_check_death

@@ -64,7 +64,9 @@ def _train(
 ) -> Run:
     case = training.case
     try:
-        repeat = job.worker.train(case.key, seed, steps, job.progress.stage)
+        epochs = job.work.request.epochs
+        epoch = steps // epochs if epochs else None
+        repeat = job.worker.train(case.key, seed, steps, job.progress.stage, epoch)
     except WorkerDied as death:
         job.worker.restart()
         reason = f"training from seed {seed}: {death.reason}"
@@ -74,7 +76,7 @@ def _train(
     training = replace(training, repeats=(*training.repeats, repeat), chance=chance)
     run = run.with_other(training)
     found = [t for c in comparison.cases if (t := run.find(Training, c.key)) is not None]
-    run = job.saved(run, *judged(found, job.work.facts.held_out))
+    run = job.saved(run, *judged(found, case.held_out or job.work.facts.held_out))
     job.progress.trained(case, repeat)
     return run
 

@@ -20,6 +20,7 @@ from e2e.case import (
     TrainRequest,
     TrainSettings,
 )
+from e2e.schedule import CONSTANT
 from kernels.files import read_json_file
 from microbench.command_line import Outputs, check_options, filled, options_of, usual
 from microbench.errors import UserError
@@ -42,6 +43,7 @@ def request_of(network: str, words: Mapping[str, Any], **instead: Any) -> TrainR
     outputs = filled(Outputs, asked)
     check_outputs(outputs)
     as_given = {name: asked[name] for name in options_of(TrainCase)}
+    as_given["held_out"] = asked["held_out"] or 0
     as_given["search"] = asked["search"] or _search_of(outputs.resume)
     base = TrainCase("", "", 1, "", **as_given | _loading(asked))
     settings = filled(
@@ -84,6 +86,9 @@ def _check_together(asked: Mapping[str, Any]) -> None:
         raise UserError("--iterations and --epochs exclude each other; give one of them")
     if asked["repeats"] > 1 and not trains:
         raise UserError("--repeats needs --iterations or --epochs")
+    for name, without in (("schedule", CONSTANT), ("held_out", None)):
+        if asked[name] != without and not trains:
+            raise UserError(f"--{name.replace('_', '-')} needs --iterations or --epochs")
     for name in ("verify", "fixes"):
         if asked[name] and asked["predict"] is False:
             raise UserError(f"--{name} needs a prediction; leave out --no-predict")

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from e2e.commands.plan import Comparison, Work
     from e2e.commands.scheduler import Job
 
+RATES = ("lr", "warmup")  # of a training, which older files have for the whole run
+
 Procedure = Callable[["Job", Run], Run]  # adds to the run
 
 
@@ -162,7 +164,17 @@ def _opened(
     stages.enter(OPENING)
     facts = worker.open_data()
     _steps_wanted(request, facts)
+    _check_held_out(request.arms.base.held_out, facts)
     return Work(request, path, network, greeting, facts)
+
+
+def _check_held_out(count: int, facts: DataFacts) -> None:
+    if count and facts.held_out is None:
+        raise UserError(f"--data {facts.name} has no held-out samples; leave out --held-out")
+    if count and facts.held_out is not None and count > facts.held_out:
+        raise UserError(
+            f"--held-out {count}: --data {facts.name} has {facts.held_out} held-out samples"
+        )
 
 
 def _so_far(path: Path) -> str:
@@ -199,6 +211,7 @@ def _begin(request: TrainRequest, greeting: Greeting, facts: DataFacts, before: 
     if not before.of(Training) and before.results:
         raise UserError(f"--resume {path} is not a run of e2e; start a new run")
     check_goes_on(path, before, greeting)
+    before = _with_rates_in_cases(before)
     known = before.settings.get("training", {})
     for name, value in chosen.items():
         if known.get(name, value) != value:
@@ -207,3 +220,14 @@ def _begin(request: TrainRequest, greeting: Greeting, facts: DataFacts, before: 
                 f"--resume {path} was measured with {name} {then}, not {now}; give the same value"
             )
     return replace(before, finished_at=None)
+
+
+def _with_rates_in_cases(run: Run) -> Run:
+    """The run with learning rate and warm-up in its cases; older files have them as settings."""
+    known = dict(run.settings.get("training", {}))
+    rates = {name: known.pop(name) for name in RATES if name in known}
+    if not rates:
+        return run
+    changes = {name: value for name, value in rates.items() if value}
+    found = [replace(one, case=replace(one.case, **changes)) for one in run.of(Training)]
+    return replace(run.with_all(Training, found), settings={**run.settings, "training": known})

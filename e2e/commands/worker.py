@@ -89,9 +89,15 @@ class TrainWorker(Child):
         """
         return self.ask(("trace",), on_stage, SET_UP_S)
 
-    def train(self, key: str, seed: int, steps: int, on_stage: OnStage) -> Repeat:
-        """Train one of the arms from scratch. Raises WorkerDied, UserError (strict data)."""
-        return self.ask(("train", key, seed, steps), on_stage, SET_UP_S)
+    def train(
+        self, key: str, seed: int, steps: int, on_stage: OnStage, epoch: int | None = None
+    ) -> Repeat:
+        """Train one of the arms from scratch; it is evaluated after each `epoch` steps, or at the
+        end.
+
+        Raises WorkerDied, UserError (strict data).
+        """
+        return self.ask(("train", key, seed, steps, epoch), on_stage, SET_UP_S)
 
     def others(self) -> int:
         """How many other processes are on the GPU now; 0 where unknown. Raises WorkerDied."""
@@ -185,7 +191,7 @@ def _answer(
         return {key: _traced(timer, key, announce) for key in timer.held}
     if kind == "train":
         timer.end_loading()
-        key, seed, steps = rest
+        key, seed, steps, epoch = rest
         held = timer.held[key]
 
         began_s = time.perf_counter()
@@ -196,7 +202,7 @@ def _answer(
             announce(key, f"training, seed {seed}, step {step} of {steps}{left}")
 
         on_step(0)
-        return train_once(held, timer.task.data, seed, steps, on_step)
+        return train_once(held, timer.task.data, seed, steps, on_step, epoch)
     assert kind == "notes"
     return tuple(timer.task.data.notes)
 
@@ -265,9 +271,7 @@ def _opened(settings: TrainSettings, device: str, announce: OnStage) -> tuple[An
         network = find(
             settings.network, input=settings.input, loss=settings.loss, classes=data.classes
         )
-    task = Task(
-        replace(network, classes=data.classes), data, settings.seed, settings.lr, settings.warmup
-    )
+    task = Task(replace(network, classes=data.classes), data, settings.seed)
     notes = [*data.notes, *([STAND_IN] if stands_in else [])]
     return task, DataFacts(
         data.name, data.classes, data.train_samples, data.held_out_samples, tuple(notes)

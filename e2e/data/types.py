@@ -62,6 +62,13 @@ class Normal:
 IMAGENET = Normal((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
+def evenly(total: int, count: int) -> list[int]:
+    """`count` of the numbers below `total`, evenly spaced; all of them for 0 or more than all."""
+    if not 0 < count < total:
+        return list(range(total))
+    return [i * total // count for i in range(count)]
+
+
 def laid_out(images: Tensor, channels_last: bool) -> Tensor:
     """The images [N, C, H, W] in this memory format; the same tensor where they have it already."""
     layout = torch.channels_last if channels_last else torch.contiguous_format
@@ -209,9 +216,12 @@ class Data(Protocol):
         """
         ...
 
-    def held_out(self, batch: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    def held_out(
+        self, batch: int, device: torch.device, count: int = 0
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """Every held-out sample once, in batches like a feed's, not augmented; any may be short.
 
+        With a `count` only so many of them, evenly spaced: always the same ones.
         UserError for a broken file of strict data, or when no sample can be decoded.
         """
         ...

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter
+from statistics import fmean
 
 from rich.text import Text
 
@@ -50,14 +51,22 @@ def learning_columns(view: View) -> list[Column[Training]]:
             "accuracy\n%", accuracy, right=True, always=True,
             markdown=lambda arm: f"{accuracy(arm)} %" if arm.accuracy else "",
             markdown_title=f"accuracy{generated}",
-            csv=raw_pair("accuracy_mean", "accuracy_std", attrgetter("accuracy")),
+            csv={
+                **raw_pair("accuracy_mean", "accuracy_std", attrgetter("accuracy")),
+                **{f"{name}_population_std": _population(name)
+                   for name in ("accuracy", "loss", "train_s")},
+            },
         ),
         Column("held-out\nloss", loss, right=True, drop=2,
                always=True, markdown_title=f"held-out loss{generated}",
                csv=raw_pair("loss_mean", "loss_std", attrgetter("loss"))),
         Column("training\nloss", lambda arm: spread(_mean_loss(arm), several=False), right=True,
                drop=5, always=True,
-               csv={"train_loss_mean": lambda arm: pair[0] if (pair := _mean_loss(arm)) else None}),
+               csv={
+                   "train_loss_mean": lambda arm: pair[0] if (pair := _mean_loss(arm)) else None,
+                   "last_loss_mean": lambda arm: _mean_of(arm, "last_loss"),
+                   "all_steps_loss_mean": lambda arm: _mean_of(arm, "mean_loss"),
+               }),
         Column("training\ns", lambda arm: spread(arm.train_s, len(arm.repeats) > 1), right=True,
                drop=1, always=True,
                csv=raw_pair("train_mean_s", "train_std_s", attrgetter("train_s"))),
@@ -113,10 +122,18 @@ def _judged(arm: Training) -> str:
 
 def _mean_loss(arm: Training) -> Pair:
     """Mean training loss at the end, when every repeat had a finite one."""
-    losses = [repeat.train_loss for repeat in arm.repeats if repeat.train_loss is not None]
-    if not losses or len(losses) < len(arm.repeats):
-        return None
-    return sum(losses) / len(losses), 0.0
+    mean = _mean_of(arm, "train_loss")
+    return None if mean is None else (mean, 0.0)
+
+
+def _mean_of(arm: Training, name: str) -> float | None:
+    """The mean of a loss over the repeats, when every one has it and it is finite."""
+    losses = [loss for repeat in arm.repeats if (loss := getattr(repeat, name)) is not None]
+    return fmean(losses) if losses and len(losses) == len(arm.repeats) else None
+
+
+def _population(name: str) -> Callable[[Training], float | None]:
+    return lambda arm: arm.population_deviations[name]
 
 
 def _range(values: Sequence[int]) -> str:

@@ -12,6 +12,7 @@ from rich.text import Text
 from e2e.case import OP, SHORT, TrainCase
 from e2e.report.arms import LADDER, View, is_base, reason, was_run
 from e2e.report.figures import bottleneck, ratio
+from e2e.results.codec import LATER
 from e2e.results.types import MAX_WALL_GAP, Training
 from microbench import fmt
 from microbench.report.table import DIM, MISSING, Column, Row, Screen, Table, Value
@@ -126,6 +127,8 @@ def raw_columns() -> list[Column[Training]]:
                   "setup_s", "compile_s", "skipped_steps", "why"),
             **raw("steps", "launches"),
             **raw("state", "sm_clock_mhz", "temperature_c"),
+            **raw("", *LATER),
+            **raw_pair("step_min_s", "step_max_s", attrgetter("step_range_s")),
             "throttle": lambda arm: JOIN.join(arm.state.throttle),
             **{f"gpu_util_{name}_pct": read for name, read in utilisation.items()},
         }),

@@ -8,6 +8,7 @@ is not declared.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, fields
 
 from e2e.case import LEAST, OP, USUAL_LOADER, TrainCase
@@ -43,9 +44,15 @@ PLAIN = (
     "fits_batch", "skipped_steps", "chance", "converged", "convergence", "limit", "why", "rung",
     "ledger_base",
 )  # fmt: skip
+# Which older files do not have; written where they are known.
+LATER = (
+    "memory_reserved_bytes", "memory_process_bytes", "model_bytes", "checkpoint_bytes",
+    "first_step_s",
+)  # fmt: skip
+LATER_OF_REPEAT = ("curve", "last_loss", "mean_loss", "evaluations")
 NOT_NEGATIVE = (
     "step_units", "setup_s", "compile_s", "memory_peak_bytes", "fits_batch", "skipped_steps",
-    "chance",
+    "chance", *LATER,
 )  # fmt: skip
 LONGEST_MS = 1e15  # thirty thousand years: more is an error
 LEDGER_TOLERANCE = 1e-3  # of its longer step: by so much a ledger's lines may miss their sum
@@ -56,6 +63,7 @@ LISTS = ("ledger", "causes")  # null where they are empty
 def to_json(training: Training) -> Json:
     """The training as the schema has it. Step times are seconds, rounded to TIME_DECIMALS."""
     steps, state = training.steps, training.state
+    deviations = training.population_deviations
     measured: Json = {name: getattr(steps, name) if steps else None for name in STEPS}
     for name in RAW_TIMES if steps else ():
         measured[name] = [round(seconds, TIME_DECIMALS) for seconds in measured[name]]
@@ -63,6 +71,7 @@ def to_json(training: Training) -> Json:
         "op": OP,
         "case": {**asdict(training.case), "image_size": _image_size(training.case)},
         **{name: getattr(training, name) for name in PLAIN},
+        **{n: value for n in LATER if (value := getattr(training, n)) is not None},
         "step_s": training.step_s,
         **measured,
         **processes_json(steps.processes if steps else ()),
@@ -74,8 +83,8 @@ def to_json(training: Training) -> Json:
         "gpu_util_pct": asdict(state.gpu_util_pct) if state.gpu_util_pct else None,
         "speedup": {name: asdict(ratio) for name, ratio in training.speedup.items()},
         "repeats": [_repeat_to_json(repeat) for repeat in training.repeats],
-        "loss": _mean_and_deviation(training.loss),
-        "accuracy": _mean_and_deviation(training.accuracy),
+        "loss": _mean_and_deviation(training.loss, deviations["loss"]),
+        "accuracy": _mean_and_deviation(training.accuracy, deviations["accuracy"]),
         "warnings": [asdict(warning) for warning in training.warnings],
         "predicted": _predicted_to_json(training.predicted) if training.predicted else None,
         "ledger": [asdict(line) for line in training.ledger] or None,
@@ -96,10 +105,19 @@ def _traced_to_json(traced: TracedStep) -> Json:
 
 
 def _repeat_to_json(repeat: Repeat) -> Json:
-    """Without a curve, as files were before there were any."""
-    data = {name: value for name, value in asdict(repeat).items() if name != "curve"}
-    data = {name: _finite(value) for name, value in data.items()}
-    return data | ({"curve": [_finite(loss) for loss in repeat.curve]} if repeat.curve else {})
+    """Without what is not known, as files were before there was any of it."""
+    data = _finite_values(asdict(repeat), LATER_OF_REPEAT)
+    more: Json = {
+        "curve": [_finite(loss) for loss in repeat.curve],
+        "last_loss": _finite(repeat.last_loss),
+        "mean_loss": _finite(repeat.mean_loss),
+        "evaluations": [_finite_values(asdict(one)) for one in repeat.evaluations],
+    }
+    return data | {name: value for name, value in more.items() if value not in (None, [])}
+
+
+def _finite_values(data: Json, but: Sequence[str] = ()) -> Json:
+    return {name: _finite(value) for name, value in data.items() if name not in but}
 
 
 def _predicted_to_json(predicted: Predicted) -> Json:
@@ -131,10 +149,10 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _mean_and_deviation(pair: tuple[float, float] | None) -> Json | None:
+def _mean_and_deviation(pair: tuple[float, float] | None, population: float | None) -> Json | None:
     if pair is None or not all(map(math.isfinite, pair)):
         return None
-    return {"mean": pair[0], "std": pair[1]}
+    return {"mean": pair[0], "std": pair[1], "population_std": population}
 
 
 def from_json(data: Json, where: str) -> Training:
@@ -214,6 +232,11 @@ def _check_repeat(repeat: Repeat, where: str) -> None:
         raise ValueError(f"{where} has steps or seconds under zero")
     if repeat.accuracy is not None and not 0 <= repeat.accuracy <= 1:
         raise ValueError(f"{where}.accuracy is {repeat.accuracy}, not from 0 to 1")
+    for one in repeat.evaluations:
+        if not 0 <= one.steps <= repeat.steps or one.train_s < 0:
+            raise ValueError(f"{where}.evaluations has steps or seconds that cannot be")
+        if one.accuracy is not None and not 0 <= one.accuracy <= 1:
+            raise ValueError(f"{where}.evaluations has an accuracy of {one.accuracy}")
     if len(repeat.curve) > repeat.steps:
         raise ValueError(f"{where}.curve has {len(repeat.curve)} points, of {repeat.steps} steps")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from statistics import fmean, stdev
+from statistics import fmean, pstdev, stdev
 
 from e2e.case import TrainCase
 from e2e.results.traced import TracedStep
@@ -91,13 +91,28 @@ class State:
 
 
 @dataclass(frozen=True)
+class Evaluation:
+    """Loss and accuracy (0 to 1) on held-out data after `steps` steps and `train_s` of training.
+
+    `train_s` is in seconds, without evaluations. NaN and infinity are written as None.
+    """
+
+    steps: int
+    train_s: float
+    loss: float | None
+    accuracy: float | None
+
+
+@dataclass(frozen=True)
 class Repeat:
     """One training from scratch. `train_s` is wall time without set-up and evaluation.
 
     `train_loss` is the mean over the last tenth of the steps, `first_loss` over the first tenth;
     `loss` and `accuracy` (0 to 1) are of held-out data. `curve` is the training loss: means over
-    `len(curve)` stretches of the steps, as equal as can be, in order; empty in older files. NaN
-    and infinity are written as None.
+    `len(curve)` stretches of the steps, as equal as can be, in order; empty in older files.
+    `last_loss` is of the last step, `mean_loss` over all steps; None in older files.
+    `evaluations` are those after each epoch, where epochs were asked for. NaN and infinity are
+    written as None.
     """
 
     seed: int
@@ -109,6 +124,16 @@ class Repeat:
     accuracy: float | None
     skipped_steps: int = 0
     curve: tuple[float | None, ...] = ()
+    last_loss: float | None = None
+    mean_loss: float | None = None
+    evaluations: tuple[Evaluation, ...] = ()
+
+    def seconds_to(self, accuracy: float) -> float | None:
+        """Seconds of training until an evaluation had this accuracy (0 to 1); None: never."""
+        reached = (
+            one.train_s for one in self.evaluations if one.accuracy and one.accuracy >= accuracy
+        )
+        return next(reached, None)
 
 
 @dataclass(frozen=True)
@@ -204,7 +229,15 @@ class Training:
     line are those whole steps, the lines between are changes (negative: time saved), and first +
     sum(between) == last. `bound` is Amdahl's: the speed-up of the base's step if its GEMMs and
     convolutions took no time. `causes` say what would make the step faster, and why it is no
-    faster. `traced` are some of its steps in the profiler, None where none were recorded. A status
+    faster.
+
+    Three readings of memory, None on a CPU: `memory_peak_bytes` is the most that was allocated,
+    `memory_reserved_bytes` the most that torch kept for itself, both by this case; by NVML the
+    process uses `memory_process_bytes` with all its cases and its CUDA context. `model_bytes` are
+    parameters and buffers, `checkpoint_bytes` a file of them with the optimizer's state.
+    `first_step_s` is from the beginning of the set-up to the end of the first step.
+
+    `traced` are some of its steps in the profiler, None where none were recorded. A status
     of PREDICTED has `predicted` and no `steps`.
     """
 
@@ -237,6 +270,11 @@ class Training:
     causes: tuple[Cause, ...] = ()
     measured_at: str | None = None  # ISO 8601, UTC; older files do not have it
     traced: TracedStep | None = None
+    memory_reserved_bytes: int | None = None
+    memory_process_bytes: int | None = None
+    model_bytes: int | None = None
+    checkpoint_bytes: int | None = None
+    first_step_s: float | None = None
 
     @property
     def timed(self) -> TimedStep | None:
@@ -343,13 +381,50 @@ class Training:
         return _mean_and_deviation([r.loss for r in self.repeats])
 
     @property
+    def population_deviations(self) -> dict[str, float | None]:
+        """Population deviations of `accuracy`, `loss` and `train_s`, the sample being the whole.
+
+        Published "mean ± std" is often by this one; None where a mean is not known.
+        """
+        named = ("accuracy", "loss", "train_s")
+        return {name: _population([getattr(r, name) for r in self.repeats]) for name in named}
+
+    def seconds_to(self, accuracy: float) -> tuple[float, float] | None:
+        """(mean, standard deviation) of the seconds of training to an accuracy from 0 to 1.
+
+        None unless every repeat reached it.
+        """
+        times = [repeat.seconds_to(accuracy) for repeat in self.repeats]
+        return None if None in times else _mean_and_deviation(times)
+
+    @property
+    def step_range_s(self) -> tuple[float, float] | None:
+        """(shortest, longest) single step in seconds; None if not timed.
+
+        Of a case that is fed by the host's clock: `times_s` are means of blocks there.
+        """
+        if self.steps is None:
+            return None
+        times = self.steps.wall_times_s if self.case.fed else self.steps.times_s
+        return (min(times), max(times)) if times else None
+
+    @property
     def train_s(self) -> tuple[float, float] | None:
         """(mean, standard deviation) of wall seconds of a training; deviation 0 for one."""
         return _mean_and_deviation([r.train_s for r in self.repeats])
 
 
 def _mean_and_deviation(values: list[float | None]) -> tuple[float, float] | None:
-    known = [value for value in values if value is not None and math.isfinite(value)]
+    known = _known(values)
     if not known:
         return None
     return fmean(known), stdev(known) if len(known) > 1 else 0.0
+
+
+def _population(values: list[float | None]) -> float | None:
+    known = _known(values)
+    return pstdev(known) if known else None
+
+
+def _known(values: list[float | None]) -> list[float]:
+    return [value for value in values if value is not None and math.isfinite(value)]

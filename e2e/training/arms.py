@@ -22,11 +22,12 @@ from e2e.recipes import NO_GRAPHS, cannot_run, recipe_of
 from e2e.results.types import Training
 from e2e.training.feeds import Feeds, TimedFeed
 from e2e.training.float8 import NothingToConvert
+from e2e.training.sizes import model_bytes, saved_bytes
 from e2e.training.step_timer import CpuSteps, CudaSteps, StepBlock, StepTimer
 from e2e.training.trainer import Trainer, capture_stream
 from kernels.case import Target
 from kernels.error_words import first_line, one_line
-from microbench.device.device import held_by_others
+from microbench.device.device import held_by_others, memory_of_process
 from microbench.errors import UserError
 from microbench.timing.interleave import Arm, ArmFailed
 
@@ -40,13 +41,11 @@ Announce = Callable[[str, str], None]
 
 @dataclass(frozen=True)
 class Task:
-    """What all arms of a run share. `lr` None: the network's own."""
+    """What all arms of a run share."""
 
     network: Network
     data: Data
     seed: int
-    lr: float | None
-    warmup: int
 
 
 @dataclass
@@ -160,12 +159,12 @@ class Arms:
             if case.graph:
                 with torch.cuda.stream(capture_stream(self.device)):
                     self._let_cublas_take_memory()
-            held_bytes = self._allocated()
+            held_bytes, reserved_bytes = self._allocated(), self._reserved()
             trainer = Trainer(
-                self.task.network, case, recipe_of(case), self.device,
-                seed=self.task.seed, lr=self.task.lr, warmup=self.task.warmup,
-            )  # fmt: skip
+                self.task.network, case, recipe_of(case), self.device, seed=self.task.seed
+            )
             held = Held(blank, trainer, feed)
+            built_s = time.perf_counter() - began_s
             first_s, estimate_s = self._warmed(held, announce)
         except BaseException:
             feed.close()  # its workers would outlive it
@@ -175,6 +174,14 @@ class Arms:
             setup_s=time.perf_counter() - began_s,
             compile_s=first_s if case.compile else None,
             memory_peak_bytes=self._peak() - held_bytes if self.cuda else None,
+            memory_reserved_bytes=self._reserved_peak() - reserved_bytes if self.cuda else None,
+            memory_process_bytes=memory_of_process(self.target.index) if self.cuda else None,
+            first_step_s=built_s + first_s,
+        )
+        held.training = replace(
+            held.training,
+            model_bytes=model_bytes(trainer.module),
+            checkpoint_bytes=saved_bytes(trainer.checkpoint()),
         )
         held.arm = Arm(case.key, held.step, estimate_s)
         return held
@@ -278,6 +285,16 @@ class Arms:
 
     def _peak(self) -> int:
         return torch.cuda.max_memory_allocated(self.device) if self.cuda else 0
+
+    def _reserved(self) -> int:
+        """Bytes that torch keeps for what is there now: its cache is emptied."""
+        if not self.cuda:
+            return 0
+        torch.cuda.empty_cache()
+        return torch.cuda.memory_reserved(self.device)
+
+    def _reserved_peak(self) -> int:
+        return torch.cuda.max_memory_reserved(self.device)
 
     def _reset_peak(self) -> None:
         if self.cuda:

@@ -6,11 +6,12 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import torch
 
 from e2e.data.types import Data
-from e2e.results.types import Repeat, Training
+from e2e.results.types import Evaluation, Repeat, Training
 from e2e.training.arms import Held
 from e2e.training.feeds import feed_of
 
@@ -25,44 +26,56 @@ BASELINES = ("fp32", "O0", "tf32")
 OnStep = Callable[[int], None]
 
 
-def train_once(held: Held, data: Data, seed: int, steps: int, on_step: OnStep) -> Repeat:
-    """Train `steps` steps from `seed`, then evaluate on held-out data; `train_s` in seconds.
+def train_once(
+    held: Held, data: Data, seed: int, steps: int, on_step: OnStep, epoch: int | None = None
+) -> Repeat:
+    """Train `steps` steps from `seed`, evaluating on held-out data after each `epoch` steps.
 
-    Loss and accuracy are None for data without a held-out part. Raises torch's errors (out of
-    memory, CUDA faults) as they are.
+    Without `epoch` it evaluates once, after the last step. `train_s` in seconds, without the
+    evaluations. Loss and accuracy are None for data without a held-out part. Raises torch's errors
+    (out of memory, CUDA faults) as they are.
     """
-    trainer = held.trainer
+    trainer, case = held.trainer, held.training.case
     trainer.switch()
-    trainer.restart(seed)
-    feed = feed_of(data, held.training.case, trainer.device, seed)
+    trainer.restart(seed, steps)
+    feed = feed_of(data, case, trainer.device, seed)
     losses = torch.zeros(steps, dtype=torch.float32, device=trainer.device)
+    evaluations: list[Evaluation] = []
+    train_s = 0.0
+    ends = (*range(epoch or steps, steps, epoch or steps), steps)
     try:
-        _wait(trainer.device)
-        start_s = beat_s = time.perf_counter()
-        for i in range(steps):
-            losses[i] = trainer.step(feed)
-            if time.perf_counter() - beat_s > BEAT_S:
-                beat_s = time.perf_counter()
-                on_step(i + 1)
-        _wait(trainer.device)
-        train_s = time.perf_counter() - start_s
+        for begin, end in pairwise((0, *ends)):
+            _wait(trainer.device)
+            start_s = beat_s = time.perf_counter()
+            for i in range(begin, end):
+                losses[i] = trainer.step(feed)
+                if time.perf_counter() - beat_s > BEAT_S:
+                    beat_s = time.perf_counter()
+                    on_step(i + 1)
+            _wait(trainer.device)
+            train_s += time.perf_counter() - start_s
+            if data.train_samples is not None:
+                if epoch:
+                    on_step(end)
+                found = trainer.evaluate(data.held_out(case.batch, trainer.device, case.held_out))
+                evaluations.append(Evaluation(end, train_s, *found))
     finally:
         feed.close()
-    loss: float | None = None
-    accuracy: float | None = None
-    if data.train_samples is not None:
-        loss, accuracy = trainer.evaluate(data.held_out(held.training.case.batch, trainer.device))
     edge = max(1, int(EDGE_SHARE * steps))
+    last = evaluations[-1] if evaluations else None
     return Repeat(
         seed=seed,
         steps=steps,
         train_s=train_s,
         first_loss=_mean(losses[:edge]),
         train_loss=_mean(losses[-edge:]),
-        loss=loss,
-        accuracy=accuracy,
+        loss=last and last.loss,
+        accuracy=last and last.accuracy,
         skipped_steps=trainer.skipped_steps,
         curve=tuple(_mean(part) for part in losses.tensor_split(min(steps, CURVE_POINTS))),
+        last_loss=_mean(losses[-1:]),
+        mean_loss=_mean(losses),
+        evaluations=tuple(evaluations) if epoch else (),
     )
 
 

@@ -10,16 +10,21 @@ from torch import Tensor, nn
 
 from e2e.case import TrainCase
 from e2e.recipes import DYNAMIC, NONE, Recipe
+from e2e.schedule import parse_schedule
 
 MOMENTUM = 0.9  # of SGD
+CLIP_EPSILON = 1e-6  # as torch.nn.utils.clip_grad_norm_ has it
 foreach_copy: Any = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage, reportPrivateUsage]
+foreach_norm: Any = torch._foreach_norm  # pyright: ignore[reportPrivateImportUsage, reportPrivateUsage]
 foreach_multiply: Any = torch._foreach_mul_  # pyright: ignore[reportPrivateImportUsage, reportPrivateUsage]
 
 
 class RecipeOptimizer:
     """Turns the gradients of `weights` into new weights, under a recipe.
 
-    The learning rate rises linearly from 0 to `lr` over the first `warmup` updates.
+    The learning rate is `lr`, rising linearly from 0 over the case's `warmup` updates, and in a
+    training whose length is known as its `schedule` has it. `clip` bounds the norm of all
+    gradients.
     """
 
     def __init__(
@@ -30,9 +35,12 @@ class RecipeOptimizer:
         *,
         lr: float,
         weight_decay: float,
-        warmup: int,
     ) -> None:
-        self._weights, self._recipe, self._lr, self._warmup = weights, recipe, lr, warmup
+        self._weights, self._recipe, self._lr = weights, recipe, lr
+        self._warmup, self._schedule = case.warmup, parse_schedule(case.schedule)
+        self._share: float | None = None  # of `lr`, as it is set now
+        self._length: int | None = None  # updates of a training, where it is known
+        self._clip = case.clip
         self._fused = case.fused
         device = weights[0].device
         self.masters: list[Tensor] = weights
@@ -60,10 +68,16 @@ class RecipeOptimizer:
         return self._recipe.scale == DYNAMIC and not self._fused
 
     def set_rate(self, done: int) -> None:
-        """Set the learning rate of the next update, when `done` updates have been made."""
-        if done > self._warmup:
-            return
+        """Set the learning rate of the next update, when `done` updates have been made.
+
+        A rate that stays as it is costs no launch.
+        """
         share = min(1.0, (done + 1) / self._warmup) if self._warmup else 1.0
+        if self._length:
+            share *= self._schedule.share(done / self._length)
+        if share == self._share:
+            return
+        self._share = share
         for group in self.torch_optimizer.param_groups:
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(self._lr * share)
@@ -89,10 +103,27 @@ class RecipeOptimizer:
         if self._static is not None:
             gradients = [m.grad for m in self.masters if m.grad is not None]
             foreach_multiply(gradients, 1 / self._static)
+        if self._clip is not None:
+            self._clip_gradients(self._clip)
         self._not_called += 1
         self.scaler.step(self.torch_optimizer)
         self.scaler.update()
         self._round_masters()
+
+    @torch.no_grad()
+    def _clip_gradients(self, most: float) -> None:
+        """Scale all gradients so that their norm is at most `most`. Never waits for the device.
+
+        The scaler would unscale inside the fused update, which is too late. Of gradients that are
+        not finite the norm is not either: the scaler has noted them, and skips the update.
+        """
+        if self.scaler.is_enabled():
+            self.scaler.unscale_(self.torch_optimizer)
+        gradients = [m.grad for m in self.masters if m.grad is not None]
+        norm = total_norm(gradients)
+        factor = (most / (norm + CLIP_EPSILON)).clamp(max=1.0)
+        for some in _by_type(gradients):
+            foreach_multiply(some, factor.to(some[0].dtype))
 
     # One list of one type each: torch copies lists of mixed types one tensor after another, and in
     # versions before 2026 wrongly.
@@ -138,9 +169,22 @@ class RecipeOptimizer:
             yield from (value for value in state.values() if isinstance(value, Tensor))
         yield self._skipped
 
+    def checkpoint(self) -> dict[str, Any]:
+        """Its part of a checkpoint; masters only where the weights are not their own."""
+        saved: dict[str, Any] = {"optimizer": self.torch_optimizer.state_dict()}
+        if self.scaler.is_enabled():
+            saved["scaler"] = self.scaler.state_dict()
+        if self._pairs:
+            saved["masters"] = [master for _, master in self._pairs]
+        return saved
+
     @torch.no_grad()
-    def restart(self) -> None:
-        """Begin again from the weights as they are now; its tensors are reset in place."""
+    def restart(self, length: int | None = None) -> None:
+        """Begin again from the weights as they are now; its tensors are reset in place.
+
+        `length` is the number of updates to come, which a schedule needs.
+        """
+        self._length = length
         if self._pairs:
             foreach_copy([master for _, master in self._pairs], [w for w, _ in self._pairs])
         for state in self.torch_optimizer.state.values():
@@ -150,6 +194,22 @@ class RecipeOptimizer:
         self.scaler.load_state_dict(self._fresh_scaler)
         self._skipped.zero_()
         self._not_called = 0
+
+
+def _by_type(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        yield [tensor for tensor in tensors if tensor.dtype == dtype]
+
+
+def total_norm(gradients: list[Tensor]) -> Tensor:
+    """The norm of all gradients together, a float32 scalar on the device.
+
+    The squares are added in float32: in float16 they overflow beyond 256.
+    """
+    norms = [
+        norm for some in _by_type(gradients) for norm in foreach_norm(some, 2, dtype=torch.float32)
+    ]
+    return torch.stack(norms).norm()  # pyright: ignore[reportUnknownMemberType]
 
 
 def _optimizer(

@@ -48,10 +48,9 @@ def _unmarked(_: str) -> None:
 class Trainer:
     """One arm: `step(feed)` trains on the next batch and returns its loss, on the device.
 
-    Random numbers come from `seed`, so two arms of one network start from the same weights. `lr`
-    None is the network's own; it rises linearly from 0 over the first `warmup` steps. `module` is
-    the network if it exists already: on the device, in layout and storage. NothingToConvert for
-    FP8 where the network has no layer for it.
+    Random numbers come from `seed`, so two arms of one network start from the same weights.
+    `module` is the network if it exists already: on the device, in layout and storage.
+    NothingToConvert for FP8 where the network has no layer for it.
     """
 
     def __init__(
@@ -62,8 +61,6 @@ class Trainer:
         device: torch.device,
         *,
         seed: int,
-        lr: float | None = None,
-        warmup: int = 0,
         module: nn.Module | None = None,
     ) -> None:
         self.case, self.recipe, self.device, self.network = case, recipe, device, network
@@ -79,7 +76,7 @@ class Trainer:
         self.optimizer = RecipeOptimizer(
             [weight for weight in self.module.parameters() if weight.requires_grad],
             case, recipe,
-            lr=network.lr if lr is None else lr, weight_decay=network.weight_decay, warmup=warmup,
+            lr=network.lr if case.lr is None else case.lr, weight_decay=network.weight_decay,
         )  # fmt: skip
         self._loss: Callable[[Tensor, Tensor], Tensor] = self._eager_loss
         if case.compile:
@@ -192,18 +189,25 @@ class Trainer:
         """The number of updates that the loss scale skipped so far. Waits for the device."""
         return self.optimizer.skipped
 
+    def checkpoint(self) -> dict[str, Any]:
+        """All that a training needs to go on: weights, masters, optimizer, loss scale."""
+        return {"model": self.module.state_dict(), **self.optimizer.checkpoint()}
+
     def switch(self) -> None:
         """Set this process's TF32 and cuDNN switches for the recipe: arms share the process."""
         switch_process(self.recipe, self.device.type, self.case.search)
 
     @torch.no_grad()
-    def restart(self, seed: int) -> None:
-        """Begin again from the weights of a seed, in place: what was compiled or captured stays."""
+    def restart(self, seed: int, steps: int | None = None) -> None:
+        """Begin again from the weights of a seed, in place: what was compiled or captured stays.
+
+        A schedule of the learning rate is over `steps` steps; without them the rate is constant.
+        """
         torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType]
         fresh = _in_layout(self.network.build(), self.case.layout).state_dict()
         for name, value in self.module.state_dict().items():
             value.copy_(fresh[name])
-        self.optimizer.restart()
+        self.optimizer.restart(steps)
         self.steps_done = 0
 
     @torch.no_grad()

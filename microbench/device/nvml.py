@@ -159,7 +159,7 @@ class NvmlGpu:
             pcie_generation_max=self.ask("nvmlDeviceGetMaxPcieLinkGeneration"),
             nvlinks=self._nvlinks(),
             virtualization=VIRTUALIZATION.get(self.ask("nvmlDeviceGetVirtualizationMode")),
-            processes=self._processes(),
+            processes=self.processes(),
         )
 
     def _ecc_errors(self, kind: int) -> int | None:
@@ -179,7 +179,13 @@ class NvmlGpu:
         now = self.temperature_c()
         return None if slowdown is None or now is None else slowdown - now
 
-    def _processes(self) -> tuple[tuple[int, int | None], ...] | None:
+    def memory_used(self) -> int | None:
+        """Bytes that are used of the whole card."""
+        memory = self.ask("nvmlDeviceGetMemoryInfo")
+        return None if memory is None else int(memory.used)
+
+    def processes(self) -> tuple[tuple[int, int | None], ...] | None:
+        """(id, bytes or None) of each compute process; None where NVML does not say."""
         running = self.ask("nvmlDeviceGetComputeRunningProcesses")
         if running is None:
             return None

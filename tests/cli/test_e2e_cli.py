@@ -678,6 +678,49 @@ def test_resume_trains_the_missing_seed_only(training: Doc, own: Path) -> None:
             assert after["repeats"][1][field] == before["repeats"][1][field]
 
 
+def test_how_it_was_trained_is_in_the_case_and_resume_knows_it(own: Path) -> None:
+    """An older file has the rate as a setting of the run: it is the same training."""
+    file = own / "scheduled.json"
+    how = {"lr": 0.02, "warmup": 2, "schedule": "step:50/2", "clip": 1.5, "held_out": 40}
+    words = [*TRAINED, *(w for n, v in how.items() for w in (f"--{n.replace('_', '-')}", str(v)))]
+    first = in_process(*words, file=file)
+    for result in first["results"]:
+        assert {name: result["case"][name] for name in how} == how
+        (repeat,) = result["repeats"]
+        assert (40 * repeat["accuracy"]).is_integer()
+        assert repeat["mean_loss"] == pytest.approx(fmean(repeat["curve"]))
+        assert repeat["last_loss"] == repeat["curve"][-1]
+    older = json.loads(json.dumps(first))
+    for result in older["results"]:
+        del result["case"]["lr"], result["case"]["warmup"]
+    older["settings"]["training"] |= {"lr": 0.02, "warmup": 2}
+    file.write_text(json.dumps(older))
+    go_on = [*words, *CPU, "--quiet", "--resume", str(file)]
+    assert main(go_on) == 0
+    again = document(file)
+    assert json.dumps(again["results"]) == json.dumps(first["results"])
+    assert main([*go_on, "--clip", "3"]) == 0
+    assert sorted(r["case"]["clip"] for r in document(file)["results"]) == [1.5, 1.5, 3.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--iterations", "2", "--held-out", "4"], "--held-out"),
+        (["--schedule", "cosine"], "--schedule"),
+        (["--iterations", "2", "--schedule", "cosine:x"], "--schedule"),
+        (["--data", "generated", "--iterations", "2", "--held-out", "10001"], "--held-out 10001"),
+    ],
+)
+def test_what_cannot_be_scheduled_or_held_out_is_said_in_a_line(
+    words: list[str], said: str, capfd: Captured
+) -> None:
+    assert main(["cnn-cifar", *words, "--recipe", "fp32", *CPU]) == 2
+    error = capfd.readouterr().err
+    assert said in error
+    assert len(error.strip().splitlines()) == 1
+
+
 @pytest.mark.slow
 def test_a_network_that_can_learn_learns(own: Path) -> None:
     words = [*SMALL, "--recipe", "amp-bf16", "--iterations", "500", "--batch", "64",

@@ -28,7 +28,7 @@ ADDED = {
         ),
         (
             "class TrainSettings:",
-            '    clip: float = choice(0.0, "Of gradients", kept=True)\n',
+            '    jitter: float = choice(0.0, "Of gradients", kept=True)\n',
         ),
     ),
     "microbench/conditions.py": (
@@ -75,16 +75,16 @@ assert "momentum" in columns and str(row["momentum"]) == "0.5"
 
 greeting = Greeting({}, {}, Target("cpu", "a CPU"), None)
 facts = DataFacts("synthetic", 10, None, None, ())
-run = _begin(asked(clip=1.0), greeting, facts, None)
-assert run.settings["training"]["clip"] == 1.0
-assert asked(clip=1.0).settings.clip == 1.0, "what the training process is given"
-_begin(asked(clip=1.0), greeting, facts, run)
+run = _begin(asked(jitter=1.0), greeting, facts, None)
+assert run.settings["training"]["jitter"] == 1.0
+assert asked(jitter=1.0).settings.jitter == 1.0, "what the training process is given"
+_begin(asked(jitter=1.0), greeting, facts, run)
 try:
-    _begin(asked(clip=2.0), greeting, facts, run)
+    _begin(asked(jitter=2.0), greeting, facts, run)
 except UserError as error:
-    assert "was measured with clip 1.0, not 2.0" in str(error)
+    assert "was measured with jitter 1.0, not 2.0" in str(error)
 else:
-    raise AssertionError("gone on with another clip")
+    raise AssertionError("gone on with another jitter")
 """
 KERNELS = """
 from kernels.case import Target
@@ -137,8 +137,8 @@ def python(copy: Path, *words: str) -> str:
 @pytest.mark.parametrize(
     ("command", "written"),
     [
-        ("e2e train", ("--momentum FLOAT", "--clip FLOAT")),
-        ("e2e predict", ("--momentum FLOAT", "--clip FLOAT")),
+        ("e2e train", ("--momentum FLOAT", "--jitter FLOAT")),
+        ("e2e predict", ("--momentum FLOAT", "--jitter FLOAT")),
         ("microbench gemm", ("--rest FLOAT",)),
         ("microbench layers", ("--rest FLOAT",)),
     ],

@@ -157,7 +157,8 @@ PASSED_ON: dict[str, Any] = {
     "optimizer": "adam", "fused": False, "compile": True, "graph": True, "accumulate": 4,
     "loss_scale": 256.0, "keep_batchnorm_fp32": True, "label_smoothing": 0.1,
     "data": "generated", "loader": "torchvision", "workers": 3, "cached": True, "cold": True,
-    "prefetch": 4, "cpus": 2, "search": "short",
+    "prefetch": 4, "cpus": 2, "search": "short", "lr": 0.5,
+    "warmup": 7, "schedule": "cosine", "clip": 2.0, "held_out": 64,
 }  # fmt: skip
 
 
@@ -233,6 +234,9 @@ def test_words_that_mean_nothing_are_named_in_one_line(options: dict[str, Any], 
         ("seed", [-1, 2**31]),
         ("lr", [0.0, float("inf"), float("nan")]),
         ("warmup", [-1]),
+        ("clip", [0.0, -1.0, float("inf"), float("nan")]),
+        ("held_out", [0, -3]),
+        ("schedule", ["cosin", "cosine:0", "triangle:101", "step:75,50", "step:50/0.5", "step:"]),
         ("budget", [0.0, float("nan")]),
     ],
 )

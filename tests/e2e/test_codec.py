@@ -23,11 +23,12 @@ from e2e.report.arms import view_of
 from e2e.report.ledger import has_ledger, waterfall
 from e2e.report.plot_bars import bar_rows
 from e2e.report.plot_waterfall import waterfall_rows
-from e2e.results.codec import from_json, to_json
+from e2e.results.codec import LATER, from_json, to_json
 from e2e.results.traced import TracedCost, TracedPart, TracedStep
 from e2e.results.types import (
     PREDICTED,
     Cause,
+    Evaluation,
     LedgerLine,
     Phase,
     Predicted,
@@ -50,6 +51,7 @@ CASE_NAMES = {
     "network", "recipe", "batch", "input", "image_size", "layout", "optimizer", "fused", "compile",
     "graph", "accumulate", "loss_scale", "keep_batchnorm_fp32", "label_smoothing", "data",
     "loader", "workers", "cached", "cold", "prefetch", "cpus", "gpus", "search",
+    "lr", "warmup", "schedule", "clip", "held_out",
 }  # fmt: skip
 NAMES = {
     "op", "case", "status", "reason", "unit", "step_units", "images_per_s", "step_s", "ci95_s",
@@ -88,11 +90,29 @@ FULL = Training(
     measured_at="2026-11-24T03:00:00+00:00",
     compile_s=1.25,
     memory_peak_bytes=21_700_000_000,
+    memory_reserved_bytes=23_000_000_000,
+    memory_process_bytes=24_000_000_000,
+    model_bytes=102_000_000,
+    checkpoint_bytes=307_000_000,
+    first_step_s=3.5,
     skipped_steps=2,
     speedup={"fp32": Ratio(5.8, (5.7, 5.9)), "tf32": Ratio(1.9, None)},
     repeats=(
         Repeat(1, 100, 5.0, 2.3, 0.2, 0.3, 0.91),
-        Repeat(2, 100, 5.2, 2.3, 0.2, 0.4, 0.93, 1, (2.3, None, 0.2)),
+        Repeat(
+            2,
+            100,
+            5.2,
+            2.3,
+            0.2,
+            0.4,
+            0.93,
+            1,
+            (2.3, None, 0.2),
+            0.1,
+            0.7,
+            (Evaluation(50, 2.6, None, 0.5), Evaluation(100, 5.2, 0.4, 0.93)),
+        ),
     ),
     chance=0.1,
     converged=True,
@@ -219,7 +239,7 @@ def test_a_list_of_another_name_is_no_way_in(path: Path) -> None:
 
 def test_the_names_of_the_design() -> None:
     written = to_json(FULL)
-    assert written.keys() == NAMES | {"measured_at", "traced"}, "where it is known"
+    assert written.keys() == NAMES | {"measured_at", "traced", *LATER}, "where it is known"
     assert written["case"].keys() == CASE_NAMES
     assert to_json(FAILED).keys() == NAMES
 
@@ -231,7 +251,8 @@ def test_derived_values() -> None:
     assert written["data_wait_s"] == 0.003
     assert written["case"]["image_size"] == 224
     assert written["gpu_util_pct"] == {"mean": 98.0, "min": 91.0, "max": 100.0}
-    assert written["accuracy"] == pytest.approx({"mean": 0.92, "std": 0.02 / math.sqrt(2)})
+    expected = {"mean": 0.92, "std": 0.02 / math.sqrt(2), "population_std": 0.01}
+    assert written["accuracy"] == pytest.approx(expected)
     assert written["loss"]["mean"] == pytest.approx(0.35)
     for name in ("images_per_s", "step_s", "times_s", "images_per_j", "data_wait_s", "accuracy"):
         assert to_json(FAILED)[name] is None
@@ -298,7 +319,10 @@ def test_times_are_rounded_to_what_a_timer_can_tell() -> None:
 def test_losses_that_are_no_numbers_are_null(path: Path) -> None:
     broken = Repeat(3, 50, 1.0, math.inf, math.nan, math.nan, 0.1)
     sound = FULL.repeats[0]
-    for some, loss in (((broken,), None), ((sound, broken), {"mean": sound.loss, "std": 0.0})):
+    for some, loss in (
+        ((broken,), None),
+        ((sound, broken), {"mean": sound.loss, "std": 0.0, "population_std": 0.0}),
+    ):
         written = to_json(replace(FULL, repeats=some))
         assert written["repeats"][-1] == {
             "seed": 3, "steps": 50, "train_s": 1.0, "first_loss": None, "train_loss": None,
@@ -349,6 +373,9 @@ def document() -> Any:
         (("repeats", 0, "curve"), [1.0] * 101, "repeats[0].curve has 101 points, of 100 steps"),
         (("repeats", 0, "accuracy"), 91, "accuracy is 91.0, not from 0 to 1"),
         (("repeats", 1, "train_s"), -1, "repeats[1] has steps or seconds under zero"),
+        (("repeats", 1, "evaluations", 0, "steps"), 101, "repeats[1].evaluations has steps"),
+        (("repeats", 1, "evaluations", 1, "accuracy"), 2.0, "has an accuracy of 2.0"),
+        (("checkpoint_bytes",), -1, "checkpoint_bytes is -1"),
         (("converged",), "yes", "converged is str"),
         (("status",), "predicted", "status is 'predicted', with steps or without a prediction"),
         (("predicted",), {}, "predicted.step_s is missing"),

@@ -17,7 +17,7 @@ from e2e.case import MAX_SCALE, TrainCase
 from e2e.networks import Network
 from e2e.networks.losses import classification_loss, count_right
 from e2e.recipes import RECIPES, Recipe, adapted
-from e2e.results.types import Repeat, Training
+from e2e.results.types import Evaluation, Repeat, Training
 from e2e.training import convergence as converge
 from e2e.training.arms import Held
 from e2e.training.convergence import BEHIND_SHARE, CURVE_POINTS, SIGMAS, judged, train_once
@@ -78,7 +78,7 @@ class Plain:
         self.feeds.append(Drawn(self.draw, seed))
         return self.feeds[-1]
 
-    def held_out(self, batch: int, device: torch.device) -> Iterator[Batch]:
+    def held_out(self, batch: int, device: torch.device, count: int = 0) -> Iterator[Batch]:
         generator = torch.Generator().manual_seed(77)
         for index in range(4):
             yield blobs(generator, index)
@@ -202,6 +202,47 @@ def test_held_out_numbers_are_those_of_the_trained_weights() -> None:
     held, data = held_by("fp32"), Plain()
     repeat = once(held, data)
     assert (repeat.loss, repeat.accuracy) == held.trainer.evaluate(data.held_out(BATCH, CPU))
+
+
+@pytest.mark.parametrize("recipe", ["fp32", "amp-bf16"])
+def test_evaluations_after_each_epoch_change_nothing_else(recipe: str) -> None:
+    data = Plain()
+    whole = once(held_by(recipe), data, steps=25)
+    found = train_once(held_by(recipe), data, 1, 25, lambda step: None, 10)
+    assert [one.steps for one in found.evaluations] == [10, 20, 25]
+    assert replace(_but_time(found), evaluations=()) == _but_time(whole)
+    seconds = [one.train_s for one in found.evaluations]
+    assert seconds == sorted(seconds)
+    assert seconds[-1] == found.train_s
+    for one in found.evaluations:
+        shorter = once(held_by(recipe), data, steps=one.steps)
+        assert (one.loss, one.accuracy) == (shorter.loss, shorter.accuracy)
+
+
+def test_endless_data_has_no_evaluations() -> None:
+    found = train_once(held_by("fp32", TOLD), telling(1.0, 2.0), 1, 2, lambda step: None, 1)
+    assert found.evaluations == ()
+
+
+def test_the_last_loss_and_the_mean_of_all() -> None:
+    found = once(held_by("fp32", TOLD), telling(4.0, 1.0, 2.5, 0.5), steps=4)
+    assert (found.last_loss, found.mean_loss) == (0.5, 2.0)
+
+
+def test_seconds_to_an_accuracy_are_those_of_the_first_evaluation_that_has_it() -> None:
+    after = [
+        Evaluation(1, 1.0, 2.0, 0.3),
+        Evaluation(2, 2.0, 1.0, 0.8),
+        Evaluation(3, 3.0, 1.0, 0.7),
+    ]
+    repeat = Repeat(1, 3, 3.0, 2.0, 1.0, 1.0, 0.7, evaluations=tuple(after))
+    slower = replace(repeat, evaluations=(*after[:1], *after[2:]))
+    assert [repeat.seconds_to(one) for one in (0.2, 0.3, 0.75, 0.9)] == [1.0, 1.0, 2.0, None]
+    both = Training(held_by("fp32").training.case, "ok", repeats=(repeat, slower))
+    assert both.seconds_to(0.7) == (2.5, pytest.approx(0.5**0.5))
+    assert both.seconds_to(0.75) is None, "one of them never had it"
+    assert both.population_deviations["accuracy"] == 0
+    assert replace(both, repeats=(repeat,)).population_deviations["train_s"] == 0
 
 
 def _but_time(repeat: Repeat) -> Repeat:

@@ -203,7 +203,7 @@ def test_a_trainer_notes_the_host_speed_of_each_arm_s_turns() -> None:
     cases = [case_of(network, 4, recipe=recipe) for recipe in ("fp32", "amp-bf16")]
     speed = PlannedSpeeds(*(float(number) for number in range(100)))
     with open_telemetry(info, 0.05) as telemetry:
-        task = Task(network, data, seed=1, lr=None, warmup=0)
+        task = Task(network, data, seed=1)
         timer = ArmTimer(task, info.target(), telemetry)
         try:
             timer.set_up(cases, lambda key, stage: None)

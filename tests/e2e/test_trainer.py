@@ -90,14 +90,12 @@ def trainer_of(
     recipe: str | Recipe = "fp32",
     *,
     seed: int = 1,
-    lr: float | None = None,
-    warmup: int = 0,
     **case: Any,
 ) -> Trainer:
     made = RECIPES[recipe] if isinstance(recipe, str) else recipe
     case = {"layout": "", **case}
     plan = TrainCase(network.name, made.name, 8, "any", **case)
-    return Trainer(network, plan, made, CPU, seed=seed, lr=lr, warmup=warmup)
+    return Trainer(network, plan, made, CPU, seed=seed)
 
 
 def trained(trainer: Trainer, batches: list[Batch], steps: int) -> list[float]:
@@ -434,6 +432,70 @@ def test_the_networks_own_rate_is_used_when_none_is_given() -> None:
         trained(arm, samples(), 2)
     assert_same(weights_of(own), weights_of(same))
     assert not torch.equal(weights_of(own)[0], weights_of(other)[0])
+
+
+# ---------------------------------------------------------------- clipped gradients
+
+CLIPPED = [("fp32", None), ("amp", None), ("O2", None), ("fp16", None), ("amp", 256.0)]
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize(("recipe", "scale"), CLIPPED)
+def test_a_bound_that_is_never_met_changes_nothing(
+    recipe: str, scale: float | None, fused: bool
+) -> None:
+    made = adapted(recipe, loss_scale=scale)
+    plain, bounded = (trainer_of(recipe=made, clip=clip, fused=fused) for clip in (None, 1e9))
+    for trainer in (plain, bounded):
+        trained(trainer, samples(), 12)
+    assert_same(weights_of(plain), weights_of(bounded))
+    assert plain.skipped_steps == bounded.skipped_steps
+
+
+def gradients_of(trainer: Trainer) -> Tensor:
+    """All gradients that the optimizer saw last, unscaled, as one vector in float64."""
+    return torch.cat(
+        [m.grad.double().flatten() for m in trainer.optimizer.masters if m.grad is not None]
+    )
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize(("recipe", "scale"), CLIPPED)
+@pytest.mark.parametrize("share", [0.5, 1e-3])
+def test_clipped_gradients_keep_their_direction_and_no_more_than_the_norm(
+    recipe: str, scale: float | None, fused: bool, share: float
+) -> None:
+    made = adapted(recipe, loss_scale=scale)
+    feed = samples(1)
+    whole = trainer_of(recipe=made, clip=1e9, fused=fused)
+    trained(whole, feed, 1)
+    assert not whole.skipped_steps
+    before = gradients_of(whole)
+    most = share * before.norm().item()
+    bounded = trainer_of(recipe=made, clip=most, fused=fused)
+    trained(bounded, feed, 1)
+    after = gradients_of(bounded)
+    rounding = 2e-3 if recipe == "fp16" else 1e-5
+    assert after.norm().item() <= most * (1 + rounding)
+    torch.testing.assert_close(after, before * share, rtol=2 * rounding, atol=rounding * most)
+
+
+def test_a_gradient_that_overflows_float16_squared_is_clipped_and_not_lost() -> None:
+    inputs, targets = samples(1)[0]
+    large = [(300 * inputs, targets)]
+    trainer = trainer_of(recipe="fp16", clip=1.0)
+    trained(trainer, large, 1)
+    norm = gradients_of(trainer).norm().item()
+    assert 0 < norm == pytest.approx(1.0, rel=2e-2)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_clipped_step_that_is_not_finite_is_skipped_once(fused: bool) -> None:
+    trainer = trainer_of(recipe="amp", clip=1.0, fused=fused)
+    start = weights_of(trainer)
+    trained(trainer, planted(samples(3), 0), 1)
+    assert trainer.skipped_steps == 1
+    assert_same(start, weights_of(trainer))
 
 
 # ---------------------------------------------------------------- starting again

@@ -109,16 +109,15 @@ def trainer_of(
     recipe: str | Recipe,
     *,
     lr: float | None = LR,
-    warmup: int = 0,
     seed: int = 1,
     **case: Any,
 ) -> Trainer:
     found = find(network) if isinstance(network, str) else network
     made = RECIPES[recipe] if isinstance(recipe, str) else recipe
     images = len(found.input) == 3
-    case = {"layout": "nhwc" if images else "", "optimizer": found.optimizer, **case}
+    case = {"layout": "nhwc" if images else "", "optimizer": found.optimizer, "lr": lr, **case}
     plan = TrainCase(found.name, made.name, BATCH, "any", **case)
-    trainer = Trainer(found, plan, made, DEVICE, seed=seed, lr=lr, warmup=warmup)
+    trainer = Trainer(found, plan, made, DEVICE, seed=seed)
     trainer.switch()
     return trainer
 
@@ -153,7 +152,7 @@ def timer_of(network: str, data: Data | None = None) -> Iterator[ArmTimer]:
     info = describe("cuda")
     found = find(network)
     feed = data or Synthetic(found.input, found.classes or 0, found.tokens)
-    task = Task(found, feed, seed=1, lr=None, warmup=0)
+    task = Task(found, feed, seed=1)
     with open_telemetry(info, 0.05) as telemetry:
         timer = ArmTimer(task, info.target(), telemetry)
         try:

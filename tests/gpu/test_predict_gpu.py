@@ -146,7 +146,7 @@ def test_peak_memory_is_near_that_of_a_training(target: Target, store: Store) ->
     told = predictor.predict(case, quietly)
     assert told.predicted is not None
     data = Synthetic(network.input, CLASSES)
-    arms = Arms(Task(network, data, 1, None, 0), target)
+    arms = Arms(Task(network, data, 1), target)
     (training,) = arms.set_up([case], quietly)
     arms.close()
     assert training.memory_peak_bytes is not None

@@ -14,6 +14,7 @@ from e2e.results.types import (
     LIMITS,
     PREDICTED,
     Cause,
+    Evaluation,
     LedgerLine,
     Phase,
     Predicted,
@@ -59,7 +60,11 @@ repeats = st.builds(
     Repeat, curve=st.lists(maybe, max_size=3).map(tuple), seed=st.integers(0, 2**62),
     steps=st.integers(3, 10**6), train_s=numbers, first_loss=maybe,
     train_loss=maybe, loss=maybe, accuracy=st.none() | st.floats(0, 1),
-    skipped_steps=st.integers(0, 99),
+    skipped_steps=st.integers(0, 99), last_loss=maybe, mean_loss=maybe,
+    evaluations=st.lists(
+        st.builds(Evaluation, st.integers(0, 3), numbers, maybe, st.none() | st.floats(0, 1)),
+        max_size=3,
+    ).map(tuple),
 )  # fmt: skip
 ratios = st.builds(Ratio, st.floats(1e-6, 1e6), st.none() | intervals)
 steps_ahead = st.builds(
@@ -129,6 +134,8 @@ ran = st.builds(
     state=st.builds(State, st.none() | st.builds(Spread, numbers, numbers, numbers), maybe, maybe,
                     maybe, st.lists(words, max_size=2).map(tuple)),
     setup_s=maybe, compile_s=maybe, memory_peak_bytes=st.none() | counts,
+    memory_reserved_bytes=st.none() | counts, memory_process_bytes=st.none() | counts,
+    model_bytes=st.none() | counts, checkpoint_bytes=st.none() | counts, first_step_s=maybe,
     fits_batch=st.none() | counts, skipped_steps=st.none() | counts,
     speedup=st.dictionaries(
         st.sampled_from(["fp32", "tf32", "previous", "first"]) | words, ratios, max_size=3

@@ -25,6 +25,7 @@ from e2e.data.types import (
     Source,
     Tell,
     Wanted,
+    evenly,
 )
 from microbench.errors import UserError
 
@@ -137,12 +138,18 @@ class InMemory(Images):
         """How many images are held out."""
         return len(self.kept.images)
 
-    def held_out(self, batch: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    def held_out(
+        self, batch: int, device: torch.device, count: int = 0
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """As `Data.held_out`, in order: float32 [N, 3, H, W] and classes, int64 [N]."""
         if device not in self._kept_on:
             self._kept_on[device] = (self.kept.images.to(device), self.kept.classes.to(device))
         scale, shift = self._normal.scale_and_shift(device)
-        parts = (torch.split(part, batch) for part in self._kept_on[device])
+        kept = self._kept_on[device]
+        if 0 < count < len(kept[0]):
+            some = torch.tensor(evenly(len(kept[0]), count), device=device)
+            kept = (kept[0][some], kept[1][some])
+        parts = (torch.split(part, batch) for part in kept)
         for some, target in zip(*parts, strict=True):
             yield (some * scale).add_(shift), target
 
@@ -190,7 +197,9 @@ class Folder(Images):
         images = "image" if count == 1 else "images"
         return (*notes, f"{count} broken {images} left out: {named}{more}")
 
-    def held_out(self, batch: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    def held_out(
+        self, batch: int, device: torch.device, count: int = 0
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """As `Data.held_out`: the centre of each image, decoded by Pillow whatever the loader.
 
         UserError when none can be decoded.
@@ -201,15 +210,16 @@ class Folder(Images):
         size = (self.sample[1], self.sample[2])
         workers, on_death = self._options.workers, self._options.on_death
         wanted = Wanted(size, batch, 0, device, workers, on_death=on_death)
-        for some in once(self._listing.held_out, wanted):
+        kept = self._listing.held_out
+        kept = [kept[i] for i in evenly(len(kept), count)]
+        for some in once(kept, wanted):
             self.tell(some.broken)
             seen += len(some.images)
             if len(some.images):
                 yield place(some.images, some.labels)
         if not seen:
             raise UserError(
-                f"none of the {self.held_out_samples:,} held-out images in {self._listing.root} "
-                "can be decoded"
+                f"none of the {len(kept):,} held-out images in {self._listing.root} can be decoded"
             )
 
     def tell(self, broken: Iterable[tuple[str, str]]) -> None:

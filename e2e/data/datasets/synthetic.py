@@ -50,8 +50,10 @@ class Synthetic:
             inputs = laid_out(inputs, channels_last)
         return SyntheticFeed((inputs, targets))
 
-    def held_out(self, batch: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-        """HELD_OUT_BATCHES batches, the same ones at every call."""
+    def held_out(
+        self, batch: int, device: torch.device, count: int = 0
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """HELD_OUT_BATCHES batches, the same ones at every call; `count` changes nothing."""
         for i in range(HELD_OUT_BATCHES):
             yield self._batch(batch, device, HELD_OUT_SEED + i)
 
