@@ -10,9 +10,11 @@ the case's key, of its object in the run file, and a CSV column.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
+from pathlib import Path
 from typing import Any, cast
 
 from e2e.schedule import CONSTANT, parse_schedule
@@ -32,6 +34,7 @@ from microbench.errors import UserError
 OP = "train"
 LAYOUTS = ("nchw", "nhwc")
 OPTIMIZERS = ("sgd", "adam", "adamw")
+BODY = "body"
 ON_DEATH = ("stop", "restart")
 FULL, SHORT = SEARCHES = ("full", "short")
 MAX_SCALE = 2.0**24  # beyond it a loss near 1 is no finite float16 gradient any more
@@ -74,6 +77,22 @@ def _check_schedule(_: str, text: str) -> None:
     parse_schedule(text)
 
 
+def _check_memory(_: str, text: str) -> None:
+    parse_memory(text)
+
+
+def parse_memory(text: str) -> int:
+    """Bytes of such as "16GB" or "15.9 GiB". UserError for what is no size above 0."""
+    found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)\s*([MG])(i?)B", text.strip(), re.IGNORECASE)
+    size = 0
+    if found:
+        number, prefix, binary = found.groups()
+        size = int(float(number) * (1024 if binary else 1000) ** (2 if prefix in "mM" else 3))
+    if not size:
+        raise UserError(f"--memory-limit: cannot read {text!r}; write 16GB or 800MB")
+    return size
+
+
 def _check_death(name: str, choice: str) -> None:
     if choice not in ON_DEATH:
         raise UserError(f"{name} takes {' or '.join(ON_DEATH)}, not {choice!r}")
@@ -109,18 +128,22 @@ def of_case(
     default: Any = AS_FIELD,
     check: Check | None = None,
     written: str = "",
+    type: Any = None,
     later: bool = False,
 ) -> dict[str, Any]:
     """Metadata of a field of `TrainCase`; without `help` the field is no option.
 
     `label` returns the value's text in reports, "" for the usual value (without a label: name and
     value where it is not the default). `varied`: arms of one comparison may differ in it. `least`
-    is the smallest value; the option raises UserError below it. `later`: older files have keys
+    is the smallest value; the option raises UserError below it. `type` is what the option reads,
+    where that is not the field's type. `later`: older files have keys
     without it, so keys name it only where it is not the default.
     """
     if least is not None and check is None:
         check = at_least(least)
-    asked = option(help, default=default, check=check, written=written) if help else {}
+    asked: dict[str, Any] = {}
+    if help:
+        asked = option(help, default=default, check=check, written=written, type=type)
     return asked | {"label": label, "varied": varied, "least": least, "later": later}
 
 
@@ -158,7 +181,9 @@ class TrainCase:
     `lr` None is the network's own; it rises linearly from 0 over the first `warmup` steps, and
     `schedule` (`e2e.schedule`) is of a training from scratch: timed steps are at `lr`. `clip` is
     the most that the norm of all gradients may be, None for no limit. `held_out` is how many
-    samples accuracy is of (0: all).
+    samples accuracy is of (0: all). `memory_limit` is in bytes (0: none), of what torch allocates.
+    `weights` is the name of the file that a training starts from, "" for random weights; `freeze`
+    is BODY where all but the last layer stay as they are.
 
     A new field goes to the end: the order is that of keys, run files and CSV columns.
     """
@@ -243,6 +268,20 @@ class TrainCase:
         0, "Held-out samples to evaluate on  [default: all]", asked=None, least=0,
         check=at_least(1), later=True,
         label=lambda case: f"{case.held_out} held out" if case.held_out else "",
+    )  # fmt: skip
+    memory_limit: int = setting(
+        0, "Memory that torch may use of the GPU: 16GB  [default: all]", asked=None, least=0,
+        check=_check_memory, type=str, later=True,
+        label=lambda case: f"limit {case.memory_limit / 1e9:g} GB" if case.memory_limit else "",
+    )  # fmt: skip
+    deterministic: bool = setting(
+        False, "Use deterministic algorithms only: slower, and the same twice", later=True
+    )
+    weights: str = setting("", later=True)
+    freeze: str = setting(
+        "", "What not to train: body (all but the last layer)  [default: nothing]", asked=None,
+        check=one_of((BODY,)), later=True,
+        label=lambda case: f"frozen {case.freeze}" if case.freeze else "",
     )  # fmt: skip
 
     @property
@@ -337,6 +376,10 @@ class TrainSettings:
     loss: str | None = choice(None, "module:function, called as loss(output, target)")
     seed: int = choice(
         1, "First seed, of the weights and the order of the data", check=check_seed, kept=True
+    )
+    weights: Path | None = field(
+        default=None,
+        metadata=option("Start from this state dict, or that of NETWORK in this folder"),
     )
     strict: bool = choice(False, "Stop at the first broken image")
     on_worker_death: str = choice(

@@ -44,7 +44,10 @@ CONSOLE = "halfway"  # the console command
 STDOUT = Path("-")  # as --json: the run goes to standard output, everything else to stderr
 # Left out of the command in a run file: a published file does not name local paths.
 PATH_OPTIONS = ("--json", "--csv", "--resume", "--chart", "--html")
-FILE_NAMED = ("--held-out",)  # of these the name alone is kept, without the folder
+FILE_NAMED = (
+    "--weights",
+    "--held-out",
+)  # of these the name alone is kept, without the folder
 
 
 def check_outputs(outputs: Outputs) -> None:

@@ -89,6 +89,10 @@ def plan(
         _check_ladder(options)
     if options.base.graph:
         _check_graph(options.base, kind)
+    limit = options.base.memory_limit
+    if limit:
+        _check_limit(limit, kind, memory_bytes)
+        memory_bytes = limit
     batches = [_usual_batch(network, kind, memory_bytes)]
     if options.batch is not None:
         batches = parse_numbers(options.batch, "--batch")
@@ -206,3 +210,12 @@ def _check_graph(base: TrainCase, kind: str) -> None:
         raise UserError("--graph needs one batch per step; leave out --accumulate")
     if not base.fused:
         raise UserError("--graph needs the fused optimizer; leave out --no-fused")
+
+
+def _check_limit(limit: int, kind: str, memory_bytes: int | None) -> None:
+    if kind == "cpu":
+        raise UserError("--memory-limit needs a CUDA device; on a CPU torch has no such limit")
+    if memory_bytes is not None and limit > memory_bytes:
+        raise UserError(
+            f"--memory-limit is {limit / 1e9:g} GB; the GPU has {memory_bytes / 1e9:.1f} GB"
+        )

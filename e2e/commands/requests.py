@@ -19,6 +19,7 @@ from e2e.case import (
     TrainCase,
     TrainRequest,
     TrainSettings,
+    parse_memory,
 )
 from e2e.schedule import CONSTANT
 from kernels.files import read_json_file
@@ -44,13 +45,39 @@ def request_of(network: str, words: Mapping[str, Any], **instead: Any) -> TrainR
     check_outputs(outputs)
     as_given = {name: asked[name] for name in options_of(TrainCase)}
     as_given["held_out"] = asked["held_out"] or 0
+    limit = asked["memory_limit"]
+    as_given["memory_limit"] = parse_memory(limit) if limit else 0
     as_given["search"] = asked["search"] or _search_of(outputs.resume)
+    as_given["freeze"] = asked["freeze"] or ""
+    weights = asked["weights"] and weights_file(Path(asked["weights"]), network)
+    as_given["weights"] = weights.name if weights else ""
     base = TrainCase("", "", 1, "", **as_given | _loading(asked))
     settings = filled(
-        TrainSettings, asked, network=network, input=parse_shape(asked["input"]), case=base
-    )
+        TrainSettings, asked | {"weights": weights}, network=network,
+        input=parse_shape(asked["input"]), case=base,
+    )  # fmt: skip
     arms = filled(ArmOptions, asked, base=base)
     return filled(TrainRequest, asked, arms=arms, settings=settings, outputs=outputs)
+
+
+def weights_file(path: Path, network: str) -> Path:
+    """The file of a network's weights: this one, or in this folder NETWORK.pth or .pt.
+
+    torchvision's own names, NETWORK-0123abcd.pth, count too. UserError where there is none.
+    """
+    if path.is_file():
+        return path
+    if not path.is_dir():
+        raise UserError(f"--weights {path}: no such file or folder")
+    plain = network.partition("@")[0]
+    named = re.compile(rf"{re.escape(plain)}(-[0-9a-f]{{8}})?\.(pth|pt)", re.IGNORECASE)
+    found = sorted(one for one in path.iterdir() if named.fullmatch(one.name))
+    if not found:
+        raise UserError(f"--weights {path} has no {plain}.pth, nor {plain}-HASH.pth")
+    if len(found) > 1:
+        names = ", ".join(one.name for one in found)
+        raise UserError(f"--weights {path} has several of {plain}: {names}; give one of them")
+    return found[0]
 
 
 def _search_of(path: Path | None) -> str:

@@ -32,6 +32,8 @@ STAND_IN = (
 # Steps that are recorded; one on a CPU, where they are long.
 TRACED_STEPS, CPU_TRACED_STEPS = 2, 1
 RECORDINGS = 2  # at most: the profiler loses kernels now and then
+# cuBLAS reads it when it is loaded; without it torch refuses GEMMs in deterministic mode.
+CUBLAS_DETERMINISTIC = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 SILENT = "9"  # of the profiler's own messages on standard error
 POLL_S = 0.05  # sensors are read less often than for kernels: the host has a loop to run
 
@@ -113,6 +115,8 @@ class TrainWorker(Child):
 
 def _train_on_request(pipe: Pipe, settings: TrainSettings) -> None:
     os.environ.setdefault("KINETO_LOG_LEVEL", SILENT)  # torch reads it when it is loaded
+    if settings.case.deterministic:
+        os.environ.setdefault(*CUBLAS_DETERMINISTIC)
     info = greet_parent(pipe, settings.device)
     from e2e.data.loader_bench import LoadMeter
     from e2e.data.loaders.cpus import limit_cpus
@@ -122,6 +126,8 @@ def _train_on_request(pipe: Pipe, settings: TrainSettings) -> None:
 
     if settings.case.cpus:
         limit_cpus(settings.case.cpus)
+    if settings.case.memory_limit and info.memory_bytes:
+        devices.limit_memory(info.index, settings.case.memory_limit)
     kind, *_ = pipe.recv()
     assert kind == "open"
 
@@ -142,7 +148,9 @@ def _train_on_request(pipe: Pipe, settings: TrainSettings) -> None:
             while True:
                 kind, *rest = pipe.recv()
                 if kind == "predict":
-                    predictor = predictor or _make_predictor(task, info, settings.allow_run)
+                    predictor = predictor or _make_predictor(
+                        task, info, settings.allow_run, settings.case.memory_limit
+                    )
                     pipe.send(("ok", predictor.predict(rest[0], announce)))
                 elif kind == "others":
                     pipe.send(("ok", others_now(devices.gpu_state(info))))
@@ -162,7 +170,7 @@ def _host_speed(timer: Any) -> Any:
     return host_speed_of(timer.device)
 
 
-def _make_predictor(task: Any, info: DeviceInfo, allow_run: bool) -> Any:
+def _make_predictor(task: Any, info: DeviceInfo, allow_run: bool, limit: int) -> Any:
     from e2e.prediction.op_timer.store import Store
     from e2e.prediction.predictor import Predictor
     from microbench.device.device import software
@@ -170,7 +178,7 @@ def _make_predictor(task: Any, info: DeviceInfo, allow_run: bool) -> Any:
     store = Store(info.as_dict(), software())
     return Predictor(
         task.network, info.target(), task.data.classes, store, allow_run=allow_run,
-        memory_bytes=info.memory_bytes,
+        memory_bytes=limit or info.memory_bytes,
     )  # fmt: skip
 
 
@@ -242,6 +250,7 @@ def _opened(settings: TrainSettings, device: str, announce: OnStage) -> tuple[An
 
     from e2e.data.datasets import Options, open_data
     from e2e.networks import find
+    from e2e.networks.weights import with_weights
     from e2e.training.arms import Task
 
     announce("", f"building {settings.network}")
@@ -271,7 +280,11 @@ def _opened(settings: TrainSettings, device: str, announce: OnStage) -> tuple[An
         network = find(
             settings.network, input=settings.input, loss=settings.loss, classes=data.classes
         )
-    task = Task(replace(network, classes=data.classes), data, settings.seed)
+    network = replace(network, classes=data.classes)
+    if settings.weights:
+        announce("", f"loading {settings.weights.name}")
+        network = with_weights(network, settings.weights)
+    task = Task(network, data, settings.seed)
     notes = [*data.notes, *([STAND_IN] if stands_in else [])]
     return task, DataFacts(
         data.name, data.classes, data.train_samples, data.held_out_samples, tuple(notes)

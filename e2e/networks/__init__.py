@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Callable, Iterable
 
 from e2e.networks.cifar import CIFAR, cifar_network
+from e2e.networks.dropout import dropout_of, with_dropout
 from e2e.networks.gpt import GPTS, gpt_network
 from e2e.networks.hub import hub_network
 from e2e.networks.losses import user_loss
@@ -43,11 +44,17 @@ def find(
     """The network of this name, in any case and with "-" or "_"; or that of "timm:NAME",
     "hf:path/to/config.json" or "module:function".
 
+    "NAME@dropout=0.3" is the network with this dropout, where it has any (`WideBlock` can).
+
     `input` is the shape of one sample, (3, H, W) or (T,), `classes` the number of the data's
     classes, `loss` the user's "module:function", called as loss(output, target): None is the
     network's own of each. UserError for an unknown name, with near ones, and for an input, loss or
     function that does not do.
     """
+    plain, share = dropout_of(name)
+    if share is not None:
+        network = find(plain, input=input, classes=classes, loss=loss)
+        return with_dropout(network, share)
     if is_hub(name):
         network = hub_network(name, input, classes)
     else:

@@ -75,8 +75,11 @@ class WideBlock(nn.Module):
     """One block B(3,3): batch-norm, ReLU, 3x3, batch-norm, ReLU, 3x3, added to the shortcut.
 
     [N, width_in, H, W] to [N, width_out, H/stride, W/stride]. Where the shape changes, the
-    shortcut is a 1x1 convolution of the activated input, as in the authors' code.
+    shortcut is a 1x1 convolution of the activated input, as in the authors' code. `dropout`, 0 to
+    1, is of the input of the second convolution, where the paper has it; 0 costs nothing.
     """
+
+    dropout = 0.0
 
     def __init__(self, width_in: int, width_out: int, stride: int) -> None:
         super().__init__()
@@ -93,12 +96,15 @@ class WideBlock(nn.Module):
         activated = F.relu(self.norm1(images))
         kept = images if self.shortcut is None else self.shortcut(activated)
         inner = F.relu(self.norm2(self.conv1(activated)))
+        if self.dropout:
+            inner = F.dropout(inner, self.dropout, self.training)
         return kept + self.conv2(inner)
 
 
 class WideResNet(nn.Module):
-    """WRN-depth-widening of the paper, without dropout: images [N, 3, H, W] to logits [N, classes].
+    """WRN-depth-widening of the paper: images [N, 3, H, W] to logits [N, classes].
 
+    Its blocks have no dropout until they are told so (`e2e.networks.dropout`).
     `depth` is 6n + 4 for n blocks in each of three groups, `widening` the paper's k.
     """
 

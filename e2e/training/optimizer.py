@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -209,7 +209,7 @@ def total_norm(gradients: list[Tensor]) -> Tensor:
     norms = [
         norm for some in _by_type(gradients) for norm in foreach_norm(some, 2, dtype=torch.float32)
     ]
-    return torch.stack(norms).norm()  # pyright: ignore[reportUnknownMemberType]
+    return cast("Tensor", torch.stack(norms).norm())  # pyright: ignore[reportUnknownMemberType]
 
 
 def _optimizer(

@@ -23,7 +23,8 @@ from e2e.case import TrainCase
 from e2e.data.datasets.synthetic import SyntheticFeed
 from e2e.data.types import Feed
 from e2e.networks import Network
-from e2e.recipes import DTYPES, Recipe, switch_process
+from e2e.networks.weights import freeze_body
+from e2e.recipes import DTYPES, Recipe, be_deterministic, switch_process
 from e2e.training.float8 import convert
 from e2e.training.optimizer import RecipeOptimizer
 
@@ -73,6 +74,8 @@ class Trainer:
             if recipe.float8:
                 convert(module, recipe.float8)
         self.module = module
+        if case.freeze:
+            freeze_body(module)
         self.optimizer = RecipeOptimizer(
             [weight for weight in self.module.parameters() if weight.requires_grad],
             case, recipe,
@@ -196,6 +199,8 @@ class Trainer:
     def switch(self) -> None:
         """Set this process's TF32 and cuDNN switches for the recipe: arms share the process."""
         switch_process(self.recipe, self.device.type, self.case.search)
+        if self.case.deterministic:
+            be_deterministic()
 
     @torch.no_grad()
     def restart(self, seed: int, steps: int | None = None) -> None:

@@ -180,6 +180,19 @@ def held_by_others() -> str:
     return f"other processes hold {theirs / 1e9:.1f} of the GPU's {total / 1e9:.1f} GB"
 
 
+def limit_memory(index: int, limit: int) -> None:
+    """Let torch's allocator take no more than `limit` bytes of cuda:`index`, in this process.
+
+    It raises torch.OutOfMemoryError beyond. The CUDA context is not counted, nor what libraries
+    allocate themselves.
+    """
+    import torch
+
+    _, total = torch.cuda.mem_get_info(index)
+    cuda: Any = torch.cuda
+    cuda.set_per_process_memory_fraction(min(1.0, limit / total), index)
+
+
 def memory_of_process(index: int) -> int | None:
     """Bytes that this process uses of the GPU that torch calls cuda:`index`, by NVML.
 

@@ -159,6 +159,7 @@ PASSED_ON: dict[str, Any] = {
     "data": "generated", "loader": "torchvision", "workers": 3, "cached": True, "cold": True,
     "prefetch": 4, "cpus": 2, "search": "short", "lr": 0.5,
     "warmup": 7, "schedule": "cosine", "clip": 2.0, "held_out": 64,
+    "memory_limit": 64 * 10**9, "deterministic": True, "weights": "cnn.pth", "freeze": "body",
 }  # fmt: skip
 
 
@@ -236,6 +237,9 @@ def test_words_that_mean_nothing_are_named_in_one_line(options: dict[str, Any], 
         ("warmup", [-1]),
         ("clip", [0.0, -1.0, float("inf"), float("nan")]),
         ("held_out", [0, -3]),
+        ("memory_limit", ["16", "0GB", "-1GB", "much", "16TB"]),
+        ("freeze", ["head", ""]),
+        ("weights", ["no/such/file.pth"]),
         ("schedule", ["cosin", "cosine:0", "triangle:101", "step:75,50", "step:50/0.5", "step:"]),
         ("budget", [0.0, float("nan")]),
     ],
@@ -250,6 +254,37 @@ def test_values_that_mean_nothing_are_named_in_one_line(option: str, values: lis
 
 def test_the_greatest_scale_is_allowed() -> None:
     assert request_of("cnn-cifar", {"loss_scale": MAX_SCALE}).arms.base.loss_scale == MAX_SCALE
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("16GB", 16 * 10**9), ("1.5 gb", 15 * 10**8), ("2GiB", 2**31), ("800MB", 8 * 10**8)],
+)
+def test_sizes_of_memory(text: str, size: int) -> None:
+    assert request_of("cnn-cifar", {"memory_limit": text}).arms.base.memory_limit == size
+
+
+def test_a_card_with_little_memory_is_planned_for_as_one() -> None:
+    small = cases(memory_limit=int(SMALL_CARD_BYTES) - 1)
+    assert {case.batch for case in small} == {network().batch // 4}
+    for kind, memory in (("cpu", None), ("cuda", 10**9)):
+        with pytest.raises(UserError, match="--memory-limit"):
+            cases(kind, memory=memory, memory_limit=2 * 10**9)
+
+
+def test_weights_of_a_folder_are_those_of_the_network(tmp_path: Path) -> None:
+    def found(name: str) -> str:
+        return request_of(name, {"weights": tmp_path}).arms.base.weights
+
+    for name in ("resnet18-0a1b2c3d.pth", "resnet18-cifar.pt", "wide_resnet18.pth", "notes.txt"):
+        (tmp_path / name).touch()
+    assert found("resnet18") == "resnet18-0a1b2c3d.pth"
+    assert found("resnet18-cifar@dropout=0.1") == "resnet18-cifar.pt"
+    with pytest.raises(UserError, match=r"has no resnet34\.pth"):
+        found("resnet34")
+    (tmp_path / "resnet18.pth").touch()
+    with pytest.raises(UserError, match="several"):
+        found("resnet18")
 
 
 def test_a_cpu_has_no_graphs() -> None:

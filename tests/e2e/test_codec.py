@@ -52,6 +52,7 @@ CASE_NAMES = {
     "graph", "accumulate", "loss_scale", "keep_batchnorm_fp32", "label_smoothing", "data",
     "loader", "workers", "cached", "cold", "prefetch", "cpus", "gpus", "search",
     "lr", "warmup", "schedule", "clip", "held_out",
+    "memory_limit", "deterministic", "weights", "freeze",
 }  # fmt: skip
 NAMES = {
     "op", "case", "status", "reason", "unit", "step_units", "images_per_s", "step_s", "ci95_s",

@@ -1,0 +1,103 @@
+"""Training on from weights in a file: reading it, checking that it fits, freezing the body."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase  # pyright: ignore[reportPrivateUsage]
+
+from e2e.networks.network import Network
+from kernels.error_words import one_line
+from microbench.errors import UserError
+
+WRAPPED = ("state_dict", "model")  # where checkpoints have the weights
+PARALLEL = "module."  # before each name, in files saved from DataParallel
+NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm)
+Build = Callable[[], nn.Module]
+
+
+def with_weights(network: Network, path: Path) -> Network:
+    """The network whose `build` has the weights of a file; a head of other classes stays random.
+
+    UserError, in one line, for a file that cannot be read, or whose weights do not fit.
+    """
+    with torch.random.fork_rng(devices=[]):  # pyright: ignore[reportUnknownMemberType]
+        module = network.build()
+    state = _fitting(_read(path), module, f"--weights {path}: not of {network.name}")
+    return dataclasses.replace(network, build=partial(_build, network.build, state))
+
+
+def head_of(module: nn.Module) -> tuple[str, nn.Module]:
+    """(name, layer) of the last layer with weights that is no normalisation."""
+    found: tuple[str, nn.Module] = ("", module)
+    for name, layer in module.named_modules():
+        if not isinstance(layer, NORMS) and list(layer.parameters(recurse=False)):
+            found = name, layer
+    return found
+
+
+def freeze_body(module: nn.Module) -> None:
+    """Leave only the head to train. Batch-norm still counts its means, as it does by default."""
+    _, head = head_of(module)
+    trained = {id(weight) for weight in head.parameters()}
+    for weight in module.parameters():
+        weight.requires_grad_(id(weight) in trained)
+
+
+def _build(build: Build, state: Mapping[str, Tensor]) -> nn.Module:
+    module = build()
+    module.load_state_dict(state, strict=False)
+    return module
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    """The state dict of a file, by the names that the network itself has."""
+    try:
+        found: Any = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, EOFError, RuntimeError, pickle.UnpicklingError, ValueError, KeyError) as error:
+        raise UserError(f"--weights {path} cannot be read: {one_line(error)}") from None
+    named = _as_dict(found)
+    for name in WRAPPED:
+        named = _as_dict(named[name]) if isinstance(named.get(name), dict) else named
+    if not named or not all(isinstance(value, Tensor) for value in named.values()):
+        raise UserError(f"--weights {path} is no state dict")
+    return {str(name).removeprefix(PARALLEL): value for name, value in named.items()}
+
+
+def _as_dict(value: Any) -> dict[Any, Any]:
+    return cast("dict[Any, Any]", value) if isinstance(value, dict) else {}
+
+
+def _fitting(state: Mapping[str, Tensor], module: nn.Module, wrong: str) -> dict[str, Tensor]:
+    """The weights to load, without a head of another number of classes.
+
+    UserError that begins with `wrong` for a name that is missing or too much, or another shape.
+    """
+    own = module.state_dict()
+    head, _ = head_of(module)
+    missing = [n for n in own if n not in state and not n.endswith("num_batches_tracked")]
+    if missing:
+        raise UserError(f"{wrong}: it has no {missing[0]}{_more(missing)}")
+    if more := [name for name in state if name not in own]:
+        raise UserError(f"{wrong}, which has no {more[0]}{_more(more)}")
+    other = [name for name in state if state[name].shape != own[name].shape]
+    heads = [
+        name for name in other
+        if name.rpartition(".")[0] == head and state[name].shape[1:] == own[name].shape[1:]
+    ]  # fmt: skip
+    if unfit := [name for name in other if name not in heads]:
+        name = unfit[0]
+        shapes = [list(some[name].shape) for some in (state, own)]
+        raise UserError(f"{wrong}: {name} is {shapes[0]}, not {shapes[1]}{_more(unfit)}")
+    return {name: value for name, value in state.items() if name not in heads}
+
+
+def _more(names: list[str]) -> str:
+    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
