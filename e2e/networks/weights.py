@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -37,7 +37,8 @@ def with_weights(network: Network, path: Path) -> Network:
 def head_of(module: nn.Module) -> tuple[str, nn.Module]:
     """(name, layer) of the last layer with weights that is no normalisation."""
     found: tuple[str, nn.Module] = ("", module)
-    for name, layer in module.named_modules():
+    layers = cast("Iterable[tuple[str, nn.Module]]", module.named_modules())
+    for name, layer in layers:
         if not isinstance(layer, NORMS) and list(layer.parameters(recurse=False)):
             found = name, layer
     return found

@@ -358,6 +358,33 @@ def test_a_replayed_step_trains_as_a_plain_one(
     assert max(expected) > 1.05 * min(expected), "a loss that stays would prove nothing"
 
 
+@pytest.mark.parametrize("recipe", ["fp32", "amp", "O2"])
+@pytest.mark.parametrize("schedule", ["cosine:2", "triangle", "step:50/10"])
+def test_a_replayed_step_obeys_schedule_and_bound(recipe: str, schedule: str) -> None:
+    """The rate is read from the device, and gradients are clipped there, in a captured step too."""
+    how: dict[str, Any] = {"schedule": schedule, "clip": 0.1, "warmup": 2}
+    plain, graph = (trainer_of("cnn-cifar", recipe, graph=one, **how) for one in (False, True))
+    free = trainer_of("cnn-cifar", recipe)
+    given = pictures(3)
+    graph.capture(Batches(*given))
+    for arm in (plain, graph, free):
+        arm.restart(7, 8)
+    expected = losses_of(plain, Batches(*given), 8)
+    assert losses_of(graph, Batches(*given), 8) == near(expected, recipe)
+    assert losses_of(free, Batches(*given), 8) != near(expected, recipe), "it would prove nothing"
+
+
+def test_clipping_never_waits_for_the_gpu() -> None:
+    trainer = trainer_of("cnn-cifar", "amp", clip=0.1)
+    feed = Batches(*pictures(2))
+    losses_of(trainer, feed, 2)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        trainer.step(feed)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
 def test_a_replay_reads_the_feed_it_is_given() -> None:
     """Also one that was given before, when another came in between."""
     one, other = (Batches(batch) for batch in samples(2))
