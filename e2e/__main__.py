@@ -90,7 +90,7 @@ OPTIONS = {
         ),
         "data", "strict", "loader", "workers", "prefetch", "cpus", "on_worker_death", "iterations",
         "epochs", "held_out", "repeats", "seed", "lr", "warmup", "schedule", "clip",
-        "weights", "freeze", "memory_limit", "deterministic", "predict", "fixes", "verify",
+        "count_gradients", "weights", "freeze", "memory_limit", "deterministic", "predict", "fixes", "verify",
         "budget", "processes",
         *OUTPUT,
     ),

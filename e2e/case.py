@@ -405,6 +405,10 @@ class TrainRequest:
     epochs: int | None = choice(
         None, "Train this many epochs, then evaluate", check=at_least(1), kept=True
     )
+    count_gradients: int | None = choice(
+        None, "Count zero and infinite gradients every so many steps of a training",
+        check=at_least(1),
+    )  # fmt: skip
     repeats: int = choice(1, "Trainings of each recipe, each with its own seed", check=at_least(1))
     predict: bool | None = choice(
         None, "Also predict each step before it is timed, and show the errors  [default: no]",

@@ -66,7 +66,8 @@ def _train(
     try:
         epochs = job.work.request.epochs
         epoch = steps // epochs if epochs else None
-        repeat = job.worker.train(case.key, seed, steps, job.progress.stage, epoch)
+        counted = job.work.request.count_gradients
+        repeat = job.worker.train(case.key, seed, steps, job.progress.stage, epoch, counted)
     except WorkerDied as death:
         job.worker.restart()
         reason = f"training from seed {seed}: {death.reason}"

@@ -113,7 +113,9 @@ def _check_together(asked: Mapping[str, Any]) -> None:
         raise UserError("--iterations and --epochs exclude each other; give one of them")
     if asked["repeats"] > 1 and not trains:
         raise UserError("--repeats needs --iterations or --epochs")
-    for name, without in (("schedule", CONSTANT), ("held_out", None)):
+    for name, without in (
+        ("schedule", CONSTANT), ("held_out", None), ("count_gradients", None),
+    ):  # fmt: skip
         if asked[name] != without and not trains:
             raise UserError(f"--{name.replace('_', '-')} needs --iterations or --epochs")
     for name in ("verify", "fixes"):

@@ -92,14 +92,15 @@ class TrainWorker(Child):
         return self.ask(("trace",), on_stage, SET_UP_S)
 
     def train(
-        self, key: str, seed: int, steps: int, on_stage: OnStage, epoch: int | None = None
-    ) -> Repeat:
+        self, key: str, seed: int, steps: int, on_stage: OnStage, epoch: int | None = None,
+        count_every: int | None = None,
+    ) -> Repeat:  # fmt: skip
         """Train one of the arms from scratch; it is evaluated after each `epoch` steps, or at the
-        end.
+        end, and its gradients are counted each `count_every` steps.
 
         Raises WorkerDied, UserError (strict data).
         """
-        return self.ask(("train", key, seed, steps, epoch), on_stage, SET_UP_S)
+        return self.ask(("train", key, seed, steps, epoch, count_every), on_stage, SET_UP_S)
 
     def others(self) -> int:
         """How many other processes are on the GPU now; 0 where unknown. Raises WorkerDied."""
@@ -199,7 +200,7 @@ def _answer(
         return {key: _traced(timer, key, announce) for key in timer.held}
     if kind == "train":
         timer.end_loading()
-        key, seed, steps, epoch = rest
+        key, seed, steps, epoch, count_every = rest
         held = timer.held[key]
 
         began_s = time.perf_counter()
@@ -210,7 +211,7 @@ def _answer(
             announce(key, f"training, seed {seed}, step {step} of {steps}{left}")
 
         on_step(0)
-        return train_once(held, timer.task.data, seed, steps, on_step, epoch)
+        return train_once(held, timer.task.data, seed, steps, on_step, epoch, count_every)
     assert kind == "notes"
     return tuple(timer.task.data.notes)
 

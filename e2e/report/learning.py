@@ -66,6 +66,8 @@ def learning_columns(view: View) -> list[Column[Training]]:
                    "train_loss_mean": lambda arm: pair[0] if (pair := _mean_loss(arm)) else None,
                    "last_loss_mean": lambda arm: _mean_of(arm, "last_loss"),
                    "all_steps_loss_mean": lambda arm: _mean_of(arm, "mean_loss"),
+                   "zero_gradients_mean": lambda arm: _mean_of(arm, "zero_gradients"),
+                   "infinite_gradients_mean": lambda arm: _mean_of(arm, "infinite_gradients"),
                }),
         Column("training\ns", lambda arm: spread(arm.train_s, len(arm.repeats) > 1), right=True,
                drop=1, always=True,
@@ -127,7 +129,7 @@ def _mean_loss(arm: Training) -> Pair:
 
 
 def _mean_of(arm: Training, name: str) -> float | None:
-    """The mean of a loss over the repeats, when every one has it and it is finite."""
+    """The mean of a number over the repeats, when every one has it and it is finite."""
     losses = [loss for repeat in arm.repeats if (loss := getattr(repeat, name)) is not None]
     return fmean(losses) if losses and len(losses) == len(arm.repeats) else None
 

@@ -49,7 +49,8 @@ LATER = (
     "memory_reserved_bytes", "memory_process_bytes", "model_bytes", "checkpoint_bytes",
     "first_step_s",
 )  # fmt: skip
-LATER_OF_REPEAT = ("curve", "last_loss", "mean_loss", "evaluations")
+SHARES = ("zero_gradients", "infinite_gradients")
+LATER_OF_REPEAT = ("curve", "last_loss", "mean_loss", "evaluations", *SHARES)
 NOT_NEGATIVE = (
     "step_units", "setup_s", "compile_s", "memory_peak_bytes", "fits_batch", "skipped_steps",
     "chance", *LATER,
@@ -112,6 +113,7 @@ def _repeat_to_json(repeat: Repeat) -> Json:
         "last_loss": _finite(repeat.last_loss),
         "mean_loss": _finite(repeat.mean_loss),
         "evaluations": [_finite_values(asdict(one)) for one in repeat.evaluations],
+        **{name: getattr(repeat, name) for name in SHARES},
     }
     return data | {name: value for name, value in more.items() if value not in (None, [])}
 
@@ -237,6 +239,9 @@ def _check_repeat(repeat: Repeat, where: str) -> None:
             raise ValueError(f"{where}.evaluations has steps or seconds that cannot be")
         if one.accuracy is not None and not 0 <= one.accuracy <= 1:
             raise ValueError(f"{where}.evaluations has an accuracy of {one.accuracy}")
+    for name in SHARES:
+        if not 0 <= (getattr(repeat, name) or 0) <= 1:
+            raise ValueError(f"{where}.{name} is {getattr(repeat, name)}, not from 0 to 1")
     if len(repeat.curve) > repeat.steps:
         raise ValueError(f"{where}.curve has {len(repeat.curve)} points, of {repeat.steps} steps")
 

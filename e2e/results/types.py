@@ -111,8 +111,9 @@ class Repeat:
     `loss` and `accuracy` (0 to 1) are of held-out data. `curve` is the training loss: means over
     `len(curve)` stretches of the steps, as equal as can be, in order; empty in older files.
     `last_loss` is of the last step, `mean_loss` over all steps; None in older files.
-    `evaluations` are those after each epoch, where epochs were asked for. NaN and infinity are
-    written as None.
+    `evaluations` are those after each epoch, where epochs were asked for. `zero_gradients` and
+    `infinite_gradients` are shares (0 to 1) of those counted; infinite means not finite. NaN and
+    infinity are written as None.
     """
 
     seed: int
@@ -127,6 +128,8 @@ class Repeat:
     last_loss: float | None = None
     mean_loss: float | None = None
     evaluations: tuple[Evaluation, ...] = ()
+    zero_gradients: float | None = None
+    infinite_gradients: float | None = None
 
     def seconds_to(self, accuracy: float) -> float | None:
         """Seconds of training until an evaluation had this accuracy (0 to 1); None: never."""

@@ -27,19 +27,27 @@ OnStep = Callable[[int], None]
 
 
 def train_once(
-    held: Held, data: Data, seed: int, steps: int, on_step: OnStep, epoch: int | None = None
+    held: Held,
+    data: Data,
+    seed: int,
+    steps: int,
+    on_step: OnStep,
+    epoch: int | None = None,
+    count_every: int | None = None,
 ) -> Repeat:
     """Train `steps` steps from `seed`, evaluating on held-out data after each `epoch` steps.
 
-    Without `epoch` it evaluates once, after the last step. `train_s` in seconds, without the
-    evaluations. Loss and accuracy are None for data without a held-out part. Raises torch's errors
-    (out of memory, CUDA faults) as they are.
+    Without `epoch` it evaluates once, after the last step. Gradients are counted each `count_every`
+    steps, which never waits for the device. `train_s` in seconds, without the evaluations. Loss and
+    accuracy are None for data without a held-out part. Raises torch's errors (out of memory, CUDA
+    faults) as they are.
     """
     trainer, case = held.trainer, held.training.case
     trainer.switch()
     trainer.restart(seed, steps)
     feed = feed_of(data, case, trainer.device, seed)
     losses = torch.zeros(steps, dtype=torch.float32, device=trainer.device)
+    counts = torch.zeros(3, dtype=torch.int64, device=trainer.device)
     evaluations: list[Evaluation] = []
     train_s = 0.0
     ends = (*range(epoch or steps, steps, epoch or steps), steps)
@@ -49,6 +57,8 @@ def train_once(
             start_s = beat_s = time.perf_counter()
             for i in range(begin, end):
                 losses[i] = trainer.step(feed)
+                if count_every and (i + 1) % count_every == 0:
+                    counts += trainer.optimizer.gradient_counts()
                 if time.perf_counter() - beat_s > BEAT_S:
                     beat_s = time.perf_counter()
                     on_step(i + 1)
@@ -62,6 +72,7 @@ def train_once(
     finally:
         feed.close()
     edge = max(1, int(EDGE_SHARE * steps))
+    zeros, not_finite, counted = (int(count.item()) for count in counts)
     last = evaluations[-1] if evaluations else None
     return Repeat(
         seed=seed,
@@ -76,6 +87,8 @@ def train_once(
         last_loss=_mean(losses[-1:]),
         mean_loss=_mean(losses),
         evaluations=tuple(evaluations) if epoch else (),
+        zero_gradients=zeros / counted if counted else None,
+        infinite_gradients=not_finite / counted if counted else None,
     )
 
 

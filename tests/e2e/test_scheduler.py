@@ -170,7 +170,7 @@ class Answering:
     def load(self, case: LoadCase, budget_s: float) -> Loading:
         return Loading(case, "failed", "planted")
 
-    def train(self, key: str, seed: int, steps: int, on_stage: object, epoch: object) -> Repeat:
+    def train(self, key: str, seed: int, steps: int, on_stage: object, *_: object) -> Repeat:
         return Repeat(seed, steps, 1.0, 2.0, 1.0, None, None)
 
     def predict(self, case: TrainCase, on_stage: object) -> Prediction:

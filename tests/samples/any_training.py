@@ -65,6 +65,7 @@ repeats = st.builds(
         st.builds(Evaluation, st.integers(0, 3), numbers, maybe, st.none() | st.floats(0, 1)),
         max_size=3,
     ).map(tuple),
+    zero_gradients=st.none() | st.floats(0, 1), infinite_gradients=st.none() | st.floats(0, 1),
 )  # fmt: skip
 ratios = st.builds(Ratio, st.floats(1e-6, 1e6), st.none() | intervals)
 steps_ahead = st.builds(
