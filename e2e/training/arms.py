@@ -33,6 +33,7 @@ from microbench.timing.interleave import Arm, ArmFailed
 
 WARM_STEPS = 3  # the first ones search algorithms, make optimizer state, and fill the allocator
 SETTLED_STEPS = 2  # after those: measures the memory and the time of a step
+MOST_SAVED = 1 << 30  # bytes of a network: reading back the state of a larger one takes seconds
 BATCHES_HELD = 4  # that a loader which makes them on the GPU has there at most, and one more
 WAITS_SHARE = 0.02  # of the time: with more of it in any block, steps wait for their loader
 
@@ -174,14 +175,15 @@ class Arms:
             setup_s=time.perf_counter() - began_s,
             compile_s=first_s if case.compile else None,
             memory_peak_bytes=self._peak() - held_bytes if self.cuda else None,
-            memory_reserved_bytes=self._reserved_peak() - reserved_bytes if self.cuda else None,
             memory_process_bytes=memory_of_process(self.target.index) if self.cuda else None,
             first_step_s=built_s + first_s,
         )
+        size = model_bytes(trainer.module)
         held.training = replace(
             held.training,
-            model_bytes=model_bytes(trainer.module),
-            checkpoint_bytes=saved_bytes(trainer.checkpoint()),
+            memory_reserved_bytes=self._reserved_since(reserved_bytes, held.training),
+            model_bytes=size,
+            checkpoint_bytes=saved_bytes(trainer.checkpoint()) if size <= MOST_SAVED else None,
         )
         held.arm = Arm(case.key, held.step, estimate_s)
         return held
@@ -293,8 +295,15 @@ class Arms:
         torch.cuda.empty_cache()
         return torch.cuda.memory_reserved(self.device)
 
-    def _reserved_peak(self) -> int:
-        return torch.cuda.max_memory_reserved(self.device)
+    def _reserved_since(self, before: int, training: Training) -> int | None:
+        """The most that torch kept beyond `before`; no less than was allocated.
+
+        What it kept for the arms before may have had room left.
+        """
+        if not self.cuda:
+            return None
+        more = torch.cuda.max_memory_reserved(self.device) - before
+        return max(more, training.memory_peak_bytes or 0)
 
     def _reset_peak(self) -> None:
         if self.cuda:

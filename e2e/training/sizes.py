@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import pickle
 from typing import Any
 
 import torch
@@ -15,14 +16,18 @@ def model_bytes(module: nn.Module) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
-def saved_bytes(state: Any) -> int:
+def saved_bytes(state: Any) -> int | None:
     """The size of the file that torch.save makes of `state`, without writing one.
 
+    None where torch cannot save it, as a user's network may hold what cannot be pickled.
     Of a file opened by the caller. Saved by its path, the file's name is in it once for each
     tensor, which makes it some bytes longer or shorter.
     """
     counter = _Counter()
-    torch.save(state, counter)  # pyright: ignore[reportArgumentType]
+    try:
+        torch.save(state, counter)  # pyright: ignore[reportArgumentType]
+    except (pickle.PicklingError, TypeError, AttributeError):
+        return None
     return counter.bytes
 
 

@@ -703,6 +703,32 @@ def test_how_it_was_trained_is_in_the_case_and_resume_knows_it(own: Path) -> Non
     assert sorted(r["case"]["clip"] for r in document(file)["results"]) == [1.5, 1.5, 3.0, 3.0]
 
 
+def test_fine_tuning_keeps_the_name_of_its_file_and_no_path(own: Path, capfd: Captured) -> None:
+    import torch
+
+    from e2e.networks import find
+
+    folder, file = own / "zoo", own / "tuned.json"
+    folder.mkdir()
+    torch.save(find("cnn-cifar").build().state_dict(), folder / "cnn-cifar.pth")
+    words = ["cnn-cifar", "--recipe", "fp32", "--batch", "8", "--iterations", "4",
+             "--freeze", "body", "--deterministic", "--count-gradients", "2",
+             "--budget", "0.5"]  # fmt: skip
+    (result,) = in_process(*words, "--weights", str(folder), file=file)["results"]
+    assert result["status"] == "ok", result["reason"]
+    assert (result["case"]["weights"], result["case"]["freeze"]) == ("cnn-cifar.pth", "body")
+    assert 0 <= result["repeats"][0]["zero_gradients"] < 1
+    assert str(folder) not in file.read_text()
+    capfd.readouterr()
+    bad = folder / "bad.pth"
+    torch.save({"weight": torch.ones(2)}, bad)
+    for path, said in ((folder / "none.pth", "no such file"), (bad, "it has no")):
+        assert main([*words, *CPU, "--weights", str(path)]) == 2
+        error = capfd.readouterr().err
+        assert said in error
+        assert len(error.strip().splitlines()) == 1
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

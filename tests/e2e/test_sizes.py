@@ -77,3 +77,7 @@ def test_shared_weights_count_once() -> None:
     tied = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False))
     tied[1].weight = tied[0].weight
     assert model_bytes(tied) == 8 * 8 * 4
+
+
+def test_what_cannot_be_saved_has_no_size() -> None:
+    assert saved_bytes({"model": lambda: None}) is None

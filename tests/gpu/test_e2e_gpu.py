@@ -693,6 +693,27 @@ def test_a_training_from_scratch_learns(graph: bool) -> None:
     assert other != first
 
 
+def test_a_memory_limit_makes_the_card_smaller(tmp_path: Path) -> None:
+    """What does not fit is a row, with a batch that does; the steps are the same twice."""
+    path = tmp_path / "run.json"
+    command = [
+        sys.executable, "-m", "e2e", "resnet18-cifar", "--recipe", "fp32", "--batch", "64,16384",
+        "--memory-limit", "4GB", "--deterministic", "--clip", "1", "--budget", "2",
+        "--json", str(path),
+    ]  # fmt: skip
+    done = subprocess.run(
+        command, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, timeout=240
+    )
+    assert "Traceback" not in done.stderr
+    small, large = read_run(path).of(Training)
+    assert small.status == "ok", small.reason
+    assert large.status == "failed"
+    assert "out of memory" in (large.reason or "")
+    assert large.fits_batch is not None
+    assert 64 <= large.fits_batch < 16384
+    assert (large.memory_peak_bytes or 0) <= 4 * 10**9
+
+
 def test_the_whole_command(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     command = [
@@ -712,6 +733,13 @@ def test_the_whole_command(tmp_path: Path) -> None:
         assert training.case.layout == "nhwc"
         assert training.per_s is not None
         assert training.memory_peak_bytes
+        assert training.memory_reserved_bytes
+        assert training.memory_peak_bytes <= training.memory_reserved_bytes
+        used = training.memory_process_bytes
+        assert used is None or used > training.memory_reserved_bytes
+        assert training.model_bytes
+        assert (training.checkpoint_bytes or 0) > training.model_bytes
+        assert (training.first_step_s or 0) > 0
         assert training.limit in ("gpu", "host")
         assert training.traced is not None, training.warnings
     assert set(found["amp"].speedup) == {"fp32", "tf32"}
