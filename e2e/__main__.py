@@ -319,6 +319,42 @@ def diagnose(
         return command.diagnose_script(report, script, other, keep)
 
 
+@app.command()
+@click.argument("words", metavar="[list | show NAME | report DIR | NAME | FILE.toml]", nargs=-1)
+@click.option(
+    "--profile", default="quick", show_default=True, help="How much of it: full, quick or smoke"
+)
+@click.option("--budget", help="Cut it until it takes about this long: 150s, 20m, 1h")
+@click.option("--data", multiple=True, metavar="NAME=DIR", help="Where data is: cifar10=DIR")
+@click.option("--weights", type=FILE, metavar="DIR", help="Folder of pretrained weights")
+@click.option("--gpus", help="Numbers of GPUs: 1,2,4")
+@click.option(
+    "--out", type=FILE, metavar="DIR", help="Folder to write; goes on with a run that is there"
+)
+@click.option(
+    "--set", "sets", multiple=True, metavar="FACTOR=VALUE", help="Replace a factor in every part"
+)
+@click.option("--dry-run", is_flag=True, help="Print what would run, what is cut and how long")
+@click.option("--device", default="auto", show_default=True, help="auto, cuda, cuda:N or cpu")
+@click.option("--quiet", is_flag=True, help="Print nothing but errors")
+def study(words: tuple[str, ...], **options: Any) -> None:
+    """Run a published experiment, or your own, and hold it against what was published.
+
+    \b
+      halfway study list
+      halfway study show wrn-levels
+      halfway study wrn-levels --profile smoke
+      halfway study mine.toml --dry-run
+      halfway study report DIR
+
+    The report is report.html in the folder that --out names. The same command goes on with a run
+    that was stopped.
+    """  # fmt: skip
+    from e2e.studies.command import run_study
+
+    run_study(words, **options)
+
+
 @app.command(name="make-data")
 @click.argument("folder", metavar="DIR", type=FILE)
 @click.option(

@@ -19,6 +19,7 @@ SHELLS = ("bash", "zsh", "fish")
 SECTIONS: Mapping[str, Sequence[str]] = {
     "Measure kernels": ("gemm", "conv", "payoff", "layers"),
     "Measure training": ("train", "predict", "stalls", "loader", "list", "make-data"),
+    "Repeat published experiments": ("study",),
     "Explain your own training": ("diagnose",),
     "Read run files": ("show", "compare", "explain"),
     "Check the machine and the method": (

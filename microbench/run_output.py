@@ -41,13 +41,11 @@ if TYPE_CHECKING:
 
 CARD = "card"  # the device fact that older run files lack
 CONSOLE = "halfway"  # the console command
+STUDY = "study"  # a command that goes on without being told of a file
 STDOUT = Path("-")  # as --json: the run goes to standard output, everything else to stderr
 # Left out of the command in a run file: a published file does not name local paths.
-PATH_OPTIONS = ("--json", "--csv", "--resume", "--chart", "--html")
-FILE_NAMED = (
-    "--weights",
-    "--held-out",
-)  # of these the name alone is kept, without the folder
+PATH_OPTIONS = ("--json", "--csv", "--resume", "--chart", "--html", "--out")
+FILE_NAMED = ("--weights", "--held-out")  # of these the name alone is kept, without the folder
 
 
 def check_outputs(outputs: Outputs) -> None:
@@ -155,9 +153,11 @@ def _program(package: str) -> tuple[str, ...]:
 
 
 def _with_folders_name(word: str) -> str:
-    """ "folder:/data/imagenet" as "folder:imagenet", other words as they are."""
-    kind, colon, path = word.partition(":")
-    return f"{kind}:{os.path.basename(os.path.normpath(path))}" if colon and "/" in path else word
+    """ "folder:/data/imagenet" as "folder:imagenet", "cifar10=/data/c" as "cifar10=c", other words
+    as they are.
+    """
+    kind, sign, path = word.partition(":" if ":" in word else "=")
+    return f"{kind}{sign}{os.path.basename(os.path.normpath(path))}" if "/" in path else word
 
 
 def check_goes_on(path: Path | None, before: Run, greeting: Greeting) -> None:
@@ -198,9 +198,10 @@ def say_stopped(program: str, path: Path) -> None:
         return
     words = [word for word in _words() if word]
     command = shlex.join([*_program(program), *without(words, "--json", "--resume")])
+    # A study knows its folder: the same command goes on.
+    more = "" if words[:1] == [STUDY] else f" --resume {shlex.quote(str(path))}"
     print(
-        f"\nStopped. Finished results are in {path}. Continue with:\n  {command} --resume "
-        f"{shlex.quote(str(path))}",
+        f"\nStopped. Finished results are in {path}. Continue with:\n  {command}{more}",
         file=sys.stderr,
     )
 

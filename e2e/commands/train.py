@@ -34,10 +34,13 @@ RATES = ("lr", "warmup")  # of a training, which older files have for the whole 
 Procedure = Callable[["Job", Run], Run]  # adds to the run
 
 
-def compare_recipes(job: Job, run: Run) -> Run:
-    """The usual procedure: comparisons timed, trained and predicted, as requested."""
+def compare_recipes(job: Job, run: Run, comparisons: Sequence[Comparison] = ()) -> Run:
+    """The usual procedure: comparisons timed, trained and predicted, as requested.
+
+    They are those that the request plans, where none are given.
+    """
     request = job.work.request
-    comparisons = job.work.plan()
+    comparisons = comparisons or job.work.plan()
     steps = _steps_wanted(request, job.work.facts)
     job.progress.expect(
         sum(1 + request.repeats * len(c.arms) * bool(steps(c)) for c in comparisons)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -43,7 +43,7 @@ def _template() -> Any:
 def to_page(run: Run) -> str:
     """The page. Without the charts' libraries it has a line in place of the chart."""
     first, *about = (line.plain for line in header(run))
-    chart, missing = _chart(run)
+    chart, missing = _drawn(lambda: chart_of(run))
     return _template().render(
         title=_title(run),
         about=[first, *about, *missing],
@@ -75,6 +75,24 @@ def document_page(data: Json, sheet: Sheet, title: str) -> str:
         environment=_environment(run) if run else [],
         more=sheet.more,
         csv=write_csv([records(sheet.table)]),
+    )
+
+
+def report_page(
+    title: str, about: Sequence[str], answer: Sequence[str], found: Sequence[Part], run: Run | None
+) -> str:
+    """The page of a report of several runs; `run` is one of them, for its environment."""
+    return _template().render(
+        title=title,
+        about=[*about, *([header(run)[0].plain] if run else [])],
+        verdict=answer,
+        chart="",
+        parts=[_shown(part) for part in found],
+        warnings=[],
+        command=fmt.clean(" ".join(run.command)) if run else "",
+        environment=_environment(run) if run else [],
+        more=[],
+        csv=write_csv([records(part.table) for part in found if part.table]),
     )
 
 
@@ -124,7 +142,9 @@ def _shown(part: Part) -> dict[str, Any]:
     from markupsafe import Markup
 
     table = Markup(html(part.table)) if part.table else ""
-    return {"title": part.title.rstrip(":"), "table": table, "below": part.below}
+    chart, missing = _drawn(lambda: part.chart) if part.chart is not None else ("", [])
+    below = [*part.below, *missing]
+    return {"title": part.title.rstrip(":"), "table": table, "below": below, "chart": chart}
 
 
 def _title(run: Run) -> str:
@@ -135,10 +155,10 @@ def _title(run: Run) -> str:
     return f"{fmt.clean(named) or 'A run'} on {device}"
 
 
-def _chart(run: Run) -> tuple[str, list[str]]:
-    """The chart as a data URL; or why there is none."""
+def _drawn(make: Callable[[], Any]) -> tuple[str, list[str]]:
+    """A chart as a data URL; or why there is none."""
     try:
-        text = rendered(chart_of(run), "svg")
+        text = rendered(make(), "svg")
     except UserError as error:
         return "", [f"No chart: {error}."]
     encoded = base64.b64encode(text).decode()

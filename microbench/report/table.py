@@ -38,7 +38,7 @@ class Column(Generic[R]):
 
     `key` columns name the row and come before its sentence; `always` columns are filled in Markdown
     beside a sentence too. To fit the width, columns with a higher `drop` are left out first; 0
-    never is.
+    never is. `faint` cells are grey on a page.
     """
 
     title: str = ""
@@ -50,6 +50,7 @@ class Column(Generic[R]):
     always: bool = False
     markdown: Read[R] | None = None
     markdown_title: str | None = None
+    faint: Callable[[R], bool] | None = None
     csv: Mapping[str, Callable[[R], Value]] = field(default_factory=dict[str, Callable[[R], Value]])
 
 
@@ -94,11 +95,12 @@ class Table(Generic[R]):
 
 @dataclass(frozen=True)
 class Part:
-    """A titled part of a report: a table, and sentences below it."""
+    """A titled part of a report: a table, sentences below it, and on a page an Altair chart."""
 
     title: str = ""
     table: Table[Any] | None = None
     below: Sequence[str] = ()
+    chart: Any = None
 
 
 # ---------------------------------------------------------------- screen
@@ -246,6 +248,7 @@ class _Grid:
     titles: list[str]
     right: list[bool]
     rows: list[list[str]]
+    faint: list[list[bool]]
 
 
 def _grid(table: Table[R]) -> _Grid:
@@ -264,7 +267,13 @@ def _grid(table: Table[R]) -> _Grid:
         [one_line(titles[i]) for i in kept],
         [columns[i].right for i in kept],
         [[row[i] for i in kept] for row in rows],
-    )
+        [[_is_faint(columns[i], row.item) for i in kept]
+         for row in table.items],
+    )  # fmt: skip
+
+
+def _is_faint(column: Column[R], item: R) -> bool:
+    return column.faint is not None and column.faint(item)
 
 
 def _markdown_cells(row: Row[R], columns: Sequence[Column[R]]) -> list[str]:
@@ -305,13 +314,22 @@ def markdown_line(cells: Iterable[str]) -> str:
 def html(table: Table[R]) -> str:
     """The table as an HTML element, with the columns and texts of Markdown. All text is escaped."""
     grid = _grid(table)
-    marks = [' class="number"' if right else "" for right in grid.right]
+    marks = [_mark(right, False) for right in grid.right]
     head = "".join(f"<th{m}>{escape(t)}</th>" for m, t in zip(marks, grid.titles, strict=True))
     body = "".join(
-        "<tr>" + "".join(f"<td{m}>{escape(t)}</td>" for m, t in zip(marks, row, strict=True))
-        for row in grid.rows
+        "<tr>"
+        + "".join(
+            f"<td{_mark(right, is_faint)}>{escape(text)}</td>"
+            for right, is_faint, text in zip(grid.right, faint, row, strict=True)
+        )
+        for faint, row in zip(grid.faint, grid.rows, strict=True)
     )
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _mark(right: bool, faint: bool) -> str:
+    names = [*(["number"] if right else []), *(["faint"] if faint else [])]
+    return f' class="{" ".join(names)}"' if names else ""
 
 
 # ---------------------------------------------------------------- CSV

@@ -1,0 +1,374 @@
+"""From a study to its tasks: lists crossed, scaled down to a budget. Pure, and without torch."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+from e2e.case import SCHEMAS
+from e2e.studies.factors import FACTORS, SEVERAL_GPUS, Factors, Value
+from e2e.studies.measures import MEASURES
+from e2e.studies.schema import Part, Study
+from microbench.command_line import options_of
+from microbench.errors import UserError
+
+# Within a task these are variants and comparisons, not tasks of their own.
+INSIDE = ("recipes", "batch", "layout", "data", "seeds", "targets")
+OWN_DATA = ("generated", "made", "synthetic")  # that need no folder
+ON_CPU = {"amp": "amp-bf16"}  # as e2e.recipes has it, which loads torch
+RECIPE = re.compile(r"(?P<name>[^+@]+)(?P<more>(?:\+bn32|\+scale[\d.]+|@dynamic)*)$")
+CROSSED_SHOWN = ("clip", "memory_gb", "cudnn_search", "compress", "optimizer")
+SHOWN = ("loader", "workers", "cpus", "lr", "epochs", "device")  # options that cells show
+# Options that a run takes only where something is trained from scratch.
+OF_TRAINING = ("iterations", "epochs", "repeats", "schedule", "held_out", "evaluate")
+STEPS = ("iterations", "epochs")  # one of them: the later layer has its way
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a plan must know of the machine: "cuda" or "cpu", usable cores, GPUs."""
+
+    kind: str
+    cores: int
+    gpus: int = 1
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One cell of a task. `token` is the recipe as the study writes it."""
+
+    token: str
+    recipe: str
+    batch: int
+    layout: str = ""
+    workers: int | None = None
+    loss_scale: float | None = None
+    keep_batchnorm_fp32: bool = False
+
+    @property
+    def factors(self) -> dict[str, Value]:
+        """What a table or a test calls its factors."""
+        named = {"recipe": self.token, "batch": self.batch, "layout": self.layout}
+        found = {name: value for name, value in named.items() if value}
+        return found if self.workers is None else found | {"workers": self.workers}
+
+
+@dataclass(frozen=True)
+class Task:
+    """One network with one setting of a part: what one request of training does.
+
+    `kind` is "train", "stalls" or "loader". `words` are the options of the training. `file` is the
+    name of its run file, without the ending; `skipped` why it is not run. `projected` is how many
+    times longer the training that the study asks for is.
+    """
+
+    part: str
+    number: int
+    measure: tuple[str, ...]
+    network: str
+    recipes: tuple[str, ...]
+    batches: tuple[int, ...]
+    layouts: tuple[str, ...] = ()
+    workers: tuple[int, ...] = ()
+    scales: Mapping[str, float] | float | None = None
+    bn32: bool = False
+    words: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    named: Factors = field(default_factory=dict[str, Value])
+    file: str = ""
+    skipped: str = ""
+    projected: float = 1.0
+
+    @property
+    def id(self) -> str:
+        """ "PART/N"."""
+        return f"{self.part}/{self.number}"
+
+    @property
+    def kind(self) -> str:
+        """What measures it."""
+        named = {"loader-alone": "loader", "stalls": "stalls"}
+        return next((named[one] for one in self.measure if one in named), "train")
+
+    @property
+    def trains(self) -> bool:
+        """Whether anything is trained from scratch."""
+        return any(MEASURES[one].trains for one in self.measure)
+
+    def arms(self, kind: str) -> list[Arm]:
+        """Its cells on a kind of device: on a CPU amp is amp-bf16, as everywhere."""
+        workers: Sequence[int | None] = self.workers if self.kind != "train" else (None,)
+        recipes = ("",) if self.kind == "loader" else self.recipes
+        return [
+            self._arm(token, batch, layout, count, kind)
+            for batch in self.batches
+            for count in workers
+            for layout in self.layouts or ("",)
+            for token in recipes
+        ]
+
+    def _arm(self, token: str, batch: int, layout: str, workers: int | None, kind: str) -> Arm:
+        if not token:
+            return Arm("", "", batch, workers=workers)
+        name, bn32, scale, dynamic = parse_recipe(token)
+        if kind == "cpu" and name in ON_CPU:
+            token = token.replace(name, ON_CPU[name], 1)
+            name = ON_CPU[name]
+        given = self.scales.get(name) if isinstance(self.scales, Mapping) else self.scales
+        scale = None if dynamic else scale if scale is not None else given
+        return Arm(token, name, batch, layout, workers, scale, bn32 or self.bn32)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What the budget left out of a part: what was asked and what is done."""
+
+    part: str
+    factor: str
+    asked: str
+    done: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All tasks of a study. `lacking` are factors that training has not, as sentences by name."""
+
+    tasks: tuple[Task, ...]
+    cuts: tuple[Cut, ...] = ()
+    lacking: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+def parse_recipe(token: str) -> tuple[str, bool, float | None, bool]:
+    """(name, float32 batch-norm, static scale, dynamic scale) of "O3+bn32+scale256". UserError."""
+    found = RECIPE.match(token)
+    if not found:
+        raise UserError(f"recipe {token!r}: write NAME, NAME+bn32, NAME+scale256 or NAME@dynamic")
+    more = found["more"]
+    scale = re.search(r"\+scale([\d.]+)", more)
+    return found["name"], "+bn32" in more, float(scale[1]) if scale else None, "@dynamic" in more
+
+
+def layers(study: Study, profile: str, sets: Factors) -> list[Part]:
+    """The parts that are run, with all their factors: defaults, part, profile, the user's.
+
+    UserError for a profile that the study has not.
+    """
+    laid = study.profiles.get(profile)
+    if laid is None:
+        raise UserError(
+            f"{study.name} has no profile {profile!r}; it has {', '.join(study.profiles)}"
+        )
+    found: list[Part] = []
+    for part in study.parts:
+        own = laid.part.get(part.id, {})
+        if part.skip or own.get("skip") or (laid.parts and part.id not in laid.parts):
+            continue
+        merged: dict[str, Value] = {}
+        for layer in (study.defaults, part.factors, laid.factors, own, sets):
+            if any(name in layer for name in STEPS):
+                merged = {k: v for k, v in merged.items() if k not in STEPS}
+                if "iterations" in layer:
+                    merged.pop("measured_epochs", None)
+            merged |= {k: v for k, v in layer.items() if k in FACTORS}
+        measure = tuple(own.get("measure", part.measure))
+        found.append(replace(part, measure=measure, factors=merged))
+    return found
+
+
+def expand(
+    parts: Sequence[Part], machine: Machine, data: Mapping[str, Path], weights: Path | None
+) -> Plan:
+    """The tasks of parts; `data` are folders by name. UserError for a value that cannot be."""
+    lacking: dict[str, str] = {}
+    tasks: list[Task] = []
+    for part in parts:
+        crossed = _crossed(part, part.factors, machine)
+        several = {name for name, values in crossed.items() if len(values) > 1}
+        found = [
+            _task(part, number, one, several, machine, data, weights, lacking)
+            for number, one in enumerate(_product(part.factors, crossed), 1)
+        ]
+        tasks += _with_files(found)
+    return Plan(tuple(tasks), lacking=lacking)
+
+
+def _crossed(part: Part, factors: Factors, machine: Machine) -> dict[str, list[Value]]:
+    """The factors whose lists make tasks of their own."""
+    found: dict[str, list[Value]] = {}
+    of_loading = {"loader-alone", "stalls"} & set(part.measure)
+    for name, value in factors.items():
+        values = listed(value)
+        if name == "gpus":
+            values = [one for text in values for one in _gpus(text, machine)]
+        if name in INSIDE or not FACTORS[name].crossed or (name == "workers" and of_loading):
+            continue
+        if name == "networks" and "loader-alone" in part.measure:
+            values = values[:1]
+        found[name] = values
+    lr = listed(factors.get("lr"))
+    if any(isinstance(one, Mapping) for one in lr):  # a rate of its own for each batch
+        name = "batch" if "batch" in factors else "global_batch"
+        found[name] = listed(factors.get(name, 128))
+    return found
+
+
+def _product(factors: Factors, crossed: Mapping[str, list[Value]]) -> Iterable[dict[str, Value]]:
+    for values in itertools.product(*crossed.values()):
+        yield {**factors, **dict(zip(crossed, values, strict=True))}
+
+
+def _gpus(value: Value, machine: Machine) -> list[int]:
+    """1, 2, 4 ... of "1..N"; a number as it is."""
+    if isinstance(value, int):
+        return [value]
+    if value != "1..N":
+        raise UserError(f'gpus cannot be {value!r}; write numbers, or "1..N"')
+    powers = [2**i for i in range(machine.gpus.bit_length()) if 2**i <= machine.gpus]
+    return list(dict.fromkeys([1, *powers, machine.gpus]))
+
+
+def _task(
+    part: Part,
+    number: int,
+    factors: dict[str, Value],
+    several: set[str],
+    machine: Machine,
+    data: Mapping[str, Path],
+    weights: Path | None,
+    lacking: dict[str, str],
+) -> Task:
+    gpus = factors.get("gpus", 1)
+    batches = [int(one) for one in listed(factors.get("batch", factors.get("global_batch", 128)))]
+    if "global_batch" in factors and "batch" not in factors:
+        batches = [max(1, one // gpus) for one in batches]
+    words, skipped = _words(factors, batches, several, weights, lacking)
+    spec = _data(factors, data)
+    counts = tuple(_workers(one, machine) for one in listed(factors.get("workers", 4)))
+    if machine.kind == "cpu" or factors.get("device") == "cpu":
+        words["device"] = "cpu"
+    words["data"] = spec or "generated"
+    if "loader" in words or "workers" in factors:
+        words["workers"] = counts[0]
+    recipes = tuple(listed(factors.get("recipes", ["fp32", "amp"])))
+    for token in recipes:
+        parse_recipe(token)
+    shown = [name for name in SHOWN if name in words]
+    task = Task(
+        part.id, number, part.measure, factors["networks"], recipes, tuple(batches),
+        tuple(listed(factors.get("layout"))), counts, factors.get("loss_scale"),
+        factors.get("keep_batchnorm_fp32") is True, words,
+        {
+            "network": factors["networks"], "gpus": gpus, "data": words["data"].partition(":")[0],
+            **{name: words[name] for name in shown},
+            **{name: factors[name] for name in CROSSED_SHOWN if name in several},
+        },
+        skipped=_untestable(part, factors, gpus, spec, machine) or skipped,
+    )  # fmt: skip
+    return _with_steps(task, factors)
+
+
+def _untestable(part: Part, factors: Factors, gpus: int, spec: str | None, machine: Machine) -> str:
+    """Why there can be no such cells on this machine, or with what is given; "" where there can."""
+    if gpus > 1:
+        there = f"this machine has {machine.gpus}" if gpus > machine.gpus else SEVERAL_GPUS
+        return f"{gpus} GPUs: {there}"
+    if spec is None:
+        names = ", ".join(f"--data {one.rpartition(':')[2]}=DIR" for one in listed(factors["data"]))
+        return f"no data: give {names}"
+    lack = [MEASURES[one].lacking for one in part.measure]
+    return lack[0] if all(lack) else ""
+
+
+def _with_steps(task: Task, factors: Factors) -> Task:
+    """The task with as many epochs as are run, or without what only a training takes."""
+    if not task.trains:
+        return replace(task, words={k: v for k, v in task.words.items() if k not in OF_TRAINING})
+    asked, most = task.words.get("epochs"), factors.get("measured_epochs")
+    if asked is None or most is None:
+        return task
+    done = max(1, min(most, asked))
+    return replace(task, words={**task.words, "epochs": done}, projected=asked / done)
+
+
+def _words(
+    factors: Factors,
+    batches: Sequence[int],
+    several: set[str],
+    weights: Path | None,
+    lacking: dict[str, str],
+) -> tuple[dict[str, Any], str]:
+    """The options of a training, and why there can be no such training ("" where it can)."""
+    words: dict[str, Any] = {}
+    skipped = ""
+    for name, value in factors.items():
+        factor = FACTORS[name]
+        if name in ("networks", "recipes", "batch", "gpus", "layout", "workers", "data"):
+            continue
+        if factor.missing and listed(value) != [factor.neutral]:
+            if factor.vital or name in several:
+                skipped = factor.missing
+            else:
+                lacking[name] = factor.missing
+        elif not factor.missing and factor.option and value != factor.neutral:
+            words[factor.option] = factor.write(value)
+    rate: Value = factors.get("lr")
+    if isinstance(rate, Mapping):
+        found = cast("Mapping[str, float]", rate)
+        words["lr"] = found["value"] * batches[0] / found.get("per", batches[0])
+    if "pretrained" in factors and "weights" in words:
+        file = factors["pretrained"].get(factors["networks"])
+        path = weights / file if weights and file else None
+        del words["weights"]
+        if path and path.exists():
+            words["weights"] = str(path)
+        else:
+            lacking["pretrained"] = "no --weights DIR with its file: accuracy is not of fine-tuning"
+    return words, skipped
+
+
+def _data(factors: Factors, folders: Mapping[str, Path]) -> str | None:
+    """The first of the data that is there: "cifar10:DIR"; None where none is."""
+    for one in listed(factors.get("data", "generated")):
+        kind, _, name = str(one).partition(":")
+        if kind in OWN_DATA:
+            return kind
+        folder = folders.get(name or kind)
+        if folder is not None:
+            return f"{kind}:{folder}"
+    return None
+
+
+def _workers(value: Value, machine: Machine) -> int:
+    if value == "cores/gpus":
+        return max(1, machine.cores // max(1, machine.gpus))
+    if isinstance(value, str):
+        raise UserError(f'workers cannot be {value!r}; write numbers, or "cores/gpus"')
+    return int(value)
+
+
+def _with_files(tasks: Sequence[Task]) -> list[Task]:
+    """The tasks of a part with their run files: one, or one for each of what a run has once."""
+    kept = [name for name, option in options_of(*SCHEMAS).items() if option.kept]
+    files: dict[tuple[Any, ...], str] = {}
+    found: list[Task] = []
+    for task in tasks:
+        own = tuple(task.words.get(name) for name in (*kept, "data", "device"))
+        if not task.skipped:
+            files.setdefault(own, f"{task.part}-{len(files) + 1}" if files else task.part)
+        found.append(replace(task, file=files.get(own, task.part)))
+    return found
+
+
+def listed(value: Value) -> list[Value]:
+    """A list as it is, a single value as a list; [] for None."""
+    if value is None:
+        return []
+    return list(cast("list[Value]", value)) if isinstance(value, list) else [value]
+
+
+def cells_in(plan: Plan) -> int:
+    """How many cells are to be measured."""
+    return sum(len(task.arms("cuda")) for task in plan.tasks if not task.skipped)

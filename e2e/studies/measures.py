@@ -1,0 +1,211 @@
+"""What a part may measure: each is a list of columns, read from results in a run file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, pstdev, stdev
+from typing import Any
+
+from e2e.results.types import Repeat, Training
+from microbench.results.values import Ratio
+
+MB = 1e6
+MIB = 2**20  # what nvidia-smi calls MB
+Read = Callable[[Training], Any]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One value of a cell: its raw value, and each repeat's where repeats differ in it.
+
+    `title` is for a table that does not say otherwise; `text` writes the value for a person.
+    """
+
+    title: str
+    read: Read
+    each: Callable[[Repeat], float | None] | None = None
+    text: Callable[[Any], str] = lambda value: f"{value:.4g}"
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A list of columns. `trains`: from scratch, not only timed steps. `lacking`: why not yet."""
+
+    columns: tuple[str, ...]
+    trains: bool = False
+    lacking: str = ""
+
+
+def _per_s(step_s: float | None, training: Training) -> float | None:
+    return training.step_units / step_s if step_s else None
+
+
+def _limits(training: Training) -> Sequence[float]:
+    return (training.steps.wall_times_s or training.steps.times_s) if training.steps else ()
+
+
+def _mean(name: str) -> Read:
+    """The mean over the repeats."""
+
+    def read(training: Training) -> float | None:
+        values = [COLUMNS[name].each(one) for one in training.repeats]  # type: ignore[misc]
+        known = [value for value in values if value is not None and math.isfinite(value)]
+        return fmean(known) if known else None
+
+    return read
+
+
+def _deviation(name: str, of: Callable[[list[float]], float], least: int) -> Read:
+    def read(training: Training) -> float | None:
+        values = [COLUMNS[name].each(one) for one in training.repeats]  # type: ignore[misc]
+        known = [value for value in values if value is not None]
+        return of(known) if len(known) >= least else None
+
+    return read
+
+
+def _attribute(name: str, scale: float = 1.0) -> Read:
+    """A number that trainings of newer versions have; None where this one does not."""
+
+    def read(training: Training) -> float | None:
+        value: Any = getattr(training, name, None)
+        return value / scale if isinstance(value, int | float) else None
+
+    return read
+
+
+def _of_repeat(name: str) -> Callable[[Repeat], float | None]:
+    def read(repeat: Repeat) -> float | None:
+        value: Any = getattr(repeat, name, None)
+        return float(value) if isinstance(value, int | float) else None
+
+    return read
+
+
+def _phase(name: str) -> Read:
+    def read(training: Training) -> float | None:
+        found = next((p for p in training.phases if p.name == name), None)
+        seconds = found and (found.host_s if found.gpu_s is None else found.gpu_s)
+        return 1e3 * seconds if seconds is not None else None
+
+    return read
+
+
+def _losses(training: Training) -> str | None:
+    """ "4.8026 (5.1898)": the last loss and the average."""
+    last, average = (COLUMNS[name].read(training) for name in ("last_loss", "mean_loss"))
+    return None if last is None or average is None else f"{last:.4f} ({average:.4f})"
+
+
+def clock(seconds: float) -> str:
+    """ "57min 17s", "1h 43min 7s", "3.42 s": a duration as the authors write it."""
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h " * bool(hours) + f"{minutes}min {rest:02d}s"
+
+
+def fixed(decimals: int, more: str = "") -> Callable[[Any], str]:
+    """Writes a number with this many decimals."""
+    return lambda value: f"{value:.{decimals}f}{more}"
+
+
+def gain_of(training: Training) -> Ratio | None:
+    """Times faster than float32 (fp32 or O0), else than TF32; None for the baseline itself."""
+    return training.speedup.get("fp32") or training.speedup.get("tf32")
+
+
+COLUMNS: dict[str, Column] = {
+    "per_s": Column("img/s", lambda t: t.per_s),
+    "step_ms": Column("ms/step", lambda t: t.measured_s and 1e3 * t.measured_s),
+    "limit": Column("bottleneck", lambda t: t.limit, text=str),
+    "why": Column("why", lambda t: t.why, text=str),
+    "wait_ms": Column("waits for data, ms", lambda t: t.data_wait_s and 1e3 * t.data_wait_s),
+    "slowest_per_s": Column("min", lambda t: _per_s(max(_limits(t), default=None), t)),
+    "fastest_per_s": Column("max", lambda t: _per_s(min(_limits(t), default=None), t)),
+    "iterations_s": Column(
+        "training s", lambda t: _mean("iterations_s")(t), lambda r: r.train_s, text=fixed(2)
+    ),
+    "iterations_std": Column(
+        "±", _deviation("iterations_s", lambda v: pstdev(v), 1), text=fixed(2)
+    ),
+    "accuracy_pct": Column(
+        "accuracy, %", lambda t: _mean("accuracy_pct")(t),
+        lambda r: None if r.accuracy is None else 100 * r.accuracy, text=fixed(2),
+    ),
+    "accuracy": Column(
+        "accuracy", lambda t: _mean("accuracy")(t), lambda r: r.accuracy, text=fixed(3)
+    ),
+    "accuracy_std": Column(
+        "±", _deviation("accuracy_pct", lambda v: pstdev(v), 1), text=fixed(2)
+    ),
+    "accuracy_sample_std": Column(
+        "± (sample)", _deviation("accuracy_pct", lambda v: stdev(v), 2), text=fixed(2)
+    ),
+    "converged": Column("converged", lambda t: t.converged, text=lambda v: "yes" if v else "no"),
+    "skipped_steps": Column(
+        "skipped steps", lambda t: sum(r.skipped_steps for r in t.repeats) if t.repeats else None,
+        text=str,
+    ),
+    "last_loss": Column(
+        "last loss", lambda t: _mean("last_loss")(t), _of_repeat("last_loss"), text=fixed(4)
+    ),
+    "mean_loss": Column(
+        "average loss", lambda t: _mean("mean_loss")(t), _of_repeat("mean_loss"), text=fixed(4)
+    ),
+    "losses": Column("last (average) loss", lambda t: _losses(t), text=str),
+    # It takes the study's own number of epochs: the cell fills it in.
+    "projected_s": Column("all epochs, s (projected)", lambda t: None, text=clock),
+    "bandwidth": Column("bus GB/s", _attribute("bus_bytes_per_s", 1e9)),
+    "allocated_mb": Column(
+        "allocated MB", lambda t: t.memory_peak_bytes and t.memory_peak_bytes / MB, text=fixed(0)
+    ),
+    "reserved_mb": Column(
+        "reserved MB", _attribute("memory_reserved_bytes", MB), text=fixed(0)
+    ),
+    "nvml_mb": Column("NVML MiB", _attribute("memory_nvml_bytes", MIB), text=fixed(0)),
+    "setup_s": Column("start-up s", lambda t: t.setup_s),
+    "gpu_util_pct": Column(
+        "GPU utilisation, %", lambda t: t.state.gpu_util_pct and t.state.gpu_util_pct.mean,
+        text=fixed(0),
+    ),
+    "fits_batch": Column("batch that fits", lambda t: t.fits_batch, text=str),
+    "predicted_ms": Column("predicted ms", lambda t: t.predicted and 1e3 * t.predicted.step_s),
+    "error_pct": Column("error, %", lambda t: t.predicted and t.predicted.error_pct),
+    "model_mb": Column("model MB", _attribute("model_bytes", MB), text=fixed(2)),
+    "checkpoint_mb": Column("checkpoint MB", _attribute("checkpoint_bytes", MB), text=fixed(2)),
+    "data_ms": Column("data ms", _phase("data")),
+    "copy_ms": Column("copy ms", _phase("copy")),
+    "forward_ms": Column("forward ms", _phase("forward")),
+    "backward_ms": Column("backward ms", _phase("backward")),
+}  # fmt: skip
+
+NOT_YET = "training does not record it yet"
+MEASURES: dict[str, Measure] = {
+    "speed": Measure(("per_s", "step_ms", "limit", "wait_ms", "why")),
+    "step-range": Measure(("slowest_per_s", "fastest_per_s")),
+    "train": Measure(
+        ("iterations_s", "iterations_std", "accuracy", "accuracy_pct", "accuracy_std",
+         "accuracy_sample_std",
+         "converged", "skipped_steps", "last_loss", "mean_loss", "losses",
+         "projected_s"),
+        trains=True,
+    ),
+    "memory3": Measure(("allocated_mb", "reserved_mb", "nvml_mb")),
+    "ledger": Measure(()),
+    "predict": Measure(("predicted_ms", "error_pct")),
+    "loader-alone": Measure(("per_s",)),
+    "stalls": Measure(("per_s", "step_ms", "limit", "wait_ms")),
+    "utilisation": Measure(("gpu_util_pct",)),
+    "start-up": Measure(("setup_s",)),
+    "fits": Measure(("fits_batch", "allocated_mb")),
+    "phases": Measure(("data_ms", "copy_ms", "forward_ms", "backward_ms")),
+    "model-size": Measure(("model_mb",)),
+    "checkpoint": Measure(("checkpoint_mb",)),
+    "time-to-accuracy": Measure((), trains=True, lacking=NOT_YET),
+    "zero-gradients": Measure((), lacking="zero and infinite gradients are not counted yet"),
+    "exchange": Measure(("bandwidth",), lacking="training over several GPUs is not there yet"),
+}  # fmt: skip

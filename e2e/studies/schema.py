@@ -1,0 +1,366 @@
+"""A study as its TOML file has it. Nothing in a file is ever executed."""
+
+from __future__ import annotations
+
+import hashlib
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from e2e.studies.factors import FACTORS, Factors, Value
+from e2e.studies.measures import MEASURES
+from e2e.studies.questions import Test, parse_test
+from kernels.error_words import first_line, suggest
+from microbench.errors import UserError
+
+SCHEMA = 1
+PROFILES = ("full", "quick", "smoke")
+OF_PART = ("measure", "skip")  # of a part, beside its factors
+OF_PROFILE = ("budget", "parts", "part")
+COMPARABLE = ("yes", "ratios", "no")
+HOLDS = ("confirmed", "contradicted")
+UNITS_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+Json = dict[str, Any]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Published:
+    """A published table: `rows` have the values of `key`, then those of `columns`.
+
+    `machine` is the key that names the author's machine; ours is one more. `alias` maps words of
+    the author to ours ("FP32" = "fp32"). `comparable` says of each column: "yes", "ratios" (only
+    beside its baseline on the same machine), "with DATA", or "no"; `reasons` why not.
+    """
+
+    table: str
+    key: tuple[str, ...]
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Value, ...], ...] = ()
+    machine: str = ""
+    note: str = ""
+    alias: Mapping[str, Value] = field(default_factory=dict[str, Value])
+    comparable: Mapping[str, str] = field(default_factory=dict[str, str])
+    reasons: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def records(self) -> list[Json]:
+        """The rows by name; an empty text is a cell that the author left empty."""
+        names = (*self.key, *self.columns)
+        return [dict(zip(names, row, strict=True)) for row in self.rows]
+
+
+@dataclass(frozen=True)
+class TableForm:
+    """The author's own table: its rows and columns, and the part that measures the same cells.
+
+    `columns` are titles by column. `pivot` is a key whose values are columns; `rows` are the other
+    keys. `ratio` is a column whose ratio to the baseline is shown too, titled `ratio_title`.
+    """
+
+    id: str
+    title: str
+    published: str
+    parts: tuple[str, ...]
+    rows: tuple[str, ...]
+    columns: Mapping[str, str]
+    pivot: str = ""
+    ratio: str = ""
+    ratio_title: str = "x fp32"
+    where: Mapping[str, Value] = field(default_factory=dict[str, Value])
+
+
+@dataclass(frozen=True)
+class FigureForm:
+    """The author's own figure: axes, and the keys that make a line."""
+
+    id: str
+    title: str
+    published: str
+    parts: tuple[str, ...]
+    x: str
+    y: str
+    line: tuple[str, ...]
+    x_title: str = ""
+    y_title: str = ""
+    error: str = ""  # the column of its bars, published and ours
+    scale: str = "linear"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What the author says, and the test that settles it.
+
+    The claim is confirmed where the test holds, or contradicted, as `holds` says. Where a claim has
+    a cause, `because` is said only if its own test holds too.
+    """
+
+    id: str
+    text: str
+    test: Test
+    holds: str = "confirmed"
+    cause: Test | None = None
+    because: str = ""
+
+
+@dataclass(frozen=True)
+class Puzzle:
+    """What the author could not explain: `numbers` is what the published numbers already say.
+
+    `part` names cells whose ledger and causes are shown; `test` settles `answer`, a hypothesis.
+    """
+
+    id: str
+    text: str
+    numbers: str = ""
+    part: str = ""
+    test: Test | None = None
+    answer: str = ""
+    untestable: str = ""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Cells that are measured alike."""
+
+    id: str
+    measure: tuple[str, ...]
+    factors: Factors
+    skip: bool = False
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What is laid over the parts. `budget_s` in seconds; `parts` empty: all."""
+
+    budget_s: float
+    factors: Factors
+    parts: tuple[str, ...] = ()
+    part: Mapping[str, Factors] = field(default_factory=dict[str, Factors])
+
+
+@dataclass(frozen=True)
+class Study:
+    """A whole file. `differences` are what is unlike the original, in sentences."""
+
+    name: str
+    title: str
+    seed: str
+    question: str
+    defaults: Factors
+    parts: tuple[Part, ...]
+    profiles: Mapping[str, Profile]
+    published: tuple[Published, ...]
+    tables: tuple[TableForm, ...]
+    figures: tuple[FigureForm, ...]
+    claims: tuple[Claim, ...]
+    puzzles: tuple[Puzzle, ...]
+    differences: tuple[str, ...]
+    sha256: str
+
+
+TOP = ("schema", "name", "title", "seed", "question", "differences", "defaults", "part", "profile",
+       "published", "table", "figure", "claim", "puzzle")  # fmt: skip
+
+
+def shipped() -> list[str]:
+    """The names of the studies that come with halfway."""
+    found = (one.name for one in files("e2e.studies").joinpath("files").iterdir())
+    return sorted(name.removesuffix(".toml") for name in found if name.endswith(".toml"))
+
+
+def read_study(name: str) -> Study:
+    """The study of this name, or in this file. UserError, in one line, for what is wrong in it."""
+    if name.endswith(".toml"):
+        path = Path(name)
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise UserError(f"cannot read {name}: {error.strerror}") from None
+    elif name in shipped():
+        content = files("e2e.studies").joinpath("files", f"{name}.toml").read_bytes()
+    else:
+        near = suggest(name, shipped()) or f"; there are {', '.join(shipped())}, or FILE.toml"
+        raise UserError(f"no study {name!r}{near}")
+    return parse_study(content, name)
+
+
+def parse_study(content: bytes, name: str) -> Study:
+    """The study in a file's bytes; `name` is how errors call it. UserError as of `read_study`."""
+    try:
+        data = tomllib.loads(content.decode())
+        return _study(data, hashlib.sha256(content).hexdigest())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{name} is no TOML: {first_line(error)}") from None
+    except (TypeError, ValueError, AttributeError) as error:  # a text where a list stands, say
+        raise UserError(f"{name} is not laid out as a study: {first_line(error)}") from None
+    except UserError as error:
+        raise UserError(f"{name}: {error}") from None
+
+
+def seconds(text: object) -> float:
+    """Seconds of "150 s", "20m", "20 min" or "1h". UserError for another text."""
+    words = str(text).strip()
+    digits = words.rstrip("abcdefghijklmnopqrstuvwxyz ")
+    unit = words[len(digits) :].strip() or "s"
+    try:
+        found = float(digits) * UNITS_S[unit]
+    except (ValueError, KeyError):
+        found = 0.0
+    if not 0 < found < float("inf"):
+        raise UserError(f"{text!r} is no time; write 150s, 20m or 1h")
+    return found
+
+
+# ---------------------------------------------------------------- parsing
+
+
+def _study(data: Json, sha256: str) -> Study:
+    _known(data, TOP, "")
+    if data.get("schema") != SCHEMA:
+        raise UserError(f"schema is {data.get('schema')!r}; this version reads {SCHEMA}")
+    defaults = _factors(_table(data, "defaults", ""), "defaults")
+    parts = tuple(_part(one) for one in _tables(data, "part"))
+    if not parts:
+        raise UserError("there is no [[part]]")
+    ids = [part.id for part in parts]
+    published = tuple(_made(Published, one, "published") for one in _tables(data, "published"))
+    for one in published:
+        _check_published(one)
+    profiles = {name: _profile(one, name, ids) for name, one in _table(data, "profile", "").items()}
+    study = Study(
+        _text(data, "name"), data.get("title", _text(data, "name")), data.get("seed", ""),
+        data.get("question", ""), defaults, parts, profiles, published,
+        tuple(_made(TableForm, one, "table") for one in _tables(data, "table")),
+        tuple(_made(FigureForm, one, "figure") for one in _tables(data, "figure")),
+        tuple(_made(Claim, one, "claim") for one in _tables(data, "claim")),
+        tuple(_made(Puzzle, one, "puzzle") for one in _tables(data, "puzzle")),
+        tuple(data.get("differences", ())), sha256,
+    )  # fmt: skip
+    _check_references(study, ids)
+    return study
+
+
+def _check_references(study: Study, ids: list[str]) -> None:
+    """UserError for a part or a published table that is named and is not there."""
+    tables = [one.table for one in study.published]
+    for form in (*study.tables, *study.figures):
+        where = f"{'table' if isinstance(form, TableForm) else 'figure'} {form.id}"
+        _known(form.parts, ids, f"{where}: part")
+        _known([form.published] if form.published else [], tables, f"{where}: published table")
+    for puzzle in study.puzzles:
+        _known([puzzle.part] if puzzle.part else [], ids, f"puzzle {puzzle.id}: part")
+    for claim in study.claims:
+        if claim.holds not in HOLDS:
+            raise UserError(f"claim {claim.id}: holds is {' or '.join(HOLDS)}")
+
+
+def _part(data: Json) -> Part:
+    where = f"part {data.get('id', '')}".strip()
+    factors = _factors({k: v for k, v in data.items() if k not in (*OF_PART, "id")}, where,
+                       also=("id", *OF_PART))  # fmt: skip
+    measure = tuple(data.get("measure", ("speed",)))
+    _known(measure, MEASURES, f"{where}: measure")
+    if not measure:
+        raise UserError(f"{where} measures nothing")
+    return Part(_text(data, "id", where), measure, factors, data.get("skip") is True)
+
+
+def _profile(data: Json, name: str, ids: list[str]) -> Profile:
+    where = f"profile.{name}"
+    _known([name], PROFILES, "profile")
+    factors = _factors({k: v for k, v in data.items() if k not in OF_PROFILE}, where,
+                       also=OF_PROFILE)  # fmt: skip
+    _known(data.get("parts", ()), ids, f"{where}: part")
+    own = _table(data, "part", where)
+    _known(own, ids, f"{where}: part")
+    laid = {part: _factors(one, f"{where}.part.{part}", also=OF_PART) for part, one in own.items()}
+    return Profile(seconds(data.get("budget", "1h")), factors, tuple(data.get("parts", ())), laid)
+
+
+def _factors(data: Json, where: str, also: Iterable[str] = ()) -> Factors:
+    _known(data, (*FACTORS, *also), where)
+    for name, value in data.items():
+        if name in FACTORS:
+            check_factor(name, value, f"{where}: " * bool(where))
+    return data
+
+
+def check_factor(name: str, value: Value, where: str = "") -> None:
+    """UserError unless the value, or each of a list of values, is of a type that the factor has."""
+    factor = FACTORS[name]
+    values: list[Value] = cast("list[Value]", value) if isinstance(value, list) else [value]
+    for one in values:
+        fits = isinstance(one, factor.types) and (not isinstance(one, bool) or bool in factor.types)
+        if not fits or (isinstance(one, int | float) and one < 0):
+            raise UserError(f"{where}{name} cannot be {one!r}: it takes {factor.says}")
+        if isinstance(one, dict) and factor.fields:
+            _known(cast("Json", one), factor.fields, f"{where}{name}")
+    if not values:
+        raise UserError(f"{where}{name} is an empty list")
+
+
+def _check_published(one: Published) -> None:
+    width = len(one.key) + len(one.columns)
+    for row in one.rows:
+        if len(row) != width:
+            raise UserError(f"published {one.table}: a row has {len(row)} values, not {width}")
+    for column, how in one.comparable.items():
+        if how not in COMPARABLE and not how.startswith("with "):
+            raise UserError(f"published {one.table}: {column} is comparable {how!r}; "
+                            f"write {', '.join(COMPARABLE)} or with DATA")  # fmt: skip
+
+
+def _made(kind: type[T], data: Json, table: str) -> T:
+    """The dataclass of a table of the file; lists become tuples, tests are parsed."""
+    named = data.get("id", data.get("table", ""))
+    where = f"{table} {named}".strip()
+    known = {one.name: one for one in fields(cast("Any", kind))}
+    _known(data, known, where)
+    for name, one in known.items():
+        required = one.default is MISSING and one.default_factory is MISSING
+        if required and name not in data:
+            raise UserError(f"{where} has no {name}")
+    return kind(**{name: _value(name, value, where) for name, value in data.items()})
+
+
+def _value(name: str, value: Value, where: str) -> Value:
+    if name in ("test", "cause"):
+        return parse_test(str(value), where)
+    if isinstance(value, list):
+        return tuple(_value("", one, where) for one in cast("list[Value]", value))
+    return value
+
+
+def _known(names: Iterable[str], known: Iterable[str], where: str) -> None:
+    """UserError for the first name that is not known, with a near one."""
+    known = list(known)
+    for name in names:
+        if name not in known:
+            near = suggest(name, known) or f"; choose from {', '.join(known)}"
+            raise UserError(f"{where}: unknown {name!r}{near}".removeprefix(": "))
+
+
+def _table(data: Json, name: str, where: str) -> Json:
+    found = data.get(name, {})
+    if not isinstance(found, dict):
+        raise UserError(f"{where} {name} is no table".strip())
+    return cast("Json", found)
+
+
+def _tables(data: Json, name: str) -> list[Json]:
+    found: Value = data.get(name, [])
+    if not isinstance(found, list) or any(
+        not isinstance(one, dict) for one in cast("list[Value]", found)
+    ):
+        raise UserError(f"{name} is written [[{name}]]")
+    return cast("list[Json]", found)
+
+
+def _text(data: Json, name: str, where: str = "") -> str:
+    found = data.get(name)
+    if not isinstance(found, str) or not found:
+        raise UserError(f"{where} has no {name}".strip())
+    return found

@@ -1,0 +1,289 @@
+"""The author's tables, with the published cells beside the measured ones."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from e2e.studies.cells import BASES, RAN, UNTESTABLE, Cell
+from e2e.studies.measures import COLUMNS, MEASURES, NOT_YET, clock
+from e2e.studies.schema import Published, TableForm
+from microbench.report.table import Column, Row, Table
+
+DURATION = re.compile(r"(?:(\d+)h )?(\d+)min (\d+)s")
+NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+UNIT = re.compile(r"[\d.]+( ?[A-Za-z%]+)$")
+HERE = "here"
+
+
+@dataclass(frozen=True)
+class Text:
+    """A cell of a grid; `faint` where it cannot be compared."""
+
+    text: str = ""
+    faint: bool = False
+
+
+Line = list[Text]
+
+
+def number_of(text: Any) -> float | None:
+    """The number that a published cell begins with: seconds of "57min 17s", 40.92 of "40.92 ± 2".
+
+    None where there is none.
+    """
+    if isinstance(text, int | float):
+        return float(text)
+    found = DURATION.match(str(text))
+    if found:
+        hours, minutes, seconds = (int(part or 0) for part in found.groups())
+        return 3600.0 * hours + 60 * minutes + seconds
+    start = NUMBER.match(str(text))
+    return float(start[0].replace(",", "")) if start else None
+
+
+def published_ratio(published: Published, record: Mapping[str, Any], column: str) -> float | None:
+    """A published number against float32 on the same machine, as times faster or times as much.
+
+    Of seconds it is the base over the own; of all else the own over the base.
+    """
+    base = next(
+        (
+            other
+            for other in published.records()
+            if _recipe(published, other) in BASES
+            and all(other[k] == record[k] for k in published.key if k not in RECIPE_KEYS)
+        ),
+        None,
+    )
+    own, of = number_of(record[column]), number_of(base[column]) if base else None
+    if not own or not of or base == record:
+        return None
+    return of / own if column.endswith("_s") and not column.endswith("per_s") else own / of
+
+
+RECIPE_KEYS = ("recipe", "method", "precision")  # keys that name the precision
+
+
+def _recipe(published: Published, record: Mapping[str, Any]) -> Any:
+    word = next((record[key] for key in published.key if key in RECIPE_KEYS), None)
+    return published.alias.get(str(word), word)
+
+
+def own_word(published: Published, key: str, cell: Cell) -> str:
+    """What the author would call a factor of a measured cell."""
+    if key == published.machine:
+        return HERE
+    factor = "recipe" if key in RECIPE_KEYS else key
+    value = cell.factors.get(factor, "")
+    words = (word for word, ours in published.alias.items() if str(ours) == str(value))
+    return next(words, str(value))
+
+
+# ---------------------------------------------------------------- laid out
+
+
+def table_of(
+    form: TableForm, published: Published, cells: Sequence[Cell], device: str
+) -> tuple[Table[Line], list[str]]:
+    """The author's table with ours in it, and why some cells cannot be compared."""
+    ours = [
+        cell for cell in cells
+        if cell.part in form.parts and cell.fits(form.where) and "recipe" in cell.factors
+    ]  # fmt: skip
+    if form.pivot:
+        titles, lines = _pivoted(form, published, ours)
+    else:
+        titles, lines = _flat(form, published, ours)
+    return _table(titles, lines, len(form.rows)), _notes(form, published, ours, device)
+
+
+def _table(titles: Sequence[str], lines: Sequence[Line], keys: int) -> Table[Line]:
+    def column(i: int, title: str) -> Column[Line]:
+        return Column(
+            title, lambda line: line[i].text, right=i >= keys, key=i < keys,
+            faint=lambda line: line[i].faint, csv={title: lambda line: line[i].text},
+        )  # fmt: skip
+
+    return Table([column(i, title) for i, title in enumerate(titles)], [Row(x) for x in lines])
+
+
+def _flat(
+    form: TableForm, published: Published, ours: Sequence[Cell]
+) -> tuple[list[str], list[Line]]:
+    """A row a published row, then a row a measured cell."""
+    ratio = [form.ratio_title] if form.ratio else []
+    titles = [*form.rows, *form.columns.values(), *ratio, "cell"]
+    lines: list[Line] = []
+    for record in published.records():
+        line = [Text(str(record[name])) for name in (*form.rows, *form.columns)]
+        if form.ratio:
+            line.append(Text(_times(published_ratio(published, record, form.ratio))))
+        lines.append([*line, Text("published")])
+    for cell in ours:
+        line = [Text(own_word(published, key, cell)) for key in form.rows]
+        line += [_value(published, name, cell) for name in form.columns]
+        if form.ratio:
+            line.append(_own_ratio(form, cell, ours))
+        lines.append([*line, Text(cell.id)])
+    return titles, lines
+
+
+def _pivoted(
+    form: TableForm, published: Published, ours: Sequence[Cell]
+) -> tuple[list[str], list[Line]]:
+    """A row a key and metric, a column a value of the pivot; ours are rows, or columns."""
+    records = published.records()
+    pivots = list(dict.fromkeys(str(record[form.pivot]) for record in records))
+    by_machine = form.pivot == published.machine
+    keys = list(dict.fromkeys(tuple(str(r[k]) for k in form.rows) for r in records))
+    metrics = [*form.columns, *([RATIO] if form.ratio else [])]
+    own = _by_key(form, published, ours)
+    mine = [*dict.fromkeys(place for _, place in own)]
+    if by_machine:
+        columns = [*pivots, *mine]
+    else:
+        columns = sorted({*pivots, *mine}, key=lambda word: (number_of(word) or 0.0, word))
+        keys += [key for key in dict.fromkeys(key for key, _ in own) if key not in keys]
+    titles = [*form.rows, *(["Metric"] if len(metrics) > 1 else []), *columns]
+    lines: list[Line] = []
+    for key in keys:
+        for metric in metrics:
+            line = [Text(word) for word in key]
+            if len(metrics) > 1:
+                line.append(Text(form.ratio_title if metric == RATIO else form.columns[metric]))
+            for place in columns:
+                record = next(
+                    (r for r in records if str(r[form.pivot]) == place
+                     and tuple(str(r[k]) for k in form.rows) == key), None,
+                )  # fmt: skip
+                cell = own.get((key, place))
+                line.append(
+                    _of_record(form, published, record, metric)
+                    if record
+                    else _of_cell(form, published, cell, metric, ours)
+                )
+            if any(text.text for text in line[len(titles) - len(columns) :]):
+                lines.append(line)
+    return titles, lines
+
+
+RATIO = "ratio"
+
+
+def _by_key(
+    form: TableForm, published: Published, ours: Sequence[Cell]
+) -> dict[tuple[tuple[str, ...], str], Cell]:
+    """Measured cells by (row, column)."""
+    found: dict[tuple[tuple[str, ...], str], Cell] = {}
+    for cell in ours:
+        several = len(form.parts) > 1
+        here = f"{HERE}, {cell.part}" if several else HERE
+        key = tuple(
+            here if k == published.machine else own_word(published, k, cell) for k in form.rows
+        )
+        place = here if form.pivot == published.machine else own_word(published, form.pivot, cell)
+        found.setdefault((key, place), cell)
+    return found
+
+
+def _of_record(form: TableForm, published: Published, record: Any, metric: str) -> Text:
+    if metric == RATIO:
+        return Text(_times(published_ratio(published, record, form.ratio)))
+    return Text(str(record[metric]))
+
+
+def _of_cell(
+    form: TableForm, published: Published, cell: Cell | None, metric: str, ours: Sequence[Cell]
+) -> Text:
+    if cell is None:
+        return Text()
+    if metric == RATIO:
+        return _own_ratio(form, cell, ours)
+    return _value(published, metric, cell)
+
+
+def _times(ratio: float | None) -> str:
+    return "" if ratio is None else f"{ratio:.3f}"
+
+
+def _own_ratio(form: TableForm, cell: Cell, ours: Sequence[Cell]) -> Text:
+    """The measured ratio, with its interval where variants were timed interleaved."""
+    if cell.speedup:
+        ratio, ends = cell.speedup
+        return Text(f"{ratio:.3f}" + (f" ±{(ends[1] - ends[0]) / 2:.3f}" if ends else ""))
+    return Text()
+
+
+def _value(published: Published, column: str, cell: Cell) -> Text:
+    """A measured value as the author writes it, faint where it cannot be held against theirs."""
+    if cell.status != RAN:
+        return Text(UNTESTABLE if cell.status == UNTESTABLE else cell.status, True)
+    name = measured_as(published, column)
+    value = cell.values.get(name, cell.factors.get(name))
+    if value is None:
+        return Text(UNTESTABLE if lacks(name, cell) else "-", True)
+    write = COLUMNS[name].text if name in COLUMNS else _plainly
+    if any(DURATION.match(str(record[column])) for record in published.records()):
+        write = clock
+    text = write(value) + _unit(published, column)
+    deviation = cell.values.get(name.rsplit("_", 1)[0] + "_std")
+    if deviation is not None and any("±" in str(record[column]) for record in published.records()):
+        text += f" ± {deviation:.2f}"
+    return Text(text, not _compares(published, column, cell))
+
+
+def _plainly(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _unit(published: Published, column: str) -> str:
+    """ "%" or " MB", where every published number of a column ends so."""
+    texts = [str(record[column]) for record in published.records()]
+    ends = {found[1] for text in texts if (found := UNIT.match(text))}
+    return ends.pop() if len(ends) == 1 else ""
+
+
+def measured_as(published: Published, column: str) -> str:
+    """The name of our column for a published one."""
+    return str(published.alias.get(f"column {column}", column))
+
+
+def lacks(name: str, cell: Cell) -> str:
+    """Why a cell that ran has no value in a column."""
+    measures = [one for one in cell.measure if name in MEASURES[one].columns]
+    if not measures:
+        return "this part does not measure it"
+    if name == "projected_s":
+        return "no epochs were run to project from"
+    if name in ("gpu_util_pct", "nvml_mb", "reserved_mb", "allocated_mb"):
+        return f"{NOT_YET}, or there is no GPU"
+    return MEASURES[measures[0]].lacking or NOT_YET
+
+
+def _compares(published: Published, column: str, cell: Cell) -> bool:
+    how = published.comparable.get(column, "ratios")
+    if how.startswith("with "):
+        return cell.factors.get("data") == how.removeprefix("with ")
+    return how == "yes"
+
+
+def _notes(form: TableForm, published: Published, ours: Sequence[Cell], device: str) -> list[str]:
+    """Sentences below a table: who is here, and why columns or cells are grey."""
+    found = [f"{HERE}: {device}. Grey: cannot be compared with the published cell."]
+    if published.note:
+        found.append(published.note)
+    for column, title in form.columns.items():
+        how = published.comparable.get(column, "ratios")
+        if how.startswith("with ") and any(not _compares(published, column, c) for c in ours):
+            kinds = ", ".join(dict.fromkeys(str(c.factors.get("data")) for c in ours))
+            found.append(f"{title}: measured on {kinds} data, published on {how[5:]}.")
+        elif column in published.reasons:
+            found.append(f"{title}: {published.reasons[column]}.")
+        name = measured_as(published, column)
+        why = {lacks(name, c) for c in ours if c.status == RAN and c.values.get(name) is None}
+        found += [f"{title}, {UNTESTABLE}: {one}." for one in sorted(why) if one]
+    reasons = dict.fromkeys(f"{c.status}: {c.reason}." for c in ours if c.status != RAN)
+    return [*found, *reasons]

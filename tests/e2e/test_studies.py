@@ -1,0 +1,366 @@
+"""Studies: their files, the published numbers, expansion, budgets, tests of claims."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from e2e.studies.answers import NO, UNKNOWN, UNTESTABLE, YES, answer
+from e2e.studies.budget import estimate_s, scaled
+from e2e.studies.cells import Cell
+from e2e.studies.expand import Machine, expand, layers, listed, parse_recipe
+from e2e.studies.factors import FACTORS
+from e2e.studies.questions import parse_test
+from e2e.studies.schema import Study, parse_study, read_study, seconds, shipped
+from e2e.studies.tables import number_of, published_ratio
+from microbench.errors import UserError
+
+ROOT = Path(__file__).parents[2]
+SEEDS: dict[str, list[str]] = json.loads(
+    (ROOT / "tests/samples/published.json").read_text(encoding="utf-8")
+)
+STUDIES = [read_study(name) for name in shipped()]
+H200 = Machine("cuda", 16)
+SMALL = """
+schema = 1
+name = "mine"
+[defaults]
+data = ["generated"]
+recipes = ["fp32", "amp"]
+networks = ["cnn-cifar"]
+[[part]]
+id = "one"
+batch = [8, 16]
+lr = [0.1, 0.2]
+iterations = 40
+repeats = 4
+measure = ["train"]
+[profile.quick]
+budget = "1h"
+"""
+
+
+def small(**changes: str) -> Study:
+    text = SMALL
+    for old, new in changes.items():
+        assert old in text
+        text = text.replace(old, new)
+    return parse_study(text.encode(), "mine.toml")
+
+
+# ---------------------------------------------------------------- published numbers
+
+
+def test_the_five_studies_are_there() -> None:
+    assert shipped() == [
+        "finetune-multigpu", "resnet-precisions", "resnet-static256", "vgg16-batch", "wrn-levels",
+    ]  # fmt: skip
+    for study in STUDIES:
+        assert list(study.profiles) == ["full", "quick", "smoke"]
+        assert study.claims
+        assert study.published
+
+
+def published_cells() -> list[Any]:
+    return [
+        pytest.param(study.seed, one, record, id=f"{study.name}-{one.table}-{number}")
+        for study in STUDIES
+        for one in study.published
+        for number, record in enumerate(one.records())
+    ]
+
+
+@pytest.mark.parametrize(("seed", "published", "record"), published_cells())
+def test_every_published_number_is_in_the_text(seed: str, published: Any, record: Any) -> None:
+    """In one row of the author's table, or one for each metric, with the row's own words."""
+    rows = SEEDS[seed]
+    if published.table == "main":  # a metric a row, a batch a column
+        for column, metric in (
+            ("accuracy_pct", "Accuracy (%)"), ("iterations_s", "Time (sec)"),
+            ("memory_mb", "Memory (Mb)"),
+        ):  # fmt: skip
+            (row,) = (r for r in rows if r.startswith(f"{record['card']} - {record['method']} | "
+                                                      f"{metric} |"))  # fmt: skip
+            place = (128, 256, 512, 1024, 2048).index(record["batch"])
+            assert row.split(" | ")[2 + place] == record[column]
+        return
+    texts = [str(record[column]) for column in published.columns if record[column] != ""]
+    keys = [str(record[key]) for key in published.key]
+    if "stack" in published.key:  # the stacks are columns, but in the lines of the ranges
+        keys = [f"{record['network']}-{record['recipe']}"]
+    if published.table == "kaggle":
+        keys = [record["recipe"]]  # its card is in the text alone
+    pattern = ".*".join(re.escape(word) for word in (*keys, *texts))
+    assert any(re.search(pattern, row) for row in rows), (keys, texts)
+
+
+def test_all_rows_of_the_texts_are_in_the_studies() -> None:
+    found = {
+        study.seed: sum(len(one.rows) for one in study.published) for study in STUDIES
+    }  # fmt: skip
+    rows = {seed: len(lines) for seed, lines in SEEDS.items()}
+    assert found["002_57fa2bc8f75b279e.txt"] == rows["002_57fa2bc8f75b279e.txt"] == 42
+    assert found["003_19fad38897715ce6.txt"] == rows["003_19fad38897715ce6.txt"] == 8
+    assert found["001_2fa5950b8c0c6afe.txt"] * 3 == 5 * rows["001_2fa5950b8c0c6afe.txt"] == 135
+
+
+@pytest.mark.parametrize(
+    ("name", "table", "key", "column", "ratio"),
+    [
+        ("wrn-levels", "colab", ("O1", "T4"), "time_s", 1.834),
+        ("wrn-levels", "colab", ("O1", "T4"), "memory_mb", 0.579),
+        ("wrn-levels", "kaggle", ("O1", "P100"), "time_s", 0.988),
+        ("vgg16-batch", "main", ("V100", "FP16", 2048), "iterations_s", 1.324),
+        ("vgg16-batch", "main", ("V100", "AMP", 128), "iterations_s", 0.920),
+        ("resnet-static256", "speed", ("Resnet50", "16", "Container"), "per_s", 2.018),
+        ("resnet-static256", "speed", ("Resnet18", "16", "Slurm"), "per_s", 1.010),
+    ],
+)
+def test_ratios_of_published_numbers_are_those_that_were_derived(
+    name: str, table: str, key: tuple[Any, ...], column: str, ratio: float
+) -> None:
+    study = next(one for one in STUDIES if one.name == name)
+    published = next(one for one in study.published if one.table == table)
+    record = next(r for r in published.records() if tuple(r[k] for k in published.key) == key)
+    assert published_ratio(published, record, column) == pytest.approx(ratio, abs=5e-4)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("57min 17s", 3437), ("1h 43min 7s", 6187), ("7657 MB", 7657), ("40.92 ± 2.08", 40.92),
+     ("0.835+-0.006", 0.835), ("Not Converged.", None), ("", None), ("4.8026 (5.1898)", 4.8026),
+     (192, 192)],
+)  # fmt: skip
+def test_the_number_of_a_published_cell(text: Any, number: float | None) -> None:
+    assert number_of(text) == number
+
+
+# ---------------------------------------------------------------- files
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("repeats = 4", "repaets = 4", "mine.toml: part one: unknown 'repaets'; did you mean "
+                                       "repeats"),
+        ('measure = ["train"]', 'measure = ["trian"]', "did you mean train"),
+        ("schema = 1", "schema = 9", "schema is 9; this version reads 1"),
+        ("batch = [8, 16]", 'batch = ["8"]', "batch cannot be '8': it takes samples of a batch"),
+        ("repeats = 4", "repeats = true", "repeats cannot be True"),
+        ("repeats = 4", "repeats = -1", "repeats cannot be -1"),
+        ("[[part]]", "[part]", "part is written [[part]]"),
+        ("[profile.quick]", "[profile.quik]", "unknown 'quik'; did you mean quick"),
+        ('budget = "1h"', 'budget = "soon"', "'soon' is no time"),
+        ('budget = "1h"', 'parts = ["two"]', "profile.quick: part: unknown 'two'"),
+        ("schema = 1", "schema = ", "mine.toml is no TOML"),
+        ("lr = [0.1, 0.2]", "lr = { valeu = 1 }", "did you mean value"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_a_file_is_one_line(old: str, new: str, says: str) -> None:
+    with pytest.raises(UserError) as error:
+        small(**{old: new})
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_are_a_study_nor_a_traceback(content: bytes) -> None:
+    with pytest.raises(UserError):
+        parse_study(content, "x.toml")
+
+
+@given(st.sampled_from(range(len(SMALL.splitlines()))), st.sampled_from(["1", "[]", "{}", "'x'"]))
+def test_a_value_of_another_type_is_a_study_or_one_line(line: int, value: str) -> None:
+    lines = SMALL.splitlines()
+    if "=" in lines[line]:
+        lines[line] = f"{lines[line].partition('=')[0]} = {value}"
+    try:
+        study = parse_study("\n".join(lines).encode(), "x.toml")
+        expand(layers(study, "quick", {}), H200, {}, None)
+    except UserError as error:
+        assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("150 s", 150), ("20m", 1200), ("1h", 3600), ("9", 9)]
+)
+def test_times_of_a_budget(text: str, number: float) -> None:
+    assert seconds(text) == number
+
+
+def test_reading_and_expanding_a_study_loads_no_torch() -> None:
+    code = (
+        "import sys; from e2e.studies.command import machine_of; from e2e.studies.schema import *;"
+        "from e2e.studies.budget import *; from e2e.studies.expand import *;"
+        "s = read_study('wrn-levels');"
+        "scaled(layers(s, 'full', {}), 60, machine_of('cpu'), {}, None);"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+# ---------------------------------------------------------------- expansion
+
+
+@pytest.mark.parametrize("study", STUDIES, ids=lambda study: study.name)
+@pytest.mark.parametrize("profile", ["full", "quick", "smoke"])
+def test_every_profile_expands_to_tasks_that_run(study: Study, profile: str) -> None:
+    plan = expand(layers(study, profile, {}), H200, {}, None)
+    assert any(not task.skipped for task in plan.tasks)
+    assert len({task.id for task in plan.tasks}) == len(plan.tasks)
+    for task in plan.tasks:
+        assert task.arms("cuda")
+        assert task.skipped or task.file.startswith(task.part)
+
+
+def test_lists_are_crossed_and_recipes_and_batches_are_arms_of_one_task() -> None:
+    plan = expand(layers(small(), "quick", {}), H200, {}, None)
+    assert [task.words["lr"] for task in plan.tasks] == [0.1, 0.2]
+    assert [(a.token, a.batch) for a in plan.tasks[0].arms("cuda")] == [
+        ("fp32", 8), ("amp", 8), ("fp32", 16), ("amp", 16),
+    ]  # fmt: skip
+
+
+def test_amp_on_a_cpu_is_called_what_it_is() -> None:
+    plan = expand(layers(small(), "quick", {}), Machine("cpu", 2), {}, None)
+    assert {arm.token for task in plan.tasks for arm in task.arms("cpu")} == {"fp32", "amp-bf16"}
+
+
+def test_a_rate_by_the_batch_grows_with_it() -> None:
+    study = small(**{"lr = [0.1, 0.2]": "lr = { value = 0.1, per = 8 }"})
+    plan = expand(layers(study, "quick", {}), H200, {}, None)
+    assert [(task.batches, task.words["lr"]) for task in plan.tasks] == [((8,), 0.1), ((16,), 0.2)]
+
+
+def test_what_the_user_sets_is_over_profile_and_part() -> None:
+    parts = layers(small(), "quick", {"lr": 0.5, "epochs": 2})
+    (task,) = expand(parts, H200, {}, None).tasks
+    assert (task.words["lr"], task.words["epochs"]) == (0.5, 2)
+    assert "iterations" not in task.words
+
+
+def test_several_gpus_are_skipped_with_the_reason() -> None:
+    parts = layers(small(), "quick", {"gpus": [1, 2], "lr": 0.1})
+    one, two = expand(parts, replace(H200, gpus=1), {}, None).tasks
+    assert (one.skipped, two.skipped) == ("", "2 GPUs: this machine has 1")
+    *_, two = expand(parts, replace(H200, gpus=2), {}, None).tasks
+    assert two.skipped
+
+
+def test_data_are_the_first_that_are_there(tmp_path: Path) -> None:
+    study = small(**{'data = ["generated"]': 'data = ["cifar10", "folder:own"]'})
+    parts = layers(study, "quick", {})
+    none, *_ = expand(parts, H200, {}, None).tasks
+    assert none.skipped == "no data: give --data cifar10=DIR, --data own=DIR"
+    own, *_ = expand(parts, H200, {"own": tmp_path}, None).tasks
+    assert own.words["data"] == f"folder:{tmp_path}"
+
+
+@pytest.mark.parametrize("name", [name for name, one in FACTORS.items() if one.missing])
+def test_a_factor_that_training_lacks_is_said_and_never_given(name: str) -> None:
+    value = {"kind": "cosine"} if name == "schedule" else {"x": "y"} if name == "pretrained" else 3
+    study = small()
+    parts = [replace(p, factors={**p.factors, name: value}) for p in layers(study, "quick", {})]
+    plan = expand(parts, H200, {}, None)
+    for task in plan.tasks:
+        assert FACTORS[name].option not in task.words
+        assert task.skipped or name in plan.lacking
+
+
+@pytest.mark.parametrize(
+    ("token", "found"),
+    [("O3", ("O3", False, None, False)), ("O3+bn32+scale256", ("O3", True, 256.0, False)),
+     ("O2@dynamic", ("O2", False, None, True)), ("amp-bf16", ("amp-bf16", False, None, False))],
+)  # fmt: skip
+def test_variants_of_recipes(token: str, found: tuple[Any, ...]) -> None:
+    assert parse_recipe(token) == found
+
+
+# ---------------------------------------------------------------- budgets
+
+
+@pytest.mark.parametrize("study", STUDIES, ids=lambda study: study.name)
+@given(budget_s=st.floats(1, 20_000), profile=st.sampled_from(["full", "quick"]))
+def test_cuts_are_listed_and_spare_precision_and_ends(
+    study: Study, budget_s: float, profile: str
+) -> None:
+    parts = layers(study, profile, {})
+    whole = expand(parts, H200, {}, None)
+    plan = scaled(parts, budget_s, H200, {}, None)
+    assert estimate_s(plan, H200) <= estimate_s(whole, H200)
+    assert bool(plan.cuts) or plan.tasks == whole.tasks
+    if estimate_s(whole, H200) <= budget_s:
+        assert not plan.cuts
+    for part in parts:
+        of = [task for task in plan.tasks if task.part == part.id]
+        assert {t for task in of for t in task.recipes} == set(listed(part.factors["recipes"]))
+        batches = [int(b) for b in listed(part.factors.get("batch"))]
+        if batches:
+            left = [b for task in of for b in task.batches]
+            assert {batches[0], batches[-1]} <= set(left)
+    assert {cut.factor for cut in plan.cuts} <= {
+        "repeats", "iterations", "epochs", "measured_epochs", "workers", "batch", "networks",
+    }  # fmt: skip
+
+
+def test_repeats_go_before_iterations() -> None:
+    parts = layers(small(), "quick", {})
+    whole_s = estimate_s(expand(parts, H200, {}, None), H200)
+    cuts = scaled(parts, whole_s - 0.1, H200, {}, None).cuts
+    assert [(cut.factor, cut.asked, cut.done) for cut in cuts] == [("repeats", "4", "2")]
+    least = scaled(parts, 1e-9, H200, {}, None).cuts
+    assert {cut.factor: cut.done for cut in least} == {"repeats": "1", "iterations": "20"}
+
+
+# ---------------------------------------------------------------- claims
+
+
+def cell(recipe: str, **values: Any) -> Cell:
+    return Cell(f"p-{recipe}", "p", ("train",), {"recipe": recipe, "batch": 8}, "ok", "", values)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("speed(part=p) >= 1", "did you mean speedup"),
+        ("speedup(part=p) > 1", "is not FUNC"),
+        ("__import__('os').system('x') >= 1", "is not FUNC"),
+        ("speedup(part) >= 1", "write NAME=VALUE"),
+        ("speedup(part=p) >= 1.2.3", "is no number"),
+    ],
+)
+def test_a_test_that_cannot_be_read_is_one_line(text: str, says: str) -> None:
+    with pytest.raises(UserError, match=re.escape(says)):
+        parse_test(text, "claim")
+
+
+def test_answers_of_a_column_that_is_exact() -> None:
+    cells = [cell("O0", allocated_mb=100.0), cell("O2", allocated_mb=60.0)]
+    ask = "ratio(part=p, recipe=O2, to=O0, column=allocated_mb)"
+    assert answer(parse_test(f"{ask} <= 0.9", ""), cells).answer == YES
+    assert answer(parse_test(f"{ask} >= 0.9", ""), cells).answer == NO
+    assert answer(parse_test(f"{ask} <= 0.9", ""), cells).cell == "p-O2"
+
+
+def test_one_reading_cannot_tell() -> None:
+    cells = [cell("O0", mean_loss=5.0), cell("O2", mean_loss=6.0)]
+    found = answer(parse_test("difference(recipe=O2, to=O0, column=mean_loss) >= 0.1", ""), cells)
+    assert (found.answer, found.value) == (UNKNOWN, 1.0)
+
+
+def test_a_cell_that_is_not_there_is_not_testable_with_the_reason() -> None:
+    skipped = Cell(
+        "p-1", "p", ("speed",), {"recipe": "amp"}, "not testable here", "no Tensor Cores"
+    )
+    found = answer(parse_test("speedup(recipe=amp) >= 1", ""), [skipped])
+    assert (found.answer, found.reason) == (UNTESTABLE, "no Tensor Cores")
+    assert answer(parse_test("speedup(recipe=O9) >= 1", ""), [skipped]).answer == UNTESTABLE
