@@ -166,7 +166,7 @@ COLUMNS: dict[str, Column] = {
     "reserved_mb": Column(
         "reserved MB", _attribute("memory_reserved_bytes", MB), text=fixed(0)
     ),
-    "nvml_mb": Column("NVML MiB", _attribute("memory_nvml_bytes", MIB), text=fixed(0)),
+    "nvml_mb": Column("NVML MiB", _attribute("memory_process_bytes", MIB), text=fixed(0)),
     "setup_s": Column("start-up s", lambda t: t.setup_s),
     "gpu_util_pct": Column(
         "GPU utilisation, %", lambda t: t.state.gpu_util_pct and t.state.gpu_util_pct.mean,

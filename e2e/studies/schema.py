@@ -22,6 +22,7 @@ OF_PART = ("measure", "skip")  # of a part, beside its factors
 OF_PROFILE = ("budget", "parts", "part")
 COMPARABLE = ("yes", "ratios", "no")
 HOLDS = ("confirmed", "contradicted")
+TEXTS = ("kind", "pretrained")  # fields, and factors whose fields are, that are texts
 UNITS_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -296,10 +297,26 @@ def check_factor(name: str, value: Value, where: str = "") -> None:
         fits = isinstance(one, factor.types) and (not isinstance(one, bool) or bool in factor.types)
         if not fits or (isinstance(one, int | float) and one < 0):
             raise UserError(f"{where}{name} cannot be {one!r}: it takes {factor.says}")
-        if isinstance(one, dict) and factor.fields:
-            _known(cast("Json", one), factor.fields, f"{where}{name}")
+        if isinstance(one, dict):
+            _check_table(name, cast("Json", one), where)
     if not values:
         raise UserError(f"{where}{name} is an empty list")
+
+
+def _check_table(name: str, table: Json, where: str) -> None:
+    """UserError for a factor's table with an unknown field, without its first one, or of a wrong
+    type.
+    """
+    factor = FACTORS[name]
+    if factor.fields:
+        _known(table, factor.fields, f"{where}{name}")
+        if factor.fields[0] not in table:
+            raise UserError(f"{where}{name} has no {factor.fields[0]}")
+    for field_name, value in table.items():
+        wanted = (str,) if field_name in TEXTS or name in TEXTS else (int, float)
+        values: list[Value] = value if isinstance(value, list) else [value]
+        if not all(isinstance(one, wanted) and not isinstance(one, bool) for one in values):
+            raise UserError(f"{where}{name}: {field_name} cannot be {value!r}")
 
 
 def _check_published(one: Published) -> None:
